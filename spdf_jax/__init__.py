@@ -1,0 +1,11 @@
+"""spdf_jax: sparse pre-training and dense fine-tuning in JAX.
+
+This namespace holds the sparsity transforms, which need jax, optax and numpy
+only. Models, training, data, evaluation and analysis are imported by name, e.g.
+`from spdf_jax import models`.
+"""
+
+from spdf_jax.sparsity import *  # noqa: F403
+from spdf_jax.sparsity import __all__ as __all__
+
+__version__ = '0.1.0'

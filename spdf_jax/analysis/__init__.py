@@ -1,0 +1,41 @@
+"""What a run cost and what it reached: FLOPs, finished runs, reports."""
+
+from spdf_jax.analysis.curves import (
+    dense_flops_at,
+    EqualFlops,
+    flops_at,
+    losses_at_equal_flops,
+    pretraining_curve,
+)
+from spdf_jax.analysis.flops import (
+    effective_sparsity,
+    forward_flops,
+    ModelShape,
+    training_flops,
+)
+from spdf_jax.analysis.plots import (
+    plot_layer_sparsity,
+    plot_loss_over_flops,
+    plot_loss_over_steps,
+)
+from spdf_jax.analysis.report import write_report
+from spdf_jax.analysis.workdirs import PhaseRecord, read_run, Run
+
+__all__ = [
+    'EqualFlops',
+    'ModelShape',
+    'PhaseRecord',
+    'Run',
+    'dense_flops_at',
+    'effective_sparsity',
+    'flops_at',
+    'forward_flops',
+    'losses_at_equal_flops',
+    'plot_layer_sparsity',
+    'plot_loss_over_flops',
+    'plot_loss_over_steps',
+    'pretraining_curve',
+    'read_run',
+    'training_flops',
+    'write_report',
+]

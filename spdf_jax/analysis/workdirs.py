@@ -1,0 +1,225 @@
+"""Working directories of finished runs, read back for the report."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+
+class PhaseRecord(NamedTuple):
+  """One phase of a run, as `plan.json` states it.
+
+  Attributes:
+    name: What the phase is called.
+    start: Steps completed before it.
+    steps: Steps it takes.
+    batch_size: Sequences in a batch.
+    length: Tokens in a sequence.
+    source: What its batches are drawn from.
+    sparsity: Mean fraction of zeros in the sparsified weights.
+    tokens: Tokens it trains on.
+    flops_per_step: Training FLOPs of a step at its sparsity.
+    dense_flops_per_step: Training FLOPs of the same step, dense.
+  """
+
+  name: str
+  start: int
+  steps: int
+  batch_size: int
+  length: int
+  source: str
+  sparsity: float
+  tokens: int
+  flops_per_step: float
+  dense_flops_per_step: float
+
+  @property
+  def end(self) -> int:
+    """Steps completed after the phase."""
+    return self.start + self.steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run: its plan, and one row of values for each logged step.
+
+  Attributes:
+    name: What the run is called.
+    phases: Its phases, in order.
+    rows: For each step with values, in order, the step's values by name and
+      the step itself under `'step'` (steps completed).
+    generations: Generations by step, each a list of records with `context`,
+      `reference` and `generation`.
+    model: The model's sizes by name.
+    parameters: Number of parameters.
+    sparsified_parameters: Number of parameters that sparsity applies to.
+    bigram: The bigram baseline's values by name, or None without one.
+    compute: A note on how the products were computed.
+
+  Example:
+    >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = [{'step': 2, 'train/loss': 3.0}, {'step': 4, 'train/loss': 2.0}]
+    >>> run = Run('toy', (phase,), tuple(rows))
+    >>> run.last_step, run.series('train/loss')
+    (4, ([2, 4], [3.0, 2.0]))
+    >>> run.at_end(phase, 'train/loss')
+    (4, 2.0)
+  """
+
+  name: str
+  phases: tuple[PhaseRecord, ...]
+  rows: tuple[Mapping[str, Any], ...]
+  generations: Mapping[int, Sequence[Mapping[str, Any]]] = (
+      dataclasses.field(default_factory=dict)
+  )
+  model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  parameters: int = 0
+  sparsified_parameters: int = 0
+  bigram: Mapping[str, float] | None = None
+  compute: str = ''
+
+  @property
+  def last_step(self) -> int:
+    """Steps completed when the last row was written."""
+    return self.rows[-1]['step'] if self.rows else 0
+
+  def series(self, key: str) -> tuple[list[int], list[float]]:
+    """Returns the steps at which a value was logged, and the values."""
+    found = [r for r in self.rows if r.get(key) is not None]
+    return [r['step'] for r in found], [r[key] for r in found]
+
+  def within(self, phase: PhaseRecord) -> list[Mapping[str, Any]]:
+    """Returns the rows logged after the steps of a phase."""
+    return [r for r in self.rows if phase.start < r['step'] <= phase.end]
+
+  def at_end(self, phase: PhaseRecord, key: str) -> tuple[int, float] | None:
+    """Returns the last step and value of `key` in a phase, None if none."""
+    for row in reversed(self.within(phase)):
+      if row.get(key) is not None:
+        return row['step'], row[key]
+    return None
+
+
+def _read_json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Reads JSON lines; an unfinished last line of a killed run is left out."""
+  lines = path.read_text(encoding='utf-8').split('\n')
+  records = []
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+    except json.JSONDecodeError as error:
+      if number == len(lines):  # no newline after it: it was being written
+        break
+      raise ValueError(
+          f'{path} line {number} is not JSON ({error}); remove that line, or '
+          'restore the file.'
+      ) from error
+    if not isinstance(record, dict):
+      raise ValueError(
+          f'{path} line {number} holds {line.strip()[:40]}, which is not a '
+          'JSON object; remove that line, or restore the file.'
+      )
+    records.append(record)
+  return records
+
+
+def _merge_rows(
+    path: pathlib.Path, records: Sequence[Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], ...]:
+  """Joins the records of each step into one row, later values winning."""
+  rows: dict[int, dict[str, Any]] = {}
+  for record in records:
+    if not isinstance(record.get('step'), int):
+      raise ValueError(
+          f'{path} has a row without a whole "step": '
+          f'{json.dumps(record)[:80]}; remove that row, or restore the file.'
+      )
+    rows.setdefault(record['step'], {}).update(record)
+  return tuple(rows[step] for step in sorted(rows))
+
+
+def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
+  """Reads `plan.json` and its phases."""
+  try:
+    plan = json.loads(path.read_text(encoding='utf-8'))
+    phases = [
+        PhaseRecord(**{name: phase[name] for name in PhaseRecord._fields})
+        for phase in plan['phases']
+    ]
+    plan['name'], phases[0]
+  except json.JSONDecodeError as error:
+    raise ValueError(
+        f'{path} is not JSON ({error}); restore it, or train the run anew.'
+    ) from error
+  except (KeyError, IndexError, TypeError) as error:
+    raise ValueError(
+        f'{path} is not the plan of a run, which has a "name" and "phases" '
+        f'with {", ".join(PhaseRecord._fields)}: {error!r}.'
+    ) from error
+  return plan, phases
+
+
+def read_run(workdir: str | os.PathLike[str]) -> Run:
+  """Reads a run from its working directory, finished or not.
+
+  Reads `plan.json`, `metrics.jsonl` and, where there are any,
+  `generations/step_<step>.jsonl`. Values of one step on several lines become
+  one row. A last line that a killed run left unfinished is ignored.
+
+  Args:
+    workdir: The run's directory.
+
+  Returns:
+    The run.
+
+  Raises:
+    FileNotFoundError: `plan.json` or `metrics.jsonl` is missing.
+    ValueError: A file does not hold what it should.
+
+  Example:
+    >>> import tempfile
+    >>> phase = dict(name='sparse', start=0, steps=4, batch_size=2, length=8,
+    ...              source='text', sparsity=0.75, tokens=64,
+    ...              flops_per_step=5.0, dense_flops_per_step=9.0)
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...   workdir = pathlib.Path(directory)
+    ...   plan = {'name': 'toy', 'phases': [phase]}
+    ...   _ = (workdir / 'plan.json').write_text(json.dumps(plan))
+    ...   _ = (workdir / 'metrics.jsonl').write_text(
+    ...       '{"step": 4, "train/loss": 2.0}\\n{"step": 4, "time/sec')
+    ...   run = read_run(workdir)
+    >>> run.phases[0].end, run.rows
+    (4, ({'step': 4, 'train/loss': 2.0},))
+  """
+  workdir = pathlib.Path(workdir)
+  for name in ('plan.json', 'metrics.jsonl'):
+    if not (workdir / name).is_file():
+      raise FileNotFoundError(
+          f'{workdir} has no {name}; give the working directory of a run '
+          'that has been trained.'
+      )
+  plan, phases = _read_plan(workdir / 'plan.json')
+  path = workdir / 'metrics.jsonl'
+  rows = _merge_rows(path, _read_json_lines(path))
+  if not rows:
+    raise ValueError(f'{path} holds no rows; train the run first.')
+  generations = {
+      int(file.stem.removeprefix('step_')): _read_json_lines(file)
+      for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
+      if file.stem.removeprefix('step_').isdigit()
+  }
+  return Run(
+      name=plan['name'],
+      phases=tuple(phases),
+      rows=rows,
+      generations=generations,
+      model=plan.get('model') or {},
+      parameters=plan.get('parameters') or 0,
+      sparsified_parameters=plan.get('sparsified_parameters') or 0,
+      bigram=plan.get('bigram'),
+      compute=plan.get('compute') or '',
+  )

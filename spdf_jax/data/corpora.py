@@ -1,0 +1,213 @@
+"""Corpora by name: text that is tokenized once and then mapped from disk."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+import re
+import shutil
+from typing import Any, final, get_args
+import uuid
+
+from spdf_jax.data.stdlib import (
+    module_sources,
+    module_split,
+    python_identity,
+    Split,
+)
+from spdf_jax.data.token_files import (
+    open_token_file,
+    TokenFile,
+    verify_token_file,
+    write_token_file,
+)
+from spdf_jax.data.tokenizers import (
+    ByteTokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    Tokenizer,
+    train_bpe,
+)
+from spdf_jax.names import lookup
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+# Raise it where the same interpreter would give other tokens than before.
+_RECIPE_VERSION = 1
+
+_logger = logging.getLogger(__name__)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+  """Tokenized text in three splits.
+
+  Attributes:
+    name: The name it is known by.
+    tokenizer: What made tokens of the text.
+    train: Tokens to pre-train on.
+    validation: Tokens to choose by.
+    test: Tokens to report on.
+  """
+
+  name: str
+  tokenizer: Tokenizer
+  train: TokenFile
+  validation: TokenFile
+  test: TokenFile
+
+  @property
+  def fingerprint(self) -> str:
+    """SHA-256 over name, tokenizer, and tokens and source of each split."""
+    facts = [self.name, self.tokenizer.fingerprint]
+    for split in SPLITS:
+      file = getattr(self, split)
+      facts += [file.fingerprint, file.description['source']]
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode('utf-8')).hexdigest()
+
+
+def prepare_corpus(
+    name: str, *, tokenizer: str, cache_dir: Path | str
+) -> Corpus:
+  """Opens a corpus, after building it where it is not cached yet.
+
+  `'python-stdlib'` is the standard library of the running Python, about 8 MB
+  of sources with docstrings, split by module (`module_split`); one document
+  is one file. It needs no download.
+
+  Args:
+    name: Which corpus.
+    tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
+      N tokens learned on the training split, e.g. `'bpe-1024'`.
+    cache_dir: Folder of prepared corpora; made where missing. Several
+      processes may prepare the same corpus at once.
+
+  Returns:
+    The corpus, its tokens mapped from `cache_dir`.
+
+  Raises:
+    ImportError: `'bpe-N'` without the extra `data` installed.
+    OSError: `cache_dir` cannot be written.
+    ValueError: `name` or `tokenizer` is unknown.
+
+  Example:
+    >>> import tempfile
+    >>> corpus = prepare_corpus(
+    ...     'python-stdlib', tokenizer='bytes', cache_dir=tempfile.mkdtemp())
+    >>> corpus.tokenizer.decode(corpus.train.tokens[3:20])
+    'The abstract tree'
+  """
+  read = lookup('corpus', name, _CORPORA)
+  make_tokenizer = _tokenizer_maker(tokenizer)
+  source = {
+      'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
+  }
+  folder = f'{name}-{source["python"]}-{tokenizer}'
+  directory = Path(cache_dir) / folder
+  if os.path.exists(directory):
+    try:
+      return _open(directory, name, source)
+    except (OSError, ValueError) as error:
+      _logger.warning('Building the corpus in %s again: %s', directory, error)
+  temporary = directory.with_name(f'.{folder}.{uuid.uuid4().hex}.tmp')
+  try:
+    temporary.mkdir(parents=True)
+    _build(temporary, read(), make_tokenizer, source)
+    _move_into_place(temporary, directory, name, source)
+    return _open(directory, name, source)
+  except OSError as error:
+    raise OSError(
+        f'cache_dir={str(cache_dir)!r} cannot hold the corpus {name!r}'
+        f' ({error}); pass a folder that can be written.'
+    ) from error
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _read_stdlib() -> dict[Split, list[str]]:
+  texts = {split: [] for split in SPLITS}
+  for module, text in module_sources():
+    texts[module_split(module)].append(text)
+  return texts
+
+
+_CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
+    'python-stdlib': _read_stdlib,
+}
+
+
+def _tokenizer_maker(
+    tokenizer: str,
+) -> Callable[[Iterable[str]], Tokenizer]:
+  if tokenizer == 'bytes':
+    return lambda texts: ByteTokenizer()
+  match = re.fullmatch(r'bpe-([1-9][0-9]*)', tokenizer)
+  if match and 257 <= int(match[1]) <= 2**32:
+    return lambda texts: train_bpe(texts, int(match[1]))
+  raise ValueError(
+      f'tokenizer={tokenizer!r} is unknown; use \'bytes\', or \'bpe-N\' with'
+      ' N at least 257, e.g. \'bpe-1024\'.'
+  )
+
+
+def _build(
+    directory: Path,
+    texts: Mapping[Split, list[str]],
+    make_tokenizer: Callable[[Iterable[str]], Tokenizer],
+    source: Mapping[str, Any],
+) -> None:
+  tokenizer = make_tokenizer(texts['train'])
+  save_tokenizer(directory / 'tokenizer.json', tokenizer)
+  for split in SPLITS:
+    write_token_file(
+        directory / split,
+        _documents(texts[split], tokenizer),
+        vocab_size=tokenizer.vocab_size,
+        source={**source, 'split': split, 'tokenizer': tokenizer.fingerprint},
+    )
+
+
+def _documents(
+    texts: Iterable[str], tokenizer: Tokenizer
+) -> Iterator[tuple[list[int], int]]:
+  for text in texts:
+    ids = tokenizer.encode(text)
+    yield [*ids, tokenizer.end_of_text], len(text.encode('utf-8'))
+
+
+def _move_into_place(
+    temporary: Path, directory: Path, name: str, source: Mapping[str, Any]
+) -> None:
+  """Puts a finished folder in its place, unless a good one is there."""
+  try:
+    os.rename(temporary, directory)
+  except OSError:
+    if not directory.is_dir():
+      raise
+    try:
+      _open(directory, name, source)  # Another process was faster.
+    except (OSError, ValueError):
+      # A damaged one is mended file by file. Every process builds the same
+      # files, so whoever reads or mends it meanwhile is not disturbed.
+      for file in temporary.iterdir():
+        os.replace(file, directory / file.name)
+
+
+def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
+  """Opens a prepared corpus; OSError or ValueError where it is damaged."""
+  tokenizer = load_tokenizer(directory / 'tokenizer.json')
+  files = {split: open_token_file(directory / split) for split in SPLITS}
+  for split, file in files.items():
+    verify_token_file(file)
+    expected = {**source, 'split': split, 'tokenizer': tokenizer.fingerprint}
+    if file.description['source'] != expected:
+      raise ValueError(
+          f'{file.path} was made from {file.description["source"]}, not from'
+          f' {expected}.'
+      )
+  return Corpus(name=name, tokenizer=tokenizer, **files)

@@ -1,0 +1,76 @@
+"""Pseudo-random permutations that need no memory."""
+
+import hashlib
+import math
+
+import numpy as np
+
+_ROUNDS = 6
+
+
+def permute(
+    index: np.ndarray | int, size: int, key: tuple[int, ...]
+) -> np.ndarray:
+  """Maps positions of a shuffled range to what lies there.
+
+  A Feistel network over pairs (a, b) with a · b just above `size`, walked
+  until it lands below `size` again. It is a bijection on `range(size)` for
+  every key, computed for single positions, and the same on every platform.
+  See Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
+
+  Args:
+    index: Positions in [0, size), any shape.
+    size: How many things are shuffled, below 2^62.
+    key: Integers that choose the permutation, e.g. (seed, epoch).
+
+  Returns:
+    What lies at each position, int64 of the shape of `index`.
+
+  Raises:
+    ValueError: `size` is not in [1, 2^62).
+    IndexError: A position is outside [0, size).
+
+  Example:
+    >>> permute(np.arange(8), 8, key=(0, 1)).tolist()
+    [0, 5, 6, 4, 2, 7, 3, 1]
+  """
+  if not 1 <= size < 2**62:
+    raise ValueError(f'size={size} cannot be permuted; use 1 to 2**62 - 1.')
+  index = np.asarray(index, np.int64)
+  outside = (index < 0) | (index >= size)
+  if outside.any():
+    raise IndexError(
+        f'index {index[outside].flat[0]} is outside [0, {size}); give'
+        ' positions within the range that is permuted.'
+    )
+  digest = hashlib.blake2b(repr(tuple(map(int, key))).encode()).digest()
+  round_keys = np.frombuffer(digest, '<u8')[:_ROUNDS].astype(np.uint64)
+  rows = math.isqrt(size - 1) + 1
+  columns = -(-size // rows)
+  result = _encipher(index.reshape(-1).astype(np.uint64),
+                     np.uint64(rows), np.uint64(columns), round_keys)
+  beyond = np.flatnonzero(result >= size)
+  while beyond.size:
+    result[beyond] = _encipher(result[beyond], np.uint64(rows),
+                               np.uint64(columns), round_keys)
+    beyond = beyond[result[beyond] >= size]
+  return result.astype(np.int64).reshape(index.shape)
+
+
+def _encipher(
+    x: np.ndarray, rows: np.uint64, columns: np.uint64, keys: np.ndarray
+) -> np.ndarray:
+  a, b = x // columns, x % columns
+  for i, key in enumerate(keys):
+    if i % 2:
+      b = (b + _mix(a + key) % columns) % columns
+    else:
+      a = (a + _mix(b + key) % rows) % rows
+  return a * columns + b
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """Finalizer of splitmix64 (Steele, Lea and Flood, 2014)."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))

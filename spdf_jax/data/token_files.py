@@ -1,0 +1,245 @@
+"""Token files: a text as one flat array of token ids on disk."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO, final
+import uuid
+
+import numpy as np
+
+FORMAT_VERSION = 1
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenFile:
+  """A memory-mapped token file and what is known about it.
+
+  Attributes:
+    path: Where it lies, without the suffixes `.bin` and `.json`.
+    tokens: The token ids [tokens], read only, mapped from disk.
+    description: Format version, `dtype`, `vocab_size`, `tokens`,
+      `documents`, `bytes` (of the text in UTF-8, for bits per byte),
+      `fingerprint` and the writer's own `source`.
+  """
+
+  path: Path
+  tokens: np.ndarray
+  description: Mapping[str, Any]
+
+  @property
+  def fingerprint(self) -> str:
+    """SHA-256 over dtype and tokens, in hexadecimal."""
+    return self.description['fingerprint']
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of token ids the file may use."""
+    return self.description['vocab_size']
+
+
+def write_token_file(
+    path: Path | str,
+    documents: Iterable[tuple[Sequence[int], int]],
+    *,
+    vocab_size: int,
+    source: Mapping[str, Any],
+) -> TokenFile:
+  """Writes documents one after another to `<path>.bin` and `<path>.json`.
+
+  Ids are little-endian uint16, or uint32 where `vocab_size` is above 65,536.
+  Documents are streamed. The description is written last, so a file that
+  was half-written cannot be opened.
+
+  Args:
+    path: Where to write, without a suffix.
+    documents: (token ids, bytes of the text in UTF-8) of every document; the
+      ids include the end of text where one is wanted.
+    vocab_size: Number of token ids; every id must be below it.
+    source: What the tokens were made from; anything JSON can hold.
+
+  Returns:
+    The file, opened.
+
+  Raises:
+    ValueError: An id is not an integer in [0, vocab_size), or `vocab_size`
+      does not fit 32 bits.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'train'
+    >>> file = write_token_file(
+    ...     path, [([1, 2, 0], 2), ([3, 0], 1)], vocab_size=4, source={})
+    >>> file.tokens.tolist(), file.description['documents']
+    ([1, 2, 0, 3, 0], 2)
+  """
+  path = Path(path)
+  if not 0 < vocab_size <= 2**32:
+    raise ValueError(
+        f'vocab_size={vocab_size} cannot be stored; use 1 to 2**32.'
+    )
+  source = json.loads(json.dumps(dict(source)))  # Fails before any work.
+  dtype = '<u2' if vocab_size <= 2**16 else '<u4'
+  digest = hashlib.sha256(dtype.encode())
+  tokens = num_documents = num_bytes = 0
+  with _replacing(_bin_path(path)) as file:
+    for num_documents, (ids, size) in enumerate(documents, start=1):
+      data = _checked(ids, num_documents, vocab_size).astype(dtype).tobytes()
+      file.write(data)
+      digest.update(data)
+      tokens += len(data) // np.dtype(dtype).itemsize
+      num_bytes += size
+    # An old description must never meet new tokens.
+    _json_path(path).unlink(missing_ok=True)
+  description = {
+      'format_version': FORMAT_VERSION,
+      'dtype': dtype,
+      'vocab_size': vocab_size,
+      'tokens': tokens,
+      'documents': num_documents,
+      'bytes': num_bytes,
+      'fingerprint': digest.hexdigest(),
+      'source': source,
+  }
+  with _replacing(_json_path(path)) as file:
+    file.write(json.dumps(description, indent=2).encode('utf-8'))
+  return open_token_file(path)
+
+
+def open_token_file(path: Path | str) -> TokenFile:
+  """Opens what `write_token_file` wrote; no token is read yet.
+
+  Args:
+    path: Where it lies, without a suffix.
+
+  Returns:
+    The file; its tokens are mapped read-only.
+
+  Raises:
+    FileNotFoundError: One of the two files is missing.
+    ValueError: The description is damaged or of another format, or the
+      tokens are not as many as it says.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'train'
+    >>> _ = write_token_file(path, [([1, 0], 1)], vocab_size=2, source={})
+    >>> open_token_file(path).tokens.tolist()
+    [1, 0]
+  """
+  path = Path(path)
+  for part in (_bin_path(path), _json_path(path)):
+    if not part.exists():
+      raise FileNotFoundError(
+          f'{part} is missing; write the token file {path} again.'
+      )
+  description = _read_description(_json_path(path))
+  dtype = np.dtype(description['dtype'])
+  expected = description['tokens'] * dtype.itemsize
+  found = _bin_path(path).stat().st_size
+  if found != expected:
+    raise ValueError(
+        f'{_bin_path(path)} holds {found} bytes where its description says'
+        f' {expected}; it is truncated or damaged, write it again.'
+    )
+  if found == 0:  # An empty file cannot be mapped.
+    tokens = np.zeros((0,), dtype)
+  else:
+    tokens = np.memmap(_bin_path(path), dtype=dtype, mode='r')
+  return TokenFile(path=path, tokens=tokens, description=description)
+
+
+def verify_token_file(token_file: TokenFile) -> None:
+  """Reads all tokens and compares them with the fingerprint.
+
+  Args:
+    token_file: The file to check; about a second per gigabyte.
+
+  Raises:
+    ValueError: The tokens are not those that were written.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'train'
+    >>> verify_token_file(
+    ...     write_token_file(path, [([1, 0], 1)], vocab_size=2, source={}))
+  """
+  digest = hashlib.sha256(token_file.description['dtype'].encode())
+  digest.update(np.asarray(token_file.tokens))
+  if digest.hexdigest() != token_file.fingerprint:
+    raise ValueError(
+        f'{_bin_path(token_file.path)} holds other tokens than were written'
+        ' (its fingerprint differs); write it again.'
+    )
+
+
+def _checked(ids: Sequence[int], number: int, vocab_size: int) -> np.ndarray:
+  array = np.asarray(ids)
+  if array.size == 0:
+    return array
+  if array.dtype.kind not in 'iu' or array.ndim != 1:
+    raise ValueError(
+        f'document {number} is not a flat sequence of integers (dtype'
+        f' {array.dtype}, shape {array.shape}); give token ids.'
+    )
+  beyond = (array < 0) | (array >= vocab_size)
+  if beyond.any():
+    raise ValueError(
+        f'document {number} holds token id {array[beyond][0]}, outside the'
+        f' vocabulary [0, {vocab_size}); use the tokenizer whose vocab_size'
+        ' was given.'
+    )
+  return array
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+  try:
+    description = json.loads(path.read_bytes())
+    version = description['format_version']
+    numbers = [description[key] for key in ('tokens', 'vocab_size', 'bytes')]
+    sound = (
+        description['dtype'] in ('<u2', '<u4')
+        and all(isinstance(number, int) for number in numbers)
+        and isinstance(description['fingerprint'], str)
+        and isinstance(description['source'], dict)
+    )
+  except (ValueError, KeyError, TypeError):
+    sound, version = False, None
+  if version is not None and version != FORMAT_VERSION:
+    raise ValueError(
+        f'{path} has format version {version}, this library reads'
+        f' {FORMAT_VERSION}; write the token file again.'
+    )
+  if not sound:
+    raise ValueError(
+        f'{path} is not a whole description of a token file; write the token'
+        ' file again.'
+    )
+  return description
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+  """Opens a temporary file that takes the place of `path` once whole."""
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
+  try:
+    with temporary.open('xb') as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+def _bin_path(path: Path) -> Path:
+  return path.with_name(path.name + '.bin')
+
+
+def _json_path(path: Path) -> Path:
+  return path.with_name(path.name + '.json')

@@ -1,0 +1,150 @@
+"""Tokenizers: text to token ids and back."""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import final, Protocol
+import uuid
+
+from spdf_jax.data.bpe import bpe_from_parts, BPETokenizer, train_bpe
+from spdf_jax.names import lookup
+
+__all__ = [
+    'BPETokenizer',
+    'ByteTokenizer',
+    'Tokenizer',
+    'load_tokenizer',
+    'save_tokenizer',
+    'train_bpe',
+]
+
+
+class Tokenizer(Protocol):
+  """What the rest of the library asks of a tokenizer.
+
+  Example:
+    >>> tokenizer: Tokenizer = ByteTokenizer()
+    >>> tokenizer.vocab_size
+    257
+  """
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of token ids, the end of text included."""
+
+  @property
+  def end_of_text(self) -> int:
+    """The id that ends a document; no text encodes to it."""
+
+  @property
+  def fingerprint(self) -> str:
+    """SHA-256 of `to_json()`, in hexadecimal."""
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the token ids of `text`, without an end of text."""
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the token ids of every text."""
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`; ends of text are left out."""
+
+  def to_json(self) -> str:
+    """Returns everything needed to build this tokenizer again."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ByteTokenizer:
+  """A tokenizer whose ids are the bytes of UTF-8; it needs no library.
+
+  Example:
+    >>> ByteTokenizer().encode('hé')
+    [104, 195, 169]
+    >>> ByteTokenizer().decode([104, 195, 169, 256])
+    'hé'
+  """
+
+  vocab_size = 257
+  end_of_text = 256
+
+  @property
+  def fingerprint(self) -> str:
+    """SHA-256 of `to_json()`, in hexadecimal."""
+    return hashlib.sha256(self.to_json().encode('utf-8')).hexdigest()
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the bytes of `text`."""
+    return list(text.encode('utf-8'))
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the bytes of every text."""
+    return [self.encode(text) for text in texts]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`; what is not UTF-8 becomes U+FFFD."""
+    kept = bytes(int(i) for i in ids if 0 <= i < 256)
+    return kept.decode('utf-8', errors='replace')
+
+  def to_json(self) -> str:
+    """Returns the kind; there is nothing else to know."""
+    return json.dumps({'kind': 'bytes'})
+
+
+def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
+  """Writes a tokenizer to a JSON file, whole or not at all.
+
+  Args:
+    path: The file to write.
+    tokenizer: What to write.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
+    >>> save_tokenizer(path, ByteTokenizer())
+    >>> load_tokenizer(path)
+    ByteTokenizer()
+  """
+  path = Path(path)
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
+  temporary.write_text(tokenizer.to_json(), encoding='utf-8')
+  os.replace(temporary, path)
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+  """Reads a tokenizer written by `save_tokenizer`.
+
+  Args:
+    path: The file to read.
+
+  Returns:
+    A tokenizer of the kind and with the fingerprint of the one saved.
+
+  Raises:
+    ImportError: It needs the extra `data`, which is not installed.
+    ValueError: The file is no tokenizer, or of an unknown kind.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
+    >>> save_tokenizer(path, train_bpe(['to be or not to be'] * 2, 258))
+    >>> load_tokenizer(path).vocab_size
+    258
+  """
+  kinds = {
+      'bytes': lambda fields: ByteTokenizer(),
+      'bpe': lambda fields: bpe_from_parts(fields['vocab'], fields['merges']),
+  }
+  text = Path(path).read_bytes()
+  try:
+    fields = json.loads(text)
+    build = lookup('tokenizer kind', fields['kind'], kinds)
+    return build(fields)
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+        f'{path} is not a tokenizer file ({error}); write one with'
+        ' save_tokenizer.'
+    ) from error

@@ -1,0 +1,38 @@
+"""Scores of a model: loss, generations, text metrics and a baseline.
+
+An evaluator is a function `evaluate(step, params)` that owns its data and
+yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
+"""
+
+from spdf_jax.evaluation.bigram import (
+    Bigram,
+    bigram_loss,
+    bigram_probabilities,
+    count_bigrams,
+    fit_bigram,
+)
+from spdf_jax.evaluation.generation import greedy_generate
+from spdf_jax.evaluation.perplexity import (
+    bits_per_byte,
+    evaluate_loss,
+    Loss,
+    loss_evaluator,
+)
+from spdf_jax.evaluation.task import task_evaluator
+from spdf_jax.evaluation.text_metrics import bleu, chrf
+
+__all__ = [
+    'Bigram',
+    'Loss',
+    'bigram_loss',
+    'bigram_probabilities',
+    'bits_per_byte',
+    'bleu',
+    'chrf',
+    'count_bigrams',
+    'evaluate_loss',
+    'fit_bigram',
+    'greedy_generate',
+    'loss_evaluator',
+    'task_evaluator',
+]

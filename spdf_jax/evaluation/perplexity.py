@@ -1,0 +1,186 @@
+"""Loss of a language model on batches: nats, perplexity, bits per byte."""
+
+from collections.abc import Callable, Iterable, Iterator
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+ApplyFn = Callable[[Any, jax.Array], jax.Array]
+Evaluator = Callable[[int, Any], Iterator[tuple[str, float]]]
+
+
+class Loss(NamedTuple):
+  """Cross-entropy summed over target tokens; sums add, means do not.
+
+  Attributes:
+    nats: Total weighted cross-entropy, in nats.
+    tokens: Total weight of the target tokens it was summed over.
+
+  Example:
+    >>> loss = Loss(nats=math.log(8.0) * 5, tokens=5.0)
+    >>> round(loss.loss, 4), round(loss.perplexity, 4)
+    (2.0794, 8.0)
+  """
+
+  nats: float
+  tokens: float
+
+  @property
+  def loss(self) -> float:
+    """Mean cross-entropy, in nats per token."""
+    return self.nats / self.tokens
+
+  @property
+  def perplexity(self) -> float:
+    """Exponential of the mean cross-entropy; inf where that overflows."""
+    try:
+      return math.exp(self.loss)
+    except OverflowError:
+      return math.inf
+
+
+def bits_per_byte(loss: Loss, tokens_per_byte: float) -> float:
+  """Converts a loss to bits per byte of text, which tokenizers share.
+
+  `loss.loss / log(2) * tokens_per_byte`.
+
+  Args:
+    loss: A loss over tokens.
+    tokens_per_byte: Tokens of the evaluated text over its UTF-8 bytes.
+
+  Returns:
+    Cross-entropy in bits per byte.
+
+  Raises:
+    ValueError: `tokens_per_byte` is not above zero.
+
+  Source: Gao et al. 2020, "The Pile", section 3.1.
+
+  Example:
+    >>> bits_per_byte(Loss(nats=4 * math.log(2.0), tokens=2.0), 0.25)
+    0.5
+  """
+  if not tokens_per_byte > 0:
+    raise ValueError(
+        f'tokens_per_byte is {tokens_per_byte}; give the number of tokens '
+        'of the text over its number of bytes, which is above zero.'
+    )
+  return loss.loss / math.log(2.0) * tokens_per_byte
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _batch_sums(apply_fn, params, inputs_BxL, targets_BxL, weights_BxL):
+  """Sums weighted nats and weights over one batch, in float32."""
+  logits_BxLxV = apply_fn(params, inputs_BxL).astype(jnp.float32)
+  chosen_BxL = jnp.take_along_axis(
+      logits_BxLxV, targets_BxL[..., None], axis=-1
+  )[..., 0]
+  nats_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1) - chosen_BxL
+  # Padding is selected away, not multiplied, so nothing in it can spread.
+  nats_BxL = jnp.where(weights_BxL > 0, nats_BxL * weights_BxL, 0.0)
+  return jnp.sum(nats_BxL), jnp.sum(weights_BxL, dtype=jnp.float32)
+
+
+def evaluate_loss(
+    apply_fn: ApplyFn, params: Any, batches: Iterable[Any]
+) -> Loss:
+  """Sums a model's cross-entropy over batches.
+
+  Compiled once for each `apply_fn` and batch shape. Each batch is summed in
+  float32 on the device, the batches in float64 on the host, in order.
+
+  Args:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`; hashable, and best the
+      same object each time, since it is the key of the compiled function.
+    params: The model's parameters.
+    batches: Batches with `inputs` int32 [B, L], `targets` int32 [B, L] and
+      `weights` float32 [B, L].
+
+  Returns:
+    The total loss.
+
+  Raises:
+    ValueError: `batches` hold no target token of positive weight.
+
+  Example:
+    >>> from types import SimpleNamespace
+    >>> batch = SimpleNamespace(
+    ...     inputs=jnp.zeros((2, 3), jnp.int32),
+    ...     targets=jnp.ones((2, 3), jnp.int32),
+    ...     weights=jnp.ones((2, 3)).at[0].set(0.0))
+    >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (16,))
+    >>> loss = evaluate_loss(uniform, None, [batch])
+    >>> loss.tokens, round(loss.perplexity, 3)
+    (3.0, 16.0)
+  """
+  nats = tokens = 0.0
+  for batch in batches:
+    sums = _batch_sums(
+        apply_fn, params, batch.inputs, batch.targets, batch.weights
+    )
+    nats += float(sums[0])
+    tokens += float(sums[1])
+  if not tokens > 0:
+    raise ValueError(
+        f'batches hold target tokens of total weight {tokens}; give at '
+        'least one batch with a positive weight.'
+    )
+  return Loss(nats, tokens)
+
+
+def loss_evaluator(
+    apply_fn: ApplyFn,
+    batches: Iterable[Any],
+    *,
+    prefix: str,
+    tokens_per_byte: float | None = None,
+) -> Evaluator:
+  """Builds an evaluator of loss, perplexity and bits per byte.
+
+  Args:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
+    batches: Batches as `evaluate_loss` takes them, gone through anew at each
+      evaluation: a sequence, not an iterator.
+    prefix: First part of the names, e.g. `'validation'`.
+    tokens_per_byte: Tokens over bytes of the text; None leaves out
+      `<prefix>/bits_per_byte`.
+
+  Returns:
+    `evaluate(step, params)`, which yields `(name, value)` pairs.
+
+  Raises:
+    ValueError: `batches` can be gone through only once, or
+      `tokens_per_byte` is not above zero.
+
+  Example:
+    >>> from types import SimpleNamespace
+    >>> ones = jnp.ones((1, 4), jnp.int32)
+    >>> batch = SimpleNamespace(inputs=ones, targets=ones, weights=ones)
+    >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (2,))
+    >>> evaluate = loss_evaluator(
+    ...     uniform, [batch], prefix='validation', tokens_per_byte=0.5)
+    >>> {name: round(value, 4) for name, value in evaluate(0, None)}
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'validation/loss': 0.6931, 'validation/perplexity': 2.0,
+     'validation/bits_per_byte': 0.5}
+  """
+  if iter(batches) is batches:
+    raise ValueError(
+        f'batches of the {prefix} evaluator are a {type(batches).__name__}, '
+        'which is empty after one evaluation; give a list.'
+    )
+  if tokens_per_byte is not None:
+    bits_per_byte(Loss(0.0, 1.0), tokens_per_byte)
+
+  def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
+    del step
+    loss = evaluate_loss(apply_fn, params, batches)
+    yield f'{prefix}/loss', loss.loss
+    yield f'{prefix}/perplexity', loss.perplexity
+    if tokens_per_byte is not None:
+      yield f'{prefix}/bits_per_byte', bits_per_byte(loss, tokens_per_byte)
+
+  return evaluate

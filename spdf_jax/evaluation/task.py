@@ -1,0 +1,109 @@
+"""A generation task: prompts and references, answered, scored and kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+import json
+import os
+import pathlib
+from typing import Any
+
+from spdf_jax.evaluation.generation import greedy_generate
+from spdf_jax.evaluation.perplexity import ApplyFn, Evaluator
+from spdf_jax.evaluation.text_metrics import bleu, chrf, References
+from spdf_jax.extras import require
+
+
+def _write_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
+  """Writes records as JSON lines: the whole file appears, or none of it."""
+  partial = path.with_name(f'.{path.name}.{os.getpid()}')
+  try:
+    with partial.open('w', encoding='utf-8') as file:
+      for record in records:
+        file.write(json.dumps(record, ensure_ascii=False) + '\n')
+    partial.replace(path)
+  finally:
+    partial.unlink(missing_ok=True)
+
+
+def task_evaluator(
+    apply_fn: ApplyFn,
+    prompts: Sequence[Sequence[int]],
+    references: References,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    directory: str | os.PathLike[str],
+    max_new_tokens: int,
+    end_of_text: int,
+    batch_size: int,
+    length: int,
+) -> Evaluator:
+  """Builds an evaluator that answers prompts and scores the answers.
+
+  Each evaluation writes `<directory>/step_<step>.jsonl` (the step in eight
+  digits), one line `{"context", "reference", "generation"}` for each prompt,
+  in order.
+
+  Args:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, causal.
+    prompts: Token ids of each prompt.
+    references: For each prompt one reference or several of them.
+    decode: Turns token ids into text, of prompts and of generations.
+    directory: Where generations are written; made if missing.
+    max_new_tokens: As `greedy_generate` takes it.
+    end_of_text: As `greedy_generate` takes it.
+    batch_size: As `greedy_generate` takes it.
+    length: As `greedy_generate` takes it.
+
+  Returns:
+    `evaluate(step, params)`, which yields `task/bleu` and `task/chrf`, both
+    0 to 100.
+
+  Raises:
+    ValueError: There is no prompt, or a reference is missing.
+    ImportError: sacrebleu is not installed.
+
+  Example:
+    >>> import jax, tempfile
+    >>> count_up = lambda params, tokens: jax.nn.one_hot(tokens + 1, 26)
+    >>> decode = lambda ids: ''.join(chr(ord('a') + i) for i in ids)
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...   evaluate = task_evaluator(
+    ...       count_up, [[0], [9, 2]], ['bcd', 'dff'], decode=decode,
+    ...       directory=directory, max_new_tokens=3, end_of_text=25,
+    ...       batch_size=2, length=8)
+    ...   chrf_score = dict(evaluate(40, None))['task/chrf']
+    ...   print(pathlib.Path(directory, 'step_00000040.jsonl').read_text())
+    {"context": "a", "reference": "bcd", "generation": "bcd"}
+    {"context": "jc", "reference": "dff", "generation": "def"}
+    <BLANKLINE>
+  """
+  if not len(prompts) or len(prompts) != len(references):
+    raise ValueError(
+        f'prompts has {len(prompts)} entries and references has '
+        f'{len(references)}; give at least one prompt, and its reference.'
+    )
+  # Asked for now: an hour of training is too late to find it missing.
+  require('sacrebleu', 'eval')
+  directory = pathlib.Path(directory)
+  directory.mkdir(parents=True, exist_ok=True)
+  contexts = [decode(prompt) for prompt in prompts]
+
+  def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
+    generations = greedy_generate(
+        apply_fn,
+        params,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        end_of_text=end_of_text,
+        batch_size=batch_size,
+        length=length,
+    )
+    texts = [decode(generation) for generation in generations]
+    records = [
+        {'context': context, 'reference': reference, 'generation': text}
+        for context, reference, text in zip(contexts, references, texts)
+    ]
+    _write_lines(directory / f'step_{step:08d}.jsonl', records)
+    yield 'task/bleu', bleu(texts, references)
+    yield 'task/chrf', chrf(texts, references)
+
+  return evaluate

@@ -1,0 +1,51 @@
+"""Layers whose weights may be masked."""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class MaskedDense(nn.Module):
+  """A linear layer y = x @ (mask ⊙ kernel) + bias.
+
+  The mask is read from the collection `'masks'` under the kernel's own path.
+  Without that collection, or with `None` at the path, the layer is dense; on
+  parameters that are zero off the mask both give the same output.
+
+  Attributes:
+    features: Size of the last axis of the output.
+    use_bias: Whether to add a bias.
+    kernel_init: Initializer of the kernel [inputs, features].
+    dtype: Type of the computation; parameters are float32.
+
+  Example:
+    >>> layer = MaskedDense(8)
+    >>> x = jnp.ones((2, 4))
+    >>> variables = layer.init(jax.random.key(0), x)
+    >>> masks = {'kernel': jnp.zeros((4, 8), bool), 'bias': None}
+    >>> y = layer.apply({**variables, 'masks': masks}, x)
+    >>> bool((y == 0).all())
+    True
+  """
+
+  features: int
+  use_bias: bool = True
+  kernel_init: Any = nn.initializers.lecun_normal()
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    shape = (x.shape[-1], self.features)
+    kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
+    mask = self.get_variable('masks', 'kernel')
+    if mask is not None:
+      kernel = jnp.where(mask, kernel, 0)
+    y = jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+    if self.use_bias:
+      bias = self.param(
+          'bias', nn.initializers.zeros_init(), (self.features,), jnp.float32
+      )
+      y = y + bias.astype(self.dtype)
+    return y

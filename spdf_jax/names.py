@@ -1,0 +1,34 @@
+"""Things users choose by name: looked up with a helpful error."""
+
+from collections.abc import Mapping
+import difflib
+from typing import TypeVar
+
+T = TypeVar('T')
+
+
+def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
+  """Returns `table[name]`, or raises naming the nearest known names.
+
+  Args:
+    kind: What the table holds, for the message, e.g. `'preset'`.
+    name: The name asked for.
+    table: Known names and their values.
+
+  Returns:
+    The value under `name`.
+
+  Raises:
+    ValueError: `name` is unknown.
+
+  Example:
+    >>> lookup('preset', 'gpt2-small', {'gpt2-small': 12})
+    12
+  """
+  if name in table:
+    return table[name]
+  near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.4)
+  hint = f'did you mean {" or ".join(map(repr, near))}?' if near else (
+      f'known are {", ".join(map(repr, sorted(table)))}.'
+  )
+  raise ValueError(f'{kind} {name!r} is unknown; {hint}')

@@ -1,0 +1,68 @@
+"""Static sparsity: one mask, drawn once (SPDF)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.sparsify import Algorithm
+
+PyTree = Any
+
+
+def static(
+    sparsity: PyTree,
+    *,
+    distribution: Callable[[PyTree, PyTree], PyTree] = distributions.uniform,
+    init: MaskMaker = masks.random_mask,
+) -> Algorithm:
+  """Keeps the mask it starts with: sparse pre-training as in SPDF.
+
+  Args:
+    sparsity: The fraction of zeros in [0, 1): a number, or a tree of numbers
+      for the sparsified leaves.
+    distribution: `(params, sparsity) -> levels`, e.g. `uniform`.
+    init: `(key, params, levels) -> mask`: `random_mask` or `magnitude_mask`.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: a sparsity is no number in [0, 1).
+
+  References:
+    Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> static(0.75).sparsity_at(0, {'w': jnp.ones((2, 2))})
+    {'w': 0.75}
+  """
+  distributions.check_levels(sparsity)
+
+  def sparsity_at(count, params):
+    del count
+    return distribution(params, sparsity)
+
+  return Algorithm(
+      sparsity_at=sparsity_at,
+      init=lambda key, params: init(key, params, sparsity_at(0, params)),
+      update=lambda key, count, mask, params, grads: mask,
+      update_at=lambda count: False,
+      dense_grads_at=lambda count: False,
+  )
+
+
+def dense() -> Algorithm:
+  """Keeps every weight: `static(0)`, the dense phase of a training plan.
+
+  Returns:
+    The algorithm.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> dense().sparsity_at(0, {'w': jnp.ones((2, 2))})
+    {'w': 0.0}
+  """
+  return static(0.0)

@@ -1,0 +1,110 @@
+"""Algorithms made of algorithms."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.restart import check_boundaries
+from spdf_jax.sparsity.sparsify import Algorithm
+
+PyTree = Any
+MaskMaker = Callable[[jax.Array, PyTree, PyTree], PyTree]
+
+
+def join(
+    algorithms: Sequence[Algorithm],
+    boundaries: Sequence[int],
+    enter: MaskMaker = masks.magnitude_mask,
+) -> Algorithm:
+  """Follows one algorithm after another: Variable SPDF, AC/DC, dense to sparse.
+
+  Member i acts from step `boundaries[i - 1]` on and sees steps counted from
+  there. At a boundary the mask is made anew by `enter` from the weights at the
+  member's first sparsity: with the default, a sparser member prunes by
+  magnitude and a denser one keeps what is there and revives pruned weights at
+  random. Boundary steps ask for dense gradients, so that revived weights learn
+  from their first step on.
+
+  Args:
+    algorithms: The members, in order.
+    boundaries: The rising steps, from 1 on, at which the next one takes over.
+    enter: `(key, params, levels) -> mask`, e.g. `random_mask`.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: the boundaries do not rise, or their number is not one less
+      than the number of members.
+
+  References:
+    Cerebras, Variable Sparse Pre-training and Dense Fine-tuning, 2023
+
+  Example:
+    >>> from spdf_jax import dense, static
+    >>> variable = join([static(0.9), dense()], [62_500])
+    >>> variable.sparsity_at(62_500, {'w': jnp.ones((2, 2))})
+    {'w': 0.0}
+  """
+  algorithms = tuple(algorithms)
+  check_boundaries(boundaries)
+  if len(algorithms) != len(boundaries) + 1 or 0 in tuple(boundaries):
+    raise ValueError(
+        f'join got {len(algorithms)} algorithms and boundaries '
+        f'{list(boundaries)}; give one boundary, at step 1 or later, between '
+        'each two algorithms.'
+    )
+  starts = (0, *boundaries)
+  table = np.asarray(boundaries, np.int32)
+
+  def member_at(count):
+    if isinstance(count, int):
+      return int(np.searchsorted(table, count, side='right'))
+    return jnp.sum(count >= table)
+
+  def at_boundary(count):
+    return jnp.any(jnp.asarray(count) == table)
+
+  def choose(answers, count):
+    return jnp.stack([jnp.asarray(a) for a in answers])[member_at(count)]
+
+  def sparsity_at(count, params):
+    levels = [
+        member.sparsity_at(count - start, params)
+        for member, start in zip(algorithms, starts)
+    ]
+    if isinstance(count, int):
+      return levels[member_at(count)]
+    return jax.tree.map(lambda *ls: choose(ls, count), *levels)
+
+  def update(key, count, mask, params, grads):
+    def branch(i):
+      member, start = algorithms[i], starts[i]
+      entered = lambda: enter(key, params, member.sparsity_at(0, params))
+      updated = lambda: member.update(key, count - start, mask, params, grads)
+      if i == 0:
+        return updated
+      if member.update_at(count - start) is False:
+        return entered
+      return lambda: jax.lax.cond(count == start, entered, updated)
+
+    branches = [branch(i) for i in range(len(algorithms))]
+    return jax.lax.switch(member_at(count), branches)
+
+  def update_at(count):
+    members = [m.update_at(count - s) for m, s in zip(algorithms, starts)]
+    if not table.size:
+      return members[0]
+    return at_boundary(count) | choose(members, count)
+
+  def dense_grads_at(count):
+    members = [m.dense_grads_at(count - s) for m, s in zip(algorithms, starts)]
+    return at_boundary(count) | choose(members, count)
+
+  return Algorithm(
+      sparsity_at, algorithms[0].init, update, update_at, dense_grads_at
+  )

@@ -1,0 +1,281 @@
+"""`sparsify`: the wrapper that makes any optax optimizer train sparsely."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity import state_matching
+
+PyTree = Any
+
+
+class Algorithm(NamedTuple):
+  """A sparse-training algorithm: pure functions of the step and the weights.
+
+  Trees of parameters, gradients and masks reach these functions with every
+  sparsified leaf in the form `[layers, inputs, outputs]` and `None` elsewhere;
+  layers of one leaf are independent.
+  """
+
+  sparsity_at: Callable[[Any, PyTree], PyTree]
+  """`(count, params) -> levels`: the sparsity asked for, per leaf; needs only
+  shapes, and works on the host when `count` is an `int`."""
+
+  init: Callable[[jax.Array, PyTree], PyTree]
+  """`(key, params) -> mask`: the first mask."""
+
+  update: Callable[[jax.Array, jax.Array, PyTree, PyTree, PyTree], PyTree]
+  """`(key, count, mask, params, grads) -> mask`: called where `update_at`."""
+
+  update_at: Callable[[Any], Any]
+  """`(count) -> bool`: whether the mask changes at this step."""
+
+  dense_grads_at: Callable[[Any], Any]
+  """`(count) -> bool`: whether this step needs gradients of pruned weights."""
+
+
+class SparsifyState(NamedTuple):
+  """State of `sparsify`: the only place where a mask lives."""
+
+  count: jax.Array
+  """Steps taken, int32."""
+
+  mask: PyTree
+  """`True` where a weight is kept; `None` for leaves that stay dense."""
+
+  key: jax.Array
+  """Key data of the PRNG key given to `sparsify`; constant."""
+
+  dense_grads: jax.Array
+  """Whether the next step needs the gradients of pruned weights, bool."""
+
+  inner_state: PyTree
+  """State of the wrapped transformation."""
+
+
+def sparsify(
+    inner: optax.GradientTransformation,
+    algorithm: Algorithm,
+    *,
+    where: selection.Where = selection.hidden_matrices,
+    key: int | jax.Array,
+) -> optax.GradientTransformationExtraArgs:
+  r"""Trains with pruned weights that are exactly zero after every step.
+
+  With the mask :math:`m_t` that `algorithm` gives at step :math:`t`,
+
+  .. math::
+    u_t, s_{t+1} = \mathrm{inner}(m_t \odot g_t,\ m_t \odot s_t,\
+    m_t \odot p_t), \qquad
+    \Delta p_t = m_t\, ?\ u_t : -p_t
+
+  so that :math:`p_t + \Delta p_t` is exactly zero off the mask whatever the
+  inner optimizer does, and everything of a weight's shape in the inner state
+  (moments, averages) is zero when the weight comes back.
+
+  `sparsify` must be the last transformation of a chain: one that changes
+  updates after it (added noise, a second learning rate) loses the zeros. What
+  skips or collects whole steps goes around it: `optax.MultiSteps`,
+  `optax.apply_if_finite`, `optax.partition`.
+
+  The initial parameters are the caller's: mask them once with
+  `apply_mask(params, get_mask(opt_state))`.
+
+  Args:
+    inner: The optimizer.
+    algorithm: What the mask is at each step, e.g. `static(0.75)`.
+    where: Which leaves are sparsified: `(path, leaf) -> bool` or the axes.
+    key: Seed or typed PRNG key of everything random in the algorithm.
+
+  Returns:
+    The sparse optimizer; its `update` needs `params`.
+
+  Raises:
+    ValueError: on `init`, if `where` selects no leaf; on `update`, if `params`
+      is missing.
+
+  References:
+    Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
+    >>> state = tx.init(params)
+    >>> updates, state = tx.update({'w': jnp.ones((4, 4))}, state, params)
+    >>> params = optax.apply_updates(params, updates)
+    >>> int((params['w'] == 0).sum())
+    12
+  """
+  inner = optax.with_extra_args_support(inner)
+  key = jax.random.key(key) if isinstance(key, int) else key
+  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    raise ValueError(
+        f'key is an array of dtype {key.dtype}; give an int or a typed key, '
+        'jax.random.key(0).'
+    )
+
+  def init_fn(params):
+    axes = selection.select(where, params)
+    selection.log_selection(params, axes)
+    layers = selection.to_layers(params, params, axes)
+    mask = selection.from_layers(algorithm.init(key, layers), params, axes)
+    return SparsifyState(
+        count=jnp.zeros([], jnp.int32),
+        mask=mask,
+        key=jax.random.key_data(key),
+        dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
+        inner_state=inner.init(masks.apply_mask(params, mask)),
+    )
+
+  def update_fn(updates, state, params=None, **extra_args):
+    if params is None:
+      raise ValueError(
+          'sparsify needs params: call tx.update(grads, opt_state, params).'
+      )
+    mask = _next_mask(updates, state, params)
+    updates, inner_state = inner.update(
+        masks.apply_mask(updates, mask),
+        state_matching.map_like_params(
+            masks.apply_mask, state.inner_state, params, mask
+        ),
+        masks.apply_mask(params, mask),
+        **extra_args,
+    )
+    count = optax.safe_increment(state.count)
+    return _remove_pruned(updates, params, mask), SparsifyState(
+        count=count,
+        mask=mask,
+        key=state.key,
+        dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+        inner_state=inner_state,
+    )
+
+  def _next_mask(grads, state, params):
+    update_now = algorithm.update_at(state.count)
+    if update_now is False:
+      return state.mask
+    axes = selection.select(where, params)
+    as_layers = lambda tree: selection.to_layers(tree, params, axes)
+
+    def new_mask():
+      base = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(key))
+      layers = algorithm.update(
+          jax.random.fold_in(base, state.count),
+          state.count,
+          as_layers(state.mask),
+          as_layers(params),
+          as_layers(grads),
+      )
+      return selection.from_layers(layers, params, axes)
+
+    # The cond returns masks only: one that carried the optimizer state would
+    # copy it at every step.
+    return jax.lax.cond(update_now, new_mask, lambda: state.mask)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
+  """Sends -p, in the parameter's own dtype, for pruned weights."""
+  return jax.tree.map(
+      lambda m, u, p: u if m is None else jnp.where(m, u, -p),
+      mask, updates, params, is_leaf=lambda x: x is None,
+  )
+
+
+def get_mask(opt_state: PyTree) -> PyTree:
+  """Returns the mask out of any nesting of optimizer states.
+
+  Several `sparsify` (under `optax.partition`) each own some leaves; their
+  masks are merged.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    The mask, in the structure of the parameters.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> int(get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
+    8
+  """
+  found = [state.mask for state in _sparsify_states(opt_state)]
+  return jax.tree.map(
+      lambda *leaves: next((x for x in leaves if not _is_empty(x)), None),
+      *found, is_leaf=_is_empty,
+  )
+
+
+def get_dense_grads(opt_state: PyTree) -> jax.Array:
+  """Returns whether the next step needs the gradients of pruned weights.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    A bool scalar: true where any `sparsify` in it asks.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> bool(get_dense_grads(tx.init({'w': jnp.ones((4, 4))})))
+    False
+  """
+  asks = [state.dense_grads for state in _sparsify_states(opt_state)]
+  return jnp.any(jnp.stack(asks))
+
+
+def densify(opt_state: PyTree) -> PyTree:
+  """Sets every mask to all `True`; moments and counters stay.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    The state with which the same optimizer continues densely.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> state = densify(tx.init({'w': jnp.ones((4, 4))}))
+    >>> bool(get_mask(state)['w'].all())
+    True
+  """
+  _sparsify_states(opt_state)
+  all_true = lambda mask: jax.tree.map(jnp.ones_like, mask)
+  return jax.tree.map(
+      lambda s: s._replace(mask=all_true(s.mask)) if _is_state(s) else s,
+      opt_state, is_leaf=_is_state,
+  )
+
+
+_is_state = lambda x: isinstance(x, SparsifyState)
+_is_empty = lambda x: x is None or isinstance(x, optax.MaskedNode)
+
+
+def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:
+  leaves = jax.tree.leaves(opt_state, is_leaf=_is_state)
+  found = [leaf for leaf in leaves if _is_state(leaf)]
+  if not found:
+    raise ValueError(
+        'the optimizer state holds no SparsifyState; wrap the optimizer with '
+        'spdf_jax.sparsify and pass the state of that.'
+    )
+  return found

@@ -1,0 +1,293 @@
+"""Phases: a training plan as data, compiled into functions of the step."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from spdf_jax import sparsity
+from spdf_jax.names import lookup
+from spdf_jax.training.durations import resolve_duration
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """A stretch of training with one kind of data and one sparsity.
+
+  Attributes:
+    name: What the phase is called in logs, checkpoints and reports.
+    steps: Optimizer steps.
+    data: Name of the source its batches come from.
+    batch_size: Sequences per step.
+    length: Tokens per sequence.
+    sparsity: Fraction of zeros in the sparsified matrices, in [0, 1).
+    learning_rate: An optax schedule of the step within the phase.
+    weight_decay: Decoupled weight decay of matrices.
+    restart: Whether the optimizer's moments start anew with the phase.
+
+  Raises:
+    ValueError: a field is out of its range.
+  """
+
+  name: str
+  steps: int
+  data: str
+  batch_size: int
+  length: int
+  sparsity: float
+  learning_rate: optax.Schedule
+  weight_decay: float
+  restart: bool
+
+  def __post_init__(self):
+    for field in ('steps', 'batch_size', 'length'):
+      if getattr(self, field) < 1:
+        raise ValueError(
+            f'phase {self.name!r} has {field} {getattr(self, field)}; it must '
+            'be at least 1, or take the phase out.'
+        )
+    sparsity.check_sparsity(self.sparsity, f'sparsity of phase {self.name!r}')
+    if not callable(self.learning_rate):
+      raise ValueError(
+          f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '
+          'give a schedule, a function of the step such as '
+          'optax.constant_schedule(1e-3).'
+      )
+    if not self.weight_decay >= 0:
+      raise ValueError(
+          f'phase {self.name!r} has weight_decay {self.weight_decay}; it must '
+          'not be negative.'
+      )
+
+  @property
+  def tokens_per_step(self) -> int:
+    """Batch size times length."""
+    return self.batch_size * self.length
+
+  @property
+  def tokens(self) -> int:
+    """Tokens the phase trains on."""
+    return self.steps * self.tokens_per_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Phases in order, and what they say as functions of the global step.
+
+  Attributes:
+    phases: At least one phase, names distinct.
+
+  Raises:
+    ValueError: there is no phase, or two have one name.
+
+  Example:
+    >>> phase = Phase('sparse', 10, 'corpus', 2, 8, 0.75,
+    ...               optax.constant_schedule(0.1), 0.0, False)
+    >>> plan = Plan((phase, dataclasses.replace(phase, name='dense',
+    ...                                         sparsity=0.0)))
+    >>> plan.total_steps, plan.phase_at(10).name, plan.starts
+    (20, 'dense', (0, 10))
+  """
+
+  phases: tuple[Phase, ...]
+
+  def __post_init__(self):
+    names = [phase.name for phase in self.phases]
+    if not names or len(set(names)) != len(names):
+      raise ValueError(
+          f'the phases are named {names}; give at least one, each its own name.'
+      )
+
+  @functools.cached_property
+  def starts(self) -> tuple[int, ...]:
+    """The first step of each phase."""
+    steps = [phase.steps for phase in self.phases[:-1]]
+    return tuple(itertools.accumulate(steps, initial=0))
+
+  @property
+  def total_steps(self) -> int:
+    """Steps of all phases."""
+    return sum(phase.steps for phase in self.phases)
+
+  @property
+  def ends(self) -> dict[str, int]:
+    """Steps completed at the end of each phase, by its name."""
+    return {p.name: s + p.steps for p, s in zip(self.phases, self.starts)}
+
+  def phase_at(self, step: int) -> Phase:
+    """Returns the phase that step number `step` (from 0) belongs to."""
+    return self.phases[int(np.searchsorted(self.starts, step, 'right')) - 1]
+
+  def learning_rate(self, step: Any) -> jax.Array:
+    """Returns the learning rate at a global step."""
+    schedules = [phase.learning_rate for phase in self.phases]
+    return optax.join_schedules(schedules, self.starts[1:])(step)
+
+  def weight_decay(self, step: Any) -> jax.Array:
+    """Returns the weight decay at a global step."""
+    schedules = [
+        optax.constant_schedule(phase.weight_decay) for phase in self.phases
+    ]
+    return optax.join_schedules(schedules, self.starts[1:])(step)
+
+  @property
+  def restarts(self) -> tuple[int, ...]:
+    """Steps before which the optimizer's moments start anew."""
+    return tuple(
+        start for phase, start in zip(self.phases, self.starts)
+        if phase.restart and start
+    )
+
+  @property
+  def algorithm(self) -> sparsity.Algorithm:
+    """The sparse-training algorithm of the whole plan.
+
+    Neighbouring phases of equal sparsity share a mask.
+    """
+    members, boundaries = [], []
+    for phase, start in zip(self.phases, self.starts):
+      if not members or phase.sparsity != members[-1]:
+        members.append(phase.sparsity)
+        boundaries.append(start)
+    return sparsity.join(
+        [sparsity.static(level) for level in members], boundaries[1:]
+    )
+
+
+def create_plan(
+    phases: Mapping[str, Mapping[str, Any]],
+    order: Sequence[str],
+    *,
+    tokens_per_epoch: Mapping[str, Callable[[int], int]],
+    parameters: int,
+) -> Plan:
+  """Builds the plan that a config describes.
+
+  Args:
+    phases: By name, the fields of `Phase`, with `duration` (text, see
+      `resolve_duration`) for steps, and `learning_rate` as a mapping with
+      `schedule` (`'constant'`, `'linear'`, `'cosine'`, or `'continue'`: the
+      schedule of the phase before spans this one too), `peak`, `warmup` (a
+      duration) and `final_fraction` of the peak.
+    order: Names of the phases to run, in order.
+    tokens_per_epoch: By source, a function from the length of a sequence to
+      the tokens of an epoch.
+    parameters: Parameters of the model.
+
+  Returns:
+    The plan.
+
+  Raises:
+    ValueError: a name is unknown, or a value is out of its range.
+  """
+  specs = [lookup('phase', name, phases) for name in order]
+  steps = []
+  resolvers = []
+  for name, spec in zip(order, specs):
+    epoch = lookup(f'data of phase {name!r}:', spec['data'], tokens_per_epoch)
+    for field in ('batch_size', 'length'):
+      if spec[field] < 1:
+        raise ValueError(
+            f'phase {name!r} has {field} {spec[field]}; it must be at least 1.'
+        )
+    resolver = functools.partial(
+        resolve_duration,
+        tokens_per_step=spec['batch_size'] * spec['length'],
+        tokens_per_epoch=epoch(spec['length']),
+        parameters=parameters,
+    )
+    try:
+      steps.append(resolver(spec['duration']))
+    except ValueError as error:
+      raise ValueError(f'phase {name!r}: {error}') from error
+    resolvers.append(resolver)
+  schedules = _schedules(order, specs, steps, resolvers)
+  return Plan(
+      tuple(
+          Phase(
+              name=name,
+              steps=n,
+              data=spec['data'],
+              batch_size=spec['batch_size'],
+              length=spec['length'],
+              sparsity=spec['sparsity'],
+              learning_rate=schedule,
+              weight_decay=spec['weight_decay'],
+              restart=spec['restart'],
+          )
+          for name, spec, n, schedule in zip(order, specs, steps, schedules)
+      )
+  )
+
+
+def _schedules(order, specs, steps, resolvers) -> list[optax.Schedule]:
+  schedules = []
+  head = 0
+  for i, (name, spec) in enumerate(zip(order, specs)):
+    rate = spec['learning_rate']
+    if rate['schedule'] != 'continue':
+      head = i
+      horizon = steps[i]
+      for later, n in zip(specs[i + 1:], steps[i + 1:]):
+        if later['learning_rate']['schedule'] != 'continue':
+          break
+        horizon += n
+      make = lookup(
+          f'schedule of phase {name!r}:', rate['schedule'], SCHEDULES
+      )
+      warmup = rate['warmup']
+      whole = make(
+          rate['peak'],
+          resolvers[i](warmup) if warmup else 0,
+          horizon,
+          rate['final_fraction'],
+      )
+    elif i == 0:
+      raise ValueError(
+          f"phase {name!r} is the first and has the schedule 'continue'; give "
+          'it one of its own.'
+      )
+    offset = sum(steps[head:i])
+    schedules.append(lambda step, f=whole, offset=offset: f(step + offset))
+  return schedules
+
+
+def _warmed(peak: float, warmup: int, horizon: int, decay: optax.Schedule):
+  if not peak > 0 or not math.isfinite(peak):
+    raise ValueError(f'peak is {peak}; a learning rate must be positive.')
+  if warmup >= horizon:
+    raise ValueError(
+        f'warm-up takes {warmup} of {horizon} steps; make it shorter.'
+    )
+  if not warmup:
+    return decay
+  # The first step already learns.
+  rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+  return optax.join_schedules([rise, decay], [warmup])
+
+
+def _constant(peak, warmup, horizon, final_fraction):
+  del final_fraction
+  return _warmed(peak, warmup, horizon, optax.constant_schedule(peak))
+
+
+def _linear(peak, warmup, horizon, final_fraction):
+  fall = optax.linear_schedule(peak, peak * final_fraction, horizon - warmup)
+  return _warmed(peak, warmup, horizon, fall)
+
+
+def _cosine(peak, warmup, horizon, final_fraction):
+  fall = optax.cosine_decay_schedule(
+      peak, max(horizon - warmup, 1), alpha=final_fraction
+  )
+  return _warmed(peak, warmup, horizon, fall)
+
+
+SCHEDULES = {'constant': _constant, 'linear': _linear, 'cosine': _cosine}
+"""Learning-rate schedules by name: (peak, warmup, horizon, final_fraction)."""

@@ -1,0 +1,94 @@
+"""The progress line: where training is, how fast, and how long still."""
+
+import sys
+import time
+from typing import TextIO
+
+from spdf_jax.training.phases import Plan
+
+
+class Progress:
+  """Prints phase, step, loss, tokens/s and time left.
+
+  On a terminal the line is live; elsewhere a new line comes every
+  `every_seconds`.
+
+  Args:
+    plan: The phases.
+    start: The step training starts from.
+    every_seconds: Time between lines where the output is no terminal.
+    out: Where to print.
+    clock: Seconds, monotonic.
+  """
+
+  def __init__(
+      self,
+      plan: Plan,
+      start: int,
+      *,
+      every_seconds: float = 10.0,
+      out: TextIO | None = None,
+      clock=time.monotonic,
+  ):
+    self._plan = plan
+    self._out = sys.stderr if out is None else out
+    self._live = self._out.isatty()
+    self._every = 0.5 if self._live else every_seconds
+    self._clock = clock
+    self._last_time = clock()
+    self._last_tokens = self._tokens_until(start)
+    self._rate = 0.0
+
+  def update(self, step: int, loss: float) -> None:
+    """Reports that `step` steps are completed; prints when it is time."""
+    now = self._clock()
+    done = step == self._plan.total_steps
+    if now - self._last_time < self._every and not done:
+      return
+    tokens = self._tokens_until(step)
+    rate = (tokens - self._last_tokens) / max(now - self._last_time, 1e-9)
+    # Half old, half new: steady enough to read, quick enough to follow.
+    self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
+    self._last_time, self._last_tokens = now, tokens
+    left = self._tokens_until(self._plan.total_steps) - tokens
+    phase = self._plan.phase_at(max(step - 1, 0))
+    line = (
+        f'{phase.name}  step {step}/{self._plan.total_steps}  loss {loss:.4f}'
+        f'  {self._rate:,.0f} tokens/s  {format_seconds(left / self._rate)}'
+        ' left'
+    )
+    if self._live:
+      self._out.write(f'\r\x1b[K{line}' + ('\n' if done else ''))
+    else:
+      self._out.write(line + '\n')
+    self._out.flush()
+
+  def pause(self) -> None:
+    """Ends a live line, before something else is printed."""
+    if self._live:
+      self._out.write('\r\x1b[K')
+      self._out.flush()
+
+  def resume(self) -> None:
+    """Leaves the time since `pause` out of the rate of the next line."""
+    self._last_time = self._clock()
+
+  def _tokens_until(self, step: int) -> int:
+    return sum(
+        max(0, min(step - start, phase.steps)) * phase.tokens_per_step
+        for phase, start in zip(self._plan.phases, self._plan.starts)
+    )
+
+
+def format_seconds(seconds: float) -> str:
+  """Writes a time as h:mm:ss or m:ss.
+
+  Example:
+    >>> format_seconds(3700), format_seconds(61)
+    ('1:01:40', '1:01')
+  """
+  minutes, seconds = divmod(int(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  if hours:
+    return f'{hours}:{minutes:02}:{seconds:02}'
+  return f'{minutes}:{seconds:02}'

@@ -1,0 +1,43 @@
+"""The state of training: everything that a step changes."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from spdf_jax import sparsity
+
+PyTree = Any
+
+
+@flax.struct.dataclass
+class TrainState:
+  """What a training step reads and returns."""
+
+  step: jax.Array
+  """Steps completed, int32."""
+
+  params: PyTree
+  """Dense arrays, exactly zero where the mask is False."""
+
+  opt_state: PyTree
+  """Optimizer state; holds the mask."""
+
+
+def create_state(
+    params: PyTree, optimizer: optax.GradientTransformation
+) -> TrainState:
+  """Starts training from dense parameters: they are masked here.
+
+  Args:
+    params: Initial or restored parameters.
+    optimizer: An optimizer that contains `sparsify`.
+
+  Returns:
+    The state at step 0.
+  """
+  opt_state = optimizer.init(params)
+  params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
+  return TrainState(jnp.zeros([], jnp.int32), params, opt_state)

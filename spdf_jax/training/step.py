@@ -1,0 +1,70 @@
+"""The one training step: sparse, dense and fine-tuning alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from spdf_jax import sparsity
+from spdf_jax.training.state import TrainState
+
+PyTree = Any
+ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
+
+
+def token_loss(
+    logits_BxLxV: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array
+) -> jax.Array:
+  """Returns the mean cross-entropy over weighted tokens, in nats per token."""
+  loss_BxL = optax.softmax_cross_entropy_with_integer_labels(
+      logits_BxLxV, targets_BxL
+  )
+  total = jnp.maximum(weights_BxL.sum(), 1)
+  return (loss_BxL * weights_BxL).sum() / total
+
+
+def train_step(
+    state: TrainState,
+    batch: Any,
+    *,
+    apply_fn: Callable[[PyTree, jax.Array], jax.Array],
+    optimizer: optax.GradientTransformationExtraArgs,
+    learning_rate: optax.Schedule,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Takes one optimizer step.
+
+  There is no branch on phase or sparsity: the mask is data. Where the
+  optimizer needs gradients of pruned weights the model runs with every weight
+  in its mask, which gives the same logits because pruned weights are zero.
+
+  Args:
+    state: The state; donate it.
+    batch: `inputs`, `targets` and `weights`, each [B, L].
+    apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`.
+    optimizer: An optimizer that contains `sparsify`.
+    learning_rate: For the log, the schedule inside the optimizer.
+
+  Returns:
+    The next state, and metrics named `train/…`.
+  """
+  mask = sparsity.get_mask(state.opt_state)
+  dense_grads = sparsity.get_dense_grads(state.opt_state)
+  grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
+
+  def loss_fn(params):
+    variables = {'params': params, 'masks': grad_mask}
+    logits_BxLxV = apply_fn(variables, batch.inputs)
+    return token_loss(logits_BxLxV, batch.targets, batch.weights)
+
+  loss, grads = jax.value_and_grad(loss_fn)(state.params)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  metrics = {
+      'train/loss': loss,
+      'train/grad_norm': optax.tree.norm(grads),
+      'train/learning_rate': learning_rate(state.step),
+  }
+  return TrainState(
+      state.step + 1, optax.apply_updates(state.params, updates), opt_state
+  ), metrics

@@ -1,0 +1,155 @@
+"""The bigram baseline is a distribution, and as good as a bigram can be."""
+
+import math
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from spdf_jax.evaluation import bigram as bigram_module
+from spdf_jax.evaluation import (
+    bigram_loss,
+    bigram_probabilities,
+    count_bigrams,
+    evaluate_loss,
+    fit_bigram,
+)
+
+
+class Batch(NamedTuple):
+  inputs: np.ndarray
+  targets: np.ndarray
+  weights: np.ndarray
+
+
+def windows(tokens, length=50):
+  count = (len(tokens) - 1) // length
+  inputs = tokens[: count * length].reshape(count, length)
+  targets = tokens[1 : count * length + 1].reshape(count, length)
+  return Batch(inputs, targets, np.ones(inputs.shape, np.float32))
+
+
+def markov_chain(seed, transitions, steps):
+  rng = np.random.default_rng(seed)
+  cumulative = np.cumsum(transitions, axis=1)
+  uniforms = rng.random(steps)
+  state, states = 0, np.zeros(steps, np.int32)
+  for step in range(steps):
+    states[step] = state
+    state = int(np.searchsorted(cumulative[state], uniforms[step]))
+  return states
+
+
+def test_counts_are_those_of_a_plain_loop_across_chunks(monkeypatch):
+  monkeypatch.setattr(bigram_module, '_CHUNK', 7)
+  tokens = np.random.default_rng(0).integers(5, size=100).astype(np.uint16)
+  expected = np.zeros((5, 5), int)
+  for first, second in zip(tokens[:-1], tokens[1:]):
+    expected[first, second] += 1
+  np.testing.assert_array_equal(count_bigrams(tokens, 5), expected)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    tokens=st.lists(st.integers(0, 5), min_size=20, max_size=80),
+    vocab_size=st.integers(6, 9),
+)
+def test_probabilities_sum_to_one_in_every_context(tokens, vocab_size):
+  bigram = fit_bigram(np.array(tokens), vocab_size)
+  previous, following = np.indices((vocab_size, vocab_size))
+  chosen = bigram_probabilities(bigram, previous, following)
+  np.testing.assert_allclose(chosen.sum(axis=1), 1, rtol=1e-12)
+  assert chosen.min() > 0
+  singles = np.bincount(tokens, minlength=vocab_size)
+  np.testing.assert_allclose(
+      bigram.unigram, (singles + 1) / (len(tokens) + vocab_size)
+  )
+
+
+def test_loss_approaches_the_entropy_of_a_two_state_chain():
+  transitions = np.array([[0.9, 0.1], [0.3, 0.7]])
+  stationary = np.array([0.75, 0.25])
+  entropy = -np.sum(stationary[:, None] * transitions * np.log(transitions))
+  train = markov_chain(0, transitions, 40_000)
+  loss = bigram_loss(train, [windows(markov_chain(1, transitions, 40_000))], 2)
+  assert loss.loss == pytest.approx(entropy, abs=0.01)
+
+
+def test_bigram_beats_the_unigram_on_a_markov_chain():
+  rng = np.random.default_rng(2)
+  transitions = rng.dirichlet(np.full(20, 0.1), size=20)
+  train = markov_chain(3, transitions, 20_000)
+  batch = windows(markov_chain(4, transitions, 5_000))
+  unigram = fit_bigram(train, 20).unigram
+  unigram_loss = -np.mean(np.log(unigram[batch.targets]))
+  assert bigram_loss(train, [batch], 20).loss < 0.7 * unigram_loss
+
+
+def test_bigram_is_no_worse_than_the_unigram_on_independent_tokens():
+  rng = np.random.default_rng(5)
+  train, held_out = rng.integers(100, size=(2, 2_000))
+  loss = bigram_loss(train, [windows(held_out)], 100).loss
+  # Barely smoothed counts would be about a nat worse than this.
+  assert loss < math.log(100) * 1.03
+
+
+def test_smoothing_is_chosen_on_training_tokens_only():
+  rng = np.random.default_rng(6)
+  train = rng.integers(30, size=3_000)
+  before = fit_bigram(train, 30)
+  # The tail decides: a tail of one repeated pair wants the sharpest counts.
+  sharp = train.copy()
+  sharp[: len(sharp) * 9 // 10] = np.arange(2_700) % 30
+  sharp[2_700:] = np.arange(300) % 30
+  assert before.strength >= 64
+  assert fit_bigram(sharp, 30).strength == bigram_module._STRENGTHS[0]
+
+
+def test_loss_is_weighted_and_equals_a_model_with_the_same_table():
+  rng = np.random.default_rng(7)
+  train = rng.integers(6, size=500)
+  batch = windows(rng.integers(6, size=300).astype(np.int32), length=10)
+  weights = (rng.random(batch.inputs.shape) < 0.5).astype(np.float32)
+  batch = batch._replace(weights=weights)
+  bigram = fit_bigram(train, 6)
+  table = np.log(bigram_probabilities(bigram, *np.indices((6, 6))))
+  model = lambda params, tokens_BxL: params[tokens_BxL]
+  expected = evaluate_loss(model, table.astype(np.float32), [batch])
+  loss = bigram_loss(train, [batch], 6)
+  assert loss.tokens == expected.tokens == weights.sum()
+  np.testing.assert_allclose(loss.nats, expected.nats, rtol=1e-5)
+
+
+def test_ids_at_zero_weight_may_be_anything():
+  train = np.arange(100) % 4
+  batch = Batch(np.array([[1, 0]]), np.array([[2, -1]]), np.array([[1.0, 0]]))
+  assert bigram_loss(train, [batch], 4).tokens == 1
+
+
+def test_a_large_vocabulary_is_refused():
+  with pytest.raises(ValueError, match='vocab_size is 8193'):
+    count_bigrams(np.zeros(100, np.int32), 8193)
+
+
+def test_an_id_beyond_the_vocabulary_is_refused():
+  train = np.arange(100) % 4
+  with pytest.raises(ValueError, match='from 0 to 3, but vocab_size is 3'):
+    fit_bigram(train, 3)
+  late = train.copy()
+  late[-1] = 9
+  with pytest.raises(ValueError, match='to 9, but vocab_size is 4'):
+    fit_bigram(late, 4)
+  with pytest.raises(ValueError, match='batches holds token ids'):
+    bigram_loss(train, [Batch(*np.array([[[1]], [[4]], [[1]]]))], 4)
+
+
+def test_too_few_tokens_are_refused():
+  with pytest.raises(ValueError, match='train_tokens has 19 tokens'):
+    fit_bigram(np.zeros(19, np.int32), 2)
+
+
+def test_batches_without_target_tokens_are_refused():
+  with pytest.raises(ValueError, match='total weight 0'):
+    bigram_loss(np.zeros(50, np.int32), [], 2)

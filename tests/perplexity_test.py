@@ -1,0 +1,170 @@
+"""Loss, perplexity and bits per byte are what a plain sum says they are."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spdf_jax.evaluation import (
+    bits_per_byte,
+    evaluate_loss,
+    Loss,
+    loss_evaluator,
+)
+
+
+class Batch(NamedTuple):
+  inputs: np.ndarray
+  targets: np.ndarray
+  weights: np.ndarray
+
+
+VOCAB_SIZE = 11
+
+
+def table_model(params, tokens_BxL):
+  return params[tokens_BxL]
+
+
+def make_batch(seed, shape=(3, 5)):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(VOCAB_SIZE, size=(shape[0], shape[1] + 1))
+  weights = (rng.random(shape) < 0.6) * rng.choice([1.0, 0.5], shape)
+  return Batch(
+      tokens[:, :-1].astype(np.int32),
+      tokens[:, 1:].astype(np.int32),
+      weights.astype(np.float32),
+  )
+
+
+def make_params(seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.normal(size=(VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
+
+
+def plain_loss(params, batches):
+  """Sums the loss position by position, in Python floats."""
+  nats = tokens = 0.0
+  for batch in batches:
+    for inputs, targets, weights in zip(*batch):
+      for token, target, weight in zip(inputs, targets, weights):
+        row = [float(x) for x in params[token]]
+        total = math.log(sum(map(math.exp, row)))
+        nats += float(weight) * (total - row[target])
+        tokens += float(weight)
+  return nats, tokens
+
+
+def test_loss_equals_a_plain_weighted_sum_over_positions():
+  params = make_params()
+  batches = [make_batch(1), make_batch(2), make_batch(3)]
+  loss = evaluate_loss(table_model, params, batches)
+  nats, tokens = plain_loss(params, batches)
+  assert loss.tokens == tokens
+  np.testing.assert_allclose(loss.nats, nats, rtol=1e-6)
+  np.testing.assert_allclose(loss.loss, nats / tokens, rtol=1e-6)
+
+
+def test_batches_of_unequal_weight_are_not_averaged_by_batch():
+  params = make_params()
+  full = make_batch(1)._replace(weights=np.ones((3, 5), np.float32))
+  sparse = make_batch(2)._replace(weights=np.eye(3, 5, dtype=np.float32))
+  both = evaluate_loss(table_model, params, [full, sparse])
+  parts = [evaluate_loss(table_model, params, [b]) for b in (full, sparse)]
+  assert both.tokens == 18
+  np.testing.assert_allclose(both.nats, sum(p.nats for p in parts))
+
+
+def test_nothing_at_zero_weight_reaches_the_loss():
+  params = make_params()
+  batch = make_batch(4)
+  params[7] = np.nan
+  hidden = np.where(batch.weights > 0, batch.inputs % 7, 7)
+  poisoned = batch._replace(inputs=hidden.astype(np.int32))
+  clean = batch._replace(
+      inputs=np.where(batch.weights > 0, hidden, 0).astype(np.int32)
+  )
+  loss = evaluate_loss(table_model, params, [poisoned])
+  assert loss == evaluate_loss(table_model, params, [clean])
+  assert math.isfinite(loss.nats)
+
+
+def test_low_precision_logits_are_summed_in_float32():
+  batch = make_batch(5, shape=(64, 64))
+  low = lambda params, tokens: table_model(params, tokens).astype(jnp.bfloat16)
+  rounded = np.asarray(jnp.asarray(make_params(), jnp.bfloat16), np.float32)
+  loss = evaluate_loss(low, make_params(), [batch])
+  nats, _ = plain_loss(rounded, [batch])
+  np.testing.assert_allclose(loss.nats, nats, rtol=1e-6)
+
+
+def test_model_is_traced_once_per_batch_shape():
+  traces = []
+
+  def model(params, tokens_BxL):
+    traces.append(tokens_BxL.shape)
+    return params[tokens_BxL]
+
+  batches = [make_batch(i) for i in range(3)] + [make_batch(9, (2, 5))]
+  evaluate = loss_evaluator(model, batches, prefix='validation')
+  list(evaluate(0, make_params(0)))
+  list(evaluate(1, make_params(1)))
+  assert traces == [(3, 5), (2, 5)]
+
+
+def test_perplexity_that_overflows_is_infinite():
+  assert Loss(nats=2e4, tokens=2.0).perplexity == math.inf
+  assert Loss(nats=math.inf, tokens=2.0).perplexity == math.inf
+  assert math.isnan(Loss(nats=math.nan, tokens=2.0).perplexity)
+  np.testing.assert_allclose(Loss(10.0, 5.0).perplexity, math.e**2)
+
+
+def test_bits_per_byte_of_a_uniform_byte_model_is_eight():
+  loss = Loss(nats=math.log(256) * 1000, tokens=1000.0)
+  np.testing.assert_allclose(bits_per_byte(loss, 1.0), 8.0)
+  np.testing.assert_allclose(bits_per_byte(loss, 0.25), 2.0)
+
+
+def test_evaluator_yields_named_floats_and_can_be_asked_again():
+  batches = [make_batch(1), make_batch(2)]
+  evaluate = loss_evaluator(
+      table_model, batches, prefix='target', tokens_per_byte=0.3
+  )
+  params = jax.device_put(make_params())
+  first = dict(evaluate(3, params))
+  loss = evaluate_loss(table_model, params, batches)
+  assert first == {
+      'target/loss': loss.loss,
+      'target/perplexity': loss.perplexity,
+      'target/bits_per_byte': bits_per_byte(loss, 0.3),
+  }
+  assert all(type(value) is float for value in first.values())
+  assert dict(evaluate(4, params)) == first
+  plain = loss_evaluator(table_model, batches, prefix='target')
+  assert set(dict(plain(0, params))) == {'target/loss', 'target/perplexity'}
+
+
+@pytest.mark.parametrize('batches', [[], [make_batch(1)._replace(
+    weights=np.zeros((3, 5), np.float32))]])
+def test_batches_without_target_tokens_are_refused(batches):
+  with pytest.raises(ValueError, match='total weight 0.0'):
+    evaluate_loss(table_model, make_params(), batches)
+
+
+def test_batches_that_can_be_read_only_once_are_refused():
+  with pytest.raises(ValueError, match='give a list'):
+    loss_evaluator(table_model, iter([make_batch(1)]), prefix='validation')
+
+
+@pytest.mark.parametrize('tokens_per_byte', [0.0, -1.0, math.nan])
+def test_tokens_per_byte_must_be_above_zero(tokens_per_byte):
+  with pytest.raises(ValueError, match='tokens_per_byte is'):
+    loss_evaluator(
+        table_model,
+        [make_batch(1)],
+        prefix='validation',
+        tokens_per_byte=tokens_per_byte,
+    )
