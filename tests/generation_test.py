@@ -2,7 +2,8 @@
 
 import functools
 
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp

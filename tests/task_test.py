@@ -5,7 +5,9 @@ import json
 import jax.numpy as jnp
 import pytest
 
-from spdf_jax.evaluation import bleu, chrf, task_evaluator
+from spdf_jax.evaluation import bleu
+from spdf_jax.evaluation import chrf
+from spdf_jax.evaluation import task_evaluator
 
 
 def count_up(params, tokens_BxL):

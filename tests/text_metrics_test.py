@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from spdf_jax.evaluation import bleu, chrf
+from spdf_jax.evaluation import bleu
+from spdf_jax.evaluation import chrf
 
 # The example of sacrebleu's README: BLEU 48.53, chrF2 59.73.
 HYPOTHESES = [
@@ -50,6 +51,16 @@ def test_bleu_by_hand():
   assert bleu(['a b c d'], ['a b c d e']) == pytest.approx(brevity)
 
 
+def test_bleu_without_a_matching_4_gram_is_smoothed_not_zero():
+  # 0 of 2 4-grams match: counted as half of one, the first order without.
+  expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
+  assert bleu(['a b c x y'], ['a b c d e']) == pytest.approx(expected)
+
+
+def test_bleu_tells_upper_from_lower_case():
+  assert bleu(['A B C D E'], ['a b c d e']) == 0
+
+
 def test_bleu_pools_the_corpus_instead_of_averaging_sentences():
   hypotheses = ['a b c d e f', 'a b c d x']
   references = ['a b c d e f', 'a b c d e']
@@ -64,7 +75,7 @@ def test_numbers_of_references_may_differ(score):
   mixed = score(texts, [['x y', 'a b c d e', 'z'], 'f g h i j'])
   assert mixed == pytest.approx(100)
   # A missing reference is left out; it is not an empty one.
-  hypotheses = ['a b c d', 'p q r s']
+  hypotheses = ['a b c d', 'p q']  # to which an empty one would be closest
   padded = [['a b c d e', 'a b c x'], ['p q r s t', 'p q r s t']]
   missing = [['a b c d e', 'a b c x'], ['p q r s t']]
   assert score(hypotheses, missing) == score(hypotheses, padded)

@@ -1,25 +1,21 @@
 """What a run cost and what it reached: FLOPs, finished runs, reports."""
 
-from spdf_jax.analysis.curves import (
-    dense_flops_at,
-    EqualFlops,
-    flops_at,
-    losses_at_equal_flops,
-    pretraining_curve,
-)
-from spdf_jax.analysis.flops import (
-    effective_sparsity,
-    forward_flops,
-    ModelShape,
-    training_flops,
-)
-from spdf_jax.analysis.plots import (
-    plot_layer_sparsity,
-    plot_loss_over_flops,
-    plot_loss_over_steps,
-)
+from spdf_jax.analysis.curves import dense_flops_at
+from spdf_jax.analysis.curves import EqualFlops
+from spdf_jax.analysis.curves import flops_at
+from spdf_jax.analysis.curves import losses_at_equal_flops
+from spdf_jax.analysis.curves import pretraining_curve
+from spdf_jax.analysis.flops import effective_sparsity
+from spdf_jax.analysis.flops import forward_flops
+from spdf_jax.analysis.flops import ModelShape
+from spdf_jax.analysis.flops import training_flops
+from spdf_jax.analysis.plots import plot_layer_sparsity
+from spdf_jax.analysis.plots import plot_loss_over_flops
+from spdf_jax.analysis.plots import plot_loss_over_steps
 from spdf_jax.analysis.report import write_report
-from spdf_jax.analysis.workdirs import PhaseRecord, read_run, Run
+from spdf_jax.analysis.workdirs import PhaseRecord
+from spdf_jax.analysis.workdirs import read_run
+from spdf_jax.analysis.workdirs import Run
 
 __all__ = [
     'EqualFlops',

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.analysis.workdirs import PhaseRecord, Run
+from spdf_jax.analysis.workdirs import PhaseRecord
+from spdf_jax.analysis.workdirs import Run
 
 
 def _spent(run: Run, step: int, costs: Iterable[float]) -> float:
@@ -133,8 +134,9 @@ def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]
     ...   return Run('toy', (phase,), tuple(rows))
-    >>> losses_at_equal_flops(toy(1.0), toy(2.0))
-    EqualFlops(flops=4.0, first=0.0, second=1.5, longer=1)
+    >>> found = losses_at_equal_flops(toy(1.0), toy(2.0))
+    >>> found.flops, found.first, round(found.second, 3), found.longer
+    (4.0, 0.0, 1.5, 1)
   """
   curves = [pretraining_curve(first), pretraining_curve(second)]
   if not all(len(flops) for flops, _ in curves):

@@ -1,82 +1,38 @@
 """Plots of finished runs, in one style."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+import re
 from typing import Any
 
 import numpy as np
 
-from spdf_jax.analysis.curves import pretraining_curve, pretraining_phases
 from spdf_jax.analysis.curves import flops_at
+from spdf_jax.analysis.curves import pretraining_curve
+from spdf_jax.analysis.curves import pretraining_phases
+from spdf_jax.analysis.plot_style import COLORS
+from spdf_jax.analysis.plot_style import GREY
+from spdf_jax.analysis.plot_style import label_ends
+from spdf_jax.analysis.plot_style import label_spans
+from spdf_jax.analysis.plot_style import new_figure
+from spdf_jax.analysis.plot_style import PALE
+from spdf_jax.analysis.plot_style import polish
 from spdf_jax.analysis.workdirs import Run
-from spdf_jax.extras import require
 
-# Okabe and Ito's palette, told apart with any kind of colour vision; the
-# yellow is left out, too pale for a line on white.
-COLORS = (
-    '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000',
-)
-_GREY = '#666666'
-_LINES = {
-    'train/loss': ('training', '#9A9A9A'),
+_LOSSES = {
+    'train/loss': ('training', PALE),
     'validation/loss': ('validation', COLORS[0]),
     'target/loss': ('target', COLORS[1]),
 }
+_TOTALS = {
+    'sparsity/sparsified': 'all sparsified',
+    'sparsity/all': 'all parameters',
+}
 
 
-def _figure(width: float, height: float) -> Any:
-  """Makes a figure of its own, known to no global state."""
-  module = require('matplotlib.figure', 'viz')
-  return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
-
-
-def _polish(ax: Any) -> None:
-  """Leaves an axis with what is read: two lines and a light grid."""
-  ax.spines[['top', 'right']].set_visible(False)
-  ax.grid(True, which='major', color='#E4E4E4', linewidth=0.8)
-  ax.set_axisbelow(True)
-
-
-def _tick_plainly(axis: Any) -> None:
-  """Writes a logarithmic axis's ticks as 2, 3, 4 instead of powers of ten."""
-  ticker = require('matplotlib.ticker', 'viz')
-  axis.set_major_locator(
-      ticker.LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0), numticks=12)
-  )
-  axis.set_major_formatter(ticker.FormatStrFormatter('%g'))
-  axis.set_minor_formatter(ticker.NullFormatter())
-
-
-def _label_ends(
-    ax: Any, labels: Sequence[tuple[float, str, str]], gap: float
-) -> None:
-  """Writes each line's name right of the axes at its end, none on another.
-
-  Args:
-    ax: Axes whose limits are final.
-    labels: (y of the line's end, text, colour).
-    gap: Least distance between two labels, as a fraction of the axes.
-  """
-  to_axes = ax.transAxes.inverted()
-  spots = sorted(
-      (to_axes.transform(ax.transData.transform((1, y)))[1], text, color)
-      for y, text, color in labels
-  )
-  places: list[float] = []
-  for y, *_ in spots:
-    places.append(max(y, places[-1] + gap) if places else y)
-  # Pushed up from below; settle back by half, and stay inside the axes.
-  shift = sum(place - spot[0] for place, spot in zip(places, spots))
-  shift = max(shift / max(len(places), 1), places[-1] - 1 if places else 0)
-  for place, (_, text, color) in zip(places, spots):
-    ax.annotate(
-        text,
-        (1.015, place - shift),
-        xycoords='axes fraction',
-        color=color,
-        va='center',
-        fontsize=9,
-        annotation_clip=False,
-    )
+def _natural(name: str) -> list[Any]:
+  """Sorts block_10 after block_9."""
+  parts = re.split(r'(\d+)', name)
+  return [int(x) if i % 2 else x for i, x in enumerate(parts)]
 
 
 def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
@@ -101,7 +57,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
     >>> figure.axes[0].get_xlabel()
     'Training FLOPs'
   """
-  figure = _figure(7, 4.2)
+  figure = new_figure(7, 4.2)
   ax = figure.subplots()
   ends = []
   for index, (label, run) in enumerate(runs.items()):
@@ -110,33 +66,31 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
     if not len(flops):
       continue
     ax.plot(flops, losses, color=color, linewidth=1.8, marker='.', label=label)
+    ends.append((flops[-1], losses[-1], label, color))
     for phase in pretraining_phases(run)[:-1]:
       spent = flops_at(run, phase.end)
-      if flops[0] <= spent <= flops[-1]:
-        loss = np.exp(np.interp(np.log(spent), np.log(flops), np.log(losses)))
-        ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-        ax.annotate(
-            f'end of {phase.name}',
-            (spent, loss),
-            (0, -13),
-            textcoords='offset points',
-            ha='right',
-            fontsize=8,
-            color=color,
-        )
-    ends.append((losses[-1], label, color))
+      if not flops[0] <= spent <= flops[-1]:
+        continue
+      loss = np.interp(np.log(spent), np.log(flops), losses)
+      ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
+      ax.annotate(
+          f'end of {phase.name}',
+          (spent, loss),
+          (8, 8),
+          textcoords='offset points',
+          fontsize=8,
+          color=color,
+          bbox={'fc': 'white', 'ec': 'none', 'alpha': 0.8, 'pad': 1},
+      )
   ax.set(
       xlabel='Training FLOPs',
       ylabel='Validation loss (nats per token)',
       title='Pre-training: validation loss over training FLOPs',
       xscale='log',
-      yscale='log',
   )
-  _tick_plainly(ax.yaxis)
-  _polish(ax)
-  ax.margins(y=0.08)
-  ax.autoscale_view()
-  _label_ends(ax, ends, gap=0.055)
+  polish(ax)
+  ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
+  label_ends(ax, ends, gap=0.055)
   return figure
 
 
@@ -160,53 +114,36 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
     >>> figure.axes[0].get_title(loc='left')
     'toy'
   """
-  figure = _figure(7, 0.6 + 2.6 * max(len(runs), 1))
-  panels = figure.subplots(
-      max(len(runs), 1), sharex=True, sharey=True, squeeze=False
-  )[:, 0]
-  drawn = []
-  for ax, (label, run) in zip(panels, runs.items()):
-    ends = []
-    for key, (name, color) in _LINES.items():
+  count = max(len(runs), 1)
+  figure = new_figure(7, 0.6 + 2.6 * count)
+  panels = figure.subplots(count, sharex=True, sharey=True, squeeze=False)[:, 0]
+  ends: list[list[tuple[float, float, str, str]]] = []
+  for ax, run in zip(panels, runs.values()):
+    ends.append([])
+    for key, (name, color) in _LOSSES.items():
       steps, losses = run.series(key)
       if not steps:
         continue
-      thin = key == 'train/loss'
-      ax.plot(
-          steps,
-          losses,
-          color=color,
-          linewidth=1.0 if thin else 1.8,
-          marker='' if thin else '.',
-          label=name,
-      )
-      ends.append((losses[-1], name, color if not thin else _GREY))
+      style = {'linewidth': 1.8, 'marker': '.'}
+      if key == 'train/loss':
+        style = {'linewidth': 1.0}
+      ax.plot(steps, losses, color=color, label=name, **style)
+      ends[-1].append((steps[-1], losses[-1], name, color))
     for phase in run.phases[1:]:
-      ax.axvline(phase.start, color=_GREY, linewidth=1.0, linestyle='--')
-    drawn.append((ax, run, ends))
-    ax.set(ylabel='Loss (nats per token)', yscale='log')
-    ax.set_title(label, loc='left', fontweight='bold', pad=22)
-    _tick_plainly(ax.yaxis)
-    _polish(ax)
-    ax.margins(y=0.08)
+      ax.axvline(phase.start, color=GREY, linewidth=1.0, linestyle='--')
+    ax.set_ylabel('Loss (nats per token)')
+    polish(ax)
   panels[-1].set_xlabel('Step')
-  if runs:
-    panels[-1].set_xlim(0, max(run.phases[-1].end for run in runs.values()))
-  for ax, run, ends in drawn:
-    ax.autoscale_view()
-    _label_ends(ax, ends, gap=0.1)
-    for phase in run.phases:
-      ax.annotate(
-          f'{phase.name}\n{phase.sparsity:.0%} sparse'
-          if phase.sparsity
-          else f'{phase.name}\ndense',
-          ((phase.start + phase.end) / 2, 1.01),
-          xycoords=('data', 'axes fraction'),
-          ha='center',
-          va='bottom',
-          fontsize=8,
-          color=_GREY,
-      )
+  last = max((run.phases[-1].end for run in runs.values()), default=1)
+  panels[-1].set(xlim=(0, last), ylim=panels[-1].get_ylim())
+  # Only now are the limits final that all panels share.
+  for ax, (label, run), run_ends in zip(panels, runs.items(), ends):
+    label_ends(ax, run_ends, gap=0.1)
+    levels = label_spans(ax, [
+        (p.start, p.end, f'{p.name}\n{100 * p.sparsity:.3g}% zeros')
+        for p in run.phases
+    ])
+    ax.set_title(label, loc='left', fontweight='bold', pad=8 + 21 * levels)
   return figure
 
 
@@ -232,15 +169,13 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
     >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     ['mlp', 'all parameters']
   """
-  totals = {
-      'sparsity/sparsified': 'all sparsified', 'sparsity/all': 'all parameters'
-  }
   logged = {k for run in runs.values() for row in run.rows for k in row}
-  keys = sorted(k for k in logged if k.startswith('sparsity/'))
-  keys = [k for k in keys if k not in totals] + [k for k in totals if k in keys]
-  names = [totals.get(k, k.removeprefix('sparsity/')) for k in keys]
+  logged = {k for k in logged if k.startswith('sparsity/')}
+  layers = sorted(logged - set(_TOTALS), key=_natural)
+  keys = layers + [k for k in _TOTALS if k in logged]
+  names = [_TOTALS.get(k, k.removeprefix('sparsity/')) for k in keys]
   columns = [len(run.phases) for run in runs.values()]
-  figure = _figure(2.6 + 0.95 * sum(columns), 1.7 + 0.24 * len(keys))
+  figure = new_figure(2.6 + 0.95 * sum(columns), 1.2 + 0.24 * len(keys))
   panels = figure.subplots(
       1,
       max(len(runs), 1),
@@ -248,13 +183,15 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
       sharey=True,
       width_ratios=columns or None,
   )[0]
-  image = None
   for ax, (label, run) in zip(panels, runs.items()):
     found = [[run.at_end(phase, k) for phase in run.phases] for k in keys]
     levels = np.array(
         [[np.nan if f is None else f[1] for f in row] for row in found]
     ).reshape(len(keys), len(run.phases))
-    image = ax.imshow(levels, cmap='Blues', vmin=0, vmax=1, aspect='auto')
+    if not keys:
+      ax.set_axis_off()
+      continue
+    ax.imshow(levels, cmap='Blues', vmin=0, vmax=1, aspect='auto')
     for (row, column), level in np.ndenumerate(levels):
       text = '–' if np.isnan(level) else f'{100 * level:.3g}%'
       color = 'white' if level > 0.6 else 'black'
@@ -264,14 +201,11 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
     ax.set_title(label, fontweight='bold', fontsize=10)
     ax.set_xticks(range(len(run.phases)), [p.name for p in run.phases])
     ax.tick_params(length=0, labelsize=8)
-    ax.set_xlabel('At the end of phase', fontsize=9)
     ax.spines[:].set_visible(False)
-    if len(names) > 1 and keys[-1] in totals:
-      first = next(i for i, k in enumerate(keys) if k in totals)
-      ax.axhline(first - 0.5, color=_GREY, linewidth=1.2)
+    ax.axhline(len(layers) - 0.5, color=GREY, linewidth=1.2)
   panels[0].set_yticks(range(len(names)), names)
-  if image is not None:
-    bar = figure.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
-    bar.set_label('Sparsity (fraction of zeros)', fontsize=9)
-    bar.ax.tick_params(labelsize=8)
+  title = 'Zeros in each layer at the end of each phase'
+  if not keys:
+    title = 'No sparsities were logged'
+  figure.suptitle(title, fontsize=11)
   return figure

@@ -1,11 +1,13 @@
 """Working directories of finished runs, read back for the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 
 class PhaseRecord(NamedTuple):

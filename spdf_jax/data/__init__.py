@@ -1,30 +1,31 @@
 """Tokens in, batches out: everything a pure function of (seed, step)."""
 
-from spdf_jax.data.batches import (
-    Allotment,
-    evaluation_batches,
-    schedule_batches,
-)
-from spdf_jax.data.corpora import Corpus, prepare_corpus
-from spdf_jax.data.examples import encode_pairs, Examples
+from spdf_jax.data.batches import Allotment
+from spdf_jax.data.batches import evaluation_batches
+from spdf_jax.data.batches import schedule_batches
+from spdf_jax.data.corpora import Corpus
+from spdf_jax.data.corpora import prepare_corpus
+from spdf_jax.data.examples import encode_pairs
+from spdf_jax.data.examples import Examples
 from spdf_jax.data.permutations import permute
-from spdf_jax.data.sources import Batch, Source, Windows
-from spdf_jax.data.stdlib import module_sources, module_split
-from spdf_jax.data.tasks import load_task, Pair, Task
-from spdf_jax.data.token_files import (
-    open_token_file,
-    TokenFile,
-    verify_token_file,
-    write_token_file,
-)
-from spdf_jax.data.tokenizers import (
-    BPETokenizer,
-    ByteTokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    Tokenizer,
-    train_bpe,
-)
+from spdf_jax.data.sources import Batch
+from spdf_jax.data.sources import Source
+from spdf_jax.data.sources import Windows
+from spdf_jax.data.stdlib import module_sources
+from spdf_jax.data.stdlib import module_split
+from spdf_jax.data.tasks import load_task
+from spdf_jax.data.tasks import Pair
+from spdf_jax.data.tasks import Task
+from spdf_jax.data.token_files import open_token_file
+from spdf_jax.data.token_files import TokenFile
+from spdf_jax.data.token_files import verify_token_file
+from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizers import BPETokenizer
+from spdf_jax.data.tokenizers import ByteTokenizer
+from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import Tokenizer
+from spdf_jax.data.tokenizers import train_bpe
 
 __all__ = [
     'Allotment',

@@ -1,7 +1,9 @@
 """Batches: which blocks each step of a plan reads."""
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import operator
 from typing import NamedTuple
 import zlib
@@ -9,7 +11,8 @@ import zlib
 import numpy as np
 
 from spdf_jax.data.permutations import permute
-from spdf_jax.data.sources import Batch, Source
+from spdf_jax.data.sources import Batch
+from spdf_jax.data.sources import Source
 from spdf_jax.names import lookup
 
 
@@ -17,7 +20,7 @@ class Allotment(NamedTuple):
   """One phase's share of a source.
 
   Attributes:
-    source: Name of the source it reads.
+    source: Name of what it reads.
     batch_size: Rows of a batch.
     length: Tokens of a row.
     steps: How many batches.
@@ -139,8 +142,7 @@ def evaluation_batches(
     max_batches: How many batches to read at most.
 
   Returns:
-    Batches [batch_size, length]; where the last one is not full, its last
-    rows have weight 0.
+    Batches [batch_size, length]; rows that fill the last one have weight 0.
 
   Raises:
     ValueError: A number is not positive, or the source has no row.
@@ -164,10 +166,8 @@ def evaluation_batches(
   block_length = source.block_length([length])
   total = source.num_blocks(block_length)
   if total == 0:
-    raise ValueError(
-        f'the source to evaluate on holds no row of {length} tokens; use a'
-        ' smaller length or more text.'
-    )
+    raise ValueError(f'the source holds no row of {length} tokens; use a'
+                     ' smaller length or more text.')
   count = min(total, batch_size * max_batches)
   blocks = np.arange(count) * total // count
   batches = []

@@ -1,12 +1,15 @@
 """Byte-level byte-pair encoding, by the `tokenizers` library."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
 import os
 import types
-from typing import Any, final
+from typing import Any
+from typing import final
 
 from spdf_jax.extras import require
 
@@ -164,7 +167,7 @@ def _byte_level(library: types.ModuleType, model: Any) -> Any:
 
 
 def _library() -> types.ModuleType:
-  # The library's threads do not survive a fork (it warns, or hangs); one
-  # thread is enough here. A user's own setting is respected.
+  # Threads do not survive a fork (releases before 0.23 warn about it, or
+  # hang); one is enough here. A user's own setting is respected.
   os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
   return require('tokenizers', 'data')

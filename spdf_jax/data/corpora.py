@@ -1,6 +1,9 @@
 """Corpora by name: text that is tokenized once and then mapped from disk."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import hashlib
 import json
@@ -9,28 +12,24 @@ import os
 from pathlib import Path
 import re
 import shutil
-from typing import Any, final, get_args
+from typing import Any
+from typing import final
+from typing import get_args
 import uuid
 
-from spdf_jax.data.stdlib import (
-    module_sources,
-    module_split,
-    python_identity,
-    Split,
-)
-from spdf_jax.data.token_files import (
-    open_token_file,
-    TokenFile,
-    verify_token_file,
-    write_token_file,
-)
-from spdf_jax.data.tokenizers import (
-    ByteTokenizer,
-    load_tokenizer,
-    save_tokenizer,
-    Tokenizer,
-    train_bpe,
-)
+from spdf_jax.data.stdlib import module_sources
+from spdf_jax.data.stdlib import module_split
+from spdf_jax.data.stdlib import python_identity
+from spdf_jax.data.stdlib import Split
+from spdf_jax.data.token_files import open_token_file
+from spdf_jax.data.token_files import TokenFile
+from spdf_jax.data.token_files import verify_token_file
+from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizers import ByteTokenizer
+from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import Tokenizer
+from spdf_jax.data.tokenizers import train_bpe
 from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -97,10 +96,11 @@ def prepare_corpus(
 
   Example:
     >>> import tempfile
-    >>> corpus = prepare_corpus(
-    ...     'python-stdlib', tokenizer='bytes', cache_dir=tempfile.mkdtemp())
-    >>> corpus.tokenizer.decode(corpus.train.tokens[3:20])
-    'The abstract tree'
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   corpus = prepare_corpus(
+    ...       'python-stdlib', tokenizer='bytes', cache_dir=folder)
+    >>> corpus.train.vocab_size, corpus.test.description['source']['split']
+    (257, 'test')
   """
   read = lookup('corpus', name, _CORPORA)
   make_tokenizer = _tokenizer_maker(tokenizer)

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import final, NamedTuple, Protocol
+from typing import final
+from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 

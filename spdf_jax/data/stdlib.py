@@ -44,7 +44,7 @@ def module_split(module_name: str) -> Split:
     `'train'`, `'validation'` or `'test'`, the same on every machine.
 
   Example:
-    >>> module_split('asyncio.queues'), module_split('functools')
+    >>> module_split('bisect'), module_split('asyncio.sslproto')
     ('train', 'validation')
   """
   bucket = zlib.crc32(f'{_SPLIT_SALT}:{module_name}'.encode()) % 100

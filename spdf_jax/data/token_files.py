@@ -1,13 +1,18 @@
 """Token files: a text as one flat array of token ids on disk."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import Any
+from typing import BinaryIO
+from typing import final
 import uuid
 
 import numpy as np

@@ -1,15 +1,19 @@
 """Tokenizers: text to token ids and back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import final, Protocol
+from typing import final
+from typing import Protocol
 import uuid
 
-from spdf_jax.data.bpe import bpe_from_parts, BPETokenizer, train_bpe
+from spdf_jax.data.bpe import bpe_from_parts
+from spdf_jax.data.bpe import BPETokenizer
+from spdf_jax.data.bpe import train_bpe
 from spdf_jax.names import lookup
 
 __all__ = [

@@ -4,24 +4,23 @@ An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
 """
 
-from spdf_jax.evaluation.bigram import (
-    Bigram,
-    bigram_loss,
-    bigram_probabilities,
-    count_bigrams,
-    fit_bigram,
-)
+from spdf_jax.evaluation.bigram import Bigram
+from spdf_jax.evaluation.bigram import bigram_loss
+from spdf_jax.evaluation.bigram import bigram_probabilities
+from spdf_jax.evaluation.bigram import count_bigrams
+from spdf_jax.evaluation.bigram import fit_bigram
+from spdf_jax.evaluation.bigram import LARGEST_VOCABULARY
 from spdf_jax.evaluation.generation import greedy_generate
-from spdf_jax.evaluation.perplexity import (
-    bits_per_byte,
-    evaluate_loss,
-    Loss,
-    loss_evaluator,
-)
+from spdf_jax.evaluation.perplexity import bits_per_byte
+from spdf_jax.evaluation.perplexity import evaluate_loss
+from spdf_jax.evaluation.perplexity import Loss
+from spdf_jax.evaluation.perplexity import loss_evaluator
 from spdf_jax.evaluation.task import task_evaluator
-from spdf_jax.evaluation.text_metrics import bleu, chrf
+from spdf_jax.evaluation.text_metrics import bleu
+from spdf_jax.evaluation.text_metrics import chrf
 
 __all__ = [
+    'LARGEST_VOCABULARY',
     'Bigram',
     'Loss',
     'bigram_loss',

@@ -1,7 +1,8 @@
 """A bigram: the baseline that any trained language model has to beat."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 

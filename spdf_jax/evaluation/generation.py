@@ -1,6 +1,7 @@
 """Greedy generation: the most likely continuation, token by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -25,14 +26,14 @@ def _extend(apply_fn, params, tokens_BxL, cursors_B, stops_B, end_of_text):
         logits_BxLxV, (cursors_B - 1)[:, None, None], axis=1
     )[:, 0]
     next_B = jnp.argmax(last_BxV, axis=-1).astype(tokens_BxL.dtype)
-    # An ended row stops where its cursor is: the end token is not written.
+    # An ended row stops where its cursor is: the end token is left out.
     stops_B = jnp.where(
         next_B == end_of_text, jnp.minimum(stops_B, cursors_B), stops_B
     )
-    writes_B = cursors_B < stops_B
-    here_BxL = writes_B[:, None] & (positions_L == cursors_B[:, None])
+    # What a stopped row writes at its cursor is never read.
+    here_BxL = positions_L == cursors_B[:, None]
     tokens_BxL = jnp.where(here_BxL, next_B[:, None], tokens_BxL)
-    return tokens_BxL, cursors_B + writes_B, stops_B
+    return tokens_BxL, cursors_B + (cursors_B < stops_B), stops_B
 
   carry = (tokens_BxL, cursors_B, stops_B)
   tokens_BxL, cursors_B, _ = jax.lax.while_loop(unfinished, append, carry)

@@ -1,14 +1,19 @@
 """A generation task: prompts and references, answered, scored and kept."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 import json
 import os
 import pathlib
 from typing import Any
 
 from spdf_jax.evaluation.generation import greedy_generate
-from spdf_jax.evaluation.perplexity import ApplyFn, Evaluator
-from spdf_jax.evaluation.text_metrics import bleu, chrf, References
+from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.evaluation.perplexity import Evaluator
+from spdf_jax.evaluation.text_metrics import bleu
+from spdf_jax.evaluation.text_metrics import chrf
+from spdf_jax.evaluation.text_metrics import References
 from spdf_jax.extras import require
 
 

@@ -9,9 +9,9 @@ from spdf_jax.models.presets import PRESETS
 
 __all__ = [
     'GPT',
+    'PRESETS',
     'GPTConfig',
     'MaskedDense',
-    'PRESETS',
     'create_model',
     'sparsifiable',
 ]

@@ -21,7 +21,7 @@ def create_model(preset: str, **overrides: Any) -> GPT:
 
   Args:
     preset: A key of `PRESETS`.
-    **overrides: Fields of `GPTConfig` to change.
+    **overrides: Fields of `GPTConfig` to change; `None` keeps the preset's.
 
   Returns:
     The Flax module.
@@ -37,4 +37,5 @@ def create_model(preset: str, **overrides: Any) -> GPT:
   fields = {field.name: field.type for field in dataclasses.fields(config)}
   for name in overrides:
     lookup('model field', name, fields)
-  return GPT(dataclasses.replace(config, **overrides))
+  given = {k: v for k, v in overrides.items() if v is not None}
+  return GPT(dataclasses.replace(config, **given))

@@ -3,7 +3,6 @@
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.combinators import join
-from spdf_jax.sparsity.distributions import check_sparsity
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.masks import apply_mask
 from spdf_jax.sparsity.masks import magnitude_mask
@@ -11,7 +10,6 @@ from spdf_jax.sparsity.masks import mask_from_scores
 from spdf_jax.sparsity.masks import random_mask
 from spdf_jax.sparsity.restart import restart
 from spdf_jax.sparsity.selection import hidden_matrices
-from spdf_jax.sparsity.selection import path_name
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.sparsify import densify
 from spdf_jax.sparsity.sparsify import get_dense_grads
@@ -25,7 +23,6 @@ __all__ = [
     'Algorithm',
     'SparsifyState',
     'apply_mask',
-    'check_sparsity',
     'dense',
     'densify',
     'get_dense_grads',
@@ -35,7 +32,6 @@ __all__ = [
     'magnitude_mask',
     'map_like_params',
     'mask_from_scores',
-    'path_name',
     'random_mask',
     'restart',
     'sparsify',

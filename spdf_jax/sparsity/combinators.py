@@ -1,6 +1,7 @@
 """Algorithms made of algorithms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax

@@ -1,7 +1,8 @@
 """Restarting an optimizer's state at given steps."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,8 @@
 """`sparsify`: the wrapper that makes any optax optimizer train sparsely."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +129,8 @@ def sparsify(
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),
         mask=mask,
-        key=jax.random.key_data(key),
+        # A copy: the state may be donated, the caller's key must not be.
+        key=jnp.array(jax.random.key_data(key)),
         dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
         inner_state=inner.init(masks.apply_mask(params, mask)),
     )

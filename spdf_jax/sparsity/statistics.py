@@ -1,6 +1,7 @@
 """What masks contain: sparsity per layer and over the model."""
 
-from typing import Any, NamedTuple
+from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 import json
 import os
 import pathlib
-import tempfile
 
 
 class MetricWriter:
@@ -56,11 +55,9 @@ def _cut_back(path: pathlib.Path, step: int) -> None:
 def write_atomically(path: str | os.PathLike, text: str) -> None:
   """Writes a text file so that no reader or crash sees half of it."""
   path = pathlib.Path(path)
-  with tempfile.NamedTemporaryFile(
-      'w', dir=path.parent, prefix=f'.{path.name}.', delete=False,
-      encoding='utf-8',
-  ) as file:
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  with temporary.open('w', encoding='utf-8') as file:
     file.write(text)
     file.flush()
     os.fsync(file.fileno())
-  os.replace(file.name, path)
+  os.replace(temporary, path)

@@ -6,6 +6,7 @@ import jax
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.phases import Plan
 
 PyTree = Any
@@ -60,6 +61,6 @@ def matrices(params: PyTree) -> PyTree:
     {'wi': {'bias': False, 'kernel': True}}
   """
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: sparsity.path_name(path[-1:]) not in ('bias', 'scale'),
+      lambda path, _: path_name(path[-1:]) not in ('bias', 'scale'),
       params,
   )

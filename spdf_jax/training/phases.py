@@ -1,6 +1,8 @@
 """Phases: a training plan as data, compiled into functions of the step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
@@ -13,6 +15,7 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
+from spdf_jax.sparsity.distributions import check_sparsity
 from spdf_jax.training.durations import resolve_duration
 
 
@@ -52,7 +55,7 @@ class Phase:
             f'phase {self.name!r} has {field} {getattr(self, field)}; it must '
             'be at least 1, or take the phase out.'
         )
-    sparsity.check_sparsity(self.sparsity, f'sparsity of phase {self.name!r}')
+    check_sparsity(self.sparsity, f'sparsity of phase {self.name!r}')
     if not callable(self.learning_rate):
       raise ValueError(
           f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '

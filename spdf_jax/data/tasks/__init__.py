@@ -1,9 +1,12 @@
 """Fine-tuning tasks by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Mapping
 
-from spdf_jax.data.tasks.docstrings import docstring_pairs, python_docstrings
-from spdf_jax.data.tasks.task import Pair, Task
+from spdf_jax.data.tasks.docstrings import docstring_pairs
+from spdf_jax.data.tasks.docstrings import python_docstrings
+from spdf_jax.data.tasks.task import Pair
+from spdf_jax.data.tasks.task import Task
 from spdf_jax.names import lookup
 
 __all__ = ['Pair', 'Task', 'docstring_pairs', 'load_task', 'python_docstrings']

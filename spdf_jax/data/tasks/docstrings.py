@@ -1,11 +1,14 @@
 """Python signatures to the first lines of their docstrings."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from collections.abc import Iterator
 import warnings
 
-from spdf_jax.data.stdlib import module_sources, module_split
-from spdf_jax.data.tasks.task import Pair, Task
+from spdf_jax.data.stdlib import module_sources
+from spdf_jax.data.stdlib import module_split
+from spdf_jax.data.tasks.task import Pair
+from spdf_jax.data.tasks.task import Task
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from typing import final, NamedTuple
+from typing import final
+from typing import NamedTuple
 
 
 class Pair(NamedTuple):

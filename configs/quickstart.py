@@ -1,0 +1,105 @@
+"""Variable SPDF on two CPU cores: sparse, then dense, then fine-tuned.
+
+A GPT of 0.7M parameters learns the sources of Python's standard library with
+75 % of its hidden weights at zero, goes on densely, and is fine-tuned densely
+to write the first line of a function's docstring. In the manner of
+
+  Thangarasa et al., SPDF, 2023, https://arxiv.org/abs/2303.10464
+  Cerebras, Variable Sparse Pre-training and Dense Fine-tuning, 2023
+
+Expected: both this run and its dense baseline end pre-training below the
+perplexity of a bigram model, and fine-tuning more than halves the perplexity
+of docstrings. `python -m experiments.quickstart` runs both and compares.
+
+  python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
+  python -m experiments.train --config=configs/quickstart.py:sparsity=0 \
+    --workdir=runs/dense
+"""
+
+import ml_collections
+from ml_collections.config_dict import placeholder
+
+
+def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
+  """Returns the config; `arg` is `sparsity=S`, the level of pre-training."""
+  name, _, value = arg.partition('=')
+  if name != 'sparsity' or not value:
+    raise ValueError(f"config argument is {arg!r}; write 'sparsity=0.75'.")
+
+  config = ml_collections.ConfigDict()
+  config.seed = 0  # of initial weights, masks and data order
+
+  config.model = dict(
+      preset='gpt-mini',  # sizes by name; the fields below override it
+      vocab_size=1024,  # at least the tokenizer's
+      n_layers=placeholder(int),  # None: the preset's
+      n_heads=placeholder(int),
+      d_model=placeholder(int),
+      d_ff=placeholder(int),
+      max_length=128,  # positions
+      scan_layers=False,  # one compiled layer, scanned over: for deep models
+      dtype='float32',  # of the computation; parameters are float32
+  )
+
+  config.data = dict(
+      corpus='python-stdlib',  # pre-training text
+      tokenizer='bpe-1024',  # 'bytes', or 'bpe-N' learned on the corpus
+      task='python-docstrings',  # fine-tuning task; '' for none
+      cache_dir='~/.cache/spdf_jax',  # prepared corpora
+      max_epochs=dict(corpus=1, task=2),  # more is refused
+  )
+
+  config.optimizer = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)  # AdamW
+
+  pretrain = dict(
+      duration='850 steps',  # steps, tokens, epochs or tokens/parameter
+      data='corpus',  # which source: corpus or task
+      batch_size=8,  # sequences per step
+      length=128,  # tokens per sequence
+      sparsity=float(value),  # fraction of zeros in the hidden matrices
+      learning_rate=dict(
+          schedule='cosine',  # constant, linear, cosine or continue
+          peak=3e-3,
+          warmup='50 steps',  # a duration
+          final_fraction=0.1,  # of the peak, at the end
+      ),
+      weight_decay=0.1,
+      restart=False,  # of the optimizer's moments
+  )
+  continuation = ml_collections.ConfigDict(pretrain).to_dict() | dict(
+      duration='170 steps', sparsity=0.0
+  )
+  # The cosine of the first phase spans this one too: one pre-training.
+  continuation['learning_rate']['schedule'] = 'continue'
+  finetune = dict(
+      duration='2 epochs',
+      data='task',
+      batch_size=24,
+      length=96,
+      sparsity=0.0,
+      learning_rate=dict(
+          schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0.0
+      ),
+      weight_decay=0.01,
+      restart=True,
+  )
+  config.phases = dict(
+      order=('pretrain', 'continuation', 'finetune'),  # what runs, in order
+      pretrain=pretrain,
+      continuation=continuation,
+      finetune=finetune,
+  )
+
+  config.evaluation = dict(
+      batch_size=16,  # sequences per evaluation batch
+      corpus_batches=8,  # batches of the validation split
+      task_batches=12,  # batches of validation examples, for their loss
+      generations=48,  # validation examples to generate at phase ends
+      max_new_tokens=32,  # per generation
+  )
+  config.eval_every = 170  # steps
+  config.log_every = 10  # steps
+  config.checkpoints = dict(every=200, keep=2)  # steps; latest ones to keep
+  config.resume = ''  # WORKDIR or WORKDIR@PHASE: start from all of it
+  config.init_from = ''  # the same: start from its parameters only
+  return config

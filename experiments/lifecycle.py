@@ -1,0 +1,118 @@
+"""One run from config to finished workdir: train, evaluate, describe."""
+
+import json
+import pathlib
+from typing import Any
+
+import jax
+
+from spdf_jax import data
+from spdf_jax import evaluation
+from spdf_jax import training
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.training.metrics import write_atomically
+
+
+def run(session: training.Session, name: str) -> None:
+  """Trains a session with every evaluation its config asks for.
+
+  Args:
+    session: From `training.open_session`; a killed run goes on.
+    name: What reports call the run.
+
+  Raises:
+    training.Interrupted: a signal came; everything is saved.
+  """
+  recipe, workdir = session.recipe, session.workdir
+  plan_path = workdir / 'plan.json'
+  if not plan_path.exists():
+    plan = describe_plan(recipe, name) | {'bigram': bigram_baseline(recipe)}
+    write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
+  every_time, at_phase_ends = evaluators(recipe, workdir)
+  training.train(
+      session, evaluators=every_time, phase_end_evaluators=at_phase_ends
+  )
+
+
+def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
+  """Scores a bigram model of the same tokens on the same validation text."""
+  vocab_size = recipe.corpus.tokenizer.vocab_size
+  if vocab_size > evaluation.LARGEST_VOCABULARY:
+    return None
+  loss = evaluation.bigram_loss(
+      recipe.corpus.train.tokens, validation_batches(recipe), vocab_size
+  )
+  return {'validation/loss': loss.loss, 'validation/perplexity': loss.perplexity}
+
+
+def validation_batches(recipe: training.Recipe) -> list[data.Batch]:
+  """Returns the fixed batches of the corpus' validation split."""
+  settings = recipe.config['evaluation']
+  length = max(
+      (p.length for p in recipe.plan.phases if p.data == 'corpus'),
+      default=recipe.model.config.max_length,
+  )
+  return list(data.evaluation_batches(
+      data.Windows(recipe.corpus.validation),
+      batch_size=settings['batch_size'],
+      length=length,
+      max_batches=settings['corpus_batches'],
+  ))
+
+
+def evaluators(
+    recipe: training.Recipe, workdir: pathlib.Path
+) -> tuple[list[Any], list[Any]]:
+  """Builds what is measured during a run, and at phase ends only."""
+  settings = recipe.config['evaluation']
+  tokenizer = recipe.corpus.tokenizer
+  apply_fn = jax.jit(
+      lambda params, tokens: recipe.model.apply({'params': params}, tokens)
+  )
+  validation = recipe.corpus.validation.description
+  every_time = [
+      evaluation.loss_evaluator(
+          apply_fn,
+          validation_batches(recipe),
+          prefix='validation',
+          tokens_per_byte=validation['tokens'] / validation['bytes'],
+      )
+  ]
+  if recipe.task is None:
+    return every_time, []
+  length = max(
+      (p.length for p in recipe.plan.phases if p.data == 'task'),
+      default=recipe.model.config.max_length,
+  )
+  examples = data.encode_pairs(recipe.task.validation, tokenizer, length + 1)
+  every_time.append(
+      evaluation.loss_evaluator(
+          apply_fn,
+          list(data.evaluation_batches(
+              examples,
+              batch_size=settings['batch_size'],
+              length=length,
+              max_batches=settings['task_batches'],
+          )),
+          prefix='target',
+      )
+  )
+  count = settings['generations']
+  if not count:
+    return every_time, []
+  # Evenly spread over the split, which is ordered by module.
+  chosen = range(0, len(examples.pairs), -(-len(examples.pairs) // count))
+  contexts = examples.contexts
+  return every_time, [
+      evaluation.task_evaluator(
+          apply_fn,
+          [contexts[i] for i in chosen],
+          [examples.pairs[i].target for i in chosen],
+          decode=tokenizer.decode,
+          directory=workdir / 'generations',
+          max_new_tokens=settings['max_new_tokens'],
+          end_of_text=tokenizer.end_of_text,
+          batch_size=count,
+          length=recipe.model.config.max_length,
+      )
+  ]

@@ -1,0 +1,61 @@
+"""Trains a config: sparse pre-training, dense continuation, fine-tuning.
+
+  python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
+
+Any field of the config can be changed: --config.seed=1. A run that was
+stopped or killed goes on when the same command is given again; everything it
+measured is in the workdir's metrics.jsonl. --dry_run prints the plan instead:
+what is sparsified, parameters, memory and FLOPs.
+"""
+
+import pathlib
+
+from absl import app
+from absl import flags
+from absl import logging
+from ml_collections import config_flags
+
+from experiments import lifecycle
+from spdf_jax import training
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.analysis.plan import format_plan
+
+_CONFIG = config_flags.DEFINE_config_file(
+    'config', None, 'Config file, with its argument: path.py:argument.'
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Where checkpoints, metrics and generations go.'
+)
+_DRY_RUN = flags.DEFINE_bool(
+    'dry_run', False, 'Print the plan and its cost; train nothing.'
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  if not _DRY_RUN.value and not _WORKDIR.value:
+    raise app.UsageError('give --workdir, or --dry_run to see the plan.')
+  name = pathlib.Path(_WORKDIR.value or 'plan').name
+  try:
+    recipe = training.create_recipe(_CONFIG.value)
+    if _DRY_RUN.value:
+      print(format_plan(recipe, describe_plan(recipe, name)))
+      return 0
+    session = training.open_session(recipe, _WORKDIR.value)
+  except (ValueError, OSError) as error:
+    # Bad input: the sentence says it all. Errors in training keep theirs.
+    logging.error('%s', error)
+    return 1
+  try:
+    lifecycle.run(session, name)
+  except training.Interrupted as interrupted:
+    logging.warning('%s', interrupted)
+    return 128 + interrupted.signal
+  return 0
+
+
+if __name__ == '__main__':
+  flags.mark_flag_as_required('config')
+  app.run(main)

@@ -1,0 +1,190 @@
+"""What a report states in words, each statement computed from the runs."""
+
+from collections.abc import Mapping
+import itertools
+
+from spdf_jax.analysis.curves import dense_flops_at
+from spdf_jax.analysis.curves import flops_at
+from spdf_jax.analysis.curves import losses_at_equal_flops
+from spdf_jax.analysis.curves import pretraining_phases
+from spdf_jax.analysis.tables import number
+from spdf_jax.analysis.tables import seconds_of
+from spdf_jax.analysis.workdirs import Run
+
+
+def against_bigram(label: str, run: Run) -> str | None:
+  """States whether a run ends below the bigram baseline's perplexity.
+
+  Args:
+    label: What the run is called.
+    run: A run.
+
+  Returns:
+    A sentence, or None without a baseline or an evaluation.
+
+  Example:
+    >>> from spdf_jax.analysis.workdirs import PhaseRecord
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = ({'step': 4, 'validation/perplexity': 8.0},)
+    >>> bigram = {'validation/perplexity': 40.0}
+    >>> run = Run('toy', (phase,), rows, bigram=bigram)
+    >>> print(against_bigram('toy', run))  # doctest: +NORMALIZE_WHITESPACE
+    toy beats the bigram baseline: validation perplexity 8.00 after phase p,
+    against 40.00.
+  """
+  baseline = (run.bigram or {}).get('validation/perplexity')
+  pretraining = pretraining_phases(run)
+  ends = [
+      (phase.name, found[1])
+      for phase in dict.fromkeys([pretraining[-1], run.phases[-1]])
+      if (found := run.at_end(phase, 'validation/perplexity'))
+  ]
+  if baseline is None or not ends:
+    return None
+  wins = [value < baseline for _, value in ends]
+  verb = 'beats' if all(wins) else 'does not beat'
+  if any(wins) and not all(wins):
+    verb = f'beats after phase {ends[wins.index(True)][0]} only'
+  values = ' and '.join(f'{number(v)} after phase {name}' for name, v in ends)
+  return (
+      f'{label} {verb} the bigram baseline: validation perplexity {values}, '
+      f'against {number(baseline)}.'
+  )
+
+
+def fine_tuning(label: str, run: Run) -> str | None:
+  """States how far fine-tuning lowers a run's target perplexity.
+
+  Args:
+    label: What the run is called.
+    run: A run.
+
+  Returns:
+    A sentence, or None without fine-tuning or its evaluations.
+
+  Example:
+    >>> from spdf_jax.analysis.workdirs import PhaseRecord
+    >>> phases = (
+    ...     PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0),
+    ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
+    >>> rows = ({'step': 4, 'target/perplexity': 20.0},
+    ...         {'step': 8, 'target/perplexity': 5.0})
+    >>> print(fine_tuning('toy', Run('toy', phases, rows)))
+    Fine-tuning takes toy from target perplexity 20.00 to 5.00, 0.250 of it.
+  """
+  before = run.at_end(pretraining_phases(run)[-1], 'target/perplexity')
+  after = run.at_end(run.phases[-1], 'target/perplexity')
+  if before is None or after is None or before == after:
+    return None
+  return (
+      f'Fine-tuning takes {label} from target perplexity {number(before[1])} '
+      f'to {number(after[1])}, {after[1] / before[1]:.3f} of it.'
+  )
+
+
+def cost(label: str, run: Run) -> str:
+  """States the FLOPs and seconds that a run spent.
+
+  Args:
+    label: What the run is called.
+    run: A run.
+
+  Returns:
+    A sentence.
+
+  Example:
+    >>> from spdf_jax.analysis.workdirs import PhaseRecord
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> rows = ({'step': 4, 'time/seconds': 3.0},)
+    >>> run = Run('toy', (phase,), rows)
+    >>> print(cost('toy', run))  # doctest: +NORMALIZE_WHITESPACE
+    toy spent 20 training FLOPs, 0.500 of the same steps dense, and 3.0
+    seconds of training.
+  """
+  spent = flops_at(run, run.last_step)
+  dense = dense_flops_at(run, run.last_step)
+  seconds = seconds_of(run, run.phases)
+  ratio = f', {spent / dense:.3f} of the same steps dense' if dense else ''
+  time = '' if seconds is None else (
+      f', and {number(seconds, 1)} seconds of training'
+  )
+  planned = run.phases[-1].end
+  if run.last_step < planned:
+    label += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
+  return f'{label} spent {spent:.3g} training FLOPs{ratio}{time}.'
+
+
+def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
+  """States which of two runs is better where both have spent the same.
+
+  Args:
+    labels: What the runs are called.
+    runs: Two runs.
+
+  Returns:
+    A sentence or two.
+
+  Example:
+    >>> from spdf_jax.analysis.workdirs import PhaseRecord
+    >>> def toy(cost):
+    ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
+    ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (2, 4)]
+    ...   return Run('toy', (phase,), tuple(rows))
+    >>> print(equal_flops(('a', 'b'), (toy(1.0), toy(9.0))))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    The curves of a and b do not overlap, so they are not compared at equal
+    FLOPs.
+  """
+  found = losses_at_equal_flops(*runs)
+  if found is None:
+    return (
+        f'The curves of {labels[0]} and {labels[1]} do not overlap, so they '
+        'are not compared at equal FLOPs.'
+    )
+  losses = (found.first, found.second)
+  best = 0 if found.first <= found.second else 1
+  verdict = f'{labels[best]} is better'
+  if losses[0] == losses[1]:
+    verdict = f'{labels[0]} and {labels[1]} are equal'
+  text = (
+      f'At equal pre-training FLOPs ({found.flops:.3g}, the most that both '
+      f'spent) {verdict}: validation loss {losses[best]:.3f} of '
+      f'{labels[best]}, {losses[1 - best]:.3f} of {labels[1 - best]}.'
+  )
+  if found.longer is not None:
+    text += (
+        f' There {labels[found.longer]} is still in the middle of its '
+        f'schedule and {labels[1 - found.longer]} at the end of its own, '
+        f'which usually favours {labels[1 - found.longer]}.'
+    )
+  return text
+
+
+def find(runs: Mapping[str, Run]) -> list[str]:
+  """States what the runs show, one statement after another.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    Sentences: the baseline, fine-tuning and cost of each run, then each pair
+    of runs at equal FLOPs.
+
+  Example:
+    >>> from spdf_jax.analysis.workdirs import PhaseRecord
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> find({'toy': Run('toy', (phase,), ({'step': 2},))})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['toy (unfinished, 2 of 4 steps) spent 10 training FLOPs, 0.500 of the
+     same steps dense.']
+  """
+  statements = [
+      make(label, run)
+      for make in (against_bigram, fine_tuning, cost)
+      for label, run in runs.items()
+  ]
+  statements += [
+      equal_flops(labels, (runs[labels[0]], runs[labels[1]]))
+      for labels in itertools.combinations(runs, 2)
+  ]
+  return [statement for statement in statements if statement]

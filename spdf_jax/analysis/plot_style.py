@@ -1,0 +1,154 @@
+"""The one style of all plots: figure, axes, colours, direct labels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spdf_jax.extras import require
+
+# Okabe and Ito's palette, told apart with any kind of colour vision; the
+# yellow is left out, too pale for a line on white.
+COLORS = (
+    '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000',
+)
+GREY = '#666666'
+PALE = '#8A8A8A'
+
+
+def new_figure(width: float, height: float) -> Any:
+  """Makes a figure of its own, known to no global state.
+
+  Args:
+    width: Inches.
+    height: Inches.
+
+  Returns:
+    A `matplotlib.figure.Figure`; `savefig` needs no display.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> len(new_figure(4, 3).subplots(2))
+    2
+  """
+  module = require('matplotlib.figure', 'viz')
+  return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
+
+
+def polish(ax: Any) -> None:
+  """Leaves an axis with what is read: two lines and a light grid.
+
+  Args:
+    ax: Axes to change.
+
+  Example:
+    >>> ax = new_figure(4, 3).subplots()
+    >>> polish(ax)
+    >>> ax.spines['top'].get_visible()
+    False
+  """
+  ax.spines[['top', 'right']].set_visible(False)
+  ax.grid(True, which='major', color='#E4E4E4', linewidth=0.8)
+  ax.set_axisbelow(True)
+  ax.margins(y=0.08)
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+  """Moves rising places apart until neighbours are `gap` from each other.
+
+  Args:
+    places: Where labels should stand, rising, from 0 to 1.
+    gap: Least distance between neighbours.
+
+  Returns:
+    Places as near as one pass finds, rising, the last one at most 1.
+
+  Example:
+    >>> spread([0.0, 0.5, 0.5, 1.0], 0.25)
+    [-0.0625, 0.4375, 0.6875, 0.9375]
+  """
+  moved: list[float] = []
+  for place in places:
+    moved.append(max(place, moved[-1] + gap) if moved else place)
+  if not moved:
+    return moved
+  # Pushed upwards only; settle back by the mean push, and below the top.
+  push = sum(new - old for new, old in zip(moved, places)) / len(moved)
+  push = max(push, moved[-1] - 1)
+  return [place - push for place in moved]
+
+
+def label_ends(
+    ax: Any, ends: Sequence[tuple[float, float, str, str]], gap: float
+) -> None:
+  """Writes each line's name right of the axes, at the height of its end.
+
+  Args:
+    ax: Axes with limits that are final.
+    ends: For each line its last x and y, its name and its colour.
+    gap: Least distance between two names, as a fraction of the axes.
+
+  Example:
+    >>> ax = new_figure(4, 3).subplots()
+    >>> label_ends(ax, [(1.0, 0.5, 'dense', COLORS[0])], gap=0.05)
+    >>> [text.get_text() for text in ax.texts]
+    ['dense']
+  """
+  right = ax.get_xlim()[1]
+  low, high = ax.get_ylim()
+  ends = sorted(ends, key=lambda end: end[1])
+  places = spread([(y - low) / (high - low) for _, y, _, _ in ends], gap)
+  for place, (x, y, name, color) in zip(places, ends):
+    # A faint line leads from a line that ends early to its name.
+    ax.hlines(y, x, right, color=color, linewidth=0.8, linestyle=':')
+    ax.annotate(
+        name,
+        (1.015, place),
+        xycoords='axes fraction',
+        color=color,
+        va='center',
+        fontsize=9,
+        annotation_clip=False,
+    )
+
+
+def label_spans(
+    ax: Any, spans: Sequence[tuple[float, float, str]]
+) -> int:
+  """Writes names above spans of the x axis, higher where they would touch.
+
+  Args:
+    ax: Axes with limits that are final, about six inches wide.
+    spans: For each span its two ends and its name, which may have lines.
+
+  Returns:
+    Number of levels used.
+
+  Example:
+    >>> ax = new_figure(7, 3).subplots()
+    >>> label_spans(ax, [(0.0, 0.5, 'a'), (0.5, 0.51, 'b'), (0.51, 1.0, 'c')])
+    1
+    >>> label_spans(ax, [(0.5, 0.51, 'sparse'), (0.51, 0.52, 'dense')])
+    2
+  """
+  low, high = ax.get_xlim()
+  taken: list[float] = []
+  for start, end, name in spans:
+    lines = name.split('\n')
+    middle = ((start + end) / 2 - low) / (high - low)
+    half = 0.0065 * max(map(len, lines)) + 0.005  # of the axes, at 8 points
+    rights = [*taken, -1.0]
+    level = next(i for i, x in enumerate(rights) if middle - half >= x)
+    taken[level : level + 1] = [middle + half]
+    ax.annotate(
+        name,
+        (middle, 1.0),
+        (0, 3 + 21 * level),
+        xycoords='axes fraction',
+        textcoords='offset points',
+        ha='center',
+        va='bottom',
+        fontsize=8,
+        color=GREY,
+    )
+  return len(taken)

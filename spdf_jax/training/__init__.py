@@ -1,0 +1,37 @@
+"""Training: phases, the one step, the loop, checkpoints."""
+
+from spdf_jax.training.checkpoints import find_checkpoint
+from spdf_jax.training.checkpoints import MismatchError
+from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.loop import Interrupted
+from spdf_jax.training.loop import open_session
+from spdf_jax.training.loop import Session
+from spdf_jax.training.loop import train
+from spdf_jax.training.phases import create_plan
+from spdf_jax.training.phases import Phase
+from spdf_jax.training.phases import Plan
+from spdf_jax.training.recipe import create_recipe
+from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.state import create_state
+from spdf_jax.training.state import TrainState
+from spdf_jax.training.step import token_loss
+from spdf_jax.training.step import train_step
+
+__all__ = [
+    'Interrupted',
+    'MismatchError',
+    'Phase',
+    'Plan',
+    'Recipe',
+    'Session',
+    'TrainState',
+    'create_plan',
+    'create_recipe',
+    'create_state',
+    'find_checkpoint',
+    'open_session',
+    'read_params',
+    'token_loss',
+    'train',
+    'train_step',
+]

@@ -1,0 +1,341 @@
+"""Checkpoints: saved in the background, checked before they are restored."""
+
+from collections.abc import Mapping
+import json
+import logging
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.state import TrainState
+
+PyTree = Any
+
+logger = logging.getLogger('spdf_jax')
+
+_ITEMS = ('params', 'opt_state', 'data', 'meta')
+
+
+class MismatchError(ValueError):
+  """A checkpoint was made with another config, data or model."""
+
+
+class Checkpoints:
+  """The checkpoints of one working directory.
+
+  Each holds `params`, `opt_state` (masks included), `data` (the step and the
+  fingerprints of the data: batches are a function of them) and `meta` (config,
+  phase ends, shapes and dtypes). The latest `keep` stay, and the end of every
+  phase.
+
+  Args:
+    workdir: The working directory; checkpoints lie in its `checkpoints/`.
+    phase_ends: Steps completed at the end of each phase, by its name.
+    keep: How many of the latest checkpoints stay.
+    config: What the run was made from, JSON-able.
+    fingerprints: Of the data, by source.
+  """
+
+  def __init__(
+      self,
+      workdir: str | os.PathLike,
+      *,
+      phase_ends: Mapping[str, int],
+      keep: int,
+      config: Mapping[str, Any],
+      fingerprints: Mapping[str, str],
+  ):
+    self._phase_ends = dict(phase_ends)
+    self._config = config
+    self._fingerprints = dict(fingerprints)
+    self._directory = pathlib.Path(workdir).absolute() / 'checkpoints'
+    policies = ocp.checkpoint_managers
+    self._manager = ocp.CheckpointManager(
+        self._directory,
+        item_names=_ITEMS,
+        options=ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([
+                policies.LatestN(keep),
+                policies.CustomSteps(list(self._phase_ends.values())),
+            ]),
+        ),
+    )
+
+  def save(self, state: TrainState) -> None:
+    """Saves in the background; a step that is saved already is left alone."""
+    step = int(state.step)
+    if step in self._manager.all_steps():
+      return
+    save, save_json = ocp.args.StandardSave, ocp.args.JsonSave
+    self._manager.save(
+        step,
+        args=ocp.args.Composite(
+            params=save(state.params),
+            opt_state=save(state.opt_state),
+            data=save_json({'step': step, 'fingerprints': self._fingerprints}),
+            meta=save_json({
+                'config': self._config,
+                'phase_ends': self._phase_ends,
+                'arrays': describe_arrays(state),
+            }),
+        ),
+    )
+
+  def restore_latest(self, abstract: TrainState) -> TrainState | None:
+    """Restores the latest checkpoint that can be read, `None` without any.
+
+    A damaged checkpoint is moved aside, with a warning, and the one before it
+    is used.
+
+    Args:
+      abstract: Shapes and dtypes of the state.
+
+    Returns:
+      The state.
+
+    Raises:
+      MismatchError: it was made with another config, data or model.
+      ValueError: there are checkpoints and none can be read.
+    """
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    for step in steps:
+      try:
+        return read_checkpoint(
+            self._directory / str(step),
+            abstract,
+            config=self._config,
+            fingerprints=self._fingerprints,
+        )
+      except MismatchError:
+        raise
+      except Exception as error:  # Any damage at all: name it, use the other.
+        aside = self._directory.parent / 'damaged_checkpoints' / str(step)
+        aside.parent.mkdir(exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(self._directory / str(step), aside)
+        self._manager.reload()
+        logger.warning(
+            'checkpoint %d cannot be read (%s: %s); it was moved to %s and '
+            'the one before it is used.',
+            step, type(error).__name__, str(error).split('\n')[0][:200], aside,
+        )
+    if steps:
+      raise ValueError(
+          f'none of the checkpoints {steps} in {self._directory} can be read; '
+          'they were moved to damaged_checkpoints beside it; start with '
+          'another workdir or put back a copy.'
+      )
+    return None
+
+  def wait(self) -> None:
+    """Waits until saves have ended; raises what went wrong in one."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits and frees the manager."""
+    self.wait()
+    self._manager.close()
+
+
+def find_checkpoint(source: str) -> pathlib.Path:
+  """Finds the checkpoint that `'WORKDIR'` or `'WORKDIR@PHASE'` names.
+
+  Args:
+    source: A working directory, for its latest checkpoint, or with the name of
+      a phase, for the checkpoint at that phase's end.
+
+  Returns:
+    The directory of the checkpoint.
+
+  Raises:
+    ValueError: there is none; the message says what there is.
+  """
+  workdir, _, phase = str(source).partition('@')
+  directory = pathlib.Path(workdir).absolute() / 'checkpoints'
+  names = directory.iterdir() if directory.is_dir() else ()
+  steps = sorted(int(path.name) for path in names if path.name.isdigit())
+  if not steps:
+    raise ValueError(
+        f'{source!r} names no checkpoint: {directory} holds none; give the '
+        'workdir of a run that has saved one.'
+    )
+  if not phase:
+    return directory / str(steps[-1])
+  meta = _read_json(directory / str(steps[-1]), 'meta')
+  end = meta['phase_ends'].get(phase)
+  if end not in steps:
+    known = [name for name, s in meta['phase_ends'].items() if s in steps]
+    raise ValueError(
+        f'{source!r} names no checkpoint: the phases that have ended there are '
+        f'{known}.'
+    )
+  return directory / str(end)
+
+
+def read_checkpoint(
+    checkpoint: pathlib.Path,
+    abstract: TrainState,
+    *,
+    config: Mapping[str, Any],
+    fingerprints: Mapping[str, str],
+) -> TrainState:
+  """Restores everything, after checking what the checkpoint says of itself.
+
+  Args:
+    checkpoint: Its directory.
+    abstract: Shapes and dtypes of the state.
+    config: Must be the config it was made with.
+    fingerprints: Must be those of its data.
+
+  Returns:
+    The state.
+
+  Raises:
+    MismatchError: config, data, shapes or dtypes differ.
+  """
+  meta = _read_json(checkpoint, 'meta')
+  data = _read_json(checkpoint, 'data')
+  _refuse(
+      checkpoint, 'config', identity(meta['config']), identity(config)
+  )
+  _refuse(checkpoint, 'data', data['fingerprints'], dict(fingerprints))
+  _refuse(checkpoint, 'model', meta['arrays'], describe_arrays(abstract))
+  items = _restore(
+      checkpoint, params=abstract.params, opt_state=abstract.opt_state
+  )
+  step = jax.numpy.asarray(data['step'], abstract.step.dtype)
+  return TrainState(step, items.params, items.opt_state)
+
+
+def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
+  """Restores parameters only: how another run's training is built upon.
+
+  Args:
+    checkpoint: Its directory.
+    abstract: Shapes and dtypes of the parameters.
+
+  Returns:
+    The parameters.
+
+  Raises:
+    MismatchError: shapes or dtypes differ.
+  """
+  meta = _read_json(checkpoint, 'meta')
+  found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
+  asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
+  _refuse(checkpoint, 'model', found, asked)
+  return _restore(checkpoint, params=abstract).params
+
+
+def describe_arrays(tree: PyTree) -> dict[str, str]:
+  """Lists dtype and shape of every array in a tree, by path.
+
+  Example:
+    >>> describe_arrays({'w': np.zeros((2, 3), np.float32)})
+    {'w': 'float32[2,3]'}
+  """
+  return {
+      path_name(path): f'{x.dtype}[{",".join(map(str, x.shape))}]'
+      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what makes two configs the same run, flat: all but places."""
+  places = ('resume', 'init_from', 'data.cache_dir')
+  return {k: v for k, v in flatten(config).items() if k not in places}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Flattens nested mappings to dotted names.
+
+  Example:
+    >>> flatten({'model': {'preset': 'gpt-mini'}})
+    {'model.preset': 'gpt-mini'}
+  """
+  flat = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      flat.update(flatten(value, f'{prefix}{key}.'))
+    else:
+      flat[f'{prefix}{key}'] = value
+  return flat
+
+
+def differences(
+    found: Mapping[str, Any], asked: Mapping[str, Any]
+) -> list[str]:
+  """Says where two flat mappings differ, each as `name was … and is …`."""
+  return [
+      f'{key} was {found.get(key, "absent")!r} and is '
+      f'{asked.get(key, "absent")!r}'
+      for key in sorted(found.keys() | asked.keys())
+      if found.get(key) != asked.get(key)
+  ]
+
+
+def checkpoint_bytes(state: PyTree) -> int:
+  """Returns the bytes of a state's arrays, the most a checkpoint takes."""
+  return sum(
+      int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
+  )
+
+
+def check_free_space(
+    workdir: str | os.PathLike, state: PyTree, checkpoints: int
+) -> None:
+  """Raises OSError unless the disk holds the checkpoints a plan will write.
+
+  Args:
+    workdir: An existing directory.
+    state: The state or its shapes.
+    checkpoints: How many exist at most at one time.
+
+  Raises:
+    OSError: there is too little free space.
+  """
+  needed = checkpoints * checkpoint_bytes(state)
+  free = shutil.disk_usage(workdir).free
+  if needed > free:
+    raise OSError(
+        f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
+        f'plan writes up to {checkpoints} checkpoints, {needed / 2**30:.2f} '
+        'GiB; free some space, keep fewer checkpoints or use another disk.'
+    )
+
+
+def _refuse(
+    checkpoint: pathlib.Path,
+    what: str,
+    found: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> None:
+  different = differences(found, asked)
+  if different:
+    more = f' (and {len(different) - 3} more)' if len(different) > 3 else ''
+    raise MismatchError(
+        f'checkpoint {checkpoint} is of another {what}: '
+        f'{"; ".join(different[:3])}{more}; use what it was made with, or '
+        'another workdir.'
+    )
+
+
+def _read_json(checkpoint: pathlib.Path, item: str) -> Any:
+  return json.loads((checkpoint / item / 'metadata').read_text('utf-8'))
+
+
+def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
+  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  placed = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+      abstract,
+  )
+  args = {k: ocp.args.StandardRestore(v) for k, v in placed.items()}
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    return checkpointer.restore(checkpoint, args=ocp.args.Composite(**args))

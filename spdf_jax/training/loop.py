@@ -1,0 +1,275 @@
+"""The training loop: steps, evaluations, checkpoints, and leaving cleanly."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from spdf_jax import sparsity
+from spdf_jax.training import checkpoints
+from spdf_jax.training.interrupts import Interrupts
+from spdf_jax.training.metrics import MetricWriter
+from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.progress import Progress
+from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.state import create_state
+from spdf_jax.training.state import TrainState
+
+PyTree = Any
+Evaluator = Callable[[int, PyTree], Iterable[tuple[str, float]]]
+
+logger = logging.getLogger('spdf_jax')
+
+
+class Interrupted(Exception):
+  """Training was asked to stop; everything is saved.
+
+  Attributes:
+    signal: The number of the signal.
+  """
+
+  def __init__(self, signal: int, step: int):
+    super().__init__(
+        f'stopped by signal {signal} after step {step}; everything is saved, '
+        'the same command goes on from there.'
+    )
+    self.signal = signal
+
+
+@dataclasses.dataclass
+class Session:
+  """A run that is ready to train: checked, opened and restored.
+
+  Attributes:
+    recipe: What is trained.
+    workdir: Where config, metrics and checkpoints go.
+    checkpoints: The workdir's checkpoints.
+    state: Where training starts from.
+  """
+
+  recipe: Recipe
+  workdir: pathlib.Path
+  checkpoints: checkpoints.Checkpoints
+  state: TrainState
+
+
+def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
+  """Opens a workdir and makes or restores the state: all that can be refused.
+
+  Starts from the first of these that exists: the workdir's own latest
+  checkpoint; everything of the checkpoint in `config.resume`; the parameters
+  of the one in `config.init_from`; the initial parameters.
+
+  Args:
+    recipe: What to train.
+    workdir: Made if missing.
+
+  Returns:
+    The session for `train`.
+
+  Raises:
+    ValueError: the workdir, or a checkpoint, is of another config or model.
+    OSError: the workdir cannot be written, or has too little space.
+  """
+  config, plan = recipe.config, recipe.plan
+  workdir = _open_workdir(workdir, config)
+  keep = config['checkpoints']['keep']
+  checkpoints.check_free_space(
+      # One more is written before an old one goes.
+      workdir, recipe.abstract_state, keep + len(plan.phases) + 1
+  )
+  saved = checkpoints.Checkpoints(
+      workdir,
+      phase_ends=plan.ends,
+      keep=keep,
+      config=config,
+      fingerprints=recipe.fingerprints,
+  )
+  return Session(recipe, workdir, saved, _first_state(recipe, saved))
+
+
+def train(
+    session: Session,
+    *,
+    evaluators: Sequence[Evaluator] = (),
+    phase_end_evaluators: Sequence[Evaluator] = (),
+) -> TrainState:
+  """Trains through all phases, from wherever the session starts.
+
+  Args:
+    session: From `open_session`; used up.
+    evaluators: `(step, params) -> (name, value)` pairs, called every
+      `config.eval_every` steps and at the end of each phase.
+    phase_end_evaluators: The same, at the end of each phase only.
+
+  Returns:
+    The final state.
+
+  Raises:
+    Interrupted: SIGTERM or Ctrl-C came; everything is saved.
+  """
+  recipe, saved, state = session.recipe, session.checkpoints, session.state
+  config, plan = recipe.config, recipe.plan
+  start = int(state.step)
+  writer = MetricWriter(session.workdir / 'metrics.jsonl', start)
+  progress = Progress(plan, start)
+  log = _TrainLog(writer, progress, recipe)
+  ends = set(plan.ends.values())
+  with Interrupts() as interrupts:
+    for step in range(start, plan.total_steps):
+      state, metrics = recipe.step(state, recipe.batch_at(step))
+      done = step + 1
+      log.add(done, metrics)
+      stop = interrupts.received is not None
+      evaluate = done in ends or done % config['eval_every'] == 0
+      save = stop or done in ends or done % config['checkpoints']['every'] == 0
+      if not evaluate and not save:
+        continue
+      log.flush()
+      progress.pause()
+      if evaluate:
+        chosen = [*evaluators, *(phase_end_evaluators if done in ends else ())]
+        _evaluate(recipe, writer, chosen, done, state)
+      if save:
+        # What is logged is on disk before the checkpoint that follows it.
+        writer.flush()
+        saved.save(state)
+      log.restart_clock()
+      progress.resume()
+      if stop:
+        break
+  saved.close()
+  writer.close()
+  if interrupts.received is not None and int(state.step) < plan.total_steps:
+    raise Interrupted(interrupts.received, int(state.step))
+  return state
+
+
+class _TrainLog:
+  """Writes training metrics one step late, so that the host never waits."""
+
+  def __init__(self, writer: MetricWriter, progress: Progress, recipe: Recipe):
+    self._writer = writer
+    self._progress = progress
+    self._plan = recipe.plan
+    self._every = recipe.config['log_every']
+    self._pending = None
+    self._seconds = 0.0
+    self._clock = time.monotonic()
+
+  def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    """Takes the metrics of `step` and writes those of the step before."""
+    self._write()
+    self._pending = step, metrics
+
+  def flush(self) -> None:
+    """Writes what is pending, after waiting for it."""
+    if self._pending is not None:
+      jax.block_until_ready(self._pending[1])
+    self._write()
+    self._pending = None
+    self._stop_clock()
+
+  def restart_clock(self) -> None:
+    """Leaves the time since `flush` out of the training time."""
+    self._clock = time.monotonic()
+
+  def _stop_clock(self) -> None:
+    now = time.monotonic()
+    self._seconds += now - self._clock
+    self._clock = now
+
+  def _write(self) -> None:
+    if self._pending is None:
+      return
+    step, metrics = self._pending
+    if step % self._every and step not in self._plan.ends.values():
+      return
+    scalars = {name: float(value) for name, value in metrics.items()}
+    self._stop_clock()
+    self._writer.write_scalars(step, {
+        'phase': self._plan.phase_at(step - 1).name,
+        **scalars,
+        'time/seconds': round(self._seconds, 4),
+    })
+    self._seconds = 0.0
+    self._progress.update(step, scalars['train/loss'])
+
+
+def _evaluate(recipe, writer, evaluators, step: int, state: TrainState) -> None:
+  mask = sparsity.get_mask(state.opt_state)
+  summary = sparsity.summarize(mask, state.params, where=recipe.where)
+  scalars = {
+      'phase': recipe.plan.phase_at(step - 1).name,
+      'sparsity/sparsified': summary.sparsity,
+      'sparsity/all': summary.overall_sparsity,
+  }
+  for name, layer in summary.layers.items():
+    scalars[f'sparsity/{name}'] = layer.sparsity
+  for evaluate in evaluators:
+    scalars.update(evaluate(step, state.params))
+  writer.write_scalars(step, scalars)
+  shown = ('validation/loss', 'validation/perplexity', 'task/chrf')
+  logger.info(
+      'step %d: %s', step,
+      '  '.join(f'{k} {scalars[k]:.4f}' for k in shown if k in scalars),
+  )
+
+
+def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
+  """Makes the workdir, or checks that it is this config's."""
+  workdir = pathlib.Path(workdir)
+  path = workdir / 'config.json'
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+      write_atomically(path, json.dumps(config, indent=2) + '\n')
+  except OSError as error:
+    raise OSError(
+        f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
+        'a directory that can.'
+    ) from error
+  found = json.loads(path.read_text('utf-8'))
+  different = checkpoints.differences(
+      checkpoints.identity(found), checkpoints.identity(config)
+  )
+  if different:
+    raise ValueError(
+        f'workdir {str(workdir)!r} belongs to another config: '
+        f'{"; ".join(different[:5])}; give another workdir or the config it '
+        'was made with.'
+    )
+  return workdir
+
+
+def _first_state(
+    recipe: Recipe, saved: checkpoints.Checkpoints
+) -> TrainState:
+  config = recipe.config
+  state = saved.restore_latest(recipe.abstract_state)
+  if state is not None:
+    logger.info('going on from step %d of this workdir', int(state.step))
+    return state
+  if config['resume']:
+    checkpoint = checkpoints.find_checkpoint(config['resume'])
+    logger.info('going on from %s', checkpoint)
+    return checkpoints.read_checkpoint(
+        checkpoint,
+        recipe.abstract_state,
+        config=config,
+        fingerprints=recipe.fingerprints,
+    )
+  if config['init_from']:
+    checkpoint = checkpoints.find_checkpoint(config['init_from'])
+    logger.info('starting from the parameters of %s', checkpoint)
+    params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
+    return create_state(params, recipe.optimizer)
+  return recipe.create_state()

@@ -1,0 +1,206 @@
+"""A recipe: everything that a config describes, built and checked."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import functools
+import json
+import os
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from spdf_jax import data
+from spdf_jax import models
+from spdf_jax.training import optimizers
+from spdf_jax.training.phases import create_plan
+from spdf_jax.training.phases import Plan
+from spdf_jax.training.state import create_state
+from spdf_jax.training.state import TrainState
+from spdf_jax.training.step import train_step
+
+PyTree = Any
+_PARAMS, _MASKS = 0, 1  # What the seed's key is folded with.
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """What a run is made of; built by `create_recipe`.
+
+  Attributes:
+    config: The resolved config, JSON-able: the run's identity.
+    model: The Flax module.
+    where: The model's selection of sparsified leaves.
+    plan: The phases.
+    optimizer: AdamW inside `sparsify`.
+    corpus: What is pre-trained on.
+    task: What is fine-tuned on; `None` without.
+    sources: What batches are read from, by name.
+    batch_at: The batch of each step, a pure function.
+    init_params: Makes the initial parameters, dense.
+  """
+
+  config: Mapping[str, Any]
+  model: nn.Module
+  where: Callable[[str, Any], Any]
+  plan: Plan
+  optimizer: optax.GradientTransformationExtraArgs
+  corpus: data.Corpus
+  task: data.Task | None
+  sources: Mapping[str, data.Source]
+  batch_at: Callable[[int], data.Batch]
+  init_params: Callable[[], PyTree]
+
+  @property
+  def fingerprints(self) -> dict[str, str]:
+    """Fingerprints of the data, by source."""
+    return {name: s.fingerprint for name, s in self.sources.items()}
+
+  def create_state(self) -> TrainState:
+    """Makes the state at step 0."""
+    return create_state(self.init_params(), self.optimizer)
+
+  @functools.cached_property
+  def abstract_state(self) -> TrainState:
+    """Shapes and dtypes of the state."""
+    return jax.eval_shape(self.create_state)
+
+  @functools.cached_property
+  def step(self) -> Any:
+    """The jitted training step; its first argument, the state, is donated."""
+    return jax.jit(
+        functools.partial(
+            train_step,
+            apply_fn=self.model.apply,
+            optimizer=self.optimizer,
+            learning_rate=self.plan.learning_rate,
+        ),
+        donate_argnums=0,
+    )
+
+  def compile_step(self, batch_size: int, length: int) -> Any:
+    """Compiles the step for a batch shape, from shapes alone."""
+    shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
+    batch = data.Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
+    return self.step.lower(self.abstract_state, batch).compile()
+
+  @property
+  def parameters(self) -> int:
+    """Parameters of the model."""
+    leaves = jax.tree.leaves(self.abstract_state.params)
+    return sum(int(np.prod(x.shape)) for x in leaves)
+
+
+def create_recipe(config: Any) -> Recipe:
+  """Builds model, plan, optimizer and data from a config, and checks them.
+
+  Args:
+    config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+
+  Returns:
+    The recipe; nothing is trained yet.
+
+  Raises:
+    ValueError: something in the config cannot be; one sentence says what.
+  """
+  config = plain(config)
+  model = models.create_model(
+      config['model']['preset'],
+      **{k: v for k, v in config['model'].items() if k != 'preset'},
+  )
+  order = config['phases']['order']
+  specs = {k: v for k, v in config['phases'].items() if k != 'order'}
+  _check_lengths(specs, order, model.config.max_length)
+  corpus = data.prepare_corpus(
+      config['data']['corpus'],
+      tokenizer=config['data']['tokenizer'],
+      cache_dir=os.path.expanduser(config['data']['cache_dir']),
+  )
+  _check_vocabulary(corpus, model.config.vocab_size)
+  task = data.load_task(config['data']['task']) if (
+      config['data']['task']
+  ) else None
+  sources = _create_sources(corpus, task, specs, order)
+
+  root = jax.random.key(config['seed'])
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  init = lambda: model.init(jax.random.fold_in(root, _PARAMS), tokens)['params']
+  sizes = [x.size for x in jax.tree.leaves(jax.eval_shape(init))]
+  plan = create_plan(
+      specs,
+      order,
+      tokens_per_epoch={
+          name: lambda length, source=source: length * source.num_blocks(length)
+          for name, source in sources.items()
+      },
+      parameters=sum(sizes),
+  )
+  batch_at = data.schedule_batches(
+      sources,
+      [
+          data.Allotment(p.data, p.batch_size, p.length, p.steps)
+          for p in plan.phases
+      ],
+      seed=config['seed'],
+      max_epochs=config['data']['max_epochs'],
+  )
+  where = models.sparsifiable
+  optimizer = optimizers.adamw(
+      plan,
+      where=where,
+      key=jax.random.fold_in(root, _MASKS),
+      **config['optimizer'],
+  )
+  return Recipe(
+      config, model, where, plan, optimizer, corpus, task, sources, batch_at,
+      jax.jit(init),
+  )
+
+
+def plain(config: Any) -> dict[str, Any]:
+  """Returns a config as nested dicts, lists, numbers and text.
+
+  Example:
+    >>> plain({'seed': 0, 'order': ('a', 'b')})
+    {'seed': 0, 'order': ['a', 'b']}
+  """
+  as_dict = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  return json.loads(json.dumps(as_dict))
+
+
+def _create_sources(corpus, task, specs, order) -> dict[str, data.Source]:
+  sources = {'corpus': data.Windows(corpus.train)}
+  if task is not None:
+    lengths = [
+        specs[name]['length'] for name in order
+        if specs.get(name, {}).get('data') == 'task'
+    ]
+    # A row of L tokens predicts L targets, so the example has one more.
+    sources['task'] = data.encode_pairs(
+        task.train, corpus.tokenizer, max(lengths, default=127) + 1
+    )
+  return sources
+
+
+def _check_lengths(specs, order, max_length: int) -> None:
+  for name in order:
+    length = specs.get(name, {}).get('length', 0)
+    if length > max_length:
+      raise ValueError(
+          f'phase {name!r} has length {length} and the model {max_length} '
+          'positions; shorten the phase or raise model.max_length.'
+      )
+
+
+def _check_vocabulary(corpus: data.Corpus, vocab_size: int) -> None:
+  if corpus.tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+        f'corpus {corpus.name!r} has token ids up to '
+        f'{corpus.tokenizer.vocab_size - 1} and the model a vocabulary of '
+        f'{vocab_size}; set model.vocab_size to '
+        f'{corpus.tokenizer.vocab_size} or use another tokenizer.'
+    )

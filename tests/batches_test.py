@@ -1,0 +1,249 @@
+"""Tests of spdf_jax.data.batches."""
+
+import collections
+import math
+import timeit
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from spdf_jax.data.batches import Allotment
+from spdf_jax.data.batches import evaluation_batches
+from spdf_jax.data.batches import schedule_batches
+from spdf_jax.data.examples import encode_pairs
+from spdf_jax.data.sources import Windows
+from spdf_jax.data.tasks import Pair
+from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizers import ByteTokenizer
+
+LENGTHS = (2, 3, 6, 12)
+PAIRS = [Pair(f'call {i}(self)', f'Return {i}.') for i in range(23)]
+
+
+@pytest.fixture(scope='module')
+def counting(tmp_path_factory):
+  """Makes windows over n tokens that each say where they lie."""
+  folder = tmp_path_factory.mktemp('tokens')
+
+  def make(n):
+    return Windows(write_token_file(
+        folder / str(n), [(range(n), n)], vocab_size=2**20, source={}
+    ))
+
+  return make
+
+
+def plan(source, allotments, epochs=1, seed=0):
+  return schedule_batches(
+      {'text': source},
+      [Allotment('text', *allotment) for allotment in allotments],
+      seed=seed,
+      max_epochs={'text': epochs},
+  )
+
+
+def rows(batch_at, steps):
+  inputs = (row for k in steps for row in batch_at(k).inputs)
+  return [(int(row[0]), len(row)) for row in inputs]
+
+
+def test_an_epoch_sees_every_window_exactly_once(counting):
+  # 24 blocks of 8: shares of other batch sizes, half and quarter lengths.
+  shares = [(5, 8, 2), (7, 4, 2), (3, 2, 4), (1, 4, 2), (2, 8, 1)]
+  tokens = sum(math.prod(share) for share in shares)
+  shares.append((1, 8, (24 * 8 - tokens) // 8))
+  assert sum(math.prod(share) for share in shares) == 24 * 8
+  batch_at = plan(counting(24 * 8 + 1), shares)
+  steps = sum(k for _, _, k in shares)
+  seen = [s + i for s, n in rows(batch_at, range(steps)) for i in range(n)]
+  assert sorted(seen) == list(range(24 * 8))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    blocks=st.integers(6, 40),
+    shares=st.lists(
+        st.tuples(*map(st.sampled_from, (range(1, 7), LENGTHS, range(1, 10)))),
+        min_size=1, max_size=6,
+    ),
+    seed=st.integers(0, 9),
+)
+def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
+  block = max(length for _, length, _ in shares)
+  shares = [share for share in shares if block % share[1] == 0]
+  held, cursor, steps = blocks * block, 0, 0
+  slots, skipped = [], 0  # Where each row lies in the stream, by hand.
+  for batch_size, length, count in shares:
+    skipped += -cursor % length
+    cursor += -cursor % length
+    for _ in range(batch_size * count):
+      slots.append(cursor)
+      cursor += length
+    steps += count
+  batch_at = plan(counting(held + 1), shares, epochs=99, seed=seed)
+  seen = collections.defaultdict(list)
+  for slot, (start, length) in zip(slots, rows(batch_at, range(steps))):
+    seen[slot // held].extend(range(start, start + length))
+  for epoch, tokens in seen.items():
+    assert len(set(tokens)) == len(tokens)
+    if epoch < max(seen):
+      assert len(tokens) >= held - skipped  # None is lost but by rounding.
+  assert skipped < block * len(shares)
+
+
+def test_a_batch_may_span_two_epochs_of_their_own_order(counting):
+  batch_at = plan(counting(10 * 4 + 1), [(4, 4, 10)], epochs=4)
+  starts = [start for start, _ in rows(batch_at, range(10))]
+  epochs = [starts[i:i + 10] for i in range(0, 40, 10)]
+  for epoch in epochs:
+    assert sorted(epoch) == list(range(0, 40, 4))
+  assert len(set(map(tuple, epochs))) == 4
+
+
+def test_a_batch_depends_on_nothing_but_its_step(counting):
+  shares = [(3, 8, 4), (2, 4, 5), (4, 8, 3)]
+  source = counting(300)
+  batch_at = plan(source, shares, seed=3)
+  forward = [batch_at(step) for step in range(12)]
+  for step in (11, 0, 5, 5, 3, 8):
+    fresh = plan(source, shares, seed=3)(step)
+    for one, two, three in zip(forward[step], batch_at(step), fresh):
+      assert np.array_equal(one, two) and np.array_equal(one, three)
+
+
+def test_another_seed_or_source_name_gives_another_order(counting):
+  source = counting(801)
+  share = [(50, 8, 1)]
+  first = rows(plan(source, share), [0])
+  assert first != rows(plan(source, share, seed=1), [0])
+  renamed = schedule_batches(
+      {'other': source}, [Allotment('other', 50, 8, 1)],
+      seed=0, max_epochs={'other': 1},
+  )
+  assert first != rows(renamed, [0])
+
+
+def test_phases_of_two_sources_do_not_disturb_each_other(counting):
+  text = counting(161)
+  task = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
+  mixed = schedule_batches(
+      {'text': text, 'task': task},
+      [Allotment('text', 4, 8, 2), Allotment('task', 5, 32, 3),
+       Allotment('text', 4, 8, 3)],
+      seed=0, max_epochs={'text': 1, 'task': 1},
+  )
+  alone = plan(text, [(4, 8, 5)])
+  assert rows(mixed, [0, 1, 5, 6, 7]) == rows(alone, range(5))
+  assert mixed(3).inputs.shape == (5, 32)
+
+
+def test_a_plan_of_more_epochs_than_allowed_is_refused(counting):
+  source = counting(10 * 4 + 1)
+  plan(source, [(5, 4, 2)])
+  with pytest.raises(
+      ValueError,
+      match="needs 2 epochs of source 'text' .44 tokens where it holds 40.,"
+            ' but max_epochs allows 1; set it to 2',
+  ):
+    plan(source, [(5, 4, 2), (1, 4, 1)])
+  plan(source, [(5, 4, 2), (1, 4, 1)], epochs=2)
+
+
+def test_a_corpus_smaller_than_one_batch_is_refused(counting):
+  for n, held in ((13, 3), (1, 0), (0, 0)):
+    with pytest.raises(
+        ValueError, match=f'holds {held} rows of 4 .*one batch of 5; use a'
+    ):
+      plan(counting(n), [(5, 4, 1)], epochs=9)
+
+
+@pytest.mark.parametrize(
+    'share, name', [((0, 4, 1), 'batch_size=0'), ((2, -1, 1), 'length=-1'),
+                    ((2, 4, 0), 'steps=0')],
+)
+def test_a_share_that_is_not_positive_is_refused(counting, share, name):
+  with pytest.raises(ValueError, match=f'{name} of allotment 1'):
+    plan(counting(101), [(2, 4, 1), share])
+
+
+def test_an_unknown_source_is_answered_with_the_nearest_name(counting):
+  with pytest.raises(ValueError, match="source 'txt' is unknown.*'text'"):
+    schedule_batches(
+        {'text': counting(101)}, [Allotment('txt', 2, 4, 1)],
+        seed=0, max_epochs={'text': 1},
+    )
+
+
+def test_a_source_without_max_epochs_is_refused(counting):
+  with pytest.raises(ValueError, match="max_epochs has no entry for 'text'"):
+    schedule_batches(
+        {'text': counting(101)}, [Allotment('text', 2, 4, 1)],
+        seed=0, max_epochs={},
+    )
+
+
+def test_a_plan_without_allotments_is_refused():
+  with pytest.raises(ValueError, match='allotments is empty'):
+    schedule_batches({}, [], seed=0, max_epochs={})
+
+
+def test_lengths_that_do_not_divide_the_longest_are_refused(counting):
+  with pytest.raises(ValueError, match="'text': length 3 does not divide 8"):
+    plan(counting(101), [(2, 8, 1), (2, 3, 1)])
+
+
+@pytest.mark.parametrize('step', [-1, 3, 10**9])
+def test_a_step_outside_the_plan_is_refused(counting, step):
+  batch_at = plan(counting(101), [(2, 8, 2), (2, 4, 1)])
+  with pytest.raises(IndexError, match=f'step {step} .* steps 0 to 2'):
+    batch_at(step)
+
+
+def test_an_epoch_sees_every_example_once():
+  examples = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
+  batch_at = plan(examples, [(4, 32, 5), (3, 32, 1)])
+  seen = [
+      bytes(row[row < 256].astype(np.uint8).tolist())
+      for step in range(6) for row in batch_at(step).inputs
+  ]
+  assert len(set(seen)) == 23
+
+
+def test_evaluation_reads_all_rows_once_and_pads_the_last_batch():
+  examples = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
+  batches = evaluation_batches(
+      examples, batch_size=5, length=32, max_batches=100)
+  assert [batch.inputs.shape for batch in batches] == [(5, 32)] * 5
+  assert sum(int(b.weights.any(axis=1).sum()) for b in batches) == 23
+  assert batches[-1].weights[3:].sum() == 0
+  dtypes = {array.dtype for batch in batches for array in batch}
+  assert dtypes == {np.dtype('int32'), np.dtype('float32')}
+
+
+def test_evaluation_rows_are_spread_over_the_text(counting):
+  batches = evaluation_batches(
+      counting(1001), batch_size=5, length=10, max_batches=2)
+  starts = [int(row[0]) for batch in batches for row in batch.inputs]
+  assert starts == list(range(0, 1000, 100))
+
+
+@pytest.mark.parametrize('name', ['batch_size', 'length', 'max_batches'])
+def test_evaluation_of_nothing_is_refused(counting, name):
+  numbers = {'batch_size': 2, 'length': 4, 'max_batches': 3, name: 0}
+  with pytest.raises(ValueError, match=f'{name}=0'):
+    evaluation_batches(counting(101), **numbers)
+
+
+def test_evaluation_of_too_short_a_text_is_refused(counting):
+  with pytest.raises(ValueError, match='holds no row of 128 tokens'):
+    evaluation_batches(counting(101), batch_size=2, length=128, max_batches=1)
+
+
+def test_a_batch_is_read_without_delay(counting):
+  batch_at = plan(counting(2**20), [(32, 128, 200)])
+  epoch = lambda: [batch_at(k) for k in range(200)]
+  seconds = min(timeit.repeat(epoch, number=1, repeat=3))
+  print(f'{seconds / 200 * 1e6:.0f} microseconds per batch of 32 x 128')

@@ -1,0 +1,239 @@
+"""Tests of spdf_jax.data.corpora."""
+
+import logging
+import multiprocessing
+import os
+import platform
+
+import pytest
+
+from spdf_jax.data import corpora
+from spdf_jax.data import stdlib
+from spdf_jax.data.corpora import prepare_corpus
+from spdf_jax.data.corpora import SPLITS
+from spdf_jax.data.stdlib import module_sources
+from spdf_jax.data.stdlib import module_split
+
+
+@pytest.fixture(scope='module')
+def cache_dir(tmp_path_factory):
+  return tmp_path_factory.mktemp('corpora')
+
+
+@pytest.fixture(scope='module')
+def corpus(cache_dir):
+  return prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=cache_dir)
+
+
+@pytest.fixture
+def small_library(monkeypatch, tmp_path):
+  """Stands in for the standard library where its size does not matter."""
+  names = [f'module{i}' for i in range(60)]
+  sources = [(name, f'"""Text of {name}."""\n' * 5) for name in names]
+  monkeypatch.setattr(corpora, 'module_sources', lambda: sources)
+  return tmp_path / 'cache'
+
+
+def prepare(cache_dir, tokenizer='bytes'):
+  return prepare_corpus(
+      'python-stdlib', tokenizer=tokenizer, cache_dir=cache_dir
+  )
+
+
+def folder(cache_dir, tokenizer='bytes'):
+  version = platform.python_version()
+  return cache_dir / f'python-stdlib-{version}-{tokenizer}'
+
+
+def documents(corpus, split):
+  tokens = getattr(corpus, split).tokens
+  text = bytes(i if i < 256 else 0 for i in tokens.tolist())
+  return text.decode('utf-8').split('\0')[:-1]
+
+
+def test_the_library_is_about_eight_megabytes_of_text(corpus):
+  files = [getattr(corpus, split) for split in SPLITS]
+  size = sum(file.description['bytes'] for file in files)
+  assert 7e6 < size < 11e6
+  assert size == sum(len(text.encode()) for _, text in module_sources())
+
+
+def test_held_out_splits_have_about_five_percent_each(corpus):
+  sizes = {s: getattr(corpus, s).description['bytes'] for s in SPLITS}
+  for split in ('validation', 'test'):
+    assert 0.03 < sizes[split] / sum(sizes.values()) < 0.07
+
+
+def test_held_out_modules_are_in_no_training_document(corpus):
+  # Stubs of a few bytes aside, which may be equal.
+  train = set(documents(corpus, 'train'))
+  held_out = 0
+  for module, text in module_sources():
+    if module_split(module) == 'train':
+      assert text in train, module
+    elif len(text) > 100:
+      held_out += 1
+      assert text not in train, module
+  assert held_out > 20
+
+
+def test_every_split_holds_its_modules_in_order(corpus):
+  for split in SPLITS:
+    expected = [t for m, t in module_sources() if module_split(m) == split]
+    assert documents(corpus, split) == expected
+    assert getattr(corpus, split).description['documents'] == len(expected)
+
+
+def test_every_document_ends_with_the_end_of_text(corpus):
+  end = corpus.tokenizer.end_of_text
+  for split in SPLITS:
+    file = getattr(corpus, split)
+    assert file.tokens[-1] == end
+    ends = int((file.tokens == end).sum())
+    assert ends == file.description['documents']
+    assert len(file.tokens) == file.description['bytes'] + ends
+
+
+def test_the_second_time_the_cache_is_used(corpus, cache_dir, monkeypatch):
+  monkeypatch.setattr(corpora, 'module_sources', None)
+  again = prepare(cache_dir)
+  assert again.fingerprint == corpus.fingerprint
+  assert os.listdir(cache_dir) == [folder(cache_dir).name]
+
+
+def test_the_python_version_is_in_the_fingerprint(small_library, monkeypatch):
+  first = prepare(small_library)
+  source = first.train.description['source']
+  assert source['python'] == platform.python_version()
+  monkeypatch.setattr(
+      corpora, 'python_identity', lambda: {**stdlib.python_identity(),
+                                           'python': '3.99.0'}
+  )
+  second = prepare(small_library)
+  assert second.train.fingerprint == first.train.fingerprint
+  assert second.fingerprint != first.fingerprint
+
+
+def test_byte_pairs_are_learned_on_training_documents_only(
+    small_library, monkeypatch
+):
+  pytest.importorskip('tokenizers')
+  seen = []
+  real_train = corpora.train_bpe
+
+  def train(texts, vocab_size):
+    seen.extend(texts)
+    return real_train(seen, vocab_size)
+
+  monkeypatch.setattr(corpora, 'train_bpe', train)
+  corpus = prepare(small_library, 'bpe-270')
+  sources = corpora.module_sources()
+  assert seen == [t for m, t in sources if module_split(m) == 'train']
+  assert corpus.train.vocab_size == corpus.tokenizer.vocab_size == 270
+  assert prepare(small_library, 'bpe-270').fingerprint == corpus.fingerprint
+  ids = corpus.test.tokens.tolist()
+  texts = [t for m, t in sources if module_split(m) == 'test']
+  assert corpus.tokenizer.decode(ids) == ''.join(texts)
+
+
+def truncate(path):
+  os.truncate(path, 10)
+
+
+def flip(path):
+  data = bytearray(path.read_bytes())
+  data[20] ^= 1
+  path.write_bytes(data)
+
+
+@pytest.mark.parametrize('damage', [truncate, flip, os.unlink])
+@pytest.mark.parametrize(
+    'name', ['train.bin', 'test.json', 'tokenizer.json']
+)
+def test_a_damaged_corpus_is_built_again_with_a_warning(
+    small_library, caplog, name, damage
+):
+  good = prepare(small_library)
+  path = folder(small_library) / name
+  if damage is flip and name == 'tokenizer.json':
+    path.write_text('{"kind": "bpe"}')
+  else:
+    damage(path)
+  with caplog.at_level(logging.WARNING):
+    mended = prepare(small_library)
+  assert 'again' in caplog.text and name.split('.')[0] in caplog.text
+  assert mended.fingerprint == good.fingerprint
+  caplog.clear()
+  prepare(small_library)
+  assert caplog.text == ''
+  assert os.listdir(small_library) == [folder(small_library).name]
+
+
+def test_a_build_that_fails_leaves_nothing_behind(small_library, monkeypatch):
+  def failing(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(corpora, 'write_token_file', failing)
+  with pytest.raises(KeyboardInterrupt):
+    prepare(small_library)
+  assert os.listdir(small_library) == []
+
+
+def test_the_slower_of_two_builds_uses_the_winner(small_library, monkeypatch):
+  real_build = corpora._build
+  winner = []
+
+  def build(*args):
+    real_build(*args)
+    if not winner:  # Another process finishes in between.
+      winner.append(None)
+      winner[0] = prepare(small_library)
+
+  monkeypatch.setattr(corpora, '_build', build)
+  loser = prepare(small_library)
+  assert loser.fingerprint == winner[0].fingerprint
+  assert loser.train.path == winner[0].train.path
+  assert os.listdir(small_library) == [folder(small_library).name]
+
+
+def _prepare_in_child(cache_dir, barrier, results):
+  barrier.wait()
+  results.put(prepare(cache_dir).fingerprint)
+
+
+def test_processes_that_build_at_once_get_the_same_corpus(corpus, tmp_path):
+  context = multiprocessing.get_context('spawn')
+  barrier, results = context.Barrier(2), context.Queue()
+  children = [
+      context.Process(
+          target=_prepare_in_child, args=(tmp_path, barrier, results)
+      )
+      for _ in range(2)
+  ]
+  for child in children:
+    child.start()
+  found = {results.get(timeout=120) for _ in children}
+  for child in children:
+    child.join()
+  assert found == {corpus.fingerprint}
+  assert os.listdir(tmp_path) == [folder(tmp_path).name]
+
+
+def test_an_unknown_corpus_is_answered_with_the_nearest_name(tmp_path):
+  with pytest.raises(ValueError, match="'python-stdlb'.*'python-stdlib'"):
+    prepare_corpus('python-stdlb', tokenizer='bytes', cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    'tokenizer', ['byte', 'bpe', 'bpe-', 'bpe-256', 'bpe-1k', 'bpe-01024']
+)
+def test_a_bad_tokenizer_is_answered_with_the_choices(tmp_path, tokenizer):
+  with pytest.raises(ValueError, match=f"='{tokenizer}' .*'bytes'.*'bpe-N'"):
+    prepare(tmp_path, tokenizer)
+  assert os.listdir(tmp_path) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+  (tmp_path / 'file').write_text('in the way')
+  with pytest.raises(OSError, match='cache_dir=.*file.*can be written'):
+    prepare(tmp_path / 'file')

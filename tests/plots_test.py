@@ -1,0 +1,154 @@
+"""Plots show the runs' values, labelled, without touching one another."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from spdf_jax.analysis import flops_at
+from spdf_jax.analysis import PhaseRecord
+from spdf_jax.analysis import plot_layer_sparsity
+from spdf_jax.analysis import plot_loss_over_flops
+from spdf_jax.analysis import plot_loss_over_steps
+from spdf_jax.analysis import Run
+from spdf_jax.analysis.plot_style import COLORS
+from spdf_jax.analysis.plot_style import label_spans
+from spdf_jax.analysis.plot_style import new_figure
+from spdf_jax.analysis.plot_style import spread
+
+
+def make_run(levels, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
+  phases, start = [], 0
+  for index, level in enumerate(levels):
+    source = 'task' if index == len(levels) - 1 else 'text'
+    phases.append(PhaseRecord(
+        f'phase{index}', start, 10, 2, 8, source, level, 160,
+        1e9 * (1 - 0.8 * level), 1e9,
+    ))
+    start += 10
+  rows = []
+  for p in phases:
+    for step in (p.start + 5, p.end):
+      loss = losses[min(len(rows), len(losses) - 1)]
+      row = {'step': step, 'train/loss': loss, 'validation/loss': loss + 0.1,
+             'target/loss': loss + 1, 'sparsity/all': p.sparsity / 2,
+             'sparsity/sparsified': p.sparsity}
+      row |= {f'sparsity/block_{i}/up': p.sparsity for i in range(layers)}
+      rows.append(row)
+  return Run('toy', tuple(phases), tuple(rows))
+
+
+RUNS = {
+    'dense': make_run([0.0, 0.0]),
+    'variable': make_run([0.75, 0.0, 0.0], (6.5, 4.5, 3.0, 2.51), layers=12),
+    'static': make_run([0.838, 0.0], (6.2, 4.2, 3.2)),
+}
+PLOTS = (plot_layer_sparsity, plot_loss_over_flops, plot_loss_over_steps)
+
+
+def texts_of(ax):
+  texts = [*ax.texts, ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label]
+  low, high = ax.get_xlim()
+  ticks = zip(ax.get_xticks(), ax.get_xticklabels())
+  return texts + [label for x, label in ticks if low <= x <= high]
+
+
+@pytest.mark.parametrize('plot', PLOTS)
+def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
+  figure = plot(RUNS)
+  figure.savefig(tmp_path / 'plot.png')
+  figure.draw_without_rendering()
+  texts = [t for ax in figure.axes for t in texts_of(ax) if t.get_text()]
+  found = [text.get_window_extent() for text in texts if text.get_visible()]
+  assert len(found) > 6
+  for i, first in enumerate(found):
+    assert first.x0 >= 0 and first.y0 >= 0
+    assert first.x1 <= figure.bbox.x1 and first.y1 <= figure.bbox.y1
+    assert not any(first.overlaps(other) for other in found[i + 1 :])
+
+
+@pytest.mark.parametrize('plot', PLOTS)
+def test_plots_keep_out_of_global_state(plot):
+  plot(RUNS)
+  if 'matplotlib.pyplot' in sys.modules:
+    assert sys.modules['matplotlib.pyplot'].get_fignums() == []
+
+
+def test_loss_over_flops_shows_pre_training_on_a_logarithmic_axis():
+  ax = plot_loss_over_flops(RUNS).axes[0]
+  assert ax.get_xscale() == 'log'
+  assert ax.get_xlabel() == 'Training FLOPs'
+  assert ax.get_ylabel() == 'Validation loss (nats per token)'
+  lines = {line.get_label(): line for line in ax.get_lines()}
+  run = RUNS['variable']
+  np.testing.assert_allclose(
+      lines['variable'].get_xdata(),
+      [flops_at(run, step) for step in (5, 10, 15, 20)],
+  )
+  np.testing.assert_allclose(
+      lines['variable'].get_ydata(), [6.6, 4.6, 3.1, 2.61]
+  )
+  assert lines['dense'].get_xdata().tolist() == [5e9, 1e10]
+  texts = {text.get_text(): text for text in ax.texts}
+  assert set(texts) == {'dense', 'variable', 'static', 'end of phase0'}
+  for label, color in zip(RUNS, COLORS):
+    assert texts[label].get_color() == lines[label].get_color() == color
+  ring = next(x for x in ax.get_lines() if x.get_markersize() == 9)
+  assert ring.get_xdata() == pytest.approx([flops_at(run, 10)])
+  assert ring.get_ydata() == pytest.approx([4.6])
+
+
+def test_loss_over_steps_marks_phases_in_a_panel_for_each_run():
+  panels = plot_loss_over_steps(RUNS).axes
+  assert [ax.get_title(loc='left') for ax in panels] == list(RUNS)
+  assert panels[-1].get_xlabel() == 'Step'
+  assert panels[0].get_xlim() == (0, 30)
+  lines = panels[1].get_lines()
+  assert [x.get_label() for x in lines[:3]] == [
+      'training', 'validation', 'target',
+  ]
+  assert lines[2].get_xdata().tolist() == [5, 10, 15, 20, 25, 30]
+  assert lines[2].get_ydata()[-1] == pytest.approx(3.51)
+  assert [x.get_xdata()[0] for x in lines[3:]] == [10, 20]
+  texts = [text.get_text() for text in panels[1].texts]
+  assert {'phase0\n75% zeros', 'phase2\n0% zeros', 'target'} <= set(texts)
+
+
+def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():
+  figure = plot_layer_sparsity(RUNS)
+  names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+  layers = [f'block_{i}/up' for i in range(12)]
+  assert names == [*layers, 'all sparsified', 'all parameters']
+  levels = figure.axes[1].get_images()[0].get_array()
+  assert levels.shape == (14, 3)
+  np.testing.assert_allclose(levels[:, 0], [0.75] * 13 + [0.375])
+  assert not levels[:, 1:].any()
+  texts = [text.get_text() for text in figure.axes[2].texts]
+  # The static run has three layers only; the others are not made up.
+  assert texts[::2] == ['83.8%'] * 3 + ['–'] * 9 + ['83.8%', '41.9%']
+
+
+def test_a_run_without_logged_sparsities_is_said_to_have_none():
+  phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+  figure = plot_layer_sparsity({'toy': Run('toy', (phase,), ({'step': 4},))})
+  assert figure.get_suptitle() == 'No sparsities were logged'
+
+
+def test_labels_are_spread_apart_and_stay_below_the_top():
+  places = spread([0.5, 0.5, 0.51, 0.98], 0.1)
+  assert np.diff(places).min() >= 0.1 - 1e-12
+  assert max(places) <= 1
+  assert spread([0.1, 0.9], 0.1) == [0.1, 0.9]
+  assert spread([], 0.1) == []
+
+
+def test_names_of_narrow_spans_are_written_higher():
+  ax = new_figure(7, 3).subplots()
+  wide = [(0.0, 0.4, 'sparse'), (0.4, 0.8, 'dense'), (0.8, 1.0, 'tune')]
+  narrow = [(0.0, 0.96, 'sparse'), (0.96, 0.98, 'dense'), (0.98, 1.0, 'tune')]
+  assert label_spans(ax, wide) == 1
+  count = len(ax.texts)
+  assert label_spans(ax, narrow) == 2
+  found = [text.get_window_extent() for text in ax.texts[count:]]
+  assert len(found) == 3
+  assert not found[0].overlaps(found[1]) and not found[1].overlaps(found[2])

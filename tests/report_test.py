@@ -1,0 +1,274 @@
+"""The report's numbers are those of the runs' metrics, computed by hand."""
+
+import json
+import math
+import re
+
+import pytest
+
+from spdf_jax.analysis import dense_flops_at
+from spdf_jax.analysis import flops_at
+from spdf_jax.analysis import losses_at_equal_flops
+from spdf_jax.analysis import pretraining_curve
+from spdf_jax.analysis import read_run
+from spdf_jax.analysis import write_report
+from spdf_jax.analysis.report import generations_table
+from spdf_jax.analysis.tables import escape
+from spdf_jax.analysis.tables import runs_table
+
+
+def phase(name, start, steps, sparsity, source='text', dense=10.0):
+  return {
+      'name': name,
+      'start': start,
+      'steps': steps,
+      'batch_size': 2,
+      'length': 8,
+      'source': source,
+      'sparsity': sparsity,
+      'tokens': steps * 16,
+      'flops_per_step': dense * (1 - 0.8 * sparsity),
+      'dense_flops_per_step': dense,
+  }
+
+
+def evaluation(step, validation, target, **values):
+  return {
+      'step': step,
+      'validation/loss': math.log(validation),
+      'validation/perplexity': validation,
+      'target/perplexity': target,
+      **values,
+  }
+
+
+def make_run(workdir, phases, rows, bigram=None, generations=()):
+  workdir.mkdir()
+  plan = {
+      'name': workdir.name,
+      'model': {'preset': 'tiny'},
+      'parameters': 12345,
+      'sparsified_parameters': 6789,
+      'phases': phases,
+      'bigram': bigram,
+      'compute': 'Computed by hand.',
+  }
+  (workdir / 'plan.json').write_text(json.dumps(plan))
+  text = ''.join(json.dumps(row) + '\n' for row in rows)
+  (workdir / 'metrics.jsonl').write_text(text)
+  (workdir / 'generations').mkdir()
+  for step, records in generations:
+    path = workdir / 'generations' / f'step_{step:08d}.jsonl'
+    path.write_text(''.join(json.dumps(r) + '\n' for r in records))
+  return read_run(workdir)
+
+
+def records(name, count=25):
+  return [
+      {
+          'context': f'f{i}(a | b)',
+          'reference': f'reference {i}',
+          'generation': f'{name} {i}',
+      }
+      for i in range(count)
+  ]
+
+
+@pytest.fixture
+def runs(tmp_path):
+  """A dense run of 100 + 20 steps, and one of 80 sparse + 20 + 20."""
+  dense = make_run(
+      tmp_path / 'dense',
+      [phase('pre', 0, 100, 0.0), phase('tune', 100, 20, 0.0, 'task', 4.0)],
+      [
+          evaluation(0, 1000.0, 2000.0),
+          {'step': 40, 'train/loss': 3.0, 'time/seconds': 4.0},
+          evaluation(40, math.exp(4), 90.0),
+          {'step': 100, 'train/loss': 2.0, 'time/seconds': 6.5},
+          evaluation(100, math.exp(2), 20.0),
+          {'step': 120, 'train/loss': 2.0, 'time/seconds': 1.25},
+          evaluation(120, 60.0, 5.0, **{'task/chrf': 33.25}),
+      ],
+      bigram={'validation/perplexity': 50.0},
+      generations=[(60, records('early')), (120, records('dense'))],
+  )
+  sparse = make_run(
+      tmp_path / 'sparse',
+      [
+          phase('sparse', 0, 80, 0.75),
+          phase('grown', 80, 20, 0.0),
+          phase('tune', 100, 20, 0.0, 'task', 4.0),
+      ],
+      [
+          evaluation(20, math.exp(5), 100.0),
+          evaluation(80, 9.0, 30.0, **{'sparsity/sparsified': 0.75}),
+          evaluation(100, math.exp(2.5), 24.0),
+          evaluation(110, 9.5, 6.0, **{'task/chrf': 20.0}),
+          evaluation(120, 10.0, 12.0),
+      ],
+      bigram={'validation/perplexity': 50.0},
+      generations=[(120, records('sparse'))],
+  )
+  return {'dense': dense, 'sparse|75': sparse}
+
+
+def cells(table):
+  lines = table.splitlines()[2:]
+  return [
+      [c.strip(' *') for c in re.split(r'(?<!\\)\|', x)[1:-1]] for x in lines
+  ]
+
+
+def test_flops_add_up_over_phases(runs):
+  run = runs['sparse|75']
+  assert flops_at(run, 0) == 0
+  assert flops_at(run, 80) == pytest.approx(320)
+  assert flops_at(run, 90) == pytest.approx(320 + 100)
+  assert flops_at(run, 500) == pytest.approx(320 + 200 + 80)
+  assert dense_flops_at(run, 110) == pytest.approx(1000 + 40)
+
+
+def test_table_holds_the_values_at_each_phases_end(runs):
+  dash = '–'
+  e2, e25 = f'{math.exp(2):.2f}', f'{math.exp(2.5):.2f}'
+  assert cells(runs_table(runs)) == [
+      ['dense', 'pre', '100', '1,600', '0%', e2, '20.00', dash, '1.000',
+       '10.5'],
+      ['dense', 'tune', '20', '320', '0%', '60.00', '5.00', '33.25', '1.000',
+       '1.2'],
+      ['dense', 'total', '120', '1,920', dash, '60.00', '5.00', '33.25',
+       '1.000', '11.8'],
+      ['sparse\\|75', 'sparse', '80', '1,280', '75%', '9.00', '30.00', dash,
+       '0.400', dash],
+      ['sparse\\|75', 'grown', '20', '320', '0%', e25, '24.00', dash, '0.520',
+       dash],
+      ['sparse\\|75', 'tune', '20', '320', '0%', '10.00', '12.00',
+       '20.00 (step 110)', '0.556', dash],
+      ['sparse\\|75', 'total', '120', '1,920', dash, '10.00', '12.00',
+       '20.00 (step 110)', '0.556', dash],
+      ['bigram baseline', *[dash] * 4, '50.00', *[dash] * 4],
+  ]
+
+
+def test_a_run_that_was_stopped_shows_what_it_did(tmp_path):
+  run = make_run(
+      tmp_path / 'stopped',
+      [phase('sparse', 0, 80, 0.5), phase('grown', 80, 20, 0.0)],
+      [evaluation(60, 9.0, 30.0, **{'sparsity/sparsified': 0.25})],
+  )
+  first, second, total = cells(runs_table({'stopped': run}))
+  assert first[2:6] == ['60 of 80', '960', '50% (25% at the end)', '9.00']
+  assert first[8] == '0.600'
+  assert second[2:9] == ['0 of 20', '0', '0%', *['–'] * 4]
+  assert total[2:4] + total[8:9] == ['60 of 100', '960', '0.600']
+  path = write_report(tmp_path / 'report', {'stopped': run})
+  assert 'stopped (unfinished, 60 of 100 steps) spent' in path.read_text()
+
+
+def test_curves_leave_out_step_zero_and_fine_tuning(runs):
+  flops, losses = pretraining_curve(runs['dense'])
+  assert flops.tolist() == [400, 1000]
+  assert losses == pytest.approx([4, 2])
+
+
+def test_losses_at_equal_flops_are_interpolated_where_the_shorter_ends(runs):
+  found = losses_at_equal_flops(runs['dense'], runs['sparse|75'])
+  assert found.flops == pytest.approx(520)
+  share = math.log(520 / 400) / math.log(1000 / 400)
+  assert found.first == pytest.approx(4 - 2 * share)
+  assert found.second == pytest.approx(2.5)
+  assert found.longer == 0
+  swapped = losses_at_equal_flops(runs['sparse|75'], runs['dense'])
+  assert swapped == (found.flops, found.second, found.first, 1)
+
+
+def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
+  short = make_run(
+      tmp_path / 'short',
+      [phase('sparse', 0, 80, 0.75)],
+      [evaluation(10, 9.0, 9.0)],
+  )
+  assert losses_at_equal_flops(runs['dense'], short) is None
+  text = write_report(
+      tmp_path / 'report', {'dense': runs['dense'], 'short': short}
+  ).read_text()
+  assert 'The curves of dense and short do not overlap' in text
+
+
+def test_findings_are_computed_from_the_runs(tmp_path, runs):
+  text = write_report(tmp_path / 'report', runs).read_text()
+  for statement in (
+      '* dense beats after phase pre only the bigram baseline: validation '
+      'perplexity 7.39 after phase pre and 60.00 after phase tune, against '
+      '50.00.',
+      '* sparse\\|75 beats the bigram baseline: validation perplexity 12.18',
+      'takes dense from target perplexity 20.00 to 5.00, 0.250 of it.',
+      'takes sparse\\|75 from target perplexity 24.00 to 12.00, 0.500 of it.',
+      '* dense spent 1.08e+03 training FLOPs, 1.000 of the same steps dense, '
+      'and 11.8 seconds of training.',
+      '* sparse\\|75 spent 600 training FLOPs, 0.556 of the same steps dense.',
+      '(520, the most that both spent) sparse\\|75 is better: validation loss '
+      '2.500 of sparse\\|75, 3.427 of dense. There dense is still in',
+      'XLA multiplies the zeros',
+      'FLOPs fall and seconds do not',
+      '* dense: 12,345 parameters (preset tiny), 6,789 of them',
+      'Computed by hand.',
+  ):
+    assert statement in text
+
+
+def test_a_run_that_loses_to_the_bigram_is_said_to(tmp_path):
+  run = make_run(
+      tmp_path / 'bad',
+      [phase('pre', 0, 10, 0.0)],
+      [evaluation(10, 51.0, 9.0)],
+      bigram={'validation/perplexity': 50.0},
+  )
+  text = write_report(tmp_path / 'report', {'bad': run}).read_text()
+  assert 'bad does not beat the bigram baseline' in text
+  assert 'Fine-tuning' not in text and 'Generations' not in text
+
+
+def test_report_shows_plots_that_are_there(tmp_path, runs):
+  path = write_report(tmp_path / 'new' / 'report', runs)
+  shown = re.findall(r'!\[.*?\]\((.*?)\)', path.read_text())
+  assert len(shown) == 3
+  for name in shown:
+    assert (path.parent / name).read_bytes().startswith(b'\x89PNG')
+
+
+def test_ten_last_generations_stand_beside_their_references(runs):
+  table = generations_table(runs)
+  assert table.splitlines()[0] == (
+      '| context | reference | dense, step 120 | sparse\\|75, step 120 |'
+  )
+  rows = cells(table)
+  picked = [0, 2, 5, 7, 10, 12, 15, 17, 20, 22]
+  assert rows == [
+      [f'f{i}(a \\| b)', f'reference {i}', f'dense {i}', f'sparse {i}']
+      for i in picked
+  ]
+
+
+def test_a_generation_is_matched_by_its_context(tmp_path, runs):
+  other = make_run(
+      tmp_path / 'other',
+      [phase('pre', 0, 10, 0.0)],
+      [evaluation(10, 51.0, 9.0)],
+      generations=[(10, records('other', 3)[::-1])],
+  )
+  rows = cells(generations_table({'dense': runs['dense'], 'other': other}))
+  assert [row[3] for row in rows[:3]] == ['other 0', 'other 2', '–']
+
+
+def test_cells_show_any_text_as_it_is_on_one_line():
+  assert escape('a|b') == 'a\\|b'
+  assert escape('__init__ <x> `y`\nz & w') == (
+      '\\_\\_init\\_\\_ \\<x\\> \\`y\\`<br>z &amp; w'
+  )
+
+
+def test_a_report_without_runs_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='runs is empty'):
+    write_report(tmp_path / 'report', {})
+  assert not (tmp_path / 'report').exists()

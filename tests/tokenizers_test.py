@@ -1,0 +1,184 @@
+"""Tests of spdf_jax.data.tokenizers and spdf_jax.data.bpe."""
+
+import json
+import os
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import pytest
+
+from spdf_jax.data import stdlib
+from spdf_jax.data.bpe import bpe_from_parts
+from spdf_jax.data.tokenizers import BPETokenizer
+from spdf_jax.data.tokenizers import ByteTokenizer
+from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import train_bpe
+
+pytest.importorskip('tokenizers')
+
+TEXTS = [
+    'def add(first, second):\n  """Returns the sum."""\n',
+    'def subtract(first, second):\n  return first - second\n',
+    'class Stack:\n  def push(self, item):\n    self.items.append(item)\n',
+] * 3
+TOKENIZERS = [ByteTokenizer(), train_bpe(TEXTS, 300)]
+KINDS = ['bytes', 'bpe']
+# Everything but lone surrogates, which no UTF-8 file can hold.
+any_text = st.text(st.characters(exclude_categories=['Cs']))
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
+@settings(deadline=None, max_examples=100)
+@given(text=any_text)
+def test_decoding_gives_back_any_text(tokenizer, text):
+  ids = tokenizer.encode(text)
+  assert tokenizer.decode(ids) == text
+  assert all(0 <= i < tokenizer.vocab_size for i in ids)
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
+def test_text_that_spells_the_special_token_stays_text(tokenizer):
+  for text in ('<|endoftext|>', 'a<|endoftext|>b', ' <|endoftext|>\n'):
+    ids = tokenizer.encode(text)
+    assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode_batch([text]) == [ids]
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
+def test_decoding_leaves_out_ends_of_text(tokenizer):
+  ids = [*tokenizer.encode('ab'), tokenizer.end_of_text]
+  assert tokenizer.decode(ids * 2) == 'abab'
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
+def test_half_a_character_decodes_without_an_error(tokenizer):
+  assert '\ufffd' in tokenizer.decode(tokenizer.encode('é')[:1])
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
+def test_a_batch_encodes_as_its_texts_do(tokenizer):
+  texts = [*TEXTS, '', ' leading', 'ümlaut']
+  expected = [tokenizer.encode(text) for text in texts]
+  assert tokenizer.encode_batch(texts) == expected
+
+
+@pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
+def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
+  save_tokenizer(tmp_path / 'tokenizer.json', tokenizer)
+  loaded = load_tokenizer(tmp_path / 'tokenizer.json')
+  assert type(loaded) is type(tokenizer)
+  assert loaded.fingerprint == tokenizer.fingerprint
+  assert loaded.vocab_size == tokenizer.vocab_size
+  assert loaded.end_of_text == tokenizer.end_of_text
+  text = 'class Stack<|endoftext|> é'
+  assert loaded.encode(text) == tokenizer.encode(text)
+  assert os.listdir(tmp_path) == ['tokenizer.json']
+
+
+def test_no_space_is_put_before_the_text():
+  tokenizer = TOKENIZERS[1]
+  assert tokenizer.encode('first') != tokenizer.encode(' first')
+
+
+def test_two_trainings_give_the_same_json():
+  texts = [text for _, text in stdlib.module_sources()[:20]]
+  first, second = (train_bpe(texts, 1024) for _ in range(2))
+  assert first.to_json() == second.to_json()
+  assert first.vocab_size == 1024
+
+
+def test_training_in_another_process_gives_the_same_fingerprint():
+  script = (
+      'import sys, json; from spdf_jax.data.tokenizers import train_bpe;'
+      'print(train_bpe(json.load(sys.stdin), 300).fingerprint)'
+  )
+  result = subprocess.run(
+      [sys.executable, '-c', script],
+      input=json.dumps(TEXTS),
+      env={**os.environ, 'PYTHONHASHSEED': '7'},
+      capture_output=True,
+      text=True,
+      check=True,
+  )
+  assert result.stdout.strip() == TOKENIZERS[1].fingerprint
+
+
+@pytest.mark.parametrize('asked, found', [(None, 'false'), ('true', 'true')])
+def test_one_thread_encodes_unless_the_user_asks_for_more(asked, found):
+  # Threads and a fork, as of a data loader, do not go together.
+  script = (
+      'import os; from spdf_jax.data.tokenizers import train_bpe;'
+      't = train_bpe(["to be or not to be"] * 20, 260);'
+      't.encode_batch(["to be"] * 20); pid = os.fork();'
+      'os.waitpid(pid, 0) if pid else os._exit(0);'
+      'print(os.environ["TOKENIZERS_PARALLELISM"])'
+  )
+  environment = dict(os.environ)
+  environment.pop('TOKENIZERS_PARALLELISM', None)
+  if asked is not None:
+    environment['TOKENIZERS_PARALLELISM'] = asked
+  result = subprocess.run(
+      [sys.executable, '-W', 'ignore', '-c', script],
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=True,
+      timeout=60,
+  )
+  assert result.stdout.strip() == found
+  assert asked or result.stderr == ''
+
+
+def test_a_vocabulary_below_the_bytes_is_refused():
+  with pytest.raises(ValueError, match='vocab_size=256 is too small.*257'):
+    train_bpe(TEXTS, 256)
+
+
+def test_a_vocabulary_that_the_texts_cannot_fill_is_refused():
+  with pytest.raises(ValueError, match='vocab_size=5000 is more than'):
+    train_bpe(TEXTS, 5000)
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        b'', b'\xff\xfe', b'[]', b'{"model": 1}', b'{"kind": "bpe"}',
+        b'{"kind": "bpe", "vocab": {"a": 0}, "merges": []}',
+        b'{"kind": "bpe", "vocab": {"<|endoftext|>": 1}, "merges": []}',
+    ],
+)
+def test_a_file_that_is_no_tokenizer_is_refused(content, tmp_path):
+  path = tmp_path / 'tokenizer.json'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match='tokenizer.json is not a tokenizer'):
+    load_tokenizer(path)
+
+
+def test_an_unknown_kind_is_answered_with_the_nearest(tmp_path):
+  path = tmp_path / 'tokenizer.json'
+  path.write_text('{"kind": "byte"}')
+  with pytest.raises(ValueError, match="'byte' is unknown.*'bytes'"):
+    load_tokenizer(path)
+
+
+def test_merges_that_do_not_fit_the_vocabulary_are_refused():
+  with pytest.raises(ValueError, match='vocab and merges do not fit'):
+    bpe_from_parts({'<|endoftext|>': 0, 'a': 1}, [('a', 'b')])
+
+
+def test_the_fingerprint_tells_tokenizers_apart():
+  other = train_bpe(TEXTS, 301)
+  assert isinstance(other, BPETokenizer)
+  fingerprints = {t.fingerprint for t in (*TOKENIZERS, other)}
+  assert len(fingerprints) == 3
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tokenizers', None)
+  with pytest.raises(ImportError, match=r'spdf_jax\[data\]'):
+    train_bpe(TEXTS, 300)

@@ -1,0 +1,129 @@
+"""Working directories are read whole, or refused in a sentence."""
+
+import json
+
+import pytest
+
+from spdf_jax.analysis import PhaseRecord
+from spdf_jax.analysis import read_run
+
+PHASE = {
+    'name': 'sparse',
+    'start': 0,
+    'steps': 100,
+    'batch_size': 4,
+    'length': 16,
+    'source': 'text',
+    'sparsity': 0.75,
+    'tokens': 6400,
+    'flops_per_step': 4e6,
+    'dense_flops_per_step': 1e7,
+}
+PLAN = {
+    'name': 'toy',
+    'model': {'preset': 'tiny', 'd_model': 8},
+    'parameters': 1000,
+    'sparsified_parameters': 600,
+    'phases': [PHASE, PHASE | {'name': 'tune', 'start': 100, 'steps': 50}],
+    'bigram': {'validation/perplexity': 40.0},
+    'compute': 'dense products',
+}
+
+
+def write(workdir, metrics, plan=PLAN):
+  text = plan if isinstance(plan, str) else json.dumps(plan)
+  (workdir / 'plan.json').write_text(text)
+  if not isinstance(metrics, str):
+    metrics = ''.join(json.dumps(row) + '\n' for row in metrics)
+  (workdir / 'metrics.jsonl').write_text(metrics)
+  return workdir
+
+
+def test_plan_and_generations_are_read_as_written(tmp_path):
+  write(tmp_path, [{'step': 1, 'train/loss': 2.0}])
+  (tmp_path / 'generations').mkdir()
+  record = {'context': 'é |', 'reference': ['a', 'b'], 'generation': 'c'}
+  for step in (100, 150):
+    path = tmp_path / 'generations' / f'step_{step:08d}.jsonl'
+    path.write_text(json.dumps(record | {'generation': str(step)}) + '\n')
+  (tmp_path / 'generations' / '.step_00000150.jsonl.77').write_text('{')
+  run = read_run(tmp_path)
+  assert run.name == 'toy'
+  assert run.phases[0] == PhaseRecord(**PHASE)
+  assert (run.phases[1].start, run.phases[1].end) == (100, 150)
+  assert run.model == PLAN['model']
+  assert (run.parameters, run.sparsified_parameters) == (1000, 600)
+  assert run.bigram == PLAN['bigram'] and run.compute == PLAN['compute']
+  assert run.generations == {
+      100: [record | {'generation': '100'}],
+      150: [record | {'generation': '150'}],
+  }
+
+
+def test_lines_of_one_step_become_one_row_in_order_of_steps(tmp_path):
+  rows = [
+      {'step': 20, 'train/loss': 2.0},
+      {'step': 10, 'train/loss': 3.0},
+      {'step': 20, 'validation/loss': 2.5, 'train/loss': 1.9},
+  ]
+  run = read_run(write(tmp_path, rows))
+  assert run.rows == (
+      {'step': 10, 'train/loss': 3.0},
+      {'step': 20, 'train/loss': 1.9, 'validation/loss': 2.5},
+  )
+  assert run.last_step == 20
+  assert run.series('validation/loss') == ([20], [2.5])
+
+
+def test_a_phase_owns_the_step_that_ends_it_and_not_the_one_before(tmp_path):
+  rows = [{'step': s, 'x': s} for s in (0, 50, 100, 120, 150)]
+  rows.append({'step': 140, 'y': 1.0})
+  run = read_run(write(tmp_path, rows))
+  assert [row['step'] for row in run.within(run.phases[0])] == [50, 100]
+  assert run.at_end(run.phases[0], 'x') == (100, 100)
+  assert run.at_end(run.phases[1], 'y') == (140, 1.0)
+  assert run.at_end(run.phases[0], 'y') is None
+
+
+def test_an_unfinished_last_line_is_left_out(tmp_path):
+  text = '{"step": 1, "train/loss": 2.0}\n{"step": 2, "train/lo'
+  assert read_run(write(tmp_path, text)).last_step == 1
+  # Without its newline, a line that is whole counts.
+  text = '{"step": 1, "train/loss": 2.0}\n{"step": 2}'
+  assert read_run(write(tmp_path, text)).last_step == 2
+
+
+@pytest.mark.parametrize(
+    'metrics, message',
+    [
+        ('{"step": 1}\n{"st\n{"step": 2}\n', 'line 2 is not JSON'),
+        ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
+        ('[1]\n', 'line 1 holds .*not a JSON object'),
+        ('{"train/loss": 1.0}\n', 'without a whole "step"'),
+        ('', 'holds no rows'),
+    ],
+)
+def test_broken_metrics_are_refused(tmp_path, metrics, message):
+  with pytest.raises(ValueError, match=message):
+    read_run(write(tmp_path, metrics))
+
+
+@pytest.mark.parametrize(
+    'plan, message',
+    [
+        ('{"name"', 'plan.json is not JSON'),
+        (PLAN | {'phases': []}, 'is not the plan of a run'),
+        ({'name': 'toy'}, "KeyError.'phases'"),
+        (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError.'start'"),
+    ],
+)
+def test_a_broken_plan_is_refused(tmp_path, plan, message):
+  with pytest.raises(ValueError, match=message):
+    read_run(write(tmp_path, [{'step': 1}], plan))
+
+
+@pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
+def test_a_missing_file_is_named(tmp_path, name):
+  (write(tmp_path, [{'step': 1}]) / name).unlink()
+  with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
+    read_run(tmp_path)
