@@ -52,7 +52,7 @@ def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
   config.optimizer = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)  # AdamW
 
   pretrain = dict(
-      duration='850 steps',  # steps, tokens, epochs or tokens/parameter
+      duration='1000 steps',  # steps, tokens, epochs or tokens/parameter
       data='corpus',  # which source: corpus or task
       batch_size=8,  # sequences per step
       length=128,  # tokens per sequence
@@ -67,15 +67,15 @@ def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
       restart=False,  # of the optimizer's moments
   )
   continuation = ml_collections.ConfigDict(pretrain).to_dict() | dict(
-      duration='170 steps', sparsity=0.0
+      duration='200 steps', sparsity=0.0
   )
   # The cosine of the first phase spans this one too: one pre-training.
   continuation['learning_rate']['schedule'] = 'continue'
   finetune = dict(
       duration='2 epochs',
       data='task',
-      batch_size=24,
-      length=96,
+      batch_size=16,
+      length=64,
       sparsity=0.0,
       learning_rate=dict(
           schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0.0
@@ -97,7 +97,7 @@ def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
       generations=48,  # validation examples to generate at phase ends
       max_new_tokens=32,  # per generation
   )
-  config.eval_every = 170  # steps
+  config.eval_every = 200  # steps
   config.log_every = 10  # steps
   config.checkpoints = dict(every=200, keep=2)  # steps; latest ones to keep
   config.resume = ''  # WORKDIR or WORKDIR@PHASE: start from all of it

@@ -42,7 +42,10 @@ def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
   loss = evaluation.bigram_loss(
       recipe.corpus.train.tokens, validation_batches(recipe), vocab_size
   )
-  return {'validation/loss': loss.loss, 'validation/perplexity': loss.perplexity}
+  return {
+      'validation/loss': loss.loss,
+      'validation/perplexity': loss.perplexity,
+  }
 
 
 def validation_batches(recipe: training.Recipe) -> list[data.Batch]:

@@ -15,6 +15,7 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
+from experiments import console
 from experiments import lifecycle
 from spdf_jax import training
 from spdf_jax.analysis.plan import describe_plan
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
   if not _DRY_RUN.value and not _WORKDIR.value:
     raise app.UsageError('give --workdir, or --dry_run to see the plan.')
+  console.prepare()
   name = pathlib.Path(_WORKDIR.value or 'plan').name
   try:
     recipe = training.create_recipe(_CONFIG.value)

@@ -1,5 +1,7 @@
 """Plots show the runs' values, labelled, without touching one another."""
 
+import dataclasses
+import re
 import sys
 
 import numpy as np
@@ -12,7 +14,9 @@ from spdf_jax.analysis import plot_loss_over_flops
 from spdf_jax.analysis import plot_loss_over_steps
 from spdf_jax.analysis import Run
 from spdf_jax.analysis.plot_style import COLORS
+from spdf_jax.analysis.plot_style import label_points
 from spdf_jax.analysis.plot_style import label_spans
+from spdf_jax.analysis.plot_style import log_ticks
 from spdf_jax.analysis.plot_style import new_figure
 from spdf_jax.analysis.plot_style import spread
 
@@ -46,17 +50,32 @@ RUNS = {
 PLOTS = (plot_layer_sparsity, plot_loss_over_flops, plot_loss_over_steps)
 
 
+def respend(scale, growth=1.0):
+  """Returns RUNS with FLOPs times `scale`, and `growth` with each phase."""
+  return {
+      label: dataclasses.replace(run, phases=tuple(
+          phase._replace(
+              flops_per_step=phase.flops_per_step * scale * growth**index
+          )
+          for index, phase in enumerate(run.phases)
+      ))
+      for label, run in RUNS.items()
+  }
+
+
+def tick_labels_of(axis):
+  low, high = sorted(axis.get_view_interval())
+  ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+  drawn = [t for t in ticks if low <= t.get_loc() <= high]
+  return [tick.label1 for tick in drawn if tick.label1.get_visible()]
+
+
 def texts_of(ax):
   texts = [*ax.texts, ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label]
-  low, high = ax.get_xlim()
-  ticks = zip(ax.get_xticks(), ax.get_xticklabels())
-  return texts + [label for x, label in ticks if low <= x <= high]
+  return texts + tick_labels_of(ax.xaxis) + tick_labels_of(ax.yaxis)
 
 
-@pytest.mark.parametrize('plot', PLOTS)
-def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
-  figure = plot(RUNS)
-  figure.savefig(tmp_path / 'plot.png')
+def assert_texts_stand_free(figure):
   figure.draw_without_rendering()
   texts = [t for ax in figure.axes for t in texts_of(ax) if t.get_text()]
   found = [text.get_window_extent() for text in texts if text.get_visible()]
@@ -65,6 +84,65 @@ def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
     assert first.x0 >= 0 and first.y0 >= 0
     assert first.x1 <= figure.bbox.x1 and first.y1 <= figure.bbox.y1
     assert not any(first.overlaps(other) for other in found[i + 1 :])
+
+
+@pytest.mark.parametrize('plot', PLOTS)
+def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
+  figure = plot(RUNS)
+  figure.savefig(tmp_path / 'plot.png')
+  assert_texts_stand_free(figure)
+
+
+@pytest.mark.parametrize('scale', [1.0, 2.2, 4.0, 7.7])
+@pytest.mark.parametrize('growth', [0.001, 0.3, 1.0, 9.0, 70.0, 4000.0])
+def test_loss_over_flops_is_legible_over_any_span(scale, growth):
+  figure = plot_loss_over_flops(respend(scale, growth))
+  assert_texts_stand_free(figure)
+  (ax,) = figure.axes
+  names = [label.get_text() for label in tick_labels_of(ax.xaxis)]
+  names = [name for name in names if name]
+  assert len(names) >= 2
+  form = r'\$\\mathdefault\{([25] × )?10\^\{\d+\}\}\$'
+  assert all(re.fullmatch(form, name) for name in names)
+  notes = [t for t in ax.texts if t.get_text().startswith('end of')]
+  for note in notes:
+    assert ax.bbox.count_contains(note.get_window_extent().corners()) == 4
+  assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    'low, high, expected',
+    [
+        (2.1, 4.9, [2, 5]),
+        (1.5, 1.6, [1, 2]),
+        (4e11, 7e12, [5e11, 1e12, 2e12, 5e12]),
+        (3e9, 2e10, [5e9, 1e10, 2e10]),
+        (3e9, 4e12, [1e10, 1e11, 1e12]),
+        (5.0, 5.0 * (1 + 1e-9), [5, 10]),
+    ],
+)
+def test_logarithmic_ticks_are_at_1_2_and_5_times_powers_of_ten(
+    low, high, expected
+):
+  ax = new_figure(4, 3).subplots()
+  ax.set(xscale='log', xlim=(low, high))
+  log_ticks(ax)
+  np.testing.assert_allclose(ax.get_xticks(), expected)
+  assert ax.get_xlim()[0] <= low and high <= ax.get_xlim()[1]
+
+
+def test_a_name_of_a_point_keeps_off_lines_edges_and_other_names():
+  ax = new_figure(4, 3).subplots()
+  ax.set(xlim=(0, 1), ylim=(0, 1))
+  ax.plot([0.5, 1.0], [0.5, 0.9])
+  ax.text(0.35, 0.55, 'taken', ha='center')
+  points = [(0.5, 0.5, 'middle', 'k'), (0.98, 0.02, 'corner', 'k')]
+  label_points(ax, [*points, (0.5, 0.5, 'no room for this ' * 9, 'k')])
+  corners = {
+      text.get_text(): (text.get_ha(), text.get_va()) for text in ax.texts
+  }
+  corners.pop('taken')
+  assert corners == {'middle': ('right', 'top'), 'corner': ('right', 'bottom')}
 
 
 @pytest.mark.parametrize('plot', PLOTS)

@@ -198,10 +198,11 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
 def test_findings_are_computed_from_the_runs(tmp_path, runs):
   text = write_report(tmp_path / 'report', runs).read_text()
   for statement in (
-      '* dense beats after phase pre only the bigram baseline: validation '
-      'perplexity 7.39 after phase pre and 60.00 after phase tune, against '
-      '50.00.',
-      '* sparse\\|75 beats the bigram baseline: validation perplexity 12.18',
+      '* dense ends pre-training at validation perplexity 7.39, below the '
+      "bigram baseline's 50.00. Fine-tuning then takes it to 60.00 on this "
+      'text.',
+      '* sparse\\|75 ends pre-training at validation perplexity 12.18, below '
+      "the bigram baseline's 50.00. Fine-tuning then takes it to 10.00 on",
       'takes dense from target perplexity 20.00 to 5.00, 0.250 of it.',
       'takes sparse\\|75 from target perplexity 24.00 to 12.00, 0.500 of it.',
       '* dense spent 1.08e+03 training FLOPs, 1.000 of the same steps dense, '
@@ -225,8 +226,25 @@ def test_a_run_that_loses_to_the_bigram_is_said_to(tmp_path):
       bigram={'validation/perplexity': 50.0},
   )
   text = write_report(tmp_path / 'report', {'bad': run}).read_text()
-  assert 'bad does not beat the bigram baseline' in text
+  assert (
+      '* bad ends pre-training at validation perplexity 51.00, above the '
+      "bigram baseline's 50.00.\n"
+  ) in text
   assert 'Fine-tuning' not in text and 'Generations' not in text
+
+
+def test_a_run_stopped_in_pre_training_is_not_said_to_end_it(tmp_path):
+  run = make_run(
+      tmp_path / 'stopped',
+      [phase('sparse', 0, 80, 0.5), phase('grown', 80, 20, 0.0)],
+      [evaluation(60, 9.0, 30.0), {'step': 90, 'train/loss': 2.0}],
+      bigram={'validation/perplexity': 50.0},
+  )
+  text = write_report(tmp_path / 'report', {'stopped': run}).read_text()
+  assert (
+      '* stopped is, 60 of 100 pre-training steps done, at validation '
+      "perplexity 9.00, below the bigram baseline's 50.00.\n"
+  ) in text
 
 
 def test_report_shows_plots_that_are_there(tmp_path, runs):
@@ -248,6 +266,21 @@ def test_ten_last_generations_stand_beside_their_references(runs):
       [f'f{i}(a \\| b)', f'reference {i}', f'dense {i}', f'sparse {i}']
       for i in picked
   ]
+
+
+def test_generations_are_cut_to_the_width_of_a_cell(tmp_path):
+  long = ''.join(chr(ord('a') + i % 26) for i in range(500))
+  record = {'context': 'f()', 'reference': [long], 'generation': '  Go.\n'}
+  run = make_run(
+      tmp_path / 'long',
+      [phase('pre', 0, 10, 0.0)],
+      [evaluation(10, 51.0, 9.0)],
+      generations=[(10, [record])],
+  )
+  (row,) = cells(generations_table({'long': run}))
+  assert row[:3] == ['f()', long[:79] + '…', 'Go.']
+  line = generations_table({'long': run}).splitlines()[2]
+  assert line.endswith('… | Go. |')
 
 
 def test_a_generation_is_matched_by_its_context(tmp_path, runs):

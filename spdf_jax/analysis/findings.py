@@ -1,6 +1,7 @@
 """What a report states in words, each statement computed from the runs."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import itertools
 
 from spdf_jax.analysis.curves import dense_flops_at
@@ -9,47 +10,58 @@ from spdf_jax.analysis.curves import losses_at_equal_flops
 from spdf_jax.analysis.curves import pretraining_phases
 from spdf_jax.analysis.tables import number
 from spdf_jax.analysis.tables import seconds_of
+from spdf_jax.analysis.workdirs import PhaseRecord
 from spdf_jax.analysis.workdirs import Run
 
 
+def _last_in(
+    run: Run, phases: Sequence[PhaseRecord], key: str
+) -> tuple[int, float] | None:
+  """Returns the last step and value of `key` in some phases, None if none."""
+  found = [run.at_end(phase, key) for phase in phases]
+  return next((f for f in reversed(found) if f is not None), None)
+
+
 def against_bigram(label: str, run: Run) -> str | None:
-  """States whether a run ends below the bigram baseline's perplexity.
+  """States where a run ends pre-training beside the bigram baseline.
 
   Args:
     label: What the run is called.
     run: A run.
 
   Returns:
-    A sentence, or None without a baseline or an evaluation.
+    A sentence, and a second one where fine-tuning follows; None without a
+    baseline or an evaluation.
 
   Example:
-    >>> from spdf_jax.analysis.workdirs import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = ({'step': 4, 'validation/perplexity': 8.0},)
     >>> bigram = {'validation/perplexity': 40.0}
     >>> run = Run('toy', (phase,), rows, bigram=bigram)
     >>> print(against_bigram('toy', run))  # doctest: +NORMALIZE_WHITESPACE
-    toy beats the bigram baseline: validation perplexity 8.00 after phase p,
-    against 40.00.
+    toy ends pre-training at validation perplexity 8.00, below the bigram
+    baseline's 40.00.
   """
-  baseline = (run.bigram or {}).get('validation/perplexity')
+  key = 'validation/perplexity'
+  baseline = (run.bigram or {}).get(key)
   pretraining = pretraining_phases(run)
-  ends = [
-      (phase.name, found[1])
-      for phase in dict.fromkeys([pretraining[-1], run.phases[-1]])
-      if (found := run.at_end(phase, 'validation/perplexity'))
-  ]
-  if baseline is None or not ends:
+  before = _last_in(run, pretraining, key)
+  if baseline is None or before is None:
     return None
-  wins = [value < baseline for _, value in ends]
-  verb = 'beats' if all(wins) else 'does not beat'
-  if any(wins) and not all(wins):
-    verb = f'beats after phase {ends[wins.index(True)][0]} only'
-  values = ' and '.join(f'{number(v)} after phase {name}' for name, v in ends)
-  return (
-      f'{label} {verb} the bigram baseline: validation perplexity {values}, '
-      f'against {number(baseline)}.'
+  step, perplexity = before
+  end = pretraining[-1].end
+  place = 'ends pre-training'
+  if step < end:
+    place = f'is, {step:,} of {end:,} pre-training steps done,'
+  side = 'below' if perplexity < baseline else 'above'
+  text = (
+      f'{label} {place} at validation perplexity {number(perplexity)}, '
+      f"{side} the bigram baseline's {number(baseline)}."
   )
+  after = _last_in(run, run.phases[len(pretraining):], key)
+  if after is not None:
+    text += f' Fine-tuning then takes it to {number(after[1])} on this text.'
+  return text
 
 
 def fine_tuning(label: str, run: Run) -> str | None:
@@ -63,7 +75,6 @@ def fine_tuning(label: str, run: Run) -> str | None:
     A sentence, or None without fine-tuning or its evaluations.
 
   Example:
-    >>> from spdf_jax.analysis.workdirs import PhaseRecord
     >>> phases = (
     ...     PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0),
     ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
@@ -93,7 +104,6 @@ def cost(label: str, run: Run) -> str:
     A sentence.
 
   Example:
-    >>> from spdf_jax.analysis.workdirs import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> rows = ({'step': 4, 'time/seconds': 3.0},)
     >>> run = Run('toy', (phase,), rows)
@@ -125,7 +135,6 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
     A sentence or two.
 
   Example:
-    >>> from spdf_jax.analysis.workdirs import PhaseRecord
     >>> def toy(cost):
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (2, 4)]
@@ -171,7 +180,6 @@ def find(runs: Mapping[str, Run]) -> list[str]:
     of runs at equal FLOPs.
 
   Example:
-    >>> from spdf_jax.analysis.workdirs import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> find({'toy': Run('toy', (phase,), ({'step': 2},))})
     ... # doctest: +NORMALIZE_WHITESPACE

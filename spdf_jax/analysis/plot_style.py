@@ -1,7 +1,10 @@
 """The one style of all plots: figure, axes, colours, direct labels."""
 
 from collections.abc import Sequence
+import math
 from typing import Any
+
+import numpy as np
 
 from spdf_jax.extras import require
 
@@ -51,6 +54,44 @@ def polish(ax: Any) -> None:
   ax.grid(True, which='major', color='#E4E4E4', linewidth=0.8)
   ax.set_axisbelow(True)
   ax.margins(y=0.08)
+
+
+def log_ticks(ax: Any) -> None:
+  """Labels a logarithmic x axis at 1, 2 and 5 times powers of ten only.
+
+  Axes that hold fewer than two such places are widened to the next ones; over
+  more than two decades only the powers of ten are labelled.
+
+  Args:
+    ax: Axes with limits that are final but for this.
+
+  Example:
+    >>> ax = new_figure(4, 3).subplots()
+    >>> ax.set(xscale='log', xlim=(4e11, 7e12))[1]
+    (400000000000.0, 7000000000000.0)
+    >>> log_ticks(ax)
+    >>> ax.get_xticks().tolist()
+    [500000000000.0, 1000000000000.0, 2000000000000.0, 5000000000000.0]
+  """
+  low, high = ax.get_xlim()
+  powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+  steps = (1,) if high > 100 * low else (1, 2, 5)
+  places = [(step, power) for power in powers for step in steps]
+  value = lambda place: place[0] * 10.0 ** place[1]
+  inside = [place for place in places if low <= value(place) <= high]
+  if len(inside) < 2:
+    low = max((value(p) for p in places if value(p) <= low), default=low)
+    high = min((value(p) for p in places if value(p) >= high), default=high)
+    inside = [place for place in places if low <= value(place) <= high]
+  ax.set_xlim(low, high)
+  names = [
+      f'$\\mathdefault{{{"" if m == 1 else f"{m} × "}10^{{{n}}}}}$'
+      for m, n in inside
+  ]
+  ax.set_xticks([value(place) for place in inside], names)
+  minor = [m * 10.0**n for n in powers for m in range(1, 10)]
+  ax.set_xticks([x for x in minor if low <= x <= high], minor=True)
+  ax.tick_params(axis='x', which='minor', labelbottom=False)
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
@@ -152,3 +193,70 @@ def label_spans(
         color=GREY,
     )
   return len(taken)
+
+
+def label_points(
+    ax: Any, points: Sequence[tuple[float, float, str, str]]
+) -> None:
+  """Writes names beside points, where they are free of everything else.
+
+  Of the four corners around a point the name takes the one inside the axes,
+  free of other text and with the least line under it. A name that fits nowhere
+  is left out.
+
+  Args:
+    ax: Axes with limits, lines and other texts that are final.
+    points: For each point its x and y, its name and its colour.
+
+  Example:
+    >>> ax = new_figure(4, 3).subplots()
+    >>> label_points(ax, [(0.99, 0.5, 'end of sparse', COLORS[0])])
+    >>> [(text.get_text(), text.get_ha()) for text in ax.texts]
+    [('end of sparse', 'right')]
+  """
+  notes = [
+      ax.annotate(
+          name,
+          (x, y),
+          (8, 8),
+          textcoords='offset points',
+          fontsize=8,
+          color=color,
+          bbox={'fc': 'white', 'ec': 'none', 'alpha': 0.8, 'pad': 1},
+      )
+      for x, y, name, color in points
+  ]
+  for note in notes:
+    note.set_in_layout(False)  # the axes keep their size
+  ax.figure.draw_without_rendering()
+  drawn = np.concatenate([np.zeros((0, 2)), *map(_drawn, ax.get_lines())])
+  taken = [text.get_window_extent() for text in ax.texts if text not in notes]
+  for note in notes:
+    best = None
+    for dx, dy in ((8, 8), (-8, -8), (-8, 8), (8, -8)):
+      note.set(
+          position=(dx, dy),
+          ha='left' if dx > 0 else 'right',
+          va='bottom' if dy > 0 else 'top',
+      )
+      box = note.get_window_extent()
+      inside = ax.bbox.count_contains(box.corners()) == 4
+      if not inside or box.count_overlaps(taken):
+        continue
+      covered = box.count_contains(drawn)
+      if best is None or covered < best[0]:
+        best = covered, box, note.get_position(), note.get_ha(), note.get_va()
+    if best is None:
+      note.remove()
+      continue
+    _, box, position, ha, va = best
+    note.set(position=position, ha=ha, va=va)
+    taken.append(box)
+
+
+def _drawn(line: Any) -> np.ndarray:
+  """Returns points all along a line, in pixels [N, 2]."""
+  corners = line.get_transform().transform(line.get_xydata())
+  dense = np.linspace(0, len(corners) - 1, 64 * len(corners))
+  places = np.arange(len(corners))
+  return np.stack([np.interp(dense, places, c) for c in corners.T], axis=1)

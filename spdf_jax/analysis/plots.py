@@ -12,7 +12,9 @@ from spdf_jax.analysis.curves import pretraining_phases
 from spdf_jax.analysis.plot_style import COLORS
 from spdf_jax.analysis.plot_style import GREY
 from spdf_jax.analysis.plot_style import label_ends
+from spdf_jax.analysis.plot_style import label_points
 from spdf_jax.analysis.plot_style import label_spans
+from spdf_jax.analysis.plot_style import log_ticks
 from spdf_jax.analysis.plot_style import new_figure
 from spdf_jax.analysis.plot_style import PALE
 from spdf_jax.analysis.plot_style import polish
@@ -59,7 +61,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   """
   figure = new_figure(7, 4.2)
   ax = figure.subplots()
-  ends = []
+  ends, rings = [], []
   for index, (label, run) in enumerate(runs.items()):
     color = COLORS[index % len(COLORS)]
     flops, losses = pretraining_curve(run)
@@ -73,15 +75,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
         continue
       loss = np.interp(np.log(spent), np.log(flops), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      ax.annotate(
-          f'end of {phase.name}',
-          (spent, loss),
-          (8, 8),
-          textcoords='offset points',
-          fontsize=8,
-          color=color,
-          bbox={'fc': 'white', 'ec': 'none', 'alpha': 0.8, 'pad': 1},
-      )
+      rings.append((spent, loss, f'end of {phase.name}', color))
   ax.set(
       xlabel='Training FLOPs',
       ylabel='Validation loss (nats per token)',
@@ -90,7 +84,9 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   )
   polish(ax)
   ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
+  log_ticks(ax)
   label_ends(ax, ends, gap=0.055)
+  label_points(ax, rings)
   return figure
 
 
@@ -124,7 +120,8 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
       steps, losses = run.series(key)
       if not steps:
         continue
-      style = {'linewidth': 1.8, 'marker': '.'}
+      # The marker at the last step stands on the axes' edge, whole.
+      style = {'linewidth': 1.8, 'marker': '.', 'clip_on': False}
       if key == 'train/loss':
         style = {'linewidth': 1.0}
       ax.plot(steps, losses, color=color, label=name, **style)

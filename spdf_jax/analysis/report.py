@@ -12,8 +12,10 @@ from spdf_jax.analysis.tables import escape
 from spdf_jax.analysis.tables import markdown_table
 from spdf_jax.analysis.tables import MISSING
 from spdf_jax.analysis.tables import runs_table
+from spdf_jax.analysis.tables import shorten
 from spdf_jax.analysis.workdirs import Run
 
+_CELL_WIDTH = 80  # characters of a generation, its context and reference
 _COMPUTE = (
     'FLOPs are counted by the formula of the papers, with zeros skipped. On '
     'this path XLA multiplies the zeros: a sparse matrix is kept and '
@@ -42,6 +44,8 @@ def _reference_text(reference: str | Sequence[str]) -> str:
 
 def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
   """Prints generations of each run's last evaluation beside the references.
+
+  Long texts are cut.
 
   Args:
     runs: Runs by label.
@@ -77,7 +81,7 @@ def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
     context = records[index]['context']
     cells = [context, _reference_text(records[index]['reference'])]
     cells += [answer.get(context, MISSING) for answer in answers]
-    rows.append([escape(cell) for cell in cells])
+    rows.append([escape(shorten(cell, _CELL_WIDTH)) for cell in cells])
   return markdown_table(header, rows)
 
 

@@ -36,6 +36,24 @@ def escape(text: str) -> str:
   return '<br>'.join(text.split('\n'))
 
 
+def shorten(text: str, width: int) -> str:
+  """Cuts a text that is longer than a cell should be wide.
+
+  Args:
+    text: Any text.
+    width: Characters to keep at most, the mark of the cut included.
+
+  Returns:
+    The text without spaces around it, its end replaced by `…` if it was cut.
+
+  Example:
+    >>> shorten(' Return a list of names.', 16)
+    'Return a list o…'
+  """
+  text = text.strip()
+  return text if len(text) <= width else text[: width - 1].rstrip() + '…'
+
+
 def markdown_table(
     header: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -108,7 +108,7 @@ def prepare_corpus(
       'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
   }
   folder = f'{name}-{source["python"]}-{tokenizer}'
-  directory = Path(cache_dir) / folder
+  directory = Path(cache_dir).expanduser() / folder
   if os.path.exists(directory):
     try:
       return _open(directory, name, source)

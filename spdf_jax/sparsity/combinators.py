@@ -30,6 +30,10 @@ def join(
   random. Boundary steps ask for dense gradients, so that revived weights learn
   from their first step on.
 
+  Revived weights start with zero moments: under Adam with b2 = 0.999 their
+  first updates are several times the learning rate. Warm the learning rate up
+  again at such a boundary, or `restart` the moments.
+
   Args:
     algorithms: The members, in order.
     boundaries: The rising steps, from 1 on, at which the next one takes over.

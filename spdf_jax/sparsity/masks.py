@@ -19,6 +19,11 @@ from spdf_jax.sparsity import selection
 
 PyTree = Any
 
+# Passes over the 32 bits of a score, 11 bits at a time from the highest; the
+# last sees one bit again, so that all passes are alike.
+_BINS = 2**11
+_SHIFTS = (21, 10, 0)
+
 _is_none = lambda x: x is None
 
 
@@ -142,6 +147,7 @@ def mask_from_scores(
   def cut(path, s, level):
     if s is None:
       return None
+    _check_rankable(s)
     if number_kept(_layer_size(s.shape), level) == _layer_size(s.shape):
       return jnp.ones(s.shape, bool)
     bits = tie_break if tie_break is None else jax.random.bits(
@@ -155,6 +161,17 @@ def mask_from_scores(
 def number_kept(size: int, sparsity: float) -> int:
   """Returns how many of `size` weights stay at a sparsity, at least one."""
   return max(1, size - round(float(sparsity) * size))
+
+
+def _check_rankable(scores: jax.Array) -> None:
+  dtype = jnp.dtype(scores.dtype)
+  small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize <= 2
+  real = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
+  if not (small or real or dtype == jnp.uint32):
+    raise TypeError(
+        f'scores have dtype {dtype}; cast them to a real type of at most 32 '
+        'bits, e.g. scores.astype(jnp.float32).'
+    )
 
 
 def _layer_size(shape: tuple[int, ...]) -> int:
@@ -177,12 +194,16 @@ def _mask_leaf(
     )
   shape = (1,) * (2 - scores.ndim) + scores.shape
   as_matrices = lambda x: x.reshape((-1,) + shape[-2:])
-  operands = (scores,) if ties is None else (scores, ties)
-  mask = jax.lax.map(
-      lambda layer: _keep_largest(layer, jnp.int32(kept)),
-      jax.tree.map(as_matrices, operands),
-  )
+  keys = (scores,) if ties is None else (scores, ties)
+  mask = _keep_largest_of_layers(tuple(map(as_matrices, keys)), kept)
   return mask.reshape(scores.shape)
+
+
+@jax.jit
+def _keep_largest_of_layers(
+    keys: tuple[jax.Array, ...], kept: jax.Array
+) -> jax.Array:
+  return jax.lax.map(lambda layer: _keep_largest(layer, kept), keys)
 
 
 def _keep_largest(
@@ -204,28 +225,32 @@ def _kth_largest(
     x: jax.Array, among: jax.Array | None, kept: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the k-th largest value's bits and how many equal to it to keep."""
-  prefix, need = jnp.uint32(0), kept
-  for shift, width in ((21, 11), (10, 11), (0, 10)):
+  shifts = jnp.array([32, *_SHIFTS], jnp.uint32)
+
+  def narrow(i, carry):
     # The barrier has each pass recompute its bits from x: without it XLA keeps
     # another 4 bytes per score alive between the passes.
-    x, prefix = jax.lax.optimization_barrier((x, prefix))
-    bits = _sortable_bits(x)
-    candidates = jnp.ones(x.shape, bool) if among is None else among
-    if shift + width < 32:
-      candidates &= bits >> (shift + width) == prefix >> (shift + width)
-    bins = jnp.where(candidates, bits >> shift & (2**width - 1), 2**width)
-    counts = _histogram(bins, 2**width + 1)[:-1]
+    scores, (prefix, need) = jax.lax.optimization_barrier((x, carry))
+    bits = _sortable_bits(scores)
+    known, shift = shifts[i], shifts[i + 1]
+    candidates = (i == 0) | (bits >> known == prefix >> known)
+    if among is not None:
+      candidates &= among
+    bins = jnp.where(candidates, bits >> shift & (_BINS - 1), _BINS)
+    counts = _histogram(bins)[:_BINS]
     at_least = jnp.cumsum(counts[::-1])[::-1]
     digit = jnp.sum(at_least >= need) - 1
     need = need - (at_least[digit] - counts[digit])
-    prefix = prefix | digit.astype(jnp.uint32) << shift
-  return prefix, need
+    return prefix | digit.astype(jnp.uint32) << shift, need
+
+  first = jnp.uint32(0), jnp.asarray(kept, jnp.int32)
+  return jax.lax.fori_loop(0, len(_SHIFTS), narrow, first)
 
 
-def _histogram(bins: jax.Array, size: int) -> jax.Array:
-  """Counts how often 0 … size - 1 occur, without flattening `bins`."""
+def _histogram(bins: jax.Array) -> jax.Array:
+  """Counts how often 0 … _BINS occur, without flattening `bins`."""
   return jax.lax.scatter_add(
-      jnp.zeros(size, jnp.int32),
+      jnp.zeros(_BINS + 1, jnp.int32),
       bins.astype(jnp.uint16)[..., None],
       jnp.ones(bins.shape, jnp.int32),
       jax.lax.ScatterDimensionNumbers((), (0,), (0,)),
@@ -249,13 +274,6 @@ def _sortable_bits(x: jax.Array) -> jax.Array:
   """Maps scores to uint32 such that larger scores have larger integers."""
   if x.dtype == jnp.uint32:
     return x
-  if x.dtype.itemsize > 4 or not (
-      jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 4
-  ):
-    raise TypeError(
-        f'scores have dtype {x.dtype}; cast them to a real type of at most 32 '
-        'bits, e.g. scores.astype(jnp.float32).'
-    )
   x = x.astype(jnp.float32)
   # One zero, and NaN below everything.
   x = jnp.where(jnp.isnan(x), -jnp.inf, jnp.where(x == 0, 0.0, x))

@@ -1,7 +1,10 @@
 """Which leaves of a parameter tree are sparsified, and along which axes."""
 
+import collections
 from collections.abc import Callable
+import functools
 import logging
+import math
 import re
 from typing import Any
 
@@ -124,13 +127,25 @@ def _normalize_axes(answer: Axes | bool, path: str, leaf: Any) -> Axes | None:
 
 
 def log_selection(params: PyTree, axes: list[Axes | None]) -> None:
-  """Logs which leaves are sparsified and which are left dense."""
-  named = [path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
-  chosen = [n for n, a in zip(named, axes) if a is not None]
-  rest = [n for n, a in zip(named, axes) if a is None]
+  """Logs which leaves are sparsified, once for each set of shapes."""
+  chosen = [
+      (path_name(path), tuple(leaf.shape))
+      for (path, leaf), a in zip(
+          jax.tree_util.tree_leaves_with_path(params), axes
+      )
+      if a is not None
+  ]
+  _log_once(tuple(chosen), len(axes))
+
+
+@functools.cache
+def _log_once(chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int):
+  # Numbered layers are one line: h_0/mlp/wi and h_1/mlp/wi are h_*/mlp/wi.
+  kinds = collections.Counter(re.sub(r'\d+', '*', name) for name, _ in chosen)
   logger.info(
-      'sparsify: %d of %d leaves are sparsified: %s; dense: %s',
-      len(chosen), len(named), ', '.join(chosen), ', '.join(rest) or 'none',
+      'sparsify: %d of %d leaves, %s weights: %s',
+      len(chosen), leaves, f'{sum(math.prod(s) for _, s in chosen):,}',
+      ', '.join(f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()),
   )
 
 
@@ -141,7 +156,8 @@ def to_layers(tree: PyTree, params: PyTree, axes: list[Axes | None]) -> PyTree:
   whatever the layout of a leaf, a layer is a matrix and layers are apart.
 
   Args:
-    tree: Parameters, or a tree of their structure.
+    tree: Parameters, or a tree of their structure; `None` may stand for a
+      whole subtree.
     params: The parameters, for their structure.
     axes: What `select` returned for the parameters.
 
@@ -149,9 +165,10 @@ def to_layers(tree: PyTree, params: PyTree, axes: list[Axes | None]) -> PyTree:
     A tree of the same structure.
   """
   treedef = jax.tree.structure(params)
+  full = jax.tree.broadcast(tree, params, is_leaf=lambda x: x is None)
   return treedef.unflatten(
-      None if a is None else _to_matrix(x, a)
-      for x, a in zip(treedef.flatten_up_to(tree), axes)
+      None if a is None or x is None else _to_matrix(x, a)
+      for x, a in zip(treedef.flatten_up_to(full), axes)
   )
 
 

@@ -1,6 +1,7 @@
 """`sparsify`: the wrapper that makes any optax optimizer train sparsely."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -195,7 +196,7 @@ def get_mask(opt_state: PyTree) -> PyTree:
   """Returns the mask out of any nesting of optimizer states.
 
   Several `sparsify` (under `optax.partition`) each own some leaves; their
-  masks are merged.
+  masks are merged, with `None` in place of a subtree that none owns.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
@@ -213,9 +214,9 @@ def get_mask(opt_state: PyTree) -> PyTree:
     8
   """
   found = [state.mask for state in _sparsify_states(opt_state)]
+  merged = functools.reduce(_merge, found)
   return jax.tree.map(
-      lambda *leaves: next((x for x in leaves if not _is_empty(x)), None),
-      *found, is_leaf=_is_empty,
+      lambda leaf: None if _is_empty(leaf) else leaf, merged, is_leaf=_is_empty
   )
 
 
@@ -270,6 +271,16 @@ def densify(opt_state: PyTree) -> PyTree:
 
 _is_state = lambda x: isinstance(x, SparsifyState)
 _is_empty = lambda x: x is None or isinstance(x, optax.MaskedNode)
+
+
+def _merge(one: PyTree, other: PyTree) -> PyTree:
+  """Fills the places that `optax.partition` left empty in one mask."""
+  if _is_empty(one):
+    return other
+  if _is_empty(other) or jax.tree_util.all_leaves([one]):
+    return one
+  children, treedef = jax.tree.flatten(one, is_leaf=lambda x: x is not one)
+  return treedef.unflatten(map(_merge, children, treedef.flatten_up_to(other)))
 
 
 def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:

@@ -7,6 +7,7 @@ from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
+from spdf_jax.training.optimizers import adamw
 from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.phases import Plan
@@ -25,6 +26,7 @@ __all__ = [
     'Recipe',
     'Session',
     'TrainState',
+    'adamw',
     'create_plan',
     'create_recipe',
     'create_state',

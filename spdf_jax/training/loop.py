@@ -143,7 +143,7 @@ def train(
         writer.flush()
         saved.save(state)
       log.restart_clock()
-      progress.resume()
+      progress.resume(done)
       if stop:
         break
   saved.close()
@@ -217,10 +217,10 @@ def _evaluate(recipe, writer, evaluators, step: int, state: TrainState) -> None:
   for evaluate in evaluators:
     scalars.update(evaluate(step, state.params))
   writer.write_scalars(step, scalars)
-  shown = ('validation/loss', 'validation/perplexity', 'task/chrf')
+  shown = ('validation/perplexity', 'target/perplexity', 'task/chrf')
   logger.info(
       'step %d: %s', step,
-      '  '.join(f'{k} {scalars[k]:.4f}' for k in shown if k in scalars),
+      '  '.join(f'{k} {scalars[k]:.2f}' for k in shown if k in scalars),
   )
 
 

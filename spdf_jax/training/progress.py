@@ -46,9 +46,10 @@ class Progress:
     if now - self._last_time < self._every and not done:
       return
     tokens = self._tokens_until(step)
-    rate = (tokens - self._last_tokens) / max(now - self._last_time, 1e-9)
-    # Half old, half new: steady enough to read, quick enough to follow.
-    self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
+    if now - self._last_time >= self._every or not self._rate:
+      rate = (tokens - self._last_tokens) / max(now - self._last_time, 1e-9)
+      # Half old, half new: steady enough to read, quick enough to follow.
+      self._rate = 0.5 * (self._rate + rate) if self._rate else rate
     self._last_time, self._last_tokens = now, tokens
     left = self._tokens_until(self._plan.total_steps) - tokens
     phase = self._plan.phase_at(max(step - 1, 0))
@@ -69,9 +70,10 @@ class Progress:
       self._out.write('\r\x1b[K')
       self._out.flush()
 
-  def resume(self) -> None:
+  def resume(self, step: int) -> None:
     """Leaves the time since `pause` out of the rate of the next line."""
     self._last_time = self._clock()
+    self._last_tokens = self._tokens_until(step)
 
   def _tokens_until(self, step: int) -> int:
     return sum(

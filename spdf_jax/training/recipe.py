@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import json
-import os
 from typing import Any
 
 import flax.linen as nn
@@ -118,7 +117,7 @@ def create_recipe(config: Any) -> Recipe:
   corpus = data.prepare_corpus(
       config['data']['corpus'],
       tokenizer=config['data']['tokenizer'],
-      cache_dir=os.path.expanduser(config['data']['cache_dir']),
+      cache_dir=config['data']['cache_dir'],
   )
   _check_vocabulary(corpus, model.config.vocab_size)
   task = data.load_task(config['data']['task']) if (

@@ -38,6 +38,8 @@ def create_state(
   Returns:
     The state at step 0.
   """
+  # A copy: the state is donated to the step, the caller's arrays must not be.
+  params = jax.tree.map(jnp.array, params)
   opt_state = optimizer.init(params)
   params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
   return TrainState(jnp.zeros([], jnp.int32), params, opt_state)

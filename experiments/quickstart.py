@@ -1,0 +1,68 @@
+"""The whole life cycle in minutes: dense and Variable SPDF, side by side.
+
+  python -m experiments.quickstart
+
+Trains configs/quickstart.py twice from one seed and one data order, as a dense
+baseline and with 75 % of the hidden weights held at zero for most of
+pre-training; continues both densely, fine-tunes both densely, evaluates every
+phase and writes report.md with plots. Killed, it goes on where it was.
+"""
+
+import pathlib
+import time
+
+from absl import app
+from absl import flags
+from absl import logging
+from ml_collections import config_flags
+
+from configs import quickstart
+from experiments import console
+from experiments import lifecycle
+from spdf_jax import analysis
+from spdf_jax import training
+
+_WORKDIR = flags.DEFINE_string(
+    'workdir', 'runs/quickstart', 'Where both runs and the report go.'
+)
+_CONFIG = config_flags.DEFINE_config_dict(
+    'config', quickstart.get_config(), 'The sparse run; fields can be changed.'
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  console.prepare()
+  started = time.monotonic()
+  workdir = pathlib.Path(_WORKDIR.value)
+  sparse = _CONFIG.value
+  dense = sparse.copy_and_resolve_references()
+  dense.phases.pretrain.sparsity = 0.0
+  configs = {'dense': dense, 'variable-spdf': sparse}
+  try:
+    sessions = {
+        name: training.open_session(
+            training.create_recipe(config), workdir / name
+        )
+        for name, config in configs.items()
+    }
+  except (ValueError, OSError) as error:
+    logging.error('%s', error)
+    return 1
+  for name, session in sessions.items():
+    print(f'training {name} in {session.workdir}', flush=True)
+    try:
+      lifecycle.run(session, name)
+    except training.Interrupted as interrupted:
+      logging.warning('%s', interrupted)
+      return 128 + interrupted.signal
+  runs = {name: analysis.read_run(workdir / name) for name in sessions}
+  report = analysis.write_report(workdir, runs)
+  print(f'{report} is written, {time.monotonic() - started:.0f} s after start')
+  return 0
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,28 @@
+"""Benchmark suites: what `python -m experiments.benchmark` measures."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.measuring import Row
+from experiments.suites import topk
+from experiments.suites import train_step
+
+
+class Suite(NamedTuple):
+  """A suite: what it measures, and how often."""
+
+  measure: Callable[[int, np.random.Generator], Iterable[Row]]
+  """`(repeats, rng) -> rows`, one after another."""
+
+  repeats: int
+  """Rounds of timing unless asked otherwise: a few minutes' worth."""
+
+
+SUITES = {
+    'topk': Suite(topk.measure, 3),
+    'train_step': Suite(train_step.measure, 20),
+}
+"""Suites by name."""

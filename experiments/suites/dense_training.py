@@ -1,0 +1,48 @@
+"""Dense training as a user of optax writes it: what sparsity is held against.
+
+Nothing here knows of masks; losses, metrics and schedules are those of
+`spdf_jax.training`.
+"""
+
+import jax
+import optax
+
+from spdf_jax import training
+from spdf_jax.training import optimizers
+
+
+def adamw(
+    plan: training.Plan, *, b1: float, b2: float, eps: float, clip_norm: float
+) -> optax.GradientTransformation:
+  """Builds AdamW of the plan's schedules, as a user of optax would."""
+  return optax.chain(
+      optax.clip_by_global_norm(clip_norm),
+      optax.scale_by_adam(b1, b2, eps),
+      optax.add_decayed_weights(plan.weight_decay, mask=optimizers.matrices),
+      optax.scale_by_learning_rate(plan.learning_rate),
+  )
+
+
+def train_step(state, batch, *, apply_fn, optimizer, learning_rate):
+  """Takes a training step that knows nothing of sparsity."""
+
+  def loss_fn(params):
+    logits_BxLxV = apply_fn({'params': params}, batch.inputs)
+    return training.token_loss(logits_BxLxV, batch.targets, batch.weights)
+
+  loss, grads = jax.value_and_grad(loss_fn)(state.params)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  metrics = {
+      'train/loss': loss,
+      'train/grad_norm': optax.tree.norm(grads),
+      'train/learning_rate': learning_rate(state.step),
+  }
+  params = optax.apply_updates(state.params, updates)
+  return training.TrainState(state.step + 1, params, opt_state), metrics
+
+
+def update(state, grads, *, optimizer):
+  """Applies given gradients: all of a step but the model."""
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  return training.TrainState(state.step + 1, params, opt_state), ()

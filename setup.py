@@ -1,0 +1,64 @@
+"""Packaging: all metadata is here, the build system in pyproject.toml."""
+
+import pathlib
+import re
+
+from setuptools import find_packages
+from setuptools import setup
+
+_ROOT = pathlib.Path(__file__).parent
+_VERSION = re.search(
+    r"__version__ = '(.+)'", (_ROOT / 'spdf_jax/__init__.py').read_text()
+)[1]
+
+_DATA = ['tokenizers>=0.21']
+_EVAL = ['sacrebleu>=2.4']
+_VIZ = ['matplotlib>=3.8']
+_QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
+
+setup(
+    name='spdf_jax',
+    version=_VERSION,
+    description=(
+        'Sparse pre-training and dense fine-tuning of language models in JAX: '
+        'sparsity as optax transformations.'
+    ),
+    long_description=(_ROOT / 'README.md').read_text(),
+    long_description_content_type='text/markdown',
+    license='Apache-2.0',
+    license_files=['LICENSE'],
+    keywords='jax flax optax sparsity pruning language-models',
+    classifiers=[
+        'Development Status :: 3 - Alpha',
+        'Intended Audience :: Science/Research',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Programming Language :: Python :: 3.13',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    ],
+    packages=find_packages(include=['spdf_jax', 'spdf_jax.*']),
+    python_requires='>=3.11',
+    install_requires=[
+        'absl-py',
+        'flax>=0.12',
+        'jax>=0.10.2',
+        'ml-collections>=1.1',
+        'numpy>=2.0',
+        'optax>=0.2.8',
+        'orbax-checkpoint>=0.12',
+    ],
+    extras_require={
+        'data': _DATA,
+        'eval': _EVAL,
+        'viz': _VIZ,
+        'quickstart': _QUICKSTART,
+        'dev': [
+            *_QUICKSTART,
+            'hypothesis',
+            'jupytext',
+            'pytest',
+            'pytest-xdist',
+            'ruff',
+        ],
+    },
+)

@@ -1,0 +1,137 @@
+"""The benchmark command, end to end, on suites that take no time."""
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+from absl import flags
+from absl.testing import flagsaver
+import numpy as np
+import pytest
+
+from experiments import benchmark
+from experiments import measuring
+from experiments.suites import Suite
+from experiments.suites import SUITES
+from experiments.suites import topk
+from experiments.suites import train_step
+
+CHECKOUT = pathlib.Path(__file__).parents[1]
+
+
+def measure_toy(repeats, rng):
+  samples = np.linspace(1, 2, repeats)
+  yield measuring.sampled_row('toy', 'ratio', samples, rng, target=3)
+  yield measuring.counted_row('toy', 'bytes', 5, target=6)
+  yield measuring.counted_row('other', 'seconds', 7)
+
+
+def measure_too_slow(repeats, rng):
+  samples = np.linspace(1, 2, repeats)
+  yield measuring.sampled_row('toy', 'ratio', samples, rng, target=0.5)
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+  monkeypatch.setitem(SUITES, 'toy', Suite(measure_toy, 9))
+  monkeypatch.setitem(SUITES, 'too-slow', Suite(measure_too_slow, 9))
+  # It would change this process' logging for the tests that follow.
+  monkeypatch.setattr(benchmark.console, 'prepare', lambda: None)
+
+
+def run(**values):
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(**values):
+    return benchmark.main(['benchmark'])
+
+
+def test_the_table_shows_machine_rows_and_verdicts(capsys):
+  assert run(suite='toy') == 0
+  out = capsys.readouterr().out
+  assert 'processor' in out and 'jax' in out
+  table = out.split('\n\n')[1].splitlines()
+  assert table[0].split() == [
+      'case', 'metric', 'value', 'target', '95', '%', 'interval', 'verdict'
+  ]
+  assert table[1].split()[:3] == ['toy', 'ratio', '1.5']
+  assert table[1].endswith('ok') and table[2].endswith('ok')
+  assert table[3].split() == ['other', 'seconds', '7']
+
+
+def test_the_output_has_the_rows_and_the_machine(tmp_path):
+  path = tmp_path / 'rows.json'
+  run(suite='toy', output=str(path), repeats=5)
+  report = json.loads(path.read_text())
+  assert report['suite'] == 'toy' and report['repeats'] == 5
+  assert report['machine']['cores'] >= 1
+  assert [row['metric'] for row in report['rows']] == [
+      'ratio', 'bytes', 'seconds'
+  ]
+  first = report['rows'][0]
+  assert first['low'] < first['value'] == 1.5 < first['high'] < first['target']
+  assert first['verdict'] == 'ok' and first['at_most'] is True
+  assert report['rows'][2]['target'] is None
+
+
+def test_a_target_missed_for_sure_exits_1():
+  assert run(suite='too-slow') == 1
+
+
+def test_an_undecided_target_exits_0_and_has_no_ends_in_json(tmp_path):
+  path = tmp_path / 'rows.json'
+  assert run(suite='too-slow', repeats=1, output=str(path)) == 0
+  row, = json.loads(path.read_text())['rows']
+  assert row['verdict'] == 'undecided' and row['low'] is row['high'] is None
+
+
+def test_an_output_without_a_directory_is_refused_before_measuring(
+    tmp_path, monkeypatch
+):
+  def never(repeats, rng):
+    raise AssertionError('measured')
+
+  monkeypatch.setitem(SUITES, 'toy', Suite(never, 1))
+  assert run(suite='toy', output=str(tmp_path / 'no' / 'rows.json')) == 1
+  assert run(suite='toy', output=str(tmp_path)) == 1
+
+
+def test_an_unknown_suite_names_the_nearest_and_exits_1():
+  result = subprocess.run(
+      [sys.executable, '-m', 'experiments.benchmark', '--suite=trainstep'],
+      cwd=CHECKOUT, env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+      capture_output=True, text=True, check=False,
+  )
+  assert result.returncode == 1 and result.stdout == ''
+  message, = result.stderr.splitlines()
+  assert "suite 'trainstep' is unknown; did you mean 'train_step'" in message
+
+
+def test_the_topk_suite_agrees_with_argsort_and_with_its_memory_target():
+  rng = np.random.default_rng(0)
+  rows = list(topk.measure_shape((64, 128), 3, rng))
+  by_name = {(row.case, row.metric): row for row in rows}
+  for case in ('normal', 'many ties'):
+    assert by_name[case, 'entries that differ from argsort'].value == 0
+    speedup = by_name[case, 'argsort / mask_from_scores, wall']
+    assert not speedup.at_most and math.isfinite(speedup.low)
+  assert any('scratch bytes per score' in row.metric for row in rows)
+
+
+def test_the_train_step_suite_compares_steps_optimizers_and_memory():
+  small = dict(
+      n_layers=1, n_heads=2, d_model=32, d_ff=64, vocab_size=64, max_length=8
+  )
+  case = train_step.Case('small', small, 2, 8, 3, 3)
+  rows = list(train_step.measure_case(case, 1, np.random.default_rng(0)))
+  by_metric = {row.metric: row for row in rows}
+  for kind, target in (('step', 1.03), ('optimizer', 1.25)):
+    for name in ('static', 'phases'):
+      ratio = by_metric[f'{name} {kind} / dense, wall']
+      assert ratio.target == target and ratio.low <= ratio.value <= ratio.high
+      for quantity in ('bytes not in place', 'copied / optimizer state'):
+        row = by_metric[f'{name} {kind}: {quantity}']
+        assert measuring.verdict(row) == 'ok'
