@@ -1,0 +1,174 @@
+"""Contracts of the house: layers, light imports, devices, README."""
+
+import ast
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+import textwrap
+
+import pytest
+
+import spdf_jax
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = pathlib.Path(spdf_jax.__file__).parent
+LAYERS = {
+    'sparsity': 0, 'accelerator': 0,
+    'models': 1, 'data': 1,
+    'training': 2, 'evaluation': 2, 'interop': 2,
+    'analysis': 3,
+}
+# Where heavy libraries may appear; others only inside functions.
+LIBRARIES = {
+    'sparsity': {'jax', 'numpy', 'optax'},
+    'accelerator': {'jax', 'numpy'},
+    'models': {'jax', 'flax', 'optax'},
+    'data': {'numpy'},
+    'training': {'jax', 'numpy', 'optax', 'flax', 'orbax'},
+    'evaluation': {'jax', 'numpy'},
+    'analysis': {'jax', 'numpy'},
+}
+CORE = (
+    'jax', 'jaxlib', 'optax', 'numpy', 'ml_dtypes', 'scipy', 'opt_einsum',
+    'absl',
+)
+
+
+def imports(path):
+  """Yields (module, whether at module level) of a file's imports."""
+  tree = ast.parse(path.read_text())
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
+    else:
+      continue
+    for name in names:
+      yield name, node in tree.body
+
+
+def rooms():
+  for room in LAYERS:
+    for path in sorted((PACKAGE / room).rglob('*.py')):
+      yield pytest.param(room, path, id=str(path.relative_to(PACKAGE)))
+
+
+@pytest.mark.parametrize('room, path', list(rooms()))
+def test_arrows_point_down(room, path):
+  for name, _ in imports(path):
+    parts = name.split('.')
+    if parts[0] == 'experiments':
+      pytest.fail(f'{path} imports {name}')
+    if parts[0] != 'spdf_jax' or len(parts) < 2 or parts[1] not in LAYERS:
+      continue
+    other = parts[1]
+    assert other == room or LAYERS[other] < LAYERS[room], name
+    if (room, other) == ('models', 'accelerator'):
+      assert name.startswith('spdf_jax.accelerator.primitives')
+    assert (room, other) not in (('models', 'sparsity'), ('data', 'sparsity'))
+
+
+@pytest.mark.parametrize('room, path', list(rooms()))
+def test_rooms_import_only_their_libraries(room, path):
+  allowed = LIBRARIES[room] | {'spdf_jax'} | set(sys.stdlib_module_names)
+  top = {name.partition('.')[0] for name, at_top in imports(path) if at_top}
+  assert top <= allowed
+
+
+def test_orbax_appears_in_checkpoints_only():
+  users = [
+      p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob('*.py')
+      if any(name.startswith('orbax') for name, _ in imports(p))
+  ]
+  assert users == ['training/checkpoints.py']
+
+
+@pytest.mark.skipif(
+    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+)
+def test_configs_import_nothing_of_ours():
+  for path in (ROOT / 'configs').glob('*.py'):
+    assert not [n for n, _ in imports(path) if n.startswith('spdf_jax')]
+
+
+@pytest.fixture(scope='module')
+def run_with_core_only(tmp_path_factory):
+  """Runs code where jax, optax, numpy, what they need, and we are installed."""
+  installed = tmp_path_factory.mktemp('core')
+  (installed / 'spdf_jax').symlink_to(PACKAGE)
+  for path in pathlib.Path(sysconfig.get_path('purelib')).iterdir():
+    if re.split(r'[-.]', path.name)[0] in CORE:
+      (installed / path.name).symlink_to(path)
+
+  def run(code):
+    return subprocess.run(
+        [sys.executable, '-S', '-c', code],  # Without site-packages.
+        env=os.environ | {'PYTHONPATH': str(installed)},
+        cwd=installed,
+        capture_output=True, text=True, timeout=300, check=False,
+    )
+
+  assert "No module named 'flax'" in run('import flax').stderr
+  return run
+
+
+def test_import_needs_jax_optax_and_numpy_only(run_with_core_only):
+  code = textwrap.dedent('''
+      import sys
+      import spdf_jax
+      heavy = {'flax', 'orbax', 'ml_collections'} & set(sys.modules)
+      assert not heavy, heavy
+      assert set(spdf_jax.__all__) <= set(dir(spdf_jax))
+  ''')
+  done = run_with_core_only(code)
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(
+    not (ROOT / 'README.md').exists(), reason='needs the checkout'
+)
+def test_readme_script_runs_with_jax_optax_and_numpy_only(run_with_core_only):
+  readme = (ROOT / 'README.md').read_text()
+  script = re.search(r'```python\n(.*?)```', readme, re.S)[1]
+  assert 'spdf.sparsify' in script
+  assert len([line for line in script.splitlines() if line]) <= 22
+  done = run_with_core_only(script)
+  assert done.returncode == 0, done.stderr
+  sparse, dense = done.stdout.split('loss ')[1:]
+  assert 'all parameters: 75.00% zeros of 2,304' in sparse
+  assert 'all parameters: 0.00% zeros of 2,304' in dense
+  # And both learned: the targets' variance is about one half.
+  assert float(dense.split()[0]) < float(sparse.split()[0]) < 0.5
+
+
+def test_masks_are_equal_on_one_and_on_eight_devices():
+  code = textwrap.dedent('''
+      import jax
+      jax.config.update('jax_num_cpu_devices', 8)
+      import jax.numpy as jnp
+      import numpy as np
+      from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+      import spdf_jax as spdf
+
+      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
+      w = jnp.round(jax.random.normal(jax.random.key(0), (3, 64, 128)) * 4)
+      for spec in (P(None, 'x', None), P(None, None, 'x')):
+        sharded = {'w': jax.device_put(w, NamedSharding(mesh, spec))}
+        for make in (
+            lambda p: spdf.magnitude_mask(None, p, 0.7),
+            lambda p: spdf.magnitude_mask(jax.random.key(1), p, 0.7),
+            lambda p: spdf.random_mask(jax.random.key(2), p, 0.7),
+        ):
+          one = jax.block_until_ready(jax.jit(make)({'w': w}))['w']
+          eight = jax.block_until_ready(jax.jit(make)(sharded))['w']
+          np.testing.assert_array_equal(one, eight)
+  ''')
+  done = subprocess.run(
+      [sys.executable, '-c', code],
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+  assert done.returncode == 0, done.stderr
