@@ -21,6 +21,9 @@ HIDDEN_KERNELS = {
 """The six sparsifiable matrices of a layer (SPDF, section 3.1), with their
 (reduction, output) axes; scanned models have a layer axis in front."""
 
+DTYPES = ('float32', 'bfloat16', 'float16')
+"""Types a model can compute in."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GPTConfig:
@@ -37,7 +40,8 @@ class GPTConfig:
     dtype: Type of the computation.
 
   Raises:
-    ValueError: a size is not positive, or the heads do not divide the width.
+    ValueError: a size is not positive, the heads do not divide the width, or
+      the type is unknown.
   """
 
   vocab_size: int
@@ -54,6 +58,10 @@ class GPTConfig:
       value = getattr(self, field.name)
       if field.type is int and value < 1:
         raise ValueError(f'{field.name} is {value}; it must be positive.')
+    if self.dtype not in DTYPES:
+      raise ValueError(
+          f'dtype is {self.dtype!r}; use one of {", ".join(DTYPES)}.'
+      )
     if self.d_model % self.n_heads:
       raise ValueError(
           f'n_heads is {self.n_heads}, which does not divide d_model '

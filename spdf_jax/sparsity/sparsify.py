@@ -142,12 +142,13 @@ def sparsify(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
     mask = _next_mask(updates, state, params)
+    zero_pruned = masks.zero_pruned
     updates, inner_state = inner.update(
-        masks.apply_mask(updates, mask),
+        zero_pruned(updates, mask),
         state_matching.map_like_params(
-            masks.apply_mask, state.inner_state, params, mask
+            zero_pruned, state.inner_state, params, mask
         ),
-        masks.apply_mask(params, mask),
+        zero_pruned(params, mask),
         **extra_args,
     )
     count = optax.safe_increment(state.count)

@@ -1,6 +1,7 @@
 """Checkpoints: saved in the background, checked before they are restored."""
 
 from collections.abc import Mapping
+import itertools
 import json
 import logging
 import os
@@ -115,9 +116,10 @@ class Checkpoints:
       except MismatchError:
         raise
       except Exception as error:  # Any damage at all: name it, use the other.
-        aside = self._directory.parent / 'damaged_checkpoints' / str(step)
+        aside = _free_name(
+            self._directory.parent / 'damaged_checkpoints' / str(step)
+        )
         aside.parent.mkdir(exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
         os.rename(self._directory / str(step), aside)
         self._manager.reload()
         logger.warning(
@@ -324,6 +326,12 @@ def _refuse(
         f'{"; ".join(different[:3])}{more}; use what it was made with, or '
         'another workdir.'
     )
+
+
+def _free_name(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path, with a number after it where it is taken."""
+  names = (path.with_name(f'{path.name}.{i}') for i in itertools.count(1))
+  return next(p for p in itertools.chain([path], names) if not p.exists())
 
 
 def _read_json(checkpoint: pathlib.Path, item: str) -> Any:

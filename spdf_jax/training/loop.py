@@ -93,7 +93,12 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
       config=config,
       fingerprints=recipe.fingerprints,
   )
-  return Session(recipe, workdir, saved, _first_state(recipe, saved))
+  session = Session(recipe, workdir, saved, _first_state(recipe, saved))
+  # Last: a config that was refused does not claim the workdir.
+  write_atomically(
+      workdir / 'config.json', json.dumps(config, indent=2) + '\n'
+  )
+  return session
 
 
 def train(
@@ -230,13 +235,15 @@ def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
   path = workdir / 'config.json'
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-      write_atomically(path, json.dumps(config, indent=2) + '\n')
+    write_atomically(workdir / '.writable', '')
+    (workdir / '.writable').unlink()
   except OSError as error:
     raise OSError(
         f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
         'a directory that can.'
     ) from error
+  if not path.exists():
+    return workdir
   found = json.loads(path.read_text('utf-8'))
   different = checkpoints.differences(
       checkpoints.identity(found), checkpoints.identity(config)

@@ -245,12 +245,15 @@ def _schedules(order, specs, steps, resolvers) -> list[optax.Schedule]:
           f'schedule of phase {name!r}:', rate['schedule'], SCHEDULES
       )
       warmup = rate['warmup']
-      whole = make(
-          rate['peak'],
-          resolvers[i](warmup) if warmup else 0,
-          horizon,
-          rate['final_fraction'],
-      )
+      try:
+        whole = make(
+            rate['peak'],
+            resolvers[i](warmup) if warmup else 0,
+            horizon,
+            rate['final_fraction'],
+        )
+      except ValueError as error:
+        raise ValueError(f'learning rate of phase {name!r}: {error}') from error
     elif i == 0:
       raise ValueError(
           f"phase {name!r} is the first and has the schedule 'continue'; give "

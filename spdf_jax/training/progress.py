@@ -53,10 +53,10 @@ class Progress:
     self._last_time, self._last_tokens = now, tokens
     left = self._tokens_until(self._plan.total_steps) - tokens
     phase = self._plan.phase_at(max(step - 1, 0))
+    time_left = format_seconds(left / self._rate) if self._rate else '?'
     line = (
         f'{phase.name}  step {step}/{self._plan.total_steps}  loss {loss:.4f}'
-        f'  {self._rate:,.0f} tokens/s  {format_seconds(left / self._rate)}'
-        ' left'
+        f'  {self._rate:,.0f} tokens/s  {time_left} left'
     )
     if self._live:
       self._out.write(f'\r\x1b[K{line}' + ('\n' if done else ''))

@@ -16,6 +16,7 @@ import optax
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.training import optimizers
+from spdf_jax.training.checkpoints import flatten
 from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Plan
 from spdf_jax.training.state import create_state
@@ -24,6 +25,16 @@ from spdf_jax.training.step import train_step
 
 PyTree = Any
 _PARAMS, _MASKS = 0, 1  # What the seed's key is folded with.
+_COUNTS = (
+    'checkpoints.every',
+    'checkpoints.keep',
+    'eval_every',
+    'evaluation.batch_size',
+    'evaluation.corpus_batches',
+    'evaluation.max_new_tokens',
+    'evaluation.task_batches',
+    'log_every',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +118,7 @@ def create_recipe(config: Any) -> Recipe:
     ValueError: something in the config cannot be; one sentence says what.
   """
   config = plain(config)
+  _check_counts(config)
   model = models.create_model(
       config['model']['preset'],
       **{k: v for k, v in config['model'].items() if k != 'preset'},
@@ -183,6 +195,13 @@ def _create_sources(corpus, task, specs, order) -> dict[str, data.Source]:
         task.train, corpus.tokenizer, max(lengths, default=127) + 1
     )
   return sources
+
+
+def _check_counts(config) -> None:
+  flat = flatten(config)
+  for name in _COUNTS:
+    if name in flat and flat[name] < 1:
+      raise ValueError(f'{name} is {flat[name]}; it must be at least 1.')
 
 
 def _check_lengths(specs, order, max_length: int) -> None:

@@ -1,0 +1,309 @@
+"""Checkpoints come back bit for bit, or are refused in one sentence."""
+
+import collections
+import json
+import logging
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import assert_same_arrays
+from tiny_run import make_recipe
+
+import spdf_jax as spdf
+from spdf_jax.training import find_checkpoint
+from spdf_jax.training import MismatchError
+from spdf_jax.training import open_session
+from spdf_jax.training import read_params
+from spdf_jax.training import train
+from spdf_jax.training.checkpoints import checkpoint_bytes
+from spdf_jax.training.checkpoints import read_checkpoint
+
+Usage = collections.namedtuple('Usage', 'total used free')
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A finished run of 14 steps, and its final state; not to be changed."""
+  workdir = tmp_path_factory.mktemp('run') / 'a'
+  return workdir, train(open_session(make_recipe(), workdir))
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+  """A copy of the run, to be damaged."""
+  return shutil.copytree(trained[0], tmp_path / 'copy')
+
+
+def steps_in(workdir, folder='checkpoints'):
+  path = pathlib.Path(workdir) / folder
+  names = (p.name for p in path.iterdir()) if path.exists() else ()
+  return sorted(int(name) for name in names if name.isdigit())
+
+
+def files_in(checkpoint):
+  return [p for p in checkpoint.rglob('*') if p.is_file()]
+
+
+def truncate(path):
+  data = path.read_bytes()
+  path.write_bytes(data[:len(data) // 2])
+
+
+def truncate_largest(checkpoint):
+  truncate(max(files_in(checkpoint), key=lambda p: p.stat().st_size))
+
+
+def truncate_state(checkpoint):
+  folder = checkpoint / 'opt_state'
+  truncate(max(files_in(folder), key=lambda p: p.stat().st_size))
+
+
+def delete_arrays(checkpoint):
+  for path in files_in(checkpoint / 'params'):
+    if path.stat().st_size > 500:
+      path.unlink()
+
+
+def delete_item(checkpoint):
+  shutil.rmtree(checkpoint / 'opt_state')
+
+
+def delete_meta(checkpoint):
+  (checkpoint / 'meta' / 'metadata').unlink()
+
+
+def garble_meta(checkpoint):
+  (checkpoint / 'meta' / 'metadata').write_bytes(b'\x00\xff{"config"')
+
+
+def garble_data(checkpoint):
+  (checkpoint / 'data' / 'metadata').write_text('{"step": ')
+
+
+def empty_meta(checkpoint):
+  (checkpoint / 'meta' / 'metadata').write_text('{}')
+
+
+DAMAGES = (
+    truncate_largest, truncate_state, delete_arrays, delete_item, delete_meta,
+    garble_meta, garble_data, empty_meta,
+)
+
+
+def test_a_state_with_masks_comes_back_bit_for_bit(trained):
+  workdir, state = trained
+  restored = open_session(make_recipe(), workdir).state
+  assert_same_arrays(restored, state)
+  mask = spdf.get_mask(restored.opt_state)
+  assert mask['wte']['embedding'] is None
+  assert mask['h_0']['mlp']['wi']['kernel'].dtype == bool
+
+
+def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):
+  # The state is donated to the next step while it is still being written.
+  recipe = make_recipe()
+  session = open_session(recipe, tmp_path)
+  state = session.state
+  kept = {}
+  for step in range(6):
+    state, _ = recipe.step(state, recipe.batch_at(step))
+    if step in (1, 5):
+      kept[step + 1] = jax.tree.map(np.array, state)
+      session.checkpoints.save(state)
+  session.checkpoints.wait()
+  for step, want in kept.items():
+    found = read_checkpoint(
+        tmp_path / 'checkpoints' / str(step), recipe.abstract_state,
+        config=recipe.config, fingerprints=recipe.fingerprints,
+    )
+    assert_same_arrays(jax.tree.map(np.array, found), want)
+
+
+def test_phase_ends_stay_beside_the_latest(trained):
+  assert steps_in(trained[0]) == [5, 10, 12, 14]  # Ends 5, 10, 14; latest 2.
+
+
+def test_saving_a_step_again_changes_nothing(trained):
+  workdir, state = trained
+  before = {p: p.read_bytes() for p in files_in(workdir / 'checkpoints')}
+  session = open_session(make_recipe(), workdir)
+  session.checkpoints.save(state)
+  session.checkpoints.wait()
+  after = {p: p.read_bytes() for p in files_in(workdir / 'checkpoints')}
+  assert before == after
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(seed=1), 'config: seed was 0 and is 1'),
+    (dict(phases=dict(order=['pretrain'])), 'config: phases.order was .* and'),
+    (dict(checkpoints=dict(every=3, keep=2)), 'checkpoints.every was 2 and is'),
+])
+def test_a_checkpoint_of_another_config_is_refused(trained, changes, message):
+  recipe = make_recipe(**changes)
+  with pytest.raises(MismatchError, match=message):
+    read_checkpoint(
+        find_checkpoint(trained[0]), recipe.abstract_state,
+        config=recipe.config, fingerprints=recipe.fingerprints,
+    )
+
+
+def test_places_are_no_part_of_a_config(trained):
+  recipe = make_recipe(data=dict(cache_dir='elsewhere'), init_from='b')
+  assert int(open_session(recipe, trained[0]).state.step) == 14
+
+
+def test_a_checkpoint_of_other_data_is_refused(workdir):
+  message = "of another data: corpus was 'abc' and is 'xyz'"
+  with pytest.raises(MismatchError, match=message):
+    open_session(make_recipe(fingerprint='xyz'), workdir)
+  assert steps_in(workdir) == [5, 10, 12, 14]
+
+
+def test_a_checkpoint_is_refused_rather_than_cast(trained):
+  recipe = make_recipe()
+  halved = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16),
+      recipe.abstract_state.params,
+  )
+  checkpoint = find_checkpoint(trained[0])
+  message = (
+      'of another model: params/h_0/attn/wd/bias was '
+      r"'float32\[16\]' and is 'bfloat16\[16\]'.*and 17 more"
+  )
+  with pytest.raises(MismatchError, match=message):
+    read_checkpoint(
+        checkpoint, recipe.abstract_state.replace(params=halved),
+        config=recipe.config, fingerprints=recipe.fingerprints,
+    )
+  with pytest.raises(MismatchError, match='bfloat16'):
+    read_params(checkpoint, halved)
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(
+    damage, workdir, caplog
+):
+  before = len(files_in(workdir / 'checkpoints' / '12'))
+  damage(workdir / 'checkpoints' / '14')
+  left = len(files_in(workdir / 'checkpoints' / '14'))
+  with caplog.at_level(logging.WARNING, 'spdf_jax'):
+    session = open_session(make_recipe(), workdir)
+  assert int(session.state.step) == 12
+  assert 'checkpoint 14 cannot be read' in caplog.text
+  assert 'the one before it is used' in caplog.text
+  assert steps_in(workdir) == [5, 10, 12]
+  aside = workdir / 'damaged_checkpoints' / '14'
+  assert len(files_in(aside)) == left
+  assert len(files_in(workdir / 'checkpoints' / '12')) == before
+
+
+def test_a_run_goes_on_from_before_the_damage_bit_for_bit(trained, workdir):
+  for _ in range(2):  # Damaged twice, both are kept.
+    truncate_largest(workdir / 'checkpoints' / '14')
+    state = train(open_session(make_recipe(), workdir))
+    assert_same_arrays(state, trained[1])
+  kept = sorted(p.name for p in (workdir / 'damaged_checkpoints').iterdir())
+  assert kept == ['14', '14.1']
+  assert steps_in(workdir) == [5, 10, 12, 14]
+
+
+def test_a_run_without_any_readable_checkpoint_is_refused(workdir):
+  for step in steps_in(workdir):
+    truncate_largest(workdir / 'checkpoints' / str(step))
+  message = r'none of the checkpoints \[14, 12, 10, 5\] .* can be read'
+  with pytest.raises(ValueError, match=message):
+    open_session(make_recipe(), workdir)
+  assert steps_in(workdir, 'damaged_checkpoints') == [5, 10, 12, 14]
+
+
+def test_too_little_free_space_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch
+):
+  recipe = make_recipe()
+  needed = 6 * checkpoint_bytes(recipe.abstract_state)  # 3 ends, 2 and 1 more.
+  usage = lambda free: lambda path: Usage(10**12, 0, free)
+  monkeypatch.setattr(shutil, 'disk_usage', usage(needed - 1))
+  with pytest.raises(OSError, match='writes up to 6 checkpoints.*free some'):
+    open_session(recipe, tmp_path)
+  assert not list(tmp_path.iterdir())
+  monkeypatch.setattr(shutil, 'disk_usage', usage(needed))
+  open_session(recipe, tmp_path)
+
+
+def test_the_bytes_of_a_checkpoint_are_those_of_its_arrays(trained):
+  state = trained[1]
+  arrays = jax.tree.leaves(state)
+  assert checkpoint_bytes(state) == sum(x.nbytes for x in arrays)
+
+
+def test_a_workdir_names_its_latest_checkpoint(trained):
+  workdir, _ = trained
+  folder = workdir / 'checkpoints'
+  assert find_checkpoint(str(workdir)) == folder / '14'
+  for phase, step in (('pretrain', 5), ('continuation', 10), ('finetune', 14)):
+    assert find_checkpoint(f'{workdir}@{phase}') == folder / str(step)
+
+
+def test_an_unknown_phase_is_answered_with_those_that_ended(workdir):
+  shutil.rmtree(workdir / 'checkpoints' / '14')
+  for phase in ('finetune', 'tune'):
+    with pytest.raises(ValueError, match=r"\['pretrain', 'continuation'\]"):
+      find_checkpoint(f'{workdir}@{phase}')
+
+
+def test_a_place_without_checkpoints_is_refused(tmp_path):
+  for source in (tmp_path, tmp_path / 'none', f'{tmp_path}@pretrain'):
+    with pytest.raises(ValueError, match='give the workdir of a run'):
+      find_checkpoint(str(source))
+
+
+def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
+  recipe = make_recipe(seed=1, init_from=f'{trained[0]}@continuation')
+  state = open_session(recipe, tmp_path).state
+  source = read_params(
+      trained[0] / 'checkpoints' / '10', recipe.abstract_state.params
+  )
+  mask = spdf.get_mask(state.opt_state)
+  assert_same_arrays(state.params, spdf.apply_mask(source, mask))
+  fresh = recipe.create_state()
+  assert_same_arrays(state.opt_state, fresh.opt_state)
+  assert int(state.step) == 0
+
+
+def test_init_from_another_model_is_refused(trained, tmp_path):
+  recipe = make_recipe(d_model=32, init_from=str(trained[0]))
+  with pytest.raises(MismatchError, match=r'bias was .*\[16\].* is .*\[32\]'):
+    open_session(recipe, tmp_path)
+
+
+def test_resume_goes_on_from_another_workdir_bit_for_bit(trained, tmp_path):
+  recipe = make_recipe(resume=f'{trained[0]}@pretrain')
+  session = open_session(recipe, tmp_path)
+  assert int(session.state.step) == 5
+  assert_same_arrays(train(session), trained[1])
+
+
+def test_resume_with_another_config_is_refused(trained, tmp_path):
+  recipe = make_recipe(seed=1, resume=str(trained[0]))
+  with pytest.raises(MismatchError, match='seed was 0 and is 1'):
+    open_session(recipe, tmp_path)
+
+
+def test_the_own_workdir_comes_before_resume_and_init_from(workdir, tmp_path):
+  recipe = make_recipe(resume=str(tmp_path), init_from=str(tmp_path))
+  assert int(open_session(recipe, workdir).state.step) == 14
+
+
+def test_a_checkpoint_says_what_it_was_made_from(trained):
+  meta = json.loads(
+      (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()
+  )
+  assert meta['config'] == make_recipe().config
+  assert meta['phase_ends'] == {
+      'pretrain': 5, 'continuation': 10, 'finetune': 14
+  }
+  assert meta['arrays']['params/wte/embedding'] == 'float32[16,16]'

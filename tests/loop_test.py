@@ -1,0 +1,210 @@
+"""However a run is stopped and continued, it ends as if it never was."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import pytest
+from tiny_run import assert_same_arrays
+from tiny_run import make_recipe
+from tiny_run import without_times
+
+from spdf_jax.training import Interrupted
+from spdf_jax.training import open_session
+from spdf_jax.training import train
+from spdf_jax.training.metrics import read_rows
+
+TESTS = pathlib.Path(__file__).parent
+SECONDS = 120  # of patience with a child process.
+
+CHILD = '''
+import sys
+import time
+from tiny_run import make_recipe
+from spdf_jax.training import Interrupted, open_session, train
+
+def evaluate(step, params):
+  print('evaluated', step, flush=True)
+  time.sleep(float(sys.argv[2]))
+  return [('validation/loss', float(params['wte']['embedding'].sum()))]
+
+try:
+  train(open_session(make_recipe(), sys.argv[1]), evaluators=[evaluate])
+except Interrupted as interrupted:
+  print(interrupted)
+  sys.exit(128 + interrupted.signal)
+'''
+
+
+def total(step, params):
+  yield 'validation/loss', float(jnp.sum(params['wte']['embedding']))
+
+
+def rows_in(workdir):
+  return without_times(read_rows(workdir / 'metrics.jsonl'))
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The workdir and final state of a run that nothing stopped."""
+  workdir = tmp_path_factory.mktemp('whole') / 'run'
+  state = train(open_session(make_recipe(), workdir), evaluators=[total])
+  return workdir, state
+
+
+class Stop(Exception):
+  pass
+
+
+def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
+  # Evaluations are at 3, 5, 6, 9, 10, 12, 14; phases end at 5, 10, 14.
+  for stop in (3, 5, 9, 10, 14):
+
+    def failing(step, params, stop=stop):
+      if step == stop:
+        raise Stop
+      yield from total(step, params)
+
+    session = open_session(make_recipe(), tmp_path)
+    assert int(session.state.step) <= stop
+    with pytest.raises(Stop):
+      train(session, evaluators=[failing])
+    session.checkpoints.close()
+  state = train(open_session(make_recipe(), tmp_path), evaluators=[total])
+  assert_same_arrays(state, whole[1])
+  assert rows_in(tmp_path) == rows_in(whole[0])
+
+
+@pytest.mark.parametrize('stops', [(1, 5, 6), (4, 13)])
+def test_a_run_stopped_by_signals_goes_on_bit_for_bit(whole, tmp_path, stops):
+  for stop in stops:
+    recipe = make_recipe()
+    batch_at = recipe.batch_at
+
+    def signalling(step, stop=stop, batch_at=batch_at):
+      if step == stop - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+      return batch_at(step)
+
+    object.__setattr__(recipe, 'batch_at', signalling)
+    session = open_session(recipe, tmp_path)
+    message = f'stopped by signal 15 after step {stop}; everything is saved'
+    with pytest.raises(Interrupted, match=message) as caught:
+      train(session, evaluators=[total])
+    assert caught.value.signal == signal.SIGTERM
+    again = open_session(make_recipe(), tmp_path)
+    assert int(again.state.step) == stop
+    again.checkpoints.close()
+  state = train(open_session(make_recipe(), tmp_path), evaluators=[total])
+  assert_same_arrays(state, whole[1])
+  assert rows_in(tmp_path) == rows_in(whole[0])
+
+
+def test_a_signal_at_the_last_step_stops_nothing(tmp_path, whole):
+  def late(step, params):
+    if step == 14:
+      os.kill(os.getpid(), signal.SIGTERM)
+    yield from total(step, params)
+
+  state = train(open_session(make_recipe(), tmp_path), evaluators=[late])
+  assert_same_arrays(state, whole[1])
+
+
+def test_a_finished_run_does_not_train_again(whole):
+  before = (whole[0] / 'metrics.jsonl').read_bytes()
+  state = train(open_session(make_recipe(), whole[0]), evaluators=[total])
+  assert_same_arrays(state, whole[1])
+  assert (whole[0] / 'metrics.jsonl').read_bytes() == before
+
+
+def test_every_step_is_logged_once_and_in_order(whole):
+  rows = rows_in(whole[0])
+  trained = [row['step'] for row in rows if 'train/loss' in row]
+  evaluated = [row['step'] for row in rows if 'validation/loss' in row]
+  assert trained == list(range(1, 15))
+  assert evaluated == [3, 5, 6, 9, 10, 12, 14]
+  assert [row['step'] for row in rows] == sorted(row['step'] for row in rows)
+  phases = [row['phase'] for row in rows if 'train/loss' in row]
+  assert phases == ['pretrain'] * 5 + ['continuation'] * 5 + ['finetune'] * 4
+
+
+def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
+  found = {
+      row['step']: row['sparsity/sparsified'] for row in rows_in(whole[0])
+      if 'sparsity/sparsified' in row
+  }
+  assert found == {3: 0.75, 5: 0.75, 6: 0, 9: 0, 10: 0, 12: 0, 14: 0}
+
+
+def test_evaluators_of_phase_ends_are_called_at_phase_ends_only(tmp_path):
+  steps = []
+
+  def note(step, params):
+    steps.append(step)
+    return ()
+
+  train(open_session(make_recipe(), tmp_path), phase_end_evaluators=[note])
+  assert steps == [5, 10, 14]
+
+
+def test_rows_are_written_every_so_often_and_at_phase_ends(tmp_path):
+  train(open_session(make_recipe(log_every=4), tmp_path))
+  trained = [row['step'] for row in rows_in(tmp_path) if 'train/loss' in row]
+  assert trained == [4, 5, 8, 10, 12, 14]
+
+
+def test_a_workdir_of_another_config_is_refused_and_left_alone(whole):
+  before = sorted(p.name for p in whole[0].rglob('*'))
+  message = 'belongs to another config: seed was 0 and is 7; give another'
+  with pytest.raises(ValueError, match=message):
+    open_session(make_recipe(seed=7), whole[0])
+  assert sorted(p.name for p in whole[0].rglob('*')) == before
+
+
+def test_a_refused_config_does_not_claim_the_workdir(tmp_path):
+  refused = make_recipe(seed=7, resume=str(tmp_path / 'nothing'))
+  with pytest.raises(ValueError, match='names no checkpoint'):
+    open_session(refused, tmp_path / 'run')
+  open_session(make_recipe(), tmp_path / 'run')
+
+
+def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('kept')
+  for place in ('file', 'file/below'):
+    with pytest.raises(OSError, match='cannot be written .*; give a direct'):
+      open_session(make_recipe(), tmp_path / place)
+  assert (tmp_path / 'file').read_text() == 'kept'
+
+
+def start(workdir, seconds_per_evaluation):
+  path = [str(TESTS), str(TESTS.parent), os.environ.get('PYTHONPATH')]
+  return subprocess.Popen(
+      [sys.executable, '-c', CHILD, str(workdir), str(seconds_per_evaluation)],
+      env=os.environ | {'PYTHONPATH': os.pathsep.join(filter(None, path))},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_is_asked_to_stop_saves_and_leaves(number, tmp_path):
+  child = start(tmp_path, 1.0)
+  assert child.stdout.readline() == 'evaluated 3\n'
+  child.send_signal(number)
+  begun = time.monotonic()
+  out, err = child.communicate(timeout=SECONDS)
+  assert child.returncode == 128 + number, err
+  assert f'stopped by signal {int(number)} after step 4' in out
+  assert 'Traceback' not in err
+  assert time.monotonic() - begun < 30
+  second = start(tmp_path, 0.0)
+  out, err = second.communicate(timeout=SECONDS)
+  assert second.returncode == 0, err
+  assert out.splitlines()[0] == 'evaluated 5'
+  rows = read_rows(tmp_path / 'metrics.jsonl')
+  assert [r['step'] for r in rows if 'train/loss' in r] == list(range(1, 15))

@@ -1,0 +1,83 @@
+"""The metrics file holds every step once, however often a run was killed."""
+
+import json
+import os
+
+import pytest
+
+from spdf_jax.training import metrics
+from spdf_jax.training.metrics import MetricWriter
+from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.metrics import write_atomically
+
+
+def write_steps(path, resume_step, steps):
+  writer = MetricWriter(path, resume_step)
+  for step in steps:
+    writer.write_scalars(step, {'train/loss': step / 10})
+  writer.close()
+
+
+def steps_of(path):
+  return [row['step'] for row in read_rows(path)]
+
+
+def test_rows_come_back_as_they_were_written(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  writer = MetricWriter(path, 0)
+  writer.write_scalars(1, {'phase': 'sparse', 'train/loss': 0.1 + 0.2})
+  writer.write_scalars(1, {'validation/loss': 1e-30})
+  writer.close()
+  assert read_rows(path) == [
+      {'step': 1, 'phase': 'sparse', 'train/loss': 0.1 + 0.2},
+      {'step': 1, 'validation/loss': 1e-30},
+  ]
+
+
+def test_opening_drops_the_rows_after_the_step_resumed_from(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  write_steps(path, 0, [1, 2, 3, 4, 4, 5])
+  write_steps(path, 4, [5, 6])
+  assert steps_of(path) == [1, 2, 3, 4, 4, 5, 6]
+  write_steps(path, 0, [])
+  assert path.read_text() == ''
+
+
+def test_an_unfinished_last_line_is_left_out_and_written_over(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  write_steps(path, 0, [1, 2, 3])
+  text = path.read_text()
+  for cut in range(1, len(text.splitlines()[-1]) + 1):
+    path.write_text(text[:-cut])
+    assert steps_of(path) == [1, 2]
+  write_steps(path, 3, [4])
+  assert steps_of(path) == [1, 2, 4]
+
+
+def test_flushed_rows_can_be_read_while_the_file_is_open(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  writer = MetricWriter(path, 0)
+  writer.write_scalars(1, {'a': 1.0})
+  writer.flush()
+  assert steps_of(path) == [1]
+  writer.close()
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / 'config.json'
+  write_atomically(path, 'old')
+
+  def failing(descriptor):
+    raise OSError('no space left on device')
+
+  monkeypatch.setattr(metrics.os, 'fsync', failing)
+  with pytest.raises(OSError, match='no space left'):
+    write_atomically(path, 'new')
+  assert path.read_text() == 'old'
+
+
+def test_a_written_file_leaves_no_other(tmp_path):
+  write_atomically(tmp_path / 'a.json', json.dumps({'a': 1}))
+  write_atomically(tmp_path / 'a.json', json.dumps({'a': 2}))
+  assert os.listdir(tmp_path) == ['a.json']
+  assert json.loads((tmp_path / 'a.json').read_text()) == {'a': 2}

@@ -1,0 +1,238 @@
+"""Phases become functions of the step; impossible ones are refused."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spdf_jax.sparsity import Algorithm
+from spdf_jax.training import create_plan
+from spdf_jax.training import Phase
+from spdf_jax.training import Plan
+
+PHASE = Phase(
+    name='sparse', steps=10, data='corpus', batch_size=2, length=8,
+    sparsity=0.75, learning_rate=optax.constant_schedule(0.1),
+    weight_decay=0.01, restart=False,
+)
+RATE = dict(
+    schedule='cosine', peak=1e-2, warmup='4 steps', final_fraction=0.1
+)
+SPEC = dict(
+    duration='30 steps', data='corpus', batch_size=2, length=8, sparsity=0.5,
+    learning_rate=RATE, weight_decay=0.1, restart=False,
+)
+
+
+def make_phase(**changes):
+  return dataclasses.replace(PHASE, **changes)
+
+
+def make_rate(schedule, **changes):
+  return {'learning_rate': RATE | {'schedule': schedule} | changes}
+
+
+def make_plan(*changes, order=None):
+  """A plan of phases 'p0', 'p1', …, each SPEC with some changes."""
+  specs = {f'p{i}': SPEC | change for i, change in enumerate(changes)}
+  return create_plan(
+      specs,
+      list(specs) if order is None else order,
+      tokens_per_epoch={'corpus': lambda length: 1_000 // length * length},
+      parameters=50,
+  )
+
+
+def rates(plan):
+  return np.array([
+      float(plan.learning_rate(step)) for step in range(plan.total_steps)
+  ])
+
+
+def test_a_continued_cosine_is_one_cosine_over_both_phases():
+  both = make_plan({}, {'duration': '13 steps', **make_rate('continue')})
+  one = make_plan({'duration': '43 steps'})
+  np.testing.assert_array_equal(rates(both), rates(one))
+
+
+def test_a_continued_schedule_spans_every_phase_that_continues_it():
+  change = make_rate('continue')
+  three = make_plan({}, change, change, make_rate('linear'))
+  one = make_plan({'duration': '90 steps'}, make_rate('linear'))
+  np.testing.assert_array_equal(rates(three), rates(one))
+  assert three.starts == (0, 30, 60, 90)
+
+
+def test_a_cosine_falls_to_its_final_fraction():
+  found = rates(make_plan({}))
+  decay = lambda k: 0.5 * (1 + math.cos(math.pi * k / 26))
+  want = [1e-2 * (0.1 + 0.9 * decay(k)) for k in range(26)]
+  np.testing.assert_allclose(found[4:], want, rtol=1e-5)
+
+
+def test_warm_up_learns_from_the_first_step_on():
+  for name in ('cosine', 'linear', 'constant'):
+    found = rates(make_plan(make_rate(name)))
+    want = 1e-2 * np.arange(1, 6) / 5
+    np.testing.assert_allclose(found[:5], want, rtol=1e-6)
+    assert found.max() == pytest.approx(1e-2)
+
+
+def test_without_warm_up_the_first_step_has_the_peak():
+  for name in ('cosine', 'linear', 'constant'):
+    found = rates(make_plan(make_rate(name, warmup='')))
+    assert found[0] == pytest.approx(1e-2)
+
+
+def test_warm_up_is_a_duration_like_any_other():
+  tokens = make_plan(make_rate('cosine', warmup='64 tokens'))
+  np.testing.assert_array_equal(rates(tokens), rates(make_plan({})))
+
+
+def test_a_phase_begins_its_own_schedule_at_its_boundary():
+  plan = make_plan(
+      make_rate('constant', peak=0.5, warmup=''),
+      make_rate('linear', peak=0.25, warmup='', final_fraction=0.0),
+  )
+  found = rates(plan)
+  assert set(found[:30].tolist()) == {0.5}
+  np.testing.assert_allclose(
+      found[30:], 0.25 * (1 - np.arange(30) / 30), rtol=1e-5
+  )
+
+
+def test_the_schedule_is_the_same_when_it_is_traced():
+  plan = make_plan({}, make_rate('linear'))
+  steps = jnp.arange(plan.total_steps)
+  traced = jax.jit(jax.vmap(plan.learning_rate))(steps)
+  np.testing.assert_allclose(traced, rates(plan), rtol=1e-5)
+
+
+def test_weight_decay_changes_at_the_boundary():
+  plan = make_plan({'weight_decay': 0.25}, {'weight_decay': 0.5})
+  found = [float(plan.weight_decay(step)) for step in (0, 29, 30, 59)]
+  assert found == [0.25, 0.25, 0.5, 0.5]
+
+
+def test_boundaries_are_where_phases_meet():
+  plan = Plan((
+      make_phase(name='a', steps=3),
+      make_phase(name='b', steps=5, batch_size=4),
+      make_phase(name='c', steps=2),
+  ))
+  assert plan.starts == (0, 3, 8)
+  assert plan.ends == {'a': 3, 'b': 8, 'c': 10}
+  assert plan.total_steps == 10
+  names = ''.join(plan.phase_at(step).name for step in range(10))
+  assert names == 'aaabbbbbcc'
+  assert [phase.tokens for phase in plan.phases] == [48, 160, 32]
+
+
+def test_moments_restart_where_a_phase_asks_but_never_at_the_start():
+  flags = [True, False, True, True]
+  plan = Plan(tuple(
+      make_phase(name=str(i), restart=flag) for i, flag in enumerate(flags)
+  ))
+  assert plan.restarts == (20, 30)
+
+
+def levels(algorithm: Algorithm, steps):
+  params = {'w': jnp.ones((1, 8, 8))}
+  return [algorithm.sparsity_at(step, params)['w'] for step in steps]
+
+
+def test_the_sparsity_changes_at_the_boundary():
+  plan = Plan((
+      make_phase(name='a', sparsity=0.75),
+      make_phase(name='b', sparsity=0.5),
+      make_phase(name='c', sparsity=0.0),
+  ))
+  found = levels(plan.algorithm, (0, 9, 10, 19, 20, 29))
+  assert found == [0.75, 0.75, 0.5, 0.5, 0.0, 0.0]
+
+
+def test_neighbours_of_equal_sparsity_share_a_mask():
+  plan = Plan((
+      make_phase(name='a'), make_phase(name='b'),
+      make_phase(name='c', sparsity=0.0), make_phase(name='d', sparsity=0.0),
+  ))
+  changes = [
+      step for step in range(plan.total_steps)
+      if plan.algorithm.update_at(step)
+  ]
+  assert changes == [20]
+  alike = Plan((make_phase(name='a'), make_phase(name='b')))
+  assert not any(alike.algorithm.update_at(s) for s in range(20))
+
+
+def test_phases_run_in_the_order_that_is_asked_for():
+  plan = make_plan({}, {'sparsity': 0.0}, {}, order=['p1', 'p0'])
+  assert [phase.name for phase in plan.phases] == ['p1', 'p0']
+  assert [phase.sparsity for phase in plan.phases] == [0.0, 0.5]
+
+
+def test_lengths_are_resolved_by_what_the_phase_reads():
+  plan = make_plan(
+      {'duration': '1 epoch'},
+      {'duration': '1 epoch', 'length': 16, 'batch_size': 3},
+      {'duration': '20 tokens/parameter', **make_rate('linear')},
+  )
+  assert [p.steps for p in plan.phases] == [62, 20, 62]
+
+
+@pytest.mark.parametrize('field, value, message', [
+    ('steps', 0, "phase 'sparse' has steps 0; it must be at least 1"),
+    ('steps', -3, 'steps -3'),
+    ('batch_size', 0, 'batch_size 0; it must be at least 1'),
+    ('length', 0, 'length 0'),
+    ('sparsity', 1.0, "sparsity of phase 'sparse'.*1.0"),
+    ('sparsity', -0.1, "sparsity of phase 'sparse'.*-0.1"),
+    ('sparsity', math.nan, "sparsity of phase 'sparse'.*nan"),
+    ('learning_rate', 0.1, 'learning rate 0.1; give a schedule'),
+    ('learning_rate', None, 'learning rate None; give a schedule'),
+    ('weight_decay', -1.0, 'weight_decay -1.0; it must not be negative'),
+    ('weight_decay', math.nan, 'weight_decay nan'),
+])
+def test_an_impossible_phase_is_refused(field, value, message):
+  with pytest.raises(ValueError, match=message):
+    make_phase(**{field: value})
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'duration': '0 steps'}, "phase 'p0': duration '0 steps' is less than"),
+    ({'duration': '9 lives'}, "phase 'p0': duration is '9 lives'; write a"),
+    ({'batch_size': 0}, "phase 'p0' has batch_size 0; it must be at least 1"),
+    ({'length': -8}, "phase 'p0' has length -8"),
+    ({'sparsity': 1}, "sparsity of phase 'p0'"),
+    ({'sparsity': math.nan}, "sparsity of phase 'p0'"),
+    ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
+    (make_rate('cosin'), "schedule of phase 'p0': 'cosin' .*'cosine'"),
+    (make_rate('continue'), "'p0' is the first and has the sched.*'continue'"),
+    (make_rate('cosine', warmup='30 steps'),
+     "learning rate of phase 'p0': warm-up takes 30 of 30 steps"),
+    (make_rate('linear', warmup='40 steps'),
+     "learning rate of phase 'p0': warm-up takes 40 of 30 steps"),
+    (make_rate('cosine', warmup='soon'),
+     "learning rate of phase 'p0': duration is 'soon'; write a number"),
+    (make_rate('cosine', peak=0.0), "rate of phase 'p0': peak is 0.0; a learn"),
+    (make_rate('linear', peak=math.nan), 'peak is nan; a learning rate must'),
+    (make_rate('constant', peak=math.inf), 'peak is inf'),
+])
+def test_an_impossible_description_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    make_plan(change)
+
+
+def test_phases_without_a_name_of_their_own_are_refused():
+  with pytest.raises(ValueError, match=r"named \['sparse', 'sparse'\]"):
+    Plan((PHASE, PHASE))
+  with pytest.raises(ValueError, match='give at least one'):
+    Plan(())
+  with pytest.raises(ValueError, match=r"named \['p0', 'p0'\]"):
+    make_plan({}, order=['p0', 'p0'])
+  with pytest.raises(ValueError, match="phase 'q1' is unknown.*'p0'"):
+    make_plan({}, order=['q1'])

@@ -1,0 +1,126 @@
+"""A run that is trained in a second: what the tests of training share."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax import data
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.training.recipe import Recipe
+
+V, L = 16, 8
+RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
+PHASE = dict(
+    duration='5 steps', data='corpus', batch_size=2, length=L, sparsity=0.75,
+    learning_rate=RATE, weight_decay=0.1, restart=False,
+)
+PHASES = {
+    'pretrain': PHASE,
+    'continuation': PHASE | dict(
+        sparsity=0.0, learning_rate=RATE | dict(schedule='continue')
+    ),
+    'finetune': PHASE | dict(
+        duration='4 steps', sparsity=0.0, batch_size=3, restart=True
+    ),
+}
+CONFIG = dict(
+    seed=0,
+    d_model=16,
+    data=dict(cache_dir='anywhere'),
+    phases=dict(order=list(PHASES)),
+    eval_every=3,
+    log_every=1,
+    checkpoints=dict(every=2, keep=2),
+    resume='',
+    init_from='',
+)
+
+
+@functools.cache
+def shared_parts(seed, d_model):
+  """Model, optimizer, sources: what several runs of one config may share."""
+  model = models.GPT(models.GPTConfig(V, 1, 2, d_model, 16, L))
+  init = jax.jit(lambda: model.init(
+      jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)
+  )['params'])
+  plan = training.create_plan(
+      PHASES, list(PHASES), tokens_per_epoch={'corpus': lambda n: 100 * n},
+      parameters=1,
+  )
+  optimizer = training.adamw(
+      plan, where=models.sparsifiable, key=jax.random.key(seed + 1), b1=0.9,
+      b2=0.95, eps=1e-8, clip_norm=1.0,
+  )
+  return model, init, plan, optimizer
+
+
+def batch_at(step, plan, seed=0):
+  """Random tokens, a function of the seed and the step."""
+  phase = plan.phase_at(step)
+  rng = np.random.default_rng([seed, step])
+  shape = phase.batch_size, phase.length + 1
+  tokens = rng.integers(V, size=shape, dtype=np.int32)
+  ones = np.ones((phase.batch_size, phase.length), np.float32)
+  return data.Batch(tokens[:, :-1], tokens[:, 1:], ones)
+
+
+class Text:
+  """A source of which only the fingerprint is read."""
+
+  def __init__(self, fingerprint):
+    self.fingerprint = fingerprint
+
+
+def make_recipe(fingerprint='abc', **changes):
+  """Builds a recipe of 14 steps in three phases, 75 % sparse then dense."""
+  config = CONFIG | changes
+  seed, d_model = config['seed'], config['d_model']
+  model, init, plan, optimizer = shared_parts(seed, d_model)
+  recipe = Recipe(
+      config=config,
+      model=model,
+      where=models.sparsifiable,
+      plan=plan,
+      optimizer=optimizer,
+      corpus=None,
+      task=None,
+      sources={'corpus': Text(fingerprint)},
+      batch_at=functools.partial(batch_at, plan=plan, seed=seed),
+      init_params=init,
+  )
+  step = shared_step(seed, d_model)
+  recipe.__dict__['step'] = step  # Compiled once for all runs.
+  return recipe
+
+
+@functools.cache
+def shared_step(seed, d_model):
+  model, _, plan, optimizer = shared_parts(seed, d_model)
+  return jax.jit(
+      functools.partial(
+          training.train_step,
+          apply_fn=model.apply,
+          optimizer=optimizer,
+          learning_rate=plan.learning_rate,
+      ),
+      donate_argnums=0,
+  )
+
+
+def assert_same_arrays(one, other):
+  """Asserts that two trees are equal bit for bit, types included."""
+  assert jax.tree.structure(one) == jax.tree.structure(other)
+  for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other)):
+    assert x.dtype == y.dtype
+    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def without_times(rows):
+  """Drops what may differ between two equal runs."""
+  return [
+      {k: v for k, v in row.items() if not k.startswith('time/')}
+      for row in rows
+  ]
