@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         )
         for name, config in configs.items()
     }
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, ImportError) as error:
     logging.error('%s', error)
     return 1
   for name, session in sessions.items():

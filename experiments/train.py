@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
       print(format_plan(recipe, describe_plan(recipe, name)))
       return 0
     session = training.open_session(recipe, _WORKDIR.value)
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, ImportError) as error:
     # Bad input: the sentence says it all. Errors in training keep theirs.
     logging.error('%s', error)
     return 1

@@ -109,3 +109,14 @@ def test_boundaries_that_do_not_rise_or_match_are_refused(boundaries):
   members = [spdf.static(0.5), spdf.dense(), spdf.static(0.5)]
   with pytest.raises(ValueError, match='boundar'):
     spdf.join(members, boundaries)
+
+
+def test_algorithms_are_made_by_name():
+  spec = {'algorithm': 'static', 'sparsity': 0.5}
+  assert spdf.create_algorithm(spec).sparsity_at(0, PARAMS)['w'] == 0.5
+  assert spdf.create_algorithm(0.25).sparsity_at(0, PARAMS)['w'] == 0.25
+
+
+def test_an_unknown_algorithm_is_refused_with_the_nearest_name():
+  with pytest.raises(ValueError, match="did you mean 'static'"):
+    spdf.create_algorithm({'algorithm': 'statics', 'sparsity': 0.5})

@@ -138,7 +138,8 @@ def measure_case(
     )
     programs[name] = _compile(function, params, optimizer, batch)
   yield from _time_rows(
-      case.name, 'step', _LARGEST_STEP_RATIO, programs, repeats * case.steps, rng
+      case.name, 'step', _LARGEST_STEP_RATIO, programs,
+      repeats * case.steps, rng,
   )
   yield from _memory_rows(case.name, 'step', None, programs)
 

@@ -1,6 +1,7 @@
 """What a recipe will do and cost, before it is run."""
 
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -37,11 +38,12 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       vocab_size=config.vocab_size,
   )
   layers = sparsified_layers(recipe)
-  sparsified = sum(layers.values())
+  sparsified = sum(layer.size for layer in layers.values())
   phases = []
-  for phase, start in zip(recipe.plan.phases, recipe.plan.starts):
-    kept = sum(number_kept(n, phase.sparsity) for n in layers.values())
-    found = 1 - kept / sparsified
+  for i, (phase, start) in enumerate(
+      zip(recipe.plan.phases, recipe.plan.starts)
+  ):
+    found = sum(x.size * x.levels[i] for x in layers.values()) / sparsified
     flops = lambda s, phase=phase: phase.batch_size * training_flops(
         shape, phase.length, s
     )
@@ -67,19 +69,44 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
   }
 
 
-def sparsified_layers(recipe: Recipe) -> dict[str, int]:
-  """Returns the number of weights of every sparsified layer, by path."""
+class Layer(NamedTuple):
+  """A sparsified layer."""
+
+  size: int
+  """Weights, kept or not."""
+
+  levels: tuple[float, ...]
+  """Fraction of zeros at the start of each phase, by exact counts."""
+
+
+def sparsified_layers(recipe: Recipe) -> dict[str, Layer]:
+  """Returns the sparsified layers by path; stacked layers apart.
+
+  Args:
+    recipe: What will be run.
+
+  Returns:
+    Sizes, and the sparsity that the plan asks for in each phase.
+  """
   params = recipe.abstract_state.params
   axes = selection.select(recipe.where, params)
   stacks = selection.to_layers(params, params, axes)
-  sizes = {}
-  for path, stack in jax.tree_util.tree_leaves_with_path(stacks):
+  asked = [
+      jax.tree.leaves(recipe.plan.algorithm.sparsity_at(start, stacks))
+      for start in recipe.plan.starts
+  ]
+  layers = {}
+  for (path, stack), *levels in zip(
+      jax.tree_util.tree_leaves_with_path(stacks), *asked
+  ):
+    size = int(np.prod(stack.shape[1:]))
+    exact = tuple(1 - number_kept(size, level) / size for level in levels)
     for i in range(stack.shape[0]):
       name = selection.path_name(path) + (
           f'[{i}]' if stack.shape[0] > 1 else ''
       )
-      sizes[name] = int(np.prod(stack.shape[1:]))
-  return sizes
+      layers[name] = Layer(size, exact)
+  return layers
 
 
 def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
@@ -104,11 +131,10 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
       f'{"sparsity":<{width}}  {"weights":>10}'
       + ''.join(f'  {phase.name:>12}' for phase in phases),
   ]
-  for name, size in layers.items():
-    levels = (1 - number_kept(size, p.sparsity) / size for p in phases)
+  for name, layer in layers.items():
     lines.append(
-        f'{name:<{width}}  {size:>10,}'
-        + ''.join(f'  {level:>12.4%}' for level in levels)
+        f'{name:<{width}}  {layer.size:>10,}'
+        + ''.join(f'  {level:>12.4%}' for level in layer.levels)
     )
   names = [
       selection.path_name(path)

@@ -1,5 +1,6 @@
 """Sparsity for optax: masks in the optimizer state, algorithms, statistics."""
 
+from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.combinators import join
@@ -23,6 +24,7 @@ __all__ = [
     'Algorithm',
     'SparsifyState',
     'apply_mask',
+    'create_algorithm',
     'dense',
     'densify',
     'get_dense_grads',

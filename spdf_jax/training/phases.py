@@ -15,7 +15,7 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
-from spdf_jax.sparsity.distributions import check_sparsity
+from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.training.durations import resolve_duration
 
 
@@ -29,7 +29,8 @@ class Phase:
     data: Name of the source its batches come from.
     batch_size: Sequences per step.
     length: Tokens per sequence.
-    sparsity: Fraction of zeros in the sparsified matrices, in [0, 1).
+    sparsity: Fraction of zeros in the sparsified matrices, in [0, 1), or an
+      algorithm by name: `{'algorithm': 'static', 'sparsity': 0.75}`.
     learning_rate: An optax schedule of the step within the phase.
     weight_decay: Decoupled weight decay of matrices.
     restart: Whether the optimizer's moments start anew with the phase.
@@ -43,7 +44,7 @@ class Phase:
   data: str
   batch_size: int
   length: int
-  sparsity: float
+  sparsity: float | Mapping[str, Any]
   learning_rate: optax.Schedule
   weight_decay: float
   restart: bool
@@ -55,7 +56,10 @@ class Phase:
             f'phase {self.name!r} has {field} {getattr(self, field)}; it must '
             'be at least 1, or take the phase out.'
         )
-    check_sparsity(self.sparsity, f'sparsity of phase {self.name!r}')
+    try:
+      create_algorithm(self.sparsity)
+    except (TypeError, ValueError) as error:
+      raise ValueError(f'phase {self.name!r}: {error}') from error
     if not callable(self.learning_rate):
       raise ValueError(
           f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '
@@ -159,7 +163,7 @@ class Plan:
         members.append(phase.sparsity)
         boundaries.append(start)
     return sparsity.join(
-        [sparsity.static(level) for level in members], boundaries[1:]
+        [create_algorithm(spec) for spec in members], boundaries[1:]
     )
 
 
