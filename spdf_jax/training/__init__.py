@@ -1,8 +1,8 @@
 """Training: phases, the one step, the loop, checkpoints."""
 
 from spdf_jax.training.checkpoints import find_checkpoint
-from spdf_jax.training.checkpoints import MismatchError
 from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session

@@ -13,7 +13,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.identity import describe_arrays
+from spdf_jax.training.identity import MismatchError
+from spdf_jax.training.identity import refuse_difference
+from spdf_jax.training.identity import run_identity
 from spdf_jax.training.state import TrainState
 
 PyTree = Any
@@ -21,10 +24,6 @@ PyTree = Any
 logger = logging.getLogger('spdf_jax')
 
 _ITEMS = ('params', 'opt_state', 'data', 'meta')
-
-
-class MismatchError(ValueError):
-  """A checkpoint was made with another config, data or model."""
 
 
 class Checkpoints:
@@ -203,11 +202,15 @@ def read_checkpoint(
   """
   meta = _read_json(checkpoint, 'meta')
   data = _read_json(checkpoint, 'data')
-  _refuse(
-      checkpoint, 'config', identity(meta['config']), identity(config)
+  refuse_difference(
+      checkpoint, 'config', run_identity(meta['config']), run_identity(config)
   )
-  _refuse(checkpoint, 'data', data['fingerprints'], dict(fingerprints))
-  _refuse(checkpoint, 'model', meta['arrays'], describe_arrays(abstract))
+  refuse_difference(
+      checkpoint, 'data', data['fingerprints'], dict(fingerprints)
+  )
+  refuse_difference(
+      checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
+  )
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
@@ -231,55 +234,8 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   meta = _read_json(checkpoint, 'meta')
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
   asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
-  _refuse(checkpoint, 'model', found, asked)
+  refuse_difference(checkpoint, 'model', found, asked)
   return _restore(checkpoint, params=abstract).params
-
-
-def describe_arrays(tree: PyTree) -> dict[str, str]:
-  """Lists dtype and shape of every array in a tree, by path.
-
-  Example:
-    >>> describe_arrays({'w': np.zeros((2, 3), np.float32)})
-    {'w': 'float32[2,3]'}
-  """
-  return {
-      path_name(path): f'{x.dtype}[{",".join(map(str, x.shape))}]'
-      for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what makes two configs the same run, flat: all but places."""
-  places = ('resume', 'init_from', 'data.cache_dir')
-  return {k: v for k, v in flatten(config).items() if k not in places}
-
-
-def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Flattens nested mappings to dotted names.
-
-  Example:
-    >>> flatten({'model': {'preset': 'gpt-mini'}})
-    {'model.preset': 'gpt-mini'}
-  """
-  flat = {}
-  for key, value in config.items():
-    if isinstance(value, Mapping):
-      flat.update(flatten(value, f'{prefix}{key}.'))
-    else:
-      flat[f'{prefix}{key}'] = value
-  return flat
-
-
-def differences(
-    found: Mapping[str, Any], asked: Mapping[str, Any]
-) -> list[str]:
-  """Says where two flat mappings differ, each as `name was … and is …`."""
-  return [
-      f'{key} was {found.get(key, "absent")!r} and is '
-      f'{asked.get(key, "absent")!r}'
-      for key in sorted(found.keys() | asked.keys())
-      if found.get(key) != asked.get(key)
-  ]
 
 
 def checkpoint_bytes(state: PyTree) -> int:
@@ -309,22 +265,6 @@ def check_free_space(
         f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
         f'plan writes up to {checkpoints} checkpoints, {needed / 2**30:.2f} '
         'GiB; free some space, keep fewer checkpoints or use another disk.'
-    )
-
-
-def _refuse(
-    checkpoint: pathlib.Path,
-    what: str,
-    found: Mapping[str, Any],
-    asked: Mapping[str, Any],
-) -> None:
-  different = differences(found, asked)
-  if different:
-    more = f' (and {len(different) - 3} more)' if len(different) > 3 else ''
-    raise MismatchError(
-        f'checkpoint {checkpoint} is of another {what}: '
-        f'{"; ".join(different[:3])}{more}; use what it was made with, or '
-        'another workdir.'
     )
 
 

@@ -15,6 +15,7 @@ import jax
 
 from spdf_jax import sparsity
 from spdf_jax.training import checkpoints
+from spdf_jax.training import identity
 from spdf_jax.training.interrupts import Interrupts
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import write_atomically
@@ -245,8 +246,8 @@ def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
   if not path.exists():
     return workdir
   found = json.loads(path.read_text('utf-8'))
-  different = checkpoints.differences(
-      checkpoints.identity(found), checkpoints.identity(config)
+  different = identity.differences(
+      identity.run_identity(found), identity.run_identity(config)
   )
   if different:
     raise ValueError(

@@ -16,7 +16,7 @@ import optax
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.training import optimizers
-from spdf_jax.training.checkpoints import flatten
+from spdf_jax.training.identity import flatten
 from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Plan
 from spdf_jax.training.state import create_state

@@ -1,0 +1,90 @@
+"""What makes two runs the same: config, data, shapes and dtypes."""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any
+
+import jax
+
+from spdf_jax.sparsity.selection import path_name
+
+PyTree = Any
+
+
+class MismatchError(ValueError):
+  """A checkpoint was made with another config, data or model."""
+
+
+def describe_arrays(tree: PyTree) -> dict[str, str]:
+  """Lists dtype and shape of every array in a tree, by path.
+
+  Example:
+    >>> import numpy as np
+    >>> describe_arrays({'w': np.zeros((2, 3), np.float32)})
+    {'w': 'float32[2,3]'}
+  """
+  return {
+      path_name(path): f'{x.dtype}[{",".join(map(str, x.shape))}]'
+      for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what makes two configs the same run, flat: all but places."""
+  places = ('resume', 'init_from', 'data.cache_dir')
+  return {k: v for k, v in flatten(config).items() if k not in places}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Flattens nested mappings to dotted names.
+
+  Example:
+    >>> flatten({'model': {'preset': 'gpt-mini'}})
+    {'model.preset': 'gpt-mini'}
+  """
+  flat = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping):
+      flat.update(flatten(value, f'{prefix}{key}.'))
+    else:
+      flat[f'{prefix}{key}'] = value
+  return flat
+
+
+def differences(
+    found: Mapping[str, Any], asked: Mapping[str, Any]
+) -> list[str]:
+  """Says where two flat mappings differ, each as `name was … and is …`."""
+  return [
+      f'{key} was {found.get(key, "absent")!r} and is '
+      f'{asked.get(key, "absent")!r}'
+      for key in sorted(found.keys() | asked.keys())
+      if found.get(key) != asked.get(key)
+  ]
+
+
+def refuse_difference(
+    checkpoint: pathlib.Path,
+    what: str,
+    found: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> None:
+  """Raises MismatchError where a checkpoint is not of what is asked for.
+
+  Args:
+    checkpoint: Its directory, for the message.
+    what: What is compared, for the message.
+    found: What the checkpoint says of itself.
+    asked: What it should be.
+
+  Raises:
+    MismatchError: they differ; the message names the first places.
+  """
+  different = differences(found, asked)
+  if different:
+    more = f' (and {len(different) - 3} more)' if len(different) > 3 else ''
+    raise MismatchError(
+        f'checkpoint {checkpoint} is of another {what}: '
+        f'{"; ".join(different[:3])}{more}; use what it was made with, or '
+        'another workdir.'
+    )

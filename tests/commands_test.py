@@ -1,0 +1,183 @@
+"""The commands: a dry run trains nothing, bad input gets one sentence."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from quickstart_runs import small_config
+from quickstart_runs import start_command
+from tiny_run import assert_same_arrays
+
+from experiments import lifecycle
+import spdf_jax as spdf
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.analysis.plan import format_plan
+from spdf_jax.training import create_recipe
+from spdf_jax.training import open_session
+
+SECONDS = 120  # of patience with a child process.
+WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
+
+
+def make_recipe(**changes):
+  return create_recipe(small_config(**WITHOUT_TASK | changes))
+
+
+def refuse(message, **changes):
+  with pytest.raises(ValueError, match=message) as caught:
+    make_recipe(**changes)
+  text = str(caught.value)
+  assert '\n' not in text and text.endswith(('.', '?'))
+
+
+def test_a_dry_run_prints_what_a_run_would_be_and_cost():
+  recipe = make_recipe()
+  text = format_plan(recipe, describe_plan(recipe, 'plan'))
+  parameters = sum(
+      x.size for x in jax.tree.leaves(recipe.init_params())
+  )
+  sparsified = 4 * 16 * 16 + 2 * 16 * 32
+  assert f'parameters: {parameters:,}, of which {sparsified:,} in 6' in text
+  assert re.search(r'h_0/mlp/wi/kernel +512 +75.0000% +0.0000%', text)
+  never = next(x for x in text.splitlines() if x.startswith('never'))
+  assert 'wte/embedding' in never and 'ln_f/scale' in never
+  assert 'kernel' not in never
+  assert re.search(r'pretrain +15 +4 x 32 +1,920', text)
+  memory = next(x for x in text.splitlines() if x.startswith('memory:'))
+  for word in ('parameters', 'gradients', 'optimizer with masks', 'a step of'):
+    assert re.search(rf'{word}.*[0-9.]+ MiB', memory)
+  assert re.search(r'disk: [0-9.]+ MiB per checkpoint', text)
+  assert 'FLOPs' in text
+
+
+def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
+  child = start_command(
+      'experiments.train', '--config=configs/quickstart.py', '--dry_run',
+      f'--workdir={tmp_path / "run"}',
+      **WITHOUT_TASK,
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 0, output
+  assert 'sparsified layers' in output and 'MiB per checkpoint' in output
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('name, value', [
+    ('data__corpus', 'python-stdlb'), ('model__preset', 'gpt-mini2'),
+])
+@pytest.mark.parametrize('module', ['experiments.train'])
+def test_bad_input_is_one_sentence_and_exit_status_one(
+    module, name, value, tmp_path
+):
+  child = start_command(
+      module, '--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}',
+      **WITHOUT_TASK | {name: value},
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 1, output
+  assert 'Traceback' not in output
+  assert f'{value!r} is unknown; did you mean ' in output
+  assert len(output.splitlines()) == 1
+  assert not (tmp_path / 'run').exists()
+
+
+def test_a_workdir_that_cannot_be_used_is_one_sentence_too(tmp_path):
+  (tmp_path / 'file').write_text('')
+  child = start_command(
+      'experiments.quickstart', f'--workdir={tmp_path / "file"}',
+      **WITHOUT_TASK,
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 1, output
+  assert 'Traceback' not in output
+  assert 'cannot be written (Not a directory); give a directory' in output
+
+
+@pytest.mark.parametrize('name, value, message', [
+    ('data__corpus', 'python', "corpus 'python' .*'python-stdlib'"),
+    ('data__tokenizer', 'byte', "tokenizer='byte' is unknown; use 'bytes'"),
+    ('data__task', 'docstrings', "task 'docstrings'.*'python-docstrings'"),
+    ('model__preset', 'gpt-maxi', "preset 'gpt-maxi'.*'gpt-mini'"),
+    ('model__n_heads', 3, 'n_heads is 3, which does not divide d_model 16'),
+    ('model__dtype', 'float64x', "dtype is 'float64x'; use one of"),
+    ('model__max_length', 31,
+     "'pretrain' has length 32 and the model 31 positions; shorten"),
+    ('model__vocab_size', 256,
+     'ids up to 256 and the model a vocabulary of 256; set model.vocab_size '),
+    ('phases__order', ('pretrain', 'continuatio'),
+     "phase 'continuatio' .*'continuation'"),
+    ('phases__order', (), 'give at least one'),
+    ('phases__order', ('continuation',), "first and has the schedule 'contin"),
+    ('phases__order', ('pretrain', 'finetune'), "'finetune': 'task' is unkn"),
+    ('phases__pretrain__duration', '0 steps', "'pretrain': duration '0 steps'"),
+    ('phases__pretrain__duration', 'long', "'pretrain': duration is 'long'"),
+    ('phases__pretrain__sparsity', 1.0, "'pretrain': sparsity is 1.0; it is the frac"),
+    ('phases__pretrain__sparsity', float('nan'), 'sparsity is nan; it is the fraction'),
+    ('phases__pretrain__sparsity', -0.5, 'sparsity is -0.5; it is the fraction'),
+    ('phases__pretrain__batch_size', 0, 'batch_size 0; it must be at least 1'),
+    ('phases__pretrain__batch_size', 10**6, 'one batch of 1000000; use'),
+    ('phases__pretrain__data', 'text', "data of phase 'pretrain': 'text'"),
+    ('phases__pretrain__duration', '9B tokens', 'but max_epochs allows 1'),
+    ('phases__pretrain__duration', '2 epochs', 'but max_epochs allows 1'),
+    ('phases__pretrain__learning_rate__schedule', 'cos', "'cos' .*'cosine'"),
+    ('phases__pretrain__learning_rate__warmup', '99 steps',
+     'warm-up takes 99 of 30 steps'),
+    ('phases__pretrain__learning_rate__peak', -1.0, 'peak is -1.0; a learn'),
+    ('phases__pretrain__weight_decay', -1.0, 'weight_decay -1.0; it must not'),
+    ('eval_every', 0, 'eval_every is 0; it must be at least 1'),
+    ('log_every', -1, 'log_every is -1; it must be'),
+    ('checkpoints__every', 0, 'checkpoints.every is 0'),
+    ('checkpoints__keep', 0, 'checkpoints.keep is 0'),
+    ('evaluation__batch_size', 0, 'evaluation.batch_size is 0'),
+])
+def test_what_cannot_be_is_refused_before_anything_is_trained(
+    name, value, message
+):
+  refuse(message, **{name: value})
+
+
+def test_a_workdir_of_another_config_is_refused(tmp_path):
+  open_session(make_recipe(), tmp_path)
+  with pytest.raises(ValueError, match='phases.pretrain.sparsity was 0.75 and'):
+    open_session(make_recipe(phases__pretrain__sparsity=0.5), tmp_path)
+
+
+def test_an_unwritable_cache_is_named(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(OSError, match='cache_dir=.* cannot hold the corpus'):
+    make_recipe(data__cache_dir=str(tmp_path / 'file'))
+
+
+def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
+  sparse = make_recipe()
+  dense = make_recipe(phases__pretrain__sparsity=0.0)
+  weights = [recipe.init_params() for recipe in (sparse, dense)]
+  assert_same_arrays(*weights)
+  state = sparse.create_state()
+  mask = spdf.get_mask(state.opt_state)
+  assert_same_arrays(state.params, spdf.apply_mask(weights[0], mask))
+  assert_same_arrays(dense.create_state().params, weights[0])
+  for step in range(sparse.plan.total_steps):
+    for one, other in zip(sparse.batch_at(step), dense.batch_at(step)):
+      np.testing.assert_array_equal(one, other)
+
+
+def test_another_seed_has_other_weights_masks_and_data():
+  one, other = make_recipe(), make_recipe(seed=1)
+  embeddings = [r.init_params()['wte']['embedding'] for r in (one, other)]
+  assert (embeddings[0] != embeddings[1]).any()
+  masks = [
+      spdf.get_mask(r.create_state().opt_state)['h_0']['mlp']['wi']['kernel']
+      for r in (one, other)
+  ]
+  assert (masks[0] != masks[1]).any()
+  assert (one.batch_at(0).inputs != other.batch_at(0).inputs).any()
+
+
+def test_validation_reads_fixed_batches_of_the_validation_split():
+  recipe = make_recipe()
+  batches = lifecycle.validation_batches(recipe)
+  assert [b.inputs.shape for b in batches] == [(4, 32)] * 2
+  tokens = np.asarray(recipe.corpus.validation.tokens[:32])
+  np.testing.assert_array_equal(batches[0].inputs[0], tokens)

@@ -1,0 +1,102 @@
+"""A run that is killed at random moments ends as if it never was."""
+
+import pathlib
+import random
+import signal
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from quickstart_runs import CACHE
+from quickstart_runs import start_command
+from tiny_run import assert_same_arrays
+from tiny_run import without_times
+
+from spdf_jax.data import prepare_corpus
+from spdf_jax.training.metrics import read_rows
+
+ENDS = (15, 30, 45)
+SECONDS = 300  # of patience for one process, on a busy machine.
+
+
+def start(workdir):
+  return start_command(
+      'experiments.train', '--config=configs/quickstart.py',
+      f'--workdir={workdir}',
+  )
+
+
+def last_step(workdir):
+  path = workdir / 'metrics.jsonl'
+  rows = read_rows(path) if path.exists() else []
+  return rows[-1]['step'] if rows else 0
+
+
+def kill_after(child, workdir, step, delay):
+  """Kills a run soon after the log holds a step; says where it was then."""
+  deadline = time.monotonic() + SECONDS
+  while child.poll() is None and time.monotonic() < deadline:
+    if last_step(workdir) >= step:
+      time.sleep(delay)
+      break
+    time.sleep(0.005)
+  child.kill()
+  output, _ = child.communicate()
+  assert child.returncode == -signal.SIGKILL, output
+  return last_step(workdir)
+
+
+def restore(checkpoint):
+  """Reads the arrays of a checkpoint without a word of our own code."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    return {
+        item: jax.tree.map(np.asarray, checkpointer.restore(checkpoint / item))
+        for item in ('params', 'opt_state')
+    }
+
+
+def files_in(folder):
+  return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.mark.filterwarnings('ignore:Sharding info not provided')
+def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path):
+  pytest.importorskip('sacrebleu')
+  prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  uninterrupted = start(whole)
+  rng = random.Random(2)
+  # Before anything is saved; twice in the first phase; once in each other.
+  moments = [0, rng.randint(4, 8), rng.randint(9, 12), 17, 32]
+  reached = [
+      kill_after(start(killed), killed, step, rng.uniform(0.0, 0.15))
+      for step in moments
+  ]
+  print(f'killed when the log held steps {reached}')
+  last = start(killed)
+  for child in (last, uninterrupted):
+    output, _ = child.communicate(timeout=SECONDS)
+    assert child.returncode == 0, output
+    assert 'Traceback' not in output
+
+  folders = [run / 'checkpoints' for run in (whole, killed)]
+  for folder in folders:
+    found = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+    assert found == list(ENDS)
+  for step in ENDS:
+    assert_same_arrays(*(restore(folder / str(step)) for folder in folders))
+  rows = [
+      without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
+  ]
+  assert rows[0] == rows[1]
+  assert [r['step'] for r in rows[0] if 'train/loss' in r] == list(range(1, 46))
+  generations = [files_in(run / 'generations') for run in (whole, killed)]
+  assert generations[0] == generations[1]
+  assert len(generations[0]) == len(ENDS)
+  for name in ('config.json', 'plan.json'):
+    assert pathlib.Path(whole, name).read_bytes().replace(
+        b'"whole"', b'"killed"'
+    ) == pathlib.Path(killed, name).read_bytes()
+  assert not (killed / 'damaged_checkpoints').exists()
