@@ -131,6 +131,19 @@ def test_every_step_is_logged_once_and_in_order(whole):
   assert phases == ['pretrain'] * 5 + ['continuation'] * 5 + ['finetune'] * 4
 
 
+def test_the_log_of_a_step_is_on_disk_before_its_checkpoint(tmp_path):
+  session = open_session(make_recipe(), tmp_path)
+  save, found = session.checkpoints.save, {}
+
+  def noting(state):
+    found[int(state.step)] = rows_in(tmp_path)[-1]['step']
+    save(state)
+
+  session.checkpoints.save = noting
+  train(session)
+  assert found == {step: step for step in (2, 4, 5, 6, 8, 10, 12, 14)}
+
+
 def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
   found = {
       row['step']: row['sparsity/sparsified'] for row in rows_in(whole[0])

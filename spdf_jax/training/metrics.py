@@ -20,7 +20,8 @@ class MetricWriter:
   def __init__(self, path: str | os.PathLike, resume_step: int):
     self._path = pathlib.Path(path)
     _cut_back(self._path, resume_step)
-    self._file = self._path.open('a', encoding='utf-8')
+    # By the line: who follows the file sees every row as it comes.
+    self._file = self._path.open('a', encoding='utf-8', buffering=1)
 
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
