@@ -227,11 +227,25 @@ def test_too_little_free_space_is_refused_before_anything_is_written(
   needed = 6 * checkpoint_bytes(recipe.abstract_state)  # 3 ends, 2 and 1 more.
   usage = lambda free: lambda path: Usage(10**12, 0, free)
   monkeypatch.setattr(shutil, 'disk_usage', usage(needed - 1))
-  with pytest.raises(OSError, match='writes up to 6 checkpoints.*free some'):
+  with pytest.raises(OSError, match='up to 6 more checkpoints.*free some'):
     open_session(recipe, tmp_path)
   assert not list(tmp_path.iterdir())
   monkeypatch.setattr(shutil, 'disk_usage', usage(needed))
   open_session(recipe, tmp_path)
+
+
+def test_checkpoints_already_there_need_no_more_space(
+    trained, tmp_path, monkeypatch
+):
+  workdir = tmp_path / 'copy'
+  shutil.copytree(trained[0], workdir)
+  recipe = make_recipe()
+  missing = 6 - len(steps_in(workdir))
+  free = missing * checkpoint_bytes(recipe.abstract_state)
+  monkeypatch.setattr(
+      shutil, 'disk_usage', lambda path: Usage(10**12, 0, free)
+  )
+  assert missing < 6 and open_session(recipe, workdir)
 
 
 def test_the_bytes_of_a_checkpoint_are_those_of_its_arrays(trained):

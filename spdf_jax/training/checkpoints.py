@@ -159,8 +159,7 @@ def find_checkpoint(source: str) -> pathlib.Path:
   """
   workdir, _, phase = str(source).partition('@')
   directory = pathlib.Path(workdir).absolute() / 'checkpoints'
-  names = directory.iterdir() if directory.is_dir() else ()
-  steps = sorted(int(path.name) for path in names if path.name.isdigit())
+  steps = _saved_steps(workdir)
   if not steps:
     raise ValueError(
         f'{source!r} names no checkpoint: {directory} holds none; give the '
@@ -251,21 +250,28 @@ def check_free_space(
   """Raises OSError unless the disk holds the checkpoints a plan will write.
 
   Args:
-    workdir: An existing directory.
+    workdir: An existing directory; checkpoints that it holds count as there.
     state: The state or its shapes.
     checkpoints: How many exist at most at one time.
 
   Raises:
     OSError: there is too little free space.
   """
+  checkpoints = max(1, checkpoints - len(_saved_steps(workdir)))
   needed = checkpoints * checkpoint_bytes(state)
   free = shutil.disk_usage(workdir).free
   if needed > free:
     raise OSError(
         f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
-        f'plan writes up to {checkpoints} checkpoints, {needed / 2**30:.2f} '
+        f'plan writes up to {checkpoints} more checkpoints, {needed / 2**30:.2f} '
         'GiB; free some space, keep fewer checkpoints or use another disk.'
     )
+
+
+def _saved_steps(workdir: str | os.PathLike) -> list[int]:
+  directory = pathlib.Path(workdir) / 'checkpoints'
+  names = directory.iterdir() if directory.is_dir() else ()
+  return sorted(int(path.name) for path in names if path.name.isdigit())
 
 
 def _free_name(path: pathlib.Path) -> pathlib.Path:
