@@ -264,7 +264,8 @@ def check_free_space(
     raise OSError(
         f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
         f'plan writes up to {checkpoints} more checkpoints, '
-        f'{needed / 2**30:.2f} GiB; free some space, keep fewer checkpoints or use another disk.'
+        f'{needed / 2**30:.2f} GiB; free some space, keep fewer '
+        'checkpoints or use another disk.'
     )
 
 
