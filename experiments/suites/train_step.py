@@ -41,7 +41,7 @@ _TOKENS_PER_EPOCH = 2**24  # Lengths of phases follow from it, costs do not.
 _LARGEST_UNALIASED = 64  # Bytes: a flag or counter may be made anew.
 # In units of the optimizer state, beyond what the dense program has.
 _LARGEST_COPIED = 0.01  # Counters.
-_LARGEST_SCRATCH = 0.1  # Half would be a copy of the gradients.
+_LARGEST_SCRATCH = 0.5  # The masked gradient: half of Adam's state.
 _LARGEST_STEP_RATIO = 1.03
 _LARGEST_OPTIMIZER_RATIO = 1.25
 

@@ -51,40 +51,6 @@ def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
   )
 
 
-def zero_pruned(tree: PyTree, mask: PyTree) -> PyTree:
-  """Zeroes the pruned entries as `apply_mask` does, bit by bit.
-
-  Where several operations read a masked gradient (a clip by norm does), XLA
-  writes a select to memory, and computes a bitwise `and` anew for each: that
-  saves a temporary of the size of the gradients. It has no derivative, which
-  an optimizer does not need.
-
-  Args:
-    tree: Gradients, parameters or moments.
-    mask: The mask; leaves under `None` pass unchanged.
-
-  Returns:
-    The masked tree, dtypes unchanged.
-
-  Example:
-    >>> w = {'w': jnp.array([[jnp.nan, 2.]])}
-    >>> zero_pruned(w, {'w': jnp.array([[False, True]])})['w'].tolist()
-    [[0.0, 2.0]]
-  """
-
-  def zero(m, x):
-    if m is None:
-      return x
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-      return jnp.where(m, x, jnp.zeros_like(x))
-    bits = jnp.dtype(f'uint{8 * x.dtype.itemsize}')
-    all_ones = jnp.zeros([], bits) - m.astype(bits)
-    kept = jax.lax.bitcast_convert_type(x, bits) & all_ones
-    return jax.lax.bitcast_convert_type(kept, x.dtype)
-
-  return jax.tree.map(zero, mask, tree, is_leaf=_is_none)
-
-
 def random_mask(key: jax.Array, params: PyTree, sparsity: PyTree) -> PyTree:
   """Draws masks uniformly among those with the exact number of zeros.
 

@@ -142,13 +142,12 @@ def sparsify(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
     mask = _next_mask(updates, state, params)
-    zero_pruned = masks.zero_pruned
     updates, inner_state = inner.update(
-        zero_pruned(updates, mask),
+        masks.apply_mask(updates, mask),
         state_matching.map_like_params(
-            zero_pruned, state.inner_state, params, mask
+            masks.apply_mask, state.inner_state, params, mask
         ),
-        zero_pruned(params, mask),
+        masks.apply_mask(params, mask),
         **extra_args,
     )
     count = optax.safe_increment(state.count)
