@@ -29,13 +29,13 @@ def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
   config.model = dict(
       preset='gpt-mini',  # sizes by name; the fields below override it
       vocab_size=1024,  # at least the tokenizer's
-      n_layers=placeholder(int),  # None: the preset's
-      n_heads=placeholder(int),
-      d_model=placeholder(int),
-      d_ff=placeholder(int),
+      # None: the preset's
+      n_layers=placeholder(int), n_heads=placeholder(int),
+      d_model=placeholder(int), d_ff=placeholder(int),
       max_length=128,  # positions
       scan_layers=False,  # one compiled layer, scanned over: for deep models
       dtype='float32',  # of the computation; parameters are float32
+      lowering='reference',  # what computes sparse matmuls
   )
 
   config.data = dict(
@@ -67,12 +67,12 @@ def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
   continuation.update(duration='200 steps', sparsity=0.0)
   # The cosine of the first phase spans this one too: one pre-training.
   continuation['learning_rate']['schedule'] = 'continue'
+  decay = dict(
+      schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0.0
+  )
   finetune = dict(
       duration='2 epochs', data='task', batch_size=16, length=64, sparsity=0.0,
-      learning_rate=dict(
-          schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0.0
-      ),
-      weight_decay=0.01, restart=True,
+      learning_rate=decay, weight_decay=0.01, restart=True,
   )
   phases = dict(pretrain=pretrain, continuation=continuation, finetune=finetune)
   config.phases = dict(order=tuple(phases), **phases)  # what runs, in order

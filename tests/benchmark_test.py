@@ -14,6 +14,7 @@ import pytest
 
 from experiments import benchmark
 from experiments import measuring
+from experiments.suites import primitives
 from experiments.suites import Suite
 from experiments.suites import SUITES
 from experiments.suites import topk
@@ -119,6 +120,18 @@ def test_the_topk_suite_agrees_with_argsort_and_with_its_memory_target():
     speedup = by_name[case, 'argsort / mask_from_scores, wall']
     assert not speedup.at_most and math.isfinite(speedup.low)
   assert any('scratch bytes per score' in row.metric for row in rows)
+
+
+def test_the_primitives_suite_compares_with_the_masked_einsum():
+  case = primitives.Case(4, 6, 5, 'float32', 2)
+  rows = list(primitives.measure_case(case, 3, np.random.default_rng(0)))
+  assert {row.case for row in rows} == {'4 x 6 x 5 float32'}
+  by_metric = {row.metric: row for row in rows}
+  for kind in ('forward', 'gradient'):
+    ratio = by_metric[f'primitive {kind} / einsum, CPU']
+    assert ratio.target == 1.02 and ratio.low <= ratio.value <= ratio.high
+    memory = by_metric[f'primitive {kind}: scratch bytes beyond einsum']
+    assert measuring.verdict(memory) == 'ok'
 
 
 def test_the_train_step_suite_compares_steps_optimizers_and_memory():

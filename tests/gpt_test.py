@@ -238,6 +238,7 @@ def test_an_unknown_field_is_answered_with_the_nearest_name():
     ('n_layers', 0, 'n_layers is 0; it must be positive'),
     ('max_length', -1, 'max_length is -1'),
     ('dtype', 'float23', "dtype is 'float23'; use one of float32"),
+    ('lowering', 'nativ', "lowering 'nativ' is unknown"),
 ])
 def test_impossible_sizes_are_refused(field, value, message):
   with pytest.raises(ValueError, match=message):

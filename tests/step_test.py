@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.data import Batch
 from spdf_jax.training import adamw
 from spdf_jax.training import create_state
@@ -59,15 +60,19 @@ def is_hidden(path, leaf):
 def apply_model(variables, tokens_BxL):
   """A tiny model that reads masks as the real ones do."""
   p = variables['params']
-  kernels = {name: p[name]['kernel'] for name in ('mlp', 'out')}
-  if 'masks' in variables:
-    kernels = {
-        name: jnp.where(variables['masks'][name]['kernel'], kernel, 0)
-        for name, kernel in kernels.items()
-    }
+
+  def linear(name, x):
+    kernel = p[name]['kernel']
+    if 'masks' not in variables:
+      return x @ kernel + p[name]['bias']
+    mask, grad_mask = (
+        variables[masks][name]['kernel'] for masks in ('masks', 'grad_masks')
+    )
+    y = sparse_matmul(x, kernel, mask, grad_mask=grad_mask)
+    return y + p[name]['bias']
+
   x_BxLxD = p['emb']['embedding'][tokens_BxL]
-  h_BxLxF = jnp.tanh(x_BxLxD @ kernels['mlp'] + p['mlp']['bias'])
-  y_BxLxD = x_BxLxD + h_BxLxF @ kernels['out'] + p['out']['bias']
+  y_BxLxD = x_BxLxD + linear('out', jnp.tanh(linear('mlp', x_BxLxD)))
   return y_BxLxD @ p['emb']['embedding'].T
 
 

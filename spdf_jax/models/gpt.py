@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax.accelerator.primitives import check_lowering
 from spdf_jax.models.layers import MaskedDense
 
 HIDDEN_KERNELS = {
@@ -38,10 +39,11 @@ class GPTConfig:
     max_length: Positions; no sequence may be longer.
     scan_layers: Compile one layer and scan over it; kernels are stacked.
     dtype: Type of the computation.
+    lowering: What computes sparse matmuls, see `accelerator.sparse_matmul`.
 
   Raises:
     ValueError: a size is not positive, the heads do not divide the width, or
-      the type is unknown.
+      the type or the lowering is unknown.
   """
 
   vocab_size: int
@@ -52,6 +54,7 @@ class GPTConfig:
   max_length: int
   scan_layers: bool = False
   dtype: str = 'float32'
+  lowering: str = 'reference'
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -67,6 +70,7 @@ class GPTConfig:
           f'n_heads is {self.n_heads}, which does not divide d_model '
           f'{self.d_model}; choose a divisor.'
       )
+    check_lowering(self.lowering)
 
 
 class Attention(nn.Module):
@@ -120,7 +124,8 @@ class GPT(nn.Module):
   """A decoder with learned positions and tied embeddings.
 
   `model.apply({'params': p}, tokens_BxL)` gives float32 logits [B, L, V];
-  with `'masks': m` the hidden matrices are computed sparsely.
+  with `'masks': m` the hidden matrices are computed sparsely, and with
+  `'grad_masks': g` their gradients where `g` is `True`.
 
   References:
     Radford et al., Language Models are Unsupervised Multitask Learners, 2019
@@ -155,7 +160,7 @@ class GPT(nn.Module):
     if c.scan_layers:
       layers = nn.scan(
           Block,
-          variable_axes={'params': 0, 'masks': 0},
+          variable_axes={'params': 0, 'masks': 0, 'grad_masks': 0},
           split_rngs={'params': True},
           length=c.n_layers,
       )
@@ -200,5 +205,6 @@ def _dense(
       features,
       kernel_init=nn.initializers.normal(stddev),
       dtype=config.dtype,
+      lowering=config.lowering,
       name=name,
   )

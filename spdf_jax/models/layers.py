@@ -6,19 +6,24 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.accelerator.primitives import sparse_matmul
+
 
 class MaskedDense(nn.Module):
   """A linear layer y = x @ (mask ⊙ kernel) + bias.
 
   The mask is read from the collection `'masks'` under the kernel's own path.
   Without that collection, or with `None` at the path, the layer is dense; on
-  parameters that are zero off the mask both give the same output.
+  parameters that are zero off the mask both give the same output. The kernel
+  gets a gradient where the mask is `True`, or where that of the collection
+  `'grad_masks'` is.
 
   Attributes:
     features: Size of the last axis of the output.
     use_bias: Whether to add a bias.
     kernel_init: Initializer of the kernel [inputs, features].
     dtype: Type of the computation; parameters are float32.
+    lowering: What computes the product, see `accelerator.sparse_matmul`.
 
   Example:
     >>> layer = MaskedDense(8)
@@ -34,15 +39,24 @@ class MaskedDense(nn.Module):
   use_bias: bool = True
   kernel_init: Any = nn.initializers.lecun_normal()
   dtype: Any = jnp.float32
+  lowering: str = 'reference'
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     shape = (x.shape[-1], self.features)
     kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
+    x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
     mask = self.get_variable('masks', 'kernel')
-    if mask is not None:
-      kernel = jnp.where(mask, kernel, 0)
-    y = jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+    if mask is None:
+      y = jnp.dot(x, kernel)
+    else:
+      y = sparse_matmul(
+          x,
+          kernel,
+          mask,
+          grad_mask=self.get_variable('grad_masks', 'kernel'),
+          lowering=self.lowering,
+      )
     if self.use_bias:
       bias = self.param(
           'bias', nn.initializers.zeros_init(), (self.features,), jnp.float32

@@ -35,9 +35,8 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
 
-  There is no branch on phase or sparsity: the mask is data. Where the
-  optimizer needs gradients of pruned weights the model runs with every weight
-  in its mask, which gives the same logits because pruned weights are zero.
+  There is no branch on phase or sparsity: the mask is data, and so is where
+  the optimizer needs the gradients of pruned weights.
 
   Args:
     state: The state; donate it.
@@ -54,7 +53,7 @@ def train_step(
   grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
 
   def loss_fn(params):
-    variables = {'params': params, 'masks': grad_mask}
+    variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
     logits_BxLxV = apply_fn(variables, batch.inputs)
     return token_loss(logits_BxLxV, batch.targets, batch.weights)
 

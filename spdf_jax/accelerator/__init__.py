@@ -1,0 +1,15 @@
+"""Sparse compute as JAX primitives, and their lowerings."""
+
+from spdf_jax.accelerator.lowerings import register_lowering
+from spdf_jax.accelerator.primitives import matmuls_saveable
+from spdf_jax.accelerator.primitives import sampled_matmul_p
+from spdf_jax.accelerator.primitives import sparse_matmul
+from spdf_jax.accelerator.primitives import sparse_matmul_p
+
+__all__ = [
+    'matmuls_saveable',
+    'register_lowering',
+    'sampled_matmul_p',
+    'sparse_matmul',
+    'sparse_matmul_p',
+]

@@ -1,0 +1,84 @@
+"""What the sparse primitives compute: XLA's masked dense matmuls.
+
+Right on every platform and under every transformation; zeros are multiplied.
+Both functions take stacks: the axes of `mask` before its last two are batch
+axes, which all operands share as their first.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def sparse_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    mask: jax.Array,
+    grad_mask: jax.Array,
+    *,
+    transpose: bool,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array:
+  """Multiplies by the kept weights: x @ (mask ⊙ w), or by their transpose.
+
+  Args:
+    x: [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
+    w: [*batch, inputs, outputs].
+    mask: Kept weights, of the shape of `w`.
+    grad_mask: Where `w` gets a gradient; the product does not depend on it.
+    transpose: Whether to multiply by the transpose.
+    accumulation_dtype: Type of the sums.
+    out_sharding: Of the product, under explicit sharding.
+
+  Returns:
+    [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
+  """
+  del grad_mask
+  batch = tuple(range(w.ndim - 2))
+  contracted = (x.ndim - 1,), (w.ndim - 1 if transpose else w.ndim - 2,)
+  return jax.lax.dot_general(
+      x,
+      _keep(mask, w),
+      (contracted, (batch, batch)),
+      preferred_element_type=accumulation_dtype,
+      out_sharding=out_sharding,
+  ).astype(x.dtype)
+
+
+def sampled_matmul(
+    x: jax.Array,
+    dy: jax.Array,
+    mask: jax.Array,
+    *,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array:
+  """Multiplies over the tokens, at chosen weights only: mask ⊙ (xᵀ @ dy).
+
+  Args:
+    x: [*batch, *tokens, inputs].
+    dy: [*batch, *tokens, outputs].
+    mask: The chosen entries, [*batch, inputs, outputs].
+    accumulation_dtype: Type of the sums.
+    out_sharding: Of the product, under explicit sharding.
+
+  Returns:
+    [*batch, inputs, outputs], zero elsewhere, in the dtype of `x`.
+  """
+  batch = tuple(range(mask.ndim - 2))
+  tokens = tuple(range(len(batch), x.ndim - 1))
+  product = jax.lax.dot_general(
+      x,
+      dy,
+      ((tokens, tokens), (batch, batch)),
+      preferred_element_type=accumulation_dtype,
+      out_sharding=out_sharding,
+  )
+  return _keep(mask, product.astype(x.dtype))
+
+
+def _keep(mask: jax.Array, w: jax.Array) -> jax.Array:
+  # A select, not a product: NaN off the mask stays out.
+  return jnp.where(mask, w, jnp.zeros((), w.dtype))

@@ -1,0 +1,367 @@
+"""The sparse matmul is right under every transformation of JAX.
+
+The oracle is NumPy in float64: the product, both gradients, and the product of
+the second derivative with a vector, written out by hand.
+"""
+
+import functools
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+from jax import export
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+
+from spdf_jax.accelerator import matmuls_saveable
+from spdf_jax.accelerator import sampled_matmul_p
+from spdf_jax.accelerator import sparse_matmul
+from spdf_jax.accelerator import sparse_matmul_p
+
+pytestmark = pytest.mark.filterwarnings('error::DeprecationWarning')
+
+TOLERANCE = {'float32': 2e-6, 'bfloat16': 2e-2, 'float16': 3e-3}
+few = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+class Case:
+  """Operands in float64, and a direction for derivatives."""
+
+  def __init__(self, seed, tokens, inputs, outputs, sparsity, stack=()):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    self.x = draw(*stack, *tokens, inputs)
+    self.w = draw(*stack, inputs, outputs)
+    self.mask = rng.random(self.w.shape) >= sparsity
+    self.grad_mask = rng.random(self.w.shape) >= sparsity / 2
+    self.weights = draw(*stack, *tokens, outputs)  # Of the loss.
+    self.vx, self.vw = draw(*self.x.shape), draw(*self.w.shape)
+
+
+def tokens_first(x):
+  return x.reshape(-1, x.shape[-1])
+
+
+def oracle(case):
+  """Product, gradient and Hessian-vector product of sum(c y²) / 2."""
+  x, c, vx = (
+      tokens_first(a).astype(np.float64)
+      for a in (case.x, case.weights, case.vx)
+  )
+  w = np.where(case.mask, case.w, 0).astype(np.float64)
+  vw = np.where(case.grad_mask, case.vw, 0).astype(np.float64)
+  y = x @ w
+  dy = vx @ w + x @ vw
+  gradient = (c * y) @ w.T, case.grad_mask * (x.T @ (c * y))
+  hvp = (
+      (c * dy) @ w.T + (c * y) @ vw.T,
+      case.grad_mask * (vx.T @ (c * y) + x.T @ (c * dy)),
+  )
+  as_x = lambda a: a.reshape(case.x.shape)
+  return (
+      y.reshape(case.weights.shape),
+      (as_x(gradient[0]), gradient[1]),
+      (as_x(hvp[0]), hvp[1]),
+  )
+
+
+def measured(case, multiply=sparse_matmul):
+  """The same by JAX, with weights off the mask that are not numbers."""
+  w = np.where(case.mask, case.w, np.nan)
+  w[~case.mask & (np.arange(w.size).reshape(w.shape) % 2 == 0)] = np.inf
+
+  def everything(x, w, mask, grad_mask, c, vx, vw):
+    product = lambda x, w: multiply(x, w, mask, grad_mask=grad_mask)
+    loss = lambda x, w: (c * product(x, w) ** 2).sum() / 2
+    gradient = jax.grad(loss, (0, 1))
+    _, hvp = jax.jvp(gradient, (x, w), (vx, vw))
+    return product(x, w), gradient(x, w), hvp
+
+  return everything, (
+      case.x, w, case.mask, case.grad_mask, case.weights, case.vx, case.vw
+  )
+
+
+def assert_close(found, wanted, tolerance=2e-6):
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted)):
+    a, b = np.asarray(a, np.float64), np.asarray(b)
+    assert a.shape == b.shape
+    scale = max(1.0, np.abs(b).max())
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale * 8)
+
+
+shapes = st.builds(
+    Case,
+    seed=st.integers(0, 99),
+    tokens=st.lists(st.integers(1, 5), max_size=3),
+    inputs=st.integers(1, 9),
+    outputs=st.integers(1, 9),
+    sparsity=st.sampled_from([0.0, 0.3, 0.75, 0.99, 1.1]),
+)
+
+
+@few
+@given(shapes)
+def test_product_gradient_and_second_derivative_are_numpys(case):
+  everything, args = measured(case)
+  assert_close(everything(*args), oracle(case))
+
+
+@few
+@given(shapes)
+def test_jit_changes_nothing(case):
+  everything, args = measured(case)
+  assert_close(jax.jit(everything)(*args), oracle(case))
+
+
+CASE = Case(0, (3, 4), 6, 5, 0.6)
+
+
+@pytest.mark.parametrize('policy', [
+    None, matmuls_saveable, jax.checkpoint_policies.nothing_saveable
+])
+def test_remat_changes_nothing(policy):
+  multiply = jax.checkpoint(sparse_matmul, policy=policy)
+  everything, args = measured(CASE, multiply)
+  assert_close(everything(*args), oracle(CASE))
+
+
+@few
+@given(
+    st.integers(0, 99),
+    st.lists(st.booleans(), min_size=4, max_size=4).filter(any),
+    st.integers(-3, 2),
+)
+def test_vmap_over_any_operand_is_a_loop(seed, mapped, axis):
+  stack = Case(seed, (3,), 4, 5, 0.5, stack=(3,))
+  names = 'x', 'w', 'mask', 'grad_mask'
+  layers = []
+  for i in range(3):
+    layer = Case(seed, (3,), 4, 5, 0.5)
+    for name in (*names, 'weights', 'vx', 'vw'):
+      index = i if name not in names or mapped[names.index(name)] else 0
+      setattr(layer, name, getattr(stack, name)[index])
+    layers.append(layer)
+  wanted = [oracle(layer) for layer in layers]
+  everything, _ = measured(layers[0])
+  columns = list(zip(*(measured(layer)[1] for layer in layers)))
+  args, axes = [], []
+  for i, column in enumerate(columns):
+    if i < len(names) and not mapped[i]:
+      args.append(column[0])
+      axes.append(None)
+    else:
+      args.append(np.stack(column, axis if column[0].ndim == 2 else 0))
+      axes.append(axis)
+  if not mapped[1]:  # Where the mask differs, so do the weights it hides.
+    args[1] = stack.w[0]
+  found = jax.vmap(everything, axes)(*args)
+  assert_close(found, jax.tree.map(lambda *xs: np.stack(xs), *wanted))
+
+
+def test_vmap_of_vmap_is_two_loops():
+  rng = np.random.default_rng(0)
+  x, w = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(3, 5, 6))
+  mask = rng.random((2, 3, 5, 6)) < 0.5
+  loss = lambda x, w, m: jnp.sin(sparse_matmul(x, w, m)).sum()
+  inner = jax.vmap(jax.grad(loss, (0, 1)))
+  found = jax.vmap(inner, (0, None, 0))(x, w, mask)
+  for i in range(2):
+    for j in range(3):
+      kept = np.where(mask[i, j], w[j], 0)
+      c = np.cos(x[i, j] @ kept)
+      wanted = c @ kept.T, mask[i, j] * (x[i, j].T @ c)
+      assert_close((found[0][i, j], found[1][i, j]), wanted)
+
+
+def test_scan_over_stacked_layers_is_a_loop():
+  rng = np.random.default_rng(0)
+  x, w = rng.normal(size=(4, 5)), rng.normal(size=(3, 5, 5))
+  mask = rng.random(w.shape) < 0.5
+
+  def scanned(x, w):
+    layer = lambda x, wm: (jnp.tanh(sparse_matmul(x, *wm)), None)
+    return jax.lax.scan(layer, x, (w, mask))[0]
+
+  def looped(x, w):
+    for i in range(3):
+      x = jnp.tanh(x @ jnp.where(mask[i], w[i], 0))
+    return x
+
+  x, w = jnp.float32(x), jnp.float32(w)
+  for order in (
+      lambda f: f(x, w),
+      lambda f: jax.grad(lambda x, w: f(x, w).sum(), (0, 1))(x, w),
+      lambda f: jax.hessian(lambda w: f(x, w).sum())(w),
+  ):
+    assert_close(order(scanned), order(looped))
+
+
+def test_derivatives_of_third_order_are_those_of_differences():
+  multiply = lambda x, w: jnp.sin(
+      sparse_matmul(x, w, CASE.mask, grad_mask=CASE.mask)
+  )
+  jax.test_util.check_grads(
+      multiply, (jnp.asarray(CASE.x), jnp.asarray(CASE.w)), order=3,
+      atol=3e-2, rtol=3e-2,
+  )
+
+
+def test_both_transposes_are_linear_transposes():
+  x, w, mask = CASE.x, CASE.w, CASE.mask
+  y = CASE.weights
+  by_w = lambda w: sparse_matmul(x, w, mask)
+  by_x = lambda x: sparse_matmul(x, w, mask)
+  (dw,), (dx,) = (
+      jax.linear_transpose(f, a)(y) for f, a in ((by_w, w), (by_x, x))
+  )
+  kept = np.where(mask, w, 0).astype(np.float64)
+  assert_close(dx, y.astype(np.float64) @ kept.T)
+  assert_close(dw, mask * (tokens_first(x).T @ tokens_first(y)))
+  transposed = lambda y: jax.linear_transpose(by_w, w)(y)[0]
+  again = jax.linear_transpose(transposed, y)(w)
+  assert_close(again[0], x.astype(np.float64) @ kept)
+
+
+@pytest.mark.parametrize('dtype', TOLERANCE)
+def test_every_dtype_keeps_its_own_and_is_right_within_its_precision(dtype):
+  case = Case(1, (5,), 64, 8, 0.5)
+  for name in ('x', 'w', 'weights', 'vx', 'vw'):
+    rounded = jnp.asarray(getattr(case, name), dtype)
+    setattr(case, name, np.asarray(rounded.astype(jnp.float32)))
+  everything, args = measured(case)
+  args = [a if a.dtype == bool else jnp.asarray(a, dtype) for a in args]
+  found = jax.jit(everything)(*args)
+  assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
+  assert_close(found, oracle(case), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize('chosen, expected', [
+    (None, 'float32'), ('float32', 'float32'), ('bfloat16', 'bfloat16')
+])
+def test_sums_are_accumulated_in_the_chosen_dtype(chosen, expected):
+  x, w = (jnp.asarray(a, jnp.bfloat16) for a in (CASE.x, CASE.w))
+  loss = lambda x, w: sparse_matmul(
+      x, w, CASE.mask, accumulation_dtype=chosen
+  ).sum()
+  lowered = jax.jit(jax.grad(loss, (0, 1))).trace(x, w).lower()
+  dots = [
+      line for line in lowered.as_text().splitlines() if 'dot_general' in line
+  ]
+  kind = {'float32': 'xf32>', 'bfloat16': 'xbf16>'}[expected]
+  assert len(dots) == 2  # The product itself is not needed.
+  assert all(line.rstrip().endswith(kind) for line in dots)
+
+
+def test_float64_is_computed_in_float64():
+  with jax.enable_x64(True):
+    everything, args = measured(CASE)
+    args = [a if a.dtype == bool else a.astype(np.float64) for a in args]
+    assert_close(everything(*args), oracle(CASE), 1e-15)
+
+
+def test_the_gradient_mask_is_the_mask_unless_given():
+  loss = lambda w, **masks: sparse_matmul(CASE.x, w, CASE.mask, **masks).sum()
+  dw = jax.grad(loss)(CASE.w)
+  assert (np.asarray(dw)[~CASE.mask] == 0).all()
+  assert (np.asarray(dw)[CASE.mask] != 0).all()
+  dense = jax.grad(functools.partial(loss, grad_mask=np.full((6, 5), True)))
+  np.testing.assert_array_equal(
+      np.where(CASE.mask, dense(CASE.w), 0), dw
+  )
+  assert (np.asarray(dense(CASE.w)) != 0).all()
+
+
+def test_nan_and_infinity_on_the_mask_do_propagate():
+  w = np.ones((2, 2), np.float32)
+  w[0, 0] = np.nan
+  mask = np.array([[True, False], [True, True]])
+  y = sparse_matmul(np.ones((1, 2), np.float32), w, mask)
+  np.testing.assert_array_equal(y, [[np.nan, 1]])
+
+
+def test_a_nan_in_the_output_gradient_reaches_chosen_weights_only():
+  dy = np.array([[np.nan, 1.0]], np.float32)
+  mask = np.array([[False, True], [True, True]])
+  _, pullback = jax.vjp(
+      lambda w: sparse_matmul(np.ones((1, 2), np.float32), w, mask),
+      jnp.ones((2, 2)),
+  )
+  np.testing.assert_array_equal(pullback(dy)[0], [[0, 1], [np.nan, 1]])
+
+
+def test_an_exported_program_gives_the_same_on_all_platforms():
+  pytest.importorskip('flatbuffers', reason='export serialises with it')
+  everything, args = measured(CASE)
+  exported = export.export(
+      jax.jit(everything), platforms=('cpu', 'cuda', 'tpu')
+  )(*args)
+  restored = export.deserialize(exported.serialize())
+  assert_close(restored.call(*args), oracle(CASE))
+
+
+def count_primitives(f, *args):
+  text = str(jax.make_jaxpr(f)(*args))
+  return (
+      text.count(f'= {sparse_matmul_p.name}['),
+      text.count(f'= {sampled_matmul_p.name}['),
+  )
+
+
+def test_remat_with_the_policy_recomputes_no_matmul():
+  def loss(policy):
+    layer = lambda x: jnp.sin(
+        sparse_matmul(jnp.sin(sparse_matmul(x, w, mask)), w.T, mask.T)
+    )
+    return lambda x, w_: (
+        jax.checkpoint(layer, policy=policy)(x) * w_.sum()
+    ).sum()
+
+  x, w, mask = CASE.x, CASE.w, CASE.mask
+  count = lambda policy: count_primitives(
+      jax.grad(loss(policy), (0, 1)), x, w
+  )[0]
+  plain = count(jax.checkpoint_policies.everything_saveable)
+  assert count(matmuls_saveable) == plain == 4
+  # JAX's own policy does not know the primitive.
+  assert count(jax.checkpoint_policies.dots_saveable) > plain
+
+
+@pytest.mark.parametrize('change, words', [
+    (dict(x=np.ones((2, 7))), r'x \[2, 7\], w \[6, 5\]; give x \[..., inputs'),
+    (dict(x=np.float32(1)), r'x \[\], w \[6, 5\]'),
+    (dict(w=np.ones((2, 6, 5))), r'w \[2, 6, 5\]; give x'),
+    (dict(mask=np.ones((5, 6), bool)), r'mask \[5, 6\]; give the mask the'),
+    (dict(grad_mask=np.ones(5, bool)), r'grad_mask \[5\]; give the grad_mask'),
+    (dict(x=np.ones((0, 6))), r'x \[0, 6\].*at least one entry'),
+    (
+        dict(w=np.ones((6, 0)), mask=np.ones((6, 0), bool)),
+        r'w \[6, 0\]; every axis',
+    ),
+    (dict(lowering='nativ'), "lowering 'nativ' is unknown"),
+])
+def test_shapes_that_do_not_fit_are_refused(change, words):
+  args = dict(x=CASE.x, w=CASE.w, mask=CASE.mask) | change
+  args = {
+      k: v.astype(np.float32) if getattr(v, 'dtype', None) == np.float64 else v
+      for k, v in args.items()
+  }
+  with pytest.raises(ValueError, match=words):
+    sparse_matmul(args.pop('x'), args.pop('w'), args.pop('mask'), **args)
+
+
+@pytest.mark.parametrize('change, words', [
+    (dict(x=jnp.ones((2, 6), jnp.bfloat16)), 'bfloat16 and w .* float32; cast'),
+    (dict(x=np.ones((2, 6), np.int32)), 'x of dtype int32; cast x and w to'),
+    (dict(mask=np.ones((6, 5), np.float32)), r'mask \[6, 5\] of dtype float32'),
+    (dict(grad_mask=np.ones((6, 5), np.int8)), 'grad_mask .* int8; give bool'),
+    (dict(accumulation_dtype='bfloat16'), 'accumulation_dtype is bfloat16'),
+    (dict(accumulation_dtype='int32'), 'accumulation_dtype is int32 for x'),
+])
+def test_types_that_do_not_fit_are_refused(change, words):
+  args = dict(x=CASE.x, w=CASE.w, mask=CASE.mask) | change
+  with pytest.raises(TypeError, match=words):
+    sparse_matmul(args.pop('x'), args.pop('w'), args.pop('mask'), **args)
