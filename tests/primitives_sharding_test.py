@@ -111,6 +111,7 @@ EXPLICIT = '''
       args = put(x, P()), put(stack(w), P('data', None, 'model'))
       found = jax.vmap(gradient(f), (None, 0))(*args)
       check(found, (stack(dx), stack(dw)))
+      assert jax.typeof(found[1]).sharding == jax.typeof(args[1]).sharding
       args = put(x, P()), put(w, P(None, 'model'))
       f = lambda m: gradient(lambda x, w: sparse_matmul(
           x, w, m, grad_mask=g

@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from spdf_jax.accelerator import operands
 from spdf_jax.accelerator import reference
 from spdf_jax.accelerator.lowerings import check_lowering
 from spdf_jax.accelerator.lowerings import define_primitive
@@ -80,13 +81,15 @@ def sparse_matmul(
   """
   x, w, mask = jnp.asarray(x), jnp.asarray(w), jnp.asarray(mask)
   grad_mask = mask if grad_mask is None else jnp.asarray(grad_mask)
-  _check_shapes(x, w, mask, grad_mask)
-  _check_dtypes(x, w, mask, grad_mask)
+  operands.check_shapes(x, w, mask, grad_mask)
+  operands.check_dtypes(x, w, mask, grad_mask)
   check_lowering(lowering)
   return sparse_matmul_p.bind(
       *_equally_varying(x, w, mask, grad_mask),
       transpose=False,
-      accumulation_dtype=_accumulation_dtype(x.dtype, accumulation_dtype),
+      accumulation_dtype=operands.accumulation_dtype(
+          x.dtype, accumulation_dtype
+      ),
       out_sharding=out_sharding,
       lowering=lowering,
   )
@@ -251,57 +254,3 @@ def _equally_varying(*args: jax.Array) -> list[jax.Array]:
       if union - own else arg
       for arg, own in zip(args, varying)
   ]
-
-
-# Checks.
-
-
-def _check_shapes(x, w, mask, grad_mask) -> None:
-  shapes = f'x {list(x.shape)}, w {list(w.shape)}'
-  if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
-    raise ValueError(
-        f'sparse_matmul got {shapes}; give x [..., inputs] and w [inputs, '
-        'outputs].'
-    )
-  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
-    if m.shape != w.shape:
-      raise ValueError(
-          f'sparse_matmul got {shapes} and {name} {list(m.shape)}; give the '
-          f'{name} the shape of w.'
-      )
-  if 0 in x.shape + w.shape:
-    raise ValueError(
-        f'sparse_matmul got {shapes}; every axis must have at least one entry.'
-    )
-
-
-def _check_dtypes(x, w, mask, grad_mask) -> None:
-  if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
-    raise TypeError(
-        f'sparse_matmul got x of dtype {x.dtype}; cast x and w to float32, '
-        'bfloat16 or float16.'
-    )
-  if x.dtype != w.dtype:
-    raise TypeError(
-        f'sparse_matmul got x {list(x.shape)} of dtype {x.dtype} and w '
-        f'{list(w.shape)} of dtype {w.dtype}; cast one of them, it is not '
-        'done silently.'
-    )
-  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
-    if m.dtype != bool:
-      raise TypeError(
-          f'sparse_matmul got {name} {list(m.shape)} of dtype {m.dtype}; give '
-          f'booleans, e.g. {name} != 0.'
-      )
-
-
-def _accumulation_dtype(dtype: Any, wished: Any) -> Any:
-  if wished is None:
-    return jnp.promote_types(dtype, jnp.float32)
-  wished = jnp.dtype(wished)
-  if wished not in (dtype, jnp.promote_types(dtype, jnp.float32)):
-    raise TypeError(
-        f'accumulation_dtype is {wished} for x of dtype {dtype}; use {dtype} '
-        f'or {jnp.promote_types(dtype, jnp.float32)}.'
-    )
-  return wished

@@ -1,0 +1,79 @@
+"""What may be multiplied: shapes and dtypes of the sparse matmul's operands."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def check_shapes(
+    x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
+) -> None:
+  """Raises ValueError unless x [..., inputs] and w [inputs, outputs] fit."""
+  shapes = f'x {list(x.shape)}, w {list(w.shape)}'
+  if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
+    raise ValueError(
+        f'sparse_matmul got {shapes}; give x [..., inputs] and w [inputs, '
+        'outputs].'
+    )
+  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
+    if m.shape != w.shape:
+      raise ValueError(
+          f'sparse_matmul got {shapes} and {name} {list(m.shape)}; give the '
+          f'{name} the shape of w.'
+      )
+  if 0 in x.shape + w.shape:
+    raise ValueError(
+        f'sparse_matmul got {shapes}; every axis must have at least one entry.'
+    )
+
+
+def check_dtypes(
+    x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
+) -> None:
+  """Raises TypeError for mixed precisions and masks that are no booleans."""
+  if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
+    raise TypeError(
+        f'sparse_matmul got x of dtype {x.dtype}; cast x and w to float32, '
+        'bfloat16 or float16.'
+    )
+  if x.dtype != w.dtype:
+    raise TypeError(
+        f'sparse_matmul got x {list(x.shape)} of dtype {x.dtype} and w '
+        f'{list(w.shape)} of dtype {w.dtype}; cast one of them, it is not '
+        'done silently.'
+    )
+  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
+    if m.dtype != bool:
+      raise TypeError(
+          f'sparse_matmul got {name} {list(m.shape)} of dtype {m.dtype}; give '
+          f'booleans, e.g. {name} != 0.'
+      )
+
+
+def accumulation_dtype(dtype: Any, wished: Any) -> Any:
+  """Returns the type of the sums: as wished, or at least float32.
+
+  Args:
+    dtype: Of the operands.
+    wished: A dtype, or `None`.
+
+  Returns:
+    The dtype.
+
+  Raises:
+    TypeError: what is wished for is neither `dtype` nor the default.
+
+  Example:
+    >>> accumulation_dtype(jnp.dtype('bfloat16'), None)
+    dtype('float32')
+  """
+  if wished is None:
+    return jnp.promote_types(dtype, jnp.float32)
+  wished = jnp.dtype(wished)
+  if wished not in (dtype, jnp.promote_types(dtype, jnp.float32)):
+    raise TypeError(
+        f'accumulation_dtype is {wished} for x of dtype {dtype}; use {dtype} '
+        f'or {jnp.promote_types(dtype, jnp.float32)}.'
+    )
+  return wished
