@@ -113,6 +113,7 @@ EXPLICIT = '''
       check(found, (stack(dx), stack(dw)))
       text = str(jax.make_jaxpr(jax.vmap(gradient(f), (None, 0)))(*args))
       assert 'f32[4@data,16,32@model] = sampled_matmul' in text
+      assert 'f32[4@data,4,8,16] = sparse_matmul' in text
       args = put(x, P()), put(w, P(None, 'model'))
       f = lambda m: gradient(lambda x, w: sparse_matmul(
           x, w, m, grad_mask=g
