@@ -16,6 +16,7 @@ import numpy as np
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.counts import number_kept
 
 PyTree = Any
 
@@ -156,11 +157,6 @@ def mask_from_scores(
     return _mask_leaf(s, level, bits)
 
   return jax.tree_util.tree_map_with_path(cut, scores, levels, is_leaf=_is_none)
-
-
-def number_kept(size: int, sparsity: float) -> int:
-  """Returns how many of `size` weights stay at a sparsity, at least one."""
-  return max(1, size - round(float(sparsity) * size))
 
 
 def _check_rankable(scores: jax.Array) -> None:

@@ -1,0 +1,175 @@
+"""Exact integers: how many weights stay, for every layer and update."""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.distributions import check_sparsity
+from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.times import UpdateTimes
+
+PyTree = Any
+
+# A fixed-point number of 30 bits splits into two limbs whose products with
+# those of an int32 fit 32 bits.
+_LIMB = 15
+
+
+def number_kept(size: int, sparsity: float) -> int:
+  """Returns how many of `size` weights stay at a sparsity, at least one.
+
+  Args:
+    size: The number of weights that compete.
+    sparsity: The fraction of zeros in [0, 1).
+
+  Returns:
+    `max(1, size - round(sparsity * size))`, halves rounded to even.
+
+  Example:
+    >>> number_kept(604_000_000, 0.9)
+    60400000
+  """
+  return max(1, size - round(float(sparsity) * size))
+
+
+def fixed(fraction: Any, name: str = 'fraction') -> np.ndarray:
+  """Writes fractions as the fixed-point numbers that `fraction_of` takes.
+
+  Rounding is upwards: the float 0.3 lies below three tenths, and still 30 % of
+  10 must be 3.
+
+  Args:
+    fraction: Numbers in [0, 1], of any shape, on the host.
+    name: What to call them in the message.
+
+  Returns:
+    `ceil(fraction * 2^30)` as uint32, of their shape.
+
+  Raises:
+    ValueError: a fraction is outside [0, 1].
+
+  Example:
+    >>> int(fixed(0.25)) == 2**28
+    True
+  """
+  values = np.asarray(fraction, np.float64)
+  outside = values[~((values >= 0) & (values <= 1))]
+  if outside.size:
+    raise ValueError(
+        f'{name} is {float(outside.flat[0])}; give a number in [0, 1].'
+    )
+  # Scaling by a power of two is exact, so this is the ceiling of the float64.
+  return np.ceil(values * 2 ** (2 * _LIMB)).astype(np.uint32)
+
+
+def fraction_of(n: Any, fraction: Any) -> jax.Array:
+  """Takes a fraction of counts by integers alone, under tracing too.
+
+  Args:
+    n: Counts from 0 to 2^31 - 1, of any shape.
+    fraction: What `fixed` returns, or entries of it; broadcast with `n`.
+
+  Returns:
+    `floor(n * fraction / 2^30)`, exactly, as int32.
+
+  Example:
+    >>> fraction_of(jnp.array([10, 604_000_000]), fixed(0.3)).tolist()
+    [3, 181200000]
+  """
+  low = jnp.uint32(2**_LIMB - 1)
+  n, fraction = jnp.asarray(n), jnp.asarray(fraction)
+  n, fraction = n.astype(jnp.uint32), fraction.astype(jnp.uint32)
+  n_high, n_low = n >> _LIMB, n & low
+  f_high, f_low = fraction >> _LIMB, fraction & low
+  middle = n_high * f_low + n_low * f_high + (n_low * f_low >> _LIMB)
+  return (n_high * f_high + (middle >> _LIMB)).astype(jnp.int32)
+
+
+def kept_table(
+    params: PyTree,
+    sparsity: PyTree,
+    distribution: Callable[[PyTree, PyTree], PyTree],
+    times: UpdateTimes | None = None,
+    structure: Any = None,
+) -> PyTree:
+  """Counts what every leaf keeps at every update, on the host.
+
+  Counting in the compiled step would mean float32, which is off by dozens of
+  weights in the largest layers; the step looks counts up in this table
+  instead, at `times.index(count)`, or in its only row.
+
+  Args:
+    params: Leaves `[layers, inputs, outputs]`, or their shapes; `None` leaves
+      stay `None`.
+    sparsity: A number, a schedule, or a tree of those.
+    distribution: `(params, sparsity) -> levels`, e.g. `uniform`.
+    times: The updates; not needed where the sparsity is constant.
+    structure: What competes: its `unit_shape` maps a leaf's shape to
+      `[competitions, a, b]`. `None`: single weights of a layer.
+
+  Returns:
+    Per leaf, int32 `[updates]`: kept units of each competition, where
+    `updates` is 1 if the sparsity is constant. For `model_wide` levels instead
+    one uint32 array `[updates, 2]`: the total over all leaves as high and low
+    32 bits.
+
+  Raises:
+    ValueError: a level is outside [0, 1), a schedule meets endless updates, or
+      a count does not fit.
+
+  Example:
+    >>> from spdf_jax.sparsity.distributions import uniform
+    >>> from spdf_jax.sparsity.times import update_times
+    >>> level = schedules.periodic([0.0, 0.75], 10)
+    >>> params = {'w': jnp.ones((3, 4, 8)), 'b': None}
+    >>> table = kept_table(params, level, uniform, update_times(10, stop=20))
+    >>> table['w'].tolist()
+    [8, 32]
+  """
+  steps = [0]
+  if not schedules.is_constant(sparsity):
+    if times is None or times.endless:
+      raise ValueError(
+          'sparsity is a schedule and its updates have no last one; give the '
+          'step of the last update, stop=….'
+      )
+    steps = times.steps.tolist()
+  known = {}
+  rows = []
+  for step in steps:
+    level = schedules.level_at(sparsity, step)
+    key = tuple(jax.tree.leaves(level))
+    if key not in known:
+      known[key] = _kept(params, distribution(params, level), structure)
+    rows.append(known[key])
+  return jax.tree.map(lambda *kept: np.stack(kept), *rows)
+
+
+def _kept(params: PyTree, levels: PyTree, structure: Any) -> PyTree:
+  """Counts kept units per leaf; in the whole tree for model-wide levels."""
+  def units(p):
+    return p.shape if structure is None else structure.unit_shape(p.shape)
+
+  if isinstance(levels, ModelWide):
+    total = sum(math.prod(units(p)) for p in jax.tree.leaves(params))
+    kept_of_all = number_kept(total, levels.level)
+    return np.array(divmod(kept_of_all, 2**32), np.uint32)
+
+  def kept(path, p, level):
+    name = selection.path_name(path)
+    level = check_sparsity(level, f'sparsity of {name!r}')
+    number = number_kept(math.prod(units(p)[-2:]), level)
+    if number >= 2**31:
+      raise ValueError(
+          f'{name!r} has layers of shape {tuple(p.shape[-2:])} that keep '
+          f'{number:,} weights, more than int32 counts; split it along an axis.'
+      )
+    return np.int32(number)
+
+  return jax.tree_util.tree_map_with_path(kept, params, levels)

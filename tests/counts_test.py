@@ -1,0 +1,239 @@
+"""Counts against Python integers and fractions, far beyond 2^24 and 2^32."""
+
+from fractions import Fraction
+import math
+from typing import NamedTuple
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spdf_jax.sparsity.counts import fixed
+from spdf_jax.sparsity.counts import fraction_of
+from spdf_jax.sparsity.counts import kept_table
+from spdf_jax.sparsity.counts import number_kept
+from spdf_jax.sparsity.distributions import by_pattern
+from spdf_jax.sparsity.distributions import erk
+from spdf_jax.sparsity.distributions import model_wide
+from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.schedules import cubic
+from spdf_jax.sparsity.schedules import periodic
+from spdf_jax.sparsity.times import update_times
+
+LEVELS = st.floats(0, 1, exclude_max=True)
+COUNTS = st.integers(0, 2**31 - 1)
+
+
+def leaf(*shape):
+  return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+class Blocks(NamedTuple):
+  """Stands for a structure: blocks of 2 x 4 compete in halves of a layer."""
+
+  rows: int = 2
+
+  def unit_shape(self, shape):
+    layers, inputs, outputs = shape
+    return 2 * layers, inputs // self.rows, outputs // 8
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2**40), LEVELS)
+def test_number_kept_is_off_the_exact_fraction_by_a_half_at_most(size, level):
+  kept = number_kept(size, level)
+  exact = (1 - Fraction(level)) * size
+  assert isinstance(kept, int) and 1 <= kept <= size
+  # A float64 product of 2^40 is itself off by 2^-13 at most.
+  assert kept == 1 or abs(kept - exact) <= Fraction(1, 2) + Fraction(1, 2**12)
+
+
+@pytest.mark.parametrize('size, level, kept', [
+    (604_000_000, 0.9, 60_400_000),
+    (604_000_000, 0.75, 151_000_000),
+    (2**33 + 4, 0.75, 2**31 + 1),
+    (100, 0.99, 1),
+    (10, 0.999, 1),
+    (5, 0.5, 3),
+    (7, 0.0, 7),
+])
+def test_number_kept_is_exact(size, level, kept):
+  assert number_kept(size, level) == kept
+  assert number_kept(size, np.float64(level)) == kept
+
+
+@settings(deadline=None)
+@given(st.floats(0, 1))
+def test_fixed_is_the_ceiling_of_the_exact_float(fraction):
+  assert int(fixed(fraction)) == math.ceil(Fraction(fraction) * 2**30)
+  assert fixed(fraction).dtype == np.uint32 and fixed(fraction).shape == ()
+
+
+@settings(deadline=None)
+@given(st.lists(COUNTS, min_size=1, max_size=5), st.integers(0, 2**30))
+def test_fraction_of_is_integer_arithmetic(counts, fraction):
+  found = fraction_of(jnp.array(counts, jnp.int32), np.uint32(fraction))
+  assert found.dtype == jnp.int32
+  assert found.tolist() == [n * fraction >> 30 for n in counts]
+
+
+@pytest.mark.parametrize('n', [0, 1, 2**15 - 1, 2**15, 2**30, 2**31 - 1])
+@pytest.mark.parametrize('fraction', [0, 1, 2**15 - 1, 2**15, 2**30 - 1, 2**30])
+def test_fraction_of_is_exact_where_limbs_carry(n, fraction):
+  found = jax.jit(fraction_of)(jnp.int32(n), jnp.uint32(fraction))
+  assert int(found) == n * fraction >> 30 <= n
+
+
+@settings(deadline=None)
+@given(COUNTS, st.integers(0, 1000))
+def test_round_shares_of_round_counts_are_exact(n, thousandths):
+  n = n // 1000 * 1000 % 1_000_000
+  exact = n // 1000 * thousandths
+  assert int(fraction_of(n, fixed(thousandths / 1000))) == exact
+
+
+def test_thirty_percent_of_ten_is_three():
+  # Ten times the float 0.3 is below 3: without rounding up, this would be 2.
+  assert int(fraction_of(10, fixed(0.3))) == 3
+  assert fraction_of(jnp.array([10, 100]), fixed([0.3, 0.29])).tolist() == [
+      3, 29
+  ]
+
+
+def test_fraction_of_counts_604_million_exactly():
+  assert int(fraction_of(604_000_000, fixed(0.3))) == 181_200_000
+  assert int(fraction_of(jnp.int32(604_000_001), fixed(1.0))) == 604_000_001
+
+
+@pytest.mark.parametrize('bad', [-0.1, 1.1, math.nan, [0.5, 2.0]])
+def test_fractions_outside_zero_to_one_are_named(bad):
+  with pytest.raises(ValueError, match=r'drop_fraction is .* in \[0, 1\]'):
+    fixed(bad, 'drop_fraction')
+
+
+SHAPES = st.tuples(
+    st.integers(1, 96), st.integers(1, 2**15), st.integers(1, 2**15)
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(SHAPES, min_size=1, max_size=4), LEVELS, LEVELS)
+def test_the_table_holds_the_exact_count_of_every_leaf_and_update(
+    shapes, initial, final
+):
+  params = {'none': None, 'list': [leaf(*shape) for shape in shapes]}
+  schedule = cubic(initial, final, 40)
+  times = update_times([0, 3, 30, 50])
+  table = kept_table(params, schedule, uniform, times)
+  assert table['none'] is None
+  for (_, inputs, outputs), kept in zip(shapes, table['list']):
+    assert kept.dtype == np.int32
+    assert kept.tolist() == [
+        number_kept(inputs * outputs, schedule(t)) for t in (0, 3, 30, 50)
+    ]
+
+
+def test_a_constant_sparsity_has_one_row_and_needs_no_times():
+  params = {'w': leaf(2, 10, 10), 'v': leaf(1, 4, 4), 'b': None}
+  for times in (None, update_times(100), update_times([5, 9])):
+    table = kept_table(params, {'w': 0.9, 'v': 0.5, 'b': None}, uniform, times)
+    assert (table['w'].tolist(), table['v'].tolist()) == ([10], [8])
+
+
+def test_equal_levels_are_distributed_once():
+  asked = []
+
+  def distribution(params, sparsity):
+    asked.append(sparsity)
+    return erk(params, sparsity)
+
+  times = update_times(1, 0, 999)
+  level = periodic([0.0, 0.9], 10)
+  table = kept_table({'w': leaf(1, 8, 8)}, level, distribution, times)
+  assert sorted(asked) == [0.0, 0.9]
+  assert table['w'].tolist() == ([64] * 10 + [6] * 10) * 50
+
+
+def test_patterns_may_have_schedules_and_keep_their_order():
+  params = {'z': leaf(1, 10, 10), 'a': leaf(1, 10, 10)}
+  sparsity = {'z': cubic(0.0, 0.8, 10), '*': 0.5}
+  table = kept_table(params, sparsity, by_pattern, update_times([0, 10]))
+  assert (table['z'].tolist(), table['a'].tolist()) == ([100, 20], [50, 50])
+
+
+def test_structures_count_units_of_a_competition():
+  params = {'w': leaf(3, 16, 80)}
+  # Of 8 x 10 blocks 3/4 go.
+  table = kept_table(params, 0.75, uniform, structure=Blocks())
+  assert table['w'].tolist() == [20]
+  wide = kept_table(params, 0.75, model_wide, structure=Blocks())
+  assert wide.tolist() == [[0, 120]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(SHAPES, min_size=1, max_size=4), LEVELS)
+def test_model_wide_totals_are_exact_in_two_limbs(shapes, level):
+  params = [leaf(*shape) for shape in shapes] + [None]
+  total = sum(map(math.prod, shapes))
+  table = kept_table(params, level, model_wide)
+  assert table.dtype == np.uint32 and table.shape == (1, 2)
+  high, low = table[0].tolist()
+  assert (high << 32) + low == number_kept(total, level)
+
+
+def test_model_wide_totals_pass_32_bits():
+  params = {f'h_{i}': leaf(1, 12288, 49152) for i in range(96)}
+  schedule = periodic([0.0, 0.75], 10)
+  table = kept_table(params, schedule, model_wide, update_times([0, 10]))
+  total = 96 * 12288 * 49152
+  totals = [(high << 32) + low for high, low in table.tolist()]
+  assert totals == [total, total // 4]
+
+
+def test_a_tree_of_one_array_is_counted():
+  assert kept_table(leaf(1, 4, 4), 0.5, uniform).tolist() == [8]
+  assert kept_table({}, 0.5, uniform) == {}
+
+
+def test_the_table_is_made_while_jax_traces():
+  schedule = optax.linear_schedule(0.0, 0.5, 10)
+  times = update_times(5, 0, 10)
+
+  @jax.jit
+  def step(w, count):
+    table = kept_table({'w': w}, schedule, uniform, times)['w']
+    assert isinstance(table, np.ndarray)
+    return jnp.asarray(table)[times.index(count)]
+
+  kept = [int(step(jnp.ones((2, 10, 10)), t)) for t in (0, 4, 5, 10, 99)]
+  assert kept == [100, 100, 75, 50, 50]
+
+
+def test_a_layer_that_int32_cannot_count_is_named():
+  params = {'h': {'w': leaf(1, 2**16, 2**16)}}
+  with pytest.raises(ValueError, match=r"'h/w' .* split it along an axis"):
+    kept_table(params, 0.25, uniform)
+  assert kept_table(params, 0.75, uniform)['h']['w'].tolist() == [2**30]
+
+
+def test_a_schedule_with_endless_updates_is_refused():
+  for times in (None, update_times(10)):
+    with pytest.raises(ValueError, match='no last one; give the step'):
+      kept_table({'w': leaf(1, 4, 4)}, cubic(0.0, 0.5, 9), uniform, times)
+
+
+def test_a_level_out_of_range_at_some_update_names_the_step():
+  times = update_times(40, stop=120)
+  with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
+    kept_table({'w': leaf(1, 4, 4)}, lambda t: t / 100, uniform, times)
+
+
+def test_a_distribution_that_returns_no_level_is_named():
+  wrong = lambda params, sparsity: jax.tree.map(lambda p: 1.0, params)
+  with pytest.raises(ValueError, match="sparsity of 'w' is 1.0"):
+    kept_table({'w': leaf(1, 4, 4)}, 0.5, wrong)

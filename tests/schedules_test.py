@@ -1,0 +1,303 @@
+"""Schedules and update times: on the host exactly, under tracing alike."""
+
+import functools
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spdf_jax.sparsity.schedules import cosine
+from spdf_jax.sparsity.schedules import cubic
+from spdf_jax.sparsity.schedules import is_constant
+from spdf_jax.sparsity.schedules import level_at
+from spdf_jax.sparsity.schedules import periodic
+from spdf_jax.sparsity.schedules import schedule_range
+from spdf_jax.sparsity.schedules import value_at
+from spdf_jax.sparsity.times import update_times
+
+LEVELS = st.floats(0, 1, exclude_max=True)
+
+
+@settings(deadline=None)
+@given(LEVELS, LEVELS, st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_cubic_stays_between_its_ends_and_reaches_the_last(
+    initial, final, steps, start
+):
+  level = cubic(initial, final, steps, start)
+  assert level(start) == level(0) == pytest.approx(initial, abs=1e-15)
+  assert level(start + steps) == level(start + 2 * steps) == final
+  middle = [level(start + steps * i // 7) for i in range(8)]
+  assert all(isinstance(s, float) and 0 <= s <= 1 for s in middle)
+  assert middle == sorted(middle, reverse=initial > final)
+
+
+@settings(deadline=None)
+@given(LEVELS, LEVELS, st.integers(1, 10**6), st.floats(0, 1))
+def test_cubic_is_the_formula_of_zhu_and_gupta(initial, final, steps, part):
+  t = int(part * steps)
+  expected = final + (initial - final) * (1 - t / steps) ** 3
+  assert cubic(initial, final, steps, 40)(40 + t) == pytest.approx(expected)
+
+
+def test_periodic_cycles_through_its_levels():
+  level = periodic([0.0, 0.9, 0.5], period=4)
+  found = [level(step) for step in range(26)]
+  assert found == ([0.0] * 4 + [0.9] * 4 + [0.5] * 4) * 2 + [0.0, 0.0]
+
+
+def test_cosine_falls_from_its_start_to_exactly_zero():
+  fraction = cosine(0.3, 100)
+  values = [fraction(step) for step in range(101)]
+  assert values[0] == 0.3 and values[50] == pytest.approx(0.15)
+  assert values == sorted(values, reverse=True)
+  assert fraction(100) == fraction(10**9) == 0
+
+
+@pytest.mark.parametrize('schedule', [
+    cubic(0.5, 0.8, 90, 7), periodic([0.0, 0.9], 9), cosine(0.3, 90),
+])
+def test_schedules_agree_on_host_and_under_tracing(schedule):
+  steps = range(120)
+  traced = jax.jit(jax.vmap(schedule))(jnp.arange(120))
+  np.testing.assert_allclose(traced, [schedule(t) for t in steps], atol=1e-6)
+  assert schedule(np.int32(30)) == schedule(30)
+
+
+def test_host_levels_are_in_float64():
+  level = cubic(0.0, 0.9, 3)
+  assert level_at(level, 3) == 0.9 != float(np.float32(0.9))
+  assert isinstance(level(1), float)
+
+
+def test_level_at_evaluates_every_leaf_and_keeps_none():
+  sparsity = {
+      'a': 0.25,
+      'b': None,
+      'c': [cubic(0.0, 0.8, 10), np.float32(0.5)],
+      'd': optax.constant_schedule(0.75),
+      'e': jax.tree_util.Partial(lambda s, t: s, 0.5),
+      'f': functools.partial(lambda s, t: s * t, 0.5),
+  }
+  assert level_at(sparsity, 0) == {
+      'a': 0.25, 'b': None, 'c': [0.0, 0.5], 'd': 0.75, 'e': 0.5, 'f': 0.0
+  }
+  assert level_at(0.5, 3) == 0.5 and level_at(None, 3) is None
+
+
+def test_level_at_keeps_the_order_of_patterns():
+  sparsity = {'*/z': 0.5, '*/a': cubic(0.0, 0.5, 10)}
+  assert list(level_at(sparsity, 5)) == ['*/z', '*/a']
+  pairs = [('*/z', 0.5), ('*/a', cubic(0.0, 0.5, 10))]
+  assert level_at(pairs, 10) == [('*/z', 0.5), ('*/a', 0.5)]
+
+
+def test_a_tree_whose_node_can_be_called_is_a_tree():
+  @functools.partial(
+      jax.tree_util.register_dataclass, data_fields=['w'], meta_fields=[]
+  )
+  class Linear:
+    def __init__(self, w):
+      self.w = w
+
+    def __call__(self, x):
+      raise AssertionError
+
+  assert level_at(Linear(cubic(0.5, 0.5, 1)), 0).w == 0.5
+
+
+@pytest.mark.parametrize('schedule', [
+    optax.cosine_decay_schedule(0.8, 100),
+    optax.join_schedules(
+        [optax.constant_schedule(0.2), optax.linear_schedule(0.0, 0.8, 10)],
+        [40],
+    ),
+    jax.jit(lambda t: jax.lax.cond(t > 3, lambda: 0.5, lambda: 0.2)),
+    lambda t: 0.5 if t > 3 else 0.2,
+])
+def test_any_schedule_is_evaluated_on_the_host_even_while_jax_traces(schedule):
+  expected = float(schedule(50))
+
+  @jax.jit
+  def step(x):
+    def branch():
+      value = value_at(schedule, 50)
+      assert isinstance(value, float)
+      return x + value
+
+    return jax.lax.cond(x >= 0, branch, lambda: x)
+
+  assert float(step(0.0)) == pytest.approx(expected)
+  assert level_at(schedule, 50) == expected
+
+
+def test_a_level_out_of_range_names_its_step():
+  sparsity = {'w': lambda t: t / 100}
+  assert level_at(sparsity, 99) == {'w': 0.99}
+  with pytest.raises(ValueError, match=r'sparsity at step 100 is 1\.0;'):
+    level_at(sparsity, 100)
+  with pytest.raises(ValueError, match=r'sparsity is 1\.5;'):
+    level_at({'w': 1.5}, 100)
+
+
+def test_a_schedule_that_returns_no_number_is_named():
+  with pytest.raises(ValueError, match='returns None at step 7'):
+    level_at(lambda t: None, 7)
+
+
+def test_what_has_a_schedule_anywhere_is_not_constant():
+  assert is_constant(0.5) and is_constant({'a': 0.5, 'b': None})
+  assert is_constant([('*', 0.5)])
+  assert not is_constant(cubic(0.0, 0.5, 10))
+  assert not is_constant({'a': 0.5, 'b': [optax.constant_schedule(0.5)]})
+  assert not is_constant(jax.tree_util.Partial(lambda t: 0.5))
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda: cubic(1.0, 0.5, 10), 'initial is 1.0'),
+    (lambda: cubic(0.5, -0.5, 10), 'final is -0.5'),
+    (lambda: cubic(0.0, 0.5, 0), 'steps is 0'),
+    (lambda: cubic(0.0, 0.5, 10.5), 'steps is 10.5'),
+    (lambda: cubic(0.0, 0.5, 10, -1), 'start is -1'),
+    (lambda: periodic([], 10), 'levels is empty'),
+    (lambda: periodic([0.5, 1.0], 10), 'a level is 1.0'),
+    (lambda: periodic([0.5], 0), 'period is 0'),
+    (lambda: cosine(0.0, 10), 'initial is 0.0'),
+    (lambda: cosine(1.0, 10), 'initial is 1.0'),
+    (lambda: cosine(math.nan, 10), 'initial is nan'),
+    (lambda: cosine(0.3, True), 'steps is True'),
+])
+def test_impossible_schedules_are_named(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+@st.composite
+def times_and_steps(draw):
+  """Draws update times of each kind and the steps they are, up to 60."""
+  start, stop = draw(st.integers(0, 20)), draw(st.integers(20, 60))
+  kind = draw(st.sampled_from(['every', 'endless', 'list', 'callable']))
+  if kind in ('every', 'endless'):
+    every = draw(st.integers(1, 25))
+    stop = stop if kind == 'every' else None
+    steps = [t for t in range(start, 61) if (t - start) % every == 0]
+    steps = [t for t in steps if stop is None or t <= stop]
+    return update_times(every, start, stop), steps
+  chosen = sorted(draw(st.sets(st.integers(0, 70), min_size=1)) | {20})
+  steps = [t for t in chosen if start <= t <= stop]
+  every = chosen if kind == 'list' else lambda t: jnp.array(t in chosen)
+  return update_times(every, start, stop), steps
+
+
+COUNTS = np.arange(-30, 61)
+
+
+@settings(deadline=None, max_examples=40)
+@given(times_and_steps())
+def test_times_contain_and_count_their_steps_on_host_and_traced(drawn):
+  times, steps = drawn
+  contained = [t in steps for t in COUNTS.tolist()]
+  numbers = [sum(s <= t for s in steps) - 1 for t in COUNTS.tolist()]
+  for count, inside, number in zip(COUNTS.tolist(), contained, numbers):
+    assert times.contains(count) is inside
+    assert type(times.index(count)) is int and times.index(count) == number
+    assert times.index(np.int32(count)) == number
+  np.testing.assert_array_equal(times.contains(jnp.asarray(COUNTS)), contained)
+  np.testing.assert_array_equal(times.index(jnp.asarray(COUNTS)), numbers)
+  if not times.endless:
+    assert times.steps.dtype == np.int32 and times.steps.tolist() == steps
+
+
+@pytest.mark.parametrize('every', [7, [1, 5, 30], [30]])
+def test_times_take_traced_scalars(every):
+  times = update_times(every, stop=40)
+  both = jax.jit(lambda t: (times.contains(t), times.index(t)))
+  for count in (-5, 0, 1, 7, 30, 35, 36, 1000):
+    inside, index = both(jnp.int32(count))
+    assert inside.dtype == bool and index.dtype == jnp.int32
+    assert inside.shape == index.shape == ()
+    assert (bool(inside), int(index)) == (
+        times.contains(count), times.index(count)
+    )
+
+
+def test_lookups_of_a_list_compile_without_a_loop():
+  times = update_times([1, 5, 30])
+  both = lambda t: (times.contains(t), times.index(t))
+  assert 'while' not in jax.jit(both).lower(jnp.int32(0)).compile().as_text()
+
+
+def test_an_interval_starts_at_itself_and_its_stop_may_be_an_update():
+  assert update_times(100, stop=300).steps.tolist() == [100, 200, 300]
+  assert update_times(100, stop=299).steps.tolist() == [100, 200]
+  assert update_times(100, 0, 200).steps.tolist() == [0, 100, 200]
+  assert update_times([0, 3, 9]).steps.tolist() == [0, 3, 9]
+
+
+def test_endless_times_last_to_the_end_of_int32():
+  times = update_times(100)
+  assert times.endless and times.contains(2**31 - 48)
+  assert bool(times.contains(jnp.int32(2**31 - 48)))
+  assert int(times.index(jnp.int32(2**31 - 1))) == 2**31 // 100 - 1
+  with pytest.raises(ValueError, match='no last one; give the step'):
+    _ = times.steps
+
+
+@pytest.mark.parametrize('arguments, message', [
+    ((0,), 'every is 0'),
+    ((-3,), 'every is -3'),
+    ((2.5,), r'every is 2\.5'),
+    (('often',), "every is 'often'"),
+    ((True,), 'every is True'),
+    ((2**31,), 'every is 2147483648'),
+    ((10, -1), 'start is -1'),
+    ((10, 0, 1.5), r'stop is 1\.5'),
+    ((10, None, 9), 'every=10 gives no update from start=10 to stop=9'),
+    (([1, 2], 5, 9), r'every=\[1, 2\] gives no update from start=5 to stop=9'),
+    (([],), 'gives no update'),
+    (([1, 5, 5],), 'step 5 after step 5'),
+    (([5, 1],), 'step 1 after step 5'),
+    (([-1, 5],), 'a step in every is -1'),
+    ((lambda t: True,), 'stop is None'),
+    ((lambda t: t > 9, 0, 9), 'every gives no update from start=0 to stop=9'),
+])
+def test_impossible_times_are_named(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    update_times(*arguments)
+
+
+def test_schedule_range_covers_the_updates_only():
+  level = periodic([0.2, 0.9, 0.4], 10)
+  assert schedule_range(level, update_times([5, 12])) == (0.2, 0.9, 0.9)
+  assert schedule_range(level, update_times([5, 25])) == (0.2, 0.4, 0.4)
+  assert schedule_range(level, update_times([5, 12]), 12) == (0.2, 0.2, 0.2)
+  assert schedule_range(level, update_times(5), 31) == (0.2, 0.9, 0.2)
+  assert schedule_range(level, update_times(5), 30) == (0.2, 0.9, 0.4)
+
+
+def test_schedule_range_of_a_tree_is_by_leaf():
+  sparsity = {'a': cubic(0.0, 0.8, 100), 'b': 0.5, 'c': None}
+  found = schedule_range(sparsity, update_times(50, 0, 100))
+  assert found.minimum == {'a': 0.0, 'b': 0.5, 'c': None}
+  assert found.maximum == found.final == {'a': 0.8, 'b': 0.5, 'c': None}
+
+
+def test_schedule_range_of_a_number_needs_no_times():
+  assert schedule_range(0.75) == (0.75, 0.75, 0.75)
+  assert schedule_range(0.75, update_times(10)) == (0.75, 0.75, 0.75)
+
+
+def test_schedule_range_names_what_it_lacks():
+  level = cubic(0.0, 0.8, 100)
+  for times in (None, update_times(10)):
+    with pytest.raises(ValueError, match='total_steps'):
+      schedule_range(level, times)
+  with pytest.raises(ValueError, match='total_steps is 10, but the first'):
+    schedule_range(level, update_times(10), 10)
+  with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
+    schedule_range(lambda t: t / 100, update_times(40, stop=120))
