@@ -2,12 +2,20 @@
 
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 
 PyTree = Any
 
 _is_none = lambda x: x is None
+
+
+class ModelWide(NamedTuple):
+  """One competition over all leaves, instead of a level for each."""
+
+  level: float
+  """The fraction of zeros in the whole tree, in [0, 1)."""
 
 
 def uniform(params: PyTree, sparsity: PyTree) -> PyTree:

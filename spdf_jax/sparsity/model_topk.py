@@ -112,8 +112,6 @@ def _words(
 
 @jax.jit
 def _keep(model: _Model, kept: limbs.Limbs) -> PyTree:
-  shapes = jax.tree.map(lambda s: s.shape, model.scores)
-  del shapes
   return competitions.on_this_platform(_keep_counting, model, kept)
 
 

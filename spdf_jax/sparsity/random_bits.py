@@ -19,30 +19,26 @@ def key_words(key: jax.Array) -> jax.Array:
 
   Args:
     key: A typed PRNG key. One of another implementation than threefry2x32
-      gives the words as its first random bits.
+      gives its first random bits.
 
   Returns:
-    uint32 `[..., 2]`, for keys of shape `[...]`.
+    uint32 `[2]`.
 
   Raises:
-    ValueError: `key` is no typed key.
+    ValueError: `key` is not one typed key.
 
   Example:
     >>> key_words(jax.random.key(7)).tolist()
     [0, 7]
   """
   dtype = getattr(key, 'dtype', None)
-  if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-    raise ValueError(
-        f'key is {dtype or type(key).__name__}; give a typed key, '
-        'jax.random.key(0).'
-    )
+  typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+  if not typed or key.shape:
+    given = f'{dtype}{list(key.shape)}' if dtype is not None else repr(key)
+    raise ValueError(f'key is {given}; give one typed key, jax.random.key(0).')
   if str(jax.random.key_impl(key)) == 'threefry2x32':
     return jax.random.key_data(key)
-  draw = lambda k: jax.random.bits(k, (2,))
-  for _ in range(key.ndim):
-    draw = jax.vmap(draw)
-  return draw(key)
+  return jax.random.bits(key, (2,))
 
 
 def bits_at(words: jax.Array, position: Limbs) -> jax.Array:

@@ -102,10 +102,6 @@ def _keep(
     shape: tuple[int, ...],
 ) -> jax.Array:
   units_lib.check_shapes(shape, among)
-  if words is not None and words.shape != (2,):
-    raise ValueError(
-        f'the key has {words.ndim - 1} axes; give one typed key.'
-    )
   if isinstance(kept, (int, np.integer)):
     if kept < 0:
       raise ValueError(f'kept is {kept}; give the number to keep, 0 or more.')
