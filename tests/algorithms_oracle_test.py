@@ -270,9 +270,12 @@ def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
       level, distribution=spdf.model_wide, drop_fraction=constant(0.3), **TIMES
   )
   params, grads, mask = make_trees(seed, None, 0.5)
-  found = algorithm.update(jax.random.key(0), jnp.int32(30), mask, params, grads)
+  step = jnp.int32(30)
+  found = algorithm.update(jax.random.key(0), step, mask, params, grads)
   names = ['deep', 'h_0', 'h_1']
-  join = lambda tree: np.concatenate([np.asarray(tree[n]).ravel() for n in names])
+  join = lambda tree: np.concatenate(
+      [np.asarray(tree[n]).ravel() for n in names]
+  )
   total = kept(level(30), (1, join(mask).size))
   pruned = top(np.abs(join(params)), total, join(mask))
   assert join(found).sum() == total

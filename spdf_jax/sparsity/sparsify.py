@@ -213,9 +213,8 @@ def sparsify(
     as_layers = lambda tree: selection.to_layers(tree, params, axes)
 
     def revived():
-      values = revive(
-          _key_of_step(state, _REVIVAL), as_layers(params), as_layers(state.mask)
-      )
+      revival_key = _key_of_step(state, _REVIVAL)
+      values = revive(revival_key, as_layers(params), as_layers(state.mask))
       return jax.tree.map(
           lambda value, u, new, old: u if value is None else jnp.where(
               new & ~old, value.astype(u.dtype), u

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.counts import kept_table
-from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.masks import leaf_keys
 from spdf_jax.sparsity.schedules import is_constant
 from spdf_jax.sparsity.schedules import level_at
@@ -231,13 +231,11 @@ def _row(table: np.ndarray, index: Any) -> jax.Array:
 def _prune_model(
     mask: PyTree, params: PyTree, kept: jax.Array, structure: Structure
 ) -> PyTree:
-  leaves, treedef = jax.tree.flatten(mask)
-  weights = treedef.flatten_up_to(params)
   pruned = keep_largest_of_all(
-      [structure.reduce(jnp.abs(w)) for w in weights],
+      jax.tree.map(lambda w: structure.reduce(jnp.abs(w)), params),
       kept,
-      among=[structure.reduce(m) > 0 for m in leaves],
+      among=jax.tree.map(lambda m: structure.reduce(m) > 0, mask),
   )
-  return treedef.unflatten(
-      structure.expand(new, old.shape) for new, old in zip(pruned, leaves)
+  return jax.tree.map(
+      lambda new, old: structure.expand(new, old.shape), pruned, mask
   )

@@ -6,11 +6,11 @@ from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import moving
-from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import unstructured
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
 
 PyTree = Any
@@ -23,7 +23,7 @@ def gmp(
     update_until: int,
     update_from: int = 0,
     distribution: Distribution = uniform,
-    structure: Structure = unstructured(),
+    structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.magnitude_mask,
 ) -> Algorithm:
   """Prunes the least magnitudes, to the level of a schedule at every update.

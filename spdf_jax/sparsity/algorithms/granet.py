@@ -7,13 +7,13 @@ from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import moving
 from spdf_jax.sparsity.algorithms.rigl import decayed
+from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import unstructured
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
 
 PyTree = Any
@@ -27,7 +27,7 @@ def granet(
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.5,
     distribution: Distribution = uniform,
-    structure: Structure = unstructured(),
+    structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
   """Prunes to the level of a schedule, then drops and regrows as many: GraNet.

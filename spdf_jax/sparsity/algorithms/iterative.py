@@ -1,4 +1,4 @@
-"""Iterative magnitude pruning: prune a share of what remains, rewind, repeat."""
+"""Iterative magnitude pruning: prune a share of what is left, and rewind."""
 
 from collections.abc import Sequence
 import itertools
@@ -12,7 +12,7 @@ from spdf_jax.sparsity.rewinding import check_rounds
 from spdf_jax.sparsity.rewinding import Round
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import unstructured
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.topk import keep_largest
 from spdf_jax.sparsity.topk import map_leaves
 
@@ -20,7 +20,7 @@ PyTree = Any
 
 
 def iterative(
-    rounds: Sequence[Round], *, structure: Structure = unstructured()
+    rounds: Sequence[Round], *, structure: Structure = UNSTRUCTURED
 ) -> Algorithm:
   """Prunes a share of every layer's remaining weights as each round begins.
 

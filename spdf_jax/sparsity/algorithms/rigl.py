@@ -7,13 +7,13 @@ from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import moving
 from spdf_jax.sparsity.algorithms.connections import surviving
-from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import unstructured
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
 
 PyTree = Any
@@ -29,7 +29,7 @@ def rigl(
     regrow_dropped: bool = True,
     skip_gradient_step: bool = False,
     distribution: Distribution = uniform,
-    structure: Structure = unstructured(),
+    structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
   r"""Moves connections to where the gradient is largest: RigL.

@@ -13,13 +13,13 @@ from spdf_jax.sparsity.algorithms.connections import grow
 from spdf_jax.sparsity.algorithms.connections import moving
 from spdf_jax.sparsity.algorithms.connections import surviving
 from spdf_jax.sparsity.algorithms.connections import Units
+from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import unstructured
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
 from spdf_jax.sparsity.topk import keep_largest
 
@@ -36,7 +36,7 @@ def sparse_evolution(
     drop: str = 'magnitude',
     regrow_dropped: bool = True,
     distribution: Distribution = uniform,
-    structure: Structure = unstructured(),
+    structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
   """Drops a fraction of the connections and grows as many at random: SET.
@@ -77,7 +77,7 @@ def sparse_evolution(
   """
   if drop not in ('magnitude', 'signed'):
     raise ValueError(f"drop is {drop!r}; give 'magnitude' or 'signed'.")
-  if drop == 'signed' and structure is not unstructured():
+  if drop == 'signed' and structure is not UNSTRUCTURED:
     raise ValueError(
         "drop is 'signed', but blocks and groups of weights have no sign; give "
         "'magnitude', or no structure."
