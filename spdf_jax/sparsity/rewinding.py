@@ -1,0 +1,299 @@
+"""Rewinding: rounds that go back to an earlier learning rate, or weights."""
+
+from collections.abc import Sequence
+import itertools
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.sparsify import get_mask
+from spdf_jax.sparsity.times import check_steps
+from spdf_jax.sparsity.times import is_host_int
+
+PyTree = Any
+
+
+class Round(NamedTuple):
+  """One round of iterative pruning: prune, rewind, train."""
+
+  steps: int
+  """How many steps it trains."""
+
+  fraction: float = 0.0
+  """The fraction of the weights that remain in each layer, pruned when it
+  begins."""
+
+  rewind_to: int = 0
+  """The step of the base schedule at which its learning rate begins."""
+
+
+def rounds_to(
+    target: float,
+    fraction: float,
+    steps: int | Sequence[int],
+    rewind_to: int = 0,
+) -> tuple[Round, ...]:
+  """Returns a dense round and the pruning rounds that end at a sparsity.
+
+  Each prunes `fraction` of what remains; the last prunes what is left to do.
+
+  Args:
+    target: The sparsity after the last round, in (0, 1).
+    fraction: The fraction of the remaining weights pruned per round, in (0, 1).
+    steps: Steps of every round, or one number for each, the dense one first.
+    rewind_to: The step of the base schedule to which every round but the first
+      goes back.
+
+  Returns:
+    The rounds, as few as reach the target.
+
+  Raises:
+    ValueError: an argument is out of its range, or the number of `steps` is
+      not that of the rounds.
+
+  References:
+    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
+    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> [round(r.fraction, 3) for r in rounds_to(0.838, 0.33, 20_000, 1_000)]
+    [0.0, 0.33, 0.33, 0.33, 0.33, 0.196]
+  """
+  for name, value in (('target', target), ('fraction', fraction)):
+    if not _is_fraction(value):
+      raise ValueError(f'{name} is {value!r}; give a number in (0, 1).')
+  # Rounding must not add a round that prunes nothing.
+  exactly = math.log1p(-target) / math.log1p(-fraction)
+  number = max(1, math.ceil(exactly - 1e-9))
+  last = 1 - (1 - target) / (1 - fraction) ** (number - 1)
+  fractions = [0.0, *[fraction] * (number - 1), last]
+  lengths = [steps] * len(fractions) if is_host_int(steps) else list(steps)
+  if len(lengths) != len(fractions):
+    raise ValueError(
+        f'steps has {len(lengths)} entries, but target={target} takes '
+        f'{number} rounds that prune fraction={fraction} after the dense one; '
+        f'give {len(fractions)} entries or one number.'
+    )
+  rewinds = [0, *[rewind_to] * number]
+  return check_rounds(map(Round, lengths, fractions, rewinds))
+
+
+def check_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:
+  """Returns rounds as a tuple, or raises.
+
+  Args:
+    rounds: The rounds; tuples of their fields will do.
+
+  Returns:
+    The rounds.
+
+  Raises:
+    ValueError: there is none, a length is not positive, a `rewind_to` is
+      negative, or a fraction is outside (0, 1); the first may be 0.
+
+  Example:
+    >>> check_rounds([(100,), (50, 0.2)])[1].fraction
+    0.2
+  """
+  checked = tuple(Round(*r) for r in rounds)
+  if not checked:
+    raise ValueError('rounds is empty; give at least one Round(steps).')
+  for i, r in enumerate(checked):
+    check_steps(f'steps of round {i}', r.steps, 1)
+    check_steps(f'rewind_to of round {i}', r.rewind_to, 0)
+    if not (_is_fraction(r.fraction) or i == 0 == r.fraction):
+      raise ValueError(
+          f'fraction of round {i} is {r.fraction!r}; give the fraction of the '
+          'remaining weights to prune, in (0, 1); only the first round may '
+          'prune none.'
+      )
+  check_steps('the number of steps of all rounds', sum(
+      r.steps for r in checked
+  ), 1)
+  return checked
+
+
+def _is_fraction(value: Any) -> bool:
+  try:
+    return bool(0 < value < 1)
+  except TypeError:
+    return False
+
+
+def round_starts(rounds: Sequence[Round]) -> list[int]:
+  """Returns the first step of every round.
+
+  Args:
+    rounds: The rounds.
+
+  Returns:
+    Rising steps from 0 on, e.g. for `restart`.
+
+  Raises:
+    ValueError: the rounds make no sense.
+
+  Example:
+    >>> round_starts([Round(100), Round(50, 0.2), Round(50, 0.2)])
+    [0, 100, 150]
+  """
+  lengths = [r.steps for r in check_rounds(rounds)]
+  return list(itertools.accumulate(lengths[:-1], initial=0))
+
+
+def rewind_schedule(
+    base: optax.Schedule, rounds: Sequence[Round]
+) -> optax.Schedule:
+  r"""Goes back to an earlier step of a schedule in every round.
+
+  In round :math:`r`, which starts at step :math:`t_r`, the step :math:`t` has
+  the value :math:`\mathrm{base}(\mathrm{rewind\_to}_r + t - t_r)`. The last
+  round goes on for ever.
+
+  Args:
+    base: A schedule of the step.
+    rounds: The rounds.
+
+  Returns:
+    A schedule of the step counted over all rounds.
+
+  Raises:
+    ValueError: the rounds make no sense.
+
+  References:
+    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
+    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> rounds = [Round(4), Round(3, 0.2, 2), Round(3, 0.2, 2)]
+    >>> sawtooth = rewind_schedule(lambda step: step, rounds)
+    >>> [sawtooth(step) for step in range(11)]
+    [0, 1, 2, 3, 2, 3, 4, 2, 3, 4, 5]
+  """
+  rounds = check_rounds(rounds)
+  starts = np.asarray(round_starts(rounds), np.int32)
+  shifts = np.asarray([r.rewind_to for r in rounds], np.int32) - starts
+
+  def schedule(count):
+    if is_host_int(count):
+      return base(count + int(shifts[np.sum(count >= starts[1:])]))
+    current = jnp.sum(jnp.asarray(count)[..., None] >= starts[1:], axis=-1)
+    return base(count + jnp.asarray(shifts)[current])
+
+  return schedule
+
+
+class RewindState(NamedTuple):
+  """State of `rewind_weights`."""
+
+  count: jax.Array
+  """Steps taken, int32."""
+
+  snapshot: PyTree
+  """The parameters to which the kept weights go back."""
+
+  inner_state: PyTree
+  """State of the wrapped transformation."""
+
+
+def rewind_weights(
+    tx: optax.GradientTransformation,
+    rounds: Sequence[Round],
+    *,
+    snapshot_at: int,
+) -> optax.GradientTransformationExtraArgs:
+  """Sets the kept weights back to an early snapshot when a round begins.
+
+  The first step of every round but the first is spent on that: the algorithm
+  inside chooses the new mask by the trained weights, and the step ends at
+  `mask * snapshot` instead of following the gradient, which belongs to weights
+  that are gone; the inner optimizer is given zeros for it. All parameters go
+  back, sparsified or not. Moments stay, unless `restart` clears them::
+
+    starts = round_starts(rounds)
+    inner = optax.chain(
+        restart(optax.scale_by_adam(), starts),
+        optax.scale_by_learning_rate(rewind_schedule(base, rounds)),
+    )
+    tx = sparsify(inner, iterative(rounds), key=0)
+    tx = rewind_weights(tx, rounds, snapshot_at=1_000)
+
+  Updates are added to parameters, and `p + (s - p)` is exactly 0 for pruned
+  weights, but `s` only up to rounding for kept ones: they are off by at most
+  one unit in the last place of the larger of `|p|` and `|s|`.
+
+  Args:
+    tx: The optimizer, `sparsify(…)`; what collects or skips whole steps, as
+      `optax.MultiSteps`, goes around this.
+    rounds: The rounds of the algorithm inside.
+    snapshot_at: The step before which the parameters are copied, from 0 (the
+      initial ones) to the last step of the first round.
+
+  Returns:
+    The rewinding optimizer; its `update` needs `params`.
+
+  Raises:
+    ValueError: the rounds make no sense, or `snapshot_at` is outside the first
+      round; on `update`, if `params` is missing.
+
+  References:
+    Frankle et al., `Stabilizing the Lottery Ticket Hypothesis
+    <https://arxiv.org/abs/1903.01611>`_, 2019;
+    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
+    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> rounds = [Round(100), Round(100, 0.2)]
+    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.5), key=0)
+    >>> tx = rewind_weights(tx, rounds, snapshot_at=10)
+    >>> int(tx.init({'w': jnp.ones((4, 4))}).count)
+    0
+  """
+  tx = optax.with_extra_args_support(tx)
+  rounds = check_rounds(rounds)
+  check_steps('snapshot_at', snapshot_at, 0)
+  if snapshot_at >= rounds[0].steps:
+    raise ValueError(
+        f'snapshot_at is {snapshot_at}, but the first round ends after '
+        f'{rounds[0].steps} steps; take the snapshot at a step within it.'
+    )
+  rewinds = np.asarray(round_starts(rounds)[1:], np.int32)
+
+  def init_fn(params):
+    # Copies: the state may be donated together with the parameters.
+    snapshot = jax.tree.map(jnp.copy, params)
+    return RewindState(jnp.zeros([], jnp.int32), snapshot, tx.init(params))
+
+  def update_fn(updates, state, params=None, **extra_args):
+    if params is None:
+      raise ValueError(
+          'rewind_weights needs params: call tx.update(grads, opt_state, '
+          'params).'
+      )
+    # With the state donated, this cond leaves the snapshot where it is.
+    snapshot = jax.lax.cond(
+        state.count == snapshot_at, lambda: params, lambda: state.snapshot
+    )
+    again = jnp.any(state.count == rewinds)
+    updates = jax.tree.map(
+        lambda g: jnp.where(again, jnp.zeros_like(g), g), updates
+    )
+    updates, inner_state = tx.update(
+        updates, state.inner_state, params, **extra_args
+    )
+    # A select fuses with the update; a cond would have it written first.
+    target = masks.apply_mask(snapshot, get_mask(inner_state))
+    updates = jax.tree.map(
+        lambda u, s, p: jnp.where(again, s - p, u),
+        updates, target, params,
+    )
+    count = optax.safe_increment(state.count)
+    return updates, RewindState(count, snapshot, inner_state)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,280 @@
+"""Rewinding: rounds, the sawtooth of learning rates, weights set back."""
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity.masks import number_kept
+from spdf_jax.sparsity.rewinding import check_rounds
+from spdf_jax.sparsity.rewinding import rewind_schedule
+from spdf_jax.sparsity.rewinding import rewind_weights
+from spdf_jax.sparsity.rewinding import Round
+from spdf_jax.sparsity.rewinding import round_starts
+from spdf_jax.sparsity.rewinding import rounds_to
+
+ROUNDS = (Round(5), Round(4, 0.25, 2), Round(3, 0.5, 1))
+PARAMS = {
+    'w': jnp.linspace(-1, 1, 64).reshape(8, 8), 'b': jnp.linspace(1, 2, 8)
+}
+MANY_ROUNDS = st.lists(
+    st.builds(Round, st.integers(1, 9), st.just(0.2), st.integers(0, 9)),
+    min_size=1, max_size=6,
+)
+
+
+def pruning(rounds):
+  """Prunes by magnitude when a round begins, to 75 % then 37.5 % kept."""
+  starts = round_starts(rounds)
+  sparsities = [1 - np.prod([1 - r.fraction for r in rounds[:i + 1]])
+                for i in range(len(rounds))]
+  return spdf.join([spdf.static(s) for s in sparsities], starts[1:])
+
+
+def train(tx, steps, params=PARAMS):
+  """Pulls all weights to two; returns what every step began with and left."""
+  state = tx.init(params)
+  update = jax.jit(tx.update)
+  history = []
+  for _ in range(steps):
+    grads = jax.tree.map(lambda p: p - 2, params)
+    updates, state = update(grads, state, params)
+    before, params = params, optax.apply_updates(params, updates)
+    history.append((before, params, state))
+  return history
+
+
+def rewound(steps=12, rounds=ROUNDS, snapshot_at=2, params=PARAMS, **options):
+  inner = options.pop('inner', optax.adam(0.1))
+  tx = spdf.sparsify(inner, pruning(rounds), key=0)
+  tx = rewind_weights(tx, rounds, snapshot_at=snapshot_at)
+  return train(tx, steps, params)
+
+
+@pytest.mark.parametrize('fraction, number', [(0.33, 5), (0.2, 9)])
+def test_rounds_end_exactly_at_the_target_of_the_seeds(fraction, number):
+  rounds = rounds_to(0.838, fraction, 20, 4)
+  assert rounds[0] == Round(20)
+  assert len(rounds) == 1 + number
+  assert all(r.steps == 20 and r.rewind_to == 4 for r in rounds[1:])
+  assert {r.fraction for r in rounds[1:-1]} == {fraction}
+  remaining = np.prod([1 - r.fraction for r in rounds])
+  np.testing.assert_allclose(1 - remaining, 0.838, rtol=1e-14)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.floats(0.01, 0.99), st.floats(0.01, 0.99))
+def test_rounds_reach_any_target_with_none_to_spare(target, fraction):
+  rounds = rounds_to(target, fraction, 1)
+  remaining = np.cumprod([1 - r.fraction for r in rounds])
+  np.testing.assert_allclose(remaining[-1], 1 - target, rtol=1e-10)
+  assert 0 < rounds[-1].fraction <= fraction * (1 + 1e-6)
+  assert remaining[-2] > 1 - target
+
+
+def test_a_target_of_whole_rounds_takes_no_round_more():
+  # log(0.8 ** 3) / log(0.8) is 3 plus or minus a rounding.
+  assert len(rounds_to(1 - 0.8**3, 0.2, 1)) == 4
+  assert len(rounds_to(1 - 0.9**7, 0.1, 1)) == 8
+
+
+def test_every_round_may_have_its_own_length():
+  rounds = rounds_to(0.5, 0.4, [10, 20, 30], 1)
+  assert [r.steps for r in rounds] == [10, 20, 30]
+  with pytest.raises(ValueError, match='steps has 2 entries.*give 3 entries'):
+    rounds_to(0.5, 0.4, [10, 20])
+
+
+def test_learning_rate_is_an_exact_sawtooth():
+  base = [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.125]
+  schedule = rewind_schedule(lambda step: jnp.asarray(base)[step], ROUNDS)
+  wanted = [0.0, 0.5, 1.0, 0.75, 0.5]
+  wanted += [1.0, 0.75, 0.5, 0.25] + [0.5, 1.0, 0.75]
+  assert [float(schedule(t)) for t in range(12)] == wanted
+  assert jax.jit(jax.vmap(schedule))(jnp.arange(12)).tolist() == wanted
+
+
+@settings(deadline=None, max_examples=50)
+@given(MANY_ROUNDS)
+def test_every_step_is_that_of_its_round(rounds):
+  wanted = [r.rewind_to + i for r in rounds for i in range(r.steps)]
+  wanted += [wanted[-1] + 1, wanted[-1] + 2]  # The last round goes on.
+  schedule = rewind_schedule(lambda step: step, rounds)
+  assert [schedule(t) for t in range(len(wanted))] == wanted
+
+
+@settings(deadline=None, max_examples=8)
+@given(MANY_ROUNDS)
+def test_traced_steps_are_those_of_the_host(rounds):
+  schedule = rewind_schedule(lambda step: step, rounds)
+  wanted = [schedule(t) for t in range(60)]
+  assert jax.jit(schedule)(jnp.arange(60)).tolist() == wanted
+
+
+def test_the_optimizer_follows_the_sawtooth():
+  schedule = rewind_schedule(lambda step: 0.01 * (step + 1), ROUNDS)
+  tx = spdf.sparsify(optax.sgd(schedule), spdf.static(0.5), key=0)
+  for i, (before, after, _) in enumerate(train(tx, 12)):
+    rate = (after['b'] - before['b']) / (2 - before['b'])
+    np.testing.assert_allclose(rate[:-1], schedule(i), rtol=1e-4)
+
+
+def test_weights_go_back_to_the_snapshot_when_a_round_begins():
+  history = rewound()
+  snapshot = history[2][0]
+  for start, sparsity in ((5, 0.25), (9, 0.625)):
+    before, after, state = history[start]
+    mask = spdf.get_mask(state)
+    assert int(mask['w'].sum()) == number_kept(64, sparsity)
+    # Chosen by the trained weights, not by the snapshot.
+    np.testing.assert_array_equal(
+        mask['w'], spdf.magnitude_mask(None, before, sparsity)['w']
+    )
+    wanted = spdf.apply_mask(snapshot, mask)
+    for name in PARAMS:
+      larger = np.maximum(np.abs(before[name]), np.abs(wanted[name]))
+      error = np.abs(np.float64(after[name]) - np.float64(wanted[name]))
+      assert (error <= np.spacing(larger)).all()
+    assert (np.asarray(after['w'])[~np.asarray(mask['w'])] == 0).all()
+
+
+def test_the_snapshot_is_taken_once_and_stays_bit_for_bit():
+  history = rewound(snapshot_at=3)
+  for i, (_, _, state) in enumerate(history):
+    source = history[0][0] if i < 3 else history[3][0]
+    jax.tree.map(np.testing.assert_array_equal, state.snapshot, source)
+
+
+def test_steps_within_a_round_are_those_of_the_wrapped_optimizer():
+  with_rewinding = rewound(4)
+  plain = train(spdf.sparsify(optax.adam(0.1), pruning(ROUNDS), key=0), 4)
+  for (_, one, _), (_, other, _) in zip(with_rewinding, plain):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
+def test_rewound_zeros_are_exact_in_every_precision(dtype):
+  params = jax.tree.map(lambda p: (p * 1.1).astype(dtype), PARAMS)
+  for _, after, state in rewound(params=params):
+    assert after['w'].dtype == dtype
+    assert (after['w'][~spdf.get_mask(state)['w']] == 0).all()
+
+
+def test_no_gradient_of_weights_that_are_gone_enters_the_moments():
+  moment = lambda state: state.inner_state.inner_state[0].mu['b']
+  history = rewound(inner=optax.adam(0.1, b1=0.5))
+  before, after = moment(history[4][2]), moment(history[5][2])
+  np.testing.assert_allclose(after, before / 2, rtol=1e-6)
+  # And `restart` clears them.
+  starts = round_starts(ROUNDS)
+  history = rewound(inner=optax.chain(
+      spdf.restart(optax.scale_by_adam(), starts), optax.scale(-0.1)
+  ))
+  state = history[5][2].inner_state.inner_state[0].inner_state
+  assert (state.mu['b'] == 0).all() and (state.nu['b'] == 0).all()
+
+
+def test_a_rewound_run_does_not_depend_on_what_is_jitted_or_donated():
+  tx = rewind_weights(
+      spdf.sparsify(optax.sgd(0.1), pruning(ROUNDS), key=0), ROUNDS,
+      snapshot_at=2,
+  )
+  runs = []
+  for jit in (lambda f: f, lambda f: jax.jit(f, donate_argnums=(0, 1))):
+    def step(params, state):
+      grads = jax.tree.map(lambda p: p - 2, params)
+      updates, state = tx.update(grads, state, params)
+      return optax.apply_updates(params, updates), state
+
+    params = jax.tree.map(jnp.copy, PARAMS)
+    state = tx.init(params)
+    step = jit(step)
+    for _ in range(10):
+      params, state = step(params, state)
+    runs.append((params, spdf.get_mask(state)))
+  (one, mask), (other, other_mask) = runs
+  np.testing.assert_array_equal(mask['w'], other_mask['w'])
+  np.testing.assert_allclose(one['w'], other['w'], rtol=1e-5, atol=1e-7)
+
+
+def test_ordinary_steps_copy_no_parameters():
+  tx = rewind_weights(
+      spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0), ROUNDS,
+      snapshot_at=2,
+  )
+  params = {'w': jnp.ones((128, 256))}
+
+  def step(params, state, grads):
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  compiled = jax.jit(step, donate_argnums=(0, 1)).lower(
+      params, tx.init(params), params
+  ).compile()
+  main = compiled.as_text().partition('ENTRY')[2]
+  assert 'conditional(' in main
+  assert not [x for x in main.splitlines() if '[128,256]' in x and 'copy(' in x]
+
+
+def test_masks_and_dense_gradients_are_seen_through_the_wrapper():
+  state = rewound(1)[0][2]
+  assert spdf.get_mask(state)['b'] is None
+  assert not spdf.get_dense_grads(state)
+
+
+@pytest.mark.parametrize('rounds, message', [
+    ([], 'rounds is empty'),
+    ([Round(0)], 'steps of round 0 is 0'),
+    ([Round(2.5)], 'steps of round 0 is 2.5'),
+    ([Round(2), Round(-1, 0.2)], 'steps of round 1 is -1'),
+    ([Round(2), Round(2)], r'fraction of round 1 is 0.0; .* \(0, 1\)'),
+    ([Round(2, 1.0)], 'fraction of round 0 is 1.0'),
+    ([Round(2), Round(2, float('nan'))], 'fraction of round 1 is nan'),
+    ([Round(2), Round(2, 'half')], "fraction of round 1 is 'half'"),
+    ([Round(2), Round(2, 0.2, -1)], 'rewind_to of round 1 is -1'),
+    ([Round(2**30), Round(2**30, 0.2)], 'the number of steps of all rounds'),
+])
+def test_rounds_that_make_no_sense_are_refused(rounds, message):
+  for use in (
+      check_rounds,
+      round_starts,
+      lambda rounds: rewind_schedule(lambda step: step, rounds),
+      lambda rounds: rewind_weights(optax.sgd(1), rounds, snapshot_at=0),
+  ):
+    with pytest.raises(ValueError, match=message):
+      use(rounds)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    ((0.0, 0.2, 9), r'target is 0.0; give a number in \(0, 1\)'),
+    ((1.0, 0.2, 9), 'target is 1.0'),
+    ((0.8, 0, 9), 'fraction is 0;'),
+    ((0.8, 1.0, 9), 'fraction is 1.0'),
+    ((0.8, 'most', 9), "fraction is 'most'"),
+    ((0.8, 0.2, 0), 'steps of round 0 is 0'),
+    ((0.8, 0.2, 9, -5), 'rewind_to of round 1 is -5'),
+])
+def test_targets_that_no_rounds_reach_are_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    rounds_to(*arguments)
+
+
+@pytest.mark.parametrize('step', [5, -1, 1.5])
+def test_a_snapshot_outside_the_first_round_is_refused(step):
+  with pytest.raises(ValueError, match='snapshot_at is'):
+    rewind_weights(optax.sgd(1), ROUNDS, snapshot_at=step)
+
+
+def test_rewinding_without_params_says_what_to_pass():
+  tx = rewind_weights(
+      spdf.sparsify(optax.sgd(1), spdf.static(0.5), key=0), ROUNDS,
+      snapshot_at=0,
+  )
+  state = tx.init(PARAMS)
+  with pytest.raises(ValueError, match='rewind_weights needs params'):
+    tx.update(PARAMS, state)
