@@ -253,8 +253,9 @@ def test_iterative_prunes_a_share_of_what_remains_in_each_layer(seed, ties):
 def test_model_wide_levels_prune_the_least_of_all_layers(seed, ties):
   level = spdf.cubic(0.0, 0.8, 60)
   algorithm = spdf.gmp(level, distribution=spdf.model_wide, **TIMES)
-  params, _, mask = make_trees(seed, ties, 0.0)
-  found = algorithm.update(jax.random.key(0), jnp.int32(30), mask, params, None)
+  params, grads, mask = make_trees(seed, ties, 0.0)
+  step = jnp.int32(30)
+  found = algorithm.update(jax.random.key(0), step, mask, params, grads)
   names = ['deep', 'h_0', 'h_1']
   flat = np.concatenate([np.asarray(params[n]).ravel() for n in names])
   wanted = top(np.abs(flat), kept(level(30), (1, flat.size)), flat == flat)

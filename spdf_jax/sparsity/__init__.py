@@ -3,6 +3,7 @@
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
+from spdf_jax.sparsity.algorithms.iterative import iterative
 from spdf_jax.sparsity.algorithms.rigl import rigl
 from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
@@ -17,6 +18,10 @@ from spdf_jax.sparsity.masks import magnitude_mask
 from spdf_jax.sparsity.masks import mask_from_scores
 from spdf_jax.sparsity.masks import random_mask
 from spdf_jax.sparsity.restart import restart
+from spdf_jax.sparsity.rewinding import rewind_schedule
+from spdf_jax.sparsity.rewinding import rewind_weights
+from spdf_jax.sparsity.rewinding import Round
+from spdf_jax.sparsity.rewinding import rounds_to
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
@@ -40,6 +45,7 @@ from spdf_jax.sparsity.times import update_times
 
 __all__ = [
     'Algorithm',
+    'Round',
     'SparsifyState',
     'apply_mask',
     'balanced',
@@ -57,6 +63,7 @@ __all__ = [
     'gmp',
     'granet',
     'hidden_matrices',
+    'iterative',
     'join',
     'magnitude_mask',
     'map_like_params',
@@ -66,7 +73,10 @@ __all__ = [
     'periodic',
     'random_mask',
     'restart',
+    'rewind_schedule',
+    'rewind_weights',
     'rigl',
+    'rounds_to',
     'schedule_range',
     'sparse_evolution',
     'sparsify',
