@@ -1,15 +1,31 @@
 """Sparsity for optax: masks in the optimizer state, algorithms, statistics."""
 
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.algorithms.gmp import gmp
+from spdf_jax.sparsity.algorithms.granet import granet
+from spdf_jax.sparsity.algorithms.iterative import iterative
+from spdf_jax.sparsity.algorithms.rigl import rigl
+from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.combinators import join
+from spdf_jax.sparsity.distributions import by_pattern
+from spdf_jax.sparsity.distributions import erk
+from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.masks import apply_mask
 from spdf_jax.sparsity.masks import magnitude_mask
 from spdf_jax.sparsity.masks import mask_from_scores
 from spdf_jax.sparsity.masks import random_mask
 from spdf_jax.sparsity.restart import restart
+from spdf_jax.sparsity.rewinding import rewind_schedule
+from spdf_jax.sparsity.rewinding import rewind_weights
+from spdf_jax.sparsity.rewinding import Round
+from spdf_jax.sparsity.rewinding import rounds_to
+from spdf_jax.sparsity.schedules import cosine
+from spdf_jax.sparsity.schedules import cubic
+from spdf_jax.sparsity.schedules import periodic
+from spdf_jax.sparsity.schedules import schedule_range
 from spdf_jax.sparsity.selection import hidden_matrices
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.sparsify import densify
@@ -18,26 +34,56 @@ from spdf_jax.sparsity.sparsify import get_mask
 from spdf_jax.sparsity.sparsify import sparsify
 from spdf_jax.sparsity.sparsify import SparsifyState
 from spdf_jax.sparsity.state_matching import map_like_params
+from spdf_jax.sparsity.state_matching import state_shardings
 from spdf_jax.sparsity.statistics import summarize
+from spdf_jax.sparsity.structures import balanced
+from spdf_jax.sparsity.structures import block
+from spdf_jax.sparsity.structures import channel
+from spdf_jax.sparsity.structures import n_of_m
+from spdf_jax.sparsity.structures import unstructured
+from spdf_jax.sparsity.times import update_times
 
 __all__ = [
     'Algorithm',
+    'Round',
     'SparsifyState',
     'apply_mask',
+    'balanced',
+    'block',
+    'by_pattern',
+    'channel',
+    'cosine',
     'create_algorithm',
+    'cubic',
     'dense',
     'densify',
+    'erk',
     'get_dense_grads',
     'get_mask',
+    'gmp',
+    'granet',
     'hidden_matrices',
+    'iterative',
     'join',
     'magnitude_mask',
     'map_like_params',
     'mask_from_scores',
+    'model_wide',
+    'n_of_m',
+    'periodic',
     'random_mask',
     'restart',
+    'rewind_schedule',
+    'rewind_weights',
+    'rigl',
+    'rounds_to',
+    'schedule_range',
+    'sparse_evolution',
     'sparsify',
+    'state_shardings',
     'static',
     'summarize',
     'uniform',
+    'unstructured',
+    'update_times',
 ]

@@ -78,13 +78,8 @@ def join(
     return jnp.stack([jnp.asarray(a) for a in answers])[member_at(count)]
 
   def sparsity_at(count, params):
-    levels = [
-        member.sparsity_at(count - start, params)
-        for member, start in zip(algorithms, starts)
-    ]
-    if isinstance(count, int):
-      return levels[member_at(count)]
-    return jax.tree.map(lambda *ls: choose(ls, count), *levels)
+    i = member_at(count)
+    return algorithms[i].sparsity_at(count - starts[i], params)
 
   def update(key, count, mask, params, grads):
     def branch(i):
@@ -110,6 +105,13 @@ def join(
     members = [m.dense_grads_at(count - s) for m, s in zip(algorithms, starts)]
     return at_boundary(count) | choose(members, count)
 
+  def skip_step_at(count):
+    members = [m.skip_step_at(count - s) for m, s in zip(algorithms, starts)]
+    if all(answer is False for answer in members):
+      return False
+    return choose(members, count)
+
   return Algorithm(
-      sparsity_at, algorithms[0].init, update, update_at, dense_grads_at
+      sparsity_at, algorithms[0].init, update, update_at, dense_grads_at,
+      skip_step_at,
   )

@@ -6,6 +6,7 @@ of a leaf are one layer and all earlier axes count independent layers, so
 stacked (scanned) layers never compete with each other.
 """
 
+from collections.abc import Callable
 import math
 from typing import Any
 import zlib
@@ -16,14 +17,12 @@ import numpy as np
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity import topk
+from spdf_jax.sparsity import units
 from spdf_jax.sparsity.counts import number_kept
 
 PyTree = Any
-
-# Passes over the 32 bits of a score, 11 bits at a time from the highest; the
-# last sees one bit again, so that all passes are alike.
-_BINS = 2**11
-_SHIFTS = (21, 10, 0)
 
 _is_none = lambda x: x is None
 
@@ -52,7 +51,13 @@ def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
   )
 
 
-def random_mask(key: jax.Array, params: PyTree, sparsity: PyTree) -> PyTree:
+def random_mask(
+    key: jax.Array,
+    params: PyTree,
+    sparsity: PyTree,
+    *,
+    structure: structures.Structure = structures.UNSTRUCTURED,
+) -> PyTree:
   """Draws masks uniformly among those with the exact number of zeros.
 
   The key of a leaf is `key` with the crc32 of the leaf's path folded in, so
@@ -61,35 +66,49 @@ def random_mask(key: jax.Array, params: PyTree, sparsity: PyTree) -> PyTree:
   Args:
     key: A typed PRNG key.
     params: Parameters, or their shapes; `None` leaves stay `None`.
-    sparsity: The fraction of zeros in [0, 1), one number or a tree of them.
+    sparsity: The fraction of zeros in [0, 1), one number or a tree of them, or
+      a `ModelWide` of one.
+    structure: Which weights are kept together, or apart.
 
   Returns:
     The mask.
 
   Raises:
-    ValueError: a sparsity is outside [0, 1).
+    ValueError: a sparsity is outside [0, 1), or the structure does not fit it
+      or a leaf.
 
   Example:
     >>> params = {'w': jnp.ones((4, 8))}
     >>> int(random_mask(jax.random.key(0), params, 0.75)['w'].sum())
     8
   """
-  levels = distributions.uniform(params, sparsity)
+  if isinstance(sparsity, distributions.ModelWide):
+    bits = jax.tree.map(
+        lambda p, leaf_key: jax.random.bits(
+            leaf_key, _unit_scores_shape(structure, p.shape)
+        ),
+        params, leaf_keys(key, params),
+    )
+    return _keep_of_all(bits, params, sparsity, None, structure)
 
-  def draw(path, p, level):
-    if p is None:
-      return None
-    if number_kept(_layer_size(p.shape), level) == _layer_size(p.shape):
-      return jnp.ones(p.shape, bool)
-    return _mask_leaf(jax.random.bits(_leaf_key(key, path), p.shape), level)
+  def draw(like, leaf_key, kept):
+    shape = like.shape[1:]
+    mask = topk.keep_random(
+        leaf_key, _unit_scores_shape(structure, shape), kept
+    )
+    return structure.expand(mask, _as_layers(shape)).reshape(shape)
 
-  return jax.tree_util.tree_map_with_path(
-      draw, params, levels, is_leaf=_is_none
-  )
+  # Only shapes are needed: empty arrays that have them.
+  likes = jax.tree.map(lambda p: np.zeros((0, *p.shape), bool), params)
+  return _map_pruned(draw, likes, params, sparsity, key, structure)
 
 
 def magnitude_mask(
-    key: jax.Array | None, params: PyTree, sparsity: PyTree
+    key: jax.Array | None,
+    params: PyTree,
+    sparsity: PyTree,
+    *,
+    structure: structures.Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
   """Keeps the weights of largest magnitude in every layer.
 
@@ -99,179 +118,167 @@ def magnitude_mask(
   Args:
     key: A typed PRNG key, or `None`.
     params: Parameters; `None` leaves stay `None`.
-    sparsity: The fraction of zeros in [0, 1), one number or a tree of them.
+    sparsity: The fraction of zeros in [0, 1), one number or a tree of them, or
+      a `ModelWide` of one.
+    structure: Which weights are kept together (by the sum of their
+      magnitudes), or apart.
 
   Returns:
     The mask.
 
   Raises:
-    ValueError: a sparsity is outside [0, 1).
+    ValueError: a sparsity is outside [0, 1), or the structure does not fit it
+      or a leaf.
 
   Example:
     >>> params = {'w': jnp.array([[3., -4.], [1., 2.]])}
     >>> magnitude_mask(None, params, 0.5)['w'].tolist()
     [[True, True], [False, False]]
   """
-  scores = jax.tree.map(jnp.abs, params)
-  return mask_from_scores(scores, sparsity, tie_break=key)
+  return _mask_from(jnp.abs, params, sparsity, key, structure)
 
 
 def mask_from_scores(
-    scores: PyTree, sparsity: PyTree, *, tie_break: jax.Array | None = None
+    scores: PyTree,
+    sparsity: PyTree,
+    *,
+    tie_break: jax.Array | None = None,
+    structure: structures.Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
   """Keeps the highest scores of every layer, by an exact integer count.
 
   Per layer of n scores, `max(1, n - round(sparsity * n))` are kept, for any
-  number of ties. The k-th largest score is found by histograms of the bits of
-  the scores, highest bits first: no sort and no gather; scratch memory is some
-  6 bytes per score. NaN ranks below every number.
+  number of ties; under a structure, n counts the units that compete. NaN ranks
+  below every number. See `topk.keep_largest` for how.
 
   Args:
     scores: A tree of real scores; the last two axes of a leaf are a layer.
-    sparsity: The fraction of zeros in [0, 1), one number or a tree of them.
+    sparsity: The fraction of zeros in [0, 1), one number or a tree of them, or
+      a `ModelWide` of one: then all layers compete with each other.
     tie_break: `None` prefers the lower index among equal scores, a typed PRNG
       key breaks ties at random (a function of the key and the leaf's path).
+    structure: Which weights are kept together (by the sum of their scores), or
+      apart.
 
   Returns:
     The mask, of the scores' shapes.
 
   Raises:
-    ValueError: a sparsity is outside [0, 1).
+    ValueError: a sparsity is outside [0, 1), or the structure does not fit it
+      or a leaf.
     TypeError: scores of 64 bits or of a complex type.
 
   Example:
     >>> mask_from_scores(jnp.array([[1., 5., 5., 5.]]), 0.5).tolist()
     [[False, True, True, False]]
   """
-  levels = distributions.uniform(scores, sparsity)
-
-  def cut(path, s, level):
-    if s is None:
-      return None
-    _check_rankable(s)
-    if number_kept(_layer_size(s.shape), level) == _layer_size(s.shape):
-      return jnp.ones(s.shape, bool)
-    bits = tie_break if tie_break is None else jax.random.bits(
-        _leaf_key(tie_break, path), s.shape
-    )
-    return _mask_leaf(s, level, bits)
-
-  return jax.tree_util.tree_map_with_path(cut, scores, levels, is_leaf=_is_none)
+  return _mask_from(lambda x: x, scores, sparsity, tie_break, structure)
 
 
-def _check_rankable(scores: jax.Array) -> None:
-  dtype = jnp.dtype(scores.dtype)
-  small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize <= 2
-  real = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
-  if not (small or real or dtype == jnp.uint32):
-    raise TypeError(
-        f'scores have dtype {dtype}; cast them to a real type of at most 32 '
-        'bits, e.g. scores.astype(jnp.float32).'
-    )
+def _mask_from(
+    score: Callable[[jax.Array], jax.Array],
+    tree: PyTree,
+    sparsity: PyTree,
+    key: jax.Array | None,
+    structure: structures.Structure,
+) -> PyTree:
+  for leaf in jax.tree.leaves(tree):
+    units.check_rankable(leaf)
+
+  def unit_scores(x):
+    return structure.reduce(score(x).reshape(_as_layers(x.shape)))
+
+  if isinstance(sparsity, distributions.ModelWide):
+    scores = topk.map_leaves(unit_scores, tree)
+    return _keep_of_all(scores, tree, sparsity, key, structure)
+
+  def cut(x, leaf_key, kept):
+    mask = topk.keep_largest(unit_scores(x), kept, tie_break=leaf_key)
+    return structure.expand(mask, _as_layers(x.shape)).reshape(x.shape)
+
+  return _map_pruned(cut, tree, tree, sparsity, key, structure)
 
 
-def _layer_size(shape: tuple[int, ...]) -> int:
-  return math.prod(shape[-2:])
+def _map_pruned(
+    cut: Callable[..., jax.Array],
+    operands: PyTree,
+    params: PyTree,
+    sparsity: PyTree,
+    key: jax.Array | None,
+    structure: structures.Structure,
+) -> PyTree:
+  """Maps `cut(operand, key, kept)` over leaves that lose any weights."""
 
+  def kept_of(p, level):
+    structure.check(level)
+    size = math.prod(structure.unit_shape(_as_layers(p.shape))[1:])
+    kept = number_kept(size, level)
+    return None if kept == size else np.int32(kept)
 
-def _leaf_key(key: jax.Array, path: jax.tree_util.KeyPath) -> jax.Array:
-  name = selection.path_name(path)
-  return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
-
-
-def _mask_leaf(
-    scores: jax.Array, sparsity: float, ties: jax.Array | None = None
-) -> jax.Array:
-  kept = number_kept(_layer_size(scores.shape), sparsity)
-  if kept >= 2**31:
-    raise ValueError(
-        f'a layer of shape {scores.shape[-2:]} has more than 2^31 kept '
-        'weights; split it along an axis.'
-    )
-  shape = (1,) * (2 - scores.ndim) + scores.shape
-  as_matrices = lambda x: x.reshape((-1,) + shape[-2:])
-  keys = (scores,) if ties is None else (scores, ties)
-  mask = _keep_largest_of_layers(tuple(map(as_matrices, keys)), kept)
-  return mask.reshape(scores.shape)
-
-
-@jax.jit
-def _keep_largest_of_layers(
-    keys: tuple[jax.Array, ...], kept: jax.Array
-) -> jax.Array:
-  return jax.lax.map(lambda layer: _keep_largest(layer, kept), keys)
-
-
-def _keep_largest(
-    keys: tuple[jax.Array, ...], kept: jax.Array
-) -> jax.Array:
-  """Keeps the `kept` largest of a matrix; later keys break ties of earlier."""
-  above = jnp.zeros(keys[0].shape, bool)
-  equal = jnp.ones(keys[0].shape, bool)
-  need = kept
-  for i, key in enumerate(keys):
-    value, need = _kth_largest(key, None if i == 0 else equal, need)
-    bits = _sortable_bits(key)
-    above = above | (equal & (bits > value))
-    equal = equal & (bits == value)
-  return above | _first(equal, need)
-
-
-def _kth_largest(
-    x: jax.Array, among: jax.Array | None, kept: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the k-th largest value's bits and how many equal to it to keep."""
-  shifts = jnp.array([32, *_SHIFTS], jnp.uint32)
-
-  def narrow(i, carry):
-    # The barrier has each pass recompute its bits from x: without it XLA keeps
-    # another 4 bytes per score alive between the passes.
-    scores, (prefix, need) = jax.lax.optimization_barrier((x, carry))
-    bits = _sortable_bits(scores)
-    known, shift = shifts[i], shifts[i + 1]
-    candidates = (i == 0) | (bits >> known == prefix >> known)
-    if among is not None:
-      candidates &= among
-    bins = jnp.where(candidates, bits >> shift & (_BINS - 1), _BINS)
-    counts = _histogram(bins)[:_BINS]
-    at_least = jnp.cumsum(counts[::-1])[::-1]
-    digit = jnp.sum(at_least >= need) - 1
-    need = need - (at_least[digit] - counts[digit])
-    return prefix | digit.astype(jnp.uint32) << shift, need
-
-  first = jnp.uint32(0), jnp.asarray(kept, jnp.int32)
-  return jax.lax.fori_loop(0, len(_SHIFTS), narrow, first)
-
-
-def _histogram(bins: jax.Array) -> jax.Array:
-  """Counts how often 0 … _BINS occur, without flattening `bins`."""
-  return jax.lax.scatter_add(
-      jnp.zeros(_BINS + 1, jnp.int32),
-      bins.astype(jnp.uint16)[..., None],
-      jnp.ones(bins.shape, jnp.int32),
-      jax.lax.ScatterDimensionNumbers((), (0,), (0,)),
-      mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+  kept = jax.tree.map(
+      kept_of, params, distributions.uniform(params, sparsity)
+  )
+  pruned = jax.tree.map(
+      lambda p, k, x: None if k is None else x, params, kept, operands
+  )
+  masks = topk.map_leaves(cut, pruned, leaf_keys(key, params), kept)
+  return jax.tree.map(
+      lambda p, m: jnp.ones(p.shape, bool) if m is None else m, params, masks
   )
 
 
-def _first(candidates: jax.Array, count: jax.Array) -> jax.Array:
-  """Keeps the first `count` candidates of a matrix in row-major order."""
-  in_row = jnp.sum(candidates, axis=1, dtype=jnp.int32)
-  up_to_row = jnp.cumsum(in_row)
-  cut_row = jnp.sum(up_to_row <= count)
-  before_cut = jnp.sum(jnp.where(up_to_row <= count, in_row, 0))
-  row = jax.lax.broadcasted_iota(jnp.int32, candidates.shape, 0)
-  in_cut_row = jnp.any(candidates & (row == cut_row), axis=0)
-  column_kept = jnp.cumsum(in_cut_row) <= count - before_cut
-  return candidates & ((row < cut_row) | ((row == cut_row) & column_kept))
+def _keep_of_all(
+    scores: PyTree,
+    params: PyTree,
+    sparsity: distributions.ModelWide,
+    key: jax.Array | None,
+    structure: structures.Structure,
+) -> PyTree:
+  """One competition over all leaves, of the scores of units."""
+  level = distributions.check_sparsity(sparsity.level)
+  structure.check(level)
+  size = 0
+  for leaf in jax.tree.leaves(params):
+    layers = _as_layers(leaf.shape)
+    unit_shape = structure.unit_shape(layers)
+    if unit_shape[0] != layers[0]:
+      raise ValueError(
+          f'sparsity is {sparsity}, one competition over all layers, but the '
+          'structure has groups with counts of their own; give a level per '
+          'layer, or structure=unstructured().'
+      )
+    size += math.prod(unit_shape)
+  masks = topk.keep_largest_of_all(
+      scores,
+      number_kept(size, level),
+      tie_break=None if key is None else leaf_keys(key, params),
+  )
+  return jax.tree.map(
+      lambda p, m: structure.expand(m, _as_layers(p.shape)).reshape(p.shape),
+      params, masks,
+  )
 
 
-def _sortable_bits(x: jax.Array) -> jax.Array:
-  """Maps scores to uint32 such that larger scores have larger integers."""
-  if x.dtype == jnp.uint32:
-    return x
-  x = x.astype(jnp.float32)
-  # One zero, and NaN below everything.
-  x = jnp.where(jnp.isnan(x), -jnp.inf, jnp.where(x == 0, 0.0, x))
-  bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-  return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
+def _unit_scores_shape(
+    structure: structures.Structure, shape: tuple[int, ...]
+) -> tuple[int, ...]:
+  layers = jax.ShapeDtypeStruct(_as_layers(shape), jnp.float32)
+  return jax.eval_shape(structure.reduce, layers).shape
+
+
+def _as_layers(shape: tuple[int, ...]) -> tuple[int, int, int]:
+  """Returns `(layers, inputs, outputs)` of a leaf of any rank."""
+  shape = (1,) * (2 - len(shape)) + tuple(shape)
+  return math.prod(shape[:-2]), *shape[-2:]
+
+
+def leaf_keys(key: jax.Array | None, tree: PyTree) -> PyTree:
+  """Folds the crc32 of every leaf's path into a key."""
+  if key is None:
+    return jax.tree.map(lambda _: None, tree)
+
+  def fold(path, _):
+    name = selection.path_name(path)
+    return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
+
+  return jax.tree_util.tree_map_with_path(fold, tree)

@@ -14,6 +14,15 @@ from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import state_matching
 
 PyTree = Any
+Revival = Callable[[jax.Array, PyTree, PyTree], PyTree]
+
+_REVIVAL = 1  # What a step's key is folded with for the values of weights.
+
+
+def never(count: Any) -> bool:
+  """At no step: the answer of algorithms that do not do a thing."""
+  del count
+  return False
 
 
 class Algorithm(NamedTuple):
@@ -24,9 +33,9 @@ class Algorithm(NamedTuple):
   layers of one leaf are independent.
   """
 
-  sparsity_at: Callable[[Any, PyTree], PyTree]
-  """`(count, params) -> levels`: the sparsity asked for, per leaf; needs only
-  shapes, and works on the host when `count` is an `int`."""
+  sparsity_at: Callable[[int, PyTree], PyTree]
+  """`(count, params) -> levels`: the sparsity asked for at a step, per leaf, on
+  the host; needs only shapes."""
 
   init: Callable[[jax.Array, PyTree], PyTree]
   """`(key, params) -> mask`: the first mask."""
@@ -39,6 +48,10 @@ class Algorithm(NamedTuple):
 
   dense_grads_at: Callable[[Any], Any]
   """`(count) -> bool`: whether this step needs gradients of pruned weights."""
+
+  skip_step_at: Callable[[Any], Any] = never
+  """`(count) -> bool`: whether weights and moments stay as they are, but for
+  the change of the mask."""
 
 
 class SparsifyState(NamedTuple):
@@ -66,6 +79,7 @@ def sparsify(
     *,
     where: selection.Where = selection.hidden_matrices,
     key: int | jax.Array,
+    revive: Revival | None = None,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Trains with pruned weights that are exactly zero after every step.
 
@@ -93,6 +107,8 @@ def sparsify(
     algorithm: What the mask is at each step, e.g. `static(0.75)`.
     where: Which leaves are sparsified: `(path, leaf) -> bool` or the axes.
     key: Seed or typed PRNG key of everything random in the algorithm.
+    revive: `(key, params, mask) -> values` of the weights that come back, e.g.
+      `scaled_normal(0.5)`; by default they start at zero.
 
   Returns:
     The sparse optimizer; its `update` needs `params`.
@@ -141,15 +157,23 @@ def sparsify(
       raise ValueError(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
-    mask = _next_mask(updates, state, params)
+    update_now = algorithm.update_at(state.count)
+    mask = _next_mask(update_now, updates, state, params)
+    masked_state = state_matching.map_like_params(
+        masks.apply_mask, state.inner_state, params, mask
+    )
     updates, inner_state = inner.update(
         masks.apply_mask(updates, mask),
-        state_matching.map_like_params(
-            masks.apply_mask, state.inner_state, params, mask
-        ),
+        masked_state,
         masks.apply_mask(params, mask),
         **extra_args,
     )
+    skip = algorithm.skip_step_at(state.count)
+    if skip is not False:
+      updates = jax.tree.map(lambda u: jnp.where(skip, 0, u), updates)
+      inner_state = _keep_moments(skip, inner_state, masked_state, params)
+    if revive is not None and update_now is not False:
+      updates = _revive(update_now, updates, state, params, mask)
     count = optax.safe_increment(state.count)
     return _remove_pruned(updates, params, mask), SparsifyState(
         count=count,
@@ -159,17 +183,20 @@ def sparsify(
         inner_state=inner_state,
     )
 
-  def _next_mask(grads, state, params):
-    update_now = algorithm.update_at(state.count)
+  def _key_of_step(state, purpose):
+    base = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(key))
+    step = jax.random.fold_in(base, state.count)
+    return step if purpose is None else jax.random.fold_in(step, purpose)
+
+  def _next_mask(update_now, grads, state, params):
     if update_now is False:
       return state.mask
     axes = selection.select(where, params)
     as_layers = lambda tree: selection.to_layers(tree, params, axes)
 
     def new_mask():
-      base = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(key))
       layers = algorithm.update(
-          jax.random.fold_in(base, state.count),
+          _key_of_step(state, None),
           state.count,
           as_layers(state.mask),
           as_layers(params),
@@ -181,7 +208,35 @@ def sparsify(
     # copy it at every step.
     return jax.lax.cond(update_now, new_mask, lambda: state.mask)
 
+  def _revive(update_now, updates, state, params, mask):
+    axes = selection.select(where, params)
+    as_layers = lambda tree: selection.to_layers(tree, params, axes)
+
+    def revived():
+      revival_key = _key_of_step(state, _REVIVAL)
+      values = revive(revival_key, as_layers(params), as_layers(state.mask))
+      return jax.tree.map(
+          lambda value, u, new, old: u if value is None else jnp.where(
+              new & ~old, value.astype(u.dtype), u
+          ),
+          selection.from_layers(values, params, axes),
+          updates, mask, state.mask, is_leaf=lambda x: x is None,
+      )
+
+    return jax.lax.cond(update_now, revived, lambda: updates)
+
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _keep_moments(
+    skip: jax.Array, new: PyTree, old: PyTree, params: PyTree
+) -> PyTree:
+  """Takes the old of everything of a weight's shape; counters go on."""
+  like_params = state_matching.map_like_params(lambda _: True, new, params)
+  return jax.tree.map(
+      lambda chosen, n, o: jnp.where(skip, o, n) if chosen is True else n,
+      like_params, new, old,
+  )
 
 
 def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:

@@ -57,5 +57,48 @@ def map_like_params(
   return jax.tree_util.tree_map_with_path(visit, state)
 
 
+def state_shardings(state: PyTree, params: PyTree) -> PyTree:
+  """Gives masks and moments the shardings of the parameters they belong to.
+
+  `jax.jit(tx.init)` replicates its results unless it is told otherwise, and
+  the state would start on every device. What belongs to no parameter is
+  replicated.
+
+  Args:
+    state: The state, or its shapes: `jax.eval_shape(tx.init, params)`.
+    params: The parameters, arrays with `NamedSharding` on one mesh.
+
+  Returns:
+    Shardings in the structure of `state`, for `out_shardings`.
+
+  Raises:
+    ValueError: a parameter is not laid out on a mesh.
+
+  Example:
+    >>> import jax.numpy as jnp, optax
+    >>> mesh = jax.make_mesh((1,), ('x',))
+    >>> rows = jax.NamedSharding(mesh, jax.P('x'))
+    >>> params = {'w': jax.device_put(jnp.ones((4, 4)), rows)}
+    >>> tx = optax.adam(0.1)
+    >>> like = state_shardings(jax.eval_shape(tx.init, params), params)
+    >>> state = jax.jit(tx.init, out_shardings=like)(params)
+    >>> state[0].mu['w'].sharding == rows
+    True
+  """
+  shardings = jax.tree.map(lambda p: p.sharding, params)
+  meshes = {getattr(s, 'mesh', None) for s in jax.tree.leaves(shardings)}
+  if len(meshes) != 1 or None in meshes:
+    raise ValueError(
+        'the parameters lie on no mesh, or on several; put them on one with '
+        'jax.device_put(params, NamedSharding(mesh, …)).'
+    )
+  replicated = jax.NamedSharding(meshes.pop(), jax.P())
+  like_params = map_like_params(lambda _, s: s, state, params, shardings)
+  return jax.tree.map(
+      lambda s: s if isinstance(s, jax.NamedSharding) else replicated,
+      like_params,
+  )
+
+
 def _parts(path: jax.tree_util.KeyPath) -> tuple[str, ...]:
   return tuple(selection.path_name((entry,)) for entry in path)

@@ -5,12 +5,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from spdf_jax.names import lookup
+from spdf_jax.sparsity.algorithms.gmp import gmp
+from spdf_jax.sparsity.algorithms.granet import granet
+from spdf_jax.sparsity.algorithms.iterative import iterative
+from spdf_jax.sparsity.algorithms.rigl import rigl
+from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.sparsify import Algorithm
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'dense': dense,
+    'gmp': gmp,
+    'granet': granet,
+    'iterative': iterative,
+    'rigl': rigl,
+    'sparse_evolution': sparse_evolution,
     'static': static,
 }
 

@@ -1,0 +1,71 @@
+"""Gradual magnitude pruning: masks that get sparser on a schedule."""
+
+from typing import Any
+
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithms.connections import Distribution
+from spdf_jax.sparsity.algorithms.connections import drop_and_grow
+from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
+from spdf_jax.sparsity.times import update_times
+
+PyTree = Any
+
+
+def gmp(
+    sparsity: PyTree,
+    *,
+    update_every: Any,
+    update_until: int,
+    update_from: int = 0,
+    distribution: Distribution = uniform,
+    structure: Structure = UNSTRUCTURED,
+    init: MaskMaker = masks.magnitude_mask,
+) -> Algorithm:
+  """Prunes the least magnitudes, to the level of a schedule at every update.
+
+  Pruned weights are revived only where the level falls, at random.
+
+  Args:
+    sparsity: The fraction of zeros over the steps, e.g. `cubic(0.0, 0.8,
+      700)`; a number, a schedule or a tree of those.
+    update_every: Steps between updates, a list of steps, or a function of the
+      step that is true at updates.
+    update_until: The last step that may be an update.
+    update_from: The first one.
+    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+      `by_pattern` or `model_wide`.
+    structure: What is pruned together, or apart.
+    init: Makes the first mask, at the level of step 0.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: an argument is out of its range.
+
+  References:
+    Zhu and Gupta, `To Prune, or Not to Prune
+    <https://arxiv.org/abs/1710.01878>`_, 2017
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from spdf_jax import cubic
+    >>> pruning = gmp(cubic(0.0, 0.8, 100), update_every=50, update_until=100)
+    >>> pruning.sparsity_at(99, {'w': jnp.ones((1, 2, 2))})
+    {'w': 0.7000000000000001}
+  """
+  return moving(
+      sparsity,
+      update_times(update_every, update_from, update_until),
+      lambda units: drop_and_grow(
+          units, units.kept, grow_by=None, regrow_dropped=True
+      ),
+      distribution=distribution,
+      structure=structure,
+      init=init,
+  )

@@ -1,0 +1,105 @@
+"""Iterative magnitude pruning: prune a share of what is left, and rewind."""
+
+from collections.abc import Sequence
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.sparsity.rewinding import check_rounds
+from spdf_jax.sparsity.rewinding import Round
+from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
+from spdf_jax.sparsity.topk import keep_largest
+from spdf_jax.sparsity.topk import map_leaves
+
+PyTree = Any
+
+
+def iterative(
+    rounds: Sequence[Round], *, structure: Structure = UNSTRUCTURED
+) -> Algorithm:
+  """Prunes a share of every layer's remaining weights as each round begins.
+
+  Use `rewind_schedule` with the same rounds for the learning rate, `restart`
+  at their starts for the moments, and `rewind_weights` to go back to early
+  values as well.
+
+  Args:
+    rounds: What each round prunes and how long it lasts; the last one goes on.
+    structure: What is pruned together, or apart.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: there is no round, or one is impossible.
+
+  References:
+    Renda et al., `Comparing Rewinding and Fine-tuning
+    <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> from spdf_jax import Round
+    >>> pruning = iterative([Round(100), Round(200, 0.25), Round(300, 0.25)])
+    >>> pruning.sparsity_at(300, {'w': jnp.ones((1, 4, 4))})
+    {'w': 0.4375}
+  """
+  rounds = tuple(rounds)
+  check_rounds(rounds)
+  starts = list(itertools.accumulate(r.steps for r in rounds[:-1]))
+  table = np.asarray(starts, np.int32)
+
+  def kept_after(size):
+    """How many of `size` units remain in each round."""
+    remaining = [size - round(rounds[0].fraction * size)]
+    for r in rounds[1:]:
+      remaining.append(remaining[-1] - round(r.fraction * remaining[-1]))
+    return np.maximum(np.asarray(remaining, np.int64), 1)
+
+  def competing(shape):
+    return int(np.prod(structure.unit_shape(shape)[-2:]))
+
+  def sparsity_at(count, params):
+    number = int(np.searchsorted(table, count, side='right'))
+
+    def level(p):
+      size = competing(p.shape)
+      return 1 - int(kept_after(size)[number]) / size
+
+    return jax.tree.map(level, params)
+
+  def prune(mask, params, number):
+    def prune_leaf(m, w):
+      kept = jnp.asarray(kept_after(competing(m.shape)), jnp.int32)[number]
+      units = keep_largest(
+          structure.reduce(jnp.abs(w)), kept, among=structure.reduce(m) > 0
+      )
+      return structure.expand(units, m.shape)
+
+    return map_leaves(prune_leaf, mask, params)
+
+  def init(key, params):
+    del key
+    everything = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+    return prune(everything, params, 0) if rounds[0].fraction else everything
+
+  def update(key, count, mask, params, grads):
+    del key, grads
+    return prune(mask, params, jnp.sum(count >= table))
+
+  def update_at(count):
+    if isinstance(count, int):
+      return count in starts
+    return jnp.any(count == table) if starts else False
+
+  return Algorithm(
+      sparsity_at=sparsity_at,
+      init=init,
+      update=update,
+      update_at=update_at,
+      dense_grads_at=lambda count: False,
+  )

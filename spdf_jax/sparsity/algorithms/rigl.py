@@ -1,0 +1,105 @@
+"""RigL: drop the smallest magnitudes, grow the largest gradients."""
+
+from typing import Any
+
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithms.connections import Distribution
+from spdf_jax.sparsity.algorithms.connections import drop_and_grow
+from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.algorithms.connections import surviving
+from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.schedules import cosine
+from spdf_jax.sparsity.schedules import Schedule
+from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
+from spdf_jax.sparsity.times import update_times
+
+PyTree = Any
+
+
+def rigl(
+    sparsity: PyTree,
+    *,
+    update_every: Any,
+    update_until: int,
+    update_from: int | None = None,
+    drop_fraction: float | Schedule = 0.3,
+    regrow_dropped: bool = True,
+    skip_gradient_step: bool = False,
+    distribution: Distribution = uniform,
+    structure: Structure = UNSTRUCTURED,
+    init: MaskMaker = masks.random_mask,
+) -> Algorithm:
+  r"""Moves connections to where the gradient is largest: RigL.
+
+  At an update a layer with n connections drops :math:`\lfloor f_t n \rfloor` of
+  the smallest magnitude and grows as many of the largest :math:`|dL/dw|`, all
+  weights that did not survive competing. Grown weights start at zero with zero
+  moments. Gradients of pruned weights are needed at updates only:
+  `get_dense_grads` says when, and `sparse_matmul` computes them there.
+
+  Under a schedule of the sparsity the count of every update is hit exactly:
+  where it rises, :math:`\max(\lfloor f_t n \rfloor, n - n_t)` are dropped and
+  growth ends at :math:`n_t`.
+
+  Args:
+    sparsity: The fraction of zeros: a number, a schedule such as `cubic(0.5,
+      0.8, 700)`, or a tree of those.
+    update_every: Steps between updates, a list of steps, or a function of the
+      step that is true at updates.
+    update_until: The last step that may be an update; in the paper at three
+      quarters of training.
+    update_from: The first one; by default `update_every`, if that is a number.
+    drop_fraction: :math:`f_t`: a number, which falls to zero at `update_until`
+      by a cosine as in the paper, or a schedule of the step.
+    regrow_dropped: Whether what was just dropped may grow again, as in the
+      paper; it then keeps its value.
+    skip_gradient_step: Whether an update of the mask replaces the gradient
+      step, as in the paper; by default it takes both.
+    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+      `by_pattern` or `model_wide`.
+    structure: What lives and dies together, or apart.
+    init: Makes the first mask.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: an argument is out of its range.
+
+  References:
+    Evci et al., `RigL <https://arxiv.org/abs/1911.11134>`_, 2020;
+    Liu et al., `ITOP <https://arxiv.org/abs/2102.02887>`_, 2021
+
+  Example:
+    >>> moving = rigl(0.8, update_every=100, update_until=75_000)
+    >>> moving.dense_grads_at(99), moving.dense_grads_at(100)
+    (False, True)
+  """
+  return moving(
+      sparsity,
+      update_times(update_every, update_from, update_until),
+      lambda units: drop_and_grow(
+          units,
+          surviving(units),
+          grow_by=units.grads,
+          regrow_dropped=regrow_dropped,
+      ),
+      distribution=distribution,
+      structure=structure,
+      init=init,
+      drop_fraction=decayed(drop_fraction, update_until),
+      dense_grads=True,
+      skip_step=skip_gradient_step,
+  )
+
+
+def decayed(
+    drop_fraction: float | Schedule, update_until: int
+) -> Schedule:
+  """Returns a schedule as it is, a number as a cosine from it to zero."""
+  if callable(drop_fraction):
+    return drop_fraction
+  return cosine(drop_fraction, update_until)

@@ -1,0 +1,116 @@
+"""Sparse evolutionary training (SET): drop the weakest, grow at random."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithms.connections import count_kept
+from spdf_jax.sparsity.algorithms.connections import Distribution
+from spdf_jax.sparsity.algorithms.connections import drop_and_grow
+from spdf_jax.sparsity.algorithms.connections import grow
+from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.algorithms.connections import surviving
+from spdf_jax.sparsity.algorithms.connections import Units
+from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.counts import fraction_of
+from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.schedules import Schedule
+from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
+from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.topk import keep_largest
+
+PyTree = Any
+
+
+def sparse_evolution(
+    sparsity: PyTree,
+    *,
+    update_every: Any,
+    update_until: int | None = None,
+    update_from: int | None = None,
+    drop_fraction: float | Schedule = 0.3,
+    drop: str = 'magnitude',
+    regrow_dropped: bool = True,
+    distribution: Distribution = uniform,
+    structure: Structure = UNSTRUCTURED,
+    init: MaskMaker = masks.random_mask,
+) -> Algorithm:
+  """Drops a fraction of the connections and grows as many at random: SET.
+
+  The update of the mask takes a gradient step too.
+
+  Args:
+    sparsity: The fraction of zeros: a number, a schedule, or a tree of those;
+      where it rises, more is dropped than grown.
+    update_every: Steps between updates, a list of steps, or a function of the
+      step that is true at updates.
+    update_until: The last step that may be an update; `None`: no last one.
+    update_from: The first one; by default `update_every`, if that is a number.
+    drop_fraction: The share of the connections that is dropped, a number or a
+      schedule of the step.
+    drop: `'magnitude'` drops the smallest magnitudes; `'signed'`, the rule of
+      the paper, drops that share of the smallest positive weights and that of
+      the largest negative ones.
+    regrow_dropped: Whether what was just dropped may grow again; it then keeps
+      its value.
+    distribution: How a level is distributed over leaves.
+    structure: What lives and dies together, or apart.
+    init: Makes the first mask.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: an argument is out of its range.
+
+  References:
+    Mocanu et al., `SET <https://arxiv.org/abs/1707.04780>`_, 2018
+
+  Example:
+    >>> evolution = sparse_evolution(0.8, update_every=100)
+    >>> evolution.update_at(99), evolution.update_at(100)
+    (False, True)
+  """
+  if drop not in ('magnitude', 'signed'):
+    raise ValueError(f"drop is {drop!r}; give 'magnitude' or 'signed'.")
+  if drop == 'signed' and structure is not UNSTRUCTURED:
+    raise ValueError(
+        "drop is 'signed', but blocks and groups of weights have no sign; give "
+        "'magnitude', or no structure."
+    )
+
+  def change(units):
+    if drop == 'signed':
+      survivors = _drop_signed(units)
+      return grow(
+          units, survivors, grow_by=None, regrow_dropped=regrow_dropped
+      )
+    return drop_and_grow(
+        units, surviving(units), grow_by=None, regrow_dropped=regrow_dropped
+    )
+
+  return moving(
+      sparsity,
+      update_times(update_every, update_from, update_until),
+      change,
+      distribution=distribution,
+      structure=structure,
+      init=init,
+      drop_fraction=drop_fraction,
+  )
+
+
+def _drop_signed(units: Units) -> jax.Array:
+  """Drops a share of each sign; zeros count as the least positive ones."""
+  negative = units.mask & (units.weights < 0)
+  survivors = jnp.zeros_like(units.mask)
+  for side in (negative, units.mask & ~negative):
+    number = count_kept(side)
+    number -= fraction_of(number, units.drop_fraction)
+    survivors |= keep_largest(units.magnitudes, number, among=side)
+  # Where the level rises, more has to go.
+  return keep_largest(units.magnitudes, units.kept, among=survivors)

@@ -1,0 +1,101 @@
+"""One compiled loop for all leaves that are alike."""
+
+import collections
+from collections.abc import Callable
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.sparsity import selection
+
+PyTree = Any
+
+_is_none = lambda x: x is None
+
+
+def map_leaves(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
+  """Maps a function over corresponding leaves, compiling it once per kind.
+
+  Under `jit`, leaves of equal shapes and dtypes whose paths differ in numbers
+  only (`h_0/mlp/wi`, `h_1/mlp/wi`) are done one after another in one loop: a
+  model of many equal layers compiles `f` once and needs the scratch memory of
+  one leaf. Leaves of other names stay apart, as they may be sharded otherwise.
+  Without tracing, `f` is called leaf by leaf.
+
+  Args:
+    f: A function of one leaf of every tree to arrays, whose shapes follow from
+      the leaves' shapes. What it closes over is the same for all leaves.
+    *trees: Trees of arrays; `None` in the first stays `None`. What the others
+      have in place of a leaf of the first reaches `f`, `None` or a tuple too.
+
+  Returns:
+    A tree of the first one's structure of what `f` returns.
+
+  Raises:
+    ValueError: the trees' structures differ.
+
+  Example:
+    >>> map_leaves(lambda x: int(x.sum()), {'w': jnp.ones((2, 2)), 'b': None})
+    {'b': None, 'w': 4}
+  """
+  paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(trees[0])
+  columns = [_flatten_like(tree, trees[0], treedef) for tree in trees]
+  rows = list(zip(*columns))
+  kinds = collections.defaultdict(list)
+  for i, (path, _) in enumerate(paths_and_leaves):
+    traced = any(
+        isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rows[i])
+    )
+    kinds[_kind(path, rows[i]) if traced else i].append(i)
+  results = [None] * len(rows)
+  for members in kinds.values():
+    for i, result in zip(members, _map_equal(f, [rows[i] for i in members])):
+      results[i] = result
+  return treedef.unflatten(results)
+
+
+def _flatten_like(
+    tree: PyTree, first: PyTree, treedef: jax.tree_util.PyTreeDef
+) -> list[Any]:
+  try:
+    picked = jax.tree.map(
+        lambda one, x: None if one is None else (x,), first, tree,
+        is_leaf=_is_none,
+    )
+    return [x for (x,) in treedef.flatten_up_to(picked)]
+  except (ValueError, TypeError) as error:
+    raise ValueError(
+        'map_leaves got trees that differ; give trees of the structure '
+        f'{treedef}.'
+    ) from error
+
+
+def _kind(path: jax.tree_util.KeyPath, row: tuple[Any, ...]) -> tuple[Any, ...]:
+  name = re.sub(r'\d+', '*', selection.path_name(path))
+  leaves, treedef = jax.tree.flatten(row)
+  types = [(jnp.shape(x), jax.dtypes.result_type(x)) for x in leaves]
+  return name, treedef, *types
+
+
+def _map_equal(
+    f: Callable[..., PyTree], rows: list[tuple[Any, ...]]
+) -> list[PyTree]:
+  """Applies `f` to rows of equal shapes."""
+  if len(rows) == 1:
+    return [f(*rows[0])]
+
+  def body(i, buffers):
+    row = jax.lax.switch(i, [lambda row=row: row for row in rows])
+    return jax.tree.map(
+        lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0),
+        buffers, f(*row),
+    )
+
+  buffers = jax.tree.map(
+      lambda x: jnp.zeros((len(rows), *x.shape), x.dtype),
+      jax.eval_shape(f, *rows[0]),
+  )
+  stacked = jax.lax.fori_loop(0, len(rows), body, buffers)
+  return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(len(rows))]

@@ -1,0 +1,267 @@
+"""Structures of sparsity: which weights are kept or pruned together, or apart.
+
+A structure makes units of the weights of a leaf `[layers, inputs, outputs]`,
+and says which units compete: a block of weights that lives or dies together is
+one unit; a group that has its own count is one competition.
+"""
+
+from collections.abc import Callable
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Shape = tuple[int, ...]
+
+
+class Structure(NamedTuple):
+  """A structure: pure functions of shapes and arrays."""
+
+  check: Callable[[float], None]
+  """Raises ValueError where a structure cannot have a sparsity."""
+
+  unit_shape: Callable[[Shape], Shape]
+  """`(layers, inputs, outputs) -> (competitions, a, b)`, where `a * b` units
+  compete; raises ValueError where a structure does not divide a leaf."""
+
+  reduce: Callable[[jax.Array], jax.Array]
+  """Scores of weights to scores of units, `[..., a, b]`: their sum. Axes before
+  the last two number competitions; they are not merged, so that sharded ones
+  stay where they are."""
+
+  expand: Callable[[jax.Array, Shape], jax.Array]
+  """`(mask of units, shape of the leaf) -> mask of weights`."""
+
+
+def unstructured() -> Structure:
+  """Every weight on its own, all of a layer compete.
+
+  Returns:
+    The structure.
+
+  Example:
+    >>> unstructured().unit_shape((2, 4, 8))
+    (2, 4, 8)
+  """
+  return UNSTRUCTURED
+
+
+UNSTRUCTURED = Structure(
+    check=lambda sparsity: None,
+    unit_shape=lambda shape: tuple(shape),
+    reduce=lambda scores: scores,
+    expand=lambda mask, shape: mask.reshape(shape),
+)
+"""What `unstructured()` returns: a default for arguments."""
+
+
+def n_of_m(n: int, m: int, axis: str = 'inputs') -> Structure:
+  """Keeps exactly n of every m consecutive weights, e.g. 2:4.
+
+  Its only sparsity is `1 - n / m`; 0 leaves a leaf dense.
+
+  Args:
+    n: How many are kept.
+    m: Of how many.
+    axis: `'inputs'` or `'outputs'`: along which the m weights lie.
+
+  Returns:
+    The structure.
+
+  Raises:
+    ValueError: not 0 < n < m, or `axis` is unknown; later, where m does not
+      divide the axis or another sparsity is asked for.
+
+  References:
+    Mishra et al., `Accelerating Sparse Deep Neural Networks
+    <https://arxiv.org/abs/2104.08378>`_, 2021
+
+  Example:
+    >>> n_of_m(2, 4).unit_shape((1, 8, 16))
+    (32, 4, 1)
+  """
+  _check_axis(axis)
+  _check_size('n', n)
+  _check_size('m', m)
+  if n >= m:
+    raise ValueError(f'n is {n} and m is {m}; keep fewer than m of m weights.')
+  level = 1 - n / m
+
+  def check(sparsity):
+    if sparsity and not math.isclose(sparsity, level, abs_tol=1e-6):
+      raise ValueError(
+          f'sparsity is {sparsity} under n_of_m({n}, {m}), which keeps exactly '
+          f'{n} of {m}; give {level:.7g}.'
+      )
+
+  def groups_of(shape):
+    return _divide(shape, axis, m, f'n_of_m({n}, {m})')
+
+  order = {'inputs': (0, 1, 3, 2), 'outputs': (0, 1, 2, 3)}[axis]
+  return _grouped(axis, check, groups_of, order, units=(1,))
+
+
+def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
+  """Keeps equally many weights in every group of outputs or inputs.
+
+  Args:
+    groups: The number of groups of consecutive outputs (inputs), such as heads;
+      `None`: every single output (input) is a group.
+    axis: `'inputs'` or `'outputs'`: which are grouped.
+
+  Returns:
+    The structure.
+
+  Raises:
+    ValueError: `groups` is no positive int or `axis` is unknown; later, where
+      the groups do not divide the axis.
+
+  Example:
+    >>> balanced(12).unit_shape((1, 768, 768))
+    (12, 768, 64)
+  """
+  _check_axis(axis)
+  if groups is not None:
+    _check_size('groups', groups)
+
+  def groups_of(shape):
+    number = shape[_AXES[axis]] if groups is None else groups
+    _divide(shape, axis, number, f'balanced({groups})')
+    return number
+
+  order = {'inputs': (0, 1, 2, 3), 'outputs': (0, 2, 1, 3)}[axis]
+  return _grouped(axis, lambda sparsity: None, groups_of, order)
+
+
+def block(inputs: int, outputs: int) -> Structure:
+  """Keeps or prunes whole blocks of weights; all blocks of a layer compete.
+
+  Args:
+    inputs: Rows of a block.
+    outputs: Columns of a block.
+
+  Returns:
+    The structure.
+
+  Raises:
+    ValueError: a size is no positive int; later, where a block does not divide
+      a leaf.
+
+  Example:
+    >>> block(4, 4).unit_shape((2, 8, 16))
+    (2, 2, 4)
+  """
+  _check_size('inputs', inputs)
+  _check_size('outputs', outputs)
+  return _blocks(lambda shape: (inputs, outputs), f'block({inputs}, {outputs})')
+
+
+def channel(axis: str) -> Structure:
+  """Keeps or prunes all weights of an input or of an output together.
+
+  Args:
+    axis: `'inputs'` or `'outputs'`: what is pruned.
+
+  Returns:
+    The structure.
+
+  Raises:
+    ValueError: `axis` is unknown.
+
+  Example:
+    >>> channel('outputs').unit_shape((2, 4, 8))
+    (2, 1, 8)
+  """
+  _check_axis(axis)
+  if axis == 'inputs':
+    return _blocks(lambda shape: (1, shape[2]), 'channel')
+  return _blocks(lambda shape: (shape[1], 1), 'channel')
+
+
+_AXES = {'inputs': 1, 'outputs': 2}
+
+
+def _blocks(
+    size_of: Callable[[Shape], tuple[int, int]], name: str
+) -> Structure:
+  """Units are blocks of weights."""
+
+  def unit_shape(shape):
+    rows, columns = size_of(shape)
+    return (
+        shape[0],
+        _divide(shape, 'inputs', rows, name),
+        _divide(shape, 'outputs', columns, name),
+    )
+
+  def reduce(scores):
+    layers, a, b = unit_shape(scores.shape)
+    rows, columns = size_of(scores.shape)
+    blocks = scores.reshape(layers, a, rows, b, columns)
+    return jnp.sum(blocks, axis=(2, 4), dtype=jnp.float32)
+
+  def expand(mask, shape):
+    layers, a, b = unit_shape(shape)
+    blocks = (layers, a, shape[1] // a, b, shape[2] // b)
+    mask = jnp.broadcast_to(mask.reshape(layers, a, 1, b, 1), blocks)
+    return mask.reshape(shape)
+
+  return Structure(lambda sparsity: None, unit_shape, reduce, expand)
+
+
+def _grouped(
+    axis: str,
+    check: Callable[[float], None],
+    groups_of: Callable[[Shape], int],
+    order: tuple[int, ...],
+    units: tuple[int, ...] = (),
+) -> Structure:
+  """Units are weights; an axis falls into groups that do not compete.
+
+  `order` brings the axes of the leaf, split into groups, to competitions before
+  units; `units` are axes of length one after them.
+  """
+  back = tuple(order.index(i) for i in range(4))
+
+  def split(shape):
+    at = _AXES[axis]
+    groups = groups_of(shape)
+    return *shape[:at], groups, shape[at] // groups, *shape[at + 1:]
+
+  def ordered(shape):
+    parts = split(shape)
+    return tuple(parts[i] for i in order)
+
+  def unit_shape(shape):
+    *competitions, a, b = (*ordered(shape), *units)
+    return math.prod(competitions), a, b
+
+  def reduce(scores):
+    apart = scores.reshape(split(scores.shape)).transpose(order)
+    return apart.reshape(*apart.shape, *units)
+
+  def expand(mask, shape):
+    return mask.reshape(ordered(shape)).transpose(back).reshape(shape)
+
+  return Structure(check, unit_shape, reduce, expand)
+
+
+def _check_axis(axis: str) -> None:
+  if axis not in _AXES:
+    raise ValueError(f"axis is {axis!r}; give 'inputs' or 'outputs'.")
+
+
+def _check_size(name: str, size: int) -> None:
+  if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    raise ValueError(f'{name} is {size!r}; give an int, 1 or more.')
+
+
+def _divide(shape: Shape, axis: str, by: int, name: str) -> int:
+  size = shape[_AXES[axis]]
+  if size % by:
+    raise ValueError(
+        f'{name} divides the {axis} of a leaf by {by}, but there are {size}; '
+        'give a divisor of that, or leave the leaf out with where.'
+    )
+  return size // by

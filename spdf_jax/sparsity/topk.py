@@ -1,0 +1,151 @@
+"""Exact top-k masks: no sort, no gather, for any number of ties.
+
+The k-th largest value is found by histograms of the scores' bits on CPU and by
+comparing and counting elsewhere; the result equals that of a stable argsort.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.sparsity import competitions
+from spdf_jax.sparsity import digits
+from spdf_jax.sparsity import random_bits
+from spdf_jax.sparsity import units as units_lib
+from spdf_jax.sparsity.leaves import map_leaves as map_leaves
+from spdf_jax.sparsity.model_topk import (
+    keep_largest_of_all as keep_largest_of_all,
+)
+
+# A competition of fewer units costs less to compare than its bins to clear.
+_FEW_UNITS = 4096
+
+
+def keep_largest(
+    scores: jax.Array,
+    kept: int | jax.Array,
+    *,
+    among: jax.Array | None = None,
+    tie_break: jax.Array | None = None,
+) -> jax.Array:
+  """Keeps the `kept` largest scores of every layer.
+
+  Exactly `min(kept, number of candidates)` are kept per layer, as by a stable
+  argsort, for any number of ties. NaN ranks below every number. Scratch memory
+  is some 6 bytes per score of one layer, 10 with random ties; sharded scores
+  stay where they are.
+
+  Args:
+    scores: Real scores of at most 32 bits, `[layers, inputs, outputs]`; every
+      axis before the last two numbers independent competitions.
+    kept: How many to keep: one number, or int32 per layer; may be traced.
+    among: A mask of the scores' shape: only these may be kept; `None`: all.
+    tie_break: `None` prefers the lower row-major index among equal scores, a
+      typed PRNG key (folded for this leaf) breaks ties uniformly at random.
+
+  Returns:
+    The mask, bool of the scores' shape.
+
+  Raises:
+    ValueError: an argument's shape does not fit the scores, `kept` is
+      negative, or a layer has 2^31 scores or more.
+    TypeError: scores of 64 bits or of a complex type.
+
+  Example:
+    >>> keep_largest(jnp.array([[[1., 5., 5., 5.]]]), 2).tolist()
+    [[[False, True, True, False]]]
+  """
+  units_lib.check_rankable(scores)
+  words = None if tie_break is None else random_bits.key_words(tie_break)
+  return _keep(scores, among, words, kept, tuple(scores.shape))
+
+
+def keep_random(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    kept: int | jax.Array,
+    *,
+    among: jax.Array | None = None,
+) -> jax.Array:
+  """Keeps `kept` entries of every layer, uniformly at random.
+
+  The same as `keep_largest(jax.random.bits(key, shape), kept, among=among)`.
+
+  Args:
+    key: A typed PRNG key, folded for this leaf.
+    shape: `(layers, inputs, outputs)` of the mask.
+    kept: How many to keep: one number, or int32 per layer; may be traced.
+    among: A mask of that shape: only these may be kept; `None`: all.
+
+  Returns:
+    The mask.
+
+  Raises:
+    ValueError: an argument does not fit the shape, `kept` is negative, or a
+      layer has 2^31 entries or more.
+
+  Example:
+    >>> keep_random(jax.random.key(0), (2, 4, 8), 8).sum((1, 2)).tolist()
+    [8, 8]
+  """
+  return _keep(None, among, random_bits.key_words(key), kept, tuple(shape))
+
+
+def _keep(
+    scores: jax.Array | None,
+    among: jax.Array | None,
+    words: jax.Array | None,
+    kept: int | jax.Array,
+    shape: tuple[int, ...],
+) -> jax.Array:
+  units_lib.check_shapes(shape, among)
+  if isinstance(kept, (int, np.integer)):
+    if kept < 0:
+      raise ValueError(f'kept is {kept}; give the number to keep, 0 or more.')
+    kept = min(int(kept), shape[-2] * shape[-1])
+  if jnp.shape(kept) != shape[:-2][:jnp.ndim(kept)]:
+    raise ValueError(
+        f'kept has shape {jnp.shape(kept)} for scores of shape {shape}; give '
+        'one number, or one per layer.'
+    )
+  if not math.prod(shape):
+    return jnp.zeros(shape, bool)
+  return _keep_compiled(scores, among, words, kept, shape)
+
+
+@functools.partial(jax.jit, static_argnames='shape')
+def _keep_compiled(
+    scores: jax.Array | None,
+    among: jax.Array | None,
+    words: jax.Array | None,
+    kept: jax.Array,
+    shape: tuple[int, ...],
+) -> jax.Array:
+  lead = shape[:-2]
+  kept = jnp.asarray(kept, jnp.int32)
+  kept = jnp.broadcast_to(
+      kept.reshape(kept.shape + (1,) * (len(lead) - kept.ndim)), lead
+  )
+  units = units_lib.all_units(scores, among, words, shape)
+  run = lambda counting, units, kept: competitions.each(
+      _keep_units, counting, units, shape, kept
+  )
+  if len(shape) > 3 or shape[-2] * shape[-1] < _FEW_UNITS:
+    return run(digits.COMPARE, units, kept)
+  return competitions.on_this_platform(run, units, kept)
+
+
+def _keep_units(
+    counting: digits.Counting,
+    units: units_lib.Units,
+    shape: tuple[int, ...],
+    kept: jax.Array,
+) -> jax.Array:
+  left = units_lib.number_of(units.among, shape)
+  keys = units_lib.keys_of(units, shape)
+  return competitions.choose(
+      counting, units, keys, jnp.minimum(kept, left), left
+  )

@@ -1,0 +1,291 @@
+"""Every algorithm's masks, element for element, by an oracle in NumPy.
+
+The oracles are written from the papers, with sorts and Python integers; growth
+at random is checked by drawing the same random numbers.
+"""
+
+import fractions
+import functools
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity.masks import leaf_keys
+
+SHAPES = {'deep': (3, 4, 6), 'h_0': (1, 8, 5), 'h_1': (1, 8, 5), 'skip': None}
+TIMES = dict(update_every=10, update_until=100)
+STEPS = range(10, 101, 10)
+
+
+def ranked(scores, among):
+  """Candidates from the highest score, the lower index first among equals."""
+  order = np.argsort(-scores.astype(np.float64).ravel(), kind='stable')
+  return [i for i in order if among.ravel()[i]]
+
+
+def top(scores, number, among):
+  """Keeps the highest scores of one layer."""
+  mask = np.zeros(scores.size, bool)
+  mask[ranked(scores, among)[:number]] = True
+  return mask.reshape(scores.shape)
+
+
+def share(fraction, number):
+  """floor(fraction * number), where the float 0.3 means three tenths."""
+  fraction = fractions.Fraction(fraction).limit_denominator(2**24)
+  return math.floor(fraction * number)
+
+
+def kept(level, shape):
+  size = shape[-2] * shape[-1]
+  return max(1, size - round(float(level) * size))
+
+
+def cosine(initial, step, until=100):
+  return initial / 2 * (1 + math.cos(math.pi * min(step, until) / until))
+
+
+def cubic(initial, final, steps, step):
+  left = 1 - min(step, steps) / steps
+  return final + (initial - final) * left ** 3
+
+
+def rigl(level, drop, regrow=True):
+  def layer(mask, w, g, bits, step):
+    del bits
+    target = kept(level(step), mask.shape)
+    number = int(mask.sum())
+    survive = min(number - share(drop(step), number), target)
+    if not regrow:
+      survive = max(survive, target - int((~mask).sum()))
+    survivors = top(np.abs(w), survive, mask)
+    free = ~survivors if regrow else ~mask
+    return survivors | top(np.abs(g), target - survivors.sum(), free)
+  return layer
+
+
+def evolution(level, drop, signed=False):
+  def layer(mask, w, g, bits, step):
+    del g
+    target = kept(level(step), mask.shape)
+    if signed:
+      survivors = np.zeros_like(mask)
+      for side in (mask & (w < 0), mask & (w >= 0)):
+        number = int(side.sum())
+        survivors |= top(np.abs(w), number - share(drop(step), number), side)
+    else:
+      number = int(mask.sum())
+      survivors = top(np.abs(w), number - share(drop(step), number), mask)
+    survivors = top(np.abs(w), target, survivors)
+    return survivors | top(bits, target - survivors.sum(), ~survivors)
+  return layer
+
+
+def gradual(level):
+  return evolution(level, lambda step: 0.0)
+
+
+def granet(level, drop):
+  def layer(mask, w, g, bits, step):
+    del bits
+    target = kept(level(step), mask.shape)
+    pruned = top(np.abs(w), target, mask)
+    dropped = share(drop(step), target)
+    survivors = top(np.abs(w), target - dropped, pruned)
+    return survivors | top(np.abs(g), target - survivors.sum(), ~survivors)
+  return layer
+
+
+constant = lambda value: lambda step: value
+SETTINGS = {
+    'rigl 0.3': (
+        spdf.rigl(0.3, **TIMES),
+        rigl(constant(0.3), functools.partial(cosine, 0.3)),
+    ),
+    'rigl 0.9': (
+        spdf.rigl(0.9, drop_fraction=0.7, **TIMES),
+        rigl(constant(0.9), functools.partial(cosine, 0.7)),
+    ),
+    'rigl, dropped stay out': (
+        spdf.rigl(
+            0.4, drop_fraction=constant(0.5), regrow_dropped=False, **TIMES
+        ),
+        rigl(constant(0.4), constant(0.5), regrow=False),
+    ),
+    'rigl, few to grow': (
+        spdf.rigl(
+            0.1, drop_fraction=constant(0.9), regrow_dropped=False, **TIMES
+        ),
+        rigl(constant(0.1), constant(0.9), regrow=False),
+    ),
+    'rigl, rising': (
+        spdf.rigl(spdf.cubic(0.0, 0.9, 50), drop_fraction=0.2, **TIMES),
+        rigl(
+            functools.partial(cubic, 0.0, 0.9, 50),
+            functools.partial(cosine, 0.2),
+        ),
+    ),
+    'rigl, falling': (
+        spdf.rigl(spdf.cubic(0.8, 0.2, 50), **TIMES),
+        rigl(
+            functools.partial(cubic, 0.8, 0.2, 50),
+            functools.partial(cosine, 0.3),
+        ),
+    ),
+    'set': (
+        spdf.sparse_evolution(0.75, update_every=10),
+        evolution(constant(0.75), constant(0.3)),
+    ),
+    'set, signed': (
+        spdf.sparse_evolution(
+            0.5, update_every=10, drop='signed', drop_fraction=0.4
+        ),
+        evolution(constant(0.5), constant(0.4), signed=True),
+    ),
+    'gmp': (
+        spdf.gmp(spdf.cubic(0.0, 0.9, 60), **TIMES),
+        gradual(functools.partial(cubic, 0.0, 0.9, 60)),
+    ),
+    'gmp, falling': (
+        spdf.gmp(spdf.periodic([0.8, 0.2], 20), **TIMES),
+        gradual(lambda step: [0.8, 0.2][step // 20 % 2]),
+    ),
+    'granet, from dense': (
+        spdf.granet(spdf.cubic(0.0, 0.8, 60), **TIMES),
+        granet(
+            functools.partial(cubic, 0.0, 0.8, 60),
+            functools.partial(cosine, 0.5),
+        ),
+    ),
+    'granet, from 50 %': (
+        spdf.granet(
+            spdf.cubic(0.5, 0.8, 60), drop_fraction=constant(0.3), **TIMES
+        ),
+        granet(functools.partial(cubic, 0.5, 0.8, 60), constant(0.3)),
+    ),
+}
+
+
+def make_trees(seed, ties, level):
+  """Weights, gradients and a mask, as algorithms see them."""
+  rng = np.random.default_rng(seed)
+  draw = lambda shape: rng.normal(size=shape).astype(np.float32)
+  rounded = lambda x: (np.round(x * ties) / ties if ties else x)
+  tree = lambda make: {
+      name: None if shape is None else make(shape)
+      for name, shape in SHAPES.items()
+  }
+  params = tree(lambda shape: rounded(draw(shape)))
+  grads = tree(lambda shape: rounded(draw(shape)))
+  mask = spdf.random_mask(jax.random.key(seed), params, level)
+  mask = jax.tree.map(np.asarray, mask)
+  return spdf.apply_mask(params, mask), grads, mask
+
+
+@pytest.mark.parametrize('name', SETTINGS)
+def test_masks_are_those_of_the_paper(name):
+  algorithm, oracle = SETTINGS[name]
+  update = jax.jit(algorithm.update)
+
+  @settings(max_examples=12, deadline=None, derandomize=True)
+  @given(
+      st.integers(0, 999),
+      st.sampled_from([None, 1, 4]),
+      st.sampled_from(STEPS),
+  )
+  def check(seed, ties, step):
+    before = step - 10 if step > 10 else 0
+    level = algorithm.sparsity_at(before, SHAPED)['deep']
+    params, grads, mask = make_trees(seed, ties, level)
+    key = jax.random.key(seed)
+    found = update(key, jnp.int32(step), mask, params, grads)
+    keys = leaf_keys(key, params)
+    assert found['skip'] is None
+    for leaf in ('deep', 'h_0', 'h_1'):
+      bits = np.asarray(jax.random.bits(keys[leaf], SHAPES[leaf]))
+      wanted = [
+          oracle(*layer, step) for layer in
+          zip(mask[leaf], np.asarray(params[leaf]), grads[leaf], bits)
+      ]
+      np.testing.assert_array_equal(found[leaf], np.stack(wanted))
+
+  check()
+
+
+SHAPED = {
+    name: shape and jax.ShapeDtypeStruct(shape, jnp.float32)
+    for name, shape in SHAPES.items()
+}
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 999), st.sampled_from([None, 1, 4]))
+def test_iterative_prunes_a_share_of_what_remains_in_each_layer(seed, ties):
+  rounds = [spdf.Round(10), spdf.Round(10, 0.33), spdf.Round(10, 0.2)]
+  algorithm = spdf.iterative(rounds)
+  params, _, _ = make_trees(seed, ties, 0.0)
+  mask = algorithm.init(None, params)
+  assert all(np.asarray(m).all() for m in jax.tree.leaves(mask))
+  assert [t for t in range(31) if algorithm.update_at(t)] == [10, 20]
+  for step, fraction in ((10, 0.33), (20, 0.2)):
+    before = jax.tree.map(np.asarray, mask)
+    params = spdf.apply_mask(params, before)
+    mask = algorithm.update(None, jnp.int32(step), before, params, None)
+    for name in ('deep', 'h_0', 'h_1'):
+      for new, old, w in zip(mask[name], before[name], params[name]):
+        left = int(old.sum()) - round(fraction * int(old.sum()))
+        np.testing.assert_array_equal(
+            new, top(np.abs(np.asarray(w)), left, old)
+        )
+        level = algorithm.sparsity_at(step, SHAPED)[name]
+        assert kept(level, w.shape) == left
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 999), st.sampled_from([None, 2]))
+def test_model_wide_levels_prune_the_least_of_all_layers(seed, ties):
+  level = spdf.cubic(0.0, 0.8, 60)
+  algorithm = spdf.gmp(level, distribution=spdf.model_wide, **TIMES)
+  params, grads, mask = make_trees(seed, ties, 0.0)
+  step = jnp.int32(30)
+  found = algorithm.update(jax.random.key(0), step, mask, params, grads)
+  names = ['deep', 'h_0', 'h_1']
+  flat = np.concatenate([np.asarray(params[n]).ravel() for n in names])
+  wanted = top(np.abs(flat), kept(level(30), (1, flat.size)), flat == flat)
+  got = np.concatenate([np.asarray(found[n]).ravel() for n in names])
+  np.testing.assert_array_equal(got, wanted)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 999))
+def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
+  level = spdf.cubic(0.5, 0.8, 60)
+  algorithm = spdf.granet(
+      level, distribution=spdf.model_wide, drop_fraction=constant(0.3), **TIMES
+  )
+  params, grads, mask = make_trees(seed, None, 0.5)
+  step = jnp.int32(30)
+  found = algorithm.update(jax.random.key(0), step, mask, params, grads)
+  names = ['deep', 'h_0', 'h_1']
+  join = lambda tree: np.concatenate(
+      [np.asarray(tree[n]).ravel() for n in names]
+  )
+  total = kept(level(30), (1, join(mask).size))
+  pruned = top(np.abs(join(params)), total, join(mask))
+  assert join(found).sum() == total
+  at = 0
+  for n in names:
+    for m, w, g in zip(found[n], np.asarray(params[n]), grads[n]):
+      old = pruned[at:at + w.size].reshape(w.shape)
+      at += w.size
+      number = int(old.sum())
+      survivors = top(np.abs(w), number - share(0.3, number), old)
+      grown = top(np.abs(g), number - survivors.sum(), ~survivors)
+      np.testing.assert_array_equal(m, survivors | grown)
