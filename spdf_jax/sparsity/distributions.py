@@ -230,7 +230,9 @@ def check_levels(sparsity: PyTree) -> None:
   """Raises ValueError unless every sparsity in a tree is in [0, 1)."""
   leaves = jax.tree.leaves(sparsity)
   for level in leaves or [sparsity]:
-    check_sparsity(level)
+    # The patterns of `by_pattern` are text.
+    if not isinstance(level, str) or level is sparsity:
+      check_sparsity(level)
 
 
 def _is_number(value: Any) -> bool:
