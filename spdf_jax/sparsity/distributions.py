@@ -185,7 +185,7 @@ def _fill(
   densities = [1.0] * len(raw)
   free = list(range(len(raw)))
   while free:
-    left = budget - sum(s for i, s in enumerate(sizes) if i not in free)
+    left = budget - (sum(sizes) - sum(sizes[i] for i in free))
     # Relative to the largest: a high power must not underflow everywhere.
     most = max(raw[i] for i in free)
     weights = {i: (raw[i] / most) ** power for i in free}
