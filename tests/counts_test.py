@@ -237,3 +237,9 @@ def test_a_distribution_that_returns_no_level_is_named():
   wrong = lambda params, sparsity: jax.tree.map(lambda p: 1.0, params)
   with pytest.raises(ValueError, match="sparsity of 'w' is 1.0"):
     kept_table({'w': leaf(1, 4, 4)}, 0.5, wrong)
+
+
+def test_a_distribution_of_another_structure_is_named():
+  wrong = lambda params, sparsity: {'v': 0.5}
+  with pytest.raises(ValueError, match="distribution returns .*'v'.*'w'"):
+    kept_table({'w': leaf(1, 4, 4)}, 0.5, wrong)

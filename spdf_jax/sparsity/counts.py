@@ -140,36 +140,51 @@ def kept_table(
           'step of the last update, stop=….'
       )
     steps = times.steps.tolist()
+  names, shapes = [], []
+  for path, p in jax.tree_util.tree_leaves_with_path(params):
+    names.append(selection.path_name(path))
+    shape = tuple(p.shape)
+    shapes.append(shape if structure is None else structure.unit_shape(shape))
+  treedef = jax.tree.structure(params)
   known = {}
   rows = []
   for step in steps:
     level = schedules.level_at(sparsity, step)
     key = tuple(jax.tree.leaves(level))
     if key not in known:
-      known[key] = _kept(params, distribution(params, level), structure)
+      levels = distribution(params, level)
+      if isinstance(levels, ModelWide):
+        kept = number_kept(sum(map(math.prod, shapes)), levels.level)
+        known[key] = divmod(kept, 2**32)
+      else:
+        known[key] = _kept_by_leaf(names, shapes, _leaves(levels, treedef))
     rows.append(known[key])
-  return jax.tree.map(lambda *kept: np.stack(kept), *rows)
+  if isinstance(rows[0], tuple):
+    return np.array(rows, np.uint32)
+  return treedef.unflatten(np.array(column, np.int32) for column in zip(*rows))
 
 
-def _kept(params: PyTree, levels: PyTree, structure: Any) -> PyTree:
-  """Counts kept units per leaf; in the whole tree for model-wide levels."""
-  def units(p):
-    return p.shape if structure is None else structure.unit_shape(p.shape)
+def _leaves(levels: PyTree, treedef: Any) -> list[Any]:
+  try:
+    return treedef.flatten_up_to(levels)
+  except ValueError as error:
+    raise ValueError(
+        f'distribution returns levels of the structure '
+        f'{jax.tree.structure(levels)}; return one for each sparsified leaf, '
+        f'as {treedef}.'
+    ) from error
 
-  if isinstance(levels, ModelWide):
-    total = sum(math.prod(units(p)) for p in jax.tree.leaves(params))
-    kept_of_all = number_kept(total, levels.level)
-    return np.array(divmod(kept_of_all, 2**32), np.uint32)
 
-  def kept(path, p, level):
-    name = selection.path_name(path)
+def _kept_by_leaf(
+    names: list[str], shapes: list[tuple[int, ...]], levels: list[Any]
+) -> list[int]:
+  counts = []
+  for name, shape, level in zip(names, shapes, levels):
     level = check_sparsity(level, f'sparsity of {name!r}')
-    number = number_kept(math.prod(units(p)[-2:]), level)
-    if number >= 2**31:
+    counts.append(number_kept(math.prod(shape[-2:]), level))
+    if counts[-1] >= 2**31:
       raise ValueError(
-          f'{name!r} has layers of shape {tuple(p.shape[-2:])} that keep '
-          f'{number:,} weights, more than int32 counts; split it along an axis.'
+          f'{name!r} keeps {counts[-1]:,} of each {tuple(shape[-2:])}, more '
+          'than int32 counts; split it along an axis.'
       )
-    return np.int32(number)
-
-  return jax.tree_util.tree_map_with_path(kept, params, levels)
+  return counts

@@ -185,7 +185,7 @@ def _fill(
   densities = [1.0] * len(raw)
   free = list(range(len(raw)))
   while free:
-    left = budget - sum(s for i, s in enumerate(sizes) if i not in free)
+    left = budget - (sum(sizes) - sum(sizes[i] for i in free))
     # Relative to the largest: a high power must not underflow everywhere.
     most = max(raw[i] for i in free)
     weights = {i: (raw[i] / most) ** power for i in free}
@@ -230,7 +230,9 @@ def check_levels(sparsity: PyTree) -> None:
   """Raises ValueError unless every sparsity in a tree is in [0, 1)."""
   leaves = jax.tree.leaves(sparsity)
   for level in leaves or [sparsity]:
-    check_sparsity(level)
+    # The patterns of `by_pattern` are text.
+    if not isinstance(level, str) or level is sparsity:
+      check_sparsity(level)
 
 
 def _is_number(value: Any) -> bool:

@@ -18,7 +18,9 @@ from spdf_jax.sparsity.schedules import level_at
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.schedules import value_at
 from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.sparsify import never
 from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import UpdateTimes
 from spdf_jax.sparsity.topk import keep_largest
 from spdf_jax.sparsity.topk import keep_largest_of_all
@@ -130,15 +132,51 @@ def moving(
     keys = leaf_keys(key, params)
     return map_leaves(change_leaf, mask, params, grads, keys, kept)
 
-  never = lambda count: False
+  def init_mask(key, params):
+    mask = first_mask(init, key, params, sparsity_at(0, params), structure)
+    table = kept_table(params, sparsity, distribution, times, structure)
+    if drop_fraction != 0:
+      _check_drops(table, fractions)
+    return mask
+
   return Algorithm(
       sparsity_at=sparsity_at,
-      init=lambda key, params: init(key, params, sparsity_at(0, params)),
+      init=init_mask,
       update=update,
       update_at=times.contains,
       dense_grads_at=times.contains if dense_grads else never,
       skip_step_at=times.contains if skip_step else never,
   )
+
+
+def first_mask(
+    init: MaskMaker,
+    key: jax.Array,
+    params: PyTree,
+    levels: PyTree,
+    structure: Structure,
+) -> PyTree:
+  """Makes the first mask, in the structure if there is one.
+
+  Args:
+    init: `(key, params, levels) -> mask`; takes `structure=` too where one is
+      asked for.
+    key: A typed key.
+    params: Leaves `[layers, inputs, outputs]`.
+    levels: What the distribution returned.
+    structure: What lives and dies together, or apart.
+
+  Returns:
+    The mask.
+
+  Raises:
+    ValueError: the structure cannot have a level.
+  """
+  if structure is UNSTRUCTURED:
+    return init(key, params, levels)
+  for level in jax.tree.leaves(levels):
+    structure.check(level)
+  return init(key, params, levels, structure=structure)
 
 
 def surviving(units: Units) -> jax.Array:
@@ -220,6 +258,19 @@ def _fractions(drop_fraction: float | Schedule, times: UpdateTimes):
       )
     steps = times.steps.tolist()
   return fixed([value_at(drop_fraction, t) for t in steps], 'drop_fraction')
+
+
+def _check_drops(table: PyTree, fractions: np.ndarray) -> None:
+  """Raises ValueError where no layer ever has as much as one to drop."""
+  if isinstance(table, np.ndarray):
+    return
+  most = max((int(rows.max()) for rows in jax.tree.leaves(table)), default=0)
+  if most and not np.any(fraction_of(most, fractions)):
+    raise ValueError(
+        f'drop_fraction is at most {fractions.max() / 2**30:.3g} at updates, '
+        f'which of the {most} kept per competition drops none; raise it, or '
+        'let more compete.'
+    )
 
 
 def _row(table: np.ndarray, index: Any) -> jax.Array:

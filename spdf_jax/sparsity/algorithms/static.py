@@ -1,12 +1,15 @@
 """Static sparsity: one mask, drawn once (SPDF)."""
 
-from collections.abc import Callable
 from typing import Any
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithms.connections import Distribution
+from spdf_jax.sparsity.algorithms.connections import first_mask
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 
 PyTree = Any
 
@@ -14,7 +17,8 @@ PyTree = Any
 def static(
     sparsity: PyTree,
     *,
-    distribution: Callable[[PyTree, PyTree], PyTree] = distributions.uniform,
+    distribution: Distribution = distributions.uniform,
+    structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
   """Keeps the mask it starts with: sparse pre-training as in SPDF.
@@ -22,7 +26,9 @@ def static(
   Args:
     sparsity: The fraction of zeros in [0, 1): a number, or a tree of numbers
       for the sparsified leaves.
-    distribution: `(params, sparsity) -> levels`, e.g. `uniform`.
+    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+      `by_pattern` or `model_wide`.
+    structure: Which weights are kept together, or apart, e.g. `n_of_m(2, 4)`.
     init: `(key, params, levels) -> mask`: `random_mask` or `magnitude_mask`.
 
   Returns:
@@ -47,7 +53,9 @@ def static(
 
   return Algorithm(
       sparsity_at=sparsity_at,
-      init=lambda key, params: init(key, params, sparsity_at(0, params)),
+      init=lambda key, params: first_mask(
+          init, key, params, sparsity_at(0, params), structure
+      ),
       update=lambda key, count, mask, params, grads: mask,
       update_at=lambda count: False,
       dense_grads_at=lambda count: False,
