@@ -8,9 +8,9 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.initial_masks import levels_of
 from spdf_jax.sparsity.initial_masks import nonzero_mask
 from spdf_jax.sparsity.initial_masks import scored_mask
+from spdf_jax.sparsity.mask_counts import levels_of
 
 PARAMS = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
@@ -192,3 +192,35 @@ def test_the_highest_scores_are_kept():
 def test_scores_of_another_shape_are_refused():
   with pytest.raises(ValueError, match=r"'h_0/wi' have shape \[8, 16\]; ret"):
     start(scored_mask(lambda key, shape: jnp.ones(shape[1:])), 0.5)
+
+
+STRUCTURES = {
+    'n_of_m': (spdf.n_of_m(2, 4), 0.5),
+    'block': (spdf.block(4, 8), 0.75),
+    'channel': (spdf.channel('outputs'), 0.75),
+    'balanced': (spdf.balanced(4), 0.75),
+}
+
+
+@pytest.mark.parametrize('name', STRUCTURES)
+def test_masks_in_a_structure_are_taken_and_others_refused(name):
+  structure, level = STRUCTURES[name]
+  using = lambda init: start(
+      None, algorithm=spdf.static(level, structure=structure, init=init)
+  )
+  mask = using(scored_mask(jax.random.uniform))
+  assert set(jax.tree.leaves(levels_of(mask))) == {level}
+  found = using(given_mask(mask))
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  # As many weights, but in the places of none of the structures.
+  other = jax.tree.map(
+      lambda m: jnp.sort(m.ravel())[::-1].reshape(m.shape).at[0, 0].set(
+          False
+      ).at[-1, -1].set(True), mask,
+  )
+  with pytest.raises(ValueError, match="mask of 'h_0/wi' keeps"):
+    using(given_mask(other))
+  params = spdf.apply_mask(PARAMS, other)
+  algorithm = spdf.static(level, structure=structure, init=nonzero_mask)
+  with pytest.raises(ValueError, match="parameters of 'h_0/wi' keeps"):
+    start(None, algorithm=algorithm, params=params)

@@ -9,7 +9,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.initial_masks import levels_of
+from spdf_jax.sparsity.mask_counts import levels_of
 from spdf_jax.sparsity.masks import number_kept
 
 SIZES = (6, 10, 7, 3)

@@ -5,14 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.counts import number_kept
-from spdf_jax.sparsity.distributions import ModelWide
-from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.mask_counts import check_counts
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 
 PyTree = Any
 
@@ -33,7 +32,7 @@ def given_mask(
   Returns:
     `(key, params, levels) -> mask`, for `init=` of any algorithm. It raises
     ValueError where the mask's leaves, shapes or counts are not what the
-    parameters and the levels ask for.
+    parameters, the levels and the structure ask for.
 
   Raises:
     ValueError: an entry is no bool array.
@@ -47,7 +46,7 @@ def given_mask(
     >>> spdf.get_mask(tx.init(params))['w'].tolist()
     [[True, False], [False, True]]
   """
-  given = _by_name(mask)
+  given = selection.by_name(mask)
   for name, leaf in given.items():
     if not (hasattr(leaf, 'dtype') and leaf.dtype == bool):
       raise ValueError(
@@ -55,9 +54,9 @@ def given_mask(
           'weight is kept, or None for a leaf that is not sparsified.'
       )
 
-  def init(key, params, levels):
+  def init(key, params, levels, structure=UNSTRUCTURED):
     del key
-    layers = _by_name(params)
+    layers = selection.by_name(params)
     if set(layers) - set(given):
       name = min(set(layers) - set(given))
       raise ValueError(
@@ -79,7 +78,7 @@ def given_mask(
       return _layers_of(name, given[name], p, where)
 
     found = jax.tree_util.tree_map_with_path(convert, params)
-    _check_counts(found, levels, 'mask')
+    check_counts(found, levels, structure, 'mask')
     return found
 
   return init
@@ -115,7 +114,11 @@ def _layers_of(
 
 
 def nonzero_mask(
-    key: jax.Array | None, params: PyTree, sparsity: PyTree
+    key: jax.Array | None,
+    params: PyTree,
+    sparsity: PyTree,
+    *,
+    structure: Structure = UNSTRUCTURED,
 ) -> PyTree:
   """Keeps the weights that are not zero, as in the checkpoint of a sparse run.
 
@@ -127,12 +130,14 @@ def nonzero_mask(
     params: Parameters; `None` leaves stay `None`.
     sparsity: The fraction of zeros that is asked for, one number or a tree of
       them; not checked under `jax.jit`, where values are not known.
+    structure: What must be kept together, or apart.
 
   Returns:
     The mask.
 
   Raises:
-    ValueError: a leaf has another number of zeros than is asked for.
+    ValueError: a leaf has another number of zeros than is asked for, or not in
+      the structure.
 
   Example:
     >>> params = {'w': jnp.array([[3., 0.], [0., 2.]])}
@@ -141,7 +146,7 @@ def nonzero_mask(
   """
   del key
   mask = jax.tree.map(lambda p: p != 0, params)
-  _check_counts(mask, sparsity, 'the mask of non-zero parameters')
+  check_counts(mask, sparsity, structure, 'mask of non-zero parameters')
   return mask
 
 
@@ -165,7 +170,7 @@ def scored_mask(
     >>> scored_mask(diagonal)(jax.random.key(0), params, 0.5)['w'].tolist()
     [[[True, False], [False, True]]]
   """
-  def init(key, params, levels):
+  def init(key, params, levels, structure=UNSTRUCTURED):
     def score(path, p, leaf_key):
       found = scores(leaf_key, tuple(p.shape))
       if jnp.shape(found) != p.shape:
@@ -179,68 +184,6 @@ def scored_mask(
     found = jax.tree_util.tree_map_with_path(
         score, params, masks.leaf_keys(key, params)
     )
-    return masks.mask_from_scores(found, levels)
+    return masks.mask_from_scores(found, levels, structure=structure)
 
   return init
-
-
-def levels_of(mask: PyTree) -> PyTree:
-  """Returns the sparsity of every leaf of a mask, to ask for exactly that.
-
-  Args:
-    mask: A mask, as `saliency_mask` or `get_mask` return it.
-
-  Returns:
-    A tree of floats, `None` kept: the `sparsity` of `static`.
-
-  Example:
-    >>> levels_of({'w': jnp.eye(4, dtype=bool), 'b': None})
-    {'b': None, 'w': 0.75}
-  """
-  return jax.tree.map(lambda m: 1 - _kept(m) / m.size, mask)
-
-
-def _kept(mask: jax.Array) -> int:
-  """Counts on the host; raises where a mask is traced."""
-  with jax.ensure_compile_time_eval():
-    rows = jnp.sum(mask, axis=-1, dtype=jnp.int32)
-    return int(np.sum(np.asarray(rows), dtype=np.int64))
-
-
-def _check_counts(mask: PyTree, levels: PyTree, name: str) -> None:
-  """Raises unless a mask keeps as many weights as the levels ask for."""
-  try:
-    kept = jax.tree.map(_kept, mask)
-  except jax.errors.TracerArrayConversionError:
-    return  # Under jit: only the counts of a constant are known.
-  counts = _by_name(kept)
-  sizes = {path: leaf.shape for path, leaf in _by_name(mask).items()}
-  if isinstance(levels, ModelWide):
-    asked = number_kept(sum(map(np.prod, sizes.values())), levels.level)
-    found = sum(counts.values())
-    if found != asked:
-      raise ValueError(_differ(name, '', found, asked, levels.level))
-    return
-  levels = _by_name(uniform(mask, levels))
-  for path, found in counts.items():
-    layers, *layer = sizes[path]
-    asked = layers * number_kept(int(np.prod(layer)), levels[path])
-    # Layers of a stack may differ; their mean is the level up to rounding.
-    if abs(found - asked) >= layers:
-      raise ValueError(
-          _differ(name, f' of {path!r}', found, asked, levels[path])
-      )
-
-
-def _differ(name: str, leaf: str, found: int, asked: int, level: float) -> str:
-  return (
-      f'{name}{leaf} keeps {found:,} weights, but sparsity={level:g} asks for '
-      f'{asked:,}; give sparsity=levels_of(mask), or the level it has.'
-  )
-
-
-def _by_name(tree: PyTree) -> dict[str, Any]:
-  return {
-      selection.path_name(path): leaf
-      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
