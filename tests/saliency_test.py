@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.algorithms import saliency
 from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.mask_counts import levels_of
@@ -96,7 +97,7 @@ def flow(params, batch):
   return jnp.sum(x)
 
 
-def synflow_oracle(params, sparsity, rounds=100):
+def synflow_oracle(params, sparsity, rounds):
   """Tanaka et al., algorithm 1: masks of the layers, in float64."""
   names = sorted(params)
   weights = [np.abs(params[n]['w']) for n in names]
@@ -122,17 +123,35 @@ def synflow_oracle(params, sparsity, rounds=100):
   return masks
 
 
-@pytest.mark.parametrize('sparsity', [0.5, 0.95])
-def test_synflow_equals_the_algorithm_of_the_paper(sparsity):
+@pytest.mark.parametrize(
+    'sparsity, rounds', [(0.5, 100), (0.95, 100), (0.9, 3)]
+)
+def test_synflow_equals_the_algorithm_of_the_paper(
+    sparsity, rounds, monkeypatch
+):
+  monkeypatch.setattr(saliency, '_SYNFLOW_ROUNDS', rounds)
   params = network()
   found = saliency_mask(
       'synflow', flow, as_jax(params), jnp.ones(SIZES[0]), sparsity
   )
-  wanted = synflow_oracle(params, sparsity)
+  wanted = synflow_oracle(params, sparsity, rounds)
   for layer, mask in zip(found.values(), wanted):
     np.testing.assert_array_equal(layer['w'], mask)
     # Conserving synaptic flow, no layer collapses.
     assert mask.any()
+
+
+def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
+  # Round one prunes the 0th weight and the last factor of the product; then
+  # its other factors score zero, as pruned weights do.
+  monkeypatch.setattr(saliency, '_SYNFLOW_ROUNDS', 2)
+
+  def flow(params, batch):
+    w = params['w'].ravel()
+    return 0.01 * w[0] + 0.5 * jnp.prod(w[1:5]) + 5 * jnp.sum(w[5:])
+
+  found = saliency_mask('synflow', flow, {'w': jnp.ones((2, 4))}, None, 0.5)
+  assert np.flatnonzero(found['w']).tolist() == [1, 5, 6, 7]
 
 
 def test_all_layers_compete_by_default_and_none_under_uniform():
@@ -219,9 +238,9 @@ def test_training_starts_from_a_saliency_mask(distribution):
 
 def test_low_precision_ranks_products_in_float32():
   # In bfloat16 both products round to one value, and the first would win.
-  w = jnp.array([[1.0, 1.0078125]] * 2, jnp.bfloat16)
+  w = jnp.array([[1.015625, 1.0078125]] * 2, jnp.bfloat16)
   loss_fn = lambda p, g: jnp.sum(p['w'] * g)
-  g = jnp.array([1.0078125, 1.0078125], jnp.bfloat16)
+  g = jnp.array([1.0, 1.0078125], jnp.bfloat16)
   found = saliency_mask('snip', loss_fn, {'w': w}, g, 0.5)['w']
   assert found.tolist() == [[False, True]] * 2
 

@@ -118,9 +118,9 @@ def _changes(history: PyTree, mask: PyTree) -> tuple[Any, ...]:
     before = h * (_BEFORE // _NOW) & _BEFORE
     return before | h & _EVER | m.astype(jnp.uint8) * (_NOW | _EVER)
 
-  # Counting starts when the old history is overwritten: were it still read
-  # then, XLA would keep the two apart by a copy at every step.
-  history = jax.lax.optimization_barrier(jax.tree.map(add, history, mask))
+  # Counts are of the new history alone: were the old one read for them too, it
+  # could not be overwritten, and XLA would copy the result at every step.
+  history = jax.tree.map(add, history, mask)
   count = lambda bits, value: _count(
       jax.tree.map(lambda h: h & bits == value, history)
   )
