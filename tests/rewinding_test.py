@@ -144,7 +144,8 @@ def test_the_snapshot_is_taken_once_and_stays_bit_for_bit():
 
 def test_steps_within_a_round_are_those_of_the_wrapped_optimizer():
   with_rewinding = rewound(4)
-  plain = train(spdf.sparsify(optax.adam(0.1), spdf.iterative(ROUNDS), key=0), 4)
+  tx = spdf.sparsify(optax.adam(0.1), spdf.iterative(ROUNDS), key=0)
+  plain = train(tx, 4)
   for (_, one, _), (_, other, _) in zip(with_rewinding, plain):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
