@@ -141,6 +141,8 @@ def test_donating_the_state_leaves_the_given_mask_alive():
     (lambda m: m['h_0'].update(wi=0.5), r"mask of 'h_0/wi' is 0.5; give a"),
     (lambda m: m['h_0'].update(wi=np.ones((8, 16), bool)),
      r"mask of 'h_0/wi' keeps 128 weights, but sparsity=0.75 asks for 32"),
+    (lambda m: m['h_0']['wi'].put(m['h_0']['wi'].argmin(), True),
+     "mask of 'h_0/wi' keeps 33 weights, but sparsity=0.75 asks for 32"),
     (lambda m: m.update(h_2=m.pop('h_1')), "mask has no leaf 'h_1/wi'"),
 ])
 def test_a_mask_that_does_not_fit_is_refused(change, message):

@@ -104,6 +104,20 @@ def test_members_change_their_masks_at_their_own_steps():
   assert [c['h_0', 'mlp'] for c in counts] == [128] * 5 + [64] * 2
 
 
+def test_a_member_is_asked_for_masks_at_its_own_steps_only():
+  def inverting(at):
+    return spdf.static(0.5)._replace(
+        update=lambda key, count, mask, *_: jax.tree.map(jnp.invert, mask),
+        update_at=lambda count: count == at,
+    )
+
+  masks = [mask for mask, _, _ in train(two(inverting(1), inverting(2)), 3)]
+  for (room, name), at in ((('attn', 'wq'), 1), (('mlp', 'wi'), 2)):
+    first, *later = (mask['h_0'][room][name] for mask in masks)
+    for step, mask in enumerate(later):
+      np.testing.assert_array_equal(mask, first if step < at else ~first)
+
+
 def test_a_static_member_keeps_its_mask_while_the_other_moves():
   algorithm = two(
       spdf.static(0.5), spdf.sparse_evolution(0.5, update_every=1)
