@@ -15,9 +15,9 @@ from spdf_jax.sparsity import topk
 from spdf_jax.sparsity import units
 from spdf_jax.sparsity.limbs import Limbs
 
-# Compared and counted; by histograms; and the latter, with too many rows to
-# find the first of equals by rows.
-SHAPES = [(3, 5, 7), (2, 70, 60), (1, 9000, 1)]
+# Compared each with each; compared and counted; by histograms; and these with
+# too many rows to find the first of equals by rows.
+SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
 
 
 def oracle(scores, kept, among=None, bits=None):
@@ -101,7 +101,7 @@ def test_random_ties_go_by_the_bits_of_the_key(shape, data, seed, kind):
   np.testing.assert_array_equal(mask, oracle(scores, kept, among, bits))
 
 
-@pytest.mark.parametrize('shape', [(3, 5, 7), (2, 70, 60), (2, 3, 4, 5)])
+@pytest.mark.parametrize('shape', [(7, 3, 5), (2, 70, 60), (2, 3, 5, 7)])
 def test_random_masks_rank_by_the_bits_of_the_key(shape):
   key = jax.random.key(3)
   bits = jax.random.bits(key, shape)

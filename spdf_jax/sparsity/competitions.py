@@ -113,6 +113,26 @@ def choose(
   )
 
 
+def choose_by_rank(
+    units: Units, shape: Shape, keys: tuple[Key, ...], kept: jax.Array
+) -> jax.Array:
+  """Keeps the `kept` highest-ranked candidates, comparing each two units."""
+  lead, size = shape[:-2], shape[-2] * shape[-1]
+  in_line = lambda x: x.reshape(*lead, size)
+  index = jnp.arange(size)
+  better, equal = False, True
+  for key in keys[:-1]:
+    bits = in_line(key.read(units))
+    mine, other = bits[..., :, None], bits[..., None, :]
+    better |= equal & (other > mine)
+    equal &= other == mine
+  better |= equal & (index < index[:, None])
+  if units.among is not None:
+    better &= in_line(units.among)[..., None, :]
+  rank = jnp.sum(better, axis=-1, dtype=jnp.int32)
+  return narrowed(units.among, (rank < kept[..., None]).reshape(shape))
+
+
 def _kth_largest(
     counting: digits.Counting,
     read: Callable[..., tuple[jax.Array, jax.Array | None]],
