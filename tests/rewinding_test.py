@@ -28,14 +28,6 @@ MANY_ROUNDS = st.lists(
 )
 
 
-def pruning(rounds):
-  """Prunes by magnitude when a round begins, to 75 % then 37.5 % kept."""
-  starts = round_starts(rounds)
-  sparsities = [1 - np.prod([1 - r.fraction for r in rounds[:i + 1]])
-                for i in range(len(rounds))]
-  return spdf.join([spdf.static(s) for s in sparsities], starts[1:])
-
-
 def train(tx, steps, params=PARAMS):
   """Pulls all weights to two; returns what every step began with and left."""
   state = tx.init(params)
@@ -51,7 +43,7 @@ def train(tx, steps, params=PARAMS):
 
 def rewound(steps=12, rounds=ROUNDS, snapshot_at=2, params=PARAMS, **options):
   inner = options.pop('inner', optax.adam(0.1))
-  tx = spdf.sparsify(inner, pruning(rounds), key=0)
+  tx = spdf.sparsify(inner, spdf.iterative(rounds), key=0)
   tx = rewind_weights(tx, rounds, snapshot_at=snapshot_at)
   return train(tx, steps, params)
 
@@ -152,7 +144,8 @@ def test_the_snapshot_is_taken_once_and_stays_bit_for_bit():
 
 def test_steps_within_a_round_are_those_of_the_wrapped_optimizer():
   with_rewinding = rewound(4)
-  plain = train(spdf.sparsify(optax.adam(0.1), pruning(ROUNDS), key=0), 4)
+  tx = spdf.sparsify(optax.adam(0.1), spdf.iterative(ROUNDS), key=0)
+  plain = train(tx, 4)
   for (_, one, _), (_, other, _) in zip(with_rewinding, plain):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -181,7 +174,7 @@ def test_no_gradient_of_weights_that_are_gone_enters_the_moments():
 
 def test_a_rewound_run_does_not_depend_on_what_is_jitted_or_donated():
   tx = rewind_weights(
-      spdf.sparsify(optax.sgd(0.1), pruning(ROUNDS), key=0), ROUNDS,
+      spdf.sparsify(optax.sgd(0.1), spdf.iterative(ROUNDS), key=0), ROUNDS,
       snapshot_at=2,
   )
   runs = []

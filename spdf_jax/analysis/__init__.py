@@ -9,6 +9,7 @@ from spdf_jax.analysis.flops import effective_sparsity
 from spdf_jax.analysis.flops import forward_flops
 from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.flops import training_flops
+from spdf_jax.analysis.mask_plots import plot_masks
 from spdf_jax.analysis.plots import plot_layer_sparsity
 from spdf_jax.analysis.plots import plot_loss_over_flops
 from spdf_jax.analysis.plots import plot_loss_over_steps
@@ -30,6 +31,7 @@ __all__ = [
     'plot_layer_sparsity',
     'plot_loss_over_flops',
     'plot_loss_over_steps',
+    'plot_masks',
     'pretraining_curve',
     'read_run',
     'training_flops',

@@ -5,6 +5,7 @@ from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
 from spdf_jax.sparsity.algorithms.iterative import iterative
 from spdf_jax.sparsity.algorithms.rigl import rigl
+from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
@@ -13,14 +14,21 @@ from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.initial_masks import given_mask
+from spdf_jax.sparsity.initial_masks import nonzero_mask
+from spdf_jax.sparsity.initial_masks import scored_mask
+from spdf_jax.sparsity.mask_counts import levels_of
 from spdf_jax.sparsity.masks import apply_mask
 from spdf_jax.sparsity.masks import magnitude_mask
 from spdf_jax.sparsity.masks import mask_from_scores
 from spdf_jax.sparsity.masks import random_mask
+from spdf_jax.sparsity.partition import partition
 from spdf_jax.sparsity.restart import restart
+from spdf_jax.sparsity.revival import scaled_normal
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
 from spdf_jax.sparsity.rewinding import Round
+from spdf_jax.sparsity.rewinding import round_starts
 from spdf_jax.sparsity.rewinding import rounds_to
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
@@ -35,6 +43,8 @@ from spdf_jax.sparsity.sparsify import sparsify
 from spdf_jax.sparsity.sparsify import SparsifyState
 from spdf_jax.sparsity.state_matching import map_like_params
 from spdf_jax.sparsity.state_matching import state_shardings
+from spdf_jax.sparsity.statistics import changes
+from spdf_jax.sparsity.statistics import overlap
 from spdf_jax.sparsity.statistics import summarize
 from spdf_jax.sparsity.structures import balanced
 from spdf_jax.sparsity.structures import block
@@ -42,15 +52,20 @@ from spdf_jax.sparsity.structures import channel
 from spdf_jax.sparsity.structures import n_of_m
 from spdf_jax.sparsity.structures import unstructured
 from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.tracking import mask_statistics
+from spdf_jax.sparsity.tracking import MaskTrackingState
+from spdf_jax.sparsity.tracking import track_masks
 
 __all__ = [
     'Algorithm',
+    'MaskTrackingState',
     'Round',
     'SparsifyState',
     'apply_mask',
     'balanced',
     'block',
     'by_pattern',
+    'changes',
     'channel',
     'cosine',
     'create_algorithm',
@@ -60,29 +75,40 @@ __all__ = [
     'erk',
     'get_dense_grads',
     'get_mask',
+    'given_mask',
     'gmp',
     'granet',
     'hidden_matrices',
     'iterative',
     'join',
+    'levels_of',
     'magnitude_mask',
     'map_like_params',
     'mask_from_scores',
+    'mask_statistics',
     'model_wide',
     'n_of_m',
+    'nonzero_mask',
+    'overlap',
+    'partition',
     'periodic',
     'random_mask',
     'restart',
     'rewind_schedule',
     'rewind_weights',
     'rigl',
+    'round_starts',
     'rounds_to',
+    'saliency_mask',
+    'scaled_normal',
     'schedule_range',
+    'scored_mask',
     'sparse_evolution',
     'sparsify',
     'state_shardings',
     'static',
     'summarize',
+    'track_masks',
     'uniform',
     'unstructured',
     'update_times',

@@ -29,6 +29,14 @@ def path_name(path: jax.tree_util.KeyPath) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
+def by_name(tree: PyTree) -> dict[str, Any]:
+  """Returns the leaves of a tree by their paths, e.g. `'h_0/mlp/wi/kernel'`."""
+  return {
+      path_name(path): leaf
+      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
 def hidden_matrices(path: str, leaf: Any) -> bool:
   """Selects the weight matrices of hidden layers: the default `where`.
 

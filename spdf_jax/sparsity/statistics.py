@@ -1,5 +1,7 @@
-"""What masks contain: sparsity per layer and over the model."""
+"""What masks contain, and what changes between two of them."""
 
+from collections.abc import Iterator
+import itertools
 from typing import Any
 from typing import NamedTuple
 
@@ -92,13 +94,120 @@ def summarize(
     >>> summary.sparsity, summary.overall_sparsity == 2 / 6
     (0.5, True)
   """
-  axes = selection.select(where, params)
-  stacks = selection.to_layers(mask, params, axes)
-  layers = {}
-  for path, stack in jax.tree_util.tree_leaves_with_path(stacks):
-    kept = np.asarray(stack).sum(axis=(1, 2), dtype=np.int64)
-    for i, count in enumerate(kept):
-      name = selection.path_name(path) + (f'[{i}]' if len(kept) > 1 else '')
-      layers[name] = LayerSparsity(int(count), stack[0].size)
+  layers = {
+      name: LayerSparsity(int(layer.sum(dtype=np.int64)), layer.size)
+      for name, layer in _layers(mask, params, where)
+  }
   sizes = [int(np.prod(p.shape)) for p in jax.tree.leaves(params)]
   return Summary(layers, sum(sizes))
+
+
+class MaskChange(NamedTuple):
+  """What one layer's mask gained, lost and kept."""
+
+  grown: int
+  """Weights active after, not before."""
+
+  dropped: int
+  """Weights active before, not after."""
+
+  surviving: int
+  """Weights active before and after."""
+
+  @property
+  def overlap(self) -> float:
+    """Jaccard index: of the weights active in either, the share in both."""
+    return self.surviving / sum(self) if any(self) else 1.0
+
+
+def changes(
+    before: PyTree,
+    after: PyTree,
+    params: PyTree,
+    *,
+    where: selection.Where = selection.hidden_matrices,
+) -> dict[str, MaskChange]:
+  """Counts what changed from one mask to another, per layer, on the host.
+
+  Args:
+    before: A mask, as `get_mask` returns it.
+    after: Another of the same parameters.
+    params: The parameters, or their shapes.
+    where: The selection given to `sparsify`; tells stacked layers apart.
+
+  Returns:
+    Exact integer counts by layer, named as in `summarize`.
+
+  Raises:
+    ValueError: the masks have different leaves or shapes.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> params = {'w': jnp.ones((2, 2)), 'b': jnp.ones(2)}
+    >>> one = {'w': jnp.array([[True, True], [False, False]]), 'b': None}
+    >>> other = {'w': jnp.array([[True, False], [True, True]]), 'b': None}
+    >>> changes(one, other, params)
+    {'w': MaskChange(grown=2, dropped=1, surviving=1)}
+  """
+  found = {}
+  pairs = itertools.zip_longest(
+      _layers(before, params, where), _layers(after, params, where),
+      fillvalue=(None, np.zeros(0)),
+  )
+  for (name, old), (other_name, new) in pairs:
+    if name != other_name or old.shape != new.shape:
+      raise ValueError(
+          f'one mask has the layer {name!r} {old.shape} where the other has '
+          f'{other_name!r} {new.shape}; compare masks of the same parameters.'
+      )
+    parts = new & ~old, old & ~new, old & new
+    found[name] = MaskChange(*(int(m.sum(dtype=np.int64)) for m in parts))
+  return found
+
+
+def overlap(
+    one: PyTree,
+    other: PyTree,
+    params: PyTree,
+    *,
+    where: selection.Where = selection.hidden_matrices,
+) -> dict[str, float]:
+  """Returns how alike two masks are in every layer, from 0 to 1.
+
+  Args:
+    one: A mask, as `get_mask` returns it.
+    other: Another of the same parameters.
+    params: The parameters, or their shapes.
+    where: The selection given to `sparsify`; tells stacked layers apart.
+
+  Returns:
+    The Jaccard index by layer: of the weights active in either mask, the share
+    that is active in both; 1 where none is active. Two random masks of density
+    d have d / (2 - d).
+
+  Raises:
+    ValueError: the masks have different leaves or shapes.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> params = {'w': jnp.ones((2, 2))}
+    >>> one = {'w': jnp.array([[True, True], [False, False]])}
+    >>> overlap(one, {'w': jnp.ones((2, 2), bool)}, params)
+    {'w': 0.5}
+  """
+  return {
+      name: change.overlap
+      for name, change in changes(one, other, params, where=where).items()
+  }
+
+
+def _layers(
+    mask: PyTree, params: PyTree, where: selection.Where
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields every layer's name and mask `[inputs, outputs]`."""
+  axes = selection.select(where, params)
+  stacks = selection.to_layers(mask, params, axes)
+  for path, stack in jax.tree_util.tree_leaves_with_path(stacks):
+    for i, layer in enumerate(np.asarray(stack)):
+      name = selection.path_name(path) + (f'[{i}]' if len(stack) > 1 else '')
+      yield name, layer

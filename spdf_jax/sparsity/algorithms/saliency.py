@@ -1,0 +1,200 @@
+"""Masks before training, by what single weights mean for the loss."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.names import lookup
+from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
+
+PyTree = Any
+Loss = Callable[[PyTree, Any], jax.Array]
+Score = Callable[[PyTree, PyTree], PyTree]
+
+_SYNFLOW_ROUNDS = 100
+
+_is_none = lambda x: x is None
+
+
+def saliency_mask(
+    score: str | Score,
+    loss_fn: Loss,
+    params: PyTree,
+    batch: Any,
+    sparsity: PyTree,
+    *,
+    where: selection.Where = selection.hidden_matrices,
+    distribution: Callable[
+        [PyTree, PyTree], PyTree
+    ] = distributions.model_wide,
+    structure: Structure = UNSTRUCTURED,
+) -> PyTree:
+  r"""Makes a mask of the weights with the highest scores, in one shot.
+
+  With weights :math:`w`, the gradient :math:`g` and the Hessian :math:`H` of
+  the loss over the sparsified leaves, the scores are
+
+  * `'snip'`: :math:`|w \odot g|`, how much the loss changes with the weight;
+  * `'grasp'`: :math:`w \odot H g`. Removing a weight lowers the squared norm of
+    the gradient by twice its score, to first order, so those whose removal
+    lowers it most are kept. The paper's code divides logits by a temperature
+    of 200 before the loss; do so in `loss_fn` to follow it;
+  * `'synflow'`: :math:`|w| \odot \partial R / \partial |w|` in 100 rounds, in
+    which the density of every level falls exponentially to its end. Here
+    `loss_fn(params, batch)` is :math:`R`: the sum of the outputs of a linear
+    network with the absolute values of all parameters, which it is handed, on
+    an input of ones, the batch. It must have no activation functions and no
+    normalization. R may grow beyond float32: constant factors between layers
+    change no ranking in a chain of layers.
+
+  Run it once before training, not under `jax.jit`::
+
+    mask = saliency_mask('snip', loss_fn, params, batch, 0.9)
+    algorithm = static(0.9, distribution=model_wide, init=given_mask(mask))
+
+  Args:
+    score: The name of a score, or `(weights, grads) -> scores` of trees with
+      `None` for leaves that are not sparsified.
+    loss_fn: `(params, batch) -> scalar`.
+    params: The initial parameters.
+    batch: What `loss_fn` takes; several examples of every class, or some
+      sequences.
+    sparsity: The fraction of zeros in [0, 1), or what `distribution` takes.
+    where: Which leaves are sparsified, as in `sparsify`.
+    distribution: `(params, sparsity) -> levels`; by default all layers compete
+      with each other, as in the papers. `uniform` keeps every layer alive.
+    structure: What is kept together, or apart.
+
+  Returns:
+    The mask, in the structure of `params`: bool where they are sparsified,
+    `None` elsewhere.
+
+  Raises:
+    ValueError: the score is unknown, its scores are not finite or of another
+      shape, or the sparsity is outside [0, 1).
+
+  References:
+    Lee et al., `SNIP <https://arxiv.org/abs/1810.02340>`_, 2019;
+    Wang et al., `GraSP <https://arxiv.org/abs/2002.07376>`_, 2020;
+    Tanaka et al., `SynFlow <https://arxiv.org/abs/2006.05467>`_, 2020
+
+  Example:
+    >>> params = {'w': jnp.array([[1., 2.], [3., 4.]]), 'b': jnp.zeros(2)}
+    >>> loss_fn = lambda p, x: jnp.sum((x @ p['w'] + p['b']) ** 2)
+    >>> batch = jnp.array([[1., 0.]])
+    >>> saliency_mask('snip', loss_fn, params, batch, 0.5)['w'].tolist()
+    [[True, True], [False, False]]
+  """
+  by_name = not callable(score)
+  scorer = lookup('score', score, SCORES) if by_name else _by_gradient(score)
+  rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1
+  axes = selection.select(where, params)
+  as_layers = lambda tree: selection.to_layers(tree, params, axes)
+  levels = distribution(as_layers(params), sparsity)
+  if score == 'synflow':
+    params = jax.tree.map(jnp.abs, params)
+  weights = _selected(params, axes)
+  mask = jax.tree.map(lambda w: jnp.ones(w.shape, bool), weights)
+
+  @jax.jit
+  def scores_of(params, batch, weights, mask):
+    loss = lambda weights: loss_fn(_merged(weights, params), batch)
+    scores = scorer(loss, masks.apply_mask(weights, mask))
+    _check_shapes(scores, weights)
+    finite = jax.tree.map(lambda s: jnp.all(jnp.isfinite(s)), scores)
+    ranked = lambda s, m: jnp.where(m, s.astype(jnp.float32), -jnp.inf)
+    return as_layers(jax.tree.map(ranked, scores, mask)), finite
+
+  for done in range(1, rounds + 1):
+    scores, finite = scores_of(params, batch, weights, mask)
+    _check_finite(finite, score)
+    layers = masks.mask_from_scores(
+        scores, _on_the_way(levels, done, rounds), structure=structure
+    )
+    mask = selection.from_layers(layers, params, axes)
+  return mask
+
+
+def _snip(loss: Callable[[PyTree], jax.Array], weights: PyTree) -> PyTree:
+  return jax.tree.map(
+      lambda w, g: jnp.abs(_product(w, g)), weights, jax.grad(loss)(weights)
+  )
+
+
+def _grasp(loss: Callable[[PyTree], jax.Array], weights: PyTree) -> PyTree:
+  gradient = jax.grad(loss)
+  _, curved = jax.jvp(gradient, (weights,), (gradient(weights),))
+  return jax.tree.map(_product, weights, curved)
+
+
+# Of weights that are not negative, as those of SynFlow, it is the same.
+_synflow = _snip
+
+SCORES = {'snip': _snip, 'grasp': _grasp, 'synflow': _synflow}
+"""Scores by name: `(loss, weights) -> scores`."""
+
+
+def _by_gradient(
+    score: Score,
+) -> Callable[[Callable[[PyTree], jax.Array], PyTree], PyTree]:
+  return lambda loss, weights: score(weights, jax.grad(loss)(weights))
+
+
+def _product(one: jax.Array, other: jax.Array) -> jax.Array:
+  return one.astype(jnp.float32) * other.astype(jnp.float32)
+
+
+def _on_the_way(levels: PyTree, done: int, rounds: int) -> PyTree:
+  """Returns levels whose densities fall exponentially to those of the end."""
+  if done == rounds:
+    return levels
+  return jax.tree.map(lambda s: 1 - (1 - s) ** (done / rounds), levels)
+
+
+def _selected(params: PyTree, axes: list[selection.Axes | None]) -> PyTree:
+  """Returns the sparsified leaves, `None` elsewhere."""
+  leaves, treedef = jax.tree.flatten(params)
+  return treedef.unflatten(
+      None if a is None else leaf for leaf, a in zip(leaves, axes)
+  )
+
+
+def _merged(weights: PyTree, params: PyTree) -> PyTree:
+  return jax.tree.map(
+      lambda w, p: p if w is None else w, weights, params, is_leaf=_is_none
+  )
+
+
+def _check_shapes(scores: PyTree, weights: PyTree) -> None:
+  wanted, found = map(jax.tree.structure, (weights, scores))
+  if wanted != found:
+    raise ValueError(
+        f'score returns a tree of structure {found}; return that of the '
+        f'weights, {wanted}.'
+    )
+  pairs = zip(
+      jax.tree_util.tree_leaves_with_path(weights), jax.tree.leaves(scores)
+  )
+  for (path, w), s in pairs:
+    if jnp.shape(s) != w.shape:
+      raise ValueError(
+          f'score returns shape {list(jnp.shape(s))} for '
+          f'{selection.path_name(path)!r} of shape {list(w.shape)}; return a '
+          'score for every weight.'
+      )
+
+
+def _check_finite(finite: PyTree, score: str | Score) -> None:
+  for path, ok in jax.tree_util.tree_leaves_with_path(finite):
+    if not ok:
+      raise ValueError(
+          f'score {score!r} of {selection.path_name(path)!r} is not finite; '
+          'lower the scale of the loss, or look for NaN in parameters and '
+          'batch.'
+      )

@@ -1,0 +1,226 @@
+"""Initial masks: given, of a checkpoint's zeros, by scores."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity.initial_masks import given_mask
+from spdf_jax.sparsity.initial_masks import nonzero_mask
+from spdf_jax.sparsity.initial_masks import scored_mask
+from spdf_jax.sparsity.mask_counts import levels_of
+
+PARAMS = {
+    'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
+    'h_1': {'wi': jnp.ones((16, 8))},
+}
+AXES = optax.contrib.MuonDimensionNumbers
+
+
+def draw(levels=(0.75, 0.5), seed=0):
+  """A mask with exact counts, as NumPy arrays in the parameters' shapes."""
+  rng = np.random.default_rng(seed)
+
+  def leaf(shape, level):
+    size = int(np.prod(shape))
+    flat = np.arange(size) >= round(level * size)
+    return rng.permutation(flat).reshape(shape)
+
+  return {
+      'h_0': {'wi': leaf((8, 16), levels[0]), 'bias': None},
+      'h_1': {'wi': leaf((16, 8), levels[1])},
+  }
+
+
+def start(init, sparsity=None, params=PARAMS, algorithm=None, **options):
+  algorithm = algorithm or spdf.static(sparsity, init=init)
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0, **options)
+  return spdf.get_mask(tx.init(params))
+
+
+def test_a_given_mask_is_where_training_starts():
+  mask = draw()
+  found = start(given_mask(mask), levels_of(mask))
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  assert found['h_0']['bias'] is None
+
+
+def test_axes_of_a_given_mask_are_those_of_where():
+  # Stacked and transposed, with heads: [outputs, layers, heads, inputs].
+  axes = AXES(reduction_axis=(3,), output_axis=(2, 0))
+  where = lambda path, leaf: axes if leaf.dtype == jnp.bfloat16 else False
+  params = {'w': jnp.ones((2, 3, 4, 5), jnp.bfloat16), 'b': jnp.ones((4, 5))}
+  mask = {'w': np.random.default_rng(0).random((2, 3, 4, 5)) < 0.3, 'b': None}
+  found = start(
+      given_mask(mask, where=where), levels_of(mask), params, where=where
+  )
+  np.testing.assert_array_equal(found['w'], mask['w'])
+
+
+def test_levels_of_a_mask_are_its_fractions_of_zeros():
+  mask = draw((0.75, 0.5))
+  assert levels_of(mask) == {
+      'h_0': {'wi': 0.75, 'bias': None}, 'h_1': {'wi': 0.5}
+  }
+
+
+@pytest.mark.parametrize('kept', [1, 2, 37, 126, 127, 128])
+def test_levels_of_a_mask_ask_for_exactly_its_counts(kept):
+  mask = {'w': np.arange(128).reshape(8, 16) < kept}
+  level = levels_of(mask)
+  random = start(spdf.random_mask, level, {'w': jnp.ones((8, 16))})
+  assert int(random['w'].sum()) == kept
+  start(given_mask(mask), level, {'w': jnp.ones((8, 16))})
+
+
+def test_layers_of_a_stack_may_keep_different_numbers():
+  mask = {'w': np.zeros((3, 4, 4), bool)}
+  mask['w'][0] = True
+  mask['w'][1, 0] = True
+  where = lambda path, leaf: True
+  found = start(
+      given_mask(mask, where=where), levels_of(mask),
+      {'w': jnp.ones((3, 4, 4))}, where=where,
+  )
+  np.testing.assert_array_equal(found['w'], mask['w'])
+
+
+def test_a_mask_of_the_whole_model_has_the_count_of_the_whole_model():
+  mask = draw((0.875, 0.625))
+  wide = lambda s: spdf.static(
+      s, distribution=spdf.model_wide, init=given_mask(mask)
+  )
+  found = start(None, algorithm=wide(0.75))
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  with pytest.raises(ValueError, match='mask keeps 64 weights.*asks for 128'):
+    start(None, algorithm=wide(0.5))
+
+
+def test_a_given_mask_is_checked_under_jit_as_well():
+  init = given_mask(draw())
+  tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75, init=init), key=0)
+  message = "mask of 'h_1/wi' keeps 64 weights, but sparsity=0.75 asks for 32"
+  with pytest.raises(ValueError, match=message):
+    jax.jit(tx.init)(PARAMS)
+  with pytest.raises(ValueError, match=r'give sparsity=levels_of\(mask\)'):
+    jax.eval_shape(tx.init, PARAMS)
+
+
+def test_jit_of_init_gives_the_given_mask():
+  mask = draw()
+  algorithm = spdf.static(levels_of(mask), init=given_mask(mask))
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
+  found = spdf.get_mask(jax.jit(tx.init)(PARAMS))
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+
+
+def test_donating_the_state_leaves_the_given_mask_alive():
+  where = lambda path, leaf: True
+  params = {'w': jnp.ones((3, 4, 4))}
+  mask = {'w': jnp.ones((3, 4, 4), bool)}
+  algorithm = spdf.static(0.0, init=given_mask(mask, where=where))
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0, where=where)
+  state = tx.init(params)
+  jax.jit(tx.update, donate_argnums=1)(params, state, params)
+  assert mask['w'].all()
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda m: m['h_1'].update(wi=None),
+     r"mask has no leaf 'h_1/wi', .* shape \[1, 16, 8\]; it has h_0/wi"),
+    (lambda m: m['h_0'].update(bias=np.ones(16, bool)),
+     r"mask has a leaf 'h_0/bias' of shape \[16\] where"),
+    (lambda m: m['h_0'].update(wi=m['h_1']['wi']),
+     r"mask of 'h_0/wi' has shape \[16, 8\], .* layers of shape \[1, 8, 16\]"),
+    (lambda m: m['h_0'].update(wi=np.ones((1, 8, 16), bool)),
+     r"mask of 'h_0/wi' has shape \[1, 8, 16\], .* \[1, 8, 16\]; pass given"),
+    (lambda m: m['h_0'].update(wi=np.ones((8, 16))),
+     r"mask of 'h_0/wi' is array.*give a bool array"),
+    (lambda m: m['h_0'].update(wi=0.5), r"mask of 'h_0/wi' is 0.5; give a"),
+    (lambda m: m['h_0'].update(wi=np.ones((8, 16), bool)),
+     r"mask of 'h_0/wi' keeps 128 weights, but sparsity=0.75 asks for 32"),
+    (lambda m: m.update(h_2=m.pop('h_1')), "mask has no leaf 'h_1/wi'"),
+])
+def test_a_mask_that_does_not_fit_is_refused(change, message):
+  mask = draw()
+  change(mask)
+  with pytest.raises(ValueError, match=message):
+    start(given_mask(mask), {'h_0': 0.75, 'h_1': 0.5})
+
+
+def test_zeros_of_a_checkpoint_are_its_mask():
+  mask = draw()
+  params = spdf.apply_mask(PARAMS, mask)
+  found = start(nonzero_mask, levels_of(mask), params)
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  found = jax.jit(lambda p: start(nonzero_mask, levels_of(mask), p))(params)
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+
+
+def test_a_checkpoint_of_another_sparsity_is_refused():
+  params = spdf.apply_mask(PARAMS, draw((0.75, 0.75)))
+  message = "non-zero parameters of 'h_0/wi' keeps 32 weights.*asks for 64"
+  with pytest.raises(ValueError, match=message):
+    start(nonzero_mask, 0.5, params)
+
+
+def test_scores_choose_by_key_and_shape():
+  seen = []
+
+  def scores(key, shape):
+    seen.append(shape)
+    return jax.random.uniform(key, shape)
+
+  found = start(scored_mask(scores), 0.75)
+  assert seen == [(1, 8, 16), (1, 16, 8)]
+  flat = [np.ravel(m) for m in jax.tree.leaves(found)]
+  assert [m.sum() for m in flat] == [32, 32]
+  # Every leaf has a key of its own, which other leaves do not change.
+  assert (flat[0] != flat[1]).any()
+  alone = start(scored_mask(scores), 0.75, {'h_1': PARAMS['h_1']})
+  np.testing.assert_array_equal(alone['h_1']['wi'], found['h_1']['wi'])
+
+
+def test_the_highest_scores_are_kept():
+  column = lambda key, shape: jnp.arange(shape[2])[None, None] * jnp.ones(shape)
+  found = start(scored_mask(column), 0.75)['h_0']['wi']
+  assert found[:, -4:].all() and not found[:, :-4].any()
+
+
+def test_scores_of_another_shape_are_refused():
+  with pytest.raises(ValueError, match=r"'h_0/wi' have shape \[8, 16\]; ret"):
+    start(scored_mask(lambda key, shape: jnp.ones(shape[1:])), 0.5)
+
+
+STRUCTURES = {
+    'n_of_m': (spdf.n_of_m(2, 4), 0.5),
+    'block': (spdf.block(4, 8), 0.75),
+    'channel': (spdf.channel('outputs'), 0.75),
+    'balanced': (spdf.balanced(4), 0.75),
+}
+
+
+@pytest.mark.parametrize('name', STRUCTURES)
+def test_masks_in_a_structure_are_taken_and_others_refused(name):
+  structure, level = STRUCTURES[name]
+  using = lambda init: start(
+      None, algorithm=spdf.static(level, structure=structure, init=init)
+  )
+  mask = using(scored_mask(jax.random.uniform))
+  assert set(jax.tree.leaves(levels_of(mask))) == {level}
+  found = using(given_mask(mask))
+  jax.tree.map(np.testing.assert_array_equal, found, mask)
+  # As many weights, but in the places of none of the structures.
+  other = jax.tree.map(
+      lambda m: jnp.sort(m.ravel())[::-1].reshape(m.shape).at[0, 0].set(
+          False
+      ).at[-1, -1].set(True), mask,
+  )
+  with pytest.raises(ValueError, match="mask of 'h_0/wi' keeps"):
+    using(given_mask(other))
+  params = spdf.apply_mask(PARAMS, other)
+  algorithm = spdf.static(level, structure=structure, init=nonzero_mask)
+  with pytest.raises(ValueError, match="parameters of 'h_0/wi' keeps"):
+    start(None, algorithm=algorithm, params=params)

@@ -1,0 +1,223 @@
+"""`track_masks` and `mask_statistics` against a NumPy oracle."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity.tracking import mask_statistics
+from spdf_jax.sparsity.tracking import MaskTrackingState
+from spdf_jax.sparsity.tracking import track_masks
+
+PARAMS = {
+    'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
+    'h_1': {'wi': jnp.ones((16, 8))},
+}
+# A schedule of updates that is neither regular nor starts at 0.
+UPDATES = (1, 4, 5)
+NAMES = ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
+
+
+def coin(key, params):
+  """Masks without exact counts, other ones for other keys."""
+  fold = lambda p: jax.random.fold_in(key, p.shape[1])
+  return jax.tree.map(
+      lambda p: jax.random.bernoulli(fold(p), 0.3, p.shape), params
+  )
+
+
+def tossing(update_at=None):
+  """Draws a random mask at every update."""
+  at = lambda count: jnp.any(jnp.asarray(count) == jnp.asarray(UPDATES))
+  return spdf.Algorithm(
+      sparsity_at=lambda count, params: jax.tree.map(lambda p: 0.7, params),
+      init=coin,
+      update=lambda key, count, mask, params, grads: coin(key, params),
+      update_at=update_at or at,
+      dense_grads_at=lambda count: False,
+  )
+
+
+def train(tx, steps, params=PARAMS):
+  """Returns the state after 0, 1, … steps."""
+  state = tx.init(params)
+  update = jax.jit(tx.update)
+  states = [state]
+  for _ in range(steps):
+    updates, state = update(params, state, params)
+    params = optax.apply_updates(params, updates)
+    states.append(state)
+  return states
+
+
+def tracked(algorithm, inner=None):
+  tx = spdf.sparsify(inner or optax.adam(0.1), algorithm, key=0)
+  return track_masks(tx, algorithm)
+
+
+def flat(mask):
+  return np.concatenate([np.ravel(m) for m in jax.tree.leaves(mask)])
+
+
+def oracle(masks):
+  """Computes the statistics of a list of flat masks, one per change."""
+  ever = np.logical_or.reduce(masks)
+  if len(masks) == 1:
+    return 0, 0, masks[0].sum(), 1.0, ever.mean()
+  old, new = masks[-2:]
+  return (
+      (new & ~old).sum(), (old & ~new).sum(), (old & new).sum(),
+      (old & new).sum() / (old | new).sum(), ever.mean(),
+  )
+
+
+def test_statistics_equal_a_numpy_oracle_at_every_step():
+  states = train(tracked(tossing()), 8)
+  changes = [flat(spdf.get_mask(states[0]))]
+  for step, state in enumerate(states):
+    if step - 1 in UPDATES:
+      changes.append(flat(spdf.get_mask(state)))
+    found = mask_statistics(state)
+    assert tuple(found) == NAMES
+    for value, wanted in zip(found.values(), oracle(changes)):
+      assert value.shape == () and value.dtype == jnp.float32
+      np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(
+        flat(state.explored), np.logical_or.reduce(changes)
+    )
+  assert len(changes) == 4
+  shares = [float(mask_statistics(s)['exploration']) for s in states]
+  assert shares == sorted(shares) and shares[0] < shares[-1]
+
+
+def test_the_updates_are_those_of_the_wrapped_optimizer():
+  ours = train(tracked(tossing()), 6)[-1].inner_state
+  theirs = train(spdf.sparsify(optax.adam(0.1), tossing(), key=0), 6)[-1]
+  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_masks_are_seen_through_the_wrapper():
+  state = train(tracked(tossing()), 0)[0]
+  assert spdf.get_mask(state)['h_0']['bias'] is None
+  assert state.explored['h_0']['bias'] is None
+  assert not spdf.get_dense_grads(state)
+  full = spdf.get_mask(spdf.densify(state))
+  assert full['h_1']['wi'].all()
+
+
+def test_a_change_that_changes_nothing_overlaps_wholly():
+  algorithm = tossing(lambda count: count == 1)._replace(
+      update=lambda key, count, mask, params, grads: mask
+  )
+  found = mask_statistics(train(tracked(algorithm), 3)[-1])
+  assert [float(found[name]) for name in ('grown', 'dropped')] == [0, 0]
+  assert float(found['overlap']) == 1
+
+
+def test_pruning_and_reviving_are_counted_apart():
+  join = spdf.join([spdf.static(s) for s in (0.75, 0.5, 0.875)], [2, 4])
+  states = train(tracked(join), 6)
+  read = lambda state: [float(mask_statistics(state)[n]) for n in NAMES[:4]]
+  assert read(states[2]) == [0, 0, 64, 1]
+  assert read(states[3]) == read(states[4]) == [64, 0, 64, 0.5]
+  assert read(states[5]) == read(states[6]) == [0, 96, 32, 0.25]
+  assert float(mask_statistics(states[6])['exploration']) == 0.5
+
+
+def test_counts_are_exact_where_float32_sums_are_not():
+  # Adding ones in float32 sticks at 2**24 in the worst order.
+  algorithm = tossing(lambda count: count == 0)._replace(
+      init=lambda key, params: jax.tree.map(
+          lambda p: jnp.ones(p.shape, bool), params
+      ),
+      update=lambda key, count, mask, params, grads: jax.tree.map(
+          lambda m: m.at[..., 0].set(False), mask
+      ),
+  )
+  params = {'w': jnp.ones((4099, 4099), jnp.bfloat16)}
+  states = train(tracked(algorithm, optax.sgd(1.0)), 1, params)
+  found = mask_statistics(states[1])
+  assert int(found['surviving']) == 4099 * 4098
+  assert int(found['dropped']) == 4099
+
+
+def test_static_masks_cost_nothing():
+  tx = tracked(spdf.static(0.75))
+  state = tx.init(PARAMS)
+  step = lambda s: tx.update(PARAMS, s, PARAMS)[1]
+  text = str(jax.make_jaxpr(step)(state))
+  assert 'cond' not in text
+  after = step(state)
+  jax.tree.map(np.testing.assert_array_equal, after.history, state.history)
+  assert float(mask_statistics(after)['exploration']) == 0.25
+
+
+def test_ordinary_steps_copy_neither_masks_nor_history():
+  params = {'w': jnp.ones((128, 256)), 'v': jnp.ones((128, 256))}
+  tx = tracked(tossing(lambda count: count % 7 == 3))
+
+  def step(params, state, grads):
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+  compiled = jax.jit(step, donate_argnums=(0, 1)).lower(
+      params, tx.init(params), params
+  ).compile()
+  main = compiled.as_text().partition('ENTRY')[2].splitlines()
+  assert len([x for x in main if ' conditional(' in x]) == 2
+  assert not [x for x in main if '[128,256]' in x and ' copy(' in x]
+
+
+def test_trackers_under_partition_are_added_up():
+  tx = optax.partition(
+      {'a': tracked(spdf.static(0.5)), 'b': tracked(spdf.static(0.75))},
+      {'h_0': 'a', 'h_1': 'b'},
+  )
+  state = tx.init(PARAMS)
+  found = mask_statistics(state)
+  assert float(found['surviving']) == 64 + 32
+  assert float(found['exploration']) == 96 / 256
+
+
+@pytest.mark.parametrize('wrapper', ['MultiSteps', 'apply_if_finite'])
+def test_wrappers_of_whole_steps_go_around_it(wrapper):
+  tx = tracked(tossing(lambda count: count == 1))
+  tx = {
+      'MultiSteps': lambda: optax.MultiSteps(tx, 2),
+      'apply_if_finite': lambda: optax.apply_if_finite(tx, 5),
+  }[wrapper]()
+  states = train(tx, 4)
+  first, last = mask_statistics(states[0]), mask_statistics(states[-1])
+  assert float(first['grown']) == 0 < float(last['grown'])
+
+
+def test_map_params_survives_its_placeholder():
+  tx = tracked(tossing())
+  state = tx.init(PARAMS)
+  doubled = optax.tree.map_params(tx, lambda x: 2 * x, state)
+  assert jax.tree.structure(doubled) == jax.tree.structure(state)
+
+
+def test_the_history_is_found_as_parameter_shaped():
+  # What gives it the sharding of its parameter.
+  state = tracked(tossing()).init(PARAMS)
+  held = []
+  spdf.map_like_params(lambda x, n: held.append(n), state.history, PARAMS, {
+      'h_0': {'wi': 1, 'bias': 2}, 'h_1': {'wi': 3},
+  })
+  assert held == [1, 3]
+
+
+def test_init_works_from_shapes_alone():
+  tx = tracked(tossing())
+  shapes = jax.eval_shape(tx.init, jax.eval_shape(lambda: PARAMS))
+  assert isinstance(shapes, MaskTrackingState)
+  assert shapes.history['h_1']['wi'].dtype == jnp.uint8
+
+
+def test_a_state_without_tracking_is_refused():
+  tx = spdf.sparsify(optax.adam(0.1), tossing(), key=0)
+  with pytest.raises(ValueError, match='holds no MaskTrackingState'):
+    mask_statistics(tx.init(PARAMS))
