@@ -9,6 +9,9 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from spdf_jax.training.metrics import read_json_lines
+from spdf_jax.training.metrics import read_rows
+
 
 class PhaseRecord(NamedTuple):
   """One phase of a run, as `plan.json` states it.
@@ -104,44 +107,14 @@ class Run:
     return None
 
 
-def _read_json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads JSON lines; an unfinished last line of a killed run is left out."""
-  lines = path.read_text(encoding='utf-8').split('\n')
-  records = []
-  for number, line in enumerate(lines, start=1):
-    if not line.strip():
-      continue
-    try:
-      record = json.loads(line)
-    except json.JSONDecodeError as error:
-      if number == len(lines):  # no newline after it: it was being written
-        break
-      raise ValueError(
-          f'{path} line {number} is not JSON ({error}); remove that line, or '
-          'restore the file.'
-      ) from error
-    if not isinstance(record, dict):
-      raise ValueError(
-          f'{path} line {number} holds {line.strip()[:40]}, which is not a '
-          'JSON object; remove that line, or restore the file.'
-      )
-    records.append(record)
-  return records
-
-
 def _merge_rows(
-    path: pathlib.Path, records: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]],
 ) -> tuple[Mapping[str, Any], ...]:
-  """Joins the records of each step into one row, later values winning."""
-  rows: dict[int, dict[str, Any]] = {}
-  for record in records:
-    if not isinstance(record.get('step'), int):
-      raise ValueError(
-          f'{path} has a row without a whole "step": '
-          f'{json.dumps(record)[:80]}; remove that row, or restore the file.'
-      )
-    rows.setdefault(record['step'], {}).update(record)
-  return tuple(rows[step] for step in sorted(rows))
+  """Joins the rows of each step into one, later values winning."""
+  merged: dict[int, dict[str, Any]] = {}
+  for row in rows:
+    merged.setdefault(row['step'], {}).update(row)
+  return tuple(merged[step] for step in sorted(merged))
 
 
 def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
@@ -206,11 +179,11 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       )
   plan, phases = _read_plan(workdir / 'plan.json')
   path = workdir / 'metrics.jsonl'
-  rows = _merge_rows(path, _read_json_lines(path))
+  rows = _merge_rows(read_rows(path))
   if not rows:
     raise ValueError(f'{path} holds no rows; train the run first.')
   generations = {
-      int(file.stem.removeprefix('step_')): _read_json_lines(file)
+      int(file.stem.removeprefix('step_')): read_json_lines(file)
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }
