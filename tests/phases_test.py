@@ -24,7 +24,7 @@ RATE = dict(
 )
 SPEC = dict(
     duration='30 steps', data='corpus', batch_size=2, length=8, sparsity=0.5,
-    learning_rate=RATE, weight_decay=0.1, restart=False,
+    learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
 )
 
 
@@ -65,6 +65,53 @@ def test_a_continued_schedule_spans_every_phase_that_continues_it():
   one = make_plan({'duration': '90 steps'}, make_rate('linear'))
   np.testing.assert_array_equal(rates(three), rates(one))
   assert three.starts == (0, 30, 60, 90)
+
+
+def test_rewound_rounds_make_an_exact_sawtooth():
+  rewound = make_rate('rewind', to='7 steps')
+  plan = make_plan({}, rewound, {'duration': '20 steps', **rewound})
+  base = rates(make_plan({}))
+  late = np.full(7, base.dtype.type(optax.cosine_decay_schedule(
+      1e-2, 26, alpha=0.1
+  )(26)))
+  want = np.concatenate([base, base[7:], late, base[7:27]])
+  np.testing.assert_array_equal(rates(plan), want)
+  assert plan.learning_rate(30) > plan.learning_rate(29)  # The teeth.
+  assert plan.learning_rate(60) > plan.learning_rate(59)
+
+
+def test_a_rewound_schedule_is_that_of_the_last_phase_with_its_own():
+  linear = make_rate('linear', peak=0.5)
+  rewind = make_rate('rewind', to='')
+  plan = make_plan({}, linear, make_rate('continue'), rewind, rewind)
+  base = rates(make_plan(linear | {'duration': '60 steps'}))
+  want = np.concatenate([rates(make_plan({})), base, base[:30], base[:30]])
+  np.testing.assert_array_equal(rates(plan), want)
+
+
+def test_a_phase_continues_a_rewound_one_where_that_ends():
+  changes = [make_rate('rewind', to='5 steps'), make_rate('continue')]
+  plan = make_plan({}, *({'duration': '10 steps', **c} for c in changes))
+  base = rates(make_plan({}))
+  np.testing.assert_array_equal(rates(plan)[30:], base[5:25])
+
+
+def test_a_step_to_rewind_to_is_a_duration_of_the_schedule_it_is_in():
+  # 64 tokens are 4 of the first phase's steps, 2 of the second's.
+  rewound = make_rate('rewind', to='64 tokens') | {'batch_size': 4}
+  plan = make_plan({}, rewound)
+  np.testing.assert_array_equal(rates(plan)[30:56], rates(make_plan({}))[4:])
+
+
+@pytest.mark.parametrize('rate, message', [
+    (make_rate('rewind', to='30 steps'),
+     "rate of phase 'p1': it rewinds to step 30 of a schedule of 30 steps"),
+    (make_rate('rewind', to='soon'), "'p1': duration is 'soon'; write"),
+    (make_rate('rewind'), "'p1': it rewinds to no step; give 'to'"),
+])
+def test_a_rewind_to_nowhere_is_refused(rate, message):
+  with pytest.raises(ValueError, match=message):
+    make_plan({}, rate)
 
 
 def test_a_cosine_falls_to_its_final_fraction():
@@ -211,6 +258,8 @@ def test_an_impossible_phase_is_refused(field, value, message):
     ({'sparsity': math.nan}, "phase 'p0': sparsity is"),
     ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
     (make_rate('cosin'), "schedule of phase 'p0': 'cosin' .*'cosine'"),
+    (make_rate('rewnd'), "schedule of phase 'p0': 'rewnd' .*'rewind'"),
+    (make_rate('rewind', to=''), "'p0' is the first and has the.*'rewind'"),
     (make_rate('continue'), "'p0' is the first and has the sched.*'continue'"),
     (make_rate('cosine', warmup='30 steps'),
      "learning rate of phase 'p0': warm-up takes 30 of 30 steps"),

@@ -15,7 +15,7 @@ V, L = 16, 8
 RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
 PHASE = dict(
     duration='5 steps', data='corpus', batch_size=2, length=L, sparsity=0.75,
-    learning_rate=RATE, weight_decay=0.1, restart=False,
+    learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
 )
 PHASES = {
     'pretrain': PHASE,

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from spdf_jax.analysis.segments import Segment
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 
@@ -23,10 +24,12 @@ class PhaseRecord(NamedTuple):
     batch_size: Sequences in a batch.
     length: Tokens in a sequence.
     source: What its batches are drawn from.
-    sparsity: Mean fraction of zeros in the sparsified weights.
+    sparsity: Fraction of zeros in the sparsified weights at its end, as asked.
     tokens: Tokens it trains on.
-    flops_per_step: Training FLOPs of a step at its sparsity.
+    flops_per_step: Training FLOPs of a step, the mean over all of them.
     dense_flops_per_step: Training FLOPs of the same step, dense.
+    mask_updates: Steps at which its masks change, as planned.
+    segments: Its steps, cut where the level changes; none: it does not.
   """
 
   name: str
@@ -39,11 +42,25 @@ class PhaseRecord(NamedTuple):
   tokens: int
   flops_per_step: float
   dense_flops_per_step: float
+  mask_updates: int = 0
+  segments: tuple[Segment, ...] = ()
 
   @property
   def end(self) -> int:
     """Steps completed after the phase."""
     return self.start + self.steps
+
+  @property
+  def parts(self) -> tuple[Segment, ...]:
+    """Its segments, one at least."""
+    return self.segments or (
+        Segment(self.start, self.steps, self.sparsity, self.flops_per_step),
+    )
+
+  @property
+  def levels(self) -> tuple[float, float]:
+    """The fractions of zeros asked for from its first and at its last step."""
+    return self.parts[0].sparsity, self.parts[-1].sparsity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +138,7 @@ def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
   """Reads `plan.json` and its phases."""
   try:
     plan = json.loads(path.read_text(encoding='utf-8'))
-    phases = [
-        PhaseRecord(**{name: phase[name] for name in PhaseRecord._fields})
-        for phase in plan['phases']
-    ]
+    phases = [_phase_record(phase) for phase in plan['phases']]
     plan['name'], phases[0]
   except json.JSONDecodeError as error:
     raise ValueError(
@@ -136,6 +150,17 @@ def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
         f'with {", ".join(PhaseRecord._fields)}: {error!r}.'
     ) from error
   return plan, phases
+
+
+def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
+  """Reads a phase; plans written before there were segments have none."""
+  optional = PhaseRecord._field_defaults
+  fields = {n: phase[n] for n in PhaseRecord._fields if n not in optional}
+  return PhaseRecord(
+      **fields,
+      mask_updates=phase.get('mask_updates', 0),
+      segments=tuple(Segment(**s) for s in phase.get('segments', ())),
+  )
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:

@@ -153,7 +153,7 @@ def create_recipe(config: Any) -> Recipe:
   batch_at = data.schedule_batches(
       sources,
       [
-          data.Allotment(p.data, p.batch_size, p.length, p.steps)
+          data.Allotment(p.data, p.batch_size, p.length, p.steps, p.reshuffle)
           for p in plan.phases
       ],
       seed=config['seed'],
