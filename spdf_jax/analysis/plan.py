@@ -40,19 +40,20 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       d_ff=config.d_ff,
       vocab_size=config.vocab_size,
   )
-  cost = lambda phase, sparsity, dense_grads: phase.batch_size * training_flops(
-      shape, phase.length, sparsity, dense_grads=dense_grads
+
+  def cost(phase, sparsity, dense_grads):
+    return phase.batch_size * training_flops(
+        shape, phase.length, sparsity, dense_grads=dense_grads
+    )
+
+  found = find_segments(
+      recipe.plan, lambda step: mean_sparsity(_levels_at(recipe, step)), cost
   )
+  changes = recipe.plan.update_steps
   phases = []
-  for phase, segments in zip(
-      recipe.plan.phases,
-      find_segments(
-          recipe.plan, lambda step: mean_sparsity(_levels_at(recipe, step)), cost
-      ),
-  ):
+  for phase, segments in zip(recipe.plan.phases, found):
     start = segments[0].start
     flops = sum(s.steps * s.flops_per_step for s in segments)
-    changes = recipe.plan.update_steps
     phases.append({
         'name': phase.name,
         'start': start,
@@ -73,7 +74,9 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       'name': name,
       'model': {'preset': recipe.config['model']['preset'], **shape._asdict()},
       'parameters': recipe.parameters,
-      'sparsified_parameters': sum(x.size for x in _levels_at(recipe, 0).values()),
+      'sparsified_parameters': sum(
+          level.size for level in _levels_at(recipe, 0).values()
+      ),
       'phases': phases,
       'compute': MULTIPLIES_ZEROS,
   }

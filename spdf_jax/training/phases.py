@@ -168,7 +168,7 @@ class Plan:
 
   @functools.cached_property
   def algorithm(self) -> sparsity.Algorithm:
-    """The sparse-training algorithm of the whole plan, stretch after stretch."""
+    """The sparse-training algorithm of the whole plan, by stretches."""
     return sparsity.join(
         [create_algorithm(stretch.sparsity) for stretch in self.stretches],
         [stretch.start for stretch in self.stretches[1:]],
