@@ -136,6 +136,17 @@ def test_first_masks_are_made_by_name():
   assert (drawn.init(jax.random.key(0), PARAMS)['b'] != want['b']).any()
 
 
+def test_rounds_are_a_list_of_mappings():
+  rounds = [dict(steps=20), dict(steps=30, fraction=0.25, rewind_to=5)]
+  found = make('iterative', rounds=rounds)
+  assert levels(found, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
+  built = create_algorithm({
+      'algorithm': 'iterative',
+      'rounds': [spdf.Round(20), spdf.Round(30, 0.25)],
+  })
+  assert levels(built, 19, 20) == [0.0, 0.25]
+
+
 def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
   found = make(f'{__name__}:own', sparsity=0.75, flavour='sweet')
   assert levels(found, 0) == [0.75]
@@ -179,6 +190,8 @@ def test_what_python_has_made_already_is_taken_as_it_is():
       'structure': {'structure': 'n_of_m', 'n': 4, 'm': 4}}, 'n is 4 and m is'),
     ({'algorithm': 'static', 'sparsity': 0.5, 'init': 'magnitudes'},
      "init 'magnitudes' is unknown; did you mean 'magnitude'"),
+    ({'algorithm': 'iterative', 'rounds': [{'step': 3}]},
+     "a round: missing a required argument: 'steps'; its arguments are steps"),
     ({'algorithm': 'no_such_module.at_all:f'},
      r"'no_such_module.at_all:f' cannot be imported \(No module named"),
     ({'algorithm': 'json.no_such:f'}, "cannot be imported .*'package.module:"),

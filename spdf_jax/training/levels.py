@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.masks import number_kept
+from spdf_jax.sparsity.counts import number_kept
+from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.training.phases import Plan
 
 
@@ -32,7 +33,8 @@ def asked_levels(
     where: The selection of sparsified leaves.
 
   Returns:
-    Levels by the layer's path, stacked layers apart, as `summarize` names them.
+    Levels by the layer's path, stacked layers apart, as `summarize` names them;
+    each has that of the model where the whole model competes.
   """
   axes = selection.select(where, params)
   stacks = selection.to_layers(params, params, axes)
@@ -40,10 +42,12 @@ def asked_levels(
   updates = plan.update_steps
   updated = np.searchsorted(updates, step, side='right')
   count = int(updates[updated - 1]) if updated else 0
-  levels = jax.tree.leaves(plan.algorithm.sparsity_at(count, stacks))
+  levels = plan.algorithm.sparsity_at(count, stacks)
+  if isinstance(levels, ModelWide):
+    levels = jax.tree.map(lambda _: levels.level, stacks)
   found = {}
   for (path, stack), level in zip(
-      jax.tree_util.tree_leaves_with_path(stacks), levels
+      jax.tree_util.tree_leaves_with_path(stacks), jax.tree.leaves(levels)
   ):
     size = int(np.prod(stack.shape[1:]))
     asked = Level(size, 1 - number_kept(size, level) / size)

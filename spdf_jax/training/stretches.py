@@ -69,7 +69,10 @@ def check_fits(stretch: Stretch) -> None:
   if not isinstance(spec, Mapping):
     return
   if spec['algorithm'] == 'iterative':
-    rounds = [entry['steps'] for entry in spec['rounds']]
+    rounds = [
+        r['steps'] if isinstance(r, Mapping) else r.steps
+        for r in spec['rounds']
+    ]
     if sum(rounds) != stretch.steps:
       raise ValueError(
           f'{stretch} has {stretch.steps} steps and iterative rounds of '
