@@ -66,10 +66,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   rest = pretrain | dict(
       duration='200 steps', learning_rate=cosine | dict(schedule='continue')
   )
-  decay = dict(schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0)
+  fall = dict(schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0)
   finetune = pretrain | dict(
       duration='2 epochs', data='task', batch_size=16, length=64, restart=True,
-      learning_rate=decay, weight_decay=0.01,
+      learning_rate=fall, weight_decay=0.01,
   )
   phases = dict(pretrain=pretrain, continuation=rest, finetune=finetune)
   phases = common.sparse_phases(phases, algorithm, level)

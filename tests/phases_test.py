@@ -216,6 +216,77 @@ def test_neighbours_of_equal_sparsity_share_a_mask():
   assert not any(alike.algorithm.update_at(s) for s in range(20))
 
 
+RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=4, update_until=8)
+
+
+def test_the_steps_of_updates_are_those_of_the_algorithms():
+  plan = Plan((
+      make_phase(name='a', sparsity=RIGL),
+      make_phase(name='b', sparsity=RIGL | {'update_every': 3}),
+      make_phase(name='c', sparsity=0.0),
+  ))
+  assert plan.update_steps.tolist() == [4, 8, 10, 13, 16, 20]
+  assert plan.dense_grads_steps.tolist() == [4, 8, 10, 13, 16, 20]
+  still = Plan((make_phase(name='a'), make_phase(name='b')))
+  assert still.update_steps.size == still.dense_grads_steps.size == 0
+
+
+def test_masks_move_where_they_change_within_a_stretch():
+  sparse, dense = make_phase(name='a'), make_phase(name='b', sparsity=0.0)
+  rounds = dict(algorithm='iterative', rounds=[
+      dict(steps=10), dict(steps=10, fraction=0.25),
+  ])
+  pruned = [make_phase(name=name, sparsity=rounds) for name in 'cd']
+  assert not Plan((sparse,)).moves_masks
+  assert not Plan((sparse, dense)).moves_masks
+  assert Plan((make_phase(sparsity=RIGL), dense)).moves_masks
+  assert Plan(tuple(pruned)).moves_masks
+  assert levels(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
+
+
+def test_a_long_plan_finds_its_updates_at_once():
+  plan = Plan((make_phase(steps=300_000, sparsity=RIGL | {
+      'update_every': 100, 'update_until': 200_000,
+  }),))
+  assert plan.update_steps.tolist() == list(range(100, 200_001, 100))
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'update_until': 11},
+     "phase 'sparse' has 10 steps, counted from 0, and update_until is 11"),
+    ({'update_until': 10, 'update_every': 5}, 'and update_until is 10; give an'),
+    ({'update_from': 10, 'update_until': 10}, 'and update_from is 10; give an'),
+    ({'update_every': [2, 10]}, 'and update_every lists step 10; give an ear'),
+])
+def test_updates_after_the_last_step_are_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    Plan((make_phase(sparsity=RIGL | change),))
+
+
+def test_updates_that_end_with_their_phase_are_taken():
+  Plan((make_phase(sparsity=RIGL | {'update_until': 9}),))
+  # A round number, but no update is at it.
+  Plan((make_phase(sparsity=RIGL | {'update_until': 10}),))
+  endless = dict(algorithm='sparse_evolution', sparsity=0.5, update_every=3)
+  Plan((make_phase(sparsity=endless),))
+  # Two phases of one sparsity are one stretch to the algorithm.
+  late = RIGL | {'update_until': 16}
+  Plan((make_phase(name='a', sparsity=late), make_phase(name='b', sparsity=late)))
+
+
+@pytest.mark.parametrize('steps, message', [
+    ((10, 15), "phases 'a' to 'b' have 20 steps and iterative rounds of"),
+    ((10, 5), r'rounds of 10 \+ 5 = 15; make them equal'),
+])
+def test_rounds_that_do_not_fit_their_phases_are_refused(steps, message):
+  rounds = dict(algorithm='iterative', rounds=[
+      dict(steps=n, fraction=0.25) for n in steps
+  ])
+  phases = tuple(make_phase(name=name, sparsity=rounds) for name in 'ab')
+  with pytest.raises(ValueError, match=message):
+    Plan(phases)
+
+
 def test_phases_run_in_the_order_that_is_asked_for():
   plan = make_plan({}, {'sparsity': 0.0}, {}, order=['p1', 'p0'])
   assert [phase.name for phase in plan.phases] == ['p1', 'p0']

@@ -6,6 +6,7 @@ import jax
 
 from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.flops import training_flops
+from spdf_jax.analysis.segments import as_ranges
 from spdf_jax.analysis.segments import find_segments
 from spdf_jax.sparsity import selection
 from spdf_jax.training.checkpoints import checkpoint_bytes
@@ -30,7 +31,8 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
   Returns:
     JSON-able: name, model sizes, parameters, sparsified parameters and, per
     phase, steps, tokens, sparsity at its end, FLOPs per step (the mean, and
-    also if it were dense), mask updates, and the segments of one level.
+    also if it were dense), mask updates as ranges, and the segments of one
+    level.
   """
   config = recipe.model.config
   shape = ModelShape(
@@ -65,8 +67,8 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
         'tokens': phase.tokens,
         'flops_per_step': flops / phase.steps,
         'dense_flops_per_step': cost(phase, 0.0, False),
-        'mask_updates': int(
-            ((changes >= start) & (changes < start + phase.steps)).sum()
+        'mask_updates': as_ranges(
+            changes[(changes >= start) & (changes < start + phase.steps)]
         ),
         'segments': [segment._asdict() for segment in segments],
     })

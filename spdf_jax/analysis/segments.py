@@ -1,6 +1,7 @@
 """Segments: stretches of steps at one level, and what their steps cost."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,3 +71,22 @@ def find_segments(
       before = level
     found.append(segments)
   return found
+
+
+def as_ranges(steps: Sequence[int]) -> list[list[int]]:
+  """Writes rising steps as ranges, each its first step, last step and stride.
+
+  Example:
+    >>> as_ranges([50, 100, 150, 400, 500])
+    [[50, 150, 50], [400, 500, 100]]
+  """
+  ranges: list[list[int]] = []
+  for step in map(int, steps):
+    last = ranges[-1] if ranges else None
+    if last and last[0] == last[1]:
+      last[1:] = [step, step - last[0]]
+    elif last and step == last[1] + last[2]:
+      last[1] = step
+    else:
+      ranges.append([step, step, 1])
+  return ranges

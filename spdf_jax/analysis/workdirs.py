@@ -28,7 +28,7 @@ class PhaseRecord(NamedTuple):
     tokens: Tokens it trains on.
     flops_per_step: Training FLOPs of a step, the mean over all of them.
     dense_flops_per_step: Training FLOPs of the same step, dense.
-    mask_updates: Steps at which its masks change, as planned.
+    mask_updates: The steps at which its masks change, as planned.
     segments: Its steps, cut where the level changes; none: it does not.
   """
 
@@ -42,7 +42,7 @@ class PhaseRecord(NamedTuple):
   tokens: int
   flops_per_step: float
   dense_flops_per_step: float
-  mask_updates: int = 0
+  mask_updates: tuple[int, ...] = ()
   segments: tuple[Segment, ...] = ()
 
   @property
@@ -158,7 +158,10 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
   fields = {n: phase[n] for n in PhaseRecord._fields if n not in optional}
   return PhaseRecord(
       **fields,
-      mask_updates=phase.get('mask_updates', 0),
+      mask_updates=tuple(
+          step for first, last, every in phase.get('mask_updates', ())
+          for step in range(first, last + 1, every)
+      ),
       segments=tuple(Segment(**s) for s in phase.get('segments', ())),
   )
 

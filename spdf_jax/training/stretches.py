@@ -25,8 +25,9 @@ class Stretch(NamedTuple):
 
   def __str__(self) -> str:
     if len(self.names) == 1:
-      return f'phase {self.names[0]!r}'
-    return f'phases {self.names[0]!r} to {self.names[-1]!r}'
+      return f'phase {self.names[0]!r} has {self.steps} steps'
+    first, *_, last = self.names
+    return f'phases {first!r} to {last!r} have {self.steps} steps'
 
 
 def find_stretches(
@@ -75,7 +76,7 @@ def check_fits(stretch: Stretch) -> None:
     ]
     if sum(rounds) != stretch.steps:
       raise ValueError(
-          f'{stretch} has {stretch.steps} steps and iterative rounds of '
+          f'{stretch} and iterative rounds of '
           f'{" + ".join(map(str, rounds))} = {sum(rounds)}; make them equal.'
       )
   every = spec.get('update_every')
@@ -94,6 +95,6 @@ def check_fits(stretch: Stretch) -> None:
 
 def _refuse(stretch: Stretch, name: str, what: str) -> None:
   raise ValueError(
-      f'{stretch} has {stretch.steps} steps, counted from 0, and {name} {what};'
-      ' give an earlier step or more steps.'
+      f'{stretch}, counted from 0, and {name} {what}; give an earlier step or '
+      'more steps.'
   )
