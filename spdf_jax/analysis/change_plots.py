@@ -69,14 +69,16 @@ def _draw(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
       found, [100 * x for x in levels], '.', color=GREY, markersize=7, **style
   )
   ends = [(steps[-1], zeros[-1], 'zeros', GREY)]
-  changes = [c for phase in run.phases for c in changes_in(run, phase)]
-  if changes:
-    survival = [100 * change.survival for change in changes]
+  changes = [changes_in(run, phase) for phase in run.phases]
+  for inside in filter(None, changes):
+    survival = [100 * change.survival for change in inside]
     ax.plot(
-        [c.step for c in changes], survival, color=COLORS[1], linewidth=0.8,
+        [c.step for c in inside], survival, color=COLORS[1], linewidth=0.8,
         marker='o', markersize=3.5, **style,
     )
-    ends.append((changes[-1].step, survival[-1], 'survival', COLORS[1]))
+    end = (inside[-1].step, survival[-1], 'survival', COLORS[1])
+  if any(changes):
+    ends.append(end)
   steps, explored = run.series('sparsity/exploration')
   explored = [100 * share for share in explored]
   ax.plot(steps, explored, color=COLORS[2], linewidth=1.8, clip_on=False)

@@ -9,6 +9,7 @@ from spdf_jax.analysis.tables import markdown_table
 from spdf_jax.analysis.tables import MISSING
 from spdf_jax.analysis.tables import number
 from spdf_jax.analysis.tables import percent
+from spdf_jax.analysis.tables import zeros
 from spdf_jax.analysis.workdirs import PhaseRecord
 from spdf_jax.analysis.workdirs import Run
 
@@ -89,8 +90,8 @@ def changes_table(runs: Mapping[str, Run]) -> str | None:
     runs: Runs by label.
 
   Returns:
-    A Markdown table: zeros asked for and found at each phase's end, changes,
-    the share of active weights that survived one, and the share that was ever
+    A Markdown table: zeros asked for and those found at each phase's end, the
+    number of changes, the share of active weights that survived one, and the share that was ever
     active; None if no run is tracked.
 
   Example:
@@ -112,7 +113,7 @@ def changes_table(runs: Mapping[str, Run]) -> str | None:
       rows.append([
           escape(label),
           escape(phase.name),
-          percent(phase.sparsity),
+          zeros(phase),
           MISSING if found is None else percent(found[1]),
           str(len(phase.mask_updates)),
           _survival(changes_in(run, phase)) or MISSING,
@@ -143,7 +144,9 @@ def movement(label: str, run: Run) -> str | None:
     changes = [c for c in changes_in(run, phase) if c.step > phase.start]
     if changes:
       mean = sum(c.survival for c in changes) / len(changes)
-      times = f'{len(changes)} times' if len(changes) > 1 else 'once'
+      times = {1: 'once', 2: 'twice'}.get(
+          len(changes), f'{len(changes)} times'
+      )
       parts.append(
           f'{times} within {phase.name}, where {percent(mean)} of the active '
           'weights survive a change on average'
@@ -164,7 +167,7 @@ def movement(label: str, run: Run) -> str | None:
 
 
 def sawtooth(label: str, run: Run) -> str | None:
-  """States what pruning between phases does to the training loss.
+  """States how the training loss changes where a phase begins by pruning.
 
   Args:
     label: What the run is called.
@@ -180,15 +183,15 @@ def sawtooth(label: str, run: Run) -> str | None:
     after = _mean_loss(run, phase.start, phase.start + phase.steps // _SHARE)
     if not pruned or before is None or after is None:
       continue
-    zeros = percent(phase.levels[0])
-    teeth.append(f'{number(before)} to {number(after)} at {zeros} zeros')
+    level = percent(phase.levels[0])
+    teeth.append(f'{number(before)} to {number(after)} at {level} zeros')
     found = run.at_end(phase, 'validation/loss')
     if found is not None:
-      ends.append(f'{number(found[1])} at {zeros}')
+      ends.append(f'{number(found[1])} at {level}')
   if not teeth:
     return None
   text = (
-      f'Pruning, the learning rate as it then is, takes the training loss of '
+      "Pruning and the new round's learning rate take the training loss of "
       f'{label} from {", ".join(teeth)} (means over the last tenth of a round '
       'and the first of the next).'
   )

@@ -26,7 +26,8 @@ _COMPUTE = (
     'other.'
 )
 _MASKS = (
-    'Zeros are those of the sparsified weights at the end of each phase. '
+    'Zeros are those of the sparsified weights, found at the end of each '
+    'phase. '
     'Survival is the share of the active weights that stay active at a change '
     'of the masks, the least and the most of the phase; explored is the share '
     'of the sparsified weights that have been active at any time of the run.'
