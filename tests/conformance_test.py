@@ -141,7 +141,6 @@ def run(optimizer, algorithm):
 def _free_compiled_programs():
   # A process may hold some 65,000 memory maps, and each program takes a few.
   yield
-  print('MAPS', len(open('/proc/self/maps').readlines()))
   jax.clear_caches()
 
 
@@ -221,3 +220,126 @@ def test_a_parabola_converges_to_its_masked_optimum(optimizer, algorithm):
   result = run(optimizer, algorithm)
   mask = spdf.get_mask(result.steps[-1][1])
   assert excess(result.end, mask) < 1e-2 * excess(result.steps[0][0], mask)
+
+
+@pytest.mark.parametrize('algorithm', ['gmp', 'set', 'rigl', 'granet'])
+def test_bfloat16_parameters_keep_their_dtype_and_exact_zeros(algorithm):
+  tx = spdf.sparsify(optax.adamw(0.1), CASES[algorithm].make(), key=0)
+  steps = list(train(tx, make_params(dtype=jnp.bfloat16), WATCHED))
+  for i, (params, state) in enumerate(steps):
+    assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(params))
+    assert_zero_off_mask(params, spdf.get_mask(state))
+    counts = sum(m.sum() for m in kernels(spdf.get_mask(state)))
+    assert counts == CASES[algorithm].kept(max(i - 1, 0))[0]
+
+
+@pytest.mark.parametrize('algorithm, after', [
+    ('rigl', optax.add_noise(1e-2, 0.5, key=0)),
+    ('gmp', optax.scale(2.0)),
+    ('rigl', optax.clip(1e-3)),
+], ids=['noise', 'rate', 'clipping'])
+def test_a_transformation_after_sparsify_loses_the_zeros(algorithm, after):
+  # Nothing tells so: `sparsify` must be the last one of a chain.
+  tx = optax.chain(
+      spdf.sparsify(optax.adamw(0.1), CASES[algorithm].make(), key=0), after
+  )
+  *_, (params, state) = train(tx, make_params(), 5)
+  with pytest.raises(AssertionError):
+    assert_zero_off_mask(params, spdf.get_mask(state))
+
+
+@pytest.mark.parametrize('algorithm', ['rigl', 'gmp'])
+def test_frozen_modules_keep_every_weight(algorithm):
+  tx = optax.partition(
+      {
+          'trained': spdf.sparsify(
+              optax.adamw(0.1), CASES[algorithm].make(), key=0
+          ),
+          'frozen': optax.set_to_zero(),
+      },
+      lambda params: {
+          name: 'frozen' if name == 'h_0' else 'trained' for name in params
+      },
+  )
+  initial = make_params()
+  for i, (params, state) in enumerate(train(tx, initial, WATCHED)):
+    assert_equal(params['h_0'], initial['h_0'])
+    mask = spdf.get_mask(state)
+    assert mask['h_0'] is None
+    trained = mask['h_1']['kernel']
+    assert int(trained.sum()) == CASES[algorithm].kept(max(i - 1, 0))[1]
+    assert (params['h_1']['kernel'][~trained] == 0).all()
+    moved = params['h_1']['bias'] != initial['h_1']['bias']
+    assert bool(moved.all()) == (i > 0)
+
+
+def train_any(params, loss_fn):
+  """The one loop, whatever the parameters come from."""
+  algorithm = spdf.rigl(0.75, update_every=10, update_until=100)
+  tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
+  state = tx.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(state))
+
+  @jax.jit
+  def step(params, state):
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  losses = []
+  for _ in range(150):
+    params, state, loss = step(params, state)
+    losses.append(float(loss))
+  assert step._cache_size() == 1
+  return params, spdf.get_mask(state), losses
+
+
+X = np.random.default_rng(0).normal(size=(64, 8)).astype(np.float32)
+Y = np.sin(X @ np.random.default_rng(1).normal(size=(8, 4)) / 2)
+
+
+def linen_model():
+  nn = pytest.importorskip('flax.linen')
+
+  class Network(nn.Module):
+
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(4)(nn.relu(nn.Dense(32)(x)))
+
+  params = Network().init(jax.random.key(0), X)
+  return params, lambda params: Network().apply(params, X)
+
+
+def nnx_model():
+  nnx = pytest.importorskip('flax.nnx')
+  rngs = nnx.Rngs(0)
+  model = nnx.Sequential(
+      nnx.Linear(8, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 4, rngs=rngs)
+  )
+  graph, params = nnx.split(model)
+  return params, lambda params: nnx.merge(graph, params)(X)
+
+
+def equinox_model():
+  eqx = pytest.importorskip('equinox', reason='needs Equinox')
+  model = eqx.nn.MLP(8, 4, 32, 1, key=jax.random.key(0))
+  params, rest = eqx.partition(model, eqx.is_inexact_array)
+  return params, lambda params: jax.vmap(eqx.combine(params, rest))(X)
+
+
+@pytest.mark.parametrize('make', [linen_model, nnx_model, equinox_model])
+def test_models_of_any_library_train_by_the_same_lines(make):
+  params, predict = make()
+  params, mask, losses = train_any(
+      params, lambda params: jnp.mean((predict(params) - Y) ** 2)
+  )
+  assert losses[-1] < 0.5 * losses[0]
+  # 8 x 32 and 32 x 4, or transposed; masks and models fit each other.
+  kept = {m.size: int(m.sum()) for m in jax.tree.leaves(mask)}
+  assert kept == {256: 64, 128: 32}
+  for p, m in zip(
+      jax.tree.leaves(params), jax.tree.leaves(spdf.apply_mask(params, mask))
+  ):
+    np.testing.assert_array_equal(p, m)
+  assert predict(params).shape == (64, 4)
