@@ -122,7 +122,7 @@ TARGET = make_params(seed=1)
 def make_step(tx):
   """Returns `(params, state, noise) -> (params, state)`, jitted.
 
-  The noise is added to all gradients: zero, or what is to be found there.
+  The noise is added to the gradients: `ZERO`, or what is to be found there.
   """
   # Programs this small are compiled far longer than they run.
   @functools.partial(
@@ -130,8 +130,8 @@ def make_step(tx):
   )
   def step(params, state, noise):
     grads = jax.tree.map(
-        lambda p, t: p - t.astype(p.dtype) + noise.astype(p.dtype),
-        params, TARGET,
+        lambda p, t, n: p - t.astype(p.dtype) + n.astype(p.dtype),
+        params, TARGET, noise,
     )
     updates, state = tx.update(grads, state, params)
     return optax.apply_updates(params, updates), state
@@ -139,7 +139,7 @@ def make_step(tx):
   return step
 
 
-ZERO = np.float32(0)
+ZERO = jax.tree.map(lambda t: np.zeros(t.shape, np.float32), TARGET)
 
 
 def start(tx, params):
