@@ -9,27 +9,27 @@ Expected: pre-training ends below the perplexity of a bigram model, and
 fine-tuning more than halves the perplexity of docstrings.
 
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
-"""
 
-import copy
+  configs/quickstart.py:algorithm=rigl,sparsity=0.9  # or only one of the two;
+    static, set, rigl, gmp, granet or iterative, which prunes in four rounds
+"""
 
 import ml_collections
 from ml_collections.config_dict import placeholder
 
+from configs import common
 
-def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` is `sparsity=S`, the level of pre-training."""
-  name, _, value = arg.partition('=')
-  if name != 'sparsity' or not value:
-    raise ValueError(f"config argument is {arg!r}; write 'sparsity=0.75'.")
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; `arg` is `algorithm=…`, `sparsity=…` or both."""
+  algorithm, level = common.parse_sparsity(arg)
 
   config = ml_collections.ConfigDict()
   config.seed = 0  # of initial weights, masks and data order
 
   config.model = dict(
-      preset='gpt-mini',  # sizes by name; the fields below override it
+      preset='gpt-mini',  # sizes by name; the fields below, if set, override it
       vocab_size=1024,  # at least the tokenizer's
-      # None: the preset's
       n_layers=placeholder(int), n_heads=placeholder(int),
       d_model=placeholder(int), d_ff=placeholder(int),
       max_length=128,  # positions
@@ -43,38 +43,36 @@ def get_config(arg: str = 'sparsity=0.75') -> ml_collections.ConfigDict:
       tokenizer='bpe-1024',  # 'bytes', or 'bpe-N' learned on the corpus
       task='python-docstrings',  # fine-tuning task; '' for none
       cache_dir='~/.cache/spdf_jax',  # prepared corpora
-      max_epochs=dict(corpus=1, task=2),  # more is refused
+      max_epochs=dict(corpus=4 if algorithm == 'iterative' else 1, task=2),
   )
 
   config.optimizer = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)  # AdamW
 
+  cosine = dict(
+      schedule='cosine',  # constant, linear, cosine, continue or rewind
+      peak=3e-3, warmup='50 steps',  # a duration
+      final_fraction=0.1,  # of the peak, at the end
+  )
   pretrain = dict(
       duration='1000 steps',  # steps, tokens, epochs or tokens/parameter
       data='corpus',  # which source: corpus or task
-      batch_size=8,  # sequences per step
-      length=128,  # tokens per sequence
-      sparsity=float(value),  # fraction of zeros in the hidden matrices
-      learning_rate=dict(
-          schedule='cosine',  # constant, linear, cosine or continue
-          peak=3e-3,
-          warmup='50 steps',  # a duration
-          final_fraction=0.1,  # of the peak, at the end
-      ),
-      weight_decay=0.1,
+      batch_size=8, length=128,  # sequences per step, tokens per sequence
+      sparsity=0.0,  # fraction of zeros in the hidden matrices, or an algorithm
+      learning_rate=cosine, weight_decay=0.1,
       restart=False,  # of the optimizer's moments
+      reshuffle=False,  # begins a new epoch of the data
   )
-  continuation = copy.deepcopy(pretrain)
-  continuation.update(duration='200 steps', sparsity=0.0)
   # The cosine of the first phase spans this one too: one pre-training.
-  continuation['learning_rate']['schedule'] = 'continue'
-  decay = dict(
-      schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0.0
+  rest = pretrain | dict(
+      duration='200 steps', learning_rate=cosine | dict(schedule='continue')
   )
-  finetune = dict(
-      duration='2 epochs', data='task', batch_size=16, length=64, sparsity=0.0,
-      learning_rate=decay, weight_decay=0.01, restart=True,
+  fall = dict(schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0)
+  finetune = pretrain | dict(
+      duration='2 epochs', data='task', batch_size=16, length=64, restart=True,
+      learning_rate=fall, weight_decay=0.01,
   )
-  phases = dict(pretrain=pretrain, continuation=continuation, finetune=finetune)
+  phases = dict(pretrain=pretrain, continuation=rest, finetune=finetune)
+  phases = common.sparse_phases(phases, algorithm, level)
   config.phases = dict(order=tuple(phases), **phases)  # what runs, in order
 
   config.evaluation = dict(

@@ -4,8 +4,9 @@
 
 Any field of the config can be changed: --config.seed=1. A run that was
 stopped or killed goes on when the same command is given again; everything it
-measured is in the workdir's metrics.jsonl. --dry_run prints the plan instead:
-what is sparsified, parameters, memory and FLOPs.
+measured is in the workdir's metrics.jsonl, and told in report.md beside it.
+--dry_run prints the plan instead: what is sparsified, parameters, memory and
+FLOPs.
 """
 
 import pathlib
@@ -17,6 +18,7 @@ from ml_collections import config_flags
 
 from experiments import console
 from experiments import lifecycle
+from spdf_jax import analysis
 from spdf_jax import training
 from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.analysis.plan import format_plan
@@ -55,6 +57,12 @@ def main(argv: list[str]) -> int:
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal
+  try:
+    runs = {name: analysis.read_run(session.workdir)}
+    print(f'{analysis.write_report(session.workdir, runs)} is written')
+  except ImportError as error:
+    # The run is whole without its plots.
+    logging.warning('there is no report: %s', error)
   return 0
 
 

@@ -66,17 +66,23 @@ def test_an_epoch_sees_every_window_exactly_once(counting):
 @given(
     blocks=st.integers(6, 40),
     shares=st.lists(
-        st.tuples(*map(st.sampled_from, (range(1, 7), LENGTHS, range(1, 10)))),
+        st.tuples(*map(
+            st.sampled_from, (range(1, 7), LENGTHS, range(1, 10), (False, True))
+        )),
         min_size=1, max_size=6,
     ),
     seed=st.integers(0, 9),
 )
 def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
-  block = max(length for _, length, _ in shares)
+  block = max(length for _, length, _, _ in shares)
   shares = [share for share in shares if block % share[1] == 0]
   held, cursor, steps = blocks * block, 0, 0
   slots, skipped = [], 0  # Where each row lies in the stream, by hand.
-  for batch_size, length, count in shares:
+  cut = set()  # Epochs that a new one ends early.
+  for batch_size, length, count, new_epoch in shares:
+    if new_epoch and cursor % held:
+      cut.add(cursor // held)
+      cursor += -cursor % held
     skipped += -cursor % length
     cursor += -cursor % length
     for _ in range(batch_size * count):
@@ -89,7 +95,7 @@ def test_no_window_is_seen_twice_in_an_epoch(counting, blocks, shares, seed):
     seen[slot // held].extend(range(start, start + length))
   for epoch, tokens in seen.items():
     assert len(set(tokens)) == len(tokens)
-    if epoch < max(seen):
+    if epoch < max(seen) and epoch not in cut:
       assert len(tokens) >= held - skipped  # None is lost but by rounding.
   assert skipped < block * len(shares)
 
@@ -101,6 +107,32 @@ def test_a_batch_may_span_two_epochs_of_their_own_order(counting):
   for epoch in epochs:
     assert sorted(epoch) == list(range(0, 40, 4))
   assert len(set(map(tuple, epochs))) == 4
+
+
+def test_rounds_of_a_new_epoch_each_see_the_source_in_their_own_order(counting):
+  shares = [(2, 4, 4, True), (4, 4, 2, True), (2, 4, 4, True)]
+  batch_at = plan(counting(10 * 4 + 1), shares, epochs=3)
+  starts = [start for start, _ in rows(batch_at, range(10))]
+  rounds = [starts[:8], starts[8:16], starts[16:]]
+  assert all(len(set(seen)) == 8 for seen in rounds)
+  assert len(set(map(tuple, rounds))) == 3
+  # Without the flag they are parts of one stream, the first of them the same.
+  one = plan(counting(10 * 4 + 1), [share[:3] for share in shares], epochs=3)
+  stream = [start for start, _ in rows(one, range(10))]
+  assert stream[:8] == rounds[0]
+  assert stream[10:18] == rounds[1] and stream[20:] == rounds[2][:4]
+
+
+def test_a_new_epoch_at_an_epochs_end_leaves_nothing_out(counting):
+  source = counting(10 * 4 + 1)
+  plain = plan(source, [(5, 4, 2), (5, 4, 2)], epochs=2)
+  again = plan(source, [(5, 4, 2), (5, 4, 2, True)], epochs=2)
+  assert rows(plain, range(4)) == rows(again, range(4))
+
+
+def test_new_epochs_count_towards_the_epochs_allowed(counting):
+  with pytest.raises(ValueError, match="needs 3 epochs of source 'text'"):
+    plan(counting(10 * 4 + 1), [(1, 4, 1, True)] * 3, epochs=2)
 
 
 def test_a_batch_depends_on_nothing_but_its_step(counting):

@@ -9,6 +9,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 from tiny_run import assert_same_arrays
+from tiny_run import make_moving_recipe
 from tiny_run import make_recipe
 from tiny_run import without_times
 
@@ -150,6 +151,66 @@ def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
       if 'sparsity/sparsified' in row
   }
   assert found == {3: 0.75, 5: 0.75, 6: 0, 9: 0, 10: 0, 12: 0, 14: 0}
+
+
+@pytest.fixture(scope='module')
+def moved(tmp_path_factory):
+  """The workdir and final state of a run whose masks move."""
+  workdir = tmp_path_factory.mktemp('moved') / 'run'
+  state = train(open_session(make_moving_recipe(), workdir))
+  return workdir, state
+
+
+def test_what_is_asked_of_each_layer_is_logged_beside_what_is_found(moved):
+  rows = [r for r in rows_in(moved[0]) if 'sparsity/all' in r]
+  layers = [k for k in rows[0] if k.startswith('sparsity_asked/')]
+  assert len(layers) == 6
+  for row in rows:
+    for key in layers:
+      assert row[key] == row[key.replace('_asked', '')]
+  asked = {row['step']: row[layers[0]] for row in rows}
+  assert 0.25 < asked[3] < asked[5] == 0.75 and asked[6] == 0
+
+
+def test_steps_log_how_masks_moved(moved):
+  rows = {r['step']: r for r in rows_in(moved[0]) if 'train/loss' in r}
+  size = 4 * 16 * 16 + 2 * 16 * 16
+  for step, row in rows.items():
+    kept = row['sparsity/grown'] + row['sparsity/surviving']
+    evaluated = [
+        r for r in rows_in(moved[0])
+        if r['step'] == step and 'sparsity/sparsified' in r
+    ]
+    for other in evaluated:
+      assert kept == pytest.approx(size * (1 - other['sparsity/sparsified']))
+  assert rows[1]['sparsity/overlap'] == 1.0
+  assert rows[1]['sparsity/exploration'] == 0.75
+  dropped = [rows[step]['sparsity/dropped'] for step in (2, 3, 4, 5)]
+  assert min(dropped) > 0
+  # The dense phase revives all and drops none.
+  assert rows[6]['sparsity/dropped'] == 0
+  assert rows[6]['sparsity/exploration'] == 1.0
+
+
+def test_a_run_whose_masks_stay_logs_no_movement(whole):
+  assert not any('sparsity/grown' in row for row in rows_in(whole[0]))
+
+
+def test_a_run_whose_masks_move_goes_on_bit_for_bit(moved, tmp_path):
+  for stop in (3, 5, 6):
+
+    def failing(step, params, stop=stop):
+      if step == stop:
+        raise Stop
+      return ()
+
+    session = open_session(make_moving_recipe(), tmp_path)
+    with pytest.raises(Stop):
+      train(session, evaluators=[failing])
+    session.checkpoints.close()
+  state = train(open_session(make_moving_recipe(), tmp_path))
+  assert_same_arrays(state, moved[1])
+  assert rows_in(tmp_path) == rows_in(moved[0])
 
 
 def test_evaluators_of_phase_ends_are_called_at_phase_ends_only(tmp_path):

@@ -47,11 +47,35 @@ def test_an_unfinished_last_line_is_left_out_and_written_over(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   write_steps(path, 0, [1, 2, 3])
   text = path.read_text()
-  for cut in range(1, len(text.splitlines()[-1]) + 1):
+  for cut in range(2, len(text.splitlines()[-1]) + 2):
     path.write_text(text[:-cut])
     assert steps_of(path) == [1, 2]
   write_steps(path, 3, [4])
   assert steps_of(path) == [1, 2, 4]
+
+
+def test_a_whole_last_line_counts_without_its_newline(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  write_steps(path, 0, [1, 2])
+  path.write_text(path.read_text()[:-1])
+  assert steps_of(path) == [1, 2]
+  write_steps(path, 2, [3])
+  assert steps_of(path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize('line, message', [
+    ('{"st', 'line 2 is not JSON'),
+    ('[1]', r'line 2 holds \[1\], which is not a JSON object'),
+    ('{"train/loss": 1.0}', 'line 2 has no whole "step": {"train/loss"'),
+    ('{"step": 1.5}', 'line 2 has no whole "step"'),
+])
+def test_a_broken_line_is_named(tmp_path, line, message):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+  with pytest.raises(ValueError, match=f'metrics.jsonl {message}'):
+    read_rows(path)
+  with pytest.raises(ValueError, match=f'metrics.jsonl {message}'):
+    MetricWriter(path, 3)
 
 
 def test_flushed_rows_can_be_read_while_the_file_is_open(tmp_path):

@@ -24,7 +24,7 @@ RATE = dict(
 )
 SPEC = dict(
     duration='30 steps', data='corpus', batch_size=2, length=8, sparsity=0.5,
-    learning_rate=RATE, weight_decay=0.1, restart=False,
+    learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
 )
 
 
@@ -65,6 +65,53 @@ def test_a_continued_schedule_spans_every_phase_that_continues_it():
   one = make_plan({'duration': '90 steps'}, make_rate('linear'))
   np.testing.assert_array_equal(rates(three), rates(one))
   assert three.starts == (0, 30, 60, 90)
+
+
+def test_rewound_rounds_make_an_exact_sawtooth():
+  rewound = make_rate('rewind', to='7 steps')
+  plan = make_plan({}, rewound, {'duration': '20 steps', **rewound})
+  base = rates(make_plan({}))
+  late = np.full(7, base.dtype.type(optax.cosine_decay_schedule(
+      1e-2, 26, alpha=0.1
+  )(26)))
+  want = np.concatenate([base, base[7:], late, base[7:27]])
+  np.testing.assert_array_equal(rates(plan), want)
+  assert plan.learning_rate(30) > plan.learning_rate(29)  # The teeth.
+  assert plan.learning_rate(60) > plan.learning_rate(59)
+
+
+def test_a_rewound_schedule_is_that_of_the_last_phase_with_its_own():
+  linear = make_rate('linear', peak=0.5)
+  rewind = make_rate('rewind', to='')
+  plan = make_plan({}, linear, make_rate('continue'), rewind, rewind)
+  base = rates(make_plan(linear | {'duration': '60 steps'}))
+  want = np.concatenate([rates(make_plan({})), base, base[:30], base[:30]])
+  np.testing.assert_array_equal(rates(plan), want)
+
+
+def test_a_phase_continues_a_rewound_one_where_that_ends():
+  changes = [make_rate('rewind', to='5 steps'), make_rate('continue')]
+  plan = make_plan({}, *({'duration': '10 steps', **c} for c in changes))
+  base = rates(make_plan({}))
+  np.testing.assert_array_equal(rates(plan)[30:], base[5:25])
+
+
+def test_a_step_to_rewind_to_is_a_duration_of_the_schedule_it_is_in():
+  # 64 tokens are 4 of the first phase's steps, 2 of the second's.
+  rewound = make_rate('rewind', to='64 tokens') | {'batch_size': 4}
+  plan = make_plan({}, rewound)
+  np.testing.assert_array_equal(rates(plan)[30:56], rates(make_plan({}))[4:])
+
+
+@pytest.mark.parametrize('rate, message', [
+    (make_rate('rewind', to='30 steps'),
+     "rate of phase 'p1': it rewinds to step 30 of a schedule of 30 steps"),
+    (make_rate('rewind', to='soon'), "'p1': duration is 'soon'; write"),
+    (make_rate('rewind'), "'p1': it rewinds to no step; give 'to'"),
+])
+def test_a_rewind_to_nowhere_is_refused(rate, message):
+  with pytest.raises(ValueError, match=message):
+    make_plan({}, rate)
 
 
 def test_a_cosine_falls_to_its_final_fraction():
@@ -169,6 +216,77 @@ def test_neighbours_of_equal_sparsity_share_a_mask():
   assert not any(alike.algorithm.update_at(s) for s in range(20))
 
 
+RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=4, update_until=8)
+
+
+def test_the_steps_of_updates_are_those_of_the_algorithms():
+  plan = Plan((
+      make_phase(name='a', sparsity=RIGL),
+      make_phase(name='b', sparsity=RIGL | {'update_every': 3}),
+      make_phase(name='c', sparsity=0.0),
+  ))
+  assert plan.update_steps.tolist() == [4, 8, 10, 13, 16, 20]
+  assert plan.dense_grads_steps.tolist() == [4, 8, 10, 13, 16, 20]
+  still = Plan((make_phase(name='a'), make_phase(name='b')))
+  assert still.update_steps.size == still.dense_grads_steps.size == 0
+
+
+def test_masks_move_where_they_change_within_a_stretch():
+  sparse, dense = make_phase(name='a'), make_phase(name='b', sparsity=0.0)
+  rounds = dict(algorithm='iterative', rounds=[
+      dict(steps=10), dict(steps=10, fraction=0.25),
+  ])
+  pruned = [make_phase(name=name, sparsity=rounds) for name in 'cd']
+  assert not Plan((sparse,)).moves_masks
+  assert not Plan((sparse, dense)).moves_masks
+  assert Plan((make_phase(sparsity=RIGL), dense)).moves_masks
+  assert Plan(tuple(pruned)).moves_masks
+  assert levels(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
+
+
+def test_a_long_plan_finds_its_updates_at_once():
+  plan = Plan((make_phase(steps=300_000, sparsity=RIGL | {
+      'update_every': 100, 'update_until': 200_000,
+  }),))
+  assert plan.update_steps.tolist() == list(range(100, 200_001, 100))
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'update_until': 11},
+     "phase 'sparse' has 10 steps, counted from 0, and update_until is 11"),
+    ({'update_until': 10, 'update_every': 5}, 'and update_until is 10; give an'),
+    ({'update_from': 10, 'update_until': 10}, 'and update_from is 10; give an'),
+    ({'update_every': [2, 10]}, 'and update_every lists step 10; give an ear'),
+])
+def test_updates_after_the_last_step_are_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    Plan((make_phase(sparsity=RIGL | change),))
+
+
+def test_updates_that_end_with_their_phase_are_taken():
+  Plan((make_phase(sparsity=RIGL | {'update_until': 9}),))
+  # A round number, but no update is at it.
+  Plan((make_phase(sparsity=RIGL | {'update_until': 10}),))
+  endless = dict(algorithm='sparse_evolution', sparsity=0.5, update_every=3)
+  Plan((make_phase(sparsity=endless),))
+  # Two phases of one sparsity are one stretch to the algorithm.
+  late = RIGL | {'update_until': 16}
+  Plan((make_phase(name='a', sparsity=late), make_phase(name='b', sparsity=late)))
+
+
+@pytest.mark.parametrize('steps, message', [
+    ((10, 15), "phases 'a' to 'b' have 20 steps and iterative rounds of"),
+    ((10, 5), r'rounds of 10 \+ 5 = 15; make them equal'),
+])
+def test_rounds_that_do_not_fit_their_phases_are_refused(steps, message):
+  rounds = dict(algorithm='iterative', rounds=[
+      dict(steps=n, fraction=0.25) for n in steps
+  ])
+  phases = tuple(make_phase(name=name, sparsity=rounds) for name in 'ab')
+  with pytest.raises(ValueError, match=message):
+    Plan(phases)
+
+
 def test_phases_run_in_the_order_that_is_asked_for():
   plan = make_plan({}, {'sparsity': 0.0}, {}, order=['p1', 'p0'])
   assert [phase.name for phase in plan.phases] == ['p1', 'p0']
@@ -211,6 +329,8 @@ def test_an_impossible_phase_is_refused(field, value, message):
     ({'sparsity': math.nan}, "phase 'p0': sparsity is"),
     ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
     (make_rate('cosin'), "schedule of phase 'p0': 'cosin' .*'cosine'"),
+    (make_rate('rewnd'), "schedule of phase 'p0': 'rewnd' .*'rewind'"),
+    (make_rate('rewind', to=''), "'p0' is the first and has the.*'rewind'"),
     (make_rate('continue'), "'p0' is the first and has the sched.*'continue'"),
     (make_rate('cosine', warmup='30 steps'),
      "learning rate of phase 'p0': warm-up takes 30 of 30 steps"),

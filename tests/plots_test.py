@@ -12,7 +12,9 @@ from spdf_jax.analysis import PhaseRecord
 from spdf_jax.analysis import plot_layer_sparsity
 from spdf_jax.analysis import plot_loss_over_flops
 from spdf_jax.analysis import plot_loss_over_steps
+from spdf_jax.analysis import plot_mask_changes
 from spdf_jax.analysis import Run
+from spdf_jax.analysis import Segment
 from spdf_jax.analysis.plot_style import COLORS
 from spdf_jax.analysis.plot_style import label_points
 from spdf_jax.analysis.plot_style import label_spans
@@ -37,6 +39,7 @@ def make_run(levels, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
       row = {'step': step, 'train/loss': loss, 'validation/loss': loss + 0.1,
              'target/loss': loss + 1, 'sparsity/all': p.sparsity / 2,
              'sparsity/sparsified': p.sparsity}
+      row |= {'sparsity/exploration': 0.3 + step / 100}
       row |= {f'sparsity/block_{i}/up': p.sparsity for i in range(layers)}
       rows.append(row)
   return Run('toy', tuple(phases), tuple(rows))
@@ -47,7 +50,10 @@ RUNS = {
     'variable': make_run([0.75, 0.0, 0.0], (6.5, 4.5, 3.0, 2.51), layers=12),
     'static': make_run([0.838, 0.0], (6.2, 4.2, 3.2)),
 }
-PLOTS = (plot_layer_sparsity, plot_loss_over_flops, plot_loss_over_steps)
+PLOTS = (
+    plot_layer_sparsity, plot_loss_over_flops, plot_loss_over_steps,
+    plot_mask_changes,
+)
 
 
 def respend(scale, growth=1.0):
@@ -190,6 +196,24 @@ def test_loss_over_steps_marks_phases_in_a_panel_for_each_run():
   assert [x.get_xdata()[0] for x in lines[3:]] == [10, 20]
   texts = [text.get_text() for text in panels[1].texts]
   assert {'phase0\n75% zeros', 'phase2\n0% zeros', 'target'} <= set(texts)
+
+
+def test_rounds_within_a_phase_are_marked_and_a_ramp_is_not():
+  run = RUNS['dense']
+
+  def dotted(count):
+    parts = [Segment(0, 2, 0.0, 1.0)] + [
+        Segment(2 + i, 1, i / 100, 1.0) for i in range(count)
+    ]
+    first = run.phases[0]._replace(segments=tuple(parts))
+    changed = dataclasses.replace(run, phases=(first, *run.phases[1:]))
+    ax = plot_loss_over_steps({'toy': changed}).axes[0]
+    names = [text.get_text().split('\n')[-1] for text in ax.texts]
+    assert f'0% to {count - 1}% zeros' in names
+    return [x.get_xdata()[0] for x in ax.get_lines() if x.get_ls() == ':']
+
+  assert dotted(3) == [2, 3, 4]
+  assert dotted(20) == []
 
 
 def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():

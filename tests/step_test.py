@@ -12,6 +12,8 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.data import Batch
+from spdf_jax.sparsity.sparsify import SparsifyState
+from spdf_jax.sparsity.tracking import MaskTrackingState
 from spdf_jax.training import adamw
 from spdf_jax.training import create_state
 from spdf_jax.training import Phase
@@ -206,6 +208,49 @@ def test_metrics_are_those_of_the_step():
   )
   assert metrics['train/grad_norm'] > 0
   assert int(state.step) == 6
+
+
+RIGL = dict(
+    algorithm='rigl', sparsity=0.75, update_every=1, update_until=2
+)
+
+
+def test_masks_are_tracked_where_they_move_and_nowhere_else():
+  moving = Plan((dataclasses.replace(SPARSE, sparsity=RIGL), DENSE))
+  states = [make_step(plan)[1].opt_state for plan in (PLAN, moving)]
+  assert isinstance(states[0], SparsifyState)
+  assert isinstance(states[1], MaskTrackingState)
+  assert isinstance(states[1].inner_state, SparsifyState)
+
+
+def test_statistics_are_logged_under_the_name_of_sparsity():
+  optimizer = adamw(PLAN, where=is_hidden, key=jax.random.key(3), **SETTINGS)
+  step = jax.jit(functools.partial(
+      train_step,
+      apply_fn=apply_model,
+      optimizer=optimizer,
+      learning_rate=PLAN.learning_rate,
+      statistics=lambda opt_state: {'steps': opt_state.count},
+  ))
+  _, metrics = step(create_state(make_params(), optimizer), make_batch(0))
+  assert set(metrics) == {
+      'train/loss', 'train/grad_norm', 'train/learning_rate', 'sparsity/steps'
+  }
+  assert int(metrics['sparsity/steps']) == 1
+
+
+def test_one_compilation_serves_every_algorithm_from_first_to_last_step():
+  traces = []
+
+  def counting(variables, tokens_BxL):
+    traces.append(tokens_BxL.shape)
+    return apply_model(variables, tokens_BxL)
+
+  plan = Plan((dataclasses.replace(SPARSE, sparsity=RIGL), DENSE))
+  step, state = make_step(plan, counting)
+  for i in range(plan.total_steps):
+    state, _ = step(state, make_batch(i))
+  assert traces == [(2, 5)]
 
 
 def oracle(masks, restarts):

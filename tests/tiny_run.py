@@ -1,5 +1,6 @@
 """A run that is trained in a second: what the tests of training share."""
 
+import dataclasses
 import functools
 
 import jax
@@ -15,7 +16,7 @@ V, L = 16, 8
 RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
 PHASE = dict(
     duration='5 steps', data='corpus', batch_size=2, length=L, sparsity=0.75,
-    learning_rate=RATE, weight_decay=0.1, restart=False,
+    learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
 )
 PHASES = {
     'pretrain': PHASE,
@@ -94,6 +95,30 @@ def make_recipe(fingerprint='abc', **changes):
   step = shared_step(seed, d_model)
   recipe.__dict__['step'] = step  # Compiled once for all runs.
   return recipe
+
+
+@functools.cache
+def make_moving_recipe():
+  """Builds the same run with masks that move in its first phase."""
+  recipe = make_recipe()
+  sparsity = dict(
+      algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,
+      sparsity=dict(schedule='cubic', initial=0.25, final=0.75, steps=4),
+  )
+  plan = training.create_plan(
+      PHASES | {'pretrain': PHASE | dict(sparsity=sparsity)}, list(PHASES),
+      tokens_per_epoch={'corpus': lambda n: 100 * n}, parameters=1,
+  )
+  return dataclasses.replace(
+      recipe,
+      plan=plan,
+      config=recipe.config | dict(moving=sparsity),
+      optimizer=training.adamw(
+          plan, where=models.sparsifiable, key=jax.random.key(1), b1=0.9,
+          b2=0.95, eps=1e-8, clip_norm=1.0,
+      ),
+      batch_at=functools.partial(batch_at, plan=plan),
+  )
 
 
 @functools.cache

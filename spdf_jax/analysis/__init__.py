@@ -1,5 +1,6 @@
 """What a run cost and what it reached: FLOPs, finished runs, reports."""
 
+from spdf_jax.analysis.change_plots import plot_mask_changes
 from spdf_jax.analysis.curves import dense_flops_at
 from spdf_jax.analysis.curves import EqualFlops
 from spdf_jax.analysis.curves import flops_at
@@ -14,6 +15,7 @@ from spdf_jax.analysis.plots import plot_layer_sparsity
 from spdf_jax.analysis.plots import plot_loss_over_flops
 from spdf_jax.analysis.plots import plot_loss_over_steps
 from spdf_jax.analysis.report import write_report
+from spdf_jax.analysis.segments import Segment
 from spdf_jax.analysis.workdirs import PhaseRecord
 from spdf_jax.analysis.workdirs import read_run
 from spdf_jax.analysis.workdirs import Run
@@ -23,6 +25,7 @@ __all__ = [
     'ModelShape',
     'PhaseRecord',
     'Run',
+    'Segment',
     'dense_flops_at',
     'effective_sparsity',
     'flops_at',
@@ -31,6 +34,7 @@ __all__ = [
     'plot_layer_sparsity',
     'plot_loss_over_flops',
     'plot_loss_over_steps',
+    'plot_mask_changes',
     'plot_masks',
     'pretraining_curve',
     'read_run',

@@ -1,6 +1,5 @@
 """Curves of loss over FLOPs, and runs compared where they spent as much."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,12 +8,9 @@ from spdf_jax.analysis.workdirs import PhaseRecord
 from spdf_jax.analysis.workdirs import Run
 
 
-def _spent(run: Run, step: int, costs: Iterable[float]) -> float:
-  """Sums FLOPs per step over the steps of each phase before `step`."""
-  return float(sum(
-      min(max(step - phase.start, 0), phase.steps) * cost
-      for phase, cost in zip(run.phases, costs)
-  ))
+def _done(start: int, steps: int, step: int) -> int:
+  """Counts the steps of a stretch among the first `step` steps."""
+  return min(max(step - start, 0), steps)
 
 
 def flops_at(run: Run, step: int) -> float:
@@ -34,7 +30,10 @@ def flops_at(run: Run, step: int) -> float:
     >>> flops_at(Run('toy', phases, ()), 6)
     38.0
   """
-  return _spent(run, step, (p.flops_per_step for p in run.phases))
+  return float(sum(
+      _done(part.start, part.steps, step) * part.flops_per_step
+      for phase in run.phases for part in phase.parts
+  ))
 
 
 def dense_flops_at(run: Run, step: int) -> float:
@@ -52,7 +51,10 @@ def dense_flops_at(run: Run, step: int) -> float:
     >>> dense_flops_at(Run('toy', (phase,), ()), 3)
     27.0
   """
-  return _spent(run, step, (p.dense_flops_per_step for p in run.phases))
+  return float(sum(
+      _done(phase.start, phase.steps, step) * phase.dense_flops_per_step
+      for phase in run.phases
+  ))
 
 
 def pretraining_phases(run: Run) -> list[PhaseRecord]:

@@ -8,6 +8,8 @@ from spdf_jax.analysis.curves import dense_flops_at
 from spdf_jax.analysis.curves import flops_at
 from spdf_jax.analysis.curves import losses_at_equal_flops
 from spdf_jax.analysis.curves import pretraining_phases
+from spdf_jax.analysis.mask_changes import movement
+from spdf_jax.analysis.mask_changes import sawtooth
 from spdf_jax.analysis.tables import number
 from spdf_jax.analysis.tables import seconds_of
 from spdf_jax.analysis.workdirs import PhaseRecord
@@ -176,8 +178,8 @@ def find(runs: Mapping[str, Run]) -> list[str]:
     runs: Runs by label.
 
   Returns:
-    Sentences: the baseline, fine-tuning and cost of each run, then each pair
-    of runs at equal FLOPs.
+    Sentences: the baseline, masks, fine-tuning and cost of each run, then each
+    pair of runs at equal FLOPs.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
@@ -188,7 +190,7 @@ def find(runs: Mapping[str, Run]) -> list[str]:
   """
   statements = [
       make(label, run)
-      for make in (against_bigram, fine_tuning, cost)
+      for make in (against_bigram, movement, sawtooth, fine_tuning, cost)
       for label, run in runs.items()
   ]
   statements += [

@@ -67,17 +67,24 @@ def forward_flops(
 
 
 def training_flops(
-    shape: ModelShape, length: int, sparsity: float = 0.0
+    shape: ModelShape,
+    length: int,
+    sparsity: float = 0.0,
+    *,
+    dense_grads: bool = False,
 ) -> float:
   """Counts the FLOPs of training on one sequence, forward and backward.
 
   Three times the forward pass: the backward pass computes two products,
-  for inputs and for weights, and a pruned weight needs neither.
+  for inputs and for weights, and a pruned weight needs neither. A step that
+  grows connections by their gradients needs those of all weights.
 
   Args:
     shape: The model's sizes.
     length: Tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
+    dense_grads: Whether pruned weights need their gradients: the product for
+      weights is then dense.
 
   Returns:
     FLOPs for one sequence.
@@ -85,14 +92,17 @@ def training_flops(
   Raises:
     ValueError: As `forward_flops`.
 
-  Source: Thangarasa et al. 2023, "SPDF", appendix table 2.
+  Source: Thangarasa et al. 2023, "SPDF", appendix table 2; for dense
+  gradients Evci et al. 2020, "Rigging the Lottery", appendix H.
 
   Example:
     >>> xl = ModelShape(24, 2048, 16, 8192, 50257)
     >>> f'{training_flops(xl, 2048, sparsity=0.75):.3e}'
     '7.464e+12'
   """
-  return 3 * forward_flops(shape, length, sparsity)
+  sparse = forward_flops(shape, length, sparsity)
+  weights = forward_flops(shape, length) if dense_grads else sparse
+  return 2 * sparse + weights
 
 
 def effective_sparsity(

@@ -1,16 +1,19 @@
 """What a recipe will do and cost, before it is run."""
 
 from typing import Any
-from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.flops import training_flops
+from spdf_jax.analysis.segments import as_ranges
+from spdf_jax.analysis.segments import find_segments
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.masks import number_kept
 from spdf_jax.training.checkpoints import checkpoint_bytes
+from spdf_jax.training.levels import asked_levels
+from spdf_jax.training.levels import Level
+from spdf_jax.training.levels import mean_sparsity
+from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
 
 MULTIPLIES_ZEROS = (
@@ -27,7 +30,9 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
 
   Returns:
     JSON-able: name, model sizes, parameters, sparsified parameters and, per
-    phase, steps, tokens, sparsity, and FLOPs per step, also if it were dense.
+    phase, steps, tokens, sparsity at its end, FLOPs per step (the mean, and
+    also if it were dense), mask updates as ranges, and the segments of one
+    level.
   """
   config = recipe.model.config
   shape = ModelShape(
@@ -37,16 +42,20 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       d_ff=config.d_ff,
       vocab_size=config.vocab_size,
   )
-  layers = sparsified_layers(recipe)
-  sparsified = sum(layer.size for layer in layers.values())
-  phases = []
-  for i, (phase, start) in enumerate(
-      zip(recipe.plan.phases, recipe.plan.starts)
-  ):
-    found = sum(x.size * x.levels[i] for x in layers.values()) / sparsified
-    flops = lambda s, phase=phase: phase.batch_size * training_flops(
-        shape, phase.length, s
+
+  def cost(phase, sparsity, dense_grads):
+    return phase.batch_size * training_flops(
+        shape, phase.length, sparsity, dense_grads=dense_grads
     )
+
+  found = find_segments(
+      recipe.plan, lambda step: mean_sparsity(_levels_at(recipe, step)), cost
+  )
+  changes = recipe.plan.update_steps
+  phases = []
+  for phase, segments in zip(recipe.plan.phases, found):
+    start = segments[0].start
+    flops = sum(s.steps * s.flops_per_step for s in segments)
     phases.append({
         'name': phase.name,
         'start': start,
@@ -54,59 +63,25 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
         'batch_size': phase.batch_size,
         'length': phase.length,
         'source': phase.data,
-        'sparsity': found,
+        'sparsity': segments[-1].sparsity,
         'tokens': phase.tokens,
-        'flops_per_step': flops(found),
-        'dense_flops_per_step': flops(0.0),
+        'flops_per_step': flops / phase.steps,
+        'dense_flops_per_step': cost(phase, 0.0, False),
+        'mask_updates': as_ranges(
+            changes[(changes >= start) & (changes < start + phase.steps)]
+        ),
+        'segments': [segment._asdict() for segment in segments],
     })
   return {
       'name': name,
       'model': {'preset': recipe.config['model']['preset'], **shape._asdict()},
       'parameters': recipe.parameters,
-      'sparsified_parameters': sparsified,
+      'sparsified_parameters': sum(
+          level.size for level in _levels_at(recipe, 0).values()
+      ),
       'phases': phases,
       'compute': MULTIPLIES_ZEROS,
   }
-
-
-class Layer(NamedTuple):
-  """A sparsified layer."""
-
-  size: int
-  """Weights, kept or not."""
-
-  levels: tuple[float, ...]
-  """Fraction of zeros at the start of each phase, by exact counts."""
-
-
-def sparsified_layers(recipe: Recipe) -> dict[str, Layer]:
-  """Returns the sparsified layers by path; stacked layers apart.
-
-  Args:
-    recipe: What will be run.
-
-  Returns:
-    Sizes, and the sparsity that the plan asks for in each phase.
-  """
-  params = recipe.abstract_state.params
-  axes = selection.select(recipe.where, params)
-  stacks = selection.to_layers(params, params, axes)
-  asked = [
-      jax.tree.leaves(recipe.plan.algorithm.sparsity_at(start, stacks))
-      for start in recipe.plan.starts
-  ]
-  layers = {}
-  for (path, stack), *levels in zip(
-      jax.tree_util.tree_leaves_with_path(stacks), *asked
-  ):
-    size = int(np.prod(stack.shape[1:]))
-    exact = tuple(1 - number_kept(size, level) / size for level in levels)
-    for i in range(stack.shape[0]):
-      name = selection.path_name(path) + (
-          f'[{i}]' if stack.shape[0] > 1 else ''
-      )
-      layers[name] = Layer(size, exact)
-  return layers
 
 
 def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
@@ -120,21 +95,23 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
     Selection, parameters, sparsity per layer, memory and FLOPs, as text.
   """
   state = recipe.abstract_state
-  layers = sparsified_layers(recipe)
   phases = recipe.plan.phases
+  columns = [_phase_levels(recipe, phase) for phase in phases]
+  layers = columns[0]
   width = max(map(len, layers))
+  cell = max(12, *(len(x) for column in columns for x in column.values()))
   lines = [
       f'{plan["name"]}: {plan["model"]}',
       f'parameters: {plan["parameters"]:,}, of which '
       f'{plan["sparsified_parameters"]:,} in {len(layers)} sparsified layers',
       '',
       f'{"sparsity":<{width}}  {"weights":>10}'
-      + ''.join(f'  {phase.name:>12}' for phase in phases),
+      + ''.join(f'  {phase.name:>{cell}}' for phase in phases),
   ]
-  for name, layer in layers.items():
+  for name, level in _levels_at(recipe, 0).items():
     lines.append(
-        f'{name:<{width}}  {layer.size:>10,}'
-        + ''.join(f'  {level:>12.4%}' for level in layer.levels)
+        f'{name:<{width}}  {level.size:>10,}'
+        + ''.join(f'  {column[name]:>{cell}}' for column in columns)
     )
   names = [
       selection.path_name(path)
@@ -166,6 +143,26 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
       f'disk: {mib(state)} per checkpoint at most',
       plan['compute'],
   ])
+
+
+def _levels_at(recipe: Recipe, step: int) -> dict[str, Level]:
+  return asked_levels(
+      recipe.plan, step, recipe.abstract_state.params, recipe.where
+  )
+
+
+def _phase_levels(recipe: Recipe, phase: Phase) -> dict[str, str]:
+  """Writes each layer's level in a phase, from first to last if it changes."""
+  end = recipe.plan.ends[phase.name]
+  first, last = (
+      _levels_at(recipe, step) for step in (end - phase.steps, end - 1)
+  )
+  return {
+      name: f'{level.sparsity:.4%}'
+      if level == last[name]
+      else f'{level.sparsity:.2%} to {last[name].sparsity:.2%}'
+      for name, level in first.items()
+  }
 
 
 def _step_memory(recipe: Recipe) -> list[str]:

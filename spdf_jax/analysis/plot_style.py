@@ -102,21 +102,21 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     gap: Least distance between neighbours.
 
   Returns:
-    Places as near as one pass finds, rising, the last one at most 1.
+    Places pushed up from below, and back down from the top where they would
+    leave it: rising, the last one at most 1.
 
   Example:
-    >>> spread([0.0, 0.5, 0.5, 1.0], 0.25)
-    [-0.0625, 0.4375, 0.6875, 0.9375]
+    >>> spread([0.0, 0.5, 0.5, 1.0, 1.0], 0.25)
+    [0.0, 0.25, 0.5, 0.75, 1.0]
   """
   moved: list[float] = []
   for place in places:
     moved.append(max(place, moved[-1] + gap) if moved else place)
-  if not moved:
-    return moved
-  # Pushed upwards only; settle back by the mean push, and below the top.
-  push = sum(new - old for new, old in zip(moved, places)) / len(moved)
-  push = max(push, moved[-1] - 1)
-  return [place - push for place in moved]
+  highest = 1.0
+  for i in reversed(range(len(moved))):
+    moved[i] = min(moved[i], highest)
+    highest = moved[i] - gap
+  return moved
 
 
 def label_ends(

@@ -9,6 +9,7 @@ import numpy as np
 from spdf_jax.analysis.curves import flops_at
 from spdf_jax.analysis.curves import pretraining_curve
 from spdf_jax.analysis.curves import pretraining_phases
+from spdf_jax.analysis.mask_changes import STATISTICS
 from spdf_jax.analysis.plot_style import COLORS
 from spdf_jax.analysis.plot_style import GREY
 from spdf_jax.analysis.plot_style import label_ends
@@ -18,6 +19,7 @@ from spdf_jax.analysis.plot_style import log_ticks
 from spdf_jax.analysis.plot_style import new_figure
 from spdf_jax.analysis.plot_style import PALE
 from spdf_jax.analysis.plot_style import polish
+from spdf_jax.analysis.tables import zeros
 from spdf_jax.analysis.workdirs import Run
 
 _LOSSES = {
@@ -31,10 +33,28 @@ _TOTALS = {
 }
 
 
+_FEW = 12  # rounds within one phase, to be marked
+
+
 def _natural(name: str) -> list[Any]:
   """Sorts block_10 after block_9."""
   parts = re.split(r'(\d+)', name)
   return [int(x) if i % 2 else x for i, x in enumerate(parts)]
+
+
+def mark_phases(ax: Any, run: Run) -> None:
+  """Draws where phases begin, and where levels change within them if rarely.
+
+  Args:
+    ax: Axes over steps.
+    run: The run.
+  """
+  for phase in run.phases:
+    if phase.start:
+      ax.axvline(phase.start, color=GREY, linewidth=1.0, linestyle='--')
+    if len(phase.parts) <= _FEW:
+      for part in phase.parts[1:]:
+        ax.axvline(part.start, color=GREY, linewidth=0.8, linestyle=':')
 
 
 def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
@@ -91,7 +111,9 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
 
 
 def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
-  """Plots every loss over steps, a panel for each run, phases marked.
+  """Plots every loss over steps, a panel for each run.
+
+  Phases are marked, and so are rounds of pruning within a phase.
 
   Args:
     runs: Runs by label.
@@ -126,8 +148,7 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
         style = {'linewidth': 1.0}
       ax.plot(steps, losses, color=color, label=name, **style)
       ends[-1].append((steps[-1], losses[-1], name, color))
-    for phase in run.phases[1:]:
-      ax.axvline(phase.start, color=GREY, linewidth=1.0, linestyle='--')
+    mark_phases(ax, run)
     ax.set_ylabel('Loss (nats per token)')
     polish(ax)
   panels[-1].set_xlabel('Step')
@@ -137,7 +158,7 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
   for ax, (label, run), run_ends in zip(panels, runs.items(), ends):
     label_ends(ax, run_ends, gap=0.1)
     levels = label_spans(ax, [
-        (p.start, p.end, f'{p.name}\n{100 * p.sparsity:.3g}% zeros')
+        (p.start, p.end, f'{p.name}\n{zeros(p)} zeros')
         for p in run.phases
     ])
     ax.set_title(label, loc='left', fontweight='bold', pad=8 + 21 * levels)
@@ -168,7 +189,7 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
   """
   logged = {k for run in runs.values() for row in run.rows for k in row}
   logged = {k for k in logged if k.startswith('sparsity/')}
-  layers = sorted(logged - set(_TOTALS), key=_natural)
+  layers = sorted(logged - {*_TOTALS, *STATISTICS}, key=_natural)
   keys = layers + [k for k in _TOTALS if k in logged]
   names = [_TOTALS.get(k, k.removeprefix('sparsity/')) for k in keys]
   columns = [len(run.phases) for run in runs.values()]

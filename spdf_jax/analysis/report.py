@@ -8,6 +8,8 @@ from typing import Any
 
 from spdf_jax.analysis import findings
 from spdf_jax.analysis import plots
+from spdf_jax.analysis.change_plots import plot_mask_changes
+from spdf_jax.analysis.mask_changes import changes_table
 from spdf_jax.analysis.tables import escape
 from spdf_jax.analysis.tables import markdown_table
 from spdf_jax.analysis.tables import MISSING
@@ -22,6 +24,13 @@ _COMPUTE = (
     'multiplied as a dense one that holds zeros. So FLOPs fall and seconds do '
     'not; only hardware or kernels that skip zeros turn the one into the '
     'other.'
+)
+_MASKS = (
+    'Zeros are those of the sparsified weights, found at the end of each '
+    'phase. '
+    'Survival is the share of the active weights that stay active at a change '
+    'of the masks, the least and the most of the phase; explored is the share '
+    'of the sparsified weights that have been active at any time of the run.'
 )
 _PLOTS = {
     'loss_over_flops': ('Loss over FLOPs', plots.plot_loss_over_flops),
@@ -139,8 +148,12 @@ def write_report(
       _COMPUTE,
       '## Findings',
       '\n'.join(f'* {escape(text)}' for text in findings.find(runs)),
-      '## Plots',
   ]
+  masks = changes_table(runs)
+  if masks is not None:
+    plot_mask_changes(runs).savefig(directory / 'mask_changes.png')
+    parts += ['## Masks', masks, _MASKS, '![Masks](mask_changes.png)']
+  parts.append('## Plots')
   for name, (title, plot) in _PLOTS.items():
     plot(runs).savefig(directory / f'{name}.png')
     parts.append(f'![{title}]({name}.png)')

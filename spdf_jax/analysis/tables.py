@@ -114,6 +114,16 @@ def percent(value: float) -> str:
   return f'{100 * value:.3g}%'
 
 
+def zeros(phase: PhaseRecord) -> str:
+  """Writes the zeros that a phase asks for, from first to last if they change.
+
+  Example:
+    >>> zeros(PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0))
+    '75%'
+  """
+  return ' to '.join(dict.fromkeys(map(percent, phase.levels)))
+
+
 def _value(run: Run, phase: PhaseRecord, key: str) -> str:
   """Writes a phase's last value, with its step if the phase went on."""
   found = run.at_end(phase, key)
@@ -127,7 +137,7 @@ def _value(run: Run, phase: PhaseRecord, key: str) -> str:
 def _sparsity(run: Run, phase: PhaseRecord) -> str:
   """Writes the planned sparsity, and the found one where it differs."""
   found = run.at_end(phase, 'sparsity/sparsified')
-  text = percent(phase.sparsity)
+  text = zeros(phase)
   if found is not None and abs(found[1] - phase.sparsity) > 1e-3:
     text += f' ({percent(found[1])} at the end)'
   return text

@@ -9,6 +9,10 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from spdf_jax.analysis.segments import Segment
+from spdf_jax.training.metrics import read_json_lines
+from spdf_jax.training.metrics import read_rows
+
 
 class PhaseRecord(NamedTuple):
   """One phase of a run, as `plan.json` states it.
@@ -20,10 +24,12 @@ class PhaseRecord(NamedTuple):
     batch_size: Sequences in a batch.
     length: Tokens in a sequence.
     source: What its batches are drawn from.
-    sparsity: Mean fraction of zeros in the sparsified weights.
+    sparsity: Fraction of zeros in the sparsified weights at its end, as asked.
     tokens: Tokens it trains on.
-    flops_per_step: Training FLOPs of a step at its sparsity.
+    flops_per_step: Training FLOPs of a step, the mean over all of them.
     dense_flops_per_step: Training FLOPs of the same step, dense.
+    mask_updates: The steps at which its masks change, as planned.
+    segments: Its steps, cut where the level changes; none: it does not.
   """
 
   name: str
@@ -36,11 +42,25 @@ class PhaseRecord(NamedTuple):
   tokens: int
   flops_per_step: float
   dense_flops_per_step: float
+  mask_updates: tuple[int, ...] = ()
+  segments: tuple[Segment, ...] = ()
 
   @property
   def end(self) -> int:
     """Steps completed after the phase."""
     return self.start + self.steps
+
+  @property
+  def parts(self) -> tuple[Segment, ...]:
+    """Its segments, one at least."""
+    return self.segments or (
+        Segment(self.start, self.steps, self.sparsity, self.flops_per_step),
+    )
+
+  @property
+  def levels(self) -> tuple[float, float]:
+    """The fractions of zeros asked for from its first and at its last step."""
+    return self.parts[0].sparsity, self.parts[-1].sparsity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,54 +124,21 @@ class Run:
     return None
 
 
-def _read_json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads JSON lines; an unfinished last line of a killed run is left out."""
-  lines = path.read_text(encoding='utf-8').split('\n')
-  records = []
-  for number, line in enumerate(lines, start=1):
-    if not line.strip():
-      continue
-    try:
-      record = json.loads(line)
-    except json.JSONDecodeError as error:
-      if number == len(lines):  # no newline after it: it was being written
-        break
-      raise ValueError(
-          f'{path} line {number} is not JSON ({error}); remove that line, or '
-          'restore the file.'
-      ) from error
-    if not isinstance(record, dict):
-      raise ValueError(
-          f'{path} line {number} holds {line.strip()[:40]}, which is not a '
-          'JSON object; remove that line, or restore the file.'
-      )
-    records.append(record)
-  return records
-
-
 def _merge_rows(
-    path: pathlib.Path, records: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, Any]],
 ) -> tuple[Mapping[str, Any], ...]:
-  """Joins the records of each step into one row, later values winning."""
-  rows: dict[int, dict[str, Any]] = {}
-  for record in records:
-    if not isinstance(record.get('step'), int):
-      raise ValueError(
-          f'{path} has a row without a whole "step": '
-          f'{json.dumps(record)[:80]}; remove that row, or restore the file.'
-      )
-    rows.setdefault(record['step'], {}).update(record)
-  return tuple(rows[step] for step in sorted(rows))
+  """Joins the rows of each step into one, later values winning."""
+  merged: dict[int, dict[str, Any]] = {}
+  for row in rows:
+    merged.setdefault(row['step'], {}).update(row)
+  return tuple(merged[step] for step in sorted(merged))
 
 
 def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
   """Reads `plan.json` and its phases."""
   try:
     plan = json.loads(path.read_text(encoding='utf-8'))
-    phases = [
-        PhaseRecord(**{name: phase[name] for name in PhaseRecord._fields})
-        for phase in plan['phases']
-    ]
+    phases = [_phase_record(phase) for phase in plan['phases']]
     plan['name'], phases[0]
   except json.JSONDecodeError as error:
     raise ValueError(
@@ -163,6 +150,20 @@ def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
         f'with {", ".join(PhaseRecord._fields)}: {error!r}.'
     ) from error
   return plan, phases
+
+
+def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
+  """Reads a phase; plans written before there were segments have none."""
+  optional = PhaseRecord._field_defaults
+  fields = {n: phase[n] for n in PhaseRecord._fields if n not in optional}
+  return PhaseRecord(
+      **fields,
+      mask_updates=tuple(
+          step for first, last, every in phase.get('mask_updates', ())
+          for step in range(first, last + 1, every)
+      ),
+      segments=tuple(Segment(**s) for s in phase.get('segments', ())),
+  )
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:
@@ -206,11 +207,11 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       )
   plan, phases = _read_plan(workdir / 'plan.json')
   path = workdir / 'metrics.jsonl'
-  rows = _merge_rows(path, _read_json_lines(path))
+  rows = _merge_rows(read_rows(path))
   if not rows:
     raise ValueError(f'{path} holds no rows; train the run first.')
   generations = {
-      int(file.stem.removeprefix('step_')): _read_json_lines(file)
+      int(file.stem.removeprefix('step_')): read_json_lines(file)
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }

@@ -24,12 +24,15 @@ class Allotment(NamedTuple):
     batch_size: Rows of a batch.
     length: Tokens of a row.
     steps: How many batches.
+    new_epoch: Whether it starts with a new epoch, whatever is left of the one
+      before.
   """
 
   source: str
   batch_size: int
   length: int
   steps: int
+  new_epoch: bool = False
 
 
 class _Segment(NamedTuple):
@@ -59,7 +62,8 @@ def schedule_batches(
   epochs, and no block is seen twice in one. A batch that reaches the end of
   an epoch goes on in the next. A block is as long as the longest row of its
   source; shorter rows are parts of it, and where rows get longer the stream
-  goes on at a multiple of their length.
+  goes on at a multiple of their length. An allotment of a new epoch leaves out
+  what was left of the one before.
 
   Args:
     sources: What can be read, by name.
@@ -98,13 +102,18 @@ def schedule_batches(
   segments, steps = [], 0
   for allotment in allotments:
     name = allotment.source
+    num_blocks = sources[name].num_blocks(block_lengths[name])
+    # Of an empty source nothing is held; it is refused below.
+    held = max(num_blocks * block_lengths[name], 1)
+    if allotment.new_epoch:
+      cursors[name] = -(-cursors[name] // held) * held
     segment = _Segment(
         source=sources[name],
         name=name,
         batch_size=allotment.batch_size,
         length=allotment.length,
         block_length=block_lengths[name],
-        num_blocks=sources[name].num_blocks(block_lengths[name]),
+        num_blocks=num_blocks,
         first_step=steps,
         first_row=-(-cursors[name] // allotment.length),
     )

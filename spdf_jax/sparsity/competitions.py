@@ -21,8 +21,10 @@ from spdf_jax.sparsity.units import Shape
 from spdf_jax.sparsity.units import Units
 
 # Sharded matrices exchange a count per row, or a bit per column, to keep the
-# first of equals: where that is less than this many bytes, it is fastest.
+# first of equals: where that is less than this many bytes, it is fastest. With
+# random bits there were more bytes before, and equals that are left are rare.
 _FEW_BYTES = 2**15
+_FEWER_BYTES = 2**13
 
 
 def on_this_platform(
@@ -83,11 +85,8 @@ def choose(
   """
   key = keys[len(cuts)]
   last = len(cuts) + 1 == len(keys)
-  if last and cuts and units.words is None:
-    equals = candidates(units, keys, cuts)
-    rows, columns = equals.shape[-2:]
-    if max(4 * rows, columns) <= _FEW_BYTES:
-      return _keep_first(equals, kept)
+  if last and cuts:
+    return first_of(counting, units, keys, kept, left, cuts)
   stored = key.read(units) if key.stored else None
 
   def read(units, cuts, stored):
@@ -112,6 +111,26 @@ def choose(
           counting, units, keys, need, equal, (*cuts, value)
       ),
   )
+
+
+def choose_by_rank(
+    units: Units, shape: Shape, keys: tuple[Key, ...], kept: jax.Array
+) -> jax.Array:
+  """Keeps the `kept` highest-ranked candidates, comparing each two units."""
+  lead, size = shape[:-2], shape[-2] * shape[-1]
+  in_line = lambda x: x.reshape(*lead, size)
+  index = jnp.arange(size)
+  better, equal = False, True
+  for key in keys[:-1]:
+    bits = in_line(key.read(units))
+    mine, other = bits[..., :, None], bits[..., None, :]
+    better |= equal & (other > mine)
+    equal &= other == mine
+  better |= equal & (index < index[:, None])
+  if units.among is not None:
+    better &= in_line(units.among)[..., None, :]
+  rank = jnp.sum(better, axis=-1, dtype=jnp.int32)
+  return narrowed(units.among, (rank < kept[..., None]).reshape(shape))
 
 
 def _kth_largest(
@@ -145,6 +164,24 @@ def _kth_largest(
 
   first = jnp.zeros(need.shape, jnp.uint32), need, left
   return jax.lax.fori_loop(0, len(shifts) - 1, narrow, first)
+
+
+def first_of(
+    counting: digits.Counting,
+    units: Units,
+    keys: tuple[Key, ...],
+    kept: jax.Array,
+    left: jax.Array,
+    cuts: tuple[jax.Array, ...],
+) -> jax.Array:
+  """Keeps the first `kept` of the `left` candidates of `cuts`, by index."""
+  equals = candidates(units, keys, cuts)
+  rows, columns = equals.shape[-2:]
+  few = _FEW_BYTES if units.words is None else _FEWER_BYTES
+  if max(4 * rows, columns) <= few:
+    return _keep_first(equals, kept)
+  units = units._replace(scores=None, among=equals, words=None)
+  return choose(counting, units, keys[-1:], kept, left)
 
 
 def _keep_first(mask: jax.Array, kept: jax.Array) -> jax.Array:

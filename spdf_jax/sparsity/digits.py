@@ -96,6 +96,6 @@ def sortable_bits(x: jax.Array) -> jax.Array:
     return x
   x = x.astype(jnp.float32)
   # One zero, and NaN below everything.
-  x = jnp.where(jnp.isnan(x), -jnp.inf, jnp.where(x == 0, 0.0, x))
-  bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-  return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
+  bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
+  ordered = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
+  return jnp.where(jnp.isnan(x), jnp.uint32(0), ordered)

@@ -98,4 +98,5 @@ def _map_equal(
       jax.eval_shape(f, *rows[0]),
   )
   stacked = jax.lax.fori_loop(0, len(rows), body, buffers)
-  return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(len(rows))]
+  pick = lambda i: jax.tree.map(lambda x: x[i], stacked)
+  return [pick(i) for i in range(len(rows))]

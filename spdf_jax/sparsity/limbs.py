@@ -34,7 +34,8 @@ def to_limbs(value: int | np.ndarray) -> Limbs:
     [3, 7]
   """
   wide = np.asarray(value, np.uint64)
-  return Limbs((wide >> 32).astype(np.uint32), wide.astype(np.uint32))
+  halves = wide >> 32, wide & 0xffffffff
+  return Limbs(*(jnp.asarray(half.astype(np.uint32)) for half in halves))
 
 
 def add(a: Limbs, b: Limbs) -> Limbs:

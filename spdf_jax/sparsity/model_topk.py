@@ -1,5 +1,6 @@
 """Exact top-k over all layers of a model at once, however many weights."""
 
+import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -118,32 +119,45 @@ def _keep(model: _Model, kept: limbs.Limbs) -> PyTree:
 def _keep_counting(
     counting: digits.Counting, model: _Model, kept: limbs.Limbs
 ) -> PyTree:
-  left = _total(_candidates_per_layer(model, ()))
-  return _choose(counting, model, limbs.minimum(kept, left), ())
+  need = limbs.minimum(kept, _total(_candidates_per_layer(model, ())))
+  value, need, equal = _kth_largest(counting, model, need, ())
+  cuts, all_equals = (value,), limbs.at_least(need, equal)
+  if any(words is not None for words in jax.tree.leaves(model.words)):
+    value, need = jax.lax.cond(
+        all_equals,
+        lambda: (jnp.uint32(0), need),
+        lambda: _kth_largest(counting, model, need, cuts)[:2],
+    )
+    cuts = (*cuts, value)
+  equal = _candidates_per_layer(model, cuts)
+  taken = _take_in_order(equal, need)
 
+  def one(counting, units, shape, taken, equal):
+    keys = units_lib.keys_of(units, shape)
+    passing = lambda i, compare: units_lib.narrowed(
+        units_lib.candidates(units, keys, cuts[:i]),
+        compare(keys[i].read(units), cuts[i]),
+    )
+    equals = lambda: jax.lax.cond(
+        jnp.all(taken == equal),
+        lambda: units_lib.candidates(units, keys, cuts),
+        lambda: competitions.first_of(
+            counting, units, keys, taken, equal, cuts
+        ),
+    )
+    return jax.lax.cond(
+        all_equals,
+        lambda: passing(0, jnp.greater_equal),
+        lambda: functools.reduce(
+            jnp.logical_or,
+            [passing(i, jnp.greater) for i in range(len(cuts))], equals(),
+        ),
+    )
 
-def _choose(
-    counting: digits.Counting, model: _Model, need: limbs.Limbs, cuts: Cuts
-) -> PyTree:
-  """Keeps the `need` highest-ranked of the candidates of `cuts`."""
-  is_random = any(w is not None for w in jax.tree.leaves(model.words))
-  if len(cuts) == 1 + is_random:
-    return _keep_first(counting, model, need, cuts)
-  value, need, equal = _kth_largest(counting, model, need, cuts)
+  def each(units, shape, *numbers):
+    return competitions.each(one, counting, units, shape, *numbers)
 
-  def passing(compare):
-    def pass_leaf(units, shape):
-      keys = units_lib.keys_of(units, shape)
-      passes = compare(keys[len(cuts)].read(units), value)
-      return units_lib.narrowed(units_lib.candidates(units, keys, cuts), passes)
-    return _map_units(pass_leaf, model)
-
-  def cut():
-    chosen = _choose(counting, model, need, (*cuts, value))
-    return jax.tree.map(jnp.logical_or, passing(jnp.greater), chosen)
-
-  all_equals = limbs.at_least(need, equal)
-  return jax.lax.cond(all_equals, lambda: passing(jnp.greater_equal), cut)
+  return _map_units(each, model, taken, equal)
 
 
 def _kth_largest(
@@ -182,34 +196,16 @@ def _kth_largest(
   return jax.lax.fori_loop(0, len(shifts) - 1, narrow, first)
 
 
-def _keep_first(
-    counting: digits.Counting, model: _Model, need: limbs.Limbs, cuts: Cuts
-) -> PyTree:
-  """Keeps the first `need` candidates of `cuts`, by leaf and index."""
-  equal = _candidates_per_layer(model, cuts)
-  taken = _take_in_order(equal, need)
-
-  def one(counting, units, shape, taken, equal):
-    keys = units_lib.keys_of(units, shape)
-    return jax.lax.cond(
-        jnp.all(taken == equal),
-        lambda: units_lib.candidates(units, keys, cuts),
-        lambda: competitions.choose(counting, units, keys, taken, equal, cuts),
-    )
-
-  return _map_units(
-      lambda units, shape, *numbers: competitions.each(
-          one, counting, units, shape, *numbers
-      ),
-      model, taken, equal,
-  )
-
-
 def _candidates_per_layer(model: _Model, cuts: Cuts) -> PyTree:
   """Counts the candidates of every layer: int32 `[layers]` per leaf."""
   def count(units, shape):
     keys = units_lib.keys_of(units, shape)
     return units_lib.number_of(units_lib.candidates(units, keys, cuts), shape)
+  if not cuts and not jax.tree.leaves(model.among):
+    return jax.tree.map(
+        lambda s: np.full(s.shape[0], s.shape[1] * s.shape[2], np.int32),
+        model.scores,
+    )
   return _map_units(count, model)
 
 

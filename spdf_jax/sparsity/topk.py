@@ -20,8 +20,10 @@ from spdf_jax.sparsity.model_topk import (
     keep_largest_of_all as keep_largest_of_all,
 )
 
-# A competition of fewer units costs less to compare than its bins to clear.
+# Competitions of fewer units cost less to compare than their bins to clear, and
+# those of very few less to compare each with each.
 _FEW_UNITS = 4096
+_VERY_FEW_UNITS = 16
 
 
 def keep_largest(
@@ -133,6 +135,9 @@ def _keep_compiled(
   run = lambda counting, units, kept: competitions.each(
       _keep_units, counting, units, shape, kept
   )
+  if shape[-2] * shape[-1] <= _VERY_FEW_UNITS:
+    keys = units_lib.keys_of(units, shape)
+    return competitions.choose_by_rank(units, shape, keys, kept)
   if len(shape) > 3 or shape[-2] * shape[-1] < _FEW_UNITS:
     return run(digits.COMPARE, units, kept)
   return competitions.on_this_platform(run, units, kept)

@@ -17,6 +17,7 @@ from spdf_jax import sparsity
 from spdf_jax.training import checkpoints
 from spdf_jax.training import identity
 from spdf_jax.training.interrupts import Interrupts
+from spdf_jax.training.levels import asked_levels
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.progress import Progress
@@ -218,8 +219,12 @@ def _evaluate(recipe, writer, evaluators, step: int, state: TrainState) -> None:
       'sparsity/sparsified': summary.sparsity,
       'sparsity/all': summary.overall_sparsity,
   }
+  asked = asked_levels(
+      recipe.plan, step - 1, recipe.abstract_state.params, recipe.where
+  )
   for name, layer in summary.layers.items():
     scalars[f'sparsity/{name}'] = layer.sparsity
+    scalars[f'sparsity_asked/{name}'] = asked[name].sparsity
   for evaluate in evaluators:
     scalars.update(evaluate(step, state.params))
   writer.write_scalars(step, scalars)

@@ -1,9 +1,11 @@
 """The metrics file: one JSON object a line."""
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 import json
 import os
 import pathlib
+from typing import Any
 
 
 class MetricWriter:
@@ -40,11 +42,67 @@ class MetricWriter:
     self._file.close()
 
 
-def read_rows(path: str | os.PathLike) -> list[dict[str, float | str]]:
-  """Reads a metrics file; an unfinished last line is left out."""
-  text = pathlib.Path(path).read_text(encoding='utf-8')
-  complete = text[: text.rfind('\n') + 1]
-  return [json.loads(line) for line in complete.splitlines()]
+def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """Reads a metrics file, in the order of its lines.
+
+  Args:
+    path: The file.
+
+  Returns:
+    A row per line, its step under `'step'`; a last line that was not finished
+    is left out.
+
+  Raises:
+    ValueError: a line is not what `MetricWriter` writes; it is named.
+  """
+  rows = []
+  for number, row in _numbered_objects(path):
+    if not isinstance(row.get('step'), int):
+      raise ValueError(
+          f'{path} line {number} has no whole "step": {json.dumps(row)[:80]}; '
+          'remove that line, or restore the file.'
+      )
+    rows.append(row)
+  return rows
+
+
+def read_json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
+  """Reads a file of JSON objects, one a line.
+
+  Args:
+    path: The file.
+
+  Returns:
+    The objects; a last line that was not finished is left out.
+
+  Raises:
+    ValueError: a line is no JSON object; it is named.
+  """
+  return [row for _, row in _numbered_objects(path)]
+
+
+def _numbered_objects(
+    path: str | os.PathLike,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+  lines = pathlib.Path(path).read_text(encoding='utf-8').split('\n')
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    try:
+      row = json.loads(line)
+    except json.JSONDecodeError as error:
+      if number == len(lines):  # No newline after it: it was being written.
+        return
+      raise ValueError(
+          f'{path} line {number} is not JSON ({error}); remove that line, or '
+          'restore the file.'
+      ) from error
+    if not isinstance(row, dict):
+      raise ValueError(
+          f'{path} line {number} holds {line.strip()[:40]}, which is not a '
+          'JSON object; remove that line, or restore the file.'
+      )
+    yield number, row
 
 
 def _cut_back(path: pathlib.Path, step: int) -> None:

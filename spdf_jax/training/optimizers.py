@@ -7,6 +7,7 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.sparsity.selection import path_name
+from spdf_jax.sparsity.tracking import track_masks
 from spdf_jax.training.phases import Plan
 
 PyTree = Any
@@ -25,7 +26,8 @@ def adamw(
   """Builds sparse AdamW with the plan's learning rate, decay and masks.
 
   Gradients are clipped by their global norm; only matrices decay. Moments
-  restart where a phase asks, the learning rate never does.
+  restart where a phase asks, the learning rate never does. Where masks move
+  within phases, their changes are tracked.
 
   Args:
     plan: The phases.
@@ -37,7 +39,8 @@ def adamw(
     clip_norm: Largest global norm of the gradient.
 
   Returns:
-    The optimizer, wrapped in `sparsify`.
+    The optimizer, wrapped in `sparsify`, and in `track_masks` where
+    `plan.moves_masks`.
 
   References:
     Loshchilov and Hutter, `AdamW <https://arxiv.org/abs/1711.05101>`_, 2019
@@ -49,7 +52,8 @@ def adamw(
       optax.add_decayed_weights(plan.weight_decay, mask=matrices),
       optax.scale_by_learning_rate(plan.learning_rate),
   )
-  return sparsity.sparsify(inner, plan.algorithm, where=where, key=key)
+  tx = sparsity.sparsify(inner, plan.algorithm, where=where, key=key)
+  return track_masks(tx, plan.algorithm) if plan.moves_masks else tx
 
 
 def matrices(params: PyTree) -> PyTree:

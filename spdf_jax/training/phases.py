@@ -9,6 +9,7 @@ import itertools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -16,7 +17,10 @@ from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.training.durations import resolve_duration
-from spdf_jax.training.schedules import SCHEDULES
+from spdf_jax.training.schedules import phase_schedules
+from spdf_jax.training.stretches import check_fits
+from spdf_jax.training.stretches import find_stretches
+from spdf_jax.training.stretches import Stretch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Phase:
     learning_rate: An optax schedule of the step within the phase.
     weight_decay: Decoupled weight decay of matrices.
     restart: Whether the optimizer's moments start anew with the phase.
+    reshuffle: Whether the phase begins a new epoch of its source, in an order
+      of its own: a round of iterative pruning.
 
   Raises:
     ValueError: a field is out of its range.
@@ -48,6 +54,7 @@ class Phase:
   learning_rate: optax.Schedule
   weight_decay: float
   restart: bool
+  reshuffle: bool = False
 
   def __post_init__(self):
     for field in ('steps', 'batch_size', 'length'):
@@ -91,7 +98,8 @@ class Plan:
     phases: At least one phase, names distinct.
 
   Raises:
-    ValueError: there is no phase, or two have one name.
+    ValueError: there is no phase, or two have one name, or the updates of an
+      algorithm do not fit the steps of its phases.
 
   Example:
     >>> phase = Phase('sparse', 10, 'corpus', 2, 8, 0.75,
@@ -110,6 +118,8 @@ class Plan:
       raise ValueError(
           f'the phases are named {names}; give at least one, each its own name.'
       )
+    for stretch in self.stretches:
+      check_fits(stretch)
 
   @functools.cached_property
   def starts(self) -> tuple[int, ...]:
@@ -151,20 +161,39 @@ class Plan:
         if phase.restart and start
     )
 
-  @property
-  def algorithm(self) -> sparsity.Algorithm:
-    """The sparse-training algorithm of the whole plan.
+  @functools.cached_property
+  def stretches(self) -> tuple[Stretch, ...]:
+    """Phases of equal sparsity, in order; those of one stretch share a mask."""
+    return find_stretches(self.phases, self.starts)
 
-    Neighbouring phases of equal sparsity share a mask.
-    """
-    members, boundaries = [], []
-    for phase, start in zip(self.phases, self.starts):
-      if not members or phase.sparsity != members[-1]:
-        members.append(phase.sparsity)
-        boundaries.append(start)
+  @functools.cached_property
+  def algorithm(self) -> sparsity.Algorithm:
+    """The sparse-training algorithm of the whole plan, by stretches."""
     return sparsity.join(
-        [create_algorithm(spec) for spec in members], boundaries[1:]
+        [create_algorithm(stretch.sparsity) for stretch in self.stretches],
+        [stretch.start for stretch in self.stretches[1:]],
     )
+
+  @functools.cached_property
+  def update_steps(self) -> np.ndarray:
+    """The steps at which masks change, rising."""
+    return self._steps_where(self.algorithm.update_at)
+
+  @functools.cached_property
+  def dense_grads_steps(self) -> np.ndarray:
+    """The steps that need gradients of pruned weights, rising."""
+    return self._steps_where(self.algorithm.dense_grads_at)
+
+  def _steps_where(self, answer: Callable[[Any], Any]) -> np.ndarray:
+    # All steps at once: asked one by one, a long plan takes minutes.
+    asked = jax.vmap(lambda count: jnp.asarray(answer(count), bool))
+    return np.flatnonzero(asked(jnp.arange(self.total_steps)))
+
+  @property
+  def moves_masks(self) -> bool:
+    """Whether masks change other than where one stretch follows another."""
+    starts = [stretch.start for stretch in self.stretches]
+    return not np.isin(self.update_steps, starts).all()
 
 
 def create_plan(
@@ -178,10 +207,8 @@ def create_plan(
 
   Args:
     phases: By name, the fields of `Phase`, with `duration` (text, see
-      `resolve_duration`) for steps, and `learning_rate` as a mapping with
-      `schedule` (`'constant'`, `'linear'`, `'cosine'`, or `'continue'`: the
-      schedule of the phase before spans this one too), `peak`, `warmup` (a
-      duration) and `final_fraction` of the peak.
+      `resolve_duration`) for steps, and `learning_rate` as `phase_schedules`
+      reads it.
     order: Names of the phases to run, in order.
     tokens_per_epoch: By source, a function from the length of a sequence to
       the tokens of an epoch.
@@ -214,7 +241,7 @@ def create_plan(
     except ValueError as error:
       raise ValueError(f'phase {name!r}: {error}') from error
     resolvers.append(resolver)
-  schedules = _schedules(order, specs, steps, resolvers)
+  schedules = phase_schedules(order, specs, steps, resolvers)
   return Plan(
       tuple(
           Phase(
@@ -227,42 +254,8 @@ def create_plan(
               learning_rate=schedule,
               weight_decay=spec['weight_decay'],
               restart=spec['restart'],
+              reshuffle=spec['reshuffle'],
           )
           for name, spec, n, schedule in zip(order, specs, steps, schedules)
       )
   )
-
-
-def _schedules(order, specs, steps, resolvers) -> list[optax.Schedule]:
-  schedules = []
-  head = 0
-  for i, (name, spec) in enumerate(zip(order, specs)):
-    rate = spec['learning_rate']
-    if rate['schedule'] != 'continue':
-      head = i
-      horizon = steps[i]
-      for later, n in zip(specs[i + 1:], steps[i + 1:]):
-        if later['learning_rate']['schedule'] != 'continue':
-          break
-        horizon += n
-      make = lookup(
-          f'schedule of phase {name!r}:', rate['schedule'], SCHEDULES
-      )
-      warmup = rate['warmup']
-      try:
-        whole = make(
-            rate['peak'],
-            resolvers[i](warmup) if warmup else 0,
-            horizon,
-            rate['final_fraction'],
-        )
-      except ValueError as error:
-        raise ValueError(f'learning rate of phase {name!r}: {error}') from error
-    elif i == 0:
-      raise ValueError(
-          f"phase {name!r} is the first and has the schedule 'continue'; give "
-          'it one of its own.'
-      )
-    offset = sum(steps[head:i])
-    schedules.append(lambda step, f=whole, offset=offset: f(step + offset))
-  return schedules

@@ -15,6 +15,7 @@ import optax
 
 from spdf_jax import data
 from spdf_jax import models
+from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
 from spdf_jax.training.identity import flatten
 from spdf_jax.training.phases import create_plan
@@ -46,7 +47,7 @@ class Recipe:
     model: The Flax module.
     where: The model's selection of sparsified leaves.
     plan: The phases.
-    optimizer: AdamW inside `sparsify`.
+    optimizer: AdamW inside `sparsify`; masks that move are tracked.
     corpus: What is pre-trained on.
     task: What is fine-tuned on; `None` without.
     sources: What batches are read from, by name.
@@ -82,15 +83,15 @@ class Recipe:
   @functools.cached_property
   def step(self) -> Any:
     """The jitted training step; its first argument, the state, is donated."""
-    return jax.jit(
-        functools.partial(
-            train_step,
-            apply_fn=self.model.apply,
-            optimizer=self.optimizer,
-            learning_rate=self.plan.learning_rate,
-        ),
-        donate_argnums=0,
+    step = functools.partial(
+        train_step,
+        apply_fn=self.model.apply,
+        optimizer=self.optimizer,
+        learning_rate=self.plan.learning_rate,
     )
+    if self.plan.moves_masks:
+      step = functools.partial(step, statistics=mask_statistics)
+    return jax.jit(step, donate_argnums=0)
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, from shapes alone."""
@@ -153,7 +154,7 @@ def create_recipe(config: Any) -> Recipe:
   batch_at = data.schedule_batches(
       sources,
       [
-          data.Allotment(p.data, p.batch_size, p.length, p.steps)
+          data.Allotment(p.data, p.batch_size, p.length, p.steps, p.reshuffle)
           for p in plan.phases
       ],
       seed=config['seed'],

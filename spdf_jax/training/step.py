@@ -1,6 +1,7 @@
 """The one training step: sparse, dense and fine-tuning alike."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ def train_step(
     apply_fn: Callable[[PyTree, jax.Array], jax.Array],
     optimizer: optax.GradientTransformationExtraArgs,
     learning_rate: optax.Schedule,
+    statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
 
@@ -44,9 +46,11 @@ def train_step(
     apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`.
     optimizer: An optimizer that contains `sparsify`.
     learning_rate: For the log, the schedule inside the optimizer.
+    statistics: For the log, `(opt_state) -> values`, e.g. `mask_statistics`.
 
   Returns:
-    The next state, and metrics named `train/…`.
+    The next state, and metrics named `train/…` and, for the statistics,
+    `sparsity/…`.
   """
   mask = sparsity.get_mask(state.opt_state)
   dense_grads = sparsity.get_dense_grads(state.opt_state)
@@ -63,7 +67,7 @@ def train_step(
       'train/loss': loss,
       'train/grad_norm': optax.tree.norm(grads),
       'train/learning_rate': learning_rate(state.step),
-  }
+  } | {f'sparsity/{k}': v for k, v in statistics(opt_state).items()}
   return TrainState(
       state.step + 1, optax.apply_updates(state.params, updates), opt_state
   ), metrics

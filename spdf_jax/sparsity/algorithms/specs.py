@@ -1,0 +1,224 @@
+"""Algorithms as data: what a config says, made into functions."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import functools
+import importlib
+import inspect
+from typing import Any
+
+import optax
+
+from spdf_jax.names import lookup
+from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity.algorithms.gmp import gmp
+from spdf_jax.sparsity.algorithms.granet import granet
+from spdf_jax.sparsity.algorithms.iterative import iterative
+from spdf_jax.sparsity.algorithms.rigl import rigl
+from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
+from spdf_jax.sparsity.algorithms.static import dense
+from spdf_jax.sparsity.algorithms.static import static
+from spdf_jax.sparsity.rewinding import Round
+from spdf_jax.sparsity.sparsify import Algorithm
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    'dense': dense,
+    'gmp': gmp,
+    'granet': granet,
+    'iterative': iterative,
+    'rigl': rigl,
+    'sparse_evolution': sparse_evolution,
+    'static': static,
+}
+_SCHEDULES = {
+    name: getattr(optax, name) for name in dir(optax)
+    if name.endswith('_schedule')
+} | {
+    'cosine': schedules.cosine,
+    'cubic': schedules.cubic,
+    'periodic': schedules.periodic,
+}
+_DISTRIBUTIONS = {
+    'by_pattern': distributions.by_pattern,
+    'erk': distributions.erk,
+    'model_wide': distributions.model_wide,
+    'uniform': distributions.uniform,
+}
+_STRUCTURES = {
+    'balanced': structures.balanced,
+    'block': structures.block,
+    'channel': structures.channel,
+    'n_of_m': structures.n_of_m,
+    'unstructured': structures.unstructured,
+}
+_INITS = {'magnitude': masks.magnitude_mask, 'random': masks.random_mask}
+
+
+def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
+  """Builds the algorithm that a config names.
+
+  A number is `static`. A mapping has the name under `'algorithm'`, one of ours
+  or `'package.module:function'` for a function of your own that returns an
+  `Algorithm`, and the arguments beside it. Arguments may be written as JSON:
+
+  * `sparsity` and `drop_fraction`: a number; `{'schedule': 'cubic', 'initial':
+    0.5, 'final': 0.8, 'steps': 700}` with the name of a schedule, ours or
+    optax's (`'linear_schedule'`), and its arguments; for `by_pattern` a list
+    of `[pattern, level]` pairs, or a mapping, each level one of these;
+  * `distribution`: `'uniform'`, `'erk'`, `'by_pattern'`, `'model_wide'`, or
+    `{'distribution': 'erk', 'power': 0.5}`;
+  * `structure`: `'unstructured'`, or `{'structure': 'n_of_m', 'n': 2, 'm': 4}`
+    and likewise `block`, `channel`, `balanced`;
+  * `init`: `'random'` or `'magnitude'`;
+  * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
+
+  Args:
+    spec: A number or a mapping.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: a name is unknown, an argument is missing, not taken or out of
+      its range, or a function of your own cannot be imported or returns
+      something else.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> rise = {'schedule': 'cubic', 'initial': 0.5, 'final': 0.8, 'steps': 700}
+    >>> algorithm = create_algorithm({
+    ...     'algorithm': 'rigl', 'sparsity': rise, 'update_every': 100,
+    ...     'update_until': 700, 'distribution': 'erk'})
+    >>> algorithm.sparsity_at(700, {'w': jnp.ones((1, 2, 5))})
+    {'w': 0.8}
+  """
+  if not isinstance(spec, Mapping):
+    return static(spec)
+  arguments = {
+      name: _DECODERS[name](value) if name in _DECODERS else value
+      for name, value in spec.items() if name != 'algorithm'
+  }
+  name = spec.get('algorithm', '')
+  if ':' not in name:
+    make = lookup('algorithm', name, ALGORITHMS)
+  else:
+    make = _imported(name)
+  made = _bind(f'algorithm {name!r}', make, arguments)()
+  if not isinstance(made, Algorithm):
+    raise ValueError(
+        f'algorithm {name!r} returned {made!r:.60}; let the function return a '
+        'spdf_jax.Algorithm.'
+    )
+  return made
+
+
+def _imported(name: str) -> Callable[..., Any]:
+  """Imports what `'package.module:function'` names."""
+  module_name, _, attribute = name.partition(':')
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    # Of a module that is there, the error is its own.
+    if error.name and (module_name + '.').startswith(error.name + '.'):
+      raise ValueError(
+          f'algorithm {name!r} cannot be imported ({error}); give '
+          "'package.module:function' of a module on the path."
+      ) from error
+    raise
+  except ValueError as error:
+    raise ValueError(
+        f'algorithm {name!r} names no module; write '
+        "'package.module:function'."
+    ) from error
+  return lookup(f'algorithm {name!r}: name', attribute, vars(module))
+
+
+def _bind(
+    what: str,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    missing: int = 0,
+) -> Callable[..., Any]:
+  """Gives a function its keywords, after checking that it takes them.
+
+  Args:
+    what: What to call it in the message.
+    function: The function.
+    arguments: Its keyword arguments.
+    missing: How many positional arguments follow in the call.
+
+  Returns:
+    A function of the missing arguments.
+
+  Raises:
+    ValueError: an argument is missing or not taken.
+  """
+  signature = inspect.signature(function)
+  try:
+    signature.bind(*[None] * missing, **arguments)
+  except TypeError as error:
+    names = list(signature.parameters)[missing:]
+    raise ValueError(
+        f'{what}: {error}; its arguments are {", ".join(names) or "none"}.'
+    ) from error
+  return functools.partial(function, **arguments)
+
+
+def _named(
+    kind: str, value: Any, table: Mapping[str, Any], missing: int = 0
+) -> Any:
+  """Looks up a name, or `{kind: name, …arguments}`; leaves the rest alone."""
+  if isinstance(value, str):
+    value = {kind: value}
+  if not isinstance(value, Mapping):
+    return value
+  name = value.get(kind, '')
+  function = lookup(kind, name, table)
+  arguments = {k: v for k, v in value.items() if k != kind}
+  return _bind(f'{kind} {name!r}', function, arguments, missing)
+
+
+def _level(value: Any) -> Any:
+  """Decodes a number, a schedule, or levels by pattern."""
+  if isinstance(value, Mapping) and 'schedule' in value:
+    return _named('schedule', value, _SCHEDULES)()
+  if isinstance(value, Mapping):
+    return {key: _level(level) for key, level in value.items()}
+  if isinstance(value, (list, tuple)):
+    try:
+      pairs = [(str(pattern), level) for pattern, level in value]
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+          f'sparsity is {value!r}; a list is of [pattern, level] pairs.'
+      ) from error
+    return {pattern: _level(level) for pattern, level in pairs}
+  return value
+
+
+def _structure(value: Any) -> Any:
+  made = _named('structure', value, _STRUCTURES)
+  return made() if isinstance(value, (str, Mapping)) else made
+
+
+def _rounds(value: Any) -> Any:
+  return [
+      _bind('a round', Round, entry)() if isinstance(entry, Mapping) else entry
+      for entry in value
+  ]
+
+
+# Distributions and makers of masks are called later, with two and three
+# arguments of their own.
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    'distribution': lambda value: _named(
+        'distribution', value, _DISTRIBUTIONS, missing=2
+    ),
+    'drop_fraction': _level,
+    'init': lambda value: _named('init', value, _INITS, missing=3),
+    'rounds': _rounds,
+    'sparsity': _level,
+    'structure': _structure,
+}

@@ -1,0 +1,93 @@
+"""Configs: any algorithm in one word, and not a line too many."""
+
+import pathlib
+
+import pytest
+
+from configs import common
+from configs import quickstart
+from spdf_jax.training import create_plan
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def make_plan(arg):
+  config = quickstart.get_config(arg).to_dict()
+  phases = config['phases']
+  return create_plan(
+      {k: v for k, v in phases.items() if k != 'order'}, phases['order'],
+      tokens_per_epoch={
+          'corpus': lambda length: 1_300_000, 'task': lambda length: 335_872
+      },
+      parameters=742_528,
+  )
+
+
+def test_configs_have_ninety_lines_at_most():
+  for path in (ROOT / 'configs').glob('*.py'):
+    if path.name != 'common.py':
+      assert len(path.read_text().splitlines()) <= 90, path
+
+
+@pytest.mark.parametrize('arg, level', [
+    ('', 0.75), ('sparsity=0.9', 0.9), ('algorithm=static', 0.75),
+    ('algorithm=static,sparsity=0', 0.0),
+])
+def test_a_static_level_is_a_number(arg, level):
+  config = quickstart.get_config(arg)
+  assert config.phases.pretrain.sparsity == level
+  assert list(config.phases.order) == ['pretrain', 'continuation', 'finetune']
+  assert not make_plan(arg).moves_masks
+
+
+@pytest.mark.parametrize('name', ['set', 'rigl', 'gmp', 'granet'])
+@pytest.mark.parametrize('order', ['algorithm={},sparsity=0.9', 'sparsity=0.9,'
+                                   'algorithm={}'])
+def test_algorithms_change_masks_in_the_first_three_quarters(name, order):
+  plan = make_plan(order.format(name))
+  updates = plan.update_steps.tolist()
+  first = [0] if name == 'gmp' else []
+  assert updates == first + list(range(50, 751, 50)) + [1000]
+  assert plan.moves_masks
+  assert plan.algorithm.sparsity_at(999, {'w': None, 'v': 0.0})['v'] == 0.9
+
+
+def test_iterative_prunes_a_quarter_in_each_of_three_rounds():
+  plan = make_plan('algorithm=iterative')
+  assert [p.name for p in plan.phases] == [
+      'round0', 'round1', 'round2', 'round3', 'finetune'
+  ]
+  assert plan.update_steps.tolist() == [300, 600, 900, 1200]
+  assert [p.reshuffle for p in plan.phases] == [False, True, True, True, False]
+  rates = [float(plan.learning_rate(step)) for step in (50, 300, 600, 900)]
+  assert rates == [rates[0]] * 4
+  config = quickstart.get_config('algorithm=iterative,sparsity=0.875')
+  fractions = [r['fraction'] for r in config.phases.round3.sparsity.rounds]
+  assert fractions == [0.0, 0.5, 0.5, 0.5]
+  assert config.data.max_epochs.corpus == 4
+
+
+def test_a_change_of_one_phase_changes_no_other():
+  config = quickstart.get_config('algorithm=iterative')
+  config.phases.round1.learning_rate.to = '7 steps'
+  config.phases.round0.learning_rate.peak = 0.5
+  assert config.phases.round2.learning_rate.to == '50 steps'
+  config = quickstart.get_config()
+  config.phases.pretrain.learning_rate.peak = 0.5
+  assert config.phases.continuation.learning_rate.peak == 3e-3
+
+
+@pytest.mark.parametrize('arg, message', [
+    ('algorithm=regl', "algorithm 'regl' is unknown; known are static, set"),
+    ('level=0.9', "argument is 'level=0.9'; write 'algorithm=rigl,sparsity=0."),
+    ('sparsity=much', "argument is 'sparsity=much'; write"),
+    ('rigl', "argument is 'rigl'; write"),
+])
+def test_another_argument_is_refused(arg, message):
+  with pytest.raises(ValueError, match=message):
+    quickstart.get_config(arg)
+
+
+def test_updates_of_a_short_phase_fit_it():
+  spec = common.sparsity_of('rigl', 0.75, steps=15)
+  assert spec['update_until'] == 11 and spec['update_every'] == 1

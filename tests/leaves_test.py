@@ -1,0 +1,102 @@
+"""`map_leaves`: one loop for leaves that are alike, the same results."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spdf_jax.sparsity.leaves import map_leaves
+
+
+def model(number, shape=(1, 3, 4)):
+  rng = np.random.default_rng(0)
+  return {
+      f'h_{i}': {'w': jnp.asarray(rng.standard_normal(shape), jnp.float32)}
+      for i in range(number)
+  }
+
+
+def count(jaxpr, names):
+  """Counts primitives by name, in all inner jaxprs too."""
+  found = 0
+  for equation in jaxpr.eqns:
+    found += equation.primitive.name in names
+    for value in jax.tree.leaves(
+        equation.params, is_leaf=lambda x: hasattr(x, 'eqns')
+        or hasattr(x, 'jaxpr'),
+    ):
+      inner = getattr(value, 'jaxpr', value)
+      if hasattr(inner, 'eqns'):
+        found += count(inner, names)
+  return found
+
+
+def loops_and_sines(f, *trees):
+  jaxpr = jax.make_jaxpr(f)(*trees).jaxpr
+  return count(jaxpr, ('while', 'scan')), count(jaxpr, ('sin',))
+
+
+def test_five_equal_leaves_are_one_loop():
+  f = lambda tree: map_leaves(jnp.sin, tree)
+  assert loops_and_sines(f, model(5)) == (1, 1)
+
+
+def test_leaves_of_other_names_shapes_or_dtypes_stay_apart():
+  tree = model(3) | {
+      'v_0': {'w': jnp.ones((1, 3, 4))},
+      'h_7': {'w': jnp.ones((1, 4, 3))},
+      'h_8': {'w': jnp.ones((1, 3, 4), jnp.bfloat16)},
+  }
+  f = lambda tree: map_leaves(jnp.sin, tree)
+  # The three leaves are a loop; each of the others is called directly.
+  assert loops_and_sines(f, tree) == (1, 4)
+
+
+def test_nothing_traced_is_called_leaf_by_leaf():
+  seen = []
+  map_leaves(lambda x: seen.append(x), model(3))
+  assert len(seen) == 3 and not any(
+      isinstance(x, jax.core.Tracer) for x in seen
+  )
+
+
+def test_results_and_operands_of_the_loop_stay_with_their_leaves():
+  tree = model(4) | {'x': jnp.ones((2, 2)), 'none': None}
+  numbers = jax.tree.map(
+      lambda x: x, {f'h_{i}': {'w': np.int32(i)} for i in range(4)}
+  ) | {'x': np.int32(9), 'none': None}
+  keys = {
+      f'h_{i}': {'w': jax.random.key(i)} for i in range(4)
+  } | {'x': jax.random.key(9), 'none': None}
+
+  def f(x, number, key):
+    return {'sum': x.sum() * number, 'noise': jax.random.bits(key, x.shape)}
+
+  looped = jax.jit(lambda *trees: map_leaves(f, *trees))(tree, numbers, keys)
+  direct = map_leaves(f, tree, numbers, keys)
+  assert looped['none'] is None and direct['none'] is None
+  for one, other in zip(jax.tree.leaves(looped), jax.tree.leaves(direct)):
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_none_and_tuples_of_later_trees_reach_the_function():
+  tree = model(3)
+  masks = {f'h_{i}': {'w': None} for i in range(3)}
+  pairs = {f'h_{i}': {'w': (np.int32(i), np.int32(1))} for i in range(3)}
+
+  def f(x, mask, pair):
+    assert mask is None
+    return x * pair[0] + pair[1]
+
+  result = jax.jit(lambda tree: map_leaves(f, tree, masks, pairs))(tree)
+  for i in range(3):
+    np.testing.assert_allclose(
+        result[f'h_{i}']['w'], tree[f'h_{i}']['w'] * i + 1, rtol=1e-6
+    )
+
+
+def test_trees_that_differ_are_named():
+  with pytest.raises(ValueError, match='trees that differ'):
+    map_leaves(lambda x, y: x, {'a': 1.0}, {'b': 1.0})
+  with pytest.raises(ValueError, match='trees that differ'):
+    map_leaves(lambda x, y: x, {'a': 1.0}, None)

@@ -1,0 +1,138 @@
+"""What a report says of masks is what the run logged."""
+
+import pytest
+
+from spdf_jax.analysis import PhaseRecord
+from spdf_jax.analysis import plot_mask_changes
+from spdf_jax.analysis import Run
+from spdf_jax.analysis import Segment
+from spdf_jax.analysis import write_report
+from spdf_jax.analysis.mask_changes import changes_in
+from spdf_jax.analysis.mask_changes import changes_table
+from spdf_jax.analysis.mask_changes import movement
+from spdf_jax.analysis.mask_changes import sawtooth
+
+
+def phase(name, start, steps, zeros, updates=(), source='text', segments=()):
+  return PhaseRecord(
+      name, start, steps, 2, 8, source, zeros, 16 * steps, 5.0, 10.0, updates,
+      segments,
+  )
+
+
+def row(step, grown, dropped, surviving, explored, **values):
+  return {
+      'step': step, 'train/loss': 4.0 - step / 100, 'sparsity/grown': grown,
+      'sparsity/dropped': dropped, 'sparsity/surviving': surviving,
+      'sparsity/overlap': 0.5, 'sparsity/exploration': explored, **values,
+  }
+
+
+RISING = (Segment(0, 20, 0.25, 6.0), Segment(20, 30, 0.5, 5.0))
+# Rows every ten steps; an update at a row's own step shows in the next one.
+MOVING = Run(
+    'moving',
+    (
+        phase('sparse', 0, 50, 0.5, (20, 30, 35), segments=RISING),
+        phase('dense', 50, 20, 0.0, (50,)),
+    ),
+    (
+        row(10, 0.0, 0.0, 75.0, 0.75),
+        row(20, 0.0, 0.0, 75.0, 0.75),
+        row(30, 5.0, 30.0, 45.0, 0.8),
+        row(40, 10.0, 10.0, 40.0, 0.85),
+        row(50, 10.0, 10.0, 40.0, 0.85, **{'sparsity/sparsified': 0.5,
+                                           'validation/loss': 3.0}),
+        row(60, 50.0, 0.0, 50.0, 1.0),
+        row(70, 50.0, 0.0, 50.0, 1.0, **{'sparsity/sparsified': 0.0}),
+    ),
+)
+STILL = Run(
+    'still', (phase('sparse', 0, 50, 0.5),), ({'step': 50, 'train/loss': 3.0},)
+)
+
+
+def make_rounds(loss):
+  """Three rounds of 20 steps, then tuning; `loss` of each logged step."""
+  phases = (
+      phase('round0', 0, 20, 0.0),
+      phase('round1', 20, 20, 0.25, (20,)),
+      phase('round2', 40, 20, 0.4375, (40,)),
+      phase('tune', 60, 20, 0.5, (60,), source='task'),
+  )
+  rows = [{'step': s, 'train/loss': loss(s)} for s in range(1, 81)]
+  for step, validation in ((20, 3.5), (40, 3.25), (60, 3.125)):
+    rows[step - 1]['validation/loss'] = validation
+  return Run('rounds', phases, tuple(rows))
+
+
+def test_a_row_tells_of_the_last_change_before_it():
+  found = changes_in(MOVING, MOVING.phases[0])
+  # The changes at 30 and 35 share a row: of the first nothing is known.
+  assert [change.step for change in found] == [20, 35]
+  assert [change.survival for change in found] == [0.6, 0.8]
+  (dense,) = changes_in(MOVING, MOVING.phases[1])
+  assert dense == (50, 50.0, 0.0, 50.0) and dense.survival == 1.0
+
+
+def test_the_table_has_a_row_for_each_phase_of_a_tracked_run():
+  lines = changes_table({'a|b': MOVING, 'still': STILL}).splitlines()
+  assert lines[2:] == [
+      '| a\\|b | sparse | 25% to 50% | 50% | 3 | 60% to 80% | 85% |',
+      '| a\\|b | dense | 0% | 0% | 1 | 100% | 100% |',
+  ]
+  assert changes_table({'still': STILL}) is None
+
+
+def test_movement_is_stated_from_the_changes_within_phases():
+  assert movement('toy', MOVING) == (
+      "toy's masks change twice within sparse, where 70% of the active weights "
+      'survive a change on average. By the end of that 85% of the sparsified '
+      'weights have been active, 75% at first.'
+  )
+  assert movement('toy', STILL) is None
+
+
+def test_pruning_is_stated_with_the_losses_around_it():
+  # The loss falls in each round, and rises by a half where one begins.
+  text = sawtooth('toy', make_rounds(lambda s: 4.0 - 0.05 * ((s - 1) % 20)))
+  assert text == (
+      'Pruning and the new round’s learning rate take the training loss of '
+      'toy from 3.08 to 3.98 at 25% zeros, 3.08 to 3.98 at 43.8% zeros (means '
+      'over the last tenth of a round and the first of the next). Those rounds '
+      'end at validation losses of 3.25 at 25%, 3.12 at 43.8%.'
+  ).replace('’', "'")
+  falling = sawtooth('toy', make_rounds(lambda s: 4.0 - s / 20))
+  assert 'from 3.02 to 2.92 at 25% zeros' in falling
+
+
+@pytest.mark.parametrize('run', [MOVING, STILL])
+def test_a_run_without_rounds_has_no_sawtooth(run):
+  assert sawtooth('toy', run) is None
+
+
+def test_a_report_has_a_section_on_masks_where_they_moved(tmp_path):
+  text = write_report(tmp_path / 'a', {'toy': MOVING}).read_text()
+  assert '## Masks' in text and '![Masks](mask_changes.png)' in text
+  assert "* toy's masks change twice within sparse" in text
+  assert '| toy | sparse | 50 | 800 | 25% to 50% |' in text
+  assert (tmp_path / 'a' / 'mask_changes.png').is_file()
+  text = write_report(tmp_path / 'b', {'toy': STILL}).read_text()
+  assert '## Masks' not in text
+  assert not (tmp_path / 'b' / 'mask_changes.png').exists()
+
+
+def test_the_plot_shows_zeros_survival_and_exploration():
+  figure = plot_mask_changes({'toy': MOVING, 'still': STILL})
+  (ax,) = figure.axes
+  assert ax.get_title(loc='left') == 'toy'
+  zeros, found, first, second, explored = ax.get_lines()[:5]
+  assert zeros.get_xdata().tolist() == [0, 20, 50, 70]
+  assert zeros.get_ydata().tolist() == [25, 50, 0, 0]
+  assert found.get_xdata().tolist() == [50, 70]
+  assert first.get_xdata().tolist() == [20, 35]
+  assert first.get_ydata().tolist() == [60, 80]
+  assert second.get_ydata().tolist() == [100]
+  assert explored.get_ydata()[-1] == 100
+  texts = {text.get_text() for text in ax.texts}
+  assert texts == {'zeros', 'survival', 'explored', 'sparse', 'dense'}

@@ -1,0 +1,175 @@
+"""FLOPs of a plan are those of its steps, added up one by one."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from spdf_jax.analysis import flops_at
+from spdf_jax.analysis import ModelShape
+from spdf_jax.analysis import PhaseRecord
+from spdf_jax.analysis import Run
+from spdf_jax.analysis import training_flops
+from spdf_jax.analysis.segments import as_ranges
+from spdf_jax.analysis.segments import find_segments
+from spdf_jax.sparsity.counts import number_kept
+from spdf_jax.training import Phase
+from spdf_jax.training import Plan
+from spdf_jax.training.levels import asked_levels
+from spdf_jax.training.levels import mean_sparsity
+
+SHAPE = ModelShape(2, 8, 2, 16, 32)
+PHASE = Phase(
+    name='a', steps=40, data='corpus', batch_size=2, length=16, sparsity=0.75,
+    learning_rate=optax.constant_schedule(0.1), weight_decay=0.0,
+    restart=False,
+)
+CUBIC = dict(schedule='cubic', initial=0.25, final=0.75, steps=24)
+TIMES = dict(update_every=6, update_until=30)
+RIGL = dict(algorithm='rigl', sparsity=CUBIC, **TIMES)
+SPECS = {
+    'static': [0.75],
+    'variable': [0.75, 0.0, 0.5],
+    'rigl': [dict(algorithm='rigl', sparsity=0.75, **TIMES), 0.0],
+    'rigl on a schedule': [RIGL, 0.0],
+    'gmp': [dict(algorithm='gmp', sparsity=CUBIC, **TIMES), 0.75],
+    'granet': [dict(algorithm='granet', sparsity=CUBIC, **TIMES)] * 2,
+    'iterative': [dict(algorithm='iterative', rounds=[
+        dict(steps=40), dict(steps=40, fraction=0.25)
+    ])] * 2,
+}
+PARAMS = {
+    'a': jax.ShapeDtypeStruct((8, 16), np.float32),
+    'b': jax.ShapeDtypeStruct((2, 8, 8), np.float32),
+}
+
+
+def where(path, leaf):
+  del path, leaf
+  return True
+
+
+def make_plan(sparsities):
+  return Plan(tuple(
+      dataclasses.replace(PHASE, name=str(i), sparsity=s, batch_size=2 + i)
+      for i, s in enumerate(sparsities)
+  ))
+
+
+def cost(phase, sparsity, dense_grads):
+  return phase.batch_size * training_flops(
+      SHAPE, phase.length, sparsity, dense_grads=dense_grads
+  )
+
+
+def segments_of(plan):
+  level = lambda step: mean_sparsity(asked_levels(plan, step, PARAMS, where))
+  return find_segments(plan, level, cost)
+
+
+def costs_by_step(plan):
+  """Walks through a plan as training does: a mask is used after its step."""
+  layers = {
+      'a': np.zeros((1, 8, 16), np.float32), 'b': np.zeros((2, 8, 8), np.float32)
+  }
+  used = plan.algorithm.sparsity_at(0, layers)
+  sizes = {'a': (1, 128), 'b': (2, 64)}
+  for step in range(plan.total_steps):
+    kept = sum(n * number_kept(size, used[k]) for k, (n, size) in sizes.items())
+    zeros = 1 - kept / 256
+    dense = bool(plan.algorithm.dense_grads_at(step))
+    yield cost(plan.phase_at(step), zeros, dense)
+    if plan.algorithm.update_at(step):
+      used = plan.algorithm.sparsity_at(step, layers)
+
+
+@pytest.mark.parametrize('name', SPECS)
+def test_segments_add_up_to_the_steps(name):
+  plan = make_plan(SPECS[name])
+  want = np.array(list(costs_by_step(plan)))
+  done = 0
+  for phase, segments in zip(plan.phases, segments_of(plan)):
+    assert segments[0].start == plan.starts[plan.phases.index(phase)]
+    for segment in segments:
+      assert segment.start == done
+      done += segment.steps
+      np.testing.assert_allclose(
+          segment.flops_per_step * segment.steps,
+          want[segment.start:done].sum(), rtol=1e-12,
+      )
+  assert done == plan.total_steps
+
+
+def test_levels_cut_a_phase_and_updates_alone_do_not():
+  found = segments_of(make_plan(SPECS['rigl']))
+  assert [[(s.start, s.sparsity) for s in x] for x in found] == [
+      [(0, 0.75)], [(40, 0.0)]
+  ]
+  rising, dense = segments_of(make_plan(SPECS['rigl on a schedule']))
+  assert [s.start for s in rising] == [0, 6, 12, 18, 24]
+  assert [s.steps for s in rising] == [6, 6, 6, 6, 16]
+  zeros = [s.sparsity for s in rising]
+  assert zeros == sorted(zeros) and zeros[0] == 0.25 and zeros[-1] == 0.75
+  assert [s.sparsity for s in dense] == [0.0]
+  rounds = segments_of(make_plan(SPECS['iterative']))
+  assert [[s.sparsity for s in x] for x in rounds] == [[0.0], [0.25]]
+
+
+def test_a_step_with_dense_gradients_has_a_dense_product_for_weights():
+  sparse, dense = (training_flops(SHAPE, 16, s) for s in (0.75, 0.0))
+  found = training_flops(SHAPE, 16, 0.75, dense_grads=True)
+  assert found == pytest.approx(2 / 3 * sparse + 1 / 3 * dense)
+  assert training_flops(SHAPE, 16, 0.0, dense_grads=True) == dense
+
+
+def test_flops_are_added_up_over_segments():
+  plan = make_plan(SPECS['rigl on a schedule'])
+  records = [
+      PhaseRecord(
+          p.name, start, p.steps, p.batch_size, p.length, p.data, 0.0, p.tokens,
+          0.0, 1.0, segments=tuple(segments),
+      )
+      for p, start, segments in zip(
+          plan.phases, plan.starts, segments_of(plan)
+      )
+  ]
+  run = Run('toy', tuple(records), ())
+  want = np.cumsum(list(costs_by_step(plan)))
+  ends = [s.start + s.steps for p in records for s in p.segments]
+  np.testing.assert_allclose(
+      [flops_at(run, end) for end in ends], want[np.array(ends) - 1], rtol=1e-12
+  )
+  assert flops_at(run, 0) == 0
+  assert records[0].levels == (0.25, 0.75) and records[1].levels == (0.0, 0.0)
+
+
+def test_layers_are_asked_for_whole_weights_by_name():
+  plan = make_plan([dict(
+      algorithm='static', sparsity=[['a', 0.3], ['b', 0.5]],
+      distribution='by_pattern',
+  )])
+  found = asked_levels(plan, 39, PARAMS, where)
+  assert {k: v.size for k, v in found.items()} == {
+      'a': 128, 'b[0]': 64, 'b[1]': 64
+  }
+  assert found['a'].sparsity == 1 - 90 / 128 and found['b[1]'].sparsity == 0.5
+
+
+def test_layers_of_a_model_wide_level_all_have_it():
+  plan = make_plan([dict(
+      algorithm='static', sparsity=0.5, distribution='model_wide',
+  )])
+  found = asked_levels(plan, 0, PARAMS, where)
+  assert [level.sparsity for level in found.values()] == [0.5] * 3
+
+
+def test_ranges_are_the_steps_they_were_written_from():
+  rng = np.random.default_rng(0)
+  for _ in range(50):
+    steps = np.unique(rng.integers(0, 60, size=rng.integers(0, 30)))
+    ranges = as_ranges(steps)
+    back = [s for a, b, every in ranges for s in range(a, b + 1, every)]
+    assert back == steps.tolist()
+  assert as_ranges(range(50, 751, 50)) == [[50, 750, 50]]

@@ -1,0 +1,219 @@
+"""What a config says in JSON becomes the algorithm that Python would make."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax import create_algorithm
+from spdf_jax.sparsity.algorithms import ALGORITHMS
+from spdf_jax.sparsity.distributions import ModelWide
+
+PARAMS = {
+    'a': jax.random.normal(jax.random.key(0), (1, 8, 16)),
+    'b': jax.random.normal(jax.random.key(1), (1, 8, 32)),
+}
+UPDATES = {'update_every': 10, 'update_until': 70}
+
+
+def own(sparsity, *, flavour='plain'):
+  """An algorithm of a user's own, as a module of theirs would have it."""
+  if flavour == 'broken':
+    return sparsity
+  return spdf.static(sparsity)
+
+
+def make(algorithm, **arguments):
+  """Goes through JSON, as every config does."""
+  return create_algorithm(
+      json.loads(json.dumps({'algorithm': algorithm, **arguments}))
+  )
+
+
+def levels(algorithm, *steps):
+  return [algorithm.sparsity_at(step, PARAMS)['a'] for step in steps]
+
+
+def test_a_number_is_static_and_uniform():
+  assert create_algorithm(0.25).sparsity_at(0, PARAMS) == {'a': 0.25, 'b': 0.25}
+  assert create_algorithm(0.25).update_at(10) is False
+
+
+@pytest.mark.parametrize('name', ['gmp', 'granet', 'rigl', 'sparse_evolution'])
+def test_algorithms_that_move_masks_are_made_by_name(name):
+  algorithm = make(name, sparsity=0.5, **UPDATES)
+  assert [algorithm.update_at(step) for step in (10, 11, 70, 80)] == [
+      True, False, True, False
+  ]
+  assert levels(algorithm, 0) == [0.5]
+
+
+def test_schedules_are_ours_and_those_of_optax():
+  cubic = dict(schedule='cubic', initial=0.5, final=0.8, steps=70)
+  want = spdf.cubic(0.5, 0.8, 70)
+  assert levels(make('gmp', sparsity=cubic, **UPDATES), 0, 30, 70) == [
+      want(0), want(30), 0.8
+  ]
+  linear = dict(
+      schedule='linear_schedule', init_value=0.2, end_value=0.6,
+      transition_steps=40,
+  )
+  found = levels(make('rigl', sparsity=linear, **UPDATES), 0, 20, 60)
+  np.testing.assert_allclose(found, [0.2, 0.4, 0.6], rtol=1e-6)
+  turns = dict(schedule='periodic', levels=[0.0, 0.5], period=20)
+  found = levels(make('gmp', sparsity=turns, **UPDATES), 10, 20, 40)
+  assert found == [0.0, 0.5, 0.0]
+
+
+def test_a_drop_fraction_is_a_number_or_a_schedule():
+  def grown(drop_fraction):
+    algorithm = make(
+        'rigl', sparsity=0.5, drop_fraction=drop_fraction,
+        regrow_dropped=False, **UPDATES,
+    )
+    mask = algorithm.init(jax.random.key(0), PARAMS)
+    after = algorithm.update(
+        jax.random.key(1), jnp.int32(10), mask, PARAMS, PARAMS
+    )
+    return int((after['a'] & ~mask['a']).sum())
+
+  constant = dict(schedule='constant_schedule', value=0.25)
+  assert grown(constant) == 16
+  assert grown(dict(schedule='cosine', initial=0.25, steps=20)) == 8
+  assert 8 < grown(0.25) < 16  # Falls to zero at the last update.
+
+
+def test_distributions_are_named_with_or_without_arguments():
+  erk = make('static', sparsity=0.5, distribution='erk')
+  assert erk.sparsity_at(0, PARAMS) == spdf.erk(PARAMS, 0.5)
+  flat = make(
+      'static', sparsity=0.5, distribution=dict(distribution='erk', power=0.0)
+  )
+  np.testing.assert_allclose(levels(flat, 0), 0.5)
+  whole = make('static', sparsity=0.5, distribution='model_wide')
+  assert whole.sparsity_at(0, PARAMS) == ModelWide(0.5)
+
+
+@pytest.mark.parametrize('sparsity', [
+    [['a', 0.5], ['*', 0.25]], {'a': 0.5, '*': 0.25},
+])
+def test_levels_by_pattern_are_pairs_or_a_mapping(sparsity):
+  found = make('static', sparsity=sparsity, distribution='by_pattern')
+  assert found.sparsity_at(0, PARAMS) == {'a': 0.5, 'b': 0.25}
+
+
+def test_a_level_by_pattern_may_be_a_schedule():
+  rise = dict(schedule='cubic', initial=0.0, final=0.5, steps=70)
+  found = make(
+      'gmp', sparsity=[['b', rise], ['*', 0.25]], distribution='by_pattern',
+      **UPDATES,
+  )
+  assert found.sparsity_at(0, PARAMS) == {'a': 0.25, 'b': 0.0}
+  assert found.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
+
+
+def test_structures_are_named_with_or_without_arguments():
+  plain = make('static', sparsity=0.5, structure='unstructured')
+  two_of_four = make(
+      'static', sparsity=0.5, structure=dict(structure='n_of_m', n=2, m=4)
+  )
+  masks = [
+      np.asarray(x.init(jax.random.key(0), PARAMS)['a'])
+      for x in (plain, two_of_four)
+  ]
+  kept = [mask.reshape(2, 4, 16).sum(axis=1) for mask in masks]
+  assert not (kept[0] == 2).all() and (kept[1] == 2).all()
+
+
+def test_first_masks_are_made_by_name():
+  mask = make('static', sparsity=0.5, init='magnitude').init(None, PARAMS)
+  want = spdf.magnitude_mask(None, PARAMS, 0.5)
+  np.testing.assert_array_equal(mask['b'], want['b'])
+  drawn = make('static', sparsity=0.5, init='random')
+  assert (drawn.init(jax.random.key(0), PARAMS)['b'] != want['b']).any()
+
+
+def test_rounds_are_a_list_of_mappings():
+  rounds = [dict(steps=20), dict(steps=30, fraction=0.25, rewind_to=5)]
+  found = make('iterative', rounds=rounds)
+  assert levels(found, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
+  built = create_algorithm({
+      'algorithm': 'iterative',
+      'rounds': [spdf.Round(20), spdf.Round(30, 0.25)],
+  })
+  assert levels(built, 19, 20) == [0.0, 0.25]
+
+
+def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
+  found = make(f'{__name__}:own', sparsity=0.75, flavour='sweet')
+  assert levels(found, 0) == [0.75]
+
+
+def test_what_python_has_made_already_is_taken_as_it_is():
+  found = create_algorithm({
+      'algorithm': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
+      'distribution': spdf.erk, 'init': spdf.random_mask,
+      'structure': spdf.block(2, 2), **UPDATES,
+  })
+  assert levels(found, 0) == [0.0]
+
+
+@pytest.mark.parametrize('spec, message', [
+    ({}, "algorithm '' is unknown; known are"),
+    ({'algorithm': 'rigle'}, "algorithm 'rigle' is unknown; did you mean 'rig"),
+    ({'algorithm': 'rigl', 'sparsity': 0.5},
+     "algorithm 'rigl': missing a required argument: 'update_every'; its arg"),
+    ({'algorithm': 'static', 'sparsity': 0.5, 'level': 1},
+     "'static': got an unexpected keyword argument 'level'; its arguments are"
+     ' sparsity, distribution'),
+    ({'algorithm': 'dense', 'sparsity': 0.5},
+     "unexpected keyword argument 'sparsity'; its arguments are none"),
+    ({'algorithm': 'static', 'sparsity': {'schedule': 'cubik'}},
+     "schedule 'cubik' is unknown; did you mean 'cubic'"),
+    ({'algorithm': 'static', 'sparsity': {'schedule': 'cubic', 'finale': 1}},
+     "schedule 'cubic': missing a required argument: 'initial'; its argument"),
+    ({'algorithm': 'static', 'sparsity': [0.5, 0.5]},
+     r'sparsity is \[0.5, 0.5\]; a list is of \[pattern, level\] pairs'),
+    ({'algorithm': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
+     "distribution 'erq' is unknown; did you mean 'erk'"),
+    ({'algorithm': 'static', 'sparsity': 0.5,
+      'distribution': {'distribution': 'erk', 'pow': 1}},
+     "distribution 'erk': got an unexpected keyword argument 'pow'; its argu"),
+    ({'algorithm': 'static', 'sparsity': 0.5, 'structure': 'n_of_n'},
+     "structure 'n_of_n' is unknown; did you mean 'n_of_m'"),
+    ({'algorithm': 'static', 'sparsity': 0.5, 'structure': 'n_of_m'},
+     "structure 'n_of_m': missing a required argument: 'n'; its arguments"),
+    ({'algorithm': 'static', 'sparsity': 0.5,
+      'structure': {'structure': 'n_of_m', 'n': 4, 'm': 4}}, 'n is 4 and m is'),
+    ({'algorithm': 'static', 'sparsity': 0.5, 'init': 'magnitudes'},
+     "init 'magnitudes' is unknown; did you mean 'magnitude'"),
+    ({'algorithm': 'iterative', 'rounds': [{'step': 3}]},
+     "a round: missing a required argument: 'steps'; its arguments are steps"),
+    ({'algorithm': 'no_such_module.at_all:f'},
+     r"'no_such_module.at_all:f' cannot be imported \(No module named"),
+    ({'algorithm': 'json.no_such:f'}, "cannot be imported .*'package.module:"),
+    ({'algorithm': ':f'}, "algorithm ':f' names no module; write"),
+    ({'algorithm': 'json:dunps'}, "name 'dunps' is unknown; did you mean 'dum"),
+    ({'algorithm': f'{__name__}:own', 'sparsity': 0.5, 'flavour': 'broken'},
+     "own' returned 0.5; let the function return a spdf_jax.Algorithm"),
+    ({'algorithm': f'{__name__}:own'}, "missing a required argument: 'spar"),
+])
+def test_what_cannot_be_is_refused_in_a_sentence(spec, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    create_algorithm(json.loads(json.dumps(spec)))
+  assert '\n' not in str(caught.value)
+  assert str(caught.value).endswith(('.', '?'))
+
+
+def test_an_error_inside_a_users_module_stays_its_own(tmp_path, monkeypatch):
+  (tmp_path / 'needs_another.py').write_text('import no_such_library\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(ModuleNotFoundError, match='no_such_library'):
+    create_algorithm({'algorithm': 'needs_another:f'})
+
+
+def test_every_algorithm_has_a_public_name():
+  assert {n for n in ALGORITHMS if not hasattr(spdf, n)} == set()

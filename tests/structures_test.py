@@ -1,0 +1,239 @@
+"""Structures against brute force, one competition after another."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity.distributions import ModelWide
+
+SHAPE = (2, 8, 12)
+
+
+def cells(*slices):
+  """Indices of the weights in a slice of a layer."""
+  return list(itertools.product(*(range(*s) for s in slices)))
+
+
+def groups(inputs, outputs):
+  """Tiles of a layer, row-major."""
+  return [
+      cells((i, i + inputs), (o, o + outputs))
+      for i in range(0, SHAPE[1], inputs) for o in range(0, SHAPE[2], outputs)
+  ]
+
+
+def alone(group):
+  return [[cell] for cell in group]
+
+
+# Competitions of a layer, each a list of units, each a list of weights.
+CASES = {
+    'unstructured': (
+        structures.unstructured(), 0.75, [alone(cells((8,), (12,)))]
+    ),
+    '2:4 of inputs': (
+        structures.n_of_m(2, 4), 0.5, [alone(g) for g in groups(4, 1)]
+    ),
+    '1:3 of outputs': (
+        structures.n_of_m(1, 3, 'outputs'), 2 / 3,
+        [alone(g) for g in groups(1, 3)],
+    ),
+    '3 groups of outputs': (
+        structures.balanced(3), 0.75, [alone(g) for g in groups(8, 4)]
+    ),
+    '2 groups of inputs': (
+        structures.balanced(2, 'inputs'), 0.6,
+        [alone(g) for g in groups(4, 12)],
+    ),
+    'every output': (
+        structures.balanced(None), 0.7, [alone(g) for g in groups(8, 1)]
+    ),
+    'every input': (
+        structures.balanced(None, 'inputs'), 0.7,
+        [alone(g) for g in groups(1, 12)],
+    ),
+    'blocks': (structures.block(2, 3), 0.6, [groups(2, 3)]),
+    'inputs': (structures.channel('inputs'), 0.5, [groups(1, 12)]),
+    'outputs': (structures.channel('outputs'), 0.75, [groups(8, 1)]),
+}
+
+
+def oracle(scores, level, competitions):
+  mask = np.zeros(scores.shape, bool)
+  for layer, s in zip(mask, scores):
+    for units in competitions:
+      kept = max(1, len(units) - round(level * len(units)))
+      totals = [sum(np.float64(s[cell]) for cell in unit) for unit in units]
+      for best in np.argsort(-np.asarray(totals), kind='stable')[:kept]:
+        for cell in units[best]:
+          layer[cell] = True
+  return mask
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('kind', ['normal', 'ties'])
+def test_masks_equal_brute_force(case, kind):
+  structure, level, competitions = CASES[case]
+  scores = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+  if kind == 'ties':
+    scores = np.round(2 * scores)
+  mask = spdf.mask_from_scores(
+      jnp.asarray(scores), level, structure=structure
+  )
+  np.testing.assert_array_equal(mask, oracle(scores, level, competitions))
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_random_masks_have_the_exact_count_everywhere(case):
+  structure, level, competitions = CASES[case]
+  params = {'w': jnp.zeros(SHAPE), 'v': None}
+  draw = functools.partial(
+      spdf.random_mask, params=params, sparsity=level, structure=structure
+  )
+  mask = draw(jax.random.key(0))
+  assert mask['v'] is None
+  for layer in np.asarray(mask['w']):
+    for units in competitions:
+      states = [{bool(layer[cell]) for cell in unit} for unit in units]
+      assert all(len(state) == 1 for state in states)
+      kept = sum(state == {True} for state in states)
+      assert kept == max(1, len(units) - round(level * len(units)))
+  assert (mask['w'] != draw(jax.random.key(1))['w']).any()
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_shapes_and_masks_of_units_go_together(case):
+  structure, _, competitions = CASES[case]
+  number, a, b = structure.unit_shape(SHAPE)
+  assert number == SHAPE[0] * len(competitions)
+  assert a * b == len(competitions[0])
+  units = structure.reduce(jnp.ones(SHAPE, jnp.bfloat16))
+  assert units.shape[0] == SHAPE[0] and units.shape[-2:] == (a, b)
+  assert (units == len(competitions[0][0])).all()
+  # A random mask of units comes back from the weights.
+  mask = jax.random.bernoulli(jax.random.key(0), 0.5, units.shape)
+  weights = structure.expand(mask, SHAPE)
+  back = structure.reduce(weights.astype(jnp.float32)) > 0
+  np.testing.assert_array_equal(back, mask)
+
+
+def test_magnitudes_of_a_unit_add_up():
+  weights = jnp.array([[3.0, -3.0, 1.0, 1.0]])
+  mask = spdf.magnitude_mask(
+      None, weights, 0.5, structure=structures.block(1, 2)
+  )
+  assert mask.tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_level_zero_keeps_everything(case):
+  structure, _, _ = CASES[case]
+  mask = spdf.mask_from_scores(jnp.zeros(SHAPE), 0.0, structure=structure)
+  assert mask.all()
+
+
+def test_whole_model_competes_in_blocks():
+  scores = {'a': jnp.ones((4, 4)).at[:2].set(5.0), 'b': jnp.full((2, 2), 2.0)}
+  mask = spdf.mask_from_scores(
+      scores, ModelWide(0.4), structure=structures.block(2, 2)
+  )
+  np.testing.assert_array_equal(mask['a'], scores['a'] > 1)
+  assert mask['b'].all()
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda: structures.n_of_m(0, 4), 'n is 0'),
+    (lambda: structures.n_of_m(4, 4), 'n is 4 and m is 4'),
+    (lambda: structures.n_of_m(5, 4), 'n is 5 and m is 4'),
+    (lambda: structures.n_of_m(2.0, 4), 'n is 2.0'),
+    (lambda: structures.n_of_m(2, True), 'm is True'),
+    (lambda: structures.n_of_m(2, 4, 'rows'), "axis is 'rows'"),
+    (lambda: structures.block(0, 4), 'inputs is 0'),
+    (lambda: structures.block(4, -1), 'outputs is -1'),
+    (lambda: structures.channel('both'), "axis is 'both'"),
+    (lambda: structures.balanced(0), 'groups is 0'),
+    (lambda: structures.balanced(2, 'heads'), "axis is 'heads'"),
+])
+def test_impossible_structures_are_named(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+@pytest.mark.parametrize('structure, message', [
+    (structures.n_of_m(2, 5), r'n_of_m\(2, 5\).* inputs .* by 5, .* 8;'),
+    (structures.n_of_m(2, 8, 'outputs'), 'outputs .* by 8, .* 12;'),
+    (structures.block(3, 4), 'inputs .* by 3'),
+    (structures.block(4, 5), 'outputs .* by 5'),
+    (structures.balanced(5), r'balanced\(5\).* outputs .* by 5'),
+    (structures.balanced(3, 'inputs'), 'inputs .* by 3'),
+])
+def test_structures_that_do_not_divide_a_leaf_are_named(structure, message):
+  level = 0.6 if 'n_of_m(2, 5)' in message.replace('\\', '') else 0.75
+  with pytest.raises(ValueError, match=message):
+    structure.unit_shape(SHAPE)
+  with pytest.raises(ValueError, match=message):
+    spdf.mask_from_scores(jnp.zeros(SHAPE), level, structure=structure)
+
+
+@pytest.mark.parametrize('make', [
+    lambda level, structure: spdf.random_mask(
+        jax.random.key(0), jnp.zeros(SHAPE), level, structure=structure),
+    lambda level, structure: spdf.mask_from_scores(
+        jnp.zeros(SHAPE), level, structure=structure),
+    lambda level, structure: spdf.magnitude_mask(
+        None, jnp.zeros(SHAPE), level, structure=structure),
+])
+def test_sparsities_that_a_structure_cannot_have_are_named(make):
+  structure = structures.n_of_m(1, 3, 'outputs')
+  with pytest.raises(ValueError, match=r'keeps exactly 1 of 3; give 0.6666667'):
+    make(0.5, structure)
+  with pytest.raises(ValueError, match='one competition over all layers'):
+    make(ModelWide(2 / 3), structure)
+  make(0.6666667, structure)
+
+
+@pytest.mark.parametrize('level', [1.0, -0.1, True, None])
+def test_impossible_model_wide_sparsity_is_named(level):
+  with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
+    spdf.mask_from_scores(jnp.zeros(SHAPE), ModelWide(level))
+
+
+def test_model_wide_masks_count_over_all_leaves():
+  params = {
+      'a': 3 * jnp.ones((3, 5)).at[0, 0].set(0), 'b': jnp.ones((2, 4, 4)),
+      'c': None,
+  }
+  for make in (
+      lambda p: spdf.magnitude_mask(None, p, ModelWide(0.75)),
+      lambda p: spdf.magnitude_mask(jax.random.key(0), p, ModelWide(0.75)),
+      lambda p: spdf.random_mask(jax.random.key(0), p, ModelWide(0.75)),
+  ):
+    mask = jax.jit(make)(params)
+    assert mask['c'] is None
+    assert mask['a'].sum() + mask['b'].sum() == 47 - 35
+  magnitude = spdf.magnitude_mask(None, params, ModelWide(1 - 14.4 / 47))
+  np.testing.assert_array_equal(magnitude['a'], params['a'] > 0)
+  assert not magnitude['b'].any()
+
+
+def test_masks_are_the_same_traced_or_not_for_many_layers():
+  rng = np.random.default_rng(0)
+  params = {
+      f'h_{i}': jnp.asarray(np.round(rng.standard_normal((8, 12))), 'float32')
+      for i in range(4)
+  }
+  levels = {'h_0': 0.0, 'h_1': 0.5, 'h_2': 0.75, 'h_3': 0.9}
+  key = jax.random.key(0)
+  for make in (
+      functools.partial(spdf.random_mask, key),
+      functools.partial(
+          spdf.magnitude_mask, key, structure=structures.block(2, 2)),
+  ):
+    f = lambda p, make=make: make(p, levels)
+    jax.tree.map(np.testing.assert_array_equal, f(params), jax.jit(f)(params))
