@@ -30,11 +30,6 @@ def rewinding(key):
   return spdf.rewind_weights(tx, ROUNDS, snapshot_at=2)
 
 
-def noisy(key):
-  inner = optax.chain(optax.add_noise(0.1, 0.5, key=0), optax.adamw(RATE))
-  return spdf.sparsify(inner, CASES['rigl'].make(), key=key)
-
-
 def cycling(key):
   algorithm = spdf.gmp(spdf.periodic([0.0, 0.5, 0.8], 3), **TIMES)
   return spdf.sparsify(optax.adamw(RATE), algorithm, key=key)
@@ -48,7 +43,6 @@ def of_case(name):
 
 OPTIMIZERS = {name: of_case(name) for name in CASES} | {
     'rewind_weights': rewinding,
-    'noise': noisy,
     'cycle': cycling,
     'MultiSteps': lambda key: optax.MultiSteps(of_case('rigl')(key), 2),
 }
