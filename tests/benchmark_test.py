@@ -15,6 +15,7 @@ import pytest
 from experiments import benchmark
 from experiments import measuring
 from experiments.suites import primitives
+from experiments.suites import small_gpts
 from experiments.suites import Suite
 from experiments.suites import SUITES
 from experiments.suites import topk
@@ -138,7 +139,7 @@ def test_the_train_step_suite_compares_steps_optimizers_and_memory():
   small = dict(
       n_layers=1, n_heads=2, d_model=32, d_ff=64, vocab_size=64, max_length=8
   )
-  case = train_step.Case('small', small, 2, 8, 3, 3)
+  case = small_gpts.Case('small', small, 2, 8, 3, 3)
   rows = list(train_step.measure_case(case, 1, np.random.default_rng(0)))
   by_metric = {row.metric: row for row in rows}
   for kind, target in (('step', 1.03), ('optimizer', 1.25)):

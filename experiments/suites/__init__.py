@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.measuring import Row
+from experiments.suites import optimizer
 from experiments.suites import primitives
 from experiments.suites import topk
 from experiments.suites import train_step
@@ -23,6 +24,7 @@ class Suite(NamedTuple):
 
 
 SUITES = {
+    'optimizer': Suite(optimizer.measure, 8),
     'primitives': Suite(primitives.measure, 40),
     'topk': Suite(topk.measure, 3),
     'train_step': Suite(train_step.measure, 20),

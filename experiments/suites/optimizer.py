@@ -1,0 +1,158 @@
+"""What every algorithm costs: on the steps that move masks, and between them.
+
+Each algorithm wraps the chain that a user of optax would write, and is compared
+with that chain in one interleaved run. One compiled program serves both kinds
+of steps: what differs is the count in its state.
+
+Targets: between updates the optimizer alone at most 1.25 of the dense one and
+the train step at most 1.02; on an update the train step at most 1.10; scratch
+of the optimizer's program at most 0.65 of its state beyond dense, and no copy
+of the state.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import compiled
+from experiments import measuring
+from experiments.suites import dense_training
+from experiments.suites import small_gpts
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax import training
+
+_UPDATE, _BETWEEN = 500, 501
+_TIMES = dict(update_every=100, update_until=1000)
+_RISING = spdf.cubic(0.5, small_gpts.SPARSITY, 900)
+ALGORITHMS = {
+    'static': spdf.static(small_gpts.SPARSITY),
+    'gmp': spdf.gmp(_RISING, **_TIMES),
+    'gmp, model wide': spdf.gmp(
+        _RISING, distribution=spdf.model_wide, **_TIMES
+    ),
+    'sparse_evolution': spdf.sparse_evolution(
+        small_gpts.SPARSITY, update_every=100
+    ),
+    'rigl': spdf.rigl(small_gpts.SPARSITY, **_TIMES),
+    'granet': spdf.granet(_RISING, **_TIMES),
+    'iterative': spdf.iterative([spdf.Round(500), spdf.Round(500, 0.25)]),
+}
+_LARGEST_OPTIMIZER_RATIO = 1.25
+_LARGEST_STEP_RATIO = 1.02
+_LARGEST_UPDATE_RATIO = 1.10
+_LARGEST_SCRATCH = 0.65
+
+
+def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
+  """Measures the quickstart's model and one of some 3.5M parameters.
+
+  Args:
+    repeats: Rounds of timing; quicker cases take several in each.
+    rng: Of tokens and the bootstrap.
+
+  Yields:
+    Rows.
+  """
+  for case in small_gpts.CASES[:2]:
+    yield from measure_case(case, repeats, rng)
+
+
+def measure_case(
+    case: small_gpts.Case, repeats: int, rng: np.random.Generator
+) -> Iterator[measuring.Row]:
+  """Measures one case; see `measure`."""
+  subject = small_gpts.create_subject(case, rng)
+  chain = dense_training.adamw(subject.plan, **subject.settings)
+  optimizers = {'dense': chain} | {
+      name: spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=0)
+      for name, algorithm in ALGORITHMS.items()
+  }
+
+  programs = {
+      name: small_gpts.compile_training(
+          functools.partial(dense_training.update, optimizer=optimizer),
+          subject.params, optimizer, subject.grads,
+      )
+      for name, optimizer in optimizers.items()
+  }
+  targets = {_BETWEEN: _LARGEST_OPTIMIZER_RATIO, _UPDATE: None}
+  yield from _time_rows(
+      case.name, 'optimizer', programs, targets, repeats * case.updates, rng
+  )
+  yield from small_gpts.memory_rows(
+      case.name, 'optimizer', _LARGEST_SCRATCH, programs
+  )
+
+  programs = {
+      name: small_gpts.compile_training(
+          functools.partial(
+              dense_training.train_step if name == 'dense'
+              else training.train_step,
+              apply_fn=subject.model.apply,
+              optimizer=optimizer,
+              learning_rate=subject.plan.learning_rate,
+          ),
+          subject.params, optimizer, subject.batch,
+      )
+      for name, optimizer in optimizers.items()
+  }
+  targets = {_BETWEEN: _LARGEST_STEP_RATIO, _UPDATE: _LARGEST_UPDATE_RATIO}
+  yield from _time_rows(
+      case.name, 'step', programs, targets, repeats * case.steps, rng
+  )
+
+
+def _time_rows(
+    case: str,
+    kind: str,
+    programs: Mapping[str, compiled.Program],
+    targets: Mapping[int, float | None],
+    repeats: int,
+    rng: np.random.Generator,
+) -> Iterator[measuring.Row]:
+  timed = {('dense', _BETWEEN): compiled.repeated(programs['dense'])}
+  for name, program in programs.items():
+    for count in targets:
+      moves = ALGORITHMS.get(name, spdf.dense()).update_at(_UPDATE)
+      if name != 'dense' and (moves or count == _BETWEEN):
+        timed[name, count] = _repeated_at(program, count)
+  timings = measuring.interleave(list(timed.values()), repeats, warmups=2)
+  yield measuring.sampled_row(
+      case, f'dense {kind}, wall ms', 1e3 * timings.wall[0], rng
+  )
+  for i, (name, count) in enumerate(timed):
+    if name == 'dense':
+      continue
+    when = 'update' if count == _UPDATE else 'between'
+    for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
+      yield measuring.sampled_row(
+          case,
+          f'{name} {kind}, {when} / dense, {clock}',
+          seconds[i] / seconds[0],
+          rng,
+          target=targets[count],
+      )
+
+
+def _repeated_at(program: compiled.Program, count: int) -> Callable[[], Any]:
+  """Returns a call that steps on, each time as if it were step `count`."""
+  # Its own copy: the program's state serves other counts too.
+  state = jax.tree.map(jnp.copy, program.state)
+
+  def call():
+    nonlocal state
+    # The sparsity's clock alone: that of learning rate and Adam runs on.
+    opt_state = state.opt_state._replace(count=jnp.int32(count))
+    state, rest = program.executable(
+        state.replace(opt_state=opt_state), program.argument
+    )
+    return state, rest
+
+  return call
