@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import math
 import re
+import time
 from typing import Any
 from typing import NamedTuple
 
@@ -26,6 +27,15 @@ class Program(NamedTuple):
   argument: Any
   """Batch, gradients or the like: the same at every step."""
 
+  jitted: Callable[[Any, Any], Any]
+  """The step as a loop calls it: compiles what it has not met."""
+
+  traces: Callable[[], int]
+  """`() -> int`: how often it was traced so far."""
+
+  seconds: float
+  """How long tracing and compiling took."""
+
 
 def compile_program(
     function: Callable[[Any, Any], Any], state: Any, argument: Any
@@ -47,9 +57,18 @@ def compile_program(
     0
   """
   argument = jax.tree.map(jnp.asarray, argument)
-  step = jax.jit(function, donate_argnums=0)
-  executable = step.lower(state, argument).compile()
-  return Program(executable, state, argument)
+  traces = 0
+
+  def counted(state, argument):
+    nonlocal traces
+    traces += 1
+    return function(state, argument)
+
+  jitted = jax.jit(counted, donate_argnums=0)
+  start = time.perf_counter()
+  executable = jitted.lower(state, argument).compile()
+  seconds = time.perf_counter() - start
+  return Program(executable, state, argument, jitted, lambda: traces, seconds)
 
 
 def repeated(program: Program) -> Callable[[], Any]:
@@ -69,6 +88,29 @@ def repeated(program: Program) -> Callable[[], Any]:
     return state, rest
 
   return call
+
+
+def count_compilations(program: Program, steps: int) -> int:
+  """Counts what a run compiles: every trace is another program.
+
+  Args:
+    program: The program; its state stays usable.
+    steps: How many to take, from its state on.
+
+  Returns:
+    The number, 1 where all steps are the same program.
+
+  Example:
+    >>> widen = lambda x, y: (x + y, ())
+    >>> program = compile_program(widen, jnp.int32(0), jnp.ones(2))
+    >>> count_compilations(program, 3)
+    2
+  """
+  state = jax.tree.map(jnp.copy, program.state)
+  for _ in range(steps):
+    state, _ = program.jitted(state, program.argument)
+  jax.block_until_ready(state)
+  return program.traces()
 
 
 def tree_bytes(tree: Any) -> int:
