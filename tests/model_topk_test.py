@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity import digits
-from spdf_jax.sparsity import limbs
-from spdf_jax.sparsity import model_topk
 from spdf_jax.sparsity import topk
+from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk import limbs
+from spdf_jax.sparsity.topk import model as model_topk
 
 NUMBERS = st.integers(0, 2**64 - 1)
 SHAPES = {'h_0': (2, 5, 7), 'h_1': (2, 5, 7), 'v': (3, 4, 4), 'w': (1, 1, 9)}

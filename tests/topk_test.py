@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity import competitions
-from spdf_jax.sparsity import digits
-from spdf_jax.sparsity import random_bits
 from spdf_jax.sparsity import topk
-from spdf_jax.sparsity import units
-from spdf_jax.sparsity.limbs import Limbs
+from spdf_jax.sparsity.topk import competitions
+from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk import layers
+from spdf_jax.sparsity.topk import random_bits
+from spdf_jax.sparsity.topk import units
+from spdf_jax.sparsity.topk.limbs import Limbs
 
 # Compared each with each; compared and counted; by histograms; and these with
 # too many rows to find the first of equals by rows.
@@ -154,7 +155,7 @@ def test_both_ways_to_count_agree(ties):
   def count_both_ways(kept):
     return [
         competitions.each(
-            topk._keep_units, counting, competing, scores.shape, kept
+            layers._keep_units, counting, competing, scores.shape, kept
         )
         for counting in (digits.SCATTER, digits.COMPARE)
     ]
@@ -208,10 +209,10 @@ def test_no_layer_is_an_empty_mask():
 def test_numbers_to_keep_do_not_compile_anew():
   scores = jnp.asarray(draw((2, 70, 60), 0, 'normal'))
   topk.keep_largest(scores, 1)
-  before = topk._keep_compiled._cache_size()
+  before = layers._keep_compiled._cache_size()
   for kept in (0, 17, 10**6, np.int64(5)):
     topk.keep_largest(scores, kept)
-  assert topk._keep_compiled._cache_size() == before
+  assert layers._keep_compiled._cache_size() == before
 
 
 @pytest.mark.parametrize('with_key, bound', [(False, 6.1), (True, 10.1)])

@@ -19,8 +19,9 @@ from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
-from spdf_jax.sparsity import units
 from spdf_jax.sparsity.counts import number_kept
+from spdf_jax.sparsity.leaves import map_leaves
+from spdf_jax.sparsity.topk import units
 
 PyTree = Any
 
@@ -189,7 +190,7 @@ def _mask_from(
     return structure.reduce(score(x).reshape(_as_layers(x.shape)))
 
   if isinstance(sparsity, distributions.ModelWide):
-    scores = topk.map_leaves(unit_scores, tree)
+    scores = map_leaves(unit_scores, tree)
     return _keep_of_all(scores, tree, sparsity, key, structure)
 
   def cut(x, leaf_key, kept):
@@ -221,7 +222,7 @@ def _map_pruned(
   pruned = jax.tree.map(
       lambda p, k, x: None if k is None else x, params, kept, operands
   )
-  masks = topk.map_leaves(cut, pruned, leaf_keys(key, params), kept)
+  masks = map_leaves(cut, pruned, leaf_keys(key, params), kept)
   return jax.tree.map(
       lambda p, m: jnp.ones(p.shape, bool) if m is None else m, params, masks
   )

@@ -12,6 +12,7 @@ from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.counts import kept_table
+from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.masks import leaf_keys
 from spdf_jax.sparsity.schedules import is_constant
 from spdf_jax.sparsity.schedules import level_at
@@ -25,7 +26,6 @@ from spdf_jax.sparsity.times import UpdateTimes
 from spdf_jax.sparsity.topk import keep_largest
 from spdf_jax.sparsity.topk import keep_largest_of_all
 from spdf_jax.sparsity.topk import keep_random
-from spdf_jax.sparsity.topk import map_leaves
 
 PyTree = Any
 Distribution = Callable[[PyTree, PyTree], PyTree]

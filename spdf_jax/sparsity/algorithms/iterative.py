@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.rewinding import check_rounds
 from spdf_jax.sparsity.rewinding import Round
 from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.topk import keep_largest
-from spdf_jax.sparsity.topk import map_leaves
 
 PyTree = Any
 

@@ -11,14 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.sparsity import competitions
-from spdf_jax.sparsity import digits
-from spdf_jax.sparsity import random_bits
-from spdf_jax.sparsity import units as units_lib
-from spdf_jax.sparsity.leaves import map_leaves as map_leaves
-from spdf_jax.sparsity.model_topk import (
-    keep_largest_of_all as keep_largest_of_all,
-)
+from spdf_jax.sparsity.topk import competitions
+from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk import random_bits
+from spdf_jax.sparsity.topk import units as units_lib
 
 # Competitions of fewer units cost less to compare than their bins to clear, and
 # those of very few less to compare each with each.

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.sparsity import digits
-from spdf_jax.sparsity.units import across
-from spdf_jax.sparsity.units import candidates
-from spdf_jax.sparsity.units import Key
-from spdf_jax.sparsity.units import narrowed
-from spdf_jax.sparsity.units import Shape
-from spdf_jax.sparsity.units import Units
+from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk.units import across
+from spdf_jax.sparsity.topk.units import candidates
+from spdf_jax.sparsity.topk.units import Key
+from spdf_jax.sparsity.topk.units import narrowed
+from spdf_jax.sparsity.topk.units import Shape
+from spdf_jax.sparsity.topk.units import Units
 
 # Sharded matrices exchange a count per row, or a bit per column, to keep the
 # first of equals: where that is less than this many bytes, it is fastest. With

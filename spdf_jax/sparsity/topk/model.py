@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.sparsity import competitions
-from spdf_jax.sparsity import digits
-from spdf_jax.sparsity import limbs
-from spdf_jax.sparsity import random_bits
-from spdf_jax.sparsity import units as units_lib
 from spdf_jax.sparsity.leaves import map_leaves
+from spdf_jax.sparsity.topk import competitions
+from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk import limbs
+from spdf_jax.sparsity.topk import random_bits
+from spdf_jax.sparsity.topk import units as units_lib
 
 PyTree = Any
 Cuts = tuple[jax.Array, ...]

@@ -8,7 +8,7 @@ to compute them in.
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.sparsity.limbs import Limbs
+from spdf_jax.sparsity.topk.limbs import Limbs
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA

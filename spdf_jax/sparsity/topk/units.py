@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.sparsity import digits
-from spdf_jax.sparsity import limbs
-from spdf_jax.sparsity import random_bits
+from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk import limbs
+from spdf_jax.sparsity.topk import random_bits
 
 Shape = tuple[int, ...]
 
