@@ -82,7 +82,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       generations=48,  # validation examples to generate at phase ends
       max_new_tokens=32,  # per generation
   )
-  config.eval_every = 200  # steps
+  config.eval_every = 50 if algorithm == 'iterative' else 200  # steps
   config.log_every = 10  # steps
   config.checkpoints = dict(every=200, keep=2)  # steps; latest ones to keep
   config.resume = ''  # WORKDIR or WORKDIR@PHASE: start from all of it

@@ -16,7 +16,7 @@ from spdf_jax.analysis.plan import format_plan
 from spdf_jax.training import create_recipe
 from spdf_jax.training import open_session
 
-SECONDS = 120  # of patience with a child process.
+SECONDS = 300  # of patience with a child process.
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
 
 
@@ -61,6 +61,50 @@ def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
   assert child.returncode == 0, output
   assert 'sparsified layers' in output and 'MiB per checkpoint' in output
   assert not (tmp_path / 'run').exists()
+
+
+def test_levels_that_change_are_shown_from_first_to_last():
+  recipe = make_recipe(
+      arg='algorithm=granet',
+      phases__pretrain__sparsity__update_every=2,
+      phases__pretrain__sparsity__update_until=10,
+      phases__pretrain__sparsity__sparsity__steps=10,
+  )
+  plan = describe_plan(recipe, 'plan')
+  assert re.search(
+      r'h_0/mlp/wi/kernel +512 +0.00% to 75.00% +0.0000%\n',
+      format_plan(recipe, plan),
+  )
+  first, second = plan['phases']
+  assert first['mask_updates'] == [[2, 10, 2]]
+  assert second['mask_updates'] == [[15, 15, 1]]
+  assert first['sparsity'] == 0.75 and len(first['segments']) == 6
+  total = sum(s['steps'] * s['flops_per_step'] for s in first['segments'])
+  assert total == pytest.approx(15 * first['flops_per_step'])
+
+
+def test_a_trained_run_has_a_report_of_its_masks(tmp_path):
+  sparsity = 'phases__pretrain__sparsity'
+  child = start_command(
+      'experiments.train', '--config=configs/quickstart.py:algorithm=rigl',
+      f'--workdir={tmp_path / "run"}',
+      **WITHOUT_TASK,
+      **{f'{sparsity}__update_every': 5, f'{sparsity}__update_until': 10},
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 0, output
+  report = tmp_path / 'run' / 'report.md'
+  assert f'{report} is written' in output
+  text = report.read_text()
+  assert "* run's masks change twice within pretrain, where" in text
+  assert re.search(r'\| run \| pretrain \| 75% \| 75% \| 2 \|', text)
+  assert re.search(r'\| run \| continuation \| 0% \| 0% \| 1 \|', text)
+  assert (tmp_path / 'run' / 'mask_changes.png').is_file()
+
+
+def test_updates_that_do_not_fit_a_shortened_phase_are_refused():
+  refuse("'pretrain' has 15 steps, counted from 0, and update_until is 750",
+         arg='algorithm=rigl')
 
 
 @pytest.mark.parametrize('name, value', [

@@ -52,17 +52,15 @@ STILL = Run(
 )
 
 
-def make_rounds(loss):
-  """Three rounds of 20 steps, then tuning; `loss` of each logged step."""
+def make_rounds(losses):
+  """Three rounds of 20 steps, then tuning; validation losses by step."""
   phases = (
       phase('round0', 0, 20, 0.0),
       phase('round1', 20, 20, 0.25, (20,)),
       phase('round2', 40, 20, 0.4375, (40,)),
       phase('tune', 60, 20, 0.5, (60,), source='task'),
   )
-  rows = [{'step': s, 'train/loss': loss(s)} for s in range(1, 81)]
-  for step, validation in ((20, 3.5), (40, 3.25), (60, 3.125)):
-    rows[step - 1]['validation/loss'] = validation
+  rows = [{'step': s, 'validation/loss': x} for s, x in losses.items()]
   return Run('rounds', phases, tuple(rows))
 
 
@@ -94,16 +92,20 @@ def test_movement_is_stated_from_the_changes_within_phases():
 
 
 def test_pruning_is_stated_with_the_losses_around_it():
-  # The loss falls in each round, and rises by a half where one begins.
-  text = sawtooth('toy', make_rounds(lambda s: 4.0 - 0.05 * ((s - 1) % 20)))
-  assert text == (
-      'Pruning and the new round’s learning rate take the training loss of '
-      'toy from 3.08 to 3.98 at 25% zeros, 3.08 to 3.98 at 43.8% zeros (means '
-      'over the last tenth of a round and the first of the next). Those rounds '
-      'end at validation losses of 3.25 at 25%, 3.12 at 43.8%.'
-  ).replace('’', "'")
-  falling = sawtooth('toy', make_rounds(lambda s: 4.0 - s / 20))
-  assert 'from 3.02 to 2.92 at 25% zeros' in falling
+  losses = {10: 5.0, 20: 4.0, 25: 4.5, 40: 3.5, 50: 3.25, 60: 3.0, 80: 6.0}
+  assert sawtooth('toy', make_rounds(losses)) == (
+      "In toy pruning and a new round's learning rate take the validation loss "
+      'from 4.00 to 4.50 at 25% zeros, from 3.50 to 3.25 at 43.8% zeros, 5 to '
+      '10 steps later. It ends those rounds at 3.50, 3.00.'
+  )
+
+
+def test_rounds_without_an_evaluation_inside_are_left_out():
+  rounds = {20: 4.0, 40: 3.5, 50: 4.5, 60: 3.0}
+  text = sawtooth('toy', make_rounds(rounds))
+  assert 'loss from 3.50 to 4.50 at 43.8% zeros, 10 steps later' in text
+  assert sawtooth('toy', make_rounds({20: 4.0, 40: 3.5, 60: 3.0})) is None
+  assert sawtooth('toy', make_rounds({})) is None
 
 
 @pytest.mark.parametrize('run', [MOVING, STILL])

@@ -245,16 +245,15 @@ def test_masks_move_where_they_change_within_a_stretch():
 
 
 def test_a_long_plan_finds_its_updates_at_once():
-  plan = Plan((make_phase(steps=300_000, sparsity=RIGL | {
-      'update_every': 100, 'update_until': 200_000,
-  }),))
+  rare = RIGL | {'update_every': 100, 'update_until': 200_000}
+  plan = Plan((make_phase(steps=300_000, sparsity=rare),))
   assert plan.update_steps.tolist() == list(range(100, 200_001, 100))
 
 
 @pytest.mark.parametrize('change, message', [
     ({'update_until': 11},
      "phase 'sparse' has 10 steps, counted from 0, and update_until is 11"),
-    ({'update_until': 10, 'update_every': 5}, 'and update_until is 10; give an'),
+    ({'update_until': 10, 'update_every': 5}, 'and update_until is 10; give'),
     ({'update_from': 10, 'update_until': 10}, 'and update_from is 10; give an'),
     ({'update_every': [2, 10]}, 'and update_every lists step 10; give an ear'),
 ])
@@ -271,7 +270,7 @@ def test_updates_that_end_with_their_phase_are_taken():
   Plan((make_phase(sparsity=endless),))
   # Two phases of one sparsity are one stretch to the algorithm.
   late = RIGL | {'update_until': 16}
-  Plan((make_phase(name='a', sparsity=late), make_phase(name='b', sparsity=late)))
+  Plan(tuple(make_phase(name=name, sparsity=late) for name in 'ab'))
 
 
 @pytest.mark.parametrize('steps, message', [

@@ -45,11 +45,11 @@ SMALL = {
 }
 
 
-def small_config(**changes) -> ml_collections.ConfigDict:
+def small_config(arg='', **changes) -> ml_collections.ConfigDict:
   """Returns the small config; names of `changes` have `__` for dots."""
   from configs import quickstart  # Where a checkout is, not for a wheel.
 
-  config = quickstart.get_config()
+  config = quickstart.get_config(arg)
   dotted = {name.replace('__', '.'): v for name, v in changes.items()}
   config.update_from_flattened_dict(SMALL | dotted)
   return config

@@ -71,9 +71,8 @@ def segments_of(plan):
 
 def costs_by_step(plan):
   """Walks through a plan as training does: a mask is used after its step."""
-  layers = {
-      'a': np.zeros((1, 8, 16), np.float32), 'b': np.zeros((2, 8, 8), np.float32)
-  }
+  shapes = {'a': (1, 8, 16), 'b': (2, 8, 8)}
+  layers = {k: np.zeros(shape, np.float32) for k, shape in shapes.items()}
   used = plan.algorithm.sparsity_at(0, layers)
   sizes = {'a': (1, 128), 'b': (2, 64)}
   for step in range(plan.total_steps):

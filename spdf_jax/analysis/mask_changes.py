@@ -19,7 +19,6 @@ STATISTICS = tuple(
 )
 """Values that a step logs of its masks; they are no layers."""
 
-_SHARE = 10  # of a round's steps: what stands for its beginning and its end
 _HEADER = (
     'run', 'phase', 'zeros asked', 'zeros found', 'changes', 'survival',
     'explored',
@@ -91,8 +90,8 @@ def changes_table(runs: Mapping[str, Run]) -> str | None:
 
   Returns:
     A Markdown table: zeros asked for and those found at each phase's end, the
-    number of changes, the share of active weights that survived one, and the share that was ever
-    active; None if no run is tracked.
+    number of changes, the share of active weights that survived one, and the
+    share that was ever active; None if no run is tracked.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (2,))
@@ -167,43 +166,38 @@ def movement(label: str, run: Run) -> str | None:
 
 
 def sawtooth(label: str, run: Run) -> str | None:
-  """States how the training loss changes where a phase begins by pruning.
+  """States how the validation loss rises and falls over rounds of pruning.
 
   Args:
     label: What the run is called.
     run: A run.
 
   Returns:
-    A sentence, or None where no phase begins by pruning.
+    Two sentences, or None where no phase begins by pruning, or none of those
+    is evaluated before its end.
   """
-  teeth, ends = [], []
+  teeth, later, ends = [], [], []
   for last, phase in zip(run.phases, run.phases[1:]):
-    pruned = phase.levels[0] > last.levels[1] and phase.source == last.source
-    before = _mean_loss(run, last.end - last.steps // _SHARE, last.end)
-    after = _mean_loss(run, phase.start, phase.start + phase.steps // _SHARE)
-    if not pruned or before is None or after is None:
+    if phase.levels[0] <= last.levels[1] or phase.source != last.source:
       continue
-    level = percent(phase.levels[0])
-    teeth.append(f'{number(before)} to {number(after)} at {level} zeros')
-    found = run.at_end(phase, 'validation/loss')
-    if found is not None:
-      ends.append(f'{number(found[1])} at {level}')
+    before = run.at_end(last, 'validation/loss')
+    losses = [
+        (row['step'], row['validation/loss']) for row in run.within(phase)
+        if row.get('validation/loss') is not None
+    ]
+    if before is None or len(losses) < 2:
+      continue
+    teeth.append(
+        f'from {number(before[1])} to {number(losses[0][1])} at '
+        f'{percent(phase.levels[0])} zeros'
+    )
+    later.append(losses[0][0] - phase.start)
+    ends.append(number(losses[-1][1]))
   if not teeth:
     return None
-  text = (
-      "Pruning and the new round's learning rate take the training loss of "
-      f'{label} from {", ".join(teeth)} (means over the last tenth of a round '
-      'and the first of the next).'
+  steps = ' to '.join(dict.fromkeys(str(f(later)) for f in (min, max)))
+  return (
+      f"In {label} pruning and a new round's learning rate take the validation "
+      f'loss {", ".join(teeth)}, {steps} steps later. It ends those rounds at '
+      f'{", ".join(ends)}.'
   )
-  return text + (
-      f' Those rounds end at validation losses of {", ".join(ends)}.'
-      if ends else ''
-  )
-
-
-def _mean_loss(run: Run, after: int, until: int) -> float | None:
-  losses = [
-      loss for step, loss in zip(*run.series('train/loss'))
-      if after < step <= until
-  ]
-  return sum(losses) / len(losses) if losses else None
