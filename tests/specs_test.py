@@ -132,6 +132,9 @@ def test_first_masks_are_made_by_name():
   mask = make('static', sparsity=0.5, init='magnitude').init(None, PARAMS)
   want = spdf.magnitude_mask(None, PARAMS, 0.5)
   np.testing.assert_array_equal(mask['b'], want['b'])
+  zeroed = spdf.apply_mask(PARAMS, want)
+  found = make('static', sparsity=0.5, init='nonzero').init(None, zeroed)
+  np.testing.assert_array_equal(found['b'], want['b'])
   drawn = make('static', sparsity=0.5, init='random')
   assert (drawn.init(jax.random.key(0), PARAMS)['b'] != want['b']).any()
 

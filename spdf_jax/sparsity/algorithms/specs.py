@@ -21,6 +21,7 @@ from spdf_jax.sparsity.algorithms.rigl import rigl
 from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
+from spdf_jax.sparsity.initial_masks import nonzero_mask
 from spdf_jax.sparsity.rewinding import Round
 from spdf_jax.sparsity.sparsify import Algorithm
 
@@ -54,7 +55,11 @@ _STRUCTURES = {
     'n_of_m': structures.n_of_m,
     'unstructured': structures.unstructured,
 }
-_INITS = {'magnitude': masks.magnitude_mask, 'random': masks.random_mask}
+_INITS = {
+    'magnitude': masks.magnitude_mask,
+    'nonzero': nonzero_mask,
+    'random': masks.random_mask,
+}
 
 
 def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
@@ -72,7 +77,8 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
     `{'distribution': 'erk', 'power': 0.5}`;
   * `structure`: `'unstructured'`, or `{'structure': 'n_of_m', 'n': 2, 'm': 4}`
     and likewise `block`, `channel`, `balanced`;
-  * `init`: `'random'` or `'magnitude'`;
+  * `init`: `'random'`, `'magnitude'`, or `'nonzero'` for the zeros that the
+    parameters have;
   * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
 
   Args:
