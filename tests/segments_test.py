@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from spdf_jax import static
 from spdf_jax.analysis import flops_at
 from spdf_jax.analysis import ModelShape
 from spdf_jax.analysis import PhaseRecord
@@ -154,6 +155,26 @@ def test_layers_are_asked_for_whole_weights_by_name():
       'a': 128, 'b[0]': 64, 'b[1]': 64
   }
   assert found['a'].sparsity == 1 - 90 / 128 and found['b[1]'].sparsity == 0.5
+
+
+def drifting():
+  """An algorithm of a user's own, asked for levels between its updates too."""
+  return static(0.0)._replace(
+      sparsity_at=lambda count, params: jax.tree.map(
+          lambda p: count / 64, params
+      ),
+      update_at=lambda count: count % 16 == 0,
+  )
+
+
+def test_between_updates_the_level_of_the_last_one_holds():
+  plan = make_plan([dict(algorithm=f'{__name__}:drifting')])
+  found = [
+      asked_levels(plan, step, PARAMS, where)['b[0]'].sparsity
+      for step in (0, 15, 16, 31, 32, 39)
+  ]
+  assert found == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5]
+  assert [s.steps for s in segments_of(plan)[0]] == [16, 16, 8]
 
 
 def test_layers_of_a_model_wide_level_all_have_it():
