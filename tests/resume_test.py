@@ -1,4 +1,4 @@
-"""Runs that are stopped anywhere and go on, bit for bit, from what was saved."""
+"""Runs that are stopped anywhere go on, bit for bit, from what was saved."""
 
 import flax.serialization
 import jax
