@@ -1,4 +1,4 @@
-"""Runs that are stopped anywhere and go on, bit for bit, from what was saved."""
+"""Runs that are stopped anywhere go on, bit for bit, from what was saved."""
 
 import flax.serialization
 import jax
@@ -35,6 +35,19 @@ def cycling(key):
   return spdf.sparsify(optax.adamw(RATE), algorithm, key=key)
 
 
+def tracked(key):
+  algorithm = CASES['rigl'].make()
+  tx = spdf.sparsify(optax.adamw(RATE), algorithm, key=key)
+  return spdf.track_masks(tx, algorithm)
+
+
+def revived_at_random(key):
+  return spdf.sparsify(
+      optax.adamw(RATE), CASES['join'].make(), key=key,
+      revive=spdf.scaled_normal(0.5),
+  )
+
+
 def of_case(name):
   return lambda key: spdf.sparsify(
       optax.adamw(RATE), CASES[name].make(), key=key
@@ -44,6 +57,8 @@ def of_case(name):
 OPTIMIZERS = {name: of_case(name) for name in CASES} | {
     'rewind_weights': rewinding,
     'cycle': cycling,
+    'track_masks': tracked,
+    'revive': revived_at_random,
     'MultiSteps': lambda key: optax.MultiSteps(of_case('rigl')(key), 2),
 }
 

@@ -105,6 +105,17 @@ CASES = {
         evenly(lambda step: 19 if step < 8 else 96 if step < 11 else 48),
         (3, 6, 8, 11),
     ),
+    'partition': Case(
+        lambda: spdf.partition(
+            {
+                'moving': spdf.rigl(0.8, **TIMES),
+                'pruned': spdf.gmp(spdf.cubic(0.0, 0.8, 9), **TIMES),
+            },
+            [('h_0/*', 'moving'), ('*', 'pruned')],
+        ),
+        lambda step: (19 + at(cubic(0.0, 0.8, step)), 19),
+        (0, 3, 6, 9, 12),
+    ),
 }
 
 
