@@ -9,19 +9,32 @@ import sys
 
 from absl import flags
 from absl.testing import flagsaver
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from experiments import benchmark
+from experiments import compiled
 from experiments import measuring
+from experiments.suites import optimizer
 from experiments.suites import primitives
 from experiments.suites import small_gpts
 from experiments.suites import Suite
 from experiments.suites import SUITES
 from experiments.suites import topk
 from experiments.suites import train_step
+import spdf_jax as spdf
+from spdf_jax import training
 
 CHECKOUT = pathlib.Path(__file__).parents[1]
+SMALL = small_gpts.Case(
+    'small',
+    dict(
+        n_layers=1, n_heads=2, d_model=32, d_ff=64, vocab_size=64, max_length=8
+    ),
+    batch_size=2, length=8, steps=3, updates=3,
+)
 
 
 def measure_toy(repeats, rng):
@@ -121,6 +134,22 @@ def test_the_topk_suite_agrees_with_argsort_and_with_its_memory_target():
     speedup = by_name[case, 'argsort / mask_from_scores, wall']
     assert not speedup.at_most and math.isfinite(speedup.low)
   assert any('scratch bytes per score' in row.metric for row in rows)
+  targets = {'normal': 30, 'many ties': 15}
+  for case, target in targets.items():
+    for clock in ('wall', 'CPU'):
+      row = by_name[case, f'argsort / mask_from_scores, {clock}']
+      assert row.target == target
+
+
+def test_the_topk_suite_compares_random_masks_with_argsort_of_uniforms():
+  rng = np.random.default_rng(0)
+  rows = [r for r in topk.measure_shape((64, 128), 3, rng)
+          if r.case == 'random mask']
+  by_metric = {row.metric: row for row in rows}
+  assert by_metric['kept beyond those of argsort'].value == 0
+  speedup = by_metric['argsort of uniforms / random_mask, wall']
+  assert speedup.target == 6 and not speedup.at_most
+  assert math.isfinite(speedup.low)
 
 
 def test_the_primitives_suite_compares_with_the_masked_einsum():
@@ -136,11 +165,7 @@ def test_the_primitives_suite_compares_with_the_masked_einsum():
 
 
 def test_the_train_step_suite_compares_steps_optimizers_and_memory():
-  small = dict(
-      n_layers=1, n_heads=2, d_model=32, d_ff=64, vocab_size=64, max_length=8
-  )
-  case = small_gpts.Case('small', small, 2, 8, 3, 3)
-  rows = list(train_step.measure_case(case, 1, np.random.default_rng(0)))
+  rows = list(train_step.measure_case(SMALL, 1, np.random.default_rng(0)))
   by_metric = {row.metric: row for row in rows}
   for kind, target in (('step', 1.03), ('optimizer', 1.25)):
     for name in ('static', 'phases'):
@@ -149,3 +174,55 @@ def test_the_train_step_suite_compares_steps_optimizers_and_memory():
       for quantity in ('bytes not in place', 'copied / optimizer state'):
         row = by_metric[f'{name} {kind}: {quantity}']
         assert measuring.verdict(row) == 'ok'
+
+
+def test_the_optimizer_suite_compares_updates_and_the_steps_between():
+  algorithms = {n: optimizer.ALGORITHMS[n] for n in ('static', 'iterative')}
+  rows = list(optimizer.measure_case(
+      SMALL, 1, np.random.default_rng(0), algorithms
+  ))
+  by_metric = {row.metric: row for row in rows}
+  targets = {
+      ('optimizer', 'between'): 1.25, ('optimizer', 'update'): None,
+      ('step', 'between'): 1.02, ('step', 'update'): 1.10,
+  }
+  for (kind, when), target in targets.items():
+    for clock in ('wall', 'CPU'):
+      ratio = by_metric[f'iterative {kind}, {when} / dense, {clock}']
+      assert ratio.target == target and ratio.low <= ratio.value <= ratio.high
+  assert 'static step, between / dense, wall' in by_metric
+  assert 'static step, update / dense, wall' not in by_metric
+  for name in algorithms:
+    scratch = by_metric[f'{name} optimizer: scratch / optimizer state']
+    assert scratch.target == 0.65
+    for quantity in (
+        'bytes not in place', 'copied / optimizer state',
+        'compilations of a run',
+    ):
+      row = by_metric[f'{name} optimizer: {quantity}']
+      assert measuring.verdict(row) == 'ok'
+
+
+def test_a_timed_update_is_at_its_step_with_gradients_of_pruned_weights():
+  seen = []
+
+  def step(state, argument):
+    clock = state.opt_state
+    seen.append((int(clock.count), bool(clock.dense_grads)))
+    return state, argument
+
+  algorithm = spdf.rigl(0.5, update_every=10, update_until=50)
+  params = {'w': jnp.ones((4, 4))}
+  sparse = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
+  state = training.create_state(params, sparse)
+  program = compiled.Program(step, state, None, step, lambda: 1, 0.0)
+  for count in (20, 21):
+    call = optimizer.repeated_at(program, algorithm, count, calls=2)
+    call(), call()
+  assert seen == [(20, True)] * 2 + [(21, False)] * 2
+
+
+def test_every_algorithm_of_the_optimizer_suite_moves_or_is_static():
+  moving = {n for n, a in optimizer.ALGORITHMS.items() if a.update_at(50)}
+  assert moving == set(optimizer.ALGORITHMS) - {'static'}
+  assert not any(a.update_at(51) for a in optimizer.ALGORITHMS.values())

@@ -67,14 +67,17 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
 
 
 def measure_case(
-    case: small_gpts.Case, repeats: int, rng: np.random.Generator
+    case: small_gpts.Case,
+    repeats: int,
+    rng: np.random.Generator,
+    algorithms: Mapping[str, spdf.Algorithm] = ALGORITHMS,
 ) -> Iterator[measuring.Row]:
   """Measures one case; see `measure`."""
   subject = small_gpts.create_subject(case, rng)
   chain = dense_training.adamw(subject.plan, **subject.settings)
   optimizers = {'dense': chain} | {
       name: spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=0)
-      for name, algorithm in ALGORITHMS.items()
+      for name, algorithm in algorithms.items()
   }
 
   programs = {
@@ -93,7 +96,8 @@ def measure_case(
     )
   targets = {_BETWEEN: _LARGEST_OPTIMIZER_RATIO, _UPDATE: None}
   yield from _time_rows(
-      case.name, 'optimizer', programs, targets, repeats * case.updates, rng
+      case.name, 'optimizer', programs, algorithms, targets,
+      repeats * case.updates, rng,
   )
   yield from small_gpts.memory_rows(
       case.name, 'optimizer', _LARGEST_SCRATCH, programs
@@ -118,7 +122,8 @@ def measure_case(
     )
   targets = {_BETWEEN: _LARGEST_STEP_RATIO, _UPDATE: _LARGEST_UPDATE_RATIO}
   yield from _time_rows(
-      case.name, 'step', programs, targets, repeats * case.steps, rng
+      case.name, 'step', programs, algorithms, targets,
+      repeats * case.steps, rng,
   )
   yield from small_gpts.memory_rows(case.name, 'step', None, programs)
 
@@ -127,15 +132,16 @@ def _time_rows(
     case: str,
     kind: str,
     programs: Mapping[str, compiled.Program],
+    algorithms: Mapping[str, spdf.Algorithm],
     targets: Mapping[int, float | None],
     repeats: int,
     rng: np.random.Generator,
 ) -> Iterator[measuring.Row]:
   timed = {('dense', _BETWEEN): compiled.repeated(programs['dense'])}
-  for name, algorithm in ALGORITHMS.items():
+  for name, algorithm in algorithms.items():
     for count in targets:
       if count == _BETWEEN or algorithm.update_at(count):
-        timed[name, count] = _repeated_at(
+        timed[name, count] = repeated_at(
             programs[name], algorithm, count, repeats + _WARMUPS
         )
   timings = measuring.interleave(
@@ -158,13 +164,23 @@ def _time_rows(
       )
 
 
-def _repeated_at(
+def repeated_at(
     program: compiled.Program,
     algorithm: spdf.Algorithm,
     count: int,
     calls: int,
 ) -> Callable[[], Any]:
-  """Returns a call that steps on, each time as if it were step `count`."""
+  """Returns a call that steps on, each time as if it were step `count`.
+
+  Args:
+    program: A compiled step of a `TrainState` whose optimizer is `sparsify`.
+    algorithm: What the optimizer was given.
+    count: The step.
+    calls: How often it will be called, at most.
+
+  Returns:
+    The call.
+  """
   # Its own copy: the program's state serves other counts too.
   state = jax.tree.map(jnp.copy, program.state)
   # Donated with the state, so each call has its own; made here, because making
