@@ -78,14 +78,18 @@ CODE = textwrap.dedent('''
       chosen = jnp.asarray(np.random.default_rng(1).random(scores.shape) < 0.5)
       run(name, f, scores, chosen, spec=spec)
 
-    one, other, third = scores_of(1), scores_of(1, 2), scores_of(1, 3)
-    # As tensor parallelism shards them: equal shapes, different axes.
-    tree = lambda q, r, o: {'query_0': q, 'query_1': r, 'square_out': o}
+    # As tensor parallelism shards them: equal shapes, different axes. Scratch
+    # is that of a leaf of each kind, beside six leaves.
+    def tree(square, *queries):
+      layers = {f'query_{i}': q for i, q in enumerate(queries)}
+      return layers | {'a_square': square}
+
+    six = [scores_of(1, seed) for seed in range(6)]
+    specs = [INPUTS] + 5 * [OUTPUTS]
     run('leaves', lambda *s: spdf.mask_from_scores(tree(*s), 0.75),
-        one, other, third, spec=[OUTPUTS, OUTPUTS, INPUTS])
+        *six, spec=specs)
     run('model', lambda *s: spdf.mask_from_scores(
-        tree(*s), ModelWide(0.75), tie_break=key),
-        one, other, third, spec=[OUTPUTS, OUTPUTS, INPUTS])
+        tree(*s), ModelWide(0.75), tie_break=key), *six, spec=specs)
     for name, s, level, spec in (
         ('2:4', structures.n_of_m(2, 4), 0.5, INPUTS),
         ('2:4', structures.n_of_m(2, 4), 0.5, OUTPUTS),

@@ -27,9 +27,7 @@ _FEW_BYTES = 2**15
 _FEWER_BYTES = 2**13
 
 
-def on_this_platform(
-    run: Callable[..., Any], *operands: Any
-) -> Any:
+def on_this_platform(run: Callable[..., Any], *operands: Any) -> Any:
   """Calls `run(counting, *operands)` with the counting that is fast here."""
   return jax.lax.platform_dependent(
       *operands,
