@@ -158,13 +158,9 @@ def sparsify(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
     update_now = algorithm.update_at(state.count)
-    mask = stayed = _next_mask(update_now, updates, state, params)
-    if update_now is not False:
-      # What comes back has no past, not even what the inner optimizer made of
-      # zeros: noise, or a decomposition of the matrix.
-      stayed = jax.tree.map(jnp.logical_and, mask, state.mask)
+    mask = _next_mask(update_now, updates, state, params)
     masked_state = state_matching.map_like_params(
-        masks.apply_mask, state.inner_state, params, stayed
+        masks.apply_mask, state.inner_state, params, mask
     )
     updates, inner_state = inner.update(
         masks.apply_mask(updates, mask),
