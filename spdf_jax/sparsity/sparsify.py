@@ -92,12 +92,20 @@ def sparsify(
 
   so that :math:`p_t + \Delta p_t` is exactly zero off the mask whatever the
   inner optimizer does, and everything of a weight's shape in the inner state
-  (moments, averages) is zero when the weight comes back.
+  (moments, averages) is zero when the weight comes back; only an optimizer that
+  makes something of zeros, such as momentum of added noise, hands a weight what
+  it made in the step before.
 
   `sparsify` must be the last transformation of a chain: one that changes
   updates after it (added noise, a second learning rate) loses the zeros. What
   skips or collects whole steps goes around it: `optax.MultiSteps`,
-  `optax.apply_if_finite`, `optax.partition`.
+  `optax.apply_if_finite`, `optax.partition`. The last also freezes modules,
+  which then keep every weight::
+
+    tx = optax.partition(
+        {'trained': sparsify(…), 'frozen': optax.set_to_zero()},
+        {'encoder': 'frozen', 'decoder': 'trained'},
+    )
 
   The initial parameters are the caller's: mask them once with
   `apply_mask(params, get_mask(opt_state))`.
