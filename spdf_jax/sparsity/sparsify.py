@@ -308,6 +308,9 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
 def densify(opt_state: PyTree) -> PyTree:
   """Sets every mask to all `True`; moments and counters stay.
 
+  An algorithm that still has updates to come prunes again at the next one; to
+  end it for good, `join` it with `dense()`.
+
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
 
