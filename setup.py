@@ -54,6 +54,7 @@ setup(
         'quickstart': _QUICKSTART,
         'dev': [
             *_QUICKSTART,
+            'equinox',
             'flatbuffers',
             'hypothesis',
             'jupytext',

@@ -92,12 +92,20 @@ def sparsify(
 
   so that :math:`p_t + \Delta p_t` is exactly zero off the mask whatever the
   inner optimizer does, and everything of a weight's shape in the inner state
-  (moments, averages) is zero when the weight comes back.
+  (moments, averages) is zero when the weight comes back; only an optimizer that
+  makes something of zeros, such as momentum of added noise, hands a weight what
+  it made in the step before.
 
   `sparsify` must be the last transformation of a chain: one that changes
   updates after it (added noise, a second learning rate) loses the zeros. What
   skips or collects whole steps goes around it: `optax.MultiSteps`,
-  `optax.apply_if_finite`, `optax.partition`.
+  `optax.apply_if_finite`, `optax.partition`. The last also freezes modules,
+  which then keep every weight::
+
+    tx = optax.partition(
+        {'trained': sparsify(…), 'frozen': optax.set_to_zero()},
+        {'encoder': 'frozen', 'decoder': 'trained'},
+    )
 
   The initial parameters are the caller's: mask them once with
   `apply_mask(params, get_mask(opt_state))`.
@@ -158,13 +166,9 @@ def sparsify(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
     update_now = algorithm.update_at(state.count)
-    mask = stayed = _next_mask(update_now, updates, state, params)
-    if update_now is not False:
-      # What comes back has no past, not even what the inner optimizer made of
-      # zeros: noise, or a decomposition of the matrix.
-      stayed = jax.tree.map(jnp.logical_and, mask, state.mask)
+    mask = _next_mask(update_now, updates, state, params)
     masked_state = state_matching.map_like_params(
-        masks.apply_mask, state.inner_state, params, stayed
+        masks.apply_mask, state.inner_state, params, mask
     )
     updates, inner_state = inner.update(
         masks.apply_mask(updates, mask),
@@ -303,6 +307,9 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
 
 def densify(opt_state: PyTree) -> PyTree:
   """Sets every mask to all `True`; moments and counters stay.
+
+  An algorithm that still has updates to come prunes again at the next one; to
+  end it for good, `join` it with `dense()`.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
