@@ -1,7 +1,10 @@
 """What other sparsity libraries get wrong, and what ours does instead.
 
-First what is known of a library of pruners for JAX, then of one for PyTorch.
-What they get wrong with sharded arrays is in `sparsify_sharding_test.py`.
+First jaxpruner, then cerebras.pytorch.sparse; each test is named after the
+mistake. Three that take several devices are in `sparsify_sharding_test.py`:
+sorting gathers sharded tensors (`test_updates_send_no_more_than_counts`), every
+mask starts on device 0 (`test_masks_and_moments_lie_with_their_parameters_…`),
+masks come from the gradients of one rank (`test_growth_uses_the_gradients_…`).
 """
 
 import flax.serialization
@@ -28,6 +31,7 @@ from spdf_jax.sparsity.times import update_times
 GROWING = ['set', 'rigl', 'granet']
 MOVING = ['gmp', *GROWING]
 each_growing = pytest.mark.parametrize('name', GROWING)
+each_of_two = pytest.mark.parametrize('name', ['gmp', 'rigl'])
 each_moving = pytest.mark.parametrize('name', MOVING)
 
 
@@ -50,7 +54,7 @@ def first_kernel(tree):
 # jaxpruner.
 
 
-@each_moving
+@each_of_two
 def test_it_needs_extra_calls_in_the_loop_beside_update(name):
   """Nothing of ours is called: the loop could be in a library."""
   tx = optimizer(name)
@@ -154,7 +158,7 @@ def test_grown_weights_are_reset_for_two_optimizers_only(inner):
         {'h_0': 'a', 'h_1': 'a', 'wte': 'b'},
     ),
 ])
-@each_moving
+@each_of_two
 def test_it_raises_with_many_optimizers_and_wrappers(make, name):
   """They run for long in `conformance_test.py`; here from shapes alone."""
   tx = make(lambda inner: optimizer(name, inner))
@@ -176,7 +180,7 @@ def test_update_steps_skip_the_optimizer_so_that_its_count_lags_behind(skip):
     assert int(adam.count) == int(schedule.count) == int(state.count) == i
 
 
-@each_moving
+@each_of_two
 def test_clipping_sees_pruned_gradients(name):
   inner = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
   tx = optimizer(name, inner)
@@ -358,8 +362,6 @@ def test_a_cycling_schedule_loses_its_position():
     assert_equal((params, state), wanted)
 
 
-# Masks from the gradients of one rank under data parallelism: see
-# `test_growth_uses_the_gradients_of_the_whole_batch` for devices.
 def test_masks_come_from_the_gradients_of_one_part_of_the_batch():
   """Accumulated parts grow what the whole batch grows."""
   algorithm = spdf.rigl(0.8, update_every=1, update_until=9)
@@ -388,7 +390,7 @@ def test_masks_come_from_the_gradients_of_one_part_of_the_batch():
   assert (masks[0] != masks[2]).any()
 
 
-@each_moving
+@each_of_two
 def test_a_sparse_checkpoint_does_not_load_into_a_dense_model(name):
   """Its parameters are those of the dense model, zeros and all."""
   *_, (params, _) = train(optimizer(name), make_params(), 4)
