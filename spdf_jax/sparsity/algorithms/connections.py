@@ -227,7 +227,10 @@ def grow(
       return keep_random(units.key, taken.shape, number, among=~taken)
     return keep_largest(grow_by, number, among=~taken)
 
-  return survivors | grown()
+  # Gradual pruning grows nothing at most updates.
+  return survivors | jax.lax.cond(
+      jnp.any(number > 0), grown, lambda: jnp.zeros_like(taken)
+  )
 
 
 def count_kept(mask: jax.Array) -> jax.Array:
