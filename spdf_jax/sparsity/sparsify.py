@@ -191,10 +191,9 @@ def sparsify(
         inner_state=inner_state,
     )
 
-  def _key_of_step(state, purpose):
+  def _key_of_step(state):
     base = jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(key))
-    step = jax.random.fold_in(base, state.count)
-    return step if purpose is None else jax.random.fold_in(step, purpose)
+    return jax.random.fold_in(base, state.count)
 
   def _next_mask(update_now, grads, state, params):
     if update_now is False:
@@ -204,7 +203,7 @@ def sparsify(
 
     def new_mask():
       layers = algorithm.update(
-          _key_of_step(state, None),
+          _key_of_step(state),
           state.count,
           as_layers(state.mask),
           as_layers(params),
@@ -221,7 +220,7 @@ def sparsify(
     as_layers = lambda tree: selection.to_layers(tree, params, axes)
 
     def revived():
-      revival_key = _key_of_step(state, _REVIVAL)
+      revival_key = jax.random.fold_in(_key_of_step(state), _REVIVAL)
       values = revive(revival_key, as_layers(params), as_layers(state.mask))
       return jax.tree.map(
           lambda value, u, new, old: u if value is None else jnp.where(

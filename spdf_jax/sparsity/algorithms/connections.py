@@ -216,7 +216,7 @@ def grow(
     survivors: jax.Array,
     *,
     grow_by: jax.Array | None,
-    regrow_dropped: bool = True,
+    regrow_dropped: bool,
 ) -> jax.Array:
   """Adds connections to the survivors, up to the count to be kept."""
   taken = survivors if regrow_dropped else units.mask
