@@ -14,17 +14,10 @@ import jax.numpy as jnp
 
 from spdf_jax.sparsity.topk import digits
 from spdf_jax.sparsity.topk.units import across
-from spdf_jax.sparsity.topk.units import candidates
 from spdf_jax.sparsity.topk.units import Key
 from spdf_jax.sparsity.topk.units import narrowed
 from spdf_jax.sparsity.topk.units import Shape
 from spdf_jax.sparsity.topk.units import Units
-
-# Sharded matrices exchange a count per row, or a bit per column, to keep the
-# first of equals: where that is less than this many bytes, it is fastest. With
-# random bits there were more bytes before, and equals that are left are rare.
-_FEW_BYTES = 2**15
-_FEWER_BYTES = 2**13
 
 
 def on_this_platform(run: Callable[..., Any], *operands: Any) -> Any:
@@ -66,48 +59,56 @@ def choose(
     keys: tuple[Key, ...],
     kept: jax.Array,
     left: jax.Array,
-    cuts: tuple[jax.Array, ...] = (),
 ) -> jax.Array:
-  """Keeps the `kept` highest-ranked among the candidates of `cuts`.
+  """Keeps the `kept` highest-ranked units.
 
   Args:
     counting: `SCATTER` for one matrix, or `COMPARE`.
     units: What competes.
-    keys: From `keys_of`.
+    keys: From `keys_of`, or the last of them.
     kept: How many to keep per competition, at most `left`; int32 `[...]`.
-    left: How many candidates there are, int32 `[...]`.
-    cuts: Values that the first keys of all candidates have.
+    left: How many take part, int32 `[...]`.
 
   Returns:
     The mask.
   """
-  key = keys[len(cuts)]
-  last = len(cuts) + 1 == len(keys)
-  if last and cuts:
-    return first_of(counting, units, keys, kept, left, cuts)
-  stored = key.read(units) if key.stored else None
+  # Scores and indices are read in one loop, which ends when no equals are left;
+  # random bits are made where there are equals only.
+  first, rest = (keys[:1], keys[1:]) if len(keys) > 2 else (keys, ())
+  stored = [key.read(units) if key.stored else None for key in first]
 
-  def read(units, cuts, stored):
-    bits = key.read(units) if stored is None else stored
-    return bits, candidates(units, keys, cuts)
+  def read(units, stored):
+    return [
+        key.read(units) if bits is None else bits
+        for key, bits in zip(first, stored)
+    ]
 
-  operands = units, cuts, stored
-  value, need, equal = _kth_largest(
-      counting, read, operands, kept, left, key.width
+  values, need, equal = _kth_largest(
+      counting, read, (units, stored), first, kept, left
   )
 
-  def passing(compare):
-    bits, chosen = read(*operands)
-    return narrowed(chosen, compare(bits, across(value)) & across(kept > 0))
+  def compared(last):
+    """Compares the keys in turn with the k-th largest, `last` the last one."""
+    *firsts, bits = read(units, stored)
+    passing = last(bits, across(values[..., len(first) - 1]))
+    for j, bits in reversed(list(enumerate(firsts))):
+      value = across(values[..., j])
+      passing = (bits > value) | ((bits == value) & passing)
+    return narrowed(units.among, passing & across(kept > 0))
 
-  if last:
-    return passing(jnp.greater_equal)
+  if not rest:
+    return compared(jnp.greater_equal)
+
+  def among_equals():
+    (bits,) = read(units, stored)
+    equals = narrowed(units.among, bits == across(values[..., 0]))
+    chosen = choose(counting, units._replace(among=equals), rest, need, equal)
+    return compared(jnp.greater) | chosen
+
   return jax.lax.cond(
       jnp.all(need == equal),
-      lambda: passing(jnp.greater_equal),
-      lambda: passing(jnp.greater) | choose(
-          counting, units, keys, need, equal, (*cuts, value)
-      ),
+      lambda: compared(jnp.greater_equal),
+      among_equals,
   )
 
 
@@ -133,83 +134,40 @@ def choose_by_rank(
 
 def _kth_largest(
     counting: digits.Counting,
-    read: Callable[..., tuple[jax.Array, jax.Array | None]],
+    read: Callable[..., list[jax.Array]],
     operands: tuple[Any, ...],
+    keys: tuple[Key, ...],
     need: jax.Array,
     left: jax.Array,
-    width: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns the k-th largest bits, how many of it to keep, and to keep from."""
-  size, shifts = digits.split(width, counting)
+  """Finds the keys of the last unit to be kept.
 
-  def narrow(i, carry):
+  Returns:
+    The keys, uint32 `[..., keys]`, with zeros for all bits that need not be
+    known; how many of the units that have them are to be kept; and of how many.
+  """
+  passes = digits.passes([key.width for key in keys], counting)
+
+  def undecided(carry):
+    i, _, need, left = carry
+    return (i < len(passes.key)) & jnp.any((need > 0) & (need < left))
+
+  def narrow(carry):
     # The barrier has each pass compute its digits anew: without it XLA keeps
     # another 4 bytes per score alive between the passes.
-    arrays, (prefix, need, left) = jax.lax.optimization_barrier(
+    arrays, (i, values, need, left) = jax.lax.optimization_barrier(
         (operands, carry)
     )
-    found = digits.after(
-        *read(*arrays), across(prefix), shifts[i], shifts[i + 1], size
-    )
-    counts = counting.count(found, left, 2**size)
-    enough = jnp.cumsum(counts[..., ::-1], -1)[..., ::-1] >= need[..., None]
-    digit = jnp.sum(enough, -1, keepdims=True) - 1
-    bins = jax.lax.broadcasted_iota(jnp.int32, counts.shape, counts.ndim - 1)
-    need = need - jnp.sum(jnp.where(bins > digit, counts, 0), -1)
-    left = jnp.sum(jnp.where(bins == digit, counts, 0), -1)
-    prefix |= digit[..., 0].astype(jnp.uint32) << shifts[i + 1]
-    return prefix, need, left
+    among = arrays[0].among
+    found = digits.at_pass(i, passes, read(*arrays), values, among)
+    counts = counting.count(found, left, 2**passes.digit)
+    digit, need, left = counting.find(counts, need)
+    digit = digit.astype(jnp.uint32) << jnp.asarray(passes.shift)[i]
+    key = jnp.asarray(passes.key)[i] == jnp.arange(len(keys))
+    values |= jnp.where(key, digit[..., None], jnp.uint32(0))
+    return i + 1, values, need, left
 
-  first = jnp.zeros(need.shape, jnp.uint32), need, left
-  return jax.lax.fori_loop(0, len(shifts) - 1, narrow, first)
-
-
-def first_of(
-    counting: digits.Counting,
-    units: Units,
-    keys: tuple[Key, ...],
-    kept: jax.Array,
-    left: jax.Array,
-    cuts: tuple[jax.Array, ...],
-) -> jax.Array:
-  """Keeps the first `kept` of the `left` candidates of `cuts`, by index."""
-  equals = candidates(units, keys, cuts)
-  rows, columns = equals.shape[-2:]
-  few = _FEW_BYTES if units.words is None else _FEWER_BYTES
-  if max(4 * rows, columns) <= few:
-    return _keep_first(equals, kept)
-  units = units._replace(scores=None, among=equals, words=None)
-  return choose(counting, units, keys[-1:], kept, left)
-
-
-def _keep_first(mask: jax.Array, kept: jax.Array) -> jax.Array:
-  """Keeps the first `kept` entries of a mask, in row-major order."""
-  row = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 2)
-  column = jax.lax.broadcasted_iota(jnp.int32, mask.shape, mask.ndim - 1)
-  in_row = jnp.sum(mask, axis=-1, dtype=jnp.int32)
-  rows, before = _whole_parts(in_row, kept)
-  cut = row == across(rows)
-  in_cut_row = jnp.any(mask & cut, axis=-2).astype(jnp.int32)
-  columns, _ = _whole_parts(in_cut_row, kept - before)
-  return mask & ((row < across(rows)) | (cut & (column < across(columns))))
-
-
-def _whole_parts(
-    parts: jax.Array, kept: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns how many leading parts sum to at most `kept`, and their sum.
-
-  By halving: the parts may be sharded, and running sums would gather them.
-  """
-  number = parts.shape[-1]
-  index = jax.lax.broadcasted_iota(jnp.int32, parts.shape, parts.ndim - 1)
-  first = lambda n: jnp.sum(jnp.where(index < n[..., None], parts, 0), axis=-1)
-  rounds = number.bit_length()
-
-  def halve(i, whole):
-    longer = whole | 1 << (rounds - 1 - i)
-    fits = (longer <= number) & (first(longer) <= kept)
-    return jnp.where(fits, longer, whole)
-
-  whole = jax.lax.fori_loop(0, rounds, halve, jnp.zeros(kept.shape, jnp.int32))
-  return whole, first(whole)
+  values = jnp.zeros((*need.shape, len(keys)), jnp.uint32)
+  return jax.lax.while_loop(
+      undecided, narrow, (jnp.int32(0), values, need, left)
+  )[1:]

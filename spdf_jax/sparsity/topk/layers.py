@@ -33,7 +33,7 @@ def keep_largest(
 
   Exactly `min(kept, number of candidates)` are kept per layer, as by a stable
   argsort, for any number of ties. NaN ranks below every number. Scratch memory
-  is some 6 bytes per score of one layer, 10 with random ties; sharded scores
+  is some 6 bytes per score of one layer, 11 with random ties; sharded scores
   stay where they are.
 
   Args:

@@ -141,8 +141,10 @@ def _keep_counting(
     equals = lambda: jax.lax.cond(
         jnp.all(taken == equal),
         lambda: units_lib.candidates(units, keys, cuts),
-        lambda: competitions.first_of(
-            counting, units, keys, taken, equal, cuts
+        lambda: competitions.choose(
+            counting,
+            units._replace(among=units_lib.candidates(units, keys, cuts)),
+            keys[-1:], taken, equal,
         ),
     )
     return jax.lax.cond(
@@ -164,7 +166,7 @@ def _kth_largest(
     counting: digits.Counting, model: _Model, need: limbs.Limbs, cuts: Cuts
 ) -> tuple[jax.Array, limbs.Limbs, limbs.Limbs]:
   """Returns the k-th largest bits, how many of it to keep, and to keep from."""
-  size, shifts = digits.split(32, counting)
+  passes = digits.passes([32], counting)
 
   def narrow(i, carry):
     (arrays, cuts_), (prefix, need, _) = jax.lax.optimization_barrier(
@@ -173,13 +175,12 @@ def _kth_largest(
 
     def count(counting, units, shape):
       keys = units_lib.keys_of(units, shape)
-      found = digits.after(
-          keys[len(cuts_)].read(units),
+      found = digits.at_pass(
+          i, passes, [keys[len(cuts_)].read(units)], prefix[None],
           units_lib.candidates(units, keys, cuts_),
-          prefix, shifts[i], shifts[i + 1], size,
       )
-      left = units_lib.number_of(found < 2**size, shape)
-      return counting.count(found, left, 2**size)
+      left = units_lib.number_of(found < 2**passes.digit, shape)
+      return counting.count(found, left, 2**passes.digit)
 
     counts = _total(_map_units(
         lambda units, shape: competitions.each(count, counting, units, shape),
@@ -190,10 +191,11 @@ def _kth_largest(
     pick = lambda x: limbs.Limbs(x.high[digit], x.low[digit])
     equal = pick(counts)
     need = limbs.subtract(need, limbs.subtract(pick(from_digit), equal))
-    return prefix | digit.astype(jnp.uint32) << shifts[i + 1], need, equal
+    prefix |= digit.astype(jnp.uint32) << jnp.asarray(passes.shift)[i]
+    return prefix, need, equal
 
   first = jnp.uint32(0), need, need
-  return jax.lax.fori_loop(0, len(shifts) - 1, narrow, first)
+  return jax.lax.fori_loop(0, len(passes.shift), narrow, first)
 
 
 def _candidates_per_layer(model: _Model, cuts: Cuts) -> PyTree:
