@@ -131,7 +131,7 @@ def test_comparing_counts_as_histograms_do():
   scores = draw(0, 'ties')
   model = model_topk._Model(scores, *(dict.fromkeys(SHAPES) for _ in range(2)))
   keep = jax.jit(
-      lambda kept: model_topk._keep_counting(digits.COMPARE, model, kept)
+      lambda kept: model_topk._keep_counting(digits.COMPARING, model, kept)
   )
   for kept in (0, 1, 100, SIZE + 1):
     mask = keep(limbs.to_limbs(kept))

@@ -20,13 +20,14 @@ from spdf_jax.sparsity.topk.units import Shape
 from spdf_jax.sparsity.topk.units import Units
 
 
-def on_this_platform(run: Callable[..., Any], *operands: Any) -> Any:
+def on_this_platform(
+    run: Callable[..., Any], units: int, *operands: Any
+) -> Any:
   """Calls `run(counting, *operands)` with the counting that is fast here."""
   return jax.lax.platform_dependent(
       *operands,
-      cpu=lambda *xs: run(digits.SCATTER, *xs),
-      # Elsewhere scatter serialises.
-      default=lambda *xs: run(digits.COMPARE, *xs),
+      cpu=lambda *xs: run(digits.scattering(units), *xs),
+      default=lambda *xs: run(digits.COMPARING, *xs),
   )
 
 
@@ -37,11 +38,8 @@ def each(
     shape: Shape,
     *per_competition: jax.Array,
 ) -> Any:
-  """Calls `f(counting, units, shape, *per_competition)` for all competitions.
-
-  `SCATTER` counts one matrix, so they are done one after another.
-  """
-  if counting is not digits.SCATTER:
+  """Calls `f(counting, units, shape, *per_competition)`, for all."""
+  if not counting.one_by_one:
     return f(counting, units, shape, *per_competition)
 
   def one(row):
@@ -63,7 +61,7 @@ def choose(
   """Keeps the `kept` highest-ranked units.
 
   Args:
-    counting: `SCATTER` for one matrix, or `COMPARE`.
+    counting: How digits are counted.
     units: What competes.
     keys: From `keys_of`, or the last of them.
     kept: How many to keep per competition, at most `left`; int32 `[...]`.
@@ -160,8 +158,9 @@ def _kth_largest(
     )
     among = arrays[0].among
     found = digits.at_pass(i, passes, read(*arrays), values, among)
-    counts = counting.count(found, left, 2**passes.digit)
-    digit, need, left = counting.find(counts, need)
+    digit, need, left = counting.find(
+        counting.count(*found, 2**passes.digit), need
+    )
     digit = digit.astype(jnp.uint32) << jnp.asarray(passes.shift)[i]
     key = jnp.asarray(passes.key)[i] == jnp.arange(len(keys))
     values |= jnp.where(key, digit[..., None], jnp.uint32(0))

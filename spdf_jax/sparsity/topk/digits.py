@@ -10,23 +10,24 @@ import numpy as np
 
 from spdf_jax.sparsity.topk.parts import whole_parts
 
-_WIDEST_DIGIT = 11
-_SPARE_BINS = 16
-_BINS_IN_ROW = 32
+_MANY_UNITS = 2**17
 _NOTHING = 32  # Of the bits of a key are known.
 
 Found = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Counting(NamedTuple):
-  """A way to count digits: `SCATTER`, or `COMPARE`."""
+  """A way to count digits: from `scattering`, or `COMPARING`."""
 
   digit: int
   """Bits looked at in one pass over the units, at most."""
 
+  one_by_one: bool
+  """Whether competitions are counted one after another, as matrices."""
+
   count: Callable[[jax.Array, jax.Array, int], jax.Array]
-  """`(digits, left, bins) -> int32 [..., bins]`, where `left` digits lie in
-  the bins and all others are larger."""
+  """`(digits, chosen, bins) -> int32 [..., bins]`: how many of the chosen have
+  each digit."""
 
   find: Callable[[jax.Array, jax.Array], Found]
   """`(counts, need) -> (digit, need, left)`: what digit the `need`-th largest
@@ -82,8 +83,8 @@ def at_pass(
     bits: Sequence[jax.Array],
     prefixes: jax.Array,
     chosen: jax.Array | None,
-) -> jax.Array:
-  """Returns the digits that a pass reads.
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the digits that a pass reads, and which of them count.
 
   Args:
     i: Which pass.
@@ -93,7 +94,7 @@ def at_pass(
     chosen: Which units count, bool; `None`: all.
 
   Returns:
-    The digits, and `2**digit` or more where a unit does not count.
+    The digits, uint32 `[..., a, b]`, and which of them count, bool.
   """
   known = jnp.asarray(passes.known)[i]
   counts = chosen
@@ -104,13 +105,8 @@ def at_pass(
   read = bits[0]
   for j in range(1, len(bits)):
     read = jnp.where(jnp.asarray(passes.key)[i] == j, bits[j], read)
-  shift = jnp.asarray(passes.shift)[i]
-  # What does not count goes to bins in turn: adding to one and the same again
-  # and again would wait for memory. The barrier keeps XLA from storing them.
-  _, spare = jax.lax.optimization_barrier((shift, jnp.uint32(_SPARE_BINS - 1)))
-  spare &= jax.lax.broadcasted_iota(jnp.uint32, read.shape, read.ndim - 1)
-  digits = read >> shift & (2**passes.digit - 1)
-  return jnp.where(counts, digits, 2**passes.digit + spare)
+  digits = read >> jnp.asarray(passes.shift)[i] & (2**passes.digit - 1)
+  return digits, counts
 
 
 def _first_bits(bits: jax.Array, known: jax.Array) -> jax.Array:
@@ -118,33 +114,39 @@ def _first_bits(bits: jax.Array, known: jax.Array) -> jax.Array:
   return jnp.where(known < _NOTHING, bits >> jnp.minimum(known, 31), 0)
 
 
-def _by_scatter(digits: jax.Array, left: jax.Array, bins: int) -> jax.Array:
+def _by_scattering(
+    digits: jax.Array, chosen: jax.Array, bins: int
+) -> jax.Array:
   """Counts digits of one matrix, without flattening it."""
-  del left
   return jax.lax.scatter_add(
-      jnp.zeros(bins + _SPARE_BINS, jnp.int32),
+      jnp.zeros(bins, jnp.int32),
       digits.astype(jnp.uint16)[..., None],
-      jnp.ones(digits.shape, jnp.int32),
+      chosen.astype(jnp.int32),
       jax.lax.ScatterDimensionNumbers((), (0,), (0,)),
       mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
-  )[:bins]
-
-
-def _by_comparing(digits: jax.Array, left: jax.Array, bins: int) -> jax.Array:
-  """Counts binary digits of any number of competitions at once."""
-  del bins
-  ones = jnp.sum(digits == 1, axis=(-2, -1), dtype=jnp.int32)
-  return jnp.stack([left - ones, ones], axis=-1)
+  )
 
 
 def _find_in_rows(counts: jax.Array, need: jax.Array) -> Found:
   """Finds a digit of one matrix: the row of bins it lies in, then the bin."""
-  rows = counts[::-1].reshape(-1, min(_BINS_IN_ROW, counts.size))
+  columns = 2**((counts.size.bit_length() - 1) // 2)
+  rows = counts[::-1].reshape(-1, columns)
   row, above, _ = whole_parts(jnp.sum(rows, axis=1), need - 1)
   need = need - above
-  bin_, above, up_to = whole_parts(rows[row], need - 1)
-  digit = counts.size - 1 - (row * rows.shape[1] + bin_)
+  column, above, up_to = whole_parts(rows[row], need - 1)
+  digit = counts.size - 1 - (row * columns + column)
   return digit, need - above, up_to - above
+
+
+def _by_comparing(
+    digits: jax.Array, chosen: jax.Array, bins: int
+) -> jax.Array:
+  """Counts binary digits of any number of competitions at once."""
+  del bins
+  number = lambda x: jnp.sum(x, axis=(-2, -1), dtype=jnp.int32)
+  return jnp.stack(
+      [number(chosen & (digits == 0)), number(chosen & (digits == 1))], axis=-1
+  )
 
 
 def _find_binary(counts: jax.Array, need: jax.Array) -> Found:
@@ -155,8 +157,22 @@ def _find_binary(counts: jax.Array, need: jax.Array) -> Found:
   return enough, pick(need, need - ones), pick(ones, zeros)
 
 
-SCATTER = Counting(_WIDEST_DIGIT, _by_scatter, _find_in_rows)
-COMPARE = Counting(1, _by_comparing, _find_binary)
+def scattering(units: int) -> Counting:
+  """Counts by scatter: fast on CPU, elsewhere it serialises.
+
+  Args:
+    units: How many compete; many are worth the longer digits.
+
+  Returns:
+    The way to count.
+  """
+  # Several devices would exchange the counts of so many digits.
+  many = units >= _MANY_UNITS and jax.device_count() == 1
+  digit = 16 if many else 11
+  return Counting(digit, True, _by_scattering, _find_in_rows)
+
+
+COMPARING = Counting(1, False, _by_comparing, _find_binary)
 
 
 def sortable_bits(x: jax.Array) -> jax.Array:

@@ -131,12 +131,13 @@ def _keep_compiled(
   run = lambda counting, units, kept: competitions.each(
       _keep_units, counting, units, shape, kept
   )
-  if shape[-2] * shape[-1] <= _VERY_FEW_UNITS:
+  size = shape[-2] * shape[-1]
+  if size <= _VERY_FEW_UNITS:
     keys = units_lib.keys_of(units, shape)
     return competitions.choose_by_rank(units, shape, keys, kept)
-  if len(shape) > 3 or shape[-2] * shape[-1] < _FEW_UNITS:
-    return run(digits.COMPARE, units, kept)
-  return competitions.on_this_platform(run, units, kept)
+  if len(shape) > 3 or size < _FEW_UNITS:
+    return run(digits.COMPARING, units, kept)
+  return competitions.on_this_platform(run, size, units, kept)
 
 
 def _keep_units(

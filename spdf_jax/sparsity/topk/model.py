@@ -113,7 +113,7 @@ def _words(
 
 @jax.jit
 def _keep(model: _Model, kept: limbs.Limbs) -> PyTree:
-  return competitions.on_this_platform(_keep_counting, model, kept)
+  return competitions.on_this_platform(_keep_counting, 0, model, kept)
 
 
 def _keep_counting(
@@ -175,12 +175,11 @@ def _kth_largest(
 
     def count(counting, units, shape):
       keys = units_lib.keys_of(units, shape)
-      found = digits.at_pass(
+      read, chosen = digits.at_pass(
           i, passes, [keys[len(cuts_)].read(units)], prefix[None],
           units_lib.candidates(units, keys, cuts_),
       )
-      left = units_lib.number_of(found < 2**passes.digit, shape)
-      return counting.count(found, left, 2**passes.digit)
+      return counting.count(read, chosen, 2**passes.digit)
 
     counts = _total(_map_units(
         lambda units, shape: competitions.each(count, counting, units, shape),
