@@ -133,8 +133,7 @@ def test_units_equal_in_all_other_keys_go_by_index(counting):
   def one(counting, competing, shape, kept):
     first, last = units.keys_of(competing._replace(words=None), shape)
     keys = first, units.Key(32, lambda _: bits.astype(jnp.uint32), True), last
-    left = units.number_of(competing.among, shape)
-    return competitions.choose(counting, competing, keys, kept, left)
+    return competitions.choose(counting, competing, shape, keys, kept)
 
   for words in (None, jnp.zeros(2, jnp.uint32)):
     competing = units.all_units(scores, among, words, scores.shape)

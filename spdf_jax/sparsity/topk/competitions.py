@@ -54,18 +54,18 @@ def each(
 def choose(
     counting: digits.Counting,
     units: Units,
+    shape: Shape,
     keys: tuple[Key, ...],
     kept: jax.Array,
-    left: jax.Array,
 ) -> jax.Array:
-  """Keeps the `kept` highest-ranked units.
+  """Keeps the `kept` highest-ranked units, or all if there are fewer.
 
   Args:
     counting: How digits are counted.
     units: What competes.
+    shape: Their shape.
     keys: From `keys_of`, or the last of them.
-    kept: How many to keep per competition, at most `left`; int32 `[...]`.
-    left: How many take part, int32 `[...]`.
+    kept: How many to keep per competition, int32 `[...]`.
 
   Returns:
     The mask.
@@ -81,8 +81,8 @@ def choose(
         for key, bits in zip(first, stored)
     ]
 
-  values, need, equal = _kth_largest(
-      counting, read, (units, stored), first, kept, left
+  values, tied, need = _kth_largest(
+      counting, read, (units, stored), shape, first, kept
   )
 
   def compared(last):
@@ -100,15 +100,12 @@ def choose(
   def among_equals():
     (bits,) = read(units, stored)
     equals = narrowed(units.among, bits == across(values[..., 0]))
-    chosen = choose(counting, units._replace(among=equals), rest, need, equal)
+    chosen = choose(counting, units._replace(among=equals), shape, rest, need)
     return compared(jnp.greater) | chosen
 
   return jax.lax.cond(
-      jnp.all(need == equal),
-      lambda: compared(jnp.greater_equal),
-      among_equals,
+      tied, among_equals, lambda: compared(jnp.greater_equal)
   )
-
 
 def choose_by_rank(
     units: Units, shape: Shape, keys: tuple[Key, ...], kept: jax.Array
@@ -134,26 +131,30 @@ def _kth_largest(
     counting: digits.Counting,
     read: Callable[..., list[jax.Array]],
     operands: tuple[Any, ...],
+    shape: Shape,
     keys: tuple[Key, ...],
-    need: jax.Array,
-    left: jax.Array,
+    kept: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Finds the keys of the last unit to be kept.
 
   Returns:
     The keys, uint32 `[..., keys]`, with zeros for all bits that need not be
-    known; how many of the units that have them are to be kept; and of how many.
+    known; whether anywhere more units have them than are to be kept; and how
+    many of those that have them are.
   """
   passes = digits.passes([key.width for key in keys], counting)
 
+  def is_tied(need, left):
+    return jnp.any((need > 0) & (need < left))
+
   def undecided(carry):
     i, _, need, left = carry
-    return (i < len(passes.key)) & jnp.any((need > 0) & (need < left))
+    return (i < len(passes.key)) & is_tied(need, left)
 
   def narrow(carry):
     # The barrier has each pass compute its digits anew: without it XLA keeps
     # another 4 bytes per score alive between the passes.
-    arrays, (i, values, need, left) = jax.lax.optimization_barrier(
+    arrays, (i, values, need, _) = jax.lax.optimization_barrier(
         (operands, carry)
     )
     among = arrays[0].among
@@ -166,7 +167,9 @@ def _kth_largest(
     values |= jnp.where(key, digit[..., None], jnp.uint32(0))
     return i + 1, values, need, left
 
-  values = jnp.zeros((*need.shape, len(keys)), jnp.uint32)
-  return jax.lax.while_loop(
-      undecided, narrow, (jnp.int32(0), values, need, left)
-  )[1:]
+  values = jnp.zeros((*kept.shape, len(keys)), jnp.uint32)
+  all_units = jnp.full(kept.shape, shape[-2] * shape[-1], jnp.int32)
+  _, values, need, left = jax.lax.while_loop(
+      undecided, narrow, (jnp.int32(0), values, kept, all_units)
+  )
+  return values, is_tied(need, left), need

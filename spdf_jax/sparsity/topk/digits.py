@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.sparsity.topk.parts import whole_parts
-
-_MANY_UNITS = 2**17
+_MANY_UNITS = 2**16
+_ROW = 32  # Bins.
 _NOTHING = 32  # Of the bits of a key are known.
 
 Found = tuple[jax.Array, jax.Array, jax.Array]
@@ -31,7 +30,8 @@ class Counting(NamedTuple):
 
   find: Callable[[jax.Array, jax.Array], Found]
   """`(counts, need) -> (digit, need, left)`: what digit the `need`-th largest
-  has, how many of that digit are needed, and how many there are."""
+  has, or the last where there are fewer; how many of that digit are needed, and
+  how many there are."""
 
 
 class Passes(NamedTuple):
@@ -128,14 +128,26 @@ def _by_scattering(
 
 
 def _find_in_rows(counts: jax.Array, need: jax.Array) -> Found:
-  """Finds a digit of one matrix: the row of bins it lies in, then the bin."""
-  columns = 2**((counts.size.bit_length() - 1) // 2)
-  rows = counts[::-1].reshape(-1, columns)
-  row, above, _ = whole_parts(jnp.sum(rows, axis=1), need - 1)
-  need = need - above
-  column, above, up_to = whole_parts(rows[row], need - 1)
-  digit = counts.size - 1 - (row * columns + column)
-  return digit, need - above, up_to - above
+  """Finds a digit of one matrix, in sums of rows of bins and then in one row.
+
+  Sums are matrix products: in a compiled program every reduction costs XLA's
+  CPU client time at each call, even in a branch that is not taken.
+  """
+  sums = [counts]
+  while sums[-1].size > 2 * _ROW:
+    sums.append(sums[-1].reshape(-1, _ROW) @ jnp.ones(_ROW, jnp.int32))
+  digit = 0
+  for parts in reversed(sums):
+    if parts is not sums[-1]:
+      parts = parts.reshape(-1, _ROW)[digit]
+    from_each = parts @ jnp.tril(jnp.ones((parts.size,) * 2, jnp.int32))
+    need = jnp.minimum(need, from_each[0])
+    enough = (from_each >= need).astype(jnp.int32)
+    place = enough @ jnp.ones(parts.size, jnp.int32) - 1
+    left = parts[place]
+    need = need - (from_each[place] - left)
+    digit = digit * _ROW + place
+  return digit, need, left
 
 
 def _by_comparing(
@@ -152,6 +164,7 @@ def _by_comparing(
 def _find_binary(counts: jax.Array, need: jax.Array) -> Found:
   """Finds a binary digit in any number of competitions at once."""
   zeros, ones = counts[..., 0], counts[..., 1]
+  need = jnp.minimum(need, zeros + ones)
   enough = ones >= need
   pick = lambda one, zero: jnp.where(enough, one, zero)
   return enough, pick(need, need - ones), pick(ones, zeros)

@@ -146,8 +146,5 @@ def _keep_units(
     shape: tuple[int, ...],
     kept: jax.Array,
 ) -> jax.Array:
-  left = units_lib.number_of(units.among, shape)
   keys = units_lib.keys_of(units, shape)
-  return competitions.choose(
-      counting, units, keys, jnp.minimum(kept, left), left
-  )
+  return competitions.choose(counting, units, shape, keys, kept)

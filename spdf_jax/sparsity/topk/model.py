@@ -144,7 +144,7 @@ def _keep_counting(
         lambda: competitions.choose(
             counting,
             units._replace(among=units_lib.candidates(units, keys, cuts)),
-            keys[-1:], taken, equal,
+            shape, keys[-1:], taken,
         ),
     )
     return jax.lax.cond(
