@@ -1,12 +1,14 @@
 """Sparse compute as JAX primitives, and their lowerings."""
 
 from spdf_jax.accelerator.lowerings import register_lowering
+from spdf_jax.accelerator.native import NATIVE
 from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p
 from spdf_jax.accelerator.primitives import sparse_matmul
 from spdf_jax.accelerator.primitives import sparse_matmul_p
 
 __all__ = [
+    'NATIVE',
     'matmuls_saveable',
     'register_lowering',
     'sampled_matmul_p',

@@ -19,7 +19,9 @@ _references: dict[Primitive, Lowering] = {}
 _registered: dict[tuple[Primitive, str, str], Lowering] = {}
 
 
-def define_primitive(name: str, reference: Lowering) -> Primitive:
+def define_primitive(
+    name: str, reference: Lowering, *, multiple_results: bool = False
+) -> Primitive:
   """Makes a primitive that means what a function computes.
 
   It takes the function's operands and parameters, and one parameter more:
@@ -28,12 +30,14 @@ def define_primitive(name: str, reference: Lowering) -> Primitive:
   Args:
     name: What jaxprs call it.
     reference: `(*arrays, **params) -> array`, traceable.
+    multiple_results: Whether it returns a list of arrays.
 
   Returns:
     The primitive: its shapes, evaluation outside of jit and reference
     lowering. Rules of differentiation and batching are the caller's.
   """
   primitive = Primitive(name)
+  primitive.multiple_results = multiple_results
   _references[primitive] = reference
 
   @primitive.def_abstract_eval
@@ -41,7 +45,7 @@ def define_primitive(name: str, reference: Lowering) -> Primitive:
     del lowering
     # Traced, not worked out from the shapes: this knows shardings as well.
     jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
-    return jaxpr.out_avals[0]
+    return jaxpr.out_avals if multiple_results else jaxpr.out_avals[0]
 
   @functools.partial(jax.jit, static_argnames='params')
   def evaluate(*args, params):
@@ -65,7 +69,7 @@ def register_lowering(
 
   Args:
     name: What users ask for, e.g. `'native'`.
-    primitive: `sparse_matmul_p` or `sampled_matmul_p`.
+    primitive: One of those in `accelerator.primitives`.
     lowering: `(*arrays, **params) -> array`, traceable, with the operands and
       parameters of the primitive's reference in `accelerator.reference`.
     platform: Where it works: `'cpu'`, `'cuda'`, `'tpu'`, …
@@ -107,4 +111,4 @@ def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
       result = _references[primitive](*args, **params)
     return result
 
-  return mlir.lower_fun(compute, multiple_results=False)
+  return mlir.lower_fun(compute, multiple_results=primitive.multiple_results)

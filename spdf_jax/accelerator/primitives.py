@@ -3,9 +3,14 @@
 Two primitives are closed under differentiation, so that derivatives of any
 order are made of them: `sparse_matmul_p` multiplies by kept weights, or by
 their transpose, and `sampled_matmul_p` computes the gradient of weights where
-it is wanted. A jaxpr shows them with the name of the module they come from;
-what they become on a platform is chosen by `lowerings`.
+it is wanted. Two more join what kernels do faster together: the tangent of a
+product in both operands, and its transpose, `sparse_matmul_backward_p`, which
+is what training runs; under any other transformation they fall apart into the
+first two. A jaxpr shows them with the name of the module they come from; what
+they become on a platform is chosen by `lowerings`.
 """
+
+import functools
 
 from typing import Any
 
@@ -29,6 +34,18 @@ sparse_matmul_p = define_primitive('sparse_matmul', reference.sparse_matmul)
 
 sampled_matmul_p = define_primitive('sampled_matmul', reference.sampled_matmul)
 """dw = mask ⊙ (xᵀ @ dy); operands x, dy, mask."""
+
+sparse_matmul_tangent_p = define_primitive(
+    'sparse_matmul_tangent', reference.sparse_matmul_tangent
+)
+"""dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw); operands dx, x, dw, w and masks."""
+
+sparse_matmul_backward_p = define_primitive(
+    'sparse_matmul_backward',
+    reference.sparse_matmul_backward,
+    multiple_results=True,
+)
+"""dx and dw; operands dy, x, w, mask, grad_mask."""
 
 
 def sparse_matmul(
@@ -113,24 +130,36 @@ def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
     >>> jax.grad(lambda x: f(x).sum())(jnp.ones((1, 1))).tolist()
     [[2.0]]
   """
-  return primitive in (sparse_matmul_p, sampled_matmul_p) or (
+  ours = sparse_matmul_p, sampled_matmul_p, sparse_matmul_backward_p
+  return primitive in ours or (
       jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
   )
 
 
 # Differentiation. Both are linear in each operand that is not a mask.
 
-ad.defjvp(
-    sparse_matmul_p,
-    lambda dx, x, w, mask, grad_mask, **params: sparse_matmul_p.bind(
-        dx, w, mask, grad_mask, **params
-    ),
-    lambda dw, x, w, mask, grad_mask, **params: sparse_matmul_p.bind(
-        x, dw, grad_mask, grad_mask, **params
-    ),
-    None,
-    None,
-)
+
+def _differentiate_sparse_matmul(primals, tangents, **params):
+  x, w, mask, grad_mask = primals
+  dx, dw, *_ = tangents
+  y = sparse_matmul_p.bind(*primals, **params)
+  moves = [not isinstance(tangent, ad.Zero) for tangent in (dx, dw)]
+  if all(moves) and not params['transpose']:
+    del params['transpose']
+    return y, sparse_matmul_tangent_p.bind(
+        dx, x, dw, w, mask, grad_mask, **params
+    )
+  parts = []
+  if moves[0]:
+    parts.append(sparse_matmul_p.bind(dx, w, mask, grad_mask, **params))
+  if moves[1]:
+    parts.append(sparse_matmul_p.bind(x, dw, grad_mask, grad_mask, **params))
+  if not parts:
+    return y, ad.Zero.from_primal_value(y)
+  return y, functools.reduce(ad.add_jaxvals, parts)
+
+
+ad.primitive_jvps[sparse_matmul_p] = _differentiate_sparse_matmul
 ad.defjvp(
     sampled_matmul_p,
     lambda dx, x, dy, mask, **params: sampled_matmul_p.bind(
@@ -167,6 +196,96 @@ def _transpose_sampled_matmul(dw, x, dy, mask, **params):
 
 ad.primitive_transposes[sparse_matmul_p] = _transpose_sparse_matmul
 ad.primitive_transposes[sampled_matmul_p] = _transpose_sampled_matmul
+
+
+def _tangent_parts(dx, x, dw, w, mask, grad_mask, **params):
+  multiply = functools.partial(
+      sparse_matmul_p.bind, transpose=False, **params
+  )
+  return multiply(dx, w, mask, grad_mask) + multiply(
+      x, dw, grad_mask, grad_mask
+  )
+
+
+def _backward_parts(dy, x, w, mask, grad_mask, *, out_sharding, **params):
+  of_x, of_w = out_sharding
+  return [
+      sparse_matmul_p.bind(
+          dy, w, mask, grad_mask, transpose=True, out_sharding=of_x, **params
+      ),
+      sampled_matmul_p.bind(x, dy, grad_mask, out_sharding=of_w, **params),
+  ]
+
+
+def _of_chosen(parts, args, chosen, params):
+  """Returns `parts` as a function of the chosen operands alone."""
+  def f(*values):
+    values = iter(values)
+    return parts(
+        *(next(values) if c else arg for arg, c in zip(args, chosen)), **params
+    )
+  return f
+
+
+def _fall_apart(primitive, parts):
+  """Differentiates and batches a primitive as the two it is made of."""
+
+  def differentiate(primals, tangents, **params):
+    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    chosen = lambda xs: tuple(x for x, moved in zip(xs, moves) if moved)
+    f = _of_chosen(parts, primals, moves, params)
+    return jax.jvp(f, chosen(primals), chosen(tangents))
+
+  def batch(args, axes, **params):
+    f = functools.partial(parts, **params)
+    results = jax.vmap(f, in_axes=tuple(axes))(*args)
+    return results, jax.tree.map(lambda _: 0, results)
+
+  ad.primitive_jvps[primitive] = differentiate
+  batching.primitive_batchers[primitive] = batch
+
+
+_fall_apart(sparse_matmul_tangent_p, _tangent_parts)
+_fall_apart(sparse_matmul_backward_p, _backward_parts)
+
+
+def _transpose_parts(parts, cotangents, args, params):
+  """Transposes `parts` in the operands that are not known."""
+  unknown = [ad.is_undefined_primal(arg) for arg in args]
+  f = _of_chosen(parts, args, unknown, params)
+  types = [arg.aval for arg, u in zip(args, unknown) if u]
+  found = iter(jax.linear_transpose(f, *types)(cotangents))
+  return [next(found) if u else None for u in unknown]
+
+
+def _transpose_tangent(dy, *args, out_sharding, **params):
+  unknown = [ad.is_undefined_primal(arg) for arg in args]
+  if unknown != [True, False, True, False, False, False]:
+    params['out_sharding'] = out_sharding
+    return _transpose_parts(_tangent_parts, dy, args, params)
+  dx, x, dw, w, mask, grad_mask = args
+  shardings = _sharding(dx.aval), _sharding(dw.aval)
+  of_x, of_w = sparse_matmul_backward_p.bind(
+      dy, x, w, mask, grad_mask, out_sharding=shardings, **params
+  )
+  return [of_x, None, of_w, None, None, None]
+
+
+def _transpose_backward(cotangents, *args, out_sharding, **params):
+  dx, dw = map(ad.instantiate_zeros, cotangents)
+  dy, x, w, mask, grad_mask = args
+  unknown = [ad.is_undefined_primal(arg) for arg in args]
+  if unknown != [True, False, False, False, False]:
+    params['out_sharding'] = out_sharding
+    return _transpose_parts(_backward_parts, [dx, dw], args, params)
+  result = sparse_matmul_tangent_p.bind(
+      dx, x, dw, w, mask, grad_mask, out_sharding=_sharding(dy.aval), **params
+  )
+  return [result, None, None, None, None]
+
+
+ad.primitive_transposes[sparse_matmul_tangent_p] = _transpose_tangent
+ad.primitive_transposes[sparse_matmul_backward_p] = _transpose_backward
 
 
 # Batching. A batch of x alone is more tokens; any other is a stack of

@@ -5,6 +5,7 @@ Both functions take stacks: the axes of `mask` before its last two are batch
 axes, which all operands share as their first.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -77,6 +78,69 @@ def sampled_matmul(
       out_sharding=out_sharding,
   )
   return _keep(mask, product.astype(x.dtype))
+
+
+def sparse_matmul_tangent(
+    dx: jax.Array,
+    x: jax.Array,
+    dw: jax.Array,
+    w: jax.Array,
+    mask: jax.Array,
+    grad_mask: jax.Array,
+    **params: Any,
+) -> jax.Array:
+  """Differentiates a product: dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw).
+
+  Args:
+    dx: Tangent of x, [*batch, *tokens, inputs].
+    x: As for `sparse_matmul`.
+    dw: Tangent of w, [*batch, inputs, outputs].
+    w: As for `sparse_matmul`.
+    mask: Kept weights.
+    grad_mask: Where w gets a gradient.
+    **params: As for `sparse_matmul`, without `transpose`.
+
+  Returns:
+    [*batch, *tokens, outputs], in the dtype of `x`.
+  """
+  multiply = functools.partial(sparse_matmul, transpose=False, **params)
+  return multiply(dx, w, mask, grad_mask) + multiply(
+      x, dw, grad_mask, grad_mask
+  )
+
+
+def sparse_matmul_backward(
+    dy: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    mask: jax.Array,
+    grad_mask: jax.Array,
+    *,
+    accumulation_dtype: Any,
+    out_sharding: tuple[Any, Any],
+) -> list[jax.Array]:
+  """Computes both gradients of a product.
+
+  Args:
+    dy: [*batch, *tokens, outputs].
+    x: As for `sparse_matmul`.
+    w: As for `sparse_matmul`.
+    mask: Kept weights.
+    grad_mask: Where w gets a gradient.
+    accumulation_dtype: Type of the sums.
+    out_sharding: Of both gradients, under explicit sharding.
+
+  Returns:
+    dx = dy @ (mask ⊙ w)ᵀ and dw = grad_mask ⊙ (xᵀ @ dy).
+  """
+  of_x, of_w = out_sharding
+  sums = dict(accumulation_dtype=accumulation_dtype)
+  return [
+      sparse_matmul(
+          dy, w, mask, grad_mask, transpose=True, out_sharding=of_x, **sums
+      ),
+      sampled_matmul(x, dy, grad_mask, out_sharding=of_w, **sums),
+  ]
 
 
 def _keep(mask: jax.Array, w: jax.Array) -> jax.Array:

@@ -1,0 +1,6 @@
+"""Kernels that skip zeros, for CPUs: `lowering='native'`."""
+
+from spdf_jax.accelerator.native.library import is_available
+from spdf_jax.accelerator.native.lowering import NATIVE
+
+__all__ = ['NATIVE', 'is_available']

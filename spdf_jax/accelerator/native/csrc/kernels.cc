@@ -1,0 +1,482 @@
+// The products, compiled once for every set of instructions: SPDF_KERNELS names
+// the result and SPDF_SIMD the header of its vectors.
+//
+// A weight that is kept adds a multiple of one row of tokens to another. Tokens
+// are therefore laid out feature by feature, in tiles of as many tokens as
+// registers hold, and weights as lists, ordered such that what they read next
+// is in cache.
+#include "kernels.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include SPDF_SIMD
+
+namespace spdf {
+namespace {
+
+using simd::kWidth;
+using simd::Vector;
+
+constexpr int64_t kRegionOutputs = 256;
+
+// Memory that a thread keeps from call to call.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+
+  // Returns aligned room; what was there before is lost.
+  template <typename T>
+  T* Get(int64_t count) {
+    const size_t bytes = (count * sizeof(T) + kPage - 1) / kPage * kPage;
+    if (bytes > bytes_) {
+      std::free(data_);
+      bytes_ = 0;
+      data_ = std::aligned_alloc(kPage, bytes);
+      if (data_ == nullptr) throw std::bad_alloc();
+      bytes_ = bytes;
+    }
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What is kept of a matrix: for every output the terms that it sums.
+//
+// Outputs come in regions of kRegionOutputs, and terms in blocks. A region holds
+// its entries in the order (block, output, term), and room for all of them.
+struct Lists {
+  int64_t outputs;
+  int64_t terms;
+  int64_t block;  // Terms, a multiple of kWidth.
+
+  float* values;
+  uint16_t* indices;  // Of terms within their block.
+  uint32_t* starts;   // Of every output's entries within the region.
+
+  int64_t Regions() const { return Ceil(outputs, kRegionOutputs); }
+  int64_t Blocks() const { return Ceil(terms, block); }
+  int64_t End(int64_t region) const {
+    return std::min(outputs, (region + 1) * kRegionOutputs);
+  }
+  // Compress writes a vector, of which all but the first may be waste.
+  int64_t Entries() const { return kRegionOutputs * terms + kWidth; }
+  int64_t Starts() const { return kRegionOutputs * Blocks() + 1; }
+
+  float* Values(int64_t region) const { return values + region * Entries(); }
+  uint16_t* Indices(int64_t region) const {
+    return indices + region * Entries();
+  }
+  uint32_t* StartsOf(int64_t region) const {
+    return starts + region * Starts();
+  }
+
+  void Allocate() {
+    static thread_local Scratch values_room, indices_room, starts_room;
+    values = values_room.Get<float>(Regions() * Entries());
+    indices = indices_room.Get<uint16_t>(Regions() * Entries());
+    starts = starts_room.Get<uint32_t>(Regions() * Starts());
+  }
+};
+
+// Lists a region whose outputs are rows of the matrix. Entries of `also` are
+// listed too, with the value zero where the mask has none.
+void ListRows(const Lists& lists, int64_t region, const float* weights,
+              const uint8_t* mask, const uint8_t* also) {
+  float* values = lists.Values(region);
+  uint16_t* indices = lists.Indices(region);
+  uint32_t* starts = lists.StartsOf(region);
+  uint32_t p = 0;
+  for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
+    const int64_t end = std::min(lists.terms, begin + lists.block);
+    for (int64_t row = region * kRegionOutputs; row < lists.End(region);
+         ++row) {
+      *starts++ = p;
+      for (int64_t i = begin; i < end; i += kWidth) {
+        const int n = static_cast<int>(std::min<int64_t>(kWidth, end - i));
+        const int64_t at = row * lists.terms + i;
+        const uint32_t kept = mask ? simd::NonZero(mask + at, n) : 0;
+        const uint32_t all = also ? kept | simd::NonZero(also + at, n) : kept;
+        const Vector v =
+            kept ? simd::Keep(kept, simd::LoadFirst(weights + at, n))
+                 : simd::Zero();
+        p += simd::Compress(v, all, static_cast<int>(i - begin), values + p,
+                            indices + p);
+      }
+    }
+  }
+  *starts = p;
+}
+
+// Lists a region whose outputs are columns of the matrix.
+void ListColumns(const Lists& lists, int64_t region, const float* weights,
+                 const uint8_t* mask) {
+  constexpr int64_t kMostBlock = 256;
+  alignas(64) float turned[kWidth][kMostBlock];
+  uint32_t kept[kWidth][kMostBlock / kWidth];
+  float* values = lists.Values(region);
+  uint16_t* indices = lists.Indices(region);
+  uint32_t* starts = lists.StartsOf(region);
+  const int64_t last = lists.End(region);
+  uint32_t p = 0;
+  for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
+    const int64_t end = std::min(lists.terms, begin + lists.block);
+    for (int64_t column = region * kRegionOutputs; column < last;
+         column += kWidth) {
+      const int n = static_cast<int>(std::min<int64_t>(kWidth, last - column));
+      for (int64_t i = begin; i < end; i += kWidth) {
+        Vector rows[kWidth], bits[kWidth];
+        for (int j = 0; j < kWidth; ++j) {
+          const bool there = i + j < end;
+          const int64_t at = (i + j) * lists.outputs + column;
+          rows[j] = there ? simd::LoadFirst(weights + at, n) : simd::Zero();
+          bits[j] = there ? simd::FromBits(simd::NonZero(mask + at, n))
+                          : simd::Zero();
+        }
+        simd::Transpose(rows);
+        simd::Transpose(bits);
+        for (int j = 0; j < n; ++j) {
+          simd::Store(&turned[j][i - begin], rows[j]);
+          kept[j][(i - begin) / kWidth] = simd::Signs(bits[j]);
+        }
+      }
+      for (int j = 0; j < n; ++j) {
+        *starts++ = p;
+        for (int64_t i = 0; i < end - begin; i += kWidth) {
+          p += simd::Compress(simd::Load(&turned[j][i]), kept[j][i / kWidth],
+                              static_cast<int>(i), values + p, indices + p);
+        }
+      }
+    }
+  }
+  *starts = p;
+}
+
+// Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
+// tokens that are not there are zero.
+void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
+          int tile, float* packed) {
+  for (int64_t c = 0; c < features; c += kWidth) {
+    const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
+    for (int t = 0; t < tile; t += kWidth) {
+      Vector r[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        r[i] = t + i < tokens ? simd::LoadFirst(x + (t + i) * stride + c, n)
+                              : simd::Zero();
+      }
+      simd::Transpose(r);
+      for (int i = 0; i < n; ++i) simd::Store(packed + (c + i) * tile + t, r[i]);
+    }
+  }
+}
+
+// The way back, for the tokens that are there.
+void Unpack(const float* packed, int tile, int64_t tokens, int64_t features,
+            int64_t stride, float* y) {
+  for (int t = 0; t < tile && t < tokens; t += kWidth) {
+    for (int64_t c = 0; c < features; c += kWidth) {
+      const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
+      Vector r[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        r[i] = i < n ? simd::Load(packed + (c + i) * tile + t) : simd::Zero();
+      }
+      simd::Transpose(r);
+      for (int i = 0; i < kWidth && t + i < tokens; ++i) {
+        simd::StoreFirst(y + (t + i) * stride + c, r[i], n);
+      }
+    }
+  }
+}
+
+// Adds a block of terms to `outputs` sums of a tile: y[o] += value * x[index].
+template <int kVectors, bool kFirst>
+void AddBlock(const float* x, const float* values, const uint16_t* indices,
+              const uint32_t* starts, int64_t outputs, float* y) {
+  constexpr int kTile = kVectors * kWidth;
+  // Few accumulators would wait for one another: sum several terms apart.
+  constexpr int kApart = std::min(4, simd::kForwardVectors / kVectors);
+  for (int64_t o = 0; o < outputs; ++o, y += kTile) {
+    uint32_t p = starts[o];
+    const uint32_t end = starts[o + 1];
+    if (!kFirst && p == end) continue;
+    Vector sums[kApart][kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      sums[0][v] = kFirst ? simd::Zero() : simd::Load(y + v * kWidth);
+      for (int u = 1; u < kApart; ++u) sums[u][v] = simd::Zero();
+    }
+    for (; p + kApart <= end; p += kApart) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kApart; ++u) {
+        const float* row = x + indices[p + u] * kTile;
+        const Vector value = simd::Broadcast(values + p + u);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          sums[u][v] = simd::MultiplyAdd(value, simd::Load(row + v * kWidth),
+                                         sums[u][v]);
+        }
+      }
+    }
+    for (; p < end; ++p) {
+      const float* row = x + indices[p] * kTile;
+      const Vector value = simd::Broadcast(values + p);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        sums[0][v] = simd::MultiplyAdd(value, simd::Load(row + v * kWidth),
+                                       sums[0][v]);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      Vector sum = sums[0][v];
+      for (int u = 1; u < kApart; ++u) sum = simd::Add(sum, sums[u][v]);
+      simd::Store(y + v * kWidth, sum);
+    }
+  }
+}
+
+template <int kVectors>
+void MultiplyTile(const Lists& lists, const float* x, int64_t tokens,
+                  float* y) {
+  constexpr int kTile = kVectors * kWidth;
+  static thread_local Scratch room;
+  float* packed = room.Get<float>((lists.terms + kRegionOutputs) * kTile);
+  float* sums = packed + lists.terms * kTile;
+  Pack(x, lists.terms, tokens, lists.terms, kTile, packed);
+  for (int64_t region = 0; region < lists.Regions(); ++region) {
+    const int64_t first = region * kRegionOutputs;
+    const int64_t outputs = lists.End(region) - first;
+    for (int64_t b = 0; b < lists.Blocks(); ++b) {
+      (b ? AddBlock<kVectors, false> : AddBlock<kVectors, true>)(
+          packed + b * lists.block * kTile, lists.Values(region),
+          lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
+          sums);
+    }
+    Unpack(sums, kTile, tokens, outputs, lists.outputs, y + first);
+  }
+}
+
+// The share of entries that a mask keeps, from a sample of it.
+double Density(const uint8_t* mask, int64_t size) {
+  constexpr int64_t kSample = 1 << 14;
+  const int64_t step = std::max<int64_t>(1, size / kSample);
+  int64_t kept = 0, seen = 0;
+  for (int64_t i = 0; i < size; i += step | 1, ++seen) kept += mask[i] != 0;
+  return seen ? static_cast<double>(kept) / seen : 0;
+}
+
+// Vectors of tokens in a tile: as many as there are tokens for all workers.
+int Vectors(int most, int64_t tokens, int64_t workers) {
+  while (most > 1 && tokens <= most / 2 * kWidth * workers) most /= 2;
+  return most;
+}
+
+void Multiply(const Workers& workers, const float* x, const Matrix& w,
+              bool transpose, int64_t tokens, float* y) {
+  const bool sparse = Density(w.mask, w.inputs * w.outputs) < 0.08;
+  const int vectors = Vectors(sparse ? 4 : simd::kForwardVectors, tokens,
+                              workers.number);
+  Lists lists;
+  lists.outputs = transpose ? w.inputs : w.outputs;
+  lists.terms = transpose ? w.outputs : w.inputs;
+  // The rows of a block and their tile stay in the first-level cache.
+  lists.block = vectors == 8 ? 48 : vectors == 4 ? 128 : 192;
+  lists.Allocate();
+  workers.parallel_for(lists.Regions(), [&](int64_t region) {
+    if (transpose) {
+      ListRows(lists, region, w.weights, w.mask, nullptr);
+    } else {
+      ListColumns(lists, region, w.weights, w.mask);
+    }
+  });
+  const int64_t tile = vectors * kWidth;
+  workers.parallel_for(Ceil(tokens, tile), [&](int64_t i) {
+    const int64_t first = i * tile;
+    const int64_t here = std::min(tile, tokens - first);
+    (vectors == 8   ? MultiplyTile<8>
+     : vectors == 4 ? MultiplyTile<4>
+     : vectors == 2 ? MultiplyTile<2>
+                    : MultiplyTile<1>)(lists, x + first * lists.terms, here,
+                                       y + first * lists.outputs);
+  });
+}
+
+// Adds a block of terms to dx of `outputs` rows, dx[o] += value * dy[index], and
+// the products of their tokens, x[o] . dy[index], to the sums of the entries.
+template <int kVectors, bool kFirst, bool kWithDx>
+void DifferentiateBlock(const float* dy, const float* x, const float* values,
+                        const uint16_t* indices, const uint32_t* starts,
+                        int64_t outputs, bool first_tile, float* dx,
+                        float* sums) {
+  constexpr int kTile = kVectors * kWidth;
+  Vector products[kWidth];
+  int waiting = 0;
+  uint32_t p = starts[0], done = p;
+  auto add = [&](int n) {
+    Vector sum = simd::SumLanes(products);
+    if (!first_tile) {
+      sum = simd::Add(sum, simd::LoadFirst(sums + done, n));
+    }
+    simd::StoreFirst(sums + done, sum, n);
+    done += n;
+    waiting = 0;
+  };
+  for (int64_t o = 0; o < outputs; ++o, x += kTile, dx += kTile) {
+    const uint32_t end = starts[o + 1];
+    if (!kFirst && p == end) continue;
+    Vector here[kVectors], there[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      here[v] = simd::Load(x + v * kWidth);
+      if (kWithDx) {
+        there[v] = kFirst ? simd::Zero() : simd::Load(dx + v * kWidth);
+      }
+    }
+    for (; p < end; ++p) {
+      const float* row = dy + indices[p] * kTile;
+      Vector value;
+      if (kWithDx) value = simd::Broadcast(values + p);
+      Vector product[2] = {simd::Zero(), simd::Zero()};
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const Vector d = simd::Load(row + v * kWidth);
+        if (kWithDx) there[v] = simd::MultiplyAdd(value, d, there[v]);
+        product[v & 1] = v < 2 ? simd::Multiply(here[v], d)
+                               : simd::MultiplyAdd(here[v], d, product[v & 1]);
+      }
+      products[waiting] = simd::Add(product[0], product[1]);
+      if (++waiting == kWidth) add(kWidth);
+    }
+    if (kWithDx) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        simd::Store(dx + v * kWidth, there[v]);
+      }
+    }
+  }
+  if (waiting) {
+    const int n = waiting;
+    for (int i = n; i < kWidth; ++i) products[i] = simd::Zero();
+    add(n);
+  }
+}
+
+template <int kVectors, bool kWithDx>
+void DifferentiateTile(const Lists& lists, const float* x, const float* dy,
+                       int64_t tokens, bool first_tile, float* dx,
+                       float* sums) {
+  constexpr int kTile = kVectors * kWidth;
+  static thread_local Scratch room;
+  float* packed_dy =
+      room.Get<float>((lists.terms + 2 * kRegionOutputs) * kTile);
+  float* packed_x = packed_dy + lists.terms * kTile;
+  float* packed_dx = packed_x + kRegionOutputs * kTile;
+  Pack(dy, lists.terms, tokens, lists.terms, kTile, packed_dy);
+  for (int64_t region = 0; region < lists.Regions(); ++region) {
+    const int64_t first = region * kRegionOutputs;
+    const int64_t outputs = lists.End(region) - first;
+    Pack(x + first, lists.outputs, tokens, outputs, kTile, packed_x);
+    for (int64_t b = 0; b < lists.Blocks(); ++b) {
+      (b ? DifferentiateBlock<kVectors, false, kWithDx>
+         : DifferentiateBlock<kVectors, true, kWithDx>)(
+          packed_dy + b * lists.block * kTile, packed_x, lists.Values(region),
+          lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
+          first_tile, packed_dx, sums + region * lists.Entries());
+    }
+    if (kWithDx) {
+      Unpack(packed_dx, kTile, tokens, outputs, lists.outputs, dx + first);
+    }
+  }
+}
+
+// Writes the rows of dw of a region: the sums of its entries, zero elsewhere.
+void Scatter(const Lists& lists, int64_t region, const float* sums,
+             int64_t copies, int64_t copy, const uint8_t* only, float* dw) {
+  const int64_t first = region * kRegionOutputs;
+  const int64_t outputs = lists.End(region) - first;
+  const uint16_t* indices = lists.Indices(region);
+  const uint32_t* starts = lists.StartsOf(region);
+  const float* of_region = sums + region * lists.Entries();
+  std::memset(dw + first * lists.terms, 0,
+              outputs * lists.terms * sizeof(float));
+  for (int64_t b = 0; b < lists.Blocks(); ++b) {
+    for (int64_t o = 0; o < outputs; ++o, ++starts) {
+      const int64_t at = (first + o) * lists.terms + b * lists.block;
+      for (uint32_t p = starts[0]; p < starts[1]; ++p) {
+        if (only && !only[at + indices[p]]) continue;
+        float sum = of_region[p];
+        for (int64_t i = 1; i < copies; ++i) sum += of_region[i * copy + p];
+        dw[at + indices[p]] = sum;
+      }
+    }
+  }
+}
+
+template <bool kWithDx>
+void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
+                      const Matrix& w, const uint8_t* grad_mask,
+                      int64_t tokens, float* dx, float* dw) {
+  const int64_t size = w.inputs * w.outputs;
+  if (tokens == 0) {
+    std::memset(dw, 0, size * sizeof(float));
+    return;
+  }
+  const bool same = kWithDx && !std::memcmp(w.mask, grad_mask, size);
+  const int vectors =
+      Vectors(simd::kBackwardVectors, tokens, workers.number);
+  Lists lists;
+  lists.outputs = w.inputs;
+  lists.terms = w.outputs;
+  lists.block = Density(grad_mask, size) < 0.15 ? 384 : 192;
+  lists.Allocate();
+  workers.parallel_for(lists.Regions(), [&](int64_t region) {
+    ListRows(lists, region, w.weights, kWithDx ? w.mask : nullptr,
+             same ? nullptr : grad_mask);
+  });
+  const int64_t tile = vectors * kWidth;
+  const int64_t tiles = Ceil(tokens, tile);
+  const int64_t parts = std::min(tiles, workers.number);
+  const int64_t copy = lists.Regions() * lists.Entries();
+  static thread_local Scratch room;
+  float* sums = room.Get<float>(parts * copy);
+  // Every part sums its own tokens, so the order of summation is fixed.
+  workers.parallel_for(parts, [&](int64_t part) {
+    const int64_t first_tile = part * tiles / parts;
+    for (int64_t i = first_tile; i < (part + 1) * tiles / parts; ++i) {
+      const int64_t first = i * tile;
+      const int64_t here = std::min(tile, tokens - first);
+      auto run = vectors == 4   ? DifferentiateTile<4, kWithDx>
+                 : vectors == 2 ? DifferentiateTile<2, kWithDx>
+                                : DifferentiateTile<1, kWithDx>;
+      if constexpr (simd::kBackwardVectors == 8) {
+        if (vectors == 8) run = DifferentiateTile<8, kWithDx>;
+      }
+      run(lists, x + first * w.inputs, dy + first * w.outputs, here,
+          i == first_tile, kWithDx ? dx + first * w.inputs : nullptr,
+          sums + part * copy);
+    }
+  });
+  workers.parallel_for(lists.Regions(), [&](int64_t region) {
+    Scatter(lists, region, sums, parts, copy, same ? nullptr : grad_mask, dw);
+  });
+}
+
+void Differentiate(const Workers& workers, const float* x, const float* dy,
+                   const Matrix& w, const uint8_t* grad_mask, int64_t tokens,
+                   float* dx, float* dw) {
+  (dx ? DifferentiateAll<true> : DifferentiateAll<false>)(
+      workers, x, dy, w, grad_mask, tokens, dx, dw);
+}
+
+}  // namespace
+
+extern const Kernels SPDF_KERNELS;
+const Kernels SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate};
+
+}  // namespace spdf

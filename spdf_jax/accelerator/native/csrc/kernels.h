@@ -1,0 +1,46 @@
+// Sparse matrix products over kept weights, for one processor's instructions.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+namespace spdf {
+
+// Calls f(0) ... f(n - 1), in any order, some at the same time.
+using ParallelFor =
+    std::function<void(int64_t n, const std::function<void(int64_t)>& f)>;
+
+struct Workers {
+  int64_t number;
+  ParallelFor parallel_for;
+};
+
+// A matrix of which the entries off the mask are never read into a product.
+struct Matrix {
+  const float* weights;  // [inputs, outputs]
+  const uint8_t* mask;   // Of that shape; not zero: kept.
+  int64_t inputs;
+  int64_t outputs;
+};
+
+struct Kernels {
+  const char* name;
+
+  // y[tokens, outputs] = x[tokens, inputs] @ (mask * weights), or
+  // y[tokens, inputs] = x[tokens, outputs] @ (mask * weights)^T.
+  void (*multiply)(const Workers& workers, const float* x, const Matrix& w,
+                   bool transpose, int64_t tokens, float* y);
+
+  // dx = dy @ (mask * weights)^T; dw = grad_mask * (x^T @ dy), zero elsewhere.
+  // Without dx (a null pointer) weights and mask are not read.
+  void (*differentiate)(const Workers& workers, const float* x, const float* dy,
+                        const Matrix& w, const uint8_t* grad_mask,
+                        int64_t tokens, float* dx, float* dw);
+};
+
+extern const Kernels kPortable;
+#if defined(__x86_64__)
+extern const Kernels kAvx2;
+extern const Kernels kAvx512;
+#endif
+
+}  // namespace spdf

@@ -1,0 +1,97 @@
+// 8 floats at a time: AVX2 and FMA.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace simd {
+
+using Vector = __m256;
+constexpr int kWidth = 8;
+constexpr int kForwardVectors = 8;
+constexpr int kBackwardVectors = 4;
+
+inline Vector Zero() { return _mm256_setzero_ps(); }
+inline Vector Load(const float* p) { return _mm256_load_ps(p); }
+inline void Store(float* p, Vector v) { _mm256_store_ps(p, v); }
+inline Vector LoadUnaligned(const float* p) { return _mm256_loadu_ps(p); }
+inline void StoreUnaligned(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+inline Vector Add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+inline Vector Multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+inline Vector MultiplyAdd(Vector a, Vector b, Vector c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+inline Vector Broadcast(const float* p) { return _mm256_broadcast_ss(p); }
+
+inline __m256i Lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+inline Vector LoadFirst(const float* p, int n) {
+  return _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n),
+                                                  Lanes()));
+}
+inline void StoreFirst(float* p, Vector v, int n) {
+  _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32(n), Lanes()), v);
+}
+
+inline void Transpose(Vector* r) {
+  Vector t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+inline Vector SumLanes(const Vector* r) {
+  const Vector a = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]),
+                                  _mm256_hadd_ps(r[2], r[3]));
+  const Vector b = _mm256_hadd_ps(_mm256_hadd_ps(r[4], r[5]),
+                                  _mm256_hadd_ps(r[6], r[7]));
+  return Add(_mm256_permute2f128_ps(a, b, 0x20),
+             _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+inline int Compress(Vector v, uint32_t bits, int first, float* values,
+                    uint16_t* indices) {
+  alignas(32) float lanes[kWidth];
+  Store(lanes, v);
+  int n = 0;
+  for (int i = 0; i < kWidth; ++i) {
+    values[n] = lanes[i];
+    indices[n] = static_cast<uint16_t>(first + i);
+    n += bits >> i & 1;
+  }
+  return n;
+}
+
+inline uint32_t NonZero(const uint8_t* p, int n) {
+  uint64_t bytes = 0;
+  std::memcpy(&bytes, p, n);
+  const __m128i zero = _mm_cmpeq_epi8(_mm_cvtsi64_si128(bytes),
+                                      _mm_setzero_si128());
+  return ~_mm_movemask_epi8(zero) & 0xff;
+}
+
+inline Vector FromBits(uint32_t bits) {
+  const __m256i bit = _mm256_sllv_epi32(_mm256_set1_epi32(1), Lanes());
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(
+      _mm256_and_si256(_mm256_set1_epi32(bits), bit), bit));
+}
+
+inline Vector Keep(uint32_t bits, Vector v) {
+  return _mm256_and_ps(FromBits(bits), v);
+}
+
+inline uint32_t Signs(Vector v) { return _mm256_movemask_ps(v); }
+
+}  // namespace simd

@@ -1,0 +1,223 @@
+"""The kernels' library: built on demand, cached, loaded once."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+
+from absl import logging
+import jax
+import jaxlib
+
+TARGETS = (
+    'spdf_sparse_matmul',
+    'spdf_sparse_matmul_backward',
+    'spdf_sampled_matmul',
+)
+"""The functions that are registered with XLA."""
+
+_SOURCES = pathlib.Path(__file__).parent / 'csrc'
+_COMMON = ('-std=c++17', '-O3', '-fPIC', '-ffp-contract=fast')
+_AVX512 = ('f', 'bw', 'dq', 'vl')
+# Kernels by name: what the compiler may use.
+_KERNELS = {
+    'portable': (),
+    'avx2': ('-mavx2', '-mfma'),
+    'avx512': (
+        *(f'-mavx512{part}' for part in _AVX512),
+        '-mprefer-vector-width=512',
+    ),
+}
+
+
+class Unavailable(RuntimeError):
+  """There are no native kernels here; the message says why."""
+
+
+def is_available() -> bool:
+  """Returns whether the native kernels work here, building them if need be.
+
+  The first call of a process decides. Where they do not work, it logs one
+  sentence that says why, and XLA's dense matmul is used. The environment
+  variable `SPDF_NATIVE` decides otherwise: `0` never uses them, `require`
+  raises where they do not work.
+
+  Returns:
+    Whether they are loaded.
+
+  Raises:
+    Unavailable: `SPDF_NATIVE=require`, and they do not work.
+    ValueError: `SPDF_NATIVE` is something else.
+
+  Example:
+    >>> is_available() in (True, False)
+    True
+  """
+  wish = os.environ.get('SPDF_NATIVE', '1')
+  if wish not in ('0', '1', 'require'):
+    raise ValueError(f'SPDF_NATIVE is {wish!r}; set it to 0, 1 or require.')
+  if wish == '0':
+    return False
+  try:
+    load()
+    return True
+  except Unavailable as error:
+    if wish == 'require':
+      raise
+    _say_once(str(error))
+    return False
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+  """Loads the library and registers its functions with XLA.
+
+  Returns:
+    The library.
+
+  Raises:
+    Unavailable: it cannot be built or loaded here.
+  """
+  reason = _load_or_reason()
+  if isinstance(reason, str):
+    raise Unavailable(reason)
+  return reason
+
+
+@functools.cache
+def _load_or_reason() -> ctypes.CDLL | str:
+  try:
+    library = ctypes.CDLL(str(build()))
+  except (Unavailable, OSError) as error:
+    return f'native kernels are not used: {error}'
+  for name in TARGETS:
+    function = getattr(library, name)
+    jax.ffi.register_ffi_target(
+        name, jax.ffi.pycapsule(function), platform='cpu'
+    )
+  library.spdf_kernels.restype = ctypes.c_char_p
+  return library
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+  logging.warning('%s', reason)
+
+
+def kernels() -> str:
+  """Returns which kernels this processor runs: avx512, avx2 or portable.
+
+  Raises:
+    Unavailable: there are none.
+  """
+  return load().spdf_kernels().decode()
+
+
+def build() -> pathlib.Path:
+  """Builds the library, unless it is in the cache.
+
+  It lies in `$XDG_CACHE_HOME/spdf_jax` (by default `~/.cache/spdf_jax`), under
+  a name that follows from sources, compiler and jaxlib, beside its checksum: a
+  file that was damaged is built anew. Several processes may build at once.
+
+  Returns:
+    Where it lies.
+
+  Raises:
+    Unavailable: there is no compiler, it fails, or nothing can be written.
+  """
+  if platform.system() != 'Linux':
+    raise Unavailable(f'they are for Linux, this is {platform.system()}.')
+  compiler = _compiler()
+  folder = _cache() / _key(compiler)
+  path, checksum = folder / 'libspdf.so', folder / 'libspdf.so.sha256'
+  if _is_intact(path, checksum):
+    return path
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+      made = pathlib.Path(work) / path.name
+      _compile(compiler, pathlib.Path(work), made)
+      digest = pathlib.Path(work) / checksum.name
+      digest.write_text(_digest(made))
+      # The library last: beside an older checksum it would look damaged, and
+      # one that a process has open stays what it was.
+      os.replace(digest, checksum)
+      os.replace(made, path)
+  except OSError as error:
+    raise Unavailable(f'{folder} cannot be written: {error}.') from error
+  return path
+
+
+def _compiler() -> str:
+  wished = os.environ.get('CXX')
+  for name in (wished,) if wished else ('g++', 'clang++', 'c++'):
+    path = shutil.which(name)
+    if path:
+      return path
+  raise Unavailable(
+      f'there is no C++ compiler ({wished or "g++"}) on PATH; install one.'
+  )
+
+
+def _cache() -> pathlib.Path:
+  home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return pathlib.Path(home) / 'spdf_jax'
+
+
+def _key(compiler: str) -> str:
+  """Names everything that a build follows from."""
+  version = subprocess.run(
+      [compiler, '--version'], capture_output=True, text=True, check=False
+  ).stdout
+  parts = [compiler, version, jaxlib.__version__, platform.machine()]
+  parts += [' '.join((*_COMMON, *flags)) for flags in _kernels().values()]
+  for source in sorted(_SOURCES.iterdir()):
+    parts += [source.name, source.read_text()]
+  return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
+
+
+def _kernels() -> dict[str, tuple[str, ...]]:
+  if platform.machine() in ('x86_64', 'AMD64'):
+    return _KERNELS
+  return {'portable': _KERNELS['portable']}
+
+
+def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
+  objects = [work / 'handlers.o']
+  commands = [[
+      compiler, *_COMMON, f'-I{jax.ffi.include_dir()}', '-c',
+      str(_SOURCES / 'handlers.cc'), '-o', str(objects[0]),
+  ]]
+  for name, flags in _kernels().items():
+    objects.append(work / f'{name}.o')
+    commands.append([
+        compiler, *_COMMON, *flags, f'-DSPDF_KERNELS=k{name.capitalize()}',
+        f'-DSPDF_NAME="{name}"', f'-DSPDF_SIMD="simd_{name}.h"', '-c',
+        str(_SOURCES / 'kernels.cc'), '-o', str(objects[-1]),
+    ])
+  commands.append([compiler, '-shared', *map(str, objects), '-o', str(made)])
+  for command in commands:
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+      lines = [line for line in result.stderr.splitlines() if 'error' in line]
+      raise Unavailable(
+          f'{compiler} failed: {(lines or [result.stderr.strip()])[0]}'
+      )
+
+
+def _is_intact(path: pathlib.Path, checksum: pathlib.Path) -> bool:
+  if not (path.exists() and checksum.exists()):
+    return False
+  return checksum.read_text() == _digest(path)
+
+
+def _digest(path: pathlib.Path) -> str:
+  return hashlib.sha256(path.read_bytes()).hexdigest()

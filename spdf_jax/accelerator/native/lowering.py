@@ -1,0 +1,93 @@
+"""The native kernels as a lowering of the sparse primitives on CPU.
+
+Float32 only. Masks and weights are ordinary arrays, and lists of what is kept
+are made in every call: a new mask compiles nothing. What differs from the
+reference: the order of summation (some 1e-6 relative), which is fixed for a
+number of threads; and a weight off the mask is not multiplied by an infinite
+token.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.accelerator import lowerings
+from spdf_jax.accelerator import primitives
+from spdf_jax.accelerator.native import library
+
+NATIVE = 'native'
+"""The lowering's name."""
+
+
+def sparse_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    mask: jax.Array,
+    grad_mask: jax.Array,
+    *,
+    transpose: bool,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array:
+  """Multiplies by the kept weights; see `reference.sparse_matmul`."""
+  del grad_mask, out_sharding
+  if not _is_possible(x, accumulation_dtype):
+    return NotImplemented
+  features = w.shape[-2] if transpose else w.shape[-1]
+  y = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
+  return jax.ffi.ffi_call('spdf_sparse_matmul', y)(
+      x, w, mask, transpose=transpose
+  )
+
+
+def sampled_matmul(
+    x: jax.Array,
+    dy: jax.Array,
+    mask: jax.Array,
+    *,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array:
+  """Multiplies over the tokens; see `reference.sampled_matmul`."""
+  del out_sharding
+  if not _is_possible(x, accumulation_dtype):
+    return NotImplemented
+  dw = jax.ShapeDtypeStruct(mask.shape, x.dtype)
+  return jax.ffi.ffi_call('spdf_sampled_matmul', dw)(x, dy, mask)
+
+
+def sparse_matmul_backward(
+    dy: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    mask: jax.Array,
+    grad_mask: jax.Array,
+    *,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> list[jax.Array]:
+  """Computes both gradients; see `reference.sparse_matmul_backward`."""
+  del out_sharding
+  if not _is_possible(x, accumulation_dtype):
+    return NotImplemented
+  results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)]
+  return list(
+      jax.ffi.ffi_call('spdf_sparse_matmul_backward', results)(
+          x, dy, w, mask, grad_mask
+      )
+  )
+
+
+def _is_possible(x: jax.Array, accumulation_dtype: Any) -> bool:
+  if x.dtype != jnp.float32 or accumulation_dtype != jnp.float32:
+    return False
+  return library.is_available()
+
+
+for _primitive, _function in (
+    (primitives.sparse_matmul_p, sparse_matmul),
+    (primitives.sampled_matmul_p, sampled_matmul),
+    (primitives.sparse_matmul_backward_p, sparse_matmul_backward),
+):
+  lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')
