@@ -37,6 +37,7 @@ setup(
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
     packages=find_packages(include=['spdf_jax', 'spdf_jax.*']),
+    package_data={'spdf_jax.accelerator.native': ['csrc/*']},
     python_requires='>=3.11',
     install_requires=[
         'absl-py',

@@ -116,44 +116,49 @@ void ListRows(const Lists& lists, int64_t region, const float* weights,
   *starts = p;
 }
 
-// Lists a region whose outputs are columns of the matrix.
+// Lists a region whose outputs are columns of the matrix. A block is turned
+// first, so that memory is read along rows.
 void ListColumns(const Lists& lists, int64_t region, const float* weights,
                  const uint8_t* mask) {
-  constexpr int64_t kMostBlock = 256;
-  alignas(64) float turned[kWidth][kMostBlock];
-  uint32_t kept[kWidth][kMostBlock / kWidth];
+  static thread_local Scratch turned_room, kept_room;
+  const int64_t steps = lists.block / kWidth;
+  float* turned = turned_room.Get<float>(kRegionOutputs * lists.block);
+  uint16_t* kept = kept_room.Get<uint16_t>(kRegionOutputs * steps);
   float* values = lists.Values(region);
   uint16_t* indices = lists.Indices(region);
   uint32_t* starts = lists.StartsOf(region);
-  const int64_t last = lists.End(region);
+  const int64_t first = region * kRegionOutputs;
+  const int64_t columns = lists.End(region) - first;
   uint32_t p = 0;
   for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
     const int64_t end = std::min(lists.terms, begin + lists.block);
-    for (int64_t column = region * kRegionOutputs; column < last;
-         column += kWidth) {
-      const int n = static_cast<int>(std::min<int64_t>(kWidth, last - column));
-      for (int64_t i = begin; i < end; i += kWidth) {
+    for (int64_t step = 0; begin + step * kWidth < end; ++step) {
+      for (int64_t c = 0; c < columns; c += kWidth) {
+        const int n = static_cast<int>(std::min<int64_t>(kWidth, columns - c));
         Vector rows[kWidth], bits[kWidth];
         for (int j = 0; j < kWidth; ++j) {
-          const bool there = i + j < end;
-          const int64_t at = (i + j) * lists.outputs + column;
-          rows[j] = there ? simd::LoadFirst(weights + at, n) : simd::Zero();
-          bits[j] = there ? simd::FromBits(simd::NonZero(mask + at, n))
-                          : simd::Zero();
+          const int64_t row = begin + step * kWidth + j;
+          const int64_t at = row * lists.outputs + first + c;
+          rows[j] = row < end ? simd::LoadFirst(weights + at, n) : simd::Zero();
+          bits[j] = row < end ? simd::FromBits(simd::NonZero(mask + at, n))
+                              : simd::Zero();
         }
         simd::Transpose(rows);
         simd::Transpose(bits);
         for (int j = 0; j < n; ++j) {
-          simd::Store(&turned[j][i - begin], rows[j]);
-          kept[j][(i - begin) / kWidth] = simd::Signs(bits[j]);
+          simd::Store(turned + (c + j) * lists.block + step * kWidth, rows[j]);
+          kept[(c + j) * steps + step] =
+              static_cast<uint16_t>(simd::Signs(bits[j]));
         }
       }
-      for (int j = 0; j < n; ++j) {
-        *starts++ = p;
-        for (int64_t i = 0; i < end - begin; i += kWidth) {
-          p += simd::Compress(simd::Load(&turned[j][i]), kept[j][i / kWidth],
-                              static_cast<int>(i), values + p, indices + p);
-        }
+    }
+    for (int64_t c = 0; c < columns; ++c) {
+      *starts++ = p;
+      for (int64_t step = 0; begin + step * kWidth < end; ++step) {
+        p += simd::Compress(
+            simd::Load(turned + c * lists.block + step * kWidth),
+            kept[c * steps + step], static_cast<int>(step * kWidth),
+            values + p, indices + p);
       }
     }
   }
@@ -286,7 +291,7 @@ void Multiply(const Workers& workers, const float* x, const Matrix& w,
   lists.outputs = transpose ? w.inputs : w.outputs;
   lists.terms = transpose ? w.outputs : w.inputs;
   // The rows of a block and their tile stay in the first-level cache.
-  lists.block = vectors == 8 ? 48 : vectors == 4 ? 128 : 192;
+  lists.block = vectors == 8 ? 64 : vectors == 4 ? 128 : 192;
   lists.Allocate();
   workers.parallel_for(lists.Regions(), [&](int64_t region) {
     if (transpose) {
@@ -345,7 +350,7 @@ void DifferentiateBlock(const float* dy, const float* x, const float* values,
       Vector product[2] = {simd::Zero(), simd::Zero()};
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
-        const Vector d = simd::Load(row + v * kWidth);
+        const Vector d = simd::LoadOnce(row + v * kWidth);
         if (kWithDx) there[v] = simd::MultiplyAdd(value, d, there[v]);
         product[v & 1] = v < 2 ? simd::Multiply(here[v], d)
                                : simd::MultiplyAdd(here[v], d, product[v & 1]);
@@ -433,7 +438,7 @@ void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
   Lists lists;
   lists.outputs = w.inputs;
   lists.terms = w.outputs;
-  lists.block = Density(grad_mask, size) < 0.15 ? 384 : 192;
+  lists.block = Density(grad_mask, size) < 0.15 ? 384 : 96;
   lists.Allocate();
   workers.parallel_for(lists.Regions(), [&](int64_t region) {
     ListRows(lists, region, w.weights, kWithDx ? w.mask : nullptr,

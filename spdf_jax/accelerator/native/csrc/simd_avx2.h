@@ -17,6 +17,12 @@ inline Vector Load(const float* p) { return _mm256_load_ps(p); }
 inline void Store(float* p, Vector v) { _mm256_store_ps(p, v); }
 inline Vector LoadUnaligned(const float* p) { return _mm256_loadu_ps(p); }
 inline void StoreUnaligned(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+// Loads into a register once, where the compiler would read memory twice.
+inline Vector LoadOnce(const float* p) {
+  Vector v = Load(p);
+  asm("" : "+x"(v));
+  return v;
+}
 inline Vector Add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
 inline Vector Multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 inline Vector MultiplyAdd(Vector a, Vector b, Vector c) {

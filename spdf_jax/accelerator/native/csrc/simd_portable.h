@@ -20,6 +20,7 @@ inline Vector LoadUnaligned(const float* p) {
 inline void StoreUnaligned(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
 inline Vector Load(const float* p) { return LoadUnaligned(p); }
 inline void Store(float* p, Vector v) { StoreUnaligned(p, v); }
+inline Vector LoadOnce(const float* p) { return Load(p); }
 inline Vector Add(Vector a, Vector b) { return a + b; }
 inline Vector Multiply(Vector a, Vector b) { return a * b; }
 inline Vector MultiplyAdd(Vector a, Vector b, Vector c) { return a * b + c; }
