@@ -11,7 +11,6 @@ they become on a platform is chosen by `lowerings`.
 """
 
 import functools
-
 from typing import Any
 
 import jax
