@@ -17,11 +17,17 @@ from spdf_jax.models import create_model
 from spdf_jax.models import sparsifiable
 from spdf_jax.training import create_state
 from spdf_jax.training import train_step
+from spdf_jax.training.matmul import SparseSteps
 
 MODULES = ('attn/wq', 'attn/wk', 'attn/wv', 'attn/wd', 'mlp/wi', 'mlp/wo')
 SIZES = dict(
     vocab_size=32, n_layers=2, n_heads=2, d_model=16, d_ff=32, max_length=8
 )
+PRODUCTS = {
+    'sparse_matmul': 'y',
+    'sparse_matmul_backward': 'dx and dw',
+    'sampled_matmul': 'dw',
+}
 TOKENS = np.arange(12, dtype=np.int32).reshape(2, 6)
 BATCH = Batch(TOKENS, TOKENS, np.ones((2, 6), np.float32))
 REMATS = {
@@ -38,17 +44,14 @@ def matmuls(jaxpr):
   """Yields (product, module) of every sparse primitive, however nested."""
   for eqn in jaxpr.eqns:
     name = eqn.primitive.name
-    if name in ('sparse_matmul', 'sampled_matmul'):
-      product = 'dw' if name == 'sampled_matmul' else (
-          'dx' if eqn.params['transpose'] else 'y'
-      )
+    if name in PRODUCTS:
       parts = str(eqn.source_info.name_stack).split('/')
-      yield product, '/'.join(parts[-3:])
+      yield PRODUCTS[name], '/'.join(parts[-3:])
     for inner in jaxprs_in_params(eqn.params):
       yield from matmuls(inner)
 
 
-def trace_step(remat, **changes):
+def trace_step(remat, sparse_steps=None, **changes):
   model = create_model('gpt-mini', **SIZES | changes)
   optimizer = sparsity.sparsify(
       optax.adamw(1e-3), sparsity.static(0.5), where=sparsifiable, key=0
@@ -61,13 +64,14 @@ def trace_step(remat, **changes):
       apply_fn=remat(model.apply),
       optimizer=optimizer,
       learning_rate=optax.constant_schedule(1e-3),
+      sparse_steps=sparse_steps,
   )
   return jax.make_jaxpr(step)(jax.eval_shape(init), BATCH).jaxpr
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])
 @pytest.mark.parametrize('remat', REMATS)
-def test_every_matrix_has_its_three_products_under_its_own_name(
+def test_every_matrix_has_its_products_under_its_own_name(
     remat, scan_layers
 ):
   found = collections.Counter(
@@ -79,12 +83,10 @@ def test_every_matrix_has_its_three_products_under_its_own_name(
   forward = 1 if remat in ('none', 'saving matmuls') else 2
   assert found == {
       ('y', name): forward for name in names
-  } | {
-      (product, name): 1 for product in ('dx', 'dw') for name in names
-  }
+  } | {('dx and dw', name): 1 for name in names}
 
 
-def test_the_step_has_no_branch_on_sparsity():
+def count_primitives(jaxpr):
   names = collections.Counter()
 
   def visit(jaxpr):
@@ -93,9 +95,23 @@ def test_the_step_has_no_branch_on_sparsity():
       for inner in jaxprs_in_params(eqn.params):
         visit(inner)
 
-  visit(trace_step(REMATS['none']))
-  assert names['sparse_matmul'] == 24
+  visit(jaxpr)
+  return names
+
+
+def test_the_step_has_no_branch_on_sparsity():
+  names = count_primitives(trace_step(REMATS['none']))
+  assert names['sparse_matmul'] == names['sparse_matmul_backward'] == 12
   assert names['cond'] == 0
+
+
+def test_with_sparse_kernels_the_step_has_one_branch():
+  model = create_model('gpt-mini', **SIZES)
+  names = count_primitives(
+      trace_step(REMATS['none'], SparseSteps(model.apply, 0.0))
+  )
+  assert names['sparse_matmul'] == names['sparse_matmul_backward'] == 24
+  assert names['cond'] == 1
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.measuring import Row
+from experiments.suites import matmul
 from experiments.suites import optimizer
 from experiments.suites import primitives
 from experiments.suites import topk
@@ -24,6 +25,7 @@ class Suite(NamedTuple):
 
 
 SUITES = {
+    'matmul': Suite(matmul.measure, 7),
     'optimizer': Suite(optimizer.measure, 8),
     'primitives': Suite(primitives.measure, 40),
     'topk': Suite(topk.measure, 3),

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from spdf_jax.accelerator import native
 from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.flops import training_flops
 from spdf_jax.analysis.segments import as_ranges
@@ -16,8 +17,12 @@ from spdf_jax.training.levels import mean_sparsity
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
 
-MULTIPLIES_ZEROS = (
+_MULTIPLIES_ZEROS = (
     'XLA multiplies the zeros of masked matrices: FLOPs fall, seconds do not.'
+)
+_SKIPS_ZEROS = (
+    'Native kernels ({kernels}) skip the zeros of masked matrices where more '
+    'than {crossover:.0%} are zero; XLA runs all other steps.'
 )
 
 
@@ -80,7 +85,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
           level.size for level in _levels_at(recipe, 0).values()
       ),
       'phases': phases,
-      'compute': MULTIPLIES_ZEROS,
+      'compute': _describe_compute(recipe),
   }
 
 
@@ -143,6 +148,14 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
       f'disk: {mib(state)} per checkpoint at most',
       plan['compute'],
   ])
+
+
+def _describe_compute(recipe: Recipe) -> str:
+  if recipe.sparse_steps is None:
+    return _MULTIPLIES_ZEROS
+  return _SKIPS_ZEROS.format(
+      kernels=native.kernels(), crossover=recipe.sparse_steps.crossover
+  )
 
 
 def _levels_at(recipe: Recipe, step: int) -> dict[str, Level]:

@@ -7,6 +7,7 @@ from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
+from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.optimizers import adamw
 from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Phase
@@ -33,6 +34,7 @@ __all__ = [
     'find_checkpoint',
     'open_session',
     'read_params',
+    'sparse_steps',
     'token_loss',
     'train',
     'train_step',

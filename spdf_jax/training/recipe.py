@@ -18,6 +18,9 @@ from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
 from spdf_jax.training.identity import flatten
+from spdf_jax.training.matmul import check_matmul
+from spdf_jax.training.matmul import sparse_steps
+from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Plan
 from spdf_jax.training.state import create_state
@@ -81,6 +84,18 @@ class Recipe:
     return jax.eval_shape(self.create_state)
 
   @functools.cached_property
+  def sparse_steps(self) -> SparseSteps | None:
+    """What runs sparse steps; `None`: the same dense products as all others."""
+    phases = [p for p in self.plan.phases if p.sparsity != 0]
+    if not phases:
+      return None
+    return sparse_steps(
+        self.config.get('matmul', 'dense'),
+        self.model,
+        tokens=min(p.batch_size * p.length for p in phases),
+    )
+
+  @functools.cached_property
   def step(self) -> Any:
     """The jitted training step; its first argument, the state, is donated."""
     step = functools.partial(
@@ -88,6 +103,7 @@ class Recipe:
         apply_fn=self.model.apply,
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
+        sparse_steps=self.sparse_steps,
     )
     if self.plan.moves_masks:
       step = functools.partial(step, statistics=mask_statistics)
@@ -120,6 +136,7 @@ def create_recipe(config: Any) -> Recipe:
   """
   config = plain(config)
   _check_counts(config)
+  check_matmul(config.get('matmul', 'dense'))
   model = models.create_model(
       config['model']['preset'],
       **{k: v for k, v in config['model'].items() if k != 'preset'},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 import jax
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.training.matmul import ApplyFn
+from spdf_jax.training.matmul import share_of_zeros
+from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.state import TrainState
 
 PyTree = Any
-ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
 
 
 def token_loss(
@@ -30,15 +33,17 @@ def train_step(
     state: TrainState,
     batch: Any,
     *,
-    apply_fn: Callable[[PyTree, jax.Array], jax.Array],
+    apply_fn: ApplyFn,
     optimizer: optax.GradientTransformationExtraArgs,
     learning_rate: optax.Schedule,
+    sparse_steps: SparseSteps | None = None,
     statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
 
   There is no branch on phase or sparsity: the mask is data, and so is where
-  the optimizer needs the gradients of pruned weights.
+  the optimizer needs the gradients of pruned weights. Only with sparse kernels
+  there is one `cond`, since dense products are another program.
 
   Args:
     state: The state; donate it.
@@ -46,6 +51,8 @@ def train_step(
     apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`.
     optimizer: An optimizer that contains `sparsify`.
     learning_rate: For the log, the schedule inside the optimizer.
+    sparse_steps: What runs the model where masks are sparse enough and pruned
+      weights need no gradient; by default `apply_fn` always does.
     statistics: For the log, `(opt_state) -> values`, e.g. `mask_statistics`.
 
   Returns:
@@ -56,12 +63,23 @@ def train_step(
   dense_grads = sparsity.get_dense_grads(state.opt_state)
   grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
 
-  def loss_fn(params):
-    variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
-    logits_BxLxV = apply_fn(variables, batch.inputs)
-    return token_loss(logits_BxLxV, batch.targets, batch.weights)
+  def differentiate(apply_fn, grad_mask):
+    def loss_fn(params):
+      variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
+      logits_BxLxV = apply_fn(variables, batch.inputs)
+      return token_loss(logits_BxLxV, batch.targets, batch.weights)
 
-  loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return jax.value_and_grad(loss_fn)(state.params)
+
+  dense = functools.partial(differentiate, apply_fn, grad_mask)
+  if sparse_steps is None:
+    loss, grads = dense()
+  else:
+    loss, grads = jax.lax.cond(
+        (share_of_zeros(mask) > sparse_steps.crossover) & ~dense_grads,
+        functools.partial(differentiate, sparse_steps.apply_fn, mask),
+        dense,
+    )
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   metrics = {
       'train/loss': loss,

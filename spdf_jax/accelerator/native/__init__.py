@@ -1,6 +1,7 @@
 """Kernels that skip zeros, for CPUs: `lowering='native'`."""
 
 from spdf_jax.accelerator.native.library import is_available
+from spdf_jax.accelerator.native.library import kernels
 from spdf_jax.accelerator.native.lowering import NATIVE
 
-__all__ = ['NATIVE', 'is_available']
+__all__ = ['NATIVE', 'is_available', 'kernels']

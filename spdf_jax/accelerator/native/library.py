@@ -25,7 +25,7 @@ _SOURCES = pathlib.Path(__file__).parent / 'csrc'
 _COMMON = ('-std=c++17', '-O3', '-fPIC', '-ffp-contract=fast')
 _AVX512 = ('f', 'bw', 'dq', 'vl')
 # Kernels by name: what the compiler may use.
-_KERNELS = {
+KERNELS = {
     'portable': (),
     'avx2': ('-mavx2', '-mfma'),
     'avx512': (
@@ -176,16 +176,28 @@ def _key(compiler: str) -> str:
       [compiler, '--version'], capture_output=True, text=True, check=False
   ).stdout
   parts = [compiler, version, jaxlib.__version__, platform.machine()]
-  parts += [' '.join((*_COMMON, *flags)) for flags in _kernels().values()]
+  parts += [' '.join((*_COMMON, *flags)) for flags in _buildable().values()]
   for source in sorted(_SOURCES.iterdir()):
     parts += [source.name, source.read_text()]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
 
 
-def _kernels() -> dict[str, tuple[str, ...]]:
+def _buildable() -> dict[str, tuple[str, ...]]:
   if platform.machine() in ('x86_64', 'AMD64'):
-    return _KERNELS
-  return {'portable': _KERNELS['portable']}
+    return KERNELS
+  return {'portable': KERNELS['portable']}
+
+
+def _kernels_command(
+    compiler: str, name: str, made: pathlib.Path
+) -> list[str]:
+  """Returns the command that compiles the kernels of a name."""
+  return [
+      compiler, *_COMMON, *_buildable()[name],
+      f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{name}"',
+      f'-DSPDF_SIMD="simd_{name}.h"', '-c', str(_SOURCES / 'kernels.cc'),
+      '-o', str(made),
+  ]
 
 
 def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
@@ -194,13 +206,9 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
       compiler, *_COMMON, f'-I{jax.ffi.include_dir()}', '-c',
       str(_SOURCES / 'handlers.cc'), '-o', str(objects[0]),
   ]]
-  for name, flags in _kernels().items():
+  for name in _buildable():
     objects.append(work / f'{name}.o')
-    commands.append([
-        compiler, *_COMMON, *flags, f'-DSPDF_KERNELS=k{name.capitalize()}',
-        f'-DSPDF_NAME="{name}"', f'-DSPDF_SIMD="simd_{name}.h"', '-c',
-        str(_SOURCES / 'kernels.cc'), '-o', str(objects[-1]),
-    ])
+    commands.append(_kernels_command(compiler, name, objects[-1]))
   commands.append([compiler, '-shared', *map(str, objects), '-o', str(made)])
   for command in commands:
     result = subprocess.run(

@@ -1,16 +1,18 @@
 """The native kernels as a lowering of the sparse primitives on CPU.
 
-Float32 only. Masks and weights are ordinary arrays, and lists of what is kept
-are made in every call: a new mask compiles nothing. What differs from the
-reference: the order of summation (some 1e-6 relative), which is fixed for a
-number of threads; and a weight off the mask is not multiplied by an infinite
-token.
+Float32 only; on several devices inside `jax.shard_map` only, where each shard
+calls them. All else is left to the reference. Masks and weights are ordinary
+arrays, and lists of what is kept are made in every call: a new mask compiles
+nothing. What differs from the reference: the order of summation (some 1e-6
+relative), which is fixed for a number of threads; and a weight off the mask is
+not multiplied by an infinite token.
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from spdf_jax.accelerator import lowerings
 from spdf_jax.accelerator import primitives
@@ -82,7 +84,15 @@ def sparse_matmul_backward(
 def _is_possible(x: jax.Array, accumulation_dtype: Any) -> bool:
   if x.dtype != jnp.float32 or accumulation_dtype != jnp.float32:
     return False
-  return library.is_available()
+  return _is_local(x) and library.is_available()
+
+
+def _is_local(x: jax.Array) -> bool:
+  """Whether nothing is left for XLA to shard: it would gather all operands."""
+  if jax.device_count() == 1:
+    return True
+  axis_types = jax.typeof(x).sharding.mesh.axis_types
+  return bool(axis_types) and set(axis_types) == {AxisType.Manual}
 
 
 for _primitive, _function in (

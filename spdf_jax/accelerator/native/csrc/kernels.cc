@@ -408,11 +408,11 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
   const uint16_t* indices = lists.Indices(region);
   const uint32_t* starts = lists.StartsOf(region);
   const float* of_region = sums + region * lists.Entries();
-  std::memset(dw + first * lists.terms, 0,
-              outputs * lists.terms * sizeof(float));
   for (int64_t b = 0; b < lists.Blocks(); ++b) {
     for (int64_t o = 0; o < outputs; ++o, ++starts) {
       const int64_t at = (first + o) * lists.terms + b * lists.block;
+      std::fill_n(dw + at, std::min(lists.block, lists.terms - b * lists.block),
+                  0.0f);
       for (uint32_t p = starts[0]; p < starts[1]; ++p) {
         if (only && !only[at + indices[p]]) continue;
         float sum = of_region[p];

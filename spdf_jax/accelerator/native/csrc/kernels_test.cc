@@ -1,0 +1,374 @@
+// Compares the kernels of this processor with sums in double precision.
+//
+// To be compiled with sanitizers. They do not see what a masked load of AVX
+// reads, so every other case has its buffers end where a page without rights
+// begins.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "dispatch.h"
+
+namespace {
+
+constexpr double kTolerance = 2e-6;  // Of the largest entry.
+constexpr float kUnwritten = 12345;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+constexpr int64_t kTokens[] = {0, 1, 15, 16, 17, 33, 127, 128, 129, 300};
+constexpr int64_t kShapes[][2] = {
+    {1, 1},    {1, 17},    {513, 1},   {15, 16},   {16, 255}, {17, 300},
+    {64, 63},  {65, 128},  {255, 257}, {256, 256}, {257, 15}, {300, 64},
+    {513, 97}, {193, 513}, {97, 385},  {2, 513},
+};
+constexpr int kRounds = 5;
+
+enum class Pattern { kFull, kHalf, kTenth, kFew, kEmpty, kSkewed };
+constexpr int kPatterns = 6;
+
+enum class Gradient { kSame, kSameButOtherBytes, kOther, kFull, kEmpty };
+constexpr int kGradients = 5;
+
+std::mt19937 generator;
+
+// Uniform; unlike those of the library, the same with every compiler.
+double Uniform() { return generator() / 4294967296.0; }
+
+// Values whose sums do not cancel, such that a relative tolerance holds.
+float Value() { return static_cast<float>(1.5 * Uniform() - 0.5) + 1e-6f; }
+
+// A mask is read as zero or not.
+uint8_t Kept() { return uint8_t{1} << generator() % 8; }
+
+// Exactly `count` entries, aligned to no more than one of them.
+template <typename T>
+class Buffer {
+ public:
+  Buffer(int64_t count, bool guarded)
+      : count_(count), guarded_(guarded), bytes_(count * sizeof(T)) {
+    if (!guarded_) {
+      memory_ = static_cast<char*>(std::malloc(kShift + bytes_));
+      if (memory_ == nullptr) std::abort();
+      data_ = reinterpret_cast<T*>(memory_ + kShift);
+      return;
+    }
+    const size_t page = sysconf(_SC_PAGESIZE);
+    const size_t used = (bytes_ + page - 1) / page * page;
+    mapped_ = used + page;
+    void* memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) std::abort();
+    memory_ = static_cast<char*>(memory);
+    if (mprotect(memory_ + used, page, PROT_NONE)) std::abort();
+    data_ = reinterpret_cast<T*>(memory_ + used - bytes_);
+  }
+  ~Buffer() {
+    if (guarded_) {
+      munmap(memory_, mapped_);
+    } else {
+      std::free(memory_);
+    }
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  T* data() const { return data_; }
+  int64_t size() const { return count_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+
+  void Fill(T value) { std::fill(data_, data_ + count_, value); }
+  bool SameBits(const Buffer& other) const {
+    return !std::memcmp(data_, other.data_, bytes_);
+  }
+
+ private:
+  static constexpr size_t kShift = 4;
+  int64_t count_;
+  bool guarded_;
+  size_t bytes_;
+  size_t mapped_ = 0;
+  char* memory_;
+  T* data_;
+};
+
+using Floats = Buffer<float>;
+using Bytes = Buffer<uint8_t>;
+
+struct Case {
+  int64_t tokens, inputs, outputs;
+  Pattern pattern;
+  Gradient gradient;
+  bool non_finite;
+  bool guarded;
+};
+
+// Returns whether an entry is kept; some rows and columns are empty, unless the
+// matrix is small or the mask full.
+bool Keeps(const Case& c, Pattern pattern, int64_t i, int64_t j) {
+  const bool hole = (c.inputs > 4 && i % 7 == 3) ||
+                    (c.outputs > 4 && j % 5 == 2);
+  const double u = Uniform();
+  switch (pattern) {
+    case Pattern::kFull:
+      return true;
+    case Pattern::kHalf:
+      return !hole && u < 0.5;
+    case Pattern::kTenth:
+      return !hole && u < 0.1;
+    case Pattern::kFew:
+      return !hole && u < 0.04;
+    case Pattern::kEmpty:
+      return false;
+    case Pattern::kSkewed:
+      return j == c.outputs / 2 || (!hole && u < 0.03);
+  }
+  return false;
+}
+
+void FillMask(const Case& c, Pattern pattern, const Bytes& mask) {
+  for (int64_t i = 0; i < c.inputs; ++i) {
+    for (int64_t j = 0; j < c.outputs; ++j) {
+      mask[i * c.outputs + j] = Keeps(c, pattern, i, j) ? Kept() : 0;
+    }
+  }
+}
+
+void FillGradientMask(const Case& c, const Bytes& mask, const Bytes& grad) {
+  switch (c.gradient) {
+    case Gradient::kSame:
+      std::copy(mask.data(), mask.data() + mask.size(), grad.data());
+      break;
+    case Gradient::kSameButOtherBytes:
+      for (int64_t i = 0; i < mask.size(); ++i) grad[i] = mask[i] ? Kept() : 0;
+      break;
+    case Gradient::kOther:
+      FillMask(c, generator() % 2 ? Pattern::kHalf : Pattern::kTenth, grad);
+      break;
+    case Gradient::kFull:
+      FillMask(c, Pattern::kFull, grad);
+      break;
+    case Gradient::kEmpty:
+      FillMask(c, Pattern::kEmpty, grad);
+      break;
+  }
+}
+
+// Weights that are not kept must not matter, whatever they are.
+void FillWeights(const Case& c, const Bytes& mask, const Floats& weights) {
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    weights[i] = mask[i] ? Value() : kNan;
+    if (mask[i]) kept.push_back(i);
+  }
+  if (!c.non_finite || kept.empty()) return;
+  weights[kept[generator() % kept.size()]] = kNan;
+  weights[kept[generator() % kept.size()]] = -kInfinity;
+}
+
+void FillValues(bool non_finite, const Floats& values) {
+  for (int64_t i = 0; i < values.size(); ++i) values[i] = Value();
+  if (!non_finite || !values.size()) return;
+  values[generator() % values.size()] = kNan;
+  values[generator() % values.size()] = kInfinity;
+}
+
+using Doubles = std::vector<double>;
+
+// y[tokens, outputs], or y[tokens, inputs] of the transposed.
+Doubles Product(const Case& c, const Floats& x, const Floats& weights,
+                const Bytes& mask, bool transpose) {
+  const int64_t from = transpose ? c.outputs : c.inputs;
+  const int64_t to = transpose ? c.inputs : c.outputs;
+  Doubles y(c.tokens * to);
+  for (int64_t i = 0; i < c.inputs; ++i) {
+    for (int64_t j = 0; j < c.outputs; ++j) {
+      if (!mask[i * c.outputs + j]) continue;
+      const double weight = weights[i * c.outputs + j];
+      const float* term = x.data() + (transpose ? j : i);
+      double* sum = y.data() + (transpose ? i : j);
+      for (int64_t t = 0; t < c.tokens; ++t) {
+        sum[t * to] += weight * term[t * from];
+      }
+    }
+  }
+  return y;
+}
+
+// dw[inputs, outputs].
+Doubles WeightGradient(const Case& c, const Floats& x, const Floats& dy,
+                       const Bytes& mask) {
+  Doubles dw(c.inputs * c.outputs);
+  for (int64_t i = 0; i < c.inputs; ++i) {
+    for (int64_t j = 0; j < c.outputs; ++j) {
+      const int64_t at = i * c.outputs + j;
+      if (!mask[at]) continue;
+      double sum = 0;
+      for (int64_t t = 0; t < c.tokens; ++t) {
+        sum += static_cast<double>(x[t * c.inputs + i]) * dy[t * c.outputs + j];
+      }
+      dw[at] = sum;
+    }
+  }
+  return dw;
+}
+
+[[noreturn]] void Fail(const Case& c, const spdf::Kernels& kernels,
+                       const char* what, const char* why) {
+  std::fprintf(stderr,
+               "%s, %s: %s; tokens %d, inputs %d, outputs %d, pattern %d, "
+               "gradient %d, non-finite %d, guarded %d\n",
+               kernels.name, what, why, static_cast<int>(c.tokens),
+               static_cast<int>(c.inputs), static_cast<int>(c.outputs),
+               static_cast<int>(c.pattern), static_cast<int>(c.gradient),
+               c.non_finite, c.guarded);
+  std::exit(1);
+}
+
+void Compare(const Case& c, const spdf::Kernels& kernels, const char* what,
+             const Doubles& want, const Floats& got) {
+  double scale = 0;
+  for (double value : want) {
+    if (std::isfinite(value)) scale = std::max(scale, std::abs(value));
+  }
+  for (int64_t i = 0; i < got.size(); ++i) {
+    bool equal = std::abs(want[i] - got[i]) <= kTolerance * scale;
+    // Only sums of nothing are zero, and those must be just that.
+    if (!std::isfinite(want[i]) || want[i] == 0) equal = want[i] == got[i];
+    if (std::isnan(want[i])) equal = std::isnan(got[i]);
+    if (equal) continue;
+    char why[100];
+    std::snprintf(why, sizeof why, "entry %d is %.9g instead of %.9g",
+                  static_cast<int>(i), got[i], want[i]);
+    Fail(c, kernels, what, why);
+  }
+}
+
+void OnThreads(int64_t n, const std::function<void(int64_t)>& f) {
+  std::atomic<int64_t> next{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      for (int64_t j; (j = next++) < n;) f(j);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+void InReverse(int64_t n, const std::function<void(int64_t)>& f) {
+  while (n--) f(n);
+}
+
+// Runs a function with some workers, twice, and compares what it writes into
+// `got` with what is wanted and with one another.
+template <typename Function>
+void Check(const Case& c, const spdf::Kernels& kernels, const char* what,
+           const std::vector<const Doubles*>& want,
+           const std::vector<Floats*>& got, const std::vector<Floats*>& again,
+           const Function& run) {
+  for (int64_t number : {1, 3}) {
+    for (const auto* outputs : {&got, &again}) {
+      for (Floats* output : *outputs) output->Fill(kUnwritten);
+      const bool threads = outputs == &got;
+      run(spdf::Workers{number, threads ? OnThreads : InReverse}, *outputs);
+    }
+    for (size_t i = 0; i < want.size(); ++i) {
+      Compare(c, kernels, what, *want[i], *got[i]);
+      if (!got[i]->SameBits(*again[i])) {
+        Fail(c, kernels, what, "differs when repeated");
+      }
+    }
+  }
+}
+
+void Test(const Case& c, const std::vector<const spdf::Kernels*>& all) {
+  const int64_t size = c.inputs * c.outputs;
+  Bytes mask(size, c.guarded), grad(size, c.guarded);
+  FillMask(c, c.pattern, mask);
+  FillGradientMask(c, mask, grad);
+  Floats weights(size, c.guarded);
+  FillWeights(c, mask, weights);
+  Floats x(c.tokens * c.inputs, c.guarded), dy(c.tokens * c.outputs, c.guarded);
+  FillValues(c.non_finite, x);
+  // Where only grad keeps a weight, it is a zero times dy in dx.
+  FillValues(false, dy);
+
+  const spdf::Matrix w = {weights.data(), mask.data(), c.inputs, c.outputs};
+  const spdf::Matrix unread = {nullptr, nullptr, c.inputs, c.outputs};
+  const Doubles y_want = Product(c, x, weights, mask, false);
+  const Doubles dx_want = Product(c, dy, weights, mask, true);
+  const Doubles dw_want = WeightGradient(c, x, dy, grad);
+  Floats y(dy.size(), c.guarded), y_again(dy.size(), c.guarded);
+  Floats dx(x.size(), c.guarded), dx_again(x.size(), c.guarded);
+  Floats dw(size, c.guarded), dw_again(size, c.guarded);
+
+  using Outputs = std::vector<Floats*>;
+  for (const spdf::Kernels* kernels : all) {
+    Check(c, *kernels, "multiply", {&y_want}, {&y}, {&y_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->multiply(workers, x.data(), w, false, c.tokens,
+                              out[0]->data());
+          });
+    Check(c, *kernels, "multiply transposed", {&dx_want}, {&dx}, {&dx_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->multiply(workers, dy.data(), w, true, c.tokens,
+                              out[0]->data());
+          });
+    Check(c, *kernels, "differentiate", {&dx_want, &dw_want}, {&dx, &dw},
+          {&dx_again, &dw_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->differentiate(workers, x.data(), dy.data(), w, grad.data(),
+                                   c.tokens, out[0]->data(), out[1]->data());
+          });
+    Check(c, *kernels, "differentiate without dx", {&dw_want}, {&dw},
+          {&dw_again}, [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->differentiate(workers, x.data(), dy.data(), unread,
+                                   grad.data(), c.tokens, nullptr,
+                                   out[0]->data());
+          });
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::vector<const spdf::Kernels*> all;
+  for (const char* name : {"portable", "avx2", "avx512"}) {
+    const spdf::Kernels* kernels = spdf::FindKernels(name);
+    if (kernels) all.push_back(kernels);
+  }
+  std::vector<Case> cases;
+  for (int round = 0; round < kRounds; ++round) {
+    for (const auto& shape : kShapes) {
+      Case c;
+      const int number = static_cast<int>(cases.size());
+      c.tokens = kTokens[(number + 3 * round) % std::size(kTokens)];
+      c.inputs = shape[0];
+      c.outputs = shape[1];
+      c.pattern = static_cast<Pattern>((number + round) % kPatterns);
+      c.gradient = static_cast<Gradient>((number + round / 2) % kGradients);
+      c.non_finite = generator() % 4 == 0;
+      c.guarded = generator() % 2;
+      cases.push_back(c);
+    }
+  }
+  // Several regions, blocks and tiles at once.
+  for (Pattern pattern : {Pattern::kHalf, Pattern::kTenth, Pattern::kFew}) {
+    cases.push_back({300, 513, 513, pattern, Gradient::kSame, false, true});
+    cases.push_back({300, 300, 513, pattern, Gradient::kOther, true, false});
+  }
+  for (const Case& c : cases) Test(c, all);
+  for (const spdf::Kernels* kernels : all) std::printf("%s ", kernels->name);
+  std::printf("agree in %d cases\n", static_cast<int>(cases.size()));
+}

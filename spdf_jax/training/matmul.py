@@ -1,0 +1,85 @@
+"""Which products a training step runs: XLA's dense ones, or sparse kernels."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.accelerator import native
+from spdf_jax.names import lookup
+
+PyTree = Any
+ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
+
+# The share of zeros above which the kernels are used: for 'auto' where they
+# gain on XLA, by `--suite=matmul`; with few tokens or features they do not.
+_CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None}
+_LEAST_TOKENS = 64
+_LEAST_WIDTH = 64
+
+
+class SparseSteps(NamedTuple):
+  """How a training step multiplies where masks are sparse."""
+
+  apply_fn: ApplyFn
+  """The model with sparse kernels."""
+
+  crossover: float
+  """The share of zeros in the masks above which it is used."""
+
+
+def sparse_steps(
+    matmul: str, model: nn.Module, tokens: int
+) -> SparseSteps | None:
+  """Chooses what runs the steps of a sparse phase.
+
+  Args:
+    matmul: `'dense'` always multiplies the zeros, in XLA; `'native'` uses the
+      native kernels wherever a mask has zeros and gradients of pruned weights
+      are not needed; `'auto'` does so where they are faster.
+    model: The model, with the reference lowering.
+    tokens: In the smallest batch.
+
+  Returns:
+    `None` for dense products, also where the kernels do not work here; the
+    log says why.
+
+  Example:
+    >>> from spdf_jax import models
+    >>> model = models.create_model('gpt-mini', vocab_size=64)
+    >>> sparse_steps('dense', model, tokens=1024) is None
+    True
+  """
+  crossover = _CROSSOVERS[matmul]
+  small = tokens < _LEAST_TOKENS or model.config.d_model < _LEAST_WIDTH
+  if crossover is None or (matmul == 'auto' and small):
+    return None
+  is_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
+  if not (is_cpu and model.config.dtype == 'float32'):
+    return None
+  if not native.is_available():
+    return None
+  config = dataclasses.replace(model.config, lowering=native.NATIVE)
+  return SparseSteps(model.clone(config=config).apply, crossover)
+
+
+def check_matmul(matmul: str) -> None:
+  """Raises ValueError unless `matmul` is auto, native or dense."""
+  lookup('matmul', matmul, _CROSSOVERS)
+
+
+def share_of_zeros(mask: PyTree) -> jax.Array:
+  """Returns the fraction of pruned weights over all masks.
+
+  Example:
+    >>> mask = {'w': jnp.arange(8).reshape(2, 4) < 2, 'b': None}
+    >>> float(share_of_zeros(mask))
+    0.75
+  """
+  leaves = jax.tree.leaves(mask)
+  kept = sum(jnp.sum(m, dtype=jnp.int32).astype(jnp.float32) for m in leaves)
+  return 1 - kept / sum(m.size for m in leaves)

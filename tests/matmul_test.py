@@ -1,0 +1,114 @@
+"""Training steps with native kernels learn what dense products do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from spdf_jax import data
+from spdf_jax import models
+from spdf_jax import sparsity
+from spdf_jax import training
+from spdf_jax.accelerator import native
+from spdf_jax.training.matmul import check_matmul
+from spdf_jax.training.matmul import share_of_zeros
+from spdf_jax.training.matmul import SparseSteps
+
+needs_kernels = pytest.mark.skipif(
+    not native.is_available(), reason='no native kernels on this machine'
+)
+MODEL = models.create_model(
+    'gpt-mini', vocab_size=32, n_layers=2, n_heads=2, d_model=64, d_ff=96,
+    max_length=16,
+)
+TOKENS = np.random.default_rng(0).integers(32, size=(8, 17), dtype=np.int32)
+BATCH = data.Batch(
+    TOKENS[:, :-1], TOKENS[:, 1:], np.ones((8, 16), np.float32)
+)
+TIMES = dict(update_every=3, update_until=9)
+
+
+def losses(algorithm, sparse_steps, steps=12):
+  optimizer = sparsity.sparsify(
+      optax.adam(3e-3), algorithm, where=models.sparsifiable, key=0
+  )
+  step = jax.jit(functools.partial(
+      training.train_step,
+      apply_fn=MODEL.apply,
+      optimizer=optimizer,
+      learning_rate=optax.constant_schedule(3e-3),
+      sparse_steps=sparse_steps,
+  ))
+  params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])['params']
+  state = training.create_state(params, optimizer)
+  found = []
+  for _ in range(steps):
+    state, metrics = step(state, BATCH)
+    found.append(float(metrics['train/loss']))
+  return found, state
+
+
+@needs_kernels
+@pytest.mark.parametrize('algorithm', [
+    sparsity.static(0.75),
+    sparsity.rigl(0.75, **TIMES),
+    sparsity.gmp(sparsity.cubic(0.0, 0.8, 9), **TIMES),
+], ids=['static', 'rigl', 'gmp'])
+def test_losses_and_weights_are_those_of_dense_products(algorithm):
+  sparse = training.sparse_steps('native', MODEL, tokens=128)
+  found, state = losses(algorithm, sparse)
+  wanted, reference = losses(algorithm, None)
+  np.testing.assert_allclose(found, wanted, rtol=1e-4)
+  for a, b in zip(
+      jax.tree.leaves(sparsity.get_mask(state.opt_state)),
+      jax.tree.leaves(sparsity.get_mask(reference.opt_state)),
+  ):
+    np.testing.assert_array_equal(a, b)
+  assert found[-1] < found[0]
+
+
+def test_kernels_run_sparse_steps_without_dense_gradients_only():
+  # A model that says what ran: its logits are a constant apart.
+  marked = lambda variables, tokens: 0 * MODEL.apply(variables, tokens)
+  steps = SparseSteps(marked, 0.5)
+  uniform = np.log(32)
+  found, _ = losses(sparsity.rigl(0.75, **TIMES), steps)
+  dense_at = [i for i, loss in enumerate(found) if abs(loss - uniform) > 1e-6]
+  assert dense_at == [3, 6, 9]
+  found, _ = losses(sparsity.static(0.25), steps)
+  assert all(abs(loss - uniform) > 1e-6 for loss in found)
+
+
+@needs_kernels
+def test_auto_leaves_small_work_to_dense_products():
+  choose = training.sparse_steps
+  assert choose('auto', MODEL, tokens=128).crossover > 0
+  assert choose('auto', MODEL, tokens=32) is None
+  assert choose('native', MODEL, tokens=32).crossover == 0
+  narrow = models.create_model('gpt-mini', vocab_size=32, d_model=32, n_heads=2)
+  assert choose('auto', narrow, tokens=128) is None
+
+
+def test_kernels_are_asked_for_in_float32_only():
+  model = models.create_model('gpt-mini', vocab_size=32, dtype='bfloat16')
+  assert training.sparse_steps('native', model, tokens=128) is None
+  assert training.sparse_steps('dense', MODEL, tokens=128) is None
+
+
+def test_without_kernels_products_are_dense(monkeypatch):
+  monkeypatch.setenv('SPDF_NATIVE', '0')
+  assert training.sparse_steps('native', MODEL, tokens=128) is None
+
+
+def test_the_share_of_zeros_is_over_all_weights():
+  mask = {'a': jnp.zeros((1, 10), bool), 'b': jnp.ones((3, 10), bool)}
+  assert float(share_of_zeros(mask)) == 0.25
+  assert float(share_of_zeros(mask | {'c': None})) == 0.25
+
+
+def test_an_unknown_choice_is_refused():
+  with pytest.raises(ValueError, match="matmul 'fast' is unknown"):
+    check_matmul('fast')

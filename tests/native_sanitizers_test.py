@@ -1,0 +1,59 @@
+"""The native kernels agree with naive sums, and stay within their buffers."""
+
+import subprocess
+
+import pytest
+
+from spdf_jax.accelerator.native import library
+
+pytestmark = pytest.mark.slow
+
+FLAGS = (
+    '-fsanitize=address,undefined', '-fno-sanitize-recover=all', '-g', '-O1',
+)
+SECONDS = 300  # of patience for one process, on a busy machine.
+
+
+def run(command):
+  return subprocess.run(
+      command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+      timeout=SECONDS, check=False,
+  )
+
+
+def check(command):
+  result = run(command)
+  assert result.returncode == 0, result.stdout[-4000:]
+  return result.stdout
+
+
+def find_compiler(folder):
+  """Returns a compiler with sanitizers that work here, or skips."""
+  try:
+    compiler = library._compiler()
+  except library.Unavailable as error:
+    pytest.skip(str(error))
+  source, program = folder / 'nothing.cc', folder / 'nothing'
+  source.write_text('int main() {}\n')
+  for command in (
+      [compiler, *FLAGS, str(source), '-o', str(program)], [str(program)],
+  ):
+    result = run(command)
+    if result.returncode:
+      pytest.skip(f'{compiler} has no sanitizers: {result.stdout.strip()}')
+  return compiler
+
+
+def test_kernels_agree_with_naive_sums_under_sanitizers(tmp_path):
+  compiler = find_compiler(tmp_path)
+  names = tuple(library._kernels())
+  objects = [tmp_path / f'{name}.o' for name in names]
+  for name, made in zip(names, objects):
+    check([*library._kernels_command(compiler, name, made), *FLAGS])
+  driver = tmp_path / 'kernels_test'
+  check([
+      compiler, '-std=c++17', *FLAGS, '-pthread',
+      str(library._SOURCES / 'kernels_test.cc'), *map(str, objects),
+      '-o', str(driver),
+  ])
+  assert 'portable' in check([str(driver)])

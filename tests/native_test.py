@@ -1,0 +1,350 @@
+"""The native kernels compute what NumPy does in float64, and are called.
+
+Weights off the mask are NaN or infinite in all that is compared. The tests of
+every kernel set run in child processes, since a process chooses one.
+"""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec
+import numpy as np
+from primitives_test import Case
+from primitives_test import measured
+from primitives_test import oracle
+import pytest
+
+from spdf_jax.accelerator import matmuls_saveable
+from spdf_jax.accelerator import NATIVE
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator import sparse_matmul
+
+pytestmark = pytest.mark.skipif(
+    not native.is_available(),
+    reason='there are no native kernels here (is a C++ compiler installed?)',
+)
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+multiply = functools.partial(sparse_matmul, lowering=NATIVE)
+
+SKEWS = {
+    'none': lambda mask: None,
+    'full column': lambda mask: mask[:, -1:].fill(True),
+    'full row': lambda mask: mask[-1:].fill(True),
+    'empty rows': lambda mask: mask[::2].fill(False),
+    'empty columns': lambda mask: mask[:, 1:].fill(False),
+}
+"""Changes masks in place: some lists are then long, others empty."""
+
+
+def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
+  """Makes a case with a skewed mask and the gradient wanted there or there."""
+  case = Case(seed, tokens, inputs, outputs, sparsity)
+  SKEWS[skew](case.mask)
+  if wanted == 'kept':
+    case.grad_mask = case.mask
+  elif wanted == 'all':
+    case.grad_mask = np.full_like(case.mask, True)
+  elif wanted == 'pruned':
+    case.grad_mask = ~case.mask
+  return case
+
+
+def assert_close(found, wanted):
+  found, wanted = jax.tree.leaves(found), jax.tree.leaves(wanted)
+  assert len(found) == len(wanted)
+  for a, b in zip(found, wanted):
+    a, b = np.asarray(a, np.float64), np.asarray(b)
+    assert a.shape == b.shape
+    scale = max(1.0, np.abs(b).max())
+    np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * scale)
+
+
+def check(case):
+  """Compares product, gradients, each alone, and the second derivative."""
+  everything, args = measured(case, multiply)
+
+  def with_gradients_alone(x, w, mask, grad_mask, c, *directions):
+    y, both, hvp = everything(x, w, mask, grad_mask, c, *directions)
+    # By y, so that each is one product and not part of the call for both.
+    cy = c * y
+    of_x = jax.vjp(lambda x: multiply(x, w, mask), x)[1](cy)
+    of_w = jax.vjp(lambda w: multiply(x, w, mask, grad_mask=grad_mask), w)[1](
+        cy
+    )
+    return y, both, hvp, (*of_x, *of_w)
+
+  y, both, hvp = oracle(case)
+  found = jax.jit(with_gradients_alone)(*args)
+  assert_close(found, (y, both, hvp, both))
+  dw = np.asarray(found[1][1])
+  np.testing.assert_array_equal(dw[~case.grad_mask], 0)
+
+
+@few
+@given(st.builds(
+    make_case,
+    seed=st.integers(0, 99),
+    tokens=st.lists(st.integers(1, 9), min_size=1, max_size=2),
+    inputs=st.integers(1, 70),
+    outputs=st.integers(1, 70),
+    sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
+    skew=st.sampled_from(list(SKEWS)),
+    wanted=st.sampled_from(['kept', 'all', 'pruned', 'others']),
+))
+def test_products_and_derivatives_are_numpys(case):
+  check(case)
+
+
+# Around the widths of vectors (16), blocks (64 to 384) and regions (256).
+EDGES = [
+    ((300,), 257, 513, 0.9, 'full column', 'kept'),
+    ((129,), 64, 300, 0.75, 'empty rows', 'all'),
+    ((2, 16), 16, 256, 0.5, 'none', 'others'),
+    ((17,), 255, 385, 0.95, 'full row', 'kept'),
+    ((1,), 512, 15, 0.0, 'none', 'kept'),
+    ((33,), 31, 97, 1.0, 'none', 'all'),
+]
+
+
+@pytest.mark.parametrize(
+    'tokens, inputs, outputs, sparsity, skew, wanted', EDGES
+)
+def test_edges_of_vectors_blocks_and_regions_are_right(
+    tokens, inputs, outputs, sparsity, skew, wanted
+):
+  check(make_case(0, tokens, inputs, outputs, sparsity, skew, wanted))
+
+
+def check_kernels(name):
+  """What a child process runs."""
+  from spdf_jax.accelerator.native import library
+
+  print('kernels', library.kernels())
+  if library.kernels() == name:
+    for edge in EDGES:
+      check(make_case(1, *edge))
+    print('all right')
+
+
+# Sums of tokens are shared out by the number of threads.
+@pytest.mark.parametrize('name, threads', [
+    ('avx512', 1), ('avx512', 5), ('avx2', 1), ('avx2', 3), ('portable', 5)
+])
+def test_every_kernel_set_is_right_on_any_number_of_threads(name, threads):
+  child = subprocess.run(
+      [sys.executable, '-c', (
+          f'import native_test; native_test.check_kernels({name!r})'
+      )],
+      cwd=pathlib.Path(__file__).parent,
+      env=os.environ | {
+          'SPDF_NATIVE_KERNELS': name, 'NPROC': str(threads),
+          # The package that is tested, wherever it lies.
+          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
+      },
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+  assert child.returncode == 0, child.stderr
+  if f'kernels {name}' not in child.stdout:
+    pytest.skip(f'this processor does not run {name}')
+  assert 'all right' in child.stdout
+
+
+CASE = make_case(0, (3, 40), 70, 50, 0.8, 'none', 'others')
+
+
+def gradient(case, multiply=multiply, argnums=(0, 1)):
+  """Returns the gradient of sum(c y²) / 2 as a function of x, w and masks."""
+  def loss(x, w, mask, grad_mask):
+    y = multiply(x, w, mask, grad_mask=grad_mask)
+    return (case.weights * y ** 2).sum() / 2
+  return jax.grad(loss, argnums)
+
+
+def operands(case):
+  return case.x, case.w, case.mask, case.grad_mask
+
+
+def calls(f, *args):
+  """Returns the targets of the custom calls in the compiled program."""
+  text = jax.jit(f).lower(*args).compile().as_text()
+  assert ' dot(' not in text
+  return sorted(
+      part.split('"')[0] for part in text.split('custom_call_target="')[1:]
+  )
+
+
+def test_a_gradient_is_one_product_and_one_call_for_both():
+  assert calls(gradient(CASE), *operands(CASE)) == [
+      'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
+  ]
+
+
+@pytest.mark.parametrize('argnums, expected', [
+    (0, ['spdf_sparse_matmul', 'spdf_sparse_matmul']),
+    (1, ['spdf_sampled_matmul', 'spdf_sparse_matmul']),
+])
+def test_a_gradient_in_one_operand_computes_that_alone(argnums, expected):
+  f = gradient(CASE, argnums=argnums)
+  assert calls(f, *operands(CASE)) == expected
+  assert_close(jax.jit(f)(*operands(CASE)), oracle(CASE)[1][argnums])
+
+
+def test_a_new_mask_compiles_nothing():
+  f = jax.jit(gradient(CASE))
+  f(*operands(CASE))
+  other = make_case(0, (3, 40), 70, 50, 0.3, 'full column', 'kept')
+  other.weights = CASE.weights
+  assert_close(f(*operands(other)), oracle(other)[1])
+  assert f._cache_size() == 1
+
+
+def test_repeated_calls_agree_in_every_bit():
+  case = make_case(0, (300,), 257, 120, 0.8, 'none', 'others')
+  f = jax.jit(gradient(case))
+  first = jax.device_get(f(*operands(case)))
+  for _ in range(5):
+    jax.tree.map(np.testing.assert_array_equal, f(*operands(case)), first)
+
+
+def test_nan_and_infinity_on_the_mask_do_propagate():
+  rng = np.random.default_rng(0)
+  x = rng.uniform(1, 2, (20, 40)).astype(np.float32)
+  w = rng.uniform(1, 2, (40, 30)).astype(np.float32)
+  mask = rng.random(w.shape) < 0.3
+  mask[3, 7] = mask[4, 8] = True
+  x[5, 0], mask[0] = np.nan, np.arange(30) == 11
+  w[3, 7], w[4, 8] = np.nan, np.inf
+  y, pullback = jax.vjp(lambda x, w: multiply(x, w, mask), x, w)
+  wanted = x @ np.where(mask, w, 0)
+  wanted[5] = x[5, 1:] @ np.where(mask, w, 0)[1:]  # An off-mask NaN token.
+  wanted[5, 11] = np.nan
+  np.testing.assert_allclose(y, wanted, rtol=1e-5)
+  dx, dw = pullback(jnp.ones_like(y).at[2, 9].set(np.nan))
+  finite = np.isfinite
+  wanted = np.full(x.shape, True)
+  wanted[:, [3, 4]] = False  # Where w is not finite.
+  wanted[2, mask[:, 9]] = False
+  np.testing.assert_array_equal(finite(dx), wanted)
+  wanted = ~(mask & (np.arange(30) == 9))
+  wanted[0, 11] = False
+  np.testing.assert_array_equal(finite(dw), wanted)
+
+
+def test_an_infinite_token_off_the_mask_does_no_harm():
+  x = np.ones((4, 3), np.float32)
+  x[1, 2] = np.inf
+  mask = np.array([[True, True], [True, True], [True, False]])
+  y = multiply(x, np.ones((3, 2), np.float32), mask)
+  np.testing.assert_array_equal(y, [[3, 2], [np.inf, 2], [3, 2], [3, 2]])
+
+
+def test_vmap_over_tokens_alone_is_one_product_of_more_tokens():
+  f = jax.vmap(multiply, (0, None, None))
+  args = CASE.x, CASE.w, CASE.mask
+  assert calls(f, *args) == ['spdf_sparse_matmul']
+  assert_close(jax.jit(f)(*args), oracle(CASE)[0])
+  # Mapped over another axis, x is turned first.
+  f = jax.vmap(multiply, (1, None, None), 1)
+  assert_close(jax.jit(f)(*args), oracle(CASE)[0])
+
+
+def test_vmap_over_all_operands_is_a_loop():
+  cases = [
+      make_case(seed, (20,), 33, 18, 0.7, 'none', 'others')
+      for seed in range(3)
+  ]
+  columns = zip(*(measured(case)[1] for case in cases))
+  stacks = [np.stack(column) for column in columns]
+  everything, _ = measured(cases[0], multiply)
+  wanted = [oracle(case) for case in cases]
+  assert_close(
+      jax.jit(jax.vmap(everything))(*stacks),
+      jax.tree.map(lambda *arrays: np.stack(arrays), *wanted),
+  )
+  f = jax.vmap(lambda x, w, mask: multiply(x, w, mask))
+  assert calls(f, *stacks[:3]) == ['spdf_sparse_matmul']
+
+
+def layers():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(20, 40)).astype(np.float32)
+  w = rng.normal(size=(3, 40, 40)).astype(np.float32) / 4
+  return x, w, rng.random(w.shape) < 0.3
+
+
+def network(x, w, mask, multiply=multiply):
+  for i in range(len(w)):
+    x = jnp.tanh(multiply(x, w[i], mask[i]))
+  return (x ** 2).sum()
+
+
+def test_scan_over_layers_is_a_loop():
+  def scanned(x, w, mask):
+    layer = lambda x, wm: (jnp.tanh(multiply(x, *wm)), None)
+    return (jax.lax.scan(layer, x, (w, mask))[0] ** 2).sum()
+
+  looped = functools.partial(network, multiply=sparse_matmul)
+  found, wanted = (
+      jax.jit(jax.value_and_grad(f, (0, 1)))(*layers())
+      for f in (scanned, looped)
+  )
+  assert_close(found, wanted)
+
+
+def test_remat_with_the_policy_recomputes_no_product():
+  saved = jax.checkpoint(network, policy=matmuls_saveable)
+  wanted, found, more = (
+      jax.grad(f, (0, 1)) for f in (network, saved, jax.checkpoint(network))
+  )
+  assert_close(jax.jit(found)(*layers()), jax.jit(wanted)(*layers()))
+  # XLA may find what is computed twice: counted before it sees the program.
+  count = lambda f: str(jax.make_jaxpr(f)(*layers())).count('= sparse_matmul')
+  assert count(found) == count(wanted) == 6
+  assert count(more) > 6
+  both = ['spdf_sparse_matmul'] * 3 + ['spdf_sparse_matmul_backward'] * 3
+  assert calls(found, *layers()) == both
+
+
+def test_shard_map_changes_nothing():
+  mesh = jax.make_mesh((1,), ('data',), axis_types=(AxisType.Auto,))
+  tokens, whole = PartitionSpec('data'), PartitionSpec()
+
+  @functools.partial(
+      jax.shard_map, mesh=mesh, in_specs=(tokens, whole, whole, whole),
+      out_specs=tokens,
+  )
+  def sharded(x, w, mask, grad_mask):
+    return multiply(x, w, mask, grad_mask=grad_mask)
+
+  f = gradient(CASE, lambda *args, grad_mask: sharded(*args, grad_mask))
+  assert_close(jax.jit(f)(*operands(CASE)), oracle(CASE)[1])
+  assert 'spdf_sparse_matmul_backward' in calls(f, *operands(CASE))
+
+
+@pytest.mark.parametrize('dtype, accumulation_dtype', [
+    ('bfloat16', None), ('float16', None), ('bfloat16', 'bfloat16')
+])
+def test_other_dtypes_are_left_to_the_reference(dtype, accumulation_dtype):
+  x, w = (jnp.asarray(a, dtype) for a in (CASE.x, CASE.w))
+  found, wanted = (
+      functools.partial(
+          sparse_matmul, lowering=lowering,
+          accumulation_dtype=accumulation_dtype,
+      )
+      for lowering in (NATIVE, 'reference')
+  )
+  text = jax.jit(found).lower(x, w, CASE.mask).compile().as_text()
+  assert 'custom_call_target="spdf_' not in text
+  np.testing.assert_array_equal(
+      jax.jit(found)(x, w, CASE.mask), jax.jit(wanted)(x, w, CASE.mask)
+  )
