@@ -47,7 +47,7 @@ SKEWS = {
 
 
 def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
-  """Makes a case with a skewed mask and the gradient wanted there or there."""
+  """Makes a case with a skewed mask and a choice of gradient mask."""
   case = Case(seed, tokens, inputs, outputs, sparsity)
   SKEWS[skew](case.mask)
   if wanted == 'kept':
@@ -136,7 +136,7 @@ def check_kernels(name):
     print('all right')
 
 
-# Sums of tokens are shared out by the number of threads.
+# NPROC is the size of XLA's thread pool: dw is summed in as many parts.
 @pytest.mark.parametrize('name, threads', [
     ('avx512', 1), ('avx512', 5), ('avx2', 1), ('avx2', 3), ('portable', 5)
 ])

@@ -19,11 +19,10 @@ from spdf_jax.analysis.workdirs import Run
 
 _CELL_WIDTH = 80  # characters of a generation, its context and reference
 _COMPUTE = (
-    'FLOPs are counted by the formula of the papers, with zeros skipped. On '
-    'this path XLA multiplies the zeros: a sparse matrix is kept and '
-    'multiplied as a dense one that holds zeros. So FLOPs fall and seconds do '
-    'not; only hardware or kernels that skip zeros turn the one into the '
-    'other.'
+    'FLOPs are counted by the formula of the papers, with zeros skipped. How '
+    'the products of a run were computed stands above: where XLA multiplies '
+    'the zeros, FLOPs fall and seconds do not; kernels that skip them turn the '
+    'one into the other, but for what a step does besides.'
 )
 _MASKS = (
     'Zeros are those of the sparsified weights, found at the end of each '

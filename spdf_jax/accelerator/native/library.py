@@ -215,16 +215,16 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
         command, capture_output=True, text=True, check=False
     )
     if result.returncode:
-      lines = [line for line in result.stderr.splitlines() if 'error' in line]
-      raise Unavailable(
-          f'{compiler} failed: {(lines or [result.stderr.strip()])[0]}'
-      )
+      lines = result.stderr.splitlines()
+      errors = [line for line in lines if 'error' in line] or lines[:1]
+      reason = errors[0] if errors else f'exit status {result.returncode}'
+      raise Unavailable(f'{compiler} failed: {reason}')
 
 
 def _is_intact(path: pathlib.Path, checksum: pathlib.Path) -> bool:
   if not (path.exists() and checksum.exists()):
     return False
-  return checksum.read_text() == _digest(path)
+  return checksum.read_bytes() == _digest(path).encode()
 
 
 def _digest(path: pathlib.Path) -> str:

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+// Unnamed inside, so that every set of kernels has functions of its own.
 namespace simd {
+namespace {
 
 using Vector = __m256;
 constexpr int kWidth = 8;
@@ -100,4 +102,5 @@ inline Vector Keep(uint32_t bits, Vector v) {
 
 inline uint32_t Signs(Vector v) { return _mm256_movemask_ps(v); }
 
+}  // namespace
 }  // namespace simd

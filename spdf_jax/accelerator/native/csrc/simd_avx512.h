@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
+// Unnamed inside, so that every set of kernels has functions of its own.
 namespace simd {
+namespace {
 
 using Vector = __m512;
 constexpr int kWidth = 16;
@@ -136,4 +138,5 @@ inline uint32_t Signs(Vector v) {
   return _mm512_movepi32_mask(_mm512_castps_si512(v));
 }
 
+}  // namespace
 }  // namespace simd

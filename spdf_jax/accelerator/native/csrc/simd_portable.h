@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstring>
 
+// Unnamed inside, so that every set of kernels has functions of its own.
 namespace simd {
+namespace {
 
 typedef float Vector __attribute__((vector_size(16)));
 typedef int32_t Integers __attribute__((vector_size(16)));
@@ -84,4 +86,5 @@ inline uint32_t Signs(Vector v) {
   return bits;
 }
 
+}  // namespace
 }  // namespace simd
