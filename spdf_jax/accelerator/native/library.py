@@ -3,6 +3,8 @@
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
+import logging
 import os
 import pathlib
 import platform
@@ -10,9 +12,7 @@ import shutil
 import subprocess
 import tempfile
 
-from absl import logging
 import jax
-import jaxlib
 
 TARGETS = (
     'spdf_sparse_matmul',
@@ -106,7 +106,7 @@ def _load_or_reason() -> ctypes.CDLL | str:
 
 @functools.cache
 def _say_once(reason: str) -> None:
-  logging.warning('%s', reason)
+  logging.getLogger(__name__).warning('%s', reason)
 
 
 def kernels() -> str:
@@ -175,7 +175,7 @@ def _key(compiler: str) -> str:
   version = subprocess.run(
       [compiler, '--version'], capture_output=True, text=True, check=False
   ).stdout
-  parts = [compiler, version, jaxlib.__version__, platform.machine()]
+  parts = [compiler, version, importlib.metadata.version('jaxlib'), platform.machine()]
   parts += [' '.join((*_COMMON, *flags)) for flags in _buildable().values()]
   for source in sorted(_SOURCES.iterdir()):
     parts += [source.name, source.read_text()]
