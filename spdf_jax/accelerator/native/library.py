@@ -175,7 +175,8 @@ def _key(compiler: str) -> str:
   version = subprocess.run(
       [compiler, '--version'], capture_output=True, text=True, check=False
   ).stdout
-  parts = [compiler, version, importlib.metadata.version('jaxlib'), platform.machine()]
+  jaxlib = importlib.metadata.version('jaxlib')
+  parts = [compiler, version, jaxlib, platform.machine()]
   parts += [' '.join((*_COMMON, *flags)) for flags in _buildable().values()]
   for source in sorted(_SOURCES.iterdir()):
     parts += [source.name, source.read_text()]
