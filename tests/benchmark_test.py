@@ -17,6 +17,7 @@ import pytest
 from experiments import benchmark
 from experiments import compiled
 from experiments import measuring
+from experiments.suites import matmul
 from experiments.suites import optimizer
 from experiments.suites import primitives
 from experiments.suites import small_gpts
@@ -26,6 +27,7 @@ from experiments.suites import topk
 from experiments.suites import train_step
 import spdf_jax as spdf
 from spdf_jax import training
+from spdf_jax.accelerator import native
 
 CHECKOUT = pathlib.Path(__file__).parents[1]
 SMALL = small_gpts.Case(
@@ -226,3 +228,14 @@ def test_every_algorithm_of_the_optimizer_suite_moves_or_is_static():
   moving = {n for n, a in optimizer.ALGORITHMS.items() if a.update_at(50)}
   assert moving == set(optimizer.ALGORITHMS) - {'static'}
   assert not any(a.update_at(51) for a in optimizer.ALGORITHMS.values())
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
+def test_native_suites_compare_every_sparsity_with_dense():
+  rng = np.random.default_rng(0)
+  layers = list(matmul.measure_layers((matmul.Layer(16, 8),), (4,), 3, rng))
+  means = [row for row in layers if row.case == 'mean']
+  assert len(layers) == 2 * len(means) == 4 * len(matmul.SPEEDUPS)
+  steps = list(train_step.measure_native(SMALL, 1, rng))
+  assert len(steps) == 1 + 2 * len(train_step.NATIVE_SPEEDUPS)
+  assert all(row.value > 0 for row in layers + steps)

@@ -331,6 +331,45 @@ def test_shard_map_changes_nothing():
   assert 'spdf_sparse_matmul_backward' in calls(f, *operands(CASE))
 
 
+def check_on_eight_devices():
+  """What a child process runs."""
+  mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+  tokens, whole = PartitionSpec('data'), PartitionSpec()
+  case = make_case(0, (16,), 70, 50, 0.8, 'none', 'others')
+  args = [
+      jax.device_put(a, jax.NamedSharding(mesh, spec))
+      for a, spec in zip(operands(case), (tokens, whole, whole, whole))
+  ]
+  plain = lambda *args, grad_mask: multiply(*args, grad_mask=grad_mask)
+  in_shards = jax.shard_map(
+      lambda *args: multiply(*args[:3], grad_mask=args[3]), mesh=mesh,
+      in_specs=(tokens, whole, whole, whole), out_specs=tokens,
+  )
+  for f, native_calls in (
+      (plain, 0), (lambda *args, grad_mask: in_shards(*args, grad_mask), 2),
+  ):
+    compiled = jax.jit(gradient(case, f)).lower(*args).compile()
+    assert_close(compiled(*args), oracle(case)[1])
+    text = compiled.as_text()
+    assert text.count('custom_call_target="spdf') == native_calls, text
+    assert 'all-gather' not in text
+
+
+def test_shards_call_the_kernels_and_nothing_is_gathered():
+  child = subprocess.run(
+      [sys.executable, '-c', (
+          "import jax; jax.config.update('jax_num_cpu_devices', 8); "
+          'import native_test; native_test.check_on_eight_devices()'
+      )],
+      cwd=pathlib.Path(__file__).parent,
+      env=os.environ | {
+          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
+      },
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+  assert child.returncode == 0, child.stderr[-3000:]
+
+
 @pytest.mark.parametrize('dtype, accumulation_dtype', [
     ('bfloat16', None), ('float16', None), ('bfloat16', 'bfloat16')
 ])

@@ -61,7 +61,7 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   for layer in LAYERS[:3]:
     timings = _time(layer, 32, repeats, rng)
     yield from _rows(f'{_name(layer)} T 32', timings, rng)
-  for kind, make in (('skewed', skewed_mask), ('magnitude', _magnitude_mask)):
+  for kind, make in (('skewed', _skewed_mask), ('magnitude', _magnitude_mask)):
     timings = _time(LAYERS[2], 1024, repeats, rng, make)
     yield from _rows(f'{_name(LAYERS[2])} T 1024, {kind} mask', timings, rng)
 
@@ -97,7 +97,7 @@ def measure_layers(
     )
 
 
-def skewed_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
+def _skewed_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
   """Keeps rows of very different lengths: the first the most."""
   rows = jnp.linspace(2, 0, w.shape[0])[:, None]
   return jax.random.uniform(key, w.shape) < rows * (1 - sparsity)
