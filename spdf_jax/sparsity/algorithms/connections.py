@@ -112,7 +112,7 @@ def moving(
     row = times.index(count)
     if isinstance(table, np.ndarray):
       mask = _prune_model(mask, params, _row(table, row), structure)
-      kept = jax.tree.map(lambda m: count_kept(structure.reduce(m) > 0), mask)
+      kept = map_leaves(lambda m: count_kept(structure.reduce(m) > 0), mask)
     else:
       kept = jax.tree.map(lambda rows: _row(rows, row), table)
     fraction = _row(fractions, row)

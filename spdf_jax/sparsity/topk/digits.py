@@ -130,24 +130,33 @@ def _by_scattering(
 def _find_in_rows(counts: jax.Array, need: jax.Array) -> Found:
   """Finds a digit of one matrix, in sums of rows of bins and then in one row.
 
-  Sums are matrix products: in a compiled program every reduction costs XLA's
-  CPU client time at each call, even in a branch that is not taken.
+  No sum is a reduction: in a compiled program each would cost XLA's CPU client
+  time at every call, even in a branch that is not taken.
   """
   sums = [counts]
   while sums[-1].size > 2 * _ROW:
-    sums.append(sums[-1].reshape(-1, _ROW) @ jnp.ones(_ROW, jnp.int32))
+    rows = sums[-1].reshape(-1, _ROW)
+    while rows.shape[-1] > 1:
+      left, right = jnp.split(rows, 2, axis=-1)
+      rows = left + right
+    sums.append(rows[:, 0])
   digit = 0
   for parts in reversed(sums):
     if parts is not sums[-1]:
       parts = parts.reshape(-1, _ROW)[digit]
-    from_each = parts @ jnp.tril(jnp.ones((parts.size,) * 2, jnp.int32))
+    from_each = _product(parts, jnp.tril(jnp.ones((parts.size,) * 2)))
     need = jnp.minimum(need, from_each[0])
-    enough = (from_each >= need).astype(jnp.int32)
-    place = enough @ jnp.ones(parts.size, jnp.int32) - 1
+    place = _product(from_each >= need, jnp.ones((parts.size, 2)))[0] - 1
     left = parts[place]
     need = need - (from_each[place] - left)
     digit = digit * _ROW + place
   return digit, need, left
+
+
+def _product(row: jax.Array, matrix: jax.Array) -> jax.Array:
+  """Multiplies as integers; of one row alone XLA would make a reduction."""
+  rows = jnp.stack([row, row]).astype(jnp.int32)
+  return (rows @ matrix.astype(jnp.int32))[0]
 
 
 def _by_comparing(

@@ -8,13 +8,29 @@ import numpy as np
 
 
 class Limbs(NamedTuple):
-  """Non-negative integers `high * 2^32 + low`, elementwise."""
+  """Non-negative integers `high * 2^32 + low`, elementwise.
+
+  They add, subtract (what is no larger) and compare as integers do.
+  """
 
   high: jax.Array
   """The upper 32 bits, uint32."""
 
   low: jax.Array
   """The lower 32 bits, uint32."""
+
+  def __add__(self, other: 'Limbs') -> 'Limbs':
+    low = self.low + other.low
+    carry = (low < other.low).astype(jnp.uint32)
+    return Limbs(self.high + other.high + carry, low)
+
+  def __sub__(self, other: 'Limbs') -> 'Limbs':
+    borrow = (self.low < other.low).astype(jnp.uint32)
+    return Limbs(self.high - other.high - borrow, self.low - other.low)
+
+  def __ge__(self, other: 'Limbs') -> jax.Array:
+    lower = (self.high == other.high) & (self.low >= other.low)
+    return (self.high > other.high) | lower
 
 
 def to_limbs(value: int | np.ndarray) -> Limbs:
@@ -38,26 +54,9 @@ def to_limbs(value: int | np.ndarray) -> Limbs:
   return Limbs(*(jnp.asarray(half.astype(np.uint32)) for half in halves))
 
 
-def add(a: Limbs, b: Limbs) -> Limbs:
-  """Returns a + b."""
-  low = a.low + b.low
-  return Limbs(a.high + b.high + (low < b.low).astype(jnp.uint32), low)
-
-
-def subtract(a: Limbs, b: Limbs) -> Limbs:
-  """Returns a - b, where b is at most a."""
-  borrow = (a.low < b.low).astype(jnp.uint32)
-  return Limbs(a.high - b.high - borrow, a.low - b.low)
-
-
-def at_least(a: Limbs, b: Limbs) -> jax.Array:
-  """Returns whether a >= b."""
-  return (a.high > b.high) | ((a.high == b.high) & (a.low >= b.low))
-
-
 def minimum(a: Limbs, b: Limbs) -> Limbs:
   """Returns the smaller of a and b."""
-  b_is_smaller = at_least(a, b)
+  b_is_smaller = a >= b
   return Limbs(*(jnp.where(b_is_smaller, y, x) for x, y in zip(a, b)))
 
 
@@ -66,14 +65,19 @@ def multiply(a: jax.Array, b: int | jax.Array) -> Limbs:
   a, b = jnp.uint32(a), jnp.uint32(b)
   half = lambda x: (x >> 16, x & 0xffff)
   (a_high, a_low), (b_high, b_low) = half(a), half(b)
-  low = Limbs(jnp.zeros_like(a * b), a_low * b_low)
-  high = Limbs(a_high * b_high, jnp.zeros_like(a * b))
-  total = add(low, high)
+  total = Limbs(a_high * b_high, a_low * b_low)
   for cross in (a_high * b_low, a_low * b_high):
-    total = add(total, Limbs(cross >> 16, cross << 16))
+    total += Limbs(cross >> 16, cross << 16)
   return total
 
 
-def sums_from_the_end(x: Limbs) -> Limbs:
-  """Returns what `x[i:]` adds up to, for every i of the last axis."""
-  return jax.lax.associative_scan(add, x, reverse=True, axis=x.low.ndim - 1)
+def total(counts: jax.Array) -> Limbs:
+  """Adds up non-negative int32 `[layers, ...]` over the layers, exactly."""
+  low = counts.astype(jnp.uint32)
+  x = Limbs(jnp.zeros_like(low), low)
+  while (layers := x.low.shape[0]) > 1:
+    half = layers // 2
+    parts = zip(*(jnp.split(limb, (half, 2 * half)) for limb in x))
+    first, second, rest = (Limbs(*part) for part in parts)
+    x = Limbs(*map(jnp.concatenate, zip(first + second, rest)))
+  return Limbs(*(limb[0] for limb in x))

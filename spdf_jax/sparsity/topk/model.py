@@ -1,6 +1,7 @@
 """Exact top-k over all layers of a model at once, however many weights."""
 
 import functools
+import operator
 from typing import Any
 from typing import NamedTuple
 
@@ -119,18 +120,17 @@ def _keep(model: _Model, kept: limbs.Limbs) -> PyTree:
 def _keep_counting(
     counting: digits.Counting, model: _Model, kept: limbs.Limbs
 ) -> PyTree:
-  need = limbs.minimum(kept, _total(_candidates_per_layer(model, ())))
-  value, need, equal = _kth_largest(counting, model, need, ())
-  cuts, all_equals = (value,), limbs.at_least(need, equal)
+  value, need, equal = _kth_largest(counting, model, kept, ())
+  cuts, all_equals = (value,), need >= limbs.total(equal)
   if any(words is not None for words in jax.tree.leaves(model.words)):
-    value, need = jax.lax.cond(
+    value, need, equal = jax.lax.cond(
         all_equals,
-        lambda: (jnp.uint32(0), need),
-        lambda: _kth_largest(counting, model, need, cuts)[:2],
+        lambda: (jnp.uint32(0), need, equal),
+        lambda: _kth_largest(counting, model, need, cuts),
     )
     cuts = (*cuts, value)
-  equal = _candidates_per_layer(model, cuts)
   taken = _take_in_order(equal, need)
+  taken, equal = (_split(x, model.scores) for x in (taken, equal))
 
   def one(counting, units, shape, taken, equal):
     keys = units_lib.keys_of(units, shape)
@@ -164,8 +164,13 @@ def _keep_counting(
 
 def _kth_largest(
     counting: digits.Counting, model: _Model, need: limbs.Limbs, cuts: Cuts
-) -> tuple[jax.Array, limbs.Limbs, limbs.Limbs]:
-  """Returns the k-th largest bits, how many of it to keep, and to keep from."""
+) -> tuple[jax.Array, limbs.Limbs, jax.Array]:
+  """Finds the k-th largest bits of all that have the first keys in `cuts`.
+
+  Returns:
+    The bits; how many units that have them are to be kept; and how many have
+    them, int32 `[all layers]`.
+  """
   passes = digits.passes([32], counting)
 
   def narrow(i, carry):
@@ -181,61 +186,44 @@ def _kth_largest(
       )
       return counting.count(read, chosen, 2**passes.digit)
 
-    counts = _total(_map_units(
+    counts = jnp.concatenate(jax.tree.leaves(_map_units(
         lambda units, shape: competitions.each(count, counting, units, shape),
         arrays,
-    ))
-    from_digit = limbs.sums_from_the_end(counts)
-    digit = jnp.sum(limbs.at_least(from_digit, need)) - 1
-    pick = lambda x: limbs.Limbs(x.high[digit], x.low[digit])
-    equal = pick(counts)
-    need = limbs.subtract(need, limbs.subtract(pick(from_digit), equal))
+    )))
+    digit, need = _find(limbs.total(counts), need)
     prefix |= digit.astype(jnp.uint32) << jnp.asarray(passes.shift)[i]
-    return prefix, need, equal
+    return prefix, need, counts[:, digit]
 
-  first = jnp.uint32(0), need, need
+  layers = sum(scores.shape[0] for scores in jax.tree.leaves(model.scores))
+  first = jnp.uint32(0), need, jnp.zeros(layers, jnp.int32)
   return jax.lax.fori_loop(0, len(passes.shift), narrow, first)
 
 
-def _candidates_per_layer(model: _Model, cuts: Cuts) -> PyTree:
-  """Counts the candidates of every layer: int32 `[layers]` per leaf."""
-  def count(units, shape):
-    keys = units_lib.keys_of(units, shape)
-    return units_lib.number_of(units_lib.candidates(units, keys, cuts), shape)
-  if not cuts and not jax.tree.leaves(model.among):
-    return jax.tree.map(
-        lambda s: np.full(s.shape[0], s.shape[1] * s.shape[2], np.int32),
-        model.scores,
-    )
-  return _map_units(count, model)
+def _find(
+    counts: limbs.Limbs, need: limbs.Limbs
+) -> tuple[jax.Array, limbs.Limbs]:
+  """Finds which digit the `need`-th largest has, and its rank among those."""
+  from_each = jax.lax.associative_scan(operator.add, counts, reverse=True)
+  pick = lambda x, i: jax.tree.map(lambda limb: limb[i], x)
+  need = limbs.minimum(need, pick(from_each, 0))
+  digit = jnp.sum(from_each >= need) - 1
+  return digit, need - (pick(from_each, digit) - pick(counts, digit))
 
 
-def _take_in_order(numbers: PyTree, need: limbs.Limbs) -> PyTree:
+def _take_in_order(there: jax.Array, need: limbs.Limbs) -> jax.Array:
   """Shares `need` out in order: from every entry, all until none is left."""
-  leaves, treedef = jax.tree.flatten(numbers)
-  there = jnp.concatenate(leaves).astype(jnp.uint32)
-  there = limbs.Limbs(jnp.zeros_like(there), there)
-  up_to = jax.lax.associative_scan(limbs.add, there)
-  before = limbs.minimum(limbs.subtract(up_to, there), need)
-  taken = limbs.minimum(there, limbs.subtract(need, before))
-  ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-  return treedef.unflatten(jnp.split(taken.low.astype(jnp.int32), ends))
+  low = there.astype(jnp.uint32)
+  wide = limbs.Limbs(jnp.zeros_like(low), low)
+  before = jax.lax.associative_scan(operator.add, wide) - wide
+  taken = limbs.minimum(wide, need - limbs.minimum(before, need))
+  return taken.low.astype(jnp.int32)
 
 
-def _total(counts: PyTree) -> limbs.Limbs:
-  """Adds up non-negative int32 `[layers, ...]` of all leaves, exactly."""
-  total = limbs.to_limbs(0)
-  for leaf in jax.tree.leaves(counts):
-    # Halves of 16 bits, so that 2^16 layers add up within 32.
-    halves = leaf.astype(jnp.uint32)
-    add_up = lambda x: jnp.sum(x, axis=0, dtype=jnp.uint32)
-    total = limbs.add(
-        total, limbs.add(
-            limbs.multiply(add_up(halves >> 16), 2**16),
-            limbs.multiply(add_up(halves & 0xffff), 1),
-        )
-    )
-  return total
+def _split(numbers: jax.Array, scores: PyTree) -> PyTree:
+  """Splits one number per layer into those of every leaf."""
+  leaves, treedef = jax.tree.flatten(scores)
+  ends = np.cumsum([leaf.shape[0] for leaf in leaves])[:-1]
+  return treedef.unflatten(jnp.split(numbers, ends))
 
 
 def _map_units(f, model: _Model, *trees: PyTree) -> PyTree:

@@ -74,7 +74,7 @@ def keys_of(units: Units, shape: Shape) -> tuple[Key, ...]:
   def random(units):
     first = limbs.multiply(units.competition, size)
     within = limbs.Limbs(jnp.zeros(shape, jnp.uint32), row_major(units))
-    position = limbs.add(limbs.Limbs(*map(across, first)), within)
+    position = limbs.Limbs(*map(across, first)) + within
     return random_bits.bits_at(units.words, position)
 
   keys = []
