@@ -21,6 +21,8 @@ using simd::kWidth;
 using simd::Vector;
 
 constexpr int64_t kRegionOutputs = 256;
+constexpr int64_t kMostTerms = 384;  // Of a block.
+constexpr int64_t kRowsAhead = 4;
 
 // Memory that a thread keeps from call to call.
 class Scratch {
@@ -79,6 +81,7 @@ struct Lists {
     return starts + region * Starts();
   }
 
+
   void Allocate() {
     static thread_local Scratch values_room, indices_room, starts_room;
     values = values_room.Get<float>(Regions() * Entries());
@@ -87,6 +90,12 @@ struct Lists {
   }
 };
 
+// Rows lie apart in memory: asks for what is read some rows later.
+template <typename T>
+void Prefetch(const T* here, int64_t stride) {
+  __builtin_prefetch(here + kRowsAhead * stride);
+}
+
 // Lists a region whose outputs are rows of the matrix. Entries of `also` are
 // listed too, with the value zero where the mask has none.
 void ListRows(const Lists& lists, int64_t region, const float* weights,
@@ -94,20 +103,29 @@ void ListRows(const Lists& lists, int64_t region, const float* weights,
   float* values = lists.Values(region);
   uint16_t* indices = lists.Indices(region);
   uint32_t* starts = lists.StartsOf(region);
+  const int64_t first = region * kRegionOutputs;
+  const int64_t outputs = lists.End(region) - first;
   uint32_t p = 0;
   for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
     const int64_t end = std::min(lists.terms, begin + lists.block);
-    for (int64_t row = region * kRegionOutputs; row < lists.End(region);
-         ++row) {
+    for (int64_t o = 0; o < outputs; ++o) {
       *starts++ = p;
+      const int64_t row = (first + o) * lists.terms;
       for (int64_t i = begin; i < end; i += kWidth) {
         const int n = static_cast<int>(std::min<int64_t>(kWidth, end - i));
-        const int64_t at = row * lists.terms + i;
-        const uint32_t kept = mask ? simd::NonZero(mask + at, n) : 0;
-        const uint32_t all = also ? kept | simd::NonZero(also + at, n) : kept;
-        const Vector v =
-            kept ? simd::Keep(kept, simd::LoadFirst(weights + at, n))
-                 : simd::Zero();
+        const int64_t at = row + i;
+        uint32_t all = 0;
+        Vector v = simd::Zero();
+        if (mask) {
+          Prefetch(weights + at, lists.terms);
+          Prefetch(mask + at, lists.terms);
+          all = simd::NonZero(mask + at, n);
+          v = simd::Keep(all, simd::LoadFirst(weights + at, n));
+        }
+        if (also) {
+          Prefetch(also + at, lists.terms);
+          all |= simd::NonZero(also + at, n);
+        }
         p += simd::Compress(v, all, static_cast<int>(i - begin), values + p,
                             indices + p);
       }
@@ -116,14 +134,15 @@ void ListRows(const Lists& lists, int64_t region, const float* weights,
   *starts = p;
 }
 
-// Lists a region whose outputs are columns of the matrix. A block is turned
-// first, so that memory is read along rows.
+// Lists a region whose outputs are columns of the matrix: reads along the rows
+// of a block, and deals what is kept out to the columns.
 void ListColumns(const Lists& lists, int64_t region, const float* weights,
                  const uint8_t* mask) {
-  static thread_local Scratch turned_room, kept_room;
-  const int64_t steps = lists.block / kWidth;
-  float* turned = turned_room.Get<float>(kRegionOutputs * lists.block);
-  uint16_t* kept = kept_room.Get<uint16_t>(kRegionOutputs * steps);
+  static thread_local Scratch values_room, indices_room;
+  // Not a power of two, lest all columns meet in the same lines of the cache.
+  const int64_t stride = lists.block + kWidth;
+  float* dealt_values = values_room.Get<float>(kRegionOutputs * stride);
+  uint16_t* dealt_indices = indices_room.Get<uint16_t>(kRegionOutputs * stride);
   float* values = lists.Values(region);
   uint16_t* indices = lists.Indices(region);
   uint32_t* starts = lists.StartsOf(region);
@@ -132,34 +151,36 @@ void ListColumns(const Lists& lists, int64_t region, const float* weights,
   uint32_t p = 0;
   for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
     const int64_t end = std::min(lists.terms, begin + lists.block);
-    for (int64_t step = 0; begin + step * kWidth < end; ++step) {
+    uint16_t counts[kRegionOutputs] = {0};
+    for (int64_t row = begin; row < end; ++row) {
+      float row_values[kRegionOutputs + kWidth];
+      uint16_t row_columns[kRegionOutputs + kWidth];
+      int64_t kept = 0;
       for (int64_t c = 0; c < columns; c += kWidth) {
         const int n = static_cast<int>(std::min<int64_t>(kWidth, columns - c));
-        Vector rows[kWidth], bits[kWidth];
-        for (int j = 0; j < kWidth; ++j) {
-          const int64_t row = begin + step * kWidth + j;
-          const int64_t at = row * lists.outputs + first + c;
-          rows[j] = row < end ? simd::LoadFirst(weights + at, n) : simd::Zero();
-          bits[j] = row < end ? simd::FromBits(simd::NonZero(mask + at, n))
-                              : simd::Zero();
-        }
-        simd::Transpose(rows);
-        simd::Transpose(bits);
-        for (int j = 0; j < n; ++j) {
-          simd::Store(turned + (c + j) * lists.block + step * kWidth, rows[j]);
-          kept[(c + j) * steps + step] =
-              static_cast<uint16_t>(simd::Signs(bits[j]));
-        }
+        const int64_t at = row * lists.outputs + first + c;
+        Prefetch(weights + at, lists.outputs);
+        Prefetch(mask + at, lists.outputs);
+        kept += simd::Compress(simd::LoadFirst(weights + at, n),
+                               simd::NonZero(mask + at, n),
+                               static_cast<int>(c), row_values + kept,
+                               row_columns + kept);
+      }
+      for (int64_t i = 0; i < kept; ++i) {
+        const int64_t c = row_columns[i];
+        const int64_t at = c * stride + counts[c]++;
+        dealt_values[at] = row_values[i];
+        dealt_indices[at] = static_cast<uint16_t>(row - begin);
       }
     }
     for (int64_t c = 0; c < columns; ++c) {
       *starts++ = p;
-      for (int64_t step = 0; begin + step * kWidth < end; ++step) {
-        p += simd::Compress(
-            simd::Load(turned + c * lists.block + step * kWidth),
-            kept[c * steps + step], static_cast<int>(step * kWidth),
-            values + p, indices + p);
+      // Whole vectors: what is too much is written over, or waste at the end.
+      for (int64_t i = 0; i < counts[c]; i += kWidth) {
+        std::copy_n(dealt_values + c * stride + i, kWidth, values + p + i);
+        std::copy_n(dealt_indices + c * stride + i, kWidth, indices + p + i);
       }
+      p += counts[c];
     }
   }
   *starts = p;
@@ -169,9 +190,9 @@ void ListColumns(const Lists& lists, int64_t region, const float* weights,
 // tokens that are not there are zero.
 void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
           int tile, float* packed) {
-  for (int64_t c = 0; c < features; c += kWidth) {
-    const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
-    for (int t = 0; t < tile; t += kWidth) {
+  for (int t = 0; t < tile; t += kWidth) {
+    for (int64_t c = 0; c < features; c += kWidth) {
+      const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
       Vector r[kWidth];
       for (int i = 0; i < kWidth; ++i) {
         r[i] = t + i < tokens ? simd::LoadFirst(x + (t + i) * stride + c, n)
@@ -267,13 +288,13 @@ void MultiplyTile(const Lists& lists, const float* x, int64_t tokens,
   }
 }
 
-// The share of entries that a mask keeps, from a sample of it.
-double Density(const uint8_t* mask, int64_t size) {
-  constexpr int64_t kSample = 1 << 14;
-  const int64_t step = std::max<int64_t>(1, size / kSample);
+// Whether a mask keeps so little, by a sample of it, that longer lists pay.
+bool IsSparse(const uint8_t* mask, int64_t size) {
+  constexpr int64_t kSample = 1 << 10;
+  const int64_t step = std::max<int64_t>(1, size / kSample) | 1;
   int64_t kept = 0, seen = 0;
-  for (int64_t i = 0; i < size; i += step | 1, ++seen) kept += mask[i] != 0;
-  return seen ? static_cast<double>(kept) / seen : 0;
+  for (int64_t i = 0; i < size; i += step, ++seen) kept += mask[i] != 0;
+  return kept < 0.15 * seen;
 }
 
 // Vectors of tokens in a tile: as many as there are tokens for all workers.
@@ -284,14 +305,14 @@ int Vectors(int most, int64_t tokens, int64_t workers) {
 
 void Multiply(const Workers& workers, const float* x, const Matrix& w,
               bool transpose, int64_t tokens, float* y) {
-  const bool sparse = Density(w.mask, w.inputs * w.outputs) < 0.08;
-  const int vectors = Vectors(sparse ? 4 : simd::kForwardVectors, tokens,
-                              workers.number);
+  const bool sparse = IsSparse(w.mask, w.inputs * w.outputs);
+  const int most = sparse ? simd::kSparseVectors : simd::kForwardVectors;
+  const int vectors = Vectors(most, tokens, workers.number);
   Lists lists;
   lists.outputs = transpose ? w.inputs : w.outputs;
   lists.terms = transpose ? w.outputs : w.inputs;
   // The rows of a block and their tile stay in the first-level cache.
-  lists.block = vectors == 8 ? 64 : vectors == 4 ? 128 : 192;
+  lists.block = vectors == simd::kForwardVectors ? 64 : 128;
   lists.Allocate();
   workers.parallel_for(lists.Regions(), [&](int64_t region) {
     if (transpose) {
@@ -400,6 +421,18 @@ void DifferentiateTile(const Lists& lists, const float* x, const float* dy,
   }
 }
 
+// Copies floats, from aligned memory, that nobody reads before the caches have
+// forgotten them.
+void CopyPastCache(const float* from, int64_t count, float* to) {
+  int64_t i = 0;
+  if (reinterpret_cast<uintptr_t>(to) % (kWidth * sizeof(float)) == 0) {
+    for (; i + kWidth <= count; i += kWidth) {
+      simd::Stream(to + i, simd::Load(from + i));
+    }
+  }
+  std::copy(from + i, from + count, to + i);
+}
+
 // Writes the rows of dw of a region: the sums of its entries, zero elsewhere.
 void Scatter(const Lists& lists, int64_t region, const float* sums,
              int64_t copies, int64_t copy, const uint8_t* only, float* dw) {
@@ -409,18 +442,21 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
   const uint32_t* starts = lists.StartsOf(region);
   const float* of_region = sums + region * lists.Entries();
   for (int64_t b = 0; b < lists.Blocks(); ++b) {
+    const int64_t begin = b * lists.block;
+    const int64_t terms = std::min(lists.block, lists.terms - begin);
     for (int64_t o = 0; o < outputs; ++o, ++starts) {
-      const int64_t at = (first + o) * lists.terms + b * lists.block;
-      std::fill_n(dw + at, std::min(lists.block, lists.terms - b * lists.block),
-                  0.0f);
+      const int64_t at = (first + o) * lists.terms + begin;
+      alignas(64) float row[kMostTerms] = {0};
       for (uint32_t p = starts[0]; p < starts[1]; ++p) {
         if (only && !only[at + indices[p]]) continue;
         float sum = of_region[p];
         for (int64_t i = 1; i < copies; ++i) sum += of_region[i * copy + p];
-        dw[at + indices[p]] = sum;
+        row[indices[p]] = sum;
       }
+      CopyPastCache(row, terms, dw + at);
     }
   }
+  simd::Fence();
 }
 
 template <bool kWithDx>
@@ -432,13 +468,14 @@ void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
     std::memset(dw, 0, size * sizeof(float));
     return;
   }
-  const bool same = kWithDx && !std::memcmp(w.mask, grad_mask, size);
+  const bool same = kWithDx && (w.mask == grad_mask ||
+                                !std::memcmp(w.mask, grad_mask, size));
   const int vectors =
       Vectors(simd::kBackwardVectors, tokens, workers.number);
   Lists lists;
   lists.outputs = w.inputs;
   lists.terms = w.outputs;
-  lists.block = Density(grad_mask, size) < 0.15 ? 384 : 96;
+  lists.block = IsSparse(grad_mask, size) ? kMostTerms : 96;
   lists.Allocate();
   workers.parallel_for(lists.Regions(), [&](int64_t region) {
     ListRows(lists, region, w.weights, kWithDx ? w.mask : nullptr,

@@ -12,13 +12,14 @@ namespace {
 using Vector = __m256;
 constexpr int kWidth = 8;
 constexpr int kForwardVectors = 8;
+constexpr int kSparseVectors = 4;
 constexpr int kBackwardVectors = 4;
 
 inline Vector Zero() { return _mm256_setzero_ps(); }
 inline Vector Load(const float* p) { return _mm256_load_ps(p); }
 inline void Store(float* p, Vector v) { _mm256_store_ps(p, v); }
-inline Vector LoadUnaligned(const float* p) { return _mm256_loadu_ps(p); }
-inline void StoreUnaligned(float* p, Vector v) { _mm256_storeu_ps(p, v); }
+inline void Stream(float* p, Vector v) { _mm256_stream_ps(p, v); }
+inline void Fence() { _mm_sfence(); }
 // Loads into a register once, where the compiler would read memory twice.
 inline Vector LoadOnce(const float* p) {
   Vector v = Load(p);
@@ -90,17 +91,11 @@ inline uint32_t NonZero(const uint8_t* p, int n) {
   return ~_mm_movemask_epi8(zero) & 0xff;
 }
 
-inline Vector FromBits(uint32_t bits) {
-  const __m256i bit = _mm256_sllv_epi32(_mm256_set1_epi32(1), Lanes());
-  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(
-      _mm256_and_si256(_mm256_set1_epi32(bits), bit), bit));
-}
-
 inline Vector Keep(uint32_t bits, Vector v) {
-  return _mm256_and_ps(FromBits(bits), v);
+  const __m256i bit = _mm256_sllv_epi32(_mm256_set1_epi32(1), Lanes());
+  const __m256i kept = _mm256_and_si256(_mm256_set1_epi32(bits), bit);
+  return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(kept, bit)), v);
 }
-
-inline uint32_t Signs(Vector v) { return _mm256_movemask_ps(v); }
 
 }  // namespace
 }  // namespace simd

@@ -10,14 +10,16 @@ namespace {
 
 using Vector = __m512;
 constexpr int kWidth = 16;
-constexpr int kForwardVectors = 8;   // Registers of accumulators.
+constexpr int kForwardVectors = 8;   // Registers of sums.
+constexpr int kSparseVectors = 4;    // Of them, for few weights.
 constexpr int kBackwardVectors = 8;  // Of x and of dx each.
 
 inline Vector Zero() { return _mm512_setzero_ps(); }
 inline Vector Load(const float* p) { return _mm512_load_ps(p); }
 inline void Store(float* p, Vector v) { _mm512_store_ps(p, v); }
-inline Vector LoadUnaligned(const float* p) { return _mm512_loadu_ps(p); }
-inline void StoreUnaligned(float* p, Vector v) { _mm512_storeu_ps(p, v); }
+// Writes past the caches, in no order until the fence.
+inline void Stream(float* p, Vector v) { _mm512_stream_ps(p, v); }
+inline void Fence() { _mm_sfence(); }
 // Loads into a register once, where the compiler would read memory twice.
 inline Vector LoadOnce(const float* p) {
   Vector v = Load(p);
@@ -122,20 +124,9 @@ inline uint32_t NonZero(const uint8_t* p, int n) {
   return _mm_test_epi8_mask(bytes, bytes);
 }
 
-// All bits of lane i are those of bit i.
-inline Vector FromBits(uint32_t bits) {
-  return _mm512_castsi512_ps(
-      _mm512_movm_epi32(static_cast<__mmask16>(bits)));
-}
-
 // Zero in the lanes whose bit is not set, whatever was there.
 inline Vector Keep(uint32_t bits, Vector v) {
   return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), v);
-}
-
-// Bit i is the sign of lane i.
-inline uint32_t Signs(Vector v) {
-  return _mm512_movepi32_mask(_mm512_castps_si512(v));
 }
 
 }  // namespace

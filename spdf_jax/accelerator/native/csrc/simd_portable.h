@@ -8,20 +8,20 @@ namespace simd {
 namespace {
 
 typedef float Vector __attribute__((vector_size(16)));
-typedef int32_t Integers __attribute__((vector_size(16)));
 constexpr int kWidth = 4;
 constexpr int kForwardVectors = 8;
+constexpr int kSparseVectors = 4;
 constexpr int kBackwardVectors = 4;
 
 inline Vector Zero() { return Vector{}; }
-inline Vector LoadUnaligned(const float* p) {
+inline Vector Load(const float* p) {
   Vector v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-inline void StoreUnaligned(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
-inline Vector Load(const float* p) { return LoadUnaligned(p); }
-inline void Store(float* p, Vector v) { StoreUnaligned(p, v); }
+inline void Store(float* p, Vector v) { std::memcpy(p, &v, sizeof v); }
+inline void Stream(float* p, Vector v) { Store(p, v); }
+inline void Fence() {}
 inline Vector LoadOnce(const float* p) { return Load(p); }
 inline Vector Add(Vector a, Vector b) { return a + b; }
 inline Vector Multiply(Vector a, Vector b) { return a * b; }
@@ -65,25 +65,9 @@ inline uint32_t NonZero(const uint8_t* p, int n) {
   return bits;
 }
 
-inline Vector FromBits(uint32_t bits) {
-  const Integers all = {bits & 1 ? -1 : 0, bits & 2 ? -1 : 0,
-                        bits & 4 ? -1 : 0, bits & 8 ? -1 : 0};
-  Vector v;
-  std::memcpy(&v, &all, sizeof v);
-  return v;
-}
-
 inline Vector Keep(uint32_t bits, Vector v) {
   return Vector{bits & 1 ? v[0] : 0, bits & 2 ? v[1] : 0, bits & 4 ? v[2] : 0,
                 bits & 8 ? v[3] : 0};
-}
-
-inline uint32_t Signs(Vector v) {
-  Integers i;
-  std::memcpy(&i, &v, sizeof i);
-  uint32_t bits = 0;
-  for (int j = 0; j < kWidth; ++j) bits |= static_cast<uint32_t>(i[j] < 0) << j;
-  return bits;
 }
 
 }  // namespace
