@@ -25,6 +25,7 @@ from experiments.measuring import format_table
 from experiments.measuring import Row
 from experiments.measuring import verdict
 from experiments.suites import SUITES
+from spdf_jax.accelerator import native
 from spdf_jax.names import lookup
 from spdf_jax.training.metrics import write_atomically
 
@@ -54,10 +55,14 @@ def main(argv: list[str]) -> int:
     print(f'{name:<9}  {value}')
   repeats = _REPEATS.value or suite.repeats
   rows = []
-  for row in suite.measure(repeats, np.random.default_rng(0)):
-    if not rows or row.case != rows[-1].case:
-      print(f'measuring {row.case} …', file=sys.stderr)
-    rows.append(row)
+  try:
+    for row in suite.measure(repeats, np.random.default_rng(0)):
+      if not rows or row.case != rows[-1].case:
+        print(f'measuring {row.case} …', file=sys.stderr)
+      rows.append(row)
+  except native.Unavailable as error:
+    logging.error('%s', error)
+    return 1
   print(f'\n{format_table(rows)}')
   if output is not None:
     report = {

@@ -214,3 +214,22 @@ def test_a_cache_that_cannot_be_written_is_a_reason(run, tmp_path):
   assert 'native kernels are not used: ' in warning
   assert str(tmp_path / 'cache') in warning
   assert 'cannot be written' in warning
+
+
+def test_kernels_of_no_processor_are_named(run):
+  code = 'from spdf_jax.accelerator import native; native.kernels()'
+  _, err, status = run(code, SPDF_NATIVE_KERNELS='sse')
+  assert status == 1
+  assert "SPDF_NATIVE_KERNELS is 'sse'; unset it, or set it to one of " in err
+
+
+def test_a_benchmark_of_kernels_says_that_there_are_none(run, no_compiler):
+  code = (
+      'import sys; sys.argv = ["benchmark", "--suite=matmul"]\n'
+      'from absl import app; from experiments import benchmark\n'
+      'app.run(benchmark.main)'
+  )
+  _, err, status = run(code, **no_compiler)
+  assert status == 1
+  assert 'there is no C++ compiler' in err
+  assert 'Traceback' not in err

@@ -2,6 +2,7 @@
 
 from spdf_jax.accelerator.native.library import is_available
 from spdf_jax.accelerator.native.library import kernels
+from spdf_jax.accelerator.native.library import Unavailable
 from spdf_jax.accelerator.native.lowering import NATIVE
 
-__all__ = ['NATIVE', 'is_available', 'kernels']
+__all__ = ['NATIVE', 'Unavailable', 'is_available', 'kernels']

@@ -91,7 +91,13 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def _load_or_reason() -> ctypes.CDLL | str:
+  wished = os.environ.get('SPDF_NATIVE_KERNELS')
   try:
+    if wished is not None and wished not in KERNELS:
+      raise Unavailable(
+          f'SPDF_NATIVE_KERNELS is {wished!r}; unset it, or set it to one of '
+          f'{", ".join(KERNELS)}.'
+      )
     library = ctypes.CDLL(str(build()))
   except (Unavailable, OSError) as error:
     return f'native kernels are not used: {error}'

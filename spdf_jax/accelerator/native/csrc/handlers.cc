@@ -1,10 +1,10 @@
 // XLA custom calls: buffers in, kernels on XLA's thread pool, buffers out.
+#include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <memory>
-#include <mutex>
+#include <thread>
 
 #include "dispatch.h"
 #include "xla/ffi/api/ffi.h"
@@ -22,41 +22,79 @@ const spdf::Kernels& Kernels() {
   return kernels ? *kernels : *spdf::FindKernels();
 }
 
-// Runs f(0) ... f(n - 1) on the pool and the calling thread, which returns when
-// all are done; it does all that no thread of the pool has begun.
-void ParallelFor(ffi::ThreadPool& pool, int64_t n,
-                 const std::function<void(int64_t)>& f) {
-  const int64_t helpers = std::min<int64_t>(n, pool.num_threads()) - 1;
-  if (helpers < 1) {
-    for (int64_t i = 0; i < n; ++i) f(i);
-    return;
+// Threads that go through the loops of one product together: those of the pool
+// are woken once, and what none of them has begun the calling thread does.
+class Team {
+ public:
+  explicit Team(ffi::ThreadPool& pool)
+      : pool_(pool), size_(std::max<int64_t>(1, pool.num_threads())) {}
+  ~Team() { state_->over = true; }
+
+  int64_t size() const { return size_; }
+
+  // Runs f(0) ... f(n - 1) and returns when all are done.
+  void Run(int64_t n, const std::function<void(int64_t)>& f) {
+    if (size_ == 1 || (n == 1 && !started_) || begun_ == kLoops) {
+      for (int64_t i = 0; i < n; ++i) f(i);
+      return;
+    }
+    Loop& loop = state_->loops[begun_++];
+    loop.n = n;
+    loop.f = &f;
+    loop.open.store(true, std::memory_order_release);
+    for (; started_ + 1 < size_; ++started_) {
+      pool_.Schedule([state = state_] { state->Help(); });
+    }
+    loop.Work();
+    while (loop.done.load(std::memory_order_acquire) < n) {
+      std::this_thread::yield();
+    }
   }
-  // Helpers may start when all is done, and this function has returned.
-  struct State {
+
+ private:
+  static constexpr int64_t kLoops = 4;
+
+  struct Loop {
+    int64_t n = 0;
+    const std::function<void(int64_t)>* f = nullptr;
+    std::atomic<bool> open{false};
     std::atomic<int64_t> next{0}, done{0};
-    std::mutex mutex;
-    std::condition_variable all_done;
-  };
-  auto state = std::make_shared<State>();
-  auto work = [state, n, f = &f] {
-    for (int64_t i; (i = state->next.fetch_add(1)) < n;) {
-      (*f)(i);
-      if (state->done.fetch_add(1) + 1 == n) {
-        std::lock_guard<std::mutex> lock(state->mutex);
-        state->all_done.notify_all();
+
+    void Work() {
+      for (int64_t i; (i = next.fetch_add(1)) < n;) {
+        (*f)(i);
+        done.fetch_add(1, std::memory_order_release);
       }
     }
   };
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work(); });
-  work();
-  std::unique_lock<std::mutex> lock(state->mutex);
-  state->all_done.wait(lock, [&] { return state->done.load() == n; });
-}
+
+  // Helpers may come when all is over, and the team is gone.
+  struct State {
+    Loop loops[kLoops];
+    std::atomic<bool> over{false};
+
+    void Help() {
+      for (Loop& loop : loops) {
+        while (!loop.open.load(std::memory_order_acquire)) {
+          if (over) return;
+          std::this_thread::yield();
+        }
+        loop.Work();
+      }
+    }
+  };
+
+  ffi::ThreadPool& pool_;
+  const int64_t size_;
+  int64_t started_ = 0, begun_ = 0;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 spdf::Workers OnPool(ffi::ThreadPool& pool) {
-  return {std::max<int64_t>(1, pool.num_threads()),
-          [&pool](int64_t n, const std::function<void(int64_t)>& f) {
-            ParallelFor(pool, n, f);
+  auto team = std::make_shared<Team>(pool);
+  return {team->size(),
+          [team](int64_t n, const std::function<void(int64_t)>& f) {
+            team->Run(n, f);
           }};
 }
 

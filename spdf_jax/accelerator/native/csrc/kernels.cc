@@ -20,7 +20,7 @@ namespace {
 using simd::kWidth;
 using simd::Vector;
 
-constexpr int64_t kRegionOutputs = 256;
+constexpr int64_t kRegionOutputs = 128;
 constexpr int64_t kMostTerms = 384;  // Of a block.
 constexpr int64_t kRowsAhead = 4;
 
