@@ -13,6 +13,7 @@ _VERSION = re.search(
 
 _DATA = ['tokenizers>=0.21']
 _EVAL = ['sacrebleu>=2.4']
+_HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
 _VIZ = ['matplotlib>=3.8']
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
 
@@ -51,10 +52,12 @@ setup(
     extras_require={
         'data': _DATA,
         'eval': _EVAL,
+        'hf': _HF,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
         'dev': [
             *_QUICKSTART,
+            *_HF,
             'equinox',
             'flatbuffers',
             'hypothesis',

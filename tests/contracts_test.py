@@ -25,7 +25,7 @@ LAYERS = {
 LIBRARIES = {
     'sparsity': {'jax', 'numpy', 'optax'},
     'accelerator': {'jax', 'numpy'},
-    'models': {'jax', 'flax', 'optax'},
+    'models': {'jax', 'numpy', 'flax', 'optax'},
     'data': {'numpy'},
     'training': {'jax', 'numpy', 'optax', 'flax', 'orbax'},
     'evaluation': {'jax', 'numpy'},

@@ -1,17 +1,27 @@
 """Flax models with masked Dense layers."""
 
+from spdf_jax.models.cache import create_cache
+from spdf_jax.models.decoder import DecoderConfig
+from spdf_jax.models.decoder import sparsifiable
 from spdf_jax.models.gpt import GPT
 from spdf_jax.models.gpt import GPTConfig
-from spdf_jax.models.gpt import sparsifiable
 from spdf_jax.models.layers import MaskedDense
+from spdf_jax.models.llama import Llama
+from spdf_jax.models.llama import LlamaConfig
 from spdf_jax.models.presets import create_model
+from spdf_jax.models.presets import model_of
 from spdf_jax.models.presets import PRESETS
 
 __all__ = [
     'GPT',
     'PRESETS',
+    'DecoderConfig',
     'GPTConfig',
+    'Llama',
+    'LlamaConfig',
     'MaskedDense',
+    'create_cache',
     'create_model',
+    'model_of',
     'sparsifiable',
 ]

@@ -1,109 +1,71 @@
 """The GPT-2 / GPT-3 decoder, with masked hidden matrices."""
 
 import dataclasses
-from typing import Any
+import functools
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
-from spdf_jax.accelerator.primitives import check_lowering
-from spdf_jax.models.layers import MaskedDense
+from spdf_jax.models.attention import Attention
+from spdf_jax.models.decoder import apply_layers
+from spdf_jax.models.decoder import check_length
+from spdf_jax.models.decoder import DecoderConfig
+from spdf_jax.models.decoder import dense
 
-HIDDEN_KERNELS = {
-    'attn/wq/kernel': (-2, -1),
-    'attn/wk/kernel': (-2, -1),
-    'attn/wv/kernel': (-2, -1),
-    'attn/wd/kernel': (-2, -1),
-    'mlp/wi/kernel': (-2, -1),
-    'mlp/wo/kernel': (-2, -1),
+ACTIVATIONS = {
+    'gelu_tanh': functools.partial(nn.gelu, approximate=True),
+    'gelu': functools.partial(nn.gelu, approximate=False),
 }
-"""The six sparsifiable matrices of a layer (SPDF, section 3.1), with their
-(reduction, output) axes; scanned models have a layer axis in front."""
-
-DTYPES = ('float32', 'bfloat16', 'float16')
-"""Types a model can compute in."""
+"""Of the feed-forward layer: GPT-2's approximation, and the exact one."""
 
 
 @dataclasses.dataclass(frozen=True)
-class GPTConfig:
-  """Sizes of a GPT.
+class GPTConfig(DecoderConfig):
+  """Sizes of a GPT, and the multipliers of muP.
 
   Attributes:
-    vocab_size: Number of token ids.
-    n_layers: Number of decoder layers.
-    n_heads: Attention heads per layer; divides d_model.
-    d_model: Width.
-    d_ff: Width of the feed-forward layer.
-    max_length: Positions; no sequence may be longer.
-    scan_layers: Compile one layer and scan over it; kernels are stacked.
-    dtype: Type of the computation.
-    lowering: What computes sparse matmuls, see `accelerator.sparse_matmul`.
+    activation: `gelu_tanh`, as GPT-2, or `gelu`, as Cerebras-GPT.
+    embeddings_scale: Multiplies the sum of embeddings and positions (muP).
+    logits_scale: Multiplies the logits (muP).
+    attention_by_size: Whether scores are divided by the size of a head, not by
+      its root (muP).
 
   Raises:
     ValueError: a size is not positive, the heads do not divide the width, or
-      the type or the lowering is unknown.
+      a name is unknown.
+
+  References:
+    Yang et al., `Tensor Programs V <https://arxiv.org/abs/2203.03466>`_, 2022
+    Dey et al., `Cerebras-GPT <https://arxiv.org/abs/2304.03208>`_, 2023
   """
 
-  vocab_size: int
-  n_layers: int
-  n_heads: int
-  d_model: int
-  d_ff: int
-  max_length: int
-  scan_layers: bool = False
-  dtype: str = 'float32'
-  lowering: str = 'reference'
+  activation: str = 'gelu_tanh'
+  embeddings_scale: float = 1.0
+  logits_scale: float = 1.0
+  attention_by_size: bool = False
 
   def __post_init__(self):
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.type is int and value < 1:
-        raise ValueError(f'{field.name} is {value}; it must be positive.')
-    if self.dtype not in DTYPES:
+    super().__post_init__()
+    if self.activation not in ACTIVATIONS:
       raise ValueError(
-          f'dtype is {self.dtype!r}; use one of {", ".join(DTYPES)}.'
+          f'activation is {self.activation!r}; use one of '
+          f'{", ".join(ACTIVATIONS)}.'
       )
-    if self.d_model % self.n_heads:
-      raise ValueError(
-          f'n_heads is {self.n_heads}, which does not divide d_model '
-          f'{self.d_model}; choose a divisor.'
-      )
-    check_lowering(self.lowering)
-
-
-class Attention(nn.Module):
-  """Causal multi-head self-attention."""
-
-  config: GPTConfig
-
-  @nn.compact
-  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
-    c = self.config
-    heads = (*x_BxLxD.shape[:-1], c.n_heads, c.d_model // c.n_heads)
-    q_BxLxHxK, k_BxLxHxK, v_BxLxHxK = (
-        _dense(c, c.d_model, name=name)(x_BxLxD).reshape(heads)
-        for name in ('wq', 'wk', 'wv')
-    )
-    y_BxLxHxK = jax.nn.dot_product_attention(
-        q_BxLxHxK, k_BxLxHxK, v_BxLxHxK, is_causal=True
-    )
-    y_BxLxD = y_BxLxHxK.reshape(x_BxLxD.shape)
-    return _dense(c, c.d_model, residual=True, name='wd')(y_BxLxD)
 
 
 class MLP(nn.Module):
-  """Feed-forward layer with the tanh form of gelu, as GPT-2."""
+  """Feed-forward layer."""
 
   config: GPTConfig
 
   @nn.compact
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
     c = self.config
-    h_BxLxF = _dense(c, c.d_ff, name='wi')(x_BxLxD)
-    h_BxLxF = nn.gelu(h_BxLxF, approximate=True)
-    return _dense(c, c.d_model, residual=True, name='wo')(h_BxLxF)
+    h_BxLxF = dense(c, c.d_ff, name='wi', use_bias=True)(x_BxLxD)
+    h_BxLxF = ACTIVATIONS[c.activation](h_BxLxF)
+    wo = dense(c, c.d_model, name='wo', use_bias=True, residual=True)
+    return wo(h_BxLxF)
 
 
 class Block(nn.Module):
@@ -112,10 +74,14 @@ class Block(nn.Module):
   config: GPTConfig
 
   @nn.compact
-  def __call__(self, x_BxLxD: jax.Array) -> tuple[jax.Array, None]:
+  def __call__(
+      self, x_BxLxD: jax.Array, positions_BxL: jax.Array | None
+  ) -> tuple[jax.Array, None]:
     c = self.config
     norm = lambda name: nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name=name)
-    x_BxLxD += Attention(c, name='attn')(norm('ln_1')(x_BxLxD))
+    scale = 1 / c.head_size if c.attention_by_size else None
+    attention = Attention(c, scale=scale, name='attn')
+    x_BxLxD += attention(norm('ln_1')(x_BxLxD), positions_BxL)
     x_BxLxD += MLP(c, name='mlp')(norm('ln_2')(x_BxLxD))
     return x_BxLxD, None
 
@@ -125,7 +91,8 @@ class GPT(nn.Module):
 
   `model.apply({'params': p}, tokens_BxL)` gives float32 logits [B, L, V];
   with `'masks': m` the hidden matrices are computed sparsely, and with
-  `'grad_masks': g` their gradients where `g` is `True`.
+  `'grad_masks': g` their gradients where `g` is `True`. With positions and a
+  cache (see `create_cache`) tokens are computed a few at a time.
 
   References:
     Radford et al., Language Models are Unsupervised Multitask Learners, 2019
@@ -142,69 +109,21 @@ class GPT(nn.Module):
   config: GPTConfig
 
   @nn.compact
-  def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
+  def __call__(
+      self, tokens_BxL: jax.Array, positions_BxL: jax.Array | None = None
+  ) -> jax.Array:
     c = self.config
-    length = tokens_BxL.shape[1]
-    if length > c.max_length:
-      raise ValueError(
-          f'the sequence has {length} tokens and the model {c.max_length} '
-          'positions; shorten the sequence or raise max_length.'
-      )
+    check_length(c, tokens_BxL)
     embed = lambda size, stddev, name: nn.Embed(
         size, c.d_model, embedding_init=nn.initializers.normal(stddev),
         dtype=c.dtype, name=name,
     )
     wte = embed(c.vocab_size, 0.02, 'wte')
     wpe = embed(c.max_length, 0.01, 'wpe')
-    x_BxLxD = wte(tokens_BxL) + wpe(jnp.arange(length))
-    if c.scan_layers:
-      layers = nn.scan(
-          Block,
-          variable_axes={'params': 0, 'masks': 0, 'grad_masks': 0},
-          split_rngs={'params': True},
-          length=c.n_layers,
-      )
-      x_BxLxD, _ = layers(c, name='h')(x_BxLxD)
-    else:
-      for i in range(c.n_layers):
-        x_BxLxD, _ = Block(c, name=f'h_{i}')(x_BxLxD)
+    at = positions_BxL
+    if at is None:
+      at = jnp.arange(tokens_BxL.shape[1])
+    x_BxLxD = c.embeddings_scale * (wte(tokens_BxL) + wpe(at))
+    x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL)
     x_BxLxD = nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name='ln_f')(x_BxLxD)
-    return wte.attend(x_BxLxD).astype(jnp.float32)
-
-
-def sparsifiable(
-    path: str, leaf: Any
-) -> optax.contrib.MuonDimensionNumbers | bool:
-  """Selects the hidden matrices of a GPT: the `where` of `sparsify`.
-
-  Embeddings, positions, norms, biases and the (tied) head are never selected.
-
-  Args:
-    path: The leaf's path in the parameters, parts joined by `'/'`.
-    leaf: The parameter, or its shape.
-
-  Returns:
-    The axes of a hidden matrix, `False` for everything else.
-
-  Example:
-    >>> kernel = jax.ShapeDtypeStruct((12, 64, 256), jnp.float32)
-    >>> sparsifiable('h/mlp/wi/kernel', kernel)
-    MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
-  """
-  del leaf
-  axes = HIDDEN_KERNELS.get('/'.join(path.split('/')[-3:]))
-  return axes is not None and optax.contrib.MuonDimensionNumbers(*axes)
-
-
-def _dense(
-    config: GPTConfig, features: int, *, name: str, residual: bool = False
-) -> MaskedDense:
-  # GPT-2 scales the layers that write to the residual stream by their number.
-  stddev = 0.02 / (2 * config.n_layers) ** 0.5 if residual else 0.02
-  return MaskedDense(
-      features,
-      kernel_init=nn.initializers.normal(stddev),
-      dtype=config.dtype,
-      lowering=config.lowering,
-      name=name,
-  )
+    return c.logits_scale * wte.attend(x_BxLxD).astype(jnp.float32)

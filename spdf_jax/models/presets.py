@@ -3,25 +3,62 @@
 import dataclasses
 from typing import Any
 
+from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.gpt import GPT
 from spdf_jax.models.gpt import GPTConfig
+from spdf_jax.models.llama import Llama
+from spdf_jax.models.llama import LlamaConfig
 from spdf_jax.names import lookup
+
+
+def _gpt(n_layers: int, n_heads: int, d_model: int, **fields: Any) -> GPTConfig:
+  fields = dict(vocab_size=50257, max_length=2048, d_ff=4 * d_model) | fields
+  return GPTConfig(
+      n_layers=n_layers, n_heads=n_heads, d_model=d_model, **fields
+  )
+
+
+def _llama(
+    n_layers: int, n_heads: int, d_model: int, d_ff: int, **fields: Any
+) -> LlamaConfig:
+  return LlamaConfig(32000, n_layers, n_heads, d_model, d_ff, 4096, **fields)
+
 
 PRESETS = {
     # Ours: what two CPU cores train in minutes.
     'gpt-mini': GPTConfig(1024, 3, 4, 128, 512, 128),
-    # SPDF, table 1 of the appendix.
-    'gpt2-small': GPTConfig(50257, 12, 12, 768, 3072, 2048),
-    'gpt3-xl': GPTConfig(50257, 24, 16, 2048, 8192, 2048),
+    # SPDF, table 1 of the appendix; Brown et al., GPT-3, table 2.1.
+    'gpt2-small': _gpt(12, 12, 768),
+    'gpt3-xl': _gpt(24, 16, 2048),
+    'gpt3-175b': _gpt(96, 96, 12288),
+    # Iterative pruning, Cerebras, 2022.
+    'gpt3-1.3b': _gpt(24, 16, 2048, vocab_size=50267),
+    # Dey et al., Cerebras-GPT, table 1.
+    'cerebras-gpt-111m': _gpt(10, 12, 768, activation='gelu'),
+    'cerebras-gpt-256m': _gpt(14, 17, 1088, activation='gelu'),
+    'cerebras-gpt-590m': _gpt(18, 12, 1536, activation='gelu'),
+    'cerebras-gpt-1.3b': _gpt(24, 16, 2048, activation='gelu'),
+    'cerebras-gpt-2.7b': _gpt(32, 32, 2560, activation='gelu'),
+    'cerebras-gpt-6.7b': _gpt(32, 32, 4096, activation='gelu'),
+    'cerebras-gpt-13b': _gpt(40, 40, 5120, activation='gelu'),
+    # Dynamic sparsity, Cerebras, 2024: "Llama2 1.3B" without grouped queries;
+    # the post shows its sizes as an image only.
+    'llama-1.3b': _llama(24, 16, 2048, 5504),  # ours
+    # Touvron et al., Llama 2, section 2.2, and Llama, table 2.
+    'llama2-7b': _llama(32, 32, 4096, 11008),
 }
+"""Configs by name."""
+
+_MODELS = {GPTConfig: GPT, LlamaConfig: Llama}
 
 
-def create_model(preset: str, **overrides: Any) -> GPT:
+def create_model(preset: str, **overrides: Any) -> GPT | Llama:
   """Builds a model by the name of its preset.
 
   Args:
     preset: A key of `PRESETS`.
-    **overrides: Fields of `GPTConfig` to change; `None` keeps the preset's.
+    **overrides: Fields of the preset's config to change; `None` keeps the
+      preset's.
 
   Returns:
     The Flax module.
@@ -38,4 +75,9 @@ def create_model(preset: str, **overrides: Any) -> GPT:
   for name in overrides:
     lookup('model field', name, fields)
   given = {k: v for k, v in overrides.items() if v is not None}
-  return GPT(dataclasses.replace(config, **given))
+  return model_of(dataclasses.replace(config, **given))
+
+
+def model_of(config: DecoderConfig) -> GPT | Llama:
+  """Builds the model of a config."""
+  return _MODELS[type(config)](config)

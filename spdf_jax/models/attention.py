@@ -1,0 +1,83 @@
+"""Causal self-attention, with grouped queries and a cache where asked for."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.models.decoder import DecoderConfig
+from spdf_jax.models.decoder import dense
+from spdf_jax.models.rotary import frequencies
+from spdf_jax.models.rotary import rotate
+from spdf_jax.models.rotary import Rotary
+
+
+class Attention(nn.Module):
+  """Causal multi-head self-attention.
+
+  Where positions are given and the collection `'cache'` is mutable, keys and
+  values are written there at their positions, and queries see everything in it
+  up to their own.
+
+  Attributes:
+    config: Of the decoder.
+    use_bias: Whether the four projections have biases.
+    rotary: Turns queries and keys; `None`: positions are learned.
+    scale: Of the scores; `None`: one over the root of the head's size.
+  """
+
+  config: DecoderConfig
+  use_bias: bool = True
+  rotary: Rotary | None = None
+  scale: float | None = None
+
+  @nn.compact
+  def __call__(
+      self, x_BxLxD: jax.Array, positions_BxL: jax.Array | None = None
+  ) -> jax.Array:
+    c = self.config
+    project = lambda heads, name: dense(
+        c, heads * c.head_size, name=name, use_bias=self.use_bias
+    )(x_BxLxD).reshape(*x_BxLxD.shape[:-1], heads, c.head_size)
+    q_BxLxHxK = project(c.n_heads, 'wq')
+    k_BxLxGxK, v_BxLxGxK = project(c.kv_heads, 'wk'), project(c.kv_heads, 'wv')
+    if self.rotary is not None:
+      turns = frequencies(self.rotary, c.head_size)
+      at = positions_BxL
+      if at is None:
+        at = jnp.arange(x_BxLxD.shape[1])[None]
+      q_BxLxHxK, k_BxLxGxK = (
+          rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
+      )
+    seen = dict(is_causal=True)
+    if positions_BxL is not None and self.is_mutable_collection('cache'):
+      k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(
+          k_BxLxGxK, v_BxLxGxK, positions_BxL
+      )
+      seen = dict(mask=mask_Bx1xLxS)
+    y_BxLxHxK = jax.nn.dot_product_attention(
+        q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
+        scale=self.scale,
+        implementation=None if c.attention == 'auto' else c.attention,
+        **seen,
+    )
+    return dense(
+        c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
+    )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
+
+  def _cached(
+      self,
+      k_BxLxGxK: jax.Array,
+      v_BxLxGxK: jax.Array,
+      positions_BxL: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Writes keys and values; returns all of them, and who sees what."""
+    is_there = self.has_variable('cache', 'key')
+    key = self.variable('cache', 'key', jnp.zeros_like, k_BxLxGxK)
+    value = self.variable('cache', 'value', jnp.zeros_like, v_BxLxGxK)
+    if is_there:
+      rows = jnp.arange(len(positions_BxL))[:, None]
+      key.value = key.value.at[rows, positions_BxL].set(k_BxLxGxK)
+      value.value = value.value.at[rows, positions_BxL].set(v_BxLxGxK)
+    written_S = jnp.arange(key.value.shape[1])
+    mask_BxLxS = written_S <= positions_BxL[:, :, None]
+    return key.value, value.value, mask_BxLxS[:, None]

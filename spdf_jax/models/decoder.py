@@ -1,0 +1,204 @@
+"""What all decoders share: their sizes, and the way through their layers."""
+
+import dataclasses
+from typing import Any
+
+from flax import linen as nn
+import jax
+import optax
+
+from spdf_jax.accelerator.primitives import check_lowering
+from spdf_jax.models.layers import MaskedDense
+
+HIDDEN_KERNELS = {
+    'attn/wq/kernel': (-2, -1),
+    'attn/wk/kernel': (-2, -1),
+    'attn/wv/kernel': (-2, -1),
+    'attn/wd/kernel': (-2, -1),
+    'mlp/wi/kernel': (-2, -1),
+    'mlp/wg/kernel': (-2, -1),  # The gate; a GPT has none.
+    'mlp/wo/kernel': (-2, -1),
+}
+"""The sparsifiable matrices of a layer (SPDF, section 3.1), with their
+(reduction, output) axes; scanned models have a layer axis in front."""
+
+DTYPES = ('float32', 'bfloat16', 'float16')
+"""Types a model can compute in."""
+
+REMAT_POLICIES = {
+    'none': None,
+    'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    'full': jax.checkpoint_policies.nothing_saveable,
+}
+"""What of a layer is kept for the backward pass, by name."""
+
+ATTENTIONS = ('auto', 'xla', 'cudnn')
+"""Implementations of `jax.nn.dot_product_attention`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+  """Sizes of a decoder.
+
+  Attributes:
+    vocab_size: Number of token ids.
+    n_layers: Number of decoder layers.
+    n_heads: Attention heads per layer; divides d_model.
+    d_model: Width.
+    d_ff: Width of the feed-forward layer.
+    max_length: Positions; no sequence may be longer.
+    scan_layers: Compile one layer and scan over it; kernels are stacked.
+    remat: What the backward pass computes anew: `none`; all but the products
+      of weights, `dots`; or everything of a layer, `full`.
+    attention: `auto`, `xla` or `cudnn`, which needs a GPU and 16-bit types.
+    dtype: Type of the computation.
+    lowering: What computes sparse matmuls, see `accelerator.sparse_matmul`.
+
+  Raises:
+    ValueError: a size is not positive, the heads do not divide the width, or
+      a name is unknown.
+  """
+
+  vocab_size: int
+  n_layers: int
+  n_heads: int
+  d_model: int
+  d_ff: int
+  max_length: int
+  scan_layers: bool = False
+  remat: str = 'none'
+  attention: str = 'auto'
+  dtype: str = 'float32'
+  lowering: str = 'reference'
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.type is int and value < 1:
+        raise ValueError(f'{field.name} is {value}; it must be positive.')
+    for name, known in (
+        ('dtype', DTYPES), ('remat', REMAT_POLICIES), ('attention', ATTENTIONS),
+    ):
+      value = getattr(self, name)
+      if value not in known:
+        raise ValueError(f'{name} is {value!r}; use one of {", ".join(known)}.')
+    if self.d_model % self.n_heads:
+      raise ValueError(
+          f'n_heads is {self.n_heads}, which does not divide d_model '
+          f'{self.d_model}; choose a divisor.'
+      )
+    check_lowering(self.lowering)
+
+  @property
+  def kv_heads(self) -> int:
+    """Heads of keys and values: as many as of queries."""
+    return self.n_heads
+
+  @property
+  def head_size(self) -> int:
+    """Width of a head."""
+    return self.d_model // self.n_heads
+
+
+def dense(
+    config: DecoderConfig,
+    features: int,
+    *,
+    name: str,
+    use_bias: bool,
+    residual: bool = False,
+) -> MaskedDense:
+  """Returns a masked layer, initialized as GPT-2's.
+
+  Args:
+    config: Of the decoder.
+    features: Size of the output.
+    name: Of the layer.
+    use_bias: Whether it has a bias.
+    residual: Whether it writes to the residual stream: those layers start
+      smaller, the more of them there are.
+
+  Returns:
+    The layer.
+  """
+  stddev = 0.02 / (2 * config.n_layers) ** 0.5 if residual else 0.02
+  return MaskedDense(
+      features,
+      use_bias=use_bias,
+      kernel_init=nn.initializers.normal(stddev),
+      dtype=config.dtype,
+      lowering=config.lowering,
+      name=name,
+  )
+
+
+def apply_layers(
+    block: type[nn.Module],
+    config: DecoderConfig,
+    x_BxLxD: jax.Array,
+    positions_BxL: jax.Array | None,
+) -> jax.Array:
+  """Applies all layers, one after another or scanned over.
+
+  Args:
+    block: A layer, `(x, positions) -> (x, None)`.
+    config: Its config.
+    x_BxLxD: What enters the first layer.
+    positions_BxL: As the decoder got them.
+
+  Returns:
+    What leaves the last layer.
+  """
+  if config.remat != 'none':
+    block = nn.remat(
+        block,
+        policy=REMAT_POLICIES[config.remat],
+        prevent_cse=not config.scan_layers,
+    )
+  if config.scan_layers:
+    layers = nn.scan(
+        block,
+        variable_axes={'params': 0, 'masks': 0, 'grad_masks': 0, 'cache': 0},
+        split_rngs={'params': True},
+        in_axes=nn.broadcast,
+        length=config.n_layers,
+    )
+    return layers(config, name='h')(x_BxLxD, positions_BxL)[0]
+  for i in range(config.n_layers):
+    x_BxLxD, _ = block(config, name=f'h_{i}')(x_BxLxD, positions_BxL)
+  return x_BxLxD
+
+
+def check_length(config: DecoderConfig, tokens_BxL: jax.Array) -> None:
+  """Raises ValueError where a sequence has more tokens than positions."""
+  length = tokens_BxL.shape[1]
+  if length > config.max_length:
+    raise ValueError(
+        f'the sequence has {length} tokens and the model {config.max_length} '
+        'positions; shorten the sequence or raise max_length.'
+    )
+
+
+def sparsifiable(
+    path: str, leaf: Any
+) -> optax.contrib.MuonDimensionNumbers | bool:
+  """Selects the hidden matrices of a decoder: the `where` of `sparsify`.
+
+  Embeddings, positions, norms, biases and the head are never selected.
+
+  Args:
+    path: The leaf's path in the parameters, parts joined by `'/'`.
+    leaf: The parameter, or its shape.
+
+  Returns:
+    The axes of a hidden matrix, `False` for everything else.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> kernel = jax.ShapeDtypeStruct((12, 64, 256), jnp.float32)
+    >>> sparsifiable('h/mlp/wi/kernel', kernel)
+    MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+  """
+  del leaf
+  axes = HIDDEN_KERNELS.get('/'.join(path.split('/')[-3:]))
+  return axes is not None and optax.contrib.MuonDimensionNumbers(*axes)

@@ -1,0 +1,159 @@
+"""The Llama decoder, with masked hidden matrices."""
+
+import dataclasses
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.models.attention import Attention
+from spdf_jax.models.decoder import apply_layers
+from spdf_jax.models.decoder import check_length
+from spdf_jax.models.decoder import DecoderConfig
+from spdf_jax.models.decoder import dense
+from spdf_jax.models.rotary import frequencies
+from spdf_jax.models.rotary import Rotary
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig(DecoderConfig):
+  """Sizes of a Llama.
+
+  Attributes:
+    n_kv_heads: Heads of keys and values, each shared by a group of queries;
+      `None`: one for each head of queries.
+    head_dim: Size of a head; `None`: d_model / n_heads.
+    norm_eps: Added to the mean square of what is normalized.
+    tied: Whether the head is the embedding, transposed.
+    rope_theta: Base of the rotary wavelengths; the fields from here on are
+      those of `Rotary`.
+    rope_scaling: `none`, `linear` or `llama3`.
+    rope_factor: How much positions are stretched.
+    rope_low_freq_factor: See `Rotary`.
+    rope_high_freq_factor: See `Rotary`.
+    rope_original_length: See `Rotary`.
+
+  Raises:
+    ValueError: a size is not positive, heads do not divide the width or one
+      another, or a name is unknown.
+  """
+
+  n_kv_heads: int | None = None
+  head_dim: int | None = None
+  norm_eps: float = 1e-5
+  tied: bool = False
+  rope_theta: float = 10000.0
+  rope_scaling: str = 'none'
+  rope_factor: float = 1.0
+  rope_low_freq_factor: float = 1.0
+  rope_high_freq_factor: float = 4.0
+  rope_original_length: int = 8192
+
+  def __post_init__(self):
+    super().__post_init__()
+    for name in ('n_kv_heads', 'head_dim'):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f'{name} is {value}; it must be positive.')
+    if self.n_heads % self.kv_heads:
+      raise ValueError(
+          f'n_kv_heads is {self.kv_heads}, which does not divide n_heads '
+          f'{self.n_heads}; choose a divisor.'
+      )
+    frequencies(self.rotary, self.head_size)
+
+  @property
+  def kv_heads(self) -> int:
+    """Heads of keys and values."""
+    return self.n_kv_heads or self.n_heads
+
+  @property
+  def head_size(self) -> int:
+    """Width of a head."""
+    return self.head_dim or self.d_model // self.n_heads
+
+  @property
+  def rotary(self) -> Rotary:
+    """The kind of positions."""
+    return Rotary(
+        self.rope_theta, self.rope_scaling, self.rope_factor,
+        self.rope_low_freq_factor, self.rope_high_freq_factor,
+        self.rope_original_length,
+    )
+
+
+class GatedMLP(nn.Module):
+  """Feed-forward layer with a gate: SwiGLU.
+
+  References:
+    Shazeer, `GLU Variants <https://arxiv.org/abs/2002.05202>`_, 2020, eq. 6
+  """
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    c = self.config
+    layer = lambda name: dense(c, c.d_ff, name=name, use_bias=False)
+    h_BxLxF = nn.silu(layer('wg')(x_BxLxD)) * layer('wi')(x_BxLxD)
+    wo = dense(c, c.d_model, name='wo', use_bias=False, residual=True)
+    return wo(h_BxLxF)
+
+
+class Block(nn.Module):
+  """A pre-RMSNorm decoder layer; returns a pair, as `nn.scan` asks."""
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(
+      self, x_BxLxD: jax.Array, positions_BxL: jax.Array | None
+  ) -> tuple[jax.Array, None]:
+    c = self.config
+    attention = Attention(c, use_bias=False, rotary=c.rotary, name='attn')
+    x_BxLxD += attention(_norm(c, 'ln_1')(x_BxLxD), positions_BxL)
+    x_BxLxD += GatedMLP(c, name='mlp')(_norm(c, 'ln_2')(x_BxLxD))
+    return x_BxLxD, None
+
+
+class Llama(nn.Module):
+  """A decoder with rotary positions, RMSNorm, SwiGLU and no biases.
+
+  Called as `GPT` is.
+
+  References:
+    Touvron et al., `Llama 2 <https://arxiv.org/abs/2307.09288>`_, 2023
+
+  Example:
+    >>> model = Llama(LlamaConfig(64, 2, 4, 16, 40, 32, n_kv_heads=2))
+    >>> tokens = jnp.zeros((1, 8), jnp.int32)
+    >>> variables = model.init(jax.random.key(0), tokens)
+    >>> model.apply(variables, tokens).shape
+    (1, 8, 64)
+  """
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(
+      self, tokens_BxL: jax.Array, positions_BxL: jax.Array | None = None
+  ) -> jax.Array:
+    c = self.config
+    check_length(c, tokens_BxL)
+    init = nn.initializers.normal(0.02)
+    wte = nn.Embed(
+        c.vocab_size, c.d_model, embedding_init=init, dtype=c.dtype, name='wte'
+    )
+    x_BxLxD = apply_layers(Block, c, wte(tokens_BxL), positions_BxL)
+    x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
+    if c.tied:
+      return wte.attend(x_BxLxD).astype(jnp.float32)
+    head = nn.Dense(
+        c.vocab_size, use_bias=False, kernel_init=init, dtype=c.dtype,
+        name='head',
+    )
+    return head(x_BxLxD).astype(jnp.float32)
+
+
+def _norm(config: LlamaConfig, name: str) -> nn.RMSNorm:
+  return nn.RMSNorm(epsilon=config.norm_eps, dtype=config.dtype, name=name)
