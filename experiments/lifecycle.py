@@ -1,5 +1,6 @@
 """One run from config to finished workdir: train, evaluate, describe."""
 
+import functools
 import json
 import pathlib
 from typing import Any
@@ -108,14 +109,17 @@ def evaluators(
   contexts = examples.contexts
   return every_time, [
       evaluation.task_evaluator(
-          apply_fn,
+          functools.partial(
+              evaluation.generate,
+              evaluation.CachedModel(recipe.model),
+              max_new_tokens=settings['max_new_tokens'],
+              end_of_text=tokenizer.end_of_text,
+              batch_size=count,
+              length=recipe.model.config.max_length,
+          ),
           [contexts[i] for i in chosen],
           [examples.pairs[i].target for i in chosen],
           decode=tokenizer.decode,
           directory=workdir / 'generations',
-          max_new_tokens=settings['max_new_tokens'],
-          end_of_text=tokenizer.end_of_text,
-          batch_size=count,
-          length=recipe.model.config.max_length,
       )
   ]

@@ -1,4 +1,4 @@
-"""Batched greedy generation equals a plain loop over one prompt."""
+"""Batched generation with a cache equals a plain loop over one prompt."""
 
 import functools
 
@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recomputed import Recomputed
 
-from spdf_jax.evaluation import greedy_generate
+from spdf_jax import models
+from spdf_jax.evaluation import CachedModel
+from spdf_jax.evaluation import generate as generate_with
+from spdf_jax.evaluation import sampler
 
 VOCAB_SIZE = 7
 END = 0
@@ -46,8 +50,8 @@ def plain_generate(params, prompt, max_new_tokens, length=LENGTH):
 
 
 def generate(params, prompts, max_new_tokens=5, batch_size=3, length=LENGTH):
-  return greedy_generate(
-      causal_model,
+  return generate_with(
+      Recomputed(causal_model),
       params,
       prompts,
       max_new_tokens=max_new_tokens,
@@ -91,8 +95,8 @@ def count_up(params, tokens_BxL):
 
 
 def test_rows_stop_at_the_end_of_text_and_leave_it_out():
-  generations = greedy_generate(
-      count_up,
+  generations = generate_with(
+      Recomputed(count_up),
       None,
       [[4], [8], [1, 9], [3, 0]],
       max_new_tokens=6,
@@ -104,8 +108,8 @@ def test_rows_stop_at_the_end_of_text_and_leave_it_out():
 
 
 def test_rows_stop_when_the_buffer_is_full():
-  generations = greedy_generate(
-      count_up,
+  generations = generate_with(
+      Recomputed(count_up),
       None,
       [[0], [0, 0, 0, 0]],
       max_new_tokens=6,
@@ -123,8 +127,8 @@ def test_computation_stops_when_all_rows_have_ended():
     jax.debug.callback(lambda: calls.append(1), ordered=True)
     return count_up(params, tokens_BxL)
 
-  greedy_generate(
-      counting,
+  generate_with(
+      Recomputed(counting),
       None,
       [[6], [7]],
       max_new_tokens=100,
@@ -132,7 +136,8 @@ def test_computation_stops_when_all_rows_have_ended():
       batch_size=4,
       length=128,
   )
-  assert len(calls) == 3  # 7, 8 and the end for the row that takes longest
+  # The prompts, then 7, 8 and the end for the row that takes longest.
+  assert len(calls) == 4
 
 
 def test_model_is_traced_once_for_all_batches():
@@ -143,8 +148,8 @@ def test_model_is_traced_once_for_all_batches():
     return count_up(params, tokens_BxL)
 
   run = functools.partial(
-      greedy_generate,
-      model,
+      generate_with,
+      Recomputed(model),
       None,
       max_new_tokens=4,
       batch_size=2,
@@ -152,7 +157,8 @@ def test_model_is_traced_once_for_all_batches():
   )
   run([[1], [2, 3, 4], [5], [6], [7]], end_of_text=9)
   run([[4, 4, 4], [2]], end_of_text=8)
-  assert traces == [(2, 7)]
+  assert set(traces) == {(2, 7)}
+  assert len(traces) <= 3  # For shapes, the prompts and the loop.
 
 
 def test_no_prompts_give_no_generations():
@@ -174,3 +180,107 @@ def test_an_empty_prompt_is_refused():
 def test_sizes_below_one_are_refused(name):
   with pytest.raises(ValueError, match=f'{name} is 0'):
     generate(make_params(0), [[1]], **{name: 0})
+
+
+SIZES = dict(vocab_size=31, n_layers=2, n_heads=4, d_model=16, d_ff=24)
+MODELS = [
+    models.create_model('gpt-mini', **SIZES),
+    models.create_model('gpt-mini', **SIZES, scan_layers=True, remat='full'),
+    models.create_model('llama-1.3b', **SIZES, n_kv_heads=2, max_length=128),
+    models.create_model(
+        'llama-1.3b', **SIZES, scan_layers=True, tied=True, max_length=128
+    ),
+]
+
+
+def random_params(model):
+  rng = np.random.default_rng(3)
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  return jax.tree.map(
+      lambda x: rng.normal(0.1, 0.3, x.shape).astype(x.dtype), shapes
+  )
+
+
+@pytest.mark.parametrize('model', MODELS)
+def test_a_cache_changes_no_logit(model):
+  params = random_params(model)
+  tokens = np.random.default_rng(4).integers(31, size=(3, 12), dtype=np.int32)
+  want = model.apply({'params': params}, tokens)
+  decoder = CachedModel(model)
+  cache = decoder.create_cache(3, 14)
+  found = []
+  for part in ([0, 1, 2, 3, 4], [5], [6, 7], [8], [9, 10, 11]):
+    at = np.broadcast_to(part, (3, len(part)))
+    logits, cache = decoder(params, cache, tokens[:, part], at)
+    found.append(logits)
+  np.testing.assert_allclose(
+      np.concatenate(found, axis=1), want, rtol=2e-5, atol=2e-5
+  )
+
+
+@pytest.mark.parametrize('model', MODELS)
+def test_rows_at_other_positions_share_a_batch(model):
+  params = random_params(model)
+  run = functools.partial(
+      generate_with, CachedModel(model), params, max_new_tokens=6,
+      end_of_text=0, length=20,
+  )
+  prompts = [[5], [3, 9, 2, 8, 1, 7], [4, 4, 4], [30, 1, 2, 3]]
+  together = run(prompts, batch_size=4)
+  assert together == [run([p], batch_size=1)[0] for p in prompts]
+  for prompt, found in zip(prompts, together):
+    for i, token in enumerate(found):
+      sequence = np.array([prompt + found[:i]])
+      logits = model.apply({'params': params}, sequence)[0, -1]
+      assert logits[token] >= logits.max() - 1e-4
+
+
+def test_draws_follow_the_seed_and_not_the_batch():
+  params = make_params(3)
+  prompts = random_prompts(5, 9)
+  run = functools.partial(
+      generate_with, Recomputed(causal_model), params, prompts,
+      choose=sampler(temperature=2.0), max_new_tokens=5, end_of_text=END,
+      length=LENGTH,
+  )
+  assert run(batch_size=9) == run(batch_size=2)
+  assert run(batch_size=9, key=1) == run(batch_size=9, key=jax.random.key(1))
+  assert run(batch_size=9) != run(batch_size=9, key=1)
+
+
+@pytest.mark.parametrize('options, allowed', [
+    (dict(), {0, 1, 2, 3}),
+    (dict(top_k=2), {1, 3}),
+    (dict(top_k=9), {0, 1, 2, 3}),
+    (dict(top_p=0.5), {3}),  # Probabilities 0.1, 0.25, 0.05, 0.6.
+    (dict(top_p=0.61), {1, 3}),
+    (dict(top_k=2, top_p=0.7), {3}),  # 0.6 of 0.85 is more than 0.7.
+    (dict(temperature=1e-3), {3}),
+])
+def test_only_likely_tokens_are_drawn(options, allowed):
+  logits = jnp.log(jnp.array([0.1, 0.25, 0.05, 0.6]))
+  keys = jax.random.split(jax.random.key(0), 2000)
+  draws = jax.vmap(sampler(**options), (0, None))(keys, logits)
+  assert set(draws.tolist()) == allowed
+  if not options:
+    frequencies = np.bincount(draws) / len(draws)
+    np.testing.assert_allclose(
+        frequencies, [0.1, 0.25, 0.05, 0.6], atol=0.03
+    )
+
+
+def test_equal_logits_fill_the_last_places_by_their_id():
+  keys = jax.random.split(jax.random.key(0), 200)
+  draws = jax.vmap(sampler(top_k=2), (0, None))(keys, jnp.zeros(5))
+  assert set(draws.tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(temperature=0.0), 'temperature is 0.0; give more than 0'),
+    (dict(top_k=0), 'top_k is 0; give at least 1'),
+    (dict(top_p=1.5), r'top_p is 1.5; give a number in \(0, 1\]'),
+])
+def test_impossible_sampling_is_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    sampler(**options)

@@ -4,25 +4,37 @@ An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
 """
 
+from spdf_jax.evaluation.beam_search import beam_search
+from spdf_jax.evaluation.beam_search import BeamSearch
+from spdf_jax.evaluation.beam_search import PROTOCOLS
 from spdf_jax.evaluation.bigram import Bigram
 from spdf_jax.evaluation.bigram import bigram_loss
 from spdf_jax.evaluation.bigram import bigram_probabilities
 from spdf_jax.evaluation.bigram import count_bigrams
 from spdf_jax.evaluation.bigram import fit_bigram
 from spdf_jax.evaluation.bigram import LARGEST_VOCABULARY
-from spdf_jax.evaluation.generation import greedy_generate
+from spdf_jax.evaluation.decoders import CachedModel
+from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.generation import generate
 from spdf_jax.evaluation.perplexity import bits_per_byte
 from spdf_jax.evaluation.perplexity import evaluate_loss
 from spdf_jax.evaluation.perplexity import Loss
 from spdf_jax.evaluation.perplexity import loss_evaluator
+from spdf_jax.evaluation.sampling import greedy
+from spdf_jax.evaluation.sampling import sampler
 from spdf_jax.evaluation.task import task_evaluator
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
 
 __all__ = [
     'LARGEST_VOCABULARY',
+    'PROTOCOLS',
+    'BeamSearch',
     'Bigram',
+    'CachedModel',
+    'Decoder',
     'Loss',
+    'beam_search',
     'bigram_loss',
     'bigram_probabilities',
     'bits_per_byte',
@@ -31,7 +43,9 @@ __all__ = [
     'count_bigrams',
     'evaluate_loss',
     'fit_bigram',
-    'greedy_generate',
+    'generate',
+    'greedy',
     'loss_evaluator',
+    'sampler',
     'task_evaluator',
 ]

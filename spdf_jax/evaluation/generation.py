@@ -1,88 +1,44 @@
-"""Greedy generation: the most likely continuation, token by token."""
+"""Generation: prompts are continued token by token, in batches."""
 
-from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+
+from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.prompts import batches
+from spdf_jax.evaluation.sampling import Choose
+from spdf_jax.evaluation.sampling import greedy
+
+PyTree = Any
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _extend(apply_fn, params, tokens_BxL, cursors_B, stops_B, end_of_text):
-  """Writes tokens at each row's cursor until every cursor is at its stop."""
-  positions_L = jnp.arange(tokens_BxL.shape[1])
-
-  def unfinished(carry):
-    _, cursors_B, stops_B = carry
-    return jnp.any(cursors_B < stops_B)
-
-  def append(carry):
-    tokens_BxL, cursors_B, stops_B = carry
-    logits_BxLxV = apply_fn(params, tokens_BxL)
-    last_BxV = jnp.take_along_axis(
-        logits_BxLxV, (cursors_B - 1)[:, None, None], axis=1
-    )[:, 0]
-    next_B = jnp.argmax(last_BxV, axis=-1).astype(tokens_BxL.dtype)
-    # An ended row stops where its cursor is: the end token is left out.
-    stops_B = jnp.where(
-        next_B == end_of_text, jnp.minimum(stops_B, cursors_B), stops_B
-    )
-    # What a stopped row writes at its cursor is never read.
-    here_BxL = positions_L == cursors_B[:, None]
-    tokens_BxL = jnp.where(here_BxL, next_B[:, None], tokens_BxL)
-    return tokens_BxL, cursors_B + (cursors_B < stops_B), stops_B
-
-  carry = (tokens_BxL, cursors_B, stops_B)
-  tokens_BxL, cursors_B, _ = jax.lax.while_loop(unfinished, append, carry)
-  return tokens_BxL, cursors_B
-
-
-def _check(prompts, max_new_tokens, batch_size, length):
-  """Refuses what cannot be generated, before anything is compiled."""
-  for name, value in (
-      ('max_new_tokens', max_new_tokens),
-      ('batch_size', batch_size),
-  ):
-    if value < 1:
-      raise ValueError(f'{name} is {value}; it must be at least 1.')
-  for index, prompt in enumerate(prompts):
-    if not len(prompt):
-      raise ValueError(
-          f'prompts[{index}] is empty; begin it with the end-of-text token.'
-      )
-    if len(prompt) > length - 1:
-      raise ValueError(
-          f'prompts[{index}] has {len(prompt)} tokens, but with length '
-          f'{length} a prompt has room for {length - 1} and one new token; '
-          'shorten the prompt or raise length.'
-      )
-
-
-def greedy_generate(
-    apply_fn: Callable[[Any, jax.Array], jax.Array],
-    params: Any,
+def generate(
+    decoder: Decoder,
+    params: PyTree,
     prompts: Sequence[Sequence[int]],
     *,
+    choose: Choose = greedy,
+    key: int | jax.Array = 0,
     max_new_tokens: int,
     end_of_text: int,
     batch_size: int,
     length: int,
 ) -> list[list[int]]:
-  """Continues each prompt with the most likely token, again and again.
+  """Continues each prompt, token by token.
 
-  Rows of a batch have their own cursors in one right-padded buffer, so the
-  model must be causal: what stands right of a cursor must not change the
-  logits left of it. The whole buffer is computed for each new token (there is
-  no cache of keys and values). Every batch has the same shape, the last one
-  filled up with idle rows, so each model compiles once.
+  Rows of a batch have their own cursors in one right-padded buffer. Every batch
+  has the same shape, the last one filled up with idle rows, so each model
+  compiles once. A continuation does not depend on what shares its batch.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, causal and hashable.
-    params: The model's parameters.
+    decoder: The model, e.g. `CachedModel(model)`.
+    params: Its parameters.
     prompts: Token ids of each prompt.
+    choose: `greedy`, or from `sampler`.
+    key: Seed or typed key of the tokens that are drawn.
     max_new_tokens: Most tokens to generate for a prompt.
     end_of_text: Id of the token that ends a row.
     batch_size: Prompts computed together.
@@ -91,37 +47,93 @@ def greedy_generate(
 
   Returns:
     For each prompt its continuation, without the prompt and the end token.
-    Of equally likely tokens the one with the lowest id is taken.
 
   Raises:
     ValueError: A prompt is empty or longer than `length - 1`, or a size is
       below 1.
 
   Example:
-    >>> def count_up(params, tokens):
-    ...   return jax.nn.one_hot(tokens + 1, 10)
-    >>> greedy_generate(count_up, None, [[3], [0, 7]], max_new_tokens=4,
-    ...                 end_of_text=9, batch_size=2, length=16)
-    [[4, 5, 6, 7], [8]]
+    >>> from spdf_jax import models
+    >>> from spdf_jax.evaluation import CachedModel
+    >>> model = models.create_model('gpt-mini', vocab_size=64)
+    >>> tokens = jnp.zeros((1, 2), jnp.int32)
+    >>> params = model.init(jax.random.key(0), tokens)['params']
+    >>> texts = generate(CachedModel(model), params, [[3], [0, 7]],
+    ...                  max_new_tokens=4, end_of_text=63, batch_size=2,
+    ...                  length=16)
+    >>> len(texts)
+    2
   """
-  _check(prompts, max_new_tokens, batch_size, length)
-  longest = max((len(prompt) for prompt in prompts), default=1)
-  width = min(length, longest + max_new_tokens)
+  key = jax.random.key(key) if isinstance(key, int) else key
   generations = []
-  for first in range(0, len(prompts), batch_size):
-    rows = prompts[first : first + batch_size]
-    tokens_BxL = np.full((batch_size, width), end_of_text, np.int32)
-    starts_B = np.ones(batch_size, np.int32)
-    stops_B = np.ones(batch_size, np.int32)  # idle rows stop at once
-    for row, prompt in enumerate(rows):
-      tokens_BxL[row, : len(prompt)] = prompt
-      starts_B[row] = len(prompt)
-      stops_B[row] = min(width, len(prompt) + max_new_tokens)
-    tokens_BxL, cursors_B = jax.device_get(
-        _extend(apply_fn, params, tokens_BxL, starts_B, stops_B, end_of_text)
-    )
-    for row in range(len(rows)):
+  for batch in batches(prompts, max_new_tokens, batch_size, length):
+    tokens_BxL, cursors_B = jax.device_get(_extend(
+        decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
+        batch.starts_B, batch.stops_B, end_of_text, key, batch.first,
+    ))
+    for row in range(batch.rows):
       generations.append(
-          tokens_BxL[row, starts_B[row] : cursors_B[row]].tolist()
+          tokens_BxL[row, batch.starts_B[row]:cursors_B[row]].tolist()
       )
   return generations
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _extend(
+    decoder: Decoder,
+    choose: Choose,
+    prompt_length: int,
+    params: PyTree,
+    tokens_BxL: jax.Array,
+    starts_B: jax.Array,
+    stops_B: jax.Array,
+    end_of_text: jax.Array,
+    key: jax.Array,
+    first: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Writes tokens at each row's cursor until every cursor is at its stop."""
+  rows_B = jnp.arange(len(tokens_BxL))
+  keys_B = jax.vmap(lambda i: jax.random.fold_in(key, first + i))(rows_B)
+  cache = prefill(decoder, params, tokens_BxL, prompt_length)
+
+  def unfinished(carry):
+    _, _, cursors_B, stops_B = carry
+    return jnp.any(cursors_B < stops_B)
+
+  def append(carry):
+    cache, tokens_BxL, cursors_B, stops_B = carry
+    last_B = tokens_BxL[rows_B, cursors_B - 1]
+    logits_Bx1xV, cache = decoder(
+        params, cache, last_B[:, None], cursors_B[:, None] - 1
+    )
+    step_keys_B = jax.vmap(jax.random.fold_in)(keys_B, cursors_B)
+    next_B = jax.vmap(choose)(step_keys_B, logits_Bx1xV[:, 0])
+    # An ended row stops where its cursor is: the end token is left out.
+    stops_B = jnp.where(
+        next_B == end_of_text, jnp.minimum(stops_B, cursors_B), stops_B
+    )
+    # What a stopped row writes at its cursor is never read.
+    tokens_BxL = tokens_BxL.at[rows_B, cursors_B].set(next_B, mode='drop')
+    return cache, tokens_BxL, cursors_B + (cursors_B < stops_B), stops_B
+
+  carry = cache, tokens_BxL, starts_B, stops_B
+  _, tokens_BxL, cursors_B, _ = jax.lax.while_loop(unfinished, append, carry)
+  return tokens_BxL, cursors_B
+
+
+def prefill(
+    decoder: Decoder, params: PyTree, tokens_BxL: jax.Array, prompt_length: int
+) -> PyTree:
+  """Returns a cache of `tokens_BxL`'s size, with the prompts in it.
+
+  What stands right of a shorter prompt is written over before it is seen.
+  """
+  batch_size, length = tokens_BxL.shape
+  positions_BxP = jnp.broadcast_to(
+      jnp.arange(prompt_length), (batch_size, prompt_length)
+  )
+  cache = decoder.create_cache(batch_size, length)
+  _, cache = decoder(
+      params, cache, tokens_BxL[:, :prompt_length], positions_BxP
+  )
+  return cache

@@ -8,14 +8,13 @@ import os
 import pathlib
 from typing import Any
 
-from spdf_jax.evaluation.generation import greedy_generate
-from spdf_jax.evaluation.perplexity import ApplyFn
 from spdf_jax.evaluation.perplexity import Evaluator
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
 from spdf_jax.evaluation.text_metrics import References
 from spdf_jax.extras import require
 
+Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 
 def _write_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
   """Writes records as JSON lines: the whole file appears, or none of it."""
@@ -30,16 +29,12 @@ def _write_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
 
 
 def task_evaluator(
-    apply_fn: ApplyFn,
+    generate: Generate,
     prompts: Sequence[Sequence[int]],
     references: References,
     *,
     decode: Callable[[Sequence[int]], str],
     directory: str | os.PathLike[str],
-    max_new_tokens: int,
-    end_of_text: int,
-    batch_size: int,
-    length: int,
 ) -> Evaluator:
   """Builds an evaluator that answers prompts and scores the answers.
 
@@ -48,15 +43,12 @@ def task_evaluator(
   in order.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, causal.
+    generate: `(params, prompts) -> continuations`, e.g. a partial `generate`
+      or `beam_search`.
     prompts: Token ids of each prompt.
     references: For each prompt one reference or several of them.
     decode: Turns token ids into text, of prompts and of generations.
     directory: Where generations are written; made if missing.
-    max_new_tokens: As `greedy_generate` takes it.
-    end_of_text: As `greedy_generate` takes it.
-    batch_size: As `greedy_generate` takes it.
-    length: As `greedy_generate` takes it.
 
   Returns:
     `evaluate(step, params)`, which yields `task/bleu` and `task/chrf`, both
@@ -67,14 +59,14 @@ def task_evaluator(
     ImportError: sacrebleu is not installed.
 
   Example:
-    >>> import jax, tempfile
-    >>> count_up = lambda params, tokens: jax.nn.one_hot(tokens + 1, 26)
+    >>> import tempfile
+    >>> def count_up(params, prompts):
+    ...   return [[prompt[-1] + i for i in (1, 2, 3)] for prompt in prompts]
     >>> decode = lambda ids: ''.join(chr(ord('a') + i) for i in ids)
     >>> with tempfile.TemporaryDirectory() as directory:
     ...   evaluate = task_evaluator(
     ...       count_up, [[0], [9, 2]], ['bcd', 'dff'], decode=decode,
-    ...       directory=directory, max_new_tokens=3, end_of_text=25,
-    ...       batch_size=2, length=8)
+    ...       directory=directory)
     ...   chrf_score = dict(evaluate(40, None))['task/chrf']
     ...   print(pathlib.Path(directory, 'step_00000040.jsonl').read_text())
     {"context": "a", "reference": "bcd", "generation": "bcd"}
@@ -93,15 +85,7 @@ def task_evaluator(
   contexts = [decode(prompt) for prompt in prompts]
 
   def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
-    generations = greedy_generate(
-        apply_fn,
-        params,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        end_of_text=end_of_text,
-        batch_size=batch_size,
-        length=length,
-    )
+    generations = generate(params, prompts)
     texts = [decode(generation) for generation in generations]
     records = [
         {'context': context, 'reference': reference, 'generation': text}

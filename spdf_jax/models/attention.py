@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
 from spdf_jax.models.rotary import frequencies
-from spdf_jax.models.rotary import rotate
 from spdf_jax.models.rotary import Rotary
+from spdf_jax.models.rotary import rotate
 
 
 class Attention(nn.Module):

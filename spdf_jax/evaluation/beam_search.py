@@ -1,0 +1,280 @@
+"""Beam search: the best of many continuations, by their mean likelihood."""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.generation import prefill
+from spdf_jax.evaluation.prompts import batches
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+  """A protocol of beam search.
+
+  A continuation of `n` tokens, its end counted, scores the sum of their log
+  probabilities over `n ** length_penalty`.
+
+  Attributes:
+    beams: Continuations that are followed at once.
+    length_penalty: Larger ones prefer longer continuations.
+    no_repeat_ngram: No such number of tokens comes twice in a continuation (the
+      prompt does not count); what would is excluded before probabilities are
+      computed. 0: all may.
+    refill: Whether the place of a continuation that has ended is taken by the
+      next best; otherwise it is lost.
+
+  Raises:
+    ValueError: a number is out of its range.
+  """
+
+  beams: int = 4
+  length_penalty: float = 1.0
+  no_repeat_ngram: int = 0
+  refill: bool = True
+
+  def __post_init__(self):
+    if self.beams < 1:
+      raise ValueError(f'beams is {self.beams}; give at least 1.')
+    if self.no_repeat_ngram < 0:
+      raise ValueError(
+          f'no_repeat_ngram is {self.no_repeat_ngram}; give 0 or more.'
+      )
+
+
+PROTOCOLS = {
+    'standard': BeamSearch(),
+    # With at most 64 new tokens, which end at <|endoftext|> or a blank line.
+    'hu2021': BeamSearch(
+        beams=10, length_penalty=0.8, no_repeat_ngram=4, refill=False
+    ),
+}
+"""Protocols by name; `hu2021` is that of Hu et al., `LoRA
+<https://arxiv.org/abs/2106.09685>`_, whose length penalty for E2E is 0.9."""
+
+
+def beam_search(
+    decoder: Decoder,
+    params: PyTree,
+    prompts: Sequence[Sequence[int]],
+    *,
+    search: BeamSearch = PROTOCOLS['standard'],
+    max_new_tokens: int,
+    end_of_text: int | Sequence[int],
+    batch_size: int,
+    length: int,
+) -> list[list[int]]:
+  """Continues each prompt with the best continuation that the search finds.
+
+  It ends when no continuation that is still followed can become the best.
+
+  Args:
+    decoder: The model, e.g. `CachedModel(model)`.
+    params: Its parameters.
+    prompts: Token ids of each prompt.
+    search: The protocol.
+    max_new_tokens: Most tokens of a continuation; those that have as many
+      compete as they are.
+    end_of_text: Id of the token that ends a continuation, or several.
+    batch_size: Prompts computed together, each with all its beams.
+    length: Most tokens of prompt and continuation together.
+
+  Returns:
+    For each prompt its best continuation, without the prompt and the end.
+
+  Raises:
+    ValueError: A prompt is empty or longer than `length - 1`, or a size is
+      below 1.
+
+  Example:
+    >>> from spdf_jax import models
+    >>> from spdf_jax.evaluation import CachedModel
+    >>> model = models.create_model('gpt-mini', vocab_size=64)
+    >>> tokens = jnp.zeros((1, 2), jnp.int32)
+    >>> params = model.init(jax.random.key(0), tokens)['params']
+    >>> best = beam_search(CachedModel(model), params, [[3], [0, 7]],
+    ...                    max_new_tokens=4, end_of_text=63, batch_size=2,
+    ...                    length=16)
+    >>> len(best)
+    2
+  """
+  ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
+  generations = []
+  for batch in batches(prompts, max_new_tokens, batch_size, length):
+    tokens_BxT, lengths_B = jax.device_get(_search(
+        decoder, search, batch.prompt_length, max_new_tokens, ends, params,
+        batch.tokens_BxL, batch.starts_B, batch.stops_B,
+    ))
+    generations += [
+        tokens_BxT[row, :lengths_B[row]].tolist() for row in range(batch.rows)
+    ]
+  return generations
+
+
+class _Best(NamedTuple):
+  """The best continuation of every prompt so far."""
+
+  score_B: jax.Array
+  tokens_BxT: jax.Array
+  length_B: jax.Array
+
+
+class _Beams(NamedTuple):
+  """What is followed."""
+
+  step: jax.Array
+  cache: PyTree
+  last_BxN: jax.Array
+  tokens_BxNxT: jax.Array
+  sums_BxN: jax.Array  # Of log probabilities; -inf: nothing is followed here.
+  best: _Best
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _search(
+    decoder: Decoder,
+    search: BeamSearch,
+    prompt_length: int,
+    max_new_tokens: int,
+    ends: tuple[int, ...],
+    params: PyTree,
+    tokens_BxL: jax.Array,
+    starts_B: jax.Array,
+    stops_B: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  batch, beams = len(tokens_BxL), search.beams
+  room_B = stops_B - starts_B
+  candidates = beams * (1 + len(ends)) if search.refill else beams
+  score = lambda sums, number: sums / number ** search.length_penalty
+
+  def may_win(state):
+    """Which prompts have a beam that can still become their best."""
+    # Sums only fall; the most favourable length is the next, or the last.
+    lengths_2xB = jnp.stack([
+        jnp.broadcast_to(state.step + 1, room_B.shape), jnp.maximum(room_B, 1)
+    ]).astype(jnp.float32)
+    limit_B = score(state.sums_BxN.max(axis=1), lengths_2xB).max(axis=0)
+    return (state.step < room_B) & (limit_B > state.best.score_B)
+
+  def follow(state):
+    active_B = may_win(state)
+    at_BxN = jnp.broadcast_to(
+        (starts_B - 1 + state.step)[:, None], (batch, beams)
+    )
+    logits_Rx1xV, cache = decoder(
+        params, state.cache, state.last_BxN.reshape(-1, 1),
+        at_BxN.reshape(-1, 1),
+    )
+    logits_BxNxV = logits_Rx1xV.reshape(batch, beams, -1).astype(jnp.float32)
+    if search.no_repeat_ngram:
+      repeats = functools.partial(
+          _repeats, search.no_repeat_ngram, logits_BxNxV.shape[-1]
+      )
+      repeats_BxNxV = jax.vmap(jax.vmap(repeats, (0, None)), (0, None))(
+          state.tokens_BxNxT, state.step
+      )
+      logits_BxNxV = jnp.where(repeats_BxNxV, -jnp.inf, logits_BxNxV)
+    sums_BxNxV = state.sums_BxN[..., None] + jax.nn.log_softmax(logits_BxNxV)
+    vocabulary = sums_BxNxV.shape[-1]
+    sums_BxC, index_BxC = jax.lax.top_k(
+        sums_BxNxV.reshape(batch, -1), min(candidates, beams * vocabulary)
+    )
+    parent_BxC, token_BxC = index_BxC // vocabulary, index_BxC % vocabulary
+    tokens_BxCxT = jnp.take_along_axis(
+        state.tokens_BxNxT, parent_BxC[..., None], axis=1
+    ).at[..., state.step].set(token_BxC)
+
+    ends_BxC = jnp.isin(token_BxC, jnp.array(ends))
+    # Only what would have been followed counts as ended.
+    ended_BxC = ends_BxC & (jnp.arange(ends_BxC.shape[1]) < beams)
+    full_Bx1 = (state.step + 1 == room_B)[:, None]
+    over_BxC = ended_BxC | (full_Bx1 & ~ends_BxC)
+    best = _better(
+        state.best,
+        active_B,
+        jnp.where(over_BxC, score(sums_BxC, state.step + 1.0), -jnp.inf),
+        tokens_BxCxT,
+        jnp.where(ends_BxC, state.step, state.step + 1),
+    )
+
+    sums_BxC = jnp.where(ends_BxC, -jnp.inf, sums_BxC)
+    sums_BxN, chosen_BxN = jax.lax.top_k(sums_BxC, beams)
+    pick = lambda x: jnp.take_along_axis(x, chosen_BxN, axis=1)
+    rows_R = (pick(parent_BxC) + beams * jnp.arange(batch)[:, None]).reshape(-1)
+    return _Beams(
+        state.step + 1,
+        jax.tree.map(lambda x: x.take(rows_R, decoder.batch_axis), cache),
+        pick(token_BxC),
+        jnp.take_along_axis(tokens_BxCxT, chosen_BxN[..., None], axis=1),
+        sums_BxN,
+        best,
+    )
+
+  cache = prefill(decoder, params, tokens_BxL, prompt_length)
+  last_B = jnp.take_along_axis(tokens_BxL, starts_B[:, None] - 1, axis=1)[:, 0]
+  # All beams are alike at first: one of them is followed.
+  only_first_N = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)
+  state = jax.lax.while_loop(
+      lambda state: may_win(state).any(),
+      follow,
+      _Beams(
+          jnp.int32(0),
+          jax.tree.map(
+              lambda x: jnp.repeat(x, beams, axis=decoder.batch_axis), cache
+          ),
+          jnp.repeat(last_B[:, None], beams, axis=1),
+          jnp.zeros((batch, beams, max_new_tokens), jnp.int32),
+          jnp.broadcast_to(only_first_N, (batch, beams)),
+          _Best(
+              jnp.full(batch, -jnp.inf),
+              jnp.zeros((batch, max_new_tokens), jnp.int32),
+              jnp.zeros(batch, jnp.int32),
+          ),
+      ),
+  )
+  return state.best.tokens_BxT, state.best.length_B
+
+
+def _better(
+    best: _Best,
+    active_B: jax.Array,
+    score_BxC: jax.Array,
+    tokens_BxCxT: jax.Array,
+    length_BxC: jax.Array,
+) -> _Best:
+  """Takes the best of what is over, where it is better than the best so far."""
+  first_Bx1 = jnp.argmax(score_BxC, axis=1)[:, None]
+  pick = lambda x: jnp.take_along_axis(x, first_Bx1, axis=1)[:, 0]
+  tokens_BxT = jnp.take_along_axis(
+      tokens_BxCxT, first_Bx1[..., None], axis=1
+  )[:, 0]
+  better_B = active_B & (pick(score_BxC) > best.score_B)
+  return _Best(
+      jnp.where(better_B, pick(score_BxC), best.score_B),
+      jnp.where(better_B[:, None], tokens_BxT, best.tokens_BxT),
+      jnp.where(better_B, pick(length_BxC), best.length_B),
+  )
+
+
+def _repeats(
+    size: int, vocabulary: int, tokens_T: jax.Array, step: jax.Array
+) -> jax.Array:
+  """Returns which tokens would make the last `size` of them a repetition."""
+  before = size - 1
+  if before >= tokens_T.size:
+    return jnp.zeros(vocabulary, bool)
+  last = jax.lax.dynamic_slice(tokens_T, (step - before,), (before,))
+  starts_S = jnp.arange(tokens_T.size - before)
+  same_S = starts_S + before < step
+  for i in range(before):
+    same_S &= tokens_T[starts_S + i] == last[i]
+  next_S = tokens_T[starts_S + before]
+  return jnp.zeros(vocabulary, bool).at[next_S].max(same_S)
