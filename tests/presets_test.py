@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spdf_jax.analysis import shape_of
 from spdf_jax.models import create_model
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import PRESETS
@@ -85,10 +86,20 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
   if isinstance(model.config, LlamaConfig):
     want |= {'h/mlp/wg'}
   assert chosen == want
+  layers = selection.to_layers(params, params, axes)
+  shape = shape_of(model.config)
+  assert count(layers) == shape.n_layers * shape.hidden_weights
 
 
 def test_overrides_of_a_llama_are_its_own_fields():
-  config = create_model('llama-1.3b', n_kv_heads=4, rope_theta=5e5).config
+  model = create_model('llama-1.3b', n_kv_heads=4, rope_theta=5e5)
+  config = model.config
   assert (config.kv_heads, config.head_size) == (4, 128)
+  weights = sum(
+      x.size for path, x in jax.tree_util.tree_leaves_with_path(
+          abstract_params(model)['h_0']
+      ) if 'kernel' in selection.path_name(path)
+  )
+  assert weights == shape_of(config).hidden_weights
   with pytest.raises(ValueError, match="model field 'activation' is unknown"):
     create_model('llama-1.3b', activation='gelu')

@@ -9,6 +9,7 @@ from spdf_jax.analysis.curves import pretraining_curve
 from spdf_jax.analysis.flops import effective_sparsity
 from spdf_jax.analysis.flops import forward_flops
 from spdf_jax.analysis.flops import ModelShape
+from spdf_jax.analysis.flops import shape_of
 from spdf_jax.analysis.flops import training_flops
 from spdf_jax.analysis.mask_plots import plot_masks
 from spdf_jax.analysis.plots import plot_layer_sparsity
@@ -38,6 +39,7 @@ __all__ = [
     'plot_masks',
     'pretraining_curve',
     'read_run',
+    'shape_of',
     'training_flops',
     'write_report',
 ]

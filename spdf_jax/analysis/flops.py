@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from spdf_jax.models import DecoderConfig
+
 
 class ModelShape(NamedTuple):
-  """The sizes of a GPT that its FLOPs depend on.
+  """The sizes of a decoder that its FLOPs depend on.
 
   Attributes:
     n_layers: Number of blocks.
@@ -13,6 +15,9 @@ class ModelShape(NamedTuple):
     n_heads: Attention heads in each block.
     d_ff: Hidden width of the feed-forward network.
     vocab_size: Number of token ids, the head's outputs.
+    kv_heads: Heads of keys and values; `None`: as many as attention heads.
+    head_size: Width of a head; `None`: d_model / n_heads.
+    gated: Whether the feed-forward network has a third matrix, its gate.
   """
 
   n_layers: int
@@ -20,6 +25,37 @@ class ModelShape(NamedTuple):
   n_heads: int
   d_ff: int
   vocab_size: int
+  kv_heads: int | None = None
+  head_size: int | None = None
+  gated: bool = False
+
+  @property
+  def attention_width(self) -> int:
+    """Width of all heads together."""
+    if self.head_size is None:
+      return self.d_model
+    return self.n_heads * self.head_size
+
+  @property
+  def hidden_weights(self) -> int:
+    """Weights in the hidden matrices of a block."""
+    heads = self.n_heads if self.kv_heads is None else self.kv_heads
+    keys = self.attention_width * heads // self.n_heads
+    attention = 2 * self.d_model * (self.attention_width + keys)
+    return attention + (2 + self.gated) * self.d_model * self.d_ff
+
+
+def shape_of(config: DecoderConfig) -> ModelShape:
+  """Returns the sizes of a model.
+
+  Example:
+    >>> from spdf_jax.models import PRESETS
+    >>> shape_of(PRESETS['llama2-7b']).hidden_weights
+    202375168
+  """
+  return ModelShape(**{
+      name: getattr(config, name) for name in ModelShape._fields
+  })
 
 
 def forward_flops(
@@ -28,9 +64,9 @@ def forward_flops(
   """Counts the FLOPs of one sequence's forward pass.
 
   Hoffmann et al.'s count without the embedding's input side. In each layer,
-  with s = length, d = d_model and h = n_heads, the hidden matrices take
-  `(1 - sparsity) * (8 s d^2 + 4 s d d_ff)` and attention, softmax counted and
-  causality not, `4 s^2 d + 3 h s^2`; the head takes `2 s d vocab_size`.
+  with s = length, d = d_model and h = n_heads, the hidden matrices of a GPT
+  take `(1 - sparsity) * (8 s d^2 + 4 s d d_ff)` and attention, softmax counted
+  and causality not, `4 s^2 d + 3 h s^2`; the head takes `2 s d vocab_size`.
   Attention's own products and the head are always dense.
 
   Args:
@@ -59,10 +95,10 @@ def forward_flops(
     )
   if length < 1:
     raise ValueError(f'length is {length}; give at least one token.')
-  d = shape.d_model
-  hidden = 8 * length * d * d + 4 * length * d * shape.d_ff
-  attention = 4 * length**2 * d + 3 * shape.n_heads * length**2
-  head = 2 * length * d * shape.vocab_size
+  hidden = 2 * length * shape.hidden_weights
+  attention = 4 * length**2 * shape.attention_width
+  attention += 3 * shape.n_heads * length**2
+  head = 2 * length * shape.d_model * shape.vocab_size
   return shape.n_layers * (hidden * (1 - sparsity) + attention) + head
 
 

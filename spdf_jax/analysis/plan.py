@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from spdf_jax.accelerator import native
-from spdf_jax.analysis.flops import ModelShape
+from spdf_jax.analysis.flops import shape_of
 from spdf_jax.analysis.flops import training_flops
 from spdf_jax.analysis.segments import as_ranges
 from spdf_jax.analysis.segments import find_segments
@@ -39,14 +39,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     also if it were dense), mask updates as ranges, and the segments of one
     level.
   """
-  config = recipe.model.config
-  shape = ModelShape(
-      n_layers=config.n_layers,
-      d_model=config.d_model,
-      n_heads=config.n_heads,
-      d_ff=config.d_ff,
-      vocab_size=config.vocab_size,
-  )
+  shape = shape_of(recipe.model.config)
 
   def cost(phase, sparsity, dense_grads):
     return phase.batch_size * training_flops(

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 from typing import Protocol
 
-from flax import linen as nn
 import jax
 
 from spdf_jax import models
@@ -53,7 +52,7 @@ class CachedModel:
     (1, 1, 64)
   """
 
-  model: nn.Module
+  model: models.GPT | models.Llama
 
   def create_cache(self, batch_size: int, length: int) -> PyTree:
     """Returns zeros for every layer, see `models.create_cache`."""

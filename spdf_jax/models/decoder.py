@@ -99,6 +99,11 @@ class DecoderConfig:
     """Width of a head."""
     return self.d_model // self.n_heads
 
+  @property
+  def gated(self) -> bool:
+    """Whether the feed-forward layer has a gate."""
+    return False
+
 
 def dense(
     config: DecoderConfig,

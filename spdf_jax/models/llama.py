@@ -73,6 +73,11 @@ class LlamaConfig(DecoderConfig):
     return self.head_dim or self.d_model // self.n_heads
 
   @property
+  def gated(self) -> bool:
+    """Whether the feed-forward layer has a gate: it does."""
+    return True
+
+  @property
   def rotary(self) -> Rotary:
     """The kind of positions."""
     return Rotary(
