@@ -29,14 +29,16 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.model = dict(
       preset='gpt-mini',  # sizes by name; the fields below, if set, override it
-      vocab_size=1024,  # at least the tokenizer's
+      vocab_size=1024, max_length=128,  # at least the tokenizer's; positions
       n_layers=placeholder(int), n_heads=placeholder(int),
       d_model=placeholder(int), d_ff=placeholder(int),
-      max_length=128,  # positions
       scan_layers=False,  # one compiled layer, scanned over: for deep models
+      remat='none',  # what the backward pass computes anew: none, dots or full
       dtype='float32',  # of the computation; parameters are float32
   )
   config.matmul = 'auto'  # sparse steps: 'native' kernels, 'dense', the faster
+  config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
+  config.micro_batches = 1  # parts of a batch, one after another: less memory
 
   config.data = dict(
       corpus='python-stdlib',  # pre-training text
@@ -59,13 +61,11 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       batch_size=8, length=128,  # sequences per step, tokens per sequence
       sparsity=0.0,  # fraction of zeros in the hidden matrices, or an algorithm
       learning_rate=cosine, weight_decay=0.1,
-      restart=False,  # of the optimizer's moments
-      reshuffle=False,  # begins a new epoch of the data
+      restart=False, reshuffle=False,  # moments; begins a new epoch of data
   )
   # The cosine of the first phase spans this one too: one pre-training.
-  rest = pretrain | dict(
-      duration='200 steps', learning_rate=cosine | dict(schedule='continue')
-  )
+  go_on = cosine | dict(schedule='continue')
+  rest = pretrain | dict(duration='200 steps', learning_rate=go_on)
   fall = dict(schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0)
   finetune = pretrain | dict(
       duration='2 epochs', data='task', batch_size=16, length=64, restart=True,

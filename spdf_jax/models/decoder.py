@@ -1,5 +1,6 @@
 """What all decoders share: their sizes, and the way through their layers."""
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -22,6 +23,12 @@ HIDDEN_KERNELS = {
 """The sparsifiable matrices of a layer (SPDF, section 3.1), with their
 (reduction, output) axes; scanned models have a layer axis in front."""
 
+Head = Callable[[jax.Array], jax.Array]
+"""`x [..., D] -> logits [..., V]`, float32."""
+
+ReadOut = Callable[[Head, jax.Array], Any]
+"""`(head, x [B, L, D])`: what to make of what leaves the last layer."""
+
 DTYPES = ('float32', 'bfloat16', 'float16')
 """Types a model can compute in."""
 
@@ -34,6 +41,11 @@ REMAT_POLICIES = {
 
 ATTENTIONS = ('auto', 'xla', 'cudnn')
 """Implementations of `jax.nn.dot_product_attention`."""
+
+
+def read_all(head: Head, x_BxLxD: jax.Array) -> jax.Array:
+  """Returns the logits of all tokens."""
+  return head(x_BxLxD)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -12,6 +13,8 @@ from spdf_jax.models.decoder import apply_layers
 from spdf_jax.models.decoder import check_length
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
+from spdf_jax.models.decoder import read_all
+from spdf_jax.models.decoder import ReadOut
 
 ACTIVATIONS = {
     'gelu_tanh': functools.partial(nn.gelu, approximate=True),
@@ -92,7 +95,8 @@ class GPT(nn.Module):
   `model.apply({'params': p}, tokens_BxL)` gives float32 logits [B, L, V];
   with `'masks': m` the hidden matrices are computed sparsely, and with
   `'grad_masks': g` their gradients where `g` is `True`. With positions and a
-  cache (see `create_cache`) tokens are computed a few at a time.
+  cache (see `create_cache`) tokens are computed a few at a time; `read_out`
+  gets the head, a function to logits, and what it would be applied to.
 
   References:
     Radford et al., Language Models are Unsupervised Multitask Learners, 2019
@@ -110,8 +114,11 @@ class GPT(nn.Module):
 
   @nn.compact
   def __call__(
-      self, tokens_BxL: jax.Array, positions_BxL: jax.Array | None = None
-  ) -> jax.Array:
+      self,
+      tokens_BxL: jax.Array,
+      positions_BxL: jax.Array | None = None,
+      read_out: ReadOut = read_all,
+  ) -> Any:
     c = self.config
     check_length(c, tokens_BxL)
     embed = lambda size, stddev, name: nn.Embed(
@@ -126,4 +133,5 @@ class GPT(nn.Module):
     x_BxLxD = c.embeddings_scale * (wte(tokens_BxL) + wpe(at))
     x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL)
     x_BxLxD = nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name='ln_f')(x_BxLxD)
-    return c.logits_scale * wte.attend(x_BxLxD).astype(jnp.float32)
+    head = lambda x: c.logits_scale * wte.attend(x).astype(jnp.float32)
+    return read_out(head, x_BxLxD)

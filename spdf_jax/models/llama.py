@@ -1,6 +1,7 @@
 """The Llama decoder, with masked hidden matrices."""
 
 import dataclasses
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -11,6 +12,8 @@ from spdf_jax.models.decoder import apply_layers
 from spdf_jax.models.decoder import check_length
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
+from spdf_jax.models.decoder import read_all
+from spdf_jax.models.decoder import ReadOut
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 
@@ -141,8 +144,11 @@ class Llama(nn.Module):
 
   @nn.compact
   def __call__(
-      self, tokens_BxL: jax.Array, positions_BxL: jax.Array | None = None
-  ) -> jax.Array:
+      self,
+      tokens_BxL: jax.Array,
+      positions_BxL: jax.Array | None = None,
+      read_out: ReadOut = read_all,
+  ) -> Any:
     c = self.config
     check_length(c, tokens_BxL)
     init = nn.initializers.normal(0.02)
@@ -152,12 +158,23 @@ class Llama(nn.Module):
     x_BxLxD = apply_layers(Block, c, wte(tokens_BxL), positions_BxL)
     x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
     if c.tied:
-      return wte.attend(x_BxLxD).astype(jnp.float32)
-    head = nn.Dense(
-        c.vocab_size, use_bias=False, kernel_init=init, dtype=c.dtype,
-        name='head',
-    )
-    return head(x_BxLxD).astype(jnp.float32)
+      head = wte.attend
+    else:
+      kernel_DxV = _Head(c, name='head')().astype(c.dtype)
+      head = lambda x: x @ kernel_DxV
+    return read_out(lambda x: head(x).astype(jnp.float32), x_BxLxD)
+
+
+class _Head(nn.Module):
+  """The head's kernel, as an array: it is applied inside other transforms."""
+
+  config: LlamaConfig
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    c = self.config
+    init = nn.initializers.normal(0.02)
+    return self.param('kernel', init, (c.d_model, c.vocab_size), jnp.float32)
 
 
 def _norm(config: LlamaConfig, name: str) -> nn.RMSNorm:

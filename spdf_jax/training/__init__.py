@@ -7,6 +7,8 @@ from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
+from spdf_jax.training.losses import Loss
+from spdf_jax.training.losses import token_loss
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.optimizers import adamw
 from spdf_jax.training.phases import create_plan
@@ -16,11 +18,11 @@ from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.state import create_state
 from spdf_jax.training.state import TrainState
-from spdf_jax.training.step import token_loss
 from spdf_jax.training.step import train_step
 
 __all__ = [
     'Interrupted',
+    'Loss',
     'MismatchError',
     'Phase',
     'Plan',

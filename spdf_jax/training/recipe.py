@@ -18,6 +18,7 @@ from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
 from spdf_jax.training.identity import flatten
+from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
@@ -38,6 +39,7 @@ _COUNTS = (
     'evaluation.max_new_tokens',
     'evaluation.task_batches',
     'log_every',
+    'micro_batches',
 )
 
 
@@ -95,6 +97,11 @@ class Recipe:
         tokens=min(p.batch_size * p.length for p in phases),
     )
 
+  @property
+  def loss(self) -> Loss:
+    """What is minimized."""
+    return Loss(**self.config.get('loss', {}))
+
   @functools.cached_property
   def step(self) -> Any:
     """The jitted training step; its first argument, the state, is donated."""
@@ -104,6 +111,8 @@ class Recipe:
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,
+        loss=self.loss,
+        micro_batches=self.config.get('micro_batches', 1),
     )
     if self.plan.moves_masks:
       step = functools.partial(step, statistics=mask_statistics)
@@ -137,6 +146,7 @@ def create_recipe(config: Any) -> Recipe:
   config = plain(config)
   _check_counts(config)
   check_matmul(config.get('matmul', 'dense'))
+  Loss(**config.get('loss', {}))  # Raises where it cannot be.
   model = models.create_model(
       config['model']['preset'],
       **{k: v for k, v in config['model'].items() if k != 'preset'},
@@ -144,6 +154,7 @@ def create_recipe(config: Any) -> Recipe:
   order = config['phases']['order']
   specs = {k: v for k, v in config['phases'].items() if k != 'order'}
   _check_lengths(specs, order, model.config.max_length)
+  _check_micro_batches(specs, order, config.get('micro_batches', 1))
   corpus = data.prepare_corpus(
       config['data']['corpus'],
       tokenizer=config['data']['tokenizer'],
@@ -229,6 +240,16 @@ def _check_lengths(specs, order, max_length: int) -> None:
       raise ValueError(
           f'phase {name!r} has length {length} and the model {max_length} '
           'positions; shorten the phase or raise model.max_length.'
+      )
+
+
+def _check_micro_batches(specs, order, micro_batches: int) -> None:
+  for name in order:
+    batch_size = specs.get(name, {}).get('batch_size', 0)
+    if batch_size % micro_batches:
+      raise ValueError(
+          f'micro_batches is {micro_batches}, which does not divide the '
+          f'batch_size of phase {name!r}, {batch_size}; choose a divisor.'
       )
 
 

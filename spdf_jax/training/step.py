@@ -10,23 +10,15 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.training.losses import CROSS_ENTROPY
+from spdf_jax.training.losses import Loss
+from spdf_jax.training.losses import number_of_tokens
 from spdf_jax.training.matmul import ApplyFn
 from spdf_jax.training.matmul import share_of_zeros
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.state import TrainState
 
 PyTree = Any
-
-
-def token_loss(
-    logits_BxLxV: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array
-) -> jax.Array:
-  """Returns the mean cross-entropy over weighted tokens, in nats per token."""
-  loss_BxL = optax.softmax_cross_entropy_with_integer_labels(
-      logits_BxLxV, targets_BxL
-  )
-  total = jnp.maximum(weights_BxL.sum(), 1)
-  return (loss_BxL * weights_BxL).sum() / total
 
 
 def train_step(
@@ -37,6 +29,8 @@ def train_step(
     optimizer: optax.GradientTransformationExtraArgs,
     learning_rate: optax.Schedule,
     sparse_steps: SparseSteps | None = None,
+    loss: Loss = CROSS_ENTROPY,
+    micro_batches: int = 1,
     statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
@@ -53,6 +47,9 @@ def train_step(
     learning_rate: For the log, the schedule inside the optimizer.
     sparse_steps: What runs the model where masks are sparse enough and pruned
       weights need no gradient; by default `apply_fn` always does.
+    loss: What is minimized: its mean over the weighted tokens of the batch.
+    micro_batches: In how many parts, one after another, gradients of the batch
+      are computed: the less memory for activations. They divide B.
     statistics: For the log, `(opt_state) -> values`, e.g. `mask_statistics`.
 
   Returns:
@@ -63,29 +60,53 @@ def train_step(
   dense_grads = sparsity.get_dense_grads(state.opt_state)
   grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
 
-  def differentiate(apply_fn, grad_mask):
-    def loss_fn(params):
-      variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
-      logits_BxLxV = apply_fn(variables, batch.inputs)
-      return token_loss(logits_BxLxV, batch.targets, batch.weights)
+  tokens = number_of_tokens(batch.weights)
 
-    return jax.value_and_grad(loss_fn)(state.params)
+  def differentiate(apply_fn, grad_mask):
+    def loss_fn(params, batch):
+      variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
+      sums = loss(apply_fn, variables, batch)
+      return sums.objective / tokens, sums.cross_entropy / tokens
+
+    part = functools.partial(
+        jax.value_and_grad(loss_fn, has_aux=True), state.params
+    )
+    return part(batch) if micro_batches == 1 else _add_up(
+        part, batch, micro_batches
+    )
 
   dense = functools.partial(differentiate, apply_fn, grad_mask)
   if sparse_steps is None:
-    loss, grads = dense()
+    (objective, cross_entropy), grads = dense()
   else:
-    loss, grads = jax.lax.cond(
+    (objective, cross_entropy), grads = jax.lax.cond(
         (share_of_zeros(mask) > sparse_steps.crossover) & ~dense_grads,
         functools.partial(differentiate, sparse_steps.apply_fn, mask),
         dense,
     )
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   metrics = {
-      'train/loss': loss,
+      'train/loss': cross_entropy,
       'train/grad_norm': optax.tree.norm(grads),
       'train/learning_rate': learning_rate(state.step),
   } | {f'sparsity/{k}': v for k, v in statistics(opt_state).items()}
+  if not loss.is_plain:
+    metrics['train/objective'] = objective
   return TrainState(
       state.step + 1, optax.apply_updates(state.params, updates), opt_state
   ), metrics
+
+
+def _add_up(
+    f: Callable[[Any], PyTree], batch: Any, micro_batches: int
+) -> PyTree:
+  """Adds up what a function of a batch gives for its parts."""
+  parts = jax.tree.map(
+      lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch
+  )
+  zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(f, jax.tree.map(lambda x: x[0], parts)),
+  )
+  add = lambda total, part: (jax.tree.map(jnp.add, total, f(part)), None)
+  return jax.lax.scan(add, zeros, parts)[0]

@@ -1,0 +1,159 @@
+"""What training minimizes: cross-entropy over tokens, and what is added."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+PyTree = Any
+
+
+class Sums(NamedTuple):
+  """Sums over weighted tokens, in nats."""
+
+  objective: jax.Array
+  """What is minimized."""
+
+  cross_entropy: jax.Array
+  """What is reported: without smoothing and z-loss."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  r"""Cross-entropy with label smoothing and z-loss, in chunks where asked.
+
+  With logits :math:`z`, target :math:`t` and :math:`Z = \log\sum_v e^{z_v}`, a
+  token costs :math:`Z - (1 - s) z_t - s\,\overline{z} + c Z^2`.
+
+  Attributes:
+    label_smoothing: :math:`s`, the share of the target spread over all tokens.
+    z_loss: :math:`c`, which keeps :math:`Z` near zero.
+    chunk: Positions of the sequences whose logits are computed at a time, and
+      again in the backward pass; 0: all at once.
+
+  Raises:
+    ValueError: a number is out of its range.
+
+  References:
+    Szegedy et al., `Rethinking the Inception Architecture
+    <https://arxiv.org/abs/1512.00567>`_, 2016, section 7
+    Chowdhery et al., `PaLM <https://arxiv.org/abs/2204.02311>`_, 2022, s. 5
+
+  Example:
+    >>> zeros = jnp.zeros((1, 1, 4))
+    >>> token = jnp.zeros((1, 1), jnp.int32)
+    >>> round(float(Loss(0.1).sums(zeros, token, token + 1).objective), 3)
+    1.386
+  """
+
+  label_smoothing: float = 0.0
+  z_loss: float = 0.0
+  chunk: int = 0
+
+  def __post_init__(self):
+    if not 0 <= self.label_smoothing < 1:
+      raise ValueError(
+          f'loss.label_smoothing is {self.label_smoothing}; give a number in '
+          '[0, 1).'
+      )
+    for name in ('z_loss', 'chunk'):
+      if getattr(self, name) < 0:
+        raise ValueError(
+            f'loss.{name} is {getattr(self, name)}; give 0 or more.'
+        )
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether the objective is the cross-entropy."""
+    return not (self.label_smoothing or self.z_loss)
+
+  def __call__(
+      self, apply_fn: Callable[..., jax.Array], variables: PyTree, batch: Any
+  ) -> Sums:
+    """Computes a batch.
+
+    Args:
+      apply_fn: `(variables, tokens) -> logits`; in chunks it is called with
+        `read_out=` too, as the models of `spdf_jax.models` are.
+      variables: Of the model.
+      batch: `inputs`, `targets` and `weights`, each [B, L].
+
+    Returns:
+      The sums.
+    """
+    if not self.chunk:
+      logits_BxLxV = apply_fn(variables, batch.inputs)
+      return self.sums(logits_BxLxV, batch.targets, batch.weights)
+    return apply_fn(
+        variables,
+        batch.inputs,
+        read_out=lambda head, x: self._in_chunks(
+            head, x, batch.targets, batch.weights
+        ),
+    )
+
+  def sums(
+      self, logits_BxLxV: jax.Array, targets_BxL: jax.Array,
+      weights_BxL: jax.Array,
+  ) -> Sums:
+    """Adds up what tokens cost, each with its weight."""
+    entropy_BxL = optax.softmax_cross_entropy_with_integer_labels(
+        logits_BxLxV, targets_BxL
+    )
+    cross_entropy = (entropy_BxL * weights_BxL).sum()
+    if self.is_plain:
+      return Sums(cross_entropy, cross_entropy)
+    log_sum_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
+    uniform_BxL = log_sum_BxL - logits_BxLxV.mean(axis=-1)
+    s = self.label_smoothing
+    cost_BxL = (1 - s) * entropy_BxL + s * uniform_BxL
+    cost_BxL += self.z_loss * log_sum_BxL**2
+    return Sums((cost_BxL * weights_BxL).sum(), cross_entropy)
+
+  def _in_chunks(
+      self,
+      head: Callable[[jax.Array], jax.Array],
+      x_BxLxD: jax.Array,
+      targets_BxL: jax.Array,
+      weights_BxL: jax.Array,
+  ) -> Sums:
+    length = x_BxLxD.shape[1]
+    number = -(-length // self.chunk)
+
+    def cut(x):
+      missing = [(0, 0)] * x.ndim
+      missing[1] = (0, number * self.chunk - length)
+      x = jnp.pad(x, missing)
+      return x.reshape(x.shape[0], number, -1, *x.shape[2:]).swapaxes(0, 1)
+
+    @jax.checkpoint
+    def sums(x, targets, weights):
+      return self.sums(head(x), targets, weights)
+
+    def add(total, chunk):
+      return jax.tree.map(jnp.add, total, sums(*chunk)), None
+
+    chunks = jax.tree.map(cut, (x_BxLxD, targets_BxL, weights_BxL))
+    zero = jnp.zeros([], jnp.float32)
+    return jax.lax.scan(add, Sums(zero, zero), chunks)[0]
+
+
+CROSS_ENTROPY = Loss()
+"""Cross-entropy alone, all logits at once."""
+
+
+def token_loss(
+    logits_BxLxV: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array
+) -> jax.Array:
+  """Returns the mean cross-entropy over weighted tokens, in nats per token."""
+  sums = CROSS_ENTROPY.sums(logits_BxLxV, targets_BxL, weights_BxL)
+  return sums.cross_entropy / number_of_tokens(weights_BxL)
+
+
+def number_of_tokens(weights_BxL: jax.Array) -> jax.Array:
+  """Returns what sums are divided by: the weights' sum, or 1 if it is less."""
+  return jnp.maximum(weights_BxL.sum(), 1)
