@@ -29,6 +29,7 @@ LIBRARIES = {
     'data': {'numpy'},
     'training': {'jax', 'numpy', 'optax', 'flax', 'orbax'},
     'evaluation': {'jax', 'numpy'},
+    'interop': {'jax', 'numpy'},
     'analysis': {'jax', 'numpy'},
 }
 CORE = (

@@ -96,7 +96,7 @@ def plain_llama(config, params, tokens, rotary_theta=10000.0):
 
 @pytest.mark.parametrize('changes', [
     {}, dict(n_kv_heads=2), dict(n_kv_heads=1), dict(tied=True),
-    dict(head_dim=6, n_kv_heads=2),
+    dict(head_dim=6, n_kv_heads=2), dict(head_dim=8, n_heads=3),
 ])
 def test_logits_equal_a_plain_llama(changes):
   model = make_llama(**changes)

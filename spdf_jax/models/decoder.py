@@ -94,7 +94,7 @@ class DecoderConfig:
       value = getattr(self, name)
       if value not in known:
         raise ValueError(f'{name} is {value!r}; use one of {", ".join(known)}.')
-    if self.d_model % self.n_heads:
+    if self.own_head_size is None and self.d_model % self.n_heads:
       raise ValueError(
           f'n_heads is {self.n_heads}, which does not divide d_model '
           f'{self.d_model}; choose a divisor.'
@@ -107,9 +107,14 @@ class DecoderConfig:
     return self.n_heads
 
   @property
+  def own_head_size(self) -> int | None:
+    """Width of a head where it does not follow from the others."""
+    return None
+
+  @property
   def head_size(self) -> int:
     """Width of a head."""
-    return self.d_model // self.n_heads
+    return self.own_head_size or self.d_model // self.n_heads
 
   @property
   def gated(self) -> bool:

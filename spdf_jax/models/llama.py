@@ -71,9 +71,9 @@ class LlamaConfig(DecoderConfig):
     return self.n_kv_heads or self.n_heads
 
   @property
-  def head_size(self) -> int:
-    """Width of a head."""
-    return self.head_dim or self.d_model // self.n_heads
+  def own_head_size(self) -> int | None:
+    """Width of a head where it does not follow from the others."""
+    return self.head_dim
 
   @property
   def gated(self) -> bool:

@@ -237,6 +237,42 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   return _restore(checkpoint, params=abstract).params
 
 
+def write_params(
+    workdir: str | os.PathLike, params: PyTree, config: Mapping[str, Any]
+) -> pathlib.Path:
+  """Writes parameters only, as step 0 of a workdir: for `config.init_from`.
+
+  Args:
+    workdir: Made if missing.
+    params: The parameters.
+    config: What they were made from, JSON-able.
+
+  Returns:
+    The directory of the checkpoint.
+
+  Raises:
+    ValueError: the workdir has checkpoints already.
+  """
+  if _saved_steps(workdir):
+    raise ValueError(
+        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
+    )
+  checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
+  save_json = ocp.args.JsonSave
+  items = ocp.args.Composite(
+      params=ocp.args.StandardSave(params),
+      data=save_json({'step': 0, 'fingerprints': {}}),
+      meta=save_json({
+          'config': config,
+          'phase_ends': {},
+          'arrays': describe_arrays({'params': params}),
+      }),
+  )
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    checkpointer.save(checkpoint, items)
+  return checkpoint
+
+
 def checkpoint_bytes(state: PyTree) -> int:
   """Returns the bytes of a state's arrays, the most a checkpoint takes."""
   return sum(

@@ -1,0 +1,229 @@
+"""Which tensors of a Hugging Face file hold which of our parameters."""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.models import GPTConfig
+from spdf_jax.models import LlamaConfig
+from spdf_jax.models import model_of
+from spdf_jax.sparsity.selection import by_name
+from spdf_jax.sparsity.selection import path_name
+
+PyTree = Any
+Shapes = Mapping[str, tuple[int, ...]]
+
+HEAD = 'lm_head.weight'
+"""The output matrix [vocabulary, width], in both architectures."""
+
+
+class Tensor(NamedTuple):
+  """A tensor of a file."""
+
+  name: str
+  """In the file, e.g. `'transformer.h.0.attn.c_attn.weight'`."""
+
+  parts: tuple[str, ...]
+  """Paths of the parameters that it holds, side by side on their last axis."""
+
+  transposed: bool = False
+  """Whether it holds them (out, in)."""
+
+  def shape(self, shapes: Shapes) -> tuple[int, ...]:
+    """Returns its shape in the file, from those of the parameters."""
+    *first, _ = shapes[self.parts[0]]
+    found = (*first, sum(shapes[part][-1] for part in self.parts))
+    return found[::-1] if self.transposed else found
+
+
+_GPT = {
+    'transformer.wte.weight': 'wte/embedding',
+    'transformer.wpe.weight': 'wpe/embedding',
+    'transformer.ln_f.weight': 'ln_f/scale',
+    'transformer.ln_f.bias': 'ln_f/bias',
+}
+_GPT_LAYER = {
+    'ln_1.weight': 'ln_1/scale',
+    'ln_1.bias': 'ln_1/bias',
+    'ln_2.weight': 'ln_2/scale',
+    'ln_2.bias': 'ln_2/bias',
+    'attn.c_attn.weight': 'attn/wq/kernel attn/wk/kernel attn/wv/kernel',
+    'attn.c_attn.bias': 'attn/wq/bias attn/wk/bias attn/wv/bias',
+    'attn.c_proj.weight': 'attn/wd/kernel',
+    'attn.c_proj.bias': 'attn/wd/bias',
+    'mlp.c_fc.weight': 'mlp/wi/kernel',
+    'mlp.c_fc.bias': 'mlp/wi/bias',
+    'mlp.c_proj.weight': 'mlp/wo/kernel',
+    'mlp.c_proj.bias': 'mlp/wo/bias',
+}
+_LLAMA = {
+    'model.embed_tokens.weight': 'wte/embedding',
+    'model.norm.weight': 'ln_f/scale',
+}
+_LLAMA_LAYER = {
+    'input_layernorm.weight': 'ln_1/scale',
+    'post_attention_layernorm.weight': 'ln_2/scale',
+    'self_attn.q_proj.weight': 'attn/wq/kernel',
+    'self_attn.k_proj.weight': 'attn/wk/kernel',
+    'self_attn.v_proj.weight': 'attn/wv/kernel',
+    'self_attn.o_proj.weight': 'attn/wd/kernel',
+    'mlp.gate_proj.weight': 'mlp/wg/kernel',
+    'mlp.up_proj.weight': 'mlp/wi/kernel',
+    'mlp.down_proj.weight': 'mlp/wo/kernel',
+}
+
+
+def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
+  """Lists the tensors of a model's file, as transformers saves it.
+
+  A tied head is no tensor. GPT-2's matrices are (in, out) as ours, Llama's
+  (out, in).
+
+  Args:
+    config: Of the model.
+
+  Returns:
+    The tensors; their parts are all parameters of the unscanned model.
+
+  Example:
+    >>> tensors_of(GPTConfig(64, 1, 2, 16, 48, 32))[8].parts
+    ('h_0/attn/wq/kernel', 'h_0/attn/wk/kernel', 'h_0/attn/wv/kernel')
+  """
+  if isinstance(config, GPTConfig):
+    once, prefix, layer = _GPT, 'transformer.h', _GPT_LAYER
+  else:
+    once, prefix, layer = _LLAMA, 'model.layers', _LLAMA_LAYER
+    if not config.tied:
+      once = once | {HEAD: 'head/kernel'}
+  transposed = lambda path: (
+      isinstance(config, LlamaConfig) and path.endswith('kernel')
+  )
+  tensors = [Tensor(k, (path,), transposed(path)) for k, path in once.items()]
+  for i in range(config.n_layers):
+    tensors += [
+        Tensor(
+            f'{prefix}.{i}.{name}',
+            tuple(f'h_{i}/{path}' for path in paths.split()),
+            transposed(paths),
+        )
+        for name, paths in layer.items()
+    ]
+  return tensors
+
+
+def abstract_params(config: GPTConfig | LlamaConfig) -> PyTree:
+  """Returns shapes and dtypes of a model's parameters; computes nothing."""
+  tokens = jnp.zeros((1, 1), jnp.int32)
+  init = model_of(config).init
+  return jax.eval_shape(init, jax.random.key(0), tokens)['params']
+
+
+def shapes_of(tree: PyTree) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of a tree's arrays, by path."""
+  return {path: np.shape(x) for path, x in by_name(tree).items()}
+
+
+def to_tensors(
+    tensors: list[Tensor], leaves: Mapping[str, Any], shapes: Shapes
+) -> dict[str, np.ndarray]:
+  """Lays parameters, or masks, out as tensors of a file.
+
+  Args:
+    tensors: From `tensors_of`.
+    leaves: Parameters or masks, by path; a path may be missing.
+    shapes: Of all parameters, by path.
+
+  Returns:
+    Arrays by name, some of them views, for every tensor that has a part in
+    `leaves`; its other parts are ones.
+
+  Example:
+    >>> shapes = {'q': (2, 1), 'k': (2, 1)}
+    >>> to_tensors([Tensor('qk', ('q', 'k'), True)],
+    ...            {'q': np.array([[3], [4]])}, shapes)['qk'].tolist()
+    [[3, 4], [1, 1]]
+  """
+  found = {}
+  for tensor in tensors:
+    given = [leaves[part] for part in tensor.parts if part in leaves]
+    if not given:
+      continue
+    ones = lambda part, like=given[0]: np.ones(shapes[part], like.dtype)
+    parts = [leaves.get(part, ones(part)) for part in tensor.parts]
+    whole = np.concatenate(parts, axis=-1)
+    found[tensor.name] = whole.T if tensor.transposed else whole
+  return found
+
+
+def from_tensors(
+    tensors: list[Tensor], found: Mapping[str, np.ndarray], shapes: Shapes
+) -> dict[str, np.ndarray]:
+  """Takes parameters, or masks, out of tensors: `to_tensors` the other way.
+
+  Args:
+    tensors: From `tensors_of`.
+    found: Arrays by name; a name may be missing.
+    shapes: Of all parameters, by path.
+
+  Returns:
+    Contiguous arrays by path.
+
+  Example:
+    >>> shapes = {'q': (2, 1), 'k': (2, 1)}
+    >>> parts = from_tensors([Tensor('qk', ('q', 'k'), True)],
+    ...                      {'qk': np.array([[3, 4], [1, 2]])}, shapes)
+    >>> parts['k'].tolist()
+    [[1], [2]]
+  """
+  leaves = {}
+  for tensor in tensors:
+    if tensor.name not in found:
+      continue
+    whole = found[tensor.name]
+    whole = whole.T if tensor.transposed else whole
+    ends = np.cumsum([shapes[part][-1] for part in tensor.parts])[:-1]
+    for path, part in zip(tensor.parts, np.split(whole, ends, axis=-1)):
+      leaves[path] = np.ascontiguousarray(part)
+  return leaves
+
+
+def fill(like: PyTree, leaves: Mapping[str, Any]) -> PyTree:
+  """Builds a tree from its leaves by path; `None` where there is none."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: leaves.get(path_name(path)), like
+  )
+
+
+def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
+  """Raises ValueError unless arrays are those that a model has.
+
+  Args:
+    what: Where they are from, for the message.
+    found: Shapes by name.
+    expected: What they should be.
+
+  Raises:
+    ValueError: one is missing, one too many or of another shape; the message
+      names the first.
+  """
+  wrong = [
+      name for name in found if found[name] != expected.get(name, found[name])
+  ]
+  for problem, names in (
+      ('lacks {}', sorted(expected.keys() - found.keys())),
+      ('has {} too many', sorted(found.keys() - expected.keys())),
+      ('has {} in another shape', sorted(wrong)),
+  ):
+    if names:
+      shape = f', {found[names[0]]} and not {expected[names[0]]}' if (
+          names[0] in wrong
+      ) else ''
+      more = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
+      raise ValueError(
+          f'{what} {problem.format(repr(names[0]))}{shape}{more}; it must hold '
+          'all arrays of the model that its config describes, and no others.'
+      )

@@ -1,0 +1,243 @@
+"""Our models and those of transformers compute the same, both ways."""
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from spdf_jax import interop
+from spdf_jax.models import GPTConfig
+from spdf_jax.models import LlamaConfig
+from spdf_jax.models import model_of
+from spdf_jax.models import sparsifiable
+from spdf_jax.sparsity.selection import by_name
+from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training import token_loss
+
+pytestmark = pytest.mark.slow
+torch = pytest.importorskip('torch', reason='torch is not installed')
+transformers = pytest.importorskip(
+    'transformers', reason='transformers is not installed'
+)
+
+ROOT = pathlib.Path(__file__).parent.parent
+V, L = 67, 24
+GPT2 = dict(
+    vocab_size=V, n_positions=L, n_embd=32, n_layer=3, n_head=4,
+    initializer_range=0.15, bos_token_id=None, eos_token_id=None,
+)
+LLAMA = dict(
+    vocab_size=V, max_position_embeddings=L, hidden_size=32,
+    num_hidden_layers=3, num_attention_heads=4, intermediate_size=48,
+    initializer_range=0.15, bos_token_id=None, eos_token_id=None,
+)
+LLAMA3 = dict(
+    rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=12, rope_theta=500.0,
+)
+THEIRS = {
+    'gpt2': ('gpt2', GPT2 | dict(activation_function='gelu_new')),
+    'gpt2 exact': ('gpt2', GPT2 | dict(activation_function='gelu', n_inner=40)),
+    'llama': ('llama', LLAMA),
+    'llama grouped': ('llama', LLAMA | dict(num_key_value_heads=2)),
+    'llama tied': ('llama', LLAMA | dict(
+        tie_word_embeddings=True, rms_norm_eps=1e-5
+    )),
+    'llama heads': ('llama', LLAMA | dict(head_dim=12, num_key_value_heads=1)),
+    'llama linear': ('llama', LLAMA | dict(rope_parameters=dict(
+        rope_type='linear', factor=4.0, rope_theta=1000.0
+    ))),
+    'llama 3': ('llama', LLAMA | dict(rope_parameters=LLAMA3)),
+}
+gpt = functools.partial(GPTConfig, V, 3, 4, 32)
+llama = functools.partial(LlamaConfig, V, 3, 4, 32, 48, L)
+OURS = {
+    'gpt2': gpt(128, L),
+    'gpt2 exact': gpt(40, L, activation='gelu'),
+    'llama': llama(norm_eps=1e-6),
+    'llama grouped': llama(norm_eps=1e-6, n_kv_heads=2),
+    'llama tied': llama(tied=True),
+    'llama heads': llama(norm_eps=1e-6, n_kv_heads=1, head_dim=12),
+    'llama linear': llama(
+        norm_eps=1e-6, rope_scaling='linear', rope_factor=4.0,
+        rope_theta=1000.0,
+    ),
+    'llama 3': llama(
+        norm_eps=1e-6, rope_scaling='llama3', rope_factor=8.0,
+        rope_low_freq_factor=1.0, rope_high_freq_factor=4.0,
+        rope_original_length=12, rope_theta=500.0,
+    ),
+}
+TOKENS = np.random.default_rng(7).integers(V, size=(3, L))
+INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
+RTOL = 1e-5
+
+
+def make_theirs(name, seed=0):
+  """A model of transformers of which no weight is zero or one."""
+  kind, fields = THEIRS[name]
+  torch.manual_seed(seed)
+  model = transformers.AutoModelForCausalLM.from_config(
+      transformers.AutoConfig.for_model(kind, **fields)
+  ).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter += 0.05 * torch.randn_like(parameter)
+  return model
+
+
+def make_params(config):
+  """Parameters of which none is zero."""
+  shapes = jax.eval_shape(model_of(config).init, jax.random.key(0), INPUTS)
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+      lambda x: rng.normal(0.05, 0.3, x.shape).astype(x.dtype),
+      shapes['params'],
+  )
+
+
+def make_mask(params):
+  rng = np.random.default_rng(2)
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: rng.random(x.shape) > 0.75 if sparsifiable(
+          path_name(path), x
+      ) else None,
+      params,
+  )
+
+
+def load_theirs(directory):
+  """Loads with transformers; asserts that every key is as it expects."""
+  model, info = transformers.AutoModelForCausalLM.from_pretrained(
+      directory, output_loading_info=True
+  )
+  assert {k: v for k, v in info.items() if v} == {}
+  return model
+
+
+def assert_same_logits(config, params, theirs):
+  with torch.no_grad():
+    want = theirs(torch.tensor(TOKENS)).logits.numpy()
+  found = model_of(config).apply({'params': params}, TOKENS)
+  assert np.abs(found - want).max() < RTOL * np.abs(want).max()
+
+
+@pytest.mark.parametrize('name', THEIRS)
+def test_what_transformers_saves_computes_the_same_here(name, tmp_path):
+  theirs = make_theirs(name)
+  theirs.save_pretrained(tmp_path)
+  loaded = interop.load_hf(tmp_path)
+  assert loaded.config == OURS[name] and loaded.mask is None
+  assert_same_logits(loaded.config, loaded.params, theirs)
+  assert interop.check_hf(tmp_path, TOKENS) < 1e-3
+
+
+@pytest.mark.parametrize('name', OURS)
+@pytest.mark.parametrize('sparse', [False, True])
+def test_what_we_save_computes_the_same_in_transformers(
+    name, sparse, tmp_path
+):
+  config = OURS[name]
+  params = make_params(config)
+  mask = make_mask(params) if sparse else None
+  interop.save_hf(tmp_path, config, params, mask)
+  if sparse:
+    params = jax.tree.map(
+        lambda m, x: x if m is None else x * m, mask, params,
+        is_leaf=lambda x: x is None,
+    )
+  theirs = load_theirs(tmp_path)
+  assert theirs.dtype == torch.float32
+  assert_same_logits(config, params, theirs)
+
+
+@pytest.mark.parametrize('name', THEIRS)
+def test_gradients_have_the_same_norms(name, tmp_path):
+  theirs = make_theirs(name)
+  theirs.save_pretrained(tmp_path)
+  config, params, _ = interop.load_hf(tmp_path)
+  logits = theirs(torch.tensor(INPUTS)).logits
+  torch.nn.functional.cross_entropy(
+      logits.reshape(-1, V), torch.tensor(TARGETS).reshape(-1)
+  ).backward()
+  with torch.no_grad():
+    for parameter in theirs.parameters():
+      parameter.copy_(parameter.grad)
+  # Their gradients, laid out as our parameters by the way weights take.
+  theirs.save_pretrained(tmp_path / 'gradients')
+  want = by_name(interop.load_hf(tmp_path / 'gradients').params)
+
+  @jax.jit
+  @jax.grad
+  def gradient(params):
+    logits = model_of(config).apply({'params': params}, INPUTS)
+    weights = np.ones(TARGETS.shape, np.float32)
+    return token_loss(logits, TARGETS, weights)
+
+  found = by_name(gradient(params))
+  assert found.keys() == want.keys()
+  largest = max(np.linalg.norm(x) for x in want.values())
+  for path, x in want.items():
+    norm, expected = np.linalg.norm(found[path]), np.linalg.norm(x)
+    if path.endswith('attn/wk/bias'):  # All keys moved alike change nothing.
+      assert max(norm, expected) < 1e-5 * largest
+      continue
+    assert norm == pytest.approx(expected, rel=RTOL), path
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_smaller_types_are_taken_up_by_transformers(dtype, tmp_path):
+  config = OURS['llama grouped']
+  interop.save_hf(tmp_path, config, make_params(config), dtype=dtype)
+  assert load_theirs(tmp_path).dtype == getattr(torch, dtype)
+  assert interop.check_hf(tmp_path, TOKENS) < 1e-3
+
+
+@pytest.mark.parametrize('sharded', [False, True])
+@pytest.mark.parametrize('name', ['gpt2', 'llama grouped'])
+def test_torchs_own_files_are_read(name, sharded, tmp_path):
+  theirs = make_theirs(name)
+  theirs.config.save_pretrained(tmp_path)
+  tensors = theirs.state_dict()
+  if sharded:
+    shards = {name: f'part-{i % 2}.bin' for i, name in enumerate(tensors)}
+    for shard in set(shards.values()):
+      part = {k: x.bfloat16() for k, x in tensors.items() if shards[k] == shard}
+      torch.save(part, tmp_path / shard)
+    index = tmp_path / transformers.utils.WEIGHTS_INDEX_NAME
+    index.write_text(json.dumps({'weight_map': shards}))
+  else:
+    torch.save(tensors, tmp_path / 'pytorch_model.bin')
+  found = interop.load_hf(tmp_path).params['wte']['embedding']
+  want = theirs.get_input_embeddings().weight.detach()
+  want = (want.bfloat16().float() if sharded else want).numpy()
+  np.testing.assert_array_equal(found, want)
+
+
+def test_a_torch_file_of_more_than_weights_is_refused(tmp_path):
+  make_theirs('gpt2').config.save_pretrained(tmp_path)
+  torch.save({'w': pathlib.PurePath}, tmp_path / 'pytorch_model.bin')
+  with pytest.raises(ValueError, match='cannot be read as weights only'):
+    interop.load_hf(tmp_path)
+
+
+def test_the_command_compares_logits(tmp_path):
+  make_theirs('llama 3').save_pretrained(tmp_path / 'hf')
+  done = subprocess.run(
+      [
+          sys.executable, '-m', 'experiments.convert', '--check',
+          f'--from_hf={tmp_path / "hf"}', f'--to={tmp_path / "run"}',
+      ],
+      cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)},
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  last = done.stdout.splitlines()[-1]
+  words = 'logits differ from those of transformers by '
+  assert last.startswith(words) and float(last.removeprefix(words)) < 1e-3
