@@ -14,6 +14,7 @@ _VERSION = re.search(
 _DATA = ['tokenizers>=0.21']
 _EVAL = ['sacrebleu>=2.4']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
+_LOG = ['tensorboardX>=2.6', 'wandb>=0.17']
 _VIZ = ['matplotlib>=3.8']
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
 
@@ -53,11 +54,13 @@ setup(
         'data': _DATA,
         'eval': _EVAL,
         'hf': _HF,
+        'log': _LOG,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
         'dev': [
             *_QUICKSTART,
             *_HF,
+            'tensorboardX',
             'equinox',
             'flatbuffers',
             'hypothesis',

@@ -1,5 +1,6 @@
 """One run from config to finished workdir: train, evaluate, describe."""
 
+from collections.abc import Sequence
 import functools
 import json
 import pathlib
@@ -14,12 +15,15 @@ from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.training.metrics import write_atomically
 
 
-def run(session: training.Session, name: str) -> None:
+def run(
+    session: training.Session, name: str, writers: Sequence[Any] = ()
+) -> None:
   """Trains a session with every evaluation its config asks for.
 
   Args:
     session: From `training.open_session`; a killed run goes on.
     name: What reports call the run.
+    writers: From `choose_writers`: they get the metrics too.
 
   Raises:
     training.Interrupted: a signal came; everything is saved.
@@ -31,7 +35,10 @@ def run(session: training.Session, name: str) -> None:
     write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
   every_time, at_phase_ends = evaluators(recipe, workdir)
   training.train(
-      session, evaluators=every_time, phase_end_evaluators=at_phase_ends
+      session,
+      evaluators=every_time,
+      phase_end_evaluators=at_phase_ends,
+      writers=writers,
   )
 
 

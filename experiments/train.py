@@ -22,6 +22,8 @@ from spdf_jax import analysis
 from spdf_jax import training
 from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.analysis.plan import format_plan
+from spdf_jax.training.writers import choose_writers
+from spdf_jax.training.writers import WRITERS
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Config file, with its argument: path.py:argument.'
@@ -31,6 +33,10 @@ _WORKDIR = flags.DEFINE_string(
 )
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'Print the plan and its cost; train nothing.'
+)
+_LOG_TO = flags.DEFINE_multi_enum(
+    'log_to', [], list(WRITERS),
+    'Dashboards that get the metrics too; needs the extra log.',
 )
 
 
@@ -47,13 +53,14 @@ def main(argv: list[str]) -> int:
     if _DRY_RUN.value:
       print(format_plan(recipe, describe_plan(recipe, name)))
       return 0
+    writers = choose_writers(_LOG_TO.value, _WORKDIR.value, recipe.config)
     session = training.open_session(recipe, _WORKDIR.value)
   except (ValueError, OSError, ImportError) as error:
     # Bad input: the sentence says it all. Errors in training keep theirs.
     logging.error('%s', error)
     return 1
   try:
-    lifecycle.run(session, name)
+    lifecycle.run(session, name, writers)
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal

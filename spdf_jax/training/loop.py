@@ -24,6 +24,9 @@ from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.state import create_state
 from spdf_jax.training.state import TrainState
+from spdf_jax.training.writers import AllWriters
+from spdf_jax.training.writers import Open
+from spdf_jax.training.writers import Writer
 
 PyTree = Any
 Evaluator = Callable[[int, PyTree], Iterable[tuple[str, float]]]
@@ -108,6 +111,7 @@ def train(
     *,
     evaluators: Sequence[Evaluator] = (),
     phase_end_evaluators: Sequence[Evaluator] = (),
+    writers: Sequence[Open] = (),
 ) -> TrainState:
   """Trains through all phases, from wherever the session starts.
 
@@ -116,6 +120,8 @@ def train(
     evaluators: `(step, params) -> (name, value)` pairs, called every
       `config.eval_every` steps and at the end of each phase.
     phase_end_evaluators: The same, at the end of each phase only.
+    writers: Open what gets metrics beside `metrics.jsonl`, from
+      `choose_writers`.
 
   Returns:
     The final state.
@@ -126,7 +132,10 @@ def train(
   recipe, saved, state = session.recipe, session.checkpoints, session.state
   config, plan = recipe.config, recipe.plan
   start = int(state.step)
-  writer = MetricWriter(session.workdir / 'metrics.jsonl', start)
+  writer = AllWriters([
+      MetricWriter(session.workdir / 'metrics.jsonl', start),
+      *(open_writer(start) for open_writer in writers),
+  ])
   progress = Progress(plan, start)
   log = _TrainLog(writer, progress, recipe)
   ends = set(plan.ends.values())
@@ -163,7 +172,7 @@ def train(
 class _TrainLog:
   """Writes training metrics one step late, so that the host never waits."""
 
-  def __init__(self, writer: MetricWriter, progress: Progress, recipe: Recipe):
+  def __init__(self, writer: Writer, progress: Progress, recipe: Recipe):
     self._writer = writer
     self._progress = progress
     self._plan = recipe.plan

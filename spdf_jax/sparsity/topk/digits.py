@@ -137,8 +137,8 @@ def _find_in_rows(counts: jax.Array, need: jax.Array) -> Found:
   while sums[-1].size > 2 * _ROW:
     rows = sums[-1].reshape(-1, _ROW)
     while rows.shape[-1] > 1:
-      left, right = jnp.split(rows, 2, axis=-1)
-      rows = left + right
+      low, high = jnp.split(rows, 2, axis=-1)
+      rows = low + high
     sums.append(rows[:, 0])
   digit = 0
   for parts in reversed(sums):
