@@ -78,7 +78,9 @@ class TensorBoardWriter:
   ):
     del config
     self._writer = require(self.library, 'log').SummaryWriter(
-        os.path.join(workdir, 'tensorboard'), purge_step=resume_step + 1
+        os.path.join(workdir, 'tensorboard'),
+        purge_step=resume_step + 1,
+        filename_suffix=f'.{resume_step}',  # Names have the time, in seconds.
     )
 
   def write_scalars(
