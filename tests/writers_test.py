@@ -38,7 +38,6 @@ def test_all_writers_get_all():
 
 def test_tensorboard_reads_the_numbers_and_hides_what_came_twice(tmp_path):
   pytest.importorskip('tensorboardX', reason='tensorboardX is not installed')
-  from tensorboardX import event_file_writer  # noqa: F401
   from tensorboardX.proto import event_pb2
 
   for resume_step in (0, 1):

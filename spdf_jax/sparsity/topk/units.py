@@ -106,13 +106,6 @@ def narrowed(chosen: jax.Array | None, condition: jax.Array) -> jax.Array:
   return condition if chosen is None else chosen & condition
 
 
-def number_of(chosen: jax.Array | None, shape: Shape) -> jax.Array:
-  """Counts the chosen per competition, int32."""
-  if chosen is None:
-    return jnp.full(shape[:-2], shape[-2] * shape[-1], jnp.int32)
-  return jnp.sum(chosen, axis=(-2, -1), dtype=jnp.int32)
-
-
 def check_rankable(scores: jax.Array) -> None:
   """Raises TypeError unless scores are real and of at most 32 bits."""
   dtype = jnp.dtype(scores.dtype)

@@ -306,7 +306,7 @@ int Vectors(int most, int64_t tokens, int64_t workers) {
 void Multiply(const Workers& workers, const float* x, const Matrix& w,
               bool transpose, int64_t tokens, float* y) {
   const bool sparse = IsSparse(w.mask, w.inputs * w.outputs);
-  const int most = sparse ? simd::kSparseVectors : simd::kForwardVectors;
+  const int most = simd::kForwardVectors / (sparse ? 2 : 1);
   const int vectors = Vectors(most, tokens, workers.number);
   Lists lists;
   lists.outputs = transpose ? w.inputs : w.outputs;

@@ -12,7 +12,6 @@ namespace {
 using Vector = __m256;
 constexpr int kWidth = 8;
 constexpr int kForwardVectors = 8;
-constexpr int kSparseVectors = 4;
 constexpr int kBackwardVectors = 4;
 
 inline Vector Zero() { return _mm256_setzero_ps(); }

@@ -11,7 +11,6 @@ namespace {
 using Vector = __m512;
 constexpr int kWidth = 16;
 constexpr int kForwardVectors = 8;   // Registers of sums.
-constexpr int kSparseVectors = 4;    // Of them, for few weights.
 constexpr int kBackwardVectors = 8;  // Of x and of dx each.
 
 inline Vector Zero() { return _mm512_setzero_ps(); }

@@ -10,7 +10,6 @@ namespace {
 typedef float Vector __attribute__((vector_size(16)));
 constexpr int kWidth = 4;
 constexpr int kForwardVectors = 8;
-constexpr int kSparseVectors = 4;
 constexpr int kBackwardVectors = 4;
 
 inline Vector Zero() { return Vector{}; }
