@@ -39,6 +39,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.matmul = 'auto'  # sparse steps: 'native' kernels, 'dense', the faster
   config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
   config.micro_batches = 1  # parts of a batch, one after another: less memory
+  config.mesh = dict(data=-1, fsdp=1, tensor=1)  # devices; -1: all others
 
   config.data = dict(
       corpus='python-stdlib',  # pre-training text

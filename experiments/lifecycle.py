@@ -13,6 +13,7 @@ from spdf_jax import evaluation
 from spdf_jax import training
 from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.processes import is_main_process
 
 
 def run(
@@ -32,7 +33,8 @@ def run(
   plan_path = workdir / 'plan.json'
   if not plan_path.exists():
     plan = describe_plan(recipe, name) | {'bigram': bigram_baseline(recipe)}
-    write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
+    if is_main_process():
+      write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
   every_time, at_phase_ends = evaluators(recipe, workdir)
   training.train(
       session,

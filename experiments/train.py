@@ -6,7 +6,13 @@ Any field of the config can be changed: --config.seed=1. A run that was
 stopped or killed goes on when the same command is given again; everything it
 measured is in the workdir's metrics.jsonl, and told in report.md beside it.
 --dry_run prints the plan instead: what is sparsified, parameters, memory and
-FLOPs.
+FLOPs; nothing is allocated, so any model and mesh can be asked for:
+
+  python -m experiments.train --config=configs/quickstart.py --dry_run \
+    --config.model.preset=cerebras-gpt-13b --config.model.vocab_size=50257 \
+    --config.model.scan_layers --config.mesh.fsdp=16
+
+On several machines the same command runs in each, see experiments/launch/.
 """
 
 import pathlib
@@ -18,10 +24,13 @@ from ml_collections import config_flags
 
 from experiments import console
 from experiments import lifecycle
+from experiments import processes
 from spdf_jax import analysis
 from spdf_jax import training
 from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.analysis.plan import format_plan
+from spdf_jax.training.mesh import simulate_devices
+from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.writers import choose_writers
 from spdf_jax.training.writers import WRITERS
 
@@ -47,8 +56,11 @@ def main(argv: list[str]) -> int:
   if not _DRY_RUN.value and not _WORKDIR.value:
     raise app.UsageError('give --workdir, or --dry_run to see the plan.')
   console.prepare()
+  if _DRY_RUN.value:
+    simulate_devices(_CONFIG.value.get('mesh', {}))
   name = pathlib.Path(_WORKDIR.value or 'plan').name
   try:
+    processes.join()
     recipe = training.create_recipe(_CONFIG.value)
     if _DRY_RUN.value:
       print(format_plan(recipe, describe_plan(recipe, name)))
@@ -64,6 +76,8 @@ def main(argv: list[str]) -> int:
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal
+  if not is_main_process():
+    return 0
   try:
     runs = {name: analysis.read_run(session.workdir)}
     print(f'{analysis.write_report(session.workdir, runs)} is written')

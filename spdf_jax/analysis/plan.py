@@ -1,5 +1,6 @@
 """What a recipe will do and cost, before it is run."""
 
+import math
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from spdf_jax.analysis.flops import shape_of
 from spdf_jax.analysis.flops import training_flops
 from spdf_jax.analysis.segments import as_ranges
 from spdf_jax.analysis.segments import find_segments
+from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import selection
 from spdf_jax.training.checkpoints import checkpoint_bytes
 from spdf_jax.training.levels import asked_levels
@@ -132,15 +134,30 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
         f'{phase.steps * record["flops_per_step"]:>12.3e}'
         f'{record["flops_per_step"] / record["dense_flops_per_step"]:>10.1%}'
     )
-  mib = lambda tree: f'{checkpoint_bytes(tree) / 2**20:,.1f} MiB'
+  mib = lambda size: f'{size / 2**20:,.1f} MiB'
+  here = lambda tree: mib(_device_bytes(tree))
+  masks = _device_bytes(get_mask(state.opt_state))
+  sizes = ', '.join(f'{k} {v}' for k, v in recipe.mesh.shape.items())
+  where = f' on each of {recipe.mesh.size} devices ({sizes})' if (
+      recipe.mesh.size > 1
+  ) else ''
   return '\n'.join(lines + [
       '',
-      f'memory: parameters {mib(state.params)}, gradients '
-      f'{mib(state.params)}, optimizer with masks {mib(state.opt_state)}; '
+      f'memory{where}: parameters {here(state.params)}, gradients '
+      f'{here(state.params)}, optimizer '
+      f'{mib(_device_bytes(state.opt_state) - masks)}, masks {mib(masks)}; '
       + '; '.join(_step_memory(recipe)),
-      f'disk: {mib(state)} per checkpoint at most',
+      f'disk: {mib(checkpoint_bytes(state))} per checkpoint at most',
       plan['compute'],
   ])
+
+
+def _device_bytes(tree: Any) -> int:
+  """Returns the bytes of a tree that lie on one device."""
+  return sum(
+      math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in jax.tree.leaves(tree)
+  )
 
 
 def _describe_compute(recipe: Recipe) -> str:

@@ -1,6 +1,7 @@
 """Tokens in, batches out: everything a pure function of (seed, step)."""
 
 from spdf_jax.data.batches import Allotment
+from spdf_jax.data.batches import BatchAt
 from spdf_jax.data.batches import evaluation_batches
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
@@ -31,6 +32,7 @@ __all__ = [
     'Allotment',
     'BPETokenizer',
     'Batch',
+    'BatchAt',
     'ByteTokenizer',
     'Corpus',
     'Examples',

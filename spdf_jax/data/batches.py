@@ -1,11 +1,11 @@
 """Batches: which blocks each step of a plan reads."""
 
 import bisect
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import operator
 from typing import NamedTuple
+from typing import Protocol
 import zlib
 
 import numpy as np
@@ -14,6 +14,13 @@ from spdf_jax.data.permutations import permute
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 from spdf_jax.names import lookup
+
+
+class BatchAt(Protocol):
+  """The batch of a step, or some of its rows."""
+
+  def __call__(self, step: int, rows: slice = slice(None)) -> Batch:
+    """Returns rows of the batch of a step, read anew each time."""
 
 
 class Allotment(NamedTuple):
@@ -54,7 +61,7 @@ def schedule_batches(
     *,
     seed: int,
     max_epochs: Mapping[str, int],
-) -> Callable[[int], Batch]:
+) -> BatchAt:
   """Plans which batch each step reads.
 
   The blocks of a source, permuted anew in every epoch by (seed, epoch, name),
@@ -72,7 +79,8 @@ def schedule_batches(
     max_epochs: How often each source may be seen at most.
 
   Returns:
-    `batch_at`, a pure function of the step, counted from 0 over allotments.
+    `batch_at`, a pure function of the step, counted from 0 over allotments, and
+    of the rows to read, by default all.
 
   Raises:
     ValueError: A share is not positive, or its source is unknown, smaller
@@ -126,7 +134,7 @@ def schedule_batches(
     _check_epochs(segment, cursors[segment.name], max_epochs)
   first_steps = [segment.first_step for segment in segments]
 
-  def batch_at(step: int) -> Batch:
+  def batch_at(step: int, rows: slice = slice(None)) -> Batch:
     step = operator.index(step)
     if not 0 <= step < steps:
       raise IndexError(
@@ -134,7 +142,7 @@ def schedule_batches(
           f' {steps - 1}; add steps to a phase.'
       )
     segment = segments[bisect.bisect_right(first_steps, step) - 1]
-    return _read(segment, step - segment.first_step, seed)
+    return _read(segment, step - segment.first_step, rows, seed)
 
   return batch_at
 
@@ -190,9 +198,9 @@ def evaluation_batches(
   return batches
 
 
-def _read(segment: _Segment, step: int, seed: int) -> Batch:
+def _read(segment: _Segment, step: int, chosen: slice, seed: int) -> Batch:
   first = segment.first_row + step * segment.batch_size
-  rows = first + np.arange(segment.batch_size, dtype=np.int64)
+  rows = first + np.arange(segment.batch_size, dtype=np.int64)[chosen]
   rows_per_block = segment.block_length // segment.length
   positions, parts = np.divmod(rows, rows_per_block)
   epochs, positions = np.divmod(positions, segment.num_blocks)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.decoders import fetch
 from spdf_jax.evaluation.generation import prefill
 from spdf_jax.evaluation.prompts import batches
 
@@ -109,7 +110,7 @@ def beam_search(
   ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
   generations = []
   for batch in batches(prompts, max_new_tokens, batch_size, length):
-    tokens_BxT, lengths_B = jax.device_get(_search(
+    tokens_BxT, lengths_B = fetch(_search(
         decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
     ))

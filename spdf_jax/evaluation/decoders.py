@@ -5,6 +5,7 @@ from typing import Any
 from typing import Protocol
 
 import jax
+from jax.experimental import multihost_utils
 
 from spdf_jax import models
 
@@ -31,6 +32,19 @@ class Decoder(Protocol):
   @property
   def batch_axis(self) -> int:
     """Which axis of the cache's leaves numbers the sequences."""
+
+
+def fetch(results: PyTree) -> PyTree:
+  """Brings results to the host, of devices of other processes too.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> fetch(jnp.arange(3)).tolist()
+    [0, 1, 2]
+  """
+  if jax.process_count() == 1:
+    return jax.device_get(results)
+  return multihost_utils.process_allgather(results, tiled=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.decoders import fetch
 from spdf_jax.evaluation.prompts import batches
 from spdf_jax.evaluation.sampling import Choose
 from spdf_jax.evaluation.sampling import greedy
@@ -67,7 +68,7 @@ def generate(
   key = jax.random.key(key) if isinstance(key, int) else key
   generations = []
   for batch in batches(prompts, max_new_tokens, batch_size, length):
-    tokens_BxL, cursors_B = jax.device_get(_extend(
+    tokens_BxL, cursors_B = fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
         batch.starts_B, batch.stops_B, end_of_text, key, batch.first,
     ))

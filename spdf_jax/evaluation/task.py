@@ -8,6 +8,8 @@ import os
 import pathlib
 from typing import Any
 
+import jax
+
 from spdf_jax.evaluation.perplexity import Evaluator
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
@@ -91,7 +93,8 @@ def task_evaluator(
         {'context': context, 'reference': reference, 'generation': text}
         for context, reference, text in zip(contexts, references, texts)
     ]
-    _write_lines(directory / f'step_{step:08d}.jsonl', records)
+    if jax.process_index() == 0:
+      _write_lines(directory / f'step_{step:08d}.jsonl', records)
     yield 'task/bleu', bleu(texts, references)
     yield 'task/chrf', chrf(texts, references)
 

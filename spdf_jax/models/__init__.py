@@ -11,6 +11,7 @@ from spdf_jax.models.llama import LlamaConfig
 from spdf_jax.models.presets import create_model
 from spdf_jax.models.presets import model_of
 from spdf_jax.models.presets import PRESETS
+from spdf_jax.models.sharding import partition_spec
 
 __all__ = [
     'GPT',
@@ -23,5 +24,6 @@ __all__ = [
     'create_cache',
     'create_model',
     'model_of',
+    'partition_spec',
     'sparsifiable',
 ]

@@ -6,6 +6,7 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import selection
@@ -94,9 +95,14 @@ def summarize(
     >>> summary.sparsity, summary.overall_sparsity == 2 / 6
     (0.5, True)
   """
+  stacks = _stacks(mask, params, where)
+  # Summed where they lie: only the counts come to the host.
   layers = {
-      name: LayerSparsity(int(layer.sum(dtype=np.int64)), layer.size)
-      for name, layer in _layers(mask, params, where)
+      name: LayerSparsity(int(kept), stack.shape[1] * stack.shape[2])
+      for path, stack in stacks
+      for name, kept in _numbered(
+          path, np.asarray(jnp.sum(stack, axis=(1, 2), dtype=jnp.uint32))
+      )
   }
   sizes = [int(np.prod(p.shape)) for p in jax.tree.leaves(params)]
   return Summary(layers, sum(sizes))
@@ -205,9 +211,23 @@ def _layers(
     mask: PyTree, params: PyTree, where: selection.Where
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields every layer's name and mask `[inputs, outputs]`."""
+  for path, stack in _stacks(mask, params, where):
+    yield from _numbered(path, np.asarray(stack))
+
+
+def _stacks(
+    mask: PyTree, params: PyTree, where: selection.Where
+) -> list[tuple[str, jax.Array]]:
+  """Returns every leaf's path and masks `[layers, inputs, outputs]`."""
   axes = selection.select(where, params)
   stacks = selection.to_layers(mask, params, axes)
-  for path, stack in jax.tree_util.tree_leaves_with_path(stacks):
-    for i, layer in enumerate(np.asarray(stack)):
-      name = selection.path_name(path) + (f'[{i}]' if len(stack) > 1 else '')
-      yield name, layer
+  return [
+      (selection.path_name(path), stack)
+      for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
+  ]
+
+
+def _numbered(path: str, stack: np.ndarray) -> Iterator[tuple[str, Any]]:
+  """Yields what a stack has of each layer, with the layer's name."""
+  for i, layer in enumerate(stack):
+    yield path + (f'[{i}]' if len(stack) > 1 else ''), layer

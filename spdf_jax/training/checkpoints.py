@@ -94,7 +94,7 @@ class Checkpoints:
     is used.
 
     Args:
-      abstract: Shapes and dtypes of the state.
+      abstract: Shapes, dtypes and shardings of the state.
 
     Returns:
       The state.
@@ -115,6 +115,12 @@ class Checkpoints:
       except MismatchError:
         raise
       except Exception as error:  # Any damage at all: name it, use the other.
+        if jax.process_count() > 1:
+          raise ValueError(
+              f'checkpoint {step} in {self._directory} cannot be read '
+              f'({type(error).__name__}); of several processes none moves it '
+              'away: do so, and the one before it is used.'
+          ) from error
         aside = _free_name(
             self._directory.parent / 'damaged_checkpoints' / str(step)
         )
@@ -189,7 +195,7 @@ def read_checkpoint(
 
   Args:
     checkpoint: Its directory.
-    abstract: Shapes and dtypes of the state.
+    abstract: Shapes, dtypes and shardings of the state.
     config: Must be the config it was made with.
     fingerprints: Must be those of its data.
 
@@ -213,7 +219,8 @@ def read_checkpoint(
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
-  step = jax.numpy.asarray(data['step'], abstract.step.dtype)
+  step = np.asarray(data['step'], abstract.step.dtype)
+  step = jax.device_put(step, abstract.step.sharding)
   return TrainState(step, items.params, items.opt_state)
 
 
@@ -322,9 +329,11 @@ def _read_json(checkpoint: pathlib.Path, item: str) -> Any:
 
 
 def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
-  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   placed = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
+      lambda x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=x.sharding or device
+      ),
       abstract,
   )
   args = {k: ocp.args.StandardRestore(v) for k, v in placed.items()}

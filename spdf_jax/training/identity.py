@@ -32,7 +32,10 @@ def describe_arrays(tree: PyTree) -> dict[str, str]:
 def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns what makes two configs the same run, flat: all but places."""
   places = ('resume', 'init_from', 'data.cache_dir')
-  return {k: v for k, v in flatten(config).items() if k not in places}
+  return {
+      k: v for k, v in flatten(config).items()
+      if k not in places and not k.startswith('mesh.')
+  }
 
 
 def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:

@@ -20,9 +20,9 @@ from spdf_jax.training.interrupts import Interrupts
 from spdf_jax.training.levels import asked_levels
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.state import create_state
 from spdf_jax.training.state import TrainState
 from spdf_jax.training.writers import AllWriters
 from spdf_jax.training.writers import Open
@@ -100,9 +100,10 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
   )
   session = Session(recipe, workdir, saved, _first_state(recipe, saved))
   # Last: a config that was refused does not claim the workdir.
-  write_atomically(
-      workdir / 'config.json', json.dumps(config, indent=2) + '\n'
-  )
+  if is_main_process():
+    write_atomically(
+        workdir / 'config.json', json.dumps(config, indent=2) + '\n'
+    )
   return session
 
 
@@ -135,16 +136,17 @@ def train(
   writer = AllWriters([
       MetricWriter(session.workdir / 'metrics.jsonl', start),
       *(open_writer(start) for open_writer in writers),
-  ])
-  progress = Progress(plan, start)
+  ] if is_main_process() else [])
+  out = None if is_main_process() else open(os.devnull, 'w')
+  progress = Progress(plan, start, out=out)
   log = _TrainLog(writer, progress, recipe)
   ends = set(plan.ends.values())
   with Interrupts() as interrupts:
     for step in range(start, plan.total_steps):
-      state, metrics = recipe.step(state, recipe.batch_at(step))
+      state, metrics = recipe.step(state, recipe.device_batch_at(step))
       done = step + 1
       log.add(done, metrics)
-      stop = interrupts.received is not None
+      stop = interrupts.stop_after(done)
       evaluate = done in ends or done % config['eval_every'] == 0
       save = stop or done in ends or done % config['checkpoints']['every'] == 0
       if not evaluate and not save:
@@ -251,7 +253,7 @@ def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     write_atomically(workdir / '.writable', '')
-    (workdir / '.writable').unlink()
+    (workdir / '.writable').unlink(missing_ok=True)
   except OSError as error:
     raise OSError(
         f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
@@ -293,5 +295,5 @@ def _first_state(
     checkpoint = checkpoints.find_checkpoint(config['init_from'])
     logger.info('starting from the parameters of %s', checkpoint)
     params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
-    return create_state(params, recipe.optimizer)
+    return recipe.state_from(params)
   return recipe.create_state()

@@ -22,6 +22,10 @@ from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.mesh import check_batches
+from spdf_jax.training.mesh import create_mesh
+from spdf_jax.training.mesh import place_batch
+from spdf_jax.training.mesh import shard_shapes
 from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Plan
 from spdf_jax.training.state import create_state
@@ -68,7 +72,7 @@ class Recipe:
   corpus: data.Corpus
   task: data.Task | None
   sources: Mapping[str, data.Source]
-  batch_at: Callable[[int], data.Batch]
+  batch_at: data.BatchAt
   init_params: Callable[[], PyTree]
 
   @property
@@ -76,14 +80,47 @@ class Recipe:
     """Fingerprints of the data, by source."""
     return {name: s.fingerprint for name, s in self.sources.items()}
 
-  def create_state(self) -> TrainState:
-    """Makes the state at step 0."""
-    return create_state(self.init_params(), self.optimizer)
+  @functools.cached_property
+  def mesh(self) -> jax.sharding.Mesh:
+    """The devices that train."""
+    return create_mesh(**self.config.get('mesh', {}))
 
   @functools.cached_property
   def abstract_state(self) -> TrainState:
-    """Shapes and dtypes of the state."""
-    return jax.eval_shape(self.create_state)
+    """Shapes, dtypes and shardings of the state."""
+    return shard_shapes(self.mesh, jax.eval_shape(self._first_state))
+
+  @property
+  def _shardings(self) -> TrainState:
+    return jax.tree.map(lambda x: x.sharding, self.abstract_state)
+
+  def _first_state(self) -> TrainState:
+    return create_state(self.init_params(), self.optimizer)
+
+  def create_state(self) -> TrainState:
+    """Makes the state at step 0, no device more of it than it holds."""
+    return jax.jit(self._first_state, out_shardings=self._shardings)()
+
+  def state_from(self, params: PyTree) -> TrainState:
+    """Makes the state at step 0 from parameters, laid out as ours.
+
+    Raises:
+      ValueError: a mask that is given is not as the plan asks.
+    """
+    create = functools.partial(create_state, optimizer=self.optimizer)
+    if jax.process_count() == 1:
+      # Eagerly: masks are checked against the values they are made from.
+      return jax.device_put(create(params), self._shardings)
+    return jax.jit(create, out_shardings=self._shardings)(params)
+
+  def device_batch_at(self, step: int) -> data.Batch:
+    """Reads the batch of a step onto the mesh: each process its own rows."""
+    phase = self.plan.phase_at(step)
+    return place_batch(
+        self.mesh,
+        functools.partial(self.batch_at, step),
+        (phase.batch_size, phase.length),
+    )
 
   @functools.cached_property
   def sparse_steps(self) -> SparseSteps | None:
@@ -116,7 +153,9 @@ class Recipe:
     )
     if self.plan.moves_masks:
       step = functools.partial(step, statistics=mask_statistics)
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(
+        step, donate_argnums=0, out_shardings=(self._shardings, None)
+    )
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, from shapes alone."""
@@ -154,7 +193,8 @@ def create_recipe(config: Any) -> Recipe:
   order = config['phases']['order']
   specs = {k: v for k, v in config['phases'].items() if k != 'order'}
   _check_lengths(specs, order, model.config.max_length)
-  _check_micro_batches(specs, order, config.get('micro_batches', 1))
+  mesh = create_mesh(**config.get('mesh', {}))
+  _check_micro_batches(specs, order, config.get('micro_batches', 1), mesh)
   corpus = data.prepare_corpus(
       config['data']['corpus'],
       tokenizer=config['data']['tokenizer'],
@@ -243,7 +283,9 @@ def _check_lengths(specs, order, max_length: int) -> None:
       )
 
 
-def _check_micro_batches(specs, order, micro_batches: int) -> None:
+def _check_micro_batches(
+    specs, order, micro_batches: int, mesh: jax.sharding.Mesh
+) -> None:
   for name in order:
     batch_size = specs.get(name, {}).get('batch_size', 0)
     if batch_size % micro_batches:
@@ -251,6 +293,10 @@ def _check_micro_batches(specs, order, micro_batches: int) -> None:
           f'micro_batches is {micro_batches}, which does not divide the '
           f'batch_size of phase {name!r}, {batch_size}; choose a divisor.'
       )
+    try:
+      check_batches(mesh, batch_size, micro_batches)
+    except ValueError as error:
+      raise ValueError(f'phase {name!r}: {error}') from error
 
 
 def _check_vocabulary(corpus: data.Corpus, vocab_size: int) -> None:

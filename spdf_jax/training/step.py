@@ -101,8 +101,10 @@ def _add_up(
     f: Callable[[Any], PyTree], batch: Any, micro_batches: int
 ) -> PyTree:
   """Adds up what a function of a batch gives for its parts."""
+  # Every n-th row each: a device that holds neighbouring rows has its share of
+  # every part.
   parts = jax.tree.map(
-      lambda x: x.reshape(micro_batches, -1, *x.shape[1:]), batch
+      lambda x: x.reshape(-1, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch
   )
   zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),

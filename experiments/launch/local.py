@@ -1,0 +1,114 @@
+"""Runs a command in several processes on this machine.
+
+  python -m experiments.launch.local --processes=2 -- \\
+    python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
+
+Each process is told by environment variables who the others are; its lines are
+shown with its number in front. Ctrl-C and SIGTERM are passed on to all; when
+one process fails, the others are stopped. For trying out what runs on several
+machines: on one machine one process is faster.
+"""
+
+from collections.abc import Sequence
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from absl import app
+from absl import flags
+
+_PROCESSES = flags.DEFINE_integer(
+    'processes', 2, 'How many processes to start.', lower_bound=1
+)
+_GRACE_SECONDS = 30  # Between SIGTERM and SIGKILL.
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns the first exit status that is not 0."""
+  if len(argv) < 2:
+    raise app.UsageError('give the command after --.')
+  return run(argv[1:], _PROCESSES.value)
+
+
+def run(command: Sequence[str], number: int) -> int:
+  """Runs a command in several processes until all have ended.
+
+  Args:
+    command: The command and its arguments.
+    number: How many processes.
+
+  Returns:
+    The first exit status that is not 0; of a process ended by a signal, 128
+    and the signal's number.
+  """
+  coordinator = f'127.0.0.1:{_free_port()}'
+  children = [
+      subprocess.Popen(
+          command,
+          env=os.environ | dict(
+              JAX_COORDINATOR_ADDRESS=coordinator,
+              JAX_NUM_PROCESSES=str(number),
+              JAX_PROCESS_ID=str(i),
+          ),
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+          start_new_session=True,  # Ctrl-C comes from here only, as SIGTERM.
+      )
+      for i in range(number)
+  ]
+  readers = [
+      threading.Thread(target=_show, args=(i, child))
+      for i, child in enumerate(children)
+  ]
+  for reader in readers:
+    reader.start()
+  pass_on = lambda *_: _signal(children, signal.SIGTERM)
+  for asked in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(asked, pass_on)
+  status = _wait(children)
+  for reader in readers:
+    reader.join()
+  return status
+
+
+def _wait(children: Sequence[subprocess.Popen]) -> int:
+  """Waits for all; when one fails, stops the others."""
+  deadline = None
+  status = 0
+  while None in [child.poll() for child in children]:
+    failed = [child.returncode for child in children if child.returncode]
+    if failed and deadline is None:
+      status = failed[0]
+      deadline = time.monotonic() + _GRACE_SECONDS
+      _signal(children, signal.SIGTERM)
+    if deadline is not None and time.monotonic() > deadline:
+      _signal(children, signal.SIGKILL)
+    time.sleep(0.1)
+  status = status or next((c.returncode for c in children if c.returncode), 0)
+  return 128 - status if status < 0 else status
+
+
+def _signal(children: Sequence[subprocess.Popen], number: int) -> None:
+  for child in children:
+    if child.poll() is None:
+      child.send_signal(number)
+
+
+def _show(number: int, child: subprocess.Popen) -> None:
+  for line in child.stdout:
+    sys.stdout.write(f'[{number}] {line.decode(errors="replace")}')
+    sys.stdout.flush()
+
+
+def _free_port() -> int:
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    return free.getsockname()[1]
+
+
+if __name__ == '__main__':
+  app.run(main)

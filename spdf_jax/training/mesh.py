@@ -1,0 +1,159 @@
+"""The mesh: devices as data, fully sharded and tensor parallel axes."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import functools
+import math
+from typing import Any
+
+import jax
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+
+from spdf_jax import data
+from spdf_jax import models
+from spdf_jax import sparsity
+from spdf_jax.sparsity.selection import path_name
+
+PyTree = Any
+
+AXES = ('data', 'fsdp', 'tensor')
+"""`data`: batches are split; `fsdp`: batches, and all that is stored of the
+parameters; `tensor`: the layers themselves."""
+
+
+def create_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+  """Arranges all devices in a mesh of three axes.
+
+  Args:
+    data: Replicas of the parameters; -1: as many as the devices allow.
+    fsdp: Devices that share the storage of one replica.
+    tensor: Devices that share the computation of every layer.
+
+  Returns:
+    The mesh, its axes `AXES`, of type Auto.
+
+  Raises:
+    ValueError: the axes do not make up the devices there are.
+
+  Example:
+    >>> create_mesh().size == jax.device_count()
+    True
+  """
+  sizes = mesh_sizes(jax.device_count(), data=data, fsdp=fsdp, tensor=tensor)
+  return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_sizes(
+    devices: int, *, data: int = -1, fsdp: int = 1, tensor: int = 1
+) -> tuple[int, int, int]:
+  """Resolves the sizes of a mesh's axes, in the order of `AXES`.
+
+  Raises:
+    ValueError: a size is neither positive nor, once at most, -1, or they do not
+      make up the devices.
+
+  Example:
+    >>> mesh_sizes(8, fsdp=4)
+    (2, 4, 1)
+  """
+  sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
+  open_axes = [name for name, size in sizes.items() if size == -1]
+  if len(open_axes) > 1 or any(
+      size < 1 and size != -1 for size in sizes.values()
+  ):
+    raise ValueError(
+        f'mesh is {sizes}; give positive sizes, at most one of them -1, which '
+        'takes the devices that are left.'
+    )
+  given = math.prod(size for size in sizes.values() if size != -1)
+  if open_axes and devices % given == 0:
+    sizes[open_axes[0]] = devices // given
+  elif open_axes or given != devices:
+    raise ValueError(
+        f'mesh is {sizes}, which does not make up the {devices} devices there '
+        f'are; its sizes must multiply to {devices}.'
+    )
+  return tuple(sizes.values())
+
+
+def simulate_devices(mesh: Mapping[str, int]) -> None:
+  """Has the CPU stand for all devices of a mesh: enough to compile for them.
+
+  Call it before anything asks for a device. A mesh that leaves an axis open is
+  one of the devices there are.
+
+  Args:
+    mesh: Sizes of axes, as `create_mesh` takes them.
+  """
+  devices = math.prod(mesh.values())
+  if devices > 1:
+    jax.config.update('jax_platforms', 'cpu')
+    jax.config.update('jax_num_cpu_devices', devices)
+
+
+def shard_shapes(mesh: Mesh, state: PyTree) -> PyTree:
+  """Says of a train state's shapes where they lie.
+
+  Args:
+    mesh: From `create_mesh`.
+    state: A `TrainState` of shapes.
+
+  Returns:
+    The same, each with a `NamedSharding`: parameters by `partition_spec`, masks
+    and moments as the parameters they belong to, all else on every device.
+  """
+  put = lambda x, sharding: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type
+  )
+  params = jax.tree_util.tree_map_with_path(
+      lambda path, x: put(x, NamedSharding(mesh, models.partition_spec(
+          path_name(path), x.shape, mesh.shape
+      ))),
+      state.params,
+  )
+  return jax.tree.map(put, state, sparsity.state_shardings(state, params))
+
+
+def check_batches(mesh: Mesh, batch_size: int, micro_batches: int) -> None:
+  """Raises ValueError unless devices get equal shares of every micro-batch."""
+  rows, shares = batch_size // micro_batches, _shares(mesh)
+  if rows % shares:
+    raise ValueError(
+        f'a batch of {batch_size} in {micro_batches} micro-batches leaves '
+        f'{rows} rows, which {shares} devices (mesh axes data and fsdp) cannot '
+        'share evenly; change batch_size, micro_batches or mesh.'
+    )
+
+
+def place_batch(
+    mesh: Mesh, read: Callable[[slice], data.Batch], shape: tuple[int, int]
+) -> data.Batch:
+  """Lays a batch out over the mesh; each process reads its own rows only.
+
+  Args:
+    mesh: From `create_mesh`.
+    read: `(rows) -> batch`: those rows of the batch.
+    shape: Of the whole batch, [B, L].
+
+  Returns:
+    The batch, its rows split over `data` and `fsdp`, or on every device where
+    they do not divide.
+  """
+  split = shape[0] % _shares(mesh) == 0
+  sharding = NamedSharding(mesh, jax.P(('data', 'fsdp')) if split else jax.P())
+  cached = functools.cache(lambda start, stop: read(slice(start, stop)))
+
+  def field(number: int) -> jax.Array:
+    return jax.make_array_from_callback(
+        shape,
+        sharding,
+        lambda index: cached(*index[0].indices(shape[0])[:2])[number],
+    )
+
+  return data.Batch(*map(field, range(len(data.Batch._fields))))
+
+
+def _shares(mesh: Mesh) -> int:
+  return mesh.shape['data'] * mesh.shape['fsdp']
