@@ -50,6 +50,20 @@ def rows(batch_at, steps):
   return [(int(row[0]), len(row)) for row in inputs]
 
 
+@given(cuts=st.lists(st.integers(0, 5), max_size=4), step=st.integers(0, 9))
+@settings(deadline=None)
+def test_rows_read_apart_are_the_whole_batch(counting, cuts, step):
+  # Six rows of ten steps over an epoch of 40: batches cross its end.
+  batch_at = plan(counting(40 * 4 + 1), [(6, 4, 10)], epochs=2)
+  edges = [0, *sorted(cuts), 6]
+  parts = [
+      batch_at(step, slice(*edge)) for edge in zip(edges, edges[1:])
+      if edge[0] < edge[1]
+  ]
+  for whole, *fields in zip(batch_at(step), *parts):
+    np.testing.assert_array_equal(whole, np.concatenate(fields))
+
+
 def test_an_epoch_sees_every_window_exactly_once(counting):
   # 24 blocks of 8: shares of other batch sizes, half and quarter lengths.
   shares = [(5, 8, 2), (7, 4, 2), (3, 2, 4), (1, 4, 2), (2, 8, 1)]

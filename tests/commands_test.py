@@ -45,7 +45,7 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   assert 'kernel' not in never
   assert re.search(r'pretrain +15 +4 x 32 +1,920', text)
   memory = next(x for x in text.splitlines() if x.startswith('memory:'))
-  for word in ('parameters', 'gradients', 'optimizer with masks', 'a step of'):
+  for word in ('parameters', 'gradients', 'optimizer', 'masks', 'a step of'):
     assert re.search(rf'{word}.*[0-9.]+ MiB', memory)
   assert re.search(r'disk: [0-9.]+ MiB per checkpoint', text)
   assert 'FLOPs' in text
@@ -61,6 +61,46 @@ def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
   assert child.returncode == 0, output
   assert 'sparsified layers' in output and 'MiB per checkpoint' in output
   assert not (tmp_path / 'run').exists()
+
+
+def dry_run(**changes):
+  child = start_command(
+      'experiments.train', '--config=configs/quickstart.py', '--dry_run',
+      **WITHOUT_TASK, **changes,
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 0, output
+  return output
+
+
+def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
+  d = 1024
+  output = dry_run(mesh__data=1, mesh__fsdp=4, model__d_model=d, model__d_ff=d)
+  split = (257 + 48) * d + 6 * d**2  # Embeddings and kernels.
+  whole = 6 * d + 3 * 2 * d  # Biases and norms.
+  share = 4 * (split / 4 + whole) / 2**20
+  masks = 6 * d**2 / 4 / 2**20
+  assert (
+      'memory on each of 4 devices (data 1, fsdp 4, tensor 1): parameters '
+      f'{share:.1f} MiB, gradients {share:.1f} MiB, optimizer {2 * share:.1f} '
+      f'MiB, masks {masks:.1f} MiB; a step of 4 x 32 works in another '
+  ) in output
+
+
+@pytest.mark.slow
+def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
+  output = dry_run(
+      model__preset='cerebras-gpt-13b', model__vocab_size=50257,
+      model__n_layers=40, model__n_heads=40, model__d_model=5120,
+      model__d_ff=20480, model__max_length=2048,
+      model__scan_layers=True, model__remat='full',
+      loss__chunk=128, mesh__data=1, mesh__fsdp=16,
+      phases__pretrain__batch_size=16, phases__continuation__batch_size=16,
+  )
+  assert 'parameters: 12,85' in output
+  share = 12.85e9 * 4 / 16 / 2**20
+  found = re.search(r'16 devices .*: parameters ([0-9,.]+) MiB', output)
+  assert abs(float(found[1].replace(',', '')) / share - 1) < 0.01
 
 
 def test_levels_that_change_are_shown_from_first_to_last():

@@ -85,10 +85,10 @@ def test_a_run_stopped_by_signals_goes_on_bit_for_bit(whole, tmp_path, stops):
     recipe = make_recipe()
     batch_at = recipe.batch_at
 
-    def signalling(step, stop=stop, batch_at=batch_at):
+    def signalling(step, rows, stop=stop, batch_at=batch_at):
       if step == stop - 1:
         os.kill(os.getpid(), signal.SIGTERM)
-      return batch_at(step)
+      return batch_at(step, rows)
 
     object.__setattr__(recipe, 'batch_at', signalling)
     session = open_session(recipe, tmp_path)

@@ -58,13 +58,13 @@ def shared_parts(seed, d_model):
   return model, init, plan, optimizer
 
 
-def batch_at(step, plan, seed=0):
+def batch_at(step, rows=slice(None), *, plan, seed=0):
   """Random tokens, a function of the seed and the step."""
   phase = plan.phase_at(step)
   rng = np.random.default_rng([seed, step])
   shape = phase.batch_size, phase.length + 1
-  tokens = rng.integers(V, size=shape, dtype=np.int32)
-  ones = np.ones((phase.batch_size, phase.length), np.float32)
+  tokens = rng.integers(V, size=shape, dtype=np.int32)[rows]
+  ones = np.ones((len(tokens), phase.length), np.float32)
   return data.Batch(tokens[:, :-1], tokens[:, 1:], ones)
 
 

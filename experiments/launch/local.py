@@ -24,22 +24,26 @@ from absl import flags
 _PROCESSES = flags.DEFINE_integer(
     'processes', 2, 'How many processes to start.', lower_bound=1
 )
-_GRACE_SECONDS = 30  # Between SIGTERM and SIGKILL.
+_GRACE = flags.DEFINE_float(
+    'grace', 30.0, 'Seconds that the others have to stop when one has failed.',
+    lower_bound=0.0,
+)
 
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns the first exit status that is not 0."""
   if len(argv) < 2:
     raise app.UsageError('give the command after --.')
-  return run(argv[1:], _PROCESSES.value)
+  return run(argv[1:], _PROCESSES.value, _GRACE.value)
 
 
-def run(command: Sequence[str], number: int) -> int:
+def run(command: Sequence[str], number: int, grace: float) -> int:
   """Runs a command in several processes until all have ended.
 
   Args:
     command: The command and its arguments.
     number: How many processes.
+    grace: Seconds between SIGTERM and SIGKILL for the others when one fails.
 
   Returns:
     The first exit status that is not 0; of a process ended by a signal, 128
@@ -69,13 +73,13 @@ def run(command: Sequence[str], number: int) -> int:
   pass_on = lambda *_: _signal(children, signal.SIGTERM)
   for asked in (signal.SIGINT, signal.SIGTERM):
     signal.signal(asked, pass_on)
-  status = _wait(children)
+  status = _wait(children, grace)
   for reader in readers:
     reader.join()
   return status
 
 
-def _wait(children: Sequence[subprocess.Popen]) -> int:
+def _wait(children: Sequence[subprocess.Popen], grace: float) -> int:
   """Waits for all; when one fails, stops the others."""
   deadline = None
   status = 0
@@ -83,7 +87,7 @@ def _wait(children: Sequence[subprocess.Popen]) -> int:
     failed = [child.returncode for child in children if child.returncode]
     if failed and deadline is None:
       status = failed[0]
-      deadline = time.monotonic() + _GRACE_SECONDS
+      deadline = time.monotonic() + grace
       _signal(children, signal.SIGTERM)
     if deadline is not None and time.monotonic() > deadline:
       _signal(children, signal.SIGKILL)

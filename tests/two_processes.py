@@ -1,0 +1,59 @@
+"""Trains the tiny run as one of several processes: WORKDIR MESH [STEP].
+
+At the step, if one is given, the second process is killed.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import jax
+from tiny_run import make_recipe
+
+from spdf_jax import training
+from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.processes import join_processes
+
+
+def main(workdir, mesh, killed_at=None):
+  join_processes(timeout=20)
+  recipe = make_recipe(mesh=json.loads(mesh))
+  del recipe.__dict__['step']  # Compiled for this mesh, not shared.
+  batch_at = recipe.batch_at
+
+  def read(step, rows):
+    if str(step) == killed_at and jax.process_index() == 1:
+      os.kill(os.getpid(), signal.SIGKILL)
+    assert jax.process_count() == 1 or rows == own_rows(recipe, step)
+    return batch_at(step, rows)
+
+  object.__setattr__(recipe, 'batch_at', read)
+  session = training.open_session(recipe, workdir)
+  assert_split(session.state)
+  training.train(session)
+
+
+def assert_split(state):
+  """Asserts that a kernel, its mask and its moments are stored in halves."""
+  def shapes(tree):
+    return {
+        leaf.addressable_shards[0].data.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if 'wi/kernel' in path_name(path)
+    }
+
+  assert shapes(state.params) == shapes(state.opt_state) == {(8, 16)}
+
+
+def own_rows(recipe, step):
+  """Half of the rows, where two processes can share them."""
+  size = recipe.plan.phase_at(step).batch_size
+  if size % 2:
+    return slice(0, size)
+  half = size // 2
+  return slice(jax.process_index() * half, (jax.process_index() + 1) * half)
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
