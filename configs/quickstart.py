@@ -1,9 +1,8 @@
 """Variable SPDF on two CPU cores: sparse, then dense, then fine-tuned.
 
-A GPT of 0.7M parameters learns the sources of Python's standard library with
-75 % of its hidden weights at zero, goes on densely, and is fine-tuned densely
-to write docstrings, in the manner of Thangarasa et al., SPDF, 2023
-(https://arxiv.org/abs/2303.10464) and Cerebras, Variable SPDF, 2023.
+A GPT of 0.7M parameters learns Python's library with 75 % of hidden weights at
+zero, goes on densely, and is fine-tuned to write docstrings (Thangarasa et al.,
+SPDF, 2023, https://arxiv.org/abs/2303.10464; Cerebras, Variable SPDF, 2023).
 
 Expected: pre-training ends below the perplexity of a bigram model, and
 fine-tuning more than halves the perplexity of docstrings.
