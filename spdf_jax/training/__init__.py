@@ -2,6 +2,7 @@
 
 from spdf_jax.training.checkpoints import find_checkpoint
 from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
@@ -33,6 +34,7 @@ __all__ = [
     'create_plan',
     'create_recipe',
     'create_state',
+    'densify_checkpoint',
     'find_checkpoint',
     'open_session',
     'read_params',

@@ -1,6 +1,8 @@
 """Checkpoints: saved in the background, checked before they are restored."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
 import itertools
 import json
 import logging
@@ -15,6 +17,7 @@ import orbax.checkpoint as ocp
 
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import MismatchError
+from spdf_jax.training.identity import past_identity
 from spdf_jax.training.identity import refuse_difference
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.state import TrainState
@@ -40,6 +43,7 @@ class Checkpoints:
     keep: How many of the latest checkpoints stay.
     config: What the run was made from, JSON-able.
     fingerprints: Of the data, by source.
+    densified: The phases that led to a state which was made dense, if it was.
   """
 
   def __init__(
@@ -50,7 +54,9 @@ class Checkpoints:
       keep: int,
       config: Mapping[str, Any],
       fingerprints: Mapping[str, str],
+      densified: Sequence[str] = (),
   ):
+    self._densified = list(densified)
     self._phase_ends = dict(phase_ends)
     self._config = config
     self._fingerprints = dict(fingerprints)
@@ -83,6 +89,7 @@ class Checkpoints:
                 'config': self._config,
                 'phase_ends': self._phase_ends,
                 'arrays': describe_arrays(state),
+                'densified': self._densified,
             }),
         ),
     )
@@ -167,7 +174,7 @@ def find_checkpoint(source: str) -> pathlib.Path:
     )
   if not phase:
     return directory / str(steps[-1])
-  meta = _read_json(directory / str(steps[-1]), 'meta')
+  meta = read_meta(directory / str(steps[-1]))
   end = meta['phase_ends'].get(phase)
   if end not in steps:
     known = [name for name, s in meta['phase_ends'].items() if s in steps]
@@ -190,7 +197,8 @@ def read_checkpoint(
   Args:
     checkpoint: Its directory.
     abstract: Shapes and dtypes of the state.
-    config: Must be the config it was made with.
+    config: Must be the config it was made with; of a state that was made
+      dense, for all but the phases to come, the next of which must be dense.
     fingerprints: Must be those of its data.
 
   Returns:
@@ -199,14 +207,22 @@ def read_checkpoint(
   Raises:
     MismatchError: config, data, shapes or dtypes differ.
   """
-  meta = _read_json(checkpoint, 'meta')
+  meta = read_meta(checkpoint)
   data = _read_json(checkpoint, 'data')
+  identity_of, sources = run_identity, dict(fingerprints)
+  found = data['fingerprints']
+  past = meta.get('densified')
+  if past:
+    _check_goes_on_densely(checkpoint, len(past), config)
+    identity_of = functools.partial(past_identity, phases=len(past))
+    read = {meta['config']['phases'][name]['data'] for name in past}
+    found, sources = (
+        {k: v for k, v in x.items() if k in read} for x in (found, sources)
+    )
   refuse_difference(
-      checkpoint, 'config', run_identity(meta['config']), run_identity(config)
+      checkpoint, 'config', identity_of(meta['config']), identity_of(config)
   )
-  refuse_difference(
-      checkpoint, 'data', data['fingerprints'], dict(fingerprints)
-  )
+  refuse_difference(checkpoint, 'data', found, sources)
   refuse_difference(
       checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
   )
@@ -215,6 +231,19 @@ def read_checkpoint(
   )
   step = jax.numpy.asarray(data['step'], abstract.step.dtype)
   return TrainState(step, items.params, items.opt_state)
+
+
+def _check_goes_on_densely(
+    checkpoint: pathlib.Path, past: int, config: Mapping[str, Any]
+) -> None:
+  specs = config['phases']
+  for name in specs['order'][past:past + 1]:
+    if specs[name]['sparsity'] != 0:
+      raise MismatchError(
+          f'checkpoint {checkpoint} was made dense and phase {name!r}, which '
+          f'would go on from it, has sparsity {specs[name]["sparsity"]}; set '
+          'it to 0, or go on from the sparse checkpoint.'
+      )
 
 
 def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
@@ -230,7 +259,7 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   Raises:
     MismatchError: shapes or dtypes differ.
   """
-  meta = _read_json(checkpoint, 'meta')
+  meta = read_meta(checkpoint)
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
   asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
   refuse_difference(checkpoint, 'model', found, asked)
@@ -253,10 +282,7 @@ def write_params(
   Raises:
     ValueError: the workdir has checkpoints already.
   """
-  if _saved_steps(workdir):
-    raise ValueError(
-        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
-    )
+  refuse_saved(workdir)
   checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
   save_json = ocp.args.JsonSave
   items = ocp.args.Composite(
@@ -271,6 +297,19 @@ def write_params(
   with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
     checkpointer.save(checkpoint, items)
   return checkpoint
+
+
+def refuse_saved(workdir: str | os.PathLike) -> None:
+  """Raises ValueError where a workdir has checkpoints already."""
+  if _saved_steps(workdir):
+    raise ValueError(
+        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
+    )
+
+
+def read_meta(checkpoint: pathlib.Path) -> dict[str, Any]:
+  """Reads what a checkpoint says of itself: config, phase ends, arrays."""
+  return _read_json(checkpoint, 'meta')
 
 
 def checkpoint_bytes(state: PyTree) -> int:
