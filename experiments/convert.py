@@ -5,8 +5,8 @@
   python -m experiments.convert --densify=WORKDIR@pretrain --to=OTHER
 
 The first writes what --config.init_from=WORKDIR reads, and prints the
-config.model that training then needs. The second exports a run, with its mask:
-the weights that are zero. --check compares logits with those of transformers.
+config.model that training then needs. The second exports a run with its mask.
+--check compares logits with those of transformers.
 
 The third makes a sparse checkpoint dense, at the end of a phase: the mask goes,
 weights, step and schedules stay, and the optimizer's moments too, or they start
@@ -26,6 +26,7 @@ continues: it must have been in the first launch.
 
 import dataclasses
 import json
+import pathlib
 from typing import Any
 
 from absl import app
@@ -41,6 +42,7 @@ from spdf_jax import training
 from spdf_jax.interop.tensor_files import DTYPES
 from spdf_jax.interop.tensor_files import FORMATS
 from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.checkpoints import read_masks
 from spdf_jax.training.checkpoints import read_meta
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.densified import densify_checkpoint
@@ -178,7 +180,7 @@ def export_model(
   tokens = np.zeros((1, 1), np.int32)
   init = jax.eval_shape(model.init, jax.random.key(0), tokens)
   params = training.read_params(checkpoint, init['params'])
-  mask = mask_of_zeros(params)
+  mask = mask_of(checkpoint, params)
   interop.save_hf(
       directory, model.config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
@@ -191,11 +193,35 @@ def export_model(
   print(f'{directory} is written; zero are {sparsity}')
 
 
-def mask_of_zeros(params: Any) -> Any:
-  """Finds the mask of trained parameters, which are zero where it is `False`.
+def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
+  """Returns the mask a checkpoint's parameters were trained with.
 
-  A kept weight that is zero, as one that a moving mask has just let grow,
-  cannot be told from a pruned one.
+  Args:
+    checkpoint: Its directory.
+    params: Of a model of ours.
+
+  Returns:
+    Booleans, `None` for dense leaves, and instead of a tree that prunes
+    nothing. Where the checkpoint holds parameters only, see `mask_of_zeros`.
+  """
+  masks = read_masks(checkpoint)
+  if not masks:
+    logging.warning(
+        'checkpoint %s holds parameters only: its zeros are taken for its '
+        'mask.', checkpoint,
+    )
+    return mask_of_zeros(params)
+  if all(mask.all() for mask in masks.values()):
+    return None
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: masks.get(path_name(path)), params
+  )
+
+
+def mask_of_zeros(params: Any) -> Any:
+  """Guesses the mask of parameters, which are zero where it is `False`.
+
+  A kept weight that is zero cannot be told from a pruned one.
 
   Args:
     params: Of a model of ours.

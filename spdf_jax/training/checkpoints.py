@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from spdf_jax.sparsity.selection import by_name
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.identity import past_identity
@@ -266,6 +268,44 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   return _restore(checkpoint, params=abstract).params
 
 
+def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
+  """Restores the masks only, which lie in the optimizer's state.
+
+  Args:
+    checkpoint: Its directory.
+
+  Returns:
+    Masks by the path of their parameter; nothing where the checkpoint holds
+    parameters only.
+  """
+  arrays = read_meta(checkpoint)['arrays']
+  kept = re.compile(r'opt_state/(.*/)?mask/(?P<path>.+)')
+  found = {}
+  for name, array in arrays.items():
+    match = kept.fullmatch(name)
+    if match and array.startswith('bool['):
+      found[name.removeprefix('opt_state/')] = match['path'], array
+  if not found:
+    return {}
+  abstract: dict[str, Any] = {}
+  for name, (_, array) in found.items():
+    *parents, last = name.split('/')
+    folder = abstract
+    for parent in parents:
+      folder = folder.setdefault(parent, {})
+    sizes = [int(n) for n in array[len('bool['):-1].split(',')]
+    folder[last] = jax.ShapeDtypeStruct(sizes, bool)
+  abstract = _on_one_device(abstract)
+  args = ocp.args.PyTreeRestore(
+      abstract,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+      partial_restore=True,
+  )
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    restored = by_name(checkpointer.restore(checkpoint / 'opt_state', args))
+  return {path: restored[name] for name, (path, _) in found.items()}
+
+
 def write_params(
     workdir: str | os.PathLike, params: PyTree, config: Mapping[str, Any]
 ) -> pathlib.Path:
@@ -361,11 +401,17 @@ def _read_json(checkpoint: pathlib.Path, item: str) -> Any:
 
 
 def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
+  args = {
+      k: ocp.args.StandardRestore(_on_one_device(v))
+      for k, v in abstract.items()
+  }
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    return checkpointer.restore(checkpoint, args=ocp.args.Composite(**args))
+
+
+def _on_one_device(abstract: PyTree) -> PyTree:
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  placed = jax.tree.map(
+  return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device),
       abstract,
   )
-  args = {k: ocp.args.StandardRestore(v) for k, v in placed.items()}
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(checkpoint, args=ocp.args.Composite(**args))
