@@ -58,6 +58,9 @@ def main(argv: list[str]) -> int:
     except training.Interrupted as interrupted:
       logging.warning('%s', interrupted)
       return 128 + interrupted.signal
+    except training.NotFinite as error:
+      logging.error('%s', error)
+      return 1
   runs = {name: analysis.read_run(workdir / name) for name in sessions}
   report = analysis.write_report(workdir, runs)
   print(f'{report} is written, {time.monotonic() - started:.0f} s after start')

@@ -64,6 +64,9 @@ def main(argv: list[str]) -> int:
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal
+  except training.NotFinite as error:
+    logging.error('%s', error)
+    return 1
   try:
     runs = {name: analysis.read_run(session.workdir)}
     print(f'{analysis.write_report(session.workdir, runs)} is written')

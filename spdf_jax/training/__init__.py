@@ -8,6 +8,7 @@ from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
+from spdf_jax.training.loss_scale import NotFinite
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import token_loss
 from spdf_jax.training.matmul import sparse_steps
@@ -25,6 +26,7 @@ __all__ = [
     'Interrupted',
     'Loss',
     'MismatchError',
+    'NotFinite',
     'Phase',
     'Plan',
     'Recipe',

@@ -34,10 +34,10 @@ _ITEMS = ('params', 'opt_state', 'data', 'meta')
 class Checkpoints:
   """The checkpoints of one working directory.
 
-  Each holds `params`, `opt_state` (masks included), `data` (the step and the
-  fingerprints of the data: batches are a function of them) and `meta` (config,
-  phase ends, shapes and dtypes). The latest `keep` stay, and the end of every
-  phase.
+  Each holds `params`, `opt_state` (masks included), `data` (the step, the
+  fingerprints of the data: batches are a function of them; and in float16 the
+  loss scale) and `meta` (config, phase ends, shapes and dtypes). The latest
+  `keep` stay, and the end of every phase.
 
   Args:
     workdir: The working directory; checkpoints lie in its `checkpoints/`.
@@ -86,7 +86,13 @@ class Checkpoints:
         args=ocp.args.Composite(
             params=save(state.params),
             opt_state=save(state.opt_state),
-            data=save_json({'step': step, 'fingerprints': self._fingerprints}),
+            data=save_json({
+                'step': step,
+                'fingerprints': self._fingerprints,
+                'loss_scale': jax.tree.map(
+                    lambda x: x.item(), jax.tree.leaves(state.loss_scale)
+                ),
+            }),
             meta=save_json({
                 'config': self._config,
                 'phase_ends': self._phase_ends,
@@ -231,8 +237,13 @@ def read_checkpoint(
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
-  step = jax.numpy.asarray(data['step'], abstract.step.dtype)
-  return TrainState(step, items.params, items.opt_state)
+  numbers = jax.tree.map(
+      lambda found, like: jax.numpy.asarray(found, like.dtype),
+      [data['step'], *data.get('loss_scale', ())],
+      [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
+  )
+  loss_scale = jax.tree.structure(abstract.loss_scale).unflatten(numbers[1:])
+  return TrainState(numbers[0], items.params, items.opt_state, loss_scale)
 
 
 def _check_goes_on_densely(

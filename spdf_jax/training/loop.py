@@ -18,6 +18,7 @@ from spdf_jax.training import checkpoints
 from spdf_jax.training import identity
 from spdf_jax.training.interrupts import Interrupts
 from spdf_jax.training.levels import asked_levels
+from spdf_jax.training.loss_scale import take_step
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.progress import Progress
@@ -128,6 +129,7 @@ def train(
 
   Raises:
     Interrupted: SIGTERM or Ctrl-C came; everything is saved.
+    NotFinite: gradients overflow in float16 whatever the loss is scaled by.
   """
   recipe, saved, state = session.recipe, session.checkpoints, session.state
   config, plan = recipe.config, recipe.plan
@@ -141,7 +143,9 @@ def train(
   ends = set(plan.ends.values())
   with Interrupts() as interrupts:
     for step in range(start, plan.total_steps):
-      state, metrics = recipe.step(state, recipe.batch_at(step))
+      state, metrics = take_step(
+          recipe.step, state, recipe.batch_at(step), step
+      )
       done = step + 1
       log.add(done, metrics)
       stop = interrupts.received is not None
@@ -293,5 +297,5 @@ def _first_state(
     checkpoint = checkpoints.find_checkpoint(config['init_from'])
     logger.info('starting from the parameters of %s', checkpoint)
     params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
-    return create_state(params, recipe.optimizer)
+    return create_state(params, recipe.optimizer, recipe.first_loss_scale)
   return recipe.create_state()

@@ -18,6 +18,8 @@ from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
 from spdf_jax.training.identity import flatten
+from spdf_jax.training.loss_scale import create_loss_scale
+from spdf_jax.training.loss_scale import LossScale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import sparse_steps
@@ -78,7 +80,14 @@ class Recipe:
 
   def create_state(self) -> TrainState:
     """Makes the state at step 0."""
-    return create_state(self.init_params(), self.optimizer)
+    return create_state(
+        self.init_params(), self.optimizer, self.first_loss_scale
+    )
+
+  @property
+  def first_loss_scale(self) -> LossScale | None:
+    """What the loss is scaled by at first; `None` but in float16."""
+    return create_loss_scale(self.model.config.dtype)
 
   @functools.cached_property
   def abstract_state(self) -> TrainState:
