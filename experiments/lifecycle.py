@@ -16,7 +16,10 @@ from spdf_jax.training.metrics import write_atomically
 
 
 def run(
-    session: training.Session, name: str, writers: Sequence[Any] = ()
+    session: training.Session,
+    name: str,
+    writers: Sequence[Any] = (),
+    profile: range = range(0),
 ) -> None:
   """Trains a session with every evaluation its config asks for.
 
@@ -24,6 +27,7 @@ def run(
     session: From `training.open_session`; a killed run goes on.
     name: What reports call the run.
     writers: From `choose_writers`: they get the metrics too.
+    profile: From `parse_window`: the steps to trace.
 
   Raises:
     training.Interrupted: a signal came; everything is saved.
@@ -39,6 +43,7 @@ def run(
       evaluators=every_time,
       phase_end_evaluators=at_phase_ends,
       writers=writers,
+      profile=profile,
   )
 
 

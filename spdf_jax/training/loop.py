@@ -21,6 +21,7 @@ from spdf_jax.training.levels import asked_levels
 from spdf_jax.training.loss_scale import take_step
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.state import create_state
@@ -113,6 +114,7 @@ def train(
     evaluators: Sequence[Evaluator] = (),
     phase_end_evaluators: Sequence[Evaluator] = (),
     writers: Sequence[Open] = (),
+    profile: range = range(0),
 ) -> TrainState:
   """Trains through all phases, from wherever the session starts.
 
@@ -123,6 +125,8 @@ def train(
     phase_end_evaluators: The same, at the end of each phase only.
     writers: Open what gets metrics beside `metrics.jsonl`, from
       `choose_writers`.
+    profile: Steps, counted from 1, of which a trace goes to the workdir's
+      `profile/`; see `parse_window`.
 
   Returns:
     The final state.
@@ -141,8 +145,10 @@ def train(
   progress = Progress(plan, start)
   log = _TrainLog(writer, progress, recipe)
   ends = set(plan.ends.values())
-  with Interrupts() as interrupts:
+  profiler = Profiler(profile, session.workdir / 'profile')
+  with Interrupts() as interrupts, profiler:
     for step in range(start, plan.total_steps):
+      profiler.before_step(step + 1, state)
       state, metrics = take_step(
           recipe.step, state, recipe.batch_at(step), step
       )
