@@ -1,15 +1,32 @@
-"""Converts models: from Hugging Face to a checkpoint, and from one to there.
+"""Converts models: sparse to dense, from Hugging Face, and to there.
 
   python -m experiments.convert --from_hf=DIR --to=WORKDIR
   python -m experiments.convert --checkpoint=WORKDIR@pretrain --to_hf=DIR
+  python -m experiments.convert --densify=WORKDIR@pretrain --to=OTHER
 
 The first writes what --config.init_from=WORKDIR reads, and prints the
-config.model that training then needs. The second exports a run, with its mask:
-the weights that are zero. --check compares logits with those of transformers.
+config.model that training then needs. The second exports a run with its mask.
+--check compares logits with those of transformers.
+
+The third makes a sparse checkpoint dense, at the end of a phase: the mask goes,
+weights, step and schedules stay, and the optimizer's moments too, or they start
+anew with --moments=restart. The config that goes on has the same phases so far
+and a dense one after them, which need not have been known before:
+
+  python -m experiments.train --config=C --workdir=a \\
+    --config.phases.order="('pretrain',)"
+  python -m experiments.convert --densify=a --to=b
+  python -m experiments.train --config=C --workdir=c --config.resume=b \\
+    --config.phases.order="('pretrain', 'more')"
+
+It ends as one launch of all phases would, whose `restart` is that of --moments.
+What a phase with the learning rate 'continue' does is part of the phase that it
+continues: it must have been in the first launch.
 """
 
 import dataclasses
 import json
+import pathlib
 from typing import Any
 
 from absl import app
@@ -25,14 +42,24 @@ from spdf_jax import training
 from spdf_jax.interop.tensor_files import DTYPES
 from spdf_jax.interop.tensor_files import FORMATS
 from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.checkpoints import read_masks
+from spdf_jax.training.checkpoints import read_meta
 from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.densified import densify_checkpoint
+from spdf_jax.training.densified import MOMENTS
 
 _FROM_HF = flags.DEFINE_string(
     'from_hf', None, 'Directory of a GPT-2, Cerebras-GPT or Llama to read.'
 )
-_TO = flags.DEFINE_string('to', None, 'Workdir to write its checkpoint to.')
+_TO = flags.DEFINE_string('to', None, 'Workdir to write the checkpoint to.')
 _SCAN_LAYERS = flags.DEFINE_bool(
     'scan_layers', False, 'With --to: for a model that scans its layers.'
+)
+_DENSIFY = flags.DEFINE_string(
+    'densify', None, 'WORKDIR or WORKDIR@PHASE of a sparse run to go on from.'
+)
+_MOMENTS = flags.DEFINE_enum(
+    'moments', 'keep', MOMENTS, "With --densify: of the optimizer's state."
 )
 _CHECKPOINT = flags.DEFINE_string(
     'checkpoint', None, 'WORKDIR or WORKDIR@PHASE of a run to export.'
@@ -52,6 +79,9 @@ _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare logits with transformers, which must be installed.'
 )
 
+_COMMANDS = (
+    {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'densify', 'to'},
+)
 _PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
 """A preset of each kind; all of its sizes are overridden."""
 
@@ -61,12 +91,13 @@ def main(argv: list[str]) -> int:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
   given = {
-      name for name in ('from_hf', 'to', 'checkpoint', 'to_hf')
+      name for name in ('from_hf', 'to', 'checkpoint', 'to_hf', 'densify')
       if flags.FLAGS[name].value
   }
-  if given not in ({'from_hf', 'to'}, {'checkpoint', 'to_hf'}):
+  if given not in _COMMANDS:
     raise app.UsageError(
-        'give --from_hf and --to, or --checkpoint and --to_hf.'
+        'give --from_hf and --to, or --checkpoint and --to_hf, or --densify '
+        'and --to.'
     )
   console.prepare()
   try:
@@ -77,12 +108,17 @@ def main(argv: list[str]) -> int:
       )
     if _FROM_HF.value:
       import_model(_FROM_HF.value, _TO.value, scan_layers=_SCAN_LAYERS.value)
+    elif _DENSIFY.value:
+      checkpoint = densify_checkpoint(
+          _DENSIFY.value, _TO.value, moments=_MOMENTS.value
+      )
+      print(f'{checkpoint} is written: dense, with moments: {_MOMENTS.value}')
     else:
       export_model(
           _CHECKPOINT.value, _TO_HF.value, format=_FORMAT.value,
           dtype=_DTYPE.value, vocab_size=_VOCAB_SIZE.value,
       )
-    if _CHECK.value:
+    if _CHECK.value and not _DENSIFY.value:
       difference = interop.check_hf(_FROM_HF.value or _TO_HF.value)
       print(f'logits differ from those of transformers by {difference:.2g}')
   except (ValueError, OSError, ImportError) as error:
@@ -134,7 +170,7 @@ def export_model(
     ValueError: there is no such checkpoint, or the model cannot be written.
   """
   checkpoint = training.find_checkpoint(source)
-  meta = json.loads((checkpoint / 'meta' / 'metadata').read_text('utf-8'))
+  meta = read_meta(checkpoint)
   if 'model' not in meta['config']:
     raise ValueError(
         f'checkpoint {checkpoint} does not say which model it is of; give one '
@@ -144,7 +180,7 @@ def export_model(
   tokens = np.zeros((1, 1), np.int32)
   init = jax.eval_shape(model.init, jax.random.key(0), tokens)
   params = training.read_params(checkpoint, init['params'])
-  mask = mask_of_zeros(params)
+  mask = mask_of(checkpoint, params)
   interop.save_hf(
       directory, model.config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
@@ -157,11 +193,35 @@ def export_model(
   print(f'{directory} is written; zero are {sparsity}')
 
 
-def mask_of_zeros(params: Any) -> Any:
-  """Finds the mask of trained parameters, which are zero where it is `False`.
+def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
+  """Returns the mask a checkpoint's parameters were trained with.
 
-  A kept weight that is zero, as one that a moving mask has just let grow,
-  cannot be told from a pruned one.
+  Args:
+    checkpoint: Its directory.
+    params: Of a model of ours.
+
+  Returns:
+    Booleans, `None` for dense leaves, and instead of a tree that prunes
+    nothing. Where the checkpoint holds parameters only, see `mask_of_zeros`.
+  """
+  masks = read_masks(checkpoint)
+  if not masks:
+    logging.warning(
+        'checkpoint %s holds parameters only: its zeros are taken for its '
+        'mask.', checkpoint,
+    )
+    return mask_of_zeros(params)
+  if all(mask.all() for mask in masks.values()):
+    return None
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: masks.get(path_name(path)), params
+  )
+
+
+def mask_of_zeros(params: Any) -> Any:
+  """Guesses the mask of parameters, which are zero where it is `False`.
+
+  A kept weight that is zero cannot be told from a pruned one.
 
   Args:
     params: Of a model of ours.

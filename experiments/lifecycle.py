@@ -17,7 +17,10 @@ from spdf_jax.training.processes import is_main_process
 
 
 def run(
-    session: training.Session, name: str, writers: Sequence[Any] = ()
+    session: training.Session,
+    name: str,
+    writers: Sequence[Any] = (),
+    profile: range = range(0),
 ) -> None:
   """Trains a session with every evaluation its config asks for.
 
@@ -25,6 +28,7 @@ def run(
     session: From `training.open_session`; a killed run goes on.
     name: What reports call the run.
     writers: From `choose_writers`: they get the metrics too.
+    profile: From `parse_window`: the steps to trace.
 
   Raises:
     training.Interrupted: a signal came; everything is saved.
@@ -41,6 +45,7 @@ def run(
       evaluators=every_time,
       phase_end_evaluators=at_phase_ends,
       writers=writers,
+      profile=profile,
   )
 
 

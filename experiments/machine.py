@@ -16,7 +16,7 @@ def describe_machine() -> dict[str, str | int]:
   """
   return {
       'processor': _processor(),
-      'cores': _cores(),
+      'cores': cores(),
       'device': jax.devices()[0].device_kind,
       'jax': jax.__version__,
       'python': platform.python_version(),
@@ -34,7 +34,8 @@ def _processor() -> str:
   return platform.processor() or platform.machine()
 
 
-def _cores() -> int:
+def cores() -> int:
+  """Returns how many cores this process may use."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

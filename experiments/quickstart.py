@@ -17,6 +17,7 @@ from absl import logging
 from ml_collections import config_flags
 
 from configs import quickstart
+from experiments import compilation_cache
 from experiments import console
 from experiments import lifecycle
 from spdf_jax import analysis
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
   console.prepare()
+  compilation_cache.prepare()
   started = time.monotonic()
   workdir = pathlib.Path(_WORKDIR.value)
   sparse = _CONFIG.value
@@ -58,6 +60,9 @@ def main(argv: list[str]) -> int:
     except training.Interrupted as interrupted:
       logging.warning('%s', interrupted)
       return 128 + interrupted.signal
+    except training.NotFinite as error:
+      logging.error('%s', error)
+      return 1
   runs = {name: analysis.read_run(workdir / name) for name in sessions}
   report = analysis.write_report(workdir, runs)
   print(f'{report} is written, {time.monotonic() - started:.0f} s after start')

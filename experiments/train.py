@@ -22,6 +22,7 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
+from experiments import compilation_cache
 from experiments import console
 from experiments import lifecycle
 from experiments import processes
@@ -31,6 +32,7 @@ from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.analysis.plan import format_plan
 from spdf_jax.training.mesh import simulate_devices
 from spdf_jax.training.processes import is_main_process
+from spdf_jax.training.profiling import parse_window
 from spdf_jax.training.writers import choose_writers
 from spdf_jax.training.writers import WRITERS
 
@@ -47,6 +49,9 @@ _LOG_TO = flags.DEFINE_multi_enum(
     'log_to', [], list(WRITERS),
     'Dashboards that get the metrics too; needs the extra log.',
 )
+_PROFILE = flags.DEFINE_string(
+    'profile', '', 'FIRST:COUNT: steps to trace, to WORKDIR/profile.'
+)
 
 
 def main(argv: list[str]) -> int:
@@ -56,6 +61,7 @@ def main(argv: list[str]) -> int:
   if not _DRY_RUN.value and not _WORKDIR.value:
     raise app.UsageError('give --workdir, or --dry_run to see the plan.')
   console.prepare()
+  compilation_cache.prepare()
   if _DRY_RUN.value:
     simulate_devices(_CONFIG.value.get('mesh', {}))
   name = pathlib.Path(_WORKDIR.value or 'plan').name
@@ -65,6 +71,7 @@ def main(argv: list[str]) -> int:
     if _DRY_RUN.value:
       print(format_plan(recipe, describe_plan(recipe, name)))
       return 0
+    profile = parse_window(_PROFILE.value, recipe.plan.total_steps)
     writers = choose_writers(_LOG_TO.value, _WORKDIR.value, recipe.config)
     session = training.open_session(recipe, _WORKDIR.value)
   except (ValueError, OSError, ImportError) as error:
@@ -72,10 +79,13 @@ def main(argv: list[str]) -> int:
     logging.error('%s', error)
     return 1
   try:
-    lifecycle.run(session, name, writers)
+    lifecycle.run(session, name, writers, profile)
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal
+  except training.NotFinite as error:
+    logging.error('%s', error)
+    return 1
   if not is_main_process():
     return 0
   try:

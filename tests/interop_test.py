@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
+from tiny_run import make_moving_recipe
 from tiny_run import make_recipe
 
 from experiments import convert
@@ -722,6 +723,43 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
   assert loaded.config == TINY
   assert_same_bits(loaded.params, state.params)
   assert_same_bits(loaded.mask, spdf.get_mask(state.opt_state))
+
+
+def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
+  # RigL has just let some weights grow, from zero.
+  moving = make_moving_recipe()
+  recipe = dataclasses.replace(moving, config=moving.config | {
+      'model': {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
+  })
+  session = open_session(recipe, tmp_path)
+  state = session.state
+  for step in range(3):
+    state, _ = recipe.step(state, recipe.batch_at(step))
+  kernel = state.params['h_0']['mlp']['wi']['kernel']
+  mask = spdf.get_mask(state.opt_state)
+  kept = mask['h_0']['mlp']['wi']['kernel']
+  row, column = np.argwhere(kept)[0]
+  state.params['h_0']['mlp']['wi']['kernel'] = kernel.at[row, column].set(0)
+  session.checkpoints.save(state)
+  session.checkpoints.close()
+  convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
+  assert_same_bits(interop.load_hf(tmp_path / 'hf').mask, mask)
+
+
+def test_a_dense_phase_is_exported_without_a_mask(trained, tmp_path):
+  convert.export_model(str(trained[1]), tmp_path, **AS_IT_IS)
+  assert interop.load_hf(tmp_path).mask is None
+
+
+def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
+  params = make_params(TINY)
+  params['h_0']['mlp']['wi']['kernel'][3, 3] = 0
+  model = {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
+  write_params(tmp_path, params, {'model': model})
+  convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
+  mask = interop.load_hf(tmp_path / 'hf').mask['h_0']['mlp']['wi']['kernel']
+  assert np.argwhere(~mask).tolist() == [[3, 3]]
+  assert 'its zeros are taken for its mask' in caplog.text
 
 
 def test_the_latest_checkpoint_is_exported_without_a_phase(trained, tmp_path):

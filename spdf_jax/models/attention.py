@@ -54,6 +54,12 @@ class Attention(nn.Module):
           k_BxLxGxK, v_BxLxGxK, positions_BxL
       )
       seen = dict(mask=mask_Bx1xLxS)
+    if c.dtype == 'float16' and jax.default_backend() == 'cpu':
+      # `dot_product_attention` multiplies float16 in a way that XLA has for
+      # other devices only.
+      q_BxLxHxK, k_BxLxGxK, v_BxLxGxK = (
+          x.astype(jnp.float32) for x in (q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
+      )
     y_BxLxHxK = jax.nn.dot_product_attention(
         q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
         scale=self.scale,

@@ -2,11 +2,13 @@
 
 from spdf_jax.training.checkpoints import find_checkpoint
 from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
+from spdf_jax.training.loss_scale import NotFinite
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import token_loss
 from spdf_jax.training.matmul import sparse_steps
@@ -24,6 +26,7 @@ __all__ = [
     'Interrupted',
     'Loss',
     'MismatchError',
+    'NotFinite',
     'Phase',
     'Plan',
     'Recipe',
@@ -33,6 +36,7 @@ __all__ = [
     'create_plan',
     'create_recipe',
     'create_state',
+    'densify_checkpoint',
     'find_checkpoint',
     'open_session',
     'read_params',

@@ -1,11 +1,14 @@
 """Checkpoints: saved in the background, checked before they are restored."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
 import itertools
 import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 from typing import Any
 
@@ -13,8 +16,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from spdf_jax.sparsity.selection import by_name
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import MismatchError
+from spdf_jax.training.identity import past_identity
 from spdf_jax.training.identity import refuse_difference
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.state import TrainState
@@ -29,10 +34,10 @@ _ITEMS = ('params', 'opt_state', 'data', 'meta')
 class Checkpoints:
   """The checkpoints of one working directory.
 
-  Each holds `params`, `opt_state` (masks included), `data` (the step and the
-  fingerprints of the data: batches are a function of them) and `meta` (config,
-  phase ends, shapes and dtypes). The latest `keep` stay, and the end of every
-  phase.
+  Each holds `params`, `opt_state` (masks included), `data` (the step, the
+  fingerprints of the data: batches are a function of them; and in float16 the
+  loss scale) and `meta` (config, phase ends, shapes and dtypes). The latest
+  `keep` stay, and the end of every phase.
 
   Args:
     workdir: The working directory; checkpoints lie in its `checkpoints/`.
@@ -40,6 +45,7 @@ class Checkpoints:
     keep: How many of the latest checkpoints stay.
     config: What the run was made from, JSON-able.
     fingerprints: Of the data, by source.
+    densified: The phases that led to a state which was made dense, if it was.
   """
 
   def __init__(
@@ -50,7 +56,9 @@ class Checkpoints:
       keep: int,
       config: Mapping[str, Any],
       fingerprints: Mapping[str, str],
+      densified: Sequence[str] = (),
   ):
+    self._densified = list(densified)
     self._phase_ends = dict(phase_ends)
     self._config = config
     self._fingerprints = dict(fingerprints)
@@ -78,11 +86,18 @@ class Checkpoints:
         args=ocp.args.Composite(
             params=save(state.params),
             opt_state=save(state.opt_state),
-            data=save_json({'step': step, 'fingerprints': self._fingerprints}),
+            data=save_json({
+                'step': step,
+                'fingerprints': self._fingerprints,
+                'loss_scale': jax.tree.map(
+                    lambda x: x.item(), jax.tree.leaves(state.loss_scale)
+                ),
+            }),
             meta=save_json({
                 'config': self._config,
                 'phase_ends': self._phase_ends,
                 'arrays': describe_arrays(state),
+                'densified': self._densified,
             }),
         ),
     )
@@ -173,7 +188,7 @@ def find_checkpoint(source: str) -> pathlib.Path:
     )
   if not phase:
     return directory / str(steps[-1])
-  meta = _read_json(directory / str(steps[-1]), 'meta')
+  meta = read_meta(directory / str(steps[-1]))
   end = meta['phase_ends'].get(phase)
   if end not in steps:
     known = [name for name, s in meta['phase_ends'].items() if s in steps]
@@ -196,7 +211,8 @@ def read_checkpoint(
   Args:
     checkpoint: Its directory.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Must be the config it was made with.
+    config: Must be the config it was made with; of a state that was made
+      dense, for all but the phases to come, the next of which must be dense.
     fingerprints: Must be those of its data.
 
   Returns:
@@ -205,23 +221,50 @@ def read_checkpoint(
   Raises:
     MismatchError: config, data, shapes or dtypes differ.
   """
-  meta = _read_json(checkpoint, 'meta')
+  meta = read_meta(checkpoint)
   data = _read_json(checkpoint, 'data')
+  identity_of, sources = run_identity, dict(fingerprints)
+  found = data['fingerprints']
+  past = meta.get('densified')
+  if past:
+    _check_goes_on_densely(checkpoint, len(past), config)
+    identity_of = functools.partial(past_identity, phases=len(past))
+    read = {meta['config']['phases'][name]['data'] for name in past}
+    found, sources = (
+        {k: v for k, v in x.items() if k in read} for x in (found, sources)
+    )
   refuse_difference(
-      checkpoint, 'config', run_identity(meta['config']), run_identity(config)
+      checkpoint, 'config', identity_of(meta['config']), identity_of(config)
   )
-  refuse_difference(
-      checkpoint, 'data', data['fingerprints'], dict(fingerprints)
-  )
+  refuse_difference(checkpoint, 'data', found, sources)
   refuse_difference(
       checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
   )
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
-  step = np.asarray(data['step'], abstract.step.dtype)
-  step = jax.device_put(step, abstract.step.sharding)
-  return TrainState(step, items.params, items.opt_state)
+  numbers = jax.tree.map(
+      lambda found, like: jax.device_put(
+          np.asarray(found, like.dtype), like.sharding
+      ),
+      [data['step'], *data.get('loss_scale', ())],
+      [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
+  )
+  loss_scale = jax.tree.structure(abstract.loss_scale).unflatten(numbers[1:])
+  return TrainState(numbers[0], items.params, items.opt_state, loss_scale)
+
+
+def _check_goes_on_densely(
+    checkpoint: pathlib.Path, past: int, config: Mapping[str, Any]
+) -> None:
+  specs = config['phases']
+  for name in specs['order'][past:past + 1]:
+    if specs[name]['sparsity'] != 0:
+      raise MismatchError(
+          f'checkpoint {checkpoint} was made dense and phase {name!r}, which '
+          f'would go on from it, has sparsity {specs[name]["sparsity"]}; set '
+          'it to 0, or go on from the sparse checkpoint.'
+      )
 
 
 def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
@@ -237,11 +280,49 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   Raises:
     MismatchError: shapes or dtypes differ.
   """
-  meta = _read_json(checkpoint, 'meta')
+  meta = read_meta(checkpoint)
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
   asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
   refuse_difference(checkpoint, 'model', found, asked)
   return _restore(checkpoint, params=abstract).params
+
+
+def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
+  """Restores the masks only, which lie in the optimizer's state.
+
+  Args:
+    checkpoint: Its directory.
+
+  Returns:
+    Masks by the path of their parameter; nothing where the checkpoint holds
+    parameters only.
+  """
+  arrays = read_meta(checkpoint)['arrays']
+  kept = re.compile(r'opt_state/(.*/)?mask/(?P<path>.+)')
+  found = {}
+  for name, array in arrays.items():
+    match = kept.fullmatch(name)
+    if match and array.startswith('bool['):
+      found[name.removeprefix('opt_state/')] = match['path'], array
+  if not found:
+    return {}
+  abstract: dict[str, Any] = {}
+  for name, (_, array) in found.items():
+    *parents, last = name.split('/')
+    folder = abstract
+    for parent in parents:
+      folder = folder.setdefault(parent, {})
+    sizes = [int(n) for n in array[len('bool['):-1].split(',')]
+    folder[last] = jax.ShapeDtypeStruct(sizes, bool)
+  abstract = _placed(abstract)
+  args = ocp.args.PyTreeRestore(
+      abstract,
+      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+      partial_restore=True,
+  )
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    restored = by_name(checkpointer.restore(checkpoint / 'opt_state', args))
+  return {path: restored[name] for name, (path, _) in found.items()}
 
 
 def write_params(
@@ -260,10 +341,7 @@ def write_params(
   Raises:
     ValueError: the workdir has checkpoints already.
   """
-  if _saved_steps(workdir):
-    raise ValueError(
-        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
-    )
+  refuse_saved(workdir)
   checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
   save_json = ocp.args.JsonSave
   items = ocp.args.Composite(
@@ -278,6 +356,19 @@ def write_params(
   with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
     checkpointer.save(checkpoint, items)
   return checkpoint
+
+
+def refuse_saved(workdir: str | os.PathLike) -> None:
+  """Raises ValueError where a workdir has checkpoints already."""
+  if _saved_steps(workdir):
+    raise ValueError(
+        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
+    )
+
+
+def read_meta(checkpoint: pathlib.Path) -> dict[str, Any]:
+  """Reads what a checkpoint says of itself: config, phase ends, arrays."""
+  return _read_json(checkpoint, 'meta')
 
 
 def checkpoint_bytes(state: PyTree) -> int:
@@ -329,13 +420,20 @@ def _read_json(checkpoint: pathlib.Path, item: str) -> Any:
 
 
 def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
+  args = {
+      k: ocp.args.StandardRestore(_placed(v))
+      for k, v in abstract.items()
+  }
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+    return checkpointer.restore(checkpoint, args=ocp.args.Composite(**args))
+
+
+def _placed(abstract: PyTree) -> PyTree:
+  """Puts what has no sharding on a device."""
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  placed = jax.tree.map(
+  return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
           x.shape, x.dtype, sharding=x.sharding or device
       ),
       abstract,
   )
-  args = {k: ocp.args.StandardRestore(v) for k, v in placed.items()}
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(checkpoint, args=ocp.args.Composite(**args))

@@ -38,6 +38,34 @@ def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def past_identity(config: Mapping[str, Any], phases: int) -> dict[str, Any]:
+  """Returns what makes two configs the same run for their first phases.
+
+  Phases that continue the learning rate of the last one belong to it: their
+  lengths decide how fast it falls.
+
+  Args:
+    config: Resolved.
+    phases: How many phases are past.
+
+  Returns:
+    The config, flat: all but places and what comes after.
+
+  Example:
+    >>> rate = {'learning_rate': {'schedule': 'constant'}}
+    >>> phases = {'order': ['a', 'b'], 'a': rate, 'b': rate}
+    >>> list(past_identity({'seed': 0, 'phases': phases}, 1))
+    ['seed', 'phases.order', 'phases.a.learning_rate.schedule']
+  """
+  specs, order = config['phases'], config['phases']['order']
+  while phases < len(order) and (
+      specs[order[phases]]['learning_rate']['schedule'] == 'continue'
+  ):
+    phases += 1
+  past = {name: specs[name] for name in order[:phases]}
+  return run_identity({**config, 'phases': {'order': order[:phases], **past}})
+
+
 def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Flattens nested mappings to dotted names.
 

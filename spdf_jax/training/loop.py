@@ -18,9 +18,11 @@ from spdf_jax.training import checkpoints
 from spdf_jax.training import identity
 from spdf_jax.training.interrupts import Interrupts
 from spdf_jax.training.levels import asked_levels
+from spdf_jax.training.loss_scale import take_step
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
+from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.state import TrainState
@@ -113,6 +115,7 @@ def train(
     evaluators: Sequence[Evaluator] = (),
     phase_end_evaluators: Sequence[Evaluator] = (),
     writers: Sequence[Open] = (),
+    profile: range = range(0),
 ) -> TrainState:
   """Trains through all phases, from wherever the session starts.
 
@@ -123,12 +126,15 @@ def train(
     phase_end_evaluators: The same, at the end of each phase only.
     writers: Open what gets metrics beside `metrics.jsonl`, from
       `choose_writers`.
+    profile: Steps, counted from 1, of which a trace goes to the workdir's
+      `profile/`; see `parse_window`.
 
   Returns:
     The final state.
 
   Raises:
     Interrupted: SIGTERM or Ctrl-C came; everything is saved.
+    NotFinite: gradients overflow in float16 whatever the loss is scaled by.
   """
   recipe, saved, state = session.recipe, session.checkpoints, session.state
   config, plan = recipe.config, recipe.plan
@@ -141,9 +147,13 @@ def train(
   progress = Progress(plan, start, out=out)
   log = _TrainLog(writer, progress, recipe)
   ends = set(plan.ends.values())
-  with Interrupts() as interrupts:
+  profiler = Profiler(profile, session.workdir / 'profile')
+  with Interrupts() as interrupts, profiler:
     for step in range(start, plan.total_steps):
-      state, metrics = recipe.step(state, recipe.device_batch_at(step))
+      profiler.before_step(step + 1, state)
+      state, metrics = take_step(
+          recipe.step, state, recipe.device_batch_at(step), step
+      )
       done = step + 1
       log.add(done, metrics)
       stop = interrupts.stop_after(done)

@@ -12,6 +12,10 @@ from spdf_jax.training.phases import Plan
 
 PyTree = Any
 
+# A step that never comes. Compiled without any restart, a sparse launch would
+# round otherwise than the launch of all phases that it is a part of.
+_NEVER = 2**31 - 1
+
 
 def adamw(
     plan: Plan,
@@ -48,7 +52,9 @@ def adamw(
   """
   inner = optax.chain(
       optax.clip_by_global_norm(clip_norm),
-      sparsity.restart(optax.scale_by_adam(b1, b2, eps), plan.restarts),
+      sparsity.restart(
+          optax.scale_by_adam(b1, b2, eps), plan.restarts or (_NEVER,)
+      ),
       optax.add_decayed_weights(plan.weight_decay, mask=matrices),
       optax.scale_by_learning_rate(plan.learning_rate),
   )

@@ -18,6 +18,8 @@ from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
 from spdf_jax.training.identity import flatten
+from spdf_jax.training.loss_scale import create_loss_scale
+from spdf_jax.training.loss_scale import LossScale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import sparse_steps
@@ -85,6 +87,11 @@ class Recipe:
     """The devices that train."""
     return create_mesh(**self.config.get('mesh', {}))
 
+  @property
+  def first_loss_scale(self) -> LossScale | None:
+    """What the loss is scaled by at first; `None` but in float16."""
+    return create_loss_scale(self.model.config.dtype)
+
   @functools.cached_property
   def abstract_state(self) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
@@ -95,7 +102,9 @@ class Recipe:
     return jax.tree.map(lambda x: x.sharding, self.abstract_state)
 
   def _first_state(self) -> TrainState:
-    return create_state(self.init_params(), self.optimizer)
+    return create_state(
+        self.init_params(), self.optimizer, self.first_loss_scale
+    )
 
   def create_state(self) -> TrainState:
     """Makes the state at step 0, no device more of it than it holds."""
@@ -107,7 +116,11 @@ class Recipe:
     Raises:
       ValueError: a mask that is given is not as the plan asks.
     """
-    create = functools.partial(create_state, optimizer=self.optimizer)
+    create = functools.partial(
+        create_state,
+        optimizer=self.optimizer,
+        loss_scale=self.first_loss_scale,
+    )
     if jax.process_count() == 1:
       # Eagerly: masks are checked against the values they are made from.
       return jax.device_put(create(params), self._shardings)

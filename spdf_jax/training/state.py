@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.training.loss_scale import LossScale
 
 PyTree = Any
 
@@ -25,15 +26,21 @@ class TrainState:
   opt_state: PyTree
   """Optimizer state; holds the mask."""
 
+  loss_scale: LossScale | None = None
+  """In float16: what the loss is multiplied by."""
+
 
 def create_state(
-    params: PyTree, optimizer: optax.GradientTransformation
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    loss_scale: LossScale | None = None,
 ) -> TrainState:
   """Starts training from dense parameters: they are masked here.
 
   Args:
     params: Initial or restored parameters.
     optimizer: An optimizer that contains `sparsify`.
+    loss_scale: Of a model that computes in float16, `create_loss_scale`.
 
   Returns:
     The state at step 0.
@@ -42,4 +49,4 @@ def create_state(
   params = jax.tree.map(jnp.array, params)
   opt_state = optimizer.init(params)
   params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
-  return TrainState(jnp.zeros([], jnp.int32), params, opt_state)
+  return TrainState(jnp.zeros([], jnp.int32), params, opt_state, loss_scale)

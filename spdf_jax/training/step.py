@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.training.loss_scale import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import number_of_tokens
@@ -40,7 +41,8 @@ def train_step(
   there is one `cond`, since dense products are another program.
 
   Args:
-    state: The state; donate it.
+    state: The state; donate it. With a loss scale, a step whose gradients are
+      not finite changes that alone.
     batch: `inputs`, `targets` and `weights`, each [B, L].
     apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`.
     optimizer: An optimizer that contains `sparsify`.
@@ -61,12 +63,16 @@ def train_step(
   grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
 
   tokens = number_of_tokens(batch.weights)
+  scale = state.loss_scale.scale if state.loss_scale is not None else None
 
   def differentiate(apply_fn, grad_mask):
     def loss_fn(params, batch):
       variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
       sums = loss(apply_fn, variables, batch)
-      return sums.objective / tokens, sums.cross_entropy / tokens
+      objective = sums.objective / tokens
+      if scale is not None:
+        objective *= scale
+      return objective, sums.cross_entropy / tokens
 
     part = functools.partial(
         jax.value_and_grad(loss_fn, has_aux=True), state.params
@@ -84,17 +90,37 @@ def train_step(
         functools.partial(differentiate, sparse_steps.apply_fn, mask),
         dense,
     )
+  if scale is not None:
+    objective, grads = jax.tree.map(lambda x: x / scale, (objective, grads))
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  grad_norm = optax.tree.norm(grads)
   metrics = {
       'train/loss': cross_entropy,
-      'train/grad_norm': optax.tree.norm(grads),
+      'train/grad_norm': grad_norm,
       'train/learning_rate': learning_rate(state.step),
-  } | {f'sparsity/{k}': v for k, v in statistics(opt_state).items()}
+  }
+  new = state.replace(
+      step=state.step + 1,
+      params=optax.apply_updates(state.params, updates),
+      opt_state=opt_state,
+  )
+  if scale is not None:
+    metrics['train/loss_scale'] = scale
+    new = _unless_overflown(jnp.isfinite(grad_norm), new, state)
+  metrics |= {
+      f'sparsity/{k}': v for k, v in statistics(new.opt_state).items()
+  }
   if not loss.is_plain:
     metrics['train/objective'] = objective
-  return TrainState(
-      state.step + 1, optax.apply_updates(state.params, updates), opt_state
-  ), metrics
+  return new, metrics
+
+
+def _unless_overflown(
+    finite: jax.Array, new: TrainState, old: TrainState
+) -> TrainState:
+  """Keeps the old state where gradients are not finite, but for the scale."""
+  kept = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+  return kept.replace(loss_scale=adjust(old.loss_scale, finite))
 
 
 def _add_up(

@@ -1,0 +1,206 @@
+"""A sparse launch made dense goes on as one launch of all phases does."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from quickstart_runs import ROOT
+from quickstart_runs import small_config
+from tiny_run import assert_same_arrays
+from tiny_run import without_times
+
+import spdf_jax as spdf
+from spdf_jax.training import create_recipe
+from spdf_jax.training import densify_checkpoint
+from spdf_jax.training import find_checkpoint
+from spdf_jax.training import MismatchError
+from spdf_jax.training import open_session
+from spdf_jax.training import train
+from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.metrics import read_rows
+
+SPARSE = ('pretrain',)
+BOTH = ('pretrain', 'continuation')
+RIGL = 'algorithm=rigl'
+
+
+def make_recipe(order=BOTH, arg='', **changes):
+  """Six sparse steps, then four dense ones with a learning rate of their own.
+  """
+  times = dict(update_every=2, update_until=4) if arg == RIGL else {}
+  return create_recipe(small_config(arg, **dict(
+      data__task='',
+      phases__order=order,
+      phases__pretrain__duration='6 steps',
+      phases__continuation__duration='4 steps',
+      phases__continuation__learning_rate__schedule='constant',
+      phases__continuation__learning_rate__warmup='1 steps',
+  ) | {f'phases__pretrain__sparsity__{k}': v for k, v in times.items()}
+      | changes))
+
+
+def run(recipe, workdir):
+  return train(open_session(recipe, workdir))
+
+
+def rows_in(workdir, first=1):
+  rows = without_times(read_rows(workdir / 'metrics.jsonl'))
+  return [row for row in rows if row['step'] >= first]
+
+
+@pytest.fixture(scope='module')
+def sparse(tmp_path_factory):
+  """The workdir of a launch that knew of the sparse phase only."""
+  workdir = tmp_path_factory.mktemp('sparse') / 'a'
+  run(make_recipe(SPARSE), workdir)
+  return workdir
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The workdir and final state of one launch of both phases."""
+  workdir = tmp_path_factory.mktemp('whole') / 'a'
+  return workdir, run(make_recipe(), workdir)
+
+
+@pytest.mark.parametrize('moments, arg', [
+    ('keep', ''), ('restart', ''), ('keep', RIGL),
+])
+def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
+  run(make_recipe(SPARSE, arg), tmp_path / 'sparse')
+  densify_checkpoint(
+      str(tmp_path / 'sparse'), tmp_path / 'made', moments=moments
+  )
+  recipe = make_recipe(arg=arg, resume=str(tmp_path / 'made'))
+  state = run(recipe, tmp_path / 'dense')
+  one_launch = make_recipe(
+      arg=arg, phases__continuation__restart=moments == 'restart'
+  )
+  want = run(one_launch, tmp_path / 'whole')
+  assert int(state.step) == int(want.step) == 10
+  assert_same_arrays(state, want)
+  assert rows_in(tmp_path / 'dense') == rows_in(tmp_path / 'whole', first=7)
+
+
+def test_the_phase_of_a_longer_launch_can_be_followed_by_another(
+    whole, tmp_path
+):
+  densify_checkpoint(f'{whole[0]}@pretrain', tmp_path / 'made')
+  other = dict(
+      phases__continuation__duration='3 steps',
+      phases__continuation__learning_rate__peak=1e-4,
+  )
+  recipe = make_recipe(resume=str(tmp_path / 'made'), **other)
+  state = run(recipe, tmp_path / 'dense')
+  assert_same_arrays(state, run(make_recipe(**other), tmp_path / 'whole'))
+
+
+def test_the_new_workdir_can_be_trained_in(sparse, whole, tmp_path):
+  densify_checkpoint(str(sparse), tmp_path)
+  assert_same_arrays(run(make_recipe(), tmp_path), whole[1])
+  # And what it saved is this config's own.
+  assert int(open_session(make_recipe(), tmp_path).state.step) == 10
+
+
+@pytest.mark.parametrize('moments', ['keep', 'restart'])
+def test_only_masks_and_moments_change(moments, sparse, tmp_path):
+  recipe = make_recipe(SPARSE)
+  before = open_session(recipe, shutil.copytree(sparse, tmp_path / 'a')).state
+  densify_checkpoint(str(sparse), tmp_path / 'made', moments=moments)
+  session = open_session(
+      make_recipe(resume=str(tmp_path / 'made')), tmp_path / 'b'
+  )
+  after = session.state
+  assert all(m.all() for m in jax.tree.leaves(spdf.get_mask(after.opt_state)))
+  assert_same_arrays(after.params, before.params)
+  assert int(after.step) == 6
+  assert int(after.opt_state.count) == int(before.opt_state.count) == 6
+  adam, old = (s.opt_state.inner_state[1].inner_state for s in (after, before))
+  if moments == 'keep':
+    assert_same_arrays(adam, old)
+  else:
+    assert not any(np.any(x) for x in jax.tree.leaves(adam))
+  assert any(np.any(x) for x in jax.tree.leaves(old))
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(seed=1), 'another config: seed was 0 and is 1'),
+    (dict(phases__pretrain__weight_decay=0.2),
+     'phases.pretrain.weight_decay was 0.1 and is 0.2'),
+    (dict(phases__continuation__sparsity=0.5),
+     "made dense and phase 'continuation', which would go on from it, has "),
+    (dict(phases__continuation__sparsity=0.75),
+     "made dense and phase 'continuation', which would go on from it, has "),
+    (dict(phases__continuation__learning_rate__schedule='continue'),
+     "phases.continuation.batch_size was 'absent' and is 4"),
+])
+def test_a_launch_that_cannot_go_on_from_it_is_refused(
+    changes, message, sparse, tmp_path
+):
+  densify_checkpoint(str(sparse), tmp_path / 'made')
+  recipe = make_recipe(resume=str(tmp_path / 'made'), **changes)
+  with pytest.raises(MismatchError, match=message) as caught:
+    open_session(recipe, tmp_path / 'b')
+  assert '\n' not in str(caught.value)
+
+
+def test_a_sparse_checkpoint_does_not_go_on_with_other_phases(sparse, tmp_path):
+  with pytest.raises(MismatchError, match='phases.order was'):
+    open_session(make_recipe(resume=str(sparse)), tmp_path / 'b')
+
+
+def test_a_checkpoint_within_a_phase_is_refused(sparse, tmp_path):
+  workdir = shutil.copytree(sparse, tmp_path / 'a')
+  folder = workdir / 'checkpoints'
+  os.rename(folder / '6', folder / '5')
+  with pytest.raises(ValueError, match="step 5, within a phase; name one"):
+    densify_checkpoint(str(workdir), tmp_path / 'b')
+
+
+def test_a_checkpoint_of_parameters_only_is_refused(tmp_path):
+  write_params(tmp_path, {'w': np.ones(2)}, {})
+  with pytest.raises(ValueError, match='parameters only, and no mask; a dense'):
+    densify_checkpoint(str(tmp_path), tmp_path / 'b')
+
+
+def test_a_workdir_with_checkpoints_and_unknown_moments_are_refused(sparse):
+  with pytest.raises(ValueError, match='holds checkpoints already; give anoth'):
+    densify_checkpoint(str(sparse), sparse)
+  with pytest.raises(ValueError, match="moments 'kept' is unknown; did you"):
+    densify_checkpoint(str(sparse), sparse, moments='kept')
+
+
+def run_convert(*arguments):
+  return subprocess.run(
+      [sys.executable, '-m', 'experiments.convert', *map(str, arguments)],
+      cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)},
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+
+
+def test_the_command_writes_what_the_function_does(sparse, tmp_path):
+  done = run_convert(
+      f'--densify={sparse}@pretrain', f'--to={tmp_path / "b"}',
+      '--moments=restart',
+  )
+  assert done.returncode == 0, done.stderr
+  assert '6 is written: dense, with moments: restart' in done.stdout
+  densify_checkpoint(str(sparse), tmp_path / 'c', moments='restart')
+  states = [
+      open_session(make_recipe(), tmp_path / name).state for name in 'bc'
+  ]
+  assert_same_arrays(*states)
+  assert find_checkpoint(str(tmp_path / 'b')) == pathlib.Path(
+      tmp_path / 'b' / 'checkpoints' / '6'
+  )
+
+
+def test_the_command_answers_what_cannot_be_in_one_sentence(tmp_path):
+  done = run_convert('--densify=none', f'--to={tmp_path / "b"}')
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+  assert "'none' names no checkpoint" in done.stderr
