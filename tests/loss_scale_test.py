@@ -132,7 +132,7 @@ def test_gradients_are_those_of_float32_and_small_ones_survive():
         train_step, apply_fn=tiny(recipe.model.apply),
         optimizer=recipe.optimizer, learning_rate=recipe.plan.learning_rate,
     ))
-    _, metrics = step_fn(state, batch_at(0, recipe.plan))
+    _, metrics = step_fn(state, batch_at(0, plan=recipe.plan))
     norms[name] = float(metrics['train/grad_norm'])
   assert norms['half'] == pytest.approx(norms['full'], rel=0.01)
   assert norms['unscaled'] < 0.5 * norms['full']
@@ -155,9 +155,9 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
   recipe = make_half_recipe()
   asked = []
 
-  def noting(step, batch_at=recipe.batch_at):
+  def noting(step, rows, batch_at=recipe.batch_at):
     asked.append(step)
-    return batch_at(step)
+    return batch_at(step, rows)
 
   object.__setattr__(recipe, 'batch_at', noting)
   whole = train(open_session(recipe, tmp_path / 'whole'))
@@ -257,11 +257,14 @@ def test_the_step_compiles_once_with_and_without_overflow(parts):
     traces.append(tokens.shape)
     return recipe.model.apply(variables, tokens)
 
-  step_fn = jax.jit(functools.partial(
-      train_step, apply_fn=counting, optimizer=recipe.optimizer,
-      learning_rate=optax.constant_schedule(0.1),
-  ))
   state = scaled(recipe.create_state(), TOO_LARGE)
+  step_fn = jax.jit(
+      functools.partial(
+          train_step, apply_fn=counting, optimizer=recipe.optimizer,
+          learning_rate=optax.constant_schedule(0.1),
+      ),
+      out_shardings=(jax.tree.map(lambda x: x.sharding, state), None),
+  )
   for _ in range(3):
     state, _ = step_fn(state, recipe.batch_at(0))
   assert len(traces) == 1

@@ -26,9 +26,9 @@ def traced(monkeypatch):
 def noting(recipe, events):
   batch_at = recipe.batch_at
 
-  def noted(step):
+  def noted(step, rows):
     events.append(step + 1)
-    return batch_at(step)
+    return batch_at(step, rows)
 
   object.__setattr__(recipe, 'batch_at', noted)
   return recipe

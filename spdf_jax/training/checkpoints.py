@@ -433,7 +433,7 @@ def _placed(abstract: PyTree) -> PyTree:
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=x.sharding or device
+          x.shape, x.dtype, sharding=getattr(x, 'sharding', None) or device
       ),
       abstract,
   )
