@@ -46,9 +46,11 @@ def parts():
 
 
 def scaled(state, scale):
-  return state.replace(loss_scale=scaling.LossScale(
+  loss_scale = scaling.LossScale(
       jnp.asarray(scale, jnp.float32), jnp.asarray(5, jnp.int32)
-  ))
+  )
+  placed = jax.device_put(loss_scale, state.step.sharding)
+  return state.replace(loss_scale=placed)
 
 
 def copied(tree):
