@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+from ml_collections.config_dict import placeholder
+
 
 def parse_sparsity(arg: str) -> tuple[str, float]:
   """Reads `algorithm=rigl,sparsity=0.9`, or a part of it.
@@ -29,6 +31,18 @@ def parse_sparsity(arg: str) -> tuple[str, float]:
   algorithm = given.get('algorithm', 'static')
   default = 1 - 0.75**3 if algorithm == 'iterative' else 0.75
   return algorithm, given.get('sparsity', default)
+
+
+def early_stop(metric: str = '', **when: Any) -> dict[str, Any]:
+  """Returns when a phase ends early: never, unless there is a metric.
+
+  Args:
+    metric: E.g. `'validation/loss'`, `'target/loss'` or `'task/bleu'`.
+    **when: `patience`, evaluations without a better value, or the `value` to
+      reach.
+  """
+  never = dict(value=placeholder(float), patience=placeholder(int))
+  return dict(metric=metric) | never | when
 
 
 def sparse_phases(

@@ -35,18 +35,30 @@ def run(
   """
   recipe, workdir = session.recipe, session.workdir
   plan_path = workdir / 'plan.json'
-  if not plan_path.exists():
-    plan = describe_plan(recipe, name) | {'bigram': bigram_baseline(recipe)}
+  if plan_path.exists():
+    bigram = json.loads(plan_path.read_text('utf-8')).get('bigram')
+  else:
+    bigram = bigram_baseline(recipe)
+
+  def write_plan() -> None:
+    plan = describe_plan(session.recipe, name) | {'bigram': bigram}
     if is_main_process():
       write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
+
+  if not plan_path.exists():
+    write_plan()
   every_time, at_phase_ends = evaluators(recipe, workdir)
-  training.train(
-      session,
-      evaluators=every_time,
-      phase_end_evaluators=at_phase_ends,
-      writers=writers,
-      profile=profile,
-  )
+  try:
+    training.train(
+        session,
+        evaluators=every_time,
+        phase_end_evaluators=at_phase_ends,
+        writers=writers,
+        profile=profile,
+    )
+  finally:
+    if session.recipe is not recipe:
+      write_plan()  # As it went: a phase has ended early.
 
 
 def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:

@@ -155,6 +155,10 @@ class Checkpoints:
       )
     return None
 
+  def ends_until(self, step: int) -> dict[str, int]:
+    """Returns where phases have ended, by the checkpoint of a step."""
+    return past_ends(self._directory / str(step))
+
   def wait(self) -> None:
     """Waits until saves have ended; raises what went wrong in one."""
     self._manager.wait_until_finished()
@@ -197,6 +201,12 @@ def find_checkpoint(source: str) -> pathlib.Path:
         f'{known}.'
     )
   return directory / str(end)
+
+
+def past_ends(checkpoint: pathlib.Path) -> dict[str, int]:
+  """Returns where the phases before a checkpoint have ended, by name."""
+  ends = read_meta(checkpoint)['phase_ends']
+  return {k: end for k, end in ends.items() if end <= int(checkpoint.name)}
 
 
 def read_checkpoint(

@@ -1,7 +1,6 @@
 """The training loop: steps, evaluations, checkpoints, and leaving cleanly."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import json
@@ -13,14 +12,16 @@ from typing import Any
 
 import jax
 
-from spdf_jax import sparsity
 from spdf_jax.training import checkpoints
 from spdf_jax.training import identity
+from spdf_jax.training.evaluations import Evaluations
+from spdf_jax.training.evaluations import Evaluator
 from spdf_jax.training.interrupts import Interrupts
-from spdf_jax.training.levels import asked_levels
 from spdf_jax.training.loss_scale import take_step
 from spdf_jax.training.metrics import MetricWriter
+from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.phases import Plan
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
@@ -29,9 +30,6 @@ from spdf_jax.training.state import TrainState
 from spdf_jax.training.writers import AllWriters
 from spdf_jax.training.writers import Open
 from spdf_jax.training.writers import Writer
-
-PyTree = Any
-Evaluator = Callable[[int, PyTree], Iterable[tuple[str, float]]]
 
 logger = logging.getLogger('spdf_jax')
 
@@ -67,6 +65,31 @@ class Session:
   checkpoints: checkpoints.Checkpoints
   state: TrainState
 
+  def end_phase(self, step: int) -> Recipe:
+    """Ends the phase of a step after it; the next ones follow there.
+
+    Args:
+      step: Steps completed.
+
+    Returns:
+      The recipe from there on.
+    """
+    plan = self.recipe.plan
+    logger.info('phase %r ends early', plan.phase_at(step - 1).name)
+    return self.follow({
+        phase.name: min(start + phase.steps, step)
+        for phase, start in zip(plan.phases, plan.starts) if start < step
+    })
+
+  def follow(self, ends: Mapping[str, int]) -> Recipe:
+    """Has phases end where they did, see `Plan.with_ends`."""
+    recipe = self.recipe.with_ends(ends)
+    if recipe is not self.recipe:
+      self.checkpoints.close()
+      self.recipe = recipe
+      self.checkpoints = _open_checkpoints(recipe, self.workdir)
+    return recipe
+
 
 def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
   """Opens a workdir and makes or restores the state: all that can be refused.
@@ -93,14 +116,10 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
       # One more is written before an old one goes.
       workdir, recipe.abstract_state, keep + len(plan.phases) + 1
   )
-  saved = checkpoints.Checkpoints(
-      workdir,
-      phase_ends=plan.ends,
-      keep=keep,
-      config=config,
-      fingerprints=recipe.fingerprints,
-  )
-  session = Session(recipe, workdir, saved, _first_state(recipe, saved))
+  saved = _open_checkpoints(recipe, workdir)
+  state, ends = _first_state(recipe, saved)
+  session = Session(recipe, workdir, saved, state)
+  session.follow(ends)
   # Last: a config that was refused does not claim the workdir.
   if is_main_process():
     write_atomically(
@@ -136,48 +155,57 @@ def train(
     Interrupted: SIGTERM or Ctrl-C came; everything is saved.
     NotFinite: gradients overflow in float16 whatever the loss is scaled by.
   """
-  recipe, saved, state = session.recipe, session.checkpoints, session.state
-  config, plan = recipe.config, recipe.plan
+  recipe, state = session.recipe, session.state
+  config = recipe.config
   start = int(state.step)
   writer = AllWriters([
       MetricWriter(session.workdir / 'metrics.jsonl', start),
       *(open_writer(start) for open_writer in writers),
   ] if is_main_process() else [])
   out = None if is_main_process() else open(os.devnull, 'w')
-  progress = Progress(plan, start, out=out)
+  progress = Progress(recipe.plan, start, out=out)
   log = _TrainLog(writer, progress, recipe)
-  ends = set(plan.ends.values())
+  evaluations = Evaluations(
+      evaluators, phase_end_evaluators, _rows_until(session.workdir, start)
+  )
   profiler = Profiler(profile, session.workdir / 'profile')
   with Interrupts() as interrupts, profiler:
-    for step in range(start, plan.total_steps):
+    step = start
+    while step < recipe.plan.total_steps:
       profiler.before_step(step + 1, state)
       state, metrics = take_step(
           recipe.step, state, recipe.device_batch_at(step), step
       )
-      done = step + 1
-      log.add(done, metrics)
-      stop = interrupts.stop_after(done)
-      evaluate = done in ends or done % config['eval_every'] == 0
-      save = stop or done in ends or done % config['checkpoints']['every'] == 0
+      step += 1
+      log.add(step, metrics)
+      stop = interrupts.stop_after(step)
+      ends = step in recipe.plan.ends.values()
+      evaluate = ends or step % config['eval_every'] == 0
+      save = stop or ends or step % config['checkpoints']['every'] == 0
       if not evaluate and not save:
         continue
       log.flush()
       progress.pause()
       if evaluate:
-        chosen = [*evaluators, *(phase_end_evaluators if done in ends else ())]
-        _evaluate(recipe, writer, chosen, done, state)
+        row, ends_early = evaluations.run(recipe, step, state)
+        writer.write_scalars(step, row)
+        if ends_early:
+          recipe = session.end_phase(step)
+          progress.follow(recipe.plan)
+          log.follow(recipe.plan)
+          save = True
       if save:
         # What is logged is on disk before the checkpoint that follows it.
         writer.flush()
-        saved.save(state)
+        session.checkpoints.save(state)
       log.restart_clock()
-      progress.resume(done)
+      progress.resume(step)
       if stop:
         break
-  saved.close()
+  session.checkpoints.close()
   writer.close()
-  if interrupts.received is not None and int(state.step) < plan.total_steps:
-    raise Interrupted(interrupts.received, int(state.step))
+  if interrupts.received is not None and step < recipe.plan.total_steps:
+    raise Interrupted(interrupts.received, step)
   return state
 
 
@@ -187,11 +215,15 @@ class _TrainLog:
   def __init__(self, writer: Writer, progress: Progress, recipe: Recipe):
     self._writer = writer
     self._progress = progress
-    self._plan = recipe.plan
+    self.follow(recipe.plan)
     self._every = recipe.config['log_every']
     self._pending = None
     self._seconds = 0.0
     self._clock = time.monotonic()
+
+  def follow(self, plan: Plan) -> None:
+    """Takes the plan as it goes on."""
+    self._plan = plan
 
   def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Takes the metrics of `step` and writes those of the step before."""
@@ -232,30 +264,6 @@ class _TrainLog:
     self._progress.update(step, scalars['train/loss'])
 
 
-def _evaluate(recipe, writer, evaluators, step: int, state: TrainState) -> None:
-  mask = sparsity.get_mask(state.opt_state)
-  summary = sparsity.summarize(mask, state.params, where=recipe.where)
-  scalars = {
-      'phase': recipe.plan.phase_at(step - 1).name,
-      'sparsity/sparsified': summary.sparsity,
-      'sparsity/all': summary.overall_sparsity,
-  }
-  asked = asked_levels(
-      recipe.plan, step - 1, recipe.abstract_state.params, recipe.where
-  )
-  for name, layer in summary.layers.items():
-    scalars[f'sparsity/{name}'] = layer.sparsity
-    scalars[f'sparsity_asked/{name}'] = asked[name].sparsity
-  for evaluate in evaluators:
-    scalars.update(evaluate(step, state.params))
-  writer.write_scalars(step, scalars)
-  shown = ('validation/perplexity', 'target/perplexity', 'task/chrf')
-  logger.info(
-      'step %d: %s', step,
-      '  '.join(f'{k} {scalars[k]:.2f}' for k in shown if k in scalars),
-  )
-
-
 def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
   """Makes the workdir, or checks that it is this config's."""
   workdir = pathlib.Path(workdir)
@@ -284,26 +292,46 @@ def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
   return workdir
 
 
+def _open_checkpoints(
+    recipe: Recipe, workdir: pathlib.Path
+) -> checkpoints.Checkpoints:
+  return checkpoints.Checkpoints(
+      workdir,
+      phase_ends=recipe.plan.ends,
+      keep=recipe.config['checkpoints']['keep'],
+      config=recipe.config,
+      fingerprints=recipe.fingerprints,
+  )
+
+
+def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+  path = workdir / 'metrics.jsonl'
+  rows = read_rows(path) if path.exists() else []
+  return [row for row in rows if row['step'] <= step]
+
+
 def _first_state(
     recipe: Recipe, saved: checkpoints.Checkpoints
-) -> TrainState:
+) -> tuple[TrainState, dict[str, int]]:
+  """Returns what training starts from, and where phases have ended so far."""
   config = recipe.config
   state = saved.restore_latest(recipe.abstract_state)
   if state is not None:
     logger.info('going on from step %d of this workdir', int(state.step))
-    return state
+    return state, saved.ends_until(int(state.step))
   if config['resume']:
     checkpoint = checkpoints.find_checkpoint(config['resume'])
     logger.info('going on from %s', checkpoint)
-    return checkpoints.read_checkpoint(
+    state = checkpoints.read_checkpoint(
         checkpoint,
         recipe.abstract_state,
         config=config,
         fingerprints=recipe.fingerprints,
     )
+    return state, checkpoints.past_ends(checkpoint)
   if config['init_from']:
     checkpoint = checkpoints.find_checkpoint(config['init_from'])
     logger.info('starting from the parameters of %s', checkpoint)
     params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
-    return recipe.state_from(params)
-  return recipe.create_state()
+    return recipe.state_from(params), {}
+  return recipe.create_state(), {}

@@ -17,6 +17,7 @@ from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.training.durations import resolve_duration
+from spdf_jax.training.early_stops import EarlyStop
 from spdf_jax.training.schedules import phase_schedules
 from spdf_jax.training.stretches import check_fits
 from spdf_jax.training.stretches import find_stretches
@@ -40,6 +41,7 @@ class Phase:
     restart: Whether the optimizer's moments start anew with the phase.
     reshuffle: Whether the phase begins a new epoch of its source, in an order
       of its own: a round of iterative pruning.
+    early_stop: What may end the phase before its steps are done.
 
   Raises:
     ValueError: a field is out of its range.
@@ -55,6 +57,7 @@ class Phase:
   weight_decay: float
   restart: bool
   reshuffle: bool = False
+  early_stop: EarlyStop | None = None
 
   def __post_init__(self):
     for field in ('steps', 'batch_size', 'length'):
@@ -96,6 +99,7 @@ class Plan:
 
   Attributes:
     phases: At least one phase, names distinct.
+    planned: The plan before phases ended early; `None`: none has.
 
   Raises:
     ValueError: there is no phase, or two have one name, or the updates of an
@@ -111,6 +115,7 @@ class Plan:
   """
 
   phases: tuple[Phase, ...]
+  planned: 'Plan | None' = None
 
   def __post_init__(self):
     names = [phase.name for phase in self.phases]
@@ -118,8 +123,9 @@ class Plan:
       raise ValueError(
           f'the phases are named {names}; give at least one, each its own name.'
       )
-    for stretch in self.stretches:
-      check_fits(stretch)
+    if self.planned is None:
+      for stretch in self.stretches:
+        check_fits(stretch)
 
   @functools.cached_property
   def starts(self) -> tuple[int, ...]:
@@ -136,6 +142,26 @@ class Plan:
   def ends(self) -> dict[str, int]:
     """Steps completed at the end of each phase, by its name."""
     return {p.name: s + p.steps for p, s in zip(self.phases, self.starts)}
+
+  def with_ends(self, ends: Mapping[str, int]) -> 'Plan':
+    """Returns the plan as it goes on where phases have ended.
+
+    Schedules are those of the plan: they see the step within their phase.
+
+    Args:
+      ends: Steps completed at the ends of the first phases, by name.
+
+    Returns:
+      The plan with these lengths; itself, if they are its own.
+    """
+    if all(self.ends[name] == end for name, end in ends.items()):
+      return self
+    start, phases = 0, []
+    for phase in self.phases:
+      steps = ends.get(phase.name, start + phase.steps) - start
+      phases.append(dataclasses.replace(phase, steps=steps))
+      start += steps
+    return Plan(tuple(phases), self.planned or self)
 
   def phase_at(self, step: int) -> Phase:
     """Returns the phase that step number `step` (from 0) belongs to."""
@@ -192,6 +218,8 @@ class Plan:
   @property
   def moves_masks(self) -> bool:
     """Whether masks change other than where one stretch follows another."""
+    if self.planned is not None:
+      return self.planned.moves_masks
     starts = [stretch.start for stretch in self.stretches]
     return not np.isin(self.update_steps, starts).all()
 
@@ -255,7 +283,24 @@ def create_plan(
               weight_decay=spec['weight_decay'],
               restart=spec['restart'],
               reshuffle=spec['reshuffle'],
+              early_stop=_early_stop(name, spec),
           )
           for name, spec, n, schedule in zip(order, specs, steps, schedules)
       )
   )
+
+
+def _early_stop(name: str, spec: Mapping[str, Any]) -> EarlyStop | None:
+  given = spec.get('early_stop') or {}
+  if not given.get('metric'):
+    return None
+  sparse = spec['sparsity']
+  if isinstance(sparse, Mapping) and sparse['algorithm'] == 'iterative':
+    raise ValueError(
+        f'phase {name!r} is of rounds of iterative pruning, which have fixed '
+        'lengths, and has early_stop; take it out.'
+    )
+  try:
+    return EarlyStop(**given)
+  except (TypeError, ValueError) as error:
+    raise ValueError(f'phase {name!r}: {error}') from error

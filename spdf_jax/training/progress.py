@@ -39,6 +39,10 @@ class Progress:
     self._last_tokens = self._tokens_until(start)
     self._rate = 0.0
 
+  def follow(self, plan: Plan) -> None:
+    """Takes the plan as it goes on, where a phase has ended early."""
+    self._plan = plan
+
   def update(self, step: int, loss: float) -> None:
     """Reports that `step` steps are completed; prints when it is time."""
     now = self._clock()

@@ -16,15 +16,14 @@ import optax
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
+from spdf_jax.training import config_checks
 from spdf_jax.training import optimizers
-from spdf_jax.training.identity import flatten
 from spdf_jax.training.loss_scale import create_loss_scale
 from spdf_jax.training.loss_scale import LossScale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
-from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
@@ -36,17 +35,6 @@ from spdf_jax.training.step import train_step
 
 PyTree = Any
 _PARAMS, _MASKS = 0, 1  # What the seed's key is folded with.
-_COUNTS = (
-    'checkpoints.every',
-    'checkpoints.keep',
-    'eval_every',
-    'evaluation.batch_size',
-    'evaluation.corpus_batches',
-    'evaluation.max_new_tokens',
-    'evaluation.task_batches',
-    'log_every',
-    'micro_batches',
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +164,23 @@ class Recipe:
     batch = data.Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
     return self.step.lower(self.abstract_state, batch).compile()
 
+  def with_ends(self, ends: Mapping[str, int]) -> 'Recipe':
+    """Returns the recipe with phases that have ended at other steps.
+
+    Args:
+      ends: Steps completed at the ends of the first phases, by name.
+
+    Returns:
+      This recipe if it is as planned, or one whose later phases follow there.
+    """
+    plan = self.plan.with_ends(ends)
+    if plan is self.plan:
+      return self
+    return _assemble(
+        self.config, self.model, plan, self.corpus, self.task, self.sources,
+        self.init_params,
+    )
+
   @property
   def parameters(self) -> int:
     """Parameters of the model."""
@@ -196,7 +201,7 @@ def create_recipe(config: Any) -> Recipe:
     ValueError: something in the config cannot be; one sentence says what.
   """
   config = plain(config)
-  _check_counts(config)
+  config_checks.check_counts(config)
   check_matmul(config.get('matmul', 'dense'))
   Loss(**config.get('loss', {}))  # Raises where it cannot be.
   model = models.create_model(
@@ -205,15 +210,17 @@ def create_recipe(config: Any) -> Recipe:
   )
   order = config['phases']['order']
   specs = {k: v for k, v in config['phases'].items() if k != 'order'}
-  _check_lengths(specs, order, model.config.max_length)
+  config_checks.check_lengths(specs, order, model.config.max_length)
   mesh = create_mesh(**config.get('mesh', {}))
-  _check_micro_batches(specs, order, config.get('micro_batches', 1), mesh)
+  config_checks.check_micro_batches(
+      specs, order, config.get('micro_batches', 1), mesh
+  )
   corpus = data.prepare_corpus(
       config['data']['corpus'],
       tokenizer=config['data']['tokenizer'],
       cache_dir=config['data']['cache_dir'],
   )
-  _check_vocabulary(corpus, model.config.vocab_size)
+  config_checks.check_vocabulary(corpus, model.config.vocab_size)
   task = data.load_task(config['data']['task']) if (
       config['data']['task']
   ) else None
@@ -232,6 +239,22 @@ def create_recipe(config: Any) -> Recipe:
       },
       parameters=sum(sizes),
   )
+  config_checks.check_early_stops(config, plan.phases)
+  return _assemble(
+      config, model, plan, corpus, task, sources, jax.jit(init)
+  )
+
+
+def _assemble(
+    config: Mapping[str, Any],
+    model: nn.Module,
+    plan: Plan,
+    corpus: data.Corpus,
+    task: data.Task | None,
+    sources: Mapping[str, data.Source],
+    init_params: Callable[[], PyTree],
+) -> Recipe:
+  """Adds what follows from the plan: the optimizer and the batches."""
   batch_at = data.schedule_batches(
       sources,
       [
@@ -245,12 +268,12 @@ def create_recipe(config: Any) -> Recipe:
   optimizer = optimizers.adamw(
       plan,
       where=where,
-      key=jax.random.fold_in(root, _MASKS),
+      key=jax.random.fold_in(jax.random.key(config['seed']), _MASKS),
       **config['optimizer'],
   )
   return Recipe(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,
-      jax.jit(init),
+      init_params,
   )
 
 
@@ -277,46 +300,3 @@ def _create_sources(corpus, task, specs, order) -> dict[str, data.Source]:
         task.train, corpus.tokenizer, max(lengths, default=127) + 1
     )
   return sources
-
-
-def _check_counts(config) -> None:
-  flat = flatten(config)
-  for name in _COUNTS:
-    if name in flat and flat[name] < 1:
-      raise ValueError(f'{name} is {flat[name]}; it must be at least 1.')
-
-
-def _check_lengths(specs, order, max_length: int) -> None:
-  for name in order:
-    length = specs.get(name, {}).get('length', 0)
-    if length > max_length:
-      raise ValueError(
-          f'phase {name!r} has length {length} and the model {max_length} '
-          'positions; shorten the phase or raise model.max_length.'
-      )
-
-
-def _check_micro_batches(
-    specs, order, micro_batches: int, mesh: jax.sharding.Mesh
-) -> None:
-  for name in order:
-    batch_size = specs.get(name, {}).get('batch_size', 0)
-    if batch_size % micro_batches:
-      raise ValueError(
-          f'micro_batches is {micro_batches}, which does not divide the '
-          f'batch_size of phase {name!r}, {batch_size}; choose a divisor.'
-      )
-    try:
-      check_batches(mesh, batch_size, micro_batches)
-    except ValueError as error:
-      raise ValueError(f'phase {name!r}: {error}') from error
-
-
-def _check_vocabulary(corpus: data.Corpus, vocab_size: int) -> None:
-  if corpus.tokenizer.vocab_size > vocab_size:
-    raise ValueError(
-        f'corpus {corpus.name!r} has token ids up to '
-        f'{corpus.tokenizer.vocab_size - 1} and the model a vocabulary of '
-        f'{vocab_size}; set model.vocab_size to '
-        f'{corpus.tokenizer.vocab_size} or use another tokenizer.'
-    )

@@ -1,0 +1,172 @@
+"""Phases that end early: when, what follows, and after a kill."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+from quickstart_runs import small_config
+from tiny_run import assert_same_arrays
+from tiny_run import without_times
+
+from spdf_jax import training
+from spdf_jax.sparsity import get_mask
+from spdf_jax.sparsity import summarize
+from spdf_jax.training.early_stops import EarlyStop
+from spdf_jax.training.early_stops import METRICS
+from spdf_jax.training.early_stops import values_in
+from spdf_jax.training.metrics import read_rows
+
+RULE = dict(metric='validation/loss', patience=2)
+# What evaluations see: phase `pretrain` stalls from its second value on.
+SEEN = {3: 3.0, 6: 2.0, 9: 2.5, 12: 2.1, 15: 1.0}
+
+
+@given(
+    values=st.lists(st.floats(0, 9), min_size=1, max_size=12),
+    patience=st.integers(1, 4),
+    metric=st.sampled_from(sorted(METRICS)),
+)
+def test_patience_counts_evaluations_since_the_best(values, patience, metric):
+  better = max if METRICS[metric] else min
+  stop = EarlyStop(metric, patience=patience)
+  best = better(values)
+  after_best = len(values) - 1 - values.index(best)
+  assert stop.is_met(values) == (after_best >= patience)
+
+
+@pytest.mark.parametrize('metric, values, met', [
+    ('validation/loss', [3.0, 2.5], True),
+    ('validation/loss', [2.4, 2.6], False),
+    ('task/bleu', [2.4], False),
+    ('task/bleu', [2.4, 2.5], True),
+    ('task/bleu', [], False),
+])
+def test_a_value_that_is_reached_ends_the_phase(metric, values, met):
+  assert EarlyStop(metric, value=2.5).is_met(values) == met
+
+
+def test_values_are_those_of_the_phase():
+  rows = [
+      {'phase': 'a', 'validation/loss': 1.0}, {'phase': 'a', 'train/loss': 9.0},
+      {'phase': 'b', 'validation/loss': 2.0},
+  ]
+  assert values_in(rows, EarlyStop(**RULE), 'a') == [1.0]
+
+
+def make_recipe(**changes):
+  config = dict(
+      phases__order=('pretrain', 'continuation'), data__task='', eval_every=3,
+      phases__pretrain__early_stop=RULE, checkpoints__keep=9,
+      checkpoints__every=5,
+  )
+  return training.create_recipe(small_config(**config | changes))
+
+
+def seen(step, params):
+  del params
+  yield 'validation/loss', SEEN.get(step, 1.0)
+
+
+def train(workdir, recipe=None, evaluators=(seen,), **kwargs):
+  session = training.open_session(recipe or make_recipe(), workdir)
+  return training.train(session, evaluators=evaluators, **kwargs), session
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('whole')
+  called = []
+  at_ends = lambda step, params: called.append(step) or ()
+  state, session = train(workdir, phase_end_evaluators=[at_ends])
+  return workdir, state, session, called
+
+
+def test_the_next_phase_follows_where_one_ends_early(whole):
+  workdir, state, session, called = whole
+  plan = session.recipe.plan
+  assert plan.ends == {'pretrain': 12, 'continuation': 27}
+  assert int(state.step) == 27 and called == [12, 27]
+  rows = [r for r in read_rows(workdir / 'metrics.jsonl') if 'train/loss' in r]
+  names = ['pretrain'] * 12 + ['continuation'] * 15
+  assert [row['phase'] for row in rows] == names
+  mask = get_mask(state.opt_state)
+  assert summarize(mask, state.params, where=session.recipe.where).sparsity == 0
+  assert training.find_checkpoint(f'{workdir}@pretrain').name == '12'
+
+
+def test_schedules_see_the_step_within_their_phase(whole):
+  planned, plan = make_recipe().plan, whole[2].recipe.plan
+  for step in (0, 5, 11):
+    assert plan.learning_rate(step) == planned.learning_rate(step)
+  for step in range(15):
+    assert plan.learning_rate(12 + step) == planned.learning_rate(15 + step)
+
+
+def test_the_next_phase_reads_on_where_the_text_was_left(whole):
+  planned, recipe = make_recipe(), whole[2].recipe
+  for step in (0, 12, 20):
+    for one, other in zip(recipe.batch_at(step), planned.batch_at(step)):
+      np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('killed_at', [7, 10, 11, 12, 13, 20])
+def test_a_killed_run_ends_its_phases_at_the_same_steps(
+    whole, tmp_path, killed_at, monkeypatch
+):
+  class Killed(Exception):
+    pass
+
+  read = training.Recipe.device_batch_at
+
+  def reading(self, step):
+    if step == killed_at:
+      raise Killed
+    return read(self, step)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(training.Recipe, 'device_batch_at', reading)
+    session = training.open_session(make_recipe(), tmp_path)
+    with pytest.raises(Killed):
+      training.train(session, evaluators=[seen])
+    session.checkpoints.wait()
+  state, session = train(tmp_path)
+  assert session.recipe.plan.ends == {'pretrain': 12, 'continuation': 27}
+  assert_same_arrays(state, whole[1])
+  found, asked = (
+      without_times(read_rows(path / 'metrics.jsonl'))
+      for path in (tmp_path, whole[0])
+  )
+  assert json.dumps(found) == json.dumps(asked)
+
+
+def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
+  falling = lambda step, params: [('validation/loss', 1 / step)]
+  _, session = train(tmp_path, evaluators=[falling])
+  assert session.recipe.plan.ends == {'pretrain': 15, 'continuation': 30}
+
+
+@pytest.mark.parametrize('rule, message', [
+    (dict(metric='loss', patience=2), "metric of early_stop 'loss' is unknown"),
+    (dict(metric='validation/loss'), 'neither value nor patience'),
+    (dict(metric='validation/loss', patience=0), 'patience of early_stop is 0'),
+    (dict(metric='target/loss', patience=1), 'the config has no task'),
+])
+def test_stops_that_cannot_be_are_refused(rule, message):
+  with pytest.raises(ValueError, match=f"phase 'pretrain'.*{message}"):
+    make_recipe(phases__pretrain__early_stop=rule)
+
+
+def test_rounds_of_pruning_do_not_end_early():
+  from configs import quickstart  # Where a checkout is, not for a wheel.
+
+  phases = quickstart.get_config('algorithm=iterative').phases.to_dict()
+  order = phases.pop('order')
+  phases['round1'] |= dict(early_stop=RULE)
+  with pytest.raises(ValueError, match="'round1' is of rounds of iterative"):
+    training.create_plan(
+        phases, order, tokens_per_epoch=dict.fromkeys(
+            ('corpus', 'task'), lambda length: 1000 * length
+        ), parameters=1,
+    )
