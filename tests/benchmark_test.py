@@ -9,6 +9,7 @@ import sys
 
 from absl import flags
 from absl.testing import flagsaver
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,6 +19,7 @@ from experiments import benchmark
 from experiments import compiled
 from experiments import measuring
 from experiments.suites import matmul
+from experiments.suites import model
 from experiments.suites import optimizer
 from experiments.suites import primitives
 from experiments.suites import small_gpts
@@ -176,6 +178,48 @@ def test_the_train_step_suite_compares_steps_optimizers_and_memory():
       for quantity in ('bytes not in place', 'copied / optimizer state'):
         row = by_metric[f'{name} {kind}: {quantity}']
         assert measuring.verdict(row) == 'ok'
+
+
+def test_the_model_suite_compares_our_step_with_a_plain_one():
+  rows = list(model.measure_step(SMALL, 1, np.random.default_rng(0)))
+  by_metric = {row.metric: row for row in rows}
+  for clock in ('wall', 'CPU'):
+    ratio = by_metric[f'our step / plain, {clock}']
+    assert ratio.target == 1.05 and ratio.low <= ratio.value <= ratio.high
+  difference = by_metric['difference of the last losses']
+  assert measuring.verdict(difference) == 'ok'
+
+
+def test_both_steps_of_the_model_suite_learn_the_same():
+  programs = model.step_programs(SMALL, np.random.default_rng(0))
+  calls = {name: compiled.repeated(p) for name, p in programs.items()}
+  for _ in range(4):
+    plain, plain_metrics = calls['plain']()
+    ours, our_metrics = calls['ours']()
+    for name, value in plain_metrics.items():
+      np.testing.assert_allclose(our_metrics[name], value, rtol=1e-4)
+  paths = zip(
+      jax.tree_util.tree_leaves_with_path(ours.params),
+      jax.tree_util.tree_leaves_with_path(plain[0]),
+  )
+  for (path, found), (plain_path, want) in paths:
+    assert path == plain_path
+    if 'wk' not in str(path) or 'bias' not in str(path):  # Its gradient is 0.
+      np.testing.assert_allclose(found, want, atol=2e-4, err_msg=str(path))
+
+
+def test_the_model_suite_compares_late_tokens_with_early_ones(monkeypatch):
+  monkeypatch.setattr(model, '_EARLY', 2)
+  monkeypatch.setattr(model, '_LATE', 6)
+  monkeypatch.setattr(model, '_TOKENS', 2)
+  rows = list(model.measure_generation(SMALL, 1, np.random.default_rng(0)))
+  by_metric = {row.metric: row for row in rows}
+  for clock in ('wall', 'CPU'):
+    ratio = by_metric[f'token 6 / token 2, {clock}']
+    assert ratio.target == 1.2 and ratio.low <= ratio.value <= ratio.high
+  for first in (2, 6):
+    row = by_metric[f'token {first}: bytes of the cache copied']
+    assert measuring.verdict(row) == 'ok'
 
 
 def test_the_optimizer_suite_compares_updates_and_the_steps_between():

@@ -14,6 +14,7 @@ from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.training.matmul import check_matmul
+from spdf_jax.training.matmul import choose_apply
 from spdf_jax.training.matmul import share_of_zeros
 from spdf_jax.training.matmul import SparseSteps
 
@@ -113,3 +114,59 @@ def test_the_share_of_zeros_is_over_all_weights():
 def test_an_unknown_choice_is_refused():
   with pytest.raises(ValueError, match="matmul 'fast' is unknown"):
     check_matmul('fast')
+
+
+def make_plan(*levels):
+  return training.Plan(tuple(
+      training.Phase(
+          f'phase {i}', 5, 'corpus', 8, 16, level,
+          optax.constant_schedule(3e-3), 0.1, False,
+      )
+      for i, level in enumerate(levels)
+  ))
+
+
+def test_masks_are_left_out_where_no_phase_prunes():
+  variables = MODEL.init(jax.random.key(0), TOKENS[:, :-1])
+  none = jax.tree_util.tree_map_with_path(
+      lambda path, x: jnp.zeros(x.shape, bool)
+      if models.sparsifiable('/'.join(k.key for k in path), x) else None,
+      variables['params'],
+  )
+  masked = {**variables, 'masks': none, 'grad_masks': none}
+  apply = jax.jit(choose_apply(MODEL.apply, make_plan(0.0, 0)))
+  np.testing.assert_array_equal(
+      apply(masked, TOKENS[:, :-1]), jax.jit(MODEL.apply)(
+          variables, TOKENS[:, :-1]
+      )
+  )
+
+
+@pytest.mark.parametrize('levels', [
+    (0.0, 0.5), (dict(algorithm='rigl', sparsity=0.5, update_every=2,
+                      update_until=4), 0.0),
+])
+def test_masks_stay_where_some_phase_prunes(levels):
+  assert choose_apply(MODEL.apply, make_plan(*levels)) == MODEL.apply
+
+
+def test_a_dense_plan_learns_the_same_without_its_masks():
+  plan = make_plan(0.0)
+  optimizer = training.adamw(
+      plan, where=models.sparsifiable, key=jax.random.key(0), b1=0.9, b2=0.95,
+      eps=1e-8, clip_norm=1.0,
+  )
+  params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])['params']
+  losses = []
+  for apply_fn in (MODEL.apply, choose_apply(MODEL.apply, plan)):
+    step = jax.jit(functools.partial(
+        training.train_step, apply_fn=apply_fn, optimizer=optimizer,
+        learning_rate=plan.learning_rate,
+    ))
+    state = training.create_state(params, optimizer)
+    losses.append([])
+    for _ in range(plan.total_steps):
+      state, metrics = step(state, BATCH)
+      losses[-1].append(float(metrics['train/loss']))
+  np.testing.assert_allclose(*losses, rtol=1e-5)
+  assert losses[0][-1] < losses[0][0]

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.measuring import Row
 from experiments.suites import matmul
+from experiments.suites import model
 from experiments.suites import optimizer
 from experiments.suites import primitives
 from experiments.suites import topk
@@ -26,6 +27,7 @@ class Suite(NamedTuple):
 
 SUITES = {
     'matmul': Suite(matmul.measure, 7),
+    'model': Suite(model.measure, 15),
     'optimizer': Suite(optimizer.measure, 8),
     'primitives': Suite(primitives.measure, 40),
     'topk': Suite(topk.measure, 3),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from spdf_jax.accelerator import native
 from spdf_jax.names import lookup
+from spdf_jax.training.phases import Plan
 
 PyTree = Any
 ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
@@ -66,6 +67,25 @@ def sparse_steps(
     return None
   config = dataclasses.replace(model.config, lowering=native.NATIVE)
   return SparseSteps(model.clone(config=config).apply, crossover)
+
+
+def choose_apply(apply_fn: ApplyFn, plan: Plan) -> ApplyFn:
+  """Leaves masks out of a model whose plan never prunes.
+
+  Multiplied in, masks that are all `True` cost a copy of the weights.
+
+  Args:
+    apply_fn: The model's.
+    plan: The phases.
+
+  Returns:
+    `apply_fn`, or the same without masks.
+  """
+  if any(phase.sparsity != 0 for phase in plan.phases):
+    return apply_fn
+  return lambda variables, *args, **kwargs: apply_fn(
+      {'params': variables['params']}, *args, **kwargs
+  )
 
 
 def check_matmul(matmul: str) -> None:

@@ -22,6 +22,7 @@ from spdf_jax.training.loss_scale import create_loss_scale
 from spdf_jax.training.loss_scale import LossScale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
+from spdf_jax.training.matmul import choose_apply
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.mesh import create_mesh
@@ -145,7 +146,7 @@ class Recipe:
     """The jitted training step; its first argument, the state, is donated."""
     step = functools.partial(
         train_step,
-        apply_fn=self.model.apply,
+        apply_fn=choose_apply(self.model.apply, self.plan),
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,
