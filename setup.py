@@ -12,7 +12,7 @@ _VERSION = re.search(
 )[1]
 
 _DATA = ['tokenizers>=0.21']
-_EVAL = ['sacrebleu>=2.4']
+_EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
 _LOG = ['tensorboardX>=2.6', 'wandb>=0.17']
 _VIZ = ['matplotlib>=3.8']

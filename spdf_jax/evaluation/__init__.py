@@ -16,6 +16,8 @@ from spdf_jax.evaluation.bigram import LARGEST_VOCABULARY
 from spdf_jax.evaluation.decoders import CachedModel
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.generation import generate
+from spdf_jax.evaluation.metrics import score_texts
+from spdf_jax.evaluation.metrics import Scores
 from spdf_jax.evaluation.perplexity import bits_per_byte
 from spdf_jax.evaluation.perplexity import evaluate_loss
 from spdf_jax.evaluation.perplexity import Loss
@@ -34,6 +36,7 @@ __all__ = [
     'CachedModel',
     'Decoder',
     'Loss',
+    'Scores',
     'beam_search',
     'bigram_loss',
     'bigram_probabilities',
@@ -47,5 +50,6 @@ __all__ = [
     'greedy',
     'loss_evaluator',
     'sampler',
+    'score_texts',
     'task_evaluator',
 ]

@@ -8,10 +8,10 @@ import os
 import pathlib
 from typing import Any
 
+from spdf_jax.evaluation.metrics.segments import References
 from spdf_jax.evaluation.perplexity import Evaluator
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
-from spdf_jax.evaluation.text_metrics import References
 from spdf_jax.extras import require
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
