@@ -13,6 +13,8 @@ from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
 from spdf_jax.data.stdlib import module_split
+from spdf_jax.data.tasks import format_sizes
+from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
@@ -34,6 +36,7 @@ __all__ = [
     'ByteTokenizer',
     'Corpus',
     'Examples',
+    'Input',
     'Pair',
     'Source',
     'Task',
@@ -42,6 +45,7 @@ __all__ = [
     'Windows',
     'encode_pairs',
     'evaluation_batches',
+    'format_sizes',
     'load_task',
     'load_tokenizer',
     'module_sources',

@@ -161,9 +161,11 @@ def create_recipe(config: Any) -> Recipe:
       cache_dir=config['data']['cache_dir'],
   )
   _check_vocabulary(corpus, model.config.vocab_size)
-  task = data.load_task(config['data']['task']) if (
-      config['data']['task']
-  ) else None
+  task = None
+  if config['data']['task']:
+    task = data.load_task(
+        config['data']['task'], config['data'].get('task_dir')
+    )
   sources = _create_sources(corpus, task, specs, order)
 
   root = jax.random.key(config['seed'])
