@@ -256,5 +256,6 @@ def test_single_inputs_without_a_reference_are_left_out_with_a_warning(caplog):
 def test_fingerprints_tell_inputs_apart():
   one = task_of_inputs('toy', {'test': [Input('a', ('b', 'c'))]})
   split = [Input('a', ('b',)), Input('a', ('c',))]
+  two = task_of_inputs('toy', {'test': split})
   assert one.test == two.test
   assert one.fingerprint != two.fingerprint

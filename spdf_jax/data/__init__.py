@@ -4,10 +4,13 @@ from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import evaluation_batches
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
+from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.permutations import permute
+from spdf_jax.data.preparation import prepare_files
+from spdf_jax.data.preparation import Progress
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
@@ -22,6 +25,7 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import BPETokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
@@ -38,6 +42,7 @@ __all__ = [
     'Examples',
     'Input',
     'Pair',
+    'Progress',
     'Source',
     'Task',
     'TokenFile',
@@ -50,9 +55,12 @@ __all__ = [
     'load_tokenizer',
     'module_sources',
     'module_split',
+    'open_corpus',
     'open_token_file',
+    'open_tokenizer',
     'permute',
     'prepare_corpus',
+    'prepare_files',
     'save_tokenizer',
     'schedule_batches',
     'train_bpe',

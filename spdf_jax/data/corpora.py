@@ -37,6 +37,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 # Raise it where the same interpreter would give other tokens than before.
 _RECIPE_VERSION = 1
 
+_LARGEST_VERIFIED = 1 << 32  # Bytes; some seconds of reading.
+
 _logger = logging.getLogger(__name__)
 
 
@@ -80,7 +82,8 @@ def prepare_corpus(
   is one file. It needs no download.
 
   Args:
-    name: Which corpus.
+    name: Which corpus, or the path of a folder that `prepare_files` wrote,
+      with a separator in it, e.g. `'./books'`; that one has its tokenizer.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
       N tokens learned on the training split, e.g. `'bpe-1024'`.
     cache_dir: Folder of prepared corpora; made where missing. Several
@@ -102,6 +105,8 @@ def prepare_corpus(
     >>> corpus.train.vocab_size, corpus.test.description['source']['split']
     (257, 'test')
   """
+  if os.sep in name or name.startswith('~'):
+    return _open_prepared(name, tokenizer)
   read = lookup('corpus', name, _CORPORA)
   make_tokenizer = _tokenizer_maker(tokenizer)
   source = {
@@ -129,6 +134,42 @@ def prepare_corpus(
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+def open_corpus(directory: Path | str) -> Corpus:
+  """Opens a corpus that `prepare_files` wrote, after checking its tokens.
+
+  Args:
+    directory: The folder it was written to.
+
+  Returns:
+    The corpus, named by the folder.
+
+  Raises:
+    OSError: A file is missing.
+    ValueError: A file is damaged, or its tokens are not those of its
+      fingerprint. Files above 4 GiB are only checked for their length.
+  """
+  directory = Path(directory).expanduser()
+  if (directory / 'partial').exists():
+    raise ValueError(
+        f'corpus {str(directory)!r} is not finished; give the command that'
+        ' prepares it again.'
+    )
+  tokenizer = load_tokenizer(directory / 'tokenizer.json')
+  files = {split: open_token_file(directory / split) for split in SPLITS}
+  for split, file in files.items():
+    if file.tokens.nbytes <= _LARGEST_VERIFIED:
+      verify_token_file(file)
+    source = file.description['source']
+    if (source.get('split'), source.get('tokenizer_fingerprint')) != (
+        split, tokenizer.fingerprint
+    ):
+      raise ValueError(
+          f'{file.path} was not made with the tokenizer.json beside it; prepare'
+          ' the corpus again.'
+      )
+  return Corpus(name=directory.name, tokenizer=tokenizer, **files)
+
+
 def _read_stdlib() -> dict[Split, list[str]]:
   texts = {split: [] for split in SPLITS}
   for module, text in module_sources():
@@ -139,6 +180,20 @@ def _read_stdlib() -> dict[Split, list[str]]:
 _CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
     'python-stdlib': _read_stdlib,
 }
+
+
+def _open_prepared(name: str, tokenizer: str) -> Corpus:
+  if tokenizer:
+    raise ValueError(
+        f'corpus={name!r} is a prepared folder, which has its tokenizer, but'
+        f" tokenizer={tokenizer!r}; set it to ''."
+    )
+  if not Path(name).expanduser().is_dir():
+    raise ValueError(
+        f'corpus={name!r} is not a folder; prepare it with `python -m'
+        ' experiments.prepare`.'
+    )
+  return open_corpus(name)
 
 
 def _tokenizer_maker(
