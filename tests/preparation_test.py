@@ -14,9 +14,9 @@ from spdf_jax.data import BPETokenizer
 from spdf_jax.data import load_tokenizer
 from spdf_jax.data import open_corpus
 from spdf_jax.data import open_tokenizer
+from spdf_jax.data import preparation
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
-from spdf_jax.data import preparation
 from spdf_jax.data import train_bpe
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.documents import list_inputs

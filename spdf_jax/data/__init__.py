@@ -8,6 +8,7 @@ from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
+from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.preparation import prepare_files
 from spdf_jax.data.preparation import Progress
@@ -41,6 +42,7 @@ __all__ = [
     'Corpus',
     'Examples',
     'Input',
+    'Mixture',
     'Pair',
     'Progress',
     'Source',

@@ -17,6 +17,9 @@ from typing import final
 from typing import get_args
 import uuid
 
+from spdf_jax.data.mixtures import Mixture
+from spdf_jax.data.sources import Source
+from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
 from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.stdlib import python_identity
@@ -53,6 +56,8 @@ class Corpus:
     train: Tokens to pre-train on.
     validation: Tokens to choose by.
     test: Tokens to report on.
+    mixture: What is trained on instead of `train`, where corpora are mixed;
+      the splits are then those of the first one.
   """
 
   name: str
@@ -60,6 +65,12 @@ class Corpus:
   train: TokenFile
   validation: TokenFile
   test: TokenFile
+  mixture: Mixture | None = None
+
+  @property
+  def source(self) -> Source:
+    """What to read training batches from."""
+    return Windows(self.train) if self.mixture is None else self.mixture
 
   @property
   def fingerprint(self) -> str:
@@ -68,6 +79,8 @@ class Corpus:
     for split in SPLITS:
       file = getattr(self, split)
       facts += [file.fingerprint, file.description['source']]
+    if self.mixture is not None:
+      facts.append(self.mixture.fingerprint)
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode('utf-8')).hexdigest()
 
@@ -84,6 +97,7 @@ def prepare_corpus(
   Args:
     name: Which corpus, or the path of a folder that `prepare_files` wrote,
       with a separator in it, e.g. `'./books'`; that one has its tokenizer.
+      `'./books=3,./news=1'` is a mixture of such folders by weight.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
       N tokens learned on the training split, e.g. `'bpe-1024'`.
     cache_dir: Folder of prepared corpora; made where missing. Several
@@ -106,6 +120,8 @@ def prepare_corpus(
     (257, 'test')
   """
   if os.sep in name or name.startswith('~'):
+    if '=' in name:
+      return _open_mixture(name, tokenizer)
     return _open_prepared(name, tokenizer)
   read = lookup('corpus', name, _CORPORA)
   make_tokenizer = _tokenizer_maker(tokenizer)
@@ -194,6 +210,27 @@ def _open_prepared(name: str, tokenizer: str) -> Corpus:
         ' experiments.prepare`.'
     )
   return open_corpus(name)
+
+
+def _open_mixture(name: str, tokenizer: str) -> Corpus:
+  try:
+    parts = [part.rsplit('=', 1) for part in name.split(',')]
+    weights = {folder.strip(): float(weight) for folder, weight in parts}
+  except ValueError as error:
+    raise ValueError(
+        f'corpus={name!r} is no mixture; write ./books=3,./news=1.'
+    ) from error
+  corpora = [_open_prepared(folder, tokenizer) for folder in weights]
+  first = corpora[0]
+  for corpus in corpora:
+    if corpus.tokenizer.fingerprint != first.tokenizer.fingerprint:
+      raise ValueError(
+          f'corpus={name!r} mixes {first.name!r} and {corpus.name!r}, which'
+          ' have different tokenizers; prepare them with one.'
+      )
+  sources = [Windows(corpus.train) for corpus in corpora]
+  mixture = Mixture(dict(zip(weights, sources)), weights)
+  return dataclasses.replace(first, mixture=mixture)
 
 
 def _tokenizer_maker(

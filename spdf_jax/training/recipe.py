@@ -215,7 +215,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def _create_sources(corpus, task, specs, order) -> dict[str, data.Source]:
-  sources = {'corpus': data.Windows(corpus.train)}
+  sources = {'corpus': corpus.source}
   if task is not None:
     lengths = [
         specs[name]['length'] for name in order
