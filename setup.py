@@ -13,6 +13,7 @@ _VERSION = re.search(
 
 _DATA = ['tokenizers>=0.21']
 _EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
+_HARNESS = ['lm_eval>=0.4.13']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
 _LOG = ['tensorboardX>=2.6', 'wandb>=0.17']
 _VIZ = ['matplotlib>=3.8']
@@ -56,6 +57,7 @@ setup(
     extras_require={
         'data': _DATA,
         'eval': _EVAL,
+        'harness': _HARNESS,
         'hf': _HF,
         'log': _LOG,
         'prepare': _PREPARE,
