@@ -68,10 +68,11 @@ def directly(subject, context, target):
   whole = list((context + target).encode())
   given = list(context.rstrip().encode())
   target = whole[len(given):]
-  ids = whole[-LENGTH - 1:]
+  ids = whole[-LENGTH - 1:][:-1]
+  padded = jnp.array([ids + [0] * (LENGTH - len(ids))])  # One shape to compile.
   logits = np.asarray(
-      subject.apply_fn(subject.params, jnp.array([ids[:-1]])), np.float64
-  )[0][-len(target):]
+      subject.apply_fn(subject.params, padded), np.float64
+  )[0][len(ids) - len(target):len(ids)]
   shifted = logits - logits.max(axis=-1, keepdims=True)
   log = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
   chosen = log[np.arange(len(target)), target].sum()

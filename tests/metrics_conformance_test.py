@@ -109,7 +109,7 @@ def test_our_text_by_ter_and_chrf():
   assert scores['ter_segment_minima'] == pytest.approx(
       EXPECTED['TER_pyter_mean_of_min (GenerationEval)'], abs=1e-12
   )
-  assert scores['chrf++'] == pytest.approx(EXPECTED['chrF++'], abs=2e-5)
+  assert scores['chrf++'] == pytest.approx(EXPECTED['chrF++'], abs=1e-12)
   assert score_texts(*own_tiny(), 'dart', metrics=['ter']).values[
       'ter'
   ] == pytest.approx(EXPECTED['TER_tercom'], abs=1e-6)
@@ -196,7 +196,7 @@ def test_meteor_of_systems_of_webnlg_2017(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [n for n in WEBNLG if 'all' not in n])
+@pytest.mark.parametrize('name', ['GKB_Unimelb_old-cat', 'PKUWriter_old-cat'])
 def test_ter_of_systems_of_webnlg_2017_is_near(name):
   # sacrebleu's TER is not tercom: .4038 where that prints .4026.
   wanted = expected_values('webnlg17', 'systems', name)

@@ -30,7 +30,9 @@ def chrf_plus_plus(
     >>> chrf_plus_plus(['Return the name.'], [['', 'Return the name.']])
     1.0
   """
-  metric = require('sacrebleu', 'eval').CHRF(word_order=2)
+  metric = require('sacrebleu', 'eval').CHRF(
+      word_order=2, eps_smoothing=True  # The averages of chrF++.py.
+  )
   result = metric.corpus_score(
       list(hypotheses), streams(without_empty(references))
   )
