@@ -12,10 +12,14 @@ _VERSION = re.search(
 )[1]
 
 _DATA = ['tokenizers>=0.21']
-_EVAL = ['sacrebleu>=2.4']
+_EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
+_HARNESS = ['lm_eval>=0.4.13']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
 _LOG = ['tensorboardX>=2.6', 'wandb>=0.17']
 _VIZ = ['matplotlib>=3.8']
+_PREPARE = [
+    *_DATA, 'pyarrow>=15', 'sentencepiece>=0.2', 'zstandard>=0.22'
+]
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
 
 setup(
@@ -53,13 +57,16 @@ setup(
     extras_require={
         'data': _DATA,
         'eval': _EVAL,
+        'harness': _HARNESS,
         'hf': _HF,
         'log': _LOG,
+        'prepare': _PREPARE,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
         'dev': [
             *_QUICKSTART,
             *_HF,
+            *_PREPARE,
             'tensorboardX',
             'equinox',
             'flatbuffers',

@@ -42,7 +42,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data = dict(
       corpus='python-stdlib',  # pre-training text
       tokenizer='bpe-1024',  # 'bytes', or 'bpe-N' learned on the corpus
-      task='python-docstrings',  # fine-tuning task; '' for none
+      task='python-docstrings', task_dir='',  # '' for none; its files, if any
       cache_dir='~/.cache/spdf_jax',  # prepared corpora
       max_epochs=dict(corpus=4 if algorithm == 'iterative' else 1, task=2),
   )

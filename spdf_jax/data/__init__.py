@@ -5,15 +5,21 @@ from spdf_jax.data.batches import BatchAt
 from spdf_jax.data.batches import evaluation_batches
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
+from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
+from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
+from spdf_jax.data.preparation import prepare_files
+from spdf_jax.data.preparation import Progress
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
 from spdf_jax.data.stdlib import module_split
+from spdf_jax.data.tasks import format_sizes
+from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
@@ -21,6 +27,7 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import BPETokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
@@ -36,7 +43,10 @@ __all__ = [
     'ByteTokenizer',
     'Corpus',
     'Examples',
+    'Input',
+    'Mixture',
     'Pair',
+    'Progress',
     'Source',
     'Task',
     'TokenFile',
@@ -44,13 +54,17 @@ __all__ = [
     'Windows',
     'encode_pairs',
     'evaluation_batches',
+    'format_sizes',
     'load_task',
     'load_tokenizer',
     'module_sources',
     'module_split',
+    'open_corpus',
     'open_token_file',
+    'open_tokenizer',
     'permute',
     'prepare_corpus',
+    'prepare_files',
     'save_tokenizer',
     'schedule_batches',
     'train_bpe',

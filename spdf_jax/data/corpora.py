@@ -17,6 +17,9 @@ from typing import final
 from typing import get_args
 import uuid
 
+from spdf_jax.data.mixtures import Mixture
+from spdf_jax.data.sources import Source
+from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
 from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.stdlib import python_identity
@@ -37,6 +40,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 # Raise it where the same interpreter would give other tokens than before.
 _RECIPE_VERSION = 1
 
+_LARGEST_VERIFIED = 1 << 32  # Bytes; some seconds of reading.
+
 _logger = logging.getLogger(__name__)
 
 
@@ -51,6 +56,8 @@ class Corpus:
     train: Tokens to pre-train on.
     validation: Tokens to choose by.
     test: Tokens to report on.
+    mixture: What is trained on instead of `train`, where corpora are mixed;
+      the splits are then those of the first one.
   """
 
   name: str
@@ -58,6 +65,12 @@ class Corpus:
   train: TokenFile
   validation: TokenFile
   test: TokenFile
+  mixture: Mixture | None = None
+
+  @property
+  def source(self) -> Source:
+    """What to read training batches from."""
+    return Windows(self.train) if self.mixture is None else self.mixture
 
   @property
   def fingerprint(self) -> str:
@@ -66,6 +79,8 @@ class Corpus:
     for split in SPLITS:
       file = getattr(self, split)
       facts += [file.fingerprint, file.description['source']]
+    if self.mixture is not None:
+      facts.append(self.mixture.fingerprint)
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode('utf-8')).hexdigest()
 
@@ -80,7 +95,9 @@ def prepare_corpus(
   is one file. It needs no download.
 
   Args:
-    name: Which corpus.
+    name: Which corpus, or the path of a folder that `prepare_files` wrote,
+      with a separator in it, e.g. `'./books'`; that one has its tokenizer.
+      `'./books=3,./news=1'` is a mixture of such folders by weight.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
       N tokens learned on the training split, e.g. `'bpe-1024'`.
     cache_dir: Folder of prepared corpora; made where missing. Several
@@ -102,6 +119,10 @@ def prepare_corpus(
     >>> corpus.train.vocab_size, corpus.test.description['source']['split']
     (257, 'test')
   """
+  if os.sep in name or name.startswith('~'):
+    if '=' in name:
+      return _open_mixture(name, tokenizer)
+    return _open_prepared(name, tokenizer)
   read = lookup('corpus', name, _CORPORA)
   make_tokenizer = _tokenizer_maker(tokenizer)
   source = {
@@ -129,6 +150,42 @@ def prepare_corpus(
     shutil.rmtree(temporary, ignore_errors=True)
 
 
+def open_corpus(directory: Path | str) -> Corpus:
+  """Opens a corpus that `prepare_files` wrote, after checking its tokens.
+
+  Args:
+    directory: The folder it was written to.
+
+  Returns:
+    The corpus, named by the folder.
+
+  Raises:
+    OSError: A file is missing.
+    ValueError: A file is damaged, or its tokens are not those of its
+      fingerprint. Files above 4 GiB are only checked for their length.
+  """
+  directory = Path(directory).expanduser()
+  if (directory / 'partial').exists():
+    raise ValueError(
+        f'corpus {str(directory)!r} is not finished; give the command that'
+        ' prepares it again.'
+    )
+  tokenizer = load_tokenizer(directory / 'tokenizer.json')
+  files = {split: open_token_file(directory / split) for split in SPLITS}
+  for split, file in files.items():
+    if file.tokens.nbytes <= _LARGEST_VERIFIED:
+      verify_token_file(file)
+    source = file.description['source']
+    if (source.get('split'), source.get('tokenizer_fingerprint')) != (
+        split, tokenizer.fingerprint
+    ):
+      raise ValueError(
+          f'{file.path} was not made with the tokenizer.json beside it; prepare'
+          ' the corpus again.'
+      )
+  return Corpus(name=directory.name, tokenizer=tokenizer, **files)
+
+
 def _read_stdlib() -> dict[Split, list[str]]:
   texts = {split: [] for split in SPLITS}
   for module, text in module_sources():
@@ -139,6 +196,41 @@ def _read_stdlib() -> dict[Split, list[str]]:
 _CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
     'python-stdlib': _read_stdlib,
 }
+
+
+def _open_prepared(name: str, tokenizer: str) -> Corpus:
+  if tokenizer:
+    raise ValueError(
+        f'corpus={name!r} is a prepared folder, which has its tokenizer, but'
+        f" tokenizer={tokenizer!r}; set it to ''."
+    )
+  if not Path(name).expanduser().is_dir():
+    raise ValueError(
+        f'corpus={name!r} is not a folder; prepare it with `python -m'
+        ' experiments.prepare`.'
+    )
+  return open_corpus(name)
+
+
+def _open_mixture(name: str, tokenizer: str) -> Corpus:
+  try:
+    parts = [part.rsplit('=', 1) for part in name.split(',')]
+    weights = {folder.strip(): float(weight) for folder, weight in parts}
+  except ValueError as error:
+    raise ValueError(
+        f'corpus={name!r} is no mixture; write ./books=3,./news=1.'
+    ) from error
+  corpora = [_open_prepared(folder, tokenizer) for folder in weights]
+  first = corpora[0]
+  for corpus in corpora:
+    if corpus.tokenizer.fingerprint != first.tokenizer.fingerprint:
+      raise ValueError(
+          f'corpus={name!r} mixes {first.name!r} and {corpus.name!r}, which'
+          ' have different tokenizers; prepare them with one.'
+      )
+  sources = [Windows(corpus.train) for corpus in corpora]
+  mixture = Mixture(dict(zip(weights, sources)), weights)
+  return dataclasses.replace(first, mixture=mixture)
 
 
 def _tokenizer_maker(

@@ -84,12 +84,8 @@ def write_token_file(
     ([1, 2, 0, 3, 0], 2)
   """
   path = Path(path)
-  if not 0 < vocab_size <= 2**32:
-    raise ValueError(
-        f'vocab_size={vocab_size} cannot be stored; use 1 to 2**32.'
-    )
+  dtype = dtype_of(vocab_size)
   source = json.loads(json.dumps(dict(source)))  # Fails before any work.
-  dtype = '<u2' if vocab_size <= 2**16 else '<u4'
   digest = hashlib.sha256(dtype.encode())
   tokens = num_documents = num_bytes = 0
   with _replacing(_bin_path(path)) as file:
@@ -101,7 +97,7 @@ def write_token_file(
       num_bytes += size
     # An old description must never meet new tokens.
     _json_path(path).unlink(missing_ok=True)
-  description = {
+  _describe(path, {
       'format_version': FORMAT_VERSION,
       'dtype': dtype,
       'vocab_size': vocab_size,
@@ -110,10 +106,71 @@ def write_token_file(
       'bytes': num_bytes,
       'fingerprint': digest.hexdigest(),
       'source': source,
-  }
-  with _replacing(_json_path(path)) as file:
-    file.write(json.dumps(description, indent=2).encode('utf-8'))
+  })
   return open_token_file(path)
+
+
+def adopt_token_file(
+    path: Path | str,
+    raw: Path | str,
+    *,
+    vocab_size: int,
+    documents: int,
+    num_bytes: int,
+    source: Mapping[str, Any],
+) -> TokenFile:
+  """Makes a token file of ids that are on disk already.
+
+  Args:
+    path: Where it is to lie, without a suffix, on the disk of `raw`.
+    raw: A file of nothing but ids, of `dtype_of(vocab_size)`; it is moved.
+    vocab_size: Number of token ids; every id must be below it.
+    documents: How many documents they are.
+    num_bytes: Bytes of the text in UTF-8.
+    source: What the tokens were made from; anything JSON can hold.
+
+  Returns:
+    The file, opened.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'raw').write_bytes(bytes([1, 0, 2, 0]))
+    >>> adopt_token_file(
+    ...     folder / 'train', folder / 'raw', vocab_size=3, documents=1,
+    ...     num_bytes=2, source={}).tokens.tolist()
+    [1, 2]
+  """
+  path, raw = Path(path), Path(raw)
+  dtype = dtype_of(vocab_size)
+  size, fingerprint = raw.stat().st_size, _digest(raw, dtype)
+  _json_path(path).unlink(missing_ok=True)
+  os.replace(raw, _bin_path(path))
+  _describe(path, {
+      'format_version': FORMAT_VERSION,
+      'dtype': dtype,
+      'vocab_size': vocab_size,
+      'tokens': size // np.dtype(dtype).itemsize,
+      'documents': documents,
+      'bytes': num_bytes,
+      'fingerprint': fingerprint,
+      'source': dict(source),
+  })
+  return open_token_file(path)
+
+
+def dtype_of(vocab_size: int) -> str:
+  """Returns the type that ids below `vocab_size` are stored as.
+
+  Example:
+    >>> dtype_of(50_257), dtype_of(128_256)
+    ('<u2', '<u4')
+  """
+  if not 0 < vocab_size <= 2**32:
+    raise ValueError(
+        f'vocab_size={vocab_size} cannot be stored; use 1 to 2**32.'
+    )
+  return '<u2' if vocab_size <= 2**16 else '<u4'
 
 
 def open_token_file(path: Path | str) -> TokenFile:
@@ -174,13 +231,25 @@ def verify_token_file(token_file: TokenFile) -> None:
     >>> verify_token_file(
     ...     write_token_file(path, [([1, 0], 1)], vocab_size=2, source={}))
   """
-  digest = hashlib.sha256(token_file.description['dtype'].encode())
-  digest.update(np.asarray(token_file.tokens))
-  if digest.hexdigest() != token_file.fingerprint:
+  found = _digest(_bin_path(token_file.path), token_file.description['dtype'])
+  if found != token_file.fingerprint:
     raise ValueError(
         f'{_bin_path(token_file.path)} holds other tokens than were written'
         ' (its fingerprint differs); write it again.'
     )
+
+
+def _digest(path: Path, dtype: str) -> str:
+  digest = hashlib.sha256(dtype.encode())
+  with path.open('rb') as file:
+    while chunk := file.read(1 << 22):
+      digest.update(chunk)
+  return digest.hexdigest()
+
+
+def _describe(path: Path, description: Mapping[str, Any]) -> None:
+  with _replacing(_json_path(path)) as file:
+    file.write(json.dumps(description, indent=2).encode('utf-8'))
 
 
 def _checked(ids: Sequence[int], number: int, vocab_size: int) -> np.ndarray:

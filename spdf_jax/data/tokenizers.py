@@ -1,5 +1,6 @@
 """Tokenizers: text to token ids and back."""
 
+import base64
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
@@ -14,6 +15,8 @@ import uuid
 from spdf_jax.data.bpe import bpe_from_parts
 from spdf_jax.data.bpe import BPETokenizer
 from spdf_jax.data.bpe import train_bpe
+from spdf_jax.data.library_tokenizers import library_tokenizer
+from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
 from spdf_jax.names import lookup
 
 __all__ = [
@@ -141,6 +144,12 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
   kinds = {
       'bytes': lambda fields: ByteTokenizer(),
       'bpe': lambda fields: bpe_from_parts(fields['vocab'], fields['merges']),
+      'tokenizers': lambda fields: library_tokenizer(
+          json.dumps(fields['model'])
+      ),
+      'sentencepiece': lambda fields: sentencepiece_tokenizer(
+          base64.b64decode(fields['model'])
+      ),
   }
   text = Path(path).read_bytes()
   try:

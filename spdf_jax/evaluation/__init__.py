@@ -16,6 +16,19 @@ from spdf_jax.evaluation.bigram import LARGEST_VOCABULARY
 from spdf_jax.evaluation.decoders import CachedModel
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.generation import generate
+from spdf_jax.evaluation.harness import harness_model
+from spdf_jax.evaluation.harness import Subject
+from spdf_jax.evaluation.harness_suites import run_suite
+from spdf_jax.evaluation.harness_suites import SUITES
+from spdf_jax.evaluation.harness_suites import SuiteScores
+from spdf_jax.evaluation.lambada import read_lambada
+from spdf_jax.evaluation.lambada import score_lambada
+from spdf_jax.evaluation.likelihood import Continuation
+from spdf_jax.evaluation.likelihood import Likelihood
+from spdf_jax.evaluation.likelihood import score_continuations
+from spdf_jax.evaluation.local_tasks import local_tasks
+from spdf_jax.evaluation.metrics import score_texts
+from spdf_jax.evaluation.metrics import Scores
 from spdf_jax.evaluation.perplexity import bits_per_byte
 from spdf_jax.evaluation.perplexity import evaluate_loss
 from spdf_jax.evaluation.perplexity import Loss
@@ -25,15 +38,23 @@ from spdf_jax.evaluation.sampling import sampler
 from spdf_jax.evaluation.task import task_evaluator
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
+from spdf_jax.evaluation.wikitext import adjusted_perplexity
 
 __all__ = [
     'LARGEST_VOCABULARY',
     'PROTOCOLS',
+    'SUITES',
     'BeamSearch',
     'Bigram',
     'CachedModel',
+    'Continuation',
     'Decoder',
+    'Likelihood',
     'Loss',
+    'Scores',
+    'Subject',
+    'SuiteScores',
+    'adjusted_perplexity',
     'beam_search',
     'bigram_loss',
     'bigram_probabilities',
@@ -45,7 +66,14 @@ __all__ = [
     'fit_bigram',
     'generate',
     'greedy',
+    'harness_model',
+    'local_tasks',
     'loss_evaluator',
+    'read_lambada',
+    'run_suite',
     'sampler',
+    'score_continuations',
+    'score_lambada',
+    'score_texts',
     'task_evaluator',
 ]

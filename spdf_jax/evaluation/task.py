@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
+from spdf_jax.evaluation.metrics.segments import References
 from spdf_jax.evaluation.perplexity import Evaluator
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
-from spdf_jax.evaluation.text_metrics import References
 from spdf_jax.extras import require
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]

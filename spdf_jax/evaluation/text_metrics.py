@@ -2,35 +2,10 @@
 
 from collections.abc import Sequence
 
+from spdf_jax.evaluation.metrics.segments import group_references
+from spdf_jax.evaluation.metrics.segments import References
+from spdf_jax.evaluation.metrics.segments import streams
 from spdf_jax.extras import require
-
-References = Sequence[str | Sequence[str]]
-
-
-def _streams(
-    hypotheses: Sequence[str], references: References
-) -> list[list[str | None]]:
-  """Turns references per hypothesis into sacrebleu's aligned streams."""
-  if len(hypotheses) != len(references):
-    raise ValueError(
-        f'hypotheses has {len(hypotheses)} entries and references has '
-        f'{len(references)}; give the references of each hypothesis.'
-    )
-  if not len(hypotheses):
-    raise ValueError('hypotheses is empty; give at least one to score.')
-  groups = [[r] if isinstance(r, str) else list(r) for r in references]
-  for index, group in enumerate(groups):
-    if not group:
-      raise ValueError(
-          f'references[{index}] is empty; give at least one reference for '
-          'each hypothesis.'
-      )
-  count = max(map(len, groups))
-  # sacrebleu leaves None out; an empty string is a reference of length 0.
-  return [
-      [group[i] if i < len(group) else None for group in groups]
-      for i in range(count)
-  ]
 
 
 def bleu(hypotheses: Sequence[str], references: References) -> float:
@@ -56,9 +31,9 @@ def bleu(hypotheses: Sequence[str], references: References) -> float:
     >>> round(bleu(['The cat sat on a mat.'], ['The cat sat on the mat.']), 2)
     48.89
   """
-  streams = _streams(hypotheses, references)
+  aligned = streams(group_references(hypotheses, references))
   metric = require('sacrebleu', 'eval').BLEU(force=True)
-  return float(metric.corpus_score(list(hypotheses), streams).score)
+  return float(metric.corpus_score(list(hypotheses), aligned).score)
 
 
 def chrf(hypotheses: Sequence[str], references: References) -> float:
@@ -84,6 +59,6 @@ def chrf(hypotheses: Sequence[str], references: References) -> float:
     >>> chrf(['Return the name.'], [['Returns a name.', 'Return the name.']])
     100.0
   """
-  streams = _streams(hypotheses, references)
+  aligned = streams(group_references(hypotheses, references))
   metric = require('sacrebleu', 'eval').CHRF()
-  return float(metric.corpus_score(list(hypotheses), streams).score)
+  return float(metric.corpus_score(list(hypotheses), aligned).score)

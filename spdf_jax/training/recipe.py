@@ -222,9 +222,11 @@ def create_recipe(config: Any) -> Recipe:
       cache_dir=config['data']['cache_dir'],
   )
   config_checks.check_vocabulary(corpus, model.config.vocab_size)
-  task = data.load_task(config['data']['task']) if (
-      config['data']['task']
-  ) else None
+  task = None
+  if config['data']['task']:
+    task = data.load_task(
+        config['data']['task'], config['data'].get('task_dir')
+    )
   sources = _create_sources(corpus, task, specs, order)
 
   root = jax.random.key(config['seed'])
@@ -290,7 +292,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def _create_sources(corpus, task, specs, order) -> dict[str, data.Source]:
-  sources = {'corpus': data.Windows(corpus.train)}
+  sources = {'corpus': corpus.source}
   if task is not None:
     lengths = [
         specs[name]['length'] for name in order

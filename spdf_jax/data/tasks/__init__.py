@@ -2,32 +2,69 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import os
 
+from spdf_jax.data.tasks.curation import curation
+from spdf_jax.data.tasks.dart import dart
+from spdf_jax.data.tasks.dart import dart_smoke
 from spdf_jax.data.tasks.docstrings import docstring_pairs
 from spdf_jax.data.tasks.docstrings import python_docstrings
+from spdf_jax.data.tasks.e2e import e2e
+from spdf_jax.data.tasks.e2e import e2e_csv
+from spdf_jax.data.tasks.json_lines import json_lines
+from spdf_jax.data.tasks.task import format_sizes
+from spdf_jax.data.tasks.task import Input
+from spdf_jax.data.tasks.task import Inputs
 from spdf_jax.data.tasks.task import Pair
 from spdf_jax.data.tasks.task import Task
+from spdf_jax.data.tasks.task import task_of_inputs
+from spdf_jax.data.tasks.webnlg import webnlg
 from spdf_jax.names import lookup
 
-__all__ = ['Pair', 'Task', 'docstring_pairs', 'load_task', 'python_docstrings']
+__all__ = [
+    'Input',
+    'Inputs',
+    'Pair',
+    'Task',
+    'docstring_pairs',
+    'format_sizes',
+    'load_task',
+    'python_docstrings',
+    'task_of_inputs',
+]
 
-_TASKS: Mapping[str, Callable[[], Task]] = {
-    'python-docstrings': python_docstrings,
+_IN_A_FOLDER: Mapping[str, Callable[..., Task]] = {
+    'curation': curation,
+    'dart': dart,
+    'dart_smoke': dart_smoke,
+    'e2e': e2e,
+    'e2e_csv': e2e_csv,
+    'jsonl': json_lines,
+    'webnlg': webnlg,
 }
+_TASKS = {'python-docstrings': python_docstrings, **_IN_A_FOLDER}
 
 
-def load_task(name: str) -> Task:
+def load_task(
+    name: str, input: str | os.PathLike[str] | None = None, *, seed: int = 0
+) -> Task:
   """Reads a task by its name.
 
   Args:
     name: `'python-docstrings'`: Python signatures to the first lines of
-      their docstrings, from the running Python's standard library.
+      their docstrings, from the running Python's standard library. From
+      files: `'e2e'` (those of Hu et al., else the tables), `'e2e_csv'`
+      (the tables), `'webnlg'`, `'dart'`, `'dart_smoke'`, `'curation'` and
+      `'jsonl'` (your own).
+    input: The folder with the task's files.
+    seed: Chooses the split of `'curation'`, which comes without one.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: `name` is unknown.
+    ValueError: `name` is unknown, or `input` is missing or not of the task's
+      format.
 
   Example:
     >>> load_task('python-docstring')
@@ -36,4 +73,14 @@ def load_task(name: str) -> Task:
     ValueError: task 'python-docstring' is unknown; did you mean \
 'python-docstrings'?
   """
-  return lookup('task', name, _TASKS)()
+  read = lookup('task', name, _TASKS)
+  if name not in _IN_A_FOLDER:
+    return read()
+  if not input:
+    raise ValueError(
+        f'task {name!r} is read from files but no folder is given; set input'
+        ' to the folder that holds them.'
+    )
+  if read is curation:
+    return curation(input, seed)
+  return read(input)

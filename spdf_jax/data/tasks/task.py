@@ -1,10 +1,17 @@
 """A fine-tuning task: pairs of context and target in three splits."""
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
+import logging
 from typing import final
 from typing import NamedTuple
+
+_logger = logging.getLogger(__name__)
+
+SPLITS = ('train', 'validation', 'test')
 
 
 class Pair(NamedTuple):
@@ -19,6 +26,28 @@ class Pair(NamedTuple):
   target: str
 
 
+class Input(NamedTuple):
+  """One input of a task, with every text that would be right for it.
+
+  Attributes:
+    context: The text that is given.
+    references: The texts to compare with.
+    part: What part of its split it belongs to, e.g. `'seen'`; '' for none.
+  """
+
+  context: str
+  references: tuple[str, ...]
+  part: str = ''
+
+
+class Inputs(NamedTuple):
+  """The inputs of each split."""
+
+  train: tuple[Input, ...] = ()
+  validation: tuple[Input, ...] = ()
+  test: tuple[Input, ...] = ()
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -29,20 +58,107 @@ class Task:
     train: Pairs to fine-tune on.
     validation: Pairs to choose by.
     test: Pairs to report on.
+    inputs: What the pairs come from, where inputs have several references;
+      None where each pair is an input of its own.
 
   Example:
     >>> task = Task('toy', (Pair('2 + 2', '4'),), (), ())
     >>> task.train[0].target, len(task.fingerprint)
     ('4', 64)
+    >>> task.inputs_of('train')
+    (Input(context='2 + 2', references=('4',), part=''),)
   """
 
   name: str
   train: tuple[Pair, ...]
   validation: tuple[Pair, ...]
   test: tuple[Pair, ...]
+  inputs: Inputs | None = None
+
+  def inputs_of(self, split: str) -> tuple[Input, ...]:
+    """Returns the inputs of `'train'`, `'validation'` or `'test'`."""
+    if self.inputs is not None:
+      return getattr(self.inputs, split)
+    return tuple(Input(p.context, (p.target,)) for p in getattr(self, split))
 
   @property
   def fingerprint(self) -> str:
-    """SHA-256 over name and pairs, in hexadecimal."""
+    """SHA-256 over name, pairs and inputs, in hexadecimal."""
     facts = [self.name, self.train, self.validation, self.test]
+    if self.inputs is not None:
+      facts.append(self.inputs)
     return hashlib.sha256(json.dumps(facts).encode('utf-8')).hexdigest()
+
+
+def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
+  """Makes a task whose pairs are every input with each of its references.
+
+  Args:
+    name: The name it is known by.
+    inputs: Inputs by split; a missing split is empty. Single inputs without
+      a reference are left out, with a warning.
+
+  Returns:
+    The task.
+
+  Raises:
+    ValueError: No split holds an input, or one has no reference at all.
+
+  Example:
+    >>> task = task_of_inputs('toy', {'train': [Input('2', ('two', 'II'))]})
+    >>> task.train
+    (Pair(context='2', target='two'), Pair(context='2', target='II'))
+  """
+  splits = Inputs(*(
+      tuple(entry for entry in inputs.get(split, ()) if entry.references)
+      for split in SPLITS
+  ))
+  for split, held in zip(SPLITS, splits):
+    bare = len(inputs.get(split, ())) - len(held)
+    if bare and not held:
+      raise ValueError(
+          f'the {bare} inputs of the {split} split of task {name!r} have no'
+          ' reference; use the files with references.'
+      )
+    if bare:
+      _logger.warning(
+          'Left out %d inputs of the %s split of task %s: they have no'
+          ' reference.', bare, split, name,
+      )
+  if not any(splits):
+    raise ValueError(f'task {name!r} holds no input; give its files.')
+  pairs = (
+      tuple(Pair(i.context, text) for i in held for text in i.references)
+      for held in splits
+  )
+  return Task(name, *pairs, inputs=splits)
+
+
+def format_sizes(task: Task) -> str:
+  """Lists how many references and inputs each split has.
+
+  Args:
+    task: What to count.
+
+  Returns:
+    One line for each split and each of its parts.
+
+  Example:
+    >>> print(format_sizes(task_of_inputs('toy', {
+    ...     'test': [Input('2', ('two', 'II'), 'seen')]})))
+    toy         references  inputs
+    train                0       0
+    validation           0       0
+    test                 2       1
+      seen               2       1
+  """
+  lines = [f'{task.name:<10}  references  inputs']
+  for split in SPLITS:
+    held = task.inputs_of(split)
+    parts = sorted({entry.part for entry in held} - {''})
+    for part in (None, *parts):
+      chosen = [e for e in held if part is None or e.part == part]
+      references = sum(len(entry.references) for entry in chosen)
+      label = split if part is None else f'  {part}'
+      lines.append(f'{label:<10}  {references:>10,}  {len(chosen):>6,}')
+  return '\n'.join(lines)

@@ -1,0 +1,428 @@
+"""Files of text to token files: streamed, parallel and resumable."""
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterator
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+import re
+import shutil
+import time
+from typing import Any
+from typing import final
+import zlib
+
+from spdf_jax.data.corpora import Corpus
+from spdf_jax.data.corpora import open_corpus
+from spdf_jax.data.corpora import SPLITS
+from spdf_jax.data.documents import EMPTY
+from spdf_jax.data.documents import list_inputs
+from spdf_jax.data.documents import Piece
+from spdf_jax.data.documents import read_documents
+from spdf_jax.data.documents import Skipped
+from spdf_jax.data.encoding import Batch
+from spdf_jax.data.encoding import encode_batches
+from spdf_jax.data.token_files import adopt_token_file
+from spdf_jax.data.token_files import dtype_of
+from spdf_jax.data.tokenizer_files import open_tokenizer
+from spdf_jax.data.tokenizers import ByteTokenizer
+from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import Tokenizer
+from spdf_jax.data.tokenizers import train_bpe
+
+_RECIPE_VERSION = 1
+_BATCH = 1 << 20  # Characters encoded together.
+_SAVE_EVERY = 1 << 26  # Bytes of text between states on disk.
+_LEARN_FROM = 10**8  # Characters a tokenizer is learned on.
+_FEW = 1000  # Documents before a share of faults means something.
+_PROBE = 1 << 20  # Bytes of a file's ends that tell it from another.
+
+_logger = logging.getLogger(__name__)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Progress:
+  """How far a preparation is.
+
+  Attributes:
+    read: Bytes of text tokenized, of all splits.
+    tokens: Tokens written.
+    files: Input files that are done.
+    total_files: Input files.
+    seconds: Since this process began.
+    skipped: Documents left out, by reason.
+  """
+
+  read: int
+  tokens: int
+  files: int
+  total_files: int
+  seconds: float
+  skipped: dict[str, int]
+
+
+def prepare_files(
+    input: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    field: str = 'text',
+    validation: float = 0.005,
+    test: float = 0.005,
+    max_faults: float = 0.001,
+    workers: int = 1,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> Corpus:
+  """Tokenizes files into a corpus that `open_corpus` opens.
+
+  Each document goes to a split by a hash of its text (of a long one, its
+  beginning) and ends with the end of text. What is done is kept every 64 MB:
+  the same call, after a kill, goes on there and gives the same files.
+
+  Args:
+    input: A file or folder, as `list_inputs` and `read_documents` take it.
+    tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
+      documents, at most the first 10^8 characters), or a path that
+      `open_tokenizer` reads.
+    output: The folder to write; made where missing.
+    field: Which field or column holds the text.
+    validation: Share of documents to validate on.
+    test: Share of documents to test on.
+    max_faults: Largest share of documents that may be faulty (broken UTF-8,
+      not a JSON object, no text) and are left out.
+    workers: Processes that tokenize.
+    report: Called with the progress after every batch.
+
+  Returns:
+    The corpus.
+
+  Raises:
+    ImportError: A library of the extra `prepare` is missing.
+    ValueError: An argument or the input is bad, or `output` holds something
+      else.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'a.jsonl').write_text(
+    ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
+    >>> corpus = prepare_files(folder, tokenizer='bytes',
+    ...     output=folder / 'out', validation=0.1, test=0.1)
+    >>> sum(getattr(corpus, s).description['documents'] for s in SPLITS)
+    100
+  """
+  _check(validation, test, max_faults, workers)
+  output = Path(output).expanduser()
+  files = list_inputs(input)
+  made_from = {
+      'recipe': _RECIPE_VERSION,
+      'corpus': output.name,
+      'inputs': _describe(files, Path(input).expanduser()),
+      'field': field,
+      'shares': {'validation': validation, 'test': test},
+      'tokenizer': _identify(tokenizer),
+  }
+  if (output / 'train.json').exists() and not (output / 'partial').exists():
+    return _already_there(output, made_from)
+  work = _Work(output, made_from)
+  make = lambda: _make_tokenizer(tokenizer, files, field, validation, test)
+  encoder = work.tokenizer(make)
+  end = encoder.end_of_text
+  started = last_saved = time.monotonic()
+  unsaved = 0
+  batches = _batches(
+      files, field, end, validation, test, max_faults, work.state['position']
+  )
+  for batch, encoded in encode_batches(batches, work.tokenizer_path, workers):
+    unsaved += work.append(encoded, batch.position)
+    now = time.monotonic()
+    if unsaved > _SAVE_EVERY or now - last_saved > 30:
+      work.save()
+      unsaved, last_saved = 0, now
+    report(work.progress(len(files), now - started))
+  work.save()
+  return work.finish(encoder)
+
+
+def _check(validation, test, max_faults, workers) -> None:
+  for name, share in (
+      ('validation', validation), ('test', test), ('max_faults', max_faults)
+  ):
+    if not 0 <= share < 1:
+      raise ValueError(f'{name}={share} is no share; give 0 to below 1.')
+  if not 0 < validation + test < 1:
+    raise ValueError(
+        f'validation={validation} and test={test} leave nothing to validate'
+        ' or to train on; give shares of which the sum is above 0 and below 1.'
+    )
+  if workers < 1:
+    raise ValueError(f'workers={workers} is not positive; use 1 or more.')
+
+
+def _describe(files: list[Path], root: Path) -> list[list[Any]]:
+  """Tells inputs apart by names, sizes and both ends of each file."""
+  described = []
+  for file in files:
+    digest, size = hashlib.sha256(), 0
+    for part in sorted(file.glob('*.arrow')) if file.is_dir() else [file]:
+      length = part.stat().st_size
+      size += length
+      with part.open('rb') as opened:
+        digest.update(opened.read(_PROBE))
+        opened.seek(max(length - _PROBE, 0))
+        digest.update(opened.read(_PROBE))
+    name = file.name if file == root else file.relative_to(root).as_posix()
+    described.append([name, size, digest.hexdigest()])
+  return described
+
+
+def _identify(tokenizer: str | os.PathLike[str]) -> str:
+  """Names a tokenizer, whatever machine it lies on."""
+  if _is_word(tokenizer):
+    return str(tokenizer)
+  return open_tokenizer(tokenizer).fingerprint
+
+
+def _is_word(tokenizer: str | os.PathLike[str]) -> bool:
+  return re.fullmatch(r'bytes|bpe-[1-9][0-9]*', str(tokenizer)) is not None
+
+
+def _make_tokenizer(tokenizer, files, field, validation, test) -> Tokenizer:
+  if not _is_word(tokenizer):
+    return open_tokenizer(tokenizer)
+  if tokenizer == 'bytes':
+    return ByteTokenizer()
+
+  def texts() -> Iterator[str]:
+    seen, split = 0, None
+    for file in files:
+      for item in read_documents(file, field=field):
+        if not isinstance(item, Piece):
+          continue
+        if not isinstance(item.content, str):
+          raise ValueError(
+              f'{file} holds tokens, so no tokenizer can be learned on it;'
+              ' give the one that made them.'
+          )
+        split = split or _split_of(item, validation, test)
+        if split == 'train':
+          yield item.content
+          seen += len(item.content)
+        if item.last:
+          split = None
+        if seen > _LEARN_FROM:
+          return
+
+  return train_bpe(texts(), int(str(tokenizer).removeprefix('bpe-')))
+
+
+def _split_of(piece: Piece, validation: float, test: float) -> str:
+  content = piece.content
+  data = content.encode('utf-8') if isinstance(content, str) else (
+      content.tobytes()
+  )
+  place = zlib.crc32(data) / 2**32
+  if place < validation:
+    return 'validation'
+  return 'test' if place < validation + test else 'train'
+
+
+def _batches(
+    files, field, end, validation, test, max_faults, position
+) -> Iterator[Batch]:
+  """Gathers pieces; a batch's position says where the next one begins."""
+  skipped = Counter(position['skipped'])
+  documents, split = position['documents'], position['split']
+  pieces, size, last_skipped = [], 0, None
+  for number in range(position['file'], len(files)):
+    already = position['items'] if number == position['file'] else 0
+    items = read_documents(files[number], field=field, end_of_text=end)
+    for count, item in enumerate(items, start=1):
+      if count <= already:
+        continue
+      if isinstance(item, Skipped):
+        skipped[item.reason] += 1
+        last_skipped = item
+        _check_faults(skipped, documents, max_faults, item, done=False)
+      else:
+        split = split or _split_of(item, validation, test)
+        pieces.append((split, item))
+        size += len(item.content)
+        documents += item.last
+        split = None if item.last else split
+      if size >= _BATCH:
+        yield Batch(pieces, dict(
+            file=number, items=count, skipped=dict(skipped),
+            documents=documents, split=split,
+        ))
+        pieces, size = [], 0
+    yield Batch(pieces, dict(
+        file=number + 1, items=0, skipped=dict(skipped), documents=documents,
+        split=split,
+    ))
+    pieces, size = [], 0
+  _check_faults(skipped, documents, max_faults, last_skipped, done=True)
+
+
+def _check_faults(skipped, documents, max_faults, item, *, done) -> None:
+  faults = {k: n for k, n in skipped.items() if k != EMPTY}
+  bad = sum(faults.values())
+  total = documents + bad
+  if bad > max_faults * total and (done or total >= _FEW):
+    counts = ', '.join(f'{n} {reason}' for reason, n in faults.items())
+    at = f', the last at {item.where}' if item else ''
+    raise ValueError(
+        f'{bad} of {total} documents are faulty ({counts}{at}), more than'
+        f' max_faults={max_faults} allows; mend the input or raise'
+        ' max_faults.'
+    )
+
+
+def _already_there(output: Path, made_from: dict[str, Any]) -> Corpus:
+  corpus = open_corpus(output)
+  found = {
+      k: v for k, v in corpus.train.description['source'].items()
+      if k in made_from
+  }
+  if found != made_from:
+    raise ValueError(
+        f'output={str(output)!r} holds a corpus of other'
+        f' {_differences(found, made_from)}; give another folder, or delete'
+        ' this one.'
+    )
+  return corpus
+
+
+def _differences(found, wanted) -> str:
+  return ' and '.join(k for k in wanted if found.get(k) != wanted[k])
+
+
+class _Work:
+  """A corpus that is being written, in `output/partial`."""
+
+  def __init__(self, output: Path, made_from: dict[str, Any]):
+    self._output, self._made_from = output, made_from
+    self._folder = output / 'partial'
+    self.tokenizer_path = self._folder / 'tokenizer.json'
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise OSError(
+          f'output={str(output)!r} cannot be written ({error}); give another'
+          ' folder.'
+      ) from error
+    self.state = self._read_state()
+    self._files = {}
+
+  def _read_state(self) -> dict[str, Any]:
+    path = self._folder / 'state.json'
+    if not path.exists():
+      splits = {s: dict(size=0, documents=0, bytes=0) for s in SPLITS}
+      position = dict(file=0, items=0, skipped={}, documents=0, split=None)
+      return dict(made_from=self._made_from, splits=splits, position=position)
+    state = json.loads(path.read_bytes())
+    if state['made_from'] != self._made_from:
+      raise ValueError(
+          f'output={str(self._output)!r} holds the beginning of a corpus of'
+          f' other {_differences(state["made_from"], self._made_from)}; give'
+          ' another folder, or delete this one.'
+      )
+    _logger.info(
+        'Going on in %s after %d documents.', self._output,
+        state['position']['documents'],
+    )
+    return state
+
+  def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
+    if not self.tokenizer_path.exists():
+      save_tokenizer(self.tokenizer_path, make())
+    return load_tokenizer(self.tokenizer_path)
+
+  def append(self, encoded, position) -> int:
+    """Adds a batch's tokens; returns the bytes of its text."""
+    for split, result in encoded.items():
+      self._file(split).write(result.data)
+      counts = self.state['splits'][split]
+      counts['size'] += len(result.data)
+      counts['documents'] += result.documents
+      counts['bytes'] += result.num_bytes
+    self.state['position'] = position
+    return sum(result.num_bytes for result in encoded.values())
+
+  def _file(self, split):
+    if split not in self._files:
+      path = self._folder / f'{split}.ids'
+      path.touch()
+      file = path.open('r+b')
+      # What was written after the last state is written again.
+      file.truncate(self.state['splits'][split]['size'])
+      file.seek(0, os.SEEK_END)
+      self._files[split] = file
+    return self._files[split]
+
+  def save(self) -> None:
+    for file in self._files.values():
+      file.flush()
+      os.fsync(file.fileno())
+    temporary = self._folder / '.state.json.tmp'
+    temporary.write_text(json.dumps(self.state), encoding='utf-8')
+    os.replace(temporary, self._folder / 'state.json')
+
+  def progress(self, total_files: int, seconds: float) -> Progress:
+    counts = self.state['splits'].values()
+    vocab_size = getattr(self, '_vocab_size', None)
+    if vocab_size is None:
+      vocab_size = load_tokenizer(self.tokenizer_path).vocab_size
+      self._vocab_size = vocab_size
+    width = int(dtype_of(vocab_size)[-1])
+    return Progress(
+        read=sum(c['bytes'] for c in counts),
+        tokens=sum(c['size'] for c in counts) // width,
+        files=self.state['position']['file'],
+        total_files=total_files,
+        seconds=seconds,
+        skipped=self.state['position']['skipped'],
+    )
+
+  def finish(self, tokenizer: Tokenizer) -> Corpus:
+    moved = [
+        split for split in SPLITS  # Before a kill.
+        if not (self._folder / f'{split}.ids').exists()
+        and (self._output / f'{split}.json').exists()
+    ]
+    for split in SPLITS:
+      if split not in moved:
+        self._file(split).close()
+    counts = self.state['splits']
+    shares = self._made_from['shares'] | {'train': 1}
+    for split in SPLITS:
+      if shares[split] and not counts[split]['documents']:
+        raise ValueError(
+            f'no document of {self.state["position"]["documents"]} came into'
+            f' the {split} split, of which the share is {shares[split]}; give'
+            ' more documents, or other shares and another output.'
+        )
+    save_tokenizer(self._output / 'tokenizer.json', tokenizer)
+    for split in SPLITS:
+      if split in moved:
+        continue
+      adopt_token_file(
+          self._output / split, self._folder / f'{split}.ids',
+          vocab_size=tokenizer.vocab_size,
+          documents=counts[split]['documents'],
+          num_bytes=counts[split]['bytes'],
+          source={
+              **self._made_from,
+              'split': split,
+              'skipped': self.state['position']['skipped'],
+              'tokenizer_fingerprint': tokenizer.fingerprint,
+          },
+      )
+    shutil.rmtree(self._folder)
+    return open_corpus(self._output)

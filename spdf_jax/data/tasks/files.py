@@ -1,0 +1,167 @@
+"""Files of tasks: read whole, and refused with a sentence."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import csv
+import io
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+_logger = logging.getLogger(__name__)
+
+
+def find_files(
+    directory: str | os.PathLike[str], candidates: Mapping[str, Sequence[str]]
+) -> dict[str, Path]:
+  """Finds the file or folder of each split.
+
+  Args:
+    directory: Where to look.
+    candidates: Names for each split, the first that exists is taken.
+
+  Returns:
+    Paths by split; a split without one is left out, with a warning.
+
+  Raises:
+    ValueError: `directory` is none, or has none of the names.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'test.txt').write_text('a||b')
+    >>> find_files(folder, {'test': ['test.csv', 'test.txt']})['test'].name
+    'test.txt'
+  """
+  directory = Path(directory).expanduser()
+  if not directory.is_dir():
+    raise ValueError(
+        f'input={str(directory)!r} is not a folder; give the one with the'
+        " task's files."
+    )
+  found = {}
+  for split, names in candidates.items():
+    paths = [directory / name for name in names if (directory / name).exists()]
+    if paths:
+      found[split] = paths[0]
+  if not found:
+    wanted = ', '.join(name for names in candidates.values() for name in names)
+    raise ValueError(
+        f'input={str(directory)!r} has none of the files {wanted}; give the'
+        " folder with the task's files."
+    )
+  for split in candidates.keys() - found.keys():
+    _logger.warning(
+        'The %s split is empty: %s has none of %s.', split, directory,
+        ', '.join(candidates[split]),
+    )
+  return found
+
+
+def read_text(path: Path) -> str:
+  """Reads UTF-8, with or without a byte order mark.
+
+  Args:
+    path: The file to read.
+
+  Returns:
+    Its text, with newlines as they are.
+
+  Raises:
+    ValueError: It is not UTF-8.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'latin'
+    >>> _ = path.write_bytes('é'.encode('latin-1'))
+    >>> read_text(path)
+    Traceback (most recent call last):
+    ...
+    ValueError: latin is not UTF-8 at byte 0; convert it first.
+  """
+  try:
+    return path.read_bytes().decode('utf-8-sig')
+  except UnicodeDecodeError as error:
+    raise ValueError(
+        f'{path.name} is not UTF-8 at byte {error.start}; convert it first.'
+    ) from error
+
+
+def read_json(path: Path) -> Any:
+  """Reads a JSON file; ValueError names it where it is none."""
+  try:
+    return json.loads(read_text(path))
+  except json.JSONDecodeError as error:
+    raise ValueError(
+        f'{path} is not JSON at line {error.lineno} ({error.msg}); download'
+        ' it again.'
+    ) from error
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (line number, object) of a file of JSON lines, blank ones aside.
+
+  Args:
+    path: The file to read.
+
+  Raises:
+    ValueError: A line is not a JSON object.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'a.jsonl'
+    >>> _ = path.write_text('{"a": 1}')
+    >>> list(read_json_lines(path))
+    [(1, {'a': 1})]
+  """
+  for number, line in enumerate(read_text(path).split('\n'), start=1):
+    if not line.strip():
+      continue
+    try:
+      fields = json.loads(line)
+    except json.JSONDecodeError:
+      fields = None
+    if not isinstance(fields, dict):
+      raise ValueError(
+          f'line {number} of {path} is not a JSON object; write one object'
+          ' on each line.'
+      )
+    yield number, fields
+
+
+def read_table(
+    path: Path, columns: Sequence[str]
+) -> Iterator[dict[str, str]]:
+  """Yields the rows of a CSV file with a header.
+
+  Args:
+    path: The file to read.
+    columns: Those that it has to have.
+
+  Raises:
+    ValueError: A column is missing.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'a.csv'
+    >>> _ = path.write_text('mr,text')
+    >>> list(read_table(path, ['mr', 'ref']))
+    Traceback (most recent call last):
+    ...
+    ValueError: a.csv has no column 'ref' but mr, text; use the file of the \
+task as it was published.
+  """
+  csv.field_size_limit(1 << 30)  # An article may be longer than the default.
+  rows = csv.DictReader(io.StringIO(read_text(path), newline=''))
+  for column in columns:
+    if column not in (rows.fieldnames or ()):
+      raise ValueError(
+          f'{path.name} has no column {column!r} but'
+          f' {", ".join(rows.fieldnames or ["nothing"])}; use the file of the'
+          ' task as it was published.'
+      )
+  for row in rows:
+    yield {column: row[column] or '' for column in columns}

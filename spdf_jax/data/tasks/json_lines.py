@@ -1,0 +1,54 @@
+"""Tasks of one's own, as JSON lines."""
+
+from collections.abc import Iterator
+import os
+from pathlib import Path
+
+from spdf_jax.data.tasks.files import find_files
+from spdf_jax.data.tasks.files import read_json_lines
+from spdf_jax.data.tasks.task import Input
+from spdf_jax.data.tasks.task import SPLITS
+from spdf_jax.data.tasks.task import Task
+from spdf_jax.data.tasks.task import task_of_inputs
+
+
+def json_lines(directory: str | os.PathLike[str]) -> Task:
+  """Reads `train.jsonl`, `validation.jsonl` and `test.jsonl`.
+
+  A line is `{"context": …, "target": …}` or, with several right answers,
+  `{"context": …, "references": […]}`; `"part"` may name a part of a split.
+
+  Args:
+    directory: The folder with the files; a missing one is an empty split.
+
+  Returns:
+    The task.
+
+  Raises:
+    ValueError: There is no such file, or a line is something else.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'train.jsonl').write_text(
+    ...     '{"context": "2 + 2", "target": "4"}')
+    >>> json_lines(folder).train
+    (Pair(context='2 + 2', target='4'),)
+  """
+  files = find_files(directory, {s: [f'{s}.jsonl'] for s in SPLITS})
+  return task_of_inputs('jsonl', {
+      split: list(_read(path)) for split, path in files.items()
+  })
+
+
+def _read(path: Path) -> Iterator[Input]:
+  for number, fields in read_json_lines(path):
+    context, part = fields.get('context'), fields.get('part', '')
+    texts = fields.get('references', [fields.get('target')])
+    strings = isinstance(texts, list) and [context, part, *texts]
+    if not strings or not all(isinstance(text, str) for text in strings):
+      raise ValueError(
+          f'line {number} of {path} is not a context with a target or'
+          ' references, all text; write {"context": …, "target": …}.'
+      )
+    yield Input(context, tuple(texts), part)

@@ -1,0 +1,115 @@
+"""Tokenizers that others have written: files of four formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spdf_jax.data.bpe import bpe_from_parts
+from spdf_jax.data.bpe import END_OF_TEXT
+from spdf_jax.data.library_tokenizers import library_tokenizer
+from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
+from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import Tokenizer
+
+_VOCABULARIES = (('vocab.json', 'merges.txt'), ('encoder.json', 'vocab.bpe'))
+
+
+def open_tokenizer(path: Path | str) -> Tokenizer:
+  """Reads a tokenizer from a file or folder.
+
+  Args:
+    path: A `tokenizer.json` of `tokenizers` or of `save_tokenizer`, a
+      sentencepiece `.model`, or a folder with one of them or with GPT-2's
+      `vocab.json` and `merges.txt` (also `encoder.json` and `vocab.bpe`).
+
+  Returns:
+    The tokenizer. Those of GPT-2 have one fingerprint, whatever the format.
+
+  Raises:
+    ImportError: The library that it needs is not installed.
+    ValueError: There is no tokenizer, or a file is damaged.
+
+  Example:
+    >>> import tempfile
+    >>> from spdf_jax.data.tokenizers import train_bpe
+    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
+    >>> tokenizer = train_bpe(['to be or not'] * 2, vocab_size=258)
+    >>> _ = path.write_text(tokenizer.model.to_str())
+    >>> open_tokenizer(path.parent).fingerprint == tokenizer.fingerprint
+    True
+  """
+  path = Path(path).expanduser()
+  if path.is_dir():
+    path = _file_in(path)
+  try:
+    if path.name in {vocabulary for vocabulary, _ in _VOCABULARIES}:
+      return _read_vocabulary(path)
+    if path.suffix == '.model':
+      return sentencepiece_tokenizer(path.read_bytes())
+    text = path.read_bytes().decode('utf-8')
+    fields = json.loads(text)
+    if 'kind' in fields:
+      return load_tokenizer(path)
+    if _is_gpt2_like(fields):
+      model = fields['model']
+      merges = [
+          merge.split(' ') if isinstance(merge, str) else merge
+          for merge in model['merges']
+      ]
+      return bpe_from_parts(_full_vocabulary(fields), merges)
+    return library_tokenizer(text)
+  except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    raise ValueError(
+        f'tokenizer={str(path)!r} cannot be read ({error}); give a'
+        ' tokenizer.json, a .model of sentencepiece, or a folder with'
+        ' vocab.json and merges.txt.'
+    ) from error
+
+
+def _file_in(folder: Path) -> Path:
+  for name in ('tokenizer.json', *(v for v, _ in _VOCABULARIES)):
+    if (folder / name).exists():
+      return folder / name
+  models = sorted(folder.glob('*.model'))
+  if models:
+    return models[0]
+  raise ValueError(
+      f'tokenizer={str(folder)!r} holds no tokenizer.json, no vocab.json with'
+      ' merges.txt and no .model; give the folder of a tokenizer.'
+  )
+
+
+def _read_vocabulary(path: Path) -> Tokenizer:
+  vocab = json.loads(path.read_bytes())
+  text = (path.parent / dict(_VOCABULARIES)[path.name]).read_bytes()
+  lines = text.decode('utf-8').split('\n')
+  merges = [
+      line.split(' ') for line in lines
+      if line.strip() and not line.startswith('#version')
+  ]
+  return bpe_from_parts(vocab, merges)
+
+
+def _is_gpt2_like(fields: dict[str, Any]) -> bool:
+  """Whether the library's file is what `bpe_from_parts` builds."""
+  pre = fields.get('pre_tokenizer') or {}
+  model = fields['model']
+  others = [t for t in fields.get('added_tokens', ())
+            if t['content'] != END_OF_TEXT]
+  return (
+      model.get('type', 'BPE') == 'BPE'
+      and not others
+      and END_OF_TEXT in _full_vocabulary(fields)
+      and fields.get('normalizer') is None
+      and pre.get('type') == 'ByteLevel'
+      and not pre.get('add_prefix_space')
+      and pre.get('use_regex', True)
+      and not model.get('byte_fallback')
+      and not model.get('ignore_merges')
+      and model.get('unk_token') in (None, END_OF_TEXT)
+  )
+
+
+def _full_vocabulary(fields: dict[str, Any]) -> dict[str, int]:
+  added = {t['content']: t['id'] for t in fields.get('added_tokens', ())}
+  return {**fields['model']['vocab'], **added}

@@ -1,0 +1,219 @@
+"""EleutherAI's harness (lm-eval) on our models, without PyTorch."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from spdf_jax.data import Tokenizer
+from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.generation import generate
+from spdf_jax.evaluation.likelihood import Continuation
+from spdf_jax.evaluation.likelihood import rolling_windows
+from spdf_jax.evaluation.likelihood import score_continuations
+from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.extras import require
+
+_STRETCH = 32  # Tokens generated before the first look for a stop.
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """The model that the harness is to measure.
+
+  Attributes:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
+    params: The model's parameters.
+    tokenizer: Makes its tokens.
+    length: Most tokens that it sees at once.
+    decoder: What generates, e.g. `CachedModel(model)`; None: no tasks that
+      generate.
+    batch_tokens: Tokens of a batch.
+  """
+
+  apply_fn: ApplyFn
+  params: Any
+  tokenizer: Tokenizer
+  length: int
+  decoder: Decoder | None = None
+  batch_tokens: int = 4096
+
+
+def harness_model(subject: Subject) -> Any:
+  """Makes a model of the harness, a `lm_eval.api.model.TemplateLM`.
+
+  It scores in batches of few shapes (`score_continuations`) and generates
+  greedily. Contexts are cut on the left. It is one process: to use several
+  devices, shard inside `apply_fn`.
+
+  Args:
+    subject: What to measure.
+
+  Returns:
+    What `lm_eval.simple_evaluate(model=…)` takes.
+
+  Raises:
+    ImportError: lm-eval is not installed.
+  """
+  return _model_class()(subject)
+
+
+@functools.cache
+def _model_class() -> type:
+  base = require('lm_eval.api.model', 'harness').TemplateLM
+  return type('SpdfModel', (_Methods, base), {})
+
+
+class _Methods:
+  """What the harness asks of a model."""
+
+  def __init__(self, subject: Subject):
+    super().__init__()
+    self.subject = subject
+
+  @property
+  def eot_token_id(self) -> int:
+    return self.subject.tokenizer.end_of_text
+
+  @property
+  def tokenizer_name(self) -> str:
+    return self.subject.tokenizer.fingerprint
+
+  def tok_encode(
+      self, string: str, add_special_tokens: bool | None = None, **kwargs
+  ) -> list[int]:
+    del add_special_tokens, kwargs
+    return self.subject.tokenizer.encode(string)
+
+  def _loglikelihood_tokens(
+      self, requests: Sequence[Any], **kwargs
+  ) -> list[tuple[float, bool]]:
+    del kwargs
+    scores = self._score([
+        # Where a context is empty after all, the end of text stands for it.
+        Continuation(context or [self.eot_token_id], target)
+        for _, context, target in requests
+    ])
+    results = [(score.log_probability, score.greedy) for score in scores]
+    for (key, _, _), result in zip(requests, results):
+      if key is not None:
+        self.cache_hook.add_partial('loglikelihood', key, result)
+    return results
+
+  def loglikelihood_rolling(
+      self, requests: Sequence[Any], disable_tqdm: bool = False
+  ) -> list[float]:
+    del disable_tqdm
+    texts = [request.args[0] for request in requests]
+    windows = [
+        rolling_windows(
+            self.tok_encode(text), self.eot_token_id, self.subject.length
+        )
+        for text in texts
+    ]
+    scores = iter(self._score([w for group in windows for w in group]))
+    results = [
+        sum(next(scores).log_probability for _ in group) for group in windows
+    ]
+    for text, result in zip(texts, results):
+      self.cache_hook.add_partial('loglikelihood_rolling', (text,), result)
+    return results
+
+  def generate_until(
+      self, requests: Sequence[Any], disable_tqdm: bool = False
+  ) -> list[str]:
+    del disable_tqdm
+    if self.subject.decoder is None:
+      raise ValueError(
+          'the task generates, but the subject has no decoder; give one, e.g.'
+          ' CachedModel(model).'
+      )
+    groups = {}
+    for number, request in enumerate(requests):
+      stops, most = _settings(request.args[1])
+      groups.setdefault((stops, most), []).append(number)
+    results = [''] * len(requests)
+    for (stops, most), numbers in groups.items():
+      texts = self._generate(
+          [requests[i].args[0] for i in numbers], stops, most
+      )
+      for i, text in zip(numbers, texts):
+        results[i] = text
+        self.cache_hook.add_partial('generate_until', requests[i].args, text)
+    return results
+
+  def _score(self, continuations: Sequence[Continuation]):
+    return score_continuations(
+        self.subject.apply_fn,
+        self.subject.params,
+        continuations,
+        length=self.subject.length,
+        batch_tokens=self.subject.batch_tokens,
+    )
+
+  def _generate(
+      self, contexts: Sequence[str], stops: tuple[str, ...], most: int
+  ) -> list[str]:
+    """Continues texts until each has come to a stop, in growing stretches."""
+    length, tokenizer = self.subject.length, self.subject.tokenizer
+    most = min(most, length - 1)
+    prompts = [
+        (self.tok_encode(text) or [self.eot_token_id])[-(length - most):]
+        for text in contexts
+    ]
+    made = [[] for _ in prompts]
+    going = list(range(len(prompts)))
+    start, count = 0, min(_STRETCH, most)
+    while going:
+      for width, numbers in _by_width(going, prompts, length).items():
+        stretches = generate(
+            self.subject.decoder,
+            self.subject.params,
+            [prompts[i] + made[i] for i in numbers],
+            max_new_tokens=count,
+            end_of_text=self.eot_token_id,
+            batch_size=max(self.subject.batch_tokens // width, 1),
+            length=length,
+        )
+        for i, stretch in zip(numbers, stretches):
+          made[i] += stretch
+          ended = len(stretch) < count
+          if ended or _cut(tokenizer.decode(made[i]), stops)[1]:
+            going.remove(i)
+      start += count
+      # Each stretch is a shape to compile: twice as long as all before.
+      count = min(2 * start, most - start)
+      if not count:
+        break
+    return [_cut(tokenizer.decode(tokens), stops)[0] for tokens in made]
+
+
+def _by_width(
+    going: Sequence[int], prompts: Sequence[Sequence[int]], length: int
+) -> Mapping[int, list[int]]:
+  widths = {}
+  for i in going:
+    width = min(1 << (len(prompts[i]) - 1).bit_length(), length)
+    widths.setdefault(max(width, _STRETCH), []).append(i)
+  return widths
+
+
+def _settings(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+  """Reads what a task asks of generation; only greedy is done."""
+  if given.get('do_sample') or given.get('temperature'):
+    raise ValueError(
+        f'generation settings {dict(given)} ask for sampling; set do_sample to'
+        ' false and temperature to 0.'
+    )
+  stops = given.get('until') or ()
+  stops = (stops,) if isinstance(stops, str) else tuple(stops)
+  most = given.get('max_gen_toks', given.get('max_tokens', 256))
+  return tuple(stop for stop in stops if stop), int(most)
+
+
+def _cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+  """Returns text up to the first stop, and whether there is one."""
+  places = [text.find(stop) for stop in stops]
+  places = [place for place in places if place >= 0]
+  return (text[:min(places)], True) if places else (text, False)

@@ -1,0 +1,168 @@
+"""LAMBADA: the last word of a passage, by two protocols."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from spdf_jax.data import Tokenizer
+from spdf_jax.evaluation.likelihood import Continuation
+from spdf_jax.evaluation.likelihood import score_continuations
+from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.names import lookup
+
+
+def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+  """Reads passages and their last words.
+
+  Args:
+    path: JSON lines, each with `text`, or with `context` and `continuation`.
+
+  Returns:
+    (passage without its last word, last word) of each.
+
+  Raises:
+    ValueError: A line has neither, or a text has a single word.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'lambada.jsonl'
+    >>> _ = path.write_text('{"text": "Say hello"}')
+    >>> read_lambada(path)
+    [('Say', 'hello')]
+  """
+  passages = []
+  lines = Path(path).read_text('utf-8').split('\n')
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    try:
+      fields = json.loads(line)
+      if 'text' in fields:
+        context, space, word = fields['text'].rpartition(' ')
+      else:
+        context, space, word = fields['context'], ' ', fields['continuation']
+      sound = bool(context and space and word)
+    except (ValueError, KeyError, TypeError, AttributeError):
+      sound = False
+    if not sound:
+      raise ValueError(
+          f'line {number} of {path} is no passage of LAMBADA; write'
+          ' {"text": …} with two words or more.'
+      )
+    passages.append((context, word))
+  return passages
+
+
+def last_word(
+    tokenizer: Tokenizer, context: str, word: str
+) -> Continuation:
+  """Targets all tokens of the last word, as EleutherAI's harness does.
+
+  Args:
+    tokenizer: Makes the tokens.
+    context: The passage without its last word.
+    word: That word.
+
+  Returns:
+    Context and target.
+
+  Example:
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> last_word(ByteTokenizer(), 'a', 'bc')
+    Continuation(context=[97], target=[32, 98, 99])
+  """
+  given = tokenizer.encode(context)
+  whole = tokenizer.encode(f'{context} {word}')
+  return Continuation(given, whole[len(given):])
+
+
+def last_token(
+    tokenizer: Tokenizer, context: str, word: str
+) -> Continuation:
+  """Targets the last token only, as Megatron-LM does unless it is strict.
+
+  Args:
+    tokenizer: Makes the tokens.
+    context: The passage without its last word.
+    word: That word.
+
+  Returns:
+    Context and target.
+
+  Example:
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> last_token(ByteTokenizer(), 'a', 'bc')
+    Continuation(context=[97, 32, 98], target=[99])
+  """
+  whole = tokenizer.encode(f'{context} {word}')
+  return Continuation(whole[:-1], whole[-1:])
+
+
+LAMBADA_PROTOCOLS = {
+    'lambada_last_word': last_word,
+    'lambada_megatron': last_token,
+}
+"""What is predicted, by the name of the protocol."""
+
+
+def score_lambada(
+    apply_fn: ApplyFn,
+    params: Any,
+    passages: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer,
+    *,
+    protocol: str = 'lambada_last_word',
+    length: int,
+    batch_tokens: int = 4096,
+) -> Mapping[str, Any]:
+  """Measures how often greedy decoding finds the last word.
+
+  Args:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
+    params: The model's parameters.
+    passages: From `read_lambada`.
+    tokenizer: The model's.
+    protocol: `'lambada_last_word'` or `'lambada_megatron'`.
+    length: Most tokens that the model sees at once.
+    batch_tokens: Tokens of a batch.
+
+  Returns:
+    `protocol`, `accuracy` (0 to 1), `perplexity` of targets (the exponential
+    of their mean negative log probability, per target) and `items`.
+
+  Raises:
+    ValueError: The protocol is unknown, or there is no passage.
+
+  Source: Paperno et al. 2016, "The LAMBADA dataset".
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (257,))
+    >>> scores = score_lambada(
+    ...     uniform, None, [('Say', 'a')], ByteTokenizer(), length=16,
+    ...     protocol='lambada_megatron')
+    >>> scores['accuracy'], round(scores['perplexity'], 2)
+    (0.0, 257.0)
+  """
+  target_of = lookup('protocol', protocol, LAMBADA_PROTOCOLS)
+  if not passages:
+    raise ValueError('passages is empty; give at least one.')
+  scores = score_continuations(
+      apply_fn,
+      params,
+      [target_of(tokenizer, *passage) for passage in passages],
+      length=length,
+      batch_tokens=batch_tokens,
+  )
+  mean = sum(score.log_probability for score in scores) / len(scores)
+  return {
+      'protocol': protocol,
+      'accuracy': sum(score.greedy for score in scores) / len(scores),
+      'perplexity': math.exp(min(-mean, 700.0)),
+      'items': len(scores),
+  }

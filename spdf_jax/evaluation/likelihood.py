@@ -1,0 +1,168 @@
+"""Likelihood of continuations, in batches of few shapes."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.evaluation.perplexity import ApplyFn
+
+_SHORTEST = 32  # Tokens of the narrowest batch.
+
+
+class Continuation(NamedTuple):
+  """What to score.
+
+  Attributes:
+    context: Token ids that are given, at least one.
+    target: Token ids that are scored.
+  """
+
+  context: Sequence[int]
+  target: Sequence[int]
+
+
+class Likelihood(NamedTuple):
+  """How a model likes a continuation.
+
+  Attributes:
+    log_probability: Sum over the target's tokens, in nats.
+    greedy: Whether each token of the target is the likeliest at its place.
+  """
+
+  log_probability: float
+  greedy: bool
+
+
+def score_continuations(
+    apply_fn: ApplyFn,
+    params: Any,
+    continuations: Sequence[Continuation],
+    *,
+    length: int,
+    batch_tokens: int = 4096,
+) -> list[Likelihood]:
+  """Scores continuations of any lengths.
+
+  They are sorted by length and padded on the right to powers of two, so that
+  at most `log2(length)` shapes are compiled. Contexts are cut on the left to
+  what the model can see.
+
+  Args:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, causal; hashable, and
+      best the same object each time.
+    params: The model's parameters.
+    continuations: What to score.
+    length: Most tokens that the model sees at once.
+    batch_tokens: Tokens of a batch, which bounds the logits in memory.
+
+  Returns:
+    One likelihood for each continuation, in their order.
+
+  Raises:
+    ValueError: A context is empty, or a target longer than `length`.
+
+  Example:
+    >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (4,))
+    >>> scores = score_continuations(
+    ...     uniform, None, [Continuation([1], [0, 0])], length=8)
+    >>> round(float(np.exp(scores[0].log_probability)), 4), scores[0].greedy
+    (0.0625, True)
+  """
+  for number, (context, target) in enumerate(continuations):
+    if not len(context):
+      raise ValueError(
+          f'context {number} is empty; begin it with the end of text.'
+      )
+    if len(target) > length:
+      raise ValueError(
+          f'target {number} has {len(target)} tokens and the model sees'
+          f' {length}; score it in windows.'
+      )
+  scores: list[Likelihood | None] = [None] * len(continuations)
+  for chosen, batch in _batches(continuations, length, batch_tokens):
+    sums_B, greedy_B = jax.device_get(_score(apply_fn, params, *batch))
+    for row, number in enumerate(chosen):
+      scores[number] = Likelihood(float(sums_B[row]), bool(greedy_B[row]))
+  return scores
+
+
+def rolling_windows(
+    tokens: Sequence[int], first: int, length: int
+) -> list[Continuation]:
+  """Cuts a text so that each token is a target once, seeing what it can.
+
+  Args:
+    tokens: Token ids of the text.
+    first: The id that the first one follows, e.g. the end of text.
+    length: Most tokens that the model sees at once.
+
+  Returns:
+    Windows as EleutherAI's harness takes them: of `length` targets, the
+    last one's context filled up from before.
+
+  Example:
+    >>> rolling_windows([0, 1, 2, 3, 4], first=9, length=4)
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [Continuation(context=[9], target=[0, 1, 2, 3]),
+     Continuation(context=[0, 1, 2, 3], target=[4])]
+  """
+  tokens = [first, *tokens]
+  windows = []
+  for start in range(1, len(tokens), length):
+    target = tokens[start:start + length]
+    context = tokens[max(start + len(target) - 1 - length, 0):start]
+    windows.append(Continuation(context, target))
+  return windows
+
+
+def _batches(
+    continuations: Sequence[Continuation], length: int, batch_tokens: int
+) -> Iterator[tuple[list[int], tuple[np.ndarray, ...]]]:
+  sizes = [
+      min(len(context) + len(target) - 1, length)
+      for context, target in continuations
+  ]
+  widths = [_width(size, length) for size in sizes]
+  order = sorted(range(len(sizes)), key=lambda i: (widths[i], sizes[i]))
+  start = 0
+  while start < len(order):
+    width = widths[order[start]]
+    rows = max(batch_tokens // width, 1)
+    chosen = [
+        i for i in order[start:start + rows] if widths[i] == width
+    ]
+    start += len(chosen)
+    inputs = np.zeros((rows, width), np.int32)
+    targets = np.zeros((rows, width), np.int32)
+    scored = np.zeros((rows, width), bool)
+    for row, i in enumerate(chosen):
+      context, target = continuations[i]
+      ids = np.array([*context, *target][-sizes[i] - 1:], np.int32)
+      inputs[row, :sizes[i]] = ids[:-1]
+      targets[row, :sizes[i]] = ids[1:]
+      scored[row, sizes[i] - len(target):sizes[i]] = True
+    yield chosen, (inputs, targets, scored)
+
+
+def _width(size: int, length: int) -> int:
+  return min(max(_SHORTEST, 1 << max(size - 1, 0).bit_length()), length)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score(apply_fn, params, inputs_BxL, targets_BxL, scored_BxL):
+  logits_BxLxV = apply_fn(params, inputs_BxL).astype(jnp.float32)
+  chosen_BxL = jnp.take_along_axis(
+      logits_BxLxV, targets_BxL[..., None], axis=-1
+  )[..., 0]
+  log_BxL = chosen_BxL - jax.nn.logsumexp(logits_BxLxV, axis=-1)
+  best_BxL = jnp.argmax(logits_BxLxV, axis=-1) == targets_BxL
+  return (
+      jnp.where(scored_BxL, log_BxL, 0.0).sum(axis=1),
+      jnp.all(best_BxL | ~scored_BxL, axis=1),
+  )

@@ -1,0 +1,39 @@
+"""chrF++: character and word n-grams, by sacrebleu."""
+
+from collections.abc import Sequence
+
+from spdf_jax.evaluation.metrics.segments import streams
+from spdf_jax.evaluation.metrics.segments import without_empty
+from spdf_jax.extras import require
+
+
+def chrf_plus_plus(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> float:
+  """Scores by chrF++: 6 character and 2 word orders, β = 2.
+
+  References without a word are left out.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: For each hypothesis its references.
+
+  Returns:
+    The score of the corpus, 0 to 1.
+
+  Raises:
+    ImportError: sacrebleu is not installed.
+
+  Source: Popović 2017, "chrF++: words helping character n-grams".
+
+  Example:
+    >>> chrf_plus_plus(['Return the name.'], [['', 'Return the name.']])
+    1.0
+  """
+  metric = require('sacrebleu', 'eval').CHRF(
+      word_order=2, eps_smoothing=True  # The averages of chrF++.py.
+  )
+  result = metric.corpus_score(
+      list(hypotheses), streams(without_empty(references))
+  )
+  return float(result.score) / 100.0

@@ -1,0 +1,94 @@
+"""METEOR 1.5, by its authors' Java program."""
+
+from collections.abc import Sequence
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import tempfile
+
+
+def why_no_meteor(jar: str | os.PathLike[str] | None) -> str | None:
+  """Says what METEOR lacks; nothing else computes the same number.
+
+  Args:
+    jar: Path of `meteor-1.5.jar`, with `data/paraphrase-en.gz` beside it.
+
+  Returns:
+    One sentence, or None where METEOR can run.
+
+  Example:
+    >>> why_no_meteor(None)
+    'METEOR needs its Java program: give the path of meteor-1.5.jar.'
+  """
+  if not jar:
+    return 'METEOR needs its Java program: give the path of meteor-1.5.jar.'
+  jar = Path(jar)
+  for path in (jar, jar.parent / 'data' / 'paraphrase-en.gz'):
+    if not path.is_file():
+      return f'METEOR needs {path}, which is missing.'
+  if shutil.which('java') is None:
+    return 'METEOR needs `java`, which is not on the path.'
+  return None
+
+
+def meteor(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    jar: str | os.PathLike[str],
+) -> float:
+  """Scores by METEOR 1.5, English, normalized (`-l en -norm -r N`).
+
+  Args:
+    hypotheses: One generation for each input.
+    references: For each hypothesis its references; missing ones count as
+      empty lines, which change nothing.
+    jar: Path of `meteor-1.5.jar`.
+
+  Returns:
+    The final score, 0 to 1.
+
+  Raises:
+    RuntimeError: The program cannot run, or fails.
+
+  Source: Denkowski and Lavie 2014, "Meteor Universal".
+
+  Example:
+    >>> meteor(['a'], [['a']], jar='missing.jar')
+    Traceback (most recent call last):
+    ...
+    RuntimeError: METEOR needs missing.jar, which is missing.
+  """
+  reason = why_no_meteor(jar)
+  if reason:
+    raise RuntimeError(reason)
+  count = max(map(len, references))
+  padded = (
+      reference
+      for group in references
+      for reference in [*group, *[''] * (count - len(group))]
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    found, wanted = Path(folder, 'hypotheses'), Path(folder, 'references')
+    _write_lines(found, hypotheses)
+    _write_lines(wanted, padded)
+    done = subprocess.run(
+        ['java', '-Xmx2G', '-jar', str(Path(jar)), str(found), str(wanted),
+         '-l', 'en', '-norm', '-r', str(count)],
+        capture_output=True, text=True, check=False,
+    )
+  last = done.stdout.strip().rpartition('\n')[2]
+  if done.returncode or not last.startswith('Final score:'):
+    raise RuntimeError(
+        f'METEOR failed with status {done.returncode}: '
+        f'{(done.stderr or done.stdout).strip()[-300:]}'
+    )
+  return float(last.split()[-1])
+
+
+def _write_lines(path: Path, texts) -> None:
+  # A line break within a text would shift all that follow.
+  with path.open('w', encoding='utf-8') as file:
+    for text in texts:
+      file.write(' '.join(text.split()) + '\n')

@@ -1,0 +1,197 @@
+"""Protocols: which numbers a published table means, by name."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import os
+from typing import NamedTuple
+
+from spdf_jax.evaluation.metrics import bleu
+from spdf_jax.evaluation.metrics import nist
+from spdf_jax.evaluation.metrics import ter
+from spdf_jax.evaluation.metrics import words
+from spdf_jax.evaluation.metrics.chrf import chrf_plus_plus
+from spdf_jax.evaluation.metrics.cider import cider
+from spdf_jax.evaluation.metrics.meteor import meteor
+from spdf_jax.evaluation.metrics.meteor import why_no_meteor
+from spdf_jax.evaluation.metrics.rouge_l import rouge_l
+from spdf_jax.evaluation.metrics.segments import group_references
+from spdf_jax.evaluation.metrics.segments import References
+from spdf_jax.names import lookup
+
+Metric = Callable[[list[str], list[list[str]]], float]
+Prepare = Callable[[str], str]
+
+
+class Scores(NamedTuple):
+  """What a protocol says about generations.
+
+  Attributes:
+    protocol: The protocol's name, to be told beside every number.
+    values: Scores by metric; None where a metric could not be computed.
+    reasons: Why not, by metric.
+  """
+
+  protocol: str
+  values: dict[str, float | None]
+  reasons: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+  """How texts are prepared, and what each metric then is.
+
+  Attributes:
+    prepare: Applied to every hypothesis and reference.
+    metrics: Those of the official script, by name.
+    pick: Chooses and pads the references of a segment.
+    words: What METEOR sees of a prepared text.
+  """
+
+  prepare: Prepare
+  metrics: Mapping[str, Metric | None]
+  pick: Callable[[list[str]], list[str]] = list
+  words: Prepare = lambda text: text
+
+
+def _caption_text(text: str) -> str:
+  return ' '.join(words.caption_words(text))
+
+
+def _on_treebank_words(metric: Metric) -> Metric:
+  """Computes a metric on nltk's tokens, as GenerationEval does."""
+  split = words.treebank_words
+
+  def on_words(hypotheses, references):
+    return metric(
+        [split(text) for text in hypotheses],
+        [[split(text) for text in group] for group in references],
+    )
+
+  return on_words
+
+
+def _padded_with_first(references: list[str], count: int) -> list[str]:
+  return (references + references[:1] * count)[:count]
+
+
+def _padded_with_empty(references: list[str], count: int) -> list[str]:
+  return (references + [''] * count)[:count]
+
+
+# METEOR is a program of the user's; its place in the order is kept by None.
+_E2E = dict(
+    bleu=bleu.mteval_bleu, nist=nist.nist, meteor=None, rouge_l=rouge_l,
+    cider=cider,
+)
+_TRIPLES = dict(bleu=bleu.multi_bleu, meteor=None, ter=ter.ter)
+_GENERATION_EVAL = {
+    'bleu': bleu.multi_bleu_detok,
+    'meteor': None,
+    'chrf++': chrf_plus_plus,
+    'ter_segment_minima': _on_treebank_words(ter.ter_segment_minima),
+}
+_EVERY = {
+    **_E2E, 'ter': ter.ter, 'ter_segment_minima': ter.ter_segment_minima,
+    'chrf++': chrf_plus_plus,
+}
+
+PROTOCOLS: Mapping[str, Protocol] = {
+    # The E2E challenge's measure_scores.py on the raw references.
+    'e2e_raw': Protocol(lambda text: text, _E2E, words=_caption_text),
+    # The same with -p, on the tokenized references of Hu et al.
+    'lora_e2e': Protocol(
+        lambda text: text, _E2E | dict(nist=nist.nist_python),
+        words=_caption_text,
+    ),
+    # The WebNLG 2017 challenge: ASCII, three references.
+    'webnlg17': Protocol(
+        lambda text: words.split_at_non_words(
+            words.fold_to_ascii(text.lower())
+        ),
+        _TRIPLES,
+        pick=functools.partial(_padded_with_empty, count=3),
+    ),
+    # GenerationEval of WebNLG 2020, on six references of Hu et al.
+    'lora_webnlg': Protocol(
+        lambda text: words.split_at_non_words(text.lower()),
+        _GENERATION_EVAL,
+        pick=functools.partial(_padded_with_first, count=6),
+        words=words.treebank_words,
+    ),
+    # The script of DART's authors: three references.
+    'dart': Protocol(
+        lambda text: words.split_at_non_words(text).lower(),
+        _TRIPLES,
+        pick=functools.partial(_padded_with_empty, count=3),
+    ),
+    # GenerationEval of WebNLG 2020 on texts as they are.
+    'generation_eval': Protocol(
+        lambda text: text, _GENERATION_EVAL, words=words.treebank_words,
+    ),
+}
+"""Protocols by name; scores of different protocols do not compare."""
+
+
+def score_texts(
+    hypotheses: Sequence[str],
+    references: References,
+    protocol: str,
+    *,
+    metrics: Sequence[str] | None = None,
+    meteor_jar: str | os.PathLike[str] | None = None,
+) -> Scores:
+  """Scores generations as an official script does.
+
+  BLEU is in percent; every other metric has the scale its script prints.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: For each hypothesis one reference or several of them, as the
+      data has them; the protocol tokenizes and pads.
+    protocol: A name of `PROTOCOLS`.
+    metrics: Which metrics; None are those of the official script. Others
+      are computed on the texts that the protocol prepares.
+    meteor_jar: Path of `meteor-1.5.jar`; without it `'meteor'` is None.
+
+  Returns:
+    The scores, with the protocol's name.
+
+  Raises:
+    ImportError: sacrebleu or nltk is not installed.
+    ValueError: A name is unknown, lengths differ, or a reference is missing.
+
+  Example:
+    >>> scores = score_texts(['A b c d.'], ['a b c d.'], 'e2e_raw')
+    >>> scores.protocol, round(scores.values['bleu'], 2)
+    ('e2e_raw', 100.0)
+    >>> scores.values['meteor'], scores.reasons['meteor']
+    (None, 'METEOR needs its Java program: give the path of meteor-1.5.jar.')
+  """
+  rules = lookup('protocol', protocol, PROTOCOLS)
+  known = {**_EVERY, **rules.metrics}
+  names = list(rules.metrics) if metrics is None else list(metrics)
+  for name in names:
+    lookup('metric', name, known)
+  groups = group_references(hypotheses, references)
+  texts = [rules.prepare(text) for text in hypotheses]
+  groups = [
+      rules.pick([rules.prepare(text) for text in group]) for group in groups
+  ]
+  values, reasons = {}, {}
+  for name in names:
+    if name != 'meteor':
+      values[name] = known[name](texts, groups)
+      continue
+    reason = why_no_meteor(meteor_jar)
+    if reason:
+      values[name], reasons[name] = None, reason
+    else:
+      values[name] = meteor(
+          [rules.words(text) for text in texts],
+          [[rules.words(text) for text in group] for group in groups],
+          jar=meteor_jar,
+      )
+  return Scores(protocol, values, reasons)

@@ -1,0 +1,146 @@
+"""WikiText: perplexity per word of the original text."""
+
+from collections.abc import Mapping
+import math
+import re
+from typing import Any
+
+from spdf_jax.data import Tokenizer
+from spdf_jax.evaluation.likelihood import Continuation
+from spdf_jax.evaluation.likelihood import score_continuations
+from spdf_jax.evaluation.perplexity import ApplyFn
+
+
+def detokenize_wikitext(text: str) -> str:
+  """Undoes WikiText's tokenization, with the rules of Megatron-LM.
+
+  Args:
+    text: The text of a `.tokens` file.
+
+  Returns:
+    Text as people write it, headings in a row of equals signs.
+
+  Source: Shoeybi et al. 2019, "Megatron-LM", appendix E.
+
+  Example:
+    >>> detokenize_wikitext('He had 1 @,@ 000 songs ( of " note " ) , all')
+    'He had 1,000 songs (of "note"), all'
+  """
+  text = text.replace("s '", "s'")
+  for mark in '-,.':
+    text = text.replace(f' @{mark}@ ', mark)
+  for mark in ':;.!?,':
+    text = text.replace(f' {mark} ', f'{mark} ')
+  text = re.sub(r'\(\s*([^\)]*?)\s*\)', r'(\1)', text)
+  text = re.sub(r'\[\s*([^\]]*?)\s*\]', r'[\1]', text)
+  text = re.sub(r'{\s*([^}]*?)\s*}', r'{\1}', text)
+  text = re.sub(r'"\s*([^"]*?)\s*"', r'"\1"', text)
+  text = re.sub(r"'\s*([^']*?)\s*'", r"'\1'", text)
+  for old, new in (
+      ('= = = =', '===='), ('= = =', '==='), ('= =', '=='), (' ° ', '°'),
+      (' \n', '\n'), ('\n ', '\n'), (' N ', ' 1 '), (" 's", "'s"),
+  ):
+    text = text.replace(old, new)
+  return text
+
+
+def overlapping_windows(
+    tokens: list[int], length: int, stride: int
+) -> list[Continuation]:
+  """Cuts a text into windows that begin every `stride` tokens.
+
+  Every token but the first is a target once, in the first window that holds
+  it.
+
+  Args:
+    tokens: Token ids of the text.
+    length: Targets of a window, most that the model sees at once.
+    stride: Tokens from one window to the next, at most `length`.
+
+  Returns:
+    The windows.
+
+  Raises:
+    ValueError: `stride` is not from 1 to `length`.
+
+  Example:
+    >>> overlapping_windows([0, 1, 2, 3, 4], length=3, stride=1)
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [Continuation(context=[0], target=[1, 2, 3]),
+     Continuation(context=[1, 2, 3], target=[4])]
+  """
+  if not 1 <= stride <= length:
+    raise ValueError(
+        f'stride={stride} is not from 1 to length={length}; choose it so.'
+    )
+  windows, done, start = [], 1, 0
+  while done < len(tokens):
+    end = min(start + length + 1, len(tokens))
+    windows.append(Continuation(tokens[start:done], tokens[done:end]))
+    start, done = start + stride, end
+  return windows
+
+
+def adjusted_perplexity(
+    apply_fn: ApplyFn,
+    params: Any,
+    text: str,
+    tokenizer: Tokenizer,
+    *,
+    length: int,
+    stride: int = 32,
+    batch_tokens: int = 4096,
+) -> Mapping[str, Any]:
+  """Measures perplexity per word of the tokenized original.
+
+  `exp(loss (T - 1) / (W - 1))`, with the mean loss of T tokens of the
+  detokenized text and the W words of the original: 245,566 words and, for
+  GPT-2's tokenizer, 278,365 tokens of WikiText-103's test split. The
+  harness' task `wikitext` is another number.
+
+  Args:
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
+    params: The model's parameters.
+    text: The text of `wiki.test.tokens`.
+    tokenizer: The model's.
+    length: Most tokens that the model sees at once.
+    stride: Tokens from one window to the next; 32 in Megatron-LM.
+    batch_tokens: Tokens of a batch.
+
+  Returns:
+    `protocol`, `adjusted_perplexity`, `loss` (nats per token), `tokens` and
+    `words`.
+
+  Raises:
+    ValueError: The text has less than two words, or `stride` does not fit.
+
+  Source: Shoeybi et al. 2019, "Megatron-LM", section 5.3 and appendix E.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (257,))
+    >>> scores = adjusted_perplexity(
+    ...     uniform, None, 'a b c', ByteTokenizer(), length=4, stride=2)
+    >>> round(scores['adjusted_perplexity'])  # 4 times log 257 over 2 words
+    66049
+  """
+  words = len(text.strip().split(' '))
+  tokens = tokenizer.encode(detokenize_wikitext(text))
+  if words < 2 or len(tokens) < 2:
+    raise ValueError(f'text has {words} words; give two or more.')
+  scores = score_continuations(
+      apply_fn,
+      params,
+      overlapping_windows(tokens, length, stride),
+      length=length,
+      batch_tokens=batch_tokens,
+  )
+  nats = -sum(score.log_probability for score in scores)
+  return {
+      'protocol': 'wikitext_megatron',
+      'adjusted_perplexity': math.exp(min(nats / (words - 1), 700.0)),
+      'loss': nats / (len(tokens) - 1),
+      'tokens': len(tokens),
+      'words': words,
+  }

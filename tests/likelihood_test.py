@@ -1,0 +1,230 @@
+"""Continuations, LAMBADA and WikiText against one unbatched computation."""
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from real_data import data_path
+
+from spdf_jax import models
+from spdf_jax.data import ByteTokenizer
+from spdf_jax.data import open_tokenizer
+from spdf_jax.data import train_bpe
+from spdf_jax.evaluation import adjusted_perplexity
+from spdf_jax.evaluation import Continuation
+from spdf_jax.evaluation import read_lambada
+from spdf_jax.evaluation import score_continuations
+from spdf_jax.evaluation import score_lambada
+from spdf_jax.evaluation.lambada import last_token
+from spdf_jax.evaluation.lambada import last_word
+from spdf_jax.evaluation.likelihood import rolling_windows
+from spdf_jax.evaluation.wikitext import detokenize_wikitext
+from spdf_jax.evaluation.wikitext import overlapping_windows
+
+LENGTH = 48
+
+
+@pytest.fixture(scope='module')
+def subject():
+  """A random model of bytes, and its parameters."""
+  model = models.create_model(
+      'gpt-mini', vocab_size=257, max_length=LENGTH, n_layers=2, d_model=32,
+      n_heads=2, d_ff=64,
+  )
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  params = model.init(jax.random.key(0), tokens)['params']
+  # Far from uniform, so that a likeliest token is a matter of context.
+  params = jax.tree.map(lambda x: 6.0 * x, params)
+  return jax.jit(lambda p, t: model.apply({'params': p}, t)), params
+
+
+def directly(subject, context, target):
+  """Scores one continuation alone, in float64 after the model."""
+  apply_fn, params = subject
+  ids = [*context, *target][-LENGTH - 1:]
+  logits = np.asarray(
+      apply_fn(params, jnp.array([ids[:-1]])), np.float64
+  )[0][-len(target):]
+  shifted = logits - logits.max(axis=-1, keepdims=True)
+  log = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+  chosen = log[np.arange(len(target)), list(target)]
+  return chosen.sum(), bool((logits.argmax(axis=-1) == target).all())
+
+
+def drawn(seed, count):
+  rng = np.random.default_rng(seed)
+  return [
+      Continuation(
+          rng.integers(0, 257, rng.integers(1, 70)).tolist(),
+          rng.integers(0, 257, rng.integers(1, 40)).tolist(),
+      )
+      for _ in range(count)
+  ]
+
+
+@pytest.mark.parametrize('batch_tokens', [1, 100, 5000])
+def test_batches_change_no_likelihood(subject, batch_tokens):
+  asked = drawn(0, 12)
+  # Some that greedy decoding finds.
+  for context, _ in drawn(1, 3):
+    ids = list(context)[-20:]
+    for _ in range(3):
+      logits = subject[0](subject[1], jnp.array([ids]))
+      ids.append(int(logits[0, -1].argmax()))
+    asked.append(Continuation(ids[:-3], ids[-3:]))
+  found = score_continuations(
+      *subject, asked, length=LENGTH, batch_tokens=batch_tokens
+  )
+  expected = [directly(subject, *one) for one in asked]
+  assert [f.greedy for f in found] == [e[1] for e in expected]
+  assert [e[1] for e in expected][-3:] == [True] * 3
+  np.testing.assert_allclose(
+      [f.log_probability for f in found], [e[0] for e in expected], rtol=2e-5
+  )
+
+
+def test_few_shapes_are_compiled():
+  shapes = set()
+
+  def apply_fn(params, tokens):
+    shapes.add(tokens.shape)
+    return jnp.zeros((*tokens.shape, 300))
+
+  score_continuations(
+      apply_fn, None, drawn(0, 300), length=1000, batch_tokens=1024
+  )
+  assert shapes == {(32, 32), (16, 64), (8, 128)}
+
+
+def test_what_cannot_be_scored_is_refused(subject):
+  with pytest.raises(ValueError, match='context 1 is empty'):
+    score_continuations(
+        *subject, [Continuation([1], [2]), Continuation([], [2])], length=8
+    )
+  with pytest.raises(ValueError, match='target 0 has 9 tokens and the model'):
+    score_continuations(*subject, [Continuation([1], [2] * 9)], length=8)
+  assert score_continuations(*subject, [], length=8) == []
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), st.integers(1, 9))
+def test_rolling_windows_score_each_token_once(count, length):
+  windows = rolling_windows(list(range(count)), first=-1, length=length)
+  assert sum((list(w.target) for w in windows), []) == list(range(count))
+  for context, target in windows:
+    whole = [*context, *target]
+    assert whole == list(range(whole[0], whole[0] + len(whole)))
+    assert len(whole) - 1 == min(length, target[-1] + 1)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 80), st.integers(1, 9), st.integers(1, 9))
+def test_overlapping_windows_are_those_of_megatron(count, length, stride):
+  stride = min(stride, length)
+  windows = overlapping_windows(list(range(count)), length, stride)
+  assert sum((list(w.target) for w in windows), []) == list(range(1, count))
+  for number, (context, target) in enumerate(windows):
+    whole = [*context, *target]
+    first = number * stride
+    assert whole == list(range(first, min(first + length + 1, count)))
+    # Of every window but the first the last `stride` targets count.
+    assert number == 0 or len(target) <= stride
+
+
+def test_overlapping_windows_need_a_stride_that_fits():
+  with pytest.raises(ValueError, match='stride=9 is not from 1 to length=8'):
+    overlapping_windows([1, 2], 8, 9)
+
+
+def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
+  text = data_path('wikitext2/wiki.test.tokens').read_text('utf-8')
+  tokenizer = open_tokenizer(data_path('gpt2_bpe'))
+  assert len(text.strip().split(' ')) == 245_566
+  assert len(tokenizer.encode(detokenize_wikitext(text))) == 278_365
+
+
+def test_adjusted_perplexity_is_per_word(subject):
+  text = 'A b @-@ c , d .\n = E =\n' * 6
+  found = adjusted_perplexity(
+      *subject, text, ByteTokenizer(), length=LENGTH, stride=7
+  )
+  tokens = list(detokenize_wikitext(text).encode())
+  windows = overlapping_windows(tokens, LENGTH, 7)
+  nats = -sum(directly(subject, *window)[0] for window in windows)
+  assert found['tokens'] == len(tokens)
+  assert found['words'] == len(text.strip().split(' '))
+  assert found['loss'] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+  assert found['adjusted_perplexity'] == pytest.approx(
+      math.exp(min(nats / (found['words'] - 1), 700)), rel=1e-3
+  )
+
+
+PASSAGES = [
+    ('The bell rang over the', 'harbour'), ('She opened the', 'door'),
+    ('They never found the old', 'lighthouse'), ('I', 'am'),
+]
+
+
+def test_lambada_by_both_protocols(subject):
+  tokenizer = ByteTokenizer()
+  for protocol, target_of in (
+      ('lambada_last_word', last_word), ('lambada_megatron', last_token)
+  ):
+    found = score_lambada(
+        *subject, PASSAGES, tokenizer, protocol=protocol, length=LENGTH
+    )
+    expected = [
+        directly(subject, *target_of(tokenizer, *p)) for p in PASSAGES
+    ]
+    assert found['protocol'] == protocol and found['items'] == 4
+    assert found['accuracy'] == np.mean([greedy for _, greedy in expected])
+    assert found['perplexity'] == pytest.approx(
+        math.exp(-np.mean([log for log, _ in expected])), rel=1e-3
+    )
+  assert last_token(tokenizer, 'I', 'am').target == [ord('m')]
+  assert bytes(last_word(tokenizer, 'I', 'am').target) == b' am'
+
+
+def test_words_are_split_where_the_whole_text_is():
+  # What the harness does: the word's tokens are those of the whole text.
+  tokenizer = train_bpe(['at the door the door', 'then there'] * 3, 268)
+  context, target = last_word(tokenizer, 'at the', 'door')
+  assert context + target == tokenizer.encode('at the door')
+
+
+def test_real_lambada_has_mostly_words_of_one_token():
+  passages = read_lambada(data_path('lm_eval_tasks/data/lambada_openai.jsonl'))
+  tokenizer = open_tokenizer(data_path('gpt2_bpe'))
+  assert len(passages) == 5_153
+  single = sum(len(last_word(tokenizer, *p).target) == 1 for p in passages)
+  assert single == 4_010
+
+
+def test_lambada_in_both_formats(tmp_path):
+  path = tmp_path / 'lambada.jsonl'
+  path.write_text(
+      json.dumps({'text': 'Say it\nnow, friend'}) + '\n\n'
+      + json.dumps({'context': 'Say it\nnow,', 'continuation': 'friend'})
+  )
+  assert read_lambada(path) == [('Say it\nnow,', 'friend')] * 2
+
+
+@pytest.mark.parametrize('line', ['{"text": "one"}', '[]', '{', '{"a": 1}'])
+def test_bad_lines_of_lambada_are_named(tmp_path, line):
+  path = tmp_path / 'lambada.jsonl'
+  path.write_text(f'{{"text": "a b"}}\n{line}\n')
+  with pytest.raises(ValueError, match=r'line 2 of .* no passage'):
+    read_lambada(path)
+
+
+def test_an_unknown_protocol_is_answered_with_the_nearest(subject):
+  with pytest.raises(ValueError, match="'megatron'.*'lambada_megatron'"):
+    score_lambada(
+        *subject, PASSAGES, ByteTokenizer(), protocol='megatron', length=8
+    )

@@ -1,0 +1,475 @@
+"""Files become token files: every format, any number of processes, kills."""
+
+import json
+import os
+import random
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from spdf_jax.data import BPETokenizer
+from spdf_jax.data import load_tokenizer
+from spdf_jax.data import open_corpus
+from spdf_jax.data import open_tokenizer
+from spdf_jax.data import preparation
+from spdf_jax.data import prepare_corpus
+from spdf_jax.data import prepare_files
+from spdf_jax.data import train_bpe
+from spdf_jax.data.corpora import SPLITS
+from spdf_jax.data.documents import list_inputs
+from spdf_jax.data.documents import Piece
+from spdf_jax.data.documents import read_documents
+from spdf_jax.data.documents import Skipped
+from spdf_jax.data.token_files import dtype_of
+from spdf_jax.data.word_cache import WordCache
+
+TEXTS = [f'Document {i}: élan of "{i * 7}".\nIts end\n' for i in range(60)]
+SHARES = dict(validation=0.2, test=0.2)
+
+
+def write_json_lines(path, texts=TEXTS):
+  lines = [json.dumps({'text': text, 'id': 3}) + '\n' for text in texts]
+  path.write_text(''.join(lines), encoding='utf-8')
+  return path
+
+
+def documents(corpus):
+  """Texts of every split, as the tokens spell them."""
+  end = corpus.tokenizer.end_of_text
+  found = {}
+  for split in SPLITS:
+    tokens = getattr(corpus, split).tokens
+    assert tokens[-1] == end
+    parts = np.split(tokens, np.nonzero(tokens == end)[0] + 1)[:-1]
+    found[split] = [corpus.tokenizer.decode(part) for part in parts]
+  return found
+
+
+def prepare(source, folder, tokenizer='bytes', **changes):
+  return prepare_files(
+      source, tokenizer=tokenizer, output=folder, **{**SHARES, **changes}
+  )
+
+
+@pytest.fixture
+def lines(tmp_path):
+  return write_json_lines(tmp_path / 'in.jsonl')
+
+
+def test_every_document_is_in_one_split_and_ends(lines, tmp_path):
+  corpus = prepare(lines, tmp_path / 'out')
+  found = documents(corpus)
+  assert sorted(sum(found.values(), [])) == sorted(TEXTS)
+  assert all(found.values())
+  for split in SPLITS:
+    about = getattr(corpus, split).description
+    assert about['documents'] == len(found[split])
+    assert about['bytes'] == sum(len(t.encode()) for t in found[split])
+
+
+def test_a_text_is_in_the_same_split_wherever_it_stands(lines, tmp_path):
+  shuffled = random.Random(0).sample(TEXTS, len(TEXTS))
+  other = write_json_lines(tmp_path / 'other.jsonl', shuffled)
+  first = documents(prepare(lines, tmp_path / 'a'))
+  second = documents(prepare(other, tmp_path / 'b'))
+  assert {s: set(t) for s, t in first.items()} == {
+      s: set(t) for s, t in second.items()
+  }
+
+
+def make_txt(folder):
+  for i, text in enumerate(TEXTS):
+    (folder / f'{i:03d}.txt').write_text(text, encoding='utf-8', newline='')
+
+
+def make_zst(folder):
+  zstandard = pytest.importorskip('zstandard')
+  data = write_json_lines(folder / 'a').read_bytes()
+  (folder / 'a').unlink()
+  compress = zstandard.ZstdCompressor().compress
+  half = data.index(b'\n', len(data) // 2) + 1
+  frames = compress(data[:half]) + compress(data[half:])
+  (folder / 'a.jsonl.zst').write_bytes(frames)
+
+
+def make_parquet(folder):
+  arrow = pytest.importorskip('pyarrow')
+  parquet = pytest.importorskip('pyarrow.parquet')
+  parquet.write_table(
+      arrow.table({'id': list(range(60)), 'text': TEXTS}),
+      folder / 'a.parquet', row_group_size=7,
+  )
+
+
+def make_dataset(folder):
+  pytest.importorskip('datasets').Dataset.from_dict(
+      {'text': TEXTS, 'id': list(range(60))}
+  ).save_to_disk(folder)
+
+
+def make_arrow_dataset(folder):
+  """What save_to_disk writes, without its library."""
+  arrow = pytest.importorskip('pyarrow')
+  table = arrow.table({'id': list(range(60)), 'text': TEXTS})
+  with arrow.ipc.new_stream(
+      str(folder / 'data-00000-of-00001.arrow'), table.schema
+  ) as writer:
+    writer.write_table(table, max_chunksize=9)
+  (folder / 'state.json').write_text(json.dumps(
+      {'_data_files': [{'filename': 'data-00000-of-00001.arrow'}]}
+  ))
+
+
+@pytest.mark.parametrize('make', [
+    make_txt, make_zst, make_parquet, make_dataset, make_arrow_dataset
+])
+def test_every_format_gives_the_same_tokens(lines, tmp_path, make):
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  make(folder)
+  expected = prepare(lines, tmp_path / 'a')
+  found = prepare(folder, tmp_path / 'b')
+  for split in SPLITS:
+    assert getattr(found, split).fingerprint == (
+        getattr(expected, split).fingerprint
+    )
+
+
+def test_tokens_of_nanogpt_are_taken_over(lines, tmp_path):
+  tokenizer = train_bpe(TEXTS, 300)
+  folder = tmp_path / 'tokenizer'
+  folder.mkdir()
+  (folder / 'tokenizer.json').write_text(tokenizer.to_json())
+  ids = []
+  for text in TEXTS:
+    ids += [*tokenizer.encode(text), tokenizer.end_of_text]
+  (tmp_path / 'train.bin').write_bytes(np.array(ids, '<u2').tobytes())
+  expected = prepare(lines, tmp_path / 'a', folder)
+  found = prepare(tmp_path / 'train.bin', tmp_path / 'b', folder)
+  # Hashes are over ids there, so splits differ; documents and bytes do not.
+  assert sorted(sum(documents(found).values(), [])) == sorted(TEXTS)
+  total = lambda c: sum(getattr(c, s).description['bytes'] for s in SPLITS)
+  assert total(found) == total(expected)
+
+
+def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path):
+  path = tmp_path / 'train.bin'
+  path.write_bytes(np.array([5, 256, 999, 256], '<u2').tobytes())
+  with pytest.raises(ValueError, match=r'token id 999, outside .*\[0, 257\)'):
+    prepare(path, tmp_path / 'out')
+  path.write_bytes(b'abc')
+  with pytest.raises(ValueError, match='odd number of bytes'):
+    prepare(path, tmp_path / 'other')
+
+
+@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe-300'])
+def test_processes_change_nothing(lines, tmp_path, monkeypatch, tokenizer):
+  monkeypatch.setattr(preparation, '_BATCH', 100)
+  one = prepare(lines, tmp_path / 'a', tokenizer)
+  two = prepare(lines, tmp_path / 'b' / 'a', tokenizer, workers=2)
+  assert one.fingerprint == two.fingerprint
+  assert one.train.tokens.tolist() == two.train.tokens.tolist()
+
+
+@pytest.mark.parametrize('stop_after', [1, 4, 9])
+def test_a_killed_preparation_goes_on_and_gives_the_same(
+    tmp_path, monkeypatch, stop_after
+):
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  for i in range(3):
+    write_json_lines(folder / f'{i}.jsonl', TEXTS[20 * i:20 * i + 20] + [''])
+  (folder / 'long.txt').write_text('many words ' * 500)
+  monkeypatch.setattr(preparation, '_BATCH', 200)
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 300)
+  expected = prepare(folder, tmp_path / 'a' / 'x', 'bpe-300')
+  monkeypatch.setattr(preparation, '_SAVE_EVERY', 500)
+  reports = []
+
+  def stop(progress):
+    reports.append(progress)
+    if len(reports) == stop_after:
+      raise KeyboardInterrupt
+
+  output = tmp_path / 'b' / 'x'
+  with pytest.raises(KeyboardInterrupt):
+    prepare(folder, output, 'bpe-300', report=stop)
+  with pytest.raises(ValueError, match='is not finished'):
+    open_corpus(output)
+  read = []
+  found = prepare(folder, output, 'bpe-300', report=read.append)
+  assert found.fingerprint == expected.fingerprint
+  if stop_after > 4:
+    assert read[0].tokens > reports[2].tokens  # It did not begin anew.
+  assert found.train.description['source']['skipped'] == {'empty': 3}
+  assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
+
+
+def test_a_kill_while_files_move_is_mended(lines, tmp_path, monkeypatch):
+  expected = prepare(lines, tmp_path / 'a' / 'x')
+  real, moved = preparation.adopt_token_file, []
+
+  def adopt(path, *args, **kwargs):
+    if len(moved) == 2:
+      raise KeyboardInterrupt
+    moved.append(path)
+    return real(path, *args, **kwargs)
+
+  monkeypatch.setattr(preparation, 'adopt_token_file', adopt)
+  with pytest.raises(KeyboardInterrupt):
+    prepare(lines, tmp_path / 'b' / 'x')
+  monkeypatch.setattr(preparation, 'adopt_token_file', real)
+  found = prepare(lines, tmp_path / 'b' / 'x')
+  assert found.fingerprint == expected.fingerprint
+
+
+def test_the_second_time_nothing_is_done(lines, tmp_path, monkeypatch):
+  first = prepare(lines, tmp_path / 'out')
+  monkeypatch.setattr(preparation, 'encode_batches', None)
+  assert prepare(lines, tmp_path / 'out').fingerprint == first.fingerprint
+
+
+def test_another_corpus_in_the_same_folder_is_refused(lines, tmp_path):
+  prepare(lines, tmp_path / 'out')
+  with pytest.raises(ValueError, match='a corpus of other tokenizer;'):
+    prepare(lines, tmp_path / 'out', 'bpe-300')
+  write_json_lines(lines, [*TEXTS[:-1], TEXTS[-1].replace('Its', 'The')])
+  with pytest.raises(ValueError, match='a corpus of other inputs;'):
+    prepare(lines, tmp_path / 'out')
+
+
+def test_another_corpus_is_not_mixed_into_a_beginning(lines, tmp_path):
+  def stop(progress):
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    prepare(lines, tmp_path / 'out', report=stop)
+  state = tmp_path / 'out' / 'partial' / 'state.json'
+  if not state.exists():
+    work = preparation._Work(tmp_path / 'out', {'tokenizer': 'x'})
+    work.save()
+  with pytest.raises(ValueError, match='the beginning of a corpus of other'):
+    prepare(lines, tmp_path / 'out', validation=0.3)
+
+
+def test_changed_tokens_under_an_old_fingerprint_are_refused(lines, tmp_path):
+  prepare(lines, tmp_path / 'out')
+  path = tmp_path / 'out' / 'train.bin'
+  data = bytearray(path.read_bytes())
+  data[10] ^= 1
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match='other tokens than were written'):
+    open_corpus(tmp_path / 'out')
+
+
+def test_another_tokenizer_beside_the_tokens_is_refused(lines, tmp_path):
+  corpus = prepare(lines, tmp_path / 'out')
+  path = tmp_path / 'out' / 'tokenizer.json'
+  path.write_text(train_bpe(TEXTS, 300).to_json())
+  assert corpus.tokenizer.vocab_size == 257
+  with pytest.raises(ValueError, match='not made with the tokenizer.json'):
+    open_corpus(tmp_path / 'out')
+
+
+def test_a_prepared_folder_is_a_corpus_by_its_path(lines, tmp_path):
+  corpus = prepare(lines, tmp_path / 'out')
+  name = str(tmp_path / 'out')
+  again = prepare_corpus(name, tokenizer='', cache_dir=tmp_path)
+  assert again.fingerprint == corpus.fingerprint
+  with pytest.raises(ValueError, match="set it to ''"):
+    prepare_corpus(name, tokenizer='bytes', cache_dir=tmp_path)
+  with pytest.raises(ValueError, match='is not a folder; prepare it'):
+    prepare_corpus(name + 'x', tokenizer='', cache_dir=tmp_path)
+
+
+def test_faulty_lines_are_counted_up_to_a_share(tmp_path):
+  path = write_json_lines(tmp_path / 'a.jsonl', TEXTS * 20)
+  with path.open('ab') as file:
+    file.write(b'{"text": "\xff"}\n[1]\n{"text": 3}\n{"t": "x"}\n{"te\n'
+               b'{"text": "\\ud800"}\n{"text": " "}\n\n')
+  corpus = prepare(path, tmp_path / 'out', max_faults=0.01)
+  assert corpus.train.description['source']['skipped'] == {
+      'broken UTF-8': 2, 'not a JSON object': 1, 'text is missing': 2,
+      'not JSON': 1, 'empty': 1,
+  }
+  with pytest.raises(ValueError, match=r'6 of 1206 documents are faulty \(2'):
+    prepare(path, tmp_path / 'strict', max_faults=0.0045)
+
+
+def test_many_faults_are_refused_early(tmp_path, monkeypatch):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('[]\n' * 5000)
+  with pytest.raises(ValueError, match=r'1000 of 1000 .*line 1000'):
+    prepare(path, tmp_path / 'out')
+
+
+def test_texts_in_other_encodings_are_faults(tmp_path):
+  make_txt(tmp_path)
+  (tmp_path / '999.txt').write_bytes('é'.encode('latin-1'))
+  with pytest.raises(ValueError, match='1 broken UTF-8, the last at .*999.txt'):
+    prepare(tmp_path, tmp_path / 'out')
+
+
+@pytest.mark.parametrize('cut', [0.3, 0.99])
+def test_truncated_zstandard_is_refused(tmp_path, cut):
+  make_zst(tmp_path)
+  path = tmp_path / 'a.jsonl.zst'
+  os.truncate(path, int(path.stat().st_size * cut))
+  with pytest.raises(ValueError, match='in the middle of a Zstandard frame'):
+    list(read_documents(path))
+
+
+def test_damaged_files_are_named(tmp_path):
+  pytest.importorskip('zstandard')
+  pytest.importorskip('pyarrow')
+  for name, message in (
+      ('a.jsonl.zst', 'no sound Zstandard'), ('a.parquet', 'no sound Parquet'),
+      ('a.arrow', 'no sound Arrow'),
+  ):
+    (tmp_path / name).write_bytes(b'nothing of the kind, and long enough')
+    with pytest.raises(ValueError, match=message) as caught:
+      list(read_documents(tmp_path / name))
+    assert '\n' not in str(caught.value)
+
+
+def test_a_missing_column_is_named(tmp_path):
+  make_parquet(tmp_path)
+  with pytest.raises(ValueError, match="no column 'body' but id, text"):
+    list(read_documents(tmp_path / 'a.parquet', field='body'))
+
+
+def test_bad_arguments_get_one_sentence(lines, tmp_path):
+  for message, changes in {
+      'does not exist': dict(source=tmp_path / 'none'),
+      "kind of file '.pdf' is unknown": dict(source=tmp_path / 'a.pdf'),
+      'holds no file with text': dict(source=tmp_path / 'empty'),
+      'validation=2 is no share': dict(validation=2),
+      'leave nothing to': dict(validation=0, test=0),
+      'workers=0 is not positive': dict(workers=0),
+      'holds no tokenizer.json': dict(tokenizer=str(tmp_path / 'empty')),
+      'cannot be read': dict(tokenizer=str(lines)),
+      'came into the test split': dict(test=1e-9),
+  }.items():
+    (tmp_path / 'a.pdf').touch()
+    (tmp_path / 'empty').mkdir(exist_ok=True)
+    arguments = {'source': lines, 'folder': tmp_path / 'out', **changes}
+    with pytest.raises(ValueError, match=message) as caught:
+      prepare(**arguments)
+    assert '\n' not in str(caught.value)
+
+
+def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch):
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 50)
+  text = 'One word,\n  and   another.\n\n' * 40
+  path = tmp_path / 'a.txt'
+  path.write_text(text)
+  pieces = list(read_documents(path))
+  assert len(pieces) > 10 and ''.join(p.content for p in pieces) == text
+  assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
+  tokenizer = train_bpe([text], 270)
+  whole = tokenizer.encode(text)
+  assert sum((tokenizer.encode(p.content) for p in pieces), []) == whole
+
+
+def test_long_documents_of_tokens_are_read_in_pieces(tmp_path, monkeypatch):
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 3)
+  ids = [1, 2, 9, 3, 4, 5, 6, 7, 9, 9, 8]
+  path = tmp_path / 'a.bin'
+  path.write_bytes(np.array(ids, '<u2').tobytes())
+  found, document = [], []
+  for item in read_documents(path, end_of_text=9):
+    if isinstance(item, Skipped):
+      found.append(item.reason)
+    else:
+      document += item.content.tolist()
+      if item.last:
+        found.append(document)
+        document = []
+  assert found == [[1, 2], [3, 4, 5, 6, 7], 'empty', [8]]
+
+
+TOKENIZER = train_bpe(TEXTS + ["It isn't, he's; they'll... 1 22 333"], 320)
+TEXT = st.one_of(
+    st.text(max_size=30),
+    st.text("ab1_ '.,\n\t  \r\xa0\u3000é漢²s\x1c\x85½\u0301—“", max_size=30),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXT)
+def test_remembered_words_give_the_ids_of_the_whole_text(text):
+  words = WordCache(TOKENIZER, dtype_of(TOKENIZER.vocab_size))
+  for _ in range(2):
+    found = np.frombuffer(words.encode(text), words.dtype).tolist()
+    assert found == TOKENIZER.encode(text)
+
+
+def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
+  fields = json.loads(TOKENIZER.to_json())
+  folders = [tmp_path / name for name in 'abc']
+  for folder in folders:
+    folder.mkdir()
+  (folders[0] / 'encoder.json').write_text(json.dumps(fields['vocab']))
+  merges = '\n'.join(' '.join(merge) for merge in fields['merges'])
+  (folders[0] / 'vocab.bpe').write_text(f'#version: 0.2\n{merges}\n')
+  (folders[1] / 'tokenizer.json').write_text(TOKENIZER.model.to_str())
+  (folders[2] / 'tokenizer.json').write_text(TOKENIZER.to_json())
+  for folder in folders:
+    found = open_tokenizer(folder)
+    assert isinstance(found, BPETokenizer)
+    assert found.fingerprint == TOKENIZER.fingerprint
+
+
+def test_other_tokenizers_of_the_library_are_kept_whole(tmp_path):
+  library = pytest.importorskip('tokenizers')
+  model = library.Tokenizer(library.models.WordLevel(
+      {'a': 0, 'b': 1, '[UNK]': 2, '</s>': 3}, unk_token='[UNK]'
+  ))
+  model.pre_tokenizer = library.pre_tokenizers.Whitespace()
+  path = tmp_path / 'tokenizer.json'
+  path.write_text(model.to_str())
+  tokenizer = open_tokenizer(path)
+  assert (tokenizer.end_of_text, tokenizer.vocab_size) == (3, 4)
+  (tmp_path / 'saved.json').write_text(tokenizer.to_json())
+  again = load_tokenizer(tmp_path / 'saved.json')
+  assert again.fingerprint == tokenizer.fingerprint
+  assert again.encode('a b c') == [0, 1, 2]
+
+
+def test_sentencepiece_models_are_read(tmp_path):
+  library = pytest.importorskip('sentencepiece')
+  path = tmp_path / 'tokenizer.model'
+  with path.open('wb') as file:
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=file, vocab_size=70,
+        minloglevel=2,
+    )
+  tokenizer = open_tokenizer(tmp_path)
+  direct = library.SentencePieceProcessor(model_file=str(path))
+  text = 'Its end of 7'
+  assert tokenizer.encode(text) == direct.encode(text)
+  assert tokenizer.encode_batch([text]) == [direct.encode(text)]
+  assert tokenizer.decode([*direct.encode(text), tokenizer.end_of_text]) == text
+  lines = write_json_lines(tmp_path / 'in.jsonl')
+  corpus = prepare(lines, tmp_path / 'out', path)
+  assert corpus.tokenizer.fingerprint == tokenizer.fingerprint
+  assert corpus.train.tokens[-1] == direct.eos_id()
+
+
+def test_inputs_are_listed_in_a_fixed_order(tmp_path):
+  for name in ('b/2.jsonl', 'b/10.txt', 'a.parquet', 'notes.pdf'):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+  found = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
+  assert found == ['a.parquet', 'b/10.txt', 'b/2.jsonl']
+  (tmp_path / 'dataset_dict.json').touch()
+  with pytest.raises(ValueError, match='give the folder of one'):
+    list_inputs(tmp_path)
+
+
+def test_a_piece_is_a_whole_document_unless_it_says_so():
+  assert Piece('text').last

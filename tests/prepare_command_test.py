@@ -1,0 +1,72 @@
+"""The command: sizes of tasks, corpora to train on, one sentence otherwise."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from quickstart_runs import small_config
+from real_data import data_path
+
+from spdf_jax.data import open_corpus
+from spdf_jax.training import create_recipe
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(*arguments):
+  return subprocess.run(
+      [sys.executable, '-m', 'experiments.prepare', *map(str, arguments)],
+      cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+  )
+
+
+@pytest.fixture
+def books(tmp_path):
+  path = tmp_path / 'books.jsonl'
+  path.write_text(''.join(
+      json.dumps({'text': f'Chapter {i}. ' * 40}) + '\n' for i in range(60)
+  ))
+  return path
+
+
+def test_sizes_of_a_task_are_printed():
+  done = run('--task=e2e', f'--input={data_path("e2e")}', '--dry_run')
+  assert done.returncode == 0, done.stderr
+  found = [line.split() for line in done.stdout.splitlines()[1:]]
+  assert found == [
+      ['train', '42,061', '4,862'], ['validation', '4,672', '547'],
+      ['test', '4,693', '630'],
+  ]
+
+
+def test_a_corpus_is_written_and_can_be_trained_on(books, tmp_path):
+  output = tmp_path / 'corpora' / 'books'
+  done = run(f'--input={books}', '--tokenizer=bpe-270', f'--output={output}',
+             '--validation=0.2', '--test=0.2', '--workers=2')
+  assert done.returncode == 0, done.stderr
+  corpus = open_corpus(output)
+  assert corpus.fingerprint in done.stdout
+  assert 'documents' in done.stdout
+  changes = dict(
+      data__corpus=str(output), data__tokenizer='', data__task='',
+      phases__order=('pretrain', 'continuation'),
+  )
+  recipe = create_recipe(small_config(**changes, model__vocab_size=270))
+  assert recipe.fingerprints['corpus'] == corpus.train.fingerprint
+  with pytest.raises(ValueError, match='token ids up to 269 and the model a'):
+    create_recipe(small_config(**changes, model__vocab_size=269))
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('--task=e2f', '--input=x'), "task 'e2f' is unknown; did you mean"),
+    (('--input=nowhere', '--tokenizer=bytes', '--output=x'),
+     "input='nowhere' does not exist"),
+    (('--tokenizer=bytes',), 'give --input'),
+])
+def test_bad_input_gets_one_sentence(arguments, message, tmp_path):
+  done = run(*arguments)
+  assert done.returncode == 1
+  assert message in done.stderr + done.stdout
+  assert 'Traceback' not in done.stderr

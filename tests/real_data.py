@@ -1,0 +1,27 @@
+"""Where tests find real data and programs that are not part of the project."""
+
+import os
+import pathlib
+
+import pytest
+
+
+def data_path(*parts):
+  """Returns a path below `SPDF_DATA`, or skips the test with the reason."""
+  root = os.environ.get('SPDF_DATA')
+  if not root:
+    pytest.skip('SPDF_DATA names no folder of real data')
+  path = pathlib.Path(root, *parts)
+  if not path.exists():
+    pytest.skip(f'{path} is not in SPDF_DATA')
+  return path
+
+
+def meteor_jar():
+  """Returns the path in `METEOR_JAR`, or skips the test with the reason."""
+  from spdf_jax.evaluation.metrics.meteor import why_no_meteor
+  jar = os.environ.get('METEOR_JAR')
+  reason = why_no_meteor(jar)
+  if reason:
+    pytest.skip(f'{reason} Tests take it from METEOR_JAR.')
+  return jar
