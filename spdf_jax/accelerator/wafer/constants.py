@@ -97,7 +97,7 @@ def _band(
       window=Fact(window, 'output rows', grade, source),
       imbalance=Fact(imbalance, '1', grade, source),
       latency=Fact(latency, 's/product', grade, source),
-      attention_efficiency=Fact(0.5, 'of peak', 'A', 'dense products of scores'),
+      attention_efficiency=Fact(0.5, 'of peak', 'A', 'dense, in small pieces'),
       efficiency=Fact(0.354, 'of the kernel law', 'K', (
           'GPT-J 6B on 2 CS-2, batch 120, length 2048: 43.67 seq/s '
           f'({_ALCF}, history)'
