@@ -1,0 +1,68 @@
+"""Where the results of an equation live: with the tokens, or with weights."""
+
+from collections.abc import Set
+
+from spdf_jax.accelerator.wafer.equations import Equation
+from spdf_jax.accelerator.wafer.equations import GRADIENT
+from spdf_jax.accelerator.wafer.equations import Operand
+from spdf_jax.accelerator.wafer.equations import TOKEN
+from spdf_jax.accelerator.wafer.equations import WEIGHT
+from spdf_jax.accelerator.wafer.rules import is_product_of_weights
+from spdf_jax.accelerator.wafer.rules import is_sampled
+from spdf_jax.accelerator.wafer.rules import REDUCTIONS
+
+_PRODUCTS = {
+    'sampled_matmul': (GRADIENT,),
+    'sparse_matmul': (TOKEN,),
+    'sparse_matmul_backward': (TOKEN, GRADIENT),
+    'sparse_matmul_tangent': (TOKEN,),
+    'conv_general_dilated': (TOKEN,),
+}
+_STRONGEST = (TOKEN, GRADIENT, WEIGHT, None)
+
+
+def spaces_of(
+    name: str, equation: Equation, weight_shapes: Set[tuple[int, ...]]
+) -> tuple[str | None, ...]:
+  """Returns where the results of an equation live.
+
+  Products say it. Otherwise results live where the operands of their size do;
+  what tokens add up to in the shape of a weight is a gradient.
+
+  Args:
+    name: Of the primitive.
+    equation: The equation.
+    weight_shapes: Shapes of the program's weights, and of their slices.
+
+  Returns:
+    A space for each result.
+  """
+  if name in _PRODUCTS:
+    return _PRODUCTS[name]
+  if name == 'dot_general':
+    sampled = is_product_of_weights(equation) and is_sampled(equation)
+    return (GRADIENT if sampled else TOKEN,)
+  if name == 'gather':
+    table, indices = equation.operands[:2]
+    return (TOKEN if indices.space == TOKEN else table.space,)
+  return tuple(
+      _space(name, equation.operands, result, weight_shapes)
+      for result in equation.results
+  )
+
+
+def _space(
+    name: str,
+    operands: tuple[Operand, ...],
+    result: Operand,
+    weight_shapes: Set[tuple[int, ...]],
+) -> str | None:
+  if result.size <= 1:
+    return None
+  own = [o.space for o in operands if o.size == result.size]
+  found = [s for s in own if s] or [o.space for o in operands]
+  space = next((s for s in _STRONGEST if s in found), None)
+  adds_up = name in REDUCTIONS or name.startswith('scatter')
+  if adds_up and space == TOKEN and result.shape in weight_shapes:
+    return GRADIENT
+  return space
