@@ -23,12 +23,14 @@ class Operand(NamedTuple):
     dtype: Its type.
     space: `WEIGHT`, `GRADIENT`, `TOKEN`, or `None`: a scalar or constant.
     known: Its value where that follows from the program's inputs.
+    source: Number of the program's input that it is made of, elementwise.
   """
 
   shape: tuple[int, ...]
   dtype: Any
   space: str | None = None
   known: np.ndarray | None = None
+  source: int | None = None
 
   @property
   def size(self) -> int:

@@ -25,9 +25,12 @@ from spdf_jax.accelerator.wafer.program import join
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.rules import FREE
+from spdf_jax.accelerator.wafer.rules import is_elementwise
 from spdf_jax.accelerator.wafer.rules import rule_of
+from spdf_jax.accelerator.wafer.spaces import is_product
+from spdf_jax.accelerator.wafer.spaces import resident_operands
+from spdf_jax.accelerator.wafer.spaces import source_of
 from spdf_jax.accelerator.wafer.spaces import spaces_of
-from spdf_jax.accelerator.wafer.work import Elementwise
 from spdf_jax.accelerator.wafer.work import Host
 
 Density = float | Callable[[str], float]
@@ -50,6 +53,8 @@ class Interpreter:
     trips: Of loops whose length does not follow from the inputs.
     weight_shapes: Shapes of the program's weights, and of their slices.
     updates: Whether gradients have been used to update weights.
+    products: How many there are.
+    activations: Inputs that met products as activations.
   """
 
   def __init__(
@@ -69,7 +74,10 @@ class Interpreter:
         for shape in (o.shape, o.shape[1:]) if shape
     }
     self.updates = False
+    self.products = 0
+    self.activations: set[int] = set()
     self._conds = 0
+    self._shards = 0
     self._warned: set[str] = set()
 
   def walk(
@@ -120,9 +128,14 @@ class Interpreter:
         lambda mask: self._weights_of(mask, layer),
     )
     spaces = spaces_of(name, equation, self.weight_shapes)
-    values = _evaluate(eqn, operands, results)
+    self._note_activations(name, equation)
+    values = [None] * len(results)
+    if not self._shards:
+      values = _evaluate(eqn, operands, results)
     outs = [
-        r._replace(space=s, known=k)
+        r._replace(
+            space=s, known=k, source=_source(name, r, operands, s)
+        )
         for r, s, k in zip(results, spaces, values)
     ]
     if name in FREE:
@@ -134,10 +147,16 @@ class Interpreter:
         Operation(layer, name, phase, work) for work in works
     )), outs
 
+  def _note_activations(self, name, equation) -> None:
+    self.products += is_product(name)
+    for operand in resident_operands(name, equation):
+      if operand.space == WEIGHT and operand.source is not None:
+        self.activations.add(operand.source)
+
   def _placed(self, name, work, spaces):
     """Moves what is done to weights to where they are stored."""
     on_weights = TOKEN not in spaces and {WEIGHT, GRADIENT} & set(spaces)
-    if not (isinstance(work, Elementwise) and on_weights):
+    if not (on_weights and is_elementwise(name)):
       return work
     if GRADIENT in spaces and name in _UPDATES:
       self.updates = True
@@ -179,12 +198,14 @@ class Interpreter:
         o._replace(shape=v.aval.shape, known=None)
         for o, v in zip(operands, jaxpr.invars)
     ]
+    self._shards += 1
     program, outs = self.walk(jaxpr, consts, inside, path)
+    self._shards -= 1
     results = [
         _abstract(v)._replace(space=o.space)
         for v, o in zip(eqn.outvars, outs)
     ]
-    mesh, axes = eqn.params['mesh'], eqn.params['manual_axes']
+    mesh, axes = eqn.params['mesh'], eqn.params['newly_manual_axes']
     shards = int(np.prod([mesh.shape[a] for a in axes]))
     return program * shards, results
 
@@ -331,7 +352,9 @@ def operands_of(args: Any) -> list[Operand]:
   operands = [operand_of(x) for x in jax.tree.leaves(args)]
   tokens = {o.shape for o in operands if o.space == TOKEN}
   return [
-      o._replace(space=TOKEN) if o.shape in tokens else o for o in operands
+      o._replace(space=TOKEN, source=i) if o.shape in tokens
+      else o._replace(source=i)
+      for i, o in enumerate(operands)
   ]
 
 
@@ -349,9 +372,19 @@ def operand_of(x: Any, space: str | None = None) -> Operand:
 
 
 def _is_kept(operand: Operand) -> bool:
-  if not isinstance(operand.dtype, np.dtype):
-    return False  # Keys of random numbers.
-  return operand.dtype.kind in 'biu' or operand.size == 1
+  is_mask_or_count = _is_number(operand) and operand.dtype.kind in 'biu'
+  return is_mask_or_count or (_is_number(operand) and operand.size == 1)
+
+
+def _is_number(operand: Operand) -> bool:
+  return isinstance(operand.dtype, np.dtype)  # Not a key of random numbers.
+
+
+def _source(name, result, operands, space) -> int | None:
+  """Follows an input through what is not yet known to be of tokens."""
+  if space != WEIGHT or is_product(name):
+    return None
+  return source_of(result, operands)
 
 
 def _literal(literal: Literal) -> Operand:
@@ -368,8 +401,8 @@ def _evaluate(eqn, operands, results) -> list[np.ndarray | None]:
   """Computes the results of an equation where its operands are known."""
   known = [o.known for o in operands]
   # Nothing large is made from little, as masks of causality are.
-  largest = max([_SMALL, *(o.size for o in operands)])
-  kept = all(_is_kept(r) and r.size <= largest for r in results)
+  most = max([_SMALL, *(o.size for o in operands)])
+  kept = all(r.size <= most and _is_number(r) for r in results)
   if not kept or any(k is None for k in known):
     return [None] * len(results)
   values = eqn.primitive.bind(*map(jnp.asarray, known), **eqn.params)

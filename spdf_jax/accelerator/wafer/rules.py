@@ -79,6 +79,11 @@ def rule_of(name: str) -> Rule | None:
   return _RULES.get(name)
 
 
+def is_elementwise(name: str) -> bool:
+  """Tells whether a primitive is one of ours that no product is part of."""
+  return name in ELEMENTWISE or name in REDUCTIONS or name in MOVES
+
+
 def is_product_of_weights(equation: Equation) -> bool:
   """Tells whether a `dot_general` streams one operand: it has no batch axes."""
   (_, _), (batch, _) = equation.params['dimension_numbers']

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from spdf_jax.accelerator.wafer.device import WaferDevice
+from spdf_jax.accelerator.wafer.equations import TOKEN
 from spdf_jax.accelerator.wafer.interpret import Density
 from spdf_jax.accelerator.wafer.interpret import Frequencies
 from spdf_jax.accelerator.wafer.interpret import Interpreter
@@ -65,7 +66,7 @@ def simulate(
     >>> seconds = lambda d: simulate(
     ...     sparse_matmul, create_device('cs2'), density=d)(x, w, mask).seconds
     >>> f'{seconds(1.0) / seconds(0.1):.1f} times faster'
-    '8.5 times faster'
+    '8.7 times faster'
   """
   trace = trace_program(
       fn, density=density, frequencies=frequencies, trips=trips
@@ -122,8 +123,19 @@ def trace_program(
           f'fn {getattr(fn, "__name__", fn)!r} cannot be traced: {error}'
       ) from error
     inputs = operands_of(args)
-    interpreter = Interpreter(density, frequencies or {}, trips, inputs)
-    program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
+    while True:
+      interpreter = Interpreter(density, frequencies or {}, trips, inputs)
+      program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
+      found = interpreter.activations
+      if not interpreter.products:
+        found = set(range(len(inputs)))
+      resolved = [
+          o._replace(space=TOKEN) if i in found and o.space else o
+          for i, o in enumerate(inputs)
+      ]
+      if [o.space for o in resolved] == [o.space for o in inputs]:
+        break
+      inputs = resolved
     if interpreter.updates:
       step = Operation('', 'optimizer_step', 'backward', Host(0, 1))
       program += Program((step,))

@@ -18,6 +18,13 @@ _PRODUCTS = {
     'sparse_matmul_tangent': (TOKEN,),
     'conv_general_dilated': (TOKEN,),
 }
+_RESIDENT = {
+    'sampled_matmul': 2,
+    'sparse_matmul': 1,
+    'sparse_matmul_backward': 2,
+    'sparse_matmul_tangent': 2,
+    'conv_general_dilated': 1,
+}
 _STRONGEST = (TOKEN, GRADIENT, WEIGHT, None)
 
 
@@ -49,6 +56,28 @@ def spaces_of(
       _space(name, equation.operands, result, weight_shapes)
       for result in equation.results
   )
+
+
+def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
+  """Returns the operands that a product takes for activations."""
+  x_y = equation.operands[:2]
+  if name != 'dot_general':
+    return x_y[:_RESIDENT.get(name, 0)]
+  if not is_product_of_weights(equation) or is_sampled(equation):
+    return x_y
+  x, y = x_y
+  return (y if len(y.shape) > len(x.shape) else x,)
+
+
+def is_product(name: str) -> bool:
+  """Tells whether a primitive multiplies matrices."""
+  return name == 'dot_general' or name in _PRODUCTS
+
+
+def source_of(result: Operand, operands: tuple[Operand, ...]) -> int | None:
+  """Returns the input that a result is made of elementwise, if there is one."""
+  same = [o.source for o in operands if o.size == result.size]
+  return next((s for s in same if s is not None), None)
 
 
 def _space(
