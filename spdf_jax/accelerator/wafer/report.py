@@ -8,6 +8,8 @@ import operator
 from typing import Any
 from typing import NamedTuple
 
+import jax
+
 from spdf_jax.accelerator.wafer.cluster import cost_on
 from spdf_jax.accelerator.wafer.cost import Cost
 from spdf_jax.accelerator.wafer.device import WaferDevice
@@ -210,9 +212,13 @@ def report_on(
   found: dict[Any, Cost] = {}  # A program repeats itself.
 
   def cost(work):
-    if work not in found:
-      found[work] = cost_on(work, device, systems)
-    return found[work]
+    # Kinds of work are tuples, equal if their numbers are; tracers have no
+    # hash.
+    traced = (id(x) if isinstance(x, jax.core.Tracer) else x for x in work)
+    key = type(work), *traced
+    if key not in found:
+      found[key] = cost_on(work, device, systems)
+    return found[key]
 
   return _report_on(program, device, systems, cost)
 
