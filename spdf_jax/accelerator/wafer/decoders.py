@@ -11,7 +11,7 @@ from spdf_jax.accelerator.wafer.work import Scores
 
 
 class Decoder(NamedTuple):
-  """Sizes of a decoder with as many heads of keys as of queries.
+  """Sizes of a decoder.
 
   Attributes:
     layers: Number of blocks.
@@ -21,6 +21,7 @@ class Decoder(NamedTuple):
     vocabulary: Number of token ids.
     gated: Whether the feed-forward network has a third matrix.
     predicted: Share of the tokens that the head is applied to.
+    keys: Width of keys and of values; `None`: the model's.
   """
 
   layers: int
@@ -30,6 +31,7 @@ class Decoder(NamedTuple):
   vocabulary: int
   gated: bool = False
   predicted: float = 1.0
+  keys: int | None = None
 
 
 def training_step(
@@ -55,7 +57,8 @@ def training_step(
     (25, 1024)
   """
   d, tokens = decoder.width, batch * length
-  shapes = [('attention', d, d)] * 4
+  keys = d if decoder.keys is None else decoder.keys
+  shapes = [('attention', d, d)] * 2 + [('attention', d, keys)] * 2
   shapes += [('mlp', d, decoder.hidden)] * (1 + decoder.gated)
   shapes += [('mlp', decoder.hidden, d)]
   operations = []

@@ -27,11 +27,14 @@ from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.rules import FREE
 from spdf_jax.accelerator.wafer.rules import is_elementwise
 from spdf_jax.accelerator.wafer.rules import rule_of
+from spdf_jax.accelerator.wafer.spaces import is_hosted
 from spdf_jax.accelerator.wafer.spaces import is_product
 from spdf_jax.accelerator.wafer.spaces import resident_operands
 from spdf_jax.accelerator.wafer.spaces import source_of
 from spdf_jax.accelerator.wafer.spaces import spaces_of
 from spdf_jax.accelerator.wafer.work import Host
+from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.accelerator.wafer.work import Work
 
 Density = float | Callable[[str], float]
 Frequencies = Mapping[str, float | Sequence[float]]
@@ -98,7 +101,7 @@ class Interpreter:
     env = {}
     for var, const in zip(jaxpr.constvars, consts):
       if not isinstance(const, Operand):
-        const = operand_of(const, WEIGHT)
+        const = operand_of(const)
       env[var] = const
     env.update(zip(jaxpr.invars, inputs))
     read = lambda v: _literal(v) if isinstance(v, Literal) else env[v]
@@ -142,7 +145,11 @@ class Interpreter:
       return Program(free={name: 1}), outs
     if rule is None:
       return Program(unknown={name: 1}), outs
-    works = [self._placed(name, work, spaces) for work in rule(equation)]
+    works = rule(equation)
+    if is_hosted(name, equation):
+      works = [Host(_multiply_adds(work)) for work in works]
+    else:
+      works = [self._placed(name, work, spaces) for work in works]
     return Program(tuple(
         Operation(layer, name, phase, work) for work in works
     )), outs
@@ -335,7 +342,7 @@ def layer_of(path: str) -> tuple[str, str]:
 def operands_of(args: Any) -> list[Operand]:
   """Makes the operands of a program's arguments.
 
-  Integers are tokens, and so is what has their shape, such as the weights of a
+  Signed integers are tokens, and so is what has their shape, such as the weights of a
   loss; other arrays are weights until they meet a product.
 
   Args:
@@ -358,14 +365,14 @@ def operands_of(args: Any) -> list[Operand]:
   ]
 
 
-def operand_of(x: Any, space: str | None = None) -> Operand:
+def operand_of(x: Any) -> Operand:
   """Makes an operand; values of masks, integers and scalars are kept."""
   aval = jax.typeof(x) if not hasattr(x, 'shape') else x
   dtype = aval.dtype
   operand = Operand(tuple(aval.shape), dtype)
   if operand.size > 1:
-    is_token = space is None and jnp.issubdtype(dtype, jnp.integer)
-    operand = operand._replace(space=TOKEN if is_token else space or WEIGHT)
+    is_token = jnp.issubdtype(dtype, jnp.signedinteger)
+    operand = operand._replace(space=TOKEN if is_token else WEIGHT)
   if isinstance(x, jax.ShapeDtypeStruct) or not _is_kept(operand):
     return operand
   return operand._replace(known=np.asarray(x))
@@ -374,6 +381,12 @@ def operand_of(x: Any, space: str | None = None) -> Operand:
 def _is_kept(operand: Operand) -> bool:
   is_mask_or_count = _is_number(operand) and operand.dtype.kind in 'biu'
   return is_mask_or_count or (_is_number(operand) and operand.size == 1)
+
+
+def _multiply_adds(work: Work) -> float:
+  if isinstance(work, Product):
+    return work.tokens * work.kept
+  return work[0]
 
 
 def _is_number(operand: Operand) -> bool:
@@ -388,7 +401,7 @@ def _source(name, result, operands, space) -> int | None:
 
 
 def _literal(literal: Literal) -> Operand:
-  return operand_of(literal.val, WEIGHT)._replace(space=None)
+  return operand_of(literal.val)._replace(space=None)
 
 
 def _abstract(var: Any) -> Operand:

@@ -18,7 +18,8 @@ Rule = Callable[[Equation], Sequence[Work]]
 FREE = frozenset(
     'bitcast_convert_type broadcast_in_dim convert_element_type copy copy_p '
     'create_token device_put empty expand_dims iota layout_constraint '
-    'mesh_cast name optimization_barrier pcast pvary random_unwrap random_wrap '
+    'mesh_cast name optimization_barrier pcast platform_index pvary '
+    'random_unwrap random_wrap '
     'reduce_precision reshape sharding_constraint slice split squeeze '
     'stop_gradient unreduced_cast'.split()
 )

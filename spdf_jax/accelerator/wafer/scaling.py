@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.report import report_on
-from spdf_jax.accelerator.wafer.work import split_tokens
+from spdf_jax.accelerator.wafer.variants import times_tokens
 
 
 class Scaling(NamedTuple):
@@ -75,22 +74,7 @@ def weak_scaling(
   """
   one = report_on(program, device).seconds
   seconds = [
-      report_on(_times_tokens(program, n), device, n).seconds for n in systems
+      report_on(times_tokens(program, n), device, n).seconds for n in systems
   ]
   return [Scaling(n, t, n * one / t) for n, t in zip(systems, seconds)]
 
-
-def _times_tokens(program: Program, factor: int) -> Program:
-  grow = lambda o: o._replace(work=split_tokens(o.work, 1 / factor))
-  operations: tuple[Operation, ...] = tuple(map(grow, program.operations))
-  return Program(
-      operations,
-      tuple(
-          b._replace(
-              programs=tuple(_times_tokens(p, factor) for p in b.programs)
-          )
-          for b in program.branches
-      ),
-      program.unknown,
-      program.free,
-  )

@@ -48,8 +48,9 @@ def simulate(
 
   Returns:
     `(*args) -> Report`; arguments are arrays or `jax.ShapeDtypeStruct`s. Masks
-    given as arrays are counted. Integers are taken for tokens, other arrays for
-    weights until they meet a product.
+    given as arrays are counted. Signed integers, and what has their shape, are
+    taken for tokens; other arrays for weights, unless they meet weights in a
+    product.
 
   Raises:
     ValueError: when called: a number is out of its range, `fn` cannot be

@@ -2,6 +2,8 @@
 
 from collections.abc import Set
 
+import jax.numpy as jnp
+
 from spdf_jax.accelerator.wafer.equations import Equation
 from spdf_jax.accelerator.wafer.equations import GRADIENT
 from spdf_jax.accelerator.wafer.equations import Operand
@@ -44,6 +46,8 @@ def spaces_of(
   Returns:
     A space for each result.
   """
+  if is_hosted(name, equation):
+    return (GRADIENT,) * len(equation.results)
   if name in _PRODUCTS:
     return _PRODUCTS[name]
   if name == 'dot_general':
@@ -76,8 +80,23 @@ def is_product(name: str) -> bool:
 
 def source_of(result: Operand, operands: tuple[Operand, ...]) -> int | None:
   """Returns the input that a result is made of elementwise, if there is one."""
-  same = [o.source for o in operands if o.size == result.size]
+  if not _is_float(result):
+    return None  # Comparisons and bits are not what products multiply.
+  same = [
+      o.source for o in operands if o.size == result.size and _is_float(o)
+  ]
   return next((s for s in same if s is not None), None)
+
+
+def _is_float(operand: Operand) -> bool:
+  return jnp.issubdtype(operand.dtype, jnp.floating)
+
+
+def is_hosted(name: str, equation: Equation) -> bool:
+  """Tells whether a product is one of weights alone, as in choosing masks."""
+  if not is_product(name) or any(o.space == TOKEN for o in equation.operands):
+    return False
+  return all(o.space for o in resident_operands(name, equation))
 
 
 def _space(

@@ -11,7 +11,7 @@ from spdf_jax.accelerator.wafer.device import NUMBERS
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.report import report_on
-from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.accelerator.wafer.variants import with_density
 from spdf_jax.names import lookup
 
 # A cluster is a whole number of systems behind a tree of them.
@@ -102,12 +102,7 @@ def sweep_densities(
   @jax.jit
   @jax.vmap
   def at(density):
-    operations = tuple(
-        o._replace(work=o.work._replace(density=density, mask=None))
-        if isinstance(o.work, Product) and o.work.density < 1 else o
-        for o in program.operations
-    )
-    changed = dataclasses.replace(program, operations=operations)
+    changed = with_density(program, lambda layer: density)
     return report_on(changed, device, systems).seconds
 
   return np.asarray(at(densities))

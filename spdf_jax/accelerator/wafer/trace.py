@@ -12,6 +12,7 @@ from spdf_jax.accelerator.wafer.report import Report
 
 _TRACKS = ('operation', 'core', 'fabric', 'io')
 _MOST_EVENTS = 200_000
+_NOTED = 1e-3  # Of the time: conds that matter less are not shown.
 
 
 def format_report(report: Report, rows: int = 20) -> str:
@@ -59,6 +60,9 @@ def format_report(report: Report, rows: int = 20) -> str:
     cost = sum((cost for _, cost in rest), Cost())
     lines.append(_row(f'{len(rest)} more', cost, report.cycles, clock))
   for branch in report.branches:
+    cycles = [r.cycles for r in branch.reports]
+    if max(cycles) - min(cycles) < _NOTED * report.cycles:
+      continue
     times = ', '.join(_seconds(r.seconds) for r in branch.reports)
     shares = ', '.join(f'{share:.3g}' for share in branch.frequencies)
     how = 'frequencies' if branch.given else 'unknown, the costliest counts'
