@@ -7,10 +7,10 @@ import jax
 
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.equations import TOKEN
+from spdf_jax.accelerator.wafer.inputs import operands_of
 from spdf_jax.accelerator.wafer.interpret import Density
 from spdf_jax.accelerator.wafer.interpret import Frequencies
 from spdf_jax.accelerator.wafer.interpret import Interpreter
-from spdf_jax.accelerator.wafer.interpret import operands_of
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.report import Report
