@@ -19,6 +19,7 @@ from ml_collections import config_flags
 from experiments import console
 from spdf_jax import training
 from spdf_jax.accelerator.wafer import create_device
+from spdf_jax.accelerator.wafer.comparisons import comparison_table
 from spdf_jax.accelerator.wafer.constants import BANDS
 from spdf_jax.accelerator.wafer.trace import format_report
 from spdf_jax.accelerator.wafer.trace import write_trace
@@ -92,6 +93,7 @@ def _run() -> None:
     estimate = simulate_recipe(recipe, device, _SYSTEMS.value)
     print(format_estimate(estimate, recipe, price=price, carbon=carbon))
     report = estimate.report
+    print('\nthe first step, ' + comparison_table(report.program))
   else:
     found = simulate_inference(
         recipe, device, _SYSTEMS.value, batch_size=_BATCH_SIZE.value,

@@ -241,6 +241,15 @@ def test_custom_derivatives_and_shards_are_looked_into():
   assert product_flops(simulate(sharded, DEVICE)(X, W)) == product_flops(one)
 
 
+def test_every_shard_of_a_mesh_is_counted():
+  mesh = jax.sharding.AbstractMesh((4, 2), ('data', 'model'))
+  x, w = (jax.sharding.PartitionSpec(s) for s in ('data', None))
+  sharded = jax.shard_map(layer, mesh=mesh, in_specs=(x, w), out_specs=x)
+  whole = product_flops(simulate(layer, DEVICE)(X, W))
+  # Twice: the axis that nothing is split over computes the same again.
+  assert product_flops(simulate(sharded, DEVICE)(X, W)) == 2 * whole
+
+
 def define(name):
   primitive = Primitive(name)
   primitive.def_abstract_eval(lambda x: x)

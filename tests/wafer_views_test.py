@@ -10,6 +10,7 @@ import pytest
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import simulate
+from spdf_jax.accelerator.wafer.comparisons import comparison_table
 from spdf_jax.accelerator.wafer.comparisons import GPUS
 from spdf_jax.accelerator.wafer.comparisons import roofline_seconds
 from spdf_jax.accelerator.wafer.cost import cost_of
@@ -87,6 +88,12 @@ def test_zeros_save_nothing_on_a_gpu_unless_they_are_two_of_four(gpu):
   structured = roofline_seconds(half, gpu, two_of_four=True)
   assert 0.5 < structured / seconds < 0.7  # Attention and the head are dense.
   assert roofline_seconds(dense, gpu, count=8) == pytest.approx(seconds / 8)
+
+
+def test_the_comparison_shows_every_gpu():
+  text = comparison_table(STEP, 8)
+  assert all(gpu.name in text for gpu in GPUS.values())
+  assert 'gain nothing' in text
 
 
 def test_an_unknown_gpu_is_answered_with_the_nearest():

@@ -19,7 +19,7 @@ LAYER = Product(65 * 2048, 12288, 12288)
 """A matrix of GPT-3, at the tokens of the vendor's micro-batch of 65."""
 
 _VENDOR = 1e18 / 120e15  # "AI" over dense FLOP/s of Andromeda, as printed.
-_PHASES = ('forward', 'backward', 'recompute')
+_PHASES = {'forward': 'o', 'backward': 'x', 'recompute': '+'}
 
 
 def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
@@ -149,12 +149,12 @@ def plot_roofline(report: Report) -> Any:
   ax.plot(
       x, np.minimum(roof, x * io), color=PALE, linewidth=1.2, linestyle='--'
   )
-  for phase, color in zip(_PHASES, COLORS):
+  for (phase, marker), color in zip(_PHASES.items(), COLORS):
     chosen = [r.operation.phase == phase for r in rows]
     if any(chosen):
       ax.plot(
-          intensity[chosen], rate[chosen], 'o', color=color, markersize=5,
-          alpha=0.6, markeredgewidth=0, label=phase,
+          intensity[chosen], rate[chosen], marker, color=color, markersize=6,
+          label=phase,
       )
   ax.set(
       xscale='log', yscale='log', xlim=limits,

@@ -8,7 +8,6 @@ scaling. They flatter these devices.
 from typing import NamedTuple
 
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.work import Elementwise
 from spdf_jax.accelerator.wafer.work import Product
 from spdf_jax.accelerator.wafer.work import Scores
 from spdf_jax.accelerator.wafer.work import Work
@@ -93,6 +92,36 @@ def roofline_seconds(
   return seconds / count
 
 
+def comparison_table(program: Program, count: int = 1) -> str:
+  """Writes the least times of a program on all GPUs.
+
+  Args:
+    program: What is asked for.
+    count: GPUs of each kind.
+
+  Returns:
+    Text.
+
+  Example:
+    >>> print(comparison_table(Program()).splitlines()[1].split()[0])
+    A100
+  """
+  lines = [
+      f'at most this fast on {count} of them (rooflines of data sheets; '
+      'unstructured zeros gain nothing):'
+  ]
+  for name, gpu in GPUS.items():
+    dense, structured = (
+        roofline_seconds(program, name, two_of_four=s, count=count)
+        for s in (False, True)
+    )
+    lines.append(
+        f'{gpu.name:<14} {dense:.4g} s, with 2:4 in masked matrices '
+        f'{structured:.4g} s'
+    )
+  return '\n'.join(lines)
+
+
 def _dense(work: Work) -> tuple[float, float]:
   """Returns FLOPs, zeros included, and numbers read and written."""
   if isinstance(work, Product):
@@ -101,6 +130,4 @@ def _dense(work: Work) -> tuple[float, float]:
     return 2.0 * work.tokens * work.inputs * work.outputs, numbers
   if isinstance(work, Scores):
     return 2.0 * work.multiply_adds, 0.0
-  if isinstance(work, Elementwise):
-    return 0.0, 0.0
   return 0.0, 0.0

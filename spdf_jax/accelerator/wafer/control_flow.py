@@ -55,8 +55,11 @@ def scan(
   step by step."""
   jaxpr, consts = _only_jaxpr(eqn)
   length = eqn.params['length']
-  consts_end = eqn.params['num_consts']
-  carry_end = consts_end + eqn.params['num_carry']
+  # What is scanned over has one axis more outside than inside; the names of
+  # the parameters that say so differ between versions of JAX.
+  carried = len(eqn.outvars) - _sliced(eqn.outvars, jaxpr.outvars)
+  carry_end = len(eqn.invars) - _sliced(eqn.invars, jaxpr.invars)
+  consts_end = carry_end - carried
   fixed = operands[:consts_end]
   carry = list(operands[consts_end:carry_end])
   xs = operands[carry_end:]
@@ -82,13 +85,19 @@ def scan(
         jaxpr, consts, [*fixed, *carry, *row], path
     )
     parts.append(program)
-    carry = outs[:carry_end - consts_end]
+    carry = outs[:carried]
   program = join(parts) if steps == length else parts[0] * length
   results = [
       result_of(v)._replace(space=o.space)
       for v, o in zip(eqn.outvars, outs)
   ]
   return program, results
+
+
+def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  """Counts the variables that a scan slices or stacks."""
+  rank = lambda var: len(getattr(var.aval, 'shape', ()))
+  return sum(rank(o) > rank(i) for o, i in zip(outside, inside))
 
 
 def while_loop(

@@ -113,6 +113,11 @@ class Report:
     return total(row.cost for row in self.rows)
 
   @property
+  def program(self) -> Program:
+    """What it is a report on, conds resolved."""
+    return Program(tuple(row.operation for row in self.rows))
+
+  @property
   def cycles(self) -> Any:
     """Cycles until it is done."""
     return self.total.cycles

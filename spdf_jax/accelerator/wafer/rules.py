@@ -27,12 +27,13 @@ FREE = frozenset(
 
 ELEMENTWISE = frozenset(
     'abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil '
-    'clamp clz conj cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 '
-    'floor ge gt imag integer_pow is_finite le lgamma log log1p logistic lt '
-    'max min mul ne neg nextafter not or population_count pow random_bits '
-    'random_fold_in random_seed random_split real rem round rsqrt select_n '
-    'shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt '
-    'square sub tan tanh threefry2x32 xor'.split()
+    'clamp clz complex conj cos cosh digamma div eq erf erf_inv erfc exp exp2 '
+    'expm1 floor ge gt igamma imag integer_pow is_finite le lgamma log log1p '
+    'logistic lt max min mul ne neg nextafter not one_minus_square or '
+    'polygamma population_count pow random_bits random_fold_in random_seed '
+    'random_split real rem round rsqrt select_n shift_left '
+    'shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub '
+    'tan tanh threefry2x32 xor'.split()
 )
 """One operation for every number that comes out."""
 
