@@ -12,6 +12,7 @@ from spdf_jax.analysis.mask_changes import movement
 from spdf_jax.analysis.mask_changes import sawtooth
 from spdf_jax.analysis.tables import number
 from spdf_jax.analysis.tables import seconds_of
+from spdf_jax.analysis.wafer_findings import on_wafer
 from spdf_jax.analysis.workdirs import PhaseRecord
 from spdf_jax.analysis.workdirs import Run
 
@@ -171,6 +172,9 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
   return text
 
 
+_OF_EACH = against_bigram, movement, sawtooth, fine_tuning, cost, on_wafer
+
+
 def find(runs: Mapping[str, Run]) -> list[str]:
   """States what the runs show, one statement after another.
 
@@ -178,8 +182,8 @@ def find(runs: Mapping[str, Run]) -> list[str]:
     runs: Runs by label.
 
   Returns:
-    Sentences: the baseline, masks, fine-tuning and cost of each run, then each
-    pair of runs at equal FLOPs.
+    Sentences: the baseline, masks, fine-tuning, cost and modeled wafer of each
+    run, then each pair of runs at equal FLOPs.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
@@ -190,7 +194,7 @@ def find(runs: Mapping[str, Run]) -> list[str]:
   """
   statements = [
       make(label, run)
-      for make in (against_bigram, movement, sawtooth, fine_tuning, cost)
+      for make in _OF_EACH
       for label, run in runs.items()
   ]
   statements += [

@@ -1,0 +1,200 @@
+"""Control flow: loops, branches and calls, as the interpreter walks them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spdf_jax.accelerator.wafer.equations import GRADIENT
+from spdf_jax.accelerator.wafer.equations import Operand
+from spdf_jax.accelerator.wafer.equations import TOKEN
+from spdf_jax.accelerator.wafer.equations import WEIGHT
+from spdf_jax.accelerator.wafer.inputs import result_of
+from spdf_jax.accelerator.wafer.layers import layer_of
+from spdf_jax.accelerator.wafer.program import Branches
+from spdf_jax.accelerator.wafer.program import join
+from spdf_jax.accelerator.wafer.program import Program
+
+Walked = tuple[Program, list[Operand]]
+_MOST_ITERATIONS = 4096  # Of a loop whose every step is looked at.
+
+
+def call(
+    walker: Any, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """jit, remat, custom derivatives: one jaxpr of the same operands."""
+  jaxpr, consts = _only_jaxpr(eqn)
+  return walker.walk(jaxpr, consts, operands, path)
+
+
+def shard_map(
+    walker: Any, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Every device of a mesh does the work of its shard."""
+  jaxpr, consts = _only_jaxpr(eqn)
+  inside = [
+      o._replace(shape=v.aval.shape, known=None)
+      for o, v in zip(operands, jaxpr.invars)
+  ]
+  walker.shards += 1
+  program, outs = walker.walk(jaxpr, consts, inside, path)
+  walker.shards -= 1
+  results = [
+      result_of(v)._replace(space=o.space)
+      for v, o in zip(eqn.outvars, outs)
+  ]
+  mesh, axes = eqn.params['mesh'], eqn.params['newly_manual_axes']
+  shards = int(np.prod([mesh.shape[a] for a in axes]))
+  return program * shards, results
+
+
+def scan(
+    walker: Any, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """A loop of known length: its body once and times it, or with known masks
+  step by step."""
+  jaxpr, consts = _only_jaxpr(eqn)
+  length = eqn.params['length']
+  # What is scanned over has one axis more outside than inside; the names of
+  # the parameters that say so differ between versions of JAX.
+  carried = len(eqn.outvars) - _sliced(eqn.outvars, jaxpr.outvars)
+  carry_end = len(eqn.invars) - _sliced(eqn.invars, jaxpr.invars)
+  consts_end = carry_end - carried
+  fixed = operands[:consts_end]
+  carry = list(operands[consts_end:carry_end])
+  xs = operands[carry_end:]
+  if not length:
+    return Program(), [*carry, *map(result_of, eqn.outvars[len(carry):])]
+  known = any(x.known is not None and x.size > length for x in xs)
+  steps = length if known and length <= _MOST_ITERATIONS else 1
+  order = range(length)
+  order = reversed(order) if eqn.params['reverse'] else order
+  parts = []
+  for _, i in zip(range(steps), order):
+    row = [
+        x._replace(
+            shape=x.shape[1:],
+            known=None if x.known is None or steps == 1 < length
+            else x.known[i],
+        )
+        for x in xs
+    ]
+    if steps == 1 < length:
+      carry = [c._replace(known=None) for c in carry]
+    program, outs = walker.walk(
+        jaxpr, consts, [*fixed, *carry, *row], path
+    )
+    parts.append(program)
+    carry = outs[:carried]
+  program = join(parts) if steps == length else parts[0] * length
+  results = [
+      result_of(v)._replace(space=o.space)
+      for v, o in zip(eqn.outvars, outs)
+  ]
+  return program, results
+
+
+def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  """Counts the variables that a scan slices or stacks."""
+  rank = lambda var: len(getattr(var.aval, 'shape', ()))
+  return sum(rank(o) > rank(i) for o, i in zip(outside, inside))
+
+
+def while_loop(
+    walker: Any, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """A loop that ends when its data says so: step by step while it is known."""
+  params = eqn.params
+  test, test_consts = _opened(params['cond_jaxpr'])
+  body, body_consts = _opened(params['body_jaxpr'])
+  of_test = params['cond_nconsts']
+  of_body = of_test + params['body_nconsts']
+  carry = list(operands[of_body:])
+  parts = []
+  while len(parts) < _MOST_ITERATIONS:
+    _, (again,) = walker.walk(
+        test, test_consts, [*operands[:of_test], *carry], path
+    )
+    if again.known is None:
+      break
+    if not again.known:
+      return join(parts), carry
+    program, carry = walker.walk(
+        body, body_consts, [*operands[of_test:of_body], *carry], path
+    )
+    parts.append(program)
+  if walker.trips is None:
+    raise ValueError(
+        f'a while loop in {layer_of(path)[0] or "the program"} ends when its '
+        'data says so; give trips, the number of its iterations.'
+    )
+  unknown = [c._replace(known=None) for c in operands[of_body:]]
+  tests, _ = walker.walk(
+      test, test_consts, [*operands[:of_test], *unknown], path
+  )
+  program, _ = walker.walk(
+      body, body_consts, [*operands[of_test:of_body], *unknown], path
+  )
+  return (program + tests) * walker.trips, unknown
+
+
+def cond(
+    walker: Any, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """One branch where the predicate is known, all of them otherwise."""
+  index, *rest = operands
+  branches = eqn.params['branches']
+  name = walker.conds.setdefault(id(eqn), f'cond_{len(walker.conds)}')
+  if index.known is not None:
+    taken = int(np.clip(int(index.known), 0, len(branches) - 1))
+    jaxpr, consts = _opened(branches[taken])
+    return walker.walk(jaxpr, consts, rest, path)
+  programs, outs = zip(*(
+      walker.walk(*_opened(b), rest, path) for b in branches
+  ))
+  results = []
+  for i, var in enumerate(eqn.outvars):
+    spaces = [o[i].space for o in outs]
+    space = next((s for s in (TOKEN, GRADIENT, WEIGHT) if s in spaces), None)
+    results.append(result_of(var)._replace(space=space))
+  shares = _shares(walker.frequencies.get(name), name, len(branches))
+  return Program(branches=(Branches(name, programs, shares),)), results
+
+
+def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+  """Returns an open jaxpr and its constants."""
+  return getattr(closed, 'jaxpr', closed), getattr(closed, 'consts', ())
+
+
+def _only_jaxpr(eqn) -> tuple[Any, Sequence[Any]]:
+  for value in eqn.params.values():
+    if hasattr(value, 'eqns') or hasattr(value, 'jaxpr'):
+      return _opened(value)
+  raise ValueError(f'{eqn.primitive} has no jaxpr to look into.')
+
+
+def _shares(
+    given: float | Sequence[float] | None, name: str, branches: int
+) -> tuple[float, ...] | None:
+  """Reads a frequency: of the last of two branches, or of each."""
+  if given is None:
+    return None
+  shares = given
+  if isinstance(given, (int, float)):
+    shares = (1 - given, given)
+  shares = tuple(map(float, shares))
+  if len(shares) != branches or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+    raise ValueError(
+        f'the frequencies of {name} are {given}; give a share for each of its '
+        f'{branches} branches, together 1.'
+    )
+  return shares
+
+
+CONTROL = {
+    'cond': cond,
+    'scan': scan,
+    'shard_map': shard_map,
+    'while': while_loop,
+}
+"""By primitive, `(walker, equation, operands, path) -> (program, results)`."""

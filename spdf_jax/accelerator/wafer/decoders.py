@@ -1,0 +1,94 @@
+"""A decoder's training step in closed form: what validation is computed on."""
+
+from typing import NamedTuple
+
+from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Program
+from spdf_jax.accelerator.wafer.work import Elementwise
+from spdf_jax.accelerator.wafer.work import Host
+from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.accelerator.wafer.work import Scores
+
+
+class Decoder(NamedTuple):
+  """Sizes of a decoder.
+
+  Attributes:
+    layers: Number of blocks.
+    width: Of the residual stream.
+    hidden: Width of the feed-forward network.
+    heads: Of attention.
+    vocabulary: Number of token ids.
+    gated: Whether the feed-forward network has a third matrix.
+    predicted: Share of the tokens that the head is applied to.
+    keys: Width of keys and of values; `None`: the model's.
+  """
+
+  layers: int
+  width: int
+  hidden: int
+  heads: int
+  vocabulary: int
+  gated: bool = False
+  predicted: float = 1.0
+  keys: int | None = None
+
+
+def training_step(
+    decoder: Decoder, batch: int, length: int, density: float = 1.0
+) -> Program:
+  """Returns a training step: forward, both gradients, the optimizer.
+
+  Norms, activations and softmax are 30 d + 10 d_ff + 12 s heads operations per
+  layer and token, once forward and twice backward (an assumption).
+
+  Args:
+    decoder: Its sizes.
+    batch: Sequences.
+    length: Tokens of each.
+    density: Share of the hidden weights that are not zero.
+
+  Returns:
+    The program.
+
+  Example:
+    >>> step = training_step(Decoder(2, 64, 256, 4, 1000), 8, 128)
+    >>> len(step.operations), step.operations[0].work.tokens
+    (25, 1024)
+  """
+  d, tokens = decoder.width, batch * length
+  keys = d if decoder.keys is None else decoder.keys
+  shapes = [('attention', d, d)] * 2 + [('attention', d, keys)] * 2
+  shapes += [('mlp', d, decoder.hidden)] * (1 + decoder.gated)
+  shapes += [('mlp', decoder.hidden, d)]
+  operations = []
+  for name, inputs, outputs in shapes:
+    operations += _products(
+        name, Product(tokens, inputs, outputs, density), decoder.layers
+    )
+  head = Product(tokens * decoder.predicted, d, decoder.vocabulary)
+  operations += _products('head', head, 1)
+  scores = Scores(2 * tokens * length * d)
+  per_token = 30 * d + 10 * decoder.hidden + 12 * length * decoder.heads
+  for phase, times in (('forward', 1), ('backward', 2)):
+    count = decoder.layers * times
+    operations.append(Operation('attention', 'scores', phase, scores, count))
+  operations += [
+      Operation(
+          '', 'elementwise', 'forward', Elementwise(tokens * per_token),
+          3 * decoder.layers,
+      ),
+      Operation('', 'optimizer', 'backward', Host(0, 1)),
+  ]
+  return Program(tuple(operations))
+
+
+def _products(layer: str, work: Product, count: int) -> list[Operation]:
+  backward = work._replace(inputs=work.outputs, outputs=work.inputs)
+  return [
+      Operation(layer, 'product', 'forward', work, count),
+      Operation(layer, 'product', 'backward', backward, count),
+      Operation(
+          layer, 'product', 'backward', work._replace(sampled=True), count
+      ),
+  ]

@@ -1,0 +1,173 @@
+"""Views of a report: a table to read, and a trace to look at in a browser."""
+
+from collections.abc import Iterator
+import json
+import os
+import pathlib
+from typing import Any
+
+from spdf_jax.accelerator.wafer.cost import Cost
+from spdf_jax.accelerator.wafer.report import bound_of
+from spdf_jax.accelerator.wafer.report import Report
+
+_TRACKS = ('operation', 'core', 'fabric', 'io')
+_MOST_EVENTS = 200_000
+_NOTED = 1e-3  # Of the time: conds that matter less are not shown.
+
+
+def format_report(report: Report, rows: int = 20) -> str:
+  """Writes a report as text: totals, the costliest layers, what is missing.
+
+  Args:
+    report: The report.
+    rows: Layers to show, the costliest first.
+
+  Returns:
+    Text of several lines.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from spdf_jax.accelerator.wafer import create_device
+    >>> from spdf_jax.accelerator.wafer import simulate
+    >>> x = jnp.ones((4096, 64), jnp.float16)
+    >>> report = simulate(jnp.dot, create_device('cs2'))(x, x[:64])
+    >>> print(format_report(report).splitlines()[0])
+    1 x cs2 (default), modeled: 20.9 us, bound by latency
+  """
+  low, high = report.energy
+  clock = report.device.clock
+  lines = [
+      f'{report.systems} x {report.device.name}, modeled: '
+      f'{_seconds(report.seconds)}, bound by {report.bound}',
+      f'FLOPs done {report.flops:.4g}, skipped {report.skipped_flops:.4g}, '
+      f'{report.utilisation:.1%} of peak',
+      f'streamed {_bytes(report.total.streamed_bytes)} per system, largest '
+      f'working set {_bytes(report.total.sram_bytes)} of '
+      f'{_bytes(report.device.sram)}',
+      f'energy between {low:.3g} and {high:.3g} J: FLOPs at the peak\'s '
+      'energy, and full power all along',
+      '',
+      f'{"layer":<36}{"time":>10}{"share":>7}  {"bound":<8}{"FLOPs":>10}'
+      f'{"skipped":>10}{"streamed":>10}',
+  ]
+  layers = sorted(
+      report.by_layer().items(), key=lambda item: -item[1].cycles
+  )
+  for name, cost in layers[:rows]:
+    lines.append(_row(name or '(no layer)', cost, report.cycles, clock))
+  rest = layers[rows:]
+  if rest:
+    cost = sum((cost for _, cost in rest), Cost())
+    lines.append(_row(f'{len(rest)} more', cost, report.cycles, clock))
+  for branch in report.branches:
+    cycles = [r.cycles for r in branch.reports]
+    if max(cycles) - min(cycles) < _NOTED * report.cycles:
+      continue
+    times = ', '.join(_seconds(r.seconds) for r in branch.reports)
+    shares = ', '.join(f'{share:.3g}' for share in branch.frequencies)
+    how = 'frequencies' if branch.given else 'unknown, the costliest counts'
+    lines.append(f'{branch.name}: {times}; {how} ({shares})')
+  hosted = report.total.host_operations
+  lines += ['', f'on weights where they are stored: {hosted:.3g} operations']
+  if report.unknown:
+    names = ', '.join(f'{k} x {v:g}' for k, v in report.unknown.items())
+    lines.append(f'NOT COSTED, no rule: {names}')
+  return '\n'.join(lines)
+
+
+def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
+  """Writes a report as a trace for Perfetto or chrome://tracing.
+
+  Operations follow one another on the first track; the others show how long
+  cores, links and I/O are busy with each.
+
+  Args:
+    report: The report.
+    path: Of the JSON file.
+
+  Returns:
+    The path.
+
+  Raises:
+    ValueError: there are too many operations for a viewer.
+
+  Example:
+    >>> import tempfile
+    >>> from spdf_jax.accelerator.wafer import create_device, simulate
+    >>> import jax.numpy as jnp
+    >>> x = jnp.ones((64, 64))
+    >>> report = simulate(jnp.dot, create_device('cs2'))(x, x)
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...   path = write_trace(report, pathlib.Path(directory) / 'trace.json')
+    ...   sorted(json.loads(path.read_text()))
+    ['displayTimeUnit', 'otherData', 'traceEvents']
+  """
+  events = list(_events(report))
+  if len(events) > _MOST_EVENTS:
+    raise ValueError(
+        f'the report has {len(events):,} events and viewers take '
+        f'{_MOST_EVENTS:,}; scan over the layers.'
+    )
+  path = pathlib.Path(path)
+  path.write_text(json.dumps({
+      'traceEvents': events,
+      'displayTimeUnit': 'ms',
+      'otherData': {
+          'device': report.device.name,
+          'systems': report.systems,
+          'seconds': float(report.seconds),
+          'modeled': 'not measured',
+      },
+  }))
+  return path
+
+
+def _events(report: Report) -> Iterator[dict[str, Any]]:
+  name = f'{report.systems} x {report.device.name} (modeled)'
+  yield dict(name='process_name', ph='M', pid=0, args=dict(name=name))
+  for tid, track in enumerate(_TRACKS):
+    yield dict(
+        name='thread_name', ph='M', pid=0, tid=tid, args=dict(name=track)
+    )
+  micro = 1e6 / report.device.clock
+  start = 0.0
+  for operation, cost in report.rows:
+    label = operation.layer.rpartition('/')[2] or operation.name
+    args = dict(
+        layer=operation.layer, operation=operation.name,
+        phase=operation.phase, executions=operation.count,
+        bound=bound_of(cost), flops=float(cost.flops),
+        skipped_flops=float(cost.skipped_flops),
+        streamed_bytes=float(cost.streamed_bytes),
+    )
+    lengths = (cost.cycles, cost.core, cost.fabric, cost.io)
+    for tid, cycles in enumerate(lengths):
+      if cycles:
+        yield dict(
+            name=label, cat=operation.phase, ph='X', pid=0, tid=tid,
+            ts=start * micro, dur=float(cycles) * micro, args=args,
+        )
+    start += float(cost.cycles)
+
+
+def _row(name: str, cost: Cost, cycles: float, clock: float) -> str:
+  return (
+      f'{name[-36:]:<36}{_seconds(cost.cycles / clock):>10}'
+      f'{cost.cycles / max(cycles, 1e-30):>7.1%}  {bound_of(cost):<8}'
+      f'{cost.flops:>10.3g}{cost.skipped_flops:>10.3g}'
+      f'{_bytes(cost.streamed_bytes):>10}'
+  )
+
+
+def _seconds(seconds: float) -> str:
+  for unit, scale in (('s', 1), ('ms', 1e3), ('us', 1e6)):
+    if seconds * scale >= 1:
+      return f'{seconds * scale:,.3g} {unit}'
+  return f'{seconds * 1e9:.3g} ns'
+
+
+def _bytes(number: float) -> str:
+  for unit, scale in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
+    if number >= scale:
+      return f'{number / scale:.3g} {unit}'
+  return f'{number:.0f} B'

@@ -1,0 +1,225 @@
+"""Whole recipes on the modeled wafer: what adds up, what is advised, said."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+from quickstart_runs import ROOT
+from quickstart_runs import small_config
+from quickstart_runs import start_command
+
+from spdf_jax.accelerator.wafer import create_device
+from spdf_jax.accelerator.wafer import report_on
+from spdf_jax.accelerator.wafer.decoders import training_step
+from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.analysis import PhaseRecord
+from spdf_jax.analysis import Run
+from spdf_jax.analysis import shape_of
+from spdf_jax.analysis.simulation import simulate_inference
+from spdf_jax.analysis.simulation import simulate_recipe
+from spdf_jax.analysis.simulation import trace_step
+from spdf_jax.analysis.simulation_text import format_estimate
+from spdf_jax.analysis.simulation_text import format_inference
+from spdf_jax.analysis.simulation_text import Rate
+from spdf_jax.analysis.wafer_findings import decoder_of
+from spdf_jax.analysis.wafer_findings import on_wafer
+from spdf_jax.analysis.wafer_memory import advise_batch
+from spdf_jax.analysis.wafer_memory import micro_batches
+from spdf_jax.models import PRESETS
+from spdf_jax.training import create_recipe
+
+DEVICE = create_device('cs2')
+SECONDS = 300  # of patience with a child process.
+UPDATES = dict(update_every=3, update_until=12)
+RIGL = dict(algorithm='rigl', sparsity=0.75, **UPDATES)
+
+
+def start(args):
+  return subprocess.Popen(
+      [sys.executable, '-m', 'experiments.simulate', *args], cwd=ROOT,
+      env=os.environ | {'PYTHONPATH': str(ROOT)}, text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+  )
+
+
+def make_recipe(sparsity=0.75, **changes):
+  config = small_config(
+      data__task='', phases__order=('pretrain', 'continuation'), **changes
+  )
+  with config.ignore_type():
+    config.phases.pretrain.sparsity = sparsity
+  return create_recipe(config)
+
+
+@pytest.fixture(scope='module')
+def static():
+  return make_recipe()
+
+
+def test_a_recipe_is_its_steps(static):
+  estimate = simulate_recipe(static, DEVICE)
+  sparse, dense = estimate.phases
+  assert [p.sparsity for p in estimate.phases] == pytest.approx([0.75, 0])
+  assert sparse.seconds < sparse.dense_seconds
+  assert dense.seconds == pytest.approx(dense.dense_seconds)
+  assert sparse.dense_seconds == pytest.approx(dense.seconds)
+  assert dense.host_seconds == pytest.approx(15 * DEVICE.step_seconds)
+  assert estimate.seconds == sparse.seconds + dense.seconds
+  # A mask made at a step is used from the next one on: one sparse step more.
+  assert estimate.report.seconds * 15 == pytest.approx(sparse.seconds)
+  low, high = estimate.energy
+  assert 0 < low < high == estimate.seconds * DEVICE.power
+
+
+def test_a_traced_recipe_is_near_the_closed_form(static):
+  # Far from the calibration points: here elementwise operations weigh most.
+  model = shape_of(static.model.config)._asdict()
+  form = report_on(training_step(decoder_of(model), 4, 32), DEVICE)
+  traced = simulate_recipe(static, DEVICE).phases[1].seconds / 15
+  assert traced == pytest.approx(form.seconds, rel=0.01)
+
+
+def test_mask_updates_are_paid_for(static):
+  rigl = make_recipe(RIGL)
+  moved, still = (
+      simulate_recipe(r, DEVICE).phases[0] for r in (rigl, static)
+  )
+  updates = [s for s in rigl.plan.update_steps.tolist() if 0 < s < 15]
+  assert len(updates) > 2
+  assert moved.seconds - still.seconds == pytest.approx(
+      len(updates) * DEVICE.step_seconds, rel=0.01
+  )
+  # And steps that grow connections compute dense gradients of weights.
+  shape = shape_of(rigl.model.config)
+  grown = 2 * 4 * 32 * 0.75 * shape.n_layers * shape.hidden_weights
+  steps = sum(rigl.plan.dense_grads_steps < 15)
+  more = moved.flops - still.flops - steps * grown
+  assert 0 <= more < 15 * 70_000  # Counting while masks are chosen.
+  assert steps * grown > 1_000_000
+
+
+def test_choosing_masks_is_no_product_of_tokens():
+  products = [
+      sum(isinstance(o.work, Product) for o in p.operations)
+      + len([b for b in p.branches for q in b.programs for o in q.operations
+             if isinstance(o.work, Product)])
+      for p in (trace_step(make_recipe(s), 4, 32) for s in (RIGL, 0.75))
+  ]
+  assert products[0] == products[1] == 3 * 6 + 3  # And the head.
+
+
+def test_a_ramp_costs_more_than_its_end_and_less_than_dense():
+  ramp = dict(schedule='cubic', initial=0.0, final=0.75, steps=9)
+  gmp = make_recipe(dict(algorithm='gmp', sparsity=ramp, **UPDATES))
+  flops = [simulate_recipe(r, DEVICE).phases[0].flops
+           for r in (make_recipe(), gmp, make_recipe(0.0))]
+  assert flops == sorted(flops) and flops[0] < flops[1] < flops[2]
+
+
+def test_batches_that_do_not_fit_are_taken_in_parts(static):
+  config = static.model.config
+  fits_one = advise_batch(config, DEVICE, 32).working_set * 1.5
+  small = dataclasses.replace(DEVICE, sram=fits_one)
+  assert micro_batches(config, small, 4, 32) == 4
+  phase = simulate_recipe(static, small).phases[0]
+  assert phase.micro_batches == 4
+  assert phase.seconds > simulate_recipe(static, DEVICE).phases[0].seconds
+  assert simulate_recipe(static, small, 4).phases[0].micro_batches == 1
+  tiny = dataclasses.replace(DEVICE, sram=fits_one / 2)
+  with pytest.raises(ValueError, match='one sequence of 32 tokens'):
+    simulate_recipe(static, tiny)
+
+
+@pytest.mark.parametrize(
+    'preset, batch, stash', [
+        ('cerebras-gpt-1.3b', 132, 26.6), ('cerebras-gpt-6.7b', 65, 34.9),
+        ('cerebras-gpt-13b', 90, 75.5),
+    ],
+)
+def test_the_vendors_micro_batches_fit_and_their_stash_is_known(
+    preset, batch, stash
+):
+  found = advise_batch(PRESETS[preset], DEVICE, 2048)
+  assert batch <= found.largest
+  assert batch * found.stash / 1e9 == pytest.approx(stash, abs=0.06)
+  assert (batch <= found.advised) == (stash < 40)
+
+
+@pytest.mark.parametrize('decode', [False, True])
+def test_a_trained_model_gains_from_zeros(static, decode):
+  found = simulate_inference(
+      static, DEVICE, batch_size=2, length=32, decode=decode
+  )
+  sparse, dense = found
+  assert sparse.tokens == (2 if decode else 64)
+  assert sparse.report.flops < dense.report.flops
+  assert sparse.report.seconds < dense.report.seconds
+  assert not sparse.report.unknown and not sparse.report.total.host
+  assert '75.0% zeros' in format_inference(found, decode=decode)
+
+
+def test_decoding_a_large_model_is_bound_by_streaming():
+  recipe = make_recipe(model__d_model=2048, model__d_ff=8192)
+  sparse, dense = simulate_inference(
+      recipe, DEVICE, batch_size=1, length=32, decode=True
+  )
+  assert dense.report.bound == 'io'
+  assert dense.report.total.io > 1.9 * sparse.report.total.io
+
+
+def test_an_estimate_says_what_it_is(static):
+  estimate = simulate_recipe(static, DEVICE, 2)
+  text = format_estimate(
+      estimate, static, price=Rate(10, 'a price list'),
+      carbon=Rate(0.4, 'a grid'),
+  )
+  for words in ('modeled, not measured', 'pretrain', '75.0%', 'a price list',
+                'a grid', 'of CO2', 'kWh', 'micro-batch of 32 tokens'):
+    assert words in text
+  assert 'cost' not in format_estimate(estimate, static)
+
+
+@pytest.mark.parametrize('value, source', [(-1.0, 'x'), (1.0, ''), (None, 'x')])
+def test_a_rate_needs_a_value_and_a_source(value, source):
+  with pytest.raises(ValueError, match='price_per_hour is .* its source'):
+    Rate.checked('price_per_hour', value, source)
+
+
+def test_a_report_line_compares_sparse_with_dense_and_only_then():
+  sizes = shape_of(PRESETS['gpt-mini'])._asdict()
+  phase = PhaseRecord('p', 0, 10, 8, 128, 'text', 0.75, 64, 5.0, 9.0)
+  text = on_wafer('ours', Run('ours', (phase,), (), model=sizes))
+  assert text.startswith('On one modeled CS-2') and 'nothing measured' in text
+  assert '1 s of either' in text
+  dense = Run('ours', (phase._replace(sparsity=0.0),), (), model=sizes)
+  assert on_wafer('ours', dense) is None
+  assert on_wafer('ours', Run('ours', (phase,), ())) is None
+
+
+@pytest.mark.parametrize('args, code, words', [
+    (['--validate'], 0, ['held out, unexplained', '-38.7%', 'not available']),
+    (['--audit', '--device=cs3'], 0, ['cs3 (default)', 'Hot Chips']),
+    (['--validate', '--device=cs4'], 1, ["'cs4' is unknown; did you mean"]),
+    ([], 1, ['give --config']),
+])
+def test_the_command_without_a_config(args, code, words):
+  child = start(args)
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == code, output
+  assert all(word in output for word in words) and 'Traceback' not in output
+
+
+def test_the_command_simulates_a_config_and_writes_what_it_is_asked(tmp_path):
+  child = start_command(
+      'experiments.simulate', '--config=configs/quickstart.py', '--systems=4',
+      f'--trace={tmp_path / "trace.json"}', '--figure=roofline',
+      f'--out={tmp_path / "roofline.png"}', data__task='',
+      phases__order='("pretrain", "continuation")',
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 0, output
+  assert '4 x cs2 (default): modeled, not measured' in output
+  assert (tmp_path / 'trace.json').exists()
+  assert (tmp_path / 'roofline.png').stat().st_size > 10_000

@@ -1,0 +1,74 @@
+"""Devices: every number has a source, and cannot be what it must not be."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from spdf_jax.accelerator.wafer.constants import BANDS
+from spdf_jax.accelerator.wafer.constants import PRESETS
+from spdf_jax.accelerator.wafer.device import create_device
+from spdf_jax.accelerator.wafer.device import NUMBERS
+
+
+@pytest.mark.parametrize('name', PRESETS)
+@pytest.mark.parametrize('band', BANDS)
+def test_every_number_has_unit_grade_and_source(name, band):
+  device = create_device(name, band)
+  facts = dict(device.facts)
+  assert set(facts) == set(NUMBERS)
+  for field, fact in facts.items():
+    assert getattr(device, field) == fact.value
+    assert fact.unit and fact.grade in ('P', 'P2', 'C', 'K', 'A')
+    assert len(fact.source) >= 5
+    assert f'{field} ' in device.audit() and fact.source in device.audit()
+
+
+def test_a_changed_number_is_not_passed_off_as_printed():
+  line = next(
+      line for line in create_device('cs2', clock=1.1e9).audit().splitlines()
+      if line.startswith('clock')
+  )
+  assert line.endswith('set by the caller')
+
+
+@pytest.mark.parametrize(
+    'name, petaflops', [('cs2', 5.78), ('cs3', 12.24)]
+)
+def test_peaks_are_the_printed_ones(name, petaflops):
+  peak = create_device(name).peak_flops
+  assert peak / 1e15 == pytest.approx(petaflops, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    'make, message',
+    [
+        (lambda: create_device('cs4'), "'cs4' is unknown; did you mean"),
+        (lambda: create_device('cs2', 'defualt'), "did you mean 'default'"),
+        (lambda: create_device('cs2', clok=1.0), "did you mean 'clock'"),
+        (lambda: create_device('cs2', clock=0.0), 'clock is 0.0; .* above 0'),
+        (lambda: create_device('cs2', sram=-1), 'sram is -1'),
+        (lambda: create_device('cs2', latency=-1.0), 'latency .* at least 0'),
+        (lambda: create_device('cs2', clock=float('nan')), 'clock is nan'),
+        (lambda: create_device('cs2', overlap=1.5), 'overlap .* at most 1'),
+        (lambda: create_device('cs2', encoding='bitmp'), "mean 'bitmap'"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+def test_a_device_cannot_be_changed_in_place():
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    create_device('cs2').clock = 1.0
+
+
+def test_a_device_is_a_tree_of_its_numbers():
+  device = create_device('cs2')
+  assert jax.tree.structure(device).num_leaves == len(NUMBERS)
+  clocks = jax.vmap(
+      lambda clock: dataclasses.replace(device, clock=clock).peak_flops
+  )(jnp.array([1.0, 2.0]))
+  assert clocks.tolist() == [2 * 850_000 * 4, 4 * 850_000 * 4]
