@@ -36,6 +36,7 @@ from spdf_jax.evaluation.perplexity import loss_evaluator
 from spdf_jax.evaluation.sampling import greedy
 from spdf_jax.evaluation.sampling import sampler
 from spdf_jax.evaluation.task import task_evaluator
+from spdf_jax.evaluation.task import write_json_lines
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
 from spdf_jax.evaluation.wikitext import adjusted_perplexity
@@ -76,4 +77,5 @@ __all__ = [
     'score_lambada',
     'score_texts',
     'task_evaluator',
+    'write_json_lines',
 ]

@@ -18,8 +18,9 @@ from spdf_jax.extras import require
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 
-def _write_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
-  """Writes records as JSON lines: the whole file appears, or none of it."""
+def write_json_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
+  """Writes records, one a line: the whole file appears, or none of it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f'.{path.name}.{os.getpid()}')
   try:
     with partial.open('w', encoding='utf-8') as file:
@@ -83,7 +84,6 @@ def task_evaluator(
   # Asked for now: an hour of training is too late to find it missing.
   require('sacrebleu', 'eval')
   directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
   contexts = [decode(prompt) for prompt in prompts]
 
   def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
@@ -94,7 +94,7 @@ def task_evaluator(
         for context, reference, text in zip(contexts, references, texts)
     ]
     if jax.process_index() == 0:
-      _write_lines(directory / f'step_{step:08d}.jsonl', records)
+      write_json_lines(directory / f'step_{step:08d}.jsonl', records)
     yield 'task/bleu', bleu(texts, references)
     yield 'task/chrf', chrf(texts, references)
 

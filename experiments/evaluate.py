@@ -1,0 +1,92 @@
+"""Measures trained models on tasks, by the official definitions.
+
+  python -m experiments.evaluate --workdir=runs/a \\
+    --tasks=validation,lambada=lambada.jsonl,wikitext=wiki.test.tokens
+
+  python -m experiments.evaluate --hf=cerebras-gpt-111m/ --output=scores.json \\
+    --tasks=cerebras_gpt=tasks/,e2e=e2e/,webnlg=webnlg17/
+
+A task is NAME, or NAME=PATH of its files: validation (of the run's corpus),
+lambada, wikitext, the suites cerebras_gpt and open_llm of EleutherAI's harness
+(extra harness; without a path they are downloaded), and tasks that generate,
+on their test split: e2e, e2e_csv, webnlg, dart, jsonl, python-docstrings. One
+table has every number with its protocol; --output has it as JSON.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from experiments import compilation_cache
+from experiments import console
+from spdf_jax import evaluation
+from spdf_jax.analysis import scorecard
+from spdf_jax.analysis import subjects
+from spdf_jax.training.metrics import write_atomically
+
+_WORKDIR = flags.DEFINE_string('workdir', None, 'WORKDIR or WORKDIR@PHASE.')
+_HF = flags.DEFINE_string(
+    'hf', None, 'Or a Hugging Face directory, with its tokenizer.'
+)
+_TASKS = flags.DEFINE_list('tasks', None, 'NAME or NAME=PATH, by commas.')
+_SEARCH = flags.DEFINE_enum(
+    'search', 'hu2021', ['greedy', *evaluation.PROTOCOLS],
+    'How answers are found.',
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+    'max_new_tokens', 64, 'Most tokens of an answer.', lower_bound=1
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    'batch_size', 8, 'Sequences at once.', lower_bound=1
+)
+_LIMIT = flags.DEFINE_integer(
+    'limit', None, 'Only so many of each, for a try.', lower_bound=1
+)
+_METEOR_JAR = flags.DEFINE_string('meteor_jar', None, 'meteor-1.5.jar.')
+_OUTPUT = flags.DEFINE_string(
+    'output', None, 'JSON file for the scores; answers go beside it.'
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  if bool(_WORKDIR.value) == bool(_HF.value):
+    raise app.UsageError('give --workdir or --hf.')
+  console.prepare()
+  compilation_cache.prepare()
+  output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+  settings = scorecard.Settings(
+      search=_SEARCH.value, max_new_tokens=_MAX_NEW_TOKENS.value,
+      batch_size=_BATCH_SIZE.value, limit=_LIMIT.value,
+      meteor_jar=_METEOR_JAR.value,
+      generations=output and output.with_suffix(''),
+  )
+  try:
+    candidate = (
+        subjects.open_run(_WORKDIR.value) if _WORKDIR.value
+        else subjects.open_hf(_HF.value)
+    )
+    scores = []
+    for task in _TASKS.value:
+      name, _, path = task.partition('=')
+      print(f'{name} …', file=sys.stderr)
+      scores += scorecard.score_task(candidate, name, path, settings)
+  except (ValueError, OSError, ImportError) as error:
+    logging.error('%s', error)
+    return 1
+  print(scorecard.format_scores(scores))
+  if output is not None:
+    found = scorecard.to_json(candidate, scores)
+    write_atomically(output, json.dumps(found, indent=2) + '\n')
+  return 0
+
+
+if __name__ == '__main__':
+  flags.mark_flag_as_required('tasks')
+  app.run(main)

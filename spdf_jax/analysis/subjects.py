@@ -1,0 +1,100 @@
+"""Subjects: models to measure, from a run or from Hugging Face."""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax import data
+from spdf_jax import evaluation
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax import training
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """A trained model with what it takes to measure it.
+
+  Attributes:
+    name: Where it comes from.
+    model: The Flax module.
+    params: Its parameters.
+    tokenizer: Makes its tokens.
+    config: Of the run; `None` for a model from elsewhere.
+  """
+
+  name: str
+  model: models.GPT | models.Llama
+  params: PyTree
+  tokenizer: data.Tokenizer
+  config: Mapping[str, Any] | None = None
+
+  @property
+  def subject(self) -> evaluation.Subject:
+    """What the harness, and what scores likelihoods, take."""
+    apply = lambda params, tokens: self.model.apply({'params': params}, tokens)
+    return evaluation.Subject(
+        jax.jit(apply), self.params, self.tokenizer,
+        self.model.config.max_length, evaluation.CachedModel(self.model),
+    )
+
+
+def open_run(source: str) -> Candidate:
+  """Opens a checkpoint of a run, with the tokenizer of its corpus.
+
+  Args:
+    source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: there is no such checkpoint, or it does not say what it is of.
+  """
+  checkpoint = training.find_checkpoint(source)
+  meta = checkpoint / 'meta' / 'metadata'
+  config = json.loads(meta.read_text('utf-8'))['config']
+  if 'model' not in config or 'data' not in config:
+    raise ValueError(
+        f'checkpoint {checkpoint} does not say what it was trained on; give '
+        'the workdir of a training run, or a Hugging Face directory.'
+    )
+  model = models.create_model(**config['model'])
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  corpus = data.prepare_corpus(
+      config['data']['corpus'],
+      tokenizer=config['data']['tokenizer'],
+      cache_dir=config['data']['cache_dir'],
+  )
+  return Candidate(
+      source, model, training.read_params(checkpoint, shapes),
+      corpus.tokenizer, config,
+  )
+
+
+def open_hf(directory: str) -> Candidate:
+  """Opens a GPT-2, Cerebras-GPT or Llama, with the tokenizer beside it.
+
+  Args:
+    directory: As `interop.load_hf` reads it, with a tokenizer's files.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: something is missing, or of an unknown kind.
+  """
+  found = interop.load_hf(directory)
+  tokenizer = data.open_tokenizer(pathlib.Path(directory))
+  return Candidate(
+      str(directory), models.model_of(found.config),
+      jax.tree.map(jnp.asarray, found.params), tokenizer,
+  )

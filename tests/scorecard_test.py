@@ -1,0 +1,134 @@
+"""Scorecards: every kind of task, and what is refused."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from spdf_jax import data
+from spdf_jax import evaluation
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax.analysis import scorecard
+from spdf_jax.analysis import subjects
+from spdf_jax.data.tasks import Input
+from spdf_jax.data.tasks import task_of_inputs
+
+GREEDY = scorecard.Settings(search='greedy', max_new_tokens=4, batch_size=2)
+TASK = [
+    {'context': 'two', 'references': ['II', '2'], 'part': 'seen'},
+    {'context': 'three', 'references': ['III'], 'part': 'unseen'},
+    {'context': 'four', 'references': ['IV'], 'part': 'seen'},
+]
+
+
+@pytest.fixture(scope='module')
+def candidate():
+  model = models.create_model(
+      'gpt-mini', vocab_size=257, n_layers=1, d_model=16, d_ff=32, max_length=32
+  )
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  params = model.init(jax.random.key(0), tokens)['params']
+  return subjects.Candidate('tiny', model, params, data.ByteTokenizer())
+
+
+def test_answers_do_not_depend_on_their_batch_and_start_after_the_context(
+    candidate,
+):
+  contexts = ['one', 'a much longer context that has to be cut', 'x']
+  together = scorecard.answer(candidate, contexts, GREEDY)
+  alone = [scorecard.answer(candidate, [c], GREEDY)[0] for c in contexts]
+  assert together == alone
+  prompt = [*b'one', 256]
+  direct = evaluation.generate(
+      evaluation.CachedModel(candidate.model), candidate.params, [prompt],
+      max_new_tokens=4, end_of_text=256, batch_size=1, length=32,
+  )
+  assert together[0] == candidate.tokenizer.decode(direct[0]).strip()
+
+
+def test_lambada_has_both_protocols(candidate, tmp_path):
+  path = tmp_path / 'lambada.jsonl'
+  path.write_text('{"text": "say hello"}\n{"text": "see you"}\n')
+  found = scorecard.score_task(candidate, 'lambada', str(path), GREEDY)
+  assert [(s.protocol, s.metric) for s in found] == [
+      ('lambada_last_word', 'accuracy'), ('lambada_last_word', 'perplexity'),
+      ('lambada_megatron', 'accuracy'), ('lambada_megatron', 'perplexity'),
+  ]
+  direct = evaluation.score_lambada(
+      candidate.subject.apply_fn, candidate.params,
+      evaluation.read_lambada(path), candidate.tokenizer, length=32,
+  )
+  assert found[1].value == pytest.approx(direct['perplexity'])
+  assert found[0].note == '2 items'
+
+
+def test_wikitext_is_measured_by_its_words(candidate, tmp_path):
+  path = tmp_path / 'wiki.tokens'
+  path.write_text(' = Title = \n A few words , and one more . \n')
+  found, = scorecard.score_task(candidate, 'wikitext', str(path), GREEDY)
+  direct = evaluation.adjusted_perplexity(
+      candidate.subject.apply_fn, candidate.params, path.read_text(),
+      candidate.tokenizer, length=32,
+  )
+  assert found.value == pytest.approx(direct['adjusted_perplexity'])
+
+
+def test_texts_are_scored_by_their_protocols_and_parts(
+    candidate, tmp_path, monkeypatch
+):
+  pytest.importorskip('sacrebleu')
+  pytest.importorskip('nltk')
+  inputs = [
+      Input(t['context'], tuple(t['references']), t['part']) for t in TASK
+  ]
+  task = task_of_inputs('webnlg', {'test': inputs})
+  monkeypatch.setattr(data, 'load_task', lambda name, path: task)
+  settings = scorecard.Settings(**vars(GREEDY) | {'generations': tmp_path})
+  found = scorecard.score_task(candidate, 'webnlg', 'files', settings)
+  labels = {s.task for s in found}
+  assert labels == {'webnlg', 'webnlg (seen)', 'webnlg (unseen)'}
+  assert {s.protocol for s in found} == {'lora_webnlg', 'webnlg17'}
+  meteor = next(s for s in found if s.metric == 'meteor')
+  assert meteor.value is None and 'meteor-1.5.jar' in meteor.note
+  lines = (tmp_path / 'webnlg.jsonl').read_text().splitlines()
+  texts = [json.loads(line)['generation'] for line in lines]
+  direct = evaluation.score_texts(
+      [texts[0], texts[2]], [TASK[0]['references'], TASK[2]['references']],
+      'webnlg17',
+  )
+  seen, = [
+      s for s in found
+      if (s.task, s.protocol, s.metric) == ('webnlg (seen)', 'webnlg17', 'ter')
+  ]
+  assert seen.value == direct.values['ter'] and seen.note == '2 inputs'
+
+
+@pytest.mark.parametrize('name, message', [
+    ('validation', 'tiny has no corpus to validate on'),
+    ('lambda', "task 'lambda' is unknown; did you mean 'lambada'"),
+])
+def test_what_cannot_be_measured_is_named(candidate, name, message):
+  with pytest.raises(ValueError, match=message):
+    scorecard.score_task(candidate, name, '', GREEDY)
+
+
+def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
+  pytest.importorskip('safetensors')
+  interop.save_hf(tmp_path, candidate.model.config, candidate.params)
+  data.save_tokenizer(tmp_path / 'tokenizer.json', candidate.tokenizer)
+  again = subjects.open_hf(str(tmp_path))
+  tokens = jnp.arange(8)[None]
+  for one, other in zip(
+      (candidate, again), (again, candidate)
+  ):
+    logits = one.subject.apply_fn(one.params, tokens)
+    same = other.subject.apply_fn(other.params, tokens)
+    assert jnp.allclose(logits, same, atol=1e-5)
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='names no checkpoint'):
+    subjects.open_run(str(pathlib.Path(tmp_path)))

@@ -1,0 +1,119 @@
+"""Sweeps: grids, rankings, and the command killed and given again."""
+
+import json
+import math
+import time
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+from quickstart_runs import start_command
+
+from spdf_jax.analysis.sweeps import parse_grid
+from spdf_jax.analysis.sweeps import points
+from spdf_jax.analysis.sweeps import rank
+from spdf_jax.analysis.sweeps import Result
+from spdf_jax.analysis.sweeps import run_name
+
+RATE = 'phases.pretrain.learning_rate.peak'
+SECONDS = 300  # of patience with a child process.
+
+
+@pytest.mark.parametrize('text, values', [
+    ('a.b=1,2.5', [1, 2.5]), ('a.b=e2e', ['e2e']), ('a.b=1e-3', [1e-3]),
+    ("a.b='5 steps',6steps", ['5 steps', '6steps']), ('a.b=True', [True]),
+])
+def test_values_are_numbers_where_they_can_be(text, values):
+  assert parse_grid([text]) == {'a.b': values}
+
+
+@pytest.mark.parametrize('texts', [['a'], ['=1'], ['a='], ['a=1', 'a=2']])
+def test_a_grid_that_says_nothing_is_refused(texts):
+  with pytest.raises(ValueError, match='give every field once'):
+    parse_grid(texts)
+
+
+@given(st.dictionaries(
+    st.sampled_from('abc'),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
+))
+@settings(deadline=None)
+def test_points_are_all_choices_once(grid):
+  found = points(grid)
+  assert len(found) == math.prod(map(len, grid.values()))
+  assert len({json.dumps(p) for p in found}) == len(found)
+  assert len({run_name(p, 0) for p in found}) == len(found)
+
+
+@given(st.lists(st.floats(1, 9), min_size=2, max_size=2), st.integers(2, 4))
+@settings(deadline=None)
+def test_means_and_deviations_are_those_of_numpy(means, seeds):
+  rng = np.random.default_rng(0)
+  values = {a: rng.normal(mean, 0.1, seeds) for a, mean in enumerate(means)}
+  results = [
+      Result({'a': a}, s, '', {'task/bleu': v, 'target/loss': v})
+      for a, group in values.items() for s, v in enumerate(group)
+  ]
+  for metric, sign in (('task/bleu', -1), ('target/loss', 1)):
+    choices = rank(results, metric)
+    assert [c.mean * sign for c in choices] == sorted(
+        c.mean * sign for c in choices
+    )
+    for choice in choices:
+      group = values[choice.fields['a']]
+      assert choice.mean == pytest.approx(group.mean())
+      assert choice.deviation == pytest.approx(group.std(ddof=1))
+
+
+def test_a_metric_that_was_not_measured_is_named():
+  with pytest.raises(ValueError, match="has not measured 'task/bleu'"):
+    rank([Result({}, 0, 'x', {'target/loss': 1.0})], 'task/bleu')
+
+
+def sweep(workdir, *flags):
+  return start_command(
+      'experiments.sweep', '--config=configs/quickstart.py',
+      f'--workdir={workdir}', f'--grid={RATE}=1e-3,1e-2', '--seeds=2',
+      '--test_tasks=validation', *flags,
+      data__task='', phases__order=('pretrain',),
+  )
+
+
+def test_a_sweep_that_was_killed_goes_on(tmp_path):
+  child = sweep(tmp_path)
+  lines = tmp_path / 'sweep.jsonl'
+  while not lines.exists() and child.poll() is None:
+    time.sleep(0.05)
+  child.kill()
+  child.communicate()
+  first = lines.read_text().splitlines()[0]
+  child = sweep(tmp_path)
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 0, output
+  rows = [json.loads(line) for line in lines.read_text().splitlines()]
+  assert lines.read_text().splitlines()[0] == first
+  assert [(row['fields'][RATE], row['seed']) for row in rows] == [
+      (1e-3, 0), (1e-3, 1), (1e-2, 0), (1e-2, 1),
+  ]
+  best = min((1e-3, 1e-2), key=lambda peak: sum(
+      row['metrics']['validation/loss'] for row in rows
+      if row['fields'][RATE] == peak
+  ))
+  scored = json.loads((tmp_path / 'test.json').read_text())
+  assert len(scored) == 2
+  assert all(f'peak={best},' in run['model'] for run in scored)
+  assert '| validation | mean over tokens | loss |' in output
+
+
+@pytest.mark.parametrize('flags, message', [
+    (['--grid=phases.other.length=1'], 'name fields of the config'),
+    (['--grid=phases.pretrain.batch_size=0'], 'has batch_size 0'),
+    (['--metric=loss'], "metric 'loss' is unknown"),
+])
+def test_a_sweep_that_cannot_be_starts_no_run(tmp_path, flags, message):
+  child = sweep(tmp_path / 'runs', *flags)
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 1 and message in output
+  assert not (tmp_path / 'runs').exists()
