@@ -144,10 +144,11 @@ def test_an_all_true_grad_mask_makes_only_the_gradient_dense(transposed):
 
   grad = jax.grad(loss, argnums=(0, 1) if transposed else 0)
   report = simulate(grad, DEVICE)(W, X, MASKS[0], np.ones_like(MASKS[0]))
-  products_ = 2 if transposed else 1
-  assert product_flops(report) == 2 * TOKENS * (
-      products_ * MASKS[0].sum() + MASKS[0].size
-  )
+  kept = {True: [], False: []}
+  for row in products(report):
+    kept[row.operation.work.sampled].append(row.operation.work.kept)
+  assert kept[True] == [MASKS[0].size]
+  assert kept[False] == [MASKS[0].sum()] * (2 if transposed else 1)
 
 
 def test_a_stack_of_masks_is_counted_one_by_one():
@@ -283,6 +284,18 @@ def test_activations_are_told_from_weights_by_the_products_they_meet():
   assert found['tanh'].host_operations == WIDTH * WIDTH
   alone = simulate(lambda x: x - 1, DEVICE)(X)
   assert alone.flops == TOKENS * WIDTH and alone.cycles > 0
+
+
+def test_products_of_weights_alone_are_done_where_weights_are():
+  def muon_like(w, momentum, x):
+    momentum = 0.9 * momentum + jax.grad(lambda w: layer(x, w).sum())(w)
+    return w - 0.1 * (momentum @ momentum.T) @ momentum, momentum
+
+  report = simulate(muon_like, DEVICE)(W, W, X)
+  forward = product_flops(simulate(layer, DEVICE)(X, W))
+  assert product_flops(report) == 2 * forward
+  hosted = report.by_operation()['dot_general'].host_operations
+  assert hosted == 2 * WIDTH**3
 
 
 def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
