@@ -193,6 +193,8 @@ def test_an_open_predicate_is_weighted_by_its_frequency():
     assert report.cycles == pytest.approx(1.01 * one.cycles)
   with pytest.raises(ValueError, match='cond_0 are 1.5'):
     simulate(branching, DEVICE, frequencies={'cond_0': 1.5})(pred, X, W)
+  with pytest.raises(ValueError, match="'cond_1' is unknown; did you mean"):
+    simulate(branching, DEVICE, frequencies={'cond_1': 0.5})(pred, X, W)
 
 
 def test_loops_are_counted_or_ask_for_their_trips():
@@ -310,6 +312,9 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
 def test_densities_that_cannot_be_are_refused(density):
   with pytest.raises(ValueError, match=f'density is {density}'):
     simulate(layer, DEVICE, density=density)
+  mask = jax.ShapeDtypeStruct(W.shape, bool)
+  with pytest.raises(ValueError, match=f'density of .* is {density}'):
+    simulate(sparse_matmul, DEVICE, density=lambda _: density)(X, W, mask)
 
 
 def test_what_cannot_be_traced_says_why():
