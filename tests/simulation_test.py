@@ -216,11 +216,13 @@ def test_the_command_simulates_a_config_and_writes_what_it_is_asked(tmp_path):
   child = start_command(
       'experiments.simulate', '--config=configs/quickstart.py', '--systems=4',
       f'--trace={tmp_path / "trace.json"}', '--figure=roofline',
+      '--sensitivities',
       f'--out={tmp_path / "roofline.png"}', data__task='',
       phases__order='("pretrain", "continuation")',
   )
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
   assert '4 x cs2 (default): modeled, not measured' in output
+  assert 'step_seconds' in output and 'H100' in output
   assert (tmp_path / 'trace.json').exists()
   assert (tmp_path / 'roofline.png').stat().st_size > 10_000
