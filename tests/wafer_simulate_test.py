@@ -245,7 +245,10 @@ def test_custom_derivatives_and_shards_are_looked_into():
 
 
 def test_every_shard_of_a_mesh_is_counted():
-  mesh = jax.sharding.AbstractMesh((4, 2), ('data', 'model'))
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.sharding.AbstractMesh(
+      (4, 2), ('data', 'model'), axis_types=auto
+  )
   x, w = (jax.sharding.PartitionSpec(s) for s in ('data', None))
   sharded = jax.shard_map(layer, mesh=mesh, in_specs=(x, w), out_specs=x)
   whole = product_flops(simulate(layer, DEVICE)(X, W))
