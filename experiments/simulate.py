@@ -21,6 +21,8 @@ from spdf_jax import training
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer.comparisons import comparison_table
 from spdf_jax.accelerator.wafer.constants import BANDS
+from spdf_jax.accelerator.wafer.sweeps import sensitivities
+from spdf_jax.accelerator.wafer.sweeps import sensitivity_table
 from spdf_jax.accelerator.wafer.trace import format_report
 from spdf_jax.accelerator.wafer.trace import write_trace
 from spdf_jax.accelerator.wafer.validation import validation_table
@@ -55,6 +57,9 @@ _VALIDATE = flags.DEFINE_bool(
     'validate', False, 'Print the model against printed numbers.'
 )
 _AUDIT = flags.DEFINE_bool('audit', False, 'Print every constant.')
+_SENSITIVITIES = flags.DEFINE_bool(
+    'sensitivities', False, 'Print what each number of the device is worth.'
+)
 _PRICE = flags.DEFINE_float('price_per_hour', None, 'Of one system.')
 _PRICE_SOURCE = flags.DEFINE_string('price_source', '', 'Who says so.')
 _CARBON = flags.DEFINE_float('carbon_per_kwh', None, 'kg of CO2.')
@@ -102,6 +107,9 @@ def _run() -> None:
     print(format_inference(found, decode=_MODE.value == 'decode'))
     report = found[0].report
   print('\n' + format_report(report))
+  if _SENSITIVITIES.value:
+    found = sensitivities(report.program, device, systems=_SYSTEMS.value)
+    print('\n' + sensitivity_table(found))
   if _TRACE.value:
     print(f'{write_trace(report, _TRACE.value)} is written: ui.perfetto.dev')
   if _FIGURE.value == 'roofline':

@@ -101,13 +101,14 @@ def test_mask_updates_are_paid_for(static):
 
 
 def test_choosing_masks_is_no_product_of_tokens():
-  products = [
-      sum(isinstance(o.work, Product) for o in p.operations)
-      + len([b for b in p.branches for q in b.programs for o in q.operations
-             if isinstance(o.work, Product)])
-      for p in (trace_step(make_recipe(s), 4, 32) for s in (RIGL, 0.75))
-  ]
-  assert products[0] == products[1] == 3 * 6 + 3  # And the head.
+  def count(program):
+    own = sum(isinstance(o.work, Product) for o in program.operations)
+    inside = (p for branch in program.branches for p in branch.programs)
+    return own + sum(map(count, inside))
+
+  for sparsity in (RIGL, 0.75):
+    step = trace_step(make_recipe(sparsity), 4, 32)
+    assert count(step) == 3 * 6 + 3  # And the head.
 
 
 def test_a_ramp_costs_more_than_its_end_and_less_than_dense():
@@ -215,11 +216,13 @@ def test_the_command_simulates_a_config_and_writes_what_it_is_asked(tmp_path):
   child = start_command(
       'experiments.simulate', '--config=configs/quickstart.py', '--systems=4',
       f'--trace={tmp_path / "trace.json"}', '--figure=roofline',
+      '--sensitivities',
       f'--out={tmp_path / "roofline.png"}', data__task='',
       phases__order='("pretrain", "continuation")',
   )
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
   assert '4 x cs2 (default): modeled, not measured' in output
+  assert 'step_seconds' in output and 'H100' in output
   assert (tmp_path / 'trace.json').exists()
   assert (tmp_path / 'roofline.png').stat().st_size > 10_000

@@ -171,6 +171,20 @@ def test_costs_add_up_and_keep_the_largest_working_set():
   assert total.sram_bytes == large.sram_bytes
 
 
+def test_few_tokens_are_bound_by_streaming_and_gain_nothing_at_a_half():
+  device = create_device('cs2').as_kernel()
+  few, many = (
+      [cost_of(LAYER._replace(tokens=n, density=d), device) for d in (1.0, 0.5)]
+      for n in (30_000, 65 * 2048)
+  )
+  assert few[0].io > max(few[0].core, few[0].fabric)
+  assert few[1].cycles == few[0].cycles  # An index for each weight.
+  assert many[1].cycles < 0.6 * many[0].cycles
+  bitmap = create_device('cs2', encoding='bitmap').as_kernel()
+  half = LAYER._replace(tokens=30_000, density=0.5)
+  assert cost_of(half, bitmap).cycles < 0.6 * few[0].cycles
+
+
 def test_products_of_activations_run_at_half_of_the_peak():
   device = create_device('cs2').as_kernel()
   cost = cost_of(Scores(1e12), device)

@@ -144,10 +144,11 @@ def test_an_all_true_grad_mask_makes_only_the_gradient_dense(transposed):
 
   grad = jax.grad(loss, argnums=(0, 1) if transposed else 0)
   report = simulate(grad, DEVICE)(W, X, MASKS[0], np.ones_like(MASKS[0]))
-  products_ = 2 if transposed else 1
-  assert product_flops(report) == 2 * TOKENS * (
-      products_ * MASKS[0].sum() + MASKS[0].size
-  )
+  kept = {True: [], False: []}
+  for row in products(report):
+    kept[row.operation.work.sampled].append(row.operation.work.kept)
+  assert kept[True] == [MASKS[0].size]
+  assert kept[False] == [MASKS[0].sum()] * (2 if transposed else 1)
 
 
 def test_a_stack_of_masks_is_counted_one_by_one():
@@ -192,6 +193,8 @@ def test_an_open_predicate_is_weighted_by_its_frequency():
     assert report.cycles == pytest.approx(1.01 * one.cycles)
   with pytest.raises(ValueError, match='cond_0 are 1.5'):
     simulate(branching, DEVICE, frequencies={'cond_0': 1.5})(pred, X, W)
+  with pytest.raises(ValueError, match="'cond_1' is unknown; did you mean"):
+    simulate(branching, DEVICE, frequencies={'cond_1': 0.5})(pred, X, W)
 
 
 def test_loops_are_counted_or_ask_for_their_trips():
@@ -242,7 +245,10 @@ def test_custom_derivatives_and_shards_are_looked_into():
 
 
 def test_every_shard_of_a_mesh_is_counted():
-  mesh = jax.sharding.AbstractMesh((4, 2), ('data', 'model'))
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.sharding.AbstractMesh(
+      (4, 2), ('data', 'model'), axis_types=auto
+  )
   x, w = (jax.sharding.PartitionSpec(s) for s in ('data', None))
   sharded = jax.shard_map(layer, mesh=mesh, in_specs=(x, w), out_specs=x)
   whole = product_flops(simulate(layer, DEVICE)(X, W))
@@ -285,6 +291,18 @@ def test_activations_are_told_from_weights_by_the_products_they_meet():
   assert alone.flops == TOKENS * WIDTH and alone.cycles > 0
 
 
+def test_products_of_weights_alone_are_done_where_weights_are():
+  def muon_like(w, momentum, x):
+    momentum = 0.9 * momentum + jax.grad(lambda w: layer(x, w).sum())(w)
+    return w - 0.1 * (momentum @ momentum.T) @ momentum, momentum
+
+  report = simulate(muon_like, DEVICE)(W, W, X)
+  forward = product_flops(simulate(layer, DEVICE)(X, W))
+  assert product_flops(report) == 2 * forward
+  hosted = report.by_operation()['dot_general'].host_operations
+  assert hosted == 2 * WIDTH**3
+
+
 def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
   x = jax.ShapeDtypeStruct((2**21, 8192), jnp.float16)
   w = jax.ShapeDtypeStruct((8192, 8192), jnp.float16)
@@ -297,6 +315,9 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
 def test_densities_that_cannot_be_are_refused(density):
   with pytest.raises(ValueError, match=f'density is {density}'):
     simulate(layer, DEVICE, density=density)
+  mask = jax.ShapeDtypeStruct(W.shape, bool)
+  with pytest.raises(ValueError, match=f'density of .* is {density}'):
+    simulate(sparse_matmul, DEVICE, density=lambda _: density)(X, W, mask)
 
 
 def test_what_cannot_be_traced_says_why():

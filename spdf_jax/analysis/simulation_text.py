@@ -8,6 +8,9 @@ from spdf_jax.analysis.wafer_memory import advise_batch
 from spdf_jax.training.recipe import Recipe
 
 _DAY = 86_400
+_UNITS = {
+    'days': _DAY, 'h': 3600, 'min': 60, 's': 1, 'ms': 1e-3, 'us': 1e-6,
+}
 
 
 class Rate(NamedTuple):
@@ -48,13 +51,12 @@ def duration(seconds: float) -> str:
   """Writes a time in its largest unit.
 
   Example:
-    >>> duration(0.25), duration(90), duration(2e5)
-    ('250 ms', '90 s', '2.31 days')
+    >>> duration(0.25), duration(90), duration(2e5), duration(2e8)
+    ('250 ms', '1.5 min', '2.31 days', '2,315 days')
   """
-  for size, unit in ((_DAY, 'days'), (3600, 'h'), (1, 's'), (1e-3, 'ms')):
-    if seconds >= size:
-      return f'{seconds / size:,.3g} {unit}'
-  return f'{seconds * 1e6:,.3g} us'
+  unit = next((u for u, size in _UNITS.items() if seconds >= size), 'us')
+  number = seconds / _UNITS[unit]
+  return f'{number:,.0f} {unit}' if number >= 100 else f'{number:.3g} {unit}'
 
 
 def format_estimate(
@@ -91,7 +93,7 @@ def format_estimate(
   low, high = (joules / 3.6e6 for joules in estimate.energy)
   lines += [
       '',
-      f'all phases: {duration(total)} ({total / _DAY:.4g} days) sparse, '
+      f'all phases: {duration(total)} ({total / _DAY:,.4g} days) sparse, '
       f'{duration(dense)} dense, {dense / total:.2f} times faster',
       f'energy: {low:,.4g} to {high:,.4g} kWh (FLOPs at the peak\'s energy, '
       'full power all along)',

@@ -64,15 +64,15 @@ _CS2 = dict(
 PRESETS = {
     'cs2': _CS2,
     'cs3': _CS2 | dict(
-        cores=Fact(900_000, 'cores', 'P', f'{_ALCF}, testbed table'),
+        cores=Fact(900_000, 'cores', 'P', _ALCF),
         lanes=Fact(8, 'fp16 multiply-adds/cycle/core', 'C', (
             f'12.2 PF at 0.85 GHz; {_ALCF}, testbed table'
         )),
         clock=Fact(0.85e9, 'Hz', 'A', _ASSUMED_SAME),
-        sram=Fact(44e9, 'bytes', 'P', f'{_ALCF}, testbed table'),
-        memory_bandwidth=Fact(21e15, 'bytes/s', 'P', f'{_ALCF}, testbed table'),
-        fabric_bandwidth=Fact(214e15, 'bits/s', 'P', f'{_ALCF}, testbed table'),
-        largest_cluster=Fact(2048, 'systems', 'P2', 'Hot Chips 36 deck'),
+        sram=Fact(44e9, 'bytes', 'P', f'{_SDK}; {_HOT_CHIPS}'),
+        memory_bandwidth=Fact(21e15, 'bytes/s', 'P', _SDK),
+        fabric_bandwidth=Fact(214e15, 'bits/s', 'P', _SDK),
+        largest_cluster=Fact(2048, 'systems', 'P2', _STREAMING),
     ),
 }
 """Devices by name."""

@@ -25,7 +25,9 @@ class WaferDevice:
   """A wafer-scale device that skips zeros, as numbers.
 
   A pytree of its numbers: `jax.vmap` sweeps over them and `jax.grad` finds
-  what they are worth. Build one with `create_device`.
+  what they are worth. Build one with `create_device`. The bandwidths of memory
+  and mesh are printed for reference: in the model a core's own memory never
+  waits, and a link carries one wavelet a cycle.
 
   Attributes:
     cores: Processing elements.

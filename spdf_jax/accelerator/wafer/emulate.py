@@ -200,7 +200,11 @@ def rule_on_grid(
 
 
 class _Clock:
-  """Keeps time: columns of cores work on their own within a window."""
+  """Keeps time: columns of cores work on their own within a window.
+
+  What is streamed is buffered a window ahead, so cores and links wait for
+  themselves only, and the slower of them is done last.
+  """
 
   def __init__(self, events: Events, grid: _Grid, sampled: bool):
     self._events = events
@@ -211,6 +215,7 @@ class _Clock:
     self._busy = np.zeros(len(grid.inputs))
     self._links = np.zeros(len(grid.inputs))
     self._row_links = 0.0
+    self._waited = np.zeros(2)  # For the busiest cores, and for the links.
     self._rows = 0
 
   def output(self, nonzeros: list[int]) -> None:
@@ -231,15 +236,15 @@ class _Clock:
       self._wait()
 
   def _wait(self) -> None:
-    slowest = max(self._busy.max(), self._links.max(), self._row_links)
-    self._events.cycles += slowest
+    self._waited += self._busy.max(), self._links.max()
     self._busy[:], self._links[:] = 0, 0
-    self._row_links, self._rows = 0.0, 0
+    self._rows = 0
 
   def finish(self) -> None:
     """Waits for the last window, and for the last wavelet to cross."""
     self._wait()
-    self._events.cycles += self._depth
+    slowest = max(*self._waited, self._row_links)
+    self._events.cycles = float(slowest) + self._depth
 
 
 def _layout(

@@ -174,6 +174,11 @@ class Interpreter:
     told = self.density
     if callable(told):
       told = told(layer)
+    if told is not None and not 0 < told <= 1:
+      raise ValueError(
+          f'the density of {layer or "a product"} is {told}; it is the share '
+          'of kept weights, above 0 and at most 1.'
+      )
     if mask.known is None:
       if told is None:
         raise ValueError(

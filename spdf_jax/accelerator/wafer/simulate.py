@@ -17,6 +17,7 @@ from spdf_jax.accelerator.wafer.report import Report
 from spdf_jax.accelerator.wafer.report import report_on
 from spdf_jax.accelerator.wafer.work import Host
 from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.names import lookup
 
 
 def simulate(
@@ -137,6 +138,8 @@ def trace_program(
       if [o.space for o in resolved] == [o.space for o in inputs]:
         break
       inputs = resolved
+    for name in frequencies or {}:
+      lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
     if interpreter.updates:
       step = Operation('', 'optimizer_step', 'backward', Host(0, 1))
       program += Program((step,))

@@ -150,5 +150,20 @@ def sensitivities(
   return found
 
 
+def sensitivity_table(found: Mapping[str, float]) -> str:
+  """Writes sensitivities, the largest first; those near zero are left out.
+
+  Example:
+    >>> print(sensitivity_table({'clock': -0.9, 'power': 0.0}))
+    one percent more of        changes the time by
+    clock                      -0.900 %
+  """
+  rows = sorted(found.items(), key=lambda item: -abs(item[1]))
+  return '\n'.join([
+      f'{"one percent more of":<27}changes the time by',
+      *(f'{name:<27}{x:+.3f} %' for name, x in rows if abs(x) > 5e-4),
+  ])
+
+
 def _swept() -> list[str]:
   return [name for name in NUMBERS if name not in _NOT_SWEPT]
