@@ -18,11 +18,12 @@ from spdf_jax.data import preparation
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
+from spdf_jax.data import unfinished
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.documents import list_inputs
-from spdf_jax.data.documents import Piece
 from spdf_jax.data.documents import read_documents
-from spdf_jax.data.documents import Skipped
+from spdf_jax.data.pieces import Piece
+from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.token_files import dtype_of
 from spdf_jax.data.word_cache import WordCache
 
@@ -210,7 +211,7 @@ def test_a_killed_preparation_goes_on_and_gives_the_same(
 
 def test_a_kill_while_files_move_is_mended(lines, tmp_path, monkeypatch):
   expected = prepare(lines, tmp_path / 'a' / 'x')
-  real, moved = preparation.adopt_token_file, []
+  real, moved = unfinished.adopt_token_file, []
 
   def adopt(path, *args, **kwargs):
     if len(moved) == 2:
@@ -218,10 +219,10 @@ def test_a_kill_while_files_move_is_mended(lines, tmp_path, monkeypatch):
     moved.append(path)
     return real(path, *args, **kwargs)
 
-  monkeypatch.setattr(preparation, 'adopt_token_file', adopt)
+  monkeypatch.setattr(unfinished, 'adopt_token_file', adopt)
   with pytest.raises(KeyboardInterrupt):
     prepare(lines, tmp_path / 'b' / 'x')
-  monkeypatch.setattr(preparation, 'adopt_token_file', real)
+  monkeypatch.setattr(unfinished, 'adopt_token_file', real)
   found = prepare(lines, tmp_path / 'b' / 'x')
   assert found.fingerprint == expected.fingerprint
 
@@ -249,7 +250,7 @@ def test_another_corpus_is_not_mixed_into_a_beginning(lines, tmp_path):
     prepare(lines, tmp_path / 'out', report=stop)
   state = tmp_path / 'out' / 'partial' / 'state.json'
   if not state.exists():
-    work = preparation._Work(tmp_path / 'out', {'tokenizer': 'x'})
+    work = unfinished.Unfinished(tmp_path / 'out', {'tokenizer': 'x'})
     work.save()
   with pytest.raises(ValueError, match='the beginning of a corpus of other'):
     prepare(lines, tmp_path / 'out', validation=0.3)

@@ -11,7 +11,6 @@ from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.preparation import prepare_files
-from spdf_jax.data.preparation import Progress
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
@@ -33,6 +32,7 @@ from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.unfinished import Progress
 
 __all__ = [
     'Allotment',
