@@ -82,6 +82,8 @@ def test_nist_by_hand():
   assert nist(['a b c'], [['a b c']]) == pytest.approx(math.log2(3))
   # Two thirds of the length are worth half.
   assert nist(['a b'], [['a b c']]) == pytest.approx(math.log2(3) / 2)
+  # One word too many costs precision, not length: 3 of 4 words tell.
+  assert nist(['a b c x'], [['a b c']]) == pytest.approx(3 * math.log2(3) / 4)
 
 
 def test_reference_lengths_of_the_two_nists():

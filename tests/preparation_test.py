@@ -2,7 +2,9 @@
 
 import json
 import os
+import pathlib
 import random
+import tempfile
 
 from hypothesis import given
 from hypothesis import settings
@@ -362,34 +364,55 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     assert '\n' not in str(caught.value)
 
 
-def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch):
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 50)
-  text = 'One word,\n  and   another.\n\n' * 40
+SPACED = 'One word,\n  and   another.\n\n' * 40
+SPACED_TOKENIZER = train_bpe([SPACED], 274)
+
+
+@pytest.mark.parametrize('size', range(50, 60))
+def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', size)
   path = tmp_path / 'a.txt'
-  path.write_text(text)
+  path.write_text(SPACED)
   pieces = list(read_documents(path))
-  assert len(pieces) > 10 and ''.join(p.content for p in pieces) == text
+  assert len(pieces) > 10 and ''.join(p.content for p in pieces) == SPACED
   assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
-  tokenizer = train_bpe([text], 270)
-  whole = tokenizer.encode(text)
-  assert sum((tokenizer.encode(p.content) for p in pieces), []) == whole
+  encode = SPACED_TOKENIZER.encode
+  assert sum((encode(p.content) for p in pieces), []) == encode(SPACED)
 
 
-def test_long_documents_of_tokens_are_read_in_pieces(tmp_path, monkeypatch):
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 3)
-  ids = [1, 2, 9, 3, 4, 5, 6, 7, 9, 9, 8]
-  path = tmp_path / 'a.bin'
-  path.write_bytes(np.array(ids, '<u2').tobytes())
-  found, document = [], []
-  for item in read_documents(path, end_of_text=9):
-    if isinstance(item, Skipped):
-      found.append(item.reason)
-    else:
+def test_the_pieces_of_a_document_stay_together(tmp_path, monkeypatch):
+  make_txt(tmp_path)
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 9)
+  monkeypatch.setattr(preparation, '_BATCH', 20)
+  found = documents(prepare(tmp_path, tmp_path / 'out'))
+  assert sorted(sum(found.values(), [])) == sorted(TEXTS)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(7, 9), max_size=24), st.integers(1, 5))
+def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
+  with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context(
+  ) as patch:
+    patch.setattr('spdf_jax.data.documents._PIECE', size)
+    path = pathlib.Path(folder, 'a.bin')
+    path.write_bytes(np.array(ids, '<u2').tobytes())
+    found, document = [], []
+    for item in read_documents(path, end_of_text=9):
+      if isinstance(item, Skipped):
+        found.append([])
+        continue
       document += item.content.tolist()
       if item.last:
         found.append(document)
         document = []
-  assert found == [[1, 2], [3, 4, 5, 6, 7], 'empty', [8]]
+  assert not document
+  whole = [[]]
+  for token in ids:
+    if token == 9:
+      whole.append([])
+    else:
+      whole[-1].append(token)
+  assert found == (whole if whole[-1] else whole[:-1])
 
 
 TOKENIZER = train_bpe(TEXTS + ["It isn't, he's; they'll... 1 22 333"], 320)
