@@ -235,6 +235,12 @@ def test_the_second_time_nothing_is_done(lines, tmp_path, monkeypatch):
   assert prepare(lines, tmp_path / 'out').fingerprint == first.fingerprint
 
 
+def test_an_output_within_the_input_is_not_read(tmp_path):
+  make_txt(tmp_path)
+  first = prepare(tmp_path, tmp_path / 'out')
+  assert prepare(tmp_path, tmp_path / 'out').fingerprint == first.fingerprint
+
+
 def test_another_corpus_in_the_same_folder_is_refused(lines, tmp_path):
   prepare(lines, tmp_path / 'out')
   with pytest.raises(ValueError, match='a corpus of other tokenizer;'):
@@ -336,6 +342,17 @@ def test_damaged_files_are_named(tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
       list(read_documents(tmp_path / name))
     assert '\n' not in str(caught.value)
+
+
+def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  make_arrow_dataset(folder)
+  state = folder / 'state.json'
+  state.write_text(state.read_text().replace('data-', '../data-'))
+  (folder / 'data-00000-of-00001.arrow').rename(tmp_path / 'data-00000.arrow')
+  with pytest.raises(ValueError, match=r'in/data-00000-of-00001.arrow is no'):
+    list(read_documents(folder))
 
 
 def test_a_missing_column_is_named(tmp_path):

@@ -19,6 +19,7 @@ from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.tasks import format_sizes
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
+from spdf_jax.data.tasks import merge_equal_contexts
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
 from spdf_jax.data.token_files import open_token_file
@@ -55,6 +56,7 @@ __all__ = [
     'format_sizes',
     'load_task',
     'load_tokenizer',
+    'merge_equal_contexts',
     'module_sources',
     'module_split',
     'open_corpus',

@@ -58,7 +58,8 @@ def prepare_files(
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
-    output: The folder to write; made where missing.
+    output: The folder to write; made where missing. Within `input` it is not
+      read.
     field: Which field or column holds the text.
     validation: Share of documents to validate on.
     test: Share of documents to test on.
@@ -88,7 +89,7 @@ def prepare_files(
   """
   _check(validation, test, max_faults, workers)
   output = Path(output).expanduser()
-  files = list_inputs(input)
+  files = [f for f in list_inputs(input) if not _within(f, output)]
   made_from = {
       'recipe': _RECIPE_VERSION,
       'corpus': output.name,
@@ -132,6 +133,10 @@ def _check(validation, test, max_faults, workers) -> None:
     )
   if workers < 1:
     raise ValueError(f'workers={workers} is not positive; use 1 or more.')
+
+
+def _within(file: Path, folder: Path) -> bool:
+  return folder.resolve() in file.resolve().parents
 
 
 def _describe(files: list[Path], root: Path) -> list[list[Any]]:
