@@ -30,6 +30,17 @@ def test_scores_carry_the_name_of_their_protocol(protocol):
 
 
 @pytest.mark.parametrize('protocol', list(PROTOCOLS))
+def test_an_empty_generation_is_scored_by_every_metric(protocol):
+  metrics = ['bleu', 'nist', 'rouge_l', 'cider', 'ter', 'ter_segment_minima',
+             'chrf++']
+  for hypotheses in (['', 'a b\nc'], ['', '']):
+    scores = score_texts(
+        hypotheses, [['x y'], ['a b c', 'd']], protocol, metrics=metrics
+    )
+    assert all(math.isfinite(value) for value in scores.values.values())
+
+
+@pytest.mark.parametrize('protocol', list(PROTOCOLS))
 def test_meteor_without_its_program_is_none_with_a_reason(protocol, tmp_path):
   scores = score_texts(['a'], ['a'], protocol, metrics=['meteor'])
   assert scores.values == {'meteor': None}
