@@ -15,12 +15,14 @@ from real_data import data_path
 from spdf_jax import models
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
+from spdf_jax.data import Pair
 from spdf_jax.data import train_bpe
 from spdf_jax.evaluation import adjusted_perplexity
 from spdf_jax.evaluation import Continuation
 from spdf_jax.evaluation import read_lambada
 from spdf_jax.evaluation import score_continuations
 from spdf_jax.evaluation import score_lambada
+from spdf_jax.evaluation import target_perplexity
 from spdf_jax.evaluation.lambada import last_token
 from spdf_jax.evaluation.lambada import last_word
 from spdf_jax.evaluation.likelihood import rolling_windows
@@ -162,6 +164,24 @@ def test_adjusted_perplexity_is_per_word(subject):
   assert found['loss'] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
   assert found['adjusted_perplexity'] == pytest.approx(
       math.exp(min(nats / (found['words'] - 1), 700)), rel=1e-3
+  )
+
+
+def test_only_targets_and_their_ends_count_in_their_perplexity(subject):
+  pairs = [Pair('An article', 'Its sum'), Pair('x' * 90, 'b'), Pair('', 'c')]
+  found = target_perplexity(
+      *subject, pairs, ByteTokenizer(), length=LENGTH, batch_size=2
+  )
+  nats = tokens = 0
+  for pair in pairs:
+    target = [*f' {pair.target}'.encode(), 256]
+    context = [*pair.context.encode()[:LENGTH - len(target)], 256]
+    nats -= directly(subject, context, target)[0]
+    tokens += len(target)
+  assert found['tokens'] == tokens
+  assert found['loss'] == pytest.approx(nats / tokens, rel=1e-5)
+  assert found['perplexity'] == pytest.approx(
+      math.exp(nats / tokens), rel=1e-4
   )
 
 

@@ -30,6 +30,17 @@ def test_scores_carry_the_name_of_their_protocol(protocol):
 
 
 @pytest.mark.parametrize('protocol', list(PROTOCOLS))
+def test_an_empty_generation_is_scored_by_every_metric(protocol):
+  metrics = ['bleu', 'nist', 'rouge_l', 'cider', 'ter', 'ter_segment_minima',
+             'chrf++']
+  for hypotheses in (['', 'a b\nc'], ['', '']):
+    scores = score_texts(
+        hypotheses, [['x y'], ['a b c', 'd']], protocol, metrics=metrics
+    )
+    assert all(math.isfinite(value) for value in scores.values.values())
+
+
+@pytest.mark.parametrize('protocol', list(PROTOCOLS))
 def test_meteor_without_its_program_is_none_with_a_reason(protocol, tmp_path):
   scores = score_texts(['a'], ['a'], protocol, metrics=['meteor'])
   assert scores.values == {'meteor': None}
@@ -82,6 +93,8 @@ def test_nist_by_hand():
   assert nist(['a b c'], [['a b c']]) == pytest.approx(math.log2(3))
   # Two thirds of the length are worth half.
   assert nist(['a b'], [['a b c']]) == pytest.approx(math.log2(3) / 2)
+  # One word too many costs precision, not length: 3 of 4 words tell.
+  assert nist(['a b c x'], [['a b c']]) == pytest.approx(3 * math.log2(3) / 4)
 
 
 def test_reference_lengths_of_the_two_nists():

@@ -2,7 +2,9 @@
 
 import json
 import os
+import pathlib
 import random
+import tempfile
 
 from hypothesis import given
 from hypothesis import settings
@@ -18,11 +20,12 @@ from spdf_jax.data import preparation
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
+from spdf_jax.data import unfinished
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.documents import list_inputs
-from spdf_jax.data.documents import Piece
 from spdf_jax.data.documents import read_documents
-from spdf_jax.data.documents import Skipped
+from spdf_jax.data.pieces import Piece
+from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.token_files import dtype_of
 from spdf_jax.data.word_cache import WordCache
 
@@ -210,7 +213,7 @@ def test_a_killed_preparation_goes_on_and_gives_the_same(
 
 def test_a_kill_while_files_move_is_mended(lines, tmp_path, monkeypatch):
   expected = prepare(lines, tmp_path / 'a' / 'x')
-  real, moved = preparation.adopt_token_file, []
+  real, moved = unfinished.adopt_token_file, []
 
   def adopt(path, *args, **kwargs):
     if len(moved) == 2:
@@ -218,10 +221,10 @@ def test_a_kill_while_files_move_is_mended(lines, tmp_path, monkeypatch):
     moved.append(path)
     return real(path, *args, **kwargs)
 
-  monkeypatch.setattr(preparation, 'adopt_token_file', adopt)
+  monkeypatch.setattr(unfinished, 'adopt_token_file', adopt)
   with pytest.raises(KeyboardInterrupt):
     prepare(lines, tmp_path / 'b' / 'x')
-  monkeypatch.setattr(preparation, 'adopt_token_file', real)
+  monkeypatch.setattr(unfinished, 'adopt_token_file', real)
   found = prepare(lines, tmp_path / 'b' / 'x')
   assert found.fingerprint == expected.fingerprint
 
@@ -230,6 +233,12 @@ def test_the_second_time_nothing_is_done(lines, tmp_path, monkeypatch):
   first = prepare(lines, tmp_path / 'out')
   monkeypatch.setattr(preparation, 'encode_batches', None)
   assert prepare(lines, tmp_path / 'out').fingerprint == first.fingerprint
+
+
+def test_an_output_within_the_input_is_not_read(tmp_path):
+  make_txt(tmp_path)
+  first = prepare(tmp_path, tmp_path / 'out')
+  assert prepare(tmp_path, tmp_path / 'out').fingerprint == first.fingerprint
 
 
 def test_another_corpus_in_the_same_folder_is_refused(lines, tmp_path):
@@ -249,7 +258,7 @@ def test_another_corpus_is_not_mixed_into_a_beginning(lines, tmp_path):
     prepare(lines, tmp_path / 'out', report=stop)
   state = tmp_path / 'out' / 'partial' / 'state.json'
   if not state.exists():
-    work = preparation._Work(tmp_path / 'out', {'tokenizer': 'x'})
+    work = unfinished.Unfinished(tmp_path / 'out', {'tokenizer': 'x'})
     work.save()
   with pytest.raises(ValueError, match='the beginning of a corpus of other'):
     prepare(lines, tmp_path / 'out', validation=0.3)
@@ -335,6 +344,17 @@ def test_damaged_files_are_named(tmp_path):
     assert '\n' not in str(caught.value)
 
 
+def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  make_arrow_dataset(folder)
+  state = folder / 'state.json'
+  state.write_text(state.read_text().replace('data-', '../data-'))
+  (folder / 'data-00000-of-00001.arrow').rename(tmp_path / 'data-00000.arrow')
+  with pytest.raises(ValueError, match=r'in/data-00000-of-00001.arrow is no'):
+    list(read_documents(folder))
+
+
 def test_a_missing_column_is_named(tmp_path):
   make_parquet(tmp_path)
   with pytest.raises(ValueError, match="no column 'body' but id, text"):
@@ -361,34 +381,55 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     assert '\n' not in str(caught.value)
 
 
-def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch):
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 50)
-  text = 'One word,\n  and   another.\n\n' * 40
+SPACED = 'One word,\n  and   another.\n\n' * 40
+SPACED_TOKENIZER = train_bpe([SPACED], 274)
+
+
+@pytest.mark.parametrize('size', range(50, 60))
+def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', size)
   path = tmp_path / 'a.txt'
-  path.write_text(text)
+  path.write_text(SPACED)
   pieces = list(read_documents(path))
-  assert len(pieces) > 10 and ''.join(p.content for p in pieces) == text
+  assert len(pieces) > 10 and ''.join(p.content for p in pieces) == SPACED
   assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
-  tokenizer = train_bpe([text], 270)
-  whole = tokenizer.encode(text)
-  assert sum((tokenizer.encode(p.content) for p in pieces), []) == whole
+  encode = SPACED_TOKENIZER.encode
+  assert sum((encode(p.content) for p in pieces), []) == encode(SPACED)
 
 
-def test_long_documents_of_tokens_are_read_in_pieces(tmp_path, monkeypatch):
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 3)
-  ids = [1, 2, 9, 3, 4, 5, 6, 7, 9, 9, 8]
-  path = tmp_path / 'a.bin'
-  path.write_bytes(np.array(ids, '<u2').tobytes())
-  found, document = [], []
-  for item in read_documents(path, end_of_text=9):
-    if isinstance(item, Skipped):
-      found.append(item.reason)
-    else:
+def test_the_pieces_of_a_document_stay_together(tmp_path, monkeypatch):
+  make_txt(tmp_path)
+  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 9)
+  monkeypatch.setattr(preparation, '_BATCH', 20)
+  found = documents(prepare(tmp_path, tmp_path / 'out'))
+  assert sorted(sum(found.values(), [])) == sorted(TEXTS)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(7, 9), max_size=24), st.integers(1, 5))
+def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
+  with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context(
+  ) as patch:
+    patch.setattr('spdf_jax.data.documents._PIECE', size)
+    path = pathlib.Path(folder, 'a.bin')
+    path.write_bytes(np.array(ids, '<u2').tobytes())
+    found, document = [], []
+    for item in read_documents(path, end_of_text=9):
+      if isinstance(item, Skipped):
+        found.append([])
+        continue
       document += item.content.tolist()
       if item.last:
         found.append(document)
         document = []
-  assert found == [[1, 2], [3, 4, 5, 6, 7], 'empty', [8]]
+  assert not document
+  whole = [[]]
+  for token in ids:
+    if token == 9:
+      whole.append([])
+    else:
+      whole[-1].append(token)
+  assert found == (whole if whole[-1] else whole[:-1])
 
 
 TOKENIZER = train_bpe(TEXTS + ["It isn't, he's; they'll... 1 22 333"], 320)

@@ -12,7 +12,6 @@ from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.preparation import prepare_files
-from spdf_jax.data.preparation import Progress
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
@@ -21,6 +20,7 @@ from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.tasks import format_sizes
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import load_task
+from spdf_jax.data.tasks import merge_equal_contexts
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import Task
 from spdf_jax.data.token_files import open_token_file
@@ -34,6 +34,7 @@ from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.unfinished import Progress
 
 __all__ = [
     'Allotment',
@@ -57,6 +58,7 @@ __all__ = [
     'format_sizes',
     'load_task',
     'load_tokenizer',
+    'merge_equal_contexts',
     'module_sources',
     'module_split',
     'open_corpus',

@@ -7,42 +7,21 @@ import io
 import json
 from pathlib import Path
 from typing import BinaryIO
-from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.extras import require
+from spdf_jax.data.compressed import Zstandard
+from spdf_jax.data.pieces import EMPTY
+from spdf_jax.data.pieces import Piece
+from spdf_jax.data.pieces import Skipped
+from spdf_jax.data.pieces import text_or_fault
+from spdf_jax.data.tables import read_arrow
+from spdf_jax.data.tables import read_dataset
+from spdf_jax.data.tables import read_parquet
 from spdf_jax.names import lookup
 
 _PIECE = 1 << 20  # Characters of a part of a long text, or tokens.
 
-
-class Piece(NamedTuple):
-  """A document, or a part of a long one.
-
-  Attributes:
-    content: Text, or token ids [tokens].
-    last: Whether the document ends with it.
-  """
-
-  content: str | np.ndarray
-  last: bool = True
-
-
-class Skipped(NamedTuple):
-  """A document that is left out.
-
-  Attributes:
-    reason: Why, the same words for the same kind of fault.
-    where: File and place.
-  """
-
-  reason: str
-  where: str
-
-
-EMPTY = 'empty'
-"""The one reason for leaving out that is no fault."""
 
 Reader = Callable[..., Iterator[Piece | Skipped]]
 
@@ -124,7 +103,7 @@ def read_documents(
     ('not a JSON object',)
   """
   if path.is_dir():
-    yield from _read_dataset(path, field)
+    yield from read_dataset(path, field)
     return
   read = lookup('kind of file', _suffix(path), _READERS)
   if read is _read_tokens:
@@ -142,20 +121,6 @@ def _suffix(path: Path) -> str:
   return path.suffix
 
 
-def _text_or_fault(value: object, where: str) -> Iterator[Piece | Skipped]:
-  if not isinstance(value, str):
-    yield Skipped('text is missing', where)
-  elif not value.strip():
-    yield Skipped(EMPTY, where)
-  else:
-    try:
-      value.encode('utf-8')
-    except UnicodeEncodeError:
-      yield Skipped('broken UTF-8', where)
-      return
-    yield Piece(value)
-
-
 def _read_lines(file: BinaryIO, path: Path, field: str):
   for number, line in enumerate(file, start=1):
     if not line.strip():
@@ -169,7 +134,7 @@ def _read_lines(file: BinaryIO, path: Path, field: str):
       yield Skipped('not JSON', where)
     else:
       if isinstance(fields, dict):
-        yield from _text_or_fault(fields.get(field), where)
+        yield from text_or_fault(fields.get(field), where)
       else:
         yield Skipped('not a JSON object', where)
 
@@ -183,49 +148,8 @@ def _read_compressed_lines(
     path: Path, field: str
 ) -> Iterator[Piece | Skipped]:
   with path.open('rb') as file:
-    stream = io.BufferedReader(_Zstandard(file, path), 1 << 20)
+    stream = io.BufferedReader(Zstandard(file, path), 1 << 20)
     yield from _read_lines(stream, path, field)
-
-
-class _Zstandard(io.RawIOBase):
-  """Frames of Zstandard as one stream; a cut one is an error."""
-
-  def __init__(self, file: BinaryIO, path: Path):
-    self._library = require('zstandard', 'prepare')
-    self._file, self._path = file, path
-    self._frame = None
-    self._left = b''  # Compressed bytes that belong to the next frame.
-    self._data = b''
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer) -> int:
-    while not self._data:
-      chunk = self._left or self._file.read(1 << 17)
-      self._left = b''
-      if not chunk:
-        if self._frame is not None:
-          raise ValueError(
-              f'{self._path} ends in the middle of a Zstandard frame; it is'
-              ' truncated, download it again.'
-          )
-        return 0
-      if self._frame is None:
-        self._frame = self._library.ZstdDecompressor().decompressobj()
-      try:
-        self._data = self._frame.decompress(chunk)
-      except self._library.ZstdError as error:
-        raise ValueError(
-            f'{self._path} is no sound Zstandard file ({error}); download it'
-            ' again.'
-        ) from error
-      if self._frame.eof:
-        self._left, self._frame = self._frame.unused_data, None
-    size = min(len(buffer), len(self._data))
-    buffer[:size] = self._data[:size]
-    self._data = self._data[size:]
-    return size
 
 
 def _read_text(path: Path) -> Iterator[Piece | Skipped]:
@@ -266,62 +190,6 @@ def _fault_of_text(path: Path) -> str | None:
   return EMPTY if empty else None
 
 
-def _read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  parquet = require('pyarrow.parquet', 'prepare')
-  errors = require('pyarrow', 'prepare').ArrowException
-  try:
-    with parquet.ParquetFile(path) as file:
-      _check_column(field, file.schema_arrow.names, path)
-      batches = file.iter_batches(batch_size=64, columns=[field])
-      yield from _read_batches(batches, path)
-  except (errors, OSError) as error:
-    raise ValueError(
-        f'{path} is no sound Parquet file ({_line(error)}); download it again.'
-    ) from error
-
-
-def _read_dataset(folder: Path, field: str) -> Iterator[Piece | Skipped]:
-  try:
-    state = json.loads((folder / 'state.json').read_bytes())
-    files = [folder / Path(f['filename']).name for f in state['_data_files']]
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise ValueError(
-        f'{folder} is no dataset as save_to_disk writes it ({_line(error)});'
-        ' save it again.'
-    ) from error
-  for path in files:
-    yield from _read_arrow(path, field)
-
-
-def _read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  arrow = require('pyarrow', 'prepare')
-  ipc = require('pyarrow.ipc', 'prepare')
-  try:
-    with arrow.memory_map(str(path)) as source:
-      with ipc.open_stream(source) as reader:
-        _check_column(field, reader.schema.names, path)
-        column = reader.schema.get_field_index(field)
-        batches = (batch.select([column]) for batch in reader)
-        yield from _read_batches(batches, path)
-  except (arrow.ArrowException, OSError) as error:
-    raise ValueError(
-        f'{path} is no sound Arrow file ({_line(error)}); save it again.'
-    ) from error
-
-
-def _read_batches(batches, path: Path) -> Iterator[Piece | Skipped]:
-  number = 0
-  for batch in batches:
-    for value in batch.column(0):
-      try:
-        text = value.as_py()
-      except UnicodeDecodeError:
-        yield Skipped('broken UTF-8', f'{path} row {number}')
-      else:
-        yield from _text_or_fault(text, f'{path} row {number}')
-      number += 1
-
-
 def _read_tokens(path: Path, end_of_text: int) -> Iterator[Piece | Skipped]:
   if path.stat().st_size % 2:
     raise ValueError(
@@ -352,24 +220,12 @@ def _read_tokens(path: Path, end_of_text: int) -> Iterator[Piece | Skipped]:
     yield Piece(held)
 
 
-def _check_column(field: str, names: list[str], path: Path) -> None:
-  if field not in names:
-    raise ValueError(
-        f'{path} has no column {field!r} but {", ".join(names)}; set field to'
-        ' the one with the text.'
-    )
-
-
-def _line(error: Exception) -> str:
-  return ' '.join(str(error).split())
-
-
 _READERS = {
     '.txt': _read_text,
     '.md': _read_text,
     '.jsonl': _read_json_lines,
     '.jsonl.zst': _read_compressed_lines,
-    '.parquet': _read_parquet,
-    '.arrow': _read_arrow,
+    '.parquet': read_parquet,
+    '.arrow': read_arrow,
     '.bin': _read_tokens,
 }

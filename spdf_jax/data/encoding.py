@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdf_jax.data.bpe import BPETokenizer
-from spdf_jax.data.documents import Piece
+from spdf_jax.data.pieces import Piece
 from spdf_jax.data.token_files import dtype_of
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer

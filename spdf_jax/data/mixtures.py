@@ -153,7 +153,6 @@ class Mixture:
         [s.num_blocks(block_length) for s in self.sources.values()], np.int64
     )
     weights = np.array([self.weights[name] for name in self.sources])
-    weights = weights / weights.sum()
     epoch = (held * self.repeats / weights).min()
     # Shares are rounded down: none is read more often than it may.
     quotas = np.floor(weights * epoch * (1 + 1e-12)).astype(np.int64)

@@ -3,37 +3,30 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
-import dataclasses
 import hashlib
-import json
-import logging
 import os
 from pathlib import Path
 import re
-import shutil
 import time
 from typing import Any
-from typing import final
 import zlib
 
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
-from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.documents import EMPTY
 from spdf_jax.data.documents import list_inputs
-from spdf_jax.data.documents import Piece
 from spdf_jax.data.documents import read_documents
-from spdf_jax.data.documents import Skipped
 from spdf_jax.data.encoding import Batch
 from spdf_jax.data.encoding import encode_batches
-from spdf_jax.data.token_files import adopt_token_file
-from spdf_jax.data.token_files import dtype_of
+from spdf_jax.data.pieces import EMPTY
+from spdf_jax.data.pieces import Piece
+from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
-from spdf_jax.data.tokenizers import load_tokenizer
-from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.unfinished import differences
+from spdf_jax.data.unfinished import Progress
+from spdf_jax.data.unfinished import Unfinished
 
 _RECIPE_VERSION = 1
 _BATCH = 1 << 20  # Characters encoded together.
@@ -41,31 +34,6 @@ _SAVE_EVERY = 1 << 26  # Bytes of text between states on disk.
 _LEARN_FROM = 10**8  # Characters a tokenizer is learned on.
 _FEW = 1000  # Documents before a share of faults means something.
 _PROBE = 1 << 20  # Bytes of a file's ends that tell it from another.
-
-_logger = logging.getLogger(__name__)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Progress:
-  """How far a preparation is.
-
-  Attributes:
-    read: Bytes of text tokenized, of all splits.
-    tokens: Tokens written.
-    files: Input files that are done.
-    total_files: Input files.
-    seconds: Since this process began.
-    skipped: Documents left out, by reason.
-  """
-
-  read: int
-  tokens: int
-  files: int
-  total_files: int
-  seconds: float
-  skipped: dict[str, int]
-
 
 def prepare_files(
     input: str | os.PathLike[str],
@@ -90,7 +58,8 @@ def prepare_files(
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
-    output: The folder to write; made where missing.
+    output: The folder to write; made where missing. Within `input` it is not
+      read.
     field: Which field or column holds the text.
     validation: Share of documents to validate on.
     test: Share of documents to test on.
@@ -114,12 +83,13 @@ def prepare_files(
     ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
     >>> corpus = prepare_files(folder, tokenizer='bytes',
     ...     output=folder / 'out', validation=0.1, test=0.1)
-    >>> sum(getattr(corpus, s).description['documents'] for s in SPLITS)
+    >>> files = corpus.train, corpus.validation, corpus.test
+    >>> sum(file.description['documents'] for file in files)
     100
   """
   _check(validation, test, max_faults, workers)
   output = Path(output).expanduser()
-  files = list_inputs(input)
+  files = [f for f in list_inputs(input) if not _within(f, output)]
   made_from = {
       'recipe': _RECIPE_VERSION,
       'corpus': output.name,
@@ -130,7 +100,7 @@ def prepare_files(
   }
   if (output / 'train.json').exists() and not (output / 'partial').exists():
     return _already_there(output, made_from)
-  work = _Work(output, made_from)
+  work = Unfinished(output, made_from)
   make = lambda: _make_tokenizer(tokenizer, files, field, validation, test)
   encoder = work.tokenizer(make)
   end = encoder.end_of_text
@@ -163,6 +133,10 @@ def _check(validation, test, max_faults, workers) -> None:
     )
   if workers < 1:
     raise ValueError(f'workers={workers} is not positive; use 1 or more.')
+
+
+def _within(file: Path, folder: Path) -> bool:
+  return folder.resolve() in file.resolve().parents
 
 
 def _describe(files: list[Path], root: Path) -> list[list[Any]]:
@@ -293,136 +267,7 @@ def _already_there(output: Path, made_from: dict[str, Any]) -> Corpus:
   if found != made_from:
     raise ValueError(
         f'output={str(output)!r} holds a corpus of other'
-        f' {_differences(found, made_from)}; give another folder, or delete'
+        f' {differences(found, made_from)}; give another folder, or delete'
         ' this one.'
     )
   return corpus
-
-
-def _differences(found, wanted) -> str:
-  return ' and '.join(k for k in wanted if found.get(k) != wanted[k])
-
-
-class _Work:
-  """A corpus that is being written, in `output/partial`."""
-
-  def __init__(self, output: Path, made_from: dict[str, Any]):
-    self._output, self._made_from = output, made_from
-    self._folder = output / 'partial'
-    self.tokenizer_path = self._folder / 'tokenizer.json'
-    try:
-      self._folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-      raise OSError(
-          f'output={str(output)!r} cannot be written ({error}); give another'
-          ' folder.'
-      ) from error
-    self.state = self._read_state()
-    self._files = {}
-
-  def _read_state(self) -> dict[str, Any]:
-    path = self._folder / 'state.json'
-    if not path.exists():
-      splits = {s: dict(size=0, documents=0, bytes=0) for s in SPLITS}
-      position = dict(file=0, items=0, skipped={}, documents=0, split=None)
-      return dict(made_from=self._made_from, splits=splits, position=position)
-    state = json.loads(path.read_bytes())
-    if state['made_from'] != self._made_from:
-      raise ValueError(
-          f'output={str(self._output)!r} holds the beginning of a corpus of'
-          f' other {_differences(state["made_from"], self._made_from)}; give'
-          ' another folder, or delete this one.'
-      )
-    _logger.info(
-        'Going on in %s after %d documents.', self._output,
-        state['position']['documents'],
-    )
-    return state
-
-  def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
-    if not self.tokenizer_path.exists():
-      save_tokenizer(self.tokenizer_path, make())
-    return load_tokenizer(self.tokenizer_path)
-
-  def append(self, encoded, position) -> int:
-    """Adds a batch's tokens; returns the bytes of its text."""
-    for split, result in encoded.items():
-      self._file(split).write(result.data)
-      counts = self.state['splits'][split]
-      counts['size'] += len(result.data)
-      counts['documents'] += result.documents
-      counts['bytes'] += result.num_bytes
-    self.state['position'] = position
-    return sum(result.num_bytes for result in encoded.values())
-
-  def _file(self, split):
-    if split not in self._files:
-      path = self._folder / f'{split}.ids'
-      path.touch()
-      file = path.open('r+b')
-      # What was written after the last state is written again.
-      file.truncate(self.state['splits'][split]['size'])
-      file.seek(0, os.SEEK_END)
-      self._files[split] = file
-    return self._files[split]
-
-  def save(self) -> None:
-    for file in self._files.values():
-      file.flush()
-      os.fsync(file.fileno())
-    temporary = self._folder / '.state.json.tmp'
-    temporary.write_text(json.dumps(self.state), encoding='utf-8')
-    os.replace(temporary, self._folder / 'state.json')
-
-  def progress(self, total_files: int, seconds: float) -> Progress:
-    counts = self.state['splits'].values()
-    vocab_size = getattr(self, '_vocab_size', None)
-    if vocab_size is None:
-      vocab_size = load_tokenizer(self.tokenizer_path).vocab_size
-      self._vocab_size = vocab_size
-    width = int(dtype_of(vocab_size)[-1])
-    return Progress(
-        read=sum(c['bytes'] for c in counts),
-        tokens=sum(c['size'] for c in counts) // width,
-        files=self.state['position']['file'],
-        total_files=total_files,
-        seconds=seconds,
-        skipped=self.state['position']['skipped'],
-    )
-
-  def finish(self, tokenizer: Tokenizer) -> Corpus:
-    moved = [
-        split for split in SPLITS  # Before a kill.
-        if not (self._folder / f'{split}.ids').exists()
-        and (self._output / f'{split}.json').exists()
-    ]
-    for split in SPLITS:
-      if split not in moved:
-        self._file(split).close()
-    counts = self.state['splits']
-    shares = self._made_from['shares'] | {'train': 1}
-    for split in SPLITS:
-      if shares[split] and not counts[split]['documents']:
-        raise ValueError(
-            f'no document of {self.state["position"]["documents"]} came into'
-            f' the {split} split, of which the share is {shares[split]}; give'
-            ' more documents, or other shares and another output.'
-        )
-    save_tokenizer(self._output / 'tokenizer.json', tokenizer)
-    for split in SPLITS:
-      if split in moved:
-        continue
-      adopt_token_file(
-          self._output / split, self._folder / f'{split}.ids',
-          vocab_size=tokenizer.vocab_size,
-          documents=counts[split]['documents'],
-          num_bytes=counts[split]['bytes'],
-          source={
-              **self._made_from,
-              'split': split,
-              'skipped': self.state['position']['skipped'],
-              'tokenizer_fingerprint': tokenizer.fingerprint,
-          },
-      )
-    shutil.rmtree(self._folder)
-    return open_corpus(self._output)

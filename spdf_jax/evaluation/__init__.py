@@ -35,6 +35,7 @@ from spdf_jax.evaluation.perplexity import Loss
 from spdf_jax.evaluation.perplexity import loss_evaluator
 from spdf_jax.evaluation.sampling import greedy
 from spdf_jax.evaluation.sampling import sampler
+from spdf_jax.evaluation.targets import target_perplexity
 from spdf_jax.evaluation.task import task_evaluator
 from spdf_jax.evaluation.task import write_json_lines
 from spdf_jax.evaluation.text_metrics import bleu
@@ -76,6 +77,7 @@ __all__ = [
     'score_continuations',
     'score_lambada',
     'score_texts',
+    'target_perplexity',
     'task_evaluator',
     'write_json_lines',
 ]

@@ -15,6 +15,7 @@ from spdf_jax.data.tasks.json_lines import json_lines
 from spdf_jax.data.tasks.task import format_sizes
 from spdf_jax.data.tasks.task import Input
 from spdf_jax.data.tasks.task import Inputs
+from spdf_jax.data.tasks.task import merge_equal_contexts
 from spdf_jax.data.tasks.task import Pair
 from spdf_jax.data.tasks.task import Task
 from spdf_jax.data.tasks.task import task_of_inputs
@@ -29,6 +30,7 @@ __all__ = [
     'docstring_pairs',
     'format_sizes',
     'load_task',
+    'merge_equal_contexts',
     'python_docstrings',
     'task_of_inputs',
 ]

@@ -101,7 +101,8 @@ _EVERY = {
 PROTOCOLS: Mapping[str, Protocol] = {
     # The E2E challenge's measure_scores.py on the raw references.
     'e2e_raw': Protocol(lambda text: text, _E2E, words=_caption_text),
-    # The same with -p, on the tokenized references of Hu et al.
+    # The same with -p, on the tokenized references of Hu et al.; generations
+    # are tokenized like them, as of a model that was fine-tuned on them.
     'lora_e2e': Protocol(
         lambda text: text, _E2E | dict(nist=nist.nist_python),
         words=_caption_text,

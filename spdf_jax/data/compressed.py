@@ -1,0 +1,48 @@
+"""Files compressed by Zstandard, read as a stream."""
+
+import io
+from pathlib import Path
+from typing import BinaryIO
+
+from spdf_jax.extras import require
+
+
+class Zstandard(io.RawIOBase):
+  """Frames of Zstandard as one stream; a cut one is an error."""
+
+  def __init__(self, file: BinaryIO, path: Path):
+    self._library = require('zstandard', 'prepare')
+    self._file, self._path = file, path
+    self._frame = None
+    self._left = b''  # Compressed bytes that belong to the next frame.
+    self._data = b''
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    while not self._data:
+      chunk = self._left or self._file.read(1 << 17)
+      self._left = b''
+      if not chunk:
+        if self._frame is not None:
+          raise ValueError(
+              f'{self._path} ends in the middle of a Zstandard frame; it is'
+              ' truncated, download it again.'
+          )
+        return 0
+      if self._frame is None:
+        self._frame = self._library.ZstdDecompressor().decompressobj()
+      try:
+        self._data = self._frame.decompress(chunk)
+      except self._library.ZstdError as error:
+        raise ValueError(
+            f'{self._path} is no sound Zstandard file ({error}); download it'
+            ' again.'
+        ) from error
+      if self._frame.eof:
+        self._left, self._frame = self._frame.unused_data, None
+    size = min(len(buffer), len(self._data))
+    buffer[:size] = self._data[:size]
+    self._data = self._data[size:]
+    return size

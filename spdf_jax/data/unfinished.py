@@ -1,0 +1,190 @@
+"""A corpus that is half written: its state, kept through kills."""
+
+from collections.abc import Callable
+import dataclasses
+import json
+import logging
+import os
+from pathlib import Path
+import shutil
+from typing import Any
+from typing import final
+
+from spdf_jax.data.corpora import Corpus
+from spdf_jax.data.corpora import open_corpus
+from spdf_jax.data.corpora import SPLITS
+from spdf_jax.data.encoding import Encoded
+from spdf_jax.data.token_files import adopt_token_file
+from spdf_jax.data.token_files import dtype_of
+from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import Tokenizer
+
+_logger = logging.getLogger(__name__)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Progress:
+  """How far a preparation is.
+
+  Attributes:
+    read: Bytes of text tokenized, of all splits.
+    tokens: Tokens written.
+    files: Input files that are done.
+    total_files: Input files.
+    seconds: Since this process began.
+    skipped: Documents left out, by reason.
+  """
+
+  read: int
+  tokens: int
+  files: int
+  total_files: int
+  seconds: float
+  skipped: dict[str, int]
+
+
+class Unfinished:
+  """A corpus that is being written, in `output/partial`.
+
+  Attributes:
+    tokenizer_path: Where its tokenizer is.
+    state: What is on disk: counts of each split, and the position after it.
+  """
+
+  def __init__(self, output: Path, made_from: dict[str, Any]):
+    self._output, self._made_from = output, made_from
+    self._folder = output / 'partial'
+    self.tokenizer_path = self._folder / 'tokenizer.json'
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise OSError(
+          f'output={str(output)!r} cannot be written ({error}); give another'
+          ' folder.'
+      ) from error
+    self.state = self._read_state()
+    self._files = {}
+    self._vocab_size = 1
+
+  def _read_state(self) -> dict[str, Any]:
+    path = self._folder / 'state.json'
+    if not path.exists():
+      splits = {s: dict(size=0, documents=0, bytes=0) for s in SPLITS}
+      position = dict(file=0, items=0, skipped={}, documents=0, split=None)
+      return dict(made_from=self._made_from, splits=splits, position=position)
+    state = json.loads(path.read_bytes())
+    if state['made_from'] != self._made_from:
+      raise ValueError(
+          f'output={str(self._output)!r} holds the beginning of a corpus of'
+          f' other {differences(state["made_from"], self._made_from)}; give'
+          ' another folder, or delete this one.'
+      )
+    _logger.info(
+        'Going on in %s after %d documents.', self._output,
+        state['position']['documents'],
+    )
+    return state
+
+  def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
+    """Returns its tokenizer, made once."""
+    if not self.tokenizer_path.exists():
+      save_tokenizer(self.tokenizer_path, make())
+    tokenizer = load_tokenizer(self.tokenizer_path)
+    self._vocab_size = tokenizer.vocab_size
+    return tokenizer
+
+  def append(
+      self, encoded: dict[str, Encoded], position: dict[str, Any]
+  ) -> int:
+    """Adds a batch's tokens; returns the bytes of its text."""
+    for split, result in encoded.items():
+      self._file(split).write(result.data)
+      counts = self.state['splits'][split]
+      counts['size'] += len(result.data)
+      counts['documents'] += result.documents
+      counts['bytes'] += result.num_bytes
+    self.state['position'] = position
+    return sum(result.num_bytes for result in encoded.values())
+
+  def _file(self, split):
+    if split not in self._files:
+      path = self._folder / f'{split}.ids'
+      path.touch()
+      file = path.open('r+b')
+      # What was written after the last state is written again.
+      file.truncate(self.state['splits'][split]['size'])
+      file.seek(0, os.SEEK_END)
+      self._files[split] = file
+    return self._files[split]
+
+  def save(self) -> None:
+    """Makes what was appended last through a kill."""
+    for file in self._files.values():
+      file.flush()
+      os.fsync(file.fileno())
+    temporary = self._folder / '.state.json.tmp'
+    temporary.write_text(json.dumps(self.state), encoding='utf-8')
+    os.replace(temporary, self._folder / 'state.json')
+
+  def progress(self, total_files: int, seconds: float) -> Progress:
+    """Says how far it is."""
+    counts = self.state['splits'].values()
+    width = int(dtype_of(self._vocab_size)[-1])
+    return Progress(
+        read=sum(c['bytes'] for c in counts),
+        tokens=sum(c['size'] for c in counts) // width,
+        files=self.state['position']['file'],
+        total_files=total_files,
+        seconds=seconds,
+        skipped=self.state['position']['skipped'],
+    )
+
+  def finish(self, tokenizer: Tokenizer) -> Corpus:
+    """Moves the files into place and opens them."""
+    moved = [
+        split for split in SPLITS  # Before a kill.
+        if not (self._folder / f'{split}.ids').exists()
+        and (self._output / f'{split}.json').exists()
+    ]
+    for split in SPLITS:
+      if split not in moved:
+        self._file(split).close()
+    counts = self.state['splits']
+    shares = self._made_from['shares'] | {'train': 1}
+    for split in SPLITS:
+      if shares[split] and not counts[split]['documents']:
+        raise ValueError(
+            f'no document of {self.state["position"]["documents"]} came into'
+            f' the {split} split, of which the share is {shares[split]}; give'
+            ' more documents, or other shares and another output.'
+        )
+    save_tokenizer(self._output / 'tokenizer.json', tokenizer)
+    for split in SPLITS:
+      if split in moved:
+        continue
+      adopt_token_file(
+          self._output / split, self._folder / f'{split}.ids',
+          vocab_size=tokenizer.vocab_size,
+          documents=counts[split]['documents'],
+          num_bytes=counts[split]['bytes'],
+          source={
+              **self._made_from,
+              'split': split,
+              'skipped': self.state['position']['skipped'],
+              'tokenizer_fingerprint': tokenizer.fingerprint,
+          },
+      )
+    shutil.rmtree(self._folder)
+    return open_corpus(self._output)
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+  """Names the entries that are not as wanted.
+
+  Example:
+    >>> differences({'a': 1, 'b': 2}, {'a': 1, 'b': 3, 'c': 4})
+    'b and c'
+  """
+  return ' and '.join(k for k in wanted if found.get(k) != wanted[k])
