@@ -8,9 +8,10 @@
 
 A task is NAME, or NAME=PATH of its files: validation (of the run's corpus),
 lambada, wikitext, the suites cerebras_gpt and open_llm of EleutherAI's harness
-(extra harness; without a path they are downloaded), and tasks that generate,
-on their test split: e2e, e2e_csv, webnlg, dart, jsonl, python-docstrings. One
-table has every number with its protocol; --output has it as JSON.
+(extra harness; without a path they are downloaded), and, on their test split,
+curation and tasks that generate: e2e, e2e_csv, webnlg, dart, jsonl,
+python-docstrings. One table has every number with its protocol; --output has it
+as JSON.
 """
 
 import json

@@ -129,6 +129,12 @@ def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
     assert jnp.allclose(logits, same, atol=1e-5)
 
 
+def test_a_tokenizer_of_another_model_is_refused(candidate):
+  model = models.create_model('gpt-mini', vocab_size=256)
+  with pytest.raises(ValueError, match='vocabulary of 256 and its tokenizer'):
+    subjects.Candidate('tiny', model, None, data.ByteTokenizer())
+
+
 def test_a_run_without_checkpoints_is_refused(tmp_path):
   with pytest.raises(ValueError, match='names no checkpoint'):
     subjects.open_run(str(pathlib.Path(tmp_path)))

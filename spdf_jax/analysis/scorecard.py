@@ -78,8 +78,9 @@ def score_task(
     candidate: The model.
     name: `'validation'`: the loss on its corpus' validation split;
       `'lambada'` and `'wikitext'`, of a file; a suite of the harness, of a
-      folder of files, or `''` to download them; or a task that generates, of
-      the folder of its files, scored on its test split.
+      folder of files, or `''` to download them; `'curation'`, by its targets'
+      perplexity, or a task that generates, of the folder of its files, on
+      their test split.
     path: The file or folder.
     settings: How.
 
@@ -92,6 +93,7 @@ def score_task(
   """
   kinds = {
       'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
+      'curation': _targets,
       **dict.fromkeys(evaluation.SUITES, _suite),
       **dict.fromkeys(TEXT_PROTOCOLS, _texts),
   }
@@ -167,6 +169,18 @@ def _suite(candidate, name, path, settings) -> Iterator[Score]:
   yield Score('mean', name, 'accuracy', found.mean)
 
 
+def _targets(candidate, name, path, settings) -> Iterator[Score]:
+  subject = candidate.subject
+  found = evaluation.target_perplexity(
+      subject.apply_fn, subject.params,
+      data.load_task(name, path or None).test[:settings.limit],
+      subject.tokenizer, length=subject.length, batch_size=settings.batch_size,
+  )
+  note = f'{found["tokens"]:,} tokens'
+  for metric in ('perplexity', 'loss'):
+    yield Score(name, found['protocol'], metric, found[metric], note)
+
+
 def _texts(candidate, name, path, settings) -> Iterator[Score]:
   task = data.load_task(name, path or None)
   inputs = task.inputs_of('test')[:settings.limit]
@@ -180,16 +194,19 @@ def _texts(candidate, name, path, settings) -> Iterator[Score]:
         settings.generations / f'{name}.jsonl',
         [entry._asdict() | {'generation': t} for entry, t in zip(inputs, texts)]
     )
+  written = {entry.context: text for entry, text in zip(inputs, texts)}
   parts = sorted({entry.part for entry in inputs} - {''})
   for part in (None, *parts):
-    chosen = [
-        i for i, entry in enumerate(inputs) if part in (None, entry.part)
-    ]
+    held = [entry for entry in inputs if part in (None, entry.part)]
     label = name if part is None else f'{name} ({part})'
     for protocol in TEXT_PROTOCOLS[name]:
+      chosen = (
+          data.merge_equal_contexts(held) if protocol.startswith('lora_')
+          else held
+      )
       found = evaluation.score_texts(
-          [texts[i] for i in chosen],
-          [list(inputs[i].references) for i in chosen],
+          [written[entry.context] for entry in chosen],
+          [list(entry.references) for entry in chosen],
           protocol,
           meteor_jar=settings.meteor_jar,
       )

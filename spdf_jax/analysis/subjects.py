@@ -28,6 +28,9 @@ class Candidate:
     params: Its parameters.
     tokenizer: Makes its tokens.
     config: Of the run; `None` for a model from elsewhere.
+
+  Raises:
+    ValueError: the tokenizer has more tokens than the model.
   """
 
   name: str
@@ -35,6 +38,14 @@ class Candidate:
   params: PyTree
   tokenizer: data.Tokenizer
   config: Mapping[str, Any] | None = None
+
+  def __post_init__(self):
+    tokens, vocabulary = self.tokenizer.vocab_size, self.model.config.vocab_size
+    if tokens > vocabulary:
+      raise ValueError(
+          f'{self.name} has a vocabulary of {vocabulary} and its tokenizer '
+          f'{tokens} tokens; give the tokenizer that it was trained with.'
+      )
 
   @property
   def subject(self) -> evaluation.Subject:
