@@ -6,6 +6,29 @@ from typing import Any
 from ml_collections.config_dict import placeholder
 
 
+def parse(arg: str, **types: type) -> dict[str, Any]:
+  """Reads `name=value,name=value`.
+
+  Args:
+    arg: What stands after the colon in `--config=path.py:argument`.
+    **types: Every name that there is, and the type of its value.
+
+  Returns:
+    The values that are given, by name.
+
+  Raises:
+    ValueError: it is something else.
+  """
+  try:
+    parts = [part.split('=') for part in arg.split(',') if part]
+    return {name: types[name](value) for name, value in parts}
+  except (KeyError, ValueError) as error:
+    raise ValueError(
+        f'config argument is {arg!r}; write name=value, with commas between, '
+        f'of {", ".join(types)}.'
+    ) from error
+
+
 def parse_sparsity(arg: str) -> tuple[str, float]:
   """Reads `algorithm=rigl,sparsity=0.9`, or a part of it.
 
@@ -19,15 +42,7 @@ def parse_sparsity(arg: str) -> tuple[str, float]:
   Raises:
     ValueError: it is something else.
   """
-  types = dict(algorithm=str, sparsity=float)
-  try:
-    parts = [part.split('=') for part in arg.split(',') if part]
-    given = {name: types[name](value) for name, value in parts}
-  except (KeyError, ValueError) as error:
-    raise ValueError(
-        f"config argument is {arg!r}; write 'algorithm=rigl,sparsity=0.9' or a "
-        'part of it.'
-    ) from error
+  given = parse(arg, algorithm=str, sparsity=float)
   algorithm = given.get('algorithm', 'static')
   default = 1 - 0.75**3 if algorithm == 'iterative' else 0.75
   return algorithm, given.get('sparsity', default)

@@ -93,7 +93,7 @@ def _run() -> None:
     return
   price = Rate.checked('price_per_hour', _PRICE.value, _PRICE_SOURCE.value)
   carbon = Rate.checked('carbon_per_kwh', _CARBON.value, _CARBON_SOURCE.value)
-  recipe = training.create_recipe(_CONFIG.value)
+  recipe = training.create_recipe(_CONFIG.value, planning=True)
   if _MODE.value == 'train':
     estimate = simulate_recipe(recipe, device, _SYSTEMS.value)
     print(format_estimate(estimate, recipe, price=price, carbon=carbon))

@@ -67,7 +67,9 @@ def main(argv: list[str]) -> int:
   name = pathlib.Path(_WORKDIR.value or 'plan').name
   try:
     processes.join()
-    recipe = training.create_recipe(_CONFIG.value)
+    recipe = training.create_recipe(
+        _CONFIG.value, planning=_DRY_RUN.value
+    )
     if _DRY_RUN.value:
       print(format_plan(recipe, describe_plan(recipe, name)))
       return 0

@@ -11,6 +11,8 @@ from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
+from spdf_jax.data.planned import PlannedCorpus
+from spdf_jax.data.planned import PlannedTokenizer
 from spdf_jax.data.preparation import prepare_files
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
@@ -47,6 +49,8 @@ __all__ = [
     'Input',
     'Mixture',
     'Pair',
+    'PlannedCorpus',
+    'PlannedTokenizer',
     'Progress',
     'Source',
     'Task',

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import json
+import os
 from typing import Any
 
 import flax.linen as nn
@@ -60,7 +61,7 @@ class Recipe:
   where: Callable[[str, Any], Any]
   plan: Plan
   optimizer: optax.GradientTransformationExtraArgs
-  corpus: data.Corpus
+  corpus: data.Corpus | data.PlannedCorpus
   task: data.Task | None
   sources: Mapping[str, data.Source]
   batch_at: data.BatchAt
@@ -189,11 +190,13 @@ class Recipe:
     return sum(int(np.prod(x.shape)) for x in leaves)
 
 
-def create_recipe(config: Any) -> Recipe:
+def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
   """Builds model, plan, optimizer and data from a config, and checks them.
 
   Args:
     config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+    planning: Nothing will be read: a corpus that is not there yet is as
+      `config.data.planned` says.
 
   Returns:
     The recipe; nothing is trained yet.
@@ -216,11 +219,7 @@ def create_recipe(config: Any) -> Recipe:
   config_checks.check_micro_batches(
       specs, order, config.get('micro_batches', 1), mesh
   )
-  corpus = data.prepare_corpus(
-      config['data']['corpus'],
-      tokenizer=config['data']['tokenizer'],
-      cache_dir=config['data']['cache_dir'],
-  )
+  corpus = _open_corpus(config['data'], planning)
   config_checks.check_vocabulary(corpus, model.config.vocab_size)
   task = None
   if config['data']['task']:
@@ -277,6 +276,22 @@ def _assemble(
   return Recipe(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,
       init_params,
+  )
+
+
+def _open_corpus(
+    config: Mapping[str, Any], planning: bool
+) -> data.Corpus | data.PlannedCorpus:
+  planned = config.get('planned')
+  if planning and planned and not os.path.exists(config['corpus']):
+    return data.PlannedCorpus(
+        config['corpus'], int(planned['tokens']),
+        data.PlannedTokenizer(planned['vocab_size']),
+    )
+  return data.prepare_corpus(
+      config['corpus'],
+      tokenizer=config['tokenizer'],
+      cache_dir=config['cache_dir'],
   )
 
 
