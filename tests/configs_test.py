@@ -79,7 +79,7 @@ def test_a_change_of_one_phase_changes_no_other():
 
 @pytest.mark.parametrize('arg, message', [
     ('algorithm=regl', "algorithm 'regl' is unknown; known are static, set"),
-    ('level=0.9', "argument is 'level=0.9'; write name=value, .* of algorithm, sparsity"),
+    ('level=0.9', "is 'level=0.9'; write name=value, .* algorithm, sparsity"),
     ('sparsity=much', "argument is 'sparsity=much'; write"),
     ('rigl', "argument is 'rigl'; write"),
 ])

@@ -20,7 +20,7 @@ FREE = frozenset(
     'create_token device_put empty expand_dims iota layout_constraint '
     'mesh_cast name optimization_barrier pcast platform_index pvary '
     'random_unwrap random_wrap '
-    'reduce_precision reshape sharding_constraint slice split squeeze '
+    'reduce_precision reshape reshard sharding_constraint slice split squeeze '
     'stop_gradient unreduced_cast'.split()
 )
 """Primitives that only name, type or lay out data: no time is charged."""
