@@ -58,6 +58,7 @@ def final(workdir):
   return open_session(recipe, workdir).state
 
 
+@pytest.mark.slow
 def test_programs_are_found_by_the_next_run_and_compute_the_same_bits(
     environment, tmp_path
 ):
