@@ -254,12 +254,12 @@ def format_scores(scores: Sequence[Score]) -> str:
 
   Example:
     >>> print(format_scores([Score('e2e', 'lora_e2e', 'bleu', 61.25)]))
-    | task | protocol | metric | value | |
+    | task | protocol | metric | value | note |
     | --- | --- | --- | ---: | --- |
     | e2e | lora_e2e | bleu | 61.25 |  |
   """
   return markdown_table(
-      ['task', 'protocol', 'metric', 'value', ''],
+      ['task', 'protocol', 'metric', 'value', 'note'],
       [
           [
               score.task, score.protocol, score.metric,

@@ -42,8 +42,9 @@ def partition_spec(
     Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020
 
   Example:
-    >>> partition_spec('h/mlp/wi/kernel', (12, 64, 250), dict(fsdp=4, tensor=4))
-    PartitionSpec(None, 'fsdp', None)
+    >>> mesh = dict(fsdp=4, tensor=4)
+    >>> tuple(partition_spec('h/mlp/wi/kernel', (12, 64, 250), mesh))
+    (None, 'fsdp', None)
   """
   parts = path.split('/')
   ends = ('/'.join(parts[-3:]), '/'.join(parts[-2:]))
