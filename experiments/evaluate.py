@@ -25,8 +25,8 @@ from absl import logging
 from experiments import compilation_cache
 from experiments import console
 from spdf_jax import evaluation
+from spdf_jax.analysis import candidates
 from spdf_jax.analysis import scorecard
-from spdf_jax.analysis import subjects
 from spdf_jax.training.metrics import write_atomically
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'WORKDIR or WORKDIR@PHASE.')
@@ -70,8 +70,8 @@ def main(argv: list[str]) -> int:
   )
   try:
     candidate = (
-        subjects.open_run(_WORKDIR.value) if _WORKDIR.value
-        else subjects.open_hf(_HF.value)
+        candidates.open_run(_WORKDIR.value) if _WORKDIR.value
+        else candidates.open_hf(_HF.value)
     )
     scores = []
     for task in _TASKS.value:

@@ -27,8 +27,8 @@ from experiments import compilation_cache
 from experiments import console
 from experiments import lifecycle
 from spdf_jax import training
+from spdf_jax.analysis import candidates
 from spdf_jax.analysis import scorecard
-from spdf_jax.analysis import subjects
 from spdf_jax.analysis import sweeps
 from spdf_jax.names import lookup
 from spdf_jax.training.early_stops import METRICS
@@ -146,7 +146,7 @@ def score(
   else:
     found = []
     for source in sources:
-      candidate = subjects.open_run(source)
+      candidate = candidates.open_run(source)
       scores = []
       for task in tasks:
         name, _, files = task.partition('=')

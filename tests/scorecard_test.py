@@ -11,8 +11,8 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
+from spdf_jax.analysis import candidates
 from spdf_jax.analysis import scorecard
-from spdf_jax.analysis import subjects
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import task_of_inputs
 
@@ -31,7 +31,7 @@ def candidate():
   )
   tokens = jnp.zeros((1, 2), jnp.int32)
   params = model.init(jax.random.key(0), tokens)['params']
-  return subjects.Candidate('tiny', model, params, data.ByteTokenizer())
+  return candidates.Candidate('tiny', model, params, data.ByteTokenizer())
 
 
 def test_answers_do_not_depend_on_their_batch_and_start_after_the_context(
@@ -119,7 +119,7 @@ def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
   pytest.importorskip('safetensors')
   interop.save_hf(tmp_path, candidate.model.config, candidate.params)
   data.save_tokenizer(tmp_path / 'tokenizer.json', candidate.tokenizer)
-  again = subjects.open_hf(str(tmp_path))
+  again = candidates.open_hf(str(tmp_path))
   tokens = jnp.arange(8)[None]
   for one, other in zip(
       (candidate, again), (again, candidate)
@@ -132,9 +132,9 @@ def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
 def test_a_tokenizer_of_another_model_is_refused(candidate):
   model = models.create_model('gpt-mini', vocab_size=256)
   with pytest.raises(ValueError, match='vocabulary of 256 and its tokenizer'):
-    subjects.Candidate('tiny', model, None, data.ByteTokenizer())
+    candidates.Candidate('tiny', model, None, data.ByteTokenizer())
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path):
   with pytest.raises(ValueError, match='names no checkpoint'):
-    subjects.open_run(str(pathlib.Path(tmp_path)))
+    candidates.open_run(str(pathlib.Path(tmp_path)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from spdf_jax import data
 from spdf_jax import evaluation
-from spdf_jax.analysis.subjects import Candidate
+from spdf_jax.analysis.candidates import Candidate
 from spdf_jax.analysis.tables import markdown_table
 from spdf_jax.analysis.tables import MISSING
 from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS

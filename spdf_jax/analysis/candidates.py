@@ -1,8 +1,7 @@
-"""Subjects: models to measure, from a run or from Hugging Face."""
+"""Candidates: trained models to measure, from a run or Hugging Face."""
 
 from collections.abc import Mapping
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -14,6 +13,7 @@ from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.training.checkpoints import read_meta
 
 PyTree = Any
 
@@ -70,8 +70,7 @@ def open_run(source: str) -> Candidate:
     ValueError: there is no such checkpoint, or it does not say what it is of.
   """
   checkpoint = training.find_checkpoint(source)
-  meta = checkpoint / 'meta' / 'metadata'
-  config = json.loads(meta.read_text('utf-8'))['config']
+  config = read_meta(checkpoint)['config']
   if 'model' not in config or 'data' not in config:
     raise ValueError(
         f'checkpoint {checkpoint} does not say what it was trained on; give '
