@@ -1,11 +1,18 @@
 """Cosine distances are those of the definition, of whatever is compared."""
 
+import csv
+import dataclasses
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spdf_jax import interop
+from spdf_jax.analysis.subspace_pairs import as_csv
+from spdf_jax.analysis.subspace_pairs import measure_pairs
+from spdf_jax.analysis.subspace_plots import plot_distances
 from spdf_jax.analysis.subspaces import cosine_distances
 from spdf_jax.analysis.subspaces import MODULES
 from spdf_jax.analysis.subspaces import share_of_zeros
@@ -13,6 +20,7 @@ from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.checkpoints import write_params
 
 CONFIGS = {
     'gpt': GPTConfig(23, 3, 2, 16, 24, 8),
@@ -133,3 +141,75 @@ def test_matrices_without_a_direction_are_refused(value, length):
 
 def test_every_module_has_the_papers_name():
   assert MODULES == {m: f'W_{m[1].upper()}' for m in MODULES}
+
+
+GPT = CONFIGS['gpt']
+
+
+def save_run(workdir, config, params):
+  model = {'preset': 'gpt2-small'} | dataclasses.asdict(config)
+  write_params(workdir, params, {'model': model})
+  return str(workdir)
+
+
+def test_workdirs_and_hugging_face_folders_are_compared(tmp_path):
+  pytest.importorskip('safetensors')
+  before = make_params(GPT, 0)
+  before['h_0']['attn']['wq']['kernel'][:8] = 0
+  after = make_params(GPT, 1, like=before, scale=0.1)
+  scanned = dataclasses.replace(GPT, scan_layers=True)
+  run = save_run(tmp_path / 'run', scanned, interop.stack_layers(before))
+  exported = str(tmp_path / 'hf')
+  interop.save_hf(exported, GPT, after)
+  direct = cosine_distances(before, after)
+  found = measure_pairs([run], [exported, run])
+  assert [*found.values()] == [direct, dict.fromkeys(direct, 0.0)]
+  zeros = 128 / (3 * (4 * 256 + 2 * 384))
+  assert list(found)[0] == f'{run} to {exported}, {100 * zeros:.3g}% zeros'
+  named = measure_pairs([run], [exported], ['mine'])
+  assert list(named) == ['mine']
+  rows = list(csv.DictReader(io.StringIO(as_csv(named))))
+  assert len(rows) == 18
+  assert rows[-1]['layer'] == '3' and rows[-1]['module'] == 'W_O'
+  assert float(rows[-1]['cosine_distance']) == direct[2, 'wo']
+
+
+def test_pairs_that_cannot_be_are_refused(tmp_path):
+  run = save_run(tmp_path / 'run', GPT, make_params(GPT, 0))
+  wider = dataclasses.replace(GPT, d_ff=32)
+  other = save_run(tmp_path / 'other', wider, make_params(wider, 0))
+  empty = tmp_path / 'empty'
+  empty.mkdir()
+  for args, message in (
+      (([run], ['nowhere', 'nix']), 'no checkpoint at nowhere, nix;'),
+      (([run], [str(empty)]), 'names no checkpoint'),
+      (([run, run], [other] * 3), 'before has 2 checkpoints and after 3'),
+      (([run], [run, run], ['one']), 'names has 1 entries for 2 pairs'),
+      (([run], [run, run], ['one', 'one']), 'each pair one of its own'),
+      (([run], [other]), r'run and .*other: .* h_0/mlp/wi/bias has shape '),
+  ):
+    with pytest.raises(ValueError, match=message):
+      measure_pairs(*args)
+
+
+def test_heatmaps_show_every_distance_on_one_scale():
+  first = {(i, m): 0.01 * i for i in range(5) for m in ('wq', 'wo')}
+  second = {(i, m): 0.1 for i in range(5) for m in ('wq', 'wg', 'wo')}
+  del second[4, 'wg']
+  figure = plot_distances(['dense', 'sparse'], [first, second])
+  top, bottom = figure.axes[:2]
+  assert [ax.get_title(loc='left') for ax in (top, bottom)] == [
+      'dense', 'sparse'
+  ]
+  one, other = (ax.images[0] for ax in (top, bottom))
+  np.testing.assert_array_equal(
+      one.get_array(), 2 * [[0.0, 0.01, 0.02, 0.03, 0.04]]
+  )
+  assert np.ma.masked_invalid(other.get_array()).count() == 14
+  assert one.get_clim() == other.get_clim() == (0, 0.1)
+  assert [t.get_text() for t in bottom.get_yticklabels()] == [
+      '$W_{Q}$', '$W_{G}$', '$W_{O}$'
+  ]
+  assert [t.get_text() for t in top.get_xticklabels()] == list('12345')
+  with pytest.raises(ValueError, match='names has 1 entries and pairs 2'):
+    plot_distances(['a'], [first, second])
