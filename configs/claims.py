@@ -3,8 +3,8 @@
   python -m experiments.reproduce --scale=tiny --data=DIR
 
 A small GPT learns books; each arm changes sparsity, phases, rate and where it
-starts from, see spdf_jax/analysis/claims.py. AdamW, warm-up and decay are those
-of SPDF, appendix A.1, but for b2. The scales are in experiments/scales.py.
+starts from, see experiments/arms.py. AdamW, clipping and the decay of SPDF,
+appendix A.1; b2 is 0.95. The scales are in experiments/scales.py.
 """
 
 import ml_collections
@@ -18,17 +18,17 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   given = dict(width=64, layers=4, length=128)
   given |= common.parse(arg, width=int, layers=int, length=int)
   width, length = given['width'], given['length']
+  head = 16 if width < 256 else 64
 
   config = quickstart.get_config()
   config.model.update(
-      n_layers=given['layers'], n_heads=max(width // 16, 1), d_model=width,
+      n_layers=given['layers'], n_heads=max(width // head, 1), d_model=width,
       d_ff=4 * width, max_length=length,
   )
   config.matmul = 'dense'  # One program on every machine.
   config.data.update(task='', max_epochs=dict(corpus=4, task=8))
   phase = config.phases.pretrain.copy_and_resolve_references()
-  phase.update(batch_size=4, length=length)
-  phase.learning_rate.warmup = '100 steps'
+  phase.update(length=length, sparsity=0.0)
   config.phases = dict(order=('pretrain',), pretrain=phase)
   config.evaluation.update(corpus_batches=64, task_batches=64, generations=0)
   config.eval_every = 10**9  # At the end of a phase only.

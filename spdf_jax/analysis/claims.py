@@ -1,7 +1,7 @@
 """The papers' claims as data: contrasts of arms, margins, and verdicts.
 
 An arm is named as `experiments/arms.py` builds it: `'static-75'`, with
-`'@small'` or `'@large'` for another width than the main one, and `'+task'` for
+`'_small'` or `'_large'` for another width than the main one, and `'+task'` for
 what was fine-tuned from it. All measures are losses in nats, lower is better,
 but for cosine distances.
 """

@@ -44,7 +44,7 @@ _ALL = (
                 (f'static-75{small}', f'dense{small}'),
                 PRETRAINED,
             )
-            for large, small in (('', '@small'), ('@large', ''))
+            for large, small in (('', '_small'), ('_large', ''))
         ),
     ),
     Claim(
@@ -88,14 +88,16 @@ _ALL = (
         'h', 'fine-tuning moves W_D and W_O of sparse models further',
         f'{_SPDF}, section 3.4, figure 3',
         tuple(
-            better('dense+task', 'static-75+task', f'distance/{module}')
-            for module in ('wd', 'wo')
+            better(
+                'dense+task', 'static-75+task', f'distance/{module}'
+            )._replace(text=f'{name} of dense+task below static-75+task')
+            for module, name in (('wd', 'W_D'), ('wo', 'W_O'))
         ),
     ),
     Claim(
         'h-size', 'fine-tuning moves the weights of larger models less',
         f'{_SPDF}, section 3.4, figure 4',
-        (better('dense@large+task', 'dense+task', 'distance/all'),),
+        (better('dense_large+task', 'dense+task', 'distance/all'),),
     ),
     Claim(
         'i', 'the loss at 75 % is larger on the harder task and smaller with '
