@@ -80,8 +80,8 @@ SCALES = {
     'smoke': _TINY._replace(
         claims=('a', 'd', 'e', 'g', 'h'), seeds=1, widths={'': 16}, layers=1,
         length=48, steps=60, rates=(1e-2,), stages=('continue', 1.0), rounds=2,
-        round_steps=12, tune_steps=12,
-        tune_rates=(1e-2,), corpus='', tokenizer='bytes',
+        round_steps=12, tune_steps=12, tune_rates=(1e-2,), corpus='',
+        tokenizer='bytes',
         tasks={'task': ('python-docstrings', '', 20)}, batches=4,
     ),
     'tiny': _TINY,

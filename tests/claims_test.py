@@ -162,8 +162,10 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
 
   def world(sign):
     return {
-        arm: {s: {m: 3 + sign * mean + noise[arm][s] for m in metrics}
-              for s in range(5)}
+        arm: {
+            s: dict.fromkeys(metrics, 3 + sign * mean + noise[arm][s])
+            for s in range(5)
+        }
         for arm, mean in good.items()
     }
 
