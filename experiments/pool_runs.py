@@ -15,7 +15,6 @@ from typing import Any
 from typing import NamedTuple
 
 from absl import flags
-import jax
 
 from experiments import arms
 from experiments import compilation_cache
@@ -151,8 +150,6 @@ def start_worker(cores: Any, parent: int) -> None:
   flags.FLAGS(sys.argv, known_only=True)
   console.prepare()
   compilation_cache.prepare()
-  # The step is a few milliseconds: no time to wake a thread for.
-  jax.config.update('jax_cpu_enable_async_dispatch', False)
   threading.Thread(target=_end_with, args=[parent], daemon=True).start()
 
 

@@ -62,18 +62,18 @@ _TINY = Scale(
     layers=4,
     length=128,
     batch_size=4,
-    steps=1500,
+    steps=1350,
     rates=(2.5e-3, 5e-3, 1e-2),
     stages=('continue', 0.3, 1.0),
     rounds=3,
-    round_steps=250,
+    round_steps=225,
     tune_batch=8,
-    tune_steps=400,
+    tune_steps=300,
     tune_rates=(3e-3, 6e-3, 1.2e-2),
     corpus='books',
     tokenizer='bpe-1024',
-    tasks={'task': ('e2e', 'e2e', 10)},
-    batches=64,
+    tasks={'task': ('e2e', 'e2e', 16)},
+    batches=48,
 )
 
 SCALES = {
@@ -93,6 +93,7 @@ SCALES = {
             'hard': ('webnlg', 'webnlg17', 2),
             'tenth': ('e2e', 'e2e', 40),
         },
+        batches=64,
     ),
     'small': _TINY._replace(
         claims=tuple(CLAIMS), widths={'': 512, '_small': 256, '_large': 768},
@@ -105,6 +106,7 @@ SCALES = {
             'hard': ('webnlg', 'webnlg17', 1),
             'tenth': ('e2e', 'e2e', 10),
         },
+        batches=64,
         pinned=False,
     ),
 }

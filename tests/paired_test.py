@@ -59,6 +59,13 @@ def test_one_value_says_nothing_and_equal_ones_all():
   assert p_below([2.0, 2.0], 2) == p_below([2.0, 2.0], 1) == 1
 
 
+def test_a_run_that_diverged_proves_nothing():
+  for bad in (math.nan, math.inf):
+    values = [-1.0, -1.1, bad, -0.9, -1.0]
+    assert p_below(values, 0) == p_above(values, -2) == 1
+    assert t_interval(values).low == -math.inf
+
+
 @pytest.mark.parametrize('values, confidence, message', [
     ([], 0.95, 'give one for each seed'), ([1.0], 95, 'between 0 and 1'),
 ])

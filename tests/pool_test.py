@@ -84,6 +84,13 @@ def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
   assert '**rate 2: 0.0000**;' in tried and 'rate 1, stage a: 1.1000' in tried
 
 
+def test_a_rate_that_diverges_is_not_chosen():
+  done = {f'dense/rate={rate},seed=0': {LOSS: loss} for rate, loss in (
+      (1, float('nan')), (2, 3.0), (3, float('nan')),
+  )}
+  assert choose(ARMS[1], 0, done) == {'rate': 2}
+
+
 def test_a_run_starts_from_the_chosen_run_of_its_own_seed():
   parents = {}
 

@@ -13,7 +13,8 @@ class Interval(NamedTuple):
   Attributes:
     mean: Of the differences.
     deviation: The sample's standard deviation; nan for a single value.
-    low: Lower end of the interval; -inf for a single value.
+    low: Lower end of the interval; -inf for a single value, and where one is
+      not finite.
     high: Upper end.
   """
 
@@ -47,7 +48,7 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
         f'confidence is {confidence}; give a number between 0 and 1.'
     )
   mean = statistics.fmean(values)
-  if len(values) == 1:
+  if len(values) == 1 or not math.isfinite(mean):
     return Interval(mean, math.nan, -math.inf, math.inf)
   deviation = statistics.stdev(values)
   quantile = float(_student(len(values)).ppf((1 + confidence) / 2))
@@ -64,13 +65,13 @@ def p_below(values: Sequence[float], bound: float) -> float:
 
   Returns:
     The probability of a mean as low as this, or lower, if it were the bound; 1
-    for a single value.
+    for a single value, and where one is not finite.
 
   Example:
     >>> round(p_below([-1.0, -2.0, -3.0], 0.0), 4)
     0.0371
   """
-  if len(values) < 2:
+  if len(values) < 2 or not all(map(math.isfinite, values)):
     return 1.0
   mean, deviation = statistics.fmean(values), statistics.stdev(values)
   if deviation == 0:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -61,7 +62,8 @@ def choose(
   Args:
     arm: The arm.
     selection_seed: The seed that its grid is run with.
-    done: What finished runs have measured, by their names.
+    done: What finished runs have measured, by their names; what is not a
+      number counts as infinite.
 
   Example:
     >>> arm = Arm('a', {'rate': (1, 2)}, '', 'validation/loss')
@@ -72,7 +74,7 @@ def choose(
     {'rate': 2}
   """
   results = [
-      Result(point, selection_seed, name, done[name])
+      Result(point, selection_seed, name, _finite(done[name]))
       for point in points(arm.grid)
       if (name := Job(arm.name, point, selection_seed, '').name) in done
   ]
@@ -81,6 +83,13 @@ def choose(
   if len(results) == 1:
     return results[0].fields
   return rank(results, arm.metric)[0].fields
+
+
+def _finite(outcome: Outcome) -> Outcome:
+  return {
+      name: math.inf if isinstance(x, float) and math.isnan(x) else x
+      for name, x in outcome.items()
+  }
 
 
 def next_jobs(
