@@ -30,8 +30,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   phase = config.phases.pretrain.copy_and_resolve_references()
   phase.update(length=length, sparsity=0.0)
   config.phases = dict(order=('pretrain',), pretrain=phase)
-  config.evaluation.update(corpus_batches=64, task_batches=64, generations=0)
+  config.evaluation.generations = 0
   config.eval_every = 10**9  # At the end of a phase only.
   config.log_every = 100
-  config.checkpoints.update(every=2000, keep=1)
+  config.checkpoints.update(every=1000, keep=1)
   return config

@@ -176,6 +176,11 @@ def _pretraining(
     )
   elif level:
     sparsity = common.sparsity_of(kind, _level(recipe), scale.steps)
+  if kind == 'set':
+    # As the post has it: what is dropped falls to 0 as RigL's does.
+    sparsity['drop_fraction'] = dict(
+        schedule='cosine', initial=0.3, steps=sparsity['update_until']
+    )
   return {'pretrain': _lasting(phase, scale.steps, rate, sparsity=sparsity)}
 
 

@@ -59,7 +59,7 @@ def reproduce(
   arms = arms_lib.arms_of(scale.claims, scale)
   seeds = range(1, scale.seeds + 1)
   prepared = pool_data.prepare(scale, data, workdir)
-  _check_same(workdir / 'scale.json', scale, prepared.fingerprints)
+  check_same(workdir / 'scale.json', scale, prepared.fingerprints)
   runs = workdir / 'runs'
   runner = pool_runs.Runner(scale, str(runs), prepared.corpus, prepared.tasks)
   cores = sorted(os.sched_getaffinity(0))
@@ -175,10 +175,14 @@ def write_results(
   return report
 
 
-def _check_same(
+def check_same(
     path: pathlib.Path, scale: Scale, fingerprints: Mapping[str, str]
 ) -> None:
-  """Refuses a folder with runs of another scale or other data."""
+  """Claims a folder for a scale and its data; more seeds go on with it.
+
+  Raises:
+    ValueError: it has runs of another scale, or of other data.
+  """
   config = scale._asdict()
   for field in ('claims', 'seeds', 'pinned'):  # More of them is the same pool.
     del config[field]

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 from experiments import arms as arms_lib  # noqa: E402
+from experiments.claims import check_same  # noqa: E402
 from experiments.scales import SCALES  # noqa: E402
 from spdf_jax import training  # noqa: E402
 from spdf_jax.analysis.paper_claims import CLAIMS  # noqa: E402
@@ -162,3 +163,13 @@ def test_scales_have_what_their_claims_need(scale):
         for phase in config.phases.order
     ]
     assert all(rate > 0 for rate in rates)
+
+
+def test_a_pool_goes_on_with_its_own_scale_only(tmp_path):
+  path = tmp_path / 'scale.json'
+  check_same(path, SCALE, {'corpus': 'abc'})
+  check_same(path, SCALE._replace(seeds=9, claims=('a',)), {'corpus': 'abc'})
+  with pytest.raises(ValueError, match='steps differ; give another workdir'):
+    check_same(path, SCALE._replace(steps=61), {'corpus': 'abc'})
+  with pytest.raises(ValueError, match='data differ'):
+    check_same(path, SCALE, {'corpus': 'abd'})
