@@ -26,7 +26,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       d_ff=4 * width, max_length=length,
   )
   config.matmul = 'dense'  # One program on every machine.
-  config.data.update(task='', max_epochs=dict(corpus=4, task=8))
+  config.data.update(task='', max_epochs=dict(corpus=12, task=16))
   phase = config.phases.pretrain.copy_and_resolve_references()
   phase.update(length=length, sparsity=0.0)
   config.phases = dict(order=('pretrain',), pretrain=phase)

@@ -9,7 +9,7 @@ from spdf_jax.analysis.claims import TUNED
 
 _SPDF = 'Thangarasa et al., SPDF, 2023'
 _VARIABLE = 'Cerebras, Variable SPDF, 2023'
-_DYNAMIC = 'Cerebras, Sparsity Made Easy, 2024'
+_DYNAMIC = 'Cerebras, PyTorch sparsity library, 2024'
 
 # `Gracefully` in numbers is ours: nats that may be lost at a level.
 _GRACEFUL = {50: 0.05, 75: 0.10, 90: 0.20}
