@@ -101,7 +101,6 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
       fontsize=8,
   )
   ax.set_ylim(len(rows) - 0.4, -0.6)
-  ax.set_xscale('symlog', linthresh=0.02)
   ax.axvline(0, color=plot_style.GREY, linewidth=0.8)
   ax.set_xlabel('difference with its 95 % interval, and the bound claimed')
   plot_style.polish(ax)
