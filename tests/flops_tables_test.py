@@ -9,9 +9,10 @@ import pytest
 
 from spdf_jax.analysis import flops_tables
 from spdf_jax.analysis import published_flops as published
+from spdf_jax.analysis import shape_of
+from spdf_jax.analysis import training_flops
 from spdf_jax.analysis.flops_of_models import format_inference
 from spdf_jax.analysis.flops_of_models import format_tuning_shares
-from spdf_jax.analysis.flops_of_models import parameters_of
 from spdf_jax.analysis.flops_of_models import published_models
 from spdf_jax.analysis.flops_tables import compare
 from spdf_jax.analysis.flops_tables import FAILS
@@ -20,6 +21,8 @@ from spdf_jax.analysis.flops_tables import MISPRINT
 from spdf_jax.analysis.flops_tables import OTHERWISE
 from spdf_jax.analysis.printed_numbers import as_printed
 from spdf_jax.analysis.printed_numbers import value_of
+from spdf_jax.analysis.readings import parameters_of
+from spdf_jax.models import PRESETS
 
 # Row, column, what is printed and what ours is in its digits. All other cells
 # follow.
@@ -105,6 +108,23 @@ def test_values_are_those_of_the_papers_to_a_percent_but_for_conventions(cells):
     if cell.column in ('FLOPs/seq', 'attention', 'vocabulary', 'fine-tuning'):
       continue  # Forward passes alone, causal halves, and a bound.
     assert abs(cell.difference) < (0.03 if cell.verdict == OTHERWISE else 0.014)
+
+
+@pytest.mark.parametrize('task, count', [
+    ('E2E', 126_000), ('WebNLG', 54_000), ('DART', 125_282),
+    ('Curation', 33_711),
+])
+def test_one_count_of_sequences_gives_all_digits_of_a_task(task, count):
+  printed = published.SEQUENCES[task]
+  assert as_printed(count, printed) == printed
+  for name in (published.SMALL, published.XL):
+    flops = count * training_flops(shape_of(PRESETS[name]), 512)
+    for column, unit in (('FLOPs', 1), ('exaFLOPs', 1e18)):
+      text = published.FINE_TUNING.cell((name, task), column)
+      if (name, task, column) == (published.XL, 'E2E', 'exaFLOPs'):
+        assert (as_printed(flops / unit, text), text) == ('0.527', '0.524')
+      else:
+        assert as_printed(flops / unit, text) == text
 
 
 def test_the_readings_are_named(cells):

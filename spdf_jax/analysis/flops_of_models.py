@@ -9,10 +9,10 @@ from spdf_jax.analysis import published_flops as published
 from spdf_jax.analysis.flops import forward_flops
 from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.flops import shape_of
-from spdf_jax.analysis.flops_readings import parameters_of
-from spdf_jax.analysis.flops_readings import pretraining_flops
-from spdf_jax.analysis.flops_readings import tuning_flops
 from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.analysis.readings import parameters_of
+from spdf_jax.analysis.spdf_readings import pretraining_flops
+from spdf_jax.analysis.spdf_readings import tuning_flops
 from spdf_jax.analysis.tables import align
 from spdf_jax.analysis.tables import percent
 from spdf_jax.analysis.traced_flops import trace_flops

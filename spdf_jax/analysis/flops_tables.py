@@ -6,12 +6,13 @@ import io
 import re
 from typing import NamedTuple
 
-from spdf_jax.analysis.flops_readings import Reading
-from spdf_jax.analysis.flops_readings import readings_of
+from spdf_jax.analysis.post_readings import POST_READINGS
 from spdf_jax.analysis.printed_numbers import as_printed
 from spdf_jax.analysis.printed_numbers import value_of
 from spdf_jax.analysis.published_flops import Printed
 from spdf_jax.analysis.published_flops import TABLES
+from spdf_jax.analysis.readings import Reading
+from spdf_jax.analysis.spdf_readings import SPDF_READINGS
 from spdf_jax.analysis.tables import align
 from spdf_jax.analysis.tables import percent
 from spdf_jax.names import lookup
@@ -19,6 +20,7 @@ from spdf_jax.names import lookup
 FOLLOWS, OTHERWISE = 'follows', 'follows otherwise'
 MISPRINT, FAILS = 'misprint', 'does not follow'
 
+_READINGS = SPDF_READINGS | POST_READINGS
 _HEADER = ('row', 'column', 'printed', 'ours', 'difference', 'verdict')
 
 
@@ -83,7 +85,7 @@ def compare(table: str) -> list[Cell]:
 
 
 def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
-  first, *others = readings_of(printed.source, row, column)
+  first, *others = _READINGS[printed.source](row, column)
   name = ' '.join(_label(part) for part in row)
   judged = lambda verdict, note='': Cell(
       printed.source, name, column, text, first.value, verdict, note

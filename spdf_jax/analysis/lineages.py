@@ -139,11 +139,11 @@ def read_lineage(source: str | os.PathLike[str]) -> Lineage:
   config = json.loads(path.read_text('utf-8'))
   stages = tuple(_stages(workdir, phase, config))
   identity = run_identity(config | {'seed': 0})
-  start = _located(config.get('init_from', ''), workdir)
-  if start and (pathlib.Path(start.partition('@')[0]) / 'plan.json').is_file():
-    earlier = read_lineage(start)
-    stages = earlier.stages + stages
-    identity['init_from'] = earlier.identity
+  if config.get('init_from'):
+    earlier = _read_start(config['init_from'], workdir)
+    if earlier is not None:
+      stages = earlier.stages + stages
+      identity['init_from'] = earlier.identity
   is_tuned = any(stage.source == 'task' for stage in stages)
   task = config['data']['task'] if is_tuned else ''
   return Lineage(
@@ -184,12 +184,17 @@ def _algorithm(spec: Any, level: float) -> str:
   return 'granet' if name == 'rigl' and rises else name
 
 
-def _located(source: str, workdir: pathlib.Path) -> str:
-  """Finds what a config names from the folder it was launched in; '' is ''."""
+def _read_start(source: str, workdir: pathlib.Path) -> Lineage | None:
+  """Reads what a run started from, named from the folder it was launched in.
+
+  Returns:
+    The lineage; `None` of parameters that were not trained by us.
+  """
   text, at, phase = source.partition('@')
   for folder in [pathlib.Path(), *workdir.absolute().parents]:
-    if not source or (folder / text / 'checkpoints').is_dir():
-      return source and str(folder / text) + at + phase
+    if (folder / text / 'checkpoints').is_dir():
+      trained = (folder / text / 'plan.json').is_file()
+      return read_lineage(f'{folder / text}{at}{phase}') if trained else None
   raise FileNotFoundError(
       f'{workdir} starts from {text}, which is not there; run the command '
       'where training was launched.'

@@ -1,84 +1,43 @@
-"""Readings: how each printed number of FLOPs follows, or nearly does."""
+"""How the numbers of SPDF's tables follow, or nearly do."""
 
-from collections.abc import Callable
 from collections.abc import Iterator
-import dataclasses
-import functools
-from typing import NamedTuple
-
-import jax
 
 from spdf_jax.analysis import published_flops as published
-from spdf_jax.analysis.flops import effective_sparsity
 from spdf_jax.analysis.flops import forward_flops
-from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.flops import shape_of
 from spdf_jax.analysis.flops import softmax_flops
 from spdf_jax.analysis.flops import training_flops
 from spdf_jax.analysis.printed_numbers import as_printed
 from spdf_jax.analysis.printed_numbers import value_of
 from spdf_jax.analysis.published_flops import Row
-from spdf_jax.interop.layouts import abstract_params
+from spdf_jax.analysis.readings import parameters_of
+from spdf_jax.analysis.readings import Read
+from spdf_jax.analysis.readings import Reading
+from spdf_jax.analysis.readings import TUNED
 from spdf_jax.models import PRESETS
 
 _EXA = 1e18
-_TUNED = 512  # Tokens of a sequence in fine-tuning; 2,048 in pre-training.
-
-
-class Reading(NamedTuple):
-  """A way to get at a number.
-
-  Attributes:
-    value: The number.
-    how: In words; `''` for ours.
-    slip: Whether it would be an error: the value of another cell.
-  """
-
-  value: float
-  how: str = ''
-  slip: bool = False
-
-
-def readings_of(source: str, row: Row, column: str) -> list[Reading]:
-  """Returns all readings of a printed cell, ours first.
-
-  Args:
-    source: Of the table, see `published_flops`.
-    row: What the cell is of.
-    column: What stands in it.
-
-  Returns:
-    At least one reading; the value is in the unit of the cell.
-
-  Example:
-    >>> first, *others = readings_of(
-    ...     'SPDF, appendix, table 3', ('gpt2-small', 'E2E'), 'FLOPs/seq')
-    >>> f'{first.value:.2e}', [r.how for r in others]
-    ('4.09e+11', ['the forward pass alone'])
-  """
-  return list(_READINGS[source](row, column))
-
-
-@functools.cache
-def parameters_of(preset: str) -> tuple[int, int]:
-  """Returns the parameters of a preset, and those in its hidden matrices."""
-  config = dataclasses.replace(PRESETS[preset], scan_layers=True)
-  leaves = jax.tree.leaves(abstract_params(config))
-  shape = shape_of(config)
-  return (
-      sum(int(x.size) for x in leaves), shape.n_layers * shape.hidden_weights
-  )
 
 
 def tuning_flops(preset: str, task: str) -> float:
-  """Returns the FLOPs of SPDF's fine-tuning, dense, on sequences of 512."""
+  """Returns the FLOPs of SPDF's fine-tuning, dense, on sequences of 512.
+
+  Example:
+    >>> f'{tuning_flops("gpt3-xl", "E2E"):.2e}'
+    '5.27e+17'
+  """
   shape = shape_of(PRESETS[preset])
   sequences = value_of(published.SEQUENCES[task])
-  return sequences * training_flops(shape, _TUNED)
+  return sequences * training_flops(shape, TUNED)
 
 
 def pretraining_flops(preset: str, sparsity: float) -> float:
-  """Returns the FLOPs of SPDF's pre-training."""
+  """Returns the FLOPs of SPDF's pre-training.
+
+  Example:
+    >>> f'{pretraining_flops("gpt3-xl", 0.75):.2e}'
+    '9.48e+19'
+  """
   tokens = value_of(published.SIZES.cell((preset,), 'tokens'))
   shape = shape_of(PRESETS[preset])
   return tokens / 2048 * training_flops(shape, 2048, sparsity)
@@ -122,7 +81,7 @@ def _exaflops(row: Row) -> float:
 
 def _tuning(row: Row, column: str) -> Iterator[Reading]:
   preset, task = row
-  per_sequence = training_flops(shape_of(PRESETS[preset]), _TUNED)
+  per_sequence = training_flops(shape_of(PRESETS[preset]), TUNED)
   if column == 'FLOPs/seq':
     yield Reading(per_sequence)
     yield Reading(per_sequence / 3, 'the forward pass alone')
@@ -139,7 +98,7 @@ def _tuning(row: Row, column: str) -> Iterator[Reading]:
 def _within_rounding(row: Row, column: str, task: str) -> Reading:
   """Takes the count of sequences, which is rounded, as the cell asks for."""
   unit = 1 if column == 'FLOPs' else _EXA
-  per_sequence = training_flops(shape_of(PRESETS[row[0]]), _TUNED)
+  per_sequence = training_flops(shape_of(PRESETS[row[0]]), TUNED)
   printed = published.SEQUENCES[task]
   count, half = value_of(printed), 10.0 ** (
       int(printed[-1]) - len(printed.split('e')[0].split('.')[1])
@@ -213,106 +172,11 @@ def _shares(row: Row, column: str) -> Iterator[Reading]:
   yield Reading(part / causal, 'attention halved for causality, no softmax')
 
 
-def _variable(row: Row, column: str) -> Iterator[Reading]:
-  shape = shape_of(PRESETS[row[0]])
-  parts = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
-  if column == 'effective sparsity':
-    steps = [round(600 * share) for share in parts[0]]
-    yield Reading(effective_sparsity(steps, parts[1], 600))
-    return
-  static = training_flops(shape, published.LENGTH, 0.75)
-  yield Reading(_run_flops(shape, *parts) / static)
-
-
-def _run_flops(
-    shape: ModelShape,
-    shares: tuple[float, ...],
-    sparsities: tuple[float, ...],
-    embedding: float = 0.0,
-) -> float:
-  """Returns the FLOPs of stages, for one sequence of the standard budget.
-
-  Args:
-    shape: Of the model.
-    shares: Of each stage, in standard budgets.
-    sparsities: Of each stage.
-    embedding: In how many of the passes (forward, for inputs and for weights)
-      the input embedding is counted, as a product of 2 s d V FLOPs.
-  """
-  length = published.LENGTH
-  extra = embedding * 2 * length * shape.d_model * shape.vocab_size
-  return sum(
-      share * (training_flops(shape, length, sparsity) + extra)
-      for share, sparsity in zip(shares, sparsities)
-  )
-
-
-def _variable_large(row: Row, column: str) -> Iterator[Reading]:
-  shape = shape_of(PRESETS[row[0]])
-  steps, levels = published.STAGE_STEPS, published.STAGE_SPARSITIES
-  if column == 'effective sparsity':
-    yield Reading(effective_sparsity(steps, levels, steps[0]))
-    return
-  shares = tuple(n / steps[0] for n in steps)
-  dense = functools.partial(_run_flops, shape, (1.0,), (0.0,))
-  run = functools.partial(_run_flops, shape, shares, levels)
-  if column == 'fewer FLOPs':
-    yield Reading(1 - run() / dense())
-    yield Reading(
-        1 - run(2) / dense(2),
-        'the input embedding counted forward and for its weights',
-    )
-    yield Reading(
-        1 - run(3) / dense(3), 'the input embedding counted in all passes'
-    )
-    split = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
-    yield Reading(
-        1 - _run_flops(shape, *split) / dense(),
-        'the split reading: 5/6 of the budget at 90%, 1/6 dense',
-    )
-    return
-  tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
-      shape, _TUNED
-  )
-  sequences = steps[0] * published.BATCH
-  yield Reading(tuning / (sequences * run()))
-  yield Reading(tuning / (sequences * dense()), 'of the dense pre-training')
-
-
-def _iterative(row: Row, column: str) -> Iterator[Reading]:
-  preset, sparsity = row
-  shape = shape_of(PRESETS[preset])
-  parameters, hidden = parameters_of(preset)
-  if column == 'inference FLOPs':
-    forward = functools.partial(forward_flops, shape, 2048)
-    yield Reading(forward() / forward(sparsity))
-  elif column == 'parameters':
-    yield Reading(parameters / (parameters - sparsity * hidden))
-  else:
-    yield Reading(1 / (1 - sparsity))
-
-
-def _budgets(row: Row, column: str) -> Iterator[Reading]:
-  preset, tokens = row
-  parameters, _ = parameters_of(preset)
-  if column == 'tokens':
-    yield Reading(20 * parameters)
-    return
-  shape = shape_of(PRESETS[preset])
-  yield Reading(tokens / 2048 * training_flops(shape, 2048))
-  yield Reading(
-      6 * parameters * tokens, '6 FLOPs per parameter and token, no attention'
-  )
-
-
-_READINGS: dict[str, Callable[[Row, str], Iterator[Reading]]] = {
+SPDF_READINGS: dict[str, Read] = {
     published.SIZES.source: _sizes,
     published.PRETRAINING.source: _pretraining,
     published.FINE_TUNING.source: _tuning,
     published.TOTALS.source: _totals,
     published.SHARES.source: _shares,
-    published.VARIABLE.source: _variable,
-    published.VARIABLE_LARGE.source: _variable_large,
-    published.ITERATIVE.source: _iterative,
-    published.BUDGETS.source: _budgets,
 }
+"""By the source of a table."""
