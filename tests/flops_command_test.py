@@ -23,7 +23,7 @@ def command(capsys, caplog):
 def test_a_table_is_printed_and_kept(command, tmp_path):
   status, text = command(table='variable', output=str(tmp_path / 'new'))
   assert status == 0
-  assert '5 cells: 3 follow, 2 follow otherwise' in text
+  assert '5 cells: 3 follow, 0 follow otherwise, 0 misprints, 2' in text
   with open(tmp_path / 'new' / 'variable.csv') as file:
     assert len(list(csv.DictReader(file))) == 5
 

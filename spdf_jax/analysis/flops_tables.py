@@ -34,8 +34,8 @@ class Cell(NamedTuple):
     printed: As it stands there.
     value: Ours.
     verdict: `FOLLOWS`: ours has its digits; `OTHERWISE`: another reading of
-      the same quantity has; `MISPRINT`: it is the value of another cell;
-      `FAILS`: none of them.
+      the same quantity has; `MISPRINT`: it is the value of another
+      cell, or wrongly rounded; `FAILS`: none of them.
     note: The other reading, or what is wrong and the nearest reading.
   """
 
@@ -98,9 +98,16 @@ def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
       continue
     if reading.slip:
       return judged(MISPRINT, slip or f'it is {reading.how}')
-    rest = [r for r in (first, *others) if printed.is_open and r != reading]
-    notes = [reading.how, *map(_written, rest), slip]
-    return judged(OTHERWISE, '; '.join(filter(None, notes)))
+    if printed.is_open:
+      break
+    return judged(OTHERWISE, f'{reading.how}; {slip}' if slip else reading.how)
+  if printed.is_open:
+    readings = sorted(
+        [first, *others], key=lambda r: abs(r.value - value_of(text))
+    )
+    return judged(FAILS, 'the source does not say how it counts: ' + '; '.join(
+        f'{percent(r.value)} {r.how or "as the other tables"}' for r in readings
+    ))
   nearest = _nearest([first, *others], text)
   return judged(FAILS, f'{slip}; {nearest}' if slip else nearest)
 
@@ -110,10 +117,6 @@ def _nearest(readings: Sequence[Reading], text: str) -> str:
   nearest = min(same, key=lambda r: abs(r.value - value_of(text)))
   how = f' ({nearest.how})' if nearest.how else ''
   return f'nearest reading: {as_printed(nearest.value, text)}{how}'
-
-
-def _written(reading: Reading) -> str:
-  return f'{reading.how or "ours"}: {percent(reading.value)}'
 
 
 def _label(part: str | float) -> str:

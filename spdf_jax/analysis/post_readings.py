@@ -64,15 +64,15 @@ def _variable_large(row: Row, column: str) -> Iterator[Reading]:
     yield Reading(1 - run() / dense())
     yield Reading(
         1 - run(2) / dense(2),
-        'the input embedding counted forward and for its weights',
+        'with the input embedding forward and for its weights',
     )
     yield Reading(
-        1 - run(3) / dense(3), 'the input embedding counted in all passes'
+        1 - run(3) / dense(3), 'with the input embedding in all passes'
     )
     split = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
     yield Reading(
         1 - _run_flops(shape, *split) / dense(),
-        'the split reading: 5/6 of the budget at 90%, 1/6 dense',
+        'by the split reading, 5/6 of the budget at 90% and 1/6 dense',
     )
     return
   tuning = published.DART_STEPS * published.DART_BATCH * training_flops(

@@ -15,8 +15,8 @@ class Printed(NamedTuple):
     rows: By what they are of, such as a model and its sparsity, the cells as
       they are printed, spaces between.
     slips: By row and column, what is inconsistent in a cell and why.
-    is_open: Whether the source does not say how it counts: notes then list
-      every reading.
+    is_open: Whether the source does not say how it counts: no reading but ours
+      is then taken for its own, and notes list all.
   """
 
   source: str
