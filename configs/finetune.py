@@ -55,13 +55,11 @@ _TASKS = dict(e2e=42_061, webnlg=18_025, dart=62_659, curation=31_929)
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; `arg` has `task`, `model`, `sparsity`, `masks`."""
   given = common.parse(arg, task=str, model=str, sparsity=float, masks=str)
-  task = given.get('task', 'e2e')
+  task, masks = given.get('task', 'e2e'), given.get('masks', 'dense')
   common.check_choice('task', task, _TASKS)
-  masks = given.get('masks', 'dense')
   common.check_choice('masks', masks, ('dense', 'sparse'))
   model, level = given.get('model', 'gpt2-small'), given.get('sparsity', 0.75)
   summaries, published = task == 'curation', model == 'cerebras-gpt-6.7b'
-
   config = spdf.get_config(f'model={model},sparsity={level}')
   config.init_from = f'runs/{model}-{100 * level:g}'
   config.data.update(task=task, task_dir=f'./tasks/{task}')
@@ -78,7 +76,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   )
   rate = dict(schedule='linear', peak=1e-4, warmup='500 steps')
   if published:  # by Cerebras, for DART
-    finetune.update(duration='1938 steps', early_stop=common.early_stop())
+    finetune.duration, finetune.early_stop.metric = '1938 steps', ''
     rate = dict(schedule='cosine', peak=1.6e-6, warmup='194 steps')
   finetune.learning_rate.update(rate | dict(final_fraction=0.0))
   zeros = dict(algorithm='static', sparsity=level, init='nonzero')
