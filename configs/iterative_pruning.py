@@ -8,11 +8,10 @@ it crossed the dense model's validation loss. All else is marked ours.
 
   python -m experiments.train --workdir=runs/dense-1.3b \
     --config=configs/iterative_pruning.py --config.phases.order="('round0',)" \
-    --config.mesh.data=1 --config.mesh.fsdp=8 --config.micro_batches=8
+    --config.micro_batches=8
   python -m experiments.train --workdir=runs/pruned-1.3b \
     --config=configs/iterative_pruning.py:stop_at=LOSS \
-    --config.resume=runs/dense-1.3b \
-    --config.mesh.data=1 --config.mesh.fsdp=8 --config.micro_batches=8
+    --config.resume=runs/dense-1.3b --config.micro_batches=8
 
 LOSS is the validation loss that the first one ended with; without stop_at all
 rounds take their steps, and one launch takes all rounds.

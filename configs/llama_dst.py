@@ -8,14 +8,13 @@ from 50 to 80 %, against RigL on 2.6B tokens.
   python -m experiments.prepare --input=slimpajama/ --tokenizer=llama2/ \
     --output=corpora/slimpajama
   python -m experiments.train --workdir=runs/llama-rigl \
-    --config=configs/llama_dst.py:algorithm=rigl \
-    --config.mesh.data=1 --config.mesh.fsdp=8 --config.micro_batches=8
+    --config=configs/llama_dst.py:algorithm=rigl --config.micro_batches=8
   python -m experiments.train --workdir=runs/llama-granet \
     --config=configs/llama_dst.py:algorithm=granet,tokens=2.6e9 \
-    --config.mesh.data=1 --config.mesh.fsdp=8 --config.micro_batches=8
+    --config.micro_batches=8
   python -m experiments.train --workdir=runs/llama-rigl-short \
     --config=configs/llama_dst.py:algorithm=rigl,tokens=2.6e9 \
-    --config.mesh.data=1 --config.mesh.fsdp=8 --config.micro_batches=8
+    --config.micro_batches=8
 
 algorithm: dense, static, set, rigl, granet. `--config.phases.pretrain.sparsity.
 algorithm=granet` takes the GraNet of Liu et al., 2021 instead of the post's.

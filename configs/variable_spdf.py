@@ -6,22 +6,26 @@ budget, 5/6 of it at 90 %, 1/6 dense; its FLOPs are those of static 75 %.
 then 15 % more steps, dense, from the same peak; 1 - (0.10 + 0.15) = 75 %.
 
   python -m experiments.train --workdir=runs/variable-256m \
-    --config=configs/variable_spdf.py:model=cerebras-gpt-256m,reading=split
+    --config=configs/variable_spdf.py:model=cerebras-gpt-256m,reading=split \
+    --config.micro_batches=3
   python -m experiments.train --workdir=runs/variable-6.7b \
     --config=configs/variable_spdf.py:model=cerebras-gpt-6.7b,reading=extended \
-    --config.mesh.data=1 --config.mesh.fsdp=16 --config.micro_batches=5
+    --config.mesh.data=1 --config.mesh.fsdp=16 --config.micro_batches=65
 
 The baselines, and their rates, which the post tuned:
 
   python -m experiments.train --workdir=runs/cerebras-gpt-256m-75 \
-    --config=configs/spdf.py:model=cerebras-gpt-256m,sparsity=0.75
+    --config=configs/spdf.py:model=cerebras-gpt-256m,sparsity=0.75 \
+    --config.micro_batches=3
   python -m experiments.train --workdir=runs/cerebras-gpt-256m-0 \
-    --config=configs/spdf.py:model=cerebras-gpt-256m,sparsity=0
+    --config=configs/spdf.py:model=cerebras-gpt-256m,sparsity=0 \
+    --config.micro_batches=3
   python -m experiments.train --workdir=runs/cerebras-gpt-6.7b-0 \
     --config=configs/spdf.py:model=cerebras-gpt-6.7b,sparsity=0 \
-    --config.mesh.data=1 --config.mesh.fsdp=16 --config.micro_batches=5
+    --config.mesh.data=1 --config.mesh.fsdp=16 --config.micro_batches=65
   python -m experiments.sweep --workdir=sweeps/variable-256m \
     --config=configs/variable_spdf.py:model=cerebras-gpt-256m \
+    --config.micro_batches=3 \
     --grid=phases.pretrain.learning_rate.peak=6e-4,1.2e-3,1.8e-3  # ours
 
 Then DART, from WORKDIR (configs/finetune.py): --config.init_from=WORKDIR.

@@ -26,6 +26,7 @@ from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import choose_apply
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.mesh import batch_sharding
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
@@ -162,7 +163,10 @@ class Recipe:
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, from shapes alone."""
-    shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
+    shape = functools.partial(
+        jax.ShapeDtypeStruct, (batch_size, length),
+        sharding=batch_sharding(self.mesh, batch_size),
+    )
     batch = data.Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
     return self.step.lower(self.abstract_state, batch).compile()
 

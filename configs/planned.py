@@ -1,0 +1,49 @@
+"""What experiments.plan has planned: sparse steps, then dense ones.
+
+  python -m experiments.plan --model=gpt3-xl --tokens=26e9 --flops=9.5e19
+  python -m experiments.train --workdir=runs/planned --config=\
+configs/planned.py:model=gpt3-xl,sparsity=0.9,sparse=20668,dense=4128
+
+Model, batches and rates are those of configs/spdf.py, of configs/llama_dst.py
+for llama-1.3b and of configs/quickstart.py for gpt-mini; one decay of the
+learning rate spans both stages. Expected: the FLOPs that were planned.
+"""
+
+import ml_collections
+
+from configs import common
+from configs import llama_dst
+from configs import quickstart
+from configs import spdf
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; `arg` has `model`, `sparsity`, `sparse`, `dense`."""
+  given = common.parse(arg, model=str, sparsity=float, sparse=int, dense=int)
+  model = given.get('model', 'gpt-mini')
+  if model == 'gpt-mini':
+    config = quickstart.get_config('sparsity=0')
+    config.data.task = ''
+  elif model == 'llama-1.3b':
+    config = llama_dst.get_config('algorithm=static')
+  else:
+    config = spdf.get_config(f'model={model}')
+  stages = dict(
+      pretrain=(given.get('sparse', 0), given.get('sparsity', 0.75)),
+      continuation=(given.get('dense', 0), 0.0),
+  )
+  first = config.phases.pretrain
+  phases = {}
+  for name, (steps, level) in stages.items():
+    if not steps:
+      continue
+    phase = first.copy_and_resolve_references()
+    phase.update(duration=f'{steps} steps', sparsity=level)
+    if phases:
+      phase.learning_rate.schedule = 'continue'
+    phases[name] = phase
+  if phases:
+    config.phases = dict(order=tuple(phases), **phases)
+  else:
+    config.phases = dict(order=('pretrain',), pretrain=first)
+  return config
