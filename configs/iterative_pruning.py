@@ -10,11 +10,10 @@ it crossed the dense model's validation loss. All else is marked ours.
     --config=configs/iterative_pruning.py --config.phases.order="('round0',)" \
     --config.micro_batches=8
   python -m experiments.train --workdir=runs/pruned-1.3b \
-    --config=configs/iterative_pruning.py:stop_at=LOSS \
-    --config.resume=runs/dense-1.3b --config.micro_batches=8
+    --config=configs/iterative_pruning.py:stop_at=LOSS --config.micro_batches=8
 
-LOSS is the validation loss that the first one ended with; without stop_at all
-rounds take their steps, and one launch takes all rounds.
+LOSS is the validation loss that the first one ended with; the second starts
+from its weights. Without stop_at, one launch takes all rounds and steps.
 
 Expected at 83.8 %: 3x fewer inference FLOPs (ours: 3.02), 4.3x fewer parameters
 (4.34), some 6.2x fewer in projections and feed-forward layers, no worse a loss.
@@ -38,25 +37,28 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.update(preset='gpt3-1.3b', vocab_size=50267)
 
   # Batch size and learning rate are those of SPDF's GPT-3 XL: ours.
-  round0 = config.phases.pretrain.copy_and_resolve_references()
-  round0.duration = '26B tokens'
-  phases = {'round0': round0}
+  dense = config.phases.pretrain
+  dense.duration = '26B tokens'
+  phases = {'round0': dense}
   for i, steps in enumerate(_STEPS, start=1):
-    phase = round0.copy_and_resolve_references()
+    phase = dense.copy_and_resolve_references()
+    phase.update(duration=f'{steps} steps', reshuffle=True)
     # An equal share of what remains, 30.5 % in each round: ours.
     level = round(1 - (1 - _FINAL) ** (i / len(_STEPS)), 6)
-    phase.update(
-        duration=f'{steps} steps', reshuffle=True,
-        # The mask is entered by magnitude, and pruned weights are zeros.
-        sparsity=level,
-    )
-    # To the end of the warm-up: ours.
-    phase.learning_rate = dict(schedule='rewind', to='375M tokens')
-    if 'stop_at' in given:
-      phase.early_stop = common.early_stop(
-          'validation/loss', value=given['stop_at']
+    with phase.ignore_type():
+      phase.sparsity = dict(
+          algorithm='static', sparsity=level, init='magnitude'
       )
+    if i > 1:
+      # Through the first round's again, from the end of its warm-up: ours.
+      phase.learning_rate = dict(schedule='rewind', to='375M tokens')
+    if 'stop_at' in given:
+      phase.early_stop.update(metric='validation/loss', value=given['stop_at'])
     phases[f'round{i}'] = phase
+  if 'stop_at' in given:
+    del phases['round0']
+    config.init_from = 'runs/dense-1.3b'
+    config.seed = 1  # another order of the data
   config.phases = dict(order=tuple(phases), **phases)
   config.data.max_epochs.corpus = len(phases)  # every round begins anew
   return config

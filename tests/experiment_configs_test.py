@@ -11,6 +11,7 @@ import pytest
 from quickstart_runs import CACHE
 from real_data import data_path
 
+from configs import common
 from configs import finetune
 from configs import iterative_pruning
 from configs import llama_dst
@@ -219,14 +220,18 @@ def test_iterative_pruning_saves_what_is_printed():
   assert 1 / (1 - 0.838) == pytest.approx(6.2, abs=0.05)
 
 
-def test_rounds_stop_at_the_loss_that_is_given_and_the_dense_one_does_not():
-  never = iterative_pruning.get_config()
-  stopping = iterative_pruning.get_config('stop_at=2.1')
-  for config, stops in ((never, [False] * 6), (stopping, [False] + [True] * 5)):
-    plan = create_recipe(config, planning=True).plan
-    assert [phase.early_stop is not None for phase in plan.phases] == stops
-  assert plan.phases[5].early_stop.value == 2.1
-  assert [phase.reshuffle for phase in plan.phases] == stops
+def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
+  never = create_recipe(iterative_pruning.get_config(), planning=True).plan
+  config = iterative_pruning.get_config('stop_at=2.1')
+  stopping = create_recipe(config, planning=True).plan
+  assert config.init_from == 'runs/dense-1.3b'
+  assert [phase.early_stop for phase in never.phases] == [None] * 6
+  assert {phase.early_stop.value for phase in stopping.phases} == {2.1}
+  assert [phase.reshuffle for phase in never.phases] == [False] + [True] * 5
+  levels = [phase.sparsity for phase in stopping.phases]
+  assert levels == [phase.sparsity for phase in never.phases[1:]]
+  rates = [float(p.learning_rate(0)) for p in stopping.phases[1:]]
+  assert rates == pytest.approx([2e-4] * 4)
 
 
 # SPDF, appendix, table 3: sequences, exaFLOPs of GPT-2 Small and of GPT-3 XL;
@@ -287,6 +292,11 @@ def test_training_needs_the_files_of_the_task():
   recipe = create_recipe(config, planning=True)
   with pytest.raises(ValueError, match="task 'e2e' is only planned"):
     recipe.batch_at(0)
+
+
+def test_a_part_of_a_duration_keeps_its_unit():
+  assert common.part_of('20 tokens/parameter', 0.75) == '15 tokens/parameter'
+  assert common.part_of('2.5B tokens', 1 / 3) == '0.8333333333B tokens'
 
 
 @pytest.mark.parametrize('file, arg, message', [

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 import subprocess
 import sys
 
@@ -142,7 +141,9 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
       p['steps'] * p['flops_per_step']
       for p in describe_plan(recipe, 'plan')['phases']
   )
-  assert found == pytest.approx(plan.total(flops), rel=1e-3)
+  # The mask that a dense stage begins with is used from its second step on.
+  spared = flops(0.0) - flops(0.9)
+  assert found == pytest.approx(plan.total(flops) - spared, rel=1e-4)
 
 
 def recipe_at(level):
@@ -195,8 +196,7 @@ def test_the_command_prints_plans_and_a_command_that_can_be_planned():
   assert re.search(r'static +75.0% +24,796 \(26,000,490,496\)', output)
   chosen, = re.findall(r'(variable|static) +([0-9.]+)%.* \*\n', output)
   assert chosen == ('variable', '90.0')
-  words = shlex.split(output.split('\n* ')[1].replace('\\\n', ' '))
-  argument = words[-1].split('planned.py:')[1]
+  argument = re.search(r'--config=configs/planned.py:(\S+)', output)[1]
   recipe = create_recipe(planned.get_config(argument), planning=True)
   assert recipe.plan.total_steps == 24_796
 
@@ -204,7 +204,8 @@ def test_the_command_prints_plans_and_a_command_that_can_be_planned():
 def test_a_budget_too_small_is_answered_with_the_least_that_can():
   code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=1e19')
   assert code == 1 and 'Traceback' not in output
-  assert 'flops is 1e+19, and at least 6.649e+19 FLOPs are needed' in output
+  least = 24_796 * xl_flops(0.95)
+  assert f'flops is 1e+19, and at least {least:.4g} FLOPs are ne' in output
 
 
 @pytest.mark.slow
