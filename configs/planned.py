@@ -29,22 +29,22 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     config = llama_dst.get_config('algorithm=static')
   else:
     config = spdf.get_config(f'model={model}')
-  stages = dict(
-      pretrain=(given.get('sparse', 0), given.get('sparsity', 0.75)),
-      continuation=(given.get('dense', 0), 0.0),
+  stages = (
+      (given.get('sparse', 0), given.get('sparsity', 0.75)),
+      (given.get('dense', 0), 0.0),
   )
   first = config.phases.pretrain
   phases = {}
-  for name, (steps, level) in stages.items():
+  for steps, level in stages:
     if not steps:
       continue
     phase = first.copy_and_resolve_references()
     phase.update(duration=f'{steps} steps', sparsity=level)
     if phases:
       phase.learning_rate.schedule = 'continue'
-    phases[name] = phase
-  if phases:
-    config.phases = dict(order=tuple(phases), **phases)
-  else:
-    config.phases = dict(order=('pretrain',), pretrain=first)
+    phases['continuation' if phases else 'pretrain'] = phase
+  if not phases:  # All of the budget of tokens that the model has there.
+    first.sparsity = given.get('sparsity', 0.75)
+    phases['pretrain'] = first
+  config.phases = dict(order=tuple(phases), **phases)
   return config

@@ -19,6 +19,7 @@ from absl import logging
 from configs import planned
 from experiments import console
 from spdf_jax import training
+from spdf_jax.accelerator.wafer.comparisons import GPUS
 from spdf_jax.analysis import planner
 from spdf_jax.analysis.flops import shape_of
 from spdf_jax.analysis.flops import training_flops
@@ -69,7 +70,7 @@ def _run() -> None:
   levels = _parse_levels(_LEVELS.value)
   recipe = _recipe_at(levels[-1])
   phase = recipe.plan.phases[0]
-  tokens = _TOKENS.value or recipe.plan.phases[0].tokens
+  tokens = _TOKENS.value or phase.tokens
   steps = max(round(tokens / phase.tokens_per_step), 1)
   shape = shape_of(recipe.model.config)
   flops = lambda level: phase.batch_size * training_flops(
@@ -129,6 +130,12 @@ def _sentence(error: planner.OutOfBudget, level: float) -> str:
     least, given = f'{error.least:.4g} FLOPs', f'flops is {_FLOPS.value:.4g}'
   else:
     least, given = f'{error.least / 3600:.4g} hours', f'hours is {_HOURS.value}'
+  if _HOURS.value is not None and _MACHINE.value in GPUS:
+    return (
+        f'{given}, and at least {least} are needed at any sparsity: zeros gain '
+        f'nothing on {_MACHINE.value}; give that, fewer tokens or a greater '
+        '--count.'
+    )
   return (
       f'{given}, and at least {least} are needed, with {level:.4g} of the '
       'weights at zero all along; give that, fewer tokens or a higher level.'
