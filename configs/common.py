@@ -32,7 +32,11 @@ def parse(arg: str, **types: type) -> dict[str, Any]:
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError where a config argument has none of these values."""
+  """Raises ValueError where a config argument has none of these values.
+
+  Example:
+    >>> check_choice('task', 'e2e', ['e2e', 'dart'])
+  """
   if value not in choices:
     raise ValueError(
         f'config argument has {name} {value!r}; use one of '

@@ -56,6 +56,12 @@ def step_seconds(
   Raises:
     ValueError: the machine or the count is unknown, or the model does not fit
       this machine's memory.
+
+  Example:
+    >>> step_seconds(None, 'cpu', 2, [0.5])
+    Traceback (most recent call last):
+    ...
+    ValueError: count is 2; give 1 for the CPU, and at least 1 of others.
   """
   lookup('machine', machine, dict.fromkeys(MACHINES))
   if count < 1 or (machine == 'cpu' and count != 1):
