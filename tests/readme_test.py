@@ -49,10 +49,10 @@ def test_blocks_are_filled_one_by_one(root):
 
 
 @pytest.mark.parametrize('old, new, message', [
-    ('table.md', 'tables.md', "'found/tables.md' are not there; make them: "),
+    ('table.md', 'tables.md', 'found/tables.md is not there; make it: python'),
     ('#Table', '#Tabel', "heading of table.md 'Tabel' is .*'Table'"),
-    ('<!-- end', '<!-- and', '1 blocks of results begin and 0 are whole'),
-    (' -->\n<', '\n<', '1 blocks of results begin and 0 are whole'),
+    ('<!-- end', '<!-- and', 'a block of results is not whole; give it'),
+    (' -->\n<', '\n<', 'a block of results is not whole; give it'),
 ])
 def test_a_block_that_cannot_be_filled_is_one_sentence(
     root, old, new, message
