@@ -35,7 +35,9 @@ def test_readme_shows_what_the_committed_files_say():
   assert readme.fill(text) == text, 'run python -m experiments.readme'
 
 
-@pytest.mark.parametrize('old', ['', 'old\n', FILLED])
+@pytest.mark.parametrize(
+    'old', ['', 'old\n', FILLED], ids=['empty', 'old', 'filled']
+)
 def test_a_block_is_its_section_and_the_command(root, old):
   assert readme.fill(BLOCK.format(old), root) == BLOCK.format(FILLED)
 

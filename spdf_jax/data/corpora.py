@@ -138,6 +138,7 @@ def prepare_corpus(
   temporary = directory.with_name(f'.{folder}.{uuid.uuid4().hex}.tmp')
   try:
     temporary.mkdir(parents=True)
+    _logger.info('Preparing the corpus in %s, once.', directory)
     _build(temporary, read(), make_tokenizer, source)
     _move_into_place(temporary, directory, name, source)
     return _open(directory, name, source)
