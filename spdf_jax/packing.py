@@ -114,7 +114,7 @@ def scatter_kept(values: jax.Array, packed: PackedMask) -> jax.Array:
 def _over_stack(f, x, packed):
   for _ in packed.shape[:-2]:
     f = jax.vmap(f)
-  return f(x, packed)
+  return f(jnp.asarray(x), packed)
 
 
 def _gather(w, packed, size):
