@@ -173,8 +173,9 @@ def train(
     step = start
     while step < recipe.plan.total_steps:
       profiler.before_step(step + 1, state)
+      step_fn, state = recipe.prepare_step(state, step)
       state, metrics = take_step(
-          recipe.step, state, recipe.device_batch_at(step), step
+          step_fn, state, recipe.device_batch_at(step), step
       )
       step += 1
       log.add(step, metrics)
@@ -186,8 +187,9 @@ def train(
         continue
       log.flush()
       progress.pause()
+      dense = recipe.to_dense(state)
       if evaluate:
-        row, ends_early = evaluations.run(recipe, step, state)
+        row, ends_early = evaluations.run(recipe, step, dense)
         writer.write_scalars(step, row)
         if ends_early:
           recipe = session.end_phase(step)
@@ -197,7 +199,8 @@ def train(
       if save:
         # What is logged is on disk before the checkpoint that follows it.
         writer.flush()
-        session.checkpoints.save(state)
+        session.checkpoints.save(dense)
+      del dense
       log.restart_clock()
       progress.resume(step)
       if stop:
@@ -206,7 +209,7 @@ def train(
   writer.close()
   if interrupts.received is not None and step < recipe.plan.total_steps:
     raise Interrupted(interrupts.received, step)
-  return state
+  return recipe.to_dense(state)
 
 
 class _TrainLog:
