@@ -21,9 +21,11 @@ from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.sparsity.storage import kept_sizes
 from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.storage import bytes_per_weight
 from spdf_jax.training.storage import check_storage
 from spdf_jax.training.storage import is_compact
 from spdf_jax.training.storage import is_compact_at
+from spdf_jax.training.storage import planned_state
 
 
 def total(step, params):
@@ -142,8 +144,15 @@ def test_a_recipe_converts_there_and_back_bit_for_bit():
   step_fn, dense = recipe.prepare_step(compact, 5)
   assert step_fn is recipe.step
   assert_same_arrays(dense, state)
-  size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
-  assert size(compact) < 0.7 * size(state)
+  shapes = lambda tree: [
+      (x.shape, x.dtype) for x in jax.tree.leaves(tree)
+  ]
+  planned = planned_state(
+      recipe.abstract_state, recipe.plan, recipe.where, step=0
+  )
+  assert shapes(planned) == shapes(compact)
+  assert 3 < bytes_per_weight(compact) == bytes_per_weight(planned) < 3.2
+  assert bytes_per_weight(recipe.abstract_state) == 13
 
 
 @functools.cache

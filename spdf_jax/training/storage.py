@@ -11,8 +11,11 @@ from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.selection import by_name
+from spdf_jax.sparsity.selection import path_name
+from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.storage import is_packed
 from spdf_jax.sparsity.storage import kept_sizes
+from spdf_jax.training.levels import asked_levels
 from spdf_jax.training.phases import Plan
 from spdf_jax.training.state import TrainState
 
@@ -71,6 +74,36 @@ def is_compact_at(storage: str, plan: Plan, step: int) -> bool:
 def is_compact(state: TrainState) -> bool:
   """Returns whether a state holds kept values alone."""
   return is_packed(sparsity.stored_mask(state.opt_state))
+
+
+def planned_state(
+    state: TrainState, plan: Plan, where: Where, step: int
+) -> TrainState:
+  """Returns the shapes of a compact state, by the levels of a plan.
+
+  Args:
+    state: Shapes of the dense state.
+    plan: The phases.
+    where: The selection of sparsified leaves.
+    step: A step that is compact. Where the whole model competes, its layers are
+      taken to keep equal shares.
+
+  Returns:
+    The shapes.
+  """
+  levels = asked_levels(plan, step, state.params, where)
+
+  def size(path, mask):
+    name = path_name(path)
+    level = levels.get(name) or levels[f'{name}[0]']
+    return round(level.size * (1 - level.sparsity))
+
+  sizes = jax.tree_util.tree_map_with_path(
+      size, sparsity.get_mask(state.opt_state)
+  )
+  pack = functools.partial(sparsity.pack_state, sizes=sizes)
+  params, opt_state = jax.eval_shape(pack, state.params, state.opt_state)
+  return state.replace(params=params, opt_state=opt_state)
 
 
 def bytes_per_weight(state: TrainState) -> float:
