@@ -212,12 +212,11 @@ def test_under_jit_a_step_is_equal_to_rounding(matmul):
     packed, packed_metrics = step(packed, batch)
     assert metrics.keys() == packed_metrics.keys()
     for name, value in metrics.items():
-      np.testing.assert_allclose(packed_metrics[name], value, rtol=1e-5)
-  for a, b in zip(
-      jax.tree.leaves(unpack(packed).params), jax.tree.leaves(state.params)
-  ):
-    # Adam's first steps are of the learning rate's size, whatever the gradient.
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+      np.testing.assert_allclose(
+          packed_metrics[name], value, rtol=1e-5 if matmul == 'native' else 1e-6
+      )
+  # Adam's first steps are of the learning rate's size, whatever the gradient.
+  assert_close(unpack(packed).params, state.params)
 
 
 def test_what_cannot_be_compact_is_refused():

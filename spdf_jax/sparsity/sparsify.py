@@ -289,6 +289,14 @@ def stored_mask(opt_state: PyTree) -> PyTree:
 
   Raises:
     ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> _, state = spdf.pack_state(params, tx.init(params))
+    >>> stored_mask(state)['w'].bits.shape
+    (4, 1)
   """
   found = [state.mask for state in _sparsify_states(opt_state)]
   merged = functools.reduce(_merge, found)

@@ -38,7 +38,13 @@ def is_packed(mask: PyTree) -> bool:
 
 
 def unpack_masks(mask: PyTree) -> PyTree:
-  """Returns a mask as booleans, however it is stored."""
+  """Returns a mask as booleans, however it is stored.
+
+  Example:
+    >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
+    >>> unpack_masks(pack_masks(mask))['w'].tolist()
+    [[True, False], [False, True]]
+  """
   return jax.tree.map(
       lambda m: packing.unpack_mask(m) if _is_packed(m) else m,
       mask, is_leaf=_is_packed,
@@ -74,6 +80,12 @@ def pack_values(tree: PyTree, mask: PyTree, sizes: PyTree) -> PyTree:
 
   Returns:
     The tree, its sparsified leaves `[..., size]`.
+
+  Example:
+    >>> mask = pack_masks({'w': jnp.eye(2, dtype=bool), 'b': None})
+    >>> tree = {'w': jnp.array([[3, 0], [0, 5]]), 'b': jnp.array([7])}
+    >>> pack_values(tree, mask, {'w': 2, 'b': None})['w'].tolist()
+    [3, 5]
   """
   return jax.tree.map(
       lambda m, x, n: x if m is None else packing.gather_kept(x, m, n),
@@ -82,7 +94,13 @@ def pack_values(tree: PyTree, mask: PyTree, sizes: PyTree) -> PyTree:
 
 
 def unpack_values(tree: PyTree, mask: PyTree) -> PyTree:
-  """Undoes `pack_values`: pruned weights are exactly zero."""
+  """Undoes `pack_values`: pruned weights are exactly zero.
+
+  Example:
+    >>> mask = pack_masks({'w': jnp.eye(2, dtype=bool)})
+    >>> unpack_values({'w': jnp.array([3, 5])}, mask)['w'].tolist()
+    [[3, 0], [0, 5]]
+  """
   return jax.tree.map(
       lambda m, x: x if m is None else packing.scatter_kept(x, m),
       mask, tree, is_leaf=lambda x: x is None or _is_packed(x),
@@ -138,6 +156,9 @@ def check_room(mask: PyTree, sizes: PyTree) -> None:
 
   Raises:
     ValueError: a leaf keeps more.
+
+  Example:
+    >>> check_room({'w': jnp.eye(3, dtype=bool)}, {'w': 3})
   """
   leaves = jax.tree_util.tree_leaves_with_path(mask)
   for (path, m), size in zip(leaves, jax.tree.leaves(sizes)):

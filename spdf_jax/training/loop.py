@@ -57,13 +57,13 @@ class Session:
     recipe: What is trained.
     workdir: Where config, metrics and checkpoints go.
     checkpoints: The workdir's checkpoints.
-    state: Where training starts from.
+    state: Where training starts from; `None` once it has.
   """
 
   recipe: Recipe
   workdir: pathlib.Path
   checkpoints: checkpoints.Checkpoints
-  state: TrainState
+  state: TrainState | None
 
   def end_phase(self, step: int) -> Recipe:
     """Ends the phase of a step after it; the next ones follow there.
@@ -156,6 +156,7 @@ def train(
     NotFinite: gradients overflow in float16 whatever the loss is scaled by.
   """
   recipe, state = session.recipe, session.state
+  session.state = None  # A step stored otherwise does not donate it.
   config = recipe.config
   start = int(state.step)
   writer = AllWriters([
