@@ -205,8 +205,8 @@ def _kernels_command(
   return [
       compiler, *_COMMON, *_buildable()[name],
       f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{name}"',
-      f'-DSPDF_SIMD="simd_{name}.h"', '-c', str(_SOURCES / 'kernels.cc'),
-      '-o', str(made),
+      f'-DSPDF_SIMD="simd_{name}.h"', '-DSPDF_ELEMENT="float32.h"', '-c',
+      str(_SOURCES / 'kernels.cc'), '-o', str(made),
   ]
 
 
