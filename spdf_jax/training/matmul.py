@@ -64,9 +64,7 @@ def sparse_steps(
   if crossover is None or (matmul == 'auto' and small):
     return None
   is_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
-  if not (is_cpu and model.config.dtype == 'float32'):
-    return None
-  if not native.is_available():
+  if not (is_cpu and native.is_available(model.config.dtype)):
     return None
   config = dataclasses.replace(model.config, lowering=native.NATIVE)
   return SparseSteps(model.clone(config=config).apply, crossover)

@@ -1,11 +1,12 @@
 """The native kernels as a lowering of the sparse primitives on CPU.
 
-Float32 only; on several devices inside `jax.shard_map` only, where each shard
-calls them. All else is left to the reference. Masks and weights are ordinary
+Of float32, and of bfloat16 where the processor multiplies it, with sums in
+float32; on several devices inside `jax.shard_map` only, where each shard calls
+them. All else is left to the reference. Masks and weights are ordinary
 arrays, or packed ones, and lists of what is kept are made in every call: a new
 mask compiles nothing. What differs from the reference: the order of summation
-(some 1e-6 relative), which is fixed for a number of threads; and a weight off
-the mask is not multiplied by an infinite token.
+(some 1e-6 relative), which is fixed for a number of threads; a weight off the
+mask is not multiplied by an infinite token; and bfloat16 below 1e-38 is zero.
 """
 
 from typing import Any
@@ -141,9 +142,9 @@ def packed_backward(
 
 
 def _is_possible(x: jax.Array, accumulation_dtype: Any) -> bool:
-  if x.dtype != jnp.float32 or accumulation_dtype != jnp.float32:
+  if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
     return False
-  return _is_local(x) and library.is_available()
+  return _is_local(x) and library.is_available(x.dtype)
 
 
 def _is_local(x: jax.Array) -> bool:

@@ -10,16 +10,16 @@ namespace spdf {
 namespace {
 
 template <int kVectors, bool kWithDx>
-void DifferentiateTile(const Lists& lists, const float* x, const float* dy,
-                       int64_t tokens, bool first_tile, float* dx,
+void DifferentiateTile(const Lists& lists, const Element* x, const Element* dy,
+                       int64_t tokens, bool first_tile, Element* dx,
                        float* sums) {
-  constexpr int kTile = kVectors * kWidth;
-  static thread_local Scratch room;
-  float* packed_dy =
-      room.Get<float>((lists.terms + 2 * kRegionOutputs) * kTile);
-  float* packed_x = packed_dy + lists.terms * kTile;
-  float* packed_dx = packed_x + kRegionOutputs * kTile;
-  Pack(dy, lists.terms, tokens, lists.terms, kTile, packed_dy);
+  constexpr int kTile = kVectors * kTokens;
+  static thread_local Scratch packed_room, dx_room;
+  Element* packed_dy =
+      packed_room.Get<Element>((lists.Rows() + kRegionOutputs) * kTile);
+  Element* packed_x = packed_dy + lists.Rows() * kTile;
+  float* packed_dx = dx_room.Get<float>(kRegionOutputs * kTile);
+  PackTerms(lists, dy, tokens, kTile, packed_dy);
   for (int64_t region = 0; region < lists.Regions(); ++region) {
     const int64_t first = region * kRegionOutputs;
     const int64_t outputs = lists.End(region) - first;
@@ -27,7 +27,8 @@ void DifferentiateTile(const Lists& lists, const float* x, const float* dy,
     for (int64_t b = 0; b < lists.Blocks(); ++b) {
       (b ? DifferentiateBlock<kVectors, false, kWithDx>
          : DifferentiateBlock<kVectors, true, kWithDx>)(
-          packed_dy + b * lists.block * kTile, packed_x, lists.Values(region),
+          packed_dy + b * lists.RowsOfBlock() * kTile, packed_x,
+          lists.Values(region),
           lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
           first_tile, packed_dx, sums + region * lists.Entries());
     }
@@ -40,12 +41,11 @@ void DifferentiateTile(const Lists& lists, const float* x, const float* dy,
 // Differentiates by a matrix [inputs, outputs] whose rows list(lists, region)
 // lists, and has write(lists, region, sums, copies, copy) write its gradient.
 template <bool kWithDx, typename List, typename Write>
-void DifferentiateListed(const Workers& workers, const float* x,
-                         const float* dy, int64_t inputs, int64_t outputs,
-                         bool sparse, int64_t tokens, float* dx,
+void DifferentiateListed(const Workers& workers, const Element* x,
+                         const Element* dy, int64_t inputs, int64_t outputs,
+                         bool sparse, int64_t tokens, Element* dx,
                          const List& list, const Write& write) {
-  const int vectors =
-      Vectors(simd::kBackwardVectors, tokens, workers.number);
+  const int vectors = Vectors(kBackwardVectors, tokens, workers.number);
   Lists lists;
   lists.outputs = inputs;
   lists.terms = outputs;
@@ -53,7 +53,7 @@ void DifferentiateListed(const Workers& workers, const float* x,
   lists.Allocate();
   workers.parallel_for(lists.Regions(),
                        [&](int64_t region) { list(lists, region); });
-  const int64_t tile = vectors * kWidth;
+  const int64_t tile = vectors * kTokens;
   const int64_t tiles = Ceil(tokens, tile);
   const int64_t parts = std::min(tiles, workers.number);
   const int64_t copy = lists.Regions() * lists.Entries();
@@ -65,15 +65,12 @@ void DifferentiateListed(const Workers& workers, const float* x,
     for (int64_t i = first_tile; i < (part + 1) * tiles / parts; ++i) {
       const int64_t first = i * tile;
       const int64_t here = std::min(tile, tokens - first);
-      auto run = vectors == 4   ? DifferentiateTile<4, kWithDx>
-                 : vectors == 2 ? DifferentiateTile<2, kWithDx>
-                                : DifferentiateTile<1, kWithDx>;
-      if constexpr (simd::kBackwardVectors == 8) {
-        if (vectors == 8) run = DifferentiateTile<8, kWithDx>;
-      }
-      run(lists, x + first * inputs, dy + first * outputs, here,
-          i == first_tile, kWithDx ? dx + first * inputs : nullptr,
-          sums + part * copy);
+      WithVectors<kBackwardVectors>(vectors, [&](auto number) {
+        DifferentiateTile<number(), kWithDx>(
+            lists, x + first * inputs, dy + first * outputs, here,
+            i == first_tile, kWithDx ? dx + first * inputs : nullptr,
+            sums + part * copy);
+      });
     }
   });
   workers.parallel_for(lists.Regions(), [&](int64_t region) {

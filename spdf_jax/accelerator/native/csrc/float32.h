@@ -11,6 +11,14 @@ namespace {
 using simd::kWidth;
 using simd::Vector;
 
+using Element = float;
+constexpr int kTokens = kWidth;  // In a vector of elements.
+constexpr int kAtOnce = 1;       // Entries of a list that are multiplied at once.
+constexpr int kForwardVectors = simd::kForwardVectors;
+constexpr int kBackwardVectors = simd::kBackwardVectors;
+// Terms whose rows and their tile stay in the first-level cache.
+constexpr int64_t kForwardBlock = 64;
+
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
 // tokens that are not there are zero.
 void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
@@ -53,7 +61,7 @@ void AddBlock(const float* x, const float* values, const uint16_t* indices,
               const uint32_t* starts, int64_t outputs, float* y) {
   constexpr int kTile = kVectors * kWidth;
   // Few accumulators would wait for one another: sum several terms apart.
-  constexpr int kApart = std::min(4, simd::kForwardVectors / kVectors);
+  constexpr int kApart = std::min(4, kForwardVectors / kVectors);
   for (int64_t o = 0; o < outputs; ++o, y += kTile) {
     uint32_t p = starts[o];
     const uint32_t end = starts[o + 1];

@@ -18,8 +18,8 @@
 namespace spdf {
 namespace {
 
-void Multiply(const Workers& workers, const float* x, const Matrix& w,
-              bool transpose, int64_t tokens, float* y) {
+void Multiply(const Workers& workers, const Element* x, const Matrix<Element>& w,
+              bool transpose, int64_t tokens, Element* y) {
   MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
                  transpose ? w.inputs : w.outputs,
                  IsSparse(w.mask, w.inputs * w.outputs), tokens, y,
@@ -32,8 +32,8 @@ void Multiply(const Workers& workers, const float* x, const Matrix& w,
                  });
 }
 
-void MultiplyPacked(const Workers& workers, const float* x, const Packed& w,
-                    bool transpose, int64_t tokens, float* y) {
+void MultiplyPacked(const Workers& workers, const Element* x, const Packed<Element>& w,
+                    bool transpose, int64_t tokens, Element* y) {
   const Ranked ranked(w);
   MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
                  transpose ? w.inputs : w.outputs, ranked.IsSparse(), tokens, y,
@@ -44,12 +44,12 @@ void MultiplyPacked(const Workers& workers, const float* x, const Packed& w,
 }
 
 template <bool kWithDx>
-void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
-                      const Matrix& w, const uint8_t* grad_mask,
-                      int64_t tokens, float* dx, float* dw) {
+void DifferentiateAll(const Workers& workers, const Element* x, const Element* dy,
+                      const Matrix<Element>& w, const uint8_t* grad_mask,
+                      int64_t tokens, Element* dx, Element* dw) {
   const int64_t size = w.inputs * w.outputs;
   if (tokens == 0) {
-    std::memset(dw, 0, size * sizeof(float));
+    std::memset(dw, 0, size * sizeof(Element));
     return;
   }
   const bool same = kWithDx && (w.mask == grad_mask ||
@@ -68,18 +68,19 @@ void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
       });
 }
 
-void Differentiate(const Workers& workers, const float* x, const float* dy,
-                   const Matrix& w, const uint8_t* grad_mask, int64_t tokens,
-                   float* dx, float* dw) {
+void Differentiate(const Workers& workers, const Element* x, const Element* dy,
+                   const Matrix<Element>& w, const uint8_t* grad_mask, int64_t tokens,
+                   Element* dx, Element* dw) {
   (dx ? DifferentiateAll<true> : DifferentiateAll<false>)(
       workers, x, dy, w, grad_mask, tokens, dx, dw);
 }
 
-void DifferentiatePacked(const Workers& workers, const float* x,
-                         const float* dy, const Packed& w, int64_t tokens,
-                         float* dx, float* dvalues) {
+void DifferentiatePacked(const Workers& workers, const Element* x,
+                         const Element* dy, const Packed<Element>& w, int64_t tokens,
+                         Element* dx, Element* dvalues) {
   const Ranked ranked(w);
-  std::fill(dvalues + (tokens ? ranked.Kept() : 0), dvalues + w.size, 0.f);
+  std::fill(dvalues + (tokens ? ranked.Kept() : 0), dvalues + w.size,
+            Element());
   if (tokens == 0) return;
   const auto list = [&](const Lists& lists, int64_t region) {
     ListPackedRows(lists, region, ranked);
@@ -96,8 +97,8 @@ void DifferentiatePacked(const Workers& workers, const float* x,
 
 }  // namespace
 
-extern const Kernels SPDF_KERNELS;
-const Kernels SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate,
+extern const Kernels<Element> SPDF_KERNELS;
+const Kernels<Element> SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate,
                               MultiplyPacked, DifferentiatePacked};
 
 }  // namespace spdf

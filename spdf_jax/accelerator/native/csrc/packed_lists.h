@@ -15,7 +15,7 @@ namespace {
 // kRegionOutputs columns.
 class Ranked {
  public:
-  explicit Ranked(const Packed& w) : w_(w) {
+  explicit Ranked(const Packed<Element>& w) : w_(w) {
     static thread_local Scratch room;
     ranks_ = room.Get<uint32_t>(w.inputs * Regions() + 1);
     int64_t rank = 0;
@@ -35,7 +35,7 @@ class Ranked {
     kept_ = rank;
   }
 
-  const Packed& matrix() const { return w_; }
+  const Packed<Element>& matrix() const { return w_; }
   int64_t Kept() const { return kept_; }
   bool IsSparse() const { return kept_ < 0.15 * (w_.inputs * w_.outputs); }
   int64_t Rank(int64_t row, int64_t region) const {
@@ -55,14 +55,14 @@ class Ranked {
  private:
   int64_t Regions() const { return Ceil(w_.outputs, kRegionOutputs); }
 
-  const Packed w_;
+  const Packed<Element> w_;
   uint32_t* ranks_;
   int64_t kept_;
 };
 
 // ListRows of a packed matrix. Without values they are zero.
 void ListPackedRows(const Lists& lists, int64_t region, const Ranked& w) {
-  float* values = lists.Values(region);
+  Element* values = lists.Values(region);
   uint16_t* indices = lists.Indices(region);
   uint32_t* starts = lists.StartsOf(region);
   const int64_t first = region * kRegionOutputs;
@@ -91,6 +91,7 @@ void ListPackedRows(const Lists& lists, int64_t region, const Ranked& w) {
         std::copy_n(w.matrix().values + ranks[o], p - from, values + from);
       }
       ranks[o] += p - from;
+      p = lists.Fill(p, values, indices);
     }
   }
   *starts = p;
@@ -100,9 +101,9 @@ void ListPackedRows(const Lists& lists, int64_t region, const Ranked& w) {
 void ListPackedColumns(const Lists& lists, int64_t region, const Ranked& w) {
   static thread_local Scratch values_room, indices_room;
   const int64_t stride = lists.block + kWidth;
-  float* dealt_values = values_room.Get<float>(kRegionOutputs * stride);
+  Element* dealt_values = values_room.Get<Element>(kRegionOutputs * stride);
   uint16_t* dealt_indices = indices_room.Get<uint16_t>(kRegionOutputs * stride);
-  float* values = lists.Values(region);
+  Element* values = lists.Values(region);
   uint16_t* indices = lists.Indices(region);
   uint32_t* starts = lists.StartsOf(region);
   const int64_t first = region * kRegionOutputs;
@@ -112,7 +113,7 @@ void ListPackedColumns(const Lists& lists, int64_t region, const Ranked& w) {
     const int64_t end = std::min(lists.terms, begin + lists.block);
     uint16_t counts[kRegionOutputs] = {0};
     for (int64_t row = begin; row < end; ++row) {
-      const float* value = w.matrix().values + w.Rank(row, region);
+      const Element* value = w.matrix().values + w.Rank(row, region);
       for (int64_t c = 0; c < columns; c += 64) {
         for (uint64_t word = w.Word(row, first + c); word; word &= word - 1) {
           const int64_t column = c + __builtin_ctzll(word);
@@ -122,8 +123,8 @@ void ListPackedColumns(const Lists& lists, int64_t region, const Ranked& w) {
         }
       }
     }
-    p = CollectColumns(columns, stride, counts, dealt_values, dealt_indices, p,
-                       values, indices, starts);
+    p = CollectColumns(lists, columns, stride, counts, dealt_values,
+                       dealt_indices, p, values, indices, starts);
     starts += columns;
   }
   *starts = p;
