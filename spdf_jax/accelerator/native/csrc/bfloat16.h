@@ -20,9 +20,9 @@ using Element = Bfloat16;
 constexpr int kTokens = 2 * kWidth;  // In a vector of elements.
 constexpr int kAtOnce = 2;  // Entries of a list that are multiplied at once.
 constexpr int kForwardVectors = 4;
-constexpr int kBackwardVectors = 4;
+constexpr int kBackwardVectors = 8;
 // Terms whose rows and their tile stay in the first-level cache.
-constexpr int64_t kForwardBlock = 96;
+constexpr int64_t kForwardBlock = 128;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
 // tokens that are not there are zero.

@@ -85,15 +85,20 @@ inline Vector LoadFirst(const Bfloat16* p, int n) {
 inline void StoreFirst(Bfloat16* p, Vector v, int n) {
   _mm256_mask_storeu_epi16(p, First(n), (__m256i)_mm512_cvtneps_pbh(v));
 }
-// As for floats, of floats that a bfloat16 holds.
+// As for floats, of floats that a bfloat16 holds: the index takes the other half.
 inline int Compress(Vector v, uint32_t bits, int first, Bfloat16* values,
                     uint16_t* indices) {
-  alignas(64) float wide[kWidth];
-  const int kept = Compress(v, bits, first, wide, indices);
-  const __m512i halves = _mm512_srli_epi32(_mm512_load_si512(wide), 16);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
+                                          12, 13, 14, 15);
+  const __m512i index = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+  const __m512i both = _mm512_maskz_compress_epi32(
+      static_cast<__mmask16>(bits),
+      _mm512_or_si512(_mm512_castps_si512(v), index));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(values),
-                      _mm512_cvtepi32_epi16(halves));
-  return kept;
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices),
+                      _mm512_cvtepi32_epi16(both));
+  return __builtin_popcount(bits & 0xffff);
 }
 
 }  // namespace
