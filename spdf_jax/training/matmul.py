@@ -50,8 +50,8 @@ def sparse_steps(
     tokens: In the smallest batch.
 
   Returns:
-    `None` for dense products, also where the kernels do not work here; the
-    log says why.
+    `None` for dense products, also where there are no kernels of the model's
+    dtype that work here; the log says why.
 
   Example:
     >>> from spdf_jax import models

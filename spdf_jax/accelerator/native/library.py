@@ -140,9 +140,12 @@ def kernels(dtype: Any = 'float32') -> str:
     dtype: Of what they multiply; of bfloat16 there is avx512bf16.
 
   Raises:
-    Unavailable: there are none.
+    Unavailable: there are none of it.
   """
-  if jnp.dtype(dtype).name == 'float32':
+  dtype = jnp.dtype(dtype).name
+  if dtype not in DTYPES:
+    raise Unavailable(f'there are no native kernels of {dtype}.')
+  if dtype == 'float32':
     return load().spdf_kernels().decode()
   name = load().spdf_bfloat16_kernels()
   if name is None:

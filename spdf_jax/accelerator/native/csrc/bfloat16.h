@@ -35,9 +35,9 @@ void Pack(const Bfloat16* x, int64_t stride, int64_t tokens, int64_t features,
       for (int half = 0; half < 2; ++half) {
         const int64_t first = t + half * kWidth;
         for (int i = 0; i < kWidth; ++i) {
-          r[half][i] = first + i < tokens
-                           ? simd::LoadFirstPairs(x + (first + i) * stride + c, n)
-                           : simd::NoPairs();
+          const Bfloat16* here = x + (first + i) * stride + c;
+          r[half][i] = first + i < tokens ? simd::LoadFirstPairs(here, n)
+                                          : simd::NoPairs();
         }
         simd::TransposePairs(r[half]);
       }

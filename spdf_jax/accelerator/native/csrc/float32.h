@@ -13,7 +13,7 @@ using simd::Vector;
 
 using Element = float;
 constexpr int kTokens = kWidth;  // In a vector of elements.
-constexpr int kAtOnce = 1;       // Entries of a list that are multiplied at once.
+constexpr int kAtOnce = 1;  // Entries of a list that are multiplied at once.
 constexpr int kForwardVectors = simd::kForwardVectors;
 constexpr int kBackwardVectors = simd::kBackwardVectors;
 // Terms whose rows and their tile stay in the first-level cache.

@@ -18,8 +18,9 @@
 namespace spdf {
 namespace {
 
-void Multiply(const Workers& workers, const Element* x, const Matrix<Element>& w,
-              bool transpose, int64_t tokens, Element* y) {
+void Multiply(const Workers& workers, const Element* x,
+              const Matrix<Element>& w, bool transpose, int64_t tokens,
+              Element* y) {
   MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
                  transpose ? w.inputs : w.outputs,
                  IsSparse(w.mask, w.inputs * w.outputs), tokens, y,
@@ -32,8 +33,9 @@ void Multiply(const Workers& workers, const Element* x, const Matrix<Element>& w
                  });
 }
 
-void MultiplyPacked(const Workers& workers, const Element* x, const Packed<Element>& w,
-                    bool transpose, int64_t tokens, Element* y) {
+void MultiplyPacked(const Workers& workers, const Element* x,
+                    const Packed<Element>& w, bool transpose, int64_t tokens,
+                    Element* y) {
   const Ranked ranked(w);
   MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
                  transpose ? w.inputs : w.outputs, ranked.IsSparse(), tokens, y,
@@ -44,9 +46,10 @@ void MultiplyPacked(const Workers& workers, const Element* x, const Packed<Eleme
 }
 
 template <bool kWithDx>
-void DifferentiateAll(const Workers& workers, const Element* x, const Element* dy,
-                      const Matrix<Element>& w, const uint8_t* grad_mask,
-                      int64_t tokens, Element* dx, Element* dw) {
+void DifferentiateAll(const Workers& workers, const Element* x,
+                      const Element* dy, const Matrix<Element>& w,
+                      const uint8_t* grad_mask, int64_t tokens, Element* dx,
+                      Element* dw) {
   const int64_t size = w.inputs * w.outputs;
   if (tokens == 0) {
     std::memset(dw, 0, size * sizeof(Element));
@@ -69,15 +72,15 @@ void DifferentiateAll(const Workers& workers, const Element* x, const Element* d
 }
 
 void Differentiate(const Workers& workers, const Element* x, const Element* dy,
-                   const Matrix<Element>& w, const uint8_t* grad_mask, int64_t tokens,
-                   Element* dx, Element* dw) {
+                   const Matrix<Element>& w, const uint8_t* grad_mask,
+                   int64_t tokens, Element* dx, Element* dw) {
   (dx ? DifferentiateAll<true> : DifferentiateAll<false>)(
       workers, x, dy, w, grad_mask, tokens, dx, dw);
 }
 
 void DifferentiatePacked(const Workers& workers, const Element* x,
-                         const Element* dy, const Packed<Element>& w, int64_t tokens,
-                         Element* dx, Element* dvalues) {
+                         const Element* dy, const Packed<Element>& w,
+                         int64_t tokens, Element* dx, Element* dvalues) {
   const Ranked ranked(w);
   std::fill(dvalues + (tokens ? ranked.Kept() : 0), dvalues + w.size,
             Element());
@@ -99,6 +102,6 @@ void DifferentiatePacked(const Workers& workers, const Element* x,
 
 extern const Kernels<Element> SPDF_KERNELS;
 const Kernels<Element> SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate,
-                              MultiplyPacked, DifferentiatePacked};
+                                       MultiplyPacked, DifferentiatePacked};
 
 }  // namespace spdf

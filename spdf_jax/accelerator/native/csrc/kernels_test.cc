@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <stdexcept>
@@ -407,53 +408,61 @@ void Test(const Case& c,
   const Doubles dw_want = WeightGradient(c, x, dy, grad);
   const Doubles dvalues_want =
       PackedGradient(WeightGradient(c, x, dy, mask), mask, size_packed);
-  Numbers dvalues(size_packed, c.guarded), dvalues_again(size_packed, c.guarded);
+  Numbers dvalues(size_packed, c.guarded);
+  Numbers dvalues_again(size_packed, c.guarded);
   Numbers y(dy.size(), c.guarded), y_again(dy.size(), c.guarded);
   Numbers dx(x.size(), c.guarded), dx_again(x.size(), c.guarded);
   Numbers dw(size, c.guarded), dw_again(size, c.guarded);
 
   using Outputs = std::vector<Numbers*>;
+  using Run = std::function<void(const spdf::Workers&, const Outputs&)>;
   for (const spdf::Kernels<Element>* kernels : all) {
-    Check<Element>(c, kernels->name, "multiply", {&y_want}, {&y}, {&y_again},
+    const auto check = [&](const char* what,
+                           const std::vector<const Doubles*>& want,
+                           const Outputs& got, const Outputs& again,
+                           const Run& run) {
+      Check(c, kernels->name, what, want, got, again, run);
+    };
+    check("multiply", {&y_want}, {&y}, {&y_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->multiply(workers, x.data(), w, false, c.tokens,
                               out[0]->data());
           });
-    Check<Element>(c, kernels->name, "multiply transposed", {&dx_want}, {&dx}, {&dx_again},
+    check("multiply transposed", {&dx_want}, {&dx}, {&dx_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->multiply(workers, dy.data(), w, true, c.tokens,
                               out[0]->data());
           });
-    Check<Element>(c, kernels->name, "differentiate", {&dx_want, &dw_want}, {&dx, &dw},
+    check("differentiate", {&dx_want, &dw_want}, {&dx, &dw},
           {&dx_again, &dw_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->differentiate(workers, x.data(), dy.data(), w, grad.data(),
                                    c.tokens, out[0]->data(), out[1]->data());
           });
-    Check<Element>(c, kernels->name, "differentiate without dx", {&dw_want}, {&dw},
+    check("differentiate without dx", {&dw_want}, {&dw},
           {&dw_again}, [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->differentiate(workers, x.data(), dy.data(), unread,
                                    grad.data(), c.tokens, nullptr,
                                    out[0]->data());
           });
-    Check<Element>(c, kernels->name, "multiply packed", {&y_want}, {&y}, {&y_again},
+    check("multiply packed", {&y_want}, {&y}, {&y_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->multiply_packed(workers, x.data(), packed, false, c.tokens,
                                      out[0]->data());
           });
-    Check<Element>(c, kernels->name, "multiply packed transposed", {&dx_want}, {&dx},
+    check("multiply packed transposed", {&dx_want}, {&dx},
           {&dx_again}, [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->multiply_packed(workers, dy.data(), packed, true, c.tokens,
                                      out[0]->data());
           });
-    Check<Element>(c, kernels->name, "differentiate packed", {&dx_want, &dvalues_want},
+    check("differentiate packed", {&dx_want, &dvalues_want},
           {&dx, &dvalues}, {&dx_again, &dvalues_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->differentiate_packed(workers, x.data(), dy.data(), packed,
                                           c.tokens, out[0]->data(),
                                           out[1]->data());
           });
-    Check<Element>(c, kernels->name, "differentiate packed without dx", {&dvalues_want},
+    check("differentiate packed without dx", {&dvalues_want},
           {&dvalues}, {&dvalues_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->differentiate_packed(workers, x.data(), dy.data(),

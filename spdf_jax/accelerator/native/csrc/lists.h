@@ -41,7 +41,9 @@ struct Lists {
   }
   int64_t Starts() const { return kRegionOutputs * Blocks() + 1; }
 
-  Element* Values(int64_t region) const { return values + region * Entries(); }
+  Element* Values(int64_t region) const {
+    return values + region * Entries();
+  }
   uint16_t* Indices(int64_t region) const {
     return indices + region * Entries();
   }

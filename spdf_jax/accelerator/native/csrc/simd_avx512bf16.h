@@ -85,7 +85,7 @@ inline Vector LoadFirst(const Bfloat16* p, int n) {
 inline void StoreFirst(Bfloat16* p, Vector v, int n) {
   _mm256_mask_storeu_epi16(p, First(n), (__m256i)_mm512_cvtneps_pbh(v));
 }
-// As for floats, of floats that a bfloat16 holds: the index takes the other half.
+// As for floats, of floats that a bfloat16 holds: the other half is the index.
 inline int Compress(Vector v, uint32_t bits, int first, Bfloat16* values,
                     uint16_t* indices) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,
