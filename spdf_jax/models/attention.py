@@ -49,10 +49,17 @@ class Attention(nn.Module):
           rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
       )
     seen = dict(is_causal=True)
+    finish = lambda y_BxLxHxK: dense(
+        c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
+    )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
     if positions_BxL is not None and self.is_mutable_collection('cache'):
       k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(
           k_BxLxGxK, v_BxLxGxK, positions_BxL
       )
+      if x_BxLxD.shape[1] == 1 and c.attention == 'auto':
+        return finish(_attend_once(
+            q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS[:, 0, 0], self.scale
+        ))
       seen = dict(mask=mask_Bx1xLxS)
     if c.dtype == 'float16' and jax.default_backend() == 'cpu':
       # `dot_product_attention` multiplies float16 in a way that XLA has for
@@ -66,9 +73,7 @@ class Attention(nn.Module):
         implementation=None if c.attention == 'auto' else c.attention,
         **seen,
     )
-    return dense(
-        c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
-    )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
+    return finish(y_BxLxHxK)
 
   def _cached(
       self,
@@ -87,3 +92,32 @@ class Attention(nn.Module):
     written_S = jnp.arange(key.value.shape[1])
     mask_BxLxS = written_S <= positions_BxL[:, :, None]
     return key.value, value.value, mask_BxLxS[:, None]
+
+
+def _attend_once(
+    q_Bx1xHxK: jax.Array,
+    k_BxSxGxK: jax.Array,
+    v_BxSxGxK: jax.Array,
+    mask_BxS: jax.Array,
+    scale: float | None,
+) -> jax.Array:
+  """Attends with one query by sums that read the cache as it lies.
+
+  A CPU's batched matmul would lay all of it out anew, for every token.
+  """
+  batch, _, heads, size = q_Bx1xHxK.shape
+  groups = k_BxSxGxK.shape[2]
+  q_Bx1xGxQxK = q_Bx1xHxK.reshape(batch, 1, groups, heads // groups, size)
+  q_Bx1xGxQxK *= size**-0.5 if scale is None else scale
+  wide = lambda x: x.astype(jnp.float32)
+  scores_BxSxGxQ = jnp.sum(
+      wide(q_Bx1xGxQxK) * wide(k_BxSxGxK)[:, :, :, None], axis=-1
+  )
+  scores_BxSxGxQ = jnp.where(
+      mask_BxS[:, :, None, None], scores_BxSxGxQ, -jnp.inf
+  )
+  shares_BxSxGxQ = jax.nn.softmax(scores_BxSxGxQ, axis=1)
+  y_BxGxQxK = jnp.sum(
+      shares_BxSxGxQ[..., None] * wide(v_BxSxGxK)[:, :, :, None], axis=1
+  )
+  return y_BxGxQxK.reshape(q_Bx1xHxK.shape).astype(q_Bx1xHxK.dtype)
