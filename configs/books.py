@@ -54,7 +54,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
         continuation=rest,
     )
     return config
-  finetune.update(duration='200 steps', batch_size=8, length=_LENGTHS[task])
+  finetune.update(duration='150 steps', batch_size=8, length=_LENGTHS[task])
   config.phases = dict(order=('finetune',), finetune=finetune)
   config.init_from = 'runs/books'
   config.loss.label_smoothing = 0.1

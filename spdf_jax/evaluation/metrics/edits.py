@@ -81,7 +81,9 @@ def _rows(many_NxL: np.ndarray, wanted_W: np.ndarray) -> list[np.ndarray]:
     differs = many_NxL[:, i:i + 1] != wanted_W
     reached = np.empty_like(above_NxW)
     reached[:, 0] = i + 1
-    reached[:, 1:] = np.minimum(above_NxW[:, 1:] + 1, above_NxW[:, :-1] + differs)
+    reached[:, 1:] = np.minimum(
+        above_NxW[:, 1:] + 1, above_NxW[:, :-1] + differs
+    )
     # Insertions: the least of what any earlier column costs.
     rows.append(np.minimum.accumulate(reached - steps, axis=1) + steps)
   return rows
