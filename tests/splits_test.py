@@ -36,18 +36,19 @@ def test_of_many_documents_each_share_is_a_stretch_of_hashes(first, a, b):
     )
 
 
-@given(st.sets(st.integers(), min_size=3), st.floats(1e-9, 0.1),
-       st.floats(1e-9, 0.1))
+@given(st.sets(st.integers(), min_size=3), st.floats(1e-9, 0.3),
+       st.floats(1e-9, 0.3))
 @settings(deadline=None)
-def test_no_split_of_few_documents_is_empty(numbers, a, b):
+def test_few_documents_are_validated_and_tested_on_too(numbers, a, b):
   texts = [f'Text {i}' for i in numbers]
   read = lambda file: [Piece(text) for text in texts]
-  few = find(texts, read, validation=a, test=b)
-  assert set(few) == set(SPLITS)
-  many = find(texts, None, validation=a, test=b)
-  for split in SPLITS[1:]:
-    if few.count(split) > 1:
-      assert few.count(split) <= many.count(split)
+  found = find(texts, read, validation=a, test=b)
+  assert {'validation', 'test'} <= set(found)
+  if find(texts, None, validation=a, test=b).count('train') == len(texts):
+    assert found.count('validation') == 1
+  tiny = find(texts, read, validation=1e-12, test=1e-12)
+  assert tiny.count('train') == len(texts) - 2
+  assert {'validation', 'test'} <= set(tiny)
 
 
 def test_a_share_of_zero_stays_empty():

@@ -118,7 +118,7 @@ def _validation(candidate, name, path, settings) -> Iterator[Score]:
       data.Windows(corpus.validation),
       batch_size=settings.batch_size,
       length=candidate.model.config.max_length,
-      max_batches=settings.limit or 10**9,
+      max_batches=-(-(settings.limit or 10**9) // settings.batch_size),
   )
   loss = evaluation.evaluate_loss(
       candidate.subject.apply_fn, candidate.params, batches

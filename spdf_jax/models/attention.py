@@ -107,11 +107,13 @@ def _attend_once(
   """
   batch, _, heads, size = q_Bx1xHxK.shape
   groups = k_BxSxGxK.shape[2]
-  q_Bx1xGxQxK = q_Bx1xHxK.reshape(batch, 1, groups, heads // groups, size)
-  q_Bx1xGxQxK *= size**-0.5 if scale is None else scale
   wide = lambda x: x.astype(jnp.float32)
+  q_Bx1xGxQxK = wide(q_Bx1xHxK).reshape(
+      batch, 1, groups, heads // groups, size
+  )
+  q_Bx1xGxQxK *= size**-0.5 if scale is None else scale
   scores_BxSxGxQ = jnp.sum(
-      wide(q_Bx1xGxQxK) * wide(k_BxSxGxK)[:, :, :, None], axis=-1
+      q_Bx1xGxQxK * wide(k_BxSxGxK)[:, :, :, None], axis=-1
   )
   scores_BxSxGxQ = jnp.where(
       mask_BxS[:, :, None, None], scores_BxSxGxQ, -jnp.inf

@@ -11,6 +11,7 @@ from spdf_jax.evaluation.metrics.edits import edit_distances
 
 _LONGEST = 10  # Words that move together.
 _FARTHEST = 50  # Words that they move.
+_BEAM = 20  # Edits beyond the best at which an alignment is given up.
 
 
 def translation_edits(words: Sequence[str], reference: Sequence[str]) -> int:
@@ -42,12 +43,12 @@ def translation_edits(words: Sequence[str], reference: Sequence[str]) -> int:
   )
   shifts = 0
   while True:
-    alignment = align(found, wanted)
+    alignment = align(found, wanted, _BEAM)
     shifted = sorted(_shifted(found, wanted, alignment), key=lambda x: -x[0])
     if not shifted:
       return shifts + alignment.edits
-    many_NxL = np.stack([words for _, words in shifted])
-    edits_N = edit_distances(many_NxL, wanted)
+    many_NxL = np.stack(list({x.tobytes(): x for _, x in shifted}.values()))
+    edits_N = edit_distances(many_NxL, wanted, _BEAM)
     best = int(edits_N.argmin())
     if edits_N[best] >= alignment.edits:
       return shifts + alignment.edits

@@ -16,8 +16,7 @@ def ter(
   """Scores by TER as tercom defines it, over the corpus, any case.
 
   Of several references the one with the fewest edits counts; references
-  without a word are left out. Equal to tercom 0.7.25, whose beam of 20 edits
-  is not followed: it matters to texts that are longer and further off.
+  without a word are left out. As tercom 0.7.25 counts.
 
   Args:
     hypotheses: One generation for each input, tokenized.
