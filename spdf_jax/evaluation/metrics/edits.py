@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 _NEVER = 10**6  # More edits than any text takes.
 
 

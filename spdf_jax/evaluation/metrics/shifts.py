@@ -60,31 +60,32 @@ def _shifted(
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields the length of a shift and the words after it."""
   places = alignment.places
+  runs_LxW = _equal_runs(found, wanted)
   for start in range(len(found)):
     ways = places[wanted == found[start]] - start
     if not ((ways != 0) & (ways >= -_FARTHEST - 1) & (ways <= _FARTHEST)).any():
       continue
-    for length in range(1, min(_LONGEST, len(found) - start) + 1):
-      run = found[start:start + length]
-      equal = [
-          j for j in range(len(wanted) - length + 1)
-          if np.array_equal(wanted[j:j + length], run)
-      ]
-      if not equal:
-        break
+    for length in range(1, min(_LONGEST, runs_LxW[start].max()) + 1):
       if not alignment.differs[start:start + length].any():
         continue
-      may = [
-          j for j in equal
-          if not start <= places[j] < start + length
-          and abs(places[j] - start) <= _FARTHEST
-      ]
-      if not may:
+      equal = np.flatnonzero(runs_LxW[start] >= length)
+      ways = places[equal] - start
+      elsewhere = (ways < 0) | (ways >= length)
+      may = equal[elsewhere & (np.abs(ways) <= _FARTHEST)]
+      if not len(may):
         break
       for j in may:
         if alignment.missed[j:j + length].any():
           for after in _targets(places, start, j, length):
             yield length, _move(found, start, length, after)
+
+
+def _equal_runs(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Counts the equal words from each pair of places on."""
+  runs_LxW = np.zeros((len(found) + 1, len(wanted) + 1), int)
+  for i in reversed(range(len(found))):
+    runs_LxW[i, :-1] = (runs_LxW[i + 1, 1:] + 1) * (found[i] == wanted)
+  return runs_LxW[:-1, :-1]
 
 
 def _targets(
