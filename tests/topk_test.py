@@ -16,8 +16,9 @@ from spdf_jax.sparsity.topk import random_bits
 from spdf_jax.sparsity.topk import units
 from spdf_jax.sparsity.topk.limbs import Limbs
 
-# Compared each with each; compared and counted; by histograms; one column.
-SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
+# Compared each with each; compared and counted; by histograms; one column; in
+# the window that a sample shows.
+SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1), (1, 300, 220)]
 COUNTINGS = digits.scattering(0), digits.scattering(2**31), digits.COMPARING
 
 
@@ -44,6 +45,8 @@ def draw(shape, seed, kind):
   return {
       'normal': normal,
       'ties': np.round(normal * 2),
+      # A sample of every 16th row is not like the rest.
+      'row by row': normal * 2.0 ** (np.arange(shape[-2]) % 16)[:, None],
       'equal': np.zeros(shape),
       'mostly zero': np.where(normal > 1, normal, 0),
       'zeros of both signs': np.where(normal > 0, 0.0, -0.0),
@@ -53,8 +56,8 @@ def draw(shape, seed, kind):
 
 
 KINDS = st.sampled_from([
-    'normal', 'ties', 'equal', 'mostly zero', 'zeros of both signs', 'infinite',
-    'nan',
+    'normal', 'ties', 'row by row', 'equal', 'mostly zero',
+    'zeros of both signs', 'infinite', 'nan',
 ])
 keep = jax.jit(topk.keep_largest)
 keep_among = jax.jit(lambda s, k, a: topk.keep_largest(s, k, among=a))
@@ -73,6 +76,13 @@ def test_mask_equals_a_stable_argsort(shape, data, seed, kind, dtype):
   kept = data.draw(st.integers(0, shape[1] * shape[2] + 3))
   mask = keep(scores, jnp.int32(kept))
   np.testing.assert_array_equal(mask, oracle(scores, kept))
+
+
+@pytest.mark.parametrize('kind', ['normal', 'row by row'])
+@pytest.mark.parametrize('kept', [1, 500, 30_000, 65_999])
+def test_no_sample_misleads(kind, kept):
+  scores = draw((1, 300, 220), 0, kind)
+  np.testing.assert_array_equal(keep(scores, kept), oracle(scores, kept))
 
 
 @settings(deadline=None, max_examples=60)

@@ -4,11 +4,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.models.causal_attention import causal_attention
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 from spdf_jax.models.rotary import rotate
+
+_OF_JAX = ('xla', 'cudnn')
 
 
 class Attention(nn.Module):
@@ -49,17 +52,10 @@ class Attention(nn.Module):
           rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
       )
     seen = dict(is_causal=True)
-    finish = lambda y_BxLxHxK: dense(
-        c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
-    )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
     if positions_BxL is not None and self.is_mutable_collection('cache'):
       k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(
           k_BxLxGxK, v_BxLxGxK, positions_BxL
       )
-      if x_BxLxD.shape[1] == 1 and c.attention == 'auto':
-        return finish(_attend_once(
-            q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS[:, 0, 0], self.scale
-        ))
       seen = dict(mask=mask_Bx1xLxS)
     if c.dtype == 'float16' and jax.default_backend() == 'cpu':
       # `dot_product_attention` multiplies float16 in a way that XLA has for
@@ -67,13 +63,25 @@ class Attention(nn.Module):
       q_BxLxHxK, k_BxLxGxK, v_BxLxGxK = (
           x.astype(jnp.float32) for x in (q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
       )
-    y_BxLxHxK = jax.nn.dot_product_attention(
-        q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
-        scale=self.scale,
-        implementation=None if c.attention == 'auto' else c.attention,
-        **seen,
-    )
-    return finish(y_BxLxHxK)
+    on_cpu = c.attention == 'auto' and jax.default_backend() == 'cpu'
+    if 'is_causal' in seen and (on_cpu or c.attention == 'blocks'):
+      y_BxLxHxK = causal_attention(
+          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, self.scale
+      )
+    elif 'mask' in seen and on_cpu and x_BxLxD.shape[1] == 1:
+      y_BxLxHxK = _attend_once(
+          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, seen['mask'][:, 0, 0], self.scale
+      )
+    else:
+      y_BxLxHxK = jax.nn.dot_product_attention(
+          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
+          scale=self.scale,
+          implementation=c.attention if c.attention in _OF_JAX else None,
+          **seen,
+      )
+    return dense(
+        c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
+    )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
 
   def _cached(
       self,

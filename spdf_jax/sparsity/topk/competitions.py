@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.sparsity.topk import digits
+from spdf_jax.sparsity.topk import samples
 from spdf_jax.sparsity.topk.units import across
 from spdf_jax.sparsity.topk.units import Key
 from spdf_jax.sparsity.topk.units import narrowed
@@ -158,18 +159,41 @@ def _kth_largest(
         (operands, carry)
     )
     among = arrays[0].among
-    found = digits.at_pass(i, passes, read(*arrays), values, among)
+    found = digits.at_pass(i, passes, read(*arrays), values, among, narrowed)
     digit, need, left = counting.find(
         counting.count(*found, 2**passes.digit), need
     )
     digit = digit.astype(jnp.uint32) << jnp.asarray(passes.shift)[i]
     key = jnp.asarray(passes.key)[i] == jnp.arange(len(keys))
-    values |= jnp.where(key, digit[..., None], jnp.uint32(0))
+    values += jnp.where(key, digit[..., None], jnp.uint32(0))
     return i + 1, values, need, left
+
+  def in_window():
+    """Does the first pass, in a window; all is as it was if that fails."""
+    units, stored = operands
+    sample = samples.sample_rows
+    sampled = units._replace(
+        scores=sample(units.scores), among=sample(units.among)
+    )
+    (bits, *_) = read(sampled, [sample(x) for x in stored])
+    share = bits.shape[0] / shape[0]
+    window = samples.likely_window(
+        counting, bits, sampled.among, kept.astype(jnp.float32) * share
+    )
+    arrays, window = jax.lax.optimization_barrier((operands, window))
+    found, least, need, left = samples.find_within(
+        counting, window, read(*arrays)[0], arrays[0].among, kept
+    )
+    values = jnp.where(jnp.arange(len(keys)) == 0, least, jnp.uint32(0))
+    begun = jnp.int32(1), values, need, left
+    pick = lambda new, old: jnp.where(found, new, old)
+    return jax.tree.map(pick, begun, start), pick(window.shift, nothing)
 
   values = jnp.zeros((*kept.shape, len(keys)), jnp.uint32)
   all_units = jnp.full(kept.shape, shape[-2] * shape[-1], jnp.int32)
-  _, values, need, left = jax.lax.while_loop(
-      undecided, narrow, (jnp.int32(0), values, kept, all_units)
-  )
+  start = jnp.int32(0), values, kept, all_units
+  narrowed = nothing = jnp.uint32(32)
+  if counting.sampled and keys[0].width == 32:
+    start, narrowed = in_window()
+  _, values, need, left = jax.lax.while_loop(undecided, narrow, start)
   return values, is_tied(need, left), need

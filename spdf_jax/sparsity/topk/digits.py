@@ -33,6 +33,9 @@ class Counting(NamedTuple):
   has, or the last where there are fewer; how many of that digit are needed, and
   how many there are."""
 
+  sampled: bool = False
+  """Whether a sample is to say where to look first."""
+
 
 class Passes(NamedTuple):
   """The passes over the units that read keys digit by digit, in order."""
@@ -83,6 +86,7 @@ def at_pass(
     bits: Sequence[jax.Array],
     prefixes: jax.Array,
     chosen: jax.Array | None,
+    narrowed: int | jax.Array = _NOTHING,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the digits that a pass reads, and which of them count.
 
@@ -90,21 +94,27 @@ def at_pass(
     i: Which pass.
     passes: All of them.
     bits: Every key of all units, uint32 `[..., a, b]` each.
-    prefixes: What the known bits of every key are to be, uint32 `[..., keys]`.
+    prefixes: The least that has the known bits of every key, uint32
+      `[..., keys]`.
     chosen: Which units count, bool; `None`: all.
+    narrowed: The first key is known to be one of the 2^narrowed from its
+      prefix on, whatever the passes say.
 
   Returns:
     The digits, uint32 `[..., a, b]`, and which of them count, bool.
   """
-  known = jnp.asarray(passes.known)[i]
+  known = list(jnp.asarray(passes.known)[i])
+  known[0] = jnp.minimum(known[0], narrowed)
   counts = chosen
-  for j, key in enumerate(bits):
-    prefix = prefixes[..., j, None, None]
-    matches = _first_bits(key, known[j]) == _first_bits(prefix, known[j])
+  offsets = [
+      key - prefixes[..., j, None, None] for j, key in enumerate(bits)
+  ]
+  for offset, end in zip(offsets, known):
+    matches = _first_bits(offset, end) == 0
     counts = matches if counts is None else counts & matches
-  read = bits[0]
+  read = offsets[0]
   for j in range(1, len(bits)):
-    read = jnp.where(jnp.asarray(passes.key)[i] == j, bits[j], read)
+    read = jnp.where(jnp.asarray(passes.key)[i] == j, offsets[j], read)
   digits = read >> jnp.asarray(passes.shift)[i] & (2**passes.digit - 1)
   return digits, counts
 
@@ -128,35 +138,21 @@ def _by_scattering(
 
 
 def _find_in_rows(counts: jax.Array, need: jax.Array) -> Found:
-  """Finds a digit of one matrix, in sums of rows of bins and then in one row.
-
-  No sum is a reduction: in a compiled program each would cost XLA's CPU client
-  time at every call, even in a branch that is not taken.
-  """
+  """Finds a digit of one matrix: which row of bins, then which bin."""
   sums = [counts]
   while sums[-1].size > 2 * _ROW:
-    rows = sums[-1].reshape(-1, _ROW)
-    while rows.shape[-1] > 1:
-      low, high = jnp.split(rows, 2, axis=-1)
-      rows = low + high
-    sums.append(rows[:, 0])
+    sums.append(jnp.sum(sums[-1].reshape(-1, _ROW), axis=-1))
   digit = 0
   for parts in reversed(sums):
     if parts is not sums[-1]:
       parts = parts.reshape(-1, _ROW)[digit]
-    from_each = _product(parts, jnp.tril(jnp.ones((parts.size,) * 2)))
+    from_each = jax.lax.cumsum(parts, reverse=True)
     need = jnp.minimum(need, from_each[0])
-    place = _product(from_each >= need, jnp.ones((parts.size, 2)))[0] - 1
+    place = jnp.sum(from_each >= need, dtype=jnp.int32) - 1
     left = parts[place]
     need = need - (from_each[place] - left)
     digit = digit * _ROW + place
   return digit, need, left
-
-
-def _product(row: jax.Array, matrix: jax.Array) -> jax.Array:
-  """Multiplies as integers; of one row alone XLA would make a reduction."""
-  rows = jnp.stack([row, row]).astype(jnp.int32)
-  return (rows @ matrix.astype(jnp.int32))[0]
 
 
 def _by_comparing(
@@ -191,7 +187,7 @@ def scattering(units: int) -> Counting:
   # Several devices would exchange the counts of so many digits.
   many = units >= _MANY_UNITS and jax.device_count() == 1
   digit = 16 if many else 11
-  return Counting(digit, True, _by_scattering, _find_in_rows)
+  return Counting(digit, True, _by_scattering, _find_in_rows, sampled=many)
 
 
 COMPARING = Counting(1, False, _by_comparing, _find_binary)
