@@ -7,8 +7,8 @@ Reads text, JSON lines (also .zst), Parquet, Hugging Face datasets on disk and
 nanoGPT's .bin; the tokenizer is learned (bpe-N), `bytes`, or a path to a
 tokenizer.json, to GPT-2's vocabulary or to a model of sentencepiece. Killed,
 it goes on where it was. Within a folder, files or folders whose name begins
-with validation, valid, val, dev or test are that split. Train with --config.data.corpus=./corpora/books
---config.data.tokenizer=''.
+with validation, valid, val, dev or test are that split. Train with
+--config.data.corpus=./corpora/books --config.data.tokenizer=''.
 
   python -m experiments.prepare --task=e2e --input=DIR --dry_run
 
