@@ -1,5 +1,6 @@
 """One run from config to finished workdir: train, evaluate, describe."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 import json
@@ -21,6 +22,7 @@ def run(
     name: str,
     writers: Sequence[Any] = (),
     profile: range = range(0),
+    baseline: Callable[[training.Recipe], Any] | None = None,
 ) -> None:
   """Trains a session with every evaluation its config asks for.
 
@@ -29,6 +31,7 @@ def run(
     name: What reports call the run.
     writers: From `choose_writers`: they get the metrics too.
     profile: From `parse_window`: the steps to trace.
+    baseline: What the plan states for comparison; `None`: `bigram_baseline`.
 
   Raises:
     training.Interrupted: a signal came; everything is saved.
@@ -38,7 +41,7 @@ def run(
   if plan_path.exists():
     bigram = json.loads(plan_path.read_text('utf-8')).get('bigram')
   else:
-    bigram = bigram_baseline(recipe)
+    bigram = (baseline or bigram_baseline)(recipe)
 
   def write_plan() -> None:
     plan = describe_plan(session.recipe, name) | {'bigram': bigram}

@@ -106,9 +106,11 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
+  # Blocks of queries are for the machine at hand.
+  config = dataclasses.replace(recipe.model.config, attention='xla')
   step = functools.partial(
       train_step,
-      apply_fn=recipe.model.apply,
+      apply_fn=recipe.model.clone(config=config).apply,
       optimizer=recipe.optimizer,
       learning_rate=recipe.plan.learning_rate,
       loss=recipe.loss,

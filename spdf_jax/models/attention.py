@@ -4,11 +4,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.models.causal_attention import causal_attention
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 from spdf_jax.models.rotary import rotate
+
+_OF_JAX = ('xla', 'cudnn')
 
 
 class Attention(nn.Module):
@@ -60,12 +63,18 @@ class Attention(nn.Module):
       q_BxLxHxK, k_BxLxGxK, v_BxLxGxK = (
           x.astype(jnp.float32) for x in (q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
       )
-    y_BxLxHxK = jax.nn.dot_product_attention(
-        q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
-        scale=self.scale,
-        implementation=None if c.attention == 'auto' else c.attention,
-        **seen,
-    )
+    on_cpu = c.attention == 'auto' and jax.default_backend() == 'cpu'
+    if 'is_causal' in seen and (on_cpu or c.attention == 'blocks'):
+      y_BxLxHxK = causal_attention(
+          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, self.scale
+      )
+    else:
+      y_BxLxHxK = jax.nn.dot_product_attention(
+          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
+          scale=self.scale,
+          implementation=c.attention if c.attention in _OF_JAX else None,
+          **seen,
+      )
     return dense(
         c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
     )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
