@@ -143,7 +143,7 @@ def evaluators(
               evaluation.CachedModel(recipe.model),
               max_new_tokens=settings['max_new_tokens'],
               end_of_text=tokenizer.end_of_text,
-              batch_size=count,
+              batch_size=min(count, settings['batch_size']),
               length=recipe.model.config.max_length,
           ),
           [contexts[i] for i in chosen],

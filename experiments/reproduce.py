@@ -1,4 +1,4 @@
-"""Tests the papers' claims by real runs, or fills their tables from finished ones.
+"""Tests the papers' claims by runs, or fills their tables from finished ones.
 
   python -m experiments.reproduce --scale=tiny --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/

@@ -108,6 +108,16 @@ def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
   ) in output
 
 
+def test_a_dry_run_splits_the_batch_over_devices():
+  whole, split = (
+      float(re.search(r'a step of 512 x 32 works in another ([0-9.]+)',
+                      dry_run(mesh__data=devices,
+                              phases__pretrain__batch_size=512))[1])
+      for devices in (1, 4)
+  )
+  assert split < whole / 3
+
+
 @pytest.mark.slow
 def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
   output = dry_run(
