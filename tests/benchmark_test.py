@@ -281,5 +281,7 @@ def test_native_suites_compare_every_sparsity_with_dense():
   means = [row for row in layers if row.case == 'mean']
   assert len(layers) == 2 * len(means) == 4 * len(matmul.SPEEDUPS)
   steps = list(train_step.measure_native(SMALL, 1, rng))
-  assert len(steps) == 1 + 2 * len(train_step.NATIVE_SPEEDUPS)
+  assert len(steps) == 1 + 5 * len(train_step.NATIVE_SPEEDUPS)
+  sizes = {row.metric: row for row in steps}
+  assert sizes['90% zeros: compact bytes per weight'].target == 2.7
   assert all(row.value > 0 for row in layers + steps)

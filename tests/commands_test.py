@@ -55,6 +55,27 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   assert 'FLOPs' in text
 
 
+def test_a_dry_run_says_what_a_compact_state_takes():
+  recipe = make_recipe(storage='compact')
+  text = format_plan(recipe, describe_plan(recipe, 'plan'))
+  # 12 bytes per kept weight, and a bit per weight.
+  assert re.search(
+      r"in phase 'pretrain': [0-9.]+ MiB .* masks, 3\.1[23] bytes per weight "
+      'of a sparsified layer in place of 13', text,
+  )
+  assert "in phase 'continuation'" not in text
+
+
+def test_compact_storage_is_refused_where_masks_move():
+  refuse(
+      "storage is 'compact' and phase 'pretrain' has 15 steps, in which masks",
+      arg='algorithm=rigl', storage='compact',
+      phases__pretrain__sparsity__update_every=2,
+      phases__pretrain__sparsity__update_until=9,
+  )
+  refuse("storage 'packed' is unknown", storage='packed')
+
+
 def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
   child = start_command(
       'experiments.train', '--config=configs/quickstart.py', '--dry_run',

@@ -18,6 +18,9 @@ TARGETS = (
     'spdf_sparse_matmul',
     'spdf_sparse_matmul_backward',
     'spdf_sampled_matmul',
+    'spdf_packed_matmul',
+    'spdf_packed_backward',
+    'spdf_packed_gradient',
 )
 """The functions that are registered with XLA."""
 

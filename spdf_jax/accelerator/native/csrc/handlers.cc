@@ -14,6 +14,7 @@ namespace {
 namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 using Booleans = ffi::Buffer<ffi::PRED>;
+using PackedBits = ffi::Buffer<ffi::U8>;
 using Result = ffi::ResultBuffer<ffi::F32>;
 
 const spdf::Kernels& Kernels() {
@@ -179,8 +180,107 @@ ffi::Error SampledMatmul(ffi::ThreadPool pool, Floats x, Floats dy,
   });
 }
 
+// A stack of packed matrices: bits [*stack, inputs, bytes], values
+// [*stack, size].
+struct PackedStack {
+  int64_t number = 1, inputs, outputs, bytes, size;
+  const float* values;
+  const uint8_t* bits;
+
+  PackedStack(const float* values, int64_t count, const PackedBits& bits,
+              int64_t columns)
+      : outputs(columns), values(values), bits(bits.typed_data()) {
+    const auto shape = bits.dimensions();
+    inputs = shape[shape.size() - 2];
+    bytes = shape[shape.size() - 1];
+    for (size_t i = 0; i + 2 < shape.size(); ++i) number *= shape[i];
+    size = number ? count / number : 0;
+  }
+  spdf::Packed operator[](int64_t i) const {
+    return {values ? values + i * size : nullptr, bits + i * inputs * bytes,
+            size, inputs, outputs};
+  }
+};
+
+ffi::Error PackedMatmul(ffi::ThreadPool pool, Floats x, Floats values,
+                        PackedBits bits, Result y, bool transpose,
+                        int64_t columns) {
+  return Guarded([&] {
+    const PackedStack stack(values.typed_data(), values.element_count(), bits,
+                            columns);
+    const int64_t features = transpose ? stack.outputs : stack.inputs;
+    const int64_t results = transpose ? stack.inputs : stack.outputs;
+    const int64_t tokens = x.element_count() / (stack.number * features);
+    for (int64_t i = 0; i < stack.number; ++i) {
+      Kernels().multiply_packed(
+          OnPool(pool), x.typed_data() + i * tokens * features, stack[i],
+          transpose, tokens, y->typed_data() + i * tokens * results);
+    }
+  });
+}
+
+// dx is null where only the gradient of the values is wanted.
+void DifferentiatePacked(ffi::ThreadPool& pool, const Floats& x,
+                         const Floats& dy, const PackedStack& stack, float* dx,
+                         float* dvalues) {
+  const int64_t tokens = x.element_count() / (stack.number * stack.inputs);
+  for (int64_t i = 0; i < stack.number; ++i) {
+    Kernels().differentiate_packed(
+        OnPool(pool), x.typed_data() + i * tokens * stack.inputs,
+        dy.typed_data() + i * tokens * stack.outputs, stack[i], tokens,
+        dx ? dx + i * tokens * stack.inputs : nullptr,
+        dvalues + i * stack.size);
+  }
+}
+
+ffi::Error PackedBackward(ffi::ThreadPool pool, Floats x, Floats dy,
+                          Floats values, PackedBits bits, Result dx, Result dvalues,
+                          int64_t columns) {
+  return Guarded([&] {
+    const PackedStack stack(values.typed_data(), values.element_count(), bits,
+                            columns);
+    DifferentiatePacked(pool, x, dy, stack, dx->typed_data(),
+                        dvalues->typed_data());
+  });
+}
+
+ffi::Error PackedGradient(ffi::ThreadPool pool, Floats x, Floats dy,
+                          PackedBits bits, Result dvalues, int64_t columns) {
+  return Guarded([&] {
+    const PackedStack stack(nullptr, dvalues->element_count(), bits, columns);
+    DifferentiatePacked(pool, x, dy, stack, nullptr, dvalues->typed_data());
+  });
+}
+
 }  // namespace
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_matmul, PackedMatmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<PackedBits>()
+                                  .Ret<Floats>()
+                                  .Attr<bool>("transpose")
+                                  .Attr<int64_t>("columns"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_backward, PackedBackward,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<PackedBits>()
+                                  .Ret<Floats>()
+                                  .Ret<Floats>()
+                                  .Attr<int64_t>("columns"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_gradient, PackedGradient,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Floats>()
+                                  .Arg<PackedBits>()
+                                  .Ret<Floats>()
+                                  .Attr<int64_t>("columns"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_sparse_matmul, SparseMatmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 #include SPDF_SIMD
 
@@ -134,6 +135,24 @@ void ListRows(const Lists& lists, int64_t region, const float* weights,
   *starts = p;
 }
 
+// Appends dealt columns one after another, from entry p on, and notes where they
+// start; returns where the next one does.
+uint32_t CollectColumns(int64_t columns, int64_t stride, const uint16_t* counts,
+                        const float* dealt_values,
+                        const uint16_t* dealt_indices, uint32_t p,
+                        float* values, uint16_t* indices, uint32_t* starts) {
+  for (int64_t c = 0; c < columns; ++c) {
+    *starts++ = p;
+    // Whole vectors: what is too much is written over, or waste at the end.
+    for (int64_t i = 0; i < counts[c]; i += kWidth) {
+      std::copy_n(dealt_values + c * stride + i, kWidth, values + p + i);
+      std::copy_n(dealt_indices + c * stride + i, kWidth, indices + p + i);
+    }
+    p += counts[c];
+  }
+  return p;
+}
+
 // Lists a region whose outputs are columns of the matrix: reads along the rows
 // of a block, and deals what is kept out to the columns.
 void ListColumns(const Lists& lists, int64_t region, const float* weights,
@@ -173,15 +192,127 @@ void ListColumns(const Lists& lists, int64_t region, const float* weights,
         dealt_indices[at] = static_cast<uint16_t>(row - begin);
       }
     }
-    for (int64_t c = 0; c < columns; ++c) {
-      *starts++ = p;
-      // Whole vectors: what is too much is written over, or waste at the end.
-      for (int64_t i = 0; i < counts[c]; i += kWidth) {
-        std::copy_n(dealt_values + c * stride + i, kWidth, values + p + i);
-        std::copy_n(dealt_indices + c * stride + i, kWidth, indices + p + i);
+    p = CollectColumns(columns, stride, counts, dealt_values, dealt_indices, p,
+                       values, indices, starts);
+    starts += columns;
+  }
+  *starts = p;
+}
+
+// A packed matrix, and where the values of every row begin in its regions of
+// kRegionOutputs columns.
+class Ranked {
+ public:
+  explicit Ranked(const Packed& w) : w_(w) {
+    static thread_local Scratch room;
+    ranks_ = room.Get<uint32_t>(w.inputs * Regions() + 1);
+    int64_t rank = 0;
+    for (int64_t row = 0; row < w.inputs; ++row) {
+      for (int64_t c = 0; c < w.outputs; c += 64) {
+        if (c % kRegionOutputs == 0) {
+          ranks_[row * Regions() + c / kRegionOutputs] =
+              static_cast<uint32_t>(rank);
+        }
+        rank += __builtin_popcountll(Word(row, c));
       }
-      p += counts[c];
     }
+    if (rank > w.size) {
+      throw std::length_error(
+          "a packed mask keeps more weights than there are values");
+    }
+    kept_ = rank;
+  }
+
+  const Packed& matrix() const { return w_; }
+  int64_t Kept() const { return kept_; }
+  bool IsSparse() const { return kept_ < 0.15 * (w_.inputs * w_.outputs); }
+  int64_t Rank(int64_t row, int64_t region) const {
+    return ranks_[row * Regions() + region];
+  }
+
+  // The bits of 64 columns from `column` on, a multiple of 64.
+  uint64_t Word(int64_t row, int64_t column) const {
+    const int64_t bytes = Ceil(w_.outputs, 8);
+    uint64_t word = 0;
+    std::memcpy(&word, w_.bits + row * bytes + column / 8,
+                std::min<int64_t>(8, bytes - column / 8));
+    const int64_t left = w_.outputs - column;
+    return left < 64 ? word & ((uint64_t{1} << left) - 1) : word;
+  }
+
+ private:
+  int64_t Regions() const { return Ceil(w_.outputs, kRegionOutputs); }
+
+  const Packed w_;
+  uint32_t* ranks_;
+  int64_t kept_;
+};
+
+// ListRows of a packed matrix. Without values they are zero.
+void ListPackedRows(const Lists& lists, int64_t region, const Ranked& w) {
+  float* values = lists.Values(region);
+  uint16_t* indices = lists.Indices(region);
+  uint32_t* starts = lists.StartsOf(region);
+  const int64_t first = region * kRegionOutputs;
+  const int64_t outputs = lists.End(region) - first;
+  int64_t ranks[kRegionOutputs];
+  for (int64_t o = 0; o < outputs; ++o) ranks[o] = w.Rank(first + o, 0);
+  uint32_t p = 0;
+  for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
+    const int64_t end = std::min(lists.terms, begin + lists.block);
+    for (int64_t o = 0; o < outputs; ++o) {
+      *starts++ = p;
+      const uint32_t from = p;
+      uint64_t word = 0;
+      for (int64_t i = begin; i < end; i += kWidth) {
+        if (i == begin || i % 64 == 0) {
+          word = w.Word(first + o, i / 64 * 64) >> i % 64;
+        }
+        const int n = static_cast<int>(std::min<int64_t>(kWidth, end - i));
+        p += simd::Compress(simd::Zero(),
+                            static_cast<uint32_t>(word & ((1u << n) - 1)),
+                            static_cast<int>(i - begin), values + p,
+                            indices + p);
+        word >>= kWidth;
+      }
+      if (w.matrix().values) {
+        std::copy_n(w.matrix().values + ranks[o], p - from, values + from);
+      }
+      ranks[o] += p - from;
+    }
+  }
+  *starts = p;
+}
+
+// ListColumns of a packed matrix.
+void ListPackedColumns(const Lists& lists, int64_t region, const Ranked& w) {
+  static thread_local Scratch values_room, indices_room;
+  const int64_t stride = lists.block + kWidth;
+  float* dealt_values = values_room.Get<float>(kRegionOutputs * stride);
+  uint16_t* dealt_indices = indices_room.Get<uint16_t>(kRegionOutputs * stride);
+  float* values = lists.Values(region);
+  uint16_t* indices = lists.Indices(region);
+  uint32_t* starts = lists.StartsOf(region);
+  const int64_t first = region * kRegionOutputs;
+  const int64_t columns = lists.End(region) - first;
+  uint32_t p = 0;
+  for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
+    const int64_t end = std::min(lists.terms, begin + lists.block);
+    uint16_t counts[kRegionOutputs] = {0};
+    for (int64_t row = begin; row < end; ++row) {
+      const float* value = w.matrix().values + w.Rank(row, region);
+      for (int64_t c = 0; c < columns; c += 64) {
+        for (uint64_t word = w.Word(row, first + c); word; word &= word - 1) {
+          const int64_t column = c + __builtin_ctzll(word);
+          const int64_t at = column * stride + counts[column]++;
+          dealt_values[at] = *value++;
+          dealt_indices[at] = static_cast<uint16_t>(row - begin);
+        }
+      }
+    }
+    p = CollectColumns(columns, stride, counts, dealt_values, dealt_indices, p,
+                       values, indices, starts);
+    starts += columns;
   }
   *starts = p;
 }
@@ -303,24 +434,21 @@ int Vectors(int most, int64_t tokens, int64_t workers) {
   return most;
 }
 
-void Multiply(const Workers& workers, const float* x, const Matrix& w,
-              bool transpose, int64_t tokens, float* y) {
-  const bool sparse = IsSparse(w.mask, w.inputs * w.outputs);
+// Multiplies by a matrix of which list(lists, region) lists a region.
+template <typename List>
+void MultiplyListed(const Workers& workers, const float* x, int64_t terms,
+                    int64_t outputs, bool sparse, int64_t tokens, float* y,
+                    const List& list) {
   const int most = simd::kForwardVectors / (sparse ? 2 : 1);
   const int vectors = Vectors(most, tokens, workers.number);
   Lists lists;
-  lists.outputs = transpose ? w.inputs : w.outputs;
-  lists.terms = transpose ? w.outputs : w.inputs;
+  lists.outputs = outputs;
+  lists.terms = terms;
   // The rows of a block and their tile stay in the first-level cache.
   lists.block = vectors == simd::kForwardVectors ? 64 : 128;
   lists.Allocate();
-  workers.parallel_for(lists.Regions(), [&](int64_t region) {
-    if (transpose) {
-      ListRows(lists, region, w.weights, w.mask, nullptr);
-    } else {
-      ListColumns(lists, region, w.weights, w.mask);
-    }
-  });
+  workers.parallel_for(lists.Regions(),
+                       [&](int64_t region) { list(lists, region); });
   const int64_t tile = vectors * kWidth;
   workers.parallel_for(Ceil(tokens, tile), [&](int64_t i) {
     const int64_t first = i * tile;
@@ -331,6 +459,31 @@ void Multiply(const Workers& workers, const float* x, const Matrix& w,
                     : MultiplyTile<1>)(lists, x + first * lists.terms, here,
                                        y + first * lists.outputs);
   });
+}
+
+void Multiply(const Workers& workers, const float* x, const Matrix& w,
+              bool transpose, int64_t tokens, float* y) {
+  MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
+                 transpose ? w.inputs : w.outputs,
+                 IsSparse(w.mask, w.inputs * w.outputs), tokens, y,
+                 [&](const Lists& lists, int64_t region) {
+                   if (transpose) {
+                     ListRows(lists, region, w.weights, w.mask, nullptr);
+                   } else {
+                     ListColumns(lists, region, w.weights, w.mask);
+                   }
+                 });
+}
+
+void MultiplyPacked(const Workers& workers, const float* x, const Packed& w,
+                    bool transpose, int64_t tokens, float* y) {
+  const Ranked ranked(w);
+  MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
+                 transpose ? w.inputs : w.outputs, ranked.IsSparse(), tokens, y,
+                 [&](const Lists& lists, int64_t region) {
+                   (transpose ? ListPackedRows : ListPackedColumns)(
+                       lists, region, ranked);
+                 });
 }
 
 // Adds a block of terms to dx of `outputs` rows, dx[o] += value * dy[index], and
@@ -459,28 +612,45 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
   simd::Fence();
 }
 
-template <bool kWithDx>
-void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
-                      const Matrix& w, const uint8_t* grad_mask,
-                      int64_t tokens, float* dx, float* dw) {
-  const int64_t size = w.inputs * w.outputs;
-  if (tokens == 0) {
-    std::memset(dw, 0, size * sizeof(float));
-    return;
+// Writes the gradient of the values of a region's rows.
+void WritePacked(const Lists& lists, int64_t region, const float* sums,
+                 int64_t copies, int64_t copy, const Ranked& w,
+                 float* dvalues) {
+  const int64_t first = region * kRegionOutputs;
+  const int64_t outputs = lists.End(region) - first;
+  const uint32_t* starts = lists.StartsOf(region);
+  const float* of_region = sums + region * lists.Entries();
+  int64_t ranks[kRegionOutputs];
+  for (int64_t o = 0; o < outputs; ++o) ranks[o] = w.Rank(first + o, 0);
+  for (int64_t b = 0; b < lists.Blocks(); ++b) {
+    for (int64_t o = 0; o < outputs; ++o, ++starts) {
+      float* to = dvalues + ranks[o];
+      for (uint32_t p = starts[0]; p < starts[1]; ++p) {
+        float sum = of_region[p];
+        for (int64_t i = 1; i < copies; ++i) sum += of_region[i * copy + p];
+        *to++ = sum;
+      }
+      ranks[o] += starts[1] - starts[0];
+    }
   }
-  const bool same = kWithDx && (w.mask == grad_mask ||
-                                !std::memcmp(w.mask, grad_mask, size));
+}
+
+// Differentiates by a matrix [inputs, outputs] whose rows list(lists, region)
+// lists, and has write(lists, region, sums, copies, copy) write its gradient.
+template <bool kWithDx, typename List, typename Write>
+void DifferentiateListed(const Workers& workers, const float* x,
+                         const float* dy, int64_t inputs, int64_t outputs,
+                         bool sparse, int64_t tokens, float* dx,
+                         const List& list, const Write& write) {
   const int vectors =
       Vectors(simd::kBackwardVectors, tokens, workers.number);
   Lists lists;
-  lists.outputs = w.inputs;
-  lists.terms = w.outputs;
-  lists.block = IsSparse(grad_mask, size) ? kMostTerms : 96;
+  lists.outputs = inputs;
+  lists.terms = outputs;
+  lists.block = sparse ? kMostTerms : 96;
   lists.Allocate();
-  workers.parallel_for(lists.Regions(), [&](int64_t region) {
-    ListRows(lists, region, w.weights, kWithDx ? w.mask : nullptr,
-             same ? nullptr : grad_mask);
-  });
+  workers.parallel_for(lists.Regions(),
+                       [&](int64_t region) { list(lists, region); });
   const int64_t tile = vectors * kWidth;
   const int64_t tiles = Ceil(tokens, tile);
   const int64_t parts = std::min(tiles, workers.number);
@@ -499,14 +669,39 @@ void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
       if constexpr (simd::kBackwardVectors == 8) {
         if (vectors == 8) run = DifferentiateTile<8, kWithDx>;
       }
-      run(lists, x + first * w.inputs, dy + first * w.outputs, here,
-          i == first_tile, kWithDx ? dx + first * w.inputs : nullptr,
+      run(lists, x + first * inputs, dy + first * outputs, here,
+          i == first_tile, kWithDx ? dx + first * inputs : nullptr,
           sums + part * copy);
     }
   });
   workers.parallel_for(lists.Regions(), [&](int64_t region) {
-    Scatter(lists, region, sums, parts, copy, same ? nullptr : grad_mask, dw);
+    write(lists, region, sums, parts, copy);
   });
+}
+
+template <bool kWithDx>
+void DifferentiateAll(const Workers& workers, const float* x, const float* dy,
+                      const Matrix& w, const uint8_t* grad_mask,
+                      int64_t tokens, float* dx, float* dw) {
+  const int64_t size = w.inputs * w.outputs;
+  if (tokens == 0) {
+    std::memset(dw, 0, size * sizeof(float));
+    return;
+  }
+  const bool same = kWithDx && (w.mask == grad_mask ||
+                                !std::memcmp(w.mask, grad_mask, size));
+  DifferentiateListed<kWithDx>(
+      workers, x, dy, w.inputs, w.outputs, IsSparse(grad_mask, size), tokens,
+      dx,
+      [&](const Lists& lists, int64_t region) {
+        ListRows(lists, region, w.weights, kWithDx ? w.mask : nullptr,
+                 same ? nullptr : grad_mask);
+      },
+      [&](const Lists& lists, int64_t region, const float* sums,
+          int64_t copies, int64_t copy) {
+        Scatter(lists, region, sums, copies, copy, same ? nullptr : grad_mask,
+                dw);
+      });
 }
 
 void Differentiate(const Workers& workers, const float* x, const float* dy,
@@ -516,9 +711,29 @@ void Differentiate(const Workers& workers, const float* x, const float* dy,
       workers, x, dy, w, grad_mask, tokens, dx, dw);
 }
 
+void DifferentiatePacked(const Workers& workers, const float* x,
+                         const float* dy, const Packed& w, int64_t tokens,
+                         float* dx, float* dvalues) {
+  const Ranked ranked(w);
+  std::fill(dvalues + (tokens ? ranked.Kept() : 0), dvalues + w.size, 0.f);
+  if (tokens == 0) return;
+  const auto list = [&](const Lists& lists, int64_t region) {
+    ListPackedRows(lists, region, ranked);
+  };
+  const auto write = [&](const Lists& lists, int64_t region, const float* sums,
+                         int64_t copies, int64_t copy) {
+    WritePacked(lists, region, sums, copies, copy, ranked, dvalues);
+  };
+  (dx ? DifferentiateListed<true, decltype(list), decltype(write)>
+      : DifferentiateListed<false, decltype(list), decltype(write)>)(
+      workers, x, dy, w.inputs, w.outputs, ranked.IsSparse(), tokens, dx, list,
+      write);
+}
+
 }  // namespace
 
 extern const Kernels SPDF_KERNELS;
-const Kernels SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate};
+const Kernels SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate,
+                              MultiplyPacked, DifferentiatePacked};
 
 }  // namespace spdf

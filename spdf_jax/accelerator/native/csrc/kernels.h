@@ -22,6 +22,15 @@ struct Matrix {
   int64_t outputs;
 };
 
+// A matrix of which only what is kept is stored.
+struct Packed {
+  const float* values;  // Of the kept entries, row by row.
+  const uint8_t* bits;  // [inputs, ceil(outputs / 8)], the lowest bit first.
+  int64_t size;         // Room for values; those after the last one are unread.
+  int64_t inputs;
+  int64_t outputs;
+};
+
 struct Kernels {
   const char* name;
 
@@ -35,6 +44,15 @@ struct Kernels {
   void (*differentiate)(const Workers& workers, const float* x, const float* dy,
                         const Matrix& w, const uint8_t* grad_mask,
                         int64_t tokens, float* dx, float* dw);
+
+  // The same of a packed matrix; dvalues[size] is zero after the last value.
+  // Throws where more is kept than there is room for.
+  void (*multiply_packed)(const Workers& workers, const float* x,
+                          const Packed& w, bool transpose, int64_t tokens,
+                          float* y);
+  void (*differentiate_packed)(const Workers& workers, const float* x,
+                               const float* dy, const Packed& w,
+                               int64_t tokens, float* dx, float* dvalues);
 };
 
 extern const Kernels kPortable;

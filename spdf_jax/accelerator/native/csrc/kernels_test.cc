@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -292,6 +293,51 @@ void Check(const Case& c, const spdf::Kernels& kernels, const char* what,
   }
 }
 
+// Sets the bits of what is kept, and returns how much that is.
+int64_t FillBits(const Case& c, const Bytes& mask, const Bytes& bits) {
+  const int64_t row = (c.outputs + 7) / 8;
+  std::fill(bits.data(), bits.data() + bits.size(), uint8_t{0});
+  int64_t kept = 0;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    if (!mask[i]) continue;
+    const int64_t column = i % c.outputs;
+    bits[i / c.outputs * row + column / 8] |= uint8_t{1} << column % 8;
+    ++kept;
+  }
+  return kept;
+}
+
+// Values after the last one must not matter.
+void PackInto(const Bytes& mask, const Floats& weights, const Floats& values) {
+  int64_t at = 0;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    if (mask[i]) values[at++] = weights[i];
+  }
+  for (; at < values.size(); ++at) values[at] = kNan;
+}
+
+Doubles PackedGradient(const Doubles& dw, const Bytes& mask, int64_t size) {
+  Doubles packed;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    if (mask[i]) packed.push_back(dw[i]);
+  }
+  packed.resize(size);
+  return packed;
+}
+
+void CheckRefusal(const Case& c, const spdf::Kernels& kernels,
+                  spdf::Packed packed, int64_t size, const Floats& x,
+                  Floats* y) {
+  packed.size = size;
+  try {
+    kernels.multiply_packed({1, InReverse}, x.data(), packed, false, c.tokens,
+                            y->data());
+  } catch (const std::length_error&) {
+    return;
+  }
+  Fail(c, kernels, "multiply packed", "has more values than room");
+}
+
 void Test(const Case& c, const std::vector<const spdf::Kernels*>& all) {
   const int64_t size = c.inputs * c.outputs;
   Bytes mask(size, c.guarded), grad(size, c.guarded);
@@ -306,9 +352,21 @@ void Test(const Case& c, const std::vector<const spdf::Kernels*>& all) {
 
   const spdf::Matrix w = {weights.data(), mask.data(), c.inputs, c.outputs};
   const spdf::Matrix unread = {nullptr, nullptr, c.inputs, c.outputs};
+  Bytes bits(c.inputs * ((c.outputs + 7) / 8), c.guarded);
+  const int64_t kept = FillBits(c, mask, bits);
+  const int64_t size_packed = kept + generator() % 3;
+  Floats values(size_packed, c.guarded);
+  PackInto(mask, weights, values);
+  const spdf::Packed packed = {values.data(), bits.data(), size_packed,
+                               c.inputs, c.outputs};
+  const spdf::Packed unread_packed = {nullptr, bits.data(), size_packed,
+                                      c.inputs, c.outputs};
   const Doubles y_want = Product(c, x, weights, mask, false);
   const Doubles dx_want = Product(c, dy, weights, mask, true);
   const Doubles dw_want = WeightGradient(c, x, dy, grad);
+  const Doubles dvalues_want =
+      PackedGradient(WeightGradient(c, x, dy, mask), mask, size_packed);
+  Floats dvalues(size_packed, c.guarded), dvalues_again(size_packed, c.guarded);
   Floats y(dy.size(), c.guarded), y_again(dy.size(), c.guarded);
   Floats dx(x.size(), c.guarded), dx_again(x.size(), c.guarded);
   Floats dw(size, c.guarded), dw_again(size, c.guarded);
@@ -337,6 +395,31 @@ void Test(const Case& c, const std::vector<const spdf::Kernels*>& all) {
                                    grad.data(), c.tokens, nullptr,
                                    out[0]->data());
           });
+    Check(c, *kernels, "multiply packed", {&y_want}, {&y}, {&y_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->multiply_packed(workers, x.data(), packed, false, c.tokens,
+                                     out[0]->data());
+          });
+    Check(c, *kernels, "multiply packed transposed", {&dx_want}, {&dx},
+          {&dx_again}, [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->multiply_packed(workers, dy.data(), packed, true, c.tokens,
+                                     out[0]->data());
+          });
+    Check(c, *kernels, "differentiate packed", {&dx_want, &dvalues_want},
+          {&dx, &dvalues}, {&dx_again, &dvalues_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->differentiate_packed(workers, x.data(), dy.data(), packed,
+                                          c.tokens, out[0]->data(),
+                                          out[1]->data());
+          });
+    Check(c, *kernels, "differentiate packed without dx", {&dvalues_want},
+          {&dvalues}, {&dvalues_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->differentiate_packed(workers, x.data(), dy.data(),
+                                          unread_packed, c.tokens, nullptr,
+                                          out[0]->data());
+          });
+    if (kept) CheckRefusal(c, *kernels, packed, kept - 1, x, &y);
   }
 }
 
