@@ -1,6 +1,8 @@
 """What configs share: their argument, and algorithms in one word."""
 
+from collections.abc import Iterable
 import copy
+import re
 from typing import Any
 
 from ml_collections.config_dict import placeholder
@@ -27,6 +29,30 @@ def parse(arg: str, **types: type) -> dict[str, Any]:
         f'config argument is {arg!r}; write name=value, with commas between, '
         f'of {", ".join(types)}.'
     ) from error
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+  """Raises ValueError where a config argument has none of these values.
+
+  Example:
+    >>> check_choice('task', 'e2e', ['e2e', 'dart'])
+  """
+  if value not in choices:
+    raise ValueError(
+        f'config argument has {name} {value!r}; use one of '
+        f'{", ".join(choices)}.'
+    )
+
+
+def part_of(duration: str, share: float) -> str:
+  """Returns a share of a duration, in its unit.
+
+  Example:
+    >>> part_of('20 tokens/parameter', 0.75), part_of('2.5B tokens', 0.5)
+    ('15 tokens/parameter', '1.25B tokens')
+  """
+  number, unit = re.fullmatch(r'([0-9.]+)(.*)', duration).groups()
+  return f'{float(number) * share:.10g}{unit}'
 
 
 def parse_sparsity(arg: str) -> tuple[str, float]:

@@ -1,5 +1,6 @@
 """One run from config to finished workdir: train, evaluate, describe."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 import json
@@ -21,6 +22,7 @@ def run(
     name: str,
     writers: Sequence[Any] = (),
     profile: range = range(0),
+    baseline: Callable[[training.Recipe], Any] | None = None,
 ) -> None:
   """Trains a session with every evaluation its config asks for.
 
@@ -29,6 +31,7 @@ def run(
     name: What reports call the run.
     writers: From `choose_writers`: they get the metrics too.
     profile: From `parse_window`: the steps to trace.
+    baseline: What the plan states for comparison; `None`: `bigram_baseline`.
 
   Raises:
     training.Interrupted: a signal came; everything is saved.
@@ -38,7 +41,7 @@ def run(
   if plan_path.exists():
     bigram = json.loads(plan_path.read_text('utf-8')).get('bigram')
   else:
-    bigram = bigram_baseline(recipe)
+    bigram = (baseline or bigram_baseline)(recipe)
 
   def write_plan() -> None:
     plan = describe_plan(session.recipe, name) | {'bigram': bigram}
@@ -114,7 +117,12 @@ def evaluators(
       (p.length for p in recipe.plan.phases if p.data == 'task'),
       default=recipe.model.config.max_length,
   )
-  examples = data.encode_pairs(recipe.task.validation, tokenizer, length + 1)
+  # Splits are ordered, by module, by input or by category.
+  pairs = recipe.task.validation
+  most = settings['task_batches'] * settings['batch_size']
+  examples = data.encode_pairs(
+      pairs[::max(len(pairs) // most, 1)], tokenizer, length + 1
+  )
   every_time.append(
       evaluation.loss_evaluator(
           apply_fn,
@@ -130,9 +138,12 @@ def evaluators(
   count = settings['generations']
   if not count:
     return every_time, []
-  # Evenly spread over the split, which is ordered by module.
-  chosen = range(0, len(examples.pairs), -(-len(examples.pairs) // count))
-  contexts = examples.contexts
+  inputs = recipe.task.inputs_of('validation')
+  inputs = inputs[::-(-len(inputs) // count)]
+  prompts = data.encode_pairs(
+      [data.Pair(entry.context, entry.references[0]) for entry in inputs],
+      tokenizer, length + 1,
+  ).contexts
   return every_time, [
       evaluation.task_evaluator(
           functools.partial(
@@ -140,11 +151,14 @@ def evaluators(
               evaluation.CachedModel(recipe.model),
               max_new_tokens=settings['max_new_tokens'],
               end_of_text=tokenizer.end_of_text,
-              batch_size=count,
+              batch_size=min(count, settings['batch_size']),
               length=recipe.model.config.max_length,
           ),
-          [contexts[i] for i in chosen],
-          [examples.pairs[i].target for i in chosen],
+          prompts,
+          [
+              entry.references if len(entry.references) > 1
+              else entry.references[0] for entry in inputs
+          ],
           decode=tokenizer.decode,
           directory=workdir / 'generations',
       )

@@ -23,6 +23,7 @@ from primitives_test import measured
 from primitives_test import oracle
 import pytest
 
+from spdf_jax import packing
 from spdf_jax.accelerator import matmuls_saveable
 from spdf_jax.accelerator import NATIVE
 from spdf_jax.accelerator import native
@@ -205,6 +206,63 @@ def test_edges_of_vectors_blocks_and_regions_are_right(
   check(make_case(0, tokens, inputs, outputs, sparsity, skew, wanted), dtype)
 
 
+def check_packed(case, spare=0, dtype='float32'):
+  """Compares product and gradients of packed weights, together and alone."""
+  case, multiply = in_dtype(case, dtype), multiply_in(dtype)
+  packed = packing.pack_mask(jnp.asarray(case.mask))
+  kept = int(case.mask.sum())
+  values = np.full(max(1, kept) + spare, np.nan, np.float32)
+  values[:kept] = case.w[case.mask]  # Those after the last are not read.
+  case.grad_mask = case.mask
+
+  def everything(x, values, packed, c):
+    f = lambda x, values: multiply(x, values, packed)
+    y, pullback = jax.vjp(f, x, values)
+    cy = c * y
+    of_x = jax.vjp(lambda x: f(x, values), x)[1](cy)
+    of_values = jax.vjp(lambda values: f(x, values), values)[1](cy)
+    return y, pullback(cy), (*of_x, *of_values)
+
+  y, (dx, dw), _ = oracle(case)
+  dvalues = np.zeros(values.shape)
+  dvalues[:kept] = dw[case.mask]
+  found = jax.jit(everything)(case.x, values, packed, case.weights)
+  assert_close(found, (y, (dx, dvalues), (dx, dvalues)), dtype)
+
+
+@with_dtypes
+@pytest.mark.parametrize('spare', [0, 5])
+@pytest.mark.parametrize(
+    'tokens, inputs, outputs, sparsity, skew, wanted', EDGES
+)
+def test_packed_weights_are_right_at_edges(
+    tokens, inputs, outputs, sparsity, skew, wanted, spare, dtype
+):
+  case = make_case(2, tokens, inputs, outputs, sparsity, skew, wanted)
+  check_packed(case, spare, dtype)
+
+
+def test_a_stack_of_packed_weights_is_a_loop():
+  rng = np.random.default_rng(0)
+  mask = rng.random((3, 20, 45)) < 0.4
+  packed = packing.pack_mask(jnp.asarray(mask))
+  w = np.where(mask, rng.normal(size=mask.shape), 0).astype(np.float32)
+  values = packing.gather_kept(w, packed, int(mask.sum((1, 2)).max()))
+  x = rng.normal(size=(3, 7, 20)).astype(np.float32)
+  loss = lambda x, v, m: jnp.sin(multiply(x, v, m)).sum()
+  dx, dvalues = jax.jit(jax.vmap(jax.grad(loss, (0, 1))))(x, values, packed)
+  c = np.cos(np.einsum('bti,bio->bto', x, w, dtype=np.float64))
+  dw = np.where(mask, np.einsum('bti,bto->bio', x, c), 0)
+  assert_close(dx, np.einsum('bto,bio->bti', c, w))
+  assert_close(packing.scatter_kept(dvalues, packed), dw)
+
+
+def test_more_packed_weights_than_values_are_refused():
+  packed = packing.pack_mask(jnp.ones((4, 6), bool))
+  with pytest.raises(jax.errors.JaxRuntimeError, match='more weights than'):
+    jax.block_until_ready(multiply(jnp.ones((2, 4)), jnp.ones(23), packed))
+
+
 def check_kernels(name, dtype):
   """What a child process runs."""
   from spdf_jax.accelerator.native import library
@@ -213,6 +271,7 @@ def check_kernels(name, dtype):
   if library.kernels() == name:
     for edge in EDGES:
       check(make_case(1, *edge), dtype)
+      check_packed(make_case(1, *edge), dtype=dtype)
     print('all right')
 
 
@@ -269,6 +328,19 @@ def calls(f, *args):
   return sorted(
       part.split('"')[0] for part in text.split('custom_call_target="')[1:]
   )
+
+
+@with_dtypes
+def test_a_gradient_of_packed_weights_is_as_many_calls(dtype):
+  multiply = multiply_in(dtype)
+  packed = packing.pack_mask(jnp.asarray(CASE.mask))
+  values = CASE.w[CASE.mask]
+  f = lambda x, values: (
+      CASE.weights * multiply(x, values, packed) ** 2
+  ).sum()
+  assert calls(jax.grad(f, (0, 1)), CASE.x, values) == [
+      'spdf_packed_backward', 'spdf_packed_matmul'
+  ]
 
 
 @with_dtypes

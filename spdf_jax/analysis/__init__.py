@@ -20,6 +20,7 @@ from spdf_jax.analysis.segments import Segment
 from spdf_jax.analysis.simulation import simulate_inference
 from spdf_jax.analysis.simulation import simulate_recipe
 from spdf_jax.analysis.simulation_text import format_estimate
+from spdf_jax.analysis.subspaces import cosine_distances
 from spdf_jax.analysis.wafer_memory import advise_batch
 from spdf_jax.analysis.wafer_plots import plot_appendix_c
 from spdf_jax.analysis.wafer_plots import plot_roofline
@@ -34,6 +35,7 @@ __all__ = [
     'Run',
     'Segment',
     'advise_batch',
+    'cosine_distances',
     'dense_flops_at',
     'effective_sparsity',
     'flops_at',

@@ -13,6 +13,7 @@ from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.interop.tensor_files import CONFIG
 from spdf_jax.training.checkpoints import read_meta
 
 PyTree = Any
@@ -76,18 +77,13 @@ def open_run(source: str) -> Candidate:
         f'checkpoint {checkpoint} does not say what it was trained on; give '
         'the workdir of a training run, or a Hugging Face directory.'
     )
-  model = models.create_model(**config['model'])
-  tokens = jnp.zeros((1, 2), jnp.int32)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  model, params = _read_run(checkpoint, config)
   corpus = data.prepare_corpus(
       config['data']['corpus'],
       tokenizer=config['data']['tokenizer'],
       cache_dir=config['data']['cache_dir'],
   )
-  return Candidate(
-      source, model, training.read_params(checkpoint, shapes),
-      corpus.tokenizer, config,
-  )
+  return Candidate(source, model, params, corpus.tokenizer, config)
 
 
 def open_hf(directory: str) -> Candidate:
@@ -108,3 +104,39 @@ def open_hf(directory: str) -> Candidate:
       str(directory), models.model_of(found.config),
       jax.tree.map(jnp.asarray, found.params), tokenizer,
   )
+
+
+def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
+  """Reads a model without its tokenizer.
+
+  Args:
+    source: `'WORKDIR'`, `'WORKDIR@PHASE'` or a Hugging Face directory.
+
+  Returns:
+    The Flax module and its parameters.
+
+  Raises:
+    ValueError: there is no model, or it does not say what it is of.
+  """
+  directory = pathlib.Path(source)
+  is_run = (directory / 'checkpoints').exists()
+  if (directory / CONFIG).is_file() and not is_run:
+    found = interop.load_hf(directory)
+    return models.model_of(found.config), found.params
+  checkpoint = training.find_checkpoint(source)
+  config = read_meta(checkpoint)['config']
+  if 'model' not in config:
+    raise ValueError(
+        f'checkpoint {checkpoint} does not say which model it is of; give one '
+        'that experiments.train or experiments.convert wrote.'
+    )
+  return _read_run(checkpoint, config)
+
+
+def _read_run(
+    checkpoint: pathlib.Path, config: Mapping[str, Any]
+) -> tuple[models.GPT | models.Llama, PyTree]:
+  model = models.create_model(**config['model'])
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  return model, training.read_params(checkpoint, shapes)

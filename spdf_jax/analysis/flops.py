@@ -95,11 +95,33 @@ def forward_flops(
     )
   if length < 1:
     raise ValueError(f'length is {length}; give at least one token.')
-  hidden = 2 * length * shape.hidden_weights
+  hidden = 2 * length * shape.hidden_weights * (1 - sparsity)
   attention = 4 * length**2 * shape.attention_width
-  attention += 3 * shape.n_heads * length**2
   head = 2 * length * shape.d_model * shape.vocab_size
-  return shape.n_layers * (hidden * (1 - sparsity) + attention) + head
+  products = shape.n_layers * (hidden + attention) + head
+  return products + softmax_flops(shape, length)
+
+
+def softmax_flops(shape: ModelShape, length: int) -> int:
+  """Counts the softmax of attention in one sequence's forward pass.
+
+  Three operations for each of the `n_heads * length**2` scores of a layer.
+
+  Args:
+    shape: The model's sizes.
+    length: Tokens in the sequence.
+
+  Returns:
+    FLOPs for one sequence.
+
+  Source: Hoffmann et al. 2022, "Training Compute-Optimal Large Language
+  Models", appendix F.
+
+  Example:
+    >>> softmax_flops(ModelShape(12, 768, 12, 3072, 50257), 512)
+    113246208
+  """
+  return 3 * shape.n_layers * shape.n_heads * length**2
 
 
 def training_flops(

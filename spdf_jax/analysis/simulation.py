@@ -106,9 +106,11 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
+  # Blocks of queries are for the machine at hand.
+  config = dataclasses.replace(recipe.model.config, attention='xla')
   step = functools.partial(
       train_step,
-      apply_fn=recipe.model.apply,
+      apply_fn=recipe.model.clone(config=config).apply,
       optimizer=recipe.optimizer,
       learning_rate=recipe.plan.learning_rate,
       loss=recipe.loss,
@@ -116,6 +118,45 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   # Its only loops of unknown length choose masks, at the hosts.
   trace = trace_program(step, density=_MASKED, trips=1)
   return trace(recipe.abstract_state, batch)
+
+
+def step_reports(
+    recipe: Recipe, device: WaferDevice, systems: int = 1
+) -> Callable[[tuple[int, int], Callable[[str], float], bool], Report]:
+  """Prepares reports on a recipe's steps; each batch shape is traced once.
+
+  Batches that do not fit the wafer are taken in micro-batches.
+
+  Args:
+    recipe: The recipe.
+    device: One system.
+    systems: Over which each batch is split.
+
+  Returns:
+    `((batch_size, length), density, dense_grads) -> report`, the density from
+    the layer's name as `with_density` takes it.
+  """
+  traced = functools.cache(functools.partial(trace_step, recipe))
+  parts_of = _parts_of(recipe, device, systems)
+
+  def report(
+      shape: tuple[int, int],
+      density: Callable[[str], float],
+      dense_grads: bool,
+  ) -> Report:
+    program = with_density(traced(*shape), density, dense_grads=dense_grads)
+    parts = in_micro_batches(program, parts_of(*shape))
+    return report_on(parts, device, systems)
+
+  return report
+
+
+def _parts_of(
+    recipe: Recipe, device: WaferDevice, systems: int
+) -> Callable[[int, int], int]:
+  return lambda batch_size, length: micro_batches(
+      recipe.model.config, device, -(-batch_size // systems), length
+  )
 
 
 def simulate_recipe(
@@ -140,22 +181,15 @@ def simulate_recipe(
     ValueError: one sequence per system does not fit, or a number of systems
       is impossible.
   """
-  traced = functools.cache(functools.partial(trace_step, recipe))
   updates = set(recipe.plan.update_steps.tolist())
-
-  parts_of = lambda batch_size, length: micro_batches(
-      recipe.model.config, device, -(-batch_size // systems), length
-  )
+  parts_of = _parts_of(recipe, device, systems)
+  report = step_reports(recipe, device, systems)
 
   @functools.cache
   def cached(
       shape: tuple[int, int], levels: Levels | None, dense_grads: bool
   ) -> Report:
-    program = with_density(
-        traced(*shape), _density_of(levels), dense_grads=dense_grads
-    )
-    parts = in_micro_batches(program, parts_of(*shape))
-    return report_on(parts, device, systems)
+    return report(shape, _density_of(levels), dense_grads)
 
   def step(phase: Phase, levels: Levels | None, dense_grads: bool) -> Report:
     return cached((phase.batch_size, phase.length), levels, dense_grads)

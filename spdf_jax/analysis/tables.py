@@ -83,6 +83,31 @@ def markdown_table(
   )
 
 
+def align(rows: Sequence[Sequence[str]], sides: str) -> str:
+  """Sets cells in columns of text, two spaces between.
+
+  Args:
+    rows: Cells, as many in each row.
+    sides: For each column `<` or `>`: where its cells stand.
+
+  Returns:
+    The rows' lines, without spaces at their ends.
+
+  Example:
+    >>> print(align([['run', 'loss'], ['toy', '12.5']], '<>'))
+    run  loss
+    toy  12.5
+  """
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return '\n'.join(
+      '  '.join(
+          f'{text:{side}{width}}'
+          for text, side, width in zip(row, sides, widths)
+      ).rstrip()
+      for row in rows
+  )
+
+
 def number(value: float | None, digits: int = 2) -> str:
   """Writes a number for reading.
 

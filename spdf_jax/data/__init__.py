@@ -12,6 +12,7 @@ from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.planned import PlannedCorpus
+from spdf_jax.data.planned import PlannedExamples
 from spdf_jax.data.planned import PlannedTokenizer
 from spdf_jax.data.preparation import prepare_files
 from spdf_jax.data.sources import Batch
@@ -50,6 +51,7 @@ __all__ = [
     'Mixture',
     'Pair',
     'PlannedCorpus',
+    'PlannedExamples',
     'PlannedTokenizer',
     'Progress',
     'Source',

@@ -1,9 +1,10 @@
-"""Corpora that are not there yet: enough of them to plan a run."""
+"""Data that is not there yet: enough of it to plan a run."""
 
 from collections.abc import Sequence
 import dataclasses
 from typing import final
 from typing import NamedTuple
+from typing import NoReturn
 
 import numpy as np
 
@@ -68,6 +69,54 @@ class PlannedCorpus:
   ) -> Batch:
     """Raises ValueError: there is nothing to read."""
     del blocks, offsets, block_length, length
-    raise ValueError(
-        f'corpus {self.name!r} is only planned; prepare it to train on it.'
-    )
+    _refuse('corpus', self.name)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class PlannedExamples:
+  """Says how many examples of a task there will be. Nothing is read.
+
+  Attributes:
+    name: Of the task.
+    examples: How many there will be to train on.
+
+  Example:
+    >>> PlannedExamples('e2e', 42061).num_blocks(512)
+    42061
+  """
+
+  name: str
+  examples: int
+
+  @property
+  def fingerprint(self) -> str:
+    """None yet."""
+    return 'planned'
+
+  def block_length(self, lengths: Sequence[int]) -> int:
+    """Returns the longest length, in tokens."""
+    return max(lengths)
+
+  def num_blocks(self, block_length: int) -> int:
+    """Returns how many examples there will be: a block is one of them."""
+    del block_length
+    return self.examples
+
+  def read(
+      self,
+      blocks: np.ndarray,
+      offsets: np.ndarray,
+      *,
+      block_length: int,
+      length: int,
+  ) -> Batch:
+    """Raises ValueError: there is nothing to read."""
+    del blocks, offsets, block_length, length
+    _refuse('task', self.name)
+
+
+def _refuse(kind: str, name: str) -> NoReturn:
+  raise ValueError(
+      f'{kind} {name!r} is only planned; prepare it to train on it.'
+  )

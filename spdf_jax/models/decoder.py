@@ -39,8 +39,8 @@ REMAT_POLICIES = {
 }
 """What of a layer is kept for the backward pass, by name."""
 
-ATTENTIONS = ('auto', 'xla', 'cudnn')
-"""Implementations of `jax.nn.dot_product_attention`."""
+ATTENTIONS = ('auto', 'blocks', 'xla', 'cudnn')
+"""Implementations of attention by name."""
 
 
 def read_all(head: Head, x_BxLxD: jax.Array) -> jax.Array:
@@ -62,7 +62,8 @@ class DecoderConfig:
     scan_layers: Compile one layer and scan over it; kernels are stacked.
     remat: What the backward pass computes anew: `none`; all but the products
       of weights, `dots`; or everything of a layer, `full`.
-    attention: `auto`, `xla` or `cudnn`, which needs a GPU and 16-bit types.
+    attention: `blocks`, ours, without most of what no query sees; `xla`;
+      `cudnn`, which needs a GPU and 16-bit types; or what is fast here, `auto`.
     dtype: Type of the computation.
     lowering: What computes sparse matmuls, see `accelerator.sparse_matmul`.
 

@@ -23,6 +23,7 @@ from spdf_jax.sparsity import state_matching
 PyTree = Any
 
 _is_packed = lambda x: isinstance(x, PackedMask)
+_is_leaf = lambda x: x is None or _is_packed(x)
 _TINY = 4, 6  # Rows and columns of a layer that an optimizer is tried on.
 _TOLERANCE = 1e-4
 
@@ -89,7 +90,7 @@ def pack_values(tree: PyTree, mask: PyTree, sizes: PyTree) -> PyTree:
   """
   return jax.tree.map(
       lambda m, x, n: x if m is None else packing.gather_kept(x, m, n),
-      mask, tree, sizes, is_leaf=lambda x: x is None or _is_packed(x),
+      mask, tree, sizes, is_leaf=_is_leaf,
   )
 
 
@@ -103,7 +104,7 @@ def unpack_values(tree: PyTree, mask: PyTree) -> PyTree:
   """
   return jax.tree.map(
       lambda m, x: x if m is None else packing.scatter_kept(x, m),
-      mask, tree, is_leaf=lambda x: x is None or _is_packed(x),
+      mask, tree, is_leaf=_is_leaf,
   )
 
 
@@ -143,7 +144,7 @@ def unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
 def _per_leaf(tree: PyTree, params: PyTree) -> PyTree:
   """Says `None` of every leaf where a tree says it of a subtree."""
   return jax.tree.broadcast(
-      tree, params, is_leaf=lambda x: x is None or _is_packed(x)
+      tree, params, is_leaf=_is_leaf
   )
 
 
@@ -228,43 +229,38 @@ def _refusal(reason: str) -> str:
 def _try_on_tiny(inner, params, mask, extra_args):
   """Yields updates of small leaves, each as a matrix and as values."""
   rng = np.random.default_rng(0)
-  tiny = jax.tree.map(_tiny_mask, mask, is_leaf=_is_packed)
-  is_leaf = lambda x: x is None or _is_packed(x)
-  sizes = jax.tree.map(
-      lambda m: None if m is None else kept_sizes(packing.unpack_mask(m)),
-      tiny, is_leaf=is_leaf,
-  )
+  board = np.indices(_TINY).sum(0) % 2 == 0
 
   def draw():
     def leaf(m, p):
-      shape = [min(n, _TINY[1]) for n in p.shape] if m is None else m.shape
-      x = jnp.asarray(rng.normal(size=shape), p.dtype)
-      return x if m is None else jnp.where(packing.unpack_mask(m), x, 0)
-    return jax.tree.map(leaf, tiny, params, is_leaf=is_leaf)
+      # As few shapes as can be: each is compiled for.
+      stack = p.shape[:-2] if m is None else m.shape[:-2]
+      matrix = m is not None or len(p.shape) > 1
+      tail = _TINY if matrix else (board.sum(),) * len(p.shape)
+      x = rng.normal(size=(*(min(n, 2) for n in stack), *tail))
+      return np.asarray(x if m is None else np.where(board, x, 0), p.dtype)
+    return jax.tree.map(leaf, mask, params, is_leaf=_is_leaf)
 
+  take = lambda tree: jax.tree.map(
+      lambda m, x: x if m is None else np.asarray(x)[..., board],
+      mask, tree, is_leaf=_is_leaf,
+  )
+  run = lambda tree, state, params: inner.update(
+      *jax.tree.map(jnp.asarray, (tree, state, params)), **extra_args
+  )
   extra_args = jax.tree.map(
       lambda x: jnp.ones(jnp.shape(x), jnp.result_type(x)), extra_args
   )
   matrices = draw()
-  values = pack_values(matrices, tiny, sizes)
-  states = [inner.init(matrices), inner.init(values)]
+  values = take(matrices)
+  states = [
+      inner.init(jax.tree.map(jnp.asarray, p)) for p in (matrices, values)
+  ]
   for _ in range(2):
     grads = draw()
-    updates, states[0] = inner.update(
-        grads, states[0], matrices, **extra_args
-    )
-    of_values, states[1] = inner.update(
-        pack_values(grads, tiny, sizes), states[1], values, **extra_args
-    )
+    updates, states[0] = run(grads, states[0], matrices)
+    of_values, states[1] = run(take(grads), states[1], values)
     yield from zip(
-        map(np.asarray, jax.tree.leaves(pack_values(updates, tiny, sizes))),
+        map(np.asarray, jax.tree.leaves(take(updates))),
         map(np.asarray, jax.tree.leaves(of_values)),
     )
-
-
-def _tiny_mask(mask: PackedMask | None) -> PackedMask | None:
-  if mask is None:
-    return None
-  stack = [min(n, 2) for n in mask.shape[:-2]]
-  board = np.indices(_TINY).sum(0) % 2 == 0
-  return packing.pack_mask(jnp.broadcast_to(board, (*stack, *_TINY)))

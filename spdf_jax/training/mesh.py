@@ -127,6 +127,25 @@ def check_batches(mesh: Mesh, batch_size: int, micro_batches: int) -> None:
     )
 
 
+def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
+  """Returns how batches lie on a mesh.
+
+  Args:
+    mesh: From `create_mesh`.
+    batch_size: Rows.
+
+  Returns:
+    Rows split over `data` and `fsdp`, or on every device where they do not
+    divide.
+
+  Example:
+    >>> batch_sharding(create_mesh(), 8).mesh.axis_names
+    ('data', 'fsdp', 'tensor')
+  """
+  split = batch_size % _shares(mesh) == 0
+  return NamedSharding(mesh, jax.P(('data', 'fsdp')) if split else jax.P())
+
+
 def place_batch(
     mesh: Mesh, read: Callable[[slice], data.Batch], shape: tuple[int, int]
 ) -> data.Batch:
@@ -138,11 +157,9 @@ def place_batch(
     shape: Of the whole batch, [B, L].
 
   Returns:
-    The batch, its rows split over `data` and `fsdp`, or on every device where
-    they do not divide.
+    The batch, as `batch_sharding` has it.
   """
-  split = shape[0] % _shares(mesh) == 0
-  sharding = NamedSharding(mesh, jax.P(('data', 'fsdp')) if split else jax.P())
+  sharding = batch_sharding(mesh, shape[0])
   cached = functools.cache(lambda start, stop: read(slice(start, stop)))
 
   def field(number: int) -> jax.Array:

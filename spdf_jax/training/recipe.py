@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import json
-import os
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +17,7 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import config_checks
+from spdf_jax.training import inputs
 from spdf_jax.training import optimizers
 from spdf_jax.training import storage
 from spdf_jax.training.loss_scale import create_loss_scale
@@ -27,6 +27,7 @@ from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import choose_apply
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.mesh import batch_sharding
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
@@ -63,7 +64,7 @@ class Recipe:
   plan: Plan
   optimizer: optax.GradientTransformationExtraArgs
   corpus: data.Corpus | data.PlannedCorpus
-  task: data.Task | None
+  task: data.Task | data.PlannedExamples | None
   sources: Mapping[str, data.Source]
   batch_at: data.BatchAt
   init_params: Callable[[], PyTree]
@@ -199,7 +200,10 @@ class Recipe:
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, from shapes alone."""
-    shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
+    shape = functools.partial(
+        jax.ShapeDtypeStruct, (batch_size, length),
+        sharding=batch_sharding(self.mesh, batch_size),
+    )
     batch = data.Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
     return self.step.lower(self.abstract_state, batch).compile()
 
@@ -232,8 +236,8 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
 
   Args:
     config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
-    planning: Nothing will be read: a corpus that is not there yet is as
-      `config.data.planned` says.
+    planning: Nothing will be read: a corpus, or the files of a task, that are
+      not there yet are as `config.data.planned` says.
 
   Returns:
     The recipe; nothing is trained yet.
@@ -256,14 +260,10 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
   config_checks.check_micro_batches(
       specs, order, config.get('micro_batches', 1), mesh
   )
-  corpus = _open_corpus(config['data'], planning)
+  corpus = inputs.open_corpus(config['data'], planning)
   config_checks.check_vocabulary(corpus, model.config.vocab_size)
-  task = None
-  if config['data']['task']:
-    task = data.load_task(
-        config['data']['task'], config['data'].get('task_dir')
-    )
-  sources = _create_sources(corpus, task, specs, order)
+  task = inputs.open_task(config['data'], planning)
+  sources = inputs.create_sources(corpus, task, specs, order)
 
   root = jax.random.key(config['seed'])
   tokens = jnp.zeros((1, 2), jnp.int32)
@@ -290,7 +290,7 @@ def _assemble(
     model: nn.Module,
     plan: Plan,
     corpus: data.Corpus,
-    task: data.Task | None,
+    task: data.Task | data.PlannedExamples | None,
     sources: Mapping[str, data.Source],
     init_params: Callable[[], PyTree],
 ) -> Recipe:
@@ -317,22 +317,6 @@ def _assemble(
   )
 
 
-def _open_corpus(
-    config: Mapping[str, Any], planning: bool
-) -> data.Corpus | data.PlannedCorpus:
-  planned = config.get('planned')
-  if planning and planned and not os.path.exists(config['corpus']):
-    return data.PlannedCorpus(
-        config['corpus'], int(planned['tokens']),
-        data.PlannedTokenizer(planned['vocab_size']),
-    )
-  return data.prepare_corpus(
-      config['corpus'],
-      tokenizer=config['tokenizer'],
-      cache_dir=config['cache_dir'],
-  )
-
-
 def plain(config: Any) -> dict[str, Any]:
   """Returns a config as nested dicts, lists, numbers and text.
 
@@ -342,17 +326,3 @@ def plain(config: Any) -> dict[str, Any]:
   """
   as_dict = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
   return json.loads(json.dumps(as_dict))
-
-
-def _create_sources(corpus, task, specs, order) -> dict[str, data.Source]:
-  sources = {'corpus': corpus.source}
-  if task is not None:
-    lengths = [
-        specs[name]['length'] for name in order
-        if specs.get(name, {}).get('data') == 'task'
-    ]
-    # A row of L tokens predicts L targets, so the example has one more.
-    sources['task'] = data.encode_pairs(
-        task.train, corpus.tokenizer, max(lengths, default=127) + 1
-    )
-  return sources

@@ -1,0 +1,37 @@
+"""One run of experiments.reproduce: what all arms of all claims share.
+
+  python -m experiments.reproduce --scale=tiny --data=DIR
+
+A small GPT learns books; each arm changes sparsity, phases, rate and where it
+starts from, see experiments/arms.py. AdamW, clipping and the decay of SPDF,
+appendix A.1; b2 is 0.95. The scales are in experiments/scales.py.
+"""
+
+import ml_collections
+
+from configs import common
+from configs import quickstart
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; `arg` is `width=…,layers=…,length=…`, or a part."""
+  given = dict(width=64, layers=4, length=128)
+  given |= common.parse(arg, width=int, layers=int, length=int)
+  width, length = given['width'], given['length']
+  head = 16 if width < 256 else 64
+
+  config = quickstart.get_config()
+  config.model.update(
+      n_layers=given['layers'], n_heads=max(width // head, 1), d_model=width,
+      d_ff=4 * width, max_length=length,
+  )
+  config.matmul = 'dense'  # One program on every machine.
+  config.data.update(task='', max_epochs=dict(corpus=12, task=16))
+  phase = config.phases.pretrain.copy_and_resolve_references()
+  phase.update(length=length, sparsity=0.0)
+  config.phases = dict(order=('pretrain',), pretrain=phase)
+  config.evaluation.generations = 0
+  config.eval_every = 10**9  # At the end of a phase only.
+  config.log_every = 100
+  config.checkpoints.update(every=1000, keep=1)
+  return config

@@ -1,0 +1,91 @@
+"""What the runs of experiments.reproduce read: prepared once, in one folder."""
+
+import json
+import os
+import pathlib
+from typing import NamedTuple
+
+from experiments.scales import Scale
+from spdf_jax import data
+from spdf_jax.training.metrics import write_atomically
+
+# Of the books some few are enough to validate on.
+_VALIDATION, _TEST = 0.05, 0.03
+# Pairs to validate on are some, evenly spread.
+_PAIRS = 16
+
+
+class Prepared(NamedTuple):
+  """Where runs find what they read.
+
+  Attributes:
+    corpus: The name, or folder, of the corpus.
+    tasks: A folder with one for each task.
+    fingerprints: Of both, by name.
+  """
+
+  corpus: str
+  tasks: str
+  fingerprints: dict[str, str]
+
+
+def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
+  """Tokenizes the corpus, and writes the share of each task that is used.
+
+  Args:
+    scale: Says what is read.
+    source: The folder of the data; not needed where nothing of it is read.
+    directory: Where it goes; what is there is not made again.
+
+  Returns:
+    The places.
+
+  Raises:
+    ValueError: the folder, or what it should hold, is missing.
+  """
+  folders = [scale.corpus, *(folder for _, folder, _ in scale.tasks.values())]
+  for folder in filter(None, folders):
+    if not (source and pathlib.Path(source, folder).is_dir()):
+      raise ValueError(
+          f'data is {source!r} and has no folder {folder!r}; give the folder '
+          f'that holds {", ".join(sorted(set(filter(None, folders))))}, as '
+          '--data or SPDF_DATA.'
+      )
+  if scale.corpus:
+    name = str((directory / 'corpus').absolute())
+    corpus = data.prepare_files(
+        pathlib.Path(source, scale.corpus),
+        tokenizer=scale.tokenizer,
+        output=name,
+        validation=_VALIDATION,
+        test=_TEST,
+        workers=len(os.sched_getaffinity(0)),
+    )
+  else:
+    name = 'python-stdlib'
+    corpus = data.prepare_corpus(
+        name, tokenizer=scale.tokenizer, cache_dir='~/.cache/spdf_jax'
+    )
+  tasks = (directory / 'tasks').absolute()
+  fingerprints = {'corpus': corpus.fingerprint}
+  for name_of_task, (task, folder, every) in scale.tasks.items():
+    whole = data.load_task(task, pathlib.Path(source, folder) if folder else '')
+    fingerprints[name_of_task] = whole.fingerprint
+    _write_share(whole, tasks / name_of_task, every, scale.batches * _PAIRS)
+  return Prepared(name, str(tasks), fingerprints)
+
+
+def _write_share(
+    task: data.Task, directory: pathlib.Path, every: int, validation: int
+) -> None:
+  directory.mkdir(parents=True, exist_ok=True)
+  step = max(len(task.validation) // validation, 1)
+  splits = {
+      'train': task.train[::every], 'validation': task.validation[::step],
+      'test': (),  # Claims are judged on seeds, not on another split.
+  }
+  for split, pairs in splits.items():
+    text = ''.join(json.dumps(pair._asdict()) + '\n' for pair in pairs)
+    path = directory / f'{split}.jsonl'
+    if not path.exists() or path.read_text('utf-8') != text:
+      write_atomically(path, text)

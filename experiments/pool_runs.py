@@ -1,0 +1,165 @@
+"""One run of experiments.reproduce, in a worker that keeps to one core."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from typing import Any
+from typing import NamedTuple
+
+from absl import flags
+import jax
+
+from experiments import arms
+from experiments import compilation_cache
+from experiments import console
+from experiments import lifecycle
+from experiments.scales import Scale
+from spdf_jax import analysis
+from spdf_jax import training
+from spdf_jax.analysis.pool import Job
+from spdf_jax.analysis.subspaces import module_means
+from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.early_stops import METRICS
+from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.metrics import write_atomically
+
+_OUTCOME = 'outcome.json'
+
+
+class Runner(NamedTuple):
+  """Runs the jobs of a scale: what a worker is sent.
+
+  Attributes:
+    scale: The scale.
+    directory: Where the runs go.
+    corpus: The corpus' folder, or its name.
+    tasks: The folder of the tasks' folders.
+  """
+
+  scale: Scale
+  directory: str
+  corpus: str
+  tasks: str
+
+  def __call__(self, job: Job) -> dict[str, Any]:
+    """Runs a job, or goes on with it; returns what it measured.
+
+    Raises:
+      InterruptedError: a signal came; everything is saved.
+    """
+    workdir = pathlib.Path(self.directory, job.name)
+    workdir.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with _log_to(workdir / 'log.txt'):
+      config = arms.create_config(job, self.scale, self.corpus, self.tasks)
+      if job.parent:
+        config.init_from = str(pathlib.Path(self.directory, job.parent))
+      recipe = training.create_recipe(config)
+      if job.arm.startswith('init'):
+        outcome = write_initial(recipe, workdir)
+      else:
+        outcome = train(recipe, workdir)
+    # No other run uses its programs, which would add up to gigabytes.
+    jax.clear_caches()
+    outcome['seconds'] = round(time.monotonic() - started, 1)
+    write_atomically(workdir / _OUTCOME, json.dumps(outcome, indent=2) + '\n')
+    return outcome
+
+
+def write_initial(
+    recipe: training.Recipe, workdir: pathlib.Path
+) -> dict[str, Any]:
+  """Writes the initial weights that all arms of a seed start from."""
+  if not (workdir / 'checkpoints' / '0').exists():
+    write_params(workdir, recipe.init_params(), recipe.config)
+  return {'parameters': recipe.parameters}
+
+
+def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
+  """Trains a run to its end, and measures it.
+
+  Returns:
+    The losses of its last evaluation; the FLOPs of its training; and, of a
+    fine-tuning, how far the hidden matrices turned, by module.
+  """
+  session = training.open_session(recipe, workdir)
+  try:
+    lifecycle.run(session, workdir.name, baseline=lambda recipe: None)
+  except training.Interrupted as interrupted:
+    raise InterruptedError(str(interrupted)) from None
+  outcome: dict[str, Any] = {}
+  for row in read_rows(workdir / 'metrics.jsonl'):
+    outcome |= {name: row[name] for name in METRICS if name in row}
+  run = analysis.read_run(workdir)
+  outcome['flops'] = analysis.flops_at(run, run.last_step)
+  if recipe.task is not None:
+    outcome |= distances(recipe, workdir)
+  return outcome
+
+
+def distances(
+    recipe: training.Recipe, workdir: pathlib.Path
+) -> dict[str, float]:
+  """Measures how far a run turned the hidden matrices it started from."""
+  shapes = recipe.abstract_state.params
+  found = analysis.cosine_distances(*(
+      training.read_params(training.find_checkpoint(source), shapes)
+      for source in (recipe.config['init_from'], str(workdir))
+  ))
+  means = module_means(found)
+  means['all'] = sum(means.values()) / len(means)
+  return {f'distance/{name}': value for name, value in means.items()}
+
+
+def read_outcomes(directory: pathlib.Path) -> dict[str, Mapping[str, Any]]:
+  """Reads what the finished runs of a pool have measured, by their names."""
+  return {
+      path.parent.relative_to(directory).as_posix(): json.loads(
+          path.read_text('utf-8')
+      )
+      for path in sorted(directory.glob(f'*/*/{_OUTCOME}'))
+  }
+
+
+@contextlib.contextmanager
+def _log_to(path: pathlib.Path) -> Iterator[None]:
+  """Writes what is logged, and what goes to stderr, to a file."""
+  with path.open('a', encoding='utf-8') as log, contextlib.redirect_stderr(log):
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, [logging.StreamHandler(log)]
+    try:
+      yield
+    finally:
+      root.handlers = handlers
+
+
+def start_worker(cores: Any, parent: int) -> None:
+  """Readies a worker's process, before it compiles anything.
+
+  Args:
+    cores: A queue of the cores to keep to, one for each worker; empty: none.
+    parent: The process that it works for, and ends with.
+  """
+  if not cores.empty():
+    os.sched_setaffinity(0, {cores.get()})
+  flags.FLAGS(sys.argv, known_only=True)
+  console.prepare()
+  compilation_cache.prepare()
+  threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+  """Saves and ends this process once its parent is no more."""
+  while os.getppid() == parent:
+    time.sleep(1)
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(60)
+  os._exit(1)

@@ -1,0 +1,113 @@
+"""Tests the papers' claims by runs, or fills their tables from finished ones.
+
+  python -m experiments.reproduce --scale=tiny --data=DIR
+  python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
+
+--scale: `smoke` takes a minute and gives no verdicts; `tiny` under 40 minutes
+on two cores; `cpu` a night, for all claims; `small` one GPU. DIR holds books/
+and e2e/ (and webnlg17/ beyond tiny); smoke reads Python's own library. What is
+compared, and when a claim holds, was written before any run, see
+experiments/results/PROTOCOL.md. Runs go to --workdir, one on each core; killed,
+the same command goes on, and finished runs are not trained again. The table,
+results.json and a figure go to --output.
+
+--table: a run's config, and those of the runs it started from, say which cells
+it fills; what it scored is read from the JSON of experiments.evaluate --output,
+wherever it lies in these folders, and from the test.json of sweeps. Each cell
+has the mean over seeds ± their deviation beside the printed value, or why it is
+empty.
+"""
+
+import os
+import pathlib
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from experiments import claims
+from experiments import compilation_cache
+from experiments import console
+from experiments.scales import SCALES
+from spdf_jax.analysis import paper_tables
+from spdf_jax.analysis.paper_claims import CLAIMS
+from spdf_jax.names import lookup
+
+_TABLE = flags.DEFINE_string(
+    'table', None, f'One of {", ".join(paper_tables.RESULTS)}.'
+)
+_RUNS = flags.DEFINE_list(
+    'runs', None,
+    'With --table: workdirs of runs, or folders that hold some, by commas.',
+)
+_SCALE = flags.DEFINE_string('scale', None, f'One of {", ".join(SCALES)}.')
+_CLAIMS = flags.DEFINE_list(
+    'claims', [], 'Some of the claims only: letters.'
+)
+_SEEDS = flags.DEFINE_integer(
+    'seeds', None, 'How many seeds judge; by default those of the scale.',
+    lower_bound=1,
+)
+_DATA = flags.DEFINE_string(
+    'data', os.environ.get('SPDF_DATA', ''), 'The folder of the data.'
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Where runs go; by default runs/claims-SCALE.'
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', None,
+    'Where results go; by default experiments/results/claims-SCALE.',
+)
+_WORKERS = flags.DEFINE_integer(
+    'workers', 0, 'Runs at a time; 0: one on each core.', lower_bound=0
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  if bool(_TABLE.value) == bool(_SCALE.value):
+    raise app.UsageError('give --scale, or --table with --runs.')
+  if bool(_TABLE.value) != bool(_RUNS.value):
+    raise app.UsageError('--table and --runs go together.')
+  console.prepare()
+  try:
+    if _TABLE.value:
+      print(paper_tables.report(_TABLE.value, _RUNS.value))
+    else:
+      test_claims(_SCALE.value)
+  except (InterruptedError, KeyboardInterrupt):
+    logging.warning('stopped; everything is saved, the same command goes on.')
+    return 130
+  except (ValueError, OSError, ImportError) as error:
+    logging.error('%s', error)
+    return 1
+  return 0
+
+
+def test_claims(name: str) -> None:
+  """Runs what a scale needs, prints its table and writes the results.
+
+  Raises:
+    ValueError: the scale or a claim is unknown, or data are missing.
+  """
+  compilation_cache.prepare()
+  scale = lookup('scale', name, SCALES)
+  for key in _CLAIMS.value:
+    lookup('claim', key, CLAIMS)
+  scale = scale._replace(
+      claims=tuple(_CLAIMS.value) or scale.claims,
+      seeds=_SEEDS.value or scale.seeds,
+  )
+  output = pathlib.Path(_OUTPUT.value or f'experiments/results/claims-{name}')
+  print(claims.reproduce(
+      name, scale, _DATA.value,
+      pathlib.Path(_WORKDIR.value or f'runs/claims-{name}'), output,
+      _WORKERS.value,
+  ))
+  print(f'{output}: table.md, results.json, claims.png')
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,60 @@
+"""Measures how far training turned each hidden matrix: SPDF's figures 3 and 4.
+
+  python -m experiments.subspaces --before=runs/a@pretrain --after=runs/a \\
+    --output=subspaces/
+
+  python -m experiments.subspaces --before=runs/dense,runs/sparse \\
+    --after=runs/dense-dart,hf/sparse-dart --names='0 %,75 %'
+
+A checkpoint is WORKDIR, its latest; WORKDIR@PHASE, the end of a phase; or a
+Hugging Face directory. Several pairs are given by commas; one --before is
+compared with every --after. Prints the mean cosine distance of each module over
+layers. In --output: distances.csv has every layer, distances.png a heatmap for
+each pair, all on one scale.
+"""
+
+import pathlib
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from experiments import console
+from spdf_jax.analysis.subspace_pairs import as_csv
+from spdf_jax.analysis.subspace_pairs import measure_pairs
+from spdf_jax.analysis.subspace_plots import plot_distances
+from spdf_jax.analysis.subspaces import format_distances
+from spdf_jax.training.metrics import write_atomically
+
+_BEFORE = flags.DEFINE_list('before', None, 'Checkpoints to start from.')
+_AFTER = flags.DEFINE_list('after', None, 'What they became, in that order.')
+_NAMES = flags.DEFINE_list(
+    'names', [], 'What to call the pairs; by default their places and zeros.'
+)
+_OUTPUT = flags.DEFINE_string('output', None, 'Folder for CSV and heatmaps.')
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  console.prepare()
+  try:
+    pairs = measure_pairs(_BEFORE.value, _AFTER.value, _NAMES.value)
+    names, distances = list(pairs), list(pairs.values())
+    print(format_distances(names, distances))
+    if _OUTPUT.value:
+      output = pathlib.Path(_OUTPUT.value)
+      output.mkdir(parents=True, exist_ok=True)
+      write_atomically(output / 'distances.csv', as_csv(pairs))
+      plot_distances(names, distances).savefig(output / 'distances.png')
+      print(f'{output}/distances.csv and distances.png are written')
+  except (ValueError, OSError, ImportError) as error:
+    logging.error('%s', error)
+    return 1
+  return 0
+
+
+if __name__ == '__main__':
+  flags.mark_flags_as_required(['before', 'after'])
+  app.run(main)

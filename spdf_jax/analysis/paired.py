@@ -1,0 +1,124 @@
+"""Paired differences: intervals and tests of Student, Holm's correction."""
+
+from collections.abc import Sequence
+import math
+import statistics
+from typing import Any
+from typing import NamedTuple
+
+
+class Interval(NamedTuple):
+  """A mean and where it lies.
+
+  Attributes:
+    mean: Of the differences.
+    deviation: The sample's standard deviation; nan for a single value.
+    low: Lower end of the interval; -inf for a single value, and where one is
+      not finite.
+    high: Upper end.
+  """
+
+  mean: float
+  deviation: float
+  low: float
+  high: float
+
+
+def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+  """Returns Student's interval of a mean.
+
+  Args:
+    values: Independent, such as one difference for each seed.
+    confidence: Between 0 and 1.
+
+  Returns:
+    Mean, deviation and interval.
+
+  Raises:
+    ValueError: there is no value, or `confidence` is not between 0 and 1.
+
+  Example:
+    >>> [round(x, 4) for x in t_interval([1.0, 2.0, 3.0])]
+    [2.0, 1.0, -0.4841, 4.4841]
+  """
+  if not values:
+    raise ValueError('values is empty; give one for each seed.')
+  if not 0 < confidence < 1:
+    raise ValueError(
+        f'confidence is {confidence}; give a number between 0 and 1.'
+    )
+  mean = statistics.fmean(values)
+  if len(values) == 1 or not math.isfinite(mean):
+    return Interval(mean, math.nan, -math.inf, math.inf)
+  deviation = statistics.stdev(values)
+  quantile = float(_student(len(values)).ppf((1 + confidence) / 2))
+  half = quantile * deviation / math.sqrt(len(values))
+  return Interval(mean, deviation, mean - half, mean + half)
+
+
+def p_below(values: Sequence[float], bound: float) -> float:
+  """Tests whether a mean is below a bound, by Student's one-sided test.
+
+  Args:
+    values: Independent, one for each seed.
+    bound: What the mean is claimed to be below.
+
+  Returns:
+    The probability of a mean as low as this, or lower, if it were the bound; 1
+    for a single value, and where one is not finite.
+
+  Example:
+    >>> round(p_below([-1.0, -2.0, -3.0], 0.0), 4)
+    0.0371
+  """
+  if len(values) < 2 or not all(map(math.isfinite, values)):
+    return 1.0
+  mean, deviation = statistics.fmean(values), statistics.stdev(values)
+  if deviation == 0:
+    return 0.0 if mean < bound else 1.0
+  t = (mean - bound) / deviation * math.sqrt(len(values))
+  return float(_student(len(values)).cdf(t))
+
+
+def p_above(values: Sequence[float], bound: float) -> float:
+  """Tests whether a mean is above a bound; see `p_below`.
+
+  Example:
+    >>> round(p_above([1.0, 2.0, 3.0], 0.0), 4)
+    0.0371
+  """
+  return p_below([-value for value in values], -bound)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+  """Corrects p-values for their number, by Holm's step-down procedure.
+
+  Rejecting where the corrected value is below a level keeps the probability of
+  any false rejection below it, however the tests depend on each other.
+
+  Args:
+    p_values: Of all tests of one family.
+
+  Returns:
+    Corrected p-values, in the same order, at most 1.
+
+  References:
+    Holm, A simple sequentially rejective multiple test procedure, 1979
+
+  Example:
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+  """
+  corrected = [0.0] * len(p_values)
+  largest = 0.0
+  order = sorted(range(len(p_values)), key=p_values.__getitem__)
+  for rank, i in enumerate(order):
+    largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+    corrected[i] = largest
+  return corrected
+
+
+def _student(number: int) -> Any:
+  from scipy import stats  # jax needs scipy.
+
+  return stats.t(number - 1)

@@ -1,0 +1,173 @@
+"""Parameter subspaces: how far training turned each hidden matrix."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from spdf_jax import interop
+from spdf_jax.sparsity.selection import by_name
+
+PyTree = Any
+Distances = Mapping[tuple[int, str], float]
+
+MODULES = {
+    'wq': 'W_Q', 'wk': 'W_K', 'wv': 'W_V', 'wd': 'W_D', 'wi': 'W_I',
+    'wg': 'W_G', 'wo': 'W_O',
+}
+"""The paper's names of the hidden matrices, in the order of its section 3.4:
+query, key, value, attention output, intermediate, gate (of a Llama), output."""
+
+_MATRIX = re.compile(r'h_(\d+)/(?:attn|mlp)/(\w+)/kernel')
+
+
+def cosine_distances(
+    before: PyTree, after: PyTree
+) -> dict[tuple[int, str], float]:
+  """Measures the angle between two states of every hidden matrix.
+
+  With a and b a matrix before and after, each as one vector, the distance is
+  `1 - a·b / (|a| |b|)`: 0 for equal directions, 1 for orthogonal ones, 2 for
+  opposite ones. It is computed as `|a / |a| - b / |b||² / 2` in float64, which
+  is the same and exact to the last digits where the two are close.
+
+  Args:
+    before: Parameters of a GPT or Llama of ours, its layers scanned or not.
+    after: Parameters of the same model, likewise.
+
+  Returns:
+    The distance by layer, from 0, and by module, a key of `MODULES`; layers in
+    order, in each the modules in order.
+
+  Raises:
+    ValueError: they are of different models; or a matrix has no direction,
+      being all zero or not finite.
+
+  Source: Thangarasa et al. 2023, "SPDF", section 3.4, figures 3 and 4.
+
+  Example:
+    >>> model = lambda w: {'h_0': {'attn': {'wq': {'kernel': np.array([w])}}}}
+    >>> cosine_distances(model([0.0, 2.0]), model([0.0, -1.0]))
+    {(0, 'wq'): 2.0}
+  """
+  before, after = _leaves(before), _leaves(after)
+  _refuse_other_models(before, after)
+  found = {}
+  for path, matrix in hidden_matrices(before).items():
+    layer, module = _MATRIX.fullmatch(path).groups()
+    difference = _direction(path, matrix) - _direction(path, after[path])
+    found[int(layer), module] = float(np.vdot(difference, difference)) / 2
+  order = list(MODULES)
+  return dict(sorted(
+      found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))
+  ))
+
+
+def hidden_matrices(params: PyTree) -> dict[str, np.ndarray]:
+  """Returns the hidden matrices of a model by path, layers one by one.
+
+  Args:
+    params: Of a GPT or Llama of ours, its layers scanned or not.
+
+  Returns:
+    Arrays by path, such as `'h_0/attn/wq/kernel'`.
+
+  Raises:
+    ValueError: it has none.
+
+  Example:
+    >>> list(hidden_matrices({'h': {'mlp': {'wo': {'kernel': np.ones((2, 3, 3))
+    ... }}}}))
+    ['h_0/mlp/wo/kernel', 'h_1/mlp/wo/kernel']
+  """
+  found = {
+      path: x for path, x in _leaves(params).items() if _MATRIX.fullmatch(path)
+  }
+  if not found:
+    raise ValueError(
+        'the parameters have no hidden matrix, such as h_0/attn/wq/kernel; '
+        'give those of a GPT or Llama of ours.'
+    )
+  return found
+
+
+def share_of_zeros(params: PyTree) -> float:
+  """Returns the fraction of zeros in a model's hidden matrices.
+
+  Example:
+    >>> share_of_zeros({'h_0': {'mlp': {'wi': {'kernel': np.eye(4)}}}})
+    0.75
+  """
+  matrices = hidden_matrices(params).values()
+  kept = sum(int(np.count_nonzero(x)) for x in matrices)
+  return 1 - kept / sum(x.size for x in matrices)
+
+
+def module_means(distances: Distances) -> dict[str, float]:
+  """Averages distances over layers.
+
+  Args:
+    distances: From `cosine_distances`.
+
+  Returns:
+    The mean of each module, in the order of `MODULES`.
+
+  Example:
+    >>> module_means({(0, 'wd'): 0.25, (1, 'wd'): 0.75})
+    {'wd': 0.5}
+  """
+  columns = {m: [d for (_, n), d in distances.items() if n == m]
+             for m in MODULES}
+  return {m: float(np.mean(found)) for m, found in columns.items() if found}
+
+
+def format_distances(names: Sequence[str], pairs: Sequence[Distances]) -> str:
+  """Writes the mean distance of every module, a row for each pair.
+
+  Example:
+    >>> print(format_distances(['dense'], [{(0, 'wq'): 0.5, (0, 'wo'): 0.01}]))
+    mean over layers       W_Q       W_O
+    dense             5.00e-01  1.00e-02
+  """
+  means = [module_means(distances) for distances in pairs]
+  modules = [m for m in MODULES if any(m in mean for mean in means)]
+  title = 'mean over layers'
+  width = max(len(title), *map(len, names))
+  lines = [f'{title:<{width}}' + ''.join(f'{MODULES[m]:>10}' for m in modules)]
+  for name, mean in zip(names, means):
+    cells = (f'{mean[m]:.2e}' if m in mean else '–' for m in modules)
+    lines.append(f'{name:<{width}}' + ''.join(f'{c:>10}' for c in cells))
+  return '\n'.join(lines)
+
+
+def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
+  return by_name(interop.unstack_layers(jax.tree.map(np.asarray, tree)))
+
+
+def _direction(path: str, matrix: np.ndarray) -> np.ndarray:
+  vector = np.asarray(matrix, np.float64).ravel()
+  length = np.linalg.norm(vector)
+  if not 0 < length < np.inf:
+    raise ValueError(
+        f'{path} has no direction: its length is {length:g}; give parameters '
+        'that are finite and not all zero.'
+    )
+  return vector / length
+
+
+def _refuse_other_models(
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+) -> None:
+  shape = lambda tree, path: (
+      f'shape {list(tree[path].shape)}' if path in tree else 'none'
+  )
+  for path in [*before, *after]:
+    if shape(before, path) != shape(after, path):
+      raise ValueError(
+          f'before and after are of different models: {path} has '
+          f'{shape(before, path)} before and {shape(after, path)} after; give '
+          'two checkpoints of one model.'
+      )

@@ -1,0 +1,325 @@
+"""Results tables are filled by the runs that belong there, and by no others."""
+
+import json
+import statistics
+
+import pytest
+
+from spdf_jax.analysis import paper_tables
+from spdf_jax.analysis.lineages import describe_stages
+from spdf_jax.analysis.lineages import read_lineage
+from spdf_jax.analysis.lineages import Stage
+from spdf_jax.analysis.paper_tables import fill
+from spdf_jax.analysis.paper_tables import report
+from spdf_jax.analysis.published_results import Arm
+from spdf_jax.analysis.published_results import RESULTS
+from spdf_jax.analysis.scorecard import TEXT_PROTOCOLS
+from spdf_jax.analysis.scored_runs import find_runs
+from spdf_jax.evaluation import SUITES
+from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
+from spdf_jax.evaluation.metrics.protocols import PROTOCOLS
+from spdf_jax.models import PRESETS
+
+RIGL = dict(algorithm='rigl', sparsity=0.8, update_every=10)
+RISING = RIGL | dict(sparsity=dict(schedule='cubic', final=0.8))
+
+
+def make_run(
+    workdir, phases, *, preset='gpt2-small', task='', seed=0, init_from='',
+    done=None, **model,
+):
+  """Writes a workdir; a phase is (name, source, sparsity, level, steps)."""
+  workdir.mkdir(parents=True)
+  records, start = [], 0
+  for name, source, _, level, steps in phases:
+    records.append(dict(
+        name=name, start=start, steps=steps, batch_size=4, length=8,
+        source=source, sparsity=level, tokens=32 * steps, flops_per_step=1.0,
+        dense_flops_per_step=2.0,
+    ))
+    start += steps
+  config = dict(
+      seed=seed, model=dict(preset=preset, **model), init_from=init_from,
+      data=dict(task=task, corpus='pile'), resume='',
+      phases=dict(
+          order=[name for name, *_ in phases],
+          **{
+              name: dict(sparsity=spec, duration=f'{steps} steps')
+              for name, _, spec, _, steps in phases
+          },
+      ),
+  )
+  (workdir / 'checkpoints').mkdir()
+  (workdir / 'config.json').write_text(json.dumps(config))
+  (workdir / 'plan.json').write_text(json.dumps(
+      {'name': workdir.name, 'phases': records}
+  ))
+  row = {'step': start if done is None else done, 'train/loss': 1.0}
+  (workdir / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
+  return workdir
+
+
+def pretrain(workdir, level=0.75, steps=100, **fields):
+  return make_run(
+      workdir, [('pretrain', 'corpus', level, level, steps)], **fields
+  )
+
+
+def tune(workdir, start, task='e2e', level=0.0, **fields):
+  return make_run(
+      workdir, [('finetune', 'task', level, level, 20)], task=task,
+      init_from=str(start), **fields,
+  )
+
+
+def score(path, model, value, task='e2e', protocol='lora_e2e', metric='bleu'):
+  entry = dict(task=task, protocol=protocol, metric=metric, value=value)
+  path.write_text(json.dumps(
+      {'model': str(model), 'scores': [entry | {'note': ''}]}
+  ))
+
+
+def cells_of(table, folder):
+  filled = fill(table, find_runs([folder]).runs)
+  return {(c.result.row, c.result.column): c for c in filled}
+
+
+def test_a_run_fills_the_cell_of_what_made_it(tmp_path):
+  start = pretrain(tmp_path / 'runs' / 'small-75')
+  values = (66.0, 67.5, 66.9)
+  for seed, value in enumerate(values):
+    run = tune(tmp_path / 'sweep' / str(seed), start, seed=seed)
+    score(run / 'scores.json', run, value)
+  cells = cells_of('spdf', tmp_path)
+  cell = cells['GPT-2 Small 75%', 'E2E BLEU']
+  assert cell.values == values and cell.tokens == (3200,) * 3
+  assert sum(bool(c.values) for c in cells.values()) == 1
+  assert cells['GPT-2 Small 75%', 'DART BLEU'].reason == 'no run'
+  text = report('spdf', [tmp_path])
+  mean, deviation = statistics.fmean(values), statistics.stdev(values)
+  assert (
+      f'| GPT-2 Small 75% | E2E BLEU | {mean:.2f} ± {deviation:.2f} | 3 | '
+      '3.2e+03 | 66.50 ± 0.85 | 0.30 |'
+  ) in text
+  assert 'SPDF, table 1: 1 of 24 cells filled' in text
+  assert f'{start}: gpt2-small static 75% on 3.2e+03 tokens' in (
+      text.replace('\\', '')
+  )
+
+
+def test_one_run_has_no_deviation_and_printed_units(tmp_path):
+  run = tune(tmp_path / 'b', pretrain(tmp_path / 'a', 0.5))
+  score(run / 's.json', run, 0.46123, metric='meteor')
+  assert '| METEOR | 46.12 | 1 |' in report('spdf_e2e', [tmp_path])
+
+
+def test_sparse_and_dense_fine_tuning_are_told_apart(tmp_path):
+  start = pretrain(tmp_path / 'start')
+  for name, level in (('kept', 0.75), ('freed', 0.0)):
+    run = tune(tmp_path / name, start, level=level)
+    score(run / 's.json', run, 60 + level)
+  cells = cells_of('spdf_tuning', tmp_path)
+  row = 'GPT-2 Small 75%, fine-tuned'
+  assert cells[f'{row} sparsely', 'E2E BLEU'].values == (60.75,)
+  assert cells[f'{row} densely', 'E2E BLEU'].values == (60.0,)
+
+
+def test_both_readings_of_variable_spdf_are_its_row(tmp_path):
+  # Split and extended: 5/6 and 1/6 of a budget; all of it and 15 % more.
+  for name, steps in (('split', (500, 100)), ('extended', (600, 90))):
+    run = make_run(
+        tmp_path / name,
+        [('pretrain', 'corpus', 0.9, 0.9, steps[0]),
+         ('continuation', 'corpus', 0.0, 0.0, steps[1]),
+         ('finetune', 'task', 0.0, 0.0, 20)],
+        preset='cerebras-gpt-6.7b', task='dart',
+    )
+    score(run / 's.json', run, 49.0, task='dart', protocol='dart')
+    assert cells_of('variable', run)['6.7B variable', 'DART BLEU'].values == (
+        49.0,
+    )
+  cell = cells_of('variable', tmp_path)['6.7B variable', 'DART BLEU']
+  assert not cell.values and cell.reason.startswith('of several configs: ')
+
+
+def test_a_phase_that_was_scored_is_what_came_before_it(tmp_path):
+  run = make_run(
+      tmp_path / 'life',
+      [('pretrain', 'corpus', 0.75, 0.75, 100),
+       ('finetune', 'task', 0.0, 0.0, 20)],
+      preset='cerebras-gpt-256m', task='dart',
+  )
+  scores = dict(protocol='cerebras_gpt', metric='accuracy')
+  score(tmp_path / 'a.json', f'{run}@pretrain', 0.385, 'arc_easy', **scores)
+  score(tmp_path / 'b.json', run, 0.9, 'arc_easy', **scores)
+  cell = cells_of('variable_accuracy', tmp_path)['256M static 75%', 'arc_easy']
+  assert cell.values == (38.5,)
+  assert read_lineage(f'{run}@pretrain').task == ''
+
+
+@pytest.mark.parametrize('spec, tokens, table, row', [
+    (0.0, 112e9, 'llama', 'dense'),
+    (0.8, 112e9, 'llama', 'static 80%'),
+    (RIGL | dict(algorithm='sparse_evolution'), 112e9, 'llama', 'SET 80%'),
+    (RIGL, 112e9, 'llama', 'RigL 80%'),
+    (RIGL, 2.6e9, 'granet', 'RigL 80%'),
+    (RISING, 2.6e9, 'granet', 'GraNet 50 to 80%'),
+])
+def test_runs_of_llama_are_told_apart(tmp_path, spec, tokens, table, row):
+  run = make_run(
+      tmp_path / 'run',
+      [('pretrain', 'corpus', spec, 0.8 if spec else 0.0, int(tokens / 32))],
+      preset='llama-1.3b',
+  )
+  for metric in ('loss', 'perplexity'):
+    score(run / f'{metric}.json', run, 2.5, 'validation', 'mean over tokens',
+          metric)
+  for name in ('llama', 'granet'):
+    rows = {r for (r, _), c in cells_of(name, tmp_path).items() if c.values}
+    assert rows == ({row} if name == table else set())
+
+
+def test_rounds_of_pruning_are_iterative():
+  stage = Stage('corpus', 'dense', 0.0, 10, 100)
+  rounds = (
+      stage._replace(algorithm='static', sparsity=s) for s in (0.3, 0.838)
+  )
+  assert describe_stages((stage, *rounds)) == ('iterative', 0.838)
+  assert describe_stages((stage,)) == ('dense', 0.0)
+  assert describe_stages(()) == ('unknown', 0.0)
+
+
+def test_what_is_not_the_papers_fills_nothing(tmp_path):
+  start = pretrain(tmp_path / 'start')
+  odd = {
+      'other level': tune(tmp_path / 'a', pretrain(tmp_path / 'a0', 0.6)),
+      'other sizes': tune(
+          tmp_path / 'b', pretrain(tmp_path / 'b0', d_model=64), d_model=64
+      ),
+      'other task': tune(tmp_path / 'c', start, task='jsonl'),
+  }
+  for run in odd.values():
+    score(run / 's.json', run, 66.0)
+  assert not any(c.values for c in cells_of('spdf', tmp_path).values())
+  text = report('spdf', [tmp_path]).replace('\\', '')
+  assert 'gpt2-small resized static 75%' in text
+  assert 'gpt2-small static 60% on 3.2e+03 tokens fine-tuned on e2e' in text
+
+
+def test_an_imported_model_is_of_no_row(tmp_path):
+  (tmp_path / 'gpt2' / 'checkpoints').mkdir(parents=True)
+  run = tune(tmp_path / 'tuned', tmp_path / 'gpt2')
+  score(run / 's.json', run, 68.0)
+  assert not any(c.values for c in cells_of('spdf', tmp_path).values())
+  assert 'gpt2-small unknown' in report('spdf', [tmp_path])
+
+
+def test_empty_cells_say_why(tmp_path):
+  start = pretrain(tmp_path / 'start', 0.0)
+  unscored = tune(tmp_path / 'unscored', start, task='dart')
+  twice = [tune(tmp_path / name, start, seed=3) for name in ('x', 'y')]
+  for run in twice:
+    score(run / 's.json', run, 67.0)
+  cells = cells_of('spdf', tmp_path)
+  assert cells['GPT-2 Small 0%', 'DART BLEU'].reason == (
+      f'not scored: {unscored}'
+  )
+  assert cells['GPT-2 Small 0%', 'E2E BLEU'].reason == (
+      f'of one seed: {twice[0]}, {twice[1]}'
+  )
+
+
+def test_unfinished_and_lost_runs_are_named(tmp_path):
+  make_run(tmp_path / 'half', [('pretrain', 'corpus', 0.75, 0.75, 100)],
+           done=40)
+  tune(tmp_path / 'lost', 'runs/nowhere')
+  score(tmp_path / 'hf.json', 'hub/gpt2', 50.0)
+  found = find_runs([tmp_path])
+  assert not found.runs
+  text = '\n'.join(found.problems)
+  assert 'half is at step 40 of 100; train it to the end.' in text
+  assert 'lost starts from runs/nowhere, which is not there' in text
+  assert 'scores hub/gpt2, which is no run here' in text
+
+
+def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
+  start = pretrain(tmp_path / 'runs' / 'small-75')
+  del start
+  run = tune(tmp_path / 'sweeps' / 'e2e' / 'seed=0', 'runs/small-75')
+  path = tmp_path / 'sweeps' / 'e2e' / 'test.json'
+  score(path, 'sweeps/e2e/seed=0', 66.0)
+  path.write_text(json.dumps([json.loads(path.read_text())]))  # As sweeps do.
+  monkeypatch.chdir(tmp_path.parent)  # And not where training was launched.
+  cell = cells_of('spdf', run.parent)['GPT-2 Small 75%', 'E2E BLEU']
+  assert cell.values == (66.0,)
+
+
+def test_two_values_of_one_score_are_refused(tmp_path):
+  run = tune(tmp_path / 'run', pretrain(tmp_path / 'start'))
+  score(run / 'a.json', run, 66.0)
+  score(run / 'b.json', run, 67.0)
+  with pytest.raises(ValueError, match='lora_e2e bleu 67.0 for .* file 66.0'):
+    find_runs([tmp_path])
+
+
+@pytest.mark.parametrize('make, message', [
+    (lambda folder: folder / 'nowhere', "nowhere' is no folder"),
+    (lambda folder: folder, 'holds no run'),
+])
+def test_folders_without_runs_are_refused(tmp_path, make, message):
+  with pytest.raises(ValueError, match=message):
+    report('spdf', [make(tmp_path)])
+
+
+def test_unknown_tables_are_answered_with_the_nearest(tmp_path):
+  with pytest.raises(ValueError, match="'spdf_e2' is unknown; .*'spdf_e2e'"):
+    report('spdf_e2', [tmp_path])
+
+
+def test_every_cell_asks_for_what_evaluation_measures():
+  known = {
+      'validation': {'mean over tokens'}, 'curation': {'target_tokens'},
+      'lambada': set(LAMBADA_PROTOCOLS), 'wikitext': {'wikitext_megatron'},
+      **TEXT_PROTOCOLS,
+      **{m.task: {'cerebras_gpt'} for m in SUITES['cerebras_gpt']},
+      'mean': set(SUITES),
+  }
+  for cell in (cell for table in RESULTS.values() for cell in table):
+    task, protocol, metric, _ = cell.measure
+    assert protocol in known[task.partition(' ')[0]]
+    if protocol in PROTOCOLS:
+      assert metric in PROTOCOLS[protocol].metrics
+    assert cell.arm.model in PRESETS
+
+
+def test_published_tables_are_whole():
+  assert {name: len(table) for name, table in RESULTS.items()} == dict(
+      spdf=24, spdf_tuning=12, spdf_e2e=30, spdf_webnlg=18, spdf_dart=18,
+      variable=4, variable_accuracy=16, iterative=6, llama=8, granet=2,
+  )
+  text = '\n'.join(
+      paper_tables.format_filled(fill(name, [])) for name in RESULTS
+  )
+  # The same number stands in several tables; each is there once per table.
+  assert text.count('| 66.50 ± ') == 3 and text.count('63.42 ± 0.26') == 2
+  arms = {(c.row, c.column): c.arm for c in RESULTS['spdf']}
+  assert arms['GPT-3 XL 0%', 'DART BLEU'] == Arm('gpt3-xl', 'dense', 0, 'dart')
+  # Seven tasks and their mean, as printed.
+  for row in ('256M static 75%', '256M variable'):
+    *tasks, mean = (
+        float(c.printed) for c in RESULTS['variable_accuracy'] if c.row == row
+    )
+    assert statistics.fmean(tasks) == pytest.approx(mean, abs=0.06)
+
+
+def test_the_printed_drop_of_sparse_fine_tuning_is_that_of_the_text():
+  cell = next(
+      c for c in RESULTS['spdf_tuning']
+      if c.arm == Arm('gpt2-small', 'static', 0.75, 'webnlg', True)
+  )
+  dense = next(
+      c for c in RESULTS['spdf']
+      if c.arm == Arm('gpt2-small', 'dense', 0.0, 'webnlg')
+  )
+  drop = float(cell.printed) - float(dense.printed.partition('±')[0])
+  assert drop == pytest.approx(-1.48)

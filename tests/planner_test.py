@@ -1,0 +1,218 @@
+"""The planner: what it finds is what trying everything finds."""
+
+import math
+import re
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import pytest
+from quickstart_runs import ROOT
+
+from configs import planned
+from spdf_jax.accelerator.wafer import create_device
+from spdf_jax.analysis import planner
+from spdf_jax.analysis.flops import shape_of
+from spdf_jax.analysis.flops import training_flops
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.analysis.planner import Stages
+from spdf_jax.analysis.simulation import simulate_recipe
+from spdf_jax.analysis.step_seconds import interpolated
+from spdf_jax.analysis.step_seconds import step_seconds
+from spdf_jax.models import PRESETS
+from spdf_jax.training import create_recipe
+
+LEVELS = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
+XL = shape_of(PRESETS['gpt3-xl'])
+
+
+def xl_flops(level):
+  return 512 * training_flops(XL, 2048, level)
+
+
+@st.composite
+def costs(draw):
+  """Costs that fall with the level, by a line or by steps, never to zero."""
+  fixed = draw(st.floats(0.01, 5))
+  slope = draw(st.floats(0, 5))
+  stairs = draw(st.booleans())
+  rounded = lambda level: math.floor(8 * level) / 8 if stairs else level
+  return lambda level: fixed + slope * (1 - rounded(level))
+
+
+@given(costs(), st.integers(1, 40), st.floats(0.05, 1.2), st.lists(
+    st.sampled_from(LEVELS), min_size=1, unique=True,
+))
+@settings(deadline=None, max_examples=60)
+def test_plans_are_what_trying_everything_finds(cost, steps, share, levels):
+  levels = sorted(levels)
+  budget = share * steps * cost(0.0)
+  fits = lambda total: total <= budget * (1 + 1e-9)
+  try:
+    plans = planner.plan_stages(cost, steps, budget, levels)
+  except planner.OutOfBudget as error:
+    assert error.least == steps * cost(levels[-1]) > budget
+    return
+  if fits(steps * cost(0.0)):
+    assert plans == [Stages('dense', 0.0, 0, steps)]
+    return
+  static, *variable = plans
+  grid = range(round(levels[-1] * 10_000) + 1)
+  least = next(k for k in grid if fits(steps * cost(k / 10_000)))
+  assert static == Stages('static', least / 10_000, steps, 0)
+  expected = []
+  for level in levels:
+    paid = [
+        n for n in range(1, steps)
+        if fits((steps - n) * cost(level) + n * cost(0.0))
+    ]
+    if paid:
+      expected.append(Stages('variable', level, steps - paid[-1], paid[-1]))
+  assert variable == expected
+
+
+@given(costs(), st.integers(2, 40), st.floats(0.3, 0.99), st.floats(0, 1))
+@settings(deadline=None, max_examples=60)
+def test_what_is_chosen_has_its_dense_share_or_the_most_there_is(
+    cost, steps, part, share
+):
+  try:
+    plans = planner.plan_stages(cost, steps, part * steps * cost(0.0), LEVELS)
+  except planner.OutOfBudget:
+    return
+  found = planner.choose(plans, share)
+  assert found in plans
+  if found.dense_steps + 1 > share * steps:
+    assert not any(
+        p.sparsity < found.sparsity and p.dense_steps + 1 > share * steps
+        for p in plans
+    )
+  else:
+    assert found.dense_steps == max(p.dense_steps for p in plans)
+
+
+def test_the_flops_of_spdf_at_75_percent_give_back_both_its_plans():
+  steps = 24_796
+  plans = planner.plan_stages(xl_flops, steps, steps * xl_flops(0.75), LEVELS)
+  assert plans[0] == Stages('static', 0.75, steps, 0)
+  found = planner.choose(plans, 1 / 6)
+  # The post's split reading: 5/6 at 90 %, 1/6 dense.
+  assert found == Stages('variable', 0.9, steps - steps // 6, steps // 6)
+
+
+def test_a_budget_that_pays_for_dense_training_asks_for_no_zeros():
+  plans = planner.plan_stages(xl_flops, 100, 101 * xl_flops(0), LEVELS)
+  assert plans == [Stages('dense', 0.0, 0, 100)]
+  assert planner.choose(plans, 1 / 6) == plans[0]
+
+
+@pytest.mark.parametrize('steps, budget, levels, message', [
+    (0, 1.0, [0.5], 'steps is 0'), (1, 0.0, [0.5], 'budget is 0.0'),
+    (1, math.nan, [0.5], 'budget is nan'), (1, 1.0, [], r'levels is \[\]'),
+    (1, 1.0, [0.9, 0.5], 'give rising'), (1, 1.0, [0.5, 1.0], 'give rising'),
+    (9, 1e-3, [0.5], 'budget is 0.001, and at least 4.5 is needed'),
+])
+def test_budgets_and_levels_that_cannot_be_are_refused(
+    steps, budget, levels, message
+):
+  with pytest.raises(ValueError, match=message):
+    planner.plan_stages(lambda level: 1 - level, steps, budget, levels)
+
+
+def test_a_dense_share_beyond_all_is_refused():
+  with pytest.raises(ValueError, match='dense_share is 2'):
+    planner.choose([Stages('static', 0.5, 9, 0)], 2)
+
+
+@pytest.mark.parametrize('model', ['gpt-mini', 'gpt2-small', 'llama-1.3b'])
+def test_the_planned_config_takes_the_flops_that_were_planned(model):
+  plan = Stages('variable', 0.9, 300, 60)
+  config = planned.get_config(f'model={model},sparsity=0.9,sparse=300,dense=60')
+  config.phases.pretrain.learning_rate.warmup = '50 steps'
+  recipe = create_recipe(config, planning=True)
+  shape = shape_of(recipe.model.config)
+  phase = recipe.plan.phases[0]
+  flops = lambda level: phase.batch_size * training_flops(
+      shape, phase.length, level
+  )
+  found = sum(
+      p['steps'] * p['flops_per_step']
+      for p in describe_plan(recipe, 'plan')['phases']
+  )
+  # In the first step of a dense stage only gradients are: two of the three
+  # products still skip zeros.
+  spared = 2 / 3 * (flops(0.0) - flops(0.9))
+  assert found == pytest.approx(plan.total(flops) - spared, rel=1e-4)
+
+
+def recipe_at(level):
+  config = planned.get_config(f'model=gpt-mini,sparsity={level},sparse=100')
+  return create_recipe(config, planning=True)
+
+
+def test_steps_on_the_wafer_take_what_a_simulated_recipe_takes():
+  seconds = step_seconds(recipe_at, 'cs2', 2, [0.5, 0.75])
+  found, = simulate_recipe(recipe_at(0.75), create_device('cs2'), 2).phases
+  assert 100 * seconds(0.75) == pytest.approx(found.seconds, rel=1e-3)
+  assert 100 * seconds(0.0) == pytest.approx(found.dense_seconds)
+  assert seconds(0.5) >= seconds(0.75)
+
+
+def test_on_gpus_zeros_gain_nothing_and_gpus_share():
+  one = step_seconds(recipe_at, 'h100', 1, [0.9])
+  four = step_seconds(recipe_at, 'h100', 4, [0.9])
+  assert one(0.9) == one(0.0) == pytest.approx(4 * four(0.5))
+
+
+def test_a_machine_or_a_number_of_them_that_is_not_there_is_refused():
+  with pytest.raises(ValueError, match="machine 'cs4' is unknown"):
+    step_seconds(recipe_at, 'cs4', 1, [0.5])
+  with pytest.raises(ValueError, match='count is 2; give 1 for the CPU'):
+    step_seconds(recipe_at, 'cpu', 2, [0.5])
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
+@settings(deadline=None)
+def test_interpolated_seconds_never_rise_with_the_level(values):
+  levels = [i / 10 for i in range(len(values))]
+  seconds = interpolated(dict(zip(levels, values)))
+  found = [seconds(i / 100) for i in range(100)]
+  assert all(b <= a for a, b in zip(found, found[1:]))
+  assert seconds(0.0) == values[0] and seconds(0.99) == min(values)
+
+
+def run(*arguments):
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.plan', *arguments], cwd=ROOT,
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+  return done.returncode, done.stdout + done.stderr
+
+
+def test_the_command_prints_plans_and_a_command_that_can_be_planned():
+  code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=9.476e19')
+  assert code == 0, output
+  assert re.search(r'static +75.0% +24,796 \(26,000,490,496\)', output)
+  chosen, = re.findall(r'(variable|static) +([0-9.]+)%.* \*\n', output)
+  assert chosen == ('variable', '90.0')
+  argument = re.search(r'--config=configs/planned.py:(\S+)', output)[1]
+  recipe = create_recipe(planned.get_config(argument), planning=True)
+  assert recipe.plan.total_steps == 24_796
+
+
+def test_a_budget_too_small_is_answered_with_the_least_that_can():
+  code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=1e19')
+  assert code == 1 and 'Traceback' not in output
+  least = 24_796 * xl_flops(0.95)
+  assert f'flops is 1e+19, and at least {least:.4g} FLOPs are ne' in output
+
+
+@pytest.mark.slow
+def test_steps_are_measured_on_this_cpu():
+  code, output = run(
+      '--model=gpt-mini', '--hours=10', '--machine=cpu', '--levels=0.9'
+  )
+  assert code == 0, output
+  assert re.search(r'dense +0.0% .* (s|min|h) \*\n', output)

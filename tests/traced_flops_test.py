@@ -1,0 +1,110 @@
+"""The formula is what the traced train step multiplies."""
+
+import functools
+import math
+
+import jax
+from jax.extend.core import jaxprs_in_params
+import jax.numpy as jnp
+import pytest
+from quickstart_runs import small_config
+
+from spdf_jax.analysis import shape_of
+from spdf_jax.analysis.flops import forward_flops
+from spdf_jax.analysis.flops import softmax_flops
+from spdf_jax.analysis.traced_flops import trace_flops
+from spdf_jax.data import Batch
+from spdf_jax.training import create_recipe
+from spdf_jax.training.step import train_step
+
+B, L = 3, 16
+SIZES = dict(model__n_layers=3, model__max_length=48)
+LLAMA = SIZES | dict(model__preset='llama-1.3b', model__n_heads=4)
+
+
+@functools.cache
+def recipe_of(**changes):
+  without_task = dict(data__task='', phases__order=('pretrain',))
+  return create_recipe(small_config(**SIZES | without_task | changes))
+
+
+KINDS = {
+    'gpt': SIZES | dict(model__d_ff=56, model__n_heads=4),
+    'gpt scanned': SIZES | dict(model__scan_layers=True),
+    'llama scanned': LLAMA | dict(model__scan_layers=True),
+}
+
+
+def products_of(jaxpr, density, grad_density):
+  """Sums products by their shapes: a walk of its own, only for tests."""
+  total = 0
+  for eqn in jaxpr.eqns:
+    shapes = [v.aval.shape for v in eqn.invars]
+    name = str(eqn.primitive)
+    if name == 'dot_general':
+      summed = [shapes[0][i] for i in eqn.params['dimension_numbers'][0][0]]
+      total += 2 * math.prod((*summed, *eqn.outvars[0].aval.shape))
+    elif name == 'sparse_matmul':  # x, w
+      total += 2 * math.prod(shapes[0][:-1] + shapes[1]) * density
+    elif name == 'sparse_matmul_backward':  # dy, x, w: dx, and dw if wanted
+      both = density + grad_density
+      total += 2 * math.prod(shapes[0][:-1] + shapes[2]) * both
+    else:
+      assert 'matmul' not in name
+      times = eqn.params['length'] if name == 'scan' else 1
+      total += times * sum(
+          products_of(inner, density, grad_density)
+          for inner in jaxprs_in_params(eqn.params)
+      )
+  return total
+
+
+def walk(recipe, density, grad_density):
+  shape = lambda dtype: jax.ShapeDtypeStruct((B, L), dtype)
+  batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
+  step = functools.partial(
+      train_step, apply_fn=recipe.model.apply, optimizer=recipe.optimizer,
+      learning_rate=recipe.plan.learning_rate, loss=recipe.loss,
+  )
+  jaxpr = jax.make_jaxpr(step)(recipe.abstract_state, batch)
+  return products_of(jaxpr.jaxpr, density, grad_density)
+
+
+@pytest.mark.parametrize('sparsity, dense_grads', [
+    (0.0, False), (0.5, False), (0.75, False), (0.75, True),
+])
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_step_multiplies_what_the_formula_says_but_for_softmax(
+    kind, sparsity, dense_grads
+):
+  recipe = recipe_of(**KINDS[kind])
+  found = trace_flops(recipe, B, L, sparsity, dense_grads=dense_grads)
+  assert found.products == found.formula - found.softmax
+  assert found.difference == 0 and found.recomputed == 0
+  density = 1 - sparsity
+  assert walk(recipe, density, 1.0 if dense_grads else density) == (
+      found.products
+  )
+  shape = shape_of(recipe.model.config)
+  assert found.softmax == 3 * B * softmax_flops(shape, L)
+  assert shape.gated == ('llama' in kind)
+
+
+def test_remat_computes_the_layers_anew_and_the_formula_does_not_count_it():
+  found = trace_flops(recipe_of(model__remat='full'), B, L, 0.5)
+  plain = trace_flops(recipe_of(), B, L, 0.5)
+  assert found.products == plain.products
+  shape = shape_of(recipe_of().model.config)
+  layers = forward_flops(shape, L, 0.5) - softmax_flops(shape, L)
+  layers -= 2 * L * shape.d_model * shape.vocab_size
+  # All of a layer but its last product, whose result is not looked at again.
+  last = shape.n_layers * 2 * L * shape.d_model * shape.d_ff * 0.5
+  assert found.recomputed == B * (layers - last)
+
+
+def test_a_loss_in_chunks_computes_the_logits_anew():
+  found = trace_flops(recipe_of(loss__chunk=8), B, L)
+  shape = shape_of(recipe_of().model.config)
+  head = 2 * B * L * shape.d_model * shape.vocab_size
+  assert found.products == found.formula - found.softmax
+  assert found.recomputed == head
