@@ -38,6 +38,29 @@ def new_figure(width: float, height: float) -> Any:
   return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
 
 
+def style_of(index: int) -> dict[str, Any]:
+  """Returns colour, dashes and marker of one of many lines.
+
+  Args:
+    index: Of the line; the colours come again after seven, with other dashes.
+
+  Returns:
+    Keyword arguments of `Axes.plot`.
+
+  Example:
+    >>> style_of(0)['color'] == style_of(7)['color']
+    True
+    >>> style_of(0)['linestyle'], style_of(7)['linestyle']
+    ('-', '--')
+  """
+  again = index // len(COLORS)
+  return {
+      'color': COLORS[index % len(COLORS)],
+      'linestyle': ('-', '--', ':')[again % 3],
+      'marker': ('o', 's', '^')[again % 3],
+  }
+
+
 def polish(ax: Any) -> None:
   """Leaves an axis with what is read: two lines and a light grid.
 

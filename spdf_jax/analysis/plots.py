@@ -19,6 +19,7 @@ from spdf_jax.analysis.plot_style import log_ticks
 from spdf_jax.analysis.plot_style import new_figure
 from spdf_jax.analysis.plot_style import PALE
 from spdf_jax.analysis.plot_style import polish
+from spdf_jax.analysis.plot_style import style_of
 from spdf_jax.analysis.tables import zeros
 from spdf_jax.analysis.workdirs import Run
 
@@ -83,11 +84,15 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   ax = figure.subplots()
   ends, rings = [], []
   for index, (label, run) in enumerate(runs.items()):
-    color = COLORS[index % len(COLORS)]
+    style = style_of(index)
+    color = style['color']
     flops, losses = pretraining_curve(run)
     if not len(flops):
       continue
-    ax.plot(flops, losses, color=color, linewidth=1.8, marker='.', label=label)
+    size = 3.5 if len(flops) > 1 else 6
+    ax.plot(
+        flops, losses, linewidth=1.8, markersize=size, label=label, **style
+    )
     ends.append((flops[-1], losses[-1], label, color))
     for phase in pretraining_phases(run)[:-1]:
       spent = flops_at(run, phase.end)
