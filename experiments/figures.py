@@ -1,13 +1,13 @@
 """Draws the papers' figures: from arithmetic, by hand of code, or from runs.
 
   python -m experiments.figures --figure=flops-bars --output=figures/
-  python -m experiments.figures --figure=all --runs=runs/,sweeps/ --output=figures/
+  python -m experiments.figures --figure=all --runs=runs/,sweeps/ \\
+    --output=figures/
 
 Runs are found at any depth of the folders, with what experiments.evaluate and
 sweeps scored. Seeds of one config are averaged; of configs that differ in a
 rate or a schedule only, the one with the most seeds, and then the lowest loss,
 is shown. `all` draws what these runs allow and says what it left out, and why.
-
 """
 
 from absl import app

@@ -175,6 +175,7 @@ def _canvas(
   figure = new_figure(3.1 * len(networks), 3.6)
   ax = figure.subplots()
   ax.set_axis_off()
+  ax.set(xticks=[], yticks=[])
   ax.set_aspect('equal')
   reach = 0.5 * _HEIGHT * (max(WIDTHS) - 1)
   for i, network in enumerate(networks):

@@ -72,20 +72,18 @@ def sawtooth(groups: Sequence[Group]) -> Any:
   ]
   if not chosen:
     raise MissingRunsError('no run that was pruned in rounds')
-  pruned = by_label(chosen, describe_pretraining)
-  dense = [
-      g for g in pretrained(groups) if g.lineage.recipe[0] == 'dense'
-      and math.isfinite(last_value(g.mean, 'validation/loss'))
-  ]
+  runs = means(by_label(chosen, describe_pretraining))
+  dense = [g for g in pretrained(groups) if g.lineage.recipe[0] == 'dense']
+  as_long = lambda group, other: (
+      other.parameters == group.parameters
+      and other.lineage.tokens == group.lineage.tokens
+  )
   controls = {
-      label: control.mean
-      for (label, group), run in zip(pruned.items(), means(pruned))
-      for control in dense
-      if control.parameters == group.parameters
-      and control.lineage.tokens == group.lineage.tokens
-      for label in [run]
+      label: other.mean
+      for label, group in zip(runs, chosen)
+      for other in dense if as_long(group, other)
   }
-  return training_plots.plot_sawtooth(means(pruned), controls)
+  return training_plots.plot_sawtooth(runs, controls)
 
 
 def rigl_and_granet(groups: Sequence[Group]) -> Any:
@@ -171,6 +169,17 @@ def mask_changes(groups: Sequence[Group]) -> Any:
   return plot_mask_changes(runs)
 
 
+def layer_sparsity(groups: Sequence[Group]) -> Any:
+  """Draws the zeros found in each layer."""
+  runs = {
+      label: run for label, run in _pretrainings(groups).items()
+      if run.series('sparsity/sparsified')[0]
+  }
+  if not runs:
+    raise MissingRunsError('no run with logged sparsities')
+  return plot_layer_sparsity(runs)
+
+
 def _pretrainings(groups: Sequence[Group]) -> dict[str, Run]:
   return means(by_label(pretrained(groups), describe_pretraining))
 
@@ -215,8 +224,7 @@ FIGURES = {
     ),
     'layers': Figure(
         'zeros found in each layer at the end of each phase',
-        lambda groups: plot_layer_sparsity(_pretrainings(groups)),
-        'any runs',
+        layer_sparsity, 'pre-training',
     ),
     'masks': Figure(
         'survival and exploration of masks over steps', mask_changes,

@@ -15,6 +15,7 @@ from spdf_jax.analysis.lineages import Lineage
 from spdf_jax.analysis.scored_runs import ScoredRun
 from spdf_jax.analysis.scored_runs import Scores
 from spdf_jax.analysis.tables import percent
+from spdf_jax.analysis.tables import zeros
 from spdf_jax.analysis.workdirs import Run
 
 _NAMES = {
@@ -68,7 +69,7 @@ def last_value(run: Run, key: str) -> float:
 def group_runs(
     found: Iterable[ScoredRun],
 ) -> tuple[list[Group], list[str]]:
-  """Puts runs together that are seeds of one another, and chooses among configs.
+  """Puts seeds of one config together, and chooses among configs.
 
   Of configs with the same model, phases and task, which may differ in learning
   rates, the one with the most seeds is kept, and of these the one with the
@@ -144,8 +145,7 @@ def describe_pretraining(group: Group) -> str:
     kind = _NAMES.get(first.algorithm, first.algorithm)
     return f'{kind} {percent(first.sparsity)}, then dense'
   if algorithm == 'granet':
-    levels = [part.sparsity for p in group.runs[0].phases for part in p.parts]
-    return f'{name} {percent(levels[0])} to {percent(level)}'
+    return f'{name} {zeros(group.runs[0].phases[0])}'
   if algorithm == 'iterative':
     return f'{name} to {percent(level)}'
   return f'{name} {percent(level)}' if level else name

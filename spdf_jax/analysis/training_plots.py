@@ -58,12 +58,7 @@ def plot_sawtooth(
   for (label, run), upper, lower in zip(
       pruned.items(), panels[::2], panels[1::2]
   ):
-    ends = _draw_losses(upper, run)
-    control = controls.get(label)
-    if control is not None:
-      steps, losses = control.series('validation/loss')
-      ends.append((steps[-1], losses[-1], 'dense, as long', COLORS[2]))
-      upper.plot(steps[-1], losses[-1], 's', color=COLORS[2], clip_on=False)
+    ends = _draw_losses(upper, run, controls.get(label))
     phases = pretraining_phases(run)
     last = phases[-1].end
     _draw_levels(lower, run, GREY)
@@ -86,11 +81,13 @@ def plot_sawtooth(
   return figure
 
 
-def _draw_losses(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
+def _draw_losses(
+    ax: Any, run: Run, control: Run | None
+) -> list[tuple[float, float, str, str]]:
   """Draws what was logged in pre-training; returns the ends of the lines."""
   phases = pretraining_phases(run)
   last = phases[-1].end
-  ends = []
+  ends, settled = [], []
   for key, name, style in (
       ('train/loss', 'training', {'color': PALE, 'linewidth': 0.8}),
       ('validation/loss', 'validation', {
@@ -99,24 +96,25 @@ def _draw_losses(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
   ):
     points = [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= last]
     if points:
-      steps, losses = zip(*points)
-      ax.plot(steps, losses, clip_on=False, **style)
-      ends.append((steps[-1], losses[-1], name, style['color']))
+      ax.plot(*zip(*points), **style)
+      ends.append((*points[-1], name, style['color']))
+      settled += [x for s, x in points if s >= phases[0].end / 3]
   dense = run.at_end(phases[0], 'validation/loss')
   if dense is not None and phases[0].sparsity == 0:
     ax.axhline(dense[1], color=COLORS[1], linewidth=1.2, linestyle='--')
     ends.append((last, dense[1], 'dense model', COLORS[1]))
-  if ends:
-    # The first steps would leave no room for what follows.
-    settled = [
-        x for key in ('train/loss', 'validation/loss')
-        for s, x in zip(*run.series(key))
-        if phases[0].end / 3 <= s <= last
-    ]
+  steps, losses = control.series('validation/loss') if control else ([], [])
+  if steps:
+    ax.plot(
+        steps[-1], losses[-1], 's', color=COLORS[2], clip_on=False, zorder=4
+    )
+    ends.append((steps[-1], losses[-1], 'dense, as long', COLORS[2]))
+    settled.append(losses[-1])
+  if settled:
+    # Of the steep start the last part is enough; saw teeth are small.
     low, high = min(settled), max(settled)
-    ax.set_ylim(low - 0.06 * (high - low), high + 0.1 * (high - low))
-    for line in ax.get_lines():
-      line.set_clip_on(True)
+    room = max(high - low, 1e-3)
+    ax.set_ylim(low - 0.06 * room, high + 0.1 * room)
   return ends
 
 

@@ -90,7 +90,9 @@ def _draw(ax: Any, points: Sequence[Tuned]) -> None:
   if baseline:
     value = statistics.fmean(baseline[0].values)
     ax.axhline(value, color=GREY, linewidth=1.2, linestyle='--')
-    ends.append((0, value, 'dense model', GREY))
+    ends.append((
+        max(100 * p.level for p in points), value, 'dense model', GREY
+    ))
   ax.set_xticks(sorted({100 * p.level for p in points}))
   ax.set(xlabel='Zeros in pre-training (%)')
   polish(ax)
