@@ -16,11 +16,13 @@ import pytest
 from spdf_jax.analysis import diagrams
 from spdf_jax.analysis import figures
 from spdf_jax.analysis import flops_plots
+from spdf_jax.analysis import run_figures
 from spdf_jax.analysis import training_plots
 from spdf_jax.analysis.histories import average_runs
 from spdf_jax.analysis.histories import read_history
 from spdf_jax.analysis.lineages import read_lineage
 from spdf_jax.analysis.plot_style import COLORS
+from spdf_jax.analysis.run_figures import MissingRunsError
 from spdf_jax.analysis.run_groups import by_label
 from spdf_jax.analysis.run_groups import describe_pretraining
 from spdf_jax.analysis.run_groups import describe_run
@@ -159,7 +161,7 @@ def test_every_group_has_a_label_of_its_own(runs):
 
 
 def test_fine_tuning_shows_every_seed_and_lines_through_means(runs):
-  figure = figures.fine_tunings(groups_of(runs))
+  figure = run_figures.fine_tunings(groups_of(runs))
   ax, = figure.axes
   for color, marker, mean in (
       (COLORS[2], 'o', 1.25), (COLORS[1], 's', 2.25)
@@ -180,14 +182,14 @@ def test_fine_tuning_shows_every_seed_and_lines_through_means(runs):
 def test_scores_of_fine_tunings_have_a_panel_of_their_own(runs):
   for name, value in (('sparse-e2e0', 66.0), ('kept-e2e0', 60.0)):
     score(runs / f'{name}.json', runs / name, value)
-  figure = figures.fine_tunings(groups_of(runs))
+  figure = run_figures.fine_tunings(groups_of(runs))
   assert [ax.get_title(loc='left').partition(': ')[2] for ax in figure.axes
           ] == ['Loss on the task (nats per token)', 'BLEU of e2e, lora_e2e']
   assert line_of(figure.axes[1], marker='o', linestyle='-')[1] == [66.0]
 
 
 def test_the_sawtooth_starts_at_the_dense_model_and_has_a_control(runs):
-  figure = figures.sawtooth(groups_of(runs))
+  figure = run_figures.sawtooth(groups_of(runs))
   upper, lower = figure.axes
   x, y = line_of(upper, color=COLORS[0])
   assert (x, y) == ([50, 100, 150, 200], [4.0, 3.0, 3.4, 3.1])
@@ -201,7 +203,7 @@ def test_the_sawtooth_starts_at_the_dense_model_and_has_a_control(runs):
 
 
 def test_rigl_is_blue_and_granet_orange_as_in_the_post(runs):
-  figure = figures.rigl_and_granet(groups_of(runs))
+  figure = run_figures.rigl_and_granet(groups_of(runs))
   upper, lower = figure.axes
   for color, loss in ((COLORS[0], 3.15), (COLORS[1], 3.1)):
     looks = {'color': color, 'marker': 'o', 'linewidth': 1.8}
@@ -312,13 +314,13 @@ def test_all_draws_what_runs_allow_and_says_what_it_left_out(runs, tmp_path):
 
 
 def test_a_figure_that_lacks_its_runs_names_them(runs, tmp_path):
-  with pytest.raises(figures.MissingRunsError, match=(
+  with pytest.raises(MissingRunsError, match=(
       "'rigl-granet' needs a run of each, and there is no run of granet; give "
   )):
     figures.write_figures('rigl-granet', [runs / 'rigl'], tmp_path / 'out')
-  with pytest.raises(figures.MissingRunsError, match='there is no run; give'):
+  with pytest.raises(MissingRunsError, match='there is no run; give'):
     figures.write_figures('sawtooth', [], tmp_path / 'out')
-  with pytest.raises(figures.MissingRunsError, match='no sparse fine-tuning'):
+  with pytest.raises(MissingRunsError, match='no sparse fine-tuning'):
     figures.write_figures('fine-tuning', [runs / 'sparse-e2e0'], tmp_path)
   assert not (tmp_path / 'out').exists()
 

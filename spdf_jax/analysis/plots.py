@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import re
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,9 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
       ax.text(
           column, row, text, ha='center', va='center', fontsize=8, color=color
       )
-    ax.set_title(label, fontweight='bold', fontsize=10)
+    # Letters above a panel.
+    wide = 11 * len(run.phases)
+    ax.set_title(textwrap.fill(label, wide), fontweight='bold', fontsize=9)
     ax.set_xticks(range(len(run.phases)), [p.name for p in run.phases])
     ax.tick_params(length=0, labelsize=8)
     ax.spines[:].set_visible(False)
