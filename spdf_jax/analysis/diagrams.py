@@ -14,7 +14,7 @@ KEPT, GROWN, PRUNED = 'active', 'newly activated', 'masked: held at zero'
 _LINES = {  # Those that matter most last, on top.
     PRUNED: {'color': '#D3E3F0', 'linewidth': 0.7},
     GROWN: {'color': COLORS[2], 'linewidth': 1.0},
-    KEPT: {'color': COLORS[0], 'linewidth': 1.5},
+    KEPT: {'color': COLORS[0], 'linewidth': 1.3},
 }
 WIDTHS = (4, 6, 6, 4)
 """Neurons in the layers of the networks."""
@@ -83,7 +83,7 @@ def plot_mask_diagram(sparsity: float = 0.75, seed: int = 2) -> Any:
   masks = draw_masks(sparsity, seed)
   networks = [
       Network('Dense network', 'every weight is active', draw_masks(0, seed)),
-      Network('', '', []),
+      Network('Mask', 'of the middle weights', []),
       Network('Sparse network', f'{_percent(masks)} of weights are 0', masks),
   ]
   figure, ax = _canvas(networks, (KEPT, PRUNED), ('×', '='))
@@ -245,15 +245,11 @@ def _draw_network(ax: Any, left: float, network: Network) -> None:
 def _draw_matrix(ax: Any, left: float, mask: np.ndarray) -> None:
   """Draws a mask as a matrix of ones and zeros, inputs downwards."""
   rows, columns = mask.shape
-  size = 0.5
-  x0, y0 = left + 1.5 - size * columns / 2, size * rows / 2
+  corners = 0.23 * np.array([[-1, 1, 1, -1], [-1, -1, 1, 1]])
   for (i, j), kept in np.ndenumerate(mask):
-    x, y = x0 + size * (j + 0.5), y0 - size * (i + 0.5)
-    look = _LINES[KEPT if kept else PRUNED]['color']
-    ax.plot(x, y, 's', color=look, markersize=13.5, markeredgewidth=0)
-    ax.text(x, y, '1' if kept else '0', ha='center', va='center', fontsize=8,
+    x = left + 1.5 + 0.5 * (j - (columns - 1) / 2)
+    y = 0.5 * ((rows - 1) / 2 - i)
+    color = _LINES[KEPT if kept else PRUNED]['color']
+    ax.fill(x + corners[0], y + corners[1], color=color, linewidth=0)
+    ax.text(x, y, '1' if kept else '0', ha='center', va='center', fontsize=9,
             color='white' if kept else GREY)
-  ax.text(left + 1.5, y0 + 0.26, 'Mask', ha='center', va='bottom', fontsize=11,
-          fontweight='bold')
-  ax.text(left + 1.5, -y0 - 0.26, 'of the middle weights', ha='center',
-          va='top', fontsize=9, color=GREY)
