@@ -61,7 +61,12 @@ class Group(NamedTuple):
 
 
 def last_value(run: Run, key: str) -> float:
-  """Returns the last value that a run logged, infinite if there is none."""
+  """Returns the last value that a run logged, infinite if there is none.
+
+  Example:
+    >>> last_value(Run('toy', (), ({'step': 4, 'train/loss': 2.0},)), 'x')
+    inf
+  """
   _, values = run.series(key)
   return values[-1] if values and math.isfinite(values[-1]) else math.inf
 
