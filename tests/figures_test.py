@@ -278,6 +278,14 @@ def test_texts_of_figures_of_flops_stand_free(plot):
   assert_texts_stand_free(plot())
 
 
+def test_names_stand_at_the_ends_of_lines_on_a_logarithmic_axis():
+  ax, = flops_plots.plot_flops_reduction().axes
+  names = [text for text in ax.texts if text.get_text().endswith('zeros')]
+  for text, level in zip(names, flops_plots.LEVELS):
+    times = flops_plots.reductions(level)[-1][1]
+    assert text.xy[1] == pytest.approx(np.log(times) / np.log(11.5))
+
+
 @pytest.mark.parametrize('plot', DIAGRAMS)
 def test_texts_of_diagrams_stand_free(plot):
   figure = plot()

@@ -255,7 +255,7 @@ def plot_flops_reduction() -> Any:
       fontsize=10,
   )
   ax.annotate(
-      '◇ printed by SPDF', (0.02, 0.96), xycoords='axes fraction',
-      color=GREY, fontsize=9, va='top',
+      '◇ printed by SPDF', (0.98, 0.05), xycoords='axes fraction',
+      color=GREY, fontsize=9, ha='right',
   )
   return figure

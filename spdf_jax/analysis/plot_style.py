@@ -159,9 +159,9 @@ def label_ends(
     ['dense']
   """
   right = ax.get_xlim()[1]
-  low, high = ax.get_ylim()
   ends = sorted(ends, key=lambda end: end[1])
-  places = spread([(y - low) / (high - low) for _, y, _, _ in ends], gap)
+  to_axes = ax.transData + ax.transAxes.inverted()  # Logarithmic or not.
+  places = spread([to_axes.transform((x, y))[1] for x, y, _, _ in ends], gap)
   for place, (x, y, name, color) in zip(places, ends):
     # A faint line leads from a line that ends early to its name.
     ax.hlines(y, x, right, color=color, linewidth=0.8, linestyle=':')
