@@ -187,8 +187,9 @@ def test_scores_of_fine_tunings_have_a_panel_of_their_own(runs):
   for name, value in (('sparse-e2e0', 66.0), ('kept-e2e0', 60.0)):
     score(runs / f'{name}.json', runs / name, value)
   figure = run_figures.fine_tunings(groups_of(runs))
-  assert [ax.get_title(loc='left').partition(': ')[2] for ax in figure.axes
-          ] == ['Loss on the task (nats per token)', 'BLEU of e2e, lora_e2e']
+  assert [ax.get_ylabel() for ax in figure.axes] == [
+      'Task loss (nats per token)', 'BLEU (e2e, lora_e2e)'
+  ]
   assert line_of(figure.axes[1], marker='o', linestyle='-')[1] == [66.0]
 
 

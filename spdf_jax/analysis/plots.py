@@ -62,7 +62,8 @@ def mark_phases(ax: Any, run: Run) -> None:
 def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks where a run goes from one phase to the next.
+  A ring marks where a run goes from one phase to the next; the name of the one
+  that ends there is written where there are two.
 
   Args:
     runs: Runs by label.
@@ -95,13 +96,15 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
         flops, losses, linewidth=1.8, markersize=size, label=label, **style
     )
     ends.append((flops[-1], losses[-1], label, color))
-    for phase in pretraining_phases(run)[:-1]:
+    passed = pretraining_phases(run)[:-1]
+    for phase in passed:
       spent = flops_at(run, phase.end)
       if not flops[0] <= spent <= flops[-1]:
         continue
       loss = np.interp(np.log(spent), np.log(flops), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      rings.append((spent, loss, f'end of {phase.name}', color))
+      if len(passed) == 1:  # Names of many rounds would say little.
+        rings.append((spent, loss, f'end of {phase.name}', color))
   ax.set(
       xlabel='Training FLOPs',
       ylabel='Validation loss (nats per token)',

@@ -21,7 +21,7 @@ from spdf_jax.analysis.run_groups import short_count
 from spdf_jax.analysis.tuning_plots import Tuned
 from spdf_jax.analysis.workdirs import Run
 
-_LOSS = 'Loss on the task (nats per token)'
+_LOSS = 'Task loss (nats per token)'
 
 
 class MissingRunsError(ValueError):
@@ -98,9 +98,9 @@ def fine_tunings(groups: Sequence[Group]) -> Any:
   if missing:
     raise MissingRunsError(f'no {" and no ".join(missing)} of a sparse model')
   both = {
-      p.panel for p in points if p.way == tuning_plots.SPARSE and p.level
+      p[:2] for p in points if p.way == tuning_plots.SPARSE and p.level
   }
-  return tuning_plots.plot_fine_tuning([p for p in points if p.panel in both])
+  return tuning_plots.plot_fine_tuning([p for p in points if p[:2] in both])
 
 
 def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
@@ -121,15 +121,15 @@ def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
     way = tuning_plots.SPARSE if sparse else tuning_plots.DENSE
     place = (
         f'{group.lineage.model} ({short_count(group.parameters)} parameters), '
-        f'{group.task}: '
+        f'{group.task}'
     )
     measured = {_LOSS: [last_value(run, 'target/loss') for run in group.runs]}
     for scores in group.scores:
       for (task, protocol, metric), value in scores.items():
         if metric == 'bleu':
-          measured.setdefault(f'BLEU of {task}, {protocol}', []).append(value)
+          measured.setdefault(f'BLEU ({task}, {protocol})', []).append(value)
     points += [
-        Tuned(place + name, level, way, tuple(values))
+        Tuned(place, name, level, way, tuple(values))
         for name, values in measured.items() if all(map(math.isfinite, values))
     ]
   return points

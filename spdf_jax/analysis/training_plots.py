@@ -66,7 +66,7 @@ def plot_sawtooth(
       for phase in phases[1:]:
         ax.axvline(phase.start, color=PALE, linewidth=0.8, linestyle=':')
       polish(ax)
-      ax.set_xlim(0, last)
+      ax.set_xlim(0, 1.01 * last)  # The last marker is whole.
     lower.set_ylim(0, 100)
     lower.set(ylabel='Zeros (%)', xlabel='Step')
     upper.tick_params(labelbottom=False)
@@ -76,7 +76,7 @@ def plot_sawtooth(
     spans = [(p.start, p.end, zeros(p)) for p in phases]
     levels = label_spans(upper, spans)
     upper.set_title(
-        label, loc='left', fontweight='bold', fontsize=10, pad=6 + 21 * levels
+        label, loc='left', fontweight='bold', fontsize=10, pad=6 + 12 * levels
     )
   return figure
 
@@ -179,7 +179,7 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
   if settled:
     room = 0.06 * (max(settled) - min(settled))
     upper.set_ylim(min(settled) - room, max(settled) + room)
-  upper.set(ylabel=_LOSS, xlim=(0, last))
+  upper.set(ylabel=_LOSS, xlim=(0, 1.01 * last))
   lower.set(ylabel='Zeros (%)', xlabel='Step', ylim=(0, 100))
   upper.set_title(
       'Training (thin) and validation (points) loss', loc='left', fontsize=10

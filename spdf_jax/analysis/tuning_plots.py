@@ -19,13 +19,15 @@ class Tuned(NamedTuple):
   """What fine-tuning of a pre-trained model came to.
 
   Attributes:
-    panel: Model, task and what was measured.
+    model: The model and the task.
+    measure: What was measured.
     level: Zeros in pre-training.
     way: `DENSE` or `SPARSE`.
     values: One for each seed.
   """
 
-  panel: str
+  model: str
+  measure: str
   level: float
   way: str
   values: tuple[float, ...]
@@ -50,20 +52,22 @@ def plot_fine_tuning(points: Sequence[Tuned]) -> Any:
   Source: Thangarasa et al. 2023, "SPDF", figure 2.
 
   Example:
-    >>> points = [Tuned('e2e', 0.0, DENSE, (1.0,)),
-    ...           Tuned('e2e', 0.75, DENSE, (1.1, 1.3)),
-    ...           Tuned('e2e', 0.75, SPARSE, (1.5,))]
+    >>> points = [Tuned('toy', 'loss', 0.0, DENSE, (1.0,)),
+    ...           Tuned('toy', 'loss', 0.75, DENSE, (1.1, 1.3)),
+    ...           Tuned('toy', 'loss', 0.75, SPARSE, (1.5,))]
     >>> ax = plot_fine_tuning(points).axes[0]
     >>> sorted(text.get_text() for text in ax.texts)
     ['dense fine-tuning', 'dense model', 'sparse fine-tuning']
   """
-  panels = list(dict.fromkeys(point.panel for point in points))
+  panels = list(dict.fromkeys(point[:2] for point in points))
   figure = new_figure(6.6, 0.4 + 3.1 * len(panels))
   for ax, panel in zip(
       figure.subplots(len(panels), squeeze=False)[:, 0], panels
   ):
-    _draw(ax, [p for p in points if p.panel == panel])
-    ax.set_title(panel, loc='left', fontweight='bold', fontsize=10)
+    _draw(ax, [p for p in points if p[:2] == panel])
+    model, measure = panel
+    ax.set_title(model, loc='left', fontweight='bold', fontsize=10)
+    ax.set_ylabel(measure)
   return figure
 
 
