@@ -102,7 +102,9 @@ def sparsify(
   updates after it (added noise, a second learning rate) loses the zeros. What
   skips or collects whole steps goes around it: `optax.MultiSteps`,
   `optax.apply_if_finite`, `optax.partition`. The last also freezes modules,
-  which then keep every weight::
+  which then keep every weight:
+
+  .. code-block:: python
 
     tx = optax.partition(
         {'trained': sparsify(…), 'frozen': optax.set_to_zero()},
