@@ -269,7 +269,7 @@ def test_the_reduction_rises_with_size_to_its_limit(level):
   printed = {0.5: (1 / 0.737, 1 / 0.601), 0.75: (1 / 0.601, 1 / 0.401)}
   found = dict(zip(flops_plots.MODELS, times))
   for name, value in zip(('gpt2-small', 'gpt3-xl'), printed.get(level, ())):
-    assert found[name] == pytest.approx(value, rel=2e-3)
+    assert found[name] == pytest.approx(value, rel=6e-3)
 
 
 @pytest.mark.parametrize('plot', [
