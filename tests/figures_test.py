@@ -122,6 +122,17 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
   )
 
 
+def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
+  for name, level, expected in (('dense', 0.0, [1.0]), ('sparse', 0.3, [])):
+    start = pretrain(tmp_path / name, level)
+    workdir = prune(tmp_path / f'from-{name}', start)
+    log(workdir, (100, 0.5), key='sparsity/exploration')
+    own = read_history(read_lineage(start))
+    assert own.series('validation/loss')[0] == [50, 100]
+    run = read_history(read_lineage(workdir))
+    assert run.series('sparsity/exploration')[1] == expected
+
+
 def test_the_mean_run_has_the_means_over_seeds(tmp_path):
   rng = np.random.default_rng(0)
   losses = rng.normal(size=(3, 4))
