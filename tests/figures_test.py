@@ -266,6 +266,12 @@ def test_bars_are_what_spdf_prints_and_stages_add_up():
   assert variable.flops[flops_plots.DENSE] / dense.total == pytest.approx(
       9379 / 62523, rel=1e-3
   )
+  # A zero saves three products of two operations for each token.
+  hidden = 32 * 12 * 4096**2
+  tokens = 62523 * 1040 * 2048
+  assert variable.flops[flops_plots.SPARSE] == pytest.approx(
+      dense.flops[flops_plots.DENSE] - 0.9 * 6 * hidden * tokens
+  )
   axes = flops_plots.plot_flops_bars().axes
   heights = sum(bar.get_height() for ax in axes for bar in ax.patches)
   assert heights == pytest.approx(sum(bar.total for bar in bars) / 1e18)
