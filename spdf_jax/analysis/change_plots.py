@@ -81,6 +81,10 @@ def _draw(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
     ends.append(end)
   steps, explored = run.series('sparsity/exploration')
   explored = [100 * share for share in explored]
-  ax.plot(steps, explored, color=COLORS[2], linewidth=1.8, clip_on=False)
+  mark = '.' if len(steps) == 1 else ''
+  ax.plot(
+      steps, explored, color=COLORS[2], linewidth=1.8, marker=mark,
+      clip_on=False,
+  )
   ends.append((steps[-1], explored[-1], 'explored', COLORS[2]))
   return ends

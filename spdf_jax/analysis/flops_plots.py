@@ -194,7 +194,7 @@ def reductions(level: float) -> list[tuple[int, float]]:
 
   Example:
     >>> [round(times, 2) for _, times in reductions(0.75)][-1]
-    3.93
+    3.66
   """
   found = []
   for name in MODELS:

@@ -1,5 +1,6 @@
 """Histories: the launches that made a checkpoint, read as one run."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import statistics
@@ -9,6 +10,8 @@ from spdf_jax.analysis.lineages import Lineage
 from spdf_jax.analysis.workdirs import PhaseRecord
 from spdf_jax.analysis.workdirs import read_run
 from spdf_jax.analysis.workdirs import Run
+
+_EXPLORED = 'sparsity/exploration'
 
 
 def read_history(lineage: Lineage) -> Run:
@@ -56,7 +59,9 @@ def join_runs(runs: Sequence[Run]) -> Run:
   """Joins launches, each of which started where the one before it ended.
 
   What a launch logged before its first step is left out: the step belongs to
-  the one before.
+  the one before. Every launch counts anew which weights were ever active: after
+  a dense phase in an earlier one they all were, otherwise it is not known and
+  left out.
 
   Args:
     runs: In order, one at least.
@@ -77,12 +82,25 @@ def join_runs(runs: Sequence[Run]) -> Run:
     offset = phases[-1].end if phases else 0
     phases += [_later(phase, offset) for phase in run.phases]
     rows += [
-        {**row, 'step': row['step'] + offset}
+        _explored(row, phases[:-len(run.phases)])
+        | {'step': row['step'] + offset}
         for row in run.rows if row['step'] or not offset
     ]
   return dataclasses.replace(
       runs[-1], phases=tuple(phases), rows=tuple(rows)
   )
+
+
+def _explored(
+    row: Mapping[str, Any], earlier: Sequence[PhaseRecord]
+) -> dict[str, Any]:
+  """Returns a row with what was ever active since the first launch."""
+  row = dict(row)
+  if earlier and row.pop(_EXPLORED, None) is not None and any(
+      part.sparsity == 0 for phase in earlier for part in phase.parts
+  ):
+    row[_EXPLORED] = 1.0
+  return row
 
 
 def _later(phase: PhaseRecord, steps: int) -> PhaseRecord:

@@ -227,7 +227,7 @@ def plot_levels(runs: Mapping[str, Run]) -> Any:
         edge = phase.parts[-1]
         width = max(edge.steps, _NARROW * last)
         texts = [
-            (phase.start, min(phase.steps / 3, 2 * _NARROW * last), first),
+            (phase.start, min(phase.steps / 3, _NARROW * last), first),
             (phase.end - width, width, final),
         ]
       for start, width, level in texts:
