@@ -21,6 +21,7 @@ _PREPARE = [
     *_DATA, 'pyarrow>=15', 'sentencepiece>=0.2', 'zstandard>=0.22'
 ]
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
+_NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13']
 
 setup(
     name='spdf_jax',
@@ -63,12 +64,12 @@ setup(
         'prepare': _PREPARE,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
+        'notebooks': _NOTEBOOKS,
         'dev': [
-            *_QUICKSTART,
+            *_NOTEBOOKS,
             *_HF,
             *_PREPARE,
             'tensorboardX',
-            'equinox',
             'flatbuffers',
             'hypothesis',
             'jupytext',
