@@ -111,7 +111,7 @@ def granet(level, fraction, *, update_every, update_until):
   return rigl._replace(update=update)
 
 
-by_hand = granet(LEVEL, 0.5, **TIMES)
+by_hand = granet(LEVEL, 0.3, **TIMES)
 
 # %% [markdown]
 # ## 3. Against the library
@@ -120,7 +120,7 @@ by_hand = granet(LEVEL, 0.5, **TIMES)
 # for blocks of weights. On the same weights and gradients its masks are ours.
 
 # %%
-library = spdf.granet(LEVEL, drop_fraction=0.5, **TIMES)
+library = spdf.granet(LEVEL, drop_fraction=0.3, **TIMES)
 draw = lambda i: {'w': jax.random.normal(jax.random.key(i), (2, 48, 64))}
 weights = draw(0)
 masks = {

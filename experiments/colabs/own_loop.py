@@ -84,15 +84,16 @@ def train(params, predict, algorithm):
     ).mean()
 
   @jax.jit
-  def step(params, opt_state, key):
+  def step(params, opt_state, i):
+    key = jax.random.fold_in(jax.random.key(1), i)
     batch = jax.random.choice(key, train_set, (BATCH,))
     grads = jax.grad(loss_fn)(params, batch)
     updates, opt_state = tx.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
   evaluate, curve = jax.jit(loss_fn), []
-  for i, key in enumerate(jax.random.split(jax.random.key(1), STEPS), 1):
-    params, opt_state = step(params, opt_state, key)
+  for i in range(1, STEPS + 1):
+    params, opt_state = step(params, opt_state, i)
     if i % 25 == 0:
       curve.append((i, float(evaluate(params, validation))))
   return params, spdf.get_mask(opt_state), np.array(curve).T
@@ -135,7 +136,7 @@ def nnx_model():
       x = self.embed(contexts).reshape(len(contexts), -1)
       return self.head(nnx.relu(self.second(nnx.relu(self.first(x)))))
 
-  graph, params = nnx.split(Network(nnx.Rngs(0)), nnx.Param)
+  graph, params = nnx.split(Network(nnx.Rngs(0)))
   return params, lambda params, contexts: nnx.merge(graph, params)(contexts)
 
 

@@ -73,10 +73,8 @@ tables = {name: flops_tables.compare(name) for name in TABLES}
 for name, cells in tables.items():
   print(f'{name}: {flops_tables.summarize(cells)}')
 
-source = tables['spdf'][0].source
-first = [cell for cell in tables['spdf'] if cell.source != source]
-first = [cell for cell in first if cell.source == first[0].source]
-print('\n' + flops_tables.format_cells(first))
+pretraining = [c for c in tables['spdf'] if 'appendix, table 2' in c.source]
+print('\n' + flops_tables.format_cells(pretraining))
 
 # %%
 verdicts = (
@@ -118,6 +116,7 @@ def make_config(seed, sparsity):
   pretrain = dict(
       duration='100 steps', data='corpus', batch_size=16, length=64,
       sparsity=sparsity, learning_rate=rate, weight_decay=0.1, restart=False,
+      reshuffle=False,
   )
   finetune = pretrain | dict(
       duration='40 steps', data='task', sparsity=0.0, restart=True,
