@@ -110,7 +110,7 @@ def test_a_run_fills_the_cell_of_what_made_it(tmp_path):
   )
 
 
-def test_a_table_of_ones_own_is_filled_like_a_paper's(tmp_path):
+def test_a_table_of_ones_own_is_filled_by_the_same_rule(tmp_path):
   for seed, value in enumerate((2.0, 2.5)):
     run = pretrain(tmp_path / str(seed), 0.75, preset='gpt-mini', seed=seed)
     score(run / 's.json', run, value, 'validation', 'mean over tokens', 'loss')
