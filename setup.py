@@ -12,6 +12,7 @@ _VERSION = re.search(
 )[1]
 
 _DATA = ['tokenizers>=0.21']
+_DOCS = ['pdoc>=15']
 _EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
 _HARNESS = ['lm_eval>=0.4.13']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
@@ -57,6 +58,7 @@ setup(
     ],
     extras_require={
         'data': _DATA,
+        'docs': _DOCS,
         'eval': _EVAL,
         'harness': _HARNESS,
         'hf': _HF,
@@ -67,6 +69,7 @@ setup(
         'notebooks': _NOTEBOOKS,
         'dev': [
             *_NOTEBOOKS,
+            *_DOCS,
             *_HF,
             *_PREPARE,
             'tensorboardX',

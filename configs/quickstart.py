@@ -3,7 +3,6 @@
 A GPT of 0.7M parameters learns Python's library with 75 % of hidden weights at
 zero, goes on densely, and is fine-tuned to write docstrings (Thangarasa et al.,
 SPDF, 2023, https://arxiv.org/abs/2303.10464; Cerebras, Variable SPDF, 2023).
-
 Expected: a perplexity below a bigram model's; fine-tuning halves docstrings'.
 
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
@@ -35,6 +34,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       dtype='float32',  # of the computation; parameters are float32
   )
   config.matmul = 'auto'  # sparse steps: 'native' kernels, 'dense', the faster
+  config.storage = 'dense'  # 'compact': sparse phases store kept values only
   config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
   config.micro_batches = 1  # parts of a batch, one after another: less memory
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # devices; -1: all others

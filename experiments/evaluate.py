@@ -11,7 +11,7 @@ lambada, wikitext, the suites cerebras_gpt and open_llm of EleutherAI's harness
 (extra harness; without a path they are downloaded), and, on their test split,
 curation and tasks that generate: e2e, e2e_csv, webnlg, dart, jsonl,
 python-docstrings. One table has every number with its protocol; --output has it
-as JSON.
+as JSON, and as Markdown beside that.
 """
 
 import json
@@ -24,7 +24,7 @@ from absl import logging
 
 from experiments import compilation_cache
 from experiments import console
-from spdf_jax import evaluation
+from experiments import scoring
 from spdf_jax.analysis import candidates
 from spdf_jax.analysis import scorecard
 from spdf_jax.training.metrics import write_atomically
@@ -34,22 +34,9 @@ _HF = flags.DEFINE_string(
     'hf', None, 'Or a Hugging Face directory, with its tokenizer.'
 )
 _TASKS = flags.DEFINE_list('tasks', None, 'NAME or NAME=PATH, by commas.')
-_SEARCH = flags.DEFINE_enum(
-    'search', 'hu2021', ['greedy', *evaluation.PROTOCOLS],
-    'How answers are found.',
-)
-_MAX_NEW_TOKENS = flags.DEFINE_integer(
-    'max_new_tokens', 64, 'Most tokens of an answer.', lower_bound=1
-)
-_BATCH_SIZE = flags.DEFINE_integer(
-    'batch_size', 8, 'Sequences at once.', lower_bound=1
-)
-_LIMIT = flags.DEFINE_integer(
-    'limit', None, 'Only so many of each, for a try.', lower_bound=1
-)
-_METEOR_JAR = flags.DEFINE_string('meteor_jar', None, 'meteor-1.5.jar.')
 _OUTPUT = flags.DEFINE_string(
-    'output', None, 'JSON file for the scores; answers go beside it.'
+    'output', None,
+    'JSON file for the scores; their table and the answers go beside it.',
 )
 
 
@@ -62,12 +49,7 @@ def main(argv: list[str]) -> int:
   console.prepare()
   compilation_cache.prepare()
   output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
-  settings = scorecard.Settings(
-      search=_SEARCH.value, max_new_tokens=_MAX_NEW_TOKENS.value,
-      batch_size=_BATCH_SIZE.value, limit=_LIMIT.value,
-      meteor_jar=_METEOR_JAR.value,
-      generations=output and output.with_suffix(''),
-  )
+  settings = scoring.settings(output and output.with_suffix(''))
   try:
     candidate = (
         candidates.open_run(_WORKDIR.value) if _WORKDIR.value
@@ -81,13 +63,16 @@ def main(argv: list[str]) -> int:
   except (ValueError, OSError, ImportError) as error:
     logging.error('%s', error)
     return 1
-  print(scorecard.format_scores(scores))
+  table = scorecard.format_scores(scores)
+  print(table)
   if output is not None:
+    write_atomically(output.with_suffix('.md'), table + '\n')
     found = scorecard.to_json(candidate, scores)
     write_atomically(output, json.dumps(found, indent=2) + '\n')
   return 0
 
 
 if __name__ == '__main__':
+  flags.adopt_module_key_flags(scoring)
   flags.mark_flag_as_required('tasks')
   app.run(main)

@@ -117,7 +117,12 @@ def evaluators(
       (p.length for p in recipe.plan.phases if p.data == 'task'),
       default=recipe.model.config.max_length,
   )
-  examples = data.encode_pairs(recipe.task.validation, tokenizer, length + 1)
+  # Splits are ordered, by module, by input or by category.
+  pairs = recipe.task.validation
+  most = settings['task_batches'] * settings['batch_size']
+  examples = data.encode_pairs(
+      pairs[::max(len(pairs) // most, 1)], tokenizer, length + 1
+  )
   every_time.append(
       evaluation.loss_evaluator(
           apply_fn,
@@ -133,9 +138,12 @@ def evaluators(
   count = settings['generations']
   if not count:
     return every_time, []
-  # Evenly spread over the split, which is ordered by module.
-  chosen = range(0, len(examples.pairs), -(-len(examples.pairs) // count))
-  contexts = examples.contexts
+  inputs = recipe.task.inputs_of('validation')
+  inputs = inputs[::-(-len(inputs) // count)]
+  prompts = data.encode_pairs(
+      [data.Pair(entry.context, entry.references[0]) for entry in inputs],
+      tokenizer, length + 1,
+  ).contexts
   return every_time, [
       evaluation.task_evaluator(
           functools.partial(
@@ -146,8 +154,11 @@ def evaluators(
               batch_size=min(count, settings['batch_size']),
               length=recipe.model.config.max_length,
           ),
-          [contexts[i] for i in chosen],
-          [examples.pairs[i].target for i in chosen],
+          prompts,
+          [
+              entry.references if len(entry.references) > 1
+              else entry.references[0] for entry in inputs
+          ],
           decode=tokenizer.decode,
           directory=workdir / 'generations',
       )

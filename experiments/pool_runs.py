@@ -15,6 +15,7 @@ from typing import Any
 from typing import NamedTuple
 
 from absl import flags
+import jax
 
 from experiments import arms
 from experiments import compilation_cache
@@ -66,6 +67,8 @@ class Runner(NamedTuple):
         outcome = write_initial(recipe, workdir)
       else:
         outcome = train(recipe, workdir)
+    # No other run uses its programs, which would add up to gigabytes.
+    jax.clear_caches()
     outcome['seconds'] = round(time.monotonic() - started, 1)
     write_atomically(workdir / _OUTCOME, json.dumps(outcome, indent=2) + '\n')
     return outcome

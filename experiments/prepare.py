@@ -6,8 +6,9 @@
 Reads text, JSON lines (also .zst), Parquet, Hugging Face datasets on disk and
 nanoGPT's .bin; the tokenizer is learned (bpe-N), `bytes`, or a path to a
 tokenizer.json, to GPT-2's vocabulary or to a model of sentencepiece. Killed,
-it goes on where it was. Train with --config.data.corpus=./corpora/books
---config.data.tokenizer=''.
+it goes on where it was. Within a folder, files or folders whose name begins
+with validation, valid, val, dev or test are that split. Train with
+--config.data.corpus=./corpora/books --config.data.tokenizer=''.
 
   python -m experiments.prepare --task=e2e --input=DIR --dry_run
 
@@ -32,9 +33,12 @@ _TOKENIZER = flags.DEFINE_string(
 _OUTPUT = flags.DEFINE_string('output', None, 'Where the corpus goes.')
 _FIELD = flags.DEFINE_string('field', 'text', 'Field that holds the text.')
 _VALIDATION = flags.DEFINE_float(
-    'validation', 0.005, 'Share of documents to validate on.'
+    'validation', 0.005,
+    'Share of documents to validate on, where no file is named after it.',
 )
-_TEST = flags.DEFINE_float('test', 0.005, 'Share of documents to test on.')
+_TEST = flags.DEFINE_float(
+    'test', 0.005, 'Share of documents to test on, in the same way.'
+)
 _MAX_FAULTS = flags.DEFINE_float(
     'max_faults', 0.001, 'Largest share of faulty documents to leave out.'
 )

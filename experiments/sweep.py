@@ -9,8 +9,9 @@ Every point of the grid is trained with seeds 0, 1, …, each run in a folder of
 its own, named by what it changed; --config.init_from=RUN@PHASE fine-tunes one
 pre-trained model in all of them. Killed, the same command goes on; finished
 runs are not trained again. sweep.jsonl has a line for each run, and the table
-at the end the mean over seeds ± their deviation. With --test_tasks, as
-experiments.evaluate takes --tasks, the best point's runs are scored once.
+at the end, sweep.md, the mean over seeds ± their deviation. With --test_tasks,
+as experiments.evaluate takes --tasks and the flags beside it, the best point's
+runs are scored once: test.json and test.md, answers in the runs' folders.
 """
 
 import json
@@ -26,6 +27,7 @@ from ml_collections import config_flags
 from experiments import compilation_cache
 from experiments import console
 from experiments import lifecycle
+from experiments import scoring
 from spdf_jax import training
 from spdf_jax.analysis import candidates
 from spdf_jax.analysis import scorecard
@@ -82,7 +84,9 @@ def main(argv: list[str]) -> int:
     write_atomically(workdir / 'sweep.jsonl', ''.join(lines))
     jax.clear_caches()  # Of this run's programs.
   choices = sweeps.rank(results, _METRIC.value)
-  print(sweeps.format_choices(choices, _METRIC.value))
+  table = sweeps.format_choices(choices, _METRIC.value)
+  print(table)
+  write_atomically(workdir / 'sweep.md', table + '\n')
   if _TEST_TASKS.value:
     best = [r for r in results if r.fields == choices[0].fields]
     try:
@@ -147,17 +151,19 @@ def score(
     found = []
     for source in sources:
       candidate = candidates.open_run(source)
+      settings = scoring.settings(pathlib.Path(source) / 'test')
       scores = []
       for task in tasks:
         name, _, files = task.partition('=')
-        scores += scorecard.score_task(
-            candidate, name, files, scorecard.Settings()
-        )
+        scores += scorecard.score_task(candidate, name, files, settings)
       found.append(scorecard.to_json(candidate, scores))
     write_atomically(path, json.dumps(found, indent=2) + '\n')
-  return scorecard.format_means(found)
+  table = scorecard.format_means(found)
+  write_atomically(workdir / 'test.md', table + '\n')
+  return table
 
 
 if __name__ == '__main__':
+  flags.adopt_module_key_flags(scoring)
   flags.mark_flags_as_required(['config', 'workdir'])
   app.run(main)

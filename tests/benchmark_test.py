@@ -279,7 +279,16 @@ def test_native_suites_compare_every_sparsity_with_dense():
   rng = np.random.default_rng(0)
   layers = list(matmul.measure_layers((matmul.Layer(16, 8),), (4,), 3, rng))
   means = [row for row in layers if row.case == 'mean']
-  assert len(layers) == 2 * len(means) == 4 * len(matmul.SPEEDUPS)
+  assert len(layers) == 2 * len(means) == 4 * len(matmul.SPEEDUPS['float32'])
+  if native.is_available('bfloat16'):
+    rows = list(matmul.measure_layers(
+        (matmul.Layer(16, 8),), (4,), 1, rng, 'bfloat16'
+    ))
+    means = [row for row in rows if row.case == 'mean, bfloat16']
+    assert [row.target for row in means[::2]] == [2.0, 3.6, 6.5, 9.5]
+    layers += rows
   steps = list(train_step.measure_native(SMALL, 1, rng))
-  assert len(steps) == 1 + 2 * len(train_step.NATIVE_SPEEDUPS)
+  assert len(steps) == 1 + 5 * len(train_step.NATIVE_SPEEDUPS)
+  sizes = {row.metric: row for row in steps}
+  assert sizes['90% zeros: compact bytes per weight'].target == 2.7
   assert all(row.value > 0 for row in layers + steps)

@@ -1,5 +1,6 @@
 """The commands: a dry run trains nothing, bad input gets one sentence."""
 
+import json
 import re
 
 import jax
@@ -11,8 +12,11 @@ from tiny_run import assert_same_arrays
 
 from experiments import lifecycle
 import spdf_jax as spdf
+from spdf_jax import data
+from spdf_jax import evaluation
 from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.analysis.plan import format_plan
+from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.training import create_recipe
 from spdf_jax.training import open_session
 
@@ -49,6 +53,27 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
     assert re.search(rf'{word}.*[0-9.]+ MiB', memory)
   assert re.search(r'disk: [0-9.]+ MiB per checkpoint', text)
   assert 'FLOPs' in text
+
+
+def test_a_dry_run_says_what_a_compact_state_takes():
+  recipe = make_recipe(storage='compact')
+  text = format_plan(recipe, describe_plan(recipe, 'plan'))
+  # 12 bytes per kept weight, and a bit per weight.
+  assert re.search(
+      r"in phase 'pretrain': [0-9.]+ MiB .* masks, 3\.1[23] bytes per weight "
+      'of a sparsified layer in place of 13', text,
+  )
+  assert "in phase 'continuation'" not in text
+
+
+def test_compact_storage_is_refused_where_masks_move():
+  refuse(
+      "storage is 'compact' and phase 'pretrain' has 15 steps, in which masks",
+      arg='algorithm=rigl', storage='compact',
+      phases__pretrain__sparsity__update_every=2,
+      phases__pretrain__sparsity__update_until=9,
+  )
+  refuse("storage 'packed' is unknown", storage='packed')
 
 
 def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
@@ -270,6 +295,41 @@ def test_another_seed_has_other_weights_masks_and_data():
   ]
   assert (masks[0] != masks[1]).any()
   assert (one.batch_at(0).inputs != other.batch_at(0).inputs).any()
+
+
+def test_a_task_is_validated_all_over_its_split_by_all_references(
+    tmp_path, monkeypatch
+):
+  pytest.importorskip('sacrebleu')
+  texts = lambda i: ('red', 'crimson') if i % 2 else (f'text {i}',)
+  inputs = [data.Input(f'input {i}', texts(i)) for i in range(41)]
+  task = task_of_inputs('toy', {'train': inputs, 'validation': inputs})
+  monkeypatch.setattr(data, 'load_task', lambda name, directory: task)
+  monkeypatch.setattr(evaluation, 'generate', lambda decoder, params, prompts,
+                      **settings: [[*b' red'] for _ in prompts])
+  read = []
+  evaluate_loss = evaluation.loss_evaluator
+
+  def reading(apply_fn, batches, **settings):
+    read.append(batches)
+    return evaluate_loss(apply_fn, batches, **settings)
+
+  monkeypatch.setattr(evaluation, 'loss_evaluator', reading)
+  recipe = create_recipe(small_config())
+  _, (generate,) = lifecycle.evaluators(recipe, tmp_path)
+  contexts = [
+      bytes(row[:row.tolist().index(256)].astype(np.uint8)).decode()
+      for batch in read[1] for row in batch.inputs
+  ]
+  # Every seventh of 61 pairs, for two batches of four.
+  assert contexts == [f'input {i}' for i in (0, 5, 9, 14, 19, 23, 28, 33)]
+  scores = dict(generate(3, None))
+  (path,) = (tmp_path / 'generations').iterdir()
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [r['reference'] for r in records] == [
+      'text 0', ['red', 'crimson'], 'text 22', ['red', 'crimson']
+  ]
+  assert scores['task/chrf'] < 100
 
 
 def test_validation_reads_fixed_batches_of_the_validation_split():

@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from configs import books
 from configs import common
 from configs import quickstart
 from spdf_jax.training import create_plan
@@ -75,6 +76,20 @@ def test_a_change_of_one_phase_changes_no_other():
   config = quickstart.get_config()
   config.phases.pretrain.learning_rate.peak = 0.5
   assert config.phases.continuation.learning_rate.peak == 3e-3
+
+
+def test_books_are_learned_sparse_then_dense_and_tasks_densely():
+  config = books.get_config()
+  assert list(config.phases.order) == ['pretrain', 'continuation']
+  assert config.phases.pretrain.sparsity == 0.75
+  assert config.phases.continuation.sparsity == 0.0
+  assert not config.data.task and not config.init_from
+  config = books.get_config('task=webnlg,sparsity=0.5')
+  assert list(config.phases.order) == ['finetune']
+  assert config.phases.finetune.sparsity == 0.0
+  assert config.data.task == 'webnlg' and config.init_from == 'runs/books'
+  with pytest.raises(ValueError, match="'dart'; use one of e2e, webnlg, dart_"):
+    books.get_config('task=dart')
 
 
 @pytest.mark.parametrize('arg, message', [

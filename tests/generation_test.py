@@ -140,7 +140,7 @@ def test_computation_stops_when_all_rows_have_ended():
   assert len(calls) == 4
 
 
-def test_model_is_traced_once_for_all_batches():
+def test_model_is_traced_once_for_prompts_of_like_length():
   traces = []
 
   def model(params, tokens_BxL):
@@ -155,10 +155,14 @@ def test_model_is_traced_once_for_all_batches():
       batch_size=2,
       length=64,
   )
-  run([[1], [2, 3, 4], [5], [6], [7]], end_of_text=9)
-  run([[4, 4, 4], [2]], end_of_text=8)
-  assert set(traces) == {(2, 7)}
+  run([[0, 1, 1, 1], [2, 3, 4], [5, 5, 5], [6] * 4, [7] * 3], end_of_text=9)
+  run([[4, 4, 4, 4], [2]], end_of_text=8)
+  assert set(traces) == {(2, 8)}
   assert len(traces) <= 3  # For shapes, the prompts and the loop.
+  found = run([[1], [2] * 9, [5] * 3, [6], [7] * 16, [3] * 12], end_of_text=9)
+  assert [new[0] for new in found] == [2, 3, 6, 7, 8, 4]
+  # Prompts of 1; 3 and 4; 9 to 16 tokens.
+  assert set(traces) == {(2, 5), (2, 7), (2, 8), (2, 20)}
 
 
 def test_no_prompts_give_no_generations():

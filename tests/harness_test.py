@@ -142,6 +142,19 @@ def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
   assert scores.values == pytest.approx(expected)
   assert scores.mean == pytest.approx(np.mean(list(expected.values())))
   assert set(scores.items.values()) == {LIMIT} and not scores.reasons
+  # Read from the files: ARC has questions with three and five answers.
+  chosen = {
+      'arc_easy': ('arc_easy.jsonl', 'choices'),
+      'arc_challenge': ('arc_challenge.jsonl', 'choices'),
+      'openbookqa': ('openbook_qa.jsonl', 'choices'),
+      'piqa': ('piqa.jsonl', 'choices'),
+      'winogrande': ('winogrande.jsonl', 'context_options'),
+      'hellaswag': ('hellaswag_val_1000.jsonl', 'endings'),
+  }
+  assert scores.chance == pytest.approx({
+      task: np.mean([1 / len(row[field]) for row in rows(name)])
+      for task, (name, field) in chosen.items()
+  })
   assert 'torch' not in sys.modules
 
 

@@ -1,6 +1,8 @@
 """Training steps with native kernels learn what dense products do."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +34,24 @@ BATCH = data.Batch(
 TIMES = dict(update_every=3, update_until=9)
 
 
-def losses(algorithm, sparse_steps, steps=12):
+def start(algorithm, sparse_steps, model=MODEL):
+  """Returns a jitted step and the first state."""
   optimizer = sparsity.sparsify(
       optax.adam(3e-3), algorithm, where=models.sparsifiable, key=0
   )
   step = jax.jit(functools.partial(
       training.train_step,
-      apply_fn=MODEL.apply,
+      apply_fn=model.apply,
       optimizer=optimizer,
       learning_rate=optax.constant_schedule(3e-3),
       sparse_steps=sparse_steps,
   ))
-  params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])['params']
-  state = training.create_state(params, optimizer)
+  params = model.init(jax.random.key(0), TOKENS[:, :-1])['params']
+  return step, training.create_state(params, optimizer)
+
+
+def losses(algorithm, sparse_steps, steps=12, model=MODEL):
+  step, state = start(algorithm, sparse_steps, model)
   found = []
   for _ in range(steps):
     state, metrics = step(state, BATCH)
@@ -94,9 +101,35 @@ def test_auto_leaves_small_work_to_dense_products():
   assert choose('auto', narrow, tokens=128) is None
 
 
-def test_kernels_are_asked_for_in_float32_only():
-  model = models.create_model('gpt-mini', vocab_size=32, dtype='bfloat16')
-  assert training.sparse_steps('native', model, tokens=128) is None
+def in_dtype(dtype):
+  config = dataclasses.replace(MODEL.config, dtype=dtype)
+  return MODEL.clone(config=config)
+
+
+@pytest.mark.skipif(
+    not native.is_available('bfloat16'), reason='no kernels of bfloat16 here'
+)
+def test_a_model_in_bfloat16_trains_with_kernels_of_bfloat16():
+  model = in_dtype('bfloat16')
+  sparse = training.sparse_steps('native', model, tokens=128)
+  step, state = start(sparsity.static(0.75), sparse, model)
+  text = step.lower(state, BATCH).as_text()
+  products = re.findall(r'@(spdf_\w+)(\(.*)', text)
+  assert {name for name, _ in products} == {
+      'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
+  }
+  assert all('xbf16>' in line and 'xf32>' not in line for _, line in products)
+  found, _ = losses(sparsity.static(0.75), sparse, model=model)
+  wanted, _ = losses(sparsity.static(0.75), None, model=model)
+  np.testing.assert_allclose(found, wanted, rtol=1e-2)
+  assert found[-1] < 0.9 * found[0]
+
+
+def test_kernels_are_asked_for_where_there_are_some():
+  for dtype in 'float32', 'bfloat16', 'float16':
+    sparse = training.sparse_steps('native', in_dtype(dtype), tokens=128)
+    assert (sparse is not None) == native.is_available(dtype)
+  assert not native.is_available('float16')
   assert training.sparse_steps('dense', MODEL, tokens=128) is None
 
 

@@ -48,6 +48,19 @@ MULTIPLY = textwrap.dedent('''
 ''')
 
 
+BFLOAT16 = textwrap.dedent('''
+    import jax.numpy as jnp
+    from spdf_jax.accelerator import native
+    from spdf_jax.accelerator import sparse_matmul
+
+    native.is_available()
+    print(native.is_available('bfloat16'))
+    x, w = jnp.ones((2, 40), 'bfloat16'), jnp.ones((40, 3), 'bfloat16')
+    for lowering in 'reference', 'native':
+      print(sparse_matmul(x, w, w > 0, lowering=lowering).tolist())
+''')
+
+
 def start(code, cache, **changes):
   """Starts a child with a cache of its own."""
   env = os.environ | {
@@ -221,6 +234,35 @@ def test_kernels_of_no_processor_are_named(run):
   _, err, status = run(code, SPDF_NATIVE_KERNELS='sse')
   assert status == 1
   assert "SPDF_NATIVE_KERNELS is 'sse'; unset it, or set it to one of " in err
+
+
+@needs_compiler
+def test_without_kernels_of_bfloat16_it_warns_once_and_uses_the_reference(
+    warm, quick_compiler, run
+):
+  wish = dict(CXX=quick_compiler, SPDF_NATIVE_KERNELS='portable')
+  out, err, code = run(BFLOAT16, warm[0], **wish)
+  available, reference, native = out.splitlines()
+  assert (available, code) == ('False', 0), err
+  assert native == reference
+  (warning,) = [line for line in err.splitlines() if 'native' in line]
+  assert 'bfloat16 are not used: they need a processor with AVX-512' in warning
+  _, err, code = run(BFLOAT16, warm[0], SPDF_NATIVE='require', **wish)
+  assert code == 1
+  assert 'Unavailable: native kernels of bfloat16 are not used' in err
+
+
+@needs_compiler
+def test_a_compiler_that_knows_no_bfloat16_builds_the_other_kernels(
+    quick_compiler, run, tmp_path
+):
+  old = write_script(tmp_path / 'old', (
+      'case "$*" in *-mavx512bf16*) echo "error: no -mavx512bf16" >&2; exit 1;;'
+      f' esac; exec {quick_compiler} "$@"'
+  ))
+  out, err, code = run(BUILD + BFLOAT16, CXX=old, SPDF_NATIVE=1)
+  assert (out.splitlines()[1], code) == ('False', 0), err
+  assert 'a compiler that knows it' in err
 
 
 def test_a_benchmark_of_kernels_says_that_there_are_none(run, no_compiler):

@@ -23,6 +23,7 @@ from primitives_test import measured
 from primitives_test import oracle
 import pytest
 
+from spdf_jax import packing
 from spdf_jax.accelerator import matmuls_saveable
 from spdf_jax.accelerator import NATIVE
 from spdf_jax.accelerator import native
@@ -34,7 +35,36 @@ pytestmark = pytest.mark.skipif(
 )
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
-multiply = functools.partial(sparse_matmul, lowering=NATIVE)
+fewer = settings(few, max_examples=12)
+
+DTYPES = ['float32', pytest.param('bfloat16', marks=pytest.mark.skipif(
+    not native.is_available('bfloat16'),
+    reason='there are no kernels of bfloat16 here',
+))]
+with_dtypes = pytest.mark.parametrize('dtype', DTYPES)
+only_bfloat16 = pytest.mark.parametrize('dtype', DTYPES[1:])
+
+ROUNDING = 1 / 256
+"""How far, relative, rounding to bfloat16 may change a number."""
+
+
+def multiply(x, w, mask, *, dtype='float32', **kwargs):
+  """Multiplies operands of any type in another, and returns float32."""
+  x, w = jnp.asarray(x, dtype), jnp.asarray(w, dtype)
+  y = sparse_matmul(x, w, mask, lowering=NATIVE, **kwargs)
+  return y.astype(jnp.float32)
+
+
+def multiply_in(dtype):
+  return functools.partial(multiply, dtype=dtype)
+
+
+def in_dtype(case, dtype):
+  """Rounds what is multiplied, such that it is the oracle's as well."""
+  for name in ('x', 'w', 'vx', 'vw'):
+    a = getattr(case, name)
+    setattr(case, name, a.astype(jnp.dtype(dtype)).astype(np.float32))
+  return case
 
 SKEWS = {
     'none': lambda mask: None,
@@ -59,18 +89,21 @@ def make_case(seed, tokens, inputs, outputs, sparsity, skew, wanted):
   return case
 
 
-def assert_close(found, wanted):
+def assert_close(found, wanted, dtype='float32'):
+  # Of bfloat16: y, its cotangent, a product and its cotangent are rounded.
+  tolerance = 2e-6 if dtype == 'float32' else 4 * ROUNDING
   found, wanted = jax.tree.leaves(found), jax.tree.leaves(wanted)
   assert len(found) == len(wanted)
   for a, b in zip(found, wanted):
     a, b = np.asarray(a, np.float64), np.asarray(b)
     assert a.shape == b.shape
     scale = max(1.0, np.abs(b).max())
-    np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * scale)
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
 
-def check(case):
+def check(case, dtype='float32'):
   """Compares product, gradients, each alone, and the second derivative."""
+  case, multiply = in_dtype(case, dtype), multiply_in(dtype)
   everything, args = measured(case, multiply)
 
   def with_gradients_alone(x, w, mask, grad_mask, c, *directions):
@@ -85,13 +118,12 @@ def check(case):
 
   y, both, hvp = oracle(case)
   found = jax.jit(with_gradients_alone)(*args)
-  assert_close(found, (y, both, hvp, both))
+  assert_close(found, (y, both, hvp, both), dtype)
   dw = np.asarray(found[1][1])
   np.testing.assert_array_equal(dw[~case.grad_mask], 0)
 
 
-@few
-@given(st.builds(
+cases = st.builds(
     make_case,
     seed=st.integers(0, 99),
     tokens=st.lists(st.integers(1, 9), min_size=1, max_size=2),
@@ -100,9 +132,57 @@ def check(case):
     sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
     skew=st.sampled_from(list(SKEWS)),
     wanted=st.sampled_from(['kept', 'all', 'pruned', 'others']),
-))
+)
+
+
+@few
+@given(cases)
 def test_products_and_derivatives_are_numpys(case):
   check(case)
+
+
+@only_bfloat16
+@fewer
+@given(case=cases)
+def test_products_and_derivatives_of_bfloat16_are_numpys(dtype, case):
+  check(case, dtype)
+
+
+def check_one_rounding(case, dtype):
+  """Compares each product of bfloat16 with the rounded sum in float64."""
+  x, w, dy = (
+      jnp.asarray(a, dtype) for a in (
+          case.x, np.where(case.mask, case.w, np.nan), case.weights,
+      )
+  )
+  f = lambda x, w: sparse_matmul(
+      x, w, case.mask, grad_mask=case.grad_mask, lowering=NATIVE
+  )
+  y, pullback = jax.vjp(f, x, w)
+  of_x, of_w = pullback(dy)
+  alone = (
+      *jax.vjp(lambda x: f(x, w), x)[1](dy),
+      *jax.vjp(lambda w: f(x, w), w)[1](dy),
+  )
+  wide = lambda a: np.asarray(a).astype(np.float64)
+  rows = lambda a: wide(a).reshape(-1, a.shape[-1])
+  kept = np.where(case.mask, wide(w), 0)
+  of_both = (
+      (rows(dy) @ kept.T).reshape(x.shape),
+      np.where(case.grad_mask, rows(x).T @ rows(dy), 0),
+  )
+  wanted = (rows(x) @ kept).reshape(y.shape), *of_both, *of_both
+  for a, b in zip((y, of_x, of_w, *alone), wanted):
+    assert a.dtype == dtype
+    error = np.abs(wide(a) - b) - ROUNDING * np.abs(b)
+    assert error.max() <= 1e-5 * max(1.0, np.abs(b).max())
+
+
+@only_bfloat16
+@few
+@given(case=cases)
+def test_sums_of_bfloat16_are_floats_and_rounded_once(dtype, case):
+  check_one_rounding(in_dtype(case, dtype), dtype)
 
 
 # Around the widths of vectors (16), blocks (64 to 384) and regions (256).
@@ -116,34 +196,101 @@ EDGES = [
 ]
 
 
+@with_dtypes
 @pytest.mark.parametrize(
     'tokens, inputs, outputs, sparsity, skew, wanted', EDGES
 )
 def test_edges_of_vectors_blocks_and_regions_are_right(
-    tokens, inputs, outputs, sparsity, skew, wanted
+    tokens, inputs, outputs, sparsity, skew, wanted, dtype
 ):
-  check(make_case(0, tokens, inputs, outputs, sparsity, skew, wanted))
+  check(make_case(0, tokens, inputs, outputs, sparsity, skew, wanted), dtype)
 
 
-def check_kernels(name):
+def check_packed(case, spare=0, dtype='float32'):
+  """Compares product and gradients of packed weights, together and alone."""
+  case, multiply = in_dtype(case, dtype), multiply_in(dtype)
+  packed = packing.pack_mask(jnp.asarray(case.mask))
+  kept = int(case.mask.sum())
+  values = np.full(max(1, kept) + spare, np.nan, np.float32)
+  values[:kept] = case.w[case.mask]  # Those after the last are not read.
+  case.grad_mask = case.mask
+
+  def everything(x, values, packed, c):
+    f = lambda x, values: multiply(x, values, packed)
+    y, pullback = jax.vjp(f, x, values)
+    cy = c * y
+    of_x = jax.vjp(lambda x: f(x, values), x)[1](cy)
+    of_values = jax.vjp(lambda values: f(x, values), values)[1](cy)
+    return y, pullback(cy), (*of_x, *of_values)
+
+  y, (dx, dw), _ = oracle(case)
+  dvalues = np.zeros(values.shape)
+  dvalues[:kept] = dw[case.mask]
+  found = jax.jit(everything)(case.x, values, packed, case.weights)
+  assert_close(found, (y, (dx, dvalues), (dx, dvalues)), dtype)
+
+
+@with_dtypes
+@pytest.mark.parametrize('spare', [0, 5])
+@pytest.mark.parametrize(
+    'tokens, inputs, outputs, sparsity, skew, wanted', EDGES
+)
+def test_packed_weights_are_right_at_edges(
+    tokens, inputs, outputs, sparsity, skew, wanted, spare, dtype
+):
+  case = make_case(2, tokens, inputs, outputs, sparsity, skew, wanted)
+  check_packed(case, spare, dtype)
+
+
+def test_a_stack_of_packed_weights_is_a_loop():
+  rng = np.random.default_rng(0)
+  mask = rng.random((3, 20, 45)) < 0.4
+  packed = packing.pack_mask(jnp.asarray(mask))
+  w = np.where(mask, rng.normal(size=mask.shape), 0).astype(np.float32)
+  values = packing.gather_kept(w, packed, int(mask.sum((1, 2)).max()))
+  x = rng.normal(size=(3, 7, 20)).astype(np.float32)
+  loss = lambda x, v, m: jnp.sin(multiply(x, v, m)).sum()
+  dx, dvalues = jax.jit(jax.vmap(jax.grad(loss, (0, 1))))(x, values, packed)
+  c = np.cos(np.einsum('bti,bio->bto', x, w, dtype=np.float64))
+  dw = np.where(mask, np.einsum('bti,bto->bio', x, c), 0)
+  assert_close(dx, np.einsum('bto,bio->bti', c, w))
+  assert_close(packing.scatter_kept(dvalues, packed), dw)
+
+
+def test_more_packed_weights_than_values_are_refused():
+  packed = packing.pack_mask(jnp.ones((4, 6), bool))
+  with pytest.raises(jax.errors.JaxRuntimeError, match='more weights than'):
+    jax.block_until_ready(multiply(jnp.ones((2, 4)), jnp.ones(23), packed))
+
+
+def check_kernels(name, dtype):
   """What a child process runs."""
   from spdf_jax.accelerator.native import library
 
   print('kernels', library.kernels())
   if library.kernels() == name:
     for edge in EDGES:
-      check(make_case(1, *edge))
+      check(make_case(1, *edge), dtype)
+      check_packed(make_case(1, *edge), dtype=dtype)
     print('all right')
 
 
 # NPROC is the size of XLA's thread pool: dw is summed in as many parts.
-@pytest.mark.parametrize('name, threads', [
-    ('avx512', 1), ('avx512', 5), ('avx2', 1), ('avx2', 3), ('portable', 5)
+@pytest.mark.parametrize('name, threads, dtype', [
+    ('avx512', 1, 'float32'), ('avx512', 5, 'float32'),
+    ('avx2', 1, 'float32'), ('avx2', 3, 'float32'),
+    ('portable', 5, 'float32'),
+    ('avx512', 5, 'bfloat16'),
 ])
-def test_every_kernel_set_is_right_on_any_number_of_threads(name, threads):
+def test_every_kernel_set_is_right_on_any_number_of_threads(
+    name, threads, dtype
+):
+  if not native.is_available(dtype):
+    pytest.skip(f'there are no kernels of {dtype} here')
   child = subprocess.run(
       [sys.executable, '-c', (
-          f'import native_test; native_test.check_kernels({name!r})'
+          'import native_test; '
+          f'native_test.check_kernels({name!r}, {dtype!r})'
       )],
       cwd=pathlib.Path(__file__).parent,
       env=os.environ | {
@@ -183,8 +330,22 @@ def calls(f, *args):
   )
 
 
-def test_a_gradient_is_one_product_and_one_call_for_both():
-  assert calls(gradient(CASE), *operands(CASE)) == [
+@with_dtypes
+def test_a_gradient_of_packed_weights_is_as_many_calls(dtype):
+  multiply = multiply_in(dtype)
+  packed = packing.pack_mask(jnp.asarray(CASE.mask))
+  values = CASE.w[CASE.mask]
+  f = lambda x, values: (
+      CASE.weights * multiply(x, values, packed) ** 2
+  ).sum()
+  assert calls(jax.grad(f, (0, 1)), CASE.x, values) == [
+      'spdf_packed_backward', 'spdf_packed_matmul'
+  ]
+
+
+@with_dtypes
+def test_a_gradient_is_one_product_and_one_call_for_both(dtype):
+  assert calls(gradient(CASE, multiply_in(dtype)), *operands(CASE)) == [
       'spdf_sparse_matmul', 'spdf_sparse_matmul_backward'
   ]
 
@@ -199,24 +360,28 @@ def test_a_gradient_in_one_operand_computes_that_alone(argnums, expected):
   assert_close(jax.jit(f)(*operands(CASE)), oracle(CASE)[1][argnums])
 
 
-def test_a_new_mask_compiles_nothing():
-  f = jax.jit(gradient(CASE))
+@with_dtypes
+def test_a_new_mask_compiles_nothing(dtype):
+  f = jax.jit(gradient(CASE, multiply_in(dtype)))
   f(*operands(CASE))
   other = make_case(0, (3, 40), 70, 50, 0.3, 'full column', 'kept')
   other.weights = CASE.weights
-  assert_close(f(*operands(other)), oracle(other)[1])
+  other = in_dtype(other, dtype)
+  assert_close(f(*operands(other)), oracle(other)[1], dtype)
   assert f._cache_size() == 1
 
 
-def test_repeated_calls_agree_in_every_bit():
+@with_dtypes
+def test_repeated_calls_agree_in_every_bit(dtype):
   case = make_case(0, (300,), 257, 120, 0.8, 'none', 'others')
-  f = jax.jit(gradient(case))
+  f = jax.jit(gradient(case, multiply_in(dtype)))
   first = jax.device_get(f(*operands(case)))
   for _ in range(5):
     jax.tree.map(np.testing.assert_array_equal, f(*operands(case)), first)
 
 
-def test_nan_and_infinity_on_the_mask_do_propagate():
+@with_dtypes
+def test_nan_and_infinity_on_the_mask_do_propagate(dtype):
   rng = np.random.default_rng(0)
   x = rng.uniform(1, 2, (20, 40)).astype(np.float32)
   w = rng.uniform(1, 2, (40, 30)).astype(np.float32)
@@ -224,11 +389,14 @@ def test_nan_and_infinity_on_the_mask_do_propagate():
   mask[3, 7] = mask[4, 8] = True
   x[5, 0], mask[0] = np.nan, np.arange(30) == 11
   w[3, 7], w[4, 8] = np.nan, np.inf
-  y, pullback = jax.vjp(lambda x, w: multiply(x, w, mask), x, w)
+  x, w = (a.astype(jnp.dtype(dtype)).astype(np.float32) for a in (x, w))
+  f = lambda x, w: multiply(x, w, mask, dtype=dtype)
+  y, pullback = jax.vjp(f, x, w)
   wanted = x @ np.where(mask, w, 0)
   wanted[5] = x[5, 1:] @ np.where(mask, w, 0)[1:]  # An off-mask NaN token.
   wanted[5, 11] = np.nan
-  np.testing.assert_allclose(y, wanted, rtol=1e-5)
+  rounding = 0 if dtype == 'float32' else ROUNDING
+  np.testing.assert_allclose(y, wanted, rtol=1e-5 + rounding)
   dx, dw = pullback(jnp.ones_like(y).at[2, 9].set(np.nan))
   finite = np.isfinite
   wanted = np.full(x.shape, True)
@@ -240,12 +408,17 @@ def test_nan_and_infinity_on_the_mask_do_propagate():
   np.testing.assert_array_equal(finite(dw), wanted)
 
 
-def test_an_infinite_token_off_the_mask_does_no_harm():
+# In bfloat16 three weights are two pairs: the second has a zero.
+@with_dtypes
+def test_an_infinite_token_does_no_harm_off_the_mask_or_in_a_pair(dtype):
   x = np.ones((4, 3), np.float32)
   x[1, 2] = np.inf
   mask = np.array([[True, True], [True, True], [True, False]])
-  y = multiply(x, np.ones((3, 2), np.float32), mask)
+  y = multiply(x, np.ones((3, 2), np.float32), mask, dtype=dtype)
   np.testing.assert_array_equal(y, [[3, 2], [np.inf, 2], [3, 2], [3, 2]])
+  x[2, 0] = -np.inf
+  y = multiply(x, np.ones((3, 1), np.float32), mask[:, :1], dtype=dtype)
+  np.testing.assert_array_equal(y, [[3], [np.inf], [-np.inf], [3]])
 
 
 def test_vmap_over_tokens_alone_is_one_product_of_more_tokens():
@@ -258,9 +431,11 @@ def test_vmap_over_tokens_alone_is_one_product_of_more_tokens():
   assert_close(jax.jit(f)(*args), oracle(CASE)[0])
 
 
-def test_vmap_over_all_operands_is_a_loop():
+@with_dtypes
+def test_vmap_over_all_operands_is_a_loop(dtype):
+  multiply = multiply_in(dtype)
   cases = [
-      make_case(seed, (20,), 33, 18, 0.7, 'none', 'others')
+      in_dtype(make_case(seed, (20,), 33, 18, 0.7, 'none', 'others'), dtype)
       for seed in range(3)
   ]
   columns = zip(*(measured(case)[1] for case in cases))
@@ -270,6 +445,7 @@ def test_vmap_over_all_operands_is_a_loop():
   assert_close(
       jax.jit(jax.vmap(everything))(*stacks),
       jax.tree.map(lambda *arrays: np.stack(arrays), *wanted),
+      dtype,
   )
   f = jax.vmap(lambda x, w, mask: multiply(x, w, mask))
   assert calls(f, *stacks[:3]) == ['spdf_sparse_matmul']
@@ -371,7 +547,7 @@ def test_shards_call_the_kernels_and_nothing_is_gathered():
 
 
 @pytest.mark.parametrize('dtype, accumulation_dtype', [
-    ('bfloat16', None), ('float16', None), ('bfloat16', 'bfloat16')
+    ('float16', None), ('bfloat16', 'bfloat16')
 ])
 def test_other_dtypes_are_left_to_the_reference(dtype, accumulation_dtype):
   x, w = (jnp.asarray(a, dtype) for a in (CASE.x, CASE.w))

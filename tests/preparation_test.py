@@ -371,7 +371,7 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
       'workers=0 is not positive': dict(workers=0),
       'holds no tokenizer.json': dict(tokenizer=str(tmp_path / 'empty')),
       'cannot be read': dict(tokenizer=str(lines)),
-      'came into the test split': dict(test=1e-9),
+      'came into the train split': dict(validation=0.999, test=1e-9),
   }.items():
     (tmp_path / 'a.pdf').touch()
     (tmp_path / 'empty').mkdir(exist_ok=True)

@@ -106,6 +106,43 @@ def test_texts_are_scored_by_their_protocols_and_parts(
   assert seen.value == direct.values['ter'] and seen.note == '2 inputs'
 
 
+def test_chance_has_a_column_where_answers_are_chosen_among():
+  plain = scorecard.Score('lambada', 'x', 'accuracy', 0.5, '4 items')
+  assert 'chance' not in scorecard.format_scores([plain])
+  chosen = scorecard.Score('piqa', 'x', 'accuracy', 0.6, '5 items', 0.5)
+  lines = scorecard.format_scores([plain, chosen]).splitlines()
+  assert lines[0] == '| task | protocol | metric | value | chance | note |'
+  assert lines[2].split('|')[4:7] == [' 0.5 ', ' – ', ' 4 items ']
+  assert lines[3].split('|')[4:7] == [' 0.6 ', ' 0.5 ', ' 5 items ']
+
+
+def test_an_equal_context_is_answered_once_and_written_for_each_input(
+    candidate, tmp_path, monkeypatch
+):
+  pytest.importorskip('sacrebleu')
+  pytest.importorskip('nltk')
+  inputs = [Input('two', ('II',)), Input('one', ('I',)), Input('two', ('2',))]
+  task = task_of_inputs('dart', {'test': inputs})
+  monkeypatch.setattr(data, 'load_task', lambda name, path: task)
+  asked = []
+
+  def answer(candidate, contexts, settings):
+    asked.extend(contexts)
+    return [f'It is {context}.' for context in contexts]
+
+  monkeypatch.setattr(scorecard, 'answer', answer)
+  settings = scorecard.Settings(**vars(GREEDY) | {'generations': tmp_path})
+  found = scorecard.score_task(candidate, 'dart', 'files', settings)
+  assert asked == ['two', 'one']
+  assert {(s.protocol, s.note) for s in found if s.value is not None} == {
+      ('dart', '3 inputs'), ('lora_webnlg', '2 inputs')
+  }
+  lines = (tmp_path / 'dart.jsonl').read_text().splitlines()
+  assert [json.loads(line)['generation'] for line in lines] == [
+      'It is two.', 'It is one.', 'It is two.'
+  ]
+
+
 @pytest.mark.parametrize('name, message', [
     ('validation', 'tiny has no corpus to validate on'),
     ('lambda', "task 'lambda' is unknown; did you mean 'lambada'"),

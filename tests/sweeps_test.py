@@ -104,7 +104,9 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path):
   scored = json.loads((tmp_path / 'test.json').read_text())
   assert len(scored) == 2
   assert all(f'peak={best},' in run['model'] for run in scored)
-  assert '| validation | mean over tokens | loss |' in output
+  table = (tmp_path / 'test.md').read_text()
+  assert '| validation | mean over tokens | loss |' in table
+  assert table in output and (tmp_path / 'sweep.md').read_text() in output
 
 
 @pytest.mark.parametrize('flags, message', [

@@ -81,23 +81,32 @@ verdicts = (
     flops_tables.FOLLOWS, flops_tables.OTHERWISE, flops_tables.MISPRINT,
     flops_tables.FAILS,
 )
-fig, axes = plt.subplots(
-    1, len(tables), figsize=(11, 3.6), sharey=True, layout='constrained'
-)
-for ax, (name, cells) in zip(axes, tables.items()):
-  for verdict, color in zip(verdicts, plot_style.COLORS):
-    chosen = [cell for cell in cells if cell.verdict == verdict]
-    ax.plot(
-        [value_of(cell.printed) for cell in chosen],
-        [100 * cell.difference for cell in chosen],
-        'o', color=color, markersize=4, alpha=0.7, label=verdict,
-    )
-  ax.set(xscale='log', xlabel='printed number')
-  ax.set_yscale('symlog', linthresh=1)
-  ax.set_title(name, loc='left')
+fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), layout='constrained')
+before = dict.fromkeys(tables, 0)
+for verdict, color in zip(verdicts, plot_style.COLORS):
+  counts = {
+      name: sum(cell.verdict == verdict for cell in cells)
+      for name, cells in tables.items()
+  }
+  shares = [100 * counts[name] / len(tables[name]) for name in tables]
+  left.barh(list(tables), shares, left=list(before.values()), color=color)
+  before = {n: before[n] + share for n, share in zip(tables, shares)}
+  chosen = [cell for cell in tables['spdf'] if cell.verdict == verdict]
+  right.plot(
+      [value_of(cell.printed) for cell in chosen],
+      [100 * cell.difference for cell in chosen],
+      'o', color=color, markersize=4, alpha=0.7, label=verdict,
+  )
+left.invert_yaxis()
+left.set(xlabel='% of the printed numbers')
+left.set_title('Verdicts by table', loc='left')
+right.set(xscale='log', xlabel='printed number')
+right.set_yscale('symlog', linthresh=1)
+right.set_title('SPDF: ours against printed, %', loc='left')
+right.legend(frameon=False, fontsize=8, loc='upper left')
+for ax in (left, right):
   plot_style.polish(ax)
-axes[0].set_ylabel('ours against printed, %')
-axes[-1].legend(frameon=False, fontsize=8)
+left.grid(False, axis='y')
 plt.show()
 
 # %% [markdown]

@@ -1,8 +1,9 @@
 """The native kernels against XLA's dense matmul: one linear layer.
 
-Forward, dx and dW of float32 layers, lists of weights included: how many times
-faster than the products without a mask. Targets hold for AVX-512, as means over
-the layers and numbers of tokens; `SPDF_NATIVE_KERNELS=avx2` or `portable`
+Forward, dx and dW of one layer, lists of weights included: how many times
+faster than XLA's float32 products without a mask, with operands of float32 and,
+where there are kernels of it, of bfloat16. Targets hold for AVX-512, as means
+over the layers and numbers of tokens; `SPDF_NATIVE_KERNELS=avx2` or `portable`
 measures other kernels, `taskset -c 0` one thread.
 """
 
@@ -20,8 +21,11 @@ from spdf_jax.accelerator import native
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.sparsity import random_mask
 
-SPEEDUPS = {0.5: 1.45, 0.75: 2.5, 0.9: 5.0, 0.95: 8.0}
-"""Smallest mean speed-up by sparsity."""
+SPEEDUPS = {
+    'float32': {0.5: 1.45, 0.75: 2.5, 0.9: 5.0, 0.95: 8.0},
+    'bfloat16': {0.5: 2.0, 0.75: 3.6, 0.9: 6.5, 0.95: 9.5},
+}
+"""Smallest mean speed-up by dtype and sparsity."""
 
 
 class Layer(NamedTuple):
@@ -57,7 +61,9 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   yield measuring.counted_row(
       native.kernels(), 'CPU devices', jax.device_count()
   )
-  yield from measure_layers(LAYERS, TOKENS, repeats, rng)
+  for dtype in SPEEDUPS:
+    if native.is_available(dtype):
+      yield from measure_layers(LAYERS, TOKENS, repeats, rng, dtype)
   for layer in LAYERS[:3]:
     timings = _time(layer, 32, repeats, rng)
     yield from _rows(f'{_name(layer)} T 32', timings, rng)
@@ -71,26 +77,40 @@ def measure_layers(
     tokens: tuple[int, ...],
     repeats: int,
     rng: np.random.Generator,
+    dtype: str = 'float32',
 ) -> Iterator[measuring.Row]:
-  """Measures layers at some numbers of tokens, and their means."""
+  """Measures layers at some numbers of tokens, and their means.
+
+  Args:
+    layers: The layers.
+    tokens: The numbers of tokens.
+    repeats: Rounds of timing.
+    rng: Of operands and the bootstrap.
+    dtype: Of the operands of the native kernels.
+
+  Yields:
+    Rows.
+  """
   all_timings = []
+  kind = '' if dtype == 'float32' else f', {dtype}'
   for layer in layers:
     for number in tokens:
-      all_timings.append(_time(layer, number, repeats, rng))
-      yield from _rows(f'{_name(layer)} T {number}', all_timings[-1], rng)
+      timings = _time(layer, number, repeats, rng, dtype=dtype)
+      all_timings.append(timings)
+      yield from _rows(f'{_name(layer)} T {number}{kind}', timings, rng)
   has_target = native.kernels() == 'avx512'
-  for sparsity, target in SPEEDUPS.items():
+  for sparsity, target in SPEEDUPS[dtype].items():
     keep_to = dict(target=target if has_target else None, at_most=False)
     of_level = [timings[sparsity] for timings in all_timings]
     yield measuring.sampled_row(
-        'mean',
+        f'mean{kind}',
         f'{sparsity:.0%} zeros: dense / native, wall',
         np.mean([t.wall[0] / t.wall[1] for t in of_level], axis=0),
         rng,
         **keep_to,
     )
     yield measuring.counted_row(
-        'mean',
+        f'mean{kind}',
         f'{sparsity:.0%} zeros: dense / native, least CPU',
         float(np.mean([t.cpu[0].min() / t.cpu[1].min() for t in of_level])),
         **keep_to,
@@ -119,6 +139,7 @@ def _time(
     repeats: int,
     rng: np.random.Generator,
     make_mask: Callable[..., jax.Array] = random_mask,
+    dtype: str = 'float32',
 ) -> dict[float, measuring.Timings]:
   """Times the dense and the native layer in turn, by sparsity."""
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))
@@ -127,10 +148,11 @@ def _time(
   native_layer = functools.partial(sparse_matmul, lowering=native.NATIVE)
   dense = jax.jit(functools.partial(_forward_and_gradients, jnp.dot))
   sparse = jax.jit(functools.partial(_forward_and_gradients, native_layer))
+  operands = [a.astype(dtype) for a in (dy, x, w)]
   timings = {}
-  for sparsity in SPEEDUPS:
+  for sparsity in SPEEDUPS[dtype]:
     mask = make_mask(jax.random.key(0), w, sparsity)
-    calls = [lambda: dense(dy, x, w), lambda mask=mask: sparse(dy, x, w, mask)]
+    calls = [lambda: dense(dy, x, w), lambda mask=mask: sparse(*operands, mask)]
     timings[sparsity] = measuring.interleave(calls, repeats)
   return timings
 

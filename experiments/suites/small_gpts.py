@@ -132,17 +132,23 @@ def _random_batch(
   return data.Batch(tokens[:, :-1], tokens[:, 1:], weights)
 
 
-def compile_training(
-    function: Callable[..., Any], params: PyTree, optimizer: Any, argument: Any
-) -> compiled.Program:
-  """Compiles `function(state, argument)` for fresh parameters, masked."""
+def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
+  """Makes the state at step 0 of fresh parameters, masked."""
   # Donated, and the parameters are used again: a copy.
   params = jax.tree.map(jnp.copy, params)
   opt_state = optimizer.init(params)
   if isinstance(opt_state, spdf.SparsifyState):
     params = spdf.apply_mask(params, spdf.get_mask(opt_state))
-  state = training.TrainState(jnp.zeros([], jnp.int32), params, opt_state)
-  return compiled.compile_program(function, state, argument)
+  return training.TrainState(jnp.zeros([], jnp.int32), params, opt_state)
+
+
+def compile_training(
+    function: Callable[..., Any], params: PyTree, optimizer: Any, argument: Any
+) -> compiled.Program:
+  """Compiles `function(state, argument)` for fresh parameters, masked."""
+  return compiled.compile_program(
+      function, first_state(params, optimizer), argument
+  )
 
 
 def memory_rows(

@@ -51,9 +51,12 @@ def define_primitive(
   def evaluate(*args, params):
     return primitive.bind(*args, **dict(params))
 
-  primitive.def_impl(
-      lambda *args, **params: evaluate(*args, params=tuple(params.items()))
-  )
+  @primitive.def_impl
+  def _(*args, lowering, **params):
+    if jax.config.jax_disable_jit:
+      return reference(*args, **params)
+    return evaluate(*args, params=(*params.items(), ('lowering', lowering)))
+
   mlir.register_lowering(primitive, _lowering_rule(primitive, platform=''))
   return primitive
 

@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.packing import PackedMask
+
 
 def check_shapes(
     x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
@@ -28,10 +30,53 @@ def check_shapes(
     )
 
 
+def check_packed(
+    x: jax.Array,
+    values: jax.Array,
+    mask: PackedMask,
+    grad_mask: Any,
+    out_sharding: Any,
+) -> None:
+  """Raises ValueError or TypeError unless packed weights fit x."""
+  shapes = (
+      f'x {list(x.shape)}, values {list(values.shape)} and a packed mask '
+      f'{list(mask.shape)}'
+  )
+  fits = x.ndim >= 1 and len(mask.shape) == 2 and x.shape[-1] == mask.shape[0]
+  if not fits or values.ndim != 1:
+    raise ValueError(
+        f'sparse_matmul got {shapes}; give x [..., inputs], values [size] and '
+        'a mask [inputs, outputs].'
+    )
+  if 0 in x.shape + values.shape + mask.shape:
+    raise ValueError(
+        f'sparse_matmul got {shapes}; every axis must have at least one entry.'
+    )
+  for name, given in (
+      ('grad_mask', grad_mask), ('out_sharding', out_sharding)
+  ):
+    if given is not None:
+      raise ValueError(
+          f'sparse_matmul got a packed mask and {name} {given!r}; leave it '
+          'out, or unpack the weights with spdf_jax.packing.'
+      )
+  _check_floats(x, values)
+
+
 def check_dtypes(
     x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
 ) -> None:
   """Raises TypeError for mixed precisions and masks that are no booleans."""
+  _check_floats(x, w)
+  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
+    if m.dtype != bool:
+      raise TypeError(
+          f'sparse_matmul got {name} {list(m.shape)} of dtype {m.dtype}; give '
+          f'booleans, e.g. {name} != 0.'
+      )
+
+
+def _check_floats(x: jax.Array, w: jax.Array) -> None:
   if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
     raise TypeError(
         f'sparse_matmul got x of dtype {x.dtype}; cast x and w to float32, '
@@ -43,12 +88,6 @@ def check_dtypes(
         f'{list(w.shape)} of dtype {w.dtype}; cast one of them, it is not '
         'done silently.'
     )
-  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
-    if m.dtype != bool:
-      raise TypeError(
-          f'sparse_matmul got {name} {list(m.shape)} of dtype {m.dtype}; give '
-          f'booleans, e.g. {name} != 0.'
-      )
 
 
 def accumulation_dtype(dtype: Any, wished: Any) -> Any:

@@ -22,11 +22,14 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from spdf_jax.accelerator import joined
 from spdf_jax.accelerator import operands
+from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import reference
 from spdf_jax.accelerator.lowerings import check_lowering
 from spdf_jax.accelerator.lowerings import define_primitive
 from spdf_jax.accelerator.lowerings import REFERENCE
+from spdf_jax.packing import PackedMask
 
 sparse_matmul_p = define_primitive('sparse_matmul', reference.sparse_matmul)
 """y = x @ (mask ⊙ w), or by the transpose; operands x, w, mask, grad_mask."""
@@ -50,7 +53,7 @@ sparse_matmul_backward_p = define_primitive(
 def sparse_matmul(
     x: jax.Array,
     w: jax.Array,
-    mask: jax.Array,
+    mask: jax.Array | PackedMask,
     *,
     grad_mask: jax.Array | None = None,
     accumulation_dtype: Any = None,
@@ -69,9 +72,11 @@ def sparse_matmul(
 
   Args:
     x: [..., inputs], float32, bfloat16 or float16 (or float64).
-    w: [inputs, outputs], of the dtype of `x`.
-    mask: `True` where a weight is kept, bool [inputs, outputs].
-    grad_mask: Where `w` gets a gradient; by default `mask`.
+    w: [inputs, outputs], of the dtype of `x`; with a packed mask the values of
+      the kept weights, [size].
+    mask: `True` where a weight is kept, bool [inputs, outputs], or packed.
+    grad_mask: Where `w` gets a gradient; by default `mask`. Not with a packed
+      mask: the gradient is [size].
     accumulation_dtype: Type of the sums, of products and gradients alike; by
       default at least float32.
     out_sharding: Of y under explicit sharding, where it is ambiguous.
@@ -95,11 +100,23 @@ def sparse_matmul(
     >>> sparse_matmul(x, w, jnp.array([[True, False], [False, True]])).tolist()
     [[3.0, 10.0]]
   """
-  x, w, mask = jnp.asarray(x), jnp.asarray(w), jnp.asarray(mask)
+  x, w = jnp.asarray(x), jnp.asarray(w)
+  check_lowering(lowering)
+  if isinstance(mask, PackedMask):
+    operands.check_packed(x, w, mask, grad_mask, out_sharding)
+    return packed.packed_matmul_p.bind(
+        *_equally_varying(x, w, mask.bits),
+        transpose=False,
+        columns=mask.columns,
+        accumulation_dtype=operands.accumulation_dtype(
+            x.dtype, accumulation_dtype
+        ),
+        lowering=lowering,
+    )
+  mask = jnp.asarray(mask)
   grad_mask = mask if grad_mask is None else jnp.asarray(grad_mask)
   operands.check_shapes(x, w, mask, grad_mask)
   operands.check_dtypes(x, w, mask, grad_mask)
-  check_lowering(lowering)
   return sparse_matmul_p.bind(
       *_equally_varying(x, w, mask, grad_mask),
       transpose=False,
@@ -129,7 +146,11 @@ def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
     >>> jax.grad(lambda x: f(x).sum())(jnp.ones((1, 1))).tolist()
     [[2.0]]
   """
-  ours = sparse_matmul_p, sampled_matmul_p, sparse_matmul_backward_p
+  ours = (
+      sparse_matmul_p, sampled_matmul_p, sparse_matmul_backward_p,
+      packed.packed_matmul_p, packed.packed_gradient_p,
+      packed.packed_backward_p,
+  )
   return primitive in ours or (
       jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
   )
@@ -216,52 +237,15 @@ def _backward_parts(dy, x, w, mask, grad_mask, *, out_sharding, **params):
   ]
 
 
-def _of_chosen(parts, args, chosen, params):
-  """Returns `parts` as a function of the chosen operands alone."""
-  def f(*values):
-    values = iter(values)
-    return parts(
-        *(next(values) if c else arg for arg, c in zip(args, chosen)), **params
-    )
-  return f
-
-
-def _fall_apart(primitive, parts):
-  """Differentiates and batches a primitive as the two it is made of."""
-
-  def differentiate(primals, tangents, **params):
-    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
-    chosen = lambda xs: tuple(x for x, moved in zip(xs, moves) if moved)
-    f = _of_chosen(parts, primals, moves, params)
-    return jax.jvp(f, chosen(primals), chosen(tangents))
-
-  def batch(args, axes, **params):
-    f = functools.partial(parts, **params)
-    results = jax.vmap(f, in_axes=tuple(axes))(*args)
-    return results, jax.tree.map(lambda _: 0, results)
-
-  ad.primitive_jvps[primitive] = differentiate
-  batching.primitive_batchers[primitive] = batch
-
-
-_fall_apart(sparse_matmul_tangent_p, _tangent_parts)
-_fall_apart(sparse_matmul_backward_p, _backward_parts)
-
-
-def _transpose_parts(parts, cotangents, args, params):
-  """Transposes `parts` in the operands that are not known."""
-  unknown = [ad.is_undefined_primal(arg) for arg in args]
-  f = _of_chosen(parts, args, unknown, params)
-  types = [arg.aval for arg, u in zip(args, unknown) if u]
-  found = iter(jax.linear_transpose(f, *types)(cotangents))
-  return [next(found) if u else None for u in unknown]
+joined.fall_apart(sparse_matmul_tangent_p, _tangent_parts)
+joined.fall_apart(sparse_matmul_backward_p, _backward_parts)
 
 
 def _transpose_tangent(dy, *args, out_sharding, **params):
   unknown = [ad.is_undefined_primal(arg) for arg in args]
   if unknown != [True, False, True, False, False, False]:
     params['out_sharding'] = out_sharding
-    return _transpose_parts(_tangent_parts, dy, args, params)
+    return joined.transpose_parts(_tangent_parts, dy, args, params)
   dx, x, dw, w, mask, grad_mask = args
   shardings = _sharding(dx.aval), _sharding(dw.aval)
   of_x, of_w = sparse_matmul_backward_p.bind(
@@ -276,7 +260,7 @@ def _transpose_backward(cotangents, *args, out_sharding, **params):
   unknown = [ad.is_undefined_primal(arg) for arg in args]
   if unknown != [True, False, False, False, False]:
     params['out_sharding'] = out_sharding
-    return _transpose_parts(_backward_parts, [dx, dw], args, params)
+    return joined.transpose_parts(_backward_parts, [dx, dw], args, params)
   result = sparse_matmul_tangent_p.bind(
       dx, x, dw, w, mask, grad_mask, out_sharding=_sharding(dy.aval), **params
   )

@@ -6,6 +6,7 @@ from spdf_jax.analysis.curves import EqualFlops
 from spdf_jax.analysis.curves import flops_at
 from spdf_jax.analysis.curves import losses_at_equal_flops
 from spdf_jax.analysis.curves import pretraining_curve
+from spdf_jax.analysis.figures import write_figures
 from spdf_jax.analysis.flops import effective_sparsity
 from spdf_jax.analysis.flops import forward_flops
 from spdf_jax.analysis.flops import ModelShape
@@ -55,5 +56,6 @@ __all__ = [
     'simulate_inference',
     'simulate_recipe',
     'training_flops',
+    'write_figures',
     'write_report',
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from spdf_jax.analysis.curves import levels_of
 from spdf_jax.analysis.mask_changes import changes_in
 from spdf_jax.analysis.mask_changes import is_tracked
 from spdf_jax.analysis.plot_style import COLORS
@@ -59,9 +60,8 @@ def plot_mask_changes(runs: Mapping[str, Run]) -> Any:
 
 def _draw(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
   """Draws a run; returns where its lines end, their names and colours."""
-  parts = [part for phase in run.phases for part in phase.parts]
-  steps = [*(part.start for part in parts), run.phases[-1].end]
-  zeros = [100 * part.sparsity for part in (*parts, parts[-1])]
+  steps, asked = levels_of(run)
+  zeros = [100 * level for level in asked]
   ax.plot(steps, zeros, color=GREY, linewidth=1.4, drawstyle='steps-post')
   found, levels = run.series('sparsity/sparsified')
   style = {'clip_on': False, 'zorder': 3}

@@ -57,6 +57,28 @@ def dense_flops_at(run: Run, step: int) -> float:
   ))
 
 
+def levels_of(run: Run) -> tuple[list[int], list[float]]:
+  """Returns the zeros that a run asks for, as a line of stairs.
+
+  Args:
+    run: A run.
+
+  Returns:
+    Steps at which a stretch of one level starts, and the last step; the level
+    from there on, the last one twice.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
+    ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
+    >>> levels_of(Run('toy', phases, ()))
+    ([0, 4, 8], [0.75, 0.0, 0.0])
+  """
+  parts = [part for phase in run.phases for part in phase.parts]
+  steps = [*(part.start for part in parts), run.phases[-1].end]
+  return steps, [part.sparsity for part in (*parts, parts[-1])]
+
+
 def pretraining_phases(run: Run) -> list[PhaseRecord]:
   """Returns the first phases of a run, as long as their source is the same.
 

@@ -53,6 +53,7 @@ class Lineage(NamedTuple):
   task: str
   seed: int
   identity: str
+  sources: tuple[str, ...]
 
   @property
   def pretraining(self) -> tuple[Stage, ...]:
@@ -139,16 +140,18 @@ def read_lineage(source: str | os.PathLike[str]) -> Lineage:
   config = json.loads(path.read_text('utf-8'))
   stages = tuple(_stages(workdir, phase, config))
   identity = run_identity(config | {'seed': 0})
+  sources = (str(source),)
   if config.get('init_from'):
     earlier = _read_start(config['init_from'], workdir)
     if earlier is not None:
       stages = earlier.stages + stages
+      sources = earlier.sources + sources
       identity['init_from'] = earlier.identity
   is_tuned = any(stage.source == 'task' for stage in stages)
   task = config['data']['task'] if is_tuned else ''
   return Lineage(
       workdir, _model_name(config['model']), stages, task, config['seed'],
-      json.dumps(identity, sort_keys=True, default=str),
+      json.dumps(identity, sort_keys=True, default=str), sources,
   )
 
 

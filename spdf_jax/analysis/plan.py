@@ -18,6 +18,9 @@ from spdf_jax.training.levels import Level
 from spdf_jax.training.levels import mean_sparsity
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.storage import bytes_per_weight
+from spdf_jax.training.storage import is_compact_at
+from spdf_jax.training.storage import planned_state
 
 _MULTIPLIES_ZEROS = (
     'XLA multiplies the zeros of masked matrices: FLOPs fall, seconds do not.'
@@ -147,9 +150,30 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
       f'{here(state.params)}, optimizer '
       f'{mib(_device_bytes(state.opt_state) - masks)}, masks {mib(masks)}; '
       + '; '.join(_step_memory(recipe)),
+      *_compact_memory(recipe),
       f'disk: {mib(checkpoint_bytes(state))} per checkpoint at most',
       plan['compute'],
   ])
+
+
+def _compact_memory(recipe: Recipe) -> list[str]:
+  """Says what the state takes where it is stored compactly."""
+  storage, lines = recipe.config.get('storage', 'dense'), []
+  for phase in recipe.plan.phases:
+    last = recipe.plan.ends[phase.name] - 1
+    if not is_compact_at(storage, recipe.plan, last):
+      continue
+    state = planned_state(
+        recipe.abstract_state, recipe.plan, recipe.where, last
+    )
+    lines.append(
+        f'stored compactly in phase {phase.name!r}: '
+        f'{checkpoint_bytes(state) / 2**20:,.1f} MiB of parameters, optimizer '
+        f'and masks, {bytes_per_weight(state):.2f} bytes per weight of a '
+        f'sparsified layer in place of '
+        f'{bytes_per_weight(recipe.abstract_state):.0f}'
+    )
+  return lines
 
 
 def _device_bytes(tree: Any) -> int:

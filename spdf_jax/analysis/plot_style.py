@@ -38,6 +38,29 @@ def new_figure(width: float, height: float) -> Any:
   return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
 
 
+def style_of(index: int) -> dict[str, Any]:
+  """Returns colour, dashes and marker of one of many lines.
+
+  Args:
+    index: Of the line; the colours come again after seven, with other dashes.
+
+  Returns:
+    Keyword arguments of `Axes.plot`.
+
+  Example:
+    >>> style_of(0)['color'] == style_of(7)['color']
+    True
+    >>> style_of(0)['linestyle'], style_of(7)['linestyle']
+    ('-', '--')
+  """
+  again = index // len(COLORS)
+  return {
+      'color': COLORS[index % len(COLORS)],
+      'linestyle': ('-', '--', ':')[again % 3],
+      'marker': ('o', 's', '^')[again % 3],
+  }
+
+
 def polish(ax: Any) -> None:
   """Leaves an axis with what is read: two lines and a light grid.
 
@@ -136,9 +159,9 @@ def label_ends(
     ['dense']
   """
   right = ax.get_xlim()[1]
-  low, high = ax.get_ylim()
   ends = sorted(ends, key=lambda end: end[1])
-  places = spread([(y - low) / (high - low) for _, y, _, _ in ends], gap)
+  to_axes = ax.transData + ax.transAxes.inverted()  # Logarithmic or not.
+  places = spread([to_axes.transform((x, y))[1] for x, y, _, _ in ends], gap)
   for place, (x, y, name, color) in zip(places, ends):
     # A faint line leads from a line that ends early to its name.
     ax.hlines(y, x, right, color=color, linewidth=0.8, linestyle=':')

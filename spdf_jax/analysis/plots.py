@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import re
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from spdf_jax.analysis.plot_style import log_ticks
 from spdf_jax.analysis.plot_style import new_figure
 from spdf_jax.analysis.plot_style import PALE
 from spdf_jax.analysis.plot_style import polish
+from spdf_jax.analysis.plot_style import style_of
 from spdf_jax.analysis.tables import zeros
 from spdf_jax.analysis.workdirs import Run
 
@@ -60,7 +62,8 @@ def mark_phases(ax: Any, run: Run) -> None:
 def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks where a run goes from one phase to the next.
+  A ring marks where a run goes from one phase to the next; the name of the one
+  that ends there is written where there are two.
 
   Args:
     runs: Runs by label.
@@ -83,19 +86,25 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   ax = figure.subplots()
   ends, rings = [], []
   for index, (label, run) in enumerate(runs.items()):
-    color = COLORS[index % len(COLORS)]
+    style = style_of(index)
+    color = style['color']
     flops, losses = pretraining_curve(run)
     if not len(flops):
       continue
-    ax.plot(flops, losses, color=color, linewidth=1.8, marker='.', label=label)
+    size = 3.5 if len(flops) > 1 else 6
+    ax.plot(
+        flops, losses, linewidth=1.8, markersize=size, label=label, **style
+    )
     ends.append((flops[-1], losses[-1], label, color))
-    for phase in pretraining_phases(run)[:-1]:
+    passed = pretraining_phases(run)[:-1]
+    for phase in passed:
       spent = flops_at(run, phase.end)
       if not flops[0] <= spent <= flops[-1]:
         continue
       loss = np.interp(np.log(spent), np.log(flops), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      rings.append((spent, loss, f'end of {phase.name}', color))
+      if len(passed) == 1:  # Names of many rounds would say little.
+        rings.append((spent, loss, f'end of {phase.name}', color))
   ax.set(
       xlabel='Training FLOPs',
       ylabel='Validation loss (nats per token)',
@@ -216,7 +225,9 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
       ax.text(
           column, row, text, ha='center', va='center', fontsize=8, color=color
       )
-    ax.set_title(label, fontweight='bold', fontsize=10)
+    # Letters above a panel.
+    wide = 11 * len(run.phases)
+    ax.set_title(textwrap.fill(label, wide), fontweight='bold', fontsize=9)
     ax.set_xticks(range(len(run.phases)), [p.name for p in run.phases])
     ax.tick_params(length=0, labelsize=8)
     ax.spines[:].set_visible(False)

@@ -39,6 +39,7 @@ class Score(NamedTuple):
     metric: What was measured.
     value: The number; `None` where it cannot be had.
     note: Why not, or how many items it is over.
+    chance: What guessing scores; `None` where nothing is chosen from.
   """
 
   task: str
@@ -46,6 +47,7 @@ class Score(NamedTuple):
   metric: str
   value: float | None
   note: str = ''
+  chance: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _validation(candidate, name, path, settings) -> Iterator[Score]:
       data.Windows(corpus.validation),
       batch_size=settings.batch_size,
       length=candidate.model.config.max_length,
-      max_batches=settings.limit or 10**9,
+      max_batches=-(-(settings.limit or 10**9) // settings.batch_size),
   )
   loss = evaluation.evaluate_loss(
       candidate.subject.apply_fn, candidate.params, batches
@@ -165,7 +167,9 @@ def _suite(candidate, name, path, settings) -> Iterator[Score]:
   )
   for task, value in found.values.items():
     note = found.reasons.get(task) or f'{found.items[task]:,} items'
-    yield Score(task, name, 'accuracy', value, note)
+    yield Score(
+        task, name, 'accuracy', value, note, found.chance.get(task)
+    )
   yield Score('mean', name, 'accuracy', found.mean)
 
 
@@ -188,13 +192,16 @@ def _texts(candidate, name, path, settings) -> Iterator[Score]:
     raise ValueError(
         f'task {name!r} has no test split in {path!r}; add its file.'
     )
-  texts = answer(candidate, [entry.context for entry in inputs], settings)
+  contexts = list(dict.fromkeys(entry.context for entry in inputs))
+  written = dict(zip(contexts, answer(candidate, contexts, settings)))
   if settings.generations is not None:
     evaluation.write_json_lines(
         settings.generations / f'{name}.jsonl',
-        [entry._asdict() | {'generation': t} for entry, t in zip(inputs, texts)]
+        [
+            entry._asdict() | {'generation': written[entry.context]}
+            for entry in inputs
+        ],
     )
-  written = {entry.context: text for entry, text in zip(inputs, texts)}
   parts = sorted({entry.part for entry in inputs} - {''})
   for part in (None, *parts):
     held = [entry for entry in inputs if part in (None, entry.part)]
@@ -257,18 +264,21 @@ def format_scores(scores: Sequence[Score]) -> str:
     | task | protocol | metric | value | note |
     | --- | --- | --- | ---: | --- |
     | e2e | lora_e2e | bleu | 61.25 |  |
+
+    Where a task chooses among answers, a column has what guessing scores.
   """
+  number = lambda x: MISSING if x is None else f'{x:.5g}'
+  by_chance = any(score.chance is not None for score in scores)
   return markdown_table(
-      ['task', 'protocol', 'metric', 'value', 'note'],
+      ['task', 'protocol', 'metric', 'value', *['chance'] * by_chance, 'note'],
       [
           [
-              score.task, score.protocol, score.metric,
-              MISSING if score.value is None else f'{score.value:.5g}',
-              score.note,
+              score.task, score.protocol, score.metric, number(score.value),
+              *[number(score.chance)] * by_chance, score.note,
           ]
           for score in scores
       ],
-      numbers=['value'],
+      numbers=['value', 'chance'],
   )
 
 

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
+import functools
 import hashlib
 import os
 from pathlib import Path
 import re
 import time
 from typing import Any
-import zlib
 
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
@@ -20,6 +20,9 @@ from spdf_jax.data.encoding import encode_batches
 from spdf_jax.data.pieces import EMPTY
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
+from spdf_jax.data.splits import choose_splits
+from spdf_jax.data.splits import name_splits
+from spdf_jax.data.splits import Splits
 from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
@@ -28,11 +31,12 @@ from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
 from spdf_jax.data.unfinished import Unfinished
 
-_RECIPE_VERSION = 1
+_RECIPE_VERSION = 2
 _BATCH = 1 << 20  # Characters encoded together.
 _SAVE_EVERY = 1 << 26  # Bytes of text between states on disk.
 _LEARN_FROM = 10**8  # Characters a tokenizer is learned on.
 _FEW = 1000  # Documents before a share of faults means something.
+_SMALL = 10**8  # Bytes of files of which a share may be no document.
 _PROBE = 1 << 20  # Bytes of a file's ends that tell it from another.
 
 def prepare_files(
@@ -49,9 +53,11 @@ def prepare_files(
 ) -> Corpus:
   """Tokenizes files into a corpus that `open_corpus` opens.
 
-  Each document goes to a split by a hash of its text (of a long one, its
-  beginning) and ends with the end of text. What is done is kept every 64 MB:
-  the same call, after a kill, goes on there and gives the same files.
+  Each document goes to a split by the name of its file or folder within
+  `input`, where that begins with validation, valid, val, dev or test, else by
+  a hash of its text (of a long one, its beginning); it ends with the end of
+  text. What is done is kept every 64 MB: the same call, after a kill, goes on
+  there and gives the same files.
 
   Args:
     input: A file or folder, as `list_inputs` and `read_documents` take it.
@@ -61,8 +67,9 @@ def prepare_files(
     output: The folder to write; made where missing. Within `input` it is not
       read.
     field: Which field or column holds the text.
-    validation: Share of documents to validate on.
-    test: Share of documents to test on.
+    validation: Share of documents to validate on, where no file is named
+      after it; of a small input at least one document.
+    test: Share of documents to test on, in the same way.
     max_faults: Largest share of documents that may be faulty (broken UTF-8,
       not a JSON object, no text) and are left out.
     workers: Processes that tokenize.
@@ -101,13 +108,14 @@ def prepare_files(
   if (output / 'train.json').exists() and not (output / 'partial').exists():
     return _already_there(output, made_from)
   work = Unfinished(output, made_from)
-  make = lambda: _make_tokenizer(tokenizer, files, field, validation, test)
+  splits = _choose_splits(files, Path(input), field, validation, test)
+  make = lambda: _make_tokenizer(tokenizer, files, field, splits)
   encoder = work.tokenizer(make)
   end = encoder.end_of_text
   started = last_saved = time.monotonic()
   unsaved = 0
   batches = _batches(
-      files, field, end, validation, test, max_faults, work.state['position']
+      files, field, end, splits, max_faults, work.state['position']
   )
   for batch, encoded in encode_batches(batches, work.tokenizer_path, workers):
     unsaved += work.append(encoded, batch.position)
@@ -167,7 +175,20 @@ def _is_word(tokenizer: str | os.PathLike[str]) -> bool:
   return re.fullmatch(r'bytes|bpe-[1-9][0-9]*', str(tokenizer)) is not None
 
 
-def _make_tokenizer(tokenizer, files, field, validation, test) -> Tokenizer:
+def _choose_splits(
+    files: list[Path], root: Path, field: str, validation: float, test: float
+) -> Splits:
+  root = root.expanduser()
+  small = (
+      all(file.is_file() and file.suffix != '.bin' for file in files)
+      and sum(file.stat().st_size for file in files) <= _SMALL
+  )
+  read = functools.partial(read_documents, field=field) if small else None
+  named = name_splits(files, root) if root not in files else {}
+  return choose_splits(files, named, read, validation=validation, test=test)
+
+
+def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
   if not _is_word(tokenizer):
     return open_tokenizer(tokenizer)
   if tokenizer == 'bytes':
@@ -184,7 +205,7 @@ def _make_tokenizer(tokenizer, files, field, validation, test) -> Tokenizer:
               f'{file} holds tokens, so no tokenizer can be learned on it;'
               ' give the one that made them.'
           )
-        split = split or _split_of(item, validation, test)
+        split = split or splits.split_of(file, item)
         if split == 'train':
           yield item.content
           seen += len(item.content)
@@ -196,19 +217,8 @@ def _make_tokenizer(tokenizer, files, field, validation, test) -> Tokenizer:
   return train_bpe(texts(), int(str(tokenizer).removeprefix('bpe-')))
 
 
-def _split_of(piece: Piece, validation: float, test: float) -> str:
-  content = piece.content
-  data = content.encode('utf-8') if isinstance(content, str) else (
-      content.tobytes()
-  )
-  place = zlib.crc32(data) / 2**32
-  if place < validation:
-    return 'validation'
-  return 'test' if place < validation + test else 'train'
-
-
 def _batches(
-    files, field, end, validation, test, max_faults, position
+    files, field, end, splits, max_faults, position
 ) -> Iterator[Batch]:
   """Gathers pieces; a batch's position says where the next one begins."""
   skipped = Counter(position['skipped'])
@@ -225,7 +235,7 @@ def _batches(
         last_skipped = item
         _check_faults(skipped, documents, max_faults, item, done=False)
       else:
-        split = split or _split_of(item, validation, test)
+        split = split or splits.split_of(files[number], item)
         pieces.append((split, item))
         size += len(item.content)
         documents += item.last

@@ -108,15 +108,15 @@ def beam_search(
     2
   """
   ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
-  generations = []
+  generations = [[] for _ in prompts]
   for batch in batches(prompts, max_new_tokens, batch_size, length):
     tokens_BxT, lengths_B = fetch(_search(
-        decoder, search, batch.prompt_length, max_new_tokens, ends, params,
+        decoder, search, (batch.shortest, batch.prompt_length),
+        max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
     ))
-    generations += [
-        tokens_BxT[row, :lengths_B[row]].tolist() for row in range(batch.rows)
-    ]
+    for row, number in enumerate(batch.numbers):
+      generations[number] = tokens_BxT[row, :lengths_B[row]].tolist()
   return generations
 
 
@@ -143,7 +143,7 @@ class _Beams(NamedTuple):
 def _search(
     decoder: Decoder,
     search: BeamSearch,
-    prompt_length: int,
+    prompt_lengths: tuple[int, int],
     max_new_tokens: int,
     ends: tuple[int, ...],
     params: PyTree,
@@ -152,6 +152,7 @@ def _search(
     stops_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   batch, beams = len(tokens_BxL), search.beams
+  shortest, longest = prompt_lengths
   room_B = stops_B - starts_B
   candidates = beams * (1 + len(ends)) if search.refill else beams
   score = lambda sums, number: sums / number ** search.length_penalty
@@ -212,14 +213,17 @@ def _search(
     rows_R = (pick(parent_BxC) + beams * jnp.arange(batch)[:, None]).reshape(-1)
     return _Beams(
         state.step + 1,
-        jax.tree.map(lambda x: x.take(rows_R, decoder.batch_axis), cache),
+        jax.tree.map(
+            functools.partial(_pick_rows, rows_R, decoder.batch_axis, shortest),
+            cache,
+        ),
         pick(token_BxC),
         jnp.take_along_axis(tokens_BxCxT, chosen_BxN[..., None], axis=1),
         sums_BxN,
         best,
     )
 
-  cache = prefill(decoder, params, tokens_BxL, prompt_length)
+  cache = prefill(decoder, params, tokens_BxL, longest)
   last_B = jnp.take_along_axis(tokens_BxL, starts_B[:, None] - 1, axis=1)[:, 0]
   # All beams are alike at first: one of them is followed.
   only_first_N = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)
@@ -242,6 +246,16 @@ def _search(
       ),
   )
   return state.best.tokens_BxT, state.best.length_B
+
+
+def _pick_rows(
+    rows_R: jax.Array, axis: int, shared: int, x: jax.Array
+) -> jax.Array:
+  """Takes rows of a cache; its first positions are alike in all of a prompt."""
+  own = jax.lax.slice_in_dim(x, shared, None, axis=axis + 1)
+  return jax.lax.dynamic_update_slice_in_dim(
+      x, own.take(rows_R, axis), shared, axis + 1
+  )
 
 
 def _better(

@@ -31,7 +31,8 @@ class Decoder(Protocol):
 
   @property
   def batch_axis(self) -> int:
-    """Which axis of the cache's leaves numbers the sequences."""
+    """Which axis of the cache's leaves numbers the sequences; the next one
+    numbers positions."""
 
 
 def fetch(results: PyTree) -> PyTree:

@@ -30,9 +30,9 @@ def generate(
 ) -> list[list[int]]:
   """Continues each prompt, token by token.
 
-  Rows of a batch have their own cursors in one right-padded buffer. Every batch
-  has the same shape, the last one filled up with idle rows, so each model
-  compiles once. A continuation does not depend on what shares its batch.
+  Rows of a batch have their own cursors in one right-padded buffer. Batches
+  have few shapes, one for each doubling of the prompts' length. A continuation
+  does not depend on what shares its batch.
 
   Args:
     decoder: The model, e.g. `CachedModel(model)`.
@@ -66,14 +66,14 @@ def generate(
     2
   """
   key = jax.random.key(key) if isinstance(key, int) else key
-  generations = []
+  generations = [[] for _ in prompts]
   for batch in batches(prompts, max_new_tokens, batch_size, length):
     tokens_BxL, cursors_B = fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
-        batch.starts_B, batch.stops_B, end_of_text, key, batch.first,
+        batch.starts_B, batch.stops_B, end_of_text, key, batch.numbers_B,
     ))
-    for row in range(batch.rows):
-      generations.append(
+    for row, number in enumerate(batch.numbers):
+      generations[number] = (
           tokens_BxL[row, batch.starts_B[row]:cursors_B[row]].tolist()
       )
   return generations
@@ -90,11 +90,11 @@ def _extend(
     stops_B: jax.Array,
     end_of_text: jax.Array,
     key: jax.Array,
-    first: jax.Array,
+    numbers_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Writes tokens at each row's cursor until every cursor is at its stop."""
   rows_B = jnp.arange(len(tokens_BxL))
-  keys_B = jax.vmap(lambda i: jax.random.fold_in(key, first + i))(rows_B)
+  keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers_B)
   cache = prefill(decoder, params, tokens_BxL, prompt_length)
 
   def unfinished(carry):

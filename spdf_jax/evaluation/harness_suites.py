@@ -1,6 +1,7 @@
 """Suites of the harness: which tasks, shots and metrics a table means."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
@@ -57,6 +58,8 @@ class SuiteScores:
     suite: The suite's name.
     values: Each task's score, 0 to 1; None where it could not be had.
     items: Questions of each task that was measured.
+    chance: What guessing among the choices of each question scores on
+      average, 0 to 1, of tasks that choose.
     mean: Over the tasks that count in it; None unless all of them were
       measured.
     reasons: Why a task was not.
@@ -65,6 +68,7 @@ class SuiteScores:
   suite: str
   values: Mapping[str, float | None]
   items: Mapping[str, int]
+  chance: Mapping[str, float]
   mean: float | None
   reasons: Mapping[str, str]
 
@@ -100,7 +104,7 @@ def run_suite(
   )
   tasks = None if directory is None else local_tasks(directory)
   model = harness_model(subject)
-  values, items, reasons = {}, {}, {}
+  values, items, chance, reasons = {}, {}, {}, {}
   for measure in measures:
     name = measure.task
     if tasks is not None and name not in tasks:
@@ -113,12 +117,43 @@ def run_suite(
         limit=limit,
         task_manager=manager,
         bootstrap_iters=0,
-        log_samples=False,
+        log_samples=True,
     )
     values[name] = float(found['results'][name][measure.metric])
     items[name] = sum(
         count['effective'] for count in found['n-samples'].values()
     )
+    choices = [
+        len(sample['arguments'])
+        for task, samples in found['samples'].items() for sample in samples
+        if _chooses(found['configs'][task])
+    ]
+    if len(choices) == items[name]:
+      chance[name] = chance_level(choices)
   counted = [values[m.task] for m in measures if m.in_mean]
   mean = None if None in counted else sum(counted) / len(counted)
-  return SuiteScores(suite, values, items, mean, reasons)
+  return SuiteScores(suite, values, items, chance, mean, reasons)
+
+
+def chance_level(choices: Sequence[int]) -> float:
+  """Returns the accuracy of guessing.
+
+  Args:
+    choices: How many answers each question has, one of them right.
+
+  Returns:
+    The mean of their inverses, 0 to 1.
+
+  Example:
+    >>> chance_level([4, 4, 5, 2])
+    0.3
+  """
+  return sum(1 / number for number in choices) / len(choices)
+
+
+def _chooses(config: Mapping[str, Any]) -> bool:
+  """Whether a task counts as right the one right choice of its questions."""
+  return (
+      config['output_type'] == 'multiple_choice'
+      and not config.get('process_results')
+  )

@@ -10,17 +10,20 @@ import numpy as np
 class Batch(NamedTuple):
   """Prompts in one right-padded buffer."""
 
-  first: int
-  """Number of the first prompt."""
-
-  rows: int
-  """How many there are; further rows are idle."""
+  numbers: tuple[int, ...]
+  """Which prompts they are, at most one a row; further rows are idle."""
 
   prompt_length: int
-  """Tokens of the longest prompt, of all batches."""
+  """Tokens of the longest prompt that is computed in this shape."""
+
+  shortest: int
+  """Tokens of the shortest one."""
 
   tokens_BxL: np.ndarray
   """The buffer, int32, with room for what is generated."""
+
+  numbers_B: np.ndarray
+  """The number of every row's prompt, int32; idle rows repeat the first."""
 
   starts_B: np.ndarray
   """Where the first new token of every row goes."""
@@ -35,7 +38,10 @@ def batches(
     batch_size: int,
     length: int,
 ) -> Iterator[Batch]:
-  """Lays prompts out, the last batch filled up with idle rows.
+  """Lays prompts out in few shapes, the last batch of each filled up.
+
+  Where there are several batches, prompts of like length share them: those of
+  65 to 128 tokens, of 129 to 256, and so on.
 
   Args:
     prompts: Token ids of each prompt.
@@ -44,7 +50,7 @@ def batches(
     length: Most tokens of prompt and continuation together.
 
   Returns:
-    The batches, all of one shape.
+    The batches, every prompt in one of them.
 
   Raises:
     ValueError: A prompt is empty or longer than `length - 1`, or a size is
@@ -54,23 +60,40 @@ def batches(
     >>> (batch,) = batches([[3], [0, 7]], 2, batch_size=2, length=16)
     >>> batch.tokens_BxL.tolist(), batch.starts_B.tolist()
     ([[3, 0, 0, 0], [0, 7, 0, 0]], [1, 2])
+    >>> [batch.numbers for batch in batches(
+    ...     [[3], [0] * 9, [5]], 2, batch_size=2, length=16)]
+    [(0, 2), (1,)]
   """
   _check(prompts, max_new_tokens, batch_size, length)
-  longest = max(map(len, prompts), default=1)
-  width = min(length, longest + max_new_tokens)
 
-  def batch(first):
-    chosen = prompts[first:first + batch_size]
+  def batch(numbers, group):
+    lengths = [len(prompts[number]) for number in group]
+    width = min(length, max(lengths) + max_new_tokens)
     tokens_BxL = np.zeros((batch_size, width), np.int32)
+    numbers_B = np.full(batch_size, numbers[0], np.int32)
     starts_B = np.ones(batch_size, np.int32)
     stops_B = np.ones(batch_size, np.int32)  # Idle rows stop at once.
-    for row, prompt in enumerate(chosen):
+    for row, number in enumerate(numbers):
+      prompt = prompts[number]
       tokens_BxL[row, :len(prompt)] = prompt
+      numbers_B[row] = number
       starts_B[row] = len(prompt)
       stops_B[row] = min(width, len(prompt) + max_new_tokens)
-    return Batch(first, len(chosen), longest, tokens_BxL, starts_B, stops_B)
+    return Batch(
+        tuple(numbers), max(lengths), min(lengths), tokens_BxL, numbers_B,
+        starts_B, stops_B,
+    )
 
-  return map(batch, range(0, len(prompts), batch_size))
+  groups = {}
+  for number, prompt in enumerate(prompts):
+    alone = len(prompts) <= batch_size
+    kind = 0 if alone else (len(prompt) - 1).bit_length()
+    groups.setdefault(kind, []).append(number)
+  return (
+      batch(group[first:first + batch_size], group)
+      for group in groups.values()
+      for first in range(0, len(group), batch_size)
+  )
 
 
 def _check(

@@ -12,7 +12,9 @@ PyTree = Any
 def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:
   """Makes the empty cache of a decoder.
 
-  Tokens are then computed where they stand, in any portions::
+  Tokens are then computed where they stand, in any portions:
+
+  .. code-block:: python
 
     logits, updated = model.apply(
         {'params': params, 'cache': cache}, tokens_BxL, positions_BxL,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.accelerator.primitives import sparse_matmul
+from spdf_jax.packing import PackedMask
 
 
 class MaskedDense(nn.Module):
@@ -16,7 +17,8 @@ class MaskedDense(nn.Module):
   Without that collection, or with `None` at the path, the layer is dense; on
   parameters that are zero off the mask both give the same output. The kernel
   gets a gradient where the mask is `True`, or where that of the collection
-  `'grad_masks'` is.
+  `'grad_masks'` is. With a packed mask the parameter holds the values of the
+  kept weights, [size], and there is no such collection.
 
   Attributes:
     features: Size of the last axis of the output.
@@ -43,10 +45,13 @@ class MaskedDense(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    shape = (x.shape[-1], self.features)
-    kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
-    x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
     mask = self.get_variable('masks', 'kernel')
+    if isinstance(mask, PackedMask):
+      kernel = self.get_variable('params', 'kernel')
+    else:
+      shape = (x.shape[-1], self.features)
+      kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
+    x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
     if mask is None:
       y = jnp.dot(x, kernel)
     else:

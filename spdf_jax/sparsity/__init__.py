@@ -10,6 +10,8 @@ from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.combinators import join
+from spdf_jax.sparsity.compact import pack_state
+from spdf_jax.sparsity.compact import unpack_state
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
@@ -41,6 +43,7 @@ from spdf_jax.sparsity.sparsify import get_dense_grads
 from spdf_jax.sparsity.sparsify import get_mask
 from spdf_jax.sparsity.sparsify import sparsify
 from spdf_jax.sparsity.sparsify import SparsifyState
+from spdf_jax.sparsity.sparsify import stored_mask
 from spdf_jax.sparsity.state_matching import map_like_params
 from spdf_jax.sparsity.state_matching import state_shardings
 from spdf_jax.sparsity.statistics import changes
@@ -90,6 +93,7 @@ __all__ = [
     'n_of_m',
     'nonzero_mask',
     'overlap',
+    'pack_state',
     'partition',
     'periodic',
     'random_mask',
@@ -107,9 +111,11 @@ __all__ = [
     'sparsify',
     'state_shardings',
     'static',
+    'stored_mask',
     'summarize',
     'track_masks',
     'uniform',
+    'unpack_state',
     'unstructured',
     'update_times',
 ]

@@ -213,7 +213,9 @@ def rewind_weights(
   inside chooses the new mask by the trained weights, and the step ends at
   `mask * snapshot` instead of following the gradient, which belongs to weights
   that are gone; the inner optimizer is given zeros for it. All parameters go
-  back, sparsified or not. Moments stay, unless `restart` clears them::
+  back, sparsified or not. Moments stay, unless `restart` clears them:
+
+  .. code-block:: python
 
     starts = round_starts(rounds)
     inner = optax.chain(

@@ -12,6 +12,7 @@ import optax
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import state_matching
+from spdf_jax.sparsity import storage
 
 PyTree = Any
 Revival = Callable[[jax.Array, PyTree, PyTree], PyTree]
@@ -61,7 +62,8 @@ class SparsifyState(NamedTuple):
   """Steps taken, int32."""
 
   mask: PyTree
-  """`True` where a weight is kept; `None` for leaves that stay dense."""
+  """`True` where a weight is kept; `None` for leaves that stay dense. Packed
+  where the state is stored compactly, see `pack_state`."""
 
   key: jax.Array
   """Key data of the PRNG key given to `sparsify`; constant."""
@@ -100,7 +102,9 @@ def sparsify(
   updates after it (added noise, a second learning rate) loses the zeros. What
   skips or collects whole steps goes around it: `optax.MultiSteps`,
   `optax.apply_if_finite`, `optax.partition`. The last also freezes modules,
-  which then keep every weight::
+  which then keep every weight:
+
+  .. code-block:: python
 
     tx = optax.partition(
         {'trained': sparsify(…), 'frozen': optax.set_to_zero()},
@@ -165,6 +169,8 @@ def sparsify(
       raise ValueError(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
+    if storage.is_packed(state.mask):
+      return _update_packed(updates, state, params, extra_args)
     update_now = algorithm.update_at(state.count)
     mask = _next_mask(update_now, updates, state, params)
     masked_state = state_matching.map_like_params(
@@ -187,6 +193,26 @@ def sparsify(
         count=count,
         mask=mask,
         key=state.key,
+        dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+        inner_state=inner_state,
+    )
+
+  def _update_packed(updates, state, params, extra_args):
+    """Updates kept values, of which the mask is not to change."""
+    if algorithm.skip_step_at(state.count) is not False:
+      raise ValueError(
+          'the algorithm skips steps, which compact storage cannot; unpack '
+          'the state with unpack_state.'
+      )
+    storage.check_elementwise(
+        inner, state.inner_state, params, state.mask, **extra_args
+    )
+    updates, inner_state = inner.update(
+        updates, state.inner_state, params, **extra_args
+    )
+    count = optax.safe_increment(state.count)
+    return updates, state._replace(
+        count=count,
         dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
         inner_state=inner_state,
     )
@@ -254,6 +280,33 @@ def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
   )
 
 
+def stored_mask(opt_state: PyTree) -> PyTree:
+  """Returns the mask as it is stored: booleans, or packed.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    What `get_mask` returns, with a `PackedMask` in place of packed leaves.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> _, state = spdf.pack_state(params, tx.init(params))
+    >>> stored_mask(state)['w'].bits.shape
+    (4, 1)
+  """
+  found = [state.mask for state in _sparsify_states(opt_state)]
+  merged = functools.reduce(_merge, found)
+  return jax.tree.map(
+      lambda leaf: None if _is_empty(leaf) else leaf, merged, is_leaf=_is_empty
+  )
+
+
 def get_mask(opt_state: PyTree) -> PyTree:
   """Returns the mask out of any nesting of optimizer states.
 
@@ -275,11 +328,7 @@ def get_mask(opt_state: PyTree) -> PyTree:
     >>> int(get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
     8
   """
-  found = [state.mask for state in _sparsify_states(opt_state)]
-  merged = functools.reduce(_merge, found)
-  return jax.tree.map(
-      lambda leaf: None if _is_empty(leaf) else leaf, merged, is_leaf=_is_empty
-  )
+  return storage.unpack_masks(stored_mask(opt_state))
 
 
 def get_dense_grads(opt_state: PyTree) -> jax.Array:
@@ -317,7 +366,7 @@ def densify(opt_state: PyTree) -> PyTree:
     The state with which the same optimizer continues densely.
 
   Raises:
-    ValueError: there is no `SparsifyState` in it.
+    ValueError: there is no `SparsifyState` in it, or it is stored compactly.
 
   Example:
     >>> import spdf_jax as spdf
@@ -326,7 +375,11 @@ def densify(opt_state: PyTree) -> PyTree:
     >>> bool(get_mask(state)['w'].all())
     True
   """
-  _sparsify_states(opt_state)
+  if storage.is_packed(stored_mask(opt_state)):
+    raise ValueError(
+        'the optimizer state is stored compactly; unpack it first, with '
+        'unpack_state(params, opt_state).'
+    )
   all_true = lambda mask: jax.tree.map(jnp.ones_like, mask)
   return jax.tree.map(
       lambda s: s._replace(mask=all_true(s.mask)) if _is_state(s) else s,

@@ -250,6 +250,7 @@ def read_checkpoint(
   refuse_difference(
       checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
   )
+  _say_other_storage(checkpoint, meta['config'], config)
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
@@ -275,6 +276,17 @@ def _check_goes_on_densely(
           f'would go on from it, has sparsity {specs[name]["sparsity"]}; set '
           'it to 0, or go on from the sparse checkpoint.'
       )
+
+
+def _say_other_storage(
+    checkpoint: pathlib.Path, found: Mapping[str, Any], asked: Mapping[str, Any]
+) -> None:
+  before, after = (c.get('storage', 'dense') for c in (found, asked))
+  if before != after:
+    logger.info(
+        'checkpoint %s is of a run with storage %r and goes on with %r; '
+        'checkpoints are dense, it is converted', checkpoint, before, after,
+    )
 
 
 def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:

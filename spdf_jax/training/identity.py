@@ -30,8 +30,11 @@ def describe_arrays(tree: PyTree) -> dict[str, str]:
 
 
 def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what makes two configs the same run, flat: all but places."""
-  places = ('resume', 'init_from', 'data.cache_dir')
+  """Returns what makes two configs the same run, flat: all but places.
+
+  Neither does the storage of the state: checkpoints are dense.
+  """
+  places = ('resume', 'init_from', 'data.cache_dir', 'storage')
   return {
       k: v for k, v in flatten(config).items()
       if k not in places and not k.startswith('mesh.')

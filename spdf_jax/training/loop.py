@@ -57,13 +57,13 @@ class Session:
     recipe: What is trained.
     workdir: Where config, metrics and checkpoints go.
     checkpoints: The workdir's checkpoints.
-    state: Where training starts from.
+    state: Where training starts from; `None` once it has.
   """
 
   recipe: Recipe
   workdir: pathlib.Path
   checkpoints: checkpoints.Checkpoints
-  state: TrainState
+  state: TrainState | None
 
   def end_phase(self, step: int) -> Recipe:
     """Ends the phase of a step after it; the next ones follow there.
@@ -156,6 +156,7 @@ def train(
     NotFinite: gradients overflow in float16 whatever the loss is scaled by.
   """
   recipe, state = session.recipe, session.state
+  session.state = None  # A step stored otherwise does not donate it.
   config = recipe.config
   start = int(state.step)
   writer = AllWriters([
@@ -173,8 +174,9 @@ def train(
     step = start
     while step < recipe.plan.total_steps:
       profiler.before_step(step + 1, state)
+      step_fn, state = recipe.prepare_step(state, step)
       state, metrics = take_step(
-          recipe.step, state, recipe.device_batch_at(step), step
+          step_fn, state, recipe.device_batch_at(step), step
       )
       step += 1
       log.add(step, metrics)
@@ -186,8 +188,9 @@ def train(
         continue
       log.flush()
       progress.pause()
+      dense = recipe.to_dense(state)
       if evaluate:
-        row, ends_early = evaluations.run(recipe, step, state)
+        row, ends_early = evaluations.run(recipe, step, dense)
         writer.write_scalars(step, row)
         if ends_early:
           recipe = session.end_phase(step)
@@ -197,7 +200,8 @@ def train(
       if save:
         # What is logged is on disk before the checkpoint that follows it.
         writer.flush()
-        session.checkpoints.save(state)
+        session.checkpoints.save(dense)
+      del dense
       log.restart_clock()
       progress.resume(step)
       if stop:
@@ -206,7 +210,7 @@ def train(
   writer.close()
   if interrupts.received is not None and step < recipe.plan.total_steps:
     raise Interrupted(interrupts.received, step)
-  return state
+  return recipe.to_dense(state)
 
 
 class _TrainLog:

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.accelerator import native
 from spdf_jax.names import lookup
+from spdf_jax.packing import PackedMask
 from spdf_jax.training.phases import Plan
 
 PyTree = Any
@@ -47,8 +50,8 @@ def sparse_steps(
     tokens: In the smallest batch.
 
   Returns:
-    `None` for dense products, also where the kernels do not work here; the
-    log says why.
+    `None` for dense products, also where there are no kernels of the model's
+    dtype that work here; the log says why.
 
   Example:
     >>> from spdf_jax import models
@@ -61,9 +64,7 @@ def sparse_steps(
   if crossover is None or (matmul == 'auto' and small):
     return None
   is_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
-  if not (is_cpu and model.config.dtype == 'float32'):
-    return None
-  if not native.is_available():
+  if not (is_cpu and native.is_available(model.config.dtype)):
     return None
   config = dataclasses.replace(model.config, lowering=native.NATIVE)
   return SparseSteps(model.clone(config=config).apply, crossover)
@@ -86,6 +87,37 @@ def choose_apply(apply_fn: ApplyFn, plan: Plan) -> ApplyFn:
   return lambda variables, *args, **kwargs: apply_fn(
       {'params': variables['params']}, *args, **kwargs
   )
+
+
+def choose_packed(
+    apply_fn: ApplyFn,
+    sparse_steps: SparseSteps | None,
+    params: PyTree,
+    mask: PyTree,
+) -> ApplyFn:
+  """Chooses what runs a step on kept values: how many is no data, but a shape.
+
+  Args:
+    apply_fn: The model's.
+    sparse_steps: What runs sparse steps, if anything does.
+    params: Packed.
+    mask: Packed.
+
+  Returns:
+    The model with sparse kernels, or `apply_fn`, which unpacks.
+  """
+  if sparse_steps is None:
+    return apply_fn
+  count = lambda m, p: None if m is None else np.array(
+      [p.size, math.prod(m.shape)]
+  )
+  counts = jax.tree.leaves(jax.tree.map(
+      count, mask, params,
+      is_leaf=lambda m: m is None or isinstance(m, PackedMask),
+  ))
+  kept, weights = sum(counts)
+  skips = 1 - kept / weights > sparse_steps.crossover
+  return sparse_steps.apply_fn if skips else apply_fn
 
 
 def check_matmul(matmul: str) -> None:

@@ -19,6 +19,7 @@ from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import config_checks
 from spdf_jax.training import inputs
 from spdf_jax.training import optimizers
+from spdf_jax.training import storage
 from spdf_jax.training.loss_scale import create_loss_scale
 from spdf_jax.training.loss_scale import LossScale
 from spdf_jax.training.losses import Loss
@@ -146,6 +147,18 @@ class Recipe:
   @functools.cached_property
   def step(self) -> Any:
     """The jitted training step; its first argument, the state, is donated."""
+    return self._jit_step(self._shardings)
+
+  @functools.cached_property
+  def compact_step(self) -> Any:
+    """The same, of states that hold kept values only."""
+    return self._jit_step(self._one_place)
+
+  @property
+  def _one_place(self) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(self.mesh, jax.P())
+
+  def _jit_step(self, shardings: Any) -> Any:
     step = functools.partial(
         train_step,
         apply_fn=choose_apply(self.model.apply, self.plan),
@@ -157,9 +170,33 @@ class Recipe:
     )
     if self.plan.moves_masks:
       step = functools.partial(step, statistics=mask_statistics)
-    return jax.jit(
-        step, donate_argnums=0, out_shardings=(self._shardings, None)
-    )
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+  def prepare_step(
+      self, state: TrainState, step: int
+  ) -> tuple[Any, TrainState]:
+    """Returns what takes a step, and the state stored as it asks.
+
+    Args:
+      state: The state, stored either way.
+      step: The step, from 0.
+
+    Returns:
+      The jitted step and the state, which it donates.
+    """
+    if storage.is_compact_at(
+        self.config.get('storage', 'dense'), self.plan, step
+    ):
+      if not storage.is_compact(state):
+        state = storage.to_compact(state, self._one_place)
+      return self.compact_step, state
+    return self.step, self.to_dense(state)
+
+  def to_dense(self, state: TrainState) -> TrainState:
+    """Returns a state as dense arrays: that of checkpoints and evaluations."""
+    if not storage.is_compact(state):
+      return state
+    return storage.to_dense(state, self._shardings)
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, from shapes alone."""
@@ -242,6 +279,7 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
       parameters=sum(sizes),
   )
   config_checks.check_early_stops(config, plan.phases)
+  storage.check_storage(config.get('storage', 'dense'), plan, mesh)
   return _assemble(
       config, model, plan, corpus, task, sources, jax.jit(init)
   )

@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.sparsity.storage import is_packed
 from spdf_jax.training.loss_scale import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import number_of_tokens
 from spdf_jax.training.matmul import ApplyFn
+from spdf_jax.training.matmul import choose_packed
 from spdf_jax.training.matmul import share_of_zeros
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.state import TrainState
@@ -38,7 +40,8 @@ def train_step(
 
   There is no branch on phase or sparsity: the mask is data, and so is where
   the optimizer needs the gradients of pruned weights. Only with sparse kernels
-  there is one `cond`, since dense products are another program.
+  there is one `cond`, since dense products are another program. A state that is
+  stored compactly is another program too: its mask does not change.
 
   Args:
     state: The state; donate it. With a loss scale, a step whose gradients are
@@ -58,16 +61,14 @@ def train_step(
     The next state, and metrics named `train/…` and, for the statistics,
     `sparsity/…`.
   """
-  mask = sparsity.get_mask(state.opt_state)
-  dense_grads = sparsity.get_dense_grads(state.opt_state)
-  grad_mask = jax.tree.map(lambda m: m | dense_grads, mask)
+  mask = sparsity.stored_mask(state.opt_state)
 
   tokens = number_of_tokens(batch.weights)
   scale = state.loss_scale.scale if state.loss_scale is not None else None
 
-  def differentiate(apply_fn, grad_mask):
+  def differentiate(apply_fn, **grad_masks):
     def loss_fn(params, batch):
-      variables = {'params': params, 'masks': mask, 'grad_masks': grad_mask}
+      variables = {'params': params, 'masks': mask, **grad_masks}
       sums = loss(apply_fn, variables, batch)
       objective = sums.objective / tokens
       if scale is not None:
@@ -81,14 +82,14 @@ def train_step(
         part, batch, micro_batches
     )
 
-  dense = functools.partial(differentiate, apply_fn, grad_mask)
-  if sparse_steps is None:
-    (objective, cross_entropy), grads = dense()
+  if is_packed(mask):
+    (objective, cross_entropy), grads = differentiate(
+        choose_packed(apply_fn, sparse_steps, state.params, mask)
+    )
   else:
-    (objective, cross_entropy), grads = jax.lax.cond(
-        (share_of_zeros(mask) > sparse_steps.crossover) & ~dense_grads,
-        functools.partial(differentiate, sparse_steps.apply_fn, mask),
-        dense,
+    (objective, cross_entropy), grads = _differentiate_dense(
+        differentiate, apply_fn, sparse_steps, mask,
+        sparsity.get_dense_grads(state.opt_state),
     )
   if scale is not None:
     objective, grads = jax.tree.map(lambda x: x / scale, (objective, grads))
@@ -113,6 +114,30 @@ def train_step(
   if not loss.is_plain:
     metrics['train/objective'] = objective
   return new, metrics
+
+
+def _differentiate_dense(
+    differentiate: Callable[..., PyTree],
+    apply_fn: ApplyFn,
+    sparse_steps: SparseSteps | None,
+    mask: PyTree,
+    dense_grads: jax.Array,
+) -> PyTree:
+  """Differentiates in matrices, also in pruned weights where asked."""
+  dense = functools.partial(
+      differentiate,
+      apply_fn,
+      grad_masks=jax.tree.map(lambda m: m | dense_grads, mask),
+  )
+  if sparse_steps is None:
+    return dense()
+  return jax.lax.cond(
+      (share_of_zeros(mask) > sparse_steps.crossover) & ~dense_grads,
+      functools.partial(
+          differentiate, sparse_steps.apply_fn, grad_masks=mask
+      ),
+      dense,
+  )
 
 
 def _unless_overflown(

@@ -11,20 +11,28 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 TARGETS = (
     'spdf_sparse_matmul',
     'spdf_sparse_matmul_backward',
     'spdf_sampled_matmul',
+    'spdf_packed_matmul',
+    'spdf_packed_backward',
+    'spdf_packed_gradient',
 )
 """The functions that are registered with XLA."""
+
+DTYPES = ('float32', 'bfloat16')
+"""What there are kernels of."""
 
 _SOURCES = pathlib.Path(__file__).parent / 'csrc'
 _COMMON = ('-std=c++17', '-O3', '-fPIC', '-ffp-contract=fast')
 _AVX512 = ('f', 'bw', 'dq', 'vl')
-# Kernels by name: what the compiler may use.
+# Kernels of float32 by name: what the compiler may use.
 KERNELS = {
     'portable': (),
     'avx2': ('-mavx2', '-mfma'),
@@ -33,19 +41,25 @@ KERNELS = {
         '-mprefer-vector-width=512',
     ),
 }
+# Those of bfloat16, which go with the last ones above.
+_BFLOAT16 = {'avx512bf16': (*KERNELS['avx512'], '-mavx512bf16')}
 
 
 class Unavailable(RuntimeError):
   """There are no native kernels here; the message says why."""
 
 
-def is_available() -> bool:
+def is_available(dtype: Any = 'float32') -> bool:
   """Returns whether the native kernels work here, building them if need be.
 
   The first call of a process decides. Where they do not work, it logs one
   sentence that says why, and XLA's dense matmul is used. The environment
   variable `SPDF_NATIVE` decides otherwise: `0` never uses them, `require`
   raises where they do not work.
+
+  Args:
+    dtype: Of what they shall multiply. Those of bfloat16 need AVX-512 BF16 and
+      a compiler that knows it; there are none of other types than these two.
 
   Returns:
     Whether they are loaded.
@@ -55,16 +69,19 @@ def is_available() -> bool:
     ValueError: `SPDF_NATIVE` is something else.
 
   Example:
-    >>> is_available() in (True, False)
-    True
+    >>> is_available('float16')
+    False
   """
+  dtype = jnp.dtype(dtype).name
+  if dtype not in DTYPES:
+    return False
   wish = os.environ.get('SPDF_NATIVE', '1')
   if wish not in ('0', '1', 'require'):
     raise ValueError(f'SPDF_NATIVE is {wish!r}; set it to 0, 1 or require.')
   if wish == '0':
     return False
   try:
-    load()
+    kernels(dtype)
     return True
   except Unavailable as error:
     if wish == 'require':
@@ -106,7 +123,8 @@ def _load_or_reason() -> ctypes.CDLL | str:
     jax.ffi.register_ffi_target(
         name, jax.ffi.pycapsule(function), platform='cpu'
     )
-  library.spdf_kernels.restype = ctypes.c_char_p
+  for function in (library.spdf_kernels, library.spdf_bfloat16_kernels):
+    function.restype = ctypes.c_char_p
   return library
 
 
@@ -115,13 +133,28 @@ def _say_once(reason: str) -> None:
   logging.getLogger(__name__).warning('%s', reason)
 
 
-def kernels() -> str:
+def kernels(dtype: Any = 'float32') -> str:
   """Returns which kernels this processor runs: avx512, avx2 or portable.
 
+  Args:
+    dtype: Of what they multiply; of bfloat16 there is avx512bf16.
+
   Raises:
-    Unavailable: there are none.
+    Unavailable: there are none of it.
   """
-  return load().spdf_kernels().decode()
+  dtype = jnp.dtype(dtype).name
+  if dtype not in DTYPES:
+    raise Unavailable(f'there are no native kernels of {dtype}.')
+  if dtype == 'float32':
+    return load().spdf_kernels().decode()
+  name = load().spdf_bfloat16_kernels()
+  if name is None:
+    raise Unavailable(
+        'native kernels of bfloat16 are not used: they need a processor with '
+        'AVX-512 BF16, a compiler that knows it (g++ 10 or later), and '
+        'SPDF_NATIVE_KERNELS unset or avx512.'
+    )
+  return name.decode()
 
 
 def build() -> pathlib.Path:
@@ -191,7 +224,7 @@ def _key(compiler: str) -> str:
 
 def _buildable() -> dict[str, tuple[str, ...]]:
   if platform.machine() in ('x86_64', 'AMD64'):
-    return KERNELS
+    return KERNELS | _BFLOAT16
   return {'portable': KERNELS['portable']}
 
 
@@ -199,33 +232,40 @@ def _kernels_command(
     compiler: str, name: str, made: pathlib.Path
 ) -> list[str]:
   """Returns the command that compiles the kernels of a name."""
+  element = 'bfloat16' if name in _BFLOAT16 else 'float32'
   return [
       compiler, *_COMMON, *_buildable()[name],
       f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{name}"',
-      f'-DSPDF_SIMD="simd_{name}.h"', '-c', str(_SOURCES / 'kernels.cc'),
-      '-o', str(made),
+      f'-DSPDF_SIMD="simd_{name}.h"', f'-DSPDF_ELEMENT="{element}.h"', '-c',
+      str(_SOURCES / 'kernels.cc'), '-o', str(made),
   ]
 
 
 def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
   objects = [work / 'handlers.o']
-  commands = [[
+  _run([
       compiler, *_COMMON, f'-I{jax.ffi.include_dir()}', '-c',
       str(_SOURCES / 'handlers.cc'), '-o', str(objects[0]),
-  ]]
+  ])
   for name in _buildable():
-    objects.append(work / f'{name}.o')
-    commands.append(_kernels_command(compiler, name, objects[-1]))
-  commands.append([compiler, '-shared', *map(str, objects), '-o', str(made)])
-  for command in commands:
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-      lines = result.stderr.splitlines()
-      errors = [line for line in lines if 'error' in line] or lines[:1]
-      reason = errors[0] if errors else f'exit status {result.returncode}'
-      raise Unavailable(f'{compiler} failed: {reason}')
+    made_of_name = work / f'{name}.o'
+    try:
+      _run(_kernels_command(compiler, name, made_of_name))
+    except Unavailable:
+      if name not in _BFLOAT16:
+        raise
+    else:
+      objects.append(made_of_name)
+  _run([compiler, '-shared', *map(str, objects), '-o', str(made)])
+
+
+def _run(command: list[str]) -> None:
+  result = subprocess.run(command, capture_output=True, text=True, check=False)
+  if result.returncode:
+    lines = result.stderr.splitlines()
+    errors = [line for line in lines if 'error' in line] or lines[:1]
+    reason = errors[0] if errors else f'exit status {result.returncode}'
+    raise Unavailable(f'{command[0]} failed: {reason}')
 
 
 def _is_intact(path: pathlib.Path, checksum: pathlib.Path) -> bool:

@@ -1,11 +1,12 @@
 """The native kernels as a lowering of the sparse primitives on CPU.
 
-Float32 only; on several devices inside `jax.shard_map` only, where each shard
-calls them. All else is left to the reference. Masks and weights are ordinary
-arrays, and lists of what is kept are made in every call: a new mask compiles
-nothing. What differs from the reference: the order of summation (some 1e-6
-relative), which is fixed for a number of threads; and a weight off the mask is
-not multiplied by an infinite token.
+Of float32, and of bfloat16 where the processor multiplies it, with sums in
+float32; on several devices inside `jax.shard_map` only, where each shard calls
+them. All else is left to the reference. Masks and weights are ordinary
+arrays, or packed ones, and lists of what is kept are made in every call: a new
+mask compiles nothing. What differs from the reference: the order of summation
+(some 1e-6 relative), which is fixed for a number of threads; a weight off the
+mask is not multiplied by an infinite token; and bfloat16 below 1e-38 is zero.
 """
 
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
+import numpy as np
 
 from spdf_jax.accelerator import lowerings
+from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
 
@@ -81,10 +84,67 @@ def sparse_matmul_backward(
   )
 
 
+def packed_matmul(
+    x: jax.Array,
+    values: jax.Array,
+    bits: jax.Array,
+    *,
+    transpose: bool,
+    columns: int,
+    accumulation_dtype: Any,
+) -> jax.Array:
+  """Multiplies by packed weights; see `packed.packed_matmul`."""
+  if not _is_possible(x, accumulation_dtype):
+    return NotImplemented
+  features = bits.shape[-2] if transpose else columns
+  y = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
+  return jax.ffi.ffi_call('spdf_packed_matmul', y)(
+      x, values, bits, transpose=transpose, columns=np.int64(columns)
+  )
+
+
+def packed_gradient(
+    x: jax.Array,
+    dy: jax.Array,
+    bits: jax.Array,
+    *,
+    size: int,
+    columns: int,
+    accumulation_dtype: Any,
+) -> jax.Array:
+  """Computes the gradient of the values; see `packed.packed_gradient`."""
+  if not _is_possible(x, accumulation_dtype):
+    return NotImplemented
+  dvalues = jax.ShapeDtypeStruct((*bits.shape[:-2], size), x.dtype)
+  return jax.ffi.ffi_call('spdf_packed_gradient', dvalues)(
+      x, dy, bits, columns=np.int64(columns)
+  )
+
+
+def packed_backward(
+    dy: jax.Array,
+    x: jax.Array,
+    values: jax.Array,
+    bits: jax.Array,
+    *,
+    columns: int,
+    accumulation_dtype: Any,
+) -> list[jax.Array]:
+  """Computes both gradients; see `packed.packed_backward`."""
+  if not _is_possible(x, accumulation_dtype):
+    return NotImplemented
+  results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, values)]
+  return list(
+      jax.ffi.ffi_call('spdf_packed_backward', results)(
+          x, dy, values, bits, columns=np.int64(columns)
+      )
+  )
+
+
 def _is_possible(x: jax.Array, accumulation_dtype: Any) -> bool:
-  if x.dtype != jnp.float32 or accumulation_dtype != jnp.float32:
+  if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
     return False
-  return _is_local(x) and library.is_available()
+  return _is_local(x) and library.is_available(x.dtype)
 
 
 def _is_local(x: jax.Array) -> bool:
@@ -99,5 +159,8 @@ for _primitive, _function in (
     (primitives.sparse_matmul_p, sparse_matmul),
     (primitives.sampled_matmul_p, sampled_matmul),
     (primitives.sparse_matmul_backward_p, sparse_matmul_backward),
+    (packed.packed_matmul_p, packed_matmul),
+    (packed.packed_gradient_p, packed_gradient),
+    (packed.packed_backward_p, packed_backward),
 ):
   lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')

@@ -1,7 +1,9 @@
 r"""The cost of work on a wafer, in cycles.
 
 Weights are streamed over a mesh of R x C cores; every core keeps m tokens and
-k features. For a product of M tokens, K inputs and N outputs at density d::
+k features. For a product of M tokens, K inputs and N outputs at density d:
+
+.. code-block:: text
 
   axpy   = N k d ceil(m/S) b           each non-zero triggers an AXPY of tokens
   disp   = N k d o_nz b + N o_row      dispatch per non-zero and output row

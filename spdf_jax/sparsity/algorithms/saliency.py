@@ -53,7 +53,9 @@ def saliency_mask(
     normalization. R may grow beyond float32: constant factors between layers
     change no ranking in a chain of layers.
 
-  Run it once before training, not under `jax.jit`::
+  Run it once before training, not under `jax.jit`:
+
+  .. code-block:: python
 
     mask = saliency_mask('snip', loss_fn, params, batch, 0.9)
     algorithm = static(0.9, distribution=model_wide, init=given_mask(mask))

@@ -4,11 +4,20 @@
 
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace spdf {
 
-// The best kernels that this processor runs, or those of a name, or null.
-inline const Kernels* FindKernels(const char* name = nullptr) {
-  auto wanted = [&](const Kernels& kernels) {
+// Returns the best kernels that this processor runs, or those of a name, or
+// null.
+template <typename Element>
+const Kernels<Element>* FindKernels(const char* name = nullptr);
+
+template <>
+inline const Kernels<float>* FindKernels(const char* name) {
+  auto wanted = [&](const Kernels<float>& kernels) {
     return name == nullptr || !std::strcmp(name, kernels.name);
   };
 #if defined(__x86_64__)
@@ -24,6 +33,22 @@ inline const Kernels* FindKernels(const char* name = nullptr) {
   }
 #endif
   return wanted(kPortable) ? &kPortable : nullptr;
+}
+
+// Those of bfloat16 are beside those of floats for AVX-512.
+template <>
+inline const Kernels<Bfloat16>* FindKernels(const char* name) {
+#if defined(__x86_64__)
+  const Kernels<float>* floats = FindKernels<float>(name);
+  // Asked of the processor: older compilers have no name for it.
+  unsigned a = 0, b, c, d;
+  const bool runs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+  if (runs && floats == &kAvx512 && &kAvx512bf16 != nullptr) {
+    return &kAvx512bf16;
+  }
+#endif
+  static_cast<void>(name);
+  return nullptr;
 }
 
 }  // namespace spdf

@@ -13,14 +13,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "dispatch.h"
 
 namespace {
+
+using spdf::Bfloat16;
 
 constexpr double kTolerance = 2e-6;  // Of the largest entry.
 constexpr float kUnwritten = 12345;
@@ -48,6 +52,26 @@ double Uniform() { return generator() / 4294967296.0; }
 
 // Values whose sums do not cancel, such that a relative tolerance holds.
 float Value() { return static_cast<float>(1.5 * Uniform() - 0.5) + 1e-6f; }
+
+float Wide(float value) { return value; }
+float Wide(Bfloat16 value) {
+  const uint32_t bits = uint32_t{value.bits} << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+// Of a bfloat16 the nearest to zero.
+void Assign(float value, float* to) { *to = value; }
+void Assign(float value, Bfloat16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  to->bits = static_cast<uint16_t>(bits >> 16);
+}
+
+// How far a rounded result may be from what it was, relative.
+double Rounding(float) { return 0; }
+double Rounding(Bfloat16) { return 1. / 256; }
 
 // A mask is read as zero or not.
 uint8_t Kept() { return uint8_t{1} << generator() % 8; }
@@ -88,13 +112,15 @@ class Buffer {
   int64_t size() const { return count_; }
   T& operator[](int64_t i) const { return data_[i]; }
 
-  void Fill(T value) { std::fill(data_, data_ + count_, value); }
+  void Fill(float value) {
+    for (int64_t i = 0; i < count_; ++i) Assign(value, data_ + i);
+  }
   bool SameBits(const Buffer& other) const {
     return !std::memcmp(data_, other.data_, bytes_);
   }
 
  private:
-  static constexpr size_t kShift = 4;
+  static constexpr size_t kShift = sizeof(T);
   int64_t count_;
   bool guarded_;
   size_t bytes_;
@@ -103,7 +129,6 @@ class Buffer {
   T* data_;
 };
 
-using Floats = Buffer<float>;
 using Bytes = Buffer<uint8_t>;
 
 struct Case {
@@ -166,40 +191,45 @@ void FillGradientMask(const Case& c, const Bytes& mask, const Bytes& grad) {
 }
 
 // Weights that are not kept must not matter, whatever they are.
-void FillWeights(const Case& c, const Bytes& mask, const Floats& weights) {
+template <typename Element>
+void FillWeights(const Case& c, const Bytes& mask,
+                 const Buffer<Element>& weights) {
   std::vector<int64_t> kept;
   for (int64_t i = 0; i < mask.size(); ++i) {
-    weights[i] = mask[i] ? Value() : kNan;
+    Assign(mask[i] ? Value() : kNan, &weights[i]);
     if (mask[i]) kept.push_back(i);
   }
   if (!c.non_finite || kept.empty()) return;
-  weights[kept[generator() % kept.size()]] = kNan;
-  weights[kept[generator() % kept.size()]] = -kInfinity;
+  Assign(kNan, &weights[kept[generator() % kept.size()]]);
+  Assign(-kInfinity, &weights[kept[generator() % kept.size()]]);
 }
 
-void FillValues(bool non_finite, const Floats& values) {
-  for (int64_t i = 0; i < values.size(); ++i) values[i] = Value();
+template <typename Element>
+void FillValues(bool non_finite, const Buffer<Element>& values) {
+  for (int64_t i = 0; i < values.size(); ++i) Assign(Value(), &values[i]);
   if (!non_finite || !values.size()) return;
-  values[generator() % values.size()] = kNan;
-  values[generator() % values.size()] = kInfinity;
+  Assign(kNan, &values[generator() % values.size()]);
+  Assign(kInfinity, &values[generator() % values.size()]);
 }
 
 using Doubles = std::vector<double>;
 
 // y[tokens, outputs], or y[tokens, inputs] of the transposed.
-Doubles Product(const Case& c, const Floats& x, const Floats& weights,
-                const Bytes& mask, bool transpose) {
+template <typename Element>
+Doubles Product(const Case& c, const Buffer<Element>& x,
+                const Buffer<Element>& weights, const Bytes& mask,
+                bool transpose) {
   const int64_t from = transpose ? c.outputs : c.inputs;
   const int64_t to = transpose ? c.inputs : c.outputs;
   Doubles y(c.tokens * to);
   for (int64_t i = 0; i < c.inputs; ++i) {
     for (int64_t j = 0; j < c.outputs; ++j) {
       if (!mask[i * c.outputs + j]) continue;
-      const double weight = weights[i * c.outputs + j];
-      const float* term = x.data() + (transpose ? j : i);
+      const double weight = Wide(weights[i * c.outputs + j]);
+      const Element* term = x.data() + (transpose ? j : i);
       double* sum = y.data() + (transpose ? i : j);
       for (int64_t t = 0; t < c.tokens; ++t) {
-        sum[t * to] += weight * term[t * from];
+        sum[t * to] += weight * Wide(term[t * from]);
       }
     }
   }
@@ -207,8 +237,9 @@ Doubles Product(const Case& c, const Floats& x, const Floats& weights,
 }
 
 // dw[inputs, outputs].
-Doubles WeightGradient(const Case& c, const Floats& x, const Floats& dy,
-                       const Bytes& mask) {
+template <typename Element>
+Doubles WeightGradient(const Case& c, const Buffer<Element>& x,
+                       const Buffer<Element>& dy, const Bytes& mask) {
   Doubles dw(c.inputs * c.outputs);
   for (int64_t i = 0; i < c.inputs; ++i) {
     for (int64_t j = 0; j < c.outputs; ++j) {
@@ -216,7 +247,8 @@ Doubles WeightGradient(const Case& c, const Floats& x, const Floats& dy,
       if (!mask[at]) continue;
       double sum = 0;
       for (int64_t t = 0; t < c.tokens; ++t) {
-        sum += static_cast<double>(x[t * c.inputs + i]) * dy[t * c.outputs + j];
+        sum += static_cast<double>(Wide(x[t * c.inputs + i])) *
+               Wide(dy[t * c.outputs + j]);
       }
       dw[at] = sum;
     }
@@ -224,33 +256,37 @@ Doubles WeightGradient(const Case& c, const Floats& x, const Floats& dy,
   return dw;
 }
 
-[[noreturn]] void Fail(const Case& c, const spdf::Kernels& kernels,
-                       const char* what, const char* why) {
+[[noreturn]] void Fail(const Case& c, const char* kernels, const char* what,
+                       const char* why) {
   std::fprintf(stderr,
                "%s, %s: %s; tokens %d, inputs %d, outputs %d, pattern %d, "
                "gradient %d, non-finite %d, guarded %d\n",
-               kernels.name, what, why, static_cast<int>(c.tokens),
+               kernels, what, why, static_cast<int>(c.tokens),
                static_cast<int>(c.inputs), static_cast<int>(c.outputs),
                static_cast<int>(c.pattern), static_cast<int>(c.gradient),
                c.non_finite, c.guarded);
   std::exit(1);
 }
 
-void Compare(const Case& c, const spdf::Kernels& kernels, const char* what,
-             const Doubles& want, const Floats& got) {
+template <typename Element>
+void Compare(const Case& c, const char* kernels, const char* what,
+             const Doubles& want, const Buffer<Element>& got) {
   double scale = 0;
   for (double value : want) {
     if (std::isfinite(value)) scale = std::max(scale, std::abs(value));
   }
   for (int64_t i = 0; i < got.size(); ++i) {
-    bool equal = std::abs(want[i] - got[i]) <= kTolerance * scale;
+    const double found = Wide(got[i]);
+    const double tolerance =
+        kTolerance * scale + Rounding(Element()) * std::abs(want[i]);
+    bool equal = std::abs(want[i] - found) <= tolerance;
     // Only sums of nothing are zero, and those must be just that.
-    if (!std::isfinite(want[i]) || want[i] == 0) equal = want[i] == got[i];
-    if (std::isnan(want[i])) equal = std::isnan(got[i]);
+    if (!std::isfinite(want[i]) || want[i] == 0) equal = want[i] == found;
+    if (std::isnan(want[i])) equal = std::isnan(found);
     if (equal) continue;
     char why[100];
     std::snprintf(why, sizeof why, "entry %d is %.9g instead of %.9g",
-                  static_cast<int>(i), got[i], want[i]);
+                  static_cast<int>(i), found, want[i]);
     Fail(c, kernels, what, why);
   }
 }
@@ -272,14 +308,15 @@ void InReverse(int64_t n, const std::function<void(int64_t)>& f) {
 
 // Runs a function with some workers, twice, and compares what it writes into
 // `got` with what is wanted and with one another.
-template <typename Function>
-void Check(const Case& c, const spdf::Kernels& kernels, const char* what,
+template <typename Element, typename Function>
+void Check(const Case& c, const char* kernels, const char* what,
            const std::vector<const Doubles*>& want,
-           const std::vector<Floats*>& got, const std::vector<Floats*>& again,
+           const std::vector<Buffer<Element>*>& got,
+           const std::vector<Buffer<Element>*>& again,
            const Function& run) {
   for (int64_t number : {1, 3}) {
     for (const auto* outputs : {&got, &again}) {
-      for (Floats* output : *outputs) output->Fill(kUnwritten);
+      for (Buffer<Element>* output : *outputs) output->Fill(kUnwritten);
       const bool threads = outputs == &got;
       run(spdf::Workers{number, threads ? OnThreads : InReverse}, *outputs);
     }
@@ -292,61 +329,161 @@ void Check(const Case& c, const spdf::Kernels& kernels, const char* what,
   }
 }
 
-void Test(const Case& c, const std::vector<const spdf::Kernels*>& all) {
+// Sets the bits of what is kept, and returns how much that is.
+int64_t FillBits(const Case& c, const Bytes& mask, const Bytes& bits) {
+  const int64_t row = (c.outputs + 7) / 8;
+  std::fill(bits.data(), bits.data() + bits.size(), uint8_t{0});
+  int64_t kept = 0;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    if (!mask[i]) continue;
+    const int64_t column = i % c.outputs;
+    bits[i / c.outputs * row + column / 8] |= uint8_t{1} << column % 8;
+    ++kept;
+  }
+  return kept;
+}
+
+// Values after the last one must not matter.
+template <typename Element>
+void PackInto(const Bytes& mask, const Buffer<Element>& weights,
+              const Buffer<Element>& values) {
+  int64_t at = 0;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    if (mask[i]) values[at++] = weights[i];
+  }
+  for (; at < values.size(); ++at) Assign(kNan, &values[at]);
+}
+
+Doubles PackedGradient(const Doubles& dw, const Bytes& mask, int64_t size) {
+  Doubles packed;
+  for (int64_t i = 0; i < mask.size(); ++i) {
+    if (mask[i]) packed.push_back(dw[i]);
+  }
+  packed.resize(size);
+  return packed;
+}
+
+template <typename Element>
+void CheckRefusal(const Case& c, const spdf::Kernels<Element>& kernels,
+                  spdf::Packed<Element> packed, int64_t size,
+                  const Buffer<Element>& x, Buffer<Element>* y) {
+  packed.size = size;
+  try {
+    kernels.multiply_packed({1, InReverse}, x.data(), packed, false, c.tokens,
+                            y->data());
+  } catch (const std::length_error&) {
+    return;
+  }
+  Fail(c, kernels.name, "multiply packed", "has more values than room");
+}
+
+template <typename Element>
+void Test(const Case& c,
+          const std::vector<const spdf::Kernels<Element>*>& all) {
+  using Numbers = Buffer<Element>;
   const int64_t size = c.inputs * c.outputs;
   Bytes mask(size, c.guarded), grad(size, c.guarded);
   FillMask(c, c.pattern, mask);
   FillGradientMask(c, mask, grad);
-  Floats weights(size, c.guarded);
+  Numbers weights(size, c.guarded);
   FillWeights(c, mask, weights);
-  Floats x(c.tokens * c.inputs, c.guarded), dy(c.tokens * c.outputs, c.guarded);
+  Numbers x(c.tokens * c.inputs, c.guarded), dy(c.tokens * c.outputs, c.guarded);
   FillValues(c.non_finite, x);
   // Where only grad keeps a weight, it is a zero times dy in dx.
   FillValues(false, dy);
 
-  const spdf::Matrix w = {weights.data(), mask.data(), c.inputs, c.outputs};
-  const spdf::Matrix unread = {nullptr, nullptr, c.inputs, c.outputs};
+  const spdf::Matrix<Element> w = {weights.data(), mask.data(), c.inputs, c.outputs};
+  const spdf::Matrix<Element> unread = {nullptr, nullptr, c.inputs, c.outputs};
+  Bytes bits(c.inputs * ((c.outputs + 7) / 8), c.guarded);
+  const int64_t kept = FillBits(c, mask, bits);
+  const int64_t size_packed = kept + generator() % 3;
+  Numbers values(size_packed, c.guarded);
+  PackInto(mask, weights, values);
+  const spdf::Packed<Element> packed = {values.data(), bits.data(), size_packed,
+                               c.inputs, c.outputs};
+  const spdf::Packed<Element> unread_packed = {nullptr, bits.data(), size_packed,
+                                      c.inputs, c.outputs};
   const Doubles y_want = Product(c, x, weights, mask, false);
   const Doubles dx_want = Product(c, dy, weights, mask, true);
   const Doubles dw_want = WeightGradient(c, x, dy, grad);
-  Floats y(dy.size(), c.guarded), y_again(dy.size(), c.guarded);
-  Floats dx(x.size(), c.guarded), dx_again(x.size(), c.guarded);
-  Floats dw(size, c.guarded), dw_again(size, c.guarded);
+  const Doubles dvalues_want =
+      PackedGradient(WeightGradient(c, x, dy, mask), mask, size_packed);
+  Numbers dvalues(size_packed, c.guarded);
+  Numbers dvalues_again(size_packed, c.guarded);
+  Numbers y(dy.size(), c.guarded), y_again(dy.size(), c.guarded);
+  Numbers dx(x.size(), c.guarded), dx_again(x.size(), c.guarded);
+  Numbers dw(size, c.guarded), dw_again(size, c.guarded);
 
-  using Outputs = std::vector<Floats*>;
-  for (const spdf::Kernels* kernels : all) {
-    Check(c, *kernels, "multiply", {&y_want}, {&y}, {&y_again},
+  using Outputs = std::vector<Numbers*>;
+  using Run = std::function<void(const spdf::Workers&, const Outputs&)>;
+  for (const spdf::Kernels<Element>* kernels : all) {
+    const auto check = [&](const char* what,
+                           const std::vector<const Doubles*>& want,
+                           const Outputs& got, const Outputs& again,
+                           const Run& run) {
+      Check(c, kernels->name, what, want, got, again, run);
+    };
+    check("multiply", {&y_want}, {&y}, {&y_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->multiply(workers, x.data(), w, false, c.tokens,
                               out[0]->data());
           });
-    Check(c, *kernels, "multiply transposed", {&dx_want}, {&dx}, {&dx_again},
+    check("multiply transposed", {&dx_want}, {&dx}, {&dx_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->multiply(workers, dy.data(), w, true, c.tokens,
                               out[0]->data());
           });
-    Check(c, *kernels, "differentiate", {&dx_want, &dw_want}, {&dx, &dw},
+    check("differentiate", {&dx_want, &dw_want}, {&dx, &dw},
           {&dx_again, &dw_again},
           [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->differentiate(workers, x.data(), dy.data(), w, grad.data(),
                                    c.tokens, out[0]->data(), out[1]->data());
           });
-    Check(c, *kernels, "differentiate without dx", {&dw_want}, {&dw},
+    check("differentiate without dx", {&dw_want}, {&dw},
           {&dw_again}, [&](const spdf::Workers& workers, const Outputs& out) {
             kernels->differentiate(workers, x.data(), dy.data(), unread,
                                    grad.data(), c.tokens, nullptr,
                                    out[0]->data());
           });
+    check("multiply packed", {&y_want}, {&y}, {&y_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->multiply_packed(workers, x.data(), packed, false, c.tokens,
+                                     out[0]->data());
+          });
+    check("multiply packed transposed", {&dx_want}, {&dx},
+          {&dx_again}, [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->multiply_packed(workers, dy.data(), packed, true, c.tokens,
+                                     out[0]->data());
+          });
+    check("differentiate packed", {&dx_want, &dvalues_want},
+          {&dx, &dvalues}, {&dx_again, &dvalues_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->differentiate_packed(workers, x.data(), dy.data(), packed,
+                                          c.tokens, out[0]->data(),
+                                          out[1]->data());
+          });
+    check("differentiate packed without dx", {&dvalues_want},
+          {&dvalues}, {&dvalues_again},
+          [&](const spdf::Workers& workers, const Outputs& out) {
+            kernels->differentiate_packed(workers, x.data(), dy.data(),
+                                          unread_packed, c.tokens, nullptr,
+                                          out[0]->data());
+          });
+    if (kept) CheckRefusal(c, *kernels, packed, kept - 1, x, &y);
   }
 }
 
 }  // namespace
 
 int main() {
-  std::vector<const spdf::Kernels*> all;
+  std::vector<const spdf::Kernels<float>*> floats;
   for (const char* name : {"portable", "avx2", "avx512"}) {
-    const spdf::Kernels* kernels = spdf::FindKernels(name);
-    if (kernels) all.push_back(kernels);
+    const auto* kernels = spdf::FindKernels<float>(name);
+    if (kernels) floats.push_back(kernels);
+  }
+  std::vector<const spdf::Kernels<Bfloat16>*> bfloat16;
+  if (spdf::FindKernels<Bfloat16>()) {
+    bfloat16.push_back(spdf::FindKernels<Bfloat16>());
   }
   std::vector<Case> cases;
   for (int round = 0; round < kRounds; ++round) {
@@ -368,7 +505,11 @@ int main() {
     cases.push_back({300, 513, 513, pattern, Gradient::kSame, false, true});
     cases.push_back({300, 300, 513, pattern, Gradient::kOther, true, false});
   }
-  for (const Case& c : cases) Test(c, all);
-  for (const spdf::Kernels* kernels : all) std::printf("%s ", kernels->name);
+  for (const Case& c : cases) {
+    Test(c, floats);
+    Test(c, bfloat16);
+  }
+  for (const auto* kernels : floats) std::printf("%s ", kernels->name);
+  for (const auto* kernels : bfloat16) std::printf("%s ", kernels->name);
   std::printf("agree in %d cases\n", static_cast<int>(cases.size()));
 }

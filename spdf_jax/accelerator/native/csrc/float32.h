@@ -1,0 +1,176 @@
+// Tiles of floats and their products.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include SPDF_SIMD
+
+namespace spdf {
+namespace {
+
+using simd::kWidth;
+using simd::Vector;
+
+using Element = float;
+constexpr int kTokens = kWidth;  // In a vector of elements.
+constexpr int kAtOnce = 1;  // Entries of a list that are multiplied at once.
+constexpr int kForwardVectors = simd::kForwardVectors;
+constexpr int kBackwardVectors = simd::kBackwardVectors;
+// Terms whose rows and their tile stay in the first-level cache.
+constexpr int64_t kForwardBlock = 64;
+
+// Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
+// tokens that are not there are zero.
+void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
+          int tile, float* packed) {
+  for (int t = 0; t < tile; t += kWidth) {
+    for (int64_t c = 0; c < features; c += kWidth) {
+      const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
+      Vector r[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        r[i] = t + i < tokens ? simd::LoadFirst(x + (t + i) * stride + c, n)
+                              : simd::Zero();
+      }
+      simd::Transpose(r);
+      for (int i = 0; i < n; ++i) simd::Store(packed + (c + i) * tile + t, r[i]);
+    }
+  }
+}
+
+// The way back, for the tokens that are there.
+void Unpack(const float* packed, int tile, int64_t tokens, int64_t features,
+            int64_t stride, float* y) {
+  for (int t = 0; t < tile && t < tokens; t += kWidth) {
+    for (int64_t c = 0; c < features; c += kWidth) {
+      const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
+      Vector r[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        r[i] = i < n ? simd::Load(packed + (c + i) * tile + t) : simd::Zero();
+      }
+      simd::Transpose(r);
+      for (int i = 0; i < kWidth && t + i < tokens; ++i) {
+        simd::StoreFirst(y + (t + i) * stride + c, r[i], n);
+      }
+    }
+  }
+}
+
+// Adds a block of terms to `outputs` sums of a tile: y[o] += value * x[index].
+template <int kVectors, bool kFirst>
+void AddBlock(const float* x, const float* values, const uint16_t* indices,
+              const uint32_t* starts, int64_t outputs, float* y) {
+  constexpr int kTile = kVectors * kWidth;
+  // Few accumulators would wait for one another: sum several terms apart.
+  constexpr int kApart = std::min(4, kForwardVectors / kVectors);
+  for (int64_t o = 0; o < outputs; ++o, y += kTile) {
+    uint32_t p = starts[o];
+    const uint32_t end = starts[o + 1];
+    if (!kFirst && p == end) continue;
+    Vector sums[kApart][kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      sums[0][v] = kFirst ? simd::Zero() : simd::Load(y + v * kWidth);
+      for (int u = 1; u < kApart; ++u) sums[u][v] = simd::Zero();
+    }
+    for (; p + kApart <= end; p += kApart) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kApart; ++u) {
+        const float* row = x + indices[p + u] * kTile;
+        const Vector value = simd::Broadcast(values + p + u);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          sums[u][v] = simd::MultiplyAdd(value, simd::Load(row + v * kWidth),
+                                         sums[u][v]);
+        }
+      }
+    }
+    for (; p < end; ++p) {
+      const float* row = x + indices[p] * kTile;
+      const Vector value = simd::Broadcast(values + p);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        sums[0][v] = simd::MultiplyAdd(value, simd::Load(row + v * kWidth),
+                                       sums[0][v]);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      Vector sum = sums[0][v];
+      for (int u = 1; u < kApart; ++u) sum = simd::Add(sum, sums[u][v]);
+      simd::Store(y + v * kWidth, sum);
+    }
+  }
+}
+
+// Adds a block of terms to dx of `outputs` rows, dx[o] += value * dy[index], and
+// the products of their tokens, x[o] . dy[index], to the sums of the entries.
+template <int kVectors, bool kFirst, bool kWithDx>
+void DifferentiateBlock(const float* dy, const float* x, const float* values,
+                        const uint16_t* indices, const uint32_t* starts,
+                        int64_t outputs, bool first_tile, float* dx,
+                        float* sums) {
+  constexpr int kTile = kVectors * kWidth;
+  Vector products[kWidth];
+  int waiting = 0;
+  uint32_t p = starts[0], done = p;
+  auto add = [&](int n) {
+    Vector sum = simd::SumLanes(products);
+    if (!first_tile) {
+      sum = simd::Add(sum, simd::LoadFirst(sums + done, n));
+    }
+    simd::StoreFirst(sums + done, sum, n);
+    done += n;
+    waiting = 0;
+  };
+  for (int64_t o = 0; o < outputs; ++o, x += kTile, dx += kTile) {
+    const uint32_t end = starts[o + 1];
+    if (!kFirst && p == end) continue;
+    Vector here[kVectors], there[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      here[v] = simd::Load(x + v * kWidth);
+      if (kWithDx) {
+        there[v] = kFirst ? simd::Zero() : simd::Load(dx + v * kWidth);
+      }
+    }
+    for (; p < end; ++p) {
+      const float* row = dy + indices[p] * kTile;
+      Vector value;
+      if (kWithDx) value = simd::Broadcast(values + p);
+      Vector product[2] = {simd::Zero(), simd::Zero()};
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const Vector d = simd::LoadOnce(row + v * kWidth);
+        if (kWithDx) there[v] = simd::MultiplyAdd(value, d, there[v]);
+        product[v & 1] = v < 2 ? simd::Multiply(here[v], d)
+                               : simd::MultiplyAdd(here[v], d, product[v & 1]);
+      }
+      products[waiting] = simd::Add(product[0], product[1]);
+      if (++waiting == kWidth) add(kWidth);
+    }
+    if (kWithDx) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        simd::Store(dx + v * kWidth, there[v]);
+      }
+    }
+  }
+  if (waiting) {
+    const int n = waiting;
+    for (int i = n; i < kWidth; ++i) products[i] = simd::Zero();
+    add(n);
+  }
+}
+
+// Copies floats, from aligned memory, that nobody reads before the caches have
+// forgotten them.
+void CopyPastCache(const float* from, int64_t count, float* to) {
+  int64_t i = 0;
+  if (reinterpret_cast<uintptr_t>(to) % (kWidth * sizeof(float)) == 0) {
+    for (; i + kWidth <= count; i += kWidth) {
+      simd::Stream(to + i, simd::Load(from + i));
+    }
+  }
+  std::copy(from + i, from + count, to + i);
+}
+
+}  // namespace
+}  // namespace spdf

@@ -1,0 +1,88 @@
+// The product with a listed matrix.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels.h"
+#include "lists.h"
+
+namespace spdf {
+namespace {
+
+// Lays out a tile of tokens [tokens, terms], such that entries find their rows.
+void PackTerms(const Lists& lists, const Element* x, int64_t tokens, int tile,
+               Element* packed) {
+  // Without rows between the blocks they are one.
+  const int64_t step = kAtOnce > 1 ? lists.block : lists.terms;
+  for (int64_t first = 0; first < lists.terms; first += step) {
+    const int64_t here = std::min(step, lists.terms - first);
+    Pack(x + first, lists.terms, tokens, here, tile, packed);
+    packed += lists.RowsOfBlock() * tile;
+    if (kAtOnce > 1) std::fill(packed - tile, packed, Element());
+  }
+}
+
+template <int kVectors>
+void MultiplyTile(const Lists& lists, const Element* x, int64_t tokens,
+                  Element* y) {
+  constexpr int kTile = kVectors * kTokens;
+  static thread_local Scratch packed_room, sums_room;
+  Element* packed = packed_room.Get<Element>(lists.Rows() * kTile);
+  float* sums = sums_room.Get<float>(kRegionOutputs * kTile);
+  PackTerms(lists, x, tokens, kTile, packed);
+  for (int64_t region = 0; region < lists.Regions(); ++region) {
+    const int64_t first = region * kRegionOutputs;
+    const int64_t outputs = lists.End(region) - first;
+    for (int64_t b = 0; b < lists.Blocks(); ++b) {
+      (b ? AddBlock<kVectors, false> : AddBlock<kVectors, true>)(
+          packed + b * lists.RowsOfBlock() * kTile, lists.Values(region),
+          lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
+          sums);
+    }
+    Unpack(sums, kTile, tokens, outputs, lists.outputs, y + first);
+  }
+}
+
+// Vectors of tokens in a tile: as many as there are tokens for all workers.
+int Vectors(int most, int64_t tokens, int64_t workers) {
+  while (most > 1 && tokens <= most / 2 * kTokens * workers) most /= 2;
+  return most;
+}
+
+// Calls f with a number of vectors, at most kMost, as a constant.
+template <int kMost, typename F>
+void WithVectors(int vectors, const F& f) {
+  if constexpr (kMost > 1) {
+    if (vectors < kMost) return WithVectors<kMost / 2>(vectors, f);
+  }
+  f(std::integral_constant<int, kMost>());
+}
+
+// Multiplies by a matrix of which list(lists, region) lists a region.
+template <typename List>
+void MultiplyListed(const Workers& workers, const Element* x, int64_t terms,
+                    int64_t outputs, bool sparse, int64_t tokens, Element* y,
+                    const List& list) {
+  const int most = kForwardVectors / (sparse ? 2 : 1);
+  const int vectors = Vectors(most, tokens, workers.number);
+  Lists lists;
+  lists.outputs = outputs;
+  lists.terms = terms;
+  lists.block = kForwardBlock * (vectors == kForwardVectors ? 1 : 2);
+  lists.Allocate();
+  workers.parallel_for(lists.Regions(),
+                       [&](int64_t region) { list(lists, region); });
+  const int64_t tile = vectors * kTokens;
+  workers.parallel_for(Ceil(tokens, tile), [&](int64_t i) {
+    const int64_t first = i * tile;
+    const int64_t here = std::min(tile, tokens - first);
+    WithVectors<kForwardVectors>(vectors, [&](auto number) {
+      MultiplyTile<number()>(lists, x + first * lists.terms, here,
+                             y + first * lists.outputs);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace spdf

@@ -1,0 +1,37 @@
+// Memory that outlives a call.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+namespace spdf {
+namespace {
+
+// Memory that a thread keeps from call to call.
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+
+  // Returns aligned room; what was there before is lost.
+  template <typename T>
+  T* Get(int64_t count) {
+    const size_t bytes = (count * sizeof(T) + kPage - 1) / kPage * kPage;
+    if (bytes > bytes_) {
+      std::free(data_);
+      bytes_ = 0;
+      data_ = std::aligned_alloc(kPage, bytes);
+      if (data_ == nullptr) throw std::bad_alloc();
+      bytes_ = bytes;
+    }
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace
+}  // namespace spdf

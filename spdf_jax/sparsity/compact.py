@@ -1,0 +1,104 @@
+"""States stored compactly: packed and unpacked, parameters with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from spdf_jax.sparsity import storage
+from spdf_jax.sparsity.sparsify import get_mask
+from spdf_jax.sparsity.sparsify import SparsifyState
+from spdf_jax.sparsity.sparsify import stored_mask
+
+PyTree = Any
+
+
+def pack_state(
+    params: PyTree, opt_state: PyTree, sizes: PyTree = None
+) -> tuple[PyTree, PyTree]:
+  """Stores the values of kept weights only, until the mask is to change.
+
+  `tx.update` takes and returns parameters and state in this form, with
+  gradients that are values as well: those that `sparse_matmul` gives with a
+  packed mask. It keeps the mask, whatever the algorithm says: unpack before a
+  step at which `update_at` is true. The optimizer must be elementwise.
+
+  Args:
+    params: The parameters, zero off the mask.
+    opt_state: The state of an optimizer that contains `sparsify`.
+    sizes: Room for the values of a layer of each leaf; by default what the
+      mask needs, which must then not be traced.
+
+  Returns:
+    Both, sparsified leaves and what belongs to them `[..., size]`.
+
+  Raises:
+    ValueError: there is no `SparsifyState`, or a mask keeps more weights than
+      there is room for.
+
+  Example:
+    >>> import jax.numpy as jnp, optax
+    >>> import spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
+    >>> state = tx.init(params)
+    >>> params = spdf.apply_mask(params, get_mask(state))
+    >>> packed, packed_state = pack_state(params, state)
+    >>> packed['w'].shape, packed_state.inner_state[0].mu['w'].shape
+    ((4,), (4,))
+    >>> unpack_state(packed, packed_state)[0]['w'].tolist() == (
+    ...     params['w'].tolist())
+    True
+  """
+  mask = get_mask(opt_state)
+  if sizes is None:
+    sizes = storage.kept_sizes(mask)
+  storage.check_room(mask, sizes)
+  packed = storage.pack_masks(mask)
+  return storage.pack_values(params, packed, sizes), _with_masks(
+      storage.pack_masks,
+      lambda state: storage.pack_like_params(state, params, packed, sizes),
+      opt_state,
+  )
+
+
+def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+  """Undoes `pack_state`, bit for bit; what is not packed stays as it is.
+
+  Args:
+    params: The parameters.
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    Both as dense arrays.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+  """
+  packed = stored_mask(opt_state)
+  if not storage.is_packed(packed):
+    return params, opt_state
+  return storage.unpack_values(params, packed), _with_masks(
+      storage.unpack_masks,
+      lambda state: storage.unpack_like_params(state, params, packed),
+      opt_state,
+  )
+
+
+def _with_masks(
+    of_masks: Callable[[PyTree], PyTree],
+    of_others: Callable[[PyTree], PyTree],
+    opt_state: PyTree,
+) -> PyTree:
+  """Maps masks by one function and, without them, the state by another."""
+  is_state = lambda x: isinstance(x, SparsifyState)
+  leaves = jax.tree.leaves(opt_state, is_leaf=is_state)
+  mapped = iter([of_masks(s.mask) for s in leaves if is_state(s)])
+  without = of_others(jax.tree.map(
+      lambda s: s._replace(mask=None) if is_state(s) else s,
+      opt_state, is_leaf=is_state,
+  ))
+  return jax.tree.map(
+      lambda s: s._replace(mask=next(mapped)) if is_state(s) else s,
+      without, is_leaf=is_state,
+  )

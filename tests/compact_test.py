@@ -1,0 +1,182 @@
+"""Optimizers update kept values as they update the matrix, bit for bit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import assert_same_arrays
+
+import spdf_jax as spdf
+
+OPTIMIZERS = {
+    'adamw': lambda: optax.adamw(0.1, weight_decay=0.1),
+    'momentum': lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    'lion': lambda: optax.lion(0.1),
+    'rmsprop': lambda: optax.rmsprop(0.1),
+    'adagrad': lambda: optax.adagrad(0.1),
+    'schedule_free': lambda: optax.contrib.schedule_free_adamw(0.1),
+    'bfloat16 moments': lambda: optax.adam(0.1, mu_dtype=jnp.bfloat16),
+    'restarted chain': lambda: optax.chain(
+        optax.clip_by_global_norm(1e6),
+        spdf.restart(optax.scale_by_adam(), [2]),
+        optax.add_decayed_weights(0.1, mask={
+            'stack': True, 'w': True, 'bias': False
+        }),
+        optax.scale_by_learning_rate(0.1),
+    ),
+}
+SHAPES = {'w': (5, 9), 'stack': (2, 4, 6), 'bias': (9,)}
+where = lambda path, leaf: path != 'bias'
+
+
+def draw(seed):
+  rng = np.random.default_rng(seed)
+  return {
+      name: jnp.asarray(rng.normal(size=shape), jnp.float32)
+      for name, shape in SHAPES.items()
+  }
+
+
+def start(inner, algorithm=None):
+  tx = spdf.sparsify(
+      inner, algorithm or spdf.static(0.6), where=where, key=0
+  )
+  params = draw(0)
+  state = tx.init(params)
+  return tx, spdf.apply_mask(params, spdf.get_mask(state)), state
+
+
+def grads_at(step, mask):
+  """Random gradients, as matrices and as the values of a packed mask."""
+  grads = spdf.apply_mask(draw(step + 1), mask)
+  sizes = spdf.sparsity.storage.kept_sizes(mask)
+  packed = spdf.sparsity.storage.pack_masks(mask)
+  return grads, spdf.sparsity.storage.pack_values(grads, packed, sizes)
+
+
+def run_both(inner, steps=4, wrap=lambda tx: tx, jit=lambda f: f):
+  tx, params, state = start(inner)
+  tx = wrap(tx)
+  state = tx.init(params)
+  mask = spdf.get_mask(state)
+  packed, packed_state = spdf.pack_state(params, state)
+  update = jit(tx.update)
+  for step in range(steps):
+    grads, values = grads_at(step, mask)
+    updates, state = update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    updates, packed_state = update(values, packed_state, packed)
+    packed = optax.apply_updates(packed, updates)
+  return (params, state), (packed, packed_state)
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_updates_are_those_of_dense_storage_bit_for_bit(name):
+  dense, packed = run_both(OPTIMIZERS[name]())
+  assert_same_arrays(spdf.unpack_state(*packed), dense)
+  assert_same_arrays(spdf.pack_state(*dense), packed)
+
+
+def assert_close(packed, dense):
+  found = spdf.unpack_state(*packed)
+  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(dense)):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_under_jit_updates_are_equal_to_rounding():
+  dense, packed = run_both(OPTIMIZERS['restarted chain'](), jit=jax.jit)
+  assert_close(packed, dense)
+
+
+def test_sums_over_a_leaf_are_right_to_rounding():
+  dense, packed = run_both(optax.chain(
+      optax.clip_by_global_norm(0.5), optax.lamb(0.1)
+  ))
+  assert_close(packed, dense)
+
+
+@pytest.mark.parametrize('wrap', [
+    functools.partial(optax.MultiSteps, every_k_schedule=2),
+    functools.partial(optax.apply_if_finite, max_consecutive_errors=3),
+])
+def test_what_is_around_the_optimizer_is_packed_with_it(wrap):
+  # Both compile what they wrap, so that it is equal to rounding.
+  assert_close(*reversed(run_both(optax.adam(0.1), wrap=wrap)))
+
+
+def test_parts_with_optimizers_of_their_own_are_packed():
+  labels = {'w': 'a', 'stack': 'b', 'bias': 'b'}
+  _, params, _ = start(optax.adam(0.1))
+  tx = optax.partition({
+      'a': spdf.sparsify(optax.adam(0.1), spdf.static(0.5), where=where, key=1),
+      'b': spdf.sparsify(optax.sgd(0.1), spdf.static(0.7), where=where, key=2),
+  }, labels)
+  state = tx.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(state))
+  packed = spdf.pack_state(params, state)
+  assert packed[0]['w'].shape == (23,) and packed[0]['stack'].ndim == 2
+  assert_same_arrays(spdf.unpack_state(*packed), (params, state))
+
+
+def test_the_mask_is_unpacked_on_demand_and_an_eighth_of_a_byte_per_weight():
+  _, params, state = start(optax.adam(0.1))
+  _, packed_state = spdf.pack_state(params, state)
+  assert_same_arrays(spdf.get_mask(packed_state), spdf.get_mask(state))
+  stored = spdf.stored_mask(packed_state)
+  assert stored['w'].bits.nbytes == 5 * 2 and stored['bias'] is None
+  assert_same_arrays(spdf.unpack_state(params, state), (params, state))
+
+
+@pytest.mark.parametrize('level, most', [(0.75, 6.5), (0.9, 2.7)])
+def test_the_state_of_a_layer_takes_few_bytes_per_weight(level, most):
+  params = {'w': jax.ShapeDtypeStruct((768, 3072), jnp.float32)}
+  tx = spdf.sparsify(optax.adamw(0.1), spdf.static(level), key=0)
+  size = 768 * 3072
+  kept = spdf.sparsity.counts.number_kept(size, level)
+  packed = jax.eval_shape(
+      lambda p: spdf.pack_state(p, tx.init(p), {'w': kept}), params
+  )
+  total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(packed))
+  assert 12 * (1 - level) < total / size < 12 * (1 - level) + 0.2 <= most
+
+
+@pytest.mark.parametrize('inner', [
+    optax.contrib.muon(0.1),
+    optax.adafactor(0.1, min_dim_size_to_factor=4),
+    optax.adafactor(0.1),
+    optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(0.1)),
+    optax.chain(optax.clip_by_block_rms(0.01), optax.sgd(0.1)),
+    optax.chain(optax.scale_by_param_block_rms(), optax.sgd(0.1)),
+], ids=['muon', 'factored', 'adafactor', 'unit norms', 'rms', 'block rms'])
+def test_optimizers_that_need_the_matrix_are_refused(inner):
+  tx, params, state = start(inner)
+  _, values = grads_at(0, spdf.get_mask(state))
+  packed, packed_state = spdf.pack_state(params, state)
+  with pytest.raises(ValueError, match='works on whole matrices.*adamw|AdamW'):
+    jax.eval_shape(tx.update, values, packed_state, packed)
+
+
+def test_an_algorithm_that_skips_steps_is_refused():
+  rigl = spdf.rigl(
+      0.5, update_every=2, update_until=4, skip_gradient_step=True
+  )
+  tx, params, state = start(optax.adam(0.1), rigl)
+  _, values = grads_at(0, spdf.get_mask(state))
+  packed, packed_state = spdf.pack_state(params, state)
+  with pytest.raises(ValueError, match='skips steps'):
+    tx.update(values, packed_state, packed)
+
+
+def test_more_weights_than_there_is_room_for_are_refused():
+  _, params, state = start(optax.adam(0.1))
+  with pytest.raises(ValueError, match='w keeps 18 weights.* built for 17'):
+    spdf.pack_state(params, state, {'w': 17, 'stack': 24, 'bias': None})
+
+
+def test_a_packed_state_is_not_made_dense_by_its_mask_alone():
+  _, params, state = start(optax.adam(0.1))
+  with pytest.raises(ValueError, match='unpack it first'):
+    spdf.densify(spdf.pack_state(params, state)[1])

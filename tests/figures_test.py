@@ -1,0 +1,373 @@
+"""Figures show what runs and papers say, and name the runs they lack."""
+
+import itertools
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+from matplotlib.colors import to_hex
+import numpy as np
+from paper_tables_test import make_run
+from paper_tables_test import RIGL
+from paper_tables_test import RISING
+from paper_tables_test import score
+from plots_test import assert_texts_stand_free
+import pytest
+
+from spdf_jax.analysis import diagrams
+from spdf_jax.analysis import figures
+from spdf_jax.analysis import flops_plots
+from spdf_jax.analysis import run_figures
+from spdf_jax.analysis import training_plots
+from spdf_jax.analysis.histories import average_runs
+from spdf_jax.analysis.histories import read_history
+from spdf_jax.analysis.lineages import read_lineage
+from spdf_jax.analysis.plot_style import COLORS
+from spdf_jax.analysis.run_figures import MissingRunsError
+from spdf_jax.analysis.run_groups import by_label
+from spdf_jax.analysis.run_groups import describe_pretraining
+from spdf_jax.analysis.run_groups import describe_run
+from spdf_jax.analysis.run_groups import group_runs
+from spdf_jax.analysis.run_groups import pretrained
+from spdf_jax.analysis.scored_runs import find_runs
+
+ROOT = pathlib.Path(__file__).parent.parent
+DIAGRAMS = (
+    diagrams.plot_mask_diagram, diagrams.plot_spdf_diagram,
+    diagrams.plot_variable_diagram,
+)
+
+
+def log(workdir, *points, key='validation/loss'):
+  """Adds values of (step, loss) to what a run has logged."""
+  with (workdir / 'metrics.jsonl').open('a') as file:
+    for step, loss in points:
+      file.write(json.dumps({'step': step, key: loss}) + '\n')
+  return workdir
+
+
+def pretrain(workdir, spec=0.0, level=None, loss=3.0, steps=100, **fields):
+  level = spec if level is None else level
+  phases = [('pretrain', 'corpus', spec, level, steps)]
+  workdir = make_run(workdir, phases, **fields)
+  return log(workdir, (steps // 2, loss + 1), (steps, loss))
+
+
+def tune(workdir, start, loss, level=0.0, **fields):
+  phases = [('finetune', 'task', level, level, 20)]
+  workdir = make_run(
+      workdir, phases, task='e2e', init_from=str(start), **fields
+  )
+  return log(workdir, (20, loss), key='target/loss')
+
+
+def prune(workdir, start, losses=(3.4, 3.1), **fields):
+  spec = dict(algorithm='iterative')
+  phases = [
+      (f'round{i}', 'corpus', spec, level, 50)
+      for i, level in enumerate((0.5, 0.75))
+  ]
+  workdir = make_run(workdir, phases, init_from=str(start), **fields)
+  return log(workdir, *zip((50, 100), losses))
+
+
+@pytest.fixture(name='runs')
+def fixture_runs(tmp_path):
+  """Runs for every figure; returns their folder."""
+  folder = tmp_path / 'runs'
+  dense = pretrain(folder / 'dense')
+  sparse = pretrain(folder / 'sparse', 0.75, loss=3.2)
+  pretrain(folder / 'rigl', RIGL, 0.8, loss=3.15)
+  pretrain(folder / 'granet', RISING, 0.8, loss=3.1)
+  for seed, loss in enumerate((1.0, 1.2)):
+    tune(folder / f'dense-e2e{seed}', dense, loss, seed=seed)
+  for seed, loss in enumerate((1.1, 1.4)):
+    tune(folder / f'sparse-e2e{seed}', sparse, loss, seed=seed)
+    tune(folder / f'kept-e2e{seed}', sparse, loss + 1, 0.75, seed=seed)
+  pruned = prune(folder / 'pruned', dense)
+  log(pruned, (100, 0.75), key='sparsity/exploration')
+  pretrain(folder / 'longer', steps=200, loss=2.9)
+  return folder
+
+
+def groups_of(folder):
+  return group_runs(find_runs([folder]).runs)[0]
+
+
+def line_of(ax, **looks):
+  """Returns x and y of the one line with these looks."""
+  found = [
+      line for line in ax.get_lines()
+      if all(getattr(line, f'get_{k}')() == v for k, v in looks.items())
+  ]
+  assert len(found) == 1, found
+  return [list(map(float, values)) for values in found[0].get_data()]
+
+
+def test_a_history_counts_on_through_its_launches(tmp_path):
+  first = make_run(tmp_path / 'first', [
+      ('a', 'corpus', 0.9, 0.9, 100), ('b', 'corpus', 0.0, 0.0, 20),
+  ])
+  log(first, (60, 5.0), (100, 4.0), (120, 3.5))
+  second = prune(tmp_path / 'second', f'{first}@a')
+  run = read_history(read_lineage(second))
+  assert [(p.name, p.start, p.end) for p in run.phases] == [
+      ('a', 0, 100), ('round0', 100, 150), ('round1', 150, 200),
+  ]
+  # What followed the phase that was gone on from is no part of it.
+  assert run.series('validation/loss') == (
+      [60, 100, 150, 200], [5.0, 4.0, 3.4, 3.1]
+  )
+
+
+def test_the_mean_run_has_the_means_over_seeds(tmp_path):
+  rng = np.random.default_rng(0)
+  losses = rng.normal(size=(3, 4))
+  runs = []
+  for i, row in enumerate(losses):
+    phases = [('p', 'corpus', 0.0, 0.0, 40)]
+    workdir = make_run(tmp_path / str(i), phases, seed=i)
+    points = list(zip((10, 20, 30, 40), row))
+    log(workdir, *(points[1:] if i == 2 else points))
+    runs.append(read_history(read_lineage(workdir)))
+  steps, means = average_runs(runs).series('validation/loss')
+  assert steps == [20, 30, 40]  # The third run has no more.
+  np.testing.assert_allclose(means, losses.mean(0)[1:], rtol=1e-12)
+
+
+def test_of_configs_that_differ_in_rates_the_best_known_is_shown(tmp_path):
+  for name, seed, rate, loss in (
+      ('a0', 0, 1, 3.0), ('b0', 0, 2, 2.5), ('b1', 1, 2, 2.7), ('c0', 0, 3, 2.0)
+  ):
+    pretrain(tmp_path / name, loss=loss, seed=seed, dropout=rate)
+  pretrain(tmp_path / 'b2', loss=2.5, seed=1, dropout=2)  # b1 once more.
+  (group,), notes = group_runs(find_runs([tmp_path]).runs)
+  assert [source.rpartition('/')[2] for source in group.sources] == ['b0', 'b1']
+  assert group.loss == pytest.approx(statistics.fmean((2.5, 2.7)))
+  assert len(notes) == 3 and notes[0].endswith('b1')
+  assert 'a0' in ''.join(notes) and 'c0' in ''.join(notes)
+
+
+def test_every_group_has_a_label_of_its_own(runs):
+  groups = groups_of(runs)
+  labels = list(by_label(groups, describe_run))
+  assert len(set(labels)) == len(groups) == 9
+  assert {'static 75%, e2e sparsely', 'static 75%, e2e', 'dense, e2e'} <= set(
+      labels
+  )
+  labels = list(by_label(pretrained(groups), describe_pretraining))
+  assert labels == [
+      'dense, 3.2K tokens', 'dense, 6.4K tokens', 'static 75%', 'RigL 80%',
+      'GraNet 80%', 'pruned to 75%',
+  ]
+
+
+def test_fine_tuning_shows_every_seed_and_lines_through_means(runs):
+  figure = run_figures.fine_tunings(groups_of(runs))
+  ax, = figure.axes
+  for color, marker, mean in (
+      (COLORS[2], 'o', 1.25), (COLORS[1], 's', 2.25)
+  ):
+    x, y = line_of(ax, color=color, marker=marker, linestyle='-')
+    assert x == [0, 75] and y == pytest.approx([1.1, mean])
+  baseline, = [x for x in ax.get_lines() if x.get_linestyle() == '--']
+  assert baseline.get_ydata() == pytest.approx([1.1, 1.1])
+  seeds = {
+      (x, round(y, 6)) for line in ax.get_lines() if line.get_alpha()
+      for x, y in zip(*line.get_data())
+  }
+  assert seeds == {(0, 1.0), (0, 1.2), (75, 1.1), (75, 1.4), (75, 2.1),
+                   (75, 2.4)}
+  assert_texts_stand_free(figure)
+
+
+def test_scores_of_fine_tunings_have_a_panel_of_their_own(runs):
+  for name, value in (('sparse-e2e0', 66.0), ('kept-e2e0', 60.0)):
+    score(runs / f'{name}.json', runs / name, value)
+  figure = run_figures.fine_tunings(groups_of(runs))
+  assert [ax.get_ylabel() for ax in figure.axes] == [
+      'Task loss (nats per token)', 'BLEU (e2e, lora_e2e)'
+  ]
+  assert line_of(figure.axes[1], marker='o', linestyle='-')[1] == [66.0]
+
+
+def test_the_sawtooth_starts_at_the_dense_model_and_has_a_control(runs):
+  figure = run_figures.sawtooth(groups_of(runs))
+  upper, lower = figure.axes
+  x, y = line_of(upper, color=COLORS[0])
+  assert (x, y) == ([50, 100, 150, 200], [4.0, 3.0, 3.4, 3.1])
+  assert set(line_of(upper, color=COLORS[1])[1]) == {3.0}
+  assert line_of(upper, color=COLORS[2]) == [[200], [2.9]]
+  stairs = line_of(lower, drawstyle='steps-post')
+  assert stairs == [[0, 100, 150, 200], [0, 50, 75, 75]]
+  texts = [text.get_text() for text in upper.texts]
+  assert {'0%', '50%', '75%', 'dense model', 'dense, as long'} <= set(texts)
+  assert_texts_stand_free(figure)
+
+
+def test_rigl_is_blue_and_granet_orange_as_in_the_post(runs):
+  figure = run_figures.rigl_and_granet(groups_of(runs))
+  upper, lower = figure.axes
+  for color, loss in ((COLORS[0], 3.15), (COLORS[1], 3.1)):
+    looks = {'color': color, 'marker': 'o', 'linewidth': 1.8}
+    assert line_of(upper, **looks) == [[50, 100], [loss + 1, loss]]
+  assert {text.get_text(): text.get_color() for text in upper.texts} == {
+      'RigL 80%': COLORS[0], 'GraNet 80%': COLORS[1]
+  }
+  assert_texts_stand_free(figure)
+
+
+def test_levels_are_bars_as_long_as_their_phases(runs):
+  run = read_history(read_lineage(runs / 'pruned'))
+  figure = training_plots.plot_levels({'pruned': run})
+  ax, = figure.axes
+  assert [(b.get_x(), b.get_width()) for b in ax.patches] == [
+      (0, 100), (100, 50), (150, 50)
+  ]
+  assert [text.get_text() for text in ax.texts] == ['0%', '50%', '75%']
+  lightness = [sum(bar.get_facecolor()[:3]) for bar in ax.patches]
+  assert lightness == sorted(lightness, reverse=True)
+
+
+def test_bars_are_what_spdf_prints_and_stages_add_up():
+  bars = flops_plots.published_bars()
+  printed = [bar for bar in bars if 'gpt' in bar.model and bar.printed]
+  assert [f'{bar.printed / 1e18:.2f}' for bar in printed[:6]] == [
+      '2.48', '1.84', '1.52', '236.62', '142.40', '95.29'
+  ]
+  for bar in printed[:6]:
+    assert bar.total == pytest.approx(bar.printed, rel=0.005)
+  by_name = {(bar.model, bar.label): bar for bar in bars}
+  small = 'cerebras-gpt-256m'
+  assert by_name[small, '90%, then\ndense'].total == pytest.approx(
+      by_name[small, 'static\n75%'].total, rel=1e-3
+  )
+  large = 'cerebras-gpt-6.7b'
+  dense, variable = (
+      by_name[large, label] for label in ('dense', '90%, then\ndense')
+  )
+  # "64% fewer", which the tables' count does not give, see experiments.flops.
+  assert variable.printed / dense.flops[flops_plots.DENSE] == (
+      pytest.approx(0.36)
+  )
+  assert variable.flops[flops_plots.DENSE] / dense.total == pytest.approx(
+      9379 / 62523, rel=1e-3
+  )
+  axes = flops_plots.plot_flops_bars().axes
+  heights = sum(bar.get_height() for ax in axes for bar in ax.patches)
+  assert heights == pytest.approx(sum(bar.total for bar in bars) / 1e18)
+
+
+@pytest.mark.parametrize('level', flops_plots.LEVELS)
+def test_the_reduction_rises_with_size_to_its_limit(level):
+  sizes, times = zip(*flops_plots.reductions(level))
+  assert sorted(sizes) == list(sizes)
+  assert all(a < b for a, b in itertools.pairwise(times))
+  assert times[-1] < 1 / (1 - level)
+  printed = {0.5: (1 / 0.737, 1 / 0.601), 0.75: (1 / 0.601, 1 / 0.401)}
+  found = dict(zip(flops_plots.MODELS, times))
+  for name, value in zip(('gpt2-small', 'gpt3-xl'), printed.get(level, ())):
+    assert found[name] == pytest.approx(value, rel=2e-3)
+
+
+@pytest.mark.parametrize('plot', [
+    flops_plots.plot_flops_bars, flops_plots.plot_flops_reduction,
+])
+def test_texts_of_figures_of_flops_stand_free(plot):
+  assert_texts_stand_free(plot())
+
+
+def test_names_stand_at_the_ends_of_lines_on_a_logarithmic_axis():
+  ax, = flops_plots.plot_flops_reduction().axes
+  names = [text for text in ax.texts if text.get_text().endswith('zeros')]
+  for text, level in zip(names, flops_plots.LEVELS):
+    times = flops_plots.reductions(level)[-1][1]
+    assert text.xy[1] == pytest.approx(np.log(times) / np.log(11.5))
+
+
+@pytest.mark.parametrize('plot', DIAGRAMS)
+def test_texts_of_diagrams_stand_free(plot):
+  figure = plot()
+  figure.draw_without_rendering()
+  ax, = figure.axes
+  boxes = [text.get_window_extent() for text in ax.texts if text.get_text()]
+  boxes += [figure.legends[0].get_window_extent()]
+  assert len(boxes) > 6
+  assert all(box.count_overlaps(boxes) == 1 for box in boxes)  # Itself.
+  assert all(figure.bbox.count_contains(b.corners()) == 4 for b in boxes)
+
+
+def test_diagrams_hold_exactly_the_weights_of_their_masks():
+  dense, sparse = (diagrams.draw_masks(level, 1) for level in (0.0, 0.75))
+  assert [m.sum() for m in sparse] == [6, 9, 6]
+  assert all((small <= large).all() for small, large in zip(
+      diagrams.draw_masks(0.9, 1), sparse
+  ))
+  edges = diagrams.edges_of(diagrams.Network('', '', dense, sparse))
+  assert not edges[diagrams.PRUNED]
+  assert {(k, *ij) for k, m in enumerate(sparse) for ij in np.argwhere(m)} == (
+      set(edges[diagrams.KEPT])
+  )
+  assert len(edges[diagrams.GROWN]) == 84 - 21
+  ax, = diagrams.plot_spdf_diagram(0.75, 1).axes
+  colors = [to_hex(line.get_color()) for line in ax.get_lines()]
+  blue, green = (to_hex(COLORS[i]) for i in (0, 2))
+  # One more of each is in the legend.
+  assert colors.count(blue) == 84 + 21 + 21 + 1
+  assert colors.count(green) == 63 + 1
+
+
+def test_all_draws_what_runs_allow_and_says_what_it_left_out(runs, tmp_path):
+  output = tmp_path / 'figures'
+  written = figures.write_figures('all', [runs], output)
+  assert written.left_out == {
+      'layers': 'no run with logged sparsities; it needs pre-training'
+  }
+  assert [path.stem for path in written.paths] == [
+      name for name in figures.FIGURES if name != 'layers'
+  ]
+  assert all(path.stat().st_size > 5000 for path in written.paths)
+  few = figures.write_figures('all', [runs / 'dense'], tmp_path / 'few')
+  assert set(few.left_out) == {'fine-tuning', 'sawtooth', 'rigl-granet',
+                               'masks', 'layers'}
+  assert few.left_out['rigl-granet'] == (
+      'no run of rigl or granet; it needs a run of each'
+  )
+
+
+def test_a_figure_that_lacks_its_runs_names_them(runs, tmp_path):
+  with pytest.raises(MissingRunsError, match=(
+      "'rigl-granet' needs a run of each, and there is no run of granet; give "
+  )):
+    figures.write_figures('rigl-granet', [runs / 'rigl'], tmp_path / 'out')
+  with pytest.raises(MissingRunsError, match='there is no run; give'):
+    figures.write_figures('sawtooth', [], tmp_path / 'out')
+  with pytest.raises(MissingRunsError, match='no sparse fine-tuning'):
+    figures.write_figures('fine-tuning', [runs / 'sparse-e2e0'], tmp_path)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_an_unknown_figure_is_answered_with_the_nearest(tmp_path):
+  with pytest.raises(ValueError, match="did you mean 'sawtooth'"):
+    figures.write_figures('sawtoot', [tmp_path / 'nowhere'], tmp_path)
+
+
+@pytest.mark.parametrize('name, status, said', [
+    ('mask', 0, 'mask.png'), ('maks', 1, "did you mean 'mask'"),
+])
+def test_the_command_says_what_it_wrote_or_what_is_wrong(
+    name, status, said, tmp_path
+):
+  done = subprocess.run(
+      [
+          sys.executable, '-m', 'experiments.figures', f'--figure={name}',
+          f'--output={tmp_path}',
+      ],
+      cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+  )
+  output = done.stdout + done.stderr
+  assert done.returncode == status and said in output
+  assert 'Traceback' not in output
+  assert (tmp_path / 'mask.png').exists() == (status == 0)

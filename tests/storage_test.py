@@ -1,0 +1,240 @@
+"""A run learns the same however its state is stored."""
+
+import dataclasses
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import assert_same_arrays
+from tiny_run import batch_at
+from tiny_run import make_moving_recipe
+from tiny_run import make_recipe
+from tiny_run import without_times
+
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.accelerator import native
+from spdf_jax.sparsity.storage import kept_sizes
+from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.storage import bytes_per_weight
+from spdf_jax.training.storage import check_storage
+from spdf_jax.training.storage import is_compact
+from spdf_jax.training.storage import is_compact_at
+from spdf_jax.training.storage import planned_state
+
+
+def total(step, params):
+  yield 'validation/loss', float(jnp.sum(params['wte']['embedding']))
+
+
+def rows_in(workdir):
+  return without_times(read_rows(workdir / 'metrics.jsonl'))
+
+
+def run(workdir, storage, evaluators=(total,)):
+  session = training.open_session(make_recipe(storage=storage), workdir)
+  return training.train(session, evaluators=evaluators)
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """Workdirs and final states of two runs, by storage."""
+  folder = tmp_path_factory.mktemp('whole')
+  return {
+      storage: (folder / storage, run(folder / storage, storage))
+      for storage in ('dense', 'compact')
+  }
+
+
+def assert_close(found, wanted):
+  found, wanted = map(jax.tree_util.tree_leaves_with_path, (found, wanted))
+  assert [path for path, _ in found] == [path for path, _ in wanted]
+  for (path, a), (_, b) in zip(found, wanted):
+    name = jax.tree_util.keystr(path)
+    if 'wk' in name and 'bias' in name:
+      continue  # Its gradient is 0 but for rounding, which Adam enlarges.
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_whole_run_has_the_same_losses_and_masks(whole):
+  (one, dense), (other, compact) = whole['dense'], whole['compact']
+  for a, b in zip(rows_in(one), rows_in(other)):
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+      if isinstance(value, float):
+        np.testing.assert_allclose(b[name], value, rtol=1e-5, err_msg=name)
+      else:
+        assert b[name] == value
+  assert jax.tree.structure(dense) == jax.tree.structure(compact)
+  assert_same_arrays(
+      spdf.get_mask(dense.opt_state), spdf.get_mask(compact.opt_state)
+  )
+  assert_close(compact, dense)
+
+
+class Stop(Exception):
+  pass
+
+
+@pytest.mark.parametrize('first, then', [
+    ('dense', 'compact'), ('compact', 'dense'), ('compact', 'compact'),
+])
+def test_a_checkpoint_goes_on_with_either_storage(
+    whole, tmp_path, caplog, first, then
+):
+  def failing(step, params):
+    if step == 3:
+      raise Stop
+    yield from total(step, params)
+
+  session = training.open_session(make_recipe(storage=first), tmp_path)
+  with pytest.raises(Stop):
+    training.train(session, evaluators=[failing])
+  session.checkpoints.close()
+  with caplog.at_level(logging.INFO, logger='spdf_jax'):
+    state = run(tmp_path, then)
+  said = f"run with storage '{first}' and goes on with '{then}'"
+  assert (said in caplog.text) == (first != then)
+  assert rows_in(tmp_path)[-1]['step'] == 14
+  if first == then:
+    assert_same_arrays(state, whole[then][1])
+  else:
+    assert_close(state, whole[then][1])
+
+
+def test_a_checkpoint_is_of_dense_arrays(whole):
+  recipe = make_recipe()
+  checkpoint = training.find_checkpoint(f'{whole["compact"][0]}@pretrain')
+  params = training.read_params(checkpoint, recipe.abstract_state.params)
+  wanted = training.read_params(
+      training.find_checkpoint(f'{whole["dense"][0]}@pretrain'),
+      recipe.abstract_state.params,
+  )
+  assert_close(params, wanted)
+
+
+def test_only_steps_between_changes_of_the_mask_are_compact():
+  # Phases are of 5 sparse steps, then 9 dense ones; step 5 changes the mask.
+  plan = make_recipe().plan
+  compact = [is_compact_at('compact', plan, step) for step in range(14)]
+  assert compact == [True] * 5 + [False] * 9
+  assert not any(is_compact_at('dense', plan, step) for step in range(14))
+  sparser = plan.phases[0], *(
+      dataclasses.replace(p, sparsity=level)
+      for p, level in zip(plan.phases[1:], (0.5, 0.5))
+  )
+  changed = training.Plan(sparser)
+  assert [
+      step for step in range(14) if not is_compact_at('compact', changed, step)
+  ] == [5]
+
+
+def test_a_recipe_converts_there_and_back_bit_for_bit():
+  recipe = make_recipe(storage='compact')
+  state = recipe.create_state()
+  step_fn, compact = recipe.prepare_step(state, 0)
+  assert step_fn is recipe.compact_step and is_compact(compact)
+  assert recipe.prepare_step(compact, 1)[1] is compact
+  assert_same_arrays(recipe.to_dense(compact), state)
+  step_fn, dense = recipe.prepare_step(compact, 5)
+  assert step_fn is recipe.step
+  assert_same_arrays(dense, state)
+  shapes = lambda tree: [
+      (x.shape, x.dtype) for x in jax.tree.leaves(tree)
+  ]
+  planned = planned_state(
+      recipe.abstract_state, recipe.plan, recipe.where, step=0
+  )
+  assert shapes(planned) == shapes(compact)
+  assert 3 < bytes_per_weight(compact) == bytes_per_weight(planned) < 3.2
+  assert bytes_per_weight(recipe.abstract_state) == 13
+
+
+@functools.cache
+def steps_of(matmul='dense'):
+  """The step of a tiny model, not jitted, and its first states."""
+  # As wide as kernels are used for.
+  model = models.create_model(
+      'gpt-mini', vocab_size=16, n_layers=2, n_heads=2, d_model=64, d_ff=72,
+      max_length=8, scan_layers=matmul == 'scanned',
+  )
+  optimizer = spdf.sparsify(
+      optax.chain(optax.clip_by_global_norm(1e3), optax.adamw(1e-2)),
+      spdf.static(0.75), where=models.sparsifiable, key=0,
+  )
+  batch = batch_at(0, plan=make_recipe().plan)
+  params = jax.jit(model.init)(jax.random.key(0), batch.inputs)['params']
+  state = training.create_state(params, optimizer)
+  sizes = kept_sizes(spdf.get_mask(state.opt_state))
+  packed = state.replace(**dict(zip(
+      ('params', 'opt_state'),
+      spdf.pack_state(state.params, state.opt_state, sizes),
+  )))
+  step = functools.partial(
+      training.train_step, apply_fn=model.apply, optimizer=optimizer,
+      learning_rate=optax.constant_schedule(1e-2),
+      sparse_steps=training.sparse_steps(
+          'native' if matmul == 'native' else 'dense', model, 128
+      ),
+  )
+  return step, batch, state, packed
+
+
+def unpack(state):
+  params, opt_state = spdf.unpack_state(state.params, state.opt_state)
+  return state.replace(params=params, opt_state=opt_state)
+
+
+def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
+  step, batch, state, packed = steps_of()
+  with jax.disable_jit():
+    state, metrics = step(state, batch)
+    packed, packed_metrics = step(packed, batch)
+  assert float(metrics['train/loss']) == float(packed_metrics['train/loss'])
+  assert_same_arrays(unpack(packed), state)
+
+
+@pytest.mark.parametrize('matmul', [
+    'dense', 'scanned', pytest.param('native', marks=pytest.mark.skipif(
+        not native.is_available(), reason='no native kernels here'
+    )),
+])
+def test_under_jit_a_step_is_equal_to_rounding(matmul):
+  step, batch, state, packed = steps_of(matmul)
+  step = jax.jit(step)
+  for _ in range(2):
+    state, metrics = step(state, batch)
+    packed, packed_metrics = step(packed, batch)
+    assert metrics.keys() == packed_metrics.keys()
+    for name, value in metrics.items():
+      np.testing.assert_allclose(
+          packed_metrics[name], value, rtol=1e-5 if matmul == 'native' else 1e-6
+      )
+  # Adam's first steps are of the learning rate's size, whatever the gradient.
+  assert_close(unpack(packed).params, state.params)
+
+
+def test_what_cannot_be_compact_is_refused():
+  recipe = make_recipe()
+  mesh = recipe.mesh
+  check_storage('compact', recipe.plan, mesh)
+  moving = make_moving_recipe()
+  check_storage('dense', moving.plan, mesh)
+  with pytest.raises(ValueError, match="'pretrain' has 5 steps, in which masks"
+                     ".*rigl.*storage 'dense'"):
+    check_storage('compact', moving.plan, mesh)
+  with pytest.raises(ValueError, match="storage 'small' is unknown"):
+    check_storage('small', recipe.plan, mesh)
+
+
+def test_several_devices_are_refused():
+  class Mesh:
+    size = 8
+
+  with pytest.raises(ValueError, match='the mesh has 8 devices'):
+    check_storage('compact', make_recipe().plan, Mesh())
