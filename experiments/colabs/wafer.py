@@ -197,7 +197,9 @@ analysis.plot_roofline(report)
 #
 # A device is a pytree of its numbers and a program is traced once, so a sweep
 # is one jitted `vmap`. The grey line is what the step would gain if time fell
-# as FLOPs do: embeddings, the head and attention's scores stay dense.
+# as FLOPs do: embeddings, the head and attention's scores stay dense. On more
+# systems each takes its part of every micro-batch; the micro-batches stay those
+# that one system needs.
 
 # %%
 sparsities = np.linspace(0, 0.95, 96)
