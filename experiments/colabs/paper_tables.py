@@ -103,7 +103,7 @@ left.set_title('Verdicts by table', loc='left')
 right.set(xscale='log', xlabel='printed number')
 right.set_yscale('symlog', linthresh=1)
 right.set_title('SPDF: ours against printed, %', loc='left')
-right.legend(frameon=False, fontsize=8, loc='upper left')
+right.legend(frameon=False, fontsize=8, loc='lower right')
 for ax in (left, right):
   plot_style.polish(ax)
 left.grid(False, axis='y')
