@@ -219,13 +219,12 @@ right.plot(systems, systems, color=plot_style.GREY, label='linear')
 for (name, device), color in zip(devices.items(), plot_style.COLORS):
   found = estimates[name].report.program
   seconds = sweep_densities(found, device, 1 - sparsities)
-  left.plot(
-      100 * sparsities, seconds[0] / seconds, color=color, label=name.upper()
-  )
+  label = f'CS-{name[-1]}'
+  left.plot(100 * sparsities, seconds[0] / seconds, color=color, label=label)
   points = strong_scaling(found, device, systems)
   right.plot(
       systems, [point.speedup for point in points], 'o-', color=color,
-      label=name.upper(),
+      label=label,
   )
 left.set(xlabel='% zeros', ylabel='times faster than dense')
 left.set_title('A step of GPT-3 XL on one system', loc='left')
