@@ -203,9 +203,9 @@ ax.legend(frameon=False, ncols=3, fontsize=8)
 plt.show()
 
 # %% [markdown]
-# The libraries start from other random weights; else their lines are the same.
-# Below are the losses of all nine runs at the end: differences between the rows
-# say how much the random start matters here.
+# The libraries start from other random weights, of other sizes; all else is the
+# same. Below are the losses of all nine runs at the end: differences between
+# the rows say how much the start matters here.
 
 # %%
 print(f'{"":<9}' + ''.join(f'{name:>8}' for name in algorithms))
