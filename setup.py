@@ -22,6 +22,7 @@ _PREPARE = [
     *_DATA, 'pyarrow>=15', 'sentencepiece>=0.2', 'zstandard>=0.22'
 ]
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
+_NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13']
 
 setup(
     name='spdf_jax',
@@ -65,13 +66,13 @@ setup(
         'prepare': _PREPARE,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
+        'notebooks': _NOTEBOOKS,
         'dev': [
-            *_QUICKSTART,
+            *_NOTEBOOKS,
             *_DOCS,
             *_HF,
             *_PREPARE,
             'tensorboardX',
-            'equinox',
             'flatbuffers',
             'hypothesis',
             'jupytext',

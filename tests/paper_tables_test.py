@@ -10,8 +10,11 @@ from spdf_jax.analysis.lineages import describe_stages
 from spdf_jax.analysis.lineages import read_lineage
 from spdf_jax.analysis.lineages import Stage
 from spdf_jax.analysis.paper_tables import fill
+from spdf_jax.analysis.paper_tables import fill_results
 from spdf_jax.analysis.paper_tables import report
 from spdf_jax.analysis.published_results import Arm
+from spdf_jax.analysis.published_results import Measure
+from spdf_jax.analysis.published_results import Result
 from spdf_jax.analysis.published_results import RESULTS
 from spdf_jax.analysis.scorecard import TEXT_PROTOCOLS
 from spdf_jax.analysis.scored_runs import find_runs
@@ -105,6 +108,20 @@ def test_a_run_fills_the_cell_of_what_made_it(tmp_path):
   assert f'{start}: gpt2-small static 75% on 3.2e+03 tokens' in (
       text.replace('\\', '')
   )
+
+
+def test_a_table_of_ones_own_is_filled_by_the_same_rule(tmp_path):
+  for seed, value in enumerate((2.0, 2.5)):
+    run = pretrain(tmp_path / str(seed), 0.75, preset='gpt-mini', seed=seed)
+    score(run / 's.json', run, value, 'validation', 'mean over tokens', 'loss')
+  measure = Measure('validation', 'mean over tokens', 'loss', 10)
+  found = find_runs([tmp_path]).runs
+  mine = [
+      Result('Ours', name, 'loss', Arm('gpt-mini', name, level), measure)
+      for name, level in (('static', 0.75), ('static', 0.5), ('dense', 0.0))
+  ]
+  values = [cell.values for cell in fill_results(mine, found)]
+  assert values == [(20.0, 25.0), (), ()]
 
 
 def test_one_run_has_no_deviation_and_printed_units(tmp_path):

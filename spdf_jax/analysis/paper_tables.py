@@ -39,11 +39,7 @@ class Filled(NamedTuple):
 
 
 def fill(table: str, runs: Sequence[ScoredRun]) -> list[Filled]:
-  """Fills a table of a paper.
-
-  A run belongs in a row by its config, and those of the runs that it started
-  from: model, algorithm and level of pre-training, fine-tuning and its zeros.
-  Runs of a cell that differ in more than their seeds are not averaged.
+  """Fills a table of a paper, see `fill_results`.
 
   Args:
     table: A key of `RESULTS`.
@@ -59,7 +55,33 @@ def fill(table: str, runs: Sequence[ScoredRun]) -> list[Filled]:
     >>> {cell.reason for cell in fill('spdf', [])}
     {'no run'}
   """
-  return [_fill(result, runs) for result in lookup('table', table, RESULTS)]
+  return fill_results(lookup('table', table, RESULTS), runs)
+
+
+def fill_results(
+    results: Sequence[Result], runs: Sequence[ScoredRun]
+) -> list[Filled]:
+  """Fills cells, of a paper or of a table of your own.
+
+  A run belongs in a row by its config, and those of the runs that it started
+  from: model, algorithm and level of pre-training, fine-tuning and its zeros.
+  Runs of a cell that differ in more than their seeds are not averaged.
+
+  Args:
+    results: The cells.
+    runs: From `find_runs`.
+
+  Returns:
+    Every cell, in order.
+
+  Example:
+    >>> arm = Arm('gpt-mini', 'dense', 0.0)
+    >>> measure = ('validation', 'mean over tokens', 'loss', 1)
+    >>> cells = [Result('Ours', 'dense', 'loss', arm, measure)]
+    >>> fill_results(cells, [])[0].reason
+    'no run'
+  """
+  return [_fill(result, runs) for result in results]
 
 
 def _fill(result: Result, runs: Sequence[ScoredRun]) -> Filled:

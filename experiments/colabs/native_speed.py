@@ -1,0 +1,253 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Native speed: when zeros save time on a CPU
+#
+# XLA multiplies zeros like all else. The library has kernels in C++ that skip
+# them; they are compiled on first use and chosen by `lowering='native'`. You
+# will
+#
+# 1. see what is there, and what happens without a compiler;
+# 2. time a layer, dense against native, over the sparsity;
+# 3. time a whole training step;
+# 4. find where it begins to pay.
+#
+# It takes about a minute on two CPU cores. **The numbers are of the machine
+# that runs this**; another program beside it disturbs them.
+
+# %%
+# On Colab this installs the library; elsewhere it does nothing.
+import subprocess
+import sys
+
+if 'google.colab' in sys.modules:
+  command = [sys.executable, '-m', 'pip', 'install', '--quiet']
+  subprocess.run([*command, 'spdf_jax[quickstart]'], check=True)
+
+# %%
+import functools
+import os
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+import spdf_jax as spdf
+from spdf_jax import accelerator
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.accelerator import native
+from spdf_jax.analysis import plot_style
+from spdf_jax.data import Batch
+
+# %% [markdown]
+# ## 1. What is there
+#
+# The kernels are for AVX-512, AVX2 and any other processor; the best that this
+# one runs is taken.
+
+# %%
+available = native.is_available()
+name = native.kernels() if available else 'none: XLA multiplies the zeros'
+print(f'kernels: {name}')
+
+# %% [markdown]
+# Without a compiler nothing breaks. A sentence in the log says why the kernels
+# are not used, and the same call is XLA's masked dense product. A process of
+# its own shows it, with a compiler that is not there and an empty cache.
+# `SPDF_NATIVE=require` makes it an error instead, `SPDF_NATIVE=0` never uses
+# the kernels.
+
+# %%
+PROGRAM = """
+import jax.numpy as jnp
+from spdf_jax.accelerator import sparse_matmul
+x, mask = jnp.ones((2, 3)), jnp.eye(3, dtype=bool)
+print(sparse_matmul(x, jnp.ones((3, 3)), mask, lowering='native'))
+"""
+with tempfile.TemporaryDirectory() as empty:
+  changes = {'CXX': 'no-such-compiler', 'XDG_CACHE_HOME': empty}
+  done = subprocess.run(
+      [sys.executable, '-c', PROGRAM], env=os.environ | changes,
+      capture_output=True, text=True, check=True,
+  )
+print(done.stderr.strip())
+print(done.stdout.strip())
+
+# %% [markdown]
+# ## 2. A layer
+#
+# Rivals are timed in turn, A B A B …, so that each meets the same disturbances,
+# and compared pair by pair. A point is the median of the pairs, a bar their
+# quartiles.
+
+# %%
+REPEATS = 7
+
+
+def compare(dense, sparse):
+  """Returns the quartiles of dense time over sparse time."""
+  ratios = []
+  for i in range(REPEATS + 1):
+    seconds = []
+    for call in (dense, sparse):
+      started = time.perf_counter()
+      jax.block_until_ready(call())
+      seconds.append(time.perf_counter() - started)
+    if i:  # The first round compiles.
+      ratios.append(seconds[0] / seconds[1])
+  return np.quantile(ratios, [0.25, 0.5, 0.75])
+
+
+def forward_and_gradients(multiply, dy, x, w, *mask):
+  y, pullback = jax.vjp(lambda x, w: multiply(x, w, *mask), x, w)
+  return y, pullback(dy)
+
+
+SPARSITIES = (0.25, 0.5, 0.75, 0.9, 0.95)
+INPUTS, OUTPUTS = 512, 2048
+native_product = functools.partial(
+    accelerator.sparse_matmul, lowering=accelerator.NATIVE
+)
+dense_layer = jax.jit(functools.partial(forward_and_gradients, jnp.dot))
+native_layer = jax.jit(
+    functools.partial(forward_and_gradients, native_product)
+)
+draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
+w = draw(0, INPUTS, OUTPUTS)
+masks = {s: spdf.random_mask(jax.random.key(1), w, s) for s in SPARSITIES}
+
+# The same numbers first, then the time.
+x, dy = draw(2, 64, INPUTS), draw(3, 64, OUTPUTS)
+mask = masks[0.75]
+reference = jax.jit(
+    functools.partial(forward_and_gradients, accelerator.sparse_matmul)
+)
+jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3),
+    native_layer(dy, x, w, mask), reference(dy, x, w, mask),
+)
+
+layer_ratios = {}
+for tokens in (32, 1024):
+  operands = draw(3, tokens, OUTPUTS), draw(2, tokens, INPUTS), w
+  for sparsity, mask in masks.items():
+    layer_ratios[tokens, sparsity] = compare(
+        functools.partial(dense_layer, *operands),
+        functools.partial(native_layer, *operands, mask),
+    )
+
+# %% [markdown]
+# ## 3. A training step
+#
+# A GPT with its head, its attention and AdamW: parts of a step that are dense
+# whatever the masks say. `sparse_steps` is what `config.matmul` chooses: the
+# step has one `cond`, the model with kernels or the model without. Dense is the
+# same step on the same model with no masks at all.
+
+# %%
+model = models.create_model(
+    'gpt-mini', vocab_size=257, n_layers=2, d_model=256, d_ff=1024,
+    max_length=128,
+)
+tokens = jax.random.randint(jax.random.key(4), (8, 129), 0, 257)
+batch = Batch(tokens[:, :-1], tokens[:, 1:], jnp.ones((8, 128)))
+rate = optax.constant_schedule(1e-3)
+params = jax.jit(model.init)(jax.random.key(0), tokens[:, :2])['params']
+
+
+def unmasked(variables, tokens):
+  return model.apply({'params': variables['params']}, tokens)
+
+
+def make_step(sparsity):
+  """Returns a call that takes a training step: native where there are zeros."""
+  algorithm = spdf.static(sparsity) if sparsity else spdf.dense()
+  tx = spdf.sparsify(
+      optax.adamw(rate), algorithm, where=models.sparsifiable, key=0
+  )
+  step = jax.jit(functools.partial(
+      training.train_step,
+      apply_fn=model.apply if sparsity else unmasked,
+      optimizer=tx,
+      learning_rate=rate,
+      sparse_steps=(
+          training.sparse_steps('native', model, batch.inputs.size) if sparsity
+          else None
+      ),
+  ))
+  state = jax.jit(lambda params: training.create_state(params, tx))(params)
+  return lambda: step(state, batch)
+
+
+dense_step = make_step(0.0)
+step_ratios = {s: compare(dense_step, make_step(s)) for s in SPARSITIES}
+
+# %% [markdown]
+# ## 4. When it pays
+#
+# Above the line native is faster. Lists of what is kept are made in every call,
+# so a new mask compiles nothing, and few tokens have little to gain.
+
+
+# %%
+def crossover(ratios):
+  """Returns where a rising ratio crosses 1, or `None`."""
+  levels, medians = list(ratios), [q[1] for q in ratios.values()]
+  if medians[-1] < 1:
+    return None
+  if medians[0] >= 1:
+    return levels[0]
+  last = max(i for i, ratio in enumerate(medians) if ratio < 1)
+  return float(np.interp(1, medians[last:last + 2], levels[last:last + 2]))
+
+
+lines = {
+    f'layer, {tokens} tokens': {
+        s: ratio for (t, s), ratio in layer_ratios.items() if t == tokens
+    }
+    for tokens in (32, 1024)
+} | {'training step': step_ratios}
+
+fig, ax = plt.subplots(figsize=(7, 4), layout='constrained')
+for (label, ratios), color in zip(lines.items(), plot_style.COLORS):
+  low, median, high = np.array(list(ratios.values())).T
+  ax.errorbar(
+      [100 * s for s in ratios], median, [median - low, high - median],
+      fmt='o-', color=color, label=label, capsize=3, markersize=4,
+  )
+ax.axhline(1, color=plot_style.GREY, linewidth=1)
+ax.set(xlabel='% zeros', ylabel='times faster than dense', ylim=(0, None))
+ax.set_title(f'Native kernels ({name}), {os.cpu_count()} CPUs', loc='left')
+plot_style.polish(ax)
+ax.legend(frameon=False)
+plt.show()
+
+for label, ratios in lines.items():
+  found = crossover(ratios)
+  pays = 'does not pay' if found is None else f'pays from {found:.0%} zeros'
+  if found == SPARSITIES[0]:
+    pays = f'pays from {found:.0%} zeros or fewer'
+  print(f'{label:<20} {pays}; {ratios[0.75][1]:.2f} times at 75 %')
+
+# %% [markdown]
+# ## Where to go on
+#
+# * `config.matmul='auto'` uses the kernels where they pay, in
+#   `experiments.train` too: on one CPU, in float32.
+# * `python -m experiments.benchmark --suite=matmul` measures more layers, with
+#   intervals and targets.

@@ -1,0 +1,229 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Reproducing the papers' tables
+#
+# What a paper prints of FLOPs follows from arithmetic, or it does not; what it
+# prints of quality needs runs. You will
+#
+# 1. compare every printed number of FLOPs with a computed one;
+# 2. train four tiny models, two dense and two with 75 % zeros, and fine-tune
+#    them densely;
+# 3. draw how far fine-tuning turned each matrix, as SPDF's figure 3 does;
+# 4. fill a results table, of your own and of a paper.
+#
+# It takes one or two minutes on two CPU cores and downloads no data. Tiny
+# models show how things are done; they reproduce no claim.
+
+# %%
+# On Colab this installs the library; elsewhere it does nothing.
+import subprocess
+import sys
+
+if 'google.colab' in sys.modules:
+  command = [sys.executable, '-m', 'pip', 'install', '--quiet']
+  subprocess.run([*command, 'spdf_jax[quickstart]'], check=True)
+
+# %%
+import contextlib
+import io
+import json
+from pathlib import Path
+import tempfile
+
+import matplotlib.pyplot as plt
+
+from spdf_jax import training
+from spdf_jax.analysis import flops_tables
+from spdf_jax.analysis import paper_tables
+from spdf_jax.analysis import plot_style
+from spdf_jax.analysis.candidates import open_run
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.analysis.printed_numbers import value_of
+from spdf_jax.analysis.published_flops import TABLES
+from spdf_jax.analysis.published_results import Arm
+from spdf_jax.analysis.published_results import Measure
+from spdf_jax.analysis.published_results import Result
+from spdf_jax.analysis.scorecard import score_task
+from spdf_jax.analysis.scorecard import Settings
+from spdf_jax.analysis.scorecard import to_json
+from spdf_jax.analysis.scored_runs import find_runs
+from spdf_jax.analysis.subspace_pairs import measure_pairs
+from spdf_jax.analysis.subspace_plots import plot_distances
+from spdf_jax.analysis.subspaces import format_distances
+
+# %% [markdown]
+# ## 1. FLOPs
+#
+# `compare` computes each printed number anew and says whether its digits
+# follow, follow by another reading, are a misprint, or do not follow.
+
+# %%
+tables = {name: flops_tables.compare(name) for name in TABLES}
+for name, cells in tables.items():
+  print(f'{name}: {flops_tables.summarize(cells)}')
+
+pretraining = [c for c in tables['spdf'] if 'appendix, table 2' in c.source]
+print('\n' + flops_tables.format_cells(pretraining))
+
+# %%
+verdicts = (
+    flops_tables.FOLLOWS, flops_tables.OTHERWISE, flops_tables.MISPRINT,
+    flops_tables.FAILS,
+)
+fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), layout='constrained')
+before = dict.fromkeys(tables, 0)
+for verdict, color in zip(verdicts, plot_style.COLORS):
+  counts = {
+      name: sum(cell.verdict == verdict for cell in cells)
+      for name, cells in tables.items()
+  }
+  shares = [100 * counts[name] / len(tables[name]) for name in tables]
+  left.barh(list(tables), shares, left=list(before.values()), color=color)
+  before = {n: before[n] + share for n, share in zip(tables, shares)}
+  chosen = [cell for cell in tables['spdf'] if cell.verdict == verdict]
+  right.plot(
+      [value_of(cell.printed) for cell in chosen],
+      [100 * cell.difference for cell in chosen],
+      'o', color=color, markersize=4, alpha=0.7, label=verdict,
+  )
+left.invert_yaxis()
+left.set(xlabel='% of the printed numbers')
+left.set_title('Verdicts by table', loc='left')
+right.set(xscale='log', xlabel='printed number')
+right.set_yscale('symlog', linthresh=1)
+right.set_title('SPDF: ours against printed, %', loc='left')
+right.legend(frameon=False, fontsize=8, loc='lower right')
+for ax in (left, right):
+  plot_style.polish(ax)
+left.grid(False, axis='y')
+plt.show()
+
+# %% [markdown]
+# ## 2. Tiny runs
+#
+# A config is what `experiments.train` reads, here as a dict. Workdirs hold all
+# that the tables ask for: the config, the plan, the metrics and checkpoints of
+# both phases.
+
+
+# %%
+def make_config(seed, sparsity):
+  rate = dict(
+      schedule='cosine', peak=3e-3, warmup='10 steps', final_fraction=0.1
+  )
+  pretrain = dict(
+      duration='100 steps', data='corpus', batch_size=16, length=64,
+      sparsity=sparsity, learning_rate=rate, weight_decay=0.1, restart=False,
+      reshuffle=False,
+  )
+  finetune = pretrain | dict(
+      duration='40 steps', data='task', sparsity=0.0, restart=True,
+      learning_rate=rate | dict(peak=1e-3),
+  )
+  return dict(
+      seed=seed,
+      model=dict(
+          preset='gpt-mini', vocab_size=257, n_layers=2, d_model=64, d_ff=256,
+          max_length=64,
+      ),
+      data=dict(
+          corpus='python-stdlib', tokenizer='bytes', task='python-docstrings',
+          task_dir='', cache_dir=str(Path('~/.cache/spdf_jax').expanduser()),
+          max_epochs=dict(corpus=1, task=1),
+      ),
+      optimizer=dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0),
+      phases=dict(
+          order=['pretrain', 'finetune'], pretrain=pretrain, finetune=finetune
+      ),
+      eval_every=1000, log_every=10, checkpoints=dict(every=1000, keep=1),
+      resume='', init_from='',
+  )
+
+
+folder = Path(tempfile.mkdtemp())
+levels = {'dense': 0.0, '75 % zeros': 0.75}
+workdirs = {}
+for name, level in levels.items():
+  for seed in (0, 1):
+    recipe = training.create_recipe(make_config(seed, level))
+    workdir = folder / f'{level:g}-{seed}'
+    session = training.open_session(recipe, workdir)
+    (workdir / 'plan.json').write_text(json.dumps(describe_plan(recipe, name)))
+    with contextlib.redirect_stderr(io.StringIO()):  # The bar of progress.
+      training.train(session)
+    workdirs[name, seed] = workdir
+    print(f'{name}, seed {seed}: {recipe.plan.total_steps} steps in {workdir}')
+
+# %% [markdown]
+# ## 3. Parameter subspaces
+#
+# The cosine distance of a matrix before and after fine-tuning: 0 is the same
+# direction, 1 an orthogonal one. `WORKDIR@pretrain` is a checkpoint at the end
+# of a phase.
+
+# %%
+pairs = measure_pairs(
+    [f'{workdirs[name, 0]}@pretrain' for name in levels],
+    [str(workdirs[name, 0]) for name in levels],
+    list(levels),
+)
+print(format_distances(list(pairs), list(pairs.values())))
+plot_distances(list(pairs), list(pairs.values()))
+
+# %% [markdown]
+# ## 4. Results
+#
+# What `experiments.evaluate` does with a checkpoint: score it, by a task and
+# its protocol, and keep the scores beside the run.
+
+# %%
+for workdir in workdirs.values():
+  candidate = open_run(f'{workdir}@pretrain')
+  scores = score_task(candidate, 'validation', '', Settings(limit=8))
+  (workdir / 'scores.json').write_text(json.dumps(to_json(candidate, scores)))
+found = find_runs([folder])
+print('\n'.join(found.problems) or f'{len(found.runs)} runs and phases found')
+
+# %% [markdown]
+# A cell says which runs belong in it and which score it shows. Seeds are
+# averaged, runs of different configs never.
+
+# %%
+columns = {
+    metric: Measure('validation', 'mean over tokens', metric)
+    for metric in ('loss', 'bits_per_byte')
+}
+mine = [
+    Result('Tiny models, Python\'s library', name, column, arm, measure)
+    for name, level in levels.items()
+    for arm in [
+        Arm('gpt-mini resized', 'static' if level else 'dense', level)
+    ]
+    for column, measure in columns.items()
+]
+print(paper_tables.format_filled(paper_tables.fill_results(mine, found.runs)))
+
+# %% [markdown]
+# The papers' tables are filled in the same way. Runs that belong in no row are
+# named below them, so that nothing is put where it does not belong.
+
+# %%
+print(paper_tables.report('granet', [folder]))
+
+# %% [markdown]
+# ## Where to go on
+#
+# * `python -m experiments.flops --table=spdf` prints all cells, with notes.
+# * `configs/` has the papers' experiments, `experiments.reproduce --table=…`
+#   fills their tables from finished runs.

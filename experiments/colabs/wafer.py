@@ -1,0 +1,246 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The wafer: what a training recipe would take
+#
+# A wafer-scale system streams weights past activations and skips those that are
+# zero, so that unstructured sparsity saves time there. This is a model of such
+# a system, the Cerebras CS-2 and CS-3, calibrated on printed numbers. You will
+#
+# 1. cost a function of your own;
+# 2. cost SPDF's pre-training of GPT-3 XL, phase by phase, beside GPUs;
+# 3. look at a training step as a trace;
+# 4. sweep over the sparsity and over the number of systems.
+#
+# **Everything here is modeled, nothing measured.** It takes less than a minute
+# on two CPU cores: programs are traced from shapes and never run.
+
+# %%
+# On Colab this installs the library; elsewhere it does nothing.
+import subprocess
+import sys
+
+if 'google.colab' in sys.modules:
+  command = [sys.executable, '-m', 'pip', 'install', '--quiet']
+  subprocess.run([*command, 'spdf_jax[quickstart]'], check=True)
+
+# %%
+import json
+from pathlib import Path
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+
+import spdf_jax as spdf
+from spdf_jax import accelerator
+from spdf_jax import analysis
+from spdf_jax import training
+from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.wafer.comparisons import GPUS
+from spdf_jax.accelerator.wafer.comparisons import roofline_seconds
+from spdf_jax.accelerator.wafer.scaling import strong_scaling
+from spdf_jax.accelerator.wafer.sweeps import sensitivities
+from spdf_jax.accelerator.wafer.sweeps import sensitivity_table
+from spdf_jax.accelerator.wafer.sweeps import sweep_densities
+from spdf_jax.accelerator.wafer.trace import format_report
+from spdf_jax.accelerator.wafer.trace import write_trace
+from spdf_jax.analysis import plot_style
+
+# %% [markdown]
+# ## 1. A function of your own
+#
+# `simulate` traces any JAX function. Where a mask is an array, its zeros are
+# counted; where it is a shape only, `density=` says how many are kept.
+
+# %%
+devices = {name: wafer.create_device(name) for name in ('cs2', 'cs3')}
+x = jnp.ones((8192, 1024), jnp.float16)
+w = jnp.ones((1024, 4096), jnp.float16)
+mask = spdf.random_mask(jax.random.key(0), w, 0.75)
+
+
+def layer(x, w, mask):
+  return jax.nn.relu(accelerator.sparse_matmul(x, w, mask))
+
+
+print(format_report(wafer.simulate(layer, devices['cs2'])(x, w, mask)))
+
+# %% [markdown]
+# ## 2. A recipe
+#
+# A config is what `experiments.train` reads; this one is SPDF's GPT-3 XL with
+# 75 % zeros (Thangarasa et al., 2023, appendix, table 1). The Pile need not be
+# there: a planned corpus has a size and no text.
+
+# %%
+config = dict(
+    seed=0,
+    model=dict(
+        preset='gpt3-xl', scan_layers=True, remat='full', dtype='bfloat16'
+    ),
+    data=dict(
+        corpus='the-pile', tokenizer='', task='', cache_dir='',
+        max_epochs=dict(corpus=1),
+        planned=dict(tokens=371e9, vocab_size=50257),
+    ),
+    optimizer=dict(b1=0.9, b2=0.999, eps=1e-8, clip_norm=1.0),
+    phases=dict(
+        order=['pretrain'],
+        pretrain=dict(
+            duration='26B tokens', data='corpus', batch_size=512, length=2048,
+            sparsity=0.75, weight_decay=0.1, restart=False, reshuffle=False,
+            learning_rate=dict(
+                schedule='cosine', peak=2e-4, warmup='375M tokens',
+                final_fraction=0.1,
+            ),
+        ),
+    ),
+)
+recipe = training.create_recipe(config, planning=True)
+estimates = {
+    name: analysis.simulate_recipe(recipe, device)
+    for name, device in devices.items()
+}
+for estimate in estimates.values():
+  print(analysis.format_estimate(estimate, recipe), end='\n\n')
+
+# %% [markdown]
+# For GPUs 75 % unstructured zeros are dense: they multiply them. Their bars are
+# rooflines of data sheets, full peak and full bandwidth with no overhead, for
+# as many GPUs as draw the power of one CS-2. That flatters them; like with like
+# is the wafer at its best, the band `'ideal'`, in which nothing is lost. The
+# default is calibrated on printed measurements.
+
+# %%
+DAY = 24 * 3600
+program = estimates['cs2'].report.program
+bars = {}
+for name, estimate in estimates.items():
+  ideal = analysis.simulate_recipe(recipe, wafer.create_device(name, 'ideal'))
+  label = f'1 CS-{name[-1]}'
+  bars[f'{label}, dense'] = estimate.dense_seconds / DAY, 'dense'
+  bars[f'{label}, 75 % zeros'] = estimate.seconds / DAY, 'zeros'
+  bars[f'{label}, 75 % zeros, at best'] = ideal.seconds / DAY, 'best'
+for name, gpu in GPUS.items():
+  count = int(devices['cs2'].power // gpu.power)
+  seconds = roofline_seconds(program, name, count=count)
+  days = seconds * recipe.plan.total_steps / DAY
+  bars[f'{count} {gpu.name}, at best'] = days, 'gpu'
+kinds = 'dense', 'zeros', 'best'
+colors = dict(zip(kinds, plot_style.COLORS), gpu=plot_style.PALE)
+
+fig, ax = plt.subplots(figsize=(7.5, 3.4), layout='constrained')
+days, kinds = zip(*bars.values())
+drawn = ax.barh(list(bars), days, color=[colors[kind] for kind in kinds])
+ax.bar_label(drawn, fmt='%.3g', padding=3, fontsize=8)
+ax.invert_yaxis()
+ax.set(xlabel='days, modeled')
+tokens = recipe.plan.phases[0].tokens
+ax.set_title(f'GPT-3 XL on {tokens / 1e9:.0f}B tokens', loc='left')
+plot_style.polish(ax)
+ax.grid(False, axis='y')
+ax.margins(x=0.1)
+plt.show()
+
+# %% [markdown]
+# ## 3. A step as a trace
+#
+# `write_trace` writes what ui.perfetto.dev and chrome://tracing show: when each
+# operation runs, and how long cores, links and I/O are busy with it. Here is
+# its first track, the operations one after another, by what holds them up.
+
+# %%
+report = estimates['cs2'].report
+with tempfile.TemporaryDirectory() as folder:
+  path = write_trace(report, Path(folder, 'trace.json'))
+  events = json.loads(path.read_text())['traceEvents']
+operations = [e for e in events if e['ph'] == 'X' and e['tid'] == 0]
+print(f'{len(operations)} operations take {float(report.seconds):.3g} s')
+
+lanes = sorted({e['cat'] for e in operations})
+bounds = sorted({e['args']['bound'] for e in operations})
+fig, ax = plt.subplots(figsize=(10, 2.6), layout='constrained')
+for bound, color in zip(bounds, plot_style.COLORS):
+  for i, lane in enumerate(lanes):
+    spans = [
+        (e['ts'] / 1e6, e['dur'] / 1e6) for e in operations
+        if (e['cat'], e['args']['bound']) == (lane, bound)
+    ]
+    ax.broken_barh(spans, (i - 0.4, 0.8), color=color, linewidth=0)
+  ax.barh([0], [0], color=color, label=f'bound by {bound}')
+ax.set_yticks(range(len(lanes)), lanes)
+ax.set(xlabel='seconds, modeled')
+ax.set_title('A step on 1 CS-2, 75 % zeros', loc='left')
+plot_style.polish(ax)
+ax.legend(frameon=False, fontsize=8, ncols=len(bounds), loc='lower right',
+          bbox_to_anchor=(1, 1))
+plt.show()
+
+# %% [markdown]
+# What each number of the device is worth, and the products of weights under its
+# roofs.
+
+# %%
+print(sensitivity_table(sensitivities(report.program, report.device)))
+analysis.plot_roofline(report)
+
+# %% [markdown]
+# ## 4. Sweeps
+#
+# A device is a pytree of its numbers and a program is traced once, so a sweep
+# is one jitted `vmap`. The grey line is what the step would gain if time fell
+# as FLOPs do: embeddings, the head and attention's scores stay dense. On more
+# systems each takes its part of every micro-batch; the micro-batches stay those
+# that one system needs.
+
+# %%
+sparsities = np.linspace(0, 0.95, 96)
+asked = recipe.plan.phases[0].sparsity
+masked = report.skipped_flops / asked / (report.flops + report.skipped_flops)
+systems = [1, 2, 4, 8, 16, 32]
+
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
+ideal = 1 / (1 - float(masked) * sparsities)
+left.plot(100 * sparsities, ideal, color=plot_style.GREY, label='FLOPs')
+right.plot(systems, systems, color=plot_style.GREY, label='linear')
+for (name, device), color in zip(devices.items(), plot_style.COLORS):
+  found = estimates[name].report.program
+  seconds = sweep_densities(found, device, 1 - sparsities)
+  label = f'CS-{name[-1]}'
+  left.plot(100 * sparsities, seconds[0] / seconds, color=color, label=label)
+  points = strong_scaling(found, device, systems)
+  right.plot(
+      systems, [point.speedup for point in points], 'o-', color=color,
+      label=label,
+  )
+left.set(xlabel='% zeros', ylabel='times faster than dense')
+left.set_title('A step of GPT-3 XL on one system', loc='left')
+right.set(xlabel='systems', ylabel='times faster than one')
+right.set(xscale='log', yscale='log', xticks=systems, yticks=systems)
+right.set(xticklabels=systems, yticklabels=systems)
+right.minorticks_off()
+right.set_title(f'{asked:.0%} zeros, one batch split', loc='left')
+for ax in (left, right):
+  plot_style.polish(ax)
+  ax.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# ## Where to go on
+#
+# * `python -m experiments.simulate --config=…` prints all of this for a config,
+#   `--validate` the model's errors, `--audit` every constant and its source.
+# * `wafer.register_cost` costs a primitive of your own.
