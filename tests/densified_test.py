@@ -68,6 +68,7 @@ def whole(tmp_path_factory):
   return workdir, run(make_recipe(), workdir)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('moments, arg', [
     ('keep', ''), ('restart', ''), ('keep', RIGL),
 ])

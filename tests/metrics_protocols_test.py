@@ -7,6 +7,7 @@ import random
 import pytest
 
 from spdf_jax.evaluation import score_texts
+from spdf_jax.evaluation.metrics import edits
 from spdf_jax.evaluation.metrics import PROTOCOLS
 from spdf_jax.evaluation.metrics import ter
 from spdf_jax.evaluation.metrics.bleu import multi_bleu
@@ -142,7 +143,7 @@ def test_edit_distances_are_those_of_the_textbook():
     wanted = [draw.randrange(4) for _ in range(draw.randrange(1, 8))]
     length = draw.randrange(8)
     many = [[draw.randrange(4) for _ in range(length)] for _ in range(3)]
-    found = ter._edit_distances(
+    found = edits.edit_distances(
         np.array(many, np.int32).reshape(3, length), np.array(wanted)
     )
     assert found.tolist() == [edit_distance(row, wanted) for row in many]

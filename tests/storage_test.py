@@ -190,6 +190,7 @@ def unpack(state):
   return state.replace(params=params, opt_state=opt_state)
 
 
+@pytest.mark.slow
 def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
   step, batch, state, packed = steps_of()
   with jax.disable_jit():

@@ -106,11 +106,9 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
-  # Blocks of queries are for the machine at hand.
-  config = dataclasses.replace(recipe.model.config, attention='xla')
   step = functools.partial(
       train_step,
-      apply_fn=recipe.model.clone(config=config).apply,
+      apply_fn=_as_products(recipe.model).apply,
       optimizer=recipe.optimizer,
       learning_rate=recipe.plan.learning_rate,
       loss=recipe.loss,
@@ -118,6 +116,13 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   # Its only loops of unknown length choose masks, at the hosts.
   trace = trace_program(step, density=_MASKED, trips=1)
   return trace(recipe.abstract_state, batch)
+
+
+def _as_products(model: models.GPT | models.Llama) -> models.GPT | models.Llama:
+  """Returns the model with attention as XLA's products: any device's."""
+  return model.clone(
+      config=dataclasses.replace(model.config, attention='xla')
+  )
 
 
 def step_reports(
@@ -275,24 +280,25 @@ def simulate_inference(
   Raises:
     ValueError: as `report_on`.
   """
+  model = _as_products(recipe.model)
   params = recipe.abstract_state.params
   masks = sparsity.get_mask(recipe.abstract_state.opt_state)
   new = 1 if decode else length
   tokens = jax.ShapeDtypeStruct((batch_size, new), jnp.int32)
   if decode:
     cache = jax.eval_shape(
-        lambda: models.create_cache(recipe.model, batch_size, length)
+        lambda: models.create_cache(model, batch_size, length)
     )
 
     def call(params, masks, cache, tokens, positions):
       variables = {'params': params, 'masks': masks, 'cache': cache}
-      return recipe.model.apply(
+      return model.apply(
           variables, tokens, positions, mutable=['cache']
       )
 
     args = params, masks, cache, tokens, tokens
   else:
-    call = lambda params, masks, tokens: recipe.model.apply(
+    call = lambda params, masks, tokens: model.apply(
         {'params': params, 'masks': masks}, tokens
     )
     args = params, masks, tokens
