@@ -5,7 +5,7 @@
   python -m experiments.train --config=configs/books.py --workdir=runs/books
   python -m experiments.sweep --config=configs/books.py:task=e2e \
     --config.data.task_dir=e2e/ --workdir=sweeps/e2e --metric=target/loss \
-    --grid=phases.finetune.learning_rate.peak=5e-4,1e-3,2e-3 \
+    --grid=phases.finetune.learning_rate.peak=1e-3,2e-3,4e-3 \
     --test_tasks=e2e=e2e/ --meteor_jar=meteor-1.5.jar
 
 A GPT of 4.3M parameters learns the books with 75 % of its hidden weights at
@@ -54,7 +54,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
         continuation=rest,
     )
     return config
-  finetune.update(duration='150 steps', batch_size=8, length=_LENGTHS[task])
+  finetune.update(duration='400 steps', batch_size=8, length=_LENGTHS[task])
   config.phases = dict(order=('finetune',), finetune=finetune)
   config.init_from = 'runs/books'
   config.loss.label_smoothing = 0.1

@@ -249,23 +249,23 @@ def test_the_optimizer_suite_compares_updates_and_the_steps_between():
       assert measuring.verdict(row) == 'ok'
 
 
-def test_a_timed_update_is_at_its_step_with_gradients_of_pruned_weights():
+def test_timed_steps_share_a_state_and_have_clock_and_gradients_of_their_own():
   seen = []
 
   def step(state, argument):
     clock = state.opt_state
-    seen.append((int(clock.count), bool(clock.dense_grads)))
+    seen.append((int(clock.count), bool(clock.dense_grads), int(argument[0])))
     return state, argument
 
   algorithm = spdf.rigl(0.5, update_every=10, update_until=50)
   params = {'w': jnp.ones((4, 4))}
   sparse = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
   state = training.create_state(params, sparse)
-  program = compiled.Program(step, state, None, step, lambda: 1, 0.0)
-  for count in (20, 21):
-    call = optimizer.repeated_at(program, algorithm, count, calls=2)
-    call(), call()
-  assert seen == [(20, True)] * 2 + [(21, False)] * 2
+  argument = jnp.arange(3)
+  program = compiled.Program(step, state, argument, step, lambda: 1, 0.0)
+  at, after = optimizer.repeated_at(program, algorithm, (20, 21), calls=2)
+  at(), after(), at(), after()
+  assert seen == [(20, True, 0), (21, False, 2)] * 2
 
 
 def test_every_algorithm_of_the_optimizer_suite_moves_or_is_static():

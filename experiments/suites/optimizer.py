@@ -14,6 +14,7 @@ of the state; one compilation for a whole run.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import concurrent.futures
 import functools
 import multiprocessing
@@ -159,11 +160,12 @@ def _time_rows(
 ) -> Iterator[measuring.Row]:
   timed = {('dense', _BETWEEN): compiled.repeated(programs['dense'])}
   for name, algorithm in algorithms.items():
-    for count in targets:
-      if count == _BETWEEN or algorithm.update_at(count):
-        timed[name, count] = repeated_at(
-            programs[name], algorithm, count, repeats + _WARMUPS
-        )
+    counts = [
+        count for count in targets
+        if count == _BETWEEN or algorithm.update_at(count)
+    ]
+    calls = repeated_at(programs[name], algorithm, counts, repeats + _WARMUPS)
+    timed |= {(name, count): call for count, call in zip(counts, calls)}
   timings = measuring.interleave(
       list(timed.values()), repeats, warmups=_WARMUPS
   )
@@ -187,38 +189,49 @@ def _time_rows(
 def repeated_at(
     program: compiled.Program,
     algorithm: spdf.Algorithm,
-    count: int,
+    counts: Sequence[int],
     calls: int,
-) -> Callable[[], Any]:
-  """Returns a call that steps on, each time as if it were step `count`.
+) -> list[Callable[[], Any]]:
+  """Returns calls that step on, each as if that were step `count`.
+
+  They share one state, and each has a batch or gradients of its own: called in
+  turn, an update meets weights that were trained since the last one, as it does
+  in a run. Where all gradients are alike, Adam makes all magnitudes of the
+  weights that grew alike, and the thresholds are sought among equals.
 
   Args:
     program: A compiled step of a `TrainState` whose optimizer is `sparsify`.
     algorithm: What the optimizer was given.
-    count: The step.
-    calls: How often it will be called, at most.
+    counts: The steps.
+    calls: How often each will be called, at most.
 
   Returns:
-    The call.
+    A call for every count.
   """
-  # Its own copy: the program's state serves other counts too.
+  # Its own copy: the program's state serves other calls too.
   state = jax.tree.map(jnp.copy, program.state)
-  # Donated with the state, so each call has its own; made here, because making
-  # them is no part of a step. The clocks of learning rate and Adam run on.
-  clocks = iter([
-      dict(
-          count=jnp.int32(count),
-          dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+
+  def at(i, count):
+    argument = jax.tree.map(lambda x: jnp.roll(x, i, -1), program.argument)
+    # Donated with the state, so each call has its own; made here, because
+    # making them is no part of a step. The clocks of learning rate and Adam run
+    # on.
+    clocks = iter([
+        dict(
+            count=jnp.int32(count),
+            dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+        )
+        for _ in range(calls)
+    ])
+
+    def call():
+      nonlocal state
+      opt_state = state.opt_state._replace(**next(clocks))
+      state, rest = program.executable(
+          state.replace(opt_state=opt_state), argument
       )
-      for _ in range(calls)
-  ])
+      return state, rest
 
-  def call():
-    nonlocal state
-    opt_state = state.opt_state._replace(**next(clocks))
-    state, rest = program.executable(
-        state.replace(opt_state=opt_state), program.argument
-    )
-    return state, rest
+    return call
 
-  return call
+  return [at(i, count) for i, count in enumerate(counts)]
