@@ -2,9 +2,15 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import logging
+import time
 from typing import NamedTuple
 
 import numpy as np
+
+logger = logging.getLogger('spdf_jax')
+
+_LOG_EVERY = 10  # Seconds.
 
 
 class Batch(NamedTuple):
@@ -89,11 +95,28 @@ def batches(
     alone = len(prompts) <= batch_size
     kind = 0 if alone else (len(prompt) - 1).bit_length()
     groups.setdefault(kind, []).append(number)
-  return (
+  return _log_progress(len(prompts), (
       batch(group[first:first + batch_size], group)
       for group in groups.values()
       for first in range(0, len(group), batch_size)
-  )
+  ))
+
+
+def _log_progress(
+    number: int, all_batches: Iterator[Batch]
+) -> Iterator[Batch]:
+  started = last = time.monotonic()
+  done = 0
+  for batch in all_batches:
+    yield batch
+    done += len(batch.numbers)
+    now = time.monotonic()
+    if now - last >= _LOG_EVERY and done < number:
+      last = now
+      left = (now - started) / done * (number - done)
+      logger.info(
+          'continued %d of %d prompts, %.0f s left', done, number, left
+      )
 
 
 def _check(
