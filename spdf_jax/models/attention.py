@@ -68,10 +68,6 @@ class Attention(nn.Module):
       y_BxLxHxK = causal_attention(
           q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, self.scale
       )
-    elif 'mask' in seen and on_cpu and x_BxLxD.shape[1] == 1:
-      y_BxLxHxK = _attend_once(
-          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, seen['mask'][:, 0, 0], self.scale
-      )
     else:
       y_BxLxHxK = jax.nn.dot_product_attention(
           q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
@@ -100,34 +96,3 @@ class Attention(nn.Module):
     written_S = jnp.arange(key.value.shape[1])
     mask_BxLxS = written_S <= positions_BxL[:, :, None]
     return key.value, value.value, mask_BxLxS[:, None]
-
-
-def _attend_once(
-    q_Bx1xHxK: jax.Array,
-    k_BxSxGxK: jax.Array,
-    v_BxSxGxK: jax.Array,
-    mask_BxS: jax.Array,
-    scale: float | None,
-) -> jax.Array:
-  """Attends with one query by sums that read the cache as it lies.
-
-  A CPU's batched matmul would lay all of it out anew, for every token.
-  """
-  batch, _, heads, size = q_Bx1xHxK.shape
-  groups = k_BxSxGxK.shape[2]
-  wide = lambda x: x.astype(jnp.float32)
-  q_Bx1xGxQxK = wide(q_Bx1xHxK).reshape(
-      batch, 1, groups, heads // groups, size
-  )
-  q_Bx1xGxQxK *= size**-0.5 if scale is None else scale
-  scores_BxSxGxQ = jnp.sum(
-      q_Bx1xGxQxK * wide(k_BxSxGxK)[:, :, :, None], axis=-1
-  )
-  scores_BxSxGxQ = jnp.where(
-      mask_BxS[:, :, None, None], scores_BxSxGxQ, -jnp.inf
-  )
-  shares_BxSxGxQ = jax.nn.softmax(scores_BxSxGxQ, axis=1)
-  y_BxGxQxK = jnp.sum(
-      shares_BxSxGxQ[..., None] * wide(v_BxSxGxK)[:, :, :, None], axis=1
-  )
-  return y_BxGxQxK.reshape(q_Bx1xHxK.shape).astype(q_Bx1xHxK.dtype)
