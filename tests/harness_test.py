@@ -190,6 +190,25 @@ def test_likelihoods_of_texts_are_those_of_the_model(subject, offline):
 
 
 @needs_harness
+def test_a_target_longer_than_the_model_is_scored_in_windows(subject, offline):
+  context, target = 'One', ' ab' * 150
+  ids = [*context.encode(), *target.encode()]
+  expected, greedy = 0.0, True
+  for start in range(len(context), len(ids), LENGTH):
+    end = min(start + LENGTH, len(ids))
+    seen = ids[max(end - 1 - LENGTH, 0):end - 1]
+    logits = subject.apply_fn(subject.params, jnp.array([seen]))[0]
+    log, wanted = jax.nn.log_softmax(logits), np.array(ids[start:end])
+    log = log[-len(wanted):]
+    expected += float(log[np.arange(len(wanted)), wanted].sum())
+    greedy &= bool((log.argmax(-1) == wanted).all())
+  (found,) = harness_model(subject).loglikelihood(
+      [Request(context, target)], disable_tqdm=True
+  )
+  assert found == (pytest.approx(expected, rel=1e-5), greedy)
+
+
+@needs_harness
 def test_rolling_likelihoods_use_the_windows_of_the_harness(subject, offline):
   from lm_eval.utils import get_rolling_token_windows
   text = 'All work and no play. ' * 40

@@ -115,14 +115,16 @@ def test_what_cannot_be_scored_is_refused(subject):
 
 
 @settings(deadline=None)
-@given(st.integers(0, 60), st.integers(1, 9))
-def test_rolling_windows_score_each_token_once(count, length):
-  windows = rolling_windows(list(range(count)), first=-1, length=length)
+@given(st.integers(1, 12), st.integers(0, 60), st.integers(1, 9))
+def test_rolling_windows_score_each_token_once(before, count, length):
+  windows = rolling_windows(
+      list(range(count)), list(range(-before, 0)), length=length
+  )
   assert sum((list(w.target) for w in windows), []) == list(range(count))
   for context, target in windows:
     whole = [*context, *target]
     assert whole == list(range(whole[0], whole[0] + len(whole)))
-    assert len(whole) - 1 == min(length, target[-1] + 1)
+    assert len(whole) - 1 == min(length, target[-1] + before)
 
 
 @settings(deadline=None)

@@ -10,6 +10,7 @@ from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.generation import generate
 from spdf_jax.evaluation.likelihood import Continuation
+from spdf_jax.evaluation.likelihood import Likelihood
 from spdf_jax.evaluation.likelihood import rolling_windows
 from spdf_jax.evaluation.likelihood import score_continuations
 from spdf_jax.evaluation.perplexity import ApplyFn
@@ -90,12 +91,11 @@ class _Methods:
       self, requests: Sequence[Any], **kwargs
   ) -> list[tuple[float, bool]]:
     del kwargs
-    scores = self._score([
+    results = self._score([
         # Where a context is empty after all, the end of text stands for it.
         Continuation(context or [self.eot_token_id], target)
         for _, context, target in requests
     ])
-    results = [(score.log_probability, score.greedy) for score in scores]
     for (key, _, _), result in zip(requests, results):
       if key is not None:
         self.cache_hook.add_partial('loglikelihood', key, result)
@@ -106,16 +106,11 @@ class _Methods:
   ) -> list[float]:
     del disable_tqdm
     texts = [request.args[0] for request in requests]
-    windows = [
-        rolling_windows(
-            self.tok_encode(text), self.eot_token_id, self.subject.length
-        )
+    scores = self._score([
+        Continuation([self.eot_token_id], self.tok_encode(text))
         for text in texts
-    ]
-    scores = iter(self._score([w for group in windows for w in group]))
-    results = [
-        sum(next(scores).log_probability for _ in group) for group in windows
-    ]
+    ])
+    results = [score.log_probability for score in scores]
     for text, result in zip(texts, results):
       self.cache_hook.add_partial('loglikelihood_rolling', (text,), result)
     return results
@@ -143,14 +138,27 @@ class _Methods:
         self.cache_hook.add_partial('generate_until', requests[i].args, text)
     return results
 
-  def _score(self, continuations: Sequence[Continuation]):
-    return score_continuations(
+  def _score(self, continuations: Sequence[Continuation]) -> list[Likelihood]:
+    """Scores continuations, in windows where the model sees less of them."""
+    windows = [
+        rolling_windows(target, context, self.subject.length)
+        for context, target in continuations
+    ]
+    scores = iter(score_continuations(
         self.subject.apply_fn,
         self.subject.params,
-        continuations,
+        [window for group in windows for window in group],
         length=self.subject.length,
         batch_tokens=self.subject.batch_tokens,
-    )
+    ))
+    parts = [[next(scores) for _ in group] for group in windows]
+    return [
+        Likelihood(
+            sum(part.log_probability for part in group),
+            all(part.greedy for part in group),
+        )
+        for group in parts
+    ]
 
   def _generate(
       self, contexts: Sequence[str], stops: tuple[str, ...], most: int

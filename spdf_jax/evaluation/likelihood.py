@@ -93,13 +93,13 @@ def score_continuations(
 
 
 def rolling_windows(
-    tokens: Sequence[int], first: int, length: int
+    tokens: Sequence[int], context: Sequence[int], length: int
 ) -> list[Continuation]:
   """Cuts a text so that each token is a target once, seeing what it can.
 
   Args:
     tokens: Token ids of the text.
-    first: The id that the first one follows, e.g. the end of text.
+    context: The ids that it follows, at least one, e.g. the end of text.
     length: Most tokens that the model sees at once.
 
   Returns:
@@ -107,17 +107,17 @@ def rolling_windows(
     last one's context filled up from before.
 
   Example:
-    >>> rolling_windows([0, 1, 2, 3, 4], first=9, length=4)
+    >>> rolling_windows([0, 1, 2, 3, 4], [9], length=4)
     ... # doctest: +NORMALIZE_WHITESPACE
     [Continuation(context=[9], target=[0, 1, 2, 3]),
      Continuation(context=[0, 1, 2, 3], target=[4])]
   """
-  tokens = [first, *tokens]
+  tokens = [*context, *tokens]
   windows = []
-  for start in range(1, len(tokens), length):
+  for start in range(len(context), len(tokens), length):
     target = tokens[start:start + length]
-    context = tokens[max(start + len(target) - 1 - length, 0):start]
-    windows.append(Continuation(context, target))
+    before = tokens[max(start + len(target) - 1 - length, 0):start]
+    windows.append(Continuation(before, target))
   return windows
 
 
