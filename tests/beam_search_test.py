@@ -23,7 +23,7 @@ PROMPTS = [[3], [1, 4, 2], [4, 4]]
 class Table:
   """A decoder whose logits follow from the last two tokens."""
 
-  batch_axis = 0
+  batch_axis, length_axis = 0, 1
 
   def create_cache(self, batch_size, length):
     return jnp.zeros((batch_size, length), jnp.int32)

@@ -11,7 +11,7 @@ class Recomputed:
   """A decoder whose cache is the tokens so far: all are computed anew."""
 
   apply_fn: Any
-  batch_axis = 0
+  batch_axis, length_axis = 0, 1
 
   def create_cache(self, batch_size, length):
     return jnp.zeros((batch_size, length), jnp.int32)

@@ -214,8 +214,7 @@ def _search(
     return _Beams(
         state.step + 1,
         jax.tree.map(
-            functools.partial(_pick_rows, rows_R, decoder.batch_axis, shortest),
-            cache,
+            functools.partial(_pick_rows, decoder, rows_R, shortest), cache
         ),
         pick(token_BxC),
         jnp.take_along_axis(tokens_BxCxT, chosen_BxN[..., None], axis=1),
@@ -249,12 +248,12 @@ def _search(
 
 
 def _pick_rows(
-    rows_R: jax.Array, axis: int, shared: int, x: jax.Array
+    decoder: Decoder, rows_R: jax.Array, shared: int, x: jax.Array
 ) -> jax.Array:
   """Takes rows of a cache; its first positions are alike in all of a prompt."""
-  own = jax.lax.slice_in_dim(x, shared, None, axis=axis + 1)
+  own = jax.lax.slice_in_dim(x, shared, None, axis=decoder.length_axis)
   return jax.lax.dynamic_update_slice_in_dim(
-      x, own.take(rows_R, axis), shared, axis + 1
+      x, own.take(rows_R, decoder.batch_axis), shared, decoder.length_axis
   )
 
 

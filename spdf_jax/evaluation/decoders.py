@@ -16,8 +16,7 @@ class Decoder(Protocol):
   """What generation asks of a model; hashable, as it is compiled for it."""
 
   def create_cache(self, batch_size: int, length: int) -> PyTree:
-    """Returns the cache before the first token, the batch axis named by
-    `batch_axis`."""
+    """Returns the cache before the first token."""
 
   def __call__(
       self,
@@ -31,8 +30,11 @@ class Decoder(Protocol):
 
   @property
   def batch_axis(self) -> int:
-    """Which axis of the cache's leaves numbers the sequences; the next one
-    numbers positions."""
+    """Which axis of the cache's leaves numbers the sequences."""
+
+  @property
+  def length_axis(self) -> int:
+    """Which axis of the cache's leaves numbers positions."""
 
 
 def fetch(results: PyTree) -> PyTree:
@@ -91,3 +93,8 @@ class CachedModel:
   def batch_axis(self) -> int:
     """Behind the layers, where they are stacked."""
     return int(self.model.config.scan_layers)
+
+  @property
+  def length_axis(self) -> int:
+    """Behind the heads."""
+    return self.batch_axis + 2

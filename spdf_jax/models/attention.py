@@ -87,12 +87,16 @@ class Attention(nn.Module):
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Writes keys and values; returns all of them, and who sees what."""
     is_there = self.has_variable('cache', 'key')
-    key = self.variable('cache', 'key', jnp.zeros_like, k_BxLxGxK)
-    value = self.variable('cache', 'value', jnp.zeros_like, v_BxLxGxK)
+    # A head's keys and values lie together: no token moves those before it.
+    swap = lambda x: jnp.swapaxes(x, 1, 2)
+    key, value = (
+        self.variable('cache', name, jnp.zeros_like, swap(x_BxLxGxK))
+        for name, x_BxLxGxK in (('key', k_BxLxGxK), ('value', v_BxLxGxK))
+    )
     if is_there:
-      rows = jnp.arange(len(positions_BxL))[:, None]
-      key.value = key.value.at[rows, positions_BxL].set(k_BxLxGxK)
-      value.value = value.value.at[rows, positions_BxL].set(v_BxLxGxK)
-    written_S = jnp.arange(key.value.shape[1])
+      at = jnp.arange(len(positions_BxL))[:, None], slice(None), positions_BxL
+      key.value = key.value.at[at].set(k_BxLxGxK)
+      value.value = value.value.at[at].set(v_BxLxGxK)
+    written_S = jnp.arange(key.value.shape[2])
     mask_BxLxS = written_S <= positions_BxL[:, :, None]
-    return key.value, value.value, mask_BxLxS[:, None]
+    return swap(key.value), swap(value.value), mask_BxLxS[:, None]

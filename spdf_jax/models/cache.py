@@ -28,8 +28,8 @@ def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:
     length: Positions of each, at most the model's.
 
   Returns:
-    The collection `'cache'`, zeros: keys and values `[batch_size, length,
-    heads, head_size]` for every layer.
+    The collection `'cache'`, zeros: keys and values `[batch_size, heads,
+    length, head_size]` for every layer.
 
   Raises:
     ValueError: the model has fewer positions.
@@ -39,7 +39,7 @@ def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:
     >>> model = models.create_model('gpt-mini', vocab_size=64)
     >>> cache = create_cache(model, batch_size=2, length=16)
     >>> cache['h_0']['attn']['key'].shape
-    (2, 16, 4, 32)
+    (2, 4, 16, 32)
   """
   tokens_BxL = jnp.zeros((batch_size, length), jnp.int32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_BxL, tokens_BxL)
