@@ -13,6 +13,8 @@ from spdf_jax.sparsity.topk import digits
 from spdf_jax.sparsity.topk import limbs
 from spdf_jax.sparsity.topk import model as model_topk
 
+pytestmark = pytest.mark.usefixtures('masks_by_xla')
+
 NUMBERS = st.integers(0, 2**64 - 1)
 SHAPES = {'h_0': (2, 5, 7), 'h_1': (2, 5, 7), 'v': (3, 4, 4), 'w': (1, 1, 9)}
 SIZE = 2 * 70 + 48 + 9

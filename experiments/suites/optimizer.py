@@ -32,6 +32,8 @@ from experiments.suites import small_gpts
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.accelerator import native
+from spdf_jax.training.matmul import without_masks
 
 _UPDATE, _BETWEEN = 50, 51
 _STEPS = 105  # A whole run: past the last update.
@@ -94,6 +96,7 @@ def measure_case(
     algorithms: Mapping[str, spdf.Algorithm],
 ) -> Iterator[measuring.Row]:
   """Measures algorithms beside the dense chain, all in this process."""
+  native.is_available()  # As in training: kernels choose masks.
   subject = small_gpts.create_subject(case, rng)
   chain = dense_training.adamw(subject.plan, **subject.settings)
   optimizers = {'dense': chain} | {
@@ -129,7 +132,7 @@ def measure_case(
           functools.partial(
               dense_training.train_step if name == 'dense'
               else training.train_step,
-              apply_fn=subject.model.apply,
+              apply_fn=without_masks(subject.model.apply),
               optimizer=optimizer,
               learning_rate=subject.plan.learning_rate,
           ),

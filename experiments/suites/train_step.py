@@ -35,6 +35,7 @@ import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training import optimizers
+from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.storage import bytes_per_weight
 from spdf_jax.training.storage import to_compact
 
@@ -84,7 +85,7 @@ def measure_native(
   compile_step = lambda step, optimizer, state: compiled.compile_program(
       functools.partial(
           step,
-          apply_fn=subject.model.apply,
+          apply_fn=without_masks(subject.model.apply),
           optimizer=optimizer,
           learning_rate=subject.plan.learning_rate,
       ),
@@ -150,7 +151,7 @@ def measure_case(
   for name, optimizer in all_optimizers.items():
     function = functools.partial(
         dense_training.train_step if name == 'dense' else training.train_step,
-        apply_fn=subject.model.apply,
+        apply_fn=without_masks(subject.model.apply),
         optimizer=optimizer,
         learning_rate=plan.learning_rate,
     )

@@ -1,11 +1,11 @@
 """Sparse compute as JAX primitives, and their lowerings."""
 
-from spdf_jax.accelerator.lowerings import register_lowering
 from spdf_jax.accelerator.native import NATIVE
 from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p
 from spdf_jax.accelerator.primitives import sparse_matmul
 from spdf_jax.accelerator.primitives import sparse_matmul_p
+from spdf_jax.lowerings import register_lowering
 
 __all__ = [
     'NATIVE',

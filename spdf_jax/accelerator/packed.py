@@ -15,7 +15,7 @@ from jax.interpreters import batching
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import joined
-from spdf_jax.accelerator.lowerings import define_primitive
+from spdf_jax.lowerings import define_primitive
 from spdf_jax.packing import gather_kept
 from spdf_jax.packing import PackedMask
 from spdf_jax.packing import scatter_kept

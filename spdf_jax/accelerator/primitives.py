@@ -26,9 +26,9 @@ from spdf_jax.accelerator import joined
 from spdf_jax.accelerator import operands
 from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import reference
-from spdf_jax.accelerator.lowerings import check_lowering
-from spdf_jax.accelerator.lowerings import define_primitive
-from spdf_jax.accelerator.lowerings import REFERENCE
+from spdf_jax.lowerings import check_lowering
+from spdf_jax.lowerings import define_primitive
+from spdf_jax.lowerings import REFERENCE
 from spdf_jax.packing import PackedMask
 
 sparse_matmul_p = define_primitive('sparse_matmul', reference.sparse_matmul)

@@ -14,7 +14,7 @@ import numpy as np
 from spdf_jax.accelerator import native
 from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
-from spdf_jax.training.phases import Plan
+from spdf_jax.sparsity.storage import is_packed
 
 PyTree = Any
 ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
@@ -70,23 +70,25 @@ def sparse_steps(
   return SparseSteps(model.clone(config=config).apply, crossover)
 
 
-def choose_apply(apply_fn: ApplyFn, plan: Plan) -> ApplyFn:
-  """Leaves masks out of a model whose plan never prunes.
+def without_masks(apply_fn: ApplyFn) -> ApplyFn:
+  """Leaves masks out of a model, whose parameters are zero off them.
 
-  Multiplied in, masks that are all `True` cost a copy of the weights.
+  Multiplied in, masks cost a copy of the weights and one of their gradients,
+  which `train_step` masks in any case. Packed masks stay: without them nothing
+  says where values stand.
 
   Args:
     apply_fn: The model's.
-    plan: The phases.
 
   Returns:
-    `apply_fn`, or the same without masks.
+    The same on parameters alone.
   """
-  if any(phase.sparsity != 0 for phase in plan.phases):
-    return apply_fn
-  return lambda variables, *args, **kwargs: apply_fn(
-      {'params': variables['params']}, *args, **kwargs
-  )
+  def apply(variables, *args, **kwargs):
+    if not is_packed(variables.get('masks')):
+      variables = {'params': variables['params']}
+    return apply_fn(variables, *args, **kwargs)
+
+  return apply
 
 
 def choose_packed(

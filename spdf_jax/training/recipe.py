@@ -24,9 +24,9 @@ from spdf_jax.training.loss_scale import create_loss_scale
 from spdf_jax.training.loss_scale import LossScale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import check_matmul
-from spdf_jax.training.matmul import choose_apply
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.mesh import batch_sharding
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
@@ -161,7 +161,7 @@ class Recipe:
   def _jit_step(self, shardings: Any) -> Any:
     step = functools.partial(
         train_step,
-        apply_fn=choose_apply(self.model.apply, self.plan),
+        apply_fn=without_masks(self.model.apply),
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,

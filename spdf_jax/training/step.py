@@ -124,11 +124,12 @@ def _differentiate_dense(
     dense_grads: jax.Array,
 ) -> PyTree:
   """Differentiates in matrices, also in pruned weights where asked."""
-  dense = functools.partial(
-      differentiate,
-      apply_fn,
-      grad_masks=jax.tree.map(lambda m: m | dense_grads, mask),
-  )
+  def dense():
+    grad_masks = jax.tree.map(lambda m: m | dense_grads, mask)
+    values, grads = differentiate(apply_fn, grad_masks=grad_masks)
+    # The model may not know of masks.
+    return values, sparsity.apply_mask(grads, grad_masks)
+
   if sparse_steps is None:
     return dense()
   return jax.lax.cond(

@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.lowerings import batch_by_reference
+from spdf_jax.lowerings import define_primitive
+from spdf_jax.lowerings import NATIVE
 from spdf_jax.sparsity.topk import competitions
 from spdf_jax.sparsity.topk import digits
 from spdf_jax.sparsity.topk import random_bits
@@ -127,17 +130,37 @@ def _keep_compiled(
   kept = jnp.broadcast_to(
       kept.reshape(kept.shape + (1,) * (len(lead) - kept.ndim)), lead
   )
-  units = units_lib.all_units(scores, among, words, shape)
-  run = lambda counting, units, kept: competitions.each(
-      _keep_units, counting, units, shape, kept
-  )
   size = shape[-2] * shape[-1]
+  units = units_lib.all_units(scores, among, words, shape)
   if size <= _VERY_FEW_UNITS:
     keys = units_lib.keys_of(units, shape)
     return competitions.choose_by_rank(units, shape, keys, kept)
   if len(shape) > 3 or size < _FEW_UNITS:
-    return run(digits.COMPARING, units, kept)
-  return competitions.on_this_platform(run, size, units, kept)
+    return competitions.each(
+        _keep_units, digits.COMPARING, units, shape, kept
+    )
+  if scores is not None:
+    # There is no rule of differentiation: a mask is a constant.
+    scores = jax.lax.stop_gradient(scores)
+  operands, treedef = jax.tree.flatten((scores, among, words, kept))
+  return keep_largest_p.bind(
+      *operands, treedef=treedef, shape=shape, lowering=NATIVE
+  )
+
+
+def _keep_in_layers(
+    *operands: jax.Array,
+    treedef: jax.tree_util.PyTreeDef,
+    shape: tuple[int, ...],
+) -> jax.Array:
+  scores, among, words, kept = treedef.unflatten(operands)
+  units = units_lib.all_units(scores, among, words, shape)
+  run = lambda counting, units, kept: competitions.each(
+      _keep_units, counting, units, shape, kept
+  )
+  return competitions.on_this_platform(
+      run, shape[-2] * shape[-1], units, kept
+  )
 
 
 def _keep_units(
@@ -148,3 +171,9 @@ def _keep_units(
 ) -> jax.Array:
   keys = units_lib.keys_of(units, shape)
   return competitions.choose(counting, units, shape, keys, kept)
+
+
+keep_largest_p = define_primitive('keep_largest', _keep_in_layers)
+"""Masks of layers; operands flattened: scores, among, words, numbers kept."""
+
+batch_by_reference(keep_largest_p)

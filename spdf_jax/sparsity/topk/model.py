@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.lowerings import batch_by_reference
+from spdf_jax.lowerings import define_primitive
+from spdf_jax.lowerings import NATIVE
 from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.topk import competitions
 from spdf_jax.sparsity.topk import digits
@@ -114,7 +117,22 @@ def _words(
 
 @jax.jit
 def _keep(model: _Model, kept: limbs.Limbs) -> PyTree:
-  return competitions.on_this_platform(_keep_counting, 0, model, kept)
+  # There is no rule of differentiation: masks are constants.
+  scores = jax.tree.map(jax.lax.stop_gradient, model.scores)
+  operands, treedef = jax.tree.flatten((model._replace(scores=scores), kept))
+  masks = keep_largest_of_all_p.bind(
+      *operands, treedef=treedef, lowering=NATIVE
+  )
+  return jax.tree.structure(scores).unflatten(masks)
+
+
+def _keep_in_model(
+    *operands: jax.Array, treedef: jax.tree_util.PyTreeDef
+) -> list[jax.Array]:
+  model, kept = treedef.unflatten(operands)
+  return jax.tree.leaves(
+      competitions.on_this_platform(_keep_counting, 0, model, kept)
+  )
 
 
 def _keep_counting(
@@ -232,3 +250,12 @@ def _map_units(f, model: _Model, *trees: PyTree) -> PyTree:
     units = units_lib.all_units(scores, among, words, scores.shape)
     return f(units, scores.shape, *rest)
   return map_leaves(call, *model, *trees)
+
+
+keep_largest_of_all_p = define_primitive(
+    'keep_largest_of_all', _keep_in_model, multiple_results=True
+)
+"""Masks of one competition; operands flattened: scores, among and words of all
+leaves, and two limbs."""
+
+batch_by_reference(keep_largest_of_all_p)

@@ -1,6 +1,8 @@
 // XLA custom calls: buffers in, kernels on XLA's thread pool, buffers out.
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <stdexcept>
 
 #include "dispatch.h"
@@ -49,25 +51,33 @@ Element* Data(const Numbers& numbers) {
   return static_cast<Element*>(numbers.untyped_data());
 }
 
-// Calls f with an element of the type of x.
 template <typename F>
-ffi::Error ForElements(const Numbers& x, F f) {
+ffi::Error Try(F f) {
   try {
-    if (x.element_type() == ffi::F32) {
-      f(float());
-    } else if (x.element_type() == ffi::BF16) {
-      f(spdf::Bfloat16());
-    } else {
-      return ffi::Error::InvalidArgument("operands are float32 or bfloat16");
-    }
+    f();
     return ffi::Error::Success();
   } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
 }
 
-const uint8_t* Bytes(const Booleans& mask) {
-  return static_cast<const uint8_t*>(mask.untyped_data());
+// Calls f with an element of the type of x.
+template <typename F>
+ffi::Error ForElements(const Numbers& x, F f) {
+  return Try([&] {
+    if (x.element_type() == ffi::F32) {
+      f(float());
+    } else if (x.element_type() == ffi::BF16) {
+      f(spdf::Bfloat16());
+    } else {
+      throw std::invalid_argument("operands are float32 or bfloat16");
+    }
+  });
+}
+
+template <typename Buffer>
+uint8_t* Bytes(const Buffer& mask) {
+  return static_cast<uint8_t*>(mask.untyped_data());
 }
 
 ffi::Error SparseMatmul(ffi::ThreadPool pool, Numbers x, Numbers w,
@@ -206,8 +216,100 @@ ffi::Error PackedGradient(ffi::ThreadPool pool, Numbers x, Numbers dy,
   });
 }
 
+// The operands of a span, in order, as many as it has.
+class Operands {
+ public:
+  explicit Operands(ffi::RemainingArgs args) : args_(args) {}
+
+  ffi::AnyBuffer Next() {
+    ffi::ErrorOr<ffi::AnyBuffer> arg = args_.get<ffi::AnyBuffer>(next_++);
+    if (arg.has_error()) throw std::runtime_error(arg.error().message());
+    return *arg;
+  }
+
+  spdf::Span NextSpan(bool scores, bool among, bool words) {
+    spdf::Span span = {};
+    if (scores) {
+      const ffi::AnyBuffer x = Next();
+      const bool floats = x.element_type() == ffi::F32;
+      span.floats = floats ? static_cast<float*>(x.untyped_data()) : nullptr;
+      span.integers =
+          floats ? nullptr : static_cast<uint32_t*>(x.untyped_data());
+    }
+    if (among) span.among = static_cast<uint8_t*>(Next().untyped_data());
+    if (words) span.words = static_cast<uint32_t*>(Next().untyped_data());
+    return span;
+  }
+
+ private:
+  ffi::RemainingArgs args_;
+  size_t next_ = 0;
+};
+
+// Every matrix of a stack is a competition.
+ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
+                       ffi::Result<Booleans> mask, bool scores, bool among,
+                       bool words) {
+  return Try([&] {
+    Operands operands(args);
+    const auto* kept = static_cast<int32_t*>(operands.Next().untyped_data());
+    const spdf::Span all = operands.NextSpan(scores, among, words);
+    const Stack stack(*mask);
+    const int64_t size = stack.Size();
+    for (int64_t i = 0; i < stack.number; ++i) {
+      spdf::Span one = all;
+      const auto move = [&](auto& p) { p = p ? p + i * size : p; };
+      move(one.floats);
+      move(one.integers);
+      move(one.among);
+      one.size = size;
+      one.position = static_cast<uint64_t>(i * size);
+      one.mask = Bytes(*mask) + i * size;
+      Kernels<float>().select(OnPool(pool), {{one}, kept[i]});
+    }
+  });
+}
+
+// All matrices of all operands are one competition.
+ffi::Error KeepLargestOfAll(ffi::ThreadPool pool, ffi::RemainingArgs args,
+                            ffi::RemainingRets masks, ffi::Span<const int64_t> among, bool words) {
+  return Try([&] {
+    Operands operands(args);
+    const auto* limbs = static_cast<uint32_t*>(operands.Next().untyped_data());
+    const uint64_t most = std::numeric_limits<int64_t>::max();
+    const uint64_t kept = uint64_t{limbs[0]} << 32 | limbs[1];
+    spdf::Competition competition = {{}, static_cast<int64_t>(
+                                             std::min(kept, most))};
+    for (size_t i = 0; i < masks.size(); ++i) {
+      auto mask = masks.get<ffi::AnyBuffer>(i);
+      if (mask.has_error()) throw std::runtime_error(mask.error().message());
+      spdf::Span span = operands.NextSpan(true, among[i], words);
+      span.size = static_cast<int64_t>((*mask)->element_count());
+      span.mask = Bytes(**mask);
+      competition.spans.push_back(span);
+    }
+    Kernels<float>().select(OnPool(pool), competition);
+  });
+}
+
 }  // namespace
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_keep_largest, KeepLargest,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .RemainingArgs()
+                                  .Ret<Booleans>()
+                                  .Attr<bool>("scores")
+                                  .Attr<bool>("among")
+                                  .Attr<bool>("words"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    spdf_keep_largest_of_all, KeepLargestOfAll,
+    ffi::Ffi::Bind()
+        .Ctx<ffi::ThreadPool>()
+        .RemainingArgs()
+        .RemainingRets()
+        .Attr<ffi::Span<const int64_t>>("among")
+        .Attr<bool>("words"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_matmul, PackedMatmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

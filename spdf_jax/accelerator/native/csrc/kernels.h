@@ -1,7 +1,9 @@
-// Sparse matrix products over kept weights, for one processor's instructions.
+// Sparse matrix products over kept weights, and the choice of these weights, for
+// one processor's instructions.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace spdf {
 
@@ -38,6 +40,24 @@ struct Packed {
   int64_t outputs;
 };
 
+// Units of one array that compete for places in a mask: the larger score first,
+// then the larger random bits, if any, then the earlier unit.
+struct Span {
+  int64_t size;
+  const float* floats;       // Scores, or null.
+  const uint32_t* integers;  // Scores, or null.
+  const uint8_t* among;      // Only these may be kept; null: all.
+  const uint32_t* words;     // Key of the random bits [2], or null.
+  uint64_t position;         // Of the first unit among the random bits.
+  uint8_t* mask;             // The result.
+};
+
+// Spans of one competition, alike in what they have.
+struct Competition {
+  std::vector<Span> spans;
+  int64_t kept;  // Places; where there are fewer candidates, all are kept.
+};
+
 // Sums are floats, whatever the elements; results are rounded once.
 template <typename Element>
 struct Kernels {
@@ -64,6 +84,9 @@ struct Kernels {
   void (*differentiate_packed)(const Workers& workers, const Element* x,
                                const Element* dy, const Packed<Element>& w,
                                int64_t tokens, Element* dx, Element* dvalues);
+
+  // Whatever the elements.
+  void (*select)(const Workers& workers, const Competition& competition);
 };
 
 extern const Kernels<float> kPortable;

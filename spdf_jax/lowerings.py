@@ -6,12 +6,16 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
+from jax.interpreters import batching
 from jax.interpreters import mlir
 
 from spdf_jax.names import lookup
 
 REFERENCE = 'reference'
 """The lowering that every primitive has on every platform."""
+
+NATIVE = 'native'
+"""The lowering of the kernels for CPUs."""
 
 Lowering = Callable[..., Any]
 
@@ -72,9 +76,9 @@ def register_lowering(
 
   Args:
     name: What users ask for, e.g. `'native'`.
-    primitive: One of those in `accelerator.primitives`.
+    primitive: One that `define_primitive` made.
     lowering: `(*arrays, **params) -> array`, traceable, with the operands and
-      parameters of the primitive's reference in `accelerator.reference`.
+      parameters of the primitive's reference.
     platform: Where it works: `'cpu'`, `'cuda'`, `'tpu'`, …
 
   Raises:
@@ -95,6 +99,17 @@ def register_lowering(
   mlir.register_lowering(
       primitive, _lowering_rule(primitive, platform), platform=platform
   )
+
+
+def batch_by_reference(primitive: Primitive) -> None:
+  """Has `jax.vmap` of a primitive compute what its reference computes."""
+  def batch(args, axes, *, lowering, **params):
+    del lowering
+    reference = functools.partial(_references[primitive], **params)
+    results = jax.vmap(reference, axes)(*args)
+    return results, jax.tree.map(lambda _: 0, results)
+
+  batching.primitive_batchers[primitive] = batch
 
 
 def check_lowering(name: str) -> None:

@@ -1,0 +1,396 @@
+// Which units of a competition are kept: those of the largest keys, exactly.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "scratch.h"
+
+namespace spdf {
+namespace {
+
+constexpr int kDigit = 11;
+constexpr int64_t kBins = 1 << kDigit;
+
+inline uint32_t SortableBits(float score) {
+  uint32_t bits;
+  std::memcpy(&bits, &score, sizeof bits);
+  const uint32_t magnitude = bits & 0x7fffffff;
+  // One zero, and what XLA's threads take for it: subnormal numbers.
+  if (magnitude < 0x00800000) bits = 0;
+  const uint32_t sortable = bits >> 31 ? ~bits : bits | 0x80000000;
+  return magnitude > 0x7f800000 ? 0 : sortable;  // NaN: below everything.
+}
+
+// Both words of Threefry-2x32 of 20 rounds, combined by exclusive or.
+inline uint32_t RandomBits(const uint32_t (&words)[3], uint32_t high,
+                           uint32_t low) {
+  uint32_t x = high + words[0], y = low + words[1];
+  const auto round = [&](int shift) {
+    x += y;
+    y = x ^ (y << shift | y >> (32 - shift));
+  };
+  for (uint32_t i = 0; i < 5; ++i) {
+    const bool odd = i % 2;
+    round(odd ? 17 : 13);
+    round(odd ? 29 : 15);
+    round(odd ? 16 : 26);
+    round(odd ? 24 : 6);
+    x += words[(i + 1) % 3];
+    y += words[(i + 2) % 3] + i + 1;
+  }
+  return x ^ y;
+}
+
+constexpr int64_t kBlock = 2048;  // Units.
+constexpr int kCopies = 4;  // Of bins, which collide less.
+
+// Memory for a part of the units, kept from call to call.
+struct Room {
+  uint32_t keys[kBlock];  // Zero where no candidate is.
+  uint8_t candidates[kBlock];
+  uint8_t kept[kBlock];  // Whatever the keys are.
+  uint32_t scores[kBlock];
+  uint32_t copies[kCopies * kBins];
+  Scratch listed;
+
+  static Room& Of(size_t part) {
+    static thread_local std::vector<std::unique_ptr<Room>> rooms;
+    while (rooms.size() <= part) rooms.push_back(std::make_unique<Room>());
+    return *rooms[part];
+  }
+};
+
+// Units of a span, gone through by one thread, a block at a time.
+class Part {
+ public:
+  Part(const Span& span, int64_t start, int64_t end, Room& room)
+      : span_(span),
+        start_(start),
+        end_(end),
+        most_listed_(std::max(kLeastListed, (end - start) / 4)),
+        room_(room),
+        listed_(room.listed.Get<uint32_t>(most_listed_ + kBlock)) {}
+
+  // What the competition is about: the scores, or random bits among those of a
+  // score.
+  struct Rule {
+    bool by_random_bits;
+    bool among_equals;
+    uint32_t score;
+  };
+
+  // What is known of the key of the last unit that is kept: its first bits.
+  struct Prefix {
+    uint32_t bits;
+    int known;
+
+    bool IsOf(uint32_t key) const {
+      return ((uint64_t{key} ^ bits) >> (32 - known)) == 0;
+    }
+  };
+
+  // Counts the digits, from the bit `shift` on, of keys with a prefix.
+  void CountDigits(Rule rule, Prefix prefix, int shift) {
+    uint32_t* copies = room_.copies;
+    std::fill_n(copies, kCopies * kBins, 0);
+    int64_t candidates = 0;
+    ForBlocks(rule, [&](int64_t, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t key = room_.keys[i];
+        copies[i % kCopies * kBins + (key >> shift) % kBins] +=
+            prefix.IsOf(key);
+      }
+      for (int64_t i = 0; i < count; ++i) candidates += room_.candidates[i];
+      return true;
+    });
+    others_ = prefix.IsOf(0) ? end_ - start_ - candidates : 0;
+  }
+  int64_t Count(uint32_t digit) const {
+    int64_t count = digit == 0 ? -others_ : 0;
+    for (int i = 0; i < kCopies; ++i) count += room_.copies[i * kBins + digit];
+    return count;
+  }
+
+  // Lists the keys of candidates in every `stride`-th run of units.
+  void Sample(Rule rule, int64_t stride) {
+    number_ = 0;
+    for (int64_t start = start_; start < end_; start += kRun * stride) {
+      const int64_t count = std::min(kRun, end_ - start);
+      Read(rule, start, count);
+      for (int64_t i = 0; i < count; ++i) {
+        listed_[number_] = room_.keys[i];
+        number_ += room_.candidates[i];
+      }
+    }
+  }
+
+  // Lists the keys from `least` to `most`, unless there are too many, and
+  // counts those that are larger.
+  void List(Rule rule, uint32_t least, uint32_t most) {
+    uint32_t* keys = listed_;
+    int64_t n = 0;
+    above_ = 0;
+    ForBlocks(rule, [&](int64_t, int64_t count) {
+      uint32_t above = 0;
+      for (int64_t i = 0; i < count; ++i) above += room_.keys[i] > most;
+      above_ += above;
+      Room& b = room_;
+      for (int64_t i = 0; i < count; ++i) {
+        b.kept[i] = b.candidates[i] & (b.keys[i] - least <= most - least);
+      }
+      std::memset(b.kept + count, 0, kBlock - count);
+      for (int64_t i = 0; i < count; i += 8) {
+        uint64_t eight;
+        std::memcpy(&eight, b.kept + i, sizeof eight);
+        if (eight == 0) continue;
+        for (int64_t j = i; j < i + 8; ++j) {
+          keys[n] = b.keys[j];
+          n += b.kept[j];
+        }
+      }
+      return n <= most_listed_;
+    });
+    number_ = n;
+  }
+  const uint32_t* begin() const { return listed_; }
+  const uint32_t* end() const { return listed_ + number_; }
+  bool has_listed() const { return number_ <= most_listed_; }
+  int64_t above() const { return above_; }
+
+  // Keeps what is above a key, and what equals it if so wished.
+  void Keep(Rule rule, uint32_t last, bool equals) {
+    ForBlocks(rule, [&](int64_t start, int64_t count) {
+      const Room& b = room_;
+      uint8_t* mask = span_.mask + start;
+      for (int64_t i = 0; i < count; ++i) {
+        const uint8_t equal = b.candidates[i] & (b.keys[i] == last);
+        mask[i] = b.kept[i] | (b.keys[i] > last) | (equal & equals);
+      }
+      return true;
+    });
+  }
+
+  // Keeps the first `need` of those that equal a key; returns how many more
+  // are needed.
+  int64_t KeepFirst(Rule rule, uint32_t last, int64_t need) {
+    ForBlocks(rule, [&](int64_t start, int64_t count) {
+      for (int64_t i = 0; i < count && need > 0; ++i) {
+        if (room_.candidates[i] && room_.keys[i] == last) {
+          span_.mask[start + i] = 1;
+          --need;
+        }
+      }
+      return need > 0;
+    });
+    return need;
+  }
+
+ private:
+  static constexpr int64_t kRun = 16, kLeastListed = 1 << 13;
+
+  // Calls f(start, count) for every block, until it is false.
+  template <typename F>
+  void ForBlocks(Rule rule, F f) {
+    for (int64_t start = start_; start < end_; start += kBlock) {
+      const int64_t count = std::min(kBlock, end_ - start);
+      Read(rule, start, count);
+      if (!f(start, count)) return;
+    }
+  }
+
+  void Read(Rule rule, int64_t start, int64_t count) {
+    Room& b = room_;
+    if (span_.among != nullptr) {
+      const uint8_t* among = span_.among + start;
+      for (int64_t i = 0; i < count; ++i) b.candidates[i] = among[i] != 0;
+    } else {
+      std::memset(b.candidates, 1, count);
+    }
+    if (rule.among_equals) {
+      ReadScores(start, count, b.scores);
+      for (int64_t i = 0; i < count; ++i) {
+        b.kept[i] = b.candidates[i] & (b.scores[i] > rule.score);
+        b.candidates[i] &= b.scores[i] == rule.score;
+      }
+    } else {
+      std::memset(b.kept, 0, count);
+    }
+    if (rule.by_random_bits) {
+      const uint32_t words[3] = {span_.words[0], span_.words[1],
+                                 span_.words[0] ^ span_.words[1] ^ 0x1BD11BDA};
+      const uint64_t position = span_.position + start;
+      const auto high = static_cast<uint32_t>(position >> 32);
+      const auto low = static_cast<uint32_t>(position);
+      for (int64_t i = 0; i < count; ++i) {
+        const uint32_t at = low + static_cast<uint32_t>(i);
+        b.keys[i] = RandomBits(words, high + (at < low), at);
+      }
+    } else {
+      ReadScores(start, count, b.keys);
+    }
+    for (int64_t i = 0; i < count; ++i) b.keys[i] *= b.candidates[i];
+  }
+
+  void ReadScores(int64_t start, int64_t count, uint32_t* bits) const {
+    if (span_.floats != nullptr) {
+      for (int64_t i = 0; i < count; ++i) {
+        bits[i] = SortableBits(span_.floats[start + i]);
+      }
+    } else {
+      std::memcpy(bits, span_.integers + start, count * sizeof *bits);
+    }
+  }
+
+  const Span& span_;
+  const int64_t start_, end_, most_listed_;
+  Room& room_;
+  uint32_t* const listed_;
+  int64_t number_ = 0, others_ = 0, above_ = 0;
+};
+
+// The key of the last unit that is kept is looked for where a sample of the
+// units has it; if it is not there, or too many are, it is found digit by digit
+// from the highest, by counting how many units have each. Keys are made anew in
+// every pass.
+class Selection {
+ public:
+  Selection(const Workers& workers, const Competition& competition)
+      : workers_(workers), need_(competition.kept) {
+    for (const Span& span : competition.spans) units_ += span.size;
+    for (const Span& span : competition.spans) {
+      // Some for each worker, of all spans together.
+      const double share = static_cast<double>(span.size) / units_;
+      const int64_t number = std::max(
+          std::min(static_cast<int64_t>(std::ceil(workers.number * share)),
+                   span.size / kSmallest),
+          1 + span.size / kLargest);
+      const int64_t size = (span.size + number - 1) / number;
+      for (int64_t start = 0; start < span.size; start += size) {
+        parts_.emplace_back(span, start, std::min(span.size, start + size),
+                            Room::Of(parts_.size()));
+      }
+    }
+    const Span& first = competition.spans.front();
+    has_scores_ = first.floats != nullptr || first.integers != nullptr;
+    has_random_bits_ = first.words != nullptr;
+  }
+
+  void Run() {
+    Part::Rule rule = {!has_scores_, false, 0};
+    FindLast(rule);
+    if (is_tied_ && has_scores_ && has_random_bits_) {
+      rule = {true, true, last_};
+      FindLast(rule);
+    }
+    ForParts([&](Part& part) { part.Keep(rule, last_, !is_tied_); });
+    if (!is_tied_) return;
+    for (Part& part : parts_) {
+      if (need_ == 0) return;
+      need_ = part.KeepFirst(rule, last_, need_);
+    }
+  }
+
+ private:
+  static constexpr int64_t kSmallest = 1 << 14, kLargest = 1 << 30;
+  static constexpr int kDeviations = 4;  // Of a rank in the sample.
+
+  template <typename F>
+  void ForParts(F f) {
+    workers_.parallel_for(static_cast<int64_t>(parts_.size()),
+                          [&](int64_t i) { f(parts_[i]); });
+  }
+
+  // Finds the least key that is kept, how many of the units that have it are
+  // needed, and whether more have it.
+  void FindLast(Part::Rule rule) {
+    if (!FindAsSampled(rule)) FindByDigits(rule);
+  }
+
+  bool FindAsSampled(Part::Rule rule) {
+    // The larger it is, the fewer are listed.
+    const int64_t stride = 1 + static_cast<int64_t>(std::cbrt(units_));
+    std::vector<uint32_t> keys;
+    for (Part& part : parts_) {
+      part.Sample(rule, stride);
+      keys.insert(keys.end(), part.begin(), part.end());
+    }
+    const int64_t rank = need_ / stride;
+    const auto margin = static_cast<int64_t>(kDeviations * std::sqrt(rank + 1));
+    const int64_t last = rank + margin, first = rank - margin;
+    const auto found = static_cast<int64_t>(keys.size());
+    if (first >= found) return false;
+    const uint32_t most = first < 0 ? ~0u : Largest(keys, first);
+    const uint32_t least = last < found ? Largest(keys, last) : 0;
+
+    ForParts([&](Part& part) { part.List(rule, least, most); });
+    keys.clear();
+    int64_t need = need_;
+    for (const Part& part : parts_) {
+      if (!part.has_listed()) return false;
+      keys.insert(keys.end(), part.begin(), part.end());
+      need -= part.above();
+    }
+    if (need <= 0 || need > static_cast<int64_t>(keys.size())) return false;
+    last_ = Largest(keys, need - 1);
+    for (uint32_t key : keys) need -= key > last_;
+    is_tied_ = need < std::count(keys.begin(), keys.end(), last_);
+    need_ = need;
+    return true;
+  }
+
+  // Returns the key of a rank, and reorders the keys.
+  static uint32_t Largest(std::vector<uint32_t>& keys, int64_t rank) {
+    const auto it = keys.begin() + rank;
+    std::nth_element(keys.begin(), it, keys.end(), std::greater<>());
+    return *it;
+  }
+
+  void FindByDigits(Part::Rule rule) {
+    Part::Prefix prefix = {0, 0};
+    is_tied_ = true;
+    while (prefix.known < 32 && is_tied_) {
+      // The last digit begins with bits that are known.
+      const int shift = std::max(0, 32 - prefix.known - kDigit);
+      ForParts([&](Part& part) { part.CountDigits(rule, prefix, shift); });
+      uint32_t digit = kBins;
+      int64_t left = 0;
+      do {
+        need_ -= left;
+        left = 0;
+        --digit;
+        for (const Part& part : parts_) left += part.Count(digit);
+      } while (digit > 0 && left < need_);
+      need_ = std::min(need_, left);
+      is_tied_ = need_ < left;
+      prefix = {prefix.bits | digit << shift, 32 - shift};
+    }
+    last_ = prefix.bits;
+  }
+
+  const Workers& workers_;
+  std::vector<Part> parts_;
+  bool has_scores_, has_random_bits_;
+  int64_t units_ = 0;
+  int64_t need_;  // How many of those that have the last key.
+  uint32_t last_ = 0;
+  bool is_tied_ = false;
+};
+
+void Select(const Workers& workers, const Competition& competition) {
+  if (competition.kept > 0) {
+    Selection(workers, competition).Run();
+    return;
+  }
+  for (const Span& span : competition.spans) {
+    std::memset(span.mask, 0, span.size);
+  }
+}
+
+}  // namespace
+}  // namespace spdf
