@@ -1,7 +1,8 @@
 """Exact top-k masks: no sort, no gather, for any number of ties.
 
 The k-th largest value is found by histograms of the scores' bits on CPU and by
-comparing and counting elsewhere; the result equals that of a stable argsort.
+comparing and counting elsewhere; the result equals that of a stable argsort. A
+primitive stands for it, which native kernels lower where they are loaded.
 """
 
 import functools

@@ -272,7 +272,8 @@ ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
 
 // All matrices of all operands are one competition.
 ffi::Error KeepLargestOfAll(ffi::ThreadPool pool, ffi::RemainingArgs args,
-                            ffi::RemainingRets masks, ffi::Span<const int64_t> among, bool words) {
+                            ffi::RemainingRets masks,
+                            ffi::Span<const int64_t> among, bool words) {
   return Try([&] {
     Operands operands(args);
     const auto* limbs = static_cast<uint32_t*>(operands.Next().untyped_data());

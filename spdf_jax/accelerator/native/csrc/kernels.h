@@ -1,5 +1,5 @@
-// Sparse matrix products over kept weights, and the choice of these weights, for
-// one processor's instructions.
+// Sparse matrix products over kept weights, and the choice of these weights,
+// for one processor's instructions.
 #pragma once
 #include <cstdint>
 #include <functional>

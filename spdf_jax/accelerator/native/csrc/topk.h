@@ -265,7 +265,7 @@ class Selection {
     for (const Span& span : competition.spans) units_ += span.size;
     for (const Span& span : competition.spans) {
       // Some for each worker, of all spans together.
-      const double share = static_cast<double>(span.size) / units_;
+      const double share = span.size / std::max(1.0, 1.0 * units_);
       const int64_t number = std::max(
           std::min(static_cast<int64_t>(std::ceil(workers.number * share)),
                    span.size / kSmallest),
