@@ -16,8 +16,7 @@ bytes of the donated state that are not updated in place; bytes that XLA copies
 to arrays shaped like the dense optimizer's state; and scratch beyond that of
 the dense program. In the optimizer alone the last is one masked gradient, up
 to half of Adam's state, because clipping reads it twice; a copy of the state
-would be twice that. In the step it is the masked weights that the products
-read.
+would be twice that.
 """
 
 from collections.abc import Iterator

@@ -47,7 +47,9 @@ def train_step(
     state: The state; donate it. With a loss scale, a step whose gradients are
       not finite changes that alone.
     batch: `inputs`, `targets` and `weights`, each [B, L].
-    apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`.
+    apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`. Weights are
+      zero off the mask and gradients are masked here, so it need not know of
+      masks: see `without_masks`.
     optimizer: An optimizer that contains `sparsify`.
     learning_rate: For the log, the schedule inside the optimizer.
     sparse_steps: What runs the model where masks are sparse enough and pruned
@@ -127,7 +129,6 @@ def _differentiate_dense(
   def dense():
     grad_masks = jax.tree.map(lambda m: m | dense_grads, mask)
     values, grads = differentiate(apply_fn, grad_masks=grad_masks)
-    # The model may not know of masks.
     return values, sparsity.apply_mask(grads, grad_masks)
 
   if sparse_steps is None:

@@ -75,7 +75,7 @@ class Part {
         end_(end),
         most_listed_(std::max(kLeastListed, (end - start) / 4)),
         room_(room),
-        listed_(room.listed.Get<uint32_t>(most_listed_ + kBlock)) {}
+        listed_(room.listed.Get<uint32_t>(2 * (most_listed_ + kBlock))) {}
 
   // What the competition is about: the scores, or random bits among those of a
   // score.
@@ -130,28 +130,33 @@ class Part {
     }
   }
 
-  // Lists the keys from `least` to `most`, unless there are too many, and
-  // counts those that are larger.
+  // Keeps what is above `most`, and lists what is from `least` on to it, unless
+  // that is too much.
   void List(Rule rule, uint32_t least, uint32_t most) {
     uint32_t* keys = listed_;
+    uint32_t* places = keys + most_listed_ + kBlock;
     int64_t n = 0;
     above_ = 0;
-    ForBlocks(rule, [&](int64_t, int64_t count) {
-      uint32_t above = 0;
-      for (int64_t i = 0; i < count; ++i) above += room_.keys[i] > most;
-      above_ += above;
+    ForBlocks(rule, [&](int64_t start, int64_t count) {
       Room& b = room_;
+      uint8_t* mask = span_.mask + start;
+      uint32_t above = 0;
       for (int64_t i = 0; i < count; ++i) {
-        b.kept[i] = b.candidates[i] & (b.keys[i] - least <= most - least);
+        const uint8_t larger = b.keys[i] > most;
+        above += larger;
+        mask[i] = b.kept[i] | larger;
+        b.candidates[i] &= b.keys[i] - least <= most - least;
       }
-      std::memset(b.kept + count, 0, kBlock - count);
+      above_ += above;
+      std::memset(b.candidates + count, 0, kBlock - count);
       for (int64_t i = 0; i < count; i += 8) {
         uint64_t eight;
-        std::memcpy(&eight, b.kept + i, sizeof eight);
+        std::memcpy(&eight, b.candidates + i, sizeof eight);
         if (eight == 0) continue;
         for (int64_t j = i; j < i + 8; ++j) {
           keys[n] = b.keys[j];
-          n += b.kept[j];
+          places[n] = static_cast<uint32_t>(start - start_ + j);
+          n += b.candidates[j];
         }
       }
       return n <= most_listed_;
@@ -162,6 +167,18 @@ class Part {
   const uint32_t* end() const { return listed_ + number_; }
   bool has_listed() const { return number_ <= most_listed_; }
   int64_t above() const { return above_; }
+
+  // Keeps of what is listed what is above a key, and the first `need` that
+  // equal it; returns how many more of these are needed.
+  int64_t KeepListed(uint32_t last, int64_t need) {
+    const uint32_t* places = listed_ + most_listed_ + kBlock;
+    for (int64_t i = 0; i < number_; ++i) {
+      const bool equal = listed_[i] == last && need > 0;
+      need -= equal;
+      span_.mask[start_ + places[i]] |= equal || listed_[i] > last;
+    }
+    return need;
+  }
 
   // Keeps what is above a key, and what equals it if so wished.
   void Keep(Rule rule, uint32_t last, bool equals) {
@@ -283,10 +300,14 @@ class Selection {
 
   void Run() {
     Part::Rule rule = {!has_scores_, false, 0};
-    FindLast(rule);
+    bool is_listed = FindLast(rule);
     if (is_tied_ && has_scores_ && has_random_bits_) {
       rule = {true, true, last_};
-      FindLast(rule);
+      is_listed = FindLast(rule);
+    }
+    if (is_listed) {
+      for (Part& part : parts_) need_ = part.KeepListed(last_, need_);
+      return;
     }
     ForParts([&](Part& part) { part.Keep(rule, last_, !is_tied_); });
     if (!is_tied_) return;
@@ -307,9 +328,12 @@ class Selection {
   }
 
   // Finds the least key that is kept, how many of the units that have it are
-  // needed, and whether more have it.
-  void FindLast(Part::Rule rule) {
-    if (!FindAsSampled(rule)) FindByDigits(rule);
+  // needed, and whether more have it. Returns whether all that may be kept
+  // beside those above it is listed.
+  bool FindLast(Part::Rule rule) {
+    const bool is_listed = FindAsSampled(rule);
+    if (!is_listed) FindByDigits(rule);
+    return is_listed;
   }
 
   bool FindAsSampled(Part::Rule rule) {
