@@ -177,7 +177,6 @@ def test_masks_are_left_out():
 
 @pytest.mark.parametrize('levels', [
     (0.0,),
-    (0.5, 0.0),
     (dict(algorithm='rigl', sparsity=0.5, update_every=2, update_until=4), 0.0),
 ])
 def test_a_plan_learns_the_same_without_masks_in_the_model(levels):

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 # Two layers; several parts of one layer.
 SHAPES = [(2, 70, 60), (1, 300, 220)]
 KINDS = topk_test.KINDS
-few = settings(deadline=None, max_examples=30)
+few = settings(deadline=None, max_examples=15)
 
 
 @pytest.fixture(scope='module', autouse=True)
