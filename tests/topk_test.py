@@ -17,6 +17,7 @@ from spdf_jax.sparsity.topk import units
 from spdf_jax.sparsity.topk.limbs import Limbs
 
 pytestmark = pytest.mark.usefixtures('masks_by_xla')
+
 # Compared each with each; compared and counted; by histograms; one column.
 SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
 COUNTINGS = digits.scattering(0), digits.scattering(2**31), digits.COMPARING

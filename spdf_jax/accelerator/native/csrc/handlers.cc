@@ -231,13 +231,14 @@ class Operands {
     spdf::Span span = {};
     if (scores) {
       const ffi::AnyBuffer x = Next();
-      const bool floats = x.element_type() == ffi::F32;
-      span.floats = floats ? static_cast<float*>(x.untyped_data()) : nullptr;
-      span.integers =
-          floats ? nullptr : static_cast<uint32_t*>(x.untyped_data());
+      if (x.element_type() == ffi::F32) {
+        span.floats = Data<float>(x);
+      } else {
+        span.integers = Data<uint32_t>(x);
+      }
     }
-    if (among) span.among = static_cast<uint8_t*>(Next().untyped_data());
-    if (words) span.words = static_cast<uint32_t*>(Next().untyped_data());
+    if (among) span.among = Bytes(Next());
+    if (words) span.words = Data<uint32_t>(Next());
     return span;
   }
 
@@ -252,7 +253,7 @@ ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
                        bool words) {
   return Try([&] {
     Operands operands(args);
-    const auto* kept = static_cast<int32_t*>(operands.Next().untyped_data());
+    const auto* kept = Data<int32_t>(operands.Next());
     const spdf::Span all = operands.NextSpan(scores, among, words);
     const Stack stack(*mask);
     const int64_t size = stack.Size();
@@ -276,7 +277,7 @@ ffi::Error KeepLargestOfAll(ffi::ThreadPool pool, ffi::RemainingArgs args,
                             ffi::Span<const int64_t> among, bool words) {
   return Try([&] {
     Operands operands(args);
-    const auto* limbs = static_cast<uint32_t*>(operands.Next().untyped_data());
+    const auto* limbs = Data<uint32_t>(operands.Next());
     const uint64_t most = std::numeric_limits<int64_t>::max();
     const uint64_t kept = uint64_t{limbs[0]} << 32 | limbs[1];
     spdf::Competition competition = {{}, static_cast<int64_t>(
