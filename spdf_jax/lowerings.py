@@ -21,6 +21,7 @@ Lowering = Callable[..., Any]
 
 _references: dict[Primitive, Lowering] = {}
 _registered: dict[tuple[Primitive, str, str], Lowering] = {}
+_conditions: dict[tuple[Primitive, str, str], Callable[[], bool]] = {}
 
 
 def define_primitive(
@@ -66,13 +67,18 @@ def define_primitive(
 
 
 def register_lowering(
-    name: str, primitive: Primitive, lowering: Lowering, *, platform: str
+    name: str,
+    primitive: Primitive,
+    lowering: Lowering,
+    *,
+    platform: str,
+    available: Callable[[], bool] = lambda: True,
 ) -> None:
   """Registers a way to compute a primitive on one platform.
 
   It is used where the primitive's parameter `lowering` is `name`: users opt
-  in. On other platforms, and where the function returns `NotImplemented`, the
-  reference is used.
+  in. On other platforms, while it is not available, and where the function
+  returns `NotImplemented`, the reference is used.
 
   Args:
     name: What users ask for, e.g. `'native'`.
@@ -80,6 +86,7 @@ def register_lowering(
     lowering: `(*arrays, **params) -> array`, traceable, with the operands and
       parameters of the primitive's reference.
     platform: Where it works: `'cpu'`, `'cuda'`, `'tpu'`, …
+    available: Whether it works by now.
 
   Raises:
     ValueError: the name is that of the reference, or is taken.
@@ -95,10 +102,16 @@ def register_lowering(
         f'lowering {name!r} of {primitive} on {platform!r} exists; give '
         'another name.'
     )
-  _registered[key] = lowering
+  _registered[key], _conditions[key] = lowering, available
   mlir.register_lowering(
       primitive, _lowering_rule(primitive, platform), platform=platform
   )
+
+
+def is_available(name: str, primitive: Primitive) -> bool:
+  """Returns whether a primitive has a lowering here that works by now."""
+  condition = _conditions.get((primitive, jax.default_backend(), name))
+  return condition is not None and condition()
 
 
 def batch_by_reference(primitive: Primitive) -> None:
@@ -123,8 +136,9 @@ def _names() -> list[str]:
 
 def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
   def compute(*args, lowering, **params):
-    function = _registered.get((primitive, platform, lowering))
-    result = function(*args, **params) if function else NotImplemented
+    key, result = (primitive, platform, lowering), NotImplemented
+    if key in _registered and _conditions[key]():
+      result = _registered[key](*args, **params)
     if result is NotImplemented:
       result = _references[primitive](*args, **params)
     return result

@@ -56,6 +56,11 @@ def test_other_shapes_and_dtypes_stay_apart_and_names_on_several_devices(
   assert loops_and_sines(f, tree) == (1, sines)
 
 
+def test_without_a_loop_each_leaf_is_called():
+  f = lambda tree: map_leaves(jnp.sin, tree, loop=False)
+  assert loops_and_sines(f, model(5)) == (0, 5)
+
+
 def test_nothing_traced_is_called_leaf_by_leaf():
   seen = []
   map_leaves(lambda x: seen.append(x), model(3))

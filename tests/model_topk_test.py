@@ -136,6 +136,13 @@ def test_candidates_and_random_ties_go_by_the_leaves_keys(kept, seed, kind):
   )
 
 
+def test_magnitudes_of_all_layers_are_ranked_as_absolute_values():
+  scores = draw(3, 'normal')
+  mask = topk.keep_largest_of_all(scores, 100, by_magnitude=True)
+  wanted = oracle(jax.tree.map(np.abs, scores), 100)
+  jax.tree.map(np.testing.assert_array_equal, mask, wanted)
+
+
 def test_comparing_counts_as_histograms_do():
   scores = draw(0, 'ties')
   model = model_topk._Model(scores, *(dict.fromkeys(SHAPES) for _ in range(2)))

@@ -35,13 +35,19 @@ def masks_by_kernels():
 
 
 keep = jax.jit(
-    lambda s, k, a, key: topk.keep_largest(s, k, among=a, tie_break=key)
+    lambda s, k, a, key, **options: topk.keep_largest(
+        s, k, among=a, tie_break=key, **options
+    ),
+    static_argnames='by_magnitude',
 )
 keep_random = jax.jit(
     lambda key, k, a: topk.keep_random(key, a.shape, k, among=a)
 )
 keep_of_all = jax.jit(
-    lambda s, k, a, key: topk.keep_largest_of_all(s, k, among=a, tie_break=key)
+    lambda s, k, a, key, **options: topk.keep_largest_of_all(
+        s, k, among=a, tie_break=key, **options
+    ),
+    static_argnames='by_magnitude',
 )
 
 
@@ -49,15 +55,12 @@ keep_of_all = jax.jit(
 @given(
     st.sampled_from(SHAPES), st.data(), st.integers(0, 2**32), KINDS,
     st.sampled_from(['float32', 'bfloat16', 'float16', 'int16']),
-    st.sampled_from([None, 0.01, 0.5]), st.booleans(),
+    st.sampled_from([None, 0.01, 0.5]), st.booleans(), st.booleans(),
 )
 def test_mask_equals_a_stable_argsort(
-    shape, data, seed, kind, dtype, share, random_ties
+    shape, data, seed, kind, dtype, share, random_ties, by_magnitude
 ):
-  scores = topk_test.draw(shape, seed, kind)
-  if dtype == 'int16':
-    scores = np.clip(np.nan_to_num(scores), -9, 9) * 3000
-  scores = jnp.asarray(scores).astype(dtype)
+  scores = topk_test.typed(topk_test.draw(shape, seed, kind), dtype)
   number = st.integers(0, shape[1] * shape[2] + 3)
   kept = np.int32([data.draw(number) for _ in range(shape[0])])
   rng = np.random.default_rng(seed)
@@ -65,8 +68,11 @@ def test_mask_equals_a_stable_argsort(
   key = jax.random.key(seed) if random_ties else None
   bits = jax.random.bits(key, shape) if random_ties else None
   np.testing.assert_array_equal(
-      keep(scores, kept, among, key),
-      topk_test.oracle(scores, kept, among, bits),
+      keep(scores, kept, among, key, by_magnitude=by_magnitude),
+      topk_test.oracle(
+          topk_test.widened(scores) if by_magnitude else scores,
+          kept, among, bits,
+      ),
   )
 
 
@@ -91,8 +97,11 @@ def test_random_masks_are_those_of_random_bits(shape, data, seed, share):
 @given(
     st.integers(0, model_topk_test.SIZE + 3), st.integers(0, 2**32),
     st.sampled_from(['normal', 'ties', 'equal', 'nan']), st.booleans(),
+    st.booleans(),
 )
-def test_a_model_is_one_competition(kept, seed, kind, random_ties):
+def test_a_model_is_one_competition(
+    kept, seed, kind, random_ties, by_magnitude
+):
   scores = model_topk_test.draw(seed, kind)
   rng = np.random.default_rng(seed + 1)
   among = {name: rng.random(x.shape) < 0.7 for name, x in scores.items()}
@@ -100,7 +109,12 @@ def test_a_model_is_one_competition(kept, seed, kind, random_ties):
   if random_ties:
     keys = {name: jax.random.key(seed + i) for i, name in enumerate(scores)}
     bits = {n: jax.random.bits(keys[n], x.shape) for n, x in scores.items()}
-  mask = keep_of_all(scores, tuple(limbs.to_limbs(kept)), among, keys)
+  mask = keep_of_all(
+      scores, tuple(limbs.to_limbs(kept)), among, keys,
+      by_magnitude=by_magnitude,
+  )
+  if by_magnitude:
+    scores = jax.tree.map(np.abs, scores)
   jax.tree.map(
       np.testing.assert_array_equal,
       mask, model_topk_test.oracle(scores, kept, among, bits),

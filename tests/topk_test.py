@@ -56,11 +56,27 @@ def draw(shape, seed, kind):
   }[kind].astype(np.float32)
 
 
+def typed(scores, dtype):
+  """Casts scores; integers reach down to the least one."""
+  if dtype == 'int16':
+    scores = np.nan_to_num(scores, posinf=9, neginf=-9) * 2**13
+    scores = np.clip(scores, -(2**15), 2**15 - 1)
+  return jnp.asarray(scores).astype(dtype)
+
+
+def widened(scores):
+  """The magnitudes that an oracle ranks."""
+  return np.abs(np.asarray(scores, np.float64))
+
+
 KINDS = st.sampled_from([
     'normal', 'ties', 'row by row', 'equal', 'mostly zero',
     'zeros of both signs', 'infinite', 'nan',
 ])
 keep = jax.jit(topk.keep_largest)
+keep_magnitudes = jax.jit(
+    lambda s, k: topk.keep_largest(s, k, by_magnitude=True)
+)
 keep_among = jax.jit(lambda s, k, a: topk.keep_largest(s, k, among=a))
 keep_tied = jax.jit(
     lambda s, k, a, key: topk.keep_largest(s, k, among=a, tie_break=key)
@@ -77,6 +93,21 @@ def test_mask_equals_a_stable_argsort(shape, data, seed, kind, dtype):
   kept = data.draw(st.integers(0, shape[1] * shape[2] + 3))
   mask = keep(scores, jnp.int32(kept))
   np.testing.assert_array_equal(mask, oracle(scores, kept))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(SHAPES), st.data(), st.integers(0, 2**32), KINDS,
+    st.sampled_from(['float32', 'float16', 'int16']),
+)
+def test_magnitudes_are_ranked_as_absolute_values(
+    shape, data, seed, kind, dtype
+):
+  scores = typed(draw(shape, seed, kind), dtype)
+  kept = data.draw(st.integers(0, shape[1] * shape[2]))
+  np.testing.assert_array_equal(
+      keep_magnitudes(scores, jnp.int32(kept)), oracle(widened(scores), kept)
+  )
 
 
 @pytest.mark.parametrize('kind', ['normal', 'row by row', 'ties'])

@@ -149,10 +149,11 @@ def keep_largest(
     *operands: jax.Array,
     treedef: jax.tree_util.PyTreeDef,
     shape: tuple[int, ...],
+    by_magnitude: bool,
 ) -> jax.Array:
   """Chooses masks of single layers; see `topk.keep_largest`."""
   scores, among, words, kept = treedef.unflatten(operands)
-  if not (library.is_loaded() and _is_local(kept)):
+  if not _is_local(kept):
     return NotImplemented
   given = _comparable(scores), among, words
   return jax.ffi.ffi_call(
@@ -163,15 +164,18 @@ def keep_largest(
       scores=scores is not None,
       among=among is not None,
       words=words is not None,
+      by_magnitude=by_magnitude,
   )
 
 
 def keep_largest_of_all(
-    *operands: jax.Array, treedef: jax.tree_util.PyTreeDef
+    *operands: jax.Array,
+    treedef: jax.tree_util.PyTreeDef,
+    by_magnitude: bool,
 ) -> list[jax.Array]:
   """Chooses the mask of a model; see `topk.keep_largest_of_all`."""
   model, kept = treedef.unflatten(operands)
-  if not (library.is_loaded() and _is_local(kept.low)):
+  if not _is_local(kept.low):
     return NotImplemented
   scores, structure = jax.tree.flatten(model.scores)
   among, words = map(structure.flatten_up_to, (model.among, model.words))
@@ -183,6 +187,7 @@ def keep_largest_of_all(
           *(x for leaf in given for x in leaf if x is not None),
           among=np.array([x is not None for x in among], np.int64),
           words=words[0] is not None,
+          by_magnitude=by_magnitude,
       )
   )
 
@@ -215,7 +220,17 @@ for _primitive, _function in (
     (packed.packed_matmul_p, packed_matmul),
     (packed.packed_gradient_p, packed_gradient),
     (packed.packed_backward_p, packed_backward),
+):
+  lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')
+
+for _primitive, _function in (
     (keep_largest_p, keep_largest),
     (keep_largest_of_all_p, keep_largest_of_all),
 ):
-  lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')
+  lowerings.register_lowering(
+      NATIVE,
+      _primitive,
+      _function,
+      platform='cpu',
+      available=lambda: library.is_loaded(),
+  )

@@ -23,6 +23,7 @@ from spdf_jax.sparsity.sparsify import never
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import UpdateTimes
+from spdf_jax.sparsity.topk import chosen_by_kernels
 from spdf_jax.sparsity.topk import keep_largest
 from spdf_jax.sparsity.topk import keep_largest_of_all
 from spdf_jax.sparsity.topk import keep_random
@@ -45,10 +46,11 @@ class Units(NamedTuple):
   """Their weights, summed where units are blocks."""
 
   magnitudes: jax.Array
-  """Their magnitudes."""
+  """Numbers that rank them by absolute value: the weights, or the summed
+  magnitudes of blocks."""
 
   grads: jax.Array
-  """Magnitudes of their gradients, pruned ones included."""
+  """The same of their gradients, pruned ones included."""
 
   key: jax.Array
   """A typed key of this leaf and step."""
@@ -112,7 +114,7 @@ def moving(
     row = times.index(count)
     if isinstance(table, np.ndarray):
       mask = _prune_model(mask, params, _row(table, row), structure)
-      kept = map_leaves(lambda m: count_kept(structure.reduce(m) > 0), mask)
+      kept = change_leaves(lambda m: count_kept(structure.reduce(m) > 0), mask)
     else:
       kept = jax.tree.map(lambda rows: _row(rows, row), table)
     fraction = _row(fractions, row)
@@ -121,8 +123,8 @@ def moving(
       units = Units(
           mask=structure.reduce(m) > 0,
           weights=structure.reduce(w),
-          magnitudes=structure.reduce(jnp.abs(w)),
-          grads=structure.reduce(jnp.abs(g)),
+          magnitudes=magnitudes(structure, w),
+          grads=magnitudes(structure, g),
           key=leaf_key,
           kept=n,
           drop_fraction=fraction,
@@ -130,7 +132,7 @@ def moving(
       return structure.expand(change(units), m.shape)
 
     keys = leaf_keys(key, params)
-    return map_leaves(change_leaf, mask, params, grads, keys, kept)
+    return change_leaves(change_leaf, mask, params, grads, keys, kept)
 
   def init_mask(key, params):
     mask = first_mask(init, key, params, sparsity_at(0, params), structure)
@@ -199,7 +201,7 @@ def drop_and_grow(
   Args:
     units: The units of a leaf.
     number: How many connections survive.
-    grow_by: Scores of growth; `None` grows at random.
+    grow_by: What grows first, by absolute value; `None` grows at random.
     regrow_dropped: Whether what was just dropped may grow again.
 
   Returns:
@@ -207,7 +209,9 @@ def drop_and_grow(
   """
   if not regrow_dropped:
     number = jnp.maximum(number, _not_enough_pruned(units))
-  survivors = keep_largest(units.magnitudes, number, among=units.mask)
+  survivors = keep_largest(
+      units.magnitudes, number, among=units.mask, by_magnitude=True
+  )
   return grow(units, survivors, grow_by=grow_by, regrow_dropped=regrow_dropped)
 
 
@@ -225,12 +229,22 @@ def grow(
   def grown():
     if grow_by is None:
       return keep_random(units.key, taken.shape, number, among=~taken)
-    return keep_largest(grow_by, number, among=~taken)
+    return keep_largest(grow_by, number, among=~taken, by_magnitude=True)
 
   # Gradual pruning grows nothing at most updates.
   return survivors | jax.lax.cond(
       jnp.any(number > 0), grown, lambda: jnp.zeros_like(taken)
   )
+
+
+def change_leaves(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
+  """Calls `map_leaves` with loops unless kernels leave little to compile."""
+  return map_leaves(f, *trees, loop=not chosen_by_kernels())
+
+
+def magnitudes(structure: Structure, x: jax.Array) -> jax.Array:
+  """Returns what ranks units by absolute value: sums where they are blocks."""
+  return x if structure is UNSTRUCTURED else structure.reduce(jnp.abs(x))
 
 
 def count_kept(mask: jax.Array) -> jax.Array:
@@ -287,9 +301,10 @@ def _prune_model(
     mask: PyTree, params: PyTree, kept: jax.Array, structure: Structure
 ) -> PyTree:
   pruned = keep_largest_of_all(
-      jax.tree.map(lambda w: structure.reduce(jnp.abs(w)), params),
+      jax.tree.map(lambda w: magnitudes(structure, w), params),
       kept,
       among=jax.tree.map(lambda m: structure.reduce(m) > 0, mask),
+      by_magnitude=True,
   )
   return jax.tree.map(
       lambda new, old: structure.expand(new, old.shape), pruned, mask

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.sparsity.leaves import map_leaves
+from spdf_jax.sparsity.algorithms.connections import change_leaves
+from spdf_jax.sparsity.algorithms.connections import magnitudes
 from spdf_jax.sparsity.rewinding import check_rounds
 from spdf_jax.sparsity.rewinding import Round
 from spdf_jax.sparsity.sparsify import Algorithm
@@ -76,11 +77,14 @@ def iterative(
     def prune_leaf(m, w):
       kept = jnp.asarray(kept_after(competing(m.shape)), jnp.int32)[number]
       units = keep_largest(
-          structure.reduce(jnp.abs(w)), kept, among=structure.reduce(m) > 0
+          magnitudes(structure, w),
+          kept,
+          among=structure.reduce(m) > 0,
+          by_magnitude=True,
       )
       return structure.expand(units, m.shape)
 
-    return map_leaves(prune_leaf, mask, params)
+    return change_leaves(prune_leaf, mask, params)
 
   def init(key, params):
     del key

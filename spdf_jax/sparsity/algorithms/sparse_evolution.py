@@ -111,6 +111,10 @@ def _drop_signed(units: Units) -> jax.Array:
   for side in (negative, units.mask & ~negative):
     number = count_kept(side)
     number -= fraction_of(number, units.drop_fraction)
-    survivors |= keep_largest(units.magnitudes, number, among=side)
+    survivors |= keep_largest(
+        units.magnitudes, number, among=side, by_magnitude=True
+    )
   # Where the level rises, more has to go.
-  return keep_largest(units.magnitudes, units.kept, among=survivors)
+  return keep_largest(
+      units.magnitudes, units.kept, among=survivors, by_magnitude=True
+  )

@@ -14,6 +14,7 @@ import numpy as np
 
 from spdf_jax.lowerings import batch_by_reference
 from spdf_jax.lowerings import define_primitive
+from spdf_jax.lowerings import is_available
 from spdf_jax.lowerings import NATIVE
 from spdf_jax.sparsity.topk import competitions
 from spdf_jax.sparsity.topk import digits
@@ -32,6 +33,7 @@ def keep_largest(
     *,
     among: jax.Array | None = None,
     tie_break: jax.Array | None = None,
+    by_magnitude: bool = False,
 ) -> jax.Array:
   """Keeps the `kept` largest scores of every layer.
 
@@ -47,6 +49,7 @@ def keep_largest(
     among: A mask of the scores' shape: only these may be kept; `None`: all.
     tie_break: `None` prefers the lower row-major index among equal scores, a
       typed PRNG key (folded for this leaf) breaks ties uniformly at random.
+    by_magnitude: Ranks by `abs(scores)`, of which kernels make no array.
 
   Returns:
     The mask, bool of the scores' shape.
@@ -62,7 +65,7 @@ def keep_largest(
   """
   units_lib.check_rankable(scores)
   words = None if tie_break is None else random_bits.key_words(tie_break)
-  return _keep(scores, among, words, kept, tuple(scores.shape))
+  return _keep(scores, among, words, kept, tuple(scores.shape), by_magnitude)
 
 
 def keep_random(
@@ -93,7 +96,13 @@ def keep_random(
     >>> keep_random(jax.random.key(0), (2, 4, 8), 8).sum((1, 2)).tolist()
     [8, 8]
   """
-  return _keep(None, among, random_bits.key_words(key), kept, tuple(shape))
+  words = random_bits.key_words(key)
+  return _keep(None, among, words, kept, tuple(shape), by_magnitude=False)
+
+
+def chosen_by_kernels() -> bool:
+  """Returns whether kernels choose the masks of what one device holds."""
+  return jax.device_count() == 1 and is_available(NATIVE, keep_largest_p)
 
 
 def _keep(
@@ -102,6 +111,7 @@ def _keep(
     words: jax.Array | None,
     kept: int | jax.Array,
     shape: tuple[int, ...],
+    by_magnitude: bool,
 ) -> jax.Array:
   units_lib.check_shapes(shape, among)
   if isinstance(kept, (int, np.integer)):
@@ -115,16 +125,17 @@ def _keep(
     )
   if not math.prod(shape):
     return jnp.zeros(shape, bool)
-  return _keep_compiled(scores, among, words, kept, shape)
+  return _keep_compiled(scores, among, words, kept, shape, by_magnitude)
 
 
-@functools.partial(jax.jit, static_argnames='shape')
+@functools.partial(jax.jit, static_argnames=('shape', 'by_magnitude'))
 def _keep_compiled(
     scores: jax.Array | None,
     among: jax.Array | None,
     words: jax.Array | None,
     kept: jax.Array,
     shape: tuple[int, ...],
+    by_magnitude: bool,
 ) -> jax.Array:
   lead = shape[:-2]
   kept = jnp.asarray(kept, jnp.int32)
@@ -132,36 +143,51 @@ def _keep_compiled(
       kept.reshape(kept.shape + (1,) * (len(lead) - kept.ndim)), lead
   )
   size = shape[-2] * shape[-1]
-  units = units_lib.all_units(scores, among, words, shape)
-  if size <= _VERY_FEW_UNITS:
-    keys = units_lib.keys_of(units, shape)
-    return competitions.choose_by_rank(units, shape, keys, kept)
-  if len(shape) > 3 or size < _FEW_UNITS:
-    return competitions.each(
-        _keep_units, digits.COMPARING, units, shape, kept
-    )
   if scores is not None:
     # There is no rule of differentiation: a mask is a constant.
     scores = jax.lax.stop_gradient(scores)
-  operands, treedef = jax.tree.flatten((scores, among, words, kept))
-  return keep_largest_p.bind(
-      *operands, treedef=treedef, shape=shape, lowering=NATIVE
-  )
+  if size >= _FEW_UNITS and len(shape) == 3:
+    operands, treedef = jax.tree.flatten((scores, among, words, kept))
+    return keep_largest_p.bind(
+        *operands,
+        treedef=treedef,
+        shape=shape,
+        by_magnitude=by_magnitude,
+        lowering=NATIVE,
+    )
+  units = _units(scores, among, words, shape, by_magnitude)
+  if size <= _VERY_FEW_UNITS:
+    keys = units_lib.keys_of(units, shape)
+    return competitions.choose_by_rank(units, shape, keys, kept)
+  return competitions.each(_keep_units, digits.COMPARING, units, shape, kept)
 
 
 def _keep_in_layers(
     *operands: jax.Array,
     treedef: jax.tree_util.PyTreeDef,
     shape: tuple[int, ...],
+    by_magnitude: bool,
 ) -> jax.Array:
   scores, among, words, kept = treedef.unflatten(operands)
-  units = units_lib.all_units(scores, among, words, shape)
+  units = _units(scores, among, words, shape, by_magnitude)
   run = lambda counting, units, kept: competitions.each(
       _keep_units, counting, units, shape, kept
   )
   return competitions.on_this_platform(
       run, shape[-2] * shape[-1], units, kept
   )
+
+
+def _units(
+    scores: jax.Array | None,
+    among: jax.Array | None,
+    words: jax.Array | None,
+    shape: tuple[int, ...],
+    by_magnitude: bool,
+) -> units_lib.Units:
+  if scores is not None:
+    scores = units_lib.ranked(scores, by_magnitude)
+  return units_lib.all_units(scores, among, words, shape)
 
 
 def _keep_units(

@@ -37,6 +37,7 @@ def keep_largest_of_all(
     *,
     among: PyTree | None = None,
     tie_break: PyTree | None = None,
+    by_magnitude: bool = False,
 ) -> PyTree:
   """Keeps the `kept` largest scores of a whole tree: one competition.
 
@@ -53,6 +54,7 @@ def keep_largest_of_all(
       `None`, here or for a leaf: all.
     tie_break: `None` prefers the earlier of equal scores; typed PRNG keys, one
       or a tree of one per leaf, break ties uniformly at random.
+    by_magnitude: Ranks by `abs(scores)`, of which kernels make no arrays.
 
   Returns:
     The tree of masks.
@@ -84,7 +86,7 @@ def keep_largest_of_all(
       )
   words = _words(tie_break, treedef)
   model = _Model(scores, treedef.unflatten(masks), treedef.unflatten(words))
-  return _keep(model, _pair(kept))
+  return _keep(model, _pair(kept), by_magnitude)
 
 
 def _pair(kept: int | jax.Array) -> limbs.Limbs:
@@ -115,21 +117,25 @@ def _words(
   return [random_bits.key_words(key) for key in keys]
 
 
-@jax.jit
-def _keep(model: _Model, kept: limbs.Limbs) -> PyTree:
+@functools.partial(jax.jit, static_argnames='by_magnitude')
+def _keep(model: _Model, kept: limbs.Limbs, by_magnitude: bool) -> PyTree:
   # There is no rule of differentiation: masks are constants.
   scores = jax.tree.map(jax.lax.stop_gradient, model.scores)
   operands, treedef = jax.tree.flatten((model._replace(scores=scores), kept))
   masks = keep_largest_of_all_p.bind(
-      *operands, treedef=treedef, lowering=NATIVE
+      *operands, treedef=treedef, by_magnitude=by_magnitude, lowering=NATIVE
   )
   return jax.tree.structure(scores).unflatten(masks)
 
 
 def _keep_in_model(
-    *operands: jax.Array, treedef: jax.tree_util.PyTreeDef
+    *operands: jax.Array,
+    treedef: jax.tree_util.PyTreeDef,
+    by_magnitude: bool,
 ) -> list[jax.Array]:
   model, kept = treedef.unflatten(operands)
+  rank = lambda scores: units_lib.ranked(scores, by_magnitude)
+  model = model._replace(scores=jax.tree.map(rank, model.scores))
   return jax.tree.leaves(
       competitions.on_this_platform(_keep_counting, 0, model, kept)
   )

@@ -106,6 +106,15 @@ def narrowed(chosen: jax.Array | None, condition: jax.Array) -> jax.Array:
   return condition if chosen is None else chosen & condition
 
 
+def ranked(scores: jax.Array, by_magnitude: bool) -> jax.Array:
+  """Returns the numbers that rank units: the scores, or their magnitudes."""
+  if not by_magnitude:
+    return scores
+  if jnp.issubdtype(scores.dtype, jnp.integer):
+    scores = scores.astype(jnp.float32)  # Holds the least of them negated.
+  return jnp.abs(scores)
+
+
 def check_rankable(scores: jax.Array) -> None:
   """Raises TypeError unless scores are real and of at most 32 bits."""
   dtype = jnp.dtype(scores.dtype)

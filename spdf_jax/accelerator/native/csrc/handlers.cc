@@ -227,8 +227,9 @@ class Operands {
     return *arg;
   }
 
-  spdf::Span NextSpan(bool scores, bool among, bool words) {
+  spdf::Span NextSpan(bool scores, bool among, bool words, bool by_magnitude) {
     spdf::Span span = {};
+    span.by_magnitude = by_magnitude;
     if (scores) {
       const ffi::AnyBuffer x = Next();
       if (x.element_type() == ffi::F32) {
@@ -250,11 +251,11 @@ class Operands {
 // Every matrix of a stack is a competition.
 ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
                        ffi::Result<Booleans> mask, bool scores, bool among,
-                       bool words) {
+                       bool words, bool by_magnitude) {
   return Try([&] {
     Operands operands(args);
     const auto* kept = Data<int32_t>(operands.Next());
-    const spdf::Span all = operands.NextSpan(scores, among, words);
+    const spdf::Span all = operands.NextSpan(scores, among, words, by_magnitude);
     const Stack stack(*mask);
     const int64_t size = stack.Size();
     for (int64_t i = 0; i < stack.number; ++i) {
@@ -274,7 +275,8 @@ ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
 // All matrices of all operands are one competition.
 ffi::Error KeepLargestOfAll(ffi::ThreadPool pool, ffi::RemainingArgs args,
                             ffi::RemainingRets masks,
-                            ffi::Span<const int64_t> among, bool words) {
+                            ffi::Span<const int64_t> among, bool words,
+                            bool by_magnitude) {
   return Try([&] {
     Operands operands(args);
     const auto* limbs = Data<uint32_t>(operands.Next());
@@ -285,7 +287,7 @@ ffi::Error KeepLargestOfAll(ffi::ThreadPool pool, ffi::RemainingArgs args,
     for (size_t i = 0; i < masks.size(); ++i) {
       auto mask = masks.get<ffi::AnyBuffer>(i);
       if (mask.has_error()) throw std::runtime_error(mask.error().message());
-      spdf::Span span = operands.NextSpan(true, among[i], words);
+      spdf::Span span = operands.NextSpan(true, among[i], words, by_magnitude);
       span.size = static_cast<int64_t>((*mask)->element_count());
       span.mask = Bytes(**mask);
       competition.spans.push_back(span);
@@ -303,7 +305,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_keep_largest, KeepLargest,
                                   .Ret<Booleans>()
                                   .Attr<bool>("scores")
                                   .Attr<bool>("among")
-                                  .Attr<bool>("words"));
+                                  .Attr<bool>("words")
+                                  .Attr<bool>("by_magnitude"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     spdf_keep_largest_of_all, KeepLargestOfAll,
     ffi::Ffi::Bind()
@@ -311,7 +314,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
         .RemainingArgs()
         .RemainingRets()
         .Attr<ffi::Span<const int64_t>>("among")
-        .Attr<bool>("words"));
+        .Attr<bool>("words")
+        .Attr<bool>("by_magnitude"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_matmul, PackedMatmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -40,8 +40,9 @@ struct Packed {
   int64_t outputs;
 };
 
-// Units of one array that compete for places in a mask: the larger score first,
-// then the larger random bits, if any, then the earlier unit.
+// Units of one array that compete for places in a mask: the larger score (or
+// the larger magnitude of it) first, then the larger random bits, if any, then
+// the earlier unit.
 struct Span {
   int64_t size;
   const float* floats;       // Scores, or null.
@@ -50,6 +51,7 @@ struct Span {
   const uint32_t* words;     // Key of the random bits [2], or null.
   uint64_t position;         // Of the first unit among the random bits.
   uint8_t* mask;             // The result.
+  bool by_magnitude;         // Of floats.
 };
 
 // Spans of one competition, alike in what they have.

@@ -504,8 +504,17 @@ bool IsAbove(uint32_t a, uint32_t b) { return a > b; }
 // The units of a competition are in one to three spans.
 template <typename T>
 void TestSelection(int64_t size, int64_t kept, const std::vector<T>& scores,
-                   bool has_candidates, bool is_random, bool guarded,
+                   bool has_candidates, bool is_random, bool by_magnitude,
+                   bool guarded,
                    const std::vector<const spdf::Kernels<float>*>& all) {
+  const auto is_above = [&](int64_t i, int64_t j) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (by_magnitude) {
+        return IsAbove(std::abs(scores[i]), std::abs(scores[j]));
+      }
+    }
+    return IsAbove(scores[i], scores[j]);
+  };
   Buffer<T> units(size, guarded);
   Bytes among(size, guarded), mask(size, guarded);
   std::copy(scores.begin(), scores.end(), units.data());
@@ -514,9 +523,7 @@ void TestSelection(int64_t size, int64_t kept, const std::vector<T>& scores,
     among.data()[i] = !has_candidates || generator() % 3 == 0;
     if (among.data()[i]) order.push_back(i);
   }
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return IsAbove(scores[a], scores[b]);
-  });
+  std::stable_sort(order.begin(), order.end(), is_above);
   const auto places = std::clamp<int64_t>(kept, 0, order.size());
   const uint32_t words[2] = {7, static_cast<uint32_t>(size)};
   spdf::Competition competition = {{}, kept};
@@ -529,7 +536,8 @@ void TestSelection(int64_t size, int64_t kept, const std::vector<T>& scores,
         {end - start, floats ? static_cast<const float*>(first) : nullptr,
          floats ? nullptr : static_cast<const uint32_t*>(first),
          has_candidates ? among.data() + start : nullptr,
-         is_random ? words : nullptr, 0xfffffff0, mask.data() + start});
+         is_random ? words : nullptr, 0xfffffff0, mask.data() + start,
+         by_magnitude});
   }
   for (const auto* kernels : all) {
     for (int64_t threads : {1, 3}) {
@@ -542,10 +550,9 @@ void TestSelection(int64_t size, int64_t kept, const std::vector<T>& scores,
         const bool is_kept = mask.data()[order[i]];
         const bool wanted = static_cast<int64_t>(i) < places;
         // Of equals random bits choose.
-        const bool equals =
-            is_random && places > 0 &&
-            !IsAbove(scores[order[i]], scores[order[places - 1]]) &&
-            !IsAbove(scores[order[places - 1]], scores[order[i]]);
+        const bool equals = is_random && places > 0 &&
+                            !is_above(order[i], order[places - 1]) &&
+                            !is_above(order[places - 1], order[i]);
         wrong += is_kept != wanted && !equals;
       }
       if (wrong || number != places) {
@@ -566,9 +573,11 @@ int TestSelections(const std::vector<const spdf::Kernels<float>*>& all) {
       const Scores scores = DrawScores(size, kind);
       for (int64_t kept : {int64_t{0}, int64_t{1}, size / 7, size - 1, size}) {
         const bool some = generator() % 2, random = generator() % 2;
-        const bool guarded = generator() % 2;
-        TestSelection(size, kept, scores.floats, some, random, guarded, all);
-        TestSelection(size, kept, scores.integers, random, some, guarded, all);
+        const bool guarded = generator() % 2, magnitudes = generator() % 2;
+        TestSelection(size, kept, scores.floats, some, random, magnitudes,
+                      guarded, all);
+        TestSelection(size, kept, scores.integers, random, some, magnitudes,
+                      guarded, all);
         number += 2;
       }
     }

@@ -6,9 +6,11 @@
 namespace spdf {
 namespace {
 
-inline uint32_t SortableBits(float score) {
+// Of the score's bits those in `read` count: without the sign's its magnitude.
+inline uint32_t SortableBits(float score, uint32_t read) {
   uint32_t bits;
   std::memcpy(&bits, &score, sizeof bits);
+  bits &= read;
   const uint32_t magnitude = bits & 0x7fffffff;
   // One zero, and what XLA's threads take for it: subnormal numbers.
   if (magnitude < 0x00800000) bits = 0;

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "keys.h"
 #include "scratch.h"
+#include SPDF_SIMD
 
 namespace spdf {
 namespace {
@@ -20,7 +21,7 @@ constexpr int kCopies = 4;  // Of bins, which collide less.
 
 // Memory for a part of the units, kept from call to call.
 struct Room {
-  uint32_t keys[kBlock];  // Zero where no candidate is.
+  alignas(64) uint32_t keys[kBlock];  // Zero where no candidate is.
   uint8_t candidates[kBlock];
   uint8_t kept[kBlock];  // Whatever the keys are.
   uint32_t scores[kBlock];
@@ -43,7 +44,10 @@ class Part {
         end_(end),
         most_listed_(std::max(kLeastListed, (end - start) / 4)),
         room_(room),
-        listed_(room.listed.Get<uint32_t>(2 * (most_listed_ + kBlock))) {}
+        // What a block adds, and a vector of which one entry counts.
+        listed_(room.listed.Get<uint32_t>(
+            2 * (most_listed_ + kBlock + simd::kWidth))),
+        places_(listed_ + most_listed_ + kBlock + simd::kWidth) {}
 
   // What the competition is about: the scores, or random bits among those of a
   // score.
@@ -101,31 +105,34 @@ class Part {
   // Keeps what is above `most`, and lists what is from `least` on to it, unless
   // that is too much.
   void List(Rule rule, uint32_t least, uint32_t most) {
-    uint32_t* keys = listed_;
-    uint32_t* places = keys + most_listed_ + kBlock;
     int64_t n = 0;
     above_ = 0;
     ForBlocks(rule, [&](int64_t start, int64_t count) {
       Room& b = room_;
       uint8_t* mask = span_.mask + start;
       uint32_t above = 0;
+      for (int64_t i = 0; i < count; ++i) above += b.keys[i] > most;
       for (int64_t i = 0; i < count; ++i) {
-        const uint8_t larger = b.keys[i] > most;
-        above += larger;
-        mask[i] = b.kept[i] | larger;
+        mask[i] = b.kept[i] | (b.keys[i] > most);
+      }
+      for (int64_t i = 0; i < count; ++i) {
         b.candidates[i] &= b.keys[i] - least <= most - least;
       }
       above_ += above;
       std::memset(b.candidates + count, 0, kBlock - count);
-      for (int64_t i = 0; i < count; i += 8) {
-        uint64_t eight;
-        std::memcpy(&eight, b.candidates + i, sizeof eight);
-        if (eight == 0) continue;
-        for (int64_t j = i; j < i + 8; ++j) {
-          keys[n] = b.keys[j];
-          places[n] = static_cast<uint32_t>(start - start_ + j);
-          n += b.candidates[j];
+      for (int64_t i = 0; i < count; i += simd::kWidth) {
+        const uint32_t bits = simd::NonZero(b.candidates + i, simd::kWidth);
+        if (bits == 0) continue;
+        // Keys are moved as if they were floats.
+        const auto keys = reinterpret_cast<const float*>(b.keys + i);
+        uint16_t places[simd::kWidth];
+        const int number = simd::Compress(
+            simd::Load(keys), bits, static_cast<int>(i),
+            reinterpret_cast<float*>(listed_ + n), places);
+        for (int j = 0; j < simd::kWidth; ++j) {
+          places_[n + j] = static_cast<uint32_t>(start - start_) + places[j];
         }
+        n += number;
       }
       return n <= most_listed_;
     });
@@ -139,11 +146,14 @@ class Part {
   // Keeps of what is listed what is above a key, and the first `need` that
   // equal it; returns how many more of these are needed.
   int64_t KeepListed(uint32_t last, int64_t need) {
-    const uint32_t* places = listed_ + most_listed_ + kBlock;
-    for (int64_t i = 0; i < number_; ++i) {
-      const bool equal = listed_[i] == last && need > 0;
+    // Locals: a byte that is written may be anything of this object.
+    const uint32_t* keys = listed_;
+    const uint32_t* places = places_;
+    uint8_t* mask = span_.mask + start_;
+    for (int64_t i = 0, number = number_; i < number; ++i) {
+      const bool equal = (keys[i] == last) & (need > 0);
       need -= equal;
-      span_.mask[start_ + places[i]] |= equal || listed_[i] > last;
+      mask[places[i]] |= equal | (keys[i] > last);
     }
     return need;
   }
@@ -224,8 +234,10 @@ class Part {
 
   void ReadScores(int64_t start, int64_t count, uint32_t* bits) const {
     if (span_.floats != nullptr) {
+      const float* floats = span_.floats + start;
+      const uint32_t read = span_.by_magnitude ? 0x7fffffff : 0xffffffff;
       for (int64_t i = 0; i < count; ++i) {
-        bits[i] = SortableBits(span_.floats[start + i]);
+        bits[i] = SortableBits(floats[i], read);
       }
     } else {
       std::memcpy(bits, span_.integers + start, count * sizeof *bits);
@@ -235,7 +247,8 @@ class Part {
   const Span& span_;
   const int64_t start_, end_, most_listed_;
   Room& room_;
-  uint32_t* const listed_;
+  uint32_t* const listed_;  // Keys, and where they are in the part.
+  uint32_t* const places_;
   int64_t number_ = 0, others_ = 0, above_ = 0;
 };
 

@@ -60,8 +60,8 @@ class Selection {
   }
 
  private:
-  static constexpr int64_t kSmallest = 1 << 14, kLargest = 1 << 30;
-  static constexpr int kDeviations = 4;  // Of a rank in the sample.
+  static constexpr int64_t kSmallest = 1 << 15, kLargest = 1 << 30;
+  static constexpr int kDeviations = 3;  // Of a rank in the sample.
 
   template <typename F>
   void ForParts(F f) {
@@ -80,7 +80,7 @@ class Selection {
 
   bool FindAsSampled(Part::Rule rule) {
     // The larger it is, the fewer are listed.
-    const int64_t stride = 1 + static_cast<int64_t>(std::cbrt(units_));
+    const int64_t stride = 1 + static_cast<int64_t>(std::cbrt(units_)) / 2;
     std::vector<uint32_t> keys;
     for (Part& part : parts_) {
       part.Sample(rule, stride);
@@ -91,8 +91,8 @@ class Selection {
     const int64_t last = rank + margin, first = rank - margin;
     const auto found = static_cast<int64_t>(keys.size());
     if (first >= found) return false;
-    const uint32_t most = first < 0 ? ~0u : Largest(keys, first);
-    const uint32_t least = last < found ? Largest(keys, last) : 0;
+    const uint32_t most = first < 0 ? ~0u : Largest(keys, first, 0, ~0u);
+    const uint32_t least = last < found ? Largest(keys, last, 0, ~0u) : 0;
 
     ForParts([&](Part& part) { part.List(rule, least, most); });
     keys.clear();
@@ -103,18 +103,36 @@ class Selection {
       need -= part.above();
     }
     if (need <= 0 || need > static_cast<int64_t>(keys.size())) return false;
-    last_ = Largest(keys, need - 1);
+    last_ = Largest(keys, need - 1, least, most);
     for (uint32_t key : keys) need -= key > last_;
     is_tied_ = need < std::count(keys.begin(), keys.end(), last_);
     need_ = need;
     return true;
   }
 
-  // Returns the key of a rank, and reorders the keys.
-  static uint32_t Largest(std::vector<uint32_t>& keys, int64_t rank) {
-    const auto it = keys.begin() + rank;
-    std::nth_element(keys.begin(), it, keys.end(), std::greater<>());
-    return *it;
+  // Returns the key of a rank among keys from `least` to `most`; reorders them.
+  static uint32_t Largest(std::vector<uint32_t>& keys, int64_t rank,
+                          uint32_t least, uint32_t most) {
+    int shift = 0;
+    while ((most - least) >> shift >= kBins) ++shift;
+    uint32_t bins[kBins] = {};
+    for (uint32_t key : keys) ++bins[(key - least) >> shift];
+    int64_t bin = kBins;
+    do {
+      rank -= bins[--bin];
+    } while (rank >= 0);
+    rank += bins[bin];
+    // Those of its bin, moved to the front.
+    size_t n = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const uint32_t key = keys[i];
+      keys[i] = keys[n];
+      keys[n] = key;
+      n += (key - least) >> shift == bin;
+    }
+    std::nth_element(keys.begin(), keys.begin() + rank, keys.begin() + n,
+                     std::greater<>());
+    return keys[rank];
   }
 
   void FindByDigits(Part::Rule rule) {
