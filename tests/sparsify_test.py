@@ -263,6 +263,21 @@ def test_jit_and_eager_give_the_same_masks():
   jax.tree.map(np.testing.assert_array_equal, eager, jitted)
 
 
+@pytest.mark.parametrize('odd', [np.inf, -np.inf, np.nan])
+def test_masks_change_at_their_step_whatever_the_gradients_are(odd):
+  algorithm = spdf.sparse_evolution(0.5, update_every=1, drop_fraction=0.5)
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=7)
+  params = make_params()
+  state = tx.init(params)._replace(count=jnp.int32(1))
+  update = jax.jit(tx.update)
+  after = lambda grads: update(grads, state, params)[1].mask
+  wanted = after(make_grads(params, 0))
+  got = after(jax.tree.map(lambda p: jnp.full_like(p, odd), params))
+  jax.tree.map(np.testing.assert_array_equal, got, wanted)
+  before, changed = jax.tree.leaves(state.mask), jax.tree.leaves(wanted)
+  assert any((a != b).any() for a, b in zip(before, changed))
+
+
 def test_init_works_from_shapes_alone():
   tx = spdf.sparsify(optax.adamw(1e-2), spdf.static(0.5), key=0)
   shapes = jax.eval_shape(tx.init, jax.eval_shape(make_params))
