@@ -20,8 +20,10 @@ NATIVE = 'native'
 Lowering = Callable[..., Any]
 
 _references: dict[Primitive, Lowering] = {}
-_registered: dict[tuple[Primitive, str, str], Lowering] = {}
-_conditions: dict[tuple[Primitive, str, str], Callable[[], bool]] = {}
+# Each with whether it works by now.
+_registered: dict[
+    tuple[Primitive, str, str], tuple[Lowering, Callable[[], bool]]
+] = {}
 
 
 def define_primitive(
@@ -102,7 +104,7 @@ def register_lowering(
         f'lowering {name!r} of {primitive} on {platform!r} exists; give '
         'another name.'
     )
-  _registered[key], _conditions[key] = lowering, available
+  _registered[key] = lowering, available
   mlir.register_lowering(
       primitive, _lowering_rule(primitive, platform), platform=platform
   )
@@ -110,8 +112,16 @@ def register_lowering(
 
 def is_available(name: str, primitive: Primitive) -> bool:
   """Returns whether a primitive has a lowering here that works by now."""
-  condition = _conditions.get((primitive, jax.default_backend(), name))
-  return condition is not None and condition()
+  return _available(primitive, jax.default_backend(), name) is not None
+
+
+def _available(
+    primitive: Primitive, platform: str, name: str
+) -> Lowering | None:
+  lowering, available = _registered.get(
+      (primitive, platform, name), (None, lambda: False)
+  )
+  return lowering if available() else None
 
 
 def batch_by_reference(primitive: Primitive) -> None:
@@ -136,9 +146,8 @@ def _names() -> list[str]:
 
 def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
   def compute(*args, lowering, **params):
-    key, result = (primitive, platform, lowering), NotImplemented
-    if key in _registered and _conditions[key]():
-      result = _registered[key](*args, **params)
+    function = _available(primitive, platform, lowering)
+    result = function(*args, **params) if function else NotImplemented
     if result is NotImplemented:
       result = _references[primitive](*args, **params)
     return result

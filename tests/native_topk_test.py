@@ -70,7 +70,7 @@ def test_mask_equals_a_stable_argsort(
   np.testing.assert_array_equal(
       keep(scores, kept, among, key, by_magnitude=by_magnitude),
       topk_test.oracle(
-          topk_test.widened(scores) if by_magnitude else scores,
+          topk_test.magnitudes(scores) if by_magnitude else scores,
           kept, among, bits,
       ),
   )

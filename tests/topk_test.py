@@ -64,7 +64,7 @@ def typed(scores, dtype):
   return jnp.asarray(scores).astype(dtype)
 
 
-def widened(scores):
+def magnitudes(scores):
   """The magnitudes that an oracle ranks."""
   return np.abs(np.asarray(scores, np.float64))
 
@@ -106,7 +106,7 @@ def test_magnitudes_are_ranked_as_absolute_values(
   scores = typed(draw(shape, seed, kind), dtype)
   kept = data.draw(st.integers(0, shape[1] * shape[2]))
   np.testing.assert_array_equal(
-      keep_magnitudes(scores, jnp.int32(kept)), oracle(widened(scores), kept)
+      keep_magnitudes(scores, jnp.int32(kept)), oracle(magnitudes(scores), kept)
   )
 
 

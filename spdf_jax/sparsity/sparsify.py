@@ -228,13 +228,14 @@ def sparsify(
     as_layers = lambda tree: selection.to_layers(tree, params, axes)
 
     def new_mask():
-      late = state._replace(count=_after(as_layers(grads), state.count))
+      layers_of_grads = as_layers(grads)
+      late = state._replace(count=_after(layers_of_grads, state.count))
       layers = algorithm.update(
           _key_of_step(late),
           late.count,
           as_layers(state.mask),
           as_layers(params),
-          as_layers(grads),
+          layers_of_grads,
       )
       return selection.from_layers(layers, params, axes)
 

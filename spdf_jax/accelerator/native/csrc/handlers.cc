@@ -227,9 +227,8 @@ class Operands {
     return *arg;
   }
 
-  spdf::Span NextSpan(bool scores, bool among, bool words, bool by_magnitude) {
+  spdf::Span NextSpan(bool scores, bool among, bool words) {
     spdf::Span span = {};
-    span.by_magnitude = by_magnitude;
     if (scores) {
       const ffi::AnyBuffer x = Next();
       if (x.element_type() == ffi::F32) {
@@ -255,7 +254,7 @@ ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
   return Try([&] {
     Operands operands(args);
     const auto* kept = Data<int32_t>(operands.Next());
-    const spdf::Span all = operands.NextSpan(scores, among, words, by_magnitude);
+    const spdf::Span all = operands.NextSpan(scores, among, words);
     const Stack stack(*mask);
     const int64_t size = stack.Size();
     for (int64_t i = 0; i < stack.number; ++i) {
@@ -265,6 +264,7 @@ ffi::Error KeepLargest(ffi::ThreadPool pool, ffi::RemainingArgs args,
       move(one.integers);
       move(one.among);
       one.size = size;
+      one.by_magnitude = by_magnitude;
       one.position = static_cast<uint64_t>(i * size);
       one.mask = Bytes(*mask) + i * size;
       Kernels<float>().select(OnPool(pool), {{one}, kept[i]});
@@ -287,8 +287,9 @@ ffi::Error KeepLargestOfAll(ffi::ThreadPool pool, ffi::RemainingArgs args,
     for (size_t i = 0; i < masks.size(); ++i) {
       auto mask = masks.get<ffi::AnyBuffer>(i);
       if (mask.has_error()) throw std::runtime_error(mask.error().message());
-      spdf::Span span = operands.NextSpan(true, among[i], words, by_magnitude);
+      spdf::Span span = operands.NextSpan(true, among[i], words);
       span.size = static_cast<int64_t>((*mask)->element_count());
+      span.by_magnitude = by_magnitude;
       span.mask = Bytes(**mask);
       competition.spans.push_back(span);
     }
