@@ -206,6 +206,25 @@ def test_edges_of_vectors_blocks_and_regions_are_right(
   check(make_case(0, tokens, inputs, outputs, sparsity, skew, wanted), dtype)
 
 
+@with_dtypes
+@pytest.mark.parametrize('features', [1024, 1030])
+def test_results_that_outgrow_caches_are_right(features, dtype):
+  rng = np.random.default_rng(0)
+  tokens = 2**24 // (jnp.dtype(dtype).itemsize * 1024) + 3
+  # Small integers, so that every sum is exact.
+  draw = lambda *shape: rng.integers(-3, 4, shape).astype(np.float32)
+  x, w, dy = draw(tokens, 3), draw(3, features), draw(tokens, features)
+  mask = rng.random(w.shape) < 0.5
+  multiply = multiply_in(dtype)
+  def results(x, w, dy):
+    pullback = jax.vjp(lambda dy, w: multiply(dy, w.T, mask.T), dy, w)[1]
+    return multiply(x, w, mask), *pullback(x)
+
+  y, dx, _ = jax.jit(results)(x, w, dy)
+  for found in (y, dx):
+    np.testing.assert_array_equal(np.asarray(found, np.float32), x @ (mask * w))
+
+
 def check_packed(case, spare=0, dtype='float32'):
   """Compares product and gradients of packed weights, together and alone."""
   case, multiply = in_dtype(case, dtype), multiply_in(dtype)

@@ -23,6 +23,8 @@ constexpr int kForwardVectors = 4;
 constexpr int kBackwardVectors = 8;
 // Terms whose rows and their tile stay in the first-level cache.
 constexpr int64_t kForwardBlock = 128;
+// Of features that are laid out: those asked for from memory, meanwhile.
+constexpr int64_t kFeaturesAhead = 256;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
 // tokens that are not there are zero.
@@ -36,6 +38,7 @@ void Pack(const Bfloat16* x, int64_t stride, int64_t tokens, int64_t features,
         const int64_t first = t + half * kWidth;
         for (int i = 0; i < kWidth; ++i) {
           const Bfloat16* here = x + (first + i) * stride + c;
+          __builtin_prefetch(here + kFeaturesAhead, 0, 2);
           r[half][i] = first + i < tokens ? simd::LoadFirstPairs(here, n)
                                           : simd::NoPairs();
         }
@@ -50,6 +53,17 @@ void Pack(const Bfloat16* x, int64_t stride, int64_t tokens, int64_t features,
   }
 }
 
+// Writes the first n: past the caches what nobody reads before they have
+// forgotten it, in no order until the fence.
+void Write(Bfloat16* p, Pairs v, int n, bool past_caches) {
+  if (past_caches && n == kTokens &&
+      reinterpret_cast<uintptr_t>(p) % sizeof(Pairs) == 0) {
+    simd::StreamPairs(p, v);
+  } else {
+    simd::StoreFirstPairs(p, v, n);
+  }
+}
+
 // The token of a lane of low or high sums, of 32.
 constexpr int TokenOf(int high, int lane) {
   return lane / 4 * 8 + high * 4 + lane % 4;
@@ -58,7 +72,7 @@ constexpr int TokenOf(int high, int lane) {
 // Rounds sums and lays them out as [tokens, stride], for the tokens that are
 // there.
 void Unpack(const float* sums, int tile, int64_t tokens, int64_t features,
-            int64_t stride, Bfloat16* y) {
+            int64_t stride, bool past_caches, Bfloat16* y) {
   for (int t = 0; t < tile && t < tokens; t += kTokens) {
     for (int64_t c = 0; c < features; c += kTokens) {
       const int n = static_cast<int>(std::min<int64_t>(kTokens, features - c));
@@ -74,8 +88,8 @@ void Unpack(const float* sums, int tile, int64_t tokens, int64_t features,
         for (int i = 0; i < kWidth; ++i) {
           const int64_t token = t + TokenOf(high, i);
           if (token >= tokens) continue;
-          simd::StoreFirstPairs(y + token * stride + c,
-                                simd::Round(r[0][i], r[1][i]), n);
+          Write(y + token * stride + c, simd::Round(r[0][i], r[1][i]), n,
+                past_caches);
         }
       }
     }
@@ -209,19 +223,15 @@ void DifferentiateBlock(const Bfloat16* dy, const Bfloat16* x,
   }
 }
 
-// Rounds floats, from aligned memory, to what nobody reads before the caches
-// have forgotten it.
-void CopyPastCache(const float* from, int64_t count, Bfloat16* to) {
-  int64_t i = 0;
-  if (reinterpret_cast<uintptr_t>(to) % sizeof(Pairs) == 0) {
-    for (; i + kTokens <= count; i += kTokens) {
-      simd::StreamPairs(to + i, simd::Round(simd::Load(from + i),
-                                            simd::Load(from + i + kWidth)));
-    }
-  }
-  for (; i < count; i += kWidth) {
-    const int n = static_cast<int>(std::min<int64_t>(kWidth, count - i));
-    simd::StoreFirst(to + i, simd::Load(from + i), n);
+// Rounds floats and writes them past the caches.
+void CopyPastCaches(const float* from, int64_t count, Bfloat16* to) {
+  for (int64_t i = 0; i < count; i += kTokens) {
+    const int n = static_cast<int>(std::min<int64_t>(kTokens, count - i));
+    const Vector low = simd::LoadFirst(from + i, std::min(n, kWidth));
+    const Vector high = n > kWidth
+                            ? simd::LoadFirst(from + i + kWidth, n - kWidth)
+                            : simd::Zero();
+    Write(to + i, simd::Round(low, high), n, true);
   }
 }
 

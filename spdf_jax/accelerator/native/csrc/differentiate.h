@@ -11,8 +11,8 @@ namespace {
 
 template <int kVectors, bool kWithDx>
 void DifferentiateTile(const Lists& lists, const Element* x, const Element* dy,
-                       int64_t tokens, bool first_tile, Element* dx,
-                       float* sums) {
+                       int64_t tokens, bool first_tile, bool past_caches,
+                       Element* dx, float* sums) {
   constexpr int kTile = kVectors * kTokens;
   static thread_local Scratch packed_room, dx_room;
   Element* packed_dy =
@@ -33,9 +33,11 @@ void DifferentiateTile(const Lists& lists, const Element* x, const Element* dy,
           first_tile, packed_dx, sums + region * lists.Entries());
     }
     if (kWithDx) {
-      Unpack(packed_dx, kTile, tokens, outputs, lists.outputs, dx + first);
+      Unpack(packed_dx, kTile, tokens, outputs, lists.outputs, past_caches,
+             dx + first);
     }
   }
+  simd::Fence();
 }
 
 // Differentiates by a matrix [inputs, outputs] whose rows list(lists, region)
@@ -53,6 +55,7 @@ void DifferentiateListed(const Workers& workers, const Element* x,
   lists.Allocate();
   workers.parallel_for(lists.Regions(),
                        [&](int64_t region) { list(lists, region); });
+  const bool past_caches = OutgrowCaches(tokens * inputs);
   const int64_t tile = vectors * kTokens;
   const int64_t tiles = Ceil(tokens, tile);
   const int64_t parts = std::min(tiles, workers.number);
@@ -68,8 +71,8 @@ void DifferentiateListed(const Workers& workers, const Element* x,
       WithVectors<kBackwardVectors>(vectors, [&](auto number) {
         DifferentiateTile<number(), kWithDx>(
             lists, x + first * inputs, dy + first * outputs, here,
-            i == first_tile, kWithDx ? dx + first * inputs : nullptr,
-            sums + part * copy);
+            i == first_tile, past_caches,
+            kWithDx ? dx + first * inputs : nullptr, sums + part * copy);
       });
     }
   });

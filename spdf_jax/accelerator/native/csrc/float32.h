@@ -18,6 +18,8 @@ constexpr int kForwardVectors = simd::kForwardVectors;
 constexpr int kBackwardVectors = simd::kBackwardVectors;
 // Terms whose rows and their tile stay in the first-level cache.
 constexpr int64_t kForwardBlock = 64;
+// Of features that are laid out: those asked for from memory, meanwhile.
+constexpr int64_t kFeaturesAhead = 128;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
 // tokens that are not there are zero.
@@ -28,8 +30,9 @@ void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
       const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
       Vector r[kWidth];
       for (int i = 0; i < kWidth; ++i) {
-        r[i] = t + i < tokens ? simd::LoadFirst(x + (t + i) * stride + c, n)
-                              : simd::Zero();
+        const float* row = x + (t + i) * stride + c;
+        __builtin_prefetch(row + kFeaturesAhead, 0, 2);
+        r[i] = t + i < tokens ? simd::LoadFirst(row, n) : simd::Zero();
       }
       simd::Transpose(r);
       for (int i = 0; i < n; ++i) simd::Store(packed + (c + i) * tile + t, r[i]);
@@ -37,9 +40,20 @@ void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
   }
 }
 
+// Writes the first n floats: past the caches what nobody reads before they have
+// forgotten it, in no order until the fence.
+void Write(float* p, Vector v, int n, bool past_caches) {
+  if (past_caches && n == kWidth &&
+      reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0) {
+    simd::Stream(p, v);
+  } else {
+    simd::StoreFirst(p, v, n);
+  }
+}
+
 // The way back, for the tokens that are there.
 void Unpack(const float* packed, int tile, int64_t tokens, int64_t features,
-            int64_t stride, float* y) {
+            int64_t stride, bool past_caches, float* y) {
   for (int t = 0; t < tile && t < tokens; t += kWidth) {
     for (int64_t c = 0; c < features; c += kWidth) {
       const int n = static_cast<int>(std::min<int64_t>(kWidth, features - c));
@@ -49,7 +63,7 @@ void Unpack(const float* packed, int tile, int64_t tokens, int64_t features,
       }
       simd::Transpose(r);
       for (int i = 0; i < kWidth && t + i < tokens; ++i) {
-        simd::StoreFirst(y + (t + i) * stride + c, r[i], n);
+        Write(y + (t + i) * stride + c, r[i], n, past_caches);
       }
     }
   }
@@ -160,16 +174,12 @@ void DifferentiateBlock(const float* dy, const float* x, const float* values,
   }
 }
 
-// Copies floats, from aligned memory, that nobody reads before the caches have
-// forgotten them.
-void CopyPastCache(const float* from, int64_t count, float* to) {
-  int64_t i = 0;
-  if (reinterpret_cast<uintptr_t>(to) % (kWidth * sizeof(float)) == 0) {
-    for (; i + kWidth <= count; i += kWidth) {
-      simd::Stream(to + i, simd::Load(from + i));
-    }
+// Copies floats past the caches.
+void CopyPastCaches(const float* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += kWidth) {
+    const int n = static_cast<int>(std::min<int64_t>(kWidth, count - i));
+    Write(to + i, simd::LoadFirst(from + i, n), n, true);
   }
-  std::copy(from + i, from + count, to + i);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
         for (int64_t i = 1; i < copies; ++i) sum += of_region[i * copy + p];
         row[indices[p]] = sum;
       }
-      CopyPastCache(row, terms, dw + at);
+      CopyPastCaches(row, terms, dw + at);
     }
   }
   simd::Fence();

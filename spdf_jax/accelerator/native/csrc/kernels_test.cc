@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "dispatch.h"
@@ -616,6 +617,13 @@ int main() {
   for (Pattern pattern : {Pattern::kHalf, Pattern::kTenth, Pattern::kFew}) {
     cases.push_back({300, 513, 513, pattern, Gradient::kSame, false, true});
     cases.push_back({300, 300, 513, pattern, Gradient::kOther, true, false});
+  }
+  // Results that caches cannot hold, in whole vectors and not.
+  for (int64_t size : {1024, 1001}) {
+    for (auto [inputs, outputs] : {std::pair(size, 3L), std::pair(3L, size)}) {
+      cases.push_back({8500, inputs, outputs, Pattern::kHalf, Gradient::kSame,
+                       false, true});
+    }
   }
   for (const Case& c : cases) {
     Test(c, floats);

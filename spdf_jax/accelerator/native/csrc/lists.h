@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kRegionOutputs = 128;
 constexpr int64_t kMostTerms = 384;  // Of a block.
-constexpr int64_t kRowsAhead = 4;
+constexpr int64_t kRowsAhead = 8;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

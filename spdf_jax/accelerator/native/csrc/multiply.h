@@ -23,9 +23,16 @@ void PackTerms(const Lists& lists, const Element* x, int64_t tokens, int tile,
   }
 }
 
+// Whether caches have forgotten the first of so many results when the last one
+// is written.
+bool OutgrowCaches(int64_t results) {
+  constexpr int64_t kBytes = 16 << 20;
+  return results * static_cast<int64_t>(sizeof(Element)) >= kBytes;
+}
+
 template <int kVectors>
 void MultiplyTile(const Lists& lists, const Element* x, int64_t tokens,
-                  Element* y) {
+                  bool past_caches, Element* y) {
   constexpr int kTile = kVectors * kTokens;
   static thread_local Scratch packed_room, sums_room;
   Element* packed = packed_room.Get<Element>(lists.Rows() * kTile);
@@ -40,8 +47,9 @@ void MultiplyTile(const Lists& lists, const Element* x, int64_t tokens,
           lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
           sums);
     }
-    Unpack(sums, kTile, tokens, outputs, lists.outputs, y + first);
+    Unpack(sums, kTile, tokens, outputs, lists.outputs, past_caches, y + first);
   }
+  simd::Fence();
 }
 
 // Vectors of tokens in a tile: as many as there are tokens for all workers.
@@ -74,11 +82,12 @@ void MultiplyListed(const Workers& workers, const Element* x, int64_t terms,
   workers.parallel_for(lists.Regions(),
                        [&](int64_t region) { list(lists, region); });
   const int64_t tile = vectors * kTokens;
+  const bool past_caches = OutgrowCaches(tokens * outputs);
   workers.parallel_for(Ceil(tokens, tile), [&](int64_t i) {
     const int64_t first = i * tile;
     const int64_t here = std::min(tile, tokens - first);
     WithVectors<kForwardVectors>(vectors, [&](auto number) {
-      MultiplyTile<number()>(lists, x + first * lists.terms, here,
+      MultiplyTile<number()>(lists, x + first * lists.terms, here, past_caches,
                              y + first * lists.outputs);
     });
   });
