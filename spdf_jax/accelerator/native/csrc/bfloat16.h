@@ -23,7 +23,7 @@ constexpr int kForwardVectors = 4;
 constexpr int kBackwardVectors = 8;
 // Terms whose rows and their tile stay in the first-level cache.
 constexpr int64_t kForwardBlock = 128;
-// Of features that are laid out: those asked for from memory, meanwhile.
+// How far ahead of what it lays out Pack asks memory for features.
 constexpr int64_t kFeaturesAhead = 256;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];

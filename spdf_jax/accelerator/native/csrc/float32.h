@@ -18,7 +18,7 @@ constexpr int kForwardVectors = simd::kForwardVectors;
 constexpr int kBackwardVectors = simd::kBackwardVectors;
 // Terms whose rows and their tile stay in the first-level cache.
 constexpr int64_t kForwardBlock = 64;
-// Of features that are laid out: those asked for from memory, meanwhile.
+// How far ahead of what it lays out Pack asks memory for features.
 constexpr int64_t kFeaturesAhead = 128;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
