@@ -207,9 +207,9 @@ def test_edges_of_vectors_blocks_and_regions_are_right(
 
 
 @with_dtypes
-@pytest.mark.parametrize('features', [1024, 1030])
-def test_results_that_outgrow_caches_are_right(features, dtype):
+def test_results_that_outgrow_caches_are_right(dtype):
   rng = np.random.default_rng(0)
+  features = 1030  # Some rows begin where a vector may be streamed.
   tokens = 2**24 // (jnp.dtype(dtype).itemsize * 1024) + 3
   # Small integers, so that every sum is exact.
   draw = lambda *shape: rng.integers(-3, 4, shape).astype(np.float32)
