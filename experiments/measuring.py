@@ -94,6 +94,7 @@ def interleave(
   results = [None] * len(calls)
   for j in range(repeats):
     for i, call in enumerate(calls):
+      results[i] = None  # Freeing what it returned before is not its work.
       start = wall(), cpu()
       results[i] = jax.block_until_ready(call())
       end = wall(), cpu()

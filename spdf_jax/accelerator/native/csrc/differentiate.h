@@ -28,9 +28,9 @@ void DifferentiateTile(const Lists& lists, const Element* x, const Element* dy,
       (b ? DifferentiateBlock<kVectors, false, kWithDx>
          : DifferentiateBlock<kVectors, true, kWithDx>)(
           packed_dy + b * lists.RowsOfBlock() * kTile, packed_x,
-          lists.Values(region),
-          lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
-          first_tile, packed_dx, sums + region * lists.Entries());
+          lists.Values(region, b),
+          lists.Indices(region, b), lists.Starts(region, b), outputs,
+          first_tile, packed_dx, sums + lists.First(region, b));
     }
     if (kWithDx) {
       Unpack(packed_dx, kTile, tokens, outputs, lists.outputs, past_caches,
@@ -40,26 +40,24 @@ void DifferentiateTile(const Lists& lists, const Element* x, const Element* dy,
   simd::Fence();
 }
 
-// Differentiates by a matrix [inputs, outputs] whose rows list(lists, region)
-// lists, and has write(lists, region, sums, copies, copy) write its gradient.
-template <bool kWithDx, typename List, typename Write>
+// Differentiates x @ matrix, and has write(lists, region, sums, copies, copy)
+// write the gradient of a region of rows.
+template <bool kWithDx, typename M, typename Write>
 void DifferentiateListed(const Workers& workers, const Element* x,
-                         const Element* dy, int64_t inputs, int64_t outputs,
-                         bool sparse, int64_t tokens, Element* dx,
-                         const List& list, const Write& write) {
+                         const Element* dy, const M& matrix, int64_t tokens,
+                         Element* dx, const Write& write) {
+  const int64_t inputs = matrix.rows, outputs = matrix.columns;
   const int vectors = Vectors(kBackwardVectors, tokens, workers.number);
   Lists lists;
   lists.outputs = inputs;
   lists.terms = outputs;
-  lists.block = sparse ? kMostTerms : 96;
-  lists.Allocate();
-  workers.parallel_for(lists.Regions(),
-                       [&](int64_t region) { list(lists, region); });
+  lists.block = matrix.IsSparse() ? kMostTerms : 96;
+  List(workers, matrix, false, &lists);
   const bool past_caches = OutgrowCaches(tokens * inputs);
   const int64_t tile = vectors * kTokens;
   const int64_t tiles = Ceil(tokens, tile);
   const int64_t parts = std::min(tiles, workers.number);
-  const int64_t copy = lists.Regions() * lists.Entries();
+  const int64_t copy = lists.Entries();
   static thread_local Scratch room;
   float* sums = room.Get<float>(parts * copy);
   // Every part sums its own tokens, so the order of summation is fixed.

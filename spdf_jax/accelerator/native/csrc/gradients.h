@@ -13,10 +13,10 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
              int64_t copies, int64_t copy, const uint8_t* only, Element* dw) {
   const int64_t first = region * kRegionOutputs;
   const int64_t outputs = lists.End(region) - first;
-  const uint16_t* indices = lists.Indices(region);
-  const uint32_t* starts = lists.StartsOf(region);
-  const float* of_region = sums + region * lists.Entries();
   for (int64_t b = 0; b < lists.Blocks(); ++b) {
+    const uint16_t* indices = lists.Indices(region, b);
+    const uint32_t* starts = lists.Starts(region, b);
+    const float* listed = sums + lists.First(region, b);
     const int64_t begin = b * lists.block;
     const int64_t terms = std::min(lists.block, lists.terms - begin);
     for (int64_t o = 0; o < outputs; ++o, ++starts) {
@@ -25,8 +25,8 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
       const uint32_t end = lists.EndOf(starts[0], starts[1], indices);
       for (uint32_t p = starts[0]; p < end; ++p) {
         if (only && !only[at + indices[p]]) continue;
-        float sum = of_region[p];
-        for (int64_t i = 1; i < copies; ++i) sum += of_region[i * copy + p];
+        float sum = listed[p];
+        for (int64_t i = 1; i < copies; ++i) sum += listed[i * copy + p];
         row[indices[p]] = sum;
       }
       CopyPastCaches(row, terms, dw + at);
@@ -41,20 +41,20 @@ void WritePacked(const Lists& lists, int64_t region, const float* sums,
                  Element* dvalues) {
   const int64_t first = region * kRegionOutputs;
   const int64_t outputs = lists.End(region) - first;
-  const uint16_t* indices = lists.Indices(region);
-  const uint32_t* starts = lists.StartsOf(region);
-  const float* of_region = sums + region * lists.Entries();
   int64_t ranks[kRegionOutputs];
   for (int64_t o = 0; o < outputs; ++o) ranks[o] = w.Rank(first + o, 0);
   for (int64_t b = 0; b < lists.Blocks(); ++b) {
+    const uint16_t* indices = lists.Indices(region, b);
+    const uint32_t* starts = lists.Starts(region, b);
+    const float* listed = sums + lists.First(region, b);
     for (int64_t o = 0; o < outputs; ++o, ++starts) {
       const uint32_t end = lists.EndOf(starts[0], starts[1], indices);
       Element* to = dvalues + ranks[o];
       for (int64_t p = starts[0]; p < end; p += kWidth) {
         const int n = static_cast<int>(std::min<int64_t>(kWidth, end - p));
-        Vector sum = simd::LoadFirst(of_region + p, n);
+        Vector sum = simd::LoadFirst(listed + p, n);
         for (int64_t i = 1; i < copies; ++i) {
-          sum = simd::Add(sum, simd::LoadFirst(of_region + i * copy + p, n));
+          sum = simd::Add(sum, simd::LoadFirst(listed + i * copy + p, n));
         }
         simd::StoreFirst(to, sum, n);
         to += n;

@@ -1,5 +1,8 @@
 // XLA custom calls: buffers in, kernels on XLA's thread pool, buffers out.
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <exception>
 #include <limits>
@@ -51,6 +54,24 @@ Element* Data(const Numbers& numbers) {
   return static_cast<Element*>(numbers.untyped_data());
 }
 
+// Where to write a result. Allocators map large ones anew at every call, and the
+// system then clears them page by page: asks it for large pages.
+template <typename Element>
+Element* Data(Result& result) {
+  Element* data = Data<Element>(*result);
+#ifdef MADV_HUGEPAGE
+  constexpr size_t kMapped = 32 << 20;  // The most that glibc keeps for reuse.
+  constexpr uintptr_t kPage = 2 << 20;
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (begin + result->size_bytes()) / kPage * kPage;
+  if (result->size_bytes() >= kMapped) {
+    madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+  }
+#endif
+  return data;
+}
+
 template <typename F>
 ffi::Error Try(F f) {
   try {
@@ -94,7 +115,7 @@ ffi::Error SparseMatmul(ffi::ThreadPool pool, Numbers x, Numbers w,
           stack.inputs, stack.outputs};
       Kernels<Element>().multiply(
           OnPool(pool), Data<Element>(x) + i * tokens * features, matrix,
-          transpose, tokens, Data<Element>(*y) + i * tokens * results);
+          transpose, tokens, Data<Element>(y) + i * tokens * results);
     }
   });
 }
@@ -113,8 +134,8 @@ ffi::Error Backward(ffi::ThreadPool pool, Numbers x, Numbers dy, Numbers w,
           OnPool(pool), Data<Element>(x) + i * tokens * stack.inputs,
           Data<Element>(dy) + i * tokens * stack.outputs, matrix,
           Bytes(grad_mask) + i * stack.Size(), tokens,
-          Data<Element>(*dx) + i * tokens * stack.inputs,
-          Data<Element>(*dw) + i * stack.Size());
+          Data<Element>(dx) + i * tokens * stack.inputs,
+          Data<Element>(dw) + i * stack.Size());
     }
   });
 }
@@ -132,7 +153,7 @@ ffi::Error SampledMatmul(ffi::ThreadPool pool, Numbers x, Numbers dy,
           OnPool(pool), Data<Element>(x) + i * tokens * stack.inputs,
           Data<Element>(dy) + i * tokens * stack.outputs, matrix,
           Bytes(mask) + i * stack.Size(), tokens, nullptr,
-          Data<Element>(*dw) + i * stack.Size());
+          Data<Element>(dw) + i * stack.Size());
     }
   });
 }
@@ -173,7 +194,7 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, Numbers x, Numbers values,
     for (int64_t i = 0; i < stack.number; ++i) {
       Kernels<Element>().multiply_packed(
           OnPool(pool), Data<Element>(x) + i * tokens * features, stack[i],
-          transpose, tokens, Data<Element>(*y) + i * tokens * results);
+          transpose, tokens, Data<Element>(y) + i * tokens * results);
     }
   });
 }
@@ -200,8 +221,8 @@ ffi::Error PackedBackward(ffi::ThreadPool pool, Numbers x, Numbers dy,
     using Element = decltype(element);
     const PackedStack<Element> stack(Data<Element>(values),
                                      values.element_count(), bits, columns);
-    DifferentiatePacked(pool, x, dy, stack, Data<Element>(*dx),
-                        Data<Element>(*dvalues));
+    DifferentiatePacked(pool, x, dy, stack, Data<Element>(dx),
+                        Data<Element>(dvalues));
   });
 }
 
@@ -212,7 +233,7 @@ ffi::Error PackedGradient(ffi::ThreadPool pool, Numbers x, Numbers dy,
     const PackedStack<Element> stack(nullptr, dvalues->element_count(), bits,
                                      columns);
     DifferentiatePacked<Element>(pool, x, dy, stack, nullptr,
-                                 Data<Element>(*dvalues));
+                                 Data<Element>(dvalues));
   });
 }
 

@@ -22,28 +22,14 @@ namespace {
 void Multiply(const Workers& workers, const Element* x,
               const Matrix<Element>& w, bool transpose, int64_t tokens,
               Element* y) {
-  MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
-                 transpose ? w.inputs : w.outputs,
-                 IsSparse(w.mask, w.inputs * w.outputs), tokens, y,
-                 [&](const Lists& lists, int64_t region) {
-                   if (transpose) {
-                     ListRows(lists, region, w.weights, w.mask, nullptr);
-                   } else {
-                     ListColumns(lists, region, w.weights, w.mask);
-                   }
-                 });
+  const Masked matrix = {w.weights, w.mask, nullptr, w.inputs, w.outputs};
+  MultiplyListed(workers, x, matrix, transpose, tokens, y);
 }
 
 void MultiplyPacked(const Workers& workers, const Element* x,
                     const Packed<Element>& w, bool transpose, int64_t tokens,
                     Element* y) {
-  const Ranked ranked(w);
-  MultiplyListed(workers, x, transpose ? w.outputs : w.inputs,
-                 transpose ? w.inputs : w.outputs, ranked.IsSparse(), tokens, y,
-                 [&](const Lists& lists, int64_t region) {
-                   (transpose ? ListPackedRows : ListPackedColumns)(
-                       lists, region, ranked);
-                 });
+  MultiplyListed(workers, x, Ranked(w), transpose, tokens, y);
 }
 
 template <bool kWithDx>
@@ -58,17 +44,14 @@ void DifferentiateAll(const Workers& workers, const Element* x,
   }
   const bool same = kWithDx && (w.mask == grad_mask ||
                                 !std::memcmp(w.mask, grad_mask, size));
+  const uint8_t* only = same ? nullptr : grad_mask;
+  const Masked matrix = {w.weights, kWithDx ? w.mask : nullptr, only, w.inputs,
+                         w.outputs};
   DifferentiateListed<kWithDx>(
-      workers, x, dy, w.inputs, w.outputs, IsSparse(grad_mask, size), tokens,
-      dx,
-      [&](const Lists& lists, int64_t region) {
-        ListRows(lists, region, w.weights, kWithDx ? w.mask : nullptr,
-                 same ? nullptr : grad_mask);
-      },
+      workers, x, dy, matrix, tokens, dx,
       [&](const Lists& lists, int64_t region, const float* sums,
           int64_t copies, int64_t copy) {
-        Scatter(lists, region, sums, copies, copy, same ? nullptr : grad_mask,
-                dw);
+        Scatter(lists, region, sums, copies, copy, only, dw);
       });
 }
 
@@ -82,21 +65,17 @@ void Differentiate(const Workers& workers, const Element* x, const Element* dy,
 void DifferentiatePacked(const Workers& workers, const Element* x,
                          const Element* dy, const Packed<Element>& w,
                          int64_t tokens, Element* dx, Element* dvalues) {
-  const Ranked ranked(w);
-  std::fill(dvalues + (tokens ? ranked.Kept() : 0), dvalues + w.size,
+  const Ranked matrix(w);
+  std::fill(dvalues + (tokens ? matrix.Kept() : 0), dvalues + w.size,
             Element());
   if (tokens == 0) return;
-  const auto list = [&](const Lists& lists, int64_t region) {
-    ListPackedRows(lists, region, ranked);
-  };
   const auto write = [&](const Lists& lists, int64_t region, const float* sums,
                          int64_t copies, int64_t copy) {
-    WritePacked(lists, region, sums, copies, copy, ranked, dvalues);
+    WritePacked(lists, region, sums, copies, copy, matrix, dvalues);
   };
-  (dx ? DifferentiateListed<true, decltype(list), decltype(write)>
-      : DifferentiateListed<false, decltype(list), decltype(write)>)(
-      workers, x, dy, w.inputs, w.outputs, ranked.IsSparse(), tokens, dx, list,
-      write);
+  (dx ? DifferentiateListed<true, Ranked, decltype(write)>
+      : DifferentiateListed<false, Ranked, decltype(write)>)(
+      workers, x, dy, matrix, tokens, dx, write);
 }
 
 }  // namespace

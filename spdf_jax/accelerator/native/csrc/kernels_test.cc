@@ -613,10 +613,11 @@ int main() {
       cases.push_back(c);
     }
   }
-  // Several regions, blocks and tiles at once.
+  // Several regions, strips, blocks and tiles at once.
   for (Pattern pattern : {Pattern::kHalf, Pattern::kTenth, Pattern::kFew}) {
     cases.push_back({300, 513, 513, pattern, Gradient::kSame, false, true});
     cases.push_back({300, 300, 513, pattern, Gradient::kOther, true, false});
+    cases.push_back({33, 270, 1100, pattern, Gradient::kOther, false, true});
   }
   // Results that caches cannot hold, in whole vectors and not.
   for (int64_t size : {1024, 1001}) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels.h"
 #include "scratch.h"
 #include SPDF_ELEMENT
 
@@ -11,44 +12,59 @@ namespace {
 
 constexpr int64_t kRegionOutputs = 128;
 constexpr int64_t kMostTerms = 384;  // Of a block.
-constexpr int64_t kRowsAhead = 8;
+constexpr int64_t kStripRegions = 8;  // Whose columns are read together.
+// How far ahead of what is read memory is asked for entries, ...
+constexpr int64_t kEntriesAhead = 2048;
+constexpr int64_t kRowsAhead = 2;
+// ... and how far ahead of what is written.
+constexpr int64_t kListedAhead = 64;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // What is kept of a matrix: for every output the terms that it sums.
 //
-// Outputs come in regions of kRegionOutputs, and terms in blocks. A region holds
-// its entries in the order (block, output, term), and room for all of them. The
-// entries of an output in a block are a multiple of kAtOnce: where there are too
-// few, zeros follow, times a term after the last one of a whole block.
+// Outputs come in regions of kRegionOutputs, and terms in blocks. The entries of
+// a region in a block are in the order (output, term). Those of an output are a
+// multiple of kAtOnce: where there are too few, zeros follow, times a term after
+// the last one of a whole block.
 struct Lists {
   int64_t outputs;
   int64_t terms;
   int64_t block;  // Terms, a multiple of kTokens.
+  int64_t strip;  // Regions of which the entries lie one after another.
 
   Element* values;
   uint16_t* indices;  // Of terms within their block.
-  uint32_t* starts;   // Of every output's entries within the region.
+  uint32_t* starts;   // Of every output's entries within the strip.
 
   int64_t Regions() const { return Ceil(outputs, kRegionOutputs); }
+  int64_t Strips() const { return Ceil(Regions(), strip); }
   int64_t Blocks() const { return Ceil(terms, block); }
   int64_t End(int64_t region) const {
     return std::min(outputs, (region + 1) * kRegionOutputs);
   }
-  // Compress writes a vector, of which all but the first may be waste.
-  int64_t Entries() const {
-    return kRegionOutputs * (terms + Blocks() * (kAtOnce - 1)) + kWidth;
+  int64_t EndOfBlock(int64_t b) const {
+    return std::min(terms, (b + 1) * block);
   }
-  int64_t Starts() const { return kRegionOutputs * Blocks() + 1; }
+  // Room for the entries of a region in a block, all there may be. Compress
+  // writes a vector, of which all but the first may be waste.
+  int64_t Room() const {
+    return kRegionOutputs * (block + kAtOnce - 1) + kWidth;
+  }
+  int64_t Entries() const { return Strips() * strip * Blocks() * Room(); }
+  // Where the entries of the region's strip in a block begin.
+  int64_t First(int64_t region, int64_t b) const {
+    return (region / strip * Blocks() + b) * strip * Room();
+  }
 
-  Element* Values(int64_t region) const {
-    return values + region * Entries();
+  Element* Values(int64_t region, int64_t b) const {
+    return values + First(region, b);
   }
-  uint16_t* Indices(int64_t region) const {
-    return indices + region * Entries();
+  uint16_t* Indices(int64_t region, int64_t b) const {
+    return indices + First(region, b);
   }
-  uint32_t* StartsOf(int64_t region) const {
-    return starts + region * Starts();
+  uint32_t* Starts(int64_t region, int64_t b) const {
+    return starts + (region * Blocks() + b) * (kRegionOutputs + 1);
   }
   // Rows of tokens that entries of all blocks may name.
   int64_t Rows() const { return Blocks() * RowsOfBlock(); }
@@ -70,128 +86,176 @@ struct Lists {
 
   void Allocate() {
     static thread_local Scratch values_room, indices_room, starts_room;
-    values = values_room.Get<Element>(Regions() * Entries());
-    indices = indices_room.Get<uint16_t>(Regions() * Entries());
-    starts = starts_room.Get<uint32_t>(Regions() * Starts());
+    values = values_room.Get<Element>(Entries());
+    indices = indices_room.Get<uint16_t>(Entries());
+    starts = starts_room.Get<uint32_t>(Regions() * Blocks() *
+                                       (kRegionOutputs + 1));
   }
 };
 
-// Rows lie apart in memory: asks for what is read some rows later.
-template <typename T>
-void Prefetch(const T* here, int64_t stride) {
-  __builtin_prefetch(here + kRowsAhead * stride);
-}
+// Whether so few are kept that longer lists pay.
+bool IsFew(int64_t kept, int64_t of) { return kept < 0.15 * of; }
 
-// Lists a region whose outputs are rows of the matrix. Entries of `also` are
-// listed too, with the value zero where the mask has none.
-void ListRows(const Lists& lists, int64_t region, const Element* weights,
-              const uint8_t* mask, const uint8_t* also) {
-  Element* values = lists.Values(region);
-  uint16_t* indices = lists.Indices(region);
-  uint32_t* starts = lists.StartsOf(region);
-  const int64_t first = region * kRegionOutputs;
-  const int64_t outputs = lists.End(region) - first;
-  uint32_t p = 0;
-  for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
-    const int64_t end = std::min(lists.terms, begin + lists.block);
-    for (int64_t o = 0; o < outputs; ++o) {
-      *starts++ = p;
-      const int64_t row = (first + o) * lists.terms;
-      for (int64_t i = begin; i < end; i += kWidth) {
-        const int n = static_cast<int>(std::min<int64_t>(kWidth, end - i));
-        const int64_t at = row + i;
-        uint32_t all = 0;
-        Vector v = simd::Zero();
-        if (mask) {
-          Prefetch(weights + at, lists.terms);
-          Prefetch(mask + at, lists.terms);
-          all = simd::NonZero(mask + at, n);
-          v = simd::Keep(all, simd::LoadFirst(weights + at, n));
-        }
-        if (also) {
-          Prefetch(also + at, lists.terms);
-          all |= simd::NonZero(also + at, n);
-        }
-        p += simd::Compress(v, all, static_cast<int>(i - begin), values + p,
-                            indices + p);
+// A matrix and its mask, or one of them. What `also` has is listed, too, with
+// the value zero where the mask has it not.
+struct Masked {
+  const Element* weights;
+  const uint8_t* mask;
+  const uint8_t* also;
+  int64_t rows;
+  int64_t columns;
+
+  // By a sample.
+  bool IsSparse() const {
+    constexpr int64_t kSample = 1 << 10;
+    const int64_t step = std::max<int64_t>(1, rows * columns / kSample) | 1;
+    const uint8_t* listed = also ? also : mask;
+    int64_t kept = 0, seen = 0;
+    for (int64_t i = 0; i < rows * columns; i += step, ++seen) {
+      kept += listed[i] != 0;
+    }
+    return IsFew(kept, seen);
+  }
+
+  // A row, read from left to right.
+  struct Row {
+    const Element* weights;
+    const uint8_t* mask;
+    const uint8_t* also;
+    int64_t ahead;
+
+    // Which of n <= kWidth entries from i on are kept, and their values.
+    uint32_t Read(int64_t i, int n, Vector* values) const {
+      uint32_t kept = 0;
+      *values = simd::Zero();
+      if (mask) {
+        __builtin_prefetch(weights + i + ahead);
+        __builtin_prefetch(mask + i + ahead);
+        kept = simd::NonZero(mask + i, n);
+        *values = simd::Keep(kept, simd::LoadFirst(weights + i, n));
       }
-      p = lists.Fill(p, values, indices);
+      if (also) {
+        __builtin_prefetch(also + i + ahead);
+        kept |= simd::NonZero(also + i, n);
+      }
+      return kept;
     }
-  }
-  *starts = p;
-}
+    void Copy(int64_t, Element*) const {}
+  };
 
-// Appends dealt columns one after another, from entry p on, and notes where they
-// start; returns where the next one does.
-uint32_t CollectColumns(const Lists& lists, int64_t columns, int64_t stride,
-                        const uint16_t* counts, const Element* dealt_values,
-                        const uint16_t* dealt_indices, uint32_t p,
-                        Element* values, uint16_t* indices, uint32_t* starts) {
-  for (int64_t c = 0; c < columns; ++c) {
-    *starts++ = p;
-    // Whole vectors: what is too much is written over, or waste at the end.
-    for (int64_t i = 0; i < counts[c]; i += kWidth) {
-      std::copy_n(dealt_values + c * stride + i, kWidth, values + p + i);
-      std::copy_n(dealt_indices + c * stride + i, kWidth, indices + p + i);
-    }
-    p = lists.Fill(p + counts[c], values, indices);
+  // A row, to be read from some region of columns on.
+  Row RowFrom(int64_t row, int64_t, int64_t ahead) const {
+    const int64_t at = row * columns;
+    return {mask ? weights + at : nullptr, mask ? mask + at : nullptr,
+            also ? also + at : nullptr, ahead};
   }
+};
+
+// Appends what a row keeps from `begin` to `end`, the first of them as term
+// `index`; returns where the next entry goes.
+template <typename Row>
+uint32_t Append(Row& row, int64_t begin, int64_t end, int64_t index, uint32_t p,
+                Element* values, uint16_t* indices) {
+  __builtin_prefetch(values + p + kListedAhead, 1);
+  __builtin_prefetch(values + p + kListedAhead + kWidth, 1);
+  __builtin_prefetch(indices + p + kListedAhead, 1);
+  const uint32_t first = p;
+  for (int64_t i = begin; i < end; i += kWidth) {
+    const int n = static_cast<int>(std::min<int64_t>(kWidth, end - i));
+    Vector v;
+    const uint32_t kept = row.Read(i, n, &v);
+    p += simd::Compress(v, kept, static_cast<int>(index + i - begin),
+                        values + p, indices + p);
+  }
+  row.Copy(p - first, values + first);
   return p;
 }
 
-// Lists a region whose outputs are columns of the matrix: reads along the rows
-// of a block, and deals what is kept out to the columns.
-void ListColumns(const Lists& lists, int64_t region, const Element* weights,
-                 const uint8_t* mask) {
-  static thread_local Scratch values_room, indices_room;
-  // Not a power of two, lest all columns meet in the same lines of the cache.
-  const int64_t stride = lists.block + kWidth;
-  Element* dealt_values = values_room.Get<Element>(kRegionOutputs * stride);
-  uint16_t* dealt_indices = indices_room.Get<uint16_t>(kRegionOutputs * stride);
-  Element* values = lists.Values(region);
-  uint16_t* indices = lists.Indices(region);
-  uint32_t* starts = lists.StartsOf(region);
+// Lists a region whose outputs are rows of the matrix.
+template <typename M>
+void ListRows(const Lists& lists, int64_t region, const M& matrix) {
   const int64_t first = region * kRegionOutputs;
-  const int64_t columns = lists.End(region) - first;
-  uint32_t p = 0;
-  for (int64_t begin = 0; begin < lists.terms; begin += lists.block) {
-    const int64_t end = std::min(lists.terms, begin + lists.block);
-    uint16_t counts[kRegionOutputs] = {0};
-    for (int64_t row = begin; row < end; ++row) {
-      Element row_values[kRegionOutputs + kWidth];
-      uint16_t row_columns[kRegionOutputs + kWidth];
-      int64_t kept = 0;
-      for (int64_t c = 0; c < columns; c += kWidth) {
-        const int n = static_cast<int>(std::min<int64_t>(kWidth, columns - c));
-        const int64_t at = row * lists.outputs + first + c;
-        Prefetch(weights + at, lists.outputs);
-        Prefetch(mask + at, lists.outputs);
-        kept += simd::Compress(simd::LoadFirst(weights + at, n),
-                               simd::NonZero(mask + at, n),
-                               static_cast<int>(c), row_values + kept,
-                               row_columns + kept);
-      }
-      for (int64_t i = 0; i < kept; ++i) {
-        const int64_t c = row_columns[i];
-        const int64_t at = c * stride + counts[c]++;
-        dealt_values[at] = row_values[i];
-        dealt_indices[at] = static_cast<uint16_t>(row - begin);
-      }
+  for (int64_t b = 0; b < lists.Blocks(); ++b) *lists.Starts(region, b) = 0;
+  for (int64_t o = first; o < lists.End(region); ++o) {
+    auto row = matrix.RowFrom(o, 0, kEntriesAhead);
+    for (int64_t b = 0; b < lists.Blocks(); ++b) {
+      Element* values = lists.Values(region, b);
+      uint16_t* indices = lists.Indices(region, b);
+      uint32_t* starts = lists.Starts(region, b) + o - first;
+      const uint32_t end = Append(row, b * lists.block, lists.EndOfBlock(b), 0,
+                                  starts[0], values, indices);
+      starts[1] = lists.Fill(end, values, indices);
     }
-    p = CollectColumns(lists, columns, stride, counts, dealt_values,
-                       dealt_indices, p, values, indices, starts);
-    starts += columns;
   }
-  *starts = p;
 }
 
-// Whether a mask keeps so little, by a sample of it, that longer lists pay.
-bool IsSparse(const uint8_t* mask, int64_t size) {
-  constexpr int64_t kSample = 1 << 10;
-  const int64_t step = std::max<int64_t>(1, size / kSample) | 1;
-  int64_t kept = 0, seen = 0;
-  for (int64_t i = 0; i < size; i += step, ++seen) kept += mask[i] != 0;
-  return kept < 0.15 * seen;
+// Lists a block of a strip of regions whose outputs are columns of the matrix:
+// reads along its rows, then sorts what they keep by columns.
+template <typename M>
+void ListColumns(const Lists& lists, int64_t strip, int64_t b,
+                 const M& matrix) {
+  static thread_local Scratch values_room, places_room;
+  const int64_t room = lists.Room();
+  Element* kept_values = values_room.Get<Element>(kStripRegions * room);
+  // row * kRegionOutputs + column.
+  uint16_t* kept_places = places_room.Get<uint16_t>(kStripRegions * room);
+  uint32_t kept[kStripRegions] = {0};
+  const int64_t first = strip * kStripRegions;
+  const int64_t last = std::min(first + kStripRegions, lists.Regions());
+  const int64_t begin = b * lists.block;
+  for (int64_t r = begin; r < lists.EndOfBlock(b); ++r) {
+    auto row = matrix.RowFrom(r, first, kRowsAhead * lists.outputs);
+    for (int64_t region = first; region < last; ++region) {
+      const int64_t i = region - first;
+      kept[i] = Append(row, region * kRegionOutputs, lists.End(region),
+                       (r - begin) * kRegionOutputs, kept[i],
+                       kept_values + i * room, kept_places + i * room);
+    }
+  }
+  Element* values = lists.Values(first, b);
+  uint16_t* indices = lists.Indices(first, b);
+  uint32_t p = 0;
+  for (int64_t region = first; region < last; ++region) {
+    const int64_t at = (region - first) * room;
+    const uint32_t number = kept[region - first];
+    uint32_t counts[kRegionOutputs] = {0};
+    for (uint32_t i = 0; i < number; ++i) {
+      if (i % kWidth == 0) {
+        __builtin_prefetch(values + p + i, 1);
+        __builtin_prefetch(indices + p + i, 1);
+      }
+      ++counts[kept_places[at + i] % kRegionOutputs];
+    }
+    uint32_t* starts = lists.Starts(region, b);
+    uint32_t next[kRegionOutputs];
+    const int64_t columns = lists.End(region) - region * kRegionOutputs;
+    for (int64_t c = 0; c < columns; ++c) {
+      starts[c] = next[c] = p;
+      p = lists.Fill(p + counts[c], values, indices);
+    }
+    starts[columns] = p;
+    for (uint32_t i = 0; i < number; ++i) {
+      const uint32_t to = next[kept_places[at + i] % kRegionOutputs]++;
+      values[to] = kept_values[at + i];
+      indices[to] = kept_places[at + i] / kRegionOutputs;
+    }
+  }
+}
+
+// Lists a matrix by its columns, or by its rows.
+template <typename M>
+void List(const Workers& workers, const M& matrix, bool columns, Lists* lists) {
+  lists->strip = columns ? kStripRegions : 1;
+  lists->Allocate();
+  const int64_t strips = lists->Strips();
+  workers.parallel_for(columns ? strips * lists->Blocks() : strips,
+                       [&](int64_t i) {
+                         if (columns) {
+                           ListColumns(*lists, i % strips, i / strips, matrix);
+                         } else {
+                           ListRows(*lists, i, matrix);
+                         }
+                       });
 }
 
 }  // namespace

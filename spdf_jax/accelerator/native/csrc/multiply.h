@@ -43,9 +43,8 @@ void MultiplyTile(const Lists& lists, const Element* x, int64_t tokens,
     const int64_t outputs = lists.End(region) - first;
     for (int64_t b = 0; b < lists.Blocks(); ++b) {
       (b ? AddBlock<kVectors, false> : AddBlock<kVectors, true>)(
-          packed + b * lists.RowsOfBlock() * kTile, lists.Values(region),
-          lists.Indices(region), lists.StartsOf(region) + b * outputs, outputs,
-          sums);
+          packed + b * lists.RowsOfBlock() * kTile, lists.Values(region, b),
+          lists.Indices(region, b), lists.Starts(region, b), outputs, sums);
     }
     Unpack(sums, kTile, tokens, outputs, lists.outputs, past_caches, y + first);
   }
@@ -67,22 +66,20 @@ void WithVectors(int vectors, const F& f) {
   f(std::integral_constant<int, kMost>());
 }
 
-// Multiplies by a matrix of which list(lists, region) lists a region.
-template <typename List>
-void MultiplyListed(const Workers& workers, const Element* x, int64_t terms,
-                    int64_t outputs, bool sparse, int64_t tokens, Element* y,
-                    const List& list) {
-  const int most = kForwardVectors / (sparse ? 2 : 1);
+// x[tokens, rows] @ matrix, or x[tokens, columns] @ matrix^T.
+template <typename M>
+void MultiplyListed(const Workers& workers, const Element* x, const M& matrix,
+                    bool transpose, int64_t tokens, Element* y) {
+  static_assert(2 * kForwardBlock * kRegionOutputs <= 1 << 16);
+  const int most = kForwardVectors / (matrix.IsSparse() ? 2 : 1);
   const int vectors = Vectors(most, tokens, workers.number);
   Lists lists;
-  lists.outputs = outputs;
-  lists.terms = terms;
+  lists.outputs = transpose ? matrix.rows : matrix.columns;
+  lists.terms = transpose ? matrix.columns : matrix.rows;
   lists.block = kForwardBlock * (vectors == kForwardVectors ? 1 : 2);
-  lists.Allocate();
-  workers.parallel_for(lists.Regions(),
-                       [&](int64_t region) { list(lists, region); });
+  List(workers, matrix, !transpose, &lists);
   const int64_t tile = vectors * kTokens;
-  const bool past_caches = OutgrowCaches(tokens * outputs);
+  const bool past_caches = OutgrowCaches(tokens * lists.outputs);
   workers.parallel_for(Ceil(tokens, tile), [&](int64_t i) {
     const int64_t first = i * tile;
     const int64_t here = std::min(tile, tokens - first);
