@@ -25,6 +25,8 @@ constexpr int kBackwardVectors = 8;
 constexpr int64_t kForwardBlock = 128;
 // How far ahead of what it lays out Pack asks memory for features.
 constexpr int64_t kFeaturesAhead = 256;
+// How far ahead of what it writes Unpack asks memory for results.
+constexpr int64_t kResultsAhead = 128;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
 // tokens that are not there are zero.
@@ -60,6 +62,7 @@ void Write(Bfloat16* p, Pairs v, int n, bool past_caches) {
       reinterpret_cast<uintptr_t>(p) % sizeof(Pairs) == 0) {
     simd::StreamPairs(p, v);
   } else {
+    __builtin_prefetch(p + kResultsAhead, 1);
     simd::StoreFirstPairs(p, v, n);
   }
 }

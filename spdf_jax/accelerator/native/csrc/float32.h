@@ -20,6 +20,8 @@ constexpr int kBackwardVectors = simd::kBackwardVectors;
 constexpr int64_t kForwardBlock = 64;
 // How far ahead of what it lays out Pack asks memory for features.
 constexpr int64_t kFeaturesAhead = 128;
+// How far ahead of what it writes Unpack asks memory for results.
+constexpr int64_t kResultsAhead = 64;
 
 // Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
 // tokens that are not there are zero.
@@ -47,6 +49,7 @@ void Write(float* p, Vector v, int n, bool past_caches) {
       reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0) {
     simd::Stream(p, v);
   } else {
+    __builtin_prefetch(p + kResultsAhead, 1);
     simd::StoreFirst(p, v, n);
   }
 }

@@ -129,13 +129,13 @@ struct Masked {
       uint32_t kept = 0;
       *values = simd::Zero();
       if (mask) {
-        __builtin_prefetch(weights + i + ahead);
-        __builtin_prefetch(mask + i + ahead);
+        __builtin_prefetch(weights + i + ahead, 0, 2);
+        __builtin_prefetch(mask + i + ahead, 0, 2);
         kept = simd::NonZero(mask + i, n);
         *values = simd::Keep(kept, simd::LoadFirst(weights + i, n));
       }
       if (also) {
-        __builtin_prefetch(also + i + ahead);
+        __builtin_prefetch(also + i + ahead, 0, 2);
         kept |= simd::NonZero(also + i, n);
       }
       return kept;
