@@ -13,10 +13,10 @@ namespace {
 constexpr int64_t kRegionOutputs = 128;
 constexpr int64_t kMostTerms = 384;  // Of a block.
 constexpr int64_t kStripRegions = 8;  // Whose columns are read together.
-// How far ahead of what is read memory is asked for entries, ...
+// How far ahead memory is asked for what is read along rows, ...
 constexpr int64_t kEntriesAhead = 2048;
-constexpr int64_t kRowsAhead = 2;
-// ... and how far ahead of what is written.
+constexpr int64_t kRowsAhead = 2;  // Where only a strip of them is read.
+// ... and for the entries that are written.
 constexpr int64_t kListedAhead = 64;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -96,8 +96,9 @@ struct Lists {
 // Whether so few are kept that longer lists pay.
 bool IsFew(int64_t kept, int64_t of) { return kept < 0.15 * of; }
 
-// A matrix and its mask, or one of them. What `also` has is listed, too, with
-// the value zero where the mask has it not.
+// A matrix of which the mask's entries are listed, and those of `also`, with the
+// value zero where the mask has them not. Either may be null; without a mask
+// weights are not read.
 struct Masked {
   const Element* weights;
   const uint8_t* mask;
@@ -124,7 +125,8 @@ struct Masked {
     const uint8_t* also;
     int64_t ahead;
 
-    // Which of n <= kWidth entries from i on are kept, and their values.
+    // Which of n <= kWidth entries from i on are kept, and their values. Asks
+    // memory for the second-level cache: the first has few requests at a time.
     uint32_t Read(int64_t i, int n, Vector* values) const {
       uint32_t kept = 0;
       *values = simd::Zero();
@@ -140,6 +142,7 @@ struct Masked {
       }
       return kept;
     }
+    // Read gave the values.
     void Copy(int64_t, Element*) const {}
   };
 

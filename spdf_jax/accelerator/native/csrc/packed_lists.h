@@ -50,12 +50,14 @@ class Ranked {
     const uint8_t* bits;
     const Element* values;  // Of what was not read yet, or null: zeros.
 
+    // Which of n <= kWidth entries from i on are kept, without their values.
     uint32_t Read(int64_t i, int n, Vector* zeros) const {
       *zeros = simd::Zero();
       uint32_t kept = bits[i / 8];
       if (n > 8) kept |= uint32_t{bits[i / 8 + 1]} << 8;
       return kept >> i % 8 & ((1u << n) - 1);
     }
+    // The values of what was read.
     void Copy(int64_t number, Element* to) {
       if (values == nullptr) return;
       std::copy_n(values, number, to);
