@@ -54,10 +54,10 @@ Element* Data(const Numbers& numbers) {
   return static_cast<Element*>(numbers.untyped_data());
 }
 
-// Where to write a result. Allocators map large ones anew at every call, and the
+// The memory of a result, to write to. Allocators map large ones anew at every call, and the
 // system then clears them page by page: asks it for large pages.
 template <typename Element>
-Element* Data(Result& result) {
+Element* Room(Result& result) {
   Element* data = Data<Element>(*result);
 #ifdef MADV_HUGEPAGE
   constexpr size_t kMapped = 32 << 20;  // The most that glibc keeps for reuse.
@@ -115,7 +115,7 @@ ffi::Error SparseMatmul(ffi::ThreadPool pool, Numbers x, Numbers w,
           stack.inputs, stack.outputs};
       Kernels<Element>().multiply(
           OnPool(pool), Data<Element>(x) + i * tokens * features, matrix,
-          transpose, tokens, Data<Element>(y) + i * tokens * results);
+          transpose, tokens, Room<Element>(y) + i * tokens * results);
     }
   });
 }
@@ -134,8 +134,8 @@ ffi::Error Backward(ffi::ThreadPool pool, Numbers x, Numbers dy, Numbers w,
           OnPool(pool), Data<Element>(x) + i * tokens * stack.inputs,
           Data<Element>(dy) + i * tokens * stack.outputs, matrix,
           Bytes(grad_mask) + i * stack.Size(), tokens,
-          Data<Element>(dx) + i * tokens * stack.inputs,
-          Data<Element>(dw) + i * stack.Size());
+          Room<Element>(dx) + i * tokens * stack.inputs,
+          Room<Element>(dw) + i * stack.Size());
     }
   });
 }
@@ -153,7 +153,7 @@ ffi::Error SampledMatmul(ffi::ThreadPool pool, Numbers x, Numbers dy,
           OnPool(pool), Data<Element>(x) + i * tokens * stack.inputs,
           Data<Element>(dy) + i * tokens * stack.outputs, matrix,
           Bytes(mask) + i * stack.Size(), tokens, nullptr,
-          Data<Element>(dw) + i * stack.Size());
+          Room<Element>(dw) + i * stack.Size());
     }
   });
 }
@@ -194,7 +194,7 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, Numbers x, Numbers values,
     for (int64_t i = 0; i < stack.number; ++i) {
       Kernels<Element>().multiply_packed(
           OnPool(pool), Data<Element>(x) + i * tokens * features, stack[i],
-          transpose, tokens, Data<Element>(y) + i * tokens * results);
+          transpose, tokens, Room<Element>(y) + i * tokens * results);
     }
   });
 }
@@ -221,8 +221,8 @@ ffi::Error PackedBackward(ffi::ThreadPool pool, Numbers x, Numbers dy,
     using Element = decltype(element);
     const PackedStack<Element> stack(Data<Element>(values),
                                      values.element_count(), bits, columns);
-    DifferentiatePacked(pool, x, dy, stack, Data<Element>(dx),
-                        Data<Element>(dvalues));
+    DifferentiatePacked(pool, x, dy, stack, Room<Element>(dx),
+                        Room<Element>(dvalues));
   });
 }
 
@@ -233,7 +233,7 @@ ffi::Error PackedGradient(ffi::ThreadPool pool, Numbers x, Numbers dy,
     const PackedStack<Element> stack(nullptr, dvalues->element_count(), bits,
                                      columns);
     DifferentiatePacked<Element>(pool, x, dy, stack, nullptr,
-                                 Data<Element>(dvalues));
+                                 Room<Element>(dvalues));
   });
 }
 

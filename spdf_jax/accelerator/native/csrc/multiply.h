@@ -70,6 +70,7 @@ void WithVectors(int vectors, const F& f) {
 template <typename M>
 void MultiplyListed(const Workers& workers, const Element* x, const M& matrix,
                     bool transpose, int64_t tokens, Element* y) {
+  // Places in a block of columns are 16 bits.
   static_assert(2 * kForwardBlock * kRegionOutputs <= 1 << 16);
   const int most = kForwardVectors / (matrix.IsSparse() ? 2 : 1);
   const int vectors = Vectors(most, tokens, workers.number);
