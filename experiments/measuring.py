@@ -108,7 +108,8 @@ def median_interval(
   """Returns the median and its 95 % bootstrap interval.
 
   Args:
-    samples: Independent samples, [n].
+    samples: Independent samples, [n], or those of several cases, [cases, n]:
+      then the mean of the cases' medians is meant.
     rng: Where the resamples come from.
 
   Returns:
@@ -121,12 +122,17 @@ def median_interval(
   Example:
     >>> median_interval(np.full(9, 2.0), np.random.default_rng(0))
     (2.0, 2.0, 2.0)
+    >>> cases = [[1.0, 1.0, 7.0], [3.0, 3.0, 3.0]]
+    >>> median_interval(cases, np.random.default_rng(0))[0]
+    2.0
   """
-  median = float(np.median(samples))
-  if len(samples) < _FEWEST:
+  cases = np.atleast_2d(samples)
+  median = float(np.median(cases, axis=1).mean())
+  count = cases.shape[1]
+  if count < _FEWEST:
     return median, -math.inf, math.inf
-  chosen = rng.integers(len(samples), size=(_RESAMPLES, len(samples)))
-  medians = np.median(np.asarray(samples)[chosen], axis=1)
+  chosen = rng.integers(count, size=(_RESAMPLES, count))
+  medians = np.median(cases[:, chosen], axis=2).mean(axis=0)
   low, high = np.quantile(medians, [0.025, 0.975])
   return median, float(low), float(high)
 
@@ -148,7 +154,7 @@ def sampled_row(
   Args:
     case: What was measured.
     metric: Which of its quantities.
-    samples: Its samples, [n].
+    samples: Its samples, [n], or those of the cases of a mean, [cases, n].
     rng: Where the bootstrap's resamples come from.
     target: What the value must keep to.
     at_most: Whether the target is an upper bound.

@@ -42,6 +42,19 @@ def test_the_interval_covers_the_known_ratio_about_95_times_in_100():
   assert 180 <= covered < 200
 
 
+def test_bursts_in_some_cases_do_not_move_the_mean_of_all():
+  rng = np.random.default_rng(4)
+  ratios = np.linspace(4, 10, 15)
+  covered = 0
+  for _ in range(100):
+    seconds = [noisy_seconds(rng, 1 / ratio, 13) for ratio in ratios]
+    samples = np.array([dense / sparse for dense, sparse in seconds])
+    value, low, high = median_interval(samples, rng)
+    assert value == pytest.approx(7, rel=0.05)
+    covered += low <= 7 <= high
+  assert covered >= 90
+
+
 def test_equal_generators_give_equal_intervals():
   samples = np.random.default_rng(2).normal(size=11)
   first, second = (

@@ -105,7 +105,7 @@ def measure_layers(
     yield measuring.sampled_row(
         f'mean{kind}',
         f'{sparsity:.0%} zeros: dense / native, wall',
-        np.mean([t.wall[0] / t.wall[1] for t in of_level], axis=0),
+        np.array([t.wall[0] / t.wall[1] for t in of_level]),
         rng,
         **keep_to,
     )
