@@ -25,7 +25,7 @@ class Row(NamedTuple):
   """Which of its quantities, with the unit."""
 
   value: float
-  """The quantity: counted, or the median of its samples."""
+  """The quantity: counted, a median of samples, or a mean of such medians."""
 
   target: float | None
   """What the value must keep to; `None` where it is only reported."""
