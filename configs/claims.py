@@ -1,10 +1,10 @@
 """One run of experiments.reproduce: what all arms of all claims share.
 
-  python -m experiments.reproduce --scale=tiny --data=DIR
+  python -m experiments.reproduce --scale=fair --data=DIR
 
 A small GPT learns books; each arm changes sparsity, phases, rate and where it
-starts from, see experiments/arms.py. AdamW, clipping and the decay of SPDF,
-appendix A.1; b2 is 0.95. The scales are in experiments/scales.py.
+starts from, see experiments/papers/arm_configs.py. AdamW, clipping and decay of
+SPDF, appendix A.1; b2 is 0.95. Sizes are in experiments/papers/scales.py.
 """
 
 import ml_collections
@@ -25,7 +25,6 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       n_layers=given['layers'], n_heads=max(width // head, 1), d_model=width,
       d_ff=4 * width, max_length=length,
   )
-  config.matmul = 'dense'  # One program on every machine.
   config.data.update(task='', max_epochs=dict(corpus=12, task=16))
   phase = config.phases.pretrain.copy_and_resolve_references()
   phase.update(length=length, sparsity=0.0)
@@ -33,5 +32,5 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.evaluation.generations = 0
   config.eval_every = 10**9  # At the end of a phase only.
   config.log_every = 100
-  config.checkpoints.update(every=1000, keep=1)
+  config.checkpoints.update(every=500, keep=1)
   return config

@@ -1,15 +1,15 @@
 """Tests the papers' claims by runs, or fills their tables from finished ones.
 
-  python -m experiments.reproduce --scale=tiny --data=DIR
+  python -m experiments.reproduce --scale=fair --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
---scale: `smoke` takes a minute and gives no verdicts; `tiny` under 40 minutes
-on two cores; `cpu` a night, for all claims; `small` one GPU. DIR holds books/
-and e2e/ (and webnlg17/ beyond tiny); smoke reads Python's own library. What is
-compared, and when a claim holds, was written before any run, see
-experiments/results/PROTOCOL.md. Runs go to --workdir, one on each core; killed,
-the same command goes on, and finished runs are not trained again. The table,
-results.json and a figure go to --output.
+--scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
+two cores; `small` is for one GPU. DIR holds books/, e2e/ and webnlg17/; smoke
+reads Python's own library. What is compared, and when a claim holds, was
+written before any run that judges, see experiments/results/PROTOCOL.md. Runs go
+to --workdir, one on each core; stopped or killed, the same command goes on, and
+finished runs are not trained again. The table, results.json and a figure go to
+--output; --report writes them from what has finished so far.
 
 --table: a run's config, and those of the runs it started from, say which cells
 it fills; what it scored is read from the JSON of experiments.evaluate --output,
@@ -18,6 +18,7 @@ has the mean over seeds ± their deviation beside the printed value, or why it i
 empty.
 """
 
+import dataclasses
 import os
 import pathlib
 
@@ -25,12 +26,12 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import claims
 from experiments import compilation_cache
 from experiments import console
-from experiments.scales import SCALES
+from experiments.papers import reproduction
+from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.scales import SCALES
 from spdf_jax.analysis import paper_tables
-from spdf_jax.analysis.paper_claims import CLAIMS
 from spdf_jax.names import lookup
 
 _TABLE = flags.DEFINE_string(
@@ -42,11 +43,10 @@ _RUNS = flags.DEFINE_list(
 )
 _SCALE = flags.DEFINE_string('scale', None, f'One of {", ".join(SCALES)}.')
 _CLAIMS = flags.DEFINE_list(
-    'claims', [], 'Some of the claims only: letters.'
+    'claims', [], 'Some of the claims only, by their keys.'
 )
-_SEEDS = flags.DEFINE_integer(
-    'seeds', None, 'How many seeds judge; by default those of the scale.',
-    lower_bound=1,
+_REPORT = flags.DEFINE_bool(
+    'report', False, 'Runs nothing: writes the results of what has finished.'
 )
 _DATA = flags.DEFINE_string(
     'data', os.environ.get('SPDF_DATA', ''), 'The folder of the data.'
@@ -96,15 +96,14 @@ def test_claims(name: str) -> None:
   scale = lookup('scale', name, SCALES)
   for key in _CLAIMS.value:
     lookup('claim', key, CLAIMS)
-  scale = scale._replace(
-      claims=tuple(_CLAIMS.value) or scale.claims,
-      seeds=_SEEDS.value or scale.seeds,
+  scale = dataclasses.replace(
+      scale, claims=tuple(_CLAIMS.value) or scale.claims
   )
   output = pathlib.Path(_OUTPUT.value or f'experiments/results/claims-{name}')
-  print(claims.reproduce(
-      name, scale, _DATA.value,
-      pathlib.Path(_WORKDIR.value or f'runs/claims-{name}'), output,
-      _WORKERS.value,
+  workdir = pathlib.Path(_WORKDIR.value or f'runs/claims-{name}')
+  print(reproduction.reproduce(
+      reproduction.Reproduction(name, scale, workdir, output),
+      _DATA.value, _WORKERS.value, _REPORT.value,
   ))
   print(f'{output}: table.md, results.json, claims.png')
 

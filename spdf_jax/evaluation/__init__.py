@@ -40,6 +40,10 @@ from spdf_jax.evaluation.task import task_evaluator
 from spdf_jax.evaluation.task import write_json_lines
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
+from spdf_jax.evaluation.trigram import fit_trigram
+from spdf_jax.evaluation.trigram import Trigram
+from spdf_jax.evaluation.trigram import trigram_loss
+from spdf_jax.evaluation.trigram import trigram_probabilities
 from spdf_jax.evaluation.wikitext import adjusted_perplexity
 
 __all__ = [
@@ -56,6 +60,7 @@ __all__ = [
     'Scores',
     'Subject',
     'SuiteScores',
+    'Trigram',
     'adjusted_perplexity',
     'beam_search',
     'bigram_loss',
@@ -66,6 +71,7 @@ __all__ = [
     'count_bigrams',
     'evaluate_loss',
     'fit_bigram',
+    'fit_trigram',
     'generate',
     'greedy',
     'harness_model',
@@ -79,5 +85,7 @@ __all__ = [
     'score_texts',
     'target_perplexity',
     'task_evaluator',
+    'trigram_loss',
+    'trigram_probabilities',
     'write_json_lines',
 ]

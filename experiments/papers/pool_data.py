@@ -5,7 +5,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from experiments.scales import Scale
+from experiments.papers.scales import Scale
 from spdf_jax import data
 from spdf_jax.training.metrics import write_atomically
 

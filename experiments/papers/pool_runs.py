@@ -1,7 +1,6 @@
 """One run of experiments.reproduce, in a worker that keeps to one core."""
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 import contextlib
 import json
 import logging
@@ -16,22 +15,28 @@ from typing import NamedTuple
 
 from absl import flags
 import jax
+import numpy as np
 
-from experiments import arms
 from experiments import compilation_cache
 from experiments import console
 from experiments import lifecycle
-from experiments.scales import Scale
+from experiments.papers.arm_configs import create_config
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.gates import BASELINES
+from experiments.papers.pool import Job
+from experiments.papers.pool import Outcome
+from experiments.papers.scales import Scale
 from spdf_jax import analysis
+from spdf_jax import evaluation
 from spdf_jax import training
-from spdf_jax.analysis.pool import Job
 from spdf_jax.analysis.subspaces import module_means
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.early_stops import METRICS
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 
-_OUTCOME = 'outcome.json'
+OUTCOME = 'outcome.json'
+"""Written when a run is finished, into its folder."""
 
 
 class Runner(NamedTuple):
@@ -42,12 +47,14 @@ class Runner(NamedTuple):
     directory: Where the runs go.
     corpus: The corpus' folder, or its name.
     tasks: The folder of the tasks' folders.
+    evaluations: How many evaluations a run has; the last one is at its end.
   """
 
   scale: Scale
   directory: str
   corpus: str
   tasks: str
+  evaluations: int = 1
 
   def __call__(self, job: Job) -> dict[str, Any]:
     """Runs a job, or goes on with it; returns what it measured.
@@ -57,38 +64,70 @@ class Runner(NamedTuple):
     """
     workdir = pathlib.Path(self.directory, job.name)
     workdir.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
+    started = time.process_time()
     with _log_to(workdir / 'log.txt'):
-      config = arms.create_config(job, self.scale, self.corpus, self.tasks)
-      if job.parent:
-        config.init_from = str(pathlib.Path(self.directory, job.parent))
-      recipe = training.create_recipe(config)
-      if job.arm.startswith('init'):
+      recipe = self.create_recipe(job)
+      if job.arm.method == 'init':
         outcome = write_initial(recipe, workdir)
       else:
         outcome = train(recipe, workdir)
     # No other run uses its programs, which would add up to gigabytes.
     jax.clear_caches()
-    outcome['seconds'] = round(time.monotonic() - started, 1)
-    write_atomically(workdir / _OUTCOME, json.dumps(outcome, indent=2) + '\n')
+    # Processor time: a run that was stopped for a while has not cost more.
+    outcome['seconds'] = round(time.process_time() - started, 1)
+    write_atomically(workdir / OUTCOME, json.dumps(outcome, indent=2) + '\n')
     return outcome
+
+  def create_recipe(self, job: Job) -> training.Recipe:
+    """Builds the recipe of a job."""
+    config = create_config(job, self.scale, self.corpus, self.tasks)
+    if job.parent is not None:
+      config.init_from = str(pathlib.Path(self.directory, job.parent.name))
+    if self.evaluations > 1:
+      config.eval_every = max(
+          self.scale.steps(job.arm) // self.evaluations, 1
+      )
+    return training.create_recipe(config)
+
+  def is_there(self, job: Job) -> bool:
+    """Returns whether the weights of a finished run are on disk."""
+    return pathlib.Path(self.directory, job.name, OUTCOME).exists()
 
 
 def write_initial(
     recipe: training.Recipe, workdir: pathlib.Path
 ) -> dict[str, Any]:
-  """Writes the initial weights that all arms of a seed start from."""
+  """Writes the initial weights that all arms of a seed start from.
+
+  Returns:
+    The number of parameters, and the losses of n-grams that are counted on the
+    tokens that a pre-training of this seed reads: gate G1.
+  """
   if not (workdir / 'checkpoints' / '0').exists():
     write_params(workdir, recipe.init_params(), recipe.config)
-  return {'parameters': recipe.parameters}
+  tokens = np.concatenate([
+      recipe.batch_at(step).inputs.ravel()
+      for step in range(recipe.plan.total_steps)
+  ])
+  batches = lifecycle.validation_batches(recipe)
+  vocab_size = recipe.model.config.vocab_size
+  score = {
+      'bigram': evaluation.bigram_loss, 'trigram': evaluation.trigram_loss
+  }
+  return {'parameters': recipe.parameters} | {
+      metric: score[name](tokens, batches, vocab_size).loss
+      for name, metric in BASELINES.items()
+  }
 
 
 def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
   """Trains a run to its end, and measures it.
 
   Returns:
-    The losses of its last evaluation; the FLOPs of its training; and, of a
-    fine-tuning, how far the hidden matrices turned, by module.
+    The losses of its last evaluation; the FLOPs and the seconds of its
+    training; whether native kernels ran; the validation loss over the seconds,
+    where there are several evaluations; and, of a fine-tuning, how far the
+    hidden matrices turned, by module.
   """
   session = training.open_session(recipe, workdir)
   try:
@@ -96,10 +135,21 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
   except training.Interrupted as interrupted:
     raise InterruptedError(str(interrupted)) from None
   outcome: dict[str, Any] = {}
+  curve, seconds = [], 0.0
   for row in read_rows(workdir / 'metrics.jsonl'):
     outcome |= {name: row[name] for name in METRICS if name in row}
+    seconds += row.get('time/seconds', 0.0)
+    if PRETRAINED in row:
+      curve.append([row['step'], round(seconds, 2), row[PRETRAINED]])
   run = analysis.read_run(workdir)
-  outcome['flops'] = analysis.flops_at(run, run.last_step)
+  outcome |= {
+      'flops': analysis.flops_at(run, run.last_step),
+      'steps': run.last_step,
+      'training_seconds': round(seconds, 2),
+      'kernels': recipe.sparse_steps is not None,
+  }
+  if len(curve) > 1:
+    outcome['curve'] = curve
   if recipe.task is not None:
     outcome |= distances(recipe, workdir)
   return outcome
@@ -119,13 +169,13 @@ def distances(
   return {f'distance/{name}': value for name, value in means.items()}
 
 
-def read_outcomes(directory: pathlib.Path) -> dict[str, Mapping[str, Any]]:
+def read_outcomes(directory: pathlib.Path) -> dict[str, Outcome]:
   """Reads what the finished runs of a pool have measured, by their names."""
   return {
       path.parent.relative_to(directory).as_posix(): json.loads(
           path.read_text('utf-8')
       )
-      for path in sorted(directory.glob(f'*/*/{_OUTCOME}'))
+      for path in sorted(directory.glob(f'*/*/{OUTCOME}'))
   }
 
 

@@ -1,0 +1,1 @@
+"""The papers' experiments: claims, the arms they compare, and their runs."""

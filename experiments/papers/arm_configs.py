@@ -1,0 +1,156 @@
+"""The config of a run of an arm."""
+
+from typing import Any
+
+import ml_collections
+
+from configs import claims as base
+from configs import common
+from experiments.papers.arms import Arm
+from experiments.papers.arms import ROUNDS
+from experiments.papers.pool import Job
+from experiments.papers.scales import Scale
+
+
+def create_config(
+    job: Job, scale: Scale, corpus: str, tasks: str
+) -> ml_collections.ConfigDict:
+  """Builds the config of a run, but for where it starts from.
+
+  Args:
+    job: The run.
+    scale: Its scale.
+    corpus: Name, or folder, of the corpus.
+    tasks: Folder that holds those of the tasks.
+
+  Returns:
+    The config.
+  """
+  arm = job.arm
+  width = scale.sizes[arm.size].width
+  config = base.get_config(
+      f'width={width},layers={scale.layers},length={scale.length}'
+  )
+  config.seed = job.seed
+  config.matmul = scale.matmul
+  config.micro_batches = scale.micro_batches
+  config.data.corpus = corpus
+  config.data.tokenizer = '' if scale.corpus else scale.tokenizer
+  # Each round of pruning reads the start of an epoch in an order of its own.
+  rounds = scale.rounds if arm.method in ROUNDS else 1
+  config.data.max_epochs.corpus = scale.epochs * rounds
+  config.model.vocab_size = scale.vocab_size
+  config.evaluation.update(
+      corpus_batches=scale.batches, task_batches=scale.batches
+  )
+  phase = config.phases.pretrain.to_dict()
+  if arm.task:
+    config.data.update(task='jsonl', task_dir=f'{tasks}/{arm.task}')
+    phases = {'finetune': _finetuning(phase, scale, job)}
+  else:
+    phases = _pretraining(phase, scale, job)
+  config.phases = dict(order=tuple(phases), **phases)
+  return config
+
+
+def _finetuning(
+    phase: dict[str, Any], scale: Scale, job: Job
+) -> dict[str, Any]:
+  steps = scale.steps(job.arm)
+  rate = dict(
+      schedule='linear', peak=job.point['rate'], final_fraction=0.0,
+      warmup=f'{_warmup(steps)} steps',
+  )
+  sparsity: Any = 0.0
+  if job.arm.sparse_tuning:
+    # The weights of largest magnitude are those that are not zero.
+    sparsity = dict(
+        algorithm='static', sparsity=job.arm.sparsity, init='magnitude'
+    )
+  return phase | dict(
+      duration=f'{steps} steps', data='task', batch_size=scale.tune_batch,
+      learning_rate=rate, weight_decay=0.01, sparsity=sparsity,
+  )
+
+
+def _pretraining(
+    phase: dict[str, Any], scale: Scale, job: Job
+) -> dict[str, dict[str, Any]]:
+  """Returns the phases of an arm that reads the corpus, by name."""
+  arm, steps = job.arm, scale.steps(job.arm)
+  phase = phase | dict(batch_size=scale.batch_size)
+  rate = phase['learning_rate'] | dict(peak=job.point.get('rate', 1.0))
+  if arm.method == 'variable':
+    return _variable(phase, rate, arm, steps, job.point['stage'])
+  if arm.method in ROUNDS:
+    return _rounds(phase, rate, arm, scale)
+  return {'pretrain': _of_length(phase, steps, rate, _sparsity(arm, steps))}
+
+
+def _sparsity(arm: Arm, steps: int) -> Any:
+  """Returns the sparsity of a pre-training phase."""
+  if arm.method in ('init', 'dense'):
+    return 0.0
+  if arm.method == 'granet':
+    # As the post has it: RigL with a rising sparsity.
+    sparsity = common.sparsity_of('rigl', arm.sparsity, steps)
+    return sparsity | dict(sparsity=dict(
+        schedule='cubic', initial=0.5, final=arm.sparsity,
+        steps=sparsity['update_until'],
+    ))
+  sparsity = common.sparsity_of(arm.method, arm.sparsity, steps)
+  if arm.method == 'set':
+    # As the post has it: the drop fraction falls to 0, as RigL's does.
+    sparsity['drop_fraction'] = dict(
+        schedule='cosine', initial=0.3, steps=sparsity['update_until']
+    )
+  return sparsity
+
+
+def _variable(
+    phase: dict[str, Any], rate: dict[str, Any], arm: Arm, steps: int,
+    stage: str | float,
+) -> dict[str, dict[str, Any]]:
+  """Sparse for 5/6 of the steps, then dense."""
+  dense = steps // 6
+  if stage == 'continue':
+    dense_rate = rate | dict(schedule='continue')
+  else:
+    dense_rate = rate | dict(
+        peak=stage * rate['peak'], warmup=f'{_warmup(dense)} steps'
+    )
+  return {
+      'pretrain': _of_length(phase, steps - dense, rate, arm.sparsity),
+      'dense': phase | dict(
+          duration=f'{dense} steps', learning_rate=dense_rate
+      ),
+  }
+
+
+def _rounds(
+    phase: dict[str, Any], rate: dict[str, Any], arm: Arm, scale: Scale
+) -> dict[str, dict[str, Any]]:
+  """Rounds that prune a share of what is left, or none, and train on."""
+  steps = round(scale.round_share * scale.steps(Arm('dense', size=arm.size)))
+  sparsity: Any = 0.0
+  if arm.method == 'pruned':
+    share = round(1 - (1 - arm.sparsity) ** (1 / scale.rounds), 6)
+    sparsity = dict(algorithm='iterative', rounds=[
+        dict(steps=steps, fraction=share)
+    ] * scale.rounds)
+  each = _of_length(phase, steps, rate, sparsity)
+  each |= dict(restart=True, reshuffle=True)
+  return {f'round{i + 1}': each for i in range(scale.rounds)}
+
+
+def _of_length(
+    phase: dict[str, Any], steps: int, rate: dict[str, Any], sparsity: Any
+) -> dict[str, Any]:
+  warm = rate | dict(warmup=f'{_warmup(steps)} steps')
+  return phase | dict(
+      duration=f'{steps} steps', learning_rate=warm, sparsity=sparsity
+  )
+
+
+def _warmup(steps: int) -> int:
+  return max(steps // 15, 1)

@@ -1,0 +1,102 @@
+"""Arms: the ways to train that an experiment compares."""
+
+import dataclasses
+
+PRETRAINED, TUNED = 'validation/loss', 'target/loss'
+"""What arms are chosen and compared by, in nats."""
+
+ROUNDS = ('pruned', 'longer')
+"""Methods that train a dense model on, in rounds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """A way to train; its runs differ in their seed and learning rate only.
+
+  Attributes:
+    method: `'init'` (initial weights), `'dense'`, `'static'`, `'set'`,
+      `'rigl'`, `'granet'`, `'variable'` (sparse, then dense), `'pruned'`
+      (rounds of iterative pruning of a dense model) or `'longer'` (the same
+      rounds without pruning).
+    sparsity: Fraction of zeros; of `'variable'` before its dense stage.
+    size: Name of a size of the scale; `''` is the main one.
+    task: Name of a task that the pre-trained arm is fine-tuned on; `''`: the
+      arm pre-trains.
+    sparse_tuning: Whether fine-tuning keeps the zeros of pre-training.
+    rate_of: The arm whose chosen learning rate this one uses; `None`: it is
+      tuned itself.
+    share: Share of the scale's steps, below 1 for tuning by short runs.
+
+  Example:
+    >>> tuned = Arm('static', 0.75, size='small', task='task')
+    >>> tuned.name, tuned.parent.name, tuned.parent.parent.name
+    ('static-75_small+task', 'static-75_small', 'init_small')
+  """
+
+  method: str
+  sparsity: float = 0.0
+  size: str = ''
+  task: str = ''
+  sparse_tuning: bool = False
+  rate_of: 'Arm | None' = None
+  share: float = 1.0
+
+  @property
+  def folder(self) -> str:
+    """Name of the folder of its runs: equal for runs that are the same."""
+    return (
+        self.method
+        + (f'-{100 * self.sparsity:g}' if self.sparsity else '')
+        + (f'_{self.size}' if self.size else '')
+        + (f'+{self.task}' if self.task else '')
+        + ('-sparse' if self.sparse_tuning else '')
+        + (f'-of-{self.share:g}' if self.share != 1 else '')
+    )
+
+  @property
+  def name(self) -> str:
+    """Name in tables and figures."""
+    if self.rate_of is None or self.share != self.rate_of.share:
+      return self.folder
+    return f'{self.folder} at the rate of {self.rate_of.folder}'
+
+  @property
+  def parent(self) -> 'Arm | None':
+    """The arm whose run of the same seed this one starts from."""
+    if self.task:
+      return dataclasses.replace(
+          self, task='', sparse_tuning=False, rate_of=None
+      )
+    if self.method == 'init':
+      return None
+    return Arm('dense' if self.method in ROUNDS else 'init', size=self.size)
+
+  @property
+  def metric(self) -> str:
+    """The loss that its learning rate is chosen by."""
+    return TUNED if self.task else PRETRAINED
+
+  @property
+  def kind(self) -> str:
+    """The method and sparsity alone: the same at every size and task."""
+    return Arm(self.method, self.sparsity).folder
+
+
+def with_parents(arms: list[Arm]) -> list[Arm]:
+  """Returns arms, each after the one it starts from and the one it is tuned by.
+
+  Example:
+    >>> [arm.name for arm in with_parents([Arm('static', 0.5, task='task')])]
+    ['init', 'static-50', 'static-50+task']
+  """
+  found: dict[Arm, None] = {}
+
+  def add(arm: Arm) -> None:
+    for before in (arm.parent, arm.rate_of):
+      if before is not None:
+        add(before)
+    found[arm] = None
+
+  for arm in arms:
+    add(arm)
+  return list(found)

@@ -1,0 +1,132 @@
+"""A figure of claims: the arms' losses, and the differences claimed."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+from typing import Any
+
+from experiments.papers.arms import Arm
+from experiments.papers.claims import Comparison
+from experiments.papers.claims import Finding
+from experiments.papers.paired import Interval
+from experiments.papers.pool import Entry
+from experiments.papers.pool import Outcome
+from spdf_jax.analysis import plot_style
+
+_INSIDE, _OUTSIDE = 'interval inside the margin', 'interval outside the margin'
+_ACROSS = 'interval across the margin'
+_COLORS = {
+    _INSIDE: plot_style.COLORS[2], _OUTSIDE: plot_style.COLORS[1],
+    _ACROSS: plot_style.PALE,
+}
+
+
+def plot_claims(
+    entries: Sequence[Entry],
+    found: Mapping[Arm, Mapping[int, Outcome]],
+    findings: Sequence[Finding],
+) -> Any:
+  """Plots every seed of every arm, and the differences with their intervals.
+
+  Args:
+    entries: All entries.
+    found: What was measured, by arm and seed.
+    findings: From `judge`.
+
+  Returns:
+    A figure: left the losses of pre-training and of fine-tuning, a point per
+    seed and a line at their mean; right the comparisons, coloured by where
+    their interval lies, a tick at each margin, and the verdict of each claim.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> entry = Entry(Arm('dense'), {}, 1)
+    >>> found = {entry.arm: {1: {'validation/loss': 2.0}}}
+    >>> len(plot_claims([entry], found, []).axes)
+    2
+  """
+  shown = [
+      entry.arm for entry in entries
+      if any(entry.arm.metric in o for o in found.get(entry.arm, {}).values())
+  ]
+  metrics = list(dict.fromkeys(arm.metric for arm in shown))
+  counts = [sum(a.metric == m for a in shown) for m in metrics] or [1]
+  rows = sum(len(f.claim.comparisons) for f in findings)
+  height = max(0.26 * max(sum(counts) + 3 * len(counts), rows + 5), 3.0)
+  figure = plot_style.new_figure(14, height)
+  left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))
+  axes = left.subplots(len(counts), height_ratios=counts, squeeze=False)[:, 0]
+  for ax, metric in zip(axes, metrics):
+    _plot_losses(ax, [a for a in shown if a.metric == metric], found)
+  _plot_differences(right.subplots(), findings)
+  return figure
+
+
+def _plot_losses(
+    ax: Any, arms: Sequence[Arm], found: Mapping[Arm, Mapping[int, Outcome]]
+) -> None:
+  for place, arm in enumerate(arms):
+    losses = [outcome[arm.metric] for outcome in found[arm].values()]
+    ax.plot(losses, [place] * len(losses), 'o', markersize=4, alpha=0.6,
+            color=plot_style.COLORS[0], markeredgewidth=0)
+    mean = sum(losses) / len(losses)
+    ax.vlines(mean, place - 0.35, place + 0.35, color=plot_style.COLORS[0])
+  ax.set_yticks(range(len(arms)), [arm.name for arm in arms])
+  ax.set_ylim(len(arms) - 0.4, -0.6)
+  ax.set_xlabel(f'{arms[0].metric} (nats)')
+  plot_style.polish(ax)
+  ax.grid(False, axis='y')
+  ax.margins(y=0)
+
+
+def _place(comparison: Comparison, interval: Interval) -> str:
+  if interval.high < comparison.margin:
+    return _INSIDE
+  return _OUTSIDE if interval.low > comparison.margin else _ACROSS
+
+
+def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
+  rows = [
+      (finding, i, comparison, interval, values)
+      for finding in findings
+      for i, (comparison, interval, values) in enumerate(zip(
+          finding.claim.comparisons, finding.intervals, finding.values
+      ))
+  ]
+  for row, (finding, i, comparison, interval, values) in enumerate(rows):
+    if i == 0:
+      ax.annotate(
+          finding.verdict, (1.01, row), xycoords=('axes fraction', 'data'),
+          va='center', fontsize=8, annotation_clip=False,
+      )
+    ax.vlines(comparison.margin, row - 0.35, row + 0.35, color='black',
+              linewidth=1)
+    if not values:
+      continue
+    color = _COLORS[_place(comparison, interval)]
+    if math.isfinite(interval.low):
+      ax.hlines(row, interval.low, interval.high, color=color, linewidth=2)
+    ax.plot(values, [row] * len(values), '.', color=color, alpha=0.5,
+            markersize=4)
+    ax.plot(interval.mean, row, 'D', color=color, markersize=4)
+  for text, color in _COLORS.items():
+    ax.plot([], [], 'D-', color=color, markersize=4, linewidth=2, label=text)
+  ax.plot([], [], '|', color='black', markersize=9, label='margin claimed')
+  ax.legend(
+      loc='lower center', bbox_to_anchor=(0.5, 1), ncols=2, fontsize=8,
+      frameon=False,
+  )
+  ax.set_yticks(
+      range(len(rows)), [f'({f.claim.key}) {c.text}' for f, _, c, *_ in rows],
+      fontsize=8,
+  )
+  ax.set_ylim(len(rows) - 0.4, -0.6)
+  ax.axvline(0, color=plot_style.GREY, linewidth=0.8)
+  ax.set_xlabel(
+      'difference by seed, its mean and 95 % interval (nats; cosine distance '
+      'for h)'
+  )
+  plot_style.polish(ax)
+  ax.grid(False, axis='y')

@@ -1,0 +1,194 @@
+"""Gates: whether a scale can tell anything, checked before any verdict.
+
+G1 dense models beat a bigram and a trigram of the tokens they read; G2 a model
+with 99 % zeros is worse than a dense one; G3 every learning rate that was
+chosen lies inside its grid; G4 at least 20 tokens per parameter and at most 4
+epochs. Where a gate fails, a small difference between arms says nothing about
+sparsity, and a claim that rests on it gets no verdict.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import statistics
+from typing import NamedTuple
+
+from experiments.papers.arms import Arm
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import with_parents
+from experiments.papers.claims import Claim
+from experiments.papers.claims import Measured
+from experiments.papers.pool import choose_all
+from experiments.papers.pool import Done
+from experiments.papers.pool import Entry
+from experiments.papers.pool import loss_of
+from experiments.papers.pool import tried
+from experiments.papers.scales import CONTROL
+from experiments.papers.scales import DENSE
+from experiments.papers.scales import EPOCHS
+from experiments.papers.scales import Scale
+from experiments.papers.scales import sized
+from experiments.papers.scales import TOKENS_PER_PARAMETER
+
+MARGIN = 0.1
+"""Nats by which G1 and G2 must hold."""
+
+BASELINES = {'bigram': 'bigram/loss', 'trigram': 'trigram/loss'}
+"""Measures of the runs that write initial weights, by what they score."""
+
+
+class Gate(NamedTuple):
+  """What a gate asks for, and what was found.
+
+  Attributes:
+    key: `'G1'` to `'G4'`.
+    subject: The arm it is about; `None`: all.
+    text: What it asks for, in words.
+    found: What was found, in words; empty: nothing yet.
+    passed: Whether it holds.
+  """
+
+  key: str
+  subject: Arm | None
+  text: str
+  found: str
+  passed: bool
+
+
+def arms_of_gates(claims: Sequence[Claim]) -> list[Arm]:
+  """Returns the arms that the gates of claims need.
+
+  Example:
+    >>> from experiments.papers.paper_claims import CLAIMS
+    >>> [arm.name for arm in arms_of_gates([CLAIMS['c']])]
+    ['dense_large', 'static-99_large', 'dense_small', 'static-99_small']
+  """
+  return [
+      sized(arm, size) for size in _sizes(claims) for arm in (DENSE, CONTROL)
+  ]
+
+
+def check(
+    scale: Scale,
+    claims: Sequence[Claim],
+    entries: Sequence[Entry],
+    done: Done,
+    measured: Measured,
+) -> list[Gate]:
+  """Computes all gates of a scale's claims.
+
+  Args:
+    scale: The scale.
+    claims: Its claims.
+    entries: Its entries.
+    done: Outcomes of finished runs.
+    measured: What was measured on the seeds that judge.
+
+  Returns:
+    G1 and G2 by size, G3 by arm, and G4.
+  """
+  gates = []
+  for size in _sizes(claims):
+    dense, init = sized(DENSE, size), Arm('init', size=size)
+    for name, metric in BASELINES.items():
+      gates.append(_ahead(
+          'G1', dense, f'{dense.name} beats the {name} of its tokens',
+          _values(measured, init, metric),
+          _values(measured, dense, PRETRAINED),
+      ))
+  for size in _sizes(claims):
+    control, dense = sized(CONTROL, size), sized(DENSE, size)
+    gates.append(_ahead(
+        'G2', control, f'{dense.name} beats {control.name}',
+        _values(measured, control, PRETRAINED),
+        _values(measured, dense, PRETRAINED),
+    ))
+  chosen = choose_all(entries, done)
+  for entry in entries:
+    if entry.arm.rate_of is None and 'rate' in entry.grid:
+      gates.append(_inside(entry, chosen[entry.arm], done))
+  enough = scale.tokens_per_parameter >= TOKENS_PER_PARAMETER
+  gates.append(Gate(
+      'G4', None,
+      f'at least {TOKENS_PER_PARAMETER} tokens per parameter, at most {EPOCHS} '
+      'epochs',
+      f'{scale.tokens_per_parameter:g} tokens per parameter, '
+      f'{scale.epochs} epochs at most',
+      enough and scale.epochs <= EPOCHS,
+  ))
+  return gates
+
+
+def failures(
+    gates: Sequence[Gate], claims: Sequence[Claim]
+) -> dict[str, str]:
+  """Names the failed gates of each claim: those of its sizes and its arms.
+
+  Args:
+    gates: From `check`.
+    claims: The claims.
+
+  Returns:
+    By the keys of claims with a failed gate, the gates and what they are about.
+
+  Example:
+    >>> from experiments.papers.paper_claims import CLAIMS
+    >>> gate = Gate('G4', None, '', '', False)
+    >>> failures([gate], [CLAIMS['a']])
+    {'a': 'G4'}
+  """
+  failed = {}
+  for claim in claims:
+    arms = set(with_parents(list(claim.arms)))
+    sizes = {arm.size for arm in arms}
+    names = [
+        gate.key + (f' {gate.subject.name}' if gate.subject else '')
+        for gate in gates
+        if not gate.passed and (
+            gate.subject is None
+            or (gate.subject in arms if gate.key == 'G3'
+                else gate.subject.size in sizes)
+        )
+    ]
+    if names:
+      failed[claim.key] = ', '.join(dict.fromkeys(names))
+  return failed
+
+
+def _sizes(claims: Sequence[Claim]) -> list[str]:
+  return list(dict.fromkeys(a.size for c in claims for a in c.arms))
+
+
+def _values(measured: Measured, arm: Arm, metric: str) -> dict[int, float]:
+  return {
+      seed: outcome[metric]
+      for seed, outcome in measured.get(arm, {}).items() if metric in outcome
+  }
+
+
+def _ahead(
+    key: str, subject: Arm, text: str, worse: Mapping[int, float],
+    dense: Mapping[int, float],
+) -> Gate:
+  text += f' by {MARGIN} nats'
+  seeds = worse.keys() & dense.keys()
+  if not seeds:
+    return Gate(key, subject, text, '', False)
+  gap = statistics.fmean(worse[s] - dense[s] for s in seeds)
+  found = f'{gap:+.3f} nats, {len(seeds)} seeds'
+  return Gate(key, subject, text, found, gap >= MARGIN)
+
+
+def _inside(
+    entry: Entry, best: Mapping[str, float] | None, done: Done
+) -> Gate:
+  text = f'the rate of {entry.arm.name} is inside its grid'
+  if best is None:
+    return Gate('G3', entry.arm, text, '', False)
+  rates = sorted(
+      point['rate'] for point in tried(entry, done)
+      if point | {'rate': best['rate']} == best
+      and loss_of(entry.arm, point, done) is not None
+  )
+  found = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
+  inside = rates[0] < best['rate'] < rates[-1]
+  return Gate('G3', entry.arm, text, found, inside)

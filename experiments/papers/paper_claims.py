@@ -1,0 +1,142 @@
+"""The claims of the papers, stated before any run that judges them."""
+
+from experiments.papers.arms import Arm
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import TUNED
+from experiments.papers.claims import better
+from experiments.papers.claims import Claim
+from experiments.papers.claims import SECONDARY
+from experiments.papers.claims import smaller_gap
+from experiments.papers.claims import trend
+from experiments.papers.scales import DENSE
+from experiments.papers.scales import sized
+from experiments.papers.scales import STATIC_50
+from experiments.papers.scales import STATIC_75
+from experiments.papers.scales import STATIC_90
+from experiments.papers.scales import tuned
+from experiments.papers.scales import VARIABLE
+
+_SPDF = 'Thangarasa et al., SPDF, 2023'
+_VARIABLE = 'Cerebras, Variable SPDF, 2023'
+_DYNAMIC = 'Cerebras, PyTorch sparsity library, 2024'
+_ITERATIVE = 'Cerebras, 2022'
+
+# Nats that count as no loss, after fine-tuning at a sparsity of 50 and 75 %,
+# for Variable SPDF against dense, and for a pruned model against a dense one.
+_MARGINS = {STATIC_50: 0.02, STATIC_75: 0.05}
+_MATCHES = 0.05
+_RECOVERS = 0.01
+
+
+def _gaps(metric: str):
+  gap = lambda size: (sized(STATIC_75, size), sized(DENSE, size))
+  return (smaller_gap(gap('large'), gap('small'), metric),)
+
+
+_ALL = (
+    Claim(
+        'a', 'dense fine-tuning beats sparse fine-tuning of a sparse model',
+        f'{_SPDF}, section 3.2, figure 2',
+        (better(
+            tuned(STATIC_75), tuned(STATIC_75, sparse_tuning=True), TUNED
+        ),),
+    ),
+    Claim(
+        'b1', 'models pre-trained at 50 and 75 % are not inferior to dense '
+        'ones after fine-tuning', f'{_SPDF}, section 3.3, table 1',
+        tuple(
+            better(tuned(arm), tuned(DENSE), TUNED, margin)
+            for arm, margin in _MARGINS.items()
+        ),
+    ),
+    Claim(
+        'b2', 'the loss of pre-training rises with sparsity',
+        f'{_SPDF}, section 3.3',
+        (trend(
+            'slope of the loss over sparsity above 0 (shown negated)',
+            {DENSE: 0.0, STATIC_50: 0.5, STATIC_75: 0.75, STATIC_90: 0.9},
+            PRETRAINED,
+        ),),
+    ),
+    Claim(
+        'c', 'larger models lose less at 75 %, in nats',
+        f'{_SPDF}, section 3.3', _gaps(PRETRAINED),
+    ),
+    Claim(
+        'd-pre', 'Variable SPDF beats static 75 % at equal FLOPs in '
+        'pre-training', f'{_VARIABLE}, tables 1 and 2',
+        (better(VARIABLE, STATIC_75, PRETRAINED),),
+    ),
+    Claim(
+        'd-ft', 'Variable SPDF beats static 75 % at equal FLOPs after '
+        'fine-tuning', f'{_VARIABLE}, tables 2 and 3',
+        (better(tuned(VARIABLE), tuned(STATIC_75), TUNED),),
+    ),
+    Claim(
+        'g1', 'iterative pruning with learning-rate rewinding to 75 % recovers '
+        'the dense loss', f'{_ITERATIVE}, figure 3',
+        (better(Arm('pruned', 0.75), DENSE, PRETRAINED, _RECOVERS),),
+    ),
+    Claim(
+        'j', 'Variable SPDF is not inferior to dense after fine-tuning',
+        f'{_VARIABLE}, table 3',
+        (better(tuned(VARIABLE), tuned(DENSE), TUNED, _MATCHES),),
+    ),
+    Claim(
+        'c-ppl', 'larger models lose less at 75 %, in perplexity',
+        f'{_SPDF}, section 3.3', _gaps('validation/perplexity'), SECONDARY,
+    ),
+    Claim(
+        'e', 'RigL and SET beat a static mask at 90 %',
+        f'{_DYNAMIC}, table 3, for 80 %',
+        tuple(
+            better(Arm(method, 0.9), STATIC_90, PRETRAINED)
+            for method in ('rigl', 'set')
+        ),
+        SECONDARY,
+    ),
+    Claim(
+        'f', 'GraNet from 50 to 80 % beats RigL at 80 %',
+        f'{_DYNAMIC}, figure 8',
+        (better(Arm('granet', 0.8), Arm('rigl', 0.8), PRETRAINED),), SECONDARY,
+    ),
+    Claim(
+        'g2', 'the pruned model recovers the loss of a dense one trained as '
+        'long', 'our control of g1',
+        (better(
+            Arm('pruned', 0.75), Arm('longer'), PRETRAINED, _RECOVERS
+        ),),
+        SECONDARY,
+    ),
+    Claim(
+        'h', 'fine-tuning moves W_D and W_O of sparse models further',
+        f'{_SPDF}, section 3.4, figure 3',
+        tuple(
+            better(
+                tuned(DENSE, rate_of=tuned(STATIC_75)), tuned(STATIC_75),
+                f'distance/{module}',
+            )._replace(text=f'{name} of dense+task below static-75+task')
+            for module, name in (('wd', 'W_D'), ('wo', 'W_O'))
+        ),
+        SECONDARY,
+    ),
+    Claim(
+        'h-size', 'fine-tuning moves the weights of larger models less',
+        f'{_SPDF}, section 3.4, figure 4',
+        (better(
+            tuned(sized(DENSE, 'large')), tuned(DENSE), 'distance/all'
+        ),),
+        SECONDARY,
+    ),
+    Claim(
+        'i', 'the loss at 75 % is larger on the harder task',
+        f'{_SPDF}, section 3.3',
+        (smaller_gap(
+            (tuned(STATIC_75), tuned(DENSE)),
+            (tuned(STATIC_75, 'hard'), tuned(DENSE, 'hard')), TUNED,
+        ),),
+        SECONDARY,
+    ),
+)
+CLAIMS = {claim.key: claim for claim in _ALL}
+"""By key."""

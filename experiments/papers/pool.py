@@ -1,0 +1,288 @@
+"""A pool of runs: which come next, and all of them, several at a time."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import concurrent.futures
+import math
+from typing import Any
+from typing import NamedTuple
+
+from experiments.papers.arms import Arm
+from spdf_jax.analysis.sweeps import points
+from spdf_jax.analysis.sweeps import run_name
+
+Outcome = Mapping[str, Any]
+"""What a run has measured, by name."""
+
+Done = Mapping[str, Outcome]
+"""Outcomes of finished runs, by the names of their jobs."""
+
+SELECTION_SEED = 0
+"""Learning rates are chosen on this seed, which judges nothing."""
+
+_DOUBLINGS = 3
+"""How far a grid of rates is extended beyond either end, in factors of 2."""
+
+
+class Entry(NamedTuple):
+  """An arm in a pool, with the grid it is tuned over and its seeds.
+
+  Attributes:
+    arm: The arm.
+    grid: Values tried on the selection seed, by name; empty: nothing is tuned.
+    seeds: How many seeds judge: 1, 2, …
+    extend: Whether the grid's `'rate'` is extended by factors of 2 until the
+      best rate is inside.
+  """
+
+  arm: Arm
+  grid: Mapping[str, Sequence[Any]]
+  seeds: int
+  extend: bool = True
+
+
+class Job(NamedTuple):
+  """One run of a pool.
+
+  Attributes:
+    arm: Its arm.
+    point: Its values of the arm's grid.
+    seed: Its seed.
+    parent: The run that it starts from; `None`: none.
+  """
+
+  arm: Arm
+  point: Mapping[str, Any]
+  seed: int
+  parent: 'Job | None' = None
+
+  @property
+  def name(self) -> str:
+    """Its folder, below that of the pool."""
+    return f'{self.arm.folder}/{run_name(self.point, self.seed)}'
+
+
+def loss_of(arm: Arm, point: Mapping[str, Any], done: Done) -> float | None:
+  """Returns the loss of a point of a grid, `None` if it has not been run.
+
+  A loss that is not a number counts as infinite.
+  """
+  outcome = done.get(Job(arm, point, SELECTION_SEED).name)
+  if outcome is None:
+    return None
+  loss = outcome.get(arm.metric, 0.0)  # Initial weights have none.
+  return math.inf if math.isnan(loss) else loss
+
+
+def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
+  """Returns the points of an entry's grid, extended as far as losses ask.
+
+  While the best rate is the lowest or the highest tried with the other values
+  of its point, half or twice that rate is added, up to a factor of 8 beyond
+  the initial grid.
+
+  Args:
+    entry: The entry.
+    done: What is known so far.
+
+  Returns:
+    Points in the order in which they were added; they are the same for every
+    order in which runs finish.
+
+  Example:
+    >>> entry = Entry(Arm('dense'), {'rate': (1.0, 2.0)}, 1)
+    >>> done = {'dense/rate=1.0,seed=0': {'validation/loss': 3.0},
+    ...         'dense/rate=2.0,seed=0': {'validation/loss': 2.5}}
+    >>> tried(entry, done)
+    [{'rate': 1.0}, {'rate': 2.0}, {'rate': 4.0}]
+  """
+  found = points(entry.grid)
+  if not entry.extend or 'rate' not in entry.grid:
+    return found
+  factor = 2**_DOUBLINGS
+  low, high = min(entry.grid['rate']) / factor, max(entry.grid['rate']) * factor
+  while True:
+    losses = [loss_of(entry.arm, point, done) for point in found]
+    if None in losses:
+      return found
+    best = found[losses.index(min(losses))]
+    rates = [p['rate'] for p in found if p | {'rate': best['rate']} == best]
+    new = [
+        best | {'rate': rate}
+        for end, rate in (
+            (min(rates), best['rate'] / 2), (max(rates), best['rate'] * 2)
+        )
+        if best['rate'] == end and low <= rate <= high
+    ]
+    if not new:
+      return found
+    found += new
+
+
+def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
+  """Returns the best point of an entry's grid, `None` until all are run.
+
+  Example:
+    >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, 1, extend=False)
+    >>> done = {'dense/rate=1,seed=0': {'validation/loss': 3.0}}
+    >>> choose(entry, done) is None
+    True
+    >>> choose(entry, done | {'dense/rate=2,seed=0': {'validation/loss': 2.5}})
+    {'rate': 2}
+  """
+  found = tried(entry, done)
+  if not entry.grid:
+    return found[0]
+  losses = [loss_of(entry.arm, point, done) for point in found]
+  return None if None in losses else found[losses.index(min(losses))]
+
+
+def choose_all(
+    entries: Sequence[Entry], done: Done
+) -> dict[Arm, dict[str, Any] | None]:
+  """Chooses the point of every arm; an arm's `rate_of` is chosen for it."""
+  chosen = {
+      entry.arm: choose(entry, done)
+      for entry in entries if entry.arm.rate_of is None
+  }
+  return chosen | {
+      entry.arm: chosen[entry.arm.rate_of]
+      for entry in entries if entry.arm.rate_of is not None
+  }
+
+
+def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
+  """Returns every run that is known to be needed, finished or not.
+
+  Args:
+    entries: Each after its parent.
+    done: What is known so far.
+
+  Returns:
+    Jobs by entry and then by seed, each once. A grid is run on the selection
+    seed and its best point on all others; a run starts from the run of its
+    parent's best point and the same seed.
+
+  Example:
+    >>> entry = Entry(Arm('init'), {}, seeds=1)
+    >>> [job.name for job in all_jobs([entry], {})]
+    ['init/seed=0', 'init/seed=1']
+  """
+  chosen = choose_all(entries, done)
+
+  def job_of(arm: Arm, point: Mapping[str, Any], seed: int) -> Job:
+    parent = arm.parent
+    return Job(
+        arm, point, seed,
+        None if parent is None else job_of(parent, chosen[parent], seed),
+    )
+
+  jobs: dict[str, Job] = {}
+  for entry in entries:
+    arm = entry.arm
+    if arm.parent is not None and chosen[arm.parent] is None:
+      continue
+    wanted = []
+    if arm.rate_of is None:
+      wanted = [(point, SELECTION_SEED) for point in tried(entry, done)]
+    if chosen[arm] is not None:
+      wanted += [(chosen[arm], seed) for seed in range(1, entry.seeds + 1)]
+    for point, seed in wanted:
+      job = job_of(arm, point, seed)
+      jobs.setdefault(job.name, job)
+  return list(jobs.values())
+
+
+def next_jobs(
+    entries: Sequence[Entry],
+    done: Done,
+    is_there: Callable[[Job], bool] = lambda job: True,
+) -> list[Job]:
+  """Returns all runs that can start: a pure function of those that are done.
+
+  Args:
+    entries: Each after its parent.
+    done: What is known so far.
+    is_there: Whether the weights of a finished run are on disk. Where they are
+      not, because its outcome was read from committed results, it is run again
+      before the first run that starts from it.
+
+  Returns:
+    Jobs, in the order of `all_jobs`.
+
+  Example:
+    >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, seeds=2)
+    >>> init = Entry(Arm('init'), {}, seeds=2)
+    >>> [job.name for job in next_jobs([init, entry], {'init/seed=0': {}})]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['init/seed=1', 'init/seed=2', 'dense/rate=1,seed=0',
+     'dense/rate=2,seed=0']
+  """
+  ready: dict[str, Job] = {}
+
+  def add(job: Job) -> None:
+    parent = job.parent
+    if parent is None or (parent.name in done and is_there(parent)):
+      ready.setdefault(job.name, job)
+    else:
+      add(parent)
+
+  for job in all_jobs(entries, done):
+    if job.name not in done:
+      add(job)
+  return list(ready.values())
+
+
+def run_all(
+    ready: Callable[[Done], Iterable[Job]],
+    run: Callable[[Job], Outcome],
+    done: Done,
+    executor: concurrent.futures.Executor,
+    workers: int,
+    report: Callable[[Job, Done], None],
+) -> dict[str, Outcome]:
+  """Runs a pool to its end, `workers` runs at a time.
+
+  Args:
+    ready: Returns what can start, as `next_jobs` does.
+    run: Runs one job and returns what it measured; called by the executor.
+    done: Outcomes of finished runs, which are not run again.
+    executor: Runs jobs.
+    workers: How many at a time.
+    report: Called with every finished job and all that are done.
+
+  Returns:
+    All that are done. What a run raises is raised here, once those that had
+    started with it have ended.
+
+  Example:
+    >>> with concurrent.futures.ThreadPoolExecutor() as executor:
+    ...   found = run_all(lambda done: next_jobs([Entry(Arm('init'), {}, 1)],
+    ...                                          done),
+    ...                   lambda job: {'seed': job.seed}, {}, executor, 2,
+    ...                   report=lambda job, done: None)
+    >>> found
+    {'init/seed=0': {'seed': 0}, 'init/seed=1': {'seed': 1}}
+  """
+  done = dict(done)
+  running: dict[concurrent.futures.Future, Job] = {}
+  while True:
+    names = {job.name for job in running.values()}
+    waiting = [job for job in ready(done) if job.name not in names]
+    for job in waiting[: workers - len(running)]:
+      running[executor.submit(run, job)] = job
+    if not running:
+      return done
+    finished, _ = concurrent.futures.wait(
+        running, return_when=concurrent.futures.FIRST_COMPLETED
+    )
+    for future in finished:
+      job = running.pop(future)
+      try:
+        done[job.name] = future.result()
+      except BaseException:
+        concurrent.futures.wait(running)
+        raise
+      report(job, done)
