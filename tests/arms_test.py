@@ -288,5 +288,5 @@ def test_the_protocol_states_margins_and_seeds_of_primary_claims():
     module.name for module in pkgutil.iter_modules(papers.__path__)
 ])
 def test_examples_in_docstrings_are_true(module):
-  found = doctest.testmod(importlib.import_module(f'{papers.__name__}.{module}'))
-  assert not found.failed
+  imported = importlib.import_module(f'{papers.__name__}.{module}')
+  assert not doctest.testmod(imported).failed

@@ -8,8 +8,8 @@ import pytest
 
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
-from experiments.papers.claims import better
 from experiments.papers.claims import BETTER
+from experiments.papers.claims import better
 from experiments.papers.claims import Claim
 from experiments.papers.claims import contrast
 from experiments.papers.claims import FAILS

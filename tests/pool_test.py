@@ -288,9 +288,10 @@ def test_a_parent_whose_weights_are_missing_is_run_again_before_its_child():
   child = 'static-50+task/rate=2.0,seed=2'
   done = {name: x for name, x in ALL.items() if name != child}
   parent = 'static-50/rate=4.0,stage=0.3,seed=2'
-  assert run_with_weights(ENTRIES, done, set()) == ['init/seed=2', parent, child]
-  assert run_with_weights(ENTRIES, done, {'init/seed=2'}) == [parent, child]
-  assert run_with_weights(ENTRIES, done, {parent}) == [child]
+  run = lambda disk: run_with_weights(ENTRIES, done, disk)
+  assert run(set()) == ['init/seed=2', parent, child]
+  assert run({'init/seed=2'}) == [parent, child]
+  assert run({parent}) == [child]
 
 
 def test_a_parent_of_several_runs_is_run_again_once():
