@@ -178,10 +178,11 @@ def test_colours_say_where_intervals_lie():
       round(line.get_xdata()[0], 9): line.get_color() for line in right.lines
       if line.get_marker() == 'D' and len(line.get_xdata())
   }
-  for key, place in (
-      ('j', 'inside'), ('d-pre', 'outside'), ('a', 'across')
+  for key, i, place in (
+      ('j', 0, 'inside'), ('b1', 0, 'inside'), ('b1', 1, 'outside'),
+      ('d-pre', 0, 'outside'), ('a', 0, 'across'),
   ):
-    mean = world().findings[key].intervals[0].mean
+    mean = world().findings[key].intervals[i].mean
     assert mark[round(mean, 9)] == colors[f'interval {place} the margin']
 
 

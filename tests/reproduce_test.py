@@ -305,10 +305,14 @@ def test_results_are_written_when_a_signal_ends_the_pool(
 
 
 def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
-    made_up, tmp_path
+    made_up, tmp_path, monkeypatch
 ):
   reproduce(reproduction_of(tmp_path), '', 2, True)
   before = (tmp_path / 'runs' / 'scale.json').read_bytes()
+  # Its data would be replaced while its runs may read them.
+  monkeypatch.setattr(
+      reproduction_lib.pool_data, 'prepare', lambda *_: pytest.fail('prepared')
+  )
   with pytest.raises(ValueError, match='runs of another scale') as caught:
     reproduce(reproduction_of(tmp_path, FAIR, 'fair'), '', 2, False)
   assert_one_sentence(str(caught.value))

@@ -146,5 +146,9 @@ def test_a_large_vocabulary_and_unknown_ids_are_refused():
     fit_trigram(np.zeros(100, np.int32), 8193)
   with pytest.raises(ValueError, match='from 0 to 3, but vocab_size is 3'):
     fit_trigram(np.arange(100) % 4, 3)
+
+
+def test_the_first_nine_tenths_have_to_be_20_tokens():
+  assert fit_trigram(np.arange(23) % 2, 2).counts.sum() == 21
   with pytest.raises(ValueError, match='at least 20'):
-    fit_trigram(np.zeros(19, np.int32), 2)
+    fit_trigram(np.arange(22) % 2, 2)
