@@ -155,6 +155,14 @@ def test_iterative_pruning_ends_at_its_level_and_its_control_at_none(tasks):
   assert (pruned.batch_at(0).inputs != pruned.batch_at(start).inputs).any()
 
 
+def test_five_rounds_prune_the_same_share_of_what_is_left(tasks):
+  scale = dataclasses.replace(SCALE, rounds=FAIR.rounds)
+  recipe = recipe_of(PRUNED, tasks, scale=scale)
+  levels = [p['sparsity'] for p in describe_plan(recipe, 'x')['phases']]
+  expected = [1 - 0.25 ** (i / 5) for i in range(1, 6)]
+  assert levels == pytest.approx(expected, abs=0.01)
+
+
 def flops(recipe):
   return sum(
       phase['steps'] * phase['flops_per_step']
@@ -193,6 +201,37 @@ def test_the_dense_stage_is_warmed_up_to_a_share_of_the_peak():
   )
   assert config.phases.dense.learning_rate.peak == pytest.approx(2.4e-3)
   assert config.phases.pretrain.learning_rate.peak == 8e-3
+
+
+def test_phases_of_the_scale_fair_are_those_of_the_protocol():
+  def phases(arm, **point):
+    config = create_config(
+        Job(arm, {'rate': 8e-3} | point, 1), FAIR, 'x', 'tasks'
+    )
+    return [config.phases[name] for name in config.phases.order]
+
+  for arm in (DENSE, STATIC_75, RIGL, SET):
+    phase, = phases(arm)
+    assert (phase.batch_size, phase.length, phase.weight_decay) == (8, 256, 0.1)
+    assert phase.learning_rate.to_dict() == dict(
+        schedule='cosine', peak=8e-3, warmup='151 steps', final_fraction=0.1
+    )
+  for arm in (RIGL, SET):
+    sparsity = phases(arm)[0].sparsity
+    assert (sparsity.update_every, sparsity.update_until) == (113, 1705)
+    assert sparsity.sparsity == 0.9
+  sparse, dense = phases(VARIABLE, stage='continue')
+  assert (sparse.duration, sparse.sparsity) == ('1895 steps', 0.9)
+  assert (dense.duration, dense.sparsity) == ('379 steps', 0)
+  assert dense.learning_rate.schedule == 'continue'
+  rounds = phases(PRUNED)
+  assert [each.duration for each in rounds] == ['568 steps'] * 5
+  assert all(each.restart and each.reshuffle for each in rounds)
+  for arm in (tuned(DENSE), tuned(STATIC_75, sparse_tuning=True)):
+    phase, = phases(arm)
+    assert (phase.duration, phase.weight_decay) == ('1200 steps', 0.01)
+    assert phase.learning_rate.schedule == 'linear'
+    assert phase.learning_rate.final_fraction == 0
 
 
 @pytest.mark.parametrize('arm', [

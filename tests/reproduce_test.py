@@ -113,7 +113,7 @@ def test_a_smoke_run_that_was_killed_goes_on(tmp_path):
 @pytest.mark.slow
 def test_a_whole_smoke_run_trains_every_kind_of_arm(tmp_path):
   child = command(tmp_path, '--scale=smoke')
-  output, _ = child.communicate(timeout=SECONDS)
+  output, _ = child.communicate(timeout=3 * SECONDS)
   assert child.returncode == 0, output
   results = results_of(tmp_path)
   assert [c['claim'] for c in results['claims']] == list(SMOKE.claims)
