@@ -87,9 +87,15 @@ def reproduce(
   """
   scale, workdir = reproduction.scale, reproduction.workdir
   entries = reproduction.entries
+  claimed = workdir / 'scale.json'
+  if claimed.exists():
+    # First, as the tasks of another scale would replace those in the folder.
+    identity = identify(scale, {})
+    del identity['data']
+    check_same(claimed, identity)
   prepared = pool_data.prepare(scale, data, workdir)
   identity = identify(scale, prepared.fingerprints)
-  check_same(workdir / 'scale.json', identity)
+  check_same(claimed, identity)
   runs = workdir / 'runs'
   done = read_results(reproduction.output / 'results.json', identity)
   done |= pool_runs.read_outcomes(runs)
