@@ -93,6 +93,17 @@ def test_a_best_rate_inside_the_extended_grid_passes_g3():
   assert not failed(world_of(best={'rigl-90': 3.2e-2, 'set-90': 2e-3}))
 
 
+def test_an_arm_that_diverges_at_every_rate_fails_g3():
+  def run(job):
+    outcome = outcome_of(job)
+    if job.arm.folder == 'rigl-90':
+      outcome['validation/loss'] = math.nan
+    return outcome
+
+  world = look_at(FAIR, entries_of(), finish(entries_of(), run))
+  assert_without_verdict(world, {'e'}, 'G3 rigl-90')
+
+
 def test_the_rate_of_a_parent_counts_for_what_starts_from_it():
   world = world_of(best={'static-75': 1.0})
   keys = {'a', 'b1', 'b2', 'd-pre', 'd-ft', 'h', 'i'}

@@ -97,8 +97,10 @@ def reproduce(
   identity = identify(scale, prepared.fingerprints)
   check_same(claimed, identity)
   runs = workdir / 'runs'
-  done = read_results(reproduction.output / 'results.json', identity)
-  done |= pool_runs.read_outcomes(runs)
+  # What was written before counts: a parent that is trained again, on another
+  # machine, may differ in its last digits.
+  known = read_results(reproduction.output / 'results.json', identity)
+  done = pool_runs.read_outcomes(runs) | known
   if report_only:
     return write_results(reproduction, identity, done)
   runner = pool_runs.Runner(scale, str(runs), prepared.corpus, prepared.tasks)
@@ -107,7 +109,7 @@ def reproduce(
     run_pool(runner, entries, done, cores, workers or len(cores))
   finally:
     report = write_results(
-        reproduction, identity, done | pool_runs.read_outcomes(runs)
+        reproduction, identity, pool_runs.read_outcomes(runs) | known
     )
   return report
 
