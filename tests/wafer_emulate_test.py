@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from spdf_jax.accelerator import reference
+from spdf_jax.accelerator.wafer.cost import product_on_grid
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.emulate import emulate
 from spdf_jax.accelerator.wafer.emulate import emulate_sampled
-from spdf_jax.accelerator.wafer.emulate import rule_on_grid
+from spdf_jax.accelerator.wafer.program import MaskProfile
+from spdf_jax.accelerator.wafer.program import Product
 
 GRIDS = dict(
     rows=st.integers(1, 3), columns=st.integers(1, 4),
@@ -29,6 +31,13 @@ def arrays(tokens, inputs, outputs, sparsity, seed):
   w = rng.normal(size=(inputs, outputs)).astype(np.float32)
   dy = rng.normal(size=(tokens, outputs)).astype(np.float32)
   return x, w, dy, rng.random((inputs, outputs)) >= sparsity
+
+
+def rule_on_grid(tokens, mask, device, rows, columns, sampled):
+  profile = MaskProfile(mask)
+  work = Product(tokens, *mask.shape, profile.sparsity, sampled, profile)
+  m, c = np.array([tokens / rows]), np.array([columns])
+  return product_on_grid(work, device, m, c)
 
 
 @pytest.mark.parametrize('sampled', [False, True])
@@ -59,9 +68,7 @@ def test_the_grid_computes_the_reference_and_counts_what_the_rule_says(
   bound = (3 + rows + columns) * 2.0**-11 * terms + 1e-3
   assert (np.abs(found.output - np.asarray(expected)) <= bound).all()
 
-  rule = rule_on_grid(
-      tokens, mask, device, rows=rows, columns=columns, sampled=sampled
-  )
+  rule = rule_on_grid(tokens, mask, device, rows, columns, sampled)
   events = found.events
   assert events.nonzeros == mask.sum()
   assert 2 * events.multiply_adds == rule.flops

@@ -91,8 +91,6 @@ class Cost:
     scaled = {name: getattr(self, name) * count for name in _SUMMED}
     return Cost(**scaled, sram_bytes=self.sram_bytes)
 
-  __rmul__ = __mul__
-
 
 _SUMMED = tuple(
     f.name for f in dataclasses.fields(Cost) if f.name != 'sram_bytes'

@@ -15,11 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.accelerator.wafer.cost import Cost
-from spdf_jax.accelerator.wafer.cost import product_on_grid
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.program import MaskProfile
-from spdf_jax.accelerator.wafer.program import Product
 
 
 @dataclasses.dataclass
@@ -153,32 +149,6 @@ def emulate_sampled(
       total = output[i, j].astype(np.float16) + products.sum()
       output[i, j] = np.float16(total)
   return Emulation(output, events)
-
-
-def rule_on_grid(
-    tokens: int, mask: np.ndarray, device: WaferDevice,
-    *, rows: int, columns: int, sampled: bool = False,
-) -> Cost:
-  """Returns the cost of an emulated product by the equations of `cost`.
-
-  Args:
-    tokens: Number of tokens of all rows.
-    mask: Kept weights, bool [inputs, outputs].
-    device: As for `emulate`.
-    rows: As for `emulate`.
-    columns: As for `emulate`.
-    sampled: Whether gradients of weights are computed.
-
-  Returns:
-    The cost.
-  """
-  profile = MaskProfile(mask)
-  work = Product(
-      tokens, *mask.shape, profile.sparsity, sampled=sampled, mask=profile
-  )
-  return product_on_grid(
-      work, device, np.array([tokens / rows]), np.array([columns])
-  )
 
 
 def _stream(

@@ -32,12 +32,11 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Work
-from spdf_jax.accelerator.wafer.rules import FREE
 from spdf_jax.accelerator.wafer.rules import is_elementwise
 from spdf_jax.accelerator.wafer.rules import is_hosted
 from spdf_jax.accelerator.wafer.rules import is_product
 from spdf_jax.accelerator.wafer.rules import resident_operands
-from spdf_jax.accelerator.wafer.rules import rule_of
+from spdf_jax.accelerator.wafer.rules import RULES
 from spdf_jax.accelerator.wafer.rules import source_of
 from spdf_jax.accelerator.wafer.rules import spaces_of
 from spdf_jax.names import lookup
@@ -187,9 +186,9 @@ class Interpreter:
     control = CONTROL.get(name)
     if control is not None:
       return control(self, eqn, operands, path)
-    rule = rule_of(name)
+    rule = RULES.get(name)
     inner = list(jaxprs_in_params(eqn.params))
-    if rule is None and name not in FREE and len(inner) == 1:
+    if rule is None and len(inner) == 1:
       return call(self, eqn, operands, path)
     results = tuple(result_of(v) for v in eqn.outvars)
     layer, phase = layer_of(path)
@@ -206,8 +205,6 @@ class Interpreter:
     for result, space, value in zip(results, spaces, values):
       out = result._replace(space=space, known=value)
       outs.append(out._replace(source=source_of(name, out, operands)))
-    if name in FREE:
-      return Program(), outs
     if rule is None:
       return Program(unknown={name: 1}), outs
     works = rule(equation)

@@ -212,8 +212,6 @@ class Program:
         {name: n * count for name, n in self.unknown.items()},
     )
 
-  __rmul__ = __mul__
-
 
 def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
   """Adds counts by name.

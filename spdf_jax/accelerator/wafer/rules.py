@@ -14,7 +14,6 @@ from spdf_jax.accelerator.wafer.equations import Operand
 from spdf_jax.accelerator.wafer.equations import strongest
 from spdf_jax.accelerator.wafer.equations import TOKEN
 from spdf_jax.accelerator.wafer.equations import WEIGHT
-from spdf_jax.accelerator.wafer.equations import Weights
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Scores
@@ -86,16 +85,11 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
     >>> register_cost('my_fft', lambda eqn: [Elementwise(10 * eqn.size)])
   """
   name = str(primitive)
-  if name in _RULES or name in FREE:
+  if name in RULES:
     raise ValueError(
         f'primitive {name!r} has a rule; give yours another name.'
     )
-  _RULES[name] = rule
-
-
-def rule_of(name: str) -> Rule | None:
-  """Returns the rule of a primitive, `None` where it has none."""
-  return _RULES.get(name)
+  RULES[name] = rule
 
 
 def is_elementwise(name: str) -> bool:
@@ -103,24 +97,22 @@ def is_elementwise(name: str) -> bool:
   return name in ELEMENTWISE or name in REDUCTIONS or name in MOVES
 
 
-def is_product_of_weights(equation: Equation) -> bool:
-  """Returns whether a `dot_general` streams weights: it has no batch axes."""
-  (_, _), (batch, _) = equation.params['dimension_numbers']
-  return not batch
+def _dot_kind(equation: Equation) -> str:
+  """Returns the kind of a `dot_general`.
 
-
-def is_sampled(equation: Equation) -> bool:
-  """Returns whether a `dot_general` sums over tokens: a gradient of weights.
-
-  JAX's transposition contracts all axes but the last one of both operands for
-  a gradient; a forward product contracts a last axis.
+  A product with batch axes has activations only: `'scores'`. JAX's
+  transposition contracts all axes but the last one of both operands for the
+  gradient of weights: `'sampled'`. Other products stream weights: `'forward'`.
   """
-  (left, right), _ = equation.params['dimension_numbers']
-  x, y = equation.operands
-  leads = sorted(left) == list(range(len(left)))
-  leads &= sorted(right) == list(range(len(right)))
-  is_all = len(left) == len(x.shape) - 1 and len(right) == len(y.shape) - 1
-  return leads and is_all and len(x.shape) > 1 and len(y.shape) > 1
+  (left, right), (batch, _) = equation.params['dimension_numbers']
+  if batch:
+    return 'scores'
+  sampled = all(
+      len(operand.shape) > 1
+      and sorted(axes) == list(range(len(operand.shape) - 1))
+      for operand, axes in zip(equation.operands, (left, right))
+  )
+  return 'sampled' if sampled else 'forward'
 
 
 def is_product(name: str) -> bool:
@@ -134,7 +126,7 @@ def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
   if name != 'dot_general':
     activations, _ = _PRODUCTS.get(name, (0, ()))
     return x_y[:activations]
-  if not is_product_of_weights(equation) or is_sampled(equation):
+  if _dot_kind(equation) != 'forward':
     return x_y
   x, y = x_y
   return (y if len(y.shape) > len(x.shape) else x,)
@@ -169,8 +161,7 @@ def spaces_of(
   if name in _PRODUCTS:
     return _PRODUCTS[name][1]
   if name == 'dot_general':
-    sampled = is_product_of_weights(equation) and is_sampled(equation)
-    return (GRADIENT if sampled else TOKEN,)
+    return (GRADIENT if _dot_kind(equation) == 'sampled' else TOKEN,)
   if name == 'gather':
     table, indices = equation.operands[:2]
     return (TOKEN if indices.space == TOKEN else table.space,)
@@ -229,9 +220,10 @@ def _dot_general(equation: Equation) -> list[Work]:
   batches = math.prod(x[i] for i in batch)
   rows = math.prod(x) // (summed * batches)
   columns = math.prod(y) // (summed * batches)
-  if not is_product_of_weights(equation):
+  kind = _dot_kind(equation)
+  if kind == 'scores':
     return [Scores(batches * rows * summed * columns)]
-  if is_sampled(equation):
+  if kind == 'sampled':
     return [Product(summed, rows, columns, sampled=True)]
   if len(y) > len(x):  # The weight has fewer axes than the activations.
     rows, columns = columns, rows
@@ -244,59 +236,33 @@ def _convolution(equation: Equation) -> list[Work]:
   return [Scores(equation.size * math.prod(kernel) // kernel[features])]
 
 
-def _products(
-    tokens: int, weights: Sequence[Weights], inputs: int, outputs: int,
-    **fields: bool,
-) -> list[Work]:
+def _masked(equation: Equation, mask: int, kind: str) -> list[Work]:
+  """Returns the products of a stack of masked matrices.
+
+  Args:
+    equation: The equation; its first operand is the activations.
+    mask: Number of the operand that is the mask.
+    kind: `'forward'`, `'transposed'` or `'sampled'`.
+
+  Returns:
+    A product for each matrix.
+  """
+  x, masks = equation.operands[0], equation.operands[mask]
+  *stack, inputs, outputs = masks.shape
+  tokens = x.size // x.shape[-1] // math.prod(stack)
+  weights = equation.weights_of(masks)
+  if kind == 'transposed':
+    weights = [w.transposed() for w in weights]
+    inputs, outputs = outputs, inputs
   return [
-      Product(tokens, inputs, outputs, w.sparsity, mask=w.mask, **fields)
+      Product(tokens, inputs, outputs, w.sparsity, kind == 'sampled', w.mask)
       for w in weights
   ]
 
 
-def _sizes(equation: Equation, x: int, mask: int) -> tuple[int, int, int]:
-  """Returns the tokens of each matrix of a stack, its inputs and outputs."""
-  *stack, inputs, outputs = equation.operands[mask].shape
-  features = equation.operands[x].shape[-1]
-  rows = equation.operands[x].size // features // math.prod(stack)
-  return rows, inputs, outputs
-
-
 def _sparse_matmul(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 2)
-  weights = equation.weights_of(equation.operands[2])
-  if equation.params['transpose']:
-    return _transposed(tokens, weights, inputs, outputs)
-  return _products(tokens, weights, inputs, outputs)
-
-
-def _transposed(
-    tokens: int, weights: Sequence[Weights], inputs: int, outputs: int
-) -> list[Work]:
-  weights = [w.transposed() for w in weights]
-  return _products(tokens, weights, outputs, inputs)
-
-
-def _sampled_matmul(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 2)
-  weights = equation.weights_of(equation.operands[2])
-  return _products(tokens, weights, inputs, outputs, sampled=True)
-
-
-def _sparse_matmul_tangent(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 4)
-  mask, grad_mask = (equation.weights_of(o) for o in equation.operands[4:])
-  return _products(tokens, mask, inputs, outputs) + _products(
-      tokens, grad_mask, inputs, outputs
-  )
-
-
-def _sparse_matmul_backward(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 3)
-  mask, grad_mask = (equation.weights_of(o) for o in equation.operands[3:])
-  return _transposed(tokens, mask, inputs, outputs) + _products(
-      tokens, grad_mask, inputs, outputs, sampled=True
-  )
+  kind = 'transposed' if equation.params['transpose'] else 'forward'
+  return _masked(equation, 2, kind)
 
 
 def _moved(equation: Equation) -> list[Work]:
@@ -305,15 +271,21 @@ def _moved(equation: Equation) -> list[Work]:
   return [Elementwise(min(max(sizes), equation.size))]
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     'conv_general_dilated': _convolution,
     'dot_general': _dot_general,
-    'sampled_matmul': _sampled_matmul,
+    'sampled_matmul': lambda e: _masked(e, 2, 'sampled'),
     'sparse_matmul': _sparse_matmul,
-    'sparse_matmul_backward': _sparse_matmul_backward,
-    'sparse_matmul_tangent': _sparse_matmul_tangent,
+    'sparse_matmul_backward': lambda e: (
+        _masked(e, 3, 'transposed') + _masked(e, 4, 'sampled')
+    ),
+    'sparse_matmul_tangent': lambda e: (
+        _masked(e, 4, 'forward') + _masked(e, 5, 'forward')
+    ),
 }
-_RULES |= dict.fromkeys(ELEMENTWISE, lambda e: [Elementwise(e.size)])
-_RULES |= dict.fromkeys(REDUCTIONS, lambda e: [Elementwise(e.read)])
-_RULES |= dict.fromkeys(MOVES, lambda e: [Elementwise(e.size)])
-_RULES |= {name: _moved for name in MOVES if name.startswith('scatter')}
+"""Rules by the name of the primitive."""
+RULES |= dict.fromkeys(FREE, lambda e: [])
+RULES |= dict.fromkeys(ELEMENTWISE, lambda e: [Elementwise(e.size)])
+RULES |= dict.fromkeys(REDUCTIONS, lambda e: [Elementwise(e.read)])
+RULES |= dict.fromkeys(MOVES, lambda e: [Elementwise(e.size)])
+RULES |= {name: _moved for name in MOVES if name.startswith('scatter')}

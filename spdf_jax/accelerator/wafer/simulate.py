@@ -166,8 +166,6 @@ class Report:
         unknown={name: n * runs for name, n in self.unknown.items()},
     )
 
-  __rmul__ = __mul__
-
   @functools.cached_property
   def total(self) -> Cost:
     """Sum of all costs."""

@@ -270,8 +270,8 @@ def weak_scaling(
 
   Args:
     program: A program on the batch of one system.
-    device: One system.
-    systems: Numbers of systems.
+    device: As for `strong_scaling`.
+    systems: As for `strong_scaling`.
 
   Returns:
     A point for each number of systems.
