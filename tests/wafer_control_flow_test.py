@@ -1,6 +1,5 @@
 """Work is counted through every kind of control flow."""
 
-
 import jax
 import pytest
 from wafer_programs import DEVICE

@@ -1,4 +1,4 @@
-"""Devices: every number has a source, and cannot be what it must not be."""
+"""Every number of a device has a source and a range."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The grid computes what the reference does, and counts what the rule says."""
+"""The emulated grid agrees with the reference lowering and the cost rule."""
 
 import hypothesis
 from hypothesis import strategies as st

@@ -99,7 +99,7 @@ def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 def while_loop(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """Walks a loop while its condition is known, and the rest `trips` times."""
+  """Walks each known iteration of a loop, or multiplies one by `trips`."""
   params = eqn.params
   test, test_consts = _opened(params['cond_jaxpr'])
   body, body_consts = _opened(params['body_jaxpr'])
