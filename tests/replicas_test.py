@@ -1,0 +1,187 @@
+"""Replicas: what ordinary runs compute, in one program that can be stopped."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import assert_same_arrays
+
+from spdf_jax import sparsity
+from spdf_jax import training
+from spdf_jax.sparsity.selection import by_name
+from spdf_jax.training.interrupts import Interrupts
+
+pytest.importorskip('experiments')
+from experiments.papers import replica_groups
+from experiments.papers import reproduction
+from experiments.papers.arms import Arm
+from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.pool import Entry
+from experiments.papers.pool import Job
+from experiments.papers.pool_data import prepare
+from experiments.papers.pool_runs import Runner
+from experiments.papers.pool_runs import write_initial
+from experiments.papers.replicas import Replicas
+from experiments.papers.scales import Block
+from experiments.papers.scales import SCALES
+from experiments.papers.scales import Size
+
+RATES = (4e-3, 1.6e-2)
+SCALE = dataclasses.replace(
+    SCALES['small'],
+    blocks=tuple(
+        dataclasses.replace(block, seeds=1) for block in SCALES['small'].blocks
+    ),
+    sizes={name: Size(width, RATES) for name, width in (
+        ('', 16), ('small', 16), ('large', 32)
+    )},
+    layers=1, length=32, batch_size=4, tokens_per_parameter=0.325, corpus='',
+    batches=2, demonstration=True,
+)
+STEPS = SCALE.steps(Arm('dense'))
+
+
+@pytest.fixture(scope='module')
+def runner(tmp_path_factory):
+  """Makes recipes, of initial weights for seeds 0 and 1 that are there."""
+  directory = tmp_path_factory.mktemp('pool')
+  corpus = prepare(SCALE, '', directory).corpus
+  runner = Runner(SCALE, str(directory / 'runs'), corpus, '')
+  for seed in (0, 1):
+    job = Job(Arm('init'), {}, seed)
+    workdir = directory / 'runs' / job.name
+    workdir.mkdir(parents=True)
+    write_initial(runner.create_recipe(job), workdir)
+  return runner
+
+
+def job_of(arm, rate, seed):
+  return Job(arm, {'rate': rate}, seed, Job(Arm('init'), {}, seed))
+
+
+JOBS = [
+    job_of(Arm('dense'), RATES[1], 0),
+    job_of(Arm('static', 0.75), RATES[1], 1),
+    job_of(Arm('static', 0.75), RATES[0], 0),
+]
+
+
+@pytest.fixture(scope='module')
+def replicas(runner):
+  return Replicas([runner.create_recipe(job) for job in JOBS])
+
+
+@pytest.fixture(scope='module')
+def trained(replicas):
+  """The stacked state after all steps, and the losses of the last chunk."""
+  state, _ = replicas.run(replicas.create_state(), replicas.read(0, STEPS))
+  return jax.device_get(state)
+
+
+@pytest.fixture(scope='module')
+def alone(replicas):
+  """The states of the same runs, each trained by its own `recipe.step`."""
+  states = []
+  for recipe in replicas.recipes:
+    params = training.read_params(
+        training.find_checkpoint(recipe.config['init_from']),
+        recipe.abstract_state.params,
+    )
+    state = recipe.state_from(params)
+    for step in range(STEPS):
+      state, _ = recipe.step(state, recipe.device_batch_at(step))
+    states.append(jax.device_get(state))
+  return states
+
+
+def test_a_group_trains_as_its_runs_do_one_by_one(trained, alone):
+  assert trained.step == alone[0].step == STEPS == 20
+  for i, state in enumerate(alone):
+    together = by_name(jax.tree.map(lambda x: x[i], trained.params))
+    for name, expected in by_name(state.params).items():
+      # Softmax does not change with the bias of keys: its gradient is rounding.
+      if not name.endswith('wk/bias'):
+        np.testing.assert_allclose(
+            together[name], expected, err_msg=name,
+            rtol=1e-5, atol=1e-5 * np.abs(expected).max(),
+        )
+
+
+def test_masks_are_those_of_the_runs_and_pruned_weights_stay_zero(
+    trained, alone
+):
+  masks = sparsity.get_mask(trained.opt_state)
+  masked = sparsity.apply_mask(trained.params, masks)
+  assert_same_arrays(jax.device_get(masked), trained.params)
+  for i, (job, state) in enumerate(zip(JOBS, alone)):
+    own = jax.tree.map(lambda m: m[i], masks)
+    assert_same_arrays(own, sparsity.get_mask(state.opt_state))
+    kept = np.concatenate([m.ravel() for m in jax.tree.leaves(own)])
+    assert kept.mean() == 1 - job.arm.sparsity
+
+
+def test_results_do_not_depend_on_where_training_is_cut(replicas, trained):
+  state = replicas.create_state()
+  for start, count in ((0, 0), (0, 1), (1, 12), (13, 99)):
+    state, losses = replicas.run(state, replicas.read(start, count))
+  assert_same_arrays(jax.device_get(state), trained)
+  assert np.isfinite(losses[:7]).all() and np.isnan(losses[7:]).all()
+
+
+def test_a_group_that_is_stopped_goes_on_bit_for_bit(
+    runner, replicas, trained, tmp_path
+):
+  for folder, times in (('whole', 0), ('stopped', 2)):
+    for i in range(times):
+      with pytest.raises(InterruptedError, match=f'after step {i + 1} of 20'):
+        replica_groups.train_group(JOBS, runner, tmp_path / folder, deadline=0)
+    outcomes = replica_groups.train_group(JOBS, runner, tmp_path / folder)
+    rows = (tmp_path / folder / 'metrics.jsonl').read_text().splitlines()
+    assert json.loads(rows[-1])['step'] == STEPS
+    losses = [outcome['validation/loss'] for outcome in outcomes]
+    assert losses == [
+        loss.loss for loss in replicas.validation_losses(trained.params)
+    ]
+
+
+def test_outcomes_are_those_of_ordinary_runs(runner, tmp_path):
+  group = replica_groups.train_group(JOBS[1:], runner, tmp_path)
+  ordinary = runner(JOBS[1])
+  assert set(group[0]) == set(ordinary) | {'replicas'}
+  assert group[0]['replicas'] == 2
+  for name in ('flops', 'steps', 'kernels'):
+    assert group[0][name] == ordinary[name]
+  for name in ('loss', 'perplexity', 'bits_per_byte'):
+    name = f'validation/{name}'
+    np.testing.assert_allclose(group[0][name], ordinary[name], rtol=1e-5)
+
+
+def test_runs_of_other_sizes_or_arms_are_refused(runner):
+  large = runner.create_recipe(job_of(Arm('dense', size='large'), 1e-2, 0))
+  recipe = runner.create_recipe(JOBS[0])
+  with pytest.raises(ValueError, match='steps is 56 and 20; runs that train'):
+    Replicas([recipe, large])
+  with pytest.raises(ValueError, match='arm rigl-90 does not train in one'):
+    replica_groups.check_arms([Entry(Arm('rigl', 0.9), {}, 1)])
+
+
+def test_a_scale_is_stopped_and_goes_on_to_its_table(tmp_path, monkeypatch):
+  scale = dataclasses.replace(SCALE, claims=('b2',))
+  whole = reproduction.Reproduction(
+      'test', scale, tmp_path / 'runs', tmp_path / 'out'
+  )
+  run = lambda limits: reproduction.reproduce(whole, '', 2, False, limits)
+  with pytest.raises(InterruptedError, match='the time is over'):
+    run(replica_groups.Limits(deadline=0.0))
+  with monkeypatch.context() as patch:
+    patch.setattr(Interrupts, 'stop_after', lambda self, step: step == 2)
+    with pytest.raises(InterruptedError, match='after step 2 of 20'):
+      run(replica_groups.Limits(replicas=4))
+  report = run(replica_groups.Limits())
+  assert '**no verdict**' in report and 'G4' in report
+  results = json.loads((tmp_path / 'out' / 'results.json').read_text())
+  # Initial weights of two seeds; five arms at two rates and on one seed.
+  assert len(results['runs']) == 2 + 5 * 3
+  assert {g['gate'] for g in results['gates']} == {'G1', 'G2', 'G3', 'G4'}
