@@ -4,13 +4,14 @@
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
-two cores; `small` is for one GPU, where runs of one size train together in one
-program, and --minutes=N stops after N minutes, to go on later. DIR holds books/, e2e/ and webnlg17/; smoke
-reads Python's own library. What is compared, and when a claim holds, was
-written before any run that judges, see experiments/results/PROTOCOL.md. Runs go
-to --workdir, one on each core; stopped or killed, the same command goes on, and
-finished runs are not trained again. The table, results.json and a figure go to
---output; --report writes them from what has finished so far.
+two cores; `small` is for one GPU, where runs of one size train in one program;
+with --minutes=N it saves and stops after N minutes. DIR holds books/, e2e/ and
+webnlg17/; smoke reads Python's own library. What is compared, and when a claim
+holds, was written before any run that judges, see
+experiments/results/PROTOCOL.md. Runs go to --workdir, one on each core; stopped
+or killed, the same command goes on, and finished runs are not trained again.
+The table, results.json and a figure go to --output; --report writes them from
+what has finished so far.
 
 --table: a run's config, and those of the runs it started from, say which cells
 it fills; what it scored is read from the JSON of experiments.evaluate --output,

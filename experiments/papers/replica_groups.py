@@ -25,7 +25,6 @@ from experiments.papers.pool import next_jobs
 from experiments.papers.pool import Outcome
 from experiments.papers.pool_runs import OUTCOME
 from experiments.papers.pool_runs import Runner
-from experiments.papers.replicas import CHUNK
 from experiments.papers.replicas import Replicas
 from experiments.papers.scales import Scale
 from spdf_jax import evaluation
@@ -60,6 +59,8 @@ class Limits(NamedTuple):
   deadline: float = math.inf
   replicas: int = 0
 
+
+UNLIMITED = Limits()
 
 def check_arms(entries: Sequence[Entry]) -> None:
   """Raises ValueError where an arm cannot be trained in a group.
@@ -249,7 +250,10 @@ def _train(
       count = max(1, int(_DISPATCH_SECONDS / (now - then) * chunk.count))
       chunk = following
       writer.write_scalars(step, {
-          **{f'train/loss/{j.name}': float(x) for j, x in zip(jobs, losses[-1])},
+          **{
+              f'train/loss/{job.name}': float(loss)
+              for job, loss in zip(jobs, losses[-1])
+          },
           'time/seconds': round(now - then, 4),
       })
       progress.update(step, float(np.nanmean(losses[-1])))

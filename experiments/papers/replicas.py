@@ -65,14 +65,13 @@ class Replicas:
     self._batches_at = [recipe.batch_at for recipe in by_seed.values()]
     self._first_batch = recipes[0].batch_at(0)
     seeds = list(by_seed)
-    rows = np.array([seeds.index(r.config['seed']) for r in recipes])
+    self._rows = np.array([seeds.index(r.config['seed']) for r in recipes])
     steps = jnp.arange(self.steps)
     self._rates = np.stack([
         jax.vmap(recipe.plan.learning_rate)(steps) for recipe in recipes
     ], axis=1)
     self._run = jax.jit(
-        functools.partial(_run_steps, recipe=recipes[0], rows=rows),
-        donate_argnums=0,
+        functools.partial(_run_steps, recipe=recipes[0]), donate_argnums=0
     )
 
   @property
@@ -128,7 +127,9 @@ class Replicas:
       The state after them and training losses [CHUNK, replicas], NaN where the
       chunk is padding.
     """
-    return self._run(state, chunk.batches, chunk.rates, chunk.count)
+    return self._run(
+        state, chunk.batches, self._rows, chunk.rates, chunk.count
+    )
 
   def validation_losses(self, params: Any) -> list[evaluation.Loss]:
     """Evaluates stacked parameters on the batches of ordinary runs.
@@ -192,7 +193,7 @@ def replica_step(
   return state, metrics['train/loss']
 
 
-def _run_steps(state, batches, rates, count, *, recipe, rows):
+def _run_steps(state, batches, rows, rates, count, *, recipe):
   """Takes `count` steps of all replicas; replica r reads batches `rows[r]`."""
   step = jax.vmap(
       functools.partial(replica_step, recipe=recipe),

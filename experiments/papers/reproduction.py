@@ -70,7 +70,7 @@ def reproduce(
     data: str,
     workers: int,
     report_only: bool,
-    limits: replica_groups.Limits = replica_groups.Limits(),
+    limits: replica_groups.Limits = replica_groups.UNLIMITED,
 ) -> str:
   """Trains all runs of a scale that are not there yet, and judges its claims.
 
