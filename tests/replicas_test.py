@@ -224,6 +224,26 @@ def test_groups_train_a_pool_and_one_that_was_interrupted_comes_first(
   assert not list(tmp_path.glob('groups/*/checkpoints'))
 
 
+def test_a_group_that_exceeds_memory_is_answered_with_a_smaller_one(
+    tmp_path, monkeypatch
+):
+  def train_group(*unused):
+    raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory')
+
+  monkeypatch.setattr(replica_groups, 'train_group', train_group)
+  runner = Runner(SCALE, str(tmp_path / 'runs'), '', '')
+  (tmp_path / 'runs' / 'init' / 'seed=0').mkdir(parents=True)
+  (tmp_path / 'runs' / 'init' / 'seed=0' / 'outcome.json').write_text('{}')
+  entries = [
+      Entry(Arm('init'), {}, 0), Entry(Arm('dense'), {'rate': RATES}, 0)
+  ]
+  with pytest.raises(OSError, match='2 runs in one program.*--replicas=1'):
+    replica_groups.run_groups(
+        runner, entries, {'init/seed=0': {}}, replica_groups.UNLIMITED,
+        lambda job, done: None,
+    )
+
+
 def test_a_scale_is_stopped_and_goes_on_to_its_table(tmp_path, monkeypatch):
   scale = dataclasses.replace(
       SCALE, claims=('b2',), sizes={'': Size(16, RATES[:1])}

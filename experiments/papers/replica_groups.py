@@ -126,6 +126,7 @@ def run_groups(
 
   Raises:
     InterruptedError: a signal came or the time is over; everything is saved.
+    OSError: a group needs more memory than the device has.
   """
   done = dict(done)
   default = sys.maxsize if jax.default_backend() != 'cpu' else _REPLICAS_ON_CPU
@@ -141,7 +142,15 @@ def run_groups(
     folder = directory / hashlib.sha256(names.encode()).hexdigest()[:12]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / _JOBS, names + '\n')
-    outcomes = train_group(jobs, runner, folder, limits.deadline)
+    try:
+      outcomes = train_group(jobs, runner, folder, limits.deadline)
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      raise OSError(
+          f'{len(jobs)} runs in one program need more memory than the device '
+          f'has; give --replicas={max(len(jobs) // 2, 1)}.'
+      ) from error
     for job, outcome in zip(jobs, outcomes):
       path = pathlib.Path(runner.directory, job.name, OUTCOME)
       path.parent.mkdir(parents=True, exist_ok=True)
