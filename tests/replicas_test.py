@@ -17,6 +17,7 @@ from spdf_jax.training.metrics import read_rows
 
 pytest.importorskip('experiments')
 from experiments.papers import replica_groups
+from experiments.papers import replica_runs
 from experiments.papers import reproduction
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Entry
@@ -139,8 +140,8 @@ def outcomes(runner, tmp_path_factory):
   """What the group measures, stopped after a step and given again."""
   folder = tmp_path_factory.mktemp('group')
   with pytest.raises(InterruptedError, match='after step 1 of 20'):
-    replica_groups.train_group(JOBS, runner, folder, deadline=0)
-  found = replica_groups.train_group(JOBS, runner, folder)
+    replica_runs.train_group(JOBS, runner, folder, deadline=0)
+  found = replica_runs.train_group(JOBS, runner, folder)
   steps = [row['step'] for row in read_rows(folder / 'metrics.jsonl')]
   assert steps == sorted(set(steps)) and (steps[0], steps[-1]) == (1, STEPS)
   return found
