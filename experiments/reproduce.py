@@ -5,13 +5,15 @@
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
-two cores; `small` is for one GPU. DIR holds books/, e2e/ and webnlg17/; smoke
-reads Python's own library. What is compared, and when a claim holds, was
-written before any run that judges, see experiments/results/PROTOCOL.md. Runs go
-to --workdir, one on each core; stopped or killed, the same command goes on, and
-finished runs are not trained again. The table, results.json and a figure go to
---output; --report writes them from what has finished so far, and --costs also
-times the arms' steps and draws losses over FLOPs and seconds.
+two cores; `small` is for one GPU, where runs of one size train in one program;
+with --minutes=N it saves and stops after N minutes. DIR holds books/, e2e/ and
+webnlg17/; smoke reads Python's own library. What is compared, and when a claim
+holds, was written before any run that judges, see
+experiments/results/PROTOCOL.md. Runs go to --workdir, one on each core; stopped
+or killed, the same command goes on, and finished runs are not trained again.
+The table, results.json and a figure go to --output; --report writes them from
+what has finished so far, and --costs also times the arms' steps and draws
+losses over FLOPs and seconds.
 
 --race: dense and sparse pre-training for equal seconds, one run at a time on
 all cores; some five hours in all, which go on from one another too.
@@ -24,8 +26,10 @@ empty.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
+import time
 
 from absl import app
 from absl import flags
@@ -36,6 +40,7 @@ from experiments import console
 from experiments.papers import race
 from experiments.papers import reproduction
 from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.replica_groups import Limits
 from experiments.papers.scales import SCALES
 from spdf_jax.analysis import paper_tables
 from spdf_jax.names import lookup
@@ -73,6 +78,16 @@ _OUTPUT = flags.DEFINE_string(
 _WORKERS = flags.DEFINE_integer(
     'workers', 0, 'Runs at a time; 0: one on each core.', lower_bound=0
 )
+_MINUTES = flags.DEFINE_float(
+    'minutes', None,
+    'With --scale=small: saves and stops after so many minutes.',
+    lower_bound=0.0,
+)
+_REPLICAS = flags.DEFINE_integer(
+    'replicas', 0,
+    'With --scale=small: the most runs in one program; 0: all on an '
+    'accelerator, 8 on a CPU.', lower_bound=0,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -107,10 +122,17 @@ def test_claims(name: str) -> None:
   """Runs what a scale needs, prints its table and writes the results.
 
   Raises:
-    ValueError: the scale or a claim is unknown, or data are missing.
+    ValueError: the scale or a claim is unknown, data are missing, or a flag is
+      for another scale.
   """
+  started = time.monotonic()
   compilation_cache.prepare()
   scale = lookup('scale', name, SCALES)
+  if not scale.vmapped and (_MINUTES.value is not None or _REPLICAS.value):
+    raise ValueError(
+        f'--minutes and --replicas are for scales whose runs train together, '
+        f'not for {name!r}; leave them out, and stop it by Ctrl-C.'
+    )
   for key in _CLAIMS.value:
     lookup('claim', key, CLAIMS)
   scale = dataclasses.replace(
@@ -119,7 +141,11 @@ def test_claims(name: str) -> None:
   workdir, output = _folders(f'claims-{name}')
   reproduced = reproduction.Reproduction(name, scale, workdir, output)
   print(reproduction.reproduce(
-      reproduced, _DATA.value, _WORKERS.value, _REPORT.value
+      reproduced, _DATA.value, _WORKERS.value, _REPORT.value,
+      Limits(
+          math.inf if _MINUTES.value is None else started + 60 * _MINUTES.value,
+          _REPLICAS.value,
+      ),
   ))
   print(f'{output}: table.md, results.json, claims.png')
   if _COSTS.value:

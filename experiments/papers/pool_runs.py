@@ -65,7 +65,7 @@ class Runner(NamedTuple):
     workdir = pathlib.Path(self.directory, job.name)
     workdir.mkdir(parents=True, exist_ok=True)
     started = time.process_time()
-    with _log_to(workdir / 'log.txt'):
+    with log_to(workdir / 'log.txt'):
       recipe = self.create_recipe(job)
       if job.arm.method == 'init':
         outcome = write_initial(recipe, workdir)
@@ -180,8 +180,8 @@ def read_outcomes(directory: pathlib.Path) -> dict[str, Outcome]:
 
 
 @contextlib.contextmanager
-def _log_to(path: pathlib.Path) -> Iterator[None]:
-  """Writes what is logged, and what goes to stderr, to a file."""
+def log_to(path: pathlib.Path) -> Iterator[None]:
+  """Appends what is logged, and what goes to stderr, to a file."""
   with path.open('a', encoding='utf-8') as log, contextlib.redirect_stderr(log):
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [logging.StreamHandler(log)]

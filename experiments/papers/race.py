@@ -184,7 +184,7 @@ class _Results:
     try:
       return run_pool(
           runner, entries, known(), cores=(), workers=1,
-          order=lambda job: job.seed,
+          select=lambda jobs: sorted(jobs, key=lambda job: job.seed),
       )
     finally:
       self._write(runs=known())

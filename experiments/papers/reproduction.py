@@ -1,6 +1,8 @@
 """The papers' claims at a scale: the pool of runs, and what it found."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
@@ -12,6 +14,7 @@ import multiprocessing
 import os
 import pathlib
 import subprocess
+import time
 from typing import Any
 from typing import NamedTuple
 
@@ -22,6 +25,7 @@ from experiments.papers import cost_plots
 from experiments.papers import gates as gates_lib
 from experiments.papers import pool_data
 from experiments.papers import pool_runs
+from experiments.papers import replica_groups
 from experiments.papers.claims import judge
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import all_jobs
@@ -64,7 +68,11 @@ class Reproduction(NamedTuple):
 
 
 def reproduce(
-    reproduction: Reproduction, data: str, workers: int, report_only: bool
+    reproduction: Reproduction,
+    data: str,
+    workers: int,
+    report_only: bool,
+    limits: replica_groups.Limits = replica_groups.UNLIMITED,
 ) -> str:
   """Trains all runs of a scale that are not there yet, and judges its claims.
 
@@ -76,17 +84,20 @@ def reproduce(
     data: The folder of the data.
     workers: How many runs at a time; 0: one on each core.
     report_only: Only writes the results of what has finished.
+    limits: Limits on a scale whose runs train together.
 
   Returns:
     The report.
 
   Raises:
-    ValueError: a claim is unknown, data are missing, or the runs that are
-      there are of another protocol.
-    InterruptedError: a signal came; everything is saved.
+    ValueError: a claim is unknown, data are missing, the runs that are there
+      are of another protocol, or an arm cannot train together with others.
+    InterruptedError: a signal came or the time is over; everything is saved.
   """
   scale, workdir = reproduction.scale, reproduction.workdir
   entries = reproduction.entries
+  if scale.vmapped:
+    replica_groups.check_arms(entries)
   claimed = workdir / 'scale.json'
   if claimed.exists():
     # First, as the tasks of another scale would replace those in the folder.
@@ -105,8 +116,12 @@ def reproduce(
     return write_results(reproduction, identity, done)
   runner = pool_runs.Runner(scale, str(runs), prepared.corpus, prepared.tasks)
   cores = sorted(os.sched_getaffinity(0))
+  workers = workers or len(cores)
   try:
-    run_pool(runner, entries, done, cores, workers or len(cores))
+    if scale.vmapped:
+      run_replicas(runner, entries, done, cores, workers, limits)
+    else:
+      run_pool(runner, entries, done, cores, workers)
   finally:
     report = write_results(
         reproduction, identity, pool_runs.read_outcomes(runs) | known
@@ -120,7 +135,7 @@ def run_pool(
     done: Done,
     cores: Sequence[int],
     workers: int,
-    order: Callable[[Job], Any] | None = None,
+    select: Callable[[list[Job]], Iterable[Job]] = lambda jobs: jobs,
 ) -> dict[str, Outcome]:
   """Runs what is not done, in processes; prints each run and the time left.
 
@@ -130,8 +145,8 @@ def run_pool(
     done: Outcomes of finished runs.
     cores: Cores that workers are pinned to; empty: they are not.
     workers: How many runs at a time.
-    order: Sort key of runs that can start; by default they are in the order of
-      `all_jobs`.
+    select: Chooses and orders those that are started, of the runs that can
+      start.
 
   Returns:
     All outcomes.
@@ -142,10 +157,6 @@ def run_pool(
   progress = _Progress(entries, workers)
   print(f'{progress.counts(done)} runs are done', flush=True)
 
-  def ready(done: Done) -> list[Job]:
-    jobs = next_jobs(entries, done, runner.is_there)
-    return jobs if order is None else sorted(jobs, key=order)
-
   context = multiprocessing.get_context('spawn')
   queue = context.Queue()
   for i in range(workers if cores else 0):
@@ -155,13 +166,74 @@ def run_pool(
   ) as executor:
     try:
       return run_all(
-          ready, runner, done, executor, workers, progress,
+          lambda done: select(next_jobs(entries, done, runner.is_there)),
+          runner, done, executor, workers, progress,
       )
     except concurrent.futures.process.BrokenProcessPool as error:
       raise OSError(
           'a worker process was killed; finished runs are kept, give the same '
           'command again.'
       ) from error
+
+
+def run_replicas(
+    runner: pool_runs.Runner,
+    entries: Sequence[Entry],
+    done: Done,
+    cores: Sequence[int],
+    workers: int,
+    limits: replica_groups.Limits,
+) -> dict[str, Outcome]:
+  """Trains what is not done, in groups; prints each run and the time left.
+
+  Initial weights, and the n-grams of gate G1, are computed before, by
+  processes on the CPU.
+
+  Args:
+    runner: Makes the recipes.
+    entries: What is run, checked by `replica_groups.check_arms`.
+    done: Outcomes of finished runs.
+    cores: Cores that processes are pinned to.
+    workers: How many processes.
+    limits: When to stop, and the most runs in one program.
+
+  Returns:
+    All outcomes.
+
+  Raises:
+    InterruptedError: a signal came or the time is over; everything is saved.
+    OSError: a process was killed.
+  """
+  is_initial = lambda job: job.arm.method == 'init'
+  waiting = lambda done: any(
+      is_initial(job) for job in next_jobs(entries, done, runner.is_there)
+  )
+  in_time = lambda: time.monotonic() < limits.deadline
+  if waiting(done):
+    with _processes_on_cpu():
+      done = run_pool(
+          runner, entries, done, cores, workers,
+          select=lambda jobs: filter(is_initial, jobs if in_time() else ()),
+      )
+    if waiting(done):
+      raise InterruptedError('the time is over; give the same command again.')
+  progress = _Progress(entries, workers=1)
+  print(f'{progress.counts(done)} runs are done', flush=True)
+  return replica_groups.run_groups(runner, entries, done, limits, progress)
+
+
+@contextlib.contextmanager
+def _processes_on_cpu() -> Iterator[None]:
+  """Lets processes that start meanwhile use no accelerator."""
+  before = os.environ.get('JAX_PLATFORMS')
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  try:
+    yield
+  finally:
+    if before is None:
+      del os.environ['JAX_PLATFORMS']
+    else:
+      os.environ['JAX_PLATFORMS'] = before
 
 
 class _Progress:

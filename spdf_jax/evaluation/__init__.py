@@ -29,6 +29,7 @@ from spdf_jax.evaluation.likelihood import score_continuations
 from spdf_jax.evaluation.local_tasks import local_tasks
 from spdf_jax.evaluation.metrics import score_texts
 from spdf_jax.evaluation.metrics import Scores
+from spdf_jax.evaluation.perplexity import batch_sums
 from spdf_jax.evaluation.perplexity import bits_per_byte
 from spdf_jax.evaluation.perplexity import evaluate_loss
 from spdf_jax.evaluation.perplexity import Loss
@@ -62,6 +63,7 @@ __all__ = [
     'SuiteScores',
     'Trigram',
     'adjusted_perplexity',
+    'batch_sums',
     'beam_search',
     'bigram_loss',
     'bigram_probabilities',

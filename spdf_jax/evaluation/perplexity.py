@@ -75,8 +75,32 @@ def bits_per_byte(loss: Loss, tokens_per_byte: float) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _batch_sums(apply_fn, params, inputs_BxL, targets_BxL, weights_BxL):
-  """Sums weighted nats and weights over one batch, in float32."""
+def batch_sums(
+    apply_fn: ApplyFn,
+    params: Any,
+    inputs_BxL: jax.Array,
+    targets_BxL: jax.Array,
+    weights_BxL: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Sums weighted nats and weights over one batch, in float32.
+
+  Args:
+    apply_fn: As `evaluate_loss` takes it.
+    params: The model's parameters.
+    inputs_BxL: Token ids, int32.
+    targets_BxL: The token that follows each input, int32.
+    weights_BxL: How much each target counts, float32.
+
+  Returns:
+    The weighted cross-entropy in nats and the weight, both summed.
+
+  Example:
+    >>> tokens = jnp.ones((1, 3), jnp.int32)
+    >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (16,))
+    >>> sums = batch_sums(uniform, None, tokens, tokens, jnp.ones((1, 3)))
+    >>> [round(float(x), 4) for x in sums]
+    [8.3178, 3.0]
+  """
   logits_BxLxV = apply_fn(params, inputs_BxL).astype(jnp.float32)
   chosen_BxL = jnp.take_along_axis(
       logits_BxLxV, targets_BxL[..., None], axis=-1
@@ -121,7 +145,7 @@ def evaluate_loss(
   """
   nats = tokens = 0.0
   for batch in batches:
-    sums = _batch_sums(
+    sums = batch_sums(
         apply_fn, params, batch.inputs, batch.targets, batch.weights
     )
     nats += float(sums[0])

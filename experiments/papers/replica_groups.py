@@ -1,0 +1,162 @@
+"""Groups of runs: the part of a pool that trains together in one program."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import hashlib
+import json
+import math
+import pathlib
+import shutil
+import sys
+from typing import NamedTuple
+
+import jax
+
+from experiments.papers.pool import all_jobs
+from experiments.papers.pool import Done
+from experiments.papers.pool import Entry
+from experiments.papers.pool import Job
+from experiments.papers.pool import next_jobs
+from experiments.papers.pool import Outcome
+from experiments.papers.pool_runs import log_to
+from experiments.papers.pool_runs import OUTCOME
+from experiments.papers.pool_runs import Runner
+from experiments.papers.replica_runs import train_group
+from experiments.papers.scales import Scale
+from spdf_jax.training.metrics import write_atomically
+
+METHODS = ('init', 'dense', 'static')
+"""Methods of the arms that groups train, and that of their initial weights."""
+
+_JOBS = 'jobs.json'
+_REPLICAS_ON_CPU = 8
+
+
+class Limits(NamedTuple):
+  """Limits on a command that trains groups.
+
+  Attributes:
+    deadline: When it saves and stops, by `time.monotonic`.
+    replicas: The most runs in one program; 0: all on an accelerator, 8 on a
+      CPU.
+  """
+
+  deadline: float = math.inf
+  replicas: int = 0
+
+
+UNLIMITED = Limits()
+
+def check_arms(entries: Sequence[Entry]) -> None:
+  """Raises ValueError where an arm cannot be trained in a group.
+
+  Example:
+    >>> from experiments.papers.arms import Arm
+    >>> check_arms([Entry(Arm('dense'), {'rate': (1e-3,)}, 1)])
+  """
+  for arm in (entry.arm for entry in entries):
+    if arm.method not in METHODS or arm.task:
+      raise ValueError(
+          f'arm {arm.name} does not train in one program with others; choose '
+          'claims about the pre-training of dense and static models.'
+      )
+
+
+def split(ready: Sequence[Job], scale: Scale, replicas: int) -> list[Job]:
+  """Chooses the runs of the next group.
+
+  Args:
+    ready: Runs that can start, in order; not empty.
+    scale: Their scale.
+    replicas: The most runs of a group.
+
+  Returns:
+    The first of the runs that have the first one's size and number of steps,
+    all of which are divided into equal groups.
+
+  Example:
+    >>> from experiments.papers.arms import Arm
+    >>> from experiments.papers.scales import SCALES
+    >>> jobs = [Job(Arm('dense'), {}, seed) for seed in range(5)]
+    >>> jobs += [Job(Arm('dense', size='large'), {}, 0)]
+    >>> [job.seed for job in split(jobs, SCALES['small'], replicas=4)]
+    [0, 1, 2]
+  """
+  kind = lambda job: (job.arm.size, scale.steps(job.arm))
+  same = [job for job in ready if kind(job) == kind(ready[0])]
+  groups = math.ceil(len(same) / replicas)
+  return same[:math.ceil(len(same) / groups)]
+
+
+def run_groups(
+    runner: Runner,
+    entries: Sequence[Entry],
+    done: Done,
+    limits: Limits,
+    report: Callable[[Job, Done], None],
+) -> dict[str, Outcome]:
+  """Trains a pool to its end, group after group.
+
+  A group that was interrupted goes on first, whatever `limits.replicas` is.
+
+  Args:
+    runner: Makes the recipes; its folder holds initial weights already.
+    entries: What is run, checked by `check_arms`.
+    done: Outcomes of finished runs.
+    limits: When to stop, and the most runs in one program.
+    report: Called with every finished job and all that are done.
+
+  Returns:
+    All outcomes.
+
+  Raises:
+    InterruptedError: a signal came or the time is over; everything is saved.
+    OSError: a group needs more memory than the device has.
+  """
+  done = dict(done)
+  default = sys.maxsize if jax.default_backend() != 'cpu' else _REPLICAS_ON_CPU
+  directory = pathlib.Path(runner.directory).parent / 'groups'
+  while ready := [
+      job for job in next_jobs(entries, done, runner.is_there)
+      if job.arm.method != 'init'
+  ]:
+    jobs = _interrupted(directory, all_jobs(entries, done), ready) or split(
+        ready, runner.scale, limits.replicas or default
+    )
+    names = json.dumps([job.name for job in jobs])
+    folder = directory / hashlib.sha256(names.encode()).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / _JOBS, names + '\n')
+    try:
+      with log_to(folder / 'log.txt'):
+        outcomes = train_group(jobs, runner, folder, limits.deadline)
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      raise OSError(
+          f'{len(jobs)} runs in one program need more memory than the device '
+          f'has; give --replicas={max(len(jobs) // 2, 1)}.'
+      ) from error
+    for job, outcome in zip(jobs, outcomes):
+      path = pathlib.Path(runner.directory, job.name, OUTCOME)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      write_atomically(path, json.dumps(outcome, indent=2) + '\n')
+      done[job.name] = outcome
+      report(job, done)
+    shutil.rmtree(folder / 'checkpoints', ignore_errors=True)
+    jax.clear_caches()  # The next group is another program.
+  return done
+
+
+def _interrupted(
+    directory: pathlib.Path, known: Sequence[Job], ready: Sequence[Job]
+) -> list[Job]:
+  """Returns the runs of a group that has a checkpoint and is not finished."""
+  jobs = {job.name: job for job in known}
+  waiting = {job.name for job in ready}
+  for path in sorted(directory.glob(f'*/{_JOBS}')):
+    names = json.loads(path.read_text('utf-8'))
+    saved = [p for p in path.parent.glob('checkpoints/*') if p.name.isdigit()]
+    if saved and set(names) <= jobs.keys() and waiting & set(names):
+      return [jobs[name] for name in names]
+  return []

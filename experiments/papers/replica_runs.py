@@ -1,0 +1,180 @@
+"""The training of a group of runs: its steps, checkpoints and outcomes."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import math
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.papers.arms import Arm
+from experiments.papers.pool import Job
+from experiments.papers.pool import Outcome
+from experiments.papers.pool_runs import Runner
+from experiments.papers.replicas import Replicas
+from spdf_jax import evaluation
+from spdf_jax import training
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.training.checkpoints import Checkpoints
+from spdf_jax.training.identity import run_identity
+from spdf_jax.training.interrupts import Interrupts
+from spdf_jax.training.metrics import MetricWriter
+from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.progress import Progress
+
+_SAVE_SECONDS = 180.0  # between checkpoints
+_DISPATCH_SECONDS = 5.0  # of a chunk: how late a signal is noticed
+
+
+def train_group(
+    jobs: Sequence[Job],
+    runner: Runner,
+    folder: pathlib.Path,
+    deadline: float = math.inf,
+) -> list[Outcome]:
+  """Trains a group to its end, or goes on with it, and measures it.
+
+  Args:
+    jobs: Its runs.
+    runner: Makes their recipes.
+    folder: Where its checkpoints and metrics are.
+    deadline: When to save and stop, by `time.monotonic`.
+
+  Returns:
+    For each job what `pool_runs.train` returns; seconds are its share of those
+    of the group.
+
+  Raises:
+    InterruptedError: a signal came or the time is over; everything is saved.
+  """
+  started = time.monotonic()
+  replicas = Replicas([runner.create_recipe(job) for job in jobs])
+  recipe = replicas.recipes[0]
+  saved = Checkpoints(
+      folder,
+      phase_ends=recipe.plan.ends,
+      keep=1,
+      config={
+          job.name: _identity(recipe)
+          for job, recipe in zip(jobs, replicas.recipes)
+      },
+      fingerprints=recipe.fingerprints,
+  )
+  state = saved.restore_latest(replicas.shapes)
+  if state is None:
+    state = replicas.create_state()
+  width = runner.scale.sizes[jobs[0].arm.size].width
+  progress = Progress(
+      _joint_plan(recipe.plan, len(jobs), width), int(state.step),
+      out=sys.stdout,
+  )
+  before = time.monotonic()
+  state = _train(replicas, state, saved, folder, jobs, progress, deadline)
+  trained = time.monotonic() - before
+  found = replicas.validation_losses(state.params)
+  seconds = sum(
+      row['time/seconds'] for row in read_rows(folder / 'metrics.jsonl')
+  )
+  others = time.monotonic() - started - trained
+  flops = _flops(jobs, replicas.recipes)
+  text = recipe.corpus.validation.description
+  return [
+      {
+          'validation/loss': loss.loss,
+          'validation/perplexity': loss.perplexity,
+          'validation/bits_per_byte': evaluation.bits_per_byte(
+              loss, text['tokens'] / text['bytes']
+          ),
+          'flops': flops[job.arm],
+          'steps': replicas.steps,
+          'training_seconds': round(seconds / len(jobs), 2),
+          'kernels': False,
+          'replicas': len(jobs),
+          'seconds': round((seconds + others) / len(jobs), 1),
+      }
+      for job, loss in zip(jobs, found)
+  ]
+
+
+def _train(
+    replicas: Replicas,
+    state: training.TrainState,
+    saved: Checkpoints,
+    folder: pathlib.Path,
+    jobs: Sequence[Job],
+    progress: Progress,
+    deadline: float,
+) -> training.TrainState:
+  """Takes all steps that are left; saves now and then, and on leaving."""
+  step = int(state.step)
+  writer = MetricWriter(folder / 'metrics.jsonl', step)
+  now = saved_at = time.monotonic()
+  state, _ = replicas.run(state, replicas.read(step, 0))
+  jax.block_until_ready(state)
+  progress.resume(step)  # Compiling is over.
+  chunk, count = replicas.read(step, 1), 1
+  with Interrupts() as interrupts:
+    while chunk.count:
+      state, losses = replicas.run(state, chunk)
+      step += chunk.count
+      following = replicas.read(step, count)  # While the device computes.
+      losses = np.asarray(losses)[:chunk.count]
+      then, now = now, time.monotonic()
+      count = max(1, int(_DISPATCH_SECONDS / (now - then) * chunk.count))
+      chunk = following
+      writer.write_scalars(step, {
+          **{
+              f'train/loss/{job.name}': float(loss)
+              for job, loss in zip(jobs, losses[-1])
+          },
+          'time/seconds': round(now - then, 4),
+      })
+      progress.update(step, float(np.nanmean(losses[-1])))
+      stop = interrupts.stop_after(step) or now >= deadline
+      if chunk.count and (stop or now - saved_at >= _SAVE_SECONDS):
+        writer.flush()
+        saved.save(state)
+        saved_at = now
+      if stop:
+        break
+  saved.close()
+  writer.close()
+  if chunk.count:
+    raise InterruptedError(
+        f'stopped after step {step} of {replicas.steps}; everything is saved, '
+        'give the same command again.'
+    )
+  return state
+
+
+def _identity(recipe: training.Recipe) -> dict[str, Any]:
+  """Returns what a replica is: its config without places, for its data too."""
+  return {
+      k: v for k, v in run_identity(recipe.config).items() if k != 'data.corpus'
+  }
+
+
+def _joint_plan(plan: training.Plan, runs: int, width: int) -> training.Plan:
+  """Returns a plan whose steps have the tokens of all runs, for progress."""
+  phase, = plan.phases
+  return training.Plan((dataclasses.replace(
+      phase, name=f'{runs} runs of width {width}',
+      batch_size=runs * phase.batch_size,
+  ),))
+
+
+def _flops(
+    jobs: Sequence[Job], recipes: Sequence[training.Recipe]
+) -> Mapping[Arm, float]:
+  """Returns the FLOPs of a run of each arm."""
+  found: dict[Arm, float] = {}
+  for job, recipe in zip(jobs, recipes):
+    if job.arm not in found:
+      phase, = describe_plan(recipe, job.name)['phases']
+      found[job.arm] = float(phase['steps'] * phase['flops_per_step'])
+  return found
