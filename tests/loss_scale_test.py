@@ -21,7 +21,7 @@ from spdf_jax.training import NotFinite
 from spdf_jax.training import open_session
 from spdf_jax.training import train
 from spdf_jax.training import train_step
-from spdf_jax.training.loss_scale import create_loss_scale
+from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.metrics import read_rows
 
 TOO_LARGE = 2.0**40
@@ -34,7 +34,11 @@ def make_half_recipe(moving=True, **changes):
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
   return dataclasses.replace(
       recipe, model=half,
-      config=recipe.config | dict(dtype='float16') | changes,
+      config=dataclasses.replace(
+          recipe.config,
+          model=dataclasses.replace(recipe.config.model, sizes=half.config),
+          **changes,
+      ),
   )
 
 
