@@ -186,7 +186,10 @@ def test_fields_that_a_schedule_ignores_make_no_difference():
   assert other == parse(CONFIG)
 
 
-BEFORE = dict.fromkeys(('matmul', 'storage', 'loss', 'micro_batches', 'mesh', 'data.task_dir', 'data.planned', 'phases.pretrain.early_stop'), ABSENT)
+BEFORE = dict.fromkeys((
+    'matmul', 'storage', 'loss', 'micro_batches', 'mesh', 'data.task_dir',
+    'data.planned', 'phases.pretrain.early_stop',
+), ABSENT)
 
 
 def test_a_config_that_was_stored_before_a_field_was_added_is_read():

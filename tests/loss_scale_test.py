@@ -16,7 +16,7 @@ from tiny_run import make_recipe
 from tiny_run import without_times
 
 import spdf_jax as spdf
-from spdf_jax.training import loss_scale as scaling
+from spdf_jax.training import losses as scaling
 from spdf_jax.training import NotFinite
 from spdf_jax.training import open_session
 from spdf_jax.training import train
@@ -146,7 +146,7 @@ def test_gradients_are_those_of_float32_and_small_ones_survive():
 
 def overflowing(monkeypatch):
   """Has runs overflow at first, and again every few steps."""
-  monkeypatch.setattr(scaling, '_FIRST', 2.0**30)
+  monkeypatch.setattr(scaling, '_FIRST_SCALE', 2.0**30)
   monkeypatch.setattr(scaling, '_GROWTH_INTERVAL', 2)
 
 

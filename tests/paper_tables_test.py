@@ -218,7 +218,7 @@ def test_what_is_not_the_papers_fills_nothing(tmp_path):
   odd = {
       'other level': tune(tmp_path / 'a', pretrain(tmp_path / 'a0', 0.6)),
       'other sizes': tune(
-          tmp_path / 'b', pretrain(tmp_path / 'b0', d_model=768 // 2), d_model=768 // 2
+          tmp_path / 'b', pretrain(tmp_path / 'b0', d_model=384), d_model=384
       ),
       'other task': tune(tmp_path / 'c', start, task='jsonl'),
   }

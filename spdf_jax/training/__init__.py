@@ -1,6 +1,9 @@
-"""Training: phases, the one step, the loop, checkpoints."""
+"""Training: config, plan, recipe, step, loop, checkpoints."""
 
 from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.config import parse
+from spdf_jax.training.config import parse_phases
+from spdf_jax.training.config import RunConfig
 from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.loop import Interrupted
@@ -30,6 +33,7 @@ __all__ = [
     'Phase',
     'Plan',
     'Recipe',
+    'RunConfig',
     'Session',
     'TrainState',
     'adamw',
@@ -39,6 +43,8 @@ __all__ = [
     'densify_checkpoint',
     'find_checkpoint',
     'open_session',
+    'parse',
+    'parse_phases',
     'read_params',
     'sparse_steps',
     'token_loss',

@@ -136,11 +136,16 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 def differences(
     found: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[str]:
-  """Lists where two flat mappings differ, each as `name was … and is …`."""
+  """Lists where two flat mappings differ, each as `name was … and is …`.
+
+  Names with fewer dots come first: the order of the phases before their fields.
+  """
   return [
       f'{key} was {found.get(key, "absent")!r} and is '
       f'{asked.get(key, "absent")!r}'
-      for key in sorted(found.keys() | asked.keys())
+      for key in sorted(
+          found.keys() | asked.keys(), key=lambda key: (key.count('.'), key)
+      )
       if found.get(key) != asked.get(key)
   ]
 
