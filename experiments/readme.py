@@ -5,8 +5,8 @@
 A block names a Markdown file, a heading of it if not all is wanted, and the
 command that made it; what follows is written anew, and a test compares it:
 
-  <!-- results: experiments/results/claims-tiny/table.md#Choices
-  python -m experiments.reproduce --scale=tiny --data=DIR -->
+  <!-- results: experiments/results/claims-fair/table.md#Gates
+  python -m experiments.reproduce --scale=fair --data=DIR -->
   <!-- end -->
 """
 

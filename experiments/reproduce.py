@@ -1,6 +1,7 @@
 """Tests the papers' claims by runs, or fills their tables from finished ones.
 
   python -m experiments.reproduce --scale=fair --data=DIR
+  python -m experiments.reproduce --race --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
@@ -9,7 +10,11 @@ reads Python's own library. What is compared, and when a claim holds, was
 written before any run that judges, see experiments/results/PROTOCOL.md. Runs go
 to --workdir, one on each core; stopped or killed, the same command goes on, and
 finished runs are not trained again. The table, results.json and a figure go to
---output; --report writes them from what has finished so far.
+--output; --report writes them from what has finished so far, and --costs also
+times the arms' steps and draws losses over FLOPs and seconds.
+
+--race: dense and sparse pre-training for equal seconds, one run at a time on
+all cores; some five hours in all, which go on from one another too.
 
 --table: a run's config, and those of the runs it started from, say which cells
 it fills; what it scored is read from the JSON of experiments.evaluate --output,
@@ -28,6 +33,7 @@ from absl import logging
 
 from experiments import compilation_cache
 from experiments import console
+from experiments.papers import race
 from experiments.papers import reproduction
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.scales import SCALES
@@ -48,15 +54,21 @@ _CLAIMS = flags.DEFINE_list(
 _REPORT = flags.DEFINE_bool(
     'report', False, 'Runs nothing: writes the results of what has finished.'
 )
+_COSTS = flags.DEFINE_bool(
+    'costs', False, 'With --report: times steps and draws costs.png.'
+)
+_RACE = flags.DEFINE_bool(
+    'race', False, 'Runs the race by the clock; needs idle cores.'
+)
 _DATA = flags.DEFINE_string(
     'data', os.environ.get('SPDF_DATA', ''), 'The folder of the data.'
 )
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Where runs go; by default runs/claims-SCALE.'
+    'workdir', None, 'Where runs go; by default runs/claims-SCALE or runs/race.'
 )
 _OUTPUT = flags.DEFINE_string(
     'output', None,
-    'Where results go; by default experiments/results/claims-SCALE.',
+    'Where results go; by default experiments/results/claims-SCALE, or race.',
 )
 _WORKERS = flags.DEFINE_integer(
     'workers', 0, 'Runs at a time; 0: one on each core.', lower_bound=0
@@ -67,14 +79,19 @@ def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments: {argv[1:]}')
-  if bool(_TABLE.value) == bool(_SCALE.value):
-    raise app.UsageError('give --scale, or --table with --runs.')
+  if bool(_TABLE.value) + bool(_SCALE.value) + _RACE.value != 1:
+    raise app.UsageError('give --scale, --race, or --table with --runs.')
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
   console.prepare()
   try:
     if _TABLE.value:
       print(paper_tables.report(_TABLE.value, _RUNS.value))
+    elif _RACE.value:
+      compilation_cache.prepare()
+      workdir, output = _folders('race')
+      print(race.race(_DATA.value, workdir, output))
+      print(f'{output}: table.md, race.png, width-*.json')
     else:
       test_claims(_SCALE.value)
   except (InterruptedError, KeyboardInterrupt):
@@ -99,13 +116,23 @@ def test_claims(name: str) -> None:
   scale = dataclasses.replace(
       scale, claims=tuple(_CLAIMS.value) or scale.claims
   )
-  output = pathlib.Path(_OUTPUT.value or f'experiments/results/claims-{name}')
-  workdir = pathlib.Path(_WORKDIR.value or f'runs/claims-{name}')
+  workdir, output = _folders(f'claims-{name}')
+  reproduced = reproduction.Reproduction(name, scale, workdir, output)
   print(reproduction.reproduce(
-      reproduction.Reproduction(name, scale, workdir, output),
-      _DATA.value, _WORKERS.value, _REPORT.value,
+      reproduced, _DATA.value, _WORKERS.value, _REPORT.value
   ))
   print(f'{output}: table.md, results.json, claims.png')
+  if _COSTS.value:
+    reproduction.draw_costs(reproduced, _DATA.value)
+    print(f'{output}: costs.png')
+
+
+def _folders(name: str) -> tuple[pathlib.Path, pathlib.Path]:
+  """Returns the folders of runs and of results."""
+  return (
+      pathlib.Path(_WORKDIR.value or f'runs/{name}'),
+      pathlib.Path(_OUTPUT.value or f'experiments/results/{name}'),
+  )
 
 
 if __name__ == '__main__':

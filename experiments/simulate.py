@@ -20,12 +20,12 @@ from experiments import console
 from spdf_jax import training
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer.comparisons import comparison_table
-from spdf_jax.accelerator.wafer.constants import BANDS
-from spdf_jax.accelerator.wafer.sweeps import sensitivities
-from spdf_jax.accelerator.wafer.sweeps import sensitivity_table
-from spdf_jax.accelerator.wafer.trace import format_report
-from spdf_jax.accelerator.wafer.trace import write_trace
+from spdf_jax.accelerator.wafer.device import BANDS
 from spdf_jax.accelerator.wafer.validation import validation_table
+from spdf_jax.accelerator.wafer.views import format_report
+from spdf_jax.accelerator.wafer.views import sensitivity_table
+from spdf_jax.accelerator.wafer.views import write_trace
+from spdf_jax.accelerator.wafer.what_if import sensitivities
 from spdf_jax.analysis.simulation import simulate_inference
 from spdf_jax.analysis.simulation import simulate_recipe
 from spdf_jax.analysis.simulation_text import format_estimate

@@ -1,30 +1,62 @@
 """Arms of the claims: what they share, and what each one is."""
 
+import dataclasses
+import doctest
+import importlib
+import pkgutil
+import re
+
 import jax
 import numpy as np
 import pytest
 from quickstart_runs import CACHE
-from quickstart_runs import ROOT
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+from experiments import papers
+from experiments.papers.arm_configs import create_config
+from experiments.papers.arms import Arm
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import ROUNDS
+from experiments.papers.arms import TUNED
+from experiments.papers.arms import with_parents
+from experiments.papers.claims import PRIMARY
+from experiments.papers.gates import arms_of_gates
+from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.pool import Job
+from experiments.papers.reproduction import PROTOCOL
+from experiments.papers.scales import DENSE
+from experiments.papers.scales import parameters
+from experiments.papers.scales import SCALES
+from experiments.papers.scales import Size
+from experiments.papers.scales import sized
+from experiments.papers.scales import STATIC_50
+from experiments.papers.scales import STATIC_75
+from experiments.papers.scales import STATIC_90
+from experiments.papers.scales import tuned
+from experiments.papers.scales import VARIABLE
+from spdf_jax import training
+from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.analysis.sweeps import points
+from spdf_jax.sparsity import get_mask
+from spdf_jax.training.metrics import write_atomically
+
+FAIR = SCALES['fair']
+SCALE = dataclasses.replace(
+    SCALES['smoke'], claims=FAIR.claims,
+    sizes={
+        '': Size(16, (1e-2,)), 'small': Size(16, (1e-2,)),
+        'large': Size(32, (1e-2,)),
+    },
+    tasks=dict.fromkeys(('task', 'hard'), ('jsonl', '', 1)),
 )
+INIT, RIGL, SET = Arm('init'), Arm('rigl', 0.9), Arm('set', 0.9)
+PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
 
-from experiments import arms as arms_lib  # noqa: E402
-from experiments.claims import check_same  # noqa: E402
-from experiments.scales import SCALES  # noqa: E402
-from spdf_jax import training  # noqa: E402
-from spdf_jax.analysis.paper_claims import CLAIMS  # noqa: E402
-from spdf_jax.analysis.plan import describe_plan  # noqa: E402
-from spdf_jax.analysis.pool import Job  # noqa: E402
-from spdf_jax.analysis.sweeps import points  # noqa: E402
-from spdf_jax.sparsity import get_mask  # noqa: E402
-from spdf_jax.training.metrics import write_atomically  # noqa: E402
 
-SCALE = SCALES['smoke']._replace(
-    claims=tuple(CLAIMS), widths={'': 16, '_small': 16, '_large': 32},
-    tasks=dict.fromkeys(('task', 'hard', 'tenth'), ('jsonl', '', 1)),
-)
+def entries_of(scale):
+  claims = [CLAIMS[key] for key in scale.claims]
+  return scale.entries(
+      [arm for claim in claims for arm in claim.arms] + arms_of_gates(claims)
+  )
 
 
 @pytest.fixture(scope='module')
@@ -39,16 +71,16 @@ def tasks(tmp_path_factory):
   return str(folder)
 
 
-def recipe_of(name, tasks, seed=1, scale=SCALE, number=0):
-  arm = {a.name: a for a in arms_lib.arms_of(scale.claims, scale)}[name]
-  job = Job(name, points(arm.grid)[number], seed, '')
-  config = arms_lib.create_config(job, scale, 'python-stdlib', tasks)
+def recipe_of(arm, tasks, seed=1, scale=SCALE, number=0):
+  grid = {e.arm: e.grid for e in entries_of(scale)}[arm]
+  job = Job(arm, points(grid)[number], seed)
+  config = create_config(job, scale, 'python-stdlib', tasks)
   config.data.cache_dir = str(CACHE)
   return training.create_recipe(config)
 
 
-def masks_of(name, tasks, seed=1):
-  recipe = recipe_of(name, tasks, seed)
+def masks_of(arm, tasks, seed=1):
+  recipe = recipe_of(arm, tasks, seed)
   mask = get_mask(recipe.state_from(recipe.init_params()).opt_state)
   return {
       jax.tree_util.keystr(path): np.asarray(m)
@@ -58,45 +90,47 @@ def masks_of(name, tasks, seed=1):
 
 def test_masks_of_a_seed_are_nested_and_algorithms_start_from_them(tasks):
   masks = {
-      name: masks_of(name, tasks) for name in
-      ('static-50', 'static-75', 'static-90', 'rigl-90', 'set-90',
-       'variable-split')
+      arm: masks_of(arm, tasks)
+      for arm in (STATIC_50, STATIC_75, STATIC_90, RIGL, SET, VARIABLE)
   }
-  other = masks_of('static-75', tasks, seed=2)
-  for path, half in masks['static-50'].items():
-    quarter, tenth = masks['static-75'][path], masks['static-90'][path]
+  other = masks_of(STATIC_75, tasks, seed=2)
+  for path, half in masks[STATIC_50].items():
+    quarter, tenth = masks[STATIC_75][path], masks[STATIC_90][path]
     assert half.sum() == half.size // 2 and quarter.sum() == half.size // 4
     assert (half | ~quarter).all() and (quarter | ~tenth).all()
-    for name in ('rigl-90', 'set-90', 'variable-split'):
-      np.testing.assert_array_equal(masks[name][path], tenth)
+    for arm in (RIGL, SET, VARIABLE):
+      np.testing.assert_array_equal(masks[arm][path], tenth)
     assert (other[path] != quarter).any()
 
 
 def test_arms_of_a_seed_read_the_same_batches(tasks):
-  names = ('dense', 'static-90', 'rigl-90', 'variable-split')
-  recipes = [recipe_of(name, tasks) for name in names]
-  for step in (0, 3, SCALE.steps - 1):
+  # Initial weights, too: G1 counts n-grams on what they would read.
+  arms = (DENSE, STATIC_90, RIGL, VARIABLE, INIT)
+  recipes = [recipe_of(arm, tasks) for arm in arms]
+  assert len({recipe.plan.total_steps for recipe in recipes}) == 1
+  for step in (0, 3, SCALE.steps(DENSE) - 1):
     first, *others = [recipe.batch_at(step) for recipe in recipes]
     for batch in others:
       np.testing.assert_array_equal(first.inputs, batch.inputs)
-  other = recipe_of('dense', tasks, seed=2).batch_at(0)
+  other = recipe_of(DENSE, tasks, seed=2).batch_at(0)
   assert (other.inputs != recipes[0].batch_at(0).inputs).any()
 
 
-@pytest.mark.parametrize('name, kept', [
-    ('dense+task', 1), ('static-75+task', 1), ('static-75+task-sparse', 0.25),
-    ('variable-split+task', 1), ('longer', 1),
-])
-def test_what_goes_on_densely_has_all_weights(tasks, name, kept):
-  for leaf in masks_of(name, tasks).values():
+@pytest.mark.parametrize('arm, kept', [
+    (tuned(DENSE), 1), (tuned(STATIC_75), 1),
+    (tuned(STATIC_75, sparse_tuning=True), 0.25), (tuned(VARIABLE), 1),
+    (LONGER, 1),
+], ids=lambda value: getattr(value, 'name', ''))
+def test_only_sparse_fine_tuning_continues_with_zeros(tasks, arm, kept):
+  for leaf in masks_of(arm, tasks).values():
     assert leaf.mean() == kept
 
 
 def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
-  recipe = recipe_of('static-75', tasks)
+  recipe = recipe_of(STATIC_75, tasks)
   params = recipe.state_from(recipe.init_params()).params
-  tuned = recipe_of('static-75+task-sparse', tasks)
-  mask = get_mask(tuned.state_from(params).opt_state)
+  tuning = recipe_of(tuned(STATIC_75, sparse_tuning=True), tasks)
+  mask = get_mask(tuning.state_from(params).opt_state)
   for m, w in zip(jax.tree.leaves(mask), jax.tree.leaves(
       jax.tree.map(lambda m, w: None if m is None else w, mask, params,
                    is_leaf=lambda x: x is None)
@@ -105,14 +139,28 @@ def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
 
 
 def test_iterative_pruning_ends_at_its_level_and_its_control_at_none(tasks):
-  pruned, longer = (recipe_of(name, tasks) for name in ('pruned-75', 'longer'))
+  pruned, longer = (recipe_of(arm, tasks) for arm in (PRUNED, LONGER))
   assert pruned.plan.total_steps == longer.plan.total_steps
   levels = [p['sparsity'] for p in describe_plan(pruned, 'x')['phases']]
   assert levels == pytest.approx([0.5, 0.75], abs=0.01)
-  assert masks_of('pruned-75', tasks)  # Pruned from the start.
   rate = lambda recipe, step: float(recipe.plan.learning_rate(step))
   for step in range(pruned.plan.total_steps):
     assert rate(pruned, step) == rate(longer, step)
+  # Both read the same batches, each round in an order of its own.
+  start = pruned.plan.starts[1]
+  for step in (0, start):
+    np.testing.assert_array_equal(
+        pruned.batch_at(step).inputs, longer.batch_at(step).inputs
+    )
+  assert (pruned.batch_at(0).inputs != pruned.batch_at(start).inputs).any()
+
+
+def test_five_rounds_prune_the_same_share_of_what_is_left(tasks):
+  scale = dataclasses.replace(SCALE, rounds=FAIR.rounds)
+  recipe = recipe_of(PRUNED, tasks, scale=scale)
+  levels = [p['sparsity'] for p in describe_plan(recipe, 'x')['phases']]
+  expected = [1 - 0.25 ** (i / 5) for i in range(1, 6)]
+  assert levels == pytest.approx(expected, abs=0.01)
 
 
 def flops(recipe):
@@ -122,54 +170,162 @@ def flops(recipe):
   )
 
 
-def test_the_split_reading_costs_what_static_75_costs(tasks):
-  scale = SCALE._replace(steps=1500)
-  split = recipe_of('variable-split', tasks, scale=scale)
-  static = recipe_of('static-75', tasks, scale=scale)
-  assert flops(split) == pytest.approx(flops(static), rel=1e-3)
-  assert split.plan.total_steps == static.plan.total_steps
+def test_variable_spdf_costs_what_static_75_costs(tasks):
+  # As many steps as the scale fair has at its main size: a multiple of 6.
+  steps = FAIR.steps(DENSE)
+  tokens = (steps * SCALE.batch_size * SCALE.length) / parameters(
+      16, SCALE.layers, SCALE.length, SCALE.vocab_size
+  )
+  scale = dataclasses.replace(SCALE, tokens_per_parameter=tokens)
+  variable = recipe_of(VARIABLE, tasks, scale=scale)
+  static = recipe_of(STATIC_75, tasks, scale=scale)
+  assert variable.plan.total_steps == static.plan.total_steps == steps
+  assert flops(variable) == pytest.approx(flops(static), rel=1e-3)
 
 
-def test_the_dense_stage_goes_on_or_is_warmed_up_anew(tasks):
-  goes_on = recipe_of('variable-split', tasks, number=0).plan
-  anew = recipe_of('variable-split', tasks, number=1).plan
-  start = goes_on.starts[1]
-  rates = lambda plan: [float(plan.learning_rate(i)) for i in range(60)]
-  assert np.argmax(rates(goes_on)[start:]) == 0
+def test_the_dense_stage_continues_the_cosine_or_is_warmed_up_anew(tasks):
+  continued = recipe_of(VARIABLE, tasks, number=0).plan
+  anew = recipe_of(VARIABLE, tasks, number=1).plan
+  start = continued.starts[1]
+  rates = lambda plan: [
+      float(plan.learning_rate(i)) for i in range(plan.total_steps)
+  ]
+  assert np.argmax(rates(continued)[start:]) == 0
   assert rates(anew)[start - 1] < 0.2 * max(rates(anew))
   assert max(rates(anew)[start:]) == pytest.approx(max(rates(anew)))
 
 
-@pytest.mark.parametrize('name', [
-    arm.name for arm in arms_lib.arms_of(SCALE.claims, SCALE)
-])
-def test_every_arm_of_every_claim_can_be_run(tasks, name):
-  assert recipe_of(name, tasks).plan.total_steps
+def test_the_dense_stage_is_warmed_up_to_a_share_of_the_peak():
+  config = create_config(
+      Job(VARIABLE, {'rate': 8e-3, 'stage': 0.3}, 1), FAIR, 'x', 'tasks'
+  )
+  assert config.phases.dense.learning_rate.peak == pytest.approx(2.4e-3)
+  assert config.phases.pretrain.learning_rate.peak == 8e-3
 
 
-@pytest.mark.parametrize('scale', SCALES)
-def test_scales_have_what_their_claims_need(scale):
-  scale = SCALES[scale]
-  listed = arms_lib.arms_of(scale.claims, scale)
-  names = [arm.name for arm in listed]
-  assert len(names) == len(set(names))
-  for place, arm in enumerate(listed):
-    assert not arm.parent or arm.parent in names[:place]
-    config = arms_lib.create_config(
-        Job(arm.name, points(arm.grid)[-1], 1, ''), scale, 'x', 'tasks'
+def test_phases_of_the_scale_fair_are_those_of_the_protocol():
+  def phases(arm, **point):
+    config = create_config(
+        Job(arm, {'rate': 8e-3} | point, 1), FAIR, 'x', 'tasks'
+    )
+    return [config.phases[name] for name in config.phases.order]
+
+  for arm in (DENSE, STATIC_75, RIGL, SET):
+    phase, = phases(arm)
+    assert (phase.batch_size, phase.length, phase.weight_decay) == (8, 256, 0.1)
+    assert phase.learning_rate.to_dict() == dict(
+        schedule='cosine', peak=8e-3, warmup='151 steps', final_fraction=0.1
+    )
+  for arm in (RIGL, SET):
+    sparsity = phases(arm)[0].sparsity
+    assert (sparsity.update_every, sparsity.update_until) == (113, 1705)
+    assert sparsity.sparsity == 0.9
+  sparse, dense = phases(VARIABLE, stage='continue')
+  assert (sparse.duration, sparse.sparsity) == ('1895 steps', 0.9)
+  assert (dense.duration, dense.sparsity) == ('379 steps', 0)
+  assert dense.learning_rate.schedule == 'continue'
+  rounds = phases(PRUNED)
+  assert [each.duration for each in rounds] == ['568 steps'] * 5
+  assert all(each.restart and each.reshuffle for each in rounds)
+  for arm in (tuned(DENSE), tuned(STATIC_75, sparse_tuning=True)):
+    phase, = phases(arm)
+    assert (phase.duration, phase.weight_decay) == ('1200 steps', 0.01)
+    assert phase.learning_rate.schedule == 'linear'
+    assert phase.learning_rate.final_fraction == 0
+
+
+@pytest.mark.parametrize('arm', [
+    entry.arm for entry in entries_of(SCALE)
+], ids=lambda arm: arm.name)
+def test_every_arm_of_every_claim_can_be_run(tasks, arm):
+  steps = SCALE.steps(arm)
+  if arm.method in ROUNDS:
+    steps = SCALE.rounds * round(SCALE.round_share * steps)
+  assert recipe_of(arm, tasks).plan.total_steps == steps
+
+
+@pytest.mark.parametrize('name', SCALES)
+def test_scales_have_what_their_claims_need(name):
+  scale = SCALES[name]
+  entries = entries_of(scale)
+  arms = [entry.arm for entry in entries]
+  assert len({arm.name for arm in arms}) == len(arms)
+  for place, entry in enumerate(entries):
+    for before in (entry.arm.parent, entry.arm.rate_of):
+      assert before is None or before in arms[:place]
+    config = create_config(
+        Job(entry.arm, points(entry.grid)[-1], 1), scale, 'x', 'tasks'
     )
     rates = [
         config.phases[phase].learning_rate.get('peak')
         for phase in config.phases.order
     ]
     assert all(rate > 0 for rate in rates)
+    assert entry.extend == (not scale.demonstration)
+    assert name == 'smoke' or not entry.grid or len(entry.grid['rate']) == 3
 
 
-def test_a_pool_goes_on_with_its_own_scale_only(tmp_path):
-  path = tmp_path / 'scale.json'
-  check_same(path, SCALE, {'corpus': 'abc'})
-  check_same(path, SCALE._replace(seeds=9, claims=('a',)), {'corpus': 'abc'})
-  with pytest.raises(ValueError, match='steps differ; give another workdir'):
-    check_same(path, SCALE._replace(steps=61), {'corpus': 'abc'})
-  with pytest.raises(ValueError, match='data differ'):
-    check_same(path, SCALE, {'corpus': 'abd'})
+def test_claims_of_an_arm_that_no_block_trains_are_refused():
+  scale = dataclasses.replace(FAIR, claims=('f',))
+  with pytest.raises(ValueError, match='need granet-80, rigl-80, which this'):
+    entries_of(scale)
+
+
+def test_arms_have_names_and_folders_of_their_own():
+  arms = [entry.arm for entry in entries_of(FAIR)]
+  folders = [arm.folder for arm in arms if arm.rate_of is None]
+  assert len(set(folders)) == len(folders)
+  tied, = (arm for arm in arms if arm.rate_of is not None)
+  assert tied.folder == 'dense+task'
+  assert tied.name == 'dense+task at the rate of static-75+task'
+  assert tied.parent == DENSE
+
+
+def test_an_arm_tuned_by_short_runs_trains_whole_ones():
+  short = Arm('static', 0.75, share=0.25)
+  whole = Arm('static', 0.75, rate_of=short)
+  assert (short.folder, whole.name) == ('static-75-of-0.25', 'static-75')
+  assert with_parents([whole]) == [INIT, short, whole]
+  assert FAIR.steps(short) == pytest.approx(FAIR.steps(whole) / 4, abs=1)
+
+
+def test_arms_are_chosen_by_the_loss_of_what_they_train():
+  assert DENSE.metric == PRETRAINED and tuned(DENSE).metric == TUNED
+  assert tuned(sized(RIGL, 'large')).kind == 'rigl-90'
+
+
+def rows_of(text, columns):
+  rows = re.findall(r'^\| (.*) \|$', text, re.MULTILINE)
+  return [
+      cells for cells in (row.split(' | ') for row in rows)
+      if len(cells) == columns
+  ]
+
+
+def test_the_protocol_states_the_sizes_of_the_scale():
+  rows = {row[0]: row[1:] for row in rows_of(PROTOCOL.read_text(), 5)}
+  for row, size in (('small', 'small'), ('main', ''), ('large', 'large')):
+    width, count, read, steps = rows[row]
+    found = parameters(int(width), FAIR.layers, FAIR.length, FAIR.vocab_size)
+    assert FAIR.sizes[size].width == int(width)
+    assert count == f'{found:,}' and read == f'{20 * found / 1e6:.2f}M'
+    assert steps == f'{FAIR.steps(sized(DENSE, size)):,}'
+
+
+def test_the_protocol_states_margins_and_seeds_of_primary_claims():
+  rows = {row[0]: row[1:] for row in rows_of(PROTOCOL.read_text(), 4)}
+  seeds = {entry.arm: entry.seeds for entry in entries_of(FAIR)}
+  primary = [key for key in FAIR.claims if CLAIMS[key].family == PRIMARY]
+  assert [key for key in rows if key in CLAIMS] == primary
+  for key in primary:
+    margins = [c.margin for c in CLAIMS[key].comparisons]
+    assert rows[key][1] == ', '.join(f'{margin:g}' for margin in margins)
+    assert int(rows[key][2]) == min(seeds[arm] for arm in CLAIMS[key].arms)
+
+
+@pytest.mark.parametrize('module', [
+    module.name for module in pkgutil.iter_modules(papers.__path__)
+])
+def test_examples_in_docstrings_are_true(module):
+  imported = importlib.import_module(f'{papers.__name__}.{module}')
+  assert not doctest.testmod(imported).failed

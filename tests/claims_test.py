@@ -1,115 +1,123 @@
 """Verdicts: what holds, what does not, what stays undecided."""
 
-import json
-
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from spdf_jax.analysis import claim_plots
-from spdf_jax.analysis import claim_report
-from spdf_jax.analysis.claims import better
-from spdf_jax.analysis.claims import Claim
-from spdf_jax.analysis.claims import FAILS
-from spdf_jax.analysis.claims import HOLDS
-from spdf_jax.analysis.claims import judge
-from spdf_jax.analysis.claims import NO_VERDICT
-from spdf_jax.analysis.claims import p_values
-from spdf_jax.analysis.claims import smaller_gap
-from spdf_jax.analysis.claims import UNDECIDED
-from spdf_jax.analysis.paired import holm
-from spdf_jax.analysis.paper_claims import CLAIMS
-from spdf_jax.analysis.pool import Arm
+from experiments.papers.arms import Arm
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.claims import BETTER
+from experiments.papers.claims import better
+from experiments.papers.claims import Claim
+from experiments.papers.claims import contrast
+from experiments.papers.claims import FAILS
+from experiments.papers.claims import HOLDS
+from experiments.papers.claims import judge
+from experiments.papers.claims import NO_VERDICT
+from experiments.papers.claims import NOT_RUN
+from experiments.papers.claims import PRIMARY
+from experiments.papers.claims import SECONDARY
+from experiments.papers.claims import smaller_gap
+from experiments.papers.claims import trend
+from experiments.papers.claims import UNDECIDED
+from experiments.papers.paired import holm
+from experiments.papers.paper_claims import CLAIMS
 
 # Five seeds: their mean is 0, their deviation 1.
 NOISE = np.array([-1.2, 0.8, 0.1, 1.1, -0.8])
 NOISE = (NOISE - NOISE.mean()) / NOISE.std(ddof=1)
+A, B, C, D, E = map(Arm, 'abcde')
 
 
 def measure(**means):
   """Runs whose differences from arm `a` have the deviation 0.01."""
   return {
-      arm: {s: {'loss': 4 + 0.1 * s + mean + (arm != 'a') * 0.01 * x}
-            for s, x in enumerate(NOISE)}
+      Arm(arm): {s: {'loss': 4 + 0.1 * s + mean + (arm != 'a') * 0.01 * x}
+                 for s, x in enumerate(NOISE)}
       for arm, mean in means.items()
   }
 
 
-def claim_of(*comparisons, key='x'):
-  return Claim(key, 'it is so', 'nowhere', comparisons)
+def claim_of(*comparisons, key='x', family=PRIMARY):
+  return Claim(key, 'it is so', 'nowhere', comparisons, family)
 
 
 def verdict(runs, *comparisons):
   return judge([claim_of(*comparisons)], runs)[0].verdict
 
 
-@pytest.mark.parametrize('relation, bound, difference, expected', [
-    ('below', 0.0, -0.02, HOLDS),
-    ('below', 0.0, 0.02, FAILS),
-    ('below', 0.0, -0.005, UNDECIDED),
-    ('at most', 0.01, -0.005, HOLDS),
-    ('at most', 0.01, 0.005, UNDECIDED),
-    ('at most', 0.01, 0.03, FAILS),
-    ('matches', 0.02, 0.0, HOLDS),
-    ('matches', 0.02, 0.004, HOLDS),
-    ('matches', 0.02, 0.015, UNDECIDED),
-    ('matches', 0.02, 0.05, FAILS),
-    ('matches', 0.02, -0.05, FAILS),
+@pytest.mark.parametrize('margin, difference, expected', [
+    (0.0, -0.02, HOLDS),
+    (0.0, 0.02, FAILS),
+    (0.0, -0.005, UNDECIDED),
+    (0.01, -0.005, HOLDS),
+    (0.01, 0.005, UNDECIDED),
+    (0.01, 0.03, FAILS),
+    (0.01, -0.02, BETTER),
+    (0.05, 0.03, HOLDS),
+    (0.05, -0.5, BETTER),
 ])
-def test_a_verdict_is_what_the_interval_says(
-    relation, bound, difference, expected
-):
-  comparison = better('b', 'a', 'loss', relation, bound)
+def test_a_verdict_is_what_the_interval_says(margin, difference, expected):
+  comparison = better(B, A, 'loss', margin)
   assert verdict(measure(a=0, b=difference), comparison) == expected
 
 
-@given(
-    st.sampled_from(['below', 'at most', 'matches']), st.floats(-0.1, 0.1),
-    st.floats(1e-3, 0.05),
-)
+@given(st.floats(-0.1, 0.1), st.floats(1e-3, 0.05), st.booleans())
 @settings(deadline=None)
-def test_one_claim_alone_is_decided_by_its_interval(relation, mean, bound):
-  bound = 0.0 if relation == 'below' else bound
+def test_one_claim_alone_is_decided_by_its_interval(mean, margin, has_margin):
+  margin *= has_margin
   finding = judge(
-      [claim_of(better('b', 'a', 'loss', relation, bound))],
-      measure(a=0, b=mean),
+      [claim_of(better(B, A, 'loss', margin))], measure(a=0, b=mean)
   )[0]
   low, high = finding.intervals[0][2:]
-  if relation == 'matches':
-    holds, fails = -bound < low and high < bound, high < -bound or low > bound
-    # Against it there are two ways, each at half the level: a wider interval.
-    if finding.verdict != UNDECIDED or holds:
-      assert finding.verdict == (HOLDS if holds else FAILS)
-      assert holds or fails
-  else:
-    expected = HOLDS if high < bound else FAILS if low > bound else UNDECIDED
-    assert finding.verdict == expected
+  expected = (
+      (BETTER if margin and high < 0 else HOLDS) if high < margin
+      else FAILS if low > margin else UNDECIDED
+  )
+  assert finding.verdict == expected and finding.reason == ''
 
 
 @given(
-    st.lists(st.floats(-1, 1), min_size=5, max_size=5),
-    st.sampled_from(['below', 'at most', 'matches']),
+    st.lists(st.floats(-1, 1), min_size=5, max_size=5), st.floats(0, 0.1)
 )
 @settings(deadline=None)
-def test_nothing_is_claimed_and_refuted_at_once(values, relation):
-  pro, con = p_values(values, better('b', 'a', 'loss', relation, 0.1))
-  assert 0 <= pro <= 1 and 0 <= con <= 1
-  assert not (pro < 0.4 and con < 0.4)
+def test_nothing_is_claimed_and_refuted_at_once(values, margin):
+  runs = {
+      A: {s: {'loss': 0.0} for s in range(5)},
+      B: {s: {'loss': x} for s, x in enumerate(values)},
+  }
+  claimed = better(B, A, 'loss', margin)
+  opposite = claimed._replace(
+      terms=tuple(t._replace(weight=-t.weight) for t in claimed.terms),
+      margin=-margin,
+  )
+  first, second = (verdict(runs, c) for c in (claimed, opposite))
+  holds = {HOLDS, BETTER}
+  assert (first in holds) == (second == FAILS)
+  assert (second in holds) == (first == FAILS)
 
 
 def test_a_claim_holds_only_with_all_of_its_comparisons():
   runs = measure(a=0, b=-0.05, c=-0.1, d=0.05, e=0.004)
-  good = better('b', 'a', 'loss'), better('c', 'a', 'loss')
+  good = better(B, A, 'loss'), better(C, A, 'loss')
   assert verdict(runs, *good) == HOLDS
-  assert verdict(runs, *good, better('e', 'a', 'loss')) == UNDECIDED
-  assert verdict(runs, *good, better('d', 'a', 'loss')) == FAILS
+  assert verdict(runs, *good, better(E, A, 'loss')) == UNDECIDED
+  assert verdict(runs, *good, better(D, A, 'loss')) == FAILS
+
+
+def test_better_needs_margins_and_intervals_below_0_of_all_comparisons():
+  runs = measure(a=0, b=-0.05, c=-0.1, e=0.004)
+  within = lambda arm: better(arm, A, 'loss', 0.05)
+  assert verdict(runs, within(B), within(C)) == BETTER
+  assert verdict(runs, within(B), within(E)) == HOLDS
+  assert verdict(runs, within(B), better(C, A, 'loss')) == HOLDS
 
 
 def test_claims_are_corrected_for_their_number():
   runs = measure(a=0, b=-0.0135)
-  comparison = better('b', 'a', 'loss')
+  comparison = better(B, A, 'loss')
   alone = judge([claim_of(comparison)], runs)
   assert alone[0].verdict == HOLDS and alone[0].corrected == alone[0].p
   many = judge([claim_of(comparison, key=str(i)) for i in range(5)], runs)
@@ -117,87 +125,135 @@ def test_claims_are_corrected_for_their_number():
   assert [f.corrected for f in many] == holm([f.p for f in many])
 
 
+def test_each_family_is_corrected_for_its_own_number():
+  runs = measure(a=0, b=-0.0135)
+  comparison = better(B, A, 'loss')
+  first, *others = judge([
+      claim_of(comparison), *(
+          claim_of(comparison, key=str(i), family=SECONDARY) for i in range(5)
+      )
+  ], runs)
+  assert first.corrected == first.p and first.verdict == HOLDS
+  assert [f.corrected for f in others] == holm([first.p] * 5)
+  assert {f.verdict for f in others} == {UNDECIDED}
+
+
+def test_a_gate_that_fails_changes_no_other_claim():
+  runs = measure(a=0, b=-0.02, c=-0.03)
+  claims = [
+      claim_of(better(arm, A, 'loss'), key=key)
+      for key, arm in (('b', B), ('c', C))
+  ]
+  before = judge(claims, runs)
+  first, second = judge(claims, runs, {'b': 'G2 static-99'})
+  assert (first.verdict, first.reason) == (NO_VERDICT, 'G2 static-99')
+  assert first[:5] == before[0][:5]  # Its numbers are shown all the same.
+  assert second == before[1]
+
+
 def test_few_seeds_give_no_verdict_and_unpaired_ones_are_left_out():
   runs = measure(a=0, b=-1)
-  del runs['b'][0]
-  finding = judge([claim_of(better('b', 'a', 'loss'))], runs)[0]
+  del runs[B][0]
+  claim = claim_of(better(B, A, 'loss'))
+  finding = judge([claim], runs)[0]
   assert finding.verdict == NO_VERDICT and len(finding.values[0]) == 4
+  assert finding.reason == '4 of at least 5 seeds'
+  finding = judge([claim], runs, {'x': 'G1 dense'})[0]
+  assert finding.reason == '4 of at least 5 seeds; G1 dense'
+
+
+def test_what_has_not_run_has_no_verdict_and_counts_in_its_family():
+  runs = measure(a=0, b=-0.02)
+  missing, other = judge([
+      claim_of(better(C, A, 'loss'), key='missing'),
+      claim_of(better(B, A, 'loss')),
+  ], runs)
+  assert missing.verdict == NO_VERDICT and missing.intervals == (NOT_RUN,)
+  assert missing.reason == '0 of at least 5 seeds' and missing.p == 1
+  assert other.corrected == pytest.approx(2 * other.p)
+
+
+def test_a_seed_that_diverged_decides_nothing():
+  for bad in (float('nan'), float('inf')):
+    runs = measure(a=0, b=-1)
+    runs[B][0]['loss'] = bad
+    assert verdict(runs, better(B, A, 'loss')) == UNDECIDED
 
 
 def test_gaps_are_compared_seed_by_seed():
   runs = measure(a=0, b=0.3, c=1.0, d=1.1)
-  gap = smaller_gap('', ('d', 'c'), ('b', 'a'), 'loss')
+  gap = smaller_gap((D, C), (B, A), 'loss')
   finding = judge([claim_of(gap)], runs)[0]
   assert finding.intervals[0].mean == pytest.approx(0.1 - 0.3)
+  noise = [0.01 * x for x in NOISE]
+  assert finding.values[0] == pytest.approx([-0.2 - x for x in noise])
 
 
-def test_what_was_not_measured_is_named():
-  runs = measure(a=0)
-  with pytest.raises(ValueError, match='no seed that all of b, a'):
-    judge([claim_of(better('b', 'a', 'loss'))], runs)
-  with pytest.raises(ValueError, match="needs 'x', which"):
-    judge([claim_of(better('a', 'a', 'x'))], runs)
-  with pytest.raises(ValueError, match="relation 'belo' is unknown"):
-    judge([claim_of(better('a', 'a', 'loss', 'belo'))], runs)
+@given(st.floats(-2, 2), st.floats(1, 4))
+def test_a_trend_is_minus_the_slope_of_the_regression_line(slope, start):
+  levels = {A: 0.0, B: 0.5, C: 0.75, D: 0.9}
+  runs = {
+      arm: {1: {'loss': start + slope * x + 0.1 * (x == 0.5)}}
+      for arm, x in levels.items()
+  }
+  value, = contrast(trend('', levels, 'loss'), runs)
+  line = np.polyfit(
+      list(levels.values()), [runs[arm][1]['loss'] for arm in levels], 1
+  )
+  assert value == pytest.approx(-line[0], abs=1e-9)
+
+
+def test_a_measure_that_a_run_misses_is_named():
+  with pytest.raises(ValueError, match="'a below a' needs 'x', which one of"):
+    judge([claim_of(better(A, A, 'x'))], measure(a=0))
+
+
+GOOD = {
+    'static-50': 0.03, 'static-75': 0.08, 'static-90': 0.18,
+    'static-75_small': 0.2, 'static-75_large': 0.02, 'set-90': 0.16,
+    'rigl-90': 0.14, 'rigl-80': 0.1, 'granet-80': 0.05,
+    'variable-90': 0.05, 'pruned-75': -0.003, 'static-50+task': 0.01,
+    'static-75+task': 0.03, 'static-75+task-sparse': 0.3,
+    'variable-90+task': 0.01, 'dense_large+task': -0.3, 'static-75+hard': 0.4,
+}
 
 
 @pytest.mark.parametrize('key', CLAIMS)
 def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
   claim = CLAIMS[key]
-  good = dict(
-      dense=0, dense_small=0, dense_large=0, longer=0, **{
-          'static-50': 0.03, 'static-75': 0.08, 'static-90': 0.18,
-          'static-75_small': 0.2, 'static-75_large': 0.02, 'set-90': 0.16,
-          'rigl-90': 0.14, 'rigl-80': 0.1, 'granet-80': 0.05,
-          'variable-split': 0.05, 'variable-extended': 0.03, 'pruned-75': -0.02,
-          'dense+task': 0, 'static-75+task': 0.1, 'static-75+task-sparse': 0.3,
-          'variable-split+task': 0.0, 'variable-extended+task': 0.0,
-          'dense_large+task': -0.3, 'dense+hard': 0, 'static-75+hard': 0.4,
-          'dense+tenth': 0, 'static-75+tenth': 0.4,
-      }
-  )
   rng = np.random.default_rng(0)
-  noise = {arm: 0.002 * rng.standard_normal(5) for arm in good}
+  noise = {arm: 0.002 * rng.standard_normal(5) for arm in claim.arms}
   metrics = {t.metric for c in claim.comparisons for t in c.terms}
 
   def world(sign):
     return {
         arm: {
-            s: dict.fromkeys(metrics, 3 + sign * mean + noise[arm][s])
+            s: dict.fromkeys(
+                metrics, 3 + sign * GOOD.get(arm.folder, 0) + noise[arm][s]
+            )
             for s in range(5)
         }
-        for arm, mean in good.items()
+        for arm in claim.arms
     }
 
-  assert judge([claim], world(1))[0].verdict == HOLDS
+  assert judge([claim], world(1))[0].verdict in (HOLDS, BETTER)
   bad = world(-1)
-  if key == 'j':
-    for outcome in bad['variable-split+task'].values():
-      outcome['target/loss'] += 0.1
+  if claim.comparisons[0].margin:  # Better than allowed, and than dense.
+    for outcomes in bad.values():
+      for outcome in outcomes.values():
+        for metric in metrics:
+          outcome[metric] = 6 - outcome[metric]
+    arm = claim.comparisons[0].terms[0].arm
+    for outcome in bad[arm].values():
+      for metric in metrics:
+        outcome[metric] += 0.2
   assert judge([claim], bad)[0].verdict == FAILS
 
 
-def test_the_report_says_all_that_was_found_and_is_json():
-  runs = measure(a=0, b=-0.02, c=0.02)
-  findings = judge([
-      claim_of(better('b', 'a', 'loss'), key='yes'),
-      claim_of(better('c', 'a', 'loss'), key='no'),
-      claim_of(better('c', 'a', 'loss', 'matches', 0.01), key='near'),
-  ], runs)
-  text = claim_report.format_report('T', {'seeds': 5}, findings, {'H': 'x'})
-  assert '**holds**' in text and '**does not hold**' in text
-  assert '-0.0200 | -0.0324 to -0.0076' in text and text.endswith('## H\n\nx\n')
-  described = json.loads(json.dumps(claim_report.describe_findings(findings)))
-  assert [d['verdict'] for d in described] == [f.verdict for f in findings]
-  assert described[0]['comparisons'][0]['differences'] == pytest.approx(
-      [-0.02 + 0.01 * x for x in NOISE]
-  )
-  arms = [Arm(name, {}, '', 'loss') for name in runs]
-  figure = claim_plots.plot_claims(arms, runs, findings)
-  left, right = figure.axes
-  assert [t.get_text() for t in left.get_yticklabels()] == list(runs)
-  assert len(right.get_yticklabels()) == 3
-  marks = [line for line in right.lines if line.get_marker() == 'D']
-  assert [line.get_xdata()[0] for line in marks] == pytest.approx(
-      [f.intervals[0].mean for f in findings]
-  )
+def test_claims_of_pre_training_are_judged_on_validation_loss():
+  for key in ('b2', 'c', 'd-pre', 'e', 'f', 'g1', 'g2'):
+    claim = CLAIMS[key]
+    assert {t.metric for c in claim.comparisons for t in c.terms} == {
+        PRETRAINED
+    }
+    assert not any(arm.task for arm in claim.arms)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spdf_jax.analysis.paired import holm
-from spdf_jax.analysis.paired import p_above
-from spdf_jax.analysis.paired import p_below
-from spdf_jax.analysis.paired import t_interval
+from experiments.papers.paired import holm
+from experiments.papers.paired import p_above
+from experiments.papers.paired import p_below
+from experiments.papers.paired import t_interval
 
 VALUES = st.lists(st.floats(-3, 3), min_size=2, max_size=9).filter(
     lambda values: np.std(values) > 1e-3

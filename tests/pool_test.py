@@ -1,51 +1,61 @@
 """The pool of runs: what comes next, and nothing twice."""
 
 import concurrent.futures
+import math
 import threading
 import time
 
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+from made_up_results import finish
 import pytest
 
-from spdf_jax.analysis import claim_report
-from spdf_jax.analysis.pool import Arm
-from spdf_jax.analysis.pool import choose
-from spdf_jax.analysis.pool import count_jobs
-from spdf_jax.analysis.pool import next_jobs
-from spdf_jax.analysis.pool import run_all
+from experiments.papers import claim_report
+from experiments.papers.arms import Arm
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.pool import all_jobs
+from experiments.papers.pool import choose
+from experiments.papers.pool import Entry
+from experiments.papers.pool import next_jobs
+from experiments.papers.pool import run_all
+from experiments.papers.pool import tried
 
-LOSS = 'validation/loss'
-ARMS = [
-    Arm('init', {}, '', LOSS),
-    Arm('dense', {'rate': (1, 2, 3)}, 'init', LOSS),
-    Arm('static', {'rate': (1, 2), 'stage': ('a', 0.3)}, 'init', LOSS),
-    Arm('static+task', {'rate': (4, 5)}, 'static', 'target/loss'),
+DENSE, STATIC = Arm('dense'), Arm('static', 0.5)
+TASK = Arm('static', 0.5, task='task')
+INIT = Entry(Arm('init'), {}, 2)
+ENTRIES = [
+    INIT,
+    Entry(DENSE, {'rate': (1.0, 2.0, 4.0)}, 2),
+    Entry(STATIC, {'rate': (1.0, 2.0), 'stage': ('a', 0.3)}, 2),
+    Entry(TASK, {'rate': (4.0, 8.0)}, 2),
 ]
-SEEDS = [1, 2]
-TOTAL = sum(count_jobs(arm, SEEDS) for arm in ARMS)
+BEST = {'dense': 2.0, 'static-50': 4.0, 'static-50+task': 2.0}
 
 
 def measure(job):
-  """What a run finds: the best are rate 2, stage 0.3, and rate 5."""
-  if job.arm == 'init':
+  """What a run finds: of two grids the best rate is one doubling beyond."""
+  if job.arm.method == 'init':
     return {'seconds': 1}
-  loss = abs(job.point['rate'] - (5 if '+' in job.arm else 2))
+  loss = abs(math.log2(job.point['rate'] / BEST[job.arm.folder]))
   loss += 0.1 * (job.point.get('stage') == 'a') + 0.01 * job.seed
-  return {LOSS: loss, 'target/loss': loss}
+  return {'validation/loss': loss, 'target/loss': loss}
+
+
+ALL = finish(ENTRIES, measure)
+TOTAL = len(ALL)
 
 
 class Killed(Exception):
   """A worker that ends before its run does."""
 
 
-def run_pool(run, done=(), workers=2):
+def run_pool(run, done=(), workers=2, entries=ENTRIES):
   reported = []
   with concurrent.futures.ThreadPoolExecutor(workers) as executor:
     found = run_all(
-        lambda done: next_jobs(ARMS, SEEDS, 0, done), run, dict(done),
-        executor, workers, lambda job, done: reported.append((job, len(done))),
+        lambda done: next_jobs(entries, done), run, dict(done), executor,
+        workers, lambda job, done: reported.append((job, len(done))),
     )
   return found, reported
 
@@ -55,7 +65,7 @@ def test_every_run_is_run_once_after_what_it_starts_from():
 
   def run(job):
     if job.parent:
-      assert job.parent in {other.name for other in finished}
+      assert job.parent.name in {other.name for other in finished}
     order.append(job)
     outcome = measure(job)
     finished.append(job)
@@ -70,25 +80,122 @@ def test_every_run_is_run_once_after_what_it_starts_from():
 
 def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
   found, _ = run_pool(measure)
-  runs = claim_report.measured(ARMS, SEEDS, 0, found)
+  runs = claim_report.measured(ENTRIES, found)
   assert {arm: sorted(seeds) for arm, seeds in runs.items()} == {
-      arm.name: SEEDS for arm in ARMS
+      entry.arm: [1, 2] for entry in ENTRIES
   }
-  assert choose(ARMS[2], 0, found) == {'rate': 2, 'stage': 0.3}
+  assert choose(ENTRIES[2], found) == {'rate': 4.0, 'stage': 0.3}
   assert {name for name in found if name.startswith('dense/')} == {
-      'dense/rate=1,seed=0', 'dense/rate=2,seed=0', 'dense/rate=3,seed=0',
-      'dense/rate=2,seed=1', 'dense/rate=2,seed=2',
+      'dense/rate=1.0,seed=0', 'dense/rate=2.0,seed=0', 'dense/rate=4.0,seed=0',
+      'dense/rate=2.0,seed=1', 'dense/rate=2.0,seed=2',
   }
-  tried = claim_report.format_choices(ARMS, 0, found)
-  assert '**rate 2, stage 0.3: 0.0000** (last of its grid)' in tried
-  assert '**rate 2: 0.0000**;' in tried and 'rate 1, stage a: 1.1000' in tried
+  table = claim_report.format_choices(ENTRIES, found)
+  assert '**rate 4, stage 0.3: 0.0000**' in table
+  assert 'rate 1, stage a: 2.1000' in table
+  assert '| rate 1: 1.0000; **rate 2: 0.0000**; rate 4: 1.0000 |' in table
 
 
 def test_a_rate_that_diverges_is_not_chosen():
-  done = {f'dense/rate={rate},seed=0': {LOSS: loss} for rate, loss in (
-      (1, float('nan')), (2, 3.0), (3, float('nan')),
-  )}
-  assert choose(ARMS[1], 0, done) == {'rate': 2}
+  nan = float('nan')
+  done = {
+      f'dense/rate={rate},seed=0': {PRETRAINED: loss}
+      for rate, loss in ((1.0, nan), (2.0, 3.0), (4.0, nan))
+  }
+  assert choose(ENTRIES[1], done) == {'rate': 2.0}
+
+
+def test_a_rate_whose_neighbours_diverge_is_inside_the_extended_grid():
+  # The highest rate that does not diverge is the best: inf bounds it.
+  loss = lambda rate: math.nan if rate > 4 else 1 / rate
+  entry = ENTRIES[1]
+  found = finish(
+      [INIT, entry], lambda job: {PRETRAINED: loss(job.point.get('rate', 1))}
+  )
+  assert [point['rate'] for point in tried(entry, found)] == [1, 2, 4, 8]
+  assert choose(entry, found) == {'rate': 4.0}
+
+
+@pytest.mark.parametrize('best, expected', [
+    (2.0, [1, 2, 4]),
+    (4.0, [1, 2, 4, 8]),
+    (8.0, [1, 2, 4, 8, 16]),
+    (1e9, [1, 2, 4, 8, 16, 32]),
+    (1.0, [1, 2, 4, 0.5]),
+    (0.25, [1, 2, 4, 0.5, 0.25, 0.125]),
+    (1e-9, [1, 2, 4, 0.5, 0.25, 0.125]),
+])
+def test_a_grid_is_extended_until_its_best_is_inside_or_8_times_beyond(
+    best, expected
+):
+  run = lambda job: {
+      PRETRAINED: abs(math.log2(job.point.get('rate', best) / best))
+  }
+  entry = ENTRIES[1]
+  found = finish([INIT, entry], run)
+  assert [point['rate'] for point in tried(entry, found)] == expected
+  nearest = min(expected, key=lambda rate: abs(math.log2(rate / best)))
+  assert choose(entry, found) == {'rate': nearest}
+
+
+def test_a_grid_is_extended_at_the_best_stage_only():
+  entry = ENTRIES[2]
+  points = tried(entry, ALL)
+  assert points[4:] == [
+      {'rate': 4.0, 'stage': 0.3}, {'rate': 8.0, 'stage': 0.3}
+  ]
+  assert len(points) == 6
+
+
+def test_a_grid_that_is_not_extended_stays_as_it_is():
+  entry = ENTRIES[2]._replace(extend=False)
+  assert tried(entry, finish([INIT, entry], measure)) == tried(entry, {})
+  assert choose(entry, ALL) == {'rate': 2.0, 'stage': 0.3}
+
+
+LOSS = st.one_of(st.floats(0, 10), st.just(math.nan))
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_what_is_run_does_not_depend_on_the_order_in_which_runs_finish(data):
+  table = {}
+  for folder in BEST:
+    for rate in (2.0**k for k in range(-4, 8)):
+      for stage in ('a', 0.3, None):
+        table[folder, rate, stage] = data.draw(LOSS)
+
+  def run(job):
+    if job.arm.method == 'init':
+      return {}
+    return {job.arm.metric: table[
+        job.arm.folder, job.point['rate'], job.point.get('stage')
+    ] + job.seed}
+
+  done = {}
+  while ready := next_jobs(ENTRIES, done):
+    job = ready[data.draw(st.integers(0, len(ready) - 1))]
+    assert job.name not in done
+    done[job.name] = run(job)
+  expected = finish(ENTRIES, run)
+  assert {name: repr(x) for name, x in done.items()} == {
+      name: repr(x) for name, x in expected.items()
+  }
+  for entry in ENTRIES[1:]:
+    assert tried(entry, done) == tried(entry, expected)
+    best = choose(entry, done)
+    rates = [point['rate'] for point in tried(entry, done)]
+    low, high = min(entry.grid['rate']), max(entry.grid['rate'])
+    assert low / 8 <= min(rates) and max(rates) <= 8 * high
+    same = [
+        point['rate'] for point in tried(entry, done)
+        if point.get('stage') == best.get('stage')
+    ]
+    assert (
+        min(same) < best['rate'] < max(same)
+        or best['rate'] in (low / 8, 8 * high)
+    )
+    # Other stages are tried at the rates of the initial grid only.
+    assert len(rates) - len(same) in (0, 2)
 
 
 def test_a_run_starts_from_the_chosen_run_of_its_own_seed():
@@ -99,10 +206,46 @@ def test_a_run_starts_from_the_chosen_run_of_its_own_seed():
     return measure(job)
 
   run_pool(run)
-  for seed in (0, *SEEDS):
-    name = f'static+task/rate=5,seed={seed}'
-    assert parents[name] == f'static/rate=2,stage=0.3,seed={seed}'
-    assert parents[parents[name]] == f'init/seed={seed}'
+  for seed in range(3):
+    parent = parents[f'static-50+task/rate=2.0,seed={seed}']
+    assert parent.name == f'static-50/rate=4.0,stage=0.3,seed={seed}'
+    assert parents[parent.name].name == f'init/seed={seed}'
+
+
+TIED = Entry(
+    Arm('dense', task='task', rate_of=TASK), {'rate': (4.0, 8.0)}, 2
+)
+TUNED = Entry(Arm('dense', task='task'), {'rate': (4.0, 8.0)}, 2)
+
+
+@pytest.mark.parametrize('best', [2.0, 8.0])
+def test_a_tied_rate_runs_no_selection_seed_and_coincides_where_it_agrees(
+    best
+):
+  def run(job):
+    if job.arm.folder == 'dense+task':
+      return {'target/loss': abs(math.log2(job.point['rate'] / best))}
+    return measure(job)
+
+  without = finish([*ENTRIES, TUNED], run)
+  found = finish([*ENTRIES, TUNED, TIED], run)
+  tied = {f'dense+task/rate=2.0,seed={seed}' for seed in (1, 2)}
+  assert found.keys() - without.keys() == (set() if best == 2 else tied)
+  alone = finish([*ENTRIES, TIED], run)
+  assert alone.keys() - ALL.keys() == tied
+  measured = claim_report.measured([*ENTRIES, TUNED, TIED], found)
+  assert (measured[TIED.arm] == measured[TUNED.arm]) == (best == 2)
+
+
+def test_a_tied_arm_waits_for_the_rate_of_the_other():
+  done = {
+      name: outcome for name, outcome in ALL.items()
+      if name != 'static-50+task/rate=1.0,seed=0'
+  }
+  folders = {job.arm.folder for job in all_jobs([*ENTRIES, TIED], done)}
+  assert 'dense+task' not in folders
+  folders = {job.arm.folder for job in next_jobs([*ENTRIES, TIED], ALL)}
+  assert folders == {'dense+task'}
 
 
 @given(st.integers(0, TOTAL - 1), st.integers(1, 4))
@@ -124,17 +267,68 @@ def test_a_pool_that_was_killed_goes_on_and_finds_the_same(after, workers):
   found, reported = run_pool(lambda job: run(job, TOTAL), done, workers)
   assert len(ran) == len(set(ran)) == TOTAL  # None a second time.
   assert len(reported) == TOTAL - after
-  assert found == run_pool(measure)[0]
+  assert found == ALL
+
+
+def run_with_weights(entries, done, disk):
+  """Runs a pool whose weights are those of `disk`; returns what was run."""
+  order = []
+  done = dict(done)
+  while ready := next_jobs(entries, done, lambda job: job.name in disk):
+    for job in ready:
+      assert job.parent is None or job.parent.name in disk
+      order.append(job.name)
+      disk.add(job.name)
+      done[job.name] = measure(job)
+  assert done == finish(entries, measure)
+  return order
+
+
+def test_a_parent_whose_weights_are_missing_is_run_again_before_its_child():
+  child = 'static-50+task/rate=2.0,seed=2'
+  done = {name: x for name, x in ALL.items() if name != child}
+  parent = 'static-50/rate=4.0,stage=0.3,seed=2'
+  run = lambda disk: run_with_weights(ENTRIES, done, disk)
+  assert run(set()) == ['init/seed=2', parent, child]
+  assert run({'init/seed=2'}) == [parent, child]
+  assert run({parent}) == [child]
+
+
+def test_a_parent_of_several_runs_is_run_again_once():
+  done = {name: x for name, x in ALL.items() if '+task' not in name}
+  order = run_with_weights(ENTRIES, done, set())
+  assert len(order) == len(set(order))
+  parents = [name for name in order if name.startswith('static-50/')]
+  assert sorted(parents) == [
+      f'static-50/rate=4.0,stage=0.3,seed={seed}' for seed in range(3)
+  ]
+
+
+def test_weights_that_nothing_starts_from_are_not_made_again():
+  assert next_jobs(ENTRIES, ALL, lambda job: False) == []
+
+
+@given(st.sets(st.sampled_from(sorted(ALL))), st.sets(
+    st.sampled_from(sorted(ALL))
+))
+@settings(deadline=None, max_examples=50)
+def test_any_outcomes_and_weights_that_are_left_lead_to_the_same(known, disk):
+  order = run_with_weights(
+      ENTRIES, {name: ALL[name] for name in known}, known & disk
+  )
+  assert len(order) == len(set(order))
 
 
 def test_no_more_runs_than_workers_at_a_time():
-  running, most = set(), []
+  lock, running, most = threading.Lock(), set(), []
 
   def run(job):
-    running.add(job.name)
-    most.append(len(running))
+    with lock:
+      running.add(job.name)
+      most.append(len(running))
     time.sleep(0.002)
-    running.remove(job.name)
+    with lock:
+      running.remove(job.name)
     return measure(job)
 
   run_pool(run, workers=2)
@@ -142,11 +336,11 @@ def test_no_more_runs_than_workers_at_a_time():
 
 
 def test_more_seeds_go_on_with_the_same_pool():
-  found, _ = run_pool(measure)
-  more = next_jobs(ARMS, [1, 2, 3], 0, found)
-  assert [job.name for job in more] == ['init/seed=3']
-
-
-def test_judging_on_the_seed_of_the_grids_is_refused():
-  with pytest.raises(ValueError, match='selection seed 0'):
-    next_jobs(ARMS, [0, 1], 0, {})
+  more = [entry._replace(seeds=3) for entry in ENTRIES]
+  names = [job.name for job in next_jobs(more, ALL)]
+  assert names == ['init/seed=3']
+  found = finish(more, measure, ALL)
+  assert {name: found[name] for name in ALL} == ALL
+  assert {name.rpartition('=')[2] for name in found.keys() - ALL.keys()} == {
+      '3'
+  }

@@ -1,23 +1,35 @@
 """experiments.reproduce: a smoke run, killed and given again; bad input."""
 
+import concurrent.futures
+import dataclasses
 import json
 import os
-import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+from made_up_results import Runner
 import pytest
 from quickstart_runs import ROOT
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
-)
+from experiments.papers import reproduction as reproduction_lib
+from experiments.papers.pool_data import prepare
+from experiments.papers.pool_data import Prepared
+from experiments.papers.reproduction import check_same
+from experiments.papers.reproduction import identify
+from experiments.papers.reproduction import read_results
+from experiments.papers.reproduction import reproduce
+from experiments.papers.reproduction import Reproduction
+from experiments.papers.scales import SCALES
+
 SECONDS = 500  # of patience with a child process.
+SMOKE, FAIR = SCALES['smoke'], SCALES['fair']
+DATA = {'corpus': 'abc', 'task': 'def'}
 
 
-def reproduce(folder, *flags):
+def command(folder, *flags):
   path = [str(ROOT), os.environ.get('PYTHONPATH')]
   environment = os.environ | {
       'PYTHONPATH': os.pathsep.join(filter(None, path)),
@@ -38,6 +50,22 @@ def outcomes(folder):
   return sorted((folder / 'runs' / 'runs').glob('*/*/outcome.json'))
 
 
+def names_of(paths):
+  return {f'{p.parent.parent.name}/{p.parent.name}' for p in paths}
+
+
+def times_of(paths):
+  return {path: path.stat().st_mtime_ns for path in paths}
+
+
+def results_of(folder):
+  return json.loads((folder / 'out' / 'results.json').read_text())
+
+
+def assert_one_sentence(text):
+  assert '\n' not in text and text.endswith('.') and 'Traceback' not in text
+
+
 def wait_for(condition, child):
   end = time.monotonic() + SECONDS
   while not condition():
@@ -46,29 +74,29 @@ def wait_for(condition, child):
 
 
 def test_a_smoke_run_that_was_killed_goes_on(tmp_path):
-  child = reproduce(tmp_path, '--scale=smoke', '--claims=a', '--workers=1')
+  child = command(tmp_path, '--scale=smoke', '--claims=a', '--workers=1')
   wait_for(lambda: outcomes(tmp_path), child)
   child.send_signal(signal.SIGKILL)
   child.communicate()
   time.sleep(2)  # Its worker sees it.
-  before = {path: path.stat().st_mtime_ns for path in outcomes(tmp_path)}
-  child = reproduce(tmp_path, '--scale=smoke', '--claims=a')
+  before = times_of(outcomes(tmp_path))
+  child = command(tmp_path, '--scale=smoke', '--claims=a')
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
-  assert f'{len(before)} of 8 runs are done' in output
-  assert '8/8 ' in output and '; 0 left, about 0:00' in output
-  assert all(path.stat().st_mtime_ns == t for path, t in before.items())
-  assert '**no verdict**' in output and 'too few seeds' in output
+  assert f'{len(before)} of 12 runs are done' in output
+  assert '12 of 12: ' in output and '; 0 left, about 0:00' in output
+  assert times_of(before) == before
+  assert '**no verdict** (1 of at least 5 seeds; ' in output
 
   table = (tmp_path / 'out' / 'table.md').read_text()
   assert table in output and (tmp_path / 'out' / 'claims.png').stat().st_size
-  results = json.loads((tmp_path / 'out' / 'results.json').read_text())
-  assert results['config']['steps'] == 60 and results['seeds'] == [1]
+  results = results_of(tmp_path)
+  assert results['identity']['tokens_per_parameter'] == 1.5
   assert {'processor', 'jax', 'optax'} <= results['machine'].keys()
+  gates = {(g['key'], g['passed']) for g in results['gates']}
+  assert ('G4', False) in gates and all(g['found'] for g in results['gates'])
   runs = results['runs']
-  assert set(runs) == {
-      f'{p.parent.parent.name}/{p.parent.name}' for p in outcomes(tmp_path)
-  }
+  assert set(runs) == names_of(outcomes(tmp_path))
   dense, sparse = (
       runs[f'static-75+{task}/rate=0.01,seed=1']
       for task in ('task', 'task-sparse')
@@ -78,29 +106,237 @@ def test_a_smoke_run_that_was_killed_goes_on(tmp_path):
       dense['target/loss'] - sparse['target/loss']
   ]
   assert dense['flops'] > sparse['flops'] and dense['distance/wd'] > 0
-
-  again = reproduce(tmp_path, '--scale=tiny', f'--data={tmp_path}')
-  output, _ = again.communicate(timeout=SECONDS)
-  assert again.returncode == 1 and "no folder 'books'" in output
+  initial = runs['init/seed=1']
+  assert 0 < initial['trigram/loss'] < initial['bigram/loss'] < 6
 
 
 @pytest.mark.slow
 def test_a_whole_smoke_run_trains_every_kind_of_arm(tmp_path):
-  child = reproduce(tmp_path, '--scale=smoke')
-  output, _ = child.communicate(timeout=SECONDS)
+  child = command(tmp_path, '--scale=smoke')
+  output, _ = child.communicate(timeout=3 * SECONDS)
   assert child.returncode == 0, output
-  results = json.loads((tmp_path / 'out' / 'results.json').read_text())
-  assert [c['claim'] for c in results['claims']] == ['a', 'd', 'e', 'g', 'h']
+  results = results_of(tmp_path)
+  assert [c['claim'] for c in results['claims']] == list(SMOKE.claims)
   assert {c['verdict'] for c in results['claims']} == {'no verdict'}
+  assert all('G4' in c['reason'] for c in results['claims'])
 
 
 @pytest.mark.parametrize('flags, message', [
-    (['--scale=tinny'], "scale 'tinny' is unknown; did you mean 'tiny'?"),
+    (['--scale=fairr'], "scale 'fairr' is unknown; did you mean 'fair'?"),
     (['--scale=smoke', '--claims=a,h-sise'], "did you mean 'h-size'"),
-    (['--scale=tiny'], 'give the folder that holds books, e2e'),
+    (['--scale=fair'], 'give the folder that holds books, e2e, webnlg17'),
 ])
 def test_what_cannot_be_starts_no_run(tmp_path, flags, message):
-  child = reproduce(tmp_path, *flags)
+  child = command(tmp_path, *flags)
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 1 and message in output
-  assert not pathlib.Path(tmp_path, 'runs', 'runs').exists()
+  assert 'Traceback' not in output and len(output.splitlines()) == 1
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('present, missing', [
+    ([], 'books'), (['books'], 'e2e'), (['books', 'e2e'], 'webnlg17'),
+])
+def test_a_folder_that_data_lack_is_named(tmp_path, present, missing):
+  for folder in present:
+    (tmp_path / 'data' / folder).mkdir(parents=True)
+  with pytest.raises(ValueError, match=f'has no folder {missing!r}') as caught:
+    prepare(FAIR, str(tmp_path / 'data'), tmp_path / 'runs')
+  assert_one_sentence(str(caught.value))
+  assert not (tmp_path / 'runs').exists()
+
+
+def test_a_pool_goes_on_with_its_own_scale_only(tmp_path):
+  path = tmp_path / 'scale.json'
+  check_same(path, identify(SMOKE, DATA))
+  fewer = dataclasses.replace(SMOKE, claims=('a',), blocks=SMOKE.blocks[:3])
+  check_same(path, identify(fewer, DATA))
+  longer = dataclasses.replace(SMOKE, tune_steps=13)
+  with pytest.raises(ValueError, match=': tune_steps differ; give anot') as e:
+    check_same(path, identify(longer, DATA))
+  assert_one_sentence(str(e.value))
+  with pytest.raises(ValueError, match=': data differ'):
+    check_same(path, identify(SMOKE, DATA | {'corpus': 'abd'}))
+
+
+def test_a_pool_of_another_protocol_is_refused(tmp_path, monkeypatch):
+  path = tmp_path / 'scale.json'
+  check_same(path, identify(FAIR, DATA))
+  protocol = tmp_path / 'PROTOCOL.md'
+  protocol.write_text(reproduction_lib.PROTOCOL.read_text() + '\nChanged.\n')
+  monkeypatch.setattr(reproduction_lib, 'PROTOCOL', protocol)
+  with pytest.raises(ValueError, match=': protocol differ; give anot') as e:
+    check_same(path, identify(FAIR, DATA))
+  assert_one_sentence(str(e.value))
+
+
+def test_results_of_another_protocol_scale_or_data_are_not_read(tmp_path):
+  path = tmp_path / 'results.json'
+  identity = identify(FAIR, DATA)
+  assert read_results(path, identity) == {}
+  runs = {'init/seed=1': {'parameters': 3}}
+  path.write_text(json.dumps({'identity': identity, 'runs': runs}))
+  assert read_results(path, identify(FAIR, DATA)) == runs
+  for other in (
+      identify(SMOKE, DATA), identify(FAIR, {'corpus': 'abd'}),
+      identity | {'protocol': '0'},
+  ):
+    assert read_results(path, other) == {}
+  path.write_text(json.dumps({'runs': runs}))  # Before identities.
+  assert read_results(path, identity) == {}
+
+
+def prepared(scale, source, directory):
+  """Replaces `pool_data.prepare`: reads no data."""
+  directory.mkdir(parents=True, exist_ok=True)
+  return Prepared('corpus', 'tasks', DATA)
+
+
+@pytest.fixture
+def made_up(monkeypatch, tmp_path):
+  """Has runs make their outcomes up, in threads; returns what they are."""
+  ran = []
+
+  def runner(scale, directory, *_):
+    made = Runner(directory)
+
+    class Recorded:
+      is_there = made.is_there
+
+      def __call__(self, job):
+        ran.append(job.name)
+        return made(job)
+
+    return Recorded()
+
+  monkeypatch.setattr(reproduction_lib.pool_data, 'prepare', prepared)
+  monkeypatch.setattr(reproduction_lib.pool_runs, 'Runner', runner)
+  monkeypatch.setattr(
+      concurrent.futures, 'ProcessPoolExecutor',
+      lambda workers, *_: concurrent.futures.ThreadPoolExecutor(workers),
+  )
+  return ran
+
+
+def reproduction_of(folder, scale=SMOKE, name='smoke', **changes):
+  scale = dataclasses.replace(scale, **changes)
+  return Reproduction(name, scale, folder / 'runs', folder / 'out')
+
+
+def test_made_up_outcomes_of_a_fair_run_have_verdicts(
+    made_up, tmp_path, capsys
+):
+  here = reproduction_of(tmp_path, FAIR, 'fair', claims=('b2', 'd-ft'))
+  report = reproduce(here, '', 2, False)
+  assert report == (tmp_path / 'out' / 'table.md').read_text()
+  assert '**holds**' in report and '**no verdict**' not in report
+  assert len(made_up) == len(set(made_up)) == len(outcomes(tmp_path))
+  results = results_of(tmp_path)
+  assert {c['verdict'] for c in results['claims']} == {'holds'}
+  assert all(gate['passed'] for gate in results['gates'])
+  assert set(results['runs']) == set(made_up)
+  assert '; 0 left, about 0:00' in capsys.readouterr().out
+  assert reproduce(here, '', 2, False) == report
+  assert len(made_up) == len(set(made_up))  # Nothing is run again.
+
+
+def test_a_report_has_what_has_finished_and_runs_nothing(made_up, tmp_path):
+  whole = reproduction_of(tmp_path, FAIR, 'fair')
+  # Blocks of the small and main sizes before fine-tuning.
+  part = dataclasses.replace(FAIR, claims=('b2', 'd-pre'))
+  reproduce(whole._replace(scale=part), '', 2, False)
+  count = len(made_up)
+  report = reproduce(whole, '', 2, True)
+  assert len(made_up) == count
+  results = results_of(tmp_path)
+  verdicts = {c['claim']: c['verdict'] for c in results['claims']}
+  assert {k for k, v in verdicts.items() if v == 'holds'} == {'b2', 'd-pre'}
+  assert {verdicts[k] for k in set(FAIR.claims) - {'b2', 'd-pre'}} == {
+      'no verdict'
+  }
+  assert f'* runs: {count} of ' in report
+  assert report.count('| – | not yet run |') > 3
+
+
+def test_a_report_of_nothing_is_written(made_up, tmp_path):
+  report = reproduce(reproduction_of(tmp_path), '', 2, True)
+  assert made_up == [] and '**no verdict** (0 of at least 5 seeds' in report
+  assert (tmp_path / 'out' / 'claims.png').stat().st_size
+
+
+def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
+  here = reproduction_of(tmp_path, claims=('a',))
+  first = reproduce(here, '', 2, False)
+  shutil.rmtree(tmp_path / 'runs')
+  assert reproduce(here, '', 2, True) == first
+  made_up.clear()
+  assert reproduce(here, '', 2, False) == first and made_up == []
+  # A child that is missing is run after the runs it starts from, once each.
+  path = tmp_path / 'out' / 'results.json'
+  results = json.loads(path.read_text())
+  child = 'static-75+task/rate=0.01,seed=1'
+  del results['runs'][child]
+  path.write_text(json.dumps(results))
+  assert reproduce(here, '', 2, False) == first
+  assert made_up == ['init/seed=1', 'static-75/rate=0.01,seed=1', child]
+
+
+def test_results_are_written_when_a_signal_ends_the_pool(
+    made_up, tmp_path, monkeypatch
+):
+  made = Runner.__call__
+
+  def run(self, job):
+    if job.name == 'static-75/rate=0.01,seed=1':
+      raise InterruptedError('stopped')
+    return made(self, job)
+
+  monkeypatch.setattr(Runner, '__call__', run)
+  here = reproduction_of(tmp_path, claims=('a',))
+  with pytest.raises(InterruptedError):
+    reproduce(here, '', 2, False)
+  runs = set(results_of(tmp_path)['runs'])
+  assert runs == names_of(outcomes(tmp_path)) and 'init/seed=1' in runs
+  monkeypatch.setattr(Runner, '__call__', made)
+  made_up.clear()
+  reproduce(here, '', 2, False)
+  assert not runs & set(made_up)
+  assert len(results_of(tmp_path)['runs']) == 12
+
+
+def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
+    made_up, tmp_path, monkeypatch
+):
+  reproduce(reproduction_of(tmp_path), '', 2, True)
+  before = (tmp_path / 'runs' / 'scale.json').read_bytes()
+  # Its data would be replaced while its runs may read them.
+  monkeypatch.setattr(
+      reproduction_lib.pool_data, 'prepare', lambda *_: pytest.fail('prepared')
+  )
+  with pytest.raises(ValueError, match='runs of another scale') as caught:
+    reproduce(reproduction_of(tmp_path, FAIR, 'fair'), '', 2, False)
+  assert_one_sentence(str(caught.value))
+  assert (tmp_path / 'runs' / 'scale.json').read_bytes() == before
+  assert made_up == []
+
+
+def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(sys, 'argv', ['reproduce'])  # Workers parse it.
+  monkeypatch.setattr(reproduction_lib.pool_data, 'prepare', prepared)
+  killed_at = 'static-75/rate=0.01,seed=0'
+  monkeypatch.setattr(
+      reproduction_lib.pool_runs, 'Runner',
+      lambda scale, directory, *_: Runner(directory, killed_at),
+  )
+  here = reproduction_of(tmp_path, claims=('a',))
+  with pytest.raises(OSError, match='a worker process was killed') as caught:
+    reproduce(here, '', 1, False)
+  assert_one_sentence(str(caught.value))
+  before = times_of(outcomes(tmp_path))
+  # Jobs before it had finished, and are in the results.
+  assert {'init/seed=0', 'dense/rate=0.01,seed=0'} <= names_of(before)
+  assert set(results_of(tmp_path)['runs']) == names_of(before)
+  reproduce(here, '', 1, False)
+  assert len(outcomes(tmp_path)) == 12 and times_of(before) == before

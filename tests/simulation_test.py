@@ -12,8 +12,8 @@ from quickstart_runs import start_command
 
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
-from spdf_jax.accelerator.wafer.decoders import training_step
-from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.accelerator.wafer.closed_form import training_step
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.analysis import PhaseRecord
 from spdf_jax.analysis import Run
 from spdf_jax.analysis import shape_of

@@ -11,11 +11,10 @@ import pytest
 
 from spdf_jax.accelerator.wafer.cost import cost_of
 from spdf_jax.accelerator.wafer.cost import expected_imbalance
-from spdf_jax.accelerator.wafer.cost import fits
 from spdf_jax.accelerator.wafer.device import create_device
-from spdf_jax.accelerator.wafer.masks import MaskProfile
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Scores
+from spdf_jax.accelerator.wafer.program import MaskProfile
+from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.accelerator.wafer.program import Scores
 
 # Speed-up of forward, dX and dW of 12288 x 12288 at 65 x 2048 tokens: a golden
 # of this model, not a measurement. It changes with the equations in `cost`.
@@ -29,8 +28,8 @@ SPARSITIES = (0.5, 0.67, 0.75, 0.8, 0.83, 0.86, 0.88, 0.89, 0.9)
 LAYER = Product(65 * 2048, 12288, 12288)
 
 
-def layer_cycles(device, density, layer=LAYER):
-  forward = layer._replace(density=density)
+def layer_cycles(device, sparsity, layer=LAYER):
+  forward = layer._replace(sparsity=sparsity)
   backward = forward._replace(
       inputs=forward.outputs, outputs=forward.inputs
   )
@@ -42,7 +41,7 @@ def layer_cycles(device, density, layer=LAYER):
 def test_the_table_of_the_four_bands_is_reproduced(band):
   device = create_device('cs2', band).as_kernel()
   found = [
-      layer_cycles(device, 1.0) / layer_cycles(device, 1 - s)
+      layer_cycles(device, 0.0) / layer_cycles(device, s)
       for s in SPARSITIES
   ]
   np.testing.assert_allclose(found, GOLDEN[band], rtol=0.02)
@@ -51,7 +50,7 @@ def test_the_table_of_the_four_bands_is_reproduced(band):
 @pytest.mark.parametrize('n', range(1, 11))
 def test_the_ideal_band_is_exactly_theory(n):
   device = create_device('cs2', 'ideal')
-  ratio = layer_cycles(device, 1.0) / layer_cycles(device, 1 / n)
+  ratio = layer_cycles(device, 0.0) / layer_cycles(device, 1 - 1 / n)
   assert ratio == pytest.approx(n, rel=1e-12)
 
 
@@ -63,7 +62,7 @@ def test_imbalance_by_the_formula_is_that_of_a_random_mask(
 ):
   mask = np.random.default_rng(0).random((12288, 4096)) < 0.1
   counted = MaskProfile(mask).imbalance(np.array([columns]), window)[0]
-  formula = expected_imbalance(window * 16, 0.1, columns)
+  formula = expected_imbalance(window * 16, 0.9, columns)
   assert counted == pytest.approx(expected, rel=0.01)
   assert formula == pytest.approx(counted, rel=0.01)
 
@@ -73,7 +72,7 @@ sizes = st.integers(1, 5000)
 
 @hypothesis.given(
     tokens=st.integers(1, 300_000), inputs=sizes, outputs=sizes,
-    first=st.floats(0.01, 1), second=st.floats(0.01, 1),
+    first=st.floats(0, 0.99), second=st.floats(0, 0.99),
     sampled=st.booleans(),
     band=st.sampled_from(list(GOLDEN)),
     encoding=st.sampled_from(['wavelet', 'bitmap']),
@@ -85,8 +84,8 @@ def test_more_zeros_never_cost_more_and_bounds_hold(
   device = create_device('cs2', band, encoding=encoding)
   work = Product(tokens, inputs, outputs, sampled=sampled)
   costs = [
-      cost_of(work._replace(density=d), device)
-      for d in sorted((first, second))
+      cost_of(work._replace(sparsity=s), device)
+      for s in sorted((first, second), reverse=True)
   ]
   assert costs[0].cycles <= costs[1].cycles * (1 + 1e-9)
   for cost in costs:
@@ -102,7 +101,7 @@ def test_more_zeros_never_cost_more_and_bounds_hold(
 def test_a_mask_of_all_true_costs_what_dense_costs():
   device = create_device('cs2')
   masked = Product(
-      4096, 96, 80, density=1.0, mask=MaskProfile(np.ones((96, 80), bool))
+      4096, 96, 80, sparsity=0.0, mask=MaskProfile(np.ones((96, 80), bool))
   )
   assert cost_of(masked, device) == cost_of(
       masked._replace(mask=None), device
@@ -117,7 +116,7 @@ def test_a_crowded_mask_costs_more_than_a_balanced_one():
   balanced[::8] = True
   cycles = [
       cost_of(
-          Product(131072, 1024, 1024, 1 / 8, mask=MaskProfile(mask)), device
+          Product(131072, 1024, 1024, 7 / 8, mask=MaskProfile(mask)), device
       ).cycles
       for mask in (crowded, balanced)
   ]
@@ -126,25 +125,19 @@ def test_a_crowded_mask_costs_more_than_a_balanced_one():
 
 def test_numpy_and_jax_agree_and_a_thousand_points_are_one_call():
   device = create_device('cs2')
-  densities = jnp.linspace(0.05, 1.0, 1000)
+  sparsities = jnp.linspace(0, 0.95, 1000)
 
   @jax.jit
-  def sweep(densities):
+  def sweep(sparsities):
     return jax.vmap(
-        lambda d: cost_of(LAYER._replace(density=d), device)
-    )(densities)
+        lambda s: cost_of(LAYER._replace(sparsity=s), device)
+    )(sparsities)
 
-  found = sweep(densities)
+  found = sweep(sparsities)
   for i in (0, 500, 999):
-    exact = cost_of(LAYER._replace(density=float(densities[i])), device)
+    exact = cost_of(LAYER._replace(sparsity=float(sparsities[i])), device)
     np.testing.assert_allclose(found.cycles[i], exact.cycles, rtol=1e-5)
-  sram = jnp.array([1e9, 40e9])
-  flags = jax.vmap(
-      lambda s: fits(
-          cost_of(LAYER, device), dataclasses.replace(device, sram=s)
-      )
-  )(sram)
-  assert flags.tolist() == [False, True]
+  assert 1e9 < cost_of(LAYER, device).sram_bytes <= device.sram
 
 
 def test_derivatives_are_those_of_finite_differences():
@@ -152,7 +145,7 @@ def test_derivatives_are_those_of_finite_differences():
 
   def seconds(clock, dispatch):
     changed = dataclasses.replace(device, clock=clock, dispatch=dispatch)
-    return cost_of(LAYER._replace(density=0.25), changed).cycles / clock
+    return cost_of(LAYER._replace(sparsity=0.75), changed).cycles / clock
 
   by_dispatch = jax.grad(seconds, 1)(device.clock, 1.0)
   step = 1e-3
@@ -174,14 +167,14 @@ def test_costs_add_up_and_keep_the_largest_working_set():
 def test_few_tokens_are_bound_by_streaming_and_gain_nothing_at_a_half():
   device = create_device('cs2').as_kernel()
   few, many = (
-      [cost_of(LAYER._replace(tokens=n, density=d), device) for d in (1.0, 0.5)]
+      [cost_of(LAYER._replace(tokens=n, sparsity=s), device) for s in (0, 0.5)]
       for n in (30_000, 65 * 2048)
   )
   assert few[0].io > max(few[0].core, few[0].fabric)
   assert few[1].cycles == few[0].cycles  # An index for each weight.
   assert many[1].cycles < 0.6 * many[0].cycles
   bitmap = create_device('cs2', encoding='bitmap').as_kernel()
-  half = LAYER._replace(tokens=30_000, density=0.5)
+  half = LAYER._replace(tokens=30_000, sparsity=0.5)
   assert cost_of(half, bitmap).cycles < 0.6 * few[0].cycles
 
 

@@ -1,4 +1,4 @@
-"""Devices: every number has a source, and cannot be what it must not be."""
+"""Every number of a device has a source and a range."""
 
 import dataclasses
 
@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from spdf_jax.accelerator.wafer.constants import BANDS
-from spdf_jax.accelerator.wafer.constants import PRESETS
+from spdf_jax.accelerator.wafer.device import BANDS
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import NUMBERS
+from spdf_jax.accelerator.wafer.device import PRESETS
 
 
 @pytest.mark.parametrize('name', PRESETS)

@@ -1,4 +1,4 @@
-"""The grid computes what the reference does, and counts what the rule says."""
+"""The emulated grid agrees with the reference lowering and the cost rule."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from spdf_jax.accelerator import reference
+from spdf_jax.accelerator.wafer.cost import product_on_grid
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.emulate import emulate
 from spdf_jax.accelerator.wafer.emulate import emulate_sampled
-from spdf_jax.accelerator.wafer.emulate import rule_on_grid
+from spdf_jax.accelerator.wafer.program import MaskProfile
+from spdf_jax.accelerator.wafer.program import Product
 
 GRIDS = dict(
     rows=st.integers(1, 3), columns=st.integers(1, 4),
     tokens=st.integers(1, 24), inputs=st.integers(2, 12),
-    outputs=st.integers(4, 24), density=st.floats(0.05, 1),
+    outputs=st.integers(4, 24), sparsity=st.floats(0, 0.95),
     band=st.sampled_from(['ideal', 'optimistic', 'default', 'pessimistic']),
     window=st.sampled_from([4, 8, 64]),
     encoding=st.sampled_from(['wavelet', 'bitmap']),
@@ -23,23 +25,30 @@ GRIDS = dict(
 )
 
 
-def arrays(tokens, inputs, outputs, density, seed):
+def arrays(tokens, inputs, outputs, sparsity, seed):
   rng = np.random.default_rng(seed)
   x = rng.normal(size=(tokens, inputs)).astype(np.float32)
   w = rng.normal(size=(inputs, outputs)).astype(np.float32)
   dy = rng.normal(size=(tokens, outputs)).astype(np.float32)
-  return x, w, dy, rng.random((inputs, outputs)) < density
+  return x, w, dy, rng.random((inputs, outputs)) >= sparsity
+
+
+def rule_on_grid(tokens, mask, device, rows, columns, sampled):
+  profile = MaskProfile(mask)
+  work = Product(tokens, *mask.shape, profile.sparsity, sampled, profile)
+  m, c = np.array([tokens / rows]), np.array([columns])
+  return product_on_grid(work, device, m, c)
 
 
 @pytest.mark.parametrize('sampled', [False, True])
 @hypothesis.given(**GRIDS)
 @hypothesis.settings(max_examples=60, deadline=None)
 def test_the_grid_computes_the_reference_and_counts_what_the_rule_says(
-    sampled, rows, columns, tokens, inputs, outputs, density, band, window,
+    sampled, rows, columns, tokens, inputs, outputs, sparsity, band, window,
     encoding, seed,
 ):
   tokens, inputs = tokens * rows, inputs * columns
-  x, w, dy, mask = arrays(tokens, inputs, outputs, density, seed)
+  x, w, dy, mask = arrays(tokens, inputs, outputs, sparsity, seed)
   # The real mask's imbalance is waited for in every band.
   device = create_device(
       'cs2', band, window=window, encoding=encoding, imbalance=1, latency=0
@@ -59,9 +68,7 @@ def test_the_grid_computes_the_reference_and_counts_what_the_rule_says(
   bound = (3 + rows + columns) * 2.0**-11 * terms + 1e-3
   assert (np.abs(found.output - np.asarray(expected)) <= bound).all()
 
-  rule = rule_on_grid(
-      tokens, mask, device, rows=rows, columns=columns, sampled=sampled
-  )
+  rule = rule_on_grid(tokens, mask, device, rows, columns, sampled)
   events = found.events
   assert events.nonzeros == mask.sum()
   assert 2 * events.multiply_adds == rule.flops
@@ -83,7 +90,7 @@ def test_weights_off_the_mask_never_enter():
 
 
 def test_fewer_weights_take_fewer_cycles():
-  x, w, _, _ = arrays(64, 64, 32, 1, 0)
+  x, w, _, _ = arrays(64, 64, 32, 0, 0)
   device = create_device('cs2')
   cycles = [
       emulate(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spdf_jax.accelerator.wafer.spmm_data import SPMM
+from spdf_jax.accelerator.wafer.validation import SPMM
 from spdf_jax.accelerator.wafer.validation import spmm_cycles
 from spdf_jax.accelerator.wafer.validation import validation_points
 from spdf_jax.accelerator.wafer.validation import validation_table

@@ -51,19 +51,19 @@ from spdf_jax import training
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.comparisons import GPUS
 from spdf_jax.accelerator.wafer.comparisons import roofline_seconds
-from spdf_jax.accelerator.wafer.scaling import strong_scaling
-from spdf_jax.accelerator.wafer.sweeps import sensitivities
-from spdf_jax.accelerator.wafer.sweeps import sensitivity_table
-from spdf_jax.accelerator.wafer.sweeps import sweep_densities
-from spdf_jax.accelerator.wafer.trace import format_report
-from spdf_jax.accelerator.wafer.trace import write_trace
+from spdf_jax.accelerator.wafer.views import format_report
+from spdf_jax.accelerator.wafer.views import sensitivity_table
+from spdf_jax.accelerator.wafer.views import write_trace
+from spdf_jax.accelerator.wafer.what_if import sensitivities
+from spdf_jax.accelerator.wafer.what_if import strong_scaling
+from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
 from spdf_jax.analysis import plot_style
 
 # %% [markdown]
 # ## 1. A function of your own
 #
 # `simulate` traces any JAX function. Where a mask is an array, its zeros are
-# counted; where it is a shape only, `density=` says how many are kept.
+# counted; where it is a shape only, `sparsity=` is the fraction of zeros.
 
 # %%
 devices = {name: wafer.create_device(name) for name in ('cs2', 'cs3')}
@@ -227,7 +227,7 @@ left.plot(100 * sparsities, ideal, color=plot_style.GREY, label='FLOPs')
 right.plot(systems, systems, color=plot_style.GREY, label='linear')
 for (name, device), color in zip(devices.items(), plot_style.COLORS):
   found = estimates[name].report.program
-  seconds = sweep_densities(found, device, 1 - sparsities)
+  seconds = sweep_sparsities(found, device, sparsities)
   label = f'CS-{name[-1]}'
   left.plot(100 * sparsities, seconds[0] / seconds, color=color, label=label)
   points = strong_scaling(found, device, systems)

@@ -9,6 +9,7 @@ sparsity, and a claim that rests on it gets no verdict.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import math
 import statistics
 from typing import NamedTuple
 
@@ -190,5 +191,7 @@ def _inside(
       and loss_of(entry.arm, point, done) is not None
   )
   found = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
-  inside = rates[0] < best['rate'] < rates[-1]
+  inside = rates[0] < best['rate'] < rates[-1] and math.isfinite(
+      loss_of(entry.arm, best, done)
+  )
   return Gate('G3', entry.arm, text, found, inside)

@@ -1,5 +1,6 @@
 """The papers' claims at a scale: the pool of runs, and what it found."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from experiments.machine import describe_machine
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
+from experiments.papers import cost_plots
 from experiments.papers import gates as gates_lib
 from experiments.papers import pool_data
 from experiments.papers import pool_runs
@@ -85,12 +87,20 @@ def reproduce(
   """
   scale, workdir = reproduction.scale, reproduction.workdir
   entries = reproduction.entries
+  claimed = workdir / 'scale.json'
+  if claimed.exists():
+    # First, as the tasks of another scale would replace those in the folder.
+    identity = identify(scale, {})
+    del identity['data']
+    check_same(claimed, identity)
   prepared = pool_data.prepare(scale, data, workdir)
   identity = identify(scale, prepared.fingerprints)
-  check_same(workdir / 'scale.json', identity)
+  check_same(claimed, identity)
   runs = workdir / 'runs'
-  done = read_results(reproduction.output / 'results.json', identity)
-  done |= pool_runs.read_outcomes(runs)
+  # What was written before counts: a parent that is trained again, on another
+  # machine, may differ in its last digits.
+  known = read_results(reproduction.output / 'results.json', identity)
+  done = pool_runs.read_outcomes(runs) | known
   if report_only:
     return write_results(reproduction, identity, done)
   runner = pool_runs.Runner(scale, str(runs), prepared.corpus, prepared.tasks)
@@ -99,7 +109,7 @@ def reproduce(
     run_pool(runner, entries, done, cores, workers or len(cores))
   finally:
     report = write_results(
-        reproduction, identity, done | pool_runs.read_outcomes(runs)
+        reproduction, identity, pool_runs.read_outcomes(runs) | known
     )
   return report
 
@@ -110,6 +120,7 @@ def run_pool(
     done: Done,
     cores: Sequence[int],
     workers: int,
+    order: Callable[[Job], Any] | None = None,
 ) -> dict[str, Outcome]:
   """Runs what is not done, in processes; prints each run and the time left.
 
@@ -119,6 +130,8 @@ def run_pool(
     done: Outcomes of finished runs.
     cores: Cores that workers are pinned to; empty: they are not.
     workers: How many runs at a time.
+    order: Sort key of runs that can start; by default they are in the order of
+      `all_jobs`.
 
   Returns:
     All outcomes.
@@ -128,6 +141,11 @@ def run_pool(
   """
   progress = _Progress(entries, workers)
   print(f'{progress.counts(done)} runs are done', flush=True)
+
+  def ready(done: Done) -> list[Job]:
+    jobs = next_jobs(entries, done, runner.is_there)
+    return jobs if order is None else sorted(jobs, key=order)
+
   context = multiprocessing.get_context('spawn')
   queue = context.Queue()
   for i in range(workers if cores else 0):
@@ -137,8 +155,7 @@ def run_pool(
   ) as executor:
     try:
       return run_all(
-          lambda done: next_jobs(entries, done, runner.is_there),
-          runner, done, executor, workers, progress,
+          ready, runner, done, executor, workers, progress,
       )
     except concurrent.futures.process.BrokenProcessPool as error:
       raise OSError(
@@ -245,6 +262,34 @@ def write_results(
   return report
 
 
+def draw_costs(reproduction: Reproduction, data: str) -> None:
+  """Times the steps of the arms and writes `costs.png` beside the results.
+
+  Raises:
+    ValueError: no pre-training is finished, or data are missing.
+  """
+  scale = reproduction.scale
+  prepared = pool_data.prepare(scale, data, reproduction.workdir)
+  identity = identify(scale, prepared.fingerprints)
+  done = read_results(reproduction.output / 'results.json', identity)
+  found = claim_report.measured(reproduction.entries, done)
+  arms = cost_plots.shown_arms(
+      found, [size for size in scale.sizes if size != 'small']
+  )
+  if not arms:
+    raise ValueError(
+        f'output {str(reproduction.output)!r} has no finished pre-training; '
+        'run the scale first.'
+    )
+  seconds = cost_plots.training_seconds(scale, arms, prepared)
+  figure = cost_plots.plot_costs(scale, found, seconds)
+  figure.savefig(reproduction.output / 'costs.png')
+  costs = {arm.name: round(value, 1) for arm, value in seconds.items()}
+  write_atomically(
+      reproduction.output / 'costs.json', json.dumps(costs, indent=1) + '\n'
+  )
+
+
 def protocol_commit() -> str:
   """Returns the commit that last changed the protocol, `'unknown'` without git.
   """
@@ -288,6 +333,7 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
     ValueError: it has runs of others.
   """
   if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(identity, indent=2) + '\n')
     return
   found = json.loads(path.read_text('utf-8'))

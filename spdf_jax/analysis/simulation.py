@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from spdf_jax import models
 from spdf_jax import sparsity
+from spdf_jax.accelerator.wafer import Report
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import trace_program
 from spdf_jax.accelerator.wafer import WaferDevice
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.report import Report
-from spdf_jax.accelerator.wafer.variants import in_micro_batches
-from spdf_jax.accelerator.wafer.variants import with_density
+from spdf_jax.accelerator.wafer.what_if import in_micro_batches
+from spdf_jax.accelerator.wafer.what_if import with_sparsity
 from spdf_jax.analysis.segments import find_segments
 from spdf_jax.analysis.wafer_memory import micro_batches
 from spdf_jax.data import Batch
@@ -28,7 +28,7 @@ from spdf_jax.training.plan import mean_sparsity
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import train_step
 
-_MASKED = 0.5  # Traced at any density below 1: it is set afterwards.
+_MASKED = 0.5  # Traced at any sparsity above 0; the real one is set later.
 _STACK = re.compile(r'\[\d+\]$')
 Levels = tuple[tuple[str, Level], ...]
 
@@ -102,7 +102,8 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
     length: Tokens of each.
 
   Returns:
-    The program, its masked products at a density to be set by `with_density`.
+    The program, its masked products at a sparsity to be set by
+    `with_sparsity`.
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
@@ -114,7 +115,7 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
       loss=recipe.loss,
   )
   # Its only loops of unknown length choose masks, at the hosts.
-  trace = trace_program(step, density=_MASKED, trips=1)
+  trace = trace_program(step, sparsity=_MASKED, trips=1)
   return trace(recipe.abstract_state, batch)
 
 
@@ -138,18 +139,18 @@ def step_reports(
     systems: Over which each batch is split.
 
   Returns:
-    `((batch_size, length), density, dense_grads) -> report`, the density from
-    the layer's name as `with_density` takes it.
+    `((batch_size, length), sparsity, dense_grads) -> report`, with a function
+    from the layer's name to the fraction of zeros.
   """
   traced = functools.cache(functools.partial(trace_step, recipe))
   parts_of = _parts_of(recipe, device, systems)
 
   def report(
       shape: tuple[int, int],
-      density: Callable[[str], float],
+      sparsity: Callable[[str], float],
       dense_grads: bool,
   ) -> Report:
-    program = with_density(traced(*shape), density, dense_grads=dense_grads)
+    program = with_sparsity(traced(*shape), sparsity, dense_grads=dense_grads)
     parts = in_micro_batches(program, parts_of(*shape))
     return report_on(parts, device, systems)
 
@@ -194,7 +195,7 @@ def simulate_recipe(
   def cached(
       shape: tuple[int, int], levels: Levels | None, dense_grads: bool
   ) -> Report:
-    return report(shape, _density_of(levels), dense_grads)
+    return report(shape, _sparsity_of(levels), dense_grads)
 
   def step(phase: Phase, levels: Levels | None, dense_grads: bool) -> Report:
     return cached((phase.batch_size, phase.length), levels, dense_grads)
@@ -302,10 +303,10 @@ def simulate_inference(
         {'params': params, 'masks': masks}, tokens
     )
     args = params, masks, tokens
-  program = trace_program(call, density=_MASKED)(*args)
+  program = trace_program(call, sparsity=_MASKED)(*args)
   levels = _levels_at(recipe, recipe.plan.phases[0].steps - 1)
   reports = (
-      report_on(with_density(program, _density_of(at)), device, systems)
+      report_on(with_sparsity(program, _sparsity_of(at)), device, systems)
       for at in (levels, None)
   )
   shares = mean_sparsity(dict(levels)), 0.0
@@ -321,17 +322,17 @@ def _levels_at(recipe: Recipe, step: int) -> Levels:
   ).items())
 
 
-def _density_of(levels: Levels | None) -> Callable[[str], float]:
-  """Returns the density of a layer by the name that traces give it."""
+def _sparsity_of(levels: Levels | None) -> Callable[[str], float]:
+  """Returns the sparsity of a layer by its name in traces."""
   if levels is None:
-    return lambda layer: 1.0
-  kept: dict[str, list[float]] = {}
+    return lambda layer: 0.0
+  zeros: dict[str, list[float]] = {}
   for path, level in levels:
     module = _STACK.sub('', path).rpartition('/')[0]
-    kept.setdefault(module, []).append(1 - level.sparsity)
-  means = {name: sum(found) / len(found) for name, found in kept.items()}
+    zeros.setdefault(module, []).append(level.sparsity)
+  means = {name: sum(found) / len(found) for name, found in zeros.items()}
 
-  def density(layer: str) -> float:
+  def sparsity_of(layer: str) -> float:
     # Traces have the model's name in front.
     names = layer.split('/')
     for start in range(len(names)):
@@ -343,4 +344,4 @@ def _density_of(levels: Levels | None) -> Callable[[str], float]:
         f'{", ".join(means)}.'
     )
 
-  return density
+  return sparsity_of

@@ -142,8 +142,8 @@ def _on_wafer(recipe: Recipe, device: WaferDevice, systems: int) -> Seconds:
 
   @functools.cache
   def seconds(level: float) -> float:
-    density = lambda layer: 1 - level
-    found = report((phase.batch_size, phase.length), density, False)
+    shape = phase.batch_size, phase.length
+    found = report(shape, lambda layer: level, False)
     return float(found.seconds)
 
   return seconds

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.variants import with_density
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Scores
+from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.what_if import with_sparsity
 from spdf_jax.analysis.flops import shape_of
 from spdf_jax.analysis.flops import softmax_flops
 from spdf_jax.analysis.flops import training_flops
@@ -63,8 +63,8 @@ def trace_flops(
   formula = batch_size * training_flops(
       shape, length, sparsity, dense_grads=dense_grads
   )
-  program = with_density(
-      trace_step(recipe, batch_size, length), lambda layer: 1 - sparsity,
+  program = with_sparsity(
+      trace_step(recipe, batch_size, length), lambda layer: sparsity,
       dense_grads=dense_grads,
   )
   anew = product_flops(program, ('recompute',))
@@ -91,7 +91,7 @@ def product_flops(
 
   Example:
     >>> from spdf_jax.accelerator.wafer.program import Operation
-    >>> product = Product(8, 4, 4, density=0.25)
+    >>> product = Product(8, 4, 4, sparsity=0.75)
     >>> product_flops(Program((Operation('h', 'p', 'forward', product),)))
     64.0
   """

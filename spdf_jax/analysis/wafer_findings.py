@@ -5,8 +5,8 @@ from typing import Any
 
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
-from spdf_jax.accelerator.wafer.decoders import Decoder
-from spdf_jax.accelerator.wafer.decoders import training_step
+from spdf_jax.accelerator.wafer.closed_form import Decoder
+from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.analysis.flops import ModelShape
 from spdf_jax.analysis.simulation_text import duration
 from spdf_jax.analysis.workdirs import Run
@@ -63,8 +63,8 @@ def on_wafer(label: str, run: Run) -> str | None:
   def seconds(phase, sparsity):
     key = phase.batch_size, phase.length, sparsity
     if key not in found:
-      density = max(1 - sparsity, 1e-6)
-      step = training_step(decoder, phase.batch_size, phase.length, density)
+      zeros = min(sparsity, 1 - 1e-6)
+      step = training_step(decoder, phase.batch_size, phase.length, zeros)
       found[key] = float(report_on(step, device).seconds)
     return found[key]
 

@@ -7,8 +7,8 @@ import numpy as np
 from spdf_jax.accelerator.wafer.cost import cost_of
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.report import Report
-from spdf_jax.accelerator.wafer.work import Product
+from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.analysis.plot_style import COLORS
 from spdf_jax.analysis.plot_style import GREY
 from spdf_jax.analysis.plot_style import new_figure
@@ -38,12 +38,12 @@ def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
     [2.0, 4.0]
   """
 
-  def cycles(density):
-    forward = LAYER._replace(density=density)
+  def cycles(sparsity):
+    forward = LAYER._replace(sparsity=sparsity)
     works = forward, forward, forward._replace(sampled=True)  # Square: dX too.
     return sum(float(cost_of(work, device).cycles) for work in works)
 
-  return np.array([cycles(1.0) / cycles(1 - s) for s in sparsities])
+  return np.array([cycles(0.0) / cycles(s) for s in sparsities])
 
 
 def plot_appendix_c(name: str = 'cs2') -> Any:
@@ -123,9 +123,9 @@ def plot_roofline(report: Report) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> from spdf_jax.accelerator.wafer.decoders import Decoder
-    >>> from spdf_jax.accelerator.wafer.decoders import training_step
-    >>> from spdf_jax.accelerator.wafer.report import report_on
+    >>> from spdf_jax.accelerator.wafer import report_on
+    >>> from spdf_jax.accelerator.wafer.closed_form import Decoder
+    >>> from spdf_jax.accelerator.wafer.closed_form import training_step
     >>> step = training_step(Decoder(2, 256, 1024, 4, 1000), 8, 128)
     >>> len(plot_roofline(report_on(step, create_device('cs2'))).axes)
     1

@@ -38,7 +38,7 @@ def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
   the last tenth; the trigram returned then counts everything.
 
   Args:
-    train_tokens: Integer [N], at least 20 tokens.
+    train_tokens: Integer [N], at least 23 tokens: the first nine tenths are 20.
     vocab_size: Number of token ids, V, at most 8192.
 
   Returns:

@@ -177,6 +177,11 @@ def train(
       )
       step += 1
       log.add(step, metrics)
+      if step == start + 1:
+        # The first step includes compilation, which is not training time.
+        jax.block_until_ready(metrics)
+        log.restart_clock()
+        progress.resume(step)
       stop = interrupts.stop_after(step)
       ends = step in recipe.plan.ends.values()
       evaluate = ends or step % config.eval_every == 0
@@ -240,7 +245,7 @@ class _TrainLog:
     self._stop_clock()
 
   def restart_clock(self) -> None:
-    """Leaves the time since `flush` out of the training time."""
+    """Leaves the time since the last reading out of the training time."""
     self._clock = time.monotonic()
 
   def _stop_clock(self) -> None:

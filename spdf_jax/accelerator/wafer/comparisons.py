@@ -1,16 +1,16 @@
-"""Devices to compare with, from their data sheets, at their best.
+"""GPUs for comparison: rooflines from their data sheets.
 
-On them unstructured zeros save nothing; 2:4 sparsity doubles the peak of
-products of weights. Times are a roofline: no overhead, full bandwidth, perfect
-scaling. They flatter these devices.
+Unstructured zeros save nothing on them; 2:4 sparsity doubles the peak of
+products of weights. The rooflines assume no overhead, full bandwidth and
+perfect scaling, so real programs take longer.
 """
 
 from typing import NamedTuple
 
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Scores
-from spdf_jax.accelerator.wafer.work import Work
+from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import Work
 from spdf_jax.names import lookup
 
 
@@ -18,11 +18,11 @@ class Gpu(NamedTuple):
   """A GPU by its data sheet.
 
   Attributes:
-    name: What it is called.
-    dense_flops: bf16 or fp16 with tensor cores, FLOP/s.
-    two_of_four_flops: With 2:4 sparsity, FLOP/s.
-    bandwidth: Of its memory, bytes/s.
-    power: W.
+    name: Name of the GPU.
+    dense_flops: Dense bf16 or fp16 FLOP/s with tensor cores.
+    two_of_four_flops: FLOP/s with 2:4 sparsity.
+    bandwidth: Memory bandwidth, bytes/s.
+    power: Power, W.
     source: The data sheet.
   """
 
@@ -54,28 +54,27 @@ GPUS = {
 def roofline_seconds(
     program: Program, gpu: str, *, two_of_four: bool = False, count: int = 1
 ) -> float:
-  """Returns the least time that a program's operations take on a GPU.
+  """Returns the roofline time of a program on GPUs.
 
   Args:
-    program: What is asked for; its zeros are multiplied like the rest.
+    program: The program; its zeros are multiplied like other weights.
     gpu: A key of `GPUS`.
     two_of_four: Whether products of hidden weights have 2:4 sparsity.
-    count: GPUs, among which all work is split.
+    count: Number of GPUs that all work is split over.
 
   Returns:
-    Seconds: for each operation the longer of FLOPs at the peak and bytes at
-    full bandwidth, 16 bits each; elementwise operations are taken for fused.
+    Seconds: for each operation the longer of FLOPs at the peak and 16-bit
+    values at full bandwidth; elementwise operations are fused at no cost.
 
   Raises:
-    ValueError: the GPU is unknown.
+    ValueError: The GPU is unknown.
 
   Example:
-    >>> from spdf_jax.accelerator.wafer.decoders import Decoder
-    >>> from spdf_jax.accelerator.wafer.decoders import training_step
-    >>> xl = Decoder(24, 2048, 8192, 16, 50257)
+    >>> from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
+    >>> from spdf_jax.accelerator.wafer.closed_form import training_step
     >>> dense, sparse = (
-    ...     roofline_seconds(training_step(xl, 64, 2048, d), 'h100')
-    ...     for d in (1.0, 0.25))
+    ...     roofline_seconds(training_step(GPT3_XL, 64, 2048, s), 'h100')
+    ...     for s in (0.0, 0.75))
     >>> dense == sparse
     True
   """
@@ -83,8 +82,8 @@ def roofline_seconds(
   seconds = 0.0
   for operation in program.operations:
     flops, numbers = _dense(operation.work)
-    # Only masked matrices can have the structure: the head has none.
-    masked = getattr(operation.work, 'density', 1.0) < 1
+    # Only masked matrices have the structure, so the head stays dense.
+    masked = getattr(operation.work, 'sparsity', 0.0) > 0
     structured = two_of_four and masked
     peak = device.two_of_four_flops if structured else device.dense_flops
     longest = max(flops / peak, 2 * numbers / device.bandwidth)
@@ -93,14 +92,14 @@ def roofline_seconds(
 
 
 def comparison_table(program: Program, count: int = 1) -> str:
-  """Writes the least times of a program on all GPUs.
+  """Formats the roofline times of a program on all GPUs.
 
   Args:
-    program: What is asked for.
-    count: GPUs of each kind.
+    program: The program.
+    count: Number of GPUs of each kind.
 
   Returns:
-    Text.
+    Text of several lines.
 
   Example:
     >>> print(comparison_table(Program()).splitlines()[1].split()[0])
@@ -123,7 +122,7 @@ def comparison_table(program: Program, count: int = 1) -> str:
 
 
 def _dense(work: Work) -> tuple[float, float]:
-  """Returns FLOPs, zeros included, and numbers read and written."""
+  """Returns FLOPs with zeros, and the number of values read and written."""
   if isinstance(work, Product):
     numbers = work.tokens * (work.inputs + work.outputs)
     numbers += work.inputs * work.outputs

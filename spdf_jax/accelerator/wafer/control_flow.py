@@ -1,28 +1,26 @@
-"""Control flow: loops, branches and calls, as the interpreter walks them."""
+"""Control flow: the interpreter's handlers of loops, branches and calls."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from spdf_jax.accelerator.wafer.equations import GRADIENT
+from spdf_jax.accelerator.wafer.equations import layer_of
 from spdf_jax.accelerator.wafer.equations import Operand
-from spdf_jax.accelerator.wafer.equations import TOKEN
-from spdf_jax.accelerator.wafer.equations import WEIGHT
-from spdf_jax.accelerator.wafer.inputs import result_of
-from spdf_jax.accelerator.wafer.layers import layer_of
+from spdf_jax.accelerator.wafer.equations import result_of
+from spdf_jax.accelerator.wafer.equations import strongest
 from spdf_jax.accelerator.wafer.program import Branches
 from spdf_jax.accelerator.wafer.program import join
 from spdf_jax.accelerator.wafer.program import Program
 
 Walked = tuple[Program, list[Operand]]
-_MOST_ITERATIONS = 4096  # Of a loop whose every step is looked at.
+_MOST_ITERATIONS = 4096  # Loops of more known steps are not unrolled.
 
 
 def call(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """jit, remat, custom derivatives: one jaxpr of the same operands."""
+  """Walks the only jaxpr of `jit`, `remat` or a custom derivative."""
   jaxpr, consts = _only_jaxpr(eqn)
   return walker.walk(jaxpr, consts, operands, path)
 
@@ -30,7 +28,7 @@ def call(
 def shard_map(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """Every device of a mesh does the work of its shard."""
+  """Walks the work of one shard and multiplies it by the number of shards."""
   jaxpr, consts = _only_jaxpr(eqn)
   inside = [
       o._replace(shape=v.aval.shape, known=None)
@@ -39,24 +37,19 @@ def shard_map(
   walker.shards += 1
   program, outs = walker.walk(jaxpr, consts, inside, path)
   walker.shards -= 1
-  results = [
-      result_of(v)._replace(space=o.space)
-      for v, o in zip(eqn.outvars, outs)
-  ]
   mesh, axes = eqn.params['mesh'], eqn.params['newly_manual_axes']
   shards = int(np.prod([mesh.shape[a] for a in axes]))
-  return program * shards, results
+  return program * shards, _with_spaces(eqn, outs)
 
 
 def scan(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """A loop of known length: its body once and times it, or with known masks
-  step by step."""
+  """Walks each step of a loop over known masks, or multiplies one step."""
   jaxpr, consts = _only_jaxpr(eqn)
   length = eqn.params['length']
-  # What is scanned over has one axis more outside than inside; the names of
-  # the parameters that say so differ between versions of JAX.
+  # Scanned arrays have one axis more outside than inside. The parameters with
+  # their number have other names in other versions of JAX.
   carried = len(eqn.outvars) - _sliced(eqn.outvars, jaxpr.outvars)
   carry_end = len(eqn.invars) - _sliced(eqn.invars, jaxpr.invars)
   consts_end = carry_end - carried
@@ -87,15 +80,18 @@ def scan(
     parts.append(program)
     carry = outs[:carried]
   program = join(parts) if steps == length else parts[0] * length
-  results = [
-      result_of(v)._replace(space=o.space)
-      for v, o in zip(eqn.outvars, outs)
+  return program, _with_spaces(eqn, outs)
+
+
+def _with_spaces(eqn: Any, outs: Sequence[Operand]) -> list[Operand]:
+  """Returns the results of an equation in the spaces of its jaxpr's results."""
+  return [
+      result_of(v)._replace(space=o.space) for v, o in zip(eqn.outvars, outs)
   ]
-  return program, results
 
 
 def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-  """Counts the variables that a scan slices or stacks."""
+  """Returns the number of variables that a scan slices or stacks."""
   rank = lambda var: len(getattr(var.aval, 'shape', ()))
   return sum(rank(o) > rank(i) for o, i in zip(outside, inside))
 
@@ -103,7 +99,7 @@ def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 def while_loop(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """A loop that ends when its data says so: step by step while it is known."""
+  """Walks each known iteration of a loop, or multiplies one by `trips`."""
   params = eqn.params
   test, test_consts = _opened(params['cond_jaxpr'])
   body, body_consts = _opened(params['body_jaxpr'])
@@ -125,8 +121,8 @@ def while_loop(
     parts.append(program)
   if walker.trips is None:
     raise ValueError(
-        f'a while loop in {layer_of(path)[0] or "the program"} ends when its '
-        'data says so; give trips, the number of its iterations.'
+        f'the length of a while loop in {layer_of(path)[0] or "the program"} '
+        'depends on its data; give trips, the number of its iterations.'
     )
   unknown = [c._replace(known=None) for c in operands[of_body:]]
   tests, _ = walker.walk(
@@ -141,7 +137,7 @@ def while_loop(
 def cond(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """One branch where the predicate is known, all of them otherwise."""
+  """Walks one branch where the predicate is known, all of them otherwise."""
   index, *rest = operands
   branches = eqn.params['branches']
   name = walker.conds.setdefault(id(eqn), f'cond_{len(walker.conds)}')
@@ -154,8 +150,7 @@ def cond(
   ))
   results = []
   for i, var in enumerate(eqn.outvars):
-    spaces = [o[i].space for o in outs]
-    space = next((s for s in (TOKEN, GRADIENT, WEIGHT) if s in spaces), None)
+    space = strongest([o[i].space for o in outs])
     results.append(result_of(var)._replace(space=space))
   shares = _shares(walker.frequencies.get(name), name, len(branches))
   return Program(branches=(Branches(name, programs, shares),)), results
@@ -166,17 +161,17 @@ def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
   return getattr(closed, 'jaxpr', closed), getattr(closed, 'consts', ())
 
 
-def _only_jaxpr(eqn) -> tuple[Any, Sequence[Any]]:
+def _only_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]]:
   for value in eqn.params.values():
     if hasattr(value, 'eqns') or hasattr(value, 'jaxpr'):
       return _opened(value)
-  raise ValueError(f'{eqn.primitive} has no jaxpr to look into.')
+  raise ValueError(f'{eqn.primitive} has no jaxpr to walk.')
 
 
 def _shares(
     given: float | Sequence[float] | None, name: str, branches: int
 ) -> tuple[float, ...] | None:
-  """Reads a frequency: of the last of two branches, or of each."""
+  """Returns the frequency of each branch; one number is that of the last."""
   if given is None:
     return None
   shares = given
@@ -197,4 +192,5 @@ CONTROL = {
     'shard_map': shard_map,
     'while': while_loop,
 }
-"""By primitive, `(walker, equation, operands, path) -> (program, results)`."""
+"""Handlers `(walker, equation, operands, path) -> (program, results)`, by
+primitive."""

@@ -1,7 +1,8 @@
-r"""The cost of work on a wafer, in cycles.
+"""The cost of work on one wafer or on a cluster of them, in cycles.
 
 Weights are streamed over a mesh of R x C cores; every core keeps m tokens and
-k features. For a product of M tokens, K inputs and N outputs at density d:
+k features. For a product of M tokens, K inputs and N outputs with a fraction
+d = 1 - sparsity of non-zeros:
 
 .. code-block:: text
 
@@ -13,11 +14,16 @@ k features. For a product of M tokens, K inputs and N outputs at density d:
   io     = streamed bits / io_bandwidth
   cycles = max(min over m of max(core, fabric) / efficiency, io) + latency
 
-Works on NumPy numbers in float64 and on JAX arrays under `jit`, `vmap` and
-`grad` alike.
+The functions compute in float64 on NumPy numbers, and with `jax.numpy` on JAX
+arrays, also under `jit`, `vmap` and `grad`.
+
+Clusters train data parallel: every system processes its share of the tokens
+with all weights. The SwarmX tree broadcasts streamed weights and reduces
+gradients, which costs the latency of its hops and a loss per doubling.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -25,14 +31,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.work import Elementwise
-from spdf_jax.accelerator.wafer.work import Host
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Scores
-from spdf_jax.accelerator.wafer.work import Work
+from spdf_jax.accelerator.wafer.program import Elementwise
+from spdf_jax.accelerator.wafer.program import Host
+from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import split_tokens
+from spdf_jax.accelerator.wafer.program import Work
 
 TOKENS_PER_CORE = 2.0 ** np.arange(1, 11.01, 0.25)
-"""Tokens of a core that are tried; the fastest is taken."""
+"""Candidates for the tokens per core; the fastest one is used."""
 
 _EULER = 0.5772156649015329
 
@@ -40,22 +47,22 @@ _EULER = 0.5772156649015329
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What work takes on a device; costs add up, and multiply by counts.
+  """The cost of work on a device; costs add up, and multiply by counts.
 
   Attributes:
-    cycles: Until it is done.
-    core: Cycles of the busiest core, if it waited for nothing.
+    cycles: Cycles from start to end.
+    core: Cycles of the busiest core without stalls.
     fabric: Cycles of the busiest link.
     io: Cycles of streaming weights in, or gradients out.
     latency: Cycles before the first weight arrives.
     host: Cycles in which the wafer waits for the optimizer's hosts.
-    flops: FLOPs done; a multiplication and an addition are two.
-    skipped_flops: FLOPs that zeros save.
-    streamed_bytes: Through the wafer's I/O.
-    fabric_bytes: Over links between cores, each hop counted.
-    sram_bytes: Of activations that are on the wafer at once; sums take the
-      largest.
-    host_operations: On weights, where they are stored.
+    flops: Number of FLOPs; a multiply-add counts as two.
+    skipped_flops: Number of FLOPs that zeros save.
+    streamed_bytes: Bytes through the wafer's I/O.
+    fabric_bytes: Bytes over links between cores, counted at each hop.
+    sram_bytes: Bytes of activations that are resident at once; a sum of costs
+      has the largest.
+    host_operations: Number of operations on weights, on the hosts.
   """
 
   cycles: Any = 0.0
@@ -84,8 +91,6 @@ class Cost:
     scaled = {name: getattr(self, name) * count for name in _SUMMED}
     return Cost(**scaled, sram_bytes=self.sram_bytes)
 
-  __rmul__ = __mul__
-
 
 _SUMMED = tuple(
     f.name for f in dataclasses.fields(Cost) if f.name != 'sram_bytes'
@@ -93,7 +98,7 @@ _SUMMED = tuple(
 
 
 def cost_of(work: Work, device: WaferDevice) -> Cost:
-  """Costs work on one device.
+  """Returns the cost of work on one device.
 
   Args:
     work: A `Product`, `Scores`, `Elementwise` or `Host`.
@@ -107,69 +112,112 @@ def cost_of(work: Work, device: WaferDevice) -> Cost:
     >>> ideal = create_device('cs2', 'ideal')
     >>> layer = Product(65 * 2048, 12288, 12288)
     >>> dense = cost_of(layer, ideal).cycles
-    >>> float(dense / cost_of(layer._replace(density=0.25), ideal).cycles)
+    >>> float(dense / cost_of(layer._replace(sparsity=0.75), ideal).cycles)
     4.0
   """
   return _COSTS[type(work)](work, device)
 
 
-def fits(cost: Cost, device: WaferDevice) -> Any:
-  """Tells whether the activations of work fit the wafer, also under `vmap`.
+def cost_on(work: Work, device: WaferDevice, systems: int = 1) -> Cost:
+  """Returns the cost of work whose tokens are split over some systems.
+
+  Args:
+    work: Work on the whole batch.
+    device: One system.
+    systems: Number of systems.
+
+  Returns:
+    Cycles of the slowest system, FLOPs and fabric bytes of all systems,
+    streamed bytes and working set of each.
+
+  Raises:
+    ValueError: `systems` is below 1 or more than a cluster holds.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
-    >>> device = create_device('cs2')
-    >>> bool(fits(cost_of(Product(2**20, 12288, 12288), device), device))
-    False
+    >>> work = Product(2**20, 4096, 4096)
+    >>> one, four = (cost_on(work, create_device('cs2'), n) for n in (1, 4))
+    >>> round(float(one.cycles / four.cycles), 2)
+    3.78
   """
-  return cost.sram_bytes <= device.sram
+  _check_systems(systems, device)
+  cost = cost_of(split_tokens(work, systems), device)
+  if systems == 1 or isinstance(work, Host):
+    return cost
+  slower = 1 + device.scaling_loss * math.log2(systems)
+  hops = 0.0
+  if isinstance(work, Product):
+    levels = tree_levels(systems, device.fan_out)
+    hops = 2 * levels * device.io_latency * device.clock
+  return dataclasses.replace(
+      cost,
+      cycles=(cost.cycles + hops) * slower,
+      latency=cost.latency + hops,
+      flops=cost.flops * systems,
+      skipped_flops=cost.skipped_flops * systems,
+      fabric_bytes=cost.fabric_bytes * systems,
+  )
 
 
-def expected_imbalance(weights: Any, density: Any, columns: Any) -> Any:
-  """Returns how much busier the busiest of some columns of cores is.
+def tree_levels(systems: int, fan_out: float) -> int:
+  """Returns the number of levels of the SwarmX tree over some systems.
+
+  Example:
+    >>> [tree_levels(n, 4) for n in (1, 2, 4, 5, 16, 17)]
+    [0, 1, 1, 2, 2, 3]
+  """
+  levels = 0
+  while fan_out**levels < systems:
+    levels += 1
+  return levels
+
+
+def expected_imbalance(weights: Any, sparsity: Any, columns: Any) -> Any:
+  """Returns the expected load of the busiest column of cores over the mean.
 
   The mean of the largest of `columns` binomial counts over their own mean, by
   the normal approximation with its correction for skewness.
 
   Args:
-    weights: That each column holds in a window, kept or not.
-    density: Share that is kept, at random.
-    columns: Their number.
+    weights: Number of weights of a column in a window, zeros included.
+    sparsity: Fraction of zeros, which are at random positions.
+    columns: Number of columns.
 
   Returns:
-    The factor, from 1 to 1 / density.
+    The factor, from 1 to 1 / (1 - sparsity).
 
   Example:
-    >>> round(float(expected_imbalance(16 * 64, 0.1, 768)), 3)
+    >>> round(float(expected_imbalance(16 * 64, 0.9, 768)), 3)
     1.312
   """
-  xp = _module(weights, density, columns)
+  xp = _module(weights, sparsity, columns)
+  kept = 1 - sparsity
   root = xp.sqrt(2 * xp.log(xp.maximum(columns, 2)))
   largest = root + (
       _EULER - (xp.log(root**2 / 2) + np.log(4 * np.pi)) / 2
   ) / root
-  spread = xp.sqrt(xp.maximum(weights * density * (1 - density), 1e-30))
-  # Left out above a half: columns that are nearly full cannot be much fuller,
-  # and fewer zeros would seem to cost less.
-  skew = xp.maximum(1 - 2 * density, 0) * (largest**2 - 1) / 6
-  factor = 1 + (spread * largest + skew) / (weights * density)
+  spread = xp.sqrt(xp.maximum(weights * kept * sparsity, 1e-30))
+  # Omitted below a sparsity of a half: columns that are nearly full cannot be
+  # much fuller, and with the term fewer zeros would seem to cost less.
+  skew = xp.maximum(1 - 2 * kept, 0) * (largest**2 - 1) / 6
+  factor = 1 + (spread * largest + skew) / (weights * kept)
   factor = xp.where(columns < 2, 1.0, factor)
-  return xp.clip(factor, 1.0, 1 / density)
+  return xp.clip(factor, 1.0, 1 / kept)
 
 
 def product_on_grid(
     work: Product, device: WaferDevice, tokens_per_core: Any, columns: Any
 ) -> Cost:
-  """Costs a product that is laid out on the mesh in a given way.
+  """Returns the cost of a product with a given layout on the mesh.
 
   Args:
     work: The product.
     device: The device.
-    tokens_per_core: m; the tokens need tokens / m rows of cores.
-    columns: C, over which the inputs are split.
+    tokens_per_core: m; the tokens occupy tokens / m rows of cores.
+    columns: C, the number of columns of cores that the inputs are split over.
 
   Returns:
-    The cost, of the shape of `tokens_per_core` and `columns`.
+    The cost, with arrays of the shape of `tokens_per_core` and `columns`.
   """
   xp = _module(*work[:4], *jax.tree.leaves(device), tokens_per_core)
   n, m = work.outputs, tokens_per_core
@@ -183,7 +231,7 @@ def product_on_grid(
   fabric = xp.maximum(kept * b + n, psum + 2 * kept * work.sampled)
   hops = work.kept * rows * (2 if work.sampled else 1)
   hops = hops + rows * (columns - 1) * n * xp.ceil(m / 2)
-  bits = work.inputs * work.outputs * _bits_per_weight(work.density, device)
+  bits = work.inputs * work.outputs * _bits_per_weight(work.sparsity, device)
   io = bits / device.io_bandwidth * device.clock
   core, fabric = core / device.efficiency, fabric / device.efficiency
   latency = device.latency * device.clock
@@ -207,17 +255,13 @@ def product_on_grid(
 
 def _product(work: Product, device: WaferDevice) -> Cost:
   xp = _module(*work[:4], *jax.tree.leaves(device))
-  # At least one feature and one token for every core that works.
+  # Every core that takes part has at least one feature and one token.
   m = xp.minimum(TOKENS_PER_CORE, xp.maximum(work.tokens, 1))
   m = xp.maximum(m, work.tokens / device.cores)
   columns = xp.minimum(m * device.cores / work.tokens, work.inputs)
   tried = product_on_grid(work, device, m, columns)
   best = xp.argmin(tried.cycles)
-  return jax.tree.map(lambda x: x[best] if _is_array(x) else x, tried)
-
-
-def _is_array(x: Any) -> bool:
-  return getattr(x, 'ndim', 0) > 0
+  return jax.tree.map(lambda x: x[best] if np.ndim(x) else x, tried)
 
 
 def _scores(work: Scores, device: WaferDevice) -> Cost:
@@ -227,7 +271,7 @@ def _scores(work: Scores, device: WaferDevice) -> Cost:
 
 
 def _elementwise(work: Elementwise, device: WaferDevice) -> Cost:
-  # A vector of as many numbers as a core has lanes, every cycle.
+  # A core computes one vector of its number of lanes per cycle.
   core = work.operations / (device.cores * device.lanes) / device.efficiency
   return Cost(cycles=core, core=core, flops=1.0 * work.operations)
 
@@ -242,25 +286,37 @@ _COSTS = {
 }
 
 
-def _bits_per_weight(density: Any, device: WaferDevice) -> Any:
+def _bits_per_weight(sparsity: Any, device: WaferDevice) -> Any:
+  kept = 1 - sparsity
   sparse = {
-      'wavelet': device.wavelet_bits * density,
-      'bitmap': 1 + device.value_bits * density,
+      'wavelet': device.wavelet_bits * kept,
+      'bitmap': 1 + device.value_bits * kept,
   }[device.encoding]
-  # What is nearly dense is streamed as if it were.
+  # Weights with few zeros are streamed in the dense format.
   xp = _module(sparse, device.value_bits)
   return xp.minimum(sparse, device.value_bits)
 
 
 def _imbalance(work: Product, device: WaferDevice, columns: Any) -> Any:
-  xp = _module(work.density, device.window, columns)
+  xp = _module(work.sparsity, device.window, columns)
   window = xp.minimum(device.window, work.outputs)
   if work.mask is not None and xp is np:
     return work.mask.imbalance(columns, float(window))
   weights = window * work.inputs / columns
-  return expected_imbalance(weights, work.density, columns)
+  return expected_imbalance(weights, work.sparsity, columns)
 
 
 def _module(*values: Any) -> Any:
-  """Returns `jax.numpy` where JAX holds one of the numbers, else NumPy."""
+  """Returns `jax.numpy` where a value is a JAX array, else NumPy."""
   return jnp if any(isinstance(x, jax.Array) for x in values) else np
+
+
+def _check_systems(systems: Any, device: WaferDevice) -> None:
+  if systems < 1 or systems != int(systems):
+    raise ValueError(f'systems is {systems}; give a whole number from 1.')
+  largest = device.largest_cluster
+  if isinstance(largest, (int, float)) and systems > largest:
+    raise ValueError(
+        f'systems is {systems}; a cluster of {device.name} has at most '
+        f'{largest:,.0f}.'
+    )

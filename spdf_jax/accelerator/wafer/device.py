@@ -1,14 +1,145 @@
-"""The modeled wafer: its constants, checked, and where they come from."""
+"""The modeled wafer: its constants, each with unit, grade and source."""
 
 import dataclasses
 from typing import Any
+from typing import NamedTuple
 
 import jax
 
-from spdf_jax.accelerator.wafer.constants import BANDS
-from spdf_jax.accelerator.wafer.constants import Fact
-from spdf_jax.accelerator.wafer.constants import PRESETS
 from spdf_jax.names import lookup
+
+GRADES = (
+    'P printed, P2 printed in a secondary source, C computed from those, '
+    'K calibrated by us, A assumed, - set by the caller'
+)
+"""Definitions of the grades of evidence; P2 cites the primary source."""
+
+
+class Fact(NamedTuple):
+  """A number with its unit and its evidence.
+
+  Attributes:
+    value: The number.
+    unit: Unit of the number; `'1'` for a ratio.
+    grade: Grade of the evidence: P, P2, C, K or A, as in `GRADES`.
+    source: Publication that states the number, or the way it was derived.
+  """
+
+  value: float
+  unit: str
+  grade: str
+  source: str
+
+
+_SDK = 'Cerebras SDK white paper'
+_STREAMING = 'Cerebras weight-streaming white paper'
+_HOT_CHIPS = 'Hot Chips 34'
+_ALCF = 'ALCF user guides'
+_ASSUMED_SAME = 'as the CS-2'
+
+_CS2 = dict(
+    cores=Fact(850_000, 'cores', 'P', f'{_SDK}; SDK grid 750 x 994'),
+    lanes=Fact(4, 'fp16 multiply-adds/cycle/core', 'P', (
+        f'{_SDK} ("eight operations per clock")'
+    )),
+    clock=Fact(0.85e9, 'Hz', 'P', (
+        'SDK timing scripts (csl-examples); the vendor\'s peak takes 1.1 GHz'
+    )),
+    sram=Fact(40e9, 'bytes', 'P', f'{_SDK}; 48 kB per core; {_HOT_CHIPS}'),
+    memory_bandwidth=Fact(20e15, 'bytes/s', 'P', f'{_SDK}; James 2021'),
+    fabric_bandwidth=Fact(220e15, 'bits/s', 'P', _SDK),
+    io_bandwidth=Fact(1.2e12, 'bits/s', 'P', (
+        f'12 x 100 GbE; ALCF SC24 tutorial; {_STREAMING}'
+    )),
+    io_latency=Fact(5e-6, 's/hop', 'P2', 'Hot Chips 36 deck ("< 5 us")'),
+    wavelet_bits=Fact(32, 'bits/non-zero', 'P', (
+        f'{_SDK}; csl-examples: 16-bit index, 16-bit value'
+    )),
+    value_bits=Fact(16, 'bits', 'P', f'fp16; {_SDK}'),
+    fan_out=Fact(4, 'systems/SwarmX node', 'P2', _STREAMING),
+    largest_cluster=Fact(64, 'systems', 'P2', f'near-linear; {_STREAMING}'),
+    scaling_loss=Fact(0.0115, '1/doubling', 'K', (
+        '16 CS-3 = 15.3x one (Sandia Kingfisher)'
+    )),
+    power=Fact(23e3, 'W', 'P', f'peak; {_HOT_CHIPS}'),
+    power_with_servers=Fact(31e3, 'W', 'P2', 'Andromeda, per system'),
+    energy_per_flop=Fact(3.4e-12, 'J', 'C', (
+        '30 mW per core at the fp16 peak of 7.5 PF; nothing is published per '
+        'SRAM byte or hop'
+    )),
+)
+
+PRESETS = {
+    'cs2': _CS2,
+    'cs3': _CS2 | dict(
+        cores=Fact(900_000, 'cores', 'P', _ALCF),
+        lanes=Fact(8, 'fp16 multiply-adds/cycle/core', 'C', (
+            f'12.2 PF at 0.85 GHz; {_ALCF}, testbed table'
+        )),
+        clock=Fact(0.85e9, 'Hz', 'A', _ASSUMED_SAME),
+        sram=Fact(44e9, 'bytes', 'P', f'{_SDK}; {_HOT_CHIPS}'),
+        memory_bandwidth=Fact(21e15, 'bytes/s', 'P', _SDK),
+        fabric_bandwidth=Fact(214e15, 'bits/s', 'P', _SDK),
+        largest_cluster=Fact(2048, 'systems', 'P2', _STREAMING),
+    ),
+}
+"""Constants of the hardware by device name."""
+
+
+def _band(
+    dispatch: float,
+    row_dispatch: float,
+    overlap: float,
+    window: float,
+    *,
+    grade: str,
+    source: str,
+    imbalance: float = 1.0,
+    latency: float = 20e-6,
+) -> dict[str, Fact]:
+  """Builds the constants of one overhead assumption."""
+  return dict(
+      dispatch=Fact(dispatch, 'cycles/non-zero', grade, source),
+      row_dispatch=Fact(row_dispatch, 'cycles/output row', grade, source),
+      overlap=Fact(overlap, 'of partial sums', grade, source),
+      window=Fact(window, 'output rows', grade, source),
+      imbalance=Fact(imbalance, '1', grade, source),
+      latency=Fact(latency, 's/product', grade, source),
+      attention_efficiency=Fact(0.5, 'of peak', 'A', 'dense, in small pieces'),
+      efficiency=Fact(0.354, 'of the kernel law', 'K', (
+          'GPT-J 6B on 2 CS-2, batch 120, length 2048: 43.67 seq/s '
+          f'({_ALCF}, history)'
+      )),
+      step_seconds=Fact(0.10, 's/optimizer step', 'K', (
+          'BERT-large, length 128, batch 1024, CS-2: 4,044 seq/s '
+          f'({_ALCF}, history)'
+      )),
+  )
+
+
+_NO_LOSS = 'nothing is lost: theory'
+BANDS = {
+    'ideal': _band(
+        0, 0, 1, 16384, imbalance=0, latency=0, grade='A', source=_NO_LOSS
+    ) | dict(
+        attention_efficiency=Fact(1, 'of peak', 'A', _NO_LOSS),
+        efficiency=Fact(1, 'of the kernel law', 'A', _NO_LOSS),
+        step_seconds=Fact(0, 's/optimizer step', 'A', _NO_LOSS),
+    ),
+    'optimistic': _band(
+        0.25, 0, 1, 16384, latency=0, grade='A',
+        source='the least that hardware would lose',
+    ),
+    'default': _band(
+        1, 2, 0.9, 4096, grade='K',
+        source='ours: 90 % zeros near the printed 8.3x of the vendor',
+    ),
+    'pessimistic': _band(
+        2, 8, 0.75, 1024, grade='A',
+        source='twice the dispatch, a quarter of the buffers',
+    ),
+}
+"""Constants of the overhead around the multiply-adds, by name."""
 
 _MAY_BE_ZERO = (
     'dispatch', 'imbalance', 'io_latency', 'latency', 'overlap', 'row_dispatch',
@@ -16,51 +147,51 @@ _MAY_BE_ZERO = (
 )
 _SHARES = ('attention_efficiency', 'efficiency', 'imbalance', 'overlap')
 ENCODINGS = ('wavelet', 'bitmap')
-"""How sparse weights travel: index and value, or one bit per weight and the
-values."""
+"""Formats of streamed sparse weights: an index with each value, or one bit per
+weight followed by the values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WaferDevice:
-  """A wafer-scale device that skips zeros, as numbers.
+  """The parameters of a wafer-scale device that skips zeros.
 
-  A pytree of its numbers: `jax.vmap` sweeps over them and `jax.grad` finds
-  what they are worth. Build one with `create_device`. The bandwidths of memory
-  and mesh are printed for reference: in the model a core's own memory never
-  waits, and a link carries one wavelet a cycle.
+  The class is a pytree of its numbers, so `jax.vmap` sweeps over them and
+  `jax.grad` differentiates with respect to them. `create_device` builds one by
+  name. The bandwidths of memory and mesh are for reference only: in the model a
+  core's own memory never stalls, and a link carries one wavelet per cycle.
 
   Attributes:
-    cores: Processing elements.
+    cores: Number of processing elements.
     lanes: fp16 multiply-adds per cycle and core.
-    clock: Hz.
-    sram: Bytes, on the wafer.
-    memory_bandwidth: SRAM, bytes/s.
-    fabric_bandwidth: Mesh, bits/s.
-    io_bandwidth: Into the wafer, and out of it, bits/s.
-    io_latency: Of a hop between systems, s.
-    wavelet_bits: Of a weight on the wire with its index.
-    value_bits: Of a weight on the wire, and of an activation.
-    fan_out: Systems that a node of the SwarmX tree serves.
-    largest_cluster: Systems.
-    scaling_loss: Share lost per doubling of systems.
-    power: W, at most, of a system.
-    power_with_servers: W, with its share of the servers.
-    energy_per_flop: J, at the peak.
-    dispatch: Cycles per non-zero beside its multiply-adds.
+    clock: Clock frequency, Hz.
+    sram: SRAM of the whole wafer, bytes.
+    memory_bandwidth: SRAM bandwidth, bytes/s.
+    fabric_bandwidth: Bandwidth of the mesh, bits/s.
+    io_bandwidth: Bandwidth of the wafer's I/O in each direction, bits/s.
+    io_latency: Latency of a hop between systems, s.
+    wavelet_bits: Streamed bits of a weight with its index.
+    value_bits: Bits of a weight without its index, and of an activation.
+    fan_out: Number of systems that a node of the SwarmX tree serves.
+    largest_cluster: Largest number of systems.
+    scaling_loss: Fraction of the speed lost per doubling of systems.
+    power: Peak power of a system, W.
+    power_with_servers: Power of a system with its share of the servers, W.
+    energy_per_flop: Energy of a FLOP at the peak, J.
+    dispatch: Cycles per non-zero in addition to its multiply-adds.
     row_dispatch: Cycles per output row.
-    overlap: Share of the partial sums' time that computation hides.
-    window: Output rows within which columns of cores wait for the busiest.
-    imbalance: Share of that waiting which remains.
-    latency: Of a product, s.
-    attention_efficiency: Share of the peak in products of activations.
-    efficiency: Share of the kernel law that whole programs reach.
-    step_seconds: What an optimizer step takes off the wafer, s.
-    name: What the device is called.
-    encoding: `'wavelet'` or `'bitmap'`.
-    facts: Unit, grade and source of each number.
+    overlap: Fraction of the partial sums' time that computation hides.
+    window: Number of output rows after which columns of cores synchronize.
+    imbalance: Fraction of the load imbalance that costs time.
+    latency: Latency of a product, s.
+    attention_efficiency: Fraction of the peak in products of activations.
+    efficiency: Fraction of the kernel model's speed that programs reach.
+    step_seconds: Time of an optimizer step on the hosts, s.
+    name: Name of the device.
+    encoding: Format of sparse weights, `'wavelet'` or `'bitmap'`.
+    facts: Unit, grade and source of each number, by its name.
 
   Raises:
-    ValueError: a number is out of its range, or the encoding is unknown.
+    ValueError: A number is out of its range, or the encoding is unknown.
 
   Example:
     >>> device = create_device('cs2')
@@ -100,25 +231,25 @@ class WaferDevice:
   def __post_init__(self):
     for name in NUMBERS:
       value = getattr(self, name)
-      if isinstance(value, (int, float)):  # Tracers are not looked into.
+      if isinstance(value, (int, float)):  # Tracers have no value to check.
         _check_number(name, value)
-    lookup('encoding', self.encoding, {e: e for e in ENCODINGS})
+    lookup('encoding', self.encoding, dict.fromkeys(ENCODINGS))
 
   @property
   def peak_flops(self) -> Any:
-    """Dense fp16 FLOP/s; a multiplication and an addition are two."""
+    """Dense fp16 FLOP/s; a multiply-add counts as two."""
     return 2 * self.cores * self.lanes * self.clock
 
   def as_kernel(self) -> 'WaferDevice':
-    """Returns the device that runs one kernel and no program around it.
+    """Returns the device without the overhead of whole programs.
 
-    Efficiency is 1 and an optimizer step takes no time: what Appendix C of
-    SPDF shows.
+    Efficiency is 1 and an optimizer step takes no time, as in Appendix C of
+    SPDF.
     """
     return dataclasses.replace(self, efficiency=1.0, step_seconds=0.0)
 
   def audit(self) -> str:
-    """Writes every number with its unit, grade and source.
+    """Formats every number with its unit, grade and source.
 
     Example:
       >>> print(create_device('cs3', clock=1.1e9).audit().splitlines()[3])
@@ -144,11 +275,6 @@ NUMBERS = tuple(
     f.name for f in dataclasses.fields(WaferDevice) if f.name not in _META
 )
 """Names of the fields that are numbers."""
-GRADES = (
-    'P printed, P2 printed in a secondary source, C computed from those, '
-    'K calibrated by us, A assumed, - set by the caller'
-)
-"""What the grades of `audit` mean."""
 jax.tree_util.register_dataclass(
     WaferDevice, data_fields=NUMBERS, meta_fields=_META
 )
@@ -161,16 +287,16 @@ def create_device(
 
   Args:
     name: `'cs2'` or `'cs3'`.
-    band: What is lost around the multiply-adds: `'ideal'`, `'optimistic'`,
+    band: Overhead around the multiply-adds: `'ideal'`, `'optimistic'`,
       `'default'` or `'pessimistic'`. The default is our calibration, near the
       8.3 times that the vendor prints for 90 % zeros.
-    **changes: Fields to set.
+    **changes: Fields to replace, by name.
 
   Returns:
     The device.
 
   Raises:
-    ValueError: a name is unknown, or a number is out of its range.
+    ValueError: A name is unknown, or a number is out of its range.
 
   Example:
     >>> create_device('cs2', 'ideal').dispatch

@@ -1,36 +1,33 @@
-"""The device executed: a small grid of cores, its arithmetic and its events.
+"""Emulation of a small grid of cores: its arithmetic, counted event by event.
 
 Row r of R holds a share of the tokens, column c of C a share of the inputs.
 Weights are streamed output by output, each non-zero down the column that holds
-its input, and every core of the column adds it times its tokens (fp16 times
-fp16, summed in float32). Partial sums then travel along the row as fp16. For
-gradients dY travels along the row instead, and each kept weight's sum over
-tokens up its column. Columns wait for one another at the end of each window of
-outputs. What is counted here is counted event by event, apart from `cost`.
+its input, and every core of the column adds its product with the core's tokens
+(fp16 times fp16, summed in float32). Partial sums then travel along the row as
+fp16. For gradients dY travels along the row instead, and each kept weight's sum
+over tokens up its column. Columns synchronize at the end of each window of
+outputs. The events are counted independently of the equations in `cost`.
 """
 
+from collections.abc import Iterator
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.accelerator.wafer.cost import Cost
-from spdf_jax.accelerator.wafer.cost import product_on_grid
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.masks import MaskProfile
-from spdf_jax.accelerator.wafer.work import Product
 
 
 @dataclasses.dataclass
 class Events:
-  """What happened.
+  """Counts of the events of an emulation.
 
   Attributes:
-    nonzeros: Weights that were multiplied, once however many rows see them.
-    multiply_adds: Of all cores.
-    hops: Wavelets times the links that each of them took.
-    streamed_bytes: Through the edge of the grid.
-    cycles: Until the last core was done.
+    nonzeros: Number of multiplied weights, once for all rows of cores.
+    multiply_adds: Number of multiply-adds of all cores.
+    hops: Number of wavelets times the links that each of them crosses.
+    streamed_bytes: Bytes through the edge of the grid.
+    cycles: Cycles until the last core is done.
   """
 
   nonzeros: int = 0
@@ -41,26 +38,29 @@ class Events:
 
 
 class Emulation(NamedTuple):
-  """The result of a product, and its events."""
+  """The result of a product and its events.
+
+  Attributes:
+    output: Product [tokens, outputs] or gradient [inputs, outputs], float32.
+    events: Counted events.
+  """
 
   output: np.ndarray
-  """[tokens, outputs], or the gradient [inputs, outputs], float32."""
-
   events: Events
-  """What was counted on the way."""
 
 
 class _Grid(NamedTuple):
-  """Who holds what."""
+  """The distribution of tokens and inputs over the cores.
+
+  Attributes:
+    tokens: Tokens of each row of cores.
+    inputs: Inputs of each column of cores.
+    device: Parameters of the cores.
+  """
 
   tokens: list[np.ndarray]
-  """The tokens of each row of cores."""
-
   inputs: list[np.ndarray]
-  """The inputs of each column of cores."""
-
   device: WaferDevice
-  """Its lanes, dispatch and so on."""
 
 
 def emulate(
@@ -70,18 +70,19 @@ def emulate(
   """Multiplies by kept weights on a grid of cores: x @ (mask ⊙ w).
 
   Args:
-    x: [tokens, inputs].
-    w: [inputs, outputs].
+    x: Activations [tokens, inputs].
+    w: Weights [inputs, outputs].
     mask: Kept weights, bool [inputs, outputs].
-    device: Its lanes, dispatch, window and overlap; not its number of cores.
-    rows: Of cores, over which the tokens are split evenly.
-    columns: Of cores, over which the inputs are split evenly.
+    device: Device with the parameters of a core; its number of cores is not
+      used.
+    rows: Number of rows of cores, over which the tokens are split evenly.
+    columns: Number of columns of cores, over which the inputs are split evenly.
 
   Returns:
-    The product, and the events.
+    The product and the events.
 
   Raises:
-    ValueError: the shapes do not fit, or tokens or inputs do not divide.
+    ValueError: The shapes do not match, or tokens or inputs do not divide.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
@@ -97,25 +98,13 @@ def emulate(
   x, w = x.astype(np.float16), w.astype(np.float16)
   events = Events()
   output = np.zeros((len(x), w.shape[1]), np.float32)
-  clock = _Clock(events, grid, sampled=False)
-  for j in range(w.shape[1]):
-    weights = [i[mask[i, j]] for i in grid.inputs]  # Of each column of cores.
-    for row in grid.tokens:
-      partial = np.zeros(len(row), np.float32)
-      for c, kept in enumerate(weights):
-        if c:  # What came from the left is added here.
-          events.hops += _wavelets(len(row))
-          partial = partial.astype(np.float16).astype(np.float32)
-        own = np.zeros(len(row), np.float32)
-        for i in kept:
-          own += x[row, i] * w[i, j]
-          events.multiply_adds += len(row)
-          events.hops += 1  # From the row of cores above, or the edge.
-        partial += own
-      output[row, j] = partial
-    clock.output([len(kept) for kept in weights])
-  clock.finish()
-  events.streamed_bytes = _streamed(mask, device)
+  for j, row, kept in _stream(grid, mask, events, sampled=False):
+    # The partial sum of the columns to the left arrives as fp16.
+    partial = output[row, j].astype(np.float16).astype(np.float32)
+    own = np.zeros(len(row), np.float32)
+    for i in kept:
+      own += x[row, i] * w[i, j]
+    output[row, j] = partial + own
   return Emulation(output, events)
 
 
@@ -126,8 +115,8 @@ def emulate_sampled(
   """Computes gradients of kept weights on a grid of cores: mask ⊙ (xᵀ @ dy).
 
   Args:
-    x: [tokens, inputs].
-    dy: [tokens, outputs].
+    x: Activations [tokens, inputs].
+    dy: Gradients of the outputs [tokens, outputs].
     mask: Kept weights, bool [inputs, outputs].
     device: As for `emulate`.
     rows: As for `emulate`.
@@ -137,7 +126,7 @@ def emulate_sampled(
     The gradient, zero off the mask, and the events.
 
   Raises:
-    ValueError: as `emulate`.
+    ValueError: As `emulate`.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
@@ -154,56 +143,50 @@ def emulate_sampled(
   x, dy = x.astype(np.float16), dy.astype(np.float16)
   events = Events()
   output = np.zeros(mask.shape, np.float32)
-  clock = _Clock(events, grid, sampled=True)
+  for j, row, kept in _stream(grid, mask, events, sampled=True):
+    for i in kept:
+      products = (x[row, i] * dy[row, j]).astype(np.float32)
+      total = output[i, j].astype(np.float16) + products.sum()
+      output[i, j] = np.float16(total)
+  return Emulation(output, events)
+
+
+def _stream(
+    grid: _Grid, mask: np.ndarray, events: Events, *, sampled: bool
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """Streams a mask over a grid and counts the events.
+
+  Args:
+    grid: The grid.
+    mask: Kept weights, bool [inputs, outputs].
+    events: Counts, which are updated.
+    sampled: Whether gradients of weights are computed.
+
+  Yields:
+    For each core and output: the output, the tokens of the core, and its
+    inputs with a kept weight.
+  """
+  clock = _Clock(events, grid, sampled)
   for j in range(mask.shape[1]):
     weights = [i[mask[i, j]] for i in grid.inputs]
     for row in grid.tokens:
       for c, kept in enumerate(weights):
-        if c:  # dY passes on to the next column.
-          events.hops += _wavelets(len(row))
-        for i in kept:
-          products = (x[row, i] * dy[row, j]).astype(np.float32)
-          total = output[i, j].astype(np.float16) + products.sum()
-          output[i, j] = np.float16(total)
-          events.multiply_adds += len(row)
-          events.hops += 2  # Which weight, down; the sum so far, up.
+        if c:  # Partial sums or dY arrive from the left, two values a wavelet.
+          events.hops += -(-len(row) // 2)
+        # Each weight arrives from above; its gradient returns the same way.
+        events.hops += len(kept) * (2 if sampled else 1)
+        events.multiply_adds += len(kept) * len(row)
+        yield j, row, kept
     clock.output([len(kept) for kept in weights])
   clock.finish()
-  events.streamed_bytes = _streamed(mask, device)
-  return Emulation(output, events)
-
-
-def rule_on_grid(
-    tokens: int, mask: np.ndarray, device: WaferDevice,
-    *, rows: int, columns: int, sampled: bool = False,
-) -> Cost:
-  """Costs what was emulated by the rule, on the same grid.
-
-  Args:
-    tokens: Of all rows.
-    mask: Kept weights [inputs, outputs].
-    device: As for `emulate`.
-    rows: As for `emulate`.
-    columns: As for `emulate`.
-    sampled: Whether gradients of weights are computed.
-
-  Returns:
-    The cost.
-  """
-  profile = MaskProfile(mask)
-  work = Product(
-      tokens, *mask.shape, profile.density, sampled=sampled, mask=profile
-  )
-  return product_on_grid(
-      work, device, np.array([tokens / rows]), np.array([columns])
-  )
+  events.streamed_bytes = _streamed(mask, grid.device)
 
 
 class _Clock:
-  """Keeps time: columns of cores work on their own within a window.
+  """Counts cycles; columns of cores run independently within a window.
 
-  What is streamed is buffered a window ahead, so cores and links wait for
-  themselves only, and the slower of them is done last.
+  Streamed weights are buffered a window ahead, so cores and links do not stall
+  each other, and the slower of them determines the time.
   """
 
   def __init__(self, events: Events, grid: _Grid, sampled: bool):
@@ -215,11 +198,11 @@ class _Clock:
     self._busy = np.zeros(len(grid.inputs))
     self._links = np.zeros(len(grid.inputs))
     self._row_links = 0.0
-    self._waited = np.zeros(2)  # For the busiest cores, and for the links.
+    self._waited = np.zeros(2)  # Cycles of the busiest cores and links.
     self._rows = 0
 
   def output(self, nonzeros: list[int]) -> None:
-    """Takes the time of one output: non-zeros of each column of cores."""
+    """Adds the time of one output with these non-zeros of each column."""
     counts = np.array(nonzeros)
     device = self._device
     self._events.nonzeros += int(counts.sum())
@@ -227,7 +210,7 @@ class _Clock:
     exposed = (1 - device.overlap) * self._tokens / 2
     self._busy += counts * (vectors + device.dispatch)
     self._busy += device.row_dispatch + exposed
-    self._links += counts + 1  # And the end of the output.
+    self._links += counts + 1  # One wavelet ends the output.
     self._row_links += self._tokens / 2
     if self._sampled:
       self._row_links += 2 * counts.mean()
@@ -241,7 +224,7 @@ class _Clock:
     self._rows = 0
 
   def finish(self) -> None:
-    """Waits for the last window, and for the last wavelet to cross."""
+    """Adds the last window and the way of the last wavelet over the grid."""
     self._wait()
     slowest = max(*self._waited, self._row_links)
     self._events.cycles = float(slowest) + self._depth
@@ -273,12 +256,8 @@ def _check(fits: bool, *arrays: np.ndarray) -> None:
     )
 
 
-def _wavelets(tokens: int) -> int:
-  return -(-tokens // 2)  # Two fp16 values each.
-
-
 def _streamed(mask: np.ndarray, device: WaferDevice) -> float:
-  """Counts the bytes of the weights as they are encoded."""
+  """Returns the bytes of the encoded weights."""
   kept = int(mask.sum())
   bits = {
       'wavelet': kept * device.wavelet_bits,

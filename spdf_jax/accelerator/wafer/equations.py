@@ -1,29 +1,40 @@
-"""Equations as rules see them: shapes, parameters, what is known of masks."""
+"""Equations of a traced program: operands, known values and layer names."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 import math
+import re
 from typing import Any
 from typing import NamedTuple
 
+import jax
+from jax.extend.core import Literal
+import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.accelerator.wafer.masks import MaskProfile
+from spdf_jax.accelerator.wafer.program import MaskProfile
 
 WEIGHT, GRADIENT, TOKEN = 'weight', 'gradient', 'token'
-"""Where arrays live: weights and their gradients are streamed, and what is
-done to them is done by hosts; what has a row for each token is resident."""
+"""Memory spaces: weights and their gradients are stored on hosts and streamed,
+and hosts execute the operations on them; arrays with a row for each token are
+resident on the wafer."""
+
+_LARGEST_EVALUATED = 4096  # Elements, unless an operand is larger.
+_WRAPPED = re.compile(r'\w+\((.*)\)')
+_REMAT = 'rematted_computation'
+_NO_LAYER = (_REMAT, 'checkpoint', 'remat', 'remat2', '')
 
 
 class Operand(NamedTuple):
-  """An array that an equation reads.
+  """An array that an equation reads or writes.
 
   Attributes:
-    shape: Its shape.
-    dtype: Its type.
-    space: `WEIGHT`, `GRADIENT`, `TOKEN`, or `None`: a scalar or constant.
-    known: Its value where that follows from the program's inputs.
-    source: Number of the program's input that it is made of, elementwise.
+    shape: Shape of the array.
+    dtype: Type of its elements.
+    space: `WEIGHT`, `GRADIENT`, `TOKEN`, or `None` for scalars and constants.
+    known: Value, where it follows from the program's inputs.
+    source: Number of the program input that it is computed from elementwise.
   """
 
   shape: tuple[int, ...]
@@ -34,35 +45,35 @@ class Operand(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Number of its elements."""
+    """Number of elements."""
     return math.prod(self.shape)
 
 
 class Weights(NamedTuple):
-  """What is known of a mask.
+  """The sparsity of one matrix of weights.
 
   Attributes:
-    density: Share of the kept weights.
-    mask: The mask itself, counted, where it is known.
+    sparsity: Fraction of zeros.
+    mask: Profile of the mask, where its value is known.
   """
 
-  density: float
+  sparsity: float
   mask: MaskProfile | None = None
 
   def transposed(self) -> 'Weights':
-    """Returns what is known of the transposed mask."""
+    """Returns the sparsity of the transposed matrix."""
     return self._replace(mask=self.mask and self.mask.transposed())
 
 
 class Equation(NamedTuple):
-  """An equation of a program.
+  """An equation of a program, as cost rules read it.
 
   Attributes:
-    operands: What it reads.
-    results: What it gives; values and spaces are not filled in.
-    params: Of its primitive.
-    weights_of: `(mask) -> list`, what is known of each matrix of a mask, one
-      for each of a stack.
+    operands: Operands of the equation.
+    results: Results of the equation, without values and spaces.
+    params: Parameters of its primitive.
+    weights_of: `(mask) -> list`, the `Weights` of each matrix of a stack of
+      masks.
   """
 
   operands: tuple[Operand, ...]
@@ -72,10 +83,125 @@ class Equation(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Elements of the largest result."""
+    """Number of elements of the largest result."""
     return max((r.size for r in self.results), default=0)
 
   @property
   def read(self) -> int:
-    """Elements of the largest operand."""
+    """Number of elements of the largest operand."""
     return max((o.size for o in self.operands), default=0)
+
+
+def strongest(spaces: Iterable[str | None]) -> str | None:
+  """Returns the space that others convert to: `TOKEN`, then `GRADIENT`.
+
+  Example:
+    >>> strongest([None, WEIGHT, GRADIENT])
+    'gradient'
+  """
+  found = set(spaces)
+  return next((s for s in (TOKEN, GRADIENT, WEIGHT) if s in found), None)
+
+
+def operands_of(args: Any) -> list[Operand]:
+  """Returns the operands of a program's arguments.
+
+  Signed integers are tokens, and so are arrays of the same shape, such as the
+  weights of a loss. Other arrays count as weights until a product with weights
+  shows that they are activations.
+
+  Args:
+    args: A tree of arrays or their shapes.
+
+  Returns:
+    An operand for each leaf.
+
+  Example:
+    >>> args = jnp.zeros((2, 3), int), jnp.ones((2, 3)), jnp.ones((4, 4))
+    >>> [operand.space for operand in operands_of(args)]
+    ['token', 'token', 'weight']
+  """
+  operands = [operand_of(x) for x in jax.tree.leaves(args)]
+  tokens = {o.shape for o in operands if o.space == TOKEN}
+  return [
+      o._replace(space=TOKEN if o.shape in tokens else o.space, source=i)
+      for i, o in enumerate(operands)
+  ]
+
+
+def operand_of(x: Any) -> Operand:
+  """Returns an operand with the value of a mask, an integer or a scalar."""
+  aval = jax.typeof(x) if not hasattr(x, 'shape') else x
+  operand = Operand(tuple(aval.shape), aval.dtype)
+  if operand.size > 1:
+    is_token = jnp.issubdtype(operand.dtype, jnp.signedinteger)
+    operand = operand._replace(space=TOKEN if is_token else WEIGHT)
+  is_kept = _is_number(operand) and (
+      operand.size == 1 or operand.dtype.kind in 'biu'
+  )
+  if isinstance(x, jax.ShapeDtypeStruct) or not is_kept:
+    return operand
+  return operand._replace(known=np.asarray(x))
+
+
+def literal_of(literal: Literal) -> Operand:
+  """Returns the operand of a literal."""
+  return operand_of(literal.val)._replace(space=None)
+
+
+def result_of(var: Any) -> Operand:
+  """Returns the operand of an equation's result, from its type alone."""
+  shape = tuple(getattr(var.aval, 'shape', ()))
+  return Operand(shape, getattr(var.aval, 'dtype', None))
+
+
+def evaluate(
+    eqn: Any, operands: tuple[Operand, ...], results: tuple[Operand, ...]
+) -> list[np.ndarray | None]:
+  """Computes the results of an equation whose operands are all known.
+
+  Args:
+    eqn: The equation of the jaxpr.
+    operands: Operands of the equation.
+    results: Results of the equation.
+
+  Returns:
+    The value of each result; `None` where an operand is unknown or a result is
+    much larger than all operands, as causal masks made from a scalar are.
+  """
+  known = [o.known for o in operands]
+  most = max([_LARGEST_EVALUATED, *(o.size for o in operands)])
+  kept = all(r.size <= most and _is_number(r) for r in results)
+  if not kept or any(k is None for k in known):
+    return [None] * len(results)
+  values = eqn.primitive.bind(*map(jnp.asarray, known), **eqn.params)
+  values = values if eqn.primitive.multiple_results else [values]
+  return [np.asarray(v) for v in values]
+
+
+def layer_of(path: str) -> tuple[str, str]:
+  """Returns the module and the phase of training that a name stack states.
+
+  Args:
+    path: Names joined by `'/'`, with the transformations around them.
+
+  Returns:
+    The layer and `'forward'`, `'backward'` or `'recompute'`.
+
+  Example:
+    >>> layer_of('transpose(jvp(GPT))/h/attn/vmap(ij->ji)')
+    ('GPT/h/attn', 'backward')
+  """
+  phase = 'backward' if 'transpose(' in path else 'forward'
+  phase = 'recompute' if _REMAT in path else phase
+  names = []
+  for part in path.split('/'):
+    while match := _WRAPPED.fullmatch(part):
+      part = match[1]
+    if part not in _NO_LAYER and '->' not in part:
+      names.append(part)
+  return '/'.join(names), phase
+
+
+def _is_number(operand: Operand) -> bool:
+  return isinstance(operand.dtype, np.dtype)  # Random keys have other types.

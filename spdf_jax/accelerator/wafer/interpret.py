@@ -1,4 +1,4 @@
-"""The interpreter: walks a traced program and collects what it asks for."""
+"""The interpreter: walks a traced program and collects its work."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 import warnings
 
+import jax
 from jax.extend.core import jaxprs_in_params
 from jax.extend.core import Literal
 import numpy as np
@@ -13,62 +14,126 @@ import numpy as np
 from spdf_jax.accelerator.wafer.control_flow import call
 from spdf_jax.accelerator.wafer.control_flow import CONTROL
 from spdf_jax.accelerator.wafer.equations import Equation
+from spdf_jax.accelerator.wafer.equations import evaluate
 from spdf_jax.accelerator.wafer.equations import GRADIENT
+from spdf_jax.accelerator.wafer.equations import layer_of
+from spdf_jax.accelerator.wafer.equations import literal_of
 from spdf_jax.accelerator.wafer.equations import Operand
+from spdf_jax.accelerator.wafer.equations import operand_of
+from spdf_jax.accelerator.wafer.equations import operands_of
+from spdf_jax.accelerator.wafer.equations import result_of
 from spdf_jax.accelerator.wafer.equations import TOKEN
 from spdf_jax.accelerator.wafer.equations import WEIGHT
 from spdf_jax.accelerator.wafer.equations import Weights
-from spdf_jax.accelerator.wafer.inputs import evaluate
-from spdf_jax.accelerator.wafer.inputs import literal_of
-from spdf_jax.accelerator.wafer.inputs import operand_of
-from spdf_jax.accelerator.wafer.inputs import result_of
-from spdf_jax.accelerator.wafer.layers import layer_of
-from spdf_jax.accelerator.wafer.masks import MaskProfile
+from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import join
+from spdf_jax.accelerator.wafer.program import MaskProfile
 from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.rules import FREE
+from spdf_jax.accelerator.wafer.program import Work
 from spdf_jax.accelerator.wafer.rules import is_elementwise
-from spdf_jax.accelerator.wafer.rules import rule_of
-from spdf_jax.accelerator.wafer.spaces import is_hosted
-from spdf_jax.accelerator.wafer.spaces import is_product
-from spdf_jax.accelerator.wafer.spaces import resident_operands
-from spdf_jax.accelerator.wafer.spaces import source_of
-from spdf_jax.accelerator.wafer.spaces import spaces_of
-from spdf_jax.accelerator.wafer.work import Host
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Work
+from spdf_jax.accelerator.wafer.rules import is_hosted
+from spdf_jax.accelerator.wafer.rules import is_product
+from spdf_jax.accelerator.wafer.rules import resident_operands
+from spdf_jax.accelerator.wafer.rules import RULES
+from spdf_jax.accelerator.wafer.rules import source_of
+from spdf_jax.accelerator.wafer.rules import spaces_of
+from spdf_jax.names import lookup
 
-Density = float | Callable[[str], float]
+Sparsity = float | Callable[[str], float]
 Frequencies = Mapping[str, float | Sequence[float]]
 
-_UPDATES = ('div', 'mul', 'sub')  # What optimizers do to gradients.
+_UPDATES = ('div', 'mul', 'sub')  # Operations of optimizers on gradients.
+
+
+def trace_program(
+    fn: Callable[..., Any],
+    *,
+    sparsity: Sparsity | None = None,
+    frequencies: Frequencies | None = None,
+    trips: int | None = None,
+) -> Callable[..., Program]:
+  """Returns a function that traces `fn` and collects its work.
+
+  Args:
+    fn: As for `simulate`.
+    sparsity: As for `simulate`.
+    frequencies: As for `simulate`.
+    trips: As for `simulate`.
+
+  Returns:
+    `(*args) -> Program`, for `report_on` with any number of devices.
+
+  Raises:
+    ValueError: As `simulate`, except for limits of the device.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> program = trace_program(jnp.dot)(jnp.ones((8, 4)), jnp.ones((4, 2)))
+    >>> program.operations[0].work.tokens
+    8
+  """
+  if isinstance(sparsity, (int, float)):
+    _check_sparsity('sparsity', sparsity)
+  if trips is not None and trips < 0:
+    raise ValueError(f'trips is {trips}; it must not be negative.')
+
+  def traced(*args: Any) -> Program:
+    try:
+      closed = jax.make_jaxpr(fn)(*args)
+    except (TypeError, jax.errors.JAXIndexError) as error:
+      raise ValueError(
+          f'fn {getattr(fn, "__name__", fn)!r} cannot be traced: {error}'
+      ) from error
+    inputs = operands_of(args)
+    while True:
+      interpreter = Interpreter(sparsity, frequencies or {}, trips, inputs)
+      program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
+      found = interpreter.activations
+      if not interpreter.products:
+        found = set(range(len(inputs)))
+      resolved = [
+          o._replace(space=TOKEN) if i in found and o.space else o
+          for i, o in enumerate(inputs)
+      ]
+      if [o.space for o in resolved] == [o.space for o in inputs]:
+        break
+      inputs = resolved
+    for name in frequencies or {}:
+      lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
+    if interpreter.updates:
+      step = Operation('', 'optimizer_step', 'backward', Host(0, 1))
+      program += Program((step,))
+    return program
+
+  return traced
 
 
 class Interpreter:
-  """One walk through a program, with what the caller told about it.
+  """One walk through a program.
 
   Attributes:
-    density: Of masks that are not known; a number or a function of the layer.
-    frequencies: By cond, how often its branches are taken.
-    trips: Of loops whose length does not follow from the inputs.
-    weight_shapes: Shapes of the program's weights, and of their slices.
+    sparsity: Sparsity of unknown masks: a number or a function of the layer.
+    frequencies: Fractions of the executions that take each branch, by cond.
+    trips: Number of iterations of loops that depend on unknown data.
+    weight_shapes: Shapes of the program's weights and of their slices.
     updates: Whether gradients have been used to update weights.
-    products: How many there are.
-    activations: Inputs that met products as activations.
-    conds: Names of the conds met so far, by equation.
-    shards: Depth of `shard_map`s around, where values are not followed.
+    products: Number of products so far.
+    activations: Numbers of the inputs that were activations of a product.
+    conds: Names of the conds so far, by equation.
+    shards: Number of enclosing `shard_map`s, in which values are not computed.
   """
 
   def __init__(
       self,
-      density: Density | None,
+      sparsity: Sparsity | None,
       frequencies: Frequencies,
       trips: int | None,
       inputs: Sequence[Operand],
   ):
-    """Starts a walk."""
-    self.density = density
+    """Initializes a walk."""
+    self.sparsity = sparsity
     self.frequencies = frequencies
     self.trips = trips
     self.weight_shapes = {
@@ -93,16 +158,15 @@ class Interpreter:
       jaxpr: An open jaxpr.
       consts: Values or operands of its `constvars`.
       inputs: Operands for its `invars`.
-      scope: Name stack of the equation it belongs to.
+      scope: Name stack of the equation that contains the jaxpr.
 
     Returns:
-      The program, and what comes out.
+      The program, and the operands of its `outvars`.
     """
-    env = {}
-    for var, const in zip(jaxpr.constvars, consts):
-      if not isinstance(const, Operand):
-        const = operand_of(const)
-      env[var] = const
+    env = {
+        var: const if isinstance(const, Operand) else operand_of(const)
+        for var, const in zip(jaxpr.constvars, consts)
+    }
     env.update(zip(jaxpr.invars, inputs))
     read = lambda v: literal_of(v) if isinstance(v, Literal) else env[v]
     parts = []
@@ -115,14 +179,16 @@ class Interpreter:
       env.update(zip(eqn.outvars, results))
     return join(parts), [read(v) for v in jaxpr.outvars]
 
-  def _equation(self, eqn, operands, path) -> tuple[Program, list[Operand]]:
+  def _equation(
+      self, eqn: Any, operands: tuple[Operand, ...], path: str
+  ) -> tuple[Program, list[Operand]]:
     name = str(eqn.primitive)
     control = CONTROL.get(name)
     if control is not None:
       return control(self, eqn, operands, path)
-    rule = rule_of(name)
+    rule = RULES.get(name)
     inner = list(jaxprs_in_params(eqn.params))
-    if rule is None and name not in FREE and len(inner) == 1:
+    if rule is None and len(inner) == 1:
       return call(self, eqn, operands, path)
     results = tuple(result_of(v) for v in eqn.outvars)
     layer, phase = layer_of(path)
@@ -135,14 +201,10 @@ class Interpreter:
     values = [None] * len(results)
     if not self.shards:
       values = evaluate(eqn, operands, results)
-    outs = [
-        r._replace(
-            space=s, known=k, source=_source(name, r, operands, s)
-        )
-        for r, s, k in zip(results, spaces, values)
-    ]
-    if name in FREE:
-      return Program(free={name: 1}), outs
+    outs = []
+    for result, space, value in zip(results, spaces, values):
+      out = result._replace(space=space, known=value)
+      outs.append(out._replace(source=source_of(name, out, operands)))
     if rule is None:
       return Program(unknown={name: 1}), outs
     works = rule(equation)
@@ -154,14 +216,16 @@ class Interpreter:
         Operation(layer, name, phase, work) for work in works
     )), outs
 
-  def _note_activations(self, name, equation) -> None:
+  def _note_activations(self, name: str, equation: Equation) -> None:
     self.products += is_product(name)
     for operand in resident_operands(name, equation):
       if operand.space == WEIGHT and operand.source is not None:
         self.activations.add(operand.source)
 
-  def _placed(self, name, work, spaces):
-    """Moves what is done to weights to where they are stored."""
+  def _placed(
+      self, name: str, work: Work, spaces: tuple[str | None, ...]
+  ) -> Work:
+    """Moves elementwise work on weights and gradients to the hosts."""
     on_weights = TOKEN not in spaces and {WEIGHT, GRADIENT} & set(spaces)
     if not (on_weights and is_elementwise(name)):
       return work
@@ -170,41 +234,40 @@ class Interpreter:
     return Host(work.operations)
 
   def _weights_of(self, mask: Operand, layer: str) -> list[Weights]:
-    matrices = int(np.prod(mask.shape[:-2]))
-    told = self.density
-    if callable(told):
-      told = told(layer)
-    if told is not None and not 0 < told <= 1:
-      raise ValueError(
-          f'the density of {layer or "a product"} is {told}; it is the share '
-          'of kept weights, above 0 and at most 1.'
-      )
+    """Returns the sparsity of each matrix of a stack of masks."""
+    label = layer or 'a product'
+    given = self.sparsity
+    if callable(given):
+      given = given(layer)
+    if given is not None:
+      _check_sparsity(f'the sparsity of {label}', given)
     if mask.known is None:
-      if told is None:
+      if given is None:
         raise ValueError(
-            f'the mask of {layer or "a product"} is not known and density is '
-            'None; give arrays for the masks, or density=1 - sparsity.'
+            f'the mask of {label} is not known and sparsity is None; give '
+            'arrays for the masks, or sparsity, the fraction of zeros.'
         )
-      return [Weights(told)] * matrices
+      return [Weights(given)] * int(np.prod(mask.shape[:-2]))
     stack = mask.known.reshape(-1, *mask.shape[-2:])
     found = [MaskProfile(m) for m in stack]
-    mean = float(np.mean([m.density for m in found]))
-    if told is not None and abs(mean - told) > 0.005:
+    mean = float(np.mean([m.sparsity for m in found]))
+    if given is not None and abs(mean - given) > 0.005:
       message = (
-          f'the mask of {layer or "a product"} has density {mean:.4f} and '
-          f'density is {told:.4f}; the mask is used.'
+          f'the mask of {label} has sparsity {mean:.4f} and sparsity is '
+          f'{given:.4f}; the mask is used.'
       )
       if message not in self._warned:
         self._warned.add(message)
         warnings.warn(message, stacklevel=2)
-    return [Weights(m.density, m) for m in found]
+    return [Weights(m.sparsity, m) for m in found]
 
 
-def _source(name, result, operands, space) -> int | None:
-  """Follows an input through what is not yet known to be of tokens."""
-  if space != WEIGHT or is_product(name):
-    return None
-  return source_of(result, operands)
+def _check_sparsity(label: str, sparsity: float) -> None:
+  if not 0 <= sparsity < 1:
+    raise ValueError(
+        f'{label} is {sparsity}; it is the fraction of zeros, at least 0 and '
+        'below 1.'
+    )
 
 
 def _multiply_adds(work: Work) -> float:

@@ -1,22 +1,166 @@
-"""Programs: the operations of a program as work, before any device."""
+"""Programs: sequences of operations, independent of any device."""
 
 from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.accelerator.wafer.work import Work
+import numpy as np
+
+
+class MaskProfile:
+  """The number and the distribution of a mask's non-zeros.
+
+  Attributes:
+    nonzeros: Number of kept weights.
+    sparsity: Fraction of zeros.
+
+  Example:
+    >>> profile = MaskProfile(np.array([[True, True], [False, False]]))
+    >>> profile.nonzeros, profile.sparsity
+    (2, 0.5)
+  """
+
+  def __init__(self, mask: Any):
+    """Counts a mask, bool [inputs, outputs]."""
+    self._mask = np.asarray(mask, bool)
+    self.nonzeros = int(self._mask.sum())
+    self.sparsity = 1 - self.nonzeros / self._mask.size
+    self._found = {}
+
+  def transposed(self) -> 'MaskProfile':
+    """Returns the profile of the transposed mask."""
+    return MaskProfile(self._mask.T)
+
+  def imbalance(self, columns: Any, window: float) -> np.ndarray:
+    """Counts the load of the busiest column of cores over the mean load.
+
+    Args:
+      columns: Numbers of columns of cores, over which the inputs are split.
+      window: Number of outputs after which columns synchronize.
+
+    Returns:
+      For each number of columns, the sum over windows of the busiest column's
+      non-zeros over the sum of the means.
+
+    Example:
+      >>> profile = MaskProfile(np.array([[True, True], [False, False]]))
+      >>> profile.imbalance(np.array([1, 2]), 2).tolist()
+      [1.0, 2.0]
+    """
+    inputs, outputs = self._mask.shape
+    if not self.nonzeros:
+      return np.ones(np.shape(columns))
+    starts = np.arange(0, outputs, max(int(window), 1))
+    if window not in self._found:
+      self._found[window] = np.add.reduceat(
+          self._mask, starts, axis=1, dtype=np.int64
+      )
+    per_window = self._found[window]
+
+    def count(number):
+      number = int(np.clip(round(float(number)), 1, inputs))
+      firsts = np.arange(number) * inputs // number
+      loads = np.add.reduceat(per_window, firsts, axis=0)
+      return loads.max(axis=0).sum() * number / self.nonzeros
+
+    return np.vectorize(count, otypes=[float])(columns)
+
+
+class Product(NamedTuple):
+  """A product of resident activations and streamed weights.
+
+  Attributes:
+    tokens: Number of rows of the activations.
+    inputs: Number of features that are multiplied and summed over.
+    outputs: Number of features of the result.
+    sparsity: Fraction of zeros among the weights.
+    sampled: Whether the weights are the result: xᵀ @ dy where they are kept.
+    mask: Profile of the mask; `None` assumes a random one of this sparsity.
+  """
+
+  tokens: float
+  inputs: int
+  outputs: int
+  sparsity: float = 0.0
+  sampled: bool = False
+  mask: MaskProfile | None = None
+
+  @property
+  def kept(self) -> float:
+    """Number of weights that are not zero."""
+    if self.mask is not None:
+      return self.mask.nonzeros
+    return self.inputs * self.outputs * (1 - self.sparsity)
+
+
+class Scores(NamedTuple):
+  """A dense product of activations, such as queries by keys.
+
+  Attributes:
+    multiply_adds: Number of multiply-adds.
+  """
+
+  multiply_adds: float
+
+
+class Elementwise(NamedTuple):
+  """Scalar operations on the cores.
+
+  Attributes:
+    operations: Number of operations.
+  """
+
+  operations: float
+
+
+class Host(NamedTuple):
+  """Work on weights and gradients, done on the hosts that store them.
+
+  Attributes:
+    operations: Number of operations; they have no time of their own.
+    steps: Number of optimizer steps; each takes the device's `step_seconds`.
+  """
+
+  operations: float
+  steps: float = 0.0
+
+
+Work = Product | Scores | Elementwise | Host
+"""The kinds of work that a cost rule returns."""
+
+
+def split_tokens(work: Work, parts: float) -> Work:
+  """Returns one of several equal shares of the tokens of some work.
+
+  Args:
+    work: Work on the whole batch.
+    parts: Number of parts of the tokens; weights are not split.
+
+  Returns:
+    The work of one part; `Host` work is not split.
+
+  Example:
+    >>> split_tokens(Product(1024, 64, 64), 4).tokens
+    256.0
+  """
+  if isinstance(work, Product):
+    return work._replace(tokens=work.tokens / parts)
+  if isinstance(work, Host):
+    return work
+  return type(work)(work[0] / parts)
 
 
 class Operation(NamedTuple):
-  """Work that a program asks for.
+  """An operation of a program.
 
   Attributes:
-    layer: Name of the module it comes from, `''` outside of all.
+    layer: Name of its module, `''` outside all modules.
     name: Name of the primitive.
     phase: `'forward'`, `'backward'` or `'recompute'`.
     work: The work of one execution.
-    count: Executions.
+    count: Number of executions.
   """
 
   layer: str
@@ -27,15 +171,14 @@ class Operation(NamedTuple):
 
 
 class Branches(NamedTuple):
-  """A `cond` whose predicate is not known.
+  """A `cond` whose predicate is unknown.
 
   Attributes:
-    name: To name it by in `frequencies`: `'cond_0'` and so on, in the order of
-      the program.
-    programs: What each branch does.
-    frequencies: How often each is taken; `None`: nobody said, and the costliest
-      counts.
-    count: Executions of the `cond`.
+    name: Key in `frequencies`: `'cond_0'` and so on, in program order.
+    programs: The program of each branch.
+    frequencies: Fraction of the executions that take each branch; `None`
+      charges the costliest one.
+    count: Number of executions of the `cond`.
   """
 
   name: str
@@ -46,44 +189,35 @@ class Branches(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """What a program asks of any device.
+  """The work of a program on any device.
 
   Attributes:
-    operations: In order, one for each equation.
-    branches: Its open conds; their operations are not among `operations`.
-    unknown: Executions of primitives without a rule, by name.
-    free: Executions of primitives that only name or lay out data, by name.
+    operations: Operations in program order, one for each piece of work.
+    branches: Conds with unknown predicates; their operations are not among
+      `operations`.
+    unknown: Number of executions of primitives without a rule, by name.
   """
 
   operations: tuple[Operation, ...] = ()
   branches: tuple[Branches, ...] = ()
   unknown: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  free: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
   def __add__(self, other: 'Program') -> 'Program':
-    return Program(
-        self.operations + other.operations,
-        self.branches + other.branches,
-        add_counts(self.unknown, other.unknown),
-        add_counts(self.free, other.free),
-    )
+    return join((self, other))
 
   def __mul__(self, count: float) -> 'Program':
     return Program(
         tuple(o._replace(count=o.count * count) for o in self.operations),
         tuple(b._replace(count=b.count * count) for b in self.branches),
         {name: n * count for name, n in self.unknown.items()},
-        {name: n * count for name, n in self.free.items()},
     )
 
-  __rmul__ = __mul__
 
-
-def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
-  """Adds up counts by name.
+def add_counts(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+  """Adds counts by name.
 
   Example:
-    >>> add_counts({'sort': 1}, {'sort': 2, 'fft': 1})
+    >>> add_counts([{'sort': 1}, {'sort': 2, 'fft': 1}])
     {'sort': 3, 'fft': 1}
   """
   total: dict[str, float] = {}
@@ -94,11 +228,10 @@ def add_counts(*counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def join(programs: Iterable[Program]) -> Program:
-  """Runs programs one after another."""
+  """Concatenates programs."""
   programs = tuple(programs)
   return Program(
       tuple(o for p in programs for o in p.operations),
       tuple(b for p in programs for b in p.branches),
-      add_counts(*(p.unknown for p in programs)),
-      add_counts(*(p.free for p in programs)),
+      add_counts(p.unknown for p in programs),
   )

@@ -1,17 +1,23 @@
-"""Rules: from the equation of a primitive to the work it asks for."""
+"""Rules: the work of each primitive, and where its results are stored."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
+from collections.abc import Set
 import math
 
 from jax.extend.core import Primitive
+import jax.numpy as jnp
 
 from spdf_jax.accelerator.wafer.equations import Equation
-from spdf_jax.accelerator.wafer.equations import Weights
-from spdf_jax.accelerator.wafer.work import Elementwise
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Scores
-from spdf_jax.accelerator.wafer.work import Work
+from spdf_jax.accelerator.wafer.equations import GRADIENT
+from spdf_jax.accelerator.wafer.equations import Operand
+from spdf_jax.accelerator.wafer.equations import strongest
+from spdf_jax.accelerator.wafer.equations import TOKEN
+from spdf_jax.accelerator.wafer.equations import WEIGHT
+from spdf_jax.accelerator.wafer.program import Elementwise
+from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import Work
 
 Rule = Callable[[Equation], Sequence[Work]]
 
@@ -23,7 +29,7 @@ FREE = frozenset(
     'reduce_precision reshape reshard sharding_constraint slice split squeeze '
     'stop_gradient unreduced_cast'.split()
 )
-"""Primitives that only name, type or lay out data: no time is charged."""
+"""Primitives that only name, cast or lay out data; they cost no time."""
 
 ELEMENTWISE = frozenset(
     'abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil '
@@ -35,7 +41,7 @@ ELEMENTWISE = frozenset(
     'shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub '
     'tan tanh threefry2x32 xor'.split()
 )
-"""One operation for every number that comes out."""
+"""Primitives with one operation for each element of the result."""
 
 REDUCTIONS = frozenset(
     'all_gather all_gather_invariant all_reduce all_to_all argmax argmin '
@@ -43,7 +49,8 @@ REDUCTIONS = frozenset(
     'psum_invariant reduce_and reduce_max reduce_min reduce_or reduce_prod '
     'reduce_scatter reduce_sum reduce_xor'.split()
 )
-"""One operation for every number that goes in, also between systems."""
+"""Primitives with one operation for each element of the operand, collectives
+included."""
 
 MOVES = frozenset(
     'concatenate dynamic_slice dynamic_update_slice gather pad rev scatter '
@@ -51,59 +58,159 @@ MOVES = frozenset(
     'scatter_min scatter_mul select_and_gather_add select_and_scatter_add sort '
     'stack top_k transpose'.split()
 )
-"""One operation for every number that is moved."""
+"""Primitives with one operation for each element that they move."""
+
+# Products by name: number of operands that are activations, spaces of results.
+_PRODUCTS = {
+    'sampled_matmul': (2, (GRADIENT,)),
+    'sparse_matmul': (1, (TOKEN,)),
+    'sparse_matmul_backward': (2, (TOKEN, GRADIENT)),
+    'sparse_matmul_tangent': (2, (TOKEN,)),
+    'conv_general_dilated': (1, (TOKEN,)),
+}
 
 
 def register_cost(primitive: Primitive | str, rule: Rule) -> None:
-  """Tells what a primitive asks of a device.
+  """Registers the work of a primitive.
 
   Args:
     primitive: The primitive, or its name.
-    rule: From an `Equation` to a sequence of `Work`, e.g. one `Elementwise`;
-      counts are added by the interpreter.
+    rule: Function from an `Equation` to a sequence of `Work`, e.g. one
+      `Elementwise`, for one execution.
 
   Raises:
-    ValueError: the primitive has a rule.
+    ValueError: The primitive already has a rule.
 
   Example:
     >>> register_cost('my_fft', lambda eqn: [Elementwise(10 * eqn.size)])
   """
   name = str(primitive)
-  if name in _RULES or name in FREE:
+  if name in RULES:
     raise ValueError(
         f'primitive {name!r} has a rule; give yours another name.'
     )
-  _RULES[name] = rule
-
-
-def rule_of(name: str) -> Rule | None:
-  """Returns the rule of a primitive by its name, `None` if there is none."""
-  return _RULES.get(name)
+  RULES[name] = rule
 
 
 def is_elementwise(name: str) -> bool:
-  """Tells whether a primitive is one of ours that no product is part of."""
+  """Returns whether the rule of a primitive counts elements only."""
   return name in ELEMENTWISE or name in REDUCTIONS or name in MOVES
 
 
-def is_product_of_weights(equation: Equation) -> bool:
-  """Tells whether a `dot_general` streams one operand: it has no batch axes."""
-  (_, _), (batch, _) = equation.params['dimension_numbers']
-  return not batch
+def _dot_kind(equation: Equation) -> str:
+  """Returns the kind of a `dot_general`.
 
-
-def is_sampled(equation: Equation) -> bool:
-  """Tells whether a `dot_general` sums over tokens: a gradient of weights.
-
-  JAX's transposition contracts the leading axes of both operands for it, and
-  all of them but the last; a forward product contracts a last axis.
+  A product with batch axes has activations only: `'scores'`. JAX's
+  transposition contracts all axes but the last one of both operands for the
+  gradient of weights: `'sampled'`. Other products stream weights: `'forward'`.
   """
-  (left, right), _ = equation.params['dimension_numbers']
-  x, y = equation.operands
-  leads = sorted(left) == list(range(len(left)))
-  leads &= sorted(right) == list(range(len(right)))
-  is_all = len(left) == len(x.shape) - 1 and len(right) == len(y.shape) - 1
-  return leads and is_all and len(x.shape) > 1 and len(y.shape) > 1
+  (left, right), (batch, _) = equation.params['dimension_numbers']
+  if batch:
+    return 'scores'
+  sampled = all(
+      len(operand.shape) > 1
+      and sorted(axes) == list(range(len(operand.shape) - 1))
+      for operand, axes in zip(equation.operands, (left, right))
+  )
+  return 'sampled' if sampled else 'forward'
+
+
+def is_product(name: str) -> bool:
+  """Returns whether a primitive multiplies matrices."""
+  return name == 'dot_general' or name in _PRODUCTS
+
+
+def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
+  """Returns the operands of a product that are activations."""
+  x_y = equation.operands[:2]
+  if name != 'dot_general':
+    activations, _ = _PRODUCTS.get(name, (0, ()))
+    return x_y[:activations]
+  if _dot_kind(equation) != 'forward':
+    return x_y
+  x, y = x_y
+  return (y if len(y.shape) > len(x.shape) else x,)
+
+
+def is_hosted(name: str, equation: Equation) -> bool:
+  """Returns whether a product has weights only, as in choosing masks."""
+  if not is_product(name) or any(o.space == TOKEN for o in equation.operands):
+    return False
+  return all(o.space for o in resident_operands(name, equation))
+
+
+def spaces_of(
+    name: str, equation: Equation, weight_shapes: Set[tuple[int, ...]]
+) -> tuple[str | None, ...]:
+  """Returns the memory spaces of the results of an equation.
+
+  The spaces of products are fixed. Results of other primitives share the space
+  of the operands of their size, but a reduction of token arrays to the shape
+  of a weight is a gradient.
+
+  Args:
+    name: Name of the primitive.
+    equation: The equation.
+    weight_shapes: Shapes of the program's weights and of their slices.
+
+  Returns:
+    A space for each result.
+  """
+  if is_hosted(name, equation):
+    return (GRADIENT,) * len(equation.results)
+  if name in _PRODUCTS:
+    return _PRODUCTS[name][1]
+  if name == 'dot_general':
+    return (GRADIENT if _dot_kind(equation) == 'sampled' else TOKEN,)
+  if name == 'gather':
+    table, indices = equation.operands[:2]
+    return (TOKEN if indices.space == TOKEN else table.space,)
+  return tuple(
+      _space(name, equation.operands, result, weight_shapes)
+      for result in equation.results
+  )
+
+
+def source_of(
+    name: str, result: Operand, operands: tuple[Operand, ...]
+) -> int | None:
+  """Returns the program input that a result is computed from elementwise.
+
+  Args:
+    name: Name of the primitive.
+    result: The result, with its space.
+    operands: Operands of the equation.
+
+  Returns:
+    The number of the input; `None` for results of products, for arrays that
+    are no weights, and for comparisons and bits, which products do not read.
+  """
+  if result.space != WEIGHT or is_product(name) or not _is_float(result):
+    return None
+  same = [
+      o.source for o in operands if o.size == result.size and _is_float(o)
+  ]
+  return next((s for s in same if s is not None), None)
+
+
+def _is_float(operand: Operand) -> bool:
+  return jnp.issubdtype(operand.dtype, jnp.floating)
+
+
+def _space(
+    name: str,
+    operands: tuple[Operand, ...],
+    result: Operand,
+    weight_shapes: Set[tuple[int, ...]],
+) -> str | None:
+  if result.size <= 1:
+    return None
+  own = [o.space for o in operands if o.size == result.size and o.space]
+  space = strongest(own or [o.space for o in operands])
+  adds_up = name in REDUCTIONS or name.startswith('scatter')
+  if adds_up and space == TOKEN and result.shape in weight_shapes:
+    return GRADIENT
+  return space
 
 
 def _dot_general(equation: Equation) -> list[Work]:
@@ -113,9 +220,10 @@ def _dot_general(equation: Equation) -> list[Work]:
   batches = math.prod(x[i] for i in batch)
   rows = math.prod(x) // (summed * batches)
   columns = math.prod(y) // (summed * batches)
-  if not is_product_of_weights(equation):
+  kind = _dot_kind(equation)
+  if kind == 'scores':
     return [Scores(batches * rows * summed * columns)]
-  if is_sampled(equation):
+  if kind == 'sampled':
     return [Product(summed, rows, columns, sampled=True)]
   if len(y) > len(x):  # The weight has fewer axes than the activations.
     rows, columns = columns, rows
@@ -128,74 +236,56 @@ def _convolution(equation: Equation) -> list[Work]:
   return [Scores(equation.size * math.prod(kernel) // kernel[features])]
 
 
-def _products(
-    tokens: int, weights: Sequence[Weights], inputs: int, outputs: int,
-    **fields: bool,
-) -> list[Work]:
+def _masked(equation: Equation, mask: int, kind: str) -> list[Work]:
+  """Returns the products of a stack of masked matrices.
+
+  Args:
+    equation: The equation; its first operand is the activations.
+    mask: Number of the operand that is the mask.
+    kind: `'forward'`, `'transposed'` or `'sampled'`.
+
+  Returns:
+    A product for each matrix.
+  """
+  x, masks = equation.operands[0], equation.operands[mask]
+  *stack, inputs, outputs = masks.shape
+  tokens = x.size // x.shape[-1] // math.prod(stack)
+  weights = equation.weights_of(masks)
+  if kind == 'transposed':
+    weights = [w.transposed() for w in weights]
+    inputs, outputs = outputs, inputs
   return [
-      Product(tokens, inputs, outputs, w.density, mask=w.mask, **fields)
+      Product(tokens, inputs, outputs, w.sparsity, kind == 'sampled', w.mask)
       for w in weights
   ]
 
 
-def _sizes(equation: Equation, x: int, mask: int) -> tuple[int, int, int]:
-  """Returns tokens of each matrix of a stack, inputs and outputs."""
-  *stack, inputs, outputs = equation.operands[mask].shape
-  features = equation.operands[x].shape[-1]
-  rows = equation.operands[x].size // features // math.prod(stack)
-  return rows, inputs, outputs
-
-
 def _sparse_matmul(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 2)
-  weights = equation.weights_of(equation.operands[2])
-  if equation.params['transpose']:
-    return _transposed(tokens, weights, inputs, outputs)
-  return _products(tokens, weights, inputs, outputs)
-
-
-def _transposed(tokens, weights, inputs, outputs) -> list[Work]:
-  weights = [w.transposed() for w in weights]
-  return _products(tokens, weights, outputs, inputs)
-
-
-def _sampled_matmul(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 2)
-  weights = equation.weights_of(equation.operands[2])
-  return _products(tokens, weights, inputs, outputs, sampled=True)
-
-
-def _sparse_matmul_tangent(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 4)
-  mask, grad_mask = (equation.weights_of(o) for o in equation.operands[4:])
-  return _products(tokens, mask, inputs, outputs) + _products(
-      tokens, grad_mask, inputs, outputs
-  )
-
-
-def _sparse_matmul_backward(equation: Equation) -> list[Work]:
-  tokens, inputs, outputs = _sizes(equation, 0, 3)
-  mask, grad_mask = (equation.weights_of(o) for o in equation.operands[3:])
-  return _transposed(tokens, mask, inputs, outputs) + _products(
-      tokens, grad_mask, inputs, outputs, sampled=True
-  )
+  kind = 'transposed' if equation.params['transpose'] else 'forward'
+  return _masked(equation, 2, kind)
 
 
 def _moved(equation: Equation) -> list[Work]:
-  # What a scatter leaves alone is not moved.
+  # A scatter moves its updates only.
   sizes = [o.size for o in equation.operands[2:]] or [equation.size]
   return [Elementwise(min(max(sizes), equation.size))]
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     'conv_general_dilated': _convolution,
     'dot_general': _dot_general,
-    'sampled_matmul': _sampled_matmul,
+    'sampled_matmul': lambda e: _masked(e, 2, 'sampled'),
     'sparse_matmul': _sparse_matmul,
-    'sparse_matmul_backward': _sparse_matmul_backward,
-    'sparse_matmul_tangent': _sparse_matmul_tangent,
+    'sparse_matmul_backward': lambda e: (
+        _masked(e, 3, 'transposed') + _masked(e, 4, 'sampled')
+    ),
+    'sparse_matmul_tangent': lambda e: (
+        _masked(e, 4, 'forward') + _masked(e, 5, 'forward')
+    ),
 }
-_RULES |= dict.fromkeys(ELEMENTWISE, lambda e: [Elementwise(e.size)])
-_RULES |= dict.fromkeys(REDUCTIONS, lambda e: [Elementwise(e.read)])
-_RULES |= dict.fromkeys(MOVES, lambda e: [Elementwise(e.size)])
-_RULES |= {name: _moved for name in MOVES if name.startswith('scatter')}
+"""Rules by the name of the primitive."""
+RULES |= dict.fromkeys(FREE, lambda e: [])
+RULES |= dict.fromkeys(ELEMENTWISE, lambda e: [Elementwise(e.size)])
+RULES |= dict.fromkeys(REDUCTIONS, lambda e: [Elementwise(e.read)])
+RULES |= dict.fromkeys(MOVES, lambda e: [Elementwise(e.size)])
+RULES |= {name: _moved for name in MOVES if name.startswith('scatter')}

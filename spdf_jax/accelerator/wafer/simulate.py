@@ -1,23 +1,28 @@
-"""Simulation: a JAX program in, what it would take on a wafer out."""
+"""Simulation: the cost of a JAX program on a wafer, operation by operation."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import functools
 from typing import Any
+from typing import NamedTuple
 
 import jax
 
+from spdf_jax.accelerator.wafer.cost import Cost
+from spdf_jax.accelerator.wafer.cost import cost_on
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.equations import TOKEN
-from spdf_jax.accelerator.wafer.inputs import operands_of
-from spdf_jax.accelerator.wafer.interpret import Density
 from spdf_jax.accelerator.wafer.interpret import Frequencies
-from spdf_jax.accelerator.wafer.interpret import Interpreter
+from spdf_jax.accelerator.wafer.interpret import Sparsity
+from spdf_jax.accelerator.wafer.interpret import trace_program
+from spdf_jax.accelerator.wafer.program import add_counts
 from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.report import Report
-from spdf_jax.accelerator.wafer.report import report_on
-from spdf_jax.accelerator.wafer.work import Host
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.names import lookup
+from spdf_jax.accelerator.wafer.program import Work
+
+BOUNDS = ('core', 'fabric', 'io', 'latency', 'host')
+"""Resources that can limit the speed of an operation."""
 
 
 def simulate(
@@ -25,38 +30,39 @@ def simulate(
     device: WaferDevice,
     *,
     systems: int = 1,
-    density: Density | None = None,
+    sparsity: Sparsity | None = None,
     frequencies: Frequencies | None = None,
     trips: int | None = None,
-) -> Callable[..., Report]:
-  """Turns a function into one that tells what it would take on a wafer.
+) -> Callable[..., 'Report']:
+  """Returns a function that reports the cost of `fn` on a wafer.
 
   Nothing is computed: the function is traced and its equations are costed.
-  Products of weights are streamed, products of activations and elementwise
-  operations run on the cores; what is done to weights and gradients alone
-  happens where they are stored, in the device's `step_seconds`.
+  Weights of products are streamed, products of activations and elementwise
+  operations run on the cores, and hosts execute operations on weights and
+  gradients alone, which take the device's `step_seconds` for each step.
 
   Args:
-    fn: A JAX function: a forward pass, or a whole training step.
+    fn: A JAX function, such as a forward pass or a whole training step.
     device: The device.
-    systems: Over which the tokens are split.
-    density: Share of kept weights in masks whose values are not given, or a
+    systems: Number of systems that the tokens are split over.
+    sparsity: Fraction of zeros in masks whose values are not given, or a
       function of the layer's name.
-    frequencies: By cond (`'cond_0'`, … as reports name them) the share of its
-      executions in which it is true, or a share for each branch. Conds that
-      follow from the inputs need none; for others the costliest branch counts.
-    trips: Iterations of loops that end when their data says so.
+    frequencies: Fraction of the executions in which a cond is true, or the
+      fraction of each branch, by the name that reports give the cond
+      (`'cond_0'`, …). The default charges the costliest branch. Conds that
+      depend on known inputs only need no entry.
+    trips: Number of iterations of loops that depend on unknown data.
 
   Returns:
-    `(*args) -> Report`; arguments are arrays or `jax.ShapeDtypeStruct`s. Masks
-    given as arrays are counted. Signed integers, and what has their shape, are
-    taken for tokens; other arrays for weights, unless they meet weights in a
-    product.
+    `(*args) -> Report`; arguments are arrays or `jax.ShapeDtypeStruct`s. The
+    zeros of masks given as arrays are counted. Signed integers, and arrays of
+    their shape, are tokens; other arrays are weights, unless a product with
+    weights shows that they are activations.
 
   Raises:
-    ValueError: when called: a number is out of its range, `fn` cannot be
-      traced, something needs `density` or `trips`, or the activations of a
-      product do not fit the device.
+    ValueError: When called: a number is out of its range, `fn` cannot be
+      traced, `sparsity` or `trips` is missing, or the activations of a product
+      do not fit the device.
 
   Example:
     >>> from spdf_jax.accelerator import sparse_matmul
@@ -65,94 +71,246 @@ def simulate(
     >>> x = jax.ShapeDtypeStruct((65 * 2048, 12288), jnp.float16)
     >>> w = jax.ShapeDtypeStruct((12288, 12288), jnp.float16)
     >>> mask = jax.ShapeDtypeStruct((12288, 12288), bool)
-    >>> seconds = lambda d: simulate(
-    ...     sparse_matmul, create_device('cs2'), density=d)(x, w, mask).seconds
-    >>> f'{seconds(1.0) / seconds(0.1):.1f} times faster'
+    >>> seconds = lambda s: simulate(
+    ...     sparse_matmul, create_device('cs2'), sparsity=s)(x, w, mask).seconds
+    >>> f'{seconds(0.0) / seconds(0.9):.1f} times faster'
     '8.7 times faster'
   """
   trace = trace_program(
-      fn, density=density, frequencies=frequencies, trips=trips
+      fn, sparsity=sparsity, frequencies=frequencies, trips=trips
   )
 
   def simulated(*args: Any) -> Report:
     report = report_on(trace(*args), device, systems)
-    check_fits(report)
+    _check_fits(report)
     return report
 
   return simulated
 
 
-def trace_program(
-    fn: Callable[..., Any],
-    *,
-    density: Density | None = None,
-    frequencies: Frequencies | None = None,
-    trips: int | None = None,
-) -> Callable[..., Program]:
-  """Turns a function into one that tells what it asks of any device.
+class Row(NamedTuple):
+  """An operation and its cost.
 
-  Args:
-    fn: As for `simulate`.
-    density: As for `simulate`.
-    frequencies: As for `simulate`.
-    trips: As for `simulate`.
+  Attributes:
+    operation: The operation.
+    cost: Cost of all its executions.
+  """
 
-  Returns:
-    `(*args) -> Program`, for `report_on` with many devices.
+  operation: Operation
+  cost: Cost
 
-  Raises:
-    ValueError: as `simulate`, but for what depends on the device.
+
+class BranchReport(NamedTuple):
+  """A `cond` whose predicate was unknown.
+
+  Attributes:
+    name: Key in `frequencies`.
+    reports: Report of each branch, for all executions of the cond.
+    frequencies: Weight of each branch in the total.
+    given: Whether the caller gave the frequencies; otherwise the costliest
+      branch has all the weight.
+  """
+
+  name: str
+  reports: tuple['Report', ...]
+  frequencies: tuple[float, ...]
+  given: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """The cost of a program; reports add up, and multiply by a number of runs.
+
+  Attributes:
+    device: One system of the device.
+    systems: Number of systems that the tokens are split over.
+    rows: Operations in program order; FLOPs are those of all systems, cycles
+      pass on all of them at the same time.
+    branches: Conds with unknown predicates; `rows` have their operations,
+      weighted.
+    unknown: Number of executions of primitives without a rule, by name; they
+      cost no time.
+  """
+
+  device: WaferDevice
+  systems: int
+  rows: tuple[Row, ...]
+  branches: tuple[BranchReport, ...] = ()
+  unknown: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+  def __add__(self, other: 'Report') -> 'Report':
+    if (self.device, self.systems) != (other.device, other.systems):
+      raise ValueError(
+          f'reports are of {self.systems} x {self.device.name} and '
+          f'{other.systems} x {other.device.name}; add reports of one device.'
+      )
+    return dataclasses.replace(
+        self,
+        rows=self.rows + other.rows,
+        branches=self.branches + other.branches,
+        unknown=add_counts((self.unknown, other.unknown)),
+    )
+
+  def __mul__(self, runs: float) -> 'Report':
+    scale = lambda row: Row(
+        row.operation._replace(count=row.operation.count * runs),
+        row.cost * runs,
+    )
+    return dataclasses.replace(
+        self,
+        rows=tuple(map(scale, self.rows)),
+        branches=tuple(
+            b._replace(reports=tuple(r * runs for r in b.reports))
+            for b in self.branches
+        ),
+        unknown={name: n * runs for name, n in self.unknown.items()},
+    )
+
+  @functools.cached_property
+  def total(self) -> Cost:
+    """Sum of all costs."""
+    return sum((row.cost for row in self.rows), Cost())
+
+  @property
+  def program(self) -> Program:
+    """The reported program, with conds resolved."""
+    return Program(tuple(row.operation for row in self.rows))
+
+  @property
+  def cycles(self) -> Any:
+    """Cycles from start to end."""
+    return self.total.cycles
+
+  @property
+  def seconds(self) -> Any:
+    """Seconds from start to end."""
+    return self.total.cycles / self.device.clock
+
+  @property
+  def flops(self) -> Any:
+    """FLOPs of all systems."""
+    return self.total.flops
+
+  @property
+  def skipped_flops(self) -> Any:
+    """FLOPs that zeros save."""
+    return self.total.skipped_flops
+
+  @property
+  def utilisation(self) -> Any:
+    """Fraction of the peak FLOP/s."""
+    peak = self.device.peak_flops * self.systems
+    return self.flops / (peak * self.seconds)
+
+  @property
+  def energy(self) -> tuple[Any, Any]:
+    """Bounds, J: FLOPs at the peak's energy, and full power throughout."""
+    return (
+        self.flops * self.device.energy_per_flop,
+        self.seconds * self.systems * self.device.power,
+    )
+
+  @property
+  def bound(self) -> str:
+    """The one of `BOUNDS` that limits operations for most of the time."""
+    cycles = dict.fromkeys(BOUNDS, 0.0)
+    for row in self.rows:
+      cycles[bound_of(row.cost)] += row.cost.cycles
+    return max(cycles, key=cycles.get)
+
+  def by_layer(self) -> dict[str, Cost]:
+    """Returns the cost of each layer, in program order."""
+    return self._grouped(lambda operation: operation.layer)
+
+  def by_operation(self) -> dict[str, Cost]:
+    """Returns the cost of each primitive, in program order."""
+    return self._grouped(lambda operation: operation.name)
+
+  def _grouped(self, key: Callable[[Operation], str]) -> dict[str, Cost]:
+    groups: dict[str, Cost] = {}
+    for row in self.rows:
+      name = key(row.operation)
+      groups[name] = groups[name] + row.cost if name in groups else row.cost
+    return groups
+
+
+def bound_of(cost: Cost) -> str:
+  """Returns the one of `BOUNDS` that takes the most cycles.
 
   Example:
-    >>> import jax.numpy as jnp
-    >>> program = trace_program(jnp.dot)(jnp.ones((8, 4)), jnp.ones((4, 2)))
-    >>> program.operations[0].work.tokens
-    8
+    >>> bound_of(Cost(core=1.0, io=2.0))
+    'io'
   """
-  if isinstance(density, (int, float)) and not 0 < density <= 1:
-    raise ValueError(
-        f'density is {density}; it is the share of kept weights, above 0 and '
-        'at most 1.'
+  return max(BOUNDS, key=lambda name: getattr(cost, name))
+
+
+def report_on(
+    program: Program, device: WaferDevice, systems: int = 1
+) -> Report:
+  """Returns the cost of a program on a device.
+
+  Args:
+    program: The program.
+    device: The device; its numbers may be traced.
+    systems: Number of systems that the tokens are split over.
+
+  Returns:
+    The report.
+
+  Raises:
+    ValueError: `systems` is below 1 or more than a cluster holds.
+
+  Example:
+    >>> from spdf_jax.accelerator.wafer.device import create_device
+    >>> layer = Operation('h', 'dot', 'forward', Product(131072, 4096, 4096))
+    >>> report = report_on(Program((layer,)) * 3, create_device('cs2'))
+    >>> report.bound, f'{report.seconds * 1e3:.1f} ms'
+    ('core', '7.1 ms')
+  """
+  found: dict[Any, Cost] = {}  # Programs repeat the same work many times.
+
+  def cost(work: Work) -> Cost:
+    # Tuples of different kinds with equal numbers are equal, and tracers have
+    # no hash.
+    traced = (id(x) if isinstance(x, jax.core.Tracer) else x for x in work)
+    key = type(work), *traced
+    if key not in found:
+      found[key] = cost_on(work, device, systems)
+    return found[key]
+
+  return _report_on(program, device, systems, cost)
+
+
+def _report_on(
+    program: Program, device: WaferDevice, systems: int,
+    cost: Callable[[Work], Cost],
+) -> Report:
+  rows = [Row(o, cost(o.work) * o.count) for o in program.operations]
+  report = Report(device, systems, tuple(rows), (), program.unknown)
+  for branch in program.branches:
+    reports = tuple(
+        _report_on(p, device, systems, cost) * branch.count
+        for p in branch.programs
     )
-  if trips is not None and trips < 0:
-    raise ValueError(f'trips is {trips}; it must not be negative.')
-
-  def traced(*args: Any) -> Program:
-    try:
-      closed = jax.make_jaxpr(fn)(*args)
-    except (TypeError, jax.errors.JAXIndexError) as error:
-      raise ValueError(
-          f'fn {getattr(fn, "__name__", fn)!r} cannot be traced: {error}'
-      ) from error
-    inputs = operands_of(args)
-    while True:
-      interpreter = Interpreter(density, frequencies or {}, trips, inputs)
-      program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
-      found = interpreter.activations
-      if not interpreter.products:
-        found = set(range(len(inputs)))
-      resolved = [
-          o._replace(space=TOKEN) if i in found and o.space else o
-          for i, o in enumerate(inputs)
-      ]
-      if [o.space for o in resolved] == [o.space for o in inputs]:
-        break
-      inputs = resolved
-    for name in frequencies or {}:
-      lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
-    if interpreter.updates:
-      step = Operation('', 'optimizer_step', 'backward', Host(0, 1))
-      program += Program((step,))
-    return program
-
-  return traced
+    given = branch.frequencies is not None
+    if given:
+      shares = branch.frequencies
+    else:
+      worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
+      shares = tuple(float(i == worst) for i in range(len(reports)))
+    for part, share in zip(reports, shares):
+      if share:
+        report += part * share
+    entry = BranchReport(branch.name, reports, shares, given)
+    report = dataclasses.replace(report, branches=(*report.branches, entry))
+  return report
 
 
-def check_fits(report: Report) -> None:
+def _check_fits(report: Report) -> None:
   """Raises ValueError where the activations of a product do not fit."""
   sram = report.device.sram
   if not isinstance(sram, (int, float)):
-    return  # Swept over: `cost.fits` is the flag.
+    return  # The number is traced.
   for operation, cost in report.rows:
     if isinstance(operation.work, Product) and cost.sram_bytes > sram:
       work = operation.work

@@ -1,37 +1,67 @@
-"""The model against printed numbers: errors shown, the bad ones included."""
+"""Validation: the errors of the model on published numbers, good and bad."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.accelerator.wafer.decoders import Decoder
-from spdf_jax.accelerator.wafer.decoders import training_step
+from spdf_jax.accelerator.wafer.closed_form import BERT_LARGE
+from spdf_jax.accelerator.wafer.closed_form import Decoder
+from spdf_jax.accelerator.wafer.closed_form import GPT2_SMALL
+from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
+from spdf_jax.accelerator.wafer.closed_form import GPT_J
+from spdf_jax.accelerator.wafer.closed_form import LLAMA_7B
+from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.device import create_device
-from spdf_jax.accelerator.wafer.report import report_on
-from spdf_jax.accelerator.wafer.scaling import weak_scaling
-from spdf_jax.accelerator.wafer.spmm_data import SPMM
+from spdf_jax.accelerator.wafer.simulate import report_on
+from spdf_jax.accelerator.wafer.what_if import weak_scaling
 
 _ALCF = 'ALCF user guides, history'
 _SPDF = 'SPDF, appendix A.4'
-GPT_J = Decoder(28, 4096, 16384, 16, 50400)
-LLAMA_7B = Decoder(32, 4096, 11008, 32, 32000, gated=True)
-# The head sees the masked tokens only: 20 of 128.
-BERT_LARGE = Decoder(24, 1024, 4096, 16, 30522, predicted=20 / 128)
-GPT2_SMALL = Decoder(12, 768, 3072, 12, 50257)
-GPT3_XL = Decoder(24, 2048, 8192, 16, 50257)
+SPMM = (
+    (48, 6, 68, 4974336, 16974),
+    (48, 24, 68, 21620736, 18306),
+    (192, 6, 68, 21620736, 18304),
+    (64, 8, 68, 8912896, 17002),
+    (64, 32, 68, 41500672, 19522),
+    (256, 8, 68, 38993920, 18442),
+    (64, 12, 132, 21086208, 22101),
+    (64, 48, 132, 92454912, 24154),
+    (256, 12, 132, 85155840, 22298),
+    (64, 8, 68, 17059840, 31044),
+    (64, 32, 68, 69910528, 31889),
+    (256, 8, 68, 69910528, 31886),
+    (48, 32, 260, 83865600, 38412),
+    (48, 128, 260, 322682880, 37094),
+    (192, 32, 260, 348241920, 39804),
+    (128, 16, 132, 74072064, 28570),
+    (128, 64, 132, 300613632, 29026),
+    (512, 16, 132, 291962880, 28280),
+    (96, 24, 260, 123402240, 37798),
+    (96, 96, 260, 517570560, 39455),
+    (384, 24, 260, 507985920, 38844),
+    (128, 32, 260, 215121920, 37020),
+    (128, 128, 260, 920125440, 39455),
+    (512, 32, 260, 920125440, 39455),
+)
+"""Cycles of a sparse matmul on a WSE-2, as its authors counted them.
+
+Facts from benchmarks/COO_benchmark.csv of github.com/pr0f3ss/SpMM_Cerebras
+(ETH Zürich, 2022), simulated by the SDK for one core's share each: columns of
+cores, rows of cores, dense columns M, FLOPs of all cores, mean cycles.
+"""
 
 
 class Point(NamedTuple):
-  """A printed number, and the model's.
+  """A published number and the model's prediction of it.
 
   Attributes:
-    name: What was measured or counted.
-    unit: Of both numbers.
-    printed: The printed number.
-    model: The model's.
-    use: `'held out'`, `'in sample'` (the law was fitted to it), `'calibrates
-      …'` (a constant was set by it) or `'count'`.
-    source: Where it is printed.
+    name: Measured or counted quantity.
+    unit: Unit of both numbers.
+    printed: Published number.
+    model: Prediction of the model.
+    use: `'held out'`, `'in sample'` (the kernel law was fitted to it),
+      `'calibrates …'` (it determined a constant) or `'count'`.
+    source: Publication of the number.
   """
 
   name: str
@@ -43,22 +73,22 @@ class Point(NamedTuple):
 
   @property
   def error(self) -> float:
-    """The model's relative error."""
+    """Relative error of the model."""
     return self.model / self.printed - 1
 
 
 def spmm_cycles(nonzeros: float, tokens: float) -> float:
   """Returns the cycles of a core in a sparse matmul written with the SDK.
 
-  A software kernel: its dispatch takes 38.8 cycles, and it multiplies in
-  float32. The law is fitted to `spmm_data`.
+  The kernel is software: its dispatch takes 38.8 cycles, and it multiplies in
+  float32. The law is fitted to `SPMM`.
 
   Args:
-    nonzeros: Of the core.
-    tokens: Columns of the dense matrix.
+    nonzeros: Number of non-zeros of the core.
+    tokens: Number of columns of the dense matrix.
 
   Returns:
-    Cycles.
+    Number of cycles.
 
   Example:
     >>> round(spmm_cycles(100, 260))
@@ -67,38 +97,8 @@ def spmm_cycles(nonzeros: float, tokens: float) -> float:
   return nonzeros * (38.8 + 1.199 * tokens) + 1690
 
 
-def reduce_cycles(
-    columns: int, energy: float, links: float, latency: float, depth: float,
-    ramp: float,
-) -> float:
-  """Returns the cycles of a reduction over a wafer's mesh, by its formula.
-
-  Args:
-    columns: C, contention at the busiest core.
-    energy: E, wavelets times hops.
-    links: N, links that carry them.
-    latency: L, hops of the longest path.
-    depth: D, cores that add one after another.
-    ramp: T_R, cycles between a core and its router.
-
-  Returns:
-    max(C, E / N + L) + (2 T_R + 1) D.
-
-  Source: arXiv 2404.15888, whose measurements are within 4 % of it; not
-  recomputed here.
-
-  Example:
-    >>> reduce_cycles(256, 1024, 4, 3, 2, 2)
-    269.0
-  """
-  return max(columns, energy / links + latency) + (2 * ramp + 1) * depth
-
-
 def validation_points() -> list[Point]:
-  """Computes all points; nothing is fitted here.
-
-  Returns:
-    The points.
+  """Returns all points, with no constant fitted to them here.
 
   Example:
     >>> points = {p.name: p for p in validation_points()}
@@ -109,7 +109,7 @@ def validation_points() -> list[Point]:
 
 
 def validation_table() -> str:
-  """Writes all points as text.
+  """Formats all points as text.
 
   Example:
     >>> print(validation_table().splitlines()[0].split()[0])
@@ -136,13 +136,13 @@ def _flops() -> list[Point]:
   )
   found = []
   for decoder, name, values in printed:
-    for density, value in zip((1.0, 0.5, 0.25), values):
-      step = training_step(decoder, 1, 2048, density)
+    for sparsity, value in zip((0.0, 0.5, 0.75), values):
+      step = training_step(decoder, 1, 2048, sparsity)
       report = report_on(step, create_device('cs2', 'ideal'))
-      # The papers do not count elementwise operations.
+      # The paper does not count elementwise operations.
       flops = report.flops - report.by_operation()['elementwise'].flops
       found.append(Point(
-          f'{name}, {1 - density:.0%} zeros, one sequence', 'FLOPs', value,
+          f'{name}, {sparsity:.0%} zeros, one sequence', 'FLOPs', value,
           flops, 'count', _SPDF,
       ))
   return found
@@ -154,7 +154,7 @@ def _kernels() -> list[Point]:
   ratios = spmm_cycles(nonzeros, tokens) / cycles
   worst = int(np.argmax(np.abs(ratios - 1)))
   side = 33_000 // 750
-  # Each core multiplies tiles of side x side, once for each column of cores.
+  # Each core multiplies one tile of side x side per column of cores.
   seconds = 750 * spmm_cycles(side**2, side) / create_device('cs2').clock
   return [
       Point(

@@ -1,13 +1,13 @@
-"""A decoder's training step in closed form: what validation is computed on."""
+"""The training step of a decoder in closed form, without a trace."""
 
 from typing import NamedTuple
 
+from spdf_jax.accelerator.wafer.program import Elementwise
+from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.work import Elementwise
-from spdf_jax.accelerator.wafer.work import Host
-from spdf_jax.accelerator.wafer.work import Product
-from spdf_jax.accelerator.wafer.work import Scores
+from spdf_jax.accelerator.wafer.program import Scores
 
 
 class Decoder(NamedTuple):
@@ -15,13 +15,13 @@ class Decoder(NamedTuple):
 
   Attributes:
     layers: Number of blocks.
-    width: Of the residual stream.
+    width: Width of the residual stream.
     hidden: Width of the feed-forward network.
-    heads: Of attention.
+    heads: Number of attention heads.
     vocabulary: Number of token ids.
     gated: Whether the feed-forward network has a third matrix.
-    predicted: Share of the tokens that the head is applied to.
-    keys: Width of keys and of values; `None`: the model's.
+    predicted: Fraction of the tokens that the head is applied to.
+    keys: Width of keys and of values; `None` is the width of the model.
   """
 
   layers: int
@@ -34,8 +34,16 @@ class Decoder(NamedTuple):
   keys: int | None = None
 
 
+GPT_J = Decoder(28, 4096, 16384, 16, 50400)
+LLAMA_7B = Decoder(32, 4096, 11008, 32, 32000, gated=True)
+# The head is applied to the masked tokens only: 20 of 128.
+BERT_LARGE = Decoder(24, 1024, 4096, 16, 30522, predicted=20 / 128)
+GPT2_SMALL = Decoder(12, 768, 3072, 12, 50257)
+GPT3_XL = Decoder(24, 2048, 8192, 16, 50257)
+
+
 def training_step(
-    decoder: Decoder, batch: int, length: int, density: float = 1.0
+    decoder: Decoder, batch: int, length: int, sparsity: float = 0.0
 ) -> Program:
   """Returns a training step: forward, both gradients, the optimizer.
 
@@ -43,10 +51,10 @@ def training_step(
   layer and token, once forward and twice backward (an assumption).
 
   Args:
-    decoder: Its sizes.
-    batch: Sequences.
-    length: Tokens of each.
-    density: Share of the hidden weights that are not zero.
+    decoder: Sizes of the decoder.
+    batch: Number of sequences.
+    length: Number of tokens of each sequence.
+    sparsity: Fraction of zeros among the hidden weights.
 
   Returns:
     The program.
@@ -64,7 +72,7 @@ def training_step(
   operations = []
   for name, inputs, outputs in shapes:
     operations += _products(
-        name, Product(tokens, inputs, outputs, density), decoder.layers
+        name, Product(tokens, inputs, outputs, sparsity), decoder.layers
     )
   head = Product(tokens * decoder.predicted, d, decoder.vocabulary)
   operations += _products('head', head, 1)

@@ -1,29 +1,30 @@
-"""Views of a report: a table to read, and a trace to look at in a browser."""
+"""Views of results: tables, and traces for Perfetto."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import json
 import os
 import pathlib
 from typing import Any
 
 from spdf_jax.accelerator.wafer.cost import Cost
-from spdf_jax.accelerator.wafer.report import bound_of
-from spdf_jax.accelerator.wafer.report import Report
+from spdf_jax.accelerator.wafer.simulate import bound_of
+from spdf_jax.accelerator.wafer.simulate import Report
 
 _TRACKS = ('operation', 'core', 'fabric', 'io')
 _MOST_EVENTS = 200_000
-# Times are whole parts of a microsecond, so that viewers, which add them up,
-# find that one operation ends just where the next begins.
+# Times are multiples of 1/1024 microsecond, which floats add exactly: viewers
+# nest events that overlap by a rounding error.
 _TICKS = 1024
-_NOTED = 1e-3  # Of the time: conds that matter less are not shown.
+_NOTED = 1e-3  # Smallest effect of a cond, of the whole time, to be shown.
 
 
 def format_report(report: Report, rows: int = 20) -> str:
-  """Writes a report as text: totals, the costliest layers, what is missing.
+  """Formats totals, the costliest layers and primitives without a rule.
 
   Args:
     report: The report.
-    rows: Layers to show, the costliest first.
+    rows: Number of layers, the costliest first.
 
   Returns:
     Text of several lines.
@@ -81,19 +82,19 @@ def format_report(report: Report, rows: int = 20) -> str:
 def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
   """Writes a report as a trace for Perfetto or chrome://tracing.
 
-  Operations follow one another on the first track; the others show how long
-  cores, links and I/O are busy with each. What takes less than a nanosecond is
-  left out.
+  The first track has the operations one after another; the others show how long
+  cores, links and I/O are busy with each. Operations of less than a nanosecond
+  are omitted.
 
   Args:
     report: The report.
-    path: Of the JSON file.
+    path: Path of the JSON file.
 
   Returns:
     The path.
 
   Raises:
-    ValueError: there are too many operations for a viewer.
+    ValueError: The report has too many operations for a viewer.
 
   Example:
     >>> import tempfile
@@ -124,6 +125,27 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
       },
   }))
   return path
+
+
+def sensitivity_table(found: Mapping[str, float]) -> str:
+  """Formats sensitivities, the largest first, without those near zero.
+
+  Args:
+    found: Result of `sensitivities`.
+
+  Returns:
+    Text of several lines.
+
+  Example:
+    >>> print(sensitivity_table({'clock': -0.9, 'power': 0.0}))
+    one percent more of        changes the time by
+    clock                      -0.900 %
+  """
+  rows = sorted(found.items(), key=lambda item: -abs(item[1]))
+  return '\n'.join([
+      f'{"one percent more of":<27}changes the time by',
+      *(f'{name:<27}{x:+.3f} %' for name, x in rows if abs(x) > 5e-4),
+  ])
 
 
 def _events(report: Report) -> Iterator[dict[str, Any]]:

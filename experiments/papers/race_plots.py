@@ -1,0 +1,53 @@
+"""The figure of the race: validation loss over seconds of training."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.papers.arms import Arm
+from experiments.papers.pool import Outcome
+from spdf_jax.analysis import plot_style
+
+
+def plot_race(
+    found: Mapping[int, Mapping[Arm, Mapping[int, Outcome]]]
+) -> Any:
+  """Plots loss over seconds, a panel per width, a line per run.
+
+  Args:
+    found: Outcomes with a `'curve'` of steps, seconds and losses, by width, arm
+      and seed.
+
+  Returns:
+    A figure. The first tenth of the seconds is left out: losses there are
+    several times those of the end.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> outcome = {'curve': [[1, 5.0, 3.0], [2, 10.0, 2.0]]}
+    >>> len(plot_race({128: {Arm('dense'): {1: outcome}}}).axes)
+    1
+  """
+  figure = plot_style.new_figure(5.5 * len(found), 3.6)
+  panels = figure.subplots(1, len(found), squeeze=False)[0]
+  for ax, (width, arms) in zip(panels, found.items()):
+    ends = []
+    for i, (arm, outcomes) in enumerate(arms.items()):
+      style = plot_style.style_of(i)
+      for j, outcome in enumerate(outcomes.values()):
+        last = outcome['curve'][-1][1]
+        curve = [row for row in outcome['curve'] if row[1] > 0.1 * last]
+        ax.plot(
+            [seconds for _, seconds, _ in curve], [loss for *_, loss in curve],
+            color=style['color'], linewidth=1.2, alpha=0.8,
+            label=arm.name if j == 0 else None,
+        )
+        ends.append(curve[-1][2])
+    ax.set_title(f'width {width}', fontsize=10)
+    ax.set_xlabel('seconds of training, all cores')
+    ax.set_ylabel('validation loss (nats per byte)')
+    ax.set_ylim(min(ends) - 0.05, min(ends) + 0.8)
+    ax.legend(frameon=False, fontsize=8)
+    plot_style.polish(ax)
+  return figure

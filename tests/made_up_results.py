@@ -1,0 +1,152 @@
+"""Results of the scale fair that are made up: what tests of claims share."""
+
+import functools
+import json
+import math
+import os
+import pathlib
+from typing import NamedTuple
+import zlib
+
+import numpy as np
+
+from experiments.papers import claim_report
+from experiments.papers import gates as gates_lib
+from experiments.papers.claims import Finding
+from experiments.papers.claims import judge
+from experiments.papers.gates import Gate
+from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.pool import Entry
+from experiments.papers.pool import next_jobs
+from experiments.papers.pool_runs import OUTCOME
+from experiments.papers.reproduction import Reproduction
+from experiments.papers.scales import SCALES
+
+FAIR = SCALES['fair']
+
+LOSSES = {'small': 2.0, '': 1.7, 'large': 1.5}
+"""Losses of dense pre-trained models, by size."""
+
+GAPS = {
+    'static-50': 0.03, 'static-75': 0.08, 'static-90': 0.16, 'static-99': 0.4,
+    'variable-90': 0.05, 'set-90': 0.12, 'rigl-90': 0.1,
+    'pruned-75': -0.001, 'longer': 0.0,
+    'static-75_small': 0.15, 'static-75_large': 0.04,
+    'static-99_small': 0.3, 'static-99_large': 0.5,
+    'static-50+task': 0.01, 'static-75+task': 0.03,
+    'static-75+task-sparse': 0.2, 'variable-90+task': 0.015,
+    'static-75+hard': 0.1,
+}
+"""Losses less those of the dense arm, by folder: every claim is true."""
+
+
+def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
+  """Returns what a run has measured.
+
+  Args:
+    job: The run.
+    gaps: As `GAPS`.
+    best: The best rate by folder; by default the middle of the grid.
+    ngrams: The losses of the bigram and trigram by size; by default 2.4, 2.2.
+
+  Returns:
+    Losses: those of the best rate, more away from it, and a little noise.
+  """
+  arm = job.arm
+  if arm.method == 'init':
+    bigram, trigram = (ngrams or {}).get(arm.size, (2.4, 2.2))
+    return {
+        'parameters': 10, 'bigram/loss': bigram, 'trigram/loss': trigram,
+        'seconds': 1.0,
+    }
+  rates = FAIR.tune_rates if arm.task else FAIR.sizes[arm.size].rates
+  best_rate = (best or {}).get(arm.folder, rates[1])
+  away = math.log2(job.point['rate'] / best_rate)
+  noise = np.random.default_rng(
+      [zlib.crc32(arm.folder.encode()), job.seed]
+  ).normal()
+  gap = gaps.get(arm.folder, 0.0)
+  loss = gap + 0.01 * away**2 + 0.002 * noise
+  loss += 0.05 * (job.point.get('stage', 'continue') != 'continue')
+  loss += 1.0 if arm.task else LOSSES[arm.size]
+  distance = 0.1 + gap + 0.001 * noise
+  return {
+      'validation/loss': loss, 'validation/perplexity': math.exp(loss),
+      'target/loss': loss, 'distance/wd': distance, 'distance/wo': distance,
+      'flops': 1e9, 'seconds': 2.0, 'kernels': 'static' in arm.method,
+  }
+
+
+def finish(entries: list[Entry], run=outcome_of, done=()) -> dict:
+  """Runs a pool to its end, all runs that are ready at a time."""
+  found = dict(done)
+  while ready := next_jobs(entries, found):
+    found |= {job.name: run(job) for job in ready}
+  return found
+
+
+class Runner(NamedTuple):
+  """Makes outcomes up, as `pool_runs.Runner` measures them.
+
+  Attributes:
+    directory: Where they go.
+    killed_at: Name of the job at which the process ends, once.
+  """
+
+  directory: str
+  killed_at: str = ''
+
+  def __call__(self, job):
+    workdir = pathlib.Path(self.directory, job.name)
+    if job.name == self.killed_at and not workdir.exists():
+      workdir.mkdir(parents=True)
+      os._exit(9)
+    assert job.parent is None or self.is_there(job.parent)
+    workdir.mkdir(parents=True, exist_ok=True)
+    outcome = outcome_of(job)
+    (workdir / OUTCOME).write_text(json.dumps(outcome))
+    return outcome
+
+  def is_there(self, job):
+    return pathlib.Path(self.directory, job.name, OUTCOME).exists()
+
+
+class World(NamedTuple):
+  """What the results of a scale come to.
+
+  Attributes:
+    entries: What was run.
+    done: Outcomes.
+    measured: Outcomes of the seeds that judge, by arm and seed.
+    gates: The gates.
+    findings: Findings by the keys of claims.
+  """
+
+  entries: list[Entry]
+  done: dict
+  measured: dict
+  gates: list[Gate]
+  findings: dict[str, Finding]
+
+
+def entries_of(scale=FAIR) -> list[Entry]:
+  """Returns what a scale runs."""
+  return Reproduction('', scale, pathlib.Path(), pathlib.Path()).entries
+
+
+def look_at(scale, entries, done) -> World:
+  """Judges the claims of a scale by outcomes."""
+  claims = [CLAIMS[key] for key in scale.claims]
+  measured = claim_report.measured(entries, done)
+  gates = gates_lib.check(scale, claims, entries, done, measured)
+  findings = judge(claims, measured, gates_lib.failures(gates, claims))
+  return World(
+      entries, done, measured, gates, {f.claim.key: f for f in findings}
+  )
+
+
+def world_of(scale=FAIR, **changes) -> World:
+  """Runs and judges a scale whose outcomes are made up; see `outcome_of`."""
+  entries = entries_of(scale)
+  run = functools.partial(outcome_of, **changes)
+  return look_at(scale, entries, finish(entries, run))

@@ -1,0 +1,50 @@
+"""Sweeps and sensitivities agree with single reports."""
+
+import numpy as np
+import pytest
+
+from spdf_jax.accelerator.wafer import create_device
+from spdf_jax.accelerator.wafer import report_on
+from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
+from spdf_jax.accelerator.wafer.closed_form import training_step
+from spdf_jax.accelerator.wafer.what_if import sensitivities
+from spdf_jax.accelerator.wafer.what_if import sweep_devices
+from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
+
+DEVICE = create_device('cs2')
+STEP = training_step(GPT3_XL, 132, 2048, 0.75)
+
+
+def test_sweeps_are_the_points_one_by_one():
+  sparsities = np.linspace(0, 0.95, 1000)
+  found = sweep_sparsities(STEP, DEVICE, sparsities, systems=4)
+  for i in (0, 400, 999):
+    step = training_step(GPT3_XL, 132, 2048, float(sparsities[i]))
+    exact = report_on(step, DEVICE, 4).seconds
+    assert found[i] == pytest.approx(exact, rel=1e-4)
+  dispatch = np.linspace(0, 4, 1000)
+  seconds = sweep_devices(STEP, DEVICE, {'dispatch': dispatch})
+  for i in (0, 999):
+    changed = create_device('cs2', dispatch=float(dispatch[i]))
+    exact = report_on(STEP, changed).seconds
+    assert seconds[i] == pytest.approx(exact, rel=1e-4)
+  assert (np.diff(seconds) >= -1e-6 * seconds[0]).all()
+
+
+def test_sweeps_refuse_what_cannot_be():
+  with pytest.raises(ValueError, match="did you mean 'clock'"):
+    sweep_devices(STEP, DEVICE, {'clok': np.ones(3)})
+  with pytest.raises(ValueError, match='as many'):
+    sweep_devices(STEP, DEVICE, {'clock': np.ones(3), 'sram': np.ones(2)})
+  with pytest.raises(ValueError, match='below 1'):
+    sweep_sparsities(STEP, DEVICE, np.linspace(0, 1, 3))
+
+
+def test_a_number_is_worth_what_a_change_of_it_shows():
+  found = sensitivities(STEP, DEVICE)
+  # All time is cycles of the clock but for I/O, latency and hosts.
+  report = report_on(STEP, DEVICE)
+  fixed = report.total.host + report.total.latency
+  assert found['clock'] == pytest.approx(-(1 - fixed / report.cycles), abs=0.02)
+  assert found['efficiency'] < -0.5 and found['dispatch'] > 0
+  assert found['power'] == 0
