@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     raise app.UsageError('give --workdir, or --dry_run to see the plan.')
   console.prepare()
   compilation_cache.prepare()
-  if _DRY_RUN.value:
+  if _DRY_RUN.value and 'mesh' in _CONFIG.value:
     simulate_devices(_CONFIG.value.mesh)
   name = pathlib.Path(_WORKDIR.value or 'plan').name
   try:

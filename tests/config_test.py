@@ -156,6 +156,8 @@ def test_a_field_without_a_value_is_refused(path):
     ('data.max_epochs.task', 0, 'data.max_epochs.task is 0; it must be at le'),
     ('evaluation.generations', -1, 'evaluation.generations is -1; give 0 or'),
     ('matmul', 'fast', "matmul 'fast' is unknown"),
+    ('mesh.fsdp', -1, "mesh is .*'fsdp': -1.* at most one of them -1"),
+    ('phases.order', 'pretrain', 'set phases.order to a list'),
     ('storage', 'small', "storage 'small' is unknown"),
     ('micro_batches', 0, 'micro_batches is 0; it must be at least 1'),
     ('micro_batches', 2, "does not divide the batch_size of phase 'finetune'"),

@@ -33,23 +33,23 @@ STORAGES = ('dense', 'compact')
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """Everything that a run is told, as `configs/quickstart.py` documents it.
+  """The config of a run, as `configs/quickstart.py` documents it.
 
-  What depends on the machine or the data (devices, sizes of the corpus) is
-  checked by `create_recipe`.
+  `create_recipe` checks it against the devices and the data.
 
   Attributes:
     seed: Seed of initial weights, masks and data order.
     model: The model.
-    matmul: What runs sparse steps: `'auto'`, `'native'` or `'dense'`.
-    storage: How the state is stored: `'dense'` or `'compact'`.
-    loss: What is minimized.
+    matmul: Matrix products of sparse steps: `'auto'`, `'native'` or `'dense'`,
+      see `sparse_steps`.
+    storage: Storage of the state: `'dense'` or `'compact'`.
+    loss: Loss to minimize.
     micro_batches: Parts of a batch that are computed one after another.
-    mesh: The mesh.
+    mesh: Sizes of the mesh.
     data: Corpus and task.
     optimizer: Settings of AdamW.
     phases: The phases, in order.
-    evaluation: How the model is measured.
+    evaluation: Settings of the evaluations.
     eval_every: Steps between evaluations.
     log_every: Steps between rows of the log.
     checkpoints: When checkpoints are saved.
@@ -156,12 +156,15 @@ def parse_phases(phases: Mapping[str, Any]) -> tuple[PhaseConfig, ...]:
     The phases, in order.
 
   Raises:
-    ValueError: as of `parse`.
+    ValueError: a phase or a field is unknown, a field is missing, of another
+      type or out of its range.
   """
-  if not isinstance(phases, Mapping) or 'order' not in phases:
+  if not isinstance(phases, Mapping) or not (
+      'order' in phases and isinstance(phases['order'], list | tuple)
+  ):
     raise ValueError(
-        "config field 'phases' has no order; set phases.order to the names of "
-        'the phases to run.'
+        "config field 'phases' has no order; set phases.order to a list of the "
+        'names of the phases to run.'
     )
   described = {name: spec for name, spec in phases.items() if name != 'order'}
   return tuple(

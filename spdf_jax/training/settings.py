@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from spdf_jax import models
+from spdf_jax.training.mesh import check_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,17 @@ class MeshConfig:
     data: Replicas of the parameters.
     fsdp: Devices that share the storage of one replica.
     tensor: Devices that share the computation of every layer.
+
+  Raises:
+    ValueError: a size is neither positive nor, once at most, -1.
   """
 
   data: int
   fsdp: int
   tensor: int
+
+  def __post_init__(self):
+    check_axes(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +49,9 @@ class MaxEpochs:
   Attributes:
     corpus: Epochs of the corpus.
     task: Epochs of the task's examples.
+
+  Raises:
+    ValueError: a number is below 1.
   """
 
   corpus: int
