@@ -164,7 +164,7 @@ def pruning_rounds(
       duration=f'{steps} steps',
       sparsity=dict(algorithm='iterative', rounds=rounds),
   )
-  rate = dict(schedule='rewind', to=to)
+  rate = phase['learning_rate'] | dict(schedule='rewind', to=to)
   later = first | dict(learning_rate=rate, reshuffle=True)
   # Copies: a change of one round must not change another.
   return {

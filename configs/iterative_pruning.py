@@ -51,7 +51,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       )
     if i > 1:
       # Through the first round's again, from the end of its warm-up: ours.
-      phase.learning_rate = dict(schedule='rewind', to='375M tokens')
+      phase.learning_rate.update(schedule='rewind', to='375M tokens')
     if 'stop_at' in given:
       phase.early_stop.update(metric='validation/loss', value=given['stop_at'])
     phases[f'round{i}'] = phase

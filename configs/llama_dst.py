@@ -53,8 +53,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.loss.chunk = 256  # tokens whose logits are computed at once
   config.data.update(
       corpus='./corpora/slimpajama', tokenizer='', task='',
-      planned=dict(tokens=627e9, vocab_size=32000),
   )
+  config.data.planned.update(tokens=627e9, vocab_size=32000)
   pretrain = config.phases.pretrain.copy_and_resolve_references()
   pretrain.update(duration=f'{steps} steps', batch_size=batch_size, length=2048)
   pretrain.learning_rate.update(

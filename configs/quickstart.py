@@ -45,6 +45,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       task='python-docstrings', task_dir='',  # '' for none; its files, if any
       cache_dir='~/.cache/spdf_jax',  # prepared corpora
       max_epochs=dict(corpus=4 if algorithm == 'iterative' else 1, task=2),
+      planned=dict(tokens=0.0, vocab_size=0, examples=0),  # for a --dry_run
   )
 
   config.optimizer = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)  # AdamW
@@ -52,7 +53,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   cosine = dict(
       schedule='cosine',  # constant, linear, cosine, continue or rewind
       peak=3e-3, warmup='50 steps',  # a duration
-      final_fraction=0.1,  # of the peak, at the end
+      final_fraction=0.1, to='',  # of the peak, at the end; of rewind
   )
   pretrain = dict(
       duration='1000 steps',  # steps, tokens, epochs or tokens/parameter
@@ -77,8 +78,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.evaluation = dict(
       batch_size=16,  # sequences per evaluation batch
-      corpus_batches=8,  # batches of the validation split
-      task_batches=12,  # batches of validation examples, for their loss
+      corpus_batches=8, task_batches=12,  # batches of the validation splits
       generations=48,  # validation examples to generate at phase ends
       max_new_tokens=32,  # per generation
   )

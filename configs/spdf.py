@@ -63,9 +63,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.loss.chunk = 256  # tokens whose logits are computed at once
   config.data.update(
       corpus='./corpora/pile', tokenizer='', task='',
-      # The Pile has some 371 billion tokens of GPT-2's.
-      planned=dict(tokens=371e9, vocab_size=50257),
   )
+  # The Pile has some 371 billion tokens of GPT-2's.
+  config.data.planned.update(tokens=371e9, vocab_size=50257)
   config.optimizer.update(b2=adamw['b2'], eps=adamw['eps'])
   pretrain = config.phases.pretrain.copy_and_resolve_references()
   pretrain.update(

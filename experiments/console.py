@@ -5,7 +5,7 @@ import logging as standard_logging
 from absl import flags
 from absl import logging
 
-from spdf_jax.training.host_memory import keep_freed_memory
+from spdf_jax.training.processes import keep_freed_memory
 
 
 def prepare() -> None:

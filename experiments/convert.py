@@ -43,10 +43,10 @@ from spdf_jax.interop.tensor_files import DTYPES
 from spdf_jax.interop.tensor_files import FORMATS
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.checkpoints import read_masks
-from spdf_jax.training.checkpoints import read_meta
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.densified import MOMENTS
+from spdf_jax.training.workdir import read_meta
 
 _FROM_HF = flags.DEFINE_string(
     'from_hf', None, 'Directory of a GPT-2, Cerebras-GPT or Llama to read.'

@@ -80,16 +80,16 @@ def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
 
 def validation_batches(recipe: training.Recipe) -> list[data.Batch]:
   """Returns the fixed batches of the corpus' validation split."""
-  settings = recipe.config['evaluation']
+  settings = recipe.config.evaluation
   length = max(
       (p.length for p in recipe.plan.phases if p.data == 'corpus'),
       default=recipe.model.config.max_length,
   )
   return list(data.evaluation_batches(
       data.Windows(recipe.corpus.validation),
-      batch_size=settings['batch_size'],
+      batch_size=settings.batch_size,
       length=length,
-      max_batches=settings['corpus_batches'],
+      max_batches=settings.corpus_batches,
   ))
 
 
@@ -97,7 +97,7 @@ def evaluators(
     recipe: training.Recipe, workdir: pathlib.Path
 ) -> tuple[list[Any], list[Any]]:
   """Builds what is measured during a run, and at phase ends only."""
-  settings = recipe.config['evaluation']
+  settings = recipe.config.evaluation
   tokenizer = recipe.corpus.tokenizer
   apply_fn = jax.jit(
       lambda params, tokens: recipe.model.apply({'params': params}, tokens)
@@ -119,7 +119,7 @@ def evaluators(
   )
   # Splits are ordered, by module, by input or by category.
   pairs = recipe.task.validation
-  most = settings['task_batches'] * settings['batch_size']
+  most = settings.task_batches * settings.batch_size
   examples = data.encode_pairs(
       pairs[::max(len(pairs) // most, 1)], tokenizer, length + 1
   )
@@ -128,14 +128,14 @@ def evaluators(
           apply_fn,
           list(data.evaluation_batches(
               examples,
-              batch_size=settings['batch_size'],
+              batch_size=settings.batch_size,
               length=length,
-              max_batches=settings['task_batches'],
+              max_batches=settings.task_batches,
           )),
           prefix='target',
       )
   )
-  count = settings['generations']
+  count = settings.generations
   if not count:
     return every_time, []
   inputs = recipe.task.inputs_of('validation')
@@ -149,9 +149,9 @@ def evaluators(
           functools.partial(
               evaluation.generate,
               evaluation.CachedModel(recipe.model),
-              max_new_tokens=settings['max_new_tokens'],
+              max_new_tokens=settings.max_new_tokens,
               end_of_text=tokenizer.end_of_text,
-              batch_size=min(count, settings['batch_size']),
+              batch_size=min(count, settings.batch_size),
               length=recipe.model.config.max_length,
           ),
           prompts,

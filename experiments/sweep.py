@@ -33,9 +33,9 @@ from spdf_jax.analysis import candidates
 from spdf_jax.analysis import scorecard
 from spdf_jax.analysis import sweeps
 from spdf_jax.names import lookup
-from spdf_jax.training.early_stops import METRICS
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.phases import METRICS
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Config file, with its argument: path.py:argument.'

@@ -31,10 +31,10 @@ from spdf_jax import training
 from spdf_jax.analysis.plan import describe_plan
 from spdf_jax.analysis.plan import format_plan
 from spdf_jax.training.mesh import simulate_devices
+from spdf_jax.training.metrics import choose_writers
+from spdf_jax.training.metrics import WRITERS
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import parse_window
-from spdf_jax.training.writers import choose_writers
-from spdf_jax.training.writers import WRITERS
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Config file, with its argument: path.py:argument.'
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
     raise app.UsageError('give --workdir, or --dry_run to see the plan.')
   console.prepare()
   compilation_cache.prepare()
-  if _DRY_RUN.value:
-    simulate_devices(_CONFIG.value.get('mesh', {}))
+  if _DRY_RUN.value and 'mesh' in _CONFIG.value:
+    simulate_devices(_CONFIG.value.mesh)
   name = pathlib.Path(_WORKDIR.value or 'plan').name
   try:
     processes.join()
@@ -74,7 +74,9 @@ def main(argv: list[str]) -> int:
       print(format_plan(recipe, describe_plan(recipe, name)))
       return 0
     profile = parse_window(_PROFILE.value, recipe.plan.total_steps)
-    writers = choose_writers(_LOG_TO.value, _WORKDIR.value, recipe.config)
+    writers = choose_writers(
+        _LOG_TO.value, _WORKDIR.value, recipe.config.as_dict()
+    )
     session = training.open_session(recipe, _WORKDIR.value)
   except (ValueError, OSError, ImportError) as error:
     # Bad input: the sentence says it all. Errors in training keep theirs.

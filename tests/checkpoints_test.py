@@ -19,8 +19,8 @@ from spdf_jax.training import MismatchError
 from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
-from spdf_jax.training.checkpoints import checkpoint_bytes
 from spdf_jax.training.checkpoints import read_checkpoint
+from spdf_jax.training.workdir import checkpoint_bytes
 
 Usage = collections.namedtuple('Usage', 'total used free')
 
@@ -139,8 +139,8 @@ def test_saving_a_step_again_changes_nothing(trained):
 
 @pytest.mark.parametrize('changes, message', [
     (dict(seed=1), 'config: seed was 0 and is 1'),
-    (dict(phases=dict(order=['pretrain'])), 'config: phases.order was .* and'),
-    (dict(checkpoints=dict(every=3, keep=2)), 'checkpoints.every was 2 and is'),
+    (dict(phases__order=['pretrain']), 'config: phases.order was .* and'),
+    (dict(checkpoints__every=3), 'checkpoints.every was 2 and is'),
 ])
 def test_a_checkpoint_of_another_config_is_refused(trained, changes, message):
   recipe = make_recipe(**changes)
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_config_is_refused(trained, changes, message):
 
 
 def test_places_are_no_part_of_a_config(trained):
-  recipe = make_recipe(data=dict(cache_dir='elsewhere'), init_from='b')
+  recipe = make_recipe(data__cache_dir='elsewhere', init_from='b')
   assert int(open_session(recipe, trained[0]).state.step) == 14
 
 
@@ -289,7 +289,7 @@ def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
 
 
 def test_init_from_another_model_is_refused(trained, tmp_path):
-  recipe = make_recipe(d_model=32, init_from=str(trained[0]))
+  recipe = make_recipe(model__d_model=32, init_from=str(trained[0]))
   with pytest.raises(MismatchError, match=r'bias was .*\[16\].* is .*\[32\]'):
     open_session(recipe, tmp_path)
 
@@ -316,7 +316,7 @@ def test_a_checkpoint_says_what_it_was_made_from(trained):
   meta = json.loads(
       (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()
   )
-  assert meta['config'] == make_recipe().config
+  assert meta['config'] == make_recipe().config.as_dict()
   assert meta['phase_ends'] == {
       'pretrain': 5, 'continuation': 10, 'finetune': 14
   }

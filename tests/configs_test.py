@@ -8,15 +8,14 @@ from configs import books
 from configs import common
 from configs import quickstart
 from spdf_jax.training import create_plan
+from spdf_jax.training.config import parse
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 
 def make_plan(arg):
-  config = quickstart.get_config(arg).to_dict()
-  phases = config['phases']
   return create_plan(
-      {k: v for k, v in phases.items() if k != 'order'}, phases['order'],
+      parse(quickstart.get_config(arg)).phases,
       tokens_per_epoch={
           'corpus': lambda length: 1_300_000, 'task': lambda length: 335_872
       },

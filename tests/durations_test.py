@@ -2,8 +2,7 @@
 
 import pytest
 
-from spdf_jax.training.durations import epochs_asked
-from spdf_jax.training.durations import resolve_duration
+from spdf_jax.training.phases import resolve_duration
 
 SIZES = dict(tokens_per_step=100, tokens_per_epoch=1_050, parameters=30)
 
@@ -50,9 +49,3 @@ def test_a_text_that_is_no_duration_is_refused(duration):
 def test_a_duration_of_no_step_is_refused(duration):
   with pytest.raises(ValueError, match='is less than one step of 100 tokens'):
     resolve_duration(duration, **SIZES)
-
-
-def test_epochs_are_told_from_other_units():
-  assert epochs_asked('2.5 epochs') == 2.5
-  assert epochs_asked('1 epoch') == 1
-  assert epochs_asked('100 tokens') == epochs_asked('nonsense') == 0

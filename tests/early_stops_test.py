@@ -13,10 +13,11 @@ from tiny_run import without_times
 from spdf_jax import training
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
-from spdf_jax.training.early_stops import EarlyStop
-from spdf_jax.training.early_stops import METRICS
-from spdf_jax.training.early_stops import values_in
+from spdf_jax.training.config import parse
+from spdf_jax.training.evaluations import values_in
 from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.phases import EarlyStop
+from spdf_jax.training.phases import METRICS
 
 RULE = dict(metric='validation/loss', patience=2)
 # What evaluations see: phase `pretrain` stalls from its second value on.
@@ -161,12 +162,7 @@ def test_stops_that_cannot_be_are_refused(rule, message):
 def test_rounds_of_pruning_do_not_end_early():
   from configs import quickstart  # Where a checkout is, not for a wheel.
 
-  phases = quickstart.get_config('algorithm=iterative').phases.to_dict()
-  order = phases.pop('order')
-  phases['round1'] |= dict(early_stop=RULE)
+  config = quickstart.get_config('algorithm=iterative')
+  config.phases.round1.early_stop.update(RULE)
   with pytest.raises(ValueError, match="'round1' is of rounds of iterative"):
-    training.create_plan(
-        phases, order, tokens_per_epoch=dict.fromkeys(
-            ('corpus', 'task'), lambda length: 1000 * length
-        ), parameters=1,
-    )
+    parse(config)

@@ -16,12 +16,12 @@ from tiny_run import make_recipe
 from tiny_run import without_times
 
 import spdf_jax as spdf
-from spdf_jax.training import loss_scale as scaling
+from spdf_jax.training import losses as scaling
 from spdf_jax.training import NotFinite
 from spdf_jax.training import open_session
 from spdf_jax.training import train
 from spdf_jax.training import train_step
-from spdf_jax.training.loss_scale import create_loss_scale
+from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.metrics import read_rows
 
 TOO_LARGE = 2.0**40
@@ -34,7 +34,11 @@ def make_half_recipe(moving=True, **changes):
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
   return dataclasses.replace(
       recipe, model=half,
-      config=recipe.config | dict(dtype='float16') | changes,
+      config=dataclasses.replace(
+          recipe.config,
+          model=dataclasses.replace(recipe.config.model, sizes=half.config),
+          **changes,
+      ),
   )
 
 
@@ -142,7 +146,7 @@ def test_gradients_are_those_of_float32_and_small_ones_survive():
 
 def overflowing(monkeypatch):
   """Has runs overflow at first, and again every few steps."""
-  monkeypatch.setattr(scaling, '_FIRST', 2.0**30)
+  monkeypatch.setattr(scaling, '_FIRST_SCALE', 2.0**30)
   monkeypatch.setattr(scaling, '_GROWTH_INTERVAL', 2)
 
 

@@ -15,7 +15,6 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
-from spdf_jax.training.matmul import check_matmul
 from spdf_jax.training.matmul import share_of_zeros
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.matmul import without_masks
@@ -142,11 +141,6 @@ def test_the_share_of_zeros_is_over_all_weights():
   mask = {'a': jnp.zeros((1, 10), bool), 'b': jnp.ones((3, 10), bool)}
   assert float(share_of_zeros(mask)) == 0.25
   assert float(share_of_zeros(mask | {'c': None})) == 0.25
-
-
-def test_an_unknown_choice_is_refused():
-  with pytest.raises(ValueError, match="matmul 'fast' is unknown"):
-    check_matmul('fast')
 
 
 def make_plan(*levels):

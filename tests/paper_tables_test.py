@@ -5,6 +5,7 @@ import statistics
 
 import pytest
 
+from configs import quickstart
 from spdf_jax.analysis import paper_tables
 from spdf_jax.analysis.lineages import describe_stages
 from spdf_jax.analysis.lineages import read_lineage
@@ -22,9 +23,12 @@ from spdf_jax.evaluation import SUITES
 from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
 from spdf_jax.evaluation.metrics.protocols import PROTOCOLS
 from spdf_jax.models import PRESETS
+from spdf_jax.training.config import plain
 
-RIGL = dict(algorithm='rigl', sparsity=0.8, update_every=10)
-RISING = RIGL | dict(sparsity=dict(schedule='cubic', final=0.8))
+RIGL = dict(algorithm='rigl', sparsity=0.8, update_every=10, update_until=80)
+RISING = RIGL | dict(
+    sparsity=dict(schedule='cubic', initial=0.5, final=0.8, steps=80)
+)
 
 
 def make_run(
@@ -41,17 +45,20 @@ def make_run(
         dense_flops_per_step=2.0,
     ))
     start += steps
-  config = dict(
+  config = plain(quickstart.get_config())
+  config |= dict(
       seed=seed, model=dict(preset=preset, **model), init_from=init_from,
-      data=dict(task=task, corpus='pile'), resume='',
       phases=dict(
           order=[name for name, *_ in phases],
           **{
-              name: dict(sparsity=spec, duration=f'{steps} steps')
-              for name, _, spec, _, steps in phases
+              name: config['phases']['pretrain'] | dict(
+                  sparsity=spec, duration=f'{steps} steps', data=source
+              )
+              for name, source, spec, _, steps in phases
           },
       ),
   )
+  config['data'] |= dict(task=task, corpus='pile')
   (workdir / 'checkpoints').mkdir()
   (workdir / 'config.json').write_text(json.dumps(config))
   (workdir / 'plan.json').write_text(json.dumps(
@@ -211,7 +218,7 @@ def test_what_is_not_the_papers_fills_nothing(tmp_path):
   odd = {
       'other level': tune(tmp_path / 'a', pretrain(tmp_path / 'a0', 0.6)),
       'other sizes': tune(
-          tmp_path / 'b', pretrain(tmp_path / 'b0', d_model=64), d_model=64
+          tmp_path / 'b', pretrain(tmp_path / 'b0', d_model=384), d_model=384
       ),
       'other task': tune(tmp_path / 'c', start, task='jsonl'),
   }

@@ -13,6 +13,7 @@ from spdf_jax.sparsity import Algorithm
 from spdf_jax.training import create_plan
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
+from spdf_jax.training.config import parse_phases
 
 PHASE = Phase(
     name='sparse', steps=10, data='corpus', batch_size=2, length=8,
@@ -39,9 +40,9 @@ def make_rate(schedule, **changes):
 def make_plan(*changes, order=None):
   """A plan of phases 'p0', 'p1', …, each SPEC with some changes."""
   specs = {f'p{i}': SPEC | change for i, change in enumerate(changes)}
+  order = list(specs) if order is None else order
   return create_plan(
-      specs,
-      list(specs) if order is None else order,
+      parse_phases({'order': order, **specs}),
       tokens_per_epoch={'corpus': lambda length: 1_000 // length * length},
       parameters=50,
   )
@@ -327,8 +328,8 @@ def test_an_impossible_phase_is_refused(field, value, message):
     ({'sparsity': 1}, "phase 'p0': sparsity is"),
     ({'sparsity': math.nan}, "phase 'p0': sparsity is"),
     ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
-    (make_rate('cosin'), "schedule of phase 'p0': 'cosin' .*'cosine'"),
-    (make_rate('rewnd'), "schedule of phase 'p0': 'rewnd' .*'rewind'"),
+    (make_rate('cosin'), "rate of phase 'p0': schedule 'cosin' .*'cosine'"),
+    (make_rate('rewnd'), "rate of phase 'p0': schedule 'rewnd' .*'rewind'"),
     (make_rate('rewind', to=''), "'p0' is the first and has the.*'rewind'"),
     (make_rate('continue'), "'p0' is the first and has the sched.*'continue'"),
     (make_rate('cosine', warmup='30 steps'),

@@ -18,8 +18,8 @@ from spdf_jax.analysis.segments import find_segments
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
-from spdf_jax.training.levels import asked_levels
-from spdf_jax.training.levels import mean_sparsity
+from spdf_jax.training.plan import asked_levels
+from spdf_jax.training.plan import mean_sparsity
 
 SHAPE = ModelShape(2, 8, 2, 16, 32)
 PHASE = Phase(

@@ -229,8 +229,6 @@ def test_what_cannot_be_compact_is_refused():
   with pytest.raises(ValueError, match="'pretrain' has 5 steps, in which masks"
                      ".*rigl.*storage 'dense'"):
     check_storage('compact', moving.plan, mesh)
-  with pytest.raises(ValueError, match="storage 'small' is unknown"):
-    check_storage('small', recipe.plan, mesh)
 
 
 def test_several_devices_are_refused():

@@ -5,11 +5,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.training.config import parse
 from spdf_jax.training.recipe import Recipe
 
 V, L = 16, 8
@@ -17,6 +19,7 @@ RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
 PHASE = dict(
     duration='5 steps', data='corpus', batch_size=2, length=L, sparsity=0.75,
     learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
+    early_stop=None,
 )
 PHASES = {
     'pretrain': PHASE,
@@ -29,9 +32,26 @@ PHASES = {
 }
 CONFIG = dict(
     seed=0,
-    d_model=16,
-    data=dict(cache_dir='anywhere'),
-    phases=dict(order=list(PHASES)),
+    model=dict(
+        preset='gpt-mini', vocab_size=V, n_layers=1, n_heads=2, d_model=16,
+        d_ff=16, max_length=L,
+    ),
+    matmul='dense',
+    storage='dense',
+    loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
+    micro_batches=1,
+    mesh=dict(data=-1, fsdp=1, tensor=1),
+    data=dict(
+        corpus='text', tokenizer='bytes', task='', task_dir='',
+        cache_dir='anywhere', max_epochs=dict(corpus=1, task=1),
+        planned=dict(tokens=0, vocab_size=0, examples=0),
+    ),
+    optimizer=dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0),
+    phases=dict(order=list(PHASES), **PHASES),
+    evaluation=dict(
+        batch_size=2, corpus_batches=1, task_batches=1, generations=0,
+        max_new_tokens=1,
+    ),
     eval_every=3,
     log_every=1,
     checkpoints=dict(every=2, keep=2),
@@ -48,7 +68,7 @@ def shared_parts(seed, d_model):
       jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)
   )['params'])
   plan = training.create_plan(
-      PHASES, list(PHASES), tokens_per_epoch={'corpus': lambda n: 100 * n},
+      parse(CONFIG).phases, tokens_per_epoch={'corpus': lambda n: 100 * n},
       parameters=1,
   )
   optimizer = training.adamw(
@@ -75,10 +95,20 @@ class Text:
     self.fingerprint = fingerprint
 
 
+def make_config(**changes):
+  """Parses the config with changes; names of `changes` have `__` for dots."""
+  config = ml_collections.ConfigDict(CONFIG)
+  with config.unlocked(), config.ignore_type():
+    config.update_from_flattened_dict(
+        {name.replace('__', '.'): v for name, v in changes.items()}
+    )
+  return parse(config)
+
+
 def make_recipe(fingerprint='abc', **changes):
   """Builds a recipe of 14 steps in three phases, 75 % sparse then dense."""
-  config = CONFIG | changes
-  seed, d_model = config['seed'], config['d_model']
+  config = make_config(**changes)
+  seed, d_model = config.seed, config.model.sizes.d_model
   model, init, plan, optimizer = shared_parts(seed, d_model)
   recipe = Recipe(
       config=config,
@@ -105,14 +135,15 @@ def make_moving_recipe():
       algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,
       sparsity=dict(schedule='cubic', initial=0.25, final=0.75, steps=4),
   )
+  config = make_config(phases__pretrain__sparsity=sparsity)
   plan = training.create_plan(
-      PHASES | {'pretrain': PHASE | dict(sparsity=sparsity)}, list(PHASES),
-      tokens_per_epoch={'corpus': lambda n: 100 * n}, parameters=1,
+      config.phases, tokens_per_epoch={'corpus': lambda n: 100 * n},
+      parameters=1,
   )
   return dataclasses.replace(
       recipe,
       plan=plan,
-      config=recipe.config | dict(moving=sparsity),
+      config=config,
       optimizer=training.adamw(
           plan, where=models.sparsifiable, key=jax.random.key(1), b1=0.9,
           b2=0.95, eps=1e-8, clip_norm=1.0,

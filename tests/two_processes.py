@@ -18,7 +18,9 @@ from spdf_jax.training.processes import join_processes
 
 def main(workdir, mesh, killed_at=None):
   join_processes(timeout=20)
-  recipe = make_recipe(mesh=json.loads(mesh))
+  recipe = make_recipe(**{
+      f'mesh__{axis}': size for axis, size in json.loads(mesh).items()
+  })
   del recipe.__dict__['step']  # Compiled for this mesh, not shared.
   batch_at = recipe.batch_at
 

@@ -141,10 +141,18 @@ def make_config(seed, sparsity):
           corpus='python-stdlib', tokenizer='bytes', task='python-docstrings',
           task_dir='', cache_dir=str(Path('~/.cache/spdf_jax').expanduser()),
           max_epochs=dict(corpus=1, task=1),
+          planned=dict(tokens=0, vocab_size=0, examples=0),
       ),
+      matmul='dense', storage='dense', micro_batches=1,
+      loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
+      mesh=dict(data=-1, fsdp=1, tensor=1),
       optimizer=dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0),
       phases=dict(
           order=['pretrain', 'finetune'], pretrain=pretrain, finetune=finetune
+      ),
+      evaluation=dict(
+          batch_size=8, corpus_batches=8, task_batches=8, generations=0,
+          max_new_tokens=32,
       ),
       eval_every=1000, log_every=10, checkpoints=dict(every=1000, keep=1),
       resume='', init_from='',

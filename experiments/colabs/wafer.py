@@ -92,10 +92,13 @@ config = dict(
         preset='gpt3-xl', scan_layers=True, remat='full', dtype='bfloat16'
     ),
     data=dict(
-        corpus='the-pile', tokenizer='', task='', cache_dir='',
-        max_epochs=dict(corpus=1),
-        planned=dict(tokens=371e9, vocab_size=50257),
+        corpus='the-pile', tokenizer='', task='', task_dir='', cache_dir='',
+        max_epochs=dict(corpus=1, task=1),
+        planned=dict(tokens=371e9, vocab_size=50257, examples=0),
     ),
+    matmul='dense', storage='dense', micro_batches=1,
+    loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
+    mesh=dict(data=-1, fsdp=1, tensor=1),
     optimizer=dict(b1=0.9, b2=0.999, eps=1e-8, clip_norm=1.0),
     phases=dict(
         order=['pretrain'],
@@ -108,6 +111,12 @@ config = dict(
             ),
         ),
     ),
+    evaluation=dict(
+        batch_size=8, corpus_batches=8, task_batches=8, generations=0,
+        max_new_tokens=32,
+    ),
+    eval_every=1000, log_every=10, checkpoints=dict(every=1000, keep=1),
+    resume='', init_from='',
 )
 recipe = training.create_recipe(config, planning=True)
 estimates = {

@@ -31,9 +31,9 @@ from spdf_jax import evaluation
 from spdf_jax import training
 from spdf_jax.analysis.subspaces import module_means
 from spdf_jax.training.checkpoints import write_params
-from spdf_jax.training.early_stops import METRICS
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.phases import METRICS
 
 OUTCOME = 'outcome.json'
 """Written when a run is finished, into its folder."""
@@ -104,7 +104,9 @@ def write_initial(
     tokens that a pre-training of this seed reads: gate G1.
   """
   if not (workdir / 'checkpoints' / '0').exists():
-    write_params(workdir, recipe.init_params(), recipe.config)
+    write_params(
+        workdir, recipe.init_params(), recipe.config.as_dict()
+    )
   tokens = np.concatenate([
       recipe.batch_at(step).inputs.ravel()
       for step in range(recipe.plan.total_steps)
@@ -162,7 +164,7 @@ def distances(
   shapes = recipe.abstract_state.params
   found = analysis.cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
-      for source in (recipe.config['init_from'], str(workdir))
+      for source in (recipe.config.init_from, str(workdir))
   ))
   means = module_means(found)
   means['all'] = sum(means.values()) / len(means)

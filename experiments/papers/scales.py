@@ -13,7 +13,7 @@ from experiments.papers.arms import Arm
 from experiments.papers.arms import with_parents
 from experiments.papers.pool import Entry
 from spdf_jax import models
-from spdf_jax.training.recipe import plain
+from spdf_jax.training.config import parse
 
 TOKENS_PER_PARAMETER = 20
 EPOCHS = 4
@@ -188,10 +188,12 @@ def parameters(width: int, layers: int, length: int, vocab_size: int) -> int:
     >>> parameters(64, 4, 256, 257)
     232896
   """
-  config = plain(base.get_config(
+  config = parse(base.get_config(
       f'width={width},layers={layers},length={length}'
-  ).model)
-  model = models.create_model(**config | {'vocab_size': vocab_size})
+  ))
+  model = models.model_of(
+      dataclasses.replace(config.model.sizes, vocab_size=vocab_size)
+  )
   shapes = jax.eval_shape(
       model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32)
   )

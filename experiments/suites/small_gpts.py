@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -19,7 +21,8 @@ import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training.recipe import plain
+from spdf_jax.training.config import parse
+from spdf_jax.training.phases import PhaseConfig
 
 SPARSITY = 0.75
 _TOKENS_PER_EPOCH = 2**24  # Lengths of phases follow from it, costs do not.
@@ -94,18 +97,17 @@ class Subject(NamedTuple):
 
 def create_subject(case: Case, rng: np.random.Generator) -> Subject:
   """Makes the model of a case, with random parameters, tokens and gradients."""
-  config = plain(quickstart.get_config(f'sparsity={SPARSITY}'))
-  sizes = {k: v for k, v in config['model'].items() if k != 'preset'}
-  model = models.create_model(
-      config['model']['preset'], **sizes | dict(case.model)
+  config = parse(quickstart.get_config(f'sparsity={SPARSITY}'))
+  model = models.model_of(
+      dataclasses.replace(config.model.sizes, **case.model)
   )
-  key = jax.random.key(config['seed'])
+  key = jax.random.key(config.seed)
   params = jax.jit(model.init)(key, jnp.zeros((1, 2), jnp.int32))['params']
   return Subject(
       model,
       params,
-      _create_plan(config['phases'], params),
-      config['optimizer'],
+      _create_plan(config.phases, params),
+      dataclasses.asdict(config.optimizer),
       _random_batch(case, model.config.vocab_size, rng),
       jax.tree.map(
           lambda p: 0.01 * rng.standard_normal(p.shape, np.float32), params
@@ -113,11 +115,12 @@ def create_subject(case: Case, rng: np.random.Generator) -> Subject:
   )
 
 
-def _create_plan(phases: Mapping[str, Any], params: PyTree) -> training.Plan:
+def _create_plan(
+    phases: Sequence[PhaseConfig], params: PyTree
+) -> training.Plan:
   tokens = lambda length: _TOKENS_PER_EPOCH
   return training.create_plan(
-      {name: spec for name, spec in phases.items() if name != 'order'},
-      phases['order'],
+      phases,
       tokens_per_epoch={'corpus': tokens, 'task': tokens},
       parameters=sum(x.size for x in jax.tree.leaves(params)),
   )

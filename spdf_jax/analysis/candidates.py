@@ -1,6 +1,5 @@
 """Candidates: trained models to measure, from a run or Hugging Face."""
 
-from collections.abc import Mapping
 import dataclasses
 import pathlib
 from typing import Any
@@ -14,7 +13,9 @@ from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.interop.tensor_files import CONFIG
-from spdf_jax.training.checkpoints import read_meta
+from spdf_jax.training.config import RunConfig
+from spdf_jax.training.identity import read_config
+from spdf_jax.training.workdir import read_meta
 
 PyTree = Any
 
@@ -28,7 +29,7 @@ class Candidate:
     model: The Flax module.
     params: Its parameters.
     tokenizer: Makes its tokens.
-    config: Of the run; `None` for a model from elsewhere.
+    config: Config of the run; `None` for a model from elsewhere.
 
   Raises:
     ValueError: the tokenizer has more tokens than the model.
@@ -38,7 +39,7 @@ class Candidate:
   model: models.GPT | models.Llama
   params: PyTree
   tokenizer: data.Tokenizer
-  config: Mapping[str, Any] | None = None
+  config: RunConfig | None = None
 
   def __post_init__(self):
     tokens, vocabulary = self.tokenizer.vocab_size, self.model.config.vocab_size
@@ -71,17 +72,19 @@ def open_run(source: str) -> Candidate:
     ValueError: there is no such checkpoint, or it does not say what it is of.
   """
   checkpoint = training.find_checkpoint(source)
-  config = read_meta(checkpoint)['config']
-  if 'model' not in config or 'data' not in config:
+  stored = read_meta(checkpoint)['config']
+  if 'model' not in stored or 'data' not in stored:
     raise ValueError(
         f'checkpoint {checkpoint} does not say what it was trained on; give '
         'the workdir of a training run, or a Hugging Face directory.'
     )
-  model, params = _read_run(checkpoint, config)
+  config = read_config(stored, f'checkpoint {checkpoint}')
+  model = models.model_of(config.model.sizes)
+  params = _read_params(checkpoint, model)
   corpus = data.prepare_corpus(
-      config['data']['corpus'],
-      tokenizer=config['data']['tokenizer'],
-      cache_dir=config['data']['cache_dir'],
+      config.data.corpus,
+      tokenizer=config.data.tokenizer,
+      cache_dir=config.data.cache_dir,
   )
   return Candidate(source, model, params, corpus.tokenizer, config)
 
@@ -124,19 +127,19 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
     found = interop.load_hf(directory)
     return models.model_of(found.config), found.params
   checkpoint = training.find_checkpoint(source)
-  config = read_meta(checkpoint)['config']
-  if 'model' not in config:
+  stored = read_meta(checkpoint)['config']
+  if 'model' not in stored:
     raise ValueError(
         f'checkpoint {checkpoint} does not say which model it is of; give one '
         'that experiments.train or experiments.convert wrote.'
     )
-  return _read_run(checkpoint, config)
+  model = models.create_model(**stored['model'])
+  return model, _read_params(checkpoint, model)
 
 
-def _read_run(
-    checkpoint: pathlib.Path, config: Mapping[str, Any]
-) -> tuple[models.GPT | models.Llama, PyTree]:
-  model = models.create_model(**config['model'])
+def _read_params(
+    checkpoint: pathlib.Path, model: models.GPT | models.Llama
+) -> PyTree:
   tokens = jnp.zeros((1, 2), jnp.int32)
   shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
-  return model, training.read_params(checkpoint, shapes)
+  return training.read_params(checkpoint, shapes)

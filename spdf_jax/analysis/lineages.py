@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,7 +12,10 @@ from typing import NamedTuple
 from spdf_jax.analysis.flops import effective_sparsity
 from spdf_jax.analysis.workdirs import read_run
 from spdf_jax.models import PRESETS
+from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import run_identity
+from spdf_jax.training.settings import ModelConfig
+from spdf_jax.training.workdir import read_workdir_config
 
 _SIZES = ('n_layers', 'd_model', 'n_heads', 'd_ff')
 
@@ -132,31 +136,26 @@ def read_lineage(source: str | os.PathLike[str]) -> Lineage:
   """
   text, _, phase = str(source).partition('@')
   workdir = pathlib.Path(text)
-  path = workdir / 'config.json'
-  if not path.is_file():
-    raise FileNotFoundError(
-        f'{workdir} has no config.json; give the workdir of a training run.'
-    )
-  config = json.loads(path.read_text('utf-8'))
+  config = read_workdir_config(workdir)
   stages = tuple(_stages(workdir, phase, config))
-  identity = run_identity(config | {'seed': 0})
+  identity = run_identity(dataclasses.replace(config, seed=0))
   sources = (str(source),)
-  if config.get('init_from'):
-    earlier = _read_start(config['init_from'], workdir)
+  if config.init_from:
+    earlier = _read_start(config.init_from, workdir)
     if earlier is not None:
       stages = earlier.stages + stages
       sources = earlier.sources + sources
       identity['init_from'] = earlier.identity
   is_tuned = any(stage.source == 'task' for stage in stages)
-  task = config['data']['task'] if is_tuned else ''
+  task = config.data.task if is_tuned else ''
   return Lineage(
-      workdir, _model_name(config['model']), stages, task, config['seed'],
+      workdir, _model_name(config.model), stages, task, config.seed,
       json.dumps(identity, sort_keys=True, default=str), sources,
   )
 
 
 def _stages(
-    workdir: pathlib.Path, phase: str, config: Mapping[str, Any]
+    workdir: pathlib.Path, phase: str, config: RunConfig
 ) -> Iterator[Stage]:
   run = read_run(workdir)
   names = [record.name for record in run.phases]
@@ -170,8 +169,9 @@ def _stages(
         f'{workdir} is at step {run.last_step:,} of {run.phases[last].end:,}; '
         'train it to the end.'
     )
+  specs = {phase.name: phase.sparsity for phase in config.phases}
   for record in run.phases[:last + 1]:
-    spec = config['phases'][record.name]['sparsity']
+    spec = specs[record.name]
     yield Stage(
         record.source, _algorithm(spec, record.sparsity), record.sparsity,
         record.steps, record.tokens,
@@ -182,7 +182,7 @@ def _algorithm(spec: Any, level: float) -> str:
   if not isinstance(spec, Mapping):
     return 'static' if level else 'dense'
   # RigL with a level that rises is what the Llama post calls GraNet.
-  rises = isinstance(spec.get('sparsity'), Mapping)
+  rises = 'sparsity' in spec and isinstance(spec['sparsity'], Mapping)
   name = spec['algorithm']
   return 'granet' if name == 'rigl' and rises else name
 
@@ -204,7 +204,7 @@ def _read_start(source: str, workdir: pathlib.Path) -> Lineage | None:
   )
 
 
-def _model_name(model: Mapping[str, Any]) -> str:
-  preset = PRESETS[model['preset']]
-  same = all(model.get(s) in (None, getattr(preset, s)) for s in _SIZES)
-  return model['preset'] if same else f'{model["preset"]} resized'
+def _model_name(model: ModelConfig) -> str:
+  preset = PRESETS[model.preset]
+  same = all(getattr(model.sizes, s) == getattr(preset, s) for s in _SIZES)
+  return model.preset if same else f'{model.preset} resized'

@@ -12,15 +12,15 @@ from spdf_jax.analysis.segments import as_ranges
 from spdf_jax.analysis.segments import find_segments
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import selection
-from spdf_jax.training.checkpoints import checkpoint_bytes
-from spdf_jax.training.levels import asked_levels
-from spdf_jax.training.levels import Level
-from spdf_jax.training.levels import mean_sparsity
 from spdf_jax.training.phases import Phase
+from spdf_jax.training.plan import asked_levels
+from spdf_jax.training.plan import Level
+from spdf_jax.training.plan import mean_sparsity
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.storage import bytes_per_weight
 from spdf_jax.training.storage import is_compact_at
 from spdf_jax.training.storage import planned_state
+from spdf_jax.training.workdir import checkpoint_bytes
 
 _MULTIPLIES_ZEROS = (
     'XLA multiplies the zeros of masked matrices: FLOPs fall, seconds do not.'
@@ -77,7 +77,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     })
   return {
       'name': name,
-      'model': {'preset': recipe.config['model']['preset'], **shape._asdict()},
+      'model': {'preset': recipe.config.model.preset, **shape._asdict()},
       'parameters': recipe.parameters,
       'sparsified_parameters': sum(
           level.size for level in _levels_at(recipe, 0).values()
@@ -158,7 +158,7 @@ def format_plan(recipe: Recipe, plan: dict[str, Any]) -> str:
 
 def _compact_memory(recipe: Recipe) -> list[str]:
   """Says what the state takes where it is stored compactly."""
-  storage, lines = recipe.config.get('storage', 'dense'), []
+  storage, lines = recipe.config.storage, []
   for phase in recipe.plan.phases:
     last = recipe.plan.ends[phase.name] - 1
     if not is_compact_at(storage, recipe.plan, last):

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import json
 import math
 import pathlib
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from spdf_jax.analysis.scored_runs import Scores
 from spdf_jax.analysis.tables import percent
 from spdf_jax.analysis.tables import zeros
 from spdf_jax.analysis.workdirs import Run
+from spdf_jax.training.workdir import read_workdir_config
 
 _NAMES = {
     'dense': 'dense', 'static': 'static', 'sparse_evolution': 'SET',
@@ -118,10 +118,10 @@ def group_runs(
 
 def _group(runs: Sequence[ScoredRun]) -> Group:
   lineage = runs[0].lineage
-  config = json.loads((lineage.workdir / 'config.json').read_text('utf-8'))
   task = lineage.task
   if task == 'jsonl':  # Which says nothing.
-    task = pathlib.Path(config['data']['task_dir']).name
+    config = read_workdir_config(lineage.workdir)
+    task = pathlib.Path(config.data.task_dir).name
   return Group(
       lineage, task,
       tuple(read_history(run.lineage) for run in runs),

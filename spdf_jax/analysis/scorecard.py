@@ -109,10 +109,9 @@ def _validation(candidate, name, path, settings) -> Iterator[Score]:
         f'{candidate.name} has no corpus to validate on; leave out task '
         f'{name!r}.'
     )
-  config = candidate.config
+  config = candidate.config.data
   corpus = data.prepare_corpus(
-      config['data']['corpus'], tokenizer=config['data']['tokenizer'],
-      cache_dir=config['data']['cache_dir'],
+      config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
   )
   batches = data.evaluation_batches(
       data.Windows(corpus.validation),

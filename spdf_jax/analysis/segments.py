@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.phases import Plan
+from spdf_jax.training.plan import Plan
 
 
 class Segment(NamedTuple):

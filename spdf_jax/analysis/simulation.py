@@ -21,10 +21,10 @@ from spdf_jax.accelerator.wafer.what_if import with_sparsity
 from spdf_jax.analysis.segments import find_segments
 from spdf_jax.analysis.wafer_memory import micro_batches
 from spdf_jax.data import Batch
-from spdf_jax.training.levels import asked_levels
-from spdf_jax.training.levels import Level
-from spdf_jax.training.levels import mean_sparsity
 from spdf_jax.training.phases import Phase
+from spdf_jax.training.plan import asked_levels
+from spdf_jax.training.plan import Level
+from spdf_jax.training.plan import mean_sparsity
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import train_step
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spdf_jax.analysis.tables import markdown_table
 from spdf_jax.analysis.tables import MISSING
-from spdf_jax.training.early_stops import METRICS
+from spdf_jax.training.phases import METRICS
 
 
 class Result(NamedTuple):

@@ -1,26 +1,29 @@
-"""Training: phases, the one step, the loop, checkpoints."""
+"""Training: config, plan, recipe, step, loop, checkpoints."""
 
-from spdf_jax.training.checkpoints import find_checkpoint
 from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.config import parse
+from spdf_jax.training.config import parse_phases
+from spdf_jax.training.config import RunConfig
 from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.loop import Interrupted
 from spdf_jax.training.loop import open_session
 from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
-from spdf_jax.training.loss_scale import NotFinite
 from spdf_jax.training.losses import Loss
+from spdf_jax.training.losses import NotFinite
 from spdf_jax.training.losses import token_loss
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.optimizers import adamw
-from spdf_jax.training.phases import create_plan
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.phases import Plan
+from spdf_jax.training.plan import create_plan
+from spdf_jax.training.plan import Plan
 from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.state import create_state
-from spdf_jax.training.state import TrainState
+from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
+from spdf_jax.training.step import TrainState
+from spdf_jax.training.workdir import find_checkpoint
 
 __all__ = [
     'Interrupted',
@@ -30,6 +33,7 @@ __all__ = [
     'Phase',
     'Plan',
     'Recipe',
+    'RunConfig',
     'Session',
     'TrainState',
     'adamw',
@@ -39,6 +43,8 @@ __all__ = [
     'densify_checkpoint',
     'find_checkpoint',
     'open_session',
+    'parse',
+    'parse_phases',
     'read_params',
     'sparse_steps',
     'token_loss',

@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
-import itertools
-import json
 import logging
 import os
 import pathlib
 import re
-import shutil
 from typing import Any
 
 import jax
@@ -17,12 +14,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from spdf_jax.sparsity.selection import by_name
+from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.identity import past_identity
+from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import refuse_difference
 from spdf_jax.training.identity import run_identity
-from spdf_jax.training.state import TrainState
+from spdf_jax.training.step import TrainState
+from spdf_jax.training.workdir import free_name
+from spdf_jax.training.workdir import past_ends
+from spdf_jax.training.workdir import read_item
+from spdf_jax.training.workdir import read_meta
+from spdf_jax.training.workdir import refuse_saved
 
 PyTree = Any
 
@@ -40,12 +44,12 @@ class Checkpoints:
   `keep` stay, and the end of every phase.
 
   Args:
-    workdir: The working directory; checkpoints lie in its `checkpoints/`.
+    workdir: The working directory; checkpoints go to `checkpoints/` in it.
     phase_ends: Steps completed at the end of each phase, by its name.
-    keep: How many of the latest checkpoints stay.
-    config: What the run was made from, JSON-able.
-    fingerprints: Of the data, by source.
-    densified: The phases that led to a state which was made dense, if it was.
+    keep: Number of the latest checkpoints to keep.
+    config: The config of the run.
+    fingerprints: Fingerprints of the data, by source.
+    densified: The phases before a state that was made dense, if it was.
   """
 
   def __init__(
@@ -54,7 +58,7 @@ class Checkpoints:
       *,
       phase_ends: Mapping[str, int],
       keep: int,
-      config: Mapping[str, Any],
+      config: RunConfig,
       fingerprints: Mapping[str, str],
       densified: Sequence[str] = (),
   ):
@@ -94,7 +98,7 @@ class Checkpoints:
                 ),
             }),
             meta=save_json({
-                'config': self._config,
+                'config': self._config.as_dict(),
                 'phase_ends': self._phase_ends,
                 'arrays': describe_arrays(state),
                 'densified': self._densified,
@@ -136,7 +140,7 @@ class Checkpoints:
               f'({type(error).__name__}); of several processes none moves it '
               'away: do so, and the one before it is used.'
           ) from error
-        aside = _free_name(
+        aside = free_name(
             self._directory.parent / 'damaged_checkpoints' / str(step)
         )
         aside.parent.mkdir(exist_ok=True)
@@ -169,61 +173,21 @@ class Checkpoints:
     self._manager.close()
 
 
-def find_checkpoint(source: str) -> pathlib.Path:
-  """Finds the checkpoint that `'WORKDIR'` or `'WORKDIR@PHASE'` names.
-
-  Args:
-    source: A working directory, for its latest checkpoint, or with the name of
-      a phase, for the checkpoint at that phase's end.
-
-  Returns:
-    The directory of the checkpoint.
-
-  Raises:
-    ValueError: there is none; the message says what there is.
-  """
-  workdir, _, phase = str(source).partition('@')
-  directory = pathlib.Path(workdir).absolute() / 'checkpoints'
-  steps = _saved_steps(workdir)
-  if not steps:
-    raise ValueError(
-        f'{source!r} names no checkpoint: {directory} holds none; give the '
-        'workdir of a run that has saved one.'
-    )
-  if not phase:
-    return directory / str(steps[-1])
-  meta = read_meta(directory / str(steps[-1]))
-  end = meta['phase_ends'].get(phase)
-  if end not in steps:
-    known = [name for name, s in meta['phase_ends'].items() if s in steps]
-    raise ValueError(
-        f'{source!r} names no checkpoint: the phases that have ended there are '
-        f'{known}.'
-    )
-  return directory / str(end)
-
-
-def past_ends(checkpoint: pathlib.Path) -> dict[str, int]:
-  """Returns where the phases before a checkpoint have ended, by name."""
-  ends = read_meta(checkpoint)['phase_ends']
-  return {k: end for k, end in ends.items() if end <= int(checkpoint.name)}
-
-
 def read_checkpoint(
     checkpoint: pathlib.Path,
     abstract: TrainState,
     *,
-    config: Mapping[str, Any],
+    config: RunConfig,
     fingerprints: Mapping[str, str],
 ) -> TrainState:
-  """Restores everything, after checking what the checkpoint says of itself.
+  """Restores everything, after checking the checkpoint's description.
 
   Args:
-    checkpoint: Its directory.
+    checkpoint: Directory of the checkpoint.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Must be the config it was made with; of a state that was made
-      dense, for all but the phases to come, the next of which must be dense.
-    fingerprints: Must be those of its data.
+    config: Config of the run, equal to that of the checkpoint. Where the state
+      was made dense, later phases may differ, and the next must be dense.
+    fingerprints: Fingerprints of the data, equal to those of the checkpoint.
 
   Returns:
     The state.
@@ -232,25 +196,31 @@ def read_checkpoint(
     MismatchError: config, data, shapes or dtypes differ.
   """
   meta = read_meta(checkpoint)
-  data = _read_json(checkpoint, 'data')
+  stored = read_config(meta['config'], f'checkpoint {checkpoint}')
+  data = read_item(checkpoint, 'data')
   identity_of, sources = run_identity, dict(fingerprints)
   found = data['fingerprints']
-  past = meta.get('densified')
+  past = meta['densified'] if 'densified' in meta else ()
   if past:
     _check_goes_on_densely(checkpoint, len(past), config)
     identity_of = functools.partial(past_identity, phases=len(past))
-    read = {meta['config']['phases'][name]['data'] for name in past}
+    read = {phase.data for phase in stored.phases if phase.name in past}
     found, sources = (
         {k: v for k, v in x.items() if k in read} for x in (found, sources)
     )
   refuse_difference(
-      checkpoint, 'config', identity_of(meta['config']), identity_of(config)
+      checkpoint, 'config', identity_of(stored), identity_of(config)
   )
   refuse_difference(checkpoint, 'data', found, sources)
   refuse_difference(
       checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
   )
-  _say_other_storage(checkpoint, meta['config'], config)
+  if stored.storage != config.storage:
+    logger.info(
+        'checkpoint %s is of a run with storage %r and goes on with %r; '
+        'checkpoints are dense, it is converted',
+        checkpoint, stored.storage, config.storage,
+    )
   items = _restore(
       checkpoint, params=abstract.params, opt_state=abstract.opt_state
   )
@@ -266,27 +236,15 @@ def read_checkpoint(
 
 
 def _check_goes_on_densely(
-    checkpoint: pathlib.Path, past: int, config: Mapping[str, Any]
+    checkpoint: pathlib.Path, past: int, config: RunConfig
 ) -> None:
-  specs = config['phases']
-  for name in specs['order'][past:past + 1]:
-    if specs[name]['sparsity'] != 0:
+  for phase in config.phases[past:past + 1]:
+    if phase.sparsity != 0:
       raise MismatchError(
-          f'checkpoint {checkpoint} was made dense and phase {name!r}, which '
-          f'would go on from it, has sparsity {specs[name]["sparsity"]}; set '
-          'it to 0, or go on from the sparse checkpoint.'
+          f'checkpoint {checkpoint} was made dense and phase {phase.name!r}, '
+          f'which would go on from it, has sparsity {phase.sparsity}; set it '
+          'to 0, or go on from the sparse checkpoint.'
       )
-
-
-def _say_other_storage(
-    checkpoint: pathlib.Path, found: Mapping[str, Any], asked: Mapping[str, Any]
-) -> None:
-  before, after = (c.get('storage', 'dense') for c in (found, asked))
-  if before != after:
-    logger.info(
-        'checkpoint %s is of a run with storage %r and goes on with %r; '
-        'checkpoints are dense, it is converted', checkpoint, before, after,
-    )
 
 
 def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
@@ -378,67 +336,6 @@ def write_params(
   with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
     checkpointer.save(checkpoint, items)
   return checkpoint
-
-
-def refuse_saved(workdir: str | os.PathLike) -> None:
-  """Raises ValueError where a workdir has checkpoints already."""
-  if _saved_steps(workdir):
-    raise ValueError(
-        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
-    )
-
-
-def read_meta(checkpoint: pathlib.Path) -> dict[str, Any]:
-  """Reads what a checkpoint says of itself: config, phase ends, arrays."""
-  return _read_json(checkpoint, 'meta')
-
-
-def checkpoint_bytes(state: PyTree) -> int:
-  """Returns the bytes of a state's arrays, the most a checkpoint takes."""
-  return sum(
-      int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
-  )
-
-
-def check_free_space(
-    workdir: str | os.PathLike, state: PyTree, checkpoints: int
-) -> None:
-  """Raises OSError unless the disk holds the checkpoints a plan will write.
-
-  Args:
-    workdir: An existing directory; checkpoints that it holds count as there.
-    state: The state or its shapes.
-    checkpoints: How many exist at most at one time.
-
-  Raises:
-    OSError: there is too little free space.
-  """
-  checkpoints = max(1, checkpoints - len(_saved_steps(workdir)))
-  needed = checkpoints * checkpoint_bytes(state)
-  free = shutil.disk_usage(workdir).free
-  if needed > free:
-    raise OSError(
-        f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
-        f'plan writes up to {checkpoints} more checkpoints, '
-        f'{needed / 2**30:.2f} GiB; free some space, keep fewer '
-        'checkpoints or use another disk.'
-    )
-
-
-def _saved_steps(workdir: str | os.PathLike) -> list[int]:
-  directory = pathlib.Path(workdir) / 'checkpoints'
-  names = directory.iterdir() if directory.is_dir() else ()
-  return sorted(int(path.name) for path in names if path.name.isdigit())
-
-
-def _free_name(path: pathlib.Path) -> pathlib.Path:
-  """Returns the path, with a number after it where it is taken."""
-  names = (path.with_name(f'{path.name}.{i}') for i in itertools.count(1))
-  return next(p for p in itertools.chain([path], names) if not p.exists())
-
-
-def _read_json(checkpoint: pathlib.Path, item: str) -> Any:
-  return json.loads((checkpoint / item / 'metadata').read_text('utf-8'))
 
 
 def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:

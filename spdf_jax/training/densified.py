@@ -11,9 +11,11 @@ from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.restart import RestartState
 from spdf_jax.training import checkpoints
+from spdf_jax.training import workdir as workdirs
+from spdf_jax.training.identity import read_config
 from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.state import TrainState
+from spdf_jax.training.step import TrainState
 
 PyTree = Any
 
@@ -48,18 +50,24 @@ def densify_checkpoint(
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
   """
   lookup('moments', moments, dict.fromkeys(MOMENTS))
-  checkpoint = checkpoints.find_checkpoint(source)
-  checkpoints.refuse_saved(workdir)
-  past = _past_phases(checkpoint)
+  checkpoint = workdirs.find_checkpoint(source)
+  workdirs.refuse_saved(workdir)
+  ends = _ends_at(checkpoint)
+  config = read_config(
+      workdirs.read_meta(checkpoint)['config'], f'checkpoint {checkpoint}'
+  )
+  past = [
+      phase.name for phase in config.phases
+      if ends[phase.name] <= int(checkpoint.name)
+  ]
   return _densify(
-      create_recipe(checkpoints.read_meta(checkpoint)['config']), checkpoint,
-      past, workdir, moments,
+      create_recipe(config.as_dict()), checkpoint, past, workdir, moments
   )
 
 
-def _past_phases(checkpoint: pathlib.Path) -> list[str]:
-  """Returns the phases that lead to a checkpoint at the end of one."""
-  meta, step = checkpoints.read_meta(checkpoint), int(checkpoint.name)
+def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:
+  """Returns the ends of phases, one of which is at the checkpoint."""
+  meta, step = workdirs.read_meta(checkpoint), int(checkpoint.name)
   ends = meta['phase_ends']
   if not ends:
     raise ValueError(
@@ -71,8 +79,7 @@ def _past_phases(checkpoint: pathlib.Path) -> list[str]:
         f'checkpoint {checkpoint} is of step {step}, within a phase; name one '
         f'that has ended, WORKDIR@PHASE: phases end at {ends}.'
     )
-  order = meta['config']['phases']['order']
-  return [name for name in order if ends[name] <= step]
+  return ends
 
 
 def _densify(
@@ -98,7 +105,7 @@ def _densify(
   )
   saved.save(densify_state(state, recipe.optimizer, moments=moments))
   saved.close()
-  return checkpoints.find_checkpoint(str(workdir))
+  return workdirs.find_checkpoint(str(workdir))
 
 
 def densify_state(

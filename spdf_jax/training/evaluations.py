@@ -1,4 +1,4 @@
-"""Evaluations: what is measured while a model trains, and what that ends."""
+"""Evaluations: measurements while a model trains, which may end a phase."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ import logging
 from typing import Any
 
 from spdf_jax import sparsity
-from spdf_jax.training.early_stops import values_in
-from spdf_jax.training.levels import asked_levels
+from spdf_jax.training.phases import EarlyStop
+from spdf_jax.training.plan import asked_levels
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.state import TrainState
+from spdf_jax.training.step import TrainState
 
 PyTree = Any
 Evaluator = Callable[[int, PyTree], Iterable[tuple[str, float]]]
@@ -22,13 +22,13 @@ _SHOWN = ('validation/perplexity', 'target/perplexity', 'task/chrf')
 
 
 class Evaluations:
-  """Measures masks and model; says where a phase ends early.
+  """Measures masks and model, and decides whether a phase ends early.
 
   Args:
     every_time: `(step, params) -> (name, value)` pairs.
     at_phase_ends: The same, at the ends of phases only, or always in a phase
       that is stopped by what they measure.
-    rows: What was measured before, in a run that goes on.
+    rows: Rows measured before, in a run that goes on.
   """
 
   def __init__(
@@ -97,3 +97,22 @@ def _levels(
     row[f'sparsity/{name}'] = layer.sparsity
     row[f'sparsity_asked/{name}'] = asked[name].sparsity
   return row
+
+
+def values_in(
+    rows: Iterable[Mapping[str, Any]], stop: EarlyStop, phase: str
+) -> list[float]:
+  """Returns the logged values of an early stop's metric in a phase.
+
+  Args:
+    rows: Rows of `metrics.jsonl`.
+    stop: The early stop.
+    phase: Name of the phase.
+
+  Returns:
+    The values, in order.
+  """
+  return [
+      row[stop.metric] for row in rows
+      if 'phase' in row and row['phase'] == phase and stop.metric in row
+  ]

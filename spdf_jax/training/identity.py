@@ -1,14 +1,31 @@
 """What makes two runs the same: config, data, shapes and dtypes."""
 
 from collections.abc import Mapping
+import dataclasses
 import pathlib
 from typing import Any
 
 import jax
 
 from spdf_jax.sparsity.selection import path_name
+from spdf_jax.training.config import parse
+from spdf_jax.training.config import RunConfig
 
 PyTree = Any
+
+# Fields that configs were stored without at first, and the values that runs had
+# then.
+_ADDED_FIELDS = {
+    'matmul': 'dense',
+    'storage': 'dense',
+    'micro_batches': 1,
+    'loss': {'label_smoothing': 0.0, 'z_loss': 0.0, 'chunk': 0},
+    'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
+    'data': {
+        'task_dir': '',
+        'planned': {'tokens': 0, 'vocab_size': 0, 'examples': 0},
+    },
+}
 
 
 class MismatchError(ValueError):
@@ -29,44 +46,75 @@ def describe_arrays(tree: PyTree) -> dict[str, str]:
   }
 
 
-def run_identity(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
+  """Reads the config that a run has stored, also one of an earlier version.
+
+  Args:
+    stored: The config, as `RunConfig.as_dict` wrote it, or an earlier version.
+    place: Where it is stored, for the message.
+
+  Returns:
+    The config.
+
+  Raises:
+    MismatchError: the config has fields that this version does not know, or
+      lacks some.
+  """
+  try:
+    return parse(_with_added_fields(stored, _ADDED_FIELDS))
+  except ValueError as error:
+    raise MismatchError(
+        f'{place} is of another config, which this version does not read: '
+        f'{str(error).rstrip(".")}; use another workdir, starting from the '
+        'parameters by init_from, or the version that wrote it.'
+    ) from error
+
+
+def _with_added_fields(
+    stored: Mapping[str, Any], added: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Fills in the fields that a stored config predates."""
+  filled = dict(stored)
+  for name, value in added.items():
+    if isinstance(value, Mapping):
+      group = stored[name] if name in stored else {}
+      filled[name] = _with_added_fields(group, value)
+    elif name not in stored:
+      filled[name] = value
+  return filled
+
+
+def run_identity(config: RunConfig) -> dict[str, Any]:
   """Returns what makes two configs the same run, flat: all but places.
 
-  Neither does the storage of the state: checkpoints are dense.
+  The storage of the state is no part of it: checkpoints are dense.
   """
   places = ('resume', 'init_from', 'data.cache_dir', 'storage')
   return {
-      k: v for k, v in flatten(config).items()
-      if k not in places and not k.startswith('mesh.')
+      k: v for k, v in flatten(config.as_dict()).items()
+      if k not in places and not k.startswith(('mesh.', 'data.planned.'))
   }
 
 
-def past_identity(config: Mapping[str, Any], phases: int) -> dict[str, Any]:
+def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
   """Returns what makes two configs the same run for their first phases.
 
   Phases that continue the learning rate of the last one belong to it: their
   lengths decide how fast it falls.
 
   Args:
-    config: Resolved.
-    phases: How many phases are past.
+    config: The config.
+    phases: Number of phases that are past.
 
   Returns:
-    The config, flat: all but places and what comes after.
-
-  Example:
-    >>> rate = {'learning_rate': {'schedule': 'constant'}}
-    >>> phases = {'order': ['a', 'b'], 'a': rate, 'b': rate}
-    >>> list(past_identity({'seed': 0, 'phases': phases}, 1))
-    ['seed', 'phases.order', 'phases.a.learning_rate.schedule']
+    The config, flat: all but places and the phases that come after.
   """
-  specs, order = config['phases'], config['phases']['order']
-  while phases < len(order) and (
-      specs[order[phases]]['learning_rate']['schedule'] == 'continue'
+  while phases < len(config.phases) and (
+      config.phases[phases].learning_rate.schedule == 'continue'
   ):
     phases += 1
-  past = {name: specs[name] for name in order[:phases]}
-  return run_identity({**config, 'phases': {'order': order[:phases], **past}})
+  past = dataclasses.replace(config, phases=config.phases[:phases])
+  return run_identity(past)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -88,11 +136,16 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 def differences(
     found: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[str]:
-  """Says where two flat mappings differ, each as `name was … and is …`."""
+  """Lists where two flat mappings differ, each as `name was … and is …`.
+
+  Names with fewer dots come first: the order of the phases before their fields.
+  """
   return [
       f'{key} was {found.get(key, "absent")!r} and is '
       f'{asked.get(key, "absent")!r}'
-      for key in sorted(found.keys() | asked.keys())
+      for key in sorted(
+          found.keys() | asked.keys(), key=lambda key: (key.count('.'), key)
+      )
       if found.get(key) != asked.get(key)
   ]
 
@@ -103,13 +156,13 @@ def refuse_difference(
     found: Mapping[str, Any],
     asked: Mapping[str, Any],
 ) -> None:
-  """Raises MismatchError where a checkpoint is not of what is asked for.
+  """Raises MismatchError where a checkpoint was made with something else.
 
   Args:
-    checkpoint: Its directory, for the message.
-    what: What is compared, for the message.
-    found: What the checkpoint says of itself.
-    asked: What it should be.
+    checkpoint: Directory of the checkpoint, for the message.
+    what: Name of what is compared, for the message.
+    found: Values stored in the checkpoint.
+    asked: Values it should have.
 
   Raises:
     MismatchError: they differ; the message names the first places.

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import json
 import logging
 import os
 import pathlib
@@ -13,23 +12,22 @@ from typing import Any
 import jax
 
 from spdf_jax.training import checkpoints
-from spdf_jax.training import identity
+from spdf_jax.training import workdir as workdirs
 from spdf_jax.training.evaluations import Evaluations
 from spdf_jax.training.evaluations import Evaluator
-from spdf_jax.training.interrupts import Interrupts
-from spdf_jax.training.loss_scale import take_step
+from spdf_jax.training.losses import take_step
+from spdf_jax.training.metrics import AllWriters
 from spdf_jax.training.metrics import MetricWriter
+from spdf_jax.training.metrics import Open
 from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.metrics import write_atomically
-from spdf_jax.training.phases import Plan
+from spdf_jax.training.metrics import Writer
+from spdf_jax.training.plan import Plan
+from spdf_jax.training.processes import Interrupts
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.state import TrainState
-from spdf_jax.training.writers import AllWriters
-from spdf_jax.training.writers import Open
-from spdf_jax.training.writers import Writer
+from spdf_jax.training.step import TrainState
 
 logger = logging.getLogger('spdf_jax')
 
@@ -82,7 +80,7 @@ class Session:
     })
 
   def follow(self, ends: Mapping[str, int]) -> Recipe:
-    """Has phases end where they did, see `Plan.with_ends`."""
+    """Applies the recorded ends of phases, see `Plan.with_ends`."""
     recipe = self.recipe.with_ends(ends)
     if recipe is not self.recipe:
       self.checkpoints.close()
@@ -110,11 +108,11 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
     OSError: the workdir cannot be written, or has too little space.
   """
   config, plan = recipe.config, recipe.plan
-  workdir = _open_workdir(workdir, config)
-  keep = config['checkpoints']['keep']
-  checkpoints.check_free_space(
-      # One more is written before an old one goes.
-      workdir, recipe.abstract_state, keep + len(plan.phases) + 1
+  workdir = workdirs.open_workdir(workdir, config)
+  workdirs.check_free_space(
+      workdir, recipe.abstract_state,
+      # One more is written before an old one is deleted.
+      config.checkpoints.keep + len(plan.phases) + 1,
   )
   saved = _open_checkpoints(recipe, workdir)
   state, ends = _first_state(recipe, saved)
@@ -122,9 +120,7 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
   session.follow(ends)
   # Last: a config that was refused does not claim the workdir.
   if is_main_process():
-    write_atomically(
-        workdir / 'config.json', json.dumps(config, indent=2) + '\n'
-    )
+    workdirs.write_workdir_config(workdir, config)
   return session
 
 
@@ -156,7 +152,8 @@ def train(
     NotFinite: gradients overflow in float16 whatever the loss is scaled by.
   """
   recipe, state = session.recipe, session.state
-  session.state = None  # A step stored otherwise does not donate it.
+  # The compact step copies the state first, so nothing else may hold it.
+  session.state = None
   config = recipe.config
   start = int(state.step)
   writer = AllWriters([
@@ -187,8 +184,8 @@ def train(
         progress.resume(step)
       stop = interrupts.stop_after(step)
       ends = step in recipe.plan.ends.values()
-      evaluate = ends or step % config['eval_every'] == 0
-      save = stop or ends or step % config['checkpoints']['every'] == 0
+      evaluate = ends or step % config.eval_every == 0
+      save = stop or ends or step % config.checkpoints.every == 0
       if not evaluate and not save:
         continue
       log.flush()
@@ -225,7 +222,7 @@ class _TrainLog:
     self._writer = writer
     self._progress = progress
     self.follow(recipe.plan)
-    self._every = recipe.config['log_every']
+    self._every = recipe.config.log_every
     self._pending = None
     self._seconds = 0.0
     self._clock = time.monotonic()
@@ -273,41 +270,13 @@ class _TrainLog:
     self._progress.update(step, scalars['train/loss'])
 
 
-def _open_workdir(workdir: str | os.PathLike, config) -> pathlib.Path:
-  """Makes the workdir, or checks that it is this config's."""
-  workdir = pathlib.Path(workdir)
-  path = workdir / 'config.json'
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    write_atomically(workdir / '.writable', '')
-    (workdir / '.writable').unlink(missing_ok=True)
-  except OSError as error:
-    raise OSError(
-        f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
-        'a directory that can.'
-    ) from error
-  if not path.exists():
-    return workdir
-  found = json.loads(path.read_text('utf-8'))
-  different = identity.differences(
-      identity.run_identity(found), identity.run_identity(config)
-  )
-  if different:
-    raise ValueError(
-        f'workdir {str(workdir)!r} belongs to another config: '
-        f'{"; ".join(different[:5])}; give another workdir or the config it '
-        'was made with.'
-    )
-  return workdir
-
-
 def _open_checkpoints(
     recipe: Recipe, workdir: pathlib.Path
 ) -> checkpoints.Checkpoints:
   return checkpoints.Checkpoints(
       workdir,
       phase_ends=recipe.plan.ends,
-      keep=recipe.config['checkpoints']['keep'],
+      keep=recipe.config.checkpoints.keep,
       config=recipe.config,
       fingerprints=recipe.fingerprints,
   )
@@ -328,8 +297,8 @@ def _first_state(
   if state is not None:
     logger.info('going on from step %d of this workdir', int(state.step))
     return state, saved.ends_until(int(state.step))
-  if config['resume']:
-    checkpoint = checkpoints.find_checkpoint(config['resume'])
+  if config.resume:
+    checkpoint = workdirs.find_checkpoint(config.resume)
     logger.info('going on from %s', checkpoint)
     state = checkpoints.read_checkpoint(
         checkpoint,
@@ -337,9 +306,9 @@ def _first_state(
         config=config,
         fingerprints=recipe.fingerprints,
     )
-    return state, checkpoints.past_ends(checkpoint)
-  if config['init_from']:
-    checkpoint = checkpoints.find_checkpoint(config['init_from'])
+    return state, workdirs.past_ends(checkpoint)
+  if config.init_from:
+    checkpoint = workdirs.find_checkpoint(config.init_from)
     logger.info('starting from the parameters of %s', checkpoint)
     params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
     return recipe.state_from(params), {}

@@ -12,17 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator import native
-from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.storage import is_packed
 
 PyTree = Any
 ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
 
-# The share of zeros above which the kernels are used. At 30 % the quickstart's
-# step gains on XLA; with 32 tokens layers do not (`--suite=matmul`), and models
-# narrower than 64 were not measured.
-_CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None}
+# At 30 % the quickstart's step gains on XLA; with 32 tokens layers do not
+# (`--suite=matmul`), and models narrower than 64 were not measured.
+CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None}
+"""The fraction of zeros above which the kernels are used, by `config.matmul`;
+`None`: never."""
+
 _LEAST_TOKENS = 64
 _LEAST_WIDTH = 64
 
@@ -59,7 +60,7 @@ def sparse_steps(
     >>> sparse_steps('dense', model, tokens=1024) is None
     True
   """
-  crossover = _CROSSOVERS[matmul]
+  crossover = CROSSOVERS[matmul]
   small = tokens < _LEAST_TOKENS or model.config.d_model < _LEAST_WIDTH
   if crossover is None or (matmul == 'auto' and small):
     return None
@@ -120,11 +121,6 @@ def choose_packed(
   kept, weights = sum(counts)
   skips = 1 - kept / weights > sparse_steps.crossover
   return sparse_steps.apply_fn if skips else apply_fn
-
-
-def check_matmul(matmul: str) -> None:
-  """Raises ValueError unless `matmul` is auto, native or dense."""
-  lookup('matmul', matmul, _CROSSOVERS)
 
 
 def share_of_zeros(mask: PyTree) -> jax.Array:

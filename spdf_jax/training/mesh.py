@@ -59,14 +59,8 @@ def mesh_sizes(
     (2, 4, 1)
   """
   sizes = dict(data=data, fsdp=fsdp, tensor=tensor)
+  check_axes(sizes)
   open_axes = [name for name, size in sizes.items() if size == -1]
-  if len(open_axes) > 1 or any(
-      size < 1 and size != -1 for size in sizes.values()
-  ):
-    raise ValueError(
-        f'mesh is {sizes}; give positive sizes, at most one of them -1, which '
-        'takes the devices that are left.'
-    )
   given = math.prod(size for size in sizes.values() if size != -1)
   if open_axes and devices % given == 0:
     sizes[open_axes[0]] = devices // given
@@ -78,11 +72,21 @@ def mesh_sizes(
   return tuple(sizes.values())
 
 
-def simulate_devices(mesh: Mapping[str, int]) -> None:
-  """Has the CPU stand for all devices of a mesh: enough to compile for them.
+def check_axes(sizes: Mapping[str, int]) -> None:
+  """Raises ValueError unless sizes are positive, at most one of them -1."""
+  values = list(sizes.values())
+  if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):
+    raise ValueError(
+        f'mesh is {dict(sizes)}; give positive sizes, at most one of them -1, '
+        'which takes the devices that are left.'
+    )
 
-  Call it before anything asks for a device. A mesh that leaves an axis open is
-  one of the devices there are.
+
+def simulate_devices(mesh: Mapping[str, int]) -> None:
+  """Simulates the mesh on CPU devices: enough to compile for them.
+
+  Call it before JAX initializes its devices. A mesh with an open axis uses the
+  devices there are.
 
   Args:
     mesh: Sizes of axes, as `create_mesh` takes them.
@@ -94,7 +98,7 @@ def simulate_devices(mesh: Mapping[str, int]) -> None:
 
 
 def shard_shapes(mesh: Mesh, state: PyTree) -> PyTree:
-  """Says of a train state's shapes where they lie.
+  """Attaches shardings to the shapes of a train state.
 
   Args:
     mesh: From `create_mesh`.

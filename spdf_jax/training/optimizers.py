@@ -8,7 +8,7 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.sparsity.tracking import track_masks
-from spdf_jax.training.phases import Plan
+from spdf_jax.training.plan import Plan
 
 PyTree = Any
 

@@ -1,47 +1,186 @@
-"""Phases: a training plan as data, compiled into functions of the step."""
+"""Phases: what a config says of them, and what a plan resolves that to."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import functools
-import itertools
+import re
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.training.durations import resolve_duration
-from spdf_jax.training.early_stops import EarlyStop
-from spdf_jax.training.schedules import phase_schedules
-from spdf_jax.training.stretches import check_fits
-from spdf_jax.training.stretches import find_stretches
-from spdf_jax.training.stretches import Stretch
+from spdf_jax.training.schedules import LearningRate
+
+METRICS = {
+    'validation/loss': False,
+    'validation/perplexity': False,
+    'validation/bits_per_byte': False,
+    'target/loss': False,
+    'target/perplexity': False,
+    'task/bleu': True,
+    'task/chrf': True,
+}
+"""Metrics that can end a phase, and whether a larger value is better. Those of
+`task/` need generations, which are then made at every evaluation of the phase.
+"""
+
+_DURATION = re.compile(
+    r'\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMBT]?)\s*'
+    r'(steps?|tokens?|epochs?|tokens/parameter)\s*'
+)
+_SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStop:
+  """When a phase ends early, by a metric of its evaluations.
+
+  Attributes:
+    metric: One of `METRICS`.
+    value: The phase ends when the metric reaches this value; `None`: never.
+    patience: The phase ends after this many evaluations without a better value
+      than before; `None`: never.
+
+  Raises:
+    ValueError: the metric is unknown, patience is below 1, or neither value nor
+      patience is given.
+
+  Example:
+    >>> stop = EarlyStop('validation/loss', patience=2)
+    >>> stop.is_met([3.0, 2.5, 2.6]), stop.is_met([3.0, 2.5, 2.6, 2.5])
+    (False, True)
+  """
+
+  metric: str
+  value: float | None = None
+  patience: int | None = None
+
+  def __post_init__(self):
+    lookup('metric of early_stop', self.metric, METRICS)
+    if self.value is None and self.patience is None:
+      raise ValueError(
+          f'early_stop by {self.metric!r} has neither value nor patience; give '
+          'one, or both.'
+      )
+    if self.patience is not None and self.patience < 1:
+      raise ValueError(
+          f'patience of early_stop is {self.patience}; it is a number of '
+          'evaluations, at least 1.'
+      )
+
+  @property
+  def generates(self) -> bool:
+    """Whether the metric is one of generations."""
+    return self.metric.startswith('task/')
+
+  def is_met(self, values: Sequence[float]) -> bool:
+    """Returns whether the phase ends, a function of its values so far alone.
+
+    Args:
+      values: The metric at every evaluation of the phase, in order.
+    """
+    if not values:
+      return False
+    sign = -1 if METRICS[self.metric] else 1
+    losses = [sign * value for value in values]
+    if self.value is not None and losses[-1] <= sign * self.value:
+      return True
+    if self.patience is None:
+      return False
+    best = losses.index(min(losses))
+    return len(losses) - 1 - best >= self.patience
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseConfig:
+  """A phase as a config describes it, before its length is known in steps.
+
+  Attributes:
+    name: Name of the phase in logs, checkpoints and reports.
+    duration: Length, as `resolve_duration` reads it.
+    data: Source of the batches: `'corpus'` or `'task'`.
+    batch_size: Sequences per step.
+    length: Tokens per sequence.
+    sparsity: Fraction of zeros in the sparsified matrices, in [0, 1), or an
+      algorithm as `create_algorithm` reads it.
+    learning_rate: Learning-rate schedule.
+    weight_decay: Decoupled weight decay of matrices.
+    restart: Whether the optimizer's moments are reset when the phase begins.
+    reshuffle: Whether the phase begins a new epoch of its source, in another
+      order: a round of iterative pruning.
+    early_stop: Condition that may end the phase early; `None`: there is none.
+
+  Raises:
+    ValueError: a field is out of its range. An algorithm of the user's own,
+      `'package.module:function'`, is not imported here.
+  """
+
+  name: str
+  duration: str
+  data: str
+  batch_size: int
+  length: int
+  sparsity: float | Mapping[str, Any]
+  learning_rate: LearningRate
+  weight_decay: float
+  restart: bool
+  reshuffle: bool
+  early_stop: EarlyStop | None
+
+  def __post_init__(self):
+    _check_fields(self, ('batch_size', 'length'))
+    is_named = isinstance(self.sparsity, Mapping)
+    algorithm = self.sparsity.get('algorithm') if is_named else None
+    # Reading the config.json of a run must not import what the file names.
+    if ':' not in str(algorithm):
+      self.create_algorithm()
+    if self.early_stop is not None and algorithm == 'iterative':
+      raise ValueError(
+          f'phase {self.name!r} is of rounds of iterative pruning, which have '
+          'fixed lengths, and has early_stop; take it out.'
+      )
+    try:
+      check_duration(self.duration)
+    except ValueError as error:
+      raise ValueError(f'phase {self.name!r}: {error}') from error
+    try:
+      for duration in (self.learning_rate.warmup, self.learning_rate.to):
+        if duration:
+          check_duration(duration)
+    except ValueError as error:
+      raise ValueError(
+          f'learning rate of phase {self.name!r}: {error}'
+      ) from error
+
+  def create_algorithm(self) -> sparsity.Algorithm:
+    """Creates the algorithm of the phase.
+
+    Raises:
+      ValueError: its description is not valid.
+    """
+    return _create_algorithm(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """A stretch of training with one kind of data and one sparsity.
+  """A part of training with one kind of data and one sparsity.
 
   Attributes:
-    name: What the phase is called in logs, checkpoints and reports.
+    name: Name of the phase in logs, checkpoints and reports.
     steps: Optimizer steps.
-    data: Name of the source its batches come from.
+    data: Name of the source of the batches.
     batch_size: Sequences per step.
     length: Tokens per sequence.
     sparsity: Fraction of zeros in the sparsified matrices, in [0, 1), or an
       algorithm by name: `{'algorithm': 'static', 'sparsity': 0.75}`.
     learning_rate: An optax schedule of the step within the phase.
     weight_decay: Decoupled weight decay of matrices.
-    restart: Whether the optimizer's moments start anew with the phase.
-    reshuffle: Whether the phase begins a new epoch of its source, in an order
-      of its own: a round of iterative pruning.
-    early_stop: What may end the phase before its steps are done.
+    restart: Whether the optimizer's moments are reset when the phase begins.
+    reshuffle: Whether the phase begins a new epoch of its source, in another
+      order: a round of iterative pruning.
+    early_stop: Condition that may end the phase early.
 
   Raises:
     ValueError: a field is out of its range.
@@ -60,26 +199,13 @@ class Phase:
   early_stop: EarlyStop | None = None
 
   def __post_init__(self):
-    for field in ('steps', 'batch_size', 'length'):
-      if getattr(self, field) < 1:
-        raise ValueError(
-            f'phase {self.name!r} has {field} {getattr(self, field)}; it must '
-            'be at least 1, or take the phase out.'
-        )
-    try:
-      create_algorithm(self.sparsity)
-    except (TypeError, ValueError) as error:
-      raise ValueError(f'phase {self.name!r}: {error}') from error
+    _check_fields(self, ('steps', 'batch_size', 'length'))
+    _create_algorithm(self)
     if not callable(self.learning_rate):
       raise ValueError(
           f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '
           'give a schedule, a function of the step such as '
           'optax.constant_schedule(1e-3).'
-      )
-    if not self.weight_decay >= 0:
-      raise ValueError(
-          f'phase {self.name!r} has weight_decay {self.weight_decay}; it must '
-          'not be negative.'
       )
 
   @property
@@ -93,214 +219,86 @@ class Phase:
     return self.steps * self.tokens_per_step
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """Phases in order, and what they say as functions of the global step.
-
-  Attributes:
-    phases: At least one phase, names distinct.
-    planned: The plan before phases ended early; `None`: none has.
-
-  Raises:
-    ValueError: there is no phase, or two have one name, or the updates of an
-      algorithm do not fit the steps of its phases.
-
-  Example:
-    >>> phase = Phase('sparse', 10, 'corpus', 2, 8, 0.75,
-    ...               optax.constant_schedule(0.1), 0.0, False)
-    >>> plan = Plan((phase, dataclasses.replace(phase, name='dense',
-    ...                                         sparsity=0.0)))
-    >>> plan.total_steps, plan.phase_at(10).name, plan.starts
-    (20, 'dense', (0, 10))
-  """
-
-  phases: tuple[Phase, ...]
-  planned: 'Plan | None' = None
-
-  def __post_init__(self):
-    names = [phase.name for phase in self.phases]
-    if not names or len(set(names)) != len(names):
-      raise ValueError(
-          f'the phases are named {names}; give at least one, each its own name.'
-      )
-    if self.planned is None:
-      for stretch in self.stretches:
-        check_fits(stretch)
-
-  @functools.cached_property
-  def starts(self) -> tuple[int, ...]:
-    """The first step of each phase."""
-    steps = [phase.steps for phase in self.phases[:-1]]
-    return tuple(itertools.accumulate(steps, initial=0))
-
-  @property
-  def total_steps(self) -> int:
-    """Steps of all phases."""
-    return sum(phase.steps for phase in self.phases)
-
-  @property
-  def ends(self) -> dict[str, int]:
-    """Steps completed at the end of each phase, by its name."""
-    return {p.name: s + p.steps for p, s in zip(self.phases, self.starts)}
-
-  def with_ends(self, ends: Mapping[str, int]) -> 'Plan':
-    """Returns the plan as it goes on where phases have ended.
-
-    Schedules are those of the plan: they see the step within their phase.
-
-    Args:
-      ends: Steps completed at the ends of the first phases, by name.
-
-    Returns:
-      The plan with these lengths; itself, if they are its own.
-    """
-    if all(self.ends[name] == end for name, end in ends.items()):
-      return self
-    start, phases = 0, []
-    for phase in self.phases:
-      steps = ends.get(phase.name, start + phase.steps) - start
-      phases.append(dataclasses.replace(phase, steps=steps))
-      start += steps
-    return Plan(tuple(phases), self.planned or self)
-
-  def phase_at(self, step: int) -> Phase:
-    """Returns the phase that step number `step` (from 0) belongs to."""
-    return self.phases[int(np.searchsorted(self.starts, step, 'right')) - 1]
-
-  def learning_rate(self, step: Any) -> jax.Array:
-    """Returns the learning rate at a global step."""
-    schedules = [phase.learning_rate for phase in self.phases]
-    return optax.join_schedules(schedules, self.starts[1:])(step)
-
-  def weight_decay(self, step: Any) -> jax.Array:
-    """Returns the weight decay at a global step."""
-    schedules = [
-        optax.constant_schedule(phase.weight_decay) for phase in self.phases
-    ]
-    return optax.join_schedules(schedules, self.starts[1:])(step)
-
-  @property
-  def restarts(self) -> tuple[int, ...]:
-    """Steps before which the optimizer's moments start anew."""
-    return tuple(
-        start for phase, start in zip(self.phases, self.starts)
-        if phase.restart and start
+def check_names(names: Sequence[str]) -> None:
+  """Raises ValueError where there is no phase or two have one name."""
+  if not names or len(set(names)) != len(names):
+    raise ValueError(
+        f'the phases are named {list(names)}; give at least one, each its own '
+        'name.'
     )
 
-  @functools.cached_property
-  def stretches(self) -> tuple[Stretch, ...]:
-    """Phases of equal sparsity, in order; those of one stretch share a mask."""
-    return find_stretches(self.phases, self.starts)
 
-  @functools.cached_property
-  def algorithm(self) -> sparsity.Algorithm:
-    """The sparse-training algorithm of the whole plan, by stretches."""
-    return sparsity.join(
-        [create_algorithm(stretch.sparsity) for stretch in self.stretches],
-        [stretch.start for stretch in self.stretches[1:]],
+def check_duration(duration: str) -> None:
+  """Raises ValueError unless a text is a duration."""
+  if not _DURATION.fullmatch(str(duration)):
+    raise ValueError(
+        f'duration is {duration!r}; write a number and one of steps, tokens, '
+        "epochs, tokens/parameter, e.g. '1500 steps' or '2.5B tokens'."
     )
 
-  @functools.cached_property
-  def update_steps(self) -> np.ndarray:
-    """The steps at which masks change, rising."""
-    return self._steps_where(self.algorithm.update_at)
 
-  @functools.cached_property
-  def dense_grads_steps(self) -> np.ndarray:
-    """The steps that need gradients of pruned weights, rising."""
-    return self._steps_where(self.algorithm.dense_grads_at)
-
-  def _steps_where(self, answer: Callable[[Any], Any]) -> np.ndarray:
-    # All steps at once: asked one by one, a long plan takes minutes.
-    asked = jax.vmap(lambda count: jnp.asarray(answer(count), bool))
-    return np.flatnonzero(asked(jnp.arange(self.total_steps)))
-
-  @property
-  def moves_masks(self) -> bool:
-    """Whether masks change other than where one stretch follows another."""
-    if self.planned is not None:
-      return self.planned.moves_masks
-    starts = [stretch.start for stretch in self.stretches]
-    return not np.isin(self.update_steps, starts).all()
-
-
-def create_plan(
-    phases: Mapping[str, Mapping[str, Any]],
-    order: Sequence[str],
+def resolve_duration(
+    duration: str,
     *,
-    tokens_per_epoch: Mapping[str, Callable[[int], int]],
+    tokens_per_step: int,
+    tokens_per_epoch: int,
     parameters: int,
-) -> Plan:
-  """Builds the plan that a config describes.
+) -> int:
+  """Converts a duration to optimizer steps.
 
   Args:
-    phases: By name, the fields of `Phase`, with `duration` (text, see
-      `resolve_duration`) for steps, and `learning_rate` as `phase_schedules`
-      reads it.
-    order: Names of the phases to run, in order.
-    tokens_per_epoch: By source, a function from the length of a sequence to
-      the tokens of an epoch.
+    duration: `'1500 steps'`, `'2.5B tokens'`, `'5 epochs'` or
+      `'20 tokens/parameter'`.
+    tokens_per_step: Batch size times length.
+    tokens_per_epoch: Tokens of the phase's data in one epoch.
     parameters: Parameters of the model.
 
   Returns:
-    The plan.
+    The nearest number of steps; epochs are rounded down, so that they never
+    need data of one more.
 
   Raises:
-    ValueError: a name is unknown, or a value is out of its range.
+    ValueError: the text is no duration, or it is shorter than one step.
+
+  Example:
+    >>> resolve_duration('1M tokens', tokens_per_step=1000,
+    ...                  tokens_per_epoch=5_000, parameters=7)
+    1000
   """
-  specs = [lookup('phase', name, phases) for name in order]
-  steps = []
-  resolvers = []
-  for name, spec in zip(order, specs):
-    epoch = lookup(f'data of phase {name!r}:', spec['data'], tokens_per_epoch)
-    for field in ('batch_size', 'length'):
-      if spec[field] < 1:
-        raise ValueError(
-            f'phase {name!r} has {field} {spec[field]}; it must be at least 1.'
-        )
-    resolver = functools.partial(
-        resolve_duration,
-        tokens_per_step=spec['batch_size'] * spec['length'],
-        tokens_per_epoch=epoch(spec['length']),
-        parameters=parameters,
-    )
-    try:
-      steps.append(resolver(spec['duration']))
-    except ValueError as error:
-      raise ValueError(f'phase {name!r}: {error}') from error
-    resolvers.append(resolver)
-  schedules = phase_schedules(order, specs, steps, resolvers)
-  return Plan(
-      tuple(
-          Phase(
-              name=name,
-              steps=n,
-              data=spec['data'],
-              batch_size=spec['batch_size'],
-              length=spec['length'],
-              sparsity=spec['sparsity'],
-              learning_rate=schedule,
-              weight_decay=spec['weight_decay'],
-              restart=spec['restart'],
-              reshuffle=spec['reshuffle'],
-              early_stop=_early_stop(name, spec),
-          )
-          for name, spec, n, schedule in zip(order, specs, steps, schedules)
-      )
-  )
-
-
-def _early_stop(name: str, spec: Mapping[str, Any]) -> EarlyStop | None:
-  given = spec.get('early_stop') or {}
-  if not given.get('metric'):
-    return None
-  sparse = spec['sparsity']
-  if isinstance(sparse, Mapping) and sparse['algorithm'] == 'iterative':
+  check_duration(duration)
+  amount, suffix, unit = _DURATION.fullmatch(str(duration)).groups()
+  number = float(amount) * _SUFFIXES[suffix]
+  if unit.startswith('step'):
+    steps = round(number)
+  elif unit.startswith('epoch'):
+    steps = int(number * tokens_per_epoch // tokens_per_step)
+  else:
+    tokens = number * parameters if unit == 'tokens/parameter' else number
+    steps = round(tokens / tokens_per_step)
+  if steps < 1:
     raise ValueError(
-        f'phase {name!r} is of rounds of iterative pruning, which have fixed '
-        'lengths, and has early_stop; take it out.'
+        f'duration {duration!r} is less than one step of {tokens_per_step} '
+        'tokens; make it longer or take the phase out.'
     )
+  return steps
+
+
+def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:
+  for field in counts:
+    if getattr(phase, field) < 1:
+      raise ValueError(
+          f'phase {phase.name!r} has {field} {getattr(phase, field)}; it must '
+          'be at least 1, or take the phase out.'
+      )
+  if not phase.weight_decay >= 0:
+    raise ValueError(
+        f'phase {phase.name!r} has weight_decay {phase.weight_decay}; it must '
+        'not be negative.'
+    )
+
+
+def _create_algorithm(phase: PhaseConfig | Phase) -> sparsity.Algorithm:
   try:
-    return EarlyStop(**given)
+    return create_algorithm(phase.sparsity)
   except (TypeError, ValueError) as error:
-    raise ValueError(f'phase {name!r}: {error}') from error
+    raise ValueError(f'phase {phase.name!r}: {error}') from error

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TextIO
 
-from spdf_jax.training.phases import Plan
+from spdf_jax.training.plan import Plan
 
 
 class Progress:

@@ -1,10 +1,11 @@
-"""A recipe: everything that a config describes, built and checked."""
+"""The recipe: model, data, optimizer and step, built from a config."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
-import json
+import os
 from typing import Any
 
 import flax.linen as nn
@@ -16,26 +17,27 @@ import optax
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
-from spdf_jax.training import config_checks
-from spdf_jax.training import inputs
 from spdf_jax.training import optimizers
 from spdf_jax.training import storage
-from spdf_jax.training.loss_scale import create_loss_scale
-from spdf_jax.training.loss_scale import LossScale
-from spdf_jax.training.losses import Loss
-from spdf_jax.training.matmul import check_matmul
+from spdf_jax.training.config import parse
+from spdf_jax.training.config import RunConfig
+from spdf_jax.training.losses import create_loss_scale
+from spdf_jax.training.losses import LossScale
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.mesh import batch_sharding
+from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
-from spdf_jax.training.phases import create_plan
-from spdf_jax.training.phases import Plan
-from spdf_jax.training.state import create_state
-from spdf_jax.training.state import TrainState
+from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.plan import create_plan
+from spdf_jax.training.plan import Plan
+from spdf_jax.training.settings import DataConfig
+from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
+from spdf_jax.training.step import TrainState
 
 PyTree = Any
 _PARAMS, _MASKS = 0, 1  # What the seed's key is folded with.
@@ -43,22 +45,22 @@ _PARAMS, _MASKS = 0, 1  # What the seed's key is folded with.
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What a run is made of; built by `create_recipe`.
+  """Everything that a run needs; built by `create_recipe`.
 
   Attributes:
-    config: The resolved config, JSON-able: the run's identity.
+    config: The config.
     model: The Flax module.
     where: The model's selection of sparsified leaves.
     plan: The phases.
     optimizer: AdamW inside `sparsify`; masks that move are tracked.
-    corpus: What is pre-trained on.
-    task: What is fine-tuned on; `None` without.
-    sources: What batches are read from, by name.
+    corpus: Text to pre-train on.
+    task: Task to fine-tune on; `None`: there is none.
+    sources: Sources of batches, by name.
     batch_at: The batch of each step, a pure function.
     init_params: Makes the initial parameters, dense.
   """
 
-  config: Mapping[str, Any]
+  config: RunConfig
   model: nn.Module
   where: Callable[[str, Any], Any]
   plan: Plan
@@ -77,7 +79,7 @@ class Recipe:
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
     """The devices that train."""
-    return create_mesh(**self.config.get('mesh', {}))
+    return create_mesh(**dataclasses.asdict(self.config.mesh))
 
   @property
   def first_loss_scale(self) -> LossScale | None:
@@ -134,15 +136,10 @@ class Recipe:
     if not phases:
       return None
     return sparse_steps(
-        self.config.get('matmul', 'dense'),
+        self.config.matmul,
         self.model,
         tokens=min(p.batch_size * p.length for p in phases),
     )
-
-  @property
-  def loss(self) -> Loss:
-    """What is minimized."""
-    return Loss(**self.config.get('loss', {}))
 
   @functools.cached_property
   def step(self) -> Any:
@@ -165,8 +162,8 @@ class Recipe:
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,
-        loss=self.loss,
-        micro_batches=self.config.get('micro_batches', 1),
+        loss=self.config.loss,
+        micro_batches=self.config.micro_batches,
     )
     if self.plan.moves_masks:
       step = functools.partial(step, statistics=mask_statistics)
@@ -184,9 +181,7 @@ class Recipe:
     Returns:
       The jitted step and the state, which it donates.
     """
-    if storage.is_compact_at(
-        self.config.get('storage', 'dense'), self.plan, step
-    ):
+    if storage.is_compact_at(self.config.storage, self.plan, step):
       if not storage.is_compact(state):
         state = storage.to_compact(state, self._one_place)
       return self.compact_step, state
@@ -236,57 +231,50 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
 
   Args:
     config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
-    planning: Nothing will be read: a corpus, or the files of a task, that are
-      not there yet are as `config.data.planned` says.
+    planning: Nothing will be read: a corpus, or the files of a task, that do
+      not exist yet have the sizes in `config.data.planned`.
 
   Returns:
     The recipe; nothing is trained yet.
 
   Raises:
-    ValueError: something in the config cannot be; one sentence says what.
+    ValueError: the config is not valid, see `parse`, or does not fit the
+      devices or the data.
   """
-  config = plain(config)
-  config_checks.check_counts(config)
-  check_matmul(config.get('matmul', 'dense'))
-  Loss(**config.get('loss', {}))  # Raises where it cannot be.
-  model = models.create_model(
-      config['model']['preset'],
-      **{k: v for k, v in config['model'].items() if k != 'preset'},
-  )
-  order = config['phases']['order']
-  specs = {k: v for k, v in config['phases'].items() if k != 'order'}
-  config_checks.check_lengths(specs, order, model.config.max_length)
-  mesh = create_mesh(**config.get('mesh', {}))
-  config_checks.check_micro_batches(
-      specs, order, config.get('micro_batches', 1), mesh
-  )
-  corpus = inputs.open_corpus(config['data'], planning)
-  config_checks.check_vocabulary(corpus, model.config.vocab_size)
-  task = inputs.open_task(config['data'], planning)
-  sources = inputs.create_sources(corpus, task, specs, order)
+  config = parse(config)
+  mesh = create_mesh(**dataclasses.asdict(config.mesh))
+  for phase in config.phases:
+    phase.create_algorithm()  # Imports it where it is the user's own.
+    try:
+      check_batches(mesh, phase.batch_size, config.micro_batches)
+    except ValueError as error:
+      raise ValueError(f'phase {phase.name!r}: {error}') from error
+  model = models.model_of(config.model.sizes)
+  corpus = _open_corpus(config.data, planning)
+  _check_vocabulary(corpus, model.config.vocab_size)
+  task = _open_task(config.data, planning)
+  sources = _create_sources(corpus, task, config.phases)
 
-  root = jax.random.key(config['seed'])
+  root = jax.random.key(config.seed)
   tokens = jnp.zeros((1, 2), jnp.int32)
   init = lambda: model.init(jax.random.fold_in(root, _PARAMS), tokens)['params']
   sizes = [x.size for x in jax.tree.leaves(jax.eval_shape(init))]
   plan = create_plan(
-      specs,
-      order,
+      config.phases,
       tokens_per_epoch={
           name: lambda length, source=source: length * source.num_blocks(length)
           for name, source in sources.items()
       },
       parameters=sum(sizes),
   )
-  config_checks.check_early_stops(config, plan.phases)
-  storage.check_storage(config.get('storage', 'dense'), plan, mesh)
+  storage.check_storage(config.storage, plan, mesh)
   return _assemble(
       config, model, plan, corpus, task, sources, jax.jit(init)
   )
 
 
 def _assemble(
-    config: Mapping[str, Any],
+    config: RunConfig,
     model: nn.Module,
     plan: Plan,
     corpus: data.Corpus,
@@ -301,15 +289,15 @@ def _assemble(
           data.Allotment(p.data, p.batch_size, p.length, p.steps, p.reshuffle)
           for p in plan.phases
       ],
-      seed=config['seed'],
-      max_epochs=config['data']['max_epochs'],
+      seed=config.seed,
+      max_epochs=dataclasses.asdict(config.data.max_epochs),
   )
   where = models.sparsifiable
   optimizer = optimizers.adamw(
       plan,
       where=where,
-      key=jax.random.fold_in(jax.random.key(config['seed']), _MASKS),
-      **config['optimizer'],
+      key=jax.random.fold_in(jax.random.key(config.seed), _MASKS),
+      **dataclasses.asdict(config.optimizer),
   )
   return Recipe(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,
@@ -317,12 +305,63 @@ def _assemble(
   )
 
 
-def plain(config: Any) -> dict[str, Any]:
-  """Returns a config as nested dicts, lists, numbers and text.
+def _open_corpus(
+    config: DataConfig, planning: bool
+) -> data.Corpus | data.PlannedCorpus:
+  planned = config.planned
+  if planning and planned.tokens and not os.path.exists(config.corpus):
+    return data.PlannedCorpus(
+        config.corpus, int(planned.tokens),
+        data.PlannedTokenizer(planned.vocab_size),
+    )
+  return data.prepare_corpus(
+      config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
+  )
 
-  Example:
-    >>> plain({'seed': 0, 'order': ('a', 'b')})
-    {'seed': 0, 'order': ['a', 'b']}
-  """
-  as_dict = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
-  return json.loads(json.dumps(as_dict))
+
+def _check_vocabulary(corpus: data.Corpus, vocab_size: int) -> None:
+  if corpus.tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+        f'corpus {corpus.name!r} has token ids up to '
+        f'{corpus.tokenizer.vocab_size - 1} and the model a vocabulary of '
+        f'{vocab_size}; set model.vocab_size to '
+        f'{corpus.tokenizer.vocab_size} or use another tokenizer.'
+    )
+
+
+def _open_task(
+    config: DataConfig, planning: bool
+) -> data.Task | data.PlannedExamples | None:
+  if not config.task:
+    return None
+  examples = config.planned.examples
+  if planning and examples and not os.path.exists(config.task_dir):
+    return data.PlannedExamples(config.task, examples)
+  return data.load_task(config.task, config.task_dir)
+
+
+def _create_sources(
+    corpus: data.Corpus | data.PlannedCorpus,
+    task: data.Task | data.PlannedExamples | None,
+    phases: Sequence[PhaseConfig],
+) -> dict[str, data.Source]:
+  """Returns the sources of batches; planned ones can only be counted."""
+  sources = {'corpus': corpus.source}
+  if isinstance(task, data.PlannedExamples):
+    return sources | {'task': task}
+  if task is None:
+    return sources
+  if not task.train:
+    raise ValueError(
+        f'task {task.name!r} has no example to train on; add the file of its '
+        'training split to data.task_dir.'
+    )
+  if isinstance(corpus, data.PlannedCorpus):
+    # Without the tokenizer, examples can only be counted.
+    return sources | {'task': data.PlannedExamples(task.name, len(task.train))}
+  lengths = [phase.length for phase in phases if phase.data == 'task']
+  # A row of L tokens predicts L targets, so the example has one more.
+  examples = data.encode_pairs(
+      task.train, corpus.tokenizer, max(lengths, default=127) + 1
+  )
+  return sources | {'task': examples}

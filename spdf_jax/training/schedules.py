@@ -1,10 +1,9 @@
 """Learning-rate schedules by name: a warm-up, then a decay."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import math
-from typing import Any
 
 import optax
 
@@ -12,8 +11,6 @@ from spdf_jax.names import lookup
 
 
 def _warmed(peak: float, warmup: int, horizon: int, decay: optax.Schedule):
-  if not peak > 0 or not math.isfinite(peak):
-    raise ValueError(f'peak is {peak}; a learning rate must be positive.')
   if warmup >= horizon:
     raise ValueError(
         f'warm-up takes {warmup} of {horizon} steps; make it shorter.'
@@ -45,74 +42,117 @@ def _cosine(peak, warmup, horizon, final_fraction):
 SCHEDULES = {'constant': _constant, 'linear': _linear, 'cosine': _cosine}
 """Learning-rate schedules by name: (peak, warmup, horizon, final_fraction)."""
 
-_KNOWN = SCHEDULES | {'continue': None, 'rewind': None}
+_PEAKED = ('peak', 'warmup', 'final_fraction')
+TAKES = dict.fromkeys(SCHEDULES, _PEAKED) | {'continue': (), 'rewind': ('to',)}
+"""The fields of `LearningRate` that a schedule uses, by its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRate:
+  """The learning rate of a phase.
+
+  Three schedules are functions of the phase's own steps: `'constant'`,
+  `'linear'` and `'cosine'`. Two reuse the schedule of the last phase before
+  that has one of these: `'continue'` goes on in it, and where the phases follow
+  directly that schedule is made to span both; `'rewind'` goes through it again
+  from step `to`, and stays at its last value beyond its end.
+
+  Attributes:
+    schedule: A key of `TAKES`.
+    peak: Learning rate after the warm-up.
+    warmup: Length of the warm-up, a duration; `''`: there is none.
+    final_fraction: Learning rate at the end, as a fraction of the peak.
+    to: Step to rewind to, a duration; `''`: the first.
+
+  Raises:
+    ValueError: the schedule is unknown, or a field that it uses is missing or
+      out of its range.
+
+  References:
+    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
+    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> LearningRate('continue').to is None
+    True
+  """
+
+  schedule: str
+  peak: float | None = None
+  warmup: str | None = None
+  final_fraction: float | None = None
+  to: str | None = None
+
+  def __post_init__(self):
+    takes = lookup('schedule', self.schedule, TAKES)
+    if 'to' in takes and self.to is None:
+      raise ValueError("it rewinds to no step; give 'to', e.g. '100 steps'.")
+    for name in takes:
+      if getattr(self, name) is None:
+        raise ValueError(
+            f'schedule {self.schedule!r} needs {name}, which is not given; '
+            'set it.'
+        )
+    if 'peak' in takes and not (self.peak > 0 and math.isfinite(self.peak)):
+      raise ValueError(
+          f'peak is {self.peak}; a learning rate must be positive.'
+      )
 
 
 def phase_schedules(
     order: Sequence[str],
-    specs: Sequence[Mapping[str, Any]],
+    rates: Sequence[LearningRate],
     steps: Sequence[int],
     resolvers: Sequence[Callable[[str], int]],
 ) -> list[optax.Schedule]:
   """Builds the learning rate of every phase of a plan.
 
-  A phase's `learning_rate` has the name of a schedule, with its `peak`,
-  `warmup` (a duration, or `''`) and `final_fraction` of the peak. Two names
-  stand for the schedule of the last phase before that has one of its own:
-  `'continue'` goes on in it, and where it follows directly that schedule is
-  made to span both phases; `'rewind'` goes through it again from step `to` (a
-  duration, or `''` for its first step), and stays at its last value beyond its
-  end.
-
   Args:
-    order: The phases' names, for messages.
-    specs: Their descriptions.
-    steps: Their lengths.
-    resolvers: For each phase, what turns a duration into steps.
+    order: Names of the phases, for messages.
+    rates: Learning rates of the phases.
+    steps: Lengths of the phases.
+    resolvers: For each phase, a function from a duration to steps.
 
   Returns:
     For each phase a schedule of the step within it.
 
   Raises:
-    ValueError: a name is unknown, or a value is out of its range.
-
-  References:
-    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
-    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+    ValueError: the first phase has no schedule of its own, or a warm-up or a
+      rewind is longer than the schedule.
   """
   schedules = []
-  kinds = [spec['learning_rate']['schedule'] for spec in specs]
   head, horizon, offset = 0, 0, 0
-  for i, (name, kind) in enumerate(zip(order, kinds)):
-    rate = specs[i]['learning_rate']
-    make = lookup(f'schedule of phase {name!r}:', kind, _KNOWN)
-    if i == 0 and make is None:
-      raise ValueError(
-          f'phase {name!r} is the first and has the schedule {kind!r}; give it '
-          'one of its own.'
-      )
+  for i, (name, rate) in enumerate(zip(order, rates)):
     try:
-      if kind == 'continue':
+      if rate.schedule == 'continue':
         offset += steps[i - 1]
-      elif kind == 'rewind':
+      elif rate.schedule == 'rewind':
         offset = _rewound(rate, resolvers[head], horizon)
       else:
         head, offset = i, 0
-        horizon = steps[i] + _continued(kinds[i + 1:], steps[i + 1:])
-        warmup = _resolve(resolvers[i], rate['warmup'])
-        whole = make(rate['peak'], warmup, horizon, rate['final_fraction'])
+        horizon = steps[i] + _continued(rates[i + 1:], steps[i + 1:])
+        warmup = _resolve(resolvers[i], rate.warmup)
+        make = SCHEDULES[rate.schedule]
+        whole = make(rate.peak, warmup, horizon, rate.final_fraction)
     except ValueError as error:
       raise ValueError(f'learning rate of phase {name!r}: {error}') from error
     schedules.append(lambda step, f=whole, offset=offset: f(step + offset))
   return schedules
 
 
+def check_first(name: str, rate: LearningRate) -> None:
+  """Raises ValueError where the first phase has no schedule of its own."""
+  if rate.schedule not in SCHEDULES:
+    raise ValueError(
+        f'phase {name!r} is the first and has the schedule {rate.schedule!r}; '
+        'give it one of its own.'
+    )
+
+
 def _rewound(
-    rate: Mapping[str, Any], resolver: Callable[[str], int], horizon: int
+    rate: LearningRate, resolver: Callable[[str], int], horizon: int
 ) -> int:
-  if 'to' not in rate:
-    raise ValueError("it rewinds to no step; give 'to', e.g. '100 steps'.")
-  to = _resolve(resolver, rate['to'])
+  to = _resolve(resolver, rate.to)
   if to >= horizon:
     raise ValueError(
         f'it rewinds to step {to} of a schedule of {horizon} steps; give an '
@@ -125,11 +165,11 @@ def _resolve(resolver: Callable[[str], int], duration: str) -> int:
   return resolver(duration) if duration else 0
 
 
-def _continued(kinds: Sequence[str], steps: Sequence[int]) -> int:
+def _continued(rates: Sequence[LearningRate], steps: Sequence[int]) -> int:
   """Adds up the steps of the first phases as long as they continue."""
   total = 0
-  for kind, n in zip(kinds, steps):
-    if kind != 'continue':
+  for rate, n in zip(rates, steps):
+    if rate.schedule != 'continue':
       break
     total += n
   return total

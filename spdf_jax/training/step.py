@@ -1,27 +1,67 @@
-"""The one training step: sparse, dense and fine-tuning alike."""
+"""The training step, one for all phases, and the state that it changes."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
 from spdf_jax.sparsity.storage import is_packed
-from spdf_jax.training.loss_scale import adjust
+from spdf_jax.training.losses import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
 from spdf_jax.training.losses import Loss
+from spdf_jax.training.losses import LossScale
 from spdf_jax.training.losses import number_of_tokens
 from spdf_jax.training.matmul import ApplyFn
 from spdf_jax.training.matmul import choose_packed
 from spdf_jax.training.matmul import share_of_zeros
 from spdf_jax.training.matmul import SparseSteps
-from spdf_jax.training.state import TrainState
 
 PyTree = Any
+
+
+@flax.struct.dataclass
+class TrainState:
+  """What a training step reads and returns."""
+
+  step: jax.Array
+  """Steps completed, int32."""
+
+  params: PyTree
+  """Dense arrays, exactly zero where the mask is False."""
+
+  opt_state: PyTree
+  """Optimizer state; holds the mask."""
+
+  loss_scale: LossScale | None = None
+  """In float16: what the loss is multiplied by."""
+
+
+def create_state(
+    params: PyTree,
+    optimizer: optax.GradientTransformation,
+    loss_scale: LossScale | None = None,
+) -> TrainState:
+  """Starts training from dense parameters: they are masked here.
+
+  Args:
+    params: Initial or restored parameters.
+    optimizer: An optimizer that contains `sparsify`.
+    loss_scale: Of a model that computes in float16, `create_loss_scale`.
+
+  Returns:
+    The state at step 0.
+  """
+  # A copy: the state is donated to the step, the caller's arrays must not be.
+  params = jax.tree.map(jnp.array, params)
+  opt_state = optimizer.init(params)
+  params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
+  return TrainState(jnp.zeros([], jnp.int32), params, opt_state, loss_scale)
 
 
 def train_step(

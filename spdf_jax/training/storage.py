@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from spdf_jax import sparsity
-from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.selection import by_name
@@ -15,12 +14,9 @@ from spdf_jax.sparsity.selection import path_name
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.storage import is_packed
 from spdf_jax.sparsity.storage import kept_sizes
-from spdf_jax.training.levels import asked_levels
-from spdf_jax.training.phases import Plan
-from spdf_jax.training.state import TrainState
-
-STORAGES = ('dense', 'compact')
-"""What `config.storage` may be."""
+from spdf_jax.training.plan import asked_levels
+from spdf_jax.training.plan import Plan
+from spdf_jax.training.step import TrainState
 
 
 def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
@@ -32,10 +28,9 @@ def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
     mesh: The devices that train.
 
   Raises:
-    ValueError: the storage is unknown; or it is compact and masks move within
-      a phase, or there are several devices.
+    ValueError: the storage is compact and masks move within a phase, or there
+      are several devices.
   """
-  lookup('storage', storage, dict.fromkeys(STORAGES))
   if storage == 'dense':
     return
   if mesh.size > 1:
@@ -43,15 +38,15 @@ def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
         f"storage is 'compact' and the mesh has {mesh.size} devices; it is for "
         "one: use storage 'dense', or a mesh of one device."
     )
-  for stretch in plan.stretches:
-    inside = (plan.update_steps > stretch.start) & (
-        plan.update_steps < stretch.start + stretch.steps
+  for span in plan.spans:
+    inside = (plan.update_steps > span.start) & (
+        plan.update_steps < span.start + span.steps
     )
-    skips = create_algorithm(stretch.sparsity).skip_step_at(0)
+    skips = create_algorithm(span.sparsity).skip_step_at(0)
     if inside.any() or skips is not False:
       raise ValueError(
-          f"storage is 'compact' and {stretch}, in which masks move "
-          f"({stretch.sparsity}); use storage 'dense', or a static sparsity."
+          f"storage is 'compact' and {span}, in which masks move "
+          f"({span.sparsity}); use storage 'dense', or a static sparsity."
       )
 
 

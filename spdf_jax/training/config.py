@@ -1,0 +1,245 @@
+"""The config of a run: parsed once into dataclasses, which check themselves."""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any
+
+from spdf_jax import models
+from spdf_jax.names import lookup
+from spdf_jax.training.fields import check_known
+from spdf_jax.training.fields import check_type
+from spdf_jax.training.fields import read_fields
+from spdf_jax.training.fields import Reader
+from spdf_jax.training.losses import Loss
+from spdf_jax.training.matmul import CROSSOVERS
+from spdf_jax.training.phases import check_names
+from spdf_jax.training.phases import EarlyStop
+from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.schedules import check_first
+from spdf_jax.training.schedules import LearningRate
+from spdf_jax.training.schedules import TAKES
+from spdf_jax.training.settings import check_counts
+from spdf_jax.training.settings import CheckpointConfig
+from spdf_jax.training.settings import DataConfig
+from spdf_jax.training.settings import EvaluationConfig
+from spdf_jax.training.settings import MeshConfig
+from spdf_jax.training.settings import ModelConfig
+from spdf_jax.training.settings import OptimizerConfig
+
+STORAGES = ('dense', 'compact')
+"""Ways to store the state: all weights, or the values of kept weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """The config of a run, as `configs/quickstart.py` documents it.
+
+  `create_recipe` checks it against the devices and the data.
+
+  Attributes:
+    seed: Seed of initial weights, masks and data order.
+    model: The model.
+    matmul: Matrix products of sparse steps: `'auto'`, `'native'` or `'dense'`,
+      see `sparse_steps`.
+    storage: Storage of the state: `'dense'` or `'compact'`.
+    loss: Loss to minimize.
+    micro_batches: Parts of a batch that are computed one after another.
+    mesh: Sizes of the mesh.
+    data: Corpus and task.
+    optimizer: Settings of AdamW.
+    phases: The phases, in order.
+    evaluation: Settings of the evaluations.
+    eval_every: Steps between evaluations.
+    log_every: Steps between rows of the log.
+    checkpoints: When checkpoints are saved.
+    resume: `'WORKDIR'` or `'WORKDIR@PHASE'` to go on from; `''`: none.
+    init_from: The same, to start from its parameters only.
+
+  Raises:
+    ValueError: a field is out of its range, or two contradict one another.
+  """
+
+  seed: int
+  model: ModelConfig
+  matmul: str
+  storage: str
+  loss: Loss
+  micro_batches: int
+  mesh: MeshConfig
+  data: DataConfig
+  optimizer: OptimizerConfig
+  phases: tuple[PhaseConfig, ...]
+  evaluation: EvaluationConfig
+  eval_every: int
+  log_every: int
+  checkpoints: CheckpointConfig
+  resume: str
+  init_from: str
+
+  def __post_init__(self):
+    check_counts(self, '', ('eval_every', 'log_every', 'micro_batches'))
+    lookup('matmul', self.matmul, CROSSOVERS)
+    lookup('storage', self.storage, dict.fromkeys(STORAGES))
+    check_names([phase.name for phase in self.phases])
+    check_first(self.phases[0].name, self.phases[0].learning_rate)
+    for phase in self.phases:
+      self._check_phase(phase)
+
+  def _check_phase(self, phase: PhaseConfig) -> None:
+    """Checks a phase against the model, the data and the evaluations."""
+    sources = ('corpus', 'task') if self.data.task else ('corpus',)
+    lookup(
+        f'data of phase {phase.name!r}:', phase.data, dict.fromkeys(sources)
+    )
+    max_length = self.model.sizes.max_length
+    if phase.length > max_length:
+      raise ValueError(
+          f'phase {phase.name!r} has length {phase.length} and the model '
+          f'{max_length} positions; shorten the phase or raise '
+          'model.max_length.'
+      )
+    if phase.batch_size % self.micro_batches:
+      raise ValueError(
+          f'micro_batches is {self.micro_batches}, which does not divide the '
+          f'batch_size of phase {phase.name!r}, {phase.batch_size}; choose a '
+          'divisor.'
+      )
+    stop = phase.early_stop
+    if stop is None:
+      return
+    if not self.data.task and not stop.metric.startswith('validation/'):
+      raise ValueError(
+          f'phase {phase.name!r} stops by {stop.metric!r} and the config has '
+          'no task; set data.task or stop by validation/loss.'
+      )
+    if stop.generates and not self.evaluation.generations:
+      raise ValueError(
+          f'phase {phase.name!r} stops by {stop.metric!r} and '
+          'evaluation.generations is 0; raise it.'
+      )
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the config as `parse` reads it, JSON-able."""
+    fields = dataclasses.asdict(self)
+    fields['model'] = {'preset': self.model.preset, **fields['model']['sizes']}
+    fields['phases'] = {'order': [phase.name for phase in self.phases]} | {
+        phase.pop('name'): phase for phase in fields['phases']
+    }
+    return fields
+
+
+def parse(config: Any) -> RunConfig:
+  """Parses a config and checks it, before anything is read.
+
+  Args:
+    config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+
+  Returns:
+    The config.
+
+  Raises:
+    ValueError: a field is unknown, missing, of another type or out of its
+      range, or two contradict one another.
+  """
+  return read_fields(RunConfig, plain(config), readers=_READERS)
+
+
+def parse_phases(phases: Mapping[str, Any]) -> tuple[PhaseConfig, ...]:
+  """Parses the phases of a config.
+
+  Args:
+    phases: Descriptions by name, and under `'order'` the names of those that
+      run. Others are not read.
+
+  Returns:
+    The phases, in order.
+
+  Raises:
+    ValueError: a phase or a field is unknown, a field is missing, of another
+      type or out of its range.
+  """
+  if not isinstance(phases, Mapping) or not (
+      'order' in phases and isinstance(phases['order'], list | tuple)
+  ):
+    raise ValueError(
+        "config field 'phases' has no order; set phases.order to a list of the "
+        'names of the phases to run.'
+    )
+  described = {name: spec for name, spec in phases.items() if name != 'order'}
+  return tuple(
+      _read_phase(name, lookup('phase', name, described))
+      for name in phases['order']
+  )
+
+
+def plain(config: Any) -> dict[str, Any]:
+  """Returns a config as nested dicts, lists, numbers and text.
+
+  Example:
+    >>> plain({'seed': 0, 'order': ('a', 'b')})
+    {'seed': 0, 'order': ['a', 'b']}
+  """
+  as_dict = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+  return json.loads(json.dumps(as_dict))
+
+
+def _read_model(given: Any, path: str) -> ModelConfig:
+  """Reads a preset with changes; `None` keeps the preset's value."""
+  if not isinstance(given, Mapping) or 'preset' not in given:
+    raise ValueError(
+        f'config field {path!r} has no preset; set {path}.preset to one of '
+        f'{", ".join(models.PRESETS)}.'
+    )
+  preset = lookup('preset', given['preset'], models.PRESETS)
+  for field in dataclasses.fields(preset):
+    if field.name in given:
+      check_type(given[field.name], field.type | None, f'{path}.{field.name}')
+  return ModelConfig(given['preset'], models.create_model(**given).config)
+
+
+def _read_phase(name: str, given: Any) -> PhaseConfig:
+  """Reads a phase; its errors name it."""
+  path = f'phases.{name}'
+
+  def named(what: str, read: Reader) -> Reader:
+    def read_named(value: Any, path: str) -> Any:
+      try:
+        return read(value, path)
+      except ValueError as error:
+        raise ValueError(f'{what}phase {name!r}: {error}') from error
+
+    return read_named
+
+  check_known(given, dict.fromkeys(
+      f.name for f in dataclasses.fields(PhaseConfig) if f.name != 'name'
+  ), path)
+  return read_fields(PhaseConfig, {**given, 'name': name}, path, {
+      LearningRate: named('learning rate of ', _read_rate),
+      EarlyStop | None: named('', _read_early_stop),
+  })
+
+
+def _read_rate(given: Any, path: str) -> LearningRate:
+  """Reads a learning rate without the fields that its schedule ignores."""
+  fields = [field.name for field in dataclasses.fields(LearningRate)]
+  check_known(given, dict.fromkeys(fields), path)
+  if 'schedule' in given:
+    takes = lookup('schedule', given['schedule'], TAKES)
+    given = {k: v for k, v in given.items() if k in ('schedule', *takes)}
+  return read_fields(LearningRate, given, path)
+
+
+def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
+  """Reads an early stop; without a metric there is none."""
+  if given is None or (isinstance(given, Mapping) and not (
+      'metric' in given and given['metric']
+  )):
+    return None
+  return read_fields(EarlyStop, given, path)
+
+
+_READERS: Mapping[Any, Reader] = {
+    ModelConfig: _read_model,
+    tuple[PhaseConfig, ...]: lambda given, path: parse_phases(given),
+}

@@ -1,0 +1,102 @@
+"""Fields of dataclasses, read from a mapping and checked by their types."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import types
+import typing
+from typing import Any
+from typing import TypeVar
+
+from spdf_jax.names import lookup
+
+T = TypeVar('T')
+Reader = Callable[[Any, str], Any]
+
+_WORDS = {
+    bool: 'True or False', int: 'a whole number', float: 'a number',
+    str: 'text', tuple: 'a list', types.NoneType: 'None',
+}
+
+
+def read_fields(
+    kind: type[T],
+    given: Any,
+    path: str = '',
+    readers: Mapping[Any, Reader] = types.MappingProxyType({}),
+) -> T:
+  """Builds a dataclass from a mapping of its fields.
+
+  Args:
+    kind: The dataclass. Fields that are dataclasses are read the same way.
+    given: The mapping. It has every field, but for those that may be `None`.
+    path: Dotted name of the mapping in the config, for messages.
+    readers: `(value, path) -> field`, by the type of the fields that they read.
+
+  Returns:
+    The dataclass.
+
+  Raises:
+    ValueError: a field is unknown, missing, of another type or out of its
+      range.
+
+  Example:
+    >>> @dataclasses.dataclass
+    ... class Size:
+    ...   width: int
+    ...   name: str | None
+    >>> read_fields(Size, {'width': 3})
+    Size(width=3, name=None)
+  """
+  fields = {field.name: field.type for field in dataclasses.fields(kind)}
+  prefix = f'{path}.' if path else ''
+  check_known(given, fields, path)
+  values = {}
+  for name, field_type in fields.items():
+    if name not in given and types.NoneType not in typing.get_args(field_type):
+      raise ValueError(
+          f'config field {prefix + name!r} is missing; set it, as '
+          'configs/quickstart.py does.'
+      )
+    value = given[name] if name in given else None
+    if field_type in readers:
+      values[name] = readers[field_type](value, prefix + name)
+    elif dataclasses.is_dataclass(field_type):
+      values[name] = read_fields(field_type, value, prefix + name, readers)
+    else:
+      check_type(value, field_type, prefix + name)
+      values[name] = value
+  return kind(**values)
+
+
+def check_known(given: Any, fields: Mapping[str, Any], path: str) -> None:
+  """Raises ValueError unless a value is a mapping of known fields alone."""
+  if not isinstance(given, Mapping):
+    raise ValueError(
+        f'config field {path!r} is {given!r}; give its fields, '
+        f'{", ".join(fields)}.'
+    )
+  prefix = f'{path}.' if path else ''
+  known = {prefix + name: None for name in fields}
+  for name in given:
+    lookup('config field', f'{prefix}{name}', known)
+
+
+def check_type(value: Any, field_type: Any, path: str) -> None:
+  """Raises ValueError unless a value is of a type.
+
+  Args:
+    value: The value.
+    field_type: A class, or several: `int | None`. Whole numbers are numbers,
+      booleans are not.
+    path: Dotted name of the value in the config, for the message.
+  """
+  options = typing.get_args(field_type) if isinstance(
+      field_type, types.UnionType
+  ) else (field_type,)
+  kinds = [typing.get_origin(option) or option for option in options]
+  accepted = [*kinds, int] if float in kinds else kinds
+  is_bool = isinstance(value, bool)
+  if not isinstance(value, tuple(accepted)) or (is_bool and bool not in kinds):
+    words = ' or '.join(_WORDS.get(kind, 'a mapping') for kind in kinds)
+    raise ValueError(f'config field {path!r} is {value!r}; it must be {words}.')

@@ -1,0 +1,349 @@
+"""The plan: phases compiled into functions of the global step."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from spdf_jax import sparsity
+from spdf_jax.names import lookup
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.counts import number_kept
+from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.training.phases import check_names
+from spdf_jax.training.phases import Phase
+from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.phases import resolve_duration
+from spdf_jax.training.schedules import check_first
+from spdf_jax.training.schedules import phase_schedules
+
+
+class Span(NamedTuple):
+  """Neighbouring phases of equal sparsity, which share a mask."""
+
+  sparsity: float | Mapping[str, Any]
+  """The sparsity of the phases, as `create_algorithm` reads it."""
+
+  names: tuple[str, ...]
+  """The names of the phases."""
+
+  start: int
+  """The first step; the algorithm counts from here."""
+
+  steps: int
+  """The steps of all phases."""
+
+  def __str__(self) -> str:
+    if len(self.names) == 1:
+      return f'phase {self.names[0]!r} has {self.steps} steps'
+    first, *_, last = self.names
+    return f'phases {first!r} to {last!r} have {self.steps} steps'
+
+  def check_updates(self) -> None:
+    """Checks that the mask updates are over when the phases are.
+
+    Raises:
+      ValueError: an update is after the last step, or the rounds of iterative
+        pruning do not add up to the phases.
+    """
+    spec = self.sparsity
+    if not isinstance(spec, Mapping):
+      return
+    if spec['algorithm'] == 'iterative':
+      rounds = [
+          r['steps'] if isinstance(r, Mapping) else r.steps
+          for r in spec['rounds']
+      ]
+      if sum(rounds) != self.steps:
+        raise ValueError(
+            f'{self} and iterative rounds of '
+            f'{" + ".join(map(str, rounds))} = {sum(rounds)}; make them equal.'
+        )
+    every, first, until = (
+        spec[name] if name in spec else None
+        for name in ('update_every', 'update_from', 'update_until')
+    )
+    if isinstance(every, Sequence) and every[-1] >= self.steps:
+      self._refuse('update_every', f'lists step {every[-1]}')
+    if first is not None and first >= self.steps:
+      self._refuse('update_from', f'is {first}')
+    if until is None or until < self.steps:
+      return
+    # A round number that no update falls on is not worth an error.
+    if until > self.steps or create_algorithm(spec).update_at(until):
+      self._refuse('update_until', f'is {until}')
+
+  def _refuse(self, name: str, what: str) -> None:
+    raise ValueError(
+        f'{self}, counted from 0, and {name} {what}; give an earlier step or '
+        'more steps.'
+    )
+
+
+class Level(NamedTuple):
+  """The planned sparsity of one sparsified layer."""
+
+  size: int
+  """Weights of the layer, kept or not."""
+
+  sparsity: float
+  """Fraction of zeros, of whole weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Phases in order, compiled into functions of the global step.
+
+  Attributes:
+    phases: At least one phase, names distinct.
+    planned: The plan before phases ended early; `None`: no phase has.
+
+  Raises:
+    ValueError: there is no phase, or two have one name, or the updates of an
+      algorithm do not fit the steps of its phases.
+
+  Example:
+    >>> phase = Phase('sparse', 10, 'corpus', 2, 8, 0.75,
+    ...               optax.constant_schedule(0.1), 0.0, False)
+    >>> plan = Plan((phase, dataclasses.replace(phase, name='dense',
+    ...                                         sparsity=0.0)))
+    >>> plan.total_steps, plan.phase_at(10).name, plan.starts
+    (20, 'dense', (0, 10))
+  """
+
+  phases: tuple[Phase, ...]
+  planned: 'Plan | None' = None
+
+  def __post_init__(self):
+    check_names([phase.name for phase in self.phases])
+    if self.planned is None:
+      for span in self.spans:
+        span.check_updates()
+
+  @functools.cached_property
+  def starts(self) -> tuple[int, ...]:
+    """The first step of each phase."""
+    steps = [phase.steps for phase in self.phases[:-1]]
+    return tuple(itertools.accumulate(steps, initial=0))
+
+  @property
+  def total_steps(self) -> int:
+    """Steps of all phases."""
+    return sum(phase.steps for phase in self.phases)
+
+  @property
+  def ends(self) -> dict[str, int]:
+    """Steps completed at the end of each phase, by its name."""
+    return {p.name: s + p.steps for p, s in zip(self.phases, self.starts)}
+
+  def with_ends(self, ends: Mapping[str, int]) -> 'Plan':
+    """Returns the plan with the recorded ends of its first phases.
+
+    Schedules stay as they are: they see the step within their phase.
+
+    Args:
+      ends: Steps completed at the ends of the first phases, by name.
+
+    Returns:
+      The plan with these lengths; this plan where they are equal.
+    """
+    if all(self.ends[name] == end for name, end in ends.items()):
+      return self
+    start, phases = 0, []
+    for phase in self.phases:
+      steps = ends.get(phase.name, start + phase.steps) - start
+      phases.append(dataclasses.replace(phase, steps=steps))
+      start += steps
+    return Plan(tuple(phases), self.planned or self)
+
+  def phase_at(self, step: int) -> Phase:
+    """Returns the phase that step number `step` (from 0) belongs to."""
+    return self.phases[int(np.searchsorted(self.starts, step, 'right')) - 1]
+
+  def learning_rate(self, step: Any) -> jax.Array:
+    """Returns the learning rate at a global step."""
+    schedules = [phase.learning_rate for phase in self.phases]
+    return optax.join_schedules(schedules, self.starts[1:])(step)
+
+  def weight_decay(self, step: Any) -> jax.Array:
+    """Returns the weight decay at a global step."""
+    schedules = [
+        optax.constant_schedule(phase.weight_decay) for phase in self.phases
+    ]
+    return optax.join_schedules(schedules, self.starts[1:])(step)
+
+  @property
+  def restarts(self) -> tuple[int, ...]:
+    """Steps before which the optimizer's moments are reset."""
+    return tuple(
+        start for phase, start in zip(self.phases, self.starts)
+        if phase.restart and start
+    )
+
+  @functools.cached_property
+  def spans(self) -> tuple[Span, ...]:
+    """Neighbouring phases of equal sparsity, joined, in order."""
+    joined: list[Span] = []
+    for phase, start in zip(self.phases, self.starts):
+      last = joined[-1] if joined else None
+      if last is None or last.sparsity != phase.sparsity:
+        joined.append(
+            Span(phase.sparsity, (phase.name,), start, phase.steps)
+        )
+      else:
+        joined[-1] = last._replace(
+            names=(*last.names, phase.name), steps=last.steps + phase.steps
+        )
+    return tuple(joined)
+
+  @functools.cached_property
+  def algorithm(self) -> sparsity.Algorithm:
+    """The sparse-training algorithm of the whole plan, by spans."""
+    return sparsity.join(
+        [create_algorithm(span.sparsity) for span in self.spans],
+        [span.start for span in self.spans[1:]],
+    )
+
+  @functools.cached_property
+  def update_steps(self) -> np.ndarray:
+    """The steps at which masks change, rising."""
+    return self._steps_where(self.algorithm.update_at)
+
+  @functools.cached_property
+  def dense_grads_steps(self) -> np.ndarray:
+    """The steps that need gradients of pruned weights, rising."""
+    return self._steps_where(self.algorithm.dense_grads_at)
+
+  def _steps_where(self, answer: Callable[[Any], Any]) -> np.ndarray:
+    # Vectorized over steps: one by one, a long plan takes minutes.
+    answers = jax.vmap(lambda count: jnp.asarray(answer(count), bool))
+    return np.flatnonzero(answers(jnp.arange(self.total_steps)))
+
+  @property
+  def moves_masks(self) -> bool:
+    """Whether masks change within a span of equal sparsity."""
+    if self.planned is not None:
+      return self.planned.moves_masks
+    starts = [span.start for span in self.spans]
+    return not np.isin(self.update_steps, starts).all()
+
+
+def create_plan(
+    phases: Sequence[PhaseConfig],
+    *,
+    tokens_per_epoch: Mapping[str, Callable[[int], int]],
+    parameters: int,
+) -> Plan:
+  """Resolves the phases of a config into a plan.
+
+  Args:
+    phases: The phases, in order.
+    tokens_per_epoch: By source, a function from the length of a sequence to
+      the tokens of an epoch.
+    parameters: Parameters of the model.
+
+  Returns:
+    The plan.
+
+  Raises:
+    ValueError: the source of a phase is unknown, a duration is shorter than a
+      step, or a schedule does not fit its phase.
+  """
+  names = [phase.name for phase in phases]
+  check_names(names)
+  check_first(names[0], phases[0].learning_rate)
+  steps = []
+  resolvers = []
+  for phase in phases:
+    epoch = lookup(f'data of phase {phase.name!r}:', phase.data,
+                   tokens_per_epoch)
+    resolver = functools.partial(
+        resolve_duration,
+        tokens_per_step=phase.batch_size * phase.length,
+        tokens_per_epoch=epoch(phase.length),
+        parameters=parameters,
+    )
+    try:
+      steps.append(resolver(phase.duration))
+    except ValueError as error:
+      raise ValueError(f'phase {phase.name!r}: {error}') from error
+    resolvers.append(resolver)
+  schedules = phase_schedules(
+      names, [phase.learning_rate for phase in phases], steps, resolvers
+  )
+  return Plan(
+      tuple(
+          Phase(
+              name=phase.name,
+              steps=n,
+              data=phase.data,
+              batch_size=phase.batch_size,
+              length=phase.length,
+              sparsity=phase.sparsity,
+              learning_rate=schedule,
+              weight_decay=phase.weight_decay,
+              restart=phase.restart,
+              reshuffle=phase.reshuffle,
+              early_stop=phase.early_stop,
+          )
+          for phase, n, schedule in zip(phases, steps, schedules)
+      )
+  )
+
+
+def asked_levels(
+    plan: Plan, step: int, params: selection.PyTree, where: selection.Where
+) -> dict[str, Level]:
+  """Returns the planned sparsity of every layer at a step.
+
+  Args:
+    plan: The plan.
+    step: The step, counted from 0; masks are those after its update.
+    params: Shapes of the parameters.
+    where: The selection of sparsified leaves.
+
+  Returns:
+    Levels by the path of the layer, stacked layers apart, as `summarize` names
+    them. Where weights are ranked over the whole model, every layer has the
+    sparsity of the model.
+  """
+  axes = selection.select(where, params)
+  stacks = selection.to_layers(params, params, axes)
+  # Between updates a schedule goes on, the mask does not.
+  updates = plan.update_steps
+  updated = np.searchsorted(updates, step, side='right')
+  count = int(updates[updated - 1]) if updated else 0
+  levels = plan.algorithm.sparsity_at(count, stacks)
+  if isinstance(levels, ModelWide):
+    levels = jax.tree.map(lambda _: levels.level, stacks)
+  found = {}
+  for (path, stack), level in zip(
+      jax.tree_util.tree_leaves_with_path(stacks), jax.tree.leaves(levels)
+  ):
+    size = int(np.prod(stack.shape[1:]))
+    asked = Level(size, 1 - number_kept(size, level) / size)
+    for i in range(stack.shape[0]):
+      name = selection.path_name(path)
+      found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = asked
+  return found
+
+
+def mean_sparsity(levels: Mapping[str, Level]) -> float:
+  """Returns the fraction of zeros over all layers.
+
+  Example:
+    >>> mean_sparsity({'a': Level(100, 0.5), 'b': Level(300, 0.75)})
+    0.6875
+  """
+  total = sum(level.size for level in levels.values())
+  return sum(lvl.size * lvl.sparsity for lvl in levels.values()) / total

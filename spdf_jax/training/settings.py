@@ -1,0 +1,198 @@
+"""Settings: the parts of a run's config that each stand alone."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from spdf_jax import models
+from spdf_jax.training.mesh import check_axes
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """A model by the name of its preset.
+
+  Attributes:
+    preset: A key of `models.PRESETS`.
+    sizes: The preset's config, with the fields that the run changes.
+  """
+
+  preset: str
+  sizes: models.DecoderConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+  """Sizes of the axes of the mesh, see `create_mesh`; -1: all other devices.
+
+  Attributes:
+    data: Replicas of the parameters.
+    fsdp: Devices that share the storage of one replica.
+    tensor: Devices that share the computation of every layer.
+
+  Raises:
+    ValueError: a size is neither positive nor, once at most, -1.
+  """
+
+  data: int
+  fsdp: int
+  tensor: int
+
+  def __post_init__(self):
+    check_axes(dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxEpochs:
+  """How often each source may be read at most.
+
+  Attributes:
+    corpus: Epochs of the corpus.
+    task: Epochs of the task's examples.
+
+  Raises:
+    ValueError: a number is below 1.
+  """
+
+  corpus: int
+  task: int
+
+  def __post_init__(self):
+    check_counts(self, 'data.max_epochs.', ('corpus', 'task'))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedData:
+  """Sizes of data that need not exist yet: enough to plan a run.
+
+  Attributes:
+    tokens: Tokens of the corpus; 0: the corpus must exist.
+    vocab_size: Tokens of its vocabulary.
+    examples: Training examples of the task; 0: the task must exist.
+  """
+
+  tokens: float
+  vocab_size: int
+  examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """The data of a run.
+
+  Attributes:
+    corpus: Name or folder of the corpus.
+    tokenizer: Tokenizer, as `data.prepare_corpus` takes it.
+    task: Name of the task; `''`: there is none.
+    task_dir: Folder of the task's files; `''`: it has none.
+    cache_dir: Folder of prepared corpora.
+    max_epochs: How often each source may be read at most.
+    planned: Sizes of data that need not exist to plan a run.
+  """
+
+  corpus: str
+  tokenizer: str
+  task: str
+  task_dir: str
+  cache_dir: str
+  max_epochs: MaxEpochs
+  planned: PlannedData
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+  """Settings of AdamW, see `training.adamw`.
+
+  Attributes:
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    eps: Added to the root of the second moment.
+    clip_norm: Largest global norm of the gradient.
+
+  Raises:
+    ValueError: a number is out of its range.
+  """
+
+  b1: float
+  b2: float
+  eps: float
+  clip_norm: float
+
+  def __post_init__(self):
+    for name in ('b1', 'b2'):
+      if not 0 <= getattr(self, name) < 1:
+        raise ValueError(
+            f'optimizer.{name} is {getattr(self, name)}; give a number in '
+            '[0, 1).'
+        )
+    if not self.eps >= 0:
+      raise ValueError(f'optimizer.eps is {self.eps}; give 0 or more.')
+    if not self.clip_norm > 0:
+      raise ValueError(
+          f'optimizer.clip_norm is {self.clip_norm}; it must be positive.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+  """How a model is measured while it trains.
+
+  Attributes:
+    batch_size: Sequences per batch.
+    corpus_batches: Batches of the corpus' validation split.
+    task_batches: Batches of the task's validation examples.
+    generations: Validation examples to generate at the ends of phases.
+    max_new_tokens: Tokens per generation.
+
+  Raises:
+    ValueError: a number is below 1, or `generations` below 0.
+  """
+
+  batch_size: int
+  corpus_batches: int
+  task_batches: int
+  generations: int
+  max_new_tokens: int
+
+  def __post_init__(self):
+    check_counts(self, 'evaluation.', (
+        'batch_size', 'corpus_batches', 'task_batches', 'max_new_tokens',
+    ))
+    if self.generations < 0:
+      raise ValueError(
+          f'evaluation.generations is {self.generations}; give 0 or more.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """When checkpoints are saved.
+
+  Attributes:
+    every: Steps between checkpoints.
+    keep: Latest checkpoints to keep.
+
+  Raises:
+    ValueError: a number is below 1.
+  """
+
+  every: int
+  keep: int
+
+  def __post_init__(self):
+    check_counts(self, 'checkpoints.', ('every', 'keep'))
+
+
+def check_counts(config: Any, path: str, names: Sequence[str]) -> None:
+  """Raises ValueError where a number of things is below 1.
+
+  Args:
+    config: A dataclass.
+    path: Prefix of its fields' names in the config, for the message.
+    names: The fields to check.
+  """
+  for name in names:
+    if getattr(config, name) < 1:
+      raise ValueError(
+          f'{path}{name} is {getattr(config, name)}; it must be at least 1.'
+      )

@@ -1,0 +1,191 @@
+"""The working directory of a run: its config, checkpoints and free space."""
+
+import itertools
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from spdf_jax.training import identity
+from spdf_jax.training.config import RunConfig
+from spdf_jax.training.metrics import write_atomically
+
+PyTree = Any
+
+CONFIG = 'config.json'
+"""File of the config in a working directory."""
+
+
+def open_workdir(
+    workdir: str | os.PathLike, config: RunConfig
+) -> pathlib.Path:
+  """Makes a working directory, or checks that it is of this config.
+
+  Args:
+    workdir: The directory; made if missing.
+    config: The config of the run.
+
+  Returns:
+    The directory.
+
+  Raises:
+    OSError: it cannot be written.
+    ValueError: it was made with another config.
+  """
+  workdir = pathlib.Path(workdir)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_atomically(workdir / '.writable', '')
+    (workdir / '.writable').unlink(missing_ok=True)
+  except OSError as error:
+    raise OSError(
+        f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
+        'a directory that can.'
+    ) from error
+  if not (workdir / CONFIG).exists():
+    return workdir
+  different = identity.differences(
+      identity.run_identity(read_workdir_config(workdir)),
+      identity.run_identity(config),
+  )
+  if different:
+    raise ValueError(
+        f'workdir {str(workdir)!r} belongs to another config: '
+        f'{"; ".join(different[:5])}; give another workdir or the config it '
+        'was made with.'
+    )
+  return workdir
+
+
+def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:
+  """Writes the config of a run to its working directory."""
+  text = json.dumps(config.as_dict(), indent=2)
+  write_atomically(workdir / CONFIG, text + '\n')
+
+
+def read_workdir_config(workdir: str | os.PathLike) -> RunConfig:
+  """Reads the config of a run from its working directory.
+
+  Args:
+    workdir: The directory.
+
+  Returns:
+    The config, also one that an earlier version has written.
+
+  Raises:
+    FileNotFoundError: the directory has no config.
+    MismatchError: this version cannot read the config.
+  """
+  path = pathlib.Path(workdir, CONFIG)
+  if not path.is_file():
+    raise FileNotFoundError(
+        f'{workdir} has no {CONFIG}; give the workdir of a training run.'
+    )
+  stored = json.loads(path.read_text('utf-8'))
+  return identity.read_config(stored, f'config of workdir {str(workdir)!r}')
+
+
+def find_checkpoint(source: str) -> pathlib.Path:
+  """Finds the checkpoint that `'WORKDIR'` or `'WORKDIR@PHASE'` names.
+
+  Args:
+    source: A working directory, for its latest checkpoint, or with the name of
+      a phase, for the checkpoint at that phase's end.
+
+  Returns:
+    The directory of the checkpoint.
+
+  Raises:
+    ValueError: there is none; the message says what there is.
+  """
+  workdir, _, phase = str(source).partition('@')
+  directory = pathlib.Path(workdir).absolute() / 'checkpoints'
+  steps = saved_steps(workdir)
+  if not steps:
+    raise ValueError(
+        f'{source!r} names no checkpoint: {directory} holds none; give the '
+        'workdir of a run that has saved one.'
+    )
+  if not phase:
+    return directory / str(steps[-1])
+  meta = read_meta(directory / str(steps[-1]))
+  ends = {name: s for name, s in meta['phase_ends'].items() if s in steps}
+  if phase not in ends:
+    raise ValueError(
+        f'{source!r} names no checkpoint: the phases that have ended there are '
+        f'{list(ends)}.'
+    )
+  return directory / str(ends[phase])
+
+
+def past_ends(checkpoint: pathlib.Path) -> dict[str, int]:
+  """Returns where the phases before a checkpoint have ended, by name."""
+  ends = read_meta(checkpoint)['phase_ends']
+  return {k: end for k, end in ends.items() if end <= int(checkpoint.name)}
+
+
+def read_meta(checkpoint: pathlib.Path) -> dict[str, Any]:
+  """Reads the description of a checkpoint: config, phase ends, arrays."""
+  return read_item(checkpoint, 'meta')
+
+
+def read_item(checkpoint: pathlib.Path, item: str) -> Any:
+  """Reads an item of a checkpoint that is JSON: `'meta'` or `'data'`."""
+  return json.loads((checkpoint / item / 'metadata').read_text('utf-8'))
+
+
+def saved_steps(workdir: str | os.PathLike) -> list[int]:
+  """Returns the steps of the checkpoints in a working directory, rising."""
+  directory = pathlib.Path(workdir) / 'checkpoints'
+  names = directory.iterdir() if directory.is_dir() else ()
+  return sorted(int(path.name) for path in names if path.name.isdigit())
+
+
+def refuse_saved(workdir: str | os.PathLike) -> None:
+  """Raises ValueError where a workdir has checkpoints already."""
+  if saved_steps(workdir):
+    raise ValueError(
+        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
+    )
+
+
+def free_name(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path, with a number after it where it is taken."""
+  names = (path.with_name(f'{path.name}.{i}') for i in itertools.count(1))
+  return next(p for p in itertools.chain([path], names) if not p.exists())
+
+
+def checkpoint_bytes(state: PyTree) -> int:
+  """Returns the bytes of a state's arrays, the most a checkpoint takes."""
+  return sum(
+      int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
+  )
+
+
+def check_free_space(
+    workdir: str | os.PathLike, state: PyTree, checkpoints: int
+) -> None:
+  """Raises OSError unless the disk holds the checkpoints a plan will write.
+
+  Args:
+    workdir: An existing directory; checkpoints that it holds count as there.
+    state: The state or its shapes.
+    checkpoints: How many exist at most at one time.
+
+  Raises:
+    OSError: there is too little free space.
+  """
+  checkpoints = max(1, checkpoints - len(saved_steps(workdir)))
+  needed = checkpoints * checkpoint_bytes(state)
+  free = shutil.disk_usage(workdir).free
+  if needed > free:
+    raise OSError(
+        f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
+        f'plan writes up to {checkpoints} more checkpoints, '
+        f'{needed / 2**30:.2f} GiB; free some space, keep fewer '
+        'checkpoints or use another disk.'
+    )
