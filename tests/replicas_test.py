@@ -88,7 +88,7 @@ def alone(replicas):
   states = []
   for recipe in replicas.recipes:
     params = training.read_params(
-        training.find_checkpoint(recipe.config['init_from']),
+        training.find_checkpoint(recipe.config.init_from),
         recipe.abstract_state.params,
     )
     state = recipe.state_from(params)

@@ -61,11 +61,11 @@ class Replicas:
     self.steps = recipes[0].plan.total_steps
     for recipe in recipes:
       _check(recipe, like=recipes[0])
-    by_seed = {recipe.config['seed']: recipe for recipe in recipes}
+    by_seed = {recipe.config.seed: recipe for recipe in recipes}
     self._batches_at = [recipe.batch_at for recipe in by_seed.values()]
     self._first_batch = recipes[0].batch_at(0)
     seeds = list(by_seed)
-    self._rows = np.array([seeds.index(r.config['seed']) for r in recipes])
+    self._rows = np.array([seeds.index(r.config.seed) for r in recipes])
     steps = jnp.arange(self.steps)
     self._rates = np.stack([
         jax.vmap(recipe.plan.learning_rate)(steps) for recipe in recipes
@@ -88,7 +88,7 @@ class Replicas:
     states = []
     for recipe in self.recipes:
       params = training.read_params(
-          training.find_checkpoint(recipe.config['init_from']),
+          training.find_checkpoint(recipe.config.init_from),
           recipe.abstract_state.params,
       )
       # On the host: the device holds no more than the stack.
@@ -179,7 +179,7 @@ def replica_step(
       plan,
       where=recipe.where,
       key=jax.random.key(0),  # Unused: the masks are in the state, and static.
-      **recipe.config['optimizer'],
+      **dataclasses.asdict(recipe.config.optimizer),
   )
   state, metrics = training.train_step(
       state,
@@ -231,6 +231,6 @@ def _shared(recipe: training.Recipe) -> dict[str, Any]:
   names = ('steps', 'batch_size', 'length', 'weight_decay')
   return {name: getattr(phase, name) for name in names} | {
       'model': recipe.model.config,
-      'optimizer': recipe.config['optimizer'],
+      'optimizer': recipe.config.optimizer,
       'data': recipe.fingerprints,
   }
