@@ -19,12 +19,12 @@ from absl import flags
 from absl import logging
 import numpy as np
 
-from experiments import console
-from experiments.machine import describe_machine
-from experiments.measuring import format_table
-from experiments.measuring import Row
-from experiments.measuring import verdict
-from experiments.suites import SUITES
+from experiments.benchmarks import SUITES
+from experiments.benchmarks.machine import describe_machine
+from experiments.benchmarks.measuring import format_table
+from experiments.benchmarks.measuring import Row
+from experiments.benchmarks.measuring import verdict
+from experiments.launch import console
 from spdf_jax.accelerator import native
 from spdf_jax.names import lookup
 from spdf_jax.training.metrics import write_atomically

@@ -35,7 +35,7 @@ from absl import logging
 import jax
 import numpy as np
 
-from experiments import console
+from experiments.launch import console
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training

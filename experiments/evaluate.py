@@ -22,11 +22,11 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import compilation_cache
-from experiments import console
 from experiments import scoring
-from spdf_jax.analysis import candidates
-from spdf_jax.analysis import scorecard
+from experiments.launch import compilation_cache
+from experiments.launch import console
+from spdf_jax.evaluation import scorecard
+from spdf_jax.runs import open_models as candidates
 from spdf_jax.training.metrics import write_atomically
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'WORKDIR or WORKDIR@PHASE.')

@@ -14,8 +14,8 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import console
-from spdf_jax.analysis import figures
+from experiments.launch import console
+from experiments.papers import figures
 
 _FIGURE = flags.DEFINE_string(
     'figure', None, f'{figures.ALL}, or one of:\n' + '\n'.join(

@@ -18,10 +18,10 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
-from experiments import console
+from experiments.launch import console
+from experiments.papers import flops_of_models
+from experiments.papers import flops_tables
 from spdf_jax import training
-from spdf_jax.analysis import flops_of_models
-from spdf_jax.analysis import flops_tables
 from spdf_jax.training.metrics import write_atomically
 
 _TABLE = flags.DEFINE_string('table', None, 'spdf, variable or iterative.')

@@ -17,15 +17,15 @@ from absl import flags
 from absl import logging
 
 from configs import planned
-from experiments import console
+from experiments.launch import console
 from spdf_jax import training
 from spdf_jax.accelerator.wafer.comparisons import GPUS
-from spdf_jax.analysis import planner
-from spdf_jax.analysis.flops import shape_of
-from spdf_jax.analysis.flops import training_flops
-from spdf_jax.analysis.planner_text import format_plans
-from spdf_jax.analysis.step_seconds import MACHINES
-from spdf_jax.analysis.step_seconds import step_seconds
+from spdf_jax.costs import planner
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
+from spdf_jax.costs.planner_text import format_plans
+from spdf_jax.costs.step_seconds import MACHINES
+from spdf_jax.costs.step_seconds import step_seconds
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A model of configs/spdf.py, llama-1.3b or gpt-mini.'

@@ -23,7 +23,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import console
+from experiments.launch import console
 from spdf_jax import data
 
 _INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')

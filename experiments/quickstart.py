@@ -17,11 +17,11 @@ from absl import logging
 from ml_collections import config_flags
 
 from configs import quickstart
-from experiments import compilation_cache
-from experiments import console
-from experiments import lifecycle
-from spdf_jax import analysis
+from experiments.launch import compilation_cache
+from experiments.launch import console
+from spdf_jax import runs
 from spdf_jax import training
+from spdf_jax.runs import lifecycle
 
 _WORKDIR = flags.DEFINE_string(
     'workdir', 'runs/quickstart', 'Where both runs and the report go.'
@@ -63,8 +63,8 @@ def main(argv: list[str]) -> int:
     except training.NotFinite as error:
       logging.error('%s', error)
       return 1
-  runs = {name: analysis.read_run(workdir / name) for name in sessions}
-  report = analysis.write_report(workdir, runs)
+  runs = {name: runs.read_run(workdir / name) for name in sessions}
+  report = runs.write_report(workdir, runs)
   print(f'{report} is written, {time.monotonic() - started:.0f} s after start')
   return 0
 

@@ -35,14 +35,14 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import compilation_cache
-from experiments import console
+from experiments.launch import compilation_cache
+from experiments.launch import console
+from experiments.papers import paper_tables
 from experiments.papers import race
 from experiments.papers import reproduction
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.replica_groups import Limits
 from experiments.papers.scales import SCALES
-from spdf_jax.analysis import paper_tables
 from spdf_jax.names import lookup
 
 _TABLE = flags.DEFINE_string(

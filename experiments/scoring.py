@@ -5,7 +5,7 @@ import pathlib
 from absl import flags
 
 from spdf_jax import evaluation
-from spdf_jax.analysis import scorecard
+from spdf_jax.evaluation import scorecard
 
 _SEARCH = flags.DEFINE_enum(
     'search', 'hu2021', ['greedy', *evaluation.PROTOCOLS],

@@ -16,7 +16,7 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
-from experiments import console
+from experiments.launch import console
 from spdf_jax import training
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer.comparisons import comparison_table
@@ -26,13 +26,13 @@ from spdf_jax.accelerator.wafer.views import format_report
 from spdf_jax.accelerator.wafer.views import sensitivity_table
 from spdf_jax.accelerator.wafer.views import write_trace
 from spdf_jax.accelerator.wafer.what_if import sensitivities
-from spdf_jax.analysis.simulation import simulate_inference
-from spdf_jax.analysis.simulation import simulate_recipe
-from spdf_jax.analysis.simulation_text import format_estimate
-from spdf_jax.analysis.simulation_text import format_inference
-from spdf_jax.analysis.simulation_text import Rate
-from spdf_jax.analysis.wafer_plots import plot_appendix_c
-from spdf_jax.analysis.wafer_plots import plot_roofline
+from spdf_jax.costs.simulation import simulate_inference
+from spdf_jax.costs.simulation import simulate_recipe
+from spdf_jax.costs.simulation_text import format_estimate
+from spdf_jax.costs.simulation_text import format_inference
+from spdf_jax.costs.simulation_text import Rate
+from spdf_jax.runs.wafer_plots import plot_appendix_c
+from spdf_jax.runs.wafer_plots import plot_roofline
 
 _CONFIG = config_flags.DEFINE_config_file(
     'config', None, 'Config file, with its argument: path.py:argument.'

@@ -19,11 +19,11 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from experiments import console
-from spdf_jax.analysis.subspace_pairs import as_csv
-from spdf_jax.analysis.subspace_pairs import measure_pairs
-from spdf_jax.analysis.subspace_plots import plot_distances
-from spdf_jax.analysis.subspaces import format_distances
+from experiments.launch import console
+from experiments.papers.subspace_pairs import as_csv
+from experiments.papers.subspace_pairs import measure_pairs
+from experiments.papers.subspace_plots import plot_distances
+from experiments.papers.subspaces import format_distances
 from spdf_jax.training.metrics import write_atomically
 
 _BEFORE = flags.DEFINE_list('before', None, 'Checkpoints to start from.')

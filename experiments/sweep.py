@@ -24,15 +24,15 @@ from absl import logging
 import jax
 from ml_collections import config_flags
 
-from experiments import compilation_cache
-from experiments import console
-from experiments import lifecycle
 from experiments import scoring
+from experiments.launch import compilation_cache
+from experiments.launch import console
 from spdf_jax import training
-from spdf_jax.analysis import candidates
-from spdf_jax.analysis import scorecard
-from spdf_jax.analysis import sweeps
+from spdf_jax.evaluation import scorecard
 from spdf_jax.names import lookup
+from spdf_jax.runs import lifecycle
+from spdf_jax.runs import open_models as candidates
+from spdf_jax.runs import sweeps
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.phases import METRICS

@@ -22,14 +22,14 @@ from absl import flags
 from absl import logging
 from ml_collections import config_flags
 
-from experiments import compilation_cache
-from experiments import console
-from experiments import lifecycle
-from experiments import processes
-from spdf_jax import analysis
+from experiments.launch import compilation_cache
+from experiments.launch import console
+from experiments.launch import processes
+from spdf_jax import runs
 from spdf_jax import training
-from spdf_jax.analysis.plan import describe_plan
-from spdf_jax.analysis.plan import format_plan
+from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.dry_run import format_plan
+from spdf_jax.runs import lifecycle
 from spdf_jax.training.mesh import simulate_devices
 from spdf_jax.training.metrics import choose_writers
 from spdf_jax.training.metrics import WRITERS
@@ -93,8 +93,8 @@ def main(argv: list[str]) -> int:
   if not is_main_process():
     return 0
   try:
-    runs = {name: analysis.read_run(session.workdir)}
-    print(f'{analysis.write_report(session.workdir, runs)} is written')
+    finished = {name: runs.read_run(session.workdir)}
+    print(f'{runs.write_report(session.workdir, finished)} is written')
   except ImportError as error:
     # The run is whole without its plots.
     logging.warning('there is no report: %s', error)

@@ -16,17 +16,17 @@ import optax
 import pytest
 
 from experiments import benchmark
-from experiments import compiled
-from experiments import measuring
-from experiments.suites import matmul
-from experiments.suites import model
-from experiments.suites import optimizer
-from experiments.suites import primitives
-from experiments.suites import small_gpts
-from experiments.suites import Suite
-from experiments.suites import SUITES
-from experiments.suites import topk
-from experiments.suites import train_step
+from experiments.benchmarks import compiled
+from experiments.benchmarks import matmul
+from experiments.benchmarks import measuring
+from experiments.benchmarks import model
+from experiments.benchmarks import optimizer
+from experiments.benchmarks import primitives
+from experiments.benchmarks import small_gpts
+from experiments.benchmarks import Suite
+from experiments.benchmarks import SUITES
+from experiments.benchmarks import topk
+from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import training
 from spdf_jax.accelerator import native

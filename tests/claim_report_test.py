@@ -15,7 +15,7 @@ import pytest
 
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
-from spdf_jax.analysis.tables import escape
+from spdf_jax.evaluation.markdown import escape
 
 BEST = {'rigl-90': 1.0}
 

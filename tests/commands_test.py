@@ -10,13 +10,13 @@ from quickstart_runs import small_config
 from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
 
-from experiments import lifecycle
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import evaluation
-from spdf_jax.analysis.plan import describe_plan
-from spdf_jax.analysis.plan import format_plan
+from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.dry_run import format_plan
 from spdf_jax.data.tasks import task_of_inputs
+from spdf_jax.runs import lifecycle
 from spdf_jax.training import create_recipe
 from spdf_jax.training import open_session
 

@@ -12,7 +12,7 @@ from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
-from experiments import compilation_cache
+from experiments.launch import compilation_cache
 from spdf_jax.accelerator import native
 from spdf_jax.training import create_recipe
 from spdf_jax.training import open_session

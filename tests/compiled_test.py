@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from experiments import compiled
+from experiments.benchmarks import compiled
 import spdf_jax as spdf
 
 PARAMS = {

@@ -17,14 +17,14 @@ from configs import iterative_pruning
 from configs import llama_dst
 from configs import spdf
 from configs import variable_spdf
-from spdf_jax.analysis.flops import effective_sparsity
-from spdf_jax.analysis.flops import forward_flops
-from spdf_jax.analysis.flops import shape_of
-from spdf_jax.analysis.flops import training_flops
-from spdf_jax.analysis.plan import describe_plan
-from spdf_jax.analysis.sweeps import parse_grid
-from spdf_jax.analysis.sweeps import points
+from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.flops import effective_sparsity
+from spdf_jax.costs.flops import forward_flops
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.sweeps import parse_grid
+from spdf_jax.runs.sweeps import points
 from spdf_jax.training import create_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -16,22 +16,22 @@ from paper_tables_test import score
 from plots_test import assert_texts_stand_free
 import pytest
 
-from spdf_jax.analysis import diagrams
-from spdf_jax.analysis import figures
-from spdf_jax.analysis import flops_plots
-from spdf_jax.analysis import run_figures
-from spdf_jax.analysis import training_plots
-from spdf_jax.analysis.histories import average_runs
-from spdf_jax.analysis.histories import read_history
-from spdf_jax.analysis.lineages import read_lineage
-from spdf_jax.analysis.plot_style import COLORS
-from spdf_jax.analysis.run_figures import MissingRunsError
-from spdf_jax.analysis.run_groups import by_label
-from spdf_jax.analysis.run_groups import describe_pretraining
-from spdf_jax.analysis.run_groups import describe_run
-from spdf_jax.analysis.run_groups import group_runs
-from spdf_jax.analysis.run_groups import pretrained
-from spdf_jax.analysis.scored_runs import find_runs
+from experiments.papers import diagrams
+from experiments.papers import figures
+from experiments.papers import flops_plots
+from experiments.papers import run_figures
+from experiments.papers.histories import average_runs
+from experiments.papers.histories import read_history
+from experiments.papers.run_figures import MissingRunsError
+from experiments.papers.run_groups import by_label
+from experiments.papers.run_groups import describe_pretraining
+from experiments.papers.run_groups import describe_run
+from experiments.papers.run_groups import group_runs
+from experiments.papers.run_groups import pretrained
+from spdf_jax.runs import training_plots
+from spdf_jax.runs.ancestry import read_lineage
+from spdf_jax.runs.plot_style import COLORS
+from spdf_jax.runs.scored_runs import find_runs
 
 ROOT = pathlib.Path(__file__).parent.parent
 DIAGRAMS = (

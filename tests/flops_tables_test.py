@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from spdf_jax.analysis import flops_tables
-from spdf_jax.analysis import published_flops as published
-from spdf_jax.analysis import shape_of
-from spdf_jax.analysis import training_flops
-from spdf_jax.analysis.flops_of_models import format_inference
-from spdf_jax.analysis.flops_of_models import format_tuning_shares
-from spdf_jax.analysis.flops_of_models import published_models
-from spdf_jax.analysis.flops_tables import compare
-from spdf_jax.analysis.flops_tables import FAILS
-from spdf_jax.analysis.flops_tables import FOLLOWS
-from spdf_jax.analysis.flops_tables import MISPRINT
-from spdf_jax.analysis.printed_numbers import as_printed
-from spdf_jax.analysis.printed_numbers import value_of
-from spdf_jax.analysis.readings import parameters_of
+from experiments.papers import flops_tables
+from experiments.papers import published_flops as published
+from experiments.papers.flops_of_models import format_inference
+from experiments.papers.flops_of_models import format_tuning_shares
+from experiments.papers.flops_of_models import published_models
+from experiments.papers.flops_tables import compare
+from experiments.papers.flops_tables import FAILS
+from experiments.papers.flops_tables import FOLLOWS
+from experiments.papers.flops_tables import MISPRINT
+from experiments.papers.printed_numbers import as_printed
+from experiments.papers.printed_numbers import value_of
+from experiments.papers.readings import parameters_of
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
 
 # Row, column, what is printed and what ours is in its digits. All other cells

@@ -2,10 +2,10 @@
 
 import pytest
 
-from spdf_jax.analysis import effective_sparsity
-from spdf_jax.analysis import forward_flops
-from spdf_jax.analysis import ModelShape
-from spdf_jax.analysis import training_flops
+from spdf_jax.costs.flops import effective_sparsity
+from spdf_jax.costs.flops import forward_flops
+from spdf_jax.costs.flops import ModelShape
+from spdf_jax.costs.flops import training_flops
 
 SMALL = ModelShape(12, 768, 12, 3072, 50257)
 XL = ModelShape(24, 2048, 16, 8192, 50257)

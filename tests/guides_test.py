@@ -12,8 +12,8 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from spdf_jax.analysis.sweeps import parse_grid
-from spdf_jax.analysis.sweeps import points
+from spdf_jax.runs.sweeps import parse_grid
+from spdf_jax.runs.sweeps import points
 from spdf_jax.training import create_plan
 
 ROOT = pathlib.Path(__file__).parents[1]

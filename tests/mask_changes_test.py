@@ -2,15 +2,15 @@
 
 import pytest
 
-from spdf_jax.analysis import PhaseRecord
-from spdf_jax.analysis import plot_mask_changes
-from spdf_jax.analysis import Run
-from spdf_jax.analysis import Segment
-from spdf_jax.analysis import write_report
-from spdf_jax.analysis.mask_changes import changes_in
-from spdf_jax.analysis.mask_changes import changes_table
-from spdf_jax.analysis.mask_changes import movement
-from spdf_jax.analysis.mask_changes import sawtooth
+from spdf_jax.costs.segments import Segment
+from spdf_jax.runs.change_plots import plot_mask_changes
+from spdf_jax.runs.mask_changes import changes_in
+from spdf_jax.runs.mask_changes import changes_table
+from spdf_jax.runs.mask_changes import movement
+from spdf_jax.runs.mask_changes import sawtooth
+from spdf_jax.runs.report import write_report
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
 
 
 def phase(name, start, steps, zeros, updates=(), source='text', segments=()):

@@ -8,8 +8,8 @@ import numpy as np
 from optax.contrib import MuonDimensionNumbers
 import pytest
 
-from spdf_jax.analysis.mask_plots import block_density
-from spdf_jax.analysis.mask_plots import plot_masks
+from spdf_jax.runs.mask_plots import block_density
+from spdf_jax.runs.mask_plots import plot_masks
 
 
 def panels(figure):

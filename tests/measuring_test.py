@@ -1,4 +1,4 @@
-"""Tests of experiments.measuring: the statistics, never real times."""
+"""Tests of benchmarks.measuring: the statistics, never real times."""
 
 import itertools
 import math
@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from experiments.measuring import counted_row
-from experiments.measuring import format_table
-from experiments.measuring import interleave
-from experiments.measuring import median_interval
-from experiments.measuring import Row
-from experiments.measuring import sampled_row
-from experiments.measuring import verdict
+from experiments.benchmarks.measuring import counted_row
+from experiments.benchmarks.measuring import format_table
+from experiments.benchmarks.measuring import interleave
+from experiments.benchmarks.measuring import median_interval
+from experiments.benchmarks.measuring import Row
+from experiments.benchmarks.measuring import sampled_row
+from experiments.benchmarks.measuring import verdict
 
 
 def noisy_seconds(rng, ratio, n):

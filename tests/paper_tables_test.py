@@ -6,23 +6,23 @@ import statistics
 import pytest
 
 from configs import quickstart
-from spdf_jax.analysis import paper_tables
-from spdf_jax.analysis.lineages import describe_stages
-from spdf_jax.analysis.lineages import read_lineage
-from spdf_jax.analysis.lineages import Stage
-from spdf_jax.analysis.paper_tables import fill
-from spdf_jax.analysis.paper_tables import fill_results
-from spdf_jax.analysis.paper_tables import report
-from spdf_jax.analysis.published_results import Arm
-from spdf_jax.analysis.published_results import Measure
-from spdf_jax.analysis.published_results import Result
-from spdf_jax.analysis.published_results import RESULTS
-from spdf_jax.analysis.scorecard import TEXT_PROTOCOLS
-from spdf_jax.analysis.scored_runs import find_runs
+from experiments.papers import paper_tables
+from experiments.papers.paper_tables import fill
+from experiments.papers.paper_tables import fill_results
+from experiments.papers.paper_tables import report
+from experiments.papers.published_results import Arm
+from experiments.papers.published_results import Measure
+from experiments.papers.published_results import Result
+from experiments.papers.published_results import RESULTS
 from spdf_jax.evaluation import SUITES
 from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
 from spdf_jax.evaluation.metrics.protocols import PROTOCOLS
+from spdf_jax.evaluation.scorecard import TEXT_PROTOCOLS
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.ancestry import describe_stages
+from spdf_jax.runs.ancestry import read_lineage
+from spdf_jax.runs.ancestry import Stage
+from spdf_jax.runs.scored_runs import find_runs
 from spdf_jax.training.config import plain
 
 RIGL = dict(algorithm='rigl', sparsity=0.8, update_every=10, update_until=80)

@@ -13,14 +13,14 @@ from quickstart_runs import ROOT
 
 from configs import planned
 from spdf_jax.accelerator.wafer import create_device
-from spdf_jax.analysis import planner
-from spdf_jax.analysis.flops import shape_of
-from spdf_jax.analysis.flops import training_flops
-from spdf_jax.analysis.plan import describe_plan
-from spdf_jax.analysis.planner import Stages
-from spdf_jax.analysis.simulation import simulate_recipe
-from spdf_jax.analysis.step_seconds import interpolated
-from spdf_jax.analysis.step_seconds import step_seconds
+from spdf_jax.costs import planner
+from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
+from spdf_jax.costs.planner import Stages
+from spdf_jax.costs.simulation import simulate_recipe
+from spdf_jax.costs.step_seconds import interpolated
+from spdf_jax.costs.step_seconds import step_seconds
 from spdf_jax.models import PRESETS
 from spdf_jax.training import create_recipe
 

@@ -7,20 +7,20 @@ import sys
 import numpy as np
 import pytest
 
-from spdf_jax.analysis import flops_at
-from spdf_jax.analysis import PhaseRecord
-from spdf_jax.analysis import plot_layer_sparsity
-from spdf_jax.analysis import plot_loss_over_flops
-from spdf_jax.analysis import plot_loss_over_steps
-from spdf_jax.analysis import plot_mask_changes
-from spdf_jax.analysis import Run
-from spdf_jax.analysis import Segment
-from spdf_jax.analysis.plot_style import COLORS
-from spdf_jax.analysis.plot_style import label_points
-from spdf_jax.analysis.plot_style import label_spans
-from spdf_jax.analysis.plot_style import log_ticks
-from spdf_jax.analysis.plot_style import new_figure
-from spdf_jax.analysis.plot_style import spread
+from spdf_jax.costs.segments import Segment
+from spdf_jax.runs.change_plots import plot_mask_changes
+from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.plot_style import COLORS
+from spdf_jax.runs.plot_style import label_points
+from spdf_jax.runs.plot_style import label_spans
+from spdf_jax.runs.plot_style import log_ticks
+from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.runs.plot_style import spread
+from spdf_jax.runs.plots import plot_layer_sparsity
+from spdf_jax.runs.plots import plot_loss_over_flops
+from spdf_jax.runs.plots import plot_loss_over_steps
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
 
 
 def make_run(levels, losses=(6.0, 4.0, 3.0, 2.5), layers=3):

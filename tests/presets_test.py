@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.analysis import shape_of
+from spdf_jax.costs.flops import shape_of
 from spdf_jax.models import create_model
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import PRESETS

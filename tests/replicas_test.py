@@ -7,12 +7,12 @@ import math
 import jax
 import numpy as np
 import pytest
+from spdf_jax.training.interrupts import Interrupts
 from tiny_run import assert_same_arrays
 
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.sparsity.selection import by_name
-from spdf_jax.training.interrupts import Interrupts
 from spdf_jax.training.metrics import read_rows
 
 pytest.importorskip('experiments')

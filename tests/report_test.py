@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from spdf_jax.analysis import dense_flops_at
-from spdf_jax.analysis import flops_at
-from spdf_jax.analysis import losses_at_equal_flops
-from spdf_jax.analysis import pretraining_curve
-from spdf_jax.analysis import read_run
-from spdf_jax.analysis import write_report
-from spdf_jax.analysis.report import generations_table
-from spdf_jax.analysis.tables import escape
-from spdf_jax.analysis.tables import runs_table
+from spdf_jax.evaluation.markdown import escape
+from spdf_jax.runs.curves import dense_flops_at
+from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.curves import losses_at_equal_flops
+from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.report import generations_table
+from spdf_jax.runs.report import write_report
+from spdf_jax.runs.summaries import runs_table
+from spdf_jax.runs.workdirs import read_run
 
 
 def phase(name, start, steps, sparsity, source='text', dense=10.0):

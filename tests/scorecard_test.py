@@ -11,10 +11,10 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
-from spdf_jax.analysis import candidates
-from spdf_jax.analysis import scorecard
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import task_of_inputs
+from spdf_jax.evaluation import scorecard
+from spdf_jax.runs import open_models as candidates
 
 GREEDY = scorecard.Settings(search='greedy', max_new_tokens=4, batch_size=2)
 TASK = [

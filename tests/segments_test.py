@@ -8,13 +8,13 @@ import optax
 import pytest
 
 from spdf_jax import static
-from spdf_jax.analysis import flops_at
-from spdf_jax.analysis import ModelShape
-from spdf_jax.analysis import PhaseRecord
-from spdf_jax.analysis import Run
-from spdf_jax.analysis import training_flops
-from spdf_jax.analysis.segments import as_ranges
-from spdf_jax.analysis.segments import find_segments
+from spdf_jax.costs.flops import ModelShape
+from spdf_jax.costs.flops import training_flops
+from spdf_jax.costs.segments import as_ranges
+from spdf_jax.costs.segments import find_segments
+from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan

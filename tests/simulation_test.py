@@ -14,20 +14,20 @@ from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.program import Product
-from spdf_jax.analysis import PhaseRecord
-from spdf_jax.analysis import Run
-from spdf_jax.analysis import shape_of
-from spdf_jax.analysis.simulation import simulate_inference
-from spdf_jax.analysis.simulation import simulate_recipe
-from spdf_jax.analysis.simulation import trace_step
-from spdf_jax.analysis.simulation_text import format_estimate
-from spdf_jax.analysis.simulation_text import format_inference
-from spdf_jax.analysis.simulation_text import Rate
-from spdf_jax.analysis.wafer_findings import decoder_of
-from spdf_jax.analysis.wafer_findings import on_wafer
-from spdf_jax.analysis.wafer_memory import advise_batch
-from spdf_jax.analysis.wafer_memory import micro_batches
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.simulation import simulate_inference
+from spdf_jax.costs.simulation import simulate_recipe
+from spdf_jax.costs.simulation import trace_step
+from spdf_jax.costs.simulation_text import format_estimate
+from spdf_jax.costs.simulation_text import format_inference
+from spdf_jax.costs.simulation_text import Rate
+from spdf_jax.costs.wafer_memory import advise_batch
+from spdf_jax.costs.wafer_memory import micro_batches
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.wafer_findings import decoder_of
+from spdf_jax.runs.wafer_findings import on_wafer
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
 from spdf_jax.training import create_recipe
 
 DEVICE = create_device('cs2')

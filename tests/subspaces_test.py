@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.papers.subspace_pairs import as_csv
+from experiments.papers.subspace_pairs import measure_pairs
+from experiments.papers.subspace_plots import plot_distances
+from experiments.papers.subspaces import cosine_distances
+from experiments.papers.subspaces import MODULES
+from experiments.papers.subspaces import share_of_zeros
 from spdf_jax import interop
-from spdf_jax.analysis.subspace_pairs import as_csv
-from spdf_jax.analysis.subspace_pairs import measure_pairs
-from spdf_jax.analysis.subspace_plots import plot_distances
-from spdf_jax.analysis.subspaces import cosine_distances
-from spdf_jax.analysis.subspaces import MODULES
-from spdf_jax.analysis.subspaces import share_of_zeros
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of

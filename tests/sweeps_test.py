@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from quickstart_runs import start_command
 
-from spdf_jax.analysis.sweeps import parse_grid
-from spdf_jax.analysis.sweeps import points
-from spdf_jax.analysis.sweeps import rank
-from spdf_jax.analysis.sweeps import Result
-from spdf_jax.analysis.sweeps import run_name
+from spdf_jax.runs.sweeps import parse_grid
+from spdf_jax.runs.sweeps import points
+from spdf_jax.runs.sweeps import rank
+from spdf_jax.runs.sweeps import Result
+from spdf_jax.runs.sweeps import run_name
 
 RATE = 'phases.pretrain.learning_rate.peak'
 SECONDS = 300  # of patience with a child process.

@@ -9,9 +9,9 @@ from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer.closed_form import Decoder
 from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.analysis.wafer_plots import plot_appendix_c
-from spdf_jax.analysis.wafer_plots import plot_roofline
-from spdf_jax.analysis.wafer_plots import speedups
+from spdf_jax.runs.wafer_plots import plot_appendix_c
+from spdf_jax.runs.wafer_plots import plot_roofline
+from spdf_jax.runs.wafer_plots import speedups
 
 STEP = training_step(Decoder(24, 2048, 8192, 16, 50257), 132, 2048, 0.75)
 

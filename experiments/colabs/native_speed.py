@@ -51,8 +51,8 @@ from spdf_jax import accelerator
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
-from spdf_jax.analysis import plot_style
 from spdf_jax.data import Batch
+from spdf_jax.runs import plot_style
 
 # %% [markdown]
 # ## 1. What is there

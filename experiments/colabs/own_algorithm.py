@@ -46,7 +46,7 @@ import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import models
-from spdf_jax.analysis import plot_style
+from spdf_jax.runs import plot_style
 
 # %% [markdown]
 # ## 1. By an argument

@@ -46,7 +46,7 @@ import numpy as np
 import optax
 
 import spdf_jax as spdf
-from spdf_jax.analysis import plot_style
+from spdf_jax.runs import plot_style
 
 # %% [markdown]
 # The text is the source of Python's own `argparse`: eight bytes predict the

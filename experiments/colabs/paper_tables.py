@@ -43,24 +43,24 @@ import tempfile
 
 import matplotlib.pyplot as plt
 
+from experiments.papers import flops_tables
+from experiments.papers import paper_tables
+from experiments.papers.printed_numbers import value_of
+from experiments.papers.published_flops import TABLES
+from experiments.papers.published_results import Arm
+from experiments.papers.published_results import Measure
+from experiments.papers.published_results import Result
+from experiments.papers.subspace_pairs import measure_pairs
+from experiments.papers.subspace_plots import plot_distances
+from experiments.papers.subspaces import format_distances
 from spdf_jax import training
-from spdf_jax.analysis import flops_tables
-from spdf_jax.analysis import paper_tables
-from spdf_jax.analysis import plot_style
-from spdf_jax.analysis.candidates import open_run
-from spdf_jax.analysis.plan import describe_plan
-from spdf_jax.analysis.printed_numbers import value_of
-from spdf_jax.analysis.published_flops import TABLES
-from spdf_jax.analysis.published_results import Arm
-from spdf_jax.analysis.published_results import Measure
-from spdf_jax.analysis.published_results import Result
-from spdf_jax.analysis.scorecard import score_task
-from spdf_jax.analysis.scorecard import Settings
-from spdf_jax.analysis.scorecard import to_json
-from spdf_jax.analysis.scored_runs import find_runs
-from spdf_jax.analysis.subspace_pairs import measure_pairs
-from spdf_jax.analysis.subspace_plots import plot_distances
-from spdf_jax.analysis.subspaces import format_distances
+from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.evaluation.scorecard import score_task
+from spdf_jax.evaluation.scorecard import Settings
+from spdf_jax.evaluation.scorecard import to_json
+from spdf_jax.runs import plot_style
+from spdf_jax.runs.open_models import open_run
+from spdf_jax.runs.scored_runs import find_runs
 
 # %% [markdown]
 # ## 1. FLOPs

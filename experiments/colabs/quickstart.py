@@ -46,7 +46,7 @@ import numpy as np
 import optax
 
 import spdf_jax as spdf
-from spdf_jax import analysis
+from spdf_jax import costs
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import models
@@ -259,7 +259,7 @@ def apply_dense(params, tokens):
 
 
 sizes = model.config
-shape = analysis.ModelShape(
+shape = costs.ModelShape(
     n_layers=sizes.n_layers,
     d_model=sizes.d_model,
     n_heads=sizes.n_heads,
@@ -315,7 +315,7 @@ def train(plan):
   for step in range(plan.total_steps):
     phase = plan.phase_at(step)
     state, _ = train_step(state, batch_at(step))
-    flops += phase.batch_size * analysis.training_flops(
+    flops += phase.batch_size * costs.training_flops(
         shape, phase.length, phase.sparsity
     )
     if (step + 1) % 20 == 0:

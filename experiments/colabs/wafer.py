@@ -46,7 +46,8 @@ import numpy as np
 
 import spdf_jax as spdf
 from spdf_jax import accelerator
-from spdf_jax import analysis
+from spdf_jax import costs
+from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.comparisons import GPUS
@@ -57,7 +58,7 @@ from spdf_jax.accelerator.wafer.views import write_trace
 from spdf_jax.accelerator.wafer.what_if import sensitivities
 from spdf_jax.accelerator.wafer.what_if import strong_scaling
 from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
-from spdf_jax.analysis import plot_style
+from spdf_jax.runs import plot_style
 
 # %% [markdown]
 # ## 1. A function of your own
@@ -120,11 +121,11 @@ config = dict(
 )
 recipe = training.create_recipe(config, planning=True)
 estimates = {
-    name: analysis.simulate_recipe(recipe, device)
+    name: costs.simulate_recipe(recipe, device)
     for name, device in devices.items()
 }
 for estimate in estimates.values():
-  print(analysis.format_estimate(estimate, recipe), end='\n\n')
+  print(costs.format_estimate(estimate, recipe), end='\n\n')
 
 # %% [markdown]
 # For GPUs 75 % unstructured zeros are dense: they multiply them. Their bars are
@@ -138,7 +139,7 @@ DAY = 24 * 3600
 program = estimates['cs2'].report.program
 bars = {}
 for name, estimate in estimates.items():
-  ideal = analysis.simulate_recipe(recipe, wafer.create_device(name, 'ideal'))
+  ideal = costs.simulate_recipe(recipe, wafer.create_device(name, 'ideal'))
   label = f'1 CS-{name[-1]}'
   bars[f'{label}, dense'] = estimate.dense_seconds / DAY, 'dense'
   bars[f'{label}, 75 % zeros'] = estimate.seconds / DAY, 'zeros'
@@ -204,7 +205,7 @@ plt.show()
 
 # %%
 print(sensitivity_table(sensitivities(report.program, report.device)))
-analysis.plot_roofline(report)
+runs.plot_roofline(report)
 
 # %% [markdown]
 # ## 4. Sweeps

@@ -11,7 +11,7 @@ from experiments.papers.claims import Finding
 from experiments.papers.paired import Interval
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
-from spdf_jax.analysis import plot_style
+from spdf_jax.runs import plot_style
 
 _INSIDE, _OUTSIDE = 'interval inside the margin', 'interval outside the margin'
 _ACROSS = 'interval across the margin'

@@ -13,7 +13,7 @@ from experiments.papers.pool_data import Prepared
 from experiments.papers.scales import DENSE
 from experiments.papers.scales import Scale
 from experiments.papers.scales import sized
-from spdf_jax.analysis import plot_style
+from spdf_jax.runs import plot_style
 
 _METHODS = 'dense', 'static', 'variable', 'set', 'rigl'
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import statistics
 from typing import Any
 
-from experiments import measuring
+from experiments.benchmarks import measuring
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Job
 from experiments.papers.pool_data import Prepared

@@ -10,8 +10,8 @@ from typing import Any
 from typing import NamedTuple
 
 from experiments.papers.arms import Arm
-from spdf_jax.analysis.sweeps import points
-from spdf_jax.analysis.sweeps import run_name
+from spdf_jax.runs.sweeps import points
+from spdf_jax.runs.sweeps import run_name
 
 Outcome = Mapping[str, Any]
 """What a run has measured, by name."""

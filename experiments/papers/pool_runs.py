@@ -17,19 +17,20 @@ from absl import flags
 import jax
 import numpy as np
 
-from experiments import compilation_cache
-from experiments import console
-from experiments import lifecycle
+from experiments import papers
+from experiments.launch import compilation_cache
+from experiments.launch import console
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.gates import BASELINES
 from experiments.papers.pool import Job
 from experiments.papers.pool import Outcome
 from experiments.papers.scales import Scale
-from spdf_jax import analysis
+from experiments.papers.subspaces import module_means
 from spdf_jax import evaluation
+from spdf_jax import runs
 from spdf_jax import training
-from spdf_jax.analysis.subspaces import module_means
+from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
@@ -143,9 +144,9 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
     seconds += row.get('time/seconds', 0.0)
     if PRETRAINED in row:
       curve.append([row['step'], round(seconds, 2), row[PRETRAINED]])
-  run = analysis.read_run(workdir)
+  run = runs.read_run(workdir)
   outcome |= {
-      'flops': analysis.flops_at(run, run.last_step),
+      'flops': runs.flops_at(run, run.last_step),
       'steps': run.last_step,
       'training_seconds': round(seconds, 2),
       'kernels': recipe.sparse_steps is not None,
@@ -162,7 +163,7 @@ def distances(
 ) -> dict[str, float]:
   """Measures how far a run turned the hidden matrices it started from."""
   shapes = recipe.abstract_state.params
-  found = analysis.cosine_distances(*(
+  found = papers.cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
       for source in (recipe.config.init_from, str(workdir))
   ))

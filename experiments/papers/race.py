@@ -11,7 +11,7 @@ import statistics
 from typing import Any
 from typing import NamedTuple
 
-from experiments.machine import describe_machine
+from experiments.benchmarks.machine import describe_machine
 from experiments.papers import pool_data
 from experiments.papers import pool_runs
 from experiments.papers.arms import Arm
@@ -36,8 +36,8 @@ from experiments.papers.scales import Size
 from experiments.papers.scales import STATIC_75
 from experiments.papers.scales import STATIC_90
 from experiments.papers.scales import VARIABLE
-from spdf_jax.analysis.tables import markdown_table
-from spdf_jax.analysis.tables import MISSING
+from spdf_jax.evaluation.markdown import markdown_table
+from spdf_jax.evaluation.markdown import MISSING
 from spdf_jax.training.metrics import write_atomically
 
 ARMS = (DENSE, STATIC_75, VARIABLE)

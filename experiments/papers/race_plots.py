@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Outcome
-from spdf_jax.analysis import plot_style
+from spdf_jax.runs import plot_style
 
 
 def plot_race(

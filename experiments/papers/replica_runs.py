@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from spdf_jax.training.interrupts import Interrupts
 
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Job
@@ -19,10 +20,9 @@ from experiments.papers.pool_runs import Runner
 from experiments.papers.replicas import Replicas
 from spdf_jax import evaluation
 from spdf_jax import training
-from spdf_jax.analysis.plan import describe_plan
+from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.training.checkpoints import Checkpoints
 from spdf_jax.training.identity import run_identity
-from spdf_jax.training.interrupts import Interrupts
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.progress import Progress

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import lifecycle
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import training
+from spdf_jax.runs import lifecycle
 from spdf_jax.training.matmul import without_masks
 
 CHUNK = 50

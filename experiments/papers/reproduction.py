@@ -18,7 +18,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
-from experiments.machine import describe_machine
+from experiments.benchmarks.machine import describe_machine
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
 from experiments.papers import cost_plots
@@ -37,7 +37,7 @@ from experiments.papers.pool import Outcome
 from experiments.papers.pool import run_all
 from experiments.papers.pool import SELECTION_SEED
 from experiments.papers.scales import Scale
-from spdf_jax.analysis.sweeps import points
+from spdf_jax.runs.sweeps import points
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.progress import format_seconds
 

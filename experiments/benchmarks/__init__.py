@@ -1,0 +1,36 @@
+"""Benchmark suites: what `python -m experiments.benchmark` measures."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.benchmarks import matmul
+from experiments.benchmarks import model
+from experiments.benchmarks import optimizer
+from experiments.benchmarks import primitives
+from experiments.benchmarks import topk
+from experiments.benchmarks import train_step
+from experiments.benchmarks.measuring import Row
+
+
+class Suite(NamedTuple):
+  """A suite: what it measures, and how often."""
+
+  measure: Callable[[int, np.random.Generator], Iterable[Row]]
+  """`(repeats, rng) -> rows`, one after another."""
+
+  repeats: int
+  """Rounds of timing unless asked otherwise: a few minutes' worth."""
+
+
+SUITES = {
+    'matmul': Suite(matmul.measure, 7),
+    'model': Suite(model.measure, 15),
+    'optimizer': Suite(optimizer.measure, 8),
+    'primitives': Suite(primitives.measure, 40),
+    'topk': Suite(topk.measure, 3),
+    'train_step': Suite(train_step.measure, 20),
+}
+"""Suites by name."""

@@ -1,0 +1,179 @@
+"""The native kernels against XLA's dense matmul: one linear layer.
+
+Forward, dx and dW of one layer, lists of weights included: how many times
+faster than XLA's float32 products without a mask, with operands of float32 and,
+where there are kernels of it, of bfloat16. Targets hold for AVX-512, as means
+over the layers and numbers of tokens; `SPDF_NATIVE_KERNELS=avx2` or `portable`
+measures other kernels, `taskset -c 0` one thread.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import measuring
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator import sparse_matmul
+from spdf_jax.sparsity import random_mask
+
+SPEEDUPS = {
+    'float32': {0.5: 1.45, 0.75: 2.5, 0.9: 5.0, 0.95: 8.0},
+    'bfloat16': {0.5: 2.0, 0.75: 3.6, 0.9: 6.5, 0.95: 9.5},
+}
+"""Smallest mean speed-up by dtype and sparsity."""
+
+
+class Layer(NamedTuple):
+  """A linear layer to measure."""
+
+  inputs: int
+  """Rows of w."""
+
+  outputs: int
+  """Columns of w."""
+
+
+LAYERS = (
+    Layer(256, 1024),
+    Layer(768, 768),
+    Layer(768, 3072),
+    Layer(3072, 768),
+    Layer(2048, 8192),
+)
+TOKENS = (256, 1024, 4096)
+
+
+def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
+  """Measures all layers, their means, and what has no target.
+
+  Args:
+    repeats: Rounds of timing.
+    rng: Of operands and the bootstrap.
+
+  Yields:
+    Rows.
+  """
+  yield measuring.counted_row(
+      native.kernels(), 'CPU devices', jax.device_count()
+  )
+  for dtype in SPEEDUPS:
+    if native.is_available(dtype):
+      yield from measure_layers(LAYERS, TOKENS, repeats, rng, dtype)
+  for layer in LAYERS[:3]:
+    timings = _time(layer, 32, repeats, rng)
+    yield from _rows(f'{_name(layer)} T 32', timings, rng)
+  for kind, make in (('skewed', _skewed_mask), ('magnitude', _magnitude_mask)):
+    timings = _time(LAYERS[2], 1024, repeats, rng, make)
+    yield from _rows(f'{_name(LAYERS[2])} T 1024, {kind} mask', timings, rng)
+
+
+def measure_layers(
+    layers: tuple[Layer, ...],
+    tokens: tuple[int, ...],
+    repeats: int,
+    rng: np.random.Generator,
+    dtype: str = 'float32',
+) -> Iterator[measuring.Row]:
+  """Measures layers at some numbers of tokens, and their means.
+
+  Args:
+    layers: The layers.
+    tokens: The numbers of tokens.
+    repeats: Rounds of timing.
+    rng: Of operands and the bootstrap.
+    dtype: Of the operands of the native kernels.
+
+  Yields:
+    Rows.
+  """
+  all_timings = []
+  kind = '' if dtype == 'float32' else f', {dtype}'
+  for layer in layers:
+    for number in tokens:
+      timings = _time(layer, number, repeats, rng, dtype=dtype)
+      all_timings.append(timings)
+      yield from _rows(f'{_name(layer)} T {number}{kind}', timings, rng)
+  has_target = native.kernels() == 'avx512'
+  for sparsity, target in SPEEDUPS[dtype].items():
+    keep_to = dict(target=target if has_target else None, at_most=False)
+    of_level = [timings[sparsity] for timings in all_timings]
+    yield measuring.sampled_row(
+        f'mean{kind}',
+        f'{sparsity:.0%} zeros: dense / native, wall',
+        np.array([t.wall[0] / t.wall[1] for t in of_level]),
+        rng,
+        **keep_to,
+    )
+    yield measuring.counted_row(
+        f'mean{kind}',
+        f'{sparsity:.0%} zeros: dense / native, least CPU',
+        float(np.mean([t.cpu[0].min() / t.cpu[1].min() for t in of_level])),
+        **keep_to,
+    )
+
+
+def _skewed_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
+  """Keeps rows of very different lengths: the first the most."""
+  rows = jnp.linspace(2, 0, w.shape[0])[:, None]
+  return jax.random.uniform(key, w.shape) < rows * (1 - sparsity)
+
+
+def _magnitude_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
+  """Keeps the largest weights of columns of very different sizes."""
+  scores = abs(w) * jnp.exp(jax.random.normal(key, w.shape[1:]))
+  return scores >= jnp.quantile(scores, sparsity)
+
+
+def _name(layer: Layer) -> str:
+  return f'{layer.inputs} x {layer.outputs}'
+
+
+def _time(
+    layer: Layer,
+    tokens: int,
+    repeats: int,
+    rng: np.random.Generator,
+    make_mask: Callable[..., jax.Array] = random_mask,
+    dtype: str = 'float32',
+) -> dict[float, measuring.Timings]:
+  """Times the dense and the native layer in turn, by sparsity."""
+  draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))
+  x, w = draw(tokens, layer.inputs), draw(*layer)
+  dy = draw(tokens, layer.outputs)
+  native_layer = functools.partial(sparse_matmul, lowering=native.NATIVE)
+  dense = jax.jit(functools.partial(_forward_and_gradients, jnp.dot))
+  sparse = jax.jit(functools.partial(_forward_and_gradients, native_layer))
+  operands = [a.astype(dtype) for a in (dy, x, w)]
+  timings = {}
+  for sparsity in SPEEDUPS[dtype]:
+    mask = make_mask(jax.random.key(0), w, sparsity)
+    calls = [lambda: dense(dy, x, w), lambda mask=mask: sparse(*operands, mask)]
+    timings[sparsity] = measuring.interleave(calls, repeats)
+  return timings
+
+
+def _forward_and_gradients(multiply, dy, x, w, *mask):
+  y, pullback = jax.vjp(lambda x, w: multiply(x, w, *mask), x, w)
+  return y, pullback(dy)
+
+
+def _rows(
+    case: str,
+    timings: dict[float, measuring.Timings],
+    rng: np.random.Generator,
+) -> Iterator[measuring.Row]:
+  for sparsity, (wall, cpu, _) in timings.items():
+    yield measuring.sampled_row(
+        case, f'{sparsity:.0%} zeros: dense / native, wall', wall[0] / wall[1],
+        rng,
+    )
+    yield measuring.counted_row(
+        case,
+        f'{sparsity:.0%} zeros: dense / native, least CPU',
+        float(cpu[0].min() / cpu[1].min()),
+    )

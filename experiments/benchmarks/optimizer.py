@@ -1,0 +1,240 @@
+"""What every algorithm costs: on the steps that move masks, and between them.
+
+Each algorithm wraps the chain that a user of optax would write, and is compared
+with that chain in one interleaved run, in a process of their own: a heap that
+has seen other compilations slows whatever comes last. One compiled program
+serves both kinds of steps: what differs is the clock in its state.
+
+Targets: between updates the optimizer alone at most 1.25 of the dense one and
+the train step at most 1.02; on an update the train step at most 1.10; scratch
+of the optimizer's program at most 0.65 of its state beyond dense, and no copy
+of the state; one compilation for a whole run.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import concurrent.futures
+import functools
+import multiprocessing
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import compiled
+from experiments.benchmarks import dense_training
+from experiments.benchmarks import measuring
+from experiments.benchmarks import small_gpts
+from experiments.launch import console
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.accelerator import native
+from spdf_jax.training.matmul import without_masks
+
+_UPDATE, _BETWEEN = 50, 51
+_STEPS = 105  # A whole run: past the last update.
+_TIMES = dict(update_every=10, update_until=100)
+_RISING = spdf.cubic(0.5, small_gpts.SPARSITY, 90)
+ALGORITHMS = {
+    'static': spdf.static(small_gpts.SPARSITY),
+    'gmp': spdf.gmp(_RISING, **_TIMES),
+    'gmp, model wide': spdf.gmp(
+        _RISING, distribution=spdf.model_wide, **_TIMES
+    ),
+    'sparse_evolution': spdf.sparse_evolution(
+        small_gpts.SPARSITY, update_every=10
+    ),
+    'rigl': spdf.rigl(small_gpts.SPARSITY, **_TIMES),
+    'granet': spdf.granet(_RISING, **_TIMES),
+    'iterative': spdf.iterative([spdf.Round(50), spdf.Round(50, 0.25)]),
+}
+_WARMUPS = 2
+_LARGEST_OPTIMIZER_RATIO = 1.25
+_LARGEST_STEP_RATIO = 1.02
+_LARGEST_UPDATE_RATIO = 1.10
+_LARGEST_SCRATCH = 0.65
+
+
+def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
+  """Measures the quickstart's model and one of some 3.5M parameters.
+
+  Args:
+    repeats: Rounds of timing; quicker cases take several in each.
+    rng: Of tokens and the bootstrap.
+
+  Yields:
+    Rows.
+  """
+  context = multiprocessing.get_context('spawn')
+  for case in small_gpts.CASES[:2]:
+    for name in ALGORITHMS:
+      with concurrent.futures.ProcessPoolExecutor(
+          1, mp_context=context, initializer=console.prepare
+      ) as child:
+        seed = int(rng.integers(2**32))
+        rows = child.submit(_measure_one, case, name, repeats, seed)
+        yield from rows.result()
+
+
+def _measure_one(
+    case: small_gpts.Case, name: str, repeats: int, seed: int
+) -> list[measuring.Row]:
+  return list(measure_case(
+      case._replace(name=f'{case.name}, {name}'), repeats,
+      np.random.default_rng(seed), {name: ALGORITHMS[name]},
+  ))
+
+
+def measure_case(
+    case: small_gpts.Case,
+    repeats: int,
+    rng: np.random.Generator,
+    algorithms: Mapping[str, spdf.Algorithm],
+) -> Iterator[measuring.Row]:
+  """Measures algorithms beside the dense chain, all in this process."""
+  native.is_available()  # As in training: kernels choose masks.
+  subject = small_gpts.create_subject(case, rng)
+  chain = dense_training.adamw(subject.plan, **subject.settings)
+  optimizers = {'dense': chain} | {
+      name: spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=0)
+      for name, algorithm in algorithms.items()
+  }
+
+  programs = {
+      name: small_gpts.compile_training(
+          functools.partial(dense_training.update, optimizer=optimizer),
+          subject.params, optimizer, subject.grads,
+      )
+      for name, optimizer in optimizers.items()
+  }
+  for name, program in programs.items():
+    yield measuring.counted_row(
+        case.name,
+        f'{name} optimizer: compilations of a run',
+        compiled.count_compilations(program, _STEPS),
+        target=1,
+    )
+  targets = {_BETWEEN: _LARGEST_OPTIMIZER_RATIO, _UPDATE: None}
+  yield from _time_rows(
+      case.name, 'optimizer', programs, algorithms, targets,
+      repeats * case.updates, rng,
+  )
+  yield from small_gpts.memory_rows(
+      case.name, 'optimizer', _LARGEST_SCRATCH, programs
+  )
+
+  programs = {
+      name: small_gpts.compile_training(
+          functools.partial(
+              dense_training.train_step if name == 'dense'
+              else training.train_step,
+              apply_fn=without_masks(subject.model.apply),
+              optimizer=optimizer,
+              learning_rate=subject.plan.learning_rate,
+          ),
+          subject.params, optimizer, subject.batch,
+      )
+      for name, optimizer in optimizers.items()
+  }
+  for name, program in programs.items():
+    yield measuring.counted_row(
+        case.name, f'{name} step: seconds to compile', program.seconds
+    )
+  targets = {_BETWEEN: _LARGEST_STEP_RATIO, _UPDATE: _LARGEST_UPDATE_RATIO}
+  yield from _time_rows(
+      case.name, 'step', programs, algorithms, targets,
+      repeats * case.steps, rng,
+  )
+  yield from small_gpts.memory_rows(case.name, 'step', None, programs)
+
+
+def _time_rows(
+    case: str,
+    kind: str,
+    programs: Mapping[str, compiled.Program],
+    algorithms: Mapping[str, spdf.Algorithm],
+    targets: Mapping[int, float | None],
+    repeats: int,
+    rng: np.random.Generator,
+) -> Iterator[measuring.Row]:
+  timed = {('dense', _BETWEEN): compiled.repeated(programs['dense'])}
+  for name, algorithm in algorithms.items():
+    counts = [
+        count for count in targets
+        if count == _BETWEEN or algorithm.update_at(count)
+    ]
+    calls = repeated_at(programs[name], algorithm, counts, repeats + _WARMUPS)
+    timed |= {(name, count): call for count, call in zip(counts, calls)}
+  timings = measuring.interleave(
+      list(timed.values()), repeats, warmups=_WARMUPS
+  )
+  yield measuring.sampled_row(
+      case, f'dense {kind}, wall ms', 1e3 * timings.wall[0], rng
+  )
+  for i, (name, count) in enumerate(timed):
+    if name == 'dense':
+      continue
+    when = 'update' if count == _UPDATE else 'between'
+    for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
+      yield measuring.sampled_row(
+          case,
+          f'{name} {kind}, {when} / dense, {clock}',
+          seconds[i] / seconds[0],
+          rng,
+          target=targets[count],
+      )
+
+
+def repeated_at(
+    program: compiled.Program,
+    algorithm: spdf.Algorithm,
+    counts: Sequence[int],
+    calls: int,
+) -> list[Callable[[], Any]]:
+  """Returns calls that step on, each as if that were step `count`.
+
+  They share one state, and each has a batch or gradients of its own: called in
+  turn, an update meets weights that were trained since the last one, as it does
+  in a run. Where all gradients are alike, Adam makes all magnitudes of the
+  weights that grew alike, and the thresholds are sought among equals.
+
+  Args:
+    program: A compiled step of a `TrainState` whose optimizer is `sparsify`.
+    algorithm: What the optimizer was given.
+    counts: The steps.
+    calls: How often each will be called, at most.
+
+  Returns:
+    A call for every count.
+  """
+  # Its own copy: the program's state serves other calls too.
+  state = jax.tree.map(jnp.copy, program.state)
+
+  def at(i, count):
+    argument = jax.tree.map(lambda x: jnp.roll(x, i, -1), program.argument)
+    # Donated with the state, so each call has its own; made here, because
+    # making them is no part of a step. The clocks of learning rate and Adam run
+    # on.
+    clocks = iter([
+        dict(
+            count=jnp.int32(count),
+            dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+        )
+        for _ in range(calls)
+    ])
+
+    def call():
+      nonlocal state
+      opt_state = state.opt_state._replace(**next(clocks))
+      state, rest = program.executable(
+          state.replace(opt_state=opt_state), argument
+      )
+      return state, rest
+
+    return call
+
+  return [at(i, count) for i, count in enumerate(counts)]

@@ -1,0 +1,186 @@
+"""Small GPTs whose training is measured: models, batches, compiled programs."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import quickstart
+from experiments.benchmarks import compiled
+from experiments.benchmarks import measuring
+import spdf_jax as spdf
+from spdf_jax import data
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.training.config import parse
+from spdf_jax.training.phases import PhaseConfig
+
+SPARSITY = 0.75
+_TOKENS_PER_EPOCH = 2**24  # Lengths of phases follow from it, costs do not.
+_LARGEST_UNALIASED = 64  # Bytes: a flag or counter may be made anew.
+_LARGEST_COPIED = 0.01  # Of the optimizer's state: counters.
+
+PyTree = Any
+
+
+class Case(NamedTuple):
+  """A model and a batch to measure."""
+
+  name: str
+  """What rows call it."""
+
+  model: Mapping[str, Any]
+  """Fields of the quickstart's model to change."""
+
+  batch_size: int
+  """Sequences per step."""
+
+  length: int
+  """Tokens per sequence."""
+
+  steps: int
+  """Timed steps per repeat."""
+
+  updates: int
+  """Timed updates of the optimizer alone per repeat."""
+
+
+CASES = (
+    Case('quickstart', {}, 8, 128, 5, 20),
+    # Near the 4.3M parameters at which other libraries were measured.
+    Case(
+        'd_model 256',
+        dict(n_layers=4, n_heads=8, d_model=256, d_ff=1024, max_length=256),
+        4, 256, 2, 20,
+    ),
+    # Wide enough that matrix products take most of the step. The optimizer
+    # alone is bound by memory here, and masking the gradient for the norm of
+    # the clip is a pass of its own: some 1.27, over the target.
+    Case(
+        'd_model 512',
+        dict(n_layers=4, n_heads=8, d_model=512, d_ff=2048, max_length=256),
+        4, 256, 1, 10,
+    ),
+)
+
+
+class Subject(NamedTuple):
+  """A model that is ready to be trained."""
+
+  model: nn.Module
+  """The Flax module."""
+
+  params: PyTree
+  """Its initial parameters."""
+
+  plan: training.Plan
+  """The phases of configs/quickstart.py."""
+
+  settings: Mapping[str, Any]
+  """Arguments of its AdamW."""
+
+  batch: data.Batch
+  """What every step learns from."""
+
+  grads: PyTree
+  """What every update of the optimizer alone is given."""
+
+
+def create_subject(case: Case, rng: np.random.Generator) -> Subject:
+  """Makes the model of a case, with random parameters, tokens and gradients."""
+  config = parse(quickstart.get_config(f'sparsity={SPARSITY}'))
+  model = models.model_of(
+      dataclasses.replace(config.model.sizes, **case.model)
+  )
+  key = jax.random.key(config.seed)
+  params = jax.jit(model.init)(key, jnp.zeros((1, 2), jnp.int32))['params']
+  return Subject(
+      model,
+      params,
+      _create_plan(config.phases, params),
+      dataclasses.asdict(config.optimizer),
+      _random_batch(case, model.config.vocab_size, rng),
+      jax.tree.map(
+          lambda p: 0.01 * rng.standard_normal(p.shape, np.float32), params
+      ),
+  )
+
+
+def _create_plan(
+    phases: Sequence[PhaseConfig], params: PyTree
+) -> training.Plan:
+  tokens = lambda length: _TOKENS_PER_EPOCH
+  return training.create_plan(
+      phases,
+      tokens_per_epoch={'corpus': tokens, 'task': tokens},
+      parameters=sum(x.size for x in jax.tree.leaves(params)),
+  )
+
+
+def _random_batch(
+    case: Case, vocab_size: int, rng: np.random.Generator
+) -> data.Batch:
+  shape = (case.batch_size, case.length + 1)
+  tokens = jnp.asarray(rng.integers(vocab_size, size=shape, dtype=np.int32))
+  weights = jnp.ones((case.batch_size, case.length))
+  return data.Batch(tokens[:, :-1], tokens[:, 1:], weights)
+
+
+def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
+  """Makes the state at step 0 of fresh parameters, masked."""
+  # Donated, and the parameters are used again: a copy.
+  params = jax.tree.map(jnp.copy, params)
+  opt_state = optimizer.init(params)
+  if isinstance(opt_state, spdf.SparsifyState):
+    params = spdf.apply_mask(params, spdf.get_mask(opt_state))
+  return training.TrainState(jnp.zeros([], jnp.int32), params, opt_state)
+
+
+def compile_training(
+    function: Callable[..., Any], params: PyTree, optimizer: Any, argument: Any
+) -> compiled.Program:
+  """Compiles `function(state, argument)` for fresh parameters, masked."""
+  return compiled.compile_program(
+      function, first_state(params, optimizer), argument
+  )
+
+
+def memory_rows(
+    case: str,
+    kind: str,
+    scratch_target: float | None,
+    programs: Mapping[str, compiled.Program],
+) -> Iterator[measuring.Row]:
+  """Yields what programs copy and need beyond the one called dense."""
+  dense = programs['dense']
+  state_bytes = compiled.tree_bytes(dense.state.opt_state)
+  copied = lambda p: compiled.copied_bytes(p, dense.state.opt_state)
+  scratch = compiled.scratch_bytes
+  for name, program in programs.items():
+    if program is dense:
+      continue
+    row = functools.partial(measuring.counted_row, case)
+    yield row(
+        f'{name} {kind}: bytes not in place',
+        compiled.unaliased_bytes(program),
+        target=_LARGEST_UNALIASED,
+    )
+    yield row(
+        f'{name} {kind}: copied / optimizer state',
+        (copied(program) - copied(dense)) / state_bytes,
+        target=_LARGEST_COPIED,
+    )
+    yield row(
+        f'{name} {kind}: scratch / optimizer state',
+        (scratch(program) - scratch(dense)) / state_bytes,
+        target=scratch_target,
+    )

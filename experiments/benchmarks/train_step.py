@@ -1,0 +1,205 @@
+"""What sparsity costs a training step: time, and copies of the state.
+
+Three optimizers of one model: `dense`, the chain a user of optax would write;
+`static`, the same chain in `sparsify` at 75 %; `phases`, what training runs
+from configs/quickstart.py, its three phases and restart included.
+
+Last the native kernels, which skip zeros: how many times faster than the dense
+step theirs is, in a model of width 768 at least 1.2 times at 50 % zeros, 1.6 at
+75 %, 2.1 at 90 % and 2.4 at 95 %; and stored compactly 1.35, 1.9, 2.5 and 3.0
+times. Parameters, masks and moments of a sparse layer then take at most 6.5
+bytes per weight at 75 %, and 2.7 at 90 %; dense arrays take 13.
+
+Targets: the sparse step at most 1.03 of the dense one, the optimizer alone at
+most 1.25, and no copy of the optimizer's state. That is counted three ways:
+bytes of the donated state that are not updated in place; bytes that XLA copies
+to arrays shaped like the dense optimizer's state; and scratch beyond that of
+the dense program. In the optimizer alone the last is one masked gradient, up
+to half of Adam's state, because clipping reads it twice; a copy of the state
+would be twice that.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import functools
+
+import jax
+import numpy as np
+
+from experiments.benchmarks import compiled
+from experiments.benchmarks import dense_training
+from experiments.benchmarks import measuring
+from experiments.benchmarks import small_gpts
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.training import optimizers
+from spdf_jax.training.matmul import without_masks
+from spdf_jax.training.storage import bytes_per_weight
+from spdf_jax.training.storage import to_compact
+
+# The masked gradient: half of Adam's state.
+_LARGEST_SCRATCH = 0.5
+_LARGEST_STEP_RATIO = 1.03
+_LARGEST_OPTIMIZER_RATIO = 1.25
+NATIVE_SPEEDUPS = {0.5: 1.2, 0.75: 1.6, 0.9: 2.1, 0.95: 2.4}
+"""Smallest speed-up of a wide model's step by native kernels, by sparsity."""
+COMPACT_SPEEDUPS = {0.5: 1.35, 0.75: 1.9, 0.9: 2.5, 0.95: 3.0}
+"""The same with kept values alone in parameters and moments."""
+_LARGEST_BYTES = {0.75: 6.5, 0.9: 2.7}  # Per weight, by sparsity.
+WIDE = small_gpts.Case(
+    'd_model 768',
+    dict(n_layers=4, n_heads=12, d_model=768, d_ff=3072, max_length=256),
+    4, 256, 1, 5,
+)
+
+
+def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
+  """Measures all cases.
+
+  Args:
+    repeats: Rounds of timing; quicker cases take several in each.
+    rng: Of tokens and the bootstrap.
+
+  Yields:
+    Rows.
+  """
+  for case in small_gpts.CASES:
+    yield from measure_case(case, repeats, rng)
+  for case in (small_gpts.CASES[0], WIDE):
+    yield from measure_native(case, repeats, rng)
+
+
+def measure_native(
+    case: small_gpts.Case, repeats: int, rng: np.random.Generator
+) -> Iterator[measuring.Row]:
+  """Measures the step with native kernels, at several sparsities."""
+  subject = small_gpts.create_subject(case, rng)
+  chain = dense_training.adamw(subject.plan, **subject.settings)
+  sparse = training.sparse_steps(
+      'native', subject.model, case.batch_size * case.length
+  )
+  if sparse is None:
+    return
+  compile_step = lambda step, optimizer, state: compiled.compile_program(
+      functools.partial(
+          step,
+          apply_fn=without_masks(subject.model.apply),
+          optimizer=optimizer,
+          learning_rate=subject.plan.learning_rate,
+      ),
+      state, subject.batch,
+  )
+  programs = [compile_step(
+      dense_training.train_step, chain,
+      small_gpts.first_state(subject.params, chain),
+  )]
+  step = functools.partial(training.train_step, sparse_steps=sparse)
+  for level in NATIVE_SPEEDUPS:
+    optimizer = spdf.sparsify(
+        chain, spdf.static(level), where=models.sparsifiable, key=0
+    )
+    state = small_gpts.first_state(subject.params, optimizer)
+    programs.append(compile_step(step, optimizer, to_compact(state)))
+    programs.append(compile_step(step, optimizer, state))
+  sizes = [bytes_per_weight(program.state) for program in programs[1::2]]
+  timings = measuring.interleave(
+      [compiled.repeated(program) for program in programs],
+      repeats * case.steps, warmups=2,
+  )
+  name = f'{case.name}, native'
+  yield measuring.sampled_row(
+      name, 'dense step, wall ms', 1e3 * timings.wall[0], rng
+  )
+  for i, (level, size) in enumerate(zip(NATIVE_SPEEDUPS, sizes)):
+    for rival, at, targets in (
+        ('native', 2 * i + 2, NATIVE_SPEEDUPS),
+        ('compact', 2 * i + 1, COMPACT_SPEEDUPS),
+    ):
+      for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
+        yield measuring.sampled_row(
+            name,
+            f'{level:.0%} zeros: dense step / {rival}, {clock}',
+            seconds[0] / seconds[at],
+            rng,
+            target=targets[level] if case is WIDE else None,
+            at_most=False,
+        )
+    yield measuring.counted_row(
+        name, f'{level:.0%} zeros: compact bytes per weight', size,
+        target=_LARGEST_BYTES.get(level),
+    )
+
+
+def measure_case(
+    case: small_gpts.Case, repeats: int, rng: np.random.Generator
+) -> Iterator[measuring.Row]:
+  """Measures one case; see `measure`."""
+  subject = small_gpts.create_subject(case, rng)
+  plan = subject.plan
+  chain = dense_training.adamw(plan, **subject.settings)
+  with_masks = dict(where=models.sparsifiable, key=jax.random.key(0))
+  all_optimizers = {
+      'dense': chain,
+      'static': spdf.sparsify(
+          chain, spdf.static(small_gpts.SPARSITY), **with_masks
+      ),
+      'phases': optimizers.adamw(plan, **with_masks, **subject.settings),
+  }
+  programs = {}
+  for name, optimizer in all_optimizers.items():
+    function = functools.partial(
+        dense_training.train_step if name == 'dense' else training.train_step,
+        apply_fn=without_masks(subject.model.apply),
+        optimizer=optimizer,
+        learning_rate=plan.learning_rate,
+    )
+    programs[name] = small_gpts.compile_training(
+        function, subject.params, optimizer, subject.batch
+    )
+  yield from _time_rows(
+      case.name, 'step', _LARGEST_STEP_RATIO, programs,
+      repeats * case.steps, rng,
+  )
+  yield from small_gpts.memory_rows(case.name, 'step', None, programs)
+
+  programs = {
+      name: small_gpts.compile_training(
+          functools.partial(dense_training.update, optimizer=optimizer),
+          subject.params, optimizer, subject.grads,
+      )
+      for name, optimizer in all_optimizers.items()
+  }
+  yield from _time_rows(
+      case.name, 'optimizer', _LARGEST_OPTIMIZER_RATIO, programs,
+      repeats * case.updates, rng,
+  )
+  yield from small_gpts.memory_rows(
+      case.name, 'optimizer', _LARGEST_SCRATCH, programs
+  )
+
+
+def _time_rows(
+    case: str,
+    kind: str,
+    target: float,
+    programs: Mapping[str, compiled.Program],
+    repeats: int,
+    rng: np.random.Generator,
+) -> Iterator[measuring.Row]:
+  calls = [compiled.repeated(program) for program in programs.values()]
+  timings = measuring.interleave(calls, repeats, warmups=2)
+  yield measuring.sampled_row(
+      case, f'dense {kind}, wall ms', 1e3 * timings.wall[0], rng
+  )
+  for i, name in enumerate(programs):
+    if name == 'dense':
+      continue
+    for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
+      yield measuring.sampled_row(
+          case,
+          f'{name} {kind} / dense, {clock}',
+          seconds[i] / seconds[0],
+          rng,
+          target=target,
+      )

@@ -1,0 +1,60 @@
+"""A cache of compiled programs: commands that start again compile nothing."""
+
+import hashlib
+import os
+import pathlib
+import platform
+
+from absl import flags
+from absl import logging
+import jax
+
+from experiments.benchmarks import machine
+
+_DIRECTORY = flags.DEFINE_string(
+    'compilation_cache', None,
+    'Where compiled programs are kept, those that take over a second to '
+    "compile; '' for nowhere. By default JAX_COMPILATION_CACHE_DIR, or else "
+    '~/.cache/spdf_jax/compiled.',
+)
+
+
+def prepare() -> None:
+  """Turns the cache on, as the flag says; call it before compiling.
+
+  The same program of the same jaxlib, for the same devices, is compiled once.
+  Programs for a CPU are its machine code, divided among its cores, so every
+  kind of processor has a directory of its own. Where nothing can be written
+  the log says so, and programs are compiled anew.
+  """
+  wished = _DIRECTORY.value
+  if wished is None:
+    if jax.config.jax_compilation_cache_dir:
+      return
+    home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+    wished = os.path.join(home, 'spdf_jax', 'compiled')
+  if not wished:
+    jax.config.update('jax_enable_compilation_cache', False)
+    return
+  directory = pathlib.Path(wished).expanduser() / _processor()
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    logging.warning(
+        'compiled programs are not kept: %s cannot be written (%s).',
+        directory, error.strerror,
+    )
+    return
+  jax.config.update('jax_compilation_cache_dir', str(directory))
+
+
+def _processor() -> str:
+  """Names what machine code depends on: architecture, extensions, cores."""
+  try:
+    lines = pathlib.Path('/proc/cpuinfo').read_text('utf-8').splitlines()
+  except OSError:  # Not Linux.
+    lines = [platform.processor()]
+  names = ('vendor_id', 'cpu family', 'model', 'flags', 'Features')
+  kind = sorted({x for x in lines if x.split('\t')[0].strip() in names})
+  digest = hashlib.sha256('\n'.join(kind).encode()).hexdigest()
+  return f'{platform.machine()}-{machine.cores()}-{digest[:12]}'

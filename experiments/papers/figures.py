@@ -1,0 +1,153 @@
+"""The papers' figures by name: what each needs, drawn from finished runs."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import os
+import pathlib
+from typing import Any
+from typing import NamedTuple
+
+from experiments.papers import diagrams
+from experiments.papers import flops_plots
+from experiments.papers import run_figures
+from experiments.papers.run_figures import MissingRunsError
+from experiments.papers.run_groups import Group
+from experiments.papers.run_groups import group_runs
+from spdf_jax.names import lookup
+from spdf_jax.runs.scored_runs import find_runs
+from spdf_jax.runs.wafer_plots import plot_appendix_c
+
+ALL = 'all'
+
+
+class Figure(NamedTuple):
+  """A figure that can be drawn.
+
+  Attributes:
+    shows: What is on it.
+    draw: Draws it, from groups of runs if it needs any.
+    needs: Which runs; `''`: none.
+  """
+
+  shows: str
+  draw: Callable[..., Any]
+  needs: str = ''
+
+
+FIGURES = {
+    'mask': Figure('a dense network, a mask, and what it leaves: a diagram',
+                   diagrams.plot_mask_diagram),
+    'spdf': Figure('sparse pre-training, dense fine-tuning: a diagram',
+                   diagrams.plot_spdf_diagram),
+    'variable-spdf': Figure('two stages, then fine-tuning: a diagram',
+                            diagrams.plot_variable_diagram),
+    'flops-bars': Figure("the papers' FLOPs by phase and model",
+                         flops_plots.plot_flops_bars),
+    'flops-reduction': Figure('how many times fewer FLOPs, over model size',
+                              flops_plots.plot_flops_reduction),
+    'speedup': Figure('speed-up over zeros on the modeled wafer',
+                      plot_appendix_c),
+    'fine-tuning': Figure(
+        'sparse against dense fine-tuning over zeros in pre-training',
+        run_figures.fine_tunings,
+        'a sparse model fine-tuned both sparsely and densely',
+    ),
+    'sawtooth': Figure(
+        'iterative pruning: loss and zeros over steps', run_figures.sawtooth,
+        'iterative pruning; a dense run as long, if there is one',
+    ),
+    'loss-over-flops': Figure(
+        'validation loss over training FLOPs', run_figures.losses_over_flops,
+        'pre-training',
+    ),
+    'rigl-granet': Figure(
+        'RigL against GraNet over steps', run_figures.rigl_and_granet,
+        'a run of each',
+    ),
+    'sparsity': Figure(
+        'zeros asked for over training, a bar a run',
+        run_figures.levels, 'any run',
+    ),
+    'layers': Figure(
+        'zeros found in each layer at the end of each phase',
+        run_figures.layer_sparsity, 'pre-training',
+    ),
+    'masks': Figure(
+        'survival and exploration of masks over steps',
+        run_figures.mask_changes,
+        'masks that move: SET, RigL, GraNet, pruning',
+    ),
+}
+"""By the name of `--figure`."""
+
+
+class Written(NamedTuple):
+  """What `write_figures` did.
+
+  Attributes:
+    paths: The files that were written.
+    left_out: Why a figure was not drawn, by its name.
+    notes: Why runs are on none, a sentence each.
+  """
+
+  paths: tuple[pathlib.Path, ...]
+  left_out: Mapping[str, str]
+  notes: tuple[str, ...]
+
+
+def write_figures(
+    name: str,
+    folders: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+) -> Written:
+  """Draws a figure, or all that can be drawn, as PNG.
+
+  Args:
+    name: A key of `FIGURES`, or `'all'`.
+    folders: Workdirs of runs, or folders that hold some; none for figures that
+      need no runs.
+    output: A folder; made if missing.
+
+  Returns:
+    What was written, and what was not.
+
+  Raises:
+    MissingRunsError: the one figure asked for needs runs that are not there.
+    ValueError: the figure is unknown, or a folder holds no run.
+    ImportError: matplotlib is not installed.
+  """
+  if name != ALL:
+    lookup('figure', name, FIGURES | {ALL: None})
+  names = list(FIGURES) if name == ALL else [name]
+  groups, notes = [], []
+  if folders and any(FIGURES[n].needs for n in names):
+    found = find_runs(folders)
+    groups, notes = group_runs(found.runs)
+    notes = [*found.problems, *notes]
+  output = pathlib.Path(output)
+  paths, left_out = [], {}
+  for each in names:
+    figure = FIGURES[each]
+    try:
+      drawn = _draw(figure, groups)
+    except MissingRunsError as error:
+      if name != ALL:
+        raise MissingRunsError(
+            f'figure {each!r} needs {figure.needs}, and there is {error}; '
+            'give such runs in --runs.'
+        ) from None
+      left_out[each] = f'{error}; it needs {figure.needs}'
+      continue
+    output.mkdir(parents=True, exist_ok=True)
+    paths.append(output / f'{each}.png')
+    drawn.savefig(paths[-1])
+  return Written(tuple(paths), left_out, tuple(notes))
+
+
+def _draw(figure: Figure, groups: Sequence[Group]) -> Any:
+  if not figure.needs:
+    return figure.draw()
+  if not groups:
+    raise MissingRunsError('no run')
+  return figure.draw(groups)

@@ -1,0 +1,261 @@
+"""Plots of the papers' FLOPs: bars by phase, and reduction over model size."""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+from experiments.papers import published_flops as published
+from experiments.papers.printed_numbers import value_of
+from experiments.papers.readings import parameters_of
+from experiments.papers.readings import TUNED
+from experiments.papers.spdf_readings import pretraining_flops
+from experiments.papers.spdf_readings import tuning_flops
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
+from spdf_jax.evaluation.markdown import percent
+from spdf_jax.models import PRESETS
+from spdf_jax.runs.plot_style import COLORS
+from spdf_jax.runs.plot_style import GREY
+from spdf_jax.runs.plot_style import label_ends
+from spdf_jax.runs.plot_style import log_ticks
+from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.runs.plot_style import polish
+
+DENSE, SPARSE, TUNING = 'dense pre-training', 'sparse pre-training', 'tuning'
+_COLORS = {SPARSE: COLORS[5], DENSE: COLORS[0], TUNING: COLORS[1]}
+_NAMES = {
+    SPARSE: SPARSE, DENSE: DENSE, TUNING: 'fine-tuning (E2E or DART)',
+}
+_EXA = 1e18
+LEVELS = (0.5, 0.75, 0.9)
+MODELS = (
+    'cerebras-gpt-111m', 'gpt2-small', 'cerebras-gpt-256m',
+    'cerebras-gpt-590m', 'gpt3-xl', 'cerebras-gpt-2.7b', 'cerebras-gpt-6.7b',
+    'cerebras-gpt-13b', 'gpt3-175b',
+)
+"""From small to large."""
+
+
+class Bar(NamedTuple):
+  """What a recipe of a paper takes.
+
+  Attributes:
+    model: The panel it stands in.
+    label: What it is called.
+    flops: By phase: `DENSE`, `SPARSE` or `TUNING`.
+    printed: The total as the paper prints it; `None` where it does not.
+  """
+
+  model: str
+  label: str
+  flops: Mapping[str, float]
+  printed: float | None = None
+
+  @property
+  def total(self) -> float:
+    """Of all phases."""
+    return sum(self.flops.values())
+
+
+def published_bars() -> list[Bar]:
+  """Returns the recipes of SPDF and Variable SPDF with their FLOPs.
+
+  SPDF's end with E2E, as its table 2 has them; those of 6.7B end with DART. The
+  256M models read 20 tokens per parameter, a budget that the post does not
+  print.
+
+  Example:
+    >>> bar = published_bars()[0]
+    >>> bar.label, round(bar.total / 1e18, 2), bar.printed / 1e18
+    ('dense', 2.48, 2.48)
+  """
+  bars = []
+  for name, level in published.PRETRAINING.rows:
+    flops = {
+        SPARSE if level else DENSE: pretraining_flops(name, level),
+        TUNING: tuning_flops(name, 'E2E'),
+    }
+    printed = _EXA * value_of(published.TOTALS.cell((name, level), 'E2E'))
+    label = f'static\n{percent(level)}' if level else 'dense'
+    bars.append(Bar(name, label, flops, printed))
+  return bars + _small_bars() + _large_bars()
+
+
+def _small_bars() -> list[Bar]:
+  name = published.V_SMALL
+  shape, length = shape_of(PRESETS[name]), published.LENGTH
+  sequences = 20 * parameters_of(name)[0] / length
+  cost = lambda level: sequences * training_flops(shape, length, level)
+  shares, levels = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
+  return [
+      Bar(name, 'dense', {DENSE: cost(0.0)}),
+      Bar(name, 'static\n75%', {SPARSE: cost(0.75)}),
+      Bar(name, f'{percent(levels[0])}, then\ndense', {
+          SPARSE: shares[0] * cost(levels[0]), DENSE: shares[1] * cost(0.0),
+      }),
+  ]
+
+
+def _large_bars() -> list[Bar]:
+  name = published.V_LARGE
+  shape, length = shape_of(PRESETS[name]), published.LENGTH
+  cost = lambda steps, level: (
+      steps * published.BATCH * training_flops(shape, length, level)
+  )
+  tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
+      shape, TUNED
+  )
+  steps, levels = published.STAGE_STEPS, published.STAGE_SPARSITIES
+  dense = cost(steps[0], 0.0)
+  row, = published.VARIABLE_LARGE.rows
+  fewer = published.VARIABLE_LARGE.cell(row, 'fewer FLOPs')
+  return [
+      Bar(name, 'dense', {DENSE: dense, TUNING: tuning}),
+      Bar(
+          name, f'{percent(levels[0])}, then\ndense', {
+              SPARSE: cost(steps[0], levels[0]),
+              DENSE: cost(steps[1], levels[1]), TUNING: tuning,
+          }, (1 - value_of(fewer)) * dense,
+      ),
+  ]
+
+
+def plot_flops_bars() -> Any:
+  """Draws what the papers' recipes take, by phase, a panel for each model.
+
+  Returns:
+    A `matplotlib.figure.Figure`: the number on a bar is its total against that
+    of dense training; a black line is the total that is printed.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Source: Thangarasa et al. 2023, "SPDF", table 2; Cerebras 2023, "Variable
+  Sparse Pre-training", figure 5.
+
+  Example:
+    >>> [ax.get_title() for ax in plot_flops_bars().axes][:2]
+    ['gpt2-small', 'gpt3-xl']
+  """
+  bars = published_bars()
+  models = list(dict.fromkeys(bar.model for bar in bars))
+  groups = [[bar for bar in bars if bar.model == m] for m in models]
+  figure = new_figure(11, 4)
+  panels = figure.subplots(1, len(models), width_ratios=list(map(len, groups)))
+  for ax, model, group in zip(panels, models, groups):
+    for place, bar in enumerate(group):
+      below = 0.0
+      for phase, flops in bar.flops.items():
+        ax.bar(
+            place, flops / _EXA, 0.66, below / _EXA, color=_COLORS[phase],
+            linewidth=0,
+        )
+        below += flops
+      top = bar.total
+      if bar.printed is not None:
+        ax.hlines(
+            bar.printed / _EXA, place - 0.4, place + 0.4, color='black',
+            linewidth=1.4,
+        )
+        top = max(top, bar.printed)
+      ax.annotate(
+          f'{bar.total / group[0].total:.2f} ×', (place, top / _EXA), (0, 3),
+          textcoords='offset points', ha='center', va='bottom', fontsize=9,
+      )
+    polish(ax)
+    ax.grid(False, axis='x')
+    ax.set_xticks(range(len(group)), [bar.label for bar in group], fontsize=8.5)
+    ax.set_ylim(0, 1.12 * max(bar.total for bar in group) / _EXA)
+    ax.set_xlim(-0.6, len(group) - 0.4)
+    ax.set_title(model, fontsize=10)
+    ax.tick_params(axis='x', length=0)
+  panels[0].set_ylabel('Training FLOPs (10$^{18}$)')
+  entries = [
+      panels[0].bar([0], [0], color=_COLORS[phase], label=name)
+      for phase, name in _NAMES.items()
+  ]
+  entries += panels[0].plot([], [], color='black', label='total as printed')
+  figure.legend(
+      handles=entries, loc='outside lower center', ncols=4, frameon=False,
+      fontsize=9,
+  )
+  return figure
+
+
+def reductions(level: float) -> list[tuple[int, float]]:
+  """Returns how many times fewer FLOPs training takes with zeros.
+
+  Args:
+    level: Fraction of zeros in the hidden matrices.
+
+  Returns:
+    For each model of `MODELS` its parameters, and the FLOPs of a dense sequence
+    of 2,048 tokens over those of a sparse one.
+
+  Example:
+    >>> [round(times, 2) for _, times in reductions(0.75)][-1]
+    3.66
+  """
+  found = []
+  for name in MODELS:
+    shape = shape_of(PRESETS[name])
+    dense = training_flops(shape, published.LENGTH)
+    sparse = training_flops(shape, published.LENGTH, level)
+    found.append((parameters_of(name)[0], dense / sparse))
+  return found
+
+
+def plot_flops_reduction() -> Any:
+  """Draws how many times fewer FLOPs zeros take, over model size.
+
+  Attention's own products and the vocabulary stay dense; their share falls with
+  size, and the reduction rises to 1 / (1 - sparsity), drawn dashed.
+
+  Returns:
+    A `matplotlib.figure.Figure`; diamonds are what SPDF prints of its two
+    models.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Source: Thangarasa et al. 2023, "SPDF", section 3.5 and appendix, table 2.
+
+  Example:
+    >>> plot_flops_reduction().axes[0].get_xlabel()
+    'Parameters'
+  """
+  figure = new_figure(7, 4.4)
+  ax = figure.subplots()
+  ends = []
+  for level, color in zip(LEVELS, COLORS):
+    sizes, times = zip(*reductions(level))
+    ax.axhline(1 / (1 - level), color=color, linewidth=1, linestyle='--')
+    ax.plot(sizes, times, color=color, marker='o', markersize=4, linewidth=1.8)
+    ends.append((sizes[-1], times[-1], f'{percent(level)} zeros', color))
+    for name, printed_level in published.PRETRAINING.rows:
+      if printed_level == level:
+        text = published.PRETRAINING.cell((name, level), 'of dense')
+        ax.plot(
+            parameters_of(name)[0], 1 / value_of(text), 'D', color='black',
+            markersize=6, fillstyle='none', zorder=3,
+        )
+  ax.set(
+      xscale='log', yscale='log', xlabel='Parameters',
+      ylabel='Times fewer training FLOPs',
+  )
+  polish(ax)
+  ax.set_ylim(1, 11.5)
+  ax.set_yticks([1, 2, 4, 10], ['1 ×', '2 ×', '4 ×', '10 ×'])
+  ax.set_yticks([], minor=True)
+  ax.set_xlim(ax.get_xlim())
+  log_ticks(ax)
+  label_ends(ax, ends, gap=0.06)
+  ax.set_title(
+      'Dense over sparse, 2,048 tokens; dashed: 1 / (1 − zeros)', loc='left',
+      fontsize=10,
+  )
+  ax.annotate(
+      '◇ printed by SPDF', (0.98, 0.05), xycoords='axes fraction',
+      color=GREY, fontsize=9, ha='right',
+  )
+  return figure

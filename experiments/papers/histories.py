@@ -1,0 +1,141 @@
+"""Histories: the launches that made a checkpoint, read as one run."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import statistics
+from typing import Any
+
+from spdf_jax.runs.ancestry import Lineage
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import read_run
+from spdf_jax.runs.workdirs import Run
+
+_EXPLORED = 'sparsity/exploration'
+
+
+def read_history(lineage: Lineage) -> Run:
+  """Reads all launches of a lineage as one run.
+
+  Args:
+    lineage: From `read_lineage`.
+
+  Returns:
+    A run whose phases and rows are those of all launches, steps counted on.
+
+  Raises:
+    FileNotFoundError: a workdir lacks a file.
+    ValueError: a file does not hold what it should.
+  """
+  runs = []
+  for source in lineage.sources:
+    workdir, _, phase = source.partition('@')
+    run = read_run(workdir)
+    runs.append(until(run, phase) if phase else run)
+  return join_runs(runs)
+
+
+def until(run: Run, phase: str) -> Run:
+  """Returns a run as it was at the end of one of its phases.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
+    ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
+    >>> run = Run('toy', phases, tuple({'step': s} for s in (2, 4, 6)))
+    >>> until(run, 'sparse').rows
+    ({'step': 2}, {'step': 4})
+  """
+  last = [p.name for p in run.phases].index(phase)
+  end = run.phases[last].end
+  return dataclasses.replace(
+      run,
+      phases=run.phases[:last + 1],
+      rows=tuple(row for row in run.rows if row['step'] <= end),
+  )
+
+
+def join_runs(runs: Sequence[Run]) -> Run:
+  """Joins launches, each of which started where the one before it ended.
+
+  What a launch logged before its first step is left out: the step belongs to
+  the one before. Every launch counts anew which weights were ever active: after
+  a dense phase in an earlier one they all were, otherwise it is not known and
+  left out.
+
+  Args:
+    runs: In order, one at least.
+
+  Returns:
+    A run with the name, sizes and generations of the last one.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> run = Run('toy', (phase,), ({'step': 4, 'train/loss': 2.0},))
+    >>> joined = join_runs([run, run])
+    >>> [p.start for p in joined.phases], joined.series('train/loss')
+    ([0, 4], ([4, 8], [2.0, 2.0]))
+  """
+  phases: list[PhaseRecord] = []
+  rows: list[dict[str, Any]] = []
+  for run in runs:
+    offset = phases[-1].end if phases else 0
+    phases += [_later(phase, offset) for phase in run.phases]
+    rows += [
+        _explored(row, phases[:-len(run.phases)])
+        | {'step': row['step'] + offset}
+        for row in run.rows if row['step'] or not offset
+    ]
+  return dataclasses.replace(
+      runs[-1], phases=tuple(phases), rows=tuple(rows)
+  )
+
+
+def _explored(
+    row: Mapping[str, Any], earlier: Sequence[PhaseRecord]
+) -> dict[str, Any]:
+  """Returns a row with what was ever active since the first launch."""
+  row = dict(row)
+  if earlier and row.pop(_EXPLORED, None) is not None and any(
+      part.sparsity == 0 for phase in earlier for part in phase.parts
+  ):
+    row[_EXPLORED] = 1.0
+  return row
+
+
+def _later(phase: PhaseRecord, steps: int) -> PhaseRecord:
+  return phase._replace(
+      start=phase.start + steps,
+      mask_updates=tuple(step + steps for step in phase.mask_updates),
+      segments=tuple(
+          part._replace(start=part.start + steps) for part in phase.segments
+      ),
+  )
+
+
+def average_runs(runs: Sequence[Run]) -> Run:
+  """Averages what runs logged that are seeds of one another.
+
+  Args:
+    runs: Runs of one plan, one at least.
+
+  Returns:
+    The first run, its rows with the means of all numbers that every run has
+    logged at that step.
+
+  Example:
+    >>> toy = lambda loss: Run('toy', (), ({'step': 4, 'train/loss': loss},))
+    >>> average_runs([toy(2.0), toy(3.0)]).rows
+    ({'step': 4, 'train/loss': 2.5},)
+  """
+  others = [{row['step']: row for row in run.rows} for run in runs]
+  rows = []
+  for row in runs[0].rows:
+    found = [rows_by_step.get(row['step'], {}) for rows_by_step in others]
+    rows.append({'step': row['step']} | {
+        key: statistics.fmean(other[key] for other in found)
+        for key in row
+        if key != 'step'
+        and all(isinstance(other.get(key), int | float) for other in found)
+    })
+  return dataclasses.replace(runs[0], rows=tuple(rows))

@@ -1,0 +1,118 @@
+"""How the numbers of Cerebras' posts follow, or nearly do."""
+
+from collections.abc import Iterator
+import functools
+
+from experiments.papers import published_flops as published
+from experiments.papers.published_flops import Row
+from experiments.papers.readings import parameters_of
+from experiments.papers.readings import Read
+from experiments.papers.readings import Reading
+from experiments.papers.readings import TUNED
+from spdf_jax.costs.flops import effective_sparsity
+from spdf_jax.costs.flops import forward_flops
+from spdf_jax.costs.flops import ModelShape
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
+from spdf_jax.models import PRESETS
+
+
+def _variable(row: Row, column: str) -> Iterator[Reading]:
+  shape = shape_of(PRESETS[row[0]])
+  parts = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
+  if column == 'effective sparsity':
+    steps = [round(600 * share) for share in parts[0]]
+    yield Reading(effective_sparsity(steps, parts[1], 600))
+    return
+  static = training_flops(shape, published.LENGTH, 0.75)
+  yield Reading(_run_flops(shape, *parts) / static)
+
+
+def _run_flops(
+    shape: ModelShape,
+    shares: tuple[float, ...],
+    sparsities: tuple[float, ...],
+    embedding: float = 0.0,
+) -> float:
+  """Returns the FLOPs of stages, for one sequence of the standard budget.
+
+  Args:
+    shape: Of the model.
+    shares: Of each stage, in standard budgets.
+    sparsities: Of each stage.
+    embedding: In how many of the passes (forward, for inputs and for weights)
+      the input embedding is counted, as a product of 2 s d V FLOPs.
+  """
+  length = published.LENGTH
+  extra = embedding * 2 * length * shape.d_model * shape.vocab_size
+  return sum(
+      share * (training_flops(shape, length, sparsity) + extra)
+      for share, sparsity in zip(shares, sparsities)
+  )
+
+
+def _variable_large(row: Row, column: str) -> Iterator[Reading]:
+  shape = shape_of(PRESETS[row[0]])
+  steps, levels = published.STAGE_STEPS, published.STAGE_SPARSITIES
+  if column == 'effective sparsity':
+    yield Reading(effective_sparsity(steps, levels, steps[0]))
+    return
+  shares = tuple(n / steps[0] for n in steps)
+  dense = functools.partial(_run_flops, shape, (1.0,), (0.0,))
+  run = functools.partial(_run_flops, shape, shares, levels)
+  if column == 'fewer FLOPs':
+    yield Reading(1 - run() / dense())
+    yield Reading(
+        1 - run(2) / dense(2),
+        'with the input embedding forward and for its weights',
+    )
+    yield Reading(
+        1 - run(3) / dense(3), 'with the input embedding in all passes'
+    )
+    split = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
+    yield Reading(
+        1 - _run_flops(shape, *split) / dense(),
+        'by the split reading, 5/6 of the budget at 90% and 1/6 dense',
+    )
+    return
+  tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
+      shape, TUNED
+  )
+  sequences = steps[0] * published.BATCH
+  yield Reading(tuning / (sequences * run()))
+  yield Reading(tuning / (sequences * dense()), 'of the dense pre-training')
+
+
+def _iterative(row: Row, column: str) -> Iterator[Reading]:
+  preset, sparsity = row
+  shape = shape_of(PRESETS[preset])
+  parameters, hidden = parameters_of(preset)
+  if column == 'inference FLOPs':
+    forward = functools.partial(forward_flops, shape, 2048)
+    yield Reading(forward() / forward(sparsity))
+  elif column == 'parameters':
+    yield Reading(parameters / (parameters - sparsity * hidden))
+  else:
+    yield Reading(1 / (1 - sparsity))
+
+
+def _budgets(row: Row, column: str) -> Iterator[Reading]:
+  preset, tokens = row
+  parameters, _ = parameters_of(preset)
+  if column == 'tokens':
+    yield Reading(20 * parameters)
+    return
+  shape = shape_of(PRESETS[preset])
+  yield Reading(tokens / 2048 * training_flops(shape, 2048))
+  yield Reading(
+      6 * parameters * tokens, '6 FLOPs per parameter and token, no attention'
+  )
+
+
+POST_READINGS: dict[str, Read] = {
+    published.VARIABLE.source: _variable,
+    published.VARIABLE_LARGE.source: _variable_large,
+    published.ITERATIVE.source: _iterative,
+    published.BUDGETS.source: _budgets,
+}
+"""By the source of a table."""

@@ -1,0 +1,51 @@
+"""Readings: ways to get at a printed number of FLOPs."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+
+from experiments.papers.published_flops import Row
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.interop.layouts import abstract_params
+from spdf_jax.models import PRESETS
+
+TUNED = 512
+"""Tokens of a sequence in fine-tuning: Hu et al. 2021, "LoRA"."""
+
+
+class Reading(NamedTuple):
+  """A way to get at a number.
+
+  Attributes:
+    value: The number, in the unit of its cell.
+    how: In words; `''` for ours.
+    slip: Whether it would be an error: the value of another cell.
+  """
+
+  value: float
+  how: str = ''
+  slip: bool = False
+
+
+Read = Callable[[Row, str], Iterator[Reading]]
+"""From row and column of a cell to its readings, ours first."""
+
+
+@functools.cache
+def parameters_of(preset: str) -> tuple[int, int]:
+  """Returns the parameters of a preset, and those in its hidden matrices.
+
+  Example:
+    >>> parameters_of('gpt2-small')
+    (125226240, 84934656)
+  """
+  config = dataclasses.replace(PRESETS[preset], scan_layers=True)
+  leaves = jax.tree.leaves(abstract_params(config))
+  shape = shape_of(config)
+  return (
+      sum(int(x.size) for x in leaves), shape.n_layers * shape.hidden_weights
+  )

@@ -1,0 +1,227 @@
+"""Groups of finished runs: seeds of one config, and what to call them."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+import pathlib
+from typing import NamedTuple
+
+from experiments.papers.histories import average_runs
+from experiments.papers.histories import read_history
+from spdf_jax.evaluation.markdown import percent
+from spdf_jax.runs.ancestry import Lineage
+from spdf_jax.runs.scored_runs import ScoredRun
+from spdf_jax.runs.scored_runs import Scores
+from spdf_jax.runs.summaries import zeros
+from spdf_jax.runs.workdirs import Run
+from spdf_jax.training.workdir import read_workdir_config
+
+_NAMES = {
+    'dense': 'dense', 'static': 'static', 'sparse_evolution': 'SET',
+    'rigl': 'RigL', 'granet': 'GraNet', 'gmp': 'GMP', 'variable': '',
+    'iterative': 'pruned',
+}
+"""By algorithm, in the order in which runs are shown."""
+
+
+class Group(NamedTuple):
+  """Runs that differ in their seed only.
+
+  Attributes:
+    lineage: What made the first of them.
+    task: What it was fine-tuned on; `''`: nothing.
+    runs: A history for each seed.
+    scores: What each of them scored.
+    sources: Their workdirs.
+  """
+
+  lineage: Lineage
+  task: str
+  runs: tuple[Run, ...]
+  scores: tuple[Scores, ...]
+  sources: tuple[str, ...]
+
+  @property
+  def mean(self) -> Run:
+    """The mean over seeds."""
+    return average_runs(self.runs)
+
+  @property
+  def parameters(self) -> int:
+    """Of the model."""
+    return self.runs[0].parameters
+
+  @property
+  def loss(self) -> float:
+    """The last loss on the task, or on the corpus, mean over seeds."""
+    key = 'target/loss' if self.task else 'validation/loss'
+    return last_value(self.mean, key)
+
+
+def last_value(run: Run, key: str) -> float:
+  """Returns the last value that a run logged, infinite if there is none.
+
+  Example:
+    >>> last_value(Run('toy', (), ({'step': 4, 'train/loss': 2.0},)), 'x')
+    inf
+  """
+  _, values = run.series(key)
+  return values[-1] if values and math.isfinite(values[-1]) else math.inf
+
+
+def group_runs(
+    found: Iterable[ScoredRun],
+) -> tuple[list[Group], list[str]]:
+  """Puts seeds of one config together, and chooses among configs.
+
+  Of configs with the same model, phases and task, which may differ in learning
+  rates, the one with the most seeds is kept, and of these the one with the
+  lowest loss at its end.
+
+  Args:
+    found: From `find_runs`.
+
+  Returns:
+    The groups, dense ones first; and a sentence for what was left out.
+  """
+  members: dict[str, list[ScoredRun]] = {}
+  notes = []
+  for run in found:
+    if '@' in run.source:
+      notes.append(f'{run.source} is a part of a run')
+      continue
+    held = members.setdefault(run.lineage.identity, [])
+    same = [r for r in held if r.lineage.seed == run.lineage.seed]
+    if same:
+      notes.append(f'{run.source} has config and seed of {same[0].source}')
+    else:
+      held.append(run)
+  kinds: dict[tuple, list[Group]] = {}
+  for held in members.values():
+    group = _group(held)
+    lineage = group.lineage
+    key = lineage.model, group.parameters, lineage.stages, group.task
+    kinds.setdefault(key, []).append(group)
+  groups = []
+  for held in kinds.values():
+    held.sort(key=lambda g: (-len(g.runs), g.loss))
+    groups.append(held[0])
+    notes += [
+        f'{", ".join(group.sources)}: of the same phases '
+        f'{held[0].sources[0]} is shown, which has more seeds or a lower loss'
+        for group in held[1:]
+    ]
+  return sorted(groups, key=_order), notes
+
+
+def _group(runs: Sequence[ScoredRun]) -> Group:
+  lineage = runs[0].lineage
+  task = lineage.task
+  if task == 'jsonl':  # Which says nothing.
+    config = read_workdir_config(lineage.workdir)
+    task = pathlib.Path(config.data.task_dir).name
+  return Group(
+      lineage, task,
+      tuple(read_history(run.lineage) for run in runs),
+      tuple(run.scores for run in runs),
+      tuple(run.source for run in runs),
+  )
+
+
+def _order(group: Group) -> tuple:
+  algorithm, level = group.lineage.recipe
+  names = list(_NAMES)
+  place = names.index(algorithm) if algorithm in names else len(names)
+  return (
+      group.parameters, place, level, group.lineage.tokens, group.task,
+      group.lineage.tuned_sparsely,
+  )
+
+
+def describe_pretraining(group: Group) -> str:
+  """Names how a group was pre-trained, such as `'static 75%'`."""
+  algorithm, level = group.lineage.recipe
+  name = _NAMES.get(algorithm, algorithm)
+  stages = group.lineage.pretraining
+  if algorithm == 'variable':
+    first = next(stage for stage in stages if stage.sparsity)
+    kind = _NAMES.get(first.algorithm, first.algorithm)
+    return f'{kind} {percent(first.sparsity)}, then dense'
+  if algorithm == 'granet':
+    return f'{name} {zeros(group.runs[0].phases[0])}'
+  if algorithm == 'iterative':
+    return f'{name} to {percent(level)}'
+  return f'{name} {percent(level)}' if level else name
+
+
+def describe_run(group: Group) -> str:
+  """Names how a group was trained, fine-tuning too."""
+  name = describe_pretraining(group)
+  if not group.task:
+    return name
+  kept = ' sparsely' if group.lineage.tuned_sparsely else ''
+  return f'{name}, {group.task}{kept}'
+
+
+def pretrained(groups: Sequence[Group]) -> list[Group]:
+  """Keeps one group of each pre-training, untuned or else of most seeds."""
+  best: dict[tuple, Group] = {}
+  for group in sorted(groups, key=lambda g: (bool(g.task), -len(g.runs))):
+    if group.lineage.pretraining:
+      lineage = group.lineage
+      key = lineage.model, group.parameters, lineage.pretraining
+      best.setdefault(key, group)
+  return sorted(best.values(), key=_order)
+
+
+def by_label(
+    groups: Sequence[Group], describe: Callable[[Group], str]
+) -> dict[str, Group]:
+  """Gives every group a label of its own.
+
+  Args:
+    groups: Groups.
+    describe: Names one; where two have one name, their models' parameters,
+      tokens, and at last their workdirs tell them apart.
+
+  Returns:
+    Groups by label.
+  """
+  labels = list(map(describe, groups))
+  for detail in (
+      lambda g: f'{short_count(g.parameters)} parameters',
+      lambda g: f'{short_count(g.lineage.tokens)} tokens',
+      lambda g: g.sources[0],
+  ):
+    labels = [
+        f'{label}, {detail(group)}'
+        if len({
+            detail(g) for g, other in zip(groups, labels) if other == label
+        }) > 1 else label
+        for label, group in zip(labels, groups)
+    ]
+  return dict(zip(labels, groups, strict=True))
+
+
+def means(labeled: Mapping[str, Group]) -> dict[str, Run]:
+  """Returns the mean run of each group, seeds counted in its label."""
+  return {
+      label + (f' ({len(group.runs)} seeds)' if len(group.runs) > 1 else ''):
+      group.mean
+      for label, group in labeled.items()
+  }
+
+
+def short_count(count: float) -> str:
+  """Writes a count with three digits and K, M or B.
+
+  Example:
+    >>> short_count(691_200), short_count(26e9), short_count(64)
+    ('691K', '26B', '64')
+  """
+  for size, letter in ((1e9, 'B'), (1e6, 'M'), (1e3, 'K')):
+    if count >= size:
+      return f'{count / size:.3g}{letter}'
+  return f'{count:.3g}'

@@ -1,0 +1,86 @@
+"""Pairs of checkpoints whose parameter subspaces are compared."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import csv
+import io
+import pathlib
+
+from experiments.papers.subspaces import cosine_distances
+from experiments.papers.subspaces import Distances
+from experiments.papers.subspaces import MODULES
+from experiments.papers.subspaces import share_of_zeros
+from spdf_jax.evaluation.markdown import percent
+from spdf_jax.runs.open_models import read_model
+
+
+def measure_pairs(
+    before: Sequence[str], after: Sequence[str], names: Sequence[str] = ()
+) -> dict[str, Distances]:
+  """Measures the cosine distances of pairs of checkpoints.
+
+  Args:
+    before: Checkpoints: `'WORKDIR'`, `'WORKDIR@PHASE'` or a Hugging Face
+      directory. One of them goes with every `after`.
+    after: As many, or any number for one `before`.
+    names: What to call the pairs; by default the checkpoints, with the zeros
+      of the hidden matrices before.
+
+  Returns:
+    `cosine_distances` by name.
+
+  Raises:
+    ValueError: the numbers differ or names are equal; a checkpoint is missing,
+      all of which are named; or a pair is of different models.
+  """
+  if len(before) == 1:
+    before = list(before) * len(after)
+  if len(before) != len(after) or not after:
+    raise ValueError(
+        f'before has {len(before)} checkpoints and after {len(after)}; give as '
+        'many of both, or one before for all.'
+    )
+  if names and len(names) != len(after):
+    raise ValueError(
+        f'names has {len(names)} entries for {len(after)} pairs; give a name '
+        'for each, or none.'
+    )
+  if len(set(names)) < len(names):
+    raise ValueError(f'names has {list(names)}; give each pair one of its own.')
+  missing = [
+      source for source in dict.fromkeys([*before, *after])
+      if not pathlib.Path(source.partition('@')[0]).is_dir()
+  ]
+  if missing:
+    raise ValueError(
+        f'no checkpoint at {", ".join(missing)}; give workdirs of runs or '
+        'Hugging Face directories.'
+    )
+  found = {}
+  for i, (one, other) in enumerate(zip(before, after)):
+    params = read_model(one)[1]
+    name = names[i] if names else (
+        f'{one} to {other}, {percent(share_of_zeros(params))} zeros'
+    )
+    try:
+      found[name] = cosine_distances(params, read_model(other)[1])
+    except ValueError as error:
+      raise ValueError(f'{one} and {other}: {error}') from error
+  return found
+
+
+def as_csv(pairs: Mapping[str, Distances]) -> str:
+  """Writes every distance in a row of its own, layers counted from 1.
+
+  Example:
+    >>> print(as_csv({'dense': {(0, 'wq'): 0.25}}), end='')
+    pair,layer,module,cosine_distance
+    dense,1,W_Q,0.25
+  """
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(['pair', 'layer', 'module', 'cosine_distance'])
+  for name, distances in pairs.items():
+    for (layer, module), distance in distances.items():
+      writer.writerow([name, layer + 1, MODULES[module], distance])
+  return text.getvalue()

@@ -1,0 +1,323 @@
+"""Scorecards: a model's scores on tasks by name, each with its protocol."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+import statistics
+from typing import Any
+from typing import NamedTuple
+
+from spdf_jax import data
+from spdf_jax import evaluation
+from spdf_jax.evaluation.candidate import Candidate
+from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
+from spdf_jax.evaluation.markdown import markdown_table
+from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.names import lookup
+
+# What is scored by, of tasks that generate; the first is the papers'.
+TEXT_PROTOCOLS = {
+    'e2e': ('lora_e2e',),
+    'e2e_csv': ('e2e_raw',),
+    'webnlg': ('lora_webnlg', 'webnlg17'),
+    'dart': ('dart', 'lora_webnlg'),
+    'dart_smoke': ('dart', 'lora_webnlg'),
+    'jsonl': ('generation_eval',),
+    'python-docstrings': ('generation_eval',),
+}
+"""Protocols of text metrics by task."""
+
+
+class Score(NamedTuple):
+  """One number.
+
+  Attributes:
+    task: What was done; of a part of a task, `'task (part)'`.
+    protocol: By which definition it was measured.
+    metric: What was measured.
+    value: The number; `None` where it cannot be had.
+    note: Why not, or how many items it is over.
+    chance: What guessing scores; `None` where nothing is chosen from.
+  """
+
+  task: str
+  protocol: str
+  metric: str
+  value: float | None
+  note: str = ''
+  chance: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How tasks that generate are done.
+
+  Attributes:
+    search: A name of `evaluation.PROTOCOLS`, or `'greedy'`.
+    max_new_tokens: Most tokens of an answer.
+    batch_size: Prompts at once.
+    limit: Only so many inputs or questions, for a try; `None`: all.
+    meteor_jar: Path of `meteor-1.5.jar`.
+    generations: Folder for the answers; `None`: not kept.
+  """
+
+  search: str = 'hu2021'
+  max_new_tokens: int = 64
+  batch_size: int = 8
+  limit: int | None = None
+  meteor_jar: str | None = None
+  generations: pathlib.Path | None = None
+
+
+def score_task(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> list[Score]:
+  """Measures a model on a task.
+
+  Args:
+    candidate: The model.
+    name: `'validation'`: the loss on its corpus' validation split;
+      `'lambada'` and `'wikitext'`, of a file; a suite of the harness, of a
+      folder of files, or `''` to download them; `'curation'`, by its targets'
+      perplexity, or a task that generates, of the folder of its files, on
+      their test split.
+    path: The file or folder.
+    settings: How.
+
+  Returns:
+    The scores.
+
+  Raises:
+    ValueError: the name is unknown, or the files are not of the task.
+    ImportError: a library is missing.
+  """
+  kinds = {
+      'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
+      'curation': _targets,
+      **dict.fromkeys(evaluation.SUITES, _suite),
+      **dict.fromkeys(TEXT_PROTOCOLS, _texts),
+  }
+  return list(lookup('task', name, kinds)(candidate, name, path, settings))
+
+
+def _validation(candidate, name, path, settings) -> Iterator[Score]:
+  del path
+  if candidate.config is None:
+    raise ValueError(
+        f'{candidate.name} has no corpus to validate on; leave out task '
+        f'{name!r}.'
+    )
+  config = candidate.config.data
+  corpus = data.prepare_corpus(
+      config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
+  )
+  batches = data.evaluation_batches(
+      data.Windows(corpus.validation),
+      batch_size=settings.batch_size,
+      length=candidate.model.config.max_length,
+      max_batches=-(-(settings.limit or 10**9) // settings.batch_size),
+  )
+  loss = evaluation.evaluate_loss(
+      candidate.subject.apply_fn, candidate.params, batches
+  )
+  facts = corpus.validation.description
+  note = f'{loss.tokens:,.0f} tokens'
+  bits = evaluation.bits_per_byte(loss, facts['tokens'] / facts['bytes'])
+  for metric, value in (
+      ('loss', loss.loss), ('perplexity', loss.perplexity),
+      ('bits_per_byte', bits),
+  ):
+    yield Score(name, 'mean over tokens', metric, value, note)
+
+
+def _lambada(candidate, name, path, settings) -> Iterator[Score]:
+  passages = evaluation.read_lambada(path)[:settings.limit]
+  subject = candidate.subject
+  for protocol in LAMBADA_PROTOCOLS:
+    found = evaluation.score_lambada(
+        subject.apply_fn, subject.params, passages, subject.tokenizer,
+        protocol=protocol, length=subject.length,
+    )
+    for metric in ('accuracy', 'perplexity'):
+      yield Score(
+          name, protocol, metric, found[metric], f'{found["items"]:,} items'
+      )
+
+
+def _wikitext(candidate, name, path, settings) -> Iterator[Score]:
+  del settings
+  subject = candidate.subject
+  found = evaluation.adjusted_perplexity(
+      subject.apply_fn, subject.params, pathlib.Path(path).read_text('utf-8'),
+      subject.tokenizer, length=subject.length,
+  )
+  note = f'{found["words"]:,} words, {found["tokens"]:,} tokens'
+  yield Score(
+      name, found['protocol'], 'adjusted_perplexity',
+      found['adjusted_perplexity'], note,
+  )
+
+
+def _suite(candidate, name, path, settings) -> Iterator[Score]:
+  found = evaluation.run_suite(
+      candidate.subject, name, directory=path or None, limit=settings.limit
+  )
+  for task, value in found.values.items():
+    note = found.reasons.get(task) or f'{found.items[task]:,} items'
+    yield Score(
+        task, name, 'accuracy', value, note, found.chance.get(task)
+    )
+  yield Score('mean', name, 'accuracy', found.mean)
+
+
+def _targets(candidate, name, path, settings) -> Iterator[Score]:
+  subject = candidate.subject
+  found = evaluation.target_perplexity(
+      subject.apply_fn, subject.params,
+      data.load_task(name, path or None).test[:settings.limit],
+      subject.tokenizer, length=subject.length, batch_size=settings.batch_size,
+  )
+  note = f'{found["tokens"]:,} tokens'
+  for metric in ('perplexity', 'loss'):
+    yield Score(name, found['protocol'], metric, found[metric], note)
+
+
+def _texts(candidate, name, path, settings) -> Iterator[Score]:
+  task = data.load_task(name, path or None)
+  inputs = task.inputs_of('test')[:settings.limit]
+  if not inputs:
+    raise ValueError(
+        f'task {name!r} has no test split in {path!r}; add its file.'
+    )
+  contexts = list(dict.fromkeys(entry.context for entry in inputs))
+  written = dict(zip(contexts, answer(candidate, contexts, settings)))
+  if settings.generations is not None:
+    evaluation.write_json_lines(
+        settings.generations / f'{name}.jsonl',
+        [
+            entry._asdict() | {'generation': written[entry.context]}
+            for entry in inputs
+        ],
+    )
+  parts = sorted({entry.part for entry in inputs} - {''})
+  for part in (None, *parts):
+    held = [entry for entry in inputs if part in (None, entry.part)]
+    label = name if part is None else f'{name} ({part})'
+    for protocol in TEXT_PROTOCOLS[name]:
+      chosen = (
+          data.merge_equal_contexts(held) if protocol.startswith('lora_')
+          else held
+      )
+      found = evaluation.score_texts(
+          [written[entry.context] for entry in chosen],
+          [list(entry.references) for entry in chosen],
+          protocol,
+          meteor_jar=settings.meteor_jar,
+      )
+      for metric, value in found.values.items():
+        note = found.reasons.get(metric) or f'{len(chosen):,} inputs'
+        yield Score(label, protocol, metric, value, note)
+
+
+def answer(
+    candidate: Candidate, contexts: Sequence[str], settings: Settings
+) -> list[str]:
+  """Writes an answer to each context, as Hu et al. lay them out.
+
+  Args:
+    candidate: The model.
+    contexts: What is given.
+    settings: How it is continued.
+
+  Returns:
+    The answers, in order.
+  """
+  tokenizer, model = candidate.tokenizer, candidate.model
+  end, length = tokenizer.end_of_text, model.config.max_length
+  room = length - settings.max_new_tokens
+  prompts = [
+      [*tokens[:room - 1], end] for tokens in tokenizer.encode_batch(contexts)
+  ]
+  given = dict(
+      max_new_tokens=settings.max_new_tokens, end_of_text=end,
+      batch_size=settings.batch_size, length=length,
+  )
+  decoder = evaluation.CachedModel(model)
+  if settings.search == 'greedy':
+    found = evaluation.generate(decoder, candidate.params, prompts, **given)
+  else:
+    search = lookup('search', settings.search, evaluation.PROTOCOLS)
+    found = evaluation.beam_search(
+        decoder, candidate.params, prompts, search=search, **given
+    )
+  return [tokenizer.decode(tokens).strip() for tokens in found]
+
+
+def format_scores(scores: Sequence[Score]) -> str:
+  """Writes scores as a Markdown table.
+
+  Example:
+    >>> print(format_scores([Score('e2e', 'lora_e2e', 'bleu', 61.25)]))
+    | task | protocol | metric | value | note |
+    | --- | --- | --- | ---: | --- |
+    | e2e | lora_e2e | bleu | 61.25 |  |
+
+    Where a task chooses among answers, a column has what guessing scores.
+  """
+  number = lambda x: MISSING if x is None else f'{x:.5g}'
+  by_chance = any(score.chance is not None for score in scores)
+  return markdown_table(
+      ['task', 'protocol', 'metric', 'value', *['chance'] * by_chance, 'note'],
+      [
+          [
+              score.task, score.protocol, score.metric, number(score.value),
+              *[number(score.chance)] * by_chance, score.note,
+          ]
+          for score in scores
+      ],
+      numbers=['value', 'chance'],
+  )
+
+
+def to_json(candidate: Candidate, scores: Sequence[Score]) -> Mapping[str, Any]:
+  """Returns the scores of a model, JSON-able."""
+  return {
+      'model': candidate.name, 'scores': [score._asdict() for score in scores]
+  }
+
+
+def format_means(runs: Sequence[Mapping[str, Any]]) -> str:
+  """Writes what several runs of one config scored, mean ± deviation.
+
+  Args:
+    runs: From `to_json`, all of the same tasks.
+
+  Returns:
+    A Markdown table.
+
+  Example:
+    >>> score = Score('e2e', 'lora_e2e', 'bleu', 60.0)
+    >>> runs = [{'scores': [score._replace(value=v)._asdict()]}
+    ...         for v in (60.0, 62.0)]
+    >>> print(format_means(runs))
+    | task | protocol | metric | mean | deviation | runs |
+    | --- | --- | --- | ---: | ---: | ---: |
+    | e2e | lora_e2e | bleu | 61 | 1.4 | 2 |
+  """
+  rows = []
+  for same in zip(*(run['scores'] for run in runs), strict=True):
+    values = [score['value'] for score in same if score['value'] is not None]
+    mean = f'{statistics.fmean(values):.5g}' if values else MISSING
+    deviation = (
+        f'{statistics.stdev(values):.2g}' if len(values) > 1 else MISSING
+    )
+    rows.append([
+        same[0]['task'], same[0]['protocol'], same[0]['metric'], mean,
+        deviation, str(len(values)),
+    ])
+  numbers = ['mean', 'deviation', 'runs']
+  return markdown_table(
+      ['task', 'protocol', 'metric', *numbers], rows, numbers=numbers
+  )

@@ -1,0 +1,179 @@
+"""Curves of loss over FLOPs, and runs compared where they spent as much."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
+
+
+def _done(start: int, steps: int, step: int) -> int:
+  """Counts the steps of a stretch among the first `step` steps."""
+  return min(max(step - start, 0), steps)
+
+
+def flops_at(run: Run, step: int) -> float:
+  """Returns the training FLOPs a run had spent after some steps.
+
+  Args:
+    run: A run.
+    step: Steps completed.
+
+  Returns:
+    FLOPs of the first `step` steps.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
+    ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
+    >>> flops_at(Run('toy', phases, ()), 6)
+    38.0
+  """
+  return float(sum(
+      _done(part.start, part.steps, step) * part.flops_per_step
+      for phase in run.phases for part in phase.parts
+  ))
+
+
+def dense_flops_at(run: Run, step: int) -> float:
+  """Returns the training FLOPs of a run's first steps, were they all dense.
+
+  Args:
+    run: A run.
+    step: Steps completed.
+
+  Returns:
+    FLOPs of the first `step` steps of a dense run with the same batches.
+
+  Example:
+    >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
+    >>> dense_flops_at(Run('toy', (phase,), ()), 3)
+    27.0
+  """
+  return float(sum(
+      _done(phase.start, phase.steps, step) * phase.dense_flops_per_step
+      for phase in run.phases
+  ))
+
+
+def levels_of(run: Run) -> tuple[list[int], list[float]]:
+  """Returns the zeros that a run asks for, as a line of stairs.
+
+  Args:
+    run: A run.
+
+  Returns:
+    Steps at which a stretch of one level starts, and the last step; the level
+    from there on, the last one twice.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
+    ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
+    >>> levels_of(Run('toy', phases, ()))
+    ([0, 4, 8], [0.75, 0.0, 0.0])
+  """
+  parts = [part for phase in run.phases for part in phase.parts]
+  steps = [*(part.start for part in parts), run.phases[-1].end]
+  return steps, [part.sparsity for part in (*parts, parts[-1])]
+
+
+def pretraining_phases(run: Run) -> list[PhaseRecord]:
+  """Returns the first phases of a run, as long as their source is the same.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
+    ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
+    >>> [phase.name for phase in pretraining_phases(Run('toy', phases, ()))]
+    ['sparse']
+  """
+  phases = []
+  for phase in run.phases:
+    if phase.source != run.phases[0].source:
+      break
+    phases.append(phase)
+  return phases
+
+
+def pretraining_curve(
+    run: Run, key: str = 'validation/loss'
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a value over the FLOPs spent, in pre-training.
+
+  Fine-tuning is left out: there the loss on the corpus is no longer what is
+  trained.
+
+  Args:
+    run: A run.
+    key: Name of the value.
+
+  Returns:
+    float64 [N] FLOPs, rising and above zero, and float64 [N] values.
+
+  Example:
+    >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
+    >>> rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (0, 1, 2)]
+    >>> pretraining_curve(Run('toy', (phase,), tuple(rows)))
+    (array([ 5., 10.]), array([3., 2.]))
+  """
+  end = pretraining_phases(run)[-1].end
+  points = [(s, v) for s, v in zip(*run.series(key)) if 0 < s <= end]
+  flops = np.array([flops_at(run, step) for step, _ in points], np.float64)
+  return flops, np.array([value for _, value in points], np.float64)
+
+
+class EqualFlops(NamedTuple):
+  """Two runs' losses where both have spent the same.
+
+  Attributes:
+    flops: Training FLOPs spent by each.
+    first: The first run's validation loss there, in nats per token.
+    second: The second run's.
+    longer: 0 or 1, the run that went on beyond `flops`; None if neither.
+  """
+
+  flops: float
+  first: float
+  second: float
+  longer: int | None
+
+
+def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
+  """Compares pre-training losses at the most FLOPs that both runs spent.
+
+  Losses are interpolated linearly over the logarithm of FLOPs between the
+  evaluations around that point.
+
+  Args:
+    first: A run.
+    second: Another run, its loss on the same validation text.
+
+  Returns:
+    The comparison, or None where the evaluated ranges do not overlap.
+
+  Example:
+    >>> def toy(cost):
+    ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
+    ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]
+    ...   return Run('toy', (phase,), tuple(rows))
+    >>> found = losses_at_equal_flops(toy(1.0), toy(2.0))
+    >>> found.flops, found.first, round(found.second, 3), found.longer
+    (4.0, 0.0, 1.5, 1)
+  """
+  curves = [pretraining_curve(first), pretraining_curve(second)]
+  if not all(len(flops) for flops, _ in curves):
+    return None
+  ends = [flops[-1] for flops, _ in curves]
+  flops = min(ends)
+  if flops < max(spent[0] for spent, _ in curves):
+    return None
+  losses = [
+      float(np.interp(np.log(flops), np.log(spent), values))
+      for spent, values in curves
+  ]
+  longer = None
+  if max(ends) > flops * (1 + 1e-9):
+    longer = int(np.argmax(ends))
+  return EqualFlops(float(flops), *losses, longer)

@@ -1,0 +1,204 @@
+"""What a report states in words, each statement computed from the runs."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import itertools
+
+from spdf_jax.runs.curves import dense_flops_at
+from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.curves import losses_at_equal_flops
+from spdf_jax.runs.curves import pretraining_phases
+from spdf_jax.runs.mask_changes import movement
+from spdf_jax.runs.mask_changes import sawtooth
+from spdf_jax.evaluation.markdown import number
+from spdf_jax.runs.summaries import seconds_of
+from spdf_jax.runs.wafer_findings import on_wafer
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
+
+
+def _last_in(
+    run: Run, phases: Sequence[PhaseRecord], key: str
+) -> tuple[int, float] | None:
+  """Returns the last step and value of `key` in some phases, None if none."""
+  found = [run.at_end(phase, key) for phase in phases]
+  return next((f for f in reversed(found) if f is not None), None)
+
+
+def against_bigram(label: str, run: Run) -> str | None:
+  """States where a run ends pre-training beside the bigram baseline.
+
+  Args:
+    label: What the run is called.
+    run: A run.
+
+  Returns:
+    A sentence, and a second one where fine-tuning follows; None without a
+    baseline or an evaluation.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = ({'step': 4, 'validation/perplexity': 8.0},)
+    >>> bigram = {'validation/perplexity': 40.0}
+    >>> run = Run('toy', (phase,), rows, bigram=bigram)
+    >>> print(against_bigram('toy', run))  # doctest: +NORMALIZE_WHITESPACE
+    toy ends pre-training at validation perplexity 8.00, below the bigram
+    baseline's 40.00.
+  """
+  key = 'validation/perplexity'
+  baseline = (run.bigram or {}).get(key)
+  pretraining = pretraining_phases(run)
+  before = _last_in(run, pretraining, key)
+  if baseline is None or before is None:
+    return None
+  step, perplexity = before
+  end = pretraining[-1].end
+  place = 'ends pre-training'
+  if step < end:
+    place = f'is, {step:,} of {end:,} pre-training steps done,'
+  side = 'below' if perplexity < baseline else 'above'
+  text = (
+      f'{label} {place} at validation perplexity {number(perplexity)}, '
+      f"{side} the bigram baseline's {number(baseline)}."
+  )
+  after = _last_in(run, run.phases[len(pretraining):], key)
+  if after is not None:
+    text += f' Fine-tuning then takes it to {number(after[1])} on this text.'
+  return text
+
+
+def fine_tuning(label: str, run: Run) -> str | None:
+  """States how far fine-tuning lowers a run's target perplexity.
+
+  Args:
+    label: What the run is called.
+    run: A run.
+
+  Returns:
+    A sentence, or None without fine-tuning or its evaluations.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0),
+    ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
+    >>> rows = ({'step': 4, 'target/perplexity': 20.0},
+    ...         {'step': 8, 'target/perplexity': 5.0})
+    >>> print(fine_tuning('toy', Run('toy', phases, rows)))
+    Fine-tuning takes toy from target perplexity 20.00 to 5.00, 0.250 of it.
+  """
+  before = run.at_end(pretraining_phases(run)[-1], 'target/perplexity')
+  after = run.at_end(run.phases[-1], 'target/perplexity')
+  if before is None or after is None or before == after:
+    return None
+  return (
+      f'Fine-tuning takes {label} from target perplexity {number(before[1])} '
+      f'to {number(after[1])}, {after[1] / before[1]:.3f} of it.'
+  )
+
+
+def cost(label: str, run: Run) -> str:
+  """States the FLOPs and seconds that a run spent.
+
+  Args:
+    label: What the run is called.
+    run: A run.
+
+  Returns:
+    A sentence.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> rows = ({'step': 4, 'time/seconds': 3.0},)
+    >>> run = Run('toy', (phase,), rows)
+    >>> print(cost('toy', run))  # doctest: +NORMALIZE_WHITESPACE
+    toy spent 20 training FLOPs, 0.500 of the same steps dense, and 3.0
+    seconds of training.
+  """
+  spent = flops_at(run, run.last_step)
+  dense = dense_flops_at(run, run.last_step)
+  seconds = seconds_of(run, run.phases)
+  ratio = f', {spent / dense:.3f} of the same steps dense' if dense else ''
+  time = '' if seconds is None else (
+      f', and {number(seconds, 1)} seconds of training'
+  )
+  planned = run.phases[-1].end
+  if run.last_step < planned:
+    label += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
+  return f'{label} spent {spent:.3g} training FLOPs{ratio}{time}.'
+
+
+def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
+  """States which of two runs is better where both have spent the same.
+
+  Args:
+    labels: What the runs are called.
+    runs: Two runs.
+
+  Returns:
+    A sentence or two.
+
+  Example:
+    >>> def toy(cost):
+    ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
+    ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (2, 4)]
+    ...   return Run('toy', (phase,), tuple(rows))
+    >>> print(equal_flops(('a', 'b'), (toy(1.0), toy(9.0))))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    The curves of a and b do not overlap, so they are not compared at equal
+    FLOPs.
+  """
+  found = losses_at_equal_flops(*runs)
+  if found is None:
+    return (
+        f'The curves of {labels[0]} and {labels[1]} do not overlap, so they '
+        'are not compared at equal FLOPs.'
+    )
+  losses = (found.first, found.second)
+  best = 0 if found.first <= found.second else 1
+  verdict = f'{labels[best]} is better'
+  if losses[0] == losses[1]:
+    verdict = f'{labels[0]} and {labels[1]} are equal'
+  text = (
+      f'At equal pre-training FLOPs ({found.flops:.3g}, the most that both '
+      f'spent) {verdict}: validation loss {losses[best]:.3f} of '
+      f'{labels[best]}, {losses[1 - best]:.3f} of {labels[1 - best]}.'
+  )
+  if found.longer is not None:
+    text += (
+        f' There {labels[found.longer]} is still in the middle of its '
+        f'schedule and {labels[1 - found.longer]} at the end of its own, '
+        f'which usually favours {labels[1 - found.longer]}.'
+    )
+  return text
+
+
+_OF_EACH = against_bigram, movement, sawtooth, fine_tuning, cost, on_wafer
+
+
+def find(runs: Mapping[str, Run]) -> list[str]:
+  """States what the runs show, one statement after another.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    Sentences: the baseline, masks, fine-tuning, cost and modeled wafer of each
+    run, then each pair of runs at equal FLOPs.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> find({'toy': Run('toy', (phase,), ({'step': 2},))})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['toy (unfinished, 2 of 4 steps) spent 10 training FLOPs, 0.500 of the
+     same steps dense.']
+  """
+  statements = [
+      make(label, run)
+      for make in _OF_EACH
+      for label, run in runs.items()
+  ]
+  statements += [
+      equal_flops(labels, (runs[labels[0]], runs[labels[1]]))
+      for labels in itertools.combinations(runs, 2)
+  ]
+  return [statement for statement in statements if statement]

@@ -1,0 +1,176 @@
+"""Pictures of masks: where in each layer the kept weights are."""
+
+from collections.abc import Sequence
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.sparsity import selection
+
+PyTree = Any
+
+_MOST_BLOCKS = 64
+_WITH_NUMBERS, _WITH_NAMES = 24, 6  # Panels in a row.
+
+
+def plot_masks(
+    mask: PyTree,
+    params: PyTree | None = None,
+    *,
+    where: selection.Where = selection.hidden_matrices,
+) -> Any:
+  """Draws the density of kept weights all over every layer.
+
+  Each layer is a panel, inputs downwards and outputs to the right, of at most
+  64 x 64 blocks of weights; a block's colour is the share of its weights that
+  is kept, on one scale for all layers, and the number is the layer's sparsity.
+  Layers that repeat, such as `h_0/mlp/wi` and `h_1/mlp/wi`, are in one row.
+
+  Args:
+    mask: A mask, as `get_mask` returns it.
+    params: The parameters, or their shapes, to have stacked layers and heads
+      told apart by `where`; without them the last two axes of a mask's leaf are
+      its inputs and outputs, earlier axes count layers.
+    where: The selection given to `sparsify`; used with `params`.
+
+  Returns:
+    A `matplotlib.figure.Figure`.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+    ValueError: the mask has no leaf.
+
+  Example:
+    >>> mask = {f'h_{i}': np.eye(8, dtype=bool) for i in range(3)}
+    >>> figure = plot_masks(mask)
+    >>> [ax.texts[0].get_text() for ax in figure.axes[:3]]
+    ['87.5%', '87.5%', '87.5%']
+  """
+  layers = _layers(mask, params, where)
+  if not layers:
+    raise ValueError('mask has no leaf; pass what get_mask returns.')
+  rows = _rows(list(layers))
+  blocks = {name: block_density(layer) for name, layer in layers.items()}
+  most = max(float(density.max()) for density in blocks.values()) or 1.0
+  columns = max(len(names) for _, _, names in rows)
+  # About a page, and higher for many rows.
+  size = min(1.5, max(0.5, 12 / columns), max(0.8, 8 / len(rows)))
+  figure = new_figure(
+      max(4.5, 1.6 + size * columns), 1.0 + (size + 0.22) * len(rows)
+  )
+  panels = figure.subplots(len(rows), columns, squeeze=False)
+  for axes, (kind, heads, names) in zip(panels, rows):
+    axes[0].set_ylabel(
+        kind, rotation=0, ha='right', va='center', fontsize=8
+    )
+    for ax in axes[len(names):]:
+      ax.set_visible(False)
+    for ax, head, name in zip(axes, heads, names):
+      image = ax.imshow(
+          blocks[name], cmap='Blues', vmin=0, vmax=most, aspect='auto',
+          interpolation='nearest',
+      )
+      ax.set_xticks([])
+      ax.set_yticks([])
+      ax.spines[:].set(color='#BBBBBB', linewidth=0.6)
+      ax.set_title(head, fontsize=8, pad=2)
+      zeros = 1 - np.count_nonzero(layers[name]) / layers[name].size
+      ax.text(
+          0.5, -0.04, f'{100 * zeros:.3g}%', transform=ax.transAxes,
+          ha='center', va='top', fontsize=min(8, 3 + 5 * size),
+      )
+  bar = figure.colorbar(
+      image, ax=panels, shrink=min(1, 2.5 / figure.get_figheight()), aspect=12,
+      pad=0.02,
+  )
+  bar.set_label('Share of weights kept in a block', fontsize=8)
+  bar.ax.tick_params(labelsize=8)
+  bar.outline.set_visible(False)
+  figure.suptitle('Kept weights, and sparsity of each layer', fontsize=11)
+  return figure
+
+
+def block_density(layer: np.ndarray) -> np.ndarray:
+  """Returns the share of kept weights in blocks all over a layer.
+
+  Args:
+    layer: bool [inputs, outputs].
+
+  Returns:
+    float64 of the layer's shape, or 64 where an axis is longer; every weight
+    is in exactly one block.
+
+  Example:
+    >>> block_density(np.eye(2, dtype=bool)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+  """
+  counts, sizes = layer, 1
+  for axis, length in enumerate(layer.shape):
+    edges = np.arange(min(length, _MOST_BLOCKS)) * length // min(
+        length, _MOST_BLOCKS
+    )
+    counts = np.add.reduceat(counts, edges, axis=axis, dtype=np.int64)
+    widths = np.diff(edges, append=length)
+    sizes = sizes * np.expand_dims(widths, 1 - axis)
+  return counts / sizes
+
+
+def _layers(
+    mask: PyTree, params: PyTree | None, where: selection.Where
+) -> dict[str, np.ndarray]:
+  """Returns every layer's mask `[inputs, outputs]` by name."""
+  if params is None:
+    as_stack = lambda m: np.reshape(m, (-1, *m.shape[-2:]))
+    stacks = jax.tree.map(as_stack, mask)
+  else:
+    axes = selection.select(where, params)
+    stacks = selection.to_layers(mask, params, axes)
+  return {
+      selection.path_name(path) + (f'[{i}]' if len(stack) > 1 else ''): layer
+      for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
+      for i, layer in enumerate(np.asarray(stack))
+  }
+
+
+def _rows(names: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
+  """Returns (kind, titles, names) of rows of panels.
+
+  Names that differ in numbers only are of one kind and share a row; where no
+  two do, each has its own title.
+  """
+  kinds: dict[str, list[str]] = {}
+  for name in names:
+    kinds.setdefault(re.sub(r'\d+', '*', name), []).append(name)
+  if len(kinds) == len(names):
+    return [
+        ('', list(map(_folded, part)), part)
+        for part in _parts(list(names), _WITH_NAMES)
+    ]
+  return [
+      (kind, ['.'.join(re.findall(r'\d+', name)) for name in part], part)
+      for kind, found in kinds.items()
+      for part in _parts(sorted(found, key=_numbers), _WITH_NUMBERS)
+  ]
+
+
+def _parts(names: list[str], length: int) -> list[list[str]]:
+  return [names[i:i + length] for i in range(0, len(names), length)]
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+  return tuple(map(int, re.findall(r'\d+', name)))
+
+
+def _folded(name: str) -> str:
+  """Breaks a path into lines that fit above a panel."""
+  lines = ['']
+  for part in name.split('/'):
+    if lines[-1] and len(lines[-1] + part) > 20:
+      lines[-1] += '/'
+      lines.append(part)
+    else:
+      lines[-1] += ('/' if lines[-1] else '') + part
+  return '\n'.join(lines)

@@ -1,0 +1,105 @@
+"""Candidates: trained models to measure, from a run or Hugging Face."""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax import data
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.evaluation.candidate import Candidate
+from spdf_jax.interop.tensor_files import CONFIG
+from spdf_jax.training.config import RunConfig
+from spdf_jax.training.identity import read_config
+from spdf_jax.training.workdir import read_meta
+
+PyTree = Any
+
+
+def open_run(source: str) -> Candidate:
+  """Opens a checkpoint of a run, with the tokenizer of its corpus.
+
+  Args:
+    source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: there is no such checkpoint, or it does not say what it is of.
+  """
+  checkpoint = training.find_checkpoint(source)
+  stored = read_meta(checkpoint)['config']
+  if 'model' not in stored or 'data' not in stored:
+    raise ValueError(
+        f'checkpoint {checkpoint} does not say what it was trained on; give '
+        'the workdir of a training run, or a Hugging Face directory.'
+    )
+  config = read_config(stored, f'checkpoint {checkpoint}')
+  model = models.model_of(config.model.sizes)
+  params = _read_params(checkpoint, model)
+  corpus = data.prepare_corpus(
+      config.data.corpus,
+      tokenizer=config.data.tokenizer,
+      cache_dir=config.data.cache_dir,
+  )
+  return Candidate(source, model, params, corpus.tokenizer, config)
+
+
+def open_hf(directory: str) -> Candidate:
+  """Opens a GPT-2, Cerebras-GPT or Llama, with the tokenizer beside it.
+
+  Args:
+    directory: As `interop.load_hf` reads it, with a tokenizer's files.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: something is missing, or of an unknown kind.
+  """
+  found = interop.load_hf(directory)
+  tokenizer = data.open_tokenizer(pathlib.Path(directory))
+  return Candidate(
+      str(directory), models.model_of(found.config),
+      jax.tree.map(jnp.asarray, found.params), tokenizer,
+  )
+
+
+def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
+  """Reads a model without its tokenizer.
+
+  Args:
+    source: `'WORKDIR'`, `'WORKDIR@PHASE'` or a Hugging Face directory.
+
+  Returns:
+    The Flax module and its parameters.
+
+  Raises:
+    ValueError: there is no model, or it does not say what it is of.
+  """
+  directory = pathlib.Path(source)
+  is_run = (directory / 'checkpoints').exists()
+  if (directory / CONFIG).is_file() and not is_run:
+    found = interop.load_hf(directory)
+    return models.model_of(found.config), found.params
+  checkpoint = training.find_checkpoint(source)
+  stored = read_meta(checkpoint)['config']
+  if 'model' not in stored:
+    raise ValueError(
+        f'checkpoint {checkpoint} does not say which model it is of; give one '
+        'that experiments.train or experiments.convert wrote.'
+    )
+  model = models.create_model(**stored['model'])
+  return model, _read_params(checkpoint, model)
+
+
+def _read_params(
+    checkpoint: pathlib.Path, model: models.GPT | models.Llama
+) -> PyTree:
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  return training.read_params(checkpoint, shapes)

@@ -1,0 +1,262 @@
+"""Plots of training over steps: sawtooth, RigL and GraNet, levels of zeros."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from spdf_jax.runs.curves import levels_of
+from spdf_jax.runs.curves import pretraining_phases
+from spdf_jax.runs.plot_style import COLORS
+from spdf_jax.runs.plot_style import GREY
+from spdf_jax.runs.plot_style import label_ends
+from spdf_jax.runs.plot_style import label_spans
+from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.runs.plot_style import PALE
+from spdf_jax.runs.plot_style import polish
+from spdf_jax.runs.plot_style import style_of
+from spdf_jax.evaluation.markdown import percent
+from spdf_jax.runs.summaries import zeros
+from spdf_jax.runs.workdirs import Run
+
+_LOSS = 'Loss (nats per token)'
+_NARROW = 0.07  # Of the axes: a number does not fit in.
+
+
+def plot_sawtooth(
+    pruned: Mapping[str, Run], controls: Mapping[str, Run]
+) -> Any:
+  """Plots the loss of iterative pruning and its zeros over steps.
+
+  Each round of pruning raises the loss, and training brings it down again. The
+  dashed line is where the dense model stood that was pruned.
+
+  Args:
+    pruned: Histories of iterative pruning by label.
+    controls: For some of these labels a dense run that was trained as long.
+
+  Returns:
+    A `matplotlib.figure.Figure`: for each label two panels, loss and zeros.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Source: Cerebras 2022, "Iterative pruning", figure 3.
+
+  Example:
+    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> phases = (
+    ...     PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0),
+    ...     PhaseRecord('q', 4, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0))
+    >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (4, 6, 8)]
+    >>> figure = plot_sawtooth({'toy': Run('toy', phases, rows)}, {})
+    >>> [ax.get_ylabel() for ax in figure.axes]
+    ['Loss (nats per token)', 'Zeros (%)']
+  """
+  figure = new_figure(7.4, 4.4 * len(pruned))
+  panels = figure.subplots(
+      2 * len(pruned), squeeze=False, height_ratios=(3, 1) * len(pruned)
+  )[:, 0]
+  for (label, run), upper, lower in zip(
+      pruned.items(), panels[::2], panels[1::2]
+  ):
+    ends = _draw_losses(upper, run, controls.get(label))
+    phases = pretraining_phases(run)
+    last = phases[-1].end
+    _draw_levels(lower, run, GREY)
+    for ax in (upper, lower):
+      for phase in phases[1:]:
+        ax.axvline(phase.start, color=PALE, linewidth=0.8, linestyle=':')
+      polish(ax)
+      ax.set_xlim(0, 1.01 * last)  # The last marker is whole.
+    lower.set_ylim(0, 100)
+    lower.set(ylabel='Zeros (%)', xlabel='Step')
+    upper.tick_params(labelbottom=False)
+    upper.set_ylabel(_LOSS)
+    upper.set_ylim(upper.get_ylim())
+    label_ends(upper, ends, gap=0.08)
+    spans = [(p.start, p.end, zeros(p)) for p in phases]
+    levels = label_spans(upper, spans)
+    upper.set_title(
+        label, loc='left', fontweight='bold', fontsize=10, pad=6 + 12 * levels
+    )
+  return figure
+
+
+def _draw_losses(
+    ax: Any, run: Run, control: Run | None
+) -> list[tuple[float, float, str, str]]:
+  """Draws what was logged in pre-training; returns the ends of the lines."""
+  phases = pretraining_phases(run)
+  last = phases[-1].end
+  ends, settled = [], []
+  for key, name, style in (
+      ('train/loss', 'training', {'color': PALE, 'linewidth': 0.8}),
+      ('validation/loss', 'validation', {
+          'color': COLORS[0], 'linewidth': 1.6, 'marker': 'o', 'markersize': 4,
+      }),
+  ):
+    points = [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= last]
+    if points:
+      ax.plot(*zip(*points), **style)
+      ends.append((*points[-1], name, style['color']))
+      settled += [x for s, x in points if s >= phases[0].end / 3]
+  dense = run.at_end(phases[0], 'validation/loss')
+  if dense is not None and phases[0].sparsity == 0:
+    ax.axhline(dense[1], color=COLORS[1], linewidth=1.2, linestyle='--')
+    ends.append((last, dense[1], 'dense model', COLORS[1]))
+  steps, losses = control.series('validation/loss') if control else ([], [])
+  if steps:
+    ax.plot(
+        steps[-1], losses[-1], 's', color=COLORS[2], clip_on=False, zorder=4
+    )
+    ends.append((steps[-1], losses[-1], 'dense, as long', COLORS[2]))
+    settled.append(losses[-1])
+  if settled:
+    # Of the steep start the last part is enough; saw teeth are small.
+    low, high = min(settled), max(settled)
+    room = max(high - low, 1e-3)
+    ax.set_ylim(low - 0.06 * room, high + 0.1 * room)
+  return ends
+
+
+def _draw_levels(ax: Any, run: Run, color: str, **style: Any) -> float:
+  """Draws the zeros asked for in pre-training; returns the last level."""
+  last = pretraining_phases(run)[-1].end
+  steps, levels = levels_of(run)
+  inside = [(s, 100 * x) for s, x in zip(steps, levels) if s < last]
+  inside.append((last, inside[-1][1]))
+  ax.plot(
+      *zip(*inside), color=color, linewidth=1.6, drawstyle='steps-post', **style
+  )
+  return inside[-1][1]
+
+
+def plot_algorithms(runs: Mapping[str, Run]) -> Any:
+  """Plots the losses of algorithms over steps, and their zeros.
+
+  Args:
+    runs: Runs by label, such as one of RigL and one of GraNet.
+
+  Returns:
+    A `matplotlib.figure.Figure`: above the losses in pre-training, those of
+    training thin, of validation with points; below the zeros asked for.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Source: Cerebras 2024, "Sparsity made easy", figure 8.
+
+  Example:
+    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0)
+    >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
+    >>> figure = plot_algorithms({'RigL': Run('toy', (phase,), rows)})
+    >>> figure.axes[0].texts[0].get_text()
+    'RigL'
+  """
+  figure = new_figure(7.4, 5)
+  upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+  last = max(pretraining_phases(run)[-1].end for run in runs.values())
+  ends, level_ends, settled = [], [], []
+  for index, (label, run) in enumerate(runs.items()):
+    style = style_of(index)
+    end = pretraining_phases(run)[-1].end
+    for key, look in (
+        ('train/loss', {'linewidth': 0.8, 'alpha': 0.45, 'marker': ''}),
+        ('validation/loss', {'linewidth': 1.8, 'markersize': 4.5}),
+    ):
+      points = [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= end]
+      if points:
+        upper.plot(*zip(*points), **(style | look), label=f'{label} {key}')
+        ends = [e for e in ends if e[2] != label]
+        ends.append((*points[-1], label, style['color']))
+        settled += [x for s, x in points if s >= last / 10]
+    level = _draw_levels(
+        lower, run, style['color'], linestyle=style['linestyle']
+    )
+    level_ends.append((end, level, f'{level:.3g}%', style['color']))
+  for ax in (upper, lower):
+    polish(ax)
+  if settled:
+    room = 0.06 * (max(settled) - min(settled))
+    upper.set_ylim(min(settled) - room, max(settled) + room)
+  upper.set(ylabel=_LOSS, xlim=(0, 1.01 * last))
+  lower.set(ylabel='Zeros (%)', xlabel='Step', ylim=(0, 100))
+  upper.set_title(
+      'Training (thin) and validation (points) loss', loc='left', fontsize=10
+  )
+  label_ends(upper, ends, gap=0.08)
+  label_ends(lower, level_ends, gap=0.22)
+  return figure
+
+
+def plot_levels(runs: Mapping[str, Run]) -> Any:
+  """Draws the zeros of each run over its training, a bar for each run.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    A `matplotlib.figure.Figure`: the darker a stretch, the more zeros are asked
+    for there, by number where there is room. White lines end phases; a
+    fine-tuning has an orange line below it.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
+    >>> figure = plot_levels({'toy': Run('toy', (phase,), ())})
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['75%']
+  """
+  figure = new_figure(8, 1.2 + 0.36 * len(runs))
+  ax = figure.subplots()
+  last = max(run.phases[-1].end for run in runs.values())
+  shades = _shades()
+  for row, run in enumerate(runs.values()):
+    for phase in run.phases:
+      for part in phase.parts:
+        ax.barh(
+            row, part.steps, 0.72, part.start, color=shades(part.sparsity),
+            linewidth=0,
+        )
+      first, final = phase.levels
+      texts = [(phase.start, phase.steps, first)]
+      if first != final:
+        edge = phase.parts[-1]
+        width = max(edge.steps, _NARROW * last)
+        texts = [
+            (phase.start, min(phase.steps / 3, _NARROW * last), first),
+            (phase.end - width, width, final),
+        ]
+      for start, width, level in texts:
+        if width >= _NARROW * last:
+          ax.text(
+              start + width / 2, row, percent(level), ha='center', va='center',
+              fontsize=8, color='white' if level > 0.55 else 'black',
+          )
+      if phase.start:
+        ax.vlines(phase.start, row - 0.36, row + 0.36, color='white')
+      if phase.source == 'task':
+        ax.hlines(
+            row + 0.4, phase.start, phase.end, color=COLORS[1], linewidth=2.5
+        )
+  ax.set_yticks(range(len(runs)), list(runs), fontsize=9)
+  ax.set(xlim=(0, last), ylim=(len(runs) - 0.4, -0.6), xlabel='Step')
+  ax.tick_params(axis='y', length=0)
+  ax.spines[:].set_visible(False)
+  tuned = any(p.source == 'task' for run in runs.values() for p in run.phases)
+  ax.set_title(
+      'Zeros in the sparsified matrices'
+      + ('; fine-tuning underlined' if tuned else ''), loc='left', fontsize=10,
+  )
+  return figure
+
+
+def _shades() -> Any:
+  """Returns the colour of a level: from a light grey to a dark blue."""
+  low, high = (0.92, 0.93, 0.94), (0.03, 0.25, 0.47)
+  return lambda level: tuple(
+      a + level * (b - a) for a, b in zip(low, high)
+  )
