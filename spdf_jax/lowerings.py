@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.interpreters import batching
 from jax.interpreters import mlir
 
 from spdf_jax.names import lookup
@@ -20,10 +19,7 @@ NATIVE = 'native'
 Lowering = Callable[..., Any]
 
 _references: dict[Primitive, Lowering] = {}
-# Each with whether it works by now.
-_registered: dict[
-    tuple[Primitive, str, str], tuple[Lowering, Callable[[], bool]]
-] = {}
+_registered: dict[tuple[Primitive, str, str], Lowering] = {}
 
 
 def define_primitive(
@@ -74,13 +70,12 @@ def register_lowering(
     lowering: Lowering,
     *,
     platform: str,
-    available: Callable[[], bool] = lambda: True,
 ) -> None:
   """Registers a way to compute a primitive on one platform.
 
   It is used where the primitive's parameter `lowering` is `name`: users opt
-  in. On other platforms, while it is not available, and where the function
-  returns `NotImplemented`, the reference is used.
+  in. On other platforms, and where the function returns `NotImplemented`, the
+  reference is used.
 
   Args:
     name: What users ask for, e.g. `'native'`.
@@ -88,7 +83,6 @@ def register_lowering(
     lowering: `(*arrays, **params) -> array`, traceable, with the operands and
       parameters of the primitive's reference.
     platform: Where it works: `'cpu'`, `'cuda'`, `'tpu'`, …
-    available: Whether it works by now.
 
   Raises:
     ValueError: the name is that of the reference, or is taken.
@@ -104,35 +98,10 @@ def register_lowering(
         f'lowering {name!r} of {primitive} on {platform!r} exists; give '
         'another name.'
     )
-  _registered[key] = lowering, available
+  _registered[key] = lowering
   mlir.register_lowering(
       primitive, _lowering_rule(primitive, platform), platform=platform
   )
-
-
-def is_available(name: str, primitive: Primitive) -> bool:
-  """Returns whether a primitive has a lowering here that works by now."""
-  return _available(primitive, jax.default_backend(), name) is not None
-
-
-def _available(
-    primitive: Primitive, platform: str, name: str
-) -> Lowering | None:
-  lowering, available = _registered.get(
-      (primitive, platform, name), (None, lambda: False)
-  )
-  return lowering if available() else None
-
-
-def batch_by_reference(primitive: Primitive) -> None:
-  """Has `jax.vmap` of a primitive compute what its reference computes."""
-  def batch(args, axes, *, lowering, **params):
-    del lowering
-    reference = functools.partial(_references[primitive], **params)
-    results = jax.vmap(reference, axes)(*args)
-    return results, jax.tree.map(lambda _: 0, results)
-
-  batching.primitive_batchers[primitive] = batch
 
 
 def check_lowering(name: str) -> None:
@@ -146,7 +115,7 @@ def _names() -> list[str]:
 
 def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
   def compute(*args, lowering, **params):
-    function = _available(primitive, platform, lowering)
+    function = _registered.get((primitive, platform, lowering))
     result = function(*args, **params) if function else NotImplemented
     if result is NotImplemented:
       result = _references[primitive](*args, **params)

@@ -67,10 +67,6 @@ def test_arrows_point_down(room, path):
     if parts[0] != 'spdf_jax' or len(parts) < 2 or parts[1] not in LAYERS:
       continue
     other = parts[1]
-    # Native kernels lower the primitives that choose masks, too.
-    if (room, other) == ('accelerator', 'sparsity'):
-      assert name.startswith('spdf_jax.sparsity.topk')
-      continue
     assert other == room or LAYERS[other] < LAYERS[room], name
     if (room, other) == ('models', 'accelerator'):
       assert name.startswith('spdf_jax.accelerator.primitives')

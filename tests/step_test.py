@@ -12,7 +12,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.data import Batch
-from spdf_jax.sparsity.sparsify import SparsifyState
+from spdf_jax.sparsity.state import SparsifyState
 from spdf_jax.sparsity.tracking import MaskTrackingState
 from spdf_jax.training import adamw
 from spdf_jax.training import create_state

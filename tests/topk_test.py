@@ -8,19 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spdf_jax.sparsity import random_bits
 from spdf_jax.sparsity import topk
-from spdf_jax.sparsity.topk import competitions
-from spdf_jax.sparsity.topk import digits
-from spdf_jax.sparsity.topk import layers
-from spdf_jax.sparsity.topk import random_bits
-from spdf_jax.sparsity.topk import units
-from spdf_jax.sparsity.topk.limbs import Limbs
 
-pytestmark = pytest.mark.usefixtures('masks_by_xla')
-
-# Compared each with each; compared and counted; by histograms; one column.
+# By comparing bits; by histograms; of one column.
 SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
-COUNTINGS = digits.scattering(0), digits.scattering(2**31), digits.COMPARING
 
 
 def oracle(scores, kept, among=None, bits=None):
@@ -46,7 +38,6 @@ def draw(shape, seed, kind):
   return {
       'normal': normal,
       'ties': np.round(normal * 2),
-      # A sample of every 16th row is not like the rest.
       'row by row': normal * 2.0 ** (np.arange(shape[-2]) % 16)[:, None],
       'equal': np.zeros(shape),
       'mostly zero': np.where(normal > 1, normal, 0),
@@ -64,19 +55,11 @@ def typed(scores, dtype):
   return jnp.asarray(scores).astype(dtype)
 
 
-def magnitudes(scores):
-  """The magnitudes that an oracle ranks."""
-  return np.abs(np.asarray(scores, np.float64))
-
-
 KINDS = st.sampled_from([
     'normal', 'ties', 'row by row', 'equal', 'mostly zero',
     'zeros of both signs', 'infinite', 'nan',
 ])
 keep = jax.jit(topk.keep_largest)
-keep_magnitudes = jax.jit(
-    lambda s, k: topk.keep_largest(s, k, by_magnitude=True)
-)
 keep_among = jax.jit(lambda s, k, a: topk.keep_largest(s, k, among=a))
 keep_tied = jax.jit(
     lambda s, k, a, key: topk.keep_largest(s, k, among=a, tie_break=key)
@@ -95,24 +78,9 @@ def test_mask_equals_a_stable_argsort(shape, data, seed, kind, dtype):
   np.testing.assert_array_equal(mask, oracle(scores, kept))
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    st.sampled_from(SHAPES), st.data(), st.integers(0, 2**32), KINDS,
-    st.sampled_from(['float32', 'float16', 'int16']),
-)
-def test_magnitudes_are_ranked_as_absolute_values(
-    shape, data, seed, kind, dtype
-):
-  scores = typed(draw(shape, seed, kind), dtype)
-  kept = data.draw(st.integers(0, shape[1] * shape[2]))
-  np.testing.assert_array_equal(
-      keep_magnitudes(scores, jnp.int32(kept)), oracle(magnitudes(scores), kept)
-  )
-
-
 @pytest.mark.parametrize('kind', ['normal', 'row by row', 'ties'])
 @pytest.mark.parametrize('kept', [1, 500, 30_000, 65_999])
-def test_no_sample_misleads(kind, kept):
+def test_large_layers_equal_a_stable_argsort(kind, kept):
   scores = draw((1, 300, 220), 0, kind)
   np.testing.assert_array_equal(keep(scores, kept), oracle(scores, kept))
   among = np.random.default_rng(1).random(scores.shape) < 0.3
@@ -168,48 +136,50 @@ def test_every_tied_unit_is_equally_likely():
   assert counts.min() > 20 and counts.max() < 80
 
 
-@pytest.mark.parametrize('counting', COUNTINGS)
-def test_units_equal_in_all_other_keys_go_by_index(counting):
-  # Random bits that are equal are too rare to wait for: a key of 3 values.
+@pytest.mark.parametrize('digit', [1, 11])
+def test_equal_random_bits_go_by_index(monkeypatch, digit):
+  # Equal random bits are rare: here they have 3 values.
+  bits = np.random.default_rng(2).integers(3, size=(70, 60)).astype(np.uint32)
+  monkeypatch.setattr(
+      random_bits, 'bits_of_layer', lambda *_: jnp.asarray(bits)
+  )
   scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
   among = jnp.asarray(np.random.default_rng(1).random((2, 70, 60)) < 0.7)
-  bits = jnp.asarray(np.random.default_rng(2).integers(3, size=(70, 60)))
-  kept = np.int32([100, 2000])
-
-  def one(counting, competing, shape, kept):
-    first, last = units.keys_of(competing._replace(words=None), shape)
-    keys = first, units.Key(32, lambda _: bits.astype(jnp.uint32), True), last
-    return competitions.choose(counting, competing, shape, keys, kept)
-
-  for words in (None, jnp.zeros(2, jnp.uint32)):
-    competing = units.all_units(scores, among, words, scores.shape)
-    mask = competitions.each(one, counting, competing, scores.shape, kept)
-    np.testing.assert_array_equal(
-        mask, oracle(scores, kept, among, np.broadcast_to(bits, scores.shape))
-    )
+  words = jnp.zeros(2, jnp.uint32)
+  for i, kept in enumerate((100, 2000)):
+    layer = topk._Layers(scores[i], among[i], words, jnp.uint32(i))
+    mask = topk._keep_in_layer((70, 60), digit, layer, jnp.int32(kept))
+    expected = oracle(scores[i:i + 1], kept, among[i:i + 1], bits[None])
+    np.testing.assert_array_equal(mask, expected[0])
 
 
 @pytest.mark.parametrize('ties', [None, 5])
-def test_all_ways_to_count_agree(ties):
+def test_comparing_counts_as_histograms_do(ties):
   scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
   key = None if ties is None else jax.random.key(ties)
   words = None if key is None else random_bits.key_words(key)
-  competing = units.all_units(scores, None, words, scores.shape)
-
-  @jax.jit
-  def count_all_ways(kept):
-    return [
-        competitions.each(
-            layers._keep_units, counting, competing, scores.shape, kept
-        )
-        for counting in COUNTINGS
-    ]
-
+  compare = jax.jit(jax.vmap(
+      lambda scores, number, kept: topk._keep_in_layer(
+          (70, 60), 1, topk._Layers(scores, None, words, number), kept
+      ),
+      in_axes=(0, 0, None),
+  ))
   for kept in (0, 1, 999, 4200):
-    masks = count_all_ways(np.full(2, kept, np.int32))
-    expected = topk.keep_largest(scores, kept, tie_break=key)
-    for mask in masks:
-      np.testing.assert_array_equal(mask, expected)
+    np.testing.assert_array_equal(
+        compare(scores, jnp.arange(2, dtype='uint32'), np.int32(kept)),
+        topk.keep_largest(scores, kept, tie_break=key),
+    )
+
+
+def test_batches_and_derivatives_treat_masks_as_constants():
+  scores = jnp.asarray(draw((3, 1, 70, 60), 0, 'ties'))
+  run = lambda x: topk.keep_largest(x, 1000)
+  batch = jax.jit(jax.vmap(run))(scores)
+  np.testing.assert_array_equal(batch, [run(x) for x in scores])
+  kept_sum = lambda x: jnp.sum(jnp.where(run(x), x, 0))
+  np.testing.assert_array_equal(
+      jax.jit(jax.grad(kept_sum))(scores[0]), run(scores[0])
+  )
 
 
 @pytest.mark.parametrize('dtype', ['uint32', 'int8', 'uint16', 'int16'])
@@ -226,14 +196,18 @@ def test_integers_are_ranked_exactly(dtype):
 
 def test_random_bits_are_those_of_jax():
   key = jax.random.key(2**40 + 7)
-  position = Limbs(jnp.zeros((70,), jnp.uint32), jnp.arange(70, dtype='uint32'))
-  bits = random_bits.bits_at(random_bits.key_words(key), position)
-  np.testing.assert_array_equal(bits, jax.random.bits(key, (70,)))
-  # And beyond 2^32, where jax counts on in a second word.
-  far = random_bits.bits_at(
-      random_bits.key_words(key), Limbs(jnp.uint32(1), jnp.uint32(0))
-  )
-  assert far not in np.asarray(bits)
+  words = random_bits.key_words(key)
+  bits = jax.random.bits(key, (3, 5, 7))
+  layer = jax.vmap(lambda i: random_bits.bits_of_layer(words, i, (5, 7)))
+  np.testing.assert_array_equal(layer(jnp.arange(3, dtype='uint32')), bits)
+
+
+@pytest.mark.parametrize('x, y', [
+    (2**32 - 1, 2**31 - 1), (2**16, 2**16), (3, 5), (2**31 + 12345, 2**30 + 7),
+])
+def test_positions_beyond_32_bits_are_exact(x, y):
+  high, low = random_bits._product(jnp.uint32(x), y)
+  assert int(high) * 2**32 + int(low) == x * y
 
 
 @pytest.mark.parametrize('impl', ['rbg', 'unsafe_rbg'])
@@ -253,16 +227,14 @@ def test_no_layer_is_an_empty_mask():
 def test_numbers_to_keep_do_not_compile_anew():
   scores = jnp.asarray(draw((2, 70, 60), 0, 'normal'))
   topk.keep_largest(scores, 1)
-  before = layers._keep_compiled._cache_size()
+  before = topk._keep_in_layers._cache_size()
   for kept in (0, 17, 10**6, np.int64(5)):
     topk.keep_largest(scores, kept)
-  assert layers._keep_compiled._cache_size() == before
+  assert topk._keep_in_layers._cache_size() == before
 
 
-@pytest.mark.parametrize('with_key, bound', [(False, 6.1), (True, 11.1)])
-def test_scratch_is_six_bytes_per_score_and_eleven_with_random_ties(
-    with_key, bound
-):
+@pytest.mark.parametrize('with_key', [False, True])
+def test_scratch_is_six_bytes_per_score(with_key):
   key = jax.random.key(0) if with_key else None
   scores = jax.ShapeDtypeStruct((1, 1024, 1024), jnp.float32)
   among = jax.ShapeDtypeStruct(scores.shape, bool)
@@ -270,7 +242,7 @@ def test_scratch_is_six_bytes_per_score_and_eleven_with_random_ties(
       lambda s, a: topk.keep_largest(s, 1000, among=a, tie_break=key)
   ).lower(scores, among).compile()
   scratch = program.memory_analysis().temp_size_in_bytes
-  assert scratch <= bound * 2**20
+  assert scratch <= 6.1 * 2**20
 
 
 @pytest.mark.parametrize('message, arguments', [

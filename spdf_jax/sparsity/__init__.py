@@ -1,5 +1,6 @@
 """Sparsity for optax: masks in the optimizer state, algorithms, statistics."""
 
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
@@ -29,21 +30,20 @@ from spdf_jax.sparsity.restart import restart
 from spdf_jax.sparsity.revival import scaled_normal
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
-from spdf_jax.sparsity.rewinding import Round
-from spdf_jax.sparsity.rewinding import round_starts
-from spdf_jax.sparsity.rewinding import rounds_to
+from spdf_jax.sparsity.rounds import Round
+from spdf_jax.sparsity.rounds import round_starts
+from spdf_jax.sparsity.rounds import rounds_to
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
 from spdf_jax.sparsity.schedules import schedule_range
 from spdf_jax.sparsity.selection import hidden_matrices
-from spdf_jax.sparsity.sparsify import Algorithm
-from spdf_jax.sparsity.sparsify import densify
-from spdf_jax.sparsity.sparsify import get_dense_grads
-from spdf_jax.sparsity.sparsify import get_mask
 from spdf_jax.sparsity.sparsify import sparsify
-from spdf_jax.sparsity.sparsify import SparsifyState
-from spdf_jax.sparsity.sparsify import stored_mask
+from spdf_jax.sparsity.state import densify
+from spdf_jax.sparsity.state import get_dense_grads
+from spdf_jax.sparsity.state import get_mask
+from spdf_jax.sparsity.state import SparsifyState
+from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.state_matching import map_like_params
 from spdf_jax.sparsity.state_matching import state_shardings
 from spdf_jax.sparsity.statistics import changes

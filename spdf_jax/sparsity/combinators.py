@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.restart import check_boundaries
-from spdf_jax.sparsity.sparsify import Algorithm
 
 PyTree = Any
 MaskMaker = Callable[[jax.Array, PyTree, PyTree], PyTree]

@@ -1,14 +1,17 @@
-"""States stored compactly: packed and unpacked, parameters with them."""
+"""States stored compactly: packed, updated and unpacked."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from spdf_jax.sparsity import storage
-from spdf_jax.sparsity.sparsify import get_mask
-from spdf_jax.sparsity.sparsify import SparsifyState
-from spdf_jax.sparsity.sparsify import stored_mask
+from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.state import get_mask
+from spdf_jax.sparsity.state import SparsifyState
+from spdf_jax.sparsity.state import stored_mask
 
 PyTree = Any
 
@@ -82,6 +85,49 @@ def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
       storage.unpack_masks,
       lambda state: storage.unpack_like_params(state, params, packed),
       opt_state,
+  )
+
+
+def update_packed(
+    inner: optax.GradientTransformationExtraArgs,
+    algorithm: Algorithm,
+    updates: PyTree,
+    state: SparsifyState,
+    params: PyTree,
+    **extra_args: Any,
+) -> tuple[PyTree, SparsifyState]:
+  """Updates the values of kept weights; the mask stays.
+
+  Args:
+    inner: The optimizer inside `sparsify`.
+    algorithm: The algorithm inside `sparsify`.
+    updates: The gradients, packed.
+    state: The state of `sparsify`, packed.
+    params: The parameters, packed.
+    **extra_args: Further arguments of the optimizer's update.
+
+  Returns:
+    The updates and the next state, packed.
+
+  Raises:
+    ValueError: the algorithm skips steps, or the optimizer is not elementwise.
+  """
+  if algorithm.skip_step_at(state.count) is not False:
+    raise ValueError(
+        'the algorithm skips steps, which compact storage cannot; unpack the '
+        'state with unpack_state.'
+    )
+  storage.check_elementwise(
+      inner, state.inner_state, params, state.mask, **extra_args
+  )
+  updates, inner_state = inner.update(
+      updates, state.inner_state, params, **extra_args
+  )
+  count = optax.safe_increment(state.count)
+  return updates, state._replace(
+      count=count,
+      dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+      inner_state=inner_state,
   )
 
 

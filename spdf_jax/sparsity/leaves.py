@@ -15,24 +15,20 @@ PyTree = Any
 _is_none = lambda x: x is None
 
 
-def map_leaves(
-    f: Callable[..., PyTree], *trees: PyTree, loop: bool = True
-) -> PyTree:
+def map_leaves(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
   """Maps a function over corresponding leaves, compiling it once per kind.
 
-  Under `jit`, leaves of equal shapes and dtypes are done one after another in
-  one loop: a model of many equal layers compiles `f` once and needs the scratch
-  memory of one leaf. Where there are several devices, only leaves whose paths
-  differ in nothing but numbers (`h_0/mlp/wi`, `h_1/mlp/wi`) share a loop, as
-  others may be sharded otherwise. Without tracing, and where asked for no loop,
-  `f` is called leaf by leaf.
+  Under `jit`, leaves of equal shapes and dtypes whose paths differ in nothing
+  but numbers (`h_0/mlp/wi`, `h_1/mlp/wi`) are done one after another in one
+  loop: a model of many equal layers compiles `f` once and needs the scratch
+  memory of one leaf. Leaves of other names may be sharded differently. Without
+  tracing, `f` is called leaf by leaf.
 
   Args:
     f: A function of one leaf of every tree to arrays, whose shapes follow from
       the leaves' shapes. What it closes over is the same for all leaves.
     *trees: Trees of arrays; `None` in the first stays `None`. What the others
       have in place of a leaf of the first reaches `f`, `None` or a tuple too.
-    loop: Whether loops pay: they copy their leaves, which `f` must outweigh.
 
   Returns:
     A tree of the first one's structure of what `f` returns.
@@ -49,7 +45,7 @@ def map_leaves(
   rows = list(zip(*columns))
   kinds = collections.defaultdict(list)
   for i, (path, _) in enumerate(paths_and_leaves):
-    looped = loop and any(
+    looped = any(
         isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(rows[i])
     )
     kinds[_kind(path, rows[i]) if looped else i].append(i)
@@ -77,10 +73,7 @@ def _flatten_like(
 
 
 def _kind(path: jax.tree_util.KeyPath, row: tuple[Any, ...]) -> tuple[Any, ...]:
-  # On one device nothing is sharded, and a smaller program costs less per call.
-  name = '' if jax.device_count() == 1 else re.sub(
-      r'\d+', '*', selection.path_name(path)
-  )
+  name = re.sub(r'\d+', '*', selection.path_name(path))
   leaves, treedef = jax.tree.flatten(row)
   types = [(jnp.shape(x), jax.dtypes.result_type(x)) for x in leaves]
   return name, treedef, *types

@@ -21,7 +21,6 @@ from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.leaves import map_leaves
-from spdf_jax.sparsity.topk import units
 
 PyTree = Any
 
@@ -184,7 +183,7 @@ def _mask_from(
     structure: structures.Structure,
 ) -> PyTree:
   for leaf in jax.tree.leaves(tree):
-    units.check_rankable(leaf)
+    topk.check_rankable(leaf)
 
   def unit_scores(x):
     return structure.reduce(score(x).reshape(_as_layers(x.shape)))

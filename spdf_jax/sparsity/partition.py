@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import ModelWide
-from spdf_jax.sparsity.sparsify import Algorithm
 
 PyTree = Any
 Patterns = Sequence[tuple[str, str]]

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from spdf_jax.sparsity.sparsify import Algorithm
-from spdf_jax.sparsity.sparsify import get_mask
+from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.state import get_mask
 
 PyTree = Any
 

@@ -23,8 +23,6 @@ TARGETS = (
     'spdf_packed_matmul',
     'spdf_packed_backward',
     'spdf_packed_gradient',
-    'spdf_keep_largest',
-    'spdf_keep_largest_of_all',
 )
 """The functions that are registered with XLA."""
 
@@ -90,11 +88,6 @@ def is_available(dtype: Any = 'float32') -> bool:
       raise
     _say_once(str(error))
     return False
-
-
-def is_loaded() -> bool:
-  """Returns whether the kernels have been loaded; builds nothing."""
-  return load.cache_info().currsize > 0
 
 
 @functools.cache

@@ -7,10 +7,6 @@ arrays, or packed ones, and lists of what is kept are made in every call: a new
 mask compiles nothing. What differs from the reference: the order of summation
 (some 1e-6 relative), which is fixed for a number of threads; a weight off the
 mask is not multiplied by an infinite token; and bfloat16 below 1e-38 is zero.
-
-Masks are chosen by kernels where these are loaded for products already: then
-they are the reference's bit for bit, and nobody waits for a compiler who asked
-for none.
 """
 
 from typing import Any
@@ -25,8 +21,6 @@ from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
 from spdf_jax.lowerings import NATIVE
-from spdf_jax.sparsity.topk.layers import keep_largest_p
-from spdf_jax.sparsity.topk.model import keep_largest_of_all_p
 
 
 def sparse_matmul(
@@ -145,60 +139,6 @@ def packed_backward(
   )
 
 
-def keep_largest(
-    *operands: jax.Array,
-    treedef: jax.tree_util.PyTreeDef,
-    shape: tuple[int, ...],
-    by_magnitude: bool,
-) -> jax.Array:
-  """Chooses masks of single layers; see `topk.keep_largest`."""
-  scores, among, words, kept = treedef.unflatten(operands)
-  if not _is_local(kept):
-    return NotImplemented
-  given = _comparable(scores), among, words
-  return jax.ffi.ffi_call(
-      'spdf_keep_largest', jax.ShapeDtypeStruct(shape, jnp.bool_)
-  )(
-      kept,
-      *(x for x in given if x is not None),
-      scores=scores is not None,
-      among=among is not None,
-      words=words is not None,
-      by_magnitude=by_magnitude,
-  )
-
-
-def keep_largest_of_all(
-    *operands: jax.Array,
-    treedef: jax.tree_util.PyTreeDef,
-    by_magnitude: bool,
-) -> list[jax.Array]:
-  """Chooses the mask of a model; see `topk.keep_largest_of_all`."""
-  model, kept = treedef.unflatten(operands)
-  if not _is_local(kept.low):
-    return NotImplemented
-  scores, structure = jax.tree.flatten(model.scores)
-  among, words = map(structure.flatten_up_to, (model.among, model.words))
-  given = zip(map(_comparable, scores), among, words)
-  masks = [jax.ShapeDtypeStruct(x.shape, jnp.bool_) for x in scores]
-  return list(
-      jax.ffi.ffi_call('spdf_keep_largest_of_all', masks)(
-          jnp.stack(kept),
-          *(x for leaf in given for x in leaf if x is not None),
-          among=np.array([x is not None for x in among], np.int64),
-          words=words[0] is not None,
-          by_magnitude=by_magnitude,
-      )
-  )
-
-
-def _comparable(scores: jax.Array | None) -> jax.Array | None:
-  """Brings scores to a type that the kernels compare."""
-  if scores is None or scores.dtype == jnp.uint32:
-    return scores
-  return scores.astype(jnp.float32)
-
-
 def _is_possible(x: jax.Array, accumulation_dtype: Any) -> bool:
   if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
     return False
@@ -222,15 +162,3 @@ for _primitive, _function in (
     (packed.packed_backward_p, packed_backward),
 ):
   lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')
-
-for _primitive, _function in (
-    (keep_largest_p, keep_largest),
-    (keep_largest_of_all_p, keep_largest_of_all),
-):
-  lowerings.register_lowering(
-      NATIVE,
-      _primitive,
-      _function,
-      platform='cpu',
-      available=lambda: library.is_loaded(),
-  )

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.counts import fraction_of
@@ -18,12 +20,9 @@ from spdf_jax.sparsity.schedules import is_constant
 from spdf_jax.sparsity.schedules import level_at
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.schedules import value_at
-from spdf_jax.sparsity.sparsify import Algorithm
-from spdf_jax.sparsity.sparsify import never
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import UpdateTimes
-from spdf_jax.sparsity.topk import chosen_by_kernels
 from spdf_jax.sparsity.topk import keep_largest
 from spdf_jax.sparsity.topk import keep_largest_of_all
 from spdf_jax.sparsity.topk import keep_random
@@ -46,11 +45,10 @@ class Units(NamedTuple):
   """Their weights, summed where units are blocks."""
 
   magnitudes: jax.Array
-  """Numbers that rank them by absolute value: the weights, or the summed
-  magnitudes of blocks."""
+  """The magnitudes of the weights, summed where units are blocks."""
 
   grads: jax.Array
-  """The same of their gradients, pruned ones included."""
+  """The magnitudes of the gradients, those of pruned weights included."""
 
   key: jax.Array
   """A typed key of this leaf and step."""
@@ -114,7 +112,7 @@ def moving(
     row = times.index(count)
     if isinstance(table, np.ndarray):
       mask = _prune_model(mask, params, _row(table, row), structure)
-      kept = change_leaves(lambda m: count_kept(structure.reduce(m) > 0), mask)
+      kept = map_leaves(lambda m: count_kept(structure.reduce(m) > 0), mask)
     else:
       kept = jax.tree.map(lambda rows: _row(rows, row), table)
     fraction = _row(fractions, row)
@@ -132,7 +130,7 @@ def moving(
       return structure.expand(change(units), m.shape)
 
     keys = leaf_keys(key, params)
-    return change_leaves(change_leaf, mask, params, grads, keys, kept)
+    return map_leaves(change_leaf, mask, params, grads, keys, kept)
 
   def init_mask(key, params):
     mask = first_mask(init, key, params, sparsity_at(0, params), structure)
@@ -201,7 +199,7 @@ def drop_and_grow(
   Args:
     units: The units of a leaf.
     number: How many connections survive.
-    grow_by: What grows first, by absolute value; `None` grows at random.
+    grow_by: Scores of which the largest grow; `None` grows at random.
     regrow_dropped: Whether what was just dropped may grow again.
 
   Returns:
@@ -209,9 +207,7 @@ def drop_and_grow(
   """
   if not regrow_dropped:
     number = jnp.maximum(number, _not_enough_pruned(units))
-  survivors = keep_largest(
-      units.magnitudes, number, among=units.mask, by_magnitude=True
-  )
+  survivors = keep_largest(units.magnitudes, number, among=units.mask)
   return grow(units, survivors, grow_by=grow_by, regrow_dropped=regrow_dropped)
 
 
@@ -229,7 +225,7 @@ def grow(
   def grown():
     if grow_by is None:
       return keep_random(units.key, taken.shape, number, among=~taken)
-    return keep_largest(grow_by, number, among=~taken, by_magnitude=True)
+    return keep_largest(grow_by, number, among=~taken)
 
   # Gradual pruning grows nothing at most updates.
   return survivors | jax.lax.cond(
@@ -237,14 +233,9 @@ def grow(
   )
 
 
-def change_leaves(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
-  """Calls `map_leaves` with loops unless kernels leave little to compile."""
-  return map_leaves(f, *trees, loop=not chosen_by_kernels())
-
-
 def magnitudes(structure: Structure, x: jax.Array) -> jax.Array:
-  """Returns what ranks units by absolute value: sums where they are blocks."""
-  return x if structure is UNSTRUCTURED else structure.reduce(jnp.abs(x))
+  """Returns the magnitudes of units, summed where units are blocks."""
+  return structure.reduce(jnp.abs(x))
 
 
 def count_kept(mask: jax.Array) -> jax.Array:
@@ -304,7 +295,6 @@ def _prune_model(
       jax.tree.map(lambda w: magnitudes(structure, w), params),
       kept,
       among=jax.tree.map(lambda m: structure.reduce(m) > 0, mask),
-      by_magnitude=True,
   )
   return jax.tree.map(
       lambda new, old: structure.expand(new, old.shape), pruned, mask

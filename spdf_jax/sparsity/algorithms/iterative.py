@@ -1,18 +1,19 @@
 """Iterative magnitude pruning: prune a share of what is left, and rewind."""
 
 from collections.abc import Sequence
-import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.sparsity.algorithms.connections import change_leaves
+from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.algorithms.connections import magnitudes
-from spdf_jax.sparsity.rewinding import check_rounds
-from spdf_jax.sparsity.rewinding import Round
-from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.leaves import map_leaves
+from spdf_jax.sparsity.rounds import check_rounds
+from spdf_jax.sparsity.rounds import Round
+from spdf_jax.sparsity.rounds import round_starts
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.topk import keep_largest
@@ -49,13 +50,12 @@ def iterative(
     >>> pruning.sparsity_at(300, {'w': jnp.ones((1, 4, 4))})
     {'w': 0.4375}
   """
-  rounds = tuple(rounds)
-  check_rounds(rounds)
-  starts = list(itertools.accumulate(r.steps for r in rounds[:-1]))
+  rounds = check_rounds(rounds)
+  starts = round_starts(rounds)[1:]
   table = np.asarray(starts, np.int32)
 
   def kept_after(size):
-    """How many of `size` units remain in each round."""
+    """Returns how many of `size` units remain in each round."""
     remaining = [size - round(rounds[0].fraction * size)]
     for r in rounds[1:]:
       remaining.append(remaining[-1] - round(r.fraction * remaining[-1]))
@@ -77,14 +77,11 @@ def iterative(
     def prune_leaf(m, w):
       kept = jnp.asarray(kept_after(competing(m.shape)), jnp.int32)[number]
       units = keep_largest(
-          magnitudes(structure, w),
-          kept,
-          among=structure.reduce(m) > 0,
-          by_magnitude=True,
+          magnitudes(structure, w), kept, among=structure.reduce(m) > 0
       )
       return structure.expand(units, m.shape)
 
-    return change_leaves(prune_leaf, mask, params)
+    return map_leaves(prune_leaf, mask, params)
 
   def init(key, params):
     del key
@@ -105,5 +102,5 @@ def iterative(
       init=init,
       update=update,
       update_at=update_at,
-      dense_grads_at=lambda count: False,
+      dense_grads_at=never,
   )

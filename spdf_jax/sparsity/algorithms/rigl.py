@@ -3,6 +3,7 @@
 from typing import Any
 
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import moving
@@ -11,7 +12,6 @@ from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import Schedule
-from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times

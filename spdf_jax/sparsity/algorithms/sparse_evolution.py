@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.connections import count_kept
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
@@ -17,7 +18,6 @@ from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import Schedule
-from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
@@ -111,10 +111,6 @@ def _drop_signed(units: Units) -> jax.Array:
   for side in (negative, units.mask & ~negative):
     number = count_kept(side)
     number -= fraction_of(number, units.drop_fraction)
-    survivors |= keep_largest(
-        units.magnitudes, number, among=side, by_magnitude=True
-    )
+    survivors |= keep_largest(units.magnitudes, number, among=side)
   # Where the level rises, more has to go.
-  return keep_largest(
-      units.magnitudes, units.kept, among=survivors, by_magnitude=True
-  )
+  return keep_largest(units.magnitudes, units.kept, among=survivors)

@@ -14,6 +14,7 @@ from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
 from spdf_jax.sparsity.algorithms.iterative import iterative
@@ -22,8 +23,7 @@ from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.initial_masks import nonzero_mask
-from spdf_jax.sparsity.rewinding import Round
-from spdf_jax.sparsity.sparsify import Algorithm
+from spdf_jax.sparsity.rounds import Round
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'dense': dense,

@@ -4,10 +4,11 @@ from typing import Any
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import first_mask
 from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.sparsify import Algorithm
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 
@@ -57,8 +58,8 @@ def static(
           init, key, params, sparsity_at(0, params), structure
       ),
       update=lambda key, count, mask, params, grads: mask,
-      update_at=lambda count: False,
-      dense_grads_at=lambda count: False,
+      update_at=never,
+      dense_grads_at=never,
   )
 
 

@@ -1,4 +1,4 @@
-// The products and the choice of masks, compiled once for every set of
+// The products, compiled once for every set of
 // instructions: SPDF_KERNELS names the result, SPDF_SIMD the header of its
 // vectors and SPDF_ELEMENT that of what they multiply.
 //
@@ -14,7 +14,6 @@
 #include "differentiate.h"
 #include "multiply.h"
 #include "packed_lists.h"
-#include "topk.h"
 
 namespace spdf {
 namespace {
@@ -82,7 +81,6 @@ void DifferentiatePacked(const Workers& workers, const Element* x,
 
 extern const Kernels<Element> SPDF_KERNELS;
 const Kernels<Element> SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate,
-                                       MultiplyPacked, DifferentiatePacked,
-                                       Select};
+                                       MultiplyPacked, DifferentiatePacked};
 
 }  // namespace spdf

@@ -1,5 +1,4 @@
-// Sparse matrix products over kept weights, and the choice of these weights,
-// for one processor's instructions.
+// Sparse matrix products over kept weights, for one processor's instructions.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -40,26 +39,6 @@ struct Packed {
   int64_t outputs;
 };
 
-// Units of one array that compete for places in a mask: the larger score (or
-// the larger magnitude of it) first, then the larger random bits, if any, then
-// the earlier unit.
-struct Span {
-  int64_t size;
-  const float* floats;       // Scores, or null.
-  const uint32_t* integers;  // Scores, or null.
-  const uint8_t* among;      // Only these may be kept; null: all.
-  const uint32_t* words;     // Key of the random bits [2], or null.
-  uint64_t position;         // Of the first unit among the random bits.
-  uint8_t* mask;             // The result.
-  bool by_magnitude;         // Of floats.
-};
-
-// Spans of one competition, alike in what they have.
-struct Competition {
-  std::vector<Span> spans;
-  int64_t kept;  // Places; where there are fewer candidates, all are kept.
-};
-
 // Sums are floats, whatever the elements; results are rounded once.
 template <typename Element>
 struct Kernels {
@@ -86,9 +65,6 @@ struct Kernels {
   void (*differentiate_packed)(const Workers& workers, const Element* x,
                                const Element* dy, const Packed<Element>& w,
                                int64_t tokens, Element* dx, Element* dvalues);
-
-  // Whatever the elements.
-  void (*select)(const Workers& workers, const Competition& competition);
 };
 
 extern const Kernels<float> kPortable;

@@ -475,117 +475,6 @@ void Test(const Case& c,
   }
 }
 
-struct Scores {
-  std::vector<float> floats;
-  std::vector<uint32_t> integers;
-};
-
-// One score per unit, of a kind: distinct, few different, or hardly any number.
-Scores DrawScores(int64_t size, int kind) {
-  Scores scores;
-  for (int64_t i = 0; i < size; ++i) {
-    const auto value = static_cast<float>(Uniform() - 0.5);
-    const float odd[] = {kNan, kInfinity, -kInfinity, 0.0f, -0.0f, 1e-40f};
-    scores.floats.push_back(kind == 0   ? value
-                            : kind == 1 ? std::floor(8 * value)
-                                        : odd[generator() % 6]);
-    scores.integers.push_back(kind == 0 ? generator() : generator() % 3);
-  }
-  return scores;
-}
-
-// Whether one float is above another: no NaN is, and all zeros are equal.
-bool IsAbove(float a, float b) {
-  const auto rounded = [](float x) { return std::abs(x) < 1e-38f ? 0 : x; };
-  if (std::isnan(a) || std::isnan(b)) return std::isnan(b) && !std::isnan(a);
-  return rounded(a) > rounded(b);
-}
-bool IsAbove(uint32_t a, uint32_t b) { return a > b; }
-
-// The units of a competition are in one to three spans.
-template <typename T>
-void TestSelection(int64_t size, int64_t kept, const std::vector<T>& scores,
-                   bool has_candidates, bool is_random, bool by_magnitude,
-                   bool guarded,
-                   const std::vector<const spdf::Kernels<float>*>& all) {
-  const auto is_above = [&](int64_t i, int64_t j) {
-    if constexpr (std::is_same_v<T, float>) {
-      if (by_magnitude) {
-        return IsAbove(std::abs(scores[i]), std::abs(scores[j]));
-      }
-    }
-    return IsAbove(scores[i], scores[j]);
-  };
-  Buffer<T> units(size, guarded);
-  Bytes among(size, guarded), mask(size, guarded);
-  std::copy(scores.begin(), scores.end(), units.data());
-  std::vector<int64_t> order;
-  for (int64_t i = 0; i < size; ++i) {
-    among.data()[i] = !has_candidates || generator() % 3 == 0;
-    if (among.data()[i]) order.push_back(i);
-  }
-  std::stable_sort(order.begin(), order.end(), is_above);
-  const auto places = std::clamp<int64_t>(kept, 0, order.size());
-  const uint32_t words[2] = {7, static_cast<uint32_t>(size)};
-  spdf::Competition competition = {{}, kept};
-  for (int64_t start = 0, end; start < size; start = end) {
-    end = start + 1 + generator() % size;
-    end = competition.spans.size() == 2 ? size : std::min(end, size);
-    const bool floats = std::is_same_v<T, float>;
-    const void* first = units.data() + start;
-    competition.spans.push_back(
-        {end - start, floats ? static_cast<const float*>(first) : nullptr,
-         floats ? nullptr : static_cast<const uint32_t*>(first),
-         has_candidates ? among.data() + start : nullptr,
-         is_random ? words : nullptr, 0xfffffff0, mask.data() + start,
-         by_magnitude});
-  }
-  for (const auto* kernels : all) {
-    for (int64_t threads : {1, 3}) {
-      std::fill_n(mask.data(), size, 2);
-      kernels->select({threads, OnThreads}, competition);
-      int64_t wrong = 0, number = 0;
-      for (int64_t i = 0; i < size; ++i) number += mask.data()[i] == 1;
-      for (int64_t i = 0; i < size; ++i) wrong += mask.data()[i] > 1;
-      for (size_t i = 0; i < order.size(); ++i) {
-        const bool is_kept = mask.data()[order[i]];
-        const bool wanted = static_cast<int64_t>(i) < places;
-        // Of equals random bits choose.
-        const bool equals = is_random && places > 0 &&
-                            !is_above(order[i], order[places - 1]) &&
-                            !is_above(order[places - 1], order[i]);
-        wrong += is_kept != wanted && !equals;
-      }
-      if (wrong || number != places) {
-        std::printf("%s keep %d of %d units, %d wanted; %d are wrong\n",
-                    kernels->name, static_cast<int>(number),
-                    static_cast<int>(size), static_cast<int>(places),
-                    static_cast<int>(wrong));
-        std::exit(1);
-      }
-    }
-  }
-}
-
-int TestSelections(const std::vector<const spdf::Kernels<float>*>& all) {
-  int number = 0;
-  for (int64_t size : {1, 15, 2047, 2049, 10000, 70001}) {
-    for (int kind = 0; kind < 3; ++kind) {
-      const Scores scores = DrawScores(size, kind);
-      for (int64_t kept : {int64_t{0}, int64_t{1}, size / 7, size - 1, size}) {
-        const bool some = generator() % 2, random = generator() % 2;
-        const bool guarded = generator() % 2, magnitudes = generator() % 2;
-        TestSelection(size, kept, scores.floats, some, random, magnitudes,
-                      guarded, all);
-        TestSelection(size, kept, scores.integers, random, some, magnitudes,
-                      guarded, all);
-        number += 2;
-      }
-    }
-  }
-  return number;
-}
-
 }  // namespace
 
 int main() {
@@ -630,9 +519,8 @@ int main() {
     Test(c, floats);
     Test(c, bfloat16);
   }
-  const int selections = TestSelections(floats);
   for (const auto* kernels : floats) std::printf("%s ", kernels->name);
   for (const auto* kernels : bfloat16) std::printf("%s ", kernels->name);
   std::printf("agree in %d cases\n",
-              static_cast<int>(cases.size()) + selections);
+              static_cast<int>(cases.size()));
 }

@@ -1,0 +1,94 @@
+"""The protocol of sparse-training algorithms."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import jax
+
+PyTree = Any
+
+
+def never(count: Any) -> bool:
+  """Returns `False` for every step, on the host.
+
+  A field of `Algorithm` that is true at no step is this function, or returns
+  the same `False`: callers compare with `is False`, and then trace nothing.
+
+  Args:
+    count: The step, not used.
+
+  Returns:
+    `False`.
+
+  Example:
+    >>> never(100)
+    False
+  """
+  del count
+  return False
+
+
+class Algorithm(NamedTuple):
+  """A sparse-training algorithm: pure functions of the step and the weights.
+
+  `sparsify` holds the mask and calls these functions; they hold no state.
+
+  Trees of parameters, gradients and masks reach them with every sparsified leaf
+  in the form `[layers, inputs, outputs]` and with `None` elsewhere. The layers
+  of one leaf are independent. `count` is the number of optimizer steps taken
+  before this one: a traced int32 scalar inside a train step, a Python int on
+  the host, where levels are tabulated and runs are planned.
+
+  `update_at`, `dense_grads_at` and `skip_step_at` return whether something
+  happens at a step: a Python bool for an int and a bool array for a traced
+  count. The Python value `False` for a traced count means that it happens at no
+  step, whatever the count: `sparsify` then leaves that code out of the compiled
+  step. An array that is false at every step gives the same results, but its
+  branch is compiled.
+
+  Example:
+    The weights of largest magnitude are chosen anew at every hundredth step:
+
+    >>> import jax.numpy as jnp
+    >>> import optax
+    >>> import spdf_jax as spdf
+    >>> by_magnitude = Algorithm(
+    ...     sparsity_at=lambda count, params: spdf.uniform(params, 0.75),
+    ...     init=lambda key, params: spdf.random_mask(key, params, 0.75),
+    ...     update=lambda key, count, mask, params, grads: (
+    ...         spdf.magnitude_mask(key, params, 0.75)),
+    ...     update_at=lambda count: count % 100 == 0,
+    ...     dense_grads_at=never,
+    ... )
+    >>> tx = spdf.sparsify(optax.sgd(0.1), by_magnitude, key=0)
+    >>> int(spdf.get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
+    4
+  """
+
+  sparsity_at: Callable[[int, PyTree], PyTree]
+  """`(count, params) -> levels`: the sparsity asked for at a step, on the host:
+  a float for each sparsified leaf, or a `ModelWide`. Shapes suffice for
+  `params`."""
+
+  init: Callable[[jax.Array, PyTree], PyTree]
+  """`(key, params) -> mask`: the first mask, bool leaves of the parameters'
+  shapes. The key is the one given to `sparsify`."""
+
+  update: Callable[[jax.Array, jax.Array, PyTree, PyTree, PyTree], PyTree]
+  """`(key, count, mask, params, grads) -> mask`: the next mask, of the old
+  one's shapes; called at steps where `update_at` is true. The key belongs to
+  this step. Where `dense_grads_at` is true, `grads` include those of pruned
+  weights."""
+
+  update_at: Callable[[Any], Any]
+  """`(count) -> bool`: whether the mask changes at this step, before the
+  optimizer's update. `False`: the mask is constant."""
+
+  dense_grads_at: Callable[[Any], Any]
+  """`(count) -> bool`: whether `update` needs the gradients of pruned weights
+  at this step. `False`: never, so that kernels may leave them out."""
+
+  skip_step_at: Callable[[Any], Any] = never
+  """`(count) -> bool`: whether the step only changes the mask: kept weights and
+  moments stay as they are, counters go on. `False`: every step is taken."""

@@ -1,0 +1,137 @@
+"""Rounds of iterative pruning: what each prunes, and when it begins."""
+
+from collections.abc import Sequence
+import itertools
+import math
+from typing import Any
+from typing import NamedTuple
+
+from spdf_jax.sparsity.times import check_steps
+from spdf_jax.sparsity.times import is_host_int
+
+
+class Round(NamedTuple):
+  """One round of iterative pruning: prune, rewind, train."""
+
+  steps: int
+  """How many steps it trains."""
+
+  fraction: float = 0.0
+  """The fraction of the weights that remain in each layer, pruned when it
+  begins."""
+
+  rewind_to: int = 0
+  """The step of the base schedule at which its learning rate begins."""
+
+
+def rounds_to(
+    target: float,
+    fraction: float,
+    steps: int | Sequence[int],
+    rewind_to: int = 0,
+) -> tuple[Round, ...]:
+  """Returns a dense round and the pruning rounds that end at a sparsity.
+
+  Each prunes `fraction` of what remains; the last prunes what is left to do.
+
+  Args:
+    target: The sparsity after the last round, in (0, 1).
+    fraction: The fraction of the remaining weights pruned per round, in (0, 1).
+    steps: Steps of every round, or one number for each, the dense one first.
+    rewind_to: The step of the base schedule to which every round but the first
+      goes back.
+
+  Returns:
+    The rounds, as few as reach the target.
+
+  Raises:
+    ValueError: an argument is out of its range, or the number of `steps` is
+      not that of the rounds.
+
+  References:
+    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
+    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> [round(r.fraction, 3) for r in rounds_to(0.838, 0.33, 20_000, 1_000)]
+    [0.0, 0.33, 0.33, 0.33, 0.33, 0.196]
+  """
+  for name, value in (('target', target), ('fraction', fraction)):
+    if not _is_fraction(value):
+      raise ValueError(f'{name} is {value!r}; give a number in (0, 1).')
+  # Rounding must not add a round that prunes nothing.
+  exactly = math.log1p(-target) / math.log1p(-fraction)
+  number = max(1, math.ceil(exactly - 1e-9))
+  last = 1 - (1 - target) / (1 - fraction) ** (number - 1)
+  fractions = [0.0, *[fraction] * (number - 1), last]
+  lengths = [steps] * len(fractions) if is_host_int(steps) else list(steps)
+  if len(lengths) != len(fractions):
+    raise ValueError(
+        f'steps has {len(lengths)} entries, but target={target} takes '
+        f'{number} rounds that prune fraction={fraction} after the dense one; '
+        f'give {len(fractions)} entries or one number.'
+    )
+  rewinds = [0, *[rewind_to] * number]
+  return check_rounds(map(Round, lengths, fractions, rewinds))
+
+
+def check_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:
+  """Returns rounds as a tuple, or raises.
+
+  Args:
+    rounds: The rounds; tuples of their fields will do.
+
+  Returns:
+    The rounds.
+
+  Raises:
+    ValueError: there is none, a length is not positive, a `rewind_to` is
+      negative, or a fraction is outside (0, 1); the first may be 0.
+
+  Example:
+    >>> check_rounds([(100,), (50, 0.2)])[1].fraction
+    0.2
+  """
+  checked = tuple(Round(*r) for r in rounds)
+  if not checked:
+    raise ValueError('rounds is empty; give at least one Round(steps).')
+  for i, r in enumerate(checked):
+    check_steps(f'steps of round {i}', r.steps, 1)
+    check_steps(f'rewind_to of round {i}', r.rewind_to, 0)
+    if not (_is_fraction(r.fraction) or i == 0 == r.fraction):
+      raise ValueError(
+          f'fraction of round {i} is {r.fraction!r}; give the fraction of the '
+          'remaining weights to prune, in (0, 1); only the first round may '
+          'prune none.'
+      )
+  check_steps('the number of steps of all rounds', sum(
+      r.steps for r in checked
+  ), 1)
+  return checked
+
+
+def _is_fraction(value: Any) -> bool:
+  try:
+    return bool(0 < value < 1)
+  except TypeError:
+    return False
+
+
+def round_starts(rounds: Sequence[Round]) -> list[int]:
+  """Returns the first step of every round.
+
+  Args:
+    rounds: The rounds.
+
+  Returns:
+    Rising steps from 0 on, e.g. for `restart`.
+
+  Raises:
+    ValueError: the rounds make no sense.
+
+  Example:
+    >>> round_starts([Round(100), Round(50, 0.2), Round(50, 0.2)])
+    [0, 100, 150]
+  """
+  lengths = [r.steps for r in check_rounds(rounds)]
+  return list(itertools.accumulate(lengths[:-1], initial=0))

@@ -1,0 +1,165 @@
+"""The state of `sparsify`, found in any nesting of optimizer states."""
+
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from spdf_jax.sparsity import storage
+
+PyTree = Any
+
+
+class SparsifyState(NamedTuple):
+  """State of `sparsify`: the only place where a mask lives."""
+
+  count: jax.Array
+  """Steps taken, int32."""
+
+  mask: PyTree
+  """`True` where a weight is kept; `None` for leaves that stay dense. Packed
+  where the state is stored compactly, see `pack_state`."""
+
+  key: jax.Array
+  """Key data of the PRNG key given to `sparsify`; constant."""
+
+  dense_grads: jax.Array
+  """Whether the next step needs the gradients of pruned weights, bool."""
+
+  inner_state: PyTree
+  """State of the wrapped transformation."""
+
+
+def stored_mask(opt_state: PyTree) -> PyTree:
+  """Returns the mask as it is stored: booleans, or packed.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    What `get_mask` returns, with a `PackedMask` in place of packed leaves.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> _, state = spdf.pack_state(params, tx.init(params))
+    >>> stored_mask(state)['w'].bits.shape
+    (4, 1)
+  """
+  found = [state.mask for state in _sparsify_states(opt_state)]
+  merged = functools.reduce(_merge, found)
+  return jax.tree.map(
+      lambda leaf: None if _is_empty(leaf) else leaf, merged, is_leaf=_is_empty
+  )
+
+
+def get_mask(opt_state: PyTree) -> PyTree:
+  """Returns the mask out of any nesting of optimizer states.
+
+  Several `sparsify` (under `optax.partition`) each own some leaves; their
+  masks are merged, with `None` in place of a subtree that none owns.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    The mask, in the structure of the parameters.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> int(get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
+    8
+  """
+  return storage.unpack_masks(stored_mask(opt_state))
+
+
+def get_dense_grads(opt_state: PyTree) -> jax.Array:
+  """Returns whether the next step needs the gradients of pruned weights.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    A bool scalar: true where any `sparsify` in it needs them.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> bool(get_dense_grads(tx.init({'w': jnp.ones((4, 4))})))
+    False
+  """
+  needs = [state.dense_grads for state in _sparsify_states(opt_state)]
+  return jnp.any(jnp.stack(needs))
+
+
+def densify(opt_state: PyTree) -> PyTree:
+  """Sets every mask to all `True`; moments and counters stay.
+
+  An algorithm that still has updates to come prunes again at the next one; to
+  end it for good, `join` it with `dense()`.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    The state with which the same optimizer continues densely.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in it, or it is stored compactly.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> state = densify(tx.init({'w': jnp.ones((4, 4))}))
+    >>> bool(get_mask(state)['w'].all())
+    True
+  """
+  if storage.is_packed(stored_mask(opt_state)):
+    raise ValueError(
+        'the optimizer state is stored compactly; unpack it first, with '
+        'unpack_state(params, opt_state).'
+    )
+  all_true = lambda mask: jax.tree.map(jnp.ones_like, mask)
+  return jax.tree.map(
+      lambda s: s._replace(mask=all_true(s.mask)) if _is_state(s) else s,
+      opt_state, is_leaf=_is_state,
+  )
+
+
+_is_state = lambda x: isinstance(x, SparsifyState)
+_is_empty = lambda x: x is None or isinstance(x, optax.MaskedNode)
+
+
+def _merge(one: PyTree, other: PyTree) -> PyTree:
+  """Fills the places that `optax.partition` left empty in one mask."""
+  if _is_empty(one):
+    return other
+  if _is_empty(other) or jax.tree_util.all_leaves([one]):
+    return one
+  children, treedef = jax.tree.flatten(one, is_leaf=lambda x: x is not one)
+  return treedef.unflatten(map(_merge, children, treedef.flatten_up_to(other)))
+
+
+def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:
+  leaves = jax.tree.leaves(opt_state, is_leaf=_is_state)
+  found = [leaf for leaf in leaves if _is_state(leaf)]
+  if not found:
+    raise ValueError(
+        'the optimizer state holds no SparsifyState; wrap the optimizer with '
+        'spdf_jax.sparsify and pass the state of that.'
+    )
+  return found

@@ -1,0 +1,486 @@
+"""Exact top-k masks, per layer or over a whole model.
+
+Scores are mapped to uint32 keys, the smaller the better. The key of the last
+entry that is kept is found digit by digit, from the highest digit, by counting
+how many entries have each value of the digit: by a histogram on CPUs, and by
+comparing single bits elsewhere, where a scatter runs serially. Entries that
+equal the last one are kept by random bits, if asked, and then in row-major
+order. There is no sort and no gather, and of sharded scores only counts are
+exchanged.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax.sparsity import random_bits
+from spdf_jax.sparsity import wide
+from spdf_jax.sparsity.leaves import map_leaves
+
+PyTree = Any
+Shape = tuple[int, ...]
+Keys = tuple[jax.Array, ...]
+
+_ALL_ONES = np.uint32(2**32 - 1)
+_LONG_DIGIT = 11
+# In smaller layers, clearing the bins costs more than comparing bits.
+_FEW = 4096
+
+
+def keep_largest(
+    scores: jax.Array,
+    kept: int | jax.Array,
+    *,
+    among: jax.Array | None = None,
+    tie_break: jax.Array | None = None,
+) -> jax.Array:
+  """Keeps the `kept` largest scores of every layer.
+
+  Exactly `min(kept, number of candidates)` are kept per layer, as by a stable
+  argsort, for any number of ties. NaN ranks below every number. Scratch memory
+  is some 6 bytes per score of one layer; sharded scores are not moved.
+
+  Args:
+    scores: Real scores of at most 32 bits, `[layers, inputs, outputs]`; every
+      axis before the last two numbers independent layers.
+    kept: How many to keep: one number, or int32 per layer; may be traced.
+    among: A mask of the scores' shape: only these may be kept; `None`: all.
+    tie_break: `None` prefers the lower row-major index among equal scores, a
+      typed PRNG key (folded for this leaf) breaks ties uniformly at random.
+
+  Returns:
+    The mask, bool of the scores' shape.
+
+  Raises:
+    ValueError: an argument's shape does not fit the scores, `kept` is
+      negative, or a layer has 2^31 scores or more.
+    TypeError: scores of 64 bits or of a complex type.
+
+  Example:
+    >>> keep_largest(jnp.array([[[1., 5., 5., 5.]]]), 2).tolist()
+    [[[False, True, True, False]]]
+  """
+  check_rankable(scores)
+  words = None if tie_break is None else random_bits.key_words(tie_break)
+  return _keep(_Layers(scores, among, words), kept, tuple(scores.shape))
+
+
+def keep_random(
+    key: jax.Array,
+    shape: Shape,
+    kept: int | jax.Array,
+    *,
+    among: jax.Array | None = None,
+) -> jax.Array:
+  """Keeps `kept` entries of every layer, uniformly at random.
+
+  The same as `keep_largest(jax.random.bits(key, shape), kept, among=among)`.
+
+  Args:
+    key: A typed PRNG key, folded for this leaf.
+    shape: `(layers, inputs, outputs)` of the mask.
+    kept: How many to keep: one number, or int32 per layer; may be traced.
+    among: A mask of that shape: only these may be kept; `None`: all.
+
+  Returns:
+    The mask.
+
+  Raises:
+    ValueError: an argument does not fit the shape, `kept` is negative, or a
+      layer has 2^31 entries or more.
+
+  Example:
+    >>> keep_random(jax.random.key(0), (2, 4, 8), 8).sum((1, 2)).tolist()
+    [8, 8]
+  """
+  layers = _Layers(None, among, random_bits.key_words(key))
+  return _keep(layers, kept, tuple(shape))
+
+
+def keep_largest_of_all(
+    scores: PyTree,
+    kept: int | jax.Array,
+    *,
+    among: PyTree | None = None,
+    tie_break: PyTree | None = None,
+) -> PyTree:
+  """Keeps the `kept` largest scores of a whole tree, ranked together.
+
+  Exactly `min(kept, number of candidates)` are kept, equal scores in the order
+  of the leaves and row-major within them. Layers that are alike share one
+  compiled loop, see `map_leaves`. Counts are exact for up to 2^16 layers.
+
+  Args:
+    scores: A tree (or list) of real scores of at most 32 bits, each
+      `[layers, inputs, outputs]`; `None` leaves stay `None`.
+    kept: How many to keep in all: an int, or a pair of uint32, the high word
+      first, as a tuple or an array `[2]`; a pair may be traced.
+    among: A tree of masks of the scores' shapes: only these may be kept;
+      `None`, here or for a leaf: all.
+    tie_break: `None` prefers the earlier of equal scores, a tree of typed PRNG
+      keys breaks ties uniformly at random.
+
+  Returns:
+    The tree of masks.
+
+  Raises:
+    ValueError: an argument does not fit the scores, `kept` is negative, or a
+      layer has 2^31 scores or more.
+    TypeError: scores of 64 bits or of a complex type.
+
+  Example:
+    >>> scores = {'a': jnp.array([[[1., 5.]]]), 'b': jnp.array([[[5., 5.]]])}
+    >>> mask = keep_largest_of_all(scores, 2)
+    >>> mask['a'].tolist(), mask['b'].tolist()
+    ([[[False, True]]], [[[True, False]]])
+  """
+  leaves, treedef = jax.tree.flatten(scores)
+  if not leaves:
+    return scores
+  masks = [None] * len(leaves)
+  if among is not None:
+    masks = treedef.flatten_up_to(among)
+  for leaf, mask in zip(leaves, masks):
+    check_rankable(leaf)
+    _check_shapes(tuple(leaf.shape), mask)
+    if leaf.ndim != 3:
+      raise ValueError(
+          f'scores have a leaf of shape {list(leaf.shape)}; give [layers, '
+          'inputs, outputs].'
+      )
+  words = [None] * len(leaves)
+  if tie_break is not None:
+    words = map(random_bits.key_words, treedef.flatten_up_to(tie_break))
+  _check_number(kept)
+  if not isinstance(kept, (int, tuple)) and jnp.shape(kept) != (2,):
+    raise ValueError(
+        f'kept has shape {jnp.shape(kept)}; give an int or two uint32, the '
+        'high one first.'
+    )
+  return _keep_of_all(
+      scores, treedef.unflatten(masks), treedef.unflatten(words),
+      wide.to_wide(kept),
+  )
+
+
+def check_rankable(scores: jax.Array) -> None:
+  """Raises TypeError unless scores are real and of at most 32 bits."""
+  dtype = jnp.dtype(scores.dtype)
+  small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize <= 2
+  real = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
+  if not (small or real or dtype == jnp.uint32):
+    raise TypeError(
+        f'scores have dtype {dtype}; cast them to a real type of at most 32 '
+        'bits, e.g. scores.astype(jnp.float32).'
+    )
+
+
+class _Layers(NamedTuple):
+  """The entries of one leaf, `[..., a, b]`, or of one layer of it, `[a, b]`."""
+
+  scores: jax.Array | None
+  """The first key of an entry; `None`: all are equal."""
+
+  among: jax.Array | None
+  """Which entries may be kept; `None`: all."""
+
+  words: jax.Array | None
+  """The words of the random bits that rank equal scores; `None`: none."""
+
+  number: jax.Array | None = None
+  """The index of each layer in the leaf, uint32 `[...]`."""
+
+
+def _read_key(layer: _Layers, i: int, shape: Shape) -> jax.Array:
+  """Returns the i-th key of every entry of a layer, the smaller the better."""
+  if i or layer.scores is None:
+    return ~random_bits.bits_of_layer(layer.words, layer.number, shape)
+  return ~_sortable_bits(layer.scores)
+
+
+def _compare(
+    layer: _Layers, shape: Shape, lasts: Keys
+) -> tuple[jax.Array, jax.Array]:
+  """Returns which entries of a layer rank before keys, and which have them."""
+  before = jnp.zeros(shape, bool)
+  equal = jnp.ones(shape, bool) if layer.among is None else layer.among
+  for i, last in enumerate(lasts):
+    key = _read_key(layer, i, shape)
+    before |= equal & (key < last)
+    equal &= key == last
+  return before, equal
+
+
+def _over_layers(
+    f: Callable[..., Any], digit: int, layers: _Layers, *numbers: jax.Array
+) -> Any:
+  """Maps `f(layer, *numbers)` over all layers of a leaf."""
+  one = lambda layer, *rest: f(layer._replace(words=layers.words), *rest)
+  operands = layers._replace(words=None), *numbers
+  if digit > 1:
+    return jax.lax.map(lambda row: one(*row), operands)
+  for _ in layers.number.shape:
+    one = jax.vmap(one)
+  return one(*operands)
+
+
+def _on_this_platform(keep: Callable[..., PyTree], *operands: Any) -> PyTree:
+  """Calls `keep(*operands, digit=bits)` with the digits that are fast here."""
+  return jax.lax.platform_dependent(
+      *operands,
+      cpu=functools.partial(keep, digit=_LONG_DIGIT),
+      default=functools.partial(keep, digit=1),
+  )
+
+
+def _keep(layers: _Layers, kept: int | jax.Array, shape: Shape) -> jax.Array:
+  _check_shapes(shape, layers.among)
+  _check_number(kept)
+  if isinstance(kept, (int, np.integer)):
+    kept = min(int(kept), shape[-2] * shape[-1])
+  if jnp.shape(kept) != shape[:-2][:jnp.ndim(kept)]:
+    raise ValueError(
+        f'kept has shape {jnp.shape(kept)} for scores of shape {shape}; give '
+        'one number, or one per layer.'
+    )
+  if not math.prod(shape):
+    return jnp.zeros(shape, bool)
+  return _keep_in_layers(layers, kept, shape)
+
+
+@functools.partial(jax.jit, static_argnames='shape')
+def _keep_in_layers(
+    layers: _Layers, kept: jax.Array, shape: Shape
+) -> jax.Array:
+  *lead, rows, columns = shape
+  kept = jnp.asarray(kept, jnp.int32)
+  kept = jnp.broadcast_to(
+      kept.reshape(kept.shape + (1,) * (len(lead) - kept.ndim)), lead
+  )
+  number = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(lead)
+  # A mask is a constant: nothing is differentiated.
+  layers = jax.lax.stop_gradient(layers._replace(number=number))
+
+  def keep(layers, kept, digit):
+    one = functools.partial(_keep_in_layer, (rows, columns), digit)
+    return _over_layers(one, digit, layers, kept)
+
+  if rows * columns < _FEW or len(lead) > 1:
+    return keep(layers, kept, digit=1)
+  return _on_this_platform(keep, layers, kept)
+
+
+def _keep_in_layer(
+    shape: Shape, digit: int, layer: _Layers, kept: jax.Array
+) -> jax.Array:
+  lasts, take, _ = _last_keys(
+      functools.partial(_count_digits, shape, digit),
+      layer,
+      digit,
+      keys=(layer.scores is not None) + (layer.words is not None),
+      need=kept,
+      left=jnp.int32(math.prod(shape)),
+      total=_sum,
+  )
+  return _cut(shape, lasts, layer, take)
+
+
+@jax.jit
+def _keep_of_all(
+    scores: PyTree, among: PyTree, words: PyTree, kept: wide.Wide
+) -> PyTree:
+  scores = jax.lax.stop_gradient(scores)
+  return _on_this_platform(_keep_in_model, scores, among, words, kept)
+
+
+def _keep_in_model(
+    scores: PyTree, among: PyTree, words: PyTree, kept: wide.Wide, digit: int
+) -> PyTree:
+  def map_layers(f, model, *numbers):
+    """Maps `f(shape)(layer, *numbers)` over the layers of every leaf."""
+    def in_leaf(scores, among, words, *numbers):
+      number = jnp.arange(scores.shape[0], dtype=jnp.uint32)
+      layers = _Layers(scores, among, words, number)
+      return _over_layers(f(scores.shape[1:]), digit, layers, *numbers)
+    return map_leaves(in_leaf, *model, *numbers)
+
+  def count(model, *state):
+    counts = map_layers(
+        lambda shape: lambda layer: _count_digits(shape, digit, layer, *state),
+        model,
+    )
+    return jnp.concatenate(jax.tree.leaves(counts))
+
+  leaves, treedef = jax.tree.flatten(scores)
+  layers = [leaf.shape[0] for leaf in leaves]
+  sizes = np.repeat([math.prod(leaf.shape[1:]) for leaf in leaves], layers)
+  lasts, need, left = _last_keys(
+      count,
+      (scores, among, words),
+      digit,
+      keys=2 if jax.tree.leaves(words) else 1,
+      need=kept,
+      left=jnp.asarray(sizes, jnp.int32),
+      total=wide.total,
+  )
+  # Entries that have the last keys are kept in the order of their layers.
+  number, rest = _nth(left, need, wide.total)
+  place = jnp.arange(left.size)
+  rest = jnp.where(place == number, wide.to_int32(rest), 0)
+  take = jnp.where(place < number, left, rest)
+  return map_layers(
+      lambda shape: functools.partial(_cut, shape, lasts),
+      (scores, among, words),
+      treedef.unflatten(jnp.split(take, np.cumsum(layers)[:-1])),
+  )
+
+
+def _last_keys(
+    count: Callable[..., jax.Array],
+    operands: PyTree,
+    digit: int,
+    *,
+    keys: int,
+    need: Any,
+    left: jax.Array,
+    total: Callable[[jax.Array], Any],
+) -> tuple[Keys, Any, jax.Array]:
+  """Finds the keys of the last entry that is kept, digit by digit.
+
+  `count(operands, lasts, last, shift)` counts as `_count_digits` does, with one
+  row per layer; `left` is the size of each layer, `total` adds up to the type
+  of `need`. Returns the last keys, how many entries that have them are kept,
+  and how many of each layer have them. Where all of these are kept, the low
+  bits of a last key may be ones that no entry has.
+  """
+  passes = -(-32 // digit)
+  lasts = ()
+  for _ in range(keys):
+
+    def undecided(state):
+      i, _, need, left = state
+      return (i < passes) & (need < total(left))
+
+    def narrow(state, lasts=lasts):
+      # The barrier makes each pass compute its digits anew. Without it, XLA
+      # keeps another 4 bytes per score alive between the passes.
+      arrays, (i, last, need, _) = jax.lax.optimization_barrier(
+          (operands, state)
+      )
+      shift = ((passes - 1 - i) * digit).astype(jnp.uint32)
+      counts = count(arrays, lasts, last, shift)
+      value, need = _nth(counts, need, total)
+      zeros = jnp.uint32(2**digit - 1) - value.astype(jnp.uint32)
+      return i + 1, last & ~(zeros << shift), need, counts[..., value]
+
+    state = jnp.int32(0), jnp.asarray(_ALL_ONES), need, left
+    _, last, need, left = jax.lax.while_loop(undecided, narrow, state)
+    lasts += (last,)
+  return lasts, need, left
+
+
+def _count_digits(
+    shape: Shape,
+    digit: int,
+    layer: _Layers,
+    lasts: Keys,
+    last: jax.Array,
+    shift: jax.Array,
+) -> jax.Array:
+  """Counts the values of the digit from the bit `shift` on, int32 `[2^digit]`.
+
+  Only entries count that have the keys `lasts` and, above the digit, the bits
+  of `last` in their next key.
+  """
+  _, chosen = _compare(layer, shape, lasts)
+  key = _read_key(layer, len(lasts), shape) >> shift
+  # In two shifts: one by 32 bits or more is undefined.
+  chosen &= key >> digit == last >> shift >> digit
+  if digit == 1:
+    ones = _sum(chosen & (key & 1 == 1))
+    return jnp.stack([_sum(chosen) - ones, ones])
+  return jax.lax.scatter_add(
+      jnp.zeros(2**digit, jnp.int32),
+      (key & (2**digit - 1)).astype(jnp.uint16)[..., None],
+      chosen.astype(jnp.int32),
+      jax.lax.ScatterDimensionNumbers((), (0,), (0,)),
+      mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
+  )
+
+
+def _cut(
+    shape: Shape, lasts: Keys, layer: _Layers, take: jax.Array
+) -> jax.Array:
+  """Keeps what ranks before keys, and the first `take` entries with them."""
+  before, equal = _compare(layer, shape, lasts)
+  row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in (0, 1))
+  in_rows = jnp.sum(equal, axis=1, dtype=jnp.int32)
+  last_row, rest = _nth(in_rows, take, _sum)
+  in_columns = jnp.sum(equal & (row == last_row), axis=0, dtype=jnp.int32)
+  last_column, _ = _nth(in_columns, rest, _sum)
+  first = (row < last_row) | ((row == last_row) & (column <= last_column))
+  return before | (equal & first & (take > 0))
+
+
+def _nth(
+    counts: jax.Array, need: Any, total: Callable[[jax.Array], Any]
+) -> tuple[jax.Array, Any]:
+  """Finds the place where counts reach `need`, by bisection.
+
+  Returns the place, the last one where they do not reach it, and how much of
+  its count is needed. Places are the last axis of `counts`.
+  """
+  places = counts.shape[-1]
+  bits = (places - 1).bit_length()
+  before = lambda stop: total(jnp.where(jnp.arange(places) < stop, counts, 0))
+
+  def step(i, place):
+    trial = place + (jnp.int32(1) << (bits - 1 - i))
+    return jnp.where((trial < places) & (before(trial) < need), trial, place)
+
+  place = jax.lax.fori_loop(0, bits, step, jnp.int32(0))
+  return place, need - before(place)
+
+
+def _sum(x: jax.Array) -> jax.Array:
+  return jnp.sum(x, dtype=jnp.int32)
+
+
+def _check_number(kept: int | jax.Array) -> None:
+  if isinstance(kept, (int, np.integer)) and kept < 0:
+    raise ValueError(f'kept is {kept}; give the number to keep, 0 or more.')
+
+
+def _check_shapes(shape: Shape, among: jax.Array | None) -> None:
+  """Raises ValueError where a mask does not fit, or a layer is too large."""
+  if len(shape) < 3:
+    raise ValueError(
+        f'scores have shape {list(shape)}; give [layers, inputs, outputs].'
+    )
+  if shape[-2] * shape[-1] >= 2**31:
+    raise ValueError(
+        f'a layer of shape {list(shape[-2:])} has 2^31 weights or more; split '
+        'it along an axis.'
+    )
+  if among is not None and (among.shape != shape or among.dtype != bool):
+    raise ValueError(
+        f'among is {among.dtype}{list(among.shape)} for scores of shape '
+        f'{list(shape)}; give a bool mask of that shape.'
+    )
+
+
+def _sortable_bits(x: jax.Array) -> jax.Array:
+  """Maps scores to uint32 such that larger scores have larger integers."""
+  if x.dtype == jnp.uint32:
+    return x
+  x = x.astype(jnp.float32)
+  # One zero, and NaN below everything.
+  bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
+  ordered = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
+  return jnp.where(jnp.isnan(x), jnp.uint32(0), ordered)
