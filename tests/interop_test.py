@@ -20,7 +20,7 @@ from tiny_run import make_recipe
 from experiments import convert
 import spdf_jax as spdf
 from spdf_jax import interop
-from spdf_jax.interop import compact
+from spdf_jax.interop import compact_files
 from spdf_jax.interop import configs
 from spdf_jax.models import create_model
 from spdf_jax.models import GPTConfig
@@ -306,9 +306,9 @@ def test_packing_loses_nothing(data):
       'a': np.where(mask, rng.integers(1, 9, shape), 0).astype(np.float16),
       'b': np.arange(3.0),
   }
-  packed = compact.pack(tensors, {'a': mask})
+  packed = compact_files.pack(tensors, {'a': mask})
   assert packed['a.values'].size == mask.sum()
-  found, masks = compact.unpack(packed, {'a': shape, 'b': (3,)})
+  found, masks = compact_files.unpack(packed, {'a': shape, 'b': (3,)})
   assert_same_bits(found, tensors)
   assert_same_bits(masks, {'a': mask})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spdf_jax.costs.segments import Segment
+from spdf_jax.costs.sparsity_spans import Segment
 from spdf_jax.runs.change_plots import plot_mask_changes
 from spdf_jax.runs.mask_changes import changes_in
 from spdf_jax.runs.mask_changes import changes_table

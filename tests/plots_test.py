@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from spdf_jax.costs.segments import Segment
+from spdf_jax.costs.sparsity_spans import Segment
 from spdf_jax.runs.change_plots import plot_mask_changes
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.plot_style import COLORS

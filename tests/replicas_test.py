@@ -7,13 +7,13 @@ import math
 import jax
 import numpy as np
 import pytest
-from spdf_jax.training.interrupts import Interrupts
 from tiny_run import assert_same_arrays
 
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.sparsity.selection import by_name
 from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.processes import Interrupts
 
 pytest.importorskip('experiments')
 from experiments.papers import replica_groups

@@ -35,8 +35,8 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training import optimizers
 from spdf_jax.training.matmul import without_masks
-from spdf_jax.training.storage import bytes_per_weight
-from spdf_jax.training.storage import to_compact
+from spdf_jax.training.stored_state import bytes_per_weight
+from spdf_jax.training.stored_state import to_compact
 
 # The masked gradient: half of Adam's state.
 _LARGEST_SCRATCH = 0.5

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from spdf_jax.training.interrupts import Interrupts
 
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Job
@@ -25,6 +24,7 @@ from spdf_jax.training.checkpoints import Checkpoints
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.processes import Interrupts
 from spdf_jax.training.progress import Progress
 
 _SAVE_SECONDS = 180.0  # between checkpoints

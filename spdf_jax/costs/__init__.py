@@ -5,10 +5,10 @@ from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.segments import Segment
 from spdf_jax.costs.simulation import simulate_inference
 from spdf_jax.costs.simulation import simulate_recipe
 from spdf_jax.costs.simulation_text import format_estimate
+from spdf_jax.costs.sparsity_spans import Segment
 from spdf_jax.costs.wafer_memory import advise_batch
 
 __all__ = [

@@ -8,8 +8,8 @@ import jax
 from spdf_jax.accelerator import native
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.segments import as_ranges
-from spdf_jax.costs.segments import find_segments
+from spdf_jax.costs.sparsity_spans import as_ranges
+from spdf_jax.costs.sparsity_spans import find_segments
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import selection
 from spdf_jax.training.phases import Phase
@@ -17,9 +17,9 @@ from spdf_jax.training.plan import asked_levels
 from spdf_jax.training.plan import Level
 from spdf_jax.training.plan import mean_sparsity
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.storage import bytes_per_weight
-from spdf_jax.training.storage import is_compact_at
-from spdf_jax.training.storage import planned_state
+from spdf_jax.training.stored_state import bytes_per_weight
+from spdf_jax.training.stored_state import is_compact_at
+from spdf_jax.training.stored_state import planned_state
 from spdf_jax.training.workdir import checkpoint_bytes
 
 _MULTIPLIES_ZEROS = (

@@ -18,7 +18,7 @@ from spdf_jax.accelerator.wafer import WaferDevice
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.what_if import in_micro_batches
 from spdf_jax.accelerator.wafer.what_if import with_sparsity
-from spdf_jax.costs.segments import find_segments
+from spdf_jax.costs.sparsity_spans import find_segments
 from spdf_jax.costs.wafer_memory import micro_batches
 from spdf_jax.data import Batch
 from spdf_jax.training.phases import Phase

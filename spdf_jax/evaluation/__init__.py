@@ -37,8 +37,8 @@ from spdf_jax.evaluation.perplexity import loss_evaluator
 from spdf_jax.evaluation.sampling import greedy
 from spdf_jax.evaluation.sampling import sampler
 from spdf_jax.evaluation.targets import target_perplexity
-from spdf_jax.evaluation.task import task_evaluator
-from spdf_jax.evaluation.task import write_json_lines
+from spdf_jax.evaluation.task_evaluator import task_evaluator
+from spdf_jax.evaluation.task_evaluator import write_json_lines
 from spdf_jax.evaluation.text_metrics import bleu
 from spdf_jax.evaluation.text_metrics import chrf
 from spdf_jax.evaluation.trigram import fit_trigram

@@ -4,8 +4,8 @@ from spdf_jax.interop.agreement import check_hf
 from spdf_jax.interop.huggingface import HFModel
 from spdf_jax.interop.huggingface import load_hf
 from spdf_jax.interop.huggingface import save_hf
-from spdf_jax.interop.layers import stack_layers
-from spdf_jax.interop.layers import unstack_layers
+from spdf_jax.interop.layer_names import stack_layers
+from spdf_jax.interop.layer_names import unstack_layers
 
 __all__ = [
     'HFModel',

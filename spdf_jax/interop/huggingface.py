@@ -12,12 +12,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from spdf_jax.interop import compact
+from spdf_jax.interop import compact_files
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensor_files as files
 from spdf_jax.interop.configs import read_config
 from spdf_jax.interop.configs import write_config
-from spdf_jax.interop.layers import unstack_layers
+from spdf_jax.interop.layer_names import unstack_layers
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.names import lookup
@@ -104,7 +104,7 @@ def save_hf(
 
   Weights off the mask are written as zeros, and the mask beside them, in
   `masks.safetensors` under the names of the weights. The format `compact` is
-  read by `load_hf` only: see `spdf_jax.interop.compact`.
+  read by `load_hf` only: see `spdf_jax.interop.compact_files`.
 
   Args:
     directory: Made if missing; a model exported there before is replaced.
@@ -150,7 +150,9 @@ def save_hf(
   with tempfile.TemporaryDirectory(prefix='.writing_', dir=directory) as name:
     source = pathlib.Path(name)
     if format == 'compact':
-      files.write_tensors(source / files.COMPACT, compact.pack(found, kept))
+      files.write_tensors(
+          source / files.COMPACT, compact_files.pack(found, kept)
+      )
     else:
       files.write_tensors(source / files.WEIGHTS, found)
       if kept:
@@ -165,7 +167,7 @@ def _read(
   """Reads weights and masks of whichever format."""
   if (directory / files.COMPACT).exists():
     packed = files.read_tensors(directory / files.COMPACT)
-    return compact.unpack(packed, expected)
+    return compact_files.unpack(packed, expected)
   found = files.read_weights(directory)
   masks = directory / files.MASKS
   return found, files.read_tensors(masks) if masks.exists() else {}

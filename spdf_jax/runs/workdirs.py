@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.costs.segments import Segment
+from spdf_jax.costs.sparsity_spans import Segment
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 

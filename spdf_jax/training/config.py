@@ -11,14 +11,14 @@ from spdf_jax.training.fields import check_known
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.fields import Reader
+from spdf_jax.training.learning_rates import check_first
+from spdf_jax.training.learning_rates import LearningRate
+from spdf_jax.training.learning_rates import TAKES
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import CROSSOVERS
 from spdf_jax.training.phases import check_names
 from spdf_jax.training.phases import EarlyStop
 from spdf_jax.training.phases import PhaseConfig
-from spdf_jax.training.schedules import check_first
-from spdf_jax.training.schedules import LearningRate
-from spdf_jax.training.schedules import TAKES
 from spdf_jax.training.settings import check_counts
 from spdf_jax.training.settings import CheckpointConfig
 from spdf_jax.training.settings import DataConfig

@@ -11,7 +11,7 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.training.schedules import LearningRate
+from spdf_jax.training.learning_rates import LearningRate
 
 METRICS = {
     'validation/loss': False,

@@ -20,12 +20,12 @@ from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.training.learning_rates import check_first
+from spdf_jax.training.learning_rates import phase_schedules
 from spdf_jax.training.phases import check_names
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.phases import PhaseConfig
 from spdf_jax.training.phases import resolve_duration
-from spdf_jax.training.schedules import check_first
-from spdf_jax.training.schedules import phase_schedules
 
 
 class Span(NamedTuple):

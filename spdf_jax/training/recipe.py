@@ -18,7 +18,7 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
-from spdf_jax.training import storage
+from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.losses import create_loss_scale
@@ -181,17 +181,17 @@ class Recipe:
     Returns:
       The jitted step and the state, which it donates.
     """
-    if storage.is_compact_at(self.config.storage, self.plan, step):
-      if not storage.is_compact(state):
-        state = storage.to_compact(state, self._one_place)
+    if stored_state.is_compact_at(self.config.storage, self.plan, step):
+      if not stored_state.is_compact(state):
+        state = stored_state.to_compact(state, self._one_place)
       return self.compact_step, state
     return self.step, self.to_dense(state)
 
   def to_dense(self, state: TrainState) -> TrainState:
     """Returns a state as dense arrays: that of checkpoints and evaluations."""
-    if not storage.is_compact(state):
+    if not stored_state.is_compact(state):
       return state
-    return storage.to_dense(state, self._shardings)
+    return stored_state.to_dense(state, self._shardings)
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, from shapes alone."""
@@ -267,7 +267,7 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
       },
       parameters=sum(sizes),
   )
-  storage.check_storage(config.storage, plan, mesh)
+  stored_state.check_storage(config.storage, plan, mesh)
   return _assemble(
       config, model, plan, corpus, task, sources, jax.jit(init)
   )
