@@ -1,0 +1,37 @@
+"""Runs: launching them, reading finished ones back, reports and plots."""
+
+from spdf_jax.runs.change_plots import plot_mask_changes
+from spdf_jax.runs.curves import dense_flops_at
+from spdf_jax.runs.curves import EqualFlops
+from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.curves import losses_at_equal_flops
+from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.mask_plots import plot_masks
+from spdf_jax.runs.plots import plot_layer_sparsity
+from spdf_jax.runs.plots import plot_loss_over_flops
+from spdf_jax.runs.plots import plot_loss_over_steps
+from spdf_jax.runs.report import write_report
+from spdf_jax.runs.wafer_plots import plot_appendix_c
+from spdf_jax.runs.wafer_plots import plot_roofline
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import read_run
+from spdf_jax.runs.workdirs import Run
+
+__all__ = [
+    'EqualFlops',
+    'PhaseRecord',
+    'Run',
+    'dense_flops_at',
+    'flops_at',
+    'losses_at_equal_flops',
+    'plot_appendix_c',
+    'plot_layer_sparsity',
+    'plot_loss_over_flops',
+    'plot_loss_over_steps',
+    'plot_mask_changes',
+    'plot_masks',
+    'plot_roofline',
+    'pretraining_curve',
+    'read_run',
+    'write_report',
+]
