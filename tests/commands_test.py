@@ -13,6 +13,7 @@ from tiny_run import assert_same_arrays
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import evaluation
+from spdf_jax import runs
 from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.costs.dry_run import format_plan
 from spdf_jax.data.tasks import task_of_inputs
@@ -338,3 +339,12 @@ def test_validation_reads_fixed_batches_of_the_validation_split():
   assert [b.inputs.shape for b in batches] == [(4, 32)] * 2
   tokens = np.asarray(recipe.corpus.validation.tokens[:32])
   np.testing.assert_array_equal(batches[0].inputs[0], tokens)
+
+
+def test_a_config_is_launched_from_python(tmp_path):
+  config = small_config(**WITHOUT_TASK)
+  finished = runs.launch(config, tmp_path / 'run')
+  assert finished.last_step == 30
+  assert 'validation perplexity' in (tmp_path / 'run/report.md').read_text()
+  again = runs.launch(config, tmp_path / 'run')  # It has nothing left to do.
+  assert again.rows == finished.rows

@@ -17,7 +17,6 @@ import pytest
 from tiny_run import make_moving_recipe
 from tiny_run import make_recipe
 
-from experiments import convert
 import spdf_jax as spdf
 from spdf_jax import interop
 from spdf_jax.interop import compact_files
@@ -27,6 +26,7 @@ from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.models import sparsifiable
+from spdf_jax.runs import conversion
 from spdf_jax.sparsity.selection import by_name
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training import find_checkpoint
@@ -671,7 +671,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   config = CONFIGS[name]
   params = make_params(config)
   interop.save_hf(tmp_path / 'hf', config, params)
-  convert.import_model(
+  conversion.import_model(
       tmp_path / 'hf', tmp_path / 'run', scan_layers=scan_layers
   )
   model = create_model(
@@ -681,7 +681,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   want = interop.stack_layers(params) if scan_layers else params
   found = read_params(find_checkpoint(str(tmp_path / 'run')), want)
   assert_same_bits(found, want)
-  convert.export_model(
+  conversion.export_model(
       str(tmp_path / 'run'), tmp_path / 'back', **AS_IT_IS
   )
   assert_same_bits(interop.load_hf(tmp_path / 'back').params, params)
@@ -690,7 +690,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
 def test_training_starts_from_a_converted_model(tmp_path):
   params = make_params(TINY)
   interop.save_hf(tmp_path / 'hf', TINY, params)
-  convert.import_model(tmp_path / 'hf', tmp_path / 'a', scan_layers=False)
+  conversion.import_model(tmp_path / 'hf', tmp_path / 'a', scan_layers=False)
   recipe = make_recipe(init_from=str(tmp_path / 'a'))
   state = open_session(recipe, tmp_path / 'b').state
   mask = spdf.get_mask(state.opt_state)
@@ -712,7 +712,7 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
     format, trained, tmp_path
 ):
   recipe, workdir, _ = trained
-  convert.export_model(
+  conversion.export_model(
       f'{workdir}@pretrain', tmp_path, **AS_IT_IS | dict(format=format)
   )
   state = read_checkpoint(
@@ -742,12 +742,12 @@ def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   state.params['h_0']['mlp']['wi']['kernel'] = kernel.at[row, column].set(0)
   session.checkpoints.save(state)
   session.checkpoints.close()
-  convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
+  conversion.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
   assert_same_bits(interop.load_hf(tmp_path / 'hf').mask, mask)
 
 
 def test_a_dense_phase_is_exported_without_a_mask(trained, tmp_path):
-  convert.export_model(str(trained[1]), tmp_path, **AS_IT_IS)
+  conversion.export_model(str(trained[1]), tmp_path, **AS_IT_IS)
   assert interop.load_hf(tmp_path).mask is None
 
 
@@ -756,7 +756,7 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
   params['h_0']['mlp']['wi']['kernel'][3, 3] = 0
   model = {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
   write_params(tmp_path, params, {'model': model})
-  convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
+  conversion.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
   mask = interop.load_hf(tmp_path / 'hf').mask['h_0']['mlp']['wi']['kernel']
   assert np.argwhere(~mask).tolist() == [[3, 3]]
   assert 'its zeros are taken for its mask' in caplog.text
@@ -764,14 +764,14 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
 
 def test_the_latest_checkpoint_is_exported_without_a_phase(trained, tmp_path):
   _, workdir, state = trained
-  convert.export_model(str(workdir), tmp_path, **AS_IT_IS)
+  conversion.export_model(str(workdir), tmp_path, **AS_IT_IS)
   assert_same_bits(interop.load_hf(tmp_path).params, state.params)
 
 
 def test_a_run_that_does_not_name_its_model_is_refused(tmp_path):
   write_params(tmp_path, make_params(TINY), {})
   refuse(
-      'does not say which model it is of; give one', convert.export_model,
+      'does not say which model it is of; give one', conversion.export_model,
       str(tmp_path), tmp_path / 'hf', **AS_IT_IS,
   )
 

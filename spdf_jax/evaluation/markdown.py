@@ -4,10 +4,6 @@ from collections.abc import Sequence
 import re
 
 MISSING = '–'
-_HEADER = (
-    'run', 'phase', 'steps', 'tokens', 'sparsity', 'validation perplexity',
-    'target perplexity', 'chrF', 'FLOPs against dense', 'seconds',
-)
 
 
 def escape(text: str) -> str:

@@ -6,6 +6,7 @@ from spdf_jax.runs.curves import EqualFlops
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.lifecycle import launch
 from spdf_jax.runs.mask_plots import plot_masks
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
@@ -23,6 +24,7 @@ __all__ = [
     'Run',
     'dense_flops_at',
     'flops_at',
+    'launch',
     'losses_at_equal_flops',
     'plot_appendix_c',
     'plot_layer_sparsity',

@@ -10,8 +10,8 @@ from typing import Any
 from typing import NamedTuple
 
 from spdf_jax.costs.flops import effective_sparsity
-from spdf_jax.runs.workdirs import read_run
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.workdirs import read_run
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.settings import ModelConfig

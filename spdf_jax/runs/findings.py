@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 
+from spdf_jax.evaluation.markdown import number
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_phases
 from spdf_jax.runs.mask_changes import movement
 from spdf_jax.runs.mask_changes import sawtooth
-from spdf_jax.evaluation.markdown import number
 from spdf_jax.runs.summaries import seconds_of
 from spdf_jax.runs.wafer_findings import on_wafer
 from spdf_jax.runs.workdirs import PhaseRecord

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 import json
+import logging
+import os
 import pathlib
 from typing import Any
 
@@ -13,8 +15,48 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import training
 from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.runs.report import write_report
+from spdf_jax.runs.workdirs import read_run
+from spdf_jax.runs.workdirs import Run
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
+
+logger = logging.getLogger('spdf_jax')
+
+
+def launch(
+    config: Any,
+    workdir: str | os.PathLike,
+    writers: Sequence[Any] = (),
+) -> Run:
+  """Trains a config through all of its phases and writes the report.
+
+  Given again after an interruption, it goes on where it was.
+
+  Args:
+    config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+    workdir: Where checkpoints, metrics, generations and `report.md` go.
+    writers: From `choose_writers`; they get the metrics too.
+
+  Returns:
+    The finished run. Without matplotlib there is no report, and the log says
+    so.
+
+  Raises:
+    ValueError: something in the config cannot be, or the workdir belongs to
+      another one.
+    training.Interrupted: a signal came; everything is saved.
+  """
+  workdir = pathlib.Path(workdir)
+  session = training.open_session(training.create_recipe(config), workdir)
+  run(session, workdir.name, writers)
+  finished = read_run(workdir)
+  if is_main_process():
+    try:
+      write_report(workdir, {workdir.name: finished})
+    except ImportError as error:
+      logger.warning('there is no report: %s', error)
+  return finished
 
 
 def run(

@@ -12,7 +12,6 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.evaluation.candidate import Candidate
 from spdf_jax.interop.tensor_files import CONFIG
-from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.workdir import read_meta
 

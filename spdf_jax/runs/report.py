@@ -6,15 +6,15 @@ import os
 import pathlib
 from typing import Any
 
+from spdf_jax.evaluation.markdown import escape
+from spdf_jax.evaluation.markdown import markdown_table
+from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.evaluation.markdown import shorten
 from spdf_jax.runs import findings
 from spdf_jax.runs import plots
 from spdf_jax.runs.change_plots import plot_mask_changes
 from spdf_jax.runs.mask_changes import changes_table
-from spdf_jax.evaluation.markdown import escape
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
 from spdf_jax.runs.summaries import runs_table
-from spdf_jax.evaluation.markdown import shorten
 from spdf_jax.runs.workdirs import Run
 
 _CELL_WIDTH = 80  # characters of a generation, its context and reference

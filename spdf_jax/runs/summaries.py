@@ -3,15 +3,21 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from spdf_jax.runs.curves import dense_flops_at
-from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
 from spdf_jax.evaluation.markdown import escape
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
 from spdf_jax.evaluation.markdown import number
 from spdf_jax.evaluation.markdown import percent
+from spdf_jax.runs.curves import dense_flops_at
+from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.workdirs import PhaseRecord
+from spdf_jax.runs.workdirs import Run
+
+_HEADER = (
+    'run', 'phase', 'steps', 'tokens', 'sparsity', 'validation perplexity',
+    'target perplexity', 'chrF', 'FLOPs against dense', 'seconds',
+)
+
 
 def zeros(phase: PhaseRecord) -> str:
   """Writes the zeros that a phase asks for, from first to last if they change.

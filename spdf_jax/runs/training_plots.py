@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from spdf_jax.evaluation.markdown import percent
 from spdf_jax.runs.curves import levels_of
 from spdf_jax.runs.curves import pretraining_phases
 from spdf_jax.runs.plot_style import COLORS
@@ -13,7 +14,6 @@ from spdf_jax.runs.plot_style import new_figure
 from spdf_jax.runs.plot_style import PALE
 from spdf_jax.runs.plot_style import polish
 from spdf_jax.runs.plot_style import style_of
-from spdf_jax.evaluation.markdown import percent
 from spdf_jax.runs.summaries import zeros
 from spdf_jax.runs.workdirs import Run
 
