@@ -15,6 +15,7 @@ import pytest
 from spdf_jax.runs.sweeps import parse_grid
 from spdf_jax.runs.sweeps import points
 from spdf_jax.training import create_plan
+from spdf_jax.training import parse
 
 ROOT = pathlib.Path(__file__).parents[1]
 GUIDES = sorted((ROOT / 'experiments' / 'guides').glob('*.md'))
@@ -108,16 +109,15 @@ def check_config(arguments, monkeypatch):
   values(sys.argv)
   grid = [w.split('=', 1)[1] for w in arguments if w.startswith('--grid')]
   config.value.update_from_flattened_dict(points(parse_grid(grid))[0])
-  phases = config.value.to_dict()['phases']
-  order = phases.pop('order')
+  phases = parse(config.value).phases
   plan = create_plan(
-      phases, order,
+      phases,
       tokens_per_epoch={
           'corpus': lambda length: 1_300_000, 'task': lambda length: 335_872
       },
       parameters=742_528,
   )
-  assert [phase.name for phase in plan.phases] == list(order)
+  assert len(plan.phases) == len(config.value.phases.order)
 
 
 @pytest.mark.parametrize('guide', GUIDES, ids=NAMES)
