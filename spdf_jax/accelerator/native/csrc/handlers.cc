@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <limits>
 #include <stdexcept>
 
 #include "dispatch.h"
