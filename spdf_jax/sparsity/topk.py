@@ -155,7 +155,8 @@ def keep_largest_of_all(
   if tie_break is not None:
     words = map(random_bits.key_words, treedef.flatten_up_to(tie_break))
   _check_number(kept)
-  if not isinstance(kept, (int, tuple)) and jnp.shape(kept) != (2,):
+  numbers = int, np.integer, tuple
+  if not isinstance(kept, numbers) and jnp.shape(kept) != (2,):
     raise ValueError(
         f'kept has shape {jnp.shape(kept)}; give an int or two uint32, the '
         'high one first.'
