@@ -38,6 +38,11 @@ def check_rankable(scores: jax.Array) -> None:
     )
 
 
+def number_of_keys(layer: Layers) -> int:
+  """Returns how many keys rank the entries of a layer, 1 or 2."""
+  return (layer.scores is not None) + (layer.words is not None)
+
+
 def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
   """Returns the i-th key of every entry of a layer: of its score, then random.
 

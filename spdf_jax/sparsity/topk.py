@@ -3,10 +3,10 @@
 Scores are mapped to uint32 keys, the smaller the better. The key of the last
 entry that is kept is found digit by digit, from the highest digit, by counting
 how many entries have each value of the digit: by a histogram on CPUs, and by
-comparing single bits elsewhere, where a scatter runs serially. Entries that
-equal the last one are kept by random bits, if asked, and then in row-major
-order. There is no sort and no gather, and of sharded scores only counts are
-exchanged.
+comparing single bits elsewhere, where a scatter runs serially. In layers of
+very few entries, each two are compared. Entries that equal the last one are
+kept by random bits, if asked, and then in row-major order. There is no sort and
+no gather, and of sharded scores only counts are exchanged.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,10 @@ Keys = tuple[jax.Array, ...]
 
 _ALL_ONES = np.uint32(2**32 - 1)
 _LONG_DIGIT = 11
-# In smaller layers, clearing the bins costs more than comparing bits.
+# In smaller layers, clearing the bins costs more than comparing bits; in very
+# small ones the passes over bits cost more than comparing each two entries.
 _FEW = 4096
+_VERY_FEW = 16
 
 
 def keep_largest(
@@ -223,6 +225,9 @@ def _keep_in_layers(
     one = functools.partial(_keep_in_layer, (rows, columns), digit)
     return _over_layers(one, digit, layers, kept)
 
+  if rows * columns <= _VERY_FEW:
+    one = functools.partial(_keep_by_rank, (rows, columns))
+    return _over_layers(one, 1, layers, kept)
   if rows * columns < _FEW or len(lead) > 1:
     return keep(layers, kept, digit=1)
   return _on_this_platform(keep, layers, kept)
@@ -235,12 +240,28 @@ def _keep_in_layer(
       functools.partial(_count_digits, shape, digit),
       layer,
       digit,
-      number_of_keys=(layer.scores is not None) + (layer.words is not None),
+      number_of_keys=keys.number_of_keys(layer),
       need=kept,
       left=jnp.int32(math.prod(shape)),
       total=_sum,
   )
   return _cut(shape, lasts, layer, take)
+
+
+def _keep_by_rank(
+    shape: Shape, layer: keys.Layers, kept: jax.Array
+) -> jax.Array:
+  """Compares each two entries of a layer that has very few."""
+  index = jnp.arange(math.prod(shape))
+  ahead, equal = False, True
+  for i in range(keys.number_of_keys(layer)):
+    key = keys.read_key(layer, i, shape).reshape(-1)
+    ahead |= equal & (key < key[:, None])
+    equal &= key == key[:, None]
+  ahead |= equal & (index < index[:, None])
+  among = jnp.ones(shape, bool) if layer.among is None else layer.among
+  rank = jnp.sum(ahead & among.reshape(-1), axis=1, dtype=jnp.int32)
+  return among & (rank < kept).reshape(shape)
 
 
 @jax.jit
