@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spdf_jax.sparsity import keys
 from spdf_jax.sparsity import random_bits
 from spdf_jax.sparsity import topk
 
@@ -147,7 +148,7 @@ def test_equal_random_bits_go_by_index(monkeypatch, digit):
   among = jnp.asarray(np.random.default_rng(1).random((2, 70, 60)) < 0.7)
   words = jnp.zeros(2, jnp.uint32)
   for i, kept in enumerate((100, 2000)):
-    layer = topk._Layers(scores[i], among[i], words, jnp.uint32(i))
+    layer = keys.Layers(scores[i], among[i], words, jnp.uint32(i))
     mask = topk._keep_in_layer((70, 60), digit, layer, jnp.int32(kept))
     expected = oracle(scores[i:i + 1], kept, among[i:i + 1], bits[None])
     np.testing.assert_array_equal(mask, expected[0])
@@ -160,7 +161,7 @@ def test_comparing_counts_as_histograms_do(ties):
   words = None if key is None else random_bits.key_words(key)
   compare = jax.jit(jax.vmap(
       lambda scores, number, kept: topk._keep_in_layer(
-          (70, 60), 1, topk._Layers(scores, None, words, number), kept
+          (70, 60), 1, keys.Layers(scores, None, words, number), kept
       ),
       in_axes=(0, 0, None),
   ))

@@ -32,7 +32,6 @@ from experiments.launch import console
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.accelerator import native
 from spdf_jax.training.matmul import without_masks
 
 _UPDATE, _BETWEEN = 50, 51
@@ -96,7 +95,6 @@ def measure_case(
     algorithms: Mapping[str, spdf.Algorithm],
 ) -> Iterator[measuring.Row]:
   """Measures algorithms beside the dense chain, all in this process."""
-  native.is_available()  # As in training: kernels choose masks.
   subject = small_gpts.create_subject(case, rng)
   chain = dense_training.adamw(subject.plan, **subject.settings)
   optimizers = {'dense': chain} | {

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import keys
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
@@ -183,7 +184,7 @@ def _mask_from(
     structure: structures.Structure,
 ) -> PyTree:
   for leaf in jax.tree.leaves(tree):
-    topk.check_rankable(leaf)
+    keys.check_rankable(leaf)
 
   def unit_scores(x):
     return structure.reduce(score(x).reshape(_as_layers(x.shape)))

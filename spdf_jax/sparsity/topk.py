@@ -3,22 +3,22 @@
 Scores are mapped to uint32 keys, the smaller the better. The key of the last
 entry that is kept is found digit by digit, from the highest digit, by counting
 how many entries have each value of the digit: by a histogram on CPUs, and by
-comparing single bits elsewhere, where a scatter runs serially. Entries that
-equal the last one are kept by random bits, if asked, and then in row-major
-order. There is no sort and no gather, and of sharded scores only counts are
-exchanged.
+comparing single bits elsewhere, where a scatter runs serially. In layers of
+very few entries, each two are compared. Entries that equal the last one are
+kept by random bits, if asked, and then in row-major order. There is no sort and
+no gather, and of sharded scores only counts are exchanged.
 """
 
 from collections.abc import Callable
 import functools
 import math
 from typing import Any
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import keys
 from spdf_jax.sparsity import random_bits
 from spdf_jax.sparsity import wide
 from spdf_jax.sparsity.leaves import map_leaves
@@ -29,8 +29,10 @@ Keys = tuple[jax.Array, ...]
 
 _ALL_ONES = np.uint32(2**32 - 1)
 _LONG_DIGIT = 11
-# In smaller layers, clearing the bins costs more than comparing bits.
+# In smaller layers, clearing the bins costs more than comparing bits; in very
+# small ones the passes over bits cost more than comparing each two entries.
 _FEW = 4096
+_VERY_FEW = 16
 
 
 def keep_largest(
@@ -66,9 +68,9 @@ def keep_largest(
     >>> keep_largest(jnp.array([[[1., 5., 5., 5.]]]), 2).tolist()
     [[[False, True, True, False]]]
   """
-  check_rankable(scores)
+  keys.check_rankable(scores)
   words = None if tie_break is None else random_bits.key_words(tie_break)
-  return _keep(_Layers(scores, among, words), kept, tuple(scores.shape))
+  return _keep(keys.Layers(scores, among, words), kept, tuple(scores.shape))
 
 
 def keep_random(
@@ -80,26 +82,23 @@ def keep_random(
 ) -> jax.Array:
   """Keeps `kept` entries of every layer, uniformly at random.
 
-  The same as `keep_largest(jax.random.bits(key, shape), kept, among=among)`.
-
   Args:
     key: A typed PRNG key, folded for this leaf.
     shape: `(layers, inputs, outputs)` of the mask.
-    kept: How many to keep: one number, or int32 per layer; may be traced.
-    among: A mask of that shape: only these may be kept; `None`: all.
+    kept: The number to keep, as in `keep_largest`.
+    among: The candidates, as in `keep_largest`.
 
   Returns:
-    The mask.
+    `keep_largest(jax.random.bits(key, shape), kept, among=among)`.
 
   Raises:
-    ValueError: an argument does not fit the shape, `kept` is negative, or a
-      layer has 2^31 entries or more.
+    ValueError: an argument does not fit the shape.
 
   Example:
     >>> keep_random(jax.random.key(0), (2, 4, 8), 8).sum((1, 2)).tolist()
     [8, 8]
   """
-  layers = _Layers(None, among, random_bits.key_words(key))
+  layers = keys.Layers(None, among, random_bits.key_words(key))
   return _keep(layers, kept, tuple(shape))
 
 
@@ -147,7 +146,7 @@ def keep_largest_of_all(
   if among is not None:
     masks = treedef.flatten_up_to(among)
   for leaf, mask in zip(leaves, masks):
-    check_rankable(leaf)
+    keys.check_rankable(leaf)
     _check_shapes(tuple(leaf.shape), mask)
     if leaf.ndim != 3:
       raise ValueError(
@@ -158,7 +157,8 @@ def keep_largest_of_all(
   if tie_break is not None:
     words = map(random_bits.key_words, treedef.flatten_up_to(tie_break))
   _check_number(kept)
-  if not isinstance(kept, (int, tuple)) and jnp.shape(kept) != (2,):
+  numbers = int, np.integer, tuple
+  if not isinstance(kept, numbers) and jnp.shape(kept) != (2,):
     raise ValueError(
         f'kept has shape {jnp.shape(kept)}; give an int or two uint32, the '
         'high one first.'
@@ -169,56 +169,8 @@ def keep_largest_of_all(
   )
 
 
-def check_rankable(scores: jax.Array) -> None:
-  """Raises TypeError unless scores are real and of at most 32 bits."""
-  dtype = jnp.dtype(scores.dtype)
-  small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize <= 2
-  real = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
-  if not (small or real or dtype == jnp.uint32):
-    raise TypeError(
-        f'scores have dtype {dtype}; cast them to a real type of at most 32 '
-        'bits, e.g. scores.astype(jnp.float32).'
-    )
-
-
-class _Layers(NamedTuple):
-  """The entries of one leaf, `[..., a, b]`, or of one layer of it, `[a, b]`."""
-
-  scores: jax.Array | None
-  """The first key of an entry; `None`: all are equal."""
-
-  among: jax.Array | None
-  """Which entries may be kept; `None`: all."""
-
-  words: jax.Array | None
-  """The words of the random bits that rank equal scores; `None`: none."""
-
-  number: jax.Array | None = None
-  """The index of each layer in the leaf, uint32 `[...]`."""
-
-
-def _read_key(layer: _Layers, i: int, shape: Shape) -> jax.Array:
-  """Returns the i-th key of every entry of a layer, the smaller the better."""
-  if i or layer.scores is None:
-    return ~random_bits.bits_of_layer(layer.words, layer.number, shape)
-  return ~_sortable_bits(layer.scores)
-
-
-def _compare(
-    layer: _Layers, shape: Shape, lasts: Keys
-) -> tuple[jax.Array, jax.Array]:
-  """Returns which entries of a layer rank before keys, and which have them."""
-  before = jnp.zeros(shape, bool)
-  equal = jnp.ones(shape, bool) if layer.among is None else layer.among
-  for i, last in enumerate(lasts):
-    key = _read_key(layer, i, shape)
-    before |= equal & (key < last)
-    equal &= key == last
-  return before, equal
-
-
 def _over_layers(
-    f: Callable[..., Any], digit: int, layers: _Layers, *numbers: jax.Array
+    f: Callable[..., Any], digit: int, layers: keys.Layers, *numbers: jax.Array
 ) -> Any:
   """Maps `f(layer, *numbers)` over all layers of a leaf."""
   one = lambda layer, *rest: f(layer._replace(words=layers.words), *rest)
@@ -239,7 +191,9 @@ def _on_this_platform(keep: Callable[..., PyTree], *operands: Any) -> PyTree:
   )
 
 
-def _keep(layers: _Layers, kept: int | jax.Array, shape: Shape) -> jax.Array:
+def _keep(
+    layers: keys.Layers, kept: int | jax.Array, shape: Shape
+) -> jax.Array:
   _check_shapes(shape, layers.among)
   _check_number(kept)
   if isinstance(kept, (int, np.integer)):
@@ -256,7 +210,7 @@ def _keep(layers: _Layers, kept: int | jax.Array, shape: Shape) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames='shape')
 def _keep_in_layers(
-    layers: _Layers, kept: jax.Array, shape: Shape
+    layers: keys.Layers, kept: jax.Array, shape: Shape
 ) -> jax.Array:
   *lead, rows, columns = shape
   kept = jnp.asarray(kept, jnp.int32)
@@ -271,24 +225,43 @@ def _keep_in_layers(
     one = functools.partial(_keep_in_layer, (rows, columns), digit)
     return _over_layers(one, digit, layers, kept)
 
+  if rows * columns <= _VERY_FEW:
+    one = functools.partial(_keep_by_rank, (rows, columns))
+    return _over_layers(one, 1, layers, kept)
   if rows * columns < _FEW or len(lead) > 1:
     return keep(layers, kept, digit=1)
   return _on_this_platform(keep, layers, kept)
 
 
 def _keep_in_layer(
-    shape: Shape, digit: int, layer: _Layers, kept: jax.Array
+    shape: Shape, digit: int, layer: keys.Layers, kept: jax.Array
 ) -> jax.Array:
   lasts, take, _ = _last_keys(
       functools.partial(_count_digits, shape, digit),
       layer,
       digit,
-      keys=(layer.scores is not None) + (layer.words is not None),
+      number_of_keys=keys.number_of_keys(layer),
       need=kept,
       left=jnp.int32(math.prod(shape)),
       total=_sum,
   )
   return _cut(shape, lasts, layer, take)
+
+
+def _keep_by_rank(
+    shape: Shape, layer: keys.Layers, kept: jax.Array
+) -> jax.Array:
+  """Compares each two entries of a layer that has very few."""
+  index = jnp.arange(math.prod(shape))
+  ahead, equal = False, True
+  for i in range(keys.number_of_keys(layer)):
+    key = keys.read_key(layer, i, shape).reshape(-1)
+    ahead |= equal & (key < key[:, None])
+    equal &= key == key[:, None]
+  ahead |= equal & (index < index[:, None])
+  among = jnp.ones(shape, bool) if layer.among is None else layer.among
+  rank = jnp.sum(ahead & among.reshape(-1), axis=1, dtype=jnp.int32)
+  return among & (rank < kept).reshape(shape)
 
 
 @jax.jit
@@ -306,7 +279,7 @@ def _keep_in_model(
     """Maps `f(shape)(layer, *numbers)` over the layers of every leaf."""
     def in_leaf(scores, among, words, *numbers):
       number = jnp.arange(scores.shape[0], dtype=jnp.uint32)
-      layers = _Layers(scores, among, words, number)
+      layers = keys.Layers(scores, among, words, number)
       return _over_layers(f(scores.shape[1:]), digit, layers, *numbers)
     return map_leaves(in_leaf, *model, *numbers)
 
@@ -324,7 +297,7 @@ def _keep_in_model(
       count,
       (scores, among, words),
       digit,
-      keys=2 if jax.tree.leaves(words) else 1,
+      number_of_keys=2 if jax.tree.leaves(words) else 1,
       need=kept,
       left=jnp.asarray(sizes, jnp.int32),
       total=wide.total,
@@ -346,7 +319,7 @@ def _last_keys(
     operands: PyTree,
     digit: int,
     *,
-    keys: int,
+    number_of_keys: int,
     need: Any,
     left: jax.Array,
     total: Callable[[jax.Array], Any],
@@ -361,7 +334,7 @@ def _last_keys(
   """
   passes = -(-32 // digit)
   lasts = ()
-  for _ in range(keys):
+  for _ in range(number_of_keys):
 
     def undecided(state):
       i, _, need, left = state
@@ -388,7 +361,7 @@ def _last_keys(
 def _count_digits(
     shape: Shape,
     digit: int,
-    layer: _Layers,
+    layer: keys.Layers,
     lasts: Keys,
     last: jax.Array,
     shift: jax.Array,
@@ -398,8 +371,8 @@ def _count_digits(
   Only entries count that have the keys `lasts` and, above the digit, the bits
   of `last` in their next key.
   """
-  _, chosen = _compare(layer, shape, lasts)
-  key = _read_key(layer, len(lasts), shape) >> shift
+  _, chosen = keys.compare(layer, shape, lasts)
+  key = keys.read_key(layer, len(lasts), shape) >> shift
   # In two shifts: one by 32 bits or more is undefined.
   chosen &= key >> digit == last >> shift >> digit
   if digit == 1:
@@ -415,10 +388,10 @@ def _count_digits(
 
 
 def _cut(
-    shape: Shape, lasts: Keys, layer: _Layers, take: jax.Array
+    shape: Shape, lasts: Keys, layer: keys.Layers, take: jax.Array
 ) -> jax.Array:
   """Keeps what ranks before keys, and the first `take` entries with them."""
-  before, equal = _compare(layer, shape, lasts)
+  before, equal = keys.compare(layer, shape, lasts)
   row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in (0, 1))
   in_rows = jnp.sum(equal, axis=1, dtype=jnp.int32)
   last_row, rest = _nth(in_rows, take, _sum)
@@ -473,14 +446,3 @@ def _check_shapes(shape: Shape, among: jax.Array | None) -> None:
         f'among is {among.dtype}{list(among.shape)} for scores of shape '
         f'{list(shape)}; give a bool mask of that shape.'
     )
-
-
-def _sortable_bits(x: jax.Array) -> jax.Array:
-  """Maps scores to uint32 such that larger scores have larger integers."""
-  if x.dtype == jnp.uint32:
-    return x
-  x = x.astype(jnp.float32)
-  # One zero, and NaN below everything.
-  bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
-  ordered = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
-  return jnp.where(jnp.isnan(x), jnp.uint32(0), ordered)

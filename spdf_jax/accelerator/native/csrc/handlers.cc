@@ -1,11 +1,9 @@
 // XLA custom calls: buffers in, kernels on XLA's thread pool, buffers out.
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
-#include <limits>
 #include <stdexcept>
 
 #include "dispatch.h"

@@ -1,6 +1,6 @@
-// The products, compiled once for every set of
-// instructions: SPDF_KERNELS names the result, SPDF_SIMD the header of its
-// vectors and SPDF_ELEMENT that of what they multiply.
+// The products, compiled once for every set of instructions: SPDF_KERNELS names
+// the result, SPDF_SIMD the header of its vectors and SPDF_ELEMENT that of what
+// they multiply.
 //
 // A weight that is kept adds a multiple of one row of tokens to another. Tokens
 // are therefore laid out feature by feature, in tiles of as many tokens as

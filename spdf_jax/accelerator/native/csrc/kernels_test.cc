@@ -18,7 +18,6 @@
 #include <random>
 #include <stdexcept>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
