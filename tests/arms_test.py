@@ -212,20 +212,21 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
 
   for arm in (DENSE, STATIC_75, RIGL, SET):
     phase, = phases(arm)
-    assert (phase.batch_size, phase.length, phase.weight_decay) == (8, 256, 0.1)
-    assert phase.learning_rate.to_dict() == dict(
-        schedule='cosine', peak=8e-3, warmup='151 steps', final_fraction=0.1
+    assert (phase.batch_size, phase.length, phase.weight_decay) == (4, 256, 0.1)
+    rate = phase.learning_rate
+    assert (rate.schedule, rate.peak, rate.warmup, rate.final_fraction) == (
+        'cosine', 8e-3, '303 steps', 0.1
     )
   for arm in (RIGL, SET):
     sparsity = phases(arm)[0].sparsity
-    assert (sparsity.update_every, sparsity.update_until) == (113, 1705)
+    assert (sparsity.update_every, sparsity.update_until) == (227, 3411)
     assert sparsity.sparsity == 0.9
   sparse, dense = phases(VARIABLE, stage='continue')
-  assert (sparse.duration, sparse.sparsity) == ('1895 steps', 0.9)
-  assert (dense.duration, dense.sparsity) == ('379 steps', 0)
+  assert (sparse.duration, sparse.sparsity) == ('3791 steps', 0.9)
+  assert (dense.duration, dense.sparsity) == ('758 steps', 0)
   assert dense.learning_rate.schedule == 'continue'
   rounds = phases(PRUNED)
-  assert [each.duration for each in rounds] == ['568 steps'] * 5
+  assert [each.duration for each in rounds] == ['1137 steps'] * 5
   assert all(each.restart and each.reshuffle for each in rounds)
   for arm in (tuned(DENSE), tuned(STATIC_75, sparse_tuning=True)):
     phase, = phases(arm)
