@@ -36,6 +36,7 @@ from spdf_jax.training import read_params
 from spdf_jax.training import train
 from spdf_jax.training.checkpoints import read_checkpoint
 from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.settings import ModelConfig
 
 safetensors = pytest.importorskip('safetensors.numpy')
 ml_dtypes = pytest.importorskip('ml_dtypes')
@@ -666,17 +667,15 @@ def run_convert(*arguments):
 @pytest.mark.parametrize('scan_layers', [False, True])
 @pytest.mark.parametrize('name', CONFIGS)
 def test_a_converted_model_is_read_by_the_config_that_is_printed(
-    name, scan_layers, tmp_path, capsys
+    name, scan_layers, tmp_path
 ):
   config = CONFIGS[name]
   params = make_params(config)
   interop.save_hf(tmp_path / 'hf', config, params)
-  conversion.import_model(
+  said = conversion.import_model(
       tmp_path / 'hf', tmp_path / 'run', scan_layers=scan_layers
   )
-  model = create_model(
-      **json.loads(capsys.readouterr().out.partition('config.model is ')[2])
-  )
+  model = create_model(**json.loads(said.partition('config.model is ')[2]))
   assert model.config == dataclasses.replace(config, scan_layers=scan_layers)
   want = interop.stack_layers(params) if scan_layers else params
   found = read_params(find_checkpoint(str(tmp_path / 'run')), want)
@@ -728,9 +727,9 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
 def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   # RigL has just let some weights grow, from zero.
   moving = make_moving_recipe()
-  recipe = dataclasses.replace(moving, config=moving.config | {
-      'model': {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
-  })
+  recipe = dataclasses.replace(moving, config=dataclasses.replace(
+      moving.config, model=ModelConfig('gpt-mini', TINY)
+  ))
   session = open_session(recipe, tmp_path)
   state = session.state
   for step in range(3):
