@@ -649,9 +649,8 @@ AS_IT_IS = dict(format='dense', dtype='float32', vocab_size=None)
 def trained(tmp_path_factory):
   """A finished run, sparse and then dense; not to be changed."""
   workdir = tmp_path_factory.mktemp('run')
-  recipe = make_recipe(
-      model={'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
-  )
+  recipe = make_recipe()
+  assert recipe.config.model.sizes == TINY
   return recipe, workdir, train(open_session(recipe, workdir))
 
 
@@ -727,10 +726,8 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
 
 def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   # RigL has just let some weights grow, from zero.
-  moving = make_moving_recipe()
-  recipe = dataclasses.replace(moving, config=moving.config | {
-      'model': {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
-  })
+  recipe = make_moving_recipe()
+  assert recipe.config.model.sizes == TINY
   session = open_session(recipe, tmp_path)
   state = session.state
   for step in range(3):
