@@ -64,7 +64,8 @@ def tune(workdir, start, loss, level=0.0, **fields):
 
 
 def prune(workdir, start, losses=(3.4, 3.1), **fields):
-  spec = dict(algorithm='iterative')
+  rounds = [dict(steps=50, fraction=0.25)] * 2
+  spec = dict(algorithm='iterative', rounds=rounds)
   phases = [
       (f'round{i}', 'corpus', spec, level, 50)
       for i, level in enumerate((0.5, 0.75))
@@ -152,8 +153,8 @@ def test_of_configs_that_differ_in_rates_the_best_known_is_shown(tmp_path):
   for name, seed, rate, loss in (
       ('a0', 0, 1, 3.0), ('b0', 0, 2, 2.5), ('b1', 1, 2, 2.7), ('c0', 0, 3, 2.0)
   ):
-    pretrain(tmp_path / name, loss=loss, seed=seed, dropout=rate)
-  pretrain(tmp_path / 'b2', loss=2.5, seed=1, dropout=2)  # b1 once more.
+    pretrain(tmp_path / name, loss=loss, seed=seed, max_length=1000 * rate)
+  pretrain(tmp_path / 'b2', loss=2.5, seed=1, max_length=2000)  # b1 once more.
   (group,), notes = group_runs(find_runs([tmp_path]).runs)
   assert [source.rpartition('/')[2] for source in group.sources] == ['b0', 'b1']
   assert group.loss == pytest.approx(statistics.fmean((2.5, 2.7)))

@@ -32,6 +32,8 @@ def make_half_recipe(moving=True, **changes):
   recipe = make_moving_recipe() if moving else make_recipe()
   model = recipe.model
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
+  if 'micro_batches' in changes:  # Batches of the last phase do not divide.
+    changes['phases'] = recipe.config.phases[:2]
   return dataclasses.replace(
       recipe, model=half,
       config=dataclasses.replace(

@@ -22,6 +22,7 @@ from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.losses import create_loss_scale
+from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import LossScale
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
@@ -141,6 +142,11 @@ class Recipe:
         tokens=min(p.batch_size * p.length for p in phases),
     )
 
+  @property
+  def loss(self) -> Loss:
+    """The loss to minimize."""
+    return self.config.loss
+
   @functools.cached_property
   def step(self) -> Any:
     """The jitted training step; its first argument, the state, is donated."""
@@ -162,7 +168,7 @@ class Recipe:
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,
-        loss=self.config.loss,
+        loss=self.loss,
         micro_batches=self.config.micro_batches,
     )
     if self.plan.moves_masks:
