@@ -350,7 +350,10 @@ def _last_keys(
       counts = count(arrays, lasts, last, shift)
       value, need = _nth(counts, need, total)
       zeros = jnp.uint32(2**digit - 1) - value.astype(jnp.uint32)
-      return i + 1, last & ~(zeros << shift), need, counts[..., value]
+      # An index would become a gather under vmap.
+      of_value = jnp.arange(counts.shape[-1]) == value
+      left = jnp.sum(counts, axis=-1, where=of_value, dtype=jnp.int32)
+      return i + 1, last & ~(zeros << shift), need, left
 
     state = jnp.int32(0), jnp.asarray(_ALL_ONES), need, left
     _, last, need, left = jax.lax.while_loop(undecided, narrow, state)
