@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import hashlib
+import json
 import math
 import pathlib
 import sys
 import time
-from typing import Any
 
 import jax
 import numpy as np
@@ -59,11 +60,15 @@ def train_group(
       folder,
       phase_ends=recipe.plan.ends,
       keep=1,
-      config={
-          job.name: _identity(recipe)
+      # The corpus may lie elsewhere when the group goes on.
+      config=dataclasses.replace(
+          recipe.config,
+          data=dataclasses.replace(recipe.config.data, corpus=''),
+      ),
+      fingerprints=recipe.fingerprints | {
+          job.name: _digest(recipe)
           for job, recipe in zip(jobs, replicas.recipes)
       },
-      fingerprints=recipe.fingerprints,
   )
   state = saved.restore_latest(replicas.shapes)
   if state is None:
@@ -152,11 +157,12 @@ def _train(
   return state
 
 
-def _identity(recipe: training.Recipe) -> dict[str, Any]:
-  """Returns what a replica is: its config without places, for its data too."""
-  return {
-      k: v for k, v in run_identity(recipe.config).items() if k != 'data.corpus'
-  }
+def _digest(recipe: training.Recipe) -> str:
+  """Returns a digest of a replica's config, without the place of its corpus."""
+  identity = run_identity(recipe.config)
+  del identity['data.corpus']
+  text = json.dumps(identity, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _joint_plan(plan: training.Plan, runs: int, width: int) -> training.Plan:

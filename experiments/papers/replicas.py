@@ -188,7 +188,7 @@ def replica_step(
       optimizer=optimizer,
       learning_rate=plan.learning_rate,
       loss=recipe.loss,
-      micro_batches=recipe.config.get('micro_batches', 1),
+      micro_batches=recipe.config.micro_batches,
   )
   return state, metrics['train/loss']
 
