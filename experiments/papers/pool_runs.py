@@ -17,7 +17,6 @@ from absl import flags
 import jax
 import numpy as np
 
-from experiments import papers
 from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.papers.arm_configs import create_config
@@ -26,6 +25,7 @@ from experiments.papers.gates import BASELINES
 from experiments.papers.pool import Job
 from experiments.papers.pool import Outcome
 from experiments.papers.scales import Scale
+from experiments.papers.subspaces import cosine_distances
 from experiments.papers.subspaces import module_means
 from spdf_jax import evaluation
 from spdf_jax import runs
@@ -163,7 +163,7 @@ def distances(
 ) -> dict[str, float]:
   """Measures how far a run turned the hidden matrices it started from."""
   shapes = recipe.abstract_state.params
-  found = papers.cosine_distances(*(
+  found = cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
       for source in (recipe.config.init_from, str(workdir))
   ))
