@@ -19,7 +19,7 @@ def create_config(
 
   Args:
     job: The run.
-    scale: Its scale.
+    scale: The scale of the run.
     corpus: Name, or folder, of the corpus.
     tasks: Folder that holds those of the tasks.
 

@@ -30,7 +30,7 @@ def plot_claims(
 
   Args:
     entries: All entries.
-    found: What was measured, by arm and seed.
+    found: Measurements by arm and seed.
     findings: From `judge`.
 
   Returns:

@@ -280,8 +280,8 @@ def format_report(
   """Writes the whole report.
 
   Args:
-    title: Its first line.
-    facts: What it was made on and from, by name.
+    title: Title of the report.
+    facts: Facts about the machine and the runs, by name.
     findings: From `judge`.
     tables: Further tables by heading.
 

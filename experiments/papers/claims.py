@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
   Attributes:
     text: The comparison in words.
     terms: The contrast.
-    margin: What the sum is claimed to be below: 0, or in a comparison of
+    margin: Upper bound that is claimed for the sum: 0, or in a comparison of
       non-inferiority the loss that is allowed.
   """
 
@@ -63,10 +63,10 @@ class Claim(NamedTuple):
   """A claim of the papers: it holds if each of its comparisons does.
 
   Attributes:
-    key: Its short name.
-    text: What is claimed.
+    key: Short name of the claim.
+    text: The claim in words.
     source: Where.
-    comparisons: What it comes to.
+    comparisons: Comparisons that the claim consists of.
     family: `'primary'` or `'secondary'`: what its p-value is corrected in.
   """
 
@@ -120,7 +120,7 @@ def judge(
 
   Args:
     claims: All claims of a scale.
-    measured: What was measured; of each comparison the seeds that all of its
+    measured: Measurements by arm and seed; of each comparison the seeds that all of its
       arms have are paired.
     failures: By the key of a claim, the gates that it fails: there is no
       verdict.

@@ -27,7 +27,7 @@ def training_seconds(
     scale: The scale.
     arms: Arms of one pre-training; those with moving masks take the steps of a
       static mask of their sparsity, because masks move once in a hundred steps.
-    prepared: Where the corpus is.
+    prepared: The prepared corpus.
 
   Returns:
     Median seconds of a step times steps, by arm; Variable SPDF takes a sixth of
@@ -79,7 +79,7 @@ def plot_costs(
 
   Args:
     scale: The scale.
-    found: What was measured, by arm and seed.
+    found: Measurements by arm and seed.
     seconds: From `training_seconds`.
 
   Returns:

@@ -43,8 +43,8 @@ class Gate(NamedTuple):
   Attributes:
     key: `'G1'` to `'G4'`.
     subject: The arm it is about; `None`: all.
-    text: What it asks for, in words.
-    found: What was found, in words; empty: nothing yet.
+    text: The condition in words.
+    found: The measured value in words; empty before the runs.
     passed: Whether it holds.
   """
 
@@ -79,10 +79,10 @@ def check(
 
   Args:
     scale: The scale.
-    claims: Its claims.
-    entries: Its entries.
+    claims: Claims of the scale.
+    entries: Entries of the pool.
     done: Outcomes of finished runs.
-    measured: What was measured on the seeds that judge.
+    measured: Measurements on the seeds that judge.
 
   Returns:
     G1 and G2 by size, G3 by arm, and G4.

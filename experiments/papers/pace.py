@@ -22,7 +22,7 @@ def step_seconds(
   Args:
     cases: A scale and an arm of it each, of one phase: dense, or of a static
       mask.
-    prepared: Where the corpus is.
+    prepared: The prepared corpus.
 
   Returns:
     Median seconds of a step of each case, compilation not counted.

@@ -11,7 +11,7 @@ class Interval(NamedTuple):
   """A mean and where it lies.
 
   Attributes:
-    mean: Of the differences.
+    mean: Mean of the differences.
     deviation: The sample's standard deviation; nan for a single value.
     low: Lower end of the interval; -inf for a single value, and where one is
       not finite.
@@ -61,7 +61,7 @@ def p_below(values: Sequence[float], bound: float) -> float:
 
   Args:
     values: Independent, one for each seed.
-    bound: What the mean is claimed to be below.
+    bound: Claimed upper bound of the mean.
 
   Returns:
     The probability of a mean as low as this, or lower, if it were the bound; 1
@@ -97,7 +97,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
   any false rejection below it, however the tests depend on each other.
 
   Args:
-    p_values: Of all tests of one family.
+    p_values: P-values of all tests of one family.
 
   Returns:
     Corrected p-values, in the same order, at most 1.

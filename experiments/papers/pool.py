@@ -47,9 +47,9 @@ class Job(NamedTuple):
   """One run of a pool.
 
   Attributes:
-    arm: Its arm.
-    point: Its values of the arm's grid.
-    seed: Its seed.
+    arm: Arm of the run.
+    point: Values of the arm's grid.
+    seed: Seed of the run.
     parent: The run that it starts from; `None`: none.
   """
 
@@ -85,7 +85,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
 
   Args:
     entry: The entry.
-    done: What is known so far.
+    done: Outcomes of finished runs.
 
   Returns:
     Points in the order in which they were added; they are the same for every
@@ -158,7 +158,7 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
 
   Args:
     entries: Each after its parent.
-    done: What is known so far.
+    done: Outcomes of finished runs.
 
   Returns:
     Jobs by entry and then by seed, each once. A grid is run on the selection
@@ -204,7 +204,7 @@ def next_jobs(
 
   Args:
     entries: Each after its parent.
-    done: What is known so far.
+    done: Outcomes of finished runs.
     is_there: Whether the weights of a finished run are on disk. Where they are
       not, because its outcome was read from committed results, it is run again
       before the first run that starts from it.

@@ -21,7 +21,7 @@ class Prepared(NamedTuple):
   Attributes:
     corpus: The name, or folder, of the corpus.
     tasks: A folder with one for each task.
-    fingerprints: Of both, by name.
+    fingerprints: Fingerprints of corpus and tasks, by name.
   """
 
   corpus: str
@@ -35,7 +35,7 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
   Args:
     scale: Says what is read.
     source: The folder of the data; not needed where nothing of it is read.
-    directory: Where it goes; what is there is not made again.
+    directory: Output folder; parts that exist are kept.
 
   Returns:
     The places.
