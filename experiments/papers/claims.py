@@ -120,8 +120,8 @@ def judge(
 
   Args:
     claims: All claims of a scale.
-    measured: Measurements by arm and seed; of each comparison the seeds that all of its
-      arms have are paired.
+    measured: Measurements by arm and seed; each comparison pairs the seeds
+      that all of its arms have.
     failures: By the key of a claim, the gates that it fails: there is no
       verdict.
 
