@@ -32,7 +32,7 @@ class Entry(NamedTuple):
   Attributes:
     arm: The arm.
     grid: Values tried on the selection seed, by name; empty: nothing is tuned.
-    seeds: How many seeds judge: 1, 2, …
+    seeds: Number of seeds that judge: 1, 2, …
     extend: Whether the grid's `'rate'` is extended by factors of 2 until the
       best rate is inside.
   """
@@ -250,7 +250,7 @@ def run_all(
     run: Runs one job and returns what it measured; called by the executor.
     done: Outcomes of finished runs, which are not run again.
     executor: Runs jobs.
-    workers: How many at a time.
+    workers: Number of runs at a time.
     report: Called with every finished job and all that are done.
 
   Returns:

@@ -48,7 +48,7 @@ class Runner(NamedTuple):
     directory: Where the runs go.
     corpus: The corpus' folder, or its name.
     tasks: The folder of the tasks' folders.
-    evaluations: How many evaluations a run has; the last one is at its end.
+    evaluations: Number of evaluations of a run; the last one is at its end.
   """
 
   scale: Scale

@@ -78,9 +78,9 @@ def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
 
   Args:
     data: The folder of the data.
-    workdir: Where the runs go; given again, it goes on.
-    output: Where `table.md`, `race.png` and, for each width, the pace and all
-      outcomes as JSON go; what they hold is not measured again.
+    workdir: Folder of the runs; finished ones are not run again.
+    output: Folder of `table.md`, `race.png` and, for each width, a JSON file
+      with the pace and all outcomes, which are not measured again.
 
   Returns:
     The report.
@@ -149,8 +149,9 @@ class _Results:
 
   Attributes:
     path: The file.
-    identity: Of the protocol and its data; results of another are ignored.
-    workdir: Where the runs go.
+    identity: Identity of the protocol and its data; results of another one
+      are ignored.
+    workdir: Folder of the runs.
   """
 
   def __init__(
@@ -237,7 +238,7 @@ def measure_pace(scale: Scale, prepared: pool_data.Prepared) -> Pace:
 
   Args:
     scale: The scale; its main size is timed.
-    prepared: Where the corpus is.
+    prepared: The prepared corpus.
 
   Returns:
     The pace.

@@ -1,0 +1,57 @@
+"""The race by the clock: equal seconds, and what its table says."""
+
+import dataclasses
+
+import pytest
+from quickstart_runs import ROOT
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+)
+
+from experiments.papers import race  # noqa: E402
+from experiments.papers.arms import Arm  # noqa: E402
+from experiments.papers.pool import Entry  # noqa: E402
+from experiments.papers.pool import Job  # noqa: E402
+from experiments.papers.scales import DENSE  # noqa: E402
+from experiments.papers.scales import STATIC_75  # noqa: E402
+from experiments.papers.scales import VARIABLE  # noqa: E402
+
+PACE = race.Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04})
+
+
+def paced():
+  return race._paced(race._scale(128, 20), PACE)
+
+
+def test_all_arms_take_the_same_seconds():
+  scale = paced()
+  budget = PACE.budget(scale)
+  assert scale.steps(STATIC_75) * 0.05 == pytest.approx(budget, rel=1e-3)
+  dense = scale.steps(VARIABLE) // 6
+  sparse = scale.steps(VARIABLE) - dense
+  assert sparse * 0.04 + dense * 0.08 == pytest.approx(budget, rel=1e-3)
+  short = dataclasses.replace(STATIC_75, share=0.25)
+  assert scale.steps(short) * 0.05 == pytest.approx(budget / 4, rel=1e-3)
+
+
+def test_the_table_has_losses_less_those_of_dense(tmp_path):
+  entries, done = [Entry(Arm('init'), {}, 2)], {}
+  for arm, loss in ((DENSE, 1.6), (STATIC_75, 1.5)):
+    tuned = dataclasses.replace(arm, share=0.25)
+    entries += [
+        Entry(tuned, {'rate': (4e-3,)}, 0, extend=False),
+        Entry(dataclasses.replace(arm, rate_of=tuned), {'rate': (4e-3,)}, 2),
+    ]
+    done[Job(tuned, {'rate': 4e-3}, 0).name] = {'validation/loss': 2.0}
+    for seed in (1, 2):
+      done[Job(arm, {'rate': 4e-3}, seed).name] = {
+          'validation/loss': loss + 0.01 * seed, 'flops': 1e12, 'steps': 100,
+          'training_seconds': 60.0,
+          'curve': [[50, 30.0, 2.0], [100, 60.0, loss]],
+      }
+  leg = race._Leg(128, 60.0, paced(), PACE, entries, done)
+  table = race.write_results([leg], tmp_path)
+  row, = (x for x in table.splitlines() if x.startswith('| static-75'))
+  assert '| 60 | 100 |' in row and '| -0.1000' in row
+  assert (tmp_path / 'race.png').stat().st_size
