@@ -1,4 +1,4 @@
-"""From books to the papers' tasks on two CPU cores: sparse, dense, fine-tuned.
+"""Variable SPDF on books and the papers' tasks, on two CPU cores.
 
   python -m experiments.prepare --input=books/ --tokenizer=bpe-4096 \
     --output=corpora/books
@@ -8,12 +8,12 @@
     --grid=phases.finetune.learning_rate.peak=1e-3,2e-3,4e-3 \
     --test_tasks=e2e=e2e/ --meteor_jar=meteor-1.5.jar
 
-A GPT of 4.3M parameters learns the books with 75 % of its hidden weights at
-zero, and goes on densely (Thangarasa et al., SPDF, 2023; Cerebras, Variable
-SPDF, 2023). With a task, e2e, webnlg or dart_smoke, it is fine-tuned densely
-from runs/books, as in Hu et al., LoRA, 2021, but for a few hundred steps.
+A GPT of 4.3M parameters is pre-trained on books at 75 % sparsity of the hidden
+matrices, and continues densely (Thangarasa et al., SPDF, 2023; Cerebras,
+Variable SPDF, 2023). With a task (e2e, webnlg or dart_smoke) it is fine-tuned
+densely from runs/books, as in Hu et al., LoRA, 2021, but for 400 steps only.
 
-Expected: experiments/results/books has what these commands wrote.
+Expected: the results of these commands are in experiments/results/books.
 """
 
 import ml_collections
@@ -21,7 +21,7 @@ import ml_collections
 from configs import common
 from configs import quickstart
 
-# Tokens of an example; longer contexts of triples are cut.
+# Tokens of an example; longer contexts of triples are truncated.
 _LENGTHS = dict(e2e=160, webnlg=256, dart_smoke=256)
 
 

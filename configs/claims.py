@@ -1,10 +1,11 @@
-"""One run of experiments.reproduce: what all arms of all claims share.
+"""The common config of all runs of experiments.reproduce.
 
   python -m experiments.reproduce --scale=fair --data=DIR
 
-A small GPT learns books; each arm changes sparsity, phases, rate and where it
-starts from, see experiments/papers/arm_configs.py. AdamW, clipping and decay of
-SPDF, appendix A.1; b2 is 0.95. Sizes are in experiments/papers/scales.py.
+A small GPT is trained on books; each arm changes sparsity, phases, learning
+rate and initial parameters, see experiments/papers/arm_configs.py. AdamW,
+clipping and weight decay are those of SPDF, appendix A.1, except b2, 0.95.
+Sizes are in experiments/papers/scales.py.
 """
 
 import ml_collections
@@ -14,7 +15,7 @@ from configs import quickstart
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` is `width=…,layers=…,length=…`, or a part."""
+  """Returns the config; `arg` has `width`, `layers`, `length`."""
   given = dict(width=64, layers=4, length=128)
   given |= common.parse(arg, width=int, layers=int, length=int)
   width, length = given['width'], given['length']
@@ -30,7 +31,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   phase.update(length=length, sparsity=0.0)
   config.phases = dict(order=('pretrain',), pretrain=phase)
   config.evaluation.generations = 0
-  config.eval_every = 10**9  # At the end of a phase only.
+  config.eval_every = 10**9  # at the end of a phase only
   config.log_every = 100
   config.checkpoints.update(every=500, keep=1)
   return config

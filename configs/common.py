@@ -1,4 +1,4 @@
-"""What configs share: their argument, and algorithms in one word."""
+"""Common parts of configs: their argument, and algorithms by name."""
 
 from collections.abc import Iterable
 import copy
@@ -9,30 +9,30 @@ from ml_collections.config_dict import placeholder
 
 
 def parse(arg: str, **types: type) -> dict[str, Any]:
-  """Reads `name=value,name=value`.
+  """Parses `name=value,name=value`.
 
   Args:
-    arg: What stands after the colon in `--config=path.py:argument`.
-    **types: Every name that there is, and the type of its value.
+    arg: Text after the colon in `--config=path.py:argument`.
+    **types: Types of the values, by name.
 
   Returns:
-    The values that are given, by name.
+    The given values, by name.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: the text has another form, or a name is unknown.
   """
   try:
     parts = [part.split('=') for part in arg.split(',') if part]
     return {name: types[name](value) for name, value in parts}
   except (KeyError, ValueError) as error:
     raise ValueError(
-        f'config argument is {arg!r}; write name=value, with commas between, '
-        f'of {", ".join(types)}.'
+        f'config argument is {arg!r}; write name=value, separated by commas, '
+        f'with the names {", ".join(types)}.'
     ) from error
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-  """Raises ValueError where a config argument has none of these values.
+  """Raises ValueError unless a config argument has one of these values.
 
   Example:
     >>> check_choice('task', 'e2e', ['e2e', 'dart'])
@@ -56,17 +56,17 @@ def part_of(duration: str, share: float) -> str:
 
 
 def parse_sparsity(arg: str) -> tuple[str, float]:
-  """Reads `algorithm=rigl,sparsity=0.9`, or a part of it.
+  """Parses `algorithm=rigl,sparsity=0.9`, or a part of it.
 
   Args:
-    arg: What stands after the colon in `--config=path.py:argument`.
+    arg: Text after the colon in `--config=path.py:argument`.
 
   Returns:
-    The algorithm, `'static'` by default, and the level: by default 0.75, and
-    three rounds of a quarter for `'iterative'`.
+    The algorithm, by default `'static'`, and the sparsity, by default 0.75, or
+    for `'iterative'` that of three rounds which prune a quarter each.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: the text has another form, or a name is unknown.
   """
   given = parse(arg, algorithm=str, sparsity=float)
   algorithm = given.get('algorithm', 'static')
@@ -75,62 +75,68 @@ def parse_sparsity(arg: str) -> tuple[str, float]:
 
 
 def early_stop(metric: str = '', **when: Any) -> dict[str, Any]:
-  """Returns when a phase ends early: never, unless there is a metric.
+  """Returns the early stop of a phase.
 
   Args:
-    metric: E.g. `'validation/loss'`, `'target/loss'` or `'task/bleu'`.
-    **when: `patience`, evaluations without a better value, or the `value` to
-      reach.
+    metric: Metric that decides, e.g. `'validation/loss'`, `'target/loss'` or
+      `'task/bleu'`; `''`: no early stop.
+    **when: `patience`, the number of evaluations without a better value, or
+      `value`, the value to reach.
+
+  Returns:
+    The fields of the early stop.
   """
   never = dict(value=placeholder(float), patience=placeholder(int))
   return dict(metric=metric) | never | when
 
 
 def sparse_phases(
-    phases: dict[str, Any], algorithm: str, level: float
+    phases: dict[str, Any], algorithm: str, sparsity: float
 ) -> dict[str, Any]:
-  """Makes the phase `pretrain` of a life cycle sparse.
+  """Makes the phase `pretrain` sparse.
 
   Args:
-    phases: `pretrain` of 1000 steps, `continuation` of 200, and others.
-    algorithm: `'iterative'`, or one that `sparsity_of` knows.
-    level: Fraction of zeros.
+    phases: Phases by name: `pretrain` of 1000 steps, `continuation` of 200, and
+      others.
+    algorithm: `'iterative'`, or an algorithm of `sparsity_of`.
+    sparsity: Sparsity of the phase; for `'iterative'` of the last round.
 
   Returns:
-    The phases; `'iterative'` has four rounds in place of the first two.
+    The phases; `'iterative'` has four rounds in place of the first two phases.
   """
   if algorithm == 'iterative':
     rounds = pruning_rounds(
-        phases['pretrain'], number=4, steps=300, level=level, to='50 steps'
+        phases['pretrain'], number=4, steps=300, sparsity=sparsity,
+        to='50 steps',
     )
     replaced = ('pretrain', 'continuation')
     return rounds | {k: v for k, v in phases.items() if k not in replaced}
-  sparsity = sparsity_of(algorithm, level, steps=1000)
-  return phases | {'pretrain': phases['pretrain'] | dict(sparsity=sparsity)}
+  sparse = dict(sparsity=sparsity_of(algorithm, sparsity, steps=1000))
+  return phases | {'pretrain': phases['pretrain'] | sparse}
 
 
-def sparsity_of(algorithm: str, level: float, steps: int) -> Any:
+def sparsity_of(algorithm: str, sparsity: float, steps: int) -> Any:
   """Returns the sparsity of a phase, with an algorithm's usual settings.
 
   Args:
-    algorithm: `'static'` (a random mask that stays), `'set'`, `'rigl'`,
-      `'gmp'` or `'granet'`.
-    level: Fraction of zeros, for the last two at the end of their rise.
-    steps: Steps of the phase; masks change in the first three quarters.
+    algorithm: `'static'` (a fixed random mask), `'set'`, `'rigl'`, `'gmp'` or
+      `'granet'`.
+    sparsity: Sparsity; for the last two that at the end of their schedule.
+    steps: Steps of the phase; masks are updated in the first three quarters.
 
   Returns:
-    What a phase takes for its sparsity.
+    The field `sparsity` of a phase.
 
   Raises:
     ValueError: the algorithm is unknown.
   """
   until = 3 * steps // 4
   times = dict(update_every=max(steps // 20, 1), update_until=until)
-  rise = dict(schedule='cubic', initial=0.0, final=level, steps=until)
+  rise = dict(schedule='cubic', initial=0.0, final=sparsity, steps=until)
   table = dict(
-      static=level,
-      set=dict(algorithm='sparse_evolution', sparsity=level, **times),
-      rigl=dict(algorithm='rigl', sparsity=level, **times),
+      static=sparsity,
+      set=dict(algorithm='sparse_evolution', sparsity=sparsity, **times),
+      rigl=dict(algorithm='rigl', sparsity=sparsity, **times),
       gmp=dict(algorithm='gmp', sparsity=rise, **times),
       granet=dict(algorithm='granet', sparsity=rise, **times),
   )
@@ -143,21 +149,22 @@ def sparsity_of(algorithm: str, level: float, steps: int) -> Any:
 
 
 def pruning_rounds(
-    phase: dict[str, Any], *, number: int, steps: int, level: float, to: str
+    phase: dict[str, Any], *, number: int, steps: int, sparsity: float, to: str
 ) -> dict[str, dict[str, Any]]:
-  """Makes rounds of iterative pruning of a phase, the first one dense.
+  """Creates rounds of iterative pruning from a phase, the first one dense.
 
   Args:
-    phase: What the first round is, but for its length and sparsity.
-    number: How many rounds.
-    steps: Steps of each.
-    level: Fraction of zeros in the last one; all prune the same share.
-    to: Where each later round rewinds the learning rate to, a duration.
+    phase: Fields of the first round, except its length and sparsity.
+    number: Number of rounds.
+    steps: Steps of each round.
+    sparsity: Sparsity of the last round. Each round after the first prunes the
+      same share of the remaining weights.
+    to: Step, as a duration, to which later rounds rewind the learning rate.
 
   Returns:
-    The phases `round0`, `round1`, …; later ones begin a new epoch.
+    The phases `round0`, `round1`, …; each later one begins a new epoch.
   """
-  share = round(1 - (1 - level) ** (1 / (number - 1)), 6)
+  share = round(1 - (1 - sparsity) ** (1 / (number - 1)), 6)
   rounds = [dict(steps=steps, fraction=share if i else 0.0)
             for i in range(number)]
   first = phase | dict(
@@ -166,7 +173,7 @@ def pruning_rounds(
   )
   rate = phase['learning_rate'] | dict(schedule='rewind', to=to)
   later = first | dict(learning_rate=rate, reshuffle=True)
-  # Copies: a change of one round must not change another.
+  # Copied, so that a config can change rounds independently.
   return {
       f'round{i}': copy.deepcopy(later if i else first) for i in range(number)
   }

@@ -24,13 +24,13 @@ After Variable SPDF, DART, with a grid of ours:
     --config.init_from=runs/variable-6.7b \
     --config.mesh.data=1 --config.mesh.fsdp=8
 
-It starts from runs/MODEL-PERCENT, as configs/spdf.py has it, or init_from;
-masks=sparse keeps the zeros: sparse fine-tuning, figure 2.
+It starts from runs/MODEL-PERCENT, see configs/spdf.py, or from init_from.
+With masks=sparse it keeps the mask: sparse fine-tuning, figure 2.
 
-Expected, BLEU and, of Curation Corpus, perplexity (table 1; other metrics, and
+Expected BLEU, and perplexity of Curation Corpus (table 1; other metrics, and
 two other deviations of E2E, in tables 4 to 6; for E2E's 0.524 ours is 0.527):
 
-  zeros            E2E          WebNLG       DART         Curation Corpus
+  sparsity         E2E          WebNLG       DART         Curation Corpus
   gpt2-small  0 %  67.49 ±0.60  63.42 ±0.26  46.30 ±0.16  13.38 ±0.02
              50 %  67.39 ±0.38  63.10 ±0.13  45.74 ±0.10  15.09 ±0.04
              75 %  66.50 ±0.85  62.64 ±0.22  44.97 ±0.11  17.14 ±0.01
@@ -40,7 +40,7 @@ two other deviations of E2E, in tables 4 to 6; for E2E's 0.524 ours is 0.527):
   exaFLOPs, small  0.052        0.022        0.051        0.014
                xl  0.524        0.226        0.524        0.141 (table 3)
 
-On WebNLG GPT-2 Small at 75 % loses 1.48 fine-tuned sparsely, 0.78 densely.
+On WebNLG, gpt2-small at 75 % loses 1.48 BLEU if tuned sparsely, 0.78 densely.
 """
 
 import ml_collections
@@ -48,7 +48,7 @@ import ml_collections
 from configs import common
 from configs import spdf
 
-# Examples to train on, where the files are not there to be counted.
+# Numbers of training examples, to plan a run without the files.
 _TASKS = dict(e2e=42_061, webnlg=18_025, dart=62_659, curation=31_929)
 
 
@@ -58,15 +58,15 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   task, masks = given.get('task', 'e2e'), given.get('masks', 'dense')
   common.check_choice('task', task, _TASKS)
   common.check_choice('masks', masks, ('dense', 'sparse'))
-  model, level = given.get('model', 'gpt2-small'), given.get('sparsity', 0.75)
+  model, zeros = given.get('model', 'gpt2-small'), given.get('sparsity', 0.75)
   summaries, published = task == 'curation', model == 'cerebras-gpt-6.7b'
-  config = spdf.get_config(f'model={model},sparsity={level}')
-  config.init_from = f'runs/{model}-{100 * level:g}'
+  config = spdf.get_config(f'model={model},sparsity={zeros}')
+  config.init_from = f'runs/{model}-{100 * zeros:g}'
   config.data.update(task=task, task_dir=f'./tasks/{task}')
   config.data.planned.examples = _TASKS[task]
   config.data.max_epochs.task = 5
   config.optimizer.update(b2=0.999, eps=1e-8)
-  # Label smoothing, decay and warm-up: Hu et al., LoRA; the rest ours.
+  # Label smoothing, decay and warm-up are Hu et al.'s, LoRA; the rest is ours.
   config.loss.label_smoothing = 0.0 if summaries or published else 0.1
   finetune = config.phases.pretrain.copy_and_resolve_references()
   finetune.update(
@@ -79,9 +79,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     finetune.duration, finetune.early_stop.metric = '1938 steps', ''
     rate = dict(schedule='cosine', peak=1.6e-6, warmup='194 steps')
   finetune.learning_rate.update(rate | dict(final_fraction=0.0))
-  zeros = dict(algorithm='static', sparsity=level, init='nonzero')
+  kept = dict(algorithm='static', sparsity=zeros, init='nonzero')
   with finetune.ignore_type():
-    finetune.sparsity = zeros if masks == 'sparse' else 0.0
+    finetune.sparsity = kept if masks == 'sparse' else 0.0
   config.phases = dict(order=('finetune',), finetune=finetune)
   config.evaluation.update(
       task_batches=512, max_new_tokens=64, generations=0 if summaries else 512

@@ -1,10 +1,11 @@
 """GPT-3 1.3B pruned to 83.8 %: Cerebras, Creating Sparse GPT-3 Models, 2022.
 
-A dense model learns the Pile, then rounds prune the least magnitudes of each
-layer, rewind the learning rate, shuffle the data and train on. The post gives:
-26B tokens of dense training, 20 to 33 % pruned in a round, 83.8 % in the end,
-some 20K steps where least is pruned, 120K where most; each round stopped once
-it crossed the dense model's validation loss. All else is marked ours.
+A dense model is trained on the Pile; then each round prunes the smallest
+magnitudes of each layer, rewinds the learning rate, reshuffles the data and
+trains again. The post gives 26B tokens of dense training, 20 to 33 % pruned per
+round, 83.8 % in the end, and some 20K (least sparse) to 120K (most sparse)
+steps; a round stopped when it reached the dense model's validation loss. All
+other choices are marked ours.
 
   python -m experiments.train --workdir=runs/dense-1.3b \
     --config=configs/iterative_pruning.py --config.phases.order="('round0',)" \
@@ -12,13 +13,13 @@ it crossed the dense model's validation loss. All else is marked ours.
   python -m experiments.train --workdir=runs/pruned-1.3b \
     --config=configs/iterative_pruning.py:stop_at=LOSS --config.micro_batches=8
 
-LOSS is the validation loss that the first one ended with; the second starts
-from its weights. Without stop_at, one launch takes all rounds and steps.
+LOSS is the final validation loss of the first run; the second run starts from
+its weights. Without stop_at, one run takes all steps of all rounds.
 
 Expected at 83.8 %: 3x fewer inference FLOPs (ours: 3.02), 4.3x fewer parameters
-(4.34), some 6.2x fewer in projections and feed-forward layers, no worse a loss.
-The losses of the levels, table 1 and figure 3, are images. Validate, and score
-LAMBADA and WikiText-103, by experiments.evaluate.
+(4.34), some 6.2x fewer in projections and feed-forward layers, and no higher
+loss. The losses by sparsity, table 1 and figure 3, are images. Validation,
+LAMBADA and WikiText-103 are scored by experiments.evaluate.
 """
 
 import ml_collections
@@ -27,7 +28,7 @@ from configs import common
 from configs import spdf
 
 _FINAL = 0.838
-_STEPS = (20_000, 45_000, 70_000, 95_000, 120_000)  # ours between the ends
+_STEPS = (20_000, 45_000, 70_000, 95_000, 120_000)  # first, last; others: ours
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
@@ -44,13 +45,13 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     phase = dense.copy_and_resolve_references()
     phase.update(duration=f'{steps} steps', reshuffle=True)
     # An equal share of what remains, 30.5 % in each round: ours.
-    level = round(1 - (1 - _FINAL) ** (i / len(_STEPS)), 6)
+    sparsity = round(1 - (1 - _FINAL) ** (i / len(_STEPS)), 6)
     with phase.ignore_type():
       phase.sparsity = dict(
-          algorithm='static', sparsity=level, init='magnitude'
+          algorithm='static', sparsity=sparsity, init='magnitude'
       )
     if i > 1:
-      # Through the first round's again, from the end of its warm-up: ours.
+      # Rewinds to the end of the first round's warm-up: ours.
       phase.learning_rate.update(schedule='rewind', to='375M tokens')
     if 'stop_at' in given:
       phase.early_stop.update(metric='validation/loss', value=given['stop_at'])
@@ -60,5 +61,5 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     config.init_from = 'runs/dense-1.3b'
     config.seed = 1  # another order of the data
   config.phases = dict(order=tuple(phases), **phases)
-  config.data.max_epochs.corpus = len(phases)  # every round begins anew
+  config.data.max_epochs.corpus = len(phases)  # every round begins an epoch
   return config

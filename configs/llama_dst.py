@@ -1,9 +1,9 @@
 """Llama 1.3B, dense, static, SET, RigL and GraNet: Cerebras, 2024.
 
 "Sparsity Made Easy": the architecture of Llama 2 without grouped queries, on
-SlimPajama, 112B tokens, 80 % zeros in all linear layers of the blocks, half the
-batch and twice the steps where sparse; and GraNet, RigL with a cubic schedule
-from 50 to 80 %, against RigL on 2.6B tokens.
+112B tokens of SlimPajama, at 80 % sparsity of all linear layers of the blocks;
+sparse runs have half the batch size and twice the steps. Also GraNet, which is
+RigL with a cubic schedule from 50 to 80 %, against RigL on 2.6B tokens.
 
   python -m experiments.prepare --input=slimpajama/ --tokenizer=llama2/ \
     --output=corpora/slimpajama
@@ -17,12 +17,12 @@ from 50 to 80 %, against RigL on 2.6B tokens.
     --config.micro_batches=8
 
 algorithm: dense, static, set, rigl, granet. `--config.phases.pretrain.sparsity.
-algorithm=granet` takes the GraNet of Liu et al., 2021 instead of the post's.
+algorithm=granet` uses the GraNet of Liu et al., 2021 instead of the post's.
 
-Expected: SET and RigL with a lower validation perplexity and more right answers
-(Open LLM Leaderboard) than static (table 3); GraNet with a lower loss than RigL
-(figure 8). Tables 1 to 3 and figure 8 are images: sizes, batches and intervals
-of updates are marked ours.
+Expected: SET and RigL have a lower validation perplexity and a higher accuracy
+(Open LLM Leaderboard) than static (table 3); GraNet has a lower loss than RigL
+(figure 8). Since tables 1 to 3 and figure 8 are images, sizes, batches and
+update intervals are our choices, marked ours.
 """
 
 import ml_collections
@@ -31,7 +31,7 @@ from configs import common
 from configs import quickstart
 
 _BATCH_SIZE = 512  # of the dense model: ours
-_UPDATES = 200  # changes of the masks, at least 100 steps apart: ours
+_UPDATES = 200  # mask updates, at least 100 steps apart: ours
 _ALGORITHMS = ('dense', 'static', 'set', 'rigl', 'granet')
 
 
@@ -40,7 +40,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   given = common.parse(arg, algorithm=str, sparsity=float, tokens=float)
   algorithm = given.get('algorithm', 'rigl')
   common.check_choice('algorithm', algorithm, _ALGORITHMS)
-  level = given.get('sparsity', 0.8)
+  sparsity = given.get('sparsity', 0.8)
   batch_size = _BATCH_SIZE if algorithm == 'dense' else _BATCH_SIZE // 2
   steps = round(given.get('tokens', 112e9) / (batch_size * 2048))
 
@@ -61,7 +61,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       peak=2e-4, warmup='2000 steps', final_fraction=4.5e-6 / 2e-4
   )
   with pretrain.ignore_type():
-    pretrain.sparsity = _sparsity(algorithm, level, steps)
+    pretrain.sparsity = _sparsity(algorithm, sparsity, steps)
   config.phases = dict(order=('pretrain',), pretrain=pretrain)
   config.evaluation.batch_size = 8
   config.eval_every = 1000
@@ -69,15 +69,15 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   return config
 
 
-def _sparsity(algorithm, level, steps):
+def _sparsity(algorithm, sparsity, steps):
   if algorithm in ('dense', 'static'):
-    return level if algorithm == 'static' else 0.0
+    return sparsity if algorithm == 'static' else 0.0
   until = 3 * steps // 4
-  # Where the rise ends: ours.
-  rise = dict(schedule='cubic', initial=0.5, final=level, steps=until)
+  # The end of the schedule is ours.
+  rise = dict(schedule='cubic', initial=0.5, final=sparsity, steps=until)
   return dict(
       algorithm='sparse_evolution' if algorithm == 'set' else 'rigl',
-      sparsity=rise if algorithm == 'granet' else level,
+      sparsity=rise if algorithm == 'granet' else sparsity,
       update_every=max(steps // _UPDATES, 100), update_until=until,
-      drop_fraction=0.5,  # falls to zero there by a cosine
+      drop_fraction=0.5,  # decays to zero at update_until by a cosine
   )

@@ -1,13 +1,13 @@
-"""What experiments.plan has planned: sparse steps, then dense ones.
+"""Pre-training as planned by experiments.plan: sparse steps, then dense ones.
 
   python -m experiments.plan --model=gpt3-xl --tokens=26e9 --flops=9.476e19
   python -m experiments.train --workdir=runs/planned --config=\
 configs/planned.py:model=gpt3-xl,sparsity=0.9,sparse=20664,dense=4132
 
-Model, batches and rates are those of configs/spdf.py, of configs/llama_dst.py
-for llama-1.3b and of configs/quickstart.py for gpt-mini; one decay of the
-learning rate spans both stages. Expected: the FLOPs that were planned; here
-those of static 75 %, in SPDF's appendix, table 2: 94.76 exaFLOPs.
+Model, batch size and learning rate are those of configs/spdf.py, but for
+llama-1.3b of configs/llama_dst.py and for gpt-mini of configs/quickstart.py;
+one decay of the learning rate spans both phases. Expected: the planned FLOPs,
+here those of static 75 % in SPDF's appendix, table 2, 94.76 exaFLOPs.
 """
 
 import ml_collections
@@ -35,15 +35,15 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   )
   first = config.phases.pretrain
   phases = {}
-  for steps, level in stages:
+  for steps, sparsity in stages:
     if not steps:
       continue
     phase = first.copy_and_resolve_references()
-    phase.update(duration=f'{steps} steps', sparsity=level)
+    phase.update(duration=f'{steps} steps', sparsity=sparsity)
     if phases:
       phase.learning_rate.schedule = 'continue'
     phases['continuation' if phases else 'pretrain'] = phase
-  if not phases:  # All of the budget of tokens that the model has there.
+  if not phases:  # One sparse phase, of the config's own length.
     first.sparsity = given.get('sparsity', 0.75)
     phases['pretrain'] = first
   config.phases = dict(order=tuple(phases), **phases)

@@ -9,19 +9,19 @@
     --config=configs/spdf.py:model=gpt3-xl,sparsity=0.75 \
     --config.micro_batches=8
 
-Expected, appendix, table 2, at 0, 50 and 75 % (of gpt2-small at 75 % ours are
-1.47 and 0.606x, of gpt3-xl 236.09):
+Expected at 0, 50 and 75 % sparsity (appendix, table 2; ours differ for
+gpt2-small at 75 %, 1.47 and 0.606x, and for gpt3-xl at 0 %, 236.09):
 
-  gpt2-small  FLOPs a sequence 1.99e12, 1.47e12, 1.20e12; of 1.22e6 sequences
-              2.43, 1.79, 1.46 exaFLOPs: 1x, 0.737x, 0.601x
-  gpt3-xl     1.86e13, 1.12e13, 7.46e12; of 1.27e7 sequences 236.10, 141.87,
+  gpt2-small  FLOPs per sequence 1.99e12, 1.47e12, 1.20e12; for 1.22e6
+              sequences 2.43, 1.79, 1.46 exaFLOPs: 1x, 0.737x, 0.601x
+  gpt3-xl     1.86e13, 1.12e13, 7.46e12; for 1.27e7 sequences 236.10, 141.87,
               94.76 exaFLOPs: 1x, 0.601x, 0.401x
 
-Fine-tuning, by configs/finetune.py, starts from these workdirs. Sizes, batches
-and rates are of appendix, table 1, AdamW and the schedule of A.1; those of
-Cerebras-GPT, for Variable SPDF and its dense baselines (sparsity=0), are of the
-configs that Cerebras published with Dey et al., 2023. `--dry_run` and
-experiments.simulate need no corpus.
+Fine-tuning, by configs/finetune.py, starts from these workdirs. Sizes, batch
+sizes and learning rates are from appendix, table 1, AdamW and the schedule from
+A.1; those of Cerebras-GPT, for Variable SPDF and its dense baselines
+(sparsity=0), are from the configs that Cerebras published with Dey et al.,
+2023. `--dry_run` and experiments.simulate need no corpus.
 """
 
 import ml_collections
@@ -33,7 +33,7 @@ _CHINCHILLA = '20 tokens/parameter'
 _SPDF = dict(schedule='cosine', b2=0.999, eps=1e-8)
 _LINEAR = dict(schedule='linear', b2=0.95, eps=1e-8)
 _COSINE = dict(schedule='cosine', b2=0.95, eps=1e-8)
-# Sequences in a batch, peak learning rate, length, and AdamW with its decay.
+# Batch size, peak learning rate, duration, and schedule and fields of AdamW.
 _SETTINGS = {
     'gpt2-small': (256, 6e-4, '2.5B tokens', _SPDF),
     'gpt3-xl': (512, 2e-4, '26B tokens', _SPDF),
@@ -43,7 +43,7 @@ _SETTINGS = {
     'cerebras-gpt-1.3b': (528, 2e-4, _CHINCHILLA, _COSINE),
     'cerebras-gpt-2.7b': (528, 2e-4, _CHINCHILLA, _COSINE),
     'cerebras-gpt-6.7b': (1040, 1.2e-4, _CHINCHILLA, _LINEAR | dict(eps=1e-9)),
-    # Theirs goes on with 1080 sequences after 57,000 steps.
+    # Cerebras changed the batch size to 1080 after 57,000 steps.
     'cerebras-gpt-13b': (720, 1.2e-4, _CHINCHILLA, _COSINE | dict(eps=1e-9)),
 }
 
@@ -64,7 +64,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.update(
       corpus='./corpora/pile', tokenizer='', task='',
   )
-  # The Pile has some 371 billion tokens of GPT-2's.
+  # The Pile has some 371 billion tokens of GPT-2's tokenizer.
   config.data.planned.update(tokens=371e9, vocab_size=50257)
   config.optimizer.update(b2=adamw['b2'], eps=adamw['eps'])
   pretrain = config.phases.pretrain.copy_and_resolve_references()

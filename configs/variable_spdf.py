@@ -1,7 +1,7 @@
 """Variable SPDF, sparse then dense pre-training on the Pile: Cerebras, 2023.
 
-Two readings of "effective 75 %". *split* (the post's 256M): the standard
-budget, 5/6 of it at 90 %, 1/6 dense; its FLOPs are those of static 75 %.
+There are two readings of "effective 75 %". *split* (the post's 256M): the
+standard budget, 5/6 of it at 90 % and 1/6 dense, with the FLOPs of static 75 %.
 *extended* (Cerebras' published configs of the 6.7B): the whole budget at 90 %,
 then 15 % more steps, dense, from the same peak; 1 - (0.10 + 0.15) = 75 %.
 
@@ -12,7 +12,7 @@ then 15 % more steps, dense, from the same peak; 1 - (0.10 + 0.15) = 75 %.
     --config=configs/variable_spdf.py:model=cerebras-gpt-6.7b,reading=extended \
     --config.mesh.data=1 --config.mesh.fsdp=16 --config.micro_batches=65
 
-The baselines, and their rates, which the post tuned:
+The baselines, and the grid of learning rates, which the post tuned:
 
   python -m experiments.train --workdir=runs/cerebras-gpt-256m-75 \
     --config=configs/spdf.py:model=cerebras-gpt-256m,sparsity=0.75 \
@@ -28,12 +28,12 @@ The baselines, and their rates, which the post tuned:
     --config.micro_batches=3 \
     --grid=phases.pretrain.learning_rate.peak=6e-4,1.2e-3,1.8e-3  # ours
 
-Then DART, from WORKDIR (configs/finetune.py): --config.init_from=WORKDIR.
+Then DART, by configs/finetune.py with --config.init_from=WORKDIR.
 
-Expected, static 75 % against variable, 256M: mean accuracy of seven tasks
-without examples 32.7, 33.6 (table 1; by task in table 5); DART BLEU
-45.3 ± 0.07, 45.6 ± 0.04 (table 2). Dense against variable, 6.7B: DART BLEU
-49.3 ± 0.1, 49.1 ± 0.1 (table 3); 64 % fewer FLOPs (figure 5; ours: 65.7 %).
+Expected for 256M, static 75 % and variable: mean zero-shot accuracy of seven
+tasks 32.7, 33.6 (table 1; by task in table 5); DART BLEU 45.3 ± 0.07,
+45.6 ± 0.04 (table 2). For 6.7B, dense and variable: DART BLEU 49.3 ± 0.1,
+49.1 ± 0.1 (table 3); 64 % fewer FLOPs (figure 5; ours: 65.7 %).
 """
 
 import ml_collections
@@ -51,24 +51,24 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   model = given.get('model', 'cerebras-gpt-256m')
   reading = given.get('reading', _READINGS.get(model, 'split'))
   common.check_choice('reading', reading, ('split', 'extended'))
-  level = given.get('sparsity', 0.9)
-  if not _EFFECTIVE < level < 1:
+  sparsity = given.get('sparsity', 0.9)
+  if not _EFFECTIVE < sparsity < 1:
     raise ValueError(
-        f'config argument has sparsity {level}; it is that of the first stage, '
-        f'above the effective {_EFFECTIVE} and below 1.'
+        f'config argument has sparsity {sparsity}; give that of the first '
+        f'stage, above the effective {_EFFECTIVE} and below 1.'
     )
 
-  config = spdf.get_config(f'model={model},sparsity={level}')
+  config = spdf.get_config(f'model={model},sparsity={sparsity}')
   whole = config.phases.pretrain
   stage1, stage2 = (whole.copy_and_resolve_references() for _ in range(2))
   stage2.sparsity = 0.0
   if reading == 'split':
-    sparse = _EFFECTIVE / level  # of the steps
+    sparse = _EFFECTIVE / sparsity  # of the steps
     stage1.duration = common.part_of(whole.duration, sparse)
     stage2.duration = common.part_of(whole.duration, 1 - sparse)
     stage2.learning_rate.schedule = 'continue'  # one decay over both: ours
   else:
-    dense = level - _EFFECTIVE  # more, of the steps
+    dense = sparsity - _EFFECTIVE  # additional share of the steps
     stage2.duration = common.part_of(whole.duration, dense)
     stage2.learning_rate.update(
         # 938 of their 9,379 steps.

@@ -1,39 +1,36 @@
-"""Converts models: sparse to dense, from Hugging Face, and to there.
+r"""Converts checkpoints: from and to Hugging Face, and from sparse to dense.
 
   python -m experiments.convert --from_hf=DIR --to=WORKDIR
   python -m experiments.convert --checkpoint=WORKDIR@pretrain --to_hf=DIR
   python -m experiments.convert --densify=WORKDIR@pretrain --to=OTHER
 
-The first writes what --config.init_from=WORKDIR reads, and prints the
-config.model that training then needs. The second exports a run with its mask.
---check compares logits with those of transformers.
+The first imports weights into a workdir that --config.init_from=WORKDIR reads,
+and prints the config.model that training needs. The second exports the weights
+and the mask of a run. --check compares the logits with those of transformers.
 
-The third makes a sparse checkpoint dense, at the end of a phase: the mask goes,
-weights, step and schedules stay, and the optimizer's moments too, or they start
-anew with --moments=restart. The config that goes on has the same phases so far
-and a dense one after them, which need not have been known before:
+--densify makes a sparse checkpoint at the end of a phase dense: it removes the
+mask and keeps weights, step, schedules and the optimizer's moments, which
+--moments=restart initializes anew. The config that continues from it has the
+same phases and a dense one after them, which the first launch need not have
+had:
 
-  python -m experiments.train --config=C --workdir=a \\
+  python -m experiments.train --config=C --workdir=a \
     --config.phases.order="('pretrain',)"
   python -m experiments.convert --densify=a --to=b
-  python -m experiments.train --config=C --workdir=c --config.resume=b \\
+  python -m experiments.train --config=C --workdir=c --config.resume=b \
     --config.phases.order="('pretrain', 'more')"
 
-It ends as one launch of all phases would, whose `restart` is that of --moments.
-What a phase with the learning rate 'continue' does is part of the phase that it
-continues: it must have been in the first launch.
+The result equals that of one launch of all phases whose `restart` agrees with
+--moments. A phase with the learning rate 'continue' changes the schedule of the
+phase before it, so it must have been part of the first launch.
 """
 
-from absl import app
 from absl import flags
-from absl import logging
 
 from experiments.launch import console
-from spdf_jax import interop
 from spdf_jax.interop.tensor_files import DTYPES
 from spdf_jax.interop.tensor_files import FORMATS
-from spdf_jax.runs import conversion
-from spdf_jax.training.densified import densify_checkpoint
+from spdf_jax.runs.conversion import convert
 from spdf_jax.training.densified import MOMENTS
 
 _FROM_HF = flags.DEFINE_string(
@@ -41,79 +38,44 @@ _FROM_HF = flags.DEFINE_string(
 )
 _TO = flags.DEFINE_string('to', None, 'Workdir to write the checkpoint to.')
 _SCAN_LAYERS = flags.DEFINE_bool(
-    'scan_layers', False, 'With --to: for a model that scans its layers.'
+    'scan_layers', False, 'With --from_hf: write scanned (stacked) layers.'
 )
 _DENSIFY = flags.DEFINE_string(
-    'densify', None, 'WORKDIR or WORKDIR@PHASE of a sparse run to go on from.'
+    'densify', None, 'WORKDIR or WORKDIR@PHASE of a sparse run to make dense.'
 )
 _MOMENTS = flags.DEFINE_enum(
-    'moments', 'keep', MOMENTS, "With --densify: of the optimizer's state."
+    'moments', 'keep', MOMENTS, "With --densify: the optimizer's moments."
 )
 _CHECKPOINT = flags.DEFINE_string(
     'checkpoint', None, 'WORKDIR or WORKDIR@PHASE of a run to export.'
 )
-_TO_HF = flags.DEFINE_string('to_hf', None, 'Directory to export it to.')
+_TO_HF = flags.DEFINE_string('to_hf', None, 'Directory of the export.')
 _FORMAT = flags.DEFINE_enum(
     'format', 'dense', list(FORMATS),
-    'With --to_hf: compact keeps no zeros; only spdf_jax reads it.',
+    'With --to_hf: compact omits the zeros; only spdf_jax reads it.',
 )
 _DTYPE = flags.DEFINE_enum(
-    'dtype', 'float32', DTYPES, 'With --to_hf: of the weights in the file.'
+    'dtype', 'float32', DTYPES, 'With --to_hf: dtype of the exported weights.'
 )
 _VOCAB_SIZE = flags.DEFINE_integer(
-    'vocab_size', None, 'With --to_hf: tokens to keep; cuts padding.'
+    'vocab_size', None,
+    'With --to_hf: tokens to keep, which removes rows of padding.',
 )
 _CHECK = flags.DEFINE_bool(
-    'check', False, 'Compare logits with transformers, which must be installed.'
+    'check', False, 'Compare logits with transformers (must be installed).'
 )
 
-_COMMANDS = (
-    {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'densify', 'to'},
-)
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if len(argv) > 1:
-    raise app.UsageError(f'unknown arguments: {argv[1:]}')
-  given = {
-      name for name in ('from_hf', 'to', 'checkpoint', 'to_hf', 'densify')
-      if flags.FLAGS[name].value
-  }
-  if given not in _COMMANDS:
-    raise app.UsageError(
-        'give --from_hf and --to, or --checkpoint and --to_hf, or --densify '
-        'and --to.'
-    )
-  console.prepare()
-  try:
-    if _CHECK.value and _TO_HF.value and _FORMAT.value == 'compact':
-      raise ValueError(
-          "format is 'compact', which transformers cannot read; leave --check "
-          "out or use 'dense'."
-      )
-    if _FROM_HF.value:
-      print(conversion.import_model(
-          _FROM_HF.value, _TO.value, scan_layers=_SCAN_LAYERS.value
-      ))
-    elif _DENSIFY.value:
-      checkpoint = densify_checkpoint(
-          _DENSIFY.value, _TO.value, moments=_MOMENTS.value
-      )
-      print(f'{checkpoint} is written: dense, with moments: {_MOMENTS.value}')
-    else:
-      print(conversion.export_model(
-          _CHECKPOINT.value, _TO_HF.value, format=_FORMAT.value,
-          dtype=_DTYPE.value, vocab_size=_VOCAB_SIZE.value,
-      ))
-    if _CHECK.value and not _DENSIFY.value:
-      difference = interop.check_hf(_FROM_HF.value or _TO_HF.value)
-      print(f'logits differ from those of transformers by {difference:.2g}')
-  except (ValueError, OSError, ImportError) as error:
-    # Bad input: the sentence says it all.
-    logging.error('%s', error)
-    return 1
-  return 0
+  return console.run(
+      argv, convert, from_hf=_FROM_HF.value, checkpoint=_CHECKPOINT.value,
+      densify=_DENSIFY.value, to=_TO.value, to_hf=_TO_HF.value,
+      scan_layers=_SCAN_LAYERS.value, moments=_MOMENTS.value,
+      format=_FORMAT.value, dtype=_DTYPE.value,
+      vocab_size=_VOCAB_SIZE.value, check=_CHECK.value,
+  )
 
 
 if __name__ == '__main__':
-  app.run(main)
+  console.start(main)

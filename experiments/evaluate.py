@@ -1,17 +1,17 @@
-"""Measures trained models on tasks, by the official definitions.
+r"""Measures trained models on tasks, by the official definitions.
 
-  python -m experiments.evaluate --workdir=runs/a \\
+  python -m experiments.evaluate --workdir=runs/a \
     --tasks=validation,lambada=lambada.jsonl,wikitext=wiki.test.tokens
 
-  python -m experiments.evaluate --hf=cerebras-gpt-111m/ --output=scores.json \\
+  python -m experiments.evaluate --hf=cerebras-gpt-111m/ --output=scores.json \
     --tasks=cerebras_gpt=tasks/,e2e=e2e/,webnlg=webnlg17/
 
-A task is NAME, or NAME=PATH of its files: validation (of the run's corpus),
-lambada, wikitext, the suites cerebras_gpt and open_llm of EleutherAI's harness
-(extra harness; without a path they are downloaded), and, on their test split,
-curation and tasks that generate: e2e, e2e_csv, webnlg, dart, jsonl,
-python-docstrings. One table has every number with its protocol; --output has it
-as JSON, and as Markdown beside that.
+A task is NAME, or NAME=PATH with the path of its files: validation (of the
+run's corpus), lambada, wikitext, and the suites cerebras_gpt and open_llm of
+EleutherAI's harness (extra harness; without a path they are downloaded).
+Curation and the generation tasks e2e, e2e_csv, webnlg, dart, jsonl and
+python-docstrings are scored on their test splits. The table has every score
+with its protocol; --output writes it as JSON and as Markdown.
 """
 
 import json
@@ -26,17 +26,22 @@ from experiments import scoring
 from experiments.launch import compilation_cache
 from experiments.launch import console
 from spdf_jax.evaluation import scorecard
-from spdf_jax.runs import open_models as candidates
+from spdf_jax.runs import open_models
 from spdf_jax.training.metrics import write_atomically
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'WORKDIR or WORKDIR@PHASE.')
-_HF = flags.DEFINE_string(
-    'hf', None, 'Or a Hugging Face directory, with its tokenizer.'
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Run to evaluate: WORKDIR or WORKDIR@PHASE.'
 )
-_TASKS = flags.DEFINE_list('tasks', None, 'NAME or NAME=PATH, by commas.')
+_HF = flags.DEFINE_string(
+    'hf', None,
+    'Hugging Face directory to evaluate instead, with its tokenizer.',
+)
+_TASKS = flags.DEFINE_list(
+    'tasks', None, 'Tasks, NAME or NAME=PATH, separated by commas.'
+)
 _OUTPUT = flags.DEFINE_string(
     'output', None,
-    'JSON file for the scores; their table and the answers go beside it.',
+    'JSON file for the scores; table and answers are written beside it.',
 )
 
 
@@ -52,8 +57,8 @@ def main(argv: list[str]) -> int:
   settings = scoring.settings(output and output.with_suffix(''))
   try:
     candidate = (
-        candidates.open_run(_WORKDIR.value) if _WORKDIR.value
-        else candidates.open_hf(_HF.value)
+        open_models.open_run(_WORKDIR.value) if _WORKDIR.value
+        else open_models.open_hf(_HF.value)
     )
     scores = []
     for task in _TASKS.value:
@@ -75,4 +80,4 @@ def main(argv: list[str]) -> int:
 if __name__ == '__main__':
   flags.adopt_module_key_flags(scoring)
   flags.mark_flag_as_required('tasks')
-  app.run(main)
+  console.start(main)

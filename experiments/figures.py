@@ -1,13 +1,14 @@
-"""Draws the papers' figures: from arithmetic, by hand of code, or from runs.
+"""Draws the papers' figures: diagrams, FLOPs, and plots of finished runs.
 
   python -m experiments.figures --figure=flops-bars --output=figures/
   python -m experiments.figures --figure=all --runs=runs/,sweeps/ \\
     --output=figures/
 
-Runs are found at any depth of the folders, with what experiments.evaluate and
-sweeps scored. Seeds of one config are averaged; of configs that differ in a
-rate or a schedule only, the one with the most seeds, and then the lowest loss,
-is shown. `all` draws what these runs allow and says what it left out, and why.
+Runs, and the scores that experiments.evaluate and sweeps wrote, are found at
+any depth of the folders. Seeds of one config are averaged. Of configs that
+differ only in a learning rate or a schedule, the figures show the one with the
+most seeds, and of those the one with the lowest loss. `all` draws every figure
+that these runs suffice for, and prints which it left out, and why.
 """
 
 from absl import app
@@ -25,10 +26,11 @@ _FIGURE = flags.DEFINE_string(
     ),
 )
 _RUNS = flags.DEFINE_list(
-    'runs', [], 'Workdirs of runs, or folders that hold some, by commas.'
+    'runs', [], 'Workdirs, or folders that contain some, separated by commas.'
 )
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for FIGURE.png.')
-_MOST = 20  # Notes that are printed.
+_MOST = 20
+"""Number of notes that are printed at most."""
 
 
 def main(argv: list[str]) -> int:
@@ -56,4 +58,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['figure', 'output'])
-  app.run(main)
+  console.start(main)

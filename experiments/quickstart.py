@@ -1,11 +1,12 @@
-"""The whole life cycle in minutes: dense and Variable SPDF, side by side.
+"""Trains, fine-tunes and compares a dense and a Variable SPDF model in minutes.
 
   python -m experiments.quickstart
 
 Trains configs/quickstart.py twice from one seed and one data order, as a dense
 baseline and with 75 % of the hidden weights held at zero for most of
 pre-training; continues both densely, fine-tunes both densely, evaluates every
-phase and writes report.md with plots. Killed, it goes on where it was.
+phase and writes report.md with plots. If killed, the same command continues
+where it stopped.
 """
 
 import pathlib
@@ -24,10 +25,11 @@ from spdf_jax import training
 from spdf_jax.runs import lifecycle
 
 _WORKDIR = flags.DEFINE_string(
-    'workdir', 'runs/quickstart', 'Where both runs and the report go.'
+    'workdir', 'runs/quickstart', 'Folder for both runs and the report.'
 )
 _CONFIG = config_flags.DEFINE_config_dict(
-    'config', quickstart.get_config(), 'The sparse run; fields can be changed.'
+    'config', quickstart.get_config(),
+    'Config of the sparse run; any field can be changed.',
 )
 
 
@@ -63,11 +65,11 @@ def main(argv: list[str]) -> int:
     except training.NotFinite as error:
       logging.error('%s', error)
       return 1
-  runs = {name: runs.read_run(workdir / name) for name in sessions}
-  report = runs.write_report(workdir, runs)
+  finished = {name: runs.read_run(workdir / name) for name in sessions}
+  report = runs.write_report(workdir, finished)
   print(f'{report} is written, {time.monotonic() - started:.0f} s after start')
   return 0
 
 
 if __name__ == '__main__':
-  app.run(main)
+  console.start(main)

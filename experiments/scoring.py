@@ -1,4 +1,4 @@
-"""How models are scored: flags that commands share."""
+"""Flags for scoring models, shared by commands."""
 
 import pathlib
 
@@ -9,25 +9,29 @@ from spdf_jax.evaluation import scorecard
 
 _SEARCH = flags.DEFINE_enum(
     'search', 'hu2021', ['greedy', *evaluation.PROTOCOLS],
-    'How answers are found.',
+    'Decoding of answers: greedy, or the beam search of a publication.',
 )
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
-    'max_new_tokens', 64, 'Most tokens of an answer.', lower_bound=1
+    'max_new_tokens', 64, 'Largest number of tokens in an answer.',
+    lower_bound=1,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    'batch_size', 8, 'Sequences at once.', lower_bound=1
+    'batch_size', 8, 'Sequences per batch.', lower_bound=1
 )
 _LIMIT = flags.DEFINE_integer(
-    'limit', None, 'Only so many of each, for a try.', lower_bound=1
+    'limit', None, 'Largest number of examples per task, for a trial.',
+    lower_bound=1,
 )
-_METEOR_JAR = flags.DEFINE_string('meteor_jar', None, 'meteor-1.5.jar.')
+_METEOR_JAR = flags.DEFINE_string(
+    'meteor_jar', None, 'Path of meteor-1.5.jar; without it METEOR is omitted.'
+)
 
 
 def settings(generations: pathlib.Path | None) -> scorecard.Settings:
-  """Returns what the flags say.
+  """Returns the settings that the flags give.
 
   Args:
-    generations: Folder for the answers; `None`: not kept.
+    generations: Folder for the answers; `None`: they are not written.
   """
   return scorecard.Settings(
       search=_SEARCH.value, max_new_tokens=_MAX_NEW_TOKENS.value,

@@ -1,16 +1,16 @@
-"""Measures how far training turned each hidden matrix: SPDF's figures 3 and 4.
+r"""Measures how training rotates each hidden matrix: SPDF's figures 3 and 4.
 
-  python -m experiments.subspaces --before=runs/a@pretrain --after=runs/a \\
+  python -m experiments.subspaces --before=runs/a@pretrain --after=runs/a \
     --output=subspaces/
 
-  python -m experiments.subspaces --before=runs/dense,runs/sparse \\
+  python -m experiments.subspaces --before=runs/dense,runs/sparse \
     --after=runs/dense-dart,hf/sparse-dart --names='0 %,75 %'
 
-A checkpoint is WORKDIR, its latest; WORKDIR@PHASE, the end of a phase; or a
-Hugging Face directory. Several pairs are given by commas; one --before is
-compared with every --after. Prints the mean cosine distance of each module over
-layers. In --output: distances.csv has every layer, distances.png a heatmap for
-each pair, all on one scale.
+A checkpoint is WORKDIR (its latest one), WORKDIR@PHASE (the end of a phase) or
+a Hugging Face directory. Several pairs are separated by commas; a single
+--before is compared with every --after. Prints the cosine distance of each
+module, averaged over layers. In --output, distances.csv has the distances of
+every layer, distances.png a heatmap for each pair on a common color scale.
 """
 
 import pathlib
@@ -26,10 +26,12 @@ from experiments.papers.subspace_plots import plot_distances
 from experiments.papers.subspaces import format_distances
 from spdf_jax.training.metrics import write_atomically
 
-_BEFORE = flags.DEFINE_list('before', None, 'Checkpoints to start from.')
-_AFTER = flags.DEFINE_list('after', None, 'What they became, in that order.')
+_BEFORE = flags.DEFINE_list('before', None, 'Checkpoints before training.')
+_AFTER = flags.DEFINE_list(
+    'after', None, 'Checkpoints after training, in the same order.'
+)
 _NAMES = flags.DEFINE_list(
-    'names', [], 'What to call the pairs; by default their places and zeros.'
+    'names', [], 'Names of the pairs; by default their paths and sparsity.'
 )
 _OUTPUT = flags.DEFINE_string('output', None, 'Folder for CSV and heatmaps.')
 
@@ -57,4 +59,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == '__main__':
   flags.mark_flags_as_required(['before', 'after'])
-  app.run(main)
+  console.start(main)

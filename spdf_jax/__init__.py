@@ -1,8 +1,8 @@
 """spdf_jax: sparse pre-training and dense fine-tuning in JAX.
 
-This namespace holds the sparsity transforms, which need jax, optax and numpy
-only. Models, training, data, evaluation and analysis are imported by name, e.g.
-`from spdf_jax import models`.
+This namespace holds the sparsity transforms, which need only jax, optax and
+numpy. Models, training, data, evaluation and analysis are imported by name,
+e.g. `from spdf_jax import models`.
 """
 
 from spdf_jax.sparsity import *  # noqa: F403

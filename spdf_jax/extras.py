@@ -1,15 +1,15 @@
-"""Optional dependencies: imported where they are used, named when missing."""
+"""Imports of optional dependencies, with an error that names the extra."""
 
 import importlib
 import types
 
 
 def require(module: str, extra: str) -> types.ModuleType:
-  """Imports an optional library, or says which extra installs it.
+  """Imports an optional library, or raises with the extra that installs it.
 
   Args:
     module: Name of the module to import, e.g. `'matplotlib.pyplot'`.
-    extra: The extra of `setup.py` that lists its distribution.
+    extra: Extra of `setup.py` that lists the module's distribution.
 
   Returns:
     The imported module.

@@ -1,4 +1,4 @@
-"""How primitives become programs: by their reference, or as registered."""
+"""Primitives with a reference lowering and registered lowerings by name."""
 
 from collections.abc import Callable
 import functools
@@ -11,10 +11,10 @@ from jax.interpreters import mlir
 from spdf_jax.names import lookup
 
 REFERENCE = 'reference'
-"""The lowering that every primitive has on every platform."""
+"""Name of the lowering that every primitive has on every platform."""
 
 NATIVE = 'native'
-"""The lowering of the kernels for CPUs."""
+"""Name of the lowering to the native CPU kernels."""
 
 Lowering = Callable[..., Any]
 
@@ -25,19 +25,20 @@ _registered: dict[tuple[Primitive, str, str], Lowering] = {}
 def define_primitive(
     name: str, reference: Lowering, *, multiple_results: bool = False
 ) -> Primitive:
-  """Makes a primitive that means what a function computes.
+  """Defines a primitive with the semantics of a traceable function.
 
-  It takes the function's operands and parameters, and one parameter more:
-  `lowering`, the name of the lowering wished for.
+  The primitive takes the operands and parameters of the function and one
+  further parameter, `lowering`: the name of the lowering to use.
 
   Args:
-    name: What jaxprs call it.
+    name: Name of the primitive in jaxprs.
     reference: `(*arrays, **params) -> array`, traceable.
-    multiple_results: Whether it returns a list of arrays.
+    multiple_results: Whether `reference` returns a list of arrays.
 
   Returns:
-    The primitive: its shapes, evaluation outside of jit and reference
-    lowering. Rules of differentiation and batching are the caller's.
+    The primitive with its abstract evaluation, its implementation outside of
+    jit and its reference lowering. The caller adds the rules for
+    differentiation and batching.
   """
   primitive = Primitive(name)
   primitive.multiple_results = multiple_results
@@ -46,7 +47,7 @@ def define_primitive(
   @primitive.def_abstract_eval
   def _(*avals, lowering, **params):
     del lowering
-    # Traced, not worked out from the shapes: this knows shardings as well.
+    # Traces the reference because that propagates shardings as well as shapes.
     jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
     return jaxpr.out_avals if multiple_results else jaxpr.out_avals[0]
 
@@ -71,21 +72,22 @@ def register_lowering(
     *,
     platform: str,
 ) -> None:
-  """Registers a way to compute a primitive on one platform.
+  """Registers a lowering of a primitive for one platform.
 
-  It is used where the primitive's parameter `lowering` is `name`: users opt
-  in. On other platforms, and where the function returns `NotImplemented`, the
-  reference is used.
+  The lowering is used where the primitive's parameter `lowering` is `name`. On
+  other platforms, and where the function returns `NotImplemented`, the
+  primitive falls back to its reference.
 
   Args:
-    name: What users ask for, e.g. `'native'`.
-    primitive: One that `define_primitive` made.
+    name: Value of the parameter `lowering` that selects it, e.g. `'native'`.
+    primitive: Primitive made by `define_primitive`.
     lowering: `(*arrays, **params) -> array`, traceable, with the operands and
       parameters of the primitive's reference.
-    platform: Where it works: `'cpu'`, `'cuda'`, `'tpu'`, …
+    platform: Platform of the lowering: `'cpu'`, `'cuda'`, `'tpu'`, …
 
   Raises:
-    ValueError: the name is that of the reference, or is taken.
+    ValueError: `name` is `'reference'` or already registered for this
+      primitive and platform.
 
   Example:
     >>> from spdf_jax.accelerator import reference, sparse_matmul_p

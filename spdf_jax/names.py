@@ -1,4 +1,4 @@
-"""Things users choose by name: looked up with a helpful error."""
+"""Lookup of user-supplied names, with an error that suggests known ones."""
 
 from collections.abc import Mapping
 import difflib
@@ -8,11 +8,11 @@ T = TypeVar('T')
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-  """Returns `table[name]`, or raises naming the nearest known names.
+  """Returns `table[name]`, or raises an error with the closest known names.
 
   Args:
-    kind: What the table holds, for the message, e.g. `'preset'`.
-    name: The name asked for.
+    kind: Kind of the table's entries for the error message, e.g. `'preset'`.
+    name: Name to look up.
     table: Known names and their values.
 
   Returns:

@@ -1,10 +1,10 @@
 """Packed matrices: the values of kept weights in order, and a bit per weight.
 
-A matrix of which few weights are kept takes 4 bytes per kept weight and one
-bit per weight. Values come row by row; those of stacked matrices, in a row each
-of one length, which is the most that one of them keeps: what is left over is
-zero. Everything here moves bits and computes nothing, so a matrix that is zero
-elsewhere comes back bit for bit.
+A float32 matrix then takes 4 bytes per kept weight and one bit per weight.
+Values are in row-major order. Stacked matrices have one vector of values each,
+all as long as the largest number of kept weights in the stack and padded with
+zeros. Packing copies values and does no arithmetic, so unpacking restores a
+matrix that is zero off the mask bit for bit.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ import jax.numpy as jnp
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PackedMask:
-  """A mask of a bit per weight; a pytree node.
+  """A mask with one bit per weight; a pytree node.
 
   Attributes:
-    bits: uint8 [..., rows, ceil(columns / 8)]; the lowest bit is the first
-      column's, bits beyond the last column are 0.
-    columns: Columns of the matrix.
+    bits: uint8 [..., rows, ceil(columns / 8)]; the lowest bit belongs to the
+      first column, bits beyond the last column are 0.
+    columns: Number of columns of the matrix.
 
   Example:
     >>> packed = pack_mask(jnp.eye(3, 9, dtype=bool))
@@ -35,7 +35,7 @@ class PackedMask:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Of the mask that is packed."""
+    """Shape of the unpacked mask."""
     return (*self.bits.shape[:-1], self.columns)
 
 
@@ -46,7 +46,7 @@ def pack_mask(mask: jax.Array) -> PackedMask:
     mask: bool [..., rows, columns].
 
   Returns:
-    The same, an eighth as large.
+    The packed mask, an eighth of the size.
 
   Example:
     >>> pack_mask(jnp.array([[True, False, True]])).bits.tolist()
@@ -57,10 +57,10 @@ def pack_mask(mask: jax.Array) -> PackedMask:
 
 
 def unpack_mask(packed: PackedMask) -> jax.Array:
-  """Undoes `pack_mask`.
+  """Unpacks a mask; the inverse of `pack_mask`.
 
   Args:
-    packed: The mask.
+    packed: The packed mask.
 
   Returns:
     bool [..., rows, columns].
@@ -75,15 +75,15 @@ def unpack_mask(packed: PackedMask) -> jax.Array:
 
 
 def gather_kept(w: jax.Array, packed: PackedMask, size: int) -> jax.Array:
-  """Takes the kept values out of matrices.
+  """Gathers the kept values of matrices.
 
   Args:
-    w: [..., rows, columns].
-    packed: The mask, of that shape.
-    size: Room for the values of a matrix; those it has no room for are lost.
+    w: Matrices [..., rows, columns].
+    packed: Packed mask of the shape of `w`.
+    size: Length of each vector of values; further kept values are discarded.
 
   Returns:
-    [..., size], in the order of rows; zero after the last value.
+    Values [..., size] in row-major order, padded with zeros.
 
   Example:
     >>> mask = pack_mask(jnp.array([[True, False], [True, True]]))
@@ -94,14 +94,14 @@ def gather_kept(w: jax.Array, packed: PackedMask, size: int) -> jax.Array:
 
 
 def scatter_kept(values: jax.Array, packed: PackedMask) -> jax.Array:
-  """Puts kept values back into matrices that are zero elsewhere.
+  """Scatters kept values into matrices that are zero elsewhere.
 
   Args:
-    values: [..., size], as `gather_kept` returns them.
-    packed: The mask.
+    values: Values [..., size], as `gather_kept` returns them.
+    packed: The packed mask.
 
   Returns:
-    [..., rows, columns].
+    Matrices [..., rows, columns].
 
   Example:
     >>> mask = pack_mask(jnp.array([[True, False], [True, True]]))
@@ -118,19 +118,19 @@ def _over_stack(f, x, packed):
 
 
 def _gather(w, packed, size):
-  places = _places(packed, size)
-  return w.reshape(-1).at[places].get(mode='fill', fill_value=0)
+  indices = _kept_indices(packed, size)
+  return w.reshape(-1).at[indices].get(mode='fill', fill_value=0)
 
 
 def _scatter(values, packed):
-  places = _places(packed, values.shape[0])
+  indices = _kept_indices(packed, values.shape[0])
   rows, columns = packed.shape
   flat = jnp.zeros(rows * columns, values.dtype)
-  return flat.at[places].set(values, mode='drop').reshape(packed.shape)
+  return flat.at[indices].set(values, mode='drop').reshape(packed.shape)
 
 
-def _places(packed, size):
-  """Returns where kept weights lie; past the matrix where there are none."""
+def _kept_indices(packed, size):
+  """Returns the flat indices of kept weights, padded with an invalid index."""
   rows, columns = packed.shape
   mask = unpack_mask(packed).reshape(-1)
   return jnp.nonzero(mask, size=size, fill_value=rows * columns)[0]

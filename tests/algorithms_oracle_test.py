@@ -25,7 +25,7 @@ STEPS = range(10, 101, 10)
 
 
 def ranked(scores, among):
-  """Candidates from the highest score, the lower index first among equals."""
+  """Sorts candidates by descending score; ties are broken by index."""
   order = np.argsort(-scores.astype(np.float64).ravel(), kind='stable')
   return [i for i in order if among.ravel()[i]]
 
@@ -38,14 +38,14 @@ def top(scores, number, among):
 
 
 def share(fraction, number):
-  """floor(fraction * number), where the float 0.3 means three tenths."""
+  """Returns floor(fraction * number), where the float 0.3 is three tenths."""
   fraction = fractions.Fraction(fraction).limit_denominator(2**24)
   return math.floor(fraction * number)
 
 
-def kept(level, shape):
+def kept(sparsity, shape):
   size = shape[-2] * shape[-1]
-  return max(1, size - round(float(level) * size))
+  return max(1, size - round(float(sparsity) * size))
 
 
 def cosine(initial, step, until=100):
@@ -57,10 +57,10 @@ def cubic(initial, final, steps, step):
   return final + (initial - final) * left ** 3
 
 
-def rigl(level, drop, regrow=True):
+def rigl(sparsity, drop, regrow=True):
   def layer(mask, w, g, bits, step):
     del bits
-    target = kept(level(step), mask.shape)
+    target = kept(sparsity(step), mask.shape)
     number = int(mask.sum())
     survive = min(number - share(drop(step), number), target)
     if not regrow:
@@ -71,10 +71,10 @@ def rigl(level, drop, regrow=True):
   return layer
 
 
-def evolution(level, drop, signed=False):
+def evolution(sparsity, drop, signed=False):
   def layer(mask, w, g, bits, step):
     del g
-    target = kept(level(step), mask.shape)
+    target = kept(sparsity(step), mask.shape)
     if signed:
       survivors = np.zeros_like(mask)
       for side in (mask & (w < 0), mask & (w >= 0)):
@@ -88,14 +88,14 @@ def evolution(level, drop, signed=False):
   return layer
 
 
-def gradual(level):
-  return evolution(level, lambda step: 0.0)
+def gradual(sparsity):
+  return evolution(sparsity, lambda step: 0.0)
 
 
-def granet(level, drop):
+def granet(sparsity, drop):
   def layer(mask, w, g, bits, step):
     del bits
-    target = kept(level(step), mask.shape)
+    target = kept(sparsity(step), mask.shape)
     pruned = top(np.abs(w), target, mask)
     dropped = share(drop(step), target)
     survivors = top(np.abs(w), target - dropped, pruned)
@@ -173,7 +173,7 @@ SETTINGS = {
 }
 
 
-def make_trees(seed, ties, level):
+def make_trees(seed, ties, sparsity):
   """Weights, gradients and a mask, as algorithms see them."""
   rng = np.random.default_rng(seed)
   draw = lambda shape: rng.normal(size=shape).astype(np.float32)
@@ -184,7 +184,7 @@ def make_trees(seed, ties, level):
   }
   params = tree(lambda shape: rounded(draw(shape)))
   grads = tree(lambda shape: rounded(draw(shape)))
-  mask = spdf.random_mask(jax.random.key(seed), params, level)
+  mask = spdf.random_mask(jax.random.key(seed), params, sparsity)
   mask = jax.tree.map(np.asarray, mask)
   return spdf.apply_mask(params, mask), grads, mask
 
@@ -202,8 +202,8 @@ def test_masks_are_those_of_the_paper(name):
   )
   def check(seed, ties, step):
     before = step - 10 if step > 10 else 0
-    level = algorithm.sparsity_at(before, SHAPED)['deep']
-    params, grads, mask = make_trees(seed, ties, level)
+    sparsity = algorithm.sparsity_at(before, SHAPED)['deep']
+    params, grads, mask = make_trees(seed, ties, sparsity)
     key = jax.random.key(seed)
     found = update(key, jnp.int32(step), mask, params, grads)
     keys = leaf_keys(key, params)
@@ -244,21 +244,21 @@ def test_iterative_prunes_a_share_of_what_remains_in_each_layer(seed, ties):
         np.testing.assert_array_equal(
             new, top(np.abs(np.asarray(w)), left, old)
         )
-        level = algorithm.sparsity_at(step, SHAPED)[name]
-        assert kept(level, w.shape) == left
+        sparsity = algorithm.sparsity_at(step, SHAPED)[name]
+        assert kept(sparsity, w.shape) == left
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 999), st.sampled_from([None, 2]))
-def test_model_wide_levels_prune_the_least_of_all_layers(seed, ties):
-  level = spdf.cubic(0.0, 0.8, 60)
-  algorithm = spdf.gmp(level, distribution=spdf.model_wide, **TIMES)
+def test_model_wide_sparsities_prune_the_least_of_all_layers(seed, ties):
+  sparsity = spdf.cubic(0.0, 0.8, 60)
+  algorithm = spdf.gmp(sparsity, distribution=spdf.model_wide, **TIMES)
   params, grads, mask = make_trees(seed, ties, 0.0)
   step = jnp.int32(30)
   found = algorithm.update(jax.random.key(0), step, mask, params, grads)
   names = ['deep', 'h_0', 'h_1']
   flat = np.concatenate([np.asarray(params[n]).ravel() for n in names])
-  wanted = top(np.abs(flat), kept(level(30), (1, flat.size)), flat == flat)
+  wanted = top(np.abs(flat), kept(sparsity(30), (1, flat.size)), flat == flat)
   got = np.concatenate([np.asarray(found[n]).ravel() for n in names])
   np.testing.assert_array_equal(got, wanted)
 
@@ -266,9 +266,10 @@ def test_model_wide_levels_prune_the_least_of_all_layers(seed, ties):
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.integers(0, 999))
 def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
-  level = spdf.cubic(0.5, 0.8, 60)
+  sparsity = spdf.cubic(0.5, 0.8, 60)
   algorithm = spdf.granet(
-      level, distribution=spdf.model_wide, drop_fraction=constant(0.3), **TIMES
+      sparsity, distribution=spdf.model_wide, drop_fraction=constant(0.3),
+      **TIMES,
   )
   params, grads, mask = make_trees(seed, None, 0.5)
   step = jnp.int32(30)
@@ -277,7 +278,7 @@ def test_granet_model_wide_prunes_the_model_and_regrows_in_layers(seed):
   join = lambda tree: np.concatenate(
       [np.asarray(tree[n]).ravel() for n in names]
   )
-  total = kept(level(30), (1, join(mask).size))
+  total = kept(sparsity(30), (1, join(mask).size))
   pruned = top(np.abs(join(params)), total, join(mask))
   assert join(found).sum() == total
   at = 0

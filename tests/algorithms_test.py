@@ -1,4 +1,4 @@
-"""What algorithms do inside `sparsify`, and the bad input they refuse."""
+"""Algorithms inside `sparsify`, and bad input that they refuse."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax import structures
 
 TIMES = dict(update_every=3, update_until=12)
 PARAMS = {
@@ -46,7 +47,7 @@ ALGORITHMS = {
     'rigl': spdf.rigl(0.8, **TIMES),
     'rigl, scheduled': spdf.rigl(spdf.cubic(0.5, 0.8, 9), **TIMES),
     'rigl, erk': spdf.rigl(0.8, distribution=spdf.erk, **TIMES),
-    'rigl, 4 x 4': spdf.rigl(0.5, structure=spdf.block(4, 4), **TIMES),
+    'rigl, 4 x 4': spdf.rigl(0.5, structure=structures.block(4, 4), **TIMES),
     'granet': spdf.granet(spdf.cubic(0.0, 0.8, 9), **TIMES),
     'granet, model': spdf.granet(
         spdf.cubic(0.5, 0.8, 9), distribution=spdf.model_wide, **TIMES
@@ -63,12 +64,12 @@ def test_counts_are_those_asked_for_at_every_step(name):
   layers['h_1'] = layers['h_0']
   for i, (params, state, _) in enumerate(train(tx, 14)):
     mask = spdf.get_mask(state)
-    levels = algorithm.sparsity_at(max(i - 1, 0), layers)
+    sparsities = algorithm.sparsity_at(max(i - 1, 0), layers)
     if name == 'granet, model':
       found = sum(int(np.sum(m)) for m in jax.tree.leaves(mask))
-      assert found == 768 - round(768 * levels.level)
+      assert found == 768 - round(768 * sparsities.sparsity)
       continue
-    assert kernel(mask).sum() == 384 - round(384 * levels['h_0']['kernel'])
+    assert kernel(mask).sum() == 384 - round(384 * sparsities['h_0']['kernel'])
     assert (kernel(params)[~kernel(mask)] == 0).all()
 
 
@@ -195,7 +196,8 @@ def test_ac_dc_falls_and_rises_by_magnitude():
     ),
     (
         lambda: spdf.sparse_evolution(
-            0.5, update_every=3, drop='signed', structure=spdf.n_of_m(2, 4)
+            0.5, update_every=3, drop='signed',
+            structure=structures.n_of_m(2, 4),
         ),
         'have no sign',
     ),
@@ -209,14 +211,14 @@ def test_arguments_that_cannot_be_are_refused(make, words):
 
 @pytest.mark.parametrize('algorithm, words', [
     (
-        spdf.rigl(0.5, structure=spdf.n_of_m(2, 4), **TIMES),
-        'which of the 2 kept per competition drops none',
+        spdf.rigl(0.5, structure=structures.n_of_m(2, 4), **TIMES),
+        'drops none of the 2 kept per group',
     ),
     (
-        spdf.rigl(0.75, structure=spdf.n_of_m(2, 4), **TIMES),
+        spdf.rigl(0.75, structure=structures.n_of_m(2, 4), **TIMES),
         'sparsity is 0.75',
     ),
-    (spdf.gmp(0.5, structure=spdf.block(5, 8), **TIMES), 'block.* 5'),
+    (spdf.gmp(0.5, structure=structures.block(5, 8), **TIMES), 'block.* 5'),
     (spdf.rigl(0.9999, distribution=spdf.erk, **TIMES), 'erk needs one'),
     (
         spdf.rigl({'no/*': 0.5}, distribution=spdf.by_pattern, **TIMES),

@@ -1,4 +1,4 @@
-"""Arms of the claims: what they share, and what each one is."""
+"""Arms of the claims: their common settings and their differences."""
 
 import dataclasses
 import doctest
@@ -22,7 +22,7 @@ from experiments.papers.claims import PRIMARY
 from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Job
-from experiments.papers.reproduction import PROTOCOL
+from experiments.papers.pool_identity import PROTOCOL
 from experiments.papers.scales import DENSE
 from experiments.papers.scales import parameters
 from experiments.papers.scales import SCALES
@@ -38,6 +38,8 @@ from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.runs.sweeps import points
 from spdf_jax.sparsity import get_mask
 from spdf_jax.training.metrics import write_atomically
+
+pytestmark = pytest.mark.papers
 
 FAIR = SCALES['fair']
 SCALE = dataclasses.replace(
@@ -138,11 +140,11 @@ def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
     np.testing.assert_array_equal(m, w != 0)
 
 
-def test_iterative_pruning_ends_at_its_level_and_its_control_at_none(tasks):
+def test_iterative_pruning_ends_at_its_sparsity_and_its_control_at_none(tasks):
   pruned, longer = (recipe_of(arm, tasks) for arm in (PRUNED, LONGER))
   assert pruned.plan.total_steps == longer.plan.total_steps
-  levels = [p['sparsity'] for p in describe_plan(pruned, 'x')['phases']]
-  assert levels == pytest.approx([0.5, 0.75], abs=0.01)
+  sparsities = [p['sparsity'] for p in describe_plan(pruned, 'x')['phases']]
+  assert sparsities == pytest.approx([0.5, 0.75], abs=0.01)
   rate = lambda recipe, step: float(recipe.plan.learning_rate(step))
   for step in range(pruned.plan.total_steps):
     assert rate(pruned, step) == rate(longer, step)
@@ -158,9 +160,9 @@ def test_iterative_pruning_ends_at_its_level_and_its_control_at_none(tasks):
 def test_five_rounds_prune_the_same_share_of_what_is_left(tasks):
   scale = dataclasses.replace(SCALE, rounds=FAIR.rounds)
   recipe = recipe_of(PRUNED, tasks, scale=scale)
-  levels = [p['sparsity'] for p in describe_plan(recipe, 'x')['phases']]
+  sparsities = [p['sparsity'] for p in describe_plan(recipe, 'x')['phases']]
   expected = [1 - 0.25 ** (i / 5) for i in range(1, 6)]
-  assert levels == pytest.approx(expected, abs=0.01)
+  assert sparsities == pytest.approx(expected, abs=0.01)
 
 
 def flops(recipe):

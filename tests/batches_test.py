@@ -25,7 +25,7 @@ PAIRS = [Pair(f'call {i}(self)', f'Return {i}.') for i in range(23)]
 
 @pytest.fixture(scope='module')
 def counting(tmp_path_factory):
-  """Makes windows over n tokens that each say where they lie."""
+  """Creates windows over the tokens 0 to n - 1, which equal their positions."""
   folder = tmp_path_factory.mktemp('tokens')
 
   def make(n):
@@ -191,7 +191,7 @@ def test_a_plan_of_more_epochs_than_allowed_is_refused(counting):
   plan(source, [(5, 4, 2)])
   with pytest.raises(
       ValueError,
-      match="needs 2 epochs of source 'text' .44 tokens where it holds 40.,"
+      match="needs 2 epochs of source 'text' .44 tokens, and it holds 40.,"
             ' but max_epochs allows 1; set it to 2',
   ):
     plan(source, [(5, 4, 2), (1, 4, 1)])

@@ -1,4 +1,4 @@
-"""The bigram baseline is a distribution, and as good as a bigram can be."""
+"""The bigram baseline is a distribution with the loss of the best bigram."""
 
 import math
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from spdf_jax.evaluation import bigram as bigram_module
 from spdf_jax.evaluation import bigram_loss
 from spdf_jax.evaluation import bigram_probabilities
 from spdf_jax.evaluation import count_bigrams
 from spdf_jax.evaluation import evaluate_loss
 from spdf_jax.evaluation import fit_bigram
+from spdf_jax.evaluation.ngrams import STRENGTHS
 
 
 class Batch(NamedTuple):
@@ -42,7 +42,7 @@ def markov_chain(seed, transitions, steps):
 
 
 def test_counts_are_those_of_a_plain_loop_across_chunks(monkeypatch):
-  monkeypatch.setattr(bigram_module, '_CHUNK', 7)
+  monkeypatch.setattr('spdf_jax.evaluation.bigram._CHUNK', 7)
   tokens = np.random.default_rng(0).integers(5, size=100).astype(np.uint16)
   expected = np.zeros((5, 5), int)
   for first, second in zip(tokens[:-1], tokens[1:]):
@@ -103,7 +103,7 @@ def test_smoothing_is_chosen_on_training_tokens_only():
   sharp[: len(sharp) * 9 // 10] = np.arange(2_700) % 30
   sharp[2_700:] = np.arange(300) % 30
   assert before.strength >= 64
-  assert fit_bigram(sharp, 30).strength == bigram_module._STRENGTHS[0]
+  assert fit_bigram(sharp, 30).strength == STRENGTHS[0]
 
 
 def test_loss_is_weighted_and_equals_a_model_with_the_same_table():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.models.causal_attention import causal_attention
+from spdf_jax.models.attention import causal_attention
 
 
 def reference(q, k, v, scale=None):

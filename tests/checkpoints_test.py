@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, or are refused in one sentence."""
+"""Checkpoints are restored bit for bit, or refused in one sentence."""
 
 import collections
 import json

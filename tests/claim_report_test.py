@@ -13,16 +13,19 @@ from made_up_results import outcome_of
 from made_up_results import world_of
 import pytest
 
+from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
 from spdf_jax.evaluation.markdown import escape
+
+pytestmark = pytest.mark.papers
 
 BEST = {'rigl-90': 1.0}
 
 
 @functools.cache
 def world():
-  """A world with every verdict: (e) fails a gate, (d-pre) is not true."""
+  """Results with every verdict: (e) fails a gate, (d-pre) does not hold."""
   gaps = GAPS | {
       'variable-90': 0.12, 'static-75+task': 0.15, 'variable-90+task': -0.1,
       'static-75+task-sparse': 0.151, 'longer': 0.01,
@@ -34,10 +37,10 @@ def report(found):
   return claim_report.format_report(
       'T', {'seeds': 8}, list(found.findings.values()), {
           'Gates': claim_report.format_gates(found.gates),
-          'Arms': claim_report.format_arms(
+          'Arms': arm_report.format_arms(
               found.entries, found.done, found.measured
           ),
-          'Chosen': claim_report.format_choices(found.entries, found.done),
+          'Chosen': arm_report.format_choices(found.entries, found.done),
       },
   )
 

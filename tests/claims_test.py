@@ -1,4 +1,4 @@
-"""Verdicts: what holds, what does not, what stays undecided."""
+"""Verdicts: claims that hold, do not hold, or are undecided."""
 
 from hypothesis import given
 from hypothesis import settings
@@ -24,6 +24,8 @@ from experiments.papers.claims import trend
 from experiments.papers.claims import UNDECIDED
 from experiments.papers.paired import holm
 from experiments.papers.paper_claims import CLAIMS
+
+pytestmark = pytest.mark.papers
 
 # Five seeds: their mean is 0, their deviation 1.
 NOISE = np.array([-1.2, 0.8, 0.1, 1.1, -0.8])
@@ -191,14 +193,14 @@ def test_gaps_are_compared_seed_by_seed():
 
 @given(st.floats(-2, 2), st.floats(1, 4))
 def test_a_trend_is_minus_the_slope_of_the_regression_line(slope, start):
-  levels = {A: 0.0, B: 0.5, C: 0.75, D: 0.9}
+  sparsities = {A: 0.0, B: 0.5, C: 0.75, D: 0.9}
   runs = {
       arm: {1: {'loss': start + slope * x + 0.1 * (x == 0.5)}}
-      for arm, x in levels.items()
+      for arm, x in sparsities.items()
   }
-  value, = contrast(trend('', levels, 'loss'), runs)
+  value, = contrast(trend('', sparsities, 'loss'), runs)
   line = np.polyfit(
-      list(levels.values()), [runs[arm][1]['loss'] for arm in levels], 1
+      list(sparsities.values()), [runs[arm][1]['loss'] for arm in sparsities], 1
   )
   assert value == pytest.approx(-line[0], abs=1e-9)
 

@@ -1,4 +1,4 @@
-"""`join`: levels, masks and trajectories across boundaries."""
+"""`join`: sparsities, masks and trajectories across boundaries."""
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +27,13 @@ def run(algorithm, steps, learning_rate=0.1, optimizer=optax.adam):
 
 
 def test_kept_weights_are_exact_in_every_segment():
-  levels = [0.75, 0.0, 0.5, 0.25]
-  algorithm = spdf.join([spdf.static(s) for s in levels], [2, 4, 6])
+  sparsities = [0.75, 0.0, 0.5, 0.25]
+  algorithm = spdf.join([spdf.static(s) for s in sparsities], [2, 4, 6])
   kept = [int(mask.sum()) for _, mask, _ in run(algorithm, 8)]
   assert kept == [16, 16, 64, 64, 32, 32, 48, 48]
 
 
-def test_rising_level_prunes_the_smallest_weights():
+def test_rising_sparsity_prunes_the_smallest_weights():
   algorithm = spdf.join([spdf.dense(), spdf.static(0.75)], [3])
   history = run(algorithm, 4)
   before, after = history[2][0]['w'], history[3][1]
@@ -41,7 +41,7 @@ def test_rising_level_prunes_the_smallest_weights():
   np.testing.assert_array_equal(after, jnp.abs(before) >= threshold)
 
 
-def test_falling_level_keeps_what_is_there_and_revives_the_rest():
+def test_falling_sparsity_keeps_what_is_there_and_revives_the_rest():
   algorithm = spdf.join([spdf.static(0.75), spdf.static(0.5)], [3])
   history = run(algorithm, 4)
   old, new = history[2][1], history[3][1]
@@ -89,10 +89,10 @@ def test_members_see_steps_since_their_start():
   assert seen == [('a', 7), ('b', 2)]
 
 
-def test_levels_are_known_on_the_host():
+def test_sparsities_are_known_on_the_host():
   algorithm = spdf.join([spdf.static(0.9), spdf.dense()], [5])
-  for count, level in ((0, 0.9), (4, 0.9), (5, 0.0), (9, 0.0)):
-    assert algorithm.sparsity_at(count, PARAMS)['w'] == level
+  for count, sparsity in ((0, 0.9), (4, 0.9), (5, 0.0), (9, 0.0)):
+    assert algorithm.sparsity_at(count, PARAMS)['w'] == sparsity
 
 
 def test_joins_nest():

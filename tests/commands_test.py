@@ -15,7 +15,7 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import runs
 from spdf_jax.costs.dry_run import describe_plan
-from spdf_jax.costs.dry_run import format_plan
+from spdf_jax.costs.plan_text import format_plan
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import create_recipe
@@ -38,38 +38,38 @@ def refuse(message, **changes):
 
 def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   recipe = make_recipe()
-  text = format_plan(recipe, describe_plan(recipe, 'plan'))
+  text = format_plan(recipe, 'plan')
   parameters = sum(
       x.size for x in jax.tree.leaves(recipe.init_params())
   )
   sparsified = 4 * 16 * 16 + 2 * 16 * 32
   assert f'parameters: {parameters:,}, of which {sparsified:,} in 6' in text
-  assert re.search(r'h_0/mlp/wi/kernel +512 +75.0000% +0.0000%', text)
+  assert re.search(r'h_\*/mlp/wi/kernel +1 +512 +75.00% +0.00%', text)
   never = next(x for x in text.splitlines() if x.startswith('never'))
   assert 'wte/embedding' in never and 'ln_f/scale' in never
   assert 'kernel' not in never
   assert re.search(r'pretrain +15 +4 x 32 +1,920', text)
   memory = next(x for x in text.splitlines() if x.startswith('memory:'))
-  for word in ('parameters', 'gradients', 'optimizer', 'masks', 'a step of'):
-    assert re.search(rf'{word}.*[0-9.]+ MiB', memory)
-  assert re.search(r'disk: [0-9.]+ MiB per checkpoint', text)
+  for word in ('parameters', 'gradients', 'optimizer', 'masks', 'step of'):
+    assert re.search(rf'{word}.*[0-9.]+ KiB', memory)
+  assert re.search(r'disk: [0-9.]+ KiB per checkpoint', text)
   assert 'FLOPs' in text
 
 
 def test_a_dry_run_says_what_a_compact_state_takes():
   recipe = make_recipe(storage='compact')
-  text = format_plan(recipe, describe_plan(recipe, 'plan'))
+  text = format_plan(recipe, 'plan')
   # 12 bytes per kept weight, and a bit per weight.
   assert re.search(
-      r"in phase 'pretrain': [0-9.]+ MiB .* masks, 3\.1[23] bytes per weight "
-      'of a sparsified layer in place of 13', text,
+      r"in phase 'pretrain': [0-9.]+ KiB .* masks, 3\.1[23] bytes per weight "
+      'of a sparsified layer instead of 13', text,
   )
   assert "in phase 'continuation'" not in text
 
 
 def test_compact_storage_is_refused_where_masks_move():
   refuse(
-      "storage is 'compact' and phase 'pretrain' has 15 steps, in which masks",
+      "storage is 'compact' and phase 'pretrain' has 15 steps with mask",
       arg='algorithm=rigl', storage='compact',
       phases__pretrain__sparsity__update_every=2,
       phases__pretrain__sparsity__update_until=9,
@@ -77,6 +77,7 @@ def test_compact_storage_is_refused_where_masks_move():
   refuse("storage 'packed' is unknown", storage='packed')
 
 
+@pytest.mark.process
 def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
   child = start_command(
       'experiments.train', '--config=configs/quickstart.py', '--dry_run',
@@ -85,7 +86,7 @@ def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
   )
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
-  assert 'sparsified layers' in output and 'MiB per checkpoint' in output
+  assert 'sparsified layers' in output and 'KiB per checkpoint' in output
   assert not (tmp_path / 'run').exists()
 
 
@@ -99,6 +100,7 @@ def dry_run(**changes):
   return output
 
 
+@pytest.mark.process
 def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
   d = 1024
   output = dry_run(mesh__data=1, mesh__fsdp=4, model__d_model=d, model__d_ff=d)
@@ -109,13 +111,14 @@ def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
   assert (
       'memory on each of 4 devices (data 1, fsdp 4, tensor 1): parameters '
       f'{share:.1f} MiB, gradients {share:.1f} MiB, optimizer {2 * share:.1f} '
-      f'MiB, masks {masks:.1f} MiB; a step of 4 x 32 works in another '
+      f'MiB, masks {masks:.1f} MiB; temporaries of a step of 4 x 32: '
   ) in output
 
 
+@pytest.mark.process
 def test_a_dry_run_splits_the_batch_over_devices():
   whole, split = (
-      float(re.search(r'a step of 512 x 32 works in another ([0-9.]+)',
+      float(re.search(r'a step of 512 x 32: ([0-9.]+) MiB',
                       dry_run(mesh__data=devices,
                               phases__pretrain__batch_size=512))[1])
       for devices in (1, 4)
@@ -134,12 +137,12 @@ def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
       phases__pretrain__batch_size=16, phases__continuation__batch_size=16,
   )
   assert 'parameters: 12,85' in output
-  share = 12.85e9 * 4 / 16 / 2**20
-  found = re.search(r'16 devices .*: parameters ([0-9,.]+) MiB', output)
-  assert abs(float(found[1].replace(',', '')) / share - 1) < 0.01
+  share = 12.85e9 * 4 / 16 / 2**30
+  found = re.search(r'16 devices .*: parameters ([0-9.]+) GiB', output)
+  assert abs(float(found[1]) / share - 1) < 0.05
 
 
-def test_levels_that_change_are_shown_from_first_to_last():
+def test_sparsities_that_change_are_shown_from_first_to_last():
   recipe = make_recipe(
       arg='algorithm=granet',
       phases__pretrain__sparsity__update_every=2,
@@ -148,17 +151,18 @@ def test_levels_that_change_are_shown_from_first_to_last():
   )
   plan = describe_plan(recipe, 'plan')
   assert re.search(
-      r'h_0/mlp/wi/kernel +512 +0.00% to 75.00% +0.0000%\n',
-      format_plan(recipe, plan),
+      r'h_\*/mlp/wi/kernel +1 +512 +0.00% to 75.00% +0.00%\n',
+      format_plan(recipe, 'plan'),
   )
   first, second = plan['phases']
   assert first['mask_updates'] == [[2, 10, 2]]
   assert second['mask_updates'] == [[15, 15, 1]]
-  assert first['sparsity'] == 0.75 and len(first['segments']) == 6
-  total = sum(s['steps'] * s['flops_per_step'] for s in first['segments'])
+  assert first['sparsity'] == 0.75 and len(first['spans']) == 6
+  total = sum(s['steps'] * s['flops_per_step'] for s in first['spans'])
   assert total == pytest.approx(15 * first['flops_per_step'])
 
 
+@pytest.mark.process
 def test_a_trained_run_has_a_report_of_its_masks(tmp_path):
   sparsity = 'phases__pretrain__sparsity'
   child = start_command(
@@ -172,10 +176,10 @@ def test_a_trained_run_has_a_report_of_its_masks(tmp_path):
   report = tmp_path / 'run' / 'report.md'
   assert f'{report} is written' in output
   text = report.read_text()
-  assert "* run's masks change twice within pretrain, where" in text
+  assert "* run's masks are updated twice within pretrain, where" in text
   assert re.search(r'\| run \| pretrain \| 75% \| 75% \| 2 \|', text)
   assert re.search(r'\| run \| continuation \| 0% \| 0% \| 1 \|', text)
-  assert (tmp_path / 'run' / 'mask_changes.png').is_file()
+  assert (tmp_path / 'run' / 'mask_updates.png').is_file()
 
 
 def test_updates_that_do_not_fit_a_shortened_phase_are_refused():
@@ -183,6 +187,7 @@ def test_updates_that_do_not_fit_a_shortened_phase_are_refused():
          arg='algorithm=rigl')
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('name, value', [
     ('data__corpus', 'python-stdlb'), ('model__preset', 'gpt-mini2'),
 ])
@@ -202,6 +207,7 @@ def test_bad_input_is_one_sentence_and_exit_status_one(
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.process
 def test_a_workdir_that_cannot_be_used_is_one_sentence_too(tmp_path):
   (tmp_path / 'file').write_text('')
   child = start_command(
@@ -211,7 +217,19 @@ def test_a_workdir_that_cannot_be_used_is_one_sentence_too(tmp_path):
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 1, output
   assert 'Traceback' not in output
-  assert 'cannot be written (Not a directory); give a directory' in output
+  assert 'cannot be written (Not a directory); give a writable' in output
+
+
+@pytest.mark.process
+def test_the_quickstart_reports_on_both_runs(tmp_path):
+  child = start_command(
+      'experiments.quickstart', f'--workdir={tmp_path}', **WITHOUT_TASK
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 0, output
+  report = (tmp_path / 'report.md').read_text()
+  assert f'{tmp_path / "report.md"} is written' in output
+  assert '| dense | ' in report and '| variable-spdf | ' in report
 
 
 @pytest.mark.parametrize('name, value, message', [

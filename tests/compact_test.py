@@ -1,4 +1,4 @@
-"""Optimizers update kept values as they update the matrix, bit for bit."""
+"""Optimizers update kept values exactly as they update the whole matrix."""
 
 import functools
 
@@ -21,7 +21,7 @@ OPTIMIZERS = {
     'bfloat16 moments': lambda: optax.adam(0.1, mu_dtype=jnp.bfloat16),
     'restarted chain': lambda: optax.chain(
         optax.clip_by_global_norm(1e6),
-        spdf.restart(optax.scale_by_adam(), [2]),
+        spdf.reset_state(optax.scale_by_adam(), [2]),
         optax.add_decayed_weights(0.1, mask={
             'stack': True, 'w': True, 'bias': False
         }),
@@ -130,17 +130,17 @@ def test_the_mask_is_unpacked_on_demand_and_an_eighth_of_a_byte_per_weight():
   assert_same_arrays(spdf.unpack_state(params, state), (params, state))
 
 
-@pytest.mark.parametrize('level, most', [(0.75, 6.5), (0.9, 2.7)])
-def test_the_state_of_a_layer_takes_few_bytes_per_weight(level, most):
+@pytest.mark.parametrize('sparsity, most', [(0.75, 6.5), (0.9, 2.7)])
+def test_the_state_of_a_layer_takes_few_bytes_per_weight(sparsity, most):
   params = {'w': jax.ShapeDtypeStruct((768, 3072), jnp.float32)}
-  tx = spdf.sparsify(optax.adamw(0.1), spdf.static(level), key=0)
+  tx = spdf.sparsify(optax.adamw(0.1), spdf.static(sparsity), key=0)
   size = 768 * 3072
-  kept = spdf.sparsity.counts.number_kept(size, level)
+  kept = spdf.sparsity.counts.number_kept(size, sparsity)
   packed = jax.eval_shape(
       lambda p: spdf.pack_state(p, tx.init(p), {'w': kept}), params
   )
   total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(packed))
-  assert 12 * (1 - level) < total / size < 12 * (1 - level) + 0.2 <= most
+  assert 12 * (1 - sparsity) < total / size < 12 * (1 - sparsity) + 0.2 <= most
 
 
 @pytest.mark.parametrize('inner', [

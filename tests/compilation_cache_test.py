@@ -1,4 +1,4 @@
-"""Compiled programs are found again, and compute the same bits."""
+"""Cached programs are used again, and give bit-identical results."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ CONFIG = dict(
 
 @pytest.fixture
 def environment(monkeypatch):
-  """As a user has it, but that quick compilations are kept as well."""
+  """Returns a user's environment that caches fast compilations as well."""
   monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
   if native.is_available():
@@ -48,7 +48,7 @@ def run(workdir, *arguments, **changes):
 
 
 def programs(directory):
-  """The names of the programs that were kept: what they are made of."""
+  """Returns the names of the cached programs, which are their digests."""
   return {p.name for p in directory.rglob('jit_train_step-*-cache')}
 
 
@@ -96,7 +96,7 @@ def test_damaged_programs_are_compiled_anew(environment, tmp_path):
 
 @pytest.fixture
 def settings():
-  """Puts back what the tests change in this process."""
+  """Restores the JAX settings that the tests change in this process."""
   names = ('jax_compilation_cache_dir', 'jax_enable_compilation_cache')
   before = {name: getattr(jax.config, name) for name in names}
   yield

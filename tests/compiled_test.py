@@ -1,4 +1,4 @@
-"""Compiled optimizers update their state in place; and how that is seen."""
+"""Compiled optimizers update their state in place; counts of copies show it."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The config is parsed once; its values are checked, none is filled in."""
+"""The config is parsed once; values are checked, and there are no defaults."""
 
 import ast
 import copy

@@ -1,4 +1,4 @@
-"""Configs: any algorithm in one word, and not a line too many."""
+"""Configs: algorithms by one word, and the limit on their length."""
 
 import pathlib
 
@@ -29,15 +29,15 @@ def test_configs_have_ninety_lines_at_most():
       assert len(path.read_text().splitlines()) <= 90, path
 
 
-@pytest.mark.parametrize('arg, level', [
+@pytest.mark.parametrize('arg, sparsity', [
     ('', 0.75), ('sparsity=0.9', 0.9), ('algorithm=static', 0.75),
     ('algorithm=static,sparsity=0', 0.0),
 ])
-def test_a_static_level_is_a_number(arg, level):
+def test_a_static_sparsity_is_a_number(arg, sparsity):
   config = quickstart.get_config(arg)
-  assert config.phases.pretrain.sparsity == level
+  assert config.phases.pretrain.sparsity == sparsity
   assert list(config.phases.order) == ['pretrain', 'continuation', 'finetune']
-  assert not make_plan(arg).moves_masks
+  assert not make_plan(arg).updates_masks
 
 
 @pytest.mark.parametrize('name', ['set', 'rigl', 'gmp', 'granet'])
@@ -48,7 +48,7 @@ def test_algorithms_change_masks_in_the_first_three_quarters(name, order):
   updates = plan.update_steps.tolist()
   first = [0] if name == 'gmp' else []
   assert updates == first + list(range(50, 751, 50)) + [1000]
-  assert plan.moves_masks
+  assert plan.updates_masks
   assert plan.algorithm.sparsity_at(999, {'w': None, 'v': 0.0})['v'] == 0.9
 
 

@@ -22,7 +22,7 @@ LAYERS = {
     'training': 3, 'evaluation': 3, 'interop': 3,
     'costs': 4, 'runs': 5,
 }
-SMALL = {'names', 'extras', 'packing', 'lowerings'}
+SMALL = {'names', 'extras', 'folder_lock', 'packing', 'lowerings'}
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
     # What of a lower layer a room does not import, beside all of its own layer.
@@ -146,6 +146,7 @@ def run_with_core_only(tmp_path_factory):
   return run
 
 
+@pytest.mark.process
 def test_import_needs_jax_optax_and_numpy_only(run_with_core_only):
   code = textwrap.dedent('''
       import sys
@@ -158,6 +159,7 @@ def test_import_needs_jax_optax_and_numpy_only(run_with_core_only):
   assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     not (ROOT / 'README.md').exists(), reason='needs the checkout'
 )
@@ -175,6 +177,7 @@ def test_readme_script_runs_with_jax_optax_and_numpy_only(run_with_core_only):
   assert float(dense.split()[0]) < float(sparse.split()[0]) < 0.5
 
 
+@pytest.mark.sharding
 def test_masks_are_equal_on_one_and_on_eight_devices():
   code = textwrap.dedent('''
       import jax

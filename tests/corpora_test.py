@@ -27,7 +27,7 @@ def corpus(cache_dir):
 
 @pytest.fixture
 def small_library(monkeypatch, tmp_path):
-  """Stands in for the standard library where its size does not matter."""
+  """Replaces the standard library by a few small files."""
   names = [f'module{i}' for i in range(60)]
   sources = [(name, f'"""Text of {name}."""\n' * 5) for name in names]
   monkeypatch.setattr(corpora, 'module_sources', lambda: sources)
@@ -201,6 +201,7 @@ def _prepare_in_child(cache_dir, barrier, results):
   results.put(prepare(cache_dir).fingerprint)
 
 
+@pytest.mark.process
 def test_processes_that_build_at_once_get_the_same_corpus(corpus, tmp_path):
   context = multiprocessing.get_context('spawn')
   barrier, results = context.Barrier(2), context.Queue()

@@ -34,7 +34,7 @@ def leaf(*shape):
 
 
 class Blocks(NamedTuple):
-  """Stands for a structure: blocks of 2 x 4 compete in halves of a layer."""
+  """A structure of 2 x 4 blocks, grouped by halves of a layer."""
 
   rows: int = 2
 
@@ -45,15 +45,17 @@ class Blocks(NamedTuple):
 
 @settings(deadline=None)
 @given(st.integers(1, 2**40), LEVELS)
-def test_number_kept_is_off_the_exact_fraction_by_a_half_at_most(size, level):
-  kept = number_kept(size, level)
-  exact = (1 - Fraction(level)) * size
+def test_number_kept_is_off_the_exact_fraction_by_a_half_at_most(
+    size, sparsity
+):
+  kept = number_kept(size, sparsity)
+  exact = (1 - Fraction(sparsity)) * size
   assert isinstance(kept, int) and 1 <= kept <= size
   # A float64 product of 2^40 is itself off by 2^-13 at most.
   assert kept == 1 or abs(kept - exact) <= Fraction(1, 2) + Fraction(1, 2**12)
 
 
-@pytest.mark.parametrize('size, level, kept', [
+@pytest.mark.parametrize('size, sparsity, kept', [
     (604_000_000, 0.9, 60_400_000),
     (604_000_000, 0.75, 151_000_000),
     (2**33 + 4, 0.75, 2**31 + 1),
@@ -62,9 +64,9 @@ def test_number_kept_is_off_the_exact_fraction_by_a_half_at_most(size, level):
     (5, 0.5, 3),
     (7, 0.0, 7),
 ])
-def test_number_kept_is_exact(size, level, kept):
-  assert number_kept(size, level) == kept
-  assert number_kept(size, np.float64(level)) == kept
+def test_number_kept_is_exact(size, sparsity, kept):
+  assert number_kept(size, sparsity) == kept
+  assert number_kept(size, np.float64(sparsity)) == kept
 
 
 @settings(deadline=None)
@@ -145,7 +147,7 @@ def test_a_constant_sparsity_has_one_row_and_needs_no_times():
     assert (table['w'].tolist(), table['v'].tolist()) == ([10], [8])
 
 
-def test_equal_levels_are_distributed_once():
+def test_equal_sparsities_are_distributed_once():
   asked = []
 
   def distribution(params, sparsity):
@@ -153,8 +155,8 @@ def test_equal_levels_are_distributed_once():
     return erk(params, sparsity)
 
   times = update_times(1, 0, 999)
-  level = periodic([0.0, 0.9], 10)
-  table = kept_table({'w': leaf(1, 8, 8)}, level, distribution, times)
+  cycle = periodic([0.0, 0.9], 10)
+  table = kept_table({'w': leaf(1, 8, 8)}, cycle, distribution, times)
   assert sorted(asked) == [0.0, 0.9]
   assert table['w'].tolist() == ([64] * 10 + [6] * 10) * 50
 
@@ -166,7 +168,7 @@ def test_patterns_may_have_schedules_and_keep_their_order():
   assert (table['z'].tolist(), table['a'].tolist()) == ([100, 20], [50, 50])
 
 
-def test_structures_count_units_of_a_competition():
+def test_structures_count_units_of_a_group():
   params = {'w': leaf(3, 16, 80)}
   # Of 8 x 10 blocks 3/4 go.
   table = kept_table(params, 0.75, uniform, structure=Blocks())
@@ -177,13 +179,13 @@ def test_structures_count_units_of_a_competition():
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(SHAPES, min_size=1, max_size=4), LEVELS)
-def test_model_wide_totals_are_exact_in_two_limbs(shapes, level):
+def test_model_wide_totals_are_exact_in_two_limbs(shapes, sparsity):
   params = [leaf(*shape) for shape in shapes] + [None]
   total = sum(map(math.prod, shapes))
-  table = kept_table(params, level, model_wide)
+  table = kept_table(params, sparsity, model_wide)
   assert table.dtype == np.uint32 and table.shape == (1, 2)
   high, low = table[0].tolist()
-  assert (high << 32) + low == number_kept(total, level)
+  assert (high << 32) + low == number_kept(total, sparsity)
 
 
 def test_model_wide_totals_pass_32_bits():
@@ -227,13 +229,13 @@ def test_a_schedule_with_endless_updates_is_refused():
       kept_table({'w': leaf(1, 4, 4)}, cubic(0.0, 0.5, 9), uniform, times)
 
 
-def test_a_level_out_of_range_at_some_update_names_the_step():
+def test_a_sparsity_out_of_range_at_some_update_names_the_step():
   times = update_times(40, stop=120)
   with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
     kept_table({'w': leaf(1, 4, 4)}, lambda t: t / 100, uniform, times)
 
 
-def test_a_distribution_that_returns_no_level_is_named():
+def test_a_distribution_that_returns_no_sparsity_is_named():
   wrong = lambda params, sparsity: jax.tree.map(lambda p: 1.0, params)
   with pytest.raises(ValueError, match="sparsity of 'w' is 1.0"):
     kept_table({'w': leaf(1, 4, 4)}, 0.5, wrong)

@@ -1,4 +1,4 @@
-"""A sparse launch made dense goes on as one launch of all phases does."""
+"""A sparse launch made dense continues as one launch of all phases does."""
 
 import os
 import pathlib
@@ -55,7 +55,7 @@ def rows_in(workdir, first=1):
 
 @pytest.fixture(scope='module')
 def sparse(tmp_path_factory):
-  """The workdir of a launch that knew of the sparse phase only."""
+  """Returns the workdir of a launch with the sparse phase only."""
   workdir = tmp_path_factory.mktemp('sparse') / 'a'
   run(make_recipe(SPARSE), workdir)
   return workdir
@@ -134,9 +134,9 @@ def test_only_masks_and_moments_change(moments, sparse, tmp_path):
     (dict(phases__pretrain__weight_decay=0.2),
      'phases.pretrain.weight_decay was 0.1 and is 0.2'),
     (dict(phases__continuation__sparsity=0.5),
-     "made dense and phase 'continuation', which would go on from it, has "),
+     "made dense and phase 'continuation', which would resume from it, has "),
     (dict(phases__continuation__sparsity=0.75),
-     "made dense and phase 'continuation', which would go on from it, has "),
+     "made dense and phase 'continuation', which would resume from it, has "),
     (dict(phases__continuation__learning_rate__schedule='continue'),
      "phases.continuation.batch_size was 'absent' and is 4"),
 ])
@@ -159,13 +159,13 @@ def test_a_checkpoint_within_a_phase_is_refused(sparse, tmp_path):
   workdir = shutil.copytree(sparse, tmp_path / 'a')
   folder = workdir / 'checkpoints'
   os.rename(folder / '6', folder / '5')
-  with pytest.raises(ValueError, match="step 5, within a phase; name one"):
+  with pytest.raises(ValueError, match="step 5, within a phase; name a"):
     densify_checkpoint(str(workdir), tmp_path / 'b')
 
 
 def test_a_checkpoint_of_parameters_only_is_refused(tmp_path):
   write_params(tmp_path, {'w': np.ones(2)}, {})
-  with pytest.raises(ValueError, match='parameters only, and no mask; a dense'):
+  with pytest.raises(ValueError, match='parameters only, and no mask; start'):
     densify_checkpoint(str(tmp_path), tmp_path / 'b')
 
 
@@ -184,6 +184,7 @@ def run_convert(*arguments):
   )
 
 
+@pytest.mark.process
 def test_the_command_writes_what_the_function_does(sparse, tmp_path):
   done = run_convert(
       f'--densify={sparse}@pretrain', f'--to={tmp_path / "b"}',
@@ -201,6 +202,7 @@ def test_the_command_writes_what_the_function_does(sparse, tmp_path):
   )
 
 
+@pytest.mark.process
 def test_the_command_answers_what_cannot_be_in_one_sentence(tmp_path):
   done = run_convert('--densify=none', f'--to={tmp_path / "b"}')
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Two real processes train one model; one is lost; others go on."""
+"""Two processes train one model; one is killed, and others resume the run."""
 
 import json
 import pathlib
@@ -17,6 +17,8 @@ from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.checkpoints import read_checkpoint
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.workdir import find_checkpoint
+
+pytestmark = pytest.mark.process
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -1,4 +1,4 @@
-"""Levels per leaf: ERK against exact fractions, patterns, model-wide."""
+"""Sparsities per leaf: ERK against exact fractions, patterns, model-wide."""
 
 from fractions import Fraction
 import math
@@ -37,11 +37,11 @@ def gpt(layers, width):
   }
 
 
-def check_golden(levels):
-  for level in jax.tree.leaves(levels['attn']):
-    assert 1 - level == pytest.approx(1 / 3, abs=1e-12)
-  for level in jax.tree.leaves(levels['mlp']):
-    assert 1 - level == pytest.approx(5 / 24, abs=1e-12)
+def check_golden(sparsities):
+  for sparsity in jax.tree.leaves(sparsities['attn']):
+    assert 1 - sparsity == pytest.approx(1 / 3, abs=1e-12)
+  for sparsity in jax.tree.leaves(sparsities['mlp']):
+    assert 1 - sparsity == pytest.approx(5 / 24, abs=1e-12)
 
 
 def erk_oracle(shapes, sparsity, power):
@@ -67,9 +67,9 @@ def test_erk_gives_a_gpt_its_golden_densities(layers, width):
 
 
 def test_erk_gives_layers_in_a_loop_the_golden_densities():
-  levels = erk({f'h_{i}': gpt(1, 768) for i in range(12)}, 0.75)
-  assert len(levels) == 12
-  for block in levels.values():
+  sparsities = erk({f'h_{i}': gpt(1, 768) for i in range(12)}, 0.75)
+  assert len(sparsities) == 12
+  for block in sparsities.values():
     check_golden(block)
     assert block['norm'] is None
 
@@ -110,13 +110,13 @@ def test_erk_equals_exact_arithmetic_and_meets_its_budget(
       with pytest.raises(ValueError, match='erk needs one per layer'):
         erk(params, sparsity, power=power)
     return
-  levels = erk(params, sparsity, power=power)
-  assert all(isinstance(x, float) and 0 <= x < 1 for x in levels)
-  for level, density in zip(levels, erk_oracle(shapes, sparsity, power)):
-    assert 1 - level == pytest.approx(float(density), rel=1e-9, abs=1e-12)
+  found = erk(params, sparsity, power=power)
+  assert all(isinstance(x, float) and 0 <= x < 1 for x in found)
+  for value, density in zip(found, erk_oracle(shapes, sparsity, power)):
+    assert 1 - value == pytest.approx(float(density), rel=1e-9, abs=1e-12)
   kept = sum(
-      shape[0] * number_kept(shape[1] * shape[2], level)
-      for shape, level in zip(shapes, levels)
+      shape[0] * number_kept(shape[1] * shape[2], value)
+      for shape, value in zip(shapes, found)
   )
   # Half a weight of rounding per layer; up to one where the last is kept.
   assert budget - layers * 0.5 - 1e-6 <= kept <= budget + layers + 1e-6
@@ -124,12 +124,12 @@ def test_erk_equals_exact_arithmetic_and_meets_its_budget(
 
 def test_layers_forced_dense_leave_the_budget():
   params = {'tiny': leaf(3, 2, 2), 'a': leaf(1, 100, 50), 'b': leaf(1, 80, 80)}
-  levels = erk(params, 0.5)
-  assert levels['tiny'] == 0
-  kept = 12 + 5000 * (1 - levels['a']) + 6400 * (1 - levels['b'])
+  sparsities = erk(params, 0.5)
+  assert sparsities['tiny'] == 0
+  kept = 12 + 5000 * (1 - sparsities['a']) + 6400 * (1 - sparsities['b'])
   assert kept == pytest.approx(11412 / 2)
   # And the others share the rest in proportion to sum over product.
-  ratio = (1 - levels['a']) / (1 - levels['b'])
+  ratio = (1 - sparsities['a']) / (1 - sparsities['b'])
   assert ratio == pytest.approx((150 / 5000) / (160 / 6400))
 
 
@@ -138,15 +138,15 @@ def test_erk_of_no_sparsity_is_dense():
 
 
 def test_power_zero_is_uniform():
-  levels = jax.tree.leaves(erk(gpt(2, 96), 0.7, power=0))
-  assert levels == pytest.approx([0.7] * 6)
+  sparsities = jax.tree.leaves(erk(gpt(2, 96), 0.7, power=0))
+  assert sparsities == pytest.approx([0.7] * 6)
 
 
 def test_a_high_power_stays_below_one():
   params = {'a': leaf(1, 4, 4), 'b': leaf(1, 400, 400), 'c': leaf(1, 99, 99)}
-  levels = erk(params, 0.97, power=400.0)
-  assert all(0 <= level < 1 for level in levels.values())
-  assert levels['a'] == 0 < levels['c'] < levels['b']
+  sparsities = erk(params, 0.97, power=400.0)
+  assert all(0 <= sparsity < 1 for sparsity in sparsities.values())
+  assert sparsities['a'] == 0 < sparsities['c'] < sparsities['b']
 
 
 @pytest.mark.parametrize('empty', [{}, {'w': None}])
@@ -163,10 +163,10 @@ def test_a_budget_that_cannot_be_met_is_named():
 
 
 @pytest.mark.parametrize('make', [uniform, erk, model_wide])
-@pytest.mark.parametrize('level', [1.0, -0.1, float('nan'), 'half', True])
-def test_impossible_levels_are_named(make, level):
+@pytest.mark.parametrize('sparsity', [1.0, -0.1, float('nan'), 'half', True])
+def test_impossible_sparsities_are_named(make, sparsity):
   with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
-    make({'w': leaf(1, 4, 4)}, level)
+    make({'w': leaf(1, 4, 4)}, sparsity)
 
 
 @pytest.mark.parametrize('power', [-1.0, math.inf, math.nan])
@@ -177,19 +177,19 @@ def test_impossible_powers_are_named(power):
 
 def test_the_first_matching_pattern_wins():
   params = {'h_0': gpt(1, 8), 'h_1': gpt(1, 8)}
-  levels = by_pattern(params, {'h_0/*': 0.1, '*/q': 0.2, '*/attn/*': 0.3})
-  assert set(jax.tree.leaves(levels['h_0'])) == {0.1}
-  assert levels['h_1']['attn'] == {'q': 0.2, 'k': 0.3, 'v': 0.3, 'o': 0.3}
+  sparsities = by_pattern(params, {'h_0/*': 0.1, '*/q': 0.2, '*/attn/*': 0.3})
+  assert set(jax.tree.leaves(sparsities['h_0'])) == {0.1}
+  assert sparsities['h_1']['attn'] == {'q': 0.2, 'k': 0.3, 'v': 0.3, 'o': 0.3}
   # What nothing matches stays dense, what is not sparsified stays None.
-  assert levels['h_1']['mlp'] == {'wi': 0.0, 'wo': 0.0}
-  assert levels['h_1']['norm'] is None
+  assert sparsities['h_1']['mlp'] == {'wi': 0.0, 'wo': 0.0}
+  assert sparsities['h_1']['norm'] is None
 
 
 def test_pairs_are_patterns_in_order():
   pairs = [('mlp/*', np.float32(0.5)), ('*', 0.25)]
-  levels = by_pattern(gpt(1, 8), pairs)
-  assert levels['mlp'] == {'wi': 0.5, 'wo': 0.5}
-  assert levels['attn']['q'] == 0.25
+  sparsities = by_pattern(gpt(1, 8), pairs)
+  assert sparsities['mlp'] == {'wi': 0.5, 'wo': 0.5}
+  assert sparsities['attn']['q'] == 0.25
 
 
 def test_patterns_see_the_names_of_lists_too():
@@ -208,7 +208,7 @@ def test_a_pattern_behind_a_wider_one_is_named():
     by_pattern(gpt(1, 8), {'*': 0.5, 'mlp/*': 0.25})
 
 
-def test_a_pattern_with_an_impossible_level_is_named():
+def test_a_pattern_with_an_impossible_sparsity_is_named():
   with pytest.raises(ValueError, match=r"sparsity of 'mlp/\*' is 1.5"):
     by_pattern(gpt(1, 8), {'mlp/*': 1.5})
 
@@ -224,6 +224,6 @@ def test_patterns_given_to_uniform_point_to_by_pattern():
     uniform(gpt(1, 8), {'attn/*': 0.5})
 
 
-def test_model_wide_marks_one_level():
-  level = model_wide(gpt(1, 8), np.float32(0.5))
-  assert level == ModelWide(0.5) and isinstance(level.level, float)
+def test_model_wide_marks_one_sparsity():
+  sparsity = model_wide(gpt(1, 8), np.float32(0.5))
+  assert sparsity == ModelWide(0.5) and isinstance(sparsity.sparsity, float)

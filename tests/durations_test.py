@@ -1,4 +1,4 @@
-"""Durations are read the way they are written."""
+"""Durations are parsed as they are formatted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Phases that end early: when, what follows, and after a kill."""
+"""Phases that end early: conditions, the next phase, and resuming."""
 
 import json
 
@@ -164,5 +164,5 @@ def test_rounds_of_pruning_do_not_end_early():
 
   config = quickstart.get_config('algorithm=iterative')
   config.phases.round1.early_stop.update(RULE)
-  with pytest.raises(ValueError, match="'round1' is of rounds of iterative"):
+  with pytest.raises(ValueError, match="'round1' consists of rounds"):
     parse(config)

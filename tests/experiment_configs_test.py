@@ -27,6 +27,8 @@ from spdf_jax.runs.sweeps import parse_grid
 from spdf_jax.runs.sweeps import points
 from spdf_jax.training import create_recipe
 
+pytestmark = pytest.mark.papers
+
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = (finetune, iterative_pruning, llama_dst, spdf, variable_spdf)
 TASKS = ('e2e', 'webnlg', 'dart', 'curation')
@@ -34,7 +36,7 @@ SPDF_MODELS = ('gpt2-small', 'gpt3-xl')
 
 
 def plan_of(config):
-  """Takes the way of --dry_run, but for compiling the step."""
+  """Plans as --dry_run does, without compiling the step."""
   return describe_plan(create_recipe(config, planning=True), 'plan')
 
 
@@ -118,21 +120,21 @@ def test_every_fine_tuning_of_spdf_can_be_planned(task, masks, model, sparsity):
     'algorithm=rigl,tokens=2.6e9', 'algorithm=granet,tokens=2.6e9',
     'algorithm=set,sparsity=0.9', '',
 ])
-def test_every_llama_sees_its_tokens_and_ends_at_its_level(arg):
+def test_every_llama_sees_its_tokens_and_ends_at_its_sparsity(arg):
   config = llama_dst.get_config(arg)
   phase, = plan_of(config)['phases']
   given = dict(part.split('=') for part in arg.split(',') if part)
   tokens = float(given.get('tokens', 112e9))
   assert phase['tokens'] == pytest.approx(tokens, rel=1e-4)
-  level = 0 if 'dense' in arg else float(given.get('sparsity', 0.8))
-  assert phase['sparsity'] == pytest.approx(level, abs=1e-6)
+  sparsity = 0 if 'dense' in arg else float(given.get('sparsity', 0.8))
+  assert phase['sparsity'] == pytest.approx(sparsity, abs=1e-6)
   moving = given.get('algorithm', 'rigl') in ('set', 'rigl', 'granet')
   assert bool(phase['mask_updates']) == moving
   if moving:
     (_, last, _), = phase['mask_updates']
     assert 0.72 < last / phase['steps'] <= 0.75
-  start = 0.5 if 'granet' in arg else level
-  assert phase['segments'][0]['sparsity'] == pytest.approx(start, abs=1e-6)
+  start = 0.5 if 'granet' in arg else sparsity
+  assert phase['spans'][0]['sparsity'] == pytest.approx(start, abs=1e-6)
 
 
 def test_sparse_llamas_take_half_the_batch_for_twice_the_steps():
@@ -198,11 +200,11 @@ def test_extended_variable_spdf_is_that_of_the_published_configs():
   assert saved == pytest.approx(0.657, abs=5e-4)
 
 
-def test_iterative_pruning_ends_at_the_level_that_is_printed():
+def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():
   plan = plan_of(iterative_pruning.get_config())
-  levels = [phase['sparsity'] for phase in plan['phases']]
-  assert levels[0] == 0 and levels[-1] == pytest.approx(0.838, abs=1e-6)
-  for before, after in zip(levels, levels[1:]):
+  sparsities = [phase['sparsity'] for phase in plan['phases']]
+  assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.838, abs=1e-6)
+  for before, after in zip(sparsities, sparsities[1:]):
     assert 0.20 <= 1 - (1 - after) / (1 - before) <= 0.33
   steps = [phase['steps'] for phase in plan['phases'][1:]]
   assert steps == sorted(steps) and (steps[0], steps[-1]) == (20_000, 120_000)
@@ -228,8 +230,8 @@ def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
   assert [phase.early_stop for phase in never.phases] == [None] * 6
   assert {phase.early_stop.value for phase in stopping.phases} == {2.1}
   assert [phase.reshuffle for phase in never.phases] == [False] + [True] * 5
-  levels = [phase.sparsity for phase in stopping.phases]
-  assert levels == [phase.sparsity for phase in never.phases[1:]]
+  sparsities = [phase.sparsity for phase in stopping.phases]
+  assert sparsities == [phase.sparsity for phase in never.phases[1:]]
   rates = [float(p.learning_rate(0)) for p in stopping.phases[1:]]
   assert rates == pytest.approx([2e-4] * 4)
 
@@ -303,7 +305,7 @@ def test_a_part_of_a_duration_keeps_its_unit():
     (finetune, 'task=e2', "task 'e2'; use one of e2e, webnlg"),
     (finetune, 'masks=0', "masks '0'; use one of dense, sparse"),
     (finetune, 'model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
-    (iterative_pruning, 'rounds=3', 'of stop_at'),
+    (iterative_pruning, 'rounds=3', 'names stop_at'),
     (llama_dst, 'algorithm=gmp', "algorithm 'gmp'; use one of dense, static"),
     (variable_spdf, 'reading=long', "reading 'long'; use one of split"),
     (variable_spdf, 'sparsity=0.5', 'above the effective 0.75'),

@@ -1,4 +1,4 @@
-"""Figures show what runs and papers say, and name the runs they lack."""
+"""Figures show the values of runs and papers, and name missing runs."""
 
 import itertools
 import json
@@ -29,9 +29,11 @@ from experiments.papers.run_groups import describe_run
 from experiments.papers.run_groups import group_runs
 from experiments.papers.run_groups import pretrained
 from spdf_jax.runs import training_plots
-from spdf_jax.runs.ancestry import read_lineage
+from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.runs.plot_style import COLORS
 from spdf_jax.runs.scored_runs import find_runs
+
+pytestmark = pytest.mark.papers
 
 ROOT = pathlib.Path(__file__).parent.parent
 DIAGRAMS = (
@@ -48,15 +50,15 @@ def log(workdir, *points, key='validation/loss'):
   return workdir
 
 
-def pretrain(workdir, spec=0.0, level=None, loss=3.0, steps=100, **fields):
-  level = spec if level is None else level
-  phases = [('pretrain', 'corpus', spec, level, steps)]
+def pretrain(workdir, spec=0.0, sparsity=None, loss=3.0, steps=100, **fields):
+  sparsity = spec if sparsity is None else sparsity
+  phases = [('pretrain', 'corpus', spec, sparsity, steps)]
   workdir = make_run(workdir, phases, **fields)
   return log(workdir, (steps // 2, loss + 1), (steps, loss))
 
 
-def tune(workdir, start, loss, level=0.0, **fields):
-  phases = [('finetune', 'task', level, level, 20)]
+def tune(workdir, start, loss, sparsity=0.0, **fields):
+  phases = [('finetune', 'task', sparsity, sparsity, 20)]
   workdir = make_run(
       workdir, phases, task='e2e', init_from=str(start), **fields
   )
@@ -67,8 +69,8 @@ def prune(workdir, start, losses=(3.4, 3.1), **fields):
   rounds = [dict(steps=50, fraction=0.25)] * 2
   spec = dict(algorithm='iterative', rounds=rounds)
   phases = [
-      (f'round{i}', 'corpus', spec, level, 50)
-      for i, level in enumerate((0.5, 0.75))
+      (f'round{i}', 'corpus', spec, sparsity, 50)
+      for i, sparsity in enumerate((0.5, 0.75))
   ]
   workdir = make_run(workdir, phases, init_from=str(start), **fields)
   return log(workdir, *zip((50, 100), losses))
@@ -113,7 +115,7 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
   ])
   log(first, (60, 5.0), (100, 4.0), (120, 3.5))
   second = prune(tmp_path / 'second', f'{first}@a')
-  run = read_history(read_lineage(second))
+  run = read_history(read_ancestry(second))
   assert [(p.name, p.start, p.end) for p in run.phases] == [
       ('a', 0, 100), ('round0', 100, 150), ('round1', 150, 200),
   ]
@@ -124,13 +126,13 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
 
 
 def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):
-  for name, level, expected in (('dense', 0.0, [1.0]), ('sparse', 0.3, [])):
-    start = pretrain(tmp_path / name, level)
+  for name, sparsity, expected in (('dense', 0.0, [1.0]), ('sparse', 0.3, [])):
+    start = pretrain(tmp_path / name, sparsity)
     workdir = prune(tmp_path / f'from-{name}', start)
     log(workdir, (100, 0.5), key='sparsity/exploration')
-    own = read_history(read_lineage(start))
+    own = read_history(read_ancestry(start))
     assert own.series('validation/loss')[0] == [50, 100]
-    run = read_history(read_lineage(workdir))
+    run = read_history(read_ancestry(workdir))
     assert run.series('sparsity/exploration')[1] == expected
 
 
@@ -143,7 +145,7 @@ def test_the_mean_run_has_the_means_over_seeds(tmp_path):
     workdir = make_run(tmp_path / str(i), phases, seed=i)
     points = list(zip((10, 20, 30, 40), row))
     log(workdir, *(points[1:] if i == 2 else points))
-    runs.append(read_history(read_lineage(workdir)))
+    runs.append(read_history(read_ancestry(workdir)))
   steps, means = average_runs(runs).series('validation/loss')
   assert steps == [20, 30, 40]  # The third run has no more.
   np.testing.assert_allclose(means, losses.mean(0)[1:], rtol=1e-12)
@@ -231,9 +233,9 @@ def test_rigl_is_blue_and_granet_orange_as_in_the_post(runs):
   assert_texts_stand_free(figure)
 
 
-def test_levels_are_bars_as_long_as_their_phases(runs):
-  run = read_history(read_lineage(runs / 'pruned'))
-  figure = training_plots.plot_levels({'pruned': run})
+def test_sparsities_are_bars_as_long_as_their_phases(runs):
+  run = read_history(read_ancestry(runs / 'pruned'))
+  figure = training_plots.plot_sparsities({'pruned': run})
   ax, = figure.axes
   assert [(b.get_x(), b.get_width()) for b in ax.patches] == [
       (0, 100), (100, 50), (150, 50)
@@ -278,16 +280,16 @@ def test_bars_are_what_spdf_prints_and_stages_add_up():
   assert heights == pytest.approx(sum(bar.total for bar in bars) / 1e18)
 
 
-@pytest.mark.parametrize('level', flops_plots.LEVELS)
-def test_the_reduction_rises_with_size_to_its_limit(level):
-  sizes, times = zip(*flops_plots.reductions(level))
+@pytest.mark.parametrize('sparsity', flops_plots.LEVELS)
+def test_the_reduction_rises_with_size_to_its_limit(sparsity):
+  sizes, times = zip(*flops_plots.reductions(sparsity))
   assert sorted(sizes) == list(sizes)
   assert all(a < b for a, b in itertools.pairwise(times))
-  assert times[-1] < 1 / (1 - level)
+  assert times[-1] < 1 / (1 - sparsity)
   # Appendix, table 2, and section 3.5, where the table's 0.601 is rounded.
   printed = {0.5: (1 / 0.737, 1 / 0.601), 0.75: (1.65, 2.5)}
   found = dict(zip(flops_plots.MODELS, times))
-  for name, value in zip(('gpt2-small', 'gpt3-xl'), printed.get(level, ())):
+  for name, value in zip(('gpt2-small', 'gpt3-xl'), printed.get(sparsity, ())):
     assert found[name] == pytest.approx(value, rel=6e-3)
 
 
@@ -301,8 +303,8 @@ def test_texts_of_figures_of_flops_stand_free(plot):
 def test_names_stand_at_the_ends_of_lines_on_a_logarithmic_axis():
   ax, = flops_plots.plot_flops_reduction().axes
   names = [text for text in ax.texts if text.get_text().endswith('zeros')]
-  for text, level in zip(names, flops_plots.LEVELS):
-    times = flops_plots.reductions(level)[-1][1]
+  for text, sparsity in zip(names, flops_plots.LEVELS):
+    times = flops_plots.reductions(sparsity)[-1][1]
     assert text.xy[1] == pytest.approx(np.log(times) / np.log(11.5))
 
 
@@ -319,7 +321,7 @@ def test_texts_of_diagrams_stand_free(plot):
 
 
 def test_diagrams_hold_exactly_the_weights_of_their_masks():
-  dense, sparse = (diagrams.draw_masks(level, 1) for level in (0.0, 0.75))
+  dense, sparse = (diagrams.draw_masks(sparsity, 1) for sparsity in (0.0, 0.75))
   assert [m.sum() for m in sparse] == [6, 9, 6]
   assert all((small <= large).all() for small, large in zip(
       diagrams.draw_masks(0.9, 1), sparse

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -53,10 +55,10 @@ def test_a_config_has_its_phases_and_the_share_of_fine_tuning():
 
 @pytest.mark.parametrize('flags, message', [
     (['--table=spd'], "table 'spd' is unknown; did you mean 'spdf'?"),
-    (['--table=spdf', '--trace'], '--trace is of a --config'),
+    (['--table=spdf', '--trace'], '--trace needs --config'),
     (
         ['--config=configs/quickstart.py', '--output=x'],
-        '--output is of a --table',
+        '--output needs --table',
     ),
     ([], 'give --table or --config'),
 ])

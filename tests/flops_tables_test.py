@@ -1,4 +1,4 @@
-"""The papers' FLOPs come out to their digits, but for cells that are named."""
+"""The papers' FLOPs are reproduced in all digits, except for named cells."""
 
 import csv
 import io
@@ -22,6 +22,8 @@ from experiments.papers.readings import parameters_of
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
+
+pytestmark = pytest.mark.papers
 
 # Row, column, what is printed and what ours is in its digits. All other cells
 # follow.
@@ -143,7 +145,7 @@ def test_the_readings_are_named(cells):
   )
   fewer = note['cerebras-gpt-6.7b extended', 'fewer FLOPs', '64%']
   for text in (
-      'not say how it counts: 64.1% with', '65.7% as the other tables',
+      'not state how it counts: 64.1% with', '65.7% as the other tables',
       '63.4% with the input embedding in all', '67.2% by the split reading',
   ):
     assert text in fewer
@@ -239,8 +241,8 @@ def test_inference_of_the_pruned_model_is_three_times_less():
 def test_fine_tuning_is_a_small_share_that_grows_with_sparsity():
   rows = [line.split() for line in format_tuning_shares().splitlines()[1:]]
   shares = {
-      (name, level): [float(x[:-1]) for x in found]
-      for name, level, *found in rows
+      (name, sparsity): [float(x[:-1]) for x in found]
+      for name, sparsity, *found in rows
   }
   # E2E on GPT-3 XL: 0.527 of 236.09 and of 94.76 exaFLOPs.
   assert shares['gpt3-xl', '0%'][0] == 0.22

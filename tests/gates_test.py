@@ -1,4 +1,4 @@
-"""Gates: what takes the verdict of a claim away, and of which claims."""
+"""Gates: conditions for a verdict, and the claims that they affect."""
 
 import dataclasses
 import functools
@@ -18,6 +18,8 @@ from experiments.papers.claims import HOLDS
 from experiments.papers.claims import NO_VERDICT
 from experiments.papers.scales import SCALES
 
+pytestmark = pytest.mark.papers
+
 
 @functools.cache
 def true_world():
@@ -25,7 +27,7 @@ def true_world():
 
 
 def assert_without_verdict(world, keys, reason):
-  """Those claims have no verdict for that reason; others keep theirs."""
+  """Asserts that only these claims lack a verdict, for that reason."""
   before = true_world().findings
   for key, finding in world.findings.items():
     if key in keys:

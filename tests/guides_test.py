@@ -1,4 +1,4 @@
-"""The guides: scripts run, commands can be given, paths lead somewhere."""
+"""The guides: scripts run, commands parse, and paths exist."""
 
 import ast
 import importlib
@@ -47,7 +47,7 @@ COMMANDS = [
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-  """Goes to a folder as readers have it, with the files they were given."""
+  """Changes to a folder with the files that the guides tell readers to save."""
   (tmp_path / 'configs').symlink_to(ROOT / 'configs')
   for guide in GUIDES:
     for name, script in scripts(guide):
@@ -61,7 +61,7 @@ def test_there_are_the_guides_that_readme_lists():
   linked = re.findall(
       r'\]\(experiments/guides/(\w+)\.md\)', (ROOT / 'README.md').read_text()
   )
-  assert sorted(linked) == NAMES
+  assert sorted(set(linked)) == NAMES
   for guide in GUIDES:
     assert 30 <= len(guide.read_text().splitlines()) <= 150, guide
 
@@ -83,12 +83,27 @@ def test_a_command_can_be_given(words, clone, monkeypatch):
   assert module in ('pdoc', 'pytest') or importlib.util.find_spec(module)
   if not module.startswith('experiments.'):
     return
-  source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
-  known = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)
+  if '--' in arguments:  # A launcher, and the command that it launches.
+    launched = arguments.index('--') + 1
+    test_a_command_can_be_given(arguments[launched:], clone, monkeypatch)
+    arguments = arguments[:launched - 1]
+  known = defined_flags(module)
   for word in arguments:
     assert re.match(r'--(\w+)', word)[1] in known, word
   if any(word.startswith('--config') for word in arguments):
     check_config(arguments, monkeypatch)
+
+
+def defined_flags(module):
+  """Returns the flags of a command and of the experiments that it imports."""
+  source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
+  known = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)
+  for package, name in re.findall(
+      r'^from (experiments[.\w]*) import (\w+)$', source, re.M
+  ):
+    if (ROOT / package.replace('.', '/') / f'{name}.py').exists():
+      known += defined_flags(f'{package}.{name}')
+  return known
 
 
 def check_imports(script):

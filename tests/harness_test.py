@@ -1,4 +1,4 @@
-"""The harness, on our adapter, counts what a direct computation counts."""
+"""The harness with the project's adapter agrees with a direct computation."""
 
 import json
 import os
@@ -29,7 +29,7 @@ needs_harness = pytest.mark.slow
 
 
 class Request:
-  """What the harness hands to a model."""
+  """Request of the harness to a model."""
 
   def __init__(self, *args):
     self.args = args
@@ -52,7 +52,7 @@ def subject():
 
 @pytest.fixture(scope='module')
 def offline(tmp_path_factory):
-  """Lets nothing be downloaded, and keeps caches out of the home folder."""
+  """Prevents downloads, and moves caches out of the home folder."""
   pytest.importorskip('lm_eval')
   folder = tmp_path_factory.mktemp('cache')
   with pytest.MonkeyPatch.context() as patch:
@@ -244,7 +244,7 @@ def test_generation_stops_where_it_is_told(subject, offline):
   assert ask(until=stop, temperature=0.0, do_sample=False) == (
       ask(until=[stop])
   )
-  with pytest.raises(ValueError, match='ask for sampling'):
+  with pytest.raises(ValueError, match='use sampling'):
     ask(do_sample=True)
 
 

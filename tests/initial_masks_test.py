@@ -10,7 +10,7 @@ import spdf_jax as spdf
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.initial_masks import nonzero_mask
 from spdf_jax.sparsity.initial_masks import scored_mask
-from spdf_jax.sparsity.mask_counts import levels_of
+from spdf_jax.sparsity.mask_counts import sparsities_of
 
 PARAMS = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
@@ -19,18 +19,18 @@ PARAMS = {
 AXES = optax.contrib.MuonDimensionNumbers
 
 
-def draw(levels=(0.75, 0.5), seed=0):
+def draw(sparsities=(0.75, 0.5), seed=0):
   """A mask with exact counts, as NumPy arrays in the parameters' shapes."""
   rng = np.random.default_rng(seed)
 
-  def leaf(shape, level):
+  def leaf(shape, sparsity):
     size = int(np.prod(shape))
-    flat = np.arange(size) >= round(level * size)
+    flat = np.arange(size) >= round(sparsity * size)
     return rng.permutation(flat).reshape(shape)
 
   return {
-      'h_0': {'wi': leaf((8, 16), levels[0]), 'bias': None},
-      'h_1': {'wi': leaf((16, 8), levels[1])},
+      'h_0': {'wi': leaf((8, 16), sparsities[0]), 'bias': None},
+      'h_1': {'wi': leaf((16, 8), sparsities[1])},
   }
 
 
@@ -42,7 +42,7 @@ def start(init, sparsity=None, params=PARAMS, algorithm=None, **options):
 
 def test_a_given_mask_is_where_training_starts():
   mask = draw()
-  found = start(given_mask(mask), levels_of(mask))
+  found = start(given_mask(mask), sparsities_of(mask))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
   assert found['h_0']['bias'] is None
 
@@ -54,25 +54,25 @@ def test_axes_of_a_given_mask_are_those_of_where():
   params = {'w': jnp.ones((2, 3, 4, 5), jnp.bfloat16), 'b': jnp.ones((4, 5))}
   mask = {'w': np.random.default_rng(0).random((2, 3, 4, 5)) < 0.3, 'b': None}
   found = start(
-      given_mask(mask, where=where), levels_of(mask), params, where=where
+      given_mask(mask, where=where), sparsities_of(mask), params, where=where
   )
   np.testing.assert_array_equal(found['w'], mask['w'])
 
 
-def test_levels_of_a_mask_are_its_fractions_of_zeros():
+def test_sparsities_of_a_mask_are_its_fractions_of_zeros():
   mask = draw((0.75, 0.5))
-  assert levels_of(mask) == {
+  assert sparsities_of(mask) == {
       'h_0': {'wi': 0.75, 'bias': None}, 'h_1': {'wi': 0.5}
   }
 
 
 @pytest.mark.parametrize('kept', [1, 2, 37, 126, 127, 128])
-def test_levels_of_a_mask_ask_for_exactly_its_counts(kept):
+def test_sparsities_of_a_mask_ask_for_exactly_its_counts(kept):
   mask = {'w': np.arange(128).reshape(8, 16) < kept}
-  level = levels_of(mask)
-  random = start(spdf.random_mask, level, {'w': jnp.ones((8, 16))})
+  sparsity = sparsities_of(mask)
+  random = start(spdf.random_mask, sparsity, {'w': jnp.ones((8, 16))})
   assert int(random['w'].sum()) == kept
-  start(given_mask(mask), level, {'w': jnp.ones((8, 16))})
+  start(given_mask(mask), sparsity, {'w': jnp.ones((8, 16))})
 
 
 def test_layers_of_a_stack_may_keep_different_numbers():
@@ -81,7 +81,7 @@ def test_layers_of_a_stack_may_keep_different_numbers():
   mask['w'][1, 0] = True
   where = lambda path, leaf: True
   found = start(
-      given_mask(mask, where=where), levels_of(mask),
+      given_mask(mask, where=where), sparsities_of(mask),
       {'w': jnp.ones((3, 4, 4))}, where=where,
   )
   np.testing.assert_array_equal(found['w'], mask['w'])
@@ -94,23 +94,23 @@ def test_a_mask_of_the_whole_model_has_the_count_of_the_whole_model():
   )
   found = start(None, algorithm=wide(0.75))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
-  with pytest.raises(ValueError, match='mask keeps 64 weights.*asks for 128'):
+  with pytest.raises(ValueError, match='mask keeps 64 weights.*requires 128'):
     start(None, algorithm=wide(0.5))
 
 
 def test_a_given_mask_is_checked_under_jit_as_well():
   init = given_mask(draw())
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75, init=init), key=0)
-  message = "mask of 'h_1/wi' keeps 64 weights, but sparsity=0.75 asks for 32"
+  message = "mask of 'h_1/wi' keeps 64 weights, but sparsity=0.75 requires 32"
   with pytest.raises(ValueError, match=message):
     jax.jit(tx.init)(PARAMS)
-  with pytest.raises(ValueError, match=r'give sparsity=levels_of\(mask\)'):
+  with pytest.raises(ValueError, match=r'give sparsity=sparsities_of\(mask\)'):
     jax.eval_shape(tx.init, PARAMS)
 
 
 def test_jit_of_init_gives_the_given_mask():
   mask = draw()
-  algorithm = spdf.static(levels_of(mask), init=given_mask(mask))
+  algorithm = spdf.static(sparsities_of(mask), init=given_mask(mask))
   tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
   found = spdf.get_mask(jax.jit(tx.init)(PARAMS))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
@@ -140,9 +140,9 @@ def test_donating_the_state_leaves_the_given_mask_alive():
      r"mask of 'h_0/wi' is array.*give a bool array"),
     (lambda m: m['h_0'].update(wi=0.5), r"mask of 'h_0/wi' is 0.5; give a"),
     (lambda m: m['h_0'].update(wi=np.ones((8, 16), bool)),
-     r"mask of 'h_0/wi' keeps 128 weights, but sparsity=0.75 asks for 32"),
+     r"mask of 'h_0/wi' keeps 128 weights, but sparsity=0.75 requires 32"),
     (lambda m: m['h_0']['wi'].put(m['h_0']['wi'].argmin(), True),
-     "mask of 'h_0/wi' keeps 33 weights, but sparsity=0.75 asks for 32"),
+     "mask of 'h_0/wi' keeps 33 weights, but sparsity=0.75 requires 32"),
     (lambda m: m.update(h_2=m.pop('h_1')), "mask has no leaf 'h_1/wi'"),
 ])
 def test_a_mask_that_does_not_fit_is_refused(change, message):
@@ -155,15 +155,15 @@ def test_a_mask_that_does_not_fit_is_refused(change, message):
 def test_zeros_of_a_checkpoint_are_its_mask():
   mask = draw()
   params = spdf.apply_mask(PARAMS, mask)
-  found = start(nonzero_mask, levels_of(mask), params)
+  found = start(nonzero_mask, sparsities_of(mask), params)
   jax.tree.map(np.testing.assert_array_equal, found, mask)
-  found = jax.jit(lambda p: start(nonzero_mask, levels_of(mask), p))(params)
+  found = jax.jit(lambda p: start(nonzero_mask, sparsities_of(mask), p))(params)
   jax.tree.map(np.testing.assert_array_equal, found, mask)
 
 
 def test_a_checkpoint_of_another_sparsity_is_refused():
   params = spdf.apply_mask(PARAMS, draw((0.75, 0.75)))
-  message = "non-zero parameters of 'h_0/wi' keeps 32 weights.*asks for 64"
+  message = "non-zero parameters of 'h_0/wi' keeps 32 weights.*requires 64"
   with pytest.raises(ValueError, match=message):
     start(nonzero_mask, 0.5, params)
 
@@ -197,21 +197,21 @@ def test_scores_of_another_shape_are_refused():
 
 
 STRUCTURES = {
-    'n_of_m': (spdf.n_of_m(2, 4), 0.5),
-    'block': (spdf.block(4, 8), 0.75),
-    'channel': (spdf.channel('outputs'), 0.75),
-    'balanced': (spdf.balanced(4), 0.75),
+    'n_of_m': (spdf.structures.n_of_m(2, 4), 0.5),
+    'block': (spdf.structures.block(4, 8), 0.75),
+    'channel': (spdf.structures.channel('outputs'), 0.75),
+    'balanced': (spdf.structures.balanced(4), 0.75),
 }
 
 
 @pytest.mark.parametrize('name', STRUCTURES)
 def test_masks_in_a_structure_are_taken_and_others_refused(name):
-  structure, level = STRUCTURES[name]
+  structure, sparsity = STRUCTURES[name]
   using = lambda init: start(
-      None, algorithm=spdf.static(level, structure=structure, init=init)
+      None, algorithm=spdf.static(sparsity, structure=structure, init=init)
   )
   mask = using(scored_mask(jax.random.uniform))
-  assert set(jax.tree.leaves(levels_of(mask))) == {level}
+  assert set(jax.tree.leaves(sparsities_of(mask))) == {sparsity}
   found = using(given_mask(mask))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
   # As many weights, but in the places of none of the structures.
@@ -223,6 +223,6 @@ def test_masks_in_a_structure_are_taken_and_others_refused(name):
   with pytest.raises(ValueError, match="mask of 'h_0/wi' keeps"):
     using(given_mask(other))
   params = spdf.apply_mask(PARAMS, other)
-  algorithm = spdf.static(level, structure=structure, init=nonzero_mask)
+  algorithm = spdf.static(sparsity, structure=structure, init=nonzero_mask)
   with pytest.raises(ValueError, match="parameters of 'h_0/wi' keeps"):
     start(None, algorithm=algorithm, params=params)

@@ -1,4 +1,4 @@
-"""Our models and those of transformers compute the same, both ways."""
+"""Models of the library and of transformers agree, in both directions."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Weights travel to Hugging Face's layout and back, bit for bit."""
+"""Weights are converted to Hugging Face's layout and back, bit for bit."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
-from tiny_run import make_moving_recipe
+from tiny_run import make_dynamic_recipe
 from tiny_run import make_recipe
 
 import spdf_jax as spdf
@@ -540,7 +540,7 @@ def test_a_directory_without_a_model_is_refused(gpt_dir, tmp_path):
   (gpt_dir / 'model.safetensors').unlink()
   refuse('has no weights; it must hold', interop.load_hf, gpt_dir)
   (gpt_dir / 'config.json').write_text('{')
-  refuse('config.json is no JSON', interop.load_hf, gpt_dir)
+  refuse('config.json is not JSON', interop.load_hf, gpt_dir)
   (gpt_dir / 'config.json').write_text('[]')
   refuse('holds no JSON object', interop.load_hf, gpt_dir)
 
@@ -726,7 +726,7 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
 
 def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   # RigL has just let some weights grow, from zero.
-  moving = make_moving_recipe()
+  moving = make_dynamic_recipe()
   recipe = dataclasses.replace(moving, config=dataclasses.replace(
       moving.config, model=ModelConfig('gpt-mini', TINY)
   ))
@@ -758,7 +758,7 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
   conversion.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
   mask = interop.load_hf(tmp_path / 'hf').mask['h_0']['mlp']['wi']['kernel']
   assert np.argwhere(~mask).tolist() == [[3, 3]]
-  assert 'its zeros are taken for its mask' in caplog.text
+  assert 'the mask is derived from their zeros' in caplog.text
 
 
 def test_the_latest_checkpoint_is_exported_without_a_phase(trained, tmp_path):
@@ -770,11 +770,12 @@ def test_the_latest_checkpoint_is_exported_without_a_phase(trained, tmp_path):
 def test_a_run_that_does_not_name_its_model_is_refused(tmp_path):
   write_params(tmp_path, make_params(TINY), {})
   refuse(
-      'does not say which model it is of; give one', conversion.export_model,
+      'does not record its model; give one', conversion.export_model,
       str(tmp_path), tmp_path / 'hf', **AS_IT_IS,
   )
 
 
+@pytest.mark.process
 def test_the_command_converts_there_and_back(saved, tmp_path):
   done = run_convert(
       f'--from_hf={saved / "llama"}', f'--to={tmp_path / "a"}', '--scan_layers'
@@ -786,12 +787,13 @@ def test_the_command_converts_there_and_back(saved, tmp_path):
       '--vocab_size=20', '--dtype=bfloat16',
   )
   assert done.returncode == 0, done.stderr
-  assert 'is written; zero are none of its matrices' in done.stdout
+  assert 'is written; no sparse matrices' in done.stdout
   assert interop.load_hf(tmp_path / 'b').config == dataclasses.replace(
       LLAMA, vocab_size=20
   )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('arguments, message', [
     (('--from_hf=none', '--to=a'), 'none has no config.json; give the direc'),
     (('--checkpoint=none', '--to_hf=a'), "'none' names no checkpoint: "),
@@ -805,6 +807,7 @@ def test_bad_input_is_one_sentence_and_exit_status_one(arguments, message):
   assert not (ROOT / 'a').exists()
 
 
+@pytest.mark.process
 def test_half_a_command_is_answered_with_what_is_missing():
   done = run_convert('--from_hf=none', '--to_hf=a')
   assert done.returncode == 1 and 'Traceback' not in done.stderr

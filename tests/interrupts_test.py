@@ -1,4 +1,4 @@
-"""The first signal is noted; the handlers that were there come back."""
+"""The first signal is recorded, and previous handlers are restored."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A run that is killed at random moments ends as if it never was."""
+"""A run that is killed at random moments ends as an uninterrupted one."""
 
 import pathlib
 import random
@@ -16,6 +16,8 @@ from tiny_run import without_times
 
 from spdf_jax.data import prepare_corpus
 from spdf_jax.training.metrics import read_rows
+
+pytestmark = pytest.mark.process
 
 ENDS = (15, 30, 45)
 SECONDS = 300  # of patience for one process, on a busy machine.
@@ -35,7 +37,7 @@ def last_step(workdir):
 
 
 def kill_after(child, workdir, step, delay):
-  """Kills a run soon after the log holds a step; says where it was then."""
+  """Kills a run soon after it has logged a step; returns its last step."""
   deadline = time.monotonic() + SECONDS
   while child.poll() is None and time.monotonic() < deadline:
     if last_step(workdir) >= step:
@@ -49,7 +51,7 @@ def kill_after(child, workdir, step, delay):
 
 
 def restore(checkpoint):
-  """Reads the arrays of a checkpoint without a word of our own code."""
+  """Reads the arrays of a checkpoint without the code of the library."""
   with ocp.StandardCheckpointer() as checkpointer:
     return {
         item: jax.tree.map(np.asarray, checkpointer.restore(checkpoint / item))

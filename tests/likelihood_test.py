@@ -70,7 +70,7 @@ def drawn(seed, count):
   ]
 
 
-@pytest.mark.parametrize('batch_tokens', [1, 100, 5000])
+@pytest.mark.parametrize('batch_tokens', [1, 5000])
 def test_batches_change_no_likelihood(subject, batch_tokens):
   asked = drawn(0, 12)
   # Some that greedy decoding finds.
@@ -109,7 +109,7 @@ def test_what_cannot_be_scored_is_refused(subject):
     score_continuations(
         *subject, [Continuation([1], [2]), Continuation([], [2])], length=8
     )
-  with pytest.raises(ValueError, match='target 0 has 9 tokens and the model'):
+  with pytest.raises(ValueError, match='target 0 has 9 tokens and length is'):
     score_continuations(*subject, [Continuation([1], [2] * 9)], length=8)
   assert score_continuations(*subject, [], length=8) == []
 

@@ -1,4 +1,4 @@
-"""However a run is stopped and continued, it ends as if it never was."""
+"""A run that is stopped and continued ends as an uninterrupted one."""
 
 import os
 import pathlib
@@ -6,14 +6,16 @@ import signal
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import make_moving_recipe
+from tiny_run import make_dynamic_recipe
 from tiny_run import make_recipe
 from tiny_run import without_times
 
 from spdf_jax.training import Interrupted
+from spdf_jax.training import NotFinite
 from spdf_jax.training import open_session
 from spdf_jax.training import train
 from spdf_jax.training.metrics import read_rows
@@ -50,7 +52,7 @@ def rows_in(workdir):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-  """The workdir and final state of a run that nothing stopped."""
+  """Returns the workdir and final state of an uninterrupted run."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
   state = train(open_session(make_recipe(), workdir), evaluators=[total])
   return workdir, state
@@ -58,6 +60,30 @@ def whole(tmp_path_factory):
 
 class Stop(Exception):
   pass
+
+
+def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
+  recipe = make_recipe(checkpoints__every=1, log_every=5)
+  step_fn = recipe.__dict__['step']
+
+  def poisoned(state, batch):
+    state, metrics = step_fn(state, batch)
+    if int(state.step) == 8:
+      params = jax.tree.map(lambda x: x * jnp.nan, state.params)
+      state = state.replace(params=params)
+      metrics |= {'train/grad_norm': jnp.nan}
+    return state, metrics
+
+  recipe.__dict__['step'] = poisoned
+  with pytest.raises(NotFinite, match='train/grad_norm of step 8 is nan'):
+    train(open_session(recipe, tmp_path / 'run'))
+  assert 'NaN' not in (tmp_path / 'run' / 'metrics.jsonl').read_text()
+  recipe = make_recipe(checkpoints__every=1, log_every=5)
+  resumed = open_session(recipe, tmp_path / 'run')
+  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(
+      resumed.state.params
+  ))
+  assert int(resumed.state.step) == 7
 
 
 def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
@@ -155,9 +181,9 @@ def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
 
 @pytest.fixture(scope='module')
 def moved(tmp_path_factory):
-  """The workdir and final state of a run whose masks move."""
+  """Returns the workdir and final state of a run with mask updates."""
   workdir = tmp_path_factory.mktemp('moved') / 'run'
-  state = train(open_session(make_moving_recipe(), workdir))
+  state = train(open_session(make_dynamic_recipe(), workdir))
   return workdir, state
 
 
@@ -204,11 +230,11 @@ def test_a_run_whose_masks_move_goes_on_bit_for_bit(moved, tmp_path):
         raise Stop
       return ()
 
-    session = open_session(make_moving_recipe(), tmp_path)
+    session = open_session(make_dynamic_recipe(), tmp_path)
     with pytest.raises(Stop):
       train(session, evaluators=[failing])
     session.checkpoints.close()
-  state = train(open_session(make_moving_recipe(), tmp_path))
+  state = train(open_session(make_dynamic_recipe(), tmp_path))
   assert_same_arrays(state, moved[1])
   assert rows_in(tmp_path) == rows_in(moved[0])
 
@@ -248,7 +274,7 @@ def test_a_refused_config_does_not_claim_the_workdir(tmp_path):
 def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
   (tmp_path / 'file').write_text('kept')
   for place in ('file', 'file/below'):
-    with pytest.raises(OSError, match='cannot be written .*; give a direct'):
+    with pytest.raises(OSError, match='cannot be written .*; give a writ'):
       open_session(make_recipe(), tmp_path / place)
   assert (tmp_path / 'file').read_text() == 'kept'
 
@@ -264,6 +290,7 @@ def start(workdir, seconds_per_evaluation):
   )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_process_that_is_asked_to_stop_saves_and_leaves(number, tmp_path):
   child = start(tmp_path, 1.0)

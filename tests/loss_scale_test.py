@@ -11,7 +11,7 @@ import optax
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import batch_at
-from tiny_run import make_moving_recipe
+from tiny_run import make_dynamic_recipe
 from tiny_run import make_recipe
 from tiny_run import without_times
 
@@ -28,8 +28,8 @@ TOO_LARGE = 2.0**40
 
 
 def make_half_recipe(moving=True, **changes):
-  """The tiny run, computed in float16; by default its masks move."""
-  recipe = make_moving_recipe() if moving else make_recipe()
+  """Builds the tiny run in float16, by default with mask updates."""
+  recipe = make_dynamic_recipe() if moving else make_recipe()
   model = recipe.model
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
   if 'micro_batches' in changes:  # Batches of the last phase do not divide.
@@ -89,8 +89,9 @@ def test_only_float16_has_a_scale():
   ))
 
 
-@pytest.mark.parametrize('micro_batches', [1, 2])
-@pytest.mark.parametrize('step', [0, 2, 4, 5])
+@pytest.mark.parametrize(
+    'step, micro_batches', [(0, 1), (2, 2), (4, 1), (5, 2)]
+)
 def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches, parts):
   # Masks move, and dense gradients are asked for, at steps 1 to 4; at 5 the
   # phase changes: its mask is all true, moments stay.
@@ -147,7 +148,7 @@ def test_gradients_are_those_of_float32_and_small_ones_survive():
 
 
 def overflowing(monkeypatch):
-  """Has runs overflow at first, and again every few steps."""
+  """Makes runs overflow at first, and again every few steps."""
   monkeypatch.setattr(scaling, '_FIRST_SCALE', 2.0**30)
   monkeypatch.setattr(scaling, '_GROWTH_INTERVAL', 2)
 

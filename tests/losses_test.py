@@ -59,8 +59,9 @@ def test_sums_equal_numpys(seed, smoothing, z_loss):
   np.testing.assert_allclose(found, want, rtol=2e-5)
 
 
-@pytest.mark.parametrize('preset', ['gpt-mini', 'llama-1.3b'])
-@pytest.mark.parametrize('chunk', [1, 3, 5, 10, 64])
+@pytest.mark.parametrize('preset, chunk', [
+    ('gpt-mini', 1), ('gpt-mini', 3), ('gpt-mini', 64), ('llama-1.3b', 5)
+])
 def test_chunks_change_neither_loss_nor_gradient(preset, chunk):
   model = models.create_model(preset, **SIZES)
   batch = make_batch(1)
@@ -118,7 +119,7 @@ def make_steps(**options):
   return state, logs
 
 
-@pytest.mark.parametrize('micro_batches', [2, 4])
+@pytest.mark.parametrize('micro_batches', [2])
 def test_parts_of_a_batch_give_the_step_of_the_batch(micro_batches):
   whole, logs = make_steps()
   parts, other_logs = make_steps(micro_batches=micro_batches)

@@ -1,4 +1,4 @@
-"""Lowerings are chosen by name and platform; the reference is always there."""
+"""Lowerings are chosen by name and platform, with the reference as fallback."""
 
 import jax
 from jax import export
@@ -19,7 +19,7 @@ Y = X @ np.where(MASK, W, 0)
 
 
 def doubled(*args, **params):
-  """Not the truth: shows which lowering was used."""
+  """Returns twice the product, which shows that this lowering was used."""
   return 2 * reference.sparse_matmul(*args, **params)
 
 

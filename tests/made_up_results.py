@@ -1,4 +1,4 @@
-"""Results of the scale fair that are made up: what tests of claims share."""
+"""Simulated results of the scale fair, shared by tests of claims."""
 
 import functools
 import json
@@ -10,10 +10,11 @@ import zlib
 
 import numpy as np
 
-from experiments.papers import claim_report
-from experiments.papers import gates as gates_lib
+from experiments.papers import arm_report
 from experiments.papers.claims import Finding
 from experiments.papers.claims import judge
+from experiments.papers.gates import check
+from experiments.papers.gates import failures
 from experiments.papers.gates import Gate
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Entry
@@ -41,11 +42,11 @@ GAPS = {
 
 
 def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
-  """Returns what a run has measured.
+  """Returns the simulated outcome of a run.
 
   Args:
     job: The run.
-    gaps: As `GAPS`.
+    gaps: Differences to the dense arm by folder, such as `GAPS`.
     best: The best rate by folder; by default the middle of the grid.
     ngrams: The losses of the bigram and trigram by size; by default 2.4, 2.2.
 
@@ -78,7 +79,7 @@ def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
 
 
 def finish(entries: list[Entry], run=outcome_of, done=()) -> dict:
-  """Runs a pool to its end, all runs that are ready at a time."""
+  """Runs a pool to its end, with all runs that are ready at a time."""
   found = dict(done)
   while ready := next_jobs(entries, found):
     found |= {job.name: run(job) for job in ready}
@@ -86,10 +87,10 @@ def finish(entries: list[Entry], run=outcome_of, done=()) -> dict:
 
 
 class Runner(NamedTuple):
-  """Makes outcomes up, as `pool_runs.Runner` measures them.
+  """Replacement for `pool_runs.Runner` that simulates outcomes.
 
   Attributes:
-    directory: Where they go.
+    directory: Folder of the runs.
     killed_at: Name of the job at which the process ends, once.
   """
 
@@ -112,12 +113,12 @@ class Runner(NamedTuple):
 
 
 class World(NamedTuple):
-  """What the results of a scale come to.
+  """Simulated results of a scale, and their findings.
 
   Attributes:
-    entries: What was run.
+    entries: Entries of the pool.
     done: Outcomes.
-    measured: Outcomes of the seeds that judge, by arm and seed.
+    measured: Outcomes of the judging seeds, by arm and seed.
     gates: The gates.
     findings: Findings by the keys of claims.
   """
@@ -130,16 +131,16 @@ class World(NamedTuple):
 
 
 def entries_of(scale=FAIR) -> list[Entry]:
-  """Returns what a scale runs."""
+  """Returns the entries of a scale."""
   return Reproduction('', scale, pathlib.Path(), pathlib.Path()).entries
 
 
 def look_at(scale, entries, done) -> World:
   """Judges the claims of a scale by outcomes."""
   claims = [CLAIMS[key] for key in scale.claims]
-  measured = claim_report.measured(entries, done)
-  gates = gates_lib.check(scale, claims, entries, done, measured)
-  findings = judge(claims, measured, gates_lib.failures(gates, claims))
+  measured = arm_report.measured(entries, done)
+  gates = check(scale, claims, entries, done, measured)
+  findings = judge(claims, measured, failures(gates, claims))
   return World(
       entries, done, measured, gates, {f.claim.key: f for f in findings}
   )

@@ -59,10 +59,10 @@ def draw_scores(shape, seed, kind):
     ]),
     st.sampled_from(['float32', 'bfloat16', 'float16']),
 )
-def test_mask_equals_a_stable_argsort(shape, level, seed, kind, dtype):
+def test_mask_equals_a_stable_argsort(shape, sparsity, seed, kind, dtype):
   scores = jnp.asarray(draw_scores(shape, seed, kind)).astype(dtype)
-  mask = spdf.mask_from_scores(scores, level)
-  np.testing.assert_array_equal(mask, oracle(scores, level))
+  mask = spdf.mask_from_scores(scores, sparsity)
+  np.testing.assert_array_equal(mask, oracle(scores, sparsity))
 
 
 @pytest.mark.parametrize('dtype', ['uint32', 'int8', 'uint16'])
@@ -83,15 +83,15 @@ def test_scores_of_64_bits_are_refused():
 
 @settings(deadline=None, max_examples=25)
 @given(SHAPES, LEVELS, st.integers(0, 2**32))
-def test_every_layer_keeps_the_exact_count(shape, level, seed):
+def test_every_layer_keeps_the_exact_count(shape, sparsity, seed):
   mask = spdf.random_mask(
-      jax.random.key(seed), {'w': jnp.zeros(shape)}, level
+      jax.random.key(seed), {'w': jnp.zeros(shape)}, sparsity
   )['w']
   layers = np.asarray(mask).reshape((-1, int(np.prod(shape[-2:]))))
-  assert (layers.sum(1) == number_kept(layers.shape[1], level)).all()
+  assert (layers.sum(1) == number_kept(layers.shape[1], sparsity)).all()
 
 
-def test_layers_of_a_stack_do_not_compete():
+def test_layers_of_a_stack_are_separate_groups():
   scores = jnp.stack([jnp.full((4, 4), 9.0), jnp.ones((4, 4))])
   mask = spdf.mask_from_scores(scores, 0.75)
   assert mask.sum((1, 2)).tolist() == [4, 4]
@@ -152,7 +152,7 @@ def test_random_masks_are_unbiased():
   assert counts.min() > 20 and counts.max() < 80
 
 
-def test_levels_may_differ_by_leaf():
+def test_sparsities_may_differ_by_leaf():
   params = {'a': jnp.zeros((4, 4)), 'b': jnp.zeros((4, 4)), 'c': None}
   mask = spdf.random_mask(
       jax.random.key(0), params, {'a': 0.5, 'b': 0.75, 'c': None}
@@ -175,13 +175,15 @@ def test_traced_masks_compile_without_sort_or_gather():
   assert ' sort(' not in text and 'all-gather' not in text
 
 
-@pytest.mark.parametrize('level', [1.0, -0.1, float('nan'), 'half', None, True])
-def test_impossible_sparsity_is_named(level):
+@pytest.mark.parametrize(
+    'sparsity', [1.0, -0.1, float('nan'), 'half', None, True]
+)
+def test_impossible_sparsity_is_named(sparsity):
   with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
-    spdf.random_mask(jax.random.key(0), {'w': jnp.zeros((2, 2))}, level)
+    spdf.random_mask(jax.random.key(0), {'w': jnp.zeros((2, 2))}, sparsity)
 
 
-def test_tree_of_levels_that_does_not_fit_is_refused():
+def test_tree_of_sparsities_that_does_not_fit_is_refused():
   with pytest.raises(ValueError, match='does not fit the parameters'):
     spdf.random_mask(
         jax.random.key(0), {'w': jnp.zeros((2, 2))}, {'v': 0.5}

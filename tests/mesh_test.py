@@ -14,6 +14,8 @@ from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import mesh_sizes
 from spdf_jax.training.mesh import place_batch
 
+pytestmark = pytest.mark.sharding
+
 MESH = dict(data=2, fsdp=4, tensor=2)
 
 

@@ -1,4 +1,4 @@
-"""The metrics file holds every step once, however often a run was killed."""
+"""The metrics file has every step once, however often a run was killed."""
 
 import json
 import os

@@ -22,7 +22,7 @@ LENGTH = 8
 
 
 class Numbers:
-  """Blocks that spell their own number, from `first` on."""
+  """Blocks whose tokens equal the block's number, counted from `first`."""
 
   def __init__(self, first, count):
     self.first, self.count = first, count
@@ -181,7 +181,7 @@ def test_bad_mixtures_of_folders_get_one_sentence(tmp_path):
   )
   with pytest.raises(ValueError, match='have different tokenizers'):
     open_it(f'{a}=1,{b}=1')
-  with pytest.raises(ValueError, match='is no mixture; write'):
+  with pytest.raises(ValueError, match='is not a mixture; write'):
     open_it(f'{a}=1,{b}')
   with pytest.raises(ValueError, match='weight -1.0'):
     open_it(f'{a}=-1')

@@ -283,7 +283,7 @@ def test_more_packed_weights_than_values_are_refused():
 
 
 def check_kernels(name, dtype):
-  """What a child process runs."""
+  """Runs in a child process."""
   from spdf_jax.accelerator.native import library
 
   print('kernels', library.kernels())
@@ -295,6 +295,7 @@ def check_kernels(name, dtype):
 
 
 # NPROC is the size of XLA's thread pool: dw is summed in as many parts.
+@pytest.mark.process
 @pytest.mark.parametrize('name, threads, dtype', [
     ('avx512', 1, 'float32'), ('avx512', 5, 'float32'),
     ('avx2', 1, 'float32'), ('avx2', 3, 'float32'),
@@ -527,7 +528,7 @@ def test_shard_map_changes_nothing():
 
 
 def check_on_eight_devices():
-  """What a child process runs."""
+  """Runs in a child process."""
   mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
   tokens, whole = PartitionSpec('data'), PartitionSpec()
   case = make_case(0, (16,), 70, 50, 0.8, 'none', 'others')
@@ -550,6 +551,7 @@ def check_on_eight_devices():
     assert 'all-gather' not in text
 
 
+@pytest.mark.process
 def test_shards_call_the_kernels_and_nothing_is_gathered():
   child = subprocess.run(
       [sys.executable, '-c', (

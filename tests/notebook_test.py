@@ -1,4 +1,4 @@
-"""Every notebook runs as a script, and is what its script says."""
+"""Every notebook runs as a script, and has the cells of its script."""
 
 import os
 import pathlib
@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+
+pytestmark = pytest.mark.process
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / 'experiments' / 'colabs').glob('*.py'))
@@ -26,7 +28,7 @@ def test_there_are_notebooks_of_what_readers_ask_for():
 
 
 def run(script, tmp_path):
-  """Runs a notebook as a script, and asserts that all is well."""
+  """Runs a notebook as a script, and asserts that it has no warnings."""
   library = NEEDS.get(script.stem, 'matplotlib')
   pytest.importorskip(library, reason=f'{script.stem} needs {library}')
   path = [str(ROOT), os.environ.get('PYTHONPATH')]

@@ -1,4 +1,4 @@
-"""The plan's AdamW is that of the papers, and restarts what it should."""
+"""The plan's AdamW is that of the papers, and restarts its moments."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ def make_optimizer(plan):
 
 
 def run(plan, sizes):
-  """Parameters and state after a step for every gradient of some size."""
+  """Returns parameters and state after a step for each given gradient size."""
   optimizer = make_optimizer(plan)
   update = jax.jit(optimizer.update)
   params = make_params()

@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_refused(change, message):
 
 
 def test_mixed_precisions_are_refused():
-  with pytest.raises(TypeError, match='done silently'):
+  with pytest.raises(TypeError, match='not cast implicitly'):
     sparse_matmul(
         CASE.x, jnp.ones(3, jnp.bfloat16), packing.pack_mask(CASE.mask)
     )

@@ -1,4 +1,4 @@
-"""Packed matrices come back bit for bit; NumPy says what lies where."""
+"""Packed matrices are unpacked bit for bit; NumPy checks the layout."""
 
 from hypothesis import given
 from hypothesis import settings

@@ -14,6 +14,8 @@ from experiments.papers.paired import p_above
 from experiments.papers.paired import p_below
 from experiments.papers.paired import t_interval
 
+pytestmark = pytest.mark.papers
+
 VALUES = st.lists(st.floats(-3, 3), min_size=2, max_size=9).filter(
     lambda values: np.std(values) > 1e-3
 )
@@ -86,10 +88,10 @@ def test_holms_correction_is_that_of_the_textbook():
 @given(st.lists(st.floats(0, 1), max_size=8))
 def test_holm_rejects_step_by_step(p_values):
   corrected = holm(p_values)
-  for level in (0.01, 0.05, 0.3):
+  for sparsity in (0.01, 0.05, 0.3):
     rejected = set()
     for rank, i in enumerate(np.argsort(p_values, kind='stable')):
-      if p_values[i] * (len(p_values) - rank) > level:
+      if p_values[i] * (len(p_values) - rank) > sparsity:
         break
       rejected.add(i)
-    assert {i for i, p in enumerate(corrected) if p <= level} == rejected
+    assert {i for i, p in enumerate(corrected) if p <= sparsity} == rejected

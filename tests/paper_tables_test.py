@@ -20,10 +20,12 @@ from spdf_jax.evaluation.metrics.protocols import PROTOCOLS
 from spdf_jax.evaluation.scorecard import TEXT_PROTOCOLS
 from spdf_jax.models import PRESETS
 from spdf_jax.runs.ancestry import describe_stages
-from spdf_jax.runs.ancestry import read_lineage
+from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.runs.ancestry import Stage
 from spdf_jax.runs.scored_runs import find_runs
 from spdf_jax.training.config import plain
+
+pytestmark = pytest.mark.papers
 
 RIGL = dict(algorithm='rigl', sparsity=0.8, update_every=10, update_until=80)
 RISING = RIGL | dict(
@@ -35,13 +37,13 @@ def make_run(
     workdir, phases, *, preset='gpt2-small', task='', seed=0, init_from='',
     done=None, **model,
 ):
-  """Writes a workdir; a phase is (name, source, sparsity, level, steps)."""
+  """Writes a workdir; a phase is (name, source, sparsity, sparsity, steps)."""
   workdir.mkdir(parents=True)
   records, start = [], 0
-  for name, source, _, level, steps in phases:
+  for name, source, _, sparsity, steps in phases:
     records.append(dict(
         name=name, start=start, steps=steps, batch_size=4, length=8,
-        source=source, sparsity=level, tokens=32 * steps, flops_per_step=1.0,
+        source=source, sparsity=sparsity, tokens=32 * steps, flops_per_step=1.0,
         dense_flops_per_step=2.0,
     ))
     start += steps
@@ -69,15 +71,15 @@ def make_run(
   return workdir
 
 
-def pretrain(workdir, level=0.75, steps=100, **fields):
+def pretrain(workdir, sparsity=0.75, steps=100, **fields):
   return make_run(
-      workdir, [('pretrain', 'corpus', level, level, steps)], **fields
+      workdir, [('pretrain', 'corpus', sparsity, sparsity, steps)], **fields
   )
 
 
-def tune(workdir, start, task='e2e', level=0.0, **fields):
+def tune(workdir, start, task='e2e', sparsity=0.0, **fields):
   return make_run(
-      workdir, [('finetune', 'task', level, level, 20)], task=task,
+      workdir, [('finetune', 'task', sparsity, sparsity, 20)], task=task,
       init_from=str(start), **fields,
   )
 
@@ -124,8 +126,8 @@ def test_a_table_of_ones_own_is_filled_by_the_same_rule(tmp_path):
   measure = Measure('validation', 'mean over tokens', 'loss', 10)
   found = find_runs([tmp_path]).runs
   mine = [
-      Result('Ours', name, 'loss', Arm('gpt-mini', name, level), measure)
-      for name, level in (('static', 0.75), ('static', 0.5), ('dense', 0.0))
+      Result('Ours', name, 'loss', Arm('gpt-mini', name, sparsity), measure)
+      for name, sparsity in (('static', 0.75), ('static', 0.5), ('dense', 0.0))
   ]
   values = [cell.values for cell in fill_results(mine, found)]
   assert values == [(20.0, 25.0), (), ()]
@@ -139,9 +141,9 @@ def test_one_run_has_no_deviation_and_printed_units(tmp_path):
 
 def test_sparse_and_dense_fine_tuning_are_told_apart(tmp_path):
   start = pretrain(tmp_path / 'start')
-  for name, level in (('kept', 0.75), ('freed', 0.0)):
-    run = tune(tmp_path / name, start, level=level)
-    score(run / 's.json', run, 60 + level)
+  for name, sparsity in (('kept', 0.75), ('freed', 0.0)):
+    run = tune(tmp_path / name, start, sparsity=sparsity)
+    score(run / 's.json', run, 60 + sparsity)
   cells = cells_of('spdf_tuning', tmp_path)
   row = 'GPT-2 Small 75%, fine-tuned'
   assert cells[f'{row} sparsely', 'E2E BLEU'].values == (60.75,)
@@ -163,7 +165,7 @@ def test_both_readings_of_variable_spdf_are_its_row(tmp_path):
         49.0,
     )
   cell = cells_of('variable', tmp_path)['6.7B variable', 'DART BLEU']
-  assert not cell.values and cell.reason.startswith('of several configs: ')
+  assert not cell.values and cell.reason.startswith('several configs: ')
 
 
 def test_a_phase_that_was_scored_is_what_came_before_it(tmp_path):
@@ -178,7 +180,7 @@ def test_a_phase_that_was_scored_is_what_came_before_it(tmp_path):
   score(tmp_path / 'b.json', run, 0.9, 'arc_easy', **scores)
   cell = cells_of('variable_accuracy', tmp_path)['256M static 75%', 'arc_easy']
   assert cell.values == (38.5,)
-  assert read_lineage(f'{run}@pretrain').task == ''
+  assert read_ancestry(f'{run}@pretrain').task == ''
 
 
 @pytest.mark.parametrize('spec, tokens, table, row', [
@@ -216,7 +218,7 @@ def test_rounds_of_pruning_are_iterative():
 def test_what_is_not_the_papers_fills_nothing(tmp_path):
   start = pretrain(tmp_path / 'start')
   odd = {
-      'other level': tune(tmp_path / 'a', pretrain(tmp_path / 'a0', 0.6)),
+      'other sparsity': tune(tmp_path / 'a', pretrain(tmp_path / 'a0', 0.6)),
       'other sizes': tune(
           tmp_path / 'b', pretrain(tmp_path / 'b0', d_model=384), d_model=384
       ),
@@ -249,7 +251,7 @@ def test_empty_cells_say_why(tmp_path):
       f'not scored: {unscored}'
   )
   assert cells['GPT-2 Small 0%', 'E2E BLEU'].reason == (
-      f'of one seed: {twice[0]}, {twice[1]}'
+      f'same seed: {twice[0]}, {twice[1]}'
   )
 
 

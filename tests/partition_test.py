@@ -1,4 +1,4 @@
-"""`partition` of algorithms: labels, levels, masks and updates."""
+"""`partition` of algorithms: labels, sparsities, masks and updates."""
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def test_one_algorithm_for_all_labels_is_that_algorithm_bit_for_bit():
 def test_members_change_their_masks_at_their_own_steps():
   algorithm = two(
       spdf.gmp(0.75, update_every=1, update_from=2, update_until=2,
-               init=lambda key, params, levels: jax.tree.map(
+               init=lambda key, params, sparsities: jax.tree.map(
                    lambda p: jnp.ones(p.shape, bool), params)),
       spdf.join([spdf.dense(), spdf.static(0.5)], [4]),
   )
@@ -159,21 +159,21 @@ def test_members_see_none_where_leaves_are_not_theirs():
   assert seen == [('a', [1]), ('b', [3]), ('a', [1] * 3), ('b', [3] * 3)]
 
 
-def test_levels_of_a_whole_are_of_the_group():
-  # ERK over the two attention leaves alone, equal in shape: the same level.
+def test_sparsities_of_a_whole_are_of_the_group():
+  # ERK over the two attention leaves alone, equal in shape: the same sparsity.
   algorithm = two(
       spdf.static(0.5, distribution=spdf.erk),
       spdf.static(0.5, distribution=spdf.model_wide,
                   init=spdf.magnitude_mask),
   )
-  levels = algorithm.sparsity_at(0, jax.tree.map(
+  sparsities = algorithm.sparsity_at(0, jax.tree.map(
       lambda p: p[None] if p.ndim == 2 else None, PARAMS
   ))
-  np.testing.assert_allclose(levels['h_0']['attn']['wq'], 0.5)
-  assert levels['h_0']['mlp']['wi'] == levels['h_1']['mlp']['wi'] == 0.5
-  assert levels['h_0']['bias'] is None
+  np.testing.assert_allclose(sparsities['h_0']['attn']['wq'], 0.5)
+  assert sparsities['h_0']['mlp']['wi'] == sparsities['h_1']['mlp']['wi'] == 0.5
+  assert sparsities['h_0']['bias'] is None
   counts = kept(train(algorithm, 0)[0][0])
-  # The weights of the second layer are larger: the two compete.
+  # The weights of the second layer are larger: both are one group.
   assert counts['h_0', 'mlp'] < 64 < counts['h_1', 'mlp']
   assert counts['h_0', 'mlp'] + counts['h_1', 'mlp'] == 128
   assert counts['h_0', 'attn'] == 32

@@ -1,4 +1,4 @@
-"""What other sparsity libraries get wrong, and what ours does instead.
+"""Known mistakes of other sparsity libraries, which this one avoids.
 
 First jaxpruner, then cerebras.pytorch.sparse; each test is named after the
 mistake. Three that take several devices are in `sparsify_sharding_test.py`:
@@ -29,10 +29,10 @@ from spdf_jax.sparsity.counts import kept_table
 from spdf_jax.sparsity.times import update_times
 
 GROWING = ['set', 'rigl', 'granet']
-MOVING = ['gmp', *GROWING]
+DYNAMIC = ['gmp', *GROWING]
 each_growing = pytest.mark.parametrize('name', GROWING)
 each_of_two = pytest.mark.parametrize('name', ['gmp', 'rigl'])
-each_moving = pytest.mark.parametrize('name', MOVING)
+each_dynamic = pytest.mark.parametrize('name', DYNAMIC)
 
 
 @pytest.fixture(autouse=True, scope='module')
@@ -100,7 +100,7 @@ def test_survivors_are_lifted_over_the_largest_and_eaten_by_rounding(
   assert safe.sum() > 1400 and new[safe].all()
 
 
-@each_moving
+@each_dynamic
 def test_moments_of_pruned_weights_keep_integrating(name):
   for _, state in train(optimizer(name), make_params(), 8):
     adam = state.inner_state[0]
@@ -215,8 +215,8 @@ def test_the_default_filter_prunes_embeddings_and_scanned_norms_and_biases():
   ]
 
 
-@pytest.mark.parametrize('name', ['static', *MOVING])
-def test_a_stacked_kernel_is_one_competition(name):
+@pytest.mark.parametrize('name', ['static', *DYNAMIC])
+def test_a_stacked_kernel_is_one_group(name):
   """Layers of very different scale keep the same number of weights."""
   scale = 10.0 ** np.arange(-4, 4).reshape(8, 1, 1)
   rng = np.random.default_rng(0)
@@ -249,7 +249,7 @@ def test_packed_masks_corrupt_gradients(name):
 
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
-@each_moving
+@each_dynamic
 def test_masks_multiply_instead_of_select_so_that_nan_spreads(name, bad):
   """Gradients of pruned weights may be anything between the updates."""
   tx = optimizer(name)
@@ -265,7 +265,7 @@ def test_masks_multiply_instead_of_select_so_that_nan_spreads(name, bad):
     assert_equal(spoilt, clean)
 
 
-@each_moving
+@each_dynamic
 def test_the_whole_tensor_is_sorted(name):
   tx = optimizer(name)
   params = jax.eval_shape(make_params)
@@ -285,21 +285,23 @@ def test_the_seed_has_a_default():
   assert (masks[0] != masks[1]).any()
 
 
-@pytest.mark.parametrize('level', [0.1, 0.3, 0.7, 0.9])
-def test_counts_are_computed_in_float32(level):
+@pytest.mark.parametrize('sparsity', [0.1, 0.3, 0.7, 0.9])
+def test_counts_are_computed_in_float32(sparsity):
   """It is off by 14 of 604 million weights; a table of ours by none."""
   params = {'w': jax.ShapeDtypeStruct((1, 12_288, 49_152), jnp.float32)}
   size = 12_288 * 49_152
   times = update_times(10, stop=100)
-  table = kept_table(params, level, spdf.uniform, times, spdf.unstructured())
-  wanted = size - round(size * level)
+  table = kept_table(
+      params, sparsity, spdf.uniform, times, spdf.structures.unstructured()
+  )
+  wanted = size - round(size * sparsity)
   assert table['w'].dtype == np.int32 and table['w'].tolist() == [wanted]
 
 
 # cerebras.pytorch.sparse.
 
 
-@each_moving
+@each_dynamic
 def test_top_k_runs_on_every_step(name):
   algorithm = CASES[name].make()
   calls = []
@@ -318,11 +320,13 @@ def test_top_k_runs_on_every_step(name):
 
 @pytest.mark.parametrize('make', [
     spdf.static,
-    lambda level: spdf.gmp(level, **TIMES),
-    lambda level: spdf.sparse_evolution(
-        level, drop_fraction=lambda step: 1.0, **TIMES
+    lambda sparsity: spdf.gmp(sparsity, **TIMES),
+    lambda sparsity: spdf.sparse_evolution(
+        sparsity, drop_fraction=lambda step: 1.0, **TIMES
     ),
-    lambda level: spdf.rigl(level, drop_fraction=lambda step: 1.0, **TIMES),
+    lambda sparsity: spdf.rigl(
+        sparsity, drop_fraction=lambda step: 1.0, **TIMES
+    ),
 ], ids=['static', 'gmp', 'set', 'rigl'])
 def test_a_float32_floor_keeps_none_of_a_hundred_at_99_percent(make):
   tx = spdf.sparsify(optax.sgd(0.1), make(0.99), key=0)

@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte are what a plain sum says they are."""
+"""Loss, perplexity and bits per byte agree with a plain sum."""
 
 import math
 from typing import NamedTuple

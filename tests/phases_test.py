@@ -188,7 +188,7 @@ def test_moments_restart_where_a_phase_asks_but_never_at_the_start():
   assert plan.restarts == (20, 30)
 
 
-def levels(algorithm: Algorithm, steps):
+def sparsities(algorithm: Algorithm, steps):
   params = {'w': jnp.ones((1, 8, 8))}
   return [algorithm.sparsity_at(step, params)['w'] for step in steps]
 
@@ -199,7 +199,7 @@ def test_the_sparsity_changes_at_the_boundary():
       make_phase(name='b', sparsity=0.5),
       make_phase(name='c', sparsity=0.0),
   ))
-  found = levels(plan.algorithm, (0, 9, 10, 19, 20, 29))
+  found = sparsities(plan.algorithm, (0, 9, 10, 19, 20, 29))
   assert found == [0.75, 0.75, 0.5, 0.5, 0.0, 0.0]
 
 
@@ -238,11 +238,11 @@ def test_masks_move_where_they_change_within_a_stretch():
       dict(steps=10), dict(steps=10, fraction=0.25),
   ])
   pruned = [make_phase(name=name, sparsity=rounds) for name in 'cd']
-  assert not Plan((sparse,)).moves_masks
-  assert not Plan((sparse, dense)).moves_masks
-  assert Plan((make_phase(sparsity=RIGL), dense)).moves_masks
-  assert Plan(tuple(pruned)).moves_masks
-  assert levels(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
+  assert not Plan((sparse,)).updates_masks
+  assert not Plan((sparse, dense)).updates_masks
+  assert Plan((make_phase(sparsity=RIGL), dense)).updates_masks
+  assert Plan(tuple(pruned)).updates_masks
+  assert sparsities(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
 
 
 def test_a_long_plan_finds_its_updates_at_once():

@@ -1,4 +1,4 @@
-"""The planner: what it finds is what trying everything finds."""
+"""The planner agrees with an exhaustive search."""
 
 import math
 import re
@@ -28,48 +28,48 @@ LEVELS = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
 XL = shape_of(PRESETS['gpt3-xl'])
 
 
-def xl_flops(level):
-  return 512 * training_flops(XL, 2048, level)
+def xl_flops(sparsity):
+  return 512 * training_flops(XL, 2048, sparsity)
 
 
 @st.composite
 def costs(draw):
-  """Costs that fall with the level, by a line or by steps, never to zero."""
+  """Costs that fall with the sparsity, by a line or by steps, never to zero."""
   fixed = draw(st.floats(0.01, 5))
   slope = draw(st.floats(0, 5))
   stairs = draw(st.booleans())
-  rounded = lambda level: math.floor(8 * level) / 8 if stairs else level
-  return lambda level: fixed + slope * (1 - rounded(level))
+  rounded = lambda s: math.floor(8 * s) / 8 if stairs else s
+  return lambda sparsity: fixed + slope * (1 - rounded(sparsity))
 
 
 @given(costs(), st.integers(1, 40), st.floats(0.05, 1.2), st.lists(
     st.sampled_from(LEVELS), min_size=1, unique=True,
 ))
 @settings(deadline=None, max_examples=60)
-def test_plans_are_what_trying_everything_finds(cost, steps, share, levels):
-  levels = sorted(levels)
+def test_plans_are_what_trying_everything_finds(cost, steps, share, sparsities):
+  sparsities = sorted(sparsities)
   budget = share * steps * cost(0.0)
   fits = lambda total: total <= budget * (1 + 1e-9)
   try:
-    plans = planner.plan_stages(cost, steps, budget, levels)
+    plans = planner.plan_stages(cost, steps, budget, sparsities)
   except planner.OutOfBudget as error:
-    assert error.least == steps * cost(levels[-1]) > budget
+    assert error.least == steps * cost(sparsities[-1]) > budget
     return
   if fits(steps * cost(0.0)):
     assert plans == [Stages('dense', 0.0, 0, steps)]
     return
   static, *variable = plans
-  grid = range(round(levels[-1] * 10_000) + 1)
+  grid = range(round(sparsities[-1] * 10_000) + 1)
   least = next(k for k in grid if fits(steps * cost(k / 10_000)))
   assert static == Stages('static', least / 10_000, steps, 0)
   expected = []
-  for level in levels:
+  for sparsity in sparsities:
     paid = [
         n for n in range(1, steps)
-        if fits((steps - n) * cost(level) + n * cost(0.0))
+        if fits((steps - n) * cost(sparsity) + n * cost(0.0))
     ]
     if paid:
-      expected.append(Stages('variable', level, steps - paid[-1], paid[-1]))
+      expected.append(Stages('variable', sparsity, steps - paid[-1], paid[-1]))
   assert variable == expected
 
 
@@ -108,17 +108,17 @@ def test_a_budget_that_pays_for_dense_training_asks_for_no_zeros():
   assert planner.choose(plans, 1 / 6) == plans[0]
 
 
-@pytest.mark.parametrize('steps, budget, levels, message', [
+@pytest.mark.parametrize('steps, budget, sparsities, message', [
     (0, 1.0, [0.5], 'steps is 0'), (1, 0.0, [0.5], 'budget is 0.0'),
-    (1, math.nan, [0.5], 'budget is nan'), (1, 1.0, [], r'levels is \[\]'),
+    (1, math.nan, [0.5], 'budget is nan'), (1, 1.0, [], r'sparsities is \[\]'),
     (1, 1.0, [0.9, 0.5], 'give rising'), (1, 1.0, [0.5, 1.0], 'give rising'),
     (9, 1e-3, [0.5], 'budget is 0.001, and at least 4.5 is needed'),
 ])
-def test_budgets_and_levels_that_cannot_be_are_refused(
-    steps, budget, levels, message
+def test_budgets_and_sparsities_that_cannot_be_are_refused(
+    steps, budget, sparsities, message
 ):
   with pytest.raises(ValueError, match=message):
-    planner.plan_stages(lambda level: 1 - level, steps, budget, levels)
+    planner.plan_stages(lambda s: 1 - s, steps, budget, sparsities)
 
 
 def test_a_dense_share_beyond_all_is_refused():
@@ -134,8 +134,8 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
   recipe = create_recipe(config, planning=True)
   shape = shape_of(recipe.model.config)
   phase = recipe.plan.phases[0]
-  flops = lambda level: phase.batch_size * training_flops(
-      shape, phase.length, level
+  flops = lambda sparsity: phase.batch_size * training_flops(
+      shape, phase.length, sparsity
   )
   found = sum(
       p['steps'] * p['flops_per_step']
@@ -147,8 +147,8 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
   assert found == pytest.approx(plan.total(flops) - spared, rel=1e-4)
 
 
-def recipe_at(level):
-  config = planned.get_config(f'model=gpt-mini,sparsity={level},sparse=100')
+def recipe_at(sparsity):
+  config = planned.get_config(f'model=gpt-mini,sparsity={sparsity},sparse=100')
   return create_recipe(config, planning=True)
 
 
@@ -175,9 +175,9 @@ def test_a_machine_or_a_number_of_them_that_is_not_there_is_refused():
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
 @settings(deadline=None)
-def test_interpolated_seconds_never_rise_with_the_level(values):
-  levels = [i / 10 for i in range(len(values))]
-  seconds = interpolated(dict(zip(levels, values)))
+def test_interpolated_seconds_never_rise_with_the_sparsity(values):
+  sparsities = [i / 10 for i in range(len(values))]
+  seconds = interpolated(dict(zip(sparsities, values)))
   found = [seconds(i / 100) for i in range(100)]
   assert all(b <= a for a, b in zip(found, found[1:]))
   assert seconds(0.0) == values[0] and seconds(0.99) == min(values)
@@ -191,6 +191,7 @@ def run(*arguments):
   return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_the_command_prints_plans_and_a_command_that_can_be_planned():
   code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=9.476e19')
   assert code == 0, output
@@ -202,6 +203,7 @@ def test_the_command_prints_plans_and_a_command_that_can_be_planned():
   assert recipe.plan.total_steps == 24_796
 
 
+@pytest.mark.process
 def test_a_budget_too_small_is_answered_with_the_least_that_can():
   code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=1e19')
   assert code == 1 and 'Traceback' not in output
@@ -212,7 +214,7 @@ def test_a_budget_too_small_is_answered_with_the_least_that_can():
 @pytest.mark.slow
 def test_steps_are_measured_on_this_cpu():
   code, output = run(
-      '--model=gpt-mini', '--hours=10', '--machine=cpu', '--levels=0.9'
+      '--model=gpt-mini', '--hours=10', '--machine=cpu', '--sparsities=0.9'
   )
   assert code == 0, output
   assert re.search(r'dense +0.0% .* (s|min|h) \*\n', output)

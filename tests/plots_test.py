@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from spdf_jax.costs.sparsity_spans import Segment
-from spdf_jax.runs.change_plots import plot_mask_changes
+from spdf_jax.costs.sparsity_spans import Span
 from spdf_jax.runs.curves import flops_at
+from spdf_jax.runs.mask_update_plots import plot_mask_updates
 from spdf_jax.runs.plot_style import COLORS
 from spdf_jax.runs.plot_style import label_points
 from spdf_jax.runs.plot_style import label_spans
@@ -23,13 +23,13 @@ from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
 
 
-def make_run(levels, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
+def make_run(sparsities, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
   phases, start = [], 0
-  for index, level in enumerate(levels):
-    source = 'task' if index == len(levels) - 1 else 'text'
+  for index, sparsity in enumerate(sparsities):
+    source = 'task' if index == len(sparsities) - 1 else 'text'
     phases.append(PhaseRecord(
-        f'phase{index}', start, 10, 2, 8, source, level, 160,
-        1e9 * (1 - 0.8 * level), 1e9,
+        f'phase{index}', start, 10, 2, 8, source, sparsity, 160,
+        1e9 * (1 - 0.8 * sparsity), 1e9,
     ))
     start += 10
   rows = []
@@ -52,7 +52,7 @@ RUNS = {
 }
 PLOTS = (
     plot_layer_sparsity, plot_loss_over_flops, plot_loss_over_steps,
-    plot_mask_changes,
+    plot_mask_updates,
 )
 
 
@@ -202,10 +202,10 @@ def test_rounds_within_a_phase_are_marked_and_a_ramp_is_not():
   run = RUNS['dense']
 
   def dotted(count):
-    parts = [Segment(0, 2, 0.0, 1.0)] + [
-        Segment(2 + i, 1, i / 100, 1.0) for i in range(count)
+    parts = [Span(0, 2, 0.0, 1.0)] + [
+        Span(2 + i, 1, i / 100, 1.0) for i in range(count)
     ]
-    first = run.phases[0]._replace(segments=tuple(parts))
+    first = run.phases[0]._replace(spans=tuple(parts))
     changed = dataclasses.replace(run, phases=(first, *run.phases[1:]))
     ax = plot_loss_over_steps({'toy': changed}).axes[0]
     names = [text.get_text().split('\n')[-1] for text in ax.texts]
@@ -221,10 +221,10 @@ def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():
   names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
   layers = [f'block_{i}/up' for i in range(12)]
   assert names == [*layers, 'all sparsified', 'all parameters']
-  levels = figure.axes[1].get_images()[0].get_array()
-  assert levels.shape == (14, 3)
-  np.testing.assert_allclose(levels[:, 0], [0.75] * 13 + [0.375])
-  assert not levels[:, 1:].any()
+  sparsities = figure.axes[1].get_images()[0].get_array()
+  assert sparsities.shape == (14, 3)
+  np.testing.assert_allclose(sparsities[:, 0], [0.75] * 13 + [0.375])
+  assert not sparsities[:, 1:].any()
   texts = [text.get_text() for text in figure.axes[2].texts]
   # The static run has three layers only; the others are not made up.
   assert texts[::2] == ['83.8%'] * 3 + ['–'] * 9 + ['83.8%', '41.9%']

@@ -1,4 +1,4 @@
-"""The pool of runs: what comes next, and nothing twice."""
+"""The pool of runs: the order of runs, without repetitions."""
 
 import concurrent.futures
 import math
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_up_results import finish
 import pytest
 
-from experiments.papers import claim_report
+from experiments.papers import arm_report
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.pool import all_jobs
@@ -20,6 +20,8 @@ from experiments.papers.pool import Entry
 from experiments.papers.pool import next_jobs
 from experiments.papers.pool import run_all
 from experiments.papers.pool import tried
+
+pytestmark = pytest.mark.papers
 
 DENSE, STATIC = Arm('dense'), Arm('static', 0.5)
 TASK = Arm('static', 0.5, task='task')
@@ -34,7 +36,7 @@ BEST = {'dense': 2.0, 'static-50': 4.0, 'static-50+task': 2.0}
 
 
 def measure(job):
-  """What a run finds: of two grids the best rate is one doubling beyond."""
+  """Simulates a run; in two grids the best rate is one doubling beyond."""
   if job.arm.method == 'init':
     return {'seconds': 1}
   loss = abs(math.log2(job.point['rate'] / BEST[job.arm.folder]))
@@ -80,7 +82,7 @@ def test_every_run_is_run_once_after_what_it_starts_from():
 
 def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
   found, _ = run_pool(measure)
-  runs = claim_report.measured(ENTRIES, found)
+  runs = arm_report.measured(ENTRIES, found)
   assert {arm: sorted(seeds) for arm, seeds in runs.items()} == {
       entry.arm: [1, 2] for entry in ENTRIES
   }
@@ -89,7 +91,7 @@ def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
       'dense/rate=1.0,seed=0', 'dense/rate=2.0,seed=0', 'dense/rate=4.0,seed=0',
       'dense/rate=2.0,seed=1', 'dense/rate=2.0,seed=2',
   }
-  table = claim_report.format_choices(ENTRIES, found)
+  table = arm_report.format_choices(ENTRIES, found)
   assert '**rate 4, stage 0.3: 0.0000**' in table
   assert 'rate 1, stage a: 2.1000' in table
   assert '| rate 1: 1.0000; **rate 2: 0.0000**; rate 4: 1.0000 |' in table
@@ -233,7 +235,7 @@ def test_a_tied_rate_runs_no_selection_seed_and_coincides_where_it_agrees(
   assert found.keys() - without.keys() == (set() if best == 2 else tied)
   alone = finish([*ENTRIES, TIED], run)
   assert alone.keys() - ALL.keys() == tied
-  measured = claim_report.measured([*ENTRIES, TUNED, TIED], found)
+  measured = arm_report.measured([*ENTRIES, TUNED, TIED], found)
   assert (measured[TIED.arm] == measured[TUNED.arm]) == (best == 2)
 
 

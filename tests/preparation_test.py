@@ -1,5 +1,6 @@
 """Files become token files: every format, any number of processes, kills."""
 
+import io
 import json
 import os
 import pathlib
@@ -24,10 +25,12 @@ from spdf_jax.data import unfinished
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.documents import list_inputs
 from spdf_jax.data.documents import read_documents
+from spdf_jax.data.encoding import WordCache
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
+from spdf_jax.data.preparation_text import format_corpus
+from spdf_jax.data.preparation_text import ProgressLine
 from spdf_jax.data.token_files import dtype_of
-from spdf_jax.data.word_cache import WordCache
 
 TEXTS = [f'Document {i}: élan of "{i * 7}".\nIts end\n' for i in range(60)]
 SHARES = dict(validation=0.2, test=0.2)
@@ -114,7 +117,7 @@ def make_dataset(folder):
 
 
 def make_arrow_dataset(folder):
-  """What save_to_disk writes, without its library."""
+  """Writes a dataset as `save_to_disk` does, without its library."""
   arrow = pytest.importorskip('pyarrow')
   table = arrow.table({'id': list(range(60)), 'text': TEXTS})
   with arrow.ipc.new_stream(
@@ -335,8 +338,9 @@ def test_damaged_files_are_named(tmp_path):
   pytest.importorskip('zstandard')
   pytest.importorskip('pyarrow')
   for name, message in (
-      ('a.jsonl.zst', 'no sound Zstandard'), ('a.parquet', 'no sound Parquet'),
-      ('a.arrow', 'no sound Arrow'),
+      ('a.jsonl.zst', 'not a valid Zstandard'),
+      ('a.parquet', 'not a valid Parquet'),
+      ('a.arrow', 'not a valid Arrow'),
   ):
     (tmp_path / name).write_bytes(b'nothing of the kind, and long enough')
     with pytest.raises(ValueError, match=message) as caught:
@@ -366,12 +370,12 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
       'does not exist': dict(source=tmp_path / 'none'),
       "kind of file '.pdf' is unknown": dict(source=tmp_path / 'a.pdf'),
       'holds no file with text': dict(source=tmp_path / 'empty'),
-      'validation=2 is no share': dict(validation=2),
+      'validation=2 is not a share': dict(validation=2),
       'leave nothing to': dict(validation=0, test=0),
       'workers=0 is not positive': dict(workers=0),
       'holds no tokenizer.json': dict(tokenizer=str(tmp_path / 'empty')),
       'cannot be read': dict(tokenizer=str(lines)),
-      'came into the train split': dict(validation=0.999, test=1e-9),
+      'is in the train split': dict(validation=0.999, test=1e-9),
   }.items():
     (tmp_path / 'a.pdf').touch()
     (tmp_path / 'empty').mkdir(exist_ok=True)
@@ -514,3 +518,40 @@ def test_inputs_are_listed_in_a_fixed_order(tmp_path):
 
 def test_a_piece_is_a_whole_document_unless_it_says_so():
   assert Piece('text').last
+
+
+class Terminal(io.StringIO):
+  """A stream that is a terminal, or is none."""
+
+  def __init__(self, live):
+    super().__init__()
+    self._live = live
+
+  def isatty(self):
+    return self._live
+
+
+@pytest.mark.parametrize('live, every, end', [
+    (True, 0.5, '\r'), (False, 10, '\n'),
+])
+def test_progress_is_printed_now_and_then(live, every, end):
+  out, now = Terminal(live), [0.0]
+  line = ProgressLine(out, clock=lambda: now[0])
+  for seconds in (0, every / 2, every, 1.5 * every, 2 * every):
+    now[0] = seconds
+    line(unfinished.Progress(2_000_000, 500_000, 1, 3, seconds, {}))
+  lines = out.getvalue().split(end)
+  assert len(lines) == 4 and lines[-1] == ''
+  assert lines[0] == '2 MB, 0.5M tokens, 1 of 3 files, 0 s'
+
+
+def test_the_text_of_a_corpus_has_its_splits_and_skipped_documents(tmp_path):
+  source = write_json_lines(tmp_path / 'in.jsonl')
+  with source.open('a') as file:
+    file.write('{"text": 3}\n')
+  corpus = prepare(source, tmp_path / 'out', max_faults=0.1)
+  *splits, skipped, written = format_corpus(corpus, 'out').splitlines()
+  assert [line.split()[0] for line in splits] == list(SPLITS)
+  assert sum(int(line.split()[1]) for line in splits) == len(TEXTS)
+  assert skipped.startswith('skipped: 1 ')
+  assert written == f'out is written, fingerprint {corpus.fingerprint}'

@@ -12,6 +12,8 @@ from real_data import data_path
 from spdf_jax.data import open_corpus
 from spdf_jax.training import create_recipe
 
+pytestmark = pytest.mark.process
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 

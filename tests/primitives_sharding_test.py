@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.sharding
+
 PRELUDE = textwrap.dedent('''
     import jax
     jax.config.update('jax_num_cpu_devices', DEVICES)

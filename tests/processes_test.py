@@ -1,4 +1,4 @@
-"""Joining processes: who is asked, and half-set environments."""
+"""Joining processes: arguments for JAX, and incomplete environments."""
 
 import jax
 import pytest
@@ -14,7 +14,7 @@ WHOLE = dict(
 
 @pytest.fixture
 def initialized(monkeypatch):
-  """Records what jax is asked instead of asking it."""
+  """Replaces the initialization of JAX by a record of its arguments."""
   calls = []
   monkeypatch.setattr(
       jax.distributed, 'initialize', lambda **given: calls.append(given)
@@ -87,7 +87,7 @@ def test_on_needs_others(monkeypatch):
   def nobody(**_):
     raise ValueError('coordinator_address should be defined.')
   monkeypatch.setattr(jax.distributed, 'initialize', nobody)
-  with pytest.raises(ValueError, match="distributed is 'on' and no cluster"):
+  with pytest.raises(ValueError, match="distributed is 'on' and the other"):
     join_processes('on', environment={})
 
 

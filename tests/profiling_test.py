@@ -1,4 +1,4 @@
-"""A trace holds the steps that were asked for, and changes nothing."""
+"""A trace has the requested steps, and does not change the run."""
 
 import logging
 
@@ -13,7 +13,7 @@ from spdf_jax.training import train
 
 @pytest.fixture
 def traced(monkeypatch):
-  """What is started and stopped, in place of the profiler."""
+  """Replaces the profiler by a record of its starts and stops."""
   events = []
   profiler = profiling.jax.profiler
   monkeypatch.setattr(

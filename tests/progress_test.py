@@ -1,4 +1,4 @@
-"""The progress line says where training is, how fast, and how long still."""
+"""The progress line shows step, speed and the time left."""
 
 import io
 

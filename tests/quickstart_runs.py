@@ -1,4 +1,4 @@
-"""The quickstart's config, shrunk: what the tests of the commands share."""
+"""The quickstart's config with few steps, shared by tests of commands."""
 
 import os
 import pathlib

@@ -1,23 +1,29 @@
-"""The race by the clock: equal seconds, and what its table says."""
+"""The race for equal seconds, and its table."""
 
 import dataclasses
 
 import pytest
 from quickstart_runs import ROOT
 
-pytestmark = pytest.mark.skipif(
-    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
-)
+pytestmark = [
+    pytest.mark.papers,
+    pytest.mark.skipif(
+        not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+    ),
+]
 
 from experiments.papers import race  # noqa: E402
 from experiments.papers.arms import Arm  # noqa: E402
+from experiments.papers.pace import Pace  # noqa: E402
 from experiments.papers.pool import Entry  # noqa: E402
 from experiments.papers.pool import Job  # noqa: E402
+from experiments.papers.race_report import Leg  # noqa: E402
+from experiments.papers.race_report import write_report  # noqa: E402
 from experiments.papers.scales import DENSE  # noqa: E402
 from experiments.papers.scales import STATIC_75  # noqa: E402
 from experiments.papers.scales import VARIABLE  # noqa: E402
 
-PACE = race.Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04})
+PACE = Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04})
 
 
 def paced():
@@ -50,8 +56,8 @@ def test_the_table_has_losses_less_those_of_dense(tmp_path):
           'training_seconds': 60.0,
           'curve': [[50, 30.0, 2.0], [100, 60.0, loss]],
       }
-  leg = race._Leg(128, 60.0, paced(), PACE, entries, done)
-  table = race.write_results([leg], tmp_path)
+  leg = Leg(128, 60.0, paced(), PACE, entries, done)
+  table = write_report([leg], tmp_path)
   row, = (x for x in table.splitlines() if x.startswith('| static-75'))
   assert '| 60 | 100 |' in row and '| -0.1000' in row
   assert (tmp_path / 'race.png').stat().st_size

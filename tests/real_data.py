@@ -1,4 +1,4 @@
-"""Where tests find real data and programs that are not part of the project."""
+"""Paths of real data and programs that are not part of the project."""
 
 import os
 import pathlib

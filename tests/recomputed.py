@@ -1,4 +1,4 @@
-"""A decoder without a cache of keys and values: the oracle of those with."""
+"""A decoder without a key-value cache, as an oracle for those with one."""
 
 import dataclasses
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Recomputed:
-  """A decoder whose cache is the tokens so far: all are computed anew."""
+  """A decoder whose cache is the tokens so far, which it computes again."""
 
   apply_fn: Any
   batch_axis, length_axis = 0, 1

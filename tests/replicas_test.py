@@ -1,4 +1,4 @@
-"""Replicas: what ordinary runs compute, in one program that can be stopped."""
+"""Replicas agree with ordinary runs, in one program that can be resumed."""
 
 import dataclasses
 import json
@@ -29,6 +29,8 @@ from experiments.papers.pool_runs import write_initial
 from experiments.papers.replicas import Replicas
 from experiments.papers.scales import SCALES
 from experiments.papers.scales import Size
+
+pytestmark = pytest.mark.papers
 
 RATES = (4e-3, 1.6e-2)
 SCALE = dataclasses.replace(
@@ -137,7 +139,7 @@ def test_results_do_not_depend_on_where_training_is_cut(replicas, trained):
 
 @pytest.fixture(scope='module')
 def outcomes(runner, tmp_path_factory):
-  """What the group measures, stopped after a step and given again."""
+  """Returns the outcomes of a group that is interrupted and resumed."""
   folder = tmp_path_factory.mktemp('group')
   with pytest.raises(InterruptedError, match='after step 1 of 20'):
     replica_runs.train_group(JOBS, runner, folder, deadline=0)
@@ -168,9 +170,9 @@ def test_outcomes_are_those_of_ordinary_runs(runner, outcomes):
 def test_runs_of_other_sizes_or_arms_are_refused(runner):
   large = runner.create_recipe(job_of(Arm('dense', size='large'), 1e-2, 0))
   recipe = runner.create_recipe(JOBS[0])
-  with pytest.raises(ValueError, match='steps is 56 and 20; runs that train'):
+  with pytest.raises(ValueError, match='steps is 56 and 20, but runs in one'):
     Replicas([recipe, large])
-  with pytest.raises(ValueError, match='arm rigl-90 does not train in one'):
+  with pytest.raises(ValueError, match='arm rigl-90 cannot be trained in one'):
     replica_groups.check_arms([Entry(Arm('rigl', 0.9), {}, 1)])
 
 

@@ -128,7 +128,7 @@ def test_flops_add_up_over_phases(runs):
   assert dense_flops_at(run, 110) == pytest.approx(1000 + 40)
 
 
-def test_table_holds_the_values_at_each_phases_end(runs):
+def test_table_holds_the_values_at_the_ends_of_phases(runs):
   dash = '–'
   e2, e25 = f'{math.exp(2):.2f}', f'{math.exp(2.5):.2f}'
   assert cells(runs_table(runs)) == [
@@ -136,7 +136,7 @@ def test_table_holds_the_values_at_each_phases_end(runs):
        '10.5'],
       ['dense', 'tune', '20', '320', '0%', '60.00', '5.00', '33.25', '1.000',
        '1.2'],
-      ['dense', 'total', '120', '1,920', dash, '60.00', '5.00', '33.25',
+      ['dense', 'total', '120', '1,920', dash, e2, '5.00', '33.25',
        '1.000', '11.8'],
       ['sparse\\|75', 'sparse', '80', '1,280', '75%', '9.00', '30.00', dash,
        '0.400', dash],
@@ -144,7 +144,7 @@ def test_table_holds_the_values_at_each_phases_end(runs):
        dash],
       ['sparse\\|75', 'tune', '20', '320', '0%', '10.00', '12.00',
        '20.00 (step 110)', '0.556', dash],
-      ['sparse\\|75', 'total', '120', '1,920', dash, '10.00', '12.00',
+      ['sparse\\|75', 'total', '120', '1,920', dash, e25, '12.00',
        '20.00 (step 110)', '0.556', dash],
       ['bigram baseline', *[dash] * 4, '50.00', *[dash] * 4],
   ]
@@ -211,7 +211,7 @@ def test_findings_are_computed_from_the_runs(tmp_path, runs):
       '(520, the most that both spent) sparse\\|75 is better: validation loss '
       '2.500 of sparse\\|75, 3.427 of dense. There dense is still in',
       'XLA multiplies the zeros',
-      'FLOPs fall and seconds do not',
+      'sparsity lowers FLOPs but not seconds',
       '* dense: 12,345 parameters (preset tiny), 6,789 of them',
       'Computed by hand.',
   ):

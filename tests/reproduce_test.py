@@ -1,8 +1,9 @@
-"""experiments.reproduce: a smoke run, killed and given again; bad input."""
+"""experiments.reproduce: a smoke run, killed and resumed; bad input."""
 
 import concurrent.futures
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,15 +15,21 @@ from made_up_results import Runner
 import pytest
 from quickstart_runs import ROOT
 
-from experiments.papers import reproduction as reproduction_lib
+from experiments.papers import pool_data
+from experiments.papers import pool_identity
+from experiments.papers import pool_runs
+from experiments.papers.json_files import write_json
 from experiments.papers.pool_data import prepare
 from experiments.papers.pool_data import Prepared
-from experiments.papers.reproduction import check_same
-from experiments.papers.reproduction import identify
-from experiments.papers.reproduction import read_results
+from experiments.papers.pool_identity import check_same
+from experiments.papers.pool_identity import identify
+from experiments.papers.pool_results import read_results
+from experiments.papers.pool_runs import OUTCOME
 from experiments.papers.reproduction import reproduce
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.scales import SCALES
+
+pytestmark = pytest.mark.papers
 
 SECONDS = 500  # of patience with a child process.
 SMOKE, FAIR = SCALES['smoke'], SCALES['fair']
@@ -124,7 +131,7 @@ def test_a_whole_smoke_run_trains_every_kind_of_arm(tmp_path):
 @pytest.mark.parametrize('flags, message', [
     (['--scale=fairr'], "scale 'fairr' is unknown; did you mean 'fair'?"),
     (['--scale=smoke', '--claims=a,h-sise'], "did you mean 'h-size'"),
-    (['--scale=fair'], 'give the folder that holds books, e2e, webnlg17'),
+    (['--scale=fair'], 'give the folder that contains books, e2e, webnlg17'),
 ])
 def test_what_cannot_be_starts_no_run(tmp_path, flags, message):
   child = command(tmp_path, *flags)
@@ -163,8 +170,8 @@ def test_a_pool_of_another_protocol_is_refused(tmp_path, monkeypatch):
   path = tmp_path / 'scale.json'
   check_same(path, identify(FAIR, DATA))
   protocol = tmp_path / 'PROTOCOL.md'
-  protocol.write_text(reproduction_lib.PROTOCOL.read_text() + '\nChanged.\n')
-  monkeypatch.setattr(reproduction_lib, 'PROTOCOL', protocol)
+  protocol.write_text(pool_identity.PROTOCOL.read_text() + '\nChanged.\n')
+  monkeypatch.setattr(pool_identity, 'PROTOCOL', protocol)
   with pytest.raises(ValueError, match=': protocol differ; give anot') as e:
     check_same(path, identify(FAIR, DATA))
   assert_one_sentence(str(e.value))
@@ -173,17 +180,17 @@ def test_a_pool_of_another_protocol_is_refused(tmp_path, monkeypatch):
 def test_results_of_another_protocol_scale_or_data_are_not_read(tmp_path):
   path = tmp_path / 'results.json'
   identity = identify(FAIR, DATA)
-  assert read_results(path, identity) == {}
+  assert read_results(tmp_path, identity) == {}
   runs = {'init/seed=1': {'parameters': 3}}
   path.write_text(json.dumps({'identity': identity, 'runs': runs}))
-  assert read_results(path, identify(FAIR, DATA)) == runs
+  assert read_results(tmp_path, identify(FAIR, DATA)) == runs
   for other in (
       identify(SMOKE, DATA), identify(FAIR, {'corpus': 'abd'}),
       identity | {'protocol': '0'},
   ):
-    assert read_results(path, other) == {}
+    assert read_results(tmp_path, other) == {}
   path.write_text(json.dumps({'runs': runs}))  # Before identities.
-  assert read_results(path, identity) == {}
+  assert read_results(tmp_path, identity) == {}
 
 
 def prepared(scale, source, directory):
@@ -194,7 +201,7 @@ def prepared(scale, source, directory):
 
 @pytest.fixture
 def made_up(monkeypatch, tmp_path):
-  """Has runs make their outcomes up, in threads; returns what they are."""
+  """Replaces runs by simulated ones in threads; returns their names."""
   ran = []
 
   def runner(scale, directory, *_):
@@ -209,8 +216,8 @@ def made_up(monkeypatch, tmp_path):
 
     return Recorded()
 
-  monkeypatch.setattr(reproduction_lib.pool_data, 'prepare', prepared)
-  monkeypatch.setattr(reproduction_lib.pool_runs, 'Runner', runner)
+  monkeypatch.setattr(pool_data, 'prepare', prepared)
+  monkeypatch.setattr(pool_runs, 'Runner', runner)
   monkeypatch.setattr(
       concurrent.futures, 'ProcessPoolExecutor',
       lambda workers, *_: concurrent.futures.ThreadPoolExecutor(workers),
@@ -238,6 +245,36 @@ def test_made_up_outcomes_of_a_fair_run_have_verdicts(
   assert '; 0 left, about 0:00' in capsys.readouterr().out
   assert reproduce(here, '', 2, False) == report
   assert len(made_up) == len(set(made_up))  # Nothing is run again.
+
+
+def test_results_with_a_run_that_diverged_are_strict_json(
+    made_up, tmp_path, monkeypatch
+):
+  diverged = 'dense/rate=0.01,seed=1'
+  made = Runner.__call__
+
+  def run(self, job):
+    outcome = made(self, job)
+    if job.name == diverged:
+      outcome |= {'validation/loss': math.nan, 'curve': [[1, 0.5, math.nan]]}
+      write_json(tmp_path / 'runs' / 'runs' / job.name / OUTCOME, outcome, 2)
+    return outcome
+
+  monkeypatch.setattr(Runner, '__call__', run)
+  here = reproduction_of(tmp_path, claims=('b2',))
+  report = reproduce(here, '', 2, False)
+  path = tmp_path / 'out' / 'results.json'
+  constants = []
+  stored = json.loads(path.read_text(), parse_constant=constants.append)
+  assert constants == []
+  assert stored['runs'][diverged]['validation/loss'] == 'NaN'
+  found = read_results(tmp_path / 'out', stored['identity'])[diverged]
+  assert math.isnan(found['validation/loss'])
+  assert math.isnan(found['curve'][0][2])
+  made_up.clear()
+  assert reproduce(here, '', 2, False) == report and made_up == []
+  shutil.rmtree(tmp_path / 'runs')
+  assert reproduce(here, '', 2, True) == report
 
 
 def test_a_report_has_what_has_finished_and_runs_nothing(made_up, tmp_path):
@@ -311,7 +348,7 @@ def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(
   before = (tmp_path / 'runs' / 'scale.json').read_bytes()
   # Its data would be replaced while its runs may read them.
   monkeypatch.setattr(
-      reproduction_lib.pool_data, 'prepare', lambda *_: pytest.fail('prepared')
+      pool_data, 'prepare', lambda *_: pytest.fail('prepared')
   )
   with pytest.raises(ValueError, match='runs of another scale') as caught:
     reproduce(reproduction_of(tmp_path, FAIR, 'fair'), '', 2, False)
@@ -324,10 +361,10 @@ def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
     tmp_path, monkeypatch
 ):
   monkeypatch.setattr(sys, 'argv', ['reproduce'])  # Workers parse it.
-  monkeypatch.setattr(reproduction_lib.pool_data, 'prepare', prepared)
+  monkeypatch.setattr(pool_data, 'prepare', prepared)
   killed_at = 'static-75/rate=0.01,seed=0'
   monkeypatch.setattr(
-      reproduction_lib.pool_runs, 'Runner',
+      pool_runs, 'Runner',
       lambda scale, directory, *_: Runner(directory, killed_at),
   )
   here = reproduction_of(tmp_path, claims=('a',))

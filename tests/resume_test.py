@@ -1,4 +1,4 @@
-"""Runs that are stopped anywhere go on, bit for bit, from what was saved."""
+"""Runs that are stopped at any step resume bit for bit from checkpoints."""
 
 import flax.serialization
 import jax
@@ -23,7 +23,7 @@ RATE = optax.linear_schedule(0.1, 0.0, 20)
 
 def rewinding(key):
   inner = optax.chain(
-      spdf.restart(optax.scale_by_adam(), [4, 9]),
+      spdf.reset_state(optax.scale_by_adam(), [4, 9]),
       optax.scale_by_learning_rate(spdf.rewind_schedule(RATE, ROUNDS)),
   )
   tx = spdf.sparsify(inner, spdf.iterative(ROUNDS), key=key)

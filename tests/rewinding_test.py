@@ -29,7 +29,7 @@ MANY_ROUNDS = st.lists(
 
 
 def train(tx, steps, params=PARAMS):
-  """Pulls all weights to two; returns what every step began with and left."""
+  """Trains weights towards two; returns those before and after each step."""
   state = tx.init(params)
   update = jax.jit(tx.update)
   history = []
@@ -166,7 +166,7 @@ def test_no_gradient_of_weights_that_are_gone_enters_the_moments():
   # And `restart` clears them.
   starts = round_starts(ROUNDS)
   history = rewound(inner=optax.chain(
-      spdf.restart(optax.scale_by_adam(), starts), optax.scale(-0.1)
+      spdf.reset_state(optax.scale_by_adam(), starts), optax.scale(-0.1)
   ))
   state = history[5][2].inner_state.inner_state[0].inner_state
   assert (state.mu['b'] == 0).all() and (state.nu['b'] == 0).all()

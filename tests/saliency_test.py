@@ -10,7 +10,7 @@ import spdf_jax as spdf
 from spdf_jax.sparsity.algorithms import saliency
 from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.mask_counts import levels_of
+from spdf_jax.sparsity.mask_counts import sparsities_of
 from spdf_jax.sparsity.masks import number_kept
 
 SIZES = (6, 10, 7, 3)
@@ -154,7 +154,7 @@ def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
   assert np.flatnonzero(found['w']).tolist() == [1, 5, 6, 7]
 
 
-def test_all_layers_compete_by_default_and_none_under_uniform():
+def test_all_layers_are_one_group_by_default_and_none_under_uniform():
   params = as_jax(network())
   scale = {'h_0': 1.0, 'h_1': 10.0, 'h_2': 0.1}
 
@@ -172,7 +172,7 @@ def test_all_layers_compete_by_default_and_none_under_uniform():
   assert counts == [number_kept(n, 0.6) for n in (60, 70, 21)]
 
 
-def test_synflow_reaches_levels_of_every_layer_exactly():
+def test_synflow_reaches_sparsities_of_every_layer_exactly():
   mask = saliency_mask(
       'synflow', flow, as_jax(network()), jnp.ones(SIZES[0]), 0.9,
       distribution=spdf.uniform,
@@ -208,7 +208,7 @@ def test_a_structure_prunes_by_the_sum_of_its_scores():
   w = jax.random.normal(jax.random.key(0), (8, 16))
   found = saliency_mask(
       'snip', lambda p, batch: jnp.sum(p['w']), {'w': w}, None, 0.5,
-      distribution=spdf.uniform, structure=spdf.channel('outputs'),
+      distribution=spdf.uniform, structure=spdf.structures.channel('outputs'),
   )['w']
   sums = np.abs(np.asarray(w)).sum(0)
   wanted = sums >= np.sort(sums)[8]
@@ -225,7 +225,7 @@ def test_training_starts_from_a_saliency_mask(distribution):
   )
   for algorithm in (
       spdf.static(0.75, distribution=distribution, init=given_mask(mask)),
-      spdf.static(levels_of(mask), init=given_mask(mask)),
+      spdf.static(sparsities_of(mask), init=given_mask(mask)),
   ):
     tx = spdf.sparsify(optax.adam(0.1), algorithm, key=0)
     state = tx.init(params)

@@ -15,9 +15,9 @@ import pytest
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import is_constant
-from spdf_jax.sparsity.schedules import level_at
 from spdf_jax.sparsity.schedules import periodic
 from spdf_jax.sparsity.schedules import schedule_range
+from spdf_jax.sparsity.schedules import sparsity_at
 from spdf_jax.sparsity.schedules import value_at
 from spdf_jax.sparsity.times import update_times
 
@@ -29,10 +29,10 @@ LEVELS = st.floats(0, 1, exclude_max=True)
 def test_cubic_stays_between_its_ends_and_reaches_the_last(
     initial, final, steps, start
 ):
-  level = cubic(initial, final, steps, start)
-  assert level(start) == level(0) == pytest.approx(initial, abs=1e-15)
-  assert level(start + steps) == level(start + 2 * steps) == final
-  middle = [level(start + steps * i // 7) for i in range(8)]
+  sparsity = cubic(initial, final, steps, start)
+  assert sparsity(start) == sparsity(0) == pytest.approx(initial, abs=1e-15)
+  assert sparsity(start + steps) == sparsity(start + 2 * steps) == final
+  middle = [sparsity(start + steps * i // 7) for i in range(8)]
   assert all(isinstance(s, float) and 0 <= s <= 1 for s in middle)
   assert middle == sorted(middle, reverse=initial > final)
 
@@ -45,9 +45,9 @@ def test_cubic_is_the_formula_of_zhu_and_gupta(initial, final, steps, part):
   assert cubic(initial, final, steps, 40)(40 + t) == pytest.approx(expected)
 
 
-def test_periodic_cycles_through_its_levels():
-  level = periodic([0.0, 0.9, 0.5], period=4)
-  found = [level(step) for step in range(26)]
+def test_periodic_cycles_through_its_sparsities():
+  sparsity = periodic([0.0, 0.9, 0.5], period=4)
+  found = [sparsity(step) for step in range(26)]
   assert found == ([0.0] * 4 + [0.9] * 4 + [0.5] * 4) * 2 + [0.0, 0.0]
 
 
@@ -69,13 +69,13 @@ def test_schedules_agree_on_host_and_under_tracing(schedule):
   assert schedule(np.int32(30)) == schedule(30)
 
 
-def test_host_levels_are_in_float64():
-  level = cubic(0.0, 0.9, 3)
-  assert level_at(level, 3) == 0.9 != float(np.float32(0.9))
-  assert isinstance(level(1), float)
+def test_host_sparsities_are_in_float64():
+  sparsity = cubic(0.0, 0.9, 3)
+  assert sparsity_at(sparsity, 3) == 0.9 != float(np.float32(0.9))
+  assert isinstance(sparsity(1), float)
 
 
-def test_level_at_evaluates_every_leaf_and_keeps_none():
+def test_sparsity_at_evaluates_every_leaf_and_keeps_none():
   sparsity = {
       'a': 0.25,
       'b': None,
@@ -84,17 +84,17 @@ def test_level_at_evaluates_every_leaf_and_keeps_none():
       'e': jax.tree_util.Partial(lambda s, t: s, 0.5),
       'f': functools.partial(lambda s, t: s * t, 0.5),
   }
-  assert level_at(sparsity, 0) == {
+  assert sparsity_at(sparsity, 0) == {
       'a': 0.25, 'b': None, 'c': [0.0, 0.5], 'd': 0.75, 'e': 0.5, 'f': 0.0
   }
-  assert level_at(0.5, 3) == 0.5 and level_at(None, 3) is None
+  assert sparsity_at(0.5, 3) == 0.5 and sparsity_at(None, 3) is None
 
 
-def test_level_at_keeps_the_order_of_patterns():
+def test_sparsity_at_keeps_the_order_of_patterns():
   sparsity = {'*/z': 0.5, '*/a': cubic(0.0, 0.5, 10)}
-  assert list(level_at(sparsity, 5)) == ['*/z', '*/a']
+  assert list(sparsity_at(sparsity, 5)) == ['*/z', '*/a']
   pairs = [('*/z', 0.5), ('*/a', cubic(0.0, 0.5, 10))]
-  assert level_at(pairs, 10) == [('*/z', 0.5), ('*/a', 0.5)]
+  assert sparsity_at(pairs, 10) == [('*/z', 0.5), ('*/a', 0.5)]
 
 
 def test_a_tree_whose_node_can_be_called_is_a_tree():
@@ -108,7 +108,7 @@ def test_a_tree_whose_node_can_be_called_is_a_tree():
     def __call__(self, x):
       raise AssertionError
 
-  assert level_at(Linear(cubic(0.5, 0.5, 1)), 0).w == 0.5
+  assert sparsity_at(Linear(cubic(0.5, 0.5, 1)), 0).w == 0.5
 
 
 @pytest.mark.parametrize('schedule', [
@@ -133,21 +133,21 @@ def test_any_schedule_is_evaluated_on_the_host_even_while_jax_traces(schedule):
     return jax.lax.cond(x >= 0, branch, lambda: x)
 
   assert float(step(0.0)) == pytest.approx(expected)
-  assert level_at(schedule, 50) == expected
+  assert sparsity_at(schedule, 50) == expected
 
 
-def test_a_level_out_of_range_names_its_step():
+def test_a_sparsity_out_of_range_names_its_step():
   sparsity = {'w': lambda t: t / 100}
-  assert level_at(sparsity, 99) == {'w': 0.99}
+  assert sparsity_at(sparsity, 99) == {'w': 0.99}
   with pytest.raises(ValueError, match=r'sparsity at step 100 is 1\.0;'):
-    level_at(sparsity, 100)
+    sparsity_at(sparsity, 100)
   with pytest.raises(ValueError, match=r'sparsity is 1\.5;'):
-    level_at({'w': 1.5}, 100)
+    sparsity_at({'w': 1.5}, 100)
 
 
 def test_a_schedule_that_returns_no_number_is_named():
   with pytest.raises(ValueError, match='returns None at step 7'):
-    level_at(lambda t: None, 7)
+    sparsity_at(lambda t: None, 7)
 
 
 def test_what_has_a_schedule_anywhere_is_not_constant():
@@ -164,8 +164,8 @@ def test_what_has_a_schedule_anywhere_is_not_constant():
     (lambda: cubic(0.0, 0.5, 0), 'steps is 0'),
     (lambda: cubic(0.0, 0.5, 10.5), 'steps is 10.5'),
     (lambda: cubic(0.0, 0.5, 10, -1), 'start is -1'),
-    (lambda: periodic([], 10), 'levels is empty'),
-    (lambda: periodic([0.5, 1.0], 10), 'a level is 1.0'),
+    (lambda: periodic([], 10), 'sparsities is empty'),
+    (lambda: periodic([0.5, 1.0], 10), 'a sparsity is 1.0'),
     (lambda: periodic([0.5], 0), 'period is 0'),
     (lambda: cosine(0.0, 10), 'initial is 0.0'),
     (lambda: cosine(1.0, 10), 'initial is 1.0'),
@@ -272,12 +272,12 @@ def test_impossible_times_are_named(arguments, message):
 
 
 def test_schedule_range_covers_the_updates_only():
-  level = periodic([0.2, 0.9, 0.4], 10)
-  assert schedule_range(level, update_times([5, 12])) == (0.2, 0.9, 0.9)
-  assert schedule_range(level, update_times([5, 25])) == (0.2, 0.4, 0.4)
-  assert schedule_range(level, update_times([5, 12]), 12) == (0.2, 0.2, 0.2)
-  assert schedule_range(level, update_times(5), 31) == (0.2, 0.9, 0.2)
-  assert schedule_range(level, update_times(5), 30) == (0.2, 0.9, 0.4)
+  sparsity = periodic([0.2, 0.9, 0.4], 10)
+  assert schedule_range(sparsity, update_times([5, 12])) == (0.2, 0.9, 0.9)
+  assert schedule_range(sparsity, update_times([5, 25])) == (0.2, 0.4, 0.4)
+  assert schedule_range(sparsity, update_times([5, 12]), 12) == (0.2, 0.2, 0.2)
+  assert schedule_range(sparsity, update_times(5), 31) == (0.2, 0.9, 0.2)
+  assert schedule_range(sparsity, update_times(5), 30) == (0.2, 0.9, 0.4)
 
 
 def test_schedule_range_of_a_tree_is_by_leaf():
@@ -293,11 +293,11 @@ def test_schedule_range_of_a_number_needs_no_times():
 
 
 def test_schedule_range_names_what_it_lacks():
-  level = cubic(0.0, 0.8, 100)
+  sparsity = cubic(0.0, 0.8, 100)
   for times in (None, update_times(10)):
     with pytest.raises(ValueError, match='total_steps'):
-      schedule_range(level, times)
+      schedule_range(sparsity, times)
   with pytest.raises(ValueError, match='total_steps is 10, but the first'):
-    schedule_range(level, update_times(10), 10)
+    schedule_range(sparsity, update_times(10), 10)
   with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
     schedule_range(lambda t: t / 100, update_times(40, stop=120))

@@ -1,4 +1,4 @@
-"""Scorecards: every kind of task, and what is refused."""
+"""Scorecards: every kind of task, and refused input."""
 
 import json
 import pathlib
@@ -14,7 +14,8 @@ from spdf_jax import models
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.evaluation import scorecard
-from spdf_jax.runs import open_models as candidates
+from spdf_jax.evaluation.candidate import Candidate
+from spdf_jax.runs import open_models
 
 GREEDY = scorecard.Settings(search='greedy', max_new_tokens=4, batch_size=2)
 TASK = [
@@ -31,7 +32,7 @@ def candidate():
   )
   tokens = jnp.zeros((1, 2), jnp.int32)
   params = model.init(jax.random.key(0), tokens)['params']
-  return candidates.Candidate('tiny', model, params, data.ByteTokenizer())
+  return Candidate('tiny', model, params, data.ByteTokenizer())
 
 
 def test_answers_do_not_depend_on_their_batch_and_start_after_the_context(
@@ -156,7 +157,7 @@ def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
   pytest.importorskip('safetensors')
   interop.save_hf(tmp_path, candidate.model.config, candidate.params)
   data.save_tokenizer(tmp_path / 'tokenizer.json', candidate.tokenizer)
-  again = candidates.open_hf(str(tmp_path))
+  again = open_models.open_hf(str(tmp_path))
   tokens = jnp.arange(8)[None]
   for one, other in zip(
       (candidate, again), (again, candidate)
@@ -169,9 +170,9 @@ def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
 def test_a_tokenizer_of_another_model_is_refused(candidate):
   model = models.create_model('gpt-mini', vocab_size=256)
   with pytest.raises(ValueError, match='vocabulary of 256 and its tokenizer'):
-    candidates.Candidate('tiny', model, None, data.ByteTokenizer())
+    Candidate('tiny', model, None, data.ByteTokenizer())
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path):
   with pytest.raises(ValueError, match='names no checkpoint'):
-    candidates.open_run(str(pathlib.Path(tmp_path)))
+    open_models.open_run(str(pathlib.Path(tmp_path)))

@@ -1,4 +1,4 @@
-"""Whole recipes on the modeled wafer: what adds up, what is advised, said."""
+"""Whole recipes on the modeled wafer: sums of phases, advice and text."""
 
 import dataclasses
 import os
@@ -158,7 +158,7 @@ def test_a_trained_model_gains_from_zeros(static, decode):
   assert sparse.report.flops < dense.report.flops
   assert sparse.report.seconds < dense.report.seconds
   assert not sparse.report.unknown and not sparse.report.total.host
-  assert '75.0% zeros' in format_inference(found, decode=decode)
+  assert 'sparsity 75.0%' in format_inference(found, decode=decode)
 
 
 def test_decoding_a_large_model_is_bound_by_streaming():
@@ -189,16 +189,17 @@ def test_a_rate_needs_a_value_and_a_source(value, source):
 
 
 def test_a_report_line_compares_sparse_with_dense_and_only_then():
-  sizes = shape_of(PRESETS['gpt-mini'])._asdict()
-  phase = PhaseRecord('p', 0, 10, 8, 128, 'text', 0.75, 64, 5.0, 9.0)
+  sizes = shape_of(PRESETS['gpt3-xl'])._asdict()
+  phase = PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
   text = on_wafer('ours', Run('ours', (phase,), (), model=sizes))
-  assert text.startswith('On one modeled CS-2') and 'nothing measured' in text
+  assert text.startswith('On one modeled CS-2') and 'not measured' in text
   assert '1 s of either' in text
   dense = Run('ours', (phase._replace(sparsity=0.0),), (), model=sizes)
   assert on_wafer('ours', dense) is None
   assert on_wafer('ours', Run('ours', (phase,), ())) is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('args, code, words', [
     (['--validate'], 0, ['held out, unexplained', '-38.7%', 'not available']),
     (['--audit', '--device=cs3'], 0, ['cs3 (default)', 'Hot Chips']),
@@ -212,6 +213,7 @@ def test_the_command_without_a_config(args, code, words):
   assert all(word in output for word in words) and 'Traceback' not in output
 
 
+@pytest.mark.process
 def test_the_command_simulates_a_config_and_writes_what_it_is_asked(tmp_path):
   child = start_command(
       'experiments.simulate', '--config=configs/quickstart.py', '--systems=4',

@@ -9,7 +9,7 @@ from spdf_jax.data.token_files import write_token_file
 
 @pytest.fixture
 def counting(tmp_path):
-  """Makes windows over n tokens that each say where they lie."""
+  """Creates windows over the tokens 0 to n - 1, which equal their positions."""
 
   def make(n):
     return Windows(write_token_file(

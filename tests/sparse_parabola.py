@@ -1,4 +1,4 @@
-"""A parabola trained sparsely, and every algorithm to train it with.
+"""Sparse training of a parabola with every algorithm.
 
 Shared by the tests of what holds for all algorithms.
 """
@@ -25,7 +25,7 @@ TIMES = dict(update_every=3, update_until=12)
 
 
 class Case(NamedTuple):
-  """An algorithm, and how many weights it keeps."""
+  """An algorithm, and the number of weights that it keeps."""
 
   make: Callable[[], spdf.Algorithm]
 
@@ -42,13 +42,13 @@ def evenly(kept):
 
 
 def cubic(initial, final, step):
-  """The level of the last of the updates at 0, 3, 6 … 12; it rises to 9."""
+  """The sparsity of the last of the updates at 0, 3, 6 … 12; it rises to 9."""
   left = 1 - min(step // 3 * 3, 9) / 9
   return final + (initial - final) * left ** 3
 
 
-def at(level, size=SIZE):
-  return size - round(size * level)
+def at(sparsity, size=SIZE):
+  return size - round(size * sparsity)
 
 
 CASES = {
@@ -74,7 +74,8 @@ CASES = {
     ),
     'rigl, 2 of 4': Case(
         lambda: spdf.rigl(
-            0.5, structure=spdf.n_of_m(2, 4), drop_fraction=lambda _: 0.5,
+            0.5, structure=spdf.structures.n_of_m(2, 4),
+            drop_fraction=lambda _: 0.5,
             **TIMES,
         ),
         evenly(lambda _: 48), (3, 6, 9, 12),

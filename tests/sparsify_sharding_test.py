@@ -1,4 +1,4 @@
-"""Sparse optimizers on sharded parameters: where things lie, what is sent.
+"""Sparse optimizers on sharded parameters: shardings and communication.
 
 On 8 simulated devices, in a process of their own.
 """
@@ -11,6 +11,8 @@ import sys
 import textwrap
 
 import pytest
+
+pytestmark = pytest.mark.sharding
 
 PRELUDE = textwrap.dedent('''
     import json

@@ -6,6 +6,8 @@ from configs import spdf
 from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.training import create_recipe
 
+pytestmark = pytest.mark.papers
+
 
 def plan_of(arg):
   recipe = create_recipe(spdf.get_config(arg), planning=True)
@@ -53,7 +55,7 @@ def test_what_is_planned_cannot_be_read():
 
 @pytest.mark.parametrize('arg, message', [
     ('model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
-    ('algorithm=rigl', 'of model, sparsity'),
+    ('algorithm=rigl', 'names model, sparsity'),
 ])
 def test_other_arguments_are_refused(arg, message):
   with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""A life of SPDF, sparse then dense, against a plain loop in PyTorch."""
+"""SPDF, sparse then dense, against a plain loop in PyTorch."""
 
 import functools
 

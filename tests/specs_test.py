@@ -1,4 +1,4 @@
-"""What a config says in JSON becomes the algorithm that Python would make."""
+"""A config's JSON gives the same algorithm as Python."""
 
 import json
 
@@ -20,20 +20,20 @@ UPDATES = {'update_every': 10, 'update_until': 70}
 
 
 def own(sparsity, *, flavour='plain'):
-  """An algorithm of a user's own, as a module of theirs would have it."""
+  """An algorithm as in a module of a user."""
   if flavour == 'broken':
     return sparsity
   return spdf.static(sparsity)
 
 
 def make(algorithm, **arguments):
-  """Goes through JSON, as every config does."""
+  """Creates an algorithm after a round trip through JSON."""
   return create_algorithm(
       json.loads(json.dumps({'algorithm': algorithm, **arguments}))
   )
 
 
-def levels(algorithm, *steps):
+def sparsities(algorithm, *steps):
   return [algorithm.sparsity_at(step, PARAMS)['a'] for step in steps]
 
 
@@ -48,23 +48,23 @@ def test_algorithms_that_move_masks_are_made_by_name(name):
   assert [algorithm.update_at(step) for step in (10, 11, 70, 80)] == [
       True, False, True, False
   ]
-  assert levels(algorithm, 0) == [0.5]
+  assert sparsities(algorithm, 0) == [0.5]
 
 
 def test_schedules_are_ours_and_those_of_optax():
   cubic = dict(schedule='cubic', initial=0.5, final=0.8, steps=70)
   want = spdf.cubic(0.5, 0.8, 70)
-  assert levels(make('gmp', sparsity=cubic, **UPDATES), 0, 30, 70) == [
+  assert sparsities(make('gmp', sparsity=cubic, **UPDATES), 0, 30, 70) == [
       want(0), want(30), 0.8
   ]
   linear = dict(
       schedule='linear_schedule', init_value=0.2, end_value=0.6,
       transition_steps=40,
   )
-  found = levels(make('rigl', sparsity=linear, **UPDATES), 0, 20, 60)
+  found = sparsities(make('rigl', sparsity=linear, **UPDATES), 0, 20, 60)
   np.testing.assert_allclose(found, [0.2, 0.4, 0.6], rtol=1e-6)
-  turns = dict(schedule='periodic', levels=[0.0, 0.5], period=20)
-  found = levels(make('gmp', sparsity=turns, **UPDATES), 10, 20, 40)
+  turns = dict(schedule='periodic', sparsities=[0.0, 0.5], period=20)
+  found = sparsities(make('gmp', sparsity=turns, **UPDATES), 10, 20, 40)
   assert found == [0.0, 0.5, 0.0]
 
 
@@ -92,7 +92,7 @@ def test_distributions_are_named_with_or_without_arguments():
   flat = make(
       'static', sparsity=0.5, distribution=dict(distribution='erk', power=0.0)
   )
-  np.testing.assert_allclose(levels(flat, 0), 0.5)
+  np.testing.assert_allclose(sparsities(flat, 0), 0.5)
   whole = make('static', sparsity=0.5, distribution='model_wide')
   assert whole.sparsity_at(0, PARAMS) == ModelWide(0.5)
 
@@ -100,12 +100,12 @@ def test_distributions_are_named_with_or_without_arguments():
 @pytest.mark.parametrize('sparsity', [
     [['a', 0.5], ['*', 0.25]], {'a': 0.5, '*': 0.25},
 ])
-def test_levels_by_pattern_are_pairs_or_a_mapping(sparsity):
+def test_sparsities_by_pattern_are_pairs_or_a_mapping(sparsity):
   found = make('static', sparsity=sparsity, distribution='by_pattern')
   assert found.sparsity_at(0, PARAMS) == {'a': 0.5, 'b': 0.25}
 
 
-def test_a_level_by_pattern_may_be_a_schedule():
+def test_a_sparsity_by_pattern_may_be_a_schedule():
   rise = dict(schedule='cubic', initial=0.0, final=0.5, steps=70)
   found = make(
       'gmp', sparsity=[['b', rise], ['*', 0.25]], distribution='by_pattern',
@@ -142,26 +142,26 @@ def test_first_masks_are_made_by_name():
 def test_rounds_are_a_list_of_mappings():
   rounds = [dict(steps=20), dict(steps=30, fraction=0.25, rewind_to=5)]
   found = make('iterative', rounds=rounds)
-  assert levels(found, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
+  assert sparsities(found, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
   built = create_algorithm({
       'algorithm': 'iterative',
       'rounds': [spdf.Round(20), spdf.Round(30, 0.25)],
   })
-  assert levels(built, 19, 20) == [0.0, 0.25]
+  assert sparsities(built, 19, 20) == [0.0, 0.25]
 
 
 def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
   found = make(f'{__name__}:own', sparsity=0.75, flavour='sweet')
-  assert levels(found, 0) == [0.75]
+  assert sparsities(found, 0) == [0.75]
 
 
 def test_what_python_has_made_already_is_taken_as_it_is():
   found = create_algorithm({
       'algorithm': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
       'distribution': spdf.erk, 'init': spdf.random_mask,
-      'structure': spdf.block(2, 2), **UPDATES,
+      'structure': spdf.structures.block(2, 2), **UPDATES,
   })
-  assert levels(found, 0) == [0.0]
+  assert sparsities(found, 0) == [0.0]
 
 
 @pytest.mark.parametrize('spec, message', [
@@ -179,7 +179,7 @@ def test_what_python_has_made_already_is_taken_as_it_is():
     ({'algorithm': 'static', 'sparsity': {'schedule': 'cubic', 'finale': 1}},
      "schedule 'cubic': missing a required argument: 'initial'; its argument"),
     ({'algorithm': 'static', 'sparsity': [0.5, 0.5]},
-     r'sparsity is \[0.5, 0.5\]; a list is of \[pattern, level\] pairs'),
+     r'sparsity is \[0.5, 0.5\]; a list is of \[pattern, sparsity\] pairs'),
     ({'algorithm': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
      "distribution 'erq' is unknown; did you mean 'erk'"),
     ({'algorithm': 'static', 'sparsity': 0.5,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity.statistics import changes
+from spdf_jax.sparsity.statistics import mask_changes
 from spdf_jax.sparsity.statistics import overlap
 
 PARAMS = {
@@ -25,7 +25,7 @@ def draw(seed, density):
 
 
 def sets(mask):
-  """The active weights of every layer."""
+  """Returns the indices of the kept weights of every layer."""
   found = {'h_0/wi': mask['h_0']['wi']}
   found |= {f'h_1/wi[{i}]': m for i, m in enumerate(mask['h_1']['wi'])}
   return {name: set(np.flatnonzero(m)) for name, m in found.items()}
@@ -35,7 +35,7 @@ def sets(mask):
 def test_changes_are_the_differences_of_sets(seed):
   one, other = draw(seed, 0.3), draw(seed + 100, 0.6)
   before, after = sets(one), sets(other)
-  found = changes(one, other, PARAMS, where=WHERE)
+  found = mask_changes(one, other, PARAMS, where=WHERE)
   assert list(found) == ['h_0/wi', 'h_1/wi[0]', 'h_1/wi[1]', 'h_1/wi[2]']
   likeness = overlap(one, other, PARAMS, where=WHERE)
   for name, change in found.items():
@@ -67,6 +67,6 @@ def test_masks_of_other_parameters_are_not_compared():
   other['h_0']['wi'] = None
   message = r"layer 'h_0/wi' \(8, 16\) where the other has 'h_1/wi\[0\]'"
   with pytest.raises(ValueError, match=message):
-    changes(one, other, PARAMS, where=WHERE)
+    mask_changes(one, other, PARAMS, where=WHERE)
   with pytest.raises(ValueError, match="the other has 'h_0/wi'"):
-    changes(other, one, PARAMS, where=WHERE)
+    mask_changes(other, one, PARAMS, where=WHERE)

@@ -1,4 +1,4 @@
-"""One jitted step, whatever the phase; it is what a plain program does."""
+"""One jitted step for all phases, which agrees with a plain program."""
 
 import dataclasses
 import functools
@@ -254,7 +254,7 @@ def test_one_compilation_serves_every_algorithm_from_first_to_last_step():
 
 
 def oracle(masks, restarts):
-  """SPDF with plain optax: explicit masks around AdamW, then none."""
+  """Trains SPDF with plain optax: explicit masks around AdamW, then none."""
   params = make_params()
   ones = jax.tree.map(lambda x: np.ones(x.shape, bool), params)
   mask = ones | {

@@ -1,4 +1,4 @@
-"""Structures against brute force, one competition after another."""
+"""Structures against brute force, one group after another."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ def alone(group):
   return [[cell] for cell in group]
 
 
-# Competitions of a layer, each a list of units, each a list of weights.
+# Groups of a layer, each a list of units, each a list of weights.
 CASES = {
     'unstructured': (
         structures.unstructured(), 0.75, [alone(cells((8,), (12,)))]
@@ -64,11 +64,11 @@ CASES = {
 }
 
 
-def oracle(scores, level, competitions):
+def oracle(scores, sparsity, groups):
   mask = np.zeros(scores.shape, bool)
   for layer, s in zip(mask, scores):
-    for units in competitions:
-      kept = max(1, len(units) - round(level * len(units)))
+    for units in groups:
+      kept = max(1, len(units) - round(sparsity * len(units)))
       totals = [sum(np.float64(s[cell]) for cell in unit) for unit in units]
       for best in np.argsort(-np.asarray(totals), kind='stable')[:kept]:
         for cell in units[best]:
@@ -79,43 +79,43 @@ def oracle(scores, level, competitions):
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('kind', ['normal', 'ties'])
 def test_masks_equal_brute_force(case, kind):
-  structure, level, competitions = CASES[case]
+  structure, sparsity, groups = CASES[case]
   scores = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
   if kind == 'ties':
     scores = np.round(2 * scores)
   mask = spdf.mask_from_scores(
-      jnp.asarray(scores), level, structure=structure
+      jnp.asarray(scores), sparsity, structure=structure
   )
-  np.testing.assert_array_equal(mask, oracle(scores, level, competitions))
+  np.testing.assert_array_equal(mask, oracle(scores, sparsity, groups))
 
 
 @pytest.mark.parametrize('case', CASES)
 def test_random_masks_have_the_exact_count_everywhere(case):
-  structure, level, competitions = CASES[case]
+  structure, sparsity, groups = CASES[case]
   params = {'w': jnp.zeros(SHAPE), 'v': None}
   draw = functools.partial(
-      spdf.random_mask, params=params, sparsity=level, structure=structure
+      spdf.random_mask, params=params, sparsity=sparsity, structure=structure
   )
   mask = draw(jax.random.key(0))
   assert mask['v'] is None
   for layer in np.asarray(mask['w']):
-    for units in competitions:
+    for units in groups:
       states = [{bool(layer[cell]) for cell in unit} for unit in units]
       assert all(len(state) == 1 for state in states)
       kept = sum(state == {True} for state in states)
-      assert kept == max(1, len(units) - round(level * len(units)))
+      assert kept == max(1, len(units) - round(sparsity * len(units)))
   assert (mask['w'] != draw(jax.random.key(1))['w']).any()
 
 
 @pytest.mark.parametrize('case', CASES)
 def test_shapes_and_masks_of_units_go_together(case):
-  structure, _, competitions = CASES[case]
+  structure, _, groups = CASES[case]
   number, a, b = structure.unit_shape(SHAPE)
-  assert number == SHAPE[0] * len(competitions)
-  assert a * b == len(competitions[0])
+  assert number == SHAPE[0] * len(groups)
+  assert a * b == len(groups[0])
   units = structure.reduce(jnp.ones(SHAPE, jnp.bfloat16))
   assert units.shape[0] == SHAPE[0] and units.shape[-2:] == (a, b)
-  assert (units == len(competitions[0][0])).all()
+  assert (units == len(groups[0][0])).all()
   # A random mask of units comes back from the weights.
   mask = jax.random.bernoulli(jax.random.key(0), 0.5, units.shape)
   weights = structure.expand(mask, SHAPE)
@@ -132,13 +132,13 @@ def test_magnitudes_of_a_unit_add_up():
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_level_zero_keeps_everything(case):
+def test_sparsity_zero_keeps_everything(case):
   structure, _, _ = CASES[case]
   mask = spdf.mask_from_scores(jnp.zeros(SHAPE), 0.0, structure=structure)
   assert mask.all()
 
 
-def test_whole_model_competes_in_blocks():
+def test_whole_model_ranks_blocks():
   scores = {'a': jnp.ones((4, 4)).at[:2].set(5.0), 'b': jnp.full((2, 2), 2.0)}
   mask = spdf.mask_from_scores(
       scores, ModelWide(0.4), structure=structures.block(2, 2)
@@ -174,34 +174,34 @@ def test_impossible_structures_are_named(make, message):
     (structures.balanced(3, 'inputs'), 'inputs .* by 3'),
 ])
 def test_structures_that_do_not_divide_a_leaf_are_named(structure, message):
-  level = 0.6 if 'n_of_m(2, 5)' in message.replace('\\', '') else 0.75
+  sparsity = 0.6 if 'n_of_m(2, 5)' in message.replace('\\', '') else 0.75
   with pytest.raises(ValueError, match=message):
     structure.unit_shape(SHAPE)
   with pytest.raises(ValueError, match=message):
-    spdf.mask_from_scores(jnp.zeros(SHAPE), level, structure=structure)
+    spdf.mask_from_scores(jnp.zeros(SHAPE), sparsity, structure=structure)
 
 
 @pytest.mark.parametrize('make', [
-    lambda level, structure: spdf.random_mask(
-        jax.random.key(0), jnp.zeros(SHAPE), level, structure=structure),
-    lambda level, structure: spdf.mask_from_scores(
-        jnp.zeros(SHAPE), level, structure=structure),
-    lambda level, structure: spdf.magnitude_mask(
-        None, jnp.zeros(SHAPE), level, structure=structure),
+    lambda sparsity, structure: spdf.random_mask(
+        jax.random.key(0), jnp.zeros(SHAPE), sparsity, structure=structure),
+    lambda sparsity, structure: spdf.mask_from_scores(
+        jnp.zeros(SHAPE), sparsity, structure=structure),
+    lambda sparsity, structure: spdf.magnitude_mask(
+        None, jnp.zeros(SHAPE), sparsity, structure=structure),
 ])
 def test_sparsities_that_a_structure_cannot_have_are_named(make):
   structure = structures.n_of_m(1, 3, 'outputs')
   with pytest.raises(ValueError, match=r'keeps exactly 1 of 3; give 0.6666667'):
     make(0.5, structure)
-  with pytest.raises(ValueError, match='one competition over all layers'):
+  with pytest.raises(ValueError, match='one group of all layers'):
     make(ModelWide(2 / 3), structure)
   make(0.6666667, structure)
 
 
-@pytest.mark.parametrize('level', [1.0, -0.1, True, None])
-def test_impossible_model_wide_sparsity_is_named(level):
+@pytest.mark.parametrize('sparsity', [1.0, -0.1, True, None])
+def test_impossible_model_wide_sparsity_is_named(sparsity):
   with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
-    spdf.mask_from_scores(jnp.zeros(SHAPE), ModelWide(level))
+    spdf.mask_from_scores(jnp.zeros(SHAPE), ModelWide(sparsity))
 
 
 def test_model_wide_masks_count_over_all_leaves():
@@ -228,12 +228,12 @@ def test_masks_are_the_same_traced_or_not_for_many_layers():
       f'h_{i}': jnp.asarray(np.round(rng.standard_normal((8, 12))), 'float32')
       for i in range(4)
   }
-  levels = {'h_0': 0.0, 'h_1': 0.5, 'h_2': 0.75, 'h_3': 0.9}
+  sparsities = {'h_0': 0.0, 'h_1': 0.5, 'h_2': 0.75, 'h_3': 0.9}
   key = jax.random.key(0)
   for make in (
       functools.partial(spdf.random_mask, key),
       functools.partial(
           spdf.magnitude_mask, key, structure=structures.block(2, 2)),
   ):
-    f = lambda p, make=make: make(p, levels)
+    f = lambda p, make=make: make(p, sparsities)
     jax.tree.map(np.testing.assert_array_equal, f(params), jax.jit(f)(params))

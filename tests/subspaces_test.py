@@ -1,4 +1,4 @@
-"""Cosine distances are those of the definition, of whatever is compared."""
+"""Cosine distances agree with the definition, for all kinds of checkpoints."""
 
 import csv
 import dataclasses
@@ -14,13 +14,15 @@ from experiments.papers.subspace_pairs import measure_pairs
 from experiments.papers.subspace_plots import plot_distances
 from experiments.papers.subspaces import cosine_distances
 from experiments.papers.subspaces import MODULES
-from experiments.papers.subspaces import share_of_zeros
+from experiments.papers.subspaces import weight_sparsity
 from spdf_jax import interop
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.checkpoints import write_params
+
+pytestmark = pytest.mark.papers
 
 CONFIGS = {
     'gpt': GPTConfig(23, 3, 2, 16, 24, 8),
@@ -105,9 +107,9 @@ def test_zeros_are_counted_in_hidden_matrices_only():
       lambda path, x: np.where(np.arange(x.size).reshape(x.shape) % 4, 0, x)
       if path_name(path).startswith('h_') else 0 * x, params
   )
-  assert share_of_zeros(params) == 0
-  assert share_of_zeros(thin) == share_of_zeros(interop.stack_layers(thin))
-  assert share_of_zeros(thin) == 0.75
+  assert weight_sparsity(params) == 0
+  assert weight_sparsity(thin) == weight_sparsity(interop.stack_layers(thin))
+  assert weight_sparsity(thin) == 0.75
 
 
 def refuse(message, before, after):
@@ -185,7 +187,7 @@ def test_pairs_that_cannot_be_are_refused(tmp_path):
       (([run], [str(empty)]), 'names no checkpoint'),
       (([run, run], [other] * 3), 'before has 2 checkpoints and after 3'),
       (([run], [run, run], ['one']), 'names has 1 entries for 2 pairs'),
-      (([run], [run, run], ['one', 'one']), 'each pair one of its own'),
+      (([run], [run, run], ['one', 'one']), 'each pair a name of its own'),
       (([run], [other]), r'run and .*other: .* h_0/mlp/wi/bias has shape '),
   ):
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Sweeps: grids, rankings, and the command killed and given again."""
+"""Sweeps: grids, rankings, and the command killed and resumed."""
 
 import json
 import math
@@ -81,6 +81,7 @@ def sweep(workdir, *flags):
   )
 
 
+@pytest.mark.process
 def test_a_sweep_that_was_killed_goes_on(tmp_path):
   child = sweep(tmp_path)
   lines = tmp_path / 'sweep.jsonl'
@@ -109,6 +110,7 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path):
   assert table in output and (tmp_path / 'sweep.md').read_text() in output
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('flags, message', [
     (['--grid=phases.other.length=1'], 'name fields of the config'),
     (['--grid=phases.pretrain.batch_size=0'], 'has batch_size 0'),

@@ -1,4 +1,4 @@
-"""A task's generations are kept on disk, and its scores are theirs."""
+"""A task's generations are written to disk, and its scores are theirs."""
 
 import json
 

@@ -253,7 +253,7 @@ def test_single_inputs_without_a_reference_are_left_out_with_a_warning(caplog):
   with caplog.at_level(logging.WARNING):
     task = task_of_inputs('toy', {'train': [bare, good]})
   assert task.inputs_of('train') == (good,)
-  assert 'Left out 1 inputs of the train split' in caplog.text
+  assert 'Skipped 1 inputs of the train split' in caplog.text
 
 
 def test_fingerprints_tell_inputs_apart():

@@ -1,4 +1,4 @@
-"""A run that is trained in a second: what the tests of training share."""
+"""A run that trains in a second, shared by tests of training."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ CONFIG = dict(
 
 @functools.cache
 def shared_parts(seed, d_model):
-  """Model, optimizer, sources: what several runs of one config may share."""
+  """Returns model, optimizer and sources, which runs may share."""
   model = models.GPT(models.GPTConfig(V, 1, 2, d_model, 16, L))
   init = jax.jit(lambda: model.init(
       jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)
@@ -128,8 +128,8 @@ def make_recipe(fingerprint='abc', **changes):
 
 
 @functools.cache
-def make_moving_recipe():
-  """Builds the same run with masks that move in its first phase."""
+def make_dynamic_recipe():
+  """Builds the same run with mask updates in its first phase."""
   recipe = make_recipe()
   sparsity = dict(
       algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,

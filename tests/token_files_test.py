@@ -173,10 +173,10 @@ def test_a_damaged_description_is_refused(tmp_path, change):
   file = write(tmp_path / 'train')
   path = tmp_path / 'train.json'
   path.write_text(json.dumps({**file.description, **change}))
-  with pytest.raises(ValueError, match='not a whole description'):
+  with pytest.raises(ValueError, match='not a complete description'):
     open_token_file(tmp_path / 'train')
   path.write_text(json.dumps(file.description)[:40])
-  with pytest.raises(ValueError, match='not a whole description'):
+  with pytest.raises(ValueError, match='not a complete description'):
     open_token_file(tmp_path / 'train')
 
 
@@ -184,7 +184,7 @@ def test_a_description_of_another_format_version_is_refused(tmp_path):
   file = write(tmp_path / 'train')
   changed = json.dumps({**file.description, 'format_version': 2})
   (tmp_path / 'train.json').write_text(changed)
-  with pytest.raises(ValueError, match='format version 2, this .* reads 1'):
+  with pytest.raises(ValueError, match='format version 2, and this .* reads 1'):
     open_token_file(tmp_path / 'train')
 
 

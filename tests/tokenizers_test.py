@@ -92,6 +92,7 @@ def test_two_trainings_give_the_same_json():
   assert first.vocab_size == 1024
 
 
+@pytest.mark.process
 def test_training_in_another_process_gives_the_same_fingerprint():
   script = (
       'import sys, json; from spdf_jax.data.tokenizers import train_bpe;'
@@ -108,6 +109,7 @@ def test_training_in_another_process_gives_the_same_fingerprint():
   assert result.stdout.strip() == TOKENIZERS[1].fingerprint
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('asked, found', [(None, 'false'), ('true', 'true')])
 def test_one_thread_encodes_unless_the_user_asks_for_more(asked, found):
   # Threads and a fork, as of a data loader, do not go together.

@@ -12,6 +12,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.sharding
+
 CODE = textwrap.dedent('''
     import json
     import jax
@@ -90,14 +92,15 @@ CODE = textwrap.dedent('''
         *six, spec=specs)
     run('model', lambda *s: spdf.mask_from_scores(
         tree(*s), ModelWide(0.75), tie_break=key), *six, spec=specs)
-    for name, s, level, spec in (
+    for name, s, sparsity, spec in (
         ('2:4', structures.n_of_m(2, 4), 0.5, INPUTS),
         ('2:4', structures.n_of_m(2, 4), 0.5, OUTPUTS),
         ('16 heads', structures.balanced(16), 0.75, OUTPUTS),
         ('blocks', structures.block(4, 4), 0.75, INPUTS),
     ):
-      run(f'{name}, {spec}', lambda x, s=s, level=level:
-          spdf.mask_from_scores(x, level, structure=s), scores_of(3), spec=spec)
+      run(f'{name}, {spec}', lambda x, s=s, sparsity=sparsity:
+          spdf.mask_from_scores(x, sparsity, structure=s), scores_of(3),
+          spec=spec)
 ''')
 WIDTHS = {'pred': 1, 'u8': 1, 's8': 1, 'u16': 2, 'bf16': 2, 'f16': 2}
 
@@ -153,7 +156,7 @@ def test_at_most_64_kilobytes_are_summed_per_layer(programs):
   for program in programs:
     summed = sum(exchanged(program['text'], 'all-reduce'))
     assert summed <= 2**16 * program['layers'], (program['name'], summed)
-    # Every competition of 4 inputs is on one device; the others exchange.
+    # Every group of 4 inputs is on one device; the others exchange.
     alone = program['name'].startswith('2:4')
     assert summed <= 4 if alone else summed > 0, (program['name'], summed)
 

@@ -17,7 +17,7 @@ SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
 
 
 def oracle(scores, kept, among=None, bits=None):
-  """Keeps the first of every layer in a stable order, as the docs say."""
+  """Keeps the first of every layer in a stable order, as documented."""
   scores = np.asarray(scores, np.float64)
   layers = (-1, scores.shape[-2] * scores.shape[-1])
   among = np.ones(scores.shape, bool) if among is None else np.asarray(among)

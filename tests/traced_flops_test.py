@@ -1,4 +1,4 @@
-"""The formula is what the traced train step multiplies."""
+"""The formula equals the products of the traced train step."""
 
 import functools
 import math
@@ -36,7 +36,7 @@ KINDS = {
 
 
 def products_of(jaxpr, density, grad_density):
-  """Sums products by their shapes: a walk of its own, only for tests."""
+  """Sums products by their shapes, in an independent traversal of the jaxpr."""
   total = 0
   for eqn in jaxpr.eqns:
     shapes = [v.aval.shape for v in eqn.invars]

@@ -21,7 +21,7 @@ NAMES = ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
 
 
 def coin(key, params):
-  """Masks without exact counts, other ones for other keys."""
+  """Returns random masks without exact counts."""
   fold = lambda p: jax.random.fold_in(key, p.shape[1])
   return jax.tree.map(
       lambda p: jax.random.bernoulli(fold(p), 0.3, p.shape), params

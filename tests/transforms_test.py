@@ -1,4 +1,4 @@
-"""`restart`, `map_like_params`, `hidden_matrices`, `uniform`, `summarize`."""
+"""`reset_state`, `map_like_params`, `hidden_matrices`, `uniform`, summaries."""
 
 import jax
 import jax.numpy as jnp
@@ -118,10 +118,10 @@ def test_parameter_shaped_state_is_found_in_any_nesting(optimizer):
   assert sum(m == 'a/w' for m, _ in found) == sum(m == 'w' for m, _ in found)
 
 
-def test_restart_begins_the_moments_anew_and_nothing_else():
+def test_reset_state_begins_the_moments_anew_and_nothing_else():
   schedule = optax.linear_schedule(1.0, 0.0, 10)
   build = lambda boundaries: optax.chain(
-      spdf.restart(optax.scale_by_adam(), boundaries),
+      spdf.reset_state(optax.scale_by_adam(), boundaries),
       optax.scale_by_learning_rate(schedule),
   )
   params = {'w': jnp.ones(3)}
@@ -147,23 +147,23 @@ def test_restart_begins_the_moments_anew_and_nothing_else():
   assert int(state[0].count) == 6 and int(state[0].inner_state.count) == 2
 
 
-def test_restart_compiles_once_and_copies_no_branch():
-  tx = spdf.restart(optax.scale_by_adam(), [2, 4])
+def test_reset_state_compiles_once_and_copies_no_branch():
+  tx = spdf.reset_state(optax.scale_by_adam(), [2, 4])
   params = {'w': jnp.ones(3)}
   jaxpr = str(jax.make_jaxpr(tx.update)(params, tx.init(params), params))
   assert 'cond' not in jaxpr
 
 
 @pytest.mark.parametrize('boundaries', [[3, 2], [2, 2], [-1], [1.5]])
-def test_restart_refuses_boundaries_that_do_not_rise(boundaries):
+def test_reset_state_refuses_boundaries_that_do_not_rise(boundaries):
   with pytest.raises(ValueError, match='boundaries are'):
-    spdf.restart(optax.scale_by_adam(), boundaries)
+    spdf.reset_state(optax.scale_by_adam(), boundaries)
 
 
-def test_restart_needs_params():
-  tx = spdf.restart(optax.scale_by_adam(), [2])
+def test_reset_state_needs_params():
+  tx = spdf.reset_state(optax.scale_by_adam(), [2])
   params = {'w': jnp.ones(3)}
-  with pytest.raises(ValueError, match='restart needs params'):
+  with pytest.raises(ValueError, match='reset_state needs params'):
     tx.update(params, tx.init(params))
 
 

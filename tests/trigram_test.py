@@ -1,4 +1,4 @@
-"""The trigram baseline is a distribution, and as good as a trigram can be."""
+"""The trigram baseline is a distribution with the loss of the best trigram."""
 
 import math
 from typing import NamedTuple
@@ -152,3 +152,12 @@ def test_the_first_nine_tenths_have_to_be_20_tokens():
   assert fit_trigram(np.arange(23) % 2, 2).counts.sum() == 21
   with pytest.raises(ValueError, match='at least 20'):
     fit_trigram(np.arange(22) % 2, 2)
+
+
+def test_batches_without_target_tokens_and_unknown_ids_are_refused():
+  train = np.arange(100) % 4
+  with pytest.raises(ValueError, match='total weight 0'):
+    trigram_loss(train, [], 4)
+  far = Batch(*np.array([[[9, 1, 2]], [[1, 2, 3]], [[0, 1, 1]]]))
+  with pytest.raises(ValueError, match='batches holds token ids from 1 to 9'):
+    trigram_loss(train, [far], 4)

@@ -49,7 +49,7 @@ def assert_split(state):
 
 
 def own_rows(recipe, step):
-  """Half of the rows, where two processes can share them."""
+  """Returns half of the rows if two processes can share them."""
   size = recipe.plan.phase_at(step).batch_size
   if size % 2:
     return slice(0, size)

@@ -26,7 +26,7 @@ def test_zeros_save_nothing_on_a_gpu_unless_they_are_two_of_four(gpu):
 def test_the_comparison_shows_every_gpu():
   text = comparison_table(STEP, 8)
   assert all(gpu.name in text for gpu in GPUS.values())
-  assert 'gain nothing' in text
+  assert 'no speedup' in text
 
 
 def test_an_unknown_gpu_is_answered_with_the_nearest():

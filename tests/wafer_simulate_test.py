@@ -79,8 +79,9 @@ def gpt_step(lengths=(4, 32), **changes):
   return step, init, batch
 
 
-@pytest.mark.parametrize('scan_layers', [False, True])
-@pytest.mark.parametrize('remat', ['none', 'full'])
+@pytest.mark.parametrize(
+    'remat, scan_layers', [('none', False), ('full', True)]
+)
 def test_a_train_step_asks_for_the_products_of_the_closed_form(
     scan_layers, remat
 ):

@@ -34,7 +34,7 @@ def test_sweeps_are_the_points_one_by_one():
 def test_sweeps_refuse_what_cannot_be():
   with pytest.raises(ValueError, match="did you mean 'clock'"):
     sweep_devices(STEP, DEVICE, {'clok': np.ones(3)})
-  with pytest.raises(ValueError, match='as many'):
+  with pytest.raises(ValueError, match='equally many'):
     sweep_devices(STEP, DEVICE, {'clock': np.ones(3), 'sram': np.ones(2)})
   with pytest.raises(ValueError, match='below 1'):
     sweep_sparsities(STEP, DEVICE, np.linspace(0, 1, 3))

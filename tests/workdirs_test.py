@@ -1,4 +1,4 @@
-"""Working directories are read whole, or refused in a sentence."""
+"""Working directories are read completely, or refused in one sentence."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Dashboards get what the metrics file gets."""
+"""Dashboards receive the same metrics as the metrics file."""
 
 import sys
 import types

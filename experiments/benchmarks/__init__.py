@@ -1,4 +1,4 @@
-"""Benchmark suites: what `python -m experiments.benchmark` measures."""
+"""Benchmark suites of `python -m experiments.benchmark`."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from experiments.benchmarks.measuring import Row
 
 
 class Suite(NamedTuple):
-  """A suite: what it measures, and how often."""
+  """A suite: its measurement, and the number of rounds."""
 
   measure: Callable[[int, np.random.Generator], Iterable[Row]]
-  """`(repeats, rng) -> rows`, one after another."""
+  """`(repeats, rng) -> rows`, yielded as they are measured."""
 
   repeats: int
-  """Rounds of timing unless asked otherwise: a few minutes' worth."""
+  """Default rounds of timing, which take a few minutes."""
 
 
 SUITES = {

@@ -1,4 +1,4 @@
-"""Compiled programs: their steps, and the memory they take by XLA's account."""
+"""Compiled programs: their steps, and their memory as XLA reports it."""
 
 from collections.abc import Callable
 import math
@@ -16,7 +16,7 @@ _COMPUTATION = re.compile(r'^(?:ENTRY )?%(\S+) \(.*\{$', re.MULTILINE)
 
 
 class Program(NamedTuple):
-  """A compiled step, and what it starts from."""
+  """A compiled step, with its first state and its argument."""
 
   executable: jax.stages.Compiled
   """`(state, argument) -> (state, anything)`; the state is donated."""
@@ -28,13 +28,13 @@ class Program(NamedTuple):
   """Batch, gradients or the like: the same at every step."""
 
   jitted: Callable[[Any, Any], Any]
-  """The step as a loop calls it: compiles what it has not met."""
+  """The jitted step, which compiles again for new shapes and types."""
 
   traces: Callable[[], int]
-  """`() -> int`: how often it was traced so far."""
+  """`() -> int`: number of traces so far."""
 
   seconds: float
-  """How long tracing and compiling took."""
+  """Seconds of tracing and compiling."""
 
 
 def compile_program(
@@ -44,8 +44,8 @@ def compile_program(
 
   Args:
     function: `(state, argument) -> (state, anything)`.
-    state: The first state; `repeated` uses it up.
-    argument: What every step is given.
+    state: The first state; `repeated` donates it.
+    argument: Second argument of every step.
 
   Returns:
     The program.
@@ -72,7 +72,7 @@ def compile_program(
 
 
 def repeated(program: Program) -> Callable[[], Any]:
-  """Returns a call that steps on from where the one before ended.
+  """Returns a call that takes a step from the state after the previous call.
 
   Example:
     >>> step = lambda x, y: (x + y, ())
@@ -91,14 +91,14 @@ def repeated(program: Program) -> Callable[[], Any]:
 
 
 def count_compilations(program: Program, steps: int) -> int:
-  """Counts what a run compiles: every trace is another program.
+  """Counts the programs that a run compiles, which are the traces of its step.
 
   Args:
-    program: The program; its state stays usable.
-    steps: How many to take, from its state on.
+    program: The program; its state is copied, not donated.
+    steps: Number of steps to take from its state.
 
   Returns:
-    The number, 1 where all steps are the same program.
+    Number of programs: 1 if all steps use the same one.
 
   Example:
     >>> widen = lambda x, y: (x + y, ())
@@ -129,7 +129,7 @@ def scratch_bytes(program: Program) -> int:
 
 
 def unaliased_bytes(program: Program) -> int:
-  """Returns how many bytes of the state are not updated in place."""
+  """Returns the number of bytes of the state that are not updated in place."""
   memory = program.executable.memory_analysis()
   return tree_bytes(program.state) - memory.alias_size_in_bytes
 
@@ -137,16 +137,16 @@ def unaliased_bytes(program: Program) -> int:
 def copied_bytes(program: Program, like: Any) -> int:
   """Counts the bytes that `copy` instructions write to arrays of some shapes.
 
-  XLA inserts them where the old value of a donated buffer is still read after
-  the new one is computed, and for what a `cond` passes through unchanged.
+  XLA inserts them if the old value of a donated buffer is still read after the
+  new one is computed, and for values that a `cond` returns unchanged.
 
   Args:
     program: The program.
-    like: A tree of arrays, e.g. an optimizer's state: only copies of a shape
-      and type that occur in it are counted.
+    like: Tree of arrays, such as an optimizer's state: only copies whose shape
+      and type occur in it are counted.
 
   Returns:
-    The sum over the program, each instruction once.
+    Number of bytes; every instruction of the program is counted once.
   """
   text = program.executable.as_text()
   wanted = {(x.shape, x.dtype.itemsize) for x in jax.tree.leaves(like)}
@@ -166,6 +166,6 @@ def copied_bytes(program: Program, like: Any) -> int:
 
 
 def _itemsize(dtype: str) -> int:
-  # f32, bf16, f8e4m3fn; pred is a byte.
+  # Names such as f32, bf16, f8e4m3fn contain the bits; pred takes a byte.
   bits = re.search(r'\d+', dtype)
   return int(bits[0]) // 8 if bits else 1

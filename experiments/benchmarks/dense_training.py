@@ -1,6 +1,6 @@
-"""Dense training as a user of optax writes it: what sparsity is held against.
+"""Dense training as a user of optax writes it: the baseline of sparse steps.
 
-Nothing here knows of masks; losses, metrics and schedules are those of
+The code contains no masks. Losses, metrics and schedules are those of
 `spdf_jax.training`.
 """
 
@@ -14,7 +14,7 @@ from spdf_jax.training import optimizers
 def adamw(
     plan: training.Plan, *, b1: float, b2: float, eps: float, clip_norm: float
 ) -> optax.GradientTransformation:
-  """Builds AdamW of the plan's schedules, as a user of optax would."""
+  """Builds AdamW with the plan's schedules from optax transformations."""
   return optax.chain(
       optax.clip_by_global_norm(clip_norm),
       optax.scale_by_adam(b1, b2, eps),
@@ -24,7 +24,7 @@ def adamw(
 
 
 def train_step(state, batch, *, apply_fn, optimizer, learning_rate):
-  """Takes a training step that knows nothing of sparsity."""
+  """Takes a dense training step."""
 
   def loss_fn(params):
     logits_BxLxV = apply_fn({'params': params}, batch.inputs)
@@ -42,7 +42,7 @@ def train_step(state, batch, *, apply_fn, optimizer, learning_rate):
 
 
 def update(state, grads, *, optimizer):
-  """Applies given gradients: all of a step but the model."""
+  """Takes a step of the optimizer alone, with given gradients."""
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   return training.TrainState(state.step + 1, params, opt_state), ()

@@ -1,4 +1,4 @@
-"""The machine that a measurement was taken on."""
+"""Description of the machine that takes measurements."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import jax
 
 
 def describe_machine() -> dict[str, str | int]:
-  """Names the processor, its usable cores, and the versions that matter.
+  """Returns the processor, its usable cores, and versions of the software.
 
   Example:
     >>> sorted(describe_machine())
@@ -35,7 +35,7 @@ def _processor() -> str:
 
 
 def cores() -> int:
-  """Returns how many cores this process may use."""
+  """Returns the number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

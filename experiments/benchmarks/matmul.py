@@ -1,10 +1,11 @@
-"""The native kernels against XLA's dense matmul: one linear layer.
+"""Native kernels against XLA's dense matmul in one linear layer.
 
-Forward, dx and dW of one layer, lists of weights included: how many times
-faster than XLA's float32 products without a mask, with operands of float32 and,
-where there are kernels of it, of bfloat16. Targets hold for AVX-512, as means
-over the layers and numbers of tokens; `SPDF_NATIVE_KERNELS=avx2` or `portable`
-measures other kernels, `taskset -c 0` one thread.
+Measures the speed-up of forward, dx and dW of one layer, including the
+construction of index lists, over XLA's float32 products without a mask.
+Operands are float32 and, if there are kernels for it, bfloat16. Targets apply
+to AVX-512, as means over layers and numbers of tokens.
+`SPDF_NATIVE_KERNELS=avx2` or `portable` measures other kernels, `taskset -c 0`
+one thread.
 """
 
 from collections.abc import Callable
@@ -49,11 +50,13 @@ TOKENS = (256, 1024, 4096)
 
 
 def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
-  """Measures all layers, their means, and what has no target.
+  """Measures all layers, their means, and cases without a target.
+
+  The latter are 32 tokens, and masks that are not uniform.
 
   Args:
     repeats: Rounds of timing.
-    rng: Of operands and the bootstrap.
+    rng: Random generator of operands and the bootstrap.
 
   Yields:
     Rows.
@@ -79,14 +82,14 @@ def measure_layers(
     rng: np.random.Generator,
     dtype: str = 'float32',
 ) -> Iterator[measuring.Row]:
-  """Measures layers at some numbers of tokens, and their means.
+  """Measures layers at several numbers of tokens, and the means.
 
   Args:
     layers: The layers.
-    tokens: The numbers of tokens.
+    tokens: Numbers of tokens.
     repeats: Rounds of timing.
-    rng: Of operands and the bootstrap.
-    dtype: Of the operands of the native kernels.
+    rng: Random generator of operands and the bootstrap.
+    dtype: Dtype of the operands of the native kernels.
 
   Yields:
     Rows.
@@ -101,30 +104,30 @@ def measure_layers(
   has_target = native.kernels() == 'avx512'
   for sparsity, target in SPEEDUPS[dtype].items():
     keep_to = dict(target=target if has_target else None, at_most=False)
-    of_level = [timings[sparsity] for timings in all_timings]
+    of_sparsity = [timings[sparsity] for timings in all_timings]
     yield measuring.sampled_row(
         f'mean{kind}',
         f'{sparsity:.0%} zeros: dense / native, wall',
-        np.array([t.wall[0] / t.wall[1] for t in of_level]),
+        np.array([t.wall[0] / t.wall[1] for t in of_sparsity]),
         rng,
         **keep_to,
     )
     yield measuring.counted_row(
         f'mean{kind}',
         f'{sparsity:.0%} zeros: dense / native, least CPU',
-        float(np.mean([t.cpu[0].min() / t.cpu[1].min() for t in of_level])),
+        float(np.mean([t.cpu[0].min() / t.cpu[1].min() for t in of_sparsity])),
         **keep_to,
     )
 
 
 def _skewed_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
-  """Keeps rows of very different lengths: the first the most."""
+  """Keeps a share of each row that falls from the first row to the last."""
   rows = jnp.linspace(2, 0, w.shape[0])[:, None]
   return jax.random.uniform(key, w.shape) < rows * (1 - sparsity)
 
 
 def _magnitude_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
-  """Keeps the largest weights of columns of very different sizes."""
+  """Keeps the largest weights after scaling the columns by random factors."""
   scores = abs(w) * jnp.exp(jax.random.normal(key, w.shape[1:]))
   return scores >= jnp.quantile(scores, sparsity)
 
@@ -141,7 +144,7 @@ def _time(
     make_mask: Callable[..., jax.Array] = random_mask,
     dtype: str = 'float32',
 ) -> dict[float, measuring.Timings]:
-  """Times the dense and the native layer in turn, by sparsity."""
+  """Times the dense and the native layer, interleaved, by sparsity."""
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))
   x, w = draw(tokens, layer.inputs), draw(*layer)
   dy = draw(tokens, layer.outputs)

@@ -1,4 +1,4 @@
-"""Measurements: interleaved timings, what they say, and how sure that is."""
+"""Measurements: interleaved timings, bootstrap intervals and verdicts."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -12,23 +12,24 @@ import jax
 import numpy as np
 
 _RESAMPLES = 2000
-_FEWEST = 3  # Fewer samples say nothing about their spread.
+_FEWEST = 3
+"""Smallest number of samples for an interval."""
 
 
 class Row(NamedTuple):
   """One line of a benchmark's table."""
 
   case: str
-  """What was measured."""
+  """Name of the measured case."""
 
   metric: str
-  """Which of its quantities, with the unit."""
+  """Name of the measured quantity, with its unit."""
 
   value: float
-  """The quantity: counted, a median of samples, or a mean of such medians."""
+  """Counted value, median of samples, or mean of such medians."""
 
   target: float | None
-  """What the value must keep to; `None` where it is only reported."""
+  """Bound for the value; `None` if it is only reported."""
 
   low: float
   """Lower end of the value's 95 % interval."""
@@ -37,7 +38,7 @@ class Row(NamedTuple):
   """Upper end of the interval."""
 
   at_most: bool
-  """Whether the value must be at most the target, or at least."""
+  """Whether the target is an upper bound, not a lower one."""
 
 
 class Timings(NamedTuple):
@@ -47,10 +48,10 @@ class Timings(NamedTuple):
   """Elapsed seconds."""
 
   cpu: np.ndarray
-  """CPU seconds of the process, all threads together."""
+  """CPU seconds of all threads of the process."""
 
   results: list[Any]
-  """What each call returned last."""
+  """Last result of each call."""
 
 
 def interleave(
@@ -61,22 +62,22 @@ def interleave(
     wall: Callable[[], float] = time.perf_counter,
     cpu: Callable[[], float] = time.process_time,
 ) -> Timings:
-  """Times calls in turn, A B A B …, so that each meets the same disturbances.
+  """Times calls alternately, A B A B …, so that disturbances affect all alike.
 
-  A call ends when every array it returns is computed.
+  A call ends when all arrays that it returns are computed.
 
   Args:
-    calls: What to time.
+    calls: Functions to time.
     repeats: Timed rounds.
     warmups: Untimed rounds before them.
     wall: Clock of elapsed seconds.
     cpu: Clock of CPU seconds.
 
   Returns:
-    The seconds of every call; entries of one column belong together.
+    Seconds of every call; a column has the calls of one round.
 
   Raises:
-    ValueError: there is nothing to time.
+    ValueError: there are no calls or no rounds.
 
   Example:
     >>> interleave([lambda: 1, lambda: 2], repeats=3).results
@@ -94,7 +95,7 @@ def interleave(
   results = [None] * len(calls)
   for j in range(repeats):
     for i, call in enumerate(calls):
-      results[i] = None  # Freeing what it returned before is not its work.
+      results[i] = None  # Frees the previous result outside of the timing.
       start = wall(), cpu()
       results[i] = jax.block_until_ready(call())
       end = wall(), cpu()
@@ -108,13 +109,13 @@ def median_interval(
   """Returns the median and its 95 % bootstrap interval.
 
   Args:
-    samples: Independent samples, [n], or those of several cases, [cases, n]:
-      then the mean of the cases' medians is meant.
-    rng: Where the resamples come from.
+    samples: Independent samples, [n], or those of several cases, [cases, n],
+      for the mean of the cases' medians.
+    rng: Random generator of the resamples.
 
   Returns:
     Median, lower and upper end; with fewer than three samples the interval is
-    the whole line, because they cannot say how sure they are.
+    unbounded, because their spread is unknown.
 
   References:
     Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13
@@ -146,17 +147,17 @@ def sampled_row(
     target: float | None = None,
     at_most: bool = True,
 ) -> Row:
-  """Makes a row of repeated samples: their median, with its interval.
+  """Returns a row of repeated samples, with their median and its interval.
 
-  For a ratio of two calls give the ratios pair by pair, `t.wall[1] /
-  t.wall[0]`: what slowed both down cancels.
+  For a ratio of two calls, pass the ratios of each round, `t.wall[1] /
+  t.wall[0]`, in which disturbances of both cancel.
 
   Args:
-    case: What was measured.
-    metric: Which of its quantities.
-    samples: Its samples, [n], or those of the cases of a mean, [cases, n].
-    rng: Where the bootstrap's resamples come from.
-    target: What the value must keep to.
+    case: Name of the measured case.
+    metric: Name of the measured quantity.
+    samples: Samples, [n], or those of several cases to be averaged, [cases, n].
+    rng: Random generator of the bootstrap's resamples.
+    target: Bound for the value; `None`: the value is only reported.
     at_most: Whether the target is an upper bound.
 
   Returns:
@@ -174,7 +175,7 @@ def counted_row(
     target: float | None = None,
     at_most: bool = True,
 ) -> Row:
-  """Makes a row of an exact quantity, such as bytes: its interval is a point.
+  """Returns a row of an exact quantity, such as bytes, without an interval.
 
   Example:
     >>> verdict(counted_row('a', 'bytes', 3, target=2))
@@ -184,15 +185,14 @@ def counted_row(
 
 
 def verdict(row: Row) -> str:
-  """Says whether a row keeps to its target, as far as its interval can tell.
+  """Returns whether a row meets its target, given its interval.
 
   Args:
     row: The row.
 
   Returns:
-    `'ok'` or `'missed'` where the whole interval is on that side of the
-    target, which itself is ok; `'undecided'` where the target is inside;
-    nothing without a target.
+    `'ok'` if the whole interval meets the target, `'missed'` if no part of it
+    does, `'undecided'` otherwise; `''` without a target.
   """
   if row.target is None:
     return ''
@@ -204,7 +204,7 @@ def verdict(row: Row) -> str:
 
 
 def format_table(rows: Iterable[Row]) -> str:
-  """Lays rows out in aligned columns, under a heading.
+  """Formats rows in aligned columns with a header.
 
   Example:
     >>> print(format_table([counted_row('toy', 'bytes', 3, target=4)]))

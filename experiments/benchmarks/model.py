@@ -1,13 +1,14 @@
-"""What our model costs: a dense training step of GPT-2 Small, and a token.
+"""Cost of the models: a dense training step of GPT-2 Small, and generation.
 
-The step is the one that training runs for a plan without sparsity, `sparsify`
-included, beside Flax and optax written by hand (`plain_gpt`), on two sequences
-of 128 tokens: at most 1.05 of its wall time. Both start from the same
-parameters; their losses are compared too.
+The step is that of training with a plan without sparsity, including `sparsify`.
+It is compared with plain Flax and optax (`plain_gpt`) on two sequences of 128
+tokens. Target: at most 1.05 of the plain step's wall time. Both start from the
+same parameters; their losses are compared too.
 
-Tokens are generated with the cache, as `evaluation.generate` does it, by four
-layers of GPT-2 Small with room for 544 tokens: one after the 512th takes at
-most 1.2 of the time of one after the 16th, and no part of the cache is copied.
+Tokens are generated with the cache, as `evaluation.generate` does, by four
+layers of GPT-2 Small with a cache of 544 tokens. Targets: a token after the
+512th takes at most 1.2 of the time of one after the 16th, and no part of the
+cache is copied.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ from spdf_jax.training.matmul import without_masks
 
 _LARGEST_STEP_RATIO = 1.05
 _LARGEST_TOKEN_RATIO = 1.2
-_LARGEST_DIFFERENCE = 1e-4  # Of the losses.
+_LARGEST_DIFFERENCE = 1e-4
+"""Largest difference between the losses of the two steps."""
 _GPT2_SMALL = dict(
     n_heads=12, d_model=768, d_ff=3072, vocab_size=50257, max_length=1024
 )
@@ -42,7 +44,8 @@ GENERATION = small_gpts.Case(
     '4 layers of gpt2-small', _GPT2_SMALL | dict(n_layers=4), 4, 544, 1, 0
 )
 _EARLY, _LATE = 16, 512
-_TOKENS = 16  # Generated in one call.
+_TOKENS = 16
+"""Number of tokens generated in one call."""
 
 
 def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
@@ -50,7 +53,7 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
 
   Args:
     repeats: Rounds of timing.
-    rng: Of tokens and the bootstrap.
+    rng: Random generator of tokens and the bootstrap.
 
   Yields:
     Rows.
@@ -62,7 +65,7 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
 def measure_step(
     case: small_gpts.Case, repeats: int, rng: np.random.Generator
 ) -> Iterator[measuring.Row]:
-  """Measures a dense training step beside a plain one."""
+  """Measures a dense training step against a plain one."""
   programs = step_programs(case, rng)
   calls = [compiled.repeated(program) for program in programs.values()]
   timings = measuring.interleave(calls, repeats * case.steps, warmups=2)
@@ -99,7 +102,7 @@ def step_programs(
   plain = plain_gpt.adamw(
       plan.learning_rate, plan.phases[0].weight_decay, **subject.settings
   )
-  # Donated, and the parameters are used again: a copy.
+  # The step donates its state, and the parameters are used again below.
   params = jax.tree.map(jnp.copy, subject.params)
   return {
       'plain': compiled.compile_program(
@@ -126,7 +129,7 @@ def step_programs(
 def measure_generation(
     case: small_gpts.Case, repeats: int, rng: np.random.Generator
 ) -> Iterator[measuring.Row]:
-  """Measures tokens early and late in a sequence that fills the cache."""
+  """Measures generation early and late in a sequence that fills the cache."""
   programs = {first: _generation(case, first, rng) for first in (_EARLY, _LATE)}
   calls = [compiled.repeated(program) for program in programs.values()]
   timings = measuring.interleave(calls, repeats * case.steps, warmups=2)

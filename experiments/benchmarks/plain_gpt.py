@@ -1,7 +1,7 @@
 """A GPT and its training step as a user of Flax and optax writes them.
 
-Nothing of `spdf_jax` is in the model: what ours is held against. The names of
-its layers are ours, so both compute with the same parameters.
+The model is the baseline of `spdf_jax.models` and does not use it. Its layers
+have the same names, so both take the same parameters.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def adamw(
     eps: float,
     clip_norm: float,
 ) -> optax.GradientTransformation:
-  """Returns clipped AdamW; all but biases and norms decay."""
+  """Returns AdamW with clipping; biases and norms have no weight decay."""
   decays = lambda params: jax.tree_util.tree_map_with_path(
       lambda path, _: path[-1].key not in ('bias', 'scale'), params
   )

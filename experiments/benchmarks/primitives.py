@@ -1,8 +1,8 @@
-"""What the sparse primitive costs where XLA computes it, zeros and all.
+"""Overhead of the sparse primitive in its reference lowering, a dense product.
 
-`sparse_matmul` with its reference lowering against the masked einsum that one
-would write: forward, and forward with both gradients. Target: at most 1.02 of
-its time, and no more memory.
+`sparse_matmul` with its reference lowering is compared with a masked einsum:
+forward, and forward with both gradients. Target: at most 1.02 of the einsum's
+time, and no more memory.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Case(NamedTuple):
   """Columns of w."""
 
   dtype: str
-  """Of x and w."""
+  """Dtype of x and w."""
 
   calls: int
   """Calls per timed sample."""
@@ -54,7 +54,7 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
 
   Args:
     repeats: Rounds of timing.
-    rng: Of operands and the bootstrap.
+    rng: Random generator of operands and the bootstrap.
 
   Yields:
     Rows.
@@ -110,7 +110,7 @@ def measure_case(
 
 
 def masked_einsum(x: jax.Array, w: jax.Array, mask: jax.Array) -> jax.Array:
-  """Multiplies by the masked weights, as one would write it in JAX."""
+  """Multiplies by the masked weights in plain JAX."""
   return jnp.einsum('tk,kn->tn', x, jnp.where(mask, w, 0))
 
 

@@ -1,4 +1,4 @@
-"""Small GPTs whose training is measured: models, batches, compiled programs."""
+"""Small GPTs for measurements: models, batches and compiled programs."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -25,9 +25,12 @@ from spdf_jax.training.config import parse
 from spdf_jax.training.phases import PhaseConfig
 
 SPARSITY = 0.75
-_TOKENS_PER_EPOCH = 2**24  # Lengths of phases follow from it, costs do not.
-_LARGEST_UNALIASED = 64  # Bytes: a flag or counter may be made anew.
-_LARGEST_COPIED = 0.01  # Of the optimizer's state: counters.
+_TOKENS_PER_EPOCH = 2**24
+"""Tokens of an epoch, which determine the lengths of phases, not their cost."""
+_LARGEST_UNALIASED = 64
+"""Largest number of bytes not updated in place: those of flags and counters."""
+_LARGEST_COPIED = 0.01
+"""Largest share of the optimizer's state that is copied: its counters."""
 
 PyTree = Any
 
@@ -36,7 +39,7 @@ class Case(NamedTuple):
   """A model and a batch to measure."""
 
   name: str
-  """What rows call it."""
+  """Name of the case in rows."""
 
   model: Mapping[str, Any]
   """Fields of the quickstart's model to change."""
@@ -56,15 +59,15 @@ class Case(NamedTuple):
 
 CASES = (
     Case('quickstart', {}, 8, 128, 5, 20),
-    # Near the 4.3M parameters at which other libraries were measured.
+    # Close to the 4.3M parameters at which other libraries were measured.
     Case(
         'd_model 256',
         dict(n_layers=4, n_heads=8, d_model=256, d_ff=1024, max_length=256),
         4, 256, 2, 20,
     ),
     # Wide enough that matrix products take most of the step. The optimizer
-    # alone is bound by memory here, and masking the gradient for the norm of
-    # the clip is a pass of its own: some 1.27, over the target.
+    # alone is limited by memory bandwidth here, and masking the gradient for
+    # the clipping norm is an extra pass: some 1.27, above the target of 1.25.
     Case(
         'd_model 512',
         dict(n_layers=4, n_heads=8, d_model=512, d_ff=2048, max_length=256),
@@ -80,23 +83,24 @@ class Subject(NamedTuple):
   """The Flax module."""
 
   params: PyTree
-  """Its initial parameters."""
+  """Initial parameters."""
 
   plan: training.Plan
   """The phases of configs/quickstart.py."""
 
   settings: Mapping[str, Any]
-  """Arguments of its AdamW."""
+  """Arguments of AdamW."""
 
   batch: data.Batch
-  """What every step learns from."""
+  """Batch of every training step."""
 
   grads: PyTree
-  """What every update of the optimizer alone is given."""
+  """Gradients of every step of the optimizer alone."""
 
 
 def create_subject(case: Case, rng: np.random.Generator) -> Subject:
-  """Makes the model of a case, with random parameters, tokens and gradients."""
+  """Creates the model of a case with random parameters, tokens and gradients.
+  """
   config = parse(quickstart.get_config(f'sparsity={SPARSITY}'))
   model = models.model_of(
       dataclasses.replace(config.model.sizes, **case.model)
@@ -136,8 +140,8 @@ def _random_batch(
 
 
 def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
-  """Makes the state at step 0 of fresh parameters, masked."""
-  # Donated, and the parameters are used again: a copy.
+  """Creates the state at step 0, with masked parameters."""
+  # A step donates the state, and the parameters are used again.
   params = jax.tree.map(jnp.copy, params)
   opt_state = optimizer.init(params)
   if isinstance(opt_state, spdf.SparsifyState):
@@ -148,7 +152,7 @@ def first_state(params: PyTree, optimizer: Any) -> training.TrainState:
 def compile_training(
     function: Callable[..., Any], params: PyTree, optimizer: Any, argument: Any
 ) -> compiled.Program:
-  """Compiles `function(state, argument)` for fresh parameters, masked."""
+  """Compiles `function(state, argument)` for the state at step 0."""
   return compiled.compile_program(
       function, first_state(params, optimizer), argument
   )
@@ -160,7 +164,8 @@ def memory_rows(
     scratch_target: float | None,
     programs: Mapping[str, compiled.Program],
 ) -> Iterator[measuring.Row]:
-  """Yields what programs copy and need beyond the one called dense."""
+  """Yields rows of the programs' copies and scratch beyond those of `'dense'`.
+  """
   dense = programs['dense']
   state_bytes = compiled.tree_bytes(dense.state.opt_state)
   copied = lambda p: compiled.copied_bytes(p, dense.state.opt_state)

@@ -1,22 +1,23 @@
-"""What sparsity costs a training step: time, and copies of the state.
+"""Overhead of sparsity in a training step, and the speed of native kernels.
 
-Three optimizers of one model: `dense`, the chain a user of optax would write;
-`static`, the same chain in `sparsify` at 75 %; `phases`, what training runs
-from configs/quickstart.py, its three phases and restart included.
+Three optimizers of one model are compared: `dense`, the chain that a user of
+optax would write; `static`, the same chain in `sparsify` at 75 %; `phases`, the
+optimizer of configs/quickstart.py with its three phases and restart.
 
-Last the native kernels, which skip zeros: how many times faster than the dense
-step theirs is, in a model of width 768 at least 1.2 times at 50 % zeros, 1.6 at
-75 %, 2.1 at 90 % and 2.4 at 95 %; and stored compactly 1.35, 1.9, 2.5 and 3.0
-times. Parameters, masks and moments of a sparse layer then take at most 6.5
-bytes per weight at 75 %, and 2.7 at 90 %; dense arrays take 13.
+Targets: the sparse step takes at most 1.03 of the time of the dense one, the
+optimizer alone at most 1.25, and there is no copy of the optimizer's state.
+That is counted in three ways: bytes of the donated state that are not updated
+in place; bytes that XLA copies to arrays shaped like the dense optimizer's
+state; and scratch beyond that of the dense program. In the optimizer alone the
+latter is one masked gradient, up to half of Adam's state, because clipping
+reads it twice; a copy of the state would be twice that.
 
-Targets: the sparse step at most 1.03 of the dense one, the optimizer alone at
-most 1.25, and no copy of the optimizer's state. That is counted three ways:
-bytes of the donated state that are not updated in place; bytes that XLA copies
-to arrays shaped like the dense optimizer's state; and scratch beyond that of
-the dense program. In the optimizer alone the last is one masked gradient, up
-to half of Adam's state, because clipping reads it twice; a copy of the state
-would be twice that.
+The native kernels, which skip zeros, are measured last. Targets of the speed-up
+over the dense step, in a model of width 768: 1.2 times at a sparsity of 50 %,
+1.6 at 75 %, 2.1 at 90 % and 2.4 at 95 %; with compact storage 1.35, 1.9, 2.5
+and 3.0 times. With the latter, parameters, masks and moments of a sparse layer
+take at most 6.5 bytes per weight at 75 %, and 2.7 at 90 %; dense arrays take
+13.
 """
 
 from collections.abc import Iterator
@@ -38,15 +39,16 @@ from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.stored_state import bytes_per_weight
 from spdf_jax.training.stored_state import to_compact
 
-# The masked gradient: half of Adam's state.
 _LARGEST_SCRATCH = 0.5
+"""Largest scratch as a share of Adam's state: that of the masked gradient."""
 _LARGEST_STEP_RATIO = 1.03
 _LARGEST_OPTIMIZER_RATIO = 1.25
 NATIVE_SPEEDUPS = {0.5: 1.2, 0.75: 1.6, 0.9: 2.1, 0.95: 2.4}
 """Smallest speed-up of a wide model's step by native kernels, by sparsity."""
 COMPACT_SPEEDUPS = {0.5: 1.35, 0.75: 1.9, 0.9: 2.5, 0.95: 3.0}
-"""The same with kept values alone in parameters and moments."""
-_LARGEST_BYTES = {0.75: 6.5, 0.9: 2.7}  # Per weight, by sparsity.
+"""The same with compact storage: only kept values in parameters and moments."""
+_LARGEST_BYTES = {0.75: 6.5, 0.9: 2.7}
+"""Largest number of bytes per weight in compact storage, by sparsity."""
 WIDE = small_gpts.Case(
     'd_model 768',
     dict(n_layers=4, n_heads=12, d_model=768, d_ff=3072, max_length=256),
@@ -58,8 +60,8 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   """Measures all cases.
 
   Args:
-    repeats: Rounds of timing; quicker cases take several in each.
-    rng: Of tokens and the bootstrap.
+    repeats: Rounds of timing; faster cases take several steps in each.
+    rng: Random generator of tokens and the bootstrap.
 
   Yields:
     Rows.
@@ -95,9 +97,9 @@ def measure_native(
       small_gpts.first_state(subject.params, chain),
   )]
   step = functools.partial(training.train_step, sparse_steps=sparse)
-  for level in NATIVE_SPEEDUPS:
+  for sparsity in NATIVE_SPEEDUPS:
     optimizer = spdf.sparsify(
-        chain, spdf.static(level), where=models.sparsifiable, key=0
+        chain, spdf.static(sparsity), where=models.sparsifiable, key=0
     )
     state = small_gpts.first_state(subject.params, optimizer)
     programs.append(compile_step(step, optimizer, to_compact(state)))
@@ -111,7 +113,7 @@ def measure_native(
   yield measuring.sampled_row(
       name, 'dense step, wall ms', 1e3 * timings.wall[0], rng
   )
-  for i, (level, size) in enumerate(zip(NATIVE_SPEEDUPS, sizes)):
+  for i, (sparsity, size) in enumerate(zip(NATIVE_SPEEDUPS, sizes)):
     for rival, at, targets in (
         ('native', 2 * i + 2, NATIVE_SPEEDUPS),
         ('compact', 2 * i + 1, COMPACT_SPEEDUPS),
@@ -119,15 +121,15 @@ def measure_native(
       for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
         yield measuring.sampled_row(
             name,
-            f'{level:.0%} zeros: dense step / {rival}, {clock}',
+            f'{sparsity:.0%} zeros: dense step / {rival}, {clock}',
             seconds[0] / seconds[at],
             rng,
-            target=targets[level] if case is WIDE else None,
+            target=targets[sparsity] if case is WIDE else None,
             at_most=False,
         )
     yield measuring.counted_row(
-        name, f'{level:.0%} zeros: compact bytes per weight', size,
-        target=_LARGEST_BYTES.get(level),
+        name, f'{sparsity:.0%} zeros: compact bytes per weight', size,
+        target=_LARGEST_BYTES.get(sparsity),
     )
 
 

@@ -13,17 +13,17 @@
 # %% [markdown]
 # # Native speed: when zeros save time on a CPU
 #
-# XLA multiplies zeros like all else. The library has kernels in C++ that skip
-# them; they are compiled on first use and chosen by `lowering='native'`. You
-# will
+# XLA multiplies zeros like any other number. The library has C++ kernels that
+# skip them; they are compiled on first use and chosen by `lowering='native'`.
+# You will
 #
-# 1. see what is there, and what happens without a compiler;
+# 1. see which kernels are available, and what happens without a compiler;
 # 2. time a layer, dense against native, over the sparsity;
 # 3. time a whole training step;
-# 4. find where it begins to pay.
+# 4. find the sparsity from which the kernels are faster.
 #
-# It takes about a minute on two CPU cores. **The numbers are of the machine
-# that runs this**; another program beside it disturbs them.
+# It takes about a minute on two CPU cores. **The numbers depend on the machine
+# that runs this**; other programs on it disturb them.
 
 # %%
 # On Colab this installs the library; elsewhere it does nothing.
@@ -55,10 +55,10 @@ from spdf_jax.data import Batch
 from spdf_jax.runs import plot_style
 
 # %% [markdown]
-# ## 1. What is there
+# ## 1. Available kernels
 #
-# The kernels are for AVX-512, AVX2 and any other processor; the best that this
-# one runs is taken.
+# There are kernels for AVX-512, for AVX2 and for any other processor; the
+# fastest that this processor supports are used.
 
 # %%
 available = native.is_available()
@@ -66,11 +66,10 @@ name = native.kernels() if available else 'none: XLA multiplies the zeros'
 print(f'kernels: {name}')
 
 # %% [markdown]
-# Without a compiler nothing breaks. A sentence in the log says why the kernels
-# are not used, and the same call is XLA's masked dense product. A process of
-# its own shows it, with a compiler that is not there and an empty cache.
-# `SPDF_NATIVE=require` makes it an error instead, `SPDF_NATIVE=0` never uses
-# the kernels.
+# Without a compiler, the same call falls back to XLA's masked dense product,
+# and a line in the log gives the reason. The separate process below shows this
+# with a compiler that does not exist and an empty cache. `SPDF_NATIVE=require`
+# raises an error instead; `SPDF_NATIVE=0` disables the kernels.
 
 # %%
 PROGRAM = """
@@ -91,9 +90,9 @@ print(done.stdout.strip())
 # %% [markdown]
 # ## 2. A layer
 #
-# Rivals are timed in turn, A B A B …, so that each meets the same disturbances,
-# and compared pair by pair. A point is the median of the pairs, a bar their
-# quartiles.
+# Dense and native calls are timed alternately, A B A B …, so that disturbances
+# affect both, and compared in pairs. A point is the median of the pairs'
+# ratios, a bar their quartiles.
 
 # %%
 REPEATS = 7
@@ -131,7 +130,7 @@ draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
 w = draw(0, INPUTS, OUTPUTS)
 masks = {s: spdf.random_mask(jax.random.key(1), w, s) for s in SPARSITIES}
 
-# The same numbers first, then the time.
+# Both give the same numbers.
 x, dy = draw(2, 64, INPUTS), draw(3, 64, OUTPUTS)
 mask = masks[0.75]
 reference = jax.jit(
@@ -154,10 +153,10 @@ for tokens in (32, 1024):
 # %% [markdown]
 # ## 3. A training step
 #
-# A GPT with its head, its attention and AdamW: parts of a step that are dense
-# whatever the masks say. `sparse_steps` is what `config.matmul` chooses: the
-# step has one `cond`, the model with kernels or the model without. Dense is the
-# same step on the same model with no masks at all.
+# The step of a GPT includes its head, attention and AdamW, which are dense at
+# any sparsity. `sparse_steps` is what `config.matmul` chooses: the step has one
+# `cond` between the model with kernels and the model without. The dense
+# baseline is the same step of the same model without masks.
 
 # %%
 model = models.create_model(
@@ -175,7 +174,7 @@ def unmasked(variables, tokens):
 
 
 def make_step(sparsity):
-  """Returns a call that takes a training step: native where there are zeros."""
+  """Returns a call that takes a training step, native at a sparsity above 0."""
   algorithm = spdf.static(sparsity) if sparsity else spdf.dense()
   tx = spdf.sparsify(
       optax.adamw(rate), algorithm, where=models.sparsifiable, key=0
@@ -198,22 +197,23 @@ dense_step = make_step(0.0)
 step_ratios = {s: compare(dense_step, make_step(s)) for s in SPARSITIES}
 
 # %% [markdown]
-# ## 4. When it pays
+# ## 4. When the kernels are faster
 #
-# Above the line native is faster. Lists of what is kept are made in every call,
-# so a new mask compiles nothing, and few tokens have little to gain.
+# Above the line native is faster. Every call builds the index lists of kept
+# weights, so a new mask needs no compilation, but with few tokens this overhead
+# outweighs the gain.
 
 
 # %%
 def crossover(ratios):
-  """Returns where a rising ratio crosses 1, or `None`."""
-  levels, medians = list(ratios), [q[1] for q in ratios.values()]
+  """Returns the sparsity at which a rising ratio crosses 1, or `None`."""
+  sparsities, medians = list(ratios), [q[1] for q in ratios.values()]
   if medians[-1] < 1:
     return None
   if medians[0] >= 1:
-    return levels[0]
+    return sparsities[0]
   last = max(i for i, ratio in enumerate(medians) if ratio < 1)
-  return float(np.interp(1, medians[last:last + 2], levels[last:last + 2]))
+  return float(np.interp(1, medians[last:last + 2], sparsities[last:last + 2]))
 
 
 lines = {
@@ -239,15 +239,15 @@ plt.show()
 
 for label, ratios in lines.items():
   found = crossover(ratios)
-  pays = 'does not pay' if found is None else f'pays from {found:.0%} zeros'
+  faster = 'never faster' if found is None else f'faster from {found:.0%} zeros'
   if found == SPARSITIES[0]:
-    pays = f'pays from {found:.0%} zeros or fewer'
-  print(f'{label:<20} {pays}; {ratios[0.75][1]:.2f} times at 75 %')
+    faster += ' or fewer'
+  print(f'{label:<20} {faster}; {ratios[0.75][1]:.2f} times at 75 %')
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
-# * `config.matmul='auto'` uses the kernels where they pay, in
+# * `config.matmul='auto'` uses the kernels where they are faster, in
 #   `experiments.train` too: on one CPU, in float32.
 # * `python -m experiments.benchmark --suite=matmul` measures more layers, with
 #   intervals and targets.

@@ -13,14 +13,14 @@
 # %% [markdown]
 # # An algorithm of your own: GraNet from RigL
 #
-# RigL moves the connections of a network at one level of sparsity. GraNet (Liu
-# et al., 2021) does so while the level rises. You will
+# RigL drops and grows connections of a network at constant sparsity. GraNet
+# (Liu et al., 2021) does so while the sparsity rises. You will
 #
-# 1. make one from the other by an argument, as Cerebras' post on its library
+# 1. turn one into the other by an argument, as Cerebras' post on its library
 #    does with a configuration ("Sparsity Made Easy", figures 6 and 7);
-# 2. write the paper's own update, some 30 lines of JAX;
-# 3. hold it against the library's, mask by mask;
-# 4. train a tiny GPT by all, and see what happens to their masks.
+# 2. write the paper's own mask update in some 30 lines of JAX;
+# 3. compare it with the library's, mask by mask;
+# 4. train a tiny GPT with each, and see how the masks change.
 #
 # It takes about a minute on two CPU cores and downloads no data.
 
@@ -51,41 +51,45 @@ from spdf_jax.runs import plot_style
 # %% [markdown]
 # ## 1. By an argument
 #
-# A sparsity is a number or a function of the step. With a cubic one, RigL drops
-# and grows as before and ends each update at the level of that step. That is
-# all that the post changes.
+# A sparsity is a number or a function of the step. With a cubic schedule, RigL
+# drops and grows as before, and each mask update ends at the sparsity of its
+# step. The post changes nothing else.
 
 # %%
 STEPS = 240
 TIMES = dict(update_every=12, update_until=3 * STEPS // 4)
-LEVEL = spdf.cubic(0.5, 0.8, steps=STEPS // 2)
+RISING = spdf.cubic(0.5, 0.8, steps=STEPS // 2)
 rigl = spdf.rigl(0.8, **TIMES)
-by_argument = spdf.rigl(LEVEL, **TIMES)
+by_argument = spdf.rigl(RISING, **TIMES)
 
 # %% [markdown]
 # ## 2. By hand
 #
-# In the paper an update first prunes the smallest magnitudes down to the level,
-# then drops a fraction of what remains and grows as many by gradient. An
-# `Algorithm` is a tuple of pure functions: what level a step has, the first
-# mask, the next mask, and at which steps masks change and gradients of pruned
-# weights are needed. All but the next mask are RigL's, so we replace that one.
+# In the paper an update first prunes the smallest magnitudes down to the
+# sparsity, then drops a fraction of the remaining weights and grows as many by
+# gradient. An `Algorithm` is a tuple of pure functions: the sparsity of a step,
+# the first mask, the next mask, whether a step updates masks, and whether it
+# needs gradients of pruned weights. Only the next mask differs from RigL, so we
+# replace that function.
 #
-# Leaves have the form [layers, inputs, outputs]. What is kept must be an exact
-# integer, so we count on the host and look it up in the compiled step.
+# Leaves have the shape [layers, inputs, outputs]. The number of kept weights
+# must be an exact integer, so we count on the host and look the numbers up in
+# the compiled step.
 
 
 # %%
 def largest(scores, number):
-  """Marks so many of the largest scores of each layer; of equals the first."""
+  """Marks the largest scores of each layer; ties are broken by index."""
   flat = scores.reshape(len(scores), -1)
   order = jnp.argsort(flat, axis=1, descending=True, stable=True)
   ranks = jnp.argsort(order, axis=1)
   return (ranks < number).reshape(scores.shape)
 
 
-def granet(level, fraction, *, update_every, update_until):
-  rigl = spdf.rigl(level, update_every=update_every, update_until=update_until)
+def granet(sparsity, fraction, *, update_every, update_until):
+  rigl = spdf.rigl(
+      sparsity, update_every=update_every, update_until=update_until
+  )
   updates = range(0, update_until + 1, update_every)
   fractions = spdf.cosine(fraction, update_until)
 
@@ -94,7 +98,7 @@ def granet(level, fraction, *, update_every, update_until):
 
     def next_mask(m, w, g):
       size = w.shape[1] * w.shape[2]
-      kept = [size - round(level(step) * size) for step in updates]
+      kept = [size - round(sparsity(step) * size) for step in updates]
       drops = [int(fractions(s) * n) for s, n in zip(updates, kept)]
       row = count // update_every
       kept, drop = jnp.array(kept)[row], jnp.array(drops)[row]
@@ -111,16 +115,16 @@ def granet(level, fraction, *, update_every, update_until):
   return rigl._replace(update=update)
 
 
-by_hand = granet(LEVEL, 0.3, **TIMES)
+by_hand = granet(RISING, 0.3, **TIMES)
 
 # %% [markdown]
 # ## 3. Against the library
 #
 # `spdf.granet` selects without sorting, per layer or over the whole model, also
-# for blocks of weights. On the same weights and gradients its masks are ours.
+# for blocks of weights. On the same weights and gradients its masks are equal.
 
 # %%
-library = spdf.granet(LEVEL, drop_fraction=0.3, **TIMES)
+library = spdf.granet(RISING, drop_fraction=0.3, **TIMES)
 draw = lambda i: {'w': jax.random.normal(jax.random.key(i), (2, 48, 64))}
 weights = draw(0)
 masks = {
@@ -143,9 +147,9 @@ print(f'equal at every update; at the end {masks["by hand"]["w"].mean():.1%} '
 # %% [markdown]
 # ## 4. On text
 #
-# A tiny GPT reads the source of Python's standard library, as bytes.
-# `track_masks` around the optimizer counts what changes; `mask_statistics`
-# reads it.
+# A tiny GPT learns the source code of Python's standard library, as bytes.
+# `track_masks` around the optimizer counts changes of the mask;
+# `mask_statistics` reads the counts.
 
 # %%
 corpus = data.prepare_corpus(
@@ -173,7 +177,7 @@ def predict(params, tokens):
 
 
 def train(algorithm):
-  """Trains; returns rows of the level and what became of the masks."""
+  """Trains; returns steps, sparsity, survival, exploration and losses."""
   where = models.sparsifiable
   tx = spdf.sparsify(optax.adamw(rate), algorithm, where=where, key=0)
   tx = spdf.track_masks(tx, algorithm)
@@ -202,10 +206,10 @@ def train(algorithm):
     params, opt_state, found = step(params, opt_state, batch_at(count))
     if bool(algorithm.update_at(count)):
       mask = spdf.get_mask(opt_state)
-      level = spdf.summarize(mask, params, where=where).sparsity
+      sparsity = spdf.summarize(mask, params, where=where).sparsity
       survived = found['surviving'] / (found['surviving'] + found['dropped'])
       loss = evaluation.evaluate_loss(predict, params, validation).loss
-      rows.append((count, level, survived, found['exploration'], loss))
+      rows.append((count, sparsity, survived, found['exploration'], loss))
   loss = evaluation.evaluate_loss(predict, params, validation).loss
   return np.array([*rows, (STEPS, *rows[-1][1:-1], loss)], float).T
 
@@ -217,13 +221,13 @@ runs = {
 }
 
 # %% [markdown]
-# **Survival** is the share of active connections that outlived an update: by
-# hand it is lower, because what the level takes comes on top of what is
-# dropped. **Exploration** is the share of all weights that were ever active; it
-# starts higher for GraNet, which starts with fewer zeros.
+# **Survival** is the share of kept connections that an update keeps: by hand it
+# is lower, because pruning to the rising sparsity adds to the drops.
+# **Exploration** is the share of all weights that were ever kept; it starts
+# higher for GraNet, which starts at a lower sparsity.
 
 # %%
-names = ('zeros', 'survived', 'explored')
+names = ('sparsity', 'survived', 'explored')
 fig, axes = plt.subplots(1, 4, figsize=(12, 3.4), layout='constrained')
 for (label, run), color in zip(runs.items(), plot_style.COLORS):
   steps, losses = run[0], run[-1]
@@ -232,7 +236,7 @@ for (label, run), color in zip(runs.items(), plot_style.COLORS):
     ax.plot(steps[:-1], 100 * share[:-1], 'o-', color=color, markersize=3)
     ax.set_title(f'{name}, % of weights', loc='left', fontsize=10)
   axes[-1].plot(steps, losses, color=color, label=label)
-axes[1].set_title('survived, % of active weights', loc='left', fontsize=10)
+axes[1].set_title('survived, % of kept weights', loc='left', fontsize=10)
 axes[-1].set_title('validation loss, nats per byte', loc='left', fontsize=10)
 axes[-1].legend(frameon=False, fontsize=8)
 for ax in axes:
@@ -241,9 +245,9 @@ for ax in axes:
 plt.show()
 
 # %% [markdown]
-# One seed of a tiny model tells little about which is better. Mind also that
-# GraNet spends more FLOPs: it is denser until the level has risen. The post
-# compares them at equal tokens, too.
+# One seed of a tiny model does not show which is better. GraNet also takes more
+# FLOPs, since it is denser until the sparsity has risen; the post compares them
+# at equal tokens, too.
 
 # %%
 for label, run in runs.items():

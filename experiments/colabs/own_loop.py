@@ -13,13 +13,13 @@
 # %% [markdown]
 # # Sparsity in your own training loop: Linen, NNX, Equinox
 #
-# Sparsity here is a transformation around your optimizer. It needs no trainer,
-# no layer of ours and no particular library of models. You will
+# In this library sparsity is a transformation around your optimizer. It needs
+# no trainer, no special layers and no particular model library. You will
 #
 # 1. write a loop of some twenty lines;
-# 2. train a Linen, an NNX and an Equinox model by it, unchanged;
-# 3. see that pruned weights are exactly zero, and how many there are;
-# 4. change the algorithm, which changes one argument.
+# 2. train a Linen, an NNX and an Equinox model with it, unchanged;
+# 3. check that pruned weights are exactly zero, and count them;
+# 4. choose another algorithm by changing one argument.
 #
 # It takes less than a minute on two CPU cores and downloads no data.
 
@@ -49,8 +49,8 @@ import spdf_jax as spdf
 from spdf_jax.runs import plot_style
 
 # %% [markdown]
-# The text is the source of Python's own `argparse`: eight bytes predict the
-# next. The end of it is for validation.
+# The text is the source code of Python's `argparse`. The models predict each
+# byte from the eight before it. The end of the text is for validation.
 
 # %%
 CONTEXT = 8
@@ -63,10 +63,10 @@ print(f'{len(train_set):,} windows to train on')
 # %% [markdown]
 # ## 1. The loop
 #
-# All that it knows of a model are its parameters, any pytree, and a function
-# `predict(params, contexts)`. Two lines are of sparsity: `sparsify` around the
-# optimizer, and `apply_mask` once, before the first step. The mask lives in the
-# optimizer's state.
+# The loop takes a model's parameters, any pytree, and a function
+# `predict(params, contexts)`. Two lines concern sparsity: `sparsify` around the
+# optimizer, and `apply_mask` once, before the first step. The mask is part of
+# the optimizer state.
 
 # %%
 STEPS, BATCH = 300, 256
@@ -101,8 +101,8 @@ def train(params, predict, algorithm):
 # %% [markdown]
 # ## 2. The same network three times
 #
-# Each function returns parameters and what they predict. Matrices of `embed`
-# and `head` stay dense, by their names; `where=` takes another rule.
+# Each function returns parameters and a `predict` function. By default the
+# matrices named `embed` and `head` stay dense; `where=` takes another rule.
 
 # %%
 VOCABULARY, WIDTH, HIDDEN = 256, 32, 256
@@ -165,9 +165,9 @@ def equinox_model():
 # %% [markdown]
 # ## 3. Train them
 #
-# Dense, with 90 % zeros that stay where they are, and with 90 % zeros that RigL
-# moves. The summary is of Equinox; its matrices lie transposed, and the counts
-# of all three are the same.
+# Each model is trained densely, with a static mask of 90 % sparsity, and with
+# RigL at 90 %. The summary below is that of the last run, in Equinox; its
+# matrices are transposed, and the numbers of kept weights agree in all three.
 
 # %%
 makers = {'Linen': linen_model, 'NNX': nnx_model, 'Equinox': equinox_model}
@@ -203,9 +203,9 @@ ax.legend(frameon=False, ncols=3, fontsize=8)
 plt.show()
 
 # %% [markdown]
-# The libraries start from other random weights, of other sizes; all else is the
-# same. Below are the losses of all nine runs at the end: differences between
-# the rows say how much the start matters here.
+# The libraries differ only in the initial weights, which have other
+# distributions. Below are the final losses of all nine runs: differences
+# between the rows show the effect of the initialization.
 
 # %%
 print(f'{"":<9}' + ''.join(f'{name:>8}' for name in algorithms))
@@ -214,9 +214,10 @@ for library in makers:
   print(f'{library:<9}' + ''.join(f'{loss:>8.3f}' for loss in ends))
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
 # * `spdf.join([spdf.static(0.75), spdf.dense()], [300])` is Variable SPDF;
-#   `gmp`, `granet`, `sparse_evolution` and `partition` go into the same place.
-# * `own_algorithm.ipynb` writes an algorithm of its own.
-# * `native_speed.ipynb` makes the zeros save time.
+#   `gmp`, `granet`, `sparse_evolution` and `partition` are passed in the same
+#   way.
+# * `own_algorithm.ipynb` writes a new algorithm.
+# * `native_speed.ipynb` trains faster with kernels that skip zeros.

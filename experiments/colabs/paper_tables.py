@@ -13,17 +13,17 @@
 # %% [markdown]
 # # Reproducing the papers' tables
 #
-# What a paper prints of FLOPs follows from arithmetic, or it does not; what it
-# prints of quality needs runs. You will
+# The FLOPs that a paper prints can be recomputed; reproducing its results takes
+# runs. You will
 #
 # 1. compare every printed number of FLOPs with a computed one;
-# 2. train four tiny models, two dense and two with 75 % zeros, and fine-tune
+# 2. train four tiny models, two dense and two of 75 % sparsity, and fine-tune
 #    them densely;
-# 3. draw how far fine-tuning turned each matrix, as SPDF's figure 3 does;
+# 3. draw how far fine-tuning rotates each matrix, as in SPDF's figure 3;
 # 4. fill a results table, of your own and of a paper.
 #
-# It takes one or two minutes on two CPU cores and downloads no data. Tiny
-# models show how things are done; they reproduce no claim.
+# It takes one or two minutes on two CPU cores and downloads no data. The tiny
+# models demonstrate the tools; they do not reproduce the papers' claims.
 
 # %%
 # On Colab this installs the library; elsewhere it does nothing.
@@ -65,8 +65,9 @@ from spdf_jax.runs.scored_runs import find_runs
 # %% [markdown]
 # ## 1. FLOPs
 #
-# `compare` computes each printed number anew and says whether its digits
-# follow, follow by another reading, are a misprint, or do not follow.
+# `compare` recomputes each printed number. Its verdict is that the printed
+# digits follow, follow under another reading (another way of counting), are a
+# misprint, or do not follow.
 
 # %%
 tables = {name: flops_tables.compare(name) for name in TABLES}
@@ -102,7 +103,7 @@ left.set(xlabel='% of the printed numbers')
 left.set_title('Verdicts by table', loc='left')
 right.set(xscale='log', xlabel='printed number')
 right.set_yscale('symlog', linthresh=1)
-right.set_title('SPDF: ours against printed, %', loc='left')
+right.set_title('SPDF: computed against printed, %', loc='left')
 right.legend(frameon=False, fontsize=8, loc='lower right')
 for ax in (left, right):
   plot_style.polish(ax)
@@ -112,8 +113,8 @@ plt.show()
 # %% [markdown]
 # ## 2. Tiny runs
 #
-# A config is what `experiments.train` reads, here as a dict. Workdirs hold all
-# that the tables ask for: the config, the plan, the metrics and checkpoints of
+# The config is that of `experiments.train`, here as a dict. A workdir has all
+# that the tables need: the config, the plan, the metrics and the checkpoints of
 # both phases.
 
 
@@ -160,15 +161,15 @@ def make_config(seed, sparsity):
 
 
 folder = Path(tempfile.mkdtemp())
-levels = {'dense': 0.0, '75 % zeros': 0.75}
+sparsities = {'dense': 0.0, '75 % zeros': 0.75}
 workdirs = {}
-for name, level in levels.items():
+for name, sparsity in sparsities.items():
   for seed in (0, 1):
-    recipe = training.create_recipe(make_config(seed, level))
-    workdir = folder / f'{level:g}-{seed}'
+    recipe = training.create_recipe(make_config(seed, sparsity))
+    workdir = folder / f'{sparsity:g}-{seed}'
     session = training.open_session(recipe, workdir)
     (workdir / 'plan.json').write_text(json.dumps(describe_plan(recipe, name)))
-    with contextlib.redirect_stderr(io.StringIO()):  # The bar of progress.
+    with contextlib.redirect_stderr(io.StringIO()):  # Hides the progress bar.
       training.train(session)
     workdirs[name, seed] = workdir
     print(f'{name}, seed {seed}: {recipe.plan.total_steps} steps in {workdir}')
@@ -176,15 +177,15 @@ for name, level in levels.items():
 # %% [markdown]
 # ## 3. Parameter subspaces
 #
-# The cosine distance of a matrix before and after fine-tuning: 0 is the same
-# direction, 1 an orthogonal one. `WORKDIR@pretrain` is a checkpoint at the end
-# of a phase.
+# The cosine distance between a matrix before and after fine-tuning is 0 for
+# equal directions and 1 for orthogonal ones. `WORKDIR@pretrain` is the
+# checkpoint at the end of the phase `pretrain`.
 
 # %%
 pairs = measure_pairs(
-    [f'{workdirs[name, 0]}@pretrain' for name in levels],
-    [str(workdirs[name, 0]) for name in levels],
-    list(levels),
+    [f'{workdirs[name, 0]}@pretrain' for name in sparsities],
+    [str(workdirs[name, 0]) for name in sparsities],
+    list(sparsities),
 )
 print(format_distances(list(pairs), list(pairs.values())))
 plot_distances(list(pairs), list(pairs.values()))
@@ -192,8 +193,8 @@ plot_distances(list(pairs), list(pairs.values()))
 # %% [markdown]
 # ## 4. Results
 #
-# What `experiments.evaluate` does with a checkpoint: score it, by a task and
-# its protocol, and keep the scores beside the run.
+# As `experiments.evaluate` does, this scores the checkpoint of each run on a
+# task by its protocol, and writes the scores beside the run.
 
 # %%
 for workdir in workdirs.values():
@@ -204,8 +205,8 @@ found = find_runs([folder])
 print('\n'.join(found.problems) or f'{len(found.runs)} runs and phases found')
 
 # %% [markdown]
-# A cell says which runs belong in it and which score it shows. Seeds are
-# averaged, runs of different configs never.
+# A cell states which runs belong in it and which score it shows. It averages
+# over seeds, but never over different configs.
 
 # %%
 columns = {
@@ -214,9 +215,9 @@ columns = {
 }
 mine = [
     Result('Tiny models, Python\'s library', name, column, arm, measure)
-    for name, level in levels.items()
+    for name, sparsity in sparsities.items()
     for arm in [
-        Arm('gpt-mini resized', 'static' if level else 'dense', level)
+        Arm('gpt-mini resized', 'static' if sparsity else 'dense', sparsity)
     ]
     for column, measure in columns.items()
 ]
@@ -224,14 +225,14 @@ print(paper_tables.format_filled(paper_tables.fill_results(mine, found.runs)))
 
 # %% [markdown]
 # The papers' tables are filled in the same way. Runs that belong in no row are
-# named below them, so that nothing is put where it does not belong.
+# listed below.
 
 # %%
 print(paper_tables.report('granet', [folder]))
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
 # * `python -m experiments.flops --table=spdf` prints all cells, with notes.
-# * `configs/` has the papers' experiments, `experiments.reproduce --table=…`
-#   fills their tables from finished runs.
+# * `configs/` has the papers' experiments; `experiments.reproduce --table=…`
+#   fills the tables from finished runs.

@@ -14,7 +14,7 @@
 # # Sparse pre-training in JAX: a quick start
 #
 # Training starts with most hidden weights held at zero and ends with all of
-# them, which costs fewer FLOPs than training densely throughout. Here:
+# them, which takes fewer FLOPs than dense training. This notebook shows
 #
 # 1. `spdf.sparsify` around an optimizer, in a plain optax loop;
 # 2. a picture of the masks;
@@ -69,19 +69,19 @@ plt.rcParams |= {
 # %% [markdown]
 # ## 1. A plain optax loop
 #
-# Any loop, any parameters, any optimizer. The mask lives in the optimizer
-# state; parameters are ordinary arrays that are exactly zero where it is
-# `False`. `join` follows one algorithm with another: 75 % zeros for the first
-# 300 of 600 steps, then none. Weights that come back have no moments yet, and
-# Adam moves such weights by several times the learning rate, so that is warmed
-# up again.
+# Sparsity works with any loop, parameters and optimizer. The mask is part of
+# the optimizer state; parameters are ordinary arrays that are exactly zero
+# where it is `False`. `join` runs one algorithm after another: 75 % sparsity
+# for the first 300 of 600 steps, then dense. Regrown weights have no moments
+# yet, and Adam changes such weights by several times the learning rate, so the
+# learning rate is warmed up again.
 
 # %%
 GROW_AT, STEPS = 300, 600
 
 
 def init_mlp(key):
-  """Makes an MLP from 2 inputs to 1 output with two hidden matrices."""
+  """Initializes an MLP of 2 inputs and 1 output with two hidden matrices."""
   sizes = {'embed': (2, 64), 'mlp_1': (64, 64), 'mlp_2': (64, 64),
            'head': (64, 1)}
   keys = jax.random.split(key, len(sizes))
@@ -133,8 +133,8 @@ for step in range(1, STEPS + 1):
     snapshots[step] = params, spdf.get_mask(opt_state)
 
 # %% [markdown]
-# By default the matrices of hidden layers are chosen, by their shape and path;
-# `where=` takes another rule. `embed` and `head` stay dense here.
+# By default the matrices of hidden layers are sparsified, chosen by shape and
+# path; `where=` takes another rule. `embed` and `head` stay dense here.
 
 # %%
 for step, (found, mask) in snapshots.items():
@@ -153,8 +153,8 @@ assert snapshots[STEPS][0]['mlp_1']['w'][pruned].any()
 # %% [markdown]
 # ## 2. The masks
 #
-# Weights that come back start from exactly zero. They are still small here:
-# the structure of the sparse matrix shows through.
+# Regrown weights start from exactly zero. At step 600 they are still smaller
+# than the others, so that the structure of the mask remains visible.
 
 # %%
 cmap = colormaps['RdBu_r'].with_extremes(bad='#E4E4E4')
@@ -182,10 +182,10 @@ plt.show()
 # ## 3. Phases
 #
 # Sparse pre-training, dense continuation and dense fine-tuning are the same
-# jitted step with other data, another sparsity, another learning rate. A
-# `Phase` says which, and a `Plan` turns phases into functions of the step.
-# Fine-tuning would be one more phase, with `data='task'` and
-# `restart=True`; `configs/quickstart.py` has it.
+# jitted step with other data, sparsity and learning rate. A `Phase` defines
+# these, and a `Plan` turns phases into functions of the step. Fine-tuning would
+# be another phase with `data='task'` and `restart=True`, as in
+# `configs/quickstart.py`.
 
 # %%
 SPARSE_STEPS, DENSE_STEPS = 240, 60
@@ -195,7 +195,7 @@ rate = optax.warmup_cosine_decay_schedule(
 
 
 def make_plan(sparsity):
-  """Plans pre-training at `sparsity`, then densely, under one cosine."""
+  """Returns a plan: pre-training at `sparsity`, then dense, with one cosine."""
   common = dict(
       data='corpus', batch_size=16, length=64, weight_decay=0.1, restart=False
   )
@@ -224,21 +224,23 @@ color_of = dict(zip(plans, (BLUE, ORANGE)))
 steps = np.arange(SPARSE_STEPS + DENSE_STEPS)
 fig, (top, bottom) = plt.subplots(2, figsize=(7, 4), sharex=True)
 for label, plan in plans.items():
-  levels = [plan.phase_at(step).sparsity for step in steps]
-  bottom.step(steps, levels, where='post', color=color_of[label], label=label)
+  sparsities = [plan.phase_at(step).sparsity for step in steps]
+  bottom.step(
+      steps, sparsities, where='post', color=color_of[label], label=label
+  )
 top.plot(steps, plan.learning_rate(steps), color=GREY)  # the same for both
 for phase, start in zip(plan.phases, plan.starts):
   bottom.text(start + 5, 0.95, phase.name, color=GREY, fontsize=9)
 for ax in (top, bottom):
   ax.axvline(SPARSE_STEPS, color=GREY, linewidth=1, linestyle='--')
-top.set(ylabel='learning rate', ylim=(0, None), title='What the plans say')
+top.set(ylabel='learning rate', ylim=(0, None), title='The plans')
 bottom.set(xlabel='step', ylabel='sparsity', ylim=(-0.06, 1.1))
 bottom.legend(loc='center left', frameon=False)
 plt.show()
 
 # %% [markdown]
-# The corpus is the source code of Python's own standard library, as bytes.
-# It is prepared once and cached.
+# The corpus is the source code of Python's standard library, as bytes. It is
+# prepared once and cached.
 
 # %%
 corpus = data.prepare_corpus(
@@ -269,14 +271,13 @@ shape = costs.ModelShape(
 print(f'{len(corpus.train.tokens):,} tokens to train on, {shape}')
 
 # %% [markdown]
-# One step for everything: `training.train_step` compiles once per run and has
-# no branch on phase or sparsity. Both runs start from the same weights and
-# read the same batches.
+# `training.train_step` is compiled once per run and has no branch on phase or
+# sparsity. Both runs start from the same weights and read the same batches.
 
 
 # %%
 def train(plan):
-  """Trains by a plan; returns FLOPs and validation losses on the way."""
+  """Trains by a plan; returns steps, FLOPs and validation losses."""
   optimizer = optimizers.adamw(
       plan,
       where=models.sparsifiable,
@@ -346,11 +347,11 @@ for label, plan in plans.items():
 # %% [markdown]
 # ## 4. Loss over FLOPs
 #
-# After the same steps the sparse run is behind; for the same FLOPs, zeros
-# skipped, it compares otherwise. Read the right plot with care: where the
-# sparse run has finished its schedule, the dense one is in the middle of its
-# own. And FLOPs are not seconds: XLA multiplies the zeros, so here both runs
-# take as long. Hardware or kernels that skip zeros turn one into the other.
+# After equal steps the sparse run has a higher loss than the dense one; the
+# right plot compares them at equal FLOPs, if zeros are skipped. There, the
+# sparse run has finished its schedule where the dense one is in the middle of
+# its own. FLOPs are not seconds either: XLA multiplies the zeros, so both runs
+# take equal time here. Saving time needs hardware or kernels that skip zeros.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
@@ -364,16 +365,16 @@ for label, (steps, flops, losses) in curves.items():
 left.set(
     xlabel='step', ylabel='validation loss (nats per byte)', ylim=(None, 3)
 )
-left.set_title('For the same steps')
+left.set_title('Over steps')
 right.set(xlabel='training GFLOPs')
-right.set_title('For the same FLOPs (ring: end of the first phase)')
+right.set_title('Over FLOPs (ring: end of the first phase)')
 right.legend(frameon=False)
 plt.show()
 
 (_, dense_flops, dense_losses), (_, flops, losses) = curves.values()
 equal = np.interp(flops[-1], dense_flops, dense_losses)
 print(
-    f'variable SPDF ends at {losses[-1]:.3f}, having spent '
-    f'{flops[-1] / dense_flops[-1]:.0%} of the FLOPs of dense; there dense is '
-    f'at {equal:.3f}, and ends at {dense_losses[-1]:.3f}'
+    f'variable SPDF ends at {losses[-1]:.3f} with '
+    f'{flops[-1] / dense_flops[-1]:.0%} of the FLOPs of the dense run, which '
+    f'is at {equal:.3f} after equal FLOPs and ends at {dense_losses[-1]:.3f}'
 )

@@ -11,19 +11,19 @@
 # ---
 
 # %% [markdown]
-# # The wafer: what a training recipe would take
+# # The wafer: modeled time of a training recipe
 #
 # A wafer-scale system streams weights past activations and skips those that are
 # zero, so that unstructured sparsity saves time there. This is a model of such
-# a system, the Cerebras CS-2 and CS-3, calibrated on printed numbers. You will
+# systems, the Cerebras CS-2 and CS-3, calibrated on published numbers. You will
 #
-# 1. cost a function of your own;
-# 2. cost SPDF's pre-training of GPT-3 XL, phase by phase, beside GPUs;
-# 3. look at a training step as a trace;
+# 1. estimate the time of a function of your own;
+# 2. estimate SPDF's pre-training of GPT-3 XL, by phase and against GPUs;
+# 3. view a training step as a trace;
 # 4. sweep over the sparsity and over the number of systems.
 #
-# **Everything here is modeled, nothing measured.** It takes less than a minute
-# on two CPU cores: programs are traced from shapes and never run.
+# **All times are modeled, none is measured.** It takes less than a minute on
+# two CPU cores: programs are traced from shapes and never run.
 
 # %%
 # On Colab this installs the library; elsewhere it does nothing.
@@ -63,8 +63,8 @@ from spdf_jax.runs import plot_style
 # %% [markdown]
 # ## 1. A function of your own
 #
-# `simulate` traces any JAX function. Where a mask is an array, its zeros are
-# counted; where it is a shape only, `sparsity=` is the fraction of zeros.
+# `simulate` traces any JAX function. If a mask is an array, its zeros are
+# counted; if it is only a shape, `sparsity=` gives the fraction of zeros.
 
 # %%
 devices = {name: wafer.create_device(name) for name in ('cs2', 'cs3')}
@@ -82,9 +82,9 @@ print(format_report(wafer.simulate(layer, devices['cs2'])(x, w, mask)))
 # %% [markdown]
 # ## 2. A recipe
 #
-# A config is what `experiments.train` reads; this one is SPDF's GPT-3 XL with
-# 75 % zeros (Thangarasa et al., 2023, appendix, table 1). The Pile need not be
-# there: a planned corpus has a size and no text.
+# The config is that of `experiments.train`, here for SPDF's GPT-3 XL at 75 %
+# sparsity (Thangarasa et al., 2023, appendix, table 1). The Pile itself is not
+# needed: a planned corpus has a size and no text.
 
 # %%
 config = dict(
@@ -128,11 +128,12 @@ for estimate in estimates.values():
   print(costs.format_estimate(estimate, recipe), end='\n\n')
 
 # %% [markdown]
-# For GPUs 75 % unstructured zeros are dense: they multiply them. Their bars are
-# rooflines of data sheets, full peak and full bandwidth with no overhead, for
-# as many GPUs as draw the power of one CS-2. That flatters them; like with like
-# is the wafer at its best, the band `'ideal'`, in which nothing is lost. The
-# default is calibrated on printed measurements.
+# GPUs multiply unstructured zeros, so sparsity saves no time there. Their bars
+# are rooflines from data sheets, with full peak and full bandwidth and no
+# overhead, for as many GPUs as draw the power of one CS-2. These are lower
+# bounds; the comparable bar of the wafer is "at best", which uses the band
+# `'ideal'` without losses. The default band is calibrated on published
+# measurements.
 
 # %%
 DAY = 24 * 3600
@@ -168,9 +169,9 @@ plt.show()
 # %% [markdown]
 # ## 3. A step as a trace
 #
-# `write_trace` writes what ui.perfetto.dev and chrome://tracing show: when each
-# operation runs, and how long cores, links and I/O are busy with it. Here is
-# its first track, the operations one after another, by what holds them up.
+# `write_trace` writes a file for ui.perfetto.dev and chrome://tracing: when
+# each operation runs, and how long it uses cores, links and I/O. The plot shows
+# its first track, the sequence of operations, by the resource that bounds them.
 
 # %%
 report = estimates['cs2'].report
@@ -200,8 +201,8 @@ ax.legend(frameon=False, fontsize=8, ncols=len(bounds), loc='lower right',
 plt.show()
 
 # %% [markdown]
-# What each number of the device is worth, and the products of weights under its
-# roofs.
+# The table shows how the time depends on each number of the device; the plot
+# shows the products of weights in the device's roofline.
 
 # %%
 print(sensitivity_table(sensitivities(report.program, report.device)))
@@ -210,16 +211,16 @@ runs.plot_roofline(report)
 # %% [markdown]
 # ## 4. Sweeps
 #
-# A device is a pytree of its numbers and a program is traced once, so a sweep
-# is one jitted `vmap`. The grey line is what the step would gain if time fell
-# as FLOPs do: embeddings, the head and attention's scores stay dense. On more
-# systems each takes its part of every micro-batch; the micro-batches stay those
-# that one system needs.
+# A device is a pytree of numbers and a program is traced once, so a sweep is
+# one jitted `vmap`. The grey line is the speed-up if time fell as FLOPs do:
+# embeddings, the head and attention scores stay dense. With several systems,
+# each takes a part of every micro-batch; the micro-batches are those of one
+# system.
 
 # %%
 sparsities = np.linspace(0, 0.95, 96)
-asked = recipe.plan.phases[0].sparsity
-masked = report.skipped_flops / asked / (report.flops + report.skipped_flops)
+planned = recipe.plan.phases[0].sparsity
+masked = report.skipped_flops / planned / (report.flops + report.skipped_flops)
 systems = [1, 2, 4, 8, 16, 32]
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
@@ -242,15 +243,15 @@ right.set(xlabel='systems', ylabel='times faster than one')
 right.set(xscale='log', yscale='log', xticks=systems, yticks=systems)
 right.set(xticklabels=systems, yticklabels=systems)
 right.minorticks_off()
-right.set_title(f'{asked:.0%} zeros, one batch split', loc='left')
+right.set_title(f'{planned:.0%} zeros, one batch split', loc='left')
 for ax in (left, right):
   plot_style.polish(ax)
   ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
 # * `python -m experiments.simulate --config=…` prints all of this for a config,
 #   `--validate` the model's errors, `--audit` every constant and its source.
-# * `wafer.register_cost` costs a primitive of your own.
+# * `wafer.register_cost` adds the cost of a primitive of your own.

@@ -1,4 +1,4 @@
-"""A cache of compiled programs: commands that start again compile nothing."""
+"""Persistent cache of compiled programs, shared by all commands."""
 
 import hashlib
 import os
@@ -13,19 +13,19 @@ from experiments.benchmarks import machine
 
 _DIRECTORY = flags.DEFINE_string(
     'compilation_cache', None,
-    'Where compiled programs are kept, those that take over a second to '
-    "compile; '' for nowhere. By default JAX_COMPILATION_CACHE_DIR, or else "
+    "Folder for compiled programs that took over a second to compile; '' "
+    'disables the cache. By default JAX_COMPILATION_CACHE_DIR, or else '
     '~/.cache/spdf_jax/compiled.',
 )
 
 
 def prepare() -> None:
-  """Turns the cache on, as the flag says; call it before compiling.
+  """Enables the cache as the flag gives it; call it before compiling.
 
   The same program of the same jaxlib, for the same devices, is compiled once.
-  Programs for a CPU are its machine code, divided among its cores, so every
-  kind of processor has a directory of its own. Where nothing can be written
-  the log says so, and programs are compiled anew.
+  A program compiled for a CPU depends on its instruction set and number of
+  cores, so every kind of processor has a directory of its own. If the directory
+  cannot be written, a warning is logged and programs are not cached.
   """
   wished = _DIRECTORY.value
   if wished is None:
@@ -41,7 +41,7 @@ def prepare() -> None:
     directory.mkdir(parents=True, exist_ok=True)
   except OSError as error:
     logging.warning(
-        'compiled programs are not kept: %s cannot be written (%s).',
+        'compiled programs are not cached: %s cannot be written (%s).',
         directory, error.strerror,
     )
     return
@@ -49,7 +49,10 @@ def prepare() -> None:
 
 
 def _processor() -> str:
-  """Names what machine code depends on: architecture, extensions, cores."""
+  """Returns a name of what machine code depends on.
+
+  These are the architecture, its extensions and the number of cores.
+  """
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text('utf-8').splitlines()
   except OSError:  # Not Linux.

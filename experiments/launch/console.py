@@ -1,20 +1,115 @@
-"""What the commands show: our own log lines, not those of every library."""
+"""Console of the commands: output, logging, errors and exit status."""
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
 import logging as standard_logging
+from typing import Any
 
+from absl import app
 from absl import flags
 from absl import logging
 
+from spdf_jax import training
 from spdf_jax.training.processes import keep_freed_memory
 
 
-def prepare() -> None:
-  """Readies a command's process: quiet libraries, kept memory.
+def start(main: Callable[[list[str]], int]) -> None:
+  """Parses the flags, runs `main` and exits with the status it returns.
 
-  Libraries below spdf_jax log from warnings on, unless `--verbosity` is given;
-  `--verbosity=0` shows all they have to say.
+  Args:
+    main: Body of the command, which receives the remaining arguments.
+  """
+  app.run(main, flags_parser=_parse_flags)
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  """Parses flags; a config field that does not exist is one sentence."""
+  try:
+    return app.parse_flags_with_usage(argv)
+  except AttributeError as error:
+    # The error of a ConfigDict, which names the nearest field.
+    cause = error.args[0]
+    text = str(cause.args[0] if isinstance(cause, Exception) else cause)
+    raise SystemExit(
+        'the config has no field ' + '. '.join(text.splitlines())
+    ) from None
+
+
+def run(
+    argv: Sequence[str],
+    call: Callable[..., Any],
+    *args: Any,
+    then: Callable[[Any], Any] | None = None,
+    **kwargs: Any,
+) -> int:
+  """Runs the body of a command, prints its texts and returns its exit status.
+
+  Bad input is logged as one sentence, with status 1; `--verbosity=1` also logs
+  the traceback. A run stopped by a signal has the status that shells use, 128
+  and the signal's number.
+
+  Args:
+    argv: Name of the program and arguments left after parsing flags; there
+      must be none of these.
+    call: Body of the command; returns a text, an iterator of texts, an exit
+      status or `None`.
+    *args: Arguments of `call`.
+    then: Function of the value that `call` returned. Its errors are not caused
+      by bad input, so they keep their tracebacks.
+    **kwargs: Further arguments of `call`.
+
+  Returns:
+    The exit status: 0 unless `call` or `then` returned another.
+
+  Raises:
+    app.UsageError: arguments are left after parsing flags.
+  """
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments: {argv[1:]}')
+  prepare()
+  try:
+    try:
+      found = call(*args, **kwargs)
+      if then is None:
+        return _show(found)
+    except InterruptedError:
+      raise
+    except (ValueError, OSError, ImportError) as error:
+      logging.error('%s', error)
+      logging.debug('This was raised:', exc_info=error)
+      return 1
+    return _show(then(found))
+  except training.Interrupted as interrupted:
+    logging.warning('%s', interrupted)
+    return 128 + interrupted.signal
+  except (InterruptedError, KeyboardInterrupt):
+    logging.warning('stopped; the same command continues from what is saved.')
+    return 130
+  except training.NotFinite as error:
+    logging.error('%s', error)
+    return 1
+
+
+def _show(found: str | Iterable[str] | int | None) -> int:
+  """Prints texts as they are produced; returns an exit status."""
+  if found is None or isinstance(found, int):
+    return found or 0
+  for text in [found] if isinstance(found, str) else found:
+    print(text, flush=True)
+  return 0
+
+
+def prepare() -> None:
+  """Configures logging and the memory allocator of a command's process.
+
+  Other libraries log warnings and errors only, unless `--verbosity` is given;
+  `--verbosity=0` shows all their messages.
   """
   keep_freed_memory()
+  logging.get_absl_handler().setFormatter(standard_logging.Formatter(
+      '%(levelname).1s %(asctime)s %(message)s', '%H:%M:%S'
+  ))
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
     for name in ('jax', 'orbax'):

@@ -1,12 +1,12 @@
-"""Runs a command in several processes on this machine.
+r"""Runs a command in several processes on this machine.
 
-  python -m experiments.launch.local --processes=2 -- \\
+  python -m experiments.launch.local --processes=2 -- \
     python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
 
-Each process is told by environment variables who the others are; its lines are
-shown with its number in front. Ctrl-C and SIGTERM are passed on to all; when
-one process fails, the others are stopped. For trying out what runs on several
-machines: on one machine one process is faster.
+Environment variables give each process its number and the coordinator's
+address; its lines are printed with its number in front. Ctrl-C and SIGTERM are
+forwarded to all processes; if one fails, the others are stopped. This is for
+trying out programs for several machines: on one machine one process is faster.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from absl import app
 from absl import flags
 
 _PROCESSES = flags.DEFINE_integer(
-    'processes', 2, 'How many processes to start.', lower_bound=1
+    'processes', 2, 'Number of processes to start.', lower_bound=1
 )
 _GRACE = flags.DEFINE_float(
-    'grace', 30.0, 'Seconds that the others have to stop when one has failed.',
+    'grace', 30.0, 'Seconds between SIGTERM and SIGKILL after one has failed.',
     lower_bound=0.0,
 )
 
@@ -42,12 +42,12 @@ def run(command: Sequence[str], number: int, grace: float) -> int:
 
   Args:
     command: The command and its arguments.
-    number: How many processes.
+    number: Number of processes.
     grace: Seconds between SIGTERM and SIGKILL for the others when one fails.
 
   Returns:
-    The first exit status that is not 0; of a process ended by a signal, 128
-    and the signal's number.
+    The first exit status that is not 0; 128 and the signal's number for a
+    process that a signal ended.
   """
   coordinator = f'127.0.0.1:{_free_port()}'
   children = [
@@ -60,7 +60,8 @@ def run(command: Sequence[str], number: int, grace: float) -> int:
           ),
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
-          start_new_session=True,  # Ctrl-C comes from here only, as SIGTERM.
+          # Ctrl-C reaches this process only, which sends SIGTERM to all.
+          start_new_session=True,
       )
       for i in range(number)
   ]
@@ -70,9 +71,9 @@ def run(command: Sequence[str], number: int, grace: float) -> int:
   ]
   for reader in readers:
     reader.start()
-  pass_on = lambda *_: _signal(children, signal.SIGTERM)
-  for asked in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(asked, pass_on)
+  forward = lambda *_: _signal(children, signal.SIGTERM)
+  for number_of_signal in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number_of_signal, forward)
   status = _wait(children, grace)
   for reader in readers:
     reader.join()
@@ -80,7 +81,7 @@ def run(command: Sequence[str], number: int, grace: float) -> int:
 
 
 def _wait(children: Sequence[subprocess.Popen], grace: float) -> int:
-  """Waits for all; when one fails, stops the others."""
+  """Waits for all processes; if one fails, stops the others."""
   deadline = None
   status = 0
   while None in [child.poll() for child in children]:

@@ -10,18 +10,19 @@ from spdf_jax.training.processes import MODES
 
 _DISTRIBUTED = flags.DEFINE_enum(
     'distributed', 'auto', MODES,
-    'Whether this is one of several processes: on, off, or auto, if a cluster '
-    '(SLURM, Open MPI, TPU hosts), the flags below or the variables '
-    'JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say so.',
+    'Whether this is one of several processes: on, off, or auto, which detects '
+    'a cluster (SLURM, Open MPI, TPU hosts), --coordinator, --num_processes '
+    'and --process_id, or the variables JAX_COORDINATOR_ADDRESS, '
+    'JAX_NUM_PROCESSES and JAX_PROCESS_ID.',
 )
 _COORDINATOR = flags.DEFINE_string(
-    'coordinator', None, 'host:port of process 0.'
+    'coordinator', None, 'Address of process 0, host:port.'
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-    'num_processes', None, 'How many processes there are.', lower_bound=1
+    'num_processes', None, 'Number of processes.', lower_bound=1
 )
 _PROCESS_ID = flags.DEFINE_integer(
-    'process_id', None, 'Which one this is, from 0.', lower_bound=0
+    'process_id', None, 'Number of this process, from 0.', lower_bound=0
 )
 _TIMEOUT = flags.DEFINE_integer(
     'process_timeout', 300,
@@ -31,10 +32,10 @@ _TIMEOUT = flags.DEFINE_integer(
 
 
 def join() -> None:
-  """Joins the processes that the flags name; all but the first are silent.
+  """Joins the processes that the flags give; only process 0 logs progress.
 
   Raises:
-    ValueError: the flags, or the environment, name only half of what it takes.
+    ValueError: the flags or the environment are incomplete.
   """
   join_processes(
       _DISTRIBUTED.value,

@@ -1,14 +1,14 @@
 #!/bin/bash
-# Trains a config on several GPU nodes under SLURM, one process a GPU:
+# Trains a config on several GPU nodes under SLURM, one process per GPU:
 #
 #   sbatch --nodes=4 experiments/launch/slurm.sh \
 #     --config=configs/quickstart.py --workdir=/shared/runs/a \
 #     --config.mesh.fsdp=8
 #
-# Submit it from the clone, in whose .venv spdf_jax is installed with JAX for
-# CUDA; workdir and clone lie on a disk that all nodes share. srun tells the
-# processes who they are. Sent again, it goes on from the last checkpoint; five
-# minutes before its time is up SLURM has all processes save and leave.
+# Submit it from a clone whose .venv has spdf_jax and JAX for CUDA; workdir and
+# clone must be on a disk that all nodes share. srun sets the processes' numbers.
+# Five minutes before the time limit SLURM sends SIGTERM, on which all processes
+# save and exit. Submitted again, the job resumes from the last checkpoint.
 #SBATCH --job-name=spdf_jax
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8

@@ -1,4 +1,4 @@
-"""The config of a run of an arm."""
+"""Configs of the runs of arms."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from experiments.papers.scales import Scale
 def create_config(
     job: Job, scale: Scale, corpus: str, tasks: str
 ) -> ml_collections.ConfigDict:
-  """Builds the config of a run, but for where it starts from.
+  """Builds the config of a run, without its `init_from`.
 
   Args:
     job: The run.
-    scale: The scale of the run.
-    corpus: Name, or folder, of the corpus.
-    tasks: Folder that holds those of the tasks.
+    scale: Scale of the run.
+    corpus: Name or folder of the corpus.
+    tasks: Folder that contains a folder for each task.
 
   Returns:
     The config.
@@ -36,7 +36,7 @@ def create_config(
   config.micro_batches = scale.micro_batches
   config.data.corpus = corpus
   config.data.tokenizer = '' if scale.corpus else scale.tokenizer
-  # Each round of pruning reads the start of an epoch in an order of its own.
+  # Each round of pruning begins a new epoch, with a permutation of its own.
   rounds = scale.rounds if arm.method in ROUNDS else 1
   config.data.max_epochs.corpus = scale.epochs * rounds
   config.model.vocab_size = scale.vocab_size
@@ -63,7 +63,7 @@ def _finetuning(
   )
   sparsity: Any = 0.0
   if job.arm.sparse_tuning:
-    # The weights of largest magnitude are those that are not zero.
+    # Pruned weights are zero, so magnitude recovers the mask of pre-training.
     sparsity = dict(
         algorithm='static', sparsity=job.arm.sparsity, init='magnitude'
     )
@@ -92,7 +92,7 @@ def _sparsity(arm: Arm, steps: int) -> Any:
   if arm.method in ('init', 'dense'):
     return 0.0
   if arm.method == 'granet':
-    # As the post has it: RigL with a rising sparsity.
+    # The post defines GraNet as RigL with rising sparsity.
     sparsity = common.sparsity_of('rigl', arm.sparsity, steps)
     return sparsity | dict(sparsity=dict(
         schedule='cubic', initial=0.5, final=arm.sparsity,
@@ -100,7 +100,7 @@ def _sparsity(arm: Arm, steps: int) -> Any:
     ))
   sparsity = common.sparsity_of(arm.method, arm.sparsity, steps)
   if arm.method == 'set':
-    # As the post has it: the drop fraction falls to 0, as RigL's does.
+    # In the post SET's drop fraction falls to 0, as RigL's does.
     sparsity['drop_fraction'] = dict(
         schedule='cosine', initial=0.3, steps=sparsity['update_until']
     )
@@ -111,7 +111,7 @@ def _variable(
     phase: dict[str, Any], rate: dict[str, Any], arm: Arm, steps: int,
     stage: str | float,
 ) -> dict[str, dict[str, Any]]:
-  """Sparse for 5/6 of the steps, then dense."""
+  """Returns a sparse phase of 5/6 of the steps and a dense phase."""
   dense = steps // 6
   if stage == 'continue':
     dense_rate = rate | dict(schedule='continue')
@@ -130,7 +130,10 @@ def _variable(
 def _rounds(
     phase: dict[str, Any], rate: dict[str, Any], arm: Arm, scale: Scale
 ) -> dict[str, dict[str, Any]]:
-  """Rounds that prune a share of what is left, or none, and train on."""
+  """Returns rounds of training, each after pruning a share of the kept weights.
+
+  The method `'longer'` prunes nothing.
+  """
   steps = round(scale.round_share * scale.steps(Arm('dense', size=arm.size)))
   sparsity: Any = 0.0
   if arm.method == 'pruned':

@@ -3,10 +3,10 @@
 import dataclasses
 
 PRETRAINED, TUNED = 'validation/loss', 'target/loss'
-"""What arms are chosen and compared by, in nats."""
+"""Metrics that arms are chosen and compared by, in nats."""
 
 ROUNDS = ('pruned', 'longer')
-"""Methods that train a dense model on, in rounds."""
+"""Methods that continue the training of a dense model in rounds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Arm:
       `'rigl'`, `'granet'`, `'variable'` (sparse, then dense), `'pruned'`
       (rounds of iterative pruning of a dense model) or `'longer'` (the same
       rounds without pruning).
-    sparsity: Fraction of zeros; of `'variable'` before its dense stage.
+    sparsity: Fraction of zeros; for `'variable'`, before the dense stage.
     size: Name of a size of the scale; `''` is the main one.
     task: Name of a task that the pre-trained arm is fine-tuned on; `''`: the
-      arm pre-trains.
-    sparse_tuning: Whether fine-tuning keeps the zeros of pre-training.
-    rate_of: The arm whose chosen learning rate this one uses; `None`: it is
-      tuned itself.
+      arm is a pre-training.
+    sparse_tuning: Whether fine-tuning keeps the mask of pre-training.
+    rate_of: Arm whose chosen learning rate this one uses; `None`: its own rate
+      is tuned.
     share: Share of the scale's steps, below 1 for tuning by short runs.
 
   Example:
@@ -43,7 +43,7 @@ class Arm:
 
   @property
   def folder(self) -> str:
-    """Name of the folder of its runs: equal for runs that are the same."""
+    """Name of the folder of its runs; arms with identical runs share it."""
     return (
         self.method
         + (f'-{100 * self.sparsity:g}' if self.sparsity else '')
@@ -73,17 +73,19 @@ class Arm:
 
   @property
   def metric(self) -> str:
-    """The loss that its learning rate is chosen by."""
+    """The loss that the learning rate is chosen by."""
     return TUNED if self.task else PRETRAINED
 
   @property
   def kind(self) -> str:
-    """The method and sparsity alone: the same at every size and task."""
+    """Name of method and sparsity alone, the same at every size and task."""
     return Arm(self.method, self.sparsity).folder
 
 
 def with_parents(arms: list[Arm]) -> list[Arm]:
-  """Returns arms, each after the one it starts from and the one it is tuned by.
+  """Returns arms with all that they depend on, in order of dependency.
+
+  An arm comes after its `parent` and its `rate_of`.
 
   Example:
     >>> [arm.name for arm in with_parents([Arm('static', 0.5, task='task')])]

@@ -1,4 +1,4 @@
-"""A figure of claims: the arms' losses, and the differences claimed."""
+"""Figure of claims: the arms' losses, and the claimed differences."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -31,12 +31,13 @@ def plot_claims(
   Args:
     entries: All entries.
     found: Measurements by arm and seed.
-    findings: From `judge`.
+    findings: Result of `judge`.
 
   Returns:
-    A figure: left the losses of pre-training and of fine-tuning, a point per
-    seed and a line at their mean; right the comparisons, coloured by where
-    their interval lies, a tick at each margin, and the verdict of each claim.
+    A figure. On the left, the losses of pre-training and of fine-tuning, a
+    point per seed and a line at their mean; on the right, the comparisons,
+    colored by whether their interval is inside, across or outside the margin,
+    a tick at each margin, and the verdict of each claim.
 
   Raises:
     ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""What claims came to: tables, and the numbers behind them."""
+"""Report of claims: tables, and the numbers behind them as JSON."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -10,64 +10,20 @@ from experiments.papers.claims import LEVEL
 from experiments.papers.claims import PRIMARY
 from experiments.papers.claims import SECONDARY
 from experiments.papers.gates import Gate
-from experiments.papers.paired import t_interval
-from experiments.papers.pool import choose_all
-from experiments.papers.pool import Done
-from experiments.papers.pool import Entry
-from experiments.papers.pool import Job
-from experiments.papers.pool import loss_of
-from experiments.papers.pool import Outcome
-from experiments.papers.pool import SELECTION_SEED
-from experiments.papers.pool import tried
 from spdf_jax.evaluation.markdown import escape
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
 
 
-def measured(
-    entries: Sequence[Entry], done: Done
-) -> dict[Any, dict[int, Outcome]]:
-  """Collects what the runs that judge have measured, by arm and seed.
-
-  Args:
-    entries: All entries of the pool.
-    done: Outcomes of finished runs.
-
-  Returns:
-    Outcomes of the chosen points; none of the selection seed.
-
-  Example:
-    >>> from experiments.papers.arms import Arm
-    >>> measured([Entry(Arm('init'), {}, 1)], {
-    ...     'init/seed=0': {'loss': 2.0}, 'init/seed=1': {'loss': 3.0}})
-    ... # doctest: +ELLIPSIS
-    {Arm(...): {1: {'loss': 3.0}}}
-  """
-  found: dict[Any, dict[int, Outcome]] = {}
-  chosen = choose_all(entries, done)
-  for entry in entries:
-    point = chosen[entry.arm]
-    if point is None:
-      continue
-    names = {
-        seed: Job(entry.arm, point, seed).name
-        for seed in range(1, entry.seeds + 1)
-    }
-    outcomes = {s: done[name] for s, name in names.items() if name in done}
-    if outcomes:
-      found[entry.arm] = outcomes
-  return found
-
-
 def format_claims(findings: Sequence[Finding]) -> str:
-  """Writes a table of claims: differences, intervals and verdicts.
+  """Formats a table of claims: differences, intervals and verdicts.
 
   Args:
-    findings: From `judge`.
+    findings: Result of `judge`.
 
   Returns:
-    A Markdown table, a line for each comparison; the corrected p-value and
-    the verdict are the claim's.
+    A Markdown table, a line for each comparison; the first line of a claim has
+    its corrected p-value and verdict.
 
   Example:
     >>> from experiments.papers.arms import Arm
@@ -113,18 +69,18 @@ def format_claims(findings: Sequence[Finding]) -> str:
 
 
 def format_gates(gates: Sequence[Gate]) -> str:
-  """Writes a table of gates, those that fail in bold.
+  """Formats a table of gates, with failures in bold.
 
   Example:
     >>> print(format_gates([Gate('G4', None, 'much', 'little', False)]))
-    | gate | asks for | found |  |
+    | gate | condition | found |  |
     | --- | --- | --- | --- |
     | G4 | much | little | **fails** |
   """
   word = lambda gate: (
       'holds' if gate.passed else '**fails**' if gate.found else 'not yet run'
   )
-  return markdown_table(['gate', 'asks for', 'found', ''], [
+  return markdown_table(['gate', 'condition', 'found', ''], [
       [gate.key, escape(gate.text), escape(gate.found) or MISSING, word(gate)]
       for gate in gates
   ])
@@ -143,98 +99,8 @@ def describe_gates(gates: Sequence[Gate]) -> list[dict[str, Any]]:
   ]
 
 
-def format_arms(
-    entries: Sequence[Entry],
-    done: Done,
-    found: Mapping[Any, Mapping[int, Outcome]],
-) -> str:
-  """Writes a table of arms: the point chosen, the loss, and what it cost.
-
-  Args:
-    entries: All entries.
-    done: Outcomes of finished runs.
-    found: From `measured`.
-
-  Returns:
-    A Markdown table; FLOPs are those of the run itself, without the runs that
-    it started from.
-
-  Example:
-    >>> from experiments.papers.arms import Arm
-    >>> done = {f'dense/rate=1,seed={s}': {
-    ...     'validation/loss': 2.0 + s, 'flops': 1e9} for s in range(3)}
-    >>> entries = [Entry(Arm('dense'), {'rate': (1,)}, 2, extend=False)]
-    >>> print(format_arms(entries, done, measured(entries, done)))
-    | arm | chosen | measure | mean ± deviation | seeds | FLOPs |
-    | --- | --- | --- | ---: | ---: | ---: |
-    | dense | rate 1 | validation/loss | 3.5000 ± 0.7071 | 2 | 1.00e+09 |
-  """
-  rows = []
-  chosen = choose_all(entries, done)
-  for entry in entries:
-    arm = entry.arm
-    outcomes = list(found.get(arm, {}).values())
-    if not outcomes or arm.metric not in outcomes[0]:
-      continue
-    mean, deviation, *_ = t_interval([o[arm.metric] for o in outcomes])
-    spread = MISSING if math.isnan(deviation) else f'{deviation:.4f}'
-    rows.append([
-        escape(arm.name), escape(_text(chosen[arm])) or MISSING, arm.metric,
-        f'{mean:.4f} ± {spread}', str(len(outcomes)),
-        f'{outcomes[0]["flops"]:.2e}',
-    ])
-  return markdown_table(
-      ['arm', 'chosen', 'measure', 'mean ± deviation', 'seeds', 'FLOPs'],
-      rows, numbers=['mean ± deviation', 'seeds', 'FLOPs'],
-  )
-
-
-def format_choices(entries: Sequence[Entry], done: Done) -> str:
-  """Writes a table of all that was tried on the selection seed.
-
-  Args:
-    entries: All entries.
-    done: Outcomes of finished runs.
-
-  Returns:
-    A Markdown table of the arms whose grids are finished; the chosen point is
-    bold.
-
-  Example:
-    >>> from experiments.papers.arms import Arm
-    >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, 1, extend=False)
-    >>> print(format_choices([entry], {
-    ...     'dense/rate=1,seed=0': {'validation/loss': 3.0},
-    ...     'dense/rate=2,seed=0': {'validation/loss': 4.0}}))
-    | arm | tried on seed 0 |
-    | --- | --- |
-    | dense | **rate 1: 3.0000**; rate 2: 4.0000 |
-  """
-  rows = []
-  chosen = choose_all(entries, done)
-  for entry in entries:
-    best = chosen[entry.arm]
-    if not entry.grid or best is None or entry.arm.rate_of is not None:
-      continue
-    cells = []
-    for point in tried(entry, done):
-      text = escape(
-          f'{_text(point)}: {loss_of(entry.arm, point, done):.4f}'
-      )
-      cells.append(f'**{text}**' if point == best else text)
-    rows.append([escape(entry.arm.name), '; '.join(cells)])
-  return markdown_table(['arm', f'tried on seed {SELECTION_SEED}'], rows)
-
-
-def _text(point: Mapping[str, Any]) -> str:
-  return ', '.join(
-      f'{name} {value:g}' if isinstance(value, float) else f'{name} {value}'
-      for name, value in point.items()
-  )
-
-
 def describe_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-  """Returns findings as JSON; ends of an interval that are infinite are None.
+  """Returns findings as JSON; infinite ends of an interval become `None`.
 
   Example:
     >>> describe_findings([])
@@ -277,12 +143,12 @@ def format_report(
     findings: Sequence[Finding],
     tables: Mapping[str, str],
 ) -> str:
-  """Writes the whole report.
+  """Formats the whole report.
 
   Args:
     title: Title of the report.
     facts: Facts about the machine and the runs, by name.
-    findings: From `judge`.
+    findings: Result of `judge`.
     tables: Further tables by heading.
 
   Returns:
@@ -295,9 +161,10 @@ def format_report(
   lines = [
       f'# {title}', '',
       'Differences are paired by seed, in nats (cosine distances for h, '
-      f'perplexities for c-ppl). Verdicts are at level {LEVEL:g}, corrected by '
-      'Holm within each family of claims; intervals are of 95 % and not '
-      'corrected. A claim of which a gate fails gets no verdict.', '',
+      f'perplexities for c-ppl). The significance level is {LEVEL:g}, with '
+      "Holm's correction within each family of claims; intervals are of 95 % "
+      'and not corrected. A claim gets no verdict if one of its gates fails.',
+      '',
       *(f'* {name}: {value}' for name, value in facts.items()),
   ]
   for family in (PRIMARY, SECONDARY):

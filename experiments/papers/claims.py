@@ -1,7 +1,7 @@
 """Claims as data: contrasts of arms, margins, and verdicts.
 
-All measures are losses in nats, lower is better, but for cosine distances and
-perplexities.
+Lower is better in all measures: losses in nats, perplexities and cosine
+distances.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from experiments.papers.paired import p_below
 from experiments.papers.paired import t_interval
 
 LEVEL = 0.05
-"""Level of the tests: the chance of any wrong verdict of a family, at most."""
+"""Significance level: largest probability of any wrong verdict in a family."""
 
 FEWEST_SEEDS = 5
-"""There is no verdict on fewer."""
+"""Smallest number of seeds for a verdict."""
 
 HOLDS, BETTER = 'holds', 'holds (better)'
 FAILS, UNDECIDED = 'does not hold', 'undecided'
@@ -27,16 +27,16 @@ NO_VERDICT = 'no verdict'
 PRIMARY, SECONDARY = 'primary', 'secondary'
 
 Measured = Mapping[Arm, Mapping[int, Mapping[str, float]]]
-"""What was measured, by arm, seed and metric."""
+"""Measured values by arm, seed and metric."""
 
 
 class Term(NamedTuple):
   """One part of a contrast.
 
   Attributes:
-    weight: Factor of the measure.
+    weight: Factor of the measured value.
     arm: The arm.
-    metric: The measure, as its runs name it.
+    metric: Name of the metric in outcomes of runs.
   """
 
   weight: float
@@ -45,13 +45,13 @@ class Term(NamedTuple):
 
 
 class Comparison(NamedTuple):
-  """What is claimed of a sum of terms, seed by seed.
+  """Claim that a sum of terms, the contrast, is below a margin.
 
   Attributes:
     text: The comparison in words.
-    terms: The contrast.
-    margin: Upper bound that is claimed for the sum: 0, or in a comparison of
-      non-inferiority the loss that is allowed.
+    terms: Terms of the contrast, which is computed for each seed.
+    margin: Claimed upper bound of the contrast: 0, or the allowed excess loss
+      in a comparison of non-inferiority.
   """
 
   text: str
@@ -65,9 +65,10 @@ class Claim(NamedTuple):
   Attributes:
     key: Short name of the claim.
     text: The claim in words.
-    source: Where.
+    source: Paper and place that state the claim.
     comparisons: Comparisons that the claim consists of.
-    family: `'primary'` or `'secondary'`: what its p-value is corrected in.
+    family: `'primary'` or `'secondary'`: the family of claims that the p-value
+      is corrected for.
   """
 
   key: str
@@ -78,20 +79,20 @@ class Claim(NamedTuple):
 
   @property
   def arms(self) -> tuple[Arm, ...]:
-    """The arms it needs."""
+    """Arms that the claim needs."""
     terms = (t for c in self.comparisons for t in c.terms)
     return tuple(dict.fromkeys(term.arm for term in terms))
 
 
 class Finding(NamedTuple):
-  """What runs say of a claim.
+  """Verdict on a claim, and the numbers behind it.
 
   Attributes:
     claim: The claim.
-    values: For each comparison its contrast by seed.
-    intervals: For each comparison, of 95 %, not corrected.
+    values: Contrasts of each comparison, by seed.
+    intervals: 95 % interval of each comparison, not corrected.
     p: Two-sided p-value of the claim.
-    corrected: The same, corrected by Holm over the family.
+    corrected: The p-value with Holm's correction over the family.
     verdict: `'holds'`, `'holds (better)'`, `'does not hold'`, `'undecided'` or
       `'no verdict'`.
     reason: Why there is no verdict; empty where there is one.
@@ -111,25 +112,25 @@ def judge(
     measured: Measured,
     failures: Mapping[str, str] | None = None,
 ) -> list[Finding]:
-  """Judges claims, corrected for their number.
+  """Judges claims, with p-values corrected for the number of claims.
 
-  A claim holds if all of its comparisons do: its p-value for is the largest of
-  theirs. It does not hold if any does not: its p-value against is the smallest
-  times their number. Twice the smaller of the two is corrected by Holm within
-  the claim's family; claims without a verdict count in it.
+  A claim holds if all of its comparisons do, so the p-value in favor is the
+  largest of the comparisons' p-values. It does not hold if any comparison does
+  not, so the p-value against is the smallest times their number (Bonferroni).
+  Twice the smaller of the two is corrected by Holm within the claim's family,
+  in which claims without a verdict count too.
 
   Args:
     claims: All claims of a scale.
     measured: Measurements by arm and seed; each comparison pairs the seeds
       that all of its arms have.
-    failures: By the key of a claim, the gates that it fails: there is no
-      verdict.
+    failures: Failed gates by the key of a claim; such a claim gets no verdict.
 
   Returns:
     A finding for each claim.
 
   Raises:
-    ValueError: a run misses a measure.
+    ValueError: a run lacks a metric.
 
   Example:
     >>> a, b = Arm('dense'), Arm('static', 0.5)
@@ -173,10 +174,10 @@ def judge(
 def contrast(
     comparison: Comparison, measured: Measured
 ) -> tuple[float, ...]:
-  """Returns the contrast of a comparison, by the seeds its arms share.
+  """Returns the contrast of a comparison for each seed that its arms share.
 
   Raises:
-    ValueError: a run misses a measure.
+    ValueError: a run lacks a metric.
 
   Example:
     >>> a, b = Arm('dense'), Arm('static', 0.5)
@@ -198,7 +199,7 @@ def contrast(
 
 
 NOT_RUN = Interval(float('nan'), float('nan'), float('-inf'), float('inf'))
-"""Interval of a comparison that has no seed yet."""
+"""Interval of a comparison without finished seeds."""
 
 
 def _verdict(
@@ -217,7 +218,7 @@ def _verdict(
 def better(
     arm: Arm, other: Arm, metric: str, margin: float = 0.0
 ) -> Comparison:
-  """Compares two arms: the first one's measure is lower, or not much higher.
+  """Returns the claim that an arm's metric is below another's plus a margin.
 
   Example:
     >>> better(Arm('rigl', 0.9), Arm('dense'), 'loss', 0.01).text
@@ -234,7 +235,9 @@ def better(
 def smaller_gap(
     first: tuple[Arm, Arm], second: tuple[Arm, Arm], metric: str
 ) -> Comparison:
-  """Compares two gaps: the first arm of each minus the second.
+  """Returns the claim that one gap between two arms is smaller than another.
+
+  A gap is the metric of the first arm of a pair minus that of the second.
 
   Example:
     >>> a, b = Arm('dense'), Arm('static', 0.5)
@@ -251,20 +254,21 @@ def smaller_gap(
 
 
 def trend(text: str, arms: Mapping[Arm, float], metric: str) -> Comparison:
-  """Claims that a measure rises with a number, by one linear contrast.
+  """Returns the claim that a metric rises with a number, as a linear contrast.
 
   Args:
     text: The comparison in words.
-    arms: The number of each arm.
-    metric: The measure.
+    arms: The number for each arm.
+    metric: Name of the metric.
 
   Returns:
-    A comparison whose weights are the numbers less their mean, negated and
-    divided by the sum of their squares: minus the slope of the regression line.
+    A comparison whose contrast is minus the slope of the regression line: the
+    weights are the mean minus the numbers, divided by the sum of squared
+    deviations.
 
   Example:
-    >>> levels = {Arm('dense'): 0.0, Arm('static', 0.5): 0.5}
-    >>> [t.weight for t in trend('', levels, 'loss').terms]
+    >>> sparsities = {Arm('dense'): 0.0, Arm('static', 0.5): 0.5}
+    >>> [t.weight for t in trend('', sparsities, 'loss').terms]
     [2.0, -2.0]
   """
   mean = sum(arms.values()) / len(arms)

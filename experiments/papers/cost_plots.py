@@ -1,4 +1,4 @@
-"""Losses of a scale's arms over FLOPs and over measured seconds."""
+"""Plots of the losses of a scale's arms over FLOPs and measured seconds."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -25,13 +25,14 @@ def training_seconds(
 
   Args:
     scale: The scale.
-    arms: Arms of one pre-training; those with moving masks take the steps of a
-      static mask of their sparsity, because masks move once in a hundred steps.
+    arms: Arms of one pre-training; arms with mask updates are timed with a
+      static mask of their sparsity, because only one step in a hundred updates
+      the mask.
     prepared: The prepared corpus.
 
   Returns:
-    Median seconds of a step times steps, by arm; Variable SPDF takes a sixth of
-    its steps densely.
+    Median seconds of a step times steps, by arm; a sixth of the steps of
+    Variable SPDF are dense.
   """
   static = lambda size, sparsity: (
       Arm('static', sparsity, size=size) if sparsity else sized(DENSE, size)
@@ -56,7 +57,7 @@ def training_seconds(
 def shown_arms(
     found: Mapping[Arm, Mapping[int, Outcome]], sizes: Sequence[str]
 ) -> list[Arm]:
-  """Returns the finished pre-trainings that are drawn, by size.
+  """Returns the arms of finished pre-trainings that are drawn, by size.
 
   Example:
     >>> shown_arms({Arm('dense'): {}, Arm('init'): {}}, [''])
@@ -80,7 +81,7 @@ def plot_costs(
   Args:
     scale: The scale.
     found: Measurements by arm and seed.
-    seconds: From `training_seconds`.
+    seconds: Result of `training_seconds`.
 
   Returns:
     A figure: a point per seed, a larger one at the mean.

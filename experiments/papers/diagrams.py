@@ -1,4 +1,4 @@
-"""Diagrams: what a mask is, SPDF, and Variable SPDF, as small networks."""
+"""Diagrams of a mask, of SPDF and of Variable SPDF on small networks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,26 +10,29 @@ from spdf_jax.runs.plot_style import COLORS
 from spdf_jax.runs.plot_style import GREY
 from spdf_jax.runs.plot_style import new_figure
 
-KEPT, GROWN, PRUNED = 'active', 'newly activated', 'masked: held at zero'
-_LINES = {  # Those that matter most last, on top.
+KEPT, GROWN, PRUNED = 'kept', 'newly grown', 'pruned: held at zero'
+_LINES = {  # In drawing order: kept weights on top.
     PRUNED: {'color': '#D3E3F0', 'linewidth': 0.7},
     GROWN: {'color': COLORS[2], 'linewidth': 1.0},
     KEPT: {'color': COLORS[0], 'linewidth': 1.3},
 }
 WIDTHS = (4, 6, 6, 4)
 """Neurons in the layers of the networks."""
-_PITCH = 4.6  # From one network to the next; a network is 3 wide.
-_HEIGHT = 0.62  # From one neuron to the next.
+_PITCH = 4.6
+"""Distance between the left edges of networks; a network is 3 wide."""
+_HEIGHT = 0.62
+"""Distance between neurons of a layer."""
 
 
 class Network(NamedTuple):
   """A small network.
 
   Attributes:
-    title: Above it.
-    note: Below it.
-    masks: bool [inputs, outputs] between each two layers: the active weights.
-    before: The masks of the network it comes from; what they lack is new.
+    title: Text above the network.
+    note: Text below the network.
+    masks: bool [inputs, outputs] between each two layers: the kept weights.
+    before: Masks of the previous network in the diagram; weights that only
+      `masks` keeps are drawn as newly grown.
   """
 
   title: str
@@ -42,8 +45,8 @@ def draw_masks(sparsity: float, seed: int) -> list[np.ndarray]:
   """Draws masks between the layers of `WIDTHS`.
 
   Args:
-    sparsity: Fraction of zeros, to the nearest count in each mask.
-    seed: Of what is kept; masks of one seed are nested.
+    sparsity: Fraction of zeros, rounded to a count in each mask.
+    seed: Seed of the masks; masks of one seed are nested.
 
   Returns:
     bool [inputs, outputs] for each two layers.
@@ -61,11 +64,11 @@ def draw_masks(sparsity: float, seed: int) -> list[np.ndarray]:
 
 
 def plot_mask_diagram(sparsity: float = 0.75, seed: int = 2) -> Any:
-  """Draws a dense network, a mask, and the network it leaves.
+  """Draws a dense network, a mask, and their product, the sparse network.
 
   Args:
-    sparsity: Of the masks.
-    seed: Of the masks.
+    sparsity: Sparsity of the masks.
+    seed: Seed of the masks.
 
   Returns:
     A `matplotlib.figure.Figure`.
@@ -82,7 +85,7 @@ def plot_mask_diagram(sparsity: float = 0.75, seed: int = 2) -> Any:
   """
   masks = draw_masks(sparsity, seed)
   networks = [
-      Network('Dense network', 'every weight is active', draw_masks(0, seed)),
+      Network('Dense network', 'every weight is kept', draw_masks(0, seed)),
       Network('Mask', 'of the middle weights', []),
       Network('Sparse network', f'{_percent(masks)} of weights are 0', masks),
   ]
@@ -95,8 +98,8 @@ def plot_spdf_diagram(sparsity: float = 0.75, seed: int = 2) -> Any:
   """Draws sparse pre-training and dense fine-tuning.
 
   Args:
-    sparsity: Of pre-training.
-    seed: Of the masks.
+    sparsity: Sparsity of pre-training.
+    seed: Seed of the masks.
 
   Returns:
     A `matplotlib.figure.Figure`.
@@ -128,8 +131,8 @@ def plot_variable_diagram(sparsity: float = 0.9, seed: int = 2) -> Any:
   """Draws Variable SPDF: two stages of pre-training, and fine-tuning.
 
   Args:
-    sparsity: Of the first stage.
-    seed: Of the masks.
+    sparsity: Sparsity of the first stage.
+    seed: Seed of the masks.
 
   Returns:
     A `matplotlib.figure.Figure`.
@@ -202,13 +205,13 @@ def _canvas(
 
 
 def edges_of(network: Network) -> dict[str, list[tuple[int, int, int]]]:
-  """Sorts the weights of a network by what is drawn of them.
+  """Sorts the weights of a network by the way they are drawn.
 
   Args:
     network: The network.
 
   Returns:
-    By `KEPT`, `GROWN` and `PRUNED` each weight's layer, input and output.
+    Layer, input and output of each weight, by `KEPT`, `GROWN` and `PRUNED`.
 
   Example:
     >>> mask = np.array([[True, False]])
@@ -218,8 +221,8 @@ def edges_of(network: Network) -> dict[str, list[tuple[int, int, int]]]:
   edges: dict[str, list[tuple[int, int, int]]] = {s: [] for s in _LINES}
   for layer, mask in enumerate(network.masks):
     earlier = mask if network.before is None else network.before[layer]
-    for (i, j), active in np.ndenumerate(mask):
-      state = PRUNED if not active else KEPT if earlier[i, j] else GROWN
+    for (i, j), kept in np.ndenumerate(mask):
+      state = PRUNED if not kept else KEPT if earlier[i, j] else GROWN
       edges[state].append((layer, i, j))
   return edges
 

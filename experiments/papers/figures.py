@@ -1,4 +1,4 @@
-"""The papers' figures by name: what each needs, drawn from finished runs."""
+"""The papers' figures by name, with the runs that each needs."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ class Figure(NamedTuple):
   """A figure that can be drawn.
 
   Attributes:
-    shows: What is on it.
-    draw: Draws it, from groups of runs if it needs any.
-    needs: Which runs; `''`: none.
+    shows: Content of the figure.
+    draw: Function that draws it, of groups of runs if it needs any.
+    needs: Runs that it needs; `''`: none.
   """
 
   shows: str
@@ -36,7 +36,7 @@ class Figure(NamedTuple):
 
 
 FIGURES = {
-    'mask': Figure('a dense network, a mask, and what it leaves: a diagram',
+    'mask': Figure('a dense network, a mask, and the sparse network: a diagram',
                    diagrams.plot_mask_diagram),
     'spdf': Figure('sparse pre-training, dense fine-tuning: a diagram',
                    diagrams.plot_spdf_diagram),
@@ -44,18 +44,19 @@ FIGURES = {
                             diagrams.plot_variable_diagram),
     'flops-bars': Figure("the papers' FLOPs by phase and model",
                          flops_plots.plot_flops_bars),
-    'flops-reduction': Figure('how many times fewer FLOPs, over model size',
+    'flops-reduction': Figure('reduction of FLOPs over model size',
                               flops_plots.plot_flops_reduction),
-    'speedup': Figure('speed-up over zeros on the modeled wafer',
+    'speedup': Figure('speed-up over sparsity on the modeled wafer',
                       plot_appendix_c),
     'fine-tuning': Figure(
-        'sparse against dense fine-tuning over zeros in pre-training',
+        'sparse against dense fine-tuning over the sparsity of pre-training',
         run_figures.fine_tunings,
         'a sparse model fine-tuned both sparsely and densely',
     ),
     'sawtooth': Figure(
-        'iterative pruning: loss and zeros over steps', run_figures.sawtooth,
-        'iterative pruning; a dense run as long, if there is one',
+        'iterative pruning: loss and sparsity over steps',
+        run_figures.sawtooth,
+        'iterative pruning, optionally a dense run of the same length',
     ),
     'loss-over-flops': Figure(
         'validation loss over training FLOPs', run_figures.losses_over_flops,
@@ -66,29 +67,29 @@ FIGURES = {
         'a run of each',
     ),
     'sparsity': Figure(
-        'zeros asked for over training, a bar a run',
-        run_figures.levels, 'any run',
+        'requested sparsity over training, one bar per run',
+        run_figures.sparsities, 'any run',
     ),
     'layers': Figure(
-        'zeros found in each layer at the end of each phase',
+        'measured sparsity of each layer at the end of each phase',
         run_figures.layer_sparsity, 'pre-training',
     ),
     'masks': Figure(
         'survival and exploration of masks over steps',
         run_figures.mask_changes,
-        'masks that move: SET, RigL, GraNet, pruning',
+        'runs with mask updates: SET, RigL, GraNet, pruning',
     ),
 }
-"""By the name of `--figure`."""
+"""Figures by the name for `--figure`."""
 
 
 class Written(NamedTuple):
-  """What `write_figures` did.
+  """Result of `write_figures`.
 
   Attributes:
-    paths: The files that were written.
-    left_out: Why a figure was not drawn, by its name.
-    notes: Why runs are on none, a sentence each.
+    paths: Files that were written.
+    left_out: Reasons why figures were not drawn, by name.
+    notes: Reasons why runs are in no figure, a sentence each.
   """
 
   paths: tuple[pathlib.Path, ...]
@@ -105,16 +106,16 @@ def write_figures(
 
   Args:
     name: A key of `FIGURES`, or `'all'`.
-    folders: Workdirs of runs, or folders that hold some; none for figures that
-      need no runs.
-    output: A folder; made if missing.
+    folders: Workdirs of runs, or folders that contain some; empty for figures
+      that need no runs.
+    output: Output folder; created if missing.
 
   Returns:
-    What was written, and what was not.
+    Files that were written, and reasons for those that were not.
 
   Raises:
-    MissingRunsError: the one figure asked for needs runs that are not there.
-    ValueError: the figure is unknown, or a folder holds no run.
+    MissingRunsError: the requested figure needs runs that were not found.
+    ValueError: the figure is unknown, or a folder contains no run.
     ImportError: matplotlib is not installed.
   """
   if name != ALL:

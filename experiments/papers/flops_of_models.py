@@ -21,15 +21,15 @@ from spdf_jax.training.recipe import Recipe
 
 
 class Inference(NamedTuple):
-  """A model that is asked for a forward pass.
+  """Model and sequence length of a forward pass.
 
   Attributes:
-    name: What it is called.
-    shape: Its sizes.
+    name: Name in the table.
+    shape: Sizes of the model.
     length: Tokens of a sequence.
-    sparsity: Fraction of zeros in its hidden matrices.
-    parameters: All of them, zeros included.
-    sparsified: Parameters of its hidden matrices.
+    sparsity: Fraction of zeros in the hidden matrices.
+    parameters: Number of all parameters, zeros included.
+    sparsified: Number of parameters in the hidden matrices.
   """
 
   name: str
@@ -41,12 +41,12 @@ class Inference(NamedTuple):
 
   @property
   def flops(self) -> float:
-    """Of a sequence."""
+    """FLOPs of a sequence."""
     return forward_flops(self.shape, self.length, self.sparsity)
 
   @property
   def kept(self) -> float:
-    """Parameters that are not zero."""
+    """Number of parameters that are not zero."""
     return self.parameters - self.sparsity * self.sparsified
 
 
@@ -63,39 +63,40 @@ def published_models(table: str) -> list[Inference]:
     >>> [round(model.sparsity, 3) for model in published_models('iterative')]
     [0.0, 0.838]
   """
-  levels = {
+  sparsities = {
       'spdf': list(published.PRETRAINING.rows),
       'variable': [
-          (name, level) for name in (published.V_SMALL, published.V_LARGE)
-          for level in (0.0, 0.75, 0.9)
+          (name, sparsity) for name in (published.V_SMALL, published.V_LARGE)
+          for sparsity in (0.0, 0.75, 0.9)
       ],
       'iterative': [(published.PRUNED, 0.0), *published.ITERATIVE.rows],
   }
   return [
       Inference(
-          f'{name} {percent(level)}', shape_of(PRESETS[name]), 2048, level,
-          *parameters_of(name),
+          f'{name} {percent(sparsity)}', shape_of(PRESETS[name]), 2048,
+          sparsity, *parameters_of(name),
       )
-      for name, level in levels[table]
+      for name, sparsity in sparsities[table]
   ]
 
 
 def models_of(recipe: Recipe) -> list[Inference]:
-  """Returns a recipe's model, dense and as each of its phases leaves it."""
+  """Returns a recipe's model, dense and at the sparsity of each phase."""
   plan = describe_plan(recipe, 'plan')
   shape = shape_of(recipe.model.config)
-  levels = {'dense': 0.0} | {p['name']: p['sparsity'] for p in plan['phases']}
+  planned = {p['name']: p['sparsity'] for p in plan['phases']}
+  sparsities = {'dense': 0.0} | planned
   return [
       Inference(
-          name, shape, recipe.model.config.max_length, level,
+          name, shape, recipe.model.config.max_length, sparsity,
           plan['parameters'], plan['sparsified_parameters'],
       )
-      for name, level in levels.items()
+      for name, sparsity in sparsities.items()
   ]
 
 
 def format_inference(models: Iterable[Inference]) -> str:
-  """Writes what forward passes take, sparse against the same model dense.
+  """Formats the FLOPs of forward passes, against the same model dense.
 
   Example:
     >>> print(format_inference(published_models('iterative')[1:]))
@@ -118,23 +119,23 @@ def format_inference(models: Iterable[Inference]) -> str:
 
 
 def format_tuning_shares() -> str:
-  """Writes SPDF's fine-tuning as a share of its pre-training."""
+  """Formats the FLOPs of SPDF's fine-tuning as a share of pre-training."""
   rows = [('fine-tuning of pre-training', *published.TASKS)]
-  for name, level in published.PRETRAINING.rows:
-    flops = pretraining_flops(name, level)
+  for name, sparsity in published.PRETRAINING.rows:
+    flops = pretraining_flops(name, sparsity)
     rows.append((
-        f'{name} {percent(level)}',
+        f'{name} {percent(sparsity)}',
         *(f'{tuning_flops(name, task) / flops:.2%}' for task in published.TASKS)
     ))
   return align(rows, '<>>>>')
 
 
 def format_recipe(recipe: Recipe, name: str) -> str:
-  """Writes the FLOPs of a recipe's phases, and fine-tuning's share of them.
+  """Formats the FLOPs of a recipe's phases, and the share of fine-tuning.
 
   Args:
-    recipe: What would be run.
-    name: What to call it.
+    recipe: The recipe.
+    name: Name of the recipe in the text.
 
   Returns:
     Text.
@@ -166,9 +167,9 @@ def format_recipe(recipe: Recipe, name: str) -> str:
 
 
 def format_traced(recipe: Recipe) -> str:
-  """Writes the formula beside a count over each phase's traced train step.
+  """Formats FLOPs of traced train steps beside those of the formula.
 
-  The step is traced at the sparsity that its phase ends with.
+  The step of each phase is traced at the sparsity at the end of the phase.
   """
   rows = [(
       'phase', 'traced/step', 'formula', 'softmax in it', 'difference',
@@ -184,8 +185,8 @@ def format_traced(recipe: Recipe) -> str:
         f'{found.recomputed:.3e}',
     ))
   return align(rows, '<>>>>>') + (
-      '\nTraced are products; the difference is without softmax, which has '
-      'none. What\nremat and chunks of the loss compute anew is in neither.'
+      '\nThe trace counts matrix products, so the difference excludes the '
+      'softmax. Neither\nincludes what remat and the chunked loss recompute.'
   )
 
 

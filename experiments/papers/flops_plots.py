@@ -33,17 +33,17 @@ MODELS = (
     'cerebras-gpt-590m', 'gpt3-xl', 'cerebras-gpt-2.7b', 'cerebras-gpt-6.7b',
     'cerebras-gpt-13b', 'gpt3-175b',
 )
-"""From small to large."""
+"""Presets in order of size."""
 
 
 class Bar(NamedTuple):
-  """What a recipe of a paper takes.
+  """FLOPs of a recipe of a paper, drawn as a bar.
 
   Attributes:
-    model: The panel it stands in.
-    label: What it is called.
-    flops: By phase: `DENSE`, `SPARSE` or `TUNING`.
-    printed: The total as the paper prints it; `None` where it does not.
+    model: Model, the title of the panel.
+    label: Label of the bar.
+    flops: FLOPs by phase: `DENSE`, `SPARSE` or `TUNING`.
+    printed: Total that the paper prints; `None` if it prints none.
   """
 
   model: str
@@ -53,16 +53,16 @@ class Bar(NamedTuple):
 
   @property
   def total(self) -> float:
-    """Of all phases."""
+    """FLOPs of all phases."""
     return sum(self.flops.values())
 
 
 def published_bars() -> list[Bar]:
   """Returns the recipes of SPDF and Variable SPDF with their FLOPs.
 
-  SPDF's end with E2E, as its table 2 has them; those of 6.7B end with DART. The
-  256M models read 20 tokens per parameter, a budget that the post does not
-  print.
+  SPDF's totals include fine-tuning on E2E, as in its table 2; those of 6.7B
+  include DART. The 256M models read 20 tokens per parameter, a budget that the
+  post does not print.
 
   Example:
     >>> bar = published_bars()[0]
@@ -70,13 +70,13 @@ def published_bars() -> list[Bar]:
     ('dense', 2.48, 2.48)
   """
   bars = []
-  for name, level in published.PRETRAINING.rows:
+  for name, sparsity in published.PRETRAINING.rows:
     flops = {
-        SPARSE if level else DENSE: pretraining_flops(name, level),
+        SPARSE if sparsity else DENSE: pretraining_flops(name, sparsity),
         TUNING: tuning_flops(name, 'E2E'),
     }
-    printed = _EXA * value_of(published.TOTALS.cell((name, level), 'E2E'))
-    label = f'static\n{percent(level)}' if level else 'dense'
+    printed = _EXA * value_of(published.TOTALS.cell((name, sparsity), 'E2E'))
+    label = f'static\n{percent(sparsity)}' if sparsity else 'dense'
     bars.append(Bar(name, label, flops, printed))
   return bars + _small_bars() + _large_bars()
 
@@ -85,13 +85,13 @@ def _small_bars() -> list[Bar]:
   name = published.V_SMALL
   shape, length = shape_of(PRESETS[name]), published.LENGTH
   sequences = 20 * parameters_of(name)[0] / length
-  cost = lambda level: sequences * training_flops(shape, length, level)
-  shares, levels = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
+  cost = lambda sparsity: sequences * training_flops(shape, length, sparsity)
+  shares, sparsities = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
   return [
       Bar(name, 'dense', {DENSE: cost(0.0)}),
       Bar(name, 'static\n75%', {SPARSE: cost(0.75)}),
-      Bar(name, f'{percent(levels[0])}, then\ndense', {
-          SPARSE: shares[0] * cost(levels[0]), DENSE: shares[1] * cost(0.0),
+      Bar(name, f'{percent(sparsities[0])}, then\ndense', {
+          SPARSE: shares[0] * cost(sparsities[0]), DENSE: shares[1] * cost(0.0),
       }),
   ]
 
@@ -99,33 +99,33 @@ def _small_bars() -> list[Bar]:
 def _large_bars() -> list[Bar]:
   name = published.V_LARGE
   shape, length = shape_of(PRESETS[name]), published.LENGTH
-  cost = lambda steps, level: (
-      steps * published.BATCH * training_flops(shape, length, level)
+  cost = lambda steps, sparsity: (
+      steps * published.BATCH * training_flops(shape, length, sparsity)
   )
   tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
       shape, TUNED
   )
-  steps, levels = published.STAGE_STEPS, published.STAGE_SPARSITIES
+  steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
   dense = cost(steps[0], 0.0)
   row, = published.VARIABLE_LARGE.rows
   fewer = published.VARIABLE_LARGE.cell(row, 'fewer FLOPs')
   return [
       Bar(name, 'dense', {DENSE: dense, TUNING: tuning}),
       Bar(
-          name, f'{percent(levels[0])}, then\ndense', {
-              SPARSE: cost(steps[0], levels[0]),
-              DENSE: cost(steps[1], levels[1]), TUNING: tuning,
+          name, f'{percent(sparsities[0])}, then\ndense', {
+              SPARSE: cost(steps[0], sparsities[0]),
+              DENSE: cost(steps[1], sparsities[1]), TUNING: tuning,
           }, (1 - value_of(fewer)) * dense,
       ),
   ]
 
 
 def plot_flops_bars() -> Any:
-  """Draws what the papers' recipes take, by phase, a panel for each model.
+  """Draws the FLOPs of the papers' recipes by phase, a panel for each model.
 
   Returns:
-    A `matplotlib.figure.Figure`: the number on a bar is its total against that
-    of dense training; a black line is the total that is printed.
+    A `matplotlib.figure.Figure`: the number on a bar is its total relative to
+    dense training; a black line is the printed total.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -182,15 +182,15 @@ def plot_flops_bars() -> Any:
   return figure
 
 
-def reductions(level: float) -> list[tuple[int, float]]:
-  """Returns how many times fewer FLOPs training takes with zeros.
+def reductions(sparsity: float) -> list[tuple[int, float]]:
+  """Returns the reduction of training FLOPs at a sparsity, by model.
 
   Args:
-    level: Fraction of zeros in the hidden matrices.
+    sparsity: Fraction of zeros in the hidden matrices.
 
   Returns:
-    For each model of `MODELS` its parameters, and the FLOPs of a dense sequence
-    of 2,048 tokens over those of a sparse one.
+    Number of parameters and reduction for each model of `MODELS`: the FLOPs of
+    a dense sequence of 2,048 tokens over those of a sparse one.
 
   Example:
     >>> [round(times, 2) for _, times in reductions(0.75)][-1]
@@ -200,20 +200,21 @@ def reductions(level: float) -> list[tuple[int, float]]:
   for name in MODELS:
     shape = shape_of(PRESETS[name])
     dense = training_flops(shape, published.LENGTH)
-    sparse = training_flops(shape, published.LENGTH, level)
+    sparse = training_flops(shape, published.LENGTH, sparsity)
     found.append((parameters_of(name)[0], dense / sparse))
   return found
 
 
 def plot_flops_reduction() -> Any:
-  """Draws how many times fewer FLOPs zeros take, over model size.
+  """Draws the reduction of training FLOPs over model size.
 
-  Attention's own products and the vocabulary stay dense; their share falls with
-  size, and the reduction rises to 1 / (1 - sparsity), drawn dashed.
+  The products of queries and keys, of probabilities and values, and of the
+  vocabulary stay dense. Their share falls with size, so that the reduction
+  rises towards 1 / (1 - sparsity), drawn dashed.
 
   Returns:
-    A `matplotlib.figure.Figure`; diamonds are what SPDF prints of its two
-    models.
+    A `matplotlib.figure.Figure`; diamonds are the reductions that SPDF prints
+    for its two models.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -227,14 +228,14 @@ def plot_flops_reduction() -> Any:
   figure = new_figure(7, 4.4)
   ax = figure.subplots()
   ends = []
-  for level, color in zip(LEVELS, COLORS):
-    sizes, times = zip(*reductions(level))
-    ax.axhline(1 / (1 - level), color=color, linewidth=1, linestyle='--')
+  for sparsity, color in zip(LEVELS, COLORS):
+    sizes, times = zip(*reductions(sparsity))
+    ax.axhline(1 / (1 - sparsity), color=color, linewidth=1, linestyle='--')
     ax.plot(sizes, times, color=color, marker='o', markersize=4, linewidth=1.8)
-    ends.append((sizes[-1], times[-1], f'{percent(level)} zeros', color))
-    for name, printed_level in published.PRETRAINING.rows:
-      if printed_level == level:
-        text = published.PRETRAINING.cell((name, level), 'of dense')
+    ends.append((sizes[-1], times[-1], f'{percent(sparsity)} zeros', color))
+    for name, printed_sparsity in published.PRETRAINING.rows:
+      if printed_sparsity == sparsity:
+        text = published.PRETRAINING.cell((name, sparsity), 'of dense')
         ax.plot(
             parameters_of(name)[0], 1 / value_of(text), 'D', color='black',
             markersize=6, fillstyle='none', zorder=3,

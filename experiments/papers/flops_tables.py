@@ -25,18 +25,19 @@ _HEADER = ('row', 'column', 'printed', 'ours', 'difference', 'verdict')
 
 
 class Cell(NamedTuple):
-  """A printed number beside ours.
+  """A printed number and the computed one.
 
   Attributes:
     source: Paper and table.
-    row: What it is of.
-    column: What it is.
-    printed: As it stands there.
-    value: Ours.
-    verdict: `FOLLOWS`: ours has its digits; `OTHERWISE`: another reading of
-      the same quantity has; `MISPRINT`: it is the value of another
-      cell, or wrongly rounded; `FAILS`: none of them.
-    note: The other reading, or what is wrong and the nearest reading.
+    row: Label of the row, such as a model and its sparsity.
+    column: Label of the column, the quantity.
+    printed: Text of the cell in the paper.
+    value: Computed value.
+    verdict: `FOLLOWS`: the computed value has the printed digits; `OTHERWISE`:
+      another reading of the same quantity has them; `MISPRINT`: the printed
+      number is the value of another cell, or wrongly rounded; `FAILS`: none of
+      these.
+    note: The other reading, or the error and the nearest reading.
   """
 
   source: str
@@ -49,12 +50,12 @@ class Cell(NamedTuple):
 
   @property
   def ours(self) -> str:
-    """Our value with the digits that are printed."""
+    """Computed value, written with the digits and unit of the printed one."""
     return as_printed(self.value, self.printed)
 
   @property
   def difference(self) -> float:
-    """Ours against the printed value, relative to it."""
+    """Difference of computed and printed value, relative to the printed one."""
     return self.value / value_of(self.printed) - 1
 
 
@@ -65,7 +66,7 @@ def compare(table: str) -> list[Cell]:
     table: A key of `published_flops.TABLES`.
 
   Returns:
-    The cells in the order of the paper.
+    Cells in the order of the paper.
 
   Raises:
     ValueError: the table is unknown.
@@ -105,9 +106,10 @@ def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
     readings = sorted(
         [first, *others], key=lambda r: abs(r.value - value_of(text))
     )
-    return judged(FAILS, 'the source does not say how it counts: ' + '; '.join(
+    counts = '; '.join(
         f'{percent(r.value)} {r.how or "as the other tables"}' for r in readings
-    ))
+    )
+    return judged(FAILS, f'the source does not state how it counts: {counts}')
   nearest = _nearest([first, *others], text)
   return judged(FAILS, f'{slip}; {nearest}' if slip else nearest)
 
@@ -126,7 +128,7 @@ def _label(part: str | float) -> str:
 
 
 def format_cells(cells: Sequence[Cell]) -> str:
-  """Writes cells as aligned text: a block for each source, notes under it.
+  """Formats cells as aligned text: a block for each source with its notes.
 
   Example:
     >>> cell = Cell('A paper', 'small', 'FLOPs', '1.2e9', 1.25e9, MISPRINT,
@@ -162,7 +164,7 @@ def format_cells(cells: Sequence[Cell]) -> str:
 
 
 def summarize(cells: Sequence[Cell]) -> str:
-  """Counts the verdicts in a line."""
+  """Returns a line with the number of cells for each verdict."""
   count = lambda verdict: sum(cell.verdict == verdict for cell in cells)
   misprints = count(MISPRINT)
   return (
@@ -173,7 +175,7 @@ def summarize(cells: Sequence[Cell]) -> str:
 
 
 def as_csv(cells: Sequence[Cell]) -> str:
-  """Writes cells with all their digits, a row each."""
+  """Formats cells as CSV with all digits, a row for each."""
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
   writer.writerow(['source', *_HEADER, 'value', 'note'])

@@ -1,10 +1,10 @@
-"""Gates: whether a scale can tell anything, checked before any verdict.
+"""Gates: conditions under which differences between arms are meaningful.
 
-G1 dense models beat a bigram and a trigram of the tokens they read; G2 a model
-with 99 % zeros is worse than a dense one; G3 every learning rate that was
-chosen lies inside its grid; G4 at least 20 tokens per parameter and at most 4
-epochs. Where a gate fails, a small difference between arms says nothing about
-sparsity, and a claim that rests on it gets no verdict.
+G1: dense models beat a bigram and a trigram model of the tokens they read. G2:
+a model of 99 % sparsity is worse than a dense one. G3: every chosen learning
+rate is inside its grid, not at an end. G4: at least 20 tokens per parameter and
+at most 4 epochs. If a gate fails, a small difference between arms does not
+measure sparsity, and the claims that depend on the gate get no verdict.
 """
 
 from collections.abc import Mapping
@@ -31,21 +31,21 @@ from experiments.papers.scales import sized
 from experiments.papers.scales import TOKENS_PER_PARAMETER
 
 MARGIN = 0.1
-"""Nats by which G1 and G2 must hold."""
+"""Smallest difference in G1 and G2, in nats."""
 
 BASELINES = {'bigram': 'bigram/loss', 'trigram': 'trigram/loss'}
-"""Measures of the runs that write initial weights, by what they score."""
+"""Metrics of the baselines of G1, measured by the runs of initial weights."""
 
 
 class Gate(NamedTuple):
-  """What a gate asks for, and what was found.
+  """Condition of a gate, and the measured value.
 
   Attributes:
     key: `'G1'` to `'G4'`.
-    subject: The arm it is about; `None`: all.
+    subject: Arm that the condition is about; `None`: all.
     text: The condition in words.
     found: The measured value in words; empty before the runs.
-    passed: Whether it holds.
+    passed: Whether the condition holds.
   """
 
   key: str
@@ -82,7 +82,7 @@ def check(
     claims: Claims of the scale.
     entries: Entries of the pool.
     done: Outcomes of finished runs.
-    measured: Measurements on the seeds that judge.
+    measured: Measurements on the judging seeds.
 
   Returns:
     G1 and G2 by size, G3 by arm, and G4.
@@ -122,14 +122,15 @@ def check(
 def failures(
     gates: Sequence[Gate], claims: Sequence[Claim]
 ) -> dict[str, str]:
-  """Names the failed gates of each claim: those of its sizes and its arms.
+  """Returns the failed gates of each claim, among those of its sizes and arms.
 
   Args:
-    gates: From `check`.
+    gates: Result of `check`.
     claims: The claims.
 
   Returns:
-    By the keys of claims with a failed gate, the gates and what they are about.
+    Names of the failed gates and of their arms, by the key of a claim; claims
+    without a failed gate are left out.
 
   Example:
     >>> from experiments.papers.paper_claims import CLAIMS

@@ -1,4 +1,4 @@
-"""Histories: the launches that made a checkpoint, read as one run."""
+"""Histories: all launches that led to a checkpoint, read as one run."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from typing import Any
 
-from spdf_jax.runs.ancestry import Lineage
+from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import read_run
 from spdf_jax.runs.workdirs import Run
@@ -14,21 +14,21 @@ from spdf_jax.runs.workdirs import Run
 _EXPLORED = 'sparsity/exploration'
 
 
-def read_history(lineage: Lineage) -> Run:
-  """Reads all launches of a lineage as one run.
+def read_history(ancestry: Ancestry) -> Run:
+  """Reads all launches of an ancestry as one run.
 
   Args:
-    lineage: From `read_lineage`.
+    ancestry: Result of `read_ancestry`.
 
   Returns:
-    A run whose phases and rows are those of all launches, steps counted on.
+    A run with the phases and rows of all launches and consecutive steps.
 
   Raises:
     FileNotFoundError: a workdir lacks a file.
-    ValueError: a file does not hold what it should.
+    ValueError: the content of a file is invalid.
   """
   runs = []
-  for source in lineage.sources:
+  for source in ancestry.sources:
     workdir, _, phase = source.partition('@')
     run = read_run(workdir)
     runs.append(until(run, phase) if phase else run)
@@ -36,7 +36,7 @@ def read_history(lineage: Lineage) -> Run:
 
 
 def until(run: Run, phase: str) -> Run:
-  """Returns a run as it was at the end of one of its phases.
+  """Returns a run cut at the end of one of its phases.
 
   Example:
     >>> phases = (
@@ -56,15 +56,15 @@ def until(run: Run, phase: str) -> Run:
 
 
 def join_runs(runs: Sequence[Run]) -> Run:
-  """Joins launches, each of which started where the one before it ended.
+  """Joins launches, each of which continued from the end of the one before.
 
-  What a launch logged before its first step is left out: the step belongs to
-  the one before. Every launch counts anew which weights were ever active: after
-  a dense phase in an earlier one they all were, otherwise it is not known and
-  left out.
+  Rows that a launch logged at step 0 are left out, since the launch before it
+  logged the same step. Every launch starts a new count of the weights that were
+  ever kept: after a dense phase in an earlier launch all of them were;
+  otherwise the fraction is unknown and left out.
 
   Args:
-    runs: In order, one at least.
+    runs: Launches in order, at least one.
 
   Returns:
     A run with the name, sizes and generations of the last one.
@@ -94,7 +94,10 @@ def join_runs(runs: Sequence[Run]) -> Run:
 def _explored(
     row: Mapping[str, Any], earlier: Sequence[PhaseRecord]
 ) -> dict[str, Any]:
-  """Returns a row with what was ever active since the first launch."""
+  """Returns a row with the fraction of weights ever kept in any launch.
+
+  The fraction is left out if it is unknown.
+  """
   row = dict(row)
   if earlier and row.pop(_EXPLORED, None) is not None and any(
       part.sparsity == 0 for phase in earlier for part in phase.parts
@@ -107,21 +110,21 @@ def _later(phase: PhaseRecord, steps: int) -> PhaseRecord:
   return phase._replace(
       start=phase.start + steps,
       mask_updates=tuple(step + steps for step in phase.mask_updates),
-      segments=tuple(
-          part._replace(start=part.start + steps) for part in phase.segments
+      spans=tuple(
+          part._replace(start=part.start + steps) for part in phase.spans
       ),
   )
 
 
 def average_runs(runs: Sequence[Run]) -> Run:
-  """Averages what runs logged that are seeds of one another.
+  """Averages the logged values of runs that differ only in their seed.
 
   Args:
-    runs: Runs of one plan, one at least.
+    runs: Runs of one plan, at least one.
 
   Returns:
-    The first run, its rows with the means of all numbers that every run has
-    logged at that step.
+    The first run, with rows that have the means of all numbers that every run
+    has logged at that step.
 
   Example:
     >>> toy = lambda loss: Run('toy', (), ({'step': 4, 'train/loss': loss},))

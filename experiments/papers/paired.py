@@ -1,4 +1,4 @@
-"""Paired differences: intervals and tests of Student, Holm's correction."""
+"""Paired differences: Student's intervals and tests, Holm's correction."""
 
 from collections.abc import Sequence
 import math
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-  """A mean and where it lies.
+  """Mean and its confidence interval.
 
   Attributes:
     mean: Mean of the differences.
-    deviation: The sample's standard deviation; nan for a single value.
-    low: Lower end of the interval; -inf for a single value, and where one is
+    deviation: Standard deviation of the sample; nan for a single value.
+    low: Lower end of the interval; -inf for a single value, or if a value is
       not finite.
-    high: Upper end.
+    high: Upper end of the interval; inf in the same cases.
   """
 
   mean: float
@@ -28,8 +28,8 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
   """Returns Student's interval of a mean.
 
   Args:
-    values: Independent, such as one difference for each seed.
-    confidence: Between 0 and 1.
+    values: Independent values, such as one difference for each seed.
+    confidence: Confidence level, between 0 and 1.
 
   Returns:
     Mean, deviation and interval.
@@ -60,12 +60,12 @@ def p_below(values: Sequence[float], bound: float) -> float:
   """Tests whether a mean is below a bound, by Student's one-sided test.
 
   Args:
-    values: Independent, one for each seed.
+    values: Independent values, one for each seed.
     bound: Claimed upper bound of the mean.
 
   Returns:
-    The probability of a mean as low as this, or lower, if it were the bound; 1
-    for a single value, and where one is not finite.
+    The p-value: probability of a sample mean this low or lower if the true mean
+    equals `bound`; 1 for a single value, or if a value is not finite.
 
   Example:
     >>> round(p_below([-1.0, -2.0, -3.0], 0.0), 4)
@@ -91,10 +91,11 @@ def p_above(values: Sequence[float], bound: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-  """Corrects p-values for their number, by Holm's step-down procedure.
+  """Corrects p-values for multiple tests by Holm's step-down procedure.
 
-  Rejecting where the corrected value is below a level keeps the probability of
-  any false rejection below it, however the tests depend on each other.
+  Rejecting the hypotheses whose corrected p-value is below a threshold keeps
+  the probability of any false rejection below the threshold, for any dependence
+  between the tests.
 
   Args:
     p_values: P-values of all tests of one family.

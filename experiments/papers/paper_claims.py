@@ -1,4 +1,4 @@
-"""The claims of the papers, stated before any run that judges them."""
+"""The claims of the papers, stated before the runs that judge them."""
 
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
@@ -21,8 +21,8 @@ _VARIABLE = 'Cerebras, Variable SPDF, 2023'
 _DYNAMIC = 'Cerebras, PyTorch sparsity library, 2024'
 _ITERATIVE = 'Cerebras, 2022'
 
-# Nats that count as no loss, after fine-tuning at a sparsity of 50 and 75 %,
-# for Variable SPDF against dense, and for a pruned model against a dense one.
+# Non-inferiority margins in nats: of fine-tuned models of 50 and 75 % sparsity,
+# of Variable SPDF against dense, and of a pruned against a dense model.
 _MARGINS = {STATIC_50: 0.02, STATIC_75: 0.05}
 _MATCHES = 0.05
 _RECOVERS = 0.01
@@ -139,4 +139,4 @@ _ALL = (
     ),
 )
 CLAIMS = {claim.key: claim for claim in _ALL}
-"""By key."""
+"""Claims by key."""

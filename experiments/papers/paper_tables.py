@@ -17,19 +17,21 @@ from spdf_jax.names import lookup
 from spdf_jax.runs.scored_runs import find_runs
 from spdf_jax.runs.scored_runs import ScoredRun
 
-_LEVEL = 0.005  # How far a level may be from a row's.
-_MOST = 20  # Runs that are listed.
+_TOLERANCE = 0.005
+"""Largest difference between the sparsity of a run and that of its row."""
+_MOST = 20
+"""Largest number of runs that are listed."""
 _HEADER = ('row', 'column', 'ours', 'runs', 'tokens', 'printed', 'difference')
 
 
 class Filled(NamedTuple):
-  """A cell with what runs found.
+  """A cell, and the scores of runs that belong in it.
 
   Attributes:
     result: The cell.
-    values: A number for each run that belongs in it, in printed units.
-    tokens: That each of them was pre-trained on.
-    reason: Why there are none; `''` where there are.
+    values: Score of each run, in printed units.
+    tokens: Number of tokens that each run was pre-trained on.
+    reason: Reason why there are no values; `''` if there are some.
   """
 
   result: Result
@@ -43,7 +45,7 @@ def fill(table: str, runs: Sequence[ScoredRun]) -> list[Filled]:
 
   Args:
     table: A key of `RESULTS`.
-    runs: From `find_runs`.
+    runs: Finished runs, such as those of `find_runs`.
 
   Returns:
     Every cell of the table, in order.
@@ -63,13 +65,14 @@ def fill_results(
 ) -> list[Filled]:
   """Fills cells, of a paper or of a table of your own.
 
-  A run belongs in a row by its config, and those of the runs that it started
-  from: model, algorithm and level of pre-training, fine-tuning and its zeros.
-  Runs of a cell that differ in more than their seeds are not averaged.
+  The config of a run and those of its ancestry determine its row: by the model,
+  the algorithm and sparsity of pre-training, the fine-tuning task, and whether
+  fine-tuning was sparse. Runs that differ in more than their seeds are not
+  averaged.
 
   Args:
     results: The cells.
-    runs: From `find_runs`.
+    runs: Finished runs, such as those of `find_runs`.
 
   Returns:
     Every cell, in order.
@@ -92,39 +95,40 @@ def _fill(result: Result, runs: Sequence[ScoredRun]) -> Filled:
   scored = [run for run in arms if key in run.scores]
   if not scored:
     return Filled(result, reason=f'not scored: {_names(arms)}')
-  if len({run.lineage.identity for run in scored}) > 1:
-    return Filled(result, reason=f'of several configs: {_names(scored)}')
-  seeds = [run.lineage.seed for run in scored]
+  if len({run.ancestry.identity for run in scored}) > 1:
+    return Filled(result, reason=f'several configs: {_names(scored)}')
+  seeds = [run.ancestry.seed for run in scored]
   if len(set(seeds)) < len(seeds):
-    return Filled(result, reason=f'of one seed: {_names(scored)}')
+    return Filled(result, reason=f'same seed: {_names(scored)}')
   return Filled(
       result,
       tuple(run.scores[key] * result.measure.factor for run in scored),
-      tuple(run.lineage.tokens for run in scored),
+      tuple(run.ancestry.tokens for run in scored),
   )
 
 
 def belongs(run: ScoredRun, arm: Arm) -> bool:
-  """Tells whether a run is of a row."""
-  lineage = run.lineage
-  algorithm, level = lineage.recipe
+  """Returns whether a run belongs in the row of an arm."""
+  ancestry = run.ancestry
+  algorithm, sparsity = ancestry.recipe
   return (
-      lineage.model == arm.model
+      ancestry.model == arm.model
       and algorithm == arm.algorithm
-      and abs(level - arm.sparsity) <= _LEVEL
-      and lineage.task == arm.task
-      and lineage.tuned_sparsely == arm.sparsely
+      and abs(sparsity - arm.sparsity) <= _TOLERANCE
+      and ancestry.task == arm.task
+      and ancestry.tuned_sparsely == arm.sparsely
       and (
           arm.tokens is None
-          or abs(lineage.tokens / arm.tokens - 1) <= 0.1
+          or abs(ancestry.tokens / arm.tokens - 1) <= 0.1
       )
   )
 
 
 def format_filled(cells: Sequence[Filled]) -> str:
-  """Writes filled cells as Markdown, a table for each printed one.
+  """Formats filled cells as Markdown, a table for each source.
 
-  Means are written with the printed digits, ± the deviation over seeds.
+  Means have as many digits as the printed values, ± the standard deviation over
+  seeds.
 
   Example:
     >>> arm, measure = Arm('gpt2-small', 'dense', 0.0), ('e2e', 'x', 'bleu', 1)
@@ -148,8 +152,8 @@ def format_filled(cells: Sequence[Filled]) -> str:
     )
   if any(cell.result.measure[0] == SEEN for cell in cells):
     blocks.append(
-        'WebNLG is of categories seen in training, which the printed values '
-        'fit; the paper does not say.'
+        'WebNLG is scored on the categories seen in training, which agree with '
+        'the printed values; the paper does not state the categories.'
     )
   return '\n\n'.join(blocks)
 
@@ -180,17 +184,17 @@ def _names(runs: Sequence[ScoredRun]) -> str:
 
 
 def report(table: str, folders: Sequence[str | os.PathLike[str]]) -> str:
-  """Writes a paper's table filled from runs on disk, and what was left out.
+  """Formats a paper's table filled from runs on disk, and lists unused runs.
 
   Args:
     table: A key of `RESULTS`.
-    folders: As `find_runs` takes them.
+    folders: Workdirs, or folders that contain some, see `find_runs`.
 
   Returns:
     Markdown.
 
   Raises:
-    ValueError: the table is unknown, or a folder holds nothing.
+    ValueError: the table is unknown, or a folder contains no run.
   """
   lookup('table', table, RESULTS)
   found = find_runs(folders)
@@ -201,7 +205,8 @@ def report(table: str, folders: Sequence[str | os.PathLike[str]]) -> str:
       run for run in found.runs if not any(belongs(run, arm) for arm in arms)
   ]
   for title, entries in (
-      ('Runs of no row', [f'{run.source}: {_describe(run)}' for run in others]),
+      ('Runs that belong in no row',
+       [f'{run.source}: {_describe(run)}' for run in others]),
       ('Left out', found.problems),
   ):
     if entries:
@@ -213,13 +218,13 @@ def report(table: str, folders: Sequence[str | os.PathLike[str]]) -> str:
 
 
 def _describe(run: ScoredRun) -> str:
-  lineage = run.lineage
-  algorithm, level = lineage.recipe
-  words = [lineage.model, algorithm]
-  if level:
-    words.append(f'{100 * level:.3g}%')
-  words.append(f'on {lineage.tokens:.3g} tokens')
-  if lineage.task:
-    kept = ' sparsely' if lineage.tuned_sparsely else ''
-    words.append(f'fine-tuned{kept} on {lineage.task}')
+  ancestry = run.ancestry
+  algorithm, sparsity = ancestry.recipe
+  words = [ancestry.model, algorithm]
+  if sparsity:
+    words.append(f'{100 * sparsity:.3g}%')
+  words.append(f'on {ancestry.tokens:.3g} tokens')
+  if ancestry.task:
+    kept = ' sparsely' if ancestry.tuned_sparsely else ''
+    words.append(f'fine-tuned{kept} on {ancestry.task}')
   return ' '.join(words)

@@ -1,4 +1,4 @@
-"""A pool of runs: which come next, and all of them, several at a time."""
+"""Pool of runs: their dependencies, the tuning of arms, and their execution."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -14,16 +14,16 @@ from spdf_jax.runs.sweeps import points
 from spdf_jax.runs.sweeps import run_name
 
 Outcome = Mapping[str, Any]
-"""What a run has measured, by name."""
+"""Values measured by a run, by name."""
 
 Done = Mapping[str, Outcome]
 """Outcomes of finished runs, by the names of their jobs."""
 
 SELECTION_SEED = 0
-"""Learning rates are chosen on this seed, which judges nothing."""
+"""Seed that learning rates are chosen on; claims are judged on other seeds."""
 
 _DOUBLINGS = 3
-"""How far a grid of rates is extended beyond either end, in factors of 2."""
+"""Largest extension of a grid of rates beyond either end, in factors of 2."""
 
 
 class Entry(NamedTuple):
@@ -32,9 +32,9 @@ class Entry(NamedTuple):
   Attributes:
     arm: The arm.
     grid: Values tried on the selection seed, by name; empty: nothing is tuned.
-    seeds: Number of seeds that judge: 1, 2, …
+    seeds: Number of judging seeds, which are 1, 2, …
     extend: Whether the grid's `'rate'` is extended by factors of 2 until the
-      best rate is inside.
+      best rate is not at an end of it.
   """
 
   arm: Arm
@@ -48,9 +48,9 @@ class Job(NamedTuple):
 
   Attributes:
     arm: Arm of the run.
-    point: Values of the arm's grid.
+    point: Values chosen from the arm's grid, by name.
     seed: Seed of the run.
-    parent: The run that it starts from; `None`: none.
+    parent: Run that this one starts from; `None`: none.
   """
 
   arm: Arm
@@ -60,24 +60,24 @@ class Job(NamedTuple):
 
   @property
   def name(self) -> str:
-    """Its folder, below that of the pool."""
+    """Name of the run: its folder relative to that of the pool."""
     return f'{self.arm.folder}/{run_name(self.point, self.seed)}'
 
 
 def loss_of(arm: Arm, point: Mapping[str, Any], done: Done) -> float | None:
   """Returns the loss of a point of a grid, `None` if it has not been run.
 
-  A loss that is not a number counts as infinite.
+  NaN counts as infinite.
   """
   outcome = done.get(Job(arm, point, SELECTION_SEED).name)
   if outcome is None:
     return None
-  loss = outcome.get(arm.metric, 0.0)  # Initial weights have none.
+  loss = outcome.get(arm.metric, 0.0)  # Initial weights have no loss.
   return math.inf if math.isnan(loss) else loss
 
 
 def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
-  """Returns the points of an entry's grid, extended as far as losses ask.
+  """Returns the points of an entry's grid, extended around the best rate.
 
   While the best rate is the lowest or the highest tried with the other values
   of its point, half or twice that rate is added, up to a factor of 8 beyond
@@ -88,7 +88,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
     done: Outcomes of finished runs.
 
   Returns:
-    Points in the order in which they were added; they are the same for every
+    Points in the order in which they were added, which does not depend on the
     order in which runs finish.
 
   Example:
@@ -122,7 +122,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
 
 
 def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
-  """Returns the best point of an entry's grid, `None` until all are run.
+  """Returns the best point of an entry's grid, `None` until all have run.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, 1, extend=False)
@@ -142,7 +142,7 @@ def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
 def choose_all(
     entries: Sequence[Entry], done: Done
 ) -> dict[Arm, dict[str, Any] | None]:
-  """Chooses the point of every arm; an arm's `rate_of` is chosen for it."""
+  """Chooses the point of every arm; `rate_of` gives an arm that of another."""
   chosen = {
       entry.arm: choose(entry, done)
       for entry in entries if entry.arm.rate_of is None
@@ -157,13 +157,13 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
   """Returns every run that is known to be needed, finished or not.
 
   Args:
-    entries: Each after its parent.
+    entries: Entries, each after its parent.
     done: Outcomes of finished runs.
 
   Returns:
-    Jobs by entry and then by seed, each once. A grid is run on the selection
-    seed and its best point on all others; a run starts from the run of its
-    parent's best point and the same seed.
+    Jobs by entry and then by seed, without duplicates. A grid is run on the
+    selection seed and its best point on the judging seeds; a run starts from
+    the run of its parent's best point with the same seed.
 
   Example:
     >>> entry = Entry(Arm('init'), {}, seeds=1)
@@ -200,17 +200,17 @@ def next_jobs(
     done: Done,
     is_there: Callable[[Job], bool] = lambda job: True,
 ) -> list[Job]:
-  """Returns all runs that can start: a pure function of those that are done.
+  """Returns all runs that can start, as a pure function of the finished ones.
 
   Args:
-    entries: Each after its parent.
+    entries: Entries, each after its parent.
     done: Outcomes of finished runs.
-    is_there: Whether the weights of a finished run are on disk. Where they are
-      not, because its outcome was read from committed results, it is run again
-      before the first run that starts from it.
+    is_there: Returns whether the weights of a finished run are on disk. If they
+      are not, because its outcome was read from committed results, the run is
+      repeated before the first run that starts from it.
 
   Returns:
-    Jobs, in the order of `all_jobs`.
+    Jobs in the order of `all_jobs`.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, seeds=2)
@@ -246,16 +246,16 @@ def run_all(
   """Runs a pool to its end, `workers` runs at a time.
 
   Args:
-    ready: Returns what can start, as `next_jobs` does.
-    run: Runs one job and returns what it measured; called by the executor.
+    ready: Returns the jobs that can start, as `next_jobs` does.
+    run: Runs one job and returns its outcome; called by the executor.
     done: Outcomes of finished runs, which are not run again.
-    executor: Runs jobs.
+    executor: Executor of the jobs.
     workers: Number of runs at a time.
-    report: Called with every finished job and all that are done.
+    report: Called with every finished job and all outcomes so far.
 
   Returns:
-    All that are done. What a run raises is raised here, once those that had
-    started with it have ended.
+    Outcomes of all runs. An exception of a run is raised after the other
+    running jobs have ended.
 
   Example:
     >>> with concurrent.futures.ThreadPoolExecutor() as executor:

@@ -1,4 +1,4 @@
-"""What the runs of experiments.reproduce read: prepared once, in one folder."""
+"""Data of experiments.reproduce: corpus and tasks, prepared in one folder."""
 
 import json
 import os
@@ -9,18 +9,18 @@ from experiments.papers.scales import Scale
 from spdf_jax import data
 from spdf_jax.training.metrics import write_atomically
 
-# Of the books some few are enough to validate on.
 _VALIDATION, _TEST = 0.05, 0.03
-# Pairs to validate on are some, evenly spread.
+"""Shares of the books; the evaluations need no more."""
 _PAIRS = 16
+"""Validation pairs of a task for each evaluated batch, evenly spaced."""
 
 
 class Prepared(NamedTuple):
-  """Where runs find what they read.
+  """Prepared data of runs.
 
   Attributes:
-    corpus: The name, or folder, of the corpus.
-    tasks: A folder with one for each task.
+    corpus: Name or folder of the corpus.
+    tasks: Folder that contains a folder for each task.
     fingerprints: Fingerprints of corpus and tasks, by name.
   """
 
@@ -33,22 +33,22 @@ def prepare(scale: Scale, source: str, directory: pathlib.Path) -> Prepared:
   """Tokenizes the corpus, and writes the share of each task that is used.
 
   Args:
-    scale: Says what is read.
-    source: The folder of the data; not needed where nothing of it is read.
+    scale: Scale whose corpus and tasks are prepared.
+    source: Folder of the data; ignored if the scale reads no data from it.
     directory: Output folder; parts that exist are kept.
 
   Returns:
-    The places.
+    The prepared data.
 
   Raises:
-    ValueError: the folder, or what it should hold, is missing.
+    ValueError: the folder, or a folder that it must contain, is missing.
   """
   folders = [scale.corpus, *(folder for _, folder, _ in scale.tasks.values())]
   for folder in filter(None, folders):
     if not (source and pathlib.Path(source, folder).is_dir()):
       raise ValueError(
           f'data is {source!r} and has no folder {folder!r}; give the folder '
-          f'that holds {", ".join(sorted(set(filter(None, folders))))}, as '
+          f'that contains {", ".join(sorted(set(filter(None, folders))))}, as '
           '--data or SPDF_DATA.'
       )
   if scale.corpus:
@@ -82,7 +82,7 @@ def _write_share(
   step = max(len(task.validation) // validation, 1)
   splits = {
       'train': task.train[::every], 'validation': task.validation[::step],
-      'test': (),  # Claims are judged on seeds, not on another split.
+      'test': (),  # Claims are judged on other seeds, not on another split.
   }
   for split, pairs in splits.items():
     text = ''.join(json.dumps(pair._asdict()) + '\n' for pair in pairs)

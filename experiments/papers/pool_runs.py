@@ -1,9 +1,9 @@
-"""One run of experiments.reproduce, in a worker that keeps to one core."""
+"""One run of experiments.reproduce, in a worker process."""
 
 from collections.abc import Iterator
 import contextlib
-import json
 import logging
+import math
 import os
 import pathlib
 import signal
@@ -22,6 +22,8 @@ from experiments.launch import console
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.gates import BASELINES
+from experiments.papers.json_files import read_json
+from experiments.papers.json_files import write_json
 from experiments.papers.pool import Job
 from experiments.papers.pool import Outcome
 from experiments.papers.scales import Scale
@@ -33,21 +35,20 @@ from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.phases import METRICS
 
 OUTCOME = 'outcome.json'
-"""Written when a run is finished, into its folder."""
+"""File of the outcome in the folder of a finished run."""
 
 
 class Runner(NamedTuple):
-  """Runs the jobs of a scale: what a worker is sent.
+  """Callable that runs the jobs of a scale; it is sent to worker processes.
 
   Attributes:
     scale: The scale.
-    directory: Where the runs go.
-    corpus: The corpus' folder, or its name.
-    tasks: The folder of the tasks' folders.
+    directory: Folder for the runs.
+    corpus: Name or folder of the corpus.
+    tasks: Folder that contains a folder for each task.
     evaluations: Number of evaluations of a run; the last one is at its end.
   """
 
@@ -58,10 +59,10 @@ class Runner(NamedTuple):
   evaluations: int = 1
 
   def __call__(self, job: Job) -> dict[str, Any]:
-    """Runs a job, or goes on with it; returns what it measured.
+    """Runs or resumes a job; returns its outcome.
 
     Raises:
-      InterruptedError: a signal came; everything is saved.
+      InterruptedError: a signal arrived; everything is saved.
     """
     workdir = pathlib.Path(self.directory, job.name)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -72,11 +73,11 @@ class Runner(NamedTuple):
         outcome = write_initial(recipe, workdir)
       else:
         outcome = train(recipe, workdir)
-    # No other run uses its programs, which would add up to gigabytes.
+    # No other run uses the compiled programs, which would add up to gigabytes.
     jax.clear_caches()
-    # Processor time: a run that was stopped for a while has not cost more.
+    # Processor time does not count the time that a process was suspended.
     outcome['seconds'] = round(time.process_time() - started, 1)
-    write_atomically(workdir / OUTCOME, json.dumps(outcome, indent=2) + '\n')
+    write_json(workdir / OUTCOME, outcome, indent=2)
     return outcome
 
   def create_recipe(self, job: Job) -> training.Recipe:
@@ -101,8 +102,8 @@ def write_initial(
   """Writes the initial weights that all arms of a seed start from.
 
   Returns:
-    The number of parameters, and the losses of n-grams that are counted on the
-    tokens that a pre-training of this seed reads: gate G1.
+    The number of parameters, and for gate G1 the validation losses of a bigram
+    and a trigram model of the tokens that a pre-training of this seed reads.
   """
   if not (workdir / 'checkpoints' / '0').exists():
     write_params(
@@ -124,19 +125,22 @@ def write_initial(
 
 
 def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
-  """Trains a run to its end, and measures it.
+  """Trains a run to its end, and returns its outcome.
 
   Returns:
-    The losses of its last evaluation; the FLOPs and the seconds of its
-    training; whether native kernels ran; the validation loss over the seconds,
-    where there are several evaluations; and, of a fine-tuning, how far the
-    hidden matrices turned, by module.
+    Losses of the last evaluation; FLOPs, steps and seconds of the training;
+    whether native kernels ran; if there are several evaluations, the validation
+    loss over steps and seconds; and for a fine-tuning, the cosine distances of
+    the hidden matrices to those before, by module.
   """
   session = training.open_session(recipe, workdir)
+  diverged: dict[str, Any] = {}
   try:
     lifecycle.run(session, workdir.name, baseline=lambda recipe: None)
   except training.Interrupted as interrupted:
     raise InterruptedError(str(interrupted)) from None
+  except training.NotFinite:
+    diverged = dict.fromkeys(METRICS, math.nan)
   outcome: dict[str, Any] = {}
   curve, seconds = [], 0.0
   for row in read_rows(workdir / 'metrics.jsonl'):
@@ -153,15 +157,15 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
   }
   if len(curve) > 1:
     outcome['curve'] = curve
-  if recipe.task is not None:
+  if recipe.task is not None and not diverged:
     outcome |= distances(recipe, workdir)
-  return outcome
+  return outcome | diverged
 
 
 def distances(
     recipe: training.Recipe, workdir: pathlib.Path
 ) -> dict[str, float]:
-  """Measures how far a run turned the hidden matrices it started from."""
+  """Returns the cosine distances of hidden matrices before and after a run."""
   shapes = recipe.abstract_state.params
   found = cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
@@ -173,18 +177,16 @@ def distances(
 
 
 def read_outcomes(directory: pathlib.Path) -> dict[str, Outcome]:
-  """Reads what the finished runs of a pool have measured, by their names."""
+  """Reads the outcomes of the finished runs of a pool, by the names of runs."""
   return {
-      path.parent.relative_to(directory).as_posix(): json.loads(
-          path.read_text('utf-8')
-      )
+      path.parent.relative_to(directory).as_posix(): read_json(path)
       for path in sorted(directory.glob(f'*/*/{OUTCOME}'))
   }
 
 
 @contextlib.contextmanager
 def log_to(path: pathlib.Path) -> Iterator[None]:
-  """Appends what is logged, and what goes to stderr, to a file."""
+  """Redirects logging and stderr to a file, which is appended to."""
   with path.open('a', encoding='utf-8') as log, contextlib.redirect_stderr(log):
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [logging.StreamHandler(log)]
@@ -195,11 +197,11 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
 
 
 def start_worker(cores: Any, parent: int) -> None:
-  """Readies a worker's process, before it compiles anything.
+  """Initializes a worker process before it compiles anything.
 
   Args:
-    cores: A queue of the cores to keep to, one for each worker; empty: none.
-    parent: The process that it works for, and ends with.
+    cores: Queue with the core of each worker; empty: workers are not pinned.
+    parent: Id of the parent process; when it ends, so does the worker.
   """
   if not cores.empty():
     os.sched_setaffinity(0, {cores.get()})
@@ -210,7 +212,8 @@ def start_worker(cores: Any, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-  """Saves and ends this process once its parent is no more."""
+  """Stops this process with SIGTERM, on which it saves, once its parent ended.
+  """
   while os.getppid() == parent:
     time.sleep(1)
   os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""How the numbers of Cerebras' posts follow, or nearly do."""
+"""Readings of the FLOPs that are printed in Cerebras' posts."""
 
 from collections.abc import Iterator
 import functools
@@ -37,10 +37,10 @@ def _run_flops(
   """Returns the FLOPs of stages, for one sequence of the standard budget.
 
   Args:
-    shape: Of the model.
-    shares: Of each stage, in standard budgets.
-    sparsities: Of each stage.
-    embedding: In how many of the passes (forward, for inputs and for weights)
+    shape: Sizes of the model.
+    shares: Length of each stage, as a share of the standard budget.
+    sparsities: Sparsity of each stage.
+    embedding: Number of passes (forward, for inputs and for weights) in which
       the input embedding is counted, as a product of 2 s d V FLOPs.
   """
   length = published.LENGTH
@@ -53,13 +53,13 @@ def _run_flops(
 
 def _variable_large(row: Row, column: str) -> Iterator[Reading]:
   shape = shape_of(PRESETS[row[0]])
-  steps, levels = published.STAGE_STEPS, published.STAGE_SPARSITIES
+  steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
   if column == 'effective sparsity':
-    yield Reading(effective_sparsity(steps, levels, steps[0]))
+    yield Reading(effective_sparsity(steps, sparsities, steps[0]))
     return
   shares = tuple(n / steps[0] for n in steps)
   dense = functools.partial(_run_flops, shape, (1.0,), (0.0,))
-  run = functools.partial(_run_flops, shape, shares, levels)
+  run = functools.partial(_run_flops, shape, shares, sparsities)
   if column == 'fewer FLOPs':
     yield Reading(1 - run() / dense())
     yield Reading(
@@ -115,4 +115,4 @@ POST_READINGS: dict[str, Read] = {
     published.ITERATIVE.source: _iterative,
     published.BUDGETS.source: _budgets,
 }
-"""By the source of a table."""
+"""Readings by the source of a table."""

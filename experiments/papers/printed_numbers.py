@@ -1,4 +1,4 @@
-"""Printed numbers: what a cell's text is worth, and numbers as it has them."""
+"""Printed numbers: parsing them, and formatting numbers in the same way."""
 
 import re
 
@@ -16,10 +16,10 @@ def value_of(text: str) -> float:
     text: Digits, with an exponent or a unit: x, %, M or B.
 
   Returns:
-    The value; percent are hundredths.
+    The value; percentages are divided by 100.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: `text` has another form.
 
   Example:
     >>> value_of('1.22e6'), value_of('75%'), value_of('~26B')
@@ -32,15 +32,15 @@ def value_of(text: str) -> float:
 
 
 def as_printed(value: float, text: str) -> str:
-  """Writes a number with the digits, exponent and unit of a printed one.
+  """Formats a number with the digits, exponent and unit of a printed one.
 
   Args:
     value: The number.
-    text: What is printed.
+    text: The printed number.
 
   Returns:
-    The number, rounded where `text` is; after `<` it is `text` itself where
-    the number is less.
+    The number, rounded to as many digits as `text`; `text` itself if it begins
+    with `<` and the number is less.
 
   Example:
     >>> as_printed(54_321, '0.54e5'), as_printed(0.6416, '64%')

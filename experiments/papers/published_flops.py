@@ -1,4 +1,4 @@
-"""What the papers print of FLOPs, parameters and tokens, cell by cell."""
+"""FLOPs, parameters and tokens that the papers print, cell by cell."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,12 +11,13 @@ class Printed(NamedTuple):
 
   Attributes:
     source: Paper and place.
-    columns: What stands in each cell of a row.
-    rows: By what they are of, such as a model and its sparsity, the cells as
-      they are printed, spaces between.
-    slips: By row and column, what is inconsistent in a cell and why.
-    is_open: Whether the source does not say how it counts: no reading but ours
-      is then taken for its own, and notes list all.
+    columns: Names of the columns.
+    rows: Cells as they are printed, separated by spaces, by the row's label,
+      such as a model and its sparsity.
+    slips: Explanations of inconsistent cells, by row and column.
+    is_open: Whether the source does not state how it counts; then another
+      reading that has the printed digits is not accepted as the source's, and
+      notes list all readings.
   """
 
   source: str
@@ -52,11 +53,12 @@ PRETRAINING = Printed(
     },
     {
         ((SMALL, 0.75), 'exaFLOPs'): (
-            'ours is what the sums of table 2 need: 1.52 and 1.49'
+            'the computed value is the one that the sums of table 2 need: 1.52 '
+            'and 1.49'
         ),
         ((XL, 0.0), 'exaFLOPs'): (
             '26B tokens give 236.09, and so do whole steps of 512 sequences '
-            '(24,796); the other rows agree with ours'
+            '(24,796); the other rows agree with the computed values'
         ),
     },
 )
@@ -83,7 +85,7 @@ FINE_TUNING = Printed(
 SEQUENCES = {
     'E2E': '1.26e5', 'WebNLG': '0.54e5', 'DART': '1.25e5', 'Curation': '0.34e5',
 }
-"""Of the same table, its column "Total Seq": what fine-tuning reads."""
+"""Column "Total Seq" of the same table: sequences read in fine-tuning."""
 
 TOTALS = Printed(
     'SPDF, table 2',
@@ -105,8 +107,8 @@ TOTALS = Printed(
             "it is WebNLG's value; or pre-training was taken for 1.80, as there"
         ),
         ((XL, 0.0), 'Curation'): (
-            "it is WebNLG's value, or ours with two digits exchanged; the "
-            "appendix's columns, 236.10 and 1.41e17, give 236.24"
+            "it is WebNLG's value, or the computed one with two digits "
+            "exchanged; the appendix's columns, 236.10 and 1.41e17, give 236.24"
         ),
         ((XL, 0.5), 'DART'): "it is Curation's value, exchanged with that cell",
         ((XL, 0.5), 'Curation'): (
@@ -134,13 +136,16 @@ VARIABLE_LARGE = Printed(
     is_open=True,
 )
 STAGE_STEPS, STAGE_SPARSITIES = (62_523, 9_379), (0.9, 0.0)
-"""Steps and sparsities of the extended 6.7B run, which the post does not print:
-those of its configs in Cerebras' model zoo; stage 1 is the standard budget."""
+"""Steps and sparsities of the stages of the extended 6.7B run. The post does
+not print them; they are those of its configs in Cerebras' model zoo. Stage 1 is
+the standard budget."""
 SPLIT_SHARES, SPLIT_SPARSITIES = (5 / 6, 1 / 6), (0.9, 0.0)
-"""Of the standard budget: what makes 75 % effective sparsity of 90 %."""
+"""Shares of the standard budget and sparsities of the stages: with 90 % in the
+first one, the effective sparsity is 75 %."""
 BATCH, LENGTH = 1040, 2048
 DART_STEPS, DART_BATCH = 1938, 32
-"""Of the 6.7B run and of its fine-tuning, likewise."""
+"""Batch sizes, sequence length and steps of the 6.7B run and of its
+fine-tuning, from the same configs."""
 
 PRUNED = 'gpt3-1.3b'
 ITERATIVE = Printed(
@@ -148,7 +153,7 @@ ITERATIVE = Printed(
     ('inference FLOPs', 'parameters', 'weights'),
     {(PRUNED, 0.838): '3x 4.3x 6.2x'},
 )
-# The 300B tokens are those that SPDF names, section 3.
+# The 300B tokens are from SPDF, section 3.
 BUDGETS = Printed(
     'Iterative pruning, introduction and method',
     ('FLOPs', 'tokens'),
@@ -160,6 +165,6 @@ TABLES = {
     'variable': (VARIABLE, VARIABLE_LARGE),
     'iterative': (ITERATIVE, BUDGETS),
 }
-"""The printed tables of each paper by the name of `--table`. Table 1 of the
-post on iterative pruning and those of the Llama runs are images there, without
-a number in the text."""
+"""Printed tables of each paper, by the name for `--table`. Table 1 of the post
+on iterative pruning and the tables of the Llama runs are images, whose numbers
+are not in the text."""

@@ -1,19 +1,19 @@
-"""What the papers print of quality: their results tables, cell by cell."""
+"""The papers' results tables, cell by cell."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Arm(NamedTuple):
-  """Which runs belong in a row.
+  """Description of the runs that belong in a row.
 
   Attributes:
-    model: The preset.
-    algorithm: How it was pre-trained, see `Lineage.recipe`.
-    sparsity: Its level.
-    task: What it was fine-tuned on; `''`: nothing.
-    sparsely: Whether fine-tuning kept the zeros.
-    tokens: That pre-training read, to a tenth; `None`: however many.
+    model: Preset of the model.
+    algorithm: Algorithm of pre-training, see `Ancestry.recipe`.
+    sparsity: Sparsity of pre-training.
+    task: Task of fine-tuning; `''`: the model is not fine-tuned.
+    sparsely: Whether fine-tuning kept the mask.
+    tokens: Tokens of pre-training, within 10 %; `None`: any number.
   """
 
   model: str
@@ -25,13 +25,13 @@ class Arm(NamedTuple):
 
 
 class Measure(NamedTuple):
-  """What stands in a column: a score of `experiments.evaluate`.
+  """A score of `experiments.evaluate` that a column shows.
 
   Attributes:
-    task: As `--tasks` names it, or a part of it.
-    protocol: How it is measured.
-    metric: What is measured.
-    factor: Of the printed number over ours.
+    task: Name of the task as in `--tasks`, or of a part of it.
+    protocol: Name of the evaluation protocol.
+    metric: Name of the metric.
+    factor: Ratio of the printed unit to the unit of `experiments.evaluate`.
   """
 
   task: str
@@ -41,16 +41,16 @@ class Measure(NamedTuple):
 
 
 class Result(NamedTuple):
-  """A cell.
+  """A cell of a results table.
 
   Attributes:
     source: Paper and table.
-    row: What it is of.
-    column: What it is.
-    arm: The runs it takes.
-    measure: Their score.
-    printed: As it stands there: a number, or with its deviation after ±; `''`
-      where the seed has the table as an image.
+    row: Label of the row.
+    column: Label of the column.
+    arm: Runs that belong in the cell.
+    measure: Score of the runs.
+    printed: Printed number, with its deviation after ± if there is one; `''` if
+      the paper shows the table or figure as an image.
   """
 
   source: str
@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
 
 SEEN = 'webnlg (seen)'
-"""The part of WebNLG that SPDF's values fit; the paper does not say which."""
+"""Part of WebNLG that agrees with SPDF's values; the paper names none."""
 
 _BLEU = {
     'e2e': Measure('e2e', 'lora_e2e', 'bleu'),
@@ -71,18 +71,18 @@ _BLEU = {
 }
 _PERPLEXITY = Measure('curation', 'target_tokens', 'perplexity')
 _SPDF_ARMS = {
-    f'{label} {level}%': (
-        model, 'static' if level else 'dense', level / 100
+    f'{label} {sparsity}%': (
+        model, 'static' if sparsity else 'dense', sparsity / 100
     )
     for label, model in (('GPT-2 Small', 'gpt2-small'), ('GPT-3 XL', 'gpt3-xl'))
-    for level in (0, 50, 75)
+    for sparsity in (0, 50, 75)
 }
 
 
 def _spdf(
     source: str, columns: Mapping[str, tuple[str, Measure]], *rows: str
 ) -> tuple[Result, ...]:
-  """Makes a table of six rows: two models at three levels."""
+  """Returns a table of six rows: two models at three sparsities."""
   return tuple(
       Result(source, name, column, Arm(*arm, task), measure, text)
       for (name, arm), row in zip(_SPDF_ARMS.items(), rows, strict=True)
@@ -142,8 +142,8 @@ _DART = _spdf(
     '46.30±0.16 0.38 0.51', '45.74±0.10 0.37 0.51', '44.97±0.11 0.37 0.52',
     '47.71±0.11 0.39 0.49', '47.10±0.13 0.39 0.49', '46.96±0.08 0.38 0.50',
 )
-# Figure 2 is a plot. Its dense bars are table 1; of its sparse ones the text
-# has one, 1.48 below the dense model's 63.42.
+# Figure 2 is a plot. Its bars of dense fine-tuning are in table 1. Of those of
+# sparse fine-tuning the text has one, 1.48 below the dense model's 63.42.
 _DENSELY = {result.arm: result.printed for result in _SPDF}
 _SPARSELY = {
     Arm('gpt2-small', 'static', 0.75, 'webnlg', sparsely=True): '61.94'
@@ -151,14 +151,15 @@ _SPARSELY = {
 _TUNING = tuple(
     Result(
         'SPDF, figure 2 and section 3.2',
-        f'GPT-2 Small {level}%, fine-tuned {"sparsely" if kept else "densely"}',
+        f'GPT-2 Small {sparsity}%, fine-tuned '
+        f'{"sparsely" if kept else "densely"}',
         f'{name} BLEU', arm, _BLEU[task],
         (_DENSELY | _SPARSELY).get(arm, ''),
     )
-    for level in (50, 75)
+    for sparsity in (50, 75)
     for kept in (True, False)
     for task, name in (('e2e', 'E2E'), ('webnlg', 'WebNLG'), ('dart', 'DART'))
-    for arm in [Arm('gpt2-small', 'static', level / 100, task, kept)]
+    for arm in [Arm('gpt2-small', 'static', sparsity / 100, task, kept)]
 )
 
 _256M, _67B = 'cerebras-gpt-256m', 'cerebras-gpt-6.7b'
@@ -244,4 +245,4 @@ RESULTS: Mapping[str, tuple[Result, ...]] = {
     'llama': _LLAMA,
     'granet': _GRANET,
 }
-"""The papers' results tables by the name of `--table`."""
+"""The papers' results tables, by the name for `--table`."""

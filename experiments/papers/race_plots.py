@@ -1,4 +1,4 @@
-"""The figure of the race: validation loss over seconds of training."""
+"""Figure of the race: validation loss over seconds of training."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,8 @@ def plot_race(
       and seed.
 
   Returns:
-    A figure. The first tenth of the seconds is left out: losses there are
-    several times those of the end.
+    A figure without the first tenth of the seconds, in which losses are several
+    times those at the end.
 
   Raises:
     ImportError: matplotlib is not installed.

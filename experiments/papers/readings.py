@@ -1,4 +1,4 @@
-"""Readings: ways to get at a printed number of FLOPs."""
+"""Readings: interpretations under which a printed number can be computed."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -14,16 +14,17 @@ from spdf_jax.interop.layouts import abstract_params
 from spdf_jax.models import PRESETS
 
 TUNED = 512
-"""Tokens of a sequence in fine-tuning: Hu et al. 2021, "LoRA"."""
+"""Sequence length in fine-tuning: Hu et al. 2021, "LoRA"."""
 
 
 class Reading(NamedTuple):
-  """A way to get at a number.
+  """An interpretation of a printed number, and its value.
 
   Attributes:
-    value: The number, in the unit of its cell.
-    how: In words; `''` for ours.
-    slip: Whether it would be an error: the value of another cell.
+    value: Computed number, in the unit of its cell.
+    how: Description of the interpretation; `''` for this project's own.
+    slip: Whether the printed number would be an error, such as the value of
+      another cell.
   """
 
   value: float
@@ -32,7 +33,8 @@ class Reading(NamedTuple):
 
 
 Read = Callable[[Row, str], Iterator[Reading]]
-"""From row and column of a cell to its readings, ours first."""
+"""Function of row and column of a cell that yields its readings. The first is
+this project's own."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Groups of runs: the part of a pool that trains together in one program."""
+"""Groups of runs of a pool that are trained together in one program."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 
+from experiments.papers.json_files import write_json
 from experiments.papers.pool import all_jobs
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
@@ -26,7 +27,7 @@ from experiments.papers.scales import Scale
 from spdf_jax.training.metrics import write_atomically
 
 METHODS = ('init', 'dense', 'static')
-"""Methods of the arms that groups train, and that of their initial weights."""
+"""Methods of the arms that groups train, and of their initial weights."""
 
 _JOBS = 'jobs.json'
 _REPLICAS_ON_CPU = 8
@@ -36,9 +37,9 @@ class Limits(NamedTuple):
   """Limits on a command that trains groups.
 
   Attributes:
-    deadline: When it saves and stops, by `time.monotonic`.
-    replicas: The most runs in one program; 0: all on an accelerator, 8 on a
-      CPU.
+    deadline: Time at which it saves and stops, by `time.monotonic`.
+    replicas: Largest number of runs in one program; 0: no limit on an
+      accelerator, 8 on a CPU.
   """
 
   deadline: float = math.inf
@@ -47,8 +48,12 @@ class Limits(NamedTuple):
 
 UNLIMITED = Limits()
 
+
 def check_arms(entries: Sequence[Entry]) -> None:
-  """Raises ValueError where an arm cannot be trained in a group.
+  """Checks that all arms can be trained in groups.
+
+  Raises:
+    ValueError: an arm cannot.
 
   Example:
     >>> from experiments.papers.arms import Arm
@@ -57,8 +62,8 @@ def check_arms(entries: Sequence[Entry]) -> None:
   for arm in (entry.arm for entry in entries):
     if arm.method not in METHODS or arm.task:
       raise ValueError(
-          f'arm {arm.name} does not train in one program with others; choose '
-          'claims about the pre-training of dense and static models.'
+          f'arm {arm.name} cannot be trained in one program with others; '
+          'choose claims about the pre-training of dense and static models.'
       )
 
 
@@ -67,12 +72,12 @@ def split(ready: Sequence[Job], scale: Scale, replicas: int) -> list[Job]:
 
   Args:
     ready: Runs that can start, in order; not empty.
-    scale: Their scale.
-    replicas: The most runs of a group.
+    scale: Scale of the runs.
+    replicas: Largest number of runs in a group.
 
   Returns:
-    The first of the runs that have the first one's size and number of steps,
-    all of which are divided into equal groups.
+    The first runs of the size and number of steps of `ready[0]`, as many as in
+    each group if all such runs are divided into equal groups.
 
   Example:
     >>> from experiments.papers.arms import Arm
@@ -97,20 +102,21 @@ def run_groups(
 ) -> dict[str, Outcome]:
   """Trains a pool to its end, group after group.
 
-  A group that was interrupted goes on first, whatever `limits.replicas` is.
+  An interrupted group is resumed first, even if it exceeds `limits.replicas`.
 
   Args:
-    runner: Makes the recipes; its folder holds initial weights already.
-    entries: What is run, checked by `check_arms`.
+    runner: Runner that creates the recipes; its folder already has the initial
+      weights.
+    entries: Entries of the pool, checked by `check_arms`.
     done: Outcomes of finished runs.
-    limits: When to stop, and the most runs in one program.
-    report: Called with every finished job and all that are done.
+    limits: Limits on time and on runs in one program.
+    report: Called with every finished job and all outcomes so far.
 
   Returns:
     All outcomes.
 
   Raises:
-    InterruptedError: a signal came or the time is over; everything is saved.
+    InterruptedError: a signal arrived or the time is over; everything is saved.
     OSError: a group needs more memory than the device has.
   """
   done = dict(done)
@@ -140,18 +146,18 @@ def run_groups(
     for job, outcome in zip(jobs, outcomes):
       path = pathlib.Path(runner.directory, job.name, OUTCOME)
       path.parent.mkdir(parents=True, exist_ok=True)
-      write_atomically(path, json.dumps(outcome, indent=2) + '\n')
+      write_json(path, outcome, indent=2)
       done[job.name] = outcome
       report(job, done)
     shutil.rmtree(folder / 'checkpoints', ignore_errors=True)
-    jax.clear_caches()  # The next group is another program.
+    jax.clear_caches()  # The next group compiles another program.
   return done
 
 
 def _interrupted(
     directory: pathlib.Path, known: Sequence[Job], ready: Sequence[Job]
 ) -> list[Job]:
-  """Returns the runs of a group that has a checkpoint and is not finished."""
+  """Returns the runs of an unfinished group with a checkpoint, if any."""
   jobs = {job.name: job for job in known}
   waiting = {job.name for job in ready}
   for path in sorted(directory.glob(f'*/{_JOBS}')):

@@ -1,4 +1,4 @@
-"""The training of a group of runs: its steps, checkpoints and outcomes."""
+"""Training of a group of runs: steps, checkpoints and outcomes."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -28,8 +28,10 @@ from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.processes import Interrupts
 from spdf_jax.training.progress import Progress
 
-_SAVE_SECONDS = 180.0  # between checkpoints
-_DISPATCH_SECONDS = 5.0  # of a chunk: how late a signal is noticed
+_SAVE_SECONDS = 180.0
+"""Seconds between checkpoints."""
+_DISPATCH_SECONDS = 5.0
+"""Seconds of a chunk of steps, after which signals are checked."""
 
 
 def train_group(
@@ -38,20 +40,20 @@ def train_group(
     folder: pathlib.Path,
     deadline: float = math.inf,
 ) -> list[Outcome]:
-  """Trains a group to its end, or goes on with it, and measures it.
+  """Trains or resumes a group to its end, and returns the outcomes.
 
   Args:
-    jobs: Its runs.
-    runner: Makes their recipes.
-    folder: Where its checkpoints and metrics are.
-    deadline: When to save and stop, by `time.monotonic`.
+    jobs: Runs of the group.
+    runner: Runner that creates the recipes.
+    folder: Folder for checkpoints and metrics of the group.
+    deadline: Time at which it saves and stops, by `time.monotonic`.
 
   Returns:
-    For each job what `pool_runs.train` returns; seconds are its share of those
-    of the group.
+    The outcome of each job, as `pool_runs.train` returns it; seconds are those
+    of the group divided by the number of jobs.
 
   Raises:
-    InterruptedError: a signal came or the time is over; everything is saved.
+    InterruptedError: a signal arrived or the time is over; everything is saved.
   """
   started = time.monotonic()
   replicas = Replicas([runner.create_recipe(job) for job in jobs])
@@ -60,7 +62,7 @@ def train_group(
       folder,
       phase_ends=recipe.plan.ends,
       keep=1,
-      # The corpus may lie elsewhere when the group goes on.
+      # The corpus may be in another folder when the group is resumed.
       config=dataclasses.replace(
           recipe.config,
           data=dataclasses.replace(recipe.config.data, corpus=''),
@@ -115,19 +117,20 @@ def _train(
     progress: Progress,
     deadline: float,
 ) -> training.TrainState:
-  """Takes all steps that are left; saves now and then, and on leaving."""
+  """Takes all remaining steps; saves regularly and when interrupted."""
   step = int(state.step)
   writer = MetricWriter(folder / 'metrics.jsonl', step)
   now = saved_at = time.monotonic()
   state, _ = replicas.run(state, replicas.read(step, 0))
   jax.block_until_ready(state)
-  progress.resume(step)  # Compiling is over.
+  progress.resume(step)  # Excludes compilation from the estimated time.
   chunk, count = replicas.read(step, 1), 1
   with Interrupts() as interrupts:
     while chunk.count:
       state, losses = replicas.run(state, chunk)
       step += chunk.count
-      following = replicas.read(step, count)  # While the device computes.
+      # Reads the next chunk while the device computes.
+      following = replicas.read(step, count)
       losses = np.asarray(losses)[:chunk.count]
       then, now = now, time.monotonic()
       count = max(1, int(_DISPATCH_SECONDS / (now - then) * chunk.count))
@@ -152,13 +155,13 @@ def _train(
   if chunk.count:
     raise InterruptedError(
         f'stopped after step {step} of {replicas.steps}; everything is saved, '
-        'give the same command again.'
+        'so repeat the same command.'
     )
   return state
 
 
 def _digest(recipe: training.Recipe) -> str:
-  """Returns a digest of a replica's config, without the place of its corpus."""
+  """Returns a digest of a replica's config, without the path of its corpus."""
   identity = run_identity(recipe.config)
   del identity['data.corpus']
   text = json.dumps(identity, sort_keys=True)
@@ -166,7 +169,7 @@ def _digest(recipe: training.Recipe) -> str:
 
 
 def _joint_plan(plan: training.Plan, runs: int, width: int) -> training.Plan:
-  """Returns a plan whose steps have the tokens of all runs, for progress."""
+  """Returns a plan whose steps have the tokens of all runs, for `Progress`."""
   phase, = plan.phases
   return training.Plan((dataclasses.replace(
       phase, name=f'{runs} runs of width {width}',

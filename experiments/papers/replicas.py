@@ -1,8 +1,9 @@
-"""Replicas: runs of one size that train together in one program.
+"""Replicas: runs of one size that are trained together in one program.
 
-Their train states are stacked. Masks, weights, batches and learning rates are
-data, so dense and static arms, seeds and rates share one vmapped step. Replicas
-of one seed read the same batches, which are passed once.
+The train states of all replicas are stacked. Masks, weights, batches and
+learning rates are data, so dense and static arms, seeds and learning rates
+share one vmapped step. Replicas of one seed read the same batches, which are
+stored once.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,13 @@ from spdf_jax.runs import lifecycle
 from spdf_jax.training.matmul import without_masks
 
 CHUNK = 50
-"""Steps of one dispatch, at most: batches of so many are on the device."""
+"""Largest number of steps in one dispatch, whose batches are on the device."""
 
 _AXES = training.TrainState(step=None, params=0, opt_state=0, loss_scale=0)
 
 
 class Chunk(NamedTuple):
-  """What the steps of one dispatch read, padded to `CHUNK` steps.
+  """Batches and learning rates of one dispatch, padded to `CHUNK` steps.
 
   Attributes:
     batches: Batches, [CHUNK, seeds, B, L].
@@ -42,18 +43,19 @@ class Chunk(NamedTuple):
 
 
 class Replicas:
-  """The jitted functions of runs that differ in seed, rate and static mask.
+  """Jitted functions of runs that differ in seed, rate and static mask.
 
   Args:
-    recipes: One for each replica: of the same model, number of steps, batch
-      shape and optimizer, with a single phase whose mask does not change.
+    recipes: Recipe of each replica: of the same model, number of steps, batch
+      shape and optimizer, with a single phase without mask updates.
 
   Attributes:
     recipes: The recipes.
-    steps: Steps of each.
+    steps: Number of steps of every replica.
 
   Raises:
-    ValueError: the phases of a recipe cannot train with the others'.
+    ValueError: a recipe has several phases or mask updates, or differs from the
+      others in what they must share.
   """
 
   def __init__(self, recipes: Sequence[training.Recipe]):
@@ -84,14 +86,14 @@ class Replicas:
     return stacked.replace(step=jax.ShapeDtypeStruct((), jnp.int32))
 
   def create_state(self) -> training.TrainState:
-    """Stacks the states at step 0, from the checkpoints of `init_from`."""
+    """Returns the stacked states at step 0, from checkpoints of `init_from`."""
     states = []
     for recipe in self.recipes:
       params = training.read_params(
           training.find_checkpoint(recipe.config.init_from),
           recipe.abstract_state.params,
       )
-      # On the host: the device holds no more than the stack.
+      # Kept on the host, so that the device stores the stack only.
       states.append(jax.device_get(recipe.state_from(params)))
     stacked = jax.tree.map(lambda *xs: jnp.array(np.stack(xs)), *states)
     return stacked.replace(step=jnp.zeros([], jnp.int32))
@@ -116,16 +118,15 @@ class Replicas:
   ) -> tuple[training.TrainState, jax.Array]:
     """Takes the steps of a chunk, asynchronously.
 
-    The number of steps is data: however training is cut into chunks, it is one
-    program, and its results are the same bits.
+    The number of steps is data, so chunks of all lengths use one program, and
+    the results are bit-identical however training is divided into chunks.
 
     Args:
       state: The stacked state; donated.
-      chunk: From `read`; of 0 steps, this only compiles.
+      chunk: Result of `read`; with 0 steps, the call only compiles.
 
     Returns:
-      The state after them and training losses [CHUNK, replicas], NaN where the
-      chunk is padding.
+      The next state and training losses [CHUNK, replicas], NaN for padding.
     """
     return self._run(
         state, chunk.batches, self._rows, chunk.rates, chunk.count
@@ -163,22 +164,23 @@ def replica_step(
   """Takes a step of one replica: `recipe.step` with its learning rate as data.
 
   Args:
-    state: The state of the replica.
-    batch: Its batch.
-    rate: Its learning rate at this step.
-    recipe: The recipe of any replica: the others differ in data alone.
+    state: State of the replica.
+    batch: Batch of the step.
+    rate: Learning rate of the step.
+    recipe: Recipe of any replica; replicas differ in data only.
 
   Returns:
     The next state and the training loss.
   """
   phase, = recipe.plan.phases
   phase = dataclasses.replace(phase, learning_rate=lambda step: rate)
-  # Asks the recipe's plan, outside of this program, whether masks change.
+  # `planned` makes the plan take `updates_masks` from the recipe's plan, which
+  # computed it outside of this traced function.
   plan = training.Plan((phase,), planned=recipe.plan)
   optimizer = training.adamw(
       plan,
       where=recipe.where,
-      key=jax.random.key(0),  # Unused: the masks are in the state, and static.
+      key=jax.random.key(0),  # Unused: masks are static and in the state.
       **dataclasses.asdict(recipe.config.optimizer),
   )
   state, metrics = training.train_step(
@@ -194,7 +196,7 @@ def replica_step(
 
 
 def _run_steps(state, batches, rows, rates, count, *, recipe):
-  """Takes `count` steps of all replicas; replica r reads batches `rows[r]`."""
+  """Takes `count` steps of all replicas; replica r reads batch `rows[r]`."""
   step = jax.vmap(
       functools.partial(replica_step, recipe=recipe),
       in_axes=(_AXES, 0, 0), out_axes=(_AXES, 0),
@@ -212,17 +214,17 @@ def _run_steps(state, batches, rows, rates, count, *, recipe):
 
 def _check(recipe: training.Recipe, like: training.Recipe) -> None:
   plan = recipe.plan
-  if len(plan.phases) > 1 or plan.moves_masks:
+  if len(plan.phases) > 1 or plan.updates_masks:
     raise ValueError(
         f'phases are {[phase.name for phase in plan.phases]}; runs that train '
-        'in one program have a single phase, whose mask does not change.'
+        'in one program must have a single phase without mask updates.'
     )
   shared, expected = _shared(recipe), _shared(like)
   for name, value in shared.items():
     if value != expected[name]:
       raise ValueError(
-          f'{name} is {value} and {expected[name]}; runs that train in one '
-          'program share it: train them in groups of their own.'
+          f'{name} is {value} and {expected[name]}, but runs in one program '
+          'must share it; train them in separate groups.'
       )
 
 

@@ -1,4 +1,4 @@
-"""Groups of finished runs: seeds of one config, and what to call them."""
+"""Groups of finished runs, the seeds of one config, and their labels."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from experiments.papers.histories import average_runs
 from experiments.papers.histories import read_history
 from spdf_jax.evaluation.markdown import percent
-from spdf_jax.runs.ancestry import Lineage
+from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.scored_runs import ScoredRun
 from spdf_jax.runs.scored_runs import Scores
-from spdf_jax.runs.summaries import zeros
+from spdf_jax.runs.summaries import format_sparsity
 from spdf_jax.runs.workdirs import Run
 from spdf_jax.training.workdir import read_workdir_config
 
@@ -23,21 +23,21 @@ _NAMES = {
     'rigl': 'RigL', 'granet': 'GraNet', 'gmp': 'GMP', 'variable': '',
     'iterative': 'pruned',
 }
-"""By algorithm, in the order in which runs are shown."""
+"""Names of algorithms in figures, in the order in which runs are shown."""
 
 
 class Group(NamedTuple):
   """Runs that differ in their seed only.
 
   Attributes:
-    lineage: What made the first of them.
-    task: What it was fine-tuned on; `''`: nothing.
-    runs: A history for each seed.
-    scores: What each of them scored.
-    sources: Their workdirs.
+    ancestry: Ancestry of the first run.
+    task: Task of fine-tuning; `''`: the runs are not fine-tuned.
+    runs: History of each seed.
+    scores: Scores of each seed.
+    sources: Workdir of each seed.
   """
 
-  lineage: Lineage
+  ancestry: Ancestry
   task: str
   runs: tuple[Run, ...]
   scores: tuple[Scores, ...]
@@ -45,17 +45,17 @@ class Group(NamedTuple):
 
   @property
   def mean(self) -> Run:
-    """The mean over seeds."""
+    """Mean over seeds."""
     return average_runs(self.runs)
 
   @property
   def parameters(self) -> int:
-    """Of the model."""
+    """Number of parameters of the model."""
     return self.runs[0].parameters
 
   @property
   def loss(self) -> float:
-    """The last loss on the task, or on the corpus, mean over seeds."""
+    """Last loss on the task, or else on the corpus, averaged over seeds."""
     key = 'target/loss' if self.task else 'validation/loss'
     return last_value(self.mean, key)
 
@@ -74,17 +74,18 @@ def last_value(run: Run, key: str) -> float:
 def group_runs(
     found: Iterable[ScoredRun],
 ) -> tuple[list[Group], list[str]]:
-  """Puts seeds of one config together, and chooses among configs.
+  """Groups the seeds of each config, and chooses among similar configs.
 
   Of configs with the same model, phases and task, which may differ in learning
-  rates, the one with the most seeds is kept, and of these the one with the
-  lowest loss at its end.
+  rates, the one with the most seeds is kept, and of those the one with the
+  lowest final loss.
 
   Args:
-    found: From `find_runs`.
+    found: Finished runs, see `find_runs`.
 
   Returns:
-    The groups, dense ones first; and a sentence for what was left out.
+    The groups, dense ones first; and a sentence for every run or group that is
+    left out.
   """
   members: dict[str, list[ScoredRun]] = {}
   notes = []
@@ -92,8 +93,8 @@ def group_runs(
     if '@' in run.source:
       notes.append(f'{run.source} is a part of a run')
       continue
-    held = members.setdefault(run.lineage.identity, [])
-    same = [r for r in held if r.lineage.seed == run.lineage.seed]
+    held = members.setdefault(run.ancestry.identity, [])
+    same = [r for r in held if r.ancestry.seed == run.ancestry.seed]
     if same:
       notes.append(f'{run.source} has config and seed of {same[0].source}')
     else:
@@ -101,77 +102,80 @@ def group_runs(
   kinds: dict[tuple, list[Group]] = {}
   for held in members.values():
     group = _group(held)
-    lineage = group.lineage
-    key = lineage.model, group.parameters, lineage.stages, group.task
+    ancestry = group.ancestry
+    key = ancestry.model, group.parameters, ancestry.stages, group.task
     kinds.setdefault(key, []).append(group)
   groups = []
   for held in kinds.values():
     held.sort(key=lambda g: (-len(g.runs), g.loss))
     groups.append(held[0])
     notes += [
-        f'{", ".join(group.sources)}: of the same phases '
-        f'{held[0].sources[0]} is shown, which has more seeds or a lower loss'
+        f'{", ".join(group.sources)}: replaced by {held[0].sources[0]}, which '
+        'has the same phases, and more seeds or a lower loss'
         for group in held[1:]
     ]
   return sorted(groups, key=_order), notes
 
 
 def _group(runs: Sequence[ScoredRun]) -> Group:
-  lineage = runs[0].lineage
-  task = lineage.task
-  if task == 'jsonl':  # Which says nothing.
-    config = read_workdir_config(lineage.workdir)
+  ancestry = runs[0].ancestry
+  task = ancestry.task
+  if task == 'jsonl':  # The folder identifies the task.
+    config = read_workdir_config(ancestry.workdir)
     task = pathlib.Path(config.data.task_dir).name
   return Group(
-      lineage, task,
-      tuple(read_history(run.lineage) for run in runs),
+      ancestry, task,
+      tuple(read_history(run.ancestry) for run in runs),
       tuple(run.scores for run in runs),
       tuple(run.source for run in runs),
   )
 
 
 def _order(group: Group) -> tuple:
-  algorithm, level = group.lineage.recipe
+  algorithm, sparsity = group.ancestry.recipe
   names = list(_NAMES)
   place = names.index(algorithm) if algorithm in names else len(names)
   return (
-      group.parameters, place, level, group.lineage.tokens, group.task,
-      group.lineage.tuned_sparsely,
+      group.parameters, place, sparsity, group.ancestry.tokens, group.task,
+      group.ancestry.tuned_sparsely,
   )
 
 
 def describe_pretraining(group: Group) -> str:
-  """Names how a group was pre-trained, such as `'static 75%'`."""
-  algorithm, level = group.lineage.recipe
+  """Returns the label of a group's pre-training, such as `'static 75%'`."""
+  algorithm, sparsity = group.ancestry.recipe
   name = _NAMES.get(algorithm, algorithm)
-  stages = group.lineage.pretraining
+  stages = group.ancestry.pretraining
   if algorithm == 'variable':
     first = next(stage for stage in stages if stage.sparsity)
     kind = _NAMES.get(first.algorithm, first.algorithm)
     return f'{kind} {percent(first.sparsity)}, then dense'
   if algorithm == 'granet':
-    return f'{name} {zeros(group.runs[0].phases[0])}'
+    return f'{name} {format_sparsity(group.runs[0].phases[0])}'
   if algorithm == 'iterative':
-    return f'{name} to {percent(level)}'
-  return f'{name} {percent(level)}' if level else name
+    return f'{name} to {percent(sparsity)}'
+  return f'{name} {percent(sparsity)}' if sparsity else name
 
 
 def describe_run(group: Group) -> str:
-  """Names how a group was trained, fine-tuning too."""
+  """Returns the label of a group's pre-training and fine-tuning."""
   name = describe_pretraining(group)
   if not group.task:
     return name
-  kept = ' sparsely' if group.lineage.tuned_sparsely else ''
+  kept = ' sparsely' if group.ancestry.tuned_sparsely else ''
   return f'{name}, {group.task}{kept}'
 
 
 def pretrained(groups: Sequence[Group]) -> list[Group]:
-  """Keeps one group of each pre-training, untuned or else of most seeds."""
+  """Keeps one group of each pre-training, preferably without fine-tuning.
+
+  Of fine-tuned groups the one with the most seeds is kept.
+  """
   best: dict[tuple, Group] = {}
   for group in sorted(groups, key=lambda g: (bool(g.task), -len(g.runs))):
-    if group.lineage.pretraining:
-      lineage = group.lineage
-      key = lineage.model, group.parameters, lineage.pretraining
+    if group.ancestry.pretraining:
+      ancestry = group.ancestry
+      key = ancestry.model, group.parameters, ancestry.pretraining
       best.setdefault(key, group)
   return sorted(best.values(), key=_order)
 
@@ -179,12 +183,12 @@ def pretrained(groups: Sequence[Group]) -> list[Group]:
 def by_label(
     groups: Sequence[Group], describe: Callable[[Group], str]
 ) -> dict[str, Group]:
-  """Gives every group a label of its own.
+  """Gives every group a unique label.
 
   Args:
     groups: Groups.
-    describe: Names one; where two have one name, their models' parameters,
-      tokens, and at last their workdirs tell them apart.
+    describe: Returns the label of a group. If labels are equal, parameters,
+      tokens and at last workdirs are appended to distinguish them.
 
   Returns:
     Groups by label.
@@ -192,7 +196,7 @@ def by_label(
   labels = list(map(describe, groups))
   for detail in (
       lambda g: f'{short_count(g.parameters)} parameters',
-      lambda g: f'{short_count(g.lineage.tokens)} tokens',
+      lambda g: f'{short_count(g.ancestry.tokens)} tokens',
       lambda g: g.sources[0],
   ):
     labels = [
@@ -206,7 +210,7 @@ def by_label(
 
 
 def means(labeled: Mapping[str, Group]) -> dict[str, Run]:
-  """Returns the mean run of each group, seeds counted in its label."""
+  """Returns the mean run of each group; labels have the number of seeds."""
   return {
       label + (f' ({len(group.runs)} seeds)' if len(group.runs) > 1 else ''):
       group.mean
@@ -215,7 +219,7 @@ def means(labeled: Mapping[str, Group]) -> dict[str, Run]:
 
 
 def short_count(count: float) -> str:
-  """Writes a count with three digits and K, M or B.
+  """Formats a count with three digits and K, M or B.
 
   Example:
     >>> short_count(691_200), short_count(26e9), short_count(64)

@@ -1,4 +1,4 @@
-"""How large experiments.reproduce tests the claims: scales as data."""
+"""Scales of experiments.reproduce: sizes of models, data and runs, as data."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -17,7 +17,7 @@ from spdf_jax.training.config import parse
 
 TOKENS_PER_PARAMETER = 20
 EPOCHS = 4
-"""Gate G4: the fewest tokens per parameter, and the most epochs."""
+"""Limits of gate G4: fewest tokens per parameter, and most epochs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Block:
 
   Attributes:
     arms: The arms.
-    seeds: How many seeds judge.
+    seeds: Number of judging seeds.
   """
 
   arms: tuple[Arm, ...]
@@ -48,41 +48,42 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """Everything that the runs of a scale have in common.
+  """Settings that the runs of a scale have in common.
 
   Attributes:
     claims: Keys of the claims.
-    blocks: What is run, in order.
+    blocks: Arms that are run, in order.
     sizes: Sizes by name; `''` is the main one.
     layers: Layers of all models.
     length: Tokens of a sequence.
-    batch_size: Sequences of a step of pre-training.
-    micro_batches: Parts that a batch is computed in.
+    batch_size: Sequences in a batch of pre-training.
     tokens_per_parameter: Tokens of a pre-training, as a multiple of the
       model's parameters.
     stages: Learning rates tried for the dense stage of Variable SPDF:
-      `'continue'` continues the first one's schedule, a number re-warms it to
-      that share of its peak.
+      `'continue'` continues the schedule of the first stage, a number warms up
+      again to that share of its peak.
     rounds: Rounds of iterative pruning.
     round_share: Steps of a round, as a share of those of a pre-training.
-    tune_batch: Sequences of a step of fine-tuning.
+    tune_batch: Sequences in a batch of fine-tuning.
     tune_steps: Steps of a fine-tuning.
     tune_rates: Peak learning rates that fine-tuning is tuned over.
-    corpus: Folder of the corpus below that of the data; `''`: Python's library.
-    tokenizer: As `data.prepare_corpus` and `data.prepare_files` take it.
-    tasks: By name, a task, its folder below that of the data, and the share of
-      its examples that is trained on, one in so many.
-    batches: Batches of 16 that losses are measured on.
-    matmul: As `config.matmul`.
-    epochs: How often the corpus may be read.
-    speeds: How many times the steps of a pre-training an arm takes, by its
-      name; 1 where it is not named.
-    demonstration: Whether the scale may break gate G4; then its claims get no
+    corpus: Folder of the corpus, relative to that of the data; `''`: the
+      sources of Python's standard library.
+    tokenizer: Tokenizer, see `data.prepare_corpus` and `data.prepare_files`.
+    tasks: Tasks by name: kind of the task, its folder relative to that of the
+      data, and n if every n-th example is trained on.
+    batches: Number of batches of 16 sequences that losses are measured on.
+    micro_batches: Number of micro-batches of a batch.
+    matmul: Value of `config.matmul`.
+    epochs: Largest number of epochs of the corpus.
+    speeds: Factors of the number of steps of an arm, by its kind; 1 for other
+      arms.
+    demonstration: Whether the scale may violate gate G4; then its claims get no
       verdict.
-    vmapped: Whether runs of one size train together in one program.
+    vmapped: Whether runs of one size are trained together in one program.
 
   Raises:
-    ValueError: gate G4 is broken and the scale is no demonstration.
+    ValueError: gate G4 is violated and the scale is no demonstration.
   """
 
   claims: tuple[str, ...]
@@ -114,19 +115,19 @@ class Scale:
       return
     if self.tokens_per_parameter < TOKENS_PER_PARAMETER:
       raise ValueError(
-          f'tokens_per_parameter is {self.tokens_per_parameter}; gate G4 asks '
-          f'for {TOKENS_PER_PARAMETER} or more, or make the scale a '
-          'demonstration, which gives no verdicts.'
+          f'tokens_per_parameter is {self.tokens_per_parameter}; gate G4 '
+          f'requires {TOKENS_PER_PARAMETER} or more: raise it, or make the '
+          'scale a demonstration, which gives no verdicts.'
       )
     if self.epochs > EPOCHS:
       raise ValueError(
-          f'epochs is {self.epochs}; gate G4 allows {EPOCHS}, or make the '
-          'scale a demonstration, which gives no verdicts.'
+          f'epochs is {self.epochs}; gate G4 allows {EPOCHS}: reduce it, or '
+          'make the scale a demonstration, which gives no verdicts.'
       )
 
   @property
   def vocab_size(self) -> int:
-    """Tokens of the vocabulary."""
+    """Size of the vocabulary."""
     words = self.tokenizer.removeprefix('bpe-')
     return 257 if words == 'bytes' else int(words)
 
@@ -141,14 +142,14 @@ class Scale:
     return round(steps * self.speeds.get(arm.kind, 1.0) * arm.share)
 
   def entries(self, claims_arms: list[Arm]) -> list[Entry]:
-    """Returns the pool's entries: the blocks' arms that claims need, in order.
+    """Returns the pool's entries: arms of the blocks that claims need.
 
     Args:
       claims_arms: Arms of claims and gates.
 
     Returns:
-      Entries, each after its parent; an arm of several blocks has the seeds of
-      the first.
+      Entries in the order of the blocks, each after its parent; an arm in
+      several blocks has the number of seeds of the first one.
 
     Raises:
       ValueError: an arm is in no block.
@@ -202,7 +203,7 @@ def parameters(width: int, layers: int, length: int, vocab_size: int) -> int:
 
 DENSE = Arm('dense')
 STATIC_50, STATIC_75, STATIC_90 = (
-    Arm('static', level) for level in (0.5, 0.75, 0.9)
+    Arm('static', sparsity) for sparsity in (0.5, 0.75, 0.9)
 )
 CONTROL = Arm('static', 0.99)
 VARIABLE = Arm('variable', 0.9)
@@ -210,7 +211,7 @@ _RATES = (4e-3, 8e-3, 1.6e-2)
 
 
 def tuned(arm: Arm, task: str = 'task', **changes) -> Arm:
-  """Returns an arm that is fine-tuned from another one."""
+  """Returns the fine-tuning of an arm on a task."""
   return dataclasses.replace(arm, task=task, **changes)
 
 
@@ -296,4 +297,4 @@ SCALES = {
         vmapped=True,
     ),
 }
-"""By name: in CI, for a night on two cores, and for one GPU."""
+"""Scales by name: for CI, for a night on two cores, and for one GPU."""

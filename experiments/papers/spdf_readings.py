@@ -1,4 +1,4 @@
-"""How the numbers of SPDF's tables follow, or nearly do."""
+"""Readings of the FLOPs that are printed in SPDF's tables."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ _EXA = 1e18
 
 
 def tuning_flops(preset: str, task: str) -> float:
-  """Returns the FLOPs of SPDF's fine-tuning, dense, on sequences of 512.
+  """Returns the FLOPs of SPDF's dense fine-tuning on sequences of 512 tokens.
 
   Example:
     >>> f'{tuning_flops("gpt3-xl", "E2E"):.2e}'
@@ -96,18 +96,22 @@ def _tuning(row: Row, column: str) -> Iterator[Reading]:
 
 
 def _within_rounding(row: Row, column: str, task: str) -> Reading:
-  """Takes the count of sequences, which is rounded, as the cell asks for."""
+  """Returns a reading with an unrounded number of sequences.
+
+  It is the number nearest to the one that gives the printed FLOPs, among those
+  that round to the printed number of sequences.
+  """
   unit = 1 if column == 'FLOPs' else _EXA
   per_sequence = training_flops(shape_of(PRESETS[row[0]]), TUNED)
   printed = published.SEQUENCES[task]
   count, half = value_of(printed), 10.0 ** (
       int(printed[-1]) - len(printed.split('e')[0].split('.')[1])
   ) / 2
-  asked = value_of(published.FINE_TUNING.cell(row, column)) * unit
-  asked = min(max(asked / per_sequence, count - half), count + half)
+  flops = value_of(published.FINE_TUNING.cell(row, column)) * unit
+  sequences = min(max(flops / per_sequence, count - half), count + half)
   return Reading(
-      asked * per_sequence / unit,
-      f'with {asked:,.0f} sequences, which are printed as {printed}',
+      sequences * per_sequence / unit,
+      f'with {sequences:,.0f} sequences, which are printed as {printed}',
   )
 
 
@@ -144,7 +148,10 @@ def _speedups(row: Row, task: str) -> Iterator[Reading]:
       _columns(dense, task) / _columns(row, task),
       "the quotient of sums of the appendix's columns",
   )
-  yield Reading(int(100 * ours) / 100, 'ours cut, not rounded', slip=True)
+  yield Reading(
+      int(100 * ours) / 100, 'the computed value truncated, not rounded',
+      slip=True,
+  )
 
 
 def _total(row: Row, task: str) -> float:
@@ -179,4 +186,4 @@ SPDF_READINGS: dict[str, Read] = {
     published.TOTALS.source: _totals,
     published.SHARES.source: _shares,
 }
-"""By the source of a table."""
+"""Readings by the source of a table."""

@@ -9,7 +9,7 @@ import pathlib
 from experiments.papers.subspaces import cosine_distances
 from experiments.papers.subspaces import Distances
 from experiments.papers.subspaces import MODULES
-from experiments.papers.subspaces import share_of_zeros
+from experiments.papers.subspaces import weight_sparsity
 from spdf_jax.evaluation.markdown import percent
 from spdf_jax.runs.open_models import read_model
 
@@ -21,24 +21,24 @@ def measure_pairs(
 
   Args:
     before: Checkpoints: `'WORKDIR'`, `'WORKDIR@PHASE'` or a Hugging Face
-      directory. One of them goes with every `after`.
-    after: As many, or any number for one `before`.
-    names: What to call the pairs; by default the checkpoints, with the zeros
-      of the hidden matrices before.
+      directory. A single one is compared with every `after`.
+    after: Checkpoints, as many as in `before`, or any number for a single one.
+    names: Names of the pairs; by default the checkpoints, and the sparsity of
+      the hidden matrices before.
 
   Returns:
-    `cosine_distances` by name.
+    Results of `cosine_distances` by name.
 
   Raises:
-    ValueError: the numbers differ or names are equal; a checkpoint is missing,
-      all of which are named; or a pair is of different models.
+    ValueError: the numbers of checkpoints or names differ; names are equal;
+      checkpoints are missing; or those of a pair are of different models.
   """
   if len(before) == 1:
     before = list(before) * len(after)
   if len(before) != len(after) or not after:
     raise ValueError(
-        f'before has {len(before)} checkpoints and after {len(after)}; give as '
-        'many of both, or one before for all.'
+        f'before has {len(before)} checkpoints and after {len(after)}; give '
+        'equal numbers, or a single one before.'
     )
   if names and len(names) != len(after):
     raise ValueError(
@@ -46,7 +46,9 @@ def measure_pairs(
         'for each, or none.'
     )
   if len(set(names)) < len(names):
-    raise ValueError(f'names has {list(names)}; give each pair one of its own.')
+    raise ValueError(
+        f'names has {list(names)}; give each pair a name of its own.'
+    )
   missing = [
       source for source in dict.fromkeys([*before, *after])
       if not pathlib.Path(source.partition('@')[0]).is_dir()
@@ -60,7 +62,7 @@ def measure_pairs(
   for i, (one, other) in enumerate(zip(before, after)):
     params = read_model(one)[1]
     name = names[i] if names else (
-        f'{one} to {other}, {percent(share_of_zeros(params))} zeros'
+        f'{one} to {other}, {percent(weight_sparsity(params))} zeros'
     )
     try:
       found[name] = cosine_distances(params, read_model(other)[1])
@@ -70,7 +72,7 @@ def measure_pairs(
 
 
 def as_csv(pairs: Mapping[str, Distances]) -> str:
-  """Writes every distance in a row of its own, layers counted from 1.
+  """Formats distances as CSV, a row for each, with layers counted from 1.
 
   Example:
     >>> print(as_csv({'dense': {(0, 'wq'): 0.25}}), end='')

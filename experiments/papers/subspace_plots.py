@@ -10,25 +10,26 @@ from experiments.papers.subspaces import Distances
 from experiments.papers.subspaces import MODULES
 from spdf_jax.runs.plot_style import new_figure
 
-_EVERY = 2  # Of the layers that are numbered, where there are many.
+_EVERY = 2
+"""Step between numbered layers if there are many."""
 
 
 def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
-  """Draws the distances of every layer and module as the paper does.
+  """Draws the distances of every layer and module as heatmaps.
 
-  Each pair is a panel: layers, counted from 1, to the right, modules downwards.
-  All panels have one scale, from 0, so that they can be compared.
+  Each pair is a panel as in the paper, with layers, counted from 1, along x and
+  modules along y. All panels have the same color scale, from 0.
 
   Args:
     names: Titles of the panels.
-    pairs: From `cosine_distances`.
+    pairs: Results of `cosine_distances`.
 
   Returns:
     A `matplotlib.figure.Figure`.
 
   Raises:
     ImportError: matplotlib is not installed.
-    ValueError: there is no pair, or not a name for each.
+    ValueError: there is no pair, or the number of names differs.
 
   Source: Thangarasa et al. 2023, "SPDF", figures 3 and 4.
 
@@ -55,7 +56,7 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
         grid, cmap='viridis', vmin=0, vmax=highest, aspect='auto',
         interpolation='nearest',
     )
-    wide = int(13 * figure.get_figwidth())  # Letters above a panel.
+    wide = int(13 * figure.get_figwidth())  # Letters in a line of the title.
     ax.set_title(textwrap.fill(name, wide), fontsize=9, loc='left')
     ax.set_yticks(
         range(len(modules)),
@@ -66,7 +67,7 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
     ax.set_xticks(layers, [str(i + 1) for i in layers], fontsize=8)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    # Thin white lines between the cells.
+    # The minor grid draws thin white lines between the cells.
     ax.set_xticks(np.arange(grid.shape[1] - 1) + 0.5, minor=True)
     ax.set_yticks(np.arange(grid.shape[0] - 1) + 0.5, minor=True)
     ax.grid(which='minor', color='white', linewidth=0.8)
@@ -84,7 +85,7 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
 
 
 def _grid(distances: Distances) -> tuple[list[str], np.ndarray]:
-  """Returns modules, and distances [modules, layers], NaN where none is."""
+  """Returns modules, and distances [modules, layers], NaN where missing."""
   modules = [m for m in MODULES if any(m == found for _, found in distances)]
   layers = 1 + max(layer for layer, _ in distances)
   return modules, np.array([

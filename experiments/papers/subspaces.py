@@ -1,4 +1,4 @@
-"""Parameter subspaces: how far training turned each hidden matrix."""
+"""Parameter subspaces: rotation of the hidden matrices by training."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -27,24 +27,24 @@ _MATRIX = re.compile(r'h_(\d+)/(?:attn|mlp)/(\w+)/kernel')
 def cosine_distances(
     before: PyTree, after: PyTree
 ) -> dict[tuple[int, str], float]:
-  """Measures the angle between two states of every hidden matrix.
+  """Computes the cosine distance between two states of every hidden matrix.
 
-  With a and b a matrix before and after, each as one vector, the distance is
+  With a and b a matrix before and after, flattened to vectors, the distance is
   `1 - a·b / (|a| |b|)`: 0 for equal directions, 1 for orthogonal ones, 2 for
   opposite ones. It is computed as `|a / |a| - b / |b||² / 2` in float64, which
-  is the same and exact to the last digits where the two are close.
+  is equal, and avoids cancellation where a and b are close.
 
   Args:
-    before: Parameters of a GPT or Llama of ours, its layers scanned or not.
-    after: Parameters of the same model, likewise.
+    before: Parameters of a GPT or Llama of `spdf_jax.models`, with scanned
+      layers or not.
+    after: Parameters of the same model, with scanned layers or not.
 
   Returns:
-    The distance by layer, from 0, and by module, a key of `MODULES`; layers in
-    order, in each the modules in order.
+    Distances by layer, from 0, and module, a key of `MODULES`, in this order.
 
   Raises:
-    ValueError: they are of different models; or a matrix has no direction,
-      being all zero or not finite.
+    ValueError: the models differ, or a matrix has no direction because it is
+      all zero or not finite.
 
   Source: Thangarasa et al. 2023, "SPDF", section 3.4, figures 3 and 4.
 
@@ -67,16 +67,17 @@ def cosine_distances(
 
 
 def hidden_matrices(params: PyTree) -> dict[str, np.ndarray]:
-  """Returns the hidden matrices of a model by path, layers one by one.
+  """Returns the hidden matrices of a model by path, with layers unstacked.
 
   Args:
-    params: Of a GPT or Llama of ours, its layers scanned or not.
+    params: Parameters of a GPT or Llama of `spdf_jax.models`, with scanned
+      layers or not.
 
   Returns:
     Arrays by path, such as `'h_0/attn/wq/kernel'`.
 
   Raises:
-    ValueError: it has none.
+    ValueError: there are none.
 
   Example:
     >>> list(hidden_matrices({'h': {'mlp': {'wo': {'kernel': np.ones((2, 3, 3))
@@ -89,16 +90,16 @@ def hidden_matrices(params: PyTree) -> dict[str, np.ndarray]:
   if not found:
     raise ValueError(
         'the parameters have no hidden matrix, such as h_0/attn/wq/kernel; '
-        'give those of a GPT or Llama of ours.'
+        'give those of a GPT or Llama of spdf_jax.models.'
     )
   return found
 
 
-def share_of_zeros(params: PyTree) -> float:
+def weight_sparsity(params: PyTree) -> float:
   """Returns the fraction of zeros in a model's hidden matrices.
 
   Example:
-    >>> share_of_zeros({'h_0': {'mlp': {'wi': {'kernel': np.eye(4)}}}})
+    >>> weight_sparsity({'h_0': {'mlp': {'wi': {'kernel': np.eye(4)}}}})
     0.75
   """
   matrices = hidden_matrices(params).values()
@@ -110,10 +111,10 @@ def module_means(distances: Distances) -> dict[str, float]:
   """Averages distances over layers.
 
   Args:
-    distances: From `cosine_distances`.
+    distances: Result of `cosine_distances`.
 
   Returns:
-    The mean of each module, in the order of `MODULES`.
+    Mean distances by module, in the order of `MODULES`.
 
   Example:
     >>> module_means({(0, 'wd'): 0.25, (1, 'wd'): 0.75})
@@ -125,7 +126,7 @@ def module_means(distances: Distances) -> dict[str, float]:
 
 
 def format_distances(names: Sequence[str], pairs: Sequence[Distances]) -> str:
-  """Writes the mean distance of every module, a row for each pair.
+  """Formats the mean distance of every module, a row for each pair.
 
   Example:
     >>> print(format_distances(['dense'], [{(0, 'wq'): 0.5, (0, 'wo'): 0.01}]))
@@ -167,7 +168,7 @@ def _refuse_other_models(
   for path in [*before, *after]:
     if shape(before, path) != shape(after, path):
       raise ValueError(
-          f'before and after are of different models: {path} has '
+          f'before and after are different models: {path} has '
           f'{shape(before, path)} before and {shape(after, path)} after; give '
           'two checkpoints of one model.'
       )

@@ -1,4 +1,4 @@
-"""The plot of sparse and dense fine-tuning of sparse models."""
+"""Plot of sparse and dense fine-tuning of sparse models."""
 
 from collections.abc import Sequence
 import statistics
@@ -16,31 +16,31 @@ _LOOKS = {DENSE: (COLORS[2], 'o'), SPARSE: (COLORS[1], 's')}
 
 
 class Tuned(NamedTuple):
-  """What fine-tuning of a pre-trained model came to.
+  """Results of fine-tuning a pre-trained model.
 
   Attributes:
-    model: The model and the task.
-    measure: What was measured.
-    level: Zeros in pre-training.
+    model: Names of the model and the task.
+    measure: Name of the metric.
+    sparsity: Sparsity of pre-training.
     way: `DENSE` or `SPARSE`.
-    values: One for each seed.
+    values: Measured value of each seed.
   """
 
   model: str
   measure: str
-  level: float
+  sparsity: float
   way: str
   values: tuple[float, ...]
 
 
 def plot_fine_tuning(points: Sequence[Tuned]) -> Any:
-  """Plots quality after fine-tuning over the zeros of pre-training.
+  """Plots metrics after fine-tuning over the sparsity of pre-training.
 
-  A model without zeros has one fine-tuning, where both lines begin and where
-  the dashed line of the baseline stands.
+  Fine-tuning of the dense model is the first point of both lines, and the
+  dashed line of the baseline.
 
   Args:
-    points: What was measured.
+    points: Results of fine-tuning.
 
   Returns:
     A `matplotlib.figure.Figure` with a panel for each model, task and measure:
@@ -72,33 +72,34 @@ def plot_fine_tuning(points: Sequence[Tuned]) -> Any:
 
 
 def _draw(ax: Any, points: Sequence[Tuned]) -> None:
-  baseline = [p for p in points if p.level == 0]
+  baseline = [p for p in points if p.sparsity == 0]
   ends = []
   for way, (color, marker) in _LOOKS.items():
     line = sorted(
-        baseline + [p for p in points if p.way == way and p.level > 0]
+        baseline + [p for p in points if p.way == way and p.sparsity > 0]
     )
     if len(line) == len(baseline):
       continue
-    levels = [100 * p.level for p in line]
+    sparsities = [100 * p.sparsity for p in line]
     averages = [statistics.fmean(p.values) for p in line]
     ax.plot(
-        levels, averages, color=color, marker=marker, linewidth=1.8, zorder=3
+        sparsities, averages, color=color, marker=marker, linewidth=1.8,
+        zorder=3,
     )
-    for level, point in zip(levels, line):
+    for sparsity, point in zip(sparsities, line):
       ax.plot(
-          [level] * len(point.values), point.values, marker, color=color,
+          [sparsity] * len(point.values), point.values, marker, color=color,
           markersize=4, alpha=0.35, markeredgewidth=0,
       )
-    ends.append((levels[-1], averages[-1], way, color))
+    ends.append((sparsities[-1], averages[-1], way, color))
   if baseline:
     value = statistics.fmean(baseline[0].values)
     ax.axhline(value, color=GREY, linewidth=1.2, linestyle='--')
     ends.append((
-        max(100 * p.level for p in points), value, 'dense model', GREY
+        max(100 * p.sparsity for p in points), value, 'dense model', GREY
     ))
-  ax.set_xticks(sorted({100 * p.level for p in points}))
-  ax.set(xlabel='Zeros in pre-training (%)')
+  ax.set_xticks(sorted({100 * p.sparsity for p in points}))
+  ax.set(xlabel='Sparsity of pre-training (%)')
   polish(ax)
   low, high = ax.get_xlim()
   ax.set(xlim=(low, high), ylim=ax.get_ylim())

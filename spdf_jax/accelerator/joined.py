@@ -1,4 +1,4 @@
-"""Primitives that stand for two others: what they are when they fall apart."""
+"""Joint primitives: rules that decompose a primitive into several others."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -12,18 +12,19 @@ from jax.interpreters import ad
 from jax.interpreters import batching
 
 
-def fall_apart(primitive: Primitive, parts: Callable[..., Any]) -> None:
-  """Differentiates and batches a primitive as what it is made of.
+def register_parts(primitive: Primitive, parts: Callable[..., Any]) -> None:
+  """Registers rules that differentiate and batch a primitive by its parts.
 
   Args:
     primitive: The primitive.
-    parts: `(*operands, **params) -> results`, of other primitives.
+    parts: `(*operands, **params) -> results`, computed by other primitives.
   """
 
   def differentiate(primals, tangents, **params):
-    moves = [not isinstance(tangent, ad.Zero) for tangent in tangents]
-    chosen = lambda xs: tuple(x for x, moved in zip(xs, moves) if moved)
-    f = _of_chosen(parts, primals, moves, params)
+    nonzero = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    chosen = lambda xs: tuple(x for x, is_chosen in zip(xs, nonzero)
+                              if is_chosen)
+    f = _of_chosen(parts, primals, nonzero, params)
     return jax.jvp(f, chosen(primals), chosen(tangents))
 
   def batch(args, axes, **params):
@@ -41,16 +42,16 @@ def transpose_parts(
     args: Sequence[Any],
     params: Mapping[str, Any],
 ) -> list[Any]:
-  """Transposes `parts` in the operands that are not known.
+  """Transposes `parts` with respect to its undefined primals.
 
   Args:
-    parts: `(*operands, **params) -> results`, linear in those.
-    cotangents: Of the results.
-    args: The operands, as a transpose rule is given them.
-    params: The parameters.
+    parts: `(*operands, **params) -> results`, linear in the undefined primals.
+    cotangents: Cotangents of the results.
+    args: Operands of a transpose rule, some of them undefined primals.
+    params: Parameters of the primitive.
 
   Returns:
-    Cotangents of the operands, `None` of known ones.
+    Cotangents of the operands, `None` for known operands.
   """
   unknown = [ad.is_undefined_primal(arg) for arg in args]
   f = _of_chosen(parts, args, unknown, params)
@@ -60,7 +61,7 @@ def transpose_parts(
 
 
 def _of_chosen(parts, args, chosen, params):
-  """Returns `parts` as a function of the chosen operands alone."""
+  """Returns `parts` as a function of the chosen operands only."""
   def f(*values):
     values = iter(values)
     return parts(

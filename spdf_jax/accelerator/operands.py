@@ -1,4 +1,4 @@
-"""What may be multiplied: shapes and dtypes of the sparse matmul's operands."""
+"""Checks of shapes and dtypes of the sparse matmul's operands."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def check_packed(
 def check_dtypes(
     x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
 ) -> None:
-  """Raises TypeError for mixed precisions and masks that are no booleans."""
+  """Raises TypeError for mixed precisions and masks that are not boolean."""
   _check_floats(x, w)
   for name, m in (('mask', mask), ('grad_mask', grad_mask)):
     if m.dtype != bool:
@@ -85,34 +85,34 @@ def _check_floats(x: jax.Array, w: jax.Array) -> None:
   if x.dtype != w.dtype:
     raise TypeError(
         f'sparse_matmul got x {list(x.shape)} of dtype {x.dtype} and w '
-        f'{list(w.shape)} of dtype {w.dtype}; cast one of them, it is not '
-        'done silently.'
+        f'{list(w.shape)} of dtype {w.dtype}; cast one of them: it is not cast '
+        'implicitly.'
     )
 
 
-def accumulation_dtype(dtype: Any, wished: Any) -> Any:
-  """Returns the type of the sums: as wished, or at least float32.
+def accumulation_dtype(dtype: Any, requested: Any) -> Any:
+  """Returns the accumulation dtype: as requested, or at least float32.
 
   Args:
-    dtype: Of the operands.
-    wished: A dtype, or `None`.
+    dtype: Dtype of the operands.
+    requested: A dtype, or `None` for the default.
 
   Returns:
     The dtype.
 
   Raises:
-    TypeError: what is wished for is neither `dtype` nor the default.
+    TypeError: `requested` is neither `dtype` nor the default.
 
   Example:
     >>> accumulation_dtype(jnp.dtype('bfloat16'), None)
     dtype('float32')
   """
-  if wished is None:
+  if requested is None:
     return jnp.promote_types(dtype, jnp.float32)
-  wished = jnp.dtype(wished)
-  if wished not in (dtype, jnp.promote_types(dtype, jnp.float32)):
+  requested = jnp.dtype(requested)
+  if requested not in (dtype, jnp.promote_types(dtype, jnp.float32)):
     raise TypeError(
-        f'accumulation_dtype is {wished} for x of dtype {dtype}; use {dtype} '
-        f'or {jnp.promote_types(dtype, jnp.float32)}.'
+        f'accumulation_dtype is {requested} for x of dtype {dtype}; use '
+        f'{dtype} or {jnp.promote_types(dtype, jnp.float32)}.'
     )
-  return wished
+  return requested

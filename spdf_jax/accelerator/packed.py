@@ -1,9 +1,9 @@
 """The sparse matmul of packed weights and its derivatives, as primitives.
 
-As in `primitives`, with the values of the kept weights and the bits of their
-mask in place of a matrix and masks: a product, its gradient of the values, and
-what kernels do faster together. Weights are only ever as many as are kept; the
-references alone unpack them.
+The counterpart of `primitives`, with the values of the kept weights and the
+bits of their mask in place of a matrix and masks: a product, its gradient of
+the values, and the joint tangent and backward primitives. Only the reference
+lowerings unpack the weights.
 """
 
 import functools
@@ -33,15 +33,15 @@ def packed_matmul(
   """Multiplies by packed weights, or by their transpose: the reference.
 
   Args:
-    x: [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
-    values: [*batch, size].
-    bits: Of the mask, uint8 [*batch, inputs, ceil(outputs / 8)].
+    x: Inputs [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
+    values: Values of the kept weights, [*batch, size].
+    bits: Bits of the mask, uint8 [*batch, inputs, ceil(outputs / 8)].
     transpose: Whether to multiply by the transpose.
-    columns: The outputs.
-    accumulation_dtype: Type of the sums.
+    columns: Number of outputs.
+    accumulation_dtype: Dtype of the accumulators.
 
   Returns:
-    [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
+    Product [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
   """
   w = scatter_kept(values, PackedMask(bits, columns))
   batch = tuple(range(w.ndim - 2))
@@ -63,18 +63,18 @@ def packed_gradient(
     columns: int,
     accumulation_dtype: Any,
 ) -> jax.Array:
-  """Computes the gradient of the values, xᵀ @ dy where a weight is kept.
+  """Computes the gradient of the values: xᵀ @ dy at the kept weights.
 
   Args:
-    x: [*batch, *tokens, inputs].
-    dy: [*batch, *tokens, outputs].
-    bits: As for `packed_matmul`.
-    size: Room for the values of a matrix.
-    columns: The outputs.
-    accumulation_dtype: Type of the sums.
+    x: Inputs [*batch, *tokens, inputs].
+    dy: Cotangents [*batch, *tokens, outputs].
+    bits: Bits of the mask, as for `packed_matmul`.
+    size: Length of the vector of values of a matrix.
+    columns: Number of outputs.
+    accumulation_dtype: Dtype of the accumulators.
 
   Returns:
-    [*batch, size], zero after the last value, in the dtype of `x`.
+    Gradient [*batch, size], padded with zeros, in the dtype of `x`.
   """
   batch = tuple(range(bits.ndim - 2))
   tokens = tuple(range(len(batch), x.ndim - 1))
@@ -95,7 +95,7 @@ def packed_tangent(
     bits: jax.Array,
     **params: Any,
 ) -> jax.Array:
-  """Differentiates a product in x and values; see `packed_matmul`."""
+  """Computes the tangent of `packed_matmul` in x and values."""
   multiply = functools.partial(packed_matmul, transpose=False, **params)
   return multiply(dx, values, bits) + multiply(x, dvalues, bits)
 
@@ -107,7 +107,7 @@ def packed_backward(
     bits: jax.Array,
     **params: Any,
 ) -> list[jax.Array]:
-  """Computes both gradients of a product; see `packed_matmul`."""
+  """Computes the gradients of `packed_matmul` in x and values."""
   return [
       packed_matmul(dy, values, bits, transpose=True, **params),
       packed_gradient(x, dy, bits, size=values.shape[-1], **params),
@@ -115,18 +115,18 @@ def packed_backward(
 
 
 packed_matmul_p = define_primitive('packed_matmul', packed_matmul)
-"""y = x @ W or by the transpose; operands x, values, bits."""
+"""Primitive of y = x @ W or x @ Wᵀ; operands x, values, bits."""
 
 packed_gradient_p = define_primitive('packed_gradient', packed_gradient)
-"""The gradient of the values; operands x, dy, bits."""
+"""Primitive of the gradient of the values; operands x, dy, bits."""
 
 packed_tangent_p = define_primitive('packed_tangent', packed_tangent)
-"""dx @ W + x @ dW; operands dx, x, dvalues, values, bits."""
+"""Primitive of dx @ W + x @ dW; operands dx, x, dvalues, values, bits."""
 
 packed_backward_p = define_primitive(
     'packed_backward', packed_backward, multiple_results=True
 )
-"""dx and dvalues; operands dy, x, values, bits."""
+"""Primitive of dx and dvalues; operands dy, x, values, bits."""
 
 
 # Differentiation.
@@ -136,14 +136,14 @@ def _differentiate_matmul(primals, tangents, **params):
   x, values, bits = primals
   dx, dvalues, _ = tangents
   y = packed_matmul_p.bind(*primals, **params)
-  moves = [not isinstance(tangent, ad.Zero) for tangent in (dx, dvalues)]
-  if all(moves) and not params['transpose']:
+  nonzero = [not isinstance(tangent, ad.Zero) for tangent in (dx, dvalues)]
+  if all(nonzero) and not params['transpose']:
     del params['transpose']
     return y, packed_tangent_p.bind(dx, x, dvalues, values, bits, **params)
   parts = []
-  if moves[0]:
+  if nonzero[0]:
     parts.append(packed_matmul_p.bind(dx, values, bits, **params))
-  if moves[1]:
+  if nonzero[1]:
     parts.append(packed_matmul_p.bind(x, dvalues, bits, **params))
   if not parts:
     return y, ad.Zero.from_primal_value(y)
@@ -203,8 +203,8 @@ def _backward_parts(dy, x, values, bits, **params):
   ]
 
 
-joined.fall_apart(packed_tangent_p, _tangent_parts)
-joined.fall_apart(packed_backward_p, _backward_parts)
+joined.register_parts(packed_tangent_p, _tangent_parts)
+joined.register_parts(packed_backward_p, _backward_parts)
 
 
 def _transpose_tangent(dy, *args, **params):
@@ -232,8 +232,8 @@ ad.primitive_transposes[packed_tangent_p] = _transpose_tangent
 ad.primitive_transposes[packed_backward_p] = _transpose_backward
 
 
-# Batching. A batch of x alone is more tokens; any other is a stack of
-# matrices, which all operands then have as their first axis.
+# Batching. A batch of x only is a further token axis. Any other batch makes a
+# stack of matrices, with the batch as the leading axis of all operands.
 
 
 def _batch_matmul(args, axes, **params):
@@ -250,7 +250,7 @@ def _batch_gradient(args, axes, **params):
 
 
 def _stack(args, axes):
-  """Gives every operand the batch as its first axis."""
+  """Moves or broadcasts the batch to the leading axis of every operand."""
   size = next(
       arg.shape[axis] for arg, axis in zip(args, axes) if axis is not None
   )

@@ -1,13 +1,14 @@
 """The sparse matmul and its derivatives, as JAX primitives.
 
 Two primitives are closed under differentiation, so that derivatives of any
-order are made of them: `sparse_matmul_p` multiplies by kept weights, or by
-their transpose, and `sampled_matmul_p` computes the gradient of weights where
-it is wanted. Two more join what kernels do faster together: the tangent of a
-product in both operands, and its transpose, `sparse_matmul_backward_p`, which
-is what training runs; under any other transformation they fall apart into the
-first two. A jaxpr shows them with the name of the module they come from; what
-they become on a platform is chosen by `lowerings`.
+order consist of them: `sparse_matmul_p` multiplies by kept weights, or by
+their transpose, and `sampled_matmul_p` computes the gradient of the weights at
+the entries of a mask. Two joint primitives fuse a pair of these for kernels
+that are faster together: `sparse_matmul_tangent_p`, the tangent of a product in
+both operands, and its transpose `sparse_matmul_backward_p`, which training
+runs; under any other transformation they decompose into the first two. In a
+jaxpr, their equations carry the name of the calling module in the name stack;
+`spdf_jax.lowerings` selects the lowering of each primitive on a platform.
 """
 
 import functools
@@ -32,22 +33,28 @@ from spdf_jax.lowerings import REFERENCE
 from spdf_jax.packing import PackedMask
 
 sparse_matmul_p = define_primitive('sparse_matmul', reference.sparse_matmul)
-"""y = x @ (mask ⊙ w), or by the transpose; operands x, w, mask, grad_mask."""
+"""Primitive of y = x @ (mask ⊙ w), or x @ (mask ⊙ w)ᵀ.
+
+Operands are x, w, mask and grad_mask.
+"""
 
 sampled_matmul_p = define_primitive('sampled_matmul', reference.sampled_matmul)
-"""dw = mask ⊙ (xᵀ @ dy); operands x, dy, mask."""
+"""Primitive of dw = mask ⊙ (xᵀ @ dy); operands x, dy, mask."""
 
 sparse_matmul_tangent_p = define_primitive(
     'sparse_matmul_tangent', reference.sparse_matmul_tangent
 )
-"""dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw); operands dx, x, dw, w and masks."""
+"""Primitive of dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw).
+
+Operands are dx, x, dw, w, mask and grad_mask.
+"""
 
 sparse_matmul_backward_p = define_primitive(
     'sparse_matmul_backward',
     reference.sparse_matmul_backward,
     multiple_results=True,
 )
-"""dx and dw; operands dy, x, w, mask, grad_mask."""
+"""Primitive of dx and dw; operands dy, x, w, mask, grad_mask."""
 
 
 def sparse_matmul(
@@ -62,34 +69,34 @@ def sparse_matmul(
 ) -> jax.Array:
   r"""Multiplies by the kept weights: y = x @ (mask ⊙ w).
 
-  Weights off the mask never enter: they may be NaN. The gradients are
+  Weights off the mask are ignored and may be NaN. The gradients are
 
   .. math::
     dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)
 
-  with :math:`m_g` the `grad_mask`: RigL asks for the gradient of pruned
-  weights by giving it all `True`, as data.
+  with :math:`m_g` the `grad_mask`, an operand that may change without
+  recompilation: RigL sets it to all `True` at a mask update.
 
   Args:
-    x: [..., inputs], float32, bfloat16 or float16 (or float64).
-    w: [inputs, outputs], of the dtype of `x`; with a packed mask the values of
-      the kept weights, [size].
+    x: Inputs [..., inputs], float32, bfloat16 or float16 (or float64).
+    w: Weights [inputs, outputs], of the dtype of `x`; with a packed mask the
+      values of the kept weights, [size].
     mask: `True` where a weight is kept, bool [inputs, outputs], or packed.
-    grad_mask: Where `w` gets a gradient; by default `mask`. Not with a packed
-      mask: the gradient is [size].
-    accumulation_dtype: Type of the sums, of products and gradients alike; by
+    grad_mask: Mask of the gradient of `w`; by default `mask`. Must be `None`
+      with a packed mask, where the gradient is [size].
+    accumulation_dtype: Dtype of the accumulators of products and gradients; by
       default at least float32.
-    out_sharding: Of y under explicit sharding, where it is ambiguous.
-    lowering: What computes it, e.g. `'native'`; `'reference'` is XLA's masked
-      dense matmul, and what every other one falls back to.
+    out_sharding: Sharding of the product, if ambiguous under explicit sharding.
+    lowering: Name of the lowering, e.g. `'native'`; `'reference'` is XLA's
+      masked dense matmul, to which every other lowering falls back.
 
   Returns:
-    [..., outputs], of the dtype of `x`.
+    Product [..., outputs], of the dtype of `x`.
 
   Raises:
     ValueError: the shapes do not fit or an axis is empty, or the lowering is
       unknown.
-    TypeError: dtypes differ, or are not of the kinds above.
+    TypeError: dtypes differ or are unsupported.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, section 2
@@ -129,17 +136,18 @@ def sparse_matmul(
 
 
 def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
-  """Tells `jax.checkpoint` to keep the results of matmuls, sparse and dense.
+  """Returns whether to save a result: a `jax.checkpoint` policy for matmuls.
 
-  JAX's `dots_saveable` does not know our primitives and would recompute them.
+  It saves the results of sparse and dense matmuls. JAX's `dots_saveable` does
+  not include the sparse primitives and would recompute them.
 
   Args:
     primitive: The primitive of an equation.
-    *args: Its operands.
-    **params: Its parameters.
+    *args: Operands of the equation.
+    **params: Parameters of the equation.
 
   Returns:
-    Whether its result is saved for the backward pass.
+    Whether the equation's result is saved for the backward pass.
 
   Example:
     >>> f = jax.checkpoint(lambda x: x @ x, policy=matmuls_saveable)
@@ -156,23 +164,23 @@ def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
   )
 
 
-# Differentiation. Both are linear in each operand that is not a mask.
+# Differentiation. Both primitives are linear in each operand but the masks.
 
 
 def _differentiate_sparse_matmul(primals, tangents, **params):
   x, w, mask, grad_mask = primals
   dx, dw, *_ = tangents
   y = sparse_matmul_p.bind(*primals, **params)
-  moves = [not isinstance(tangent, ad.Zero) for tangent in (dx, dw)]
-  if all(moves) and not params['transpose']:
+  nonzero = [not isinstance(tangent, ad.Zero) for tangent in (dx, dw)]
+  if all(nonzero) and not params['transpose']:
     del params['transpose']
     return y, sparse_matmul_tangent_p.bind(
         dx, x, dw, w, mask, grad_mask, **params
     )
   parts = []
-  if moves[0]:
+  if nonzero[0]:
     parts.append(sparse_matmul_p.bind(dx, w, mask, grad_mask, **params))
-  if moves[1]:
+  if nonzero[1]:
     parts.append(sparse_matmul_p.bind(x, dw, grad_mask, grad_mask, **params))
   if not parts:
     return y, ad.Zero.from_primal_value(y)
@@ -237,8 +245,8 @@ def _backward_parts(dy, x, w, mask, grad_mask, *, out_sharding, **params):
   ]
 
 
-joined.fall_apart(sparse_matmul_tangent_p, _tangent_parts)
-joined.fall_apart(sparse_matmul_backward_p, _backward_parts)
+joined.register_parts(sparse_matmul_tangent_p, _tangent_parts)
+joined.register_parts(sparse_matmul_backward_p, _backward_parts)
 
 
 def _transpose_tangent(dy, *args, out_sharding, **params):
@@ -271,8 +279,8 @@ ad.primitive_transposes[sparse_matmul_tangent_p] = _transpose_tangent
 ad.primitive_transposes[sparse_matmul_backward_p] = _transpose_backward
 
 
-# Batching. A batch of x alone is more tokens; any other is a stack of
-# matrices, which all operands then have as their first axis.
+# Batching. A batch of x only is a further token axis. Any other batch makes a
+# stack of matrices, with the batch as the leading axis of all operands.
 
 
 def _batch_sparse_matmul(args, axes, **params):
@@ -300,7 +308,7 @@ batching.primitive_batchers[sampled_matmul_p] = _batch_sampled_matmul
 
 
 def _stack(args, axes):
-  """Gives every operand the batch as its first axis."""
+  """Moves or broadcasts the batch to the leading axis of every operand."""
   batched = [
       None if axis is None else jnp.moveaxis(arg, axis, 0)
       for arg, axis in zip(args, axes)
@@ -326,7 +334,7 @@ def _stack(args, axes):
 
 
 def _sharding(aval: Any) -> NamedSharding | None:
-  """Returns a type's sharding where the mesh makes it explicit."""
+  """Returns the sharding of an aval on a mesh with explicit axes, or `None`."""
   sharding = aval.sharding
   explicit = AxisType.Explicit in sharding.mesh.axis_types
   return sharding if explicit else None
@@ -337,7 +345,7 @@ def _spec(x: jax.Array) -> PartitionSpec:
 
 
 def _insert_axis(sharding, axis: int, x: jax.Array):
-  """Adds a batch axis to the sharding asked for, laid out as that of x."""
+  """Inserts a batch axis into a sharding, partitioned as the same axis of x."""
   if sharding is None:
     return None
   spec = sharding if isinstance(sharding, PartitionSpec) else sharding.spec
@@ -348,7 +356,7 @@ def _insert_axis(sharding, axis: int, x: jax.Array):
 
 
 def _equally_varying(*args: jax.Array) -> list[jax.Array]:
-  """Under `shard_map`, makes all operands vary over the same mesh axes."""
+  """Casts operands to vary over the same mesh axes, under `shard_map`."""
   varying = [jax.typeof(arg).manual_axis_type.varying for arg in args]
   union = frozenset().union(*varying)
   return [

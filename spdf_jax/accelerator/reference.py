@@ -1,8 +1,8 @@
-"""What the sparse primitives compute: XLA's masked dense matmuls.
+"""Reference implementation of the sparse primitives: masked dense matmuls.
 
-Right on every platform and under every transformation; zeros are multiplied.
-Both functions take stacks: the axes of `mask` before its last two are batch
-axes, which all operands share as their first.
+It works on every platform and under every transformation, but multiplies zeros.
+All functions accept stacks: the axes of `mask` before its last two are batch
+axes, which all operands share as their leading axes.
 """
 
 import functools
@@ -25,16 +25,16 @@ def sparse_matmul(
   """Multiplies by the kept weights: x @ (mask ⊙ w), or by their transpose.
 
   Args:
-    x: [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
-    w: [*batch, inputs, outputs].
-    mask: Kept weights, of the shape of `w`.
-    grad_mask: Where `w` gets a gradient; the product does not depend on it.
+    x: Inputs [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
+    w: Weights [*batch, inputs, outputs].
+    mask: Mask of the kept weights, of the shape of `w`.
+    grad_mask: Mask of the gradient of `w`; does not affect the product.
     transpose: Whether to multiply by the transpose.
-    accumulation_dtype: Type of the sums.
-    out_sharding: Of the product, under explicit sharding.
+    accumulation_dtype: Dtype of the accumulators.
+    out_sharding: Sharding of the product, under explicit sharding.
 
   Returns:
-    [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
+    Product [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
   """
   del grad_mask
   batch = tuple(range(w.ndim - 2))
@@ -56,17 +56,17 @@ def sampled_matmul(
     accumulation_dtype: Any,
     out_sharding: Any,
 ) -> jax.Array:
-  """Multiplies over the tokens, at chosen weights only: mask ⊙ (xᵀ @ dy).
+  """Multiplies over the tokens, at masked entries only: mask ⊙ (xᵀ @ dy).
 
   Args:
-    x: [*batch, *tokens, inputs].
-    dy: [*batch, *tokens, outputs].
-    mask: The chosen entries, [*batch, inputs, outputs].
-    accumulation_dtype: Type of the sums.
-    out_sharding: Of the product, under explicit sharding.
+    x: Inputs [*batch, *tokens, inputs].
+    dy: Cotangents [*batch, *tokens, outputs].
+    mask: Mask of the entries to compute, [*batch, inputs, outputs].
+    accumulation_dtype: Dtype of the accumulators.
+    out_sharding: Sharding of the product, under explicit sharding.
 
   Returns:
-    [*batch, inputs, outputs], zero elsewhere, in the dtype of `x`.
+    Product [*batch, inputs, outputs], zero off the mask, in the dtype of `x`.
   """
   batch = tuple(range(mask.ndim - 2))
   tokens = tuple(range(len(batch), x.ndim - 1))
@@ -89,19 +89,19 @@ def sparse_matmul_tangent(
     grad_mask: jax.Array,
     **params: Any,
 ) -> jax.Array:
-  """Differentiates a product: dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw).
+  """Computes a product's tangent: dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw).
 
   Args:
     dx: Tangent of x, [*batch, *tokens, inputs].
-    x: As for `sparse_matmul`.
+    x: Inputs of `sparse_matmul`.
     dw: Tangent of w, [*batch, inputs, outputs].
-    w: As for `sparse_matmul`.
-    mask: Kept weights.
-    grad_mask: Where w gets a gradient.
-    **params: As for `sparse_matmul`, without `transpose`.
+    w: Weights of `sparse_matmul`.
+    mask: Mask of the kept weights.
+    grad_mask: Mask of the gradient of w.
+    **params: Parameters of `sparse_matmul`, without `transpose`.
 
   Returns:
-    [*batch, *tokens, outputs], in the dtype of `x`.
+    Tangent [*batch, *tokens, outputs], in the dtype of `x`.
   """
   multiply = functools.partial(sparse_matmul, transpose=False, **params)
   return multiply(dx, w, mask, grad_mask) + multiply(
@@ -119,16 +119,16 @@ def sparse_matmul_backward(
     accumulation_dtype: Any,
     out_sharding: tuple[Any, Any],
 ) -> list[jax.Array]:
-  """Computes both gradients of a product.
+  """Computes the gradients of a product in x and w.
 
   Args:
-    dy: [*batch, *tokens, outputs].
-    x: As for `sparse_matmul`.
-    w: As for `sparse_matmul`.
-    mask: Kept weights.
-    grad_mask: Where w gets a gradient.
-    accumulation_dtype: Type of the sums.
-    out_sharding: Of both gradients, under explicit sharding.
+    dy: Cotangent of the product, [*batch, *tokens, outputs].
+    x: Inputs of `sparse_matmul`.
+    w: Weights of `sparse_matmul`.
+    mask: Mask of the kept weights.
+    grad_mask: Mask of the gradient of w.
+    accumulation_dtype: Dtype of the accumulators.
+    out_sharding: Shardings of dx and dw, under explicit sharding.
 
   Returns:
     dx = dy @ (mask ⊙ w)ᵀ and dw = grad_mask ⊙ (xᵀ @ dy).
@@ -144,5 +144,5 @@ def sparse_matmul_backward(
 
 
 def _keep(mask: jax.Array, w: jax.Array) -> jax.Array:
-  # A select, not a product: NaN off the mask stays out.
+  # A select, because multiplying by the mask would propagate NaN off the mask.
   return jnp.where(mask, w, jnp.zeros((), w.dtype))

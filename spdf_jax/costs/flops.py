@@ -1,4 +1,4 @@
-"""FLOPs: what sparse training costs, by the formula of the papers."""
+"""FLOPs of sparse training, by the formula of the papers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,12 +12,12 @@ class ModelShape(NamedTuple):
   Attributes:
     n_layers: Number of blocks.
     d_model: Width of the residual stream.
-    n_heads: Attention heads in each block.
+    n_heads: Number of attention heads in each block.
     d_ff: Hidden width of the feed-forward network.
-    vocab_size: Number of token ids, the head's outputs.
-    kv_heads: Heads of keys and values; `None`: as many as attention heads.
+    vocab_size: Number of token ids, the outputs of the head.
+    kv_heads: Number of heads of keys and values; `None`: `n_heads`.
     head_size: Width of a head; `None`: d_model / n_heads.
-    gated: Whether the feed-forward network has a third matrix, its gate.
+    gated: Whether the feed-forward network has a third matrix, the gate.
   """
 
   n_layers: int
@@ -31,14 +31,14 @@ class ModelShape(NamedTuple):
 
   @property
   def attention_width(self) -> int:
-    """Width of all heads together."""
+    """Total width of all heads."""
     if self.head_size is None:
       return self.d_model
     return self.n_heads * self.head_size
 
   @property
   def hidden_weights(self) -> int:
-    """Weights in the hidden matrices of a block."""
+    """Number of weights in the hidden matrices of a block."""
     heads = self.n_heads if self.kv_heads is None else self.kv_heads
     keys = self.attention_width * heads // self.n_heads
     attention = 2 * self.d_model * (self.attention_width + keys)
@@ -61,21 +61,22 @@ def shape_of(config: DecoderConfig) -> ModelShape:
 def forward_flops(
     shape: ModelShape, length: int, sparsity: float = 0.0
 ) -> float:
-  """Counts the FLOPs of one sequence's forward pass.
+  """Returns the FLOPs of one sequence's forward pass.
 
-  Hoffmann et al.'s count without the embedding's input side. In each layer,
+  The count of Hoffmann et al. without the embedding of inputs. In each layer,
   with s = length, d = d_model and h = n_heads, the hidden matrices of a GPT
-  take `(1 - sparsity) * (8 s d^2 + 4 s d d_ff)` and attention, softmax counted
-  and causality not, `4 s^2 d + 3 h s^2`; the head takes `2 s d vocab_size`.
-  Attention's own products and the head are always dense.
+  take `(1 - sparsity) * (8 s d^2 + 4 s d d_ff)`, and attention takes
+  `4 s^2 d + 3 h s^2`, including softmax and ignoring causality; the head takes
+  `2 s d vocab_size`. The head and the products of activations in attention are
+  always dense.
 
   Args:
-    shape: The model's sizes.
-    length: Tokens in the sequence.
+    shape: Sizes of the model.
+    length: Number of tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
 
   Returns:
-    FLOPs for one sequence; a multiplication and an addition are two.
+    FLOPs for one sequence; a multiply-add counts as two.
 
   Raises:
     ValueError: `sparsity` is outside [0, 1] or `length` is below 1.
@@ -103,13 +104,13 @@ def forward_flops(
 
 
 def softmax_flops(shape: ModelShape, length: int) -> int:
-  """Counts the softmax of attention in one sequence's forward pass.
+  """Returns the FLOPs of attention's softmax in one sequence's forward pass.
 
-  Three operations for each of the `n_heads * length**2` scores of a layer.
+  Each of the `n_heads * length**2` scores of a layer takes three operations.
 
   Args:
-    shape: The model's sizes.
-    length: Tokens in the sequence.
+    shape: Sizes of the model.
+    length: Number of tokens in the sequence.
 
   Returns:
     FLOPs for one sequence.
@@ -131,24 +132,24 @@ def training_flops(
     *,
     dense_grads: bool = False,
 ) -> float:
-  """Counts the FLOPs of training on one sequence, forward and backward.
+  """Returns the FLOPs of training on one sequence, forward and backward.
 
-  Three times the forward pass: the backward pass computes two products,
-  for inputs and for weights, and a pruned weight needs neither. A step that
-  grows connections by their gradients needs those of all weights.
+  Training takes three times the forward pass: the backward pass computes two
+  products, the gradients of inputs and of weights, both without pruned weights.
+  A step that grows weights by their gradients computes those of all weights.
 
   Args:
-    shape: The model's sizes.
-    length: Tokens in the sequence.
+    shape: Sizes of the model.
+    length: Number of tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
-    dense_grads: Whether pruned weights need their gradients: the product for
-      weights is then dense.
+    dense_grads: Whether gradients of pruned weights are computed, which makes
+      the product for gradients of weights dense.
 
   Returns:
     FLOPs for one sequence.
 
   Raises:
-    ValueError: As `forward_flops`.
+    ValueError: `sparsity` is outside [0, 1] or `length` is below 1.
 
   Source: Thangarasa et al. 2023, "SPDF", appendix table 2; for dense
   gradients Evci et al. 2020, "Rigging the Lottery", appendix H.
@@ -166,22 +167,23 @@ def training_flops(
 def effective_sparsity(
     steps: Sequence[int], sparsities: Sequence[float], reference_steps: int
 ) -> float:
-  """Returns the one sparsity that spends as much as a list of phases.
+  """Returns the constant sparsity with the same cost as a list of phases.
 
-  `1 - sum(steps_i * (1 - sparsity_i)) / reference_steps`: the share of a dense
-  run's hidden-matrix work that the phases save. Negative where they take
-  more than the reference.
+  `1 - sum(steps_i * (1 - sparsity_i)) / reference_steps`: the fraction of a
+  dense run's FLOPs in hidden matrices that the phases save. It is negative if
+  the phases cost more than the dense run.
 
   Args:
-    steps: Steps of each phase.
+    steps: Number of steps of each phase.
     sparsities: Sparsity of each phase.
-    reference_steps: Steps of the dense run compared with.
+    reference_steps: Number of steps of the dense run.
 
   Returns:
     The effective sparsity.
 
   Raises:
-    ValueError: The lists differ in length, or `reference_steps` is below 1.
+    ValueError: The lengths of the lists differ, or `reference_steps` is below
+      1.
 
   Source: Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning".
 
@@ -199,5 +201,5 @@ def effective_sparsity(
         f'reference_steps is {reference_steps}; give the steps of the dense '
         'run, at least 1.'
     )
-  spent = sum(n * (1 - level) for n, level in zip(steps, sparsities))
+  spent = sum(n * (1 - sparsity) for n, sparsity in zip(steps, sparsities))
   return 1 - spent / reference_steps

@@ -1,40 +1,42 @@
-"""Planner: the sparsity and the lengths of two stages that meet a budget."""
+"""Planner: the sparsity and the lengths of two stages within a budget."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
 import math
 from typing import NamedTuple
 
-_GRID = 10_000  # Levels of static plans are whole hundredths of a percent.
-_ROUNDING = 1e-9  # A budget that a sum of floats exceeds by so little is met.
+from spdf_jax.costs.simulation_text import duration
+
+_GRID = 10_000  # Sparsities of static plans are multiples of 1 / _GRID.
+_ROUNDING = 1e-9  # Relative tolerance of budgets, for rounding of float sums.
 
 Cost = Callable[[float], float]
 
 
 class OutOfBudget(ValueError):
-  """A budget that no plan meets.
+  """An error for a budget that no plan meets.
 
   Attributes:
-    least: What would, in the unit of the budget.
+    least: Smallest sufficient budget, in the same unit.
   """
 
-  def __init__(self, budget: float, least: float, level: float):
+  def __init__(self, budget: float, least: float, sparsity: float):
     super().__init__(
-        f'budget is {budget:.4g}, and at least {least:.4g} is needed, with '
-        f'{level:.4g} of the weights at zero all along; give that, fewer '
-        'steps or a higher level.'
+        f'budget is {budget:.4g}, and at least {least:.4g} is needed, at a '
+        f'sparsity of {sparsity:.4g} throughout; give that, fewer steps or a '
+        'higher sparsity.'
     )
     self.least = least
 
 
 class Stages(NamedTuple):
-  """A pre-training in a sparse stage and a dense one.
+  """A pre-training with a sparse stage followed by a dense stage.
 
   Attributes:
     kind: `'dense'`, `'static'` or `'variable'`.
     sparsity: Fraction of zeros in the sparse stage.
-    sparse_steps: Its steps.
-    dense_steps: Steps of the dense stage that follows.
+    sparse_steps: Number of steps of the sparse stage.
+    dense_steps: Number of steps of the dense stage.
   """
 
   kind: str
@@ -43,10 +45,10 @@ class Stages(NamedTuple):
   dense_steps: int
 
   def total(self, cost: Cost) -> float:
-    """Returns what all steps cost, in the unit of `cost`.
+    """Returns the cost of all steps, in the unit of `cost`.
 
     Example:
-      >>> Stages('variable', 0.9, 50, 10).total(lambda level: 1 - level)
+      >>> Stages('variable', 0.9, 50, 10).total(lambda sparsity: 1 - sparsity)
       15.0
     """
     return (
@@ -55,67 +57,67 @@ class Stages(NamedTuple):
 
 
 def plan_stages(
-    cost: Cost, steps: int, budget: float, levels: Sequence[float]
+    cost: Cost, steps: int, budget: float, sparsities: Sequence[float]
 ) -> list[Stages]:
-  """Lists the plans of so many steps that a budget pays for.
+  """Returns the plans with a given number of steps that meet a budget.
 
   Args:
-    cost: What a step costs at a level, 0 being dense; it does not rise with
-      the level.
-    steps: Of the whole pre-training.
-    budget: In the unit of `cost`.
-    levels: Rising levels of the sparse stage, in (0, 1).
+    cost: Function from a sparsity to the cost of a step, non-increasing.
+    steps: Number of steps of the whole pre-training.
+    budget: Limit on the total cost, in the unit of `cost`.
+    sparsities: Sparsities of the sparse stage, increasing, in (0, 1).
 
   Returns:
-    The dense plan, where that is met, alone; otherwise the static plan of the
-    least level, in steps of 0.0001 up to the last of `levels`, and for every
-    level above it the variable plan with the longest dense stage.
+    Only the dense plan if it meets the budget; otherwise the static plan of the
+    lowest sparsity, a multiple of 0.0001 up to the last of `sparsities`, and
+    the variable plan with the longest dense stage for every higher sparsity.
 
   Raises:
-    OutOfBudget: not even all steps at the last level can be paid.
-    ValueError: an argument is out of its range.
+    OutOfBudget: All steps at the last sparsity exceed the budget.
+    ValueError: An argument is out of its range.
 
-  Source: Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning":
-  level and length of the first stage regulate the FLOPs.
+  Source: Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning",
+  which controls the FLOPs by sparsity and length of the first stage.
 
   Example:
-    >>> for plan in plan_stages(lambda level: 1 - level, 60, 15, [0.5, 0.9]):
+    >>> cost = lambda sparsity: 1 - sparsity
+    >>> for plan in plan_stages(cost, 60, 15, [0.5, 0.9]):
     ...   print(plan)
     Stages(kind='static', sparsity=0.75, sparse_steps=60, dense_steps=0)
     Stages(kind='variable', sparsity=0.9, sparse_steps=50, dense_steps=10)
   """
-  _check(steps, budget, levels)
+  _check(steps, budget, sparsities)
   dense = Stages('dense', 0.0, 0, steps)
   if _fits(dense.total(cost), budget):
     return [dense]
-  level = least_level(lambda s: steps * cost(s), budget, levels[-1])
-  if level is None:
-    raise OutOfBudget(budget, steps * cost(levels[-1]), levels[-1])
-  plans = [Stages('static', level, steps, 0)]
-  for level in levels:
-    longest = _longest_dense_stage(cost, steps, budget, level)
+  sparsity = least_sparsity(lambda s: steps * cost(s), budget, sparsities[-1])
+  if sparsity is None:
+    raise OutOfBudget(budget, steps * cost(sparsities[-1]), sparsities[-1])
+  plans = [Stages('static', sparsity, steps, 0)]
+  for sparsity in sparsities:
+    longest = _longest_dense_stage(cost, steps, budget, sparsity)
     if longest:
-      plans.append(Stages('variable', level, steps - longest, longest))
+      plans.append(Stages('variable', sparsity, steps - longest, longest))
   return plans
 
 
 def choose(plans: Sequence[Stages], dense_share: float) -> Stages:
-  """Chooses the plan of least sparsity whose dense stage is long enough.
+  """Returns the plan of lowest sparsity with a long enough dense stage.
 
   Args:
-    plans: From `plan_stages`.
-    dense_share: Of all steps, that the dense stage should have; in the post's
-      256M it has a sixth.
+    plans: Plans that `plan_stages` returns.
+    dense_share: Minimum fraction of all steps in the dense stage; one sixth for
+      the 256M model of the Cerebras post.
 
   Returns:
-    That plan; where no dense stage is so long, the one with the longest, and
-    where there is none the only plan.
+    The plan; if no dense stage is long enough, the plan with the longest one.
 
   Raises:
     ValueError: `dense_share` is outside [0, 1].
 
   Example:
-    >>> plans = plan_stages(lambda level: 1 - level, 60, 15, [0.8, 0.9, 0.95])
+    >>> cost = lambda sparsity: 1 - sparsity
+    >>> plans = plan_stages(cost, 60, 15, [0.8, 0.9, 0.95])
     >>> choose(plans, 1 / 6).sparsity
     0.9
   """
@@ -125,28 +127,28 @@ def choose(plans: Sequence[Stages], dense_share: float) -> Stages:
         'dense, from 0 to 1.'
     )
   steps = plans[0].sparse_steps + plans[0].dense_steps
-  # A step is lost to rounding down.
+  # Dense stages are rounded down to whole steps, so a share may miss one step.
   enough = [p for p in plans if p.dense_steps + 1 > dense_share * steps]
   if enough:
     return min(enough, key=lambda p: p.sparsity)
   return max(plans, key=lambda p: p.dense_steps)
 
 
-def least_level(total: Cost, budget: float, highest: float) -> float | None:
-  """Returns the least level at which a total is within a budget.
+def least_sparsity(total: Cost, budget: float, highest: float) -> float | None:
+  """Returns the lowest sparsity at which a total is within a budget.
 
   Args:
-    total: What all steps cost at a level; it does not rise with it.
-    budget: In its unit.
-    highest: The highest level.
+    total: Function from a sparsity to the cost of all steps, non-increasing.
+    budget: Limit on the total cost, in the unit of `total`.
+    highest: Highest sparsity.
 
   Returns:
-    The level, in steps of 0.0001; `None` if there is none up to `highest`.
+    The sparsity, a multiple of 0.0001; `None` if there is none up to `highest`.
 
   Example:
-    >>> least_level(lambda level: 8 * (1 - level), 3, 0.9)
+    >>> least_sparsity(lambda sparsity: 8 * (1 - sparsity), 3, 0.9)
     0.625
-    >>> least_level(lambda level: 8 * (1 - level), 0.5, 0.9) is None
+    >>> least_sparsity(lambda sparsity: 8 * (1 - sparsity), 0.5, 0.9) is None
     True
   """
   low, high = 0, math.floor(highest * _GRID + _ROUNDING)
@@ -162,13 +164,13 @@ def least_level(total: Cost, budget: float, highest: float) -> float | None:
 
 
 def _longest_dense_stage(
-    cost: Cost, steps: int, budget: float, level: float
+    cost: Cost, steps: int, budget: float, sparsity: float
 ) -> int:
-  """Returns the most steps that can be dense; 0 also where nothing is paid."""
+  """Returns the maximum number of dense steps; 0 if even none fits."""
   low, high = 0, steps
   while low < high:
     middle = (low + high + 1) // 2
-    plan = Stages('variable', level, steps - middle, middle)
+    plan = Stages('variable', sparsity, steps - middle, middle)
     if _fits(plan.total(cost), budget):
       low = middle
     else:
@@ -180,15 +182,69 @@ def _fits(total: float, budget: float) -> bool:
   return total <= budget * (1 + _ROUNDING)
 
 
-def _check(steps: int, budget: float, levels: Sequence[float]) -> None:
+def _check(steps: int, budget: float, sparsities: Sequence[float]) -> None:
   if steps < 1:
     raise ValueError(f'steps is {steps}; plan at least one.')
   if not 0 < budget < math.inf:
     raise ValueError(f'budget is {budget}; it must be positive and finite.')
-  if not levels or list(levels) != sorted(set(levels)) or not (
-      0 < levels[0] and levels[-1] < 1
+  if not sparsities or list(sparsities) != sorted(set(sparsities)) or not (
+      0 < sparsities[0] and sparsities[-1] < 1
   ):
     raise ValueError(
-        f'levels is {list(levels)}; give rising fractions of zeros between 0 '
-        'and 1, e.g. 0.5,0.75,0.9.'
+        f'sparsities is {list(sparsities)}; give rising fractions of zeros '
+        'between 0 and 1, e.g. 0.5,0.75,0.9.'
     )
+
+
+def format_plans(
+    plans: Sequence[Stages],
+    chosen: Stages,
+    *,
+    tokens_per_step: int,
+    flops: Cost,
+    seconds: Cost | None = None,
+) -> str:
+  """Formats plans as a table.
+
+  Args:
+    plans: Plans that `plan_stages` returns.
+    chosen: Plan to mark with a star.
+    tokens_per_step: Batch size times sequence length.
+    flops: Function from a sparsity to the FLOPs of a step.
+    seconds: Function from a sparsity to the seconds of a step; `None`: the
+      table has no times.
+
+  Returns:
+    A header and a line for each plan, the dense plan first.
+
+  Example:
+    >>> plans = [Stages('variable', 0.9, 50, 10)]
+    >>> table = format_plans(plans, plans[0], tokens_per_step=100,
+    ...                      flops=lambda sparsity: 1e9 * (1 - sparsity))
+    >>> ' '.join(table.splitlines()[-1].split())
+    'variable 90.0% 50 (5,000) 10 (1,000) 1.500e+10 25.0% *'
+  """
+  steps = chosen.sparse_steps + chosen.dense_steps
+  dense = Stages('dense', 0.0, 0, steps)
+  others = [plan for plan in plans if plan != dense]
+  time = f'{"time":>12}' if seconds else ''
+  lines = [
+      f'{"plan":<9}{"sparsity":>10}{"sparse steps (tokens)":>28}'
+      f'{"dense steps (tokens)":>28}{"FLOPs":>12}{"of dense":>10}{time}'
+  ]
+  for plan in (dense, *others):
+    total = plan.total(flops)
+    time = f'{duration(plan.total(seconds)):>12}' if seconds else ''
+    stage = lambda n: f'{n:,} ({n * tokens_per_step:,})'
+    lines.append(
+        f'{plan.kind:<9}{_percent(plan.sparsity):>10}'
+        f'{stage(plan.sparse_steps):>28}{stage(plan.dense_steps):>28}'
+        f'{total:>12.3e}{total / dense.total(flops):>10.1%}{time}'
+        + (' *' if plan == chosen else '')
+    )
+  return '\n'.join(lines)
+
+
+def _percent(sparsity: float) -> str:
+  text = f'{100 * sparsity:.2f}'
+  return (text[:-1] if text.endswith('0') else text) + '%'

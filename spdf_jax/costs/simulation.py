@@ -1,4 +1,4 @@
-"""Whole recipes on the modeled wafer: days, energy and cost of a plan."""
+"""Whole recipes on the modeled wafer: time and energy of all phases."""
 
 from collections.abc import Callable
 import dataclasses
@@ -18,34 +18,35 @@ from spdf_jax.accelerator.wafer import WaferDevice
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.what_if import in_micro_batches
 from spdf_jax.accelerator.wafer.what_if import with_sparsity
-from spdf_jax.costs.sparsity_spans import find_segments
+from spdf_jax.costs.sparsity_spans import find_spans
 from spdf_jax.costs.wafer_memory import micro_batches
 from spdf_jax.data import Batch
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.plan import asked_levels
-from spdf_jax.training.plan import Level
-from spdf_jax.training.plan import mean_sparsity
+from spdf_jax.training.planned_sparsity import mean_sparsity
+from spdf_jax.training.planned_sparsity import planned_sparsities
+from spdf_jax.training.planned_sparsity import PlannedSparsity
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import train_step
 
-_MASKED = 0.5  # Traced at any sparsity above 0; the real one is set later.
+_MASKED = 0.5  # Any value above 0 marks masked products for `with_sparsity`.
 _STACK = re.compile(r'\[\d+\]$')
-Levels = tuple[tuple[str, Level], ...]
+Sparsities = tuple[tuple[str, PlannedSparsity], ...]
 
 
 class PhaseEstimate(NamedTuple):
-  """What a phase takes.
+  """The estimated cost of a phase.
 
   Attributes:
-    name: Of the phase.
-    steps: Optimizer steps.
-    tokens: Trained on.
-    sparsity: Fraction of zeros in the sparsified matrices at its end.
-    micro_batches: In which a step takes its batch.
-    seconds: Of the phase, mask updates included.
-    dense_seconds: The same phase dense.
-    host_seconds: Of both, in which the wafer waits for the optimizer.
-    flops: Done.
+    name: Name of the phase.
+    steps: Number of optimizer steps.
+    tokens: Number of training tokens.
+    sparsity: Fraction of zeros in the sparsified matrices at the phase's end.
+    micro_batches: Number of micro-batches of a step.
+    seconds: Time of the phase, including mask updates.
+    dense_seconds: Time of the same phase without sparsity.
+    host_seconds: Part of either time in which the wafer waits for the optimizer
+      on the hosts.
+    flops: Number of executed FLOPs.
   """
 
   name: str
@@ -61,13 +62,13 @@ class PhaseEstimate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """What a recipe takes on systems of a device.
+  """The estimated cost of a recipe on systems of a device.
 
   Attributes:
-    device: One system.
-    systems: Their number.
-    phases: In order.
-    report: A step of the first phase, operation by operation.
+    device: One system of the device.
+    systems: Number of systems.
+    phases: Estimates of the phases, in order.
+    report: Report of a step of the first phase, operation by operation.
   """
 
   device: WaferDevice
@@ -82,28 +83,27 @@ class Estimate:
 
   @property
   def dense_seconds(self) -> float:
-    """Seconds of the same phases dense."""
+    """Seconds of the same phases without sparsity."""
     return sum(phase.dense_seconds for phase in self.phases)
 
   @property
   def energy(self) -> tuple[float, float]:
-    """J, at least and at most: FLOPs at the peak's energy; full power."""
+    """Lower and upper bound, J: energy per FLOP at peak, and peak power."""
     flops = sum(phase.flops for phase in self.phases)
     power = self.systems * self.device.power
     return flops * self.device.energy_per_flop, self.seconds * power
 
 
 def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
-  """Traces a recipe's train step from shapes: sparse products, all masks.
+  """Traces a recipe's train step, with sparse products, from shapes.
 
   Args:
-    recipe: The recipe.
-    batch_size: Sequences.
-    length: Tokens of each.
+    recipe: Recipe of the run.
+    batch_size: Number of sequences.
+    length: Number of tokens of each sequence.
 
   Returns:
-    The program, its masked products at a sparsity to be set by
-    `with_sparsity`.
+    The program; `with_sparsity` sets the sparsity of the masked products.
   """
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
@@ -114,13 +114,14 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
       learning_rate=recipe.plan.learning_rate,
       loss=recipe.loss,
   )
-  # Its only loops of unknown length choose masks, at the hosts.
+  # The only loops of unknown length select masks, on the hosts, at no modeled
+  # time, so any number of trips gives the same time.
   trace = trace_program(step, sparsity=_MASKED, trips=1)
   return trace(recipe.abstract_state, batch)
 
 
 def _as_products(model: models.GPT | models.Llama) -> models.GPT | models.Llama:
-  """Returns the model with attention as XLA's products: any device's."""
+  """Returns the model with XLA's attention, whose products have cost rules."""
   return model.clone(
       config=dataclasses.replace(model.config, attention='xla')
   )
@@ -129,18 +130,19 @@ def _as_products(model: models.GPT | models.Llama) -> models.GPT | models.Llama:
 def step_reports(
     recipe: Recipe, device: WaferDevice, systems: int = 1
 ) -> Callable[[tuple[int, int], Callable[[str], float], bool], Report]:
-  """Prepares reports on a recipe's steps; each batch shape is traced once.
+  """Returns a function that reports on a recipe's steps.
 
-  Batches that do not fit the wafer are taken in micro-batches.
+  Each batch shape is traced once. Batches that do not fit the wafer are split
+  into micro-batches.
 
   Args:
-    recipe: The recipe.
-    device: One system.
-    systems: Over which each batch is split.
+    recipe: Recipe of the run.
+    device: One system of the device.
+    systems: Number of systems over which each batch is split.
 
   Returns:
-    `((batch_size, length), sparsity, dense_grads) -> report`, with a function
-    from the layer's name to the fraction of zeros.
+    A function `((batch_size, length), sparsity, dense_grads) -> report`, where
+    `sparsity` is a function from the layer's name to the fraction of zeros.
   """
   traced = functools.cache(functools.partial(trace_step, recipe))
   parts_of = _parts_of(recipe, device, systems)
@@ -168,24 +170,24 @@ def _parts_of(
 def simulate_recipe(
     recipe: Recipe, device: WaferDevice, systems: int = 1
 ) -> Estimate:
-  """Estimates what all phases of a recipe take, sparse and dense.
+  """Estimates the cost of all phases of a recipe, sparse and dense.
 
-  Every segment of one level costs its own steps; steps that need gradients of
-  pruned weights compute them densely, and a mask update takes the hosts
-  another `step_seconds`, an assumption. Batches that do not fit the wafer are
-  taken in micro-batches.
+  Every span of constant sparsity is costed at that sparsity; steps that need
+  gradients of pruned weights compute them densely, and a mask update takes the
+  hosts another `step_seconds` (an assumption). Batches that do not fit the
+  wafer are split into micro-batches.
 
   Args:
-    recipe: What would be run; its corpus may be of any size.
-    device: One system.
-    systems: Over which each batch is split.
+    recipe: Recipe of the run; the corpus may be of any size.
+    device: One system of the device.
+    systems: Number of systems over which each batch is split.
 
   Returns:
     The estimate.
 
   Raises:
-    ValueError: one sequence per system does not fit, or a number of systems
-      is impossible.
+    ValueError: One sequence per system does not fit, or `systems` is below 1
+      or above the device's `largest_cluster`.
   """
   updates = set(recipe.plan.update_steps.tolist())
   parts_of = _parts_of(recipe, device, systems)
@@ -193,20 +195,22 @@ def simulate_recipe(
 
   @functools.cache
   def cached(
-      shape: tuple[int, int], levels: Levels | None, dense_grads: bool
+      shape: tuple[int, int], sparsities: Sparsities | None, dense_grads: bool
   ) -> Report:
-    return report(shape, _sparsity_of(levels), dense_grads)
+    return report(shape, _sparsity_of(sparsities), dense_grads)
 
-  def step(phase: Phase, levels: Levels | None, dense_grads: bool) -> Report:
-    return cached((phase.batch_size, phase.length), levels, dense_grads)
+  def step(
+      phase: Phase, sparsities: Sparsities | None, dense_grads: bool
+  ) -> Report:
+    return cached((phase.batch_size, phase.length), sparsities, dense_grads)
 
-  levels_at = functools.partial(_levels_at, recipe)
+  sparsities_at = functools.partial(_sparsities_at, recipe)
 
   def total(value: Callable[[Report], float]) -> list[float]:
     cost = lambda *args: value(step(*args))
     return [
-        sum(s.steps * s.flops_per_step for s in segments)
-        for segments in find_segments(recipe.plan, levels_at, cost)
+        sum(s.steps * s.flops_per_step for s in spans)
+        for spans in find_spans(recipe.plan, sparsities_at, cost)
     ]
 
   seconds = total(lambda report: float(report.seconds))
@@ -215,32 +219,33 @@ def simulate_recipe(
   for i, phase in enumerate(recipe.plan.phases):
     end = recipe.plan.ends[phase.name]
     start = end - phase.steps
-    # Where one phase follows another the mask is made anew in any case.
-    moved = sum(start < at < end for at in updates)
+    # Updates at phase boundaries are not counted, as the mask is replaced there
+    # in any case.
+    updated = sum(start < at < end for at in updates)
     dense = step(phase, None, False)
     hosted = dense.total.host / device.clock * phase.steps
     phases.append(PhaseEstimate(
         name=phase.name,
         steps=phase.steps,
         tokens=phase.tokens,
-        sparsity=mean_sparsity(dict(levels_at(end - 1))),
+        sparsity=mean_sparsity(dict(sparsities_at(end - 1))),
         micro_batches=parts_of(phase.batch_size, phase.length),
-        seconds=seconds[i] + moved * device.step_seconds,
+        seconds=seconds[i] + updated * device.step_seconds,
         dense_seconds=float(dense.seconds) * phase.steps,
         host_seconds=float(hosted),
         flops=flops[i],
     ))
-  first = step(recipe.plan.phases[0], levels_at(0), False)
+  first = step(recipe.plan.phases[0], sparsities_at(0), False)
   return Estimate(device, systems, tuple(phases), first)
 
 
 class Inference(NamedTuple):
-  """What a model takes once it is trained.
+  """The estimated cost of inference with a trained model.
 
   Attributes:
     sparsity: Fraction of zeros in the sparsified matrices.
-    report: Of one forward pass, or of one token of each sequence.
-    tokens: Computed by it.
+    report: Report of one forward pass, or of one token of each sequence.
+    tokens: Number of computed tokens.
   """
 
   sparsity: float
@@ -249,7 +254,7 @@ class Inference(NamedTuple):
 
   @property
   def tokens_per_second(self) -> float:
-    """Tokens of all sequences."""
+    """Computed tokens of all sequences per second."""
     return self.tokens / float(self.report.seconds)
 
 
@@ -262,24 +267,26 @@ def simulate_inference(
     length: int,
     decode: bool,
 ) -> tuple[Inference, Inference]:
-  """Estimates a forward pass, or a token, with a recipe's masks and dense.
+  """Estimates inference with a recipe's model, sparse and dense.
 
-  Weights are streamed for every call, as in training: with few tokens that is
-  what takes the time.
+  Weights are streamed for every call, as in training, which takes most of the
+  time if there are few tokens.
 
   Args:
-    recipe: Its model, at the levels that its first phase ends with.
-    device: One system.
-    systems: Over which the sequences are split.
-    batch_size: Sequences.
-    length: Tokens of each, or of the cache.
-    decode: Whether one token is computed, the others being in the cache.
+    recipe: Recipe of the model; the sparsities are those at the end of the
+      first phase.
+    device: One system of the device.
+    systems: Number of systems over which the sequences are split.
+    batch_size: Number of sequences.
+    length: Number of tokens of each sequence, or positions of the cache.
+    decode: Whether to compute one token of each sequence with a cache instead
+      of a forward pass over all tokens.
 
   Returns:
-    With zeros, and dense.
+    Estimates with the recipe's sparsity, and without sparsity.
 
   Raises:
-    ValueError: as `report_on`.
+    ValueError: `systems` is below 1 or above the device's `largest_cluster`.
   """
   model = _as_products(recipe.model)
   params = recipe.abstract_state.params
@@ -304,43 +311,43 @@ def simulate_inference(
     )
     args = params, masks, tokens
   program = trace_program(call, sparsity=_MASKED)(*args)
-  levels = _levels_at(recipe, recipe.plan.phases[0].steps - 1)
+  sparsities = _sparsities_at(recipe, recipe.plan.phases[0].steps - 1)
   reports = (
       report_on(with_sparsity(program, _sparsity_of(at)), device, systems)
-      for at in (levels, None)
+      for at in (sparsities, None)
   )
-  shares = mean_sparsity(dict(levels)), 0.0
+  shares = mean_sparsity(dict(sparsities)), 0.0
   return tuple(
       Inference(share, report, batch_size * new)
       for share, report in zip(shares, reports)
   )
 
 
-def _levels_at(recipe: Recipe, step: int) -> Levels:
-  return tuple(asked_levels(
+def _sparsities_at(recipe: Recipe, step: int) -> Sparsities:
+  return tuple(planned_sparsities(
       recipe.plan, step, recipe.abstract_state.params, recipe.where
   ).items())
 
 
-def _sparsity_of(levels: Levels | None) -> Callable[[str], float]:
+def _sparsity_of(sparsities: Sparsities | None) -> Callable[[str], float]:
   """Returns the sparsity of a layer by its name in traces."""
-  if levels is None:
+  if sparsities is None:
     return lambda layer: 0.0
   zeros: dict[str, list[float]] = {}
-  for path, level in levels:
+  for path, planned in sparsities:
     module = _STACK.sub('', path).rpartition('/')[0]
-    zeros.setdefault(module, []).append(level.sparsity)
+    zeros.setdefault(module, []).append(planned.sparsity)
   means = {name: sum(found) / len(found) for name, found in zeros.items()}
 
   def sparsity_of(layer: str) -> float:
-    # Traces have the model's name in front.
+    # Names in traces have the model's name as a prefix.
     names = layer.split('/')
     for start in range(len(names)):
       found = means.get('/'.join(names[start:]))
       if found is not None:
         return found
     raise ValueError(
-        f'layer {layer!r} has no level of sparsity; known are '
+        f'layer {layer!r} has no planned sparsity; known are '
         f'{", ".join(means)}.'
     )
 

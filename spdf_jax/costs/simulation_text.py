@@ -1,4 +1,4 @@
-"""What simulations say in words and tables."""
+"""Text and tables of the results of simulations."""
 
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ _UNITS = {
 
 
 class Rate(NamedTuple):
-  """A price or a carbon intensity, and who says so.
+  """A price or a carbon intensity, with its source.
 
   Attributes:
-    value: Per hour of a system, or kg of CO2 per kWh.
-    source: Where it stands.
+    value: Price per hour of a system, or kg of CO2 per kWh.
+    source: Publication that states the value.
   """
 
   value: float
@@ -28,10 +28,18 @@ class Rate(NamedTuple):
   def checked(
       cls, name: str, value: float | None, source: str
   ) -> 'Rate | None':
-    """Returns a rate that has a source, or `None` where none is given.
+    """Returns a rate, or `None` if neither value nor source is given.
+
+    Args:
+      name: Name of the rate for error messages.
+      value: Value of the rate.
+      source: Source of the value.
+
+    Returns:
+      The rate, or `None`.
 
     Raises:
-      ValueError: it is negative, or one of value and source is missing.
+      ValueError: `value` is negative, or only one of value and source is given.
 
     Example:
       >>> Rate.checked('price_per_hour', None, '') is None
@@ -48,7 +56,7 @@ class Rate(NamedTuple):
 
 
 def duration(seconds: float) -> str:
-  """Writes a time in its largest unit.
+  """Formats a time in the largest unit that fits.
 
   Example:
     >>> duration(0.25), duration(90), duration(2e5), duration(2e8)
@@ -63,31 +71,32 @@ def format_estimate(
     estimate: Estimate, recipe: Recipe,
     *, price: Rate | None = None, carbon: Rate | None = None,
 ) -> str:
-  """Writes what a plan takes: by phase, in total, and what to change.
+  """Formats an estimate by phase and in total, with advice on batch sizes.
 
   Args:
-    estimate: Of the recipe.
-    recipe: The recipe.
-    price: Per hour of a system.
-    carbon: kg of CO2 per kWh.
+    estimate: Estimate of the recipe.
+    recipe: Recipe of the run.
+    price: Price per hour of a system; `None` omits the cost.
+    carbon: Carbon intensity, kg of CO2 per kWh; `None` omits the emissions.
 
   Returns:
-    Text.
+    A text of several lines.
   """
   device = estimate.device
   lines = [
       f'{recipe.parameters:,} parameters on {estimate.systems} x '
       f'{device.name}: modeled, not measured',
       '',
-      f'{"phase":<14}{"steps":>9}{"tokens":>18}{"zeros":>8}{"parts":>7}'
-      f'{"sparse":>12}{"dense":>12}{"faster":>8}{"of it hosts":>13}',
+      f'{"phase":<14}{"steps":>9}{"tokens":>18}{"sparsity":>10}'
+      f'{"micro-batches":>15}{"sparse":>12}{"dense":>12}{"speedup":>9}'
+      f'{"on hosts":>12}',
   ]
   for p in estimate.phases:
     lines.append(
-        f'{p.name:<14}{p.steps:>9,}{p.tokens:>18,}{p.sparsity:>8.1%}'
-        f'{p.micro_batches:>7}{duration(p.seconds):>12}'
+        f'{p.name:<14}{p.steps:>9,}{p.tokens:>18,}{p.sparsity:>10.1%}'
+        f'{p.micro_batches:>15}{duration(p.seconds):>12}'
         f'{duration(p.dense_seconds):>12}'
-        f'{p.dense_seconds / p.seconds:>8.2f}{duration(p.host_seconds):>13}'
+        f'{p.dense_seconds / p.seconds:>9.2f}{duration(p.host_seconds):>12}'
     )
   total, dense = estimate.seconds, estimate.dense_seconds
   low, high = (joules / 3.6e6 for joules in estimate.energy)
@@ -95,8 +104,8 @@ def format_estimate(
       '',
       f'all phases: {duration(total)} ({total / _DAY:,.4g} days) sparse, '
       f'{duration(dense)} dense, {dense / total:.2f} times faster',
-      f'energy: {low:,.4g} to {high:,.4g} kWh (FLOPs at the peak\'s energy, '
-      'full power all along)',
+      f'energy: {low:,.4g} to {high:,.4g} kWh (energy per FLOP at peak speed, '
+      'peak power throughout)',
   ]
   if price:
     cost = price.value * estimate.systems * total / 3600
@@ -117,17 +126,17 @@ def _advice(estimate: Estimate, recipe: Recipe) -> list[str]:
     found = advise_batch(recipe.model.config, device, length)
     lines.append(
         f'micro-batch of {length} tokens: at most {found.largest:,} sequences '
-        f'a system, {found.advised:,} with the inputs of all layers kept'
+        f'per system, {found.advised:,} if the inputs of all layers are stored'
     )
   for p in recipe.plan.phases:
     found = advise_batch(recipe.model.config, device, p.length)
     own = -(-p.batch_size // estimate.systems)
     if own > found.advised:
       lines.append(
-          f'phase {p.name!r}: {own:,} sequences a system keep '
+          f'phase {p.name!r}: {own:,} sequences per system have '
           f'{own * found.stash / 1e9:,.1f} GB of layer inputs, more than the '
-          f'{device.sram / 1e9:,.0f} GB there are; they would be computed '
-          'again, which is not costed'
+          f'{device.sram / 1e9:,.0f} GB of SRAM; they would be recomputed, '
+          'which is not costed'
       )
   return lines
 
@@ -135,20 +144,20 @@ def _advice(estimate: Estimate, recipe: Recipe) -> list[str]:
 def format_inference(
     found: tuple[Inference, Inference], *, decode: bool
 ) -> str:
-  """Writes what a trained model takes, with zeros and dense.
+  """Formats the cost of inference, sparse and dense.
 
   Args:
-    found: From `simulate_inference`.
+    found: Result of `simulate_inference`.
     decode: Whether one token of each sequence was computed.
 
   Returns:
-    Text.
+    A text of three lines.
   """
   what = 'a token of each sequence' if decode else 'a forward pass'
   lines = ['modeled, not measured']
   for entry in found:
     lines.append(
-        f'{entry.sparsity:.1%} zeros: {what} takes '
+        f'sparsity {entry.sparsity:.1%}: {what} takes '
         f'{duration(float(entry.report.seconds))}, '
         f'{entry.tokens_per_second:,.4g} tokens/s, bound by '
         f'{entry.report.bound}'

@@ -1,4 +1,4 @@
-"""Segments: stretches of steps at one level, and what their steps cost."""
+"""Spans of steps of constant sparsity, and the cost of their steps."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
 
 
-class Segment(NamedTuple):
-  """Steps of one phase at one level.
+class Span(NamedTuple):
+  """Steps of one phase at one sparsity.
 
   Attributes:
-    start: Steps completed before it.
-    steps: Steps it takes.
+    start: Number of steps before the span.
+    steps: Number of steps in the span.
     sparsity: Fraction of zeros in the sparsified weights.
-    flops_per_step: Training FLOPs of a step, the mean over all of them.
+    flops_per_step: Mean training FLOPs of a step.
   """
 
   start: int
@@ -26,55 +26,55 @@ class Segment(NamedTuple):
   flops_per_step: float
 
 
-def find_segments(
+def find_spans(
     plan: Plan,
     sparsity_at: Callable[[int], float],
     cost: Callable[[Phase, float, bool], float],
-) -> list[list[Segment]]:
-  """Cuts every phase where the level changes, and adds up what its steps cost.
+) -> list[list[Span]]:
+  """Splits phases where the sparsity changes, and computes the cost of spans.
 
-  A mask that changes at a step is used from the next one on, so the first step
-  of a segment still costs what the level before costs.
+  A mask update at a step takes effect at the next one, so that the first step
+  of a span has the cost of the previous sparsity.
 
   Args:
-    plan: The plan.
-    sparsity_at: The level that is asked for from a step on.
-    cost: `(phase, sparsity, dense_grads) -> FLOPs` of a step.
+    plan: Plan of the run.
+    sparsity_at: Function from a step to the planned sparsity from there on.
+    cost: Function `(phase, sparsity, dense_grads) -> FLOPs` of a step.
 
   Returns:
-    For each phase its segments.
+    The spans of each phase.
   """
   changes = np.union1d(plan.update_steps, plan.starts).tolist()
-  levels = dict(zip(changes, map(sparsity_at, changes)))
+  sparsities = dict(zip(changes, map(sparsity_at, changes)))
   dense = plan.dense_grads_steps
-  before = levels[0]
+  before = sparsities[0]
   found = []
   for phase, start in zip(plan.phases, plan.starts):
     end = start + phase.steps
     inside = [step for step in changes if start <= step < end]
     cuts = inside[:1] + [
         step for last, step in zip(inside, inside[1:])
-        if levels[step] != levels[last]
+        if sparsities[step] != sparsities[last]
     ]
-    segments = []
+    spans = []
     for first, stop in zip(cuts, [*cuts[1:], end]):
-      level, steps = levels[first], stop - first
+      sparsity, steps = sparsities[first], stop - first
       number = int(np.searchsorted(dense, stop) - np.searchsorted(dense, first))
       first_dense = bool(np.isin(first, dense))
       later = number - first_dense
       flops = (
           cost(phase, before, first_dense)
-          + later * cost(phase, level, True)
-          + (steps - 1 - later) * cost(phase, level, False)
+          + later * cost(phase, sparsity, True)
+          + (steps - 1 - later) * cost(phase, sparsity, False)
       )
-      segments.append(Segment(first, steps, level, flops / steps))
-      before = level
-    found.append(segments)
+      spans.append(Span(first, steps, sparsity, flops / steps))
+      before = sparsity
+    found.append(spans)
   return found
 
 
 def as_ranges(steps: Sequence[int]) -> list[list[int]]:
-  """Writes rising steps as ranges, each its first step, last step and stride.
+  """Converts increasing steps to ranges `[first, last, stride]`.
 
   Example:
     >>> as_ranges([50, 100, 150, 400, 500])

@@ -1,4 +1,4 @@
-"""Seconds of a training step by its sparsity: modeled, at best, or measured."""
+"""Time of a training step by sparsity: modeled, lower bound, or measured."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -23,10 +23,12 @@ from spdf_jax.training.recipe import Recipe
 
 WAFERS = ('cs2', 'cs3')
 MACHINES = ('cpu', *GPUS, *WAFERS)
-"""What steps are timed on: here, GPUs at their best, the modeled wafer."""
+"""Machines: this CPU (measured), GPUs (rooflines) and wafers (modeled)."""
 
 _REPEATS = 3
-_MOMENTS_AND_GRADIENTS = 4  # Copies of the parameters in a step, at least.
+# Minimum number of arrays of the parameters' size in a step: the parameters,
+# their gradients and two moments.
+_MOMENTS_AND_GRADIENTS = 4
 
 Seconds = Callable[[float], float]
 
@@ -35,27 +37,27 @@ def step_seconds(
     recipe_at: Callable[[float], Recipe],
     machine: str,
     count: int,
-    levels: Sequence[float],
+    sparsities: Sequence[float],
 ) -> Seconds:
-  """Returns how long a step takes at a level of sparsity.
+  """Returns a function from a sparsity to the time of a step.
 
-  On a wafer it is modeled. On a GPU it is the least that data sheets allow, and
-  the same at every level: unstructured zeros gain nothing there. On `'cpu'`
-  steps are taken here and now, at 0 and at `levels`; between these the seconds
-  are interpolated, and where more zeros took longer that is left out.
+  Times on wafers are modeled. Times on GPUs are rooflines of data sheets, equal
+  at every sparsity, since unstructured sparsity gives GPUs no speedup. For
+  `'cpu'` steps are measured on this machine at 0 and at `sparsities`, and
+  interpolated; a time above that of a lower sparsity is replaced by the latter.
 
   Args:
-    recipe_at: Builds the recipe of a level; its first phase is timed.
+    recipe_at: Function from a sparsity to a recipe, whose first phase is timed.
     machine: One of `MACHINES`.
-    count: Systems or GPUs; 1 for the CPU.
-    levels: Rising levels to measure at.
+    count: Number of systems or GPUs; 1 for the CPU.
+    sparsities: Sparsities to measure, increasing.
 
   Returns:
-    `level -> seconds`, which does not rise with the level.
+    A non-increasing function from a sparsity to seconds.
 
   Raises:
-    ValueError: the machine or the count is unknown, or the model does not fit
-      this machine's memory.
+    ValueError: The machine is unknown, the count is out of range, or the model
+      does not fit this machine's memory.
 
   Example:
     >>> step_seconds(None, 'cpu', 2, [0.5])
@@ -69,47 +71,47 @@ def step_seconds(
         f'count is {count}; give 1 for the CPU, and at least 1 of others.'
     )
   if machine == 'cpu':
-    found = {s: measure_step(recipe_at(s)) for s in (0.0, *levels)}
+    found = {s: measure_step(recipe_at(s)) for s in (0.0, *sparsities)}
     return interpolated(found)
-  recipe = recipe_at(levels[-1])
+  recipe = recipe_at(sparsities[-1])
   if machine in WAFERS:
     return _on_wafer(recipe, create_device(machine), count)
   phase = recipe.plan.phases[0]
   program = trace_step(recipe, phase.batch_size, phase.length)
   seconds = roofline_seconds(program, machine, count=count)
-  return lambda level: seconds
+  return lambda sparsity: seconds
 
 
 def interpolated(measured: Mapping[float, float]) -> Seconds:
-  """Joins measured seconds by lines that do not rise with the level.
+  """Returns a non-increasing linear interpolation of measured seconds.
 
   Args:
-    measured: Seconds by level, from 0 on, rising.
+    measured: Seconds by sparsity; the sparsities increase from 0.
 
   Returns:
-    `level -> seconds`; beyond the last level those of the last.
+    A function from a sparsity to seconds, constant beyond the last sparsity.
 
   Example:
     >>> seconds = interpolated({0.0: 2.0, 0.5: 3.0, 0.9: 1.0})
     >>> seconds(0.25), round(seconds(0.7), 3), seconds(0.95)
     (2.0, 1.5, 1.0)
   """
-  levels = list(measured)
-  falling = np.minimum.accumulate([measured[level] for level in levels])
-  return lambda level: float(np.interp(level, levels, falling))
+  sparsities = list(measured)
+  falling = np.minimum.accumulate([measured[s] for s in sparsities])
+  return lambda sparsity: float(np.interp(sparsity, sparsities, falling))
 
 
 def measure_step(recipe: Recipe) -> float:
-  """Takes steps of a recipe's first phase here, on random tokens.
+  """Measures the time of a step of a recipe's first phase, on random tokens.
 
   Args:
-    recipe: Its state is made; its corpus is not read.
+    recipe: Recipe of the run; the state is allocated, the corpus is not read.
 
   Returns:
-    Seconds of a step, the median of three after the first.
+    Seconds of a step, the median of three after a first one that compiles.
 
   Raises:
-    ValueError: the state does not fit the free memory.
+    ValueError: The state does not fit the free memory.
   """
   needed = recipe.parameters * 4 * _MOMENTS_AND_GRADIENTS
   free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
@@ -141,9 +143,9 @@ def _on_wafer(recipe: Recipe, device: WaferDevice, systems: int) -> Seconds:
   report = step_reports(recipe, device, systems)
 
   @functools.cache
-  def seconds(level: float) -> float:
+  def seconds(sparsity: float) -> float:
     shape = phase.batch_size, phase.length
-    found = report(shape, lambda layer: level, False)
+    found = report(shape, lambda layer: sparsity, False)
     return float(found.seconds)
 
   return seconds

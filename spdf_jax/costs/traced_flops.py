@@ -1,4 +1,4 @@
-"""FLOPs of a train step counted in its traced program, beside the formula."""
+"""FLOPs of a train step, counted in the traced program and by the formula."""
 
 from typing import NamedTuple
 
@@ -14,15 +14,15 @@ from spdf_jax.training.recipe import Recipe
 
 
 class TracedFlops(NamedTuple):
-  """FLOPs of one train step on a batch, by two ways.
+  """FLOPs of one train step on a batch, counted in two ways.
 
   Attributes:
-    products: Of all products in the program, but for those computed anew.
-    recomputed: Of products that the backward pass computes anew, to save
-      memory (`remat`, or a loss in chunks); the formula has none.
-    formula: `training_flops` of the batch.
-    softmax: Its share for the softmax of attention, in which there is no
-      product.
+    products: FLOPs of all products in the program, except recomputed ones.
+    recomputed: FLOPs of products that the backward pass recomputes to save
+      memory (`remat`, or a loss in chunks); not part of the formula.
+    formula: Result of `training_flops` for the batch.
+    softmax: Part of `formula` for the softmax of attention, which has no
+      products.
   """
 
   products: float
@@ -32,7 +32,7 @@ class TracedFlops(NamedTuple):
 
   @property
   def difference(self) -> float:
-    """What the formula has more than the program, of the formula; 0: exact."""
+    """Excess of the formula over the program, relative to the formula."""
     return (self.formula - self.softmax - self.products) / self.formula
 
 
@@ -44,20 +44,20 @@ def trace_flops(
     *,
     dense_grads: bool = False,
 ) -> TracedFlops:
-  """Counts the FLOPs of a recipe's train step, by its program and the formula.
+  """Counts the FLOPs of a recipe's train step, by the program and the formula.
 
   Args:
-    recipe: What would be run; it is traced from shapes.
-    batch_size: Sequences.
-    length: Tokens of each.
+    recipe: Recipe of the run; the step is traced from shapes.
+    batch_size: Number of sequences.
+    length: Number of tokens of each sequence.
     sparsity: Fraction of zeros in the hidden matrices.
-    dense_grads: Whether pruned weights need their gradients.
+    dense_grads: Whether gradients of pruned weights are computed.
 
   Returns:
     Both counts.
 
   Raises:
-    ValueError: `sparsity` is 1 or out of its range.
+    ValueError: `sparsity` is outside [0, 1].
   """
   shape = shape_of(recipe.model.config)
   formula = batch_size * training_flops(
@@ -67,10 +67,9 @@ def trace_flops(
       trace_step(recipe, batch_size, length), lambda layer: sparsity,
       dense_grads=dense_grads,
   )
-  anew = product_flops(program, ('recompute',))
   return TracedFlops(
       products=product_flops(program, ('forward', 'backward')),
-      recomputed=anew,
+      recomputed=product_flops(program, ('recompute',)),
       formula=formula,
       softmax=3 * batch_size * softmax_flops(shape, length),
   )
@@ -80,14 +79,15 @@ def product_flops(
     program: Program,
     phases: tuple[str, ...] = ('forward', 'backward', 'recompute'),
 ) -> float:
-  """Sums the FLOPs of a program's products, sparse ones by their kept weights.
+  """Returns the FLOPs of a program's products; only kept weights count.
 
   Args:
-    program: Traced; of a cond that is open the costliest branch counts.
-    phases: Which of its operations.
+    program: A traced program; the costliest branch of each cond with an unknown
+      predicate counts.
+    phases: Passes whose operations are counted.
 
   Returns:
-    FLOPs: a multiplication and an addition are two.
+    FLOPs; a multiply-add counts as two.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.program import Operation

@@ -1,4 +1,4 @@
-"""What fits a wafer: batches, by the activations that must be resident."""
+"""Batch sizes that fit a wafer, by the memory of resident activations."""
 
 from typing import NamedTuple
 
@@ -7,14 +7,14 @@ from spdf_jax.models import DecoderConfig
 
 
 class BatchAdvice(NamedTuple):
-  """How many sequences a system takes at a time.
+  """Numbers of sequences that a system can process at a time.
 
   Attributes:
-    largest: That the working set of every product fits.
-    advised: That also the inputs of all layers fit, kept for the backward
-      pass; at least 1.
-    working_set: Bytes of the largest product, per sequence.
-    stash: Bytes of the layers' inputs, per sequence.
+    largest: Maximum number for which the working set of every product fits.
+    advised: Maximum number for which also the inputs of all layers fit, stored
+      for the backward pass; at least 1.
+    working_set: Bytes of input and output of the largest product, per sequence.
+    stash: Bytes of the inputs of all layers, per sequence.
   """
 
   largest: int
@@ -26,22 +26,23 @@ class BatchAdvice(NamedTuple):
 def advise_batch(
     config: DecoderConfig, device: WaferDevice, length: int
 ) -> BatchAdvice:
-  """Advises a micro-batch under the limit of the wafer's SRAM.
+  """Returns the micro-batch sizes that fit the wafer's SRAM.
 
-  A product keeps its input and output; the head's logits count when it is the
-  largest. The stash is layers × tokens × width, 16 bits each: a step that
-  exceeds it must compute or fetch layers' inputs again, which is not costed.
+  A product needs memory for its input and output; for the head these include
+  the logits. The stash is layers × tokens × width values of 16 bits: a step
+  whose stash does not fit must recompute or reload the inputs of layers, which
+  is not costed.
 
   Args:
-    config: The decoder's sizes.
-    device: One system.
-    length: Tokens of a sequence.
+    config: Sizes of the decoder.
+    device: One system of the device.
+    length: Number of tokens of a sequence.
 
   Returns:
-    The advice.
+    The numbers of sequences and their memory.
 
   Raises:
-    ValueError: one sequence does not fit.
+    ValueError: One sequence does not fit.
 
   Example:
     >>> from spdf_jax.accelerator.wafer import create_device
@@ -68,7 +69,7 @@ def advise_batch(
 def micro_batches(
     config: DecoderConfig, device: WaferDevice, batch_size: int, length: int
 ) -> int:
-  """Returns in how many parts a system takes its batch, so that each fits.
+  """Returns the number of micro-batches into which a system splits its batch.
 
   Example:
     >>> from spdf_jax.accelerator.wafer import create_device

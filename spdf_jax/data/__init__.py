@@ -1,4 +1,4 @@
-"""Tokens in, batches out: everything a pure function of (seed, step)."""
+"""Data: tokens and batches, as pure functions of (seed, step)."""
 
 from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import BatchAt

@@ -1,4 +1,4 @@
-"""Batches: which blocks each step of a plan reads."""
+"""Batches: the schedule of blocks over the steps of a plan."""
 
 import bisect
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from spdf_jax.names import lookup
 
 
 class BatchAt(Protocol):
-  """The batch of a step, or some of its rows."""
+  """A function from a step to its batch, or some rows of it."""
 
   def __call__(self, step: int, rows: slice = slice(None)) -> Batch:
-    """Returns rows of the batch of a step, read anew each time."""
+    """Reads rows of the batch of a step."""
 
 
 class Allotment(NamedTuple):
-  """One phase's share of a source.
+  """The share of a phase in a source.
 
   Attributes:
-    source: Name of what it reads.
+    source: Name of the source.
     batch_size: Rows of a batch.
     length: Tokens of a row.
-    steps: How many batches.
-    new_epoch: Whether it starts with a new epoch, whatever is left of the one
-      before.
+    steps: Number of batches.
+    new_epoch: Whether the phase starts a new epoch, even if the previous one is
+      incomplete.
   """
 
   source: str
@@ -42,8 +42,8 @@ class Allotment(NamedTuple):
   new_epoch: bool = False
 
 
-class _Segment(NamedTuple):
-  """An allotment and where it lies in its source's stream of rows."""
+class _PlacedAllotment(NamedTuple):
+  """An allotment and its position in the stream of its source."""
 
   source: Source
   name: str
@@ -52,7 +52,7 @@ class _Segment(NamedTuple):
   block_length: int
   num_blocks: int
   first_step: int
-  first_row: int  # Counted in rows of this segment's length, over epochs.
+  first_row: int  # Counted in rows of this length, over epochs.
 
 
 def schedule_batches(
@@ -62,29 +62,30 @@ def schedule_batches(
     seed: int,
     max_epochs: Mapping[str, int],
 ) -> BatchAt:
-  """Plans which batch each step reads.
+  """Schedules the batch of every step.
 
-  The blocks of a source, permuted anew in every epoch by (seed, epoch, name),
-  form one stream that its allotments read one after another: they share
-  epochs, and no block is seen twice in one. A batch that reaches the end of
-  an epoch goes on in the next. A block is as long as the longest row of its
-  source; shorter rows are parts of it, and where rows get longer the stream
-  goes on at a multiple of their length. An allotment of a new epoch leaves out
-  what was left of the one before.
+  The blocks of a source, permuted in every epoch by (seed, epoch, name), form
+  one stream that its allotments read one after another, so that they share
+  epochs and no block is read twice in an epoch. A batch that reaches the end of
+  an epoch continues in the next one. A block is as long as the longest row of
+  its source, and shorter rows are parts of it; where rows become longer, the
+  stream continues at a multiple of the new length. An allotment with
+  `new_epoch` skips the rest of the current epoch.
 
   Args:
-    sources: What can be read, by name.
-    allotments: The phases' shares, in the order of their steps.
-    seed: Chooses the permutations.
-    max_epochs: How often each source may be seen at most.
+    sources: Sources of batches, by name.
+    allotments: Shares of the phases, in order.
+    seed: Seed of the permutations.
+    max_epochs: Largest number of epochs of each source.
 
   Returns:
-    `batch_at`, a pure function of the step, counted from 0 over allotments, and
-    of the rows to read, by default all.
+    `batch_at`, a pure function of the step, counted from 0 over all allotments,
+    and of the rows to read, by default all.
 
   Raises:
-    ValueError: A share is not positive, or its source is unknown, smaller
-      than a batch, seen too often or read with lengths that do not fit.
+    ValueError: A number of an allotment is not positive, or its source is
+      unknown, is smaller than a batch, needs more than its `max_epochs`, or
+      does not support the lengths.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -107,15 +108,16 @@ def schedule_batches(
       for name in {allotment.source for allotment in allotments}
   }
   cursors = dict.fromkeys(block_lengths, 0)  # In tokens, over epochs.
-  segments, steps = [], 0
+  placed_allotments, steps = [], 0
   for allotment in allotments:
     name = allotment.source
     num_blocks = sources[name].num_blocks(block_lengths[name])
-    # Of an empty source nothing is held; it is refused below.
+    # At least 1, to avoid a division by zero; `_check_one_batch` rejects an
+    # empty source.
     held = max(num_blocks * block_lengths[name], 1)
     if allotment.new_epoch:
       cursors[name] = -(-cursors[name] // held) * held
-    segment = _Segment(
+    placed = _PlacedAllotment(
         source=sources[name],
         name=name,
         batch_size=allotment.batch_size,
@@ -125,14 +127,14 @@ def schedule_batches(
         first_step=steps,
         first_row=-(-cursors[name] // allotment.length),
     )
-    _check_one_batch(segment)
-    rows = segment.first_row + allotment.steps * allotment.batch_size
+    _check_one_batch(placed)
+    rows = placed.first_row + allotment.steps * allotment.batch_size
     cursors[name] = rows * allotment.length
     steps += allotment.steps
-    segments.append(segment)
-  for segment in segments:
-    _check_epochs(segment, cursors[segment.name], max_epochs)
-  first_steps = [segment.first_step for segment in segments]
+    placed_allotments.append(placed)
+  for placed in placed_allotments:
+    _check_epochs(placed, cursors[placed.name], max_epochs)
+  first_steps = [placed.first_step for placed in placed_allotments]
 
   def batch_at(step: int, rows: slice = slice(None)) -> Batch:
     step = operator.index(step)
@@ -141,8 +143,8 @@ def schedule_batches(
           f'step {step} is outside the plan, which has steps 0 to'
           f' {steps - 1}; add steps to a phase.'
       )
-    segment = segments[bisect.bisect_right(first_steps, step) - 1]
-    return _read(segment, step - segment.first_step, rows, seed)
+    placed = placed_allotments[bisect.bisect_right(first_steps, step) - 1]
+    return _read(placed, step - placed.first_step, rows, seed)
 
   return batch_at
 
@@ -150,16 +152,16 @@ def schedule_batches(
 def evaluation_batches(
     source: Source, *, batch_size: int, length: int, max_batches: int
 ) -> list[Batch]:
-  """Reads rows spread evenly over a source, always the same ones.
+  """Reads a fixed set of rows, spread evenly over a source.
 
   Args:
-    source: What to read.
+    source: Source of the batches.
     batch_size: Rows of a batch.
     length: Tokens of a row.
-    max_batches: How many batches to read at most.
+    max_batches: Largest number of batches to read.
 
   Returns:
-    Batches [batch_size, length]; rows that fill the last one have weight 0.
+    Batches [batch_size, length]; rows that pad the last one have weight 0.
 
   Raises:
     ValueError: A number is not positive, or the source has no row.
@@ -198,22 +200,24 @@ def evaluation_batches(
   return batches
 
 
-def _read(segment: _Segment, step: int, chosen: slice, seed: int) -> Batch:
-  first = segment.first_row + step * segment.batch_size
-  rows = first + np.arange(segment.batch_size, dtype=np.int64)[chosen]
-  rows_per_block = segment.block_length // segment.length
+def _read(
+    placed: _PlacedAllotment, step: int, chosen: slice, seed: int
+) -> Batch:
+  first = placed.first_row + step * placed.batch_size
+  rows = first + np.arange(placed.batch_size, dtype=np.int64)[chosen]
+  rows_per_block = placed.block_length // placed.length
   positions, parts = np.divmod(rows, rows_per_block)
-  epochs, positions = np.divmod(positions, segment.num_blocks)
+  epochs, positions = np.divmod(positions, placed.num_blocks)
   blocks = np.empty_like(positions)
   for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-    key = (seed, epoch, zlib.crc32(segment.name.encode()))
+    key = (seed, epoch, zlib.crc32(placed.name.encode()))
     here = epochs == epoch
-    blocks[here] = permute(positions[here], segment.num_blocks, key)
-  return segment.source.read(
+    blocks[here] = permute(positions[here], placed.num_blocks, key)
+  return placed.source.read(
       blocks,
-      parts * segment.length,
-      block_length=segment.block_length,
-      length=segment.length,
+      parts * placed.length,
+      block_length=placed.block_length,
+      length=placed.length,
   )
 
 
@@ -232,8 +236,8 @@ def _check(
       )
   if allotment.source not in max_epochs:
     raise ValueError(
-        f'max_epochs has no entry for {allotment.source!r}; say how often'
-        ' that source may be seen.'
+        f'max_epochs has no entry for {allotment.source!r}; set the largest'
+        ' number of its epochs.'
     )
 
 
@@ -247,24 +251,24 @@ def _block_length(
     raise ValueError(f'source {name!r}: {error}') from error
 
 
-def _check_one_batch(segment: _Segment) -> None:
-  rows = segment.num_blocks * (segment.block_length // segment.length)
-  if rows < segment.batch_size:
+def _check_one_batch(placed: _PlacedAllotment) -> None:
+  rows = placed.num_blocks * (placed.block_length // placed.length)
+  if rows < placed.batch_size:
     raise ValueError(
-        f'source {segment.name!r} holds {rows} rows of {segment.length}'
-        f' tokens, fewer than one batch of {segment.batch_size}; use a'
+        f'source {placed.name!r} holds {rows} rows of {placed.length}'
+        f' tokens, fewer than one batch of {placed.batch_size}; use a'
         ' smaller batch_size or length, or more text.'
     )
 
 
 def _check_epochs(
-    segment: _Segment, tokens: int, max_epochs: Mapping[str, int]
+    placed: _PlacedAllotment, tokens: int, max_epochs: Mapping[str, int]
 ) -> None:
-  held = segment.num_blocks * segment.block_length
-  needed, allowed = -(-tokens // held), max_epochs[segment.name]
+  held = placed.num_blocks * placed.block_length
+  needed, allowed = -(-tokens // held), max_epochs[placed.name]
   if needed > allowed:
     raise ValueError(
-        f'the plan needs {needed} epochs of source {segment.name!r}'
-        f' ({tokens} tokens where it holds {held}), but max_epochs allows'
+        f'the plan needs {needed} epochs of source {placed.name!r}'
+        f' ({tokens} tokens, and it holds {held}), but max_epochs allows'
         f' {allowed}; set it to {needed} or plan fewer steps.'
     )

@@ -22,7 +22,7 @@ class BPETokenizer:
   """Byte-level byte-pair encoding, as in GPT-2 (Radford et al., 2019).
 
   Attributes:
-    model: The `tokenizers.Tokenizer` that does the work.
+    model: The underlying `tokenizers.Tokenizer`.
 
   Example:
     >>> tokenizer = train_bpe(['to be or not to be'] * 2, vocab_size=258)
@@ -39,7 +39,7 @@ class BPETokenizer:
 
   @property
   def end_of_text(self) -> int:
-    """The id of `'<|endoftext|>'`; text that spells it stays text."""
+    """Id of `'<|endoftext|>'`, never produced by encoding text."""
     return self.model.token_to_id(END_OF_TEXT)
 
   @property
@@ -59,11 +59,11 @@ class BPETokenizer:
     return [encoding.ids for encoding in batch]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; ends of text are left out."""
+    """Returns the text of `ids`, without ends of text."""
     return self.model.decode([int(i) for i in ids], skip_special_tokens=True)
 
   def to_json(self) -> str:
-    """Returns vocabulary and merges, whatever the library's own format."""
+    """Returns vocabulary and merges, independent of the library's format."""
     model = json.loads(self.model.to_str())['model']
     return json.dumps(
         {'kind': 'bpe', 'merges': model['merges'], 'vocab': model['vocab']},
@@ -72,12 +72,12 @@ class BPETokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
-  """Learns a byte-level byte-pair encoding; equal texts give equal results.
+  """Learns a byte-level byte-pair encoding, deterministically.
 
   Args:
     texts: Documents to learn from.
-    vocab_size: Number of token ids to end with: the end of text, 256 bytes
-      and the merges. At least 257.
+    vocab_size: Number of token ids, at least 257: the end of text, 256 bytes
+      and the merges.
 
   Returns:
     The tokenizer, with exactly `vocab_size` ids.
@@ -107,8 +107,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
   if model.get_vocab_size() != vocab_size:
     raise ValueError(
         f'vocab_size={vocab_size} is more than the texts can fill; they'
-        f' yield {model.get_vocab_size()} tokens, so ask for at most that'
-        ' many or give more text.'
+        f' yield {model.get_vocab_size()} tokens, so use at most that many or'
+        ' give more text.'
     )
   return BPETokenizer(model)
 
@@ -119,9 +119,9 @@ def bpe_from_parts(
   """Builds the tokenizer of a known vocabulary.
 
   Args:
-    vocab: Id of every token, in the byte-level alphabet; ids are 0 to the
-      vocabulary's size less one, and `'<|endoftext|>'` is among the tokens.
-    merges: Pairs of tokens that merge, the first learned first.
+    vocab: Id of every token, in the byte-level alphabet. The ids are 0 to
+      `len(vocab) - 1`, and the tokens include `'<|endoftext|>'`.
+    merges: Pairs of tokens to merge, in the order in which they were learned.
 
   Returns:
     The tokenizer.
@@ -148,7 +148,7 @@ def bpe_from_parts(
     model = library.models.BPE(
         vocab=dict(vocab), merges=[tuple(merge) for merge in merges]
     )
-  except Exception as error:  # The library raises nothing narrower.
+  except Exception as error:  # The library raises no narrower exception.
     raise ValueError(f'vocab and merges do not fit: {error}.') from error
   tokenizer = _byte_level(library, model)
   tokenizer.add_special_tokens([END_OF_TEXT])
@@ -161,13 +161,13 @@ def _byte_level(library: types.ModuleType, model: Any) -> Any:
       add_prefix_space=False
   )
   tokenizer.decoder = library.decoders.ByteLevel()
-  # A document that spells the special token must not end there.
+  # Encodes the special token as text, so that it cannot end a document.
   tokenizer.encode_special_tokens = True
   return tokenizer
 
 
 def _library() -> types.ModuleType:
-  # Threads do not survive a fork (releases before 0.23 warn about it, or
-  # hang); one is enough here. A user's own setting is respected.
+  # Disables threads, since they do not survive a fork: releases before 0.23
+  # warn about it, or hang. A setting of the user is respected.
   os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
   return require('tokenizers', 'data')

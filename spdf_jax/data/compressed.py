@@ -1,4 +1,4 @@
-"""Files compressed by Zstandard, read as a stream."""
+"""Zstandard files, decompressed as a stream."""
 
 import io
 from pathlib import Path
@@ -8,7 +8,7 @@ from spdf_jax.extras import require
 
 
 class Zstandard(io.RawIOBase):
-  """Frames of Zstandard as one stream; a cut one is an error."""
+  """A stream of all frames of a Zstandard file; truncation is an error."""
 
   def __init__(self, file: BinaryIO, path: Path):
     self._library = require('zstandard', 'prepare')
@@ -37,8 +37,8 @@ class Zstandard(io.RawIOBase):
         self._data = self._frame.decompress(chunk)
       except self._library.ZstdError as error:
         raise ValueError(
-            f'{self._path} is no sound Zstandard file ({error}); download it'
-            ' again.'
+            f'{self._path} is not a valid Zstandard file ({error}); download'
+            ' it again.'
         ) from error
       if self._frame.eof:
         self._left, self._frame = self._frame.unused_data, None

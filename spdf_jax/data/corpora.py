@@ -1,4 +1,4 @@
-"""Corpora by name: text that is tokenized once and then mapped from disk."""
+"""Corpora by name, tokenized once and then memory-mapped."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -37,10 +37,10 @@ from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
-# Raise it where the same interpreter would give other tokens than before.
+# To be raised when the tokens of an unchanged interpreter change.
 _RECIPE_VERSION = 1
 
-_LARGEST_VERIFIED = 1 << 32  # Bytes; some seconds of reading.
+_LARGEST_VERIFIED = 1 << 32  # Bytes, which take some seconds to read.
 
 _logger = logging.getLogger(__name__)
 
@@ -51,13 +51,13 @@ class Corpus:
   """Tokenized text in three splits.
 
   Attributes:
-    name: The name it is known by.
-    tokenizer: What made tokens of the text.
-    train: Tokens to pre-train on.
-    validation: Tokens to choose by.
-    test: Tokens to report on.
-    mixture: What is trained on instead of `train`, where corpora are mixed;
-      the splits are then those of the first one.
+    name: Name of the corpus.
+    tokenizer: Tokenizer of the text.
+    train: Tokens for pre-training.
+    validation: Tokens for model selection.
+    test: Tokens for reported results.
+    mixture: Source of training batches instead of `train`, if corpora are
+      mixed; the splits are then those of the first corpus.
   """
 
   name: str
@@ -69,7 +69,7 @@ class Corpus:
 
   @property
   def source(self) -> Source:
-    """What to read training batches from."""
+    """Source of training batches."""
     return Windows(self.train) if self.mixture is None else self.mixture
 
   @property
@@ -88,28 +88,29 @@ class Corpus:
 def prepare_corpus(
     name: str, *, tokenizer: str, cache_dir: Path | str
 ) -> Corpus:
-  """Opens a corpus, after building it where it is not cached yet.
+  """Opens a corpus, after building it if it is not cached.
 
   `'python-stdlib'` is the standard library of the running Python, about 8 MB
   of sources with docstrings, split by module (`module_split`); one document
   is one file. It needs no download.
 
   Args:
-    name: Which corpus, or the path of a folder that `prepare_files` wrote,
-      with a separator in it, e.g. `'./books'`; that one has its tokenizer.
-      `'./books=3,./news=1'` is a mixture of such folders by weight.
+    name: Name of the corpus; or the path, with a separator in it, of a folder
+      that `prepare_files` wrote, e.g. `'./books'`; or a mixture of such folders
+      by weight, `'./books=3,./news=1'`.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
-      N tokens learned on the training split, e.g. `'bpe-1024'`.
-    cache_dir: Folder of prepared corpora; made where missing. Several
+      N tokens learned on the training split, e.g. `'bpe-1024'`; `''` for a
+      folder, which has its own tokenizer.
+    cache_dir: Folder of prepared corpora; created if missing. Several
       processes may prepare the same corpus at once.
 
   Returns:
-    The corpus, its tokens mapped from `cache_dir`.
+    The corpus, with memory-mapped tokens.
 
   Raises:
-    ImportError: `'bpe-N'` without the extra `data` installed.
+    ImportError: `tokenizer` is `'bpe-N'` and the extra `data` is not installed.
     OSError: `cache_dir` cannot be written.
-    ValueError: `name` or `tokenizer` is unknown.
+    ValueError: `name` or `tokenizer` is unknown, or they do not fit together.
 
   Example:
     >>> import tempfile
@@ -155,20 +156,20 @@ def open_corpus(directory: Path | str) -> Corpus:
   """Opens a corpus that `prepare_files` wrote, after checking its tokens.
 
   Args:
-    directory: The folder it was written to.
+    directory: Folder of the corpus.
 
   Returns:
     The corpus, named by the folder.
 
   Raises:
     OSError: A file is missing.
-    ValueError: A file is damaged, or its tokens are not those of its
-      fingerprint. Files above 4 GiB are only checked for their length.
+    ValueError: The corpus is not finished, a file is damaged, or its tokens do
+      not have its fingerprint. Of files above 4 GiB only the length is checked.
   """
   directory = Path(directory).expanduser()
   if (directory / 'partial').exists():
     raise ValueError(
-        f'corpus {str(directory)!r} is not finished; give the command that'
+        f'corpus {str(directory)!r} is not finished; run the command that'
         ' prepares it again.'
     )
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
@@ -202,8 +203,8 @@ _CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
 def _open_prepared(name: str, tokenizer: str) -> Corpus:
   if tokenizer:
     raise ValueError(
-        f'corpus={name!r} is a prepared folder, which has its tokenizer, but'
-        f" tokenizer={tokenizer!r}; set it to ''."
+        f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
+        f" but tokenizer={tokenizer!r}; set it to ''."
     )
   if not Path(name).expanduser().is_dir():
     raise ValueError(
@@ -219,7 +220,7 @@ def _open_mixture(name: str, tokenizer: str) -> Corpus:
     weights = {folder.strip(): float(weight) for folder, weight in parts}
   except ValueError as error:
     raise ValueError(
-        f'corpus={name!r} is no mixture; write ./books=3,./news=1.'
+        f'corpus={name!r} is not a mixture; write ./books=3,./news=1.'
     ) from error
   corpora = [_open_prepared(folder, tokenizer) for folder in weights]
   first = corpora[0]
@@ -276,7 +277,7 @@ def _documents(
 def _move_into_place(
     temporary: Path, directory: Path, name: str, source: Mapping[str, Any]
 ) -> None:
-  """Puts a finished folder in its place, unless a good one is there."""
+  """Moves a finished folder to its place, unless a valid one is there."""
   try:
     os.rename(temporary, directory)
   except OSError:
@@ -285,14 +286,14 @@ def _move_into_place(
     try:
       _open(directory, name, source)  # Another process was faster.
     except (OSError, ValueError):
-      # A damaged one is mended file by file. Every process builds the same
-      # files, so whoever reads or mends it meanwhile is not disturbed.
+      # A damaged folder is repaired file by file. This is safe while other
+      # processes read or repair it, since all build the same files.
       for file in temporary.iterdir():
         os.replace(file, directory / file.name)
 
 
 def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
-  """Opens a prepared corpus; OSError or ValueError where it is damaged."""
+  """Opens a prepared corpus; raises OSError or ValueError if it is damaged."""
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
   files = {split: open_token_file(directory / split) for split in SPLITS}
   for split, file in files.items():

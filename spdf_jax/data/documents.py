@@ -1,4 +1,4 @@
-"""Documents of many formats, read one after another in little memory."""
+"""Documents of many formats, streamed in little memory."""
 
 import codecs
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from spdf_jax.data.tables import read_dataset
 from spdf_jax.data.tables import read_parquet
 from spdf_jax.names import lookup
 
-_PIECE = 1 << 20  # Characters of a part of a long text, or tokens.
+_PIECE = 1 << 20  # Characters or tokens of a part of a long document.
 
 
 Reader = Callable[..., Iterator[Piece | Skipped]]
@@ -33,10 +33,11 @@ def list_inputs(path: Path | str) -> list[Path]:
     path: A file, a Hugging Face dataset on disk, or a folder of files.
 
   Returns:
-    Files, and datasets as their folders, sorted by path.
+    Files, and the folders of datasets, sorted by path.
 
   Raises:
-    ValueError: There is none.
+    ValueError: The path does not exist, is of an unknown kind, or holds no file
+      with text or several splits of a dataset.
 
   Example:
     >>> import tempfile
@@ -59,7 +60,7 @@ def list_inputs(path: Path | str) -> list[Path]:
     )
     if not found:
       raise ValueError(
-          f'input={str(path)!r} holds no file with text; known are'
+          f'input={str(path)!r} holds no file with text; use files of'
           f' {", ".join(sorted(_READERS))}.'
       )
     return found
@@ -77,17 +78,17 @@ def read_documents(
 ) -> Iterator[Piece | Skipped]:
   """Reads the documents of one file.
 
-  A text file is one document. In JSON lines, plain or compressed by
-  Zstandard, Parquet and datasets of Hugging Face it is the field of a line
-  or row; in a `.bin` of nanoGPT (uint16 ids) it goes to the next end of text.
+  A text file is one document. In JSON lines (plain or compressed by Zstandard),
+  Parquet and Hugging Face datasets, a document is the field of a line or row;
+  in a `.bin` of nanoGPT (uint16 ids) it extends to the next end of text.
 
   Args:
     path: A file, or the folder of a dataset.
-    field: Which field or column holds the text.
-    end_of_text: The id that ends documents in a `.bin`.
+    field: Name of the field or column with the text.
+    end_of_text: Id that ends documents in a `.bin`.
 
   Yields:
-    Pieces, and what had to be left out.
+    Pieces of documents, and skipped documents.
 
   Raises:
     ImportError: A library of the extra `prepare` is missing.
@@ -169,7 +170,7 @@ def _read_text(path: Path) -> Iterator[Piece | Skipped]:
 
 
 def _last_cut(text: str) -> int:
-  """Returns the last place before a space that no token can span, or 0."""
+  """Returns the last position before a space that no token can span, or 0."""
   cut = text.rfind(' ')
   while cut > 0 and text[cut - 1].isspace():
     cut = text.rfind(' ', 0, cut)
@@ -177,7 +178,11 @@ def _last_cut(text: str) -> int:
 
 
 def _fault_of_text(path: Path) -> str | None:
-  """Reads a file once, so that no half of a broken document is kept."""
+  """Returns the fault of a text file, if any.
+
+  The whole file is checked before any piece of it is yielded, since a broken
+  document must be skipped as a whole.
+  """
   decoder = codecs.getincrementaldecoder('utf-8-sig')()
   empty = True
   with path.open('rb') as file:
@@ -193,8 +198,8 @@ def _fault_of_text(path: Path) -> str | None:
 def _read_tokens(path: Path, end_of_text: int) -> Iterator[Piece | Skipped]:
   if path.stat().st_size % 2:
     raise ValueError(
-        f'{path} has an odd number of bytes, so it holds no uint16 token ids;'
-        ' it is truncated or of another format.'
+        f'{path} has an odd number of bytes, so it does not hold uint16 token'
+        ' ids; it is truncated or of another format.'
     )
   held, begun = None, False
   with path.open('rb') as file:

@@ -1,4 +1,4 @@
-"""Batches of documents to token ids, in as many processes as asked for."""
+"""Parallel encoding of batches of documents to token ids."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import concurrent.futures
 import multiprocessing
 from pathlib import Path
+import re
 from typing import Any
 from typing import NamedTuple
 
@@ -16,15 +17,14 @@ from spdf_jax.data.pieces import Piece
 from spdf_jax.data.token_files import dtype_of
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.data.word_cache import WordCache
 
 
 class Batch(NamedTuple):
   """Pieces to encode together.
 
   Attributes:
-    pieces: (split, piece) in their order.
-    position: Whatever the caller wants back with the result.
+    pieces: Pairs (split, piece), in order.
+    position: Any value of the caller, returned with the result.
   """
 
   pieces: list[tuple[str, Piece]]
@@ -32,11 +32,11 @@ class Batch(NamedTuple):
 
 
 class Encoded(NamedTuple):
-  """What one split got of a batch.
+  """The encoded pieces of a batch that belong to one split.
 
   Attributes:
-    data: Token ids, ends of text among them, as bytes.
-    documents: How many documents ended.
+    data: Token ids, including ends of text, as bytes.
+    documents: Number of documents that end in the batch.
     num_bytes: Bytes of the text in UTF-8.
   """
 
@@ -46,10 +46,10 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-  """Encodes batches, remembering words.
+  """An encoder of batches, which caches the ids of words.
 
   Attributes:
-    tokenizer: Makes the ids.
+    tokenizer: The tokenizer.
   """
 
   def __init__(self, tokenizer: Tokenizer):
@@ -62,7 +62,7 @@ class Encoder:
     )
 
   def __call__(self, batch: Batch) -> dict[str, Encoded]:
-    """Returns what each split gets."""
+    """Encodes a batch; returns the results by split."""
     results = {}
     for split, piece in batch.pieces:
       data, documents, num_bytes = results.get(split, ([], 0, 0))
@@ -87,7 +87,8 @@ class Encoder:
     if content.size and content.max() >= self.tokenizer.vocab_size:
       raise ValueError(
           f'the input holds token id {content.max()}, outside the vocabulary'
-          f' [0, {self.tokenizer.vocab_size}); give the tokenizer that made it.'
+          f' [0, {self.tokenizer.vocab_size}); give the tokenizer that made'
+          ' the input.'
       )
     text = self.tokenizer.decode(content)
     return content.astype(self._dtype).tobytes(), len(text.encode('utf-8'))
@@ -96,12 +97,12 @@ class Encoder:
 def encode_batches(
     batches: Iterable[Batch], tokenizer_path: Path, workers: int
 ) -> Iterator[tuple[Batch, dict[str, Encoded]]]:
-  """Encodes batches in their order, a few at a time.
+  """Encodes batches in order, a few at a time.
 
   Args:
-    batches: What to encode; read no further ahead than workers need.
+    batches: Batches to encode, prefetched only as far as workers need.
     tokenizer_path: A file of `save_tokenizer`.
-    workers: Processes; 1 is this one.
+    workers: Number of processes; 1: this process only.
 
   Yields:
     Batches (without pieces) and their results, in order.
@@ -111,7 +112,8 @@ def encode_batches(
     for batch in batches:
       yield batch._replace(pieces=[]), encode(batch)
     return
-  # Fork from a process without threads, which imports all of it once.
+  # Forks from a server process, which has no threads and imports this module
+  # only once.
   context = multiprocessing.get_context('forkserver')
   context.set_forkserver_preload(['spdf_jax.data.encoding'])
   with concurrent.futures.ProcessPoolExecutor(
@@ -144,3 +146,49 @@ def _start_worker(tokenizer_path: str) -> None:
 
 def _work(batch: Batch) -> dict[str, Encoded]:
   return _encoder(batch)
+
+
+# Unicode's white space; Python's \s matches four more characters.
+_SPACE = r'\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000'
+_MARK = rf'(?:[^\w{_SPACE}]|_)'
+# White space, then marks, then letters and digits. After marks, or letters and
+# digits, GPT-2's pattern always cuts before a character of another kind.
+_WORDS = re.compile(
+    rf'[{_SPACE}]*{_MARK}*[^\W_]+|[{_SPACE}]*{_MARK}+|[{_SPACE}]+'
+)
+_MOST_WORDS = 300_000  # About 60 MB.
+
+
+class WordCache(dict):
+  """A cache of the token ids of words, as bytes.
+
+  Text is cut only at positions where GPT-2's pre-tokenizer also cuts, so that
+  the ids of the parts are those of the whole text.
+
+  Attributes:
+    tokenizer: Tokenizer of words, a byte-level BPE as in GPT-2.
+    dtype: Dtype of the ids.
+
+  Example:
+    >>> from spdf_jax.data.tokenizers import ByteTokenizer
+    >>> words = WordCache(ByteTokenizer(), '<u2')
+    >>> np.frombuffer(words.encode('a b'), '<u2').tolist()
+    [97, 32, 98]
+    >>> list(words)
+    ['a', ' b']
+  """
+
+  def __init__(self, tokenizer: Any, dtype: str):
+    super().__init__()
+    self.tokenizer = tokenizer
+    self.dtype = dtype
+
+  def __missing__(self, word: str) -> bytes:
+    data = np.array(self.tokenizer.encode(word), self.dtype).tobytes()
+    if len(self) < _MOST_WORDS:
+      self[word] = data
+    return data
+
+  def encode(self, text: str) -> bytes:
+    """Returns the ids of `text` as bytes of `dtype`."""
+    return b''.join(map(self.__getitem__, _WORDS.findall(text)))

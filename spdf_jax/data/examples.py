@@ -1,4 +1,4 @@
-"""Examples: pairs of a task as tokens, with a loss on the target only."""
+"""Examples: tokenized pairs of a task, with a loss on the target only."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -15,14 +15,14 @@ from spdf_jax.data.tokenizers import Tokenizer
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examples:
-  """Encoded pairs; a block is one example, padded when it is read.
+  """A source of encoded pairs, whose blocks are single, padded examples.
 
   Attributes:
     pairs: The texts.
-    tokens: All examples one after another [tokens], int32.
-    offsets: Where each example starts, and the end [examples + 1], int64.
-    context_lengths: Tokens of each context, its end included [examples].
-    end_of_text: The id that ends contexts and targets, and pads.
+    tokens: Concatenated tokens of all examples [tokens], int32.
+    offsets: Start of each example, and the end [examples + 1], int64.
+    context_lengths: Tokens of each context with its end of text [examples].
+    end_of_text: Id that ends contexts and targets, and pads examples.
   """
 
   pairs: tuple[Pair, ...]
@@ -33,7 +33,7 @@ class Examples:
 
   @property
   def fingerprint(self) -> str:
-    """SHA-256 over everything that is read, in hexadecimal."""
+    """SHA-256 over all data that batches contain, in hexadecimal."""
     digest = hashlib.sha256(str(self.end_of_text).encode())
     for array, dtype in (
         (self.tokens, '<i4'),
@@ -45,28 +45,28 @@ class Examples:
 
   @property
   def contexts(self) -> list[list[int]]:
-    """Token ids of every context, its end included: what to generate from."""
+    """Token ids of every context with its end of text, to generate from."""
     return [
         self.tokens[start:start + length].tolist()
         for start, length in zip(self.offsets[:-1], self.context_lengths)
     ]
 
   def block_length(self, lengths: Sequence[int]) -> int:
-    """Returns the one length that phases read examples with.
+    """Returns the sequence length of the phases that read the examples.
 
     Args:
-      lengths: Lengths that phases read, in tokens.
+      lengths: Sequence lengths of the phases.
 
     Returns:
-      That length.
+      The sequence length, in tokens.
 
     Raises:
-      ValueError: The lengths differ, or an example does not fit.
+      ValueError: The lengths differ, or an example is longer.
     """
     if len(set(lengths)) > 1:
       raise ValueError(
-          f'lengths {sorted(set(lengths))} read the same examples; read them'
-          ' with one length.'
+          f'lengths {sorted(set(lengths))} read the same examples; give all'
+          ' phases that read them the same length.'
       )
     longest = int(np.diff(self.offsets).max()) - 1
     if longest > lengths[0]:
@@ -78,10 +78,10 @@ class Examples:
     return lengths[0]
 
   def num_blocks(self, block_length: int) -> int:
-    """Returns how many examples there are.
+    """Returns the number of examples.
 
     Args:
-      block_length: Not used: a block is an example.
+      block_length: Unused, since a block is an example.
     """
     del block_length
     return len(self.pairs)
@@ -98,13 +98,13 @@ class Examples:
 
     Args:
       blocks: Numbers of the examples [batch].
-      offsets: Zeros: an example is not cut.
-      block_length: The same as `length`.
+      offsets: Unused zeros, since examples are not cut.
+      block_length: Equal to `length`; unused.
       length: Length to pad to, in tokens.
 
     Returns:
-      The batch [batch, length]; weights are one where the target of a
-      position belongs to the pair's target or is the end after it.
+      The batch [batch, length]. Weights are one for the tokens of a pair's
+      target and the end of text after it.
     """
     del offsets, block_length
     starts, ends = self.offsets[blocks], self.offsets[blocks + 1]
@@ -126,15 +126,16 @@ def encode_pairs(
 ) -> Examples:
   """Encodes pairs as context, end of text, target, end of text.
 
-  The layout of Hu et al., "LoRA: Low-Rank Adaptation of Large Language
-  Models" (2021), for GPT-2; the target starts with a space. A target takes
-  at most half of `max_length`, its end included; the context is cut on the
-  right so that the target fits.
+  This is the layout of Hu et al., "LoRA: Low-Rank Adaptation of Large Language
+  Models" (2021), for GPT-2. The target starts with a space. It is truncated to
+  half of `max_length`, its end of text included; the context is truncated on
+  the right so that the target fits.
 
   Args:
-    pairs: What to encode.
-    tokenizer: Makes the tokens.
-    max_length: Most tokens of an example, both ends included; at least 4.
+    pairs: Pairs to encode.
+    tokenizer: The tokenizer.
+    max_length: Largest number of tokens of an example, both ends of text
+      included; at least 4.
 
   Returns:
     The examples, in the order of `pairs`.

@@ -1,4 +1,4 @@
-"""Tokenizers of other libraries: `tokenizers` and sentencepiece."""
+"""Tokenizers of the libraries `tokenizers` and sentencepiece."""
 
 import base64
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from typing import final
 
 from spdf_jax.extras import require
 
-# What libraries of models call the token that ends a document.
+# Common names of the token that ends a document.
 _ENDS = (
     '<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '[EOS]',
 )
@@ -21,11 +21,11 @@ _ENDS = (
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class LibraryTokenizer:
-  """Whatever a `tokenizer.json` of the library `tokenizers` describes.
+  """A tokenizer of a `tokenizer.json` of the library `tokenizers`.
 
   Attributes:
     model: The `tokenizers.Tokenizer`.
-    end_of_text: The id that ends a document.
+    end_of_text: Id that ends a document.
 
   Example:
     >>> from spdf_jax.data.bpe import train_bpe
@@ -40,7 +40,7 @@ class LibraryTokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """One more than the largest id."""
+    """Largest id plus one."""
     return max(self.model.get_vocab(with_added_tokens=True).values()) + 1
 
   @property
@@ -60,11 +60,11 @@ class LibraryTokenizer:
     return [encoding.ids for encoding in batch]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; special tokens are left out."""
+    """Returns the text of `ids`, without special tokens."""
     return self.model.decode([int(i) for i in ids], skip_special_tokens=True)
 
   def to_json(self) -> str:
-    """Returns the library's own description."""
+    """Returns the library's own JSON, with the kind of the tokenizer."""
     fields = json.loads(self.model.to_str())
     return json.dumps({'kind': 'tokenizers', 'model': fields}, sort_keys=True)
 
@@ -76,18 +76,21 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
     text: JSON as the library `tokenizers` writes it.
 
   Returns:
-    The tokenizer; text that spells a special token stays text.
+    The tokenizer; it encodes the names of special tokens as text.
 
   Raises:
     ImportError: The extra `data` is not installed.
-    ValueError: It is no tokenizer, or has no token that ends a document.
+    ValueError: The JSON is not a tokenizer, or has no token that ends a
+      document.
   """
   os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
   library = require('tokenizers', 'data')
   try:
     model = library.Tokenizer.from_str(text)
-  except Exception as error:  # The library raises nothing narrower.
-    raise ValueError(f'it is no tokenizer of `tokenizers`: {error}') from error
+  except Exception as error:  # The library raises no narrower exception.
+    raise ValueError(
+        f'it is not a tokenizer of `tokenizers`: {error}'
+    ) from error
   model.encode_special_tokens = True
   for end in _ENDS:
     if model.token_to_id(end) is not None:
@@ -101,11 +104,11 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class SentencePieceTokenizer:
-  """A model of sentencepiece, as Llama 1 and 2 have.
+  """A sentencepiece tokenizer, as used by Llama 1 and 2.
 
   Attributes:
-    proto: The bytes of the model file.
-    model: The `sentencepiece.SentencePieceProcessor` of it.
+    proto: Bytes of the model file.
+    model: The `sentencepiece.SentencePieceProcessor`.
   """
 
   proto: bytes
@@ -118,7 +121,7 @@ class SentencePieceTokenizer:
 
   @property
   def end_of_text(self) -> int:
-    """The id of the end of a sequence."""
+    """Id of the end of a sequence."""
     return self.model.eos_id()
 
   @property
@@ -127,7 +130,7 @@ class SentencePieceTokenizer:
     return hashlib.sha256(self.to_json().encode('utf-8')).hexdigest()
 
   def encode(self, text: str) -> list[int]:
-    """Returns the ids of `text`, without beginning or end."""
+    """Returns the ids of `text`, without begin and end of sequence."""
     return self.model.encode(text)
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -135,12 +138,12 @@ class SentencePieceTokenizer:
     return self.model.encode(list(texts))
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; ends of text are left out."""
+    """Returns the text of `ids`, without ends of text."""
     kept = [int(i) for i in ids if int(i) != self.end_of_text]
     return self.model.decode(kept)
 
   def to_json(self) -> str:
-    """Returns the model file, in base 64."""
+    """Returns JSON with the model file in base 64."""
     text = base64.b64encode(self.proto).decode('ascii')
     return json.dumps({'kind': 'sentencepiece', 'model': text})
 
@@ -149,20 +152,21 @@ def sentencepiece_tokenizer(proto: bytes) -> SentencePieceTokenizer:
   """Builds a tokenizer from the bytes of a sentencepiece model file.
 
   Args:
-    proto: The file's bytes.
+    proto: Bytes of the file.
 
   Returns:
     The tokenizer.
 
   Raises:
     ImportError: The extra `prepare` is not installed.
-    ValueError: They are no model, or it has no end of a sequence.
+    ValueError: The bytes are not a model, or the model has no end of a
+      sequence.
   """
   library = require('sentencepiece', 'prepare')
   try:
     model = library.SentencePieceProcessor(model_proto=proto)
-  except Exception as error:  # The library raises nothing narrower.
-    raise ValueError(f'it is no sentencepiece model: {error}') from error
+  except Exception as error:  # The library raises no narrower exception.
+    raise ValueError(f'it is not a sentencepiece model: {error}') from error
   if model.eos_id() < 0:
     raise ValueError('the model has no </s> that could end a document.')
   return SentencePieceTokenizer(proto, model)

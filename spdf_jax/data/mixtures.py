@@ -1,4 +1,4 @@
-"""Mixtures: several sources read as one, by weights."""
+"""Mixtures: several sources, weighted and read as one."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from spdf_jax.data.sources import Source
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture:
-  """Sources of which every epoch holds shares by weight.
+  """A source whose epochs contain several sources, in shares by weight.
 
-  An epoch is as long as it can be with no source read more than `repeats`
-  times. Of a source that has more than its share the same blocks, evenly
-  spread, are read in every epoch; of one that has less each block is read
-  equally often, give or take one. Where rows of the mixture fall is settled
-  by the permutation of its blocks, a function of (seed, epoch).
+  An epoch has the largest length at which no source is read more than `repeats`
+  times. If a source has more blocks than its share, the same, evenly spaced
+  blocks are read in every epoch; if it has fewer, the numbers of reads of its
+  blocks differ by at most one. The permutation of the mixture's blocks, a
+  function of (seed, epoch), determines their order.
 
   Attributes:
-    sources: What is mixed, by name.
-    weights: Share of each in the tokens; they need not add to one.
-    repeats: How often a block may be read in an epoch.
+    sources: The sources, by name.
+    weights: Weight of each source in the tokens; the sum need not be one.
+    repeats: Largest number of reads of a block in an epoch.
 
   Raises:
     ValueError: Names differ, a weight is not positive, or `repeats` is below
@@ -57,7 +57,7 @@ class Mixture:
     if not self.sources or self.sources.keys() != self.weights.keys():
       raise ValueError(
           f'weights name {sorted(self.weights)} and sources'
-          f' {sorted(self.sources)}; give each source its weight.'
+          f' {sorted(self.sources)}; give each source one weight.'
       )
     for name, weight in self.weights.items():
       if not (weight > 0 and math.isfinite(weight)):
@@ -70,7 +70,7 @@ class Mixture:
 
   @property
   def fingerprint(self) -> str:
-    """Changes with any source, weight or `repeats`."""
+    """SHA-256 over sources, weights and `repeats`, in hexadecimal."""
     facts = [
         [name, source.fingerprint, float(self.weights[name])]
         for name, source in self.sources.items()
@@ -79,16 +79,17 @@ class Mixture:
     return hashlib.sha256(text.encode('utf-8')).hexdigest()
 
   def block_length(self, lengths: Sequence[int]) -> int:
-    """Returns the block length that all sources have for `lengths`.
+    """Returns the block length of all sources for some sequence lengths.
 
     Args:
-      lengths: Lengths that phases read, in tokens.
+      lengths: Sequence lengths of the phases.
 
     Returns:
       The length of a block, in tokens.
 
     Raises:
-      ValueError: A source cannot be read so, or sources differ.
+      ValueError: A source does not support the lengths, or block lengths
+        differ.
     """
     found = {n: s.block_length(lengths) for n, s in self.sources.items()}
     if len(set(found.values())) > 1:
@@ -99,7 +100,7 @@ class Mixture:
     return next(iter(found.values()))
 
   def num_blocks(self, block_length: int) -> int:
-    """Returns how many blocks an epoch has.
+    """Returns the number of blocks of an epoch.
 
     Args:
       block_length: Length of a block, in tokens.
@@ -114,13 +115,13 @@ class Mixture:
       block_length: int,
       length: int,
   ) -> Batch:
-    """Reads `length` tokens of each block, from the source it falls to.
+    """Reads `length` tokens of each block from its source.
 
     Args:
       blocks: Numbers of the blocks [batch].
-      offsets: Where in its block each row starts, in tokens [batch].
+      offsets: Start of each row within its block, in tokens [batch].
       block_length: Length of a block, in tokens.
-      length: How many tokens to read of each.
+      length: Number of tokens to read per row.
 
     Returns:
       The batch [batch, length].
@@ -148,12 +149,16 @@ class Mixture:
     return batch
 
   def _shares(self, block_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns blocks of each source, and where its share of an epoch ends."""
+    """Returns the sizes of all sources, and the ends of their shares.
+
+    Both are in blocks; the ends are positions in an epoch.
+    """
     held = np.array(
         [s.num_blocks(block_length) for s in self.sources.values()], np.int64
     )
     weights = np.array([self.weights[name] for name in self.sources])
     epoch = (held * self.repeats / weights).min()
-    # Shares are rounded down: none is read more often than it may.
+    # Shares are rounded down, so that no block is read more than `repeats`
+    # times.
     quotas = np.floor(weights * epoch * (1 + 1e-12)).astype(np.int64)
     return held, np.cumsum(np.minimum(quotas, held * self.repeats))

@@ -1,4 +1,4 @@
-"""Pseudo-random permutations that need no memory."""
+"""Pseudo-random permutations, evaluated without storing them."""
 
 import hashlib
 import math
@@ -11,20 +11,21 @@ _ROUNDS = 6
 def permute(
     index: np.ndarray | int, size: int, key: tuple[int, ...]
 ) -> np.ndarray:
-  """Maps positions of a shuffled range to what lies there.
+  """Evaluates a pseudo-random permutation of `range(size)`.
 
-  A Feistel network over pairs (a, b) with a · b just above `size`, walked
-  until it lands below `size` again. It is a bijection on `range(size)` for
-  every key, computed for single positions, and the same on every platform.
-  See Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
+  The permutation is a generalized Feistel network on pairs (a, b), whose
+  domain, rows · columns, is at least `size`; it is iterated until the result is
+  below `size` (cycle walking). It is a bijection on `range(size)` for every
+  key, evaluated at single positions, and the same on every platform. See Black
+  and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
 
   Args:
-    index: Positions in [0, size), any shape.
-    size: How many things are shuffled, below 2^62.
+    index: Positions in [0, size), of any shape.
+    size: Size of the permuted range, below 2^62.
     key: Integers that choose the permutation, e.g. (seed, epoch).
 
   Returns:
-    What lies at each position, int64 of the shape of `index`.
+    The images of the positions, int64 of the shape of `index`.
 
   Raises:
     ValueError: `size` is not in [1, 2^62).
@@ -70,7 +71,7 @@ def _encipher(
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-  """Finalizer of splitmix64 (Steele, Lea and Flood, 2014)."""
+  """Applies the finalizer of splitmix64 (Steele, Lea and Flood, 2014)."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> np.uint64(31))

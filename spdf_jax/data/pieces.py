@@ -1,4 +1,4 @@
-"""Pieces of documents, and documents that are left out."""
+"""Pieces of documents, and skipped documents."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,7 +11,7 @@ class Piece(NamedTuple):
 
   Attributes:
     content: Text, or token ids [tokens].
-    last: Whether the document ends with it.
+    last: Whether this is the last piece of its document.
   """
 
   content: str | np.ndarray
@@ -19,11 +19,11 @@ class Piece(NamedTuple):
 
 
 class Skipped(NamedTuple):
-  """A document that is left out.
+  """A skipped document.
 
   Attributes:
-    reason: Why, the same words for the same kind of fault.
-    where: File and place.
+    reason: Reason, identical for all faults of a kind.
+    where: File and position in it.
   """
 
   reason: str
@@ -31,15 +31,18 @@ class Skipped(NamedTuple):
 
 
 EMPTY = 'empty'
-"""The one reason for leaving out that is no fault."""
+"""The only reason to skip a document that is not counted as a fault."""
 
 
 def text_or_fault(value: object, where: str) -> Iterator[Piece | Skipped]:
-  """Yields a document, or why its value is none.
+  """Yields a document, or the reason to skip it.
 
   Args:
-    value: What stood where text should.
-    where: File and place.
+    value: Value of the text field.
+    where: File and position in it.
+
+  Yields:
+    One piece, or one skipped document.
 
   Example:
     >>> list(text_or_fault(3, 'a.jsonl line 1'))

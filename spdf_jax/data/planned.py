@@ -1,4 +1,4 @@
-"""Data that is not there yet: enough of it to plan a run."""
+"""Stand-ins for data that does not exist yet, to plan a run."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,7 +12,7 @@ from spdf_jax.data.sources import Batch
 
 
 class PlannedTokenizer(NamedTuple):
-  """A tokenizer of which only the size is known.
+  """A stand-in for a tokenizer, of which only the size is known.
 
   Attributes:
     vocab_size: Number of token ids.
@@ -24,12 +24,12 @@ class PlannedTokenizer(NamedTuple):
 @final
 @dataclasses.dataclass(frozen=True)
 class PlannedCorpus:
-  """Says how much text there will be; also its own source. Nothing is read.
+  """A stand-in for a corpus and its source, of which only the size is known.
 
   Attributes:
-    name: Of the corpus.
-    tokens: How many the training split will hold.
-    tokenizer: How many there are to choose from.
+    name: Name of the corpus.
+    tokens: Number of tokens of the training split.
+    tokenizer: Planned tokenizer.
 
   Example:
     >>> corpus = PlannedCorpus('pile', 1000, PlannedTokenizer(50257))
@@ -43,12 +43,12 @@ class PlannedCorpus:
 
   @property
   def source(self) -> 'PlannedCorpus':
-    """What batches are planned on."""
+    """Source of training batches, which is this object."""
     return self
 
   @property
   def fingerprint(self) -> str:
-    """None yet."""
+    """Constant instead of a fingerprint."""
     return 'planned'
 
   def block_length(self, lengths: Sequence[int]) -> int:
@@ -56,7 +56,7 @@ class PlannedCorpus:
     return max(lengths)
 
   def num_blocks(self, block_length: int) -> int:
-    """Returns how many blocks of so many tokens there will be."""
+    """Returns the planned number of blocks of `block_length` tokens."""
     return max(self.tokens - 1, 0) // block_length
 
   def read(
@@ -67,7 +67,7 @@ class PlannedCorpus:
       block_length: int,
       length: int,
   ) -> Batch:
-    """Raises ValueError: there is nothing to read."""
+    """Raises ValueError, since planned data cannot be read."""
     del blocks, offsets, block_length, length
     _refuse('corpus', self.name)
 
@@ -75,11 +75,11 @@ class PlannedCorpus:
 @final
 @dataclasses.dataclass(frozen=True)
 class PlannedExamples:
-  """Says how many examples of a task there will be. Nothing is read.
+  """A stand-in for the examples of a task, of which only the number is known.
 
   Attributes:
-    name: Of the task.
-    examples: How many there will be to train on.
+    name: Name of the task.
+    examples: Number of training examples.
 
   Example:
     >>> PlannedExamples('e2e', 42061).num_blocks(512)
@@ -91,7 +91,7 @@ class PlannedExamples:
 
   @property
   def fingerprint(self) -> str:
-    """None yet."""
+    """Constant instead of a fingerprint."""
     return 'planned'
 
   def block_length(self, lengths: Sequence[int]) -> int:
@@ -99,7 +99,7 @@ class PlannedExamples:
     return max(lengths)
 
   def num_blocks(self, block_length: int) -> int:
-    """Returns how many examples there will be: a block is one of them."""
+    """Returns the planned number of examples, each of which is a block."""
     del block_length
     return self.examples
 
@@ -111,7 +111,7 @@ class PlannedExamples:
       block_length: int,
       length: int,
   ) -> Batch:
-    """Raises ValueError: there is nothing to read."""
+    """Raises ValueError, since planned data cannot be read."""
     del blocks, offsets, block_length, length
     _refuse('task', self.name)
 

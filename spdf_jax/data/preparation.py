@@ -1,4 +1,4 @@
-"""Files of text to token files: streamed, parallel and resumable."""
+"""Preparation of token files from text: streamed, parallel and resumable."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -34,10 +34,10 @@ from spdf_jax.data.unfinished import Unfinished
 _RECIPE_VERSION = 2
 _BATCH = 1 << 20  # Characters encoded together.
 _SAVE_EVERY = 1 << 26  # Bytes of text between states on disk.
-_LEARN_FROM = 10**8  # Characters a tokenizer is learned on.
-_FEW = 1000  # Documents before a share of faults means something.
-_SMALL = 10**8  # Bytes of files of which a share may be no document.
-_PROBE = 1 << 20  # Bytes of a file's ends that tell it from another.
+_LEARN_FROM = 10**8  # Characters that a tokenizer is learned on.
+_FEW = 1000  # Documents before the share of faults is checked.
+_SMALL = 10**8  # Bytes up to which splits are checked for being empty.
+_PROBE = 1 << 20  # Bytes at both ends of a file that identify it.
 
 def prepare_files(
     input: str | os.PathLike[str],
@@ -53,35 +53,36 @@ def prepare_files(
 ) -> Corpus:
   """Tokenizes files into a corpus that `open_corpus` opens.
 
-  Each document goes to a split by the name of its file or folder within
-  `input`, where that begins with validation, valid, val, dev or test, else by
-  a hash of its text (of a long one, its beginning); it ends with the end of
-  text. What is done is kept every 64 MB: the same call, after a kill, goes on
-  there and gives the same files.
+  The split of a document is given by the name of its file or folder within
+  `input`, if that begins with validation, valid, val, dev or test, and
+  otherwise by a hash of its text (or the beginning of a long text). Every
+  document ends with the end of text. Progress is saved every 64 MiB of text or
+  30 seconds; after a kill, the same call continues from there and gives the
+  same files.
 
   Args:
     input: A file or folder, as `list_inputs` and `read_documents` take it.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
-    output: The folder to write; made where missing. Within `input` it is not
-      read.
-    field: Which field or column holds the text.
-    validation: Share of documents to validate on, where no file is named
-      after it; of a small input at least one document.
-    test: Share of documents to test on, in the same way.
-    max_faults: Largest share of documents that may be faulty (broken UTF-8,
-      not a JSON object, no text) and are left out.
-    workers: Processes that tokenize.
-    report: Called with the progress after every batch.
+    output: Folder to write; created if missing. If it is within `input`, its
+      files are not read.
+    field: Name of the field or column with the text.
+    validation: Share of validation documents, if no file is named after that
+      split; at least one document of a small input.
+    test: Share of test documents, in the same way.
+    max_faults: Largest share of faulty documents (broken UTF-8, not a JSON
+      object, no text), which are skipped.
+    workers: Number of processes that tokenize.
+    report: Function called with the progress after every batch.
 
   Returns:
     The corpus.
 
   Raises:
     ImportError: A library of the extra `prepare` is missing.
-    ValueError: An argument or the input is bad, or `output` holds something
-      else.
+    ValueError: An argument or the input is not valid, or `output` holds
+      another corpus.
 
   Example:
     >>> import tempfile
@@ -133,11 +134,13 @@ def _check(validation, test, max_faults, workers) -> None:
       ('validation', validation), ('test', test), ('max_faults', max_faults)
   ):
     if not 0 <= share < 1:
-      raise ValueError(f'{name}={share} is no share; give 0 to below 1.')
+      raise ValueError(
+          f'{name}={share} is not a share; give a number in [0, 1).'
+      )
   if not 0 < validation + test < 1:
     raise ValueError(
         f'validation={validation} and test={test} leave nothing to validate'
-        ' or to train on; give shares of which the sum is above 0 and below 1.'
+        ' or to train on; give shares with a sum above 0 and below 1.'
     )
   if workers < 1:
     raise ValueError(f'workers={workers} is not positive; use 1 or more.')
@@ -148,7 +151,7 @@ def _within(file: Path, folder: Path) -> bool:
 
 
 def _describe(files: list[Path], root: Path) -> list[list[Any]]:
-  """Tells inputs apart by names, sizes and both ends of each file."""
+  """Identifies inputs by name, size and a hash of both ends of each file."""
   described = []
   for file in files:
     digest, size = hashlib.sha256(), 0
@@ -165,7 +168,7 @@ def _describe(files: list[Path], root: Path) -> list[list[Any]]:
 
 
 def _identify(tokenizer: str | os.PathLike[str]) -> str:
-  """Names a tokenizer, whatever machine it lies on."""
+  """Identifies a tokenizer, independent of its path."""
   if _is_word(tokenizer):
     return str(tokenizer)
   return open_tokenizer(tokenizer).fingerprint
@@ -203,7 +206,7 @@ def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
         if not isinstance(item.content, str):
           raise ValueError(
               f'{file} holds tokens, so no tokenizer can be learned on it;'
-              ' give the one that made them.'
+              ' give the tokenizer that made them.'
           )
         split = split or splits.split_of(file, item)
         if split == 'train':
@@ -220,7 +223,7 @@ def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
 def _batches(
     files, field, end, splits, max_faults, position
 ) -> Iterator[Batch]:
-  """Gathers pieces; a batch's position says where the next one begins."""
+  """Groups pieces into batches; their positions are those of the next ones."""
   skipped = Counter(position['skipped'])
   documents, split = position['documents'], position['split']
   pieces, size, last_skipped = [], 0, None
@@ -263,7 +266,7 @@ def _check_faults(skipped, documents, max_faults, item, *, done) -> None:
     at = f', the last at {item.where}' if item else ''
     raise ValueError(
         f'{bad} of {total} documents are faulty ({counts}{at}), more than'
-        f' max_faults={max_faults} allows; mend the input or raise'
+        f' max_faults={max_faults} allows; repair the input or raise'
         ' max_faults.'
     )
 

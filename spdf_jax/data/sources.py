@@ -1,4 +1,4 @@
-"""What batches are read from: blocks of a text, or examples of a task."""
+"""Sources of batches: blocks of a text, or examples of a task."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,12 +12,12 @@ from spdf_jax.data.token_files import TokenFile
 
 
 class Batch(NamedTuple):
-  """One step's input; shapes are [batch, length].
+  """The input of a step; all shapes are [batch, length].
 
   Attributes:
     inputs: Token ids, int32.
     targets: The token that follows each input, int32.
-    weights: How much each target counts in the loss, float32; 0 is padding.
+    weights: Weight of each target in the loss, float32; 0 is padding.
   """
 
   inputs: np.ndarray
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class Source(Protocol):
-  """Numbered blocks that are each seen once per epoch.
+  """A set of numbered blocks, each of which is read once per epoch.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -40,13 +40,13 @@ class Source(Protocol):
 
   @property
   def fingerprint(self) -> str:
-    """Changes whenever anything that is read changes."""
+    """Fingerprint, which changes with the data."""
 
   def block_length(self, lengths: Sequence[int]) -> int:
-    """Returns the block length for phases of `lengths`, or ValueError."""
+    """Returns the block length of phases of `lengths`; may raise ValueError."""
 
   def num_blocks(self, block_length: int) -> int:
-    """Returns how many blocks of `block_length` tokens there are."""
+    """Returns the number of blocks of `block_length` tokens."""
 
   def read(
       self,
@@ -56,18 +56,18 @@ class Source(Protocol):
       block_length: int,
       length: int,
   ) -> Batch:
-    """Reads `length` tokens of each block, from its offset on."""
+    """Reads `length` tokens of each block, starting at its offset."""
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class Windows:
-  """A token file cut into blocks; every token is a target with weight one.
+  """A source of blocks of a token file; all targets have weight one.
 
-  A block's last target is the next block's first token.
+  The last target of a block is the first token of the next block.
 
   Attributes:
-    token_file: Where the tokens lie.
+    token_file: The token file.
 
   Example:
     >>> import tempfile
@@ -93,7 +93,7 @@ targets=array([[7, 8]], dtype=int32), weights=array([[1., 1.]], dtype=float32))
     """Returns the longest length; all others must divide it.
 
     Args:
-      lengths: Lengths that phases read, in tokens.
+      lengths: Sequence lengths of the phases.
 
     Returns:
       The length of a block, in tokens.
@@ -111,7 +111,7 @@ targets=array([[7, 8]], dtype=int32), weights=array([[1., 1.]], dtype=float32))
     return longest
 
   def num_blocks(self, block_length: int) -> int:
-    """Returns how many whole blocks have a token after them.
+    """Returns the number of whole blocks that are followed by a token.
 
     Args:
       block_length: Length of a block, in tokens.
@@ -126,13 +126,13 @@ targets=array([[7, 8]], dtype=int32), weights=array([[1., 1.]], dtype=float32))
       block_length: int,
       length: int,
   ) -> Batch:
-    """Reads `length` tokens, and the one after them, of each block.
+    """Reads `length` tokens of each block, and the token after them.
 
     Args:
       blocks: Numbers of the blocks [batch].
-      offsets: Where in its block each row starts, in tokens [batch].
+      offsets: Start of each row within its block, in tokens [batch].
       block_length: Length of a block, in tokens.
-      length: How many tokens to read of each.
+      length: Number of tokens to read per row.
 
     Returns:
       The batch [batch, length].

@@ -1,4 +1,4 @@
-"""Splits: which documents train, which validate, which test."""
+"""Splits of documents into training, validation and test data."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -24,12 +24,13 @@ _NAMED = re.compile(rf'({"|".join(_NAMES)})(?![a-z])')
 @final
 @dataclasses.dataclass(frozen=True)
 class Splits:
-  """Where documents go: by the name of their file, else by their hash.
+  """An assignment of documents to splits, by file name or else by hash.
 
   Attributes:
-    files: The split of files that are named after one.
-    validation: Other documents whose hash, 0 to 1, is below it validate.
-    test: Those below it, and not below `validation`, test.
+    files: Splits of the files that are named after one.
+    validation: Upper bound of the hashes, in [0, 1), of validation documents.
+    test: Upper bound of the hashes of test documents, which are not below
+      `validation`.
   """
 
   files: Mapping[Path, str]
@@ -37,7 +38,14 @@ class Splits:
   test: float
 
   def split_of(self, file: Path, piece: Piece) -> str:
-    """Returns the split of the document of a file that begins with a piece.
+    """Returns the split of a document.
+
+    Args:
+      file: File of the document.
+      piece: First piece of the document.
+
+    Returns:
+      `'train'`, `'validation'` or `'test'`.
 
     Example:
       >>> splits = Splits({Path('val.txt'): 'validation'}, 0.0, 1.0)
@@ -54,15 +62,15 @@ class Splits:
 
 
 def name_splits(files: Sequence[Path], root: Path) -> dict[Path, str]:
-  """Finds the files that are named after the split they hold.
+  """Finds the files that are named after a split.
 
   Args:
     files: All files.
-    root: The folder they are in; a single file is its own.
+    root: Folder of the files.
 
   Returns:
-    `'validation'` or `'test'` of files whose name, or that of a folder below
-    the root, begins with validation, valid, val, dev or test.
+    The split, `'validation'` or `'test'`, of each file whose name, or that of a
+    folder below the root, begins with validation, valid, val, dev or test.
 
   Example:
     >>> names = 'train.jsonl', 'val-00.jsonl', 'test/0.txt', 'tests/value.md'
@@ -87,20 +95,20 @@ def choose_splits(
     validation: float,
     test: float,
 ) -> Splits:
-  """Has documents go to a split by name or by hash, none of them empty.
+  """Assigns documents to splits by name or by hash, none of them empty.
 
   Args:
     files: All files.
-    named: Those with a split of their own, from `name_splits`; no other
-      documents go there.
-    read: Reads the documents of a file; `None`: there are so many that each
-      share is some of them.
-    validation: Share of the other documents to validate on.
-    test: Share of them to test on.
+    named: Splits of named files, from `name_splits`; a split with named files
+      gets no other documents.
+    read: Function that reads the documents of a file; `None` if there are so
+      many that no split can be empty.
+    validation: Share of validation documents among the others.
+    test: Share of test documents among the others.
 
   Returns:
-    The splits. Where a share is of less than one document, it is the one
-    with the least hash that is left.
+    The splits. A split that would be empty gets the remaining document with the
+    smallest hash.
 
   Example:
     >>> read = lambda file: [Piece(f'Text {i}') for i in range(9)]
@@ -120,7 +128,7 @@ def choose_splits(
 
 
 def _reach(places: Sequence[float], start: float, end: float) -> float:
-  """Moves the end behind the first place from `start` on, unless it is."""
+  """Returns `end`, raised if needed to include the first place from `start`."""
   first = next((place for place in places if place >= start), None)
   if end == start or first is None or first < end:
     return end

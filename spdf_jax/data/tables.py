@@ -1,4 +1,4 @@
-"""Documents in columns: Parquet, Arrow and datasets of Hugging Face."""
+"""Documents in columns of Parquet, Arrow and Hugging Face datasets."""
 
 from collections.abc import Iterator
 import json
@@ -21,7 +21,8 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
       yield from _read_batches(batches, path)
   except (errors, OSError) as error:
     raise ValueError(
-        f'{path} is no sound Parquet file ({_line(error)}); download it again.'
+        f'{path} is not a valid Parquet file ({_line(error)}); download it'
+        ' again.'
     ) from error
 
 
@@ -32,8 +33,8 @@ def read_dataset(folder: Path, field: str) -> Iterator[Piece | Skipped]:
     files = [folder / Path(f['filename']).name for f in state['_data_files']]
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise ValueError(
-        f'{folder} is no dataset as save_to_disk writes it ({_line(error)});'
-        ' save it again.'
+        f'{folder} is not a dataset of save_to_disk ({_line(error)}); save it'
+        ' again.'
     ) from error
   for path in files:
     yield from read_arrow(path, field)
@@ -52,7 +53,7 @@ def read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
         yield from _read_batches(batches, path)
   except (arrow.ArrowException, OSError) as error:
     raise ValueError(
-        f'{path} is no sound Arrow file ({_line(error)}); save it again.'
+        f'{path} is not a valid Arrow file ({_line(error)}); save it again.'
     ) from error
 
 
@@ -73,7 +74,7 @@ def _check_column(field: str, names: list[str], path: Path) -> None:
   if field not in names:
     raise ValueError(
         f'{path} has no column {field!r} but {", ".join(names)}; set field to'
-        ' the one with the text.'
+        ' the column with the text.'
     )
 
 

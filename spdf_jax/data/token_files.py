@@ -1,4 +1,4 @@
-"""Token files: a text as one flat array of token ids on disk."""
+"""Token files: flat arrays of token ids on disk."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ FORMAT_VERSION = 1
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenFile:
-  """A memory-mapped token file and what is known about it.
+  """A memory-mapped token file and its description.
 
   Attributes:
-    path: Where it lies, without the suffixes `.bin` and `.json`.
-    tokens: The token ids [tokens], read only, mapped from disk.
+    path: Path of the file, without the suffixes `.bin` and `.json`.
+    tokens: Token ids [tokens], memory-mapped, read-only.
     description: Format version, `dtype`, `vocab_size`, `tokens`,
       `documents`, `bytes` (of the text in UTF-8, for bits per byte),
-      `fingerprint` and the writer's own `source`.
+      `fingerprint` and the writer's `source`.
   """
 
   path: Path
@@ -44,7 +44,7 @@ class TokenFile:
 
   @property
   def vocab_size(self) -> int:
-    """Number of token ids the file may use."""
+    """Number of token ids of the vocabulary."""
     return self.description['vocab_size']
 
 
@@ -57,16 +57,16 @@ def write_token_file(
 ) -> TokenFile:
   """Writes documents one after another to `<path>.bin` and `<path>.json`.
 
-  Ids are little-endian uint16, or uint32 where `vocab_size` is above 65,536.
-  Documents are streamed. The description is written last, so a file that
-  was half-written cannot be opened.
+  Ids are little-endian uint16, or uint32 if `vocab_size` is above 65,536.
+  Documents are streamed. The description is written last, so that an
+  incomplete file cannot be opened.
 
   Args:
-    path: Where to write, without a suffix.
-    documents: (token ids, bytes of the text in UTF-8) of every document; the
-      ids include the end of text where one is wanted.
+    path: Path to write, without a suffix.
+    documents: Pairs (token ids, bytes of the text in UTF-8); the ids include
+      the end of text, if it is needed.
     vocab_size: Number of token ids; every id must be below it.
-    source: What the tokens were made from; anything JSON can hold.
+    source: Description of the origin of the tokens, JSON-able.
 
   Returns:
     The file, opened.
@@ -85,7 +85,7 @@ def write_token_file(
   """
   path = Path(path)
   dtype = dtype_of(vocab_size)
-  source = json.loads(json.dumps(dict(source)))  # Fails before any work.
+  source = json.loads(json.dumps(dict(source)))  # Raises before any writing.
   digest = hashlib.sha256(dtype.encode())
   tokens = num_documents = num_bytes = 0
   with _replacing(_bin_path(path)) as file:
@@ -95,7 +95,7 @@ def write_token_file(
       digest.update(data)
       tokens += len(data) // np.dtype(dtype).itemsize
       num_bytes += size
-    # An old description must never meet new tokens.
+    # Deleted first, so that an old description never belongs to new tokens.
     _json_path(path).unlink(missing_ok=True)
   _describe(path, {
       'format_version': FORMAT_VERSION,
@@ -119,15 +119,15 @@ def adopt_token_file(
     num_bytes: int,
     source: Mapping[str, Any],
 ) -> TokenFile:
-  """Makes a token file of ids that are on disk already.
+  """Turns a file of raw ids into a token file, without copying it.
 
   Args:
-    path: Where it is to lie, without a suffix, on the disk of `raw`.
-    raw: A file of nothing but ids, of `dtype_of(vocab_size)`; it is moved.
+    path: Path of the token file, without a suffix, on the file system of `raw`.
+    raw: A file that contains only ids, of `dtype_of(vocab_size)`; it is moved.
     vocab_size: Number of token ids; every id must be below it.
-    documents: How many documents they are.
+    documents: Number of documents.
     num_bytes: Bytes of the text in UTF-8.
-    source: What the tokens were made from; anything JSON can hold.
+    source: Description of the origin of the tokens, JSON-able.
 
   Returns:
     The file, opened.
@@ -160,7 +160,7 @@ def adopt_token_file(
 
 
 def dtype_of(vocab_size: int) -> str:
-  """Returns the type that ids below `vocab_size` are stored as.
+  """Returns the dtype in which ids below `vocab_size` are stored.
 
   Example:
     >>> dtype_of(50_257), dtype_of(128_256)
@@ -174,18 +174,18 @@ def dtype_of(vocab_size: int) -> str:
 
 
 def open_token_file(path: Path | str) -> TokenFile:
-  """Opens what `write_token_file` wrote; no token is read yet.
+  """Opens a token file without reading its tokens.
 
   Args:
-    path: Where it lies, without a suffix.
+    path: Path of the token file, without a suffix.
 
   Returns:
-    The file; its tokens are mapped read-only.
+    The file, its tokens memory-mapped read-only.
 
   Raises:
     FileNotFoundError: One of the two files is missing.
     ValueError: The description is damaged or of another format, or the
-      tokens are not as many as it says.
+      number of tokens differs from it.
 
   Example:
     >>> import tempfile
@@ -206,7 +206,7 @@ def open_token_file(path: Path | str) -> TokenFile:
   found = _bin_path(path).stat().st_size
   if found != expected:
     raise ValueError(
-        f'{_bin_path(path)} holds {found} bytes where its description says'
+        f'{_bin_path(path)} holds {found} bytes and its description requires'
         f' {expected}; it is truncated or damaged, write it again.'
     )
   if found == 0:  # An empty file cannot be mapped.
@@ -220,10 +220,10 @@ def verify_token_file(token_file: TokenFile) -> None:
   """Reads all tokens and compares them with the fingerprint.
 
   Args:
-    token_file: The file to check; about a second per gigabyte.
+    token_file: The file to check, which takes about a second per gigabyte.
 
   Raises:
-    ValueError: The tokens are not those that were written.
+    ValueError: The tokens differ from those that were written.
 
   Example:
     >>> import tempfile
@@ -286,20 +286,20 @@ def _read_description(path: Path) -> dict[str, Any]:
     sound, version = False, None
   if version is not None and version != FORMAT_VERSION:
     raise ValueError(
-        f'{path} has format version {version}, this library reads'
+        f'{path} has format version {version}, and this library reads'
         f' {FORMAT_VERSION}; write the token file again.'
     )
   if not sound:
     raise ValueError(
-        f'{path} is not a whole description of a token file; write the token'
-        ' file again.'
+        f'{path} is not a complete description of a token file; write the'
+        ' token file again.'
     )
   return description
 
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-  """Opens a temporary file that takes the place of `path` once whole."""
+  """Opens a temporary file that replaces `path` when it is complete."""
   temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
   try:
     with temporary.open('xb') as file:

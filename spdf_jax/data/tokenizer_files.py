@@ -1,4 +1,4 @@
-"""Tokenizers that others have written: files of four formats."""
+"""Tokenizers of other libraries, read from files of four formats."""
 
 import json
 from pathlib import Path
@@ -23,10 +23,11 @@ def open_tokenizer(path: Path | str) -> Tokenizer:
       `vocab.json` and `merges.txt` (also `encoder.json` and `vocab.bpe`).
 
   Returns:
-    The tokenizer. Those of GPT-2 have one fingerprint, whatever the format.
+    The tokenizer. The fingerprint of a GPT-2 tokenizer does not depend on the
+    format.
 
   Raises:
-    ImportError: The library that it needs is not installed.
+    ImportError: The library of the tokenizer is not installed.
     ValueError: There is no tokenizer, or a file is damaged.
 
   Example:
@@ -91,7 +92,7 @@ def _read_vocabulary(path: Path) -> Tokenizer:
 
 
 def _is_gpt2_like(fields: dict[str, Any]) -> bool:
-  """Whether the library's file is what `bpe_from_parts` builds."""
+  """Returns whether `bpe_from_parts` can build the tokenizer of a file."""
   pre = fields.get('pre_tokenizer') or {}
   model = fields['model']
   others = [t for t in fields.get('added_tokens', ())

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token ids and back."""
+"""Tokenizers, which convert text to token ids and back."""
 
 import base64
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-  """What the rest of the library asks of a tokenizer.
+  """The interface of tokenizers.
 
   Example:
     >>> tokenizer: Tokenizer = ByteTokenizer()
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
   @property
   def end_of_text(self) -> int:
-    """The id that ends a document; no text encodes to it."""
+    """Id that ends a document, never produced by encoding text."""
 
   @property
   def fingerprint(self) -> str:
@@ -57,10 +57,10 @@ class Tokenizer(Protocol):
     """Returns the token ids of every text."""
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; ends of text are left out."""
+    """Returns the text of `ids`, without ends of text."""
 
   def to_json(self) -> str:
-    """Returns everything needed to build this tokenizer again."""
+    """Returns JSON from which this tokenizer can be rebuilt."""
 
 
 @final
@@ -92,21 +92,21 @@ class ByteTokenizer:
     return [self.encode(text) for text in texts]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`; what is not UTF-8 becomes U+FFFD."""
+    """Returns the text of `ids`; invalid UTF-8 becomes U+FFFD."""
     kept = bytes(int(i) for i in ids if 0 <= i < 256)
     return kept.decode('utf-8', errors='replace')
 
   def to_json(self) -> str:
-    """Returns the kind; there is nothing else to know."""
+    """Returns JSON with the kind of the tokenizer, its only property."""
     return json.dumps({'kind': 'bytes'})
 
 
 def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
-  """Writes a tokenizer to a JSON file, whole or not at all.
+  """Writes a tokenizer to a JSON file, atomically.
 
   Args:
     path: The file to write.
-    tokenizer: What to write.
+    tokenizer: The tokenizer.
 
   Example:
     >>> import tempfile
@@ -128,11 +128,11 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     path: The file to read.
 
   Returns:
-    A tokenizer of the kind and with the fingerprint of the one saved.
+    A tokenizer with the kind and fingerprint of the saved one.
 
   Raises:
-    ImportError: It needs the extra `data`, which is not installed.
-    ValueError: The file is no tokenizer, or of an unknown kind.
+    ImportError: The tokenizer needs an extra that is not installed.
+    ValueError: The file is not a tokenizer, or is of an unknown kind.
 
   Example:
     >>> import tempfile

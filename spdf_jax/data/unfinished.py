@@ -1,4 +1,4 @@
-"""A corpus that is half written: its state, kept through kills."""
+"""An unfinished corpus, whose state on disk survives kills."""
 
 from collections.abc import Callable
 import dataclasses
@@ -19,6 +19,7 @@ from spdf_jax.data.token_files import dtype_of
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
+from spdf_jax.folder_lock import lock_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -26,15 +27,15 @@ _logger = logging.getLogger(__name__)
 @final
 @dataclasses.dataclass(frozen=True)
 class Progress:
-  """How far a preparation is.
+  """The progress of a preparation.
 
   Attributes:
-    read: Bytes of text tokenized, of all splits.
-    tokens: Tokens written.
-    files: Input files that are done.
-    total_files: Input files.
-    seconds: Since this process began.
-    skipped: Documents left out, by reason.
+    read: Bytes of tokenized text, over all splits.
+    tokens: Number of written tokens.
+    files: Number of finished input files.
+    total_files: Number of input files.
+    seconds: Seconds since the start of this process' work.
+    skipped: Numbers of skipped documents, by reason.
   """
 
   read: int
@@ -49,8 +50,9 @@ class Unfinished:
   """A corpus that is being written, in `output/partial`.
 
   Attributes:
-    tokenizer_path: Where its tokenizer is.
-    state: What is on disk: counts of each split, and the position after it.
+    tokenizer_path: File of the tokenizer.
+    state: Counts of each split, and the input position up to which they are
+      complete.
   """
 
   def __init__(self, output: Path, made_from: dict[str, Any]):
@@ -64,6 +66,7 @@ class Unfinished:
           f'output={str(output)!r} cannot be written ({error}); give another'
           ' folder.'
       ) from error
+    self._release = lock_folder(output, 'output')
     self.state = self._read_state()
     self._files = {}
     self._vocab_size = 1
@@ -82,13 +85,13 @@ class Unfinished:
           ' another folder, or delete this one.'
       )
     _logger.info(
-        'Going on in %s after %d documents.', self._output,
+        'Resuming in %s after %d documents.', self._output,
         state['position']['documents'],
     )
     return state
 
   def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
-    """Returns its tokenizer, made once."""
+    """Returns the tokenizer of the corpus, after creating it if missing."""
     if not self.tokenizer_path.exists():
       save_tokenizer(self.tokenizer_path, make())
     tokenizer = load_tokenizer(self.tokenizer_path)
@@ -98,7 +101,7 @@ class Unfinished:
   def append(
       self, encoded: dict[str, Encoded], position: dict[str, Any]
   ) -> int:
-    """Adds a batch's tokens; returns the bytes of its text."""
+    """Appends the tokens of a batch; returns the bytes of its text."""
     for split, result in encoded.items():
       self._file(split).write(result.data)
       counts = self.state['splits'][split]
@@ -113,14 +116,14 @@ class Unfinished:
       path = self._folder / f'{split}.ids'
       path.touch()
       file = path.open('r+b')
-      # What was written after the last state is written again.
+      # Data after the last saved state is discarded and written again.
       file.truncate(self.state['splits'][split]['size'])
       file.seek(0, os.SEEK_END)
       self._files[split] = file
     return self._files[split]
 
   def save(self) -> None:
-    """Makes what was appended last through a kill."""
+    """Saves the appended tokens and the state, so that they survive a kill."""
     for file in self._files.values():
       file.flush()
       os.fsync(file.fileno())
@@ -129,7 +132,7 @@ class Unfinished:
     os.replace(temporary, self._folder / 'state.json')
 
   def progress(self, total_files: int, seconds: float) -> Progress:
-    """Says how far it is."""
+    """Returns the progress."""
     counts = self.state['splits'].values()
     width = int(dtype_of(self._vocab_size)[-1])
     return Progress(
@@ -142,9 +145,9 @@ class Unfinished:
     )
 
   def finish(self, tokenizer: Tokenizer) -> Corpus:
-    """Moves the files into place and opens them."""
-    moved = [
-        split for split in SPLITS  # Before a kill.
+    """Moves the files to their place and opens the corpus."""
+    moved = [  # Moved already, by a process that was killed.
+        split for split in SPLITS
         if not (self._folder / f'{split}.ids').exists()
         and (self._output / f'{split}.json').exists()
     ]
@@ -156,9 +159,9 @@ class Unfinished:
     for split in SPLITS:
       if shares[split] and not counts[split]['documents']:
         raise ValueError(
-            f'no document of {self.state["position"]["documents"]} came into'
-            f' the {split} split, of which the share is {shares[split]}; give'
-            ' more documents, or other shares and another output.'
+            f'none of {self.state["position"]["documents"]} documents is in'
+            f' the {split} split, whose share is {shares[split]}; give more'
+            ' documents, or other shares and another output.'
         )
     save_tokenizer(self._output / 'tokenizer.json', tokenizer)
     for split in SPLITS:
@@ -177,11 +180,12 @@ class Unfinished:
           },
       )
     shutil.rmtree(self._folder)
+    self._release()
     return open_corpus(self._output)
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-  """Names the entries that are not as wanted.
+  """Returns the names of the entries that differ from the wanted ones.
 
   Example:
     >>> differences({'a': 1, 'b': 2}, {'a': 1, 'b': 3, 'c': 4})

@@ -1,4 +1,4 @@
-"""Scores of a model: loss, generations, text metrics and a baseline.
+"""Evaluation of a model: loss, generation, text metrics and n-gram baselines.
 
 An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
@@ -16,6 +16,8 @@ from spdf_jax.evaluation.bigram import LARGEST_VOCABULARY
 from spdf_jax.evaluation.decoders import CachedModel
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.generation import generate
+from spdf_jax.evaluation.generation import greedy
+from spdf_jax.evaluation.generation import sampler
 from spdf_jax.evaluation.harness import harness_model
 from spdf_jax.evaluation.harness import Subject
 from spdf_jax.evaluation.harness_suites import run_suite
@@ -34,13 +36,11 @@ from spdf_jax.evaluation.perplexity import bits_per_byte
 from spdf_jax.evaluation.perplexity import evaluate_loss
 from spdf_jax.evaluation.perplexity import Loss
 from spdf_jax.evaluation.perplexity import loss_evaluator
-from spdf_jax.evaluation.sampling import greedy
-from spdf_jax.evaluation.sampling import sampler
 from spdf_jax.evaluation.targets import target_perplexity
+from spdf_jax.evaluation.task_evaluator import bleu
+from spdf_jax.evaluation.task_evaluator import chrf
 from spdf_jax.evaluation.task_evaluator import task_evaluator
 from spdf_jax.evaluation.task_evaluator import write_json_lines
-from spdf_jax.evaluation.text_metrics import bleu
-from spdf_jax.evaluation.text_metrics import chrf
 from spdf_jax.evaluation.trigram import fit_trigram
 from spdf_jax.evaluation.trigram import Trigram
 from spdf_jax.evaluation.trigram import trigram_loss

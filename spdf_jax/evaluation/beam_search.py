@@ -1,4 +1,4 @@
-"""Beam search: the best of many continuations, by their mean likelihood."""
+"""Beam search: the best of many continuations, by length-normalized score."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -21,20 +21,21 @@ PyTree = Any
 class BeamSearch:
   """A protocol of beam search.
 
-  A continuation of `n` tokens, its end counted, scores the sum of their log
-  probabilities over `n ** length_penalty`.
+  The score of a continuation of `n` tokens, the end token included, is the sum
+  of their log probabilities divided by `n ** length_penalty`.
 
   Attributes:
-    beams: Continuations that are followed at once.
-    length_penalty: Larger ones prefer longer continuations.
-    no_repeat_ngram: No such number of tokens comes twice in a continuation (the
-      prompt does not count); what would is excluded before probabilities are
-      computed. 0: all may.
-    refill: Whether the place of a continuation that has ended is taken by the
-      next best; otherwise it is lost.
+    beams: Number of beams.
+    length_penalty: Exponent of the length; larger values prefer longer
+      continuations.
+    no_repeat_ngram: Size of the n-grams that may occur only once in a
+      continuation (the prompt does not count); a token that would repeat one
+      is excluded before the softmax. 0: no n-gram is excluded.
+    refill: Whether the next-best candidate takes the beam of a continuation
+      that has ended; otherwise the number of beams shrinks.
 
   Raises:
-    ValueError: a number is out of its range.
+    ValueError: A number is out of its range.
   """
 
   beams: int = 4
@@ -53,13 +54,15 @@ class BeamSearch:
 
 PROTOCOLS = {
     'standard': BeamSearch(),
-    # With at most 64 new tokens, which end at <|endoftext|> or a blank line.
+    # The authors generate at most 64 new tokens, and end a continuation at
+    # <|endoftext|> or a blank line.
     'hu2021': BeamSearch(
         beams=10, length_penalty=0.8, no_repeat_ngram=4, refill=False
     ),
 }
 """Protocols by name; `hu2021` is that of Hu et al., `LoRA
-<https://arxiv.org/abs/2106.09685>`_, whose length penalty for E2E is 0.9."""
+<https://arxiv.org/abs/2106.09685>`_, who use a length penalty of 0.9 for
+E2E."""
 
 
 def beam_search(
@@ -75,21 +78,22 @@ def beam_search(
 ) -> list[list[int]]:
   """Continues each prompt with the best continuation that the search finds.
 
-  It ends when no continuation that is still followed can become the best.
+  The search for a prompt ends when no beam can exceed the best continuation
+  that has ended.
 
   Args:
     decoder: The model, e.g. `CachedModel(model)`.
-    params: Its parameters.
+    params: Parameters of the model.
     prompts: Token ids of each prompt.
     search: The protocol.
-    max_new_tokens: Most tokens of a continuation; those that have as many
-      compete as they are.
-    end_of_text: Id of the token that ends a continuation, or several.
-    batch_size: Prompts computed together, each with all its beams.
-    length: Most tokens of prompt and continuation together.
+    max_new_tokens: Maximum number of tokens in a continuation; a beam that
+      reaches it is scored without an end token.
+    end_of_text: Id or ids of the tokens that end a continuation.
+    batch_size: Number of prompts in a batch, each with all its beams.
+    length: Maximum total length of prompt and continuation, in tokens.
 
   Returns:
-    For each prompt its best continuation, without the prompt and the end.
+    The best continuation of each prompt, without the prompt and the end token.
 
   Raises:
     ValueError: A prompt is empty or longer than `length - 1`, or a size is
@@ -129,13 +133,13 @@ class _Best(NamedTuple):
 
 
 class _Beams(NamedTuple):
-  """What is followed."""
+  """The state of the search loop."""
 
   step: jax.Array
   cache: PyTree
   last_BxN: jax.Array
   tokens_BxNxT: jax.Array
-  sums_BxN: jax.Array  # Of log probabilities; -inf: nothing is followed here.
+  sums_BxN: jax.Array  # Sums of log probabilities; -inf: the beam is unused.
   best: _Best
 
 
@@ -158,8 +162,9 @@ def _search(
   score = lambda sums, number: sums / number ** search.length_penalty
 
   def may_win(state):
-    """Which prompts have a beam that can still become their best."""
-    # Sums only fall; the most favourable length is the next, or the last.
+    """Returns the prompts of which a beam can still become the best [B]."""
+    # Sums can only decrease, and the score is monotonic in the length for a
+    # given sum, so the next or the last length gives an upper bound.
     lengths_2xB = jnp.stack([
         jnp.broadcast_to(state.step + 1, room_B.shape), jnp.maximum(room_B, 1)
     ]).astype(jnp.float32)
@@ -195,7 +200,7 @@ def _search(
     ).at[..., state.step].set(token_BxC)
 
     ends_BxC = jnp.isin(token_BxC, jnp.array(ends))
-    # Only what would have been followed counts as ended.
+    # Candidates beyond the number of beams only refill: their ends are ignored.
     ended_BxC = ends_BxC & (jnp.arange(ends_BxC.shape[1]) < beams)
     full_Bx1 = (state.step + 1 == room_B)[:, None]
     over_BxC = ended_BxC | (full_Bx1 & ~ends_BxC)
@@ -224,7 +229,7 @@ def _search(
 
   cache = prefill(decoder, params, tokens_BxL, longest)
   last_B = jnp.take_along_axis(tokens_BxL, starts_B[:, None] - 1, axis=1)[:, 0]
-  # All beams are alike at first: one of them is followed.
+  # All beams start from the same prompt, so only the first one is used.
   only_first_N = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)
   state = jax.lax.while_loop(
       lambda state: may_win(state).any(),
@@ -250,7 +255,7 @@ def _search(
 def _pick_rows(
     decoder: Decoder, rows_R: jax.Array, shared: int, x: jax.Array
 ) -> jax.Array:
-  """Takes rows of a cache; its first positions are alike in all of a prompt."""
+  """Reorders the rows of a cache, after positions that all beams share."""
   own = jax.lax.slice_in_dim(x, shared, None, axis=decoder.length_axis)
   return jax.lax.dynamic_update_slice_in_dim(
       x, own.take(rows_R, decoder.batch_axis), shared, decoder.length_axis
@@ -264,7 +269,7 @@ def _better(
     tokens_BxCxT: jax.Array,
     length_BxC: jax.Array,
 ) -> _Best:
-  """Takes the best of what is over, where it is better than the best so far."""
+  """Returns the best continuations after adding the ones that ended."""
   first_Bx1 = jnp.argmax(score_BxC, axis=1)[:, None]
   pick = lambda x: jnp.take_along_axis(x, first_Bx1, axis=1)[:, 0]
   tokens_BxT = jnp.take_along_axis(
@@ -281,7 +286,7 @@ def _better(
 def _repeats(
     size: int, vocabulary: int, tokens_T: jax.Array, step: jax.Array
 ) -> jax.Array:
-  """Returns which tokens would make the last `size` of them a repetition."""
+  """Returns the tokens that would repeat an n-gram of `size` tokens [V]."""
   before = size - 1
   if before >= tokens_T.size:
     return jnp.zeros(vocabulary, bool)

@@ -1,4 +1,4 @@
-"""A bigram: the baseline that any trained language model has to beat."""
+"""A bigram model: the baseline that any trained language model has to beat."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,21 +6,24 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spdf_jax.evaluation.ngrams import check_ids
+from spdf_jax.evaluation.ngrams import choose_strength
+from spdf_jax.evaluation.ngrams import ngram_loss
+from spdf_jax.evaluation.ngrams import smooth
 from spdf_jax.evaluation.perplexity import Loss
 
-LARGEST_VOCABULARY = 8192  # counts of 8192 x 8192 pairs take 256 MiB
+LARGEST_VOCABULARY = 8192  # Counts of 8192 x 8192 pairs take 256 MiB.
 _CHUNK = 1 << 20
-_STRENGTHS = 2.0 ** np.arange(-4, 17)
 
 
 class Bigram(NamedTuple):
   """A smoothed distribution of the next token given the one before it.
 
   Attributes:
-    pairs: int32 [V, V], how often the column's token followed the row's.
-    contexts: int64 [V], how often a token was followed by any.
+    pairs: int32 [V, V], counts of pairs: first token by row, second by column.
+    contexts: int64 [V], counts of tokens that are followed by another one.
     unigram: float64 [V], add-one probabilities of single tokens.
-    strength: How many observations the unigram counts for, in tokens.
+    strength: Weight of the unigram, as a number of observations.
   """
 
   pairs: np.ndarray
@@ -29,27 +32,18 @@ class Bigram(NamedTuple):
   strength: float
 
 
-def _check_ids(what: str, tokens: np.ndarray, vocab_size: int) -> None:
-  """Refuses token ids that the vocabulary does not have."""
-  if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-    raise ValueError(
-        f'{what} holds token ids from {tokens.min()} to {tokens.max()}, '
-        f'but vocab_size is {vocab_size}; use the tokenizer that made them.'
-    )
-
-
 def count_bigrams(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-  """Counts how often each token follows each other one.
+  """Counts pairs of consecutive tokens.
 
   Args:
-    tokens: Integer [N], may be memory-mapped; read in chunks.
+    tokens: Integer [N], possibly memory-mapped; read in chunks.
     vocab_size: Number of token ids, V, at most 8192.
 
   Returns:
     int32 [V, V], first token by row, second by column.
 
   Raises:
-    ValueError: The vocabulary is too large, or an id is outside of it.
+    ValueError: The vocabulary is too large, or a token id is outside it.
 
   Example:
     >>> count_bigrams(np.array([0, 1, 1, 0, 1]), 2)
@@ -65,7 +59,7 @@ def count_bigrams(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
   pairs = np.zeros(vocab_size * vocab_size, np.int32)
   for first in range(0, len(tokens), _CHUNK):
     chunk = np.asarray(tokens[first : first + _CHUNK + 1], np.int64)
-    _check_ids('tokens', chunk, vocab_size)
+    check_ids('tokens', chunk, vocab_size)
     np.add.at(pairs, chunk[:-1] * vocab_size + chunk[1:], 1)
   return pairs.reshape(vocab_size, vocab_size)
 
@@ -73,20 +67,20 @@ def count_bigrams(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 def bigram_probabilities(
     bigram: Bigram, previous: np.ndarray, following: np.ndarray
 ) -> np.ndarray:
-  """Returns the probability of tokens given the ones before them.
+  """Returns the probabilities of tokens given the preceding token.
 
-  With a context's count n and the strength k, counts and unigram are
-  interpolated with the weights n / (n + k) and k / (n + k):
+  With a context's count n and the strength k, relative frequencies and the
+  unigram are interpolated with the weights n / (n + k) and k / (n + k):
   `(pairs[a, b] + k * unigram[b]) / (contexts[a] + k)`.
 
   Args:
     bigram: A fitted bigram.
-    previous: Integer ids, any shape.
-    following: Integer ids, the same shape.
+    previous: Integer ids of the preceding tokens, any shape.
+    following: Integer ids of the tokens, the same shape.
 
   Returns:
-    float64 probabilities, the same shape; over all following tokens they
-    sum to one.
+    float64 probabilities, the same shape; they sum to one over all following
+    tokens.
 
   Source: MacKay and Peto 1995, "A hierarchical Dirichlet language model".
 
@@ -95,42 +89,40 @@ def bigram_probabilities(
     >>> bool(bigram_probabilities(bigram, 0, 1) > 0.99)
     True
   """
-  counts = bigram.pairs[previous, following]
-  prior = bigram.strength * bigram.unigram[following]
-  return (counts + prior) / (bigram.contexts[previous] + bigram.strength)
+  return smooth(
+      bigram.pairs[previous, following], bigram.contexts[previous],
+      bigram.strength, bigram.unigram[following],
+  )
 
 
 def _smoothed(
     tokens: np.ndarray, vocab_size: int, strength: float
 ) -> Bigram:
-  """Counts tokens and smooths them with a given strength."""
+  """Fits a bigram with a given smoothing strength."""
   pairs = count_bigrams(tokens, vocab_size)
   contexts = pairs.sum(axis=1, dtype=np.int64)
   singles = contexts.copy()
-  singles[tokens[-1]] += 1  # the last token is no context
+  singles[tokens[-1]] += 1  # The last token is not a context.
   unigram = (singles + 1.0) / (len(tokens) + vocab_size)
   return Bigram(pairs, contexts, unigram, float(strength))
 
 
 def _best_strength(tokens: np.ndarray, vocab_size: int) -> float:
-  """Chooses the smoothing of the head that predicts the tail best."""
+  """Returns the strength under which the first 90 % predict the rest best."""
   cut = len(tokens) * 9 // 10
   head = _smoothed(tokens[:cut], vocab_size, 1.0)
   tail = np.asarray(tokens[cut - 1 :], np.int64)
-  _check_ids('train_tokens', tail, vocab_size)
-
-  def nats(strength):
-    candidate = head._replace(strength=strength)
-    return -np.log(bigram_probabilities(candidate, tail[:-1], tail[1:])).sum()
-
-  return min(_STRENGTHS, key=nats)
+  check_ids('train_tokens', tail, vocab_size)
+  return choose_strength(lambda strength: bigram_probabilities(
+      head._replace(strength=strength), tail[:-1], tail[1:]
+  ))
 
 
 def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
-  """Fits a bigram, its smoothing chosen on the end of the training tokens.
+  """Fits a bigram and its smoothing strength to training tokens.
 
-  Counts of the first nine tenths choose, by the loss of the last tenth, how
-  much the unigram weighs; the bigram returned then counts everything.
+  The strength minimizes the loss on the last tenth of the tokens, of a bigram
+  of the first nine tenths; the returned bigram counts all tokens.
 
   Args:
     train_tokens: Integer [N], at least 20 tokens.
@@ -140,7 +132,8 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
     The fitted bigram.
 
   Raises:
-    ValueError: Too few tokens, too large a vocabulary or an id outside it.
+    ValueError: There are too few tokens, the vocabulary is too large, or a
+      token id is outside it.
 
   Example:
     >>> fit_bigram(np.array([0, 1] * 50), 2).contexts
@@ -158,18 +151,19 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
 def bigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
 ) -> Loss:
-  """Evaluates a bigram of the training tokens on a model's own batches.
+  """Evaluates a bigram of the training tokens on a model's batches.
 
   Args:
     train_tokens: Integer [N].
-    batches: Batches as `evaluate_loss` takes them, with their weights.
+    batches: Batches in the format of `evaluate_loss`, with weights.
     vocab_size: Number of token ids, V, at most 8192.
 
   Returns:
-    The total loss, to compare with `evaluate_loss` of a model.
+    The total loss, comparable to the result of `evaluate_loss`.
 
   Raises:
-    ValueError: As `fit_bigram` raises, or the batches hold no target token.
+    ValueError: `fit_bigram` refuses the training tokens, or the batches hold
+      no target token.
 
   Example:
     >>> from types import SimpleNamespace
@@ -181,20 +175,9 @@ def bigram_loss(
     (1.0, 1.0)
   """
   bigram = fit_bigram(train_tokens, vocab_size)
-  nats = tokens = 0.0
-  for batch in batches:
-    weights = np.asarray(batch.weights, np.float64)
-    keep = weights > 0
-    previous = np.asarray(batch.inputs)[keep]
-    following = np.asarray(batch.targets)[keep]
-    _check_ids('batches', previous, vocab_size)
-    _check_ids('batches', following, vocab_size)
-    chosen = bigram_probabilities(bigram, previous, following)
-    nats -= float(np.sum(weights[keep] * np.log(chosen)))
-    tokens += float(weights.sum())
-  if not tokens > 0:
-    raise ValueError(
-        f'batches hold target tokens of total weight {tokens}; give at '
-        'least one batch with a positive weight.'
-    )
-  return Loss(nats, tokens)
+  return ngram_loss(
+      lambda _, previous, following: bigram_probabilities(
+          bigram, previous, following
+      ),
+      batches, vocab_size,
+  )

@@ -1,4 +1,4 @@
-"""A candidate: a trained model with what it takes to measure it."""
+"""A candidate: a trained model together with its tokenizer."""
 
 import dataclasses
 from typing import Any
@@ -15,17 +15,17 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """A trained model with what it takes to measure it.
+  """A trained model together with its tokenizer.
 
   Attributes:
-    name: Where it comes from.
+    name: Name of the model's source, e.g. its run.
     model: The Flax module.
-    params: Its parameters.
-    tokenizer: Makes its tokens.
-    config: Config of the run; `None` for a model from elsewhere.
+    params: Parameters of the model.
+    tokenizer: Tokenizer of the model.
+    config: Config of the run; `None` for a model that no run has trained.
 
   Raises:
-    ValueError: the tokenizer has more tokens than the model.
+    ValueError: The tokenizer has more tokens than the model.
   """
 
   name: str
@@ -44,7 +44,7 @@ class Candidate:
 
   @property
   def subject(self) -> Subject:
-    """What the harness, and what scores likelihoods, take."""
+    """The candidate as a `Subject` of the harness and of likelihoods."""
     apply = lambda params, tokens: self.model.apply({'params': params}, tokens)
     return Subject(
         jax.jit(apply), self.params, self.tokenizer,

@@ -1,4 +1,4 @@
-"""Models that continue sequences a few tokens at a time."""
+"""Incremental decoding: models with a cache of keys and values."""
 
 import dataclasses
 from typing import Any
@@ -13,10 +13,10 @@ PyTree = Any
 
 
 class Decoder(Protocol):
-  """What generation asks of a model; hashable, as it is compiled for it."""
+  """A model that generation can call; hashable, as it is a static argument."""
 
   def create_cache(self, batch_size: int, length: int) -> PyTree:
-    """Returns the cache before the first token."""
+    """Returns an empty cache."""
 
   def __call__(
       self,
@@ -25,20 +25,20 @@ class Decoder(Protocol):
       tokens_BxL: jax.Array,
       positions_BxL: jax.Array,
   ) -> tuple[jax.Array, PyTree]:
-    """Returns logits [B, L, V] of tokens at their positions, and the cache with
-    them; tokens at later positions are not seen."""
+    """Returns logits [B, L, V] of tokens at their positions, and the updated
+    cache; attention to later positions is masked."""
 
   @property
   def batch_axis(self) -> int:
-    """Which axis of the cache's leaves numbers the sequences."""
+    """The batch axis of the cache's leaves."""
 
   @property
   def length_axis(self) -> int:
-    """Which axis of the cache's leaves numbers positions."""
+    """The axis of positions in the cache's leaves."""
 
 
 def fetch(results: PyTree) -> PyTree:
-  """Brings results to the host, of devices of other processes too.
+  """Copies results to the host, including shards of other processes.
 
   Example:
     >>> import jax.numpy as jnp
@@ -52,7 +52,7 @@ def fetch(results: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class CachedModel:
-  """A Flax decoder with its cache of keys and values: a `Decoder`.
+  """A Flax model with its cache of keys and values, as a `Decoder`.
 
   Attributes:
     model: A `GPT` or `Llama`.
@@ -72,7 +72,7 @@ class CachedModel:
   model: models.GPT | models.Llama
 
   def create_cache(self, batch_size: int, length: int) -> PyTree:
-    """Returns zeros for every layer, see `models.create_cache`."""
+    """Returns a cache of zeros for every layer, see `models.create_cache`."""
     return models.create_cache(self.model, batch_size, length)
 
   def __call__(
@@ -91,10 +91,10 @@ class CachedModel:
 
   @property
   def batch_axis(self) -> int:
-    """Behind the layers, where they are stacked."""
+    """The batch axis: 1 where the layers are stacked on axis 0, else 0."""
     return int(self.model.config.scan_layers)
 
   @property
   def length_axis(self) -> int:
-    """Behind the heads."""
+    """The axis of positions, after those of the batch and the heads."""
     return self.batch_axis + 2

@@ -1,5 +1,6 @@
-"""Generation: prompts are continued token by token, in batches."""
+"""Generation: batched continuation of prompts, token by token."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -10,10 +11,80 @@ import jax.numpy as jnp
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
 from spdf_jax.evaluation.prompts import batches
-from spdf_jax.evaluation.sampling import Choose
-from spdf_jax.evaluation.sampling import greedy
 
 PyTree = Any
+Choose = Callable[[jax.Array, jax.Array], jax.Array]
+"""`(key, logits_V) -> token`, for one sequence."""
+
+
+def greedy(key: jax.Array, logits_V: jax.Array) -> jax.Array:
+  """Returns the most likely token; ties go to the lowest id."""
+  del key
+  return jnp.argmax(logits_V).astype(jnp.int32)
+
+
+def sampler(
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Choose:
+  """Returns a function that samples tokens, by default from all of them.
+
+  Args:
+    temperature: Divisor of the logits; small values prefer likely tokens.
+    top_k: Number of the most likely tokens to sample from; None: all.
+    top_p: Total probability of the smallest set of most likely tokens to
+      sample from, applied after `top_k`; None: all.
+
+  Returns:
+    A function `(key, logits_V) -> token`; equal arguments give the same
+    function object, so that generation compiles once.
+
+  Raises:
+    ValueError: An argument is out of its range.
+
+  References:
+    Holtzman et al., `The Curious Case of Neural Text Degeneration
+    <https://arxiv.org/abs/1904.09751>`_, 2020, section 3.1
+
+  Example:
+    >>> choose = sampler(top_k=1)
+    >>> int(choose(jax.random.key(0), jnp.array([0.0, 2.0, 1.0])))
+    1
+  """
+  if not temperature > 0:
+    raise ValueError(
+        f'temperature is {temperature}; give more than 0, or use greedy.'
+    )
+  if top_k is not None and top_k < 1:
+    raise ValueError(f'top_k is {top_k}; give at least 1, or None.')
+  if top_p is not None and not 0 < top_p <= 1:
+    raise ValueError(f'top_p is {top_p}; give a number in (0, 1], or None.')
+  return _sampler(float(temperature), top_k, top_p)
+
+
+@functools.cache
+def _sampler(
+    temperature: float, top_k: int | None, top_p: float | None
+) -> Choose:
+  def choose(key, logits_V):
+    logits_V = logits_V.astype(jnp.float32) / temperature
+    if top_k is not None and top_k < logits_V.size:
+      logits_V = _keep_first(logits_V, jnp.arange(logits_V.size) < top_k)
+    if top_p is not None:
+      sorted_V = jnp.sort(jax.nn.softmax(logits_V), descending=True)
+      before_V = jnp.cumsum(sorted_V) - sorted_V
+      logits_V = _keep_first(logits_V, before_V < top_p)
+    return jax.random.categorical(key, logits_V).astype(jnp.int32)
+
+  return choose
+
+
+def _keep_first(logits_V: jax.Array, kept_V: jax.Array) -> jax.Array:
+  """Keeps logits by their rank in descending order; ties go to the lower id."""
+  order_V = jnp.argsort(logits_V, descending=True, stable=True)
+  kept_V = jnp.zeros_like(kept_V).at[order_V].set(kept_V)
+  return jnp.where(kept_V, logits_V, -jnp.inf)
 
 
 def generate(
@@ -30,24 +101,24 @@ def generate(
 ) -> list[list[int]]:
   """Continues each prompt, token by token.
 
-  Rows of a batch have their own cursors in one right-padded buffer. Batches
-  have few shapes, one for each doubling of the prompts' length. A continuation
-  does not depend on what shares its batch.
+  Each row of a batch has its own cursor in a right-padded buffer. Batches have
+  few shapes, one for each doubling of the prompt length. A continuation does
+  not depend on the other rows of its batch.
 
   Args:
     decoder: The model, e.g. `CachedModel(model)`.
-    params: Its parameters.
+    params: Parameters of the model.
     prompts: Token ids of each prompt.
-    choose: `greedy`, or from `sampler`.
-    key: Seed or typed key of the tokens that are drawn.
-    max_new_tokens: Most tokens to generate for a prompt.
+    choose: `greedy`, or a function that `sampler` returns.
+    key: Seed or typed key for sampling.
+    max_new_tokens: Maximum number of tokens to generate for a prompt.
     end_of_text: Id of the token that ends a row.
-    batch_size: Prompts computed together.
-    length: Most tokens of prompt and continuation together, at most the
-      model's positions; a row that reaches it stops.
+    batch_size: Number of prompts in a batch.
+    length: Maximum total length of prompt and continuation, in tokens, at most
+      the model's `max_length`; a row that reaches it stops.
 
   Returns:
-    For each prompt its continuation, without the prompt and the end token.
+    The continuation of each prompt, without the prompt and the end token.
 
   Raises:
     ValueError: A prompt is empty or longer than `length - 1`, or a size is
@@ -92,7 +163,7 @@ def _extend(
     key: jax.Array,
     numbers_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Writes tokens at each row's cursor until every cursor is at its stop."""
+  """Appends tokens at each row's cursor until all rows have stopped."""
   rows_B = jnp.arange(len(tokens_BxL))
   keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers_B)
   cache = prefill(decoder, params, tokens_BxL, prompt_length)
@@ -109,11 +180,11 @@ def _extend(
     )
     step_keys_B = jax.vmap(jax.random.fold_in)(keys_B, cursors_B)
     next_B = jax.vmap(choose)(step_keys_B, logits_Bx1xV[:, 0])
-    # An ended row stops where its cursor is: the end token is left out.
+    # An ended row stops at its cursor, which excludes the end token.
     stops_B = jnp.where(
         next_B == end_of_text, jnp.minimum(stops_B, cursors_B), stops_B
     )
-    # What a stopped row writes at its cursor is never read.
+    # A stopped row writes at its cursor too, but that token is never read.
     tokens_BxL = tokens_BxL.at[rows_B, cursors_B].set(next_B, mode='drop')
     return cache, tokens_BxL, cursors_B + (cursors_B < stops_B), stops_B
 
@@ -125,9 +196,9 @@ def _extend(
 def prefill(
     decoder: Decoder, params: PyTree, tokens_BxL: jax.Array, prompt_length: int
 ) -> PyTree:
-  """Returns a cache of `tokens_BxL`'s size, with the prompts in it.
+  """Returns a cache for `tokens_BxL`, filled with the prompts.
 
-  What stands right of a shorter prompt is written over before it is seen.
+  Padding of a shorter prompt is overwritten before attention reads it.
   """
   batch_size, length = tokens_BxL.shape
   positions_BxP = jnp.broadcast_to(

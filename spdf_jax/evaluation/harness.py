@@ -1,4 +1,4 @@
-"""EleutherAI's harness (lm-eval) on our models, without PyTorch."""
+"""EleutherAI's harness (lm-eval) on models in JAX, without PyTorch."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from spdf_jax.evaluation.likelihood import score_continuations
 from spdf_jax.evaluation.perplexity import ApplyFn
 from spdf_jax.extras import require
 
-_STRETCH = 32  # Tokens generated before the first look for a stop.
+_CHUNK = 32  # Tokens generated before the first search for a stop string.
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """The model that the harness is to measure.
+  """A model to evaluate with the harness.
 
   Attributes:
     apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: The model's parameters.
-    tokenizer: Makes its tokens.
-    length: Most tokens that it sees at once.
-    decoder: What generates, e.g. `CachedModel(model)`; None: no tasks that
-      generate.
-    batch_tokens: Tokens of a batch.
+    params: Parameters of the model.
+    tokenizer: Tokenizer of the model.
+    length: Maximum sequence length of the model, in tokens.
+    decoder: Decoder for generation, e.g. `CachedModel(model)`; None: tasks
+      that generate raise an error.
+    batch_tokens: Number of tokens in a batch.
   """
 
   apply_fn: ApplyFn
@@ -42,17 +42,17 @@ class Subject:
 
 
 def harness_model(subject: Subject) -> Any:
-  """Makes a model of the harness, a `lm_eval.api.model.TemplateLM`.
+  """Returns a model of the harness, a `lm_eval.api.model.TemplateLM`.
 
-  It scores in batches of few shapes (`score_continuations`) and generates
-  greedily. Contexts are cut on the left. It is one process: to use several
-  devices, shard inside `apply_fn`.
+  The model scores in batches of few shapes (`score_continuations`) and
+  generates greedily. Contexts are truncated on the left. Evaluation runs in one
+  process: to use several devices, shard inside `apply_fn`.
 
   Args:
-    subject: What to measure.
+    subject: Model to evaluate.
 
   Returns:
-    What `lm_eval.simple_evaluate(model=…)` takes.
+    A model for `lm_eval.simple_evaluate(model=…)`.
 
   Raises:
     ImportError: lm-eval is not installed.
@@ -67,7 +67,7 @@ def _model_class() -> type:
 
 
 class _Methods:
-  """What the harness asks of a model."""
+  """The methods that the harness calls on a model."""
 
   def __init__(self, subject: Subject):
     super().__init__()
@@ -92,7 +92,7 @@ class _Methods:
   ) -> list[tuple[float, bool]]:
     del kwargs
     results = self._score([
-        # Where a context is empty after all, the end of text stands for it.
+        # A context may be empty, but a target needs a token before it.
         Continuation(context or [self.eot_token_id], target)
         for _, context, target in requests
     ])
@@ -139,7 +139,7 @@ class _Methods:
     return results
 
   def _score(self, continuations: Sequence[Continuation]) -> list[Likelihood]:
-    """Scores continuations, in windows where the model sees less of them."""
+    """Scores continuations, in windows where they exceed the context."""
     windows = [
         rolling_windows(target, context, self.subject.length)
         for context, target in continuations
@@ -163,7 +163,7 @@ class _Methods:
   def _generate(
       self, contexts: Sequence[str], stops: tuple[str, ...], most: int
   ) -> list[str]:
-    """Continues texts until each has come to a stop, in growing stretches."""
+    """Continues texts until each has reached a stop, in growing chunks."""
     length, tokenizer = self.subject.length, self.subject.tokenizer
     most = min(most, length - 1)
     prompts = [
@@ -172,10 +172,10 @@ class _Methods:
     ]
     made = [[] for _ in prompts]
     going = list(range(len(prompts)))
-    start, count = 0, min(_STRETCH, most)
+    start, count = 0, min(_CHUNK, most)
     while going:
       for width, numbers in _by_width(going, prompts, length).items():
-        stretches = generate(
+        chunks = generate(
             self.subject.decoder,
             self.subject.params,
             [prompts[i] + made[i] for i in numbers],
@@ -184,13 +184,13 @@ class _Methods:
             batch_size=max(self.subject.batch_tokens // width, 1),
             length=length,
         )
-        for i, stretch in zip(numbers, stretches):
-          made[i] += stretch
-          ended = len(stretch) < count
+        for i, chunk in zip(numbers, chunks):
+          made[i] += chunk
+          ended = len(chunk) < count
           if ended or _cut(tokenizer.decode(made[i]), stops)[1]:
             going.remove(i)
       start += count
-      # Each stretch is a shape to compile: twice as long as all before.
+      # Each chunk length requires a compilation, so lengths grow threefold.
       count = min(2 * start, most - start)
       if not count:
         break
@@ -203,15 +203,15 @@ def _by_width(
   widths = {}
   for i in going:
     width = min(1 << (len(prompts[i]) - 1).bit_length(), length)
-    widths.setdefault(max(width, _STRETCH), []).append(i)
+    widths.setdefault(max(width, _CHUNK), []).append(i)
   return widths
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-  """Reads what a task asks of generation; only greedy is done."""
+  """Returns stop strings and the number of tokens; requires greedy decoding."""
   if given.get('do_sample') or given.get('temperature'):
     raise ValueError(
-        f'generation settings {dict(given)} ask for sampling; set do_sample to'
+        f'generation settings {dict(given)} use sampling; set do_sample to'
         ' false and temperature to 0.'
     )
   stops = given.get('until') or ()
@@ -221,7 +221,7 @@ def _settings(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
 
 
 def _cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-  """Returns text up to the first stop, and whether there is one."""
+  """Returns the text up to the first stop string, and whether it has one."""
   places = [text.find(stop) for stop in stops]
   places = [place for place in places if place >= 0]
   return (text[:min(places)], True) if places else (text, False)

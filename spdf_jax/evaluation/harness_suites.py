@@ -1,4 +1,4 @@
-"""Suites of the harness: which tasks, shots and metrics a table means."""
+"""Suites of the harness: tasks, shots and metrics of published tables."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ class Measure(NamedTuple):
 
   Attributes:
     task: Name of the task in the harness.
-    shots: Worked examples before each question.
-    metric: The harness' metric and filter.
-    in_mean: Whether it counts in the suite's mean.
+    shots: Number of solved examples before each question.
+    metric: Metric and filter of the harness.
+    in_mean: Whether the task counts in the suite's mean.
   """
 
   task: str
@@ -37,7 +37,7 @@ SUITES: Mapping[str, tuple[Measure, ...]] = {
         for task in ('hellaswag', 'piqa', 'winogrande', 'lambada_openai',
                      'arc_easy', 'arc_challenge', 'openbookqa')
     ),
-    # The first Open LLM Leaderboard; GSM8K is told apart.
+    # The first Open LLM Leaderboard; GSM8K is reported outside the mean.
     'open_llm': (
         Measure('arc_challenge', 25, 'acc_norm,none'),
         Measure('hellaswag', 10, 'acc_norm,none'),
@@ -52,17 +52,17 @@ SUITES: Mapping[str, tuple[Measure, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class SuiteScores:
-  """What a suite found.
+  """Scores of a model on a suite.
 
   Attributes:
-    suite: The suite's name.
-    values: Each task's score, 0 to 1; None where it could not be had.
-    items: Questions of each task that was measured.
-    chance: What guessing among the choices of each question scores on
-      average, 0 to 1, of tasks that choose.
-    mean: Over the tasks that count in it; None unless all of them were
+    suite: Name of the suite.
+    values: Score of each task, 0 to 1; None where it was not measured.
+    items: Number of questions of each measured task.
+    chance: Expected score of random guessing, 0 to 1, of each multiple-choice
+      task.
+    mean: Mean over the tasks with `in_mean`; None unless all of them were
       measured.
-    reasons: Why a task was not.
+    reasons: Reason for each task that was not measured.
   """
 
   suite: str
@@ -80,15 +80,15 @@ def run_suite(
     directory: str | os.PathLike[str] | None = None,
     limit: int | None = None,
 ) -> SuiteScores:
-  """Measures a model on a suite.
+  """Evaluates a model on a suite.
 
   Args:
-    subject: What to measure.
+    subject: Model to evaluate.
     suite: `'cerebras_gpt'` or `'open_llm'`.
-    directory: Files of tasks, see `local_tasks`: nothing is downloaded, and
-      tasks without a file are left out. None: the harness' own tasks, which
-      it downloads.
-    limit: Only so many questions of each task, for a try.
+    directory: Folder with the files of tasks, see `local_tasks`: nothing is
+      downloaded, and tasks without a file are skipped. None: the tasks of the
+      harness, which downloads them.
+    limit: Maximum number of questions of each task, for a trial; None: all.
 
   Returns:
     The scores.
@@ -136,13 +136,13 @@ def run_suite(
 
 
 def chance_level(choices: Sequence[int]) -> float:
-  """Returns the accuracy of guessing.
+  """Returns the expected accuracy of random guessing.
 
   Args:
-    choices: How many answers each question has, one of them right.
+    choices: Number of answers to each question, one of them right.
 
   Returns:
-    The mean of their inverses, 0 to 1.
+    The mean of the inverse numbers, 0 to 1.
 
   Example:
     >>> chance_level([4, 4, 5, 2])
@@ -152,7 +152,7 @@ def chance_level(choices: Sequence[int]) -> float:
 
 
 def _chooses(config: Mapping[str, Any]) -> bool:
-  """Whether a task counts as right the one right choice of its questions."""
+  """Returns whether a task is multiple choice, scored by its one answer."""
   return (
       config['output_type'] == 'multiple_choice'
       and not config.get('process_results')

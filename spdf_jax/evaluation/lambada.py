@@ -1,4 +1,4 @@
-"""LAMBADA: the last word of a passage, by two protocols."""
+"""LAMBADA: prediction of the last word of a passage, by two protocols."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -19,13 +19,15 @@ def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
   """Reads passages and their last words.
 
   Args:
-    path: JSON lines, each with `text`, or with `context` and `continuation`.
+    path: File of JSON lines, each with `text`, or with `context` and
+      `continuation`.
 
   Returns:
-    (passage without its last word, last word) of each.
+    A pair (passage without its last word, last word) for each line.
 
   Raises:
-    ValueError: A line has neither, or a text has a single word.
+    ValueError: A line has neither `text` nor both other fields, or a text has
+      a single word.
 
   Example:
     >>> import tempfile
@@ -60,12 +62,12 @@ def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 def last_word(
     tokenizer: Tokenizer, context: str, word: str
 ) -> Continuation:
-  """Targets all tokens of the last word, as EleutherAI's harness does.
+  """Returns all tokens of the last word as target, as EleutherAI's harness.
 
   Args:
-    tokenizer: Makes the tokens.
-    context: The passage without its last word.
-    word: That word.
+    tokenizer: Tokenizer of the model.
+    context: Passage without its last word.
+    word: Last word of the passage.
 
   Returns:
     Context and target.
@@ -83,12 +85,12 @@ def last_word(
 def last_token(
     tokenizer: Tokenizer, context: str, word: str
 ) -> Continuation:
-  """Targets the last token only, as Megatron-LM does unless it is strict.
+  """Returns the last token as target, as Megatron-LM's non-strict evaluation.
 
   Args:
-    tokenizer: Makes the tokens.
-    context: The passage without its last word.
-    word: That word.
+    tokenizer: Tokenizer of the model.
+    context: Passage without its last word.
+    word: Last word of the passage.
 
   Returns:
     Context and target.
@@ -106,7 +108,7 @@ LAMBADA_PROTOCOLS = {
     'lambada_last_word': last_word,
     'lambada_megatron': last_token,
 }
-"""What is predicted, by the name of the protocol."""
+"""Functions that return context and target of a passage, by protocol."""
 
 
 def score_lambada(
@@ -119,16 +121,16 @@ def score_lambada(
     length: int,
     batch_tokens: int = 4096,
 ) -> Mapping[str, Any]:
-  """Measures how often greedy decoding finds the last word.
+  """Computes the accuracy of greedy decoding on the last words of passages.
 
   Args:
     apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: The model's parameters.
-    passages: From `read_lambada`.
-    tokenizer: The model's.
+    params: Parameters of the model.
+    passages: Passages and their last words, as `read_lambada` returns them.
+    tokenizer: Tokenizer of the model.
     protocol: `'lambada_last_word'` or `'lambada_megatron'`.
-    length: Most tokens that the model sees at once.
-    batch_tokens: Tokens of a batch.
+    length: Maximum sequence length of the model, in tokens.
+    batch_tokens: Number of tokens in a batch.
 
   Returns:
     `protocol`, `accuracy` (0 to 1), `perplexity` of targets (the exponential

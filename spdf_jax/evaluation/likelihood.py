@@ -12,15 +12,15 @@ import numpy as np
 
 from spdf_jax.evaluation.perplexity import ApplyFn
 
-_SHORTEST = 32  # Tokens of the narrowest batch.
+_SHORTEST = 32  # Minimum sequence length of a batch.
 
 
 class Continuation(NamedTuple):
-  """What to score.
+  """A context and the target that is scored after it.
 
   Attributes:
-    context: Token ids that are given, at least one.
-    target: Token ids that are scored.
+    context: Token ids of the context, at least one.
+    target: Token ids to score.
   """
 
   context: Sequence[int]
@@ -28,11 +28,11 @@ class Continuation(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-  """How a model likes a continuation.
+  """Likelihood of a target under a model.
 
   Attributes:
     log_probability: Sum over the target's tokens, in nats.
-    greedy: Whether each token of the target is the likeliest at its place.
+    greedy: Whether each token of the target is the most likely one.
   """
 
   log_probability: float
@@ -47,25 +47,26 @@ def score_continuations(
     length: int,
     batch_tokens: int = 4096,
 ) -> list[Likelihood]:
-  """Scores continuations of any lengths.
+  """Computes the likelihoods of continuations of any lengths.
 
-  They are sorted by length and padded on the right to powers of two, so that
-  at most `log2(length)` shapes are compiled. Contexts are cut on the left to
-  what the model can see.
+  Continuations are sorted by length and padded on the right to powers of two,
+  so that at most `log2(length)` shapes are compiled. Contexts are truncated on
+  the left to fit the model.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, causal; hashable, and
-      best the same object each time.
-    params: The model's parameters.
-    continuations: What to score.
-    length: Most tokens that the model sees at once.
-    batch_tokens: Tokens of a batch, which bounds the logits in memory.
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, causal and hashable; pass
+      the same object each time to avoid recompilation.
+    params: Parameters of the model.
+    continuations: Contexts and targets to score.
+    length: Maximum sequence length of the model, in tokens.
+    batch_tokens: Number of tokens in a batch, which bounds the memory of the
+      logits.
 
   Returns:
-    One likelihood for each continuation, in their order.
+    One likelihood for each continuation, in the same order.
 
   Raises:
-    ValueError: A context is empty, or a target longer than `length`.
+    ValueError: A context is empty, or a target is longer than `length`.
 
   Example:
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (4,))
@@ -81,8 +82,8 @@ def score_continuations(
       )
     if len(target) > length:
       raise ValueError(
-          f'target {number} has {len(target)} tokens and the model sees'
-          f' {length}; score it in windows.'
+          f'target {number} has {len(target)} tokens and length is {length};'
+          ' score it in windows.'
       )
   scores: list[Likelihood | None] = [None] * len(continuations)
   for chosen, batch in _batches(continuations, length, batch_tokens):
@@ -95,16 +96,16 @@ def score_continuations(
 def rolling_windows(
     tokens: Sequence[int], context: Sequence[int], length: int
 ) -> list[Continuation]:
-  """Cuts a text so that each token is a target once, seeing what it can.
+  """Splits a text into windows in which each token is a target once.
 
   Args:
     tokens: Token ids of the text.
-    context: The ids that it follows, at least one, e.g. the end of text.
-    length: Most tokens that the model sees at once.
+    context: Token ids before the text, at least one, e.g. the end of text.
+    length: Maximum sequence length of the model, in tokens.
 
   Returns:
-    Windows as EleutherAI's harness takes them: of `length` targets, the
-    last one's context filled up from before.
+    Windows as in EleutherAI's harness: `length` targets in each but the last
+    one, whose context is extended to the left instead.
 
   Example:
     >>> rolling_windows([0, 1, 2, 3, 4], [9], length=4)

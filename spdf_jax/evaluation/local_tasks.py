@@ -1,4 +1,4 @@
-"""Tasks of the harness over files that are here already."""
+"""Tasks of the harness over local files."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from typing import Any
 
 
 def local_tasks(directory: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
-  """Describes the tasks whose files are in a folder.
+  """Returns the configs of the tasks whose files are in a folder.
 
-  The prompts are those of the harness; shots come from the same file, or
-  from GSM8K's training file. Files: `arc_easy.jsonl`, `arc_challenge.jsonl`,
-  `openbook_qa.jsonl`, `piqa.jsonl`, `winogrande.jsonl`, `copa.jsonl` and
-  `lambada_openai.jsonl` as in MosaicML's llm-foundry, `hellaswag_val*.jsonl`
-  and `gsm8k_test.jsonl` as their authors publish them.
+  The prompts are those of the harness; few-shot examples come from the same
+  file, or from `gsm8k_train.jsonl` for GSM8K. Files: `arc_easy.jsonl`,
+  `arc_challenge.jsonl`, `openbook_qa.jsonl`, `piqa.jsonl`, `winogrande.jsonl`,
+  `copa.jsonl` and `lambada_openai.jsonl` as in MosaicML's llm-foundry,
+  `hellaswag_val*.jsonl` and `gsm8k_test.jsonl` as their authors publish them.
 
   Args:
-    directory: The folder.
+    directory: Folder with the files.
 
   Returns:
-    Configs by the harness' names of the tasks, for
+    Configs by the task names of the harness, for
     `lm_eval.simple_evaluate(tasks=[…])`.
 
   Raises:
@@ -67,7 +67,7 @@ def local_tasks(directory: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
 
 
 def clean_hellaswag(text: str) -> str:
-  """Takes WikiHow's marks out of a text, as the harness does.
+  """Removes WikiHow's markup from a text, as the harness does.
 
   Example:
     >>> clean_hellaswag('Cook [header] rice [title] Boil it')
@@ -138,7 +138,7 @@ _GSM8K = {
         ],
     }],
 }
-# Partial evaluation: two contexts, one continuation.
+# The harness scores the continuation under each of the two contexts.
 _WINOGRANDE = _choices(
     'gold', doc_to_target='continuation', doc_to_choice='context_options'
 ) | {'metric_list': _mean('acc')}

@@ -1,4 +1,4 @@
-"""Markdown: tables, escapes and numbers of reports."""
+"""Markdown for reports: tables, escapes and formatted numbers."""
 
 from collections.abc import Sequence
 import re
@@ -7,10 +7,10 @@ MISSING = '–'
 
 
 def escape(text: str) -> str:
-  """Writes any text so that Markdown shows it as it is, in a table's cell.
+  """Escapes a text for a cell of a Markdown table.
 
   Args:
-    text: Any text, which may have lines.
+    text: Any text, possibly with line breaks.
 
   Returns:
     Markdown on one line.
@@ -27,14 +27,14 @@ def escape(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-  """Cuts a text that is longer than a cell should be wide.
+  """Truncates a text that is wider than a cell.
 
   Args:
     text: Any text.
-    width: Characters to keep at most, the mark of the cut included.
+    width: Maximum number of characters, including the ellipsis.
 
   Returns:
-    The text without spaces around it, its end replaced by `…` if it was cut.
+    The stripped text, ending in `…` if it was truncated.
 
   Example:
     >>> shorten(' Return a list of names.', 16)
@@ -50,15 +50,15 @@ def markdown_table(
     *,
     numbers: Sequence[str] = (),
 ) -> str:
-  """Lays out a Markdown table.
+  """Formats a Markdown table.
 
   Args:
-    header: The columns' names.
-    rows: Cells, already escaped.
-    numbers: Names of the columns that are set to the right.
+    header: Names of the columns.
+    rows: Escaped cells of each row.
+    numbers: Names of the columns to align to the right.
 
   Returns:
-    The table's lines.
+    The lines of the table.
 
   Example:
     >>> print(markdown_table(['run', 'loss'], [['toy', '2.5']],
@@ -74,14 +74,14 @@ def markdown_table(
 
 
 def align(rows: Sequence[Sequence[str]], sides: str) -> str:
-  """Sets cells in columns of text, two spaces between.
+  """Aligns cells in columns of plain text, separated by two spaces.
 
   Args:
-    rows: Cells, as many in each row.
-    sides: For each column `<` or `>`: where its cells stand.
+    rows: Cells of each row, equally many in all rows.
+    sides: Alignment of each column: `<` left or `>` right.
 
   Returns:
-    The rows' lines, without spaces at their ends.
+    The lines, without trailing spaces.
 
   Example:
     >>> print(align([['run', 'loss'], ['toy', '12.5']], '<>'))
@@ -99,14 +99,14 @@ def align(rows: Sequence[Sequence[str]], sides: str) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-  """Writes a number for reading.
+  """Formats a number for a report.
 
   Args:
-    value: A number, or None if there is none.
-    digits: Digits after the point, below a thousand.
+    value: Number to format, or None for a missing one.
+    digits: Number of decimal places below a thousand.
 
   Returns:
-    The number; from a million on in powers of ten.
+    The number, in scientific notation from a million on.
 
   Example:
     >>> number(8.5), number(12345.6), number(2.5e9), number(None)
@@ -120,7 +120,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def percent(value: float) -> str:
-  """Writes a fraction as a percentage of at most three digits.
+  """Formats a fraction as a percentage with at most three significant digits.
 
   Example:
     >>> percent(0.75), percent(0.8383)

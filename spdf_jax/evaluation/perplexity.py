@@ -16,11 +16,11 @@ Evaluator = Callable[[int, Any], Iterator[tuple[str, float]]]
 
 
 class Loss(NamedTuple):
-  """Cross-entropy summed over target tokens; sums add, means do not.
+  """Cross-entropy summed over target tokens.
 
   Attributes:
     nats: Total weighted cross-entropy, in nats.
-    tokens: Total weight of the target tokens it was summed over.
+    tokens: Total weight of the target tokens.
 
   Example:
     >>> loss = Loss(nats=math.log(8.0) * 5, tokens=5.0)
@@ -38,7 +38,7 @@ class Loss(NamedTuple):
 
   @property
   def perplexity(self) -> float:
-    """Exponential of the mean cross-entropy; inf where that overflows."""
+    """Exponential of the mean cross-entropy; inf on overflow."""
     try:
       return math.exp(self.loss)
     except OverflowError:
@@ -46,13 +46,14 @@ class Loss(NamedTuple):
 
 
 def bits_per_byte(loss: Loss, tokens_per_byte: float) -> float:
-  """Converts a loss to bits per byte of text, which tokenizers share.
+  """Converts a loss to bits per byte of text, a unit free of the tokenizer.
 
   `loss.loss / log(2) * tokens_per_byte`.
 
   Args:
-    loss: A loss over tokens.
-    tokens_per_byte: Tokens of the evaluated text over its UTF-8 bytes.
+    loss: Loss over tokens.
+    tokens_per_byte: Number of tokens of the evaluated text, divided by its
+      number of UTF-8 bytes.
 
   Returns:
     Cross-entropy in bits per byte.
@@ -85,11 +86,11 @@ def batch_sums(
   """Sums weighted nats and weights over one batch, in float32.
 
   Args:
-    apply_fn: As `evaluate_loss` takes it.
-    params: The model's parameters.
+    apply_fn: Model as in `evaluate_loss`.
+    params: Parameters of the model.
     inputs_BxL: Token ids, int32.
-    targets_BxL: The token that follows each input, int32.
-    weights_BxL: How much each target counts, float32.
+    targets_BxL: Ids of the token after each input, int32.
+    weights_BxL: Weights of the targets, float32.
 
   Returns:
     The weighted cross-entropy in nats and the weight, both summed.
@@ -106,7 +107,7 @@ def batch_sums(
       logits_BxLxV, targets_BxL[..., None], axis=-1
   )[..., 0]
   nats_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1) - chosen_BxL
-  # Padding is selected away, not multiplied, so nothing in it can spread.
+  # A select, since multiplying by a weight of 0 would keep NaNs of padding.
   nats_BxL = jnp.where(weights_BxL > 0, nats_BxL * weights_BxL, 0.0)
   return jnp.sum(nats_BxL), jnp.sum(weights_BxL, dtype=jnp.float32)
 
@@ -116,13 +117,14 @@ def evaluate_loss(
 ) -> Loss:
   """Sums a model's cross-entropy over batches.
 
-  Compiled once for each `apply_fn` and batch shape. Each batch is summed in
-  float32 on the device, the batches in float64 on the host, in order.
+  The evaluation compiles once for each `apply_fn` and batch shape. It sums each
+  batch in float32 on the device, and the batches in float64 on the host, in
+  order.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`; hashable, and best the
-      same object each time, since it is the key of the compiled function.
-    params: The model's parameters.
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, hashable; pass the same
+      object each time to avoid recompilation.
+    params: Parameters of the model.
     batches: Batches with `inputs` int32 [B, L], `targets` int32 [B, L] and
       `weights` float32 [B, L].
 
@@ -169,18 +171,18 @@ def loss_evaluator(
 
   Args:
     apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    batches: Batches as `evaluate_loss` takes them, gone through anew at each
+    batches: Batches in the format of `evaluate_loss`, iterated at each
       evaluation: a sequence, not an iterator.
-    prefix: First part of the names, e.g. `'validation'`.
-    tokens_per_byte: Tokens over bytes of the text; None leaves out
+    prefix: Prefix of the names, e.g. `'validation'`.
+    tokens_per_byte: Number of tokens per byte of the text; None omits
       `<prefix>/bits_per_byte`.
 
   Returns:
-    `evaluate(step, params)`, which yields `(name, value)` pairs.
+    A function `evaluate(step, params)` that yields `(name, value)` pairs.
 
   Raises:
-    ValueError: `batches` can be gone through only once, or
-      `tokens_per_byte` is not above zero.
+    ValueError: `batches` is an iterator, or `tokens_per_byte` is not above
+      zero.
 
   Example:
     >>> from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Prompts of different lengths, laid out in batches of one shape."""
+"""Prompts of different lengths, packed into batches of few shapes."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -10,32 +10,32 @@ import numpy as np
 
 logger = logging.getLogger('spdf_jax')
 
-_LOG_EVERY = 10  # Seconds.
+_LOG_EVERY = 10  # Seconds between messages.
 
 
 class Batch(NamedTuple):
   """Prompts in one right-padded buffer."""
 
   numbers: tuple[int, ...]
-  """Which prompts they are, at most one a row; further rows are idle."""
+  """Indices of the prompts, one for each row in use; other rows are idle."""
 
   prompt_length: int
-  """Tokens of the longest prompt that is computed in this shape."""
+  """Length of the longest prompt in all batches of this shape, in tokens."""
 
   shortest: int
-  """Tokens of the shortest one."""
+  """Length of the shortest prompt in all batches of this shape, in tokens."""
 
   tokens_BxL: np.ndarray
-  """The buffer, int32, with room for what is generated."""
+  """The buffer, int32, with space for the generated tokens."""
 
   numbers_B: np.ndarray
-  """The number of every row's prompt, int32; idle rows repeat the first."""
+  """Index of the prompt of each row, int32; idle rows repeat the first."""
 
   starts_B: np.ndarray
-  """Where the first new token of every row goes."""
+  """Position of the first new token of each row."""
 
   stops_B: np.ndarray
-  """Where no more goes."""
+  """Position after the last possible token of each row."""
 
 
 def batches(
@@ -44,19 +44,19 @@ def batches(
     batch_size: int,
     length: int,
 ) -> Iterator[Batch]:
-  """Lays prompts out in few shapes, the last batch of each filled up.
+  """Packs prompts into batches of few shapes, padding the last of each shape.
 
-  Where there are several batches, prompts of like length share them: those of
-  65 to 128 tokens, of 129 to 256, and so on.
+  Several batches group prompts of similar length: those of 65 to 128 tokens, of
+  129 to 256, and so on.
 
   Args:
     prompts: Token ids of each prompt.
-    max_new_tokens: Most tokens to generate for a prompt.
-    batch_size: Rows of a batch.
-    length: Most tokens of prompt and continuation together.
+    max_new_tokens: Maximum number of tokens to generate for a prompt.
+    batch_size: Number of rows in a batch.
+    length: Maximum total length of prompt and continuation, in tokens.
 
   Returns:
-    The batches, every prompt in one of them.
+    The batches, each prompt in one of them.
 
   Raises:
     ValueError: A prompt is empty or longer than `length - 1`, or a size is
@@ -78,7 +78,7 @@ def batches(
     tokens_BxL = np.zeros((batch_size, width), np.int32)
     numbers_B = np.full(batch_size, numbers[0], np.int32)
     starts_B = np.ones(batch_size, np.int32)
-    stops_B = np.ones(batch_size, np.int32)  # Idle rows stop at once.
+    stops_B = np.ones(batch_size, np.int32)  # Idle rows generate nothing.
     for row, number in enumerate(numbers):
       prompt = prompts[number]
       tokens_BxL[row, :len(prompt)] = prompt

@@ -1,4 +1,4 @@
-"""Scorecards: a model's scores on tasks by name, each with its protocol."""
+"""Scorecards: scores of a model on named tasks, each with its protocol."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
 from spdf_jax.names import lookup
 
-# What is scored by, of tasks that generate; the first is the papers'.
 TEXT_PROTOCOLS = {
     'e2e': ('lora_e2e',),
     'e2e_csv': ('e2e_raw',),
@@ -27,19 +26,20 @@ TEXT_PROTOCOLS = {
     'jsonl': ('generation_eval',),
     'python-docstrings': ('generation_eval',),
 }
-"""Protocols of text metrics by task."""
+"""Protocols of text metrics by generation task; papers report the first."""
 
 
 class Score(NamedTuple):
-  """One number.
+  """One score of a model.
 
   Attributes:
-    task: What was done; of a part of a task, `'task (part)'`.
-    protocol: By which definition it was measured.
-    metric: What was measured.
-    value: The number; `None` where it cannot be had.
-    note: Why not, or how many items it is over.
-    chance: What guessing scores; `None` where nothing is chosen from.
+    task: Name of the task; `'task (part)'` for a part of a task.
+    protocol: Name of the definition of the metric.
+    metric: Name of the metric.
+    value: The score; `None` if it could not be computed.
+    note: Number of scored items, or the reason why there is no score.
+    chance: Expected score of random guessing; `None` unless the task is
+      multiple choice.
   """
 
   task: str
@@ -52,15 +52,15 @@ class Score(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How tasks that generate are done.
+  """Settings of generation and scoring.
 
   Attributes:
     search: A name of `evaluation.PROTOCOLS`, or `'greedy'`.
-    max_new_tokens: Most tokens of an answer.
-    batch_size: Prompts at once.
-    limit: Only so many inputs or questions, for a try; `None`: all.
-    meteor_jar: Path of `meteor-1.5.jar`.
-    generations: Folder for the answers; `None`: not kept.
+    max_new_tokens: Maximum number of tokens in an answer.
+    batch_size: Number of sequences in a batch.
+    limit: Maximum number of inputs or questions, for a trial; `None`: all.
+    meteor_jar: Path of `meteor-1.5.jar`; `None`: no METEOR.
+    generations: Folder for the answers; `None`: answers are not stored.
   """
 
   search: str = 'hu2021'
@@ -74,24 +74,24 @@ class Settings:
 def score_task(
     candidate: Candidate, name: str, path: str, settings: Settings
 ) -> list[Score]:
-  """Measures a model on a task.
+  """Evaluates a model on a task.
 
   Args:
-    candidate: The model.
-    name: `'validation'`: the loss on its corpus' validation split;
-      `'lambada'` and `'wikitext'`, of a file; a suite of the harness, of a
-      folder of files, or `''` to download them; `'curation'`, by its targets'
-      perplexity, or a task that generates, of the folder of its files, on
-      their test split.
-    path: The file or folder.
-    settings: How.
+    candidate: Model to evaluate.
+    name: `'validation'` (loss on the validation split of the model's corpus),
+      `'lambada'`, `'wikitext'`, a suite of the harness, `'curation'`
+      (perplexity of the targets) or a task of `TEXT_PROTOCOLS`; the last two
+      use the test split.
+    path: The file of `'lambada'` and `'wikitext'`, the folder of the other
+      tasks (`''` downloads the files of a suite); unused by `'validation'`.
+    settings: Settings of generation and scoring.
 
   Returns:
     The scores.
 
   Raises:
-    ValueError: the name is unknown, or the files are not of the task.
-    ImportError: a library is missing.
+    ValueError: The name is unknown, or the files do not belong to the task.
+    ImportError: A library is missing.
   """
   kinds = {
       'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
@@ -224,15 +224,15 @@ def _texts(candidate, name, path, settings) -> Iterator[Score]:
 def answer(
     candidate: Candidate, contexts: Sequence[str], settings: Settings
 ) -> list[str]:
-  """Writes an answer to each context, as Hu et al. lay them out.
+  """Generates an answer to each context, with the prompt format of Hu et al.
 
   Args:
-    candidate: The model.
-    contexts: What is given.
-    settings: How it is continued.
+    candidate: Model that generates.
+    contexts: Contexts of the task.
+    settings: Settings of generation.
 
   Returns:
-    The answers, in order.
+    The answers, in the order of the contexts.
   """
   tokenizer, model = candidate.tokenizer, candidate.model
   end, length = tokenizer.end_of_text, model.config.max_length
@@ -256,15 +256,15 @@ def answer(
 
 
 def format_scores(scores: Sequence[Score]) -> str:
-  """Writes scores as a Markdown table.
+  """Formats scores as a Markdown table.
+
+  The table has a column `chance` if any of the tasks is multiple choice.
 
   Example:
     >>> print(format_scores([Score('e2e', 'lora_e2e', 'bleu', 61.25)]))
     | task | protocol | metric | value | note |
     | --- | --- | --- | ---: | --- |
     | e2e | lora_e2e | bleu | 61.25 |  |
-
-    Where a task chooses among answers, a column has what guessing scores.
   """
   number = lambda x: MISSING if x is None else f'{x:.5g}'
   by_chance = any(score.chance is not None for score in scores)
@@ -282,17 +282,17 @@ def format_scores(scores: Sequence[Score]) -> str:
 
 
 def to_json(candidate: Candidate, scores: Sequence[Score]) -> Mapping[str, Any]:
-  """Returns the scores of a model, JSON-able."""
+  """Returns the scores of a model as JSON-serializable data."""
   return {
       'model': candidate.name, 'scores': [score._asdict() for score in scores]
   }
 
 
 def format_means(runs: Sequence[Mapping[str, Any]]) -> str:
-  """Writes what several runs of one config scored, mean ± deviation.
+  """Formats means and standard deviations over runs of one config.
 
   Args:
-    runs: From `to_json`, all of the same tasks.
+    runs: Results of `to_json`, all with the same tasks.
 
   Returns:
     A Markdown table.

@@ -1,4 +1,4 @@
-"""Perplexity of a task's targets: what a summary's tokens cost."""
+"""Perplexity of a task's targets, e.g. of summaries."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -21,18 +21,19 @@ def target_perplexity(
     length: int,
     batch_size: int,
 ) -> Mapping[str, Any]:
-  """Measures perplexity over the tokens of targets, their end included.
+  """Computes the perplexity of targets, including their end tokens.
 
-  What SPDF reports on Curation Corpus. Contexts count for nothing, and are
-  cut on the right so that the target fits (`encode_pairs`).
+  SPDF reports this number on Curation Corpus. Tokens of the contexts have no
+  weight; contexts are truncated on the right so that the target fits
+  (`encode_pairs`).
 
   Args:
     apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: The model's parameters.
-    pairs: Contexts and targets, e.g. a task's `test`.
-    tokenizer: The model's.
-    length: Most tokens that the model sees at once.
-    batch_size: Pairs computed together.
+    params: Parameters of the model.
+    pairs: Contexts and targets, e.g. the `test` split of a task.
+    tokenizer: Tokenizer of the model.
+    length: Maximum sequence length of the model, in tokens.
+    batch_size: Number of pairs in a batch.
 
   Returns:
     `protocol`, `perplexity`, `loss` (nats per token) and `tokens`.

@@ -1,4 +1,4 @@
-"""A generation task: prompts and references, answered, scored and kept."""
+"""An evaluator of a generation task: it generates, stores and scores texts."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -10,16 +10,17 @@ from typing import Any
 
 import jax
 
+from spdf_jax.evaluation.metrics.segments import group_references
 from spdf_jax.evaluation.metrics.segments import References
+from spdf_jax.evaluation.metrics.segments import streams
 from spdf_jax.evaluation.perplexity import Evaluator
-from spdf_jax.evaluation.text_metrics import bleu
-from spdf_jax.evaluation.text_metrics import chrf
 from spdf_jax.extras import require
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 
+
 def write_json_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
-  """Writes records, one a line: the whole file appears, or none of it."""
+  """Writes records as JSON lines, replacing the file atomically."""
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f'.{path.name}.{os.getpid()}')
   try:
@@ -39,23 +40,23 @@ def task_evaluator(
     decode: Callable[[Sequence[int]], str],
     directory: str | os.PathLike[str],
 ) -> Evaluator:
-  """Builds an evaluator that answers prompts and scores the answers.
+  """Builds an evaluator that continues prompts and scores the continuations.
 
   Each evaluation writes `<directory>/step_<step>.jsonl` (the step in eight
-  digits), one line `{"context", "reference", "generation"}` for each prompt,
-  in order.
+  digits) with one line `{"context", "reference", "generation"}` for each
+  prompt, in order.
 
   Args:
     generate: `(params, prompts) -> continuations`, e.g. a partial `generate`
       or `beam_search`.
     prompts: Token ids of each prompt.
-    references: For each prompt one reference or several of them.
-    decode: Turns token ids into text, of prompts and of generations.
-    directory: Where generations are written; made if missing.
+    references: One or several references of each prompt.
+    decode: Function from token ids to text, for prompts and generations.
+    directory: Folder for the generations, created if missing.
 
   Returns:
-    `evaluate(step, params)`, which yields `task/bleu` and `task/chrf`, both
-    0 to 100.
+    A function `evaluate(step, params)` that yields `task/bleu` and `task/chrf`,
+    both 0 to 100.
 
   Raises:
     ValueError: There is no prompt, or a reference is missing.
@@ -81,7 +82,7 @@ def task_evaluator(
         f'prompts has {len(prompts)} entries and references has '
         f'{len(references)}; give at least one prompt, and its reference.'
     )
-  # Asked for now: an hour of training is too late to find it missing.
+  # Fail before training if sacrebleu is missing, not at the first evaluation.
   require('sacrebleu', 'eval')
   directory = pathlib.Path(directory)
   contexts = [decode(prompt) for prompt in prompts]
@@ -99,3 +100,60 @@ def task_evaluator(
     yield 'task/chrf', chrf(texts, references)
 
   return evaluate
+
+
+def bleu(hypotheses: Sequence[str], references: References) -> float:
+  """Computes the corpus BLEU of generations, 0 to 100.
+
+  The settings are sacrebleu's defaults: 13a tokenization, cased, 4-grams,
+  exponential smoothing of orders without a match. Scores of other protocols
+  are not comparable.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: One or several references of each hypothesis.
+
+  Returns:
+    BLEU of the corpus, in percent.
+
+  Raises:
+    ValueError: The lengths differ, or there is nothing to score.
+    ImportError: sacrebleu is not installed.
+
+  Source: Papineni et al. 2002; Post 2018, "A Call for Clarity".
+
+  Example:
+    >>> round(bleu(['The cat sat on a mat.'], ['The cat sat on the mat.']), 2)
+    48.89
+  """
+  aligned = streams(group_references(hypotheses, references))
+  metric = require('sacrebleu', 'eval').BLEU(force=True)
+  return float(metric.corpus_score(list(hypotheses), aligned).score)
+
+
+def chrf(hypotheses: Sequence[str], references: References) -> float:
+  """Computes the corpus chrF2 of generations, 0 to 100.
+
+  The settings are sacrebleu's defaults: character 1- to 6-grams without
+  spaces, no word n-grams, recall weighted twice as much as precision.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: One or several references of each hypothesis.
+
+  Returns:
+    chrF of the corpus, in percent.
+
+  Raises:
+    ValueError: The lengths differ, or there is nothing to score.
+    ImportError: sacrebleu is not installed.
+
+  Source: Popović 2015, "chrF: character n-gram F-score".
+
+  Example:
+    >>> chrf(['Return the name.'], [['Returns a name.', 'Return the name.']])
+    100.0
+  """
+  aligned = streams(group_references(hypotheses, references))
+  metric = require('sacrebleu', 'eval').CHRF()
+  return float(metric.corpus_score(list(hypotheses), aligned).score)

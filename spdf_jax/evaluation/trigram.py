@@ -1,4 +1,4 @@
-"""A trigram: a stronger baseline than a bigram, for small vocabularies."""
+"""A trigram model: a baseline above the bigram, for small vocabularies."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,20 +9,22 @@ import numpy as np
 from spdf_jax.evaluation.bigram import Bigram
 from spdf_jax.evaluation.bigram import bigram_probabilities
 from spdf_jax.evaluation.bigram import fit_bigram
+from spdf_jax.evaluation.ngrams import check_ids
+from spdf_jax.evaluation.ngrams import choose_strength
+from spdf_jax.evaluation.ngrams import ngram_loss
+from spdf_jax.evaluation.ngrams import smooth
 from spdf_jax.evaluation.perplexity import Loss
-
-_STRENGTHS = 2.0 ** np.arange(-4, 17)
 
 
 class Trigram(NamedTuple):
   """A smoothed distribution of the next token given the two before it.
 
   Attributes:
-    triples: int64 [N], sorted, the triples that occur as one number each.
-    counts: int64 [N], how often.
-    bigram: The distribution that it is smoothed with; its `pairs` are the
-      counts of the contexts.
-    strength: How many observations the bigram counts for, in tokens.
+    triples: int64 [N], sorted, the observed triples, each encoded as a number.
+    counts: int64 [N], counts of the triples.
+    bigram: Bigram that smooths the distribution; `bigram.pairs` are the counts
+      of the contexts.
+    strength: Weight of the bigram, as a number of observations.
   """
 
   triples: np.ndarray
@@ -32,20 +34,20 @@ class Trigram(NamedTuple):
 
 
 def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
-  """Fits a trigram, its smoothing chosen on the end of the training tokens.
+  """Fits a trigram and its smoothing strength to training tokens.
 
-  Counts of the first nine tenths choose the weight of the bigram by the loss of
-  the last tenth; the trigram returned then counts everything.
+  The strength minimizes the loss on the last tenth of the tokens, of a trigram
+  of the first nine tenths; the returned trigram counts all tokens.
 
   Args:
-    train_tokens: Integer [N], at least 23 tokens: the first nine tenths are 20.
+    train_tokens: Integer [N], at least 23 tokens, so that nine tenths are 20.
     vocab_size: Number of token ids, V, at most 8192.
 
   Returns:
     The fitted trigram.
 
   Raises:
-    ValueError: as `fit_bigram` raises.
+    ValueError: `fit_bigram` refuses the training tokens.
 
   Source: MacKay and Peto 1995, "A hierarchical Dirichlet language model".
 
@@ -58,32 +60,27 @@ def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
   cut = len(tokens) * 9 // 10
   head = _counted(tokens[:cut], fit_bigram(tokens[:cut], vocab_size))
   tail = tokens[cut - 2:]
-
-  def nats(strength: float) -> float:
-    found = trigram_probabilities(
-        head._replace(strength=strength), tail[:-2], tail[1:-1], tail[2:]
-    )
-    return -np.log(found).sum()
-
-  strength = min(_STRENGTHS, key=nats)
+  strength = choose_strength(lambda strength: trigram_probabilities(
+      head._replace(strength=strength), tail[:-2], tail[1:-1], tail[2:]
+  ))
   whole = _counted(tokens, fit_bigram(tokens, vocab_size))
-  return whole._replace(strength=float(strength))
+  return whole._replace(strength=strength)
 
 
 def trigram_probabilities(
     trigram: Trigram, first: np.ndarray, second: np.ndarray, third: np.ndarray
 ) -> np.ndarray:
-  """Returns the probability of tokens given the two before them.
+  """Returns the probabilities of tokens given the two tokens before them.
 
   Args:
     trigram: A fitted trigram.
-    first: Integer ids, any shape: two tokens before.
-    second: Integer ids, the same shape: one token before.
-    third: Integer ids, the same shape.
+    first: Integer ids of the tokens two places before, any shape.
+    second: Integer ids of the tokens one place before, the same shape.
+    third: Integer ids of the tokens, the same shape.
 
   Returns:
-    float64 probabilities, the same shape; over all third tokens they sum to
-    one, but for the context that ends the training tokens.
+    float64 probabilities, the same shape; they sum to one over all third
+    tokens, except for the context that ends the training tokens.
   """
   keys = _keys(first, second, third, len(trigram.bigram.unigram))
   places = np.minimum(
@@ -92,31 +89,31 @@ def trigram_probabilities(
   counts = np.where(
       trigram.triples[places] == keys, trigram.counts[places], 0
   )
-  prior = trigram.strength * bigram_probabilities(
-      trigram.bigram, second, third
+  return smooth(
+      counts, trigram.bigram.pairs[first, second], trigram.strength,
+      bigram_probabilities(trigram.bigram, second, third),
   )
-  contexts = trigram.bigram.pairs[first, second]
-  return (counts + prior) / (contexts + trigram.strength)
 
 
 def trigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
 ) -> Loss:
-  """Evaluates a trigram of the training tokens on a model's own batches.
+  """Evaluates a trigram of the training tokens on a model's batches.
 
-  The first token of a sequence has one token before it, and is scored by the
-  bigram.
+  The bigram scores the first target of a sequence, which has one token before
+  it.
 
   Args:
     train_tokens: Integer [N].
-    batches: Batches as `evaluate_loss` takes them, with their weights.
+    batches: Batches in the format of `evaluate_loss`, with weights.
     vocab_size: Number of token ids, V, at most 8192.
 
   Returns:
-    The total loss, to compare with `evaluate_loss` of a model.
+    The total loss, comparable to the result of `evaluate_loss`.
 
   Raises:
-    ValueError: as `fit_bigram` raises.
+    ValueError: `fit_bigram` refuses the training tokens, or the batches hold
+      no target token.
 
   Example:
     >>> from types import SimpleNamespace
@@ -128,19 +125,17 @@ def trigram_loss(
     (2.0, 1.0)
   """
   trigram = fit_trigram(train_tokens, vocab_size)
-  nats = tokens = 0.0
-  for batch in batches:
-    inputs, targets = np.asarray(batch.inputs), np.asarray(batch.targets)
-    weights = np.asarray(batch.weights, np.float64)
-    chosen = np.concatenate([
-        bigram_probabilities(trigram.bigram, inputs[:, :1], targets[:, :1]),
-        trigram_probabilities(
-            trigram, inputs[:, :-1], inputs[:, 1:], targets[:, 1:]
-        ),
-    ], axis=1)
-    nats -= float(np.sum(weights * np.log(chosen)))
-    tokens += float(weights.sum())
-  return Loss(nats, tokens)
+
+  def probabilities(first, second, third):
+    found = bigram_probabilities(trigram.bigram, second, third)
+    inside = first >= 0
+    check_ids('batches', first[inside], vocab_size)
+    found[inside] = trigram_probabilities(
+        trigram, first[inside], second[inside], third[inside]
+    )
+    return found
+
+  return ngram_loss(probabilities, batches, vocab_size)
 
 
 def _keys(

@@ -12,13 +12,13 @@ from spdf_jax.evaluation.perplexity import ApplyFn
 
 
 def detokenize_wikitext(text: str) -> str:
-  """Undoes WikiText's tokenization, with the rules of Megatron-LM.
+  """Reverts WikiText's tokenization, by the rules of Megatron-LM.
 
   Args:
-    text: The text of a `.tokens` file.
+    text: Text of a `.tokens` file.
 
   Returns:
-    Text as people write it, headings in a row of equals signs.
+    The text with ordinary spacing; headings keep their equals signs.
 
   Source: Shoeybi et al. 2019, "Megatron-LM", appendix E.
 
@@ -47,15 +47,15 @@ def detokenize_wikitext(text: str) -> str:
 def overlapping_windows(
     tokens: list[int], length: int, stride: int
 ) -> list[Continuation]:
-  """Cuts a text into windows that begin every `stride` tokens.
+  """Splits a text into windows that begin every `stride` tokens.
 
-  Every token but the first is a target once, in the first window that holds
+  Each token but the first is a target once, in the first window that contains
   it.
 
   Args:
     tokens: Token ids of the text.
-    length: Targets of a window, most that the model sees at once.
-    stride: Tokens from one window to the next, at most `length`.
+    length: Number of inputs of a window, at most the model's sequence length.
+    stride: Number of tokens from one window to the next, at most `length`.
 
   Returns:
     The windows.
@@ -71,7 +71,7 @@ def overlapping_windows(
   """
   if not 1 <= stride <= length:
     raise ValueError(
-        f'stride={stride} is not from 1 to length={length}; choose it so.'
+        f'stride={stride} is not from 1 to length={length}; give one that is.'
     )
   windows, done, start = [], 1, 0
   while done < len(tokens):
@@ -91,28 +91,28 @@ def adjusted_perplexity(
     stride: int = 32,
     batch_tokens: int = 4096,
 ) -> Mapping[str, Any]:
-  """Measures perplexity per word of the tokenized original.
+  """Computes the perplexity per word of the tokenized original.
 
-  `exp(loss (T - 1) / (W - 1))`, with the mean loss of T tokens of the
+  `exp(loss (T - 1) / (W - 1))`, with the mean loss over the T tokens of the
   detokenized text and the W words of the original: 245,566 words and, for
-  GPT-2's tokenizer, 278,365 tokens of WikiText-103's test split. The
-  harness' task `wikitext` is another number.
+  GPT-2's tokenizer, 278,365 tokens of WikiText-103's test split. The harness'
+  task `wikitext` has a different definition.
 
   Args:
     apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: The model's parameters.
-    text: The text of `wiki.test.tokens`.
-    tokenizer: The model's.
-    length: Most tokens that the model sees at once.
-    stride: Tokens from one window to the next; 32 in Megatron-LM.
-    batch_tokens: Tokens of a batch.
+    params: Parameters of the model.
+    text: Text of `wiki.test.tokens`.
+    tokenizer: Tokenizer of the model.
+    length: Maximum sequence length of the model, in tokens.
+    stride: Number of tokens from one window to the next; 32 in Megatron-LM.
+    batch_tokens: Number of tokens in a batch.
 
   Returns:
     `protocol`, `adjusted_perplexity`, `loss` (nats per token), `tokens` and
     `words`.
 
   Raises:
-    ValueError: The text has less than two words, or `stride` does not fit.
+    ValueError: The text has less than two words, or `stride` is out of range.
 
   Source: Shoeybi et al. 2019, "Megatron-LM", section 5.3 and appendix E.
 

@@ -1,11 +1,11 @@
-"""Weights that travel: our models to Hugging Face's layout, and back."""
+"""Conversion of weights to and from Hugging Face's formats."""
 
 from spdf_jax.interop.agreement import check_hf
 from spdf_jax.interop.huggingface import HFModel
 from spdf_jax.interop.huggingface import load_hf
 from spdf_jax.interop.huggingface import save_hf
-from spdf_jax.interop.layer_names import stack_layers
-from spdf_jax.interop.layer_names import unstack_layers
+from spdf_jax.interop.layouts import stack_layers
+from spdf_jax.interop.layouts import unstack_layers
 
 __all__ = [
     'HFModel',

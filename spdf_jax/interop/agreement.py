@@ -1,4 +1,4 @@
-"""Whether our models compute what transformers computes."""
+"""Comparison of our models with those of transformers."""
 
 import os
 
@@ -15,18 +15,18 @@ def check_hf(
 ) -> float:
   """Compares the logits of a directory's model with those of transformers.
 
-  Both compute in float32. Needs torch and transformers, which no extra
+  Both compute in float32. This needs torch and transformers, which no extra
   installs.
 
   Args:
-    directory: With a model that `load_hf` reads, not compact.
-    tokens_BxL: Token ids; `None`: two random sequences of up to 64.
+    directory: Directory with a model that `load_hf` reads, not compact.
+    tokens_BxL: Token ids; `None`: two random sequences of up to 64 tokens.
 
   Returns:
     The largest absolute difference.
 
   Raises:
-    ValueError: `load_hf` refuses the directory.
+    ValueError: `load_hf` cannot read the directory.
     ImportError: torch or transformers is not installed.
 
   Example:

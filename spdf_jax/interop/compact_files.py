@@ -1,9 +1,9 @@
-"""Sparse tensors on disk: the kept values and a bit for every weight.
+"""Sparse tensors on disk: the kept values and a bitmap of all weights.
 
-A tensor `w` with a mask is two: `w.values`, the kept values in row-major order,
-and `w.bitmap`, the mask in row-major order, eight entries a byte, the first in
-the highest bit. At 75 % sparsity and four bytes a value that is 28 % of the
-dense tensor.
+A tensor `w` with a mask is stored as two: `w.values`, the kept values in
+row-major order, and `w.bitmap`, the mask in row-major order, eight entries per
+byte, the first in the highest bit. At 75 % sparsity and four bytes per value
+they take 28 % of the dense tensor.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ _VALUES, _BITMAP = '.values', '.bitmap'
 def pack(
     tensors: Mapping[str, np.ndarray], masks: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Replaces tensors that have a mask by their kept values and a bitmap.
+  """Replaces tensors with a mask by their kept values and a bitmap.
 
   Args:
     tensors: Arrays by name.
     masks: Boolean arrays of the same shapes, for some of the names.
 
   Returns:
-    What goes to the file, by name.
+    Arrays of the file, by name.
 
   Example:
     >>> packed = pack({'w': np.array([[3, 0], [0, 4]])},
@@ -42,14 +42,14 @@ def pack(
 def unpack(
     packed: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Restores what `pack` was given; pruned weights are zero.
+  """Inverts `pack`; pruned weights are zero.
 
   Args:
     packed: Arrays by name.
-    shapes: Of the tensors, by name.
+    shapes: Shapes of the tensors, by name.
 
   Returns:
-    Tensors and masks.
+    Tensors and masks, each by name.
 
   Raises:
     ValueError: a bitmap or its values are missing, or their sizes do not fit.

@@ -1,4 +1,4 @@
-"""The config.json of a model: read as one of our configs, and written."""
+"""Reader and writer of a model's config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,46 +9,46 @@ from spdf_jax.models.decoder import DecoderConfig
 
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu': 'gelu'}
 
-_GPT_COMPUTES = {
+_GPT_OPTIONS = {
     'add_cross_attention': False,
     'layer_norm_epsilon': 1e-5,
     'reorder_and_upcast_attn': False,
     'scale_attn_by_inverse_layer_idx': False,
     'scale_attn_weights': True,
 }
-_LLAMA_COMPUTES = {
+_LLAMA_OPTIONS = {
     'attention_bias': False,
     'hidden_act': 'silu',
     'mlp_bias': False,
 }
-"""Options whose only value that our models compute is this, the default."""
+"""Options for which our models support only this value, the default."""
 
 _LLAMA3 = {
     'low_freq_factor': 'rope_low_freq_factor',
     'high_freq_factor': 'rope_high_freq_factor',
     'original_max_position_embeddings': 'rope_original_length',
 }
-_STRETCHED = {
+_ROTARY = {
     'default': {},
     'linear': {'factor': 'rope_factor'},
     'llama3': {'factor': 'rope_factor'} | _LLAMA3,
 }
-"""Fields of each type of rotary positions, and what `LlamaConfig` calls them;
-a type is called the same in both, but `default` is `none`."""
+"""Fields of each type of rotary positions, with their names in `LlamaConfig`.
+The names of the types are equal, except that `default` is our `none`."""
 
 
 def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
   """Reads the fields of a config.json, as transformers 4 and 5 write them.
 
   Args:
-    fields: What the file holds.
+    fields: Fields of the file.
 
   Returns:
-    The config of our unscanned model, computing in float32.
+    The config of our model, unscanned and with float32 computation.
 
   Raises:
     ValueError: the architecture is not GPT-2 or Llama, a field is missing, or
-      an option is one that our models do not compute.
+      our models do not support an option.
 
   Example:
     >>> read_config(dict(
@@ -68,18 +68,18 @@ def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
 def write_config(config: GPTConfig | LlamaConfig, dtype: str) -> dict[str, Any]:
   """Returns the config.json of a model, for transformers 4 and 5.
 
-  Dropout is written as none; the ids that begin and end a text are those of a
-  tokenizer, which a model does not know.
+  Dropout is zero. The ids that begin and end a text are `None`, since they
+  belong to the tokenizer.
 
   Args:
-    config: Of the model.
-    dtype: Of the tensors beside it, e.g. `'bfloat16'`.
+    config: Config of the model.
+    dtype: Dtype of the tensors in the file, e.g. `'bfloat16'`.
 
   Returns:
     The fields, JSON-able.
 
   Raises:
-    ValueError: the model has multipliers of muP, which GPT-2 has no field for.
+    ValueError: the model has multipliers of muP, for which GPT-2 has no fields.
 
   Example:
     >>> config = GPTConfig(64, 2, 2, 16, 48, 32)
@@ -97,7 +97,7 @@ def write_config(config: GPTConfig | LlamaConfig, dtype: str) -> dict[str, Any]:
 
 
 def _read_gpt(fields: Mapping[str, Any]) -> GPTConfig:
-  _refuse_other_options(fields, _GPT_COMPUTES)
+  _refuse_other_options(fields, _GPT_OPTIONS)
   activation = fields.get('activation_function', 'gelu_new')
   if activation not in _ACTIVATIONS:
     raise ValueError(
@@ -117,7 +117,7 @@ def _read_gpt(fields: Mapping[str, Any]) -> GPTConfig:
 
 
 def _read_llama(fields: Mapping[str, Any]) -> LlamaConfig:
-  _refuse_other_options(fields, _LLAMA_COMPUTES)
+  _refuse_other_options(fields, _LLAMA_OPTIONS)
   sizes = dict(
       vocab_size=_required(fields, 'vocab_size'),
       n_layers=_required(fields, 'num_hidden_layers'),
@@ -139,20 +139,20 @@ def _read_llama(fields: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _read_rotary(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Reads `rope_parameters` (transformers 5), or what was before them."""
+  """Reads `rope_parameters` (transformers 5), or the earlier fields."""
   rope = _or(fields.get('rope_parameters'), fields.get('rope_scaling')) or {}
   given = dict(fields) | rope
   kind = rope.get('rope_type', rope.get('type', 'default'))
-  if kind not in _STRETCHED:
+  if kind not in _ROTARY:
     raise ValueError(
         f'rope_type is {kind!r} in config.json; only '
-        f'{", ".join(map(repr, _STRETCHED))} can be computed.'
+        f'{", ".join(map(repr, _ROTARY))} can be computed.'
     )
   _refuse_other_options(given, {'partial_rotary_factor': 1.0})
-  stretch = {
-      ours: _required(rope, theirs) for theirs, ours in _STRETCHED[kind].items()
+  scaling = {
+      ours: _required(rope, theirs) for theirs, ours in _ROTARY[kind].items()
   }
-  return stretch | dict(
+  return scaling | dict(
       rope_theta=float(given.get('rope_theta', 10000.0)),
       rope_scaling='none' if kind == 'default' else kind,
   )
@@ -167,11 +167,11 @@ def _write_gpt(c: GPTConfig) -> dict[str, Any]:
     value = getattr(c, name)
     if value != neutral:
       raise ValueError(
-          f'{name} is {value}, a multiplier of muP that GPT-2 has no field '
-          f'for; only models where it is {neutral} can be exported.'
+          f'{name} is {value}, a multiplier of muP for which GPT-2 has no '
+          f'field; only models where it is {neutral} can be exported.'
       )
   names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
-  return _GPT_COMPUTES | dict(
+  return _GPT_OPTIONS | dict(
       model_type='gpt2',
       architectures=['GPT2LMHeadModel'],
       activation_function=names[c.activation],
@@ -189,11 +189,11 @@ def _write_gpt(c: GPTConfig) -> dict[str, Any]:
 
 def _write_llama(c: LlamaConfig) -> dict[str, Any]:
   kind = c.rope_scaling
-  # Of both versions' fields those that both understand.
-  stretch = None if kind == 'none' else dict(rope_type=kind) | {
-      theirs: getattr(c, ours) for theirs, ours in _STRETCHED[kind].items()
+  # Written in the fields that transformers 4 and 5 both read.
+  scaling = None if kind == 'none' else dict(rope_type=kind) | {
+      theirs: getattr(c, ours) for theirs, ours in _ROTARY[kind].items()
   }
-  return _LLAMA_COMPUTES | dict(
+  return _LLAMA_OPTIONS | dict(
       model_type='llama',
       architectures=['LlamaForCausalLM'],
       num_hidden_layers=c.n_layers,
@@ -206,7 +206,7 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
       rms_norm_eps=c.norm_eps,
       tie_word_embeddings=c.tied,
       rope_theta=c.rope_theta,
-      rope_scaling=stretch,
+      rope_scaling=scaling,
       attention_dropout=0.0,
   )
 

@@ -1,4 +1,4 @@
-"""Models in directories that transformers reads and writes."""
+"""Reader and writer of model directories of transformers."""
 
 import dataclasses
 import json
@@ -14,10 +14,10 @@ import numpy as np
 
 from spdf_jax.interop import compact_files
 from spdf_jax.interop import layouts
-from spdf_jax.interop import tensor_files as files
+from spdf_jax.interop import tensor_files
 from spdf_jax.interop.configs import read_config
 from spdf_jax.interop.configs import write_config
-from spdf_jax.interop.layer_names import unstack_layers
+from spdf_jax.interop.layouts import unstack_layers
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.names import lookup
@@ -27,37 +27,38 @@ PyTree = Any
 Arrays = dict[str, np.ndarray]
 
 _BUFFERS = re.compile(r'\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$')
-"""What older files hold beside weights."""
+"""Names of buffers, which older files contain besides weights."""
 
 
 class HFModel(NamedTuple):
-  """A model that was read."""
+  """A model loaded by `load_hf`."""
 
   config: GPTConfig | LlamaConfig
-  """Of the unscanned model, computing in float32."""
+  """Config of the model, unscanned and with float32 computation."""
 
   params: PyTree
-  """Its parameters, NumPy float32."""
+  """Parameters, NumPy float32."""
 
   mask: PyTree | None
-  """Its mask, `None` where a leaf is dense; `None` for a dense model."""
+  """Mask, with `None` for dense leaves; `None` for a dense model."""
 
 
 def load_hf(directory: str | os.PathLike) -> HFModel:
   """Reads GPT-2, Cerebras-GPT or Llama, as transformers or `save_hf` saved it.
 
   Args:
-    directory: With config.json and weights: `model.safetensors`,
+    directory: Directory with config.json and weights: `model.safetensors`,
       `model.compact.safetensors`, `pytorch_model.bin` (which needs torch), or
-      shards and their index; of float32, float16 or bfloat16.
+      shards and their index; in float32, float16 or bfloat16.
 
   Returns:
-    Config, parameters and mask. GPT-2 keeps the three projections of attention
-    in one tensor: where one of them has a mask, all have, ones if need be.
+    Config, parameters and mask. GPT-2 stores the three projections of attention
+    in one tensor, so that if one of them has a mask, all have; that of a dense
+    projection is all `True`.
 
   Raises:
-    ValueError: the architecture or an option of it is not one of our models';
-      or tensors are missing, too many, damaged or of another shape.
+    ValueError: our models do not support the architecture or an option of it;
+      or tensors are missing, unexpected, damaged or of another shape.
     ImportError: safetensors is not installed, or torch for a .bin file.
 
   Example:
@@ -72,7 +73,7 @@ def load_hf(directory: str | os.PathLike) -> HFModel:
     (True, (16,))
   """
   directory = pathlib.Path(directory)
-  config = read_config(files.read_json(directory / files.CONFIG))
+  config = read_config(tensor_files.read_json(directory / tensor_files.CONFIG))
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   tensors = layouts.tensors_of(config)
@@ -100,33 +101,35 @@ def save_hf(
     format: str = 'dense',
     vocab_size: int | None = None,
 ) -> None:
-  """Writes a model so that transformers, or `load_hf`, can read it.
+  """Writes a model that transformers or `load_hf` can read.
 
-  Weights off the mask are written as zeros, and the mask beside them, in
-  `masks.safetensors` under the names of the weights. The format `compact` is
-  read by `load_hf` only: see `spdf_jax.interop.compact_files`.
+  Pruned weights are written as zeros, and the mask to `masks.safetensors`,
+  under the names of the weights. The format `compact` can be read by `load_hf`
+  only, see `spdf_jax.interop.compact_files`.
 
   Args:
-    directory: Made if missing; a model exported there before is replaced.
-    config: Of the model.
-    params: Its parameters, scanned or not.
+    directory: Directory to write, created if missing; an earlier export in it
+      is replaced.
+    config: Config of the model.
+    params: Parameters of the model, scanned or not.
     mask: Booleans in the structure of the parameters, `None` for dense leaves.
-    dtype: Of the weights in the file: float32, bfloat16 or float16.
+    dtype: Dtype of the weights in the file: float32, bfloat16 or float16.
     format: `dense` or `compact`.
-    vocab_size: Tokens to keep: cuts what pads the vocabulary; `None`: all.
+    vocab_size: Number of tokens to keep, which removes padding of the
+      vocabulary; `None`: all.
 
   Raises:
-    ValueError: parameters or mask are not those of the config; a name is
-      unknown; the model has multipliers of muP; a weight is too large for the
-      type; or the directory holds a model that was not exported by us.
+    ValueError: parameters or mask do not fit the config; a name is unknown;
+      the model has multipliers of muP; a weight is too large for the dtype; or
+      the directory holds a model that spdf_jax did not export.
     ImportError: safetensors is not installed.
 
   Example:
     See `load_hf`.
   """
   directory = pathlib.Path(directory)
-  lookup('format', format, files.FORMATS)
-  file_dtype = files.dtype_of(dtype)
+  lookup('format', format, tensor_files.FORMATS)
+  file_dtype = tensor_files.dtype_of(dtype)
   if format == 'compact' and not jax.tree.leaves(mask):
     raise ValueError(
         "format is 'compact' and the model has no mask; use 'dense'."
@@ -145,36 +148,38 @@ def save_hf(
   }
   found = layouts.to_tensors(tensors, leaves, shapes)
   kept = layouts.to_tensors(tensors, masks, shapes)
-  files.check_ours(directory)
+  tensor_files.check_ours(directory)
   directory.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(prefix='.writing_', dir=directory) as name:
     source = pathlib.Path(name)
     if format == 'compact':
-      files.write_tensors(
-          source / files.COMPACT, compact_files.pack(found, kept)
+      tensor_files.write_tensors(
+          source / tensor_files.COMPACT, compact_files.pack(found, kept)
       )
     else:
-      files.write_tensors(source / files.WEIGHTS, found)
+      tensor_files.write_tensors(source / tensor_files.WEIGHTS, found)
       if kept:
-        files.write_tensors(source / files.MASKS, kept)
-    (source / files.CONFIG).write_text(json.dumps(fields, indent=2) + '\n')
-    files.replace_files(directory, source)
+        tensor_files.write_tensors(source / tensor_files.MASKS, kept)
+    (source / tensor_files.CONFIG).write_text(
+        json.dumps(fields, indent=2) + '\n'
+    )
+    tensor_files.replace_files(directory, source)
 
 
 def _read(
     directory: pathlib.Path, expected: layouts.Shapes
 ) -> tuple[Arrays, Arrays]:
-  """Reads weights and masks of whichever format."""
-  if (directory / files.COMPACT).exists():
-    packed = files.read_tensors(directory / files.COMPACT)
+  """Reads weights and masks of either format."""
+  if (directory / tensor_files.COMPACT).exists():
+    packed = tensor_files.read_tensors(directory / tensor_files.COMPACT)
     return compact_files.unpack(packed, expected)
-  found = files.read_weights(directory)
-  masks = directory / files.MASKS
-  return found, files.read_tensors(masks) if masks.exists() else {}
+  found = tensor_files.read_weights(directory)
+  masks = directory / tensor_files.MASKS
+  return found, tensor_files.read_tensors(masks) if masks.exists() else {}
 
 
 def _normalized(found: Arrays, config: GPTConfig | LlamaConfig) -> Arrays:
-  """Drops buffers; puts the prefix of today before names of the old hub."""
+  """Removes buffers, and adds the prefix that names in old files lack."""
   found = {k: x for k, x in found.items() if not _BUFFERS.search(k)}
   if isinstance(config, LlamaConfig):
     return found
@@ -188,7 +193,7 @@ def _normalized(found: Arrays, config: GPTConfig | LlamaConfig) -> Arrays:
 def _without_head(
     found: Arrays, embedding: str, expected: layouts.Shapes
 ) -> Arrays:
-  """Drops a head that the model ties, after checking that it is tied."""
+  """Removes the tied head, after checking that it equals the embedding."""
   if layouts.HEAD in expected or layouts.HEAD not in found:
     return found
   rest = {k: x for k, x in found.items() if k != layouts.HEAD}
@@ -202,10 +207,10 @@ def _without_head(
 
 def _as_float32(found: Arrays) -> Arrays:
   for name, x in found.items():
-    if x.dtype.name not in files.DTYPES:
+    if x.dtype.name not in tensor_files.DTYPES:
       raise ValueError(
-          f'{name!r} is of type {x.dtype}; only {", ".join(files.DTYPES)} can '
-          'be read.'
+          f'{name!r} is of type {x.dtype}; only '
+          f'{", ".join(tensor_files.DTYPES)} can be read.'
       )
   return {name: x.astype(np.float32) for name, x in found.items()}
 

@@ -1,4 +1,4 @@
-"""Which tensors of a Hugging Face file hold which of our parameters."""
+"""Layouts: the tensors of Hugging Face files, and our parameters in them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,16 +25,16 @@ class Tensor(NamedTuple):
   """A tensor of a file."""
 
   name: str
-  """In the file, e.g. `'transformer.h.0.attn.c_attn.weight'`."""
+  """Name in the file, e.g. `'transformer.h.0.attn.c_attn.weight'`."""
 
   parts: tuple[str, ...]
-  """Paths of the parameters that it holds, side by side on their last axis."""
+  """Paths of the parameters that are concatenated on their last axis."""
 
   transposed: bool = False
-  """Whether it holds them (out, in)."""
+  """Whether the file stores the transpose, (out, in)."""
 
   def shape(self, shapes: Shapes) -> tuple[int, ...]:
-    """Returns its shape in the file, from those of the parameters."""
+    """Returns the shape in the file, given the shapes of the parameters."""
     *first, _ = shapes[self.parts[0]]
     found = (*first, sum(shapes[part][-1] for part in self.parts))
     return found[::-1] if self.transposed else found
@@ -78,16 +78,16 @@ _LLAMA_LAYER = {
 
 
 def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
-  """Lists the tensors of a model's file, as transformers saves it.
+  """Lists the tensors of a model's file, as saved by transformers.
 
-  A tied head is no tensor. GPT-2's matrices are (in, out) as ours, Llama's
-  (out, in).
+  There is no tensor for a tied head. Matrices are stored (in, out) by GPT-2, as
+  in our models, and (out, in) by Llama.
 
   Args:
-    config: Of the model.
+    config: Config of the model.
 
   Returns:
-    The tensors; their parts are all parameters of the unscanned model.
+    The tensors; their parts include all parameters of the unscanned model.
 
   Example:
     >>> tensors_of(GPTConfig(64, 1, 2, 16, 48, 32))[8].parts
@@ -116,7 +116,7 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
 
 
 def abstract_params(config: GPTConfig | LlamaConfig) -> PyTree:
-  """Returns shapes and dtypes of a model's parameters; computes nothing."""
+  """Returns shapes and dtypes of a model's parameters, without arrays."""
   tokens = jnp.zeros((1, 1), jnp.int32)
   init = model_of(config).init
   return jax.eval_shape(init, jax.random.key(0), tokens)['params']
@@ -130,16 +130,16 @@ def shapes_of(tree: PyTree) -> dict[str, tuple[int, ...]]:
 def to_tensors(
     tensors: list[Tensor], leaves: Mapping[str, Any], shapes: Shapes
 ) -> dict[str, np.ndarray]:
-  """Lays parameters, or masks, out as tensors of a file.
+  """Converts parameters or masks to tensors of a file.
 
   Args:
-    tensors: From `tensors_of`.
+    tensors: Result of `tensors_of`.
     leaves: Parameters or masks, by path; a path may be missing.
-    shapes: Of all parameters, by path.
+    shapes: Shapes of all parameters, by path.
 
   Returns:
     Arrays by name, some of them views, for every tensor that has a part in
-    `leaves`; its other parts are ones.
+    `leaves`; its missing parts are ones.
 
   Example:
     >>> shapes = {'q': (2, 1), 'k': (2, 1)}
@@ -162,12 +162,12 @@ def to_tensors(
 def from_tensors(
     tensors: list[Tensor], found: Mapping[str, np.ndarray], shapes: Shapes
 ) -> dict[str, np.ndarray]:
-  """Takes parameters, or masks, out of tensors: `to_tensors` the other way.
+  """Converts tensors of a file to parameters or masks; inverts `to_tensors`.
 
   Args:
-    tensors: From `tensors_of`.
+    tensors: Result of `tensors_of`.
     found: Arrays by name; a name may be missing.
-    shapes: Of all parameters, by path.
+    shapes: Shapes of all parameters, by path.
 
   Returns:
     Contiguous arrays by path.
@@ -192,23 +192,23 @@ def from_tensors(
 
 
 def fill(like: PyTree, leaves: Mapping[str, Any]) -> PyTree:
-  """Builds a tree from its leaves by path; `None` where there is none."""
+  """Builds a tree from leaves by path; missing leaves are `None`."""
   return jax.tree_util.tree_map_with_path(
       lambda path, _: leaves.get(path_name(path)), like
   )
 
 
 def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
-  """Raises ValueError unless arrays are those that a model has.
+  """Raises ValueError unless arrays have the names and shapes of a model.
 
   Args:
-    what: Where they are from, for the message.
-    found: Shapes by name.
-    expected: What they should be.
+    what: Source of the arrays, for the error message.
+    found: Shapes of the arrays, by name.
+    expected: Expected shapes, by name.
 
   Raises:
-    ValueError: one is missing, one too many or of another shape; the message
-      names the first.
+    ValueError: an array is missing, unexpected or of another shape; the message
+      names the first one.
   """
   wrong = [
       name for name in found if found[name] != expected.get(name, found[name])
@@ -227,3 +227,50 @@ def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
           f'{what} {problem.format(repr(names[0]))}{shape}{more}; it must hold '
           'all arrays of the model that its config describes, and no others.'
       )
+
+
+PyTree = Any
+
+
+def unstack_layers(tree: PyTree) -> PyTree:
+  """Converts parameters or masks of a scanned model to an unscanned one.
+
+  Args:
+    tree: Tree with a leading layer axis for all leaves under `'h'`. A tree
+      without `'h'` is returned unchanged.
+
+  Returns:
+    The tree with the layers under `'h_0'`, `'h_1'` and so on.
+
+  Example:
+    >>> tree = unstack_layers({'h': {'w': np.array([[1, 2], [3, 4]])}})
+    >>> tree['h_1']['w'].tolist()
+    [3, 4]
+  """
+  if 'h' not in tree:
+    return tree
+  rest = {k: v for k, v in tree.items() if k != 'h'}
+  depth = max((len(x) for x in jax.tree.leaves(tree['h'])), default=0)
+  return rest | {
+      f'h_{i}': jax.tree.map(lambda x, i=i: x[i], tree['h'])
+      for i in range(depth)
+  }
+
+
+def stack_layers(tree: PyTree) -> PyTree:
+  """Converts parameters or masks of an unscanned model to a scanned one.
+
+  Args:
+    tree: Tree with the layers under `'h_0'`, `'h_1'` and so on.
+
+  Returns:
+    The tree with stacked layers under `'h'`, on a leading axis.
+
+  Example:
+    >>> layer = {'w': np.ones(3)}
+    >>> stack_layers({'h_0': layer, 'h_1': layer})['h']['w'].shape
+    (2, 3)
+  """
+  rest = {k: v for k, v in tree.items() if not k.startswith('h_')}
+  layers = [tree[f'h_{i}'] for i in range(len(tree) - len(rest))]
+  return rest | {'h': jax.tree.map(lambda *xs: np.stack(xs), *layers)}

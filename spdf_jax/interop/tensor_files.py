@@ -1,4 +1,4 @@
-"""Files of tensors: one, or shards with an index; safetensors or torch's."""
+"""Tensor files of safetensors or torch, also as shards with an index."""
 
 from collections.abc import Mapping
 import importlib
@@ -17,10 +17,10 @@ COMPACT = 'model.compact.safetensors'
 MASKS = 'masks.safetensors'
 CONFIG = 'config.json'
 FORMATS = {'dense': WEIGHTS, 'compact': COMPACT}
-"""Where the weights are, by format."""
+"""File name of the weights, by format."""
 
 DTYPES = ('float32', 'bfloat16', 'float16')
-"""Types that weights are read from and written in."""
+"""Dtypes in which weights are read and written."""
 
 _TORCH = 'pytorch_model.bin'
 _WRITER = 'spdf_jax'
@@ -28,10 +28,10 @@ _OURS = frozenset({CONFIG, MASKS, *FORMATS.values()})
 
 
 def dtype_of(name: str) -> np.dtype:
-  """Returns a type of weights by its name.
+  """Returns a dtype of weights by its name.
 
   Raises:
-    ValueError: it is no type of weights.
+    ValueError: the name is not in `DTYPES`.
   """
   if name not in DTYPES:
     raise ValueError(f'dtype is {name!r}; use one of {", ".join(DTYPES)}.')
@@ -39,10 +39,10 @@ def dtype_of(name: str) -> np.dtype:
 
 
 def require_unlisted(module: str) -> types.ModuleType:
-  """Imports a library that is too heavy for any of our extras.
+  """Imports a library that no extra installs, because of its size.
 
   Raises:
-    ImportError: it is not installed.
+    ImportError: the library is not installed.
   """
   try:
     return importlib.import_module(module)
@@ -54,10 +54,10 @@ def require_unlisted(module: str) -> types.ModuleType:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object.
+  """Reads a JSON object from a file.
 
   Raises:
-    ValueError: it is missing or damaged.
+    ValueError: the file is missing or damaged.
   """
   try:
     found = json.loads(path.read_text('utf-8'))
@@ -68,7 +68,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     ) from error
   except ValueError as error:
     raise ValueError(
-        f'{path} is no JSON ({error}); fetch or export it again.'
+        f'{path} is not JSON ({error}); fetch or export it again.'
     ) from error
   if not isinstance(found, dict):
     raise ValueError(f'{path} holds no JSON object; fetch or export it again.')
@@ -76,14 +76,15 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_weights(directory: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads all weights of a directory, whichever files they are in.
+  """Reads all weights of a directory.
 
   Args:
-    directory: With `model.safetensors`, or `pytorch_model.bin`, or shards of
-      one of them and their index.
+    directory: Directory with `model.safetensors`, `pytorch_model.bin`, or
+      shards of one of them and their index.
 
   Returns:
-    Arrays by name, of the types in the files.
+    Arrays by name; those of safetensors have the dtypes of the file, and those
+    of torch are widened to float32.
 
   Raises:
     ValueError: there are no such files, or one is damaged.
@@ -104,13 +105,13 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Reads a safetensors file.
 
   Args:
-    path: Of the file.
+    path: Path of the file.
 
   Returns:
     Arrays by name.
 
   Raises:
-    ValueError: it is damaged.
+    ValueError: the file is damaged.
   """
   with _opened(path) as file:
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -119,28 +120,29 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
 def write_tensors(
     path: pathlib.Path, tensors: Mapping[str, np.ndarray]
 ) -> None:
-  """Writes a safetensors file that transformers and `check_ours` know.
+  """Writes a safetensors file that transformers and `check_ours` recognize.
 
   Args:
-    path: Of the file.
+    path: Path of the file.
     tensors: Arrays by name.
   """
   require('ml_dtypes', 'hf')
-  # transformers refuses a file that does not say so.
+  # transformers rejects a file without the format 'pt'.
   metadata = {'format': 'pt', 'writer': _WRITER}
-  # A transposed view would be written in the wrong order, silently.
+  # safetensors ignores strides: it would store a transposed view untransposed.
   contiguous = {k: np.ascontiguousarray(x) for k, x in tensors.items()}
   require('safetensors.numpy', 'hf').save_file(contiguous, path, metadata)
 
 
 def check_ours(directory: pathlib.Path) -> None:
-  """Raises ValueError where a directory holds a model that is not our own.
+  """Raises ValueError if a directory holds a model that we did not export.
 
   Args:
-    directory: To be written to; may be missing.
+    directory: Directory of the next export; may be missing.
 
   Raises:
-    ValueError: it has a model that `write_tensors` did not write.
+    ValueError: the directory has a model that `write_tensors` did not write,
+      or is a file.
   """
   if not directory.is_dir():
     if directory.exists():
@@ -163,13 +165,14 @@ def check_ours(directory: pathlib.Path) -> None:
 
 
 def replace_files(directory: pathlib.Path, source: pathlib.Path) -> None:
-  """Moves an exported model to its place, instead of one exported before.
+  """Moves an exported model to its place, replacing an earlier export.
 
-  The config goes first and comes last: without it nothing reads the others.
+  The config is deleted first and moved last, since a directory without it is
+  not read as a model.
 
   Args:
-    directory: Where the model goes.
-    source: A directory on the same disk, with all files of the model.
+    directory: Directory of the model.
+    source: A directory on the same file system, with all files of the model.
   """
   (directory / CONFIG).unlink(missing_ok=True)
   for name in sorted(_OURS - {CONFIG}):
@@ -180,7 +183,7 @@ def replace_files(directory: pathlib.Path, source: pathlib.Path) -> None:
 
 
 def _opened(path: pathlib.Path) -> Any:
-  require('ml_dtypes', 'hf')  # With it numpy knows what bfloat16 is.
+  require('ml_dtypes', 'hf')  # Registers bfloat16 with NumPy.
   safetensors = require('safetensors', 'hf')
   try:
     return safetensors.safe_open(path, framework='np')
@@ -214,12 +217,12 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
   torch = require_unlisted('torch')
   try:
     tensors = torch.load(path, map_location='cpu', weights_only=True)
-  except Exception as error:  # Any damage, or more than weights.
+  except Exception as error:  # Damage, or pickled objects besides weights.
     raise ValueError(
         f'{path} cannot be read as weights only ({type(error).__name__}); '
         'convert it to safetensors with transformers.'
     ) from error
-  # Widened there: numpy does not know torch's bfloat16.
+  # Widened by torch, which cannot convert its bfloat16 to NumPy.
   return {
       name: (x.float() if x.is_floating_point() else x).numpy()
       for name, x in tensors.items()

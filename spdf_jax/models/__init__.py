@@ -1,6 +1,6 @@
 """Flax models with masked Dense layers."""
 
-from spdf_jax.models.cache import create_cache
+from spdf_jax.models.attention import create_cache
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import sparsifiable
 from spdf_jax.models.gpt import GPT

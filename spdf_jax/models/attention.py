@@ -1,31 +1,37 @@
-"""Causal self-attention, with grouped queries and a cache where asked for."""
+"""Causal self-attention, with optional grouped queries and cache."""
+
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.models.causal_attention import causal_attention
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 from spdf_jax.models.rotary import rotate
 
-_OF_JAX = ('xla', 'cudnn')
+PyTree = Any
+
+_FROM_JAX = ('xla', 'cudnn')
+_BLOCK = 128  # Queries per block, more if there would be over _BLOCKS blocks.
+_BLOCKS = 8
 
 
 class Attention(nn.Module):
   """Causal multi-head self-attention.
 
-  Where positions are given and the collection `'cache'` is mutable, keys and
-  values are written there at their positions, and queries see everything in it
-  up to their own.
+  If positions are given and the collection `'cache'` is mutable, keys and
+  values are written to the cache at their positions, and a query attends to all
+  entries up to its own position.
 
   Attributes:
-    config: Of the decoder.
+    config: Config of the decoder.
     use_bias: Whether the four projections have biases.
-    rotary: Turns queries and keys; `None`: positions are learned.
-    scale: Of the scores; `None`: one over the root of the head's size.
+    rotary: Rotary positions of queries and keys; `None`: no rotation, since
+      positions are learned.
+    scale: Factor of the scores; `None`: 1 / sqrt(head_size).
   """
 
   config: DecoderConfig
@@ -51,20 +57,20 @@ class Attention(nn.Module):
       q_BxLxHxK, k_BxLxGxK = (
           rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
       )
-    seen = dict(is_causal=True)
+    masking = dict(is_causal=True)
     if positions_BxL is not None and self.is_mutable_collection('cache'):
       k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(
           k_BxLxGxK, v_BxLxGxK, positions_BxL
       )
-      seen = dict(mask=mask_Bx1xLxS)
+      masking = dict(mask=mask_Bx1xLxS)
     if c.dtype == 'float16' and jax.default_backend() == 'cpu':
-      # `dot_product_attention` multiplies float16 in a way that XLA has for
-      # other devices only.
+      # XLA:CPU does not implement the float16 products of
+      # `dot_product_attention`.
       q_BxLxHxK, k_BxLxGxK, v_BxLxGxK = (
           x.astype(jnp.float32) for x in (q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
       )
     on_cpu = c.attention == 'auto' and jax.default_backend() == 'cpu'
-    if 'is_causal' in seen and (on_cpu or c.attention == 'blocks'):
+    if 'is_causal' in masking and (on_cpu or c.attention == 'blocks'):
       y_BxLxHxK = causal_attention(
           q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, self.scale
       )
@@ -72,8 +78,8 @@ class Attention(nn.Module):
       y_BxLxHxK = jax.nn.dot_product_attention(
           q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
           scale=self.scale,
-          implementation=c.attention if c.attention in _OF_JAX else None,
-          **seen,
+          implementation=c.attention if c.attention in _FROM_JAX else None,
+          **masking,
       )
     return dense(
         c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
@@ -85,18 +91,116 @@ class Attention(nn.Module):
       v_BxLxGxK: jax.Array,
       positions_BxL: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Writes keys and values; returns all of them, and who sees what."""
-    is_there = self.has_variable('cache', 'key')
-    # A head's keys and values lie together: no token moves those before it.
+    """Writes keys and values; returns all cached ones and the causal mask."""
+    is_initialized = self.has_variable('cache', 'key')
+    # The cache has the layout [B, heads, S, K], in which the entries of a head
+    # are contiguous.
     swap = lambda x: jnp.swapaxes(x, 1, 2)
     key, value = (
         self.variable('cache', name, jnp.zeros_like, swap(x_BxLxGxK))
         for name, x_BxLxGxK in (('key', k_BxLxGxK), ('value', v_BxLxGxK))
     )
-    if is_there:
+    if is_initialized:
       at = jnp.arange(len(positions_BxL))[:, None], slice(None), positions_BxL
       key.value = key.value.at[at].set(k_BxLxGxK)
       value.value = value.value.at[at].set(v_BxLxGxK)
     written_S = jnp.arange(key.value.shape[2])
     mask_BxLxS = written_S <= positions_BxL[:, :, None]
     return swap(key.value), swap(value.value), mask_BxLxS[:, None]
+
+
+def causal_attention(
+    q_BxLxHxK: jax.Array,
+    k_BxLxGxK: jax.Array,
+    v_BxLxGxK: jax.Array,
+    scale: float | None = None,
+) -> jax.Array:
+  """Computes causal attention in blocks of queries.
+
+  The result is that of `jax.nn.dot_product_attention(…, is_causal=True)`. The
+  layout lets a CPU run matrix products, and most of the upper triangle is
+  skipped, since each block of queries uses only the keys up to its end.
+
+  Args:
+    q_BxLxHxK: Queries, `[batch, length, heads, head size]`.
+    k_BxLxGxK: Keys, whose number of heads divides that of the queries.
+    v_BxLxGxK: Values, with as many heads as the keys.
+    scale: Factor of the scores; `None`: 1 / sqrt(head size).
+
+  Returns:
+    The weighted values, with the shape and dtype of the queries. Scores and
+    sums are computed in float32.
+
+  Example:
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> causal_attention(x, x, x).shape
+    (1, 3, 2, 4)
+  """
+  batch, length, heads, size = q_BxLxHxK.shape
+  groups = k_BxLxGxK.shape[2]
+  scale = size**-0.5 if scale is None else scale
+  q_BxGxQxLxK = q_BxLxHxK.reshape(
+      batch, length, groups, heads // groups, size
+  ).transpose(0, 2, 3, 1, 4)
+  k_BxGx1xKxS = k_BxLxGxK.transpose(0, 2, 3, 1)[:, :, None]
+  v_BxGx1xSxK = v_BxLxGxK.transpose(0, 2, 1, 3)[:, :, None]
+  step = max(_BLOCK, -(-length // _BLOCKS))
+  blocks = []
+  for start in range(0, length, step):
+    end = min(start + step, length)
+    scores = scale * jnp.matmul(
+        q_BxGxQxLxK[:, :, :, start:end],
+        k_BxGx1xKxS[..., :end],
+        preferred_element_type=jnp.float32,
+    )
+    causal = jnp.arange(end) <= jnp.arange(start, end)[:, None]
+    scores = jnp.where(causal, scores, -jnp.inf)
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(largest))
+    weighted = jnp.matmul(
+        weights.astype(v_BxLxGxK.dtype),
+        v_BxGx1xSxK[..., :end, :],
+        preferred_element_type=jnp.float32,
+    )
+    blocks.append(weighted / jnp.sum(weights, axis=-1, keepdims=True))
+  y_BxGxQxLxK = jnp.concatenate(blocks, axis=3)
+  y_BxLxGxQxK = y_BxGxQxLxK.transpose(0, 3, 1, 2, 4)
+  return y_BxLxGxQxK.reshape(q_BxLxHxK.shape).astype(q_BxLxHxK.dtype)
+
+
+
+def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:
+  """Creates the empty cache of a decoder.
+
+  With a cache, tokens can be processed in parts, at given positions:
+
+  .. code-block:: python
+
+    logits, updated = model.apply(
+        {'params': params, 'cache': cache}, tokens_BxL, positions_BxL,
+        mutable=['cache'],
+    )
+    cache = updated['cache']
+
+  Args:
+    model: A `GPT` or `Llama`.
+    batch_size: Number of sequences.
+    length: Positions of each sequence, at most those of the model.
+
+  Returns:
+    The collection `'cache'` of zeros, with keys and values `[batch_size, heads,
+    length, head_size]` for every layer.
+
+  Raises:
+    ValueError: `length` is above the positions of the model.
+
+  Example:
+    >>> from spdf_jax import models
+    >>> model = models.create_model('gpt-mini', vocab_size=64)
+    >>> cache = create_cache(model, batch_size=2, length=16)
+    >>> cache['h_0']['attn']['key'].shape
+    (2, 4, 16, 32)
+  """
+  tokens_BxL = jnp.zeros((batch_size, length), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens_BxL, tokens_BxL)
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes['cache'])

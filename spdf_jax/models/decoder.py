@@ -1,4 +1,4 @@
-"""What all decoders share: their sizes, and the way through their layers."""
+"""The common parts of all decoders: sizes, and the stack of layers."""
 
 from collections.abc import Callable
 import dataclasses
@@ -17,27 +17,28 @@ HIDDEN_KERNELS = {
     'attn/wv/kernel': (-2, -1),
     'attn/wd/kernel': (-2, -1),
     'mlp/wi/kernel': (-2, -1),
-    'mlp/wg/kernel': (-2, -1),  # The gate; a GPT has none.
+    'mlp/wg/kernel': (-2, -1),  # The gate, which a GPT does not have.
     'mlp/wo/kernel': (-2, -1),
 }
 """The sparsifiable matrices of a layer (SPDF, section 3.1), with their
 (reduction, output) axes; scanned models have a layer axis in front."""
 
 Head = Callable[[jax.Array], jax.Array]
-"""`x [..., D] -> logits [..., V]`, float32."""
+"""A function `x [..., D] -> logits [..., V]`, float32."""
 
 ReadOut = Callable[[Head, jax.Array], Any]
-"""`(head, x [B, L, D])`: what to make of what leaves the last layer."""
+"""A function `(head, x [B, L, D])` that computes the result of a model from the
+output of its last layer."""
 
 DTYPES = ('float32', 'bfloat16', 'float16')
-"""Types a model can compute in."""
+"""Dtypes in which a model can compute."""
 
 REMAT_POLICIES = {
     'none': None,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     'full': jax.checkpoint_policies.nothing_saveable,
 }
-"""What of a layer is kept for the backward pass, by name."""
+"""Checkpoint policies of the layers, by name; `none` saves all residuals."""
 
 ATTENTIONS = ('auto', 'blocks', 'xla', 'cudnn')
 """Implementations of attention by name."""
@@ -55,17 +56,19 @@ class DecoderConfig:
   Attributes:
     vocab_size: Number of token ids.
     n_layers: Number of decoder layers.
-    n_heads: Attention heads per layer; divides d_model.
-    d_model: Width.
+    n_heads: Number of attention heads per layer; a divisor of d_model, unless
+      heads have a size of their own.
+    d_model: Width of the residual stream.
     d_ff: Width of the feed-forward layer.
-    max_length: Positions; no sequence may be longer.
-    scan_layers: Compile one layer and scan over it; kernels are stacked.
-    remat: What the backward pass computes anew: `none`; all but the products
-      of weights, `dots`; or everything of a layer, `full`.
-    attention: `blocks`, ours, without most of what no query sees; `xla`;
-      `cudnn`, which needs a GPU and 16-bit types; or what is fast here, `auto`.
-    dtype: Type of the computation.
-    lowering: What computes sparse matmuls, see `accelerator.sparse_matmul`.
+    max_length: Number of positions, the largest sequence length.
+    scan_layers: Whether to compile one layer and scan over stacked parameters.
+    remat: Rematerialization in the backward pass: `none`; `dots`, of all but
+      the products with weights; or `full`, of whole layers.
+    attention: Implementation of attention: `blocks`, which is
+      `causal_attention`; `xla`; `cudnn`, which needs a GPU and 16-bit dtypes;
+      or `auto`, `blocks` on a CPU and JAX's default elsewhere.
+    dtype: Dtype of the computation.
+    lowering: Lowering of sparse products, see `accelerator.sparse_matmul`.
 
   Raises:
     ValueError: a size is not positive, the heads do not divide the width, or
@@ -104,12 +107,12 @@ class DecoderConfig:
 
   @property
   def kv_heads(self) -> int:
-    """Heads of keys and values: as many as of queries."""
+    """Number of heads of keys and values, here that of the queries."""
     return self.n_heads
 
   @property
   def own_head_size(self) -> int | None:
-    """Width of a head where it does not follow from the others."""
+    """Width of a head if set explicitly; otherwise `None`."""
     return None
 
   @property
@@ -131,15 +134,15 @@ def dense(
     use_bias: bool,
     residual: bool = False,
 ) -> MaskedDense:
-  """Returns a masked layer, initialized as GPT-2's.
+  """Returns a masked layer with the initialization of GPT-2.
 
   Args:
-    config: Of the decoder.
+    config: Config of the decoder.
     features: Size of the output.
-    name: Of the layer.
-    use_bias: Whether it has a bias.
-    residual: Whether it writes to the residual stream: those layers start
-      smaller, the more of them there are.
+    name: Name of the layer.
+    use_bias: Whether the layer has a bias.
+    residual: Whether the layer writes to the residual stream, in which case its
+      initial weights are divided by sqrt(2 n_layers).
 
   Returns:
     The layer.
@@ -161,16 +164,16 @@ def apply_layers(
     x_BxLxD: jax.Array,
     positions_BxL: jax.Array | None,
 ) -> jax.Array:
-  """Applies all layers, one after another or scanned over.
+  """Applies all layers, in a loop or by `nn.scan`.
 
   Args:
-    block: A layer, `(x, positions) -> (x, None)`.
-    config: Its config.
-    x_BxLxD: What enters the first layer.
-    positions_BxL: As the decoder got them.
+    block: Class of the layers, `(x, positions) -> (x, None)`.
+    config: Config of the decoder.
+    x_BxLxD: Input of the first layer.
+    positions_BxL: Positions given to the decoder, or `None`.
 
   Returns:
-    What leaves the last layer.
+    The output of the last layer.
   """
   if config.remat != 'none':
     block = nn.remat(
@@ -193,7 +196,7 @@ def apply_layers(
 
 
 def check_length(config: DecoderConfig, tokens_BxL: jax.Array) -> None:
-  """Raises ValueError where a sequence has more tokens than positions."""
+  """Raises ValueError if a sequence is longer than the model's positions."""
   length = tokens_BxL.shape[1]
   if length > config.max_length:
     raise ValueError(
@@ -205,16 +208,16 @@ def check_length(config: DecoderConfig, tokens_BxL: jax.Array) -> None:
 def sparsifiable(
     path: str, leaf: Any
 ) -> optax.contrib.MuonDimensionNumbers | bool:
-  """Selects the hidden matrices of a decoder: the `where` of `sparsify`.
+  """Selects the hidden matrices of a decoder, as `where` of `sparsify`.
 
   Embeddings, positions, norms, biases and the head are never selected.
 
   Args:
-    path: The leaf's path in the parameters, parts joined by `'/'`.
+    path: Path of the leaf in the parameters, joined by `'/'`.
     leaf: The parameter, or its shape.
 
   Returns:
-    The axes of a hidden matrix, `False` for everything else.
+    The axes of a hidden matrix, and `False` for other leaves.
 
   Example:
     >>> import jax.numpy as jnp

@@ -20,7 +20,7 @@ ACTIVATIONS = {
     'gelu_tanh': functools.partial(nn.gelu, approximate=True),
     'gelu': functools.partial(nn.gelu, approximate=False),
 }
-"""Of the feed-forward layer: GPT-2's approximation, and the exact one."""
+"""Activations of the feed-forward layer: GPT-2's approximation, and exact."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,11 @@ class GPTConfig(DecoderConfig):
   """Sizes of a GPT, and the multipliers of muP.
 
   Attributes:
-    activation: `gelu_tanh`, as GPT-2, or `gelu`, as Cerebras-GPT.
-    embeddings_scale: Multiplies the sum of embeddings and positions (muP).
-    logits_scale: Multiplies the logits (muP).
-    attention_by_size: Whether scores are divided by the size of a head, not by
-      its root (muP).
+    activation: `gelu_tanh`, as in GPT-2, or `gelu`, as in Cerebras-GPT.
+    embeddings_scale: Factor of the sum of embeddings and positions (muP).
+    logits_scale: Factor of the logits (muP).
+    attention_by_size: Whether scores are divided by the head size, not by its
+      square root (muP).
 
   Raises:
     ValueError: a size is not positive, the heads do not divide the width, or
@@ -58,7 +58,7 @@ class GPTConfig(DecoderConfig):
 
 
 class MLP(nn.Module):
-  """Feed-forward layer."""
+  """A feed-forward layer."""
 
   config: GPTConfig
 
@@ -72,7 +72,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-  """A pre-LayerNorm decoder layer; returns a pair, as `nn.scan` asks."""
+  """A pre-LayerNorm decoder layer; returns a pair, as `nn.scan` requires."""
 
   config: GPTConfig
 
@@ -92,11 +92,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
   """A decoder with learned positions and tied embeddings.
 
-  `model.apply({'params': p}, tokens_BxL)` gives float32 logits [B, L, V];
-  with `'masks': m` the hidden matrices are computed sparsely, and with
-  `'grad_masks': g` their gradients where `g` is `True`. With positions and a
-  cache (see `create_cache`) tokens are computed a few at a time; `read_out`
-  gets the head, a function to logits, and what it would be applied to.
+  `model.apply({'params': p}, tokens_BxL)` returns float32 logits [B, L, V].
+  With `'masks': m` the products with hidden matrices are sparse, and with
+  `'grad_masks': g` their gradients are computed where `g` is `True`. With
+  positions and a cache (see `create_cache`), tokens can be processed in parts.
+  `read_out` is called with the head, a function to logits, and its input, and
+  computes the result.
 
   References:
     Radford et al., Language Models are Unsupervised Multitask Learners, 2019

@@ -1,4 +1,4 @@
-"""Layers whose weights may be masked."""
+"""Layers with optional masks."""
 
 from typing import Any
 
@@ -13,19 +13,20 @@ from spdf_jax.packing import PackedMask
 class MaskedDense(nn.Module):
   """A linear layer y = x @ (mask ⊙ kernel) + bias.
 
-  The mask is read from the collection `'masks'` under the kernel's own path.
+  The mask is read from the collection `'masks'` at the path of the kernel.
   Without that collection, or with `None` at the path, the layer is dense; on
-  parameters that are zero off the mask both give the same output. The kernel
-  gets a gradient where the mask is `True`, or where that of the collection
-  `'grad_masks'` is. With a packed mask the parameter holds the values of the
-  kept weights, [size], and there is no such collection.
+  parameters that are zero off the mask both give the same output. The gradient
+  of the kernel is computed where the mask is `True`, or, with the collection
+  `'grad_masks'`, where the mask of that collection is. With a packed mask the
+  parameter holds the values of the kept weights, [size], and `'grad_masks'`
+  must be absent.
 
   Attributes:
     features: Size of the last axis of the output.
     use_bias: Whether to add a bias.
     kernel_init: Initializer of the kernel [inputs, features].
-    dtype: Type of the computation; parameters are float32.
-    lowering: What computes the product, see `accelerator.sparse_matmul`.
+    dtype: Dtype of the computation; parameters are float32.
+    lowering: Lowering of the product, see `accelerator.sparse_matmul`.
 
   Example:
     >>> layer = MaskedDense(8)

@@ -23,22 +23,22 @@ class LlamaConfig(DecoderConfig):
   """Sizes of a Llama.
 
   Attributes:
-    n_kv_heads: Heads of keys and values, each shared by a group of queries;
-      `None`: one for each head of queries.
+    n_kv_heads: Number of heads of keys and values, each shared by several heads
+      of queries; `None`: that of the queries.
     head_dim: Size of a head; `None`: d_model / n_heads.
-    norm_eps: Added to the mean square of what is normalized.
-    tied: Whether the head is the embedding, transposed.
-    rope_theta: Base of the rotary wavelengths; the fields from here on are
-      those of `Rotary`.
+    norm_eps: Term added to the mean square in RMSNorm.
+    tied: Whether the head shares the embedding.
+    rope_theta: Base of the rotary wavelengths. This and the following fields
+      are those of `Rotary`.
     rope_scaling: `none`, `linear` or `llama3`.
-    rope_factor: How much positions are stretched.
+    rope_factor: Scaling factor of the positions.
     rope_low_freq_factor: See `Rotary`.
     rope_high_freq_factor: See `Rotary`.
     rope_original_length: See `Rotary`.
 
   Raises:
-    ValueError: a size is not positive, heads do not divide the width or one
-      another, or a name is unknown.
+    ValueError: a size is not positive, n_heads does not divide the width,
+      n_kv_heads does not divide n_heads, or a name is unknown.
   """
 
   n_kv_heads: int | None = None
@@ -67,22 +67,22 @@ class LlamaConfig(DecoderConfig):
 
   @property
   def kv_heads(self) -> int:
-    """Heads of keys and values."""
+    """Number of heads of keys and values."""
     return self.n_kv_heads or self.n_heads
 
   @property
   def own_head_size(self) -> int | None:
-    """Width of a head where it does not follow from the others."""
+    """Width of a head if set explicitly; otherwise `None`."""
     return self.head_dim
 
   @property
   def gated(self) -> bool:
-    """Whether the feed-forward layer has a gate: it does."""
+    """Whether the feed-forward layer has a gate, here `True`."""
     return True
 
   @property
   def rotary(self) -> Rotary:
-    """The kind of positions."""
+    """Rotary positions of queries and keys."""
     return Rotary(
         self.rope_theta, self.rope_scaling, self.rope_factor,
         self.rope_low_freq_factor, self.rope_high_freq_factor,
@@ -91,7 +91,7 @@ class LlamaConfig(DecoderConfig):
 
 
 class GatedMLP(nn.Module):
-  """Feed-forward layer with a gate: SwiGLU.
+  """A feed-forward layer with a gate, SwiGLU.
 
   References:
     Shazeer, `GLU Variants <https://arxiv.org/abs/2002.05202>`_, 2020, eq. 6
@@ -109,7 +109,7 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-  """A pre-RMSNorm decoder layer; returns a pair, as `nn.scan` asks."""
+  """A pre-RMSNorm decoder layer; returns a pair, as `nn.scan` requires."""
 
   config: LlamaConfig
 
@@ -127,7 +127,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
   """A decoder with rotary positions, RMSNorm, SwiGLU and no biases.
 
-  Called as `GPT` is.
+  It is called like `GPT`.
 
   References:
     Touvron et al., `Llama 2 <https://arxiv.org/abs/2307.09288>`_, 2023
@@ -166,7 +166,7 @@ class Llama(nn.Module):
 
 
 class _Head(nn.Module):
-  """The head's kernel, as an array: it is applied inside other transforms."""
+  """The kernel of the head, as an array for use inside other transforms."""
 
   config: LlamaConfig
 

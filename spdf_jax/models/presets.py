@@ -1,4 +1,4 @@
-"""Models by name, in the sizes of the papers."""
+"""Models by name, with the sizes of the papers."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ def _llama(
 
 
 PRESETS = {
-    # Ours: what two CPU cores train in minutes.
+    # Ours, small enough to train on two CPU cores in minutes.
     'gpt-mini': GPTConfig(1024, 3, 4, 128, 512, 128),
     # SPDF, table 1 of the appendix; Brown et al., GPT-3, table 2.1.
     'gpt2-small': _gpt(12, 12, 768),
@@ -41,8 +41,8 @@ PRESETS = {
     'cerebras-gpt-2.7b': _gpt(32, 32, 2560, activation='gelu'),
     'cerebras-gpt-6.7b': _gpt(32, 32, 4096, activation='gelu'),
     'cerebras-gpt-13b': _gpt(40, 40, 5120, activation='gelu'),
-    # Dynamic sparsity, Cerebras, 2024: "Llama2 1.3B" without grouped queries;
-    # the post shows its sizes as an image only.
+    # Dynamic sparsity, Cerebras, 2024: "Llama2 1.3B" without grouped queries.
+    # Its sizes are our choice, since the post has them only in an image.
     'llama-1.3b': _llama(24, 16, 2048, 5504),  # ours
     # Touvron et al., Llama 2, section 2.2, and Llama, table 2.
     'llama2-7b': _llama(32, 32, 4096, 11008),
@@ -57,14 +57,14 @@ def create_model(preset: str, **overrides: Any) -> GPT | Llama:
 
   Args:
     preset: A key of `PRESETS`.
-    **overrides: Fields of the preset's config to change; `None` keeps the
-      preset's.
+    **overrides: Values of fields that replace those of the preset; `None` keeps
+      the preset's value.
 
   Returns:
     The Flax module.
 
   Raises:
-    ValueError: the preset or a field is unknown, or a size is impossible.
+    ValueError: the preset or a field is unknown, or a size is not valid.
 
   Example:
     >>> create_model('gpt2-small', scan_layers=True).config.n_layers

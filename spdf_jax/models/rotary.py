@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of features turned by an angle that grows."""
+"""Rotary position embeddings (RoPE)."""
 
 import dataclasses
 import math
@@ -8,22 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 
 SCALINGS = ('none', 'linear', 'llama3')
-"""Known ways to stretch positions."""
+"""Names of the ways to scale positions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-  """How fast which pair of features turns.
+  """The frequencies of rotary positions.
 
   Attributes:
     theta: Base of the wavelengths.
-    scaling: `none`; `linear`, which slows all pairs down by `factor`; or
-      `llama3`, which slows only those of long wavelengths down.
-    factor: By how much.
-    low_freq_factor: Pairs that turn less often than this over
-      `original_length` are slowed down (llama3).
-    high_freq_factor: Pairs that turn more often are not (llama3).
-    original_length: Positions of the model that was stretched (llama3).
+    scaling: `none`; `linear`, which divides all frequencies by `factor`; or
+      `llama3`, which divides only low frequencies.
+    factor: Divisor of the scaled frequencies.
+    low_freq_factor: Number of rotations over `original_length` below which a
+      frequency is divided by the whole factor (llama3).
+    high_freq_factor: Number of rotations above which a frequency is not scaled;
+      the scaling is interpolated in between (llama3).
+    original_length: Number of positions before the scaling (llama3).
 
   Raises:
     ValueError: the scaling is unknown, or a number is not positive.
@@ -59,17 +60,17 @@ class Rotary:
 
 
 def frequencies(rotary: Rotary, head_size: int) -> np.ndarray:
-  """Returns by how much each pair turns from token to token.
+  """Returns the rotation of each pair of features per position.
 
   Args:
-    rotary: The kind of positions.
-    head_size: Features of a head; even.
+    rotary: The rotary positions.
+    head_size: Features of a head; must be even.
 
   Returns:
-    Radians, float32 `[head_size / 2]`.
+    Radians per position, float32 `[head_size / 2]`.
 
   Raises:
-    ValueError: the head is of odd size.
+    ValueError: `head_size` is odd.
 
   Example:
     >>> frequencies(Rotary(), 4).round(3).tolist()
@@ -84,7 +85,7 @@ def frequencies(rotary: Rotary, head_size: int) -> np.ndarray:
   if rotary.scaling == 'linear':
     turns = turns / rotary.factor
   if rotary.scaling == 'llama3':
-    # How often a pair comes round over the original length decides.
+    # The scaling depends on the number of rotations over the original length.
     rounds = rotary.original_length * turns / (2 * math.pi)
     low, high = rotary.low_freq_factor, rotary.high_freq_factor
     kept = np.clip((rounds - low) / (high - low), 0, 1)
@@ -95,15 +96,15 @@ def frequencies(rotary: Rotary, head_size: int) -> np.ndarray:
 def rotate(
     x_BxLxHxK: jax.Array, positions_BxL: jax.Array, turns: np.ndarray
 ) -> jax.Array:
-  """Turns feature i of every head with feature i + K / 2.
+  """Rotates pairs of features, i and i + K / 2, by position.
 
   Args:
     x_BxLxHxK: Queries or keys.
-    positions_BxL: Where each token stands, from 0; B may be 1.
-    turns: From `frequencies`.
+    positions_BxL: Position of each token, from 0; B may be 1 to broadcast.
+    turns: Result of `frequencies`.
 
   Returns:
-    The same shape and type; computed in float32.
+    The rotated features, of the same shape and dtype, computed in float32.
 
   Example:
     >>> x = jnp.array([[[[1.0, 0.0]]]])

@@ -1,12 +1,13 @@
-"""Which axes of a mesh the parameters of a decoder are split over."""
+"""Partition specs of the parameters of a decoder."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
 
 import jax
 
-# Megatron's way: what reads the residual stream is split by its outputs, what
-# writes to it by its inputs; the other axis is split for storage only.
+# As in Megatron-LM, layers that read the residual stream are split over their
+# outputs and layers that write to it over their inputs, so that a pair of them
+# needs one all-reduce; the other axis is split for storage only.
 _READERS = ('attn/wq', 'attn/wk', 'attn/wv', 'mlp/wi', 'mlp/wg')
 _WRITERS = ('attn/wd', 'mlp/wo')
 
@@ -18,23 +19,23 @@ PARAMETER_AXES = {
     'wpe/embedding': (None, 'fsdp'),
     'head/kernel': ('fsdp', 'tensor'),
 }
-"""The mesh axis of each of a parameter's last axes, by the end of its path; all
-other parameters (norms, biases of the residual stream) are on every device."""
+"""Mesh axes of the last axes of parameters, by the end of their path; all other
+parameters (norms, biases of the residual stream) are replicated."""
 
 
 def partition_spec(
     path: str, shape: Sequence[int], mesh: Mapping[str, int]
 ) -> jax.P:
-  """Returns how a parameter is split over a mesh.
+  """Returns the partition spec of a parameter.
 
   Args:
-    path: The parameter's path, parts joined by `'/'`.
-    shape: Its shape; axes in front (scanned layers) are not split.
-    mesh: The size of every axis of the mesh, by name.
+    path: Path of the parameter, joined by `'/'`.
+    shape: Shape of the parameter; leading axes (scanned layers) are not split.
+    mesh: Sizes of the axes of the mesh, by name.
 
   Returns:
-    A spec for `NamedSharding`. An axis that a mesh axis does not divide is not
-    split.
+    A spec for `NamedSharding`. An axis is split only if the mesh axis divides
+    its size.
 
   References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019,

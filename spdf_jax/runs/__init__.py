@@ -1,6 +1,5 @@
-"""Runs: launching them, reading finished ones back, reports and plots."""
+"""Runs: launching runs, reading finished ones, reports and plots."""
 
-from spdf_jax.runs.change_plots import plot_mask_changes
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import EqualFlops
 from spdf_jax.runs.curves import flops_at
@@ -8,6 +7,7 @@ from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.lifecycle import launch
 from spdf_jax.runs.mask_plots import plot_masks
+from spdf_jax.runs.mask_update_plots import plot_mask_updates
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
@@ -30,7 +30,7 @@ __all__ = [
     'plot_layer_sparsity',
     'plot_loss_over_flops',
     'plot_loss_over_steps',
-    'plot_mask_changes',
+    'plot_mask_updates',
     'plot_masks',
     'plot_roofline',
     'pretraining_curve',

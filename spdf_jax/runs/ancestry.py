@@ -1,4 +1,4 @@
-"""Lineages: everything that made a checkpoint, through all of its launches."""
+"""Ancestry of a checkpoint: the phases of all launches that led to it."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -21,14 +21,15 @@ _SIZES = ('n_layers', 'd_model', 'n_heads', 'd_ff')
 
 
 class Stage(NamedTuple):
-  """A phase that has been trained.
+  """A trained phase.
 
   Attributes:
-    source: What it read: `'corpus'` or `'task'`.
-    algorithm: `'dense'`, `'static'` or what moved its masks.
-    sparsity: Fraction of zeros that it ends with.
-    steps: It took.
-    tokens: It read.
+    source: Source of the batches: `'corpus'` or `'task'`.
+    algorithm: `'dense'`, `'static'` or the name of the algorithm that updated
+      the masks.
+    sparsity: Fraction of zeros at the end of the phase.
+    steps: Number of steps.
+    tokens: Number of training tokens.
   """
 
   source: str
@@ -38,17 +39,19 @@ class Stage(NamedTuple):
   tokens: int
 
 
-class Lineage(NamedTuple):
-  """What made the parameters of a checkpoint.
+class Ancestry(NamedTuple):
+  """The training that produced the parameters of a checkpoint.
 
   Attributes:
-    workdir: Of the last launch.
-    model: The model's preset; `'… resized'` where a size is not the preset's.
+    workdir: Workdir of the last launch.
+    model: Preset of the model; `'… resized'` if a size differs from the preset.
     stages: All phases, those of earlier launches first.
-    task: What it was fine-tuned on; `''`: nothing.
-    seed: Of the last launch.
-    identity: What its configs say but for seeds and places: equal for runs
-      that are seeds of one another.
+    task: Task of the fine-tuning; `''`: there was none.
+    seed: Seed of the last launch.
+    identity: Configs of all launches without seeds and paths, as JSON: equal
+      for runs that differ only in their seeds.
+    sources: Sources of all launches, `'WORKDIR'` or `'WORKDIR@PHASE'`, the
+      earliest first.
   """
 
   workdir: pathlib.Path
@@ -61,33 +64,34 @@ class Lineage(NamedTuple):
 
   @property
   def pretraining(self) -> tuple[Stage, ...]:
-    """Its phases on a corpus."""
+    """The phases on a corpus."""
     return tuple(s for s in self.stages if s.source == 'corpus')
 
   @property
   def tokens(self) -> int:
-    """Tokens that pre-training read."""
+    """Number of tokens in pre-training."""
     return sum(stage.tokens for stage in self.pretraining)
 
   @property
   def recipe(self) -> tuple[str, float]:
-    """How it was pre-trained: a word and the level of zeros.
+    """Kind of pre-training, and the sparsity that characterizes it.
 
-    `('dense', 0)`; an algorithm at one level, by its last phase; `'variable'`:
-    sparse, then dense, by its effective sparsity, of all tokens or of those of
-    the first stage where that is what comes to three quarters; `'iterative'`:
-    levels that rise, by the last one; `'unknown'`: no phase is on record.
+    `('dense', 0)`; the algorithm and sparsity of the last phase; `'variable'`
+    (sparse, then dense) with the effective sparsity, relative to the tokens of
+    all phases or of the first sparse phase, whichever is closer to 0.75;
+    `'iterative'` (increasing sparsity) with the last sparsity; `('unknown', 0)`
+    if no phase is recorded.
     """
     return describe_stages(self.pretraining)
 
   @property
   def tuned_sparsely(self) -> bool:
-    """Whether fine-tuning kept zeros."""
+    """Whether fine-tuning was sparse."""
     return any(s.sparsity > 0 for s in self.stages if s.source == 'task')
 
 
 def describe_stages(stages: tuple[Stage, ...]) -> tuple[str, float]:
-  """Names a pre-training by its phases, see `Lineage.recipe`.
+  """Returns the kind and sparsity of a pre-training, see `Ancestry.recipe`.
 
   Example:
     >>> sparse = Stage('corpus', 'static', 0.9, 500, 5000)
@@ -97,42 +101,42 @@ def describe_stages(stages: tuple[Stage, ...]) -> tuple[str, float]:
     >>> describe_stages((sparse,)), describe_stages((dense,))
     (('static', 0.9), ('dense', 0.0))
   """
-  levels = [stage.sparsity for stage in stages]
-  if not levels:
+  sparsities = [stage.sparsity for stage in stages]
+  if not sparsities:
     return 'unknown', 0.0
-  if not any(levels):
+  if not any(sparsities):
     return 'dense', 0.0
-  if levels[-1] == 0:
+  if sparsities[-1] == 0:
     first = next(s for s in stages if s.sparsity > 0)
     found = [
-        effective_sparsity([s.tokens for s in stages], levels, reference)
+        effective_sparsity([s.tokens for s in stages], sparsities, reference)
         for reference in (sum(s.tokens for s in stages), first.tokens)
     ]
-    nearest = min(found, key=lambda level: abs(level - 0.75))
+    nearest = min(found, key=lambda sparsity: abs(sparsity - 0.75))
     return 'variable', round(nearest, 6)
-  if len(set(levels)) > 1 and sorted(levels) == levels and (
-      len(levels) > 2 or levels[0] == 0
+  if len(set(sparsities)) > 1 and sorted(sparsities) == sparsities and (
+      len(sparsities) > 2 or sparsities[0] == 0
   ):
-    return 'iterative', levels[-1]
-  return stages[-1].algorithm, levels[-1]
+    return 'iterative', sparsities[-1]
+  return stages[-1].algorithm, sparsities[-1]
 
 
-def read_lineage(source: str | os.PathLike[str]) -> Lineage:
-  """Reads what made a checkpoint from its workdir and those it started from.
+def read_ancestry(source: str | os.PathLike[str]) -> Ancestry:
+  """Reads the ancestry of a checkpoint from the workdirs of all launches.
 
-  Where a run started from parameters that no training of ours left on record,
-  the lineage begins with the run.
+  If a run started from parameters without a recorded training, e.g. imported
+  ones, the ancestry begins with that run.
 
   Args:
-    source: `'WORKDIR'`, of a finished run, or `'WORKDIR@PHASE'`, of a phase
-      that has ended.
+    source: `'WORKDIR'` of a finished run, or `'WORKDIR@PHASE'` of a finished
+      phase.
 
   Returns:
-    The lineage.
+    The ancestry.
 
   Raises:
-    FileNotFoundError: a workdir is not there or lacks a file.
-    ValueError: the run has not got to its end, or to that of the phase.
+    FileNotFoundError: A workdir or one of its files is missing.
+    ValueError: The run or the phase is not finished, or there is no such phase.
   """
   text, _, phase = str(source).partition('@')
   workdir = pathlib.Path(text)
@@ -148,7 +152,7 @@ def read_lineage(source: str | os.PathLike[str]) -> Lineage:
       identity['init_from'] = earlier.identity
   is_tuned = any(stage.source == 'task' for stage in stages)
   task = config.data.task if is_tuned else ''
-  return Lineage(
+  return Ancestry(
       workdir, _model_name(config.model), stages, task, config.seed,
       json.dumps(identity, sort_keys=True, default=str), sources,
   )
@@ -178,26 +182,26 @@ def _stages(
     )
 
 
-def _algorithm(spec: Any, level: float) -> str:
+def _algorithm(spec: Any, sparsity: float) -> str:
   if not isinstance(spec, Mapping):
-    return 'static' if level else 'dense'
-  # RigL with a level that rises is what the Llama post calls GraNet.
+    return 'static' if sparsity else 'dense'
+  # Cerebras' Llama post uses the name GraNet for RigL with rising sparsity.
   rises = 'sparsity' in spec and isinstance(spec['sparsity'], Mapping)
   name = spec['algorithm']
   return 'granet' if name == 'rigl' and rises else name
 
 
-def _read_start(source: str, workdir: pathlib.Path) -> Lineage | None:
-  """Reads what a run started from, named from the folder it was launched in.
+def _read_start(source: str, workdir: pathlib.Path) -> Ancestry | None:
+  """Reads the ancestry of `init_from`, relative to the folder of the launch.
 
   Returns:
-    The lineage; `None` of parameters that were not trained by us.
+    The ancestry; `None` for parameters without a recorded training.
   """
   text, at, phase = source.partition('@')
   for folder in [pathlib.Path(), *workdir.absolute().parents]:
     if (folder / text / 'checkpoints').is_dir():
       trained = (folder / text / 'plan.json').is_file()
-      return read_lineage(f'{folder / text}{at}{phase}') if trained else None
+      return read_ancestry(f'{folder / text}{at}{phase}') if trained else None
   raise FileNotFoundError(
       f'{workdir} starts from {text}, which is not there; run the command '
       'where training was launched.'

@@ -1,5 +1,6 @@
-"""Conversion of models between our checkpoints and Hugging Face."""
+"""Conversion of models: from and to Hugging Face, and from sparse to dense."""
 
+from collections.abc import Iterator
 import dataclasses
 import json
 import logging
@@ -15,27 +16,95 @@ from spdf_jax import training
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.checkpoints import read_masks
 from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.workdir import read_meta
 
 logger = logging.getLogger('spdf_jax')
 
 _PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
-"""A preset of each kind; all of its sizes are overridden."""
+"""A preset of each architecture; all sizes are overridden."""
+
+
+def convert(
+    *,
+    from_hf: str | None,
+    checkpoint: str | None,
+    densify: str | None,
+    to: str | None,
+    to_hf: str | None,
+    scan_layers: bool,
+    moments: str,
+    format: str,
+    dtype: str,
+    vocab_size: int | None,
+    check: bool,
+) -> Iterator[str]:
+  """Converts a model from one of three sources.
+
+  Args:
+    from_hf: Hugging Face directory to import, see `import_model`.
+    checkpoint: `'WORKDIR'` or `'WORKDIR@PHASE'` to export, see `export_model`.
+    densify: `'WORKDIR'` or `'WORKDIR@PHASE'` to make dense, see
+      `densify_checkpoint`.
+    to: Workdir to write, for `from_hf` and `densify`.
+    to_hf: Directory to write, for `checkpoint`.
+    scan_layers: Whether the model scans its layers, see `import_model`.
+    moments: Treatment of the optimizer's moments, see `densify_checkpoint`.
+    format: Format of the weights, see `export_model`.
+    dtype: Type of the weights in the file, see `export_model`.
+    vocab_size: Number of tokens to export, see `export_model`.
+    check: Whether to compare logits with those of transformers.
+
+  Yields:
+    Sentences: the written paths, and the difference of logits.
+
+  Raises:
+    ValueError: Source and target do not match, or a model cannot be read,
+      written or checked.
+    ImportError: `check` is set and transformers is not installed.
+  """
+  sources = {'from_hf': from_hf, 'checkpoint': checkpoint, 'densify': densify}
+  targets = {'to': to, 'to_hf': to_hf}
+  given = {name for name, x in (sources | targets).items() if x}
+  if given not in (
+      {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'densify', 'to'}
+  ):
+    raise ValueError(
+        'give --from_hf and --to, or --checkpoint and --to_hf, or --densify '
+        'and --to.'
+    )
+  if check and to_hf and format == 'compact':
+    raise ValueError(
+        "format is 'compact', which transformers cannot read; leave --check "
+        "out or use 'dense'."
+    )
+  if from_hf:
+    yield import_model(from_hf, to, scan_layers=scan_layers)
+  elif densify:
+    written = densify_checkpoint(densify, to, moments=moments)
+    yield f'{written} is written: dense, with moments: {moments}'
+  else:
+    yield export_model(
+        checkpoint, to_hf, format=format, dtype=dtype, vocab_size=vocab_size
+    )
+  if check and not densify:
+    difference = interop.check_hf(from_hf or to_hf)
+    yield f'logits differ from those of transformers by {difference:.2g}'
 
 
 def import_model(directory: str, workdir: str, *, scan_layers: bool) -> str:
   """Writes a checkpoint from a Hugging Face directory.
 
   Args:
-    directory: As `interop.load_hf` reads it.
-    workdir: Where the checkpoint goes.
-    scan_layers: Whether the model that reads it scans its layers.
+    directory: Directory that `interop.load_hf` can read.
+    workdir: Folder for the checkpoint.
+    scan_layers: Whether to stack the layers, for a model that scans them.
 
   Returns:
-    What was written, with the `config.model` that reads it, as a sentence.
+    A sentence with the written path and the `config.model` of the checkpoint.
 
   Raises:
-    ValueError: the directory cannot be read, or the workdir has checkpoints.
+    ValueError: The directory cannot be read, or the workdir has checkpoints.
   """
   loaded = interop.load_hf(directory)
   config = dataclasses.replace(loaded.config, scan_layers=scan_layers)
@@ -59,23 +128,23 @@ def export_model(
 
   Args:
     source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
-    directory: Where the model goes.
-    format: See `interop.save_hf`, as the rest.
+    directory: Folder for the model.
+    format: Format of the weights, see `interop.save_hf`.
     dtype: Type of the weights in the file.
-    vocab_size: Tokens to keep.
+    vocab_size: Number of tokens to export; `None`: all.
 
   Returns:
-    What was written, as a sentence.
+    A sentence with the written path and the sparsity.
 
   Raises:
-    ValueError: there is no such checkpoint, or the model cannot be written.
+    ValueError: There is no such checkpoint, or the model cannot be written.
   """
   checkpoint = training.find_checkpoint(source)
   meta = read_meta(checkpoint)
   if 'model' not in meta['config']:
     raise ValueError(
-        f'checkpoint {checkpoint} does not say which model it is of; give one '
-        'that experiments.train or experiments.convert wrote.'
+        f'checkpoint {checkpoint} does not record its model; give one that '
+        'experiments.train or experiments.convert wrote.'
     )
   model = models.create_model(**meta['config']['model'])
   tokens = np.zeros((1, 1), np.int32)
@@ -88,28 +157,30 @@ def export_model(
   )
   leaves = jax.tree.leaves(mask)
   kept, size = sum(int(m.sum()) for m in leaves), sum(m.size for m in leaves)
-  sparsity = f'{1 - kept / size:.2%} of {len(leaves)} matrices' if size else (
-      'none of its matrices'
+  mask_text = (
+      f'sparsity {1 - kept / size:.2%} in {len(leaves)} matrices'
+      if size else 'no sparse matrices'
   )
-  return f'{directory} is written; zero are {sparsity}'
+  return f'{directory} is written; {mask_text}'
 
 
 def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
-  """Returns the mask a checkpoint's parameters were trained with.
+  """Returns the mask of a checkpoint's parameters.
 
   Args:
-    checkpoint: Its directory.
-    params: Of a model of ours.
+    checkpoint: Directory of the checkpoint.
+    params: Parameters of one of our models.
 
   Returns:
-    Booleans, `None` for dense leaves, and instead of a tree that prunes
-    nothing. Where the checkpoint holds parameters only, see `mask_of_zeros`.
+    A tree of booleans, with `None` for dense leaves; `None` if no weight is
+    pruned. If the checkpoint has only parameters, the result of
+    `mask_of_zeros`.
   """
   masks = read_masks(checkpoint)
   if not masks:
     logger.warning(
-        'checkpoint %s holds parameters only: its zeros are taken for its '
-        'mask.', checkpoint,
+        'checkpoint %s holds only parameters: the mask is derived from their '
+        'zeros.', checkpoint,
     )
     return mask_of_zeros(params)
   if all(mask.all() for mask in masks.values()):
@@ -120,16 +191,16 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
 
 
 def mask_of_zeros(params: Any) -> Any:
-  """Guesses the mask of parameters, which are zero where it is `False`.
+  """Derives a mask from the zeros of parameters.
 
-  A kept weight that is zero cannot be told from a pruned one.
+  Kept weights that are exactly zero are indistinguishable from pruned ones.
 
   Args:
-    params: Of a model of ours.
+    params: Parameters of one of our models.
 
   Returns:
-    Booleans for hidden matrices that have zeros; `None` for all other leaves,
-    and instead of a tree without any mask.
+    A tree of booleans for hidden matrices with zeros and `None` for all other
+    leaves; `None` if there is no such matrix.
   """
   def mask_of(path, x):
     kept = np.asarray(x) != 0

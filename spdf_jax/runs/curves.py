@@ -1,4 +1,4 @@
-"""Curves of loss over FLOPs, and runs compared where they spent as much."""
+"""Curves of loss over FLOPs, and comparison of runs at equal FLOPs."""
 
 from typing import NamedTuple
 
@@ -9,16 +9,16 @@ from spdf_jax.runs.workdirs import Run
 
 
 def _done(start: int, steps: int, step: int) -> int:
-  """Counts the steps of a stretch among the first `step` steps."""
+  """Returns the number of steps of a span among the first `step` steps."""
   return min(max(step - start, 0), steps)
 
 
 def flops_at(run: Run, step: int) -> float:
-  """Returns the training FLOPs a run had spent after some steps.
+  """Returns the training FLOPs of a run's first steps.
 
   Args:
     run: A run.
-    step: Steps completed.
+    step: Number of completed steps.
 
   Returns:
     FLOPs of the first `step` steps.
@@ -37,11 +37,11 @@ def flops_at(run: Run, step: int) -> float:
 
 
 def dense_flops_at(run: Run, step: int) -> float:
-  """Returns the training FLOPs of a run's first steps, were they all dense.
+  """Returns the training FLOPs of a run's first steps without sparsity.
 
   Args:
     run: A run.
-    step: Steps completed.
+    step: Number of completed steps.
 
   Returns:
     FLOPs of the first `step` steps of a dense run with the same batches.
@@ -57,21 +57,21 @@ def dense_flops_at(run: Run, step: int) -> float:
   ))
 
 
-def levels_of(run: Run) -> tuple[list[int], list[float]]:
-  """Returns the zeros that a run asks for, as a line of stairs.
+def sparsities_of(run: Run) -> tuple[list[int], list[float]]:
+  """Returns the planned sparsity of a run as a step function.
 
   Args:
     run: A run.
 
   Returns:
-    Steps at which a stretch of one level starts, and the last step; the level
-    from there on, the last one twice.
+    The first steps of the spans of constant sparsity followed by the last step
+    of the run, and the sparsity from each step on, the last one twice.
 
   Example:
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
-    >>> levels_of(Run('toy', phases, ()))
+    >>> sparsities_of(Run('toy', phases, ()))
     ([0, 4, 8], [0.75, 0.0, 0.0])
   """
   parts = [part for phase in run.phases for part in phase.parts]
@@ -80,7 +80,7 @@ def levels_of(run: Run) -> tuple[list[int], list[float]]:
 
 
 def pretraining_phases(run: Run) -> list[PhaseRecord]:
-  """Returns the first phases of a run, as long as their source is the same.
+  """Returns the first phases of a run, up to a change of the data source.
 
   Example:
     >>> phases = (
@@ -100,17 +100,16 @@ def pretraining_phases(run: Run) -> list[PhaseRecord]:
 def pretraining_curve(
     run: Run, key: str = 'validation/loss'
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a value over the FLOPs spent, in pre-training.
+  """Returns a value over the training FLOPs of pre-training.
 
-  Fine-tuning is left out: there the loss on the corpus is no longer what is
-  trained.
+  Fine-tuning is excluded, as it does not minimize the loss on the corpus.
 
   Args:
     run: A run.
     key: Name of the value.
 
   Returns:
-    float64 [N] FLOPs, rising and above zero, and float64 [N] values.
+    float64 [N] FLOPs, increasing and above zero, and float64 [N] values.
 
   Example:
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
@@ -125,13 +124,14 @@ def pretraining_curve(
 
 
 class EqualFlops(NamedTuple):
-  """Two runs' losses where both have spent the same.
+  """Losses of two runs at equal training FLOPs.
 
   Attributes:
-    flops: Training FLOPs spent by each.
-    first: The first run's validation loss there, in nats per token.
-    second: The second run's.
-    longer: 0 or 1, the run that went on beyond `flops`; None if neither.
+    flops: Training FLOPs of each run.
+    first: Validation loss of the first run, in nats per token.
+    second: Validation loss of the second run, in nats per token.
+    longer: Index, 0 or 1, of the run that continues beyond `flops`; None if
+      neither does.
   """
 
   flops: float
@@ -141,17 +141,17 @@ class EqualFlops(NamedTuple):
 
 
 def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
-  """Compares pre-training losses at the most FLOPs that both runs spent.
+  """Compares pre-training losses at the largest FLOPs that both runs reached.
 
   Losses are interpolated linearly over the logarithm of FLOPs between the
-  evaluations around that point.
+  nearest evaluations.
 
   Args:
     first: A run.
-    second: Another run, its loss on the same validation text.
+    second: Another run, evaluated on the same validation text.
 
   Returns:
-    The comparison, or None where the evaluated ranges do not overlap.
+    The comparison, or None if the evaluated ranges do not overlap.
 
   Example:
     >>> def toy(cost):

@@ -1,4 +1,4 @@
-"""What a report states in words, each statement computed from the runs."""
+"""Findings of a report: sentences computed from runs."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_phases
-from spdf_jax.runs.mask_changes import movement
-from spdf_jax.runs.mask_changes import sawtooth
+from spdf_jax.runs.mask_updates import describe_updates
+from spdf_jax.runs.mask_updates import sawtooth
 from spdf_jax.runs.summaries import seconds_of
 from spdf_jax.runs.wafer_findings import on_wafer
 from spdf_jax.runs.workdirs import PhaseRecord
@@ -20,21 +20,21 @@ from spdf_jax.runs.workdirs import Run
 def _last_in(
     run: Run, phases: Sequence[PhaseRecord], key: str
 ) -> tuple[int, float] | None:
-  """Returns the last step and value of `key` in some phases, None if none."""
+  """Returns the last step and value of `key` in phases, or None."""
   found = [run.at_end(phase, key) for phase in phases]
   return next((f for f in reversed(found) if f is not None), None)
 
 
 def against_bigram(label: str, run: Run) -> str | None:
-  """States where a run ends pre-training beside the bigram baseline.
+  """Compares a run at the end of pre-training with the bigram baseline.
 
   Args:
-    label: What the run is called.
+    label: Name of the run in the text.
     run: A run.
 
   Returns:
-    A sentence, and a second one where fine-tuning follows; None without a
-    baseline or an evaluation.
+    A sentence, and a second one if fine-tuning follows; None without a baseline
+    or an evaluation.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -68,10 +68,10 @@ def against_bigram(label: str, run: Run) -> str | None:
 
 
 def fine_tuning(label: str, run: Run) -> str | None:
-  """States how far fine-tuning lowers a run's target perplexity.
+  """Describes the change of a run's target perplexity by fine-tuning.
 
   Args:
-    label: What the run is called.
+    label: Name of the run in the text.
     run: A run.
 
   Returns:
@@ -97,10 +97,10 @@ def fine_tuning(label: str, run: Run) -> str | None:
 
 
 def cost(label: str, run: Run) -> str:
-  """States the FLOPs and seconds that a run spent.
+  """Describes the training FLOPs and seconds of a run.
 
   Args:
-    label: What the run is called.
+    label: Name of the run in the text.
     run: A run.
 
   Returns:
@@ -128,14 +128,14 @@ def cost(label: str, run: Run) -> str:
 
 
 def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
-  """States which of two runs is better where both have spent the same.
+  """Compares the losses of two runs at equal training FLOPs.
 
   Args:
-    labels: What the runs are called.
+    labels: Names of the runs in the text.
     runs: Two runs.
 
   Returns:
-    A sentence or two.
+    One or two sentences.
 
   Example:
     >>> def toy(cost):
@@ -172,11 +172,13 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
   return text
 
 
-_OF_EACH = against_bigram, movement, sawtooth, fine_tuning, cost, on_wafer
+_OF_EACH = (
+    against_bigram, describe_updates, sawtooth, fine_tuning, cost, on_wafer,
+)
 
 
 def find(runs: Mapping[str, Run]) -> list[str]:
-  """States what the runs show, one statement after another.
+  """Returns all findings about runs.
 
   Args:
     runs: Runs by label.

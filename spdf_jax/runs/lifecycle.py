@@ -1,4 +1,4 @@
-"""One run from config to finished workdir: train, evaluate, describe."""
+"""Lifecycle of a run, from a config to a finished workdir with a report."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -18,8 +18,10 @@ from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.runs.report import write_report
 from spdf_jax.runs.workdirs import read_run
 from spdf_jax.runs.workdirs import Run
+from spdf_jax.training.metrics import choose_writers
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
+from spdf_jax.training.profiling import parse_window
 
 logger = logging.getLogger('spdf_jax')
 
@@ -29,34 +31,85 @@ def launch(
     workdir: str | os.PathLike,
     writers: Sequence[Any] = (),
 ) -> Run:
-  """Trains a config through all of its phases and writes the report.
+  """Trains all phases of a config and writes the report.
 
-  Given again after an interruption, it goes on where it was.
+  A second call after an interruption resumes the run.
 
   Args:
-    config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
-    workdir: Where checkpoints, metrics, generations and `report.md` go.
-    writers: From `choose_writers`; they get the metrics too.
+    config: A ConfigDict or mapping with the fields of `configs/quickstart.py`.
+    workdir: Folder for checkpoints, metrics, generations and `report.md`.
+    writers: Additional writers of metrics, see `choose_writers`.
 
   Returns:
-    The finished run. Without matplotlib there is no report, and the log says
-    so.
+    The finished run. Without matplotlib a warning is logged and no report is
+    written.
 
   Raises:
-    ValueError: something in the config cannot be, or the workdir belongs to
-      another one.
-    training.Interrupted: a signal came; everything is saved.
+    ValueError: The config is invalid, or the workdir belongs to another config.
+    training.Interrupted: The process received a signal; a checkpoint is saved.
   """
-  workdir = pathlib.Path(workdir)
   session = training.open_session(training.create_recipe(config), workdir)
-  run(session, workdir.name, writers)
-  finished = read_run(workdir)
-  if is_main_process():
-    try:
-      write_report(workdir, {workdir.name: finished})
-    except ImportError as error:
-      logger.warning('there is no report: %s', error)
-  return finished
+  finish(session, writers)
+  return read_run(workdir)
+
+
+def open_run(
+    config: Any,
+    workdir: str | os.PathLike,
+    log_to: Sequence[str] = (),
+    profile: str = '',
+) -> tuple[training.Session, list[Any], range]:
+  """Opens the session and the writers of a run, without training.
+
+  Args:
+    config: A ConfigDict or mapping, see `launch`.
+    workdir: Folder of the run, see `launch`.
+    log_to: Names of dashboards to which metrics are written too, see `WRITERS`.
+    profile: Steps to trace, as `'FIRST:COUNT'`; `''`: none.
+
+  Returns:
+    The arguments of `finish`: session, writers and steps to trace.
+
+  Raises:
+    ValueError: The config is invalid, the workdir belongs to another config, or
+      the steps to trace are not in the plan.
+    ImportError: The library of a dashboard is not installed.
+  """
+  recipe = training.create_recipe(config)
+  steps = parse_window(profile, recipe.plan.total_steps)
+  writers = choose_writers(log_to, workdir, recipe.config.as_dict())
+  return training.open_session(recipe, workdir), writers, steps
+
+
+def finish(
+    session: training.Session,
+    writers: Sequence[Any] = (),
+    profile: range = range(0),
+) -> str | None:
+  """Trains a session to its end and writes the report.
+
+  Args:
+    session: Session that `training.open_session` returns; a killed run resumes.
+    writers: Additional writers of metrics, see `choose_writers`.
+    profile: Steps to trace, see `parse_window`.
+
+  Returns:
+    A sentence with the path of the report; `None` without matplotlib, after a
+    warning, and in processes other than the main one.
+
+  Raises:
+    training.Interrupted: The process received a signal; a checkpoint is saved.
+  """
+  name = session.workdir.name
+  run(session, name, writers, profile)
+  if not is_main_process():
+    return None
+  try:
+    path = write_report(session.workdir, {name: read_run(session.workdir)})
+  except ImportError as error:  # The run is complete without plots.
+    logger.warning('there is no report: %s', error)
+    return None
+  return f'{path} is written'
 
 
 def run(
@@ -66,17 +119,18 @@ def run(
     profile: range = range(0),
     baseline: Callable[[training.Recipe], Any] | None = None,
 ) -> None:
-  """Trains a session with every evaluation its config asks for.
+  """Trains a session with all evaluations of its config.
 
   Args:
-    session: From `training.open_session`; a killed run goes on.
-    name: What reports call the run.
-    writers: From `choose_writers`: they get the metrics too.
-    profile: From `parse_window`: the steps to trace.
-    baseline: What the plan states for comparison; `None`: `bigram_baseline`.
+    session: Session that `training.open_session` returns; a killed run resumes.
+    name: Name of the run in reports.
+    writers: Additional writers of metrics, see `choose_writers`.
+    profile: Steps to trace, see `parse_window`.
+    baseline: Function from the recipe to the baseline that `plan.json` records;
+      `None`: `bigram_baseline`.
 
   Raises:
-    training.Interrupted: a signal came; everything is saved.
+    training.Interrupted: The process received a signal; a checkpoint is saved.
   """
   recipe, workdir = session.recipe, session.workdir
   plan_path = workdir / 'plan.json'
@@ -103,11 +157,18 @@ def run(
     )
   finally:
     if session.recipe is not recipe:
-      write_plan()  # As it went: a phase has ended early.
+      write_plan()  # A phase has ended early, which changes the plan.
 
 
 def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
-  """Scores a bigram model of the same tokens on the same validation text."""
+  """Evaluates a bigram of the training tokens on the validation batches.
+
+  Args:
+    recipe: Recipe of the run.
+
+  Returns:
+    Loss and perplexity by name; `None` if the vocabulary is too large.
+  """
   vocab_size = recipe.corpus.tokenizer.vocab_size
   if vocab_size > evaluation.LARGEST_VOCABULARY:
     return None
@@ -138,7 +199,7 @@ def validation_batches(recipe: training.Recipe) -> list[data.Batch]:
 def evaluators(
     recipe: training.Recipe, workdir: pathlib.Path
 ) -> tuple[list[Any], list[Any]]:
-  """Builds what is measured during a run, and at phase ends only."""
+  """Returns the evaluators of a run, and those for ends of phases only."""
   settings = recipe.config.evaluation
   tokenizer = recipe.corpus.tokenizer
   apply_fn = jax.jit(
@@ -159,7 +220,7 @@ def evaluators(
       (p.length for p in recipe.plan.phases if p.data == 'task'),
       default=recipe.model.config.max_length,
   )
-  # Splits are ordered, by module, by input or by category.
+  # Splits are sorted by module, input or category, so a stride samples evenly.
   pairs = recipe.task.validation
   most = settings.task_batches * settings.batch_size
   examples = data.encode_pairs(

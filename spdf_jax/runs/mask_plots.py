@@ -1,4 +1,4 @@
-"""Pictures of masks: where in each layer the kept weights are."""
+"""Plots of masks: the positions of kept weights in each layer."""
 
 from collections.abc import Sequence
 import re
@@ -13,7 +13,7 @@ from spdf_jax.sparsity import selection
 PyTree = Any
 
 _MOST_BLOCKS = 64
-_WITH_NUMBERS, _WITH_NAMES = 24, 6  # Panels in a row.
+_WITH_NUMBERS, _WITH_NAMES = 24, 6  # Panels per row, by kind of their titles.
 
 
 def plot_masks(
@@ -22,26 +22,26 @@ def plot_masks(
     *,
     where: selection.Where = selection.hidden_matrices,
 ) -> Any:
-  """Draws the density of kept weights all over every layer.
+  """Plots the local fraction of kept weights in every layer.
 
-  Each layer is a panel, inputs downwards and outputs to the right, of at most
-  64 x 64 blocks of weights; a block's colour is the share of its weights that
-  is kept, on one scale for all layers, and the number is the layer's sparsity.
-  Layers that repeat, such as `h_0/mlp/wi` and `h_1/mlp/wi`, are in one row.
+  Each layer is a panel of at most 64 x 64 blocks of weights, inputs downwards
+  and outputs to the right. The colour of a block is the fraction of kept
+  weights, on one scale for all layers; the number is the sparsity of the layer.
+  Layers that repeat, such as `h_0/mlp/wi` and `h_1/mlp/wi`, share a row.
 
   Args:
-    mask: A mask, as `get_mask` returns it.
-    params: The parameters, or their shapes, to have stacked layers and heads
-      told apart by `where`; without them the last two axes of a mask's leaf are
-      its inputs and outputs, earlier axes count layers.
-    where: The selection given to `sparsify`; used with `params`.
+    mask: Mask that `get_mask` returns.
+    params: Parameters or their shapes, from which `where` derives the axes of
+      stacked layers and heads. None: the last two axes of each leaf of the mask
+      are inputs and outputs, earlier axes are layers.
+    where: Selection given to `sparsify`; used only with `params`.
 
   Returns:
     A `matplotlib.figure.Figure`.
 
   Raises:
     ImportError: matplotlib is not installed.
-    ValueError: the mask has no leaf.
+    ValueError: The mask has no leaf.
 
   Example:
     >>> mask = {f'h_{i}': np.eye(8, dtype=bool) for i in range(3)}
@@ -56,7 +56,8 @@ def plot_masks(
   blocks = {name: block_density(layer) for name, layer in layers.items()}
   most = max(float(density.max()) for density in blocks.values()) or 1.0
   columns = max(len(names) for _, _, names in rows)
-  # About a page, and higher for many rows.
+  # The size of panels limits the figure to about a page, unless there are many
+  # rows.
   size = min(1.5, max(0.5, 12 / columns), max(0.8, 8 / len(rows)))
   figure = new_figure(
       max(4.5, 1.6 + size * columns), 1.0 + (size + 0.22) * len(rows)
@@ -94,14 +95,14 @@ def plot_masks(
 
 
 def block_density(layer: np.ndarray) -> np.ndarray:
-  """Returns the share of kept weights in blocks all over a layer.
+  """Returns the fraction of kept weights in the blocks of a layer.
 
   Args:
-    layer: bool [inputs, outputs].
+    layer: Mask of the layer, bool [inputs, outputs].
 
   Returns:
-    float64 of the layer's shape, or 64 where an axis is longer; every weight
-    is in exactly one block.
+    float64 [min(inputs, 64), min(outputs, 64)]; each weight is in exactly one
+    block.
 
   Example:
     >>> block_density(np.eye(2, dtype=bool)).tolist()
@@ -136,10 +137,10 @@ def _layers(
 
 
 def _rows(names: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
-  """Returns (kind, titles, names) of rows of panels.
+  """Returns a tuple (kind, titles, names) for each row of panels.
 
-  Names that differ in numbers only are of one kind and share a row; where no
-  two do, each has its own title.
+  Names that differ only in numbers have the same kind and share a row; if no
+  two do, each panel has its name as title.
   """
   kinds: dict[str, list[str]] = {}
   for name in names:
@@ -165,7 +166,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _folded(name: str) -> str:
-  """Breaks a path into lines that fit above a panel."""
+  """Wraps a path into lines that fit above a panel."""
   lines = ['']
   for part in name.split('/'):
     if lines[-1] and len(lines[-1] + part) > 20:

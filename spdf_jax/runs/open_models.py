@@ -1,4 +1,4 @@
-"""Candidates: trained models to measure, from a run or Hugging Face."""
+"""Candidates for evaluation, read from a run or a Hugging Face directory."""
 
 import pathlib
 from typing import Any
@@ -25,17 +25,18 @@ def open_run(source: str) -> Candidate:
     source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
 
   Returns:
-    The model.
+    The model with its tokenizer.
 
   Raises:
-    ValueError: there is no such checkpoint, or it does not say what it is of.
+    ValueError: There is no such checkpoint, or it does not record its model and
+      data.
   """
   checkpoint = training.find_checkpoint(source)
   stored = read_meta(checkpoint)['config']
   if 'model' not in stored or 'data' not in stored:
     raise ValueError(
-        f'checkpoint {checkpoint} does not say what it was trained on; give '
-        'the workdir of a training run, or a Hugging Face directory.'
+        f'checkpoint {checkpoint} does not record its training data; give the '
+        'workdir of a training run, or a Hugging Face directory.'
     )
   config = read_config(stored, f'checkpoint {checkpoint}')
   model = models.model_of(config.model.sizes)
@@ -49,16 +50,17 @@ def open_run(source: str) -> Candidate:
 
 
 def open_hf(directory: str) -> Candidate:
-  """Opens a GPT-2, Cerebras-GPT or Llama, with the tokenizer beside it.
+  """Opens a GPT-2, Cerebras-GPT or Llama with the tokenizer of its directory.
 
   Args:
-    directory: As `interop.load_hf` reads it, with a tokenizer's files.
+    directory: Directory that `interop.load_hf` can read, with the files of a
+      tokenizer.
 
   Returns:
-    The model.
+    The model with its tokenizer.
 
   Raises:
-    ValueError: something is missing, or of an unknown kind.
+    ValueError: A file is missing, or of an unknown kind.
   """
   found = interop.load_hf(directory)
   tokenizer = data.open_tokenizer(pathlib.Path(directory))
@@ -78,7 +80,7 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
     The Flax module and its parameters.
 
   Raises:
-    ValueError: there is no model, or it does not say what it is of.
+    ValueError: There is no model, or the checkpoint does not record its sizes.
   """
   directory = pathlib.Path(source)
   is_run = (directory / 'checkpoints').exists()
@@ -89,8 +91,8 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
   stored = read_meta(checkpoint)['config']
   if 'model' not in stored:
     raise ValueError(
-        f'checkpoint {checkpoint} does not say which model it is of; give one '
-        'that experiments.train or experiments.convert wrote.'
+        f'checkpoint {checkpoint} does not record its model; give one that '
+        'experiments.train or experiments.convert wrote.'
     )
   model = models.create_model(**stored['model'])
   return model, _read_params(checkpoint, model)

@@ -1,4 +1,4 @@
-"""The one style of all plots: figure, axes, colours, direct labels."""
+"""Style of all plots: figures, axes, colours and labels of lines."""
 
 from collections.abc import Sequence
 import math
@@ -8,8 +8,8 @@ import numpy as np
 
 from spdf_jax.extras import require
 
-# Okabe and Ito's palette, told apart with any kind of colour vision; the
-# yellow is left out, too pale for a line on white.
+# Okabe and Ito's palette, which readers with colour vision deficiency can
+# distinguish; without yellow, which is too pale for lines on white.
 COLORS = (
     '#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000',
 )
@@ -18,11 +18,11 @@ PALE = '#8A8A8A'
 
 
 def new_figure(width: float, height: float) -> Any:
-  """Makes a figure of its own, known to no global state.
+  """Creates a figure outside of pyplot's global state.
 
   Args:
-    width: Inches.
-    height: Inches.
+    width: Width, inches.
+    height: Height, inches.
 
   Returns:
     A `matplotlib.figure.Figure`; `savefig` needs no display.
@@ -39,10 +39,11 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def style_of(index: int) -> dict[str, Any]:
-  """Returns colour, dashes and marker of one of many lines.
+  """Returns colour, line style and marker of one of several lines.
 
   Args:
-    index: Of the line; the colours come again after seven, with other dashes.
+    index: Index of the line; after seven lines colours repeat, with another
+      line style.
 
   Returns:
     Keyword arguments of `Axes.plot`.
@@ -62,7 +63,7 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def polish(ax: Any) -> None:
-  """Leaves an axis with what is read: two lines and a light grid.
+  """Removes the upper and right spine of axes and adds a light grid.
 
   Args:
     ax: Axes to change.
@@ -80,13 +81,13 @@ def polish(ax: Any) -> None:
 
 
 def log_ticks(ax: Any) -> None:
-  """Labels a logarithmic x axis at 1, 2 and 5 times powers of ten only.
+  """Labels a logarithmic x axis at 1, 2 and 5 times powers of ten.
 
-  Axes that hold fewer than two such places are widened to the next ones; over
-  more than two decades only the powers of ten are labelled.
+  Axes with fewer than two such ticks are widened to the next ones; over more
+  than two decades only powers of ten are labelled.
 
   Args:
-    ax: Axes with limits that are final but for this.
+    ax: Axes with final limits, which this function may widen.
 
   Example:
     >>> ax = new_figure(4, 3).subplots()
@@ -118,15 +119,15 @@ def log_ticks(ax: Any) -> None:
 
 
 def spread(places: Sequence[float], gap: float) -> list[float]:
-  """Moves rising places apart until neighbours are `gap` from each other.
+  """Moves increasing positions apart so that neighbours keep a distance.
 
   Args:
-    places: Where labels should stand, rising, from 0 to 1.
-    gap: Least distance between neighbours.
+    places: Preferred positions of labels, increasing, from 0 to 1.
+    gap: Minimum distance between neighbours.
 
   Returns:
-    Places pushed up from below, and back down from the top where they would
-    leave it: rising, the last one at most 1.
+    The positions, moved up to keep the distance and then down to stay within 1;
+    increasing.
 
   Example:
     >>> spread([0.0, 0.5, 0.5, 1.0, 1.0], 0.25)
@@ -145,12 +146,12 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
 def label_ends(
     ax: Any, ends: Sequence[tuple[float, float, str, str]], gap: float
 ) -> None:
-  """Writes each line's name right of the axes, at the height of its end.
+  """Writes the names of lines to the right of the axes, level with their ends.
 
   Args:
-    ax: Axes with limits that are final.
-    ends: For each line its last x and y, its name and its colour.
-    gap: Least distance between two names, as a fraction of the axes.
+    ax: Axes with final limits.
+    ends: Last x and y, name and colour of each line.
+    gap: Minimum distance between two names, as a fraction of the axes.
 
   Example:
     >>> ax = new_figure(4, 3).subplots()
@@ -160,10 +161,10 @@ def label_ends(
   """
   right = ax.get_xlim()[1]
   ends = sorted(ends, key=lambda end: end[1])
-  to_axes = ax.transData + ax.transAxes.inverted()  # Logarithmic or not.
+  to_axes = ax.transData + ax.transAxes.inverted()  # Includes the axes' scale.
   places = spread([to_axes.transform((x, y))[1] for x, y, _, _ in ends], gap)
   for place, (x, y, name, color) in zip(places, ends):
-    # A faint line leads from a line that ends early to its name.
+    # A dotted line connects the end of a line with its name.
     ax.hlines(y, x, right, color=color, linewidth=0.8, linestyle=':')
     ax.annotate(
         name,
@@ -179,14 +180,14 @@ def label_ends(
 def label_spans(
     ax: Any, spans: Sequence[tuple[float, float, str]]
 ) -> int:
-  """Writes names above spans of the x axis, higher where they would touch.
+  """Writes names above spans of the x axis, in several rows to avoid overlaps.
 
   Args:
-    ax: Axes with limits that are final, about six inches wide.
-    spans: For each span its two ends and its name, which may have lines.
+    ax: Axes with final limits, about six inches wide.
+    spans: Two ends and name of each span; a name may have line breaks.
 
   Returns:
-    Number of levels used.
+    Number of rows of names.
 
   Example:
     >>> ax = new_figure(7, 3).subplots()
@@ -200,14 +201,15 @@ def label_spans(
   for start, end, name in spans:
     lines = name.split('\n')
     middle = ((start + end) / 2 - low) / (high - low)
-    half = 0.0065 * max(map(len, lines)) + 0.005  # of the axes, at 8 points
+    # Half of the name's width as a fraction of the axes, at a size of 8 points.
+    half = 0.0065 * max(map(len, lines)) + 0.005
     rights = [*taken, -1.0]
-    level = next(i for i, x in enumerate(rights) if middle - half >= x)
-    taken[level : level + 1] = [middle + half]
+    row = next(i for i, x in enumerate(rights) if middle - half >= x)
+    taken[row : row + 1] = [middle + half]
     ax.annotate(
         name,
         (middle, 1.0),
-        (0, 3 + 21 * level),
+        (0, 3 + 21 * row),
         xycoords='axes fraction',
         textcoords='offset points',
         ha='center',
@@ -221,15 +223,15 @@ def label_spans(
 def label_points(
     ax: Any, points: Sequence[tuple[float, float, str, str]]
 ) -> None:
-  """Writes names beside points, where they are free of everything else.
+  """Writes names beside points, avoiding other texts and lines.
 
-  Of the four corners around a point the name takes the one inside the axes,
-  free of other text and with the least line under it. A name that fits nowhere
-  is left out.
+  A name is placed at the corner of its point, of four, that is inside the axes,
+  free of other text and covers the least of any line. A name without such a
+  corner is omitted.
 
   Args:
-    ax: Axes with limits, lines and other texts that are final.
-    points: For each point its x and y, its name and its colour.
+    ax: Axes with final limits, lines and other texts.
+    points: Coordinates x and y, name and colour of each point.
 
   Example:
     >>> ax = new_figure(4, 3).subplots()
@@ -250,7 +252,7 @@ def label_points(
       for x, y, name, color in points
   ]
   for note in notes:
-    note.set_in_layout(False)  # the axes keep their size
+    note.set_in_layout(False)  # Names must not shrink the axes.
   ax.figure.draw_without_rendering()
   drawn = np.concatenate([np.zeros((0, 2)), *map(_drawn, ax.get_lines())])
   taken = [text.get_window_extent() for text in ax.texts if text not in notes]
@@ -278,7 +280,7 @@ def label_points(
 
 
 def _drawn(line: Any) -> np.ndarray:
-  """Returns points all along a line, in pixels [N, 2]."""
+  """Returns dense samples of a line, in pixels [N, 2]."""
   corners = line.get_transform().transform(line.get_xydata())
   dense = np.linspace(0, len(corners) - 1, 64 * len(corners))
   places = np.arange(len(corners))

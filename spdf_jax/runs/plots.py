@@ -1,4 +1,4 @@
-"""Plots of finished runs, in one style."""
+"""Plots of finished runs: losses, and sparsity of layers."""
 
 from collections.abc import Mapping
 import re
@@ -10,18 +10,21 @@ import numpy as np
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.curves import pretraining_phases
-from spdf_jax.runs.mask_changes import STATISTICS
+from spdf_jax.runs.mask_updates import STATISTICS
 from spdf_jax.runs.plot_style import COLORS
 from spdf_jax.runs.plot_style import GREY
 from spdf_jax.runs.plot_style import label_ends
 from spdf_jax.runs.plot_style import label_points
-from spdf_jax.runs.plot_style import label_spans
 from spdf_jax.runs.plot_style import log_ticks
 from spdf_jax.runs.plot_style import new_figure
 from spdf_jax.runs.plot_style import PALE
 from spdf_jax.runs.plot_style import polish
 from spdf_jax.runs.plot_style import style_of
-from spdf_jax.runs.summaries import zeros
+from spdf_jax.runs.step_axes import create_panels
+from spdf_jax.runs.step_axes import LOSS
+from spdf_jax.runs.step_axes import mark_phases
+from spdf_jax.runs.step_axes import title_above
+from spdf_jax.runs.summaries import format_sparsity
 from spdf_jax.runs.workdirs import Run
 
 _LOSSES = {
@@ -35,35 +38,17 @@ _TOTALS = {
 }
 
 
-_FEW = 12  # rounds within one phase, to be marked
-
-
 def _natural(name: str) -> list[Any]:
-  """Sorts block_10 after block_9."""
+  """Returns a sort key that puts block_10 after block_9."""
   parts = re.split(r'(\d+)', name)
   return [int(x) if i % 2 else x for i, x in enumerate(parts)]
-
-
-def mark_phases(ax: Any, run: Run) -> None:
-  """Draws where phases begin, and where levels change within them if rarely.
-
-  Args:
-    ax: Axes over steps.
-    run: The run.
-  """
-  for phase in run.phases:
-    if phase.start:
-      ax.axvline(phase.start, color=GREY, linewidth=1.0, linestyle='--')
-    if len(phase.parts) <= _FEW:
-      for part in phase.parts[1:]:
-        ax.axvline(part.start, color=GREY, linewidth=0.8, linestyle=':')
 
 
 def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks where a run goes from one phase to the next; the name of the one
-  that ends there is written where there are two.
+  A ring marks the boundary of two phases of a run; it is labelled with the name
+  of the first phase if the run has only two.
 
   Args:
     runs: Runs by label.
@@ -103,7 +88,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
         continue
       loss = np.interp(np.log(spent), np.log(flops), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      if len(passed) == 1:  # Names of many rounds would say little.
+      if len(passed) == 1:  # Many names, e.g. of rounds, would overlap.
         rings.append((spent, loss, f'end of {phase.name}', color))
   ax.set(
       xlabel='Training FLOPs',
@@ -122,7 +107,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
 def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
   """Plots every loss over steps, a panel for each run.
 
-  Phases are marked, and so are rounds of pruning within a phase.
+  Vertical lines mark phases, and rounds of pruning within a phase.
 
   Args:
     runs: Runs by label.
@@ -141,9 +126,7 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
     >>> figure.axes[0].get_title(loc='left')
     'toy'
   """
-  count = max(len(runs), 1)
-  figure = new_figure(7, 0.6 + 2.6 * count)
-  panels = figure.subplots(count, sharex=True, sharey=True, squeeze=False)[:, 0]
+  figure, panels = create_panels(runs, sharey=True)
   ends: list[list[tuple[float, float, str, str]]] = []
   for ax, run in zip(panels, runs.values()):
     ends.append([])
@@ -151,39 +134,35 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
       steps, losses = run.series(key)
       if not steps:
         continue
-      # The marker at the last step stands on the axes' edge, whole.
+      # Without clipping, as the last marker is at the edge of the axes.
       style = {'linewidth': 1.8, 'marker': '.', 'clip_on': False}
       if key == 'train/loss':
         style = {'linewidth': 1.0}
       ax.plot(steps, losses, color=color, label=name, **style)
       ends[-1].append((steps[-1], losses[-1], name, color))
     mark_phases(ax, run)
-    ax.set_ylabel('Loss (nats per token)')
+    ax.set_ylabel(LOSS)
     polish(ax)
-  panels[-1].set_xlabel('Step')
-  last = max((run.phases[-1].end for run in runs.values()), default=1)
-  panels[-1].set(xlim=(0, last), ylim=panels[-1].get_ylim())
-  # Only now are the limits final that all panels share.
+  panels[-1].set_ylim(panels[-1].get_ylim())
+  # Labels come last, as they need the final limits, which all panels share.
   for ax, (label, run), run_ends in zip(panels, runs.items(), ends):
     label_ends(ax, run_ends, gap=0.1)
-    levels = label_spans(ax, [
-        (p.start, p.end, f'{p.name}\n{zeros(p)} zeros')
+    title_above(ax, label, [
+        (p.start, p.end, f'{p.name}\n{format_sparsity(p)} zeros')
         for p in run.phases
     ])
-    ax.set_title(label, loc='left', fontweight='bold', pad=8 + 21 * levels)
   return figure
 
 
 def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
-  """Plots the sparsity found in each layer at the end of each phase.
+  """Plots the measured sparsity of each layer at the end of each phase.
 
   Args:
     runs: Runs by label.
 
   Returns:
-    A `matplotlib.figure.Figure`: for each run with logged sparsities a panel
-    with a row for each layer and a column for each phase; a cell's colour
-    and number are the sparsity.
+    A `matplotlib.figure.Figure` with a panel for each run, a row for each layer
+    and a column for each phase; colour and number of a cell are the sparsity.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -212,28 +191,27 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
   )[0]
   for ax, (label, run) in zip(panels, runs.items()):
     found = [[run.at_end(phase, k) for phase in run.phases] for k in keys]
-    levels = np.array(
+    sparsities = np.array(
         [[np.nan if f is None else f[1] for f in row] for row in found]
     ).reshape(len(keys), len(run.phases))
     if not keys:
       ax.set_axis_off()
       continue
-    ax.imshow(levels, cmap='Blues', vmin=0, vmax=1, aspect='auto')
-    for (row, column), level in np.ndenumerate(levels):
-      text = '–' if np.isnan(level) else f'{100 * level:.3g}%'
-      color = 'white' if level > 0.6 else 'black'
+    ax.imshow(sparsities, cmap='Blues', vmin=0, vmax=1, aspect='auto')
+    for (row, column), sparsity in np.ndenumerate(sparsities):
+      text = '–' if np.isnan(sparsity) else f'{100 * sparsity:.3g}%'
+      color = 'white' if sparsity > 0.6 else 'black'
       ax.text(
           column, row, text, ha='center', va='center', fontsize=8, color=color
       )
-    # Letters above a panel.
-    wide = 11 * len(run.phases)
+    wide = 11 * len(run.phases)  # Number of letters that fit above a panel.
     ax.set_title(textwrap.fill(label, wide), fontweight='bold', fontsize=9)
     ax.set_xticks(range(len(run.phases)), [p.name for p in run.phases])
     ax.tick_params(length=0, labelsize=8)
     ax.spines[:].set_visible(False)
     ax.axhline(len(layers) - 0.5, color=GREY, linewidth=1.2)
   panels[0].set_yticks(range(len(names)), names)
-  title = 'Zeros in each layer at the end of each phase'
+  title = 'Sparsity of each layer at the end of each phase'
   if not keys:
     title = 'No sparsities were logged'
   figure.suptitle(title, fontsize=11)

@@ -1,4 +1,4 @@
-"""The report on finished runs: one Markdown page and its plots."""
+"""Reports on finished runs: a Markdown page and its plots."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -12,24 +12,23 @@ from spdf_jax.evaluation.markdown import MISSING
 from spdf_jax.evaluation.markdown import shorten
 from spdf_jax.runs import findings
 from spdf_jax.runs import plots
-from spdf_jax.runs.change_plots import plot_mask_changes
-from spdf_jax.runs.mask_changes import changes_table
+from spdf_jax.runs.mask_update_plots import plot_mask_updates
+from spdf_jax.runs.mask_updates import mask_updates_table
 from spdf_jax.runs.summaries import runs_table
 from spdf_jax.runs.workdirs import Run
 
-_CELL_WIDTH = 80  # characters of a generation, its context and reference
+_CELL_WIDTH = 80  # Characters of a generation, its context and reference.
 _COMPUTE = (
-    'FLOPs are counted by the formula of the papers, with zeros skipped. How '
-    'the products of a run were computed stands above: where XLA multiplies '
-    'the zeros, FLOPs fall and seconds do not; kernels that skip them turn the '
-    'one into the other, but for what a step does besides.'
+    'FLOPs are counted by the formula of the papers, without those of pruned '
+    'weights. The list above names the kernels of each run: XLA multiplies the '
+    'zeros, so sparsity lowers FLOPs but not seconds; native kernels skip '
+    'them, so sparsity also lowers the seconds of products.'
 )
 _MASKS = (
-    'Zeros are those of the sparsified weights, found at the end of each '
-    'phase. '
-    'Survival is the share of the active weights that stay active at a change '
-    'of the masks, the least and the most of the phase; explored is the share '
-    'of the sparsified weights that have been active at any time of the run.'
+    'Measured sparsity is that of the sparsified weights at the end of each '
+    'phase. Survival is the fraction of the kept weights that stay kept in a '
+    'mask update, lowest to highest of the phase; explored is the fraction of '
+    'the sparsified weights that have been kept at any step of the run.'
 )
 _PLOTS = {
     'loss_over_flops': ('Loss over FLOPs', plots.plot_loss_over_flops),
@@ -39,7 +38,7 @@ _PLOTS = {
 
 
 def _pick(count: int, wanted: int) -> list[int]:
-  """Picks indices spread evenly over a list, the first one included."""
+  """Returns evenly spaced indices of a list, including the first one."""
   wanted = min(count, wanted)
   return [index * count // wanted for index in range(wanted)]
 
@@ -51,13 +50,13 @@ def _reference_text(reference: str | Sequence[str]) -> str:
 
 
 def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
-  """Prints generations of each run's last evaluation beside the references.
+  """Formats generations of each run's last evaluation beside the references.
 
-  Long texts are cut.
+  Long texts are truncated.
 
   Args:
     runs: Runs by label.
-    wanted: Number of generations, spread evenly over those there are.
+    wanted: Maximum number of generations, evenly spaced over all of them.
 
   Returns:
     A Markdown table with a column for each run, or None if no run has
@@ -107,11 +106,11 @@ def _sizes(label: str, run: Run) -> str:
 def write_report(
     directory: str | os.PathLike[str], runs: Mapping[str, Run]
 ) -> pathlib.Path:
-  """Writes `report.md` and its plots on finished runs.
+  """Writes `report.md` on finished runs, and its plots.
 
   Args:
-    directory: Where to write; made if missing.
-    runs: Runs by label, the one to compare with first.
+    directory: Folder for the report, created if missing.
+    runs: Runs by label, the baseline first.
 
   Returns:
     The path of `report.md`, which shows the plots beside it.
@@ -141,21 +140,24 @@ def write_report(
       '\n'.join(f'* {_sizes(label, run)}' for label, run in runs.items()),
       '## Runs',
       runs_table(runs),
-      'Values are those at the end of each phase; FLOPs against dense are '
-      'those of the run so far over those of the same steps trained dense; '
-      'seconds are of training, without evaluation.',
+      'Values are those at the end of each phase; the validation perplexity of '
+      'totals is that at the end of pre-training. FLOPs against dense are the '
+      'FLOPs up to there divided by those of the same steps trained dense; '
+      'seconds are those of training, without evaluation.',
       _COMPUTE,
       '## Findings',
       '\n'.join(f'* {escape(text)}' for text in findings.find(runs)),
   ]
-  masks = changes_table(runs)
+  masks = mask_updates_table(runs)
   if masks is not None:
-    plot_mask_changes(runs).savefig(directory / 'mask_changes.png')
-    parts += ['## Masks', masks, _MASKS, '![Masks](mask_changes.png)']
+    plot_mask_updates(runs).savefig(directory / 'mask_updates.png')
+    parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
   parts.append('## Plots')
   for name, (title, plot) in _PLOTS.items():
     plot(runs).savefig(directory / f'{name}.png')
     parts.append(f'![{title}]({name}.png)')
+    if name == 'loss_over_flops':
+      parts.append('Dotted lines extend final losses to compare them.')
   table = generations_table(runs)
   if table is not None:
     parts += ['## Generations', table]

@@ -1,4 +1,4 @@
-"""Scored runs: workdirs that are found on disk, with what they scored."""
+"""Scored runs: workdirs found on disk, with their scores."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -9,33 +9,34 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.runs.ancestry import Lineage
-from spdf_jax.runs.ancestry import read_lineage
+from spdf_jax.runs.ancestry import Ancestry
+from spdf_jax.runs.ancestry import read_ancestry
 
 _INSIDE_RUNS = {'checkpoints', 'generations'}
 Scores = Mapping[tuple[str, str, str], float]
 
 
 class ScoredRun(NamedTuple):
-  """A finished run.
+  """A finished run with its scores.
 
   Attributes:
-    source: Its workdir, and phase, if it is that which was scored.
-    lineage: What made it.
-    scores: By task, protocol and metric; none if it was not scored.
+    source: Workdir of the run, followed by `'@PHASE'` if the checkpoint of a
+      phase was scored.
+    ancestry: Ancestry of the run.
+    scores: Scores by task, protocol and metric; empty if it was not scored.
   """
 
   source: str
-  lineage: Lineage
+  ancestry: Ancestry
   scores: Scores
 
 
 class Found(NamedTuple):
-  """What is in some folders.
+  """The runs in some folders.
 
   Attributes:
-    runs: Those that can be read.
-    problems: Why others cannot, a sentence each.
+    runs: Runs that can be read.
+    problems: A sentence for each run or file that cannot be read or used.
   """
 
   runs: tuple[ScoredRun, ...]
@@ -47,15 +48,15 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
 
   Args:
     folders: Workdirs, or folders with workdirs at any depth, such as that of a
-      sweep. Scores are JSON files there, of `--output` of
-      `experiments.evaluate` or `test.json` of a sweep; each names its run, or
-      lies in its workdir.
+      sweep. Scores are read from JSON files in them, written by `--output` of
+      `experiments.evaluate` or as `test.json` of a sweep; each file names its
+      run or is in the run's workdir.
 
   Returns:
-    The runs, in the order of their names.
+    The runs, sorted by source, and the problems.
 
   Raises:
-    ValueError: a folder is missing or has no run; or a run has two different
+    ValueError: A folder is missing or has no run, or a run has two different
       scores of one kind.
   """
   scores: dict[str, dict[tuple[str, str, str], float]] = {}
@@ -64,7 +65,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
     if not folder.is_dir():
       raise ValueError(
           f'{str(folder)!r} is no folder; give workdirs of runs, or folders '
-          'that hold some.'
+          'that contain some.'
       )
     workdirs, files = _walk(folder)
     if not workdirs and not files:
@@ -83,7 +84,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
   runs = []
   for source in sorted(scores):
     try:
-      runs.append(ScoredRun(source, read_lineage(source), scores[source]))
+      runs.append(ScoredRun(source, read_ancestry(source), scores[source]))
     except (ValueError, FileNotFoundError) as error:
       problems.append(str(error))
   return Found(tuple(runs), tuple(dict.fromkeys(problems)))
@@ -92,7 +93,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
 def _walk(
     folder: pathlib.Path,
 ) -> tuple[list[str], list[tuple[pathlib.Path, Mapping[str, Any]]]]:
-  """Returns workdirs, and files of scores with each model's entry."""
+  """Returns workdirs, and pairs of a file of scores and an entry in it."""
   workdirs, files = [], []
   for place, folders, names in os.walk(folder):
     folders[:] = sorted(set(folders) - _INSIDE_RUNS)
@@ -109,14 +110,14 @@ def _entries(path: pathlib.Path) -> Iterator[Mapping[str, Any]]:
   try:
     found = json.loads(path.read_text('utf-8'))
   except ValueError:
-    return  # Not ours.
+    return  # Not a file of scores.
   for entry in found if isinstance(found, list) else [found]:
     if isinstance(entry, Mapping) and {'model', 'scores'} <= set(entry):
       yield entry
 
 
 def _source_of(path: pathlib.Path, model: str) -> str | None:
-  """Finds the run that scores are of: as named, or where the file lies."""
+  """Returns the run that scores belong to, by name or by the file's folder."""
   text, at, phase = model.partition('@')
   folders = [pathlib.Path(), *path.absolute().parents]
   for workdir in [*(folder / text for folder in folders), path.parent]:
@@ -142,5 +143,5 @@ def _add(
     if known.setdefault(key, value) != value:
       raise ValueError(
           f'{path} has {" ".join(key)} {value} for {source} and another file '
-          f'{known[key]}; leave out one of them.'
+          f'{known[key]}; leave out one of the files.'
       )

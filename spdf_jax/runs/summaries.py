@@ -1,4 +1,4 @@
-"""Tables of a report: numbers as text, and text as Markdown cells."""
+"""Tables of a report: a row of values for each phase of each run."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -19,18 +19,19 @@ _HEADER = (
 )
 
 
-def zeros(phase: PhaseRecord) -> str:
-  """Writes the zeros that a phase asks for, from first to last if they change.
+def format_sparsity(phase: PhaseRecord) -> str:
+  """Formats the planned sparsity of a phase, first to last if it changes.
 
   Example:
-    >>> zeros(PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0))
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> format_sparsity(phase)
     '75%'
   """
-  return ' to '.join(dict.fromkeys(map(percent, phase.levels)))
+  return ' to '.join(dict.fromkeys(map(percent, phase.sparsities)))
 
 
 def _value(run: Run, phase: PhaseRecord, key: str) -> str:
-  """Writes a phase's last value, with its step if the phase went on."""
+  """Formats a phase's last value, with the step if the phase went on."""
   found = run.at_end(phase, key)
   if found is None:
     return MISSING
@@ -40,16 +41,16 @@ def _value(run: Run, phase: PhaseRecord, key: str) -> str:
 
 
 def _sparsity(run: Run, phase: PhaseRecord) -> str:
-  """Writes the planned sparsity, and the found one where it differs."""
+  """Formats the planned sparsity, and the measured one if it differs."""
   found = run.at_end(phase, 'sparsity/sparsified')
-  text = zeros(phase)
+  text = format_sparsity(phase)
   if found is not None and abs(found[1] - phase.sparsity) > 1e-3:
     text += f' ({percent(found[1])} at the end)'
   return text
 
 
 def seconds_of(run: Run, phases: Sequence[PhaseRecord]) -> float | None:
-  """Sums the training seconds logged in some phases; None if none were.
+  """Returns the total of training seconds logged in phases, or None.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -67,7 +68,7 @@ def _steps(done: int, planned: int) -> str:
 
 
 def _run_rows(label: str, run: Run) -> list[list[str]]:
-  """Makes a row for each phase of a run, and one for all of it."""
+  """Returns a row for each phase of a run, and one for the whole run."""
   rows = []
   total_steps, total_tokens = 0, 0
   for phase in run.phases:
@@ -91,13 +92,18 @@ def _run_rows(label: str, run: Run) -> list[list[str]]:
         number(seconds_of(run, [phase]), 1),
     ])
   last = rows[-1]
+  pretraining = [
+      row for row, phase in zip(rows, run.phases) if phase.source != 'task'
+  ]
+  validation = (pretraining or rows)[-1][5]
   planned = sum(phase.steps for phase in run.phases)
   totals = [_steps(total_steps, planned), f'{total_tokens:,}', MISSING]
   end = run.last_step
   ratio = flops_at(run, end) / dense_flops_at(run, end) if end else None
   seconds = number(seconds_of(run, run.phases), 1)
   rows.append(
-      [last[0], 'total', *totals, *last[5:8], number(ratio, 3), seconds]
+      [last[0], 'total', *totals, validation, *last[6:8], number(ratio, 3),
+       seconds]
   )
   return [row if row[1] != 'total' else _bold(row) for row in rows]
 
@@ -107,11 +113,12 @@ def _bold(cells: Sequence[str]) -> list[str]:
 
 
 def runs_table(runs: Mapping[str, Run]) -> str:
-  """Makes the table of a report: a row for each phase of each run.
+  """Formats the table of a report: a row for each phase of each run.
 
-  Values are those at each phase's end; FLOPs against dense are those of the
-  run so far, over those of the same steps trained dense. A total follows each
-  run, the bigram baseline all of them.
+  Values are those at the end of each phase; FLOPs against dense are the FLOPs
+  up to there divided by those of the same steps trained dense. A row of totals
+  follows each run, with the validation perplexity at the end of pre-training;
+  the bigram baseline is the last row.
 
   Args:
     runs: Runs by label.

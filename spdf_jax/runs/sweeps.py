@@ -1,4 +1,4 @@
-"""Sweeps: a grid over fields of a config, seeds, and the best of it."""
+"""Sweeps: a grid over fields of a config and seeds, and its ranking."""
 
 import ast
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from spdf_jax.training.phases import METRICS
 
 
 class Result(NamedTuple):
-  """One run of a sweep, a line of its `sweep.jsonl`.
+  """One run of a sweep, a line of `sweep.jsonl`.
 
   Attributes:
-    fields: What it changed of the config, by dotted name.
-    seed: Its seed.
-    workdir: The name of its folder.
-    metrics: What its last evaluation found.
+    fields: Changed values of the config, by dotted name.
+    seed: Seed of the run.
+    workdir: Name of the run's folder.
+    metrics: Metrics of the last evaluation.
   """
 
   fields: Mapping[str, Any]
@@ -32,13 +32,13 @@ class Result(NamedTuple):
 
 
 class Choice(NamedTuple):
-  """One point of the grid: a metric over its seeds.
+  """One point of the grid: the statistics of a metric over seeds.
 
   Attributes:
-    fields: What it changes of the config.
-    mean: Over seeds.
-    deviation: The sample's standard deviation; nan for a single seed.
-    seeds: How many.
+    fields: Changed values of the config, by dotted name.
+    mean: Mean over seeds.
+    deviation: Sample standard deviation over seeds; nan for a single seed.
+    seeds: Number of seeds.
   """
 
   fields: Mapping[str, Any]
@@ -48,17 +48,17 @@ class Choice(NamedTuple):
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-  """Reads `'field=value,value'` of each field.
+  """Parses a grid from texts `'field=value,value'`.
 
   Args:
-    texts: One text a field, its name dotted; values are numbers, words or
-      quoted text.
+    texts: A text for each field, with its dotted name; values are numbers,
+      words or quoted text.
 
   Returns:
     Values by field.
 
   Raises:
-    ValueError: a text is not of that form, or a field comes twice.
+    ValueError: A text does not have that form, or a field occurs twice.
 
   Example:
     >>> parse_grid(['optimizer.b2=0.95,0.99', 'data.task=e2e'])
@@ -76,7 +76,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-  """Returns every choice of one value a field, the last field fastest.
+  """Returns all combinations of values, varying the last field fastest.
 
   Example:
     >>> points({'a': [1, 2], 'b': [3, 4]})[1]
@@ -88,7 +88,7 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def run_name(fields: Mapping[str, Any], seed: int) -> str:
-  """Names the folder of a run by what it changed.
+  """Returns the folder name of a run, from its changed values and seed.
 
   Example:
     >>> run_name({'phases.finetune.learning_rate.peak': 0.001}, seed=2)
@@ -99,17 +99,17 @@ def run_name(fields: Mapping[str, Any], seed: int) -> str:
 
 
 def rank(results: Sequence[Result], metric: str) -> list[Choice]:
-  """Orders the points of a grid by a metric, the best one first.
+  """Sorts the points of a grid by a metric, the best one first.
 
   Args:
-    results: Of finished runs.
-    metric: One of `METRICS`, which knows whether more is better.
+    results: Results of finished runs.
+    metric: One of `METRICS`, which defines whether higher is better.
 
   Returns:
-    A choice for each point that has been run.
+    A choice for each point with results.
 
   Raises:
-    ValueError: a run has no such metric.
+    ValueError: A run has no such metric.
 
   Example:
     >>> results = [Result({'a': a}, s, '', {'validation/loss': a + s})
@@ -138,11 +138,11 @@ def rank(results: Sequence[Result], metric: str) -> list[Choice]:
 
 
 def format_choices(choices: Sequence[Choice], metric: str) -> str:
-  """Writes a ranking as a Markdown table.
+  """Formats a ranking as a Markdown table.
 
   Args:
-    choices: From `rank`.
-    metric: What they were ranked by.
+    choices: Choices that `rank` returns.
+    metric: Metric of the ranking.
 
   Returns:
     The table.
@@ -175,5 +175,5 @@ def _number(value: float) -> str:
 def _value(word: str) -> Any:
   try:
     return ast.literal_eval(word)
-  except (ValueError, SyntaxError):  # Not quoted text.
+  except (ValueError, SyntaxError):  # A word without quotes.
     return word

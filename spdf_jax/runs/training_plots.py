@@ -1,40 +1,42 @@
-"""Plots of training over steps: sawtooth, RigL and GraNet, levels of zeros."""
+"""Plots of training over steps: pruning rounds, algorithms and sparsity."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from spdf_jax.evaluation.markdown import percent
-from spdf_jax.runs.curves import levels_of
 from spdf_jax.runs.curves import pretraining_phases
 from spdf_jax.runs.plot_style import COLORS
 from spdf_jax.runs.plot_style import GREY
 from spdf_jax.runs.plot_style import label_ends
-from spdf_jax.runs.plot_style import label_spans
 from spdf_jax.runs.plot_style import new_figure
 from spdf_jax.runs.plot_style import PALE
 from spdf_jax.runs.plot_style import polish
 from spdf_jax.runs.plot_style import style_of
-from spdf_jax.runs.summaries import zeros
+from spdf_jax.runs.step_axes import draw_sparsity
+from spdf_jax.runs.step_axes import LOSS
+from spdf_jax.runs.step_axes import points_of
+from spdf_jax.runs.step_axes import title_above
+from spdf_jax.runs.summaries import format_sparsity
 from spdf_jax.runs.workdirs import Run
 
-_LOSS = 'Loss (nats per token)'
-_NARROW = 0.07  # Of the axes: a number does not fit in.
+_NARROW = 0.07  # Minimum width of a number, as a fraction of the axes.
 
 
 def plot_sawtooth(
     pruned: Mapping[str, Run], controls: Mapping[str, Run]
 ) -> Any:
-  """Plots the loss of iterative pruning and its zeros over steps.
+  """Plots loss and sparsity of iterative pruning over steps.
 
-  Each round of pruning raises the loss, and training brings it down again. The
-  dashed line is where the dense model stood that was pruned.
+  Each round of pruning raises the loss, and training lowers it again. The
+  dashed line is the loss of the dense model before pruning.
 
   Args:
-    pruned: Histories of iterative pruning by label.
-    controls: For some of these labels a dense run that was trained as long.
+    pruned: Runs of iterative pruning by label.
+    controls: Dense runs of the same length, for some of these labels.
 
   Returns:
-    A `matplotlib.figure.Figure`: for each label two panels, loss and zeros.
+    A `matplotlib.figure.Figure` with two panels, loss and sparsity, for each
+    label.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -49,7 +51,7 @@ def plot_sawtooth(
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (4, 6, 8)]
     >>> figure = plot_sawtooth({'toy': Run('toy', phases, rows)}, {})
     >>> [ax.get_ylabel() for ax in figure.axes]
-    ['Loss (nats per token)', 'Zeros (%)']
+    ['Loss (nats per token)', 'Sparsity (%)']
   """
   figure = new_figure(7.4, 4.4 * len(pruned))
   panels = figure.subplots(
@@ -61,30 +63,27 @@ def plot_sawtooth(
     ends = _draw_losses(upper, run, controls.get(label))
     phases = pretraining_phases(run)
     last = phases[-1].end
-    _draw_levels(lower, run, GREY)
+    draw_sparsity(lower, run, last, color=GREY, linewidth=1.6)
     for ax in (upper, lower):
       for phase in phases[1:]:
         ax.axvline(phase.start, color=PALE, linewidth=0.8, linestyle=':')
       polish(ax)
-      ax.set_xlim(0, 1.01 * last)  # The last marker is whole.
+      ax.set_xlim(0, 1.01 * last)  # Space for the last marker.
     lower.set_ylim(0, 100)
-    lower.set(ylabel='Zeros (%)', xlabel='Step')
+    lower.set(ylabel='Sparsity (%)', xlabel='Step')
     upper.tick_params(labelbottom=False)
-    upper.set_ylabel(_LOSS)
+    upper.set_ylabel(LOSS)
     upper.set_ylim(upper.get_ylim())
     label_ends(upper, ends, gap=0.08)
-    spans = [(p.start, p.end, zeros(p)) for p in phases]
-    levels = label_spans(upper, spans)
-    upper.set_title(
-        label, loc='left', fontweight='bold', fontsize=10, pad=6 + 12 * levels
-    )
+    spans = [(p.start, p.end, format_sparsity(p)) for p in phases]
+    title_above(upper, label, spans, pad=6, fontsize=10)
   return figure
 
 
 def _draw_losses(
     ax: Any, run: Run, control: Run | None
 ) -> list[tuple[float, float, str, str]]:
-  """Draws what was logged in pre-training; returns the ends of the lines."""
+  """Draws the losses of pre-training; returns the ends of the lines."""
   phases = pretraining_phases(run)
   last = phases[-1].end
   ends, settled = [], []
@@ -94,7 +93,7 @@ def _draw_losses(
           'color': COLORS[0], 'linewidth': 1.6, 'marker': 'o', 'markersize': 4,
       }),
   ):
-    points = [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= last]
+    points = points_of(run, key, last)
     if points:
       ax.plot(*zip(*points), **style)
       ends.append((*points[-1], name, style['color']))
@@ -111,34 +110,22 @@ def _draw_losses(
     ends.append((steps[-1], losses[-1], 'dense, as long', COLORS[2]))
     settled.append(losses[-1])
   if settled:
-    # Of the steep start the last part is enough; saw teeth are small.
+    # The limits exclude the steep start, as the saw teeth are small beside it.
     low, high = min(settled), max(settled)
     room = max(high - low, 1e-3)
     ax.set_ylim(low - 0.06 * room, high + 0.1 * room)
   return ends
 
 
-def _draw_levels(ax: Any, run: Run, color: str, **style: Any) -> float:
-  """Draws the zeros asked for in pre-training; returns the last level."""
-  last = pretraining_phases(run)[-1].end
-  steps, levels = levels_of(run)
-  inside = [(s, 100 * x) for s, x in zip(steps, levels) if s < last]
-  inside.append((last, inside[-1][1]))
-  ax.plot(
-      *zip(*inside), color=color, linewidth=1.6, drawstyle='steps-post', **style
-  )
-  return inside[-1][1]
-
-
 def plot_algorithms(runs: Mapping[str, Run]) -> Any:
-  """Plots the losses of algorithms over steps, and their zeros.
+  """Plots losses and planned sparsity of several algorithms over steps.
 
   Args:
     runs: Runs by label, such as one of RigL and one of GraNet.
 
   Returns:
-    A `matplotlib.figure.Figure`: above the losses in pre-training, those of
-    training thin, of validation with points; below the zeros asked for.
+    A `matplotlib.figure.Figure` with two panels: losses of pre-training (thin
+    lines for training, points for validation) and planned sparsity.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -156,7 +143,7 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
   figure = new_figure(7.4, 5)
   upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
   last = max(pretraining_phases(run)[-1].end for run in runs.values())
-  ends, level_ends, settled = [], [], []
+  ends, sparsity_ends, settled = [], [], []
   for index, (label, run) in enumerate(runs.items()):
     style = style_of(index)
     end = pretraining_phases(run)[-1].end
@@ -164,41 +151,42 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
         ('train/loss', {'linewidth': 0.8, 'alpha': 0.45, 'marker': ''}),
         ('validation/loss', {'linewidth': 1.8, 'markersize': 4.5}),
     ):
-      points = [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= end]
+      points = points_of(run, key, end)
       if points:
         upper.plot(*zip(*points), **(style | look), label=f'{label} {key}')
         ends = [e for e in ends if e[2] != label]
         ends.append((*points[-1], label, style['color']))
         settled += [x for s, x in points if s >= last / 10]
-    level = _draw_levels(
-        lower, run, style['color'], linestyle=style['linestyle']
+    sparsity = draw_sparsity(
+        lower, run, end, color=style['color'], linewidth=1.6,
+        linestyle=style['linestyle'],
     )
-    level_ends.append((end, level, f'{level:.3g}%', style['color']))
+    sparsity_ends.append((end, sparsity, f'{sparsity:.3g}%', style['color']))
   for ax in (upper, lower):
     polish(ax)
   if settled:
     room = 0.06 * (max(settled) - min(settled))
     upper.set_ylim(min(settled) - room, max(settled) + room)
-  upper.set(ylabel=_LOSS, xlim=(0, 1.01 * last))
-  lower.set(ylabel='Zeros (%)', xlabel='Step', ylim=(0, 100))
+  upper.set(ylabel=LOSS, xlim=(0, 1.01 * last))
+  lower.set(ylabel='Sparsity (%)', xlabel='Step', ylim=(0, 100))
   upper.set_title(
       'Training (thin) and validation (points) loss', loc='left', fontsize=10
   )
   label_ends(upper, ends, gap=0.08)
-  label_ends(lower, level_ends, gap=0.22)
+  label_ends(lower, sparsity_ends, gap=0.22)
   return figure
 
 
-def plot_levels(runs: Mapping[str, Run]) -> Any:
-  """Draws the zeros of each run over its training, a bar for each run.
+def plot_sparsities(runs: Mapping[str, Run]) -> Any:
+  """Plots the planned sparsity of each run over steps, a bar for each run.
 
   Args:
     runs: Runs by label.
 
   Returns:
-    A `matplotlib.figure.Figure`: the darker a stretch, the more zeros are asked
-    for there, by number where there is room. White lines end phases; a
-    fine-tuning has an orange line below it.
+    A `matplotlib.figure.Figure`: darker spans have a higher sparsity, written
+    as a number where it fits. White lines separate phases; an orange line is
+    below fine-tuning.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -206,7 +194,7 @@ def plot_levels(runs: Mapping[str, Run]) -> Any:
   Example:
     >>> from spdf_jax.runs.workdirs import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
-    >>> figure = plot_levels({'toy': Run('toy', (phase,), ())})
+    >>> figure = plot_sparsities({'toy': Run('toy', (phase,), ())})
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['75%']
   """
@@ -221,7 +209,7 @@ def plot_levels(runs: Mapping[str, Run]) -> Any:
             row, part.steps, 0.72, part.start, color=shades(part.sparsity),
             linewidth=0,
         )
-      first, final = phase.levels
+      first, final = phase.sparsities
       texts = [(phase.start, phase.steps, first)]
       if first != final:
         edge = phase.parts[-1]
@@ -230,11 +218,12 @@ def plot_levels(runs: Mapping[str, Run]) -> Any:
             (phase.start, min(phase.steps / 3, _NARROW * last), first),
             (phase.end - width, width, final),
         ]
-      for start, width, level in texts:
+      for start, width, sparsity in texts:
         if width >= _NARROW * last:
           ax.text(
-              start + width / 2, row, percent(level), ha='center', va='center',
-              fontsize=8, color='white' if level > 0.55 else 'black',
+              start + width / 2, row, percent(sparsity), ha='center',
+              va='center',
+              fontsize=8, color='white' if sparsity > 0.55 else 'black',
           )
       if phase.start:
         ax.vlines(phase.start, row - 0.36, row + 0.36, color='white')
@@ -248,15 +237,15 @@ def plot_levels(runs: Mapping[str, Run]) -> Any:
   ax.spines[:].set_visible(False)
   tuned = any(p.source == 'task' for run in runs.values() for p in run.phases)
   ax.set_title(
-      'Zeros in the sparsified matrices'
+      'Planned sparsity of the sparsified matrices'
       + ('; fine-tuning underlined' if tuned else ''), loc='left', fontsize=10,
   )
   return figure
 
 
 def _shades() -> Any:
-  """Returns the colour of a level: from a light grey to a dark blue."""
+  """Returns a function from a sparsity to a colour, light grey to dark blue."""
   low, high = (0.92, 0.93, 0.94), (0.03, 0.25, 0.47)
-  return lambda level: tuple(
-      a + level * (b - a) for a, b in zip(low, high)
+  return lambda sparsity: tuple(
+      a + sparsity * (b - a) for a, b in zip(low, high)
   )

@@ -1,4 +1,4 @@
-"""Plots of the modeled wafer: speed-up over sparsity, and the roofline."""
+"""Plots of the modeled wafer: speedup over sparsity, and the roofline."""
 
 from typing import Any
 
@@ -16,21 +16,22 @@ from spdf_jax.runs.plot_style import PALE
 from spdf_jax.runs.plot_style import polish
 
 LAYER = Product(65 * 2048, 12288, 12288)
-"""A matrix of GPT-3, at the tokens of the vendor's micro-batch of 65."""
+"""A matrix of GPT-3, with the tokens of the vendor's micro-batch of 65."""
 
-_VENDOR = 1e18 / 120e15  # "AI" over dense FLOP/s of Andromeda, as printed.
+_VENDOR = 1e18 / 120e15  # Printed "AI" FLOP/s over dense FLOP/s of Andromeda.
 _PHASES = {'forward': 'o', 'backward': 'x', 'recompute': '+'}
 
 
 def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
-  """Returns how much faster a layer of GPT-3 trains with zeros.
+  """Returns the training speedup of a layer of GPT-3 by sparsity.
 
   Args:
-    device: The device, as a kernel sees it.
-    sparsities: Shares of zeros [N].
+    device: Device, see `WaferDevice.as_kernel`.
+    sparsities: Fractions of zeros [N].
 
   Returns:
-    Time of forward, dX and dW dense over that with zeros, [N].
+    Time of forward, dX and dW of the dense layer over that of the sparse layer,
+    [N].
 
   Example:
     >>> ideal = create_device('cs2', 'ideal')
@@ -40,26 +41,28 @@ def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
 
   def cycles(sparsity):
     forward = LAYER._replace(sparsity=sparsity)
-    works = forward, forward, forward._replace(sampled=True)  # Square: dX too.
+    # The matrix is square, so dX costs as much as the forward product.
+    works = forward, forward, forward._replace(sampled=True)
     return sum(float(cost_of(work, device).cycles) for work in works)
 
   return np.array([cycles(0.0) / cycles(s) for s in sparsities])
 
 
 def plot_appendix_c(name: str = 'cs2') -> Any:
-  """Draws Figure 1 of SPDF's Appendix C with our model in it.
+  """Plots the predictions of the wafer model as Figure 1 of SPDF's Appendix C.
 
-  Theory stands at exactly 1 to 10, at sparsities 1 - 1/n. The measured series
-  of that figure is printed as a picture only, so it is not drawn.
+  The theoretical speedup is exactly n at a sparsity of 1 - 1/n, n from 1 to 10.
+  The measured series of that figure is not plotted, as its numbers are not
+  printed.
 
   Args:
-    name: Of the device.
+    name: Name of the device.
 
   Returns:
     A `matplotlib.figure.Figure`.
 
   Raises:
-    ValueError: the device is unknown.
+    ValueError: The device is unknown.
     ImportError: matplotlib is not installed.
 
   Source: Thangarasa et al. 2023, "SPDF", appendix C, after Lie 2021.
@@ -84,8 +87,8 @@ def plot_appendix_c(name: str = 'cs2') -> Any:
   ax.axhline(_VENDOR, color=orange, linewidth=1.2, linestyle='--')
   ax.set(
       xlim=(1, 10.15), ylim=(0.6, 10.6),
-      xlabel='Zeros, 1 − 1/n',
-      ylabel='Times faster than dense',
+      xlabel='Sparsity, 1 − 1/n',
+      ylabel='Speedup over dense',
   )
   ax.set_xticks(theory, [f'{1 - 1 / n:.2g}' for n in theory])
   ax.set_yticks(range(1, 11))
@@ -96,7 +99,7 @@ def plot_appendix_c(name: str = 'cs2') -> Any:
   )
   notes = (
       (6.1, 6.45, 'theory, 1 to 10', GREY, 'right'),
-      (10, 5.4, 'our model, default', blue, 'right'),
+      (10, 5.4, 'wafer model, default', blue, 'right'),
       (10, 4.9, '(calibrated; band: optimistic to pessimistic)', blue,
        'right'),
       (1.2, _VENDOR + 0.2, f'printed by the vendor: {_VENDOR:.1f} × '
@@ -110,16 +113,16 @@ def plot_appendix_c(name: str = 'cs2') -> Any:
 
 
 def plot_roofline(report: Report) -> Any:
-  """Draws the products of a report under the roofs of its device.
+  """Plots the products of a report below the rooflines of its device.
 
   Args:
-    report: Of a program with products of weights.
+    report: Report of a program with products of weights.
 
   Returns:
     A `matplotlib.figure.Figure`.
 
   Raises:
-    ValueError: the report has no products of weights.
+    ValueError: The report has no products of weights.
     ImportError: matplotlib is not installed.
 
   Example:
@@ -135,7 +138,7 @@ def plot_roofline(report: Report) -> Any:
   if not rows:
     raise ValueError('the report has no products of weights to draw.')
   per_system = np.array([r.cost.flops for r in rows], float) / systems
-  # Streamed once for each execution, used by all tokens.
+  # FLOPs per streamed byte: weights are streamed once for all tokens.
   intensity = per_system / [r.cost.streamed_bytes for r in rows]
   rate = per_system / [r.cost.cycles / device.clock for r in rows]
   figure = new_figure(7.4, 4.6)
@@ -163,11 +166,11 @@ def plot_roofline(report: Report) -> Any:
   )
   polish(ax)
   right = limits[1] / 1.1
-  for level, text, color in (
+  for height, text, color in (
       (device.peak_flops, f'peak, {device.peak_flops / 1e15:.2f} PF', GREY),
       (roof, f'{device.efficiency:.3g} of peak (calibrated)', PALE),
   ):
-    ax.text(right, level * 1.1, text, color=color, ha='right', fontsize=8.5)
+    ax.text(right, height * 1.1, text, color=color, ha='right', fontsize=8.5)
   ax.legend(frameon=False, fontsize=8.5, loc='lower right')
   ax.set_title(
       f'Products of weights on {systems} × {device.name}, modeled',

@@ -1,4 +1,4 @@
-"""Working directories of finished runs, read back for the report."""
+"""Workdirs: plans, metrics and generations of runs, read from disk."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -9,27 +9,28 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.costs.sparsity_spans import Segment
+from spdf_jax.costs.sparsity_spans import Span
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 
 
 class PhaseRecord(NamedTuple):
-  """One phase of a run, as `plan.json` states it.
+  """One phase of a run, as recorded in `plan.json`.
 
   Attributes:
-    name: What the phase is called.
-    start: Steps completed before it.
-    steps: Steps it takes.
-    batch_size: Sequences in a batch.
-    length: Tokens in a sequence.
-    source: What its batches are drawn from.
-    sparsity: Fraction of zeros in the sparsified weights at its end, as asked.
-    tokens: Tokens it trains on.
-    flops_per_step: Training FLOPs of a step, the mean over all of them.
-    dense_flops_per_step: Training FLOPs of the same step, dense.
-    mask_updates: The steps at which its masks change, as planned.
-    segments: Its steps, cut where the level changes; none: it does not.
+    name: Name of the phase.
+    start: Number of steps before the phase.
+    steps: Number of steps in the phase.
+    batch_size: Number of sequences in a batch.
+    length: Number of tokens in a sequence.
+    source: Source of the batches, e.g. `'corpus'` or `'task'`.
+    sparsity: Planned fraction of zeros in the sparsified weights at the end of
+      the phase.
+    tokens: Number of training tokens.
+    flops_per_step: Mean training FLOPs of a step.
+    dense_flops_per_step: Training FLOPs of a step without sparsity.
+    mask_updates: Planned steps of mask updates.
+    spans: Spans of constant sparsity; empty if the sparsity is constant.
   """
 
   name: str
@@ -43,23 +44,23 @@ class PhaseRecord(NamedTuple):
   flops_per_step: float
   dense_flops_per_step: float
   mask_updates: tuple[int, ...] = ()
-  segments: tuple[Segment, ...] = ()
+  spans: tuple[Span, ...] = ()
 
   @property
   def end(self) -> int:
-    """Steps completed after the phase."""
+    """Number of steps up to the end of the phase."""
     return self.start + self.steps
 
   @property
-  def parts(self) -> tuple[Segment, ...]:
-    """Its segments, one at least."""
-    return self.segments or (
-        Segment(self.start, self.steps, self.sparsity, self.flops_per_step),
+  def parts(self) -> tuple[Span, ...]:
+    """Spans of constant sparsity, at least one."""
+    return self.spans or (
+        Span(self.start, self.steps, self.sparsity, self.flops_per_step),
     )
 
   @property
-  def levels(self) -> tuple[float, float]:
-    """The fractions of zeros asked for from its first and at its last step."""
+  def sparsities(self) -> tuple[float, float]:
+    """Planned sparsity at the first and at the last step."""
     return self.parts[0].sparsity, self.parts[-1].sparsity
 
 
@@ -68,17 +69,17 @@ class Run:
   """A run: its plan, and one row of values for each logged step.
 
   Attributes:
-    name: What the run is called.
-    phases: Its phases, in order.
-    rows: For each step with values, in order, the step's values by name and
-      the step itself under `'step'` (steps completed).
+    name: Name of the run.
+    phases: Phases of the run, in order.
+    rows: Logged values by name, one row for each step with values, in order;
+      `'step'` is the number of completed steps.
     generations: Generations by step, each a list of records with `context`,
       `reference` and `generation`.
-    model: The model's sizes by name.
+    model: Sizes of the model by name.
     parameters: Number of parameters.
-    sparsified_parameters: Number of parameters that sparsity applies to.
-    bigram: The bigram baseline's values by name, or None without one.
-    compute: A note on how the products were computed.
+    sparsified_parameters: Number of parameters in sparsified matrices.
+    bigram: Values of the bigram baseline by name, or None without one.
+    compute: A sentence on the kernels of the products.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -104,7 +105,7 @@ class Run:
 
   @property
   def last_step(self) -> int:
-    """Steps completed when the last row was written."""
+    """Number of completed steps in the last row."""
     return self.rows[-1]['step'] if self.rows else 0
 
   def series(self, key: str) -> tuple[list[int], list[float]]:
@@ -117,7 +118,7 @@ class Run:
     return [r for r in self.rows if phase.start < r['step'] <= phase.end]
 
   def at_end(self, phase: PhaseRecord, key: str) -> tuple[int, float] | None:
-    """Returns the last step and value of `key` in a phase, None if none."""
+    """Returns the last step and value of `key` in a phase, or None."""
     for row in reversed(self.within(phase)):
       if row.get(key) is not None:
         return row['step'], row[key]
@@ -127,7 +128,7 @@ class Run:
 def _merge_rows(
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[Mapping[str, Any], ...]:
-  """Joins the rows of each step into one, later values winning."""
+  """Merges the rows of each step into one; later values take precedence."""
   merged: dict[int, dict[str, Any]] = {}
   for row in rows:
     merged.setdefault(row['step'], {}).update(row)
@@ -153,7 +154,7 @@ def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
 
 
 def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
-  """Reads a phase; plans written before there were segments have none."""
+  """Reads a phase; older plans have no spans."""
   optional = PhaseRecord._field_defaults
   fields = {n: phase[n] for n in PhaseRecord._fields if n not in optional}
   return PhaseRecord(
@@ -162,26 +163,26 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
           step for first, last, every in phase.get('mask_updates', ())
           for step in range(first, last + 1, every)
       ),
-      segments=tuple(Segment(**s) for s in phase.get('segments', ())),
+      spans=tuple(Span(**s) for s in phase.get('spans', ())),
   )
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:
-  """Reads a run from its working directory, finished or not.
+  """Reads a run, finished or not, from its workdir.
 
-  Reads `plan.json`, `metrics.jsonl` and, where there are any,
-  `generations/step_<step>.jsonl`. Values of one step on several lines become
-  one row. A last line that a killed run left unfinished is ignored.
+  Reads `plan.json`, `metrics.jsonl` and, if present,
+  `generations/step_<step>.jsonl`. Several lines of one step become one row. An
+  incomplete last line of a killed run is ignored.
 
   Args:
-    workdir: The run's directory.
+    workdir: Workdir of the run.
 
   Returns:
     The run.
 
   Raises:
     FileNotFoundError: `plan.json` or `metrics.jsonl` is missing.
-    ValueError: A file does not hold what it should.
+    ValueError: A file has the wrong format, or there are no rows.
 
   Example:
     >>> import tempfile

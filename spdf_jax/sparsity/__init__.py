@@ -1,5 +1,6 @@
 """Sparsity for optax: masks in the optimizer state, algorithms, statistics."""
 
+from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
@@ -20,13 +21,13 @@ from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.initial_masks import nonzero_mask
 from spdf_jax.sparsity.initial_masks import scored_mask
-from spdf_jax.sparsity.mask_counts import levels_of
+from spdf_jax.sparsity.mask_counts import sparsities_of
 from spdf_jax.sparsity.masks import apply_mask
 from spdf_jax.sparsity.masks import magnitude_mask
 from spdf_jax.sparsity.masks import mask_from_scores
 from spdf_jax.sparsity.masks import random_mask
 from spdf_jax.sparsity.partition import partition
-from spdf_jax.sparsity.restart import restart
+from spdf_jax.sparsity.reset_state import reset_state
 from spdf_jax.sparsity.revival import scaled_normal
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
@@ -46,14 +47,9 @@ from spdf_jax.sparsity.state import SparsifyState
 from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.state_matching import map_like_params
 from spdf_jax.sparsity.state_matching import state_shardings
-from spdf_jax.sparsity.statistics import changes
+from spdf_jax.sparsity.statistics import mask_changes
 from spdf_jax.sparsity.statistics import overlap
 from spdf_jax.sparsity.statistics import summarize
-from spdf_jax.sparsity.structures import balanced
-from spdf_jax.sparsity.structures import block
-from spdf_jax.sparsity.structures import channel
-from spdf_jax.sparsity.structures import n_of_m
-from spdf_jax.sparsity.structures import unstructured
 from spdf_jax.sparsity.times import update_times
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.sparsity.tracking import MaskTrackingState
@@ -65,11 +61,7 @@ __all__ = [
     'Round',
     'SparsifyState',
     'apply_mask',
-    'balanced',
-    'block',
     'by_pattern',
-    'changes',
-    'channel',
     'cosine',
     'create_algorithm',
     'cubic',
@@ -84,20 +76,19 @@ __all__ = [
     'hidden_matrices',
     'iterative',
     'join',
-    'levels_of',
     'magnitude_mask',
     'map_like_params',
+    'mask_changes',
     'mask_from_scores',
     'mask_statistics',
     'model_wide',
-    'n_of_m',
     'nonzero_mask',
     'overlap',
     'pack_state',
     'partition',
     'periodic',
     'random_mask',
-    'restart',
+    'reset_state',
     'rewind_schedule',
     'rewind_weights',
     'rigl',
@@ -109,13 +100,14 @@ __all__ = [
     'scored_mask',
     'sparse_evolution',
     'sparsify',
+    'sparsities_of',
     'state_shardings',
     'static',
     'stored_mask',
+    'structures',
     'summarize',
     'track_masks',
     'uniform',
     'unpack_state',
-    'unstructured',
     'update_times',
 ]

@@ -10,10 +10,10 @@ PyTree = Any
 
 
 def never(count: Any) -> bool:
-  """Returns `False` for every step, on the host.
+  """Returns `False` for every step, also for a traced one.
 
   A field of `Algorithm` that is true at no step is this function, or returns
-  the same `False`: callers compare with `is False`, and then trace nothing.
+  the Python value `False`: callers test `is False` and then trace nothing.
 
   Args:
     count: The step, not used.
@@ -34,21 +34,22 @@ class Algorithm(NamedTuple):
 
   `sparsify` holds the mask and calls these functions; they hold no state.
 
-  Trees of parameters, gradients and masks reach them with every sparsified leaf
-  in the form `[layers, inputs, outputs]` and with `None` elsewhere. The layers
-  of one leaf are independent. `count` is the number of optimizer steps taken
-  before this one: a traced int32 scalar inside a train step, a Python int on
-  the host, where levels are tabulated and runs are planned.
+  In the trees of parameters, gradients and masks that they receive, every
+  sparsified leaf has the shape `[layers, inputs, outputs]` and every other leaf
+  is `None`. The layers of one leaf are independent. `count` is the number of
+  optimizer steps taken before this one: a traced int32 scalar inside a train
+  step, a Python int on the host, where sparsities are tabulated and runs are
+  planned.
 
   `update_at`, `dense_grads_at` and `skip_step_at` return whether something
   happens at a step: a Python bool for an int and a bool array for a traced
   count. The Python value `False` for a traced count means that it happens at no
-  step, whatever the count: `sparsify` then leaves that code out of the compiled
-  step. An array that is false at every step gives the same results, but its
-  branch is compiled.
+  step: `sparsify` then leaves that code out of the compiled step. An array that
+  is false at every step gives the same results, but its branch is compiled.
 
   Example:
-    The weights of largest magnitude are chosen anew at every hundredth step:
+    This algorithm keeps the weights of largest magnitude and selects them again
+    at every hundredth step:
 
     >>> import jax.numpy as jnp
     >>> import optax
@@ -67,22 +68,22 @@ class Algorithm(NamedTuple):
   """
 
   sparsity_at: Callable[[int, PyTree], PyTree]
-  """`(count, params) -> levels`: the sparsity asked for at a step, on the host:
-  a float for each sparsified leaf, or a `ModelWide`. Shapes suffice for
-  `params`."""
+  """`(count, params) -> sparsities`: the planned sparsities of a step, computed
+  on the host: a float for each sparsified leaf, or a `ModelWide`. `params` may
+  be shapes."""
 
   init: Callable[[jax.Array, PyTree], PyTree]
-  """`(key, params) -> mask`: the first mask, bool leaves of the parameters'
+  """`(key, params) -> mask`: the initial mask, bool leaves of the parameters'
   shapes. The key is the one given to `sparsify`."""
 
   update: Callable[[jax.Array, jax.Array, PyTree, PyTree, PyTree], PyTree]
-  """`(key, count, mask, params, grads) -> mask`: the next mask, of the old
-  one's shapes; called at steps where `update_at` is true. The key belongs to
-  this step. Where `dense_grads_at` is true, `grads` include those of pruned
-  weights."""
+  """`(key, count, mask, params, grads) -> mask`: the next mask, with the shapes
+  of the current one; called at steps where `update_at` is true. The key differs
+  between steps. Where `dense_grads_at` is true, `grads` include the gradients
+  of pruned weights."""
 
   update_at: Callable[[Any], Any]
-  """`(count) -> bool`: whether the mask changes at this step, before the
+  """`(count) -> bool`: whether the mask is updated at this step, before the
   optimizer's update. `False`: the mask is constant."""
 
   dense_grads_at: Callable[[Any], Any]
@@ -90,5 +91,6 @@ class Algorithm(NamedTuple):
   at this step. `False`: never, so that kernels may leave them out."""
 
   skip_step_at: Callable[[Any], Any] = never
-  """`(count) -> bool`: whether the step only changes the mask: kept weights and
-  moments stay as they are, counters go on. `False`: every step is taken."""
+  """`(count) -> bool`: whether the step only updates the mask: kept weights and
+  moments do not change, counters advance. `False`: every step also updates the
+  weights."""

@@ -1,4 +1,4 @@
-"""Algorithms made of algorithms."""
+"""Combinators that build algorithms from algorithms."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.restart import check_boundaries
+from spdf_jax.sparsity.reset_state import check_boundaries
 
 PyTree = Any
 MaskMaker = Callable[[jax.Array, PyTree, PyTree], PyTree]
@@ -21,30 +21,30 @@ def join(
     boundaries: Sequence[int],
     enter: MaskMaker = masks.magnitude_mask,
 ) -> Algorithm:
-  """Follows one algorithm after another: Variable SPDF, AC/DC, dense to sparse.
+  """Applies algorithms in sequence: Variable SPDF, AC/DC, dense to sparse.
 
-  Member i acts from step `boundaries[i - 1]` on and sees steps counted from
-  there. At a boundary the mask is made anew by `enter` from the weights at the
-  member's first sparsity: with the default, a sparser member prunes by
-  magnitude and a denser one keeps what is there and revives pruned weights at
-  random. Boundary steps ask for dense gradients, so that revived weights learn
-  from their first step on.
+  Member i applies from step `boundaries[i - 1]` on, with steps counted from
+  there. At a boundary, `enter` makes a new mask from the weights at the
+  member's initial sparsity: by default, a sparser member prunes by magnitude,
+  and a denser member keeps all kept weights and revives pruned weights at
+  random. Boundary steps require dense gradients, so that revived weights
+  receive a gradient at their first step.
 
   Revived weights start with zero moments: under Adam with b2 = 0.999 their
-  first updates are several times the learning rate. Warm the learning rate up
-  again at such a boundary, or `restart` the moments.
+  first updates are several times the learning rate. Warm up the learning rate
+  again at such a boundary, or reset the moments with `reset_state`.
 
   Args:
     algorithms: The members, in order.
-    boundaries: The rising steps, from 1 on, at which the next one takes over.
-    enter: `(key, params, levels) -> mask`, e.g. `random_mask`.
+    boundaries: Increasing steps >= 1, at each of which the next member begins.
+    enter: `(key, params, sparsities) -> mask`, e.g. `random_mask`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: the boundaries do not rise, or their number is not one less
-      than the number of members.
+    ValueError: the boundaries are not increasing, or their number is not one
+      less than the number of members.
 
   References:
     Cerebras, Variable Sparse Pre-training and Dense Fine-tuning, 2023
@@ -74,8 +74,8 @@ def join(
   def at_boundary(count):
     return jnp.any(jnp.asarray(count) == table)
 
-  def choose(answers, count):
-    return jnp.stack([jnp.asarray(a) for a in answers])[member_at(count)]
+  def choose(flags, count):
+    return jnp.stack([jnp.asarray(flag) for flag in flags])[member_at(count)]
 
   def sparsity_at(count, params):
     i = member_at(count)
@@ -107,7 +107,7 @@ def join(
 
   def skip_step_at(count):
     members = [m.skip_step_at(count - s) for m, s in zip(algorithms, starts)]
-    if all(answer is False for answer in members):
+    if all(flag is False for flag in members):
       return False
     return choose(members, count)
 

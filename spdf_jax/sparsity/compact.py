@@ -1,4 +1,4 @@
-"""States stored compactly: packed, updated and unpacked."""
+"""Packing, updates and unpacking of compactly stored optimizer states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,25 +19,26 @@ PyTree = Any
 def pack_state(
     params: PyTree, opt_state: PyTree, sizes: PyTree = None
 ) -> tuple[PyTree, PyTree]:
-  """Stores the values of kept weights only, until the mask is to change.
+  """Packs parameters and optimizer state into the values of kept weights.
 
-  `tx.update` takes and returns parameters and state in this form, with
-  gradients that are values as well: those that `sparse_matmul` gives with a
-  packed mask. It keeps the mask, whatever the algorithm says: unpack before a
-  step at which `update_at` is true. The optimizer must be elementwise.
+  `tx.update` takes and returns parameters and state in this form, with packed
+  gradients, as `sparse_matmul` computes them with a packed mask. It never
+  updates the mask: unpack before a step at which `update_at` is true. The
+  optimizer must be elementwise.
 
   Args:
     params: The parameters, zero off the mask.
     opt_state: The state of an optimizer that contains `sparsify`.
-    sizes: Room for the values of a layer of each leaf; by default what the
-      mask needs, which must then not be traced.
+    sizes: Length of the vector of values of a layer, for each leaf; by default
+      the lengths that the mask needs, which must then not be traced.
 
   Returns:
-    Both, sparsified leaves and what belongs to them `[..., size]`.
+    Parameters and state; sparsified leaves and parameter-shaped state that
+    belongs to them have the shape `[..., size]`.
 
   Raises:
-    ValueError: there is no `SparsifyState`, or a mask keeps more weights than
-      there is room for.
+    ValueError: there is no `SparsifyState`, or a layer keeps more weights than
+      its leaf's size.
 
   Example:
     >>> import jax.numpy as jnp, optax
@@ -66,17 +67,19 @@ def pack_state(
 
 
 def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-  """Undoes `pack_state`, bit for bit; what is not packed stays as it is.
+  """Restores what `pack_state` packed, bit for bit.
+
+  Dense arrays pass unchanged.
 
   Args:
     params: The parameters.
     opt_state: The state of an optimizer that contains `sparsify`.
 
   Returns:
-    Both as dense arrays.
+    Parameters and state as dense arrays.
 
   Raises:
-    ValueError: there is no `SparsifyState` in it.
+    ValueError: there is no `SparsifyState` in `opt_state`.
   """
   packed = stored_mask(opt_state)
   if not storage.is_packed(packed):
@@ -96,7 +99,7 @@ def update_packed(
     params: PyTree,
     **extra_args: Any,
 ) -> tuple[PyTree, SparsifyState]:
-  """Updates the values of kept weights; the mask stays.
+  """Computes the optimizer's update of packed values; the mask is constant.
 
   Args:
     inner: The optimizer inside `sparsify`.
@@ -104,7 +107,7 @@ def update_packed(
     updates: The gradients, packed.
     state: The state of `sparsify`, packed.
     params: The parameters, packed.
-    **extra_args: Further arguments of the optimizer's update.
+    **extra_args: Extra arguments of the optimizer's update.
 
   Returns:
     The updates and the next state, packed.
@@ -114,8 +117,8 @@ def update_packed(
   """
   if algorithm.skip_step_at(state.count) is not False:
     raise ValueError(
-        'the algorithm skips steps, which compact storage cannot; unpack the '
-        'state with unpack_state.'
+        'the algorithm skips steps, which compact storage does not support; '
+        'unpack the state with unpack_state.'
     )
   storage.check_elementwise(
       inner, state.inner_state, params, state.mask, **extra_args
@@ -136,7 +139,7 @@ def _with_masks(
     of_others: Callable[[PyTree], PyTree],
     opt_state: PyTree,
 ) -> PyTree:
-  """Maps masks by one function and, without them, the state by another."""
+  """Maps the masks of a state by one function and the rest by another."""
   is_state = lambda x: isinstance(x, SparsifyState)
   leaves = jax.tree.leaves(opt_state, is_leaf=is_state)
   mapped = iter([of_masks(s.mask) for s in leaves if is_state(s)])

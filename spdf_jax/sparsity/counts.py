@@ -1,4 +1,4 @@
-"""Exact integers: how many weights stay, for every layer and update."""
+"""Exact numbers of kept weights, for every layer and mask update."""
 
 from collections.abc import Callable
 import math
@@ -16,16 +16,16 @@ from spdf_jax.sparsity.times import UpdateTimes
 
 PyTree = Any
 
-# A fixed-point number of 30 bits splits into two limbs whose products with
-# those of an int32 fit 32 bits.
+# A fixed-point number of 30 bits splits into two limbs of 15 bits, whose
+# products with those of an int32 fit into 32 bits.
 _LIMB = 15
 
 
 def number_kept(size: int, sparsity: float) -> int:
-  """Returns how many of `size` weights stay at a sparsity, at least one.
+  """Returns the number of weights kept at a sparsity, at least one.
 
   Args:
-    size: The number of weights that compete.
+    size: The number of weights in the group.
     sparsity: The fraction of zeros in [0, 1).
 
   Returns:
@@ -39,17 +39,17 @@ def number_kept(size: int, sparsity: float) -> int:
 
 
 def fixed(fraction: Any, name: str = 'fraction') -> np.ndarray:
-  """Writes fractions as the fixed-point numbers that `fraction_of` takes.
+  """Converts fractions to the fixed-point numbers that `fraction_of` takes.
 
-  Rounding is upwards: the float 0.3 lies below three tenths, and still 30 % of
-  10 must be 3.
+  Rounds up, because the float 0.3 is below three tenths and 30 % of 10 must
+  still be 3.
 
   Args:
     fraction: Numbers in [0, 1], of any shape, on the host.
-    name: What to call them in the message.
+    name: Name of the fractions for error messages.
 
   Returns:
-    `ceil(fraction * 2^30)` as uint32, of their shape.
+    `ceil(fraction * 2^30)` as uint32, of the shape of `fraction`.
 
   Raises:
     ValueError: a fraction is outside [0, 1].
@@ -64,16 +64,16 @@ def fixed(fraction: Any, name: str = 'fraction') -> np.ndarray:
     raise ValueError(
         f'{name} is {float(outside.flat[0])}; give a number in [0, 1].'
     )
-  # Scaling by a power of two is exact, so this is the ceiling of the float64.
+  # Scaling by a power of two is exact, so only the ceiling rounds.
   return np.ceil(values * 2 ** (2 * _LIMB)).astype(np.uint32)
 
 
 def fraction_of(n: Any, fraction: Any) -> jax.Array:
-  """Takes a fraction of counts by integers alone, under tracing too.
+  """Multiplies counts by a fraction in exact integer arithmetic; traceable.
 
   Args:
     n: Counts from 0 to 2^31 - 1, of any shape.
-    fraction: What `fixed` returns, or entries of it; broadcast with `n`.
+    fraction: Fixed-point numbers of `fixed`; broadcast with `n`.
 
   Returns:
     `floor(n * fraction / 2^30)`, exactly, as int32.
@@ -98,37 +98,37 @@ def kept_table(
     times: UpdateTimes | None = None,
     structure: Any = None,
 ) -> PyTree:
-  """Counts what every leaf keeps at every update, on the host.
+  """Tabulates the kept counts of every leaf at every update, on the host.
 
-  Counting in the compiled step would mean float32, which is off by dozens of
-  weights in the largest layers; the step looks counts up in this table
-  instead, at `times.index(count)`, or in its only row.
+  The compiled step would have to count in float32, which is off by dozens of
+  weights in the largest layers; it looks up row `times.index(count)` of this
+  table instead, or the only row.
 
   Args:
     params: Leaves `[layers, inputs, outputs]`, or their shapes; `None` leaves
       stay `None`.
     sparsity: A number, a schedule, or a tree of those.
-    distribution: `(params, sparsity) -> levels`, e.g. `uniform`.
-    times: The updates; not needed where the sparsity is constant.
-    structure: What competes: its `unit_shape` maps a leaf's shape to
-      `[competitions, a, b]`. `None`: single weights of a layer.
+    distribution: `(params, sparsity) -> sparsities`, e.g. `uniform`.
+    times: The steps of mask updates; not needed for a constant sparsity.
+    structure: Structure whose `unit_shape` maps a leaf's shape to
+      `[groups, a, b]`; `None`: unstructured.
 
   Returns:
-    Per leaf, int32 `[updates]`: kept units of each competition, where
-    `updates` is 1 if the sparsity is constant. For `model_wide` levels instead
+    Per leaf, int32 `[updates]`: the number of kept units of each group, where
+    `updates` is 1 for a constant sparsity. For `model_wide` sparsities instead
     one uint32 array `[updates, 2]`: the total over all leaves as high and low
     32 bits.
 
   Raises:
-    ValueError: a level is outside [0, 1), a schedule meets endless updates, or
-      a count does not fit.
+    ValueError: a sparsity is outside [0, 1), a schedule is given without a last
+      update, or a count exceeds int32.
 
   Example:
     >>> from spdf_jax.sparsity.distributions import uniform
     >>> from spdf_jax.sparsity.times import update_times
-    >>> level = schedules.periodic([0.0, 0.75], 10)
+    >>> sparsity = schedules.periodic([0.0, 0.75], 10)
     >>> params = {'w': jnp.ones((3, 4, 8)), 'b': None}
-    >>> table = kept_table(params, level, uniform, update_times(10, stop=20))
+    >>> table = kept_table(params, sparsity, uniform, update_times(10, stop=20))
     >>> table['w'].tolist()
     [8, 32]
   """
@@ -149,39 +149,39 @@ def kept_table(
   known = {}
   rows = []
   for step in steps:
-    level = schedules.level_at(sparsity, step)
-    key = tuple(jax.tree.leaves(level))
+    current = schedules.sparsity_at(sparsity, step)
+    key = tuple(jax.tree.leaves(current))
     if key not in known:
-      levels = distribution(params, level)
-      if isinstance(levels, ModelWide):
-        kept = number_kept(sum(map(math.prod, shapes)), levels.level)
+      sparsities = distribution(params, current)
+      if isinstance(sparsities, ModelWide):
+        kept = number_kept(sum(map(math.prod, shapes)), sparsities.sparsity)
         known[key] = divmod(kept, 2**32)
       else:
-        known[key] = _kept_by_leaf(names, shapes, _leaves(levels, treedef))
+        known[key] = _kept_by_leaf(names, shapes, _leaves(sparsities, treedef))
     rows.append(known[key])
   if isinstance(rows[0], tuple):
     return np.array(rows, np.uint32)
   return treedef.unflatten(np.array(column, np.int32) for column in zip(*rows))
 
 
-def _leaves(levels: PyTree, treedef: Any) -> list[Any]:
+def _leaves(sparsities: PyTree, treedef: Any) -> list[Any]:
   try:
-    return treedef.flatten_up_to(levels)
+    return treedef.flatten_up_to(sparsities)
   except ValueError as error:
     raise ValueError(
-        f'distribution returns levels of the structure '
-        f'{jax.tree.structure(levels)}; return one for each sparsified leaf, '
-        f'as {treedef}.'
+        f'distribution returns sparsities of the structure '
+        f'{jax.tree.structure(sparsities)}; return one for each sparsified '
+        f'leaf, as {treedef}.'
     ) from error
 
 
 def _kept_by_leaf(
-    names: list[str], shapes: list[tuple[int, ...]], levels: list[Any]
+    names: list[str], shapes: list[tuple[int, ...]], sparsities: list[Any]
 ) -> list[int]:
   counts = []
-  for name, shape, level in zip(names, shapes, levels):
-    level = check_sparsity(level, f'sparsity of {name!r}')
-    counts.append(number_kept(math.prod(shape[-2:]), level))
+  for name, shape, sparsity in zip(names, shapes, sparsities):
+    sparsity = check_sparsity(sparsity, f'sparsity of {name!r}')
+    counts.append(number_kept(math.prod(shape[-2:]), sparsity))
     if counts[-1] >= 2**31:
       raise ValueError(
           f'{name!r} keeps {counts[-1]:,} of each {tuple(shape[-2:])}, more '

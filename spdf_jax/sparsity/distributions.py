@@ -1,4 +1,4 @@
-"""How one sparsity is distributed over layers: trees of levels."""
+"""Distributions of one sparsity over layers, as trees of sparsities."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _is_none = lambda x: x is None
 
 
 def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
-  """Gives every sparsified layer the same sparsity.
+  """Assigns the same sparsity to every sparsified layer.
 
   Args:
     params: A tree whose leaves are sparsified except where `None`.
@@ -25,10 +25,11 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
       tree of numbers that is a prefix of `params`.
 
   Returns:
-    A tree of the structure of `params` with a float per leaf, `None` kept.
+    A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: a sparsity is no number in [0, 1), or the tree does not fit.
+    ValueError: a sparsity is not a number in [0, 1), or the tree does not fit
+      `params`.
 
   Example:
     >>> import jax.numpy as jnp
@@ -36,9 +37,9 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
     {'b': None, 'w': 0.75}
   """
   if jax.tree_util.all_leaves([sparsity]) or sparsity is None:
-    level = check_sparsity(sparsity)
+    value = check_sparsity(sparsity)
     return jax.tree.map(
-        lambda p: None if p is None else level, params, is_leaf=_is_none
+        lambda p: None if p is None else value, params, is_leaf=_is_none
     )
   try:
     return jax.tree.map(
@@ -58,22 +59,23 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
 def by_pattern(
     params: PyTree, sparsity: Mapping[str, float] | Sequence[tuple[str, float]]
 ) -> PyTree:
-  """Gives leaves the level of the first pattern that matches their path.
+  """Assigns leaves the sparsity of the first pattern that matches their path.
 
-  Patterns are those of the shell over the whole path, e.g. `'*/attn/*'`; `*`
-  goes across `/`, and case counts. What no pattern matches stays dense.
+  Patterns are shell patterns over the whole path, e.g. `'*/attn/*'`; `*` also
+  matches `/`, and matching is case-sensitive. Leaves that match no pattern stay
+  dense.
 
   Args:
     params: A tree whose leaves are sparsified except where `None`.
-    sparsity: Levels in [0, 1) by pattern: a mapping, tried in its order, or
+    sparsity: Sparsities in [0, 1) by pattern: a mapping, tried in its order, or
       pairs. A ConfigDict sorts its keys: where the order matters, use pairs.
 
   Returns:
-    A tree of the structure of `params` with a float per leaf, `None` kept.
+    A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: a level is no number in [0, 1), or a pattern gives no leaf its
-      level.
+    ValueError: a sparsity is not a number in [0, 1), or a pattern is the first
+      match of no leaf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -82,27 +84,27 @@ def by_pattern(
     {'attn': {'wq': 0.5}, 'mlp': {'wi': 0.0}}
   """
   try:
-    levels = dict(sparsity)
+    by_path = dict(sparsity)
   except (TypeError, ValueError) as error:
     raise ValueError(
         f'sparsity is {sparsity!r}; by_pattern needs patterns of paths with '
-        "their levels, e.g. {'*/attn/*': 0.5, '*/mlp/*': 0.75}."
+        "their sparsities, e.g. {'*/attn/*': 0.5, '*/mlp/*': 0.75}."
     ) from error
-  levels = {
-      str(pattern): check_sparsity(level, f'sparsity of {pattern!r}')
-      for pattern, level in levels.items()
+  by_path = {
+      str(pattern): check_sparsity(value, f'sparsity of {pattern!r}')
+      for pattern, value in by_path.items()
   }
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
   names = [path_name(path) for path in paths]
   matching = [
-      [p for p in levels if fnmatch.fnmatchcase(name, p)] for name in names
+      [p for p in by_path if fnmatch.fnmatchcase(name, p)] for name in names
   ]
-  # An empty tree is a placeholder (`optax.tree.map_params`), not a mistake.
+  # `optax.tree.map_params` passes an empty tree as a placeholder.
   if names:
-    _check_all_used(list(levels), matching, names)
+    _check_all_used(list(by_path), matching, names)
   return jax.tree.unflatten(
       jax.tree.structure(params),
-      [levels[found[0]] if found else 0.0 for found in matching],
+      [by_path[found[0]] if found else 0.0 for found in matching],
   )
 
 
@@ -124,29 +126,29 @@ def _check_all_used(
 
 
 def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
-  r"""Keeps small layers denser: Erdős–Rényi–kernel levels.
+  r"""Assigns lower sparsities to small layers (Erdős–Rényi–kernel).
 
-  A layer of :math:`i_l` inputs and :math:`o_l` outputs has the density
+  A layer of :math:`i_l` inputs and :math:`o_l` outputs keeps the fraction
 
   .. math::
     d_l = \min\left(1,\ \epsilon
       \left(\frac{i_l + o_l}{i_l o_l}\right)^p\right)
 
-  with the :math:`\epsilon` at which the whole tree has the sparsity asked for:
-  layers that come out dense leave the budget of the others.
+  of its weights, with the :math:`\epsilon` at which the whole tree has the
+  given sparsity. Layers with :math:`d_l = 1` are dense.
 
   Args:
     params: A tree of leaves `[layers, inputs, outputs]` or `[inputs,
-      outputs]`, or their shapes; `None` leaves are not counted.
+      outputs]`, or of their shapes; `None` leaves are not counted.
     sparsity: The fraction of zeros in [0, 1) over all leaves.
-    power: :math:`p`; at 0 all levels are equal.
+    power: The exponent :math:`p`; 0 makes all sparsities equal.
 
   Returns:
-    A tree of the structure of `params` with a float per leaf, `None` kept.
+    A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: the sparsity is no number in [0, 1), `power` is negative, or
-      the budget is below one weight per layer.
+    ValueError: the sparsity is not a number in [0, 1), `power` is negative, or
+      fewer weights than one per layer would be kept.
 
   References:
     Mocanu et al., `SET <https://arxiv.org/abs/1707.04780>`_, 2018;
@@ -181,12 +183,13 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
 def _fill(
     raw: list[float], power: float, sizes: list[int], budget: float
 ) -> list[float]:
-  """Returns min(1, eps * raw^power) per leaf such that they fill a budget."""
+  """Returns min(1, eps * raw^power) per leaf such that a budget is kept."""
   densities = [1.0] * len(raw)
   free = list(range(len(raw)))
   while free:
     left = budget - (sum(sizes) - sum(sizes[i] for i in free))
-    # Relative to the largest: a high power must not underflow everywhere.
+    # Relative to the largest, so that a high power does not underflow in
+    # every leaf.
     most = max(raw[i] for i in free)
     weights = {i: (raw[i] / most) ** power for i in free}
     scale = left / math.fsum(weights[i] * sizes[i] for i in free)
@@ -199,40 +202,40 @@ def _fill(
 
 
 class ModelWide(NamedTuple):
-  """One level for all leaves together, in place of a tree of levels."""
+  """One sparsity for all leaves as one group, in place of a tree."""
 
-  level: float
+  sparsity: float
   """The fraction of zeros over all leaves."""
 
 
 def model_wide(params: PyTree, sparsity: float) -> ModelWide:
-  """Lets all layers compete for the weights that are kept.
+  """Ranks the weights of all layers together, as one group.
 
   Args:
-    params: A tree whose leaves are sparsified except where `None`.
+    params: The parameters, not used.
     sparsity: The fraction of zeros in [0, 1) over all leaves.
 
   Returns:
-    The level, marked as one for the whole tree.
+    The sparsity as a `ModelWide`.
 
   Raises:
-    ValueError: the sparsity is no number in [0, 1).
+    ValueError: the sparsity is not a number in [0, 1).
 
   Example:
     >>> model_wide({'w': None}, 0.75)
-    ModelWide(level=0.75)
+    ModelWide(sparsity=0.75)
   """
   del params
   return ModelWide(check_sparsity(sparsity))
 
 
-def check_levels(sparsity: PyTree) -> None:
+def check_sparsities(sparsity: PyTree) -> None:
   """Raises ValueError unless every sparsity in a tree is in [0, 1)."""
   leaves = jax.tree.leaves(sparsity)
-  for level in leaves or [sparsity]:
-    # The patterns of `by_pattern` are text.
-    if not isinstance(level, str) or level is sparsity:
-      check_sparsity(level)
+  for leaf in leaves or [sparsity]:
+    # Patterns of `by_pattern` in a list of pairs are leaves too.
+    if not isinstance(leaf, str) or leaf is sparsity:
+      check_sparsity(leaf)
 
 
 def _is_number(value: Any) -> bool:
@@ -247,14 +250,14 @@ def check_sparsity(sparsity: Any, name: str = 'sparsity') -> float:
   """Returns a sparsity as a float in [0, 1), or raises.
 
   Args:
-    sparsity: What the user gave.
-    name: What to call it in the message.
+    sparsity: The value to check.
+    name: Name of the value for error messages.
 
   Returns:
     The sparsity.
 
   Raises:
-    ValueError: it is no number, NaN, or outside [0, 1).
+    ValueError: the value is not a number, is NaN, or is outside [0, 1).
 
   Example:
     >>> check_sparsity(0.75)
@@ -265,10 +268,10 @@ def check_sparsity(sparsity: Any, name: str = 'sparsity') -> float:
         f'{name} is {sparsity!r}; give the fraction of zeros as a number in '
         '[0, 1).'
     )
-  level = float(sparsity)
-  if math.isnan(level) or not 0 <= level < 1:
+  value = float(sparsity)
+  if math.isnan(value) or not 0 <= value < 1:
     raise ValueError(
-        f'{name} is {level}; it is the fraction of zeros and must be in '
+        f'{name} is {value}; it is the fraction of zeros and must be in '
         '[0, 1).'
     )
-  return level
+  return value

@@ -1,4 +1,4 @@
-"""Initial masks from elsewhere: given ones, a checkpoint's zeros, scores."""
+"""Initial masks that are given, or made from a checkpoint's zeros or scores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,23 +19,23 @@ PyTree = Any
 def given_mask(
     mask: PyTree, *, where: selection.Where = selection.hidden_matrices
 ) -> MaskMaker:
-  """Makes an algorithm start with this mask: `static(s, init=given_mask(m))`.
+  """Uses a mask as the initial mask: `static(s, init=given_mask(mask))`.
 
-  The mask must have the sparsity that the algorithm asks for at first; where
-  it has its own, `sparsity=levels_of(mask)` asks for just that.
+  The mask must have the initial sparsity of the algorithm;
+  `sparsity=sparsities_of(mask)` sets that to the sparsity of the mask.
 
   Args:
     mask: bool arrays in the structure and the shapes of the parameters, `None`
       where they are not sparsified, e.g. from `saliency_mask` or `get_mask`.
-    where: The selection given to `sparsify`.
+    where: The `where` given to `sparsify`.
 
   Returns:
-    `(key, params, levels) -> mask`, for `init=` of any algorithm. It raises
-    ValueError where the mask's leaves, shapes or counts are not what the
-    parameters, the levels and the structure ask for.
+    `(key, params, sparsities) -> mask`, for `init=` of any algorithm. It raises
+    ValueError where the mask's leaves, shapes or counts do not match the
+    parameters, the sparsities and the structure.
 
   Raises:
-    ValueError: an entry is no bool array.
+    ValueError: an entry is not a bool array.
 
   Example:
     >>> import optax, spdf_jax as spdf
@@ -54,7 +54,7 @@ def given_mask(
           'weight is kept, or None for a leaf that is not sparsified.'
       )
 
-  def init(key, params, levels, structure=UNSTRUCTURED):
+  def init(key, params, sparsities, structure=UNSTRUCTURED):
     del key
     layers = selection.by_name(params)
     if set(layers) - set(given):
@@ -78,7 +78,7 @@ def given_mask(
       return _layers_of(name, given[name], p, where)
 
     found = jax.tree_util.tree_map_with_path(convert, params)
-    check_counts(found, levels, structure, 'mask')
+    check_counts(found, sparsities, structure, 'mask')
     return found
 
   return init
@@ -87,19 +87,19 @@ def given_mask(
 def _layers_of(
     name: str, mask: jax.Array, params: jax.Array, where: selection.Where
 ) -> jax.Array:
-  """Brings one leaf of a mask to the layers of its parameters."""
-  # The shape of the parameters is the mask's; their dtype `where` may ask for.
+  """Reshapes one leaf of a mask to the layers of its parameters."""
+  # `where` may depend on the dtype, so the mask's shape gets the parameters'.
   shape = jax.ShapeDtypeStruct(mask.shape, params.dtype)
-  answer = where(name, shape)
-  if answer is False:
+  selected = where(name, shape)
+  if selected is False:
     raise ValueError(
         f'mask of {name!r} has shape {list(mask.shape)}, which '
         f'`where` does not select, but the parameters have layers of shape '
         f'{list(params.shape)}; pass given_mask the `where` of sparsify.'
     )
-  axes = selection.select(lambda path, leaf: answer, {name: shape})
-  # Evaluated under jit too, where its counts are to be checked; copied, as the
-  # state may be donated and the caller's mask must not be.
+  axes = selection.select(lambda path, leaf: selected, {name: shape})
+  # Evaluated eagerly, so that counts can be checked under jit; copied, so that
+  # donating the state does not donate the caller's mask.
   with jax.ensure_compile_time_eval():
     layers = selection.to_layers({name: mask}, {name: shape}, axes)[name]
     layers = jnp.copy(layers)
@@ -122,22 +122,22 @@ def nonzero_mask(
 ) -> PyTree:
   """Keeps the weights that are not zero, as in the checkpoint of a sparse run.
 
-  A kept weight may be zero by chance. Where exactly the number asked for is to
-  be kept whatever the checkpoint holds, use `magnitude_mask`.
+  Kept weights that happen to be zero make the count differ from the sparsity.
+  `magnitude_mask` keeps the exact count for any checkpoint.
 
   Args:
     key: Not used.
     params: Parameters; `None` leaves stay `None`.
-    sparsity: The fraction of zeros that is asked for, one number or a tree of
-      them; not checked under `jax.jit`, where values are not known.
-    structure: What must be kept together, or apart.
+    sparsity: The required fraction of zeros: a number, a tree of numbers, or a
+      `ModelWide`; not checked under `jax.jit`, where values are unknown.
+    structure: Required structure of the mask.
 
   Returns:
     The mask.
 
   Raises:
-    ValueError: a leaf has another number of zeros than is asked for, or not in
-      the structure.
+    ValueError: the number of zeros of a leaf differs from its sparsity, or they
+      do not follow the structure.
 
   Example:
     >>> params = {'w': jnp.array([[3., 0.], [0., 2.]])}
@@ -153,16 +153,16 @@ def nonzero_mask(
 def scored_mask(
     scores: Callable[[jax.Array, tuple[int, ...]], jax.Array]
 ) -> MaskMaker:
-  """Keeps the weights to which a function gives the highest scores.
+  """Keeps the weights with the highest scores of a function.
 
   Args:
     scores: `(key, shape) -> scores`, called for every sparsified leaf with a
-      key of its own and the shape `[layers, inputs, outputs]`; the lower index
-      wins among equal scores.
+      key of its own and the shape `[layers, inputs, outputs]`; ties prefer the
+      lower index.
 
   Returns:
-    `(key, params, levels) -> mask`, for `init=` of any algorithm. It raises
-    ValueError where scores have another shape than was asked for.
+    `(key, params, sparsities) -> mask`, for `init=` of any algorithm. It raises
+    ValueError where scores have a shape other than the given one.
 
   Example:
     >>> diagonal = lambda key, shape: jnp.eye(*shape[1:])[None]
@@ -170,13 +170,13 @@ def scored_mask(
     >>> scored_mask(diagonal)(jax.random.key(0), params, 0.5)['w'].tolist()
     [[[True, False], [False, True]]]
   """
-  def init(key, params, levels, structure=UNSTRUCTURED):
+  def init(key, params, sparsities, structure=UNSTRUCTURED):
     def score(path, p, leaf_key):
       found = scores(leaf_key, tuple(p.shape))
       if jnp.shape(found) != p.shape:
         raise ValueError(
             f'scores of {selection.path_name(path)!r} have shape '
-            f'{list(jnp.shape(found))}; return them in the shape asked for, '
+            f'{list(jnp.shape(found))}; return them in the given shape, '
             f'{list(p.shape)}.'
         )
       return found
@@ -184,6 +184,6 @@ def scored_mask(
     found = jax.tree_util.tree_map_with_path(
         score, params, masks.leaf_keys(key, params)
     )
-    return masks.mask_from_scores(found, levels, structure=structure)
+    return masks.mask_from_scores(found, sparsities, structure=structure)
 
   return init

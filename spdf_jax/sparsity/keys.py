@@ -1,4 +1,4 @@
-"""Keys that rank the entries of a layer: uint32, the smaller the better."""
+"""Sort keys of the entries of a layer: uint32, smaller keys rank first."""
 
 from typing import NamedTuple
 
@@ -11,16 +11,16 @@ Shape = tuple[int, ...]
 
 
 class Layers(NamedTuple):
-  """The entries of one leaf, `[..., a, b]`, or of one layer of it, `[a, b]`."""
+  """Entries of one leaf, `[..., a, b]`, or of one of its layers, `[a, b]`."""
 
   scores: jax.Array | None
-  """The first key of an entry; `None`: all are equal."""
+  """Scores, the first key of an entry; `None`: all are equal."""
 
   among: jax.Array | None
-  """Which entries may be kept; `None`: all."""
+  """Mask of the entries that may be kept; `None`: all."""
 
   words: jax.Array | None
-  """The words of the random bits that rank equal scores; `None`: none."""
+  """Key words of the random bits that break ties; `None`: no random bits."""
 
   number: jax.Array | None = None
   """The index of each layer in the leaf, uint32 `[...]`."""
@@ -39,16 +39,16 @@ def check_rankable(scores: jax.Array) -> None:
 
 
 def number_of_keys(layer: Layers) -> int:
-  """Returns how many keys rank the entries of a layer, 1 or 2."""
+  """Returns the number of keys that rank the entries of a layer, 1 or 2."""
   return (layer.scores is not None) + (layer.words is not None)
 
 
 def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
-  """Returns the i-th key of every entry of a layer: of its score, then random.
+  """Returns the i-th key of every entry of a layer: score, then random bits.
 
   Args:
     layer: The entries.
-    i: Which key.
+    i: Index of the key.
     shape: `(inputs, outputs)` of the layer.
 
   Returns:
@@ -67,11 +67,11 @@ def compare(
   Args:
     layer: The entries.
     shape: `(inputs, outputs)` of the layer.
-    lasts: The keys of the other entry, or the first of them.
+    lasts: The keys of the other entry, or a prefix of them.
 
   Returns:
-    Which of the entries that may be kept rank before it, and which have the
-    same keys.
+    Two masks of the entries that may be kept: those that rank before the other
+    entry, and those with the same keys.
   """
   before = jnp.zeros(shape, bool)
   equal = jnp.ones(shape, bool) if layer.among is None else layer.among
@@ -87,7 +87,7 @@ def _sortable_bits(x: jax.Array) -> jax.Array:
   if x.dtype == jnp.uint32:
     return x
   x = x.astype(jnp.float32)
-  # One zero, and NaN below everything.
+  # Maps -0.0 to 0.0, and NaN below all numbers.
   bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
   ordered = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
   return jnp.where(jnp.isnan(x), jnp.uint32(0), ordered)

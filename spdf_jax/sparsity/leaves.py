@@ -1,4 +1,4 @@
-"""One compiled loop for all leaves that are alike."""
+"""A map over leaves that compiles one loop for all similar leaves."""
 
 import collections
 from collections.abc import Callable
@@ -18,20 +18,21 @@ _is_none = lambda x: x is None
 def map_leaves(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
   """Maps a function over corresponding leaves, compiling it once per kind.
 
-  Under `jit`, leaves of equal shapes and dtypes whose paths differ in nothing
-  but numbers (`h_0/mlp/wi`, `h_1/mlp/wi`) are done one after another in one
-  loop: a model of many equal layers compiles `f` once and needs the scratch
-  memory of one leaf. Leaves of other names may be sharded differently. Without
-  tracing, `f` is called leaf by leaf.
+  Under `jit`, one loop processes all leaves of equal shapes and dtypes whose
+  paths differ only in numbers (`h_0/mlp/wi`, `h_1/mlp/wi`): a model of many
+  equal layers compiles `f` once and needs the scratch memory of one leaf.
+  Leaves with other names have their own loop, because they may be sharded
+  differently. Without tracing, `f` is called leaf by leaf.
 
   Args:
-    f: A function of one leaf of every tree to arrays, whose shapes follow from
-      the leaves' shapes. What it closes over is the same for all leaves.
-    *trees: Trees of arrays; `None` in the first stays `None`. What the others
-      have in place of a leaf of the first reaches `f`, `None` or a tuple too.
+    f: Function of one leaf of every tree that returns arrays, with shapes that
+      depend only on the leaves' shapes. Values it closes over must be the same
+      for all leaves.
+    *trees: Trees of arrays; `None` in the first stays `None`. Subtrees of the
+      others at a leaf of the first are passed to `f`, also `None` or a tuple.
 
   Returns:
-    A tree of the first one's structure of what `f` returns.
+    A tree of the results of `f`, in the structure of the first tree.
 
   Raises:
     ValueError: the trees' structures differ.

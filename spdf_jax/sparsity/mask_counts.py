@@ -1,4 +1,4 @@
-"""How many weights masks keep, against how many they are asked to."""
+"""Comparison of the weights that masks keep with the required sparsities."""
 
 import math
 from typing import Any
@@ -17,43 +17,44 @@ from spdf_jax.sparsity.structures import UNSTRUCTURED
 PyTree = Any
 
 
-def levels_of(mask: PyTree) -> PyTree:
-  """Returns the sparsity of every leaf of a mask, to ask for exactly that.
+def sparsities_of(mask: PyTree) -> PyTree:
+  """Returns the exact sparsity of every leaf of a mask.
 
   Args:
     mask: A mask, as `saliency_mask` or `get_mask` return it.
 
   Returns:
-    A tree of floats, `None` kept: the `sparsity` of `static`.
+    A tree of floats, `None` unchanged, which `static` takes as `sparsity`.
 
   Example:
-    >>> levels_of({'w': jnp.eye(4, dtype=bool), 'b': None})
+    >>> sparsities_of({'w': jnp.eye(4, dtype=bool), 'b': None})
     {'b': None, 'w': 0.75}
   """
-  def level(mask):
+  def sparsity(mask):
     rows = np.asarray(jnp.sum(mask, axis=-1, dtype=jnp.int32))
     return 1 - int(rows.sum(dtype=np.int64)) / mask.size
 
   with jax.ensure_compile_time_eval():
-    return jax.tree.map(level, mask)
+    return jax.tree.map(sparsity, mask)
 
 
 def check_counts(
-    mask: PyTree, levels: PyTree, structure: Structure, name: str = 'mask'
+    mask: PyTree, sparsities: PyTree, structure: Structure, name: str = 'mask'
 ) -> None:
-  """Refuses a mask that does not keep as many weights as levels ask for.
+  """Raises ValueError unless a mask has the given sparsities.
 
-  In a leaf of several layers the layers may keep different numbers, if they add
-  up to the level; under a structure every competition keeps its own.
+  The layers of one leaf may keep different numbers of weights if their total
+  matches; with a structure, every group must match.
 
   Args:
-    mask: bool leaves, the last two axes a layer; traced ones are not checked.
-    levels: What a distribution returned.
-    structure: What must be kept together, or apart.
-    name: What to call the mask in the message.
+    mask: bool leaves; the last two axes are a layer. Traced masks are not
+      checked.
+    sparsities: Required sparsities, as a distribution returns them.
+    structure: Required structure of the mask.
+    name: Name of the mask for error messages.
 
   Raises:
-    ValueError: the mask has another count, or is not in the structure.
+    ValueError: a count differs, or the mask does not follow the structure.
 
   Example:
     >>> mask = {'w': jnp.eye(2, dtype=bool)}
@@ -61,14 +62,14 @@ def check_counts(
     >>> check_counts(mask, {'w': 0.25}, UNSTRUCTURED)
     ... # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: mask of 'w' keeps 2 weights, but sparsity=0.25 asks for 3; ...
+    ValueError: mask of 'w' keeps 2 weights, but sparsity=0.25 requires 3; ...
   """
   try:
     with jax.ensure_compile_time_eval():
       mask = jax.tree.map(lambda m: m.reshape((-1, *m.shape[-2:])), mask)
       kept = jax.tree.map(lambda m: _units(m, structure), mask)
   except jax.errors.TracerArrayConversionError:
-    return  # Under jit: only the counts of a constant are known.
+    return  # Under jit, the counts of a traced mask are unknown.
   found = selection.by_name(kept)
   sizes = {
       path: structure.unit_shape(leaf.shape)
@@ -80,31 +81,33 @@ def check_counts(
           f'{name} of {path!r} keeps some weights of a unit of the structure '
           'and prunes others; make it with the same structure.'
       )
-  if isinstance(levels, ModelWide):
-    asked = number_kept(sum(map(math.prod, sizes.values())), levels.level)
+  if isinstance(sparsities, ModelWide):
+    size = sum(map(math.prod, sizes.values()))
+    asked = number_kept(size, sparsities.sparsity)
     total = sum(int(counts.sum()) for counts in found.values())
     if total != asked:
-      raise ValueError(_differ(name, levels.level, total, asked))
+      raise ValueError(_differ(name, sparsities.sparsity, total, asked))
     return
-  levels = selection.by_name(uniform(mask, levels))
+  sparsities = selection.by_name(uniform(mask, sparsities))
   for path, counts in found.items():
-    here, level = f'{name} of {path!r}', levels[path]
-    asked, number = number_kept(math.prod(sizes[path][1:]), level), len(counts)
+    here, sparsity = f'{name} of {path!r}', sparsities[path]
+    asked = number_kept(math.prod(sizes[path][1:]), sparsity)
+    number = len(counts)
     if structure is UNSTRUCTURED:
-      # Layers of a stack may differ; their mean is the level up to rounding.
+      # Layers of a stack may differ; their mean is rounded to a count.
       total = int(counts.sum())
       if abs(total - number * asked) >= number:
-        raise ValueError(_differ(here, level, total, number * asked))
+        raise ValueError(_differ(here, sparsity, total, number * asked))
     elif any(counts != asked):
       other = counts[counts != asked][0]
       where = ' units of a group of the structure'
-      raise ValueError(_differ(here, level, other, asked, where))
+      raise ValueError(_differ(here, sparsity, other, asked, where))
 
 
 def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
-  """Counts kept units per competition; empty if a unit is kept in part.
+  """Counts kept units per group; returns no counts if a unit is partly kept.
 
-  Raises where the mask is traced.
+  Raises TracerArrayConversionError where the mask is traced.
   """
   units = structure.reduce(mask) > 0
   if not np.asarray(jnp.all(structure.expand(units, mask.shape) == mask)):
@@ -114,9 +117,9 @@ def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
 
 
 def _differ(
-    name: str, level: float, found: int, asked: int, what: str = ' weights'
+    name: str, sparsity: float, found: int, asked: int, what: str = ' weights'
 ) -> str:
   return (
-      f'{name} keeps {found:,}{what}, but sparsity={level:g} asks for '
-      f'{asked:,}; give sparsity=levels_of(mask), or the level it has.'
+      f'{name} keeps {found:,}{what}, but sparsity={sparsity:g} requires '
+      f'{asked:,}; give sparsity=sparsities_of(mask), the one that it has.'
   )

@@ -1,9 +1,9 @@
-"""Mask pytrees: made from scores with exact counts, and applied.
+"""Mask pytrees, made from scores with exact counts, and their application.
 
 A mask has the structure of the parameters, `True` where a weight is kept,
 `None` where a leaf is not sparsified. In every function here the last two axes
-of a leaf are one layer and all earlier axes count independent layers, so
-stacked (scanned) layers never compete with each other.
+of a leaf are one layer and all earlier axes index independent layers, so
+stacked (scanned) layers are ranked separately.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,12 @@ _is_none = lambda x: x is None
 def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
   """Zeroes the pruned entries of a tree.
 
-  Entries are selected, not multiplied, so a NaN off the mask does not spread.
+  Selects entries instead of multiplying by the mask, so a NaN at a pruned
+  weight becomes zero.
 
   Args:
     tree: Parameters, gradients, or any tree of their structure.
-    mask: The mask; leaves under `None` pass unchanged.
+    mask: The mask; leaves where it is `None` pass unchanged.
 
   Returns:
     The masked tree, dtypes unchanged.
@@ -59,7 +60,7 @@ def random_mask(
     *,
     structure: structures.Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
-  """Draws masks uniformly among those with the exact number of zeros.
+  """Draws masks uniformly at random from those with the exact sparsity.
 
   The key of a leaf is `key` with the crc32 of the leaf's path folded in, so
   adding a leaf to the tree changes no other mask.
@@ -67,9 +68,9 @@ def random_mask(
   Args:
     key: A typed PRNG key.
     params: Parameters, or their shapes; `None` leaves stay `None`.
-    sparsity: The fraction of zeros in [0, 1), one number or a tree of them, or
-      a `ModelWide` of one.
-    structure: Which weights are kept together, or apart.
+    sparsity: The fraction of zeros in [0, 1): a number, a tree of numbers, or
+      a `ModelWide`.
+    structure: Structure of the mask, e.g. `n_of_m(2, 4)`.
 
   Returns:
     The mask.
@@ -99,7 +100,7 @@ def random_mask(
     )
     return structure.expand(mask, _as_layers(shape)).reshape(shape)
 
-  # Only shapes are needed: empty arrays that have them.
+  # Empty arrays carry the shapes, because only shapes are needed.
   likes = jax.tree.map(lambda p: np.zeros((0, *p.shape), bool), params)
   return _map_pruned(draw, likes, params, sparsity, key, structure)
 
@@ -113,16 +114,16 @@ def magnitude_mask(
 ) -> PyTree:
   """Keeps the weights of largest magnitude in every layer.
 
-  Equal magnitudes are told apart at random by `key`: pruned weights, all zero,
-  are revived without preference. `key=None` prefers the lower index.
+  Ties are broken at random by `key`, so pruned weights, all zero, are revived
+  uniformly at random. `key=None` prefers the lower index.
 
   Args:
     key: A typed PRNG key, or `None`.
     params: Parameters; `None` leaves stay `None`.
-    sparsity: The fraction of zeros in [0, 1), one number or a tree of them, or
-      a `ModelWide` of one.
-    structure: Which weights are kept together (by the sum of their
-      magnitudes), or apart.
+    sparsity: The fraction of zeros in [0, 1): a number, a tree of numbers, or
+      a `ModelWide`.
+    structure: Structure of the mask; the score of a block is the sum of its
+      magnitudes.
 
   Returns:
     The mask.
@@ -148,18 +149,18 @@ def mask_from_scores(
 ) -> PyTree:
   """Keeps the highest scores of every layer, by an exact integer count.
 
-  Per layer of n scores, `max(1, n - round(sparsity * n))` are kept, for any
-  number of ties; under a structure, n counts the units that compete. NaN ranks
-  below every number. See `topk.keep_largest` for how.
+  Of a layer's n scores, `max(1, n - round(sparsity * n))` are kept, for any
+  number of ties; with a structure, n is the number of units in a group. NaN
+  ranks below every number. The algorithm is that of `topk.keep_largest`.
 
   Args:
     scores: A tree of real scores; the last two axes of a leaf are a layer.
-    sparsity: The fraction of zeros in [0, 1), one number or a tree of them, or
-      a `ModelWide` of one: then all layers compete with each other.
-    tie_break: `None` prefers the lower index among equal scores, a typed PRNG
+    sparsity: The fraction of zeros in [0, 1): a number, a tree of numbers, or
+      a `ModelWide`, which makes all layers one group.
+    tie_break: `None` prefers the lower index among equal scores; a typed PRNG
       key breaks ties at random (a function of the key and the leaf's path).
-    structure: Which weights are kept together (by the sum of their scores), or
-      apart.
+    structure: Structure of the mask; the score of a block is the sum of its
+      scores.
 
   Returns:
     The mask, of the scores' shapes.
@@ -167,7 +168,7 @@ def mask_from_scores(
   Raises:
     ValueError: a sparsity is outside [0, 1), or the structure does not fit it
       or a leaf.
-    TypeError: scores of 64 bits or of a complex type.
+    TypeError: scores have 64 bits or a complex type.
 
   Example:
     >>> mask_from_scores(jnp.array([[1., 5., 5., 5.]]), 0.5).tolist()
@@ -208,12 +209,12 @@ def _map_pruned(
     key: jax.Array | None,
     structure: structures.Structure,
 ) -> PyTree:
-  """Maps `cut(operand, key, kept)` over leaves that lose any weights."""
+  """Maps `cut(operand, key, kept)` over leaves with pruned weights."""
 
-  def kept_of(p, level):
-    structure.check(level)
+  def kept_of(p, fraction):
+    structure.check(fraction)
     size = math.prod(structure.unit_shape(_as_layers(p.shape))[1:])
-    kept = number_kept(size, level)
+    kept = number_kept(size, fraction)
     return None if kept == size else np.int32(kept)
 
   kept = jax.tree.map(
@@ -235,23 +236,23 @@ def _keep_of_all(
     key: jax.Array | None,
     structure: structures.Structure,
 ) -> PyTree:
-  """One competition over all leaves, of the scores of units."""
-  level = distributions.check_sparsity(sparsity.level)
-  structure.check(level)
+  """Ranks the units of all leaves as one group."""
+  fraction = distributions.check_sparsity(sparsity.sparsity)
+  structure.check(fraction)
   size = 0
   for leaf in jax.tree.leaves(params):
     layers = _as_layers(leaf.shape)
     unit_shape = structure.unit_shape(layers)
     if unit_shape[0] != layers[0]:
       raise ValueError(
-          f'sparsity is {sparsity}, one competition over all layers, but the '
-          'structure has groups with counts of their own; give a level per '
+          f'sparsity is {sparsity}, one group of all layers, but the '
+          'structure has groups with counts of their own; give a sparsity per '
           'layer, or structure=unstructured().'
       )
     size += math.prod(unit_shape)
   masks = topk.keep_largest_of_all(
       scores,
-      number_kept(size, level),
+      number_kept(size, fraction),
       tie_break=None if key is None else leaf_keys(key, params),
   )
   return jax.tree.map(

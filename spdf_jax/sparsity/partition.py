@@ -1,4 +1,4 @@
-"""`partition`: each group of layers follows an algorithm of its own."""
+"""`partition`: an algorithm that applies one algorithm per label of leaves."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -24,30 +24,30 @@ _is_none = lambda x: x is None
 def partition(
     algorithms: Mapping[str, Algorithm], labels: Labels
 ) -> Algorithm:
-  """Lets sparsified leaves follow different algorithms, by label.
+  """Applies different algorithms to sparsified leaves, by label.
 
-  Each member sees only its own leaves, and `None` for the others: levels of a
-  whole, as those of `erk` and `model_wide`, are of its group. Where a member
-  replaces gradient steps by updates of its masks, it does so for all leaves.
+  Each member receives its own leaves, and `None` for the others, so total
+  sparsities such as those of `erk` and `model_wide` are totals over the leaves
+  of one label. If a member replaces gradient steps by mask updates, it does so
+  for all leaves.
 
-  What is not to be trained at all is no matter of sparsity: freeze it with
-  `optax.partition` around `sparsify`.
+  Freeze leaves that are not trained with `optax.partition` around `sparsify`.
 
   Args:
     algorithms: The algorithm of each label.
     labels: The label of each sparsified leaf: pairs of a pattern and a label,
-      where the first pattern that matches the whole path counts (patterns are
-      those of the shell, `*` goes across `/`); or `(path, leaf) -> label`,
-      with the leaf as `[layers, inputs, outputs]`; or a tree of labels, which
-      is a prefix of the parameters.
+      where the first pattern that matches the whole path applies (shell
+      patterns; `*` also matches `/`); or `(path, leaf) -> label`, with the leaf
+      as `[layers, inputs, outputs]`; or a tree of labels that is a prefix of
+      the parameters.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: there are no algorithms; and, when the parameters are known, a
+    ValueError: there are no algorithms; or, once the parameters are known, a
       leaf has no label or one without an algorithm, an algorithm has no leaf,
-      or a pattern gives no leaf its label.
+      or a pattern is the first match of no leaf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -79,32 +79,32 @@ def partition(
           treedef.unflatten(x if mine else None for x, mine in zip(column, own))
           for column in columns
       ]
-      answer = treedef.flatten_up_to(act(member, *restricted))
-      merged = [x if mine else m for x, mine, m in zip(answer, own, merged)]
+      result = treedef.flatten_up_to(act(member, *restricted))
+      merged = [x if mine else m for x, mine, m in zip(result, own, merged)]
     return treedef.unflatten(merged)
 
   def sparsity_at(count, params):
-    def levels(member, params):
+    def sparsities(member, params):
       found = member.sparsity_at(count, params)
       if isinstance(found, ModelWide):
-        return jax.tree.map(lambda p: found.level, params)
+        return jax.tree.map(lambda p: found.sparsity, params)
       return found
 
-    return per_leaf(levels, params)
+    return per_leaf(sparsities, params)
 
   def init(key, params):
-    # One key for all: what is drawn depends on the paths of leaves.
+    # All members share the key, because masks fold in the paths of leaves.
     return per_leaf(lambda member, params: member.init(key, params), params)
 
   def update(key, count, mask, params, grads):
     times = [member.update_at(count) for member in algorithms.values()]
     alone = sum(now is not False for now in times) == 1
 
-    def change(member, params, mask, grads):
+    def update_member(member, params, mask, grads):
       now = member.update_at(count)
       if now is False:
         return mask
-      if alone:  # Then this is one of its updates, or none was due.
+      if alone:  # `update` is called only at steps of this member's updates.
         return member.update(key, count, mask, params, grads)
       return jax.lax.cond(
           now,
@@ -112,12 +112,12 @@ def partition(
           lambda: mask,
       )
 
-    return per_leaf(change, params, mask, grads)
+    return per_leaf(update_member, params, mask, grads)
 
   def any_of(field):
     def at(count):
-      answers = [getattr(m, field)(count) for m in algorithms.values()]
-      possible = [answer for answer in answers if answer is not False]
+      flags = [getattr(m, field)(count) for m in algorithms.values()]
+      possible = [flag for flag in flags if flag is not False]
       return functools.reduce(operator.or_, possible) if possible else False
 
     return at
@@ -159,7 +159,7 @@ def _labels_of(
           f'has no entry; there are {known}.'
       )
   unused = [label for label in algorithms if label not in found]
-  # A tree without leaves is a placeholder (`optax.tree.map_params`).
+  # `optax.tree.map_params` passes a tree without leaves as a placeholder.
   if unused and any(leaf is not None for leaf in leaves):
     raise ValueError(
         f'algorithms has an entry {unused[0]!r}, but labels gives that label '

@@ -1,8 +1,8 @@
 """Random bits of single layers of an array, computed where they are used.
 
-`jax.random.bits` gives the same bits, but keeps whole arrays in memory while it
-computes them on CPU (some 16 bytes per value), and knows no sharding of its own
-to compute them in.
+`jax.random.bits` gives the same bits, but on CPU it needs about 16 bytes of
+scratch memory per value of the whole array, and it does not follow the sharding
+of the array.
 """
 
 import jax
@@ -16,8 +16,8 @@ def key_words(key: jax.Array) -> jax.Array:
   """Returns the two words of a typed key that `bits_of_layer` draws from.
 
   Args:
-    key: A typed PRNG key. One of another implementation than threefry2x32
-      gives its first random bits.
+    key: A typed PRNG key. For implementations other than threefry2x32, the
+      words are the key's first random bits.
 
   Returns:
     uint32 `[2]`.
@@ -46,7 +46,7 @@ def bits_of_layer(
 
   Args:
     words: uint32 `[2]`, from `key_words`.
-    number: Which layer, uint32.
+    number: Index of the layer, uint32.
     shape: `(inputs, outputs)` of a layer, fewer than 2^31 entries.
 
   Returns:
@@ -69,8 +69,8 @@ def bits_of_layer(
 def _threefry(words: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
   """Computes 32 random bits per position `high * 2^32 + low`.
 
-  They are the two output words of the Threefry-2x32 cipher (20 rounds),
-  combined by exclusive or (Salmon et al., `Parallel Random Numbers: As Easy as
+  The bits are the exclusive or of the two output words of the Threefry-2x32
+  cipher with 20 rounds (Salmon et al., `Parallel Random Numbers: As Easy as
   1, 2, 3 <https://doi.org/10.1145/2063384.2063405>`_, 2011).
   """
   words = (words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(_PARITY))
@@ -85,7 +85,7 @@ def _threefry(words: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
 
 
 def _product(x: jax.Array, y: int) -> tuple[jax.Array, jax.Array]:
-  """Multiplies two numbers below 2^32 to the product's high and low words."""
+  """Returns the high and low words of the product of two uint32 numbers."""
   half = jnp.uint32(2**16 - 1)
   x_high, x_low = x >> 16, x & half
   y_high, y_low = jnp.uint32(y >> 16), jnp.uint32(y & 0xffff)

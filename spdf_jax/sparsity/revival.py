@@ -1,4 +1,4 @@
-"""Values with which pruned weights come back, other than zero."""
+"""Initial values of revived weights other than zero."""
 
 from collections.abc import Callable
 import math
@@ -15,20 +15,20 @@ PyTree = Any
 def scaled_normal(
     scale: float,
 ) -> Callable[[jax.Array, PyTree, PyTree], PyTree]:
-  r"""Draws revived weights from a normal as wide as a share of the others.
+  r"""Draws revived weights from a scaled normal distribution.
 
   In a layer whose kept weights have the standard deviation :math:`\sigma`,
-  values are drawn from :math:`N(0, (\mathrm{scale}\ \sigma)^2)`. SPDF tried a
-  scaled normal distribution, of which it gives no more than the name, and found
-  it no better than zeros.
+  values are drawn from :math:`N(0, (\mathrm{scale}\ \sigma)^2)`. The SPDF paper
+  reports that a "scaled normal" initialization, which it does not specify, is
+  no better than zeros.
 
   Args:
     scale: The standard deviation as a multiple of :math:`\sigma`.
 
   Returns:
     `(key, params, mask) -> values` over trees of leaves `[layers, inputs,
-    outputs]`, with the mask of the weights kept so far; values are in the dtype
-    of the parameters, `None` where the mask is.
+    outputs]`, where `mask` is the mask before the update; values have the dtype
+    of the parameters and are `None` where the mask is.
 
   Raises:
     ValueError: the scale is not positive.

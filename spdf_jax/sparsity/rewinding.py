@@ -1,4 +1,4 @@
-"""Rewinding: rounds that go back to an earlier learning rate, or weights."""
+"""Rewinding of the learning rate, or of weights, at the start of rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,21 +23,21 @@ PyTree = Any
 def rewind_schedule(
     base: optax.Schedule, rounds: Sequence[Round]
 ) -> optax.Schedule:
-  r"""Goes back to an earlier step of a schedule in every round.
+  r"""Rewinds a schedule to an earlier step at the start of every round.
 
   In round :math:`r`, which starts at step :math:`t_r`, the step :math:`t` has
   the value :math:`\mathrm{base}(\mathrm{rewind\_to}_r + t - t_r)`. The last
-  round goes on for ever.
+  round has no end.
 
   Args:
-    base: A schedule of the step.
+    base: The schedule to rewind.
     rounds: The rounds.
 
   Returns:
-    A schedule of the step counted over all rounds.
+    A schedule of the step, counted over all rounds.
 
   Raises:
-    ValueError: the rounds make no sense.
+    ValueError: the rounds are invalid, see `check_rounds`.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
@@ -66,10 +66,10 @@ class RewindState(NamedTuple):
   """State of `rewind_weights`."""
 
   count: jax.Array
-  """Steps taken, int32."""
+  """Number of steps taken, int32."""
 
   snapshot: PyTree
-  """The parameters to which the kept weights go back."""
+  """The parameters to which the kept weights are rewound."""
 
   inner_state: PyTree
   """State of the wrapped transformation."""
@@ -81,40 +81,41 @@ def rewind_weights(
     *,
     snapshot_at: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """Sets the kept weights back to an early snapshot when a round begins.
+  """Rewinds the kept weights to an early snapshot at the start of a round.
 
-  The first step of every round but the first is spent on that: the algorithm
-  inside chooses the new mask by the trained weights, and the step ends at
-  `mask * snapshot` instead of following the gradient, which belongs to weights
-  that are gone; the inner optimizer is given zeros for it. All parameters go
-  back, sparsified or not. Moments stay, unless `restart` clears them:
+  The first step of every round but the first rewinds: the algorithm inside
+  computes the new mask from the trained weights, and the step sets the
+  parameters to `mask * snapshot`. The inner optimizer receives zeros in place
+  of the gradient, because it is the gradient at the weights before rewinding.
+  All parameters are rewound, sparsified or not. Moments are not, unless
+  `reset_state` clears them:
 
   .. code-block:: python
 
     starts = round_starts(rounds)
     inner = optax.chain(
-        restart(optax.scale_by_adam(), starts),
+        reset_state(optax.scale_by_adam(), starts),
         optax.scale_by_learning_rate(rewind_schedule(base, rounds)),
     )
     tx = sparsify(inner, iterative(rounds), key=0)
     tx = rewind_weights(tx, rounds, snapshot_at=1_000)
 
-  Updates are added to parameters, and `p + (s - p)` is exactly 0 for pruned
-  weights, but `s` only up to rounding for kept ones: they are off by at most
-  one unit in the last place of the larger of `|p|` and `|s|`.
+  Updates are added to parameters, so `p + (s - p)` is exactly 0 for pruned
+  weights, but for kept weights it equals `s` only up to rounding: the error is
+  at most one unit in the last place of the larger of `|p|` and `|s|`.
 
   Args:
-    tx: The optimizer, `sparsify(…)`; what collects or skips whole steps, as
-      `optax.MultiSteps`, goes around this.
+    tx: The optimizer, `sparsify(…)`; transformations that accumulate or skip
+      whole steps, such as `optax.MultiSteps`, wrap the result.
     rounds: The rounds of the algorithm inside.
     snapshot_at: The step before which the parameters are copied, from 0 (the
-      initial ones) to the last step of the first round.
+      initial parameters) to the last step of the first round.
 
   Returns:
     The rewinding optimizer; its `update` needs `params`.
 
   Raises:
-    ValueError: the rounds make no sense, or `snapshot_at` is outside the first
+    ValueError: the rounds are invalid, or `snapshot_at` is outside the first
       round; on `update`, if `params` is missing.
 
   References:
@@ -142,7 +143,7 @@ def rewind_weights(
   rewinds = np.asarray(round_starts(rounds)[1:], np.int32)
 
   def init_fn(params):
-    # Copies: the state may be donated together with the parameters.
+    # Copies, because state and parameters may be donated together.
     snapshot = jax.tree.map(jnp.copy, params)
     return RewindState(jnp.zeros([], jnp.int32), snapshot, tx.init(params))
 
@@ -152,7 +153,7 @@ def rewind_weights(
           'rewind_weights needs params: call tx.update(grads, opt_state, '
           'params).'
       )
-    # With the state donated, this cond leaves the snapshot where it is.
+    # With a donated state, this cond does not copy the snapshot.
     snapshot = jax.lax.cond(
         state.count == snapshot_at, lambda: params, lambda: state.snapshot
     )
@@ -163,7 +164,7 @@ def rewind_weights(
     updates, inner_state = tx.update(
         updates, state.inner_state, params, **extra_args
     )
-    # A select fuses with the update; a cond would have it written first.
+    # A select fuses with the update; a cond would materialize the update.
     target = masks.apply_mask(snapshot, get_mask(inner_state))
     updates = jax.tree.map(
         lambda u, s, p: jnp.where(again, s - p, u),

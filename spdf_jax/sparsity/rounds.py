@@ -1,4 +1,4 @@
-"""Rounds of iterative pruning: what each prunes, and when it begins."""
+"""Rounds of iterative pruning: their lengths, fractions and first steps."""
 
 from collections.abc import Sequence
 import itertools
@@ -14,14 +14,13 @@ class Round(NamedTuple):
   """One round of iterative pruning: prune, rewind, train."""
 
   steps: int
-  """How many steps it trains."""
+  """Number of training steps."""
 
   fraction: float = 0.0
-  """The fraction of the weights that remain in each layer, pruned when it
-  begins."""
+  """Fraction of each layer's remaining weights to prune at the first step."""
 
   rewind_to: int = 0
-  """The step of the base schedule at which its learning rate begins."""
+  """Step of the base schedule at which the round's learning rate begins."""
 
 
 def rounds_to(
@@ -32,21 +31,23 @@ def rounds_to(
 ) -> tuple[Round, ...]:
   """Returns a dense round and the pruning rounds that end at a sparsity.
 
-  Each prunes `fraction` of what remains; the last prunes what is left to do.
+  Each round prunes `fraction` of the remaining weights; the last prunes the
+  fraction that reaches the target.
 
   Args:
     target: The sparsity after the last round, in (0, 1).
     fraction: The fraction of the remaining weights pruned per round, in (0, 1).
-    steps: Steps of every round, or one number for each, the dense one first.
+    steps: Number of steps of every round, or a list with one number per round,
+      the dense one first.
     rewind_to: The step of the base schedule to which every round but the first
-      goes back.
+      rewinds.
 
   Returns:
-    The rounds, as few as reach the target.
+    The rounds, as few as possible.
 
   Raises:
-    ValueError: an argument is out of its range, or the number of `steps` is
-      not that of the rounds.
+    ValueError: an argument is out of its range, or `steps` is a list whose
+      length is not the number of rounds.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
@@ -59,7 +60,7 @@ def rounds_to(
   for name, value in (('target', target), ('fraction', fraction)):
     if not _is_fraction(value):
       raise ValueError(f'{name} is {value!r}; give a number in (0, 1).')
-  # Rounding must not add a round that prunes nothing.
+  # The tolerance prevents rounding from adding a round that prunes nothing.
   exactly = math.log1p(-target) / math.log1p(-fraction)
   number = max(1, math.ceil(exactly - 1e-9))
   last = 1 - (1 - target) / (1 - fraction) ** (number - 1)
@@ -79,13 +80,13 @@ def check_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:
   """Returns rounds as a tuple, or raises.
 
   Args:
-    rounds: The rounds; tuples of their fields will do.
+    rounds: The rounds, each a `Round` or a tuple of its fields.
 
   Returns:
     The rounds.
 
   Raises:
-    ValueError: there is none, a length is not positive, a `rewind_to` is
+    ValueError: there is no round, a length is not positive, a `rewind_to` is
       negative, or a fraction is outside (0, 1); the first may be 0.
 
   Example:
@@ -124,10 +125,10 @@ def round_starts(rounds: Sequence[Round]) -> list[int]:
     rounds: The rounds.
 
   Returns:
-    Rising steps from 0 on, e.g. for `restart`.
+    Increasing steps that begin with 0, e.g. for `reset_state`.
 
   Raises:
-    ValueError: the rounds make no sense.
+    ValueError: the rounds are invalid, see `check_rounds`.
 
   Example:
     >>> round_starts([Round(100), Round(50, 0.2), Round(50, 0.2)])

@@ -1,8 +1,8 @@
-"""Sparsity over time: schedules, evaluated step by step on the host.
+"""Schedules of sparsity, evaluated step by step on the host.
 
 A sparsity is a number, a schedule (a function of the step), or a tree of
-those. On the host the schedules here compute in float64, those of optax in
-float32; under tracing all are float32.
+those. On the host, schedules of this module compute in float64 and those of
+optax in float32; under tracing, all compute in float32.
 """
 
 from collections.abc import Callable
@@ -23,37 +23,38 @@ from spdf_jax.sparsity.times import UpdateTimes
 PyTree = Any
 Schedule = Callable[[Any], Any]
 
-# A `jax.tree_util.Partial` is a tree; here it is a schedule.
+# A `jax.tree_util.Partial` is a pytree node, but here it is a schedule.
 _is_leaf = lambda x: x is None or isinstance(x, jax.tree_util.Partial)
 
 
 def cubic(
     initial: float, final: float, steps: int, start: int = 0
 ) -> Schedule:
-  r"""Moves from one sparsity to another, fast first, as in gradual pruning.
+  r"""Returns a cubic schedule between two sparsities, for gradual pruning.
 
   .. math::
     s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n}\right)^3
 
   Args:
-    initial: :math:`s_i`, kept until `start`.
-    final: :math:`s_f`, reached `steps` later and kept.
+    initial: :math:`s_i`, the sparsity until `start`.
+    final: :math:`s_f`, the sparsity from `start + steps` on.
     steps: :math:`n`, the length of the ramp.
-    start: :math:`t_0`, the step at which it begins.
+    start: :math:`t_0`, the first step of the ramp.
 
   Returns:
     The schedule.
 
   Raises:
-    ValueError: a sparsity is outside [0, 1), or `steps` below 1.
+    ValueError: a sparsity is outside [0, 1), `steps` is below 1, or `start` is
+      negative.
 
   References:
     Zhu and Gupta, `To Prune, or Not to Prune
     <https://arxiv.org/abs/1710.01878>`_, 2017
 
   Example:
-    >>> level = cubic(0.0, 0.8, steps=100)
-    >>> level(0), level(50), level(1000)
+    >>> sparsity = cubic(0.0, 0.8, steps=100)
+    >>> sparsity(0), sparsity(50), sparsity(1000)
     (0.0, 0.7000000000000001, 0.8)
   """
   initial = check_sparsity(initial, 'initial')
@@ -67,42 +68,44 @@ def cubic(
   return schedule
 
 
-def periodic(levels: Sequence[float], period: int) -> Schedule:
-  """Goes through levels in turn, again and again, as in AC/DC.
+def periodic(sparsities: Sequence[float], period: int) -> Schedule:
+  """Returns a schedule that cycles through sparsities, as in AC/DC.
 
   Args:
-    levels: The sparsities of one cycle.
-    period: Steps for which each is kept.
+    sparsities: The sparsities of one cycle.
+    period: Number of steps of each sparsity in a cycle.
 
   Returns:
     The schedule.
 
   Raises:
-    ValueError: there are no levels, one is outside [0, 1), or `period` is
+    ValueError: there are no sparsities, one is outside [0, 1), or `period` is
       below 1.
 
   References:
     Peste et al., `AC/DC <https://arxiv.org/abs/2106.12379>`_, 2021
 
   Example:
-    >>> level = periodic([0.0, 0.9], period=10)
-    >>> [level(step) for step in (0, 9, 10, 20)]
+    >>> sparsity = periodic([0.0, 0.9], period=10)
+    >>> [sparsity(step) for step in (0, 9, 10, 20)]
     [0.0, 0.0, 0.9, 0.0]
   """
-  levels = tuple(check_sparsity(level, 'a level') for level in levels)
-  if not levels:
-    raise ValueError('levels is empty; give the sparsities of one cycle.')
+  sparsities = tuple(check_sparsity(s, 'a sparsity') for s in sparsities)
+  if not sparsities:
+    raise ValueError('sparsities is empty; give the sparsities of one cycle.')
   period = check_steps('period', period, 1)
 
   def schedule(count):
-    turn = count // period % len(levels)
-    return levels[turn] if is_host_int(count) else jnp.asarray(levels)[turn]
+    turn = count // period % len(sparsities)
+    if is_host_int(count):
+      return sparsities[turn]
+    return jnp.asarray(sparsities)[turn]
 
   return schedule
 
 
 def cosine(initial: float, steps: int) -> Schedule:
-  r"""Lowers a drop fraction to 0 by half a cosine, as in RigL.
+  r"""Returns a cosine decay of a drop fraction to 0, as in RigL.
 
   .. math:: f_t = \frac{f_0}{2} \left(1 + \cos \frac{\pi t}{n}\right)
 
@@ -114,7 +117,7 @@ def cosine(initial: float, steps: int) -> Schedule:
     The schedule.
 
   Raises:
-    ValueError: the fraction is outside (0, 1), or `steps` below 1.
+    ValueError: the fraction is outside (0, 1), or `steps` is below 1.
 
   References:
     Evci et al., `RigL <https://arxiv.org/abs/1911.11134>`_, 2020
@@ -137,7 +140,7 @@ def cosine(initial: float, steps: int) -> Schedule:
 
 
 def value_at(schedule: float | Schedule, count: int) -> float:
-  """Evaluates a number or a schedule on the host, also while jax traces.
+  """Evaluates a number or a schedule on the host, also under tracing.
 
   Args:
     schedule: A number, or a function of the step.
@@ -147,7 +150,7 @@ def value_at(schedule: float | Schedule, count: int) -> float:
     The value.
 
   Raises:
-    ValueError: the schedule returns no number.
+    ValueError: the schedule does not return a number.
 
   Example:
     >>> value_at(lambda step: jnp.float32(step) / 4, 3)
@@ -167,11 +170,11 @@ def value_at(schedule: float | Schedule, count: int) -> float:
 
 
 def is_constant(sparsity: PyTree) -> bool:
-  """Returns whether nothing in a sparsity is a schedule."""
+  """Returns whether a sparsity contains no schedule."""
   return not any(map(callable, jax.tree.leaves(sparsity, is_leaf=_is_leaf)))
 
 
-def level_at(sparsity: PyTree, count: int) -> PyTree:
+def sparsity_at(sparsity: PyTree, count: int) -> PyTree:
   """Evaluates a sparsity at a step.
 
   Args:
@@ -179,41 +182,41 @@ def level_at(sparsity: PyTree, count: int) -> PyTree:
     count: The step, on the host.
 
   Returns:
-    The same with a float for every number and schedule; `None` and text, the
-    patterns of `by_pattern`, stay.
+    The tree with a float for every number and schedule; `None` and strings (the
+    patterns of `by_pattern`) are unchanged.
 
   Raises:
-    ValueError: a level is outside [0, 1); it names the step.
+    ValueError: a sparsity is outside [0, 1); the message names the step.
 
   Example:
-    >>> level_at({'w': cubic(0.0, 0.5, 100), 'v': 0.75, 'b': None}, 100)
+    >>> sparsity_at({'w': cubic(0.0, 0.5, 100), 'v': 0.75, 'b': None}, 100)
     {'w': 0.5, 'v': 0.75, 'b': None}
   """
-  # jax would sort it, and of patterns the first counts.
+  # `jax.tree.map` would sort the keys, but the first matching pattern applies.
   if type(sparsity) is dict:
-    return {key: level_at(value, count) for key, value in sparsity.items()}
+    return {key: sparsity_at(value, count) for key, value in sparsity.items()}
 
-  def level(leaf):
+  def evaluate(leaf):
     if leaf is None or isinstance(leaf, str):
       return leaf
     if not callable(leaf):
       return check_sparsity(leaf)
     return check_sparsity(value_at(leaf, count), f'sparsity at step {count}')
 
-  return jax.tree.map(level, sparsity, is_leaf=_is_leaf)
+  return jax.tree.map(evaluate, sparsity, is_leaf=_is_leaf)
 
 
 class ScheduleRange(NamedTuple):
-  """Levels over all updates, each a tree like the sparsity's."""
+  """Extremes and end of a sparsity over all updates, each a number or tree."""
 
   minimum: PyTree
-  """The lowest level."""
+  """The lowest sparsity."""
 
   maximum: PyTree
-  """The highest level."""
+  """The highest sparsity."""
 
   final: PyTree
-  """The level of the last update."""
+  """The sparsity at the last update."""
 
 
 def schedule_range(
@@ -221,36 +224,36 @@ def schedule_range(
     times: UpdateTimes | None = None,
     total_steps: int | None = None,
 ) -> ScheduleRange:
-  """Finds the extremes and the end of a sparsity over its updates.
+  """Returns the extremes and the end of a sparsity over its mask updates.
 
   Args:
     sparsity: A number, a schedule, or a tree of those.
-    times: The updates; not needed where the sparsity is constant.
-    total_steps: Length of the run, needed if there is no last update; later
-      updates do not count.
+    times: The steps of mask updates; not needed for a constant sparsity.
+    total_steps: Length of the run; updates after its end are ignored. Required
+      if there is no last update.
 
   Returns:
-    The lowest, the highest and the last level: floats for one number or
+    The lowest, the highest and the last sparsity: floats for one number or
     schedule.
 
   Raises:
-    ValueError: a level is outside [0, 1), or the updates have no last one, or
-      none lies in the run.
+    ValueError: a sparsity is outside [0, 1), there is neither a last update nor
+      `total_steps`, or no update is in the run.
 
   Example:
     >>> from spdf_jax.sparsity.times import update_times
-    >>> level = periodic([0.0, 0.9], period=10)
-    >>> schedule_range(level, update_times(10), total_steps=50)
+    >>> sparsity = periodic([0.0, 0.9], period=10)
+    >>> schedule_range(sparsity, update_times(10), total_steps=50)
     ScheduleRange(minimum=0.0, maximum=0.9, final=0.0)
   """
   steps = [0]
   if not is_constant(sparsity):
     steps = _steps_in_run(times, total_steps)
-  levels = [level_at(sparsity, step) for step in steps]
+  sparsities = [sparsity_at(sparsity, step) for step in steps]
   return ScheduleRange(
-      jax.tree.map(lambda *values: min(values), *levels),
-      jax.tree.map(lambda *values: max(values), *levels),
-      levels[-1],
+      jax.tree.map(lambda *values: min(values), *sparsities),
+      jax.tree.map(lambda *values: max(values), *sparsities),
+      sparsities[-1],
   )
 
 
@@ -272,13 +275,13 @@ def _steps_in_run(
   if not steps:
     raise ValueError(
         f'total_steps is {end}, but the first update is at step '
-        f'{times.start}; let the run last beyond it.'
+        f'{times.start}; give a larger total_steps.'
     )
   return steps
 
 
 def _ramp(count: Any, steps: int) -> Any:
-  """Rises from 0 at count 0 to 1 at `steps`."""
+  """Returns a linear ramp from 0 at count 0 to 1 at `steps`."""
   if is_host_int(count):
     return min(max(int(count), 0), steps) / steps
   return jnp.clip(count, 0, steps) / steps

@@ -1,4 +1,4 @@
-"""Which leaves of a parameter tree are sparsified, and along which axes."""
+"""Selection of the sparsified leaves of a parameter tree, and of their axes."""
 
 import collections
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _EXCLUDED_WORDS = frozenset(
 
 
 def path_name(path: jax.tree_util.KeyPath) -> str:
-  """Returns a leaf's path as text, e.g. `'h_0/attn/wq/kernel'`."""
+  """Returns a leaf's path as a string, e.g. `'h_0/attn/wq/kernel'`."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
@@ -40,11 +40,11 @@ def by_name(tree: PyTree) -> dict[str, Any]:
 def hidden_matrices(path: str, leaf: Any) -> bool:
   """Selects the weight matrices of hidden layers: the default `where`.
 
-  A leaf is selected when it has two axes, both longer than one, a floating
+  A leaf is selected if it has two axes, both longer than one, and a floating
   dtype, and no part of its path names an embedding, a position table, an
   output head, a norm or a bias. Models with stacked (scanned) layers or with
-  per-head kernels pass a table of their own instead, because there a norm has
-  two axes and a matrix three.
+  per-head kernels need a `where` of their own, because there a norm has two
+  axes and a matrix three.
 
   Args:
     path: The leaf's path, parts joined by `'/'`.
@@ -79,12 +79,12 @@ def _is_excluded(part: str) -> bool:
 
 
 def select(where: Where, params: PyTree) -> list[Axes | None]:
-  """Asks `where` for every leaf of `params`.
+  """Returns the axes of every leaf of `params` that `where` selects.
 
   Args:
     where: `(path, leaf) -> Axes | bool`. `True` means that the last two axes
-      are (reduction, output) and every earlier axis counts independent layers.
-    params: Parameters, or anything of their shapes.
+      are (reduction, output) and all earlier axes index independent layers.
+    params: Parameters, or a tree of leaves with their shapes and dtypes.
 
   Returns:
     One entry per leaf, in the order of `jax.tree.leaves`: the axes with
@@ -98,7 +98,7 @@ def select(where: Where, params: PyTree) -> list[Axes | None]:
       _normalize_axes(where(path_name(path), leaf), path_name(path), leaf)
       for path, leaf in paths_and_leaves
   ]
-  # An empty tree is a placeholder (`optax.tree.map_params`), not a mistake.
+  # `optax.tree.map_params` passes an empty tree as a placeholder.
   if paths_and_leaves and not any(a is not None for a in axes):
     seen = ', '.join(
         f'{path_name(path)} {tuple(leaf.shape)}'
@@ -111,23 +111,23 @@ def select(where: Where, params: PyTree) -> list[Axes | None]:
   return axes
 
 
-def _normalize_axes(answer: Axes | bool, path: str, leaf: Any) -> Axes | None:
-  if isinstance(answer, bool) and not answer:
+def _normalize_axes(axes: Axes | bool, path: str, leaf: Any) -> Axes | None:
+  if isinstance(axes, bool) and not axes:
     return None
   ndim = len(leaf.shape)
-  if isinstance(answer, bool):
-    answer = Axes(reduction_axis=ndim - 2, output_axis=ndim - 1)
-  if not isinstance(answer, Axes):
+  if isinstance(axes, bool):
+    axes = Axes(reduction_axis=ndim - 2, output_axis=ndim - 1)
+  if not isinstance(axes, Axes):
     raise ValueError(
-        f'where returned {answer!r} for {path}; return a bool or '
+        f'where returned {axes!r} for {path}; return a bool or '
         'optax.contrib.MuonDimensionNumbers.'
     )
   as_tuple = lambda axis: (axis,) if isinstance(axis, int) else tuple(axis)
-  normal = Axes(*(tuple(a % max(ndim, 1) for a in as_tuple(x)) for x in answer))
+  normal = Axes(*(tuple(a % max(ndim, 1) for a in as_tuple(x)) for x in axes))
   named = normal.reduction_axis + normal.output_axis
   if ndim < 2 or len(set(named)) != len(named) or not all(normal):
     raise ValueError(
-        f'where names axes {tuple(answer)} for {path} of shape '
+        f'where names axes {tuple(axes)} for {path} of shape '
         f'{tuple(leaf.shape)}; a sparsified leaf needs distinct reduction and '
         'output axes.'
     )
@@ -135,7 +135,7 @@ def _normalize_axes(answer: Axes | bool, path: str, leaf: Any) -> Axes | None:
 
 
 def log_selection(params: PyTree, axes: list[Axes | None]) -> None:
-  """Logs which leaves are sparsified, once for each set of shapes."""
+  """Logs the sparsified leaves, once per set of paths and shapes."""
   chosen = [
       (path_name(path), tuple(leaf.shape))
       for (path, leaf), a in zip(
@@ -148,7 +148,7 @@ def log_selection(params: PyTree, axes: list[Axes | None]) -> None:
 
 @functools.cache
 def _log_once(chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int):
-  # Numbered layers are one line: h_0/mlp/wi and h_1/mlp/wi are h_*/mlp/wi.
+  # Counts numbered layers together: h_0/mlp/wi and h_1/mlp/wi are h_*/mlp/wi.
   kinds = collections.Counter(re.sub(r'\d+', '*', name) for name, _ in chosen)
   logger.info(
       'sparsify: %d of %d leaves, %s weights: %s',
@@ -158,19 +158,19 @@ def _log_once(chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int):
 
 
 def to_layers(tree: PyTree, params: PyTree, axes: list[Axes | None]) -> PyTree:
-  """Brings selected leaves to `[layers, inputs, outputs]`, others to `None`.
+  """Reshapes selected leaves to `[layers, inputs, outputs]`, others to `None`.
 
-  This is the form in which algorithms see parameters, gradients and masks:
-  whatever the layout of a leaf, a layer is a matrix and layers are apart.
+  Algorithms receive parameters, gradients and masks in this form, for any
+  layout of a leaf.
 
   Args:
-    tree: Parameters, or a tree of their structure; `None` may stand for a
-      whole subtree.
+    tree: Parameters, or a tree of their structure; `None` may replace a whole
+      subtree.
     params: The parameters, for their structure.
-    axes: What `select` returned for the parameters.
+    axes: Axes of the parameters, as `select` returns them.
 
   Returns:
-    A tree of the same structure.
+    A tree of the structure of `params`.
   """
   treedef = jax.tree.structure(params)
   full = jax.tree.broadcast(tree, params, is_leaf=lambda x: x is None)
@@ -183,7 +183,7 @@ def to_layers(tree: PyTree, params: PyTree, axes: list[Axes | None]) -> PyTree:
 def from_layers(
     layers: PyTree, params: PyTree, axes: list[Axes | None]
 ) -> PyTree:
-  """Undoes `to_layers`: brings leaves back to the shapes of `params`."""
+  """Reshapes leaves to the shapes of `params`; the inverse of `to_layers`."""
   leaves, treedef = jax.tree.flatten(params)
   return treedef.unflatten(
       None if a is None else _from_matrix(x, p.shape, a)

@@ -1,4 +1,4 @@
-"""`sparsify`: the wrapper that makes any optax optimizer train sparsely."""
+"""`sparsify`: a wrapper that adds sparse training to any optax optimizer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from spdf_jax.sparsity.state import SparsifyState
 PyTree = Any
 Revival = Callable[[jax.Array, PyTree, PyTree], PyTree]
 
-_REVIVAL = 1  # What a step's key is folded with for the values of weights.
+_REVIVAL = 1  # Folded into a step's key to draw the values of revived weights.
 
 
 def sparsify(
@@ -29,26 +29,26 @@ def sparsify(
     key: int | jax.Array,
     revive: Revival | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  r"""Trains with pruned weights that are exactly zero after every step.
+  r"""Wraps an optimizer to keep pruned weights at exactly zero.
 
-  With the mask :math:`m_t` that `algorithm` gives at step :math:`t`,
+  With the mask :math:`m_t` that `algorithm` computes at step :math:`t`,
 
   .. math::
     u_t, s_{t+1} = \mathrm{inner}(m_t \odot g_t,\ m_t \odot s_t,\
     m_t \odot p_t), \qquad
     \Delta p_t = m_t\, ?\ u_t : -p_t
 
-  so that :math:`p_t + \Delta p_t` is exactly zero off the mask whatever the
-  inner optimizer does, and everything of a weight's shape in the inner state
-  (moments, averages) is zero when the weight comes back; only an optimizer that
-  makes something of zeros, such as momentum of added noise, hands a weight what
-  it made in the step before.
+  so that :math:`p_t + \Delta p_t` is exactly zero off the mask for any inner
+  optimizer, and parameter-shaped inner state (moments, averages) is zero for a
+  weight that is revived. The exception is an optimizer whose state becomes
+  nonzero for zero gradients, such as momentum of added noise: a revived weight
+  then starts with the state of one step.
 
-  `sparsify` must be the last transformation of a chain: one that changes
-  updates after it (added noise, a second learning rate) loses the zeros. What
-  skips or collects whole steps goes around it: `optax.MultiSteps`,
-  `optax.apply_if_finite`, `optax.partition`. The last also freezes modules,
-  which then keep every weight:
+  `sparsify` must be the last transformation of a chain: a transformation after
+  it that changes updates (added noise, a second learning rate) would make
+  pruned weights nonzero. Transformations that skip or accumulate whole steps
+  wrap it: `optax.MultiSteps`, `optax.apply_if_finite`, `optax.partition`. The
+  last can also freeze modules, which then keep every weight:
 
   .. code-block:: python
 
@@ -57,16 +57,16 @@ def sparsify(
         {'encoder': 'frozen', 'decoder': 'trained'},
     )
 
-  The initial parameters are the caller's: mask them once with
+  The caller masks the initial parameters once with
   `apply_mask(params, get_mask(opt_state))`.
 
   Args:
     inner: The optimizer.
-    algorithm: The mask at each step, e.g. `static(0.75)`.
-    where: Which leaves are sparsified: `(path, leaf) -> bool` or the axes.
-    key: Seed or typed PRNG key of everything random in the algorithm.
-    revive: `(key, params, mask) -> values` of the weights that come back, e.g.
-      `scaled_normal(0.5)`; by default they start at zero.
+    algorithm: Algorithm that computes the mask, e.g. `static(0.75)`.
+    where: `(path, leaf) -> bool | Axes`: the selection of leaves to sparsify.
+    key: Seed or typed PRNG key of all randomness in the algorithm.
+    revive: `(key, params, mask) -> values`: initial values of revived weights,
+      e.g. `scaled_normal(0.5)`; by default they start at zero.
 
   Returns:
     The sparse optimizer; its `update` needs `params`.
@@ -104,7 +104,7 @@ def sparsify(
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),
         mask=mask,
-        # A copy: the state may be donated, the caller's key must not be.
+        # A copy, because donating the state must not donate the caller's key.
         key=jnp.array(jax.random.key_data(key)),
         dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
         inner_state=inner.init(masks.apply_mask(params, mask)),
@@ -165,8 +165,8 @@ def sparsify(
       )
       return selection.from_layers(layers, params, axes)
 
-    # The cond returns masks only: one that carried the optimizer state would
-    # copy it at every step.
+    # The cond returns masks only, because a cond that returned the optimizer
+    # state would copy it at every step.
     return jax.lax.cond(update_now, new_mask, lambda: state.mask)
 
   def _revive(update_now, updates, state, params, mask):
@@ -192,7 +192,7 @@ def sparsify(
 def _keep_moments(
     skip: jax.Array, new: PyTree, old: PyTree, params: PyTree
 ) -> PyTree:
-  """Takes the old of everything of a weight's shape; counters go on."""
+  """Restores parameter-shaped state where a step is skipped, not counters."""
   like_params = state_matching.map_like_params(lambda _: True, new, params)
   return jax.tree.map(
       lambda chosen, n, o: jnp.where(skip, o, n) if chosen is True else n,
@@ -201,7 +201,7 @@ def _keep_moments(
 
 
 def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
-  """Sends -p, in the parameter's own dtype, for pruned weights."""
+  """Replaces updates of pruned weights by -p, in the parameter's dtype."""
   return jax.tree.map(
       lambda m, u, p: u if m is None else jnp.where(m, u, -p),
       mask, updates, params, is_leaf=lambda x: x is None,

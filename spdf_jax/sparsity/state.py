@@ -1,4 +1,4 @@
-"""The state of `sparsify`, found in any nesting of optimizer states."""
+"""The state of `sparsify`, and access to it in nested optimizer states."""
 
 import functools
 from typing import Any
@@ -14,10 +14,10 @@ PyTree = Any
 
 
 class SparsifyState(NamedTuple):
-  """State of `sparsify`: the only place where a mask lives."""
+  """State of `sparsify`, the only place where the mask is stored."""
 
   count: jax.Array
-  """Steps taken, int32."""
+  """Number of steps taken, int32."""
 
   mask: PyTree
   """`True` where a weight is kept; `None` for leaves that stay dense. Packed
@@ -34,16 +34,16 @@ class SparsifyState(NamedTuple):
 
 
 def stored_mask(opt_state: PyTree) -> PyTree:
-  """Returns the mask as it is stored: booleans, or packed.
+  """Returns the mask in its stored form: booleans, or packed.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
 
   Returns:
-    What `get_mask` returns, with a `PackedMask` in place of packed leaves.
+    The mask of `get_mask`, with packed leaves as `PackedMask`.
 
   Raises:
-    ValueError: there is no `SparsifyState` in it.
+    ValueError: there is no `SparsifyState` in `opt_state`.
 
   Example:
     >>> import spdf_jax as spdf
@@ -61,10 +61,10 @@ def stored_mask(opt_state: PyTree) -> PyTree:
 
 
 def get_mask(opt_state: PyTree) -> PyTree:
-  """Returns the mask out of any nesting of optimizer states.
+  """Returns the mask from any nesting of optimizer states.
 
-  Several `sparsify` (under `optax.partition`) each own some leaves; their
-  masks are merged, with `None` in place of a subtree that none owns.
+  Under `optax.partition`, several `sparsify` each own some leaves; their masks
+  are merged, with `None` in place of a subtree that none owns.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
@@ -73,7 +73,7 @@ def get_mask(opt_state: PyTree) -> PyTree:
     The mask, in the structure of the parameters.
 
   Raises:
-    ValueError: there is no `SparsifyState` in it.
+    ValueError: there is no `SparsifyState` in `opt_state`.
 
   Example:
     >>> import spdf_jax as spdf
@@ -91,10 +91,10 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
     opt_state: The state of an optimizer that contains `sparsify`.
 
   Returns:
-    A bool scalar: true where any `sparsify` in it needs them.
+    A bool scalar: true if any `sparsify` in `opt_state` needs them.
 
   Raises:
-    ValueError: there is no `SparsifyState` in it.
+    ValueError: there is no `SparsifyState` in `opt_state`.
 
   Example:
     >>> import spdf_jax as spdf
@@ -107,10 +107,10 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
 
 
 def densify(opt_state: PyTree) -> PyTree:
-  """Sets every mask to all `True`; moments and counters stay.
+  """Sets every mask to all `True`; moments and counters are unchanged.
 
-  An algorithm that still has updates to come prunes again at the next one; to
-  end it for good, `join` it with `dense()`.
+  An algorithm with mask updates left prunes again at the next one; `join` it
+  with `dense()` to make training dense from a step on.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
@@ -119,7 +119,8 @@ def densify(opt_state: PyTree) -> PyTree:
     The state with which the same optimizer continues densely.
 
   Raises:
-    ValueError: there is no `SparsifyState` in it, or it is stored compactly.
+    ValueError: there is no `SparsifyState` in `opt_state`, or it is stored
+      compactly.
 
   Example:
     >>> import spdf_jax as spdf
@@ -145,7 +146,7 @@ _is_empty = lambda x: x is None or isinstance(x, optax.MaskedNode)
 
 
 def _merge(one: PyTree, other: PyTree) -> PyTree:
-  """Fills the places that `optax.partition` left empty in one mask."""
+  """Merges two masks, each with leaves that `optax.partition` left empty."""
   if _is_empty(one):
     return other
   if _is_empty(other) or jax.tree_util.all_leaves([one]):
@@ -160,6 +161,6 @@ def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:
   if not found:
     raise ValueError(
         'the optimizer state holds no SparsifyState; wrap the optimizer with '
-        'spdf_jax.sparsify and pass the state of that.'
+        'spdf_jax.sparsify and pass the state of the wrapped optimizer.'
     )
   return found

@@ -1,4 +1,4 @@
-"""Parameter-shaped leaves of optimizer states, found by path and shape."""
+"""Matching of optimizer-state leaves to parameters, by path and shape."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,19 +15,18 @@ def map_like_params(
 ) -> PyTree:
   """Maps `f` over the leaves of `state` that belong to a parameter.
 
-  A leaf of the state belongs to the parameter whose key path is the longest
-  suffix of the leaf's own path and whose shape is equal: Adam's
-  `0/mu/h_0/kernel` to `h_0/kernel`. This holds for any optimizer that builds
-  its state with `jax.tree.map` over the parameters, inside `optax.partition`
-  too. Factored moments, counters and hyper-parameters have other shapes and
-  pass unchanged.
+  A leaf of the state belongs to the parameter of equal shape whose key path is
+  the longest suffix of the leaf's own path: Adam's `0/mu/h_0/kernel` belongs to
+  `h_0/kernel`. This works for any optimizer that builds its state with
+  `jax.tree.map` over the parameters, inside `optax.partition` too. Factored
+  moments, counters and hyperparameters have other shapes and pass unchanged.
 
   Args:
-    f: `(state_leaf, *rest_leaves) -> leaf`, with one rest leaf per tree in
-      `rest`, at the parameter it belongs to.
+    f: `(state_leaf, *rest_leaves) -> leaf`; each rest leaf is that of the
+      matching parameter in one tree of `rest`.
     state: State of any optax transformation.
     params: The parameters, or their shapes.
-    *rest: Trees of the structure of `params`; `None` at a leaf is passed on.
+    *rest: Trees of the structure of `params`; a `None` leaf is passed to `f`.
 
   Returns:
     `state` with the matching leaves replaced.
@@ -58,11 +57,10 @@ def map_like_params(
 
 
 def state_shardings(state: PyTree, params: PyTree) -> PyTree:
-  """Gives masks and moments the shardings of the parameters they belong to.
+  """Returns a state's shardings: those of the matching parameters.
 
-  `jax.jit(tx.init)` replicates its results unless it is told otherwise, and
-  the state would start on every device. What belongs to no parameter is
-  replicated.
+  Without `out_shardings`, `jax.jit(tx.init)` would replicate masks and moments
+  on every device. Leaves that belong to no parameter are replicated.
 
   Args:
     state: The state, or its shapes: `jax.eval_shape(tx.init, params)`.
@@ -72,7 +70,7 @@ def state_shardings(state: PyTree, params: PyTree) -> PyTree:
     Shardings in the structure of `state`, for `out_shardings`.
 
   Raises:
-    ValueError: a parameter is not laid out on a mesh.
+    ValueError: the parameters are not all sharded over one mesh.
 
   Example:
     >>> import jax.numpy as jnp, optax
@@ -89,7 +87,7 @@ def state_shardings(state: PyTree, params: PyTree) -> PyTree:
   meshes = {getattr(s, 'mesh', None) for s in jax.tree.leaves(shardings)}
   if len(meshes) != 1 or None in meshes:
     raise ValueError(
-        'the parameters lie on no mesh, or on several; put them on one with '
+        'the parameters are on no mesh, or on several; put them on one with '
         'jax.device_put(params, NamedSharding(mesh, …)).'
     )
   replicated = jax.NamedSharding(meshes.pop(), jax.P())

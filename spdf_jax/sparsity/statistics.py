@@ -1,4 +1,4 @@
-"""What masks contain, and what changes between two of them."""
+"""Counts of the weights that masks keep, and of differences between masks."""
 
 from collections.abc import Iterator
 import itertools
@@ -15,34 +15,34 @@ PyTree = Any
 
 
 class LayerSparsity(NamedTuple):
-  """Kept and all weights of one layer."""
+  """Numbers of kept weights and of all weights of one layer."""
 
   kept: int
   total: int
 
   @property
   def sparsity(self) -> float:
-    """Fraction of zeros."""
+    """Fraction of zeros in the layer."""
     return 1 - self.kept / self.total
 
 
 class Summary(NamedTuple):
-  """What `summarize` counts, exactly."""
+  """Exact counts of a mask, as `summarize` returns them."""
 
   layers: dict[str, LayerSparsity]
-  """Per sparsified layer; stacked layers apart, as `path[0]`, `path[1]`, …"""
+  """Counts by sparsified layer; stacked layers are `path[0]`, `path[1]`, …"""
 
   parameters: int
-  """Parameters of the model, sparsified or not."""
+  """Number of parameters of the model, sparsified or not."""
 
   @property
   def kept(self) -> int:
-    """Kept weights of sparsified layers."""
+    """Number of kept weights of sparsified layers."""
     return sum(layer.kept for layer in self.layers.values())
 
   @property
   def sparsified(self) -> int:
-    """Weights of sparsified layers, kept or not."""
+    """Number of weights of sparsified layers, kept or pruned."""
     return sum(layer.total for layer in self.layers.values())
 
   @property
@@ -82,10 +82,11 @@ def summarize(
   Args:
     mask: A mask, as `get_mask` returns it.
     params: The parameters, or their shapes.
-    where: The selection given to `sparsify`; tells stacked layers apart.
+    where: The `where` given to `sparsify`; determines the axes of stacked
+      layers.
 
   Returns:
-    Exact integer counts; printing it gives a table.
+    Exact integer counts; `str` formats them as a table.
 
   Example:
     >>> import jax.numpy as jnp
@@ -96,7 +97,7 @@ def summarize(
     (0.5, True)
   """
   stacks = _stacks(mask, params, where)
-  # Summed where they lie: only the counts come to the host.
+  # Sums on the devices, so that only the counts are copied to the host.
   layers = {
       name: LayerSparsity(int(kept), stack.shape[1] * stack.shape[2])
       for path, stack in stacks
@@ -109,37 +110,38 @@ def summarize(
 
 
 class MaskChange(NamedTuple):
-  """What one layer's mask gained, lost and kept."""
+  """Counts of the differences between two masks of one layer."""
 
   grown: int
-  """Weights active after, not before."""
+  """Number of weights kept after, not before."""
 
   dropped: int
-  """Weights active before, not after."""
+  """Number of weights kept before, not after."""
 
   surviving: int
-  """Weights active before and after."""
+  """Number of weights kept before and after."""
 
   @property
   def overlap(self) -> float:
-    """Jaccard index: of the weights active in either, the share in both."""
+    """Jaccard index: the share of weights kept in both of those in either."""
     return self.surviving / sum(self) if any(self) else 1.0
 
 
-def changes(
+def mask_changes(
     before: PyTree,
     after: PyTree,
     params: PyTree,
     *,
     where: selection.Where = selection.hidden_matrices,
 ) -> dict[str, MaskChange]:
-  """Counts what changed from one mask to another, per layer, on the host.
+  """Counts the differences between two masks, per layer, on the host.
 
   Args:
     before: A mask, as `get_mask` returns it.
-    after: Another of the same parameters.
+    after: Another mask of the same parameters.
     params: The parameters, or their shapes.
-    where: The selection given to `sparsify`; tells stacked layers apart.
+    where: The `where` given to `sparsify`; determines the axes of stacked
+      layers.
 
   Returns:
     Exact integer counts by layer, named as in `summarize`.
@@ -152,7 +154,7 @@ def changes(
     >>> params = {'w': jnp.ones((2, 2)), 'b': jnp.ones(2)}
     >>> one = {'w': jnp.array([[True, True], [False, False]]), 'b': None}
     >>> other = {'w': jnp.array([[True, False], [True, True]]), 'b': None}
-    >>> changes(one, other, params)
+    >>> mask_changes(one, other, params)
     {'w': MaskChange(grown=2, dropped=1, surviving=1)}
   """
   found = {}
@@ -178,18 +180,19 @@ def overlap(
     *,
     where: selection.Where = selection.hidden_matrices,
 ) -> dict[str, float]:
-  """Returns how alike two masks are in every layer, from 0 to 1.
+  """Returns the overlap of two masks in every layer, from 0 to 1.
 
   Args:
     one: A mask, as `get_mask` returns it.
-    other: Another of the same parameters.
+    other: Another mask of the same parameters.
     params: The parameters, or their shapes.
-    where: The selection given to `sparsify`; tells stacked layers apart.
+    where: The `where` given to `sparsify`; determines the axes of stacked
+      layers.
 
   Returns:
-    The Jaccard index by layer: of the weights active in either mask, the share
-    that is active in both; 1 where none is active. Two random masks of density
-    d have d / (2 - d).
+    The Jaccard index by layer: the number of weights kept in both masks divided
+    by the number kept in either; 1 where none is kept. Two random masks of
+    sparsity s have an expected index of about (1 - s) / (1 + s).
 
   Raises:
     ValueError: the masks have different leaves or shapes.
@@ -203,14 +206,14 @@ def overlap(
   """
   return {
       name: change.overlap
-      for name, change in changes(one, other, params, where=where).items()
+      for name, change in mask_changes(one, other, params, where=where).items()
   }
 
 
 def _layers(
     mask: PyTree, params: PyTree, where: selection.Where
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields every layer's name and mask `[inputs, outputs]`."""
+  """Yields the name and the mask `[inputs, outputs]` of every layer."""
   for path, stack in _stacks(mask, params, where):
     yield from _numbered(path, np.asarray(stack))
 
@@ -218,7 +221,7 @@ def _layers(
 def _stacks(
     mask: PyTree, params: PyTree, where: selection.Where
 ) -> list[tuple[str, jax.Array]]:
-  """Returns every leaf's path and masks `[layers, inputs, outputs]`."""
+  """Returns the path and masks `[layers, inputs, outputs]` of every leaf."""
   axes = selection.select(where, params)
   stacks = selection.to_layers(mask, params, axes)
   return [
@@ -228,6 +231,6 @@ def _stacks(
 
 
 def _numbered(path: str, stack: np.ndarray) -> Iterator[tuple[str, Any]]:
-  """Yields what a stack has of each layer, with the layer's name."""
+  """Yields the name and the entry of each layer of a stack."""
   for i, layer in enumerate(stack):
     yield path + (f'[{i}]' if len(stack) > 1 else ''), layer

@@ -1,11 +1,11 @@
-"""Compact storage: parameters and moments of kept weights alone.
+"""Compact storage: parameters and moments of kept weights only.
 
-Between changes of the mask an elementwise optimizer never touches a pruned
-weight. Compactly stored, a sparsified leaf of the parameters, and every leaf of
-the optimizer's state that belongs to it, is the vector of its kept values, and
-the mask a bit per weight: under AdamW 12 bytes per kept weight and an eighth of
-a byte per weight, where dense arrays take 13 per weight. The optimizer is the
-same, and so are its updates.
+Between mask updates an elementwise optimizer never changes a pruned weight.
+Compact storage holds a sparsified leaf of the parameters, and every leaf of the
+optimizer state that belongs to it, as the vector of its kept values, and the
+mask as one bit per weight: with AdamW 12 bytes per kept weight and an eighth of
+a byte per weight, instead of 13 bytes per weight in dense arrays. The same
+optimizer runs on these vectors and computes the same updates.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ PyTree = Any
 
 _is_packed = lambda x: isinstance(x, PackedMask)
 _is_leaf = lambda x: x is None or _is_packed(x)
-_TINY = 4, 6  # Rows and columns of a layer that an optimizer is tried on.
+_TINY = 4, 6  # Shape of the layers on which `check_elementwise` compares.
 _TOLERANCE = 1e-4
 
 
@@ -39,7 +39,7 @@ def is_packed(mask: PyTree) -> bool:
 
 
 def unpack_masks(mask: PyTree) -> PyTree:
-  """Returns a mask as booleans, however it is stored.
+  """Returns a mask as booleans; unpacks packed leaves.
 
   Example:
     >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
@@ -53,14 +53,14 @@ def unpack_masks(mask: PyTree) -> PyTree:
 
 
 def kept_sizes(mask: PyTree) -> PyTree:
-  """Returns how much room compact storage of a mask needs.
+  """Returns the vector lengths that compact storage of a mask needs.
 
   Args:
-    mask: bool leaves on the host or a device, the last two axes a layer.
+    mask: bool leaves on the host or a device; the last two axes are a layer.
 
   Returns:
-    A tree of its structure: the most weights that a layer of the leaf keeps,
-    `None` kept.
+    A tree of the structure of `mask`: the largest number of weights that a
+    layer of the leaf keeps; `None` leaves stay `None`.
 
   Example:
     >>> kept_sizes({'w': jnp.eye(3, dtype=bool), 'b': None})
@@ -72,15 +72,15 @@ def kept_sizes(mask: PyTree) -> PyTree:
 
 
 def pack_values(tree: PyTree, mask: PyTree, sizes: PyTree) -> PyTree:
-  """Takes the kept values out of a tree of the parameters' structure.
+  """Gathers the kept values of a tree with the parameters' structure.
 
   Args:
     tree: Parameters, gradients or moments.
-    mask: Packed.
-    sizes: Room for the values of a layer of each leaf.
+    mask: The packed mask.
+    sizes: Length of the vector of values of a layer, for each leaf.
 
   Returns:
-    The tree, its sparsified leaves `[..., size]`.
+    The tree, with sparsified leaves as values `[..., size]`.
 
   Example:
     >>> mask = pack_masks({'w': jnp.eye(2, dtype=bool), 'b': None})
@@ -95,7 +95,7 @@ def pack_values(tree: PyTree, mask: PyTree, sizes: PyTree) -> PyTree:
 
 
 def unpack_values(tree: PyTree, mask: PyTree) -> PyTree:
-  """Undoes `pack_values`: pruned weights are exactly zero.
+  """Unpacks what `pack_values` returned; pruned weights are exactly zero.
 
   Example:
     >>> mask = pack_masks({'w': jnp.eye(2, dtype=bool)})
@@ -116,13 +116,13 @@ def pack_masks(mask: PyTree) -> PyTree:
 def pack_like_params(
     state: PyTree, params: PyTree, mask: PyTree, sizes: PyTree
 ) -> PyTree:
-  """Packs what of an optimizer's state is of a sparsified leaf's shape.
+  """Packs the leaves of an optimizer state that match a sparsified parameter.
 
   Args:
-    state: Of any transformation; masks are the caller's to pack.
+    state: State of any transformation, without masks; the caller packs those.
     params: The parameters, or their shapes.
-    mask: Packed.
-    sizes: Room for the values of a layer of each leaf.
+    mask: The packed mask.
+    sizes: Length of the vector of values of a layer, for each leaf.
 
   Returns:
     The state, other leaves unchanged.
@@ -134,7 +134,7 @@ def pack_like_params(
 
 
 def unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
-  """Undoes `pack_like_params`; `params` are packed."""
+  """Unpacks what `pack_like_params` returned; `params` are packed."""
   return state_matching.map_like_params(
       lambda x, m: x if m is None else packing.scatter_kept(x, m),
       state, params, _per_leaf(mask, params),
@@ -142,21 +142,21 @@ def unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
 
 
 def _per_leaf(tree: PyTree, params: PyTree) -> PyTree:
-  """Says `None` of every leaf where a tree says it of a subtree."""
+  """Broadcasts `None` at a subtree to all leaves of this subtree."""
   return jax.tree.broadcast(
       tree, params, is_leaf=_is_leaf
   )
 
 
 def check_room(mask: PyTree, sizes: PyTree) -> None:
-  """Raises ValueError where a mask keeps more than there is room for.
+  """Raises ValueError if a mask keeps more weights than compact storage holds.
 
   Args:
-    mask: bool leaves; traced ones are not checked.
-    sizes: Room for the values of a layer of each leaf.
+    mask: bool leaves; traced leaves are not checked.
+    sizes: Length of the vector of values of a layer, for each leaf.
 
   Raises:
-    ValueError: a leaf keeps more.
+    ValueError: a layer keeps more weights than its leaf's size.
 
   Example:
     >>> check_room({'w': jnp.eye(3, dtype=bool)}, {'w': 3})
@@ -181,21 +181,22 @@ def check_elementwise(
     mask: PyTree,
     **extra_args: Any,
 ) -> None:
-  """Refuses an optimizer that needs more of a matrix than its kept values.
+  """Raises ValueError if an optimizer needs more than the kept values.
 
-  Its state must be of the same shapes whether it is made for values or was
-  packed from that of matrices, and its updates the same for a small model of
-  the same leaves: sums over a leaf are, means, rows and singular values not.
+  The optimizer must give a state of the same shapes when it is initialized with
+  packed parameters as when its dense state is packed, and the same updates for
+  small random leaves as matrices and as packed values. Optimizers that use sums
+  over a leaf pass; those that use means, rows or singular values do not.
 
   Args:
     inner: The optimizer inside `sparsify`.
-    state: Its state, packed.
-    params: Packed.
-    mask: Packed.
-    **extra_args: What its update is given.
+    state: The packed state of `inner`.
+    params: The packed parameters.
+    mask: The packed mask.
+    **extra_args: Extra arguments of the optimizer's update.
 
   Raises:
-    ValueError: it needs matrices.
+    ValueError: the optimizer works on whole matrices.
   """
   shapes = lambda tree: [
       (selection.path_name(path), x.shape, x.dtype)
@@ -204,17 +205,17 @@ def check_elementwise(
   try:
     like = jax.eval_shape(inner.init, params)
   except (TypeError, ValueError, IndexError) as error:
-    reason = f'it cannot start from them ({error})'
+    reason = f'it cannot be initialized with them ({error})'
     raise ValueError(_refusal(reason)) from error
   if shapes(like) != shapes(state):
     raise ValueError(_refusal(
-        'what it keeps of a matrix is not what it keeps of its values'
+        'its state has other shapes for these values than for matrices'
     ))
   with jax.ensure_compile_time_eval():
     for matrix, values in _try_on_tiny(inner, params, mask, extra_args):
       if not np.allclose(matrix, values, rtol=_TOLERANCE, atol=1e-7):
         raise ValueError(_refusal(
-            'it updates a weight otherwise among its matrix'
+            'its update of a weight depends on the rest of the matrix'
         ))
 
 
@@ -227,13 +228,13 @@ def _refusal(reason: str) -> str:
 
 
 def _try_on_tiny(inner, params, mask, extra_args):
-  """Yields updates of small leaves, each as a matrix and as values."""
+  """Yields pairs of updates of small leaves: as matrix and as values."""
   rng = np.random.default_rng(0)
   board = np.indices(_TINY).sum(0) % 2 == 0
 
   def draw():
     def leaf(m, p):
-      # As few shapes as can be: each is compiled for.
+      # Few distinct shapes, because each one is compiled separately.
       stack = p.shape[:-2] if m is None else m.shape[:-2]
       matrix = m is not None or len(p.shape) > 1
       tail = _TINY if matrix else (board.sum(),) * len(p.shape)

@@ -1,8 +1,8 @@
-"""Structures of sparsity: which weights are kept or pruned together, or apart.
+"""Structures of masks: units of weights, and the groups that rank them.
 
-A structure makes units of the weights of a leaf `[layers, inputs, outputs]`,
-and says which units compete: a block of weights that lives or dies together is
-one unit; a group that has its own count is one competition.
+A structure partitions the weights of a leaf `[layers, inputs, outputs]` into
+units, which are kept or pruned as a whole, such as blocks, and the units into
+groups, which are ranked together and have one count.
 """
 
 from collections.abc import Callable
@@ -19,23 +19,24 @@ class Structure(NamedTuple):
   """A structure: pure functions of shapes and arrays."""
 
   check: Callable[[float], None]
-  """Raises ValueError where a structure cannot have a sparsity."""
+  """`(sparsity) -> None`: raises ValueError if the structure cannot have the
+  sparsity."""
 
   unit_shape: Callable[[Shape], Shape]
-  """`(layers, inputs, outputs) -> (competitions, a, b)`, where `a * b` units
-  compete; raises ValueError where a structure does not divide a leaf."""
+  """`(layers, inputs, outputs) -> (groups, a, b)`, where `a * b` units form a
+  group; raises ValueError if the structure does not divide a leaf."""
 
   reduce: Callable[[jax.Array], jax.Array]
-  """Scores of weights to scores of units, `[..., a, b]`: their sum. Axes before
-  the last two number competitions; they are not merged, so that sharded ones
-  stay where they are."""
+  """`(scores) -> unit_scores`: sums of the scores in each unit, `[..., a, b]`.
+  The axes before the last two index groups; they are not merged, so that
+  sharded axes need no resharding."""
 
   expand: Callable[[jax.Array, Shape], jax.Array]
   """`(mask of units, shape of the leaf) -> mask of weights`."""
 
 
 def unstructured() -> Structure:
-  """Every weight on its own, all of a layer compete.
+  """Treats every weight as a unit; a layer is one group.
 
   Returns:
     The structure.
@@ -53,25 +54,26 @@ UNSTRUCTURED = Structure(
     reduce=lambda scores: scores,
     expand=lambda mask, shape: mask.reshape(shape),
 )
-"""What `unstructured()` returns: a default for arguments."""
+"""The result of `unstructured()`, as a default for arguments."""
 
 
 def n_of_m(n: int, m: int, axis: str = 'inputs') -> Structure:
   """Keeps exactly n of every m consecutive weights, e.g. 2:4.
 
-  Its only sparsity is `1 - n / m`; 0 leaves a leaf dense.
+  The only possible sparsity is `1 - n / m`, besides 0 for a dense leaf.
 
   Args:
-    n: How many are kept.
-    m: Of how many.
-    axis: `'inputs'` or `'outputs'`: along which the m weights lie.
+    n: Number of weights kept of every m.
+    m: Number of consecutive weights in a group.
+    axis: `'inputs'` or `'outputs'`: the axis along which weights are
+      consecutive.
 
   Returns:
     The structure.
 
   Raises:
-    ValueError: not 0 < n < m, or `axis` is unknown; later, where m does not
-      divide the axis or another sparsity is asked for.
+    ValueError: not 0 < n < m, or `axis` is unknown; later, if m does not
+      divide the axis or the sparsity is another one.
 
   References:
     Mishra et al., `Accelerating Sparse Deep Neural Networks
@@ -86,13 +88,13 @@ def n_of_m(n: int, m: int, axis: str = 'inputs') -> Structure:
   _check_size('m', m)
   if n >= m:
     raise ValueError(f'n is {n} and m is {m}; keep fewer than m of m weights.')
-  level = 1 - n / m
+  fraction = 1 - n / m
 
   def check(sparsity):
-    if sparsity and not math.isclose(sparsity, level, abs_tol=1e-6):
+    if sparsity and not math.isclose(sparsity, fraction, abs_tol=1e-6):
       raise ValueError(
           f'sparsity is {sparsity} under n_of_m({n}, {m}), which keeps exactly '
-          f'{n} of {m}; give {level:.7g}.'
+          f'{n} of {m}; give {fraction:.7g}.'
       )
 
   def groups_of(shape):
@@ -106,16 +108,16 @@ def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
   """Keeps equally many weights in every group of outputs or inputs.
 
   Args:
-    groups: The number of groups of consecutive outputs (inputs), such as heads;
+    groups: Number of groups of consecutive outputs (inputs), such as heads;
       `None`: every single output (input) is a group.
-    axis: `'inputs'` or `'outputs'`: which are grouped.
+    axis: `'inputs'` or `'outputs'`: the axis that is grouped.
 
   Returns:
     The structure.
 
   Raises:
-    ValueError: `groups` is no positive int or `axis` is unknown; later, where
-      the groups do not divide the axis.
+    ValueError: `groups` is not a positive int or `axis` is unknown; later, if
+      `groups` does not divide the axis.
 
   Example:
     >>> balanced(12).unit_shape((1, 768, 768))
@@ -135,18 +137,18 @@ def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
 
 
 def block(inputs: int, outputs: int) -> Structure:
-  """Keeps or prunes whole blocks of weights; all blocks of a layer compete.
+  """Keeps or prunes whole blocks of weights; a layer is one group of blocks.
 
   Args:
-    inputs: Rows of a block.
-    outputs: Columns of a block.
+    inputs: Number of rows of a block.
+    outputs: Number of columns of a block.
 
   Returns:
     The structure.
 
   Raises:
-    ValueError: a size is no positive int; later, where a block does not divide
-      a leaf.
+    ValueError: a size is not a positive int; later, if blocks do not divide a
+      leaf.
 
   Example:
     >>> block(4, 4).unit_shape((2, 8, 16))
@@ -161,7 +163,7 @@ def channel(axis: str) -> Structure:
   """Keeps or prunes all weights of an input or of an output together.
 
   Args:
-    axis: `'inputs'` or `'outputs'`: what is pruned.
+    axis: `'inputs'` or `'outputs'`: the axis whose entries are pruned.
 
   Returns:
     The structure.
@@ -185,7 +187,7 @@ _AXES = {'inputs': 1, 'outputs': 2}
 def _blocks(
     size_of: Callable[[Shape], tuple[int, int]], name: str
 ) -> Structure:
-  """Units are blocks of weights."""
+  """Builds a structure whose units are blocks of weights."""
 
   def unit_shape(shape):
     rows, columns = size_of(shape)
@@ -217,10 +219,10 @@ def _grouped(
     order: tuple[int, ...],
     units: tuple[int, ...] = (),
 ) -> Structure:
-  """Units are weights; an axis falls into groups that do not compete.
+  """Builds a structure of single weights, with groups along an axis.
 
-  `order` brings the axes of the leaf, split into groups, to competitions before
-  units; `units` are axes of length one after them.
+  `order` transposes the axes of the leaf, after the split into groups, so that
+  group axes precede unit axes; `units` are further unit axes of length one.
   """
   back = tuple(order.index(i) for i in range(4))
 
@@ -234,8 +236,8 @@ def _grouped(
     return tuple(parts[i] for i in order)
 
   def unit_shape(shape):
-    *competitions, a, b = (*ordered(shape), *units)
-    return math.prod(competitions), a, b
+    *groups, a, b = (*ordered(shape), *units)
+    return math.prod(groups), a, b
 
   def reduce(scores):
     apart = scores.reshape(split(scores.shape)).transpose(order)

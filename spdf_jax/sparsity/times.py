@@ -15,22 +15,22 @@ _LAST_STEP = 2**31 - 1
 
 
 class UpdateTimes(NamedTuple):
-  """Steps at which masks are updated; `update_times` makes it.
+  """Steps at which masks are updated, as `update_times` returns them.
 
-  Counts may be traced; they may be negative, which is before every update.
+  Counts may be traced; negative ones are before every update.
   """
 
   start: int
-  """The first update."""
+  """The step of the first update."""
 
   every: int
-  """Steps from one update to the next."""
+  """Number of steps from one update to the next."""
 
   number: int | None
-  """How many updates there are; `None`: no last one."""
+  """Number of updates; `None`: there is no last one."""
 
   listed: tuple[int, ...] = ()
-  """All updates, where they are not evenly spaced."""
+  """The steps of all updates, if they are not evenly spaced."""
 
   @property
   def endless(self) -> bool:
@@ -39,10 +39,10 @@ class UpdateTimes(NamedTuple):
 
   @property
   def steps(self) -> np.ndarray:
-    """All updates, int32.
+    """The steps of all updates, int32.
 
     Raises:
-      ValueError: there is no last one.
+      ValueError: there is no last update.
     """
     if self.number is None:
       raise ValueError(
@@ -73,12 +73,12 @@ class UpdateTimes(NamedTuple):
       count: The step, a Python int or traced int32.
 
     Returns:
-      0 for the first update, -1 before it: int, or traced int32.
+      The number, 0 for the first update and -1 before it: int, or traced int32.
     """
     if self.listed:
       if is_host_int(count):
         return bisect.bisect_right(self.listed, count) - 1
-      # Not the default method: that is a loop inside the compiled step.
+      # The default method would be a loop inside the compiled step.
       after = jnp.searchsorted(
           self.steps, count, side='right', method='compare_all'
       )
@@ -94,21 +94,21 @@ def update_times(
     start: int | None = None,
     stop: int | None = None,
 ) -> UpdateTimes:
-  """Says at which steps masks are updated.
+  """Returns the steps at which masks are updated.
 
   Args:
-    every: Steps between updates, or a rising list of the steps themselves, or
-      a function of the step that is true at updates (it is asked here, once
-      for every step, so it needs `stop`).
-    start: Where updates begin. By default at `every`, if that is a number of
-      steps, and at 0 otherwise.
-    stop: The last step that may be an update. By default there is none.
+    every: Number of steps between updates, or an increasing list of the steps,
+      or a function of the step that is true at updates (evaluated here for
+      every step, so `stop` is required).
+    start: First step that may be an update. The default is `every`, if that is
+      a number of steps, and 0 otherwise.
+    stop: Last step that may be an update; `None`: updates do not end.
 
   Returns:
-    The updates.
+    The steps of mask updates.
 
   Raises:
-    ValueError: an argument is no such thing, or no step is an update.
+    ValueError: an argument is invalid, or no step is an update.
 
   Example:
     >>> times = update_times(100, stop=300)
@@ -121,7 +121,7 @@ def update_times(
     if stop is None:
       raise ValueError(
           'every is a function of the step and stop is None; give the last '
-          'step to ask it about, stop=….'
+          'step at which to evaluate it, stop=….'
       )
     with jax.ensure_compile_time_eval():
       listed = [t for t in range(first, stop + 1) if bool(every(t))]
@@ -132,7 +132,7 @@ def update_times(
       if after <= before:
         raise ValueError(
             f'every lists step {after} after step {before}; list each step '
-            'once, in rising order.'
+            'once, in increasing order.'
         )
     last = _LAST_STEP if stop is None else stop
     listed = [t for t in listed if first <= t <= last]
@@ -161,7 +161,7 @@ def update_times(
 
 
 def is_host_int(count: Any) -> bool:
-  """Returns whether a step is a Python or NumPy integer, not traced."""
+  """Returns whether a step is a Python or NumPy integer."""
   return isinstance(count, (int, np.integer))
 
 
@@ -169,15 +169,16 @@ def check_steps(name: str, value: Any, least: int) -> int:
   """Returns a step or number of steps as an int, or raises.
 
   Args:
-    name: What to call it in the message.
-    value: What the user gave.
-    least: The smallest that makes sense.
+    name: Name of the value for error messages.
+    value: The value to check.
+    least: The smallest valid number.
 
   Returns:
     The number.
 
   Raises:
-    ValueError: it is no whole number, below `least`, or beyond int32.
+    ValueError: the value is not a whole number, is below `least`, or exceeds
+      int32.
 
   Example:
     >>> check_steps('every', 100, 1)

@@ -1,12 +1,12 @@
 """Exact top-k masks, per layer or over a whole model.
 
-Scores are mapped to uint32 keys, the smaller the better. The key of the last
-entry that is kept is found digit by digit, from the highest digit, by counting
-how many entries have each value of the digit: by a histogram on CPUs, and by
-comparing single bits elsewhere, where a scatter runs serially. In layers of
-very few entries, each two are compared. Entries that equal the last one are
-kept by random bits, if asked, and then in row-major order. There is no sort and
-no gather, and of sharded scores only counts are exchanged.
+Scores are mapped to uint32 keys; smaller keys rank first. A radix select finds
+the threshold, the key of the last kept entry, digit by digit from the most
+significant one, by counting the entries with each value of the digit: with a
+histogram on CPUs, and one bit at a time on other platforms, where a scatter
+runs serially. Very small layers compare all pairs of entries instead. Ties are
+broken by random bits, if a key is given, and then in row-major order. There is
+no sort and no gather, and sharded scores exchange only counts.
 """
 
 from collections.abc import Callable
@@ -29,8 +29,8 @@ Keys = tuple[jax.Array, ...]
 
 _ALL_ONES = np.uint32(2**32 - 1)
 _LONG_DIGIT = 11
-# In smaller layers, clearing the bins costs more than comparing bits; in very
-# small ones the passes over bits cost more than comparing each two entries.
+# Below `_FEW` entries, clearing the histogram costs more than passes over
+# single bits; up to `_VERY_FEW`, comparing all pairs costs less than those.
 _FEW = 4096
 _VERY_FEW = 16
 
@@ -44,25 +44,26 @@ def keep_largest(
 ) -> jax.Array:
   """Keeps the `kept` largest scores of every layer.
 
-  Exactly `min(kept, number of candidates)` are kept per layer, as by a stable
+  Exactly `min(kept, number of candidates)` are kept per layer, as with a stable
   argsort, for any number of ties. NaN ranks below every number. Scratch memory
-  is some 6 bytes per score of one layer; sharded scores are not moved.
+  is about 6 bytes per score of one layer; sharded scores are not resharded.
 
   Args:
-    scores: Real scores of at most 32 bits, `[layers, inputs, outputs]`; every
-      axis before the last two numbers independent layers.
-    kept: How many to keep: one number, or int32 per layer; may be traced.
-    among: A mask of the scores' shape: only these may be kept; `None`: all.
-    tie_break: `None` prefers the lower row-major index among equal scores, a
+    scores: Real scores of at most 32 bits, `[layers, inputs, outputs]`; all
+      axes before the last two index independent layers.
+    kept: Number of entries to keep: one number, or int32 per layer; may be
+      traced.
+    among: Bool mask of the candidates, of the scores' shape; `None`: all.
+    tie_break: `None` prefers the lower row-major index among equal scores; a
       typed PRNG key (folded for this leaf) breaks ties uniformly at random.
 
   Returns:
-    The mask, bool of the scores' shape.
+    Bool mask of the scores' shape.
 
   Raises:
     ValueError: an argument's shape does not fit the scores, `kept` is
       negative, or a layer has 2^31 scores or more.
-    TypeError: scores of 64 bits or of a complex type.
+    TypeError: scores have 64 bits or a complex type.
 
   Example:
     >>> keep_largest(jnp.array([[[1., 5., 5., 5.]]]), 2).tolist()
@@ -85,7 +86,7 @@ def keep_random(
   Args:
     key: A typed PRNG key, folded for this leaf.
     shape: `(layers, inputs, outputs)` of the mask.
-    kept: The number to keep, as in `keep_largest`.
+    kept: Number of entries to keep, as in `keep_largest`.
     among: The candidates, as in `keep_largest`.
 
   Returns:
@@ -111,18 +112,18 @@ def keep_largest_of_all(
 ) -> PyTree:
   """Keeps the `kept` largest scores of a whole tree, ranked together.
 
-  Exactly `min(kept, number of candidates)` are kept, equal scores in the order
-  of the leaves and row-major within them. Layers that are alike share one
+  Exactly `min(kept, number of candidates)` are kept. Ties are broken by the
+  order of the leaves and row-major within a leaf. Similar leaves share one
   compiled loop, see `map_leaves`. Counts are exact for up to 2^16 layers.
 
   Args:
     scores: A tree (or list) of real scores of at most 32 bits, each
       `[layers, inputs, outputs]`; `None` leaves stay `None`.
-    kept: How many to keep in all: an int, or a pair of uint32, the high word
-      first, as a tuple or an array `[2]`; a pair may be traced.
-    among: A tree of masks of the scores' shapes: only these may be kept;
-      `None`, here or for a leaf: all.
-    tie_break: `None` prefers the earlier of equal scores, a tree of typed PRNG
+    kept: Total number of entries to keep: an int, or a pair of uint32, the high
+      word first, as a tuple or an array `[2]`; a pair may be traced.
+    among: A tree of bool masks of the candidates, of the scores' shapes;
+      `None`, for the tree or a leaf: all.
+    tie_break: `None` prefers the earlier of equal scores; a tree of typed PRNG
       keys breaks ties uniformly at random.
 
   Returns:
@@ -131,7 +132,7 @@ def keep_largest_of_all(
   Raises:
     ValueError: an argument does not fit the scores, `kept` is negative, or a
       layer has 2^31 scores or more.
-    TypeError: scores of 64 bits or of a complex type.
+    TypeError: scores have 64 bits or a complex type.
 
   Example:
     >>> scores = {'a': jnp.array([[[1., 5.]]]), 'b': jnp.array([[[5., 5.]]])}
@@ -183,7 +184,7 @@ def _over_layers(
 
 
 def _on_this_platform(keep: Callable[..., PyTree], *operands: Any) -> PyTree:
-  """Calls `keep(*operands, digit=bits)` with the digits that are fast here."""
+  """Calls `keep(*operands, digit=bits)` with the platform's fastest digits."""
   return jax.lax.platform_dependent(
       *operands,
       cpu=functools.partial(keep, digit=_LONG_DIGIT),
@@ -218,7 +219,7 @@ def _keep_in_layers(
       kept.reshape(kept.shape + (1,) * (len(lead) - kept.ndim)), lead
   )
   number = jnp.arange(math.prod(lead), dtype=jnp.uint32).reshape(lead)
-  # A mask is a constant: nothing is differentiated.
+  # A mask is a constant with respect to the scores, so gradients stop here.
   layers = jax.lax.stop_gradient(layers._replace(number=number))
 
   def keep(layers, kept, digit):
@@ -251,7 +252,7 @@ def _keep_in_layer(
 def _keep_by_rank(
     shape: Shape, layer: keys.Layers, kept: jax.Array
 ) -> jax.Array:
-  """Compares each two entries of a layer that has very few."""
+  """Keeps the best entries of a very small layer by comparing all pairs."""
   index = jnp.arange(math.prod(shape))
   ahead, equal = False, True
   for i in range(keys.number_of_keys(layer)):
@@ -302,11 +303,11 @@ def _keep_in_model(
       left=jnp.asarray(sizes, jnp.int32),
       total=wide.total,
   )
-  # Entries that have the last keys are kept in the order of their layers.
+  # Entries equal to the threshold are kept in the order of their layers.
   number, rest = _nth(left, need, wide.total)
-  place = jnp.arange(left.size)
-  rest = jnp.where(place == number, wide.to_int32(rest), 0)
-  take = jnp.where(place < number, left, rest)
+  index = jnp.arange(left.size)
+  rest = jnp.where(index == number, wide.to_int32(rest), 0)
+  take = jnp.where(index < number, left, rest)
   return map_layers(
       lambda shape: functools.partial(_cut, shape, lasts),
       (scores, among, words),
@@ -324,13 +325,14 @@ def _last_keys(
     left: jax.Array,
     total: Callable[[jax.Array], Any],
 ) -> tuple[Keys, Any, jax.Array]:
-  """Finds the keys of the last entry that is kept, digit by digit.
+  """Finds the keys of the last kept entry, digit by digit.
 
   `count(operands, lasts, last, shift)` counts as `_count_digits` does, with one
-  row per layer; `left` is the size of each layer, `total` adds up to the type
-  of `need`. Returns the last keys, how many entries that have them are kept,
-  and how many of each layer have them. Where all of these are kept, the low
-  bits of a last key may be ones that no entry has.
+  row per layer; `left` is the size of each layer; `total` sums counts to the
+  type of `need`. Returns the keys of the last kept entry, the number of entries
+  with these keys to keep, and the number of such entries per layer. Where all
+  of them are kept, the search stops early and the remaining low bits of the
+  last key are ones, which no entry needs to have.
   """
   passes = -(-32 // digit)
   lasts = ()
@@ -341,8 +343,8 @@ def _last_keys(
       return (i < passes) & (need < total(left))
 
     def narrow(state, lasts=lasts):
-      # The barrier makes each pass compute its digits anew. Without it, XLA
-      # keeps another 4 bytes per score alive between the passes.
+      # The barrier makes each pass recompute the digits. Without it, XLA keeps
+      # a buffer of 4 bytes per score live across the passes.
       arrays, (i, last, need, _) = jax.lax.optimization_barrier(
           (operands, state)
       )
@@ -350,7 +352,7 @@ def _last_keys(
       counts = count(arrays, lasts, last, shift)
       value, need = _nth(counts, need, total)
       zeros = jnp.uint32(2**digit - 1) - value.astype(jnp.uint32)
-      # An index would become a gather under vmap.
+      # A comparison, because indexing would become a gather under vmap.
       of_value = jnp.arange(counts.shape[-1]) == value
       left = jnp.sum(counts, axis=-1, where=of_value, dtype=jnp.int32)
       return i + 1, last & ~(zeros << shift), need, left
@@ -369,14 +371,14 @@ def _count_digits(
     last: jax.Array,
     shift: jax.Array,
 ) -> jax.Array:
-  """Counts the values of the digit from the bit `shift` on, int32 `[2^digit]`.
+  """Counts the values of the digit above bit `shift`, int32 `[2^digit]`.
 
-  Only entries count that have the keys `lasts` and, above the digit, the bits
-  of `last` in their next key.
+  Counts only entries that have the keys `lasts` and whose next key equals
+  `last` in the bits above the digit.
   """
   _, chosen = keys.compare(layer, shape, lasts)
   key = keys.read_key(layer, len(lasts), shape) >> shift
-  # In two shifts: one by 32 bits or more is undefined.
+  # Two shifts, because a shift by 32 bits or more is undefined.
   chosen &= key >> digit == last >> shift >> digit
   if digit == 1:
     ones = _sum(chosen & (key & 1 == 1))
@@ -393,7 +395,7 @@ def _count_digits(
 def _cut(
     shape: Shape, lasts: Keys, layer: keys.Layers, take: jax.Array
 ) -> jax.Array:
-  """Keeps what ranks before keys, and the first `take` entries with them."""
+  """Keeps entries ranked before `lasts` and the first `take` equal to them."""
   before, equal = keys.compare(layer, shape, lasts)
   row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in (0, 1))
   in_rows = jnp.sum(equal, axis=1, dtype=jnp.int32)
@@ -407,21 +409,22 @@ def _cut(
 def _nth(
     counts: jax.Array, need: Any, total: Callable[[jax.Array], Any]
 ) -> tuple[jax.Array, Any]:
-  """Finds the place where counts reach `need`, by bisection.
+  """Finds the index at which cumulative counts reach `need`, by bisection.
 
-  Returns the place, the last one where they do not reach it, and how much of
-  its count is needed. Places are the last axis of `counts`.
+  Returns the largest index along the last axis of `counts` before which the
+  counts add up to less than `need`, and how much of the count at this index is
+  needed.
   """
-  places = counts.shape[-1]
-  bits = (places - 1).bit_length()
-  before = lambda stop: total(jnp.where(jnp.arange(places) < stop, counts, 0))
+  size = counts.shape[-1]
+  bits = (size - 1).bit_length()
+  before = lambda stop: total(jnp.where(jnp.arange(size) < stop, counts, 0))
 
-  def step(i, place):
-    trial = place + (jnp.int32(1) << (bits - 1 - i))
-    return jnp.where((trial < places) & (before(trial) < need), trial, place)
+  def step(i, index):
+    trial = index + (jnp.int32(1) << (bits - 1 - i))
+    return jnp.where((trial < size) & (before(trial) < need), trial, index)
 
-  place = jax.lax.fori_loop(0, bits, step, jnp.int32(0))
-  return place, need - before(place)
+  index = jax.lax.fori_loop(0, bits, step, jnp.int32(0))
+  return index, need - before(index)
 
 
 def _sum(x: jax.Array) -> jax.Array:
@@ -434,7 +437,7 @@ def _check_number(kept: int | jax.Array) -> None:
 
 
 def _check_shapes(shape: Shape, among: jax.Array | None) -> None:
-  """Raises ValueError where a mask does not fit, or a layer is too large."""
+  """Raises ValueError if a mask does not fit or a layer is too large."""
   if len(shape) < 3:
     raise ValueError(
         f'scores have shape {list(shape)}; give [layers, inputs, outputs].'

@@ -1,4 +1,4 @@
-"""Statistics of changing masks, kept beside the optimizer's state."""
+"""Statistics of mask updates, in a wrapper around the optimizer."""
 
 from typing import Any
 from typing import NamedTuple
@@ -17,52 +17,52 @@ _NOW, _BEFORE, _EVER = 1, 2, 4
 
 
 class MaskTrackingState(NamedTuple):
-  """State of `track_masks`; what it counts is of all leaves together."""
+  """State of `track_masks`; counts are totals over all leaves."""
 
   count: jax.Array
-  """Steps taken, int32."""
+  """Number of steps taken, int32."""
 
   history: PyTree
-  """Per weight, uint8: bit 0 is its mask, bit 1 its mask before the last
-  change, bit 2 whether it was ever active.
+  """uint8 per weight: bit 0 is the mask, bit 1 the mask before the last mask
+  update, bit 2 whether the weight was ever kept.
 
-  Were the old mask of `sparsify` read here, it could not be overwritten in
-  place, and XLA would copy it at every step."""
+  It contains a copy of the mask, because reading the old mask of `sparsify`
+  would prevent its update in place, and XLA would copy it at every step."""
 
   grown: jax.Array
-  """Weights that became active at the last change, float32."""
+  """Number of weights grown at the last mask update, float32."""
 
   dropped: jax.Array
-  """Weights that were pruned at the last change, float32."""
+  """Number of weights dropped at the last mask update, float32."""
 
   surviving: jax.Array
-  """Weights active before and after the last change, float32; at first, all
-  that are active."""
+  """Number of weights kept before and after the last mask update, float32;
+  before the first, the number of all kept weights."""
 
   exploration: jax.Array
-  """Share of weights that were ever active, float32."""
+  """Fraction of weights that were ever kept, float32."""
 
   inner_state: PyTree
   """State of the wrapped optimizer."""
 
   @property
   def explored(self) -> PyTree:
-    """Which weights were ever active; `None` for leaves that stay dense."""
+    """Mask of the weights ever kept; `None` for leaves that stay dense."""
     return jax.tree.map(lambda h: h & _EVER != 0, self.history)
 
 
 def track_masks(
     tx: optax.GradientTransformation, algorithm: Algorithm
 ) -> optax.GradientTransformationExtraArgs:
-  """Counts what changes when masks change, and what was ever explored.
+  """Wraps an optimizer to count grown, dropped and ever kept weights.
 
-  Nothing is read or counted between the updates of the masks, and nothing at
-  all if the algorithm has none.
+  Masks are read and counted only at mask updates; for an algorithm without
+  any, no counting is compiled.
 
   Args:
-    tx: The optimizer `sparsify(…, algorithm)`; what collects or skips whole
-      steps, as `optax.MultiSteps`, goes around this.
-    algorithm: The same algorithm: says when the masks change.
+    tx: The optimizer `sparsify(…, algorithm)`; transformations that accumulate
+      or skip whole steps, such as `optax.MultiSteps`, wrap the result.
+    algorithm: The same algorithm, for the steps of mask updates.
 
   Returns:
     An optimizer with the same updates; `mask_statistics` reads its state.
@@ -113,13 +113,13 @@ def track_masks(
 
 
 def _changes(history: PyTree, mask: PyTree) -> tuple[Any, ...]:
-  """Returns the fields of the state, `history` to `exploration`, anew."""
+  """Returns the new state fields from `history` to `exploration`."""
   def add(h, m):
     before = h * (_BEFORE // _NOW) & _BEFORE
     return before | h & _EVER | m.astype(jnp.uint8) * (_NOW | _EVER)
 
-  # Counts are of the new history alone: were the old one read for them too, it
-  # could not be overwritten, and XLA would copy the result at every step.
+  # Counts use the new history only: if they also read the old one, it could not
+  # be overwritten in place, and XLA would copy the result at every step.
   history = jax.tree.map(add, history, mask)
   count = lambda bits, value: _count(
       jax.tree.map(lambda h: h & bits == value, history)
@@ -134,7 +134,7 @@ def _changes(history: PyTree, mask: PyTree) -> tuple[Any, ...]:
 
 
 def _count(mask: PyTree) -> jax.Array:
-  """Counts in integers per matrix, which are exact, then adds in float32."""
+  """Counts `True` entries exactly per matrix, then sums in float32."""
   counts = [
       jnp.sum(jnp.sum(m, axis=(-2, -1), dtype=jnp.int32).astype(jnp.float32))
       for m in jax.tree.leaves(mask)
@@ -143,26 +143,26 @@ def _count(mask: PyTree) -> jax.Array:
 
 
 def _size(mask: PyTree) -> int:
-  """Returns the number of weights, at least 1 to divide by."""
+  """Returns the number of weights, at least 1 as it is a divisor."""
   return max(1, sum(m.size for m in jax.tree.leaves(mask)))
 
 
 def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
-  """Returns what the last change of the masks did, as values to log.
+  """Returns the statistics of the last mask update, as scalars to log.
 
   Args:
     opt_state: The state of an optimizer that contains `track_masks`; several
       (under `optax.partition`) are added up.
 
   Returns:
-    Float32 scalars: weights `'grown'`, `'dropped'` and `'surviving'` at the
-    last change; `'overlap'` of the masks before and after it, surviving
-    weights as a share of those active in either (1 before any change); and
-    `'exploration'`, the share of the weights of sparsified leaves that were
-    ever active, ITOP's :math:`R_s`.
+    Float32 scalars: numbers of weights `'grown'`, `'dropped'` and
+    `'surviving'` at the last mask update; `'overlap'` of the masks before and
+    after it, surviving weights as a fraction of those kept in either (1 before
+    the first); and `'exploration'`, the fraction of the weights of sparsified
+    leaves that were ever kept, ITOP's :math:`R_s`.
 
   Raises:
-    ValueError: there is no `MaskTrackingState` in it.
+    ValueError: there is no `MaskTrackingState` in `opt_state`.
 
   References:
     Liu et al., `ITOP <https://arxiv.org/abs/2102.02887>`_, 2021
@@ -185,7 +185,7 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
   if not found:
     raise ValueError(
         'the optimizer state holds no MaskTrackingState; wrap the optimizer '
-        'with spdf_jax.track_masks and pass the state of that.'
+        'with spdf_jax.track_masks and pass the state of the wrapped optimizer.'
     )
   sizes = [_size(state.history) for state in found]
   grown = sum(state.grown for state in found)

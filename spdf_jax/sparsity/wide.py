@@ -1,4 +1,4 @@
-"""Exact counts over many layers, beyond what int32 holds."""
+"""Exact counts over many layers, beyond the range of int32."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ _MOST = 2**48 - 1
 class Wide(NamedTuple):
   """A non-negative integer below 2^48, `high * 2^16 + low`.
 
-  It compares as integers do; what is subtracted must not be larger.
+  `<` compares the integers; in `a - b`, `b` must not be larger than `a`.
   """
 
   high: jax.Array
@@ -70,7 +70,7 @@ def total(counts: jax.Array) -> Wide:
   """Adds up counts of at most 2^16 layers.
 
   Args:
-    counts: int32 `[layers, ...]`; those of one layer add up to an int32.
+    counts: int32 `[layers, ...]`; the sum over one layer must fit into int32.
 
   Returns:
     The exact sum.

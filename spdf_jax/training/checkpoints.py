@@ -1,4 +1,4 @@
-"""Checkpoints: saved in the background, checked before they are restored."""
+"""Checkpoints, saved in the background and checked before a restore."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -38,18 +38,19 @@ _ITEMS = ('params', 'opt_state', 'data', 'meta')
 class Checkpoints:
   """The checkpoints of one working directory.
 
-  Each holds `params`, `opt_state` (masks included), `data` (the step, the
-  fingerprints of the data: batches are a function of them; and in float16 the
+  Each holds `params`, `opt_state` (masks included), `data` (the step and the
+  fingerprints of the data, which determine the batches, and in float16 the
   loss scale) and `meta` (config, phase ends, shapes and dtypes). The latest
-  `keep` stay, and the end of every phase.
+  `keep` checkpoints and the one at the end of every phase are not deleted.
 
   Args:
     workdir: The working directory; checkpoints go to `checkpoints/` in it.
-    phase_ends: Steps completed at the end of each phase, by its name.
+    phase_ends: Steps completed at the end of each phase, by name.
     keep: Number of the latest checkpoints to keep.
     config: The config of the run.
     fingerprints: Fingerprints of the data, by source.
-    densified: The phases before a state that was made dense, if it was.
+    densified: Names of the phases before the step at which the state was
+      densified; empty if it was not.
   """
 
   def __init__(
@@ -80,7 +81,7 @@ class Checkpoints:
     )
 
   def save(self, state: TrainState) -> None:
-    """Saves in the background; a step that is saved already is left alone."""
+    """Saves in the background; does nothing if the step is saved already."""
     step = int(state.step)
     if step in self._manager.all_steps():
       return
@@ -107,20 +108,21 @@ class Checkpoints:
     )
 
   def restore_latest(self, abstract: TrainState) -> TrainState | None:
-    """Restores the latest checkpoint that can be read, `None` without any.
+    """Restores the latest checkpoint that can be read.
 
     A damaged checkpoint is moved aside, with a warning, and the one before it
-    is used.
+    is tried.
 
     Args:
       abstract: Shapes, dtypes and shardings of the state.
 
     Returns:
-      The state.
+      The state; `None` if there are no checkpoints.
 
     Raises:
-      MismatchError: it was made with another config, data or model.
-      ValueError: there are checkpoints and none can be read.
+      MismatchError: the checkpoint was made with another config, data or model.
+      ValueError: there are checkpoints and none can be read; or there are
+        several processes and the latest checkpoint cannot be read.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
@@ -133,12 +135,12 @@ class Checkpoints:
         )
       except MismatchError:
         raise
-      except Exception as error:  # Any damage at all: name it, use the other.
+      except Exception as error:  # Damage may raise any exception.
         if jax.process_count() > 1:
           raise ValueError(
               f'checkpoint {step} in {self._directory} cannot be read '
-              f'({type(error).__name__}); of several processes none moves it '
-              'away: do so, and the one before it is used.'
+              f'({type(error).__name__}), and a run of several processes does '
+              'not move it; move it away to use the one before it.'
           ) from error
         aside = free_name(
             self._directory.parent / 'damaged_checkpoints' / str(step)
@@ -160,15 +162,15 @@ class Checkpoints:
     return None
 
   def ends_until(self, step: int) -> dict[str, int]:
-    """Returns where phases have ended, by the checkpoint of a step."""
+    """Returns the ends of phases up to a saved step, by name."""
     return past_ends(self._directory / str(step))
 
   def wait(self) -> None:
-    """Waits until saves have ended; raises what went wrong in one."""
+    """Waits for all saves to finish; raises the error of one that failed."""
     self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits and frees the manager."""
+    """Waits for all saves and closes the checkpoint manager."""
     self.wait()
     self._manager.close()
 
@@ -180,13 +182,13 @@ def read_checkpoint(
     config: RunConfig,
     fingerprints: Mapping[str, str],
 ) -> TrainState:
-  """Restores everything, after checking the checkpoint's description.
+  """Restores the whole state, after checking the checkpoint's metadata.
 
   Args:
     checkpoint: Directory of the checkpoint.
     abstract: Shapes, dtypes and shardings of the state.
-    config: Config of the run, equal to that of the checkpoint. Where the state
-      was made dense, later phases may differ, and the next must be dense.
+    config: Config of the run, equal to that of the checkpoint. If the state was
+      densified, later phases may differ, and the next one must be dense.
     fingerprints: Fingerprints of the data, equal to those of the checkpoint.
 
   Returns:
@@ -202,7 +204,7 @@ def read_checkpoint(
   found = data['fingerprints']
   past = meta['densified'] if 'densified' in meta else ()
   if past:
-    _check_goes_on_densely(checkpoint, len(past), config)
+    _check_next_phase_is_dense(checkpoint, len(past), config)
     identity_of = functools.partial(past_identity, phases=len(past))
     read = {phase.data for phase in stored.phases if phase.name in past}
     found, sources = (
@@ -217,8 +219,8 @@ def read_checkpoint(
   )
   if stored.storage != config.storage:
     logger.info(
-        'checkpoint %s is of a run with storage %r and goes on with %r; '
-        'checkpoints are dense, it is converted',
+        'checkpoint %s is of a run with storage %r; it is converted to %r '
+        '(checkpoints are dense)',
         checkpoint, stored.storage, config.storage,
     )
   items = _restore(
@@ -235,23 +237,23 @@ def read_checkpoint(
   return TrainState(numbers[0], items.params, items.opt_state, loss_scale)
 
 
-def _check_goes_on_densely(
+def _check_next_phase_is_dense(
     checkpoint: pathlib.Path, past: int, config: RunConfig
 ) -> None:
   for phase in config.phases[past:past + 1]:
     if phase.sparsity != 0:
       raise MismatchError(
           f'checkpoint {checkpoint} was made dense and phase {phase.name!r}, '
-          f'which would go on from it, has sparsity {phase.sparsity}; set it '
-          'to 0, or go on from the sparse checkpoint.'
+          f'which would resume from it, has sparsity {phase.sparsity}; set it '
+          'to 0, or resume from the sparse checkpoint.'
       )
 
 
 def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
-  """Restores parameters only: how another run's training is built upon.
+  """Restores the parameters only, to start a new run from them.
 
   Args:
-    checkpoint: Its directory.
+    checkpoint: Directory of the checkpoint.
     abstract: Shapes and dtypes of the parameters.
 
   Returns:
@@ -268,13 +270,13 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
 
 
 def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
-  """Restores the masks only, which lie in the optimizer's state.
+  """Restores only the masks from the optimizer state of a checkpoint.
 
   Args:
-    checkpoint: Its directory.
+    checkpoint: Directory of the checkpoint.
 
   Returns:
-    Masks by the path of their parameter; nothing where the checkpoint holds
+    Masks by the path of their parameter; empty if the checkpoint holds
     parameters only.
   """
   arrays = read_meta(checkpoint)['arrays']
@@ -308,12 +310,12 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
 def write_params(
     workdir: str | os.PathLike, params: PyTree, config: Mapping[str, Any]
 ) -> pathlib.Path:
-  """Writes parameters only, as step 0 of a workdir: for `config.init_from`.
+  """Writes parameters only, as step 0 of a workdir, for `config.init_from`.
 
   Args:
-    workdir: Made if missing.
+    workdir: The working directory; created if missing.
     params: The parameters.
-    config: What they were made from, JSON-able.
+    config: Description of the origin of the parameters, JSON-able.
 
   Returns:
     The directory of the checkpoint.
@@ -348,7 +350,7 @@ def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
 
 
 def _placed(abstract: PyTree) -> PyTree:
-  """Puts what has no sharding on a device."""
+  """Gives leaves without a sharding that of the first local device."""
   device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
   return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(

@@ -1,4 +1,4 @@
-"""The config of a run: parsed once into dataclasses, which check themselves."""
+"""The config of a run, parsed into dataclasses that validate themselves."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -28,14 +28,15 @@ from spdf_jax.training.settings import ModelConfig
 from spdf_jax.training.settings import OptimizerConfig
 
 STORAGES = ('dense', 'compact')
-"""Ways to store the state: all weights, or the values of kept weights."""
+"""Ways to store the state: all weights, or the values of kept weights only."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
   """The config of a run, as `configs/quickstart.py` documents it.
 
-  `create_recipe` checks it against the devices and the data.
+  Its fields are checked here; `create_recipe` checks it against the devices and
+  the data.
 
   Attributes:
     seed: Seed of initial weights, masks and data order.
@@ -44,7 +45,7 @@ class RunConfig:
       see `sparse_steps`.
     storage: Storage of the state: `'dense'` or `'compact'`.
     loss: Loss to minimize.
-    micro_batches: Parts of a batch that are computed one after another.
+    micro_batches: Number of parts of a batch for gradient accumulation.
     mesh: Sizes of the mesh.
     data: Corpus and task.
     optimizer: Settings of AdamW.
@@ -52,9 +53,9 @@ class RunConfig:
     evaluation: Settings of the evaluations.
     eval_every: Steps between evaluations.
     log_every: Steps between rows of the log.
-    checkpoints: When checkpoints are saved.
-    resume: `'WORKDIR'` or `'WORKDIR@PHASE'` to go on from; `''`: none.
-    init_from: The same, to start from its parameters only.
+    checkpoints: Interval and number of checkpoints.
+    resume: `'WORKDIR'` or `'WORKDIR@PHASE'` to resume from; `''`: none.
+    init_from: The same, to start from the parameters only.
 
   Raises:
     ValueError: a field is out of its range, or two contradict one another.
@@ -130,7 +131,7 @@ class RunConfig:
 
 
 def parse(config: Any) -> RunConfig:
-  """Parses a config and checks it, before anything is read.
+  """Parses and checks a config, without reading any data.
 
   Args:
     config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
@@ -149,14 +150,14 @@ def parse_phases(phases: Mapping[str, Any]) -> tuple[PhaseConfig, ...]:
   """Parses the phases of a config.
 
   Args:
-    phases: Descriptions by name, and under `'order'` the names of those that
-      run. Others are not read.
+    phases: Descriptions by name, and under `'order'` the names of the phases to
+      run. Other phases are ignored.
 
   Returns:
     The phases, in order.
 
   Raises:
-    ValueError: a phase or a field is unknown, a field is missing, of another
+    ValueError: a phase or a field is unknown, or a field is missing, of another
       type or out of its range.
   """
   if not isinstance(phases, Mapping) or not (
@@ -174,7 +175,7 @@ def parse_phases(phases: Mapping[str, Any]) -> tuple[PhaseConfig, ...]:
 
 
 def plain(config: Any) -> dict[str, Any]:
-  """Returns a config as nested dicts, lists, numbers and text.
+  """Returns a config as nested dicts, lists, numbers and strings.
 
   Example:
     >>> plain({'seed': 0, 'order': ('a', 'b')})
@@ -185,7 +186,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def _read_model(given: Any, path: str) -> ModelConfig:
-  """Reads a preset with changes; `None` keeps the preset's value."""
+  """Reads a preset and the fields to override; `None` keeps the default."""
   if not isinstance(given, Mapping) or 'preset' not in given:
     raise ValueError(
         f'config field {path!r} has no preset; set {path}.preset to one of '
@@ -199,7 +200,7 @@ def _read_model(given: Any, path: str) -> ModelConfig:
 
 
 def _read_phase(name: str, given: Any) -> PhaseConfig:
-  """Reads a phase; its errors name it."""
+  """Reads a phase; error messages name the phase."""
   path = f'phases.{name}'
 
   def named(what: str, read: Reader) -> Reader:
@@ -221,7 +222,7 @@ def _read_phase(name: str, given: Any) -> PhaseConfig:
 
 
 def _read_rate(given: Any, path: str) -> LearningRate:
-  """Reads a learning rate without the fields that its schedule ignores."""
+  """Reads a learning rate, skipping the fields that its schedule ignores."""
   fields = [field.name for field in dataclasses.fields(LearningRate)]
   check_known(given, dict.fromkeys(fields), path)
   if 'schedule' in given:
@@ -231,7 +232,7 @@ def _read_rate(given: Any, path: str) -> LearningRate:
 
 
 def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
-  """Reads an early stop; without a metric there is none."""
+  """Reads an early stop; returns `None` if it has no metric."""
   if given is None or (isinstance(given, Mapping) and not (
       'metric' in given and given['metric']
   )):

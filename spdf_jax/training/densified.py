@@ -1,4 +1,4 @@
-"""Checkpoints made dense: what a launch of dense phases goes on from."""
+"""Densified checkpoints, from which a run of dense phases resumes."""
 
 import os
 import pathlib
@@ -9,52 +9,55 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
-from spdf_jax.sparsity.restart import RestartState
+from spdf_jax.sparsity.reset_state import ResetState
 from spdf_jax.training import checkpoints
-from spdf_jax.training import workdir as workdirs
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import TrainState
+from spdf_jax.training.workdir import find_checkpoint
+from spdf_jax.training.workdir import read_meta
+from spdf_jax.training.workdir import refuse_saved
 
 PyTree = Any
 
 MOMENTS = ('keep', 'restart')
-"""What becomes of the optimizer's moments."""
+"""Ways to treat the optimizer's moments: keep them, or reset them."""
 
 
 def densify_checkpoint(
     source: str, workdir: str | os.PathLike, *, moments: str = 'keep'
 ) -> pathlib.Path:
-  """Writes the checkpoint of a sparse phase so that a dense one goes on.
+  """Writes a dense copy of the checkpoint at the end of a sparse phase.
 
-  Weights, step and schedules stay; masks become all `True`, and the moments
-  are kept, or start anew as with `restart` of a phase. A launch whose config
-  begins with the same phases and has a dense one after them goes on from it,
-  by `config.resume` or in the new workdir: it ends as one launch of all phases.
+  Weights, step and schedules stay; masks become all `True`, and the moments are
+  kept, or reset as by `restart` of a phase. A run whose config begins with the
+  same phases and has a dense one after them resumes from the copy, by
+  `config.resume` or in the new workdir, with the same result as one run of all
+  phases.
 
   Args:
     source: `'WORKDIR'` or `'WORKDIR@PHASE'`; a phase must end there.
-    workdir: Where the new checkpoint goes, made if missing.
+    workdir: Working directory of the new checkpoint; created if missing.
     moments: `'keep'` or `'restart'`.
 
   Returns:
     The directory of the new checkpoint.
 
   Raises:
-    ValueError: there is no such checkpoint, it is within a phase, has
-      parameters only, or does not fit its config any more; or the workdir has
+    ValueError: there is no such checkpoint, it is within a phase, it has
+      parameters only, or it no longer fits its config; or the workdir has
       checkpoints already.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
   """
   lookup('moments', moments, dict.fromkeys(MOMENTS))
-  checkpoint = workdirs.find_checkpoint(source)
-  workdirs.refuse_saved(workdir)
+  checkpoint = find_checkpoint(source)
+  refuse_saved(workdir)
   ends = _ends_at(checkpoint)
   config = read_config(
-      workdirs.read_meta(checkpoint)['config'], f'checkpoint {checkpoint}'
+      read_meta(checkpoint)['config'], f'checkpoint {checkpoint}'
   )
   past = [
       phase.name for phase in config.phases
@@ -66,18 +69,18 @@ def densify_checkpoint(
 
 
 def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:
-  """Returns the ends of phases, one of which is at the checkpoint."""
-  meta, step = workdirs.read_meta(checkpoint), int(checkpoint.name)
+  """Returns the ends of phases; raises unless one is at the checkpoint."""
+  meta, step = read_meta(checkpoint), int(checkpoint.name)
   ends = meta['phase_ends']
   if not ends:
     raise ValueError(
-        f'checkpoint {checkpoint} holds parameters only, and no mask; a dense '
-        'run starts from them with --config.init_from.'
+        f'checkpoint {checkpoint} holds parameters only, and no mask; start a '
+        'dense run from them with --config.init_from.'
     )
   if step not in ends.values():
     raise ValueError(
-        f'checkpoint {checkpoint} is of step {step}, within a phase; name one '
-        f'that has ended, WORKDIR@PHASE: phases end at {ends}.'
+        f'checkpoint {checkpoint} is of step {step}, within a phase; name a '
+        f'phase that has ended, WORKDIR@PHASE: phases end at {ends}.'
     )
   return ends
 
@@ -105,25 +108,26 @@ def _densify(
   )
   saved.save(densify_state(state, recipe.optimizer, moments=moments))
   saved.close()
-  return workdirs.find_checkpoint(str(workdir))
+  return find_checkpoint(str(workdir))
 
 
 def densify_state(
     state: TrainState, optimizer: optax.GradientTransformation, *, moments: str
 ) -> TrainState:
-  """Makes masks all `True`, and moments new where asked.
+  """Sets the masks to all `True` and resets the moments on request.
 
   Args:
-    state: At the end of a sparse phase.
-    optimizer: What it was trained with: moments are inside a `restart`.
+    state: The state at the end of a sparse phase.
+    optimizer: The optimizer of the state. To be reset, its moments must be
+      inside `reset_state`.
     moments: `'keep'` or `'restart'`.
 
   Returns:
-    The state a dense phase starts from.
+    The initial state of a dense phase.
   """
   opt_state = sparsity.densify(state.opt_state)
   if moments == 'restart':
-    is_restart = lambda x: isinstance(x, RestartState)
+    is_restart = lambda x: isinstance(x, ResetState)
     opt_state = jax.tree.map(
         lambda old, new: old._replace(
             inner_state=new.inner_state

@@ -1,4 +1,4 @@
-"""Evaluations: measurements while a model trains, which may end a phase."""
+"""Evaluations during training, which may end a phase early."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Any
 
 from spdf_jax import sparsity
 from spdf_jax.training.phases import EarlyStop
-from spdf_jax.training.plan import asked_levels
+from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import TrainState
 
@@ -22,13 +22,14 @@ _SHOWN = ('validation/perplexity', 'target/perplexity', 'task/chrf')
 
 
 class Evaluations:
-  """Measures masks and model, and decides whether a phase ends early.
+  """The evaluations of a run, which decide whether a phase ends early.
 
   Args:
-    every_time: `(step, params) -> (name, value)` pairs.
-    at_phase_ends: The same, at the ends of phases only, or always in a phase
-      that is stopped by what they measure.
-    rows: Rows measured before, in a run that goes on.
+    every_time: Evaluators, `(step, params) -> (name, value)` pairs, called at
+      every evaluation.
+    at_phase_ends: Evaluators called at the ends of phases, and at every
+      evaluation of a phase whose early stop needs generations.
+    rows: Rows of earlier evaluations, in a run that is resumed.
   """
 
   def __init__(
@@ -47,7 +48,7 @@ class Evaluations:
     """Evaluates the state after a step.
 
     Args:
-      recipe: What is trained.
+      recipe: Recipe of the run.
       step: Steps completed.
       state: The state.
 
@@ -57,7 +58,7 @@ class Evaluations:
     phase = recipe.plan.phase_at(step - 1)
     is_end = step in recipe.plan.ends.values()
     stop = phase.early_stop
-    row = {'phase': phase.name, **_levels(recipe, step, state)}
+    row = {'phase': phase.name, **_sparsities(recipe, step, state)}
 
     def measure(evaluators: Sequence[Evaluator]) -> None:
       for evaluate in evaluators:
@@ -80,13 +81,13 @@ class Evaluations:
     return row, ends_early
 
 
-def _levels(
+def _sparsities(
     recipe: Recipe, step: int, state: TrainState
 ) -> dict[str, float]:
-  """Returns the sparsity of all layers, found and asked for."""
+  """Returns the measured and the planned sparsity of all layers."""
   mask = sparsity.get_mask(state.opt_state)
   summary = sparsity.summarize(mask, state.params, where=recipe.where)
-  asked = asked_levels(
+  asked = planned_sparsities(
       recipe.plan, step - 1, recipe.abstract_state.params, recipe.where
   )
   row = {

@@ -29,9 +29,9 @@ def read_fields(
 
   Args:
     kind: The dataclass. Fields that are dataclasses are read the same way.
-    given: The mapping. It has every field, but for those that may be `None`.
-    path: Dotted name of the mapping in the config, for messages.
-    readers: `(value, path) -> field`, by the type of the fields that they read.
+    given: The mapping. Only fields that may be `None` can be missing.
+    path: Dotted name of the mapping in the config, for error messages.
+    readers: Functions `(value, path) -> field`, by the type of the field.
 
   Returns:
     The dataclass.
@@ -70,7 +70,7 @@ def read_fields(
 
 
 def check_known(given: Any, fields: Mapping[str, Any], path: str) -> None:
-  """Raises ValueError unless a value is a mapping of known fields alone."""
+  """Raises ValueError unless a value is a mapping of known fields only."""
   if not isinstance(given, Mapping):
     raise ValueError(
         f'config field {path!r} is {given!r}; give its fields, '
@@ -87,9 +87,9 @@ def check_type(value: Any, field_type: Any, path: str) -> None:
 
   Args:
     value: The value.
-    field_type: A class, or several: `int | None`. Whole numbers are numbers,
-      booleans are not.
-    path: Dotted name of the value in the config, for the message.
+    field_type: A class, or a union such as `int | None`. An int is accepted as
+      a float; a bool is accepted as neither.
+    path: Dotted name of the value in the config, for the error message.
   """
   options = typing.get_args(field_type) if isinstance(
       field_type, types.UnionType

@@ -1,4 +1,4 @@
-"""What makes two runs the same: config, data, shapes and dtypes."""
+"""The identity of a run: config, data, shapes and dtypes."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,8 +13,8 @@ from spdf_jax.training.config import RunConfig
 
 PyTree = Any
 
-# Fields that configs were stored without at first, and the values that runs had
-# then.
+# Fields that stored configs of earlier versions lack, with the values that
+# those versions used.
 _ADDED_FIELDS = {
     'matmul': 'dense',
     'storage': 'dense',
@@ -29,7 +29,7 @@ _ADDED_FIELDS = {
 
 
 class MismatchError(ValueError):
-  """A checkpoint was made with another config, data or model."""
+  """An error for a checkpoint made with another config, data or model."""
 
 
 def describe_arrays(tree: PyTree) -> dict[str, str]:
@@ -47,11 +47,12 @@ def describe_arrays(tree: PyTree) -> dict[str, str]:
 
 
 def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
-  """Reads the config that a run has stored, also one of an earlier version.
+  """Reads the stored config of a run, also of an earlier version.
 
   Args:
-    stored: The config, as `RunConfig.as_dict` wrote it, or an earlier version.
-    place: Where it is stored, for the message.
+    stored: The config, as `RunConfig.as_dict` of this or an earlier version
+      wrote it.
+    place: Description of its file, for the error message.
 
   Returns:
     The config.
@@ -64,7 +65,7 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
     return parse(_with_added_fields(stored, _ADDED_FIELDS))
   except ValueError as error:
     raise MismatchError(
-        f'{place} is of another config, which this version does not read: '
+        f'{place} is of another config, which this version cannot read: '
         f'{str(error).rstrip(".")}; use another workdir, starting from the '
         'parameters by init_from, or the version that wrote it.'
     ) from error
@@ -73,7 +74,7 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
 def _with_added_fields(
     stored: Mapping[str, Any], added: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Fills in the fields that a stored config predates."""
+  """Fills in the fields that are newer than a stored config."""
   filled = dict(stored)
   for name, value in added.items():
     if isinstance(value, Mapping):
@@ -85,29 +86,30 @@ def _with_added_fields(
 
 
 def run_identity(config: RunConfig) -> dict[str, Any]:
-  """Returns what makes two configs the same run, flat: all but places.
+  """Returns the flattened fields that two configs of one run must share.
 
-  The storage of the state is no part of it: checkpoints are dense.
+  These are all fields except paths, the mesh, the planned sizes of data, and
+  the storage of the state, since checkpoints are dense.
   """
-  places = ('resume', 'init_from', 'data.cache_dir', 'storage')
+  excluded = ('resume', 'init_from', 'data.cache_dir', 'storage')
   return {
       k: v for k, v in flatten(config.as_dict()).items()
-      if k not in places and not k.startswith(('mesh.', 'data.planned.'))
+      if k not in excluded and not k.startswith(('mesh.', 'data.planned.'))
   }
 
 
 def past_identity(config: RunConfig, phases: int) -> dict[str, Any]:
-  """Returns what makes two configs the same run for their first phases.
+  """Returns the fields that two runs must share to share their first phases.
 
-  Phases that continue the learning rate of the last one belong to it: their
-  lengths decide how fast it falls.
+  Later phases that continue the learning rate of the last past phase are
+  included, since their lengths determine how fast it decays.
 
   Args:
     config: The config.
     phases: Number of phases that are past.
 
   Returns:
-    The config, flat: all but places and the phases that come after.
+    The fields of `run_identity`, without the later phases.
   """
   while phases < len(config.phases) and (
       config.phases[phases].learning_rate.schedule == 'continue'
@@ -136,9 +138,10 @@ def flatten(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 def differences(
     found: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[str]:
-  """Lists where two flat mappings differ, each as `name was … and is …`.
+  """Lists the differences of two flat mappings, as `name was … and is …`.
 
-  Names with fewer dots come first: the order of the phases before their fields.
+  Names with fewer dots come first, so that the order of the phases precedes
+  their fields.
   """
   return [
       f'{key} was {found.get(key, "absent")!r} and is '
@@ -156,22 +159,22 @@ def refuse_difference(
     found: Mapping[str, Any],
     asked: Mapping[str, Any],
 ) -> None:
-  """Raises MismatchError where a checkpoint was made with something else.
+  """Raises MismatchError if a checkpoint differs from what is expected.
 
   Args:
-    checkpoint: Directory of the checkpoint, for the message.
-    what: Name of what is compared, for the message.
+    checkpoint: Directory of the checkpoint, for the error message.
+    what: Name of the compared values, for the error message.
     found: Values stored in the checkpoint.
-    asked: Values it should have.
+    asked: Expected values.
 
   Raises:
-    MismatchError: they differ; the message names the first places.
+    MismatchError: the values differ; the message names the first three.
   """
   different = differences(found, asked)
   if different:
     more = f' (and {len(different) - 3} more)' if len(different) > 3 else ''
     raise MismatchError(
         f'checkpoint {checkpoint} is of another {what}: '
-        f'{"; ".join(different[:3])}{more}; use what it was made with, or '
+        f'{"; ".join(different[:3])}{more}; restore these values, or use '
         'another workdir.'
     )

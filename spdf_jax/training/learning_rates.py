@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name: a warm-up, then a decay."""
+"""Learning-rate schedules by name, each a warm-up and a decay."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def _warmed(peak: float, warmup: int, horizon: int, decay: optax.Schedule):
     )
   if not warmup:
     return decay
-  # The first step already learns.
+  # Starts above zero, so that the first step already updates the weights.
   rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
   return optax.join_schedules([rise, decay], [warmup])
 
@@ -40,7 +40,7 @@ def _cosine(peak, warmup, horizon, final_fraction):
 
 
 SCHEDULES = {'constant': _constant, 'linear': _linear, 'cosine': _cosine}
-"""Learning-rate schedules by name: (peak, warmup, horizon, final_fraction)."""
+"""Schedules by name, functions of (peak, warmup, horizon, final_fraction)."""
 
 _PEAKED = ('peak', 'warmup', 'final_fraction')
 TAKES = dict.fromkeys(SCHEDULES, _PEAKED) | {'continue': (), 'rewind': ('to',)}
@@ -51,16 +51,16 @@ TAKES = dict.fromkeys(SCHEDULES, _PEAKED) | {'continue': (), 'rewind': ('to',)}
 class LearningRate:
   """The learning rate of a phase.
 
-  Three schedules are functions of the phase's own steps: `'constant'`,
-  `'linear'` and `'cosine'`. Two reuse the schedule of the last phase before
-  that has one of these: `'continue'` goes on in it, and where the phases follow
-  directly that schedule is made to span both; `'rewind'` goes through it again
-  from step `to`, and stays at its last value beyond its end.
+  Three schedules are functions of the step within the phase: `'constant'`,
+  `'linear'` and `'cosine'`. Two reuse the schedule of the latest earlier phase
+  that has one of these three: `'continue'` continues it, and phases directly
+  after it that continue extend its horizon; `'rewind'` repeats it from step
+  `to`, and stays at its final value beyond its end.
 
   Attributes:
     schedule: A key of `TAKES`.
     peak: Learning rate after the warm-up.
-    warmup: Length of the warm-up, a duration; `''`: there is none.
+    warmup: Length of the warm-up, a duration; `''`: no warm-up.
     final_fraction: Learning rate at the end, as a fraction of the peak.
     to: Step to rewind to, a duration; `''`: the first.
 
@@ -108,17 +108,16 @@ def phase_schedules(
   """Builds the learning rate of every phase of a plan.
 
   Args:
-    order: Names of the phases, for messages.
+    order: Names of the phases, for error messages.
     rates: Learning rates of the phases.
-    steps: Lengths of the phases.
-    resolvers: For each phase, a function from a duration to steps.
+    steps: Numbers of steps of the phases.
+    resolvers: Functions from a duration to a number of steps, one per phase.
 
   Returns:
-    For each phase a schedule of the step within it.
+    Schedules, one per phase, of the step within the phase.
 
   Raises:
-    ValueError: the first phase has no schedule of its own, or a warm-up or a
-      rewind is longer than the schedule.
+    ValueError: a warm-up or a rewind is not shorter than its schedule.
   """
   schedules = []
   head, horizon, offset = 0, 0, 0
@@ -141,7 +140,7 @@ def phase_schedules(
 
 
 def check_first(name: str, rate: LearningRate) -> None:
-  """Raises ValueError where the first phase has no schedule of its own."""
+  """Raises ValueError if the first phase reuses the schedule of another."""
   if rate.schedule not in SCHEDULES:
     raise ValueError(
         f'phase {name!r} is the first and has the schedule {rate.schedule!r}; '
@@ -166,7 +165,7 @@ def _resolve(resolver: Callable[[str], int], duration: str) -> int:
 
 
 def _continued(rates: Sequence[LearningRate], steps: Sequence[int]) -> int:
-  """Adds up the steps of the first phases as long as they continue."""
+  """Returns the number of steps of the leading phases that continue."""
   total = 0
   for rate, n in zip(rates, steps):
     if rate.schedule != 'continue':

@@ -1,9 +1,11 @@
-"""The training loop: steps, evaluations, checkpoints, and leaving cleanly."""
+"""The training loop: steps, evaluations, checkpoints and a clean exit."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import logging
+import math
 import os
 import pathlib
 import time
@@ -11,10 +13,11 @@ from typing import Any
 
 import jax
 
+from spdf_jax.folder_lock import lock_folder
 from spdf_jax.training import checkpoints
-from spdf_jax.training import workdir as workdirs
 from spdf_jax.training.evaluations import Evaluations
 from spdf_jax.training.evaluations import Evaluator
+from spdf_jax.training.losses import NotFinite
 from spdf_jax.training.losses import take_step
 from spdf_jax.training.metrics import AllWriters
 from spdf_jax.training.metrics import MetricWriter
@@ -28,21 +31,26 @@ from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import TrainState
+from spdf_jax.training.workdir import check_free_space
+from spdf_jax.training.workdir import find_checkpoint
+from spdf_jax.training.workdir import open_workdir
+from spdf_jax.training.workdir import past_ends
+from spdf_jax.training.workdir import write_workdir_config
 
 logger = logging.getLogger('spdf_jax')
 
 
 class Interrupted(Exception):
-  """Training was asked to stop; everything is saved.
+  """An exception for training stopped by a signal, after a checkpoint.
 
   Attributes:
-    signal: The number of the signal.
+    signal: Number of the signal.
   """
 
   def __init__(self, signal: int, step: int):
     super().__init__(
-        f'stopped by signal {signal} after step {step}; everything is saved, '
-        'the same command goes on from there.'
+        f'stopped by signal {signal} after step {step}; everything is saved; '
+        'run the same command again to continue.'
     )
     self.signal = signal
 
@@ -52,25 +60,27 @@ class Session:
   """A run that is ready to train: checked, opened and restored.
 
   Attributes:
-    recipe: What is trained.
-    workdir: Where config, metrics and checkpoints go.
-    checkpoints: The workdir's checkpoints.
-    state: Where training starts from; `None` once it has.
+    recipe: Recipe of the run.
+    workdir: Directory of config, metrics and checkpoints.
+    checkpoints: Checkpoints of the workdir.
+    state: Initial state of the training; `None` once training has started.
+    release: Function that releases the lock of the workdir.
   """
 
   recipe: Recipe
   workdir: pathlib.Path
   checkpoints: checkpoints.Checkpoints
   state: TrainState | None
+  release: Callable[[], None] = lambda: None
 
   def end_phase(self, step: int) -> Recipe:
-    """Ends the phase of a step after it; the next ones follow there.
+    """Ends the current phase early, so that the next one starts here.
 
     Args:
       step: Steps completed.
 
     Returns:
-      The recipe from there on.
+      The recipe of the remaining steps.
     """
     plan = self.recipe.plan
     logger.info('phase %r ends early', plan.phase_at(step - 1).name)
@@ -90,37 +100,51 @@ class Session:
 
 
 def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
-  """Opens a workdir and makes or restores the state: all that can be refused.
+  """Opens a workdir and creates or restores the state, with all checks.
 
-  Starts from the first of these that exists: the workdir's own latest
-  checkpoint; everything of the checkpoint in `config.resume`; the parameters
-  of the one in `config.init_from`; the initial parameters.
+  The state is the first of these that exists: the workdir's own latest
+  checkpoint; the whole checkpoint of `config.resume`; a new state from the
+  parameters of `config.init_from`; a new state from initial parameters.
 
   Args:
-    recipe: What to train.
-    workdir: Made if missing.
+    recipe: Recipe of the run.
+    workdir: Working directory; created if missing.
 
   Returns:
     The session for `train`.
 
   Raises:
-    ValueError: the workdir, or a checkpoint, is of another config or model.
+    ValueError: the workdir or a checkpoint is of another config, data or model,
+      or another process has the workdir open.
     OSError: the workdir cannot be written, or has too little space.
   """
-  config, plan = recipe.config, recipe.plan
-  workdir = workdirs.open_workdir(workdir, config)
-  workdirs.check_free_space(
+  config = recipe.config
+  workdir = open_workdir(workdir, config)
+  check_free_space(
       workdir, recipe.abstract_state,
-      # One more is written before an old one is deleted.
-      config.checkpoints.keep + len(plan.phases) + 1,
+      # One more, since a new one is written before an old one is deleted.
+      config.checkpoints.keep + len(recipe.plan.phases) + 1,
   )
+  release = lambda: None
+  if is_main_process():
+    release = lock_folder(workdir, 'workdir')
+  try:
+    return _open_session(recipe, workdir, release)
+  except BaseException:
+    release()
+    raise
+
+
+def _open_session(
+    recipe: Recipe, workdir: pathlib.Path, release: Callable[[], None]
+) -> Session:
   saved = _open_checkpoints(recipe, workdir)
   state, ends = _first_state(recipe, saved)
-  session = Session(recipe, workdir, saved, state)
+  session = Session(recipe, workdir, saved, state, release)
   session.follow(ends)
-  # Last: a config that was refused does not claim the workdir.
+  # Written last, so that a run refused above leaves no config in the workdir.
   if is_main_process():
-    workdirs.write_workdir_config(workdir, config)
+    write_workdir_config(workdir, recipe.config)
   return session
 
 
@@ -132,25 +156,42 @@ def train(
     writers: Sequence[Open] = (),
     profile: range = range(0),
 ) -> TrainState:
-  """Trains through all phases, from wherever the session starts.
+  """Trains through all phases, starting from the state of a session.
 
   Args:
-    session: From `open_session`; used up.
+    session: Session of `open_session`; its state is consumed.
     evaluators: `(step, params) -> (name, value)` pairs, called every
       `config.eval_every` steps and at the end of each phase.
-    phase_end_evaluators: The same, at the end of each phase only.
-    writers: Open what gets metrics beside `metrics.jsonl`, from
-      `choose_writers`.
-    profile: Steps, counted from 1, of which a trace goes to the workdir's
-      `profile/`; see `parse_window`.
+    phase_end_evaluators: The same, called at the end of each phase, and at
+      every evaluation of a phase whose early stop needs generations.
+    writers: Functions of `choose_writers` that open writers of metrics beside
+      `metrics.jsonl`.
+    profile: Steps to trace, counted from 1; the trace is written to `profile/`
+      in the workdir. See `parse_window`.
 
   Returns:
     The final state.
 
   Raises:
-    Interrupted: SIGTERM or Ctrl-C came; everything is saved.
-    NotFinite: gradients overflow in float16 whatever the loss is scaled by.
+    Interrupted: the process received SIGTERM or SIGINT; everything is saved.
+    NotFinite: a loss or gradient norm is not finite, or gradients overflow in
+      float16 even with a loss scale of 1; nothing is saved after that step.
   """
+  try:
+    return _train(
+        session, evaluators, phase_end_evaluators, writers, profile
+    )
+  finally:
+    session.release()
+
+
+def _train(
+    session: Session,
+    evaluators: Sequence[Evaluator],
+    phase_end_evaluators: Sequence[Evaluator],
+    writers: Sequence[Open],
+    profile: range,
+) -> TrainState:
   recipe, state = session.recipe, session.state
   # The compact step copies the state first, so nothing else may hold it.
   session.state = None
@@ -200,7 +241,7 @@ def train(
           log.follow(recipe.plan)
           save = True
       if save:
-        # What is logged is on disk before the checkpoint that follows it.
+        # Flushed first, so that no checkpoint is ahead of the log on disk.
         writer.flush()
         session.checkpoints.save(dense)
       del dense
@@ -216,7 +257,7 @@ def train(
 
 
 class _TrainLog:
-  """Writes training metrics one step late, so that the host never waits."""
+  """Training metrics, written one step late so that the host never waits."""
 
   def __init__(self, writer: Writer, progress: Progress, recipe: Recipe):
     self._writer = writer
@@ -228,24 +269,25 @@ class _TrainLog:
     self._clock = time.monotonic()
 
   def follow(self, plan: Plan) -> None:
-    """Takes the plan as it goes on."""
+    """Replaces the plan after a phase has ended early."""
     self._plan = plan
 
   def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Takes the metrics of `step` and writes those of the step before."""
+    """Stores the metrics of `step` and writes those of the step before."""
     self._write()
     self._pending = step, metrics
 
   def flush(self) -> None:
-    """Writes what is pending, after waiting for it."""
+    """Waits for the pending metrics and writes them."""
     if self._pending is not None:
       jax.block_until_ready(self._pending[1])
+      self._check_finite(*self._pending)
     self._write()
     self._pending = None
     self._stop_clock()
 
   def restart_clock(self) -> None:
-    """Leaves the time since the last reading out of the training time."""
+    """Excludes the time since the last reading from the training time."""
     self._clock = time.monotonic()
 
   def _stop_clock(self) -> None:
@@ -253,12 +295,23 @@ class _TrainLog:
     self._seconds += now - self._clock
     self._clock = now
 
+  def _check_finite(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    for name in ('train/loss', 'train/grad_norm'):
+      value = float(metrics[name])
+      if not math.isfinite(value):
+        raise NotFinite(
+            f'{name} of step {step} is {value}; training stops, and the latest '
+            'checkpoint is one of an earlier step. Lower the learning rate or '
+            'clip_norm, and train from there or in another workdir.'
+        )
+
   def _write(self) -> None:
     if self._pending is None:
       return
     step, metrics = self._pending
     if step % self._every and step not in self._plan.ends.values():
       return
+    self._check_finite(step, metrics)
     scalars = {name: float(value) for name, value in metrics.items()}
     self._stop_clock()
     self._writer.write_scalars(step, {
@@ -291,24 +344,24 @@ def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 def _first_state(
     recipe: Recipe, saved: checkpoints.Checkpoints
 ) -> tuple[TrainState, dict[str, int]]:
-  """Returns what training starts from, and where phases have ended so far."""
+  """Returns the initial state, and the ends of phases so far."""
   config = recipe.config
   state = saved.restore_latest(recipe.abstract_state)
   if state is not None:
-    logger.info('going on from step %d of this workdir', int(state.step))
+    logger.info('resuming from step %d of this workdir', int(state.step))
     return state, saved.ends_until(int(state.step))
   if config.resume:
-    checkpoint = workdirs.find_checkpoint(config.resume)
-    logger.info('going on from %s', checkpoint)
+    checkpoint = find_checkpoint(config.resume)
+    logger.info('resuming from %s', checkpoint)
     state = checkpoints.read_checkpoint(
         checkpoint,
         recipe.abstract_state,
         config=config,
         fingerprints=recipe.fingerprints,
     )
-    return state, workdirs.past_ends(checkpoint)
+    return state, past_ends(checkpoint)
   if config.init_from:
-    checkpoint = workdirs.find_checkpoint(config.init_from)
+    checkpoint = find_checkpoint(config.init_from)
     logger.info('starting from the parameters of %s', checkpoint)
     params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
     return recipe.state_from(params), {}

@@ -1,4 +1,4 @@
-"""Losses: cross-entropy over tokens, and its scale in float16."""
+"""Losses: cross-entropy over tokens, and loss scaling in float16."""
 
 from collections.abc import Callable
 import dataclasses
@@ -22,24 +22,24 @@ class Sums(NamedTuple):
   """Sums over weighted tokens, in nats."""
 
   objective: jax.Array
-  """What is minimized."""
+  """The quantity to minimize."""
 
   cross_entropy: jax.Array
-  """What is reported: without smoothing and z-loss."""
+  """The quantity to report, without smoothing and z-loss."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-  r"""Cross-entropy with label smoothing and z-loss, in chunks where asked.
+  r"""Cross-entropy with label smoothing and z-loss, optionally in chunks.
 
-  With logits :math:`z`, target :math:`t` and :math:`Z = \log\sum_v e^{z_v}`, a
-  token costs :math:`Z - (1 - s) z_t - s\,\overline{z} + c Z^2`.
+  With logits :math:`z`, target :math:`t` and :math:`Z = \log\sum_v e^{z_v}`,
+  the loss of a token is :math:`Z - (1 - s) z_t - s\,\overline{z} + c Z^2`.
 
   Attributes:
     label_smoothing: :math:`s`, the share of the target spread over all tokens.
-    z_loss: :math:`c`, which keeps :math:`Z` near zero.
-    chunk: Positions of the sequences whose logits are computed at a time, and
-      again in the backward pass; 0: all at once.
+    z_loss: :math:`c`, the coefficient that keeps :math:`Z` near zero.
+    chunk: Number of positions of the sequences whose logits are computed at a
+      time, and recomputed in the backward pass; 0: all at once.
 
   Raises:
     ValueError: a number is out of its range.
@@ -74,18 +74,18 @@ class Loss:
 
   @property
   def is_plain(self) -> bool:
-    """Whether the objective is the cross-entropy."""
+    """Whether the objective equals the cross-entropy."""
     return not (self.label_smoothing or self.z_loss)
 
   def __call__(
       self, apply_fn: Callable[..., jax.Array], variables: PyTree, batch: Any
   ) -> Sums:
-    """Computes a batch.
+    """Computes the loss of a batch.
 
     Args:
-      apply_fn: `(variables, tokens) -> logits`; in chunks it is called with
-        `read_out=` too, as the models of `spdf_jax.models` are.
-      variables: Of the model.
+      apply_fn: `(variables, tokens) -> logits`; with chunks it must also accept
+        `read_out=`, as the models of `spdf_jax.models` do.
+      variables: Variables of the model.
       batch: `inputs`, `targets` and `weights`, each [B, L].
 
     Returns:
@@ -106,7 +106,7 @@ class Loss:
       self, logits_BxLxV: jax.Array, targets_BxL: jax.Array,
       weights_BxL: jax.Array,
   ) -> Sums:
-    """Adds up what tokens cost, each with its weight."""
+    """Returns the weighted sums of the losses of all tokens."""
     entropy_BxL = optax.softmax_cross_entropy_with_integer_labels(
         logits_BxLxV, targets_BxL
     )
@@ -149,7 +149,7 @@ class Loss:
 
 
 CROSS_ENTROPY = Loss()
-"""Cross-entropy alone, all logits at once."""
+"""Plain cross-entropy, with all logits computed at once."""
 
 
 def token_loss(
@@ -161,20 +161,20 @@ def token_loss(
 
 
 def number_of_tokens(weights_BxL: jax.Array) -> jax.Array:
-  """Returns what sums are divided by: the weights' sum, or 1 if it is less."""
+  """Returns the divisor of sums: the sum of the weights, at least 1."""
   return jnp.maximum(weights_BxL.sum(), 1)
 
 
 class NotFinite(ArithmeticError):
-  """Gradients are not finite without any scaling either."""
+  """An error for a loss or gradients that are not finite."""
 
 
 @flax.struct.dataclass
 class LossScale:
-  """The factor of the loss, which divides its gradients.
+  """A dynamic loss scale: a factor of the loss that divides its gradients.
 
-  `flax.training.dynamic_scale` has the same rule; it takes gradients itself,
-  though, and ours are added up over parts of a batch.
+  `flax.training.dynamic_scale` has the same rule, but computes the gradients
+  itself, which excludes gradient accumulation over micro-batches.
 
   References:
     Micikevicius et al., `Mixed Precision Training
@@ -185,11 +185,17 @@ class LossScale:
   """A power of two, float32."""
 
   finite_steps: jax.Array
-  """Steps since it last changed, int32."""
+  """Finite steps since the last change of the scale, int32."""
 
 
 def create_loss_scale(dtype: str) -> LossScale | None:
-  """Returns the first scale of a model that computes in `dtype`.
+  """Returns the initial loss scale of a model that computes in `dtype`.
+
+  Args:
+    dtype: Name of the dtype.
+
+  Returns:
+    The loss scale in float16; `None` in other dtypes, which need none.
 
   Example:
     >>> float(create_loss_scale('float16').scale)
@@ -205,14 +211,14 @@ def create_loss_scale(dtype: str) -> LossScale | None:
 
 
 def adjust(loss_scale: LossScale, finite: jax.Array) -> LossScale:
-  """Halves the scale after an overflow, doubles it after 2000 steps without.
+  """Halves the scale after an overflow; doubles it after 2000 finite steps.
 
   Args:
-    loss_scale: What gradients were computed with.
-    finite: Whether all of them were finite.
+    loss_scale: Loss scale of the gradients.
+    finite: Whether all gradients were finite.
 
   Returns:
-    What the next ones are computed with, at least 1.
+    The loss scale of the next gradients, at least 1.
 
   Example:
     >>> scale = create_loss_scale('float16')
@@ -238,20 +244,20 @@ def take_step(
     batch: Any,
     step: int,
 ) -> tuple[Any, dict[str, Any]]:
-  """Takes a training step; with a loss scale, until its gradients are finite.
+  """Takes a training step, repeated while gradients overflow in float16.
 
-  A step that overflows changes nothing but the scale, and is taken again on
-  the same batch: data, phases and masks stay together.
+  A step that overflows changes only the loss scale, and is repeated on the same
+  batch, so that data, phases and masks stay in step.
 
   Args:
     step_fn: The jitted `train_step`.
-    state: The state before the step; used up.
-    batch: Its batch.
-    step: Its number, from 0.
+    state: The state before the step; donated.
+    batch: Batch of the step.
+    step: Number of the step, from 0.
 
   Returns:
-    The state after it and its metrics, with the number of attempts,
-    `train/attempts`, where there is a scale.
+    The state after the step and its metrics; with a loss scale, they include
+    the number of attempts, `train/attempts`.
 
   Raises:
     NotFinite: gradients overflow even with the scale 1.
@@ -267,6 +273,6 @@ def take_step(
     if metrics['train/loss_scale'] <= _LEAST_SCALE:
       raise NotFinite(
           f'gradients of step {step + 1} are not finite in float16, with a '
-          'loss scale of 1 either; nothing of that step is saved: lower the '
+          'loss scale of 1 either; that step is not saved: lower the '
           "learning rate, or set model.dtype to 'bfloat16' or 'float32'."
       )

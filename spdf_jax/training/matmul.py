@@ -1,4 +1,4 @@
-"""Which products a training step runs: XLA's dense ones, or sparse kernels."""
+"""Matrix products of a training step: dense in XLA, or by sparse kernels."""
 
 from collections.abc import Callable
 import dataclasses
@@ -18,10 +18,11 @@ from spdf_jax.sparsity.storage import is_packed
 PyTree = Any
 ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
 
-# At 30 % the quickstart's step gains on XLA; with 32 tokens layers do not
-# (`--suite=matmul`), and models narrower than 64 were not measured.
+# At a sparsity of 0.3 the quickstart's step is faster than with XLA. With 32
+# tokens, layers are not (`--suite=matmul`); models narrower than 64 were not
+# measured.
 CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None}
-"""The fraction of zeros above which the kernels are used, by `config.matmul`;
+"""The sparsity above which the sparse kernels are used, by `config.matmul`;
 `None`: never."""
 
 _LEAST_TOKENS = 64
@@ -29,30 +30,31 @@ _LEAST_WIDTH = 64
 
 
 class SparseSteps(NamedTuple):
-  """How a training step multiplies where masks are sparse."""
+  """The model and the threshold of steps with sparse kernels."""
 
   apply_fn: ApplyFn
   """The model with sparse kernels."""
 
   crossover: float
-  """The share of zeros in the masks above which it is used."""
+  """The sparsity of the masks above which `apply_fn` is used."""
 
 
 def sparse_steps(
     matmul: str, model: nn.Module, tokens: int
 ) -> SparseSteps | None:
-  """Chooses what runs the steps of a sparse phase.
+  """Chooses the matrix products of the steps of a sparse phase.
 
   Args:
-    matmul: `'dense'` always multiplies the zeros, in XLA; `'native'` uses the
-      native kernels wherever a mask has zeros and gradients of pruned weights
-      are not needed; `'auto'` does so where they are faster.
+    matmul: `'dense'` always uses dense products, in XLA; `'native'` uses the
+      native kernels if a mask has zeros and gradients of pruned weights are not
+      needed; `'auto'` does so only where the kernels are faster.
     model: The model, with the reference lowering.
-    tokens: In the smallest batch.
+    tokens: Tokens of the smallest batch.
 
   Returns:
-    `None` for dense products, also where there are no kernels of the model's
-    dtype that work here; the log says why.
+    The model with sparse kernels; `None` for dense products, which are also the
+    fallback unless there is one CPU device and kernels of the model's dtype
+    work on it. The log has the reason why kernels do not work.
 
   Example:
     >>> from spdf_jax import models
@@ -72,17 +74,17 @@ def sparse_steps(
 
 
 def without_masks(apply_fn: ApplyFn) -> ApplyFn:
-  """Leaves masks out of a model, whose parameters are zero off them.
+  """Calls a model without its masks, since pruned parameters are zero.
 
-  Multiplied in, masks cost a copy of the weights and one of their gradients,
-  which `train_step` masks in any case. Packed masks stay: without them nothing
-  says where values stand.
+  Multiplying by masks would cost a copy of the weights and one of their
+  gradients, which `train_step` masks in any case. Packed masks are passed on,
+  since they hold the positions of the packed values.
 
   Args:
-    apply_fn: The model's.
+    apply_fn: Apply function of the model.
 
   Returns:
-    The same on parameters alone.
+    The apply function without masks.
   """
   def apply(variables, *args, **kwargs):
     if not is_packed(variables.get('masks')):
@@ -98,13 +100,15 @@ def choose_packed(
     params: PyTree,
     mask: PyTree,
 ) -> ApplyFn:
-  """Chooses what runs a step on kept values: how many is no data, but a shape.
+  """Chooses the model for a step on packed parameters, while tracing.
+
+  No `cond` is needed, since the number of kept values is a static shape.
 
   Args:
-    apply_fn: The model's.
-    sparse_steps: What runs sparse steps, if anything does.
-    params: Packed.
-    mask: Packed.
+    apply_fn: Apply function of the model.
+    sparse_steps: Model and threshold of sparse steps; `None`: always dense.
+    params: Packed parameters.
+    mask: Packed mask.
 
   Returns:
     The model with sparse kernels, or `apply_fn`, which unpacks.
@@ -123,12 +127,12 @@ def choose_packed(
   return sparse_steps.apply_fn if skips else apply_fn
 
 
-def share_of_zeros(mask: PyTree) -> jax.Array:
-  """Returns the fraction of pruned weights over all masks.
+def mask_sparsity(mask: PyTree) -> jax.Array:
+  """Returns the sparsity over all masks.
 
   Example:
     >>> mask = {'w': jnp.arange(8).reshape(2, 4) < 2, 'b': None}
-    >>> float(share_of_zeros(mask))
+    >>> float(mask_sparsity(mask))
     0.75
   """
   leaves = jax.tree.leaves(mask)

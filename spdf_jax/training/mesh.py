@@ -1,4 +1,4 @@
-"""The mesh: devices as data, fully sharded and tensor parallel axes."""
+"""The device mesh, with axes for data, fully sharded and tensor parallelism."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from spdf_jax.sparsity.selection import path_name
 PyTree = Any
 
 AXES = ('data', 'fsdp', 'tensor')
-"""`data`: batches are split; `fsdp`: batches, and all that is stored of the
-parameters; `tensor`: the layers themselves."""
+"""Mesh axes. `data` splits batches; `fsdp` splits batches and the storage of
+the parameters; `tensor` splits the layers."""
 
 
 def create_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
@@ -32,10 +32,10 @@ def create_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     tensor: Devices that share the computation of every layer.
 
   Returns:
-    The mesh, its axes `AXES`, of type Auto.
+    The mesh with the axes `AXES`, of type Auto.
 
   Raises:
-    ValueError: the axes do not make up the devices there are.
+    ValueError: the sizes do not multiply to the number of devices.
 
   Example:
     >>> create_mesh().size == jax.device_count()
@@ -51,8 +51,8 @@ def mesh_sizes(
   """Resolves the sizes of a mesh's axes, in the order of `AXES`.
 
   Raises:
-    ValueError: a size is neither positive nor, once at most, -1, or they do not
-      make up the devices.
+    ValueError: a size is neither positive nor -1, more than one is -1, or the
+      sizes do not multiply to the number of devices.
 
   Example:
     >>> mesh_sizes(8, fsdp=4)
@@ -78,15 +78,15 @@ def check_axes(sizes: Mapping[str, int]) -> None:
   if values.count(-1) > 1 or any(size < 1 and size != -1 for size in values):
     raise ValueError(
         f'mesh is {dict(sizes)}; give positive sizes, at most one of them -1, '
-        'which takes the devices that are left.'
+        'which takes all remaining devices.'
     )
 
 
 def simulate_devices(mesh: Mapping[str, int]) -> None:
-  """Simulates the mesh on CPU devices: enough to compile for them.
+  """Simulates the mesh on CPU devices, enough to compile a step for it.
 
-  Call it before JAX initializes its devices. A mesh with an open axis uses the
-  devices there are.
+  Call it before JAX initializes its devices. A mesh of one device, or with a
+  size of -1, uses the existing devices.
 
   Args:
     mesh: Sizes of axes, as `create_mesh` takes them.
@@ -101,12 +101,12 @@ def shard_shapes(mesh: Mesh, state: PyTree) -> PyTree:
   """Attaches shardings to the shapes of a train state.
 
   Args:
-    mesh: From `create_mesh`.
+    mesh: Mesh of `create_mesh`.
     state: A `TrainState` of shapes.
 
   Returns:
-    The same, each with a `NamedSharding`: parameters by `partition_spec`, masks
-    and moments as the parameters they belong to, all else on every device.
+    The shapes, each with a `NamedSharding`: parameters by `partition_spec`,
+    masks and moments like their parameters, and all else replicated.
   """
   put = lambda x, sharding: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=sharding, weak_type=x.weak_type
@@ -121,7 +121,7 @@ def shard_shapes(mesh: Mesh, state: PyTree) -> PyTree:
 
 
 def check_batches(mesh: Mesh, batch_size: int, micro_batches: int) -> None:
-  """Raises ValueError unless devices get equal shares of every micro-batch."""
+  """Raises ValueError unless devices can share every micro-batch evenly."""
   rows, shares = batch_size // micro_batches, _shares(mesh)
   if rows % shares:
     raise ValueError(
@@ -132,15 +132,15 @@ def check_batches(mesh: Mesh, batch_size: int, micro_batches: int) -> None:
 
 
 def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
-  """Returns how batches lie on a mesh.
+  """Returns the sharding of batches on a mesh.
 
   Args:
-    mesh: From `create_mesh`.
-    batch_size: Rows.
+    mesh: Mesh of `create_mesh`.
+    batch_size: Number of rows.
 
   Returns:
-    Rows split over `data` and `fsdp`, or on every device where they do not
-    divide.
+    The sharding of rows over `data` and `fsdp`; replicated if these do not
+    divide the rows evenly.
 
   Example:
     >>> batch_sharding(create_mesh(), 8).mesh.axis_names
@@ -153,15 +153,15 @@ def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
 def place_batch(
     mesh: Mesh, read: Callable[[slice], data.Batch], shape: tuple[int, int]
 ) -> data.Batch:
-  """Lays a batch out over the mesh; each process reads its own rows only.
+  """Places a batch on the mesh; each process reads its own rows only.
 
   Args:
-    mesh: From `create_mesh`.
-    read: `(rows) -> batch`: those rows of the batch.
-    shape: Of the whole batch, [B, L].
+    mesh: Mesh of `create_mesh`.
+    read: Function from a slice of rows to those rows of the batch.
+    shape: Shape of the whole batch, [B, L].
 
   Returns:
-    The batch, as `batch_sharding` has it.
+    The batch, sharded by `batch_sharding`.
   """
   sharding = batch_sharding(mesh, shape[0])
   cached = functools.cache(lambda start, stop: read(slice(start, stop)))

@@ -1,4 +1,4 @@
-"""Metrics: written to a file of JSON lines and to dashboards, and read."""
+"""Metrics, written to a file of JSON lines and to dashboards."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -16,30 +16,30 @@ from spdf_jax.names import lookup
 
 
 class MetricWriter:
-  """Appends scalars to `metrics.jsonl`.
+  """A writer that appends scalars to `metrics.jsonl`.
 
-  Opening cuts the file back to the step that training resumes from, so that a
-  run that was killed logs every step once.
+  Opening the file deletes rows after the step that training resumes from, so
+  that a run that was killed logs every step once.
 
   Args:
-    path: The file; made if missing.
-    resume_step: Rows of later steps are dropped.
+    path: The file; created if missing.
+    resume_step: Step to resume from; rows of later steps are deleted.
   """
 
   def __init__(self, path: str | os.PathLike, resume_step: int):
     self._path = pathlib.Path(path)
     _cut_back(self._path, resume_step)
-    # By the line: who follows the file sees every row as it comes.
+    # Line-buffered, so that `tail -f` shows every row at once.
     self._file = self._path.open('a', encoding='utf-8', buffering=1)
 
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
   ) -> None:
-    """Adds one row: the steps completed and the values."""
+    """Appends one row with the number of completed steps and the values."""
     self._file.write(json.dumps({'step': step, **scalars}) + '\n')
 
   def flush(self) -> None:
-    """Puts everything written on disk."""
+    """Writes buffered rows to disk, with fsync."""
     self._file.flush()
     os.fsync(self._file.fileno())
 
@@ -50,29 +50,29 @@ class MetricWriter:
 
 
 class Writer(Protocol):
-  """Writes scalars."""
+  """A writer of scalars."""
 
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
   ) -> None:
-    """Writes the values at a step; those that are no numbers may be dropped."""
+    """Writes the values of a step; may ignore values that are not numbers."""
 
   def flush(self) -> None:
-    """Writes out what is buffered."""
+    """Writes buffered values."""
 
   def close(self) -> None:
-    """Flushes; nothing is written afterwards."""
+    """Flushes and closes the writer."""
 
 
 Open = Callable[[int], Writer]
-"""Opens a writer of a run that resumes from a step."""
+"""A function that opens a writer, given the step a run resumes from."""
 
 
 class AllWriters:
-  """Writes to several writers.
+  """A writer that writes to several writers.
 
   Args:
-    writers: In the order in which they are written to.
+    writers: The writers, in the order of their calls.
   """
 
   def __init__(self, writers: Sequence[Writer]):
@@ -81,23 +81,23 @@ class AllWriters:
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
   ) -> None:
-    """Writes to all."""
+    """Writes to all writers."""
     for writer in self._writers:
       writer.write_scalars(step, scalars)
 
   def flush(self) -> None:
-    """Flushes all."""
+    """Flushes all writers."""
     for writer in self._writers:
       writer.flush()
 
   def close(self) -> None:
-    """Closes all."""
+    """Closes all writers."""
     for writer in self._writers:
       writer.close()
 
 
 class TensorBoardWriter:
-  """Writes event files for TensorBoard to `tensorboard/` in the workdir.
+  """A writer of TensorBoard event files in `tensorboard/` of the workdir.
 
   Args:
     workdir: Working directory of the run.
@@ -117,32 +117,34 @@ class TensorBoardWriter:
     self._writer = require(self.library, 'log').SummaryWriter(
         os.path.join(workdir, 'tensorboard'),
         purge_step=resume_step + 1,
-        filename_suffix=f'.{resume_step}',  # Names have the time, in seconds.
+        # Names contain the time in seconds, which may be equal after a restart.
+        filename_suffix=f'.{resume_step}',
     )
 
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
   ) -> None:
-    """Adds a point to the curve of every number."""
+    """Appends every number to the curve of its name."""
     for name, value in _numbers(scalars).items():
       self._writer.add_scalar(name, value, step)
 
   def flush(self) -> None:
-    """Puts everything written on disk."""
+    """Writes buffered events to disk."""
     self._writer.flush()
 
   def close(self) -> None:
-    """Flushes and closes the file."""
+    """Flushes and closes the event file."""
     self._writer.close()
 
 
 class WandbWriter:
-  """Writes to the run of Weights & Biases that has the workdir's name.
+  """A writer to the Weights & Biases run that has the workdir's name.
 
   Args:
     workdir: Working directory of the run; local files go to `wandb/` in it.
-    config: Config of the run, JSON-able, shown there.
-    resume_step: Unused: the service keeps the first of two values of a step.
+    config: Config of the run, JSON-able, shown on the dashboard.
+    resume_step: Unused, since the service keeps the first of two values of a
+      step.
   """
 
   library = 'wandb'
@@ -167,10 +169,10 @@ class WandbWriter:
     self._run.log(_numbers(scalars), step=step)
 
   def flush(self) -> None:
-    """Does nothing: the library sends what it has by itself."""
+    """Does nothing, since the library sends values in the background."""
 
   def close(self) -> None:
-    """Ends the run."""
+    """Finishes the run."""
     self._run.finish()
 
 
@@ -181,7 +183,7 @@ WRITERS = {'tensorboard': TensorBoardWriter, 'wandb': WandbWriter}
 def choose_writers(
     names: Sequence[str], workdir: str | os.PathLike, config: Mapping[str, Any]
 ) -> list[Open]:
-  """Chooses dashboards by name, to be opened when training starts.
+  """Chooses writers to dashboards by name, to open when training starts.
 
   Args:
     names: Keys of `WRITERS`.
@@ -189,11 +191,11 @@ def choose_writers(
     config: Config of the run, JSON-able.
 
   Returns:
-    Functions that open them.
+    Functions that open the writers.
 
   Raises:
     ValueError: a name is unknown.
-    ImportError: a library is not installed.
+    ImportError: the library of a writer is not installed.
 
   Example:
     >>> choose_writers([], 'runs/a', {})
@@ -216,11 +218,12 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     path: The file.
 
   Returns:
-    A row per line, its step under `'step'`; a last line that was not finished
-    is left out.
+    The rows, one per line, each with the key `'step'`, without an incomplete
+    last line.
 
   Raises:
-    ValueError: a line is not what `MetricWriter` writes; it is named.
+    ValueError: a line is not a row of `MetricWriter`; the message has its
+      number.
   """
   rows = []
   for number, row in _numbered_objects(path):
@@ -234,16 +237,16 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def read_json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
-  """Reads a file of JSON objects, one a line.
+  """Reads a file of JSON objects, one per line.
 
   Args:
     path: The file.
 
   Returns:
-    The objects; a last line that was not finished is left out.
+    The objects, without an incomplete last line.
 
   Raises:
-    ValueError: a line is no JSON object; it is named.
+    ValueError: a line is not a JSON object; the message has its number.
   """
   return [row for _, row in _numbered_objects(path)]
 
@@ -258,7 +261,7 @@ def _numbered_objects(
     try:
       row = json.loads(line)
     except json.JSONDecodeError as error:
-      if number == len(lines):  # No newline after it: it was being written.
+      if number == len(lines):  # Without a newline, the write was cut off.
         return
       raise ValueError(
           f'{path} line {number} is not JSON ({error}); remove that line, or '
@@ -279,7 +282,7 @@ def _cut_back(path: pathlib.Path, step: int) -> None:
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:
-  """Writes a text file so that no reader or crash sees half of it."""
+  """Writes a text file atomically, by renaming a temporary file."""
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
   with temporary.open('w', encoding='utf-8') as file:

@@ -12,8 +12,9 @@ from spdf_jax.training.plan import Plan
 
 PyTree = Any
 
-# A step that never comes. Compiled without any restart, a sparse launch would
-# round otherwise than the launch of all phases that it is a part of.
+# A step that is never reached. Without any restart, XLA would compile the step
+# of a single phase differently from that of a run of all phases, and their
+# results would differ in rounding.
 _NEVER = 2**31 - 1
 
 
@@ -29,22 +30,22 @@ def adamw(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds sparse AdamW with the plan's learning rate, decay and masks.
 
-  Gradients are clipped by their global norm; only matrices decay. Moments
-  restart where a phase asks, the learning rate never does. Where masks move
-  within phases, their changes are tracked.
+  Gradients are clipped by their global norm, and weight decay applies to
+  matrices only. Moments are reset at the start of phases with `restart`; the
+  learning rate is not. Mask updates within phases are tracked.
 
   Args:
     plan: The phases.
-    where: The selection of `sparsify`.
+    where: Selection of sparsified leaves, as `sparsify` takes it.
     key: Typed PRNG key of the masks.
-    b1: Decay of the first moment.
-    b2: Decay of the second moment.
-    eps: Added to the root of the second moment.
+    b1: Decay rate of the first moment.
+    b2: Decay rate of the second moment.
+    eps: Term added to the square root of the second moment.
     clip_norm: Largest global norm of the gradient.
 
   Returns:
-    The optimizer, wrapped in `sparsify`, and in `track_masks` where
-    `plan.moves_masks`.
+    The optimizer, wrapped in `sparsify`, and in `track_masks` if
+    `plan.updates_masks`.
 
   References:
     Loshchilov and Hutter, `AdamW <https://arxiv.org/abs/1711.05101>`_, 2019
@@ -52,18 +53,18 @@ def adamw(
   """
   inner = optax.chain(
       optax.clip_by_global_norm(clip_norm),
-      sparsity.restart(
+      sparsity.reset_state(
           optax.scale_by_adam(b1, b2, eps), plan.restarts or (_NEVER,)
       ),
       optax.add_decayed_weights(plan.weight_decay, mask=matrices),
       optax.scale_by_learning_rate(plan.learning_rate),
   )
   tx = sparsity.sparsify(inner, plan.algorithm, where=where, key=key)
-  return track_masks(tx, plan.algorithm) if plan.moves_masks else tx
+  return track_masks(tx, plan.algorithm) if plan.updates_masks else tx
 
 
 def matrices(params: PyTree) -> PyTree:
-  """Marks the leaves that decay: all but norms and biases, scanned or not.
+  """Returns the mask of leaves with weight decay: all but norms and biases.
 
   Example:
     >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Phases: what a config says of them, and what a plan resolves that to."""
+"""Phases, as a config describes them and as a plan resolves them."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ METRICS = {
     'task/bleu': True,
     'task/chrf': True,
 }
-"""Metrics that can end a phase, and whether a larger value is better. Those of
-`task/` need generations, which are then made at every evaluation of the phase.
+"""Metrics that can end a phase, and whether a larger value is better. Metrics
+of `task/` need generations, which the phase then makes at every evaluation.
 """
 
 _DURATION = re.compile(
@@ -35,13 +35,13 @@ _SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStop:
-  """When a phase ends early, by a metric of its evaluations.
+  """A condition on a metric of the evaluations that ends a phase early.
 
   Attributes:
     metric: One of `METRICS`.
-    value: The phase ends when the metric reaches this value; `None`: never.
-    patience: The phase ends after this many evaluations without a better value
-      than before; `None`: never.
+    value: Value of the metric that ends the phase when reached; `None`: none.
+    patience: Number of successive evaluations without a new best value that
+      ends the phase; `None`: unlimited.
 
   Raises:
     ValueError: the metric is unknown, patience is below 1, or neither value nor
@@ -72,14 +72,17 @@ class EarlyStop:
 
   @property
   def generates(self) -> bool:
-    """Whether the metric is one of generations."""
+    """Whether the metric needs generations."""
     return self.metric.startswith('task/')
 
   def is_met(self, values: Sequence[float]) -> bool:
-    """Returns whether the phase ends, a function of its values so far alone.
+    """Returns whether the phase ends, from its values so far only.
 
     Args:
-      values: The metric at every evaluation of the phase, in order.
+      values: Values of the metric at the evaluations of the phase, in order.
+
+    Returns:
+      Whether the last value reaches `value`, or `patience` is exhausted.
     """
     if not values:
       return False
@@ -99,22 +102,22 @@ class PhaseConfig:
 
   Attributes:
     name: Name of the phase in logs, checkpoints and reports.
-    duration: Length, as `resolve_duration` reads it.
-    data: Source of the batches: `'corpus'` or `'task'`.
+    duration: Length of the phase, as `resolve_duration` reads it.
+    data: Source of the batches, `'corpus'` or `'task'`.
     batch_size: Sequences per step.
     length: Tokens per sequence.
-    sparsity: Fraction of zeros in the sparsified matrices, in [0, 1), or an
-      algorithm as `create_algorithm` reads it.
+    sparsity: Sparsity of the sparsified matrices, in [0, 1), or an algorithm as
+      `create_algorithm` reads it.
     learning_rate: Learning-rate schedule.
     weight_decay: Decoupled weight decay of matrices.
     restart: Whether the optimizer's moments are reset when the phase begins.
     reshuffle: Whether the phase begins a new epoch of its source, in another
-      order: a round of iterative pruning.
-    early_stop: Condition that may end the phase early; `None`: there is none.
+      order, as in a round of iterative pruning.
+    early_stop: Condition that ends the phase early; `None`: none.
 
   Raises:
-    ValueError: a field is out of its range. An algorithm of the user's own,
-      `'package.module:function'`, is not imported here.
+    ValueError: a field is out of its range. A user-defined algorithm,
+      `'package.module:function'`, is not imported or checked here.
   """
 
   name: str
@@ -133,13 +136,14 @@ class PhaseConfig:
     _check_fields(self, ('batch_size', 'length'))
     is_named = isinstance(self.sparsity, Mapping)
     algorithm = self.sparsity.get('algorithm') if is_named else None
-    # Reading the config.json of a run must not import what the file names.
+    # A user-defined algorithm is not imported here, since reading the
+    # config.json of a run must not execute code named in it.
     if ':' not in str(algorithm):
       self.create_algorithm()
     if self.early_stop is not None and algorithm == 'iterative':
       raise ValueError(
-          f'phase {self.name!r} is of rounds of iterative pruning, which have '
-          'fixed lengths, and has early_stop; take it out.'
+          f'phase {self.name!r} consists of rounds of iterative pruning, which '
+          'have fixed lengths, and has early_stop; remove early_stop.'
       )
     try:
       check_duration(self.duration)
@@ -158,29 +162,29 @@ class PhaseConfig:
     """Creates the algorithm of the phase.
 
     Raises:
-      ValueError: its description is not valid.
+      ValueError: the description of the algorithm is not valid.
     """
     return _create_algorithm(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """A part of training with one kind of data and one sparsity.
+  """A part of training with one data source and one sparsity.
 
   Attributes:
     name: Name of the phase in logs, checkpoints and reports.
-    steps: Optimizer steps.
+    steps: Number of optimizer steps.
     data: Name of the source of the batches.
     batch_size: Sequences per step.
     length: Tokens per sequence.
-    sparsity: Fraction of zeros in the sparsified matrices, in [0, 1), or an
-      algorithm by name: `{'algorithm': 'static', 'sparsity': 0.75}`.
-    learning_rate: An optax schedule of the step within the phase.
+    sparsity: Sparsity of the sparsified matrices, in [0, 1), or an algorithm by
+      name: `{'algorithm': 'static', 'sparsity': 0.75}`.
+    learning_rate: Optax schedule, a function of the step within the phase.
     weight_decay: Decoupled weight decay of matrices.
     restart: Whether the optimizer's moments are reset when the phase begins.
     reshuffle: Whether the phase begins a new epoch of its source, in another
-      order: a round of iterative pruning.
-    early_stop: Condition that may end the phase early.
+      order, as in a round of iterative pruning.
+    early_stop: Condition that ends the phase early; `None`: none.
 
   Raises:
     ValueError: a field is out of its range.
@@ -210,26 +214,26 @@ class Phase:
 
   @property
   def tokens_per_step(self) -> int:
-    """Batch size times length."""
+    """Tokens per step: batch size times length."""
     return self.batch_size * self.length
 
   @property
   def tokens(self) -> int:
-    """Tokens the phase trains on."""
+    """Number of tokens that the phase trains on."""
     return self.steps * self.tokens_per_step
 
 
 def check_names(names: Sequence[str]) -> None:
-  """Raises ValueError where there is no phase or two have one name."""
+  """Raises ValueError if there is no phase, or two have the same name."""
   if not names or len(set(names)) != len(names):
     raise ValueError(
-        f'the phases are named {list(names)}; give at least one, each its own '
-        'name.'
+        f'the phases are named {list(names)}; give at least one, each with its '
+        'own name.'
     )
 
 
 def check_duration(duration: str) -> None:
-  """Raises ValueError unless a text is a duration."""
+  """Raises ValueError unless a string is a duration."""
   if not _DURATION.fullmatch(str(duration)):
     raise ValueError(
         f'duration is {duration!r}; write a number and one of steps, tokens, '
@@ -251,14 +255,14 @@ def resolve_duration(
       `'20 tokens/parameter'`.
     tokens_per_step: Batch size times length.
     tokens_per_epoch: Tokens of the phase's data in one epoch.
-    parameters: Parameters of the model.
+    parameters: Number of parameters of the model.
 
   Returns:
-    The nearest number of steps; epochs are rounded down, so that they never
-    need data of one more.
+    The nearest number of steps. Epochs are rounded down, so that they never
+    need data of a further epoch.
 
   Raises:
-    ValueError: the text is no duration, or it is shorter than one step.
+    ValueError: the string is not a duration, or is shorter than one step.
 
   Example:
     >>> resolve_duration('1M tokens', tokens_per_step=1000,
@@ -278,7 +282,7 @@ def resolve_duration(
   if steps < 1:
     raise ValueError(
         f'duration {duration!r} is less than one step of {tokens_per_step} '
-        'tokens; make it longer or take the phase out.'
+        'tokens; make it longer or remove the phase.'
     )
   return steps
 
@@ -288,7 +292,7 @@ def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:
     if getattr(phase, field) < 1:
       raise ValueError(
           f'phase {phase.name!r} has {field} {getattr(phase, field)}; it must '
-          'be at least 1, or take the phase out.'
+          'be at least 1; raise it or remove the phase.'
       )
   if not phase.weight_decay >= 0:
     raise ValueError(

@@ -16,10 +16,7 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
-from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.counts import number_kept
-from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.training.learning_rates import check_first
 from spdf_jax.training.learning_rates import phase_schedules
 from spdf_jax.training.phases import check_names
@@ -29,7 +26,7 @@ from spdf_jax.training.phases import resolve_duration
 
 
 class Span(NamedTuple):
-  """Neighbouring phases of equal sparsity, which share a mask."""
+  """Consecutive phases of equal sparsity, which share a mask."""
 
   sparsity: float | Mapping[str, Any]
   """The sparsity of the phases, as `create_algorithm` reads it."""
@@ -38,10 +35,10 @@ class Span(NamedTuple):
   """The names of the phases."""
 
   start: int
-  """The first step; the algorithm counts from here."""
+  """The first step, at which the algorithm's count is 0."""
 
   steps: int
-  """The steps of all phases."""
+  """The number of steps of all phases."""
 
   def __str__(self) -> str:
     if len(self.names) == 1:
@@ -50,11 +47,11 @@ class Span(NamedTuple):
     return f'phases {first!r} to {last!r} have {self.steps} steps'
 
   def check_updates(self) -> None:
-    """Checks that the mask updates are over when the phases are.
+    """Checks that all mask updates fit the steps of the phases.
 
     Raises:
       ValueError: an update is after the last step, or the rounds of iterative
-        pruning do not add up to the phases.
+        pruning do not add up to the steps of the phases.
     """
     spec = self.sparsity
     if not isinstance(spec, Mapping):
@@ -79,7 +76,8 @@ class Span(NamedTuple):
       self._refuse('update_from', f'is {first}')
     if until is None or until < self.steps:
       return
-    # A round number that no update falls on is not worth an error.
+    # An end equal to the number of steps is an error only if an update falls
+    # on it, so that round numbers are accepted.
     if until > self.steps or create_algorithm(spec).update_at(until):
       self._refuse('update_until', f'is {until}')
 
@@ -90,26 +88,16 @@ class Span(NamedTuple):
     )
 
 
-class Level(NamedTuple):
-  """The planned sparsity of one sparsified layer."""
-
-  size: int
-  """Weights of the layer, kept or not."""
-
-  sparsity: float
-  """Fraction of zeros, of whole weights."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """Phases in order, compiled into functions of the global step.
 
   Attributes:
-    phases: At least one phase, names distinct.
-    planned: The plan before phases ended early; `None`: no phase has.
+    phases: The phases, at least one, with distinct names.
+    planned: The original plan, if a phase has ended early; otherwise `None`.
 
   Raises:
-    ValueError: there is no phase, or two have one name, or the updates of an
+    ValueError: there is no phase, two have the same name, or the updates of an
       algorithm do not fit the steps of its phases.
 
   Example:
@@ -132,30 +120,31 @@ class Plan:
 
   @functools.cached_property
   def starts(self) -> tuple[int, ...]:
-    """The first step of each phase."""
+    """First step of each phase."""
     steps = [phase.steps for phase in self.phases[:-1]]
     return tuple(itertools.accumulate(steps, initial=0))
 
   @property
   def total_steps(self) -> int:
-    """Steps of all phases."""
+    """Number of steps of all phases."""
     return sum(phase.steps for phase in self.phases)
 
   @property
   def ends(self) -> dict[str, int]:
-    """Steps completed at the end of each phase, by its name."""
+    """Steps completed at the end of each phase, by name."""
     return {p.name: s + p.steps for p, s in zip(self.phases, self.starts)}
 
   def with_ends(self, ends: Mapping[str, int]) -> 'Plan':
     """Returns the plan with the recorded ends of its first phases.
 
-    Schedules stay as they are: they see the step within their phase.
+    Schedules do not change, since they are functions of the step within their
+    phase.
 
     Args:
       ends: Steps completed at the ends of the first phases, by name.
 
     Returns:
-      The plan with these lengths; this plan where they are equal.
+      The plan with these lengths; this plan if it has them already.
     """
     if all(self.ends[name] == end for name, end in ends.items()):
       return self
@@ -167,7 +156,7 @@ class Plan:
     return Plan(tuple(phases), self.planned or self)
 
   def phase_at(self, step: int) -> Phase:
-    """Returns the phase that step number `step` (from 0) belongs to."""
+    """Returns the phase of step number `step`, counted from 0."""
     return self.phases[int(np.searchsorted(self.starts, step, 'right')) - 1]
 
   def learning_rate(self, step: Any) -> jax.Array:
@@ -192,7 +181,7 @@ class Plan:
 
   @functools.cached_property
   def spans(self) -> tuple[Span, ...]:
-    """Neighbouring phases of equal sparsity, joined, in order."""
+    """Spans of consecutive phases of equal sparsity, in order."""
     joined: list[Span] = []
     for phase, start in zip(self.phases, self.starts):
       last = joined[-1] if joined else None
@@ -208,7 +197,7 @@ class Plan:
 
   @functools.cached_property
   def algorithm(self) -> sparsity.Algorithm:
-    """The sparse-training algorithm of the whole plan, by spans."""
+    """Algorithm of the whole plan, which joins those of the spans."""
     return sparsity.join(
         [create_algorithm(span.sparsity) for span in self.spans],
         [span.start for span in self.spans[1:]],
@@ -216,24 +205,24 @@ class Plan:
 
   @functools.cached_property
   def update_steps(self) -> np.ndarray:
-    """The steps at which masks change, rising."""
+    """Steps with a mask update, in ascending order."""
     return self._steps_where(self.algorithm.update_at)
 
   @functools.cached_property
   def dense_grads_steps(self) -> np.ndarray:
-    """The steps that need gradients of pruned weights, rising."""
+    """Steps that need gradients of pruned weights, in ascending order."""
     return self._steps_where(self.algorithm.dense_grads_at)
 
   def _steps_where(self, answer: Callable[[Any], Any]) -> np.ndarray:
-    # Vectorized over steps: one by one, a long plan takes minutes.
+    # Vectorized, since calls for every step of a long plan take minutes.
     answers = jax.vmap(lambda count: jnp.asarray(answer(count), bool))
     return np.flatnonzero(answers(jnp.arange(self.total_steps)))
 
   @property
-  def moves_masks(self) -> bool:
-    """Whether masks change within a span of equal sparsity."""
+  def updates_masks(self) -> bool:
+    """Whether there are mask updates within a span of equal sparsity."""
     if self.planned is not None:
-      return self.planned.moves_masks
+      return self.planned.updates_masks
     starts = [span.start for span in self.spans]
     return not np.isin(self.update_steps, starts).all()
 
@@ -248,9 +237,9 @@ def create_plan(
 
   Args:
     phases: The phases, in order.
-    tokens_per_epoch: By source, a function from the length of a sequence to
-      the tokens of an epoch.
-    parameters: Parameters of the model.
+    tokens_per_epoch: Functions from the sequence length to the tokens of an
+      epoch, by source.
+    parameters: Number of parameters of the model.
 
   Returns:
     The plan.
@@ -299,51 +288,3 @@ def create_plan(
           for phase, n, schedule in zip(phases, steps, schedules)
       )
   )
-
-
-def asked_levels(
-    plan: Plan, step: int, params: selection.PyTree, where: selection.Where
-) -> dict[str, Level]:
-  """Returns the planned sparsity of every layer at a step.
-
-  Args:
-    plan: The plan.
-    step: The step, counted from 0; masks are those after its update.
-    params: Shapes of the parameters.
-    where: The selection of sparsified leaves.
-
-  Returns:
-    Levels by the path of the layer, stacked layers apart, as `summarize` names
-    them. Where weights are ranked over the whole model, every layer has the
-    sparsity of the model.
-  """
-  axes = selection.select(where, params)
-  stacks = selection.to_layers(params, params, axes)
-  # Between updates a schedule goes on, the mask does not.
-  updates = plan.update_steps
-  updated = np.searchsorted(updates, step, side='right')
-  count = int(updates[updated - 1]) if updated else 0
-  levels = plan.algorithm.sparsity_at(count, stacks)
-  if isinstance(levels, ModelWide):
-    levels = jax.tree.map(lambda _: levels.level, stacks)
-  found = {}
-  for (path, stack), level in zip(
-      jax.tree_util.tree_leaves_with_path(stacks), jax.tree.leaves(levels)
-  ):
-    size = int(np.prod(stack.shape[1:]))
-    asked = Level(size, 1 - number_kept(size, level) / size)
-    for i in range(stack.shape[0]):
-      name = selection.path_name(path)
-      found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = asked
-  return found
-
-
-def mean_sparsity(levels: Mapping[str, Level]) -> float:
-  """Returns the fraction of zeros over all layers.
-
-  Example:
-    >>> mean_sparsity({'a': Level(100, 0.5), 'b': Level(300, 0.75)})
-    0.6875
-  """
-  total = sum(level.size for level in levels.values())
-  return sum(lvl.size * lvl.sparsity for lvl in levels.values()) / total

@@ -1,4 +1,4 @@
-"""The processes of a run: how they start, keep memory and stop."""
+"""The processes of a run: their start, memory and end."""
 
 from collections.abc import Mapping
 import ctypes
@@ -11,18 +11,18 @@ import jax
 from jax.experimental import multihost_utils
 
 MODES = ('auto', 'on', 'off')
-"""Whether a command is one of several processes; `auto`: if it was started as
-one."""
+"""Whether a command is one of several processes; `auto` detects it from the
+environment."""
 
-_MOST_SILENCE = 100  # Seconds.
+_HEARTBEAT_TIMEOUT = 100  # Seconds.
 
-_OURS = {
+_VARIABLES = {
     'coordinator': 'JAX_COORDINATOR_ADDRESS',
     'num_processes': 'JAX_NUM_PROCESSES',
     'process_id': 'JAX_PROCESS_ID',
 }
-# Where clusters say how many processes they have started: srun and Open MPI as
-# a number, TPU hosts (GKE's too) as a list. JAX finds out the rest.
+# Environment variables with the processes of a job: their number under srun and
+# Open MPI, a list on TPU hosts (also under GKE). JAX detects the rest.
 _NUMBERS = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
 _LISTS = ('TPU_WORKER_HOSTNAMES', 'TPU_PROCESS_ADDRESSES')
 
@@ -30,9 +30,9 @@ _LISTS = ('TPU_WORKER_HOSTNAMES', 'TPU_PROCESS_ADDRESSES')
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_LARGEST_KEPT = 2**31 - 1  # mallopt takes an int.
+_LARGEST_KEPT = 2**31 - 1  # The largest value, since mallopt takes an int.
 _NEVER_TRIM = -1
-# One arena: the heaps of further ones hold at most 64 MiB.
+# One arena, since the heaps of further arenas hold at most 64 MiB.
 _MALLOC_SETTINGS = {
     _M_ARENA_MAX: 1,
     _M_MMAP_THRESHOLD: _LARGEST_KEPT,
@@ -49,18 +49,18 @@ def join_processes(
     timeout: int = 300,
     environment: Mapping[str, str] = os.environ,
 ) -> bool:
-  """Joins this process with the others of its job; call it before all else.
+  """Joins this process with the others of its job.
 
-  What is not given is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`
-  and `JAX_PROCESS_ID`; without these, JAX asks the cluster: SLURM, Open MPI, or
-  TPU hosts, also under GKE. When a process is lost, the others end too, after
-  100 seconds at most.
+  Call it before any other use of JAX. Missing arguments are read from
+  `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`; without
+  these, JAX detects the cluster: SLURM, Open MPI, or TPU hosts, also under GKE.
+  When a process fails, the others end within 100 seconds.
 
   Args:
     mode: One of `MODES`.
     coordinator: `host:port` of process 0.
-    num_processes: How many there are.
-    process_id: Which one this is, from 0.
+    num_processes: Number of processes.
+    process_id: Index of this process, from 0.
     timeout: Seconds that processes wait for one another, at start and end.
     environment: The environment variables.
 
@@ -68,8 +68,9 @@ def join_processes(
     Whether there are several processes.
 
   Raises:
-    ValueError: one of the three is given without the others, or is impossible;
-      or `mode` is `'on'` where nothing says who the others are.
+    ValueError: coordinator, num_processes and process_id are given only in part
+      or not valid; or none is given, `mode` is `'on'`, and JAX detects no
+      cluster.
 
   Example:
     >>> join_processes('auto', environment={})
@@ -93,29 +94,28 @@ def join_processes(
     jax.distributed.initialize(
         **given,
         initialization_timeout=timeout,
-        heartbeat_timeout_seconds=min(timeout, _MOST_SILENCE),
+        heartbeat_timeout_seconds=min(timeout, _HEARTBEAT_TIMEOUT),
         shutdown_timeout_seconds=timeout,
     )
   except ValueError as error:
     raise ValueError(
-        f'distributed is {mode!r} and no cluster says who the other processes '
-        f'are ({error}); give coordinator, num_processes and process_id.'
+        f'distributed is {mode!r} and the other processes cannot be detected '
+        f'({error}); give coordinator, num_processes and process_id.'
     ) from error
   return jax.process_count() > 1
 
 
 def keep_freed_memory() -> bool:
-  """Keeps freed buffers of up to 2 GiB for the next step, in the C library.
+  """Makes glibc keep freed buffers of up to 2 GiB for the next step.
 
-  XLA's CPU client allocates a step's temporary memory anew at every step.
-  Above 32 MiB glibc returns such a buffer to the system when it is freed, and
-  faulting its pages in again costs a quarter of a small model's step, and more
-  of GPT-2 Small's, whose buffer takes 1 to 1.3 GiB. The process keeps the most
-  memory that it ever held. Call it before jax starts threads. Results do not
-  change.
+  XLA's CPU client allocates temporary memory at every step. By default, glibc
+  returns a freed buffer above 32 MiB to the system, and the page faults of the
+  next step take a quarter of a small model's step, and more of GPT-2 Small's,
+  whose buffer takes 1 to 1.3 GiB. With this setting the memory of the process
+  never shrinks. Call it before JAX starts threads. Results do not change.
 
   Returns:
-    Whether it took effect: with glibc only.
+    Whether the setting took effect, which requires glibc.
 
   References:
     mallopt(3): M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
@@ -131,7 +131,7 @@ def keep_freed_memory() -> bool:
 
 
 def is_main_process() -> bool:
-  """Whether this process is the one that writes and tells.
+  """Returns whether this process is the one that writes files and logs.
 
   Example:
     >>> is_main_process()
@@ -141,13 +141,14 @@ def is_main_process() -> bool:
 
 
 class Interrupts:
-  """Notes the first SIGTERM or SIGINT; a second SIGINT stops at once.
+  """A context manager that records the first SIGTERM or SIGINT.
 
-  Use as a context manager. Of several processes all stop after the same step,
-  whichever was asked: JAX's own service takes SIGTERM and lets them agree.
+  A second SIGINT raises KeyboardInterrupt at once. All processes of a run stop
+  after the same step, whichever received the signal: JAX's preemption service
+  handles SIGTERM and synchronizes them.
 
   Attributes:
-    received: The signal's number or `None`.
+    received: Number of the signal, or `None`.
 
   Example:
     >>> with Interrupts() as interrupts:
@@ -173,7 +174,7 @@ class Interrupts:
       signal.signal(number, handler)
 
   def stop_after(self, step: int) -> bool:
-    """Whether to stop now; ask after every step, with its number."""
+    """Returns whether to stop after this step; must be called at every step."""
     if not self._alone and multihost_utils.reached_preemption_sync_point(step):
       self.received = self.received or signal.SIGTERM
       return True
@@ -191,9 +192,9 @@ class Interrupts:
 def _given(
     flags: Mapping[str, str | int | None], environment: Mapping[str, str]
 ) -> dict[str, str | int]:
-  """Returns jax's arguments, from flags first; none, or all three."""
+  """Returns JAX's arguments from flags or environment: all three, or none."""
   found = {
-      name: environment.get(_OURS[name]) if value is None else value
+      name: environment.get(_VARIABLES[name]) if value is None else value
       for name, value in flags.items()
   }
   missing = [name for name, value in found.items() if value in (None, '')]
@@ -203,7 +204,7 @@ def _given(
     raise ValueError(
         f'{", ".join(n for n in found if n not in missing)} of the processes '
         f'given, but not {", ".join(missing)}; give all three, or none, as '
-        f'flags or as {", ".join(_OURS.values())}.'
+        f'flags or as {", ".join(_VARIABLES.values())}.'
     )
   try:
     number, this = int(found['num_processes']), int(found['process_id'])
@@ -229,7 +230,7 @@ def _given(
 
 
 def _in_cluster(environment: Mapping[str, str]) -> bool:
-  """Whether a cluster has started several processes, this one among them."""
+  """Returns whether this is one of several processes started by a cluster."""
   numbers = [environment.get(name, '') for name in _NUMBERS]
   lists = [environment.get(name, '') for name in _LISTS]
   return any(n.isdigit() and int(n) > 1 for n in numbers) or any(

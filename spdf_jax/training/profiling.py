@@ -1,4 +1,4 @@
-"""Profiles: a trace of some steps, for xprof or Perfetto."""
+"""Profiles: traces of some steps, for xprof or Perfetto."""
 
 import logging
 import os
@@ -11,18 +11,18 @@ logger = logging.getLogger('spdf_jax')
 
 
 def parse_window(text: str, total_steps: int) -> range:
-  """Reads which steps to trace.
+  """Parses the range of steps to trace.
 
   Args:
-    text: `'FIRST:COUNT'`, the first step as the log counts them, from 1 on, or
-      `''` for none.
-    total_steps: Of the plan.
+    text: `'FIRST:COUNT'`, the first step, counted from 1 as in the log, and the
+      number of steps; or `''` for none.
+    total_steps: Number of steps of the plan.
 
   Returns:
     The steps.
 
   Raises:
-    ValueError: it is something else, or beyond the plan.
+    ValueError: the text has another form, or a step is beyond the plan.
 
   Example:
     >>> parse_window('10:5', total_steps=100)
@@ -35,7 +35,7 @@ def parse_window(text: str, total_steps: int) -> range:
   if first < 1 or count < 1:
     raise ValueError(
         f'profile is {text!r}; write FIRST:COUNT, the first step, from 1 on, '
-        "and how many: '10:5'."
+        "and the number of steps: '10:5'."
     )
   if first + count - 1 > total_steps:
     raise ValueError(
@@ -46,11 +46,14 @@ def parse_window(text: str, total_steps: int) -> range:
 
 
 class Profiler:
-  """Traces the steps of a window; a context, which ends a trace that runs.
+  """A context manager that traces a range of steps.
+
+  Leaving the context ends a running trace.
 
   Args:
-    window: The steps, counted from 1; an empty one traces nothing.
-    directory: Where the trace goes, in a folder named by the time.
+    window: The steps to trace, counted from 1; an empty range for none.
+    directory: Directory of the trace, in which it has a folder named by the
+      time.
   """
 
   def __init__(self, window: range, directory: str | os.PathLike):
@@ -65,11 +68,12 @@ class Profiler:
     self._stop()
 
   def before_step(self, step: int, state: Any) -> None:
-    """Starts or ends the trace where the window does.
+    """Starts or ends the trace at the start or end of the window.
 
     Args:
-      step: Which comes next, counted from 1.
-      state: The state so far: a trace has whole steps.
+      step: The next step, counted from 1.
+      state: The current state, which is waited for, so that the trace contains
+        whole steps.
     """
     if (step in self._window) == self._runs:
       return

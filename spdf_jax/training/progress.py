@@ -1,4 +1,4 @@
-"""The progress line: where training is, how fast, and how long still."""
+"""The progress line of training: position, speed and time left."""
 
 import sys
 import time
@@ -8,17 +8,17 @@ from spdf_jax.training.plan import Plan
 
 
 class Progress:
-  """Prints phase, step, loss, tokens/s and time left.
+  """A printer of phase, step, loss, tokens/s and time left.
 
-  On a terminal the line is live; elsewhere a new line comes every
-  `every_seconds`.
+  On a terminal the line is overwritten in place; elsewhere a new line is
+  printed every `every_seconds`.
 
   Args:
     plan: The phases.
-    start: The step training starts from.
-    every_seconds: Time between lines where the output is no terminal.
-    out: Where to print.
-    clock: Seconds, monotonic.
+    start: Step that training starts from.
+    every_seconds: Seconds between lines if the output is not a terminal.
+    out: Output stream; `None`: stderr.
+    clock: Monotonic clock, in seconds.
   """
 
   def __init__(
@@ -40,11 +40,11 @@ class Progress:
     self._rate = 0.0
 
   def follow(self, plan: Plan) -> None:
-    """Takes the plan as it goes on, where a phase has ended early."""
+    """Replaces the plan after a phase has ended early."""
     self._plan = plan
 
   def update(self, step: int, loss: float) -> None:
-    """Reports that `step` steps are completed; prints when it is time."""
+    """Records that `step` steps are completed; prints if a line is due."""
     now = self._clock()
     done = step == self._plan.total_steps
     if now - self._last_time < self._every and not done:
@@ -52,7 +52,7 @@ class Progress:
     tokens = self._tokens_until(step)
     if now - self._last_time >= self._every or not self._rate:
       rate = (tokens - self._last_tokens) / max(now - self._last_time, 1e-9)
-      # Half old, half new: steady enough to read, quick enough to follow.
+      # Averaged with the previous rate, since single intervals fluctuate.
       self._rate = 0.5 * (self._rate + rate) if self._rate else rate
     self._last_time, self._last_tokens = now, tokens
     left = self._tokens_until(self._plan.total_steps) - tokens
@@ -69,13 +69,13 @@ class Progress:
     self._out.flush()
 
   def pause(self) -> None:
-    """Ends a live line, before something else is printed."""
+    """Clears the line on a terminal, before other output."""
     if self._live:
       self._out.write('\r\x1b[K')
       self._out.flush()
 
   def resume(self, step: int) -> None:
-    """Leaves the time since `pause` out of the rate of the next line."""
+    """Excludes the time since `pause` from the rate of the next line."""
     self._last_time = self._clock()
     self._last_tokens = self._tokens_until(step)
 
@@ -87,7 +87,7 @@ class Progress:
 
 
 def format_seconds(seconds: float) -> str:
-  """Writes a time as h:mm:ss or m:ss.
+  """Formats a time as h:mm:ss or m:ss.
 
   Example:
     >>> format_seconds(3700), format_seconds(61)

@@ -1,11 +1,9 @@
-"""The recipe: model, data, optimizer and step, built from a config."""
+"""The recipe of a run: model, data, optimizer and step, built from a config."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 import functools
-import os
 from typing import Any
 
 import flax.linen as nn
@@ -21,6 +19,9 @@ from spdf_jax.training import optimizers
 from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
+from spdf_jax.training.inputs import create_sources
+from spdf_jax.training.inputs import open_corpus
+from spdf_jax.training.inputs import open_task
 from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import LossScale
@@ -32,33 +33,32 @@ from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
-from spdf_jax.training.phases import PhaseConfig
 from spdf_jax.training.plan import create_plan
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.settings import DataConfig
 from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
 
 PyTree = Any
-_PARAMS, _MASKS = 0, 1  # What the seed's key is folded with.
+_PARAMS, _MASKS = 0, 1  # Folded into the key of the seed.
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """Everything that a run needs; built by `create_recipe`.
+  """All parts of a run; built by `create_recipe`.
 
   Attributes:
     config: The config.
     model: The Flax module.
     where: The model's selection of sparsified leaves.
     plan: The phases.
-    optimizer: AdamW inside `sparsify`; masks that move are tracked.
+    optimizer: AdamW inside `sparsify`, with mask updates tracked if there are
+      any within phases.
     corpus: Text to pre-train on.
     task: Task to fine-tune on; `None`: there is none.
     sources: Sources of batches, by name.
-    batch_at: The batch of each step, a pure function.
-    init_params: Makes the initial parameters, dense.
+    batch_at: Pure function from a step to its batch.
+    init_params: Function that creates the initial parameters, dense.
   """
 
   config: RunConfig
@@ -79,12 +79,12 @@ class Recipe:
 
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
-    """The devices that train."""
+    """Mesh of all devices."""
     return create_mesh(**dataclasses.asdict(self.config.mesh))
 
   @property
   def first_loss_scale(self) -> LossScale | None:
-    """What the loss is scaled by at first; `None` but in float16."""
+    """Initial loss scale; `None` unless the model computes in float16."""
     return create_loss_scale(self.model.config.dtype)
 
   @functools.cached_property
@@ -102,14 +102,14 @@ class Recipe:
     )
 
   def create_state(self) -> TrainState:
-    """Makes the state at step 0, no device more of it than it holds."""
+    """Creates the state at step 0, sharded from the start."""
     return jax.jit(self._first_state, out_shardings=self._shardings)()
 
   def state_from(self, params: PyTree) -> TrainState:
-    """Makes the state at step 0 from parameters, laid out as ours.
+    """Creates the state at step 0 from parameters, sharded as by this recipe.
 
     Raises:
-      ValueError: a mask that is given is not as the plan asks.
+      ValueError: a given mask does not fit the parameters or the plan.
     """
     create = functools.partial(
         create_state,
@@ -117,12 +117,12 @@ class Recipe:
         loss_scale=self.first_loss_scale,
     )
     if jax.process_count() == 1:
-      # Eagerly: masks are checked against the values they are made from.
+      # Not jitted, since checks of given masks need concrete values.
       return jax.device_put(create(params), self._shardings)
     return jax.jit(create, out_shardings=self._shardings)(params)
 
   def device_batch_at(self, step: int) -> data.Batch:
-    """Reads the batch of a step onto the mesh: each process its own rows."""
+    """Places the batch of a step on the mesh; processes read their own rows."""
     phase = self.plan.phase_at(step)
     return place_batch(
         self.mesh,
@@ -132,7 +132,7 @@ class Recipe:
 
   @functools.cached_property
   def sparse_steps(self) -> SparseSteps | None:
-    """What runs sparse steps; `None`: the same dense products as all others."""
+    """Model and threshold of sparse steps; `None`: dense products only."""
     phases = [p for p in self.plan.phases if p.sparsity != 0]
     if not phases:
       return None
@@ -144,21 +144,21 @@ class Recipe:
 
   @property
   def loss(self) -> Loss:
-    """The loss to minimize."""
+    """Loss to minimize."""
     return self.config.loss
 
   @functools.cached_property
   def step(self) -> Any:
-    """The jitted training step; its first argument, the state, is donated."""
+    """Jitted training step, which donates its first argument, the state."""
     return self._jit_step(self._shardings)
 
   @functools.cached_property
   def compact_step(self) -> Any:
-    """The same, of states that hold kept values only."""
-    return self._jit_step(self._one_place)
+    """Jitted training step of compact states, which hold kept values only."""
+    return self._jit_step(self._replicated)
 
   @property
-  def _one_place(self) -> jax.sharding.NamedSharding:
+  def _replicated(self) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(self.mesh, jax.P())
 
   def _jit_step(self, shardings: Any) -> Any:
@@ -171,36 +171,36 @@ class Recipe:
         loss=self.loss,
         micro_batches=self.config.micro_batches,
     )
-    if self.plan.moves_masks:
+    if self.plan.updates_masks:
       step = functools.partial(step, statistics=mask_statistics)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
   def prepare_step(
       self, state: TrainState, step: int
   ) -> tuple[Any, TrainState]:
-    """Returns what takes a step, and the state stored as it asks.
+    """Returns the jitted function of a step, and the state converted for it.
 
     Args:
-      state: The state, stored either way.
+      state: The state, dense or compact.
       step: The step, from 0.
 
     Returns:
-      The jitted step and the state, which it donates.
+      The jitted step and the state, which the step donates.
     """
     if stored_state.is_compact_at(self.config.storage, self.plan, step):
       if not stored_state.is_compact(state):
-        state = stored_state.to_compact(state, self._one_place)
+        state = stored_state.to_compact(state, self._replicated)
       return self.compact_step, state
     return self.step, self.to_dense(state)
 
   def to_dense(self, state: TrainState) -> TrainState:
-    """Returns a state as dense arrays: that of checkpoints and evaluations."""
+    """Converts a state to dense arrays, for checkpoints and evaluations."""
     if not stored_state.is_compact(state):
       return state
     return stored_state.to_dense(state, self._shardings)
 
   def compile_step(self, batch_size: int, length: int) -> Any:
-    """Compiles the step for a batch shape, from shapes alone."""
+    """Compiles the step for a batch shape, without any arrays."""
     shape = functools.partial(
         jax.ShapeDtypeStruct, (batch_size, length),
         sharding=batch_sharding(self.mesh, batch_size),
@@ -209,13 +209,14 @@ class Recipe:
     return self.step.lower(self.abstract_state, batch).compile()
 
   def with_ends(self, ends: Mapping[str, int]) -> 'Recipe':
-    """Returns the recipe with phases that have ended at other steps.
+    """Returns the recipe with the recorded ends of its first phases.
 
     Args:
       ends: Steps completed at the ends of the first phases, by name.
 
     Returns:
-      This recipe if it is as planned, or one whose later phases follow there.
+      The recipe of the plan with these ends; this recipe if they are as
+      planned.
     """
     plan = self.plan.with_ends(ends)
     if plan is self.plan:
@@ -227,7 +228,7 @@ class Recipe:
 
   @property
   def parameters(self) -> int:
-    """Parameters of the model."""
+    """Number of parameters of the model."""
     leaves = jax.tree.leaves(self.abstract_state.params)
     return sum(int(np.prod(x.shape)) for x in leaves)
 
@@ -237,11 +238,12 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
 
   Args:
     config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
-    planning: Nothing will be read: a corpus, or the files of a task, that do
-      not exist yet have the sizes in `config.data.planned`.
+    planning: Whether the recipe is used for planning only. If so, a corpus or
+      the files of a task need not exist; their sizes are then those of
+      `config.data.planned`.
 
   Returns:
-    The recipe; nothing is trained yet.
+    The recipe.
 
   Raises:
     ValueError: the config is not valid, see `parse`, or does not fit the
@@ -250,16 +252,15 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
   config = parse(config)
   mesh = create_mesh(**dataclasses.asdict(config.mesh))
   for phase in config.phases:
-    phase.create_algorithm()  # Imports it where it is the user's own.
+    phase.create_algorithm()  # Checks user-defined algorithms too.
     try:
       check_batches(mesh, phase.batch_size, config.micro_batches)
     except ValueError as error:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
   model = models.model_of(config.model.sizes)
-  corpus = _open_corpus(config.data, planning)
-  _check_vocabulary(corpus, model.config.vocab_size)
-  task = _open_task(config.data, planning)
-  sources = _create_sources(corpus, task, config.phases)
+  corpus = open_corpus(config.data, model.config.vocab_size, planning)
+  task = open_task(config.data, planning)
+  sources = create_sources(corpus, task, config.phases)
 
   root = jax.random.key(config.seed)
   tokens = jnp.zeros((1, 2), jnp.int32)
@@ -288,7 +289,7 @@ def _assemble(
     sources: Mapping[str, data.Source],
     init_params: Callable[[], PyTree],
 ) -> Recipe:
-  """Adds what follows from the plan: the optimizer and the batches."""
+  """Creates the optimizer and the batches of a plan, and the recipe of all."""
   batch_at = data.schedule_batches(
       sources,
       [
@@ -309,65 +310,3 @@ def _assemble(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,
       init_params,
   )
-
-
-def _open_corpus(
-    config: DataConfig, planning: bool
-) -> data.Corpus | data.PlannedCorpus:
-  planned = config.planned
-  if planning and planned.tokens and not os.path.exists(config.corpus):
-    return data.PlannedCorpus(
-        config.corpus, int(planned.tokens),
-        data.PlannedTokenizer(planned.vocab_size),
-    )
-  return data.prepare_corpus(
-      config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
-  )
-
-
-def _check_vocabulary(corpus: data.Corpus, vocab_size: int) -> None:
-  if corpus.tokenizer.vocab_size > vocab_size:
-    raise ValueError(
-        f'corpus {corpus.name!r} has token ids up to '
-        f'{corpus.tokenizer.vocab_size - 1} and the model a vocabulary of '
-        f'{vocab_size}; set model.vocab_size to '
-        f'{corpus.tokenizer.vocab_size} or use another tokenizer.'
-    )
-
-
-def _open_task(
-    config: DataConfig, planning: bool
-) -> data.Task | data.PlannedExamples | None:
-  if not config.task:
-    return None
-  examples = config.planned.examples
-  if planning and examples and not os.path.exists(config.task_dir):
-    return data.PlannedExamples(config.task, examples)
-  return data.load_task(config.task, config.task_dir)
-
-
-def _create_sources(
-    corpus: data.Corpus | data.PlannedCorpus,
-    task: data.Task | data.PlannedExamples | None,
-    phases: Sequence[PhaseConfig],
-) -> dict[str, data.Source]:
-  """Returns the sources of batches; planned ones can only be counted."""
-  sources = {'corpus': corpus.source}
-  if isinstance(task, data.PlannedExamples):
-    return sources | {'task': task}
-  if task is None:
-    return sources
-  if not task.train:
-    raise ValueError(
-        f'task {task.name!r} has no example to train on; add the file of its '
-        'training split to data.task_dir.'
-    )
-  if isinstance(corpus, data.PlannedCorpus):
-    # Without the tokenizer, examples can only be counted.
-    return sources | {'task': data.PlannedExamples(task.name, len(task.train))}
-  lengths = [phase.length for phase in phases if phase.data == 'task']
-  # A row of L tokens predicts L targets, so the example has one more.
-  examples = data.encode_pairs(
-      task.train, corpus.tokenizer, max(lengths, default=127) + 1
-  )
-  return sources | {'task': examples}

@@ -1,4 +1,4 @@
-"""Settings: the parts of a run's config that each stand alone."""
+"""Settings: the independent parts of a run's config."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -23,7 +23,9 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-  """Sizes of the axes of the mesh, see `create_mesh`; -1: all other devices.
+  """Sizes of the axes of the mesh; -1: all remaining devices.
+
+  See `create_mesh`.
 
   Attributes:
     data: Replicas of the parameters.
@@ -31,7 +33,7 @@ class MeshConfig:
     tensor: Devices that share the computation of every layer.
 
   Raises:
-    ValueError: a size is neither positive nor, once at most, -1.
+    ValueError: a size is neither positive nor -1, or more than one is -1.
   """
 
   data: int
@@ -44,7 +46,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaxEpochs:
-  """How often each source may be read at most.
+  """The largest number of epochs of each source.
 
   Attributes:
     corpus: Epochs of the corpus.
@@ -63,11 +65,11 @@ class MaxEpochs:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedData:
-  """Sizes of data that need not exist yet: enough to plan a run.
+  """Sizes of data that need not exist, to plan a run.
 
   Attributes:
-    tokens: Tokens of the corpus; 0: the corpus must exist.
-    vocab_size: Tokens of its vocabulary.
+    tokens: Number of tokens of the corpus; 0: the corpus must exist.
+    vocab_size: Size of the vocabulary of the corpus.
     examples: Training examples of the task; 0: the task must exist.
   """
 
@@ -86,7 +88,7 @@ class DataConfig:
     task: Name of the task; `''`: there is none.
     task_dir: Folder of the task's files; `''`: it has none.
     cache_dir: Folder of prepared corpora.
-    max_epochs: How often each source may be read at most.
+    max_epochs: Largest number of epochs of each source.
     planned: Sizes of data that need not exist to plan a run.
   """
 
@@ -104,9 +106,9 @@ class OptimizerConfig:
   """Settings of AdamW, see `training.adamw`.
 
   Attributes:
-    b1: Decay of the first moment.
-    b2: Decay of the second moment.
-    eps: Added to the root of the second moment.
+    b1: Decay rate of the first moment.
+    b2: Decay rate of the second moment.
+    eps: Term added to the square root of the second moment.
     clip_norm: Largest global norm of the gradient.
 
   Raises:
@@ -135,14 +137,15 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-  """How a model is measured while it trains.
+  """Sizes of the evaluations during training.
 
   Attributes:
     batch_size: Sequences per batch.
     corpus_batches: Batches of the corpus' validation split.
     task_batches: Batches of the task's validation examples.
-    generations: Validation examples to generate at the ends of phases.
-    max_new_tokens: Tokens per generation.
+    generations: Number of validation examples to generate from at the ends of
+      phases.
+    max_new_tokens: Largest number of tokens per generation.
 
   Raises:
     ValueError: a number is below 1, or `generations` below 0.
@@ -166,11 +169,11 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When checkpoints are saved.
+  """The interval and the number of checkpoints.
 
   Attributes:
     every: Steps between checkpoints.
-    keep: Latest checkpoints to keep.
+    keep: Number of the latest checkpoints to keep.
 
   Raises:
     ValueError: a number is below 1.
@@ -184,12 +187,12 @@ class CheckpointConfig:
 
 
 def check_counts(config: Any, path: str, names: Sequence[str]) -> None:
-  """Raises ValueError where a number of things is below 1.
+  """Raises ValueError if one of several fields is below 1.
 
   Args:
     config: A dataclass.
-    path: Prefix of its fields' names in the config, for the message.
-    names: The fields to check.
+    path: Prefix of the names of its fields, for the error message.
+    names: Names of the fields to check.
   """
   for name in names:
     if getattr(config, name) < 1:

@@ -1,4 +1,4 @@
-"""The training step, one for all phases, and the state that it changes."""
+"""The training step, the same for all phases, and its state."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from spdf_jax.training.losses import LossScale
 from spdf_jax.training.losses import number_of_tokens
 from spdf_jax.training.matmul import ApplyFn
 from spdf_jax.training.matmul import choose_packed
-from spdf_jax.training.matmul import share_of_zeros
+from spdf_jax.training.matmul import mask_sparsity
 from spdf_jax.training.matmul import SparseSteps
 
 PyTree = Any
@@ -27,7 +27,7 @@ PyTree = Any
 
 @flax.struct.dataclass
 class TrainState:
-  """What a training step reads and returns."""
+  """The state of training, which a step reads and returns."""
 
   step: jax.Array
   """Steps completed, int32."""
@@ -36,10 +36,10 @@ class TrainState:
   """Dense arrays, exactly zero where the mask is False."""
 
   opt_state: PyTree
-  """Optimizer state; holds the mask."""
+  """Optimizer state, which contains the mask."""
 
   loss_scale: LossScale | None = None
-  """In float16: what the loss is multiplied by."""
+  """Loss scale in float16; `None` otherwise."""
 
 
 def create_state(
@@ -47,17 +47,17 @@ def create_state(
     optimizer: optax.GradientTransformation,
     loss_scale: LossScale | None = None,
 ) -> TrainState:
-  """Starts training from dense parameters: they are masked here.
+  """Creates the state of step 0 from dense parameters, which it masks.
 
   Args:
     params: Initial or restored parameters.
     optimizer: An optimizer that contains `sparsify`.
-    loss_scale: Of a model that computes in float16, `create_loss_scale`.
+    loss_scale: Result of `create_loss_scale`; `None` unless in float16.
 
   Returns:
     The state at step 0.
   """
-  # A copy: the state is donated to the step, the caller's arrays must not be.
+  # Copied, since the step donates the state but not the caller's arrays.
   params = jax.tree.map(jnp.array, params)
   opt_state = optimizer.init(params)
   params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
@@ -78,26 +78,28 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
 
-  There is no branch on phase or sparsity: the mask is data, and so is where
-  the optimizer needs the gradients of pruned weights. Only with sparse kernels
-  there is one `cond`, since dense products are another program. A state that is
-  stored compactly is another program too: its mask does not change.
+  The step does not branch on phase or sparsity, since the mask is data, and so
+  is whether the optimizer needs the gradients of pruned weights. Only with
+  sparse kernels it contains one `cond`, between them and dense products. For a
+  compact state the step is traced separately; it does not update the mask.
 
   Args:
-    state: The state; donate it. With a loss scale, a step whose gradients are
-      not finite changes that alone.
-    batch: `inputs`, `targets` and `weights`, each [B, L].
-    apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`. Weights are
-      zero off the mask and gradients are masked here, so it need not know of
-      masks: see `without_masks`.
+    state: The state, to be donated. With a loss scale, a step whose gradients
+      are not finite changes only the loss scale.
+    batch: Fields `inputs`, `targets` and `weights`, each [B, L].
+    apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`. It may ignore
+      masks, see `without_masks`, since pruned weights are zero and gradients
+      are masked here.
     optimizer: An optimizer that contains `sparsify`.
-    learning_rate: For the log, the schedule inside the optimizer.
-    sparse_steps: What runs the model where masks are sparse enough and pruned
-      weights need no gradient; by default `apply_fn` always does.
-    loss: What is minimized: its mean over the weighted tokens of the batch.
-    micro_batches: In how many parts, one after another, gradients of the batch
-      are computed: the less memory for activations. They divide B.
-    statistics: For the log, `(opt_state) -> values`, e.g. `mask_statistics`.
+    learning_rate: Schedule inside the optimizer, for the log.
+    sparse_steps: Model and threshold of steps with sparse kernels, which are
+      used if masks are sparse enough and pruned weights need no gradient;
+      `None`: always `apply_fn`.
+    loss: Loss to minimize, as the mean over the weighted tokens of the batch.
+    micro_batches: Number of micro-batches for gradient accumulation, which
+      saves memory of activations; a divisor of B.
+    statistics: Function `(opt_state) -> values` for the log, e.g.
+      `mask_statistics`.
 
   Returns:
     The next state, and metrics named `train/…` and, for the statistics,
@@ -120,7 +122,7 @@ def train_step(
     part = functools.partial(
         jax.value_and_grad(loss_fn, has_aux=True), state.params
     )
-    return part(batch) if micro_batches == 1 else _add_up(
+    return part(batch) if micro_batches == 1 else _accumulate(
         part, batch, micro_batches
     )
 
@@ -149,7 +151,7 @@ def train_step(
   )
   if scale is not None:
     metrics['train/loss_scale'] = scale
-    new = _unless_overflown(jnp.isfinite(grad_norm), new, state)
+    new = _keep_finite(jnp.isfinite(grad_norm), new, state)
   metrics |= {
       f'sparsity/{k}': v for k, v in statistics(new.opt_state).items()
   }
@@ -165,7 +167,7 @@ def _differentiate_dense(
     mask: PyTree,
     dense_grads: jax.Array,
 ) -> PyTree:
-  """Differentiates in matrices, also in pruned weights where asked."""
+  """Returns values and gradients, also of pruned weights if they are needed."""
   def dense():
     grad_masks = jax.tree.map(lambda m: m | dense_grads, mask)
     values, grads = differentiate(apply_fn, grad_masks=grad_masks)
@@ -174,7 +176,7 @@ def _differentiate_dense(
   if sparse_steps is None:
     return dense()
   return jax.lax.cond(
-      (share_of_zeros(mask) > sparse_steps.crossover) & ~dense_grads,
+      (mask_sparsity(mask) > sparse_steps.crossover) & ~dense_grads,
       functools.partial(
           differentiate, sparse_steps.apply_fn, grad_masks=mask
       ),
@@ -182,20 +184,23 @@ def _differentiate_dense(
   )
 
 
-def _unless_overflown(
+def _keep_finite(
     finite: jax.Array, new: TrainState, old: TrainState
 ) -> TrainState:
-  """Keeps the old state where gradients are not finite, but for the scale."""
+  """Returns the new state, or the old one if gradients are not finite.
+
+  Its loss scale is adjusted in either case.
+  """
   kept = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
   return kept.replace(loss_scale=adjust(old.loss_scale, finite))
 
 
-def _add_up(
+def _accumulate(
     f: Callable[[Any], PyTree], batch: Any, micro_batches: int
 ) -> PyTree:
-  """Adds up what a function of a batch gives for its parts."""
-  # Every n-th row each: a device that holds neighbouring rows has its share of
-  # every part.
+  """Returns the sum of a function's results over micro-batches."""
+  # Each micro-batch takes every n-th row, so that devices, which hold
+  # contiguous rows, share every micro-batch evenly.
   parts = jax.tree.map(
       lambda x: x.reshape(-1, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch
   )

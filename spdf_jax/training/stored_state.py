@@ -1,4 +1,4 @@
-"""How a run stores its state: dense arrays, or the values of kept weights."""
+"""Storage of the state: dense arrays, or the values of kept weights only."""
 
 import functools
 import math
@@ -14,29 +14,29 @@ from spdf_jax.sparsity.selection import path_name
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.storage import is_packed
 from spdf_jax.sparsity.storage import kept_sizes
-from spdf_jax.training.plan import asked_levels
 from spdf_jax.training.plan import Plan
+from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.step import TrainState
 
 
 def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
-  """Refuses compact storage where it cannot be.
+  """Raises ValueError if a plan does not support its storage.
 
   Args:
     storage: `'dense'` or `'compact'`.
     plan: The phases.
-    mesh: The devices that train.
+    mesh: Mesh of the run.
 
   Raises:
-    ValueError: the storage is compact and masks move within a phase, or there
-      are several devices.
+    ValueError: the storage is compact, and there are mask updates within a
+      phase or several devices.
   """
   if storage == 'dense':
     return
   if mesh.size > 1:
     raise ValueError(
-        f"storage is 'compact' and the mesh has {mesh.size} devices; it is for "
-        "one: use storage 'dense', or a mesh of one device."
+        f"storage is 'compact' and the mesh has {mesh.size} devices; compact "
+        "storage needs one: use storage 'dense', or a mesh of one device."
     )
   for span in plan.spans:
     inside = (plan.update_steps > span.start) & (
@@ -45,16 +45,16 @@ def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
     skips = create_algorithm(span.sparsity).skip_step_at(0)
     if inside.any() or skips is not False:
       raise ValueError(
-          f"storage is 'compact' and {span}, in which masks move "
+          f"storage is 'compact' and {span} with mask updates "
           f"({span.sparsity}); use storage 'dense', or a static sparsity."
       )
 
 
 def is_compact_at(storage: str, plan: Plan, step: int) -> bool:
-  """Returns whether a step is taken on kept values alone.
+  """Returns whether a step runs on a compact state.
 
-  Dense are steps of phases that keep every weight, those that change the mask,
-  and those that need the gradients of pruned weights.
+  Steps of dense phases, steps with a mask update, and steps that need the
+  gradients of pruned weights run on dense states.
 
   Args:
     storage: `'dense'` or `'compact'`.
@@ -67,31 +67,33 @@ def is_compact_at(storage: str, plan: Plan, step: int) -> bool:
 
 
 def is_compact(state: TrainState) -> bool:
-  """Returns whether a state holds kept values alone."""
+  """Returns whether a state holds kept values only."""
   return is_packed(sparsity.stored_mask(state.opt_state))
 
 
 def planned_state(
     state: TrainState, plan: Plan, where: Where, step: int
 ) -> TrainState:
-  """Returns the shapes of a compact state, by the levels of a plan.
+  """Returns the shapes of a compact state, by the sparsities of a plan.
+
+  If the whole model is one group, all its layers are assumed to have the same
+  sparsity.
 
   Args:
     state: Shapes of the dense state.
     plan: The phases.
     where: The selection of sparsified leaves.
-    step: A step that is compact. Where the whole model competes, its layers are
-      taken to keep equal shares.
+    step: A step that runs on a compact state.
 
   Returns:
     The shapes.
   """
-  levels = asked_levels(plan, step, state.params, where)
+  layers = planned_sparsities(plan, step, state.params, where)
 
   def size(path, mask):
     name = path_name(path)
-    level = levels.get(name) or levels[f'{name}[0]']
-    return round(level.size * (1 - level.sparsity))
+    layer = layers.get(name) or layers[f'{name}[0]']
+    return round(layer.size * (1 - layer.sparsity))
 
   sizes = jax.tree_util.tree_map_with_path(
       size, sparsity.get_mask(state.opt_state)
@@ -102,13 +104,14 @@ def planned_state(
 
 
 def bytes_per_weight(state: TrainState) -> float:
-  """Returns what a weight of a sparsified matrix takes, kept or not.
+  """Returns the bytes of state per weight of the sparsified matrices.
 
   Args:
-    state: The state, or its shapes, stored either way.
+    state: The state, or its shapes, dense or compact.
 
   Returns:
-    Bytes of parameters, mask and moments, over the weights of the matrices.
+    Bytes of parameters, mask and moments, divided by the number of kept and
+    pruned weights of the matrices.
   """
   masks = by_name(jax.tree.map(
       lambda m: math.prod(m.shape), sparsity.stored_mask(state.opt_state),
@@ -125,14 +128,15 @@ def bytes_per_weight(state: TrainState) -> float:
 def to_compact(
     state: TrainState, sharding: jax.sharding.Sharding | None = None
 ) -> TrainState:
-  """Packs a dense state; its masks are read by the host.
+  """Packs a dense state; copies its masks to the host.
 
   Args:
-    state: The state.
-    sharding: Where all of the new one lies; by default as jit has it.
+    state: The dense state.
+    sharding: Sharding of all arrays of the compact state; `None`: chosen by
+      jit.
 
   Returns:
-    The state, of kept values.
+    The compact state.
   """
   sizes = kept_sizes(sparsity.get_mask(state.opt_state))
   pack = functools.partial(sparsity.pack_state, sizes=sizes)
@@ -140,14 +144,14 @@ def to_compact(
 
 
 def to_dense(state: TrainState, shardings: Any) -> TrainState:
-  """Unpacks a state, bit for bit.
+  """Unpacks a compact state, bit for bit.
 
   Args:
-    state: Of kept values.
-    shardings: Of the dense state.
+    state: The compact state.
+    shardings: Shardings of the dense state.
 
   Returns:
-    The state, of dense arrays.
+    The dense state.
   """
   return _convert(sparsity.unpack_state, state, shardings)
 

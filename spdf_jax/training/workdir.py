@@ -23,18 +23,18 @@ CONFIG = 'config.json'
 def open_workdir(
     workdir: str | os.PathLike, config: RunConfig
 ) -> pathlib.Path:
-  """Makes a working directory, or checks that it is of this config.
+  """Creates a working directory, or checks that it belongs to this config.
 
   Args:
-    workdir: The directory; made if missing.
+    workdir: The directory; created if missing.
     config: The config of the run.
 
   Returns:
     The directory.
 
   Raises:
-    OSError: it cannot be written.
-    ValueError: it was made with another config.
+    OSError: the directory cannot be written.
+    ValueError: the directory was made with another config.
   """
   workdir = pathlib.Path(workdir)
   try:
@@ -44,7 +44,7 @@ def open_workdir(
   except OSError as error:
     raise OSError(
         f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
-        'a directory that can.'
+        'a writable directory.'
     ) from error
   if not (workdir / CONFIG).exists():
     return workdir
@@ -74,7 +74,7 @@ def read_workdir_config(workdir: str | os.PathLike) -> RunConfig:
     workdir: The directory.
 
   Returns:
-    The config, also one that an earlier version has written.
+    The config, which an earlier version may have written.
 
   Raises:
     FileNotFoundError: the directory has no config.
@@ -90,17 +90,18 @@ def read_workdir_config(workdir: str | os.PathLike) -> RunConfig:
 
 
 def find_checkpoint(source: str) -> pathlib.Path:
-  """Finds the checkpoint that `'WORKDIR'` or `'WORKDIR@PHASE'` names.
+  """Returns the checkpoint named by `'WORKDIR'` or `'WORKDIR@PHASE'`.
 
   Args:
-    source: A working directory, for its latest checkpoint, or with the name of
-      a phase, for the checkpoint at that phase's end.
+    source: A working directory, for its latest checkpoint; or, with the name of
+      a phase, for the checkpoint at the end of that phase.
 
   Returns:
     The directory of the checkpoint.
 
   Raises:
-    ValueError: there is none; the message says what there is.
+    ValueError: there is no such checkpoint; the message lists the phases that
+      have ended.
   """
   workdir, _, phase = str(source).partition('@')
   directory = pathlib.Path(workdir).absolute() / 'checkpoints'
@@ -123,44 +124,45 @@ def find_checkpoint(source: str) -> pathlib.Path:
 
 
 def past_ends(checkpoint: pathlib.Path) -> dict[str, int]:
-  """Returns where the phases before a checkpoint have ended, by name."""
+  """Returns the ends of the phases up to a checkpoint, by name."""
   ends = read_meta(checkpoint)['phase_ends']
   return {k: end for k, end in ends.items() if end <= int(checkpoint.name)}
 
 
 def read_meta(checkpoint: pathlib.Path) -> dict[str, Any]:
-  """Reads the description of a checkpoint: config, phase ends, arrays."""
+  """Reads the metadata of a checkpoint: config, phase ends, arrays."""
   return read_item(checkpoint, 'meta')
 
 
 def read_item(checkpoint: pathlib.Path, item: str) -> Any:
-  """Reads an item of a checkpoint that is JSON: `'meta'` or `'data'`."""
+  """Reads a JSON item of a checkpoint, `'meta'` or `'data'`."""
   return json.loads((checkpoint / item / 'metadata').read_text('utf-8'))
 
 
 def saved_steps(workdir: str | os.PathLike) -> list[int]:
-  """Returns the steps of the checkpoints in a working directory, rising."""
+  """Returns the steps of all checkpoints of a workdir, in ascending order."""
   directory = pathlib.Path(workdir) / 'checkpoints'
   names = directory.iterdir() if directory.is_dir() else ()
   return sorted(int(path.name) for path in names if path.name.isdigit())
 
 
 def refuse_saved(workdir: str | os.PathLike) -> None:
-  """Raises ValueError where a workdir has checkpoints already."""
+  """Raises ValueError if a workdir has checkpoints already."""
   if saved_steps(workdir):
     raise ValueError(
-        f'workdir {str(workdir)!r} holds checkpoints already; give another.'
+        f'workdir {str(workdir)!r} holds checkpoints already; give another '
+        'workdir.'
     )
 
 
 def free_name(path: pathlib.Path) -> pathlib.Path:
-  """Returns the path, with a number after it where it is taken."""
+  """Returns the path, with a number appended if it exists already."""
   names = (path.with_name(f'{path.name}.{i}') for i in itertools.count(1))
   return next(p for p in itertools.chain([path], names) if not p.exists())
 
 
 def checkpoint_bytes(state: PyTree) -> int:
-  """Returns the bytes of a state's arrays, the most a checkpoint takes."""
+  """Returns the bytes of a state's arrays, an upper bound of a checkpoint."""
   return sum(
       int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
   )
@@ -169,12 +171,13 @@ def checkpoint_bytes(state: PyTree) -> int:
 def check_free_space(
     workdir: str | os.PathLike, state: PyTree, checkpoints: int
 ) -> None:
-  """Raises OSError unless the disk holds the checkpoints a plan will write.
+  """Raises OSError unless the disk has space for all checkpoints of a plan.
 
   Args:
-    workdir: An existing directory; checkpoints that it holds count as there.
+    workdir: An existing directory; no space is counted for checkpoints that it
+      already holds.
     state: The state or its shapes.
-    checkpoints: How many exist at most at one time.
+    checkpoints: Largest number of checkpoints at one time.
 
   Raises:
     OSError: there is too little free space.

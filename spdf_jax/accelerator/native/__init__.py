@@ -1,4 +1,4 @@
-"""Kernels that skip zeros, for CPUs: `lowering='native'`."""
+"""CPU kernels that skip pruned weights: `lowering='native'`."""
 
 from spdf_jax.accelerator.native.library import is_available
 from spdf_jax.accelerator.native.library import kernels

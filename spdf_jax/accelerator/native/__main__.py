@@ -1,8 +1,8 @@
 """Builds and tests the native kernels: python -m spdf_jax.accelerator.native.
 
-Prints where the library lies, which kernels this processor runs, and how far
-their results are from a float64 reference. Exit status 1 where they do not
-work, with the reason.
+Prints the path of the library, the kernels for this processor, and the error of
+their results relative to a float64 reference. Exits with status 1 and the
+reason if the kernels do not work.
 """
 
 import os
@@ -16,7 +16,7 @@ from spdf_jax.accelerator.native import library
 from spdf_jax.accelerator.native.lowering import NATIVE
 from spdf_jax.accelerator.primitives import sparse_matmul
 
-# Beside one rounding of the result.
+# Tolerance relative to the largest result, in addition to its rounding.
 _LARGEST_ERROR = 2e-6
 _SHAPES = ((1, 1, 1), (33, 65, 17), (300, 257, 513), (128, 600, 64))
 _SPARSITIES = (0.0, 0.5, 0.9, 1.0)
@@ -43,20 +43,23 @@ def main() -> int:
     error = largest_error(dtype)
     works &= error <= _LARGEST_ERROR
     print(
-        f'  error  {error:.1e} of the largest result, at most {_LARGEST_ERROR}'
+        f'  error  {error:.1e} relative to the largest result (at most '
+        f'{_LARGEST_ERROR})'
     )
   print('works' if works else 'DOES NOT WORK')
   return 0 if works else 1
 
 
 def largest_error(dtype: str = 'float32') -> float:
-  """Returns how far products and gradients are from float64, relative.
+  """Returns the largest relative error of products and gradients.
+
+  The reference computes in float64.
 
   Args:
-    dtype: Of operands and results, whose rounding is no error.
+    dtype: Dtype of operands and results; rounding to it is not an error.
 
   Returns:
-    The largest error of a result over the largest result.
+    The largest error of a result, divided by the largest result.
   """
   rng = np.random.default_rng(0)
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
@@ -74,10 +77,10 @@ def largest_error(dtype: str = 'float32') -> float:
       wide = [np.asarray(a).astype(np.float64) for a in (x, dy)]
       wanted = wide[0] @ kept, wide[1] @ kept.T, mask * (wide[0].T @ wide[1])
       for a, b in zip((y, *pullback(dy)), wanted):
-        # A NaN is no small error.
         error = np.abs(np.asarray(a).astype(np.float64) - b)
         error = (error - rounding * np.abs(b)).max()
         error /= max(np.abs(b).max(), 1e-30)
+        # Python's `max` may ignore a NaN.
         errors.append(error if np.isfinite(error) else np.inf)
   return float(max(errors))
 

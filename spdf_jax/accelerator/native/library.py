@@ -1,4 +1,4 @@
-"""The kernels' library: built on demand, cached, loaded once."""
+"""The shared library of the kernels: built on demand, cached, loaded once."""
 
 import ctypes
 import functools
@@ -24,15 +24,15 @@ TARGETS = (
     'spdf_packed_backward',
     'spdf_packed_gradient',
 )
-"""The functions that are registered with XLA."""
+"""Names of the functions registered with XLA."""
 
 DTYPES = ('float32', 'bfloat16')
-"""What there are kernels of."""
+"""Names of the dtypes with kernels."""
 
 _SOURCES = pathlib.Path(__file__).parent / 'csrc'
 _COMMON = ('-std=c++17', '-O3', '-fPIC', '-ffp-contract=fast')
 _AVX512 = ('f', 'bw', 'dq', 'vl')
-# Kernels of float32 by name: what the compiler may use.
+# Compiler flags of the float32 kernels, by the name of an instruction set.
 KERNELS = {
     'portable': (),
     'avx2': ('-mavx2', '-mfma'),
@@ -41,32 +41,33 @@ KERNELS = {
         '-mprefer-vector-width=512',
     ),
 }
-# Those of bfloat16, which go with the last ones above.
+# Compiler flags of the bfloat16 kernels, which include those of AVX-512.
 _BFLOAT16 = {'avx512bf16': (*KERNELS['avx512'], '-mavx512bf16')}
 
 
 class Unavailable(RuntimeError):
-  """There are no native kernels here; the message says why."""
+  """Error when native kernels cannot be used; the message has the reason."""
 
 
 def is_available(dtype: Any = 'float32') -> bool:
-  """Returns whether the native kernels work here, building them if need be.
+  """Returns whether the native kernels are available, after building them.
 
-  The first call of a process decides. Where they do not work, it logs one
-  sentence that says why, and XLA's dense matmul is used. The environment
-  variable `SPDF_NATIVE` decides otherwise: `0` never uses them, `require`
-  raises where they do not work.
+  The first call of a process builds and loads them. If that fails, it logs the
+  reason once, and the lowering falls back to XLA's dense matmul. The
+  environment variable `SPDF_NATIVE` overrides this: `0` disables the kernels,
+  `require` raises an error if they are not available.
 
   Args:
-    dtype: Of what they shall multiply. Those of bfloat16 need AVX-512 BF16 and
-      a compiler that knows it; there are none of other types than these two.
+    dtype: Dtype of the operands: float32, or bfloat16, which needs a processor
+      with AVX-512 BF16 and a compiler that supports it. There are no kernels
+      for other dtypes.
 
   Returns:
-    Whether they are loaded.
+    Whether the kernels of the dtype are loaded.
 
   Raises:
-    Unavailable: `SPDF_NATIVE=require`, and they do not work.
-    ValueError: `SPDF_NATIVE` is something else.
+    Unavailable: `SPDF_NATIVE` is `require` and the kernels are not available.
+    ValueError: `SPDF_NATIVE` is not 0, 1 or `require`.
 
   Example:
     >>> is_available('float16')
@@ -75,18 +76,18 @@ def is_available(dtype: Any = 'float32') -> bool:
   dtype = jnp.dtype(dtype).name
   if dtype not in DTYPES:
     return False
-  wish = os.environ.get('SPDF_NATIVE', '1')
-  if wish not in ('0', '1', 'require'):
-    raise ValueError(f'SPDF_NATIVE is {wish!r}; set it to 0, 1 or require.')
-  if wish == '0':
+  setting = os.environ.get('SPDF_NATIVE', '1')
+  if setting not in ('0', '1', 'require'):
+    raise ValueError(f'SPDF_NATIVE is {setting!r}; set it to 0, 1 or require.')
+  if setting == '0':
     return False
   try:
     kernels(dtype)
     return True
   except Unavailable as error:
-    if wish == 'require':
+    if setting == 'require':
       raise
-    _say_once(str(error))
+    _warn_once(str(error))
     return False
 
 
@@ -98,7 +99,7 @@ def load() -> ctypes.CDLL:
     The library.
 
   Raises:
-    Unavailable: it cannot be built or loaded here.
+    Unavailable: the library cannot be built or loaded.
   """
   reason = _load_or_reason()
   if isinstance(reason, str):
@@ -108,12 +109,12 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def _load_or_reason() -> ctypes.CDLL | str:
-  wished = os.environ.get('SPDF_NATIVE_KERNELS')
+  requested = os.environ.get('SPDF_NATIVE_KERNELS')
   try:
-    if wished is not None and wished not in KERNELS:
+    if requested is not None and requested not in KERNELS:
       raise Unavailable(
-          f'SPDF_NATIVE_KERNELS is {wished!r}; unset it, or set it to one of '
-          f'{", ".join(KERNELS)}.'
+          f'SPDF_NATIVE_KERNELS is {requested!r}; unset it, or set it to one '
+          f'of {", ".join(KERNELS)}.'
       )
     library = ctypes.CDLL(str(build()))
   except (Unavailable, OSError) as error:
@@ -129,29 +130,36 @@ def _load_or_reason() -> ctypes.CDLL | str:
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _warn_once(reason: str) -> None:
   logging.getLogger(__name__).warning('%s', reason)
 
 
 def kernels(dtype: Any = 'float32') -> str:
-  """Returns which kernels this processor runs: avx512, avx2 or portable.
+  """Returns the name of the kernels for this processor.
 
   Args:
-    dtype: Of what they multiply; of bfloat16 there is avx512bf16.
+    dtype: Dtype of the operands.
+
+  Returns:
+    `'avx512'`, `'avx2'` or `'portable'` for float32, `'avx512bf16'` for
+    bfloat16.
 
   Raises:
-    Unavailable: there are none of it.
+    Unavailable: there are no kernels for the dtype.
   """
   dtype = jnp.dtype(dtype).name
   if dtype not in DTYPES:
-    raise Unavailable(f'there are no native kernels of {dtype}.')
+    raise Unavailable(
+        f'there are no native kernels for {dtype}; use one of '
+        f'{", ".join(DTYPES)}.'
+    )
   if dtype == 'float32':
     return load().spdf_kernels().decode()
   name = load().spdf_bfloat16_kernels()
   if name is None:
     raise Unavailable(
         'native kernels of bfloat16 are not used: they need a processor with '
-        'AVX-512 BF16, a compiler that knows it (g++ 10 or later), and '
+        'AVX-512 BF16, a compiler that supports it (g++ 10 or later), and '
         'SPDF_NATIVE_KERNELS unset or avx512.'
     )
   return name.decode()
@@ -160,18 +168,21 @@ def kernels(dtype: Any = 'float32') -> str:
 def build() -> pathlib.Path:
   """Builds the library, unless it is in the cache.
 
-  It lies in `$XDG_CACHE_HOME/spdf_jax` (by default `~/.cache/spdf_jax`), under
-  a name that follows from sources, compiler and jaxlib, beside its checksum: a
-  file that was damaged is built anew. Several processes may build at once.
+  The cache is `$XDG_CACHE_HOME/spdf_jax` (by default `~/.cache/spdf_jax`), with
+  a folder per hash of sources, flags, compiler and jaxlib. A library that does
+  not match its checksum is rebuilt. Several processes may build concurrently.
 
   Returns:
-    Where it lies.
+    Path of the library.
 
   Raises:
-    Unavailable: there is no compiler, it fails, or nothing can be written.
+    Unavailable: there is no compiler, compilation fails, or the cache cannot be
+      written.
   """
   if platform.system() != 'Linux':
-    raise Unavailable(f'they are for Linux, this is {platform.system()}.')
+    raise Unavailable(
+        f'they need Linux, but this system is {platform.system()}.'
+    )
   compiler = _compiler()
   folder = _cache() / _key(compiler)
   path, checksum = folder / 'libspdf.so', folder / 'libspdf.so.sha256'
@@ -184,8 +195,9 @@ def build() -> pathlib.Path:
       _compile(compiler, pathlib.Path(work), made)
       digest = pathlib.Path(work) / checksum.name
       digest.write_text(_digest(made))
-      # The library last: beside an older checksum it would look damaged, and
-      # one that a process has open stays what it was.
+      # Replaces the checksum first, because a process that sees the new library
+      # with an old checksum would rebuild it. Replacing instead of overwriting
+      # keeps the file of a process that has the old library open.
       os.replace(digest, checksum)
       os.replace(made, path)
   except OSError as error:
@@ -194,13 +206,13 @@ def build() -> pathlib.Path:
 
 
 def _compiler() -> str:
-  wished = os.environ.get('CXX')
-  for name in (wished,) if wished else ('g++', 'clang++', 'c++'):
+  requested = os.environ.get('CXX')
+  for name in (requested,) if requested else ('g++', 'clang++', 'c++'):
     path = shutil.which(name)
     if path:
       return path
   raise Unavailable(
-      f'there is no C++ compiler ({wished or "g++"}) on PATH; install one.'
+      f'there is no C++ compiler ({requested or "g++"}) on PATH; install one.'
   )
 
 
@@ -210,7 +222,7 @@ def _cache() -> pathlib.Path:
 
 
 def _key(compiler: str) -> str:
-  """Names everything that a build follows from."""
+  """Returns a hash of everything that determines a build."""
   version = subprocess.run(
       [compiler, '--version'], capture_output=True, text=True, check=False
   ).stdout
@@ -231,7 +243,7 @@ def _buildable() -> dict[str, tuple[str, ...]]:
 def _kernels_command(
     compiler: str, name: str, made: pathlib.Path
 ) -> list[str]:
-  """Returns the command that compiles the kernels of a name."""
+  """Returns the command that compiles the kernels with the given name."""
   element = 'bfloat16' if name in _BFLOAT16 else 'float32'
   return [
       compiler, *_COMMON, *_buildable()[name],

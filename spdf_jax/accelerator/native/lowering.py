@@ -1,12 +1,13 @@
-"""The native kernels as a lowering of our primitives on CPU.
+"""The native kernels as a lowering of the sparse primitives on CPU.
 
-Of float32, and of bfloat16 where the processor multiplies it, with sums in
-float32; on several devices inside `jax.shard_map` only, where each shard calls
-them. All else is left to the reference. Masks and weights are ordinary
-arrays, or packed ones, and lists of what is kept are made in every call: a new
-mask compiles nothing. What differs from the reference: the order of summation
-(some 1e-6 relative), which is fixed for a number of threads; a weight off the
-mask is not multiplied by an infinite token; and bfloat16 below 1e-38 is zero.
+They support float32, and bfloat16 on processors that multiply it, with float32
+accumulation; with several devices only inside `jax.shard_map`, where each shard
+calls them. Everything else falls back to the reference. Masks and weights are
+arrays or packed, and every call lists the kept weights again, so a new mask
+needs no recompilation. Results differ from the reference in three ways: the
+order of summation (about 1e-6 relative), which is fixed for a given number of
+threads; pruned weights are not multiplied, so an infinite input gives no NaN
+there; and bfloat16 values below 1e-38 are flushed to zero.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ def sparse_matmul(
 ) -> jax.Array:
   """Multiplies by the kept weights; see `reference.sparse_matmul`."""
   del grad_mask, out_sharding
-  if not _is_possible(x, accumulation_dtype):
+  if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   features = w.shape[-2] if transpose else w.shape[-1]
   y = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
@@ -52,9 +53,9 @@ def sampled_matmul(
     accumulation_dtype: Any,
     out_sharding: Any,
 ) -> jax.Array:
-  """Multiplies over the tokens; see `reference.sampled_matmul`."""
+  """Multiplies over the tokens at masked entries; see `reference`."""
   del out_sharding
-  if not _is_possible(x, accumulation_dtype):
+  if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   dw = jax.ShapeDtypeStruct(mask.shape, x.dtype)
   return jax.ffi.ffi_call('spdf_sampled_matmul', dw)(x, dy, mask)
@@ -70,9 +71,9 @@ def sparse_matmul_backward(
     accumulation_dtype: Any,
     out_sharding: Any,
 ) -> list[jax.Array]:
-  """Computes both gradients; see `reference.sparse_matmul_backward`."""
+  """Computes dx and dw; see `reference.sparse_matmul_backward`."""
   del out_sharding
-  if not _is_possible(x, accumulation_dtype):
+  if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, w)]
   return list(
@@ -92,7 +93,7 @@ def packed_matmul(
     accumulation_dtype: Any,
 ) -> jax.Array:
   """Multiplies by packed weights; see `packed.packed_matmul`."""
-  if not _is_possible(x, accumulation_dtype):
+  if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   features = bits.shape[-2] if transpose else columns
   y = jax.ShapeDtypeStruct((*x.shape[:-1], features), x.dtype)
@@ -111,7 +112,7 @@ def packed_gradient(
     accumulation_dtype: Any,
 ) -> jax.Array:
   """Computes the gradient of the values; see `packed.packed_gradient`."""
-  if not _is_possible(x, accumulation_dtype):
+  if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   dvalues = jax.ShapeDtypeStruct((*bits.shape[:-2], size), x.dtype)
   return jax.ffi.ffi_call('spdf_packed_gradient', dvalues)(
@@ -128,8 +129,8 @@ def packed_backward(
     columns: int,
     accumulation_dtype: Any,
 ) -> list[jax.Array]:
-  """Computes both gradients; see `packed.packed_backward`."""
-  if not _is_possible(x, accumulation_dtype):
+  """Computes dx and dvalues; see `packed.packed_backward`."""
+  if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, values)]
   return list(
@@ -139,14 +140,14 @@ def packed_backward(
   )
 
 
-def _is_possible(x: jax.Array, accumulation_dtype: Any) -> bool:
+def _is_supported(x: jax.Array, accumulation_dtype: Any) -> bool:
   if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
     return False
   return _is_local(x) and library.is_available(x.dtype)
 
 
 def _is_local(x: jax.Array) -> bool:
-  """Whether nothing is left for XLA to shard: it would gather all operands."""
+  """Returns whether operands are local; XLA would gather sharded ones."""
   if jax.device_count() == 1:
     return True
   axis_types = jax.typeof(x).sharding.mesh.axis_types

@@ -1,4 +1,4 @@
-"""The training step of a decoder in closed form, without a trace."""
+"""Closed-form programs: the training step of a decoder without tracing."""
 
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ class Decoder(NamedTuple):
     heads: Number of attention heads.
     vocabulary: Number of token ids.
     gated: Whether the feed-forward network has a third matrix.
-    predicted: Fraction of the tokens that the head is applied to.
-    keys: Width of keys and of values; `None` is the width of the model.
+    predicted: Fraction of the tokens to which the head is applied.
+    keys: Total width of keys and of values; `None`: the width of the model.
   """
 
   layers: int
@@ -45,10 +45,11 @@ GPT3_XL = Decoder(24, 2048, 8192, 16, 50257)
 def training_step(
     decoder: Decoder, batch: int, length: int, sparsity: float = 0.0
 ) -> Program:
-  """Returns a training step: forward, both gradients, the optimizer.
+  """Returns a training step: forward pass, both gradients and the optimizer.
 
-  Norms, activations and softmax are 30 d + 10 d_ff + 12 s heads operations per
-  layer and token, once forward and twice backward (an assumption).
+  Norms, activations and softmax take 30 d + 10 d_ff + 12 s heads operations per
+  layer and token in the forward pass and twice that in the backward pass (an
+  assumption).
 
   Args:
     decoder: Sizes of the decoder.

@@ -1,7 +1,7 @@
 """GPUs for comparison: rooflines from their data sheets.
 
-Unstructured zeros save nothing on them; 2:4 sparsity doubles the peak of
-products of weights. The rooflines assume no overhead, full bandwidth and
+Unstructured sparsity gives GPUs no speedup; 2:4 sparsity doubles the peak of
+products with weights. The rooflines assume no overhead, full bandwidth and
 perfect scaling, so real programs take longer.
 """
 
@@ -23,7 +23,7 @@ class Gpu(NamedTuple):
     two_of_four_flops: FLOP/s with 2:4 sparsity.
     bandwidth: Memory bandwidth, bytes/s.
     power: Power, W.
-    source: The data sheet.
+    source: Name of the data sheet.
   """
 
   name: str
@@ -57,14 +57,15 @@ def roofline_seconds(
   """Returns the roofline time of a program on GPUs.
 
   Args:
-    program: The program; its zeros are multiplied like other weights.
+    program: Program to run; pruned weights are multiplied like all others.
     gpu: A key of `GPUS`.
-    two_of_four: Whether products of hidden weights have 2:4 sparsity.
-    count: Number of GPUs that all work is split over.
+    two_of_four: Whether products with hidden weights have 2:4 sparsity.
+    count: Number of GPUs over which all work is split.
 
   Returns:
-    Seconds: for each operation the longer of FLOPs at the peak and 16-bit
-    values at full bandwidth; elementwise operations are fused at no cost.
+    Seconds: the sum over operations of the larger of two times, FLOPs at the
+    peak and 16-bit values at full bandwidth; elementwise operations cost
+    nothing, as they are fused.
 
   Raises:
     ValueError: The GPU is unknown.
@@ -95,19 +96,19 @@ def comparison_table(program: Program, count: int = 1) -> str:
   """Formats the roofline times of a program on all GPUs.
 
   Args:
-    program: The program.
+    program: Program to run.
     count: Number of GPUs of each kind.
 
   Returns:
-    Text of several lines.
+    A text with one line for each GPU.
 
   Example:
     >>> print(comparison_table(Program()).splitlines()[1].split()[0])
     A100
   """
   lines = [
-      f'at most this fast on {count} of them (rooflines of data sheets; '
-      'unstructured zeros gain nothing):'
+      f'lower bounds of the time on {count} GPUs (rooflines of data sheets; '
+      'unstructured sparsity gives no speedup):'
   ]
   for name, gpu in GPUS.items():
     dense, structured = (
@@ -122,7 +123,7 @@ def comparison_table(program: Program, count: int = 1) -> str:
 
 
 def _dense(work: Work) -> tuple[float, float]:
-  """Returns FLOPs with zeros, and the number of values read and written."""
+  """Returns dense FLOPs, and the number of values read and written."""
   if isinstance(work, Product):
     numbers = work.tokens * (work.inputs + work.outputs)
     numbers += work.inputs * work.outputs

@@ -1,4 +1,4 @@
-"""Control flow: the interpreter's handlers of loops, branches and calls."""
+"""Control flow: handlers of loops, branches and calls for the interpreter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from spdf_jax.accelerator.wafer.program import join
 from spdf_jax.accelerator.wafer.program import Program
 
 Walked = tuple[Program, list[Operand]]
-_MOST_ITERATIONS = 4096  # Loops of more known steps are not unrolled.
+_MOST_ITERATIONS = 4096  # Longer loops are not unrolled.
 
 
 def call(
@@ -45,11 +45,11 @@ def shard_map(
 def scan(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """Walks each step of a loop over known masks, or multiplies one step."""
+  """Walks every step if masks are scanned, else one step times the length."""
   jaxpr, consts = _only_jaxpr(eqn)
   length = eqn.params['length']
-  # Scanned arrays have one axis more outside than inside. The parameters with
-  # their number have other names in other versions of JAX.
+  # The carry is found by ranks, since scanned arrays have one more axis outside
+  # than inside: the names of parameters that count it depend on JAX's version.
   carried = len(eqn.outvars) - _sliced(eqn.outvars, jaxpr.outvars)
   carry_end = len(eqn.invars) - _sliced(eqn.invars, jaxpr.invars)
   consts_end = carry_end - carried
@@ -84,7 +84,7 @@ def scan(
 
 
 def _with_spaces(eqn: Any, outs: Sequence[Operand]) -> list[Operand]:
-  """Returns the results of an equation in the spaces of its jaxpr's results."""
+  """Returns the results of an equation, with the memory spaces of `outs`."""
   return [
       result_of(v)._replace(space=o.space) for v, o in zip(eqn.outvars, outs)
   ]
@@ -99,7 +99,7 @@ def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 def while_loop(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """Walks each known iteration of a loop, or multiplies one by `trips`."""
+  """Walks all iterations if their number is known, else one times `trips`."""
   params = eqn.params
   test, test_consts = _opened(params['cond_jaxpr'])
   body, body_consts = _opened(params['body_jaxpr'])
@@ -137,7 +137,7 @@ def while_loop(
 def cond(
     walker: Any, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """Walks one branch where the predicate is known, all of them otherwise."""
+  """Walks one branch if the predicate is known, all of them otherwise."""
   index, *rest = operands
   branches = eqn.params['branches']
   name = walker.conds.setdefault(id(eqn), f'cond_{len(walker.conds)}')
@@ -171,7 +171,7 @@ def _only_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]]:
 def _shares(
     given: float | Sequence[float] | None, name: str, branches: int
 ) -> tuple[float, ...] | None:
-  """Returns the frequency of each branch; one number is that of the last."""
+  """Returns the frequency of each branch; a number applies to the last one."""
   if given is None:
     return None
   shares = given

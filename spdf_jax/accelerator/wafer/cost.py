@@ -1,6 +1,6 @@
 """The cost of work on one wafer or on a cluster of them, in cycles.
 
-Weights are streamed over a mesh of R x C cores; every core keeps m tokens and
+Weights are streamed over a mesh of R x C cores; every core stores m tokens and
 k features. For a product of M tokens, K inputs and N outputs with a fraction
 d = 1 - sparsity of non-zeros:
 
@@ -10,16 +10,19 @@ d = 1 - sparsity of non-zeros:
   disp   = N k d o_nz b + N o_row      dispatch per non-zero and output row
   psum   = N m / 2                     partial sums, or dY, along the row
   core   = axpy + disp + (1 - phi) psum
-  fabric = max(N k d b + N, psum [+ 2 N k d])   in brackets: sampled products
+  fabric = max(N k d b + N, psum [+ 2 N k d])   brackets: sampled products only
   io     = streamed bits / io_bandwidth
   cycles = max(min over m of max(core, fabric) / efficiency, io) + latency
+
+b is the load imbalance, S the number of lanes, o_nz and o_row the dispatch
+overheads and phi the overlap of the device.
 
 The functions compute in float64 on NumPy numbers, and with `jax.numpy` on JAX
 arrays, also under `jit`, `vmap` and `grad`.
 
-Clusters train data parallel: every system processes its share of the tokens
-with all weights. The SwarmX tree broadcasts streamed weights and reduces
-gradients, which costs the latency of its hops and a loss per doubling.
+Clusters are data parallel: every system processes its share of the tokens with
+all weights. The SwarmX tree broadcasts streamed weights and reduces gradients,
+which costs the latency of its hops and a loss per doubling of systems.
 """
 
 import dataclasses
@@ -47,7 +50,7 @@ _EULER = 0.5772156649015329
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The cost of work on a device; costs add up, and multiply by counts.
+  """The cost of work on a device; supports `+`, and `*` by a count.
 
   Attributes:
     cycles: Cycles from start to end.
@@ -55,14 +58,14 @@ class Cost:
     fabric: Cycles of the busiest link.
     io: Cycles of streaming weights in, or gradients out.
     latency: Cycles before the first weight arrives.
-    host: Cycles in which the wafer waits for the optimizer's hosts.
+    host: Cycles in which the wafer waits for the optimizer on the hosts.
     flops: Number of FLOPs; a multiply-add counts as two.
-    skipped_flops: Number of FLOPs that zeros save.
+    skipped_flops: Number of FLOPs that sparsity saves.
     streamed_bytes: Bytes through the wafer's I/O.
     fabric_bytes: Bytes over links between cores, counted at each hop.
-    sram_bytes: Bytes of activations that are resident at once; a sum of costs
-      has the largest.
-    host_operations: Number of operations on weights, on the hosts.
+    sram_bytes: Bytes of simultaneously resident activations; a sum of costs
+      takes the maximum.
+    host_operations: Number of operations on weights, executed on the hosts.
   """
 
   cycles: Any = 0.0
@@ -102,7 +105,7 @@ def cost_of(work: Work, device: WaferDevice) -> Cost:
 
   Args:
     work: A `Product`, `Scores`, `Elementwise` or `Host`.
-    device: The device.
+    device: Device that executes the work.
 
   Returns:
     The cost.
@@ -119,19 +122,19 @@ def cost_of(work: Work, device: WaferDevice) -> Cost:
 
 
 def cost_on(work: Work, device: WaferDevice, systems: int = 1) -> Cost:
-  """Returns the cost of work whose tokens are split over some systems.
+  """Returns the cost of work, with the tokens split over several systems.
 
   Args:
     work: Work on the whole batch.
-    device: One system.
+    device: One system of the cluster.
     systems: Number of systems.
 
   Returns:
-    Cycles of the slowest system, FLOPs and fabric bytes of all systems,
-    streamed bytes and working set of each.
+    A cost with the cycles of the slowest system, FLOPs and fabric bytes of all
+    systems, and streamed bytes and working set of each.
 
   Raises:
-    ValueError: `systems` is below 1 or more than a cluster holds.
+    ValueError: `systems` is below 1 or above the device's `largest_cluster`.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
@@ -147,8 +150,8 @@ def cost_on(work: Work, device: WaferDevice, systems: int = 1) -> Cost:
   slower = 1 + device.scaling_loss * math.log2(systems)
   hops = 0.0
   if isinstance(work, Product):
-    levels = tree_levels(systems, device.fan_out)
-    hops = 2 * levels * device.io_latency * device.clock
+    depth = tree_depth(systems, device.fan_out)
+    hops = 2 * depth * device.io_latency * device.clock
   return dataclasses.replace(
       cost,
       cycles=(cost.cycles + hops) * slower,
@@ -159,32 +162,32 @@ def cost_on(work: Work, device: WaferDevice, systems: int = 1) -> Cost:
   )
 
 
-def tree_levels(systems: int, fan_out: float) -> int:
-  """Returns the number of levels of the SwarmX tree over some systems.
+def tree_depth(systems: int, fan_out: float) -> int:
+  """Returns the depth of the SwarmX tree over a number of systems.
 
   Example:
-    >>> [tree_levels(n, 4) for n in (1, 2, 4, 5, 16, 17)]
+    >>> [tree_depth(n, 4) for n in (1, 2, 4, 5, 16, 17)]
     [0, 1, 1, 2, 2, 3]
   """
-  levels = 0
-  while fan_out**levels < systems:
-    levels += 1
-  return levels
+  depth = 0
+  while fan_out**depth < systems:
+    depth += 1
+  return depth
 
 
 def expected_imbalance(weights: Any, sparsity: Any, columns: Any) -> Any:
-  """Returns the expected load of the busiest column of cores over the mean.
+  """Returns the expected ratio of the largest to the mean load of columns.
 
-  The mean of the largest of `columns` binomial counts over their own mean, by
-  the normal approximation with its correction for skewness.
+  The expected maximum of `columns` binomial counts, divided by their mean, by
+  the normal approximation with a correction for skewness.
 
   Args:
     weights: Number of weights of a column in a window, zeros included.
-    sparsity: Fraction of zeros, which are at random positions.
-    columns: Number of columns.
+    sparsity: Fraction of zeros, at random positions.
+    columns: Number of columns of cores.
 
   Returns:
-    The factor, from 1 to 1 / (1 - sparsity).
+    The ratio, from 1 to 1 / (1 - sparsity).
 
   Example:
     >>> round(float(expected_imbalance(16 * 64, 0.9, 768)), 3)
@@ -197,8 +200,8 @@ def expected_imbalance(weights: Any, sparsity: Any, columns: Any) -> Any:
       _EULER - (xp.log(root**2 / 2) + np.log(4 * np.pi)) / 2
   ) / root
   spread = xp.sqrt(xp.maximum(weights * kept * sparsity, 1e-30))
-  # Omitted below a sparsity of a half: columns that are nearly full cannot be
-  # much fuller, and with the term fewer zeros would seem to cost less.
+  # No correction below a sparsity of 0.5: nearly full columns cannot be much
+  # fuller, and the cost would rise with sparsity there.
   skew = xp.maximum(1 - 2 * kept, 0) * (largest**2 - 1) / 6
   factor = 1 + (spread * largest + skew) / (weights * kept)
   factor = xp.where(columns < 2, 1.0, factor)
@@ -211,10 +214,11 @@ def product_on_grid(
   """Returns the cost of a product with a given layout on the mesh.
 
   Args:
-    work: The product.
-    device: The device.
-    tokens_per_core: m; the tokens occupy tokens / m rows of cores.
-    columns: C, the number of columns of cores that the inputs are split over.
+    work: Product to compute.
+    device: Device that computes the product.
+    tokens_per_core: Number of tokens per core, m; the tokens occupy tokens / m
+      rows of cores.
+    columns: Number of columns of cores over which the inputs are split, C.
 
   Returns:
     The cost, with arrays of the shape of `tokens_per_core` and `columns`.
@@ -222,7 +226,7 @@ def product_on_grid(
   xp = _module(*work[:4], *jax.tree.leaves(device), tokens_per_core)
   n, m = work.outputs, tokens_per_core
   rows = work.tokens / m
-  kept = work.kept / columns  # N k d, of a column on average
+  kept = work.kept / columns  # N k d, the mean of a column.
   b = 1 + device.imbalance * (_imbalance(work, device, columns) - 1)
   axpy = kept * xp.ceil(m / device.lanes) * b
   dispatch = kept * device.dispatch * b + n * device.row_dispatch
@@ -255,7 +259,7 @@ def product_on_grid(
 
 def _product(work: Product, device: WaferDevice) -> Cost:
   xp = _module(*work[:4], *jax.tree.leaves(device))
-  # Every core that takes part has at least one feature and one token.
+  # Every core in use has at least one feature and one token.
   m = xp.minimum(TOKENS_PER_CORE, xp.maximum(work.tokens, 1))
   m = xp.maximum(m, work.tokens / device.cores)
   columns = xp.minimum(m * device.cores / work.tokens, work.inputs)
@@ -292,7 +296,7 @@ def _bits_per_weight(sparsity: Any, device: WaferDevice) -> Any:
       'wavelet': device.wavelet_bits * kept,
       'bitmap': 1 + device.value_bits * kept,
   }[device.encoding]
-  # Weights with few zeros are streamed in the dense format.
+  # Weights of low sparsity are streamed in the dense format.
   xp = _module(sparse, device.value_bits)
   return xp.minimum(sparse, device.value_bits)
 
@@ -307,7 +311,7 @@ def _imbalance(work: Product, device: WaferDevice, columns: Any) -> Any:
 
 
 def _module(*values: Any) -> Any:
-  """Returns `jax.numpy` where a value is a JAX array, else NumPy."""
+  """Returns `jax.numpy` if any value is a JAX array, else NumPy."""
   return jnp if any(isinstance(x, jax.Array) for x in values) else np
 
 

@@ -10,7 +10,7 @@ from spdf_jax.names import lookup
 
 GRADES = (
     'P printed, P2 printed in a secondary source, C computed from those, '
-    'K calibrated by us, A assumed, - set by the caller'
+    'K calibrated for this model, A assumed, - set by the caller'
 )
 """Definitions of the grades of evidence; P2 cites the primary source."""
 
@@ -97,7 +97,7 @@ def _band(
     imbalance: float = 1.0,
     latency: float = 20e-6,
 ) -> dict[str, Fact]:
-  """Builds the constants of one overhead assumption."""
+  """Returns the constants of one assumption about overhead."""
   return dict(
       dispatch=Fact(dispatch, 'cycles/non-zero', grade, source),
       row_dispatch=Fact(row_dispatch, 'cycles/output row', grade, source),
@@ -117,7 +117,7 @@ def _band(
   )
 
 
-_NO_LOSS = 'nothing is lost: theory'
+_NO_LOSS = 'theoretical limit without overhead'
 BANDS = {
     'ideal': _band(
         0, 0, 1, 16384, imbalance=0, latency=0, grade='A', source=_NO_LOSS
@@ -128,18 +128,18 @@ BANDS = {
     ),
     'optimistic': _band(
         0.25, 0, 1, 16384, latency=0, grade='A',
-        source='the least that hardware would lose',
+        source='lower bound of the overhead of hardware',
     ),
     'default': _band(
         1, 2, 0.9, 4096, grade='K',
-        source='ours: 90 % zeros near the printed 8.3x of the vendor',
+        source='calibrated: near the 8.3x that the vendor prints at 90 % zeros',
     ),
     'pessimistic': _band(
         2, 8, 0.75, 1024, grade='A',
         source='twice the dispatch, a quarter of the buffers',
     ),
 }
-"""Constants of the overhead around the multiply-adds, by name."""
+"""Constants of the overhead in addition to the multiply-adds, by name."""
 
 _MAY_BE_ZERO = (
     'dispatch', 'imbalance', 'io_latency', 'latency', 'overlap', 'row_dispatch',
@@ -155,10 +155,11 @@ weight followed by the values."""
 class WaferDevice:
   """The parameters of a wafer-scale device that skips zeros.
 
-  The class is a pytree of its numbers, so `jax.vmap` sweeps over them and
-  `jax.grad` differentiates with respect to them. `create_device` builds one by
-  name. The bandwidths of memory and mesh are for reference only: in the model a
-  core's own memory never stalls, and a link carries one wavelet per cycle.
+  The class is a pytree of its numbers, so that `jax.vmap` can map over them and
+  `jax.grad` differentiate with respect to them. `create_device` builds one by
+  name. The model does not use the bandwidths of memory and mesh: it assumes
+  that a core's own memory never stalls and that a link carries one wavelet per
+  cycle.
 
   Attributes:
     cores: Number of processing elements.
@@ -171,24 +172,24 @@ class WaferDevice:
     io_latency: Latency of a hop between systems, s.
     wavelet_bits: Streamed bits of a weight with its index.
     value_bits: Bits of a weight without its index, and of an activation.
-    fan_out: Number of systems that a node of the SwarmX tree serves.
-    largest_cluster: Largest number of systems.
-    scaling_loss: Fraction of the speed lost per doubling of systems.
+    fan_out: Number of children of a node of the SwarmX tree.
+    largest_cluster: Maximum number of systems in a cluster.
+    scaling_loss: Increase of the time per doubling of systems, as a fraction.
     power: Peak power of a system, W.
     power_with_servers: Power of a system with its share of the servers, W.
-    energy_per_flop: Energy of a FLOP at the peak, J.
-    dispatch: Cycles per non-zero in addition to its multiply-adds.
+    energy_per_flop: Energy per FLOP at peak speed, J.
+    dispatch: Cycles per non-zero in addition to the multiply-adds.
     row_dispatch: Cycles per output row.
-    overlap: Fraction of the partial sums' time that computation hides.
+    overlap: Fraction of the time of partial sums that computation hides.
     window: Number of output rows after which columns of cores synchronize.
     imbalance: Fraction of the load imbalance that costs time.
     latency: Latency of a product, s.
-    attention_efficiency: Fraction of the peak in products of activations.
-    efficiency: Fraction of the kernel model's speed that programs reach.
+    attention_efficiency: Fraction of the peak speed in products of activations.
+    efficiency: Fraction of the kernel model's speed that whole programs reach.
     step_seconds: Time of an optimizer step on the hosts, s.
     name: Name of the device.
     encoding: Format of sparse weights, `'wavelet'` or `'bitmap'`.
-    facts: Unit, grade and source of each number, by its name.
+    facts: Unit, grade and source of each number, by name.
 
   Raises:
     ValueError: A number is out of its range, or the encoding is unknown.
@@ -231,7 +232,7 @@ class WaferDevice:
   def __post_init__(self):
     for name in NUMBERS:
       value = getattr(self, name)
-      if isinstance(value, (int, float)):  # Tracers have no value to check.
+      if isinstance(value, (int, float)):  # Tracers cannot be checked.
         _check_number(name, value)
     lookup('encoding', self.encoding, dict.fromkeys(ENCODINGS))
 
@@ -287,10 +288,10 @@ def create_device(
 
   Args:
     name: `'cs2'` or `'cs3'`.
-    band: Overhead around the multiply-adds: `'ideal'`, `'optimistic'`,
-      `'default'` or `'pessimistic'`. The default is our calibration, near the
-      8.3 times that the vendor prints for 90 % zeros.
-    **changes: Fields to replace, by name.
+    band: Overhead in addition to the multiply-adds: `'ideal'`, `'optimistic'`,
+      `'default'` or `'pessimistic'`. The default is calibrated to be near the
+      speedup of 8.3 that the vendor prints for 90 % zeros.
+    **changes: Values of fields to replace, by name.
 
   Returns:
     The device.

@@ -1,12 +1,12 @@
-"""Emulation of a small grid of cores: its arithmetic, counted event by event.
+"""Emulation of the arithmetic and the events of a small grid of cores.
 
-Row r of R holds a share of the tokens, column c of C a share of the inputs.
-Weights are streamed output by output, each non-zero down the column that holds
+Row r of R stores a share of the tokens, column c of C a share of the inputs.
+Weights are streamed output by output, each non-zero down the column that stores
 its input, and every core of the column adds its product with the core's tokens
 (fp16 times fp16, summed in float32). Partial sums then travel along the row as
-fp16. For gradients dY travels along the row instead, and each kept weight's sum
-over tokens up its column. Columns synchronize at the end of each window of
-outputs. The events are counted independently of the equations in `cost`.
+fp16. For gradients, dY travels along the row instead, and the sum over tokens
+of each kept weight up its column. Columns synchronize at the end of each window
+of outputs. The events are counted independently of the equations in `cost`.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Events:
 
 
 class Emulation(NamedTuple):
-  """The result of a product and its events.
+  """The result of an emulation.
 
   Attributes:
     output: Product [tokens, outputs] or gradient [inputs, outputs], float32.
@@ -118,15 +118,16 @@ def emulate_sampled(
     x: Activations [tokens, inputs].
     dy: Gradients of the outputs [tokens, outputs].
     mask: Kept weights, bool [inputs, outputs].
-    device: As for `emulate`.
-    rows: As for `emulate`.
-    columns: As for `emulate`.
+    device: Device with the parameters of a core; its number of cores is not
+      used.
+    rows: Number of rows of cores, over which the tokens are split evenly.
+    columns: Number of columns of cores, over which the inputs are split evenly.
 
   Returns:
     The gradient, zero off the mask, and the events.
 
   Raises:
-    ValueError: As `emulate`.
+    ValueError: The shapes do not match, or tokens or inputs do not divide.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
@@ -157,21 +158,21 @@ def _stream(
   """Streams a mask over a grid and counts the events.
 
   Args:
-    grid: The grid.
+    grid: Distribution of tokens and inputs over the cores.
     mask: Kept weights, bool [inputs, outputs].
-    events: Counts, which are updated.
+    events: Counts, updated in place.
     sampled: Whether gradients of weights are computed.
 
   Yields:
-    For each core and output: the output, the tokens of the core, and its
-    inputs with a kept weight.
+    The output, the tokens of the core and its inputs with a kept weight, for
+    each core and output.
   """
   clock = _Clock(events, grid, sampled)
   for j in range(mask.shape[1]):
     weights = [i[mask[i, j]] for i in grid.inputs]
     for row in grid.tokens:
       for c, kept in enumerate(weights):
-        if c:  # Partial sums or dY arrive from the left, two values a wavelet.
+        if c:  # Partial sums or dY: from the left, two values per wavelet.
           events.hops += -(-len(row) // 2)
         # Each weight arrives from above; its gradient returns the same way.
         events.hops += len(kept) * (2 if sampled else 1)
@@ -183,10 +184,10 @@ def _stream(
 
 
 class _Clock:
-  """Counts cycles; columns of cores run independently within a window.
+  """A counter of cycles; columns run independently within a window.
 
-  Streamed weights are buffered a window ahead, so cores and links do not stall
-  each other, and the slower of them determines the time.
+  Streamed weights are buffered one window ahead, so that cores and links do not
+  stall each other, and the slower of them determines the time.
   """
 
   def __init__(self, events: Events, grid: _Grid, sampled: bool):
@@ -202,7 +203,7 @@ class _Clock:
     self._rows = 0
 
   def output(self, nonzeros: list[int]) -> None:
-    """Adds the time of one output with these non-zeros of each column."""
+    """Adds the time of one output, given the non-zeros of each column."""
     counts = np.array(nonzeros)
     device = self._device
     self._events.nonzeros += int(counts.sum())
@@ -210,7 +211,7 @@ class _Clock:
     exposed = (1 - device.overlap) * self._tokens / 2
     self._busy += counts * (vectors + device.dispatch)
     self._busy += device.row_dispatch + exposed
-    self._links += counts + 1  # One wavelet ends the output.
+    self._links += counts + 1  # One wavelet marks the end of the output.
     self._row_links += self._tokens / 2
     if self._sampled:
       self._row_links += 2 * counts.mean()
@@ -224,7 +225,7 @@ class _Clock:
     self._rows = 0
 
   def finish(self) -> None:
-    """Adds the last window and the way of the last wavelet over the grid."""
+    """Adds the last window and the last wavelet's path across the grid."""
     self._wait()
     slowest = max(*self._waited, self._row_links)
     self._events.cycles = float(slowest) + self._depth

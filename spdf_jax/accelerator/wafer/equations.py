@@ -16,11 +16,13 @@ import numpy as np
 from spdf_jax.accelerator.wafer.program import MaskProfile
 
 WEIGHT, GRADIENT, TOKEN = 'weight', 'gradient', 'token'
-"""Memory spaces: weights and their gradients are stored on hosts and streamed,
-and hosts execute the operations on them; arrays with a row for each token are
+"""Memory spaces. Weights and gradients are stored on hosts, which execute the
+operations on them, and are streamed; arrays with a row for each token are
 resident on the wafer."""
 
-_LARGEST_EVALUATED = 4096  # Elements, unless an operand is larger.
+# Maximum number of elements of a result that is computed, unless an operand is
+# larger.
+_LARGEST_EVALUATED = 4096
 _WRAPPED = re.compile(r'\w+\((.*)\)')
 _REMAT = 'rematted_computation'
 _NO_LAYER = (_REMAT, 'checkpoint', 'remat', 'remat2', '')
@@ -33,8 +35,9 @@ class Operand(NamedTuple):
     shape: Shape of the array.
     dtype: Type of its elements.
     space: `WEIGHT`, `GRADIENT`, `TOKEN`, or `None` for scalars and constants.
-    known: Value, where it follows from the program's inputs.
-    source: Number of the program input that it is computed from elementwise.
+    known: Value, if it can be computed from known inputs; else `None`.
+    source: Index of the program input from which the array is computed
+      elementwise; `None` if there is none.
   """
 
   shape: tuple[int, ...]
@@ -54,7 +57,7 @@ class Weights(NamedTuple):
 
   Attributes:
     sparsity: Fraction of zeros.
-    mask: Profile of the mask, where its value is known.
+    mask: Profile of the mask; `None` if its value is unknown.
   """
 
   sparsity: float
@@ -66,14 +69,14 @@ class Weights(NamedTuple):
 
 
 class Equation(NamedTuple):
-  """An equation of a program, as cost rules read it.
+  """An equation of a program, the argument of cost rules.
 
   Attributes:
     operands: Operands of the equation.
     results: Results of the equation, without values and spaces.
-    params: Parameters of its primitive.
-    weights_of: `(mask) -> list`, the `Weights` of each matrix of a stack of
-      masks.
+    params: Parameters of the primitive.
+    weights_of: Function from the operand of a stack of masks to a list with the
+      `Weights` of each matrix.
   """
 
   operands: tuple[Operand, ...]
@@ -93,7 +96,7 @@ class Equation(NamedTuple):
 
 
 def strongest(spaces: Iterable[str | None]) -> str | None:
-  """Returns the space that others convert to: `TOKEN`, then `GRADIENT`.
+  """Returns the space of a result: `TOKEN` before `GRADIENT` before `WEIGHT`.
 
   Example:
     >>> strongest([None, WEIGHT, GRADIENT])
@@ -111,7 +114,7 @@ def operands_of(args: Any) -> list[Operand]:
   shows that they are activations.
 
   Args:
-    args: A tree of arrays or their shapes.
+    args: Tree of arrays or their shapes.
 
   Returns:
     An operand for each leaf.
@@ -130,7 +133,7 @@ def operands_of(args: Any) -> list[Operand]:
 
 
 def operand_of(x: Any) -> Operand:
-  """Returns an operand with the value of a mask, an integer or a scalar."""
+  """Returns an operand; masks, integers and scalars keep their values."""
   aval = jax.typeof(x) if not hasattr(x, 'shape') else x
   operand = Operand(tuple(aval.shape), aval.dtype)
   if operand.size > 1:
@@ -150,7 +153,7 @@ def literal_of(literal: Literal) -> Operand:
 
 
 def result_of(var: Any) -> Operand:
-  """Returns the operand of an equation's result, from its type alone."""
+  """Returns the operand of an equation's result, from the type alone."""
   shape = tuple(getattr(var.aval, 'shape', ()))
   return Operand(shape, getattr(var.aval, 'dtype', None))
 
@@ -161,13 +164,13 @@ def evaluate(
   """Computes the results of an equation whose operands are all known.
 
   Args:
-    eqn: The equation of the jaxpr.
+    eqn: Equation of the jaxpr.
     operands: Operands of the equation.
     results: Results of the equation.
 
   Returns:
-    The value of each result; `None` where an operand is unknown or a result is
-    much larger than all operands, as causal masks made from a scalar are.
+    The value of each result; `None` if an operand is unknown or a result is
+    much larger than all operands, e.g. a causal mask made from a scalar.
   """
   known = [o.known for o in operands]
   most = max([_LARGEST_EVALUATED, *(o.size for o in operands)])
@@ -180,13 +183,13 @@ def evaluate(
 
 
 def layer_of(path: str) -> tuple[str, str]:
-  """Returns the module and the phase of training that a name stack states.
+  """Returns the module and the pass of training that a name stack denotes.
 
   Args:
-    path: Names joined by `'/'`, with the transformations around them.
+    path: Names joined by `'/'`, including the transformations around them.
 
   Returns:
-    The layer and `'forward'`, `'backward'` or `'recompute'`.
+    The layer, and the pass: `'forward'`, `'backward'` or `'recompute'`.
 
   Example:
     >>> layer_of('transpose(jvp(GPT))/h/attn/vmap(ij->ji)')

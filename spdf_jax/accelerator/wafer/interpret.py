@@ -1,4 +1,4 @@
-"""The interpreter: walks a traced program and collects its work."""
+"""The interpreter that walks a traced program and collects its work."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -57,16 +57,19 @@ def trace_program(
   """Returns a function that traces `fn` and collects its work.
 
   Args:
-    fn: As for `simulate`.
-    sparsity: As for `simulate`.
-    frequencies: As for `simulate`.
-    trips: As for `simulate`.
+    fn: A JAX function, such as a forward pass or a whole training step.
+    sparsity: Fraction of zeros in masks whose values are not given, or a
+      function of the layer's name.
+    frequencies: Fraction of the executions in which a cond is true, or the
+      fraction of each branch, by the cond's name; see `simulate`.
+    trips: Number of iterations of loops that depend on unknown data.
 
   Returns:
-    `(*args) -> Program`, for `report_on` with any number of devices.
+    A function `(*args) -> Program`; `report_on` costs the program on devices.
 
   Raises:
-    ValueError: As `simulate`, except for limits of the device.
+    ValueError: When the returned function is called: a number is out of its
+      range, `fn` cannot be traced, or `sparsity` or `trips` is missing.
 
   Example:
     >>> import jax.numpy as jnp
@@ -111,18 +114,18 @@ def trace_program(
 
 
 class Interpreter:
-  """One walk through a program.
+  """The state of one walk through a program.
 
   Attributes:
     sparsity: Sparsity of unknown masks: a number or a function of the layer.
     frequencies: Fractions of the executions that take each branch, by cond.
     trips: Number of iterations of loops that depend on unknown data.
     weight_shapes: Shapes of the program's weights and of their slices.
-    updates: Whether gradients have been used to update weights.
+    updates: Whether the program updates weights with gradients.
     products: Number of products so far.
-    activations: Numbers of the inputs that were activations of a product.
+    activations: Indices of the inputs that are activations of a product.
     conds: Names of the conds so far, by equation.
-    shards: Number of enclosing `shard_map`s, in which values are not computed.
+    shards: Number of enclosing `shard_map`s; values inside are not computed.
   """
 
   def __init__(
@@ -155,13 +158,13 @@ class Interpreter:
     """Walks a jaxpr.
 
     Args:
-      jaxpr: An open jaxpr.
-      consts: Values or operands of its `constvars`.
-      inputs: Operands for its `invars`.
+      jaxpr: Open jaxpr to walk.
+      consts: Values or operands of the jaxpr's `constvars`.
+      inputs: Operands of the jaxpr's `invars`.
       scope: Name stack of the equation that contains the jaxpr.
 
     Returns:
-      The program, and the operands of its `outvars`.
+      The program, and the operands of the jaxpr's `outvars`.
     """
     env = {
         var: const if isinstance(const, Operand) else operand_of(const)

@@ -23,7 +23,7 @@ class MaskProfile:
   """
 
   def __init__(self, mask: Any):
-    """Counts a mask, bool [inputs, outputs]."""
+    """Initializes the profile of a mask, bool [inputs, outputs]."""
     self._mask = np.asarray(mask, bool)
     self.nonzeros = int(self._mask.sum())
     self.sparsity = 1 - self.nonzeros / self._mask.size
@@ -34,15 +34,15 @@ class MaskProfile:
     return MaskProfile(self._mask.T)
 
   def imbalance(self, columns: Any, window: float) -> np.ndarray:
-    """Counts the load of the busiest column of cores over the mean load.
+    """Returns the ratio of the largest to the mean load of columns of cores.
 
     Args:
-      columns: Numbers of columns of cores, over which the inputs are split.
+      columns: Numbers of columns of cores over which the inputs are split.
       window: Number of outputs after which columns synchronize.
 
     Returns:
-      For each number of columns, the sum over windows of the busiest column's
-      non-zeros over the sum of the means.
+      The sum over windows of the busiest column's non-zeros, divided by the sum
+      of the means, for each number of columns.
 
     Example:
       >>> profile = MaskProfile(np.array([[True, True], [False, False]]))
@@ -73,10 +73,11 @@ class Product(NamedTuple):
 
   Attributes:
     tokens: Number of rows of the activations.
-    inputs: Number of features that are multiplied and summed over.
+    inputs: Number of contracted features.
     outputs: Number of features of the result.
     sparsity: Fraction of zeros among the weights.
-    sampled: Whether the weights are the result: xᵀ @ dy where they are kept.
+    sampled: Whether the product is the gradient of weights: xᵀ @ dy at kept
+      weights.
     mask: Profile of the mask; `None` assumes a random one of this sparsity.
   """
 
@@ -89,7 +90,7 @@ class Product(NamedTuple):
 
   @property
   def kept(self) -> float:
-    """Number of weights that are not zero."""
+    """Number of kept weights."""
     if self.mask is not None:
       return self.mask.nonzeros
     return self.inputs * self.outputs * (1 - self.sparsity)
@@ -116,10 +117,10 @@ class Elementwise(NamedTuple):
 
 
 class Host(NamedTuple):
-  """Work on weights and gradients, done on the hosts that store them.
+  """Work on weights and gradients, executed on the hosts that store them.
 
   Attributes:
-    operations: Number of operations; they have no time of their own.
+    operations: Number of operations, which take no time in the model.
     steps: Number of optimizer steps; each takes the device's `step_seconds`.
   """
 
@@ -132,7 +133,7 @@ Work = Product | Scores | Elementwise | Host
 
 
 def split_tokens(work: Work, parts: float) -> Work:
-  """Returns one of several equal shares of the tokens of some work.
+  """Returns the work of one of several equal parts of the tokens.
 
   Args:
     work: Work on the whole batch.
@@ -156,7 +157,7 @@ class Operation(NamedTuple):
   """An operation of a program.
 
   Attributes:
-    layer: Name of its module, `''` outside all modules.
+    layer: Name of the module, `''` outside all modules.
     name: Name of the primitive.
     phase: `'forward'`, `'backward'` or `'recompute'`.
     work: The work of one execution.
@@ -175,9 +176,9 @@ class Branches(NamedTuple):
 
   Attributes:
     name: Key in `frequencies`: `'cond_0'` and so on, in program order.
-    programs: The program of each branch.
-    frequencies: Fraction of the executions that take each branch; `None`
-      charges the costliest one.
+    programs: Program of each branch.
+    frequencies: Fraction of the executions that take each branch; `None`:
+      the costliest branch counts.
     count: Number of executions of the `cond`.
   """
 
@@ -189,13 +190,13 @@ class Branches(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """The work of a program on any device.
+  """The work of a program, independent of the device.
 
   Attributes:
-    operations: Operations in program order, one for each piece of work.
-    branches: Conds with unknown predicates; their operations are not among
-      `operations`.
-    unknown: Number of executions of primitives without a rule, by name.
+    operations: Operations in program order, one for each unit of work.
+    branches: Conds with unknown predicates; `operations` does not contain
+      their operations.
+    unknown: Number of executions of primitives without a cost rule, by name.
   """
 
   operations: tuple[Operation, ...] = ()

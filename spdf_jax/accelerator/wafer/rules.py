@@ -1,4 +1,4 @@
-"""Rules: the work of each primitive, and where its results are stored."""
+"""Cost rules: the work of each primitive, and the space of its results."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ FREE = frozenset(
     'reduce_precision reshape reshard sharding_constraint slice split squeeze '
     'stop_gradient unreduced_cast'.split()
 )
-"""Primitives that only name, cast or lay out data; they cost no time."""
+"""Primitives that only cast, view or annotate data; they cost no time."""
 
 ELEMENTWISE = frozenset(
     'abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil '
@@ -49,8 +49,8 @@ REDUCTIONS = frozenset(
     'psum_invariant reduce_and reduce_max reduce_min reduce_or reduce_prod '
     'reduce_scatter reduce_sum reduce_xor'.split()
 )
-"""Primitives with one operation for each element of the operand, collectives
-included."""
+"""Primitives with one operation for each element of the operand, including
+collectives."""
 
 MOVES = frozenset(
     'concatenate dynamic_slice dynamic_update_slice gather pad rev scatter '
@@ -60,7 +60,7 @@ MOVES = frozenset(
 )
 """Primitives with one operation for each element that they move."""
 
-# Products by name: number of operands that are activations, spaces of results.
+# Number of operands that are activations, and spaces of the results, by name.
 _PRODUCTS = {
     'sampled_matmul': (2, (GRADIENT,)),
     'sparse_matmul': (1, (TOKEN,)),
@@ -71,10 +71,10 @@ _PRODUCTS = {
 
 
 def register_cost(primitive: Primitive | str, rule: Rule) -> None:
-  """Registers the work of a primitive.
+  """Registers the cost rule of a primitive.
 
   Args:
-    primitive: The primitive, or its name.
+    primitive: Primitive, or its name.
     rule: Function from an `Equation` to a sequence of `Work`, e.g. one
       `Elementwise`, for one execution.
 
@@ -100,9 +100,9 @@ def is_elementwise(name: str) -> bool:
 def _dot_kind(equation: Equation) -> str:
   """Returns the kind of a `dot_general`.
 
-  A product with batch axes has activations only: `'scores'`. JAX's
-  transposition contracts all axes but the last one of both operands for the
-  gradient of weights: `'sampled'`. Other products stream weights: `'forward'`.
+  With batch axes both operands are activations: `'scores'`. JAX's transpose
+  rule for the gradient of weights contracts all axes but the last of both
+  operands: `'sampled'`. Other products stream weights: `'forward'`.
   """
   (left, right), (batch, _) = equation.params['dimension_numbers']
   if batch:
@@ -133,7 +133,7 @@ def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
 
 
 def is_hosted(name: str, equation: Equation) -> bool:
-  """Returns whether a product has weights only, as in choosing masks."""
+  """Returns whether all operands are weights, as in the selection of masks."""
   if not is_product(name) or any(o.space == TOKEN for o in equation.operands):
     return False
   return all(o.space for o in resident_operands(name, equation))
@@ -144,13 +144,13 @@ def spaces_of(
 ) -> tuple[str | None, ...]:
   """Returns the memory spaces of the results of an equation.
 
-  The spaces of products are fixed. Results of other primitives share the space
-  of the operands of their size, but a reduction of token arrays to the shape
-  of a weight is a gradient.
+  The spaces of products are fixed. A result of another primitive has the space
+  of the operands of its size, except that a reduction of token arrays to the
+  shape of a weight is a gradient.
 
   Args:
     name: Name of the primitive.
-    equation: The equation.
+    equation: Equation of the primitive.
     weight_shapes: Shapes of the program's weights and of their slices.
 
   Returns:
@@ -174,16 +174,17 @@ def spaces_of(
 def source_of(
     name: str, result: Operand, operands: tuple[Operand, ...]
 ) -> int | None:
-  """Returns the program input that a result is computed from elementwise.
+  """Returns the program input from which a result is computed elementwise.
 
   Args:
     name: Name of the primitive.
-    result: The result, with its space.
+    result: Result of the equation, with its space.
     operands: Operands of the equation.
 
   Returns:
-    The number of the input; `None` for results of products, for arrays that
-    are no weights, and for comparisons and bits, which products do not read.
+    The index of the input; `None` for results of products, for arrays outside
+    the space of weights, and for integers and booleans, which are no operands
+    of products.
   """
   if result.space != WEIGHT or is_product(name) or not _is_float(result):
     return None
@@ -240,8 +241,8 @@ def _masked(equation: Equation, mask: int, kind: str) -> list[Work]:
   """Returns the products of a stack of masked matrices.
 
   Args:
-    equation: The equation; its first operand is the activations.
-    mask: Number of the operand that is the mask.
+    equation: Equation with activations as first operand.
+    mask: Index of the operand that is the mask.
     kind: `'forward'`, `'transposed'` or `'sampled'`.
 
   Returns:
@@ -266,7 +267,7 @@ def _sparse_matmul(equation: Equation) -> list[Work]:
 
 
 def _moved(equation: Equation) -> list[Work]:
-  # A scatter moves its updates only.
+  # A scatter moves only its updates.
   sizes = [o.size for o in equation.operands[2:]] or [equation.size]
   return [Elementwise(min(max(sizes), equation.size))]
 
@@ -283,7 +284,7 @@ RULES: dict[str, Rule] = {
         _masked(e, 4, 'forward') + _masked(e, 5, 'forward')
     ),
 }
-"""Rules by the name of the primitive."""
+"""Cost rules by the name of the primitive."""
 RULES |= dict.fromkeys(FREE, lambda e: [])
 RULES |= dict.fromkeys(ELEMENTWISE, lambda e: [Elementwise(e.size)])
 RULES |= dict.fromkeys(REDUCTIONS, lambda e: [Elementwise(e.read)])

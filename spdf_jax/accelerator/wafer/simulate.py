@@ -36,33 +36,33 @@ def simulate(
 ) -> Callable[..., 'Report']:
   """Returns a function that reports the cost of `fn` on a wafer.
 
-  Nothing is computed: the function is traced and its equations are costed.
-  Weights of products are streamed, products of activations and elementwise
-  operations run on the cores, and hosts execute operations on weights and
-  gradients alone, which take the device's `step_seconds` for each step.
+  `fn` is traced but not executed, and its equations are costed. Weights of
+  products are streamed, products of activations and elementwise operations run
+  on the cores, and hosts execute operations on weights and gradients alone,
+  which take the device's `step_seconds` for each step.
 
   Args:
     fn: A JAX function, such as a forward pass or a whole training step.
-    device: The device.
-    systems: Number of systems that the tokens are split over.
+    device: One system of the device.
+    systems: Number of systems over which the tokens are split.
     sparsity: Fraction of zeros in masks whose values are not given, or a
       function of the layer's name.
     frequencies: Fraction of the executions in which a cond is true, or the
-      fraction of each branch, by the name that reports give the cond
-      (`'cond_0'`, …). The default charges the costliest branch. Conds that
-      depend on known inputs only need no entry.
+      fraction of each branch, by the cond's name in reports (`'cond_0'`, …).
+      By default the costliest branch counts. Conds with known predicates need
+      no entry.
     trips: Number of iterations of loops that depend on unknown data.
 
   Returns:
-    `(*args) -> Report`; arguments are arrays or `jax.ShapeDtypeStruct`s. The
-    zeros of masks given as arrays are counted. Signed integers, and arrays of
+    A function `(*args) -> Report` of arrays or `jax.ShapeDtypeStruct`s. It
+    counts the zeros of masks given as arrays. Signed integers, and arrays of
     their shape, are tokens; other arrays are weights, unless a product with
     weights shows that they are activations.
 
   Raises:
-    ValueError: When called: a number is out of its range, `fn` cannot be
-      traced, `sparsity` or `trips` is missing, or the activations of a product
-      do not fit the device.
+    ValueError: When the returned function is called: a number is out of its
+      range, `fn` cannot be traced, `sparsity` or `trips` is missing, or the
+      activations of a product do not fit the device.
 
   Example:
     >>> from spdf_jax.accelerator import sparse_matmul
@@ -92,15 +92,16 @@ class Row(NamedTuple):
   """An operation and its cost.
 
   Attributes:
-    operation: The operation.
-    cost: Cost of all its executions.
+    operation: Operation of the program.
+    cost: Cost of all executions of the operation.
   """
 
   operation: Operation
   cost: Cost
 
 
-class BranchReport(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class BranchReport:
   """A `cond` whose predicate was unknown.
 
   Attributes:
@@ -108,7 +109,7 @@ class BranchReport(NamedTuple):
     reports: Report of each branch, for all executions of the cond.
     frequencies: Weight of each branch in the total.
     given: Whether the caller gave the frequencies; otherwise the costliest
-      branch has all the weight.
+      branch has weight 1.
   """
 
   name: str
@@ -119,17 +120,17 @@ class BranchReport(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """The cost of a program; reports add up, and multiply by a number of runs.
+  """The cost of a program; supports `+`, and `*` by a number of runs.
 
   Attributes:
     device: One system of the device.
-    systems: Number of systems that the tokens are split over.
-    rows: Operations in program order; FLOPs are those of all systems, cycles
-      pass on all of them at the same time.
-    branches: Conds with unknown predicates; `rows` have their operations,
-      weighted.
-    unknown: Number of executions of primitives without a rule, by name; they
-      cost no time.
+    systems: Number of systems over which the tokens are split.
+    rows: Operations in program order; FLOPs are summed over all systems,
+      cycles are not, since systems run in parallel.
+    branches: Conds with unknown predicates; `rows` contains their operations,
+      weighted by frequency.
+    unknown: Number of executions of primitives without a cost rule, by name;
+      they cost no time.
   """
 
   device: WaferDevice
@@ -193,7 +194,7 @@ class Report:
 
   @property
   def skipped_flops(self) -> Any:
-    """FLOPs that zeros save."""
+    """FLOPs that sparsity saves."""
     return self.total.skipped_flops
 
   @property
@@ -204,7 +205,7 @@ class Report:
 
   @property
   def energy(self) -> tuple[Any, Any]:
-    """Bounds, J: FLOPs at the peak's energy, and full power throughout."""
+    """Lower and upper bound, J: energy per FLOP at peak, and peak power."""
     return (
         self.flops * self.device.energy_per_flop,
         self.seconds * self.systems * self.device.power,
@@ -212,7 +213,7 @@ class Report:
 
   @property
   def bound(self) -> str:
-    """The one of `BOUNDS` that limits operations for most of the time."""
+    """Element of `BOUNDS` that limits operations for most of the time."""
     cycles = dict.fromkeys(BOUNDS, 0.0)
     for row in self.rows:
       cycles[bound_of(row.cost)] += row.cost.cycles
@@ -235,7 +236,7 @@ class Report:
 
 
 def bound_of(cost: Cost) -> str:
-  """Returns the one of `BOUNDS` that takes the most cycles.
+  """Returns the element of `BOUNDS` with the most cycles.
 
   Example:
     >>> bound_of(Cost(core=1.0, io=2.0))
@@ -250,15 +251,15 @@ def report_on(
   """Returns the cost of a program on a device.
 
   Args:
-    program: The program.
-    device: The device; its numbers may be traced.
-    systems: Number of systems that the tokens are split over.
+    program: Program to cost.
+    device: One system of the device; its numbers may be tracers.
+    systems: Number of systems over which the tokens are split.
 
   Returns:
     The report.
 
   Raises:
-    ValueError: `systems` is below 1 or more than a cluster holds.
+    ValueError: `systems` is below 1 or above the device's `largest_cluster`.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
@@ -270,8 +271,8 @@ def report_on(
   found: dict[Any, Cost] = {}  # Programs repeat the same work many times.
 
   def cost(work: Work) -> Cost:
-    # Tuples of different kinds with equal numbers are equal, and tracers have
-    # no hash.
+    # The key contains the type, as named tuples of different types with equal
+    # numbers compare equal, and the ids of tracers, which are not hashable.
     traced = (id(x) if isinstance(x, jax.core.Tracer) else x for x in work)
     key = type(work), *traced
     if key not in found:
@@ -307,10 +308,10 @@ def _report_on(
 
 
 def _check_fits(report: Report) -> None:
-  """Raises ValueError where the activations of a product do not fit."""
+  """Raises ValueError if the activations of a product do not fit."""
   sram = report.device.sram
   if not isinstance(sram, (int, float)):
-    return  # The number is traced.
+    return  # A tracer cannot be compared.
   for operation, cost in report.rows:
     if isinstance(operation.work, Product) and cost.sram_bytes > sram:
       work = operation.work

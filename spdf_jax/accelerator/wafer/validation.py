@@ -1,4 +1,4 @@
-"""Validation: the errors of the model on published numbers, good and bad."""
+"""Validation: the errors of the model on published numbers."""
 
 from typing import NamedTuple
 
@@ -43,16 +43,16 @@ SPMM = (
     (128, 128, 260, 920125440, 39455),
     (512, 32, 260, 920125440, 39455),
 )
-"""Cycles of a sparse matmul on a WSE-2, as its authors counted them.
+"""Cycles of a sparse matmul on a WSE-2, counted by its authors.
 
-Facts from benchmarks/COO_benchmark.csv of github.com/pr0f3ss/SpMM_Cerebras
-(ETH Zürich, 2022), simulated by the SDK for one core's share each: columns of
+Numbers from benchmarks/COO_benchmark.csv of github.com/pr0f3ss/SpMM_Cerebras
+(ETH Zürich, 2022), simulated with the SDK for one core's share each: columns of
 cores, rows of cores, dense columns M, FLOPs of all cores, mean cycles.
 """
 
 
 class Point(NamedTuple):
-  """A published number and the model's prediction of it.
+  """A published number and the prediction of the model.
 
   Attributes:
     name: Measured or counted quantity.
@@ -80,11 +80,11 @@ class Point(NamedTuple):
 def spmm_cycles(nonzeros: float, tokens: float) -> float:
   """Returns the cycles of a core in a sparse matmul written with the SDK.
 
-  The kernel is software: its dispatch takes 38.8 cycles, and it multiplies in
-  float32. The law is fitted to `SPMM`.
+  The kernel dispatches in software, which takes 38.8 cycles, and multiplies in
+  float32. The linear law is fitted to `SPMM`.
 
   Args:
-    nonzeros: Number of non-zeros of the core.
+    nonzeros: Number of non-zeros of one core.
     tokens: Number of columns of the dense matrix.
 
   Returns:
@@ -98,7 +98,7 @@ def spmm_cycles(nonzeros: float, tokens: float) -> float:
 
 
 def validation_points() -> list[Point]:
-  """Returns all points, with no constant fitted to them here.
+  """Returns all points; the constants of the model are not fitted here.
 
   Example:
     >>> points = {p.name: p for p in validation_points()}

@@ -13,21 +13,21 @@ from spdf_jax.accelerator.wafer.simulate import Report
 
 _TRACKS = ('operation', 'core', 'fabric', 'io')
 _MOST_EVENTS = 200_000
-# Times are multiples of 1/1024 microsecond, which floats add exactly: viewers
-# nest events that overlap by a rounding error.
+# Times are multiples of 1/1024 microsecond, which floats add exactly, since
+# viewers nest events that overlap by a rounding error.
 _TICKS = 1024
-_NOTED = 1e-3  # Smallest effect of a cond, of the whole time, to be shown.
+_NOTED = 1e-3  # Smallest effect of a cond to show, as a fraction of the time.
 
 
 def format_report(report: Report, rows: int = 20) -> str:
   """Formats totals, the costliest layers and primitives without a rule.
 
   Args:
-    report: The report.
-    rows: Number of layers, the costliest first.
+    report: Report of a program.
+    rows: Maximum number of layers, the costliest first.
 
   Returns:
-    Text of several lines.
+    A text of several lines.
 
   Example:
     >>> import jax.numpy as jnp
@@ -48,8 +48,8 @@ def format_report(report: Report, rows: int = 20) -> str:
       f'streamed {_bytes(report.total.streamed_bytes)} per system, largest '
       f'working set {_bytes(report.total.sram_bytes)} of '
       f'{_bytes(report.device.sram)}',
-      f'energy between {low:.3g} and {high:.3g} J: FLOPs at the peak\'s '
-      'energy, and full power all along',
+      f'energy between {low:.3g} J (energy per FLOP at peak speed) and '
+      f'{high:.3g} J (peak power throughout)',
       '',
       f'{"layer":<36}{"time":>10}{"share":>7}  {"bound":<8}{"FLOPs":>10}'
       f'{"skipped":>10}{"streamed":>10}',
@@ -72,7 +72,7 @@ def format_report(report: Report, rows: int = 20) -> str:
     how = 'frequencies' if branch.given else 'unknown, the costliest counts'
     lines.append(f'{branch.name}: {times}; {how} ({shares})')
   hosted = report.total.host_operations
-  lines += ['', f'on weights where they are stored: {hosted:.3g} operations']
+  lines += ['', f'operations on weights, on the hosts: {hosted:.3g}']
   if report.unknown:
     names = ', '.join(f'{k} x {v:g}' for k, v in report.unknown.items())
     lines.append(f'NOT COSTED, no rule: {names}')
@@ -82,12 +82,12 @@ def format_report(report: Report, rows: int = 20) -> str:
 def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
   """Writes a report as a trace for Perfetto or chrome://tracing.
 
-  The first track has the operations one after another; the others show how long
-  cores, links and I/O are busy with each. Operations of less than a nanosecond
-  are omitted.
+  The first track has the operations in sequence; the others show the time that
+  cores, links and I/O take for each. Operations that take less than a
+  nanosecond are omitted.
 
   Args:
-    report: The report.
+    report: Report of a program.
     path: Path of the JSON file.
 
   Returns:
@@ -128,13 +128,13 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def sensitivity_table(found: Mapping[str, float]) -> str:
-  """Formats sensitivities, the largest first, without those near zero.
+  """Formats sensitivities, the largest first, omitting those near zero.
 
   Args:
     found: Result of `sensitivities`.
 
   Returns:
-    Text of several lines.
+    A text of several lines.
 
   Example:
     >>> print(sensitivity_table({'clock': -0.9, 'power': 0.0}))

@@ -20,7 +20,8 @@ from spdf_jax.accelerator.wafer.program import split_tokens
 from spdf_jax.accelerator.wafer.simulate import report_on
 from spdf_jax.names import lookup
 
-# The number of systems and the levels of their tree cannot be traced.
+# The depth of the SwarmX tree and the check of the number of systems need
+# Python numbers, so these two fields cannot be traced.
 _SWEPT = [n for n in NUMBERS if n not in ('fan_out', 'largest_cluster')]
 
 
@@ -30,13 +31,13 @@ def with_sparsity(
     *,
     dense_grads: bool = False,
 ) -> Program:
-  """Returns a program whose masked products have another sparsity.
+  """Returns a program with another sparsity of the masked products.
 
   Args:
-    program: A program that was traced with a sparsity above 0, which marks
-      the masked products.
+    program: A program traced with a sparsity above 0, which marks the masked
+      products.
     sparsity: Function from the layer's name to the fraction of zeros.
-    dense_grads: Whether pruned weights have gradients too.
+    dense_grads: Whether gradients of pruned weights are computed too.
 
   Returns:
     The program, without the profiles of known masks.
@@ -66,11 +67,11 @@ def in_micro_batches(program: Program, number: int) -> Program:
   The weights are streamed again for each part; the optimizer steps once.
 
   Args:
-    program: A program on the whole batch.
+    program: Program on the whole batch.
     number: Number of micro-batches.
 
   Returns:
-    The program.
+    A program with the work of all micro-batches.
 
   Example:
     >>> operation = Operation('h', 'p', 'forward', Product(8, 4, 4))
@@ -100,16 +101,16 @@ def sweep_devices(
   """Returns the time of a program on many devices, in one jitted call.
 
   Args:
-    program: The program.
-    device: The device that is changed.
+    program: Program to cost.
+    device: Device whose numbers are replaced.
     changes: Values [N] of numbers of the device, by name.
-    systems: Number of systems that the tokens are split over.
+    systems: Number of systems over which the tokens are split.
 
   Returns:
     Seconds [N], float32.
 
   Raises:
-    ValueError: A name is unknown, or the numbers of values differ.
+    ValueError: A name is unknown, or the lengths of values differ.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.closed_form import Decoder
@@ -125,7 +126,7 @@ def sweep_devices(
     lookup('device number', name, dict.fromkeys(_SWEPT))
   if len({len(values) for values in changes.values()}) != 1:
     sizes = {name: len(values) for name, values in changes.items()}
-    raise ValueError(f'changes have {sizes} values; give as many for each.')
+    raise ValueError(f'changes have {sizes} values; give equally many of each.')
 
   @jax.jit
   @jax.vmap
@@ -143,11 +144,11 @@ def sweep_sparsities(
   """Returns the time of a program at many sparsities, in one jitted call.
 
   Args:
-    program: A program that was traced with a sparsity above 0, which marks
-      the masked products.
-    device: The device.
+    program: A program traced with a sparsity above 0, which marks the masked
+      products.
+    device: One system of the device.
     sparsities: Fractions of zeros in [0, 1), [N].
-    systems: Number of systems that the tokens are split over.
+    systems: Number of systems over which the tokens are split.
 
   Returns:
     Seconds [N], float32.
@@ -188,13 +189,13 @@ def sensitivities(
   """Returns the relative effect of each number of a device on the time.
 
   Args:
-    program: The program.
-    device: The device.
-    systems: Number of systems that the tokens are split over.
+    program: Program to cost.
+    device: One system of the device.
+    systems: Number of systems over which the tokens are split.
     step: Relative change of each number, up and down.
 
   Returns:
-    Percentage by which the time changes when the number grows by one percent,
+    The percentage by which the time changes when a number grows by one percent,
     by name, from finite differences; numbers that are zero are omitted.
 
   Example:
@@ -213,7 +214,7 @@ def sensitivities(
     value = getattr(device, name)
     if not value:
       continue
-    room = 1.0 if value != 1 else 0.0  # A fraction of 1 cannot grow.
+    room = 1.0 if value != 1 else 0.0  # Fractions cannot exceed 1.
     up, down = (
         seconds(dataclasses.replace(device, **{name: value * (1 + s)}))
         for s in (room * step, -step)
@@ -227,8 +228,8 @@ class Scaling(NamedTuple):
 
   Attributes:
     systems: Number of systems.
-    seconds: Time of the program.
-    speedup: Work per second over that of one system.
+    seconds: Time of the program, s.
+    speedup: Work per second, relative to one system.
   """
 
   systems: int
@@ -239,15 +240,15 @@ class Scaling(NamedTuple):
 def strong_scaling(
     program: Program, device: WaferDevice, systems: Sequence[int]
 ) -> list[Scaling]:
-  """Returns the speed of one batch that is split over several systems.
+  """Returns the speed on one batch that is split over several systems.
 
   Args:
-    program: A program on the whole batch.
-    device: One system.
+    program: Program on the whole batch.
+    device: One system of the device.
     systems: Numbers of systems.
 
   Returns:
-    A point for each number of systems.
+    The scaling for each number of systems.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
@@ -266,15 +267,15 @@ def strong_scaling(
 def weak_scaling(
     program: Program, device: WaferDevice, systems: Sequence[int]
 ) -> list[Scaling]:
-  """Returns the speed of a batch that grows with the number of systems.
+  """Returns the speed on a batch that grows with the number of systems.
 
   Args:
-    program: A program on the batch of one system.
-    device: As for `strong_scaling`.
-    systems: As for `strong_scaling`.
+    program: Program on the batch of one system.
+    device: One system of the device.
+    systems: Numbers of systems.
 
   Returns:
-    A point for each number of systems.
+    The scaling for each number of systems.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.closed_form import GPT3_XL

@@ -35,7 +35,7 @@ __all__ = [
     'task_of_inputs',
 ]
 
-_IN_A_FOLDER: Mapping[str, Callable[..., Task]] = {
+_FROM_FILES: Mapping[str, Callable[..., Task]] = {
     'curation': curation,
     'dart': dart,
     'dart_smoke': dart_smoke,
@@ -44,7 +44,7 @@ _IN_A_FOLDER: Mapping[str, Callable[..., Task]] = {
     'jsonl': json_lines,
     'webnlg': webnlg,
 }
-_TASKS = {'python-docstrings': python_docstrings, **_IN_A_FOLDER}
+_TASKS = {'python-docstrings': python_docstrings, **_FROM_FILES}
 
 
 def load_task(
@@ -53,20 +53,20 @@ def load_task(
   """Reads a task by its name.
 
   Args:
-    name: `'python-docstrings'`: Python signatures to the first lines of
-      their docstrings, from the running Python's standard library. From
-      files: `'e2e'` (those of Hu et al., else the tables), `'e2e_csv'`
-      (the tables), `'webnlg'`, `'dart'`, `'dart_smoke'`, `'curation'` and
-      `'jsonl'` (your own).
-    input: The folder with the task's files.
-    seed: Chooses the split of `'curation'`, which comes without one.
+    name: Name of the task. `'python-docstrings'` maps Python signatures to the
+      first lines of their docstrings, from the running Python's standard
+      library. Tasks from files are `'e2e'` (the files of Hu et al., or else the
+      tables), `'e2e_csv'` (the tables), `'webnlg'`, `'dart'`, `'dart_smoke'`,
+      `'curation'` and `'jsonl'` (custom tasks).
+    input: Folder with the files of the task.
+    seed: Seed of the split of `'curation'`, which is published without one.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: `name` is unknown, or `input` is missing or not of the task's
-      format.
+    ValueError: `name` is unknown, or `input` is missing or not in the format of
+      the task.
 
   Example:
     >>> load_task('python-docstring')
@@ -76,7 +76,7 @@ def load_task(
 'python-docstrings'?
   """
   read = lookup('task', name, _TASKS)
-  if name not in _IN_A_FOLDER:
+  if name not in _FROM_FILES:
     return read()
   if not input:
     raise ValueError(

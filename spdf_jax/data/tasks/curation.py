@@ -13,16 +13,16 @@ _FILE = 'curation-corpus-base-with-articles.csv'
 
 
 def curation(directory: str | os.PathLike[str], seed: int = 0) -> Task:
-  """Reads the table that the corpus' own scraper writes.
+  """Reads the table written by the scraper of the corpus.
 
-  Pairs of which a side is empty are left out: 39,911 stay of the full
-  corpus. They are shuffled by the seed; eight tenths are to train on, one
-  each to validate and to test. The score is perplexity over the tokens of
-  summaries, their end included.
+  Pairs with an empty side are skipped; 39,911 remain of the full corpus. They
+  are shuffled by the seed and split into eight tenths for training and one
+  tenth each for validation and test. The score is the perplexity over the
+  tokens of summaries, their end of text included.
 
   Args:
-    directory: The folder with `curation-corpus-base-with-articles.csv`.
-    seed: Chooses the split; only equal seeds compare.
+    directory: Folder with `curation-corpus-base-with-articles.csv`.
+    seed: Seed of the split; results are comparable for equal seeds only.
 
   Returns:
     The task.

@@ -22,17 +22,17 @@ _NAMES = {
 def dart(directory: str | os.PathLike[str]) -> Task:
   """Reads DART v1.1.1.
 
-  Relations are lower-cased, as by Hu et al. Inputs are sets of triples:
-  5,097 in the test split, of which 4,159 differ as text.
+  Relations are lower-cased, as by Hu et al. Inputs are sets of triples; the
+  test split has 5,097, with 4,159 distinct texts.
 
   Args:
-    directory: The folder with `dart-v1.1.1-full-train.json` and its like.
+    directory: Folder with `dart-v1.1.1-full-train.json` and the other splits.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: There is no such file, or one is not of the format.
+    ValueError: There is no file of the task, or a file has another format.
 
   Source: Nan et al. 2021, "DART"; Hu et al. 2021, "LoRA".
 
@@ -52,19 +52,20 @@ def dart(directory: str | os.PathLike[str]) -> Task:
 
 
 def dart_smoke(directory: str | os.PathLike[str]) -> Task:
-  """Reads a smaller task: of DART's dev split, nine tenths to train on.
+  """Reads a small smoke-test task, which trains on DART's dev split.
 
-  Every tenth set validates; the test split is DART's. Where the training
-  file is out of reach it shows that all works, not how well.
+  Nine tenths of the dev split are for training and every tenth set is for
+  validation; the test split is DART's. The task is for testing without the
+  training file; its scores are not meaningful.
 
   Args:
-    directory: The folder with `dart-v1.1.1-full-dev.json` and its like.
+    directory: Folder with `dart-v1.1.1-full-dev.json` and the test split.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: There is no such file, or one is not of the format.
+    ValueError: There is no dev file, or a file has another format.
 
   Example:
     >>> import tempfile

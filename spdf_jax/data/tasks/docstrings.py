@@ -1,4 +1,4 @@
-"""Python signatures to the first lines of their docstrings."""
+"""A task from Python signatures to the first lines of their docstrings."""
 
 import ast
 from collections.abc import Iterable
@@ -16,11 +16,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def python_docstrings() -> Task:
   """Reads the task from the running Python's standard library.
 
-  The splits are those of the modules (`module_split`), so that validation
-  and test modules are in no training text of the corpus `'python-stdlib'`.
+  The splits are those of the modules (`module_split`), so that the training
+  split of the corpus `'python-stdlib'` contains no module of the validation and
+  test pairs.
 
   Returns:
-    The task; about 5,800 pairs, the same for one Python version.
+    The task of about 5,800 pairs, which depend on the version of Python only.
 
   Example:
     >>> Pair('heapq heapreplace(heap, item)', 'Maxheap version of a heappop'
@@ -39,16 +40,16 @@ def python_docstrings() -> Task:
 def docstring_pairs(module: str, text: str) -> list[Pair]:
   """Lists the documented functions and methods of one module.
 
-  Where a function is defined more than once with the same signature, as for
-  several platforms, the first one counts. First lines without a letter, or
-  that are an interactive prompt, describe nothing and are left out.
+  If a function is defined more than once with the same signature, as for
+  several platforms, the first definition is used. First lines without a letter,
+  or with an interactive prompt, are skipped, since they describe nothing.
 
   Args:
     module: Dotted name of the module.
-    text: Its source.
+    text: Source of the module.
 
   Returns:
-    Signature and first line of the docstring, in order of the source.
+    Pairs of a signature and the first line of its docstring, in source order.
 
   Example:
     >>> docstring_pairs('zoo', '''
@@ -62,7 +63,7 @@ def docstring_pairs(module: str, text: str) -> list[Pair]:
     [Pair(context='zoo Cat.purr(self, times=1) -> str', target='Purrs.')]
   """
   with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # Invalid escapes in old sources.
+    warnings.simplefilter('ignore')  # Old sources contain invalid escapes.
     tree = ast.parse(text)
   pairs = {}
   for path, function in _functions(tree, ()):

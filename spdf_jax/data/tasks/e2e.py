@@ -27,20 +27,20 @@ _SLOTS = {
 
 
 def e2e(directory: str | os.PathLike[str]) -> Task:
-  """Reads the E2E challenge: the files of Hu et al., else the tables.
+  """Reads the E2E challenge from the files of Hu et al., or else the tables.
 
   `train.txt`, `valid.txt` and `test.txt` hold `context||reference`, with
-  tokenized references. Where there is none of them, the original or the
-  cleaned tables are read (`e2e_csv`). Equal contexts are one input.
+  tokenized references. If none of them exists, the original or the cleaned
+  tables are read (`e2e_csv`). Equal contexts are one input.
 
   Args:
-    directory: The folder with the files.
+    directory: Folder with the files.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: There is no such file, or one is not of the format.
+    ValueError: There is no file of the task, or a file has another format.
 
   Source: Novikova et al. 2017, "The E2E Dataset"; Hu et al. 2021, "LoRA".
 
@@ -65,20 +65,21 @@ def e2e(directory: str | os.PathLike[str]) -> Task:
 def e2e_csv(directory: str | os.PathLike[str]) -> Task:
   """Reads the tables of the E2E challenge, with raw references.
 
-  Original (`trainset.csv`, `devset.csv`, `testset_w_refs.csv`) or cleaned
-  (`train-fixed.no-ol.csv`, `devel-fixed.no-ol.csv`, `test-fixed.csv`).
+  The tables are the original ones (`trainset.csv`, `devset.csv`,
+  `testset_w_refs.csv`) or the cleaned ones (`train-fixed.no-ol.csv`,
+  `devel-fixed.no-ol.csv`, `test-fixed.csv`).
 
   Args:
-    directory: The folder with the files.
+    directory: Folder with the files.
 
   Returns:
     The task, with the contexts of Hu et al.
 
   Raises:
-    ValueError: There is no such file, or one lacks a column.
+    ValueError: There is no file of the task, or a file lacks a column.
 
   Source: Dušek et al. 2019, "Semantic Noise Matters for Neural NLG" (the
-    cleaned one).
+    cleaned tables).
 
   Example:
     >>> import tempfile
@@ -102,16 +103,16 @@ def e2e_csv(directory: str | os.PathLike[str]) -> Task:
 
 
 def linearize_slots(meaning: str) -> str:
-  """Writes a meaning representation as the context of Hu et al.
+  """Formats a meaning representation as a context of Hu et al.
 
   Args:
     meaning: Slots with values, as in the tables.
 
   Returns:
-    `slot : value` joined by ` | `, pounds and hyphens set apart.
+    `slot : value` joined by ` | `, with spaces around pound signs and hyphens.
 
   Raises:
-    ValueError: It is no meaning representation.
+    ValueError: The text is not a meaning representation.
 
   Example:
     >>> linearize_slots('name[Cocum], eatType[pub], priceRange[£20-25]')

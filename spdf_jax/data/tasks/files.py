@@ -1,4 +1,4 @@
-"""Files of tasks: read whole, and refused with a sentence."""
+"""Readers of the files of tasks, with checks of their format."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -20,14 +20,15 @@ def find_files(
   """Finds the file or folder of each split.
 
   Args:
-    directory: Where to look.
-    candidates: Names for each split, the first that exists is taken.
+    directory: Folder of the files.
+    candidates: Names for each split, of which the first existing one is used.
 
   Returns:
-    Paths by split; a split without one is left out, with a warning.
+    Paths by split, without splits that have no file; these are logged as a
+    warning.
 
   Raises:
-    ValueError: `directory` is none, or has none of the names.
+    ValueError: `directory` does not exist, or has none of the names.
 
   Example:
     >>> import tempfile
@@ -39,7 +40,7 @@ def find_files(
   directory = Path(directory).expanduser()
   if not directory.is_dir():
     raise ValueError(
-        f'input={str(directory)!r} is not a folder; give the one with the'
+        f'input={str(directory)!r} is not a folder; give the folder with the'
         " task's files."
     )
   found = {}
@@ -68,10 +69,10 @@ def read_text(path: Path) -> str:
     path: The file to read.
 
   Returns:
-    Its text, with newlines as they are.
+    The text, with newlines unchanged.
 
   Raises:
-    ValueError: It is not UTF-8.
+    ValueError: The file is not UTF-8.
 
   Example:
     >>> import tempfile
@@ -91,7 +92,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-  """Reads a JSON file; ValueError names it where it is none."""
+  """Reads a JSON file; raises ValueError if it is not JSON."""
   try:
     return json.loads(read_text(path))
   except json.JSONDecodeError as error:
@@ -102,10 +103,13 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-  """Yields (line number, object) of a file of JSON lines, blank ones aside.
+  """Yields the objects of a file of JSON lines, skipping blank lines.
 
   Args:
     path: The file to read.
+
+  Yields:
+    Pairs (line number, object).
 
   Raises:
     ValueError: A line is not a JSON object.
@@ -139,7 +143,10 @@ def read_table(
 
   Args:
     path: The file to read.
-    columns: Those that it has to have.
+    columns: Columns to return.
+
+  Yields:
+    Values of these columns, by name.
 
   Raises:
     ValueError: A column is missing.
@@ -154,7 +161,7 @@ def read_table(
     ValueError: a.csv has no column 'ref' but mr, text; use the file of the \
 task as it was published.
   """
-  csv.field_size_limit(1 << 30)  # An article may be longer than the default.
+  csv.field_size_limit(1 << 30)  # Articles can exceed the default limit.
   rows = csv.DictReader(io.StringIO(read_text(path), newline=''))
   for column in columns:
     if column not in (rows.fieldnames or ()):

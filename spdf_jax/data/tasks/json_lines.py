@@ -1,4 +1,4 @@
-"""Tasks of one's own, as JSON lines."""
+"""Custom tasks, as JSON lines."""
 
 from collections.abc import Iterator
 import os
@@ -15,17 +15,17 @@ from spdf_jax.data.tasks.task import task_of_inputs
 def json_lines(directory: str | os.PathLike[str]) -> Task:
   """Reads `train.jsonl`, `validation.jsonl` and `test.jsonl`.
 
-  A line is `{"context": …, "target": …}` or, with several right answers,
+  A line is `{"context": …, "target": …}` or, with several references,
   `{"context": …, "references": […]}`; `"part"` may name a part of a split.
 
   Args:
-    directory: The folder with the files; a missing one is an empty split.
+    directory: Folder with the files; a missing file is an empty split.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: There is no such file, or a line is something else.
+    ValueError: There is no file of the task, or a line has another form.
 
   Example:
     >>> import tempfile

@@ -1,4 +1,4 @@
-"""A fine-tuning task: pairs of context and target in three splits."""
+"""Fine-tuning tasks: pairs of context and target in three splits."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ SPLITS = ('train', 'validation', 'test')
 
 
 class Pair(NamedTuple):
-  """One example of a task.
+  """An example of a task.
 
   Attributes:
-    context: The text that is given.
-    target: The text that is to be produced.
+    context: Given text.
+    target: Text to generate.
   """
 
   context: str
@@ -27,12 +27,12 @@ class Pair(NamedTuple):
 
 
 class Input(NamedTuple):
-  """One input of a task, with every text that would be right for it.
+  """An input of a task, with all its references.
 
   Attributes:
-    context: The text that is given.
-    references: The texts to compare with.
-    part: What part of its split it belongs to, e.g. `'seen'`; '' for none.
+    context: Given text.
+    references: Texts to compare a generated text with.
+    part: Name of its part of the split, e.g. `'seen'`; `''` for none.
   """
 
   context: str
@@ -51,15 +51,15 @@ class Inputs(NamedTuple):
 @final
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Pairs to fine-tune on, to choose by and to report on.
+  """A task for fine-tuning, in three splits.
 
   Attributes:
-    name: The name it is known by.
-    train: Pairs to fine-tune on.
-    validation: Pairs to choose by.
-    test: Pairs to report on.
-    inputs: What the pairs come from, where inputs have several references;
-      None where each pair is an input of its own.
+    name: Name of the task.
+    train: Pairs for fine-tuning.
+    validation: Pairs for model selection.
+    test: Pairs for reported results.
+    inputs: Inputs of the pairs, which may have several references; `None` if
+      every pair is an input of its own.
 
   Example:
     >>> task = Task('toy', (Pair('2 + 2', '4'),), (), ())
@@ -91,18 +91,18 @@ class Task:
 
 
 def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
-  """Makes a task whose pairs are every input with each of its references.
+  """Creates a task whose pairs are all inputs with each of their references.
 
   Args:
-    name: The name it is known by.
-    inputs: Inputs by split; a missing split is empty. Single inputs without
-      a reference are left out, with a warning.
+    name: Name of the task.
+    inputs: Inputs by split; a missing split is empty. Inputs without a
+      reference are skipped, with a warning.
 
   Returns:
     The task.
 
   Raises:
-    ValueError: No split holds an input, or one has no reference at all.
+    ValueError: All splits are empty, or no input of a split has a reference.
 
   Example:
     >>> task = task_of_inputs('toy', {'train': [Input('2', ('two', 'II'))]})
@@ -122,7 +122,7 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
       )
     if bare:
       _logger.warning(
-          'Left out %d inputs of the %s split of task %s: they have no'
+          'Skipped %d inputs of the %s split of task %s: they have no'
           ' reference.', bare, split, name,
       )
   if not any(splits):
@@ -135,15 +135,15 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
 
 
 def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
-  """Makes one input of all that have the same context, as Hu et al. do.
+  """Merges all inputs with the same context, as Hu et al. do.
 
   DART's 5,097 test inputs become 4,159.
 
   Args:
-    inputs: What to merge.
+    inputs: Inputs to merge.
 
   Returns:
-    Inputs in order of their first appearance, with that one's part.
+    Merged inputs, with the order and the part of the first ones.
 
   Example:
     >>> merge_equal_contexts([Input('a', ('x',)), Input('a', ('y', 'z'))])
@@ -159,13 +159,13 @@ def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
 
 
 def format_sizes(task: Task) -> str:
-  """Lists how many references and inputs each split has.
+  """Formats the numbers of references and inputs of each split.
 
   Args:
-    task: What to count.
+    task: The task.
 
   Returns:
-    One line for each split and each of its parts.
+    A header, and one line for each split and each of its parts.
 
   Example:
     >>> print(format_sizes(task_of_inputs('toy', {

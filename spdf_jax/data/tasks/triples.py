@@ -1,14 +1,14 @@
-"""Triples of subject, property and object as text."""
+"""Text of triples of subject, property and object."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
 
 
 def linearize_triples(triples: Iterable[Sequence[str]]) -> str:
-  """Writes triples as the contexts of Hu et al.
+  """Formats triples as a context of Hu et al.
 
   Args:
-    triples: Subject, property and object of each.
+    triples: Triples of subject, property and object.
 
   Returns:
     `subject : property : object`, joined by ` | `.

@@ -18,7 +18,7 @@ SEEN = frozenset({
     'Airport', 'Astronaut', 'Building', 'City', 'ComicsCharacter', 'Food',
     'Monument', 'SportsTeam', 'University', 'WrittenWork',
 })
-"""Categories of the training data; entries of all others are unseen."""
+"""Categories of the training data; entries of other categories are unseen."""
 
 _NAMES = {
     'train': ['train.jsonl', 'train.json', 'train.xml', 'train'],
@@ -32,17 +32,17 @@ def webnlg(directory: str | os.PathLike[str]) -> Task:
   """Reads the WebNLG 2017 challenge from XML, JSON or JSON lines.
 
   Each split is a file or, for XML, a folder of files. Only references that
-  are marked good, or not marked, are kept; names keep their underscores.
-  Parts of the test split are `'seen'` and `'unseen'`.
+  are marked good, or not marked, are used; names keep their underscores.
+  The parts of the test split are `'seen'` and `'unseen'`.
 
   Args:
-    directory: The folder with the splits.
+    directory: Folder with the splits.
 
   Returns:
-    The task; inputs are entries.
+    The task, with an input for each entry.
 
   Raises:
-    ValueError: There is no such file, or one is not of the format.
+    ValueError: There is no file of the task, or a file has another format.
 
   Source: Gardent et al. 2017, "The WebNLG Challenge"; Hu et al. 2021,
     "LoRA".
@@ -114,7 +114,7 @@ def _entry(fields: dict[str, Any], where: str) -> Input:
 
 def _read_xml(path: Path) -> Iterator[Input]:
   data = path.read_bytes()
-  if b'<!ENTITY' in data:  # Entities can grow without bound.
+  if b'<!ENTITY' in data:  # Expanding entities can take unbounded memory.
     raise ValueError(f'{path} defines entities; use the file as published.')
   try:
     root = ElementTree.fromstring(data)

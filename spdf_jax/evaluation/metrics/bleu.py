@@ -1,4 +1,4 @@
-"""BLEU as three official scripts compute it, by sacrebleu."""
+"""BLEU by the definitions of three official scripts, computed by sacrebleu."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ Groups = Sequence[Sequence[str]]
 
 
 def mteval_bleu(hypotheses: Sequence[str], references: Groups) -> float:
-  """Scores by mteval-v13a: its tokenizer, any case.
+  """Computes BLEU of mteval-v13a: 13a tokens, case-insensitive.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
     BLEU in percent.
@@ -31,13 +31,14 @@ def mteval_bleu(hypotheses: Sequence[str], references: Groups) -> float:
 
 
 def multi_bleu(hypotheses: Sequence[str], references: Groups) -> float:
-  """Scores by multi-bleu.perl -lc: words between spaces, any case.
+  """Computes BLEU of multi-bleu.perl -lc: split at spaces, case-insensitive.
 
-  A missing reference counts as one of length 0, as an empty line does there.
+  A missing reference counts as one of length 0, like an empty line in the
+  script's files.
 
   Args:
-    hypotheses: One generation for each input, tokenized.
-    references: For each hypothesis its references, tokenized.
+    hypotheses: One tokenized generation for each input.
+    references: Tokenized references of each hypothesis.
 
   Returns:
     BLEU in percent.
@@ -58,13 +59,14 @@ def multi_bleu(hypotheses: Sequence[str], references: Groups) -> float:
 
 
 def multi_bleu_detok(hypotheses: Sequence[str], references: Groups) -> float:
-  """Scores by multi-bleu-detok.perl: 13a tokens, upper is not lower case.
+  """Computes BLEU of multi-bleu-detok.perl: 13a tokens, case-sensitive.
 
-  A missing reference counts as one of length 0, as an empty line does there.
+  A missing reference counts as one of length 0, like an empty line in the
+  script's files.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
     BLEU in percent.
@@ -85,7 +87,7 @@ def multi_bleu_detok(hypotheses: Sequence[str], references: Groups) -> float:
 
 
 def _bleu(hypotheses, reference_streams, **settings) -> float:
-  # Scripts give 0 where an order has no match: no smoothing.
+  # No smoothing: the scripts give 0 where an n-gram order has no match.
   metric = require('sacrebleu', 'eval').BLEU(
       smooth_method='none', force=True, **settings
   )

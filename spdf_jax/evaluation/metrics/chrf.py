@@ -1,4 +1,4 @@
-"""chrF++: character and word n-grams, by sacrebleu."""
+"""chrF++: F-score of character and word n-grams, computed by sacrebleu."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from spdf_jax.extras import require
 def chrf_plus_plus(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Scores by chrF++: 6 character and 2 word orders, β = 2.
+  """Computes corpus chrF++: 6 character and 2 word orders, β = 2.
 
-  References without a word are left out.
+  References without a word are ignored.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
     The score of the corpus, 0 to 1.
@@ -31,7 +31,7 @@ def chrf_plus_plus(
     1.0
   """
   metric = require('sacrebleu', 'eval').CHRF(
-      word_order=2, eps_smoothing=True  # The averages of chrF++.py.
+      word_order=2, eps_smoothing=True  # Averages orders as chrF++.py does.
   )
   result = metric.corpus_score(
       list(hypotheses), streams(without_empty(references))

@@ -1,4 +1,4 @@
-"""CIDEr-D: n-grams in common with the references, weighted by rarity."""
+"""CIDEr-D: cosine similarity of TF-IDF weighted n-grams to the references."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,20 +16,21 @@ _Ngram = tuple[str, ...]
 def cider(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Averages CIDEr-D over segments, as COCO's caption evaluation does.
+  """Computes the mean CIDEr-D over segments, as COCO's caption evaluation.
 
-  For each order the cosine of TF-IDF vectors, a hypothesis' entries clipped
-  to the reference's, times `exp(-(l - l')² / (2 σ²))` with σ = 6; the mean
-  over orders and references, times 10. Lengths l are counted in bigrams, and
-  document frequencies over the segments' references.
+  The score of a segment is 10 times the mean, over n-gram orders and
+  references, of the cosine of TF-IDF vectors, with the hypothesis' entries
+  clipped to the reference's, times `exp(-(l - l')² / (2 σ²))` with σ = 6.
+  Lengths l are counted in bigrams; document frequencies count segments with the
+  n-gram in any reference.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
-    The mean score, 0 to 10. Of a single segment it is 0, since nothing is
-    rare in it.
+    The mean score, 0 to 10; 0 for a single segment, as its n-grams have an
+    inverse document frequency of 0.
 
   Raises:
     ImportError: nltk is not installed.
@@ -70,7 +71,7 @@ def _weigh(
     frequency: Mapping[_Ngram, int],
     documents: float,
 ) -> tuple[list[dict[_Ngram, float]], list[float], int]:
-  """Returns vectors and norms of each order, and the length."""
+  """Returns TF-IDF vectors and norms of each order, and the length."""
   vectors = [{} for _ in range(_ORDERS)]
   for ngram, count in counts.items():
     rarity = documents - math.log(max(1, frequency.get(ngram, 0)))

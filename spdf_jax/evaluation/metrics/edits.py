@@ -1,26 +1,26 @@
-"""Edits: the least insertions, deletions and substitutions between words."""
+"""Edit distance: fewest insertions, deletions and substitutions of words."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-_NEVER = 10**6  # More edits than any text takes.
+_NEVER = 10**6  # More edits than any text needs.
 
 
 def edit_distances(
     many_NxL: np.ndarray, wanted_W: np.ndarray, beam: int = _NEVER
 ) -> np.ndarray:
-  """Returns Levenshtein distances of rows of one length.
+  """Returns the Levenshtein distances of rows to one reference.
 
   Args:
-    many_NxL: Ids of words.
-    wanted_W: What each row is to become.
-    beam: After each word, ways are left that have taken so many edits more
-      than the best that just kept or substituted it; then they may not be the
-      shortest. By default none is.
+    many_NxL: Ids of the words of each row.
+    wanted_W: Ids of the words of the reference.
+    beam: Maximum number of edits above the best alignment that ends in a kept
+      or substituted word; after each word of a row, alignments with more are
+      pruned, so that distances may not be minimal. By default none is pruned.
 
   Returns:
-    Edits [N].
+    Number of edits of each row [N].
 
   Example:
     >>> edit_distances(np.array([[1, 2, 3], [3, 1, 2]]), np.array([1, 2, 4]))
@@ -30,13 +30,14 @@ def edit_distances(
 
 
 class Alignment(NamedTuple):
-  """How words become the wanted ones.
+  """An alignment of words with those of a reference.
 
   Attributes:
-    edits: The least number.
-    differs: Which words are not kept [L].
-    missed: Which wanted words have no equal word beside them [W].
-    places: The last word used up at each wanted one; -1 before the first [W].
+    edits: Number of edits.
+    differs: True for words that are substituted or deleted [L].
+    missed: True for reference words that are substituted or inserted [W].
+    places: Index of the last word consumed at each reference word; -1 before
+      the first word [W].
   """
 
   edits: int
@@ -48,15 +49,18 @@ class Alignment(NamedTuple):
 def align(
     words_L: np.ndarray, wanted_W: np.ndarray, beam: int = _NEVER
 ) -> Alignment:
-  """Aligns words with the fewest edits.
+  """Aligns words with a reference by the fewest edits.
 
-  Where several ways are as short, the last edit is rather a word kept or
-  substituted than one left out, and that rather than one added.
+  Ties are broken from the end: a kept or substituted word first, then a
+  deletion, then an insertion.
 
   Args:
-    words_L: Ids of words.
-    wanted_W: What they are to become.
-    beam: As of `edit_distances`.
+    words_L: Ids of the words.
+    wanted_W: Ids of the words of the reference.
+    beam: Pruning threshold as in `edit_distances`.
+
+  Returns:
+    The alignment.
 
   Example:
     >>> found = align(np.array([1, 5, 2]), np.array([1, 2, 3]))
@@ -85,7 +89,7 @@ def align(
 def _rows(
     many_NxL: np.ndarray, wanted_W: np.ndarray, beam: int
 ) -> list[np.ndarray]:
-  """Edits from each beginning of the rows to each of what is wanted."""
+  """Returns edit distances of prefixes: L + 1 arrays [N, W + 1]."""
   steps = np.arange(len(wanted_W) + 1)
   rows = [np.broadcast_to(steps, (len(many_NxL), len(steps)))]
   for i in range(many_NxL.shape[1]):
@@ -93,7 +97,7 @@ def _rows(
     beside_NxW = above[:, :-1] + (many_NxL[:, i:i + 1] != wanted_W)
     reached = above + 1
     reached[:, 1:] = np.minimum(reached[:, 1:], beside_NxW)
-    # Words added: the least of what any earlier column costs.
+    # Insertions: the minimum over earlier columns plus one per column between.
     reached = np.minimum.accumulate(reached - steps, axis=1) + steps
     if i + 1 < many_NxL.shape[1]:
       best_Nx1 = beside_NxW.min(axis=1, initial=_NEVER)[:, None]

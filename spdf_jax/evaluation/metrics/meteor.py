@@ -1,4 +1,4 @@
-"""METEOR 1.5, by its authors' Java program."""
+"""METEOR 1.5, computed by its authors' Java program."""
 
 from collections.abc import Sequence
 import os
@@ -9,13 +9,15 @@ import tempfile
 
 
 def why_no_meteor(jar: str | os.PathLike[str] | None) -> str | None:
-  """Says what METEOR lacks; nothing else computes the same number.
+  """Returns the reason why METEOR cannot run, if there is one.
+
+  There is no fallback: no other program computes the same score.
 
   Args:
     jar: Path of `meteor-1.5.jar`, with `data/paraphrase-en.gz` beside it.
 
   Returns:
-    One sentence, or None where METEOR can run.
+    One sentence, or None if METEOR can run.
 
   Example:
     >>> why_no_meteor(None)
@@ -38,19 +40,19 @@ def meteor(
     *,
     jar: str | os.PathLike[str],
 ) -> float:
-  """Scores by METEOR 1.5, English, normalized (`-l en -norm -r N`).
+  """Computes METEOR 1.5 for normalized English (`-l en -norm -r N`).
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references; missing ones count as
-      empty lines, which change nothing.
+    references: References of each hypothesis, padded with empty lines, which
+      do not change the score.
     jar: Path of `meteor-1.5.jar`.
 
   Returns:
     The final score, 0 to 1.
 
   Raises:
-    RuntimeError: The program cannot run, or fails.
+    RuntimeError: The program cannot run or fails.
 
   Source: Denkowski and Lavie 2014, "Meteor Universal".
 
@@ -88,7 +90,7 @@ def meteor(
 
 
 def _write_lines(path: Path, texts) -> None:
-  # A line break within a text would shift all that follow.
+  # A line break within a text would shift all following lines.
   with path.open('w', encoding='utf-8') as file:
     for text in texts:
       file.write(' '.join(text.split()) + '\n')

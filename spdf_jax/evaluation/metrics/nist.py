@@ -1,4 +1,4 @@
-"""NIST: n-gram matches weighted by how much each n-gram tells."""
+"""NIST: n-gram matches weighted by the information of each n-gram."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,22 +8,22 @@ import math
 from spdf_jax.extras import require
 
 _ORDERS = 5
-# Output of two thirds of the length is worth half.
+# The brevity penalty is one half at two thirds of the reference length.
 _BETA = -math.log(0.5) / math.log(1.5) ** 2
 
 
 def nist(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Scores by mteval-v13a.pl, up to 5-grams, any case.
+  """Computes NIST of mteval-v13a.pl: up to 5-grams, case-insensitive.
 
   `exp(-beta log²(min(1, L / R))) sum_n (information of matches / n-grams)`,
-  where L are the words of the hypotheses and R those of the references over
-  the mean number of references.
+  where L is the number of words of the hypotheses and R that of all references
+  divided by the mean number of references per hypothesis.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
     The score, 0 or more.
@@ -50,15 +50,15 @@ def nist(
 def nist_python(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Scores by the E2E challenge's Python port of mteval (`-p`).
+  """Computes NIST of the E2E challenge's Python port of mteval (`-p`).
 
-  Two things differ from `nist`: R is the sum of every segment's mean length
-  of references, and a hypothesis of fewer than n - 1 words counts for a
+  It differs from `nist` in two ways: R is the sum over segments of the mean
+  length of the references, and a hypothesis of fewer than n - 1 words adds a
   negative number of n-grams.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
     The score, 0 or more.

@@ -1,4 +1,4 @@
-"""Protocols: which numbers a published table means, by name."""
+"""Protocols: definitions of the text metrics in published tables."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ Prepare = Callable[[str], str]
 
 
 class Scores(NamedTuple):
-  """What a protocol says about generations.
+  """Scores of generations under a protocol.
 
   Attributes:
-    protocol: The protocol's name, to be told beside every number.
-    values: Scores by metric; None where a metric could not be computed.
-    reasons: Why not, by metric.
+    protocol: Name of the protocol, to report with every score.
+    values: Scores by metric; None for a metric that could not be computed.
+    reasons: Reason for each metric that could not be computed.
   """
 
   protocol: str
@@ -41,13 +41,13 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-  """How texts are prepared, and what each metric then is.
+  """Preparation of texts, and the metrics computed on them.
 
   Attributes:
-    prepare: Applied to every hypothesis and reference.
-    metrics: Those of the official script, by name.
-    pick: Chooses and pads the references of a segment.
-    words: What METEOR sees of a prepared text.
+    prepare: Function applied to every hypothesis and reference.
+    metrics: Metrics of the official script, by name.
+    pick: Function that selects and pads the references of a segment.
+    words: Function from a prepared text to METEOR's input.
   """
 
   prepare: Prepare
@@ -61,7 +61,7 @@ def _caption_text(text: str) -> str:
 
 
 def _on_treebank_words(metric: Metric) -> Metric:
-  """Computes a metric on nltk's tokens, as GenerationEval does."""
+  """Applies a metric to nltk's tokens, as GenerationEval does."""
   split = words.treebank_words
 
   def on_words(hypotheses, references):
@@ -81,7 +81,8 @@ def _padded_with_empty(references: list[str], count: int) -> list[str]:
   return (references + [''] * count)[:count]
 
 
-# METEOR is a program of the user's; its place in the order is kept by None.
+# METEOR is None, since `score_texts` calls it with the user's jar; its key
+# fixes the order of the scores.
 _E2E = dict(
     bleu=bleu.mteval_bleu, nist=nist.nist, meteor=None, rouge_l=rouge_l,
     cider=cider,
@@ -101,13 +102,13 @@ _EVERY = {
 PROTOCOLS: Mapping[str, Protocol] = {
     # The E2E challenge's measure_scores.py on the raw references.
     'e2e_raw': Protocol(lambda text: text, _E2E, words=_caption_text),
-    # The same with -p, on the tokenized references of Hu et al.; generations
-    # are tokenized like them, as of a model that was fine-tuned on them.
+    # The same with -p, on the tokenized references of Hu et al.; a model that
+    # was fine-tuned on these generates text with the same tokenization.
     'lora_e2e': Protocol(
         lambda text: text, _E2E | dict(nist=nist.nist_python),
         words=_caption_text,
     ),
-    # The WebNLG 2017 challenge: ASCII, three references.
+    # The script of the WebNLG 2017 challenge: ASCII, three references.
     'webnlg17': Protocol(
         lambda text: words.split_at_non_words(
             words.fold_to_ascii(text.lower())
@@ -128,12 +129,12 @@ PROTOCOLS: Mapping[str, Protocol] = {
         _TRIPLES,
         pick=functools.partial(_padded_with_empty, count=3),
     ),
-    # GenerationEval of WebNLG 2020 on texts as they are.
+    # GenerationEval of WebNLG 2020 on unprepared texts.
     'generation_eval': Protocol(
         lambda text: text, _GENERATION_EVAL, words=words.treebank_words,
     ),
 }
-"""Protocols by name; scores of different protocols do not compare."""
+"""Protocols by name; scores of different protocols are not comparable."""
 
 
 def score_texts(
@@ -144,25 +145,26 @@ def score_texts(
     metrics: Sequence[str] | None = None,
     meteor_jar: str | os.PathLike[str] | None = None,
 ) -> Scores:
-  """Scores generations as an official script does.
+  """Scores generations by the definitions of an official script.
 
-  BLEU is in percent; every other metric has the scale its script prints.
+  BLEU is in percent; every other metric has the scale that its script prints.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis one reference or several of them, as the
-      data has them; the protocol tokenizes and pads.
+    references: One or several raw references of each hypothesis; the protocol
+      tokenizes and pads them.
     protocol: A name of `PROTOCOLS`.
-    metrics: Which metrics; None are those of the official script. Others
+    metrics: Names of the metrics; None: those of the official script. Others
       are computed on the texts that the protocol prepares.
-    meteor_jar: Path of `meteor-1.5.jar`; without it `'meteor'` is None.
+    meteor_jar: Path of `meteor-1.5.jar`; None: the score `'meteor'` is None.
 
   Returns:
     The scores, with the protocol's name.
 
   Raises:
     ImportError: sacrebleu or nltk is not installed.
-    ValueError: A name is unknown, lengths differ, or a reference is missing.
+    ValueError: A name is unknown, the lengths differ, or a reference is
+      missing.
 
   Example:
     >>> scores = score_texts(['A b c d.'], ['a b c d.'], 'e2e_raw')

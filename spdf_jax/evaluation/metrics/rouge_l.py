@@ -1,4 +1,4 @@
-"""ROUGE-L as COCO's caption evaluation computes it."""
+"""ROUGE-L as defined by COCO's caption evaluation."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ _BETA2 = 1.2**2
 def rouge_l(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Averages `(1 + β²) P R / (R + β² P)` over segments, with β = 1.2.
+  """Computes the mean `(1 + β²) P R / (R + β² P)` over segments, β = 1.2.
 
-  P and R are the longest common subsequence over the words of hypothesis and
-  reference, each the largest over the references. It is not the metric of
-  the package rouge-score.
+  P and R are the length of the longest common subsequence divided by that of
+  the hypothesis and of the reference, each maximized over the references. The
+  package rouge-score computes another metric.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
     The mean score, 0 to 1.
@@ -50,7 +50,7 @@ def _score(words: Sequence[str], references: list[Sequence[str]]) -> float:
 
 
 def _common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
-  """Length of the longest common subsequence."""
+  """Returns the length of the longest common subsequence."""
   row = [0] * (len(b) + 1)
   for x in a:
     above, row = row, [0]

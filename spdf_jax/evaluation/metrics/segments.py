@@ -1,4 +1,4 @@
-"""Segments: each hypothesis beside the references it is compared with."""
+"""Segments: pairs of a hypothesis and its references."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ References = Sequence[str | Sequence[str]]
 def group_references(
     hypotheses: Sequence[str], references: References
 ) -> list[list[str]]:
-  """Lists the references of each hypothesis, after checking that they pair.
+  """Returns a list of references for each hypothesis, after checking them.
 
   Args:
     hypotheses: One generation for each input.
-    references: For each hypothesis one reference or several of them.
+    references: One or several references of each hypothesis.
 
   Returns:
-    For each hypothesis a list of at least one reference.
+    A list of at least one reference for each hypothesis.
 
   Raises:
-    ValueError: Lengths differ, there is nothing to score, or a hypothesis
+    ValueError: The lengths differ, there is nothing to score, or a hypothesis
       has no reference.
 
   Example:
@@ -45,15 +45,15 @@ def group_references(
 def streams(
     references: Sequence[Sequence[str]], *, empty: bool = False
 ) -> list[list[str | None]]:
-  """Turns references per hypothesis into sacrebleu's aligned streams.
+  """Converts references per hypothesis to sacrebleu's aligned streams.
 
   Args:
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
     empty: Whether a missing reference counts as one of length 0, as in
-      multi-bleu; otherwise it is left out.
+      multi-bleu; otherwise it is ignored.
 
   Returns:
-    Streams of one reference for each hypothesis.
+    Streams, each with one reference for each hypothesis.
 
   Example:
     >>> streams([['x'], ['y', 'z']])
@@ -68,13 +68,13 @@ def streams(
 
 
 def without_empty(references: Sequence[Sequence[str]]) -> list[list[str]]:
-  """Leaves out references without a word, where another one remains.
+  """Removes references without a word, keeping at least one per hypothesis.
 
   Args:
-    references: For each hypothesis its references.
+    references: References of each hypothesis.
 
   Returns:
-    For each hypothesis at least one reference.
+    The remaining references; `['']` where there is none.
 
   Example:
     >>> without_empty([['a', ' '], ['']])

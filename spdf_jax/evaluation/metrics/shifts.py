@@ -1,4 +1,4 @@
-"""Shifts: runs of words moved to where a reference has them, as tercom does."""
+"""Shifts of word sequences to their position in a reference, as in tercom."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -9,25 +9,26 @@ from spdf_jax.evaluation.metrics.edits import align
 from spdf_jax.evaluation.metrics.edits import Alignment
 from spdf_jax.evaluation.metrics.edits import edit_distances
 
-_LONGEST = 10  # Words that move together.
-_FARTHEST = 50  # Words that they move.
-_BEAM = 20  # Edits beyond the best at which an alignment is given up.
+_LONGEST = 10  # Maximum length of a shifted sequence, in words.
+_FARTHEST = 50  # Maximum distance of a shift, in words.
+_BEAM = 20  # Pruning threshold of alignments, in edits above the best.
 
 
 def translation_edits(words: Sequence[str], reference: Sequence[str]) -> int:
-  """Counts the edits and shifts that make a reference of words.
+  """Counts the edits and shifts that turn words into a reference.
 
-  Shifts are taken greedily: the one after which the fewest edits are left, of
-  equal ones the longest, then the first in the words and in the reference. A
-  run of at most 10 words moves where an equal run of the reference stands or
-  beside it, by at most 50 words, if in neither place all is right already.
+  Shifts are chosen greedily: the one that leaves the fewest edits; ties go to
+  the longest, then to the first in the words and in the reference. A sequence
+  of at most 10 words may move to the position of an equal sequence of the
+  reference, or beside it, by at most 50 words, unless the words or the
+  reference there are already aligned without an edit.
 
   Args:
-    words: What was generated.
-    reference: What it is compared with.
+    words: Words of a generation.
+    reference: Words of the reference.
 
   Returns:
-    Shifts and edits.
+    Number of shifts and edits.
 
   Source: Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
     Human Annotation"; order and limits are those of tercom 0.7.25.
@@ -58,7 +59,7 @@ def translation_edits(words: Sequence[str], reference: Sequence[str]) -> int:
 def _shifted(
     found: np.ndarray, wanted: np.ndarray, alignment: Alignment
 ) -> Iterator[tuple[int, np.ndarray]]:
-  """Yields the length of a shift and the words after it."""
+  """Yields pairs: length of a shift, and the words after the shift."""
   places = alignment.places
   runs_LxW = _equal_runs(found, wanted)
   for start in range(len(found)):
@@ -81,7 +82,7 @@ def _shifted(
 
 
 def _equal_runs(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Counts the equal words from each pair of places on."""
+  """Returns the number of equal words from each pair of positions on."""
   runs_LxW = np.zeros((len(found) + 1, len(wanted) + 1), int)
   for i in reversed(range(len(found))):
     runs_LxW[i, :-1] = (runs_LxW[i + 1, 1:] + 1) * (found[i] == wanted)
@@ -91,7 +92,7 @@ def _equal_runs(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def _targets(
     places: np.ndarray, start: int, j: int, length: int
 ) -> Iterator[int]:
-  """Yields the words after which a run may go; -1: before the first."""
+  """Yields indices of words after which a sequence may go; -1: at the start."""
   if j == 0:
     yield -1
   for offset in range(-1 if j else 0, length):
@@ -103,7 +104,10 @@ def _targets(
 def _move(
     found: np.ndarray, start: int, length: int, after: int
 ) -> np.ndarray:
-  """Moves a run behind a word; within itself, by as far as that is in it."""
+  """Moves the `length` words from `start` on behind the word at `after`.
+
+  If that word is one of those, the sequence moves right by its index in it.
+  """
   end = start + length
   rest = np.delete(found, np.s_[start:end])
   if after < start:

@@ -1,4 +1,4 @@
-"""Translation edit rate: edits and shifts over words of the reference."""
+"""Translation edit rate: edits and shifts per word of the reference."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from spdf_jax.evaluation.metrics.shifts import translation_edits
 def ter(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Scores by TER as tercom defines it, over the corpus, any case.
+  """Computes TER of the corpus as tercom 0.7.25 does, case-insensitive.
 
-  Of several references the one with the fewest edits counts; references
-  without a word are left out. As tercom 0.7.25 counts.
+  The reference with the fewest edits counts; references without a word are
+  ignored.
 
   Args:
-    hypotheses: One generation for each input, tokenized.
-    references: For each hypothesis its references, tokenized.
+    hypotheses: One tokenized generation for each input.
+    references: Tokenized references of each hypothesis.
 
   Returns:
-    Edits over mean words of the references; 0 is best.
+    Edits divided by the mean number of words of the references; 0 is best.
 
   Source: Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
     Human Annotation".
@@ -44,18 +44,18 @@ def ter(
 def ter_segment_minima(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Averages over segments the least TER to any reference.
+  """Computes the mean over segments of the lowest TER to any reference.
 
-  What WebNLG's GenerationEval, and with it Hu et al., report as TER; it is
-  another number than `ter`. Shifts are greedy and may be of any length; an
-  empty reference counts as 1.
+  WebNLG's GenerationEval, and with it Hu et al., report this as TER; it differs
+  from `ter`. Shifts are greedy and may have any length; an empty reference
+  counts as 1.
 
   Args:
-    hypotheses: One generation for each input, tokenized.
-    references: For each hypothesis its references, tokenized.
+    hypotheses: One tokenized generation for each input.
+    references: Tokenized references of each hypothesis.
 
   Returns:
-    The mean, 0 is best.
+    The mean; 0 is best.
 
   Example:
     >>> ter_segment_minima(['b c a d', 'x'], [['a b c d', ''], ['x y']])
@@ -71,7 +71,7 @@ def ter_segment_minima(
 def _rate(words: Sequence[str], reference: Sequence[str]) -> float:
   if not reference:
     return 1.0
-  # Numbered in order of spelling, so that ties are settled by it.
+  # Ids in alphabetical order, since the original breaks ties by spelling.
   ids = {w: i for i, w in enumerate(sorted({*words, *reference}))}
   found = np.array([ids[word] for word in words], np.int32)
   wanted = np.array([ids[word] for word in reference], np.int32)
@@ -92,7 +92,7 @@ def _rate(words: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def _shifted(found: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:
-  """Yields `found` with a run of words moved to where `wanted` has it."""
+  """Yields `found` with words moved to their position in `wanted`."""
   for i, j in zip(*np.nonzero(found[:, None] == wanted[None])):
     if i == j:
       continue

@@ -1,4 +1,4 @@
-"""Words as the official scripts see them."""
+"""Tokenization by the rules of the official scripts."""
 
 import functools
 import re
@@ -6,7 +6,7 @@ import unicodedata
 
 from spdf_jax.extras import require
 
-# What decomposition (NFKD) leaves in other alphabets than ASCII.
+# Replacements for characters that NFKD decomposition does not turn into ASCII.
 _ASCII = str.maketrans({
     '–': '-', '—': '--', '‑': '-', '−': '-', '‘': "'", '’': "'", '“': '"',
     '”': '"', '…': '...', 'ı': 'i', 'ø': 'o', 'Ø': 'O', 'ł': 'l', 'Ł': 'L',
@@ -14,15 +14,15 @@ _ASCII = str.maketrans({
     'Œ': 'OE', '£': 'PS', '€': 'EUR', '°': 'deg', 'þ': 'th', 'Þ': 'Th',
     'ð': 'd', 'Ð': 'D', '×': 'x', '·': '*',
 })
-# What COCO's caption evaluation drops; its brackets are upper case and never
-# met, so brackets stay.
+# Tokens that COCO's caption evaluation removes. It lists brackets as '-LRB-' in
+# upper case, which never matches lower-case tokens, so brackets are kept.
 _PUNCTUATION = frozenset(
     ("''", "'", '``', '`', '.', '?', '!', ',', ':', '-', '--', '...', ';')
 )
 
 
 def fold_to_ascii(text: str) -> str:
-  """Writes text in ASCII letters, dropping what has no like.
+  """Converts text to ASCII, removing characters without an equivalent.
 
   Args:
     text: Any text.
@@ -39,10 +39,10 @@ def fold_to_ascii(text: str) -> str:
 
 
 def split_at_non_words(text: str) -> str:
-  r"""Sets a space around every character that is not of a word (`\W`).
+  r"""Inserts spaces around every non-word character (`\W`).
 
   Args:
-    text: Any text; one that was split already stays as it is.
+    text: Any text; text that is already split does not change.
 
   Returns:
     The text with single spaces between tokens.
@@ -55,7 +55,7 @@ def split_at_non_words(text: str) -> str:
 
 
 def treebank_words(text: str) -> str:
-  """Tokenizes as nltk's `word_tokenize` does a single sentence.
+  """Tokenizes a single sentence as nltk's `word_tokenize` does.
 
   Args:
     text: Any text.
@@ -77,9 +77,8 @@ def treebank_words(text: str) -> str:
 def caption_words(text: str) -> tuple[str, ...]:
   """Tokenizes as COCO's caption evaluation: PTB words, no punctuation.
 
-  A stand-in for Stanford's PTBTokenizer 3.4.1 (`-lowerCase`), which needs
-  Java: of the 6,583 outputs and references of three E2E systems all come out
-  the same.
+  Replaces Stanford's PTBTokenizer 3.4.1 (`-lowerCase`), which needs Java: both
+  agree on all 6,583 outputs and references of three E2E systems.
 
   Args:
     text: Any text.
@@ -104,7 +103,7 @@ def caption_words(text: str) -> tuple[str, ...]:
     if len(token) > 1 and token[0] == '.' and token[1].isalpha():
       token = token[1:]
     token = token.rstrip("-'") or token
-    # Before a comma the full stop is taken for that of an abbreviation.
+    # Before a comma, a full stop belongs to an abbreviation and is kept.
     if len(token) > 1 and token.endswith('.') and after != ',':
       token = token.rstrip("'-.")
     if token and token not in _PUNCTUATION:

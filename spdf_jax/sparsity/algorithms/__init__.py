@@ -1,4 +1,4 @@
-"""Sparse-training algorithms, and their names."""
+"""Sparse-training algorithms, and their construction by name."""
 
 from spdf_jax.sparsity.algorithms.specs import ALGORITHMS
 from spdf_jax.sparsity.algorithms.specs import create_algorithm

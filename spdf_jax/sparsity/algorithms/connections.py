@@ -1,4 +1,4 @@
-"""Dropping and growing connections: what algorithms that move masks share."""
+"""Dropping and growing of connections, leaf by leaf."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.combinators import MaskMaker
@@ -17,7 +18,6 @@ from spdf_jax.sparsity.counts import kept_table
 from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.masks import leaf_keys
 from spdf_jax.sparsity.schedules import is_constant
-from spdf_jax.sparsity.schedules import level_at
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.schedules import value_at
 from spdf_jax.sparsity.structures import Structure
@@ -32,42 +32,43 @@ Distribution = Callable[[PyTree, PyTree], PyTree]
 
 
 class Units(NamedTuple):
-  """What competes in one leaf: weights, or blocks of them.
+  """The units of one leaf: weights, or blocks of weights.
 
-  Arrays are `[..., a, b]`, where the last two axes are one competition; counts
-  are int32, one for all competitions or one for each.
+  Arrays are `[..., a, b]`, where the last two axes are one group; counts
+  are int32, one for all groups or one for each.
   """
 
   mask: jax.Array
-  """Which are kept now."""
+  """The current mask of the units."""
 
   weights: jax.Array
-  """Their weights, summed where units are blocks."""
+  """The weights, summed where units are blocks."""
 
   magnitudes: jax.Array
   """The magnitudes of the weights, summed where units are blocks."""
 
   grads: jax.Array
-  """The magnitudes of the gradients, those of pruned weights included."""
+  """The magnitudes of the gradients, summed where units are blocks, including
+  those of pruned weights."""
 
   key: jax.Array
-  """A typed key of this leaf and step."""
+  """A typed PRNG key for this leaf and step."""
 
   kept: jax.Array
-  """How many are to be kept."""
+  """Number of units to keep."""
 
   drop_fraction: jax.Array
-  """The share of the connections that is dropped, as `fixed` writes it."""
+  """Fraction of the connections to drop, as a fixed-point number of `fixed`."""
 
 
-Change = Callable[[Units], jax.Array]
-"""From the units of a leaf to their next mask."""
+LeafUpdate = Callable[[Units], jax.Array]
+"""`(units) -> mask`: the next mask of the units of a leaf."""
 
 
-def moving(
+def leafwise(
     sparsity: PyTree,
     times: UpdateTimes,
-    change: Change,
+    update_leaf: LeafUpdate,
     *,
     distribution: Distribution,
     structure: Structure,
@@ -76,36 +77,37 @@ def moving(
     dense_grads: bool = False,
     skip_step: bool = False,
 ) -> Algorithm:
-  """Builds an algorithm that changes every leaf's mask at given steps.
+  """Builds an algorithm that updates the mask of every leaf at given steps.
 
-  Under `model_wide` levels the least magnitudes of the whole model are pruned
-  first, and what a layer keeps of that is the count its change keeps to.
+  With `model_wide` sparsities, an update first prunes the smallest magnitudes
+  of the whole model; each layer's update then keeps the count that remains in
+  the layer.
 
   Args:
     sparsity: A number, a schedule, or a tree of those.
-    times: When masks change.
-    change: What changes in a leaf.
-    distribution: `(params, sparsity) -> levels`.
-    structure: What competes.
-    init: Makes the first mask.
+    times: The steps of mask updates.
+    update_leaf: `(units) -> mask`: the next mask of a leaf.
+    distribution: `(params, sparsity) -> sparsities`.
+    structure: Structure of the mask.
+    init: `(key, params, sparsities) -> mask`: the initial mask.
     drop_fraction: A number, or a schedule of the step.
     dense_grads: Whether updates need the gradients of pruned weights.
-    skip_step: Whether an update of the mask replaces the gradient step.
+    skip_step: Whether a mask update replaces the gradient step.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: a level or fraction is out of its range at some update.
+    ValueError: a sparsity or fraction is out of its range at some update.
   """
   fractions = _fractions(drop_fraction, times)
-  _check_levels(sparsity, times)
+  _check_sparsities(sparsity, times)
 
   def sparsity_at(count, params):
     step = 0
     if not is_constant(sparsity) and times.index(count) >= 0:
       step = int(times.steps[times.index(count)])
-    return distribution(params, level_at(sparsity, step))
+    return distribution(params, schedules.sparsity_at(sparsity, step))
 
   def update(key, count, mask, params, grads):
     table = kept_table(params, sparsity, distribution, times, structure)
@@ -117,7 +119,7 @@ def moving(
       kept = jax.tree.map(lambda rows: _row(rows, row), table)
     fraction = _row(fractions, row)
 
-    def change_leaf(m, w, g, leaf_key, n):
+    def next_mask(m, w, g, leaf_key, n):
       units = Units(
           mask=structure.reduce(m) > 0,
           weights=structure.reduce(w),
@@ -127,10 +129,10 @@ def moving(
           kept=n,
           drop_fraction=fraction,
       )
-      return structure.expand(change(units), m.shape)
+      return structure.expand(update_leaf(units), m.shape)
 
     keys = leaf_keys(key, params)
-    return map_leaves(change_leaf, mask, params, grads, keys, kept)
+    return map_leaves(next_mask, mask, params, grads, keys, kept)
 
   def init_mask(key, params):
     mask = first_mask(init, key, params, sparsity_at(0, params), structure)
@@ -153,34 +155,34 @@ def first_mask(
     init: MaskMaker,
     key: jax.Array,
     params: PyTree,
-    levels: PyTree,
+    sparsities: PyTree,
     structure: Structure,
 ) -> PyTree:
-  """Makes the first mask, in the structure if there is one.
+  """Makes the initial mask, with the structure if there is one.
 
   Args:
-    init: `(key, params, levels) -> mask`; takes `structure=` too where one is
-      asked for.
-    key: A typed key.
+    init: `(key, params, sparsities) -> mask`; must also accept `structure=` if
+      `structure` is not `UNSTRUCTURED`.
+    key: A typed PRNG key.
     params: Leaves `[layers, inputs, outputs]`.
-    levels: What the distribution returned.
-    structure: What lives and dies together, or apart.
+    sparsities: Sparsities, as the distribution returns them.
+    structure: Structure of the mask.
 
   Returns:
     The mask.
 
   Raises:
-    ValueError: the structure cannot have a level.
+    ValueError: the structure cannot have a sparsity.
   """
   if structure is UNSTRUCTURED:
-    return init(key, params, levels)
-  for level in jax.tree.leaves(levels):
-    structure.check(level)
-  return init(key, params, levels, structure=structure)
+    return init(key, params, sparsities)
+  for sparsity in jax.tree.leaves(sparsities):
+    structure.check(sparsity)
+  return init(key, params, sparsities, structure=structure)
 
 
 def surviving(units: Units) -> jax.Array:
-  """Counts what survives a drop of the fraction, and no more than is kept."""
+  """Counts the survivors of a drop by the fraction, at most `units.kept`."""
   number = count_kept(units.mask)
   return jnp.minimum(
       number - fraction_of(number, units.drop_fraction), units.kept
@@ -194,16 +196,16 @@ def drop_and_grow(
     grow_by: jax.Array | None,
     regrow_dropped: bool,
 ) -> jax.Array:
-  """Drops the least magnitudes, then grows up to the count to be kept.
+  """Drops the smallest magnitudes, then grows to the count to keep.
 
   Args:
     units: The units of a leaf.
-    number: How many connections survive.
-    grow_by: Scores of which the largest grow; `None` grows at random.
-    regrow_dropped: Whether what was just dropped may grow again.
+    number: Number of connections that survive the drop.
+    grow_by: Scores; the units of largest score grow. `None` grows at random.
+    regrow_dropped: Whether units just dropped may grow again.
 
   Returns:
-    The next mask; `units.kept` are `True` in every competition.
+    The next mask, `True` for `units.kept` units of every group.
   """
   if not regrow_dropped:
     number = jnp.maximum(number, _not_enough_pruned(units))
@@ -218,7 +220,7 @@ def grow(
     grow_by: jax.Array | None,
     regrow_dropped: bool,
 ) -> jax.Array:
-  """Adds connections to the survivors, up to the count to be kept."""
+  """Adds connections to the survivors, up to the count to keep."""
   taken = survivors if regrow_dropped else units.mask
   number = jnp.maximum(units.kept - count_kept(survivors), 0)
 
@@ -227,7 +229,8 @@ def grow(
       return keep_random(units.key, taken.shape, number, among=~taken)
     return keep_largest(grow_by, number, among=~taken)
 
-  # Gradual pruning grows nothing at most updates.
+  # The cond skips ranking where nothing grows, as in most updates of gradual
+  # pruning.
   return survivors | jax.lax.cond(
       jnp.any(number > 0), grown, lambda: jnp.zeros_like(taken)
   )
@@ -239,21 +242,21 @@ def magnitudes(structure: Structure, x: jax.Array) -> jax.Array:
 
 
 def count_kept(mask: jax.Array) -> jax.Array:
-  """Counts the kept units of every competition, int32 [...]."""
+  """Counts the kept units of every group, int32 [...]."""
   return jnp.sum(mask, axis=(-2, -1), dtype=jnp.int32)
 
 
 def _not_enough_pruned(units: Units) -> jax.Array:
-  """Returns how many must survive for the pruned ones to make up the rest."""
+  """Returns the number of survivors below which too few units can grow."""
   size = units.mask.shape[-2] * units.mask.shape[-1]
   return units.kept - (size - count_kept(units.mask))
 
 
-def _check_levels(sparsity: PyTree, times: UpdateTimes) -> None:
-  """Evaluates every level once, before anything long begins."""
+def _check_sparsities(sparsity: PyTree, times: UpdateTimes) -> None:
+  """Evaluates the sparsity at all updates, to raise errors before training."""
   steps = [0] if is_constant(sparsity) else [0, *times.steps.tolist()]
   for step in steps:
-    level_at(sparsity, step)
+    schedules.sparsity_at(sparsity, step)
 
 
 def _fractions(drop_fraction: float | Schedule, times: UpdateTimes):
@@ -269,21 +272,21 @@ def _fractions(drop_fraction: float | Schedule, times: UpdateTimes):
 
 
 def _check_drops(table: PyTree, fractions: np.ndarray) -> None:
-  """Raises ValueError where no layer ever has as much as one to drop."""
+  """Raises ValueError if no update drops a single unit of any group."""
   if isinstance(table, np.ndarray):
     return
   most = max((int(rows.max()) for rows in jax.tree.leaves(table)), default=0)
-  # In Python's integers: this is also asked while jax traces.
+  # Python integers, because this also runs under tracing.
   if most and most * int(fractions.max()) < 2**30:
     raise ValueError(
         f'drop_fraction is at most {fractions.max() / 2**30:.3g} at updates, '
-        f'which of the {most} kept per competition drops none; raise it, or '
-        'let more compete.'
+        f'which drops none of the {most} kept per group; raise it, or use '
+        'larger groups.'
     )
 
 
 def _row(table: np.ndarray, index: Any) -> jax.Array:
-  # A constant has one row; before the first update the first holds.
+  # A constant has one row, and index -1, before the first update, takes row 0.
   last = len(table) - 1
   return jnp.asarray(table)[jnp.clip(index, 0, last)]
 

@@ -1,4 +1,4 @@
-"""Gradual magnitude pruning: masks that get sparser on a schedule."""
+"""Gradual magnitude pruning: a sparsity that rises on a schedule."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.algorithms.connections import leafwise
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.structures import Structure
@@ -26,21 +26,22 @@ def gmp(
     structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.magnitude_mask,
 ) -> Algorithm:
-  """Prunes the least magnitudes, to the level of a schedule at every update.
+  """Prunes the smallest magnitudes to a scheduled sparsity at every update.
 
-  Pruned weights are revived only where the level falls, at random.
+  Where the sparsity falls, pruned weights are revived at random.
 
   Args:
     sparsity: The fraction of zeros over the steps, e.g. `cubic(0.0, 0.8,
       700)`; a number, a schedule or a tree of those.
-    update_every: Steps between updates, a list of steps, or a function of the
-      step that is true at updates.
-    update_until: The last step that may be an update.
-    update_from: The first one.
-    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+    update_every: Number of steps between mask updates, a list of steps, or a
+      function of the step that is true at updates.
+    update_until: Last step that may be an update.
+    update_from: First step that may be an update.
+    distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`.
-    structure: What is pruned together, or apart.
-    init: Makes the first mask, at the level of step 0.
+    structure: Structure of the mask, e.g. `block(4, 4)`.
+    init: `(key, params, sparsities) -> mask`: the initial mask, at the sparsity
+      of step 0.
 
   Returns:
     The algorithm.
@@ -59,7 +60,7 @@ def gmp(
     >>> pruning.sparsity_at(99, {'w': jnp.ones((1, 2, 2))})
     {'w': 0.7000000000000001}
   """
-  return moving(
+  return leafwise(
       sparsity,
       update_times(update_every, update_from, update_until),
       lambda units: drop_and_grow(

@@ -6,7 +6,7 @@ from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.algorithms.connections import leafwise
 from spdf_jax.sparsity.algorithms.rigl import decayed
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fraction_of
@@ -30,27 +30,30 @@ def granet(
     structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
-  """Prunes to the level of a schedule, then drops and regrows as many: GraNet.
+  """Prunes to a scheduled sparsity, then drops and regrows weights: GraNet.
 
-  An update prunes the least magnitudes to the level, per layer or, with
-  `model_wide`, over the model; then every layer drops the fraction of what
-  remains that is smallest, and grows as many by gradient. Regrowth goes on
-  after the last pruning, up to `update_until`. `rigl` with a schedule is the
-  other reading of the name: there pruning counts as part of the drop.
+  An update prunes the smallest magnitudes to the scheduled sparsity, per layer
+  or, with `model_wide`, over the model; then every layer drops a fraction of
+  the remaining weights, the smallest, and grows as many by gradient. Regrowth
+  continues after the sparsity has reached its final value, up to
+  `update_until`. `rigl` with a schedule is another interpretation of GraNet, in
+  which pruned weights count as part of the dropped fraction.
 
   Args:
     sparsity: The fraction of zeros over the steps, e.g. `cubic(0.5, 0.8,
-      700)`; from 0.0 it trains dense to sparse.
-    update_every: Steps between updates, a list of steps, or a function of the
-      step that is true at updates.
-    update_until: The last step that may be an update.
-    update_from: The first one; by default `update_every`, if that is a number.
-    drop_fraction: The share of what remains that is dropped and regrown: a
-      number, which falls to zero at `update_until` by a cosine, or a schedule.
-    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+      700)`; a schedule from 0.0 trains dense to sparse.
+    update_every: Number of steps between mask updates, a list of steps, or a
+      function of the step that is true at updates.
+    update_until: Last step that may be an update.
+    update_from: First step that may be an update; by default `update_every`, if
+      that is a number.
+    drop_fraction: Fraction of the remaining weights that is dropped and
+      regrown: a number, which decays to zero at `update_until` by a cosine, or
+      a schedule.
+    distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`.
-    structure: What lives and dies together, or apart.
-    init: Makes the first mask.
+    structure: Structure of the mask, e.g. `block(4, 4)`.
+    init: `(key, params, sparsities) -> mask`: the initial mask.
 
   Returns:
     The algorithm.
@@ -70,16 +73,16 @@ def granet(
     {'w': 0.8}
   """
 
-  def change(units):
+  def next_mask(units):
     dropped = fraction_of(units.kept, units.drop_fraction)
     return drop_and_grow(
         units, units.kept - dropped, grow_by=units.grads, regrow_dropped=True
     )
 
-  return moving(
+  return leafwise(
       sparsity,
       update_times(update_every, update_from, update_until),
-      change,
+      next_mask,
       distribution=distribution,
       structure=structure,
       init=init,

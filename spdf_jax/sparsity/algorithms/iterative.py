@@ -1,4 +1,4 @@
-"""Iterative magnitude pruning: prune a share of what is left, and rewind."""
+"""Iterative magnitude pruning: pruning of remaining weights, in rounds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,21 +24,21 @@ PyTree = Any
 def iterative(
     rounds: Sequence[Round], *, structure: Structure = UNSTRUCTURED
 ) -> Algorithm:
-  """Prunes a share of every layer's remaining weights as each round begins.
+  """Prunes a fraction of every layer's remaining weights in each round.
 
-  Use `rewind_schedule` with the same rounds for the learning rate, `restart`
-  at their starts for the moments, and `rewind_weights` to go back to early
-  values as well.
+  A round prunes at its first step. Use `rewind_schedule` with the same rounds
+  for the learning rate, `reset_state` at their starts for the moments, and
+  `rewind_weights` to rewind the weights to early values as well.
 
   Args:
-    rounds: What each round prunes and how long it lasts; the last one goes on.
-    structure: What is pruned together, or apart.
+    rounds: Fractions and lengths of the rounds; the last round has no end.
+    structure: Structure of the mask, e.g. `block(4, 4)`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: there is no round, or one is impossible.
+    ValueError: there is no round, or one is invalid.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning
@@ -55,27 +55,27 @@ def iterative(
   table = np.asarray(starts, np.int32)
 
   def kept_after(size):
-    """Returns how many of `size` units remain in each round."""
+    """Returns the number of `size` units that remain in each round."""
     remaining = [size - round(rounds[0].fraction * size)]
     for r in rounds[1:]:
       remaining.append(remaining[-1] - round(r.fraction * remaining[-1]))
     return np.maximum(np.asarray(remaining, np.int64), 1)
 
-  def competing(shape):
+  def group_size(shape):
     return int(np.prod(structure.unit_shape(shape)[-2:]))
 
   def sparsity_at(count, params):
     number = int(np.searchsorted(table, count, side='right'))
 
-    def level(p):
-      size = competing(p.shape)
+    def sparsity(p):
+      size = group_size(p.shape)
       return 1 - int(kept_after(size)[number]) / size
 
-    return jax.tree.map(level, params)
+    return jax.tree.map(sparsity, params)
 
   def prune(mask, params, number):
     def prune_leaf(m, w):
-      kept = jnp.asarray(kept_after(competing(m.shape)), jnp.int32)[number]
+      kept = jnp.asarray(kept_after(group_size(m.shape)), jnp.int32)[number]
       units = keep_largest(
           magnitudes(structure, w), kept, among=structure.reduce(m) > 0
       )

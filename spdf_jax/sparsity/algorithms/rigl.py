@@ -1,4 +1,4 @@
-"""RigL: drop the smallest magnitudes, grow the largest gradients."""
+"""RigL: drop by magnitude and growth by gradient."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.algorithms.connections import leafwise
 from spdf_jax.sparsity.algorithms.connections import surviving
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.distributions import uniform
@@ -32,36 +32,38 @@ def rigl(
     structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
-  r"""Moves connections to where the gradient is largest: RigL.
+  r"""Drops small magnitudes and grows large gradients: RigL.
 
-  At an update a layer with n connections drops :math:`\lfloor f_t n \rfloor` of
-  the smallest magnitude and grows as many of the largest :math:`|dL/dw|`, all
-  weights that did not survive competing. Grown weights start at zero with zero
-  moments. Gradients of pruned weights are needed at updates only:
-  `get_dense_grads` says when, and `sparse_matmul` computes them there.
+  At an update, a layer with n connections drops the :math:`\lfloor f_t n
+  \rfloor` of smallest magnitude and grows as many of largest :math:`|dL/dw|`
+  among all others, including the dropped ones (see `regrow_dropped`). Grown
+  weights start at zero with zero moments. Only updates need the gradients of
+  pruned weights: `get_dense_grads` returns whether the next step does, and
+  `sparse_matmul` computes them where its `grad_mask` is `True`.
 
-  Under a schedule of the sparsity the count of every update is hit exactly:
-  where it rises, :math:`\max(\lfloor f_t n \rfloor, n - n_t)` are dropped and
-  growth ends at :math:`n_t`.
+  With a schedule of the sparsity, every update keeps the exact scheduled count
+  :math:`n_t`: where the sparsity rises, :math:`\max(\lfloor f_t n \rfloor,
+  n - n_t)` connections are dropped, and growth stops at :math:`n_t`.
 
   Args:
     sparsity: The fraction of zeros: a number, a schedule such as `cubic(0.5,
       0.8, 700)`, or a tree of those.
-    update_every: Steps between updates, a list of steps, or a function of the
-      step that is true at updates.
-    update_until: The last step that may be an update; in the paper at three
+    update_every: Number of steps between mask updates, a list of steps, or a
+      function of the step that is true at updates.
+    update_until: Last step that may be an update; in the paper at three
       quarters of training.
-    update_from: The first one; by default `update_every`, if that is a number.
-    drop_fraction: :math:`f_t`: a number, which falls to zero at `update_until`
+    update_from: First step that may be an update; by default `update_every`, if
+      that is a number.
+    drop_fraction: :math:`f_t`: a number, which decays to zero at `update_until`
       by a cosine as in the paper, or a schedule of the step.
-    regrow_dropped: Whether what was just dropped may grow again, as in the
+    regrow_dropped: Whether a weight just dropped may grow again, as in the
       paper; it then keeps its value.
-    skip_gradient_step: Whether an update of the mask replaces the gradient
-      step, as in the paper; by default it takes both.
-    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+    skip_gradient_step: Whether a mask update replaces the gradient step, as in
+      the paper; by default the step does both.
+    distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`.
-    structure: What lives and dies together, or apart.
-    init: Makes the first mask.
+    structure: Structure of the mask, e.g. `block(4, 4)`.
+    init: `(key, params, sparsities) -> mask`: the initial mask.
 
   Returns:
     The algorithm.
@@ -74,11 +76,11 @@ def rigl(
     Liu et al., `ITOP <https://arxiv.org/abs/2102.02887>`_, 2021
 
   Example:
-    >>> moving = rigl(0.8, update_every=100, update_until=75_000)
-    >>> moving.dense_grads_at(99), moving.dense_grads_at(100)
+    >>> algorithm = rigl(0.8, update_every=100, update_until=75_000)
+    >>> algorithm.dense_grads_at(99), algorithm.dense_grads_at(100)
     (False, True)
   """
-  return moving(
+  return leafwise(
       sparsity,
       update_times(update_every, update_from, update_until),
       lambda units: drop_and_grow(
@@ -99,7 +101,7 @@ def rigl(
 def decayed(
     drop_fraction: float | Schedule, update_until: int
 ) -> Schedule:
-  """Returns a schedule as it is, a number as a cosine from it to zero."""
+  """Returns a schedule unchanged, and a number as a cosine decay to zero."""
   if callable(drop_fraction):
     return drop_fraction
   return cosine(drop_fraction, update_until)

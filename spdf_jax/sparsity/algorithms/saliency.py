@@ -1,4 +1,4 @@
-"""Masks before training, by what single weights mean for the loss."""
+"""Masks before training, by the saliency of weights for the loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,23 +35,23 @@ def saliency_mask(
     ] = distributions.model_wide,
     structure: Structure = UNSTRUCTURED,
 ) -> PyTree:
-  r"""Makes a mask of the weights with the highest scores, in one shot.
+  r"""Keeps the weights with the highest saliency scores.
 
   With weights :math:`w`, the gradient :math:`g` and the Hessian :math:`H` of
   the loss over the sparsified leaves, the scores are
 
-  * `'snip'`: :math:`|w \odot g|`, how much the loss changes with the weight;
+  * `'snip'`: :math:`|w \odot g|`, the sensitivity of the loss to the weight;
   * `'grasp'`: :math:`w \odot H g`. Removing a weight lowers the squared norm of
-    the gradient by twice its score, to first order, so those whose removal
-    lowers it most are kept. The paper's code divides logits by a temperature
-    of 200 before the loss; do so in `loss_fn` to follow it;
-  * `'synflow'`: :math:`|w| \odot \partial R / \partial |w|` in 100 rounds, in
-    which the density of every level falls exponentially to its end. Here
-    `loss_fn(params, batch)` is :math:`R`: the sum of the outputs of a linear
-    network with the absolute values of all parameters, which it is handed, on
-    an input of ones, the batch. It must have no activation functions and no
-    normalization. R may grow beyond float32: constant factors between layers
-    change no ranking in a chain of layers.
+    the gradient by twice its score, to first order, so the weights whose
+    removal would lower it most are kept. The paper's code divides logits by a
+    temperature of 200 before the loss; to reproduce it, do so in `loss_fn`;
+  * `'synflow'`: :math:`|w| \odot \partial R / \partial |w|` in 100 rounds, over
+    which the fraction of kept weights falls exponentially to its final value.
+    Here `loss_fn(params, batch)` is :math:`R`: the sum of the outputs of a
+    linear network, without activation functions or normalization, on the batch,
+    an input of ones. It receives the absolute values of all parameters. If R
+    overflows float32, divide the outputs of layers by constants: in a chain of
+    layers these do not change the ranking.
 
   Run it once before training, not under `jax.jit`:
 
@@ -61,24 +61,25 @@ def saliency_mask(
     algorithm = static(0.9, distribution=model_wide, init=given_mask(mask))
 
   Args:
-    score: The name of a score, or `(weights, grads) -> scores` of trees with
-      `None` for leaves that are not sparsified.
+    score: Name of a score, or `(weights, grads) -> scores` of trees with `None`
+      for leaves that are not sparsified.
     loss_fn: `(params, batch) -> scalar`.
     params: The initial parameters.
-    batch: What `loss_fn` takes; several examples of every class, or some
+    batch: Batch for `loss_fn`: several examples of every class, or some
       sequences.
-    sparsity: The fraction of zeros in [0, 1), or what `distribution` takes.
-    where: Which leaves are sparsified, as in `sparsify`.
-    distribution: `(params, sparsity) -> levels`; by default all layers compete
-      with each other, as in the papers. `uniform` keeps every layer alive.
-    structure: What is kept together, or apart.
+    sparsity: The fraction of zeros in [0, 1), or another argument of
+      `distribution`.
+    where: The `where` given to `sparsify`.
+    distribution: `(params, sparsity) -> sparsities`; by default all layers are
+      one group, as in the papers. `uniform` prevents empty layers.
+    structure: Structure of the mask, e.g. `block(4, 4)`.
 
   Returns:
     The mask, in the structure of `params`: bool where they are sparsified,
     `None` elsewhere.
 
   Raises:
-    ValueError: the score is unknown, its scores are not finite or of another
+    ValueError: the score is unknown, scores are not finite or have a wrong
       shape, or the sparsity is outside [0, 1).
 
   References:
@@ -98,7 +99,7 @@ def saliency_mask(
   rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1
   axes = selection.select(where, params)
   as_layers = lambda tree: selection.to_layers(tree, params, axes)
-  levels = distribution(as_layers(params), sparsity)
+  sparsities = distribution(as_layers(params), sparsity)
   if score == 'synflow':
     params = jax.tree.map(jnp.abs, params)
   weights = _selected(params, axes)
@@ -117,7 +118,7 @@ def saliency_mask(
     scores, finite = scores_of(params, batch, weights, mask)
     _check_finite(finite, score)
     layers = masks.mask_from_scores(
-        scores, _on_the_way(levels, done, rounds), structure=structure
+        scores, _of_round(sparsities, done, rounds), structure=structure
     )
     mask = selection.from_layers(layers, params, axes)
   return mask
@@ -135,11 +136,11 @@ def _grasp(loss: Callable[[PyTree], jax.Array], weights: PyTree) -> PyTree:
   return jax.tree.map(_product, weights, curved)
 
 
-# Of weights that are not negative, as those of SynFlow, it is the same.
+# SynFlow's weights are not negative, so its score equals that of SNIP.
 _synflow = _snip
 
 SCORES = {'snip': _snip, 'grasp': _grasp, 'synflow': _synflow}
-"""Scores by name: `(loss, weights) -> scores`."""
+"""Score functions by name: `(loss, weights) -> scores`."""
 
 
 def _by_gradient(
@@ -152,11 +153,11 @@ def _product(one: jax.Array, other: jax.Array) -> jax.Array:
   return one.astype(jnp.float32) * other.astype(jnp.float32)
 
 
-def _on_the_way(levels: PyTree, done: int, rounds: int) -> PyTree:
-  """Returns levels whose densities fall exponentially to those of the end."""
+def _of_round(sparsities: PyTree, done: int, rounds: int) -> PyTree:
+  """Returns the sparsities of a round; kept fractions decay exponentially."""
   if done == rounds:
-    return levels
-  return jax.tree.map(lambda s: 1 - (1 - s) ** (done / rounds), levels)
+    return sparsities
+  return jax.tree.map(lambda s: 1 - (1 - s) ** (done / rounds), sparsities)
 
 
 def _selected(params: PyTree, axes: list[selection.Axes | None]) -> PyTree:

@@ -1,4 +1,4 @@
-"""Sparse evolutionary training (SET): drop the weakest, grow at random."""
+"""Sparse evolutionary training (SET): magnitude drop and random growth."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from spdf_jax.sparsity.algorithms.connections import count_kept
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import grow
-from spdf_jax.sparsity.algorithms.connections import moving
+from spdf_jax.sparsity.algorithms.connections import leafwise
 from spdf_jax.sparsity.algorithms.connections import surviving
 from spdf_jax.sparsity.algorithms.connections import Units
 from spdf_jax.sparsity.combinators import MaskMaker
@@ -41,25 +41,26 @@ def sparse_evolution(
 ) -> Algorithm:
   """Drops a fraction of the connections and grows as many at random: SET.
 
-  The update of the mask takes a gradient step too.
+  The step of a mask update also takes a gradient step.
 
   Args:
     sparsity: The fraction of zeros: a number, a schedule, or a tree of those;
-      where it rises, more is dropped than grown.
-    update_every: Steps between updates, a list of steps, or a function of the
-      step that is true at updates.
-    update_until: The last step that may be an update; `None`: no last one.
-    update_from: The first one; by default `update_every`, if that is a number.
-    drop_fraction: The share of the connections that is dropped, a number or a
+      where it rises, more connections are dropped than grown.
+    update_every: Number of steps between mask updates, a list of steps, or a
+      function of the step that is true at updates.
+    update_until: Last step that may be an update; `None`: no last one.
+    update_from: First step that may be an update; by default `update_every`, if
+      that is a number.
+    drop_fraction: Fraction of the connections that is dropped: a number, or a
       schedule of the step.
     drop: `'magnitude'` drops the smallest magnitudes; `'signed'`, the rule of
-      the paper, drops that share of the smallest positive weights and that of
-      the largest negative ones.
-    regrow_dropped: Whether what was just dropped may grow again; it then keeps
+      the paper, drops this fraction of the positive weights, the smallest, and
+      of the negative weights, the largest.
+    regrow_dropped: Whether a weight just dropped may grow again; it then keeps
       its value.
-    distribution: How a level is distributed over leaves.
-    structure: What lives and dies together, or apart.
-    init: Makes the first mask.
+    distribution: Distribution of the sparsity over leaves.
+    structure: Structure of the mask, e.g. `block(4, 4)`.
+    init: `(key, params, sparsities) -> mask`: the initial mask.
 
   Returns:
     The algorithm.
@@ -83,7 +84,7 @@ def sparse_evolution(
         "'magnitude', or no structure."
     )
 
-  def change(units):
+  def next_mask(units):
     if drop == 'signed':
       survivors = _drop_signed(units)
       return grow(
@@ -93,10 +94,10 @@ def sparse_evolution(
         units, surviving(units), grow_by=None, regrow_dropped=regrow_dropped
     )
 
-  return moving(
+  return leafwise(
       sparsity,
       update_times(update_every, update_from, update_until),
-      change,
+      next_mask,
       distribution=distribution,
       structure=structure,
       init=init,
@@ -105,12 +106,12 @@ def sparse_evolution(
 
 
 def _drop_signed(units: Units) -> jax.Array:
-  """Drops a share of each sign; zeros count as the least positive ones."""
+  """Drops a fraction of each sign; zeros are the smallest positive weights."""
   negative = units.mask & (units.weights < 0)
   survivors = jnp.zeros_like(units.mask)
   for side in (negative, units.mask & ~negative):
     number = count_kept(side)
     number -= fraction_of(number, units.drop_fraction)
     survivors |= keep_largest(units.magnitudes, number, among=side)
-  # Where the level rises, more has to go.
+  # Where the sparsity rises, more must be dropped.
   return keep_largest(units.magnitudes, units.kept, among=survivors)

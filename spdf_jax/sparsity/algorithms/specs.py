@@ -1,4 +1,4 @@
-"""Algorithms as data: what a config says, made into functions."""
+"""Construction of algorithms from the plain data of a config."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -63,22 +63,23 @@ _INITS = {
 
 
 def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
-  """Builds the algorithm that a config names.
+  """Builds the algorithm that a config specifies.
 
-  A number is `static`. A mapping has the name under `'algorithm'`, one of ours
-  or `'package.module:function'` for a function of your own that returns an
-  `Algorithm`, and the arguments beside it. Arguments may be written as JSON:
+  A number specifies `static`. A mapping has the name of an algorithm under
+  `'algorithm'`, one of `ALGORITHMS` or `'package.module:function'` for a custom
+  function that returns an `Algorithm`, and the algorithm's arguments as further
+  entries. Arguments may be JSON:
 
   * `sparsity` and `drop_fraction`: a number; `{'schedule': 'cubic', 'initial':
-    0.5, 'final': 0.8, 'steps': 700}` with the name of a schedule, ours or
-    optax's (`'linear_schedule'`), and its arguments; for `by_pattern` a list
-    of `[pattern, level]` pairs, or a mapping, each level one of these;
+    0.5, 'final': 0.8, 'steps': 700}` with the name of a schedule of spdf_jax or
+    optax (`'linear_schedule'`) and its arguments; for `by_pattern` a list of
+    `[pattern, sparsity]` pairs, or a mapping, each sparsity one of these;
   * `distribution`: `'uniform'`, `'erk'`, `'by_pattern'`, `'model_wide'`, or
     `{'distribution': 'erk', 'power': 0.5}`;
   * `structure`: `'unstructured'`, or `{'structure': 'n_of_m', 'n': 2, 'm': 4}`
     and likewise `block`, `channel`, `balanced`;
-  * `init`: `'random'`, `'magnitude'`, or `'nonzero'` for the zeros that the
-    parameters have;
+  * `init`: `'random'`, `'magnitude'`, or `'nonzero'` to keep the non-zero
+    parameters;
   * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
 
   Args:
@@ -88,9 +89,9 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
     The algorithm.
 
   Raises:
-    ValueError: a name is unknown, an argument is missing, not taken or out of
-      its range, or a function of your own cannot be imported or returns
-      something else.
+    ValueError: a name is unknown, an argument is missing, unexpected or out of
+      its range, or a custom function cannot be imported or does not return an
+      `Algorithm`.
 
   Example:
     >>> import jax.numpy as jnp
@@ -122,12 +123,12 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
 
 
 def _imported(name: str) -> Callable[..., Any]:
-  """Imports what `'package.module:function'` names."""
+  """Imports the function named by `'package.module:function'`."""
   module_name, _, attribute = name.partition(':')
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as error:
-    # Of a module that is there, the error is its own.
+    # An existing module may fail on its own imports; that error propagates.
     if error.name and (module_name + '.').startswith(error.name + '.'):
       raise ValueError(
           f'algorithm {name!r} cannot be imported ({error}); give '
@@ -148,19 +149,19 @@ def _bind(
     arguments: Mapping[str, Any],
     missing: int = 0,
 ) -> Callable[..., Any]:
-  """Gives a function its keywords, after checking that it takes them.
+  """Binds keyword arguments to a function after checking its signature.
 
   Args:
-    what: What to call it in the message.
+    what: Name of the function for error messages.
     function: The function.
-    arguments: Its keyword arguments.
-    missing: How many positional arguments follow in the call.
+    arguments: Keyword arguments of the function.
+    missing: Number of positional arguments of the later call.
 
   Returns:
     A function of the missing arguments.
 
   Raises:
-    ValueError: an argument is missing or not taken.
+    ValueError: an argument is missing or unexpected.
   """
   signature = inspect.signature(function)
   try:
@@ -176,7 +177,7 @@ def _bind(
 def _named(
     kind: str, value: Any, table: Mapping[str, Any], missing: int = 0
 ) -> Any:
-  """Looks up a name, or `{kind: name, …arguments}`; leaves the rest alone."""
+  """Looks up a name or `{kind: name, …arguments}`; returns others unchanged."""
   if isinstance(value, str):
     value = {kind: value}
   if not isinstance(value, Mapping):
@@ -187,20 +188,20 @@ def _named(
   return _bind(f'{kind} {name!r}', function, arguments, missing)
 
 
-def _level(value: Any) -> Any:
-  """Decodes a number, a schedule, or levels by pattern."""
+def _sparsity(value: Any) -> Any:
+  """Decodes a number, a schedule, or sparsities by pattern."""
   if isinstance(value, Mapping) and 'schedule' in value:
     return _named('schedule', value, _SCHEDULES)()
   if isinstance(value, Mapping):
-    return {key: _level(level) for key, level in value.items()}
+    return {key: _sparsity(sparsity) for key, sparsity in value.items()}
   if isinstance(value, (list, tuple)):
     try:
-      pairs = [(str(pattern), level) for pattern, level in value]
+      pairs = [(str(pattern), sparsity) for pattern, sparsity in value]
     except (TypeError, ValueError) as error:
       raise ValueError(
-          f'sparsity is {value!r}; a list is of [pattern, level] pairs.'
+          f'sparsity is {value!r}; a list is of [pattern, sparsity] pairs.'
       ) from error
-    return {pattern: _level(level) for pattern, level in pairs}
+    return {pattern: _sparsity(sparsity) for pattern, sparsity in pairs}
   return value
 
 
@@ -216,15 +217,15 @@ def _rounds(value: Any) -> Any:
   ]
 
 
-# Distributions and makers of masks are called later, with two and three
-# arguments of their own.
+# Distributions and initial masks are called later with two and three positional
+# arguments.
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     'distribution': lambda value: _named(
         'distribution', value, _DISTRIBUTIONS, missing=2
     ),
-    'drop_fraction': _level,
+    'drop_fraction': _sparsity,
     'init': lambda value: _named('init', value, _INITS, missing=3),
     'rounds': _rounds,
-    'sparsity': _level,
+    'sparsity': _sparsity,
     'structure': _structure,
 }

@@ -22,21 +22,22 @@ def static(
     structure: Structure = UNSTRUCTURED,
     init: MaskMaker = masks.random_mask,
 ) -> Algorithm:
-  """Keeps the mask it starts with: sparse pre-training as in SPDF.
+  """Keeps the initial mask: sparse pre-training as in SPDF.
 
   Args:
     sparsity: The fraction of zeros in [0, 1): a number, or a tree of numbers
       for the sparsified leaves.
-    distribution: How a level is distributed over leaves: `uniform`, `erk`,
+    distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`.
-    structure: Which weights are kept together, or apart, e.g. `n_of_m(2, 4)`.
-    init: `(key, params, levels) -> mask`: `random_mask` or `magnitude_mask`.
+    structure: Structure of the mask, e.g. `n_of_m(2, 4)`.
+    init: `(key, params, sparsities) -> mask`: `random_mask` or
+      `magnitude_mask`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: a sparsity is no number in [0, 1).
+    ValueError: a sparsity is not a number in [0, 1).
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
@@ -46,7 +47,7 @@ def static(
     >>> static(0.75).sparsity_at(0, {'w': jnp.ones((2, 2))})
     {'w': 0.75}
   """
-  distributions.check_levels(sparsity)
+  distributions.check_sparsities(sparsity)
 
   def sparsity_at(count, params):
     del count

@@ -1,7 +1,8 @@
-// Tiles of bfloat16 and their products: two terms at once, sums in floats.
+// Packing of tiles of bfloat16, and their products with lists: two terms at
+// once, with sums in floats.
 //
-// Rows of tiles hold tokens in their order; sums hold those of every 32 as
-// interleaving leaves them.
+// Rows of tiles have tokens in order; sums have the tokens of every 32 in the
+// order of interleaving, see TokenOf.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -17,19 +18,19 @@ using simd::Pairs;
 using simd::Vector;
 
 using Element = Bfloat16;
-constexpr int kTokens = 2 * kWidth;  // In a vector of elements.
-constexpr int kAtOnce = 2;  // Entries of a list that are multiplied at once.
+constexpr int kTokens = 2 * kWidth;  // Tokens in a vector of elements.
+constexpr int kAtOnce = 2;           // List entries multiplied at once.
 constexpr int kForwardVectors = 4;
 constexpr int kBackwardVectors = 8;
-// Terms whose rows and their tile stay in the first-level cache.
+// Terms in a block, such that its rows of a tile fit into the L1 cache.
 constexpr int64_t kForwardBlock = 128;
-// How far ahead of what it lays out Pack asks memory for features.
+// Prefetch distance of Pack, in features.
 constexpr int64_t kFeaturesAhead = 256;
-// How far ahead of what it writes Unpack asks memory for results.
+// Prefetch distance of Unpack, in results.
 constexpr int64_t kResultsAhead = 128;
 
-// Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
-// tokens that are not there are zero.
+// Transposes `features` of a tile of tokens [tokens, stride] to [features,
+// tile]; tokens beyond the last are zero.
 void Pack(const Bfloat16* x, int64_t stride, int64_t tokens, int64_t features,
           int tile, Bfloat16* packed) {
   for (int t = 0; t < tile; t += kTokens) {
@@ -55,8 +56,9 @@ void Pack(const Bfloat16* x, int64_t stride, int64_t tokens, int64_t features,
   }
 }
 
-// Writes the first n: past the caches what nobody reads before they have
-// forgotten it, in no order until the fence.
+// Writes the first n elements. `past_caches` uses non-temporal stores,
+// unordered until the fence, for results that would be evicted before they are
+// read.
 void Write(Bfloat16* p, Pairs v, int n, bool past_caches) {
   if (past_caches && n == kTokens &&
       reinterpret_cast<uintptr_t>(p) % sizeof(Pairs) == 0) {
@@ -67,13 +69,12 @@ void Write(Bfloat16* p, Pairs v, int n, bool past_caches) {
   }
 }
 
-// The token of a lane of low or high sums, of 32.
+// Returns the token, of 32, in a lane of the low or the high vector of sums.
 constexpr int TokenOf(int high, int lane) {
   return lane / 4 * 8 + high * 4 + lane % 4;
 }
 
-// Rounds sums and lays them out as [tokens, stride], for the tokens that are
-// there.
+// Rounds sums of a tile and transposes them to `tokens` rows [tokens, stride].
 void Unpack(const float* sums, int tile, int64_t tokens, int64_t features,
             int64_t stride, bool past_caches, Bfloat16* y) {
   for (int t = 0; t < tile && t < tokens; t += kTokens) {
@@ -99,7 +100,7 @@ void Unpack(const float* sums, int tile, int64_t tokens, int64_t features,
   }
 }
 
-// Adds two terms to the sums of a tile.
+// Accumulates two terms in the sums of a tile.
 template <int kVectors>
 void AddPair(const Bfloat16* x, const Bfloat16* values, const uint16_t* indices,
              Vector* sums) {
@@ -118,13 +119,15 @@ void AddPair(const Bfloat16* x, const Bfloat16* values, const uint16_t* indices,
   }
 }
 
-// Adds a block of terms to `outputs` sums of a tile: y[o] += value * x[index].
+// Accumulates a block of terms in `outputs` sums of a tile:
+// y[o] += value * x[index].
 template <int kVectors, bool kFirst>
 void AddBlock(const Bfloat16* x, const Bfloat16* values,
               const uint16_t* indices, const uint32_t* starts, int64_t outputs,
               float* y) {
   constexpr int kSums = 2 * kVectors;
-  // Few accumulators would wait for one another: sum several pairs apart.
+  // With few accumulators, each addition would wait for the one before, so
+  // several pairs have separate accumulators.
   constexpr int kApart = std::min(4, kForwardVectors / kVectors);
   for (int64_t o = 0; o < outputs; ++o, y += kSums * kWidth) {
     uint32_t p = starts[o];
@@ -152,8 +155,9 @@ void AddBlock(const Bfloat16* x, const Bfloat16* values,
   }
 }
 
-// Adds a block of terms to dx of `outputs` rows, dx[o] += value * dy[index], and
-// the products of their tokens, x[o] . dy[index], to the sums of the entries.
+// Accumulates a block of terms in dx of `outputs` rows, dx[o] += value *
+// dy[index], and the dot products over tokens, x[o] . dy[index], in the sums of
+// the entries.
 template <int kVectors, bool kFirst, bool kWithDx>
 void DifferentiateBlock(const Bfloat16* dy, const Bfloat16* x,
                         const Bfloat16* values, const uint16_t* indices,
@@ -226,7 +230,7 @@ void DifferentiateBlock(const Bfloat16* dy, const Bfloat16* x,
   }
 }
 
-// Rounds floats and writes them past the caches.
+// Rounds floats and writes them with non-temporal stores.
 void CopyPastCaches(const float* from, int64_t count, Bfloat16* to) {
   for (int64_t i = 0; i < count; i += kTokens) {
     const int n = static_cast<int>(std::min<int64_t>(kTokens, count - i));

@@ -1,4 +1,4 @@
-// The gradients of a product with a listed matrix.
+// Gradients of the product with a listed matrix.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -40,8 +40,9 @@ void DifferentiateTile(const Lists& lists, const Element* x, const Element* dy,
   simd::Fence();
 }
 
-// Differentiates x @ matrix, and has write(lists, region, sums, copies, copy)
-// write the gradient of a region of rows.
+// Computes the gradients of x @ matrix; write(lists, region, sums, copies,
+// copy) writes the gradient of a region of rows from `copies` arrays of partial
+// sums of size `copy`.
 template <bool kWithDx, typename M, typename Write>
 void DifferentiateListed(const Workers& workers, const Element* x,
                          const Element* dy, const M& matrix, int64_t tokens,
@@ -60,7 +61,7 @@ void DifferentiateListed(const Workers& workers, const Element* x,
   const int64_t copy = lists.Entries();
   static thread_local Scratch room;
   float* sums = room.Get<float>(parts * copy);
-  // Every part sums its own tokens, so the order of summation is fixed.
+  // Each part sums a fixed range of tokens, so the order of summation is fixed.
   workers.parallel_for(parts, [&](int64_t part) {
     const int64_t first_tile = part * tiles / parts;
     for (int64_t i = first_tile; i < (part + 1) * tiles / parts; ++i) {

@@ -1,4 +1,4 @@
-// The kernels for the processor at hand.
+// Selection of the kernels for the current processor.
 #pragma once
 #include <cstring>
 
@@ -10,8 +10,8 @@
 
 namespace spdf {
 
-// Returns the best kernels that this processor runs, or those of a name, or
-// null.
+// Returns the best kernels that this processor supports, or those with the
+// given name, or null if it does not support them.
 template <typename Element>
 const Kernels<Element>* FindKernels(const char* name = nullptr);
 
@@ -35,12 +35,13 @@ inline const Kernels<float>* FindKernels(const char* name) {
   return wanted(kPortable) ? &kPortable : nullptr;
 }
 
-// Those of bfloat16 are beside those of floats for AVX-512.
+// The kernels for bfloat16 are used together with the AVX-512 ones for floats.
 template <>
 inline const Kernels<Bfloat16>* FindKernels(const char* name) {
 #if defined(__x86_64__)
   const Kernels<float>* floats = FindKernels<float>(name);
-  // Asked of the processor: older compilers have no name for it.
+  // Reads CPUID, because __builtin_cpu_supports of older compilers does not
+  // know the feature.
   unsigned a = 0, b, c, d;
   const bool runs = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
   if (runs && floats == &kAvx512 && &kAvx512bf16 != nullptr) {

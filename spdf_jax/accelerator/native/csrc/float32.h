@@ -1,4 +1,4 @@
-// Tiles of floats and their products.
+// Packing of tiles of floats, and their products with lists.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -12,19 +12,19 @@ using simd::kWidth;
 using simd::Vector;
 
 using Element = float;
-constexpr int kTokens = kWidth;  // In a vector of elements.
-constexpr int kAtOnce = 1;  // Entries of a list that are multiplied at once.
+constexpr int kTokens = kWidth;  // Tokens in a vector of elements.
+constexpr int kAtOnce = 1;       // List entries multiplied at once.
 constexpr int kForwardVectors = simd::kForwardVectors;
 constexpr int kBackwardVectors = simd::kBackwardVectors;
-// Terms whose rows and their tile stay in the first-level cache.
+// Terms in a block, such that its rows of a tile fit into the L1 cache.
 constexpr int64_t kForwardBlock = 64;
-// How far ahead of what it lays out Pack asks memory for features.
+// Prefetch distance of Pack, in features.
 constexpr int64_t kFeaturesAhead = 128;
-// How far ahead of what it writes Unpack asks memory for results.
+// Prefetch distance of Unpack, in results.
 constexpr int64_t kResultsAhead = 64;
 
-// Lays out `features` of a tile of tokens [tokens, stride] as [features, tile];
-// tokens that are not there are zero.
+// Transposes `features` of a tile of tokens [tokens, stride] to [features,
+// tile]; tokens beyond the last are zero.
 void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
           int tile, float* packed) {
   for (int t = 0; t < tile; t += kWidth) {
@@ -42,8 +42,8 @@ void Pack(const float* x, int64_t stride, int64_t tokens, int64_t features,
   }
 }
 
-// Writes the first n floats: past the caches what nobody reads before they have
-// forgotten it, in no order until the fence.
+// Writes the first n floats. `past_caches` uses non-temporal stores, unordered
+// until the fence, for results that would be evicted before they are read.
 void Write(float* p, Vector v, int n, bool past_caches) {
   if (past_caches && n == kWidth &&
       reinterpret_cast<uintptr_t>(p) % sizeof(Vector) == 0) {
@@ -54,7 +54,7 @@ void Write(float* p, Vector v, int n, bool past_caches) {
   }
 }
 
-// The way back, for the tokens that are there.
+// Transposes a tile [features, tile] back to `tokens` rows [tokens, stride].
 void Unpack(const float* packed, int tile, int64_t tokens, int64_t features,
             int64_t stride, bool past_caches, float* y) {
   for (int t = 0; t < tile && t < tokens; t += kWidth) {
@@ -72,12 +72,14 @@ void Unpack(const float* packed, int tile, int64_t tokens, int64_t features,
   }
 }
 
-// Adds a block of terms to `outputs` sums of a tile: y[o] += value * x[index].
+// Accumulates a block of terms in `outputs` sums of a tile:
+// y[o] += value * x[index].
 template <int kVectors, bool kFirst>
 void AddBlock(const float* x, const float* values, const uint16_t* indices,
               const uint32_t* starts, int64_t outputs, float* y) {
   constexpr int kTile = kVectors * kWidth;
-  // Few accumulators would wait for one another: sum several terms apart.
+  // With few accumulators, each addition would wait for the one before, so
+  // several terms have separate accumulators.
   constexpr int kApart = std::min(4, kForwardVectors / kVectors);
   for (int64_t o = 0; o < outputs; ++o, y += kTile) {
     uint32_t p = starts[o];
@@ -117,8 +119,9 @@ void AddBlock(const float* x, const float* values, const uint16_t* indices,
   }
 }
 
-// Adds a block of terms to dx of `outputs` rows, dx[o] += value * dy[index], and
-// the products of their tokens, x[o] . dy[index], to the sums of the entries.
+// Accumulates a block of terms in dx of `outputs` rows, dx[o] += value *
+// dy[index], and the dot products over tokens, x[o] . dy[index], in the sums of
+// the entries.
 template <int kVectors, bool kFirst, bool kWithDx>
 void DifferentiateBlock(const float* dy, const float* x, const float* values,
                         const uint16_t* indices, const uint32_t* starts,
@@ -177,7 +180,7 @@ void DifferentiateBlock(const float* dy, const float* x, const float* values,
   }
 }
 
-// Copies floats past the caches.
+// Copies floats with non-temporal stores.
 void CopyPastCaches(const float* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; i += kWidth) {
     const int n = static_cast<int>(std::min<int64_t>(kWidth, count - i));

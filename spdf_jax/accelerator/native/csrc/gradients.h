@@ -1,4 +1,4 @@
-// Gradients of weights, from the sums of a list's entries.
+// Gradients of weights, written from the sums of list entries.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace spdf {
 namespace {
 
-// Writes the rows of dw of a region: the sums of its entries, zero elsewhere.
+// Writes the rows of dw of a region: the sums of its entries over `copies`
+// partial sums, and zero elsewhere. `only`, if not null, masks the entries.
 void Scatter(const Lists& lists, int64_t region, const float* sums,
              int64_t copies, int64_t copy, const uint8_t* only, Element* dw) {
   const int64_t first = region * kRegionOutputs;
@@ -35,7 +36,7 @@ void Scatter(const Lists& lists, int64_t region, const float* sums,
   simd::Fence();
 }
 
-// Writes the gradient of the values of a region's rows.
+// Writes the gradients of the values in the rows of a region.
 void WritePacked(const Lists& lists, int64_t region, const float* sums,
                  int64_t copies, int64_t copy, const Ranked& w,
                  Element* dvalues) {

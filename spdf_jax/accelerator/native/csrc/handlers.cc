@@ -1,4 +1,4 @@
-// XLA custom calls: buffers in, kernels on XLA's thread pool, buffers out.
+// XLA FFI handlers, which call the kernels on XLA's thread pool.
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 namespace {
 
 namespace ffi = xla::ffi;
-using Numbers = ffi::AnyBuffer;  // Floats or bfloat16, all alike.
+using Numbers = ffi::AnyBuffer;  // All float32 or all bfloat16.
 using Booleans = ffi::Buffer<ffi::PRED>;
 using PackedBits = ffi::Buffer<ffi::U8>;
 using Result = ffi::Result<Numbers>;
 using spdf::OnPool;
 
-// Returns those asked for, or the best ones, or null.
+// Returns the kernels of SPDF_NATIVE_KERNELS, or the best ones, or null.
 template <typename Element>
 const spdf::Kernels<Element>* FindKernels() {
   const char* name = std::getenv("SPDF_NATIVE_KERNELS");
@@ -34,7 +34,7 @@ const spdf::Kernels<Element>& Kernels() {
   return *kernels;
 }
 
-// A stack of matrices, as a mask [*stack, inputs, outputs] has it.
+// The shape of a stack of matrices, that of a mask [*stack, inputs, outputs].
 struct Stack {
   int64_t number = 1, inputs, outputs;
 
@@ -52,13 +52,14 @@ Element* Data(const Numbers& numbers) {
   return static_cast<Element*>(numbers.untyped_data());
 }
 
-// The memory of a result, to write to. Allocators map large ones anew at every call, and the
-// system then clears them page by page: asks it for large pages.
+// Returns the memory of a result. The allocator maps large results anew at
+// every call, and the operating system zeroes each page at its first use, so
+// huge pages are requested to reduce the number of page faults.
 template <typename Element>
 Element* Room(Result& result) {
   Element* data = Data<Element>(*result);
 #ifdef MADV_HUGEPAGE
-  constexpr size_t kMapped = 32 << 20;  // The most that glibc keeps for reuse.
+  constexpr size_t kMapped = 32 << 20;  // Largest size that glibc reuses.
   constexpr uintptr_t kPage = 2 << 20;
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
@@ -80,7 +81,7 @@ ffi::Error Try(F f) {
   }
 }
 
-// Calls f with an element of the type of x.
+// Calls f with a value of the element type of x.
 template <typename F>
 ffi::Error ForElements(const Numbers& x, F f) {
   return Try([&] {
@@ -197,7 +198,7 @@ ffi::Error PackedMatmul(ffi::ThreadPool pool, Numbers x, Numbers values,
   });
 }
 
-// dx is null where only the gradient of the values is wanted.
+// If dx is null, only the gradient of the values is computed.
 template <typename Element>
 void DifferentiatePacked(ffi::ThreadPool& pool, const Numbers& x,
                          const Numbers& dy, const PackedStack<Element>& stack,
@@ -292,7 +293,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_sampled_matmul, SampledMatmul,
 
 extern "C" const char* spdf_kernels() { return Kernels<float>().name; }
 
-// Null where there are none.
+// Returns null if there are no kernels for bfloat16.
 extern "C" const char* spdf_bfloat16_kernels() {
   const auto* kernels = FindKernels<spdf::Bfloat16>();
   return kernels ? kernels->name : nullptr;

@@ -1,11 +1,11 @@
-// The products, compiled once for every set of instructions: SPDF_KERNELS names
-// the result, SPDF_SIMD the header of its vectors and SPDF_ELEMENT that of what
-// they multiply.
+// The products, compiled once for every instruction set: SPDF_KERNELS is the
+// name of the resulting variable, SPDF_SIMD the header of its vectors and
+// SPDF_ELEMENT the header of its element type.
 //
-// A weight that is kept adds a multiple of one row of tokens to another. Tokens
-// are therefore laid out feature by feature, in tiles of as many tokens as
-// registers hold, and weights as lists, ordered such that what they read next
-// is in cache.
+// A kept weight adds a multiple of one feature of all tokens to another
+// feature. Tokens are therefore transposed to rows of features, in tiles of as
+// many tokens as fit into registers, and weights are listed in an order that
+// keeps the rows to be read in cache.
 #include "kernels.h"
 
 #include <algorithm>

@@ -1,11 +1,11 @@
-// Sparse matrix products over kept weights, for one processor's instructions.
+// Interface of the sparse matrix products, for one instruction set.
 #pragma once
 #include <cstdint>
 #include <functional>
 
 namespace spdf {
 
-// Calls f(0) ... f(n - 1), in any order, some at the same time.
+// Calls f(0) ... f(n - 1) in any order, possibly concurrently.
 using ParallelFor =
     std::function<void(int64_t n, const std::function<void(int64_t)>& f)>;
 
@@ -14,31 +14,31 @@ struct Workers {
   ParallelFor parallel_for;
 };
 
-// The upper half of a float.
+// A bfloat16: the upper half of a float.
 struct Bfloat16 {
   uint16_t bits;
 };
 
-// A matrix of which the entries off the mask are never read into a product.
+// A masked matrix; weights off the mask do not affect results.
 template <typename Element>
 struct Matrix {
   const Element* weights;  // [inputs, outputs]
-  const uint8_t* mask;   // Of that shape; not zero: kept.
+  const uint8_t* mask;     // [inputs, outputs], nonzero where a weight is kept.
   int64_t inputs;
   int64_t outputs;
 };
 
-// A matrix of which only what is kept is stored.
+// A matrix stored as the values of its kept entries and the bits of its mask.
 template <typename Element>
 struct Packed {
-  const Element* values;  // Of the kept entries, row by row.
-  const uint8_t* bits;  // [inputs, ceil(outputs / 8)], the lowest bit first.
-  int64_t size;         // Room for values; those after the last one are unread.
+  const Element* values;  // [size], in row-major order.
+  const uint8_t* bits;    // [inputs, ceil(outputs / 8)], the lowest bit first.
+  int64_t size;           // Values after those of kept entries are not read.
   int64_t inputs;
   int64_t outputs;
 };
 
-// Sums are floats, whatever the elements; results are rounded once.
+// Kernels for one type of elements. Sums are floats; results are rounded once.
 template <typename Element>
 struct Kernels {
   const char* name;
@@ -50,14 +50,14 @@ struct Kernels {
                    Element* y);
 
   // dx = dy @ (mask * weights)^T; dw = grad_mask * (x^T @ dy), zero elsewhere.
-  // Without dx (a null pointer) weights and mask are not read.
+  // If dx is null, it is not computed, and weights and mask are not read.
   void (*differentiate)(const Workers& workers, const Element* x,
                         const Element* dy, const Matrix<Element>& w,
                         const uint8_t* grad_mask, int64_t tokens, Element* dx,
                         Element* dw);
 
-  // The same of a packed matrix; dvalues[size] is zero after the last value.
-  // Throws where more is kept than there is room for.
+  // The same for a packed matrix; dvalues[size] is padded with zeros. Throws
+  // std::length_error if more than `size` entries are kept.
   void (*multiply_packed)(const Workers& workers, const Element* x,
                           const Packed<Element>& w, bool transpose,
                           int64_t tokens, Element* y);
@@ -70,7 +70,7 @@ extern const Kernels<float> kPortable;
 #if defined(__x86_64__)
 extern const Kernels<float> kAvx2;
 extern const Kernels<float> kAvx512;
-// Not there where the compiler does not know the instructions.
+// Weak, because it is missing if the compiler does not support AVX-512 BF16.
 extern const Kernels<Bfloat16> kAvx512bf16 __attribute__((weak));
 #endif
 

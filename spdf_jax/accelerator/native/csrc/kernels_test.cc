@@ -1,8 +1,8 @@
 // Compares the kernels of this processor with sums in double precision.
 //
-// To be compiled with sanitizers. They do not see what a masked load of AVX
-// reads, so every other case has its buffers end where a page without rights
-// begins.
+// Compile it with sanitizers. They do not check masked loads of AVX, so about
+// half of the cases place the end of each buffer directly before an
+// inaccessible page.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ namespace {
 
 using spdf::Bfloat16;
 
-constexpr double kTolerance = 2e-6;  // Of the largest entry.
+constexpr double kTolerance = 2e-6;  // Relative to the largest entry.
 constexpr float kUnwritten = 12345;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -48,10 +48,12 @@ constexpr int kGradients = 5;
 
 std::mt19937 generator;
 
-// Uniform; unlike those of the library, the same with every compiler.
+// Draws from [0, 1). Unlike std::uniform_real_distribution, the result does not
+// depend on the compiler.
 double Uniform() { return generator() / 4294967296.0; }
 
-// Values whose sums do not cancel, such that a relative tolerance holds.
+// Draws a value from a distribution whose sums do not cancel, so that a
+// relative tolerance holds.
 float Value() { return static_cast<float>(1.5 * Uniform() - 0.5) + 1e-6f; }
 
 float Wide(float value) { return value; }
@@ -62,7 +64,7 @@ float Wide(Bfloat16 value) {
   return wide;
 }
 
-// Of a bfloat16 the nearest to zero.
+// Assigns a value; to a bfloat16, rounded toward zero.
 void Assign(float value, float* to) { *to = value; }
 void Assign(float value, Bfloat16* to) {
   uint32_t bits;
@@ -70,14 +72,15 @@ void Assign(float value, Bfloat16* to) {
   to->bits = static_cast<uint16_t>(bits >> 16);
 }
 
-// How far a rounded result may be from what it was, relative.
+// Returns the largest relative error of rounding to the element type.
 double Rounding(float) { return 0; }
 double Rounding(Bfloat16) { return 1. / 256; }
 
-// A mask is read as zero or not.
+// Returns a random nonzero byte with one bit, because any nonzero byte of a
+// mask means kept.
 uint8_t Kept() { return uint8_t{1} << generator() % 8; }
 
-// Exactly `count` entries, aligned to no more than one of them.
+// An array of exactly `count` entries, aligned to the size of one entry only.
 template <typename T>
 class Buffer {
  public:
@@ -140,8 +143,8 @@ struct Case {
   bool guarded;
 };
 
-// Returns whether an entry is kept; some rows and columns are empty, unless the
-// matrix is small or the mask full.
+// Returns whether an entry is kept. Some rows and columns are empty, unless the
+// matrix is small or the mask is full.
 bool Keeps(const Case& c, Pattern pattern, int64_t i, int64_t j) {
   const bool hole = (c.inputs > 4 && i % 7 == 3) ||
                     (c.outputs > 4 && j % 5 == 2);
@@ -191,7 +194,7 @@ void FillGradientMask(const Case& c, const Bytes& mask, const Bytes& grad) {
   }
 }
 
-// Weights that are not kept must not matter, whatever they are.
+// Fills pruned weights with NaN, because they must not affect results.
 template <typename Element>
 void FillWeights(const Case& c, const Bytes& mask,
                  const Buffer<Element>& weights) {
@@ -215,7 +218,7 @@ void FillValues(bool non_finite, const Buffer<Element>& values) {
 
 using Doubles = std::vector<double>;
 
-// y[tokens, outputs], or y[tokens, inputs] of the transposed.
+// Returns y[tokens, outputs], or y[tokens, inputs] with `transpose`.
 template <typename Element>
 Doubles Product(const Case& c, const Buffer<Element>& x,
                 const Buffer<Element>& weights, const Bytes& mask,
@@ -237,7 +240,7 @@ Doubles Product(const Case& c, const Buffer<Element>& x,
   return y;
 }
 
-// dw[inputs, outputs].
+// Returns dw[inputs, outputs].
 template <typename Element>
 Doubles WeightGradient(const Case& c, const Buffer<Element>& x,
                        const Buffer<Element>& dy, const Bytes& mask) {
@@ -281,7 +284,7 @@ void Compare(const Case& c, const char* kernels, const char* what,
     const double tolerance =
         kTolerance * scale + Rounding(Element()) * std::abs(want[i]);
     bool equal = std::abs(want[i] - found) <= tolerance;
-    // Only sums of nothing are zero, and those must be just that.
+    // An expected zero is an empty sum, which must be exactly zero.
     if (!std::isfinite(want[i]) || want[i] == 0) equal = want[i] == found;
     if (std::isnan(want[i])) equal = std::isnan(found);
     if (equal) continue;
@@ -307,8 +310,8 @@ void InReverse(int64_t n, const std::function<void(int64_t)>& f) {
   while (n--) f(n);
 }
 
-// Runs a function with some workers, twice, and compares what it writes into
-// `got` with what is wanted and with one another.
+// Runs a function twice for each number of workers, compares the results in
+// `got` with `want`, and requires both runs to give the same bits.
 template <typename Element, typename Function>
 void Check(const Case& c, const char* kernels, const char* what,
            const std::vector<const Doubles*>& want,
@@ -330,7 +333,7 @@ void Check(const Case& c, const char* kernels, const char* what,
   }
 }
 
-// Sets the bits of what is kept, and returns how much that is.
+// Sets the bits of kept entries and returns their number.
 int64_t FillBits(const Case& c, const Bytes& mask, const Bytes& bits) {
   const int64_t row = (c.outputs + 7) / 8;
   std::fill(bits.data(), bits.data() + bits.size(), uint8_t{0});
@@ -344,7 +347,8 @@ int64_t FillBits(const Case& c, const Bytes& mask, const Bytes& bits) {
   return kept;
 }
 
-// Values after the last one must not matter.
+// Packs the kept weights, and fills the padding with NaN, because it must not
+// affect results.
 template <typename Element>
 void PackInto(const Bytes& mask, const Buffer<Element>& weights,
               const Buffer<Element>& values) {
@@ -390,7 +394,8 @@ void Test(const Case& c,
   FillWeights(c, mask, weights);
   Numbers x(c.tokens * c.inputs, c.guarded), dy(c.tokens * c.outputs, c.guarded);
   FillValues(c.non_finite, x);
-  // Where only grad keeps a weight, it is a zero times dy in dx.
+  // dy is finite, because dx multiplies it by zero where only grad has an
+  // entry.
   FillValues(false, dy);
 
   const spdf::Matrix<Element> w = {weights.data(), mask.data(), c.inputs, c.outputs};
@@ -501,13 +506,13 @@ int main() {
       cases.push_back(c);
     }
   }
-  // Several regions, strips, blocks and tiles at once.
+  // Cases with several regions, strips, blocks and tiles.
   for (Pattern pattern : {Pattern::kHalf, Pattern::kTenth, Pattern::kFew}) {
     cases.push_back({300, 513, 513, pattern, Gradient::kSame, false, true});
     cases.push_back({300, 300, 513, pattern, Gradient::kOther, true, false});
     cases.push_back({33, 270, 1100, pattern, Gradient::kOther, false, true});
   }
-  // Results that caches cannot hold, in whole vectors and not.
+  // Results larger than the caches, in whole vectors and not.
   for (int64_t size : {1024, 1001}) {
     for (auto [inputs, outputs] : {std::pair(size, 3L), std::pair(3L, size)}) {
       cases.push_back({8500, inputs, outputs, Pattern::kHalf, Gradient::kSame,

@@ -1,4 +1,4 @@
-// What is kept of a matrix, listed for the products.
+// Lists of the kept entries of a matrix, for the products.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,31 +11,32 @@ namespace spdf {
 namespace {
 
 constexpr int64_t kRegionOutputs = 128;
-constexpr int64_t kMostTerms = 384;  // Of a block.
-constexpr int64_t kStripRegions = 8;  // Whose columns are read together.
-// How far ahead memory is asked for what is read along rows, ...
+constexpr int64_t kMostTerms = 384;   // Largest number of terms in a block.
+constexpr int64_t kStripRegions = 8;  // Regions with columns read together.
+// Prefetch distances: in entries of a row that is read in full, in rows if only
+// a strip of each is read, and in entries of the list that is written.
 constexpr int64_t kEntriesAhead = 2048;
-constexpr int64_t kRowsAhead = 2;  // Where only a strip of them is read.
-// ... and for the entries that are written.
+constexpr int64_t kRowsAhead = 2;
 constexpr int64_t kListedAhead = 64;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What is kept of a matrix: for every output the terms that it sums.
+// Lists of the kept entries of a matrix: for every output, the terms of its
+// sum.
 //
-// Outputs come in regions of kRegionOutputs, and terms in blocks. The entries of
-// a region in a block are in the order (output, term). Those of an output are a
-// multiple of kAtOnce: where there are too few, zeros follow, times a term after
-// the last one of a whole block.
+// Outputs are divided into regions of kRegionOutputs, and terms into blocks.
+// The entries of a region in a block are in the order (output, term). The
+// number of entries of an output is a multiple of kAtOnce, padded with entries
+// of value zero whose index is one after the last term of a full block.
 struct Lists {
   int64_t outputs;
   int64_t terms;
-  int64_t block;  // Terms, a multiple of kTokens.
-  int64_t strip;  // Regions of which the entries lie one after another.
+  int64_t block;  // Terms in a block, a multiple of kTokens.
+  int64_t strip;  // Regions whose entries are contiguous.
 
   Element* values;
-  uint16_t* indices;  // Of terms within their block.
-  uint32_t* starts;   // Of every output's entries within the strip.
+  uint16_t* indices;  // Index of each entry's term within its block.
+  uint32_t* starts;   // First entry of every output, within the strip.
 
   int64_t Regions() const { return Ceil(outputs, kRegionOutputs); }
   int64_t Strips() const { return Ceil(Regions(), strip); }
@@ -46,13 +47,13 @@ struct Lists {
   int64_t EndOfBlock(int64_t b) const {
     return std::min(terms, (b + 1) * block);
   }
-  // Room for the entries of a region in a block, all there may be. Compress
-  // writes a vector, of which all but the first may be waste.
+  // Capacity for all entries of a region in a block. Compress always writes a
+  // whole vector, so the capacity includes one more vector.
   int64_t Room() const {
     return kRegionOutputs * (block + kAtOnce - 1) + kWidth;
   }
   int64_t Entries() const { return Strips() * strip * Blocks() * Room(); }
-  // Where the entries of the region's strip in a block begin.
+  // Returns the first entry of the region's strip in a block.
   int64_t First(int64_t region, int64_t b) const {
     return (region / strip * Blocks() + b) * strip * Room();
   }
@@ -66,11 +67,11 @@ struct Lists {
   uint32_t* Starts(int64_t region, int64_t b) const {
     return starts + (region * Blocks() + b) * (kRegionOutputs + 1);
   }
-  // Rows of tokens that entries of all blocks may name.
+  // Returns the number of rows of tokens that entries of all blocks address.
   int64_t Rows() const { return Blocks() * RowsOfBlock(); }
   int64_t RowsOfBlock() const { return block + kAtOnce - 1; }
 
-  // Appends zeros to what ends at p, and returns where the next output starts.
+  // Pads the entries that end at p; returns the start of the next output.
   uint32_t Fill(uint32_t p, Element* values, uint16_t* indices) const {
     for (; p % kAtOnce; ++p) {
       values[p] = Element();
@@ -78,7 +79,7 @@ struct Lists {
     }
     return p;
   }
-  // The end of an output's entries, less what was appended.
+  // Returns the end of an output's entries without the padding.
   uint32_t EndOf(uint32_t start, uint32_t end, const uint16_t* indices) const {
     while (kAtOnce > 1 && end > start && indices[end - 1] == block) --end;
     return end;
@@ -93,12 +94,12 @@ struct Lists {
   }
 };
 
-// Whether so few are kept that longer lists pay.
+// Returns whether so few entries are kept that larger blocks are faster.
 bool IsFew(int64_t kept, int64_t of) { return kept < 0.15 * of; }
 
-// A matrix of which the mask's entries are listed, and those of `also`, with the
-// value zero where the mask has them not. Either may be null; without a mask
-// weights are not read.
+// A matrix whose entries in `mask` or `also` are listed; those only in `also`
+// have the value zero. Either may be null; without a mask, weights are not
+// read.
 struct Masked {
   const Element* weights;
   const uint8_t* mask;
@@ -106,7 +107,7 @@ struct Masked {
   int64_t rows;
   int64_t columns;
 
-  // By a sample.
+  // Estimates sparsity from a sample of the entries.
   bool IsSparse() const {
     constexpr int64_t kSample = 1 << 10;
     const int64_t step = std::max<int64_t>(1, rows * columns / kSample) | 1;
@@ -118,15 +119,15 @@ struct Masked {
     return IsFew(kept, seen);
   }
 
-  // A row, read from left to right.
+  // A row, which must be read from left to right.
   struct Row {
     const Element* weights;
     const uint8_t* mask;
     const uint8_t* also;
     int64_t ahead;
 
-    // Which of n <= kWidth entries from i on are kept, and their values. Asks
-    // memory for the second-level cache: the first has few requests at a time.
+    // Returns the bits and values of the n <= kWidth entries from i on.
+    // Prefetches into L2, because L1 supports few outstanding requests.
     uint32_t Read(int64_t i, int n, Vector* values) const {
       uint32_t kept = 0;
       *values = simd::Zero();
@@ -142,11 +143,11 @@ struct Masked {
       }
       return kept;
     }
-    // Read gave the values.
+    // Does nothing, because Read returns the values.
     void Copy(int64_t, Element*) const {}
   };
 
-  // A row, to be read from some region of columns on.
+  // Returns a row, to be read from the start of a region of columns on.
   Row RowFrom(int64_t row, int64_t, int64_t ahead) const {
     const int64_t at = row * columns;
     return {mask ? weights + at : nullptr, mask ? mask + at : nullptr,
@@ -154,8 +155,8 @@ struct Masked {
   }
 };
 
-// Appends what a row keeps from `begin` to `end`, the first of them as term
-// `index`; returns where the next entry goes.
+// Appends the kept entries of a row from `begin` to `end`, where `begin` gets
+// the index `index`; returns the position of the next entry.
 template <typename Row>
 uint32_t Append(Row& row, int64_t begin, int64_t end, int64_t index, uint32_t p,
                 Element* values, uint16_t* indices) {
@@ -193,14 +194,14 @@ void ListRows(const Lists& lists, int64_t region, const M& matrix) {
 }
 
 // Lists a block of a strip of regions whose outputs are columns of the matrix:
-// reads along its rows, then sorts what they keep by columns.
+// reads along its rows, then sorts the kept entries by column.
 template <typename M>
 void ListColumns(const Lists& lists, int64_t strip, int64_t b,
                  const M& matrix) {
   static thread_local Scratch values_room, places_room;
   const int64_t room = lists.Room();
   Element* kept_values = values_room.Get<Element>(kStripRegions * room);
-  // row * kRegionOutputs + column.
+  // Positions row * kRegionOutputs + column.
   uint16_t* kept_places = places_room.Get<uint16_t>(kStripRegions * room);
   uint32_t kept[kStripRegions] = {0};
   const int64_t first = strip * kStripRegions;
@@ -245,7 +246,7 @@ void ListColumns(const Lists& lists, int64_t strip, int64_t b,
   }
 }
 
-// Lists a matrix by its columns, or by its rows.
+// Lists a matrix with its columns, or its rows, as outputs.
 template <typename M>
 void List(const Workers& workers, const M& matrix, bool columns, Lists* lists) {
   lists->strip = columns ? kStripRegions : 1;

@@ -10,10 +10,11 @@
 namespace spdf {
 namespace {
 
-// Lays out a tile of tokens [tokens, terms], such that entries find their rows.
+// Packs a tile of tokens [tokens, terms] into rows that the indices of entries
+// address.
 void PackTerms(const Lists& lists, const Element* x, int64_t tokens, int tile,
                Element* packed) {
-  // Without rows between the blocks they are one.
+  // Without padding rows, all blocks are contiguous and packed at once.
   const int64_t step = kAtOnce > 1 ? lists.block : lists.terms;
   for (int64_t first = 0; first < lists.terms; first += step) {
     const int64_t here = std::min(step, lists.terms - first);
@@ -23,8 +24,8 @@ void PackTerms(const Lists& lists, const Element* x, int64_t tokens, int tile,
   }
 }
 
-// Whether caches have forgotten the first of so many results when the last one
-// is written.
+// Returns whether this number of results exceeds the caches, which makes
+// non-temporal stores faster.
 bool OutgrowCaches(int64_t results) {
   constexpr int64_t kBytes = 16 << 20;
   return results * static_cast<int64_t>(sizeof(Element)) >= kBytes;
@@ -51,13 +52,14 @@ void MultiplyTile(const Lists& lists, const Element* x, int64_t tokens,
   simd::Fence();
 }
 
-// Vectors of tokens in a tile: as many as there are tokens for all workers.
+// Returns the number of vectors of tokens in a tile: at most `most`, and fewer
+// if there are too few tokens to give every worker a tile.
 int Vectors(int most, int64_t tokens, int64_t workers) {
   while (most > 1 && tokens <= most / 2 * kTokens * workers) most /= 2;
   return most;
 }
 
-// Calls f with a number of vectors, at most kMost, as a constant.
+// Calls f with a number of vectors, at most kMost, as a compile-time constant.
 template <int kMost, typename F>
 void WithVectors(int vectors, const F& f) {
   if constexpr (kMost > 1) {
@@ -66,11 +68,11 @@ void WithVectors(int vectors, const F& f) {
   f(std::integral_constant<int, kMost>());
 }
 
-// x[tokens, rows] @ matrix, or x[tokens, columns] @ matrix^T.
+// Computes x[tokens, rows] @ matrix, or x[tokens, columns] @ matrix^T.
 template <typename M>
 void MultiplyListed(const Workers& workers, const Element* x, const M& matrix,
                     bool transpose, int64_t tokens, Element* y) {
-  // Places in a block of columns are 16 bits.
+  // ListColumns stores positions in a block as 16 bits.
   static_assert(2 * kForwardBlock * kRegionOutputs <= 1 << 16);
   const int most = kForwardVectors / (matrix.IsSparse() ? 2 : 1);
   const int vectors = Vectors(most, tokens, workers.number);

@@ -1,4 +1,4 @@
-// The lists of a packed matrix.
+// Access to the rows of a packed matrix, for its lists.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,8 +11,8 @@
 namespace spdf {
 namespace {
 
-// A packed matrix, and where the values of every row begin in its regions of
-// kRegionOutputs columns.
+// A packed matrix, with the index of the first value of every row in each
+// region of kRegionOutputs columns.
 class Ranked {
  public:
   const int64_t rows;
@@ -45,19 +45,19 @@ class Ranked {
     return ranks_[row * Regions() + region];
   }
 
-  // A row, read from left to right.
+  // A row, which must be read from left to right.
   struct Row {
     const uint8_t* bits;
-    const Element* values;  // Of what was not read yet, or null: zeros.
+    const Element* values;  // Next unread value; null: all values are zero.
 
-    // Which of n <= kWidth entries from i on are kept, without their values.
+    // Returns the bits of the n <= kWidth entries from i on; values are zero.
     uint32_t Read(int64_t i, int n, Vector* zeros) const {
       *zeros = simd::Zero();
       uint32_t kept = bits[i / 8];
       if (n > 8) kept |= uint32_t{bits[i / 8 + 1]} << 8;
       return kept >> i % 8 & ((1u << n) - 1);
     }
-    // The values of what was read.
+    // Copies the next `number` values, those of the entries read last.
     void Copy(int64_t number, Element* to) {
       if (values == nullptr) return;
       std::copy_n(values, number, to);
@@ -73,7 +73,7 @@ class Ranked {
  private:
   int64_t Regions() const { return Ceil(w_.outputs, kRegionOutputs); }
 
-  // The bits of 64 columns from `column` on, a multiple of 64.
+  // Returns the bits of 64 columns from `column` on, a multiple of 64.
   uint64_t Word(int64_t row, int64_t column) const {
     const int64_t bytes = Ceil(w_.outputs, 8);
     uint64_t word = 0;

@@ -1,4 +1,4 @@
-// Memory that outlives a call.
+// Scratch memory that is reused between calls.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,12 +8,12 @@
 namespace spdf {
 namespace {
 
-// Memory that a thread keeps from call to call.
+// A buffer that a thread reuses from call to call.
 class Scratch {
  public:
   ~Scratch() { std::free(data_); }
 
-  // Returns aligned room; what was there before is lost.
+  // Returns page-aligned memory; previous contents may be lost.
   template <typename T>
   T* Get(int64_t count) {
     const size_t bytes = (count * sizeof(T) + kPage - 1) / kPage * kPage;

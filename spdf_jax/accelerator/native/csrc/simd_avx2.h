@@ -1,11 +1,12 @@
-// 8 floats at a time: AVX2 and FMA.
+// Vectors of 8 floats, with AVX2 and FMA.
 #pragma once
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
 
-// Unnamed inside, so that every set of kernels has functions of its own.
+// The inner namespace is unnamed, so that each set of kernels has its own
+// functions.
 namespace simd {
 namespace {
 
@@ -19,7 +20,7 @@ inline Vector Load(const float* p) { return _mm256_load_ps(p); }
 inline void Store(float* p, Vector v) { _mm256_store_ps(p, v); }
 inline void Stream(float* p, Vector v) { _mm256_stream_ps(p, v); }
 inline void Fence() { _mm_sfence(); }
-// Loads into a register once, where the compiler would read memory twice.
+// Loads into a register, which prevents the compiler from loading twice.
 inline Vector LoadOnce(const float* p) {
   Vector v = Load(p);
   asm("" : "+x"(v));

@@ -1,25 +1,26 @@
-// 16 floats at a time: AVX-512 F, BW, DQ and VL.
+// Vectors of 16 floats, with AVX-512 F, BW, DQ and VL.
 #pragma once
 #include <immintrin.h>
 
 #include <cstdint>
 
-// Unnamed inside, so that every set of kernels has functions of its own.
+// The inner namespace is unnamed, so that each set of kernels has its own
+// functions.
 namespace simd {
 namespace {
 
 using Vector = __m512;
 constexpr int kWidth = 16;
-constexpr int kForwardVectors = 8;   // Registers of sums.
-constexpr int kBackwardVectors = 8;  // Of x and of dx each.
+constexpr int kForwardVectors = 8;   // Registers for sums.
+constexpr int kBackwardVectors = 8;  // Registers for x, and for dx.
 
 inline Vector Zero() { return _mm512_setzero_ps(); }
 inline Vector Load(const float* p) { return _mm512_load_ps(p); }
 inline void Store(float* p, Vector v) { _mm512_store_ps(p, v); }
-// Writes past the caches, in no order until the fence.
+// Non-temporal store; unordered until the fence.
 inline void Stream(float* p, Vector v) { _mm512_stream_ps(p, v); }
 inline void Fence() { _mm_sfence(); }
-// Loads into a register once, where the compiler would read memory twice.
+// Loads into a register, which prevents the compiler from loading twice.
 inline Vector LoadOnce(const float* p) {
   Vector v = Load(p);
   asm("" : "+v"(v));
@@ -37,8 +38,8 @@ inline void StoreFirst(float* p, Vector v, int n) {
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), v);
 }
 
-// One float in all lanes. Through an integer register: a broadcast from memory
-// would take the load port that the products need.
+// Broadcasts one float to all lanes, through an integer register, because a
+// broadcast from memory would occupy the load port that the products need.
 inline Vector Broadcast(const float* p) {
   int bits;
   asm("movl %1, %0" : "=r"(bits) : "m"(*reinterpret_cast<const int*>(p)));
@@ -82,7 +83,8 @@ inline void Transpose(Vector* r) {
   }
 }
 
-// Sums the lanes of each of 16 vectors: lane i of the result is that of r[i].
+// Sums the lanes of each of 16 vectors; lane i of the result is the sum of
+// r[i].
 inline Vector SumLanes(const Vector* r) {
   auto pair = [](Vector a, Vector b) {
     return Add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -101,8 +103,8 @@ inline Vector SumLanes(const Vector* r) {
   return _mm512_permutexvar_ps(order, sums);
 }
 
-// Appends those of n <= 16 floats whose bit is set, and their indices from
-// `first` on. Writes up to 16 entries, whatever it returns: how many were kept.
+// Writes the floats whose bit is set, and their indices, counted from `first`;
+// returns their number. May write up to 16 entries in any case.
 inline int Compress(Vector v, uint32_t bits, int first, float* values,
                     uint16_t* indices) {
   const __mmask16 kept = static_cast<__mmask16>(bits);
@@ -116,14 +118,14 @@ inline int Compress(Vector v, uint32_t bits, int first, float* values,
   return __builtin_popcount(bits & 0xffff);
 }
 
-// Bit i is set where byte i of n <= 16 is not zero.
+// Returns a bit set, where bit i is set if byte i of n <= 16 is not zero.
 inline uint32_t NonZero(const uint8_t* p, int n) {
   const __mmask16 there = static_cast<__mmask16>((1u << n) - 1);
   const __m128i bytes = _mm_maskz_loadu_epi8(there, p);
   return _mm_test_epi8_mask(bytes, bytes);
 }
 
-// Zero in the lanes whose bit is not set, whatever was there.
+// Returns v with zero in the lanes whose bit is not set, also in place of NaN.
 inline Vector Keep(uint32_t bits, Vector v) {
   return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), v);
 }

@@ -1,4 +1,4 @@
-// bfloat16 with AVX-512 BF16, beside the floats of AVX-512.
+// Vectors of bfloat16 with AVX-512 BF16, in addition to those of AVX-512.
 #pragma once
 #include "kernels.h"
 #include "simd_avx512.h"
@@ -8,14 +8,14 @@ namespace {
 
 using spdf::Bfloat16;
 
-using Pairs = __m512i;  // 32 of them: two in every lane of a float.
+using Pairs = __m512i;  // 32 bfloat16: two in every 32-bit lane.
 
 inline __mmask32 First(int n) {
   return static_cast<__mmask32>((uint64_t{1} << n) - 1);
 }
 inline Pairs NoPairs() { return _mm512_setzero_si512(); }
 inline Pairs LoadPairs(const Bfloat16* p) { return _mm512_load_si512(p); }
-// Loads into a register once, where the compiler would read memory twice.
+// Loads into a register, which prevents the compiler from loading twice.
 inline Pairs LoadPairsOnce(const Bfloat16* p) {
   Pairs v = LoadPairs(p);
   asm("" : "+v"(v));
@@ -28,12 +28,12 @@ inline Pairs LoadFirstPairs(const Bfloat16* p, int n) {
 inline void StoreFirstPairs(Bfloat16* p, Pairs v, int n) {
   _mm512_mask_storeu_epi16(p, First(n), v);
 }
-// Writes past the caches, in no order until the fence.
+// Non-temporal store; unordered until the fence.
 inline void StreamPairs(Bfloat16* p, Pairs v) {
   _mm512_stream_si512(reinterpret_cast<Pairs*>(p), v);
 }
 
-// Two bfloat16 in all lanes, through an integer register as one float is.
+// Broadcasts two bfloat16 to all lanes, through an integer register.
 inline Pairs BroadcastPair(const Bfloat16* p) {
   return _mm512_castps_si512(Broadcast(reinterpret_cast<const float*>(p)));
 }
@@ -43,8 +43,8 @@ inline Vector AddProducts(Pairs a, Pairs b, Vector sum) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// Pairs of the same place in both. Of every 8 places the low ones are the first
-// 4, the high ones the last 4.
+// Interleaves a and b to pairs (a[i], b[i]), in every 128-bit lane: the low 4,
+// or the high 4, of its 8 elements.
 inline Pairs InterleaveLow(Pairs a, Pairs b) {
   return _mm512_unpacklo_epi16(a, b);
 }
@@ -52,7 +52,7 @@ inline Pairs InterleaveHigh(Pairs a, Pairs b) {
   return _mm512_unpackhi_epi16(a, b);
 }
 
-// The firsts, or the seconds, of the pairs of both, one after the other.
+// Concatenates the first (second) elements of the pairs of a and of b.
 inline Pairs Firsts(Pairs a, Pairs b) {
   return _mm512_inserti64x4(
       _mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)),
@@ -62,7 +62,7 @@ inline Pairs Seconds(Pairs a, Pairs b) {
   return Firsts(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));
 }
 
-// Rounds 16 floats and 16 more to the nearest, ties to even.
+// Rounds two vectors of 16 floats to the nearest bfloat16, ties to even.
 inline Pairs Round(Vector a, Vector b) {
   return (Pairs)_mm512_cvtne2ps_pbh(b, a);
 }
@@ -75,7 +75,7 @@ inline void TransposePairs(Pairs* r) {
   for (int i = 0; i < kWidth; ++i) r[i] = _mm512_castps_si512(t[i]);
 }
 
-// What lists are made of and gradients become, as floats.
+// Conversions between bfloat16 and vectors of floats, for lists and gradients.
 
 inline Vector LoadFirst(const Bfloat16* p, int n) {
   const __m256i bits = _mm256_maskz_loadu_epi16(First(n), p);
@@ -85,7 +85,8 @@ inline Vector LoadFirst(const Bfloat16* p, int n) {
 inline void StoreFirst(Bfloat16* p, Vector v, int n) {
   _mm256_mask_storeu_epi16(p, First(n), (__m256i)_mm512_cvtneps_pbh(v));
 }
-// As for floats, of floats that a bfloat16 holds: the other half is the index.
+// Compresses as for floats. v must be exact in bfloat16, so that its lower half
+// can hold the index.
 inline int Compress(Vector v, uint32_t bits, int first, Bfloat16* values,
                     uint16_t* indices) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,

@@ -1,9 +1,10 @@
-// 4 floats at a time, by what GCC and Clang know of vectors on any processor.
+// Vectors of 4 floats, with the portable vector extensions of GCC and Clang.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
-// Unnamed inside, so that every set of kernels has functions of its own.
+// The inner namespace is unnamed, so that each set of kernels has its own
+// functions.
 namespace simd {
 namespace {
 

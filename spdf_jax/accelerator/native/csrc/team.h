@@ -1,4 +1,4 @@
-// XLA's threads as the workers of the kernels.
+// Workers of the kernels on XLA's thread pool.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -13,8 +13,9 @@ namespace spdf {
 
 namespace ffi = xla::ffi;
 
-// Threads that go through the loops of one product together: those of the pool
-// are woken once, and what none of them has begun the calling thread does.
+// Threads that run the parallel loops of one product. The threads of the pool
+// are scheduled once for all loops; the calling thread works too, so no loop
+// depends on them.
 class Team {
  public:
   explicit Team(ffi::ThreadPool& pool)
@@ -23,7 +24,7 @@ class Team {
 
   int64_t size() const { return size_; }
 
-  // Runs f(0) ... f(n - 1) and returns when all are done.
+  // Runs f(0) ... f(n - 1) and returns when all have finished.
   void Run(int64_t n, const std::function<void(int64_t)>& f) {
     if (size_ == 1 || (n == 1 && !started_) || begun_ == kLoops) {
       for (int64_t i = 0; i < n; ++i) f(i);
@@ -59,7 +60,7 @@ class Team {
     }
   };
 
-  // Helpers may come when all is over, and the team is gone.
+  // Shared with helpers, which may start after the team is destroyed.
   struct State {
     Loop loops[kLoops];
     std::atomic<bool> over{false};

@@ -1,4 +1,4 @@
-"""Restarting an optimizer's state at given steps."""
+"""`reset_state`: a wrapper that resets optimizer state at given steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,37 +12,39 @@ import optax
 PyTree = Any
 
 
-class RestartState(NamedTuple):
-  """State of `restart`."""
+class ResetState(NamedTuple):
+  """State of `reset_state`."""
 
   count: jax.Array
-  """Steps taken, int32."""
+  """Number of steps taken, int32."""
 
   inner_state: PyTree
   """State of the wrapped transformation."""
 
 
-def restart(
+def reset_state(
     inner: optax.GradientTransformation, boundaries: Sequence[int]
 ) -> optax.GradientTransformationExtraArgs:
-  """Initialises `inner` again at the steps in `boundaries`.
+  """Reinitializes the state of `inner` at the steps in `boundaries`.
 
-  Put it around the preconditioner, not the schedule: restarting
+  Wrap the preconditioner, not the schedule: resetting
   `optax.adamw(schedule)` also rewinds its learning rate, so write
-  `chain(restart(scale_by_adam(), [1000]), scale_by_learning_rate(schedule))`.
+  `chain(reset_state(scale_by_adam(), [1000]),
+  scale_by_learning_rate(schedule))`.
 
   Args:
-    inner: The transformation to restart.
-    boundaries: Rising steps, counted from 0, before which `inner` starts anew.
+    inner: The transformation whose state is reset.
+    boundaries: Increasing steps, counted from 0, at whose start the state is
+      reset.
 
   Returns:
-    The restarting transformation; its `update` needs `params`.
+    The transformation; its `update` needs `params`.
 
   Raises:
-    ValueError: the boundaries do not rise or are negative.
+    ValueError: the boundaries are not increasing, or one is negative.
 
   Example:
-    >>> tx = restart(optax.scale_by_adam(), [1000])
+    >>> tx = reset_state(optax.scale_by_adam(), [1000])
     >>> int(tx.init({'w': jnp.ones(3)}).count)
     0
   """
@@ -51,17 +53,18 @@ def restart(
   table = np.asarray(boundaries, np.int32)
 
   def init_fn(params):
-    return RestartState(jnp.zeros([], jnp.int32), inner.init(params))
+    return ResetState(jnp.zeros([], jnp.int32), inner.init(params))
 
   def update_fn(updates, state, params=None, **extra_args):
     inner_state = state.inner_state
     if table.size:
       if params is None:
         raise ValueError(
-            'restart needs params: call tx.update(grads, opt_state, params).'
+            'reset_state needs params: call '
+            'tx.update(grads, opt_state, params).'
         )
-      # A select, not a cond: it fuses with the reads of the inner update,
-      # where a cond would copy the state at every step.
+      # A select fuses with the reads of the inner update; a cond would copy
+      # the state at every step.
       again = jnp.any(state.count == table)
       inner_state = jax.tree.map(
           lambda fresh, old: jnp.where(again, fresh, old),
@@ -70,7 +73,7 @@ def restart(
     updates, inner_state = inner.update(
         updates, inner_state, params, **extra_args
     )
-    return updates, RestartState(
+    return updates, ResetState(
         optax.safe_increment(state.count), inner_state
     )
 
@@ -78,7 +81,7 @@ def restart(
 
 
 def check_boundaries(boundaries: Sequence[int]) -> None:
-  """Raises ValueError unless the boundaries are rising steps from 0 on."""
+  """Raises ValueError unless the boundaries are increasing steps >= 0."""
   steps = list(boundaries)
   if any(int(b) != b or b < 0 for b in steps) or any(
       b <= a for a, b in zip(steps, steps[1:])

@@ -11,15 +11,15 @@ from spdf_jax import static
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.sparsity_spans import as_ranges
-from spdf_jax.costs.sparsity_spans import find_segments
+from spdf_jax.costs.sparsity_spans import find_spans
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
-from spdf_jax.training.plan import asked_levels
-from spdf_jax.training.plan import mean_sparsity
+from spdf_jax.training.planned_sparsity import mean_sparsity
+from spdf_jax.training.planned_sparsity import planned_sparsities
 
 SHAPE = ModelShape(2, 8, 2, 16, 32)
 PHASE = Phase(
@@ -66,8 +66,10 @@ def cost(phase, sparsity, dense_grads):
 
 
 def segments_of(plan):
-  level = lambda step: mean_sparsity(asked_levels(plan, step, PARAMS, where))
-  return find_segments(plan, level, cost)
+  sparsity = lambda step: mean_sparsity(
+      planned_sparsities(plan, step, PARAMS, where)
+  )
+  return find_spans(plan, sparsity, cost)
 
 
 def costs_by_step(plan):
@@ -90,19 +92,19 @@ def test_segments_add_up_to_the_steps(name):
   plan = make_plan(SPECS[name])
   want = np.array(list(costs_by_step(plan)))
   done = 0
-  for phase, segments in zip(plan.phases, segments_of(plan)):
-    assert segments[0].start == plan.starts[plan.phases.index(phase)]
-    for segment in segments:
-      assert segment.start == done
-      done += segment.steps
+  for phase, spans in zip(plan.phases, segments_of(plan)):
+    assert spans[0].start == plan.starts[plan.phases.index(phase)]
+    for span in spans:
+      assert span.start == done
+      done += span.steps
       np.testing.assert_allclose(
-          segment.flops_per_step * segment.steps,
-          want[segment.start:done].sum(), rtol=1e-12,
+          span.flops_per_step * span.steps,
+          want[span.start:done].sum(), rtol=1e-12,
       )
   assert done == plan.total_steps
 
 
-def test_levels_cut_a_phase_and_updates_alone_do_not():
+def test_sparsities_cut_a_phase_and_updates_alone_do_not():
   found = segments_of(make_plan(SPECS['rigl']))
   assert [[(s.start, s.sparsity) for s in x] for x in found] == [
       [(0, 0.75)], [(40, 0.0)]
@@ -129,20 +131,21 @@ def test_flops_are_added_up_over_segments():
   records = [
       PhaseRecord(
           p.name, start, p.steps, p.batch_size, p.length, p.data, 0.0, p.tokens,
-          0.0, 1.0, segments=tuple(segments),
+          0.0, 1.0, spans=tuple(spans),
       )
-      for p, start, segments in zip(
+      for p, start, spans in zip(
           plan.phases, plan.starts, segments_of(plan)
       )
   ]
   run = Run('toy', tuple(records), ())
   want = np.cumsum(list(costs_by_step(plan)))
-  ends = [s.start + s.steps for p in records for s in p.segments]
+  ends = [s.start + s.steps for p in records for s in p.spans]
   np.testing.assert_allclose(
       [flops_at(run, end) for end in ends], want[np.array(ends) - 1], rtol=1e-12
   )
   assert flops_at(run, 0) == 0
-  assert records[0].levels == (0.25, 0.75) and records[1].levels == (0.0, 0.0)
+  assert records[0].sparsities == (0.25, 0.75)
+  assert records[1].sparsities == (0.0, 0.0)
 
 
 def test_layers_are_asked_for_whole_weights_by_name():
@@ -150,7 +153,7 @@ def test_layers_are_asked_for_whole_weights_by_name():
       algorithm='static', sparsity=[['a', 0.3], ['b', 0.5]],
       distribution='by_pattern',
   )])
-  found = asked_levels(plan, 39, PARAMS, where)
+  found = planned_sparsities(plan, 39, PARAMS, where)
   assert {k: v.size for k, v in found.items()} == {
       'a': 128, 'b[0]': 64, 'b[1]': 64
   }
@@ -158,7 +161,7 @@ def test_layers_are_asked_for_whole_weights_by_name():
 
 
 def drifting():
-  """An algorithm of a user's own, asked for levels between its updates too."""
+  """A user's own algorithm, whose sparsity is read between updates too."""
   return static(0.0)._replace(
       sparsity_at=lambda count, params: jax.tree.map(
           lambda p: count / 64, params
@@ -167,22 +170,22 @@ def drifting():
   )
 
 
-def test_between_updates_the_level_of_the_last_one_holds():
+def test_between_updates_the_sparsity_of_the_last_one_holds():
   plan = make_plan([dict(algorithm=f'{__name__}:drifting')])
   found = [
-      asked_levels(plan, step, PARAMS, where)['b[0]'].sparsity
+      planned_sparsities(plan, step, PARAMS, where)['b[0]'].sparsity
       for step in (0, 15, 16, 31, 32, 39)
   ]
   assert found == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5]
   assert [s.steps for s in segments_of(plan)[0]] == [16, 16, 8]
 
 
-def test_layers_of_a_model_wide_level_all_have_it():
+def test_layers_of_a_model_wide_sparsity_all_have_it():
   plan = make_plan([dict(
       algorithm='static', sparsity=0.5, distribution='model_wide',
   )])
-  found = asked_levels(plan, 0, PARAMS, where)
-  assert [level.sparsity for level in found.values()] == [0.5] * 3
+  found = planned_sparsities(plan, 0, PARAMS, where)
+  assert [sparsity.sparsity for sparsity in found.values()] == [0.5] * 3
 
 
 def test_ranges_are_the_steps_they_were_written_from():

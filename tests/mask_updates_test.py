@@ -1,22 +1,22 @@
-"""What a report says of masks is what the run logged."""
+"""The report's statements about masks agree with the run's log."""
 
 import pytest
 
-from spdf_jax.costs.sparsity_spans import Segment
-from spdf_jax.runs.change_plots import plot_mask_changes
-from spdf_jax.runs.mask_changes import changes_in
-from spdf_jax.runs.mask_changes import changes_table
-from spdf_jax.runs.mask_changes import movement
-from spdf_jax.runs.mask_changes import sawtooth
+from spdf_jax.costs.sparsity_spans import Span
+from spdf_jax.runs.mask_update_plots import plot_mask_updates
+from spdf_jax.runs.mask_updates import describe_updates
+from spdf_jax.runs.mask_updates import mask_updates_in
+from spdf_jax.runs.mask_updates import mask_updates_table
+from spdf_jax.runs.mask_updates import sawtooth
 from spdf_jax.runs.report import write_report
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
 
 
-def phase(name, start, steps, zeros, updates=(), source='text', segments=()):
+def phase(name, start, steps, zeros, updates=(), source='text', spans=()):
   return PhaseRecord(
       name, start, steps, 2, 8, source, zeros, 16 * steps, 5.0, 10.0, updates,
-      segments,
+      spans,
   )
 
 
@@ -28,12 +28,12 @@ def row(step, grown, dropped, surviving, explored, **values):
   }
 
 
-RISING = (Segment(0, 20, 0.25, 6.0), Segment(20, 30, 0.5, 5.0))
+RISING = (Span(0, 20, 0.25, 6.0), Span(20, 30, 0.5, 5.0))
 # Rows every ten steps; an update at a row's own step shows in the next one.
-MOVING = Run(
+DYNAMIC = Run(
     'moving',
     (
-        phase('sparse', 0, 50, 0.5, (20, 30, 35), segments=RISING),
+        phase('sparse', 0, 50, 0.5, (20, 30, 35), spans=RISING),
         phase('dense', 50, 20, 0.0, (50,)),
     ),
     (
@@ -65,38 +65,38 @@ def make_rounds(losses):
 
 
 def test_a_row_tells_of_the_last_change_before_it():
-  found = changes_in(MOVING, MOVING.phases[0])
+  found = mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
   assert [change.step for change in found] == [20, 35]
   assert [change.survival for change in found] == [0.6, 0.8]
-  (dense,) = changes_in(MOVING, MOVING.phases[1])
+  (dense,) = mask_updates_in(DYNAMIC, DYNAMIC.phases[1])
   assert dense == (50, 50.0, 0.0, 50.0) and dense.survival == 1.0
 
 
 def test_the_table_has_a_row_for_each_phase_of_a_tracked_run():
-  lines = changes_table({'a|b': MOVING, 'still': STILL}).splitlines()
+  lines = mask_updates_table({'a|b': DYNAMIC, 'still': STILL}).splitlines()
   assert lines[2:] == [
       '| a\\|b | sparse | 25% to 50% | 50% | 3 | 60% to 80% | 85% |',
       '| a\\|b | dense | 0% | 0% | 1 | 100% | 100% |',
   ]
-  assert changes_table({'still': STILL}) is None
+  assert mask_updates_table({'still': STILL}) is None
 
 
-def test_movement_is_stated_from_the_changes_within_phases():
-  assert movement('toy', MOVING) == (
-      "toy's masks change twice within sparse, where 70% of the active weights "
-      'survive a change on average. By the end of that 85% of the sparsified '
-      'weights have been active, 75% at first.'
+def test_exploration_is_stated_from_the_updates_within_phases():
+  assert describe_updates('toy', DYNAMIC) == (
+      "toy's masks are updated twice within sparse, where 70% of the kept "
+      'weights survive an update on average. By then 85% of the sparsified '
+      'weights have been kept at some step, 75% at first.'
   )
-  assert movement('toy', STILL) is None
+  assert describe_updates('toy', STILL) is None
 
 
 def test_pruning_is_stated_with_the_losses_around_it():
   losses = {10: 5.0, 20: 4.0, 25: 4.5, 40: 3.5, 50: 3.25, 60: 3.0, 80: 6.0}
   assert sawtooth('toy', make_rounds(losses)) == (
-      "In toy pruning and a new round's learning rate take the validation loss "
-      'from 4.00 to 4.50 at 25% zeros, from 3.50 to 3.25 at 43.8% zeros, 5 to '
-      '10 steps later. It ends those rounds at 3.50, 3.00.'
+      'In toy, pruning and the learning rate of a new round change the '
+      'validation loss from 4.00 to 4.50 at 25% zeros, from 3.50 to 3.25 at '
+      '43.8% zeros, 5 to 10 steps later. These rounds end at 3.50, 3.00.'
   )
 
 
@@ -108,24 +108,24 @@ def test_rounds_without_an_evaluation_inside_are_left_out():
   assert sawtooth('toy', make_rounds({})) is None
 
 
-@pytest.mark.parametrize('run', [MOVING, STILL])
+@pytest.mark.parametrize('run', [DYNAMIC, STILL])
 def test_a_run_without_rounds_has_no_sawtooth(run):
   assert sawtooth('toy', run) is None
 
 
-def test_a_report_has_a_section_on_masks_where_they_moved(tmp_path):
-  text = write_report(tmp_path / 'a', {'toy': MOVING}).read_text()
-  assert '## Masks' in text and '![Masks](mask_changes.png)' in text
-  assert "* toy's masks change twice within sparse" in text
+def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):
+  text = write_report(tmp_path / 'a', {'toy': DYNAMIC}).read_text()
+  assert '## Masks' in text and '![Masks](mask_updates.png)' in text
+  assert "* toy's masks are updated twice within sparse" in text
   assert '| toy | sparse | 50 | 800 | 25% to 50% |' in text
-  assert (tmp_path / 'a' / 'mask_changes.png').is_file()
+  assert (tmp_path / 'a' / 'mask_updates.png').is_file()
   text = write_report(tmp_path / 'b', {'toy': STILL}).read_text()
   assert '## Masks' not in text
-  assert not (tmp_path / 'b' / 'mask_changes.png').exists()
+  assert not (tmp_path / 'b' / 'mask_updates.png').exists()
 
 
 def test_the_plot_shows_zeros_survival_and_exploration():
-  figure = plot_mask_changes({'toy': MOVING, 'still': STILL})
+  figure = plot_mask_updates({'toy': DYNAMIC, 'still': STILL})
   (ax,) = figure.axes
   assert ax.get_title(loc='left') == 'toy'
   zeros, found, first, second, explored = ax.get_lines()[:5]
@@ -137,4 +137,4 @@ def test_the_plot_shows_zeros_survival_and_exploration():
   assert second.get_ydata().tolist() == [100]
   assert explored.get_ydata()[-1] == 100
   texts = {text.get_text() for text in ax.texts}
-  assert texts == {'zeros', 'survival', 'explored', 'sparse', 'dense'}
+  assert texts == {'sparsity', 'survival', 'explored', 'sparse', 'dense'}

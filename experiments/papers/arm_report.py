@@ -1,0 +1,144 @@
+"""Report of arms: outcomes of the judging seeds, and tables of them."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+from typing import Any
+
+from experiments.papers.paired import t_interval
+from experiments.papers.pool import choose_all
+from experiments.papers.pool import Done
+from experiments.papers.pool import Entry
+from experiments.papers.pool import Job
+from experiments.papers.pool import loss_of
+from experiments.papers.pool import Outcome
+from experiments.papers.pool import SELECTION_SEED
+from experiments.papers.pool import tried
+from spdf_jax.evaluation.markdown import escape
+from spdf_jax.evaluation.markdown import markdown_table
+from spdf_jax.evaluation.markdown import MISSING
+
+
+def measured(
+    entries: Sequence[Entry], done: Done
+) -> dict[Any, dict[int, Outcome]]:
+  """Collects the outcomes of the judging seeds, by arm and seed.
+
+  Args:
+    entries: All entries of the pool.
+    done: Outcomes of finished runs.
+
+  Returns:
+    Outcomes of the chosen points, without the selection seed.
+
+  Example:
+    >>> from experiments.papers.arms import Arm
+    >>> measured([Entry(Arm('init'), {}, 1)], {
+    ...     'init/seed=0': {'loss': 2.0}, 'init/seed=1': {'loss': 3.0}})
+    ... # doctest: +ELLIPSIS
+    {Arm(...): {1: {'loss': 3.0}}}
+  """
+  found: dict[Any, dict[int, Outcome]] = {}
+  chosen = choose_all(entries, done)
+  for entry in entries:
+    point = chosen[entry.arm]
+    if point is None:
+      continue
+    names = {
+        seed: Job(entry.arm, point, seed).name
+        for seed in range(1, entry.seeds + 1)
+    }
+    outcomes = {s: done[name] for s, name in names.items() if name in done}
+    if outcomes:
+      found[entry.arm] = outcomes
+  return found
+
+
+def format_arms(
+    entries: Sequence[Entry],
+    done: Done,
+    found: Mapping[Any, Mapping[int, Outcome]],
+) -> str:
+  """Formats a table of arms: the chosen point, the loss and the FLOPs.
+
+  Args:
+    entries: All entries.
+    done: Outcomes of finished runs.
+    found: Result of `measured`.
+
+  Returns:
+    A Markdown table; FLOPs are those of the run itself, without the runs that
+    it started from.
+
+  Example:
+    >>> from experiments.papers.arms import Arm
+    >>> done = {f'dense/rate=1,seed={s}': {
+    ...     'validation/loss': 2.0 + s, 'flops': 1e9} for s in range(3)}
+    >>> entries = [Entry(Arm('dense'), {'rate': (1,)}, 2, extend=False)]
+    >>> print(format_arms(entries, done, measured(entries, done)))
+    | arm | chosen | measure | mean ± deviation | seeds | FLOPs |
+    | --- | --- | --- | ---: | ---: | ---: |
+    | dense | rate 1 | validation/loss | 3.5000 ± 0.7071 | 2 | 1.00e+09 |
+  """
+  rows = []
+  chosen = choose_all(entries, done)
+  for entry in entries:
+    arm = entry.arm
+    outcomes = list(found.get(arm, {}).values())
+    if not outcomes or arm.metric not in outcomes[0]:
+      continue
+    mean, deviation, *_ = t_interval([o[arm.metric] for o in outcomes])
+    spread = MISSING if math.isnan(deviation) else f'{deviation:.4f}'
+    rows.append([
+        escape(arm.name), escape(_text(chosen[arm])) or MISSING, arm.metric,
+        f'{mean:.4f} ± {spread}', str(len(outcomes)),
+        f'{outcomes[0]["flops"]:.2e}',
+    ])
+  return markdown_table(
+      ['arm', 'chosen', 'measure', 'mean ± deviation', 'seeds', 'FLOPs'],
+      rows, numbers=['mean ± deviation', 'seeds', 'FLOPs'],
+  )
+
+
+def format_choices(entries: Sequence[Entry], done: Done) -> str:
+  """Formats a table of all points that were tried on the selection seed.
+
+  Args:
+    entries: All entries.
+    done: Outcomes of finished runs.
+
+  Returns:
+    A Markdown table of the arms whose grids are finished; the chosen point is
+    bold.
+
+  Example:
+    >>> from experiments.papers.arms import Arm
+    >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, 1, extend=False)
+    >>> print(format_choices([entry], {
+    ...     'dense/rate=1,seed=0': {'validation/loss': 3.0},
+    ...     'dense/rate=2,seed=0': {'validation/loss': 4.0}}))
+    | arm | tried on seed 0 |
+    | --- | --- |
+    | dense | **rate 1: 3.0000**; rate 2: 4.0000 |
+  """
+  rows = []
+  chosen = choose_all(entries, done)
+  for entry in entries:
+    best = chosen[entry.arm]
+    if not entry.grid or best is None or entry.arm.rate_of is not None:
+      continue
+    cells = []
+    for point in tried(entry, done):
+      text = escape(
+          f'{_text(point)}: {loss_of(entry.arm, point, done):.4f}'
+      )
+      cells.append(f'**{text}**' if point == best else text)
+    rows.append([escape(entry.arm.name), '; '.join(cells)])
+  return markdown_table(['arm', f'tried on seed {SELECTION_SEED}'], rows)
+
+
+def _text(point: Mapping[str, Any]) -> str:
+  return ', '.join(
+      f'{name} {value:g}' if isinstance(value, float) else f'{name} {value}'
+      for name, value in point.items()
+  )

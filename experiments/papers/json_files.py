@@ -1,0 +1,74 @@
+"""JSON files of outcomes, with support for infinite and NaN numbers.
+
+JSON has no such numbers. They are written as the strings 'NaN', 'Infinity' and
+'-Infinity', and these strings are read back as numbers. So the loss of a
+diverged run is preserved, and every JSON parser can read the files.
+"""
+
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from spdf_jax.training.metrics import write_atomically
+
+_NUMBERS = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
+
+
+def encode(value: Any, indent: int | None = None) -> str:
+  """Encodes a value as JSON, with non-finite numbers as strings.
+
+  Args:
+    value: Mappings with string keys, sequences, strings, numbers and `None`.
+    indent: Spaces for each level of nesting; `None`: a single line.
+
+  Returns:
+    Strict JSON.
+
+  Example:
+    >>> encode({'loss': float('nan'), 'curve': [[2, float('-inf')]]})
+    '{"loss": "NaN", "curve": [[2, "-Infinity"]]}'
+  """
+  return json.dumps(_named(value), indent=indent, allow_nan=False)
+
+
+def decode(text: str) -> Any:
+  """Decodes the output of `encode`.
+
+  Bare NaN and Infinity, which Python's `json` writes by default, are accepted.
+
+  Example:
+    >>> decode('{"loss": "Infinity", "method": "dense"}')
+    {'loss': inf, 'method': 'dense'}
+  """
+  return _numbered(json.loads(text))
+
+
+def write_json(path: str | os.PathLike, value: Any, indent: int) -> None:
+  """Writes a value, encoded by `encode`, to a file atomically."""
+  write_atomically(path, encode(value, indent) + '\n')
+
+
+def read_json(path: str | os.PathLike) -> Any:
+  """Reads a file that `write_json` wrote."""
+  return decode(pathlib.Path(path).read_text('utf-8'))
+
+
+def _named(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _named(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_named(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    sign = '-' if value < 0 else ''
+    return 'NaN' if math.isnan(value) else f'{sign}Infinity'
+  return value
+
+
+def _numbered(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _numbered(item) for key, item in value.items()}
+  if isinstance(value, list):
+    return [_numbered(item) for item in value]
+  return _NUMBERS.get(value, value) if isinstance(value, str) else value

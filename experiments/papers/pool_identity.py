@@ -1,0 +1,74 @@
+"""Identity of a pool: only runs with the same identity may be compared."""
+
+from collections.abc import Mapping
+import contextlib
+import hashlib
+import json
+import pathlib
+import subprocess
+from typing import Any
+
+from experiments.papers.scales import Scale
+from spdf_jax.training.metrics import write_atomically
+
+PROTOCOL = pathlib.Path(__file__).parents[1] / 'results' / 'PROTOCOL.md'
+"""Registered protocol of the comparisons, written before the judging runs."""
+
+
+def identify(
+    scale: Scale, fingerprints: Mapping[str, str]
+) -> dict[str, Any]:
+  """Returns the values that must be equal for runs to belong to one pool.
+
+  Args:
+    scale: Scale of the runs; its blocks and claims do not count.
+    fingerprints: Fingerprints of the data.
+
+  Returns:
+    Sizes, data and a digest of the protocol, which can be written as JSON.
+  """
+  names = (
+      'layers', 'length', 'batch_size', 'micro_batches', 'tokens_per_parameter',
+      'rounds', 'round_share', 'tune_batch', 'tune_steps', 'batches', 'speeds',
+  )
+  return json.loads(json.dumps({
+      **{name: getattr(scale, name) for name in names},
+      'widths': {name: size.width for name, size in scale.sizes.items()},
+      'data': fingerprints,
+      'protocol': hashlib.sha256(PROTOCOL.read_bytes()).hexdigest(),
+  }))
+
+
+def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
+  """Writes the identity of a folder's runs, or checks it if it exists.
+
+  Args:
+    path: File of the identity in the folder of the runs.
+    identity: Result of `identify`, or a part of it.
+
+  Raises:
+    ValueError: the folder has runs with another identity.
+  """
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(identity, indent=2) + '\n')
+    return
+  found = json.loads(path.read_text('utf-8'))
+  different = [k for k in identity if identity[k] != found.get(k)]
+  if different:
+    raise ValueError(
+        f'workdir {str(path.parent)!r} has runs of another scale, protocol or '
+        f'other data: {", ".join(different)} differ; give another workdir.'
+    )
+
+
+def protocol_commit() -> str:
+  """Returns the commit that last changed the protocol, `'unknown'` without git.
+  """
+  found = None
+  with contextlib.suppress(OSError):
+    found = subprocess.run(
+        ['git', 'log', '-1', '--format=%H', '--', PROTOCOL.name],
+        cwd=PROTOCOL.parent, capture_output=True, text=True, check=False,
+    )
+  return (found.stdout.strip() if found else '') or 'unknown'

@@ -1,0 +1,63 @@
+"""Progress of a pool: finished runs, remaining runs and the time left."""
+
+from collections.abc import Sequence
+
+from experiments.papers.pool import all_jobs
+from experiments.papers.pool import Done
+from experiments.papers.pool import Entry
+from experiments.papers.pool import Job
+from spdf_jax.runs.sweeps import points
+from spdf_jax.training.progress import format_seconds
+
+
+class PoolProgress:
+  """Prints each finished run, the number of remaining runs and the time left.
+
+  Args:
+    entries: Entries of the pool.
+    workers: Number of runs at a time.
+  """
+
+  def __init__(self, entries: Sequence[Entry], workers: int):
+    self._entries = entries
+    self._workers = workers
+
+  def _names(self, done: Done) -> dict[str, str]:
+    """Returns the folder of each run that is known or expected, by name."""
+    names = {
+        job.name: job.arm.folder for job in all_jobs(self._entries, done)
+    }
+    # Seeds whose learning rate is not chosen yet have no names so far.
+    for entry in self._entries:
+      if entry.arm.rate_of is None:
+        count = sum(kind == entry.arm.folder for kind in names.values())
+        for i in range(count, entry.seeds + len(points(entry.grid))):
+          names[f'{entry.arm.folder}/{i}'] = entry.arm.folder
+    return names
+
+  def counts(self, done: Done) -> str:
+    """Returns the numbers of finished and of all runs, such as `'3 of 8'`."""
+    names = self._names(done)
+    return f'{len(names.keys() & done.keys())} of {len(names)}'
+
+  def __call__(self, job: Job, done: Done) -> None:
+    names = self._names(done)
+    seconds: dict[str, list[float]] = {}
+    for name, outcome in done.items():
+      seconds.setdefault(name.partition('/')[0], []).append(outcome['seconds'])
+    known = [x for values in seconds.values() for x in values]
+    mean = sum(known) / len(known)
+    left = [kind for name, kind in names.items() if name not in done]
+    total = sum(
+        sum(seconds[kind]) / len(seconds[kind]) if kind in seconds else mean
+        for kind in left
+    )
+    outcome = done[job.name]
+    loss = outcome.get(job.arm.metric)
+    print(
+        f'{self.counts(done)}: {job.name}: '
+        + ('' if loss is None else f'{job.arm.metric} {loss:.4f}, ')
+        + f'{outcome["seconds"]:.0f} s; {len(left)} left, about '
+        f'{format_seconds(total / self._workers)}',
+        flush=True,
+    )

@@ -1,0 +1,122 @@
+"""Results of a pool: outcomes, findings on the claims, and a figure."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import importlib.metadata
+import pathlib
+from typing import Any
+
+from experiments.benchmarks.machine import describe_machine
+from experiments.papers import arm_report
+from experiments.papers import claim_plots
+from experiments.papers import claim_report
+from experiments.papers import gates
+from experiments.papers.claims import judge
+from experiments.papers.json_files import read_json
+from experiments.papers.json_files import write_json
+from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.pool import all_jobs
+from experiments.papers.pool import Done
+from experiments.papers.pool import Entry
+from experiments.papers.pool import Outcome
+from experiments.papers.pool import SELECTION_SEED
+from experiments.papers.pool_identity import protocol_commit
+from experiments.papers.scales import Scale
+from spdf_jax.training.metrics import write_atomically
+
+_FILE = 'results.json'
+_LIBRARIES = 'flax', 'numpy', 'optax', 'orbax-checkpoint'
+
+
+def read_results(
+    output: pathlib.Path, identity: Mapping[str, Any]
+) -> dict[str, Outcome]:
+  """Reads the outcomes of results that were written before.
+
+  Args:
+    output: Folder of results.
+    identity: Result of `identify`.
+
+  Returns:
+    Outcomes by the names of runs; empty if there are no results, or they are of
+    another protocol, scale or data.
+  """
+  path = output / _FILE
+  if not path.exists():
+    return {}
+  found = read_json(path)
+  return found['runs'] if found.get('identity') == identity else {}
+
+
+def write_results(
+    output: pathlib.Path,
+    name: str,
+    scale: Scale,
+    entries: Sequence[Entry],
+    identity: Mapping[str, Any],
+    done: Done,
+) -> str:
+  """Judges the claims of a scale; writes table, numbers and figure.
+
+  Without matplotlib no figure is written.
+
+  Args:
+    output: Folder of `table.md`, `results.json` and `claims.png`.
+    name: Name of the scale.
+    scale: The scale.
+    entries: Entries of the scale's pool.
+    identity: Result of `identify`.
+    done: Outcomes of finished runs.
+
+  Returns:
+    The report in `table.md`.
+  """
+  claims = [CLAIMS[key] for key in scale.claims]
+  found = arm_report.measured(entries, done)
+  checked = gates.check(scale, claims, entries, done, found)
+  findings = judge(claims, found, gates.failures(checked, claims))
+  machine = describe_machine() | {
+      library: importlib.metadata.version(library) for library in _LIBRARIES
+  }
+  commit = protocol_commit()
+  report = claim_report.format_report(
+      f"The papers' claims at scale {name}",
+      _facts(name, commit, machine, entries, done),
+      findings, {
+          'Gates': claim_report.format_gates(checked),
+          'Arms': arm_report.format_arms(entries, done, found),
+          'Chosen by validation': arm_report.format_choices(entries, done),
+      },
+  )
+  output.mkdir(parents=True, exist_ok=True)
+  write_json(output / _FILE, {
+      'scale': name, 'identity': identity, 'protocol_commit': commit,
+      'selection_seed': SELECTION_SEED, 'machine': machine,
+      'gates': claim_report.describe_gates(checked),
+      'claims': claim_report.describe_findings(findings), 'runs': dict(done),
+  }, indent=1)
+  write_atomically(output / 'table.md', report)
+  with contextlib.suppress(ImportError):  # matplotlib is optional.
+    figure = claim_plots.plot_claims(entries, found, findings)
+    figure.savefig(output / 'claims.png')
+  return report
+
+
+def _facts(
+    name: str, commit: str, machine: Mapping[str, Any],
+    entries: Sequence[Entry], done: Done,
+) -> dict[str, Any]:
+  """Returns the facts about runs and machine in a report, by name."""
+  expected = {job.name for job in all_jobs(entries, done)}
+  kernels = [o['kernels'] for o in done.values() if 'kernels' in o]
+  return {
+      'scale': name,
+      'protocol': f'commit {commit}',
+      'runs': f'{len(expected & done.keys())} of {len(expected)} that are '
+              'known to be needed',
+      'core seconds of all runs': round(sum(
+          outcome['seconds'] for outcome in done.values()
+      )),
+      'runs with native kernels': f'{sum(kernels)} of {len(kernels)}',
+  } | {k: machine[k] for k in ('processor', 'device', 'jax', 'python')}

@@ -1,0 +1,189 @@
+"""Text of a plan, as `--dry_run` prints it."""
+
+import collections
+from collections.abc import Iterable
+from collections.abc import Sequence
+import math
+import re
+from typing import Any
+
+import jax
+
+from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.dry_run import layer_sparsities
+from spdf_jax.sparsity import get_mask
+from spdf_jax.sparsity import selection
+from spdf_jax.training.phases import Phase
+from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.stored_state import bytes_per_weight
+from spdf_jax.training.stored_state import is_compact_at
+from spdf_jax.training.stored_state import planned_state
+from spdf_jax.training.workdir import checkpoint_bytes
+
+
+def format_plan(recipe: Recipe, name: str) -> str:
+  """Formats the plan of a run: sparsity per layer, phases, memory, FLOPs.
+
+  Args:
+    recipe: Recipe of the run.
+    name: Name of the run.
+
+  Returns:
+    Several lines of text. Numbered layers of equal sparsity share a line.
+  """
+  plan = describe_plan(recipe, name)
+  sizes = ', '.join(f'{k} {v}' for k, v in plan['model'].items())
+  layers = layer_sparsities(recipe, 0)
+  return '\n'.join([
+      f'{name}: {sizes}',
+      f'parameters: {plan["parameters"]:,}, of which '
+      f'{plan["sparsified_parameters"]:,} in {len(layers)} sparsified layers',
+      '',
+      *_align(_layer_rows(recipe)),
+      '',
+      'never sparsified: ' + ', '.join(_dense_leaves(recipe, layers)),
+      '',
+      *_align(_phase_rows(recipe, plan)),
+      '',
+      _memory(recipe),
+      *_compact_memory(recipe),
+      f'disk: {_size(checkpoint_bytes(recipe.abstract_state))} per checkpoint '
+      'at most',
+      plan['compute'],
+  ])
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Aligns columns, the first on the left and the others on the right."""
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return [
+      '  '.join(
+          cell.rjust(width) if i else cell.ljust(width)
+          for i, (cell, width) in enumerate(zip(row, widths))
+      ).rstrip()
+      for row in rows
+  ]
+
+
+def _size(number: float) -> str:
+  """Formats bytes in the unit that keeps the number below 1024."""
+  units = ('KiB', 'MiB', 'GiB', 'TiB')
+  power = min(max(int(math.log2(max(number, 1)) // 10), 1), len(units))
+  return f'{number / 2**(10 * power):.1f} {units[power - 1]}'
+
+
+def _numbered_together(name: str) -> str:
+  """Replaces numbers in a path by `*`, so that repeated layers are equal."""
+  return re.sub(r'\d+', '*', name)
+
+
+def _layer_rows(recipe: Recipe) -> list[list[str]]:
+  phases = recipe.plan.phases
+  columns = [_phase_sparsities(recipe, phase) for phase in phases]
+  rows = collections.Counter(
+      (_numbered_together(name), f'{layer.size:,}',
+       *(column[name] for column in columns))
+      for name, layer in layer_sparsities(recipe, 0).items()
+  )
+  return [
+      ['sparsity of', 'layers', 'weights each', *(p.name for p in phases)],
+      *([name, str(count), *cells] for (name, *cells), count in rows.items()),
+  ]
+
+
+def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
+  """Formats the sparsity of each layer in a phase; a range if it changes."""
+  end = recipe.plan.ends[phase.name]
+  first, last = (
+      layer_sparsities(recipe, step) for step in (end - phase.steps, end - 1)
+  )
+  return {
+      name: f'{layer.sparsity:.2%}' if layer == last[name]
+      else f'{layer.sparsity:.2%} to {last[name].sparsity:.2%}'
+      for name, layer in first.items()
+  }
+
+
+def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
+  names = [
+      selection.path_name(path) for path, _ in
+      jax.tree_util.tree_leaves_with_path(recipe.abstract_state.params)
+  ]
+  chosen = {name.split('[')[0] for name in layers}
+  kinds = collections.Counter(
+      _numbered_together(name) for name in names if name not in chosen
+  )
+  return [f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()]
+
+
+def _phase_rows(recipe: Recipe, plan: dict[str, Any]) -> list[list[str]]:
+  rows = [[
+      'phase', 'steps', 'batch', 'tokens', 'learning rate', 'FLOPs', 'of dense'
+  ]]
+  for phase, record in zip(recipe.plan.phases, plan['phases']):
+    rates = [float(phase.learning_rate(s)) for s in (0, phase.steps - 1)]
+    rows.append([
+        phase.name,
+        f'{phase.steps:,}',
+        f'{phase.batch_size} x {phase.length}',
+        f'{phase.tokens:,}',
+        f'{rates[0]:.2e} to {rates[1]:.2e}',
+        f'{phase.steps * record["flops_per_step"]:.3e}',
+        f'{record["flops_per_step"] / record["dense_flops_per_step"]:.1%}',
+    ])
+  return rows
+
+
+def _memory(recipe: Recipe) -> str:
+  state, mesh = recipe.abstract_state, recipe.mesh
+  params = _size(_device_bytes(state.params))
+  masks = _device_bytes(get_mask(state.opt_state))
+  optimizer = _device_bytes(state.opt_state) - masks
+  axes = ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
+  where = f' on each of {mesh.size} devices ({axes})' if mesh.size > 1 else ''
+  return (
+      f'memory{where}: parameters {params}, gradients {params}, optimizer '
+      f'{_size(optimizer)}, masks {_size(masks)}; '
+      + '; '.join(_step_memory(recipe))
+  )
+
+
+def _step_memory(recipe: Recipe) -> list[str]:
+  """Formats the temporary memory of the step compiled for each batch shape."""
+  described = []
+  for shape in dict.fromkeys(
+      (p.batch_size, p.length) for p in recipe.plan.phases
+  ):
+    compiled = recipe.compile_step(*shape)
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    described.append(
+        f'temporaries of a step of {shape[0]} x {shape[1]}: {_size(temporary)}'
+    )
+  return described
+
+
+def _compact_memory(recipe: Recipe) -> list[str]:
+  """Describes the size of the state in phases that store it compactly."""
+  storage, lines = recipe.config.storage, []
+  for phase in recipe.plan.phases:
+    last = recipe.plan.ends[phase.name] - 1
+    if not is_compact_at(storage, recipe.plan, last):
+      continue
+    state = planned_state(
+        recipe.abstract_state, recipe.plan, recipe.where, last
+    )
+    lines.append(
+        f'stored compactly in phase {phase.name!r}: '
+        f'{_size(checkpoint_bytes(state))} of parameters, optimizer and masks, '
+        f'{bytes_per_weight(state):.2f} bytes per weight of a sparsified layer '
+        f'instead of {bytes_per_weight(recipe.abstract_state):.0f}'
+    )
+  return lines
+
+
+def _device_bytes(tree: Any) -> int:
+  """Returns the bytes of a tree's shards on one device."""
+  return sum(
+      math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in jax.tree.leaves(tree)
+  )

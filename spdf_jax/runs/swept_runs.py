@@ -1,0 +1,174 @@
+"""Runs of a sweep: planning, sequential training, and scoring of the best."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+
+from spdf_jax import training
+from spdf_jax.evaluation import scorecard
+from spdf_jax.folder_lock import lock_folder
+from spdf_jax.names import lookup
+from spdf_jax.runs import lifecycle
+from spdf_jax.runs.open_models import open_run
+from spdf_jax.runs.sweeps import format_choices
+from spdf_jax.runs.sweeps import parse_grid
+from spdf_jax.runs.sweeps import points
+from spdf_jax.runs.sweeps import rank
+from spdf_jax.runs.sweeps import Result
+from spdf_jax.runs.sweeps import run_name
+from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.phases import METRICS
+
+
+def run_sweep(
+    config: Any,
+    workdir: pathlib.Path,
+    grid: Sequence[str],
+    *,
+    seeds: int,
+    metric: str,
+    settings: scorecard.Settings,
+    test_tasks: Sequence[str] = (),
+) -> Iterator[str]:
+  """Trains every point of a grid and selects the best by a validation metric.
+
+  A second call after an interruption resumes the sweep.
+
+  Args:
+    config: A ConfigDict.
+    workdir: Folder of the runs, of `sweep.jsonl` and of `sweep.md`.
+    grid: A text `'field=value,value'` for each field.
+    seeds: Number of runs of each point, with seeds 0, 1, …
+    metric: One of `METRICS`, by which the best point is selected.
+    settings: Settings for scoring the best point, see `score`.
+    test_tasks: Tasks on which the best point is scored, see `score`; empty: it
+      is not scored.
+
+  Yields:
+    The name of each run before it starts, and the tables at the end.
+
+  Raises:
+    ValueError: The metric is unknown, the config of a run is invalid, or
+      another process runs a sweep in this folder.
+    training.Interrupted: The process received a signal; a checkpoint is saved.
+  """
+  lookup('metric', metric, METRICS)
+  runs = plan_runs(config, parse_grid(grid), seeds)
+  workdir.mkdir(parents=True, exist_ok=True)
+  lock_folder(workdir, 'workdir')  # Held until the process ends.
+  results: list[Result] = []
+  for number, (fields, changed) in enumerate(runs, start=1):
+    name = run_name(fields, changed.seed)
+    yield f'run {number} of {len(runs)}: {name}'
+    try:
+      metrics = train(changed, workdir / name)
+      results.append(Result(fields, changed.seed, name, metrics))
+      rank(results, metric)
+    except (ValueError, OSError, ImportError, training.NotFinite) as error:
+      raise ValueError(f'{name}: {error}') from error
+    lines = [json.dumps(result._asdict()) + '\n' for result in results]
+    write_atomically(workdir / 'sweep.jsonl', ''.join(lines))
+    jax.clear_caches()  # No other run uses the compiled programs.
+  choices = rank(results, metric)
+  table = format_choices(choices, metric)
+  write_atomically(workdir / 'sweep.md', table + '\n')
+  yield table
+  if test_tasks:
+    best = [r for r in results if r.fields == choices[0].fields]
+    yield score(workdir, best, test_tasks, settings)
+
+
+def plan_runs(
+    config: Any, grid: Mapping[str, Sequence[Any]], seeds: int
+) -> list[tuple[dict[str, Any], Any]]:
+  """Returns the changed values and the config of every run, after checks.
+
+  Args:
+    config: A ConfigDict.
+    grid: Values by dotted name of a field, see `parse_grid`.
+    seeds: Number of runs of each point, with seeds 0, 1, …
+
+  Returns:
+    Pairs (changed values, config), one for each run.
+
+  Raises:
+    ValueError: The config has no such field, or the config of a run is invalid.
+  """
+  runs = []
+  for fields in points(grid):
+    for seed in range(seeds):
+      changed = config.copy_and_resolve_references()
+      changed.seed = seed
+      try:
+        changed.update_from_flattened_dict(fields)
+      except (KeyError, TypeError) as error:
+        raise ValueError(f'grid: {error}; name fields of the config.') from None
+      runs.append((fields, changed))
+  for _, changed in runs[::seeds]:
+    training.create_recipe(changed)
+  return runs
+
+
+def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
+  """Trains one run to its end and returns its last metrics."""
+  session = training.open_session(training.create_recipe(config), workdir)
+  lifecycle.run(session, workdir.name)
+  last: dict[str, float] = {}
+  for row in read_rows(workdir / 'metrics.jsonl'):
+    last |= {name: row[name] for name in METRICS if name in row}
+  return last
+
+
+def score(
+    workdir: pathlib.Path,
+    best: Sequence[Result],
+    tasks: Sequence[str],
+    settings: scorecard.Settings,
+) -> str:
+  """Scores runs on test splits, unless they have been scored before.
+
+  Args:
+    workdir: Folder of the sweep, in which `test.json` and `test.md` are
+      written.
+    best: Results of the runs to score.
+    tasks: `NAME` or `NAME=PATH` of each task.
+    settings: Settings of generation and scoring; answers are written to the
+      folders of the runs.
+
+  Returns:
+    A table of means over the runs.
+
+  Raises:
+    ValueError: `test.json` has scores of other runs, or a task is invalid.
+  """
+  path = workdir / 'test.json'
+  sources = [str(workdir / result.workdir) for result in best]
+  if path.exists():
+    found = json.loads(path.read_text('utf-8'))
+    if [run['model'] for run in found] != sources:
+      raise ValueError(
+          f'{path} has the test scores of other runs, of another grid; the '
+          'test split is for one choice: move the file away to score again.'
+      )
+  else:
+    found = []
+    for source in sources:
+      candidate = open_run(source)
+      answers = pathlib.Path(source) / 'test'
+      how = dataclasses.replace(settings, generations=answers)
+      scores = []
+      for task in tasks:
+        name, _, files = task.partition('=')
+        scores += scorecard.score_task(candidate, name, files, how)
+      found.append(scorecard.to_json(candidate, scores))
+    write_atomically(path, json.dumps(found, indent=2) + '\n')
+  table = scorecard.format_means(found)
+  write_atomically(workdir / 'test.md', table + '\n')
+  return table

@@ -1,0 +1,114 @@
+"""Inputs of a run: its corpus, its task and the sources of batches."""
+
+from collections.abc import Sequence
+import os
+
+from spdf_jax import data
+from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.settings import DataConfig
+
+
+def open_corpus(
+    config: DataConfig, vocab_size: int, planning: bool
+) -> data.Corpus | data.PlannedCorpus:
+  """Opens the corpus, or its planned size where it need not exist.
+
+  Args:
+    config: The config of the data.
+    vocab_size: Vocabulary size of the model.
+    planning: Whether the corpus need not exist.
+
+  Returns:
+    The corpus; it is prepared if it is not in the cache.
+
+  Raises:
+    ValueError: the corpus cannot be prepared, or has token ids beyond the
+      vocabulary of the model.
+  """
+  planned = config.planned
+  if planning and planned.tokens and not os.path.exists(config.corpus):
+    corpus = data.PlannedCorpus(
+        config.corpus, int(planned.tokens),
+        data.PlannedTokenizer(planned.vocab_size),
+    )
+  else:
+    corpus = data.prepare_corpus(
+        config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
+    )
+  _check_vocabulary(corpus, vocab_size)
+  return corpus
+
+
+def _check_vocabulary(
+    corpus: data.Corpus | data.PlannedCorpus, vocab_size: int
+) -> None:
+  if corpus.tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+        f'corpus {corpus.name!r} has token ids up to '
+        f'{corpus.tokenizer.vocab_size - 1} and the model a vocabulary of '
+        f'{vocab_size}; set model.vocab_size to '
+        f'{corpus.tokenizer.vocab_size} or use another tokenizer.'
+    )
+
+
+def open_task(
+    config: DataConfig, planning: bool
+) -> data.Task | data.PlannedExamples | None:
+  """Loads the task, or its planned size where its files need not exist.
+
+  Args:
+    config: The config of the data.
+    planning: Whether the files of the task need not exist.
+
+  Returns:
+    The task; `None` if the config names none.
+
+  Raises:
+    ValueError: the task is unknown or its files cannot be read.
+  """
+  if not config.task:
+    return None
+  examples = config.planned.examples
+  if planning and examples and not os.path.exists(config.task_dir):
+    return data.PlannedExamples(config.task, examples)
+  return data.load_task(config.task, config.task_dir)
+
+
+def create_sources(
+    corpus: data.Corpus | data.PlannedCorpus,
+    task: data.Task | data.PlannedExamples | None,
+    phases: Sequence[PhaseConfig],
+) -> dict[str, data.Source]:
+  """Creates the sources of batches; planned sources have sizes only.
+
+  Args:
+    corpus: The corpus, or its planned size.
+    task: The task, or its planned size; `None`: there is none.
+    phases: The phases, whose lengths bound those of encoded examples.
+
+  Returns:
+    Sources by the name that phases use, `'corpus'` and `'task'`.
+
+  Raises:
+    ValueError: the task has no training examples, or one is too long.
+  """
+  sources = {'corpus': corpus.source}
+  if isinstance(task, data.PlannedExamples):
+    return sources | {'task': task}
+  if task is None:
+    return sources
+  if not task.train:
+    raise ValueError(
+        f'task {task.name!r} has no example to train on; add the file of its '
+        'training split to data.task_dir.'
+    )
+  if isinstance(corpus, data.PlannedCorpus):
+    # Without a tokenizer, examples can be counted but not encoded.
+    return sources | {'task': data.PlannedExamples(task.name, len(task.train))}
+  lengths = [phase.length for phase in phases if phase.data == 'task']
+  # The example has one token more than a row, since a row of L tokens predicts
+  # L targets.
+  examples = data.encode_pairs(
+      task.train, corpus.tokenizer, max(lengths, default=127) + 1
+  )
+  return sources | {'task': examples}

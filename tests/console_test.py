@@ -1,0 +1,84 @@
+"""How commands end: texts, one sentence for bad input, exit statuses."""
+
+import signal
+
+from absl import app
+import pytest
+from quickstart_runs import ROOT
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+)
+
+from experiments.launch import console  # noqa: E402
+from spdf_jax import training  # noqa: E402
+
+ARGV = ['command']
+
+
+@pytest.fixture(autouse=True)
+def as_it_is(monkeypatch):
+  # It would change this process' logging for the tests that follow.
+  monkeypatch.setattr(console, 'prepare', lambda: None)
+
+
+def fail(error):
+  raise error
+
+
+def texts():
+  yield 'first'
+  yield 'second'
+  raise ValueError('the third cannot be.')
+
+
+@pytest.mark.parametrize('found, status, shown', [
+    (None, 0, ''), (0, 0, ''), (3, 3, ''), ('a text', 0, 'a text\n'),
+    (iter(['a', 'b']), 0, 'a\nb\n'),
+])
+def test_what_a_call_returns_is_shown_or_the_status(
+    found, status, shown, capsys
+):
+  assert console.run(ARGV, lambda: found) == status
+  assert capsys.readouterr().out == shown
+
+
+def test_arguments_of_the_call_are_passed_on(capsys):
+  call = lambda a, *, b: f'{a} and {b}'
+  assert console.run(ARGV, call, 1, b=2) == 0
+  assert capsys.readouterr().out == '1 and 2\n'
+
+
+def test_texts_before_an_error_are_shown(capsys):
+  assert console.run(ARGV, texts) == 1
+  assert capsys.readouterr().out == 'first\nsecond\n'
+
+
+@pytest.mark.parametrize('error, status', [
+    (ValueError('a'), 1), (FileNotFoundError('a'), 1), (ImportError('a'), 1),
+    (training.NotFinite('a'), 1), (InterruptedError('a'), 130),
+    (KeyboardInterrupt(), 130),
+    (training.Interrupted(signal.SIGTERM, 3), 128 + signal.SIGTERM),
+])
+def test_expected_errors_are_exit_statuses(error, status):
+  assert console.run(ARGV, fail, error) == status
+
+
+def test_mistakes_in_code_keep_their_tracebacks():
+  with pytest.raises(TypeError):
+    console.run(ARGV, fail, TypeError('a'))
+  # What follows the opening of a run is not about its input.
+  with pytest.raises(ValueError, match='in training'):
+    console.run(ARGV, lambda: 3, then=lambda _: fail(ValueError('in training')))
+
+
+def test_what_a_call_returned_goes_on_to_the_next(capsys):
+  assert console.run(ARGV, lambda: 3, then=lambda x: f'got {x}') == 0
+  assert capsys.readouterr().out == 'got 3\n'
+  stopped = training.Interrupted(signal.SIGINT, 3)
+  assert console.run(ARGV, lambda: stopped, then=fail) == 130
+
+
+def test_arguments_that_are_no_flags_are_refused():
+  with pytest.raises(app.UsageError, match="unknown arguments: \\['x'\\]"):
+    console.run(['command', 'x'], fail, ValueError('not called'))
