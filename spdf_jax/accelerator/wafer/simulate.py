@@ -161,7 +161,7 @@ class Report:
         self,
         rows=tuple(map(scale, self.rows)),
         branches=tuple(
-            b._replace(reports=tuple(r * runs for r in b.reports))
+            dataclasses.replace(b, reports=tuple(r * runs for r in b.reports))
             for b in self.branches
         ),
         unknown={name: n * runs for name, n in self.unknown.items()},
