@@ -37,6 +37,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.storage = 'dense'  # 'compact': sparse phases store kept values only
   config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
   config.micro_batches = 1  # gradient accumulation, which saves memory
+  config.max_skipped_steps = 0  # in a row, if the loss or gradients are NaN
   config.mesh = dict(data=-1, fsdp=1, tensor=1)  # devices; -1: all remaining
 
   config.data = dict(

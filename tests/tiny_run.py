@@ -40,6 +40,7 @@ CONFIG = dict(
     storage='dense',
     loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
     micro_batches=1,
+    max_skipped_steps=0,
     mesh=dict(data=-1, fsdp=1, tensor=1),
     data=dict(
         corpus='text', tokenizer='bytes', task='', task_dir='',

@@ -144,7 +144,7 @@ def make_config(seed, sparsity):
           max_epochs=dict(corpus=1, task=1),
           planned=dict(tokens=0, vocab_size=0, examples=0),
       ),
-      matmul='dense', storage='dense', micro_batches=1,
+      matmul='dense', storage='dense', micro_batches=1, max_skipped_steps=0,
       loss=dict(label_smoothing=0.0, z_loss=0.0, chunk=0),
       mesh=dict(data=-1, fsdp=1, tensor=1),
       optimizer=dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0),

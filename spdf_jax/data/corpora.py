@@ -37,6 +37,9 @@ from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
+CACHE_DIR = '~/.cache/spdf_jax'
+"""The usual folder of prepared corpora."""
+
 # To be raised when the tokens of an unchanged interpreter change.
 _RECIPE_VERSION = 1
 
@@ -129,14 +132,13 @@ def prepare_corpus(
   source = {
       'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
   }
-  folder = f'{name}-{source["python"]}-{tokenizer}'
-  directory = Path(cache_dir).expanduser() / folder
+  directory = _cache_path(name, tokenizer, cache_dir)
   if os.path.exists(directory):
     try:
       return _open(directory, name, source)
     except (OSError, ValueError) as error:
       _logger.warning('Building the corpus in %s again: %s', directory, error)
-  temporary = directory.with_name(f'.{folder}.{uuid.uuid4().hex}.tmp')
+  temporary = directory.with_name(f'.{directory.name}.{uuid.uuid4().hex}.tmp')
   try:
     temporary.mkdir(parents=True)
     _logger.info('Preparing the corpus in %s, once.', directory)
@@ -150,6 +152,16 @@ def prepare_corpus(
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def is_cached(name: str, tokenizer: str, cache_dir: Path | str) -> bool:
+  """Returns whether `prepare_corpus` finds a corpus in `cache_dir`."""
+  return _cache_path(name, tokenizer, cache_dir).exists()
+
+
+def _cache_path(name: str, tokenizer: str, cache_dir: Path | str) -> Path:
+  python = python_identity()['python']
+  return Path(cache_dir).expanduser() / f'{name}-{python}-{tokenizer}'
 
 
 def open_corpus(directory: Path | str) -> Corpus:

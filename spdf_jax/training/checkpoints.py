@@ -13,8 +13,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from spdf_jax.sealed_json import seal
 from spdf_jax.sparsity.selection import by_name
 from spdf_jax.training.config import RunConfig
+from spdf_jax.training.digests import digest_arrays
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.identity import past_identity
@@ -40,8 +42,9 @@ class Checkpoints:
 
   Each holds `params`, `opt_state` (masks included), `data` (the step and the
   fingerprints of the data, which determine the batches, and in float16 the
-  loss scale) and `meta` (config, phase ends, shapes and dtypes). The latest
-  `keep` checkpoints and the one at the end of every phase are not deleted.
+  loss scale) and `meta` (config, phase ends, shapes, dtypes and digests). The
+  latest `keep` checkpoints and the one at the end of every phase are not
+  deleted.
 
   Args:
     workdir: The working directory; checkpoints go to `checkpoints/` in it.
@@ -91,19 +94,20 @@ class Checkpoints:
         args=ocp.args.Composite(
             params=save(state.params),
             opt_state=save(state.opt_state),
-            data=save_json({
+            data=save_json(seal({
                 'step': step,
                 'fingerprints': self._fingerprints,
                 'loss_scale': jax.tree.map(
                     lambda x: x.item(), jax.tree.leaves(state.loss_scale)
                 ),
-            }),
-            meta=save_json({
+            })),
+            meta=save_json(seal({
                 'config': self._config.as_dict(),
                 'phase_ends': self._phase_ends,
                 'arrays': describe_arrays(state),
+                'digests': digest_arrays(state),
                 'densified': self._densified,
-            }),
+            })),
         ),
     )
 
@@ -182,7 +186,7 @@ def read_checkpoint(
     config: RunConfig,
     fingerprints: Mapping[str, str],
 ) -> TrainState:
-  """Restores the whole state, after checking the checkpoint's metadata.
+  """Restores the whole state and checks that it is what was saved.
 
   Args:
     checkpoint: Directory of the checkpoint.
@@ -196,10 +200,12 @@ def read_checkpoint(
 
   Raises:
     MismatchError: config, data, shapes or dtypes differ.
+    ValueError: the checkpoint is damaged: an array, the metadata or the step
+      differs from what was saved.
   """
   meta = read_meta(checkpoint)
   stored = read_config(meta['config'], f'checkpoint {checkpoint}')
-  data = read_item(checkpoint, 'data')
+  data = _read_data(checkpoint)
   identity_of, sources = run_identity, dict(fingerprints)
   found = data['fingerprints']
   past = meta['densified'] if 'densified' in meta else ()
@@ -234,7 +240,70 @@ def read_checkpoint(
       [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
   )
   loss_scale = jax.tree.structure(abstract.loss_scale).unflatten(numbers[1:])
-  return TrainState(numbers[0], items.params, items.opt_state, loss_scale)
+  state = TrainState(numbers[0], items.params, items.opt_state, loss_scale)
+  _check_digests(checkpoint, meta, state)
+  return state
+
+
+def _read_data(checkpoint: pathlib.Path) -> dict[str, Any]:
+  data = read_item(checkpoint, 'data')
+  if data['step'] != int(checkpoint.name):
+    raise ValueError(
+        f'checkpoint {checkpoint} is of step {data["step"]}; give its folder '
+        'the name of its step, or use another checkpoint.'
+    )
+  return data
+
+
+def _check_digests(
+    checkpoint: pathlib.Path, meta: Mapping[str, Any], tree: PyTree
+) -> None:
+  """Raises ValueError if an array is not what was saved."""
+  if 'digests' not in meta:  # Written by an earlier version.
+    return
+  for name, found in digest_arrays(tree).items():
+    if found != meta['digests'][name]:
+      raise ValueError(
+          f'checkpoint {checkpoint} is damaged: array {name} is not what was '
+          'saved; use another checkpoint.'
+      )
+
+
+def verify_checkpoint(checkpoint: pathlib.Path) -> int:
+  """Reads a checkpoint of any config and checks that it is what was saved.
+
+  Args:
+    checkpoint: Directory of the checkpoint.
+
+  Returns:
+    The number of arrays.
+
+  Raises:
+    ValueError: an array, the metadata or the step differs from what was saved;
+      or the checkpoint is of an earlier version, which saved no digests.
+    Exception: as orbax raises it for files that cannot be read.
+  """
+  meta = read_meta(checkpoint)
+  _read_data(checkpoint)
+  if 'digests' not in meta:
+    raise ValueError(
+        f'checkpoint {checkpoint} has no digests, as an earlier version wrote '
+        'it; it can be used, but not verified.'
+    )
+  items = [
+      item for item in ('params', 'opt_state') if (checkpoint / item).exists()
+  ]
+  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+    found = {item: checkpointer.restore(checkpoint / item) for item in items}
+  _check_digests(checkpoint, meta, found)
+  saved = [name for name in meta['digests'] if name.split('/')[0] in items]
+  missing = set(saved) - by_name(found).keys()
+  if missing:
+    raise ValueError(
+        f'checkpoint {checkpoint} is damaged: array {min(missing)} is missing; '
+        'use another checkpoint.'
+    )
+  return len(saved)
 
 
 def _check_next_phase_is_dense(
@@ -261,12 +330,15 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
 
   Raises:
     MismatchError: shapes or dtypes differ.
+    ValueError: the checkpoint is damaged.
   """
   meta = read_meta(checkpoint)
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
   asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
   refuse_difference(checkpoint, 'model', found, asked)
-  return _restore(checkpoint, params=abstract).params
+  params = _restore(checkpoint, params=abstract).params
+  _check_digests(checkpoint, meta, {'params': params})
+  return params
 
 
 def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
@@ -278,8 +350,12 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
   Returns:
     Masks by the path of their parameter; empty if the checkpoint holds
     parameters only.
+
+  Raises:
+    ValueError: the checkpoint is damaged.
   """
-  arrays = read_meta(checkpoint)['arrays']
+  meta = read_meta(checkpoint)
+  arrays = meta['arrays']
   kept = re.compile(r'opt_state/(.*/)?mask/(?P<path>.+)')
   found = {}
   for name, array in arrays.items():
@@ -303,7 +379,11 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
       partial_restore=True,
   )
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    restored = by_name(checkpointer.restore(checkpoint / 'opt_state', args))
+    opt_state = checkpointer.restore(checkpoint / 'opt_state', args)
+  restored = {k: v for k, v in by_name(opt_state).items() if k in found}
+  _check_digests(
+      checkpoint, meta, {f'opt_state/{k}': v for k, v in restored.items()}
+  )
   return {path: restored[name] for name, (path, _) in found.items()}
 
 
@@ -328,12 +408,13 @@ def write_params(
   save_json = ocp.args.JsonSave
   items = ocp.args.Composite(
       params=ocp.args.StandardSave(params),
-      data=save_json({'step': 0, 'fingerprints': {}}),
-      meta=save_json({
+      data=save_json(seal({'step': 0, 'fingerprints': {}})),
+      meta=save_json(seal({
           'config': config,
           'phase_ends': {},
           'arrays': describe_arrays({'params': params}),
-      }),
+          'digests': digest_arrays({'params': params}),
+      })),
   )
   with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
     checkpointer.save(checkpoint, items)

@@ -46,6 +46,8 @@ class RunConfig:
     storage: Storage of the state: `'dense'` or `'compact'`.
     loss: Loss to minimize.
     micro_batches: Number of parts of a batch for gradient accumulation.
+    max_skipped_steps: Steps in a row whose loss or gradient norm may be not
+      finite, which are then skipped; one more stops training.
     mesh: Sizes of the mesh.
     data: Corpus and task.
     optimizer: Settings of AdamW.
@@ -67,6 +69,7 @@ class RunConfig:
   storage: str
   loss: Loss
   micro_batches: int
+  max_skipped_steps: int
   mesh: MeshConfig
   data: DataConfig
   optimizer: OptimizerConfig
@@ -80,6 +83,10 @@ class RunConfig:
 
   def __post_init__(self):
     check_counts(self, '', ('eval_every', 'log_every', 'micro_batches'))
+    if self.max_skipped_steps < 0:
+      raise ValueError(
+          f'max_skipped_steps is {self.max_skipped_steps}; give 0 or more.'
+      )
     lookup('matmul', self.matmul, CROSSOVERS)
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
     check_names([phase.name for phase in self.phases])

@@ -11,6 +11,7 @@ from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.reset_state import ResetState
 from spdf_jax.training import checkpoints
+from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
@@ -26,7 +27,11 @@ MOMENTS = ('keep', 'restart')
 
 
 def densify_checkpoint(
-    source: str, workdir: str | os.PathLike, *, moments: str = 'keep'
+    source: str,
+    workdir: str | os.PathLike,
+    *,
+    moments: str = 'keep',
+    trust_code: bool = False,
 ) -> pathlib.Path:
   """Writes a dense copy of the checkpoint at the end of a sparse phase.
 
@@ -40,14 +45,16 @@ def densify_checkpoint(
     source: `'WORKDIR'` or `'WORKDIR@PHASE'`; a phase must end there.
     workdir: Working directory of the new checkpoint; created if missing.
     moments: `'keep'` or `'restart'`.
+    trust_code: Whether a user-defined algorithm that the checkpoint's config
+      names, `'package.module:function'`, may be imported and called.
 
   Returns:
     The directory of the new checkpoint.
 
   Raises:
     ValueError: there is no such checkpoint, it is within a phase, it has
-      parameters only, or it no longer fits its config; or the workdir has
-      checkpoints already.
+      parameters only, it no longer fits its config, or its config names code
+      that is not trusted; or the workdir has checkpoints already.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
@@ -59,6 +66,8 @@ def densify_checkpoint(
   config = read_config(
       read_meta(checkpoint)['config'], f'checkpoint {checkpoint}'
   )
+  if not trust_code:
+    _refuse_code(config, checkpoint)
   past = [
       phase.name for phase in config.phases
       if ends[phase.name] <= int(checkpoint.name)
@@ -66,6 +75,16 @@ def densify_checkpoint(
   return _densify(
       create_recipe(config.as_dict()), checkpoint, past, workdir, moments
   )
+
+
+def _refuse_code(config: RunConfig, checkpoint: pathlib.Path) -> None:
+  for phase in config.phases:
+    if phase.user_algorithm:
+      raise ValueError(
+          f'the config of checkpoint {checkpoint} names code to run, the '
+          f'algorithm {phase.user_algorithm!r} of phase {phase.name!r}; look '
+          'at it, and give --trust_code to run it.'
+      )
 
 
 def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:

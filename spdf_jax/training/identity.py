@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from spdf_jax.data.corpora import CACHE_DIR
+from spdf_jax.data.corpora import is_cached
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
@@ -19,6 +21,7 @@ _ADDED_FIELDS = {
     'matmul': 'dense',
     'storage': 'dense',
     'micro_batches': 1,
+    'max_skipped_steps': 0,
     'loss': {'label_smoothing': 0.0, 'z_loss': 0.0, 'chunk': 0},
     'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
     'data': {
@@ -49,6 +52,9 @@ def describe_arrays(tree: PyTree) -> dict[str, str]:
 def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
   """Reads the stored config of a run, also of an earlier version.
 
+  Nothing named in it is imported. Its cache of corpora is read, if it has the
+  corpus, but not written: otherwise the config returned has our own cache.
+
   Args:
     stored: The config, as `RunConfig.as_dict` of this or an earlier version
       wrote it.
@@ -62,13 +68,20 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
       lacks some.
   """
   try:
-    return parse(_with_added_fields(stored, _ADDED_FIELDS))
+    config = parse(_with_added_fields(stored, _ADDED_FIELDS))
   except ValueError as error:
     raise MismatchError(
         f'{place} is of another config, which this version cannot read: '
         f'{str(error).rstrip(".")}; use another workdir, starting from the '
         'parameters by init_from, or the version that wrote it.'
     ) from error
+  if is_cached(
+      config.data.corpus, config.data.tokenizer, config.data.cache_dir
+  ):
+    return config
+  return dataclasses.replace(
+      config, data=dataclasses.replace(config.data, cache_dir=CACHE_DIR)
+  )
 
 
 def _with_added_fields(
@@ -88,10 +101,13 @@ def _with_added_fields(
 def run_identity(config: RunConfig) -> dict[str, Any]:
   """Returns the flattened fields that two configs of one run must share.
 
-  These are all fields except paths, the mesh, the planned sizes of data, and
-  the storage of the state, since checkpoints are dense.
+  These are all fields except paths, the mesh, the planned sizes of data, the
+  storage of the state, since checkpoints are dense, and the number of steps
+  that may be skipped, so that it can be raised for a run that stopped.
   """
-  excluded = ('resume', 'init_from', 'data.cache_dir', 'storage')
+  excluded = (
+      'resume', 'init_from', 'data.cache_dir', 'storage', 'max_skipped_steps'
+  )
   return {
       k: v for k, v in flatten(config.as_dict()).items()
       if k not in excluded and not k.startswith(('mesh.', 'data.planned.'))

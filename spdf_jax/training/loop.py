@@ -264,6 +264,8 @@ class _TrainLog:
     self._progress = progress
     self.follow(recipe.plan)
     self._every = recipe.config.log_every
+    self._max_skipped = recipe.config.max_skipped_steps
+    self._skipped = self._skipped_in_a_row = 0
     self._pending = None
     self._seconds = 0.0
     self._clock = time.monotonic()
@@ -273,15 +275,12 @@ class _TrainLog:
     self._plan = plan
 
   def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Stores the metrics of `step` and writes those of the step before."""
+    """Stores the metrics of `step`; checks and writes those before it."""
     self._write()
     self._pending = step, metrics
 
   def flush(self) -> None:
-    """Waits for the pending metrics and writes them."""
-    if self._pending is not None:
-      jax.block_until_ready(self._pending[1])
-      self._check_finite(*self._pending)
+    """Waits for the pending metrics, checks and writes them."""
     self._write()
     self._pending = None
     self._stop_clock()
@@ -299,24 +298,35 @@ class _TrainLog:
     for name in ('train/loss', 'train/grad_norm'):
       value = float(metrics[name])
       if not math.isfinite(value):
-        raise NotFinite(
-            f'{name} of step {step} is {value}; training stops, and the latest '
-            'checkpoint is one of an earlier step. Lower the learning rate or '
-            'clip_norm, and train from there or in another workdir.'
-        )
+        break
+    else:
+      self._skipped_in_a_row = 0
+      return
+    self._skipped += 1
+    self._skipped_in_a_row += 1
+    place = f'{name} of step {step}, in phase '
+    place += f'{self._plan.phase_at(step - 1).name!r}, is {value}'
+    if self._skipped_in_a_row > self._max_skipped:
+      raise NotFinite(
+          f'{place}; training stops, and the latest checkpoint is one of an '
+          'earlier step. Lower the learning rate or clip_norm in another '
+          'workdir, or raise max_skipped_steps to go on from there.'
+      )
+    logger.warning('%s; the step is skipped, %d so far', place, self._skipped)
 
   def _write(self) -> None:
     if self._pending is None:
       return
     step, metrics = self._pending
+    self._check_finite(step, metrics)
     if step % self._every and step not in self._plan.ends.values():
       return
-    self._check_finite(step, metrics)
     scalars = {name: float(value) for name, value in metrics.items()}
     self._stop_clock()
     self._writer.write_scalars(step, {
         'phase': self._plan.phase_at(step - 1).name,
         **scalars,
+        **({'train/skipped_steps': self._skipped} if self._max_skipped else {}),
         'time/seconds': round(self._seconds, 4),
     })
     self._seconds = 0.0

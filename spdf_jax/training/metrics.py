@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -35,8 +36,11 @@ class MetricWriter:
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
   ) -> None:
-    """Appends one row with the number of completed steps and the values."""
-    self._file.write(json.dumps({'step': step, **scalars}) + '\n')
+    """Appends one row with the number of completed steps and the values.
+
+    Values that are not finite are written as null, since JSON has no NaN.
+    """
+    self._file.write(_to_line({'step': step, **scalars}))
 
   def flush(self) -> None:
     """Writes buffered rows to disk, with fsync."""
@@ -278,7 +282,15 @@ def _numbered_objects(
 def _cut_back(path: pathlib.Path, step: int) -> None:
   rows = read_rows(path) if path.exists() else []
   kept = [row for row in rows if row['step'] <= step]
-  write_atomically(path, ''.join(json.dumps(row) + '\n' for row in kept))
+  write_atomically(path, ''.join(map(_to_line, kept)))
+
+
+def _to_line(row: Mapping[str, Any]) -> str:
+  strict = {
+      k: None if isinstance(v, float) and not math.isfinite(v) else v
+      for k, v in row.items()
+  }
+  return json.dumps(strict, allow_nan=False) + '\n'
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:

@@ -134,13 +134,11 @@ class PhaseConfig:
 
   def __post_init__(self):
     _check_fields(self, ('batch_size', 'length'))
-    is_named = isinstance(self.sparsity, Mapping)
-    algorithm = self.sparsity.get('algorithm') if is_named else None
     # A user-defined algorithm is not imported here, since reading the
     # config.json of a run must not execute code named in it.
-    if ':' not in str(algorithm):
+    if not self.user_algorithm:
       self.create_algorithm()
-    if self.early_stop is not None and algorithm == 'iterative':
+    if self.early_stop is not None and self._algorithm == 'iterative':
       raise ValueError(
           f'phase {self.name!r} consists of rounds of iterative pruning, which '
           'have fixed lengths, and has early_stop; remove early_stop.'
@@ -157,6 +155,16 @@ class PhaseConfig:
       raise ValueError(
           f'learning rate of phase {self.name!r}: {error}'
       ) from error
+
+  @property
+  def _algorithm(self) -> str:
+    is_named = isinstance(self.sparsity, Mapping)
+    return str(self.sparsity.get('algorithm', '')) if is_named else ''
+
+  @property
+  def user_algorithm(self) -> str:
+    """Name of a user-defined algorithm, `'package.module:function'`, or `''`."""
+    return self._algorithm if ':' in self._algorithm else ''
 
   def create_algorithm(self) -> sparsity.Algorithm:
     """Creates the algorithm of the phase.

@@ -170,6 +170,7 @@ class Recipe:
         sparse_steps=self.sparse_steps,
         loss=self.loss,
         micro_batches=self.config.micro_batches,
+        skip_not_finite=self.config.max_skipped_steps > 0,
     )
     if self.plan.updates_masks:
       step = functools.partial(step, statistics=mask_statistics)

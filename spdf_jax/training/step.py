@@ -74,6 +74,7 @@ def train_step(
     sparse_steps: SparseSteps | None = None,
     loss: Loss = CROSS_ENTROPY,
     micro_batches: int = 1,
+    skip_not_finite: bool = False,
     statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
@@ -98,6 +99,10 @@ def train_step(
     loss: Loss to minimize, as the mean over the weighted tokens of the batch.
     micro_batches: Number of micro-batches for gradient accumulation, which
       saves memory of activations; a divisor of B.
+    skip_not_finite: Whether a step whose loss or gradient norm is not finite
+      leaves the kept weights unchanged. The optimizer then takes it with
+      gradients of zero, so that its counts, masks and schedules go on. Ignored
+      with a loss scale.
     statistics: Function `(opt_state) -> values` for the log, e.g.
       `mask_statistics`.
 
@@ -137,8 +142,19 @@ def train_step(
     )
   if scale is not None:
     objective, grads = jax.tree.map(lambda x: x / scale, (objective, grads))
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   grad_norm = optax.tree.norm(grads)
+  finite = jnp.isfinite(cross_entropy) & jnp.isfinite(grad_norm)
+  if skip_not_finite:
+    grads = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  if skip_not_finite:
+    params = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old), params, state.params
+    )
+  if not is_packed(mask):
+    # An update of -p leaves NaN where p is NaN.
+    params = sparsity.apply_mask(params, sparsity.get_mask(opt_state))
   metrics = {
       'train/loss': cross_entropy,
       'train/grad_norm': grad_norm,
@@ -146,12 +162,12 @@ def train_step(
   }
   new = state.replace(
       step=state.step + 1,
-      params=optax.apply_updates(state.params, updates),
+      params=params,
       opt_state=opt_state,
   )
   if scale is not None:
     metrics['train/loss_scale'] = scale
-    new = _keep_finite(jnp.isfinite(grad_norm), new, state)
+    new = _keep_finite(finite, new, state)
   metrics |= {
       f'sparsity/{k}': v for k, v in statistics(new.opt_state).items()
   }

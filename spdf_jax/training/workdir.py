@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from spdf_jax.sealed_json import unseal
 from spdf_jax.training import identity
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.metrics import write_atomically
@@ -135,8 +136,20 @@ def read_meta(checkpoint: pathlib.Path) -> dict[str, Any]:
 
 
 def read_item(checkpoint: pathlib.Path, item: str) -> Any:
-  """Reads a JSON item of a checkpoint, `'meta'` or `'data'`."""
-  return json.loads((checkpoint / item / 'metadata').read_text('utf-8'))
+  """Reads a JSON item of a checkpoint, `'meta'` or `'data'`.
+
+  Raises:
+    OSError: it is missing.
+    ValueError: it is not what was saved.
+  """
+  path = checkpoint / item / 'metadata'
+  try:
+    fields = json.loads(path.read_text('utf-8'))
+  except (ValueError, RecursionError) as error:
+    raise ValueError(
+        f'{path} is damaged ({error}); use another checkpoint.'
+    ) from error
+  return unseal(fields, path)
 
 
 def saved_steps(workdir: str | os.PathLike) -> list[int]:

@@ -1,0 +1,186 @@
+"""Checkpoints with flipped bits, in the wrong place, or with code in them."""
+
+import json
+import logging
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import assert_same_arrays
+from tiny_run import CONFIG
+from tiny_run import make_recipe
+
+from spdf_jax.runs.verification import verify
+from spdf_jax.sealed_json import seal
+from spdf_jax.training import densify_checkpoint
+from spdf_jax.training import open_session
+from spdf_jax.training import read_params
+from spdf_jax.training import train
+from spdf_jax.training.checkpoints import Checkpoints
+from spdf_jax.training.checkpoints import read_masks
+from spdf_jax.training.checkpoints import verify_checkpoint
+from spdf_jax.training.workdir import read_workdir_config
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A finished run of 14 steps, and its final state; not to be changed."""
+  workdir = tmp_path_factory.mktemp('run') / 'a'
+  return workdir, train(open_session(make_recipe(), workdir))
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+  """A copy of the run, to be damaged."""
+  return shutil.copytree(trained[0], tmp_path / 'copy')
+
+
+def flip(path, place):
+  data = bytearray(path.read_bytes())
+  data[int(place * (len(data) - 1))] ^= 4
+  path.write_bytes(data)
+
+
+def save_with_another_array(workdir, state):
+  """Saves what nobody computed, under the digests of what was."""
+  kernel = state.params['h_0']['mlp']['wi']['kernel']
+  bits = np.asarray(kernel).copy()
+  bits.view(np.uint32)[bits != 0][:1]
+  place = tuple(np.argwhere(bits)[0])
+  bits.view(np.uint32)[place] ^= 1 << 12
+  params = jax.tree.map(
+      lambda x: jnp.asarray(bits) if x is kernel else x, state.params
+  )
+  checkpoint = workdir / 'checkpoints' / '14'
+  recipe = make_recipe()
+  shutil.rmtree(workdir / 'other', ignore_errors=True)
+  saved = Checkpoints(
+      workdir / 'other', phase_ends=recipe.plan.ends, keep=1,
+      config=recipe.config, fingerprints=recipe.fingerprints,
+  )
+  saved.save(state.replace(params=params))
+  saved.close()
+  shutil.rmtree(checkpoint / 'params')
+  shutil.move(workdir / 'other/checkpoints/14/params', checkpoint / 'params')
+  return checkpoint
+
+
+def test_an_array_that_is_not_what_was_saved_is_found(
+    trained, workdir, caplog
+):
+  checkpoint = save_with_another_array(workdir, trained[1])
+  name = 'params/h_0/mlp/wi/kernel'
+  message = f'checkpoint {checkpoint} is damaged: array {name}'
+  abstract = make_recipe().abstract_state
+  with pytest.raises(ValueError, match=message):
+    read_params(checkpoint, abstract.params)
+  with pytest.raises(ValueError, match=message):
+    verify_checkpoint(checkpoint)
+  with pytest.raises(ValueError, match=f'14: .*{name}'):
+    list(verify(str(workdir)))
+  with caplog.at_level(logging.WARNING, 'spdf_jax'):
+    session = open_session(make_recipe(), workdir)
+  assert int(session.state.step) == 12
+  assert name in caplog.text
+  assert_same_arrays(train(session), trained[1])
+
+
+@pytest.mark.parametrize('item', ['params', 'opt_state', 'data', 'meta'])
+@pytest.mark.parametrize('place', [0.15, 0.5, 0.85])
+def test_a_flipped_bit_is_found_or_changes_nothing(
+    item, place, trained, workdir
+):
+  files = [
+      path for path in (workdir / 'checkpoints/14' / item).rglob('*')
+      if path.is_file()
+  ]
+  flip(max(files, key=lambda path: path.stat().st_size), place)
+  state = open_session(make_recipe(), workdir).state
+  if int(state.step) == 14:
+    assert_same_arrays(state, trained[1])
+  else:
+    assert int(state.step) == 12
+
+
+def test_masks_are_verified_too(trained, workdir):
+  checkpoint = workdir / 'checkpoints' / '5'
+  assert read_masks(checkpoint)
+  meta = checkpoint / 'meta' / 'metadata'
+  fields = json.loads(meta.read_text())
+  name = next(name for name in fields['digests'] if '/mask/' in name)
+  fields['digests'][name] = '00000000'
+  meta.write_text(json.dumps(seal(fields)))
+  with pytest.raises(ValueError, match=f'array {name} is not what was saved'):
+    read_masks(checkpoint)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_not_used(workdir):
+  (workdir / 'checkpoints' / '14').rename(workdir / 'checkpoints' / '99')
+  session = open_session(make_recipe(), workdir)
+  assert int(session.state.step) == 12
+
+
+def test_checkpoints_of_earlier_versions_open_and_are_not_verified(
+    trained, workdir
+):
+  checkpoint = workdir / 'checkpoints' / '14'
+  for item in ('meta', 'data'):
+    path = checkpoint / item / 'metadata'
+    fields = json.loads(path.read_text())
+    fields.pop('sha256')
+    fields.pop('digests', None)
+    path.write_text(json.dumps(fields))
+  state = open_session(make_recipe(), workdir).state
+  assert_same_arrays(state, trained[1])
+  with pytest.raises(ValueError, match='can be used, but not verified'):
+    verify_checkpoint(checkpoint)
+
+
+def test_sound_checkpoints_are_verified(trained):
+  lines = list(verify(str(trained[0])))
+  assert [line.split(':')[0] for line in lines] == [
+      f'checkpoint {step}' for step in (5, 10, 12, 14)
+  ]
+
+
+def with_config(workdir, change):
+  """Changes the config in all files of a run, with digests that fit."""
+  for path in (workdir / 'checkpoints').glob('*/meta/metadata'):
+    fields = json.loads(path.read_text())
+    change(fields['config'])
+    path.write_text(json.dumps(seal(fields)))
+  path = workdir / 'config.json'
+  config = json.loads(path.read_text())
+  change(config)
+  path.write_text(json.dumps(config))
+
+
+def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
+  ran = tmp_path / 'ran'
+
+  def change(config):
+    config['phases']['pretrain']['sparsity'] = {
+        'algorithm': 'subprocess:getoutput', 'cmd': f'touch {ran}',
+    }
+
+  with_config(workdir, change)
+  source = f'{workdir}@pretrain'
+  with pytest.raises(ValueError, match="'subprocess:getoutput'.*--trust_code"):
+    densify_checkpoint(source, tmp_path / 'dense')
+  read_workdir_config(workdir)
+  assert not ran.exists()
+  # With trust it is run, and what it returns is refused.
+  with pytest.raises(ValueError, match='let the function return'):
+    densify_checkpoint(source, tmp_path / 'dense', trust_code=True)
+  assert ran.exists()
+
+
+def test_a_path_in_a_config_of_others_is_not_written_to(workdir, tmp_path):
+  theirs = tmp_path / 'theirs'
+  with_config(workdir, lambda c: c['data'].update(cache_dir=str(theirs)))
+  assert read_workdir_config(workdir).data.cache_dir != str(theirs)
+  theirs.mkdir()
+  assert read_workdir_config(workdir).data.cache_dir != str(theirs)
+  assert CONFIG['data']['cache_dir'] == 'anywhere'

@@ -1,0 +1,142 @@
+"""Losses, gradients and weights that are not finite."""
+
+import dataclasses
+import functools
+import json
+import logging
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import assert_same_arrays
+from tiny_run import make_recipe
+
+import spdf_jax as spdf
+from spdf_jax.training import NotFinite
+from spdf_jax.training import open_session
+from spdf_jax.training import train
+from spdf_jax.training import train_step
+from spdf_jax.training.metrics import MetricWriter
+from spdf_jax.training.metrics import read_rows
+
+
+def poisoned_recipe(bad_steps, **changes):
+  """A recipe whose gradients are NaN at some steps, counted from 1."""
+  recipe = make_recipe(**changes)
+
+  def apply_fn(variables, tokens):
+    factor = jnp.where(tokens[0, 0] < 0, jnp.nan, 1.0)
+    return factor * recipe.model.apply(variables, tokens)
+
+  def batch_at(step, *args):
+    batch = recipe.batch_at(step, *args)
+    if step + 1 not in bad_steps:
+      return batch
+    return batch._replace(inputs=-1 - batch.inputs)
+
+  poisoned = dataclasses.replace(recipe, batch_at=batch_at)
+  poisoned.__dict__['step'] = jax.jit(functools.partial(
+      train_step, apply_fn=apply_fn, optimizer=recipe.optimizer,
+      learning_rate=recipe.plan.learning_rate,
+      skip_not_finite=recipe.config.max_skipped_steps > 0,
+  ))
+  return poisoned
+
+
+def test_the_first_loss_that_is_nan_ends_the_run_before_a_save(tmp_path):
+  recipe = poisoned_recipe({8}, log_every=5, checkpoints__every=1)
+  message = "train/loss of step 8, in phase 'continuation', is nan"
+  with pytest.raises(NotFinite, match=message):
+    train(open_session(recipe, tmp_path / 'run'))
+  resumed = open_session(make_recipe(log_every=5), tmp_path / 'run')
+  assert int(resumed.state.step) == 7
+
+
+def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
+  recipe = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
+  with caplog.at_level(logging.WARNING, 'spdf_jax'):
+    state = train(open_session(recipe, tmp_path / 'run'))
+  assert int(state.step) == 14
+  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
+  assert 'step 8' in caplog.text and '3 so far' in caplog.text
+  lines = (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()
+  refuse = lambda name: pytest.fail(f'{name} is not JSON')
+  rows = [json.loads(line, parse_constant=refuse) for line in lines]
+  rows = {row['step']: row for row in rows if 'phase' in row}
+  assert rows[8]['train/loss'] is None
+  assert [rows[s]['train/skipped_steps'] for s in (2, 3, 8, 14)] == [0, 1, 2, 3]
+
+
+def test_one_more_step_in_a_row_ends_the_run(tmp_path):
+  recipe = poisoned_recipe({3, 7, 8}, max_skipped_steps=1)
+  with pytest.raises(NotFinite, match='of step 8'):
+    train(open_session(recipe, tmp_path / 'run'))
+
+
+def test_skipping_can_be_switched_on_for_a_run_that_stopped(tmp_path):
+  with pytest.raises(NotFinite):
+    train(open_session(poisoned_recipe({8}), tmp_path / 'run'))
+  recipe = poisoned_recipe({8}, max_skipped_steps=1)
+  assert int(train(open_session(recipe, tmp_path / 'run')).step) == 14
+
+
+def test_a_skipped_step_changes_masks_but_no_kept_weight():
+  recipe = poisoned_recipe({6}, max_skipped_steps=1)
+  state = recipe.create_state()
+  for step in range(5):
+    state, _ = recipe.step(state, recipe.device_batch_at(step))
+  after, metrics = recipe.step(state, recipe.device_batch_at(5))
+  assert math.isnan(metrics['train/loss'])
+  assert_same_arrays(after.params, state.params)
+  assert int(after.step) == 6
+  # Step 6 is the first one of the dense continuation.
+  assert not all(m.all() for m in masks_of(state))
+  assert all(m.all() for m in masks_of(after))
+
+
+def test_skipping_leaves_finite_runs_as_they_are(tmp_path):
+  states = [
+      train(open_session(poisoned_recipe(set(), max_skipped_steps=n), path))
+      for n, path in ((0, tmp_path / 'a'), (3, tmp_path / 'b'))
+  ]
+  jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-6), *(
+          s.params for s in states
+      )
+  )
+
+
+def masks_of(state):
+  return jax.tree.leaves(spdf.get_mask(state.opt_state))
+
+
+def test_a_pruned_weight_that_was_nan_becomes_zero():
+  recipe = make_recipe()
+  state = recipe.create_state()
+  masks = spdf.get_mask(state.opt_state)
+  spoiled = jax.tree.map(
+      lambda p, m: p if m is None else jnp.where(m, p, jnp.nan),
+      state.params, masks, is_leaf=lambda x: x is None,
+  )
+  state = jax.jit(functools.partial(
+      train_step, optimizer=recipe.optimizer, apply_fn=lambda v, x: (
+          recipe.model.apply(
+              {'params': spdf.apply_mask(v['params'], masks)}, x
+          )
+      ), learning_rate=recipe.plan.learning_rate,
+  ))(state.replace(params=spoiled), recipe.device_batch_at(0))[0]
+  assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
+
+
+def test_metrics_are_strict_json(tmp_path):
+  path = tmp_path / 'metrics.jsonl'
+  writer = MetricWriter(path, 0)
+  writer.write_scalars(1, {'a': math.nan, 'b': math.inf, 'c': 1.5, 'd': 'x'})
+  writer.close()
+  assert path.read_text() == '{"step": 1, "a": null, "b": null, "c": 1.5, ' \
+      '"d": "x"}\n'
+  path.write_text('{"step": 1, "a": NaN}\n')  # Of an earlier version.
+  MetricWriter(path, 1).close()
+  assert read_rows(path) == [{'step': 1, 'a': None}]

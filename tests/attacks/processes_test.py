@@ -1,0 +1,221 @@
+"""Thirty kills, and pairs of processes that want the same folder."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from quickstart_runs import CACHE
+from quickstart_runs import ROOT
+from quickstart_runs import start_command
+from tiny_run import assert_same_arrays
+from tiny_run import without_times
+
+from spdf_jax.data import prepare_corpus
+from spdf_jax.training.metrics import read_rows
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings('ignore:Sharding info not provided'),
+]
+
+SECONDS = 600
+UPDATES = dict(
+    phases__pretrain__sparsity__update_every=2,
+    phases__pretrain__sparsity__update_until=12,
+)
+ALGORITHMS = {
+    'static': {},
+    'rigl': UPDATES,
+    'granet': UPDATES | dict(phases__pretrain__sparsity__sparsity__steps=12),
+}
+RATE = 'phases.pretrain.learning_rate.peak'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def corpus():
+  return prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
+
+
+def start_training(workdir, algorithm='static'):
+  return start_command(
+      'experiments.train',
+      f'--config=configs/quickstart.py:algorithm={algorithm}',
+      f'--workdir={workdir}', data__task='', checkpoints__every=2,
+      phases__order=('pretrain', 'continuation'), **ALGORITHMS[algorithm],
+  )
+
+
+def start_sweep(workdir):
+  return start_command(
+      'experiments.sweep', '--config=configs/quickstart.py',
+      f'--workdir={workdir}', f'--grid={RATE}=1e-3,1e-2', data__task='',
+      phases__order=('pretrain',),
+  )
+
+
+@pytest.fixture(scope='module')
+def text(tmp_path_factory):
+  """Lines that take a few seconds to prepare."""
+  folder = tmp_path_factory.mktemp('text')
+  rng = random.Random(0)
+  words = [''.join(rng.choices('etaoinshrdlu', k=6)) for _ in range(5000)]
+  with (folder / 'a.jsonl').open('w') as file:
+    for _ in range(60_000):
+      line = ' '.join(rng.choices(words, k=60))
+      file.write(json.dumps({'text': line}) + '\n')
+  return folder
+
+
+def start_preparation(text, output):
+  return subprocess.Popen(
+      [
+          sys.executable, '-m', 'experiments.prepare', f'--input={text}',
+          '--tokenizer=bpe-2048', f'--output={output}', '--workers=2',
+      ],
+      cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+  )
+
+
+def end(child):
+  output, _ = child.communicate(timeout=SECONDS)
+  assert 'Traceback' not in output, output
+  return child.returncode, output
+
+
+def finish(child):
+  code, output = end(child)
+  assert code == 0, output
+
+
+def kill_when(child, is_time):
+  """Kills a process once a condition holds; it must not have ended before."""
+  deadline = time.monotonic() + SECONDS
+  while not is_time() and time.monotonic() < deadline:
+    assert child.poll() is None, child.communicate()[0]
+    time.sleep(0.002)
+  child.kill()
+  child.communicate()
+  assert child.returncode == -signal.SIGKILL
+
+
+def is_saving(folder):
+  """Returns whether orbax has begun a checkpoint that is not complete."""
+  return lambda: any(folder.rglob('*orbax-checkpoint-tmp*'))
+
+
+def after(seconds):
+  end = time.monotonic() + seconds
+  return lambda: time.monotonic() > end
+
+
+def arrays_in(workdir):
+  found = {}
+  folder = workdir / 'checkpoints'
+  for name in sorted(p.name for p in folder.iterdir() if p.name.isdigit()):
+    with ocp.StandardCheckpointer() as checkpointer:
+      found[name] = {
+          item: jax.tree.map(
+              np.asarray, checkpointer.restore(folder / name / item)
+          )
+          for item in ('params', 'opt_state')
+      }
+  return found
+
+
+def assert_same_runs(one, other):
+  assert_same_arrays(arrays_in(one), arrays_in(other))
+  rows = [
+      without_times(read_rows(run / 'metrics.jsonl')) for run in (one, other)
+  ]
+  assert rows[0] == rows[1]
+  assert not (other / 'damaged_checkpoints').exists()
+
+
+def files_in(folder):
+  return {
+      path.name: path.read_bytes() for path in folder.iterdir()
+      if path.is_file() and path.name != '.lock'
+  }
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_six_kills_of_a_run(algorithm, tmp_path):
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  start = time.monotonic()
+  finish(start_training(whole, algorithm))
+  seconds = time.monotonic() - start
+  rng = random.Random(algorithm)
+  for _ in range(3):
+    for moment in (is_saving(killed), after(rng.uniform(0.2, 0.9) * seconds)):
+      child = start_training(killed, algorithm)
+      time.sleep(0.1)
+      kill_when(child, moment)
+  finish(start_training(killed, algorithm))
+  assert_same_runs(whole, killed)
+
+
+def test_six_kills_of_a_preparation(text, tmp_path):
+  whole, killed = tmp_path / 'a' / 'x', tmp_path / 'b' / 'x'
+  start = time.monotonic()
+  finish(start_preparation(text, whole))
+  seconds = time.monotonic() - start
+  rng = random.Random(0)
+  for _ in range(6):
+    kill_when(
+        start_preparation(text, killed),
+        after(rng.uniform(0.3, 0.9) * seconds),
+    )
+  finish(start_preparation(text, killed))
+  assert files_in(whole) == files_in(killed)
+
+
+def test_six_kills_of_a_sweep(tmp_path):
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  start = time.monotonic()
+  finish(start_sweep(whole))
+  seconds = time.monotonic() - start
+  rng = random.Random(1)
+  for _ in range(3):
+    for moment in (is_saving(killed), after(rng.uniform(0.3, 0.7) * seconds)):
+      child = start_sweep(killed)
+      kill_when(child, lambda: child.poll() is not None or moment())
+  finish(start_sweep(killed))
+  runs = sorted(path.name for path in whole.iterdir() if path.is_dir())
+  assert len(runs) == 2
+  for name in runs:
+    assert_same_runs(whole / name, killed / name)
+
+
+def assert_one_is_refused(children):
+  ended = [end(child) for child in children]
+  assert sorted(code for code, _ in ended) == [0, 1], ended
+  assert any('is in use by process' in output for _, output in ended), ended
+
+
+@pytest.mark.parametrize('attempt', range(5))
+def test_two_runs_in_one_workdir(attempt, tmp_path):
+  assert_one_is_refused([start_training(tmp_path / 'run') for _ in range(2)])
+  finish(start_training(tmp_path / 'whole'))
+  assert_same_runs(tmp_path / 'whole', tmp_path / 'run')
+
+
+@pytest.mark.parametrize('attempt', range(5))
+def test_two_preparations_of_one_output(attempt, text, tmp_path):
+  output, whole = tmp_path / 'a' / 'x', tmp_path / 'b' / 'x'
+  assert_one_is_refused([start_preparation(text, output) for _ in range(2)])
+  finish(start_preparation(text, whole))
+  assert files_in(output) == files_in(whole)
+
+
+@pytest.mark.parametrize('attempt', range(5))
+def test_two_sweeps_of_one_folder(attempt, tmp_path):
+  assert_one_is_refused([start_sweep(tmp_path / 'sweep') for _ in range(2)])
+  rows = (tmp_path / 'sweep' / 'sweep.jsonl').read_text().splitlines()
+  assert len(rows) == 2

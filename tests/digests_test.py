@@ -1,0 +1,62 @@
+"""Tests of digests of arrays."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spdf_jax.training.digests import digest_arrays
+
+
+def reference(x):
+  """The digest in NumPy, with the index of C order."""
+  x = np.ascontiguousarray(x)
+  width = min(x.dtype.itemsize, 4)
+  words = x.reshape(-1).view(f'uint{8 * width}').astype(np.uint64)
+  index = np.arange(words.size, dtype=np.uint64)
+  word = words ^ (index * 0x9E3779B1 % 2**32)
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+    word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor) % 2**32
+  return f'{int((word ^ (word >> np.uint64(16))).sum()) % 2**32:08x}'
+
+
+@pytest.mark.parametrize(
+    'dtype', ['float32', 'bfloat16', 'float16', 'int32', 'uint8', 'bool']
+)
+@pytest.mark.parametrize('shape', [(), (0,), (7,), (3, 5), (2, 3, 4)])
+def test_agrees_with_numpy(dtype, shape):
+  x = 50 * jax.random.normal(jax.random.key(0), shape)
+  x = (x > 0) if dtype == 'bool' else x.astype(dtype)
+  assert digest_arrays([x]) == {'0': reference(np.asarray(x))}
+
+
+@given(st.integers(0, 10**4 * 4 - 1), st.integers(0, 7))
+def test_every_flipped_bit_changes_it(byte, bit):
+  x = np.linspace(-1, 1, 10**4, dtype=np.float32).reshape(100, 100)
+  flipped = x.copy()
+  flipped.reshape(-1).view(np.uint8)[byte] ^= 1 << bit
+  assert digest_arrays(x) != digest_arrays(flipped)
+
+
+def test_order_and_shape_change_it():
+  x = jnp.arange(6.0)
+  assert digest_arrays(x) != digest_arrays(x[::-1])
+  assert digest_arrays(jnp.zeros(3)) != digest_arrays(jnp.zeros(4))
+
+
+def test_takes_keys():
+  one, two = (digest_arrays(jax.random.key(seed)) for seed in (1, 2))
+  assert one != two
+
+
+@pytest.mark.sharding
+def test_is_the_same_sharded(devices_8):
+  x = jax.random.normal(jax.random.key(0), (16, 24))
+  mesh = jax.make_mesh((8,), ('x',))
+  for spec in (('x',), (None, 'x')):
+    sharding = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*spec)
+    )
+    assert digest_arrays(jax.device_put(x, sharding)) == digest_arrays(x)

@@ -1,0 +1,262 @@
+r"""Damages files and inputs at random, and counts what passes unnoticed.
+
+  python -m tests.fuzz --minutes=10
+
+Targets: bits of checkpoints and corpora, files of models, configs, and sparse
+products. A case is `same` if the result is that of the sound input, `refused`
+if it ends in an error that names the cause, `accepted` if another input is
+valid too (only models and configs can be), `raw` if it ends in another error,
+and `silent` if the result is wrong. The exit status is 1 if any case is raw or
+silent; the seed and number of a case reproduce it.
+"""
+
+import collections
+from collections.abc import Callable
+import functools
+import json
+import logging as standard_logging
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For tiny_run.
+
+# pylint: disable=wrong-import-position
+from tiny_run import CONFIG
+from tiny_run import make_recipe
+
+from spdf_jax import data
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax.accelerator.primitives import sparse_matmul
+from spdf_jax.training import open_session
+from spdf_jax.training import train
+from spdf_jax.training.config import parse
+
+_MINUTES = flags.DEFINE_float('minutes', 10, 'Time to spend.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Seed of the cases.')
+_TARGETS = flags.DEFINE_list('targets', None, 'Targets; by default all.')
+
+Target = Callable[[np.random.Generator], str]
+
+REFUSED = (ValueError, OSError)
+
+
+def flip_bit(path: pathlib.Path, rng: np.random.Generator) -> None:
+  """Flips one random bit of a file."""
+  content = bytearray(path.read_bytes())
+  content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+  path.write_bytes(content)
+
+
+def flip_any_bit(folder: pathlib.Path, rng: np.random.Generator) -> None:
+  """Flips one random bit of a random file, each file being as likely."""
+  paths = sorted(p for p in folder.rglob('*') if p.is_file())
+  flip_bit(rng.choice([p for p in paths if p.stat().st_size]), rng)
+
+
+def bits_of(tree: Any) -> list[bytes]:
+  """Returns the bytes of all arrays."""
+  return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def fuzz_checkpoints(folder: pathlib.Path) -> Target:
+  """Damages the latest of three checkpoints, and opens the run again."""
+  train(open_session(make_recipe(), folder / 'sound'))
+  sound = {}
+  for step in (14, 12):
+    session = open_session(make_recipe(), folder / 'sound')
+    sound[step] = bits_of(session.state)
+    session.checkpoints.close()
+    session.release()
+    shutil.copytree(folder / 'sound', folder / f'copy{step}')
+    shutil.rmtree(folder / 'sound/checkpoints/14', ignore_errors=True)
+
+  def attack(rng):
+    shutil.rmtree(folder / 'run', ignore_errors=True)
+    shutil.copytree(folder / 'copy14', folder / 'run')
+    flip_any_bit(folder / 'run/checkpoints/14', rng)
+    session = open_session(make_recipe(), folder / 'run')
+    session.checkpoints.close()
+    session.release()
+    step = int(session.state.step)
+    if bits_of(session.state) != sound.get(step):
+      return 'silent'
+    return 'same' if step == 14 else 'refused'
+
+  return attack
+
+
+def fuzz_corpora(folder: pathlib.Path) -> Target:
+  """Damages a file of a prepared corpus, and opens it."""
+  text = folder / 'text'
+  text.mkdir()
+  for i in range(60):
+    (text / f'{i}.txt').write_text(f'This is text {i}. ' * (i + 1))
+  output = folder / 'corpus'
+  data.prepare_files(text, tokenizer='bytes', output=output, validation=0.1)
+
+  def contents(directory):
+    corpus = data.open_corpus(directory)
+    files = corpus.train, corpus.validation, corpus.test
+    return (
+        corpus.tokenizer.encode('This is text.'),
+        [(f.tokens.tobytes(), json.dumps(f.description)) for f in files],
+    )
+
+  sound = contents(output)
+
+  def attack(rng):
+    shutil.rmtree(folder / 'run', ignore_errors=True)
+    # Of the same name, which is part of the fingerprint.
+    copy = shutil.copytree(output, folder / 'run' / 'corpus')
+    flip_any_bit(copy, rng)
+    return 'same' if contents(copy) == sound else 'silent'
+
+  return attack
+
+
+def fuzz_models(folder: pathlib.Path) -> Target:
+  """Damages the config or the header of the weights of an exported model."""
+  config = models.GPTConfig(
+      vocab_size=32, n_layers=2, n_heads=2, d_model=16, d_ff=32, max_length=16
+  )
+  model = models.GPT(config)
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  params = model.init(jax.random.key(0), tokens)['params']
+  interop.save_hf(folder / 'sound', config, params, None)
+  names = sorted(p.name for p in (folder / 'sound').iterdir())
+
+  def attack(rng):
+    shutil.rmtree(folder / 'run', ignore_errors=True)
+    shutil.copytree(folder / 'sound', folder / 'run')
+    path = folder / 'run' / rng.choice(names)
+    content = bytearray(path.read_bytes())
+    kind = rng.integers(3)
+    if path.suffix == '.json' and kind == 0:
+      fields = json.loads(content)
+      fields[rng.choice(sorted(fields))] = any_value(rng)
+      path.write_text(json.dumps(fields))
+    elif kind == 1:
+      path.write_bytes(content[:rng.integers(len(content))])
+    else:
+      # Weights themselves have no digest, so only the header is changed.
+      size = len(content)
+      if path.suffix == '.safetensors':
+        size = 8 + int.from_bytes(content[:8], 'little')
+      content[rng.integers(size)] ^= 1 << int(rng.integers(8))
+      path.write_bytes(content)
+    interop.load_hf(folder / 'run')
+    return 'accepted'
+
+  return attack
+
+
+def any_value(rng: np.random.Generator) -> Any:
+  """Returns a random value of a random JSON type."""
+  values = [
+      None, True, -1, 0, 3, 2.5, 1e30, 2**31, '', 'x', 'static', [], [1, 'a'],
+      {}, {'a': 1}, [[]], {'order': ['x']}, 'ü' * 50,
+  ]
+  return values[rng.integers(len(values))]
+
+
+def fuzz_configs(folder: pathlib.Path) -> Target:
+  """Replaces a random field of a config, at any depth."""
+  del folder
+
+  def attack(rng):
+    config = json.loads(json.dumps(CONFIG))
+    place = config
+    while True:
+      name = rng.choice(sorted(place))
+      if not isinstance(place[name], dict) or rng.random() < 0.2:
+        break
+      if not place[name]:
+        break
+      place = place[name]
+    if rng.random() < 0.1:
+      del place[name]
+    else:
+      place[name] = any_value(rng)
+    parse(config)
+    return 'accepted'
+
+  return attack
+
+
+def fuzz_kernels(folder: pathlib.Path) -> Target:
+  """Compares sparse products of random shapes and masks with NumPy."""
+  del folder
+  product = jax.jit(functools.partial(sparse_matmul, lowering='native'))
+
+  def attack(rng):
+    rows, inputs, outputs = (int(2 ** rng.uniform(0, 7)) for _ in range(3))
+    x = rng.standard_normal((rows, inputs)).astype(np.float32)
+    w = rng.standard_normal((inputs, outputs)).astype(np.float32)
+    mask = rng.random((inputs, outputs)) < rng.choice([0, 0.05, 0.25, 0.5, 1])
+    # Weights off the mask are ignored.
+    found = np.asarray(product(x, np.where(mask, w, np.nan), mask))
+    exact = x.astype(np.float64) @ (w * mask)
+    bound = np.abs(x).astype(np.float64) @ np.abs(w * mask)
+    close = np.abs(found - exact) <= 1e-5 * bound
+    return 'same' if close.all() else 'silent'
+
+  return attack
+
+
+TARGETS = dict(
+    checkpoints=fuzz_checkpoints, corpora=fuzz_corpora, models=fuzz_models,
+    configs=fuzz_configs, kernels=fuzz_kernels,
+)
+
+
+def outcome_of(attack: Target, rng: np.random.Generator) -> tuple[str, str]:
+  """Returns the outcome of one case, and its error."""
+  try:
+    return attack(rng), ''
+  except REFUSED as error:
+    return 'refused', str(error)
+  except Exception as error:  # Whatever it is, it is counted.
+    return 'raw', f'{type(error).__name__}: {error}'
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  del argv
+  standard_logging.disable(standard_logging.WARNING)
+  names = _TARGETS.value or list(TARGETS)
+  counts = {name: collections.Counter() for name in names}
+  with tempfile.TemporaryDirectory() as folder:
+    for name in names:
+      path = pathlib.Path(folder, name)
+      path.mkdir()
+      attack = TARGETS[name](path)
+      end = time.monotonic() + 60 * _MINUTES.value / len(names)
+      number = 0
+      while time.monotonic() < end:
+        rng = np.random.default_rng([_SEED.value, number])
+        outcome, error = outcome_of(attack, rng)
+        counts[name][outcome] += 1
+        if outcome in ('raw', 'silent'):
+          print(f'{name} case {number}: {outcome} {error[:200]}', flush=True)
+        number += 1
+  kinds = ('same', 'refused', 'accepted', 'raw', 'silent')
+  print(f'{"target":12}{"cases":>8}' + ''.join(f'{k:>10}' for k in kinds))
+  for name, found in counts.items():
+    cases = ''.join(f'{found[kind]:>10}' for kind in kinds)
+    print(f'{name:12}{found.total():>8}{cases}')
+  return int(any(c['raw'] or c['silent'] for c in counts.values()))
+
+
+if __name__ == '__main__':
+  app.run(main)
