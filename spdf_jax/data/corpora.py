@@ -8,9 +8,9 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 from pathlib import Path
-import re
 import shutil
 from typing import Any
 from typing import final
@@ -28,11 +28,10 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
-from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.tokenizers import tokenizer_maker
 from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -86,7 +85,7 @@ class Corpus:
 
 
 def prepare_corpus(
-    name: str, *, tokenizer: str, cache_dir: Path | str
+    name: str, *, tokenizer: str, cache_dir: Path | str, build: bool = True
 ) -> Corpus:
   """Opens a corpus, after building it if it is not cached.
 
@@ -103,6 +102,8 @@ def prepare_corpus(
       folder, which has its own tokenizer.
     cache_dir: Folder of prepared corpora; created if missing. Several
       processes may prepare the same corpus at once.
+    build: Whether to build a corpus that is missing or damaged in `cache_dir`;
+      `False` where names come from a received file, since nothing is written.
 
   Returns:
     The corpus, with memory-mapped tokens.
@@ -110,7 +111,8 @@ def prepare_corpus(
   Raises:
     ImportError: `tokenizer` is `'bpe-N'` and the extra `data` is not installed.
     OSError: `cache_dir` cannot be written.
-    ValueError: `name` or `tokenizer` is unknown, or they do not fit together.
+    ValueError: `name` or `tokenizer` is unknown, or they do not fit together,
+      or the corpus has to be built and `build` is `False`.
 
   Example:
     >>> import tempfile
@@ -125,16 +127,27 @@ def prepare_corpus(
       return _open_mixture(name, tokenizer)
     return _open_prepared(name, tokenizer)
   read = lookup('corpus', name, _CORPORA)
-  make_tokenizer = _tokenizer_maker(tokenizer)
+  make_tokenizer = tokenizer_maker(tokenizer)
+  if make_tokenizer is None:
+    raise ValueError(
+        f"tokenizer={tokenizer!r} is unknown; use 'bytes', or 'bpe-N' with N"
+        " at least 257, e.g. 'bpe-1024'."
+    )
   source = {
       'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
   }
   folder = f'{name}-{source["python"]}-{tokenizer}'
   directory = Path(cache_dir).expanduser() / folder
-  if os.path.exists(directory):
-    try:
-      return _open(directory, name, source)
-    except (OSError, ValueError) as error:
+  try:
+    return _open(directory, name, source)
+  except (OSError, ValueError) as error:
+    if not build:
+      raise ValueError(
+          f'corpus={name!r} is missing or damaged in'
+          f' cache_dir={str(cache_dir)!r} ({error}); build it with'
+          ' prepare_corpus first.'
+      ) from error
+    if os.path.exists(directory):
       _logger.warning('Building the corpus in %s again: %s', directory, error)
   temporary = directory.with_name(f'.{folder}.{uuid.uuid4().hex}.tmp')
   try:
@@ -164,8 +177,39 @@ def open_corpus(directory: Path | str) -> Corpus:
   Raises:
     OSError: A file is missing.
     ValueError: The corpus is not finished, a file is damaged, or its tokens do
-      not have its fingerprint. Of files above 4 GiB only the length is checked.
+      not have its fingerprint. Of files above 4 GiB only the length is checked;
+      `verify_corpus` reads them.
   """
+  return _open_verified(directory, _LARGEST_VERIFIED)
+
+
+def verify_corpus(directory: Path | str) -> None:
+  """Reads all files of a corpus, of any size, and checks their fingerprints.
+
+  Args:
+    directory: Folder of a corpus that `prepare_files` wrote, which takes about
+      a second per gigabyte.
+
+  Raises:
+    OSError: A file is missing.
+    ValueError: The corpus is not finished, or a file is damaged; the message
+      names it.
+
+  Example:
+    >>> import tempfile
+    >>> from spdf_jax.data.preparation import prepare_files
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'a.jsonl').write_text(
+    ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
+    >>> _ = prepare_files(folder, tokenizer='bytes', output=folder / 'out',
+    ...     validation=0.1, test=0.1)
+    >>> verify_corpus(folder / 'out')
+  """
+  _open_verified(directory, math.inf)
+
+
+def _open_verified(directory: Path | str, largest: float) -> Corpus:
+  """Opens a corpus; reads token files of at most `largest` bytes."""
   directory = Path(directory).expanduser()
   if (directory / 'partial').exists():
     raise ValueError(
@@ -175,7 +219,7 @@ def open_corpus(directory: Path | str) -> Corpus:
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
   files = {split: open_token_file(directory / split) for split in SPLITS}
   for split, file in files.items():
-    if file.tokens.nbytes <= _LARGEST_VERIFIED:
+    if file.tokens.nbytes <= largest:
       verify_token_file(file)
     source = file.description['source']
     if (source.get('split'), source.get('tokenizer_fingerprint')) != (
@@ -233,20 +277,6 @@ def _open_mixture(name: str, tokenizer: str) -> Corpus:
   sources = [Windows(corpus.train) for corpus in corpora]
   mixture = Mixture(dict(zip(weights, sources)), weights)
   return dataclasses.replace(first, mixture=mixture)
-
-
-def _tokenizer_maker(
-    tokenizer: str,
-) -> Callable[[Iterable[str]], Tokenizer]:
-  if tokenizer == 'bytes':
-    return lambda texts: ByteTokenizer()
-  match = re.fullmatch(r'bpe-([1-9][0-9]*)', tokenizer)
-  if match and 257 <= int(match[1]) <= 2**32:
-    return lambda texts: train_bpe(texts, int(match[1]))
-  raise ValueError(
-      f'tokenizer={tokenizer!r} is unknown; use \'bytes\', or \'bpe-N\' with'
-      ' N at least 257, e.g. \'bpe-1024\'.'
-  )
 
 
 def _build(
