@@ -105,10 +105,12 @@ def _entry(fields: dict[str, Any], where: str) -> Input:
     else:
       triples = [tuple(map(str, triple)) for triple in fields['triples']]
       texts = [(t['comment'], t['text']) for t in fields['lexs']]
+    ''.join(text for _, text in texts)  # Raises TypeError for other types.
     return _input(fields['category'], triples, texts)
   except (KeyError, TypeError) as error:
     raise ValueError(
-        f'{where} lacks {error}; use the JSON of the challenge.'
+        f'{where} is not a set of triples with texts ({error}); use the JSON of'
+        ' the challenge.'
     ) from error
 
 
