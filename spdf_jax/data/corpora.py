@@ -186,9 +186,10 @@ def open_corpus(directory: Path | str) -> Corpus:
 def verify_corpus(directory: Path | str) -> None:
   """Reads all files of a corpus, of any size, and checks their fingerprints.
 
+  This takes about a second per gigabyte.
+
   Args:
-    directory: Folder of a corpus that `prepare_files` wrote, which takes about
-      a second per gigabyte.
+    directory: Folder of a corpus that `prepare_files` wrote.
 
   Raises:
     OSError: A file is missing.

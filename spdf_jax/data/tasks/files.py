@@ -149,7 +149,7 @@ def read_table(
     Values of these columns, by name.
 
   Raises:
-    ValueError: A column is missing, or the file is not CSV.
+    ValueError: A column is missing.
 
   Example:
     >>> import tempfile
