@@ -9,6 +9,7 @@ import pytest
 
 from spdf_jax.data import corpora
 from spdf_jax.data import stdlib
+from spdf_jax.data import tokenizers
 from spdf_jax.data.corpora import prepare_corpus
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.stdlib import module_sources
@@ -119,13 +120,13 @@ def test_byte_pairs_are_learned_on_training_documents_only(
 ):
   pytest.importorskip('tokenizers')
   seen = []
-  real_train = corpora.train_bpe
+  real_train = tokenizers.train_bpe
 
   def train(texts, vocab_size):
     seen.extend(texts)
     return real_train(seen, vocab_size)
 
-  monkeypatch.setattr(corpora, 'train_bpe', train)
+  monkeypatch.setattr(tokenizers, 'train_bpe', train)
   corpus = prepare(small_library, 'bpe-270')
   sources = corpora.module_sources()
   assert seen == [t for m, t in sources if module_split(m) == 'train']

@@ -7,6 +7,7 @@ from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
+from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
@@ -76,6 +77,7 @@ __all__ = [
     'save_tokenizer',
     'schedule_batches',
     'train_bpe',
+    'verify_corpus',
     'verify_token_file',
     'write_token_file',
 ]

@@ -15,6 +15,9 @@ from spdf_jax.extras import require
 
 END_OF_TEXT = '<|endoftext|>'
 
+LARGEST_VOCABULARY = 1 << 20
+"""Largest `vocab_size` of `train_bpe`; its memory grows with `vocab_size`."""
+
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,15 +79,15 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
   Args:
     texts: Documents to learn from.
-    vocab_size: Number of token ids, at least 257: the end of text, 256 bytes
-      and the merges.
+    vocab_size: Number of token ids, 257 to `LARGEST_VOCABULARY`: the end of
+      text, 256 bytes and the merges.
 
   Returns:
     The tokenizer, with exactly `vocab_size` ids.
 
   Raises:
     ImportError: The extra `data` is not installed.
-    ValueError: `vocab_size` is below 257, or `texts` are too short to yield
+    ValueError: `vocab_size` is out of range, or `texts` are too short to yield
       that many merges.
 
   Example:
@@ -95,6 +98,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
     raise ValueError(
         f'vocab_size={vocab_size} is too small for byte-pair encoding; use'
         ' at least 257 (256 bytes and the end of text).'
+    )
+  if vocab_size > LARGEST_VOCABULARY:
+    raise ValueError(
+        f'vocab_size={vocab_size} is too large for byte-pair encoding; use at'
+        f' most {LARGEST_VOCABULARY}.'
     )
   library = _library()
   model = _byte_level(library, library.models.BPE())

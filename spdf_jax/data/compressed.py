@@ -6,23 +6,33 @@ from typing import BinaryIO
 
 from spdf_jax.extras import require
 
+# Four compressed bytes are at most 128 KiB of data, so a piece is 32 MiB.
+_PIECE = 1 << 10
+_LARGEST_WINDOW = 1 << 27  # Bytes; that of `zstd --long`.
+
 
 class Zstandard(io.RawIOBase):
-  """A stream of all frames of a Zstandard file; truncation is an error."""
+  """A stream of all frames of a Zstandard file, in bounded memory.
+
+  Truncation is an error.
+  """
 
   def __init__(self, file: BinaryIO, path: Path):
     self._library = require('zstandard', 'prepare')
+    self._decompressor = self._library.ZstdDecompressor(
+        max_window_size=_LARGEST_WINDOW
+    )
     self._file, self._path = file, path
     self._frame = None
     self._left = b''  # Compressed bytes that belong to the next frame.
-    self._data = b''
+    self._data = memoryview(b'')
 
   def readable(self) -> bool:
     return True
 
   def readinto(self, buffer) -> int:
     while not self._data:
-      chunk = self._left or self._file.read(1 << 17)
+      chunk = self._left or self._file.read(_PIECE)
       self._left = b''
       if not chunk:
         if self._frame is not None:
@@ -32,9 +42,9 @@ class Zstandard(io.RawIOBase):
           )
         return 0
       if self._frame is None:
-        self._frame = self._library.ZstdDecompressor().decompressobj()
+        self._frame = self._decompressor.decompressobj()
       try:
-        self._data = self._frame.decompress(chunk)
+        self._data = memoryview(self._frame.decompress(chunk))
       except self._library.ZstdError as error:
         raise ValueError(
             f'{self._path} is not a valid Zstandard file ({error}); download'

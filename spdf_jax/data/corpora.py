@@ -8,9 +8,9 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 from pathlib import Path
-import re
 import shutil
 from typing import Any
 from typing import final
@@ -28,11 +28,10 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
-from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.tokenizers import tokenizer_maker
 from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -128,7 +127,12 @@ def prepare_corpus(
       return _open_mixture(name, tokenizer)
     return _open_prepared(name, tokenizer)
   read = lookup('corpus', name, _CORPORA)
-  make_tokenizer = _tokenizer_maker(tokenizer)
+  make_tokenizer = tokenizer_maker(tokenizer)
+  if make_tokenizer is None:
+    raise ValueError(
+        f"tokenizer={tokenizer!r} is unknown; use 'bytes', or 'bpe-N' with N"
+        " at least 257, e.g. 'bpe-1024'."
+    )
   source = {
       'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
   }
@@ -176,8 +180,40 @@ def open_corpus(directory: Path | str) -> Corpus:
   Raises:
     OSError: A file is missing.
     ValueError: The corpus is not finished, a file is damaged, or its tokens do
-      not have its fingerprint. Of files above 4 GiB only the length is checked.
+      not have its fingerprint. Of files above 4 GiB only the length is checked;
+      `verify_corpus` reads them.
   """
+  return _open_verified(directory, _LARGEST_VERIFIED)
+
+
+def verify_corpus(directory: Path | str) -> None:
+  """Reads all files of a corpus, of any size, and checks their fingerprints.
+
+  This takes about a second per gigabyte.
+
+  Args:
+    directory: Folder of a corpus that `prepare_files` wrote.
+
+  Raises:
+    OSError: A file is missing.
+    ValueError: The corpus is not finished, or a file is damaged; the message
+      names it.
+
+  Example:
+    >>> import tempfile
+    >>> from spdf_jax.data.preparation import prepare_files
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'a.jsonl').write_text(
+    ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
+    >>> _ = prepare_files(folder, tokenizer='bytes', output=folder / 'out',
+    ...     validation=0.1, test=0.1)
+    >>> verify_corpus(folder / 'out')
+  """
+  _open_verified(directory, math.inf)
+
+
+def _open_verified(directory: Path | str, largest: float) -> Corpus:
+  """Opens a corpus; reads token files of at most `largest` bytes."""
   directory = Path(directory).expanduser()
   if (directory / 'partial').exists():
     raise ValueError(
@@ -187,7 +223,7 @@ def open_corpus(directory: Path | str) -> Corpus:
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
   files = {split: open_token_file(directory / split) for split in SPLITS}
   for split, file in files.items():
-    if file.tokens.nbytes <= _LARGEST_VERIFIED:
+    if file.tokens.nbytes <= largest:
       verify_token_file(file)
     source = file.description['source']
     if (source.get('split'), source.get('tokenizer_fingerprint')) != (
@@ -245,20 +281,6 @@ def _open_mixture(name: str, tokenizer: str) -> Corpus:
   sources = [Windows(corpus.train) for corpus in corpora]
   mixture = Mixture(dict(zip(weights, sources)), weights)
   return dataclasses.replace(first, mixture=mixture)
-
-
-def _tokenizer_maker(
-    tokenizer: str,
-) -> Callable[[Iterable[str]], Tokenizer]:
-  if tokenizer == 'bytes':
-    return lambda texts: ByteTokenizer()
-  match = re.fullmatch(r'bpe-([1-9][0-9]*)', tokenizer)
-  if match and 257 <= int(match[1]) <= 2**32:
-    return lambda texts: train_bpe(texts, int(match[1]))
-  raise ValueError(
-      f'tokenizer={tokenizer!r} is unknown; use \'bytes\', or \'bpe-N\' with'
-      ' N at least 257, e.g. \'bpe-1024\'.'
-  )
 
 
 def _build(

@@ -21,7 +21,7 @@ from spdf_jax.data.tables import read_parquet
 from spdf_jax.names import lookup
 
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
-
+_LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
 
 Reader = Callable[..., Iterator[Piece | Skipped]]
 
@@ -80,7 +80,8 @@ def read_documents(
 
   A text file is one document. In JSON lines (plain or compressed by Zstandard),
   Parquet and Hugging Face datasets, a document is the field of a line or row;
-  in a `.bin` of nanoGPT (uint16 ids) it extends to the next end of text.
+  in a `.bin` of nanoGPT (uint16 ids) it extends to the next end of text. Lines
+  above 64 MiB are skipped.
 
   Args:
     path: A file, or the folder of a dataset.
@@ -122,16 +123,28 @@ def _suffix(path: Path) -> str:
   return path.suffix
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+  """Yields lines; `None` instead of a line that is too long to hold."""
+  while line := file.readline(_LONGEST_LINE + 1):
+    too_long = len(line) > _LONGEST_LINE
+    while too_long and line and not line.endswith(b'\n'):
+      line = file.readline(_PIECE)
+    yield None if too_long else line
+
+
 def _read_lines(file: BinaryIO, path: Path, field: str):
-  for number, line in enumerate(file, start=1):
+  for number, line in enumerate(_lines(file), start=1):
+    where = f'{path} line {number}'
+    if line is None:
+      yield Skipped('line too long', where)
+      continue
     if not line.strip():
       continue
-    where = f'{path} line {number}'
     try:
       fields = json.loads(line)
     except UnicodeDecodeError:
       yield Skipped('broken UTF-8', where)
-    except ValueError:
+    except (ValueError, RecursionError):
       yield Skipped('not JSON', where)
     else:
       if isinstance(fields, dict):

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import os
 from pathlib import Path
-import re
 import time
 from typing import Any
 
@@ -24,9 +23,8 @@ from spdf_jax.data.splits import choose_splits
 from spdf_jax.data.splits import name_splits
 from spdf_jax.data.splits import Splits
 from spdf_jax.data.tokenizer_files import open_tokenizer
-from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.tokenizers import tokenizer_maker
 from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
 from spdf_jax.data.unfinished import Unfinished
@@ -72,7 +70,7 @@ def prepare_files(
       split; at least one document of a small input.
     test: Share of test documents, in the same way.
     max_faults: Largest share of faulty documents (broken UTF-8, not a JSON
-      object, no text), which are skipped.
+      object, no text, a line above 64 MiB), which are skipped.
     workers: Number of processes that tokenize.
     report: Function called with the progress after every batch.
 
@@ -169,13 +167,9 @@ def _describe(files: list[Path], root: Path) -> list[list[Any]]:
 
 def _identify(tokenizer: str | os.PathLike[str]) -> str:
   """Identifies a tokenizer, independent of its path."""
-  if _is_word(tokenizer):
+  if tokenizer_maker(str(tokenizer)):
     return str(tokenizer)
   return open_tokenizer(tokenizer).fingerprint
-
-
-def _is_word(tokenizer: str | os.PathLike[str]) -> bool:
-  return re.fullmatch(r'bytes|bpe-[1-9][0-9]*', str(tokenizer)) is not None
 
 
 def _choose_splits(
@@ -192,10 +186,9 @@ def _choose_splits(
 
 
 def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
-  if not _is_word(tokenizer):
+  make = tokenizer_maker(str(tokenizer))
+  if make is None:
     return open_tokenizer(tokenizer)
-  if tokenizer == 'bytes':
-    return ByteTokenizer()
 
   def texts() -> Iterator[str]:
     seen, split = 0, None
@@ -217,7 +210,7 @@ def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
         if seen > _LEARN_FROM:
           return
 
-  return train_bpe(texts(), int(str(tokenizer).removeprefix('bpe-')))
+  return make(texts())
 
 
 def _batches(

@@ -31,7 +31,7 @@ def read_dataset(folder: Path, field: str) -> Iterator[Piece | Skipped]:
   try:
     state = json.loads((folder / 'state.json').read_bytes())
     files = [folder / Path(f['filename']).name for f in state['_data_files']]
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
         f'{folder} is not a dataset of save_to_disk ({_line(error)}); save it'
         ' again.'

@@ -14,8 +14,12 @@ from typing import Any
 from typing import BinaryIO
 from typing import final
 import uuid
+import zlib
 
 import numpy as np
+
+from spdf_jax.sealed_json import seal
+from spdf_jax.sealed_json import unseal
 
 FORMAT_VERSION = 1
 
@@ -114,6 +118,8 @@ def adopt_token_file(
     path: Path | str,
     raw: Path | str,
     *,
+    size: int,
+    crc32: int,
     vocab_size: int,
     documents: int,
     num_bytes: int,
@@ -124,6 +130,8 @@ def adopt_token_file(
   Args:
     path: Path of the token file, without a suffix, on the file system of `raw`.
     raw: A file that contains only ids, of `dtype_of(vocab_size)`; it is moved.
+    size: Number of bytes that were written to `raw`.
+    crc32: CRC-32 of these bytes.
     vocab_size: Number of token ids; every id must be below it.
     documents: Number of documents.
     num_bytes: Bytes of the text in UTF-8.
@@ -132,18 +140,31 @@ def adopt_token_file(
   Returns:
     The file, opened.
 
+  Raises:
+    ValueError: `raw` holds other bytes than were written, and is not moved.
+
   Example:
     >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / 'raw').write_bytes(bytes([1, 0, 2, 0]))
+    >>> folder, data = Path(tempfile.mkdtemp()), bytes([1, 0, 2, 0])
+    >>> _ = (folder / 'raw').write_bytes(data)
     >>> adopt_token_file(
-    ...     folder / 'train', folder / 'raw', vocab_size=3, documents=1,
-    ...     num_bytes=2, source={}).tokens.tolist()
+    ...     folder / 'train', folder / 'raw', size=4, crc32=zlib.crc32(data),
+    ...     vocab_size=3, documents=1, num_bytes=2, source={}).tokens.tolist()
     [1, 2]
   """
   path, raw = Path(path), Path(raw)
   dtype = dtype_of(vocab_size)
-  size, fingerprint = raw.stat().st_size, _digest(raw, dtype)
+  digest, found_size, found_crc32 = hashlib.sha256(dtype.encode()), 0, 0
+  for chunk in _chunks(raw):
+    digest.update(chunk)
+    found_size += len(chunk)
+    found_crc32 = zlib.crc32(chunk, found_crc32)
+  if (found_size, found_crc32) != (size, crc32):
+    raise ValueError(
+        f'{raw} holds {found_size} bytes with CRC-32 {found_crc32:08x}, and'
+        f' {size} with {crc32:08x} were written; another process changed it or'
+        f' it is damaged: delete {path.parent} and prepare the corpus again.'
+    )
   _json_path(path).unlink(missing_ok=True)
   os.replace(raw, _bin_path(path))
   _describe(path, {
@@ -153,7 +174,7 @@ def adopt_token_file(
       'tokens': size // np.dtype(dtype).itemsize,
       'documents': documents,
       'bytes': num_bytes,
-      'fingerprint': fingerprint,
+      'fingerprint': digest.hexdigest(),
       'source': dict(source),
   })
   return open_token_file(path)
@@ -184,8 +205,8 @@ def open_token_file(path: Path | str) -> TokenFile:
 
   Raises:
     FileNotFoundError: One of the two files is missing.
-    ValueError: The description is damaged or of another format, or the
-      number of tokens differs from it.
+    ValueError: The description is damaged (it contains its own SHA-256) or of
+      another format, or the number of tokens differs from it.
 
   Example:
     >>> import tempfile
@@ -241,15 +262,20 @@ def verify_token_file(token_file: TokenFile) -> None:
 
 def _digest(path: Path, dtype: str) -> str:
   digest = hashlib.sha256(dtype.encode())
+  for chunk in _chunks(path):
+    digest.update(chunk)
+  return digest.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
   with path.open('rb') as file:
     while chunk := file.read(1 << 22):
-      digest.update(chunk)
-  return digest.hexdigest()
+      yield chunk
 
 
 def _describe(path: Path, description: Mapping[str, Any]) -> None:
   with _replacing(_json_path(path)) as file:
-    file.write(json.dumps(description, indent=2).encode('utf-8'))
+    file.write(json.dumps(seal(description), indent=2).encode('utf-8'))
 
 
 def _checked(ids: Sequence[int], number: int, vocab_size: int) -> np.ndarray:
@@ -275,14 +301,17 @@ def _read_description(path: Path) -> dict[str, Any]:
   try:
     description = json.loads(path.read_bytes())
     version = description['format_version']
-    numbers = [description[key] for key in ('tokens', 'vocab_size', 'bytes')]
+    numbers = [
+        description[key]
+        for key in ('tokens', 'vocab_size', 'documents', 'bytes')
+    ]
     sound = (
         description['dtype'] in ('<u2', '<u4')
         and all(isinstance(number, int) for number in numbers)
         and isinstance(description['fingerprint'], str)
         and isinstance(description['source'], dict)
     )
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, RecursionError):
     sound, version = False, None
   if version is not None and version != FORMAT_VERSION:
     raise ValueError(
@@ -294,7 +323,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         f'{path} is not a complete description of a token file; write the'
         ' token file again.'
     )
-  return description
+  return unseal(description, path)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,9 @@ def open_tokenizer(path: Path | str) -> Tokenizer:
       ]
       return bpe_from_parts(_full_vocabulary(fields), merges)
     return library_tokenizer(text)
-  except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+  except (
+      ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError
+  ) as error:
     raise ValueError(
         f'tokenizer={str(path)!r} cannot be read ({error}); give a'
         ' tokenizer.json, a .model of sentencepiece, or a folder with'

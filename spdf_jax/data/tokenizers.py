@@ -1,6 +1,7 @@
 """Tokenizers, which convert text to token ids and back."""
 
 import base64
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import dataclasses
@@ -8,12 +9,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
+import re
 from typing import final
 from typing import Protocol
 import uuid
 
 from spdf_jax.data.bpe import bpe_from_parts
 from spdf_jax.data.bpe import BPETokenizer
+from spdf_jax.data.bpe import LARGEST_VOCABULARY
 from spdf_jax.data.bpe import train_bpe
 from spdf_jax.data.library_tokenizers import library_tokenizer
 from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
@@ -25,6 +28,7 @@ __all__ = [
     'Tokenizer',
     'load_tokenizer',
     'save_tokenizer',
+    'tokenizer_maker',
     'train_bpe',
 ]
 
@@ -101,6 +105,40 @@ class ByteTokenizer:
     return json.dumps({'kind': 'bytes'})
 
 
+def tokenizer_maker(
+    name: str,
+) -> Callable[[Iterable[str]], Tokenizer] | None:
+  """Returns the function that makes the tokenizer of a name from texts.
+
+  Args:
+    name: `'bytes'`, or `'bpe-N'` for `train_bpe` with N tokens.
+
+  Returns:
+    The function; `None` for other names.
+
+  Raises:
+    ValueError: N is out of range.
+
+  Example:
+    >>> tokenizer_maker('bytes')([])
+    ByteTokenizer()
+    >>> tokenizer_maker('bpe-258')(['to be or not to be'] * 2).vocab_size
+    258
+  """
+  if name == 'bytes':
+    return lambda texts: ByteTokenizer()
+  match = re.fullmatch(r'bpe-([1-9][0-9]*)', name)
+  if not match:
+    return None
+  size = int(match[1][:9])  # Nine digits are out of range, as more are.
+  if not 257 <= size <= LARGEST_VOCABULARY:
+    raise ValueError(
+        f"tokenizer={name!r} is out of range; use 'bytes', or 'bpe-N' with N"
+        f' from 257 to {LARGEST_VOCABULARY}.'
+    )
+  return lambda texts: train_bpe(texts, size)
+
+
 def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
   """Writes a tokenizer to a JSON file, atomically.
 
@@ -156,7 +194,9 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     fields = json.loads(text)
     build = lookup('tokenizer kind', fields['kind'], kinds)
     return build(fields)
-  except (ValueError, KeyError, TypeError) as error:
+  except (
+      ValueError, KeyError, TypeError, AttributeError, RecursionError
+  ) as error:
     raise ValueError(
         f'{path} is not a tokenizer file ({error}); write one with'
         ' save_tokenizer.'

@@ -9,6 +9,7 @@ from pathlib import Path
 import shutil
 from typing import Any
 from typing import final
+import zlib
 
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
@@ -20,6 +21,8 @@ from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.folder_lock import lock_folder
+from spdf_jax.sealed_json import seal
+from spdf_jax.sealed_json import unseal
 
 _logger = logging.getLogger(__name__)
 
@@ -51,13 +54,14 @@ class Unfinished:
 
   Attributes:
     tokenizer_path: File of the tokenizer.
-    state: Counts of each split, and the input position up to which they are
-      complete.
+    state: Counts and CRC-32 of each split, and the input position up to which
+      they are complete.
   """
 
   def __init__(self, output: Path, made_from: dict[str, Any]):
     self._output, self._made_from = output, made_from
     self._folder = output / 'partial'
+    self._mend = f'delete {output} and prepare the corpus again.'
     self.tokenizer_path = self._folder / 'tokenizer.json'
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
@@ -74,15 +78,27 @@ class Unfinished:
   def _read_state(self) -> dict[str, Any]:
     path = self._folder / 'state.json'
     if not path.exists():
-      splits = {s: dict(size=0, documents=0, bytes=0) for s in SPLITS}
+      splits = {
+          s: dict(size=0, crc32=0, documents=0, bytes=0) for s in SPLITS
+      }
       position = dict(file=0, items=0, skipped={}, documents=0, split=None)
       return dict(made_from=self._made_from, splits=splits, position=position)
-    state = json.loads(path.read_bytes())
-    if state['made_from'] != self._made_from:
+    try:
+      state = unseal(json.loads(path.read_bytes()), path)
+      made_from = state['made_from']
+      sound = all('crc32' in state['splits'][split] for split in SPLITS)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+      sound = False
+    if not sound:
+      raise ValueError(
+          f'{path} is damaged or was written by an earlier version;'
+          f' {self._mend}'
+      )
+    if made_from != self._made_from:
       raise ValueError(
           f'output={str(self._output)!r} holds the beginning of a corpus of'
-          f' other {differences(state["made_from"], self._made_from)}; give'
-          ' another folder, or delete this one.'
+          f' other {differences(made_from, self._made_from)}; give another'
+          ' folder, or delete this one.'
       )
     _logger.info(
         'Resuming in %s after %d documents.', self._output,
@@ -95,6 +111,12 @@ class Unfinished:
     if not self.tokenizer_path.exists():
       save_tokenizer(self.tokenizer_path, make())
     tokenizer = load_tokenizer(self.tokenizer_path)
+    made_with = self.state.setdefault('tokenizer', tokenizer.fingerprint)
+    if tokenizer.fingerprint != made_with:
+      raise ValueError(
+          f'{self.tokenizer_path} is not the tokenizer of the tokens beside it;'
+          f' {self._mend}'
+      )
     self._vocab_size = tokenizer.vocab_size
     return tokenizer
 
@@ -106,6 +128,7 @@ class Unfinished:
       self._file(split).write(result.data)
       counts = self.state['splits'][split]
       counts['size'] += len(result.data)
+      counts['crc32'] = zlib.crc32(result.data, counts['crc32'])
       counts['documents'] += result.documents
       counts['bytes'] += result.num_bytes
     self.state['position'] = position
@@ -114,10 +137,19 @@ class Unfinished:
   def _file(self, split):
     if split not in self._files:
       path = self._folder / f'{split}.ids'
+      size = self.state['splits'][split]['size']
+      moved = self._output / f'{split}.bin'
+      if size and moved.exists() and not path.exists():
+        os.replace(moved, path)  # Moved by a process that was then killed.
       path.touch()
+      if path.stat().st_size < size:
+        raise ValueError(
+            f'{path} is shorter than the {size} bytes that its state.json'
+            f' records; {self._mend}'
+        )
       file = path.open('r+b')
       # Data after the last saved state is discarded and written again.
-      file.truncate(self.state['splits'][split]['size'])
+      file.truncate(size)
       file.seek(0, os.SEEK_END)
       self._files[split] = file
     return self._files[split]
@@ -128,7 +160,7 @@ class Unfinished:
       file.flush()
       os.fsync(file.fileno())
     temporary = self._folder / '.state.json.tmp'
-    temporary.write_text(json.dumps(self.state), encoding='utf-8')
+    temporary.write_text(json.dumps(seal(self.state)), encoding='utf-8')
     os.replace(temporary, self._folder / 'state.json')
 
   def progress(self, total_files: int, seconds: float) -> Progress:
@@ -146,14 +178,8 @@ class Unfinished:
 
   def finish(self, tokenizer: Tokenizer) -> Corpus:
     """Moves the files to their place and opens the corpus."""
-    moved = [  # Moved already, by a process that was killed.
-        split for split in SPLITS
-        if not (self._folder / f'{split}.ids').exists()
-        and (self._output / f'{split}.json').exists()
-    ]
     for split in SPLITS:
-      if split not in moved:
-        self._file(split).close()
+      self._file(split).close()
     counts = self.state['splits']
     shares = self._made_from['shares'] | {'train': 1}
     for split in SPLITS:
@@ -165,10 +191,10 @@ class Unfinished:
         )
     save_tokenizer(self._output / 'tokenizer.json', tokenizer)
     for split in SPLITS:
-      if split in moved:
-        continue
       adopt_token_file(
           self._output / split, self._folder / f'{split}.ids',
+          size=counts[split]['size'],
+          crc32=counts[split]['crc32'],
           vocab_size=tokenizer.vocab_size,
           documents=counts[split]['documents'],
           num_bytes=counts[split]['bytes'],

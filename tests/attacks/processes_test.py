@@ -55,7 +55,7 @@ def start_training(workdir, algorithm='static'):
 def start_sweep(workdir):
   return start_command(
       'experiments.sweep', '--config=configs/quickstart.py',
-      f'--workdir={workdir}', f'--grid={RATE}=1e-3,1e-2', data__task='',
+      f'--workdir={workdir}', f'--grid={RATE}=1e-3,3e-3,1e-2', data__task='',
       phases__order=('pretrain',),
   )
 
@@ -184,11 +184,10 @@ def test_six_kills_of_a_sweep(tmp_path):
   rng = random.Random(1)
   for _ in range(3):
     for moment in (is_saving(killed), after(rng.uniform(0.3, 0.7) * seconds)):
-      child = start_sweep(killed)
-      kill_when(child, lambda: child.poll() is not None or moment())
+      kill_when(start_sweep(killed), moment)
   finish(start_sweep(killed))
   runs = sorted(path.name for path in whole.iterdir() if path.is_dir())
-  assert len(runs) == 2
+  assert len(runs) == 3
   for name in runs:
     assert_same_runs(whole / name, killed / name)
 
@@ -218,4 +217,4 @@ def test_two_preparations_of_one_output(attempt, text, tmp_path):
 def test_two_sweeps_of_one_folder(attempt, tmp_path):
   assert_one_is_refused([start_sweep(tmp_path / 'sweep') for _ in range(2)])
   rows = (tmp_path / 'sweep' / 'sweep.jsonl').read_text().splitlines()
-  assert len(rows) == 2
+  assert len(rows) == 3

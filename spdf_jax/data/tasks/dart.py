@@ -102,10 +102,12 @@ def _read(path: Path) -> Iterator[Input]:
           (subject, relation.lower(), value)
           for subject, relation, value in entry['tripleset']
       ]
+      context = linearize_triples(triples)
       texts = tuple(note['text'] for note in entry['annotations'])
+      ''.join(texts)  # Raises TypeError if one is not a string.
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise ValueError(
           f'entry {number} of {path} is not a set of triples with texts'
           f' ({error}); use the JSON of DART v1.1.1.'
       ) from error
-    yield Input(linearize_triples(triples), texts)
+    yield Input(context, texts)

@@ -93,12 +93,12 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
   """Reads a JSON file; raises ValueError if it is not JSON."""
+  text = read_text(path)
   try:
-    return json.loads(read_text(path))
-  except json.JSONDecodeError as error:
+    return json.loads(text)
+  except (ValueError, RecursionError) as error:
     raise ValueError(
-        f'{path} is not JSON at line {error.lineno} ({error.msg}); download'
-        ' it again.'
+        f'{path} is not JSON ({error}); download it again.'
     ) from error
 
 
@@ -126,7 +126,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
       continue
     try:
       fields = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
       fields = None
     if not isinstance(fields, dict):
       raise ValueError(

@@ -105,16 +105,19 @@ def _entry(fields: dict[str, Any], where: str) -> Input:
     else:
       triples = [tuple(map(str, triple)) for triple in fields['triples']]
       texts = [(t['comment'], t['text']) for t in fields['lexs']]
+    ''.join(text for _, text in texts)  # Raises TypeError for other types.
     return _input(fields['category'], triples, texts)
   except (KeyError, TypeError) as error:
     raise ValueError(
-        f'{where} lacks {error}; use the JSON of the challenge.'
+        f'{where} is not a set of triples with texts ({error}); use the JSON of'
+        ' the challenge.'
     ) from error
 
 
 def _read_xml(path: Path) -> Iterator[Input]:
   data = path.read_bytes()
-  if b'<!ENTITY' in data:  # Expanding entities can take unbounded memory.
+  # Expanding entities can take unbounded memory; UTF-16 has zero bytes.
+  if b'<!ENTITY' in data.replace(b'\0', b''):
     raise ValueError(f'{path} defines entities; use the file as published.')
   try:
     root = ElementTree.fromstring(data)

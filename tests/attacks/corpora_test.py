@@ -1,0 +1,204 @@
+"""Attacks on corpora: unlocked writers, kills, flipped bits, other names."""
+
+import json
+import os
+import re
+
+import pytest
+
+from spdf_jax.data import corpora
+from spdf_jax.data import open_corpus
+from spdf_jax.data import open_token_file
+from spdf_jax.data import preparation
+from spdf_jax.data import prepare_files
+from spdf_jax.data import token_files
+from spdf_jax.data import verify_corpus
+
+SHARES = dict(validation=0.2, test=0.2)
+
+
+@pytest.fixture
+def lines(tmp_path, monkeypatch):
+  """A file of 60 documents, which are batches of their own."""
+  monkeypatch.setattr(preparation, '_BATCH', 1000)
+  monkeypatch.setattr(preparation, '_SAVE_EVERY', 200_000)
+  path = tmp_path / 'in.jsonl'
+  path.write_text(''.join(
+      json.dumps({'text': f'Text {i}: ' + f'word{i} ' * 2000}) + '\n'
+      for i in range(60)
+  ))
+  return path
+
+
+def prepare(lines, output, tokenizer='bytes', **kwargs):
+  return prepare_files(
+      lines, tokenizer=tokenizer, output=output, **SHARES, **kwargs
+  )
+
+
+def stop_after(count):
+  """Returns a report function that interrupts at its `count`-th call."""
+  calls = []
+
+  def report(progress):
+    calls.append(progress)
+    if len(calls) == count:
+      raise KeyboardInterrupt
+
+  return report
+
+
+@pytest.fixture
+def killed(lines, tmp_path):
+  """A folder in which a preparation was interrupted after a saved state."""
+  with pytest.raises(KeyboardInterrupt):
+    prepare(lines, tmp_path / 'out', report=stop_after(40))
+  assert (tmp_path / 'out' / 'partial' / 'state.json').exists()
+  return tmp_path / 'out'
+
+
+def flip(path, offset, bit=0):
+  data = bytearray(path.read_bytes())
+  data[offset] ^= 1 << bit
+  path.write_bytes(data)
+
+
+@pytest.mark.parametrize('start', [10, 40])
+def test_two_preparations_without_locks_give_no_corpus_with_holes(
+    lines, tmp_path, start
+):
+  calls = []
+
+  def start_another(progress):
+    calls.append(progress)
+    if len(calls) == start:
+      # A process may lock a folder twice, as others may where no locks are.
+      with pytest.raises(KeyboardInterrupt):
+        prepare(lines, tmp_path / 'out', report=stop_after(4))
+
+  with pytest.raises(
+      ValueError, match=r'out/partial/(\w+).ids holds .* delete .* again\.$'
+  ) as caught:
+    prepare(lines, tmp_path / 'out', report=start_another)
+  split = re.search(r'(\w+).ids', str(caught.value))[1]
+  assert not (tmp_path / 'out' / f'{split}.bin').exists()
+  with pytest.raises(ValueError, match='is not finished'):
+    open_corpus(tmp_path / 'out')
+
+
+def test_tokens_shorter_than_their_state_are_not_filled_with_zeros(
+    lines, killed
+):
+  path = killed / 'partial' / 'train.ids'
+  os.truncate(path, 100)
+  with pytest.raises(ValueError, match='train.ids is shorter than the'):
+    prepare(lines, killed)
+  assert path.stat().st_size == 100
+
+
+def test_a_bit_flipped_before_the_relaunch_is_found(lines, killed):
+  flip(killed / 'partial' / 'train.ids', 1000)
+  with pytest.raises(ValueError, match=r'train.ids holds .* damaged: delete'):
+    prepare(lines, killed)
+  assert not list(killed.glob('*.bin'))
+
+
+@pytest.mark.parametrize('change', [
+    lambda data: b'',
+    lambda data: data[:100],
+    lambda data: b'[' * 200_000,
+    lambda data: b'{"made_from": 1}',
+    lambda data: data.replace(b'"documents": ', b'"documents": 1'),
+])
+def test_a_damaged_state_is_refused_with_its_name(lines, killed, change):
+  path = killed / 'partial' / 'state.json'
+  path.write_bytes(change(path.read_bytes()))
+  with pytest.raises(ValueError, match=r'state.json is damaged or .* again\.$'):
+    prepare(lines, killed)
+
+
+def test_another_tokenizer_does_not_continue_the_tokens(lines, tmp_path):
+  pytest.importorskip('tokenizers')
+  with pytest.raises(KeyboardInterrupt):
+    prepare(lines, tmp_path / 'out', 'bpe-300', report=stop_after(40))
+  path = tmp_path / 'out' / 'partial' / 'tokenizer.json'
+  fields = json.loads(path.read_text())
+  fields['merges'][0], fields['merges'][1] = fields['merges'][1::-1]
+  path.write_text(json.dumps(fields))
+  with pytest.raises(ValueError, match='is not the tokenizer of the tokens'):
+    prepare(lines, tmp_path / 'out', 'bpe-300')
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+def test_a_kill_between_the_tokens_and_their_description_is_mended(
+    lines, tmp_path, monkeypatch, count
+):
+  expected = prepare(lines, tmp_path / 'a' / 'x')
+  real, calls = token_files._describe, []
+
+  def describe(*args):
+    calls.append(args)
+    if len(calls) == count:
+      raise KeyboardInterrupt
+    real(*args)
+
+  monkeypatch.setattr(token_files, '_describe', describe)
+  with pytest.raises(KeyboardInterrupt):
+    prepare(lines, tmp_path / 'b' / 'x')
+  monkeypatch.setattr(token_files, '_describe', real)
+  assert prepare(lines, tmp_path / 'b' / 'x').fingerprint == (
+      expected.fingerprint
+  )
+
+
+def test_flipped_bits_of_a_description_are_found_or_change_nothing(
+    lines, tmp_path
+):
+  expected = prepare(lines, tmp_path / 'out').train.description
+  path = tmp_path / 'out' / 'train.json'
+  for offset in range(path.stat().st_size):
+    flip(path, offset, offset % 8)
+    try:
+      found = open_token_file(tmp_path / 'out' / 'train').description
+    except ValueError as error:
+      assert 'train.json' in str(error) or 'train.bin' in str(error)
+    else:
+      assert {key: found[key] for key in expected} == expected
+    flip(path, offset, offset % 8)
+
+
+def test_a_description_without_its_digest_still_opens(lines, tmp_path):
+  expected = prepare(lines, tmp_path / 'out').fingerprint
+  for split in corpora.SPLITS:
+    path = tmp_path / 'out' / f'{split}.json'
+    fields = json.loads(path.read_text())
+    del fields['sha256']
+    path.write_text(json.dumps(fields))
+  assert open_corpus(tmp_path / 'out').fingerprint == expected
+
+
+def test_flipped_bits_of_a_tokenizer_are_found_or_change_nothing(
+    lines, tmp_path
+):
+  pytest.importorskip('tokenizers')
+  expected = prepare(lines, tmp_path / 'out', 'bpe-300').fingerprint
+  path = tmp_path / 'out' / 'tokenizer.json'
+  for offset in range(0, path.stat().st_size, 23):
+    flip(path, offset, offset % 8)
+    try:
+      assert open_corpus(tmp_path / 'out').fingerprint == expected
+    except ValueError as error:
+      assert 'tokenizer' in str(error)
+    flip(path, offset, offset % 8)
+
+
+def test_flipped_bits_of_large_files_are_found_by_verifying(
+    lines, tmp_path, monkeypatch
+):
+  prepare(lines, tmp_path / 'out')
+  verify_corpus(tmp_path / 'out')
+  monkeypatch.setattr(corpora, '_LARGEST_VERIFIED', 0)
+  flip(tmp_path / 'out' / 'test.bin', 100)
+  open_corpus(tmp_path / 'out')
+  with pytest.raises(ValueError, match=r'test.bin holds other tokens'):
+    verify_corpus(tmp_path / 'out')
