@@ -163,7 +163,7 @@ class PhaseConfig:
 
   @property
   def user_algorithm(self) -> str:
-    """Name of a user-defined algorithm, `'package.module:function'`, or `''`."""
+    """Name `'package.module:function'` of a user-defined algorithm, or `''`."""
     return self._algorithm if ':' in self._algorithm else ''
 
   def create_algorithm(self) -> sparsity.Algorithm:
