@@ -75,7 +75,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
     return state, metrics
 
   recipe.__dict__['step'] = poisoned
-  with pytest.raises(NotFinite, match='train/grad_norm of step 8 is nan'):
+  with pytest.raises(NotFinite, match='train/grad_norm of step 8, .* is nan'):
     train(open_session(recipe, tmp_path / 'run'))
   assert 'NaN' not in (tmp_path / 'run' / 'metrics.jsonl').read_text()
   recipe = make_recipe(checkpoints__every=1, log_every=5)

@@ -182,7 +182,10 @@ def train(
         session, evaluators, phase_end_evaluators, writers, profile
     )
   finally:
-    session.release()
+    try:
+      session.checkpoints.close()  # Saves that have begun are completed.
+    finally:
+      session.release()
 
 
 def _train(
@@ -249,7 +252,6 @@ def _train(
       progress.resume(step)
       if stop:
         break
-  session.checkpoints.close()
   writer.close()
   if interrupts.received is not None and step < recipe.plan.total_steps:
     raise Interrupted(interrupts.received, step)
