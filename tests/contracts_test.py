@@ -22,7 +22,9 @@ LAYERS = {
     'training': 3, 'evaluation': 3, 'interop': 3,
     'costs': 4, 'runs': 5,
 }
-SMALL = {'names', 'extras', 'folder_lock', 'packing', 'lowerings'}
+SMALL = {
+    'names', 'extras', 'folder_lock', 'private_folder', 'packing', 'lowerings',
+}
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
     # What of a lower layer a room does not import, beside all of its own layer.
