@@ -23,7 +23,8 @@ LAYERS = {
     'costs': 4, 'runs': 5,
 }
 SMALL = {
-    'names', 'extras', 'folder_lock', 'packing', 'lowerings', 'sealed_json'
+    'names', 'extras', 'folder_lock', 'private_folder', 'packing', 'lowerings',
+    'sealed_json',
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {

@@ -165,6 +165,19 @@ def test_a_truncated_library_is_built_anew(
   assert len(library.read_bytes()) == len(whole)
 
 
+@needs_compiler
+def test_a_library_that_others_can_write_to_is_not_loaded(
+    warm, quick_compiler, run, tmp_path
+):
+  shutil.copytree(warm[0], tmp_path / 'cache')
+  library = only_library(tmp_path / 'cache')
+  library.parent.chmod(0o777)
+  out, err, code = run(IS_AVAILABLE, CXX=quick_compiler)
+  assert (out, code) == ('False False\n', 0), err
+  (warning,) = err.splitlines()
+  assert f'native kernels are not used: {library.parent} has mode' in warning
+
+
 def test_not_wished_for_it_is_not_built(run, tmp_path):
   out, err, code = run(IS_AVAILABLE, SPDF_NATIVE=0)
   assert (out, code) == ('False False\n', 0), err

@@ -283,6 +283,15 @@ def test_nan_and_infinity_on_the_mask_do_propagate():
   np.testing.assert_array_equal(y, [[np.nan, 1]])
 
 
+# Native kernels skip the zeros; see native_test.
+def test_the_reference_multiplies_infinite_inputs_by_zeros_off_the_mask():
+  x = np.array([[np.inf, 1], [1, 1]], np.float32)
+  w = np.ones((2, 2), np.float32)
+  mask = np.array([[True, False], [True, True]])
+  y = sparse_matmul(x, w, mask)
+  np.testing.assert_array_equal(y, [[np.inf, np.nan], [2, 1]])
+
+
 def test_a_nan_in_the_output_gradient_reaches_chosen_weights_only():
   dy = np.array([[np.nan, 1.0]], np.float32)
   mask = np.array([[False, True], [True, True]])

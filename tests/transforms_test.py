@@ -154,9 +154,9 @@ def test_reset_state_compiles_once_and_copies_no_branch():
   assert 'cond' not in jaxpr
 
 
-@pytest.mark.parametrize('boundaries', [[3, 2], [2, 2], [-1], [1.5]])
+@pytest.mark.parametrize('boundaries', [[3, 2], [2, 2], [-1], [1.5], [2**31]])
 def test_reset_state_refuses_boundaries_that_do_not_rise(boundaries):
-  with pytest.raises(ValueError, match='boundaries are'):
+  with pytest.raises(ValueError, match='boundaries (are|is)'):
     spdf.reset_state(optax.scale_by_adam(), boundaries)
 
 

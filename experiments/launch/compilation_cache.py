@@ -10,6 +10,7 @@ from absl import logging
 import jax
 
 from experiments.benchmarks import machine
+from spdf_jax.private_folder import create_private
 
 _DIRECTORY = flags.DEFINE_string(
     'compilation_cache', None,
@@ -25,7 +26,8 @@ def prepare() -> None:
   The same program of the same jaxlib, for the same devices, is compiled once.
   A program compiled for a CPU depends on its instruction set and number of
   cores, so every kind of processor has a directory of its own. If the directory
-  cannot be written, a warning is logged and programs are not cached.
+  cannot be written, or other users can write to it, a warning is logged and
+  programs are not cached.
   """
   wished = _DIRECTORY.value
   if wished is None:
@@ -38,12 +40,15 @@ def prepare() -> None:
     return
   directory = pathlib.Path(wished).expanduser() / _processor()
   try:
-    directory.mkdir(parents=True, exist_ok=True)
+    create_private(directory)
   except OSError as error:
     logging.warning(
         'compiled programs are not cached: %s cannot be written (%s).',
         directory, error.strerror,
     )
+    return
+  except ValueError as error:
+    logging.warning('compiled programs are not cached: %s', error)
     return
   jax.config.update('jax_compilation_cache_dir', str(directory))
 

@@ -9,8 +9,10 @@ from typing import Any
 from absl import app
 from absl import flags
 from absl import logging
+import jax
 
 from spdf_jax import training
+from spdf_jax.training.processes import is_lost_process
 from spdf_jax.training.processes import keep_freed_memory
 
 
@@ -46,8 +48,8 @@ def run(
   """Runs the body of a command, prints its texts and returns its exit status.
 
   Bad input is logged as one sentence, with status 1; `--verbosity=1` also logs
-  the traceback. A run stopped by a signal has the status that shells use, 128
-  and the signal's number.
+  the traceback. The loss of another process is one sentence too. A run stopped
+  by a signal has the status that shells use, 128 and the signal's number.
 
   Args:
     argv: Name of the program and arguments left after parsing flags; there
@@ -88,6 +90,16 @@ def run(
     return 130
   except training.NotFinite as error:
     logging.error('%s', error)
+    return 1
+  except jax.errors.JaxRuntimeError as error:
+    if not is_lost_process(error):
+      raise
+    logging.error(
+        'another process of this run has ended (%s); start all processes '
+        'again, and they continue from the last checkpoint.',
+        str(error).splitlines()[0],
+    )
+    logging.debug('This was raised:', exc_info=error)
     return 1
 
 

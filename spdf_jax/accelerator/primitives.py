@@ -69,7 +69,11 @@ def sparse_matmul(
 ) -> jax.Array:
   r"""Multiplies by the kept weights: y = x @ (mask ⊙ w).
 
-  Weights off the mask are ignored and may be NaN. The gradients are
+  Weights off the mask are ignored and may be NaN. Inputs and cotangents must be
+  finite for lowerings to agree: the reference multiplies them by zeros off the
+  mask, so that an infinite or NaN entry makes all outputs of its token NaN,
+  while native kernels skip these zeros, so that it affects only the outputs
+  with a kept weight at this entry. The gradients are
 
   .. math::
     dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)

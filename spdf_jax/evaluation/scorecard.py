@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 import pathlib
 import statistics
 from typing import Any
@@ -282,10 +283,20 @@ def format_scores(scores: Sequence[Score]) -> str:
 
 
 def to_json(candidate: Candidate, scores: Sequence[Score]) -> Mapping[str, Any]:
-  """Returns the scores of a model as JSON-serializable data."""
+  """Returns the scores of a model as JSON-serializable data.
+
+  JSON has no infinite or NaN numbers: such a score is `None`, with a note.
+  """
   return {
-      'model': candidate.name, 'scores': [score._asdict() for score in scores]
+      'model': candidate.name,
+      'scores': [_finite(score)._asdict() for score in scores],
   }
+
+
+def _finite(score: Score) -> Score:
+  if score.value is None or math.isfinite(score.value):
+    return score
+  return score._replace(value=None, note=f'the score is {score.value}')
 
 
 def format_means(runs: Sequence[Mapping[str, Any]]) -> str:

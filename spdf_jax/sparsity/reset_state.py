@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.sparsity.times import check_steps
+
 PyTree = Any
 
 
@@ -41,7 +43,7 @@ def reset_state(
     The transformation; its `update` needs `params`.
 
   Raises:
-    ValueError: the boundaries are not increasing, or one is negative.
+    ValueError: the boundaries are not increasing steps from 0 to 2^31 - 1.
 
   Example:
     >>> tx = reset_state(optax.scale_by_adam(), [1000])
@@ -81,12 +83,10 @@ def reset_state(
 
 
 def check_boundaries(boundaries: Sequence[int]) -> None:
-  """Raises ValueError unless the boundaries are increasing steps >= 0."""
-  steps = list(boundaries)
-  if any(int(b) != b or b < 0 for b in steps) or any(
-      b <= a for a, b in zip(steps, steps[1:])
-  ):
+  """Raises ValueError unless boundaries are increasing int32 steps >= 0."""
+  steps = [check_steps('a step in boundaries', b, 0) for b in boundaries]
+  if any(b <= a for a, b in zip(steps, steps[1:])):
     raise ValueError(
-        f'boundaries are {steps}; give non-negative steps, each larger than '
-        'the one before.'
+        f'boundaries are {steps}; give steps that are each larger than the one '
+        'before.'
     )

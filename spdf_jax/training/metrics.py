@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -14,6 +15,8 @@ from typing import Protocol
 
 from spdf_jax.extras import require
 from spdf_jax.names import lookup
+
+_logger = logging.getLogger('spdf_jax')
 
 
 class MetricWriter:
@@ -75,29 +78,44 @@ Open = Callable[[int], Writer]
 class AllWriters:
   """A writer that writes to several writers.
 
+  Errors of the first writer are raised. Any other writer is dropped after its
+  first error, with a warning, so that training continues without a dashboard.
+
   Args:
-    writers: The writers, in the order of their calls.
+    writers: The writers, in the order of their calls; the first is that of
+      `metrics.jsonl`.
   """
 
   def __init__(self, writers: Sequence[Writer]):
-    self._writers = tuple(writers)
+    self._writers = list(writers)
 
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
   ) -> None:
     """Writes to all writers."""
-    for writer in self._writers:
-      writer.write_scalars(step, scalars)
+    self._call('write_scalars', step, scalars)
 
   def flush(self) -> None:
     """Flushes all writers."""
-    for writer in self._writers:
-      writer.flush()
+    self._call('flush')
 
   def close(self) -> None:
     """Closes all writers."""
-    for writer in self._writers:
-      writer.close()
+    self._call('close')
+
+  def _call(self, method: str, *args: Any) -> None:
+    for writer in tuple(self._writers):
+      try:
+        getattr(writer, method)(*args)
+      except Exception as error:  # A dashboard may raise any exception.
+        if writer is self._writers[0]:
+          raise
+        self._writers.remove(writer)
+        _logger.warning(
+            '%s failed (%s: %s), so it gets no more metrics; metrics.jsonl has '
+            'all of them.',
+            type(writer).__name__, type(error).__name__, error,
+        )
 
 
 class TensorBoardWriter:

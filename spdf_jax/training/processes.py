@@ -140,6 +140,21 @@ def is_main_process() -> bool:
   return jax.process_index() == 0
 
 
+def is_lost_process(error: Exception) -> bool:
+  """Returns whether an error says that another process of the run has ended.
+
+  Gloo, which connects processes on CPUs, raises it in those that remain.
+
+  Args:
+    error: The error of a step.
+
+  Example:
+    >>> is_lost_process(ValueError('sparsity is 2'))
+    False
+  """
+  return isinstance(error, jax.errors.JaxRuntimeError) and 'Gloo' in str(error)
+
+
 class Interrupts:
   """A context manager that records the first SIGTERM or SIGINT.
 

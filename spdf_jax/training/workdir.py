@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 from typing import Any
 
@@ -79,6 +80,7 @@ def read_workdir_config(workdir: str | os.PathLike) -> RunConfig:
 
   Raises:
     FileNotFoundError: the directory has no config.
+    ValueError: the config is not a JSON object.
     MismatchError: this version cannot read the config.
   """
   path = pathlib.Path(workdir, CONFIG)
@@ -86,7 +88,13 @@ def read_workdir_config(workdir: str | os.PathLike) -> RunConfig:
     raise FileNotFoundError(
         f'{workdir} has no {CONFIG}; give the workdir of a training run.'
     )
-  stored = json.loads(path.read_text('utf-8'))
+  try:
+    stored = dict(json.loads(path.read_text('utf-8')))
+  except (ValueError, TypeError, RecursionError) as error:
+    raise ValueError(
+        f'{path} is not the config of a run ({error}); delete it and repeat '
+        'the command of the run, which writes it again.'
+    ) from error
   return identity.read_config(stored, f'config of workdir {str(workdir)!r}')
 
 
@@ -155,8 +163,8 @@ def read_item(checkpoint: pathlib.Path, item: str) -> Any:
 def saved_steps(workdir: str | os.PathLike) -> list[int]:
   """Returns the steps of all checkpoints of a workdir, in ascending order."""
   directory = pathlib.Path(workdir) / 'checkpoints'
-  names = directory.iterdir() if directory.is_dir() else ()
-  return sorted(int(path.name) for path in names if path.name.isdigit())
+  names = os.listdir(directory) if directory.is_dir() else ()
+  return sorted(int(x) for x in names if re.fullmatch('0|[1-9][0-9]*', x))
 
 
 def refuse_saved(workdir: str | os.PathLike) -> None:

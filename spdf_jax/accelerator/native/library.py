@@ -1,5 +1,6 @@
 """The shared library of the kernels: built on demand, cached, loaded once."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -11,10 +12,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from spdf_jax.private_folder import check_private
+from spdf_jax.private_folder import create_private
 
 TARGETS = (
     'spdf_sparse_matmul',
@@ -28,6 +33,10 @@ TARGETS = (
 
 DTYPES = ('float32', 'bfloat16')
 """Names of the dtypes with kernels."""
+
+# Functions that return the name of the kernels for this processor.
+_NAMES = ('spdf_kernels', 'spdf_bfloat16_kernels')
+_DAY = 24 * 60 * 60  # Seconds.
 
 _SOURCES = pathlib.Path(__file__).parent / 'csrc'
 _COMMON = ('-std=c++17', '-O3', '-fPIC', '-ffp-contract=fast')
@@ -116,16 +125,23 @@ def _load_or_reason() -> ctypes.CDLL | str:
           f'SPDF_NATIVE_KERNELS is {requested!r}; unset it, or set it to one '
           f'of {", ".join(KERNELS)}.'
       )
-    library = ctypes.CDLL(str(build()))
+    path = build()
   except (Unavailable, OSError) as error:
     return f'native kernels are not used: {error}'
-  for name in TARGETS:
-    function = getattr(library, name)
+  try:
+    library = ctypes.CDLL(str(path))
+    targets = {name: getattr(library, name) for name in TARGETS}
+    for name in _NAMES:
+      getattr(library, name).restype = ctypes.c_char_p
+  except (OSError, AttributeError) as error:
+    return (
+        f'native kernels are not used: {error}; delete {path.parent}, so that '
+        'they are built again.'
+    )
+  for name, function in targets.items():
     jax.ffi.register_ffi_target(
         name, jax.ffi.pycapsule(function), platform='cpu'
     )
-  for function in (library.spdf_kernels, library.spdf_bfloat16_kernels):
-    function.restype = ctypes.c_char_p
   return library
 
 
@@ -169,15 +185,16 @@ def build() -> pathlib.Path:
   """Builds the library, unless it is in the cache.
 
   The cache is `$XDG_CACHE_HOME/spdf_jax` (by default `~/.cache/spdf_jax`), with
-  a folder per hash of sources, flags, compiler and jaxlib. A library that does
-  not match its checksum is rebuilt. Several processes may build concurrently.
+  a folder per hash of sources, flags, compiler and jaxlib. Folder and library
+  must be private, see `check_private`. A library that does not match its
+  checksum is rebuilt. Several processes may build concurrently.
 
   Returns:
     Path of the library.
 
   Raises:
     Unavailable: there is no compiler, compilation fails, or the cache cannot be
-      written.
+      written or is not private.
   """
   if platform.system() != 'Linux':
     raise Unavailable(
@@ -186,13 +203,16 @@ def build() -> pathlib.Path:
   compiler = _compiler()
   folder = _cache() / _key(compiler)
   path, checksum = folder / 'libspdf.so', folder / 'libspdf.so.sha256'
-  if _is_intact(path, checksum):
-    return path
   try:
-    folder.mkdir(parents=True, exist_ok=True)
+    create_private(folder)
+    _remove_leftovers(folder)
+    if _is_intact(path, checksum):
+      check_private(path)
+      return path
     with tempfile.TemporaryDirectory(dir=folder) as work:
       made = pathlib.Path(work) / path.name
       _compile(compiler, pathlib.Path(work), made)
+      made.chmod(0o700)
       digest = pathlib.Path(work) / checksum.name
       digest.write_text(_digest(made))
       # Replaces the checksum first, because a process that sees the new library
@@ -202,7 +222,18 @@ def build() -> pathlib.Path:
       os.replace(made, path)
   except OSError as error:
     raise Unavailable(f'{folder} cannot be written: {error}.') from error
+  except ValueError as error:
+    raise Unavailable(str(error)) from error
   return path
+
+
+def _remove_leftovers(folder: pathlib.Path) -> None:
+  """Removes the working folders of builds that were killed over a day ago."""
+  for work in folder.iterdir():
+    # Another process may remove it first.
+    with contextlib.suppress(FileNotFoundError):
+      if work.is_dir() and time.time() - work.stat().st_mtime > _DAY:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _compiler() -> str:

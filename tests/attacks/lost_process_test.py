@@ -1,0 +1,43 @@
+"""When a process of a run is killed, the others end with one sentence."""
+
+import jax
+import pytest
+
+console = pytest.importorskip(
+    'experiments.launch.console', reason='needs the checkout'
+)
+
+LOST = (
+    'UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/'
+    'pair.cc:547] Connection closed by peer [127.0.0.1]:5\nmore'
+)
+
+
+@pytest.fixture
+def run(monkeypatch):
+  """Runs a command whose training raises an error of JAX with a text."""
+  monkeypatch.setattr(console, 'prepare', lambda: None)
+
+  def run(text):
+    def fail(_):
+      raise jax.errors.JaxRuntimeError(text)
+
+    return console.run(['command'], lambda: 0, then=fail)
+
+  return run
+
+
+def test_the_end_of_another_process_is_one_sentence(run, caplog):
+  assert run(LOST) == 1
+  (record,) = caplog.records
+  assert record.levelname == 'ERROR' and record.exc_info is None
+  assert record.message.startswith('another process of this run has ended (UN')
+  assert record.message.endswith(
+      '[127.0.0.1]:5); start all processes again, and they continue from the '
+      'last checkpoint.'
+  )
+
+
+def test_other_errors_of_jax_keep_their_tracebacks(run):
+  with pytest.raises(jax.errors.JaxRuntimeError, match='RESOURCE_EXHAUSTED'):
+    run('RESOURCE_EXHAUSTED: Out of memory')

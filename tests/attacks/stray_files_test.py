@@ -1,0 +1,42 @@
+"""Broken configs and stray names in workdirs are named or ignored."""
+
+import pytest
+from tiny_run import make_recipe
+
+from spdf_jax import training
+from spdf_jax.training.workdir import find_checkpoint
+from spdf_jax.training.workdir import open_workdir
+from spdf_jax.training.workdir import read_workdir_config
+from spdf_jax.training.workdir import saved_steps
+
+
+@pytest.mark.parametrize('text', [
+    b'', b'{"seed": 0, "mod', b'\xff\xfe', b'[1]', b'null', b'[' * 200_000,
+])
+def test_a_broken_config_is_named(tmp_path, text):
+  path = tmp_path / 'config.json'
+  path.write_bytes(text)
+  config = make_recipe().config
+  for read in (
+      lambda: read_workdir_config(tmp_path),
+      lambda: open_workdir(tmp_path, config),
+  ):
+    with pytest.raises(ValueError, match='is not the config of') as error:
+      read()
+    assert str(path) in str(error.value)
+    assert 'delete it and repeat the command' in str(error.value)
+
+
+def test_stray_names_among_checkpoints_are_no_steps(tmp_path):
+  for name in ('²', '٣', '007', '-1', '1.5', 'x', '3', '12', '0'):
+    (tmp_path / 'checkpoints' / name).mkdir(parents=True)
+  assert saved_steps(tmp_path) == [0, 3, 12]
+  assert find_checkpoint(f'{tmp_path}').name == '12'
+
+
+def test_a_workdir_with_a_stray_name_opens(tmp_path):
+  (tmp_path / 'checkpoints' / '²').mkdir(parents=True)
+  session = training.open_session(make_recipe(), tmp_path)
+  assert int(session.state.step) == 0
+  session.checkpoints.close()
+  session.release()
