@@ -120,7 +120,7 @@ def prepare_corpus(
     >>> corpus.train.vocab_size, corpus.test.description['source']['split']
     (257, 'test')
   """
-  if os.sep in name or name.startswith('~'):
+  if _is_prepared_folder(name):
     if '=' in name:
       return _open_mixture(name, tokenizer)
     return _open_prepared(name, tokenizer)
@@ -129,7 +129,7 @@ def prepare_corpus(
   source = {
       'corpus': name, 'recipe': _RECIPE_VERSION, **python_identity()
   }
-  folder = f'{name}-{source["python"]}-{tokenizer}'
+  folder = _folder(name, tokenizer)
   directory = Path(cache_dir).expanduser() / folder
   if os.path.exists(directory):
     try:
@@ -150,6 +150,39 @@ def prepare_corpus(
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_tokenizer(
+    name: str, *, tokenizer: str, cache_dir: Path | str
+) -> Tokenizer:
+  """Reads only the tokenizer of a corpus that is prepared; writes nothing.
+
+  Args:
+    name: Name of the corpus, as `prepare_corpus` takes it.
+    tokenizer: Name of its tokenizer, as `prepare_corpus` takes it.
+    cache_dir: Folder of prepared corpora.
+
+  Returns:
+    The tokenizer.
+
+  Raises:
+    ImportError: The tokenizer needs an extra that is not installed.
+    OSError: The corpus is not prepared.
+    ValueError: The file of the tokenizer is damaged.
+
+  Example:
+    >>> read_tokenizer('python-stdlib', tokenizer='bytes', cache_dir='none')
+    ByteTokenizer()
+  """
+  if tokenizer == 'bytes':
+    return ByteTokenizer()
+  if not _is_prepared_folder(name):
+    directory = Path(cache_dir, _folder(name, tokenizer))
+  elif '=' in name:
+    directory = Path(name.split(',')[0].rsplit('=', 1)[0].strip())
+  else:
+    directory = Path(name)
+  return load_tokenizer(directory.expanduser() / 'tokenizer.json')
 
 
 def open_corpus(directory: Path | str) -> Corpus:
@@ -186,6 +219,16 @@ def open_corpus(directory: Path | str) -> Corpus:
           ' the corpus again.'
       )
   return Corpus(name=directory.name, tokenizer=tokenizer, **files)
+
+
+def _is_prepared_folder(name: str) -> bool:
+  """Returns whether the name of a corpus is a path, or a mixture of paths."""
+  return os.sep in name or name.startswith('~')
+
+
+def _folder(name: str, tokenizer: str) -> str:
+  """Returns the name of a corpus in the cache."""
+  return f'{name}-{python_identity()["python"]}-{tokenizer}'
 
 
 def _read_stdlib() -> dict[Split, list[str]]:
