@@ -61,6 +61,9 @@ _VOCAB_SIZE = flags.DEFINE_integer(
     'vocab_size', None,
     'With --to_hf: tokens to keep, which removes rows of padding.',
 )
+_ALLOW_NON_FINITE = flags.DEFINE_bool(
+    'allow_non_finite', False, 'With --from_hf: read infinite and NaN weights.'
+)
 _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare logits with transformers (must be installed).'
 )
@@ -74,6 +77,7 @@ def main(argv: list[str]) -> int:
       scan_layers=_SCAN_LAYERS.value, moments=_MOMENTS.value,
       format=_FORMAT.value, dtype=_DTYPE.value,
       vocab_size=_VOCAB_SIZE.value, check=_CHECK.value,
+      allow_non_finite=_ALLOW_NON_FINITE.value,
   )
 
 
