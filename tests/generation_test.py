@@ -190,7 +190,10 @@ def test_sizes_below_one_are_refused(name):
 SIZES = dict(vocab_size=31, n_layers=2, n_heads=4, d_model=16, d_ff=24)
 MODELS = [
     models.create_model('gpt-mini', **SIZES),
-    models.create_model('gpt-mini', **SIZES, scan_layers=True, remat='full'),
+    models.create_model(
+        'gpt-mini', **SIZES, scan_layers=True, remat='full',
+        attention_by_layer=True,
+    ),
     models.create_model('llama-1.3b', **SIZES, n_kv_heads=2, max_length=128),
     models.create_model(
         'llama-1.3b', **SIZES, scan_layers=True, tied=True, max_length=128
@@ -207,7 +210,7 @@ def random_params(model):
   )
 
 
-@pytest.mark.parametrize('model', [MODELS[0], MODELS[3]])
+@pytest.mark.parametrize('model', [MODELS[0], MODELS[1], MODELS[3]])
 def test_a_cache_changes_no_logit(model):
   params = random_params(model)
   tokens = np.random.default_rng(4).integers(31, size=(3, 12), dtype=np.int32)

@@ -61,8 +61,8 @@ def make_mask(params, sparsity=0.75):
 
 def stack_layers(params):
   """Turns the parameters, or masks, of the loop into those of the scan."""
-  layers = [params[f'h_{i}'] for i in range(CONFIG['n_layers'])]
   rest = {k: v for k, v in params.items() if not k.startswith('h_')}
+  layers = [params[f'h_{i}'] for i in range(len(params) - len(rest))]
   stack = lambda *xs: None if xs[0] is None else np.stack(xs)
   return rest | {
       'h': jax.tree.map(stack, *layers, is_leaf=lambda x: x is None)
@@ -147,6 +147,30 @@ def test_loop_and_scan_over_layers_give_the_same_logits():
       tokens,
   )
   np.testing.assert_allclose(scan, loop, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('attention', ['blocks', 'xla'])
+def test_scores_are_divided_by_the_number_of_the_layer(attention):
+  changes = dict(n_layers=3, attention=attention)
+  plain = make_model(**changes)
+  params = make_params(plain)
+  divided = jax.tree_util.tree_map_with_path(
+      lambda path, x: x / (int(path[0].key[2:]) + 1)
+      if 'attn/wq' in selection.path_name(path) else x,
+      params,
+  )
+  logits = lambda params, **options: logits_of(
+      make_model(**changes, **options), {'params': params}, make_tokens()
+  )
+  want = logits(divided)
+  assert np.abs(logits(params) - want).max() > 1e-3
+  by_layer = dict(attention_by_layer=True)
+  scanned = dict(scan_layers=True, remat='full')
+  for found in (
+      logits(params, **by_layer),
+      logits(stack_layers(params), **by_layer, **scanned),
+  ):
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 
 def test_overrides_replace_fields_and_none_keeps_the_preset():

@@ -44,6 +44,9 @@ LLAMA3 = dict(
 THEIRS = {
     'gpt2': ('gpt2', GPT2 | dict(activation_function='gelu_new')),
     'gpt2 exact': ('gpt2', GPT2 | dict(activation_function='gelu', n_inner=40)),
+    'gpt2 by layer': ('gpt2', GPT2 | dict(
+        activation_function='gelu_new', scale_attn_by_inverse_layer_idx=True,
+    )),
     'llama': ('llama', LLAMA),
     'llama grouped': ('llama', LLAMA | dict(num_key_value_heads=2)),
     'llama tied': ('llama', LLAMA | dict(
@@ -60,6 +63,7 @@ llama = functools.partial(LlamaConfig, V, 3, 4, 32, 48, L)
 OURS = {
     'gpt2': gpt(128, L),
     'gpt2 exact': gpt(40, L, activation='gelu'),
+    'gpt2 by layer': gpt(128, L, attention_by_layer=True),
     'llama': llama(norm_eps=1e-6),
     'llama grouped': llama(norm_eps=1e-6, n_kv_heads=2),
     'llama tied': llama(tied=True),

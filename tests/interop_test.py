@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 
@@ -14,13 +15,17 @@ from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
+from tiny_run import make_config
 from tiny_run import make_dynamic_recipe
 from tiny_run import make_recipe
 
 import spdf_jax as spdf
 from spdf_jax import interop
+from spdf_jax.data import save_tokenizer
+from spdf_jax.data import train_bpe
 from spdf_jax.interop import compact_files
 from spdf_jax.interop import configs
+from spdf_jax.interop import tensor_files
 from spdf_jax.models import create_model
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
@@ -43,7 +48,9 @@ ml_dtypes = pytest.importorskip('ml_dtypes')
 
 CONFIGS = {
     'gpt': GPTConfig(23, 2, 2, 16, 24, 8),
-    'gpt exact': GPTConfig(23, 1, 2, 16, 64, 8, activation='gelu'),
+    'gpt exact': GPTConfig(
+        23, 1, 2, 16, 64, 8, activation='gelu', attention_by_layer=True
+    ),
     'llama': LlamaConfig(23, 2, 4, 16, 24, 8),
     'llama grouped': LlamaConfig(23, 2, 4, 16, 24, 8, n_kv_heads=2),
     'llama tied': LlamaConfig(23, 2, 4, 16, 24, 8, tied=True, norm_eps=1e-6),
@@ -210,7 +217,47 @@ def test_negative_zeros_and_odd_bits_come_back(tmp_path):
   mask = make_mask(params, sparsity=0.0)
   for format in ('dense', 'compact'):
     interop.save_hf(tmp_path, GPT, params, mask, format=format)
-    assert_same_bits(interop.load_hf(tmp_path).params, params)
+    loaded = interop.load_hf(tmp_path, allow_non_finite=True)
+    assert_same_bits(loaded.params, params)
+
+
+def test_files_are_equal_and_readable_as_the_umask_allows(tmp_path):
+  params = make_params(LLAMA)
+  mask = make_mask(params)
+  umask = os.umask(0o027)
+  try:
+    for name in ('a', 'b'):
+      interop.save_hf(tmp_path / name, LLAMA, params, mask, end_of_text=3)
+  finally:
+    os.umask(umask)
+  files = {p.name: p for p in (tmp_path / 'a').iterdir()}
+  assert sorted(files) == [
+      'config.json', 'generation_config.json', 'masks.safetensors',
+      'model.safetensors',
+  ]
+  for name, path in files.items():
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.read_bytes() == (tmp_path / 'b' / name).read_bytes()
+
+
+@pytest.mark.parametrize('dtype', [
+    bool, np.uint8, np.float16, ml_dtypes.bfloat16, np.float32
+])
+def test_tensors_are_written_as_the_library_writes_them(dtype, tmp_path):
+  rng = np.random.default_rng(3)
+  tensors = {
+      'b': rng.integers(2, size=(3, 5)).astype(dtype).T,
+      'a': rng.integers(2, size=7).astype(np.float32),
+      'c': np.zeros((0, 2), dtype),
+  }
+  tensor_files.write_tensors(tmp_path / 'ours', tensors)
+  safetensors.save_file(
+      {k: np.ascontiguousarray(x) for k, x in tensors.items()},
+      tmp_path / 'theirs', {'format': 'pt', 'writer': 'spdf_jax'},
+  )
+  assert_same_bits(read(tmp_path / 'ours'), read(tmp_path / 'theirs'))
+  sizes = {(tmp_path / name).stat().st_size for name in ('ours', 'theirs')}
+  assert len(sizes) == 1
 
 
 def test_gpt_matrices_are_written_in_out_and_attention_in_one(saved):
@@ -474,21 +521,20 @@ def test_a_failed_export_leaves_the_one_before(gpt_dir, monkeypatch):
   def fail(*arguments, **options):
     raise OSError('No space left on device')
 
-  monkeypatch.setattr(safetensors, 'save_file', fail)
+  monkeypatch.setattr(tensor_files, 'write_tensors', fail)
   with pytest.raises(OSError, match='No space'):
     interop.save_hf(gpt_dir, GPT, make_params(GPT))
   assert {p.name: p.read_bytes() for p in gpt_dir.iterdir()} == before
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(model_type='mamba'), "model_type is 'mamba' in config.json; only "),
+    (dict(model_type='mamba'), "model_type is 'mamba'; it must be 'gpt2' or"),
     (dict(activation_function='relu'), "activation_function is 'relu'"),
-    (dict(n_head=None), 'n_head is missing in config.json'),
+    (dict(n_head=None), 'config.json: n_head is missing; add it'),
     (dict(n_head=3), 'n_heads is 3, which does not divide d_model 16'),
-    (dict(scale_attn_by_inverse_layer_idx=True), 'inverse_layer_idx is True'),
     (dict(reorder_and_upcast_attn=True), 'reorder_and_upcast_attn is True'),
     (dict(add_cross_attention=True), 'add_cross_attention is True'),
-    (dict(scale_attn_weights=False), 'scale_attn_weights is False in config'),
+    (dict(scale_attn_weights=False), 'scale_attn_weights is False; it must'),
     (dict(layer_norm_epsilon=1e-6), 'layer_norm_epsilon is 1e-06'),
     (dict(n_layer=1), r"has 'transformer.h.1.attn.c_attn.bias' too many \(and"),
     (dict(n_layer=3), r"lacks 'transformer.h.2.attn.c_attn.bias' \(and 11"),
@@ -500,7 +546,7 @@ def test_a_gpt2_that_we_do_not_compute_is_refused(changes, message, gpt_dir):
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(attention_bias=True), 'attention_bias is True in config.json; only'),
+    (dict(attention_bias=True), 'attention_bias is True; it must be False'),
     (dict(mlp_bias=True), 'mlp_bias is True'),
     (dict(hidden_act='gelu'), "hidden_act is 'gelu'"),
     (dict(hidden_size=None), 'hidden_size is missing'),
@@ -508,7 +554,7 @@ def test_a_gpt2_that_we_do_not_compute_is_refused(changes, message, gpt_dir):
     (dict(rope_scaling=dict(type='dynamic', factor=2.0)), "type is 'dynamic'"),
     (dict(rope_parameters=dict(rope_type='longrope')), "type is 'longrope'"),
     (dict(rope_scaling=dict(rope_type='linear')), 'factor is missing'),
-    (dict(rope_parameters=dict(partial_rotary_factor=0.5)), 'factor is 0.5 in'),
+    (dict(rope_parameters=dict(partial_rotary_factor=0.5)), 'factor is 0.5; '),
     (dict(num_key_value_heads=3), 'n_kv_heads is 3, which does not divide'),
     (dict(tie_word_embeddings=True), 'lm_head.weight differs from model.embed'),
     (dict(num_key_value_heads=4), r'k_proj.*, \(8, 16\) and not \(16, 16\)'),
@@ -748,6 +794,117 @@ def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
 def test_a_dense_phase_is_exported_without_a_mask(trained, tmp_path):
   conversion.export_model(str(trained[1]), tmp_path, **AS_IT_IS)
   assert interop.load_hf(tmp_path).mask is None
+
+
+@pytest.mark.parametrize('scan_layers', [False, True])
+@pytest.mark.parametrize('config', [GPT, LLAMA])
+@pytest.mark.parametrize('format, dtype', [
+    ('dense', 'float32'), ('dense', 'bfloat16'), ('compact', 'float16'),
+])
+def test_export_import_and_export_give_the_same_files(
+    format, dtype, config, scan_layers, tmp_path
+):
+  params = make_params(config)
+  mask = make_mask(params)
+  # Kept weights that are zero, and a layer with fewer masks than the other.
+  params['h_0']['mlp']['wo']['kernel'][:4] = 0
+  mask['h_1']['attn']['wd']['kernel'] = None
+  interop.save_hf(
+      tmp_path / 'a', config, params, mask, format=format, dtype=dtype,
+      end_of_text=7,
+  )
+  for source, target in (('a', 'b'), ('b', 'c')):
+    workdir = tmp_path / f'{source}_run'
+    conversion.import_model(
+        tmp_path / source, workdir, scan_layers=scan_layers
+    )
+    conversion.export_model(
+        str(workdir), tmp_path / target, format=format, dtype=dtype,
+        vocab_size=None,
+    )
+  files = [
+      {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}
+      for name in 'abc'
+  ]
+  assert files[0] == files[1] == files[2]
+
+
+def test_an_imported_mask_of_other_weights_is_refused(tmp_path):
+  params = make_params(TINY)
+  interop.save_hf(tmp_path / 'hf', TINY, params, make_mask(params))
+  conversion.import_model(
+      tmp_path / 'hf', tmp_path / 'run', scan_layers=False
+  )
+  path = tmp_path / 'run' / 'imported_masks.safetensors'
+  masks = read(path)
+  tensor_files.write_tensors(path, {k: ~x for k, x in masks.items()})
+  refuse(
+      'imported_masks.safetensors prunes weights in ', conversion.export_model,
+      str(tmp_path / 'run'), tmp_path / 'back', **AS_IT_IS,
+  )
+
+
+def test_an_import_into_the_folder_of_an_export_keeps_its_files(tmp_path):
+  params = make_params(TINY)
+  interop.save_hf(tmp_path, TINY, params, make_mask(params))
+  before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+  conversion.import_model(tmp_path, tmp_path, scan_layers=False)
+  for name, data in before.items():
+    assert (tmp_path / name).read_bytes() == data
+
+
+@pytest.mark.parametrize('config, end, bos', [
+    (GPT, 5, 5), (GPT, [5, 6], None), (LLAMA, 5, None), (LLAMA, [5], None),
+])
+def test_an_export_names_the_end_of_text(config, end, bos, tmp_path):
+  interop.save_hf(tmp_path, config, make_params(config), end_of_text=end)
+  for name in ('config.json', 'generation_config.json'):
+    fields = json.loads((tmp_path / name).read_text())
+    assert fields['eos_token_id'] == end and fields['bos_token_id'] == bos
+  interop.save_hf(tmp_path, config, make_params(config))
+  assert not (tmp_path / 'generation_config.json').exists()
+  assert configs.read_end_of_text(
+      json.loads((tmp_path / 'config.json').read_text())
+  ) is None
+
+
+@pytest.mark.parametrize('end', [-1, 23, '5', 5.0, True, [], [5, 23], [None]])
+def test_an_end_of_text_outside_the_vocabulary_is_refused(end, tmp_path):
+  refuse(
+      'end_of_text is .*; give ids from 0 to 22', interop.save_hf,
+      tmp_path / 'new', GPT, make_params(GPT), end_of_text=end,
+  )
+  fields = {'vocab_size': 23, 'eos_token_id': end}
+  assert configs.read_end_of_text(fields) is None
+
+
+def test_the_end_of_text_is_that_of_the_corpus(tmp_path, caplog):
+  tokenizer = train_bpe(['to be or not to be'] * 2, vocab_size=258)
+  folder = tmp_path / 'corpus'
+  folder.mkdir()
+  save_tokenizer(folder / 'tokenizer.json', tokenizer)
+  config = make_config()
+  sizes = dataclasses.replace(TINY, vocab_size=258)
+  stored = dataclasses.replace(
+      config,
+      model=ModelConfig('gpt-mini', sizes),
+      data=dataclasses.replace(
+          config.data, corpus=f'{folder}=1,{folder}=2', tokenizer=''
+      ),
+  ).as_dict()
+  write_params(tmp_path / 'run', make_params(sizes), stored)
+  conversion.export_model(
+      str(tmp_path / 'run'), tmp_path / 'hf', **AS_IT_IS
+  )
+  fields = json.loads((tmp_path / 'hf/generation_config.json').read_text())
+  assert fields['eos_token_id'] == tokenizer.end_of_text
+  shutil.rmtree(folder)
+  conversion.export_model(
+      str(tmp_path / 'run'), tmp_path / 'hf', **AS_IT_IS
+  )
+  assert not (tmp_path / 'hf/generation_config.json').exists()
+  assert 'the export names no end of text, since the tokenizer' in caplog.text
+  assert not folder.exists()
 
 
 def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):

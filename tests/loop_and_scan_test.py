@@ -20,6 +20,7 @@ pytest.importorskip('safetensors.numpy')
 
 CONFIGS = {
     'gpt': GPTConfig(23, 3, 2, 16, 24, 8),
+    'gpt by layer': GPTConfig(23, 3, 2, 16, 24, 8, attention_by_layer=True),
     'llama': LlamaConfig(23, 3, 4, 16, 24, 8, n_kv_heads=2),
     'llama tied': LlamaConfig(23, 2, 4, 16, 24, 8, tied=True),
 }

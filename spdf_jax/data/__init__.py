@@ -7,6 +7,7 @@ from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import prepare_corpus
+from spdf_jax.data.corpora import read_tokenizer
 from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
@@ -74,6 +75,7 @@ __all__ = [
     'permute',
     'prepare_corpus',
     'prepare_files',
+    'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',
     'train_bpe',

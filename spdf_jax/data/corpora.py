@@ -28,6 +28,7 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
@@ -122,7 +123,7 @@ def prepare_corpus(
     >>> corpus.train.vocab_size, corpus.test.description['source']['split']
     (257, 'test')
   """
-  if os.sep in name or name.startswith('~'):
+  if _is_prepared_folder(name):
     if '=' in name:
       return _open_mixture(name, tokenizer)
     return _open_prepared(name, tokenizer)
@@ -166,6 +167,39 @@ def is_cached(name: str, tokenizer: str, cache_dir: Path | str) -> bool:
 def _cache_path(name: str, tokenizer: str, cache_dir: Path | str) -> Path:
   python = python_identity()['python']
   return Path(cache_dir).expanduser() / f'{name}-{python}-{tokenizer}'
+
+
+def read_tokenizer(
+    name: str, *, tokenizer: str, cache_dir: Path | str
+) -> Tokenizer:
+  """Reads only the tokenizer of a corpus that is prepared; writes nothing.
+
+  Args:
+    name: Name of the corpus, as `prepare_corpus` takes it.
+    tokenizer: Name of its tokenizer, as `prepare_corpus` takes it.
+    cache_dir: Folder of prepared corpora.
+
+  Returns:
+    The tokenizer.
+
+  Raises:
+    ImportError: The tokenizer needs an extra that is not installed.
+    OSError: The corpus is not prepared.
+    ValueError: The file of the tokenizer is damaged.
+
+  Example:
+    >>> read_tokenizer('python-stdlib', tokenizer='bytes', cache_dir='none')
+    ByteTokenizer()
+  """
+  if tokenizer == 'bytes':
+    return ByteTokenizer()
+  if not _is_prepared_folder(name):
+    directory = _cache_path(name, tokenizer, cache_dir)
+  elif '=' in name:
+    directory = Path(name.split(',')[0].rsplit('=', 1)[0].strip())
+  else:
+    directory = Path(name)
+  return load_tokenizer(directory.expanduser() / 'tokenizer.json')
 
 
 def open_corpus(directory: Path | str) -> Corpus:
@@ -234,6 +268,11 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
           ' the corpus again.'
       )
   return Corpus(name=directory.name, tokenizer=tokenizer, **files)
+
+
+def _is_prepared_folder(name: str) -> bool:
+  """Returns whether the name of a corpus is a path, or a mixture of paths."""
+  return os.sep in name or name.startswith('~')
 
 
 def _read_stdlib() -> dict[Split, list[str]]:

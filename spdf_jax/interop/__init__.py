@@ -1,9 +1,9 @@
 """Conversion of weights to and from Hugging Face's formats."""
 
 from spdf_jax.interop.agreement import check_hf
+from spdf_jax.interop.exports import save_hf
 from spdf_jax.interop.huggingface import HFModel
 from spdf_jax.interop.huggingface import load_hf
-from spdf_jax.interop.huggingface import save_hf
 from spdf_jax.interop.layouts import stack_layers
 from spdf_jax.interop.layouts import unstack_layers
 

@@ -11,7 +11,10 @@ from spdf_jax.models import model_of
 
 
 def check_hf(
-    directory: str | os.PathLike, tokens_BxL: np.ndarray | None = None
+    directory: str | os.PathLike,
+    tokens_BxL: np.ndarray | None = None,
+    *,
+    allow_non_finite: bool = False,
 ) -> float:
   """Compares the logits of a directory's model with those of transformers.
 
@@ -21,6 +24,7 @@ def check_hf(
   Args:
     directory: Directory with a model that `load_hf` reads, not compact.
     tokens_BxL: Token ids; `None`: two random sequences of up to 64 tokens.
+    allow_non_finite: Whether weights may be infinite or NaN.
 
   Returns:
     The largest absolute difference.
@@ -34,7 +38,7 @@ def check_hf(
     4.9e-05
   """
   torch, transformers = map(require_unlisted, ('torch', 'transformers'))
-  config, params, _ = load_hf(directory)
+  config, params, _ = load_hf(directory, allow_non_finite=allow_non_finite)
   if tokens_BxL is None:
     tokens_BxL = np.random.default_rng(0).integers(
         config.vocab_size, size=(2, min(64, config.max_length))

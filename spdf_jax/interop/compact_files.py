@@ -6,6 +6,7 @@ byte, the first in the highest bit. At 75 % sparsity and four bytes per value
 they take 28 % of the dense tensor.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 import math
 
@@ -37,6 +38,18 @@ def pack(
     packed[name + _VALUES] = tensors[name][mask]
     packed[name + _BITMAP] = np.packbits(mask)
   return packed
+
+
+def names_of(packed: Iterable[str]) -> set[str]:
+  """Returns the names of the tensors, given those in the file.
+
+  Example:
+    >>> sorted(names_of({'w.values', 'w.bitmap', 'b'}))
+    ['b', 'w']
+  """
+  return {
+      name.removesuffix(_VALUES).removesuffix(_BITMAP) for name in packed
+  }
 
 
 def unpack(

@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from spdf_jax.interop.json_fields import choice
+from spdf_jax.interop.json_fields import flag
+from spdf_jax.interop.json_fields import given
+from spdf_jax.interop.json_fields import number
+from spdf_jax.interop.json_fields import refuse_other_options
+from spdf_jax.interop.json_fields import size
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models.decoder import DecoderConfig
@@ -13,7 +19,6 @@ _GPT_OPTIONS = {
     'add_cross_attention': False,
     'layer_norm_epsilon': 1e-5,
     'reorder_and_upcast_attn': False,
-    'scale_attn_by_inverse_layer_idx': False,
     'scale_attn_weights': True,
 }
 _LLAMA_OPTIONS = {
@@ -47,8 +52,8 @@ def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
     The config of our model, unscanned and with float32 computation.
 
   Raises:
-    ValueError: the architecture is not GPT-2 or Llama, a field is missing, or
-      our models do not support an option.
+    ValueError: the architecture is not GPT-2 or Llama, a field is missing or of
+      another type, or our models do not support an option.
 
   Example:
     >>> read_config(dict(
@@ -56,30 +61,49 @@ def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
     ...     n_positions=32, activation_function='gelu')).d_ff
     64
   """
-  kind = fields.get('model_type')
-  if kind not in _READERS:
-    raise ValueError(
-        f'model_type is {kind!r} in config.json; only '
-        f'{" and ".join(map(repr, _READERS))} can be read.'
-    )
-  return _READERS[kind](fields)
+  return choice(fields, 'model_type', _READERS)(fields)
 
 
-def write_config(config: GPTConfig | LlamaConfig, dtype: str) -> dict[str, Any]:
+def read_end_of_text(fields: Mapping[str, Any]) -> int | list[int] | None:
+  """Returns the ids that end a text, or `None` if a config.json has none.
+
+  Args:
+    fields: Fields of the file, which `read_config` can read.
+
+  Returns:
+    One id or a list of them; `None` also if one is not in the vocabulary, as in
+    models with the default ids of transformers and a small vocabulary.
+
+  Example:
+    >>> read_end_of_text({'vocab_size': 64, 'eos_token_id': 3})
+    3
+  """
+  found = fields.get('eos_token_id')
+  return found if _are_tokens(found, fields['vocab_size']) else None
+
+
+def write_config(
+    config: GPTConfig | LlamaConfig,
+    dtype: str,
+    end_of_text: int | list[int] | None = None,
+) -> dict[str, Any]:
   """Returns the config.json of a model, for transformers 4 and 5.
 
-  Dropout is zero. The ids that begin and end a text are `None`, since they
-  belong to the tokenizer.
+  Dropout is zero.
 
   Args:
     config: Config of the model.
     dtype: Dtype of the tensors in the file, e.g. `'bfloat16'`.
+    end_of_text: Id or ids of the tokens that end a text. A single one also
+      begins the texts of GPT-2; those of Llama begin with another token, which
+      our corpora do not have.
 
   Returns:
     The fields, JSON-able.
 
   Raises:
-    ValueError: the model has multipliers of muP, for which GPT-2 has no fields.
+    ValueError: the model has multipliers of muP, for which GPT-2 has no fields;
+      or an id is not in the vocabulary.
 
   Example:
     >>> config = GPTConfig(64, 2, 2, 16, 48, 32)
@@ -87,73 +111,85 @@ def write_config(config: GPTConfig | LlamaConfig, dtype: str) -> dict[str, Any]:
     >>> fields['n_inner'], read_config(fields) == config
     (48, True)
   """
-  write = _write_gpt if isinstance(config, GPTConfig) else _write_llama
+  vocab_size = config.vocab_size
+  if end_of_text is not None and not _are_tokens(end_of_text, vocab_size):
+    raise ValueError(
+        f'end_of_text is {end_of_text!r}; give ids from 0 to {vocab_size - 1}, '
+        'the tokens of the model.'
+    )
+  is_gpt = isinstance(config, GPTConfig)
+  write = _write_gpt if is_gpt else _write_llama
+  is_single = isinstance(end_of_text, int)
   return write(config) | dict(
-      bos_token_id=None,
-      eos_token_id=None,
+      bos_token_id=end_of_text if is_gpt and is_single else None,
+      eos_token_id=end_of_text,
       torch_dtype=dtype,
-      vocab_size=config.vocab_size,
+      vocab_size=vocab_size,
   )
 
 
 def _read_gpt(fields: Mapping[str, Any]) -> GPTConfig:
-  _refuse_other_options(fields, _GPT_OPTIONS)
-  activation = fields.get('activation_function', 'gelu_new')
-  if activation not in _ACTIVATIONS:
-    raise ValueError(
-        f'activation_function is {activation!r} in config.json; only '
-        f'{" and ".join(map(repr, _ACTIVATIONS))} can be computed.'
-    )
-  d_model = _required(fields, 'n_embd')
+  refuse_other_options(fields, _GPT_OPTIONS)
+  d_model = size(fields, 'n_embd')
   return GPTConfig(
-      vocab_size=_required(fields, 'vocab_size'),
-      n_layers=_required(fields, 'n_layer'),
-      n_heads=_required(fields, 'n_head'),
+      vocab_size=size(fields, 'vocab_size'),
+      n_layers=size(fields, 'n_layer'),
+      n_heads=size(fields, 'n_head'),
       d_model=d_model,
-      d_ff=_or(fields.get('n_inner'), 4 * d_model),
-      max_length=_required(fields, 'n_positions'),
-      activation=_ACTIVATIONS[activation],
+      d_ff=size(fields, 'n_inner', 4 * d_model),
+      max_length=size(fields, 'n_positions'),
+      activation=choice(
+          fields, 'activation_function', _ACTIVATIONS, 'gelu_new'
+      ),
+      attention_by_layer=flag(fields, 'scale_attn_by_inverse_layer_idx'),
   )
 
 
 def _read_llama(fields: Mapping[str, Any]) -> LlamaConfig:
-  _refuse_other_options(fields, _LLAMA_OPTIONS)
+  refuse_other_options(fields, _LLAMA_OPTIONS)
   sizes = dict(
-      vocab_size=_required(fields, 'vocab_size'),
-      n_layers=_required(fields, 'num_hidden_layers'),
-      n_heads=_required(fields, 'num_attention_heads'),
-      d_model=_required(fields, 'hidden_size'),
-      d_ff=_required(fields, 'intermediate_size'),
-      max_length=_required(fields, 'max_position_embeddings'),
+      vocab_size=size(fields, 'vocab_size'),
+      n_layers=size(fields, 'num_hidden_layers'),
+      n_heads=size(fields, 'num_attention_heads'),
+      d_model=size(fields, 'hidden_size'),
+      d_ff=size(fields, 'intermediate_size'),
+      max_length=size(fields, 'max_position_embeddings'),
   )
   usual = DecoderConfig(**sizes)
-  unless = lambda value, default: None if value == default else value
+
+  def unless(name, default):
+    value = size(fields, name, default)
+    return None if value == default else value
+
   return LlamaConfig(
       **sizes,
-      n_kv_heads=unless(fields.get('num_key_value_heads'), usual.kv_heads),
-      head_dim=unless(fields.get('head_dim'), usual.head_size),
-      norm_eps=fields.get('rms_norm_eps', 1e-6),
-      tied=fields.get('tie_word_embeddings', False),
+      n_kv_heads=unless('num_key_value_heads', usual.kv_heads),
+      head_dim=unless('head_dim', usual.head_size),
+      norm_eps=number(fields, 'rms_norm_eps', 1e-6),
+      tied=flag(fields, 'tie_word_embeddings'),
       **_read_rotary(fields),
   )
 
 
 def _read_rotary(fields: Mapping[str, Any]) -> dict[str, Any]:
   """Reads `rope_parameters` (transformers 5), or the earlier fields."""
-  rope = _or(fields.get('rope_parameters'), fields.get('rope_scaling')) or {}
-  given = dict(fields) | rope
-  kind = rope.get('rope_type', rope.get('type', 'default'))
-  if kind not in _ROTARY:
+  rope = given(fields, 'rope_parameters', fields.get('rope_scaling') or {})
+  if not isinstance(rope, dict):
     raise ValueError(
-        f'rope_type is {kind!r} in config.json; only '
-        f'{", ".join(map(repr, _ROTARY))} can be computed.'
+        'rope_parameters or rope_scaling is not a JSON object; fetch the file '
+        'again.'
     )
-  _refuse_other_options(given, {'partial_rotary_factor': 1.0})
+  every = dict(fields) | rope
+  kinds = {kind: kind for kind in _ROTARY}
+  earlier = choice(rope, 'type', kinds, 'default')
+  kind = choice(rope, 'rope_type', kinds, earlier)
+  refuse_other_options(every, {'partial_rotary_factor': 1.0})
   scaling = {
-      ours: _required(rope, theirs) for theirs, ours in _ROTARY[kind].items()
+      ours: (size if ours == 'rope_original_length' else number)(rope, theirs)
+      for theirs, ours in _ROTARY[kind].items()
   }
   return scaling | dict(
-      rope_theta=float(given.get('rope_theta', 10000.0)),
+      rope_theta=number(every, 'rope_theta', 10000.0),
       rope_scaling='none' if kind == 'default' else kind,
   )
 
@@ -180,6 +216,7 @@ def _write_gpt(c: GPTConfig) -> dict[str, Any]:
       n_embd=c.d_model,
       n_inner=c.d_ff,
       n_positions=c.max_length,
+      scale_attn_by_inverse_layer_idx=c.attention_by_layer,
       tie_word_embeddings=True,
       attn_pdrop=0.0,
       embd_pdrop=0.0,
@@ -214,25 +251,9 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
 _READERS = {'gpt2': _read_gpt, 'llama': _read_llama}
 
 
-def _or(value: Any, default: Any) -> Any:
-  return default if value is None else value
-
-
-def _required(fields: Mapping[str, Any], name: str) -> Any:
-  if fields.get(name) is None:
-    raise ValueError(
-        f'{name} is missing in config.json; add it, or fetch the file again.'
-    )
-  return fields[name]
-
-
-def _refuse_other_options(
-    fields: Mapping[str, Any], computed: Mapping[str, Any]
-) -> None:
-  for name, value in computed.items():
-    found = _or(fields.get(name), value)
-    if found != value:
-      raise ValueError(
-          f'{name} is {found!r} in config.json; only models where it is '
-          f'{value!r} can be read.'
-      )
+def _are_tokens(ids: Any, vocab_size: int) -> bool:
+  """Returns whether the argument is an id or a list of ids."""
+  ids = ids if isinstance(ids, list) else [ids]
+  return bool(ids) and all(
+      type(x) is int and 0 <= x < vocab_size for x in ids
+  )

@@ -1,6 +1,7 @@
 """Layouts: the tensors of Hugging Face files, and our parameters in them."""
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 from typing import NamedTuple
 
@@ -116,10 +117,16 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
 
 
 def abstract_params(config: GPTConfig | LlamaConfig) -> PyTree:
-  """Returns shapes and dtypes of a model's parameters, without arrays."""
+  """Returns shapes and dtypes of an unscanned model's parameters.
+
+  One layer is traced, whatever the depth.
+  """
   tokens = jnp.zeros((1, 1), jnp.int32)
-  init = model_of(config).init
-  return jax.eval_shape(init, jax.random.key(0), tokens)['params']
+  shallow = dataclasses.replace(config, n_layers=1, scan_layers=False)
+  init = model_of(shallow).init
+  params = dict(jax.eval_shape(init, jax.random.key(0), tokens)['params'])
+  layer = params.pop('h_0')
+  return params | {f'h_{i}': layer for i in range(config.n_layers)}
 
 
 def shapes_of(tree: PyTree) -> dict[str, tuple[int, ...]]:
@@ -196,40 +203,6 @@ def fill(like: PyTree, leaves: Mapping[str, Any]) -> PyTree:
   return jax.tree_util.tree_map_with_path(
       lambda path, _: leaves.get(path_name(path)), like
   )
-
-
-def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
-  """Raises ValueError unless arrays have the names and shapes of a model.
-
-  Args:
-    what: Source of the arrays, for the error message.
-    found: Shapes of the arrays, by name.
-    expected: Expected shapes, by name.
-
-  Raises:
-    ValueError: an array is missing, unexpected or of another shape; the message
-      names the first one.
-  """
-  wrong = [
-      name for name in found if found[name] != expected.get(name, found[name])
-  ]
-  for problem, names in (
-      ('lacks {}', sorted(expected.keys() - found.keys())),
-      ('has {} too many', sorted(found.keys() - expected.keys())),
-      ('has {} in another shape', sorted(wrong)),
-  ):
-    if names:
-      shape = f', {found[names[0]]} and not {expected[names[0]]}' if (
-          names[0] in wrong
-      ) else ''
-      more = f' (and {len(names) - 1} more)' if len(names) > 1 else ''
-      raise ValueError(
-          f'{what} {problem.format(repr(names[0]))}{shape}{more}; it must hold '
-          'all arrays of the model that its config describes, and no others.'
-      )
-
-
-PyTree = Any
 
 
 def unstack_layers(tree: PyTree) -> PyTree:

@@ -1,30 +1,44 @@
 """Tensor files of safetensors or torch, also as shards with an index."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
+import functools
 import importlib
 import json
 import os
 import pathlib
 import types
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from spdf_jax.extras import require
+from spdf_jax.interop.json_fields import read_json
 
 WEIGHTS = 'model.safetensors'
 COMPACT = 'model.compact.safetensors'
 MASKS = 'masks.safetensors'
 CONFIG = 'config.json'
+GENERATION = 'generation_config.json'
 FORMATS = {'dense': WEIGHTS, 'compact': COMPACT}
 """File name of the weights, by format."""
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 """Dtypes in which weights are read and written."""
 
+INDEX = '.index.json'
+"""End of the name of an index of shards."""
+
+WRITER = 'spdf_jax'
+"""Entry of the metadata of a file that `write_tensors` wrote."""
+
 _TORCH = 'pytorch_model.bin'
-_WRITER = 'spdf_jax'
-_OURS = frozenset({CONFIG, MASKS, *FORMATS.values()})
+_CODES = {
+    'bool': 'BOOL', 'uint8': 'U8', 'float16': 'F16', 'bfloat16': 'BF16',
+    'float32': 'F32',
+}
+"""Names of dtypes in safetensors files."""
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -53,136 +67,76 @@ def require_unlisted(module: str) -> types.ModuleType:
     ) from error
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object from a file.
+class StoredTensor(NamedTuple):
+  """A tensor of a file that is not loaded yet."""
 
-  Raises:
-    ValueError: the file is missing or damaged.
-  """
-  try:
-    found = json.loads(path.read_text('utf-8'))
-  except FileNotFoundError as error:
-    raise ValueError(
-        f'{path.parent} has no {path.name}; give the directory of a model that '
-        'transformers or spdf_jax saved.'
-    ) from error
-  except ValueError as error:
-    raise ValueError(
-        f'{path} is not JSON ({error}); fetch or export it again.'
-    ) from error
-  if not isinstance(found, dict):
-    raise ValueError(f'{path} holds no JSON object; fetch or export it again.')
-  return found
+  path: pathlib.Path
+  """Path of the file."""
+
+  read: Callable[[], np.ndarray]
+  """Reads the array: of safetensors in the dtype of the file, of torch widened
+  to float32. Raises ValueError if NumPy lacks the dtype."""
 
 
-def read_weights(directory: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads all weights of a directory.
+def find_weights(directory: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the weights in a directory.
 
   Args:
-    directory: Directory with `model.safetensors`, `pytorch_model.bin`, or
-      shards of one of them and their index.
+    directory: Directory with `model.compact.safetensors`, `model.safetensors`,
+      `pytorch_model.bin`, or the index of shards of one of the latter two.
 
   Returns:
-    Arrays by name; those of safetensors have the dtypes of the file, and those
-    of torch are widened to float32.
+    The first of these files that exists.
 
   Raises:
-    ValueError: there are no such files, or one is damaged.
+    ValueError: there are no such files.
   """
-  for name, read in ((WEIGHTS, read_tensors), (_TORCH, _read_torch)):
+  for name in (COMPACT, WEIGHTS, WEIGHTS + INDEX, _TORCH, _TORCH + INDEX):
     if (directory / name).exists():
-      return read(directory / name)
-    index = directory / f'{name}.index.json'
-    if index.exists():
-      return _read_shards(index, read)
+      return directory / name
   raise ValueError(
       f'{directory} has no weights; it must hold {WEIGHTS}, {COMPACT} or '
       f'{_TORCH}, or shards with an index.'
   )
 
 
-def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """Reads a safetensors file.
+def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
+  """Opens a file of tensors, or the shards of an index.
+
+  Of safetensors only the header is read, so that names can be checked before
+  any tensor is loaded.
 
   Args:
-    path: Path of the file.
+    path: Path of a `.safetensors` or `.bin` file, or of an index.
 
   Returns:
-    Arrays by name.
+    The tensors by name.
 
   Raises:
-    ValueError: the file is damaged.
+    ValueError: a file is missing or damaged.
   """
-  with _opened(path) as file:
-    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+  if path.name.endswith(INDEX):
+    return _open_shards(path)
+  if path.suffix == '.bin':
+    return {
+        name: StoredTensor(path, lambda x=x: x)
+        for name, x in _read_torch(path).items()
+    }
+  file = open_safetensors(path)
+  read = functools.partial(_read_tensor, file, path)
+  return {
+      name: StoredTensor(path, functools.partial(read, name))
+      for name in file.keys()  # noqa: SIM118
+  }
 
 
-def write_tensors(
-    path: pathlib.Path, tensors: Mapping[str, np.ndarray]
-) -> None:
-  """Writes a safetensors file that transformers and `check_ours` recognize.
-
-  Args:
-    path: Path of the file.
-    tensors: Arrays by name.
-  """
-  require('ml_dtypes', 'hf')
-  # transformers rejects a file without the format 'pt'.
-  metadata = {'format': 'pt', 'writer': _WRITER}
-  # safetensors ignores strides: it would store a transposed view untransposed.
-  contiguous = {k: np.ascontiguousarray(x) for k, x in tensors.items()}
-  require('safetensors.numpy', 'hf').save_file(contiguous, path, metadata)
-
-
-def check_ours(directory: pathlib.Path) -> None:
-  """Raises ValueError if a directory holds a model that we did not export.
-
-  Args:
-    directory: Directory of the next export; may be missing.
+def open_safetensors(path: pathlib.Path) -> Any:
+  """Opens a safetensors file with `safetensors.safe_open`.
 
   Raises:
-    ValueError: the directory has a model that `write_tensors` did not write,
-      or is a file.
+    ValueError: the file cannot be read.
+    ImportError: safetensors is not installed.
   """
-  if not directory.is_dir():
-    if directory.exists():
-      raise ValueError(f'{directory} is a file; give a directory.')
-    return
-  names = {path.name for path in directory.iterdir()}
-  kinds = ('.safetensors', '.bin', '.index.json')
-  models = {name for name in names if name.endswith(kinds)}
-  foreign = sorted(
-      name for name in models
-      if name not in _OURS or not _is_ours(directory / name)
-  )
-  if not models and CONFIG in names:
-    foreign = [CONFIG]
-  if foreign:
-    raise ValueError(
-        f'{directory} holds {foreign[0]}, which spdf_jax did not export; give '
-        'another directory, or empty this one.'
-    )
-
-
-def replace_files(directory: pathlib.Path, source: pathlib.Path) -> None:
-  """Moves an exported model to its place, replacing an earlier export.
-
-  The config is deleted first and moved last, since a directory without it is
-  not read as a model.
-
-  Args:
-    directory: Directory of the model.
-    source: A directory on the same file system, with all files of the model.
-  """
-  (directory / CONFIG).unlink(missing_ok=True)
-  for name in sorted(_OURS - {CONFIG}):
-    (directory / name).unlink(missing_ok=True)
-    if (source / name).exists():
-      os.replace(source / name, directory / name)
-  os.replace(source / CONFIG, directory / CONFIG)
-
-
-def _opened(path: pathlib.Path) -> Any:
   require('ml_dtypes', 'hf')  # Registers bfloat16 with NumPy.
   safetensors = require('safetensors', 'hf')
   try:
@@ -194,22 +148,85 @@ def _opened(path: pathlib.Path) -> Any:
     ) from error
 
 
-def _is_ours(path: pathlib.Path) -> bool:
-  with _opened(path) as file:
-    return (file.metadata() or {}).get('writer') == _WRITER
+def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Reads all tensors of a file or index.
+
+  Args:
+    path: Argument of `open_tensors`.
+
+  Returns:
+    Arrays by name.
+
+  Raises:
+    ValueError: a file is missing or damaged.
+  """
+  return {name: x.read() for name, x in open_tensors(path).items()}
 
 
-def _read_shards(index: pathlib.Path, read: Any) -> dict[str, np.ndarray]:
-  files = set(read_json(index).get('weight_map', {}).values())
+def write_tensors(
+    path: pathlib.Path, tensors: Mapping[str, np.ndarray]
+) -> None:
+  """Writes a safetensors file that transformers recognizes.
+
+  Equal tensors give equal files, with the permissions of the umask. The library
+  safetensors orders the metadata at random and sets permissions 0600.
+
+  Args:
+    path: Path of the file.
+    tensors: Arrays by name.
+
+  References:
+    `safetensors, format <https://github.com/huggingface/safetensors#format>`_
+  """
+  # transformers rejects a file without the format 'pt'.
+  header = {'__metadata__': {'format': 'pt', 'writer': WRITER}}
+  end = 0
+  # Wide dtypes come first, so that every tensor is aligned.
+  order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+  for name in order:
+    x, start = tensors[name], end
+    end += x.nbytes
+    header[name] = dict(
+        dtype=_CODES[x.dtype.name], shape=x.shape, data_offsets=[start, end]
+    )
+  text = json.dumps(header, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
+  with open(path, 'wb') as file:
+    file.write(len(text).to_bytes(8, 'little') + text)
+    for name in order:
+      file.write(tensors[name].tobytes())
+
+
+def _read_tensor(file: Any, path: pathlib.Path, name: str) -> np.ndarray:
+  SafetensorError = require('safetensors', 'hf').SafetensorError
+  try:
+    return file.get_tensor(name)
+  except (AttributeError, SafetensorError) as error:
+    raise ValueError(
+        f'{path} has {name!r} in a dtype that NumPy lacks ({error}); only '
+        f'{", ".join(DTYPES)} can be read.'
+    ) from error
+
+
+def _open_shards(index: pathlib.Path) -> dict[str, StoredTensor]:
+  weight_map = read_json(index).get('weight_map')
+  if not isinstance(weight_map, dict) or not all(
+      isinstance(name, str) for name in weight_map.values()
+  ):
+    raise ValueError(
+        f'{index} has no weight_map from names of tensors to names of files; '
+        'fetch it again.'
+    )
   tensors = {}
-  for name in sorted(files):
+  for name in sorted(set(weight_map.values())):
     path = index.parent / name
-    if pathlib.PurePath(name).name != name or not path.exists():
+    is_plain = pathlib.PurePath(name).name == name and not name.endswith(INDEX)
+    if not is_plain or not os.path.isfile(path):
       raise ValueError(
-          f'{index} names the shard {name!r}, which is not beside it; fetch '
-          'all shards.'
+          f'{index} names the shard {name!r}, which is not beside it as a file '
+          'of tensors; fetch all shards.'
       )
-    tensors.update(read(path))
+    tensors.update(open_tensors(path))
   return tensors
 
 
@@ -217,13 +234,13 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
   torch = require_unlisted('torch')
   try:
     tensors = torch.load(path, map_location='cpu', weights_only=True)
-  except Exception as error:  # Damage, or pickled objects besides weights.
+    # Widened by torch, which cannot convert its bfloat16 to NumPy.
+    return {
+        name: (x.float() if x.is_floating_point() else x).numpy()
+        for name, x in tensors.items()
+    }
+  except Exception as error:  # Damage, or objects besides tensors.
     raise ValueError(
         f'{path} cannot be read as weights only ({type(error).__name__}); '
         'convert it to safetensors with transformers.'
     ) from error
-  # Widened by torch, which cannot convert its bfloat16 to NumPy.
-  return {
-      name: (x.float() if x.is_floating_point() else x).numpy()
-      for name, x in tensors.items()
-  }

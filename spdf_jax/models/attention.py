@@ -24,7 +24,8 @@ class Attention(nn.Module):
 
   If positions are given and the collection `'cache'` is mutable, keys and
   values are written to the cache at their positions, and a query attends to all
-  entries up to its own position.
+  entries up to its own position. If a divisor is given, the scores are divided
+  by it.
 
   Attributes:
     config: Config of the decoder.
@@ -41,7 +42,10 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x_BxLxD: jax.Array, positions_BxL: jax.Array | None = None
+      self,
+      x_BxLxD: jax.Array,
+      positions_BxL: jax.Array | None = None,
+      divisor: jax.Array | None = None,
   ) -> jax.Array:
     c = self.config
     project = lambda heads, name: dense(
@@ -57,6 +61,10 @@ class Attention(nn.Module):
       q_BxLxHxK, k_BxLxGxK = (
           rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
       )
+    if divisor is not None:
+      # Kernels of attention take a constant scale only, and a scanned layer has
+      # a traced divisor, so the queries are divided.
+      q_BxLxHxK = (q_BxLxHxK / divisor).astype(q_BxLxHxK.dtype)
     masking = dict(is_causal=True)
     if positions_BxL is not None and self.is_mutable_collection('cache'):
       k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(

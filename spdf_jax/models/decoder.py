@@ -6,6 +6,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+import numpy as np
 import optax
 
 from spdf_jax.accelerator.primitives import check_lowering
@@ -163,14 +164,16 @@ def apply_layers(
     config: DecoderConfig,
     x_BxLxD: jax.Array,
     positions_BxL: jax.Array | None,
+    *per_layer: np.ndarray,
 ) -> jax.Array:
   """Applies all layers, in a loop or by `nn.scan`.
 
   Args:
-    block: Class of the layers, `(x, positions) -> (x, None)`.
+    block: Class of the layers, `(x, positions, *per_layer) -> (x, None)`.
     config: Config of the decoder.
     x_BxLxD: Input of the first layer.
     positions_BxL: Positions given to the decoder, or `None`.
+    *per_layer: Arrays with one entry for each layer.
 
   Returns:
     The output of the last layer.
@@ -186,12 +189,14 @@ def apply_layers(
         block,
         variable_axes={'params': 0, 'masks': 0, 'grad_masks': 0, 'cache': 0},
         split_rngs={'params': True},
-        in_axes=nn.broadcast,
+        in_axes=(nn.broadcast, *(0 for _ in per_layer)),
         length=config.n_layers,
     )
-    return layers(config, name='h')(x_BxLxD, positions_BxL)[0]
+    return layers(config, name='h')(x_BxLxD, positions_BxL, *per_layer)[0]
   for i in range(config.n_layers):
-    x_BxLxD, _ = block(config, name=f'h_{i}')(x_BxLxD, positions_BxL)
+    x_BxLxD, _ = block(config, name=f'h_{i}')(
+        x_BxLxD, positions_BxL, *(x[i] for x in per_layer)
+    )
   return x_BxLxD
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.models.attention import Attention
 from spdf_jax.models.decoder import apply_layers
@@ -33,6 +34,8 @@ class GPTConfig(DecoderConfig):
     logits_scale: Factor of the logits (muP).
     attention_by_size: Whether scores are divided by the head size, not by its
       square root (muP).
+    attention_by_layer: Whether the scores of layer i, counted from 1, are also
+      divided by i (`scale_attn_by_inverse_layer_idx` of GPT-2).
 
   Raises:
     ValueError: a size is not positive, the heads do not divide the width, or
@@ -47,6 +50,7 @@ class GPTConfig(DecoderConfig):
   embeddings_scale: float = 1.0
   logits_scale: float = 1.0
   attention_by_size: bool = False
+  attention_by_layer: bool = False
 
   def __post_init__(self):
     super().__post_init__()
@@ -78,13 +82,16 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x_BxLxD: jax.Array, positions_BxL: jax.Array | None
+      self,
+      x_BxLxD: jax.Array,
+      positions_BxL: jax.Array | None,
+      divisor: jax.Array | None = None,
   ) -> tuple[jax.Array, None]:
     c = self.config
     norm = lambda name: nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name=name)
     scale = 1 / c.head_size if c.attention_by_size else None
     attention = Attention(c, scale=scale, name='attn')
-    x_BxLxD += attention(norm('ln_1')(x_BxLxD), positions_BxL)
+    x_BxLxD += attention(norm('ln_1')(x_BxLxD), positions_BxL, divisor)
     x_BxLxD += MLP(c, name='mlp')(norm('ln_2')(x_BxLxD))
     return x_BxLxD, None
 
@@ -132,7 +139,10 @@ class GPT(nn.Module):
     if at is None:
       at = jnp.arange(tokens_BxL.shape[1])
     x_BxLxD = c.embeddings_scale * (wte(tokens_BxL) + wpe(at))
-    x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL)
+    divisors = ()
+    if c.attention_by_layer:
+      divisors = (np.arange(1, c.n_layers + 1, dtype=np.float32),)
+    x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL, *divisors)
     x_BxLxD = nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name='ln_f')(x_BxLxD)
     head = lambda x: c.logits_scale * wte.attend(x).astype(jnp.float32)
     return read_out(head, x_BxLxD)

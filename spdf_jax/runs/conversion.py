@@ -10,19 +10,34 @@ from typing import Any
 import jax
 import numpy as np
 
+from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.interop.checks import check_masks
+from spdf_jax.interop.checks import refuse_pruned_weights
+from spdf_jax.interop.configs import read_end_of_text
+from spdf_jax.interop.json_fields import read_json
+from spdf_jax.interop.layouts import shapes_of
+from spdf_jax.interop.tensor_files import CONFIG
+from spdf_jax.interop.tensor_files import read_tensors
+from spdf_jax.interop.tensor_files import write_tensors
+from spdf_jax.sparsity.selection import by_name
 from spdf_jax.sparsity.selection import path_name
 from spdf_jax.training.checkpoints import read_masks
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.densified import densify_checkpoint
+from spdf_jax.training.identity import read_config
 from spdf_jax.training.workdir import read_meta
+from spdf_jax.training.workdir import refuse_saved
 
 logger = logging.getLogger('spdf_jax')
 
 _PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
 """A preset of each architecture; all sizes are overridden."""
+
+_MASKS = 'imported_masks.safetensors'
+"""File in the workdir of an imported model, beside its checkpoint."""
 
 
 def convert(
@@ -38,6 +53,8 @@ def convert(
     dtype: str,
     vocab_size: int | None,
     check: bool,
+    allow_non_finite: bool,
+    trust_code: bool,
 ) -> Iterator[str]:
   """Converts a model from one of three sources.
 
@@ -54,6 +71,8 @@ def convert(
     dtype: Type of the weights in the file, see `export_model`.
     vocab_size: Number of tokens to export, see `export_model`.
     check: Whether to compare logits with those of transformers.
+    allow_non_finite: Whether weights to import may be infinite or NaN.
+    trust_code: Whether code named in the checkpoint to densify may be run.
 
   Yields:
     Sentences: the written paths, and the difference of logits.
@@ -79,26 +98,41 @@ def convert(
         "out or use 'dense'."
     )
   if from_hf:
-    yield import_model(from_hf, to, scan_layers=scan_layers)
+    yield import_model(
+        from_hf, to, scan_layers=scan_layers, allow_non_finite=allow_non_finite
+    )
   elif densify:
-    written = densify_checkpoint(densify, to, moments=moments)
+    written = densify_checkpoint(
+        densify, to, moments=moments, trust_code=trust_code
+    )
     yield f'{written} is written: dense, with moments: {moments}'
   else:
     yield export_model(
         checkpoint, to_hf, format=format, dtype=dtype, vocab_size=vocab_size
     )
   if check and not densify:
-    difference = interop.check_hf(from_hf or to_hf)
+    difference = interop.check_hf(
+        from_hf or to_hf, allow_non_finite=allow_non_finite
+    )
     yield f'logits differ from those of transformers by {difference:.2g}'
 
 
-def import_model(directory: str, workdir: str, *, scan_layers: bool) -> str:
+def import_model(
+    directory: str,
+    workdir: str,
+    *,
+    scan_layers: bool,
+    allow_non_finite: bool = False,
+) -> str:
   """Writes a checkpoint from a Hugging Face directory.
+
+  The mask is written beside the checkpoint, for `mask_of`.
 
   Args:
     directory: Directory that `interop.load_hf` can read.
     workdir: Folder for the checkpoint.
     scan_layers: Whether to stack the layers, for a model that scans them.
+    allow_non_finite: Whether weights may be infinite or NaN.
 
   Returns:
     A sentence with the written path and the `config.model` of the checkpoint.
@@ -106,13 +140,23 @@ def import_model(directory: str, workdir: str, *, scan_layers: bool) -> str:
   Raises:
     ValueError: The directory cannot be read, or the workdir has checkpoints.
   """
-  loaded = interop.load_hf(directory)
+  loaded = interop.load_hf(directory, allow_non_finite=allow_non_finite)
+  end_of_text = read_end_of_text(read_json(pathlib.Path(directory, CONFIG)))
   config = dataclasses.replace(loaded.config, scan_layers=scan_layers)
   params = loaded.params
   if scan_layers:
     params = interop.stack_layers(params)
   model = {'preset': _PRESETS[type(config)]} | dataclasses.asdict(config)
-  checkpoint = write_params(workdir, params, {'model': model})
+  refuse_saved(workdir)
+  masks = pathlib.Path(workdir, _MASKS)
+  masks.parent.mkdir(parents=True, exist_ok=True)
+  masks.unlink(missing_ok=True)
+  if loaded.mask is not None:
+    # Precedes the checkpoint, which would have another mask without the file.
+    write_tensors(masks, by_name(loaded.mask))
+  checkpoint = write_params(
+      workdir, params, {'model': model, 'end_of_text': end_of_text}
+  )
   return f'{checkpoint} is written; its config.model is {json.dumps(model)}'
 
 
@@ -154,6 +198,7 @@ def export_model(
   interop.save_hf(
       directory, model.config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
+      end_of_text=end_of_text_of(checkpoint, model.config.vocab_size),
   )
   leaves = jax.tree.leaves(mask)
   kept, size = sum(int(m.sum()) for m in leaves), sum(m.size for m in leaves)
@@ -173,21 +218,66 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
 
   Returns:
     A tree of booleans, with `None` for dense leaves; `None` if no weight is
-    pruned. If the checkpoint has only parameters, the result of
+    pruned. If the checkpoint has only parameters, the mask that `import_model`
+    wrote, in the structure of the unscanned parameters, or else the result of
     `mask_of_zeros`.
+
+  Raises:
+    ValueError: The mask of `import_model` does not fit the parameters.
   """
   masks = read_masks(checkpoint)
-  if not masks:
+  imported = checkpoint.parent.parent / _MASKS
+  if masks and all(mask.all() for mask in masks.values()):
+    return None
+  if not masks and imported.exists():
+    params = interop.unstack_layers(jax.tree.map(np.asarray, params))
+    masks = read_tensors(imported)
+    check_masks(str(imported), masks, shapes_of(params))
+    refuse_pruned_weights(str(imported), by_name(params), masks)
+  elif not masks:
     logger.warning(
         'checkpoint %s holds only parameters: the mask is derived from their '
         'zeros.', checkpoint,
     )
     return mask_of_zeros(params)
-  if all(mask.all() for mask in masks.values()):
-    return None
   return jax.tree_util.tree_map_with_path(
       lambda path, _: masks.get(path_name(path)), params
   )
+
+
+def end_of_text_of(
+    checkpoint: pathlib.Path, vocab_size: int
+) -> int | list[int] | None:
+  """Returns the id of the end of a text, from the tokenizer of the corpus.
+
+  Args:
+    checkpoint: Directory of the checkpoint.
+    vocab_size: Number of tokens of the model.
+
+  Returns:
+    The id; for an imported checkpoint the id or ids of its config.json; `None`
+    if there is none, or if the tokenizer cannot be read, with a warning.
+  """
+  stored = read_meta(checkpoint)['config']
+  if 'data' not in stored:
+    return stored.get('end_of_text')
+  try:
+    config = read_config(stored, f'checkpoint {checkpoint}').data
+    tokenizer = data.read_tokenizer(
+        config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
+    )
+    if tokenizer.vocab_size > vocab_size:
+      raise ValueError(
+          f'it has {tokenizer.vocab_size} tokens and the model {vocab_size}'
+      )
+  except (ImportError, OSError, ValueError) as error:
+    logger.warning(
+        'the export names no end of text, since the tokenizer of checkpoint %s '
+        'cannot be used (%s); set eos_token_id in its config.json.',
+        checkpoint, error,
+    )
+    return None
+  return tokenizer.end_of_text
 
 
 def mask_of_zeros(params: Any) -> Any:

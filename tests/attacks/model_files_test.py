@@ -1,0 +1,224 @@
+"""Hostile and damaged model files are refused in one sentence, and at once."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from spdf_jax import interop
+from spdf_jax.interop import layouts
+from spdf_jax.models import GPTConfig
+from spdf_jax.models import LlamaConfig
+
+safetensors = pytest.importorskip('safetensors.numpy')
+
+CONFIGS = {
+    'gpt2': GPTConfig(23, 2, 2, 16, 24, 8),
+    'llama': LlamaConfig(23, 2, 4, 16, 24, 8, n_kv_heads=2),
+}
+DEEP = '[' * 100_000
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A directory for each kind of model; not to be changed."""
+  root = tmp_path_factory.mktemp('saved')
+  for name, config in CONFIGS.items():
+    params = jax.tree.map(
+        lambda x: np.full(x.shape, 0.5, x.dtype),
+        layouts.abstract_params(config),
+    )
+    mask = jax.tree.map(lambda x: None, params)
+    mask['h_0']['mlp']['wi']['kernel'] = np.ones((16, 24), bool)
+    interop.save_hf(root / name, config, params, mask)
+  return root
+
+
+@pytest.fixture
+def gpt_dir(saved, tmp_path):
+  """A copy of a GPT's directory, to be changed."""
+  return shutil.copytree(saved / 'gpt2', tmp_path / 'gpt2')
+
+
+def refuse(directory, path, message):
+  """Asserts that loading raises one sentence that names a file."""
+  with pytest.raises(ValueError, match=message) as caught:
+    interop.load_hf(directory)
+  text = str(caught.value)
+  assert str(path) in text and '\n' not in text and text.endswith('.')
+  assert len(text) < 400
+
+
+def change_config(directory, **changes):
+  path = directory / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  return path
+
+
+def change_weights(directory, change):
+  path = directory / 'model.safetensors'
+  tensors = {k: np.array(x) for k, x in safetensors.load_file(path).items()}
+  change(tensors)
+  safetensors.save_file(tensors, path, {'format': 'pt'})
+  return path
+
+
+@pytest.fixture
+def untraced(monkeypatch):
+  """Fails the test where a model would be built."""
+  def fail(config):
+    raise AssertionError('a model is built')
+
+  monkeypatch.setattr(layouts, 'abstract_params', fail)
+
+
+@pytest.mark.parametrize('name, field, values', [
+    ('gpt2', 'n_layer', ['2', 2.0, True, [2], {}, 0, -1, 2**40]),
+    ('gpt2', 'n_embd', [16.0, '16', 1e400, 10**12, DEEP]),
+    ('gpt2', 'n_inner', ['24', 24.0, False]),
+    ('gpt2', 'vocab_size', [None, '23', 23.5]),
+    ('gpt2', 'activation_function', [['gelu'], {}, 1]),
+    ('gpt2', 'scale_attn_by_inverse_layer_idx', ['yes', 1]),
+    ('gpt2', 'model_type', [['gpt2'], {}, None, 7]),
+    ('llama', 'head_dim', ['4', 4.0, 2**40]),
+    ('llama', 'num_key_value_heads', ['2', -2]),
+    ('llama', 'rms_norm_eps', ['1e-5', float('nan'), -1, True]),
+    ('llama', 'tie_word_embeddings', ['false', 0]),
+    ('llama', 'rope_theta', ['1', [1], float('inf'), 10**300]),
+    ('llama', 'rope_scaling', ['linear', [1], 3]),
+])
+def test_fields_of_other_types_are_refused(
+    name, field, values, saved, tmp_path, untraced
+):
+  directory = shutil.copytree(saved / name, tmp_path / name)
+  for value in values:
+    path = change_config(directory, **{field: value})
+    refuse(directory, path, field)
+
+
+@pytest.mark.parametrize('rope, message', [
+    ({'rope_type': ['linear']}, 'rope_type is'),
+    ({'type': {}}, 'type is'),
+    ({'rope_type': 'linear', 'factor': '4'}, "factor is '4'"),
+    ({'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 1,
+      'high_freq_factor': 4, 'original_max_position_embeddings': 4.5},
+     'original_max_position_embeddings is 4.5'),
+])
+def test_rotary_fields_of_other_types_are_refused(
+    rope, message, saved, tmp_path, untraced
+):
+  directory = shutil.copytree(saved / 'llama', tmp_path / 'llama')
+  refuse(directory, change_config(directory, rope_scaling=rope), message)
+
+
+@pytest.mark.parametrize('text', [DEEP, '{"a": ' * 100_000, '1' * 10_000])
+def test_json_that_python_cannot_parse_is_refused(text, gpt_dir, untraced):
+  (gpt_dir / 'config.json').write_text(text)
+  refuse(gpt_dir, gpt_dir / 'config.json', 'is not JSON')
+
+
+def test_a_nested_value_is_not_printed_whole(gpt_dir, untraced):
+  path = gpt_dir / 'config.json'
+  nested = '[' * 500 + ']' * 500
+  text = path.read_text().replace('"n_layer": 2', f'"n_layer": {nested}')
+  path.write_text(text)
+  refuse(gpt_dir, path, 'n_layer is')
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused(gpt_dir):
+  (gpt_dir / 'config.json').unlink()
+  (gpt_dir / 'config.json').mkdir()
+  refuse(gpt_dir, gpt_dir / 'config.json', 'cannot be read')
+
+
+@pytest.mark.parametrize('weight_map', [
+    None, [], 'model.safetensors', 3, {'a': 3}, {'a': None}, {'a': ['b']},
+    {'a': 'x' * 300}, {'a': 'b\0c'}, {'a': '\ud800'}, {'a': ''},
+    {'a': 'model.safetensors.index.json'},
+])
+def test_an_index_of_another_type_is_refused(weight_map, gpt_dir, untraced):
+  (gpt_dir / 'model.safetensors').unlink()
+  index = gpt_dir / 'model.safetensors.index.json'
+  index.write_text(json.dumps({'weight_map': weight_map}))
+  with pytest.raises(ValueError) as caught:
+    interop.load_hf(gpt_dir)
+  assert str(index) in str(caught.value)
+  index.write_text(DEEP)
+  refuse(gpt_dir, index, 'is not JSON')
+
+
+@pytest.mark.parametrize('layers, message', [
+    (3_000, 'holds 28 tensors, and the config.json .* describes 3000 layers'),
+    (5, r"lacks 'transformer.h.2.attn.c_attn.bias' \(and 35 more\)"),
+    (1, "has 'transformer.h.1.attn.c_attn.bias' too many"),
+])
+def test_other_names_are_refused_before_a_model_is_built(
+    layers, message, gpt_dir, untraced
+):
+  change_config(gpt_dir, n_layer=layers)
+  refuse(gpt_dir, gpt_dir / 'model.safetensors', message)
+
+
+def test_depth_costs_no_tracing():
+  config = GPTConfig(23, 3_000, 2, 16, 24, 8)
+  params = layouts.abstract_params(config)
+  assert params['h_2999']['mlp']['wi']['kernel'].shape == (16, 24)
+  assert len(params) == 3_003
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused_unless_allowed(
+    value, gpt_dir
+):
+  name = 'transformer.h.1.mlp.c_proj.weight'
+  path = change_weights(
+      gpt_dir, lambda tensors: tensors[name].__setitem__((3, 2), value)
+  )
+  refuse(gpt_dir, path, f"weights in '{name}' that are not finite")
+  loaded = interop.load_hf(gpt_dir, allow_non_finite=True)
+  found = loaded.params['h_1']['mlp']['wo']['kernel'][3, 2]
+  np.testing.assert_equal(found, np.float32(value))
+
+
+def test_weights_that_are_not_finite_are_found_in_their_shard(gpt_dir):
+  tensors = safetensors.load_file(gpt_dir / 'model.safetensors')
+  (gpt_dir / 'model.safetensors').unlink()
+  shards = {k: f'{i % 2}.safetensors' for i, k in enumerate(sorted(tensors))}
+  bad = sorted(tensors)[5]
+  tensors[bad] = np.full_like(tensors[bad], np.nan)
+  for shard in set(shards.values()):
+    safetensors.save_file(
+        {k: x for k, x in tensors.items() if shards[k] == shard},
+        gpt_dir / shard,
+    )
+  index = gpt_dir / 'model.safetensors.index.json'
+  index.write_text(json.dumps({'weight_map': shards}))
+  refuse(gpt_dir, gpt_dir / '1.safetensors', f"'{bad}' that are not finite")
+
+
+def test_a_dtype_that_numpy_lacks_is_refused(gpt_dir):
+  path = gpt_dir / 'model.safetensors'
+  data = path.read_bytes()
+  size = int.from_bytes(data[:8], 'little')
+  header = json.loads(data[8:8 + size])
+  entry = header['transformer.ln_f.bias']
+  entry['dtype'], entry['shape'] = 'F8_E4M3', [64]
+  text = json.dumps(header).encode()
+  path.write_bytes(len(text).to_bytes(8, 'little') + text + data[8 + size:])
+  refuse(gpt_dir, path, "'transformer.ln_f.bias' in a dtype that NumPy lacks")
+
+
+def test_a_mask_of_other_weights_is_refused(gpt_dir):
+  path = gpt_dir / 'masks.safetensors'
+  name = 'transformer.h.0.mlp.c_fc.weight'
+  mask = np.ones((16, 24), bool)
+  mask[2, 3] = False
+  safetensors.save_file({name: mask}, path)
+  refuse(gpt_dir, path, f"prunes weights in '{name}' that are not zero")
+  change_weights(gpt_dir, lambda t: t[name].__setitem__((2, 3), 0))
+  loaded = interop.load_hf(gpt_dir)
+  np.testing.assert_array_equal(
+      loaded.mask['h_0']['mlp']['wi']['kernel'], mask
+  )
