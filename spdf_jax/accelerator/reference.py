@@ -2,8 +2,8 @@
 
 It works on every platform and under every transformation, but multiplies zeros:
 an infinite input times the zero of a pruned weight is NaN. All functions accept
-stacks: the axes of `mask` before its last two are batch axes, which all operands
-share as their leading axes.
+stacks: the axes of `mask` before its last two are batch axes, which all
+operands share as their leading axes.
 """
 
 import functools
