@@ -1,8 +1,9 @@
 """Reference implementation of the sparse primitives: masked dense matmuls.
 
 It works on every platform and under every transformation, but multiplies zeros:
-an infinite input times the zero of a pruned weight is NaN. All functions accept stacks: the axes of `mask` before its last two are batch
-axes, which all operands share as their leading axes.
+an infinite input times the zero of a pruned weight is NaN. All functions accept
+stacks: the axes of `mask` before its last two are batch axes, which all
+operands share as their leading axes.
 """
 
 import functools
