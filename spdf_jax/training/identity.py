@@ -92,7 +92,8 @@ def _with_added_fields(
   for name, value in added.items():
     if isinstance(value, Mapping):
       group = stored[name] if name in stored else {}
-      filled[name] = _with_added_fields(group, value)
+      if isinstance(group, Mapping):  # Otherwise `parse` refuses it.
+        filled[name] = _with_added_fields(group, value)
     elif name not in stored:
       filled[name] = value
   return filled
