@@ -65,8 +65,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       restart=False, reshuffle=False,  # reset moments; begin a new epoch
       early_stop=common.early_stop(),  # none; or metric, and patience or value
   )
-  # The cosine of the first phase also spans this one.
-  continued = cosine | dict(schedule='continue')
+  continued = cosine | dict(schedule='continue')  # one cosine for both phases
   rest = pretrain | dict(duration='200 steps', learning_rate=continued)
   fall = dict(schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0)
   finetune = pretrain | dict(

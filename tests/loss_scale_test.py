@@ -202,6 +202,7 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
   ) == rows
 
 
+@pytest.mark.slow
 def test_overflows_do_not_change_what_is_learned(parts, monkeypatch, tmp_path):
   recipe = make_half_recipe()
   calm = train(open_session(parts[0], tmp_path / 'calm'))

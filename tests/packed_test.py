@@ -136,6 +136,7 @@ def test_scan_over_stacked_layers_is_a_loop():
     ])())
 
 
+@pytest.mark.slow
 def test_derivatives_of_third_order_are_those_of_differences():
   multiply = jax.jit(
       lambda x, w: jnp.sin(multiply_packed(x, w, CASE.mask))
