@@ -22,13 +22,24 @@ from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import read_rows
 
 
-def poisoned_recipe(bad_steps, **changes):
-  """A recipe whose gradients are NaN at some steps, counted from 1."""
-  recipe = make_recipe(**changes)
+@functools.cache
+def poisoned_step(skip_not_finite):
+  """The step of a model whose loss is NaN for negative tokens."""
+  recipe = make_recipe()
 
   def apply_fn(variables, tokens):
     factor = jnp.where(tokens[0, 0] < 0, jnp.nan, 1.0)
     return factor * recipe.model.apply(variables, tokens)
+
+  return jax.jit(functools.partial(
+      train_step, apply_fn=apply_fn, optimizer=recipe.optimizer,
+      learning_rate=recipe.plan.learning_rate, skip_not_finite=skip_not_finite,
+  ))
+
+
+def poisoned_recipe(bad_steps, **changes):
+  """A recipe whose loss is NaN at some steps, counted from 1."""
+  recipe = make_recipe(**changes)
 
   def batch_at(step, *args):
     batch = recipe.batch_at(step, *args)
@@ -37,11 +48,8 @@ def poisoned_recipe(bad_steps, **changes):
     return batch._replace(inputs=-1 - batch.inputs)
 
   poisoned = dataclasses.replace(recipe, batch_at=batch_at)
-  poisoned.__dict__['step'] = jax.jit(functools.partial(
-      train_step, apply_fn=apply_fn, optimizer=recipe.optimizer,
-      learning_rate=recipe.plan.learning_rate,
-      skip_not_finite=recipe.config.max_skipped_steps > 0,
-  ))
+  skip_not_finite = recipe.config.max_skipped_steps > 0
+  poisoned.__dict__['step'] = poisoned_step(skip_not_finite)
   return poisoned
 
 
