@@ -25,7 +25,7 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     >>> lookup('preset', 'gpt2-small', {'gpt2-small': 12})
     12
   """
-  if name in table:
+  if isinstance(name, str) and name in table:
     return table[name]
   near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.4)
   hint = f'did you mean {" or ".join(map(repr, near))}?' if near else (
