@@ -30,7 +30,6 @@ from spdf_jax.training.config import parse
 from spdf_jax.training.config import plain
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
-from spdf_jax.training.identity import run_identity
 from spdf_jax.training.workdir import read_workdir_config
 
 PACKAGE = pathlib.Path(spdf_jax.__file__).parent

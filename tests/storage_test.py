@@ -201,7 +201,8 @@ def test_op_by_op_a_step_is_that_of_dense_storage_bit_for_bit():
 
 
 @pytest.mark.parametrize('matmul', [
-    pytest.param('scanned', marks=pytest.mark.slow), pytest.param('native', marks=pytest.mark.skipif(
+    pytest.param('scanned', marks=pytest.mark.slow),
+    pytest.param('native', marks=pytest.mark.skipif(
         not native.is_available(), reason='no native kernels here'
     )),
 ])

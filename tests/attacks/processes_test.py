@@ -105,14 +105,22 @@ def kill_when(child, is_time):
   assert child.returncode == -signal.SIGKILL
 
 
-def is_saving(folder):
-  """Returns whether orbax has begun a checkpoint that is not complete."""
-  return lambda: any(folder.rglob('*orbax-checkpoint-tmp*'))
+def steps_in(folder):
+  """Returns the number of steps in the logs of all runs in a folder."""
+  logs = [read_rows(path) for path in folder.rglob('metrics.jsonl')]
+  return sum(rows[-1]['step'] for rows in logs if rows)
 
 
-def after(seconds):
-  end = time.monotonic() + seconds
-  return lambda: time.monotonic() > end
+def has_reached(folder, step):
+  return lambda: steps_in(folder) >= step
+
+
+def is_saving(folder, step):
+  """Returns whether a checkpoint of that step or a later one is incomplete."""
+  return lambda: steps_in(folder) >= step and any(
+      int(path.name.split('.')[0]) >= step % 15
+      for path in folder.rglob('*.orbax-checkpoint-tmp')
+  )
 
 
 def arrays_in(workdir):
@@ -148,29 +156,27 @@ def files_in(folder):
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 def test_six_kills_of_a_run(algorithm, tmp_path):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  start = time.monotonic()
   finish(start_training(whole, algorithm))
-  seconds = time.monotonic() - start
-  rng = random.Random(algorithm)
-  for _ in range(3):
-    for moment in (is_saving(killed), after(rng.uniform(0.2, 0.9) * seconds)):
-      child = start_training(killed, algorithm)
-      time.sleep(0.1)
-      kill_when(child, moment)
+  for moment in (
+      has_reached(killed, 1), is_saving(killed, 6), has_reached(killed, 11),
+      is_saving(killed, 16), has_reached(killed, 22), is_saving(killed, 26),
+  ):
+    kill_when(start_training(killed, algorithm), moment)
   finish(start_training(killed, algorithm))
   assert_same_runs(whole, killed)
 
 
 def test_six_kills_of_a_preparation(text, tmp_path):
   whole, killed = tmp_path / 'a' / 'x', tmp_path / 'b' / 'x'
-  start = time.monotonic()
   finish(start_preparation(text, whole))
-  seconds = time.monotonic() - start
-  rng = random.Random(0)
-  for _ in range(6):
+  size = (whole / 'train.bin').stat().st_size
+  ids = killed / 'partial' / 'train.ids'
+  for share in (0, 0.2, 0.4, 0.6, 0.8, 0.95):
     kill_when(
         start_preparation(text, killed),
-        after(rng.uniform(0.3, 0.9) * seconds),
+        lambda share=share: (
+            ids.exists() and ids.stat().st_size >= share * size
+        ),
     )
   finish(start_preparation(text, killed))
   assert files_in(whole) == files_in(killed)
@@ -178,13 +184,12 @@ def test_six_kills_of_a_preparation(text, tmp_path):
 
 def test_six_kills_of_a_sweep(tmp_path):
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  start = time.monotonic()
   finish(start_sweep(whole))
-  seconds = time.monotonic() - start
-  rng = random.Random(1)
-  for _ in range(3):
-    for moment in (is_saving(killed), after(rng.uniform(0.3, 0.7) * seconds)):
-      kill_when(start_sweep(killed), moment)
+  for moment in (
+      has_reached(killed, 1), is_saving(killed, 8), has_reached(killed, 17),
+      is_saving(killed, 23), has_reached(killed, 32), is_saving(killed, 38),
+  ):
+    kill_when(start_sweep(killed), moment)
   finish(start_sweep(killed))
   runs = sorted(path.name for path in whole.iterdir() if path.is_dir())
   assert len(runs) == 3
