@@ -47,7 +47,7 @@ def start_training(workdir, algorithm='static'):
   return start_command(
       'experiments.train',
       f'--config=configs/quickstart.py:algorithm={algorithm}',
-      f'--workdir={workdir}', data__task='', checkpoints__every=2,
+      f'--workdir={workdir}', data__task='', checkpoints__every=1,
       phases__order=('pretrain', 'continuation'), **ALGORITHMS[algorithm],
   )
 
@@ -119,7 +119,7 @@ def is_saving(folder, step):
   """Returns whether a checkpoint of that step or a later one is incomplete."""
   return lambda: steps_in(folder) >= step and any(
       int(path.name.split('.')[0]) >= step % 15
-      for path in folder.rglob('*.orbax-checkpoint-tmp')
+      for path in folder.rglob('checkpoints/*.orbax-checkpoint-tmp')
   )
 
 
