@@ -105,9 +105,14 @@ def kill_when(child, is_time):
   assert child.returncode == -signal.SIGKILL
 
 
+def paths_of(folder, pattern):
+  """Lists paths in the workdir of a run, or in those of a sweep."""
+  return [*folder.glob(pattern), *folder.glob(f'*/{pattern}')]
+
+
 def steps_in(folder):
   """Returns the number of steps in the logs of all runs in a folder."""
-  logs = [read_rows(path) for path in folder.rglob('metrics.jsonl')]
+  logs = [read_rows(path) for path in paths_of(folder, 'metrics.jsonl')]
   return sum(rows[-1]['step'] for rows in logs if rows)
 
 
@@ -119,7 +124,7 @@ def is_saving(folder, step):
   """Returns whether a checkpoint of that step or a later one is incomplete."""
   return lambda: steps_in(folder) >= step and any(
       int(path.name.split('.')[0]) >= step % 15
-      for path in folder.rglob('checkpoints/*.orbax-checkpoint-tmp')
+      for path in paths_of(folder, 'checkpoints/*.orbax-checkpoint-tmp')
   )
 
 
