@@ -290,14 +290,15 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
         f'checkpoint {checkpoint} has no digests, as an earlier version wrote '
         'it; it can be used, but not verified.'
     )
-  items = [
-      item for item in ('params', 'opt_state') if (checkpoint / item).exists()
-  ]
+  saved = {
+      name for name in meta['digests']
+      if name.startswith(('params/', 'opt_state/'))
+  }
+  items = {name.split('/')[0] for name in saved}
   with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
     found = {item: checkpointer.restore(checkpoint / item) for item in items}
   _check_digests(checkpoint, meta, found)
-  saved = [name for name in meta['digests'] if name.split('/')[0] in items]
-  missing = set(saved) - by_name(found).keys()
+  missing = saved - by_name(found).keys()
   if missing:
     raise ValueError(
         f'checkpoint {checkpoint} is damaged: array {min(missing)} is missing; '

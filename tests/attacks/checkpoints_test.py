@@ -138,6 +138,12 @@ def test_checkpoints_of_earlier_versions_open_and_are_not_verified(
     verify_checkpoint(checkpoint)
 
 
+def test_a_checkpoint_without_its_optimizer_state_is_not_verified(workdir):
+  shutil.rmtree(workdir / 'checkpoints' / '14' / 'opt_state')
+  with pytest.raises(ValueError, match='1 of 4 checkpoints'):
+    list(verify(workdir))
+
+
 def test_sound_checkpoints_are_verified(trained):
   lines = list(verify(str(trained[0])))
   assert [line.split(':')[0] for line in lines] == [
