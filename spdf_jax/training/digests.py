@@ -27,7 +27,7 @@ def digest_arrays(tree: PyTree) -> dict[str, str]:
 
   Example:
     >>> digest_arrays({'w': jnp.zeros(2), 'b': jnp.ones(2)})
-    {'b': '6f38b1b4', 'w': 'e9a7ba54'}
+    {'b': 'f3a9199a', 'w': '11fd02eb'}
   """
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   # All are computed before the first one is waited for.
