@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import concurrent.futures
 import multiprocessing
+import os
 from pathlib import Path
 import re
+import threading
 from typing import Any
 from typing import NamedTuple
 
@@ -141,7 +143,14 @@ _encoder: Encoder | None = None
 
 def _start_worker(tokenizer_path: str) -> None:
   global _encoder
+  # If this command is killed, its workers would wait forever.
+  threading.Thread(target=_end_with_parent, daemon=True).start()
   _encoder = Encoder(load_tokenizer(tokenizer_path))
+
+
+def _end_with_parent() -> None:
+  multiprocessing.parent_process().join()
+  os._exit(1)
 
 
 def _work(batch: Batch) -> dict[str, Encoded]:
