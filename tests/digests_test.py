@@ -1,5 +1,10 @@
 """Tests of digests of arrays."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -54,11 +59,21 @@ def test_takes_keys():
 
 
 @pytest.mark.sharding
-def test_is_the_same_sharded(devices_8):
-  x = jax.random.normal(jax.random.key(0), (16, 24))
-  mesh = jax.make_mesh((8,), ('x',))
-  for spec in (('x',), (None, 'x')):
-    sharding = jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec(*spec)
-    )
-    assert digest_arrays(jax.device_put(x, sharding)) == digest_arrays(x)
+def test_is_the_same_sharded():
+  code = textwrap.dedent('''
+      import jax
+      jax.config.update('jax_num_cpu_devices', 8)
+      from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+      from spdf_jax.training.digests import digest_arrays
+
+      mesh = jax.make_mesh((8,), ('x',), axis_types=(AxisType.Auto,))
+      x = jax.random.normal(jax.random.key(0), (16, 24))
+      for spec in (P('x'), P(None, 'x'), P()):
+        sharded = jax.device_put(x, NamedSharding(mesh, spec))
+        assert digest_arrays(sharded) == digest_arrays(x), spec
+  ''')
+  path = os.pathsep.join(filter(None, sys.path))
+  subprocess.run(
+      [sys.executable, '-c', code], check=True,
+      env=os.environ | {'PYTHONPATH': path},
+  )

@@ -139,6 +139,7 @@ def reproduce(
     check_same(identity_file, identity)
   prepared = pool_data.prepare(scale, data, workdir)
   if not report_only:
+    workdir.mkdir(parents=True, exist_ok=True)
     lock_folder(workdir, 'workdir')  # Held until the process ends.
   identity = identify(scale, prepared.fingerprints)
   check_same(identity_file, identity)
