@@ -30,7 +30,6 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For tiny_run.
 
-# pylint: disable=wrong-import-position
 from tiny_run import CONFIG
 from tiny_run import make_recipe
 

@@ -297,24 +297,25 @@ class _TrainLog:
     self._clock = now
 
   def _check_finite(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    for name in ('train/loss', 'train/grad_norm'):
-      value = float(metrics[name])
-      if not math.isfinite(value):
-        break
-    else:
+    names = ('train/loss', 'train/grad_norm')
+    bad = [name for name in names if not math.isfinite(metrics[name])]
+    if not bad:
       self._skipped_in_a_row = 0
       return
     self._skipped += 1
     self._skipped_in_a_row += 1
-    place = f'{name} of step {step}, in phase '
-    place += f'{self._plan.phase_at(step - 1).name!r}, is {value}'
+    phase = self._plan.phase_at(step - 1).name
+    found = (
+        f'{bad[0]} of step {step}, in phase {phase!r}, is '
+        f'{float(metrics[bad[0]])}'
+    )
     if self._skipped_in_a_row > self._max_skipped:
       raise NotFinite(
-          f'{place}; training stops, and the latest checkpoint is one of an '
+          f'{found}; training stops, and the latest checkpoint is one of an '
           'earlier step. Lower the learning rate or clip_norm in another '
           'workdir, or raise max_skipped_steps to go on from there.'
       )
-    logger.warning('%s; the step is skipped, %d so far', place, self._skipped)
+    logger.warning('%s; the step is skipped, %d so far', found, self._skipped)
 
   def _write(self) -> None:
     if self._pending is None:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import CONFIG
 from tiny_run import make_recipe
 
 from spdf_jax.runs.verification import verify
@@ -47,7 +46,6 @@ def save_with_another_array(workdir, state):
   """Saves what nobody computed, under the digests of what was."""
   kernel = state.params['h_0']['mlp']['wi']['kernel']
   bits = np.asarray(kernel).copy()
-  bits.view(np.uint32)[bits != 0][:1]
   place = tuple(np.argwhere(bits)[0])
   bits.view(np.uint32)[place] ^= 1 << 12
   params = jax.tree.map(
@@ -55,7 +53,6 @@ def save_with_another_array(workdir, state):
   )
   checkpoint = workdir / 'checkpoints' / '14'
   recipe = make_recipe()
-  shutil.rmtree(workdir / 'other', ignore_errors=True)
   saved = Checkpoints(
       workdir / 'other', phase_ends=recipe.plan.ends, keep=1,
       config=recipe.config, fingerprints=recipe.fingerprints,
@@ -189,4 +186,3 @@ def test_a_path_in_a_config_of_others_is_not_written_to(workdir, tmp_path):
   assert read_workdir_config(workdir).data.cache_dir != str(theirs)
   theirs.mkdir()
   assert read_workdir_config(workdir).data.cache_dir != str(theirs)
-  assert CONFIG['data']['cache_dir'] == 'anywhere'
