@@ -9,7 +9,7 @@ import socket
 try:
   import fcntl
 except ImportError:  # Windows has no flock.
-  fcntl = None
+  fcntl = None  # type: ignore[assignment]
 
 _logger = logging.getLogger('spdf_jax')
 _held: dict[pathlib.Path, int] = {}  # File descriptors by path of the lock.

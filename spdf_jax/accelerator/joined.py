@@ -63,8 +63,8 @@ def transpose_parts(
 def _of_chosen(parts, args, chosen, params):
   """Returns `parts` as a function of the chosen operands only."""
   def f(*values):
-    values = iter(values)
+    given = iter(values)
     return parts(
-        *(next(values) if c else arg for arg, c in zip(args, chosen)), **params
+        *(next(given) if c else arg for arg, c in zip(args, chosen)), **params
     )
   return f

@@ -6,6 +6,7 @@ the values, and the joint tangent and backward primitives. Only the reference
 lowerings unpack the weights.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -96,7 +97,9 @@ def packed_tangent(
     **params: Any,
 ) -> jax.Array:
   """Computes the tangent of `packed_matmul` in x and values."""
-  multiply = functools.partial(packed_matmul, transpose=False, **params)
+  multiply: Callable[..., jax.Array] = functools.partial(
+      packed_matmul, transpose=False, **params
+  )
   return multiply(dx, values, bits) + multiply(x, dvalues, bits)
 
 
@@ -146,7 +149,9 @@ def _differentiate_matmul(primals, tangents, **params):
   if nonzero[1]:
     parts.append(packed_matmul_p.bind(x, dvalues, bits, **params))
   if not parts:
-    return y, ad.Zero.from_primal_value(y)
+    # jax sets the method after the class, where type checkers do not see it.
+    zero = ad.Zero.from_primal_value(y)  # type: ignore[attr-defined]
+    return y, zero
   return y, functools.reduce(ad.add_jaxvals, parts)
 
 

@@ -187,7 +187,9 @@ def _differentiate_sparse_matmul(primals, tangents, **params):
   if nonzero[1]:
     parts.append(sparse_matmul_p.bind(x, dw, grad_mask, grad_mask, **params))
   if not parts:
-    return y, ad.Zero.from_primal_value(y)
+    # jax sets the method after the class, where type checkers do not see it.
+    zero = ad.Zero.from_primal_value(y)  # type: ignore[attr-defined]
+    return y, zero
   return y, functools.reduce(ad.add_jaxvals, parts)
 
 
@@ -348,7 +350,9 @@ def _spec(x: jax.Array) -> PartitionSpec:
   return jax.typeof(x).sharding.spec
 
 
-def _insert_axis(sharding, axis: int, x: jax.Array):
+def _insert_axis(
+    sharding: NamedSharding | PartitionSpec | None, axis: int, x: jax.Array
+) -> NamedSharding | PartitionSpec | None:
   """Inserts a batch axis into a sharding, partitioned as the same axis of x."""
   if sharding is None:
     return None

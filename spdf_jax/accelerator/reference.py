@@ -6,6 +6,7 @@ stacks: the axes of `mask` before its last two are batch axes, which all
 operands share as their leading axes.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -104,7 +105,9 @@ def sparse_matmul_tangent(
   Returns:
     Tangent [*batch, *tokens, outputs], in the dtype of `x`.
   """
-  multiply = functools.partial(sparse_matmul, transpose=False, **params)
+  multiply: Callable[..., jax.Array] = functools.partial(
+      sparse_matmul, transpose=False, **params
+  )
   return multiply(dx, w, mask, grad_mask) + multiply(
       x, dw, grad_mask, grad_mask
   )

@@ -65,7 +65,7 @@ class Attention(nn.Module):
       # Kernels of attention take a constant scale only, and a scanned layer has
       # a traced divisor, so the queries are divided.
       q_BxLxHxK = (q_BxLxHxK / divisor).astype(q_BxLxHxK.dtype)
-    masking = dict(is_causal=True)
+    masking: dict[str, Any] = dict(is_causal=True)
     if positions_BxL is not None and self.is_mutable_collection('cache'):
       k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(
           k_BxLxGxK, v_BxLxGxK, positions_BxL
@@ -83,10 +83,11 @@ class Attention(nn.Module):
           q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, self.scale
       )
     else:
+      if c.attention in _FROM_JAX:
+        masking['implementation'] = c.attention
       y_BxLxHxK = jax.nn.dot_product_attention(
           q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
           scale=self.scale,
-          implementation=c.attention if c.attention in _FROM_JAX else None,
           **masking,
       )
     return dense(

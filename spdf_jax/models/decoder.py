@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from spdf_jax.accelerator.primitives import check_lowering
+from spdf_jax.lowerings import check_lowering
 from spdf_jax.models.layers import MaskedDense
 
 HIDDEN_KERNELS = {

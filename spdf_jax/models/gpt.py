@@ -139,7 +139,7 @@ class GPT(nn.Module):
     if at is None:
       at = jnp.arange(tokens_BxL.shape[1])
     x_BxLxD = c.embeddings_scale * (wte(tokens_BxL) + wpe(at))
-    divisors = ()
+    divisors: tuple[np.ndarray, ...] = ()
     if c.attention_by_layer:
       divisors = (np.arange(1, c.n_layers + 1, dtype=np.float32),)
     x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL, *divisors)

@@ -46,7 +46,8 @@ class MaskedDense(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    mask = self.get_variable('masks', 'kernel')
+    mask: Any = self.get_variable('masks', 'kernel')
+    kernel: Any
     if isinstance(mask, PackedMask):
       kernel = self.get_variable('params', 'kernel')
     else:

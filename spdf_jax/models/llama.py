@@ -1,5 +1,6 @@
 """The Llama decoder, with masked hidden matrices."""
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -157,6 +158,7 @@ class Llama(nn.Module):
     )
     x_BxLxD = apply_layers(Block, c, wte(tokens_BxL), positions_BxL)
     x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
+    head: Callable[[jax.Array], jax.Array]
     if c.tied:
       head = wte.attend
     else:

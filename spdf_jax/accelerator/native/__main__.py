@@ -40,10 +40,10 @@ def main() -> int:
     except library.Unavailable as error:
       print(error)
       continue
-    error = largest_error(dtype)
-    works &= error <= _LARGEST_ERROR
+    found = largest_error(dtype)
+    works &= found <= _LARGEST_ERROR
     print(
-        f'  error  {error:.1e} relative to the largest result (at most '
+        f'  error  {found:.1e} relative to the largest result (at most '
         f'{_LARGEST_ERROR})'
     )
   print('works' if works else 'DOES NOT WORK')

@@ -21,7 +21,7 @@ from spdf_jax import lowerings
 from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
-from spdf_jax.lowerings import NATIVE
+from spdf_jax.lowerings import NATIVE as NATIVE
 
 
 def sparse_matmul(

@@ -60,8 +60,7 @@ def scan(
     return Program(), [*carry, *map(result_of, eqn.outvars[len(carry):])]
   known = any(x.known is not None and x.size > length for x in xs)
   steps = length if known and length <= _MOST_ITERATIONS else 1
-  order = range(length)
-  order = reversed(order) if eqn.params['reverse'] else order
+  order = range(length)[::-1 if eqn.params['reverse'] else 1]
   parts = []
   for _, i in zip(range(steps), order):
     row = [
@@ -106,7 +105,7 @@ def while_loop(
   of_test = params['cond_nconsts']
   of_body = of_test + params['body_nconsts']
   carry = list(operands[of_body:])
-  parts = []
+  parts: list[Program] = []
   while len(parts) < _MOST_ITERATIONS:
     _, (again,) = walker.walk(
         test, test_consts, [*operands[:of_test], *carry], path
@@ -174,10 +173,10 @@ def _shares(
   """Returns the frequency of each branch; a number applies to the last one."""
   if given is None:
     return None
-  shares = given
-  if isinstance(given, (int, float)):
-    shares = (1 - given, given)
-  shares = tuple(map(float, shares))
+  several = (
+      (1 - given, given) if isinstance(given, (int, float)) else given
+  )
+  shares = tuple(map(float, several))
   if len(shares) != branches or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
     raise ValueError(
         f'the frequencies of {name} are {given}; give a share for each of its '

@@ -25,6 +25,7 @@ all weights. The SwarmX tree broadcasts streamed weights and reduces gradients,
 which costs the latency of its hops and a loss per doubling of systems.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
 from typing import Any
@@ -285,7 +286,7 @@ def _host(work: Host, device: WaferDevice) -> Cost:
   return Cost(cycles=cycles, host=cycles, host_operations=work.operations)
 
 
-_COSTS = {
+_COSTS: dict[type, Callable[..., Cost]] = {
     Product: _product, Scores: _scores, Elementwise: _elementwise, Host: _host,
 }
 

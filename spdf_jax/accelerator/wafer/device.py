@@ -306,7 +306,7 @@ def create_device(
   facts = lookup('device', name, PRESETS) | lookup('band', band, BANDS)
   for field in changes:
     lookup('device field', field, dict.fromkeys((*NUMBERS, *_META)))
-  values = {field: fact.value for field, fact in facts.items()}
+  values: dict[str, Any] = {field: fact.value for field, fact in facts.items()}
   values |= dict(name=f'{name} ({band})', facts=tuple(facts.items()))
   return WaferDevice(**values | changes)
 

@@ -201,7 +201,7 @@ class Interpreter:
     )
     spaces = spaces_of(name, equation, self.weight_shapes)
     self._note_activations(name, equation)
-    values = [None] * len(results)
+    values: list[np.ndarray | None] = [None] * len(results)
     if not self.shards:
       values = evaluate(eqn, operands, results)
     outs = []
@@ -234,7 +234,7 @@ class Interpreter:
       return work
     if GRADIENT in spaces and name in _UPDATES:
       self.updates = True
-    return Host(work.operations)
+    return Host(_multiply_adds(work))
 
   def _weights_of(self, mask: Operand, layer: str) -> list[Weights]:
     """Returns the sparsity of each matrix of a stack of masks."""

@@ -27,7 +27,7 @@ class MaskProfile:
     self._mask = np.asarray(mask, bool)
     self.nonzeros = int(self._mask.sum())
     self.sparsity = 1 - self.nonzeros / self._mask.size
-    self._found = {}
+    self._found: dict[float, np.ndarray] = {}
 
   def transposed(self) -> 'MaskProfile':
     """Returns the profile of the transposed mask."""
@@ -168,7 +168,7 @@ class Operation(NamedTuple):
   name: str
   phase: str
   work: Work
-  count: float = 1.0
+  count: float = 1.0  # type: ignore[assignment]  # hides tuple.count
 
 
 class Branches(NamedTuple):
@@ -185,7 +185,7 @@ class Branches(NamedTuple):
   name: str
   programs: tuple['Program', ...]
   frequencies: tuple[float, ...] | None
-  count: float = 1.0
+  count: float = 1.0  # type: ignore[assignment]  # hides tuple.count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -217,7 +217,7 @@ class Report:
     cycles = dict.fromkeys(BOUNDS, 0.0)
     for row in self.rows:
       cycles[bound_of(row.cost)] += row.cost.cycles
-    return max(cycles, key=cycles.get)
+    return max(cycles, key=lambda name: cycles[name])
 
   def by_layer(self) -> dict[str, Cost]:
     """Returns the cost of each layer, in program order."""
@@ -294,9 +294,8 @@ def _report_on(
         for p in branch.programs
     )
     given = branch.frequencies is not None
-    if given:
-      shares = branch.frequencies
-    else:
+    shares = branch.frequencies
+    if shares is None:
       worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
       shares = tuple(float(i == worst) for i in range(len(reports)))
     for part, share in zip(reports, shares):

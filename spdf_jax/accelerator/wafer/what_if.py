@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -289,12 +290,14 @@ def weak_scaling(
   one = report_on(program, device).seconds
   found = []
   for n in systems:
-    batch = _changed(
-        program, lambda o, n=n: o._replace(work=split_tokens(o.work, 1 / n))
-    )
+    batch = _changed(program, functools.partial(_split, systems=n))
     seconds = report_on(batch, device, n).seconds
     found.append(Scaling(n, seconds, n * one / seconds))
   return found
+
+
+def _split(operation: Operation, systems: int) -> Operation:
+  return operation._replace(work=split_tokens(operation.work, 1 / systems))
 
 
 def _changed(
