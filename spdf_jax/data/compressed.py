@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 from typing import BinaryIO
 
 from spdf_jax.extras import require
@@ -23,14 +24,14 @@ class Zstandard(io.RawIOBase):
         max_window_size=_LARGEST_WINDOW
     )
     self._file, self._path = file, path
-    self._frame = None
+    self._frame: Any = None
     self._left = b''  # Compressed bytes that belong to the next frame.
     self._data = memoryview(b'')
 
   def readable(self) -> bool:
     return True
 
-  def readinto(self, buffer) -> int:
+  def readinto(self, buffer: Any) -> int:
     while not self._data:
       chunk = self._left or self._file.read(_PIECE)
       self._left = b''

@@ -220,13 +220,16 @@ def open_corpus(directory: Path | str) -> Corpus:
   return _open_verified(directory, _LARGEST_VERIFIED)
 
 
-def verify_corpus(directory: Path | str) -> None:
+def verify_corpus(directory: Path | str) -> Corpus:
   """Reads all files of a corpus, of any size, and checks their fingerprints.
 
   This takes about a second per gigabyte.
 
   Args:
     directory: Folder of a corpus that `prepare_files` wrote.
+
+  Returns:
+    The corpus.
 
   Raises:
     OSError: A file is missing.
@@ -241,9 +244,10 @@ def verify_corpus(directory: Path | str) -> None:
     ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
     >>> _ = prepare_files(folder, tokenizer='bytes', output=folder / 'out',
     ...     validation=0.1, test=0.1)
-    >>> verify_corpus(folder / 'out')
+    >>> verify_corpus(folder / 'out').name
+    'out'
   """
-  _open_verified(directory, math.inf)
+  return _open_verified(directory, math.inf)
 
 
 def _open_verified(directory: Path | str, largest: float) -> Corpus:
@@ -253,6 +257,11 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
     raise ValueError(
         f'corpus {str(directory)!r} is not finished; run the command that'
         ' prepares it again.'
+    )
+  if not (directory / 'tokenizer.json').is_file():
+    raise FileNotFoundError(
+        f'corpus {str(directory)!r} has no tokenizer.json; give a folder that'
+        ' `python -m experiments.prepare` wrote.'
     )
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
   files = {split: open_token_file(directory / split) for split in SPLITS}
@@ -267,7 +276,10 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
           f'{file.path} was not made with the tokenizer.json beside it; prepare'
           ' the corpus again.'
       )
-  return Corpus(name=directory.name, tokenizer=tokenizer, **files)
+  return Corpus(
+      directory.name, tokenizer,
+      files['train'], files['validation'], files['test'],
+  )
 
 
 def _is_prepared_folder(name: str) -> bool:
@@ -276,7 +288,7 @@ def _is_prepared_folder(name: str) -> bool:
 
 
 def _read_stdlib() -> dict[Split, list[str]]:
-  texts = {split: [] for split in SPLITS}
+  texts: dict[Split, list[str]] = {split: [] for split in SPLITS}
   for module, text in module_sources():
     texts[module_split(module)].append(text)
   return texts
@@ -288,15 +300,15 @@ _CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
 
 
 def _open_prepared(name: str, tokenizer: str) -> Corpus:
-  if tokenizer:
-    raise ValueError(
-        f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
-        f" but tokenizer={tokenizer!r}; set it to ''."
-    )
   if not Path(name).expanduser().is_dir():
     raise ValueError(
         f'corpus={name!r} is not a folder; prepare it with `python -m'
         ' experiments.prepare`.'
+    )
+  if tokenizer:
+    raise ValueError(
+        f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
+        f" but tokenizer={tokenizer!r}; set it to ''."
     )
   return open_corpus(name)
 
@@ -377,4 +389,6 @@ def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
           f'{file.path} was made from {file.description["source"]}, not from'
           f' {expected}.'
       )
-  return Corpus(name=name, tokenizer=tokenizer, **files)
+  return Corpus(
+      name, tokenizer, files['train'], files['validation'], files['test']
+  )

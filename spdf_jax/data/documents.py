@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import io
 import json
+import os
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +27,7 @@ _LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
 Reader = Callable[..., Iterator[Piece | Skipped]]
 
 
-def list_inputs(path: Path | str) -> list[Path]:
+def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
   """Lists the files of a corpus, in a fixed order.
 
   Args:
@@ -132,7 +133,9 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
     yield None if too_long else line
 
 
-def _read_lines(file: BinaryIO, path: Path, field: str):
+def _read_lines(
+    file: BinaryIO, path: Path, field: str
+) -> Iterator[Piece | Skipped]:
   for number, line in enumerate(_lines(file), start=1):
     where = f'{path} line {number}'
     if line is None:
@@ -208,7 +211,9 @@ def _fault_of_text(path: Path) -> str | None:
   return EMPTY if empty else None
 
 
-def _read_tokens(path: Path, end_of_text: int) -> Iterator[Piece | Skipped]:
+def _read_tokens(
+    path: Path, end_of_text: int | None
+) -> Iterator[Piece | Skipped]:
   if path.stat().st_size % 2:
     raise ValueError(
         f'{path} has an odd number of bytes, so it does not hold uint16 token'
@@ -238,7 +243,7 @@ def _read_tokens(path: Path, end_of_text: int) -> Iterator[Piece | Skipped]:
     yield Piece(held)
 
 
-_READERS = {
+_READERS: dict[str, Callable[..., Iterator[Piece | Skipped]]] = {
     '.txt': _read_text,
     '.md': _read_text,
     '.jsonl': _read_json_lines,

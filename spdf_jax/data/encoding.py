@@ -65,7 +65,7 @@ class Encoder:
 
   def __call__(self, batch: Batch) -> dict[str, Encoded]:
     """Encodes a batch; returns the results by split."""
-    results = {}
+    results: dict[str, tuple[list[bytes], int, int]] = {}
     for split, piece in batch.pieces:
       data, documents, num_bytes = results.get(split, ([], 0, 0))
       ids, size = self._encode(piece.content)
@@ -122,7 +122,9 @@ def encode_batches(
       workers, mp_context=context, initializer=_start_worker,
       initargs=(str(tokenizer_path),),
   ) as pool:
-    pending = deque()
+    pending: deque[
+        tuple[Batch, concurrent.futures.Future[dict[str, Encoded]]]
+    ] = deque()
     try:
       for batch in batches:
         future = pool.submit(_work, batch)
@@ -138,7 +140,7 @@ def encode_batches(
         future.cancel()
 
 
-_encoder: Encoder | None = None
+_encoder: Encoder  # Set by `_start_worker`.
 
 
 def _start_worker(tokenizer_path: str) -> None:
@@ -149,8 +151,10 @@ def _start_worker(tokenizer_path: str) -> None:
 
 
 def _end_with_parent() -> None:
-  multiprocessing.parent_process().join()
-  os._exit(1)
+  parent = multiprocessing.parent_process()
+  if parent is not None:
+    parent.join()
+    os._exit(1)
 
 
 def _work(batch: Batch) -> dict[str, Encoded]:
@@ -168,7 +172,7 @@ _WORDS = re.compile(
 _MOST_WORDS = 300_000  # About 60 MB.
 
 
-class WordCache(dict):
+class WordCache(dict[str, bytes]):
   """A cache of the token ids of words, as bytes.
 
   Text is cut only at positions where GPT-2's pre-tokenizer also cuts, so that

@@ -61,7 +61,8 @@ def permute(
 def _encipher(
     x: np.ndarray, rows: np.uint64, columns: np.uint64, keys: np.ndarray
 ) -> np.ndarray:
-  a, b = x // columns, x % columns
+  a: np.ndarray = x // columns
+  b: np.ndarray = x % columns
   for i, key in enumerate(keys):
     if i % 2:
       b = (b + _mix(a + key) % columns) % columns

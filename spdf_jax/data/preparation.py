@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import functools
 import hashlib
 import os
@@ -127,7 +129,9 @@ def prepare_files(
   return work.finish(encoder)
 
 
-def _check(validation, test, max_faults, workers) -> None:
+def _check(
+    validation: float, test: float, max_faults: float, workers: int
+) -> None:
   for name, share in (
       ('validation', validation), ('test', test), ('max_faults', max_faults)
   ):
@@ -185,7 +189,12 @@ def _choose_splits(
   return choose_splits(files, named, read, validation=validation, test=test)
 
 
-def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
+def _make_tokenizer(
+    tokenizer: str | os.PathLike[str],
+    files: Sequence[Path],
+    field: str,
+    splits: Splits,
+) -> Tokenizer:
   make = tokenizer_maker(str(tokenizer))
   if make is None:
     return open_tokenizer(tokenizer)
@@ -214,7 +223,12 @@ def _make_tokenizer(tokenizer, files, field, splits) -> Tokenizer:
 
 
 def _batches(
-    files, field, end, splits, max_faults, position
+    files: Sequence[Path],
+    field: str,
+    end: int,
+    splits: Splits,
+    max_faults: float,
+    position: Mapping[str, Any],
 ) -> Iterator[Batch]:
   """Groups pieces into batches; their positions are those of the next ones."""
   skipped = Counter(position['skipped'])
@@ -250,7 +264,14 @@ def _batches(
   _check_faults(skipped, documents, max_faults, last_skipped, done=True)
 
 
-def _check_faults(skipped, documents, max_faults, item, *, done) -> None:
+def _check_faults(
+    skipped: Mapping[str, int],
+    documents: int,
+    max_faults: float,
+    item: Skipped | None,
+    *,
+    done: bool,
+) -> None:
   faults = {k: n for k, n in skipped.items() if k != EMPTY}
   bad = sum(faults.values())
   total = documents + bad

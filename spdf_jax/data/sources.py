@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 from typing import final
 from typing import NamedTuple
 from typing import Protocol
@@ -12,7 +13,7 @@ from spdf_jax.data.token_files import TokenFile
 
 
 class Batch(NamedTuple):
-  """The input of a step; all shapes are [batch, length].
+  """The input of a step, as arrays of NumPy or JAX of shape [batch, length].
 
   Attributes:
     inputs: Token ids, int32.
@@ -20,9 +21,9 @@ class Batch(NamedTuple):
     weights: Weight of each target in the loss, float32; 0 is padding.
   """
 
-  inputs: np.ndarray
-  targets: np.ndarray
-  weights: np.ndarray
+  inputs: Any
+  targets: Any
+  weights: Any
 
 
 class Source(Protocol):

@@ -135,7 +135,9 @@ def _reach(places: Sequence[float], start: float, end: float) -> float:
   return math.nextafter(first, 2.0)
 
 
-def _places(files, read) -> Iterable[float]:
+def _places(
+    files: Iterable[Path], read: Callable[[Path], Iterable[Piece | Skipped]]
+) -> Iterable[float]:
   for file in files:
     begins = True
     for item in read(file):

@@ -1,8 +1,10 @@
 """Documents in columns of Parquet, Arrow and Hugging Face datasets."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 import json
 from pathlib import Path
+from typing import Any
 
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
@@ -57,7 +59,9 @@ def read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
     ) from error
 
 
-def _read_batches(batches, path: Path) -> Iterator[Piece | Skipped]:
+def _read_batches(
+    batches: Iterable[Any], path: Path
+) -> Iterator[Piece | Skipped]:
   number = 0
   for batch in batches:
     for value in batch.column(0):

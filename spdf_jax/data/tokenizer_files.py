@@ -1,6 +1,7 @@
 """Tokenizers of other libraries, read from files of four formats."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from spdf_jax.data.tokenizers import Tokenizer
 _VOCABULARIES = (('vocab.json', 'merges.txt'), ('encoder.json', 'vocab.bpe'))
 
 
-def open_tokenizer(path: Path | str) -> Tokenizer:
+def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a tokenizer from a file or folder.
 
   Args:

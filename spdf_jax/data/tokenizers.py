@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 import re
+from typing import Any
 from typing import final
 from typing import Protocol
 import uuid
@@ -179,7 +180,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     >>> load_tokenizer(path).vocab_size
     258
   """
-  kinds = {
+  kinds: dict[str, Callable[[Any], Tokenizer]] = {
       'bytes': lambda fields: ByteTokenizer(),
       'bpe': lambda fields: bpe_from_parts(fields['vocab'], fields['merges']),
       'tokenizers': lambda fields: library_tokenizer(

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 import shutil
 from typing import Any
+from typing import BinaryIO
 from typing import final
 import zlib
 
@@ -72,7 +73,7 @@ class Unfinished:
       ) from error
     self._release = lock_folder(output, 'output')
     self.state = self._read_state()
-    self._files = {}
+    self._files: dict[str, BinaryIO] = {}
     self._vocab_size = 1
 
   def _read_state(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class Unfinished:
     self.state['position'] = position
     return sum(result.num_bytes for result in encoded.values())
 
-  def _file(self, split):
+  def _file(self, split: str) -> BinaryIO:
     if split not in self._files:
       path = self._folder / f'{split}.ids'
       size = self.state['splits'][split]['size']

@@ -44,7 +44,9 @@ _FROM_FILES: Mapping[str, Callable[..., Task]] = {
     'jsonl': json_lines,
     'webnlg': webnlg,
 }
-_TASKS = {'python-docstrings': python_docstrings, **_FROM_FILES}
+_TASKS: dict[str, Callable[..., Task]] = {
+    'python-docstrings': python_docstrings, **_FROM_FILES,
+}
 
 
 def load_task(
@@ -83,6 +85,4 @@ def load_task(
         f'task {name!r} is read from files but no folder is given; set input'
         ' to the folder that holds them.'
     )
-  if read is curation:
-    return curation(input, seed)
-  return read(input)
+  return curation(input, seed) if name == 'curation' else read(input)

@@ -28,12 +28,12 @@ def python_docstrings() -> Task:
     ...     ) in python_docstrings().train
     False
   """
-  splits = {'train': [], 'validation': [], 'test': []}
+  splits: dict[str, list[Pair]] = {'train': [], 'validation': [], 'test': []}
   for module, text in module_sources():
     splits[module_split(module)].extend(docstring_pairs(module, text))
   return Task(
-      'python-docstrings',
-      **{split: tuple(pairs) for split, pairs in splits.items()},
+      'python-docstrings', tuple(splits['train']), tuple(splits['validation']),
+      tuple(splits['test']),
   )
 
 
@@ -65,7 +65,7 @@ def docstring_pairs(module: str, text: str) -> list[Pair]:
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')  # Old sources contain invalid escapes.
     tree = ast.parse(text)
-  pairs = {}
+  pairs: dict[str, str] = {}
   for path, function in _functions(tree, ()):
     target = _first_line(function)
     if target:

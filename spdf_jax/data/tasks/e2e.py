@@ -145,7 +145,7 @@ def _read_lines(path: Path) -> list[tuple[str, str]]:
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[Input]:
-  groups = {}
+  groups: dict[str, list[str]] = {}
   for context, reference in pairs:
     groups.setdefault(context, []).append(reference)
   return [Input(context, tuple(texts)) for context, texts in groups.items()]

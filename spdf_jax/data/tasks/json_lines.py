@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import os
 from pathlib import Path
+from typing import Any
 
 from spdf_jax.data.tasks.files import find_files
 from spdf_jax.data.tasks.files import read_json_lines
@@ -43,7 +44,8 @@ def json_lines(directory: str | os.PathLike[str]) -> Task:
 
 def _read(path: Path) -> Iterator[Input]:
   for number, fields in read_json_lines(path):
-    context, part = fields.get('context'), fields.get('part', '')
+    context: Any = fields.get('context')
+    part: Any = fields.get('part', '')
     texts = fields.get('references', [fields.get('target')])
     strings = isinstance(texts, list) and [context, part, *texts]
     if not strings or not all(isinstance(text, str) for text in strings):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+from typing import Any
 from typing import final
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ class Task:
   @property
   def fingerprint(self) -> str:
     """SHA-256 over name, pairs and inputs, in hexadecimal."""
-    facts = [self.name, self.train, self.validation, self.test]
+    facts: list[Any] = [self.name, self.train, self.validation, self.test]
     if self.inputs is not None:
       facts.append(self.inputs)
     return hashlib.sha256(json.dumps(facts).encode('utf-8')).hexdigest()
@@ -127,11 +128,11 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
       )
   if not any(splits):
     raise ValueError(f'task {name!r} holds no input; give its files.')
-  pairs = (
+  train, validation, test = (
       tuple(Pair(i.context, text) for i in held for text in i.references)
       for held in splits
   )
-  return Task(name, *pairs, inputs=splits)
+  return Task(name, train, validation, test, splits)
 
 
 def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
@@ -149,7 +150,7 @@ def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
     >>> merge_equal_contexts([Input('a', ('x',)), Input('a', ('y', 'z'))])
     (Input(context='a', references=('x', 'y', 'z'), part=''),)
   """
-  merged = {}
+  merged: dict[str, Input] = {}
   for entry in inputs:
     first = merged.setdefault(entry.context, entry._replace(references=()))
     merged[entry.context] = first._replace(

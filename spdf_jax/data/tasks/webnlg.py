@@ -1,6 +1,8 @@
 """WebNLG 2017: texts from triples of DBpedia."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import os
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,7 @@ def _read(path: Path) -> Iterator[Input]:
 def _entry(fields: dict[str, Any], where: str) -> Input:
   """Reads an entry of either JSON format."""
   try:
+    triples: list[Sequence[str]]
     if 'modifiedtripleset' in fields:
       triples = [
           (t['subject'], t['property'], t['object'])
@@ -141,7 +144,11 @@ def _read_xml(path: Path) -> Iterator[Input]:
     yield _input(entry.get('category', ''), triples, texts)
 
 
-def _input(category, triples, texts) -> Input:
+def _input(
+    category: str | None,
+    triples: Sequence[Sequence[str]],
+    texts: Iterable[tuple[str, str]],
+) -> Input:
   good = tuple(text for comment, text in texts if comment in ('good', ''))
   part = 'seen' if category in SEEN else 'unseen'
   return Input(linearize_triples(triples), good, part)
