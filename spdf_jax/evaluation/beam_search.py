@@ -112,7 +112,7 @@ def beam_search(
     2
   """
   ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
-  generations = [[] for _ in prompts]
+  generations: list[list[int]] = [[] for _ in prompts]
   for batch in batches(prompts, max_new_tokens, batch_size, length):
     tokens_BxT, lengths_B = fetch(_search(
         decoder, search, (batch.shortest, batch.prompt_length),

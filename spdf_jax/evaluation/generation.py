@@ -137,7 +137,7 @@ def generate(
     2
   """
   key = jax.random.key(key) if isinstance(key, int) else key
-  generations = [[] for _ in prompts]
+  generations: list[list[int]] = [[] for _ in prompts]
   for batch in batches(prompts, max_new_tokens, batch_size, length):
     tokens_BxL, cursors_B = fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,

@@ -69,6 +69,8 @@ def _model_class() -> type:
 class _Methods:
   """The methods that the harness calls on a model."""
 
+  cache_hook: Any  # Set by the base class of the harness.
+
   def __init__(self, subject: Subject):
     super().__init__()
     self.subject = subject
@@ -82,14 +84,14 @@ class _Methods:
     return self.subject.tokenizer.fingerprint
 
   def tok_encode(
-      self, string: str, add_special_tokens: bool | None = None, **kwargs
+      self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
     del add_special_tokens, kwargs
     return self.subject.tokenizer.encode(string)
 
   def _loglikelihood_tokens(
-      self, requests: Sequence[Any], **kwargs
-  ) -> list[tuple[float, bool]]:
+      self, requests: Sequence[Any], **kwargs: Any
+  ) -> list[Likelihood]:
     del kwargs
     results = self._score([
         # A context may be empty, but a target needs a token before it.
@@ -119,19 +121,20 @@ class _Methods:
       self, requests: Sequence[Any], disable_tqdm: bool = False
   ) -> list[str]:
     del disable_tqdm
-    if self.subject.decoder is None:
+    decoder = self.subject.decoder
+    if decoder is None:
       raise ValueError(
           'the task generates, but the subject has no decoder; give one, e.g.'
           ' CachedModel(model).'
       )
-    groups = {}
+    groups: dict[tuple[tuple[str, ...], int], list[int]] = {}
     for number, request in enumerate(requests):
       stops, most = _settings(request.args[1])
       groups.setdefault((stops, most), []).append(number)
     results = [''] * len(requests)
     for (stops, most), numbers in groups.items():
       texts = self._generate(
-          [requests[i].args[0] for i in numbers], stops, most
+          decoder, [requests[i].args[0] for i in numbers], stops, most
       )
       for i, text in zip(numbers, texts):
         results[i] = text
@@ -161,7 +164,8 @@ class _Methods:
     ]
 
   def _generate(
-      self, contexts: Sequence[str], stops: tuple[str, ...], most: int
+      self, decoder: Decoder, contexts: Sequence[str], stops: tuple[str, ...],
+      most: int,
   ) -> list[str]:
     """Continues texts until each has reached a stop, in growing chunks."""
     length, tokenizer = self.subject.length, self.subject.tokenizer
@@ -170,13 +174,13 @@ class _Methods:
         (self.tok_encode(text) or [self.eot_token_id])[-(length - most):]
         for text in contexts
     ]
-    made = [[] for _ in prompts]
+    made: list[list[int]] = [[] for _ in prompts]
     going = list(range(len(prompts)))
     start, count = 0, min(_CHUNK, most)
     while going:
       for width, numbers in _by_width(going, prompts, length).items():
         chunks = generate(
-            self.subject.decoder,
+            decoder,
             self.subject.params,
             [prompts[i] + made[i] for i in numbers],
             max_new_tokens=count,
@@ -200,7 +204,7 @@ class _Methods:
 def _by_width(
     going: Sequence[int], prompts: Sequence[Sequence[int]], length: int
 ) -> Mapping[int, list[int]]:
-  widths = {}
+  widths: dict[int, list[int]] = {}
   for i in going:
     width = min(1 << (len(prompts[i]) - 1).bit_length(), length)
     widths.setdefault(max(width, _CHUNK), []).append(i)

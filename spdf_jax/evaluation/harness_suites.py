@@ -104,7 +104,10 @@ def run_suite(
   )
   tasks = None if directory is None else local_tasks(directory)
   model = harness_model(subject)
-  values, items, chance, reasons = {}, {}, {}, {}
+  values: dict[str, float | None] = {}
+  items: dict[str, int] = {}
+  chance: dict[str, float] = {}
+  reasons: dict[str, str] = {}
   for measure in measures:
     name = measure.task
     if tasks is not None and name not in tasks:
@@ -130,8 +133,11 @@ def run_suite(
     ]
     if len(choices) == items[name]:
       chance[name] = chance_level(choices)
-  counted = [values[m.task] for m in measures if m.in_mean]
-  mean = None if None in counted else sum(counted) / len(counted)
+  wanted = [m.task for m in measures if m.in_mean]
+  counted = [x for x in map(values.get, wanted) if x is not None]
+  mean = (
+      sum(counted) / len(counted) if len(counted) == len(wanted) else None
+  )
   return SuiteScores(suite, values, items, chance, mean, reasons)
 
 

@@ -85,12 +85,12 @@ def score_continuations(
           f'target {number} has {len(target)} tokens and length is {length};'
           ' score it in windows.'
       )
-  scores: list[Likelihood | None] = [None] * len(continuations)
+  scores: dict[int, Likelihood] = {}
   for chosen, batch in _batches(continuations, length, batch_tokens):
     sums_B, greedy_B = jax.device_get(_score(apply_fn, params, *batch))
     for row, number in enumerate(chosen):
       scores[number] = Likelihood(float(sums_B[row]), bool(greedy_B[row]))
-  return scores
+  return [scores[number] for number in range(len(continuations))]
 
 
 def rolling_windows(

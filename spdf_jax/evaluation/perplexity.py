@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-ApplyFn = Callable[[Any, jax.Array], jax.Array]
+# The result is `Any`, since Flax's `apply` may also return a tuple.
+ApplyFn = Callable[..., Any]
 Evaluator = Callable[[int, Any], Iterator[tuple[str, float]]]
 
 

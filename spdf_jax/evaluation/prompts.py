@@ -90,7 +90,7 @@ def batches(
         starts_B, stops_B,
     )
 
-  groups = {}
+  groups: dict[int, list[int]] = {}
   for number, prompt in enumerate(prompts):
     alone = len(prompts) <= batch_size
     kind = 0 if alone else (len(prompt) - 1).bit_length()

@@ -103,7 +103,9 @@ def score_task(
   return list(lookup('task', name, kinds)(candidate, name, path, settings))
 
 
-def _validation(candidate, name, path, settings) -> Iterator[Score]:
+def _validation(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> Iterator[Score]:
   del path
   if candidate.config is None:
     raise ValueError(
@@ -133,7 +135,9 @@ def _validation(candidate, name, path, settings) -> Iterator[Score]:
     yield Score(name, 'mean over tokens', metric, value, note)
 
 
-def _lambada(candidate, name, path, settings) -> Iterator[Score]:
+def _lambada(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> Iterator[Score]:
   passages = evaluation.read_lambada(path)[:settings.limit]
   subject = candidate.subject
   for protocol in LAMBADA_PROTOCOLS:
@@ -147,7 +151,9 @@ def _lambada(candidate, name, path, settings) -> Iterator[Score]:
       )
 
 
-def _wikitext(candidate, name, path, settings) -> Iterator[Score]:
+def _wikitext(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> Iterator[Score]:
   del settings
   subject = candidate.subject
   found = evaluation.adjusted_perplexity(
@@ -161,7 +167,9 @@ def _wikitext(candidate, name, path, settings) -> Iterator[Score]:
   )
 
 
-def _suite(candidate, name, path, settings) -> Iterator[Score]:
+def _suite(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> Iterator[Score]:
   found = evaluation.run_suite(
       candidate.subject, name, directory=path or None, limit=settings.limit
   )
@@ -173,7 +181,9 @@ def _suite(candidate, name, path, settings) -> Iterator[Score]:
   yield Score('mean', name, 'accuracy', found.mean)
 
 
-def _targets(candidate, name, path, settings) -> Iterator[Score]:
+def _targets(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> Iterator[Score]:
   subject = candidate.subject
   found = evaluation.target_perplexity(
       subject.apply_fn, subject.params,
@@ -185,7 +195,9 @@ def _targets(candidate, name, path, settings) -> Iterator[Score]:
     yield Score(name, found['protocol'], metric, found[metric], note)
 
 
-def _texts(candidate, name, path, settings) -> Iterator[Score]:
+def _texts(
+    candidate: Candidate, name: str, path: str, settings: Settings
+) -> Iterator[Score]:
   task = data.load_task(name, path or None)
   inputs = task.inputs_of('test')[:settings.limit]
   if not inputs:
@@ -241,7 +253,7 @@ def answer(
   prompts = [
       [*tokens[:room - 1], end] for tokens in tokenizer.encode_batch(contexts)
   ]
-  given = dict(
+  given: dict[str, Any] = dict(
       max_new_tokens=settings.max_new_tokens, end_of_text=end,
       batch_size=settings.batch_size, length=length,
   )

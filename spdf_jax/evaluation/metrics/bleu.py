@@ -1,6 +1,7 @@
 """BLEU by the definitions of three official scripts, computed by sacrebleu."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from spdf_jax.evaluation.metrics.segments import streams
 from spdf_jax.extras import require
@@ -86,7 +87,11 @@ def multi_bleu_detok(hypotheses: Sequence[str], references: Groups) -> float:
   )
 
 
-def _bleu(hypotheses, reference_streams, **settings) -> float:
+def _bleu(
+    hypotheses: Sequence[str],
+    reference_streams: list[list[str | None]],
+    **settings: Any,
+) -> float:
   # No smoothing: the scripts give 0 where an n-gram order has no match.
   metric = require('sacrebleu', 'eval').BLEU(
       smooth_method='none', force=True, **settings

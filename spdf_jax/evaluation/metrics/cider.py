@@ -11,6 +11,7 @@ _ORDERS = 4
 _SIGMA = 6.0
 
 _Ngram = tuple[str, ...]
+_Vectors = tuple[list[dict[_Ngram, float]], list[float], int]
 
 
 def cider(
@@ -45,7 +46,7 @@ def cider(
       [_count(caption_words(reference)) for reference in group]
       for group in references
   ]
-  frequency = Counter()
+  frequency: Counter[_Ngram] = Counter()
   for group in counts:
     frequency.update({ngram for reference in group for ngram in reference})
   documents = math.log(len(references))
@@ -70,9 +71,9 @@ def _weigh(
     counts: Mapping[_Ngram, int],
     frequency: Mapping[_Ngram, int],
     documents: float,
-) -> tuple[list[dict[_Ngram, float]], list[float], int]:
+) -> _Vectors:
   """Returns TF-IDF vectors and norms of each order, and the length."""
-  vectors = [{} for _ in range(_ORDERS)]
+  vectors: list[dict[_Ngram, float]] = [{} for _ in range(_ORDERS)]
   for ngram, count in counts.items():
     rarity = documents - math.log(max(1, frequency.get(ngram, 0)))
     vectors[len(ngram) - 1][ngram] = count * rarity
@@ -81,7 +82,7 @@ def _weigh(
   return vectors, norms, length
 
 
-def _similarity(hypothesis, reference) -> float:
+def _similarity(hypothesis: _Vectors, reference: _Vectors) -> float:
   vectors, norms, length = hypothesis
   other_vectors, other_norms, other_length = reference
   total = 0.0

@@ -1,5 +1,6 @@
 """METEOR 1.5, computed by its authors' Java program."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import os
 from pathlib import Path
@@ -89,7 +90,7 @@ def meteor(
   return float(last.split()[-1])
 
 
-def _write_lines(path: Path, texts) -> None:
+def _write_lines(path: Path, texts: Iterable[str]) -> None:
   # A line break within a text would shift all following lines.
   with path.open('w', encoding='utf-8') as file:
     for text in texts:

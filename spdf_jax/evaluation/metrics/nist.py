@@ -87,18 +87,23 @@ def _tokens(hypotheses, references):
   )
 
 
-def _score(hypotheses, references, sizes, reference_length) -> float:
+def _score(
+    hypotheses: Sequence[Sequence[str]],
+    references: Sequence[Sequence[Sequence[str]]],
+    sizes: Sequence[int],
+    reference_length: float,
+) -> float:
   length = sum(map(len, hypotheses))
   if not length or not reference_length:
     return 0.0
-  counts = Counter()
+  counts: Counter[tuple[str, ...]] = Counter()
   for group in references:
     for words in group:
       counts.update(_ngrams(words))
       counts[()] += len(words)
   information = [0.0] * _ORDERS
   for words, group in zip(hypotheses, references):
-    allowed = Counter()
+    allowed: Counter[tuple[str, ...]] = Counter()
     for reference in group:
       allowed |= Counter(_ngrams(reference))
     for ngram, hits in (Counter(_ngrams(words)) & allowed).items():

@@ -183,15 +183,17 @@ def score_texts(
   groups = [
       rules.pick([rules.prepare(text) for text in group]) for group in groups
   ]
-  values, reasons = {}, {}
+  values: dict[str, float | None] = {}
+  reasons: dict[str, str] = {}
   for name in names:
-    if name != 'meteor':
-      values[name] = known[name](texts, groups)
+    metric = known[name]
+    if metric is not None:
+      values[name] = metric(texts, groups)
       continue
     reason = why_no_meteor(meteor_jar)
     if reason:
       values[name], reasons[name] = None, reason
-    else:
+    elif meteor_jar is not None:
       values[name] = meteor(
           [rules.words(text) for text in texts],
           [[rules.words(text) for text in group] for group in groups],
