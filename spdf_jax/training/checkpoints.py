@@ -59,7 +59,7 @@ class Checkpoints:
 
   def __init__(
       self,
-      workdir: str | os.PathLike,
+      workdir: str | os.PathLike[str],
       *,
       phase_ends: Mapping[str, int],
       keep: int,
@@ -240,7 +240,9 @@ def read_checkpoint(
       [data['step'], *data.get('loss_scale', ())],
       [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
   )
-  loss_scale = jax.tree.structure(abstract.loss_scale).unflatten(numbers[1:])
+  loss_scale = jax.tree.unflatten(
+      jax.tree.structure(abstract.loss_scale), numbers[1:]
+  )
   state = TrainState(numbers[0], items.params, items.opt_state, loss_scale)
   _check_digests(checkpoint, meta, state)
   return state
@@ -395,7 +397,7 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
 
 
 def write_params(
-    workdir: str | os.PathLike, params: PyTree, config: Mapping[str, Any]
+    workdir: str | os.PathLike[str], params: PyTree, config: Mapping[str, Any]
 ) -> pathlib.Path:
   """Writes parameters only, as step 0 of a workdir, for `config.init_from`.
 

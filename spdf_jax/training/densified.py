@@ -1,5 +1,6 @@
 """Densified checkpoints, from which a run of dense phases resumes."""
 
+import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -28,7 +29,7 @@ MOMENTS = ('keep', 'restart')
 
 def densify_checkpoint(
     source: str,
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike[str],
     *,
     moments: str = 'keep',
     trust_code: bool = False,
@@ -108,7 +109,7 @@ def _densify(
     recipe: Recipe,
     checkpoint: pathlib.Path,
     past: list[str],
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike[str],
     moments: str,
 ) -> pathlib.Path:
   state = checkpoints.read_checkpoint(
@@ -153,4 +154,4 @@ def densify_state(
         ) if is_restart(old) else old,
         opt_state, optimizer.init(state.params), is_leaf=is_restart,
     )
-  return state.replace(opt_state=opt_state)
+  return dataclasses.replace(state, opt_state=opt_state)

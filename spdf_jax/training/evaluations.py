@@ -58,7 +58,9 @@ class Evaluations:
     phase = recipe.plan.phase_at(step - 1)
     is_end = step in recipe.plan.ends.values()
     stop = phase.early_stop
-    row = {'phase': phase.name, **_sparsities(recipe, step, state)}
+    row: dict[str, Any] = {
+        'phase': phase.name, **_sparsities(recipe, step, state),
+    }
 
     def measure(evaluators: Sequence[Evaluator]) -> None:
       for evaluate in evaluators:

@@ -26,6 +26,7 @@ def open_corpus(
       vocabulary of the model.
   """
   planned = config.planned
+  corpus: data.Corpus | data.PlannedCorpus
   if planning and planned.tokens and not os.path.exists(config.corpus):
     corpus = data.PlannedCorpus(
         config.corpus, int(planned.tokens),

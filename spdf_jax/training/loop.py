@@ -99,7 +99,7 @@ class Session:
     return recipe
 
 
-def open_session(recipe: Recipe, workdir: str | os.PathLike) -> Session:
+def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
   """Opens a workdir and creates or restores the state, with all checks.
 
   The state is the first of these that exists: the workdir's own latest
@@ -176,6 +176,7 @@ def train(
     Interrupted: the process received SIGTERM or SIGINT; everything is saved.
     NotFinite: a loss or gradient norm is not finite, or gradients overflow in
       float16 even with a loss scale of 1; nothing is saved after that step.
+    ValueError: the session was trained already.
   """
   try:
     return _train(
@@ -198,6 +199,11 @@ def _train(
   recipe, state = session.recipe, session.state
   # The compact step copies the state first, so nothing else may hold it.
   session.state = None
+  if state is None:
+    raise ValueError(
+        'session has no state, since it was trained already; give a new one of '
+        'open_session.'
+    )
   config = recipe.config
   start = int(state.step)
   writer = AllWriters([
@@ -268,7 +274,7 @@ class _TrainLog:
     self._every = recipe.config.log_every
     self._max_skipped = recipe.config.max_skipped_steps
     self._skipped = self._skipped_in_a_row = 0
-    self._pending = None
+    self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._seconds = 0.0
     self._clock = time.monotonic()
 

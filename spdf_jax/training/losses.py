@@ -78,7 +78,7 @@ class Loss:
     return not (self.label_smoothing or self.z_loss)
 
   def __call__(
-      self, apply_fn: Callable[..., jax.Array], variables: PyTree, batch: Any
+      self, apply_fn: Callable[..., Any], variables: PyTree, batch: Any
   ) -> Sums:
     """Computes the loss of a batch.
 

@@ -16,7 +16,8 @@ from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.storage import is_packed
 
 PyTree = Any
-ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
+# The result is `Any`, since Flax's `apply` may also return a tuple.
+ApplyFn = Callable[..., Any]
 
 # At a sparsity of 0.3 the quickstart's step is faster than with XLA. With 32
 # tokens, layers are not (`--suite=matmul`); models narrower than 64 were not
@@ -122,7 +123,7 @@ def choose_packed(
       count, mask, params,
       is_leaf=lambda m: m is None or isinstance(m, PackedMask),
   ))
-  kept, weights = sum(counts)
+  kept, weights = np.sum(counts, axis=0)
   skips = 1 - kept / weights > sparse_steps.crossover
   return sparse_steps.apply_fn if skips else apply_fn
 

@@ -69,7 +69,7 @@ def mesh_sizes(
         f'mesh is {sizes}, which does not make up the {devices} devices there '
         f'are; its sizes must multiply to {devices}.'
     )
-  return tuple(sizes.values())
+  return sizes['data'], sizes['fsdp'], sizes['tensor']
 
 
 def check_axes(sizes: Mapping[str, int]) -> None:
@@ -167,11 +167,10 @@ def place_batch(
   cached = functools.cache(lambda start, stop: read(slice(start, stop)))
 
   def field(number: int) -> jax.Array:
-    return jax.make_array_from_callback(
-        shape,
-        sharding,
-        lambda index: cached(*index[0].indices(shape[0])[:2])[number],
-    )
+    def part(index: Any) -> Any:
+      return cached(*index[0].indices(shape[0])[:2])[number]
+
+    return jax.make_array_from_callback(shape, sharding, part)
 
   return data.Batch(*map(field, range(len(data.Batch._fields))))
 

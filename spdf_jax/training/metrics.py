@@ -30,7 +30,7 @@ class MetricWriter:
     resume_step: Step to resume from; rows of later steps are deleted.
   """
 
-  def __init__(self, path: str | os.PathLike, resume_step: int):
+  def __init__(self, path: str | os.PathLike[str], resume_step: int):
     self._path = pathlib.Path(path)
     _cut_back(self._path, resume_step)
     # Line-buffered, so that `tail -f` shows every row at once.
@@ -131,7 +131,7 @@ class TensorBoardWriter:
 
   def __init__(
       self,
-      workdir: str | os.PathLike,
+      workdir: str | os.PathLike[str],
       config: Mapping[str, Any],
       resume_step: int,
   ):
@@ -173,7 +173,7 @@ class WandbWriter:
 
   def __init__(
       self,
-      workdir: str | os.PathLike,
+      workdir: str | os.PathLike[str],
       config: Mapping[str, Any],
       resume_step: int,
   ):
@@ -198,12 +198,16 @@ class WandbWriter:
     self._run.finish()
 
 
-WRITERS = {'tensorboard': TensorBoardWriter, 'wandb': WandbWriter}
+WRITERS: dict[str, Any] = {
+    'tensorboard': TensorBoardWriter, 'wandb': WandbWriter
+}
 """Writers to dashboards, by name."""
 
 
 def choose_writers(
-    names: Sequence[str], workdir: str | os.PathLike, config: Mapping[str, Any]
+    names: Sequence[str],
+    workdir: str | os.PathLike[str],
+    config: Mapping[str, Any],
 ) -> list[Open]:
   """Chooses writers to dashboards by name, to open when training starts.
 
@@ -233,7 +237,7 @@ def _numbers(scalars: Mapping[str, float | str]) -> dict[str, float]:
   return {k: v for k, v in scalars.items() if isinstance(v, (int, float))}
 
 
-def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Reads a metrics file, in the order of its lines.
 
   Args:
@@ -258,7 +262,7 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
   return rows
 
 
-def read_json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """Reads a file of JSON objects, one per line.
 
   Args:
@@ -274,7 +278,7 @@ def read_json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _numbered_objects(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
   lines = pathlib.Path(path).read_text(encoding='utf-8').split('\n')
   for number, line in enumerate(lines, start=1):
@@ -311,7 +315,7 @@ def _to_line(row: Mapping[str, Any]) -> str:
   return json.dumps(strict, allow_nan=False) + '\n'
 
 
-def write_atomically(path: str | os.PathLike, text: str) -> None:
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
   """Writes a text file atomically, by renaming a temporary file."""
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')

@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import types
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -174,7 +175,7 @@ class Interrupts:
   def __init__(self):
     self.received: int | None = None
     self._alone = jax.process_count() == 1
-    self._previous: dict[int, object] = {}
+    self._previous: dict[int, Any] = {}
 
   def __enter__(self) -> 'Interrupts':
     handlers = {signal.SIGINT: self._note}
@@ -206,9 +207,9 @@ class Interrupts:
 
 def _given(
     flags: Mapping[str, str | int | None], environment: Mapping[str, str]
-) -> dict[str, str | int]:
+) -> dict[str, Any]:
   """Returns JAX's arguments from flags or environment: all three, or none."""
-  found = {
+  found: dict[str, Any] = {
       name: environment.get(_VARIABLES[name]) if value is None else value
       for name, value in flags.items()
   }

@@ -56,7 +56,7 @@ class Profiler:
       time.
   """
 
-  def __init__(self, window: range, directory: str | os.PathLike):
+  def __init__(self, window: range, directory: str | os.PathLike[str]):
     self._window = window
     self._directory = os.fspath(directory)
     self._runs = False

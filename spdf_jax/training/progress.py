@@ -1,5 +1,6 @@
 """The progress line of training: position, speed and time left."""
 
+from collections.abc import Callable
 import sys
 import time
 from typing import TextIO
@@ -28,7 +29,7 @@ class Progress:
       *,
       every_seconds: float = 10.0,
       out: TextIO | None = None,
-      clock=time.monotonic,
+      clock: Callable[[], float] = time.monotonic,
   ):
     self._plan = plan
     self._out = sys.stderr if out is None else out

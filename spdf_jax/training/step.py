@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -160,14 +161,18 @@ def train_step(
       'train/grad_norm': grad_norm,
       'train/learning_rate': learning_rate(state.step),
   }
-  new = state.replace(
+  new = dataclasses.replace(
+      state,
       step=state.step + 1,
       params=params,
       opt_state=opt_state,
   )
-  if scale is not None:
-    metrics['train/loss_scale'] = scale
-    new = _keep_finite(finite, new, state)
+  if state.loss_scale is not None:
+    metrics['train/loss_scale'] = state.loss_scale.scale
+    new = dataclasses.replace(
+        _keep_finite(finite, new, state),
+        loss_scale=adjust(state.loss_scale, finite),
+    )
   metrics |= {
       f'sparsity/{k}': v for k, v in statistics(new.opt_state).items()
   }
@@ -203,12 +208,8 @@ def _differentiate_dense(
 def _keep_finite(
     finite: jax.Array, new: TrainState, old: TrainState
 ) -> TrainState:
-  """Returns the new state, or the old one if gradients are not finite.
-
-  Its loss scale is adjusted in either case.
-  """
-  kept = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
-  return kept.replace(loss_scale=adjust(old.loss_scale, finite))
+  """Returns the new state, or the old one if gradients are not finite."""
+  return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
 
 
 def _accumulate(

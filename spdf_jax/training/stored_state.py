@@ -1,5 +1,6 @@
 """Storage of the state: dense arrays, or the values of kept weights only."""
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -100,7 +101,7 @@ def planned_state(
   )
   pack = functools.partial(sparsity.pack_state, sizes=sizes)
   params, opt_state = jax.eval_shape(pack, state.params, state.opt_state)
-  return state.replace(params=params, opt_state=opt_state)
+  return dataclasses.replace(state, params=params, opt_state=opt_state)
 
 
 def bytes_per_weight(state: TrainState) -> float:
@@ -159,6 +160,6 @@ def to_dense(state: TrainState, shardings: Any) -> TrainState:
 def _convert(function: Any, state: TrainState, shardings: Any) -> TrainState:
   def convert(state):
     params, opt_state = function(state.params, state.opt_state)
-    return state.replace(params=params, opt_state=opt_state)
+    return dataclasses.replace(state, params=params, opt_state=opt_state)
 
   return jax.jit(convert, out_shardings=shardings)(state)
