@@ -27,7 +27,7 @@ class Budget(NamedTuple):
   flops: float | None = None
   hours: float | None = None
   machine: str | None = None
-  count: int = 1
+  count: int = 1  # type: ignore[assignment]  # hides tuple.count
 
   def refuse(self, least: float, sparsity: float) -> ValueError:
     """Returns the error for a budget that no plan meets.
@@ -96,12 +96,19 @@ def describe_plans(
   flops = lambda sparsity: phase.batch_size * training_flops(
       shape, phase.length, sparsity
   )
-  seconds = None
+  seconds: Callable[[float], float] | None = None
   if budget.machine:
     seconds = step_seconds(recipe_at, budget.machine, budget.count, rising)
-  limit, cost = budget.flops, flops
-  if limit is None:
+  cost: Callable[[float], float]
+  if budget.flops is not None:
+    limit, cost = budget.flops, flops
+  elif budget.hours is not None and seconds is not None:
     limit, cost = 3600 * budget.hours, seconds
+  else:
+    raise ValueError(
+        f'hours is {budget.hours} and machine is {budget.machine!r}; give '
+        'flops, or both of these.'
+    )
   try:
     plans = planner.plan_stages(cost, steps, limit, rising)
   except planner.OutOfBudget as error:

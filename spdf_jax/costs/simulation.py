@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import re
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -120,7 +121,7 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   return trace(recipe.abstract_state, batch)
 
 
-def _as_products(model: models.GPT | models.Llama) -> models.GPT | models.Llama:
+def _as_products(model: Any) -> Any:
   """Returns the model with XLA's attention, whose products have cost rules."""
   return model.clone(
       config=dataclasses.replace(model.config, attention='xla')
@@ -293,17 +294,17 @@ def simulate_inference(
   masks = sparsity.get_mask(recipe.abstract_state.opt_state)
   new = 1 if decode else length
   tokens = jax.ShapeDtypeStruct((batch_size, new), jnp.int32)
+  call: Callable[..., Any]
+  args: tuple[Any, ...]
   if decode:
     cache = jax.eval_shape(
         lambda: models.create_cache(model, batch_size, length)
     )
 
-    def call(params, masks, cache, tokens, positions):
-      variables = {'params': params, 'masks': masks, 'cache': cache}
-      return model.apply(
-          variables, tokens, positions, mutable=['cache']
-      )
-
+    call = lambda params, masks, cache, tokens, positions: model.apply(
+        {'params': params, 'masks': masks, 'cache': cache},
+        tokens, positions, mutable=['cache'],
+    )
     args = params, masks, cache, tokens, tokens
   else:
     call = lambda params, masks, tokens: model.apply(
@@ -317,10 +318,11 @@ def simulate_inference(
       for at in (sparsities, None)
   )
   shares = mean_sparsity(dict(sparsities)), 0.0
-  return tuple(
+  sparse, dense = (
       Inference(share, report, batch_size * new)
       for share, report in zip(shares, reports)
   )
+  return sparse, dense
 
 
 def _sparsities_at(recipe: Recipe, step: int) -> Sparsities:

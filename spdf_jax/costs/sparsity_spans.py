@@ -1,7 +1,8 @@
 """Spans of steps of constant sparsity, and the cost of their steps."""
 
 from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +29,8 @@ class Span(NamedTuple):
 
 def find_spans(
     plan: Plan,
-    sparsity_at: Callable[[int], float],
-    cost: Callable[[Phase, float, bool], float],
+    sparsity_at: Callable[[int], Any],
+    cost: Callable[[Phase, Any, bool], float],
 ) -> list[list[Span]]:
   """Splits phases where the sparsity changes, and computes the cost of spans.
 
@@ -73,7 +74,7 @@ def find_spans(
   return found
 
 
-def as_ranges(steps: Sequence[int]) -> list[list[int]]:
+def as_ranges(steps: Iterable[int]) -> list[list[int]]:
   """Converts increasing steps to ranges `[first, last, stride]`.
 
   Example:

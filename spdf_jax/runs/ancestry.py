@@ -143,7 +143,7 @@ def read_ancestry(source: str | os.PathLike[str]) -> Ancestry:
   config = read_workdir_config(workdir)
   stages = tuple(_stages(workdir, phase, config))
   identity = run_identity(dataclasses.replace(config, seed=0))
-  sources = (str(source),)
+  sources: tuple[str, ...] = (str(source),)
   if config.init_from:
     earlier = _read_start(config.init_from, workdir)
     if earlier is not None:

@@ -1,6 +1,7 @@
 """Conversion of models: from and to Hugging Face, and from sparse to dense."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import json
 import logging
@@ -97,22 +98,23 @@ def convert(
         "format is 'compact', which transformers cannot read; leave --check "
         "out or use 'dense'."
     )
-  if from_hf:
+  if from_hf and to:
     yield import_model(
         from_hf, to, scan_layers=scan_layers, allow_non_finite=allow_non_finite
     )
-  elif densify:
+  elif densify and to:
     written = densify_checkpoint(
         densify, to, moments=moments, trust_code=trust_code
     )
     yield f'{written} is written: dense, with moments: {moments}'
-  else:
+  elif checkpoint and to_hf:
     yield export_model(
         checkpoint, to_hf, format=format, dtype=dtype, vocab_size=vocab_size
     )
-  if check and not densify:
+  exchanged = from_hf or to_hf
+  if check and exchanged:
     difference = interop.check_hf(
-        from_hf or to_hf, allow_non_finite=allow_non_finite
+        exchanged, allow_non_finite=allow_non_finite
     )
     yield f'logits differ from those of transformers by {difference:.2g}'
 
@@ -225,7 +227,7 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
   Raises:
     ValueError: The mask of `import_model` does not fit the parameters.
   """
-  masks = read_masks(checkpoint)
+  masks: Mapping[str, Any] = read_masks(checkpoint)
   imported = checkpoint.parent.parent / _MASKS
   if masks and all(mask.all() for mask in masks.values()):
     return None

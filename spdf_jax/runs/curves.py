@@ -176,4 +176,4 @@ def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
   longer = None
   if max(ends) > flops * (1 + 1e-9):
     longer = int(np.argmax(ends))
-  return EqualFlops(float(flops), *losses, longer)
+  return EqualFlops(float(flops), losses[0], losses[1], longer)

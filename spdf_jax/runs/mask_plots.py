@@ -108,7 +108,7 @@ def block_density(layer: np.ndarray) -> np.ndarray:
     >>> block_density(np.eye(2, dtype=bool)).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
   """
-  counts, sizes = layer, 1
+  counts, sizes = layer, np.ones((1, 1), np.int64)
   for axis, length in enumerate(layer.shape):
     edges = np.arange(min(length, _MOST_BLOCKS)) * length // min(
         length, _MOST_BLOCKS

@@ -63,7 +63,9 @@ def _draw(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
       found, [100 * x for x in sparsities], '.', color=GREY, markersize=7,
       **style,
   )
-  ends = [(last, planned, 'sparsity', GREY)]
+  ends: list[tuple[float, float, str, str]] = [
+      (last, planned, 'sparsity', GREY)
+  ]
   updates = [mask_updates_in(run, phase) for phase in run.phases]
   for inside in filter(None, updates):
     survival = [100 * update.survival for update in inside]

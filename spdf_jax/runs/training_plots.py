@@ -86,13 +86,15 @@ def _draw_losses(
   """Draws the losses of pre-training; returns the ends of the lines."""
   phases = pretraining_phases(run)
   last = phases[-1].end
-  ends, settled = [], []
-  for key, name, style in (
+  ends: list[tuple[float, float, str, str]] = []
+  settled: list[float] = []
+  lines: list[tuple[str, str, dict[str, Any]]] = [
       ('train/loss', 'training', {'color': PALE, 'linewidth': 0.8}),
       ('validation/loss', 'validation', {
           'color': COLORS[0], 'linewidth': 1.6, 'marker': 'o', 'markersize': 4,
       }),
-  ):
+  ]
+  for key, name, style in lines:
     points = points_of(run, key, last)
     if points:
       ax.plot(*zip(*points), **style)
@@ -143,7 +145,9 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
   figure = new_figure(7.4, 5)
   upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
   last = max(pretraining_phases(run)[-1].end for run in runs.values())
-  ends, sparsity_ends, settled = [], [], []
+  ends: list[tuple[float, float, str, str]] = []
+  sparsity_ends: list[tuple[float, float, str, str]] = []
+  settled: list[float] = []
   for index, (label, run) in enumerate(runs.items()):
     style = style_of(index)
     end = pretraining_phases(run)[-1].end
@@ -210,7 +214,9 @@ def plot_sparsities(runs: Mapping[str, Run]) -> Any:
             linewidth=0,
         )
       first, final = phase.sparsities
-      texts = [(phase.start, phase.steps, first)]
+      texts: list[tuple[float, float, float]] = [
+          (phase.start, phase.steps, first)
+      ]
       if first != final:
         edge = phase.parts[-1]
         width = max(edge.steps, _NARROW * last)

@@ -9,7 +9,7 @@ from spdf_jax.training.checkpoints import verify_checkpoint
 from spdf_jax.training.workdir import saved_steps
 
 
-def verify(folder: str | os.PathLike) -> Iterator[str]:
+def verify(folder: str | os.PathLike[str]) -> Iterator[str]:
   """Reads all checkpoints of a workdir, or a corpus, and checks their digests.
 
   Args:

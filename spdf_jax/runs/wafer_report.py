@@ -97,8 +97,8 @@ def describe(
   yield text
   yield '\n' + format_report(report)
   if sensitivities:
-    found = what_if.sensitivities(report.program, wafer, systems=systems)
-    yield '\n' + sensitivity_table(found)
+    effects = what_if.sensitivities(report.program, wafer, systems=systems)
+    yield '\n' + sensitivity_table(effects)
   if trace:
     yield f'{write_trace(report, trace)} is written: ui.perfetto.dev'
   if figure == 'roofline':
