@@ -45,7 +45,10 @@ setup(
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
     packages=find_packages(include=['spdf_jax', 'spdf_jax.*']),
-    package_data={'spdf_jax.accelerator.native': ['csrc/*']},
+    package_data={
+        'spdf_jax': ['py.typed'],
+        'spdf_jax.accelerator.native': ['csrc/*'],
+    },
     python_requires='>=3.11',
     install_requires=[
         'absl-py',
@@ -76,6 +79,7 @@ setup(
             'flatbuffers',
             'hypothesis',
             'jupytext',
+            'mypy',
             'pytest',
             'pytest-xdist',
             'ruff',
