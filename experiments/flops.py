@@ -14,17 +14,15 @@ phases; --trace also counts the matrix products of the traced train step.
 
 from absl import app
 from absl import flags
-from ml_collections import config_flags
 
+from experiments.launch import config_file
 from experiments.launch import console
 from experiments.papers import flops_report
 
 _TABLE = flags.DEFINE_string(
     'table', None, 'Paper: spdf, variable or iterative.'
 )
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'Config file, with its argument: path.py:argument.'
-)
+_CONFIG = config_file.define()
 _INFERENCE = flags.DEFINE_bool(
     'inference', False, 'Count forward passes, sparse against dense.'
 )

@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
   try:
     sessions = {
         name: training.open_session(
-            training.create_recipe(config), workdir / name
+            training.create_recipe(config, workdir=workdir / name),
+            workdir / name,
         )
         for name, config in configs.items()
     }

@@ -14,15 +14,13 @@ source, --validate the model's errors against published numbers. Cost needs
 
 from absl import app
 from absl import flags
-from ml_collections import config_flags
 
+from experiments.launch import config_file
 from experiments.launch import console
 from spdf_jax.accelerator.wafer.device import BANDS
 from spdf_jax.runs import wafer_report
 
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'Config file, with its argument: path.py:argument.'
-)
+_CONFIG = config_file.define()
 _DEVICE = flags.DEFINE_string('device', 'cs2', 'Device: cs2 or cs3.')
 _BAND = flags.DEFINE_enum(
     'band', 'default', list(BANDS), 'Assumed losses around multiply-adds.'

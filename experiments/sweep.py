@@ -17,17 +17,15 @@ on these tasks, in test.json and test.md, with the answers in the runs' folders.
 import pathlib
 
 from absl import flags
-from ml_collections import config_flags
 
 from experiments import scoring
 from experiments.launch import compilation_cache
+from experiments.launch import config_file
 from experiments.launch import console
 from spdf_jax.runs import swept_runs
 from spdf_jax.training.phases import METRICS
 
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'Config file, with its argument: path.py:argument.'
-)
+_CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for all runs.')
 _GRID = flags.DEFINE_multi_string(
     'grid', [],

@@ -16,24 +16,24 @@ On several machines, start the same command on each; experiments.launch.local
 does so in several processes of one machine.
 """
 
+import dataclasses
 import pathlib
 
 from absl import app
 from absl import flags
-from ml_collections import config_flags
 
 from experiments.launch import compilation_cache
+from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import processes
 from spdf_jax import training
 from spdf_jax.costs import plan_text
 from spdf_jax.runs import lifecycle
+from spdf_jax.training import config
 from spdf_jax.training import mesh
 from spdf_jax.training import metrics
 
-_CONFIG = config_flags.DEFINE_config_file(
-    'config', None, 'Config file, with its argument: path.py:argument.'
-)
+_CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder for checkpoints, metrics and generations.'
 )
@@ -60,8 +60,8 @@ def main(argv: list[str]) -> int:
 
 
 def _describe() -> str:
-  if 'mesh' in _CONFIG.value:
-    mesh.simulate_devices(_CONFIG.value.mesh)
+  sizes = dataclasses.asdict(config.parse_mesh(_CONFIG.value))
+  mesh.simulate_devices(sizes)
   processes.join()
   recipe = training.create_recipe(_CONFIG.value, planning=True)
   name = pathlib.Path(_WORKDIR.value or 'plan').name

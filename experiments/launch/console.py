@@ -11,6 +11,7 @@ from absl import flags
 from absl import logging
 import jax
 
+from experiments.launch import config_file
 from spdf_jax import training
 from spdf_jax.training.processes import is_lost_process
 from spdf_jax.training.processes import keep_freed_memory
@@ -29,13 +30,9 @@ def _parse_flags(argv: list[str]) -> list[str]:
   """Parses flags; a config field that does not exist is one sentence."""
   try:
     return app.parse_flags_with_usage(argv)
-  except AttributeError as error:
-    # The error of a ConfigDict, which names the nearest field.
-    cause = error.args[0]
-    text = str(cause.args[0] if isinstance(cause, Exception) else cause)
-    raise SystemExit(
-        'the config has no field ' + '. '.join(text.splitlines())
-    ) from None
+  except (AttributeError, LookupError, TypeError) as error:
+    # The errors of a ConfigDict, the first of which names the nearest field.
+    raise SystemExit(config_file.refuse_fields(argv, error)) from None
 
 
 def run(

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import contextlib
 import functools
 import json
 import logging
 import os
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -48,7 +50,7 @@ def launch(
     ValueError: The config is invalid, or the workdir belongs to another config.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
-  session = training.open_session(training.create_recipe(config), workdir)
+  session, _, _ = open_run(config, workdir)
   finish(session, writers)
   return read_run(workdir)
 
@@ -75,10 +77,43 @@ def open_run(
       the steps to trace are not in the plan.
     ImportError: The library of a dashboard is not installed.
   """
-  recipe = training.create_recipe(config)
+  parse_window(profile, sys.maxsize)
+  writers = choose_writers(log_to, workdir, training.parse(config).as_dict())
+  recipe = training.create_recipe(config, workdir=workdir)
   steps = parse_window(profile, recipe.plan.total_steps)
-  writers = choose_writers(log_to, workdir, recipe.config.as_dict())
-  return training.open_session(recipe, workdir), writers, steps
+  _check_validation(recipe)
+  workdir = pathlib.Path(workdir)
+  is_new = not workdir.exists()
+  try:
+    return training.open_session(recipe, workdir), writers, steps
+  except BaseException:
+    if is_new and is_main_process():
+      _remove_empty(workdir)
+    raise
+
+
+def _check_validation(recipe: training.Recipe) -> None:
+  """Raises ValueError if a validation split has nothing to evaluate."""
+  length = _validation_length(recipe)
+  if not data.Windows(recipe.corpus.validation).num_blocks(length):
+    raise ValueError(
+        f'corpus {recipe.corpus.name!r} has no row of {length} tokens in its '
+        'validation split; prepare it with a larger one, or shorten the phases.'
+    )
+  if recipe.task is not None and not recipe.task.validation:
+    raise ValueError(
+        f'task {recipe.task.name!r} has no example in its validation split; '
+        'add the file of that split to data.task_dir.'
+    )
+
+
+def _remove_empty(workdir: pathlib.Path) -> None:
+  """Removes the workdir of a run that was refused, unless it holds files."""
+  with contextlib.suppress(OSError):
+    if (workdir / 'checkpoints').exists():
+      (workdir / 'checkpoints').rmdir()
+    (workdir / '.lock').unlink(missing_ok=True)
+    workdir.rmdir()
 
 
 def finish(
@@ -184,16 +219,19 @@ def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
 def validation_batches(recipe: training.Recipe) -> list[data.Batch]:
   """Returns the fixed batches of the corpus' validation split."""
   settings = recipe.config.evaluation
-  length = max(
-      (p.length for p in recipe.plan.phases if p.data == 'corpus'),
-      default=recipe.model.config.max_length,
-  )
   return list(data.evaluation_batches(
       data.Windows(recipe.corpus.validation),
       batch_size=settings.batch_size,
-      length=length,
+      length=_validation_length(recipe),
       max_batches=settings.corpus_batches,
   ))
+
+
+def _validation_length(recipe: training.Recipe) -> int:
+  return max(
+      (p.length for p in recipe.plan.phases if p.data == 'corpus'),
+      default=recipe.model.config.max_length,
+  )
 
 
 def evaluators(

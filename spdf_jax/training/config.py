@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 import dataclasses
-import json
 from typing import Any
 
 from spdf_jax import models
 from spdf_jax.names import lookup
 from spdf_jax.training.fields import check_known
 from spdf_jax.training.fields import check_type
+from spdf_jax.training.fields import plain
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.fields import Reader
 from spdf_jax.training.learning_rates import check_first
@@ -83,6 +83,10 @@ class RunConfig:
 
   def __post_init__(self):
     check_counts(self, '', ('eval_every', 'log_every', 'micro_batches'))
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(
+          f'seed is {self.seed}; give a whole number in [0, 2**32).'
+      )
     if self.max_skipped_steps < 0:
       raise ValueError(
           f'max_skipped_steps is {self.max_skipped_steps}; give 0 or more.'
@@ -93,6 +97,13 @@ class RunConfig:
     check_first(self.phases[0].name, self.phases[0].learning_rate)
     for phase in self.phases:
       self._check_phase(phase)
+    lengths = [phase.length for phase in self.phases if phase.data == 'corpus']
+    for length in lengths:
+      if max(lengths) % length:
+        raise ValueError(
+            f'phases on the corpus have the lengths {length} and '
+            f'{max(lengths)}; choose lengths that divide the longest one.'
+        )
 
   def _check_phase(self, phase: PhaseConfig) -> None:
     """Checks a phase against the model, the data and the evaluations."""
@@ -167,29 +178,37 @@ def parse_phases(phases: Mapping[str, Any]) -> tuple[PhaseConfig, ...]:
     ValueError: a phase or a field is unknown, or a field is missing, of another
       type or out of its range.
   """
-  if not isinstance(phases, Mapping) or not (
-      'order' in phases and isinstance(phases['order'], list | tuple)
-  ):
+  if not isinstance(phases, Mapping) or 'order' not in phases:
     raise ValueError(
         "config field 'phases' has no order; set phases.order to a list of the "
         'names of the phases to run.'
     )
+  order = phases['order']
+  if not isinstance(order, list | tuple) or not all(
+      isinstance(name, str) for name in order
+  ):
+    raise ValueError(
+        f"config field 'phases.order' is {order!r}; set phases.order to a list "
+        'of the names of the phases to run.'
+    )
   described = {name: spec for name, spec in phases.items() if name != 'order'}
   return tuple(
       _read_phase(name, lookup('phase', name, described))
-      for name in phases['order']
+      for name in order
   )
 
 
-def plain(config: Any) -> dict[str, Any]:
-  """Returns a config as nested dicts, lists, numbers and strings.
+def parse_mesh(config: Any) -> MeshConfig:
+  """Parses only the mesh of a config, before JAX initializes its devices.
+
+  Raises:
+    ValueError: the mesh or one of its sizes is missing or not valid.
 
   Example:
-    >>> plain({'seed': 0, 'order': ('a', 'b')})
-    {'seed': 0, 'order': ['a', 'b']}
+    >>> parse_mesh({'mesh': {'data': 1, 'fsdp': 2, 'tensor': 1}})
+    MeshConfig(data=1, fsdp=2, tensor=1)
   """
-  as_dict = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
-  return json.loads(json.dumps(as_dict))
+  return read_fields(MeshConfig, plain(config).get('mesh'), 'mesh')
 
 
 def _read_model(given: Any, path: str) -> ModelConfig:

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
+import json
+import math
 import types
 import typing
 from typing import Any
+from typing import NoReturn
 from typing import TypeVar
 
 from spdf_jax.names import lookup
@@ -17,6 +20,32 @@ _WORDS = {
     bool: 'True or False', int: 'a whole number', float: 'a number',
     str: 'text', tuple: 'a list', types.NoneType: 'None',
 }
+
+
+def plain(config: Any) -> dict[str, Any]:
+  """Returns a config as nested dicts, lists, numbers and strings.
+
+  Raises:
+    ValueError: a value is neither of these.
+
+  Example:
+    >>> plain({'seed': 0, 'order': ('a', 'b')})
+    {'seed': 0, 'order': ['a', 'b']}
+  """
+  as_dict = config.to_dict() if hasattr(config, 'to_dict') else config
+  if not isinstance(as_dict, Mapping):
+    raise ValueError(
+        f'config is {config!r:.60}; give a ConfigDict or a mapping, as '
+        'configs/quickstart.py returns.'
+    )
+  return json.loads(json.dumps(dict(as_dict), default=_refuse_value))
+
+
+def _refuse_value(value: Any) -> NoReturn:
+  raise ValueError(
+      f'config has the value {value!r:.60}, a {type(value).__name__}; give '
+      'numbers, text, lists or mappings.'
+  )
 
 
 def read_fields(
@@ -66,7 +95,13 @@ def read_fields(
     else:
       check_type(value, field_type, prefix + name)
       values[name] = value
-  return kind(**values)
+  made = kind(**values)
+  for name, value in values.items():
+    if isinstance(value, float) and not math.isfinite(value):
+      raise ValueError(
+          f'config field {prefix + name!r} is {value}; it must be finite.'
+      )
+  return made
 
 
 def check_known(given: Any, fields: Mapping[str, Any], path: str) -> None:

@@ -97,6 +97,11 @@ class LearningRate:
       raise ValueError(
           f'peak is {self.peak}; a learning rate must be positive.'
       )
+    if 'final_fraction' in takes and not 0 <= self.final_fraction <= 1:
+      raise ValueError(
+          f'final_fraction is {self.final_fraction}; give a fraction of the '
+          'peak in [0, 1].'
+      )
 
 
 def phase_schedules(
@@ -161,7 +166,9 @@ def _rewound(
 
 
 def _resolve(resolver: Callable[[str], int], duration: str) -> int:
-  return resolver(duration) if duration else 0
+  steps = resolver(duration) if duration else 0
+  # An unknown number of steps, before the data is read, fits every schedule.
+  return steps if math.isfinite(steps) else 0
 
 
 def _continued(rates: Sequence[LearningRate], steps: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -31,6 +32,7 @@ _DURATION = re.compile(
     r'(steps?|tokens?|epochs?|tokens/parameter)\s*'
 )
 _SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
+_MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,8 +234,9 @@ class Phase:
 
 
 def check_names(names: Sequence[str]) -> None:
-  """Raises ValueError if there is no phase, or two have the same name."""
-  if not names or len(set(names)) != len(names):
+  """Raises ValueError if no phase, or one without a name of its own, is given.
+  """
+  if not all(names) or not names or len(set(names)) != len(names):
     raise ValueError(
         f'the phases are named {list(names)}; give at least one, each with its '
         'own name.'
@@ -253,24 +256,26 @@ def resolve_duration(
     duration: str,
     *,
     tokens_per_step: int,
-    tokens_per_epoch: int,
+    tokens_per_epoch: float,
     parameters: int,
-) -> int:
+) -> float:
   """Converts a duration to optimizer steps.
 
   Args:
     duration: `'1500 steps'`, `'2.5B tokens'`, `'5 epochs'` or
       `'20 tokens/parameter'`.
     tokens_per_step: Batch size times length.
-    tokens_per_epoch: Tokens of the phase's data in one epoch.
+    tokens_per_epoch: Tokens of the phase's data in one epoch; `math.inf`
+      before the data is read.
     parameters: Number of parameters of the model.
 
   Returns:
     The nearest number of steps. Epochs are rounded down, so that they never
-    need data of a further epoch.
+    need data of a further epoch; they are `math.inf` before the data is read.
 
   Raises:
-    ValueError: the string is not a duration, or is shorter than one step.
+    ValueError: the string is not a duration, or is shorter than one step or
+      longer than steps are counted.
 
   Example:
     >>> resolve_duration('1M tokens', tokens_per_step=1000,
@@ -280,13 +285,21 @@ def resolve_duration(
   check_duration(duration)
   amount, suffix, unit = _DURATION.fullmatch(str(duration)).groups()
   number = float(amount) * _SUFFIXES[suffix]
+  if unit.startswith('epoch') and math.isinf(tokens_per_epoch) and number:
+    return math.inf
   if unit.startswith('step'):
-    steps = round(number)
+    steps = number
   elif unit.startswith('epoch'):
-    steps = int(number * tokens_per_epoch // tokens_per_step)
+    steps = number and number * tokens_per_epoch // tokens_per_step
   else:
     tokens = number * parameters if unit == 'tokens/parameter' else number
-    steps = round(tokens / tokens_per_step)
+    steps = tokens / tokens_per_step
+  if not steps <= _MOST_STEPS:
+    raise ValueError(
+        f'duration {duration!r:.40} is more than {_MOST_STEPS:,} steps of '
+        f'{tokens_per_step} tokens; make it shorter.'
+    )
+  steps = round(steps)
   if steps < 1:
     raise ValueError(
         f'duration {duration!r} is less than one step of {tokens_per_step} '
@@ -312,5 +325,11 @@ def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:
 def _create_algorithm(phase: PhaseConfig | Phase) -> sparsity.Algorithm:
   try:
     return create_algorithm(phase.sparsity)
-  except (TypeError, ValueError) as error:
+  except ValueError as error:
     raise ValueError(f'phase {phase.name!r}: {error}') from error
+  except TypeError as error:
+    raise ValueError(
+        f'phase {phase.name!r} has the sparsity {phase.sparsity!r}, a value of '
+        f'which has another type than its algorithm takes ({error}); correct '
+        'it.'
+    ) from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ class Span(NamedTuple):
           r['steps'] if isinstance(r, Mapping) else r.steps
           for r in spec['rounds']
       ]
-      if sum(rounds) != self.steps:
+      if sum(rounds) != self.steps and math.isfinite(self.steps):
         raise ValueError(
             f'{self} and iterative rounds of '
             f'{" + ".join(map(str, rounds))} = {sum(rounds)}; make them equal.'
@@ -227,10 +228,29 @@ class Plan:
     return not np.isin(self.update_steps, starts).all()
 
 
+def draft_plan(phases: Sequence[PhaseConfig], parameters: int) -> Plan:
+  """Creates a plan without the data, to check all that does not depend on it.
+
+  Args:
+    phases: The phases, in order.
+    parameters: Number of parameters of the model.
+
+  Returns:
+    The plan; phases in epochs have `math.inf` steps. If there are none, it is
+    the plan that `create_plan` returns.
+
+  Raises:
+    ValueError: a duration is shorter than a step, a schedule does not fit its
+      phase, or the updates of an algorithm do not fit the steps of its phases.
+  """
+  unknown = {phase.data: lambda length: math.inf for phase in phases}
+  return create_plan(phases, tokens_per_epoch=unknown, parameters=parameters)
+
+
 def create_plan(
     phases: Sequence[PhaseConfig],
     *,
-    tokens_per_epoch: Mapping[str, Callable[[int], int]],
+    tokens_per_epoch: Mapping[str, Callable[[int], float]],
     parameters: int,
 ) -> Plan:
   """Resolves the phases of a config into a plan.

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import functools
+import math
+import os
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +16,8 @@ import optax
 
 from spdf_jax import data
 from spdf_jax import models
+from spdf_jax.sparsity import sparsify
+from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import optimizers
 from spdf_jax.training import stored_state
@@ -34,10 +38,13 @@ from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
 from spdf_jax.training.plan import create_plan
+from spdf_jax.training.plan import draft_plan
 from spdf_jax.training.plan import Plan
+from spdf_jax.training.settings import DataConfig
 from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
+from spdf_jax.training.workdir import check_workdir
 
 PyTree = Any
 _PARAMS, _MASKS = 0, 1  # Folded into the key of the seed.
@@ -234,21 +241,30 @@ class Recipe:
     return sum(int(np.prod(x.shape)) for x in leaves)
 
 
-def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
+def create_recipe(
+    config: Any,
+    *,
+    planning: bool = False,
+    workdir: str | os.PathLike[str] | None = None,
+) -> Recipe:
   """Builds model, plan, optimizer and data from a config, and checks them.
+
+  All that does not depend on the data is checked before the data is read.
 
   Args:
     config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
     planning: Whether the recipe is used for planning only. If so, a corpus or
       the files of a task need not exist; their sizes are then those of
       `config.data.planned`.
+    workdir: Working directory of the run, which is checked and not written;
+      `None`: it is not known yet.
 
   Returns:
     The recipe.
 
   Raises:
     ValueError: the config is not valid, see `parse`, or does not fit the
-      devices or the data.
+      devices, the data or the workdir, see `check_workdir`.
   """
   config = parse(config)
   mesh = create_mesh(**dataclasses.asdict(config.mesh))
@@ -259,26 +275,60 @@ def create_recipe(config: Any, *, planning: bool = False) -> Recipe:
     except ValueError as error:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
   model = models.model_of(config.model.sizes)
-  corpus = open_corpus(config.data, model.config.vocab_size, planning)
-  task = open_task(config.data, planning)
-  sources = create_sources(corpus, task, config.phases)
-
   root = jax.random.key(config.seed)
   tokens = jnp.zeros((1, 2), jnp.int32)
   init = lambda: model.init(jax.random.fold_in(root, _PARAMS), tokens)['params']
-  sizes = [x.size for x in jax.tree.leaves(jax.eval_shape(init))]
+  params = jax.eval_shape(init)
+  parameters = sum(x.size for x in jax.tree.leaves(params))
+  draft = draft_plan(config.phases, parameters)
+  _check_masks(draft, params)
+  if math.isfinite(draft.total_steps):
+    stored_state.check_storage(config.storage, draft, mesh)
+  if workdir is not None:
+    check_workdir(workdir, config, params)
+
+  task = _open_task(config.data, planning)
+  corpus = open_corpus(config.data, model.config.vocab_size, planning)
+  sources = create_sources(corpus, task, config.phases)
   plan = create_plan(
       config.phases,
       tokens_per_epoch={
           name: lambda length, source=source: length * source.num_blocks(length)
           for name, source in sources.items()
       },
-      parameters=sum(sizes),
+      parameters=parameters,
   )
   stored_state.check_storage(config.storage, plan, mesh)
   return _assemble(
       config, model, plan, corpus, task, sources, jax.jit(init)
   )
+
+
+def _check_masks(plan: Plan, params: PyTree) -> None:
+  """Raises ValueError if an algorithm has no masks for the parameters."""
+  for span in plan.spans:
+    if not isinstance(span.sparsity, Mapping):
+      continue
+    masked = sparsify(
+        optax.identity(), create_algorithm(span.sparsity),
+        where=models.sparsifiable, key=0,
+    )
+    try:
+      jax.eval_shape(masked.init, params)
+    except ValueError as error:
+      raise ValueError(f'phase {span.names[0]!r}: {error}') from error
+
+
+def _open_task(
+    config: DataConfig, planning: bool
+) -> data.Task | data.PlannedExamples | None:
+  try:
+    return open_task(config, planning)
+  except ValueError as error:
+    raise ValueError(
+        f'data.task is {config.task!r} and data.task_dir {config.task_dir!r}: '
+        f'{error}'
+    ) from error
 
 
 def _assemble(

@@ -71,11 +71,19 @@ class PlannedData:
     tokens: Number of tokens of the corpus; 0: the corpus must exist.
     vocab_size: Size of the vocabulary of the corpus.
     examples: Training examples of the task; 0: the task must exist.
+
+  Raises:
+    ValueError: a size is negative.
   """
 
   tokens: float
   vocab_size: int
   examples: int
+
+  def __post_init__(self):
+    for name, size in dataclasses.asdict(self).items():
+      if size < 0:
+        raise ValueError(f'data.planned.{name} is {size}; give 0 or more.')
 
 
 @dataclasses.dataclass(frozen=True)

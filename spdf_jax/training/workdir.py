@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from spdf_jax.folder_lock import lock_folder
 from spdf_jax.sealed_json import unseal
 from spdf_jax.training import identity
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training.processes import is_main_process
 
 PyTree = Any
 
@@ -25,7 +27,7 @@ CONFIG = 'config.json'
 def open_workdir(
     workdir: str | os.PathLike, config: RunConfig
 ) -> pathlib.Path:
-  """Creates a working directory, or checks that it belongs to this config.
+  """Creates a working directory, unless `check_workdir` refuses it.
 
   Args:
     workdir: The directory; created if missing.
@@ -36,9 +38,11 @@ def open_workdir(
 
   Raises:
     OSError: the directory cannot be written.
-    ValueError: the directory was made with another config.
+    ValueError: the directory was made with another config, or the run would
+      start from a checkpoint that does not exist or is of another config.
   """
   workdir = pathlib.Path(workdir)
+  check_workdir(workdir, config)
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     write_atomically(workdir / '.writable', '')
@@ -48,19 +52,75 @@ def open_workdir(
         f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
         'a writable directory.'
     ) from error
-  if not (workdir / CONFIG).exists():
-    return workdir
-  different = identity.differences(
-      identity.run_identity(read_workdir_config(workdir)),
-      identity.run_identity(config),
-  )
-  if different:
-    raise ValueError(
-        f'workdir {str(workdir)!r} belongs to another config: '
-        f'{"; ".join(different[:5])}; give another workdir or the config it '
-        'was made with.'
-    )
   return workdir
+
+
+def check_workdir(
+    workdir: str | os.PathLike[str], config: RunConfig, params: PyTree = None
+) -> None:
+  """Checks, without writing, that a run can start in a working directory.
+
+  Args:
+    workdir: The directory; it need not exist.
+    config: The config of the run.
+    params: Shapes of the parameters, for a comparison with `init_from`; `None`:
+      they are not compared.
+
+  Raises:
+    OSError: the directory is a file or in one.
+    ValueError: the directory was made with another config or is in use by
+      another process, or `resume` or `init_from` names no checkpoint.
+    MismatchError: the checkpoint of `resume` is of another config, or that of
+      `init_from` of another model.
+  """
+  workdir = pathlib.Path(workdir)
+  found = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
+  if not found.is_dir():
+    raise NotADirectoryError(
+        f'workdir {str(workdir)!r} cannot be written (Not a directory); give a '
+        'writable directory.'
+    )
+  if (workdir / '.lock').exists() and is_main_process():
+    lock_folder(workdir, 'workdir')()
+  if (workdir / CONFIG).exists():
+    different = identity.differences(
+        identity.run_identity(read_workdir_config(workdir)),
+        identity.run_identity(config),
+    )
+    if different:
+      raise ValueError(
+          f'workdir {str(workdir)!r} belongs to another config: '
+          f'{"; ".join(different[:5])}; give another workdir or the config it '
+          'was made with.'
+      )
+  if not saved_steps(workdir):
+    _check_start(config, params)
+
+
+def _check_start(config: RunConfig, params: PyTree) -> None:
+  """Checks the checkpoint that a new run starts from, if any."""
+  field = 'resume' if config.resume else 'init_from'
+  source = getattr(config, field)
+  if not source:
+    return
+  try:
+    checkpoint = find_checkpoint(source)
+    meta = read_meta(checkpoint)
+  except ValueError as error:
+    raise ValueError(f'{field}: {error}') from error
+  if field == 'init_from' and params is not None:
+    of_params = {
+        k: v for k, v in meta['arrays'].items() if k.startswith('params/')
+    }
+    asked = identity.describe_arrays({'params': params})
+    identity.refuse_difference(checkpoint, 'model', of_params, asked)
+  # A densified checkpoint may be resumed with other phases.
+  if field == 'resume' and not meta.get('densified'):
+    stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')
+    identity.refuse_difference(
+        checkpoint, 'config', identity.run_identity(stored),
+        identity.run_identity(config),
+    )
 
 
 def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:

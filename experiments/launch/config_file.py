@@ -1,0 +1,101 @@
+"""The flag --config: a file that returns a config, checked as it is loaded."""
+
+from collections.abc import Sequence
+import functools
+import operator
+import re
+import runpy
+import traceback
+from typing import Any
+
+from absl import flags
+from ml_collections import config_dict
+from ml_collections import config_flags
+
+
+def define() -> flags.FlagHolder:
+  """Defines --config, and --config.field for any field of the config.
+
+  Any error of the file, or of its argument, is an error of the flag.
+
+  Returns:
+    The holder of the flag, whose value is the config.
+  """
+  holder = config_flags.DEFINE_config_file(
+      'config', None, 'Config file, with its argument: path.py:argument.'
+  )
+  flags.FLAGS['config'].parser = Parser()
+  return holder
+
+
+class Parser(flags.ArgumentParser):
+  """A parser of config files whose errors are one sentence."""
+
+  def parse(self, path: str) -> config_dict.ConfigDict:
+    """Loads the config of `path.py:argument`; raises ValueError otherwise."""
+    name, *argument = path.split(':', 1)
+    try:
+      self.config = _get_config(name)(*argument)
+      if not isinstance(self.config, config_dict.ConfigDict):
+        raise ValueError(
+            f'get_config returns {self.config!r:.60}; let it return a '
+            'ConfigDict.'
+        )
+      return self.config.lock()
+    except Exception as error:  # A config file may raise any exception.
+      raise ValueError(_describe(error, name)) from error
+
+
+def _get_config(name: str) -> Any:
+  found = runpy.run_path(name)
+  if 'get_config' not in found:
+    raise ValueError('it has no function get_config; define one.')
+  return found['get_config']
+
+
+def _describe(error: Exception, name: str) -> str:
+  """Describes an error of a config file, with its line if it is a mistake."""
+  text = one_line(error)
+  if isinstance(error, (ValueError, OSError)):
+    return text
+  lines = [
+      frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+      if frame.filename == name
+  ]
+  where = f' in line {lines[-1]}' if lines else ''
+  return f'{type(error).__name__}{where}: {text}; correct the config file.'
+
+
+def one_line(error: Exception) -> str:
+  """Returns the text of an error without line breaks, shortened.
+
+  Example:
+    >>> one_line(KeyError('a\\nb'))
+    'a. b'
+  """
+  found: Any = error
+  while isinstance(found, (AttributeError, KeyError)) and found.args:
+    found = found.args[0]
+  return '. '.join(str(found).splitlines())[:300]
+
+
+def refuse_fields(argv: Sequence[str], error: Exception) -> str:
+  """Returns a sentence about the fields of --config.field that do not exist.
+
+  Args:
+    argv: Words of the command line.
+    error: Error of the config that one of them raised.
+  """
+  flag = flags.FLAGS['config']
+  config = getattr(flag.parser, 'config', flag.default)
+  given = re.findall(r'^--?(?:no)?config\.([^=\n]+)', '\n'.join(argv), re.M)
+  unknown = [path for path in given if not _has(config, path.split('.'))]
+  return f'config has no field {" or ".join(unknown)}: {one_line(error)}'
+
+
+def _has(config: Any, path: Sequence[str]) -> bool:
+  try:
+    functools.reduce(operator.getitem, path, config)
+  except (LookupError, TypeError):
+    return False
+  return True

@@ -1,0 +1,315 @@
+"""Bad configs are refused in a sentence, before data is read or written."""
+
+import json
+import os
+import shutil
+
+import pytest
+from quickstart_runs import ROOT
+from quickstart_runs import small_config
+from quickstart_runs import start_command
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
+)
+
+from experiments.launch import config_file  # noqa: E402
+from spdf_jax import data  # noqa: E402
+from spdf_jax.runs import lifecycle  # noqa: E402
+from spdf_jax.training import create_recipe  # noqa: E402
+from spdf_jax.training.config import parse  # noqa: E402
+from spdf_jax.training.config import parse_mesh  # noqa: E402
+
+SECONDS = 300  # of patience with a child process.
+PRETRAIN = 'phases__pretrain__'
+RATE = f'{PRETRAIN}learning_rate__'
+WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
+RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=5, update_until=9)
+REWIND = dict(schedule='rewind', to='99 steps')
+
+
+def make_config(**changes):
+  """The small config; its fine-tuning has a length in epochs of its task."""
+  config = small_config()
+  epochs = dict(phases__finetune__duration='2 epochs')
+  with config.ignore_type():
+    config.update_from_flattened_dict({
+        name.replace('__', '.'): value
+        for name, value in (epochs | changes).items()
+    })
+  return config
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+  def read(*args, **kwargs):
+    raise AssertionError('the data is read')
+
+  for name in ('prepare_corpus', 'load_task'):
+    monkeypatch.setattr(data, name, read)
+
+
+def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
+  with pytest.raises(error, match=message) as caught:
+    call(*args, **kwargs)
+  text = str(caught.value)
+  assert '\n' not in text and text.endswith(('.', '?'))
+
+
+@pytest.mark.parametrize('name, value, message', [
+    ('seed', -1, r'seed is -1; give a whole number in \[0, 2\*\*32\)'),
+    ('seed', 2**70, 'seed is 11805916207'),
+    ('loss__z_loss', float('nan'), "'loss.z_loss' is nan; it must be finite"),
+    ('optimizer__eps', float('inf'), "'optimizer.eps' is inf; it must be fin"),
+    ('data__planned__tokens', -1.0, 'data.planned.tokens is -1.0; give 0 or'),
+    ('data__planned__examples', -1, 'data.planned.examples is -1; give 0 or'),
+    ('phases__order', 'pretrain', "'phases.order' is 'pretrain'; set phases.o"),
+    ('phases__order', (3,), r"'phases.order' is \[3\]; set phases.order to a"),
+    (f'{PRETRAIN}length', 30, 'lengths 30 and 32; choose lengths that divide'),
+    (f'{PRETRAIN}weight_decay', float('inf'), 'weight_decay. is inf; it must'),
+    (f'{PRETRAIN}early_stop',
+     dict(metric='validation/loss', value=float('nan')), 'value. is nan; it m'),
+    (f'{PRETRAIN}sparsity', dict(algorithm='iterative', rounds=3),
+     "'pretrain' has the sparsity .*'rounds': 3.*another type .*; correct it"),
+    (f'{PRETRAIN}sparsity', dict(algorithm=3), "'pretrain' has the sparsity"),
+    (f'{RATE}final_fraction', -1.0, r'final_fraction is -1.0; .* in \[0, 1\]'),
+    (f'{RATE}final_fraction', float('nan'), 'final_fraction is nan; give a fr'),
+])
+def test_what_was_accepted_or_misnamed_is_refused_by_parse(
+    name, value, message
+):
+  refuse(message, parse, make_config(**{name: value}))
+
+
+def test_a_phase_without_a_name_is_refused():
+  config = make_config()
+  phases = config.phases.to_dict()
+  config = config.to_dict() | {
+      'phases': phases | {'': phases['pretrain'], 'order': ['']}
+  }
+  refuse('each with its own name', parse, config)
+
+
+@pytest.mark.parametrize('config, message', [
+    (None, 'config is None; give a ConfigDict or a mapping'),
+    ('text', "config is 'text'; give a ConfigDict"),
+    (dict(seed=max), 'has the value <built-in function max>, a builtin'),
+])
+def test_what_is_not_a_config_is_refused(config, message):
+  refuse(message, parse, config)
+
+
+@pytest.mark.parametrize('sizes', ['text', dict(data=None, fsdp=1, tensor=1)])
+def test_the_mesh_of_a_dry_run_is_checked(sizes):
+  refuse("'mesh(.data)?' is", parse_mesh, dict(mesh=sizes))
+
+
+@pytest.mark.parametrize('name, value, message', [
+    (f'{PRETRAIN}duration', '0 steps', "'pretrain': duration '0 steps' is le"),
+    (f'{PRETRAIN}duration', '0 epochs', "'pretrain': duration '0 epochs' is"),
+    (f'{PRETRAIN}duration', '9T steps', "'9T steps' is more than 2,147,483"),
+    (f'{PRETRAIN}duration', '9' * 400 + ' tokens', 'is more than 2,147,48'),
+    (f'{RATE}warmup', '99 steps', 'warm-up takes 99 of 30 steps'),
+    ('phases__continuation__learning_rate', REWIND, 'rewinds to step 99 of a'),
+    (f'{PRETRAIN}sparsity', RIGL | dict(update_until=99), 'update_until is 99'),
+    (f'{PRETRAIN}sparsity',
+     dict(algorithm='iterative', rounds=[dict(steps=9, fraction=0.5)]),
+     "'pretrain' has 15 steps and iterative rounds of 9 = 9; make them equal"),
+    (f'{PRETRAIN}sparsity', RIGL | dict(sparsity='half'),
+     "'pretrain': sparsity is 'half'"),
+    (f'{PRETRAIN}sparsity',
+     dict(algorithm='static', sparsity=0.5,
+          structure=dict(structure='block', inputs=7, outputs=7)),
+     "'pretrain': block.7, 7. divides"),
+    (f'{PRETRAIN}sparsity',
+     dict(algorithm='static', sparsity={'h_9': 0.5}, distribution='by_pattern'),
+     "'pretrain': sparsity has the pattern 'h_9'"),
+])
+def test_a_plan_is_checked_before_data_is_read(no_data, name, value, message):
+  refuse(message, create_recipe, make_config(**{name: value}))
+
+
+def test_compact_storage_is_checked_before_data_is_read(no_data):
+  order = dict(phases__order=('pretrain', 'continuation'))
+  changes = {f'{PRETRAIN}sparsity': RIGL, 'storage': 'compact'} | order
+  refuse("storage is 'compact' and phase 'pretrain' has 15 steps with mask up",
+         create_recipe, make_config(**changes))
+
+
+def test_lengths_in_epochs_are_not_refused_before_data_is_read(no_data):
+  iterative = dict(algorithm='iterative', rounds=[dict(steps=9, fraction=0.5)])
+  for changes in (
+      {f'{PRETRAIN}duration': '1 epoch', f'{PRETRAIN}sparsity': iterative},
+      {f'{PRETRAIN}duration': '1 epoch', f'{RATE}warmup': '999 steps'},
+      {f'{RATE}warmup': '0.001 epochs'},
+  ):
+    with pytest.raises(AssertionError, match='the data is read'):
+      create_recipe(make_config(**changes))
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A workdir with checkpoints of 30 steps of pre-training."""
+  workdir = tmp_path_factory.mktemp('trained') / 'run'
+  session, _, _ = lifecycle.open_run(make_config(**WITHOUT_TASK), workdir)
+  session.checkpoints.save(session.state)
+  session.checkpoints.close()
+  session.release()
+  return workdir
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(init_from='{old}_'), "init_from: '.*_' names no checkpoint: .* hol"),
+    (dict(resume='{old}_'), "resume: '.*_' names no checkpoint: .* holds none"),
+    (dict(init_from='{old}@end'), "init_from: '.*@end' names no checkpoint: "),
+    (dict(init_from='{old}', model__d_model=32), 'is of another model: para'),
+    (dict(resume='{old}', seed=3), 'another config: seed was 0 and is 3'),
+])
+def test_where_a_run_starts_is_checked_before_data_is_read(
+    no_data, trained, tmp_path, changes, message
+):
+  changes = {
+      k: v.format(old=trained) if isinstance(v, str) else v
+      for k, v in changes.items()
+  }
+  config = make_config(**WITHOUT_TASK | changes)
+  refuse(message, lifecycle.open_run, config, tmp_path / 'run')
+  assert not os.listdir(tmp_path)
+
+
+def test_a_damaged_start_is_named(no_data, trained, tmp_path):
+  shutil.copytree(trained, tmp_path / 'old')
+  for path in (tmp_path / 'old').glob('checkpoints/*/meta/metadata'):
+    path.write_text('{')
+  config = make_config(init_from=str(tmp_path / 'old'), **WITHOUT_TASK)
+  refuse('init_from: .* is damaged', lifecycle.open_run, config, tmp_path / 'a')
+  assert os.listdir(tmp_path) == ['old']
+
+
+def test_a_workdir_is_checked_before_data_is_read(no_data, trained, tmp_path):
+  config = make_config(**WITHOUT_TASK)
+  other = make_config(seed=1, **WITHOUT_TASK)
+  (tmp_path / 'file').write_text('kept')
+  for place in ('file', 'file/below'):
+    refuse(r'cannot be written \(Not a directory\); give a writable',
+           lifecycle.open_run, config, tmp_path / place)
+  before = sorted(trained.rglob('*'))
+  refuse('another config: seed was 0 and is 1', lifecycle.open_run, other,
+         trained)
+  assert sorted(trained.rglob('*')) == before
+
+
+def test_the_steps_to_trace_are_read_before_data(no_data, tmp_path):
+  refuse("profile is 'a'; write FIRST:COUNT", lifecycle.open_run,
+         make_config(), tmp_path / 'run', profile='a')
+
+
+def test_a_run_refused_for_its_size_leaves_no_workdir(tmp_path):
+  config = make_config(checkpoints__keep=10**10, **WITHOUT_TASK)
+  refuse('GiB free and the plan writes', lifecycle.open_run, config,
+         tmp_path / 'run')
+  assert not os.listdir(tmp_path)
+
+
+def test_validation_splits_without_a_row_are_refused(tmp_path):
+  texts = [json.dumps(dict(text=f'Text {i}.')) for i in range(1000)]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(texts))
+  data.prepare_files(
+      tmp_path / 'a.jsonl', tokenizer='bytes', output=tmp_path / 'corpus',
+      validation=0.002, test=0.002, workers=1,
+  )
+  changes = dict(data__corpus=str(tmp_path / 'corpus'), data__tokenizer='')
+  config = make_config(**WITHOUT_TASK | changes)
+  refuse('no row of 32 tokens in its validation split; prepare it',
+         lifecycle.open_run, config, tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(data__corpus='./none'), "corpus='./none' is not a folder; prepare"),
+    (dict(data__task='e2e'), "data.task is 'e2e' and data.task_dir '': "),
+    (dict(data__task='e2e', data__task_dir='./none'),
+     "data.task is 'e2e' and data.task_dir './none': .* is not a folder"),
+])
+def test_missing_data_is_named_as_the_config_names_it(changes, message):
+  refuse(message, create_recipe, make_config(**WITHOUT_TASK | changes))
+
+
+def test_a_folder_without_a_corpus_is_named(tmp_path):
+  refuse('has no tokenizer.json; give a folder that', data.open_corpus,
+         tmp_path)
+
+
+@pytest.mark.parametrize('text, message', [
+    ('def get_config(:\n', r'SyntaxError: invalid syntax .*line 1'),
+    ('def get_config():\n  return x\n', "NameError in line 2: name 'x' is not"),
+    ('import none_such\n', "ModuleNotFoundError in line 1: No module named"),
+    ('def get_config():\n  return {}["a"]\n', 'KeyError in line 2: a; correct'),
+    ('def get_config():\n  return 1 + ""\n', 'TypeError in line 2: unsupp'),
+    ('a = 1\n', 'it has no function get_config; define one'),
+    ('def get_config():\n  pass\n', 'returns None; let it return a ConfigDict'),
+    ('def get_config():\n  return {}\n', 'returns {}; let it return a Config'),
+    ('def get_config():\n  open("none")\n', "No such file .*: 'none'"),
+    ('from configs import quickstart\n'
+     'def get_config():\n'
+     '  config = quickstart.get_config().lock()\n'
+     '  config.colour = 1\n', 'AttributeError in line 4: .*colour'),
+])
+def test_a_mistake_in_a_config_file_is_a_sentence(text, message, tmp_path):
+  path = tmp_path / 'file.py'
+  path.write_text(text)
+  parser = config_file.Parser()
+  with pytest.raises(ValueError, match=message) as caught:
+    parser.parse(str(path))
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('name, message', [
+    ('configs/none.py', "No such file or directory: '.*configs/none.py'"),
+    ('configs', "'configs'"),
+    ('configs/spdf.py:nonsense', "config argument is 'nonsense'; write name="),
+    ('configs/spdf.py:model=gpt', "model 'gpt'; use one of gpt2-small"),
+    ('configs/quickstart.py:sparsity=a', "config argument is 'sparsity=a'"),
+    ('configs/quickstart.py:algorithm=a', "algorithm 'a' is unknown"),
+])
+def test_a_config_argument_that_is_wrong_is_a_sentence(
+    name, message, monkeypatch
+):
+  monkeypatch.chdir(ROOT)
+  parser = config_file.Parser()
+  with pytest.raises(ValueError, match=message) as caught:
+    parser.parse(name)
+  assert '\n' not in str(caught.value)
+
+
+def test_a_config_file_is_loaded_with_its_argument(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  config = config_file.Parser().parse('configs/quickstart.py:sparsity=0.5')
+  assert config.phases.pretrain.sparsity == 0.5 and config.is_locked
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('words, message', [
+    (('configs/spdf.py:a=1',), "config argument is 'a=1'; write name=value"),
+    (('configs/none.py', '--config.seed=1'), "configs/none.py'"),
+    (('configs/quickstart.py', '--config.foo=1'),
+     "config has no field foo: 'foo'"),
+    (('configs/quickstart.py', '--config.seed.a=1'),
+     'config has no field seed.a: '),
+    (('configs/quickstart.py', '--config.matmul.a.b=1'),
+     'config has no field matmul.a.b: '),
+    (('configs/quickstart.py', '--config.phases.order[9]=a'),
+     'config has no field phases.order[9]: '),
+])
+def test_a_command_refuses_a_config_without_a_traceback(
+    words, message, tmp_path
+):
+  workdir = tmp_path / 'run'
+  child = start_command(
+      'experiments.train', f'--config={words[0]}', *words[1:],
+      f'--workdir={workdir}',
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 1, output
+  assert 'Traceback' not in output and message in output
+  assert not workdir.exists()
