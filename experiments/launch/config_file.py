@@ -12,6 +12,8 @@ from absl import flags
 from ml_collections import config_dict
 from ml_collections import config_flags
 
+flags.disclaim_key_flags()  # --help shows the flag with the command's own.
+
 
 def define() -> flags.FlagHolder:
   """Defines --config, and --config.field for any field of the config.
