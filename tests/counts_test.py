@@ -23,6 +23,7 @@ from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
+from spdf_jax.sparsity.structures import channel
 from spdf_jax.sparsity.times import update_times
 
 LEVELS = st.floats(0, 1, exclude_max=True)
@@ -173,19 +174,24 @@ def test_structures_count_units_of_a_group():
   # Of 8 x 10 blocks 3/4 go.
   table = kept_table(params, 0.75, uniform, structure=Blocks())
   assert table['w'].tolist() == [20]
-  wide = kept_table(params, 0.75, model_wide, structure=Blocks())
-  assert wide.tolist() == [[0, 120]]
+  # A model keeps weights, whatever its units are.
+  wide = kept_table(params, 0.75, model_wide, structure=channel('outputs'))
+  assert wide.rows.tolist() == [[0, 960]]
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(SHAPES, min_size=1, max_size=4), LEVELS)
 def test_model_wide_totals_are_exact_in_two_limbs(shapes, sparsity):
   params = [leaf(*shape) for shape in shapes] + [None]
-  total = sum(map(math.prod, shapes))
-  table = kept_table(params, sparsity, model_wide)
+  kept = number_kept(sum(map(math.prod, shapes)), sparsity)
+  if kept < sum(layers for layers, *_ in shapes):
+    with pytest.raises(ValueError, match='one unit in every layer'):
+      kept_table(params, sparsity, model_wide)
+    return
+  table = kept_table(params, sparsity, model_wide).rows
   assert table.dtype == np.uint32 and table.shape == (1, 2)
   high, low = table[0].tolist()
-  assert (high << 32) + low == number_kept(total, sparsity)
+  assert (high << 32) + low == kept
 
 
 def test_model_wide_totals_pass_32_bits():
@@ -193,7 +199,7 @@ def test_model_wide_totals_pass_32_bits():
   schedule = periodic([0.0, 0.75], 10)
   table = kept_table(params, schedule, model_wide, update_times([0, 10]))
   total = 96 * 12288 * 49152
-  totals = [(high << 32) + low for high, low in table.tolist()]
+  totals = [(high << 32) + low for high, low in table.rows.tolist()]
   assert totals == [total, total // 4]
 
 

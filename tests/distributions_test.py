@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spdf_jax.sparsity.axes import Axes
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.selection import Axes
 from spdf_jax.sparsity.selection import select
-from spdf_jax.sparsity.selection import to_layers
 
 
 def leaf(*shape):

@@ -13,6 +13,8 @@ from spdf_jax.models import GPT
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import sparsifiable
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.paths import path_name
 
 L, V = 7, 23
 CONFIG = dict(
@@ -53,7 +55,7 @@ def make_mask(params, sparsity=0.75):
   rng = np.random.default_rng(2)
   return jax.tree_util.tree_map_with_path(
       lambda path, x: rng.random(x.shape) >= sparsity if sparsifiable(
-          selection.path_name(path), x
+          path_name(path), x
       ) else None,
       params,
   )
@@ -156,7 +158,7 @@ def test_scores_are_divided_by_the_number_of_the_layer(attention):
   params = make_params(plain)
   divided = jax.tree_util.tree_map_with_path(
       lambda path, x: x / (int(path[0].key[2:]) + 1)
-      if 'attn/wq' in selection.path_name(path) else x,
+      if 'attn/wq' in path_name(path) else x,
       params,
   )
   logits = lambda params, **options: logits_of(
@@ -183,14 +185,14 @@ def test_six_matrices_of_a_layer_are_sparsified_and_nothing_else(scan_layers):
   params = abstract_params(make_model(scan_layers=scan_layers))
   layers = ['h'] if scan_layers else ['h_0', 'h_1']
   paths = [
-      selection.path_name(path)
+      path_name(path)
       for path, _ in jax.tree_util.tree_leaves_with_path(params)
   ]
   axes = selection.select(sparsifiable, params)
   chosen = {path for path, a in zip(paths, axes) if a is not None}
   assert chosen == {f'{h}/{m}/kernel' for h in layers for m in MATRICES}
   params = make_params(make_model(scan_layers=scan_layers))
-  stacks = selection.to_layers(params, params, axes)
+  stacks = to_layers(params, params, axes)
   depth = 2 if scan_layers else 1
   assert {x.shape[0] for x in jax.tree.leaves(stacks)} == {depth}
   assert {x.shape[1:] for x in jax.tree.leaves(stacks)} == {

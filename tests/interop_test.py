@@ -32,8 +32,8 @@ from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.models import sparsifiable
 from spdf_jax.runs import conversion
-from spdf_jax.sparsity.selection import by_name
-from spdf_jax.sparsity.selection import path_name
+from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import open_session

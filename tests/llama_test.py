@@ -19,7 +19,7 @@ from spdf_jax.models import sparsifiable
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 from spdf_jax.models.rotary import rotate
-from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.paths import path_name
 
 L, V = 7, 23
 SIZES = dict(
@@ -131,7 +131,7 @@ def test_loop_and_scan_give_the_same_logits_and_masks_hold():
   rng = np.random.default_rng(2)
   mask = jax.tree_util.tree_map_with_path(
       lambda path, x: rng.random(x.shape) >= 0.75 if sparsifiable(
-          selection.path_name(path), x
+          path_name(path), x
       ) else None,
       params,
   )
@@ -218,7 +218,7 @@ def test_activations_and_multipliers_are_what_they_say():
   )
   # Dividing by the size is dividing by the root twice.
   halved = jax.tree_util.tree_map_with_path(
-      lambda path, x: x / 2 if 'wq' in selection.path_name(path) else x, params
+      lambda path, x: x / 2 if 'wq' in path_name(path) else x, params
   )
   np.testing.assert_allclose(
       logits(attention_by_size=True), logits(halved), rtol=1e-4, atol=1e-4

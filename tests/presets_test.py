@@ -11,6 +11,8 @@ from spdf_jax.models import LlamaConfig
 from spdf_jax.models import PRESETS
 from spdf_jax.models import sparsifiable
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.paths import path_name
 
 # Layers, width, feed-forward, vocabulary, positions, and the printed number.
 GPTS = {
@@ -77,7 +79,7 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
   params = abstract_params(model)
   axes = selection.select(sparsifiable, params)
   chosen = {
-      selection.path_name(path).removesuffix('/kernel')
+      path_name(path).removesuffix('/kernel')
       for (path, _), a in zip(jax.tree_util.tree_leaves_with_path(params), axes)
       if a is not None
   }
@@ -86,7 +88,7 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
   if isinstance(model.config, LlamaConfig):
     want |= {'h/mlp/wg'}
   assert chosen == want
-  layers = selection.to_layers(params, params, axes)
+  layers = to_layers(params, params, axes)
   shape = shape_of(model.config)
   assert count(layers) == shape.n_layers * shape.hidden_weights
 
@@ -98,7 +100,7 @@ def test_overrides_of_a_llama_are_its_own_fields():
   weights = sum(
       x.size for path, x in jax.tree_util.tree_leaves_with_path(
           abstract_params(model)['h_0']
-      ) if 'kernel' in selection.path_name(path)
+      ) if 'kernel' in path_name(path)
   )
   assert weights == shape_of(config).hidden_weights
   with pytest.raises(ValueError, match="model field 'activation' is unknown"):

@@ -11,7 +11,7 @@ from tiny_run import assert_same_arrays
 
 from spdf_jax import sparsity
 from spdf_jax import training
-from spdf_jax.sparsity.selection import by_name
+from spdf_jax.sparsity.paths import by_name
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.processes import Interrupts
 

@@ -12,7 +12,7 @@ import jax
 from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.costs.dry_run import layer_sparsities
 from spdf_jax.sparsity import get_mask
-from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.stored_state import bytes_per_weight
@@ -106,7 +106,7 @@ def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
 
 def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
   names = [
-      selection.path_name(path) for path, _ in
+      path_name(path) for path, _ in
       jax.tree_util.tree_leaves_with_path(recipe.abstract_state.params)
   ]
   chosen = {name.split('[')[0] for name in layers}

@@ -21,7 +21,7 @@ from spdf_jax.interop.tensor_files import GENERATION
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.names import lookup
-from spdf_jax.sparsity.selection import by_name
+from spdf_jax.sparsity.paths import by_name
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]

@@ -23,8 +23,8 @@ from spdf_jax.interop.layouts import shapes_of
 from spdf_jax.interop.tensor_files import CONFIG
 from spdf_jax.interop.tensor_files import read_tensors
 from spdf_jax.interop.tensor_files import write_tensors
-from spdf_jax.sparsity.selection import by_name
-from spdf_jax.sparsity.selection import path_name
+from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training.checkpoints import read_masks
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.densified import densify_checkpoint

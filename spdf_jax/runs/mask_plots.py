@@ -9,6 +9,9 @@ import numpy as np
 
 from spdf_jax.runs.plot_style import new_figure
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selectors import hidden_matrices
 
 PyTree = Any
 
@@ -20,7 +23,7 @@ def plot_masks(
     mask: PyTree,
     params: PyTree | None = None,
     *,
-    where: selection.Where = selection.hidden_matrices,
+    where: selection.Where = hidden_matrices,
 ) -> Any:
   """Plots the local fraction of kept weights in every layer.
 
@@ -128,9 +131,9 @@ def _layers(
     stacks = jax.tree.map(as_stack, mask)
   else:
     axes = selection.select(where, params)
-    stacks = selection.to_layers(mask, params, axes)
+    stacks = to_layers(mask, params, axes)
   return {
-      selection.path_name(path) + (f'[{i}]' if len(stack) > 1 else ''): layer
+      path_name(path) + (f'[{i}]' if len(stack) > 1 else ''): layer
       for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
       for i, layer in enumerate(np.asarray(stack))
   }

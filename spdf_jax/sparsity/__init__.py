@@ -11,6 +11,7 @@ from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
+from spdf_jax.sparsity.axes import MatrixAxes
 from spdf_jax.sparsity.combinators import join
 from spdf_jax.sparsity.compact import pack_state
 from spdf_jax.sparsity.compact import unpack_state
@@ -22,7 +23,9 @@ from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.initial_masks import nonzero_mask
 from spdf_jax.sparsity.initial_masks import scored_mask
 from spdf_jax.sparsity.mask_counts import sparsities_of
-from spdf_jax.sparsity.masks import apply_mask
+from spdf_jax.sparsity.masking import apply_mask
+from spdf_jax.sparsity.masking import check
+from spdf_jax.sparsity.masking import map_masked
 from spdf_jax.sparsity.masks import magnitude_mask
 from spdf_jax.sparsity.masks import mask_from_scores
 from spdf_jax.sparsity.masks import random_mask
@@ -38,7 +41,11 @@ from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
 from spdf_jax.sparsity.schedules import schedule_range
-from spdf_jax.sparsity.selection import hidden_matrices
+from spdf_jax.sparsity.selectors import convolutions
+from spdf_jax.sparsity.selectors import hidden_matrices
+from spdf_jax.sparsity.selectors import matrices
+from spdf_jax.sparsity.selectors import per_head
+from spdf_jax.sparsity.selectors import stacked
 from spdf_jax.sparsity.sparsify import sparsify
 from spdf_jax.sparsity.state import densify
 from spdf_jax.sparsity.state import get_dense_grads
@@ -58,10 +65,13 @@ from spdf_jax.sparsity.tracking import track_masks
 __all__ = [
     'Algorithm',
     'MaskTrackingState',
+    'MatrixAxes',
     'Round',
     'SparsifyState',
     'apply_mask',
     'by_pattern',
+    'check',
+    'convolutions',
     'cosine',
     'create_algorithm',
     'cubic',
@@ -78,14 +88,17 @@ __all__ = [
     'join',
     'magnitude_mask',
     'map_like_params',
+    'map_masked',
     'mask_changes',
     'mask_from_scores',
     'mask_statistics',
+    'matrices',
     'model_wide',
     'nonzero_mask',
     'overlap',
     'pack_state',
     'partition',
+    'per_head',
     'periodic',
     'random_mask',
     'reset_state',
@@ -101,6 +114,7 @@ __all__ = [
     'sparse_evolution',
     'sparsify',
     'sparsities_of',
+    'stacked',
     'state_shardings',
     'static',
     'stored_mask',

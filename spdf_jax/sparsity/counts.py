@@ -3,15 +3,18 @@
 from collections.abc import Callable
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.distributions import check_sparsity
 from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import UpdateTimes
 
 PyTree = Any
@@ -36,6 +39,45 @@ def number_kept(size: int, sparsity: float) -> int:
     60400000
   """
   return max(1, size - round(float(sparsity) * size))
+
+
+def model_kept(
+    params: PyTree, sparsity: ModelWide, structure: Structure
+) -> int:
+  """Returns the number of weights that a model-wide sparsity keeps.
+
+  Args:
+    params: Leaves `[layers, inputs, outputs]`, or their shapes.
+    sparsity: The sparsity of all layers together.
+    structure: Structure of the mask.
+
+  Returns:
+    The number of weights.
+
+  Raises:
+    ValueError: the structure has groups with counts of their own, or fewer
+      weights would be kept than one unit of every layer.
+  """
+  fraction = check_sparsity(sparsity.sparsity)
+  structure.check(fraction)
+  total = least = 0
+  for leaf in jax.tree.leaves(params):
+    unit_shape = structure.unit_shape(leaf.shape)
+    if unit_shape[0] != leaf.shape[0]:
+      raise ValueError(
+          f'sparsity is {sparsity}, one group of all layers, but the '
+          'structure has groups with counts of their own; give a sparsity per '
+          'layer, or structure=unstructured().'
+      )
+    total += math.prod(leaf.shape)
+    least += math.prod(leaf.shape) // math.prod(unit_shape[1:])
+  kept = number_kept(total, fraction)
+  if kept < least:
+    raise ValueError(
+        f'sparsity is {fraction}, which keeps {kept:,} of {total:,} weights, '
+        f'but one unit in every layer has {least:,}; lower the sparsity.'
+    )
+  return kept
 
 
 def fixed(fraction: Any, name: str = 'fraction') -> np.ndarray:
@@ -68,15 +110,17 @@ def fixed(fraction: Any, name: str = 'fraction') -> np.ndarray:
   return np.ceil(values * 2 ** (2 * _LIMB)).astype(np.uint32)
 
 
-def fraction_of(n: Any, fraction: Any) -> jax.Array:
+def fraction_of(n: Any, fraction: Any, carry: Any = 0) -> jax.Array:
   """Multiplies counts by a fraction in exact integer arithmetic; traceable.
 
   Args:
     n: Counts from 0 to 2^31 - 1, of any shape.
     fraction: Fixed-point numbers of `fixed`; broadcast with `n`.
+    carry: Numbers below 2^30 to add to the product; uniformly random ones round
+      up with the probability of the remainder. Broadcast with `n`.
 
   Returns:
-    `floor(n * fraction / 2^30)`, exactly, as int32.
+    `floor((n * fraction + carry) / 2^30)`, exactly, as int32.
 
   Example:
     >>> fraction_of(jnp.array([10, 604_000_000]), fixed(0.3)).tolist()
@@ -87,8 +131,18 @@ def fraction_of(n: Any, fraction: Any) -> jax.Array:
   n, fraction = n.astype(jnp.uint32), fraction.astype(jnp.uint32)
   n_high, n_low = n >> _LIMB, n & low
   f_high, f_low = fraction >> _LIMB, fraction & low
-  middle = n_high * f_low + n_low * f_high + (n_low * f_low >> _LIMB)
-  return (n_high * f_high + (middle >> _LIMB)).astype(jnp.int32)
+  lowest = n_low * f_low
+  middle = n_high * f_low + n_low * f_high + (lowest >> _LIMB)
+  remainder = (middle & low) << _LIMB | lowest & low
+  up = (remainder + jnp.asarray(carry).astype(jnp.uint32)) >> 2 * _LIMB
+  return (n_high * f_high + (middle >> _LIMB) + up).astype(jnp.int32)
+
+
+class ModelTable(NamedTuple):
+  """Number of weights that a whole model keeps, in place of a tree."""
+
+  rows: np.ndarray
+  """uint32 `[updates, 2]`: high and low 32 bits."""
 
 
 def kept_table(
@@ -96,7 +150,7 @@ def kept_table(
     sparsity: PyTree,
     distribution: Callable[[PyTree, PyTree], PyTree],
     times: UpdateTimes | None = None,
-    structure: Any = None,
+    structure: Structure = UNSTRUCTURED,
 ) -> PyTree:
   """Tabulates the kept counts of every leaf at every update, on the host.
 
@@ -110,14 +164,12 @@ def kept_table(
     sparsity: A number, a schedule, or a tree of those.
     distribution: `(params, sparsity) -> sparsities`, e.g. `uniform`.
     times: The steps of mask updates; not needed for a constant sparsity.
-    structure: Structure whose `unit_shape` maps a leaf's shape to
-      `[groups, a, b]`; `None`: unstructured.
+    structure: Structure of the masks.
 
   Returns:
     Per leaf, int32 `[updates]`: the number of kept units of each group, where
-    `updates` is 1 for a constant sparsity. For `model_wide` sparsities instead
-    one uint32 array `[updates, 2]`: the total over all leaves as high and low
-    32 bits.
+    `updates` is 1 for a constant sparsity. A `ModelTable` for
+    `model_wide` sparsities.
 
   Raises:
     ValueError: a sparsity is outside [0, 1), a schedule is given without a last
@@ -142,9 +194,9 @@ def kept_table(
     steps = times.steps.tolist()
   names, shapes = [], []
   for path, p in jax.tree_util.tree_leaves_with_path(params):
-    names.append(selection.path_name(path))
+    names.append(path_name(path))
     shape = tuple(p.shape)
-    shapes.append(shape if structure is None else structure.unit_shape(shape))
+    shapes.append(structure.unit_shape(shape))
   treedef = jax.tree.structure(params)
   known = {}
   rows = []
@@ -154,13 +206,13 @@ def kept_table(
     if key not in known:
       sparsities = distribution(params, current)
       if isinstance(sparsities, ModelWide):
-        kept = number_kept(sum(map(math.prod, shapes)), sparsities.sparsity)
+        kept = model_kept(params, sparsities, structure)
         known[key] = divmod(kept, 2**32)
       else:
         known[key] = _kept_by_leaf(names, shapes, _leaves(sparsities, treedef))
     rows.append(known[key])
   if isinstance(rows[0], tuple):
-    return np.array(rows, np.uint32)
+    return ModelTable(np.array(rows, np.uint32))
   return treedef.unflatten(np.array(column, np.int32) for column in zip(*rows))
 
 

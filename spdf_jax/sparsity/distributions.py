@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from spdf_jax.sparsity.selection import path_name
+from spdf_jax.sparsity.paths import path_name
 
 PyTree = Any
 

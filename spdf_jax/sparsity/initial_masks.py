@@ -8,8 +8,12 @@ import jax.numpy as jnp
 
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.mask_counts import check_counts
+from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selectors import hidden_matrices
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 
@@ -17,7 +21,7 @@ PyTree = Any
 
 
 def given_mask(
-    mask: PyTree, *, where: selection.Where = selection.hidden_matrices
+    mask: PyTree, *, where: selection.Where = hidden_matrices
 ) -> MaskMaker:
   """Uses a mask as the initial mask: `static(s, init=given_mask(mask))`.
 
@@ -46,7 +50,7 @@ def given_mask(
     >>> spdf.get_mask(tx.init(params))['w'].tolist()
     [[True, False], [False, True]]
   """
-  given = selection.by_name(mask)
+  given = by_name(mask)
   for name, leaf in given.items():
     if not (hasattr(leaf, 'dtype') and leaf.dtype == bool):
       raise ValueError(
@@ -56,7 +60,7 @@ def given_mask(
 
   def init(key, params, sparsities, structure=UNSTRUCTURED):
     del key
-    layers = selection.by_name(params)
+    layers = by_name(params)
     if set(layers) - set(given):
       name = min(set(layers) - set(given))
       raise ValueError(
@@ -74,7 +78,7 @@ def given_mask(
       )
 
     def convert(path, p):
-      name = selection.path_name(path)
+      name = path_name(path)
       return _layers_of(name, given[name], p, where)
 
     found = jax.tree_util.tree_map_with_path(convert, params)
@@ -90,8 +94,8 @@ def _layers_of(
   """Reshapes one leaf of a mask to the layers of its parameters."""
   # `where` may depend on the dtype, so the mask's shape gets the parameters'.
   shape = jax.ShapeDtypeStruct(mask.shape, params.dtype)
-  selected = where(name, shape)
-  if selected is False:
+  selected = selection.selector_of(where)(name, shape)
+  if selected is None or selected is False:
     raise ValueError(
         f'mask of {name!r} has shape {list(mask.shape)}, which '
         f'`where` does not select, but the parameters have layers of shape '
@@ -101,7 +105,7 @@ def _layers_of(
   # Evaluated eagerly, so that counts can be checked under jit; copied, so that
   # donating the state does not donate the caller's mask.
   with jax.ensure_compile_time_eval():
-    layers = selection.to_layers({name: mask}, {name: shape}, axes)[name]
+    layers = to_layers({name: mask}, {name: shape}, axes)[name]
     layers = jnp.copy(layers)
   if layers.shape != params.shape:
     raise ValueError(
@@ -175,7 +179,7 @@ def scored_mask(
       found = scores(leaf_key, tuple(p.shape))
       if jnp.shape(found) != p.shape:
         raise ValueError(
-            f'scores of {selection.path_name(path)!r} have shape '
+            f'scores of {path_name(path)!r} have shape '
             f'{list(jnp.shape(found))}; return them in the given shape, '
             f'{list(p.shape)}.'
         )

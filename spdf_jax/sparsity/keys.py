@@ -26,25 +26,45 @@ class Layers(NamedTuple):
   """The index of each layer in the leaf, uint32 `[...]`."""
 
 
-def check_rankable(scores: jax.Array) -> None:
-  """Raises TypeError unless scores are real and of at most 32 bits."""
-  dtype = jnp.dtype(scores.dtype)
-  small = jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize <= 2
-  real = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
-  if not (small or real or dtype == jnp.uint32):
-    raise TypeError(
-        f'scores have dtype {dtype}; cast them to a real type of at most 32 '
-        'bits, e.g. scores.astype(jnp.float32).'
-    )
-
-
 def number_of_keys(layer: Layers) -> int:
-  """Returns the number of keys that rank the entries of a layer, 1 or 2."""
-  return (layer.scores is not None) + (layer.words is not None)
+  """Returns the number of keys that rank the entries of a layer, 1 to 3."""
+  return _score_keys(layer.scores) + (layer.words is not None)
+
+
+def _score_keys(scores: jax.Array | None) -> int:
+  """Returns the number of 32-bit keys of a score."""
+  if scores is None:
+    return 0
+  bits = 8 * scores.dtype.itemsize
+  if jnp.issubdtype(scores.dtype, jnp.complexfloating):
+    bits //= 2
+  return max(1, bits // 32)
+
+
+def comparable(scores: list[jax.Array]) -> list[jax.Array]:
+  """Casts scores of different dtypes to one, so that their keys compare.
+
+  Args:
+    scores: Arrays of scores.
+
+  Returns:
+    The scores, as float32 or float64 where their dtypes differ.
+  """
+  if len({x.dtype for x in scores}) == 1:
+    return scores
+  reals = [
+      jnp.abs(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+      for x in scores
+  ]
+  wide = any(x.dtype.itemsize == 8 for x in reals)
+  return [x.astype(jnp.float64 if wide else jnp.float32) for x in reals]
 
 
 def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
-  """Returns the i-th key of every entry of a layer: score, then random bits.
+  """Returns the i-th key of every entry of a layer.
+
+  The first keys are those of the score, one of 32 bits or two of 64; the last
+  is made of random bits.
 
   Args:
     layer: The entries.
@@ -54,9 +74,12 @@ def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
   Returns:
     uint32 of the shape.
   """
-  if i or layer.scores is None:
+  if i == _score_keys(layer.scores):
     return ~random_bits.bits_of_layer(layer.words, layer.number, shape)
-  return ~_sortable_bits(layer.scores)
+  bits = ~_sortable_bits(layer.scores)
+  if bits.dtype == jnp.uint32:
+    return bits
+  return (bits if i else bits >> jnp.uint64(32)).astype(jnp.uint32)
 
 
 def compare(
@@ -83,11 +106,22 @@ def compare(
 
 
 def _sortable_bits(x: jax.Array) -> jax.Array:
-  """Maps scores to uint32 such that larger scores have larger integers."""
-  if x.dtype == jnp.uint32:
-    return x
-  x = x.astype(jnp.float32)
-  # Maps -0.0 to 0.0, and NaN below all numbers.
-  bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
-  ordered = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
-  return jnp.where(jnp.isnan(x), jnp.uint32(0), ordered)
+  """Maps scores to uint32 (uint64 if wide) so that larger are larger integers.
+
+  Complex scores are ranked by magnitude; NaN ranks below all numbers.
+  """
+  if jnp.issubdtype(x.dtype, jnp.complexfloating):
+    x = jnp.abs(x)
+  wide = x.dtype.itemsize == 8
+  uint = jnp.uint64 if wide else jnp.uint32
+  sign = jnp.asarray(1, uint) << (63 if wide else 31)
+  if jnp.issubdtype(x.dtype, jnp.unsignedinteger) or x.dtype == bool:
+    return x.astype(uint)
+  if jnp.issubdtype(x.dtype, jnp.integer):
+    signed = x.astype(jnp.int64 if wide else jnp.int32)
+    return jax.lax.bitcast_convert_type(signed, uint) ^ sign
+  x = x.astype(jnp.float64 if wide else jnp.float32)
+  # Maps -0.0 to 0.0.
+  bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), uint)
+  ordered = jnp.where(bits & sign != 0, ~bits, bits | sign)
+  return jnp.where(jnp.isnan(x), jnp.zeros_like(bits), ordered)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.paths import path_name
 
 PyTree = Any
 
@@ -74,7 +74,7 @@ def _flatten_like(
 
 
 def _kind(path: jax.tree_util.KeyPath, row: tuple[Any, ...]) -> tuple[Any, ...]:
-  name = re.sub(r'\d+', '*', selection.path_name(path))
+  name = re.sub(r'\d+', '*', path_name(path))
   leaves, treedef = jax.tree.flatten(row)
   types = [(jnp.shape(x), jax.dtypes.result_type(x)) for x in leaves]
   return name, treedef, *types

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.counts import model_kept
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.paths import by_name
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 
@@ -70,10 +71,10 @@ def check_counts(
       kept = jax.tree.map(lambda m: _units(m, structure), mask)
   except jax.errors.TracerArrayConversionError:
     return  # Under jit, the counts of a traced mask are unknown.
-  found = selection.by_name(kept)
+  found = by_name(kept)
   sizes = {
       path: structure.unit_shape(leaf.shape)
-      for path, leaf in selection.by_name(mask).items()
+      for path, leaf in by_name(mask).items()
   }
   for path, counts in found.items():
     if not counts.size:
@@ -82,13 +83,19 @@ def check_counts(
           'and prunes others; make it with the same structure.'
       )
   if isinstance(sparsities, ModelWide):
-    size = sum(map(math.prod, sizes.values()))
-    asked = number_kept(size, sparsities.sparsity)
-    total = sum(int(counts.sum()) for counts in found.values())
-    if total != asked:
+    asked = model_kept(mask, sparsities, structure)
+    weights = {
+        path: math.prod(leaf.shape) // math.prod(sizes[path])
+        for path, leaf in by_name(mask).items()
+    }
+    total = sum(
+        int(counts.sum()) * weights[path] for path, counts in found.items()
+    )
+    # One more unit may be too large.
+    if not asked - max(weights.values()) < total <= asked:
       raise ValueError(_differ(name, sparsities.sparsity, total, asked))
     return
-  sparsities = selection.by_name(uniform(mask, sparsities))
+  sparsities = by_name(uniform(mask, sparsities))
   for path, counts in found.items():
     here, sparsity = f'{name} of {path!r}', sparsities[path]
     asked = number_kept(math.prod(sizes[path][1:]), sparsity)
@@ -109,7 +116,7 @@ def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
 
   Raises TracerArrayConversionError where the mask is traced.
   """
-  units = structure.reduce(mask) > 0
+  units = structure.reduce(mask).astype(bool)
   if not np.asarray(jnp.all(structure.expand(units, mask.shape) == mask)):
     return np.zeros(0, np.int64)
   counts = jnp.sum(units, axis=(-2, -1), dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Mask pytrees, made from scores with exact counts, and their application.
+"""Mask pytrees, made from scores with exact counts.
 
 A mask has the structure of the parameters, `True` where a weight is kept,
 `None` where a leaf is not sparsified. In every function here the last two axes
@@ -7,6 +7,7 @@ stacked (scanned) layers are ranked separately.
 """
 
 from collections.abc import Callable
+import functools
 import math
 from typing import Any
 import zlib
@@ -16,42 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import distributions
-from spdf_jax.sparsity import keys
-from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
+from spdf_jax.sparsity.counts import model_kept
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.leaves import map_leaves
+from spdf_jax.sparsity.meshes import auto_axes
+from spdf_jax.sparsity.model_masks import keep_of_model
+from spdf_jax.sparsity.paths import path_name
 
 PyTree = Any
-
-_is_none = lambda x: x is None
-
-
-def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
-  """Zeroes the pruned entries of a tree.
-
-  Selects entries instead of multiplying by the mask, so a NaN at a pruned
-  weight becomes zero.
-
-  Args:
-    tree: Parameters, gradients, or any tree of their structure.
-    mask: The mask; leaves where it is `None` pass unchanged.
-
-  Returns:
-    The masked tree, dtypes unchanged.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> w = {'w': jnp.array([[1., 2.]])}
-    >>> apply_mask(w, {'w': jnp.array([[True, False]])})['w'].tolist()
-    [[1.0, 0.0]]
-  """
-  return jax.tree.map(
-      lambda m, x: x if m is None else jnp.where(m, x, jnp.zeros_like(x)),
-      mask, tree, is_leaf=_is_none,
-  )
-
 
 def random_mask(
     key: jax.Array,
@@ -84,6 +59,18 @@ def random_mask(
     >>> int(random_mask(jax.random.key(0), params, 0.75)['w'].sum())
     8
   """
+  draw = functools.partial(
+      _random_mask, params=params, sparsity=sparsity, structure=structure
+  )
+  return auto_axes(draw, params)(key)
+
+
+def _random_mask(
+    key: jax.Array,
+    params: PyTree,
+    sparsity: PyTree,
+    structure: structures.Structure,
+) -> PyTree:
   if isinstance(sparsity, distributions.ModelWide):
     bits = jax.tree.map(
         lambda p, leaf_key: jax.random.bits(
@@ -154,7 +141,8 @@ def mask_from_scores(
   ranks below every number. The algorithm is that of `topk.keep_largest`.
 
   Args:
-    scores: A tree of real scores; the last two axes of a leaf are a layer.
+    scores: A tree of scores, complex ones ranked by magnitude; the last two
+      axes of a leaf are a layer.
     sparsity: The fraction of zeros in [0, 1): a number, a tree of numbers, or
       a `ModelWide`, which makes all layers one group.
     tie_break: `None` prefers the lower index among equal scores; a typed PRNG
@@ -168,7 +156,6 @@ def mask_from_scores(
   Raises:
     ValueError: a sparsity is outside [0, 1), or the structure does not fit it
       or a leaf.
-    TypeError: scores have 64 bits or a complex type.
 
   Example:
     >>> mask_from_scores(jnp.array([[1., 5., 5., 5.]]), 0.5).tolist()
@@ -184,9 +171,19 @@ def _mask_from(
     key: jax.Array | None,
     structure: structures.Structure,
 ) -> PyTree:
-  for leaf in jax.tree.leaves(tree):
-    keys.check_rankable(leaf)
+  ranked = functools.partial(
+      _ranked, score, sparsity=sparsity, structure=structure
+  )
+  return auto_axes(ranked, tree)(tree, key)
 
+
+def _ranked(
+    score: Callable[[jax.Array], jax.Array],
+    tree: PyTree,
+    key: jax.Array | None,
+    sparsity: PyTree,
+    structure: structures.Structure,
+) -> PyTree:
   def unit_scores(x):
     return structure.reduce(score(x).reshape(_as_layers(x.shape)))
 
@@ -237,28 +234,17 @@ def _keep_of_all(
     structure: structures.Structure,
 ) -> PyTree:
   """Ranks the units of all leaves as one group."""
-  fraction = distributions.check_sparsity(sparsity.sparsity)
-  structure.check(fraction)
-  size = 0
-  for leaf in jax.tree.leaves(params):
-    layers = _as_layers(leaf.shape)
-    unit_shape = structure.unit_shape(layers)
-    if unit_shape[0] != layers[0]:
-      raise ValueError(
-          f'sparsity is {sparsity}, one group of all layers, but the '
-          'structure has groups with counts of their own; give a sparsity per '
-          'layer, or structure=unstructured().'
-      )
-    size += math.prod(unit_shape)
-  masks = topk.keep_largest_of_all(
+  layers = jax.tree.map(
+      lambda p: jax.ShapeDtypeStruct(_as_layers(p.shape), p.dtype), params
+  )
+  masks = keep_of_model(
       scores,
-      number_kept(size, fraction),
+      layers,
+      model_kept(layers, sparsity, structure),
+      structure,
       tie_break=None if key is None else leaf_keys(key, params),
   )
-  return jax.tree.map(
-      lambda p, m: structure.expand(m, _as_layers(p.shape)).reshape(p.shape),
-      params, masks,
-  )
+  return jax.tree.map(lambda p, m: m.reshape(p.shape), params, masks)
 
 
 def _unit_scores_shape(
@@ -280,7 +266,7 @@ def leaf_keys(key: jax.Array | None, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda _: None, tree)
 
   def fold(path, _):
-    name = selection.path_name(path)
+    name = path_name(path)
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
 
   return jax.tree_util.tree_map_with_path(fold, tree)

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.paths import path_name
 
 PyTree = Any
 Patterns = Sequence[tuple[str, str]]
@@ -140,7 +140,7 @@ def _labels_of(
       params, is_leaf=_is_none
   )
   leaves = [leaf for _, leaf in paths_and_leaves]
-  names = [selection.path_name(path) for path, _ in paths_and_leaves]
+  names = [path_name(path) for path, _ in paths_and_leaves]
   if _are_patterns(labels):
     found = _by_pattern(labels, names, leaves)
   elif callable(labels):

@@ -51,16 +51,18 @@ def scaled_normal(
 
   def values(key, params, mask):
     def draw(p, m, leaf_key):
-      weights = jnp.where(m, p, 0).astype(jnp.float32)
+      dtype = p.dtype if p.dtype.itemsize > 4 else jnp.float32
+      weights = jnp.where(m, p, 0).astype(dtype)
       kept = jnp.sum(m, axis=(-2, -1), keepdims=True, dtype=jnp.int32)
-      count = jnp.maximum(kept, 1).astype(jnp.float32)
+      count = jnp.maximum(kept, 1).astype(weights.real.dtype)
       mean = jnp.sum(weights, axis=(-2, -1), keepdims=True) / count
       from_mean = jnp.where(m, weights - mean, 0)
       variance = jnp.sum(
-          jnp.square(from_mean), axis=(-2, -1), keepdims=True
+          jnp.square(jnp.abs(from_mean)), axis=(-2, -1), keepdims=True
       ) / count
-      normal = jax.random.normal(leaf_key, p.shape, jnp.float32)
-      return (scale * jnp.sqrt(variance) * normal).astype(p.dtype)
+      normal = jax.random.normal(leaf_key, p.shape, dtype)
+      deviation = scale * jnp.sqrt(variance)
+      return (deviation.astype(dtype) * normal).astype(p.dtype)
 
     kept = jax.tree.map(lambda m, p: p, mask, params)
     return jax.tree.map(draw, kept, mask, leaf_keys(key, kept))

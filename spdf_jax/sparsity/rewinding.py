@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from spdf_jax.sparsity import masks
+from spdf_jax.sparsity.masking import apply_mask
 from spdf_jax.sparsity.rounds import check_rounds
 from spdf_jax.sparsity.rounds import Round
 from spdf_jax.sparsity.rounds import round_starts
@@ -165,7 +165,7 @@ def rewind_weights(
         updates, state.inner_state, params, **extra_args
     )
     # A select fuses with the update; a cond would materialize the update.
-    target = masks.apply_mask(snapshot, get_mask(inner_state))
+    target = apply_mask(snapshot, get_mask(inner_state))
     updates = jax.tree.map(
         lambda u, s, p: jnp.where(again, s - p, u),
         updates, target, params,

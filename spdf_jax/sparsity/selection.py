@@ -2,6 +2,9 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import fnmatch
 import functools
 import logging
 import math
@@ -9,211 +12,203 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
+
+from spdf_jax.sparsity.axes import Axes
+from spdf_jax.sparsity.axes import is_axes
+from spdf_jax.sparsity.axes import is_matrix
+from spdf_jax.sparsity.axes import MatrixAxes
+from spdf_jax.sparsity.axes import normalize_axes
+from spdf_jax.sparsity.paths import path_name
 
 PyTree = Any
-Axes = optax.contrib.MuonDimensionNumbers
-Where = Callable[[str, Any], Axes | bool]
+
+Selector = Callable[[str, Any], Axes]
+Where = Selector | PyTree
 
 logger = logging.getLogger('spdf_jax')
 
-_WORD = re.compile(r'[A-Z]?[a-z]+|[A-Z]+(?![a-z])')
-_EXCLUDED_WORDS = frozenset(
-    ('wte', 'wpe', 'pos', 'position', 'positional', 'positions', 'bias', 'ln')
-)
 
-
-def path_name(path: jax.tree_util.KeyPath) -> str:
-  """Returns a leaf's path as a string, e.g. `'h_0/attn/wq/kernel'`."""
-  return jax.tree_util.keystr(path, simple=True, separator='/')
-
-
-def by_name(tree: PyTree) -> dict[str, Any]:
-  """Returns the leaves of a tree by their paths, e.g. `'h_0/mlp/wi/kernel'`."""
-  return {
-      path_name(path): leaf
-      for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
-def hidden_matrices(path: str, leaf: Any) -> bool:
-  """Selects the weight matrices of hidden layers: the default `where`.
-
-  A leaf is selected if it has two axes, both longer than one, and a floating
-  dtype, and no part of its path names an embedding, a position table, an
-  output head, a norm or a bias. Models with stacked (scanned) layers or with
-  per-head kernels need a `where` of their own, because there a norm has two
-  axes and a matrix three.
+def selector_of(where: Where) -> Selector:
+  """Returns any `where` as a function.
 
   Args:
-    path: The leaf's path, parts joined by `'/'`.
-    leaf: Anything with `shape` and `dtype`.
+    where: A function `(path, leaf) -> MatrixAxes | bool | None`, or a tree of
+      these values or functions. The paths of the tree are shell patterns (`*`
+      also matches `/`): the first that matches the path of a leaf, or of a
+      subtree that contains it, applies. `True` selects matrices, and leaves
+      with fewer axes are not sparsified, as those that no pattern matches.
 
   Returns:
-    Whether the leaf is sparsified.
+    The function.
+
+  Raises:
+    TypeError: `where` is something else.
 
   Example:
-    >>> leaf = jax.ShapeDtypeStruct((4, 8), jnp.float32)
-    >>> hidden_matrices('h_0/mlp/wi/kernel', leaf)
+    >>> where = selector_of({'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True})
+    >>> where('h_0/mlp/wi/kernel', jax.ShapeDtypeStruct((4, 8), jnp.float32))
     True
-    >>> hidden_matrices('wte/embedding', leaf)
-    False
   """
-  if len(leaf.shape) != 2 or min(leaf.shape) < 2:
-    return False
-  if not jnp.issubdtype(leaf.dtype, jnp.floating):
-    return False
-  return not any(_is_excluded(part) for part in path.split('/'))
+  if callable(where):
+    return where
+  patterns = _patterns(where)
+
+  def selector(path, leaf):
+    found = _first(patterns, path)[1]
+    if callable(found):
+      return found(path, leaf)
+    return is_matrix(leaf) if found is True else found or False
+
+  return selector
 
 
-def _is_excluded(part: str) -> bool:
-  words = [word.lower() for word in _WORD.findall(part)]
-  return bool(words) and (
-      words[-1] in ('head', 'unembed')
-      or any(
-          word in _EXCLUDED_WORDS or word.startswith('emb') or 'norm' in word
-          for word in words
+def _patterns(where: PyTree) -> dict[str, Any]:
+  """Returns the values of a tree by their paths."""
+  pairs = jax.tree_util.tree_leaves_with_path(where, is_leaf=is_axes)
+  for path, found in pairs:
+    if not (is_axes(found) or callable(found)):
+      at = f' at {path_name(path)!r}' if path else ''
+      raise TypeError(
+          f'where is {found!r:.80}{at}; give a function (path, leaf) -> bool '
+          'or MatrixAxes, or a tree of these or of patterns of paths, e.g. '
+          "{'*/mlp/*': True}."
       )
-  )
+  patterns = {path_name(path): found for path, found in pairs}
+  # A mapping keeps its own order, because the first match applies; as a pytree
+  # it is sorted.
+  if isinstance(where, Mapping) and set(where) == set(patterns):
+    return {pattern: where[pattern] for pattern in where}
+  return patterns
 
 
-def select(where: Where, params: PyTree) -> list[Axes | None]:
+def _first(patterns: Mapping[str, Any], path: str) -> tuple[str | None, Any]:
+  """Returns the first pattern that matches a path, and its value."""
+  for pattern, found in patterns.items():
+    if not pattern or any(
+        fnmatch.fnmatchcase(path, p) for p in (pattern, f'{pattern}/*')
+    ):
+      return pattern, found
+  return None, False
+
+
+def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
   """Returns the axes of every leaf of `params` that `where` selects.
 
   Args:
-    where: `(path, leaf) -> Axes | bool`. `True` means that the last two axes
-      are (reduction, output) and all earlier axes index independent layers.
+    where: Selector, or tree of patterns, see `selector_of`. `True` means that
+      the last two axes are (reduction, output) and all earlier axes index
+      independent layers.
     params: Parameters, or a tree of leaves with their shapes and dtypes.
 
   Returns:
-    One entry per leaf, in the order of `jax.tree.leaves`: the axes with
-    non-negative numbers, or `None` where the leaf is not sparsified.
+    One entry per leaf, in the order of `jax.tree.leaves`: the axes as tuples of
+    non-negative numbers, or `None` where the leaf is not sparsified. Leaves
+    without entries are never sparsified.
 
   Raises:
-    ValueError: `params` has leaves and none is selected; the paths are listed.
+    TypeError: `where` is not a selector or a tree, or a leaf of `params` is not
+      an array.
+    ValueError: `params` has leaves and none is selected, or a pattern selects
+      none.
   """
+  selector = selector_of(where)
   paths_and_leaves = jax.tree_util.tree_leaves_with_path(params)
+  leaves = {path_name(path): leaf for path, leaf in paths_and_leaves}
+  for name, leaf in leaves.items():
+    if not (hasattr(leaf, 'shape') and hasattr(leaf, 'dtype')):
+      raise TypeError(
+          f'params has {leaf!r:.80} at {name!r}, which is not an array; pass '
+          'the arrays of the model alone, e.g. equinox.filter(model, '
+          'equinox.is_array).'
+      )
   axes = [
-      _normalize_axes(where(path_name(path), leaf), path_name(path), leaf)
-      for path, leaf in paths_and_leaves
+      normalize_axes(selector(name, leaf), name, leaf) if leaf.size else None
+      for name, leaf in (
+          (path_name(path), leaf) for path, leaf in paths_and_leaves
+      )
   ]
   # `optax.tree.map_params` passes an empty tree as a placeholder.
-  if paths_and_leaves and not any(a is not None for a in axes):
-    seen = ', '.join(
-        f'{path_name(path)} {tuple(leaf.shape)}'
-        for path, leaf in paths_and_leaves
-    )
+  if not leaves:
+    return axes
+  seen = ', '.join(f'{name} {tuple(x.shape)}' for name, x in leaves.items())
+  if not any(axes):
     raise ValueError(
         f'where={getattr(where, "__name__", where)!r} selects no leaf to '
-        f'sparsify; pass a `where(path, leaf)` that selects some of: {seen}.'
+        f'sparsify; give a selector such as per_head, stacked() or '
+        f'convolutions, or patterns of paths, that selects some of: {seen}.'
     )
+  if not callable(where):
+    patterns = _patterns(where)
+    used = {_first(patterns, n)[0] for n, a in zip(leaves, axes) if a}
+    for pattern, found in patterns.items():
+      if found and not callable(found) and pattern not in used:
+        raise ValueError(
+            f'where has the pattern {pattern!r}, which selects none of the '
+            f'leaves, or patterns before it match them; they are: {seen}.'
+        )
   return axes
 
 
-def _normalize_axes(axes: Axes | bool, path: str, leaf: Any) -> Axes | None:
-  if isinstance(axes, bool) and not axes:
-    return None
-  ndim = len(leaf.shape)
-  if isinstance(axes, bool):
-    axes = Axes(reduction_axis=ndim - 2, output_axis=ndim - 1)
-  if not isinstance(axes, Axes):
-    raise ValueError(
-        f'where returned {axes!r} for {path}; return a bool or '
-        'optax.contrib.MuonDimensionNumbers.'
-    )
-  as_tuple = lambda axis: (axis,) if isinstance(axis, int) else tuple(axis)
-  normal = Axes(*(tuple(a % max(ndim, 1) for a in as_tuple(x)) for x in axes))
-  named = normal.reduction_axis + normal.output_axis
-  if ndim < 2 or len(set(named)) != len(named) or not all(normal):
-    raise ValueError(
-        f'where names axes {tuple(axes)} for {path} of shape '
-        f'{tuple(leaf.shape)}; a sparsified leaf needs distinct reduction and '
-        'output axes.'
-    )
-  return normal
+def report_selection(
+    where: Where, params: PyTree, axes: list[MatrixAxes | None]
+) -> None:
+  """Logs the sparsified leaves, and warns of matrices that stay dense.
 
+  Warns of leaves with two axes or more for which a selector returns `None`:
+  their layout or name is not recognized. Logs once per set of leaves.
 
-def log_selection(params: PyTree, axes: list[Axes | None]) -> None:
-  """Logs the sparsified leaves, once per set of paths and shapes."""
-  chosen = [
-      (path_name(path), tuple(leaf.shape))
-      for (path, leaf), a in zip(
-          jax.tree_util.tree_leaves_with_path(params), axes
-      )
-      if a is not None
-  ]
+  Args:
+    where: As for `select`.
+    params: As for `select`.
+    axes: The axes that `select` returns.
+
+  Raises:
+    ValueError: such leaves have more weights than the selected ones.
+  """
+  selector = selector_of(where)
+  chosen, passed = [], []
+  for (path, leaf), a in zip(
+      jax.tree_util.tree_leaves_with_path(params), axes
+  ):
+    name = path_name(path)
+    if a is not None:
+      chosen.append((name, tuple(leaf.shape)))
+    elif is_matrix(leaf) and selector(name, leaf) is None:
+      passed.append((name, tuple(leaf.shape)))
   _log_once(tuple(chosen), len(axes))
+  if not passed:
+    return
+  sizes = [sum(math.prod(s) for _, s in part) for part in (chosen, passed)]
+  message = (
+      f'where={getattr(where, "__name__", "mapping")} leaves '
+      f'{sizes[1] / sum(sizes):.1%} of the weights of matrices dense, because '
+      f'it does not recognize the layout or the name of {_kinds(passed)}; '
+      'select them with per_head, stacked() or convolutions, or name them: '
+      "where={'pattern of a path': True, MatrixAxes(…) or False, '*': "
+      'hidden_matrices}'
+  )
+  if sizes[1] > sizes[0]:
+    raise ValueError(f'{message}.')
+  _warn_once(message)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+  logger.warning('sparsify: %s', message)
 
 
 @functools.cache
 def _log_once(chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int):
-  # Counts numbered layers together: h_0/mlp/wi and h_1/mlp/wi are h_*/mlp/wi.
-  kinds = collections.Counter(re.sub(r'\d+', '*', name) for name, _ in chosen)
   logger.info(
       'sparsify: %d of %d leaves, %s weights: %s',
       len(chosen), leaves, f'{sum(math.prod(s) for _, s in chosen):,}',
-      ', '.join(f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()),
+      _kinds(chosen),
   )
 
 
-def to_layers(tree: PyTree, params: PyTree, axes: list[Axes | None]) -> PyTree:
-  """Reshapes selected leaves to `[layers, inputs, outputs]`, others to `None`.
-
-  Algorithms receive parameters, gradients and masks in this form, for any
-  layout of a leaf.
-
-  Args:
-    tree: Parameters, or a tree of their structure; `None` may replace a whole
-      subtree.
-    params: The parameters, for their structure.
-    axes: Axes of the parameters, as `select` returns them.
-
-  Returns:
-    A tree of the structure of `params`.
-  """
-  treedef = jax.tree.structure(params)
-  full = jax.tree.broadcast(tree, params, is_leaf=lambda x: x is None)
-  return treedef.unflatten(
-      None if a is None or x is None else _to_matrix(x, a)
-      for x, a in zip(treedef.flatten_up_to(full), axes)
+def _kinds(named: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+  # Counts numbered layers together: h_0/mlp/wi and h_1/mlp/wi are h_*/mlp/wi.
+  kinds = collections.Counter(re.sub(r'\d+', '*', name) for name, _ in named)
+  return ', '.join(
+      f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()
   )
-
-
-def from_layers(
-    layers: PyTree, params: PyTree, axes: list[Axes | None]
-) -> PyTree:
-  """Reshapes leaves to the shapes of `params`; the inverse of `to_layers`."""
-  leaves, treedef = jax.tree.flatten(params)
-  return treedef.unflatten(
-      None if a is None else _from_matrix(x, p.shape, a)
-      for x, p, a in zip(treedef.flatten_up_to(layers), leaves, axes)
-  )
-
-
-def _permutation(ndim: int, axes: Axes) -> tuple[int, ...]:
-  named = axes.reduction_axis + axes.output_axis
-  return tuple(i for i in range(ndim) if i not in named) + named
-
-
-def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
-  size = 1
-  for axis in axes:
-    size *= shape[axis]
-  return size
-
-
-def _to_matrix(x: Any, axes: Axes) -> Any:
-  inputs = _size(x.shape, axes.reduction_axis)
-  outputs = _size(x.shape, axes.output_axis)
-  layers = _size(x.shape, tuple(range(len(x.shape)))) // (inputs * outputs)
-  shape = (layers, inputs, outputs)
-  if isinstance(x, jax.ShapeDtypeStruct):
-    return jax.ShapeDtypeStruct(shape, x.dtype)
-  return jnp.transpose(x, _permutation(x.ndim, axes)).reshape(shape)
-
-
-def _from_matrix(x: Any, shape: tuple[int, ...], axes: Axes) -> Any:
-  order = _permutation(len(shape), axes)
-  inverse = tuple(order.index(i) for i in range(len(shape)))
-  return x.reshape([shape[i] for i in order]).transpose(inverse)

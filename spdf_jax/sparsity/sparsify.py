@@ -5,14 +5,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import state_matching
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.axes import from_layers
+from spdf_jax.sparsity.axes import selected
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.compact import update_packed
+from spdf_jax.sparsity.masking import apply_mask
+from spdf_jax.sparsity.meshes import auto_axes
+from spdf_jax.sparsity.paths import without_empty_variables
+from spdf_jax.sparsity.selectors import hidden_matrices
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
@@ -25,7 +32,7 @@ def sparsify(
     inner: optax.GradientTransformation,
     algorithm: Algorithm,
     *,
-    where: selection.Where = selection.hidden_matrices,
+    where: selection.Where = hidden_matrices,
     key: int | jax.Array,
     revive: Revival | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -88,32 +95,42 @@ def sparsify(
     >>> int((params['w'] == 0).sum())
     12
   """
+  _check_types(inner, algorithm, key, revive)
+  selection.selector_of(where)
   inner = optax.with_extra_args_support(inner)
-  key = jax.random.key(key) if isinstance(key, int) else key
-  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-    raise ValueError(
-        f'key is an array of dtype {key.dtype}; give an int or a typed key, '
-        'jax.random.key(0).'
-    )
+  if isinstance(key, (int, np.integer)):
+    key = jax.random.key(key)
 
   def init_fn(params):
     axes = selection.select(where, params)
-    selection.log_selection(params, axes)
-    layers = selection.to_layers(params, params, axes)
-    mask = selection.from_layers(algorithm.init(key, layers), params, axes)
+    selection.report_selection(where, params, axes)
+
+    def first_mask(key, chosen):
+      layers = algorithm.init(key, to_layers(chosen, params, axes))
+      return from_layers(layers, params, axes)
+
+    chosen = selected(params, params, axes)
+    mask = auto_axes(first_mask, chosen)(key, chosen)
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),
-        mask=mask,
+        mask=without_empty_variables(mask),
         # A copy, because donating the state must not donate the caller's key.
         key=jnp.array(jax.random.key_data(key)),
         dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
-        inner_state=inner.init(masks.apply_mask(params, mask)),
+        inner_state=inner.init(apply_mask(params, mask)),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
     if params is None:
       raise ValueError(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
+      )
+    if state.dense_grads.dtype != bool:
+      raise ValueError(
+          f'opt_state.dense_grads has dtype {state.dense_grads.dtype}, not '
+          'bool: a transformation around sparsify computed with its state, as '
+          'optax.contrib.sam and optax.lookahead(reset_state=True) do; put '
+          'that transformation inside: sparsify(sam(…), …).'
       )
     if storage.is_packed(state.mask):
       return update_packed(
@@ -122,12 +139,12 @@ def sparsify(
     update_now = algorithm.update_at(state.count)
     mask = _next_mask(update_now, updates, state, params)
     masked_state = state_matching.map_like_params(
-        masks.apply_mask, state.inner_state, params, mask
+        apply_mask, state.inner_state, params, mask
     )
     updates, inner_state = inner.update(
-        masks.apply_mask(updates, mask),
+        apply_mask(updates, mask),
         masked_state,
-        masks.apply_mask(params, mask),
+        apply_mask(params, mask),
         **extra_args,
     )
     skip = algorithm.skip_step_at(state.count)
@@ -153,17 +170,19 @@ def sparsify(
     if update_now is False:
       return state.mask
     axes = selection.select(where, params)
-    as_layers = lambda tree: selection.to_layers(tree, params, axes)
+
+    def updated(key, count, *trees):
+      layers = [to_layers(tree, params, axes) for tree in trees]
+      return from_layers(algorithm.update(key, count, *layers), params, axes)
 
     def new_mask():
-      layers = algorithm.update(
+      return auto_axes(updated, state.mask)(
           _key_of_step(state),
           state.count,
-          as_layers(state.mask),
-          as_layers(params),
-          as_layers(grads),
+          state.mask,
+          selected(params, params, axes),
+          selected(grads, params, axes),
       )
-      return selection.from_layers(layers, params, axes)
 
     # The cond returns masks only, because a cond that returned the optimizer
     # state would copy it at every step.
@@ -171,22 +190,50 @@ def sparsify(
 
   def _revive(update_now, updates, state, params, mask):
     axes = selection.select(where, params)
-    as_layers = lambda tree: selection.to_layers(tree, params, axes)
+    chosen = selected(params, params, axes)
+
+    def values_of(key, *trees):
+      layers = revive(key, *(to_layers(tree, params, axes) for tree in trees))
+      return from_layers(layers, params, axes)
 
     def revived():
       revival_key = jax.random.fold_in(_key_of_step(state), _REVIVAL)
-      values = revive(revival_key, as_layers(params), as_layers(state.mask))
+      values = auto_axes(values_of, chosen)(revival_key, chosen, state.mask)
       return jax.tree.map(
           lambda value, u, new, old: u if value is None else jnp.where(
               new & ~old, value.astype(u.dtype), u
           ),
-          selection.from_layers(values, params, axes),
-          updates, mask, state.mask, is_leaf=lambda x: x is None,
+          values, updates, mask, state.mask, is_leaf=lambda x: x is None,
       )
 
     return jax.lax.cond(update_now, revived, lambda: updates)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_types(inner: Any, algorithm: Any, key: Any, revive: Any) -> None:
+  """Raises TypeError for arguments of wrong types."""
+  if not isinstance(inner, optax.GradientTransformation):
+    raise TypeError(
+        f'inner is {inner!r:.80}; give an optimizer, e.g. optax.adamw(1e-3).'
+    )
+  if not isinstance(algorithm, Algorithm):
+    raise TypeError(
+        f'algorithm is {algorithm!r:.80}; give an algorithm, e.g. '
+        'static(0.75).'
+    )
+  dtype = getattr(key, 'dtype', None)
+  if not isinstance(key, (int, np.integer)) and not (
+      dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+  ):
+    raise TypeError(
+        f'key is {key!r:.80}; give an int or a typed key, jax.random.key(0).'
+    )
+  if revive is not None and not callable(revive):
+    raise TypeError(
+        f'revive is {revive!r:.80}; give a function (key, params, mask) -> '
+        'values, e.g. scaled_normal(0.5).'
+    )
 
 
 def _keep_moments(

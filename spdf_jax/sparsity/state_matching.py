@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.paths import path_parts
 
 PyTree = Any
 
@@ -41,12 +41,12 @@ def map_like_params(
   paths_and_params, treedef = jax.tree_util.tree_flatten_with_path(params)
   aligned = [treedef.flatten_up_to(tree) for tree in rest]
   by_path = {
-      _parts(path): (param.shape, [column[i] for column in aligned])
+      path_parts(path): (param.shape, [column[i] for column in aligned])
       for i, (path, param) in enumerate(paths_and_params)
   }
 
   def visit(path, leaf):
-    parts = _parts(path)
+    parts = path_parts(path)
     for start in range(len(parts) + 1):
       shape, rest_leaves = by_path.get(parts[start:], (None, None))
       if shape is not None and shape == getattr(leaf, 'shape', None):
@@ -96,7 +96,3 @@ def state_shardings(state: PyTree, params: PyTree) -> PyTree:
       lambda s: s if isinstance(s, jax.NamedSharding) else replicated,
       like_params,
   )
-
-
-def _parts(path: jax.tree_util.KeyPath) -> tuple[str, ...]:
-  return tuple(selection.path_name((entry,)) for entry in path)

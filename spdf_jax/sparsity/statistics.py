@@ -10,6 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.masking import check_bool
+from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selectors import hidden_matrices
 
 PyTree = Any
 
@@ -75,7 +79,7 @@ def summarize(
     mask: PyTree,
     params: PyTree,
     *,
-    where: selection.Where = selection.hidden_matrices,
+    where: selection.Where = hidden_matrices,
 ) -> Summary:
   """Counts the kept weights of every sparsified layer.
 
@@ -132,7 +136,7 @@ def mask_changes(
     after: PyTree,
     params: PyTree,
     *,
-    where: selection.Where = selection.hidden_matrices,
+    where: selection.Where = hidden_matrices,
 ) -> dict[str, MaskChange]:
   """Counts the differences between two masks, per layer, on the host.
 
@@ -178,7 +182,7 @@ def overlap(
     other: PyTree,
     params: PyTree,
     *,
-    where: selection.Where = selection.hidden_matrices,
+    where: selection.Where = hidden_matrices,
 ) -> dict[str, float]:
   """Returns the overlap of two masks in every layer, from 0 to 1.
 
@@ -222,10 +226,11 @@ def _stacks(
     mask: PyTree, params: PyTree, where: selection.Where
 ) -> list[tuple[str, jax.Array]]:
   """Returns the path and masks `[layers, inputs, outputs]` of every leaf."""
+  check_bool(mask)
   axes = selection.select(where, params)
-  stacks = selection.to_layers(mask, params, axes)
+  stacks = to_layers(mask, params, axes)
   return [
-      (selection.path_name(path), stack)
+      (path_name(path), stack)
       for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
   ]
 

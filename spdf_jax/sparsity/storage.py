@@ -17,8 +17,8 @@ import optax
 
 from spdf_jax import packing
 from spdf_jax.packing import PackedMask
-from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import state_matching
+from spdf_jax.sparsity.paths import path_name
 
 PyTree = Any
 
@@ -168,7 +168,7 @@ def check_room(mask: PyTree, sizes: PyTree) -> None:
     kept = kept_sizes(m)
     if kept > size:
       raise ValueError(
-          f'the mask of {selection.path_name(path)} keeps {kept} weights of a '
+          f'the mask of {path_name(path)} keeps {kept} weights of a '
           f'layer and its compact storage was built for {size}; build it for '
           f'{kept}, or store it densely.'
       )
@@ -199,7 +199,7 @@ def check_elementwise(
     ValueError: the optimizer works on whole matrices.
   """
   shapes = lambda tree: [
-      (selection.path_name(path), x.shape, x.dtype)
+      (path_name(path), x.shape, x.dtype)
       for path, x in jax.tree_util.tree_leaves_with_path(tree)
   ]
   try:

@@ -7,6 +7,7 @@ groups, which are ranked together and have one count.
 
 from collections.abc import Callable
 import math
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -201,7 +202,7 @@ def _blocks(
     layers, a, b = unit_shape(scores.shape)
     rows, columns = size_of(scores.shape)
     blocks = scores.reshape(layers, a, rows, b, columns)
-    return jnp.sum(blocks, axis=(2, 4), dtype=jnp.float32)
+    return jnp.sum(blocks, axis=(2, 4), dtype=_sum_dtype(scores.dtype))
 
   def expand(mask, shape):
     layers, a, b = unit_shape(shape)
@@ -210,6 +211,13 @@ def _blocks(
     return mask.reshape(shape)
 
   return Structure(lambda sparsity: None, unit_shape, reduce, expand)
+
+
+def _sum_dtype(dtype: Any) -> Any:
+  """Returns the dtype of sums: float32, or the scores' own if it is wider."""
+  dtype = jnp.dtype(dtype)
+  inexact = jnp.issubdtype(dtype, jnp.inexact)
+  return dtype if inexact and dtype.itemsize > 4 else jnp.float32
 
 
 def _grouped(

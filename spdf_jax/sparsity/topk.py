@@ -1,6 +1,7 @@
 """Exact top-k masks, per layer or over a whole model.
 
-Scores are mapped to uint32 keys; smaller keys rank first. A radix select finds
+Scores are mapped to uint32 keys, those of 64 bits to two; smaller keys rank
+first. A radix select finds
 the threshold, the key of the last kept entry, digit by digit from the most
 significant one, by counting the entries with each value of the digit: with a
 histogram on CPUs, and one bit at a time on other platforms, where a scatter
@@ -49,8 +50,8 @@ def keep_largest(
   is about 6 bytes per score of one layer; sharded scores are not resharded.
 
   Args:
-    scores: Real scores of at most 32 bits, `[layers, inputs, outputs]`; all
-      axes before the last two index independent layers.
+    scores: Scores, complex ones ranked by magnitude, `[layers, inputs,
+      outputs]`; all axes before the last two index independent layers.
     kept: Number of entries to keep: one number, or int32 per layer; may be
       traced.
     among: Bool mask of the candidates, of the scores' shape; `None`: all.
@@ -63,13 +64,11 @@ def keep_largest(
   Raises:
     ValueError: an argument's shape does not fit the scores, `kept` is
       negative, or a layer has 2^31 scores or more.
-    TypeError: scores have 64 bits or a complex type.
 
   Example:
     >>> keep_largest(jnp.array([[[1., 5., 5., 5.]]]), 2).tolist()
     [[[False, True, True, False]]]
   """
-  keys.check_rankable(scores)
   words = None if tie_break is None else random_bits.key_words(tie_break)
   return _keep(keys.Layers(scores, among, words), kept, tuple(scores.shape))
 
@@ -109,15 +108,17 @@ def keep_largest_of_all(
     *,
     among: PyTree | None = None,
     tie_break: PyTree | None = None,
+    sizes: PyTree | None = None,
 ) -> PyTree:
   """Keeps the `kept` largest scores of a whole tree, ranked together.
 
-  Exactly `min(kept, number of candidates)` are kept. Ties are broken by the
-  order of the leaves and row-major within a leaf. Similar leaves share one
-  compiled loop, see `map_leaves`. Counts are exact for up to 2^16 layers.
+  Exactly `min(kept, number of candidates)` are kept; where entries have sizes,
+  as many as fit into a total size of `kept`. Ties are broken by the order of
+  the leaves and row-major within a leaf. Similar leaves share a compiled loop,
+  see `map_leaves`. Counts are exact for up to 2^16 layers.
 
   Args:
-    scores: A tree (or list) of real scores of at most 32 bits, each
+    scores: A tree (or list) of scores, complex ones ranked by magnitude, each
       `[layers, inputs, outputs]`; `None` leaves stay `None`.
     kept: Total number of entries to keep: an int, or a pair of uint32, the high
       word first, as a tuple or an array `[2]`; a pair may be traced.
@@ -125,6 +126,8 @@ def keep_largest_of_all(
       `None`, for the tree or a leaf: all.
     tie_break: `None` prefers the earlier of equal scores; a tree of typed PRNG
       keys breaks ties uniformly at random.
+    sizes: A tree of ints: the size of each entry of a leaf, such as the weights
+      of a block; the total of a layer must be below 2^31. `None`: all are 1.
 
   Returns:
     The tree of masks.
@@ -132,7 +135,6 @@ def keep_largest_of_all(
   Raises:
     ValueError: an argument does not fit the scores, `kept` is negative, or a
       layer has 2^31 scores or more.
-    TypeError: scores have 64 bits or a complex type.
 
   Example:
     >>> scores = {'a': jnp.array([[[1., 5.]]]), 'b': jnp.array([[[5., 5.]]])}
@@ -147,7 +149,6 @@ def keep_largest_of_all(
   if among is not None:
     masks = treedef.flatten_up_to(among)
   for leaf, mask in zip(leaves, masks):
-    keys.check_rankable(leaf)
     _check_shapes(tuple(leaf.shape), mask)
     if leaf.ndim != 3:
       raise ValueError(
@@ -164,10 +165,11 @@ def keep_largest_of_all(
         f'kept has shape {jnp.shape(kept)}; give an int or two uint32, the '
         'high one first.'
     )
-  return _keep_of_all(
-      scores, treedef.unflatten(masks), treedef.unflatten(words),
-      wide.to_wide(kept),
-  )
+  units = [1] * len(leaves) if sizes is None else treedef.flatten_up_to(sizes)
+  units = [np.full(len(x), n, np.int32) for x, n in zip(leaves, units)]
+  masks, words, units = map(treedef.unflatten, (masks, words, units))
+  scores = treedef.unflatten(keys.comparable(leaves))
+  return _keep_of_all(scores, masks, words, units, wide.to_wide(kept))
 
 
 def _over_layers(
@@ -253,7 +255,7 @@ def _keep_by_rank(
     shape: Shape, layer: keys.Layers, kept: jax.Array
 ) -> jax.Array:
   """Keeps the best entries of a very small layer by comparing all pairs."""
-  index = jnp.arange(math.prod(shape))
+  index = jnp.arange(math.prod(shape), dtype=jnp.int32)
   ahead, equal = False, True
   for i in range(keys.number_of_keys(layer)):
     key = keys.read_key(layer, i, shape).reshape(-1)
@@ -267,14 +269,19 @@ def _keep_by_rank(
 
 @jax.jit
 def _keep_of_all(
-    scores: PyTree, among: PyTree, words: PyTree, kept: wide.Wide
+    scores: PyTree, among: PyTree, words: PyTree, sizes: PyTree, kept: wide.Wide
 ) -> PyTree:
   scores = jax.lax.stop_gradient(scores)
-  return _on_this_platform(_keep_in_model, scores, among, words, kept)
+  return _on_this_platform(_keep_in_model, scores, among, words, sizes, kept)
 
 
 def _keep_in_model(
-    scores: PyTree, among: PyTree, words: PyTree, kept: wide.Wide, digit: int
+    scores: PyTree,
+    among: PyTree,
+    words: PyTree,
+    sizes: PyTree,
+    kept: wide.Wide,
+    digit: int,
 ) -> PyTree:
   def map_layers(f, model, *numbers):
     """Maps `f(shape)(layer, *numbers)` over the layers of every leaf."""
@@ -286,28 +293,34 @@ def _keep_in_model(
 
   def count(model, *state):
     counts = map_layers(
-        lambda shape: lambda layer: _count_digits(shape, digit, layer, *state),
+        lambda shape: lambda layer, size: size * _count_digits(
+            shape, digit, layer, *state
+        ),
         model,
+        sizes,
     )
     return jnp.concatenate(jax.tree.leaves(counts))
 
   leaves, treedef = jax.tree.flatten(scores)
   layers = [leaf.shape[0] for leaf in leaves]
-  sizes = np.repeat([math.prod(leaf.shape[1:]) for leaf in leaves], layers)
+  size = jnp.concatenate(jax.tree.leaves(sizes))
+  entries = np.repeat([math.prod(leaf.shape[1:]) for leaf in leaves], layers)
   lasts, need, left = _last_keys(
       count,
       (scores, among, words),
       digit,
-      number_of_keys=2 if jax.tree.leaves(words) else 1,
+      number_of_keys=keys.number_of_keys(keys.Layers(
+          leaves[0], None, next(iter(jax.tree.leaves(words)), None)
+      )),
       need=kept,
-      left=jnp.asarray(sizes, jnp.int32),
+      left=jnp.asarray(entries, jnp.int32) * size,
       total=wide.total,
   )
   # Entries equal to the threshold are kept in the order of their layers.
   number, rest = _nth(left, need, wide.total)
-  index = jnp.arange(left.size)
+  index = jnp.arange(left.size, dtype=jnp.int32)
   rest = jnp.where(index == number, wide.to_int32(rest), 0)
-  take = jnp.where(index < number, left, rest)
+  take = jnp.where(index < number, left, rest) // size
   return map_layers(
       lambda shape: functools.partial(_cut, shape, lasts),
       (scores, among, words),
@@ -353,7 +366,7 @@ def _last_keys(
       value, need = _nth(counts, need, total)
       zeros = jnp.uint32(2**digit - 1) - value.astype(jnp.uint32)
       # A comparison, because indexing would become a gather under vmap.
-      of_value = jnp.arange(counts.shape[-1]) == value
+      of_value = jnp.arange(counts.shape[-1], dtype=jnp.int32) == value
       left = jnp.sum(counts, axis=-1, where=of_value, dtype=jnp.int32)
       return i + 1, last & ~(zeros << shift), need, left
 
@@ -417,7 +430,8 @@ def _nth(
   """
   size = counts.shape[-1]
   bits = (size - 1).bit_length()
-  before = lambda stop: total(jnp.where(jnp.arange(size) < stop, counts, 0))
+  indices = jnp.arange(size, dtype=jnp.int32)
+  before = lambda stop: total(jnp.where(indices < stop, counts, 0))
 
   def step(i, index):
     trial = index + (jnp.int32(1) << (bits - 1 - i))

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from spdf_jax.sealed_json import seal
-from spdf_jax.sparsity.selection import by_name
+from spdf_jax.sparsity.paths import by_name
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.digests import digest_arrays
 from spdf_jax.training.identity import describe_arrays

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from spdf_jax import sparsity
-from spdf_jax.sparsity.selection import path_name
+from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.tracking import track_masks
 from spdf_jax.training.plan import Plan
 

@@ -7,8 +7,10 @@ import jax
 import numpy as np
 
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training.plan import Plan
 
 
@@ -39,7 +41,7 @@ def planned_sparsities(
     of the model.
   """
   axes = selection.select(where, params)
-  stacks = selection.to_layers(params, params, axes)
+  stacks = to_layers(params, params, axes)
   # The sparsity of the mask is that of the last update, since schedules also
   # change between updates.
   updates = plan.update_steps
@@ -55,7 +57,7 @@ def planned_sparsities(
     size = int(np.prod(stack.shape[1:]))
     asked = PlannedSparsity(size, 1 - number_kept(size, value) / size)
     for i in range(stack.shape[0]):
-      name = selection.path_name(path)
+      name = path_name(path)
       found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = asked
   return found
 

@@ -15,8 +15,13 @@ from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.counts import kept_table
+from spdf_jax.sparsity.counts import ModelTable
+from spdf_jax.sparsity.entries import distribution_of
+from spdf_jax.sparsity.entries import init_of
+from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.masks import leaf_keys
+from spdf_jax.sparsity.model_masks import keep_of_model
 from spdf_jax.sparsity.schedules import is_constant
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.schedules import value_at
@@ -24,11 +29,12 @@ from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import UpdateTimes
 from spdf_jax.sparsity.topk import keep_largest
-from spdf_jax.sparsity.topk import keep_largest_of_all
 from spdf_jax.sparsity.topk import keep_random
 
 PyTree = Any
 Distribution = Callable[[PyTree, PyTree], PyTree]
+
+_CARRY = 2  # Folded into a leaf's key to round numbers of dropped connections.
 
 
 class Units(NamedTuple):
@@ -60,6 +66,11 @@ class Units(NamedTuple):
   drop_fraction: jax.Array
   """Fraction of the connections to drop, as a fixed-point number of `fixed`."""
 
+  carry: jax.Array
+  """Fixed-point numbers below 1 that are added to a product with the fraction,
+  before it is rounded down: 0, or random numbers where a layer has several
+  groups, so that small groups drop the fraction on average."""
+
 
 LeafUpdate = Callable[[Units], jax.Array]
 """`(units) -> mask`: the next mask of the units of a leaf."""
@@ -70,9 +81,9 @@ def leafwise(
     times: UpdateTimes,
     update_leaf: LeafUpdate,
     *,
-    distribution: Distribution,
-    structure: Structure,
-    init: MaskMaker,
+    distribution: Distribution | str,
+    structure: Structure | str,
+    init: MaskMaker | str,
     drop_fraction: float | Schedule = 0.0,
     dense_grads: bool = False,
     skip_step: bool = False,
@@ -100,6 +111,8 @@ def leafwise(
   Raises:
     ValueError: a sparsity or fraction is out of its range at some update.
   """
+  distribution, init = distribution_of(distribution), init_of(init)
+  structure = structure_of(structure)
   fractions = _fractions(drop_fraction, times)
   _check_sparsities(sparsity, times)
 
@@ -112,22 +125,24 @@ def leafwise(
   def update(key, count, mask, params, grads):
     table = kept_table(params, sparsity, distribution, times, structure)
     row = times.index(count)
-    if isinstance(table, np.ndarray):
-      mask = _prune_model(mask, params, _row(table, row), structure)
-      kept = map_leaves(lambda m: count_kept(structure.reduce(m) > 0), mask)
+    if isinstance(table, ModelTable):
+      mask = _prune_model(mask, params, _row(table.rows, row), structure)
+      kept = map_leaves(lambda m: count_kept(structure.reduce(m).astype(bool)), mask)
     else:
       kept = jax.tree.map(lambda rows: _row(rows, row), table)
     fraction = _row(fractions, row)
 
     def next_mask(m, w, g, leaf_key, n):
+      units_mask = structure.reduce(m).astype(bool)
       units = Units(
-          mask=structure.reduce(m) > 0,
+          mask=units_mask,
           weights=structure.reduce(w),
           magnitudes=magnitudes(structure, w),
           grads=magnitudes(structure, g),
           key=leaf_key,
           kept=n,
           drop_fraction=fraction,
+          carry=_carry(structure, m.shape, units_mask.shape, leaf_key),
       )
       return structure.expand(update_leaf(units), m.shape)
 
@@ -138,7 +153,7 @@ def leafwise(
     mask = first_mask(init, key, params, sparsity_at(0, params), structure)
     table = kept_table(params, sparsity, distribution, times, structure)
     if drop_fraction != 0:
-      _check_drops(table, fractions)
+      _check_drops(table, params, structure, fractions)
     return mask
 
   return Algorithm(
@@ -184,9 +199,12 @@ def first_mask(
 def surviving(units: Units) -> jax.Array:
   """Counts the survivors of a drop by the fraction, at most `units.kept`."""
   number = count_kept(units.mask)
-  return jnp.minimum(
-      number - fraction_of(number, units.drop_fraction), units.kept
-  )
+  return jnp.minimum(number - number_dropped(units, number), units.kept)
+
+
+def number_dropped(units: Units, number: jax.Array) -> jax.Array:
+  """Returns the part of a number of connections that an update drops."""
+  return fraction_of(number, units.drop_fraction, units.carry)
 
 
 def drop_and_grow(
@@ -271,9 +289,30 @@ def _fractions(drop_fraction: float | Schedule, times: UpdateTimes):
   return fixed([value_at(drop_fraction, t) for t in steps], 'drop_fraction')
 
 
-def _check_drops(table: PyTree, fractions: np.ndarray) -> None:
+def _has_groups(structure: Structure, shape: tuple[int, ...]) -> bool:
+  """Returns whether a layer has several groups with counts of their own."""
+  return structure.unit_shape(shape)[0] != shape[0]
+
+
+def _carry(
+    structure: Structure,
+    shape: tuple[int, ...],
+    units: tuple[int, ...],
+    key: jax.Array,
+) -> jax.Array:
+  if not _has_groups(structure, shape):
+    return jnp.uint32(0)
+  key = jax.random.fold_in(key, _CARRY)
+  return jax.random.bits(key, units[:-2]) >> 2
+
+
+def _check_drops(
+    table: PyTree, params: PyTree, structure: Structure, fractions: np.ndarray
+) -> None:
   """Raises ValueError if no update drops a single unit of any group."""
-  if isinstance(table, np.ndarray):
+  if isinstance(table, ModelTable) or any(
+      _has_groups(structure, p.shape) for p in jax.tree.leaves(params)
+  ):
     return
   most = max((int(rows.max()) for rows in jax.tree.leaves(table)), default=0)
   # Python integers, because this also runs under tracing.
@@ -294,11 +333,10 @@ def _row(table: np.ndarray, index: Any) -> jax.Array:
 def _prune_model(
     mask: PyTree, params: PyTree, kept: jax.Array, structure: Structure
 ) -> PyTree:
-  pruned = keep_largest_of_all(
+  return keep_of_model(
       jax.tree.map(lambda w: magnitudes(structure, w), params),
+      params,
       kept,
-      among=jax.tree.map(lambda m: structure.reduce(m) > 0, mask),
-  )
-  return jax.tree.map(
-      lambda new, old: structure.expand(new, old.shape), pruned, mask
+      structure,
+      among=jax.tree.map(lambda m: structure.reduce(m).astype(bool), mask),
   )

@@ -22,9 +22,9 @@ def gmp(
     update_every: Any,
     update_until: int,
     update_from: int = 0,
-    distribution: Distribution = uniform,
-    structure: Structure = UNSTRUCTURED,
-    init: MaskMaker = masks.magnitude_mask,
+    distribution: Distribution | str = uniform,
+    structure: Structure | str = UNSTRUCTURED,
+    init: MaskMaker | str = masks.magnitude_mask,
 ) -> Algorithm:
   """Prunes the smallest magnitudes to a scheduled sparsity at every update.
 
@@ -38,8 +38,8 @@ def gmp(
     update_until: Last step that may be an update.
     update_from: First step that may be an update.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `by_pattern` or `model_wide`.
-    structure: Structure of the mask, e.g. `block(4, 4)`.
+      `by_pattern` or `model_wide`, or its name.
+    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
     init: `(key, params, sparsities) -> mask`: the initial mask, at the sparsity
       of step 0.
 

@@ -7,9 +7,9 @@ from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import leafwise
+from spdf_jax.sparsity.algorithms.connections import number_dropped
 from spdf_jax.sparsity.algorithms.rigl import decayed
 from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.structures import Structure
@@ -26,9 +26,9 @@ def granet(
     update_until: int,
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.5,
-    distribution: Distribution = uniform,
-    structure: Structure = UNSTRUCTURED,
-    init: MaskMaker = masks.random_mask,
+    distribution: Distribution | str = uniform,
+    structure: Structure | str = UNSTRUCTURED,
+    init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   """Prunes to a scheduled sparsity, then drops and regrows weights: GraNet.
 
@@ -51,8 +51,8 @@ def granet(
       regrown: a number, which decays to zero at `update_until` by a cosine, or
       a schedule.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `by_pattern` or `model_wide`.
-    structure: Structure of the mask, e.g. `block(4, 4)`.
+      `by_pattern` or `model_wide`, or its name.
+    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
     init: `(key, params, sparsities) -> mask`: the initial mask.
 
   Returns:
@@ -74,7 +74,7 @@ def granet(
   """
 
   def next_mask(units):
-    dropped = fraction_of(units.kept, units.drop_fraction)
+    dropped = number_dropped(units, units.kept)
     return drop_and_grow(
         units, units.kept - dropped, grow_by=units.grads, regrow_dropped=True
     )

@@ -10,6 +10,7 @@ import numpy as np
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.algorithms.connections import magnitudes
+from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.rounds import check_rounds
 from spdf_jax.sparsity.rounds import Round
@@ -22,7 +23,7 @@ PyTree = Any
 
 
 def iterative(
-    rounds: Sequence[Round], *, structure: Structure = UNSTRUCTURED
+    rounds: Sequence[Round], *, structure: Structure | str = UNSTRUCTURED
 ) -> Algorithm:
   """Prunes a fraction of every layer's remaining weights in each round.
 
@@ -32,7 +33,7 @@ def iterative(
 
   Args:
     rounds: Fractions and lengths of the rounds; the last round has no end.
-    structure: Structure of the mask, e.g. `block(4, 4)`.
+    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
 
   Returns:
     The algorithm.
@@ -50,6 +51,7 @@ def iterative(
     >>> pruning.sparsity_at(300, {'w': jnp.ones((1, 4, 4))})
     {'w': 0.4375}
   """
+  structure = structure_of(structure)
   rounds = check_rounds(rounds)
   starts = round_starts(rounds)[1:]
   table = np.asarray(starts, np.int32)
@@ -77,7 +79,7 @@ def iterative(
     def prune_leaf(m, w):
       kept = jnp.asarray(kept_after(group_size(m.shape)), jnp.int32)[number]
       units = keep_largest(
-          magnitudes(structure, w), kept, among=structure.reduce(m) > 0
+          magnitudes(structure, w), kept, among=structure.reduce(m).astype(bool)
       )
       return structure.expand(units, m.shape)
 

@@ -9,6 +9,7 @@ from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import leafwise
 from spdf_jax.sparsity.algorithms.connections import surviving
 from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import Schedule
@@ -28,9 +29,9 @@ def rigl(
     drop_fraction: float | Schedule = 0.3,
     regrow_dropped: bool = True,
     skip_gradient_step: bool = False,
-    distribution: Distribution = uniform,
-    structure: Structure = UNSTRUCTURED,
-    init: MaskMaker = masks.random_mask,
+    distribution: Distribution | str = uniform,
+    structure: Structure | str = UNSTRUCTURED,
+    init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   r"""Drops small magnitudes and grows large gradients: RigL.
 
@@ -61,8 +62,8 @@ def rigl(
     skip_gradient_step: Whether a mask update replaces the gradient step, as in
       the paper; by default the step does both.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `by_pattern` or `model_wide`.
-    structure: Structure of the mask, e.g. `block(4, 4)`.
+      `by_pattern` or `model_wide`, or its name.
+    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
     init: `(key, params, sparsities) -> mask`: the initial mask.
 
   Returns:
@@ -101,7 +102,19 @@ def rigl(
 def decayed(
     drop_fraction: float | Schedule, update_until: int
 ) -> Schedule:
-  """Returns a schedule unchanged, and a number as a cosine decay to zero."""
+  """Returns a schedule unchanged, and a number as a cosine decay to zero.
+
+  Args:
+    drop_fraction: A number in (0, 1), or a schedule of the step.
+    update_until: The step from which the fraction is 0.
+
+  Returns:
+    The schedule.
+
+  Raises:
+    ValueError: the fraction is out of its range.
+  """
   if callable(drop_fraction):
     return drop_fraction
+  fixed(drop_fraction, 'drop_fraction')
   return cosine(drop_fraction, update_until)

@@ -10,6 +10,12 @@ from spdf_jax.names import lookup
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.axes import Axes
+from spdf_jax.sparsity.axes import from_layers
+from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.masking import apply_mask
+from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selectors import hidden_matrices
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 
@@ -29,7 +35,7 @@ def saliency_mask(
     batch: Any,
     sparsity: PyTree,
     *,
-    where: selection.Where = selection.hidden_matrices,
+    where: selection.Where = hidden_matrices,
     distribution: Callable[
         [PyTree, PyTree], PyTree
     ] = distributions.model_wide,
@@ -98,7 +104,7 @@ def saliency_mask(
   scorer = lookup('score', score, SCORES) if by_name else _by_gradient(score)
   rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1
   axes = selection.select(where, params)
-  as_layers = lambda tree: selection.to_layers(tree, params, axes)
+  as_layers = lambda tree: to_layers(tree, params, axes)
   sparsities = distribution(as_layers(params), sparsity)
   if score == 'synflow':
     params = jax.tree.map(jnp.abs, params)
@@ -108,7 +114,7 @@ def saliency_mask(
   @jax.jit
   def scores_of(params, batch, weights, mask):
     loss = lambda weights: loss_fn(_merged(weights, params), batch)
-    scores = scorer(loss, masks.apply_mask(weights, mask))
+    scores = scorer(loss, apply_mask(weights, mask))
     _check_shapes(scores, weights)
     finite = jax.tree.map(lambda s: jnp.all(jnp.isfinite(s)), scores)
     ranked = lambda s, m: jnp.where(m, s.astype(jnp.float32), -jnp.inf)
@@ -120,7 +126,7 @@ def saliency_mask(
     layers = masks.mask_from_scores(
         scores, _of_round(sparsities, done, rounds), structure=structure
     )
-    mask = selection.from_layers(layers, params, axes)
+    mask = from_layers(layers, params, axes)
   return mask
 
 
@@ -160,7 +166,7 @@ def _of_round(sparsities: PyTree, done: int, rounds: int) -> PyTree:
   return jax.tree.map(lambda s: 1 - (1 - s) ** (done / rounds), sparsities)
 
 
-def _selected(params: PyTree, axes: list[selection.Axes | None]) -> PyTree:
+def _selected(params: PyTree, axes: list[Axes | None]) -> PyTree:
   """Returns the sparsified leaves, `None` elsewhere."""
   leaves, treedef = jax.tree.flatten(params)
   return treedef.unflatten(
@@ -188,7 +194,7 @@ def _check_shapes(scores: PyTree, weights: PyTree) -> None:
     if jnp.shape(s) != w.shape:
       raise ValueError(
           f'score returns shape {list(jnp.shape(s))} for '
-          f'{selection.path_name(path)!r} of shape {list(w.shape)}; return a '
+          f'{path_name(path)!r} of shape {list(w.shape)}; return a '
           'score for every weight.'
       )
 
@@ -197,7 +203,7 @@ def _check_finite(finite: PyTree, score: str | Score) -> None:
   for path, ok in jax.tree_util.tree_leaves_with_path(finite):
     if not ok:
       raise ValueError(
-          f'score {score!r} of {selection.path_name(path)!r} is not finite; '
+          f'score {score!r} of {path_name(path)!r} is not finite; '
           'lower the scale of the loss, or look for NaN in parameters and '
           'batch.'
       )

@@ -17,6 +17,7 @@ from spdf_jax.sparsity.algorithms.connections import Units
 from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
@@ -35,9 +36,9 @@ def sparse_evolution(
     drop_fraction: float | Schedule = 0.3,
     drop: str = 'magnitude',
     regrow_dropped: bool = True,
-    distribution: Distribution = uniform,
-    structure: Structure = UNSTRUCTURED,
-    init: MaskMaker = masks.random_mask,
+    distribution: Distribution | str = uniform,
+    structure: Structure | str = UNSTRUCTURED,
+    init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   """Drops a fraction of the connections and grows as many at random: SET.
 
@@ -59,7 +60,7 @@ def sparse_evolution(
     regrow_dropped: Whether a weight just dropped may grow again; it then keeps
       its value.
     distribution: Distribution of the sparsity over leaves.
-    structure: Structure of the mask, e.g. `block(4, 4)`.
+    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
     init: `(key, params, sparsities) -> mask`: the initial mask.
 
   Returns:
@@ -78,6 +79,7 @@ def sparse_evolution(
   """
   if drop not in ('magnitude', 'signed'):
     raise ValueError(f"drop is {drop!r}; give 'magnitude' or 'signed'.")
+  structure = structure_of(structure)
   if drop == 'signed' and structure is not UNSTRUCTURED:
     raise ValueError(
         "drop is 'signed', but blocks and groups of weights have no sign; give "
@@ -107,6 +109,11 @@ def sparse_evolution(
 
 def _drop_signed(units: Units) -> jax.Array:
   """Drops a fraction of each sign; zeros are the smallest positive weights."""
+  if jnp.issubdtype(units.weights.dtype, jnp.complexfloating):
+    raise ValueError(
+        f"drop is 'signed', but weights of dtype {units.weights.dtype} have no "
+        "sign; give 'magnitude'."
+    )
   negative = units.mask & (units.weights < 0)
   survivors = jnp.zeros_like(units.mask)
   for side in (negative, units.mask & ~negative):

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import functools
 import importlib
-import inspect
 from typing import Any
 
 import optax
 
 from spdf_jax.names import lookup
-from spdf_jax.sparsity import distributions
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms.gmp import gmp
 from spdf_jax.sparsity.algorithms.granet import granet
@@ -22,7 +17,8 @@ from spdf_jax.sparsity.algorithms.rigl import rigl
 from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
 from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
-from spdf_jax.sparsity.initial_masks import nonzero_mask
+from spdf_jax.sparsity.entries import bind
+from spdf_jax.sparsity.entries import by_entry
 from spdf_jax.sparsity.rounds import Round
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
@@ -42,24 +38,6 @@ _SCHEDULES = {
     'cubic': schedules.cubic,
     'periodic': schedules.periodic,
 }
-_DISTRIBUTIONS = {
-    'by_pattern': distributions.by_pattern,
-    'erk': distributions.erk,
-    'model_wide': distributions.model_wide,
-    'uniform': distributions.uniform,
-}
-_STRUCTURES = {
-    'balanced': structures.balanced,
-    'block': structures.block,
-    'channel': structures.channel,
-    'n_of_m': structures.n_of_m,
-    'unstructured': structures.unstructured,
-}
-_INITS = {
-    'magnitude': masks.magnitude_mask,
-    'nonzero': nonzero_mask,
-    'random': masks.random_mask,
-}
 
 
 def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
@@ -76,8 +54,8 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
     `[pattern, sparsity]` pairs, or a mapping, each sparsity one of these;
   * `distribution`: `'uniform'`, `'erk'`, `'by_pattern'`, `'model_wide'`, or
     `{'distribution': 'erk', 'power': 0.5}`;
-  * `structure`: `'unstructured'`, or `{'structure': 'n_of_m', 'n': 2, 'm': 4}`
-    and likewise `block`, `channel`, `balanced`;
+  * `structure`: `'unstructured'`, `'2:4'`, or `{'structure': 'n_of_m', 'n': 2,
+    'm': 4}` and likewise `block`, `channel`, `balanced`;
   * `init`: `'random'`, `'magnitude'`, or `'nonzero'` to keep the non-zero
     parameters;
   * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
@@ -113,7 +91,7 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
     make = lookup('algorithm', name, ALGORITHMS)
   else:
     make = _imported(name)
-  made = _bind(f'algorithm {name!r}', make, arguments)()
+  made = bind(f'algorithm {name!r}', make, arguments)()
   if not isinstance(made, Algorithm):
     raise ValueError(
         f'algorithm {name!r} returned {made!r:.60}; let the function return a '
@@ -143,55 +121,10 @@ def _imported(name: str) -> Callable[..., Any]:
   return lookup(f'algorithm {name!r}: name', attribute, vars(module))
 
 
-def _bind(
-    what: str,
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    missing: int = 0,
-) -> Callable[..., Any]:
-  """Binds keyword arguments to a function after checking its signature.
-
-  Args:
-    what: Name of the function for error messages.
-    function: The function.
-    arguments: Keyword arguments of the function.
-    missing: Number of positional arguments of the later call.
-
-  Returns:
-    A function of the missing arguments.
-
-  Raises:
-    ValueError: an argument is missing or unexpected.
-  """
-  signature = inspect.signature(function)
-  try:
-    signature.bind(*[None] * missing, **arguments)
-  except TypeError as error:
-    names = list(signature.parameters)[missing:]
-    raise ValueError(
-        f'{what}: {error}; its arguments are {", ".join(names) or "none"}.'
-    ) from error
-  return functools.partial(function, **arguments)
-
-
-def _named(
-    kind: str, value: Any, table: Mapping[str, Any], missing: int = 0
-) -> Any:
-  """Looks up a name or `{kind: name, …arguments}`; returns others unchanged."""
-  if isinstance(value, str):
-    value = {kind: value}
-  if not isinstance(value, Mapping):
-    return value
-  name = value.get(kind, '')
-  function = lookup(kind, name, table)
-  arguments = {k: v for k, v in value.items() if k != kind}
-  return _bind(f'{kind} {name!r}', function, arguments, missing)
-
-
 def _sparsity(value: Any) -> Any:
   """Decodes a number, a schedule, or sparsities by pattern."""
   if isinstance(value, Mapping) and 'schedule' in value:
-    return _named('schedule', value, _SCHEDULES)()
+    return by_entry('schedule', value, _SCHEDULES)()
   if isinstance(value, Mapping):
     return {key: _sparsity(sparsity) for key, sparsity in value.items()}
   if isinstance(value, (list, tuple)):
@@ -205,27 +138,15 @@ def _sparsity(value: Any) -> Any:
   return value
 
 
-def _structure(value: Any) -> Any:
-  made = _named('structure', value, _STRUCTURES)
-  return made() if isinstance(value, (str, Mapping)) else made
-
-
 def _rounds(value: Any) -> Any:
   return [
-      _bind('a round', Round, entry)() if isinstance(entry, Mapping) else entry
+      bind('a round', Round, entry)() if isinstance(entry, Mapping) else entry
       for entry in value
   ]
 
 
-# Distributions and initial masks are called later with two and three positional
-# arguments.
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    'distribution': lambda value: _named(
-        'distribution', value, _DISTRIBUTIONS, missing=2
-    ),
     'drop_fraction': _sparsity,
-    'init': lambda value: _named('init', value, _INITS, missing=3),
     'rounds': _rounds,
     'sparsity': _sparsity,
-    'structure': _structure,
 }

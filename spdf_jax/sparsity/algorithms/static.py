@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.algorithm import Algorithm
@@ -9,6 +11,9 @@ from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import first_mask
 from spdf_jax.sparsity.combinators import MaskMaker
+from spdf_jax.sparsity.entries import distribution_of
+from spdf_jax.sparsity.entries import init_of
+from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 
@@ -18,9 +23,9 @@ PyTree = Any
 def static(
     sparsity: PyTree,
     *,
-    distribution: Distribution = distributions.uniform,
-    structure: Structure = UNSTRUCTURED,
-    init: MaskMaker = masks.random_mask,
+    distribution: Distribution | str = distributions.uniform,
+    structure: Structure | str = UNSTRUCTURED,
+    init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   """Keeps the initial mask: sparse pre-training as in SPDF.
 
@@ -28,8 +33,8 @@ def static(
     sparsity: The fraction of zeros in [0, 1): a number, or a tree of numbers
       for the sparsified leaves.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `by_pattern` or `model_wide`.
-    structure: Structure of the mask, e.g. `n_of_m(2, 4)`.
+      `by_pattern` or `model_wide`, or its name.
+    structure: Structure of the mask, e.g. `n_of_m(2, 4)` or `'2:4'`.
     init: `(key, params, sparsities) -> mask`: `random_mask` or
       `magnitude_mask`.
 
@@ -37,6 +42,7 @@ def static(
     The algorithm.
 
   Raises:
+    TypeError: an argument has the wrong type.
     ValueError: a sparsity is not a number in [0, 1).
 
   References:
@@ -47,6 +53,13 @@ def static(
     >>> static(0.75).sparsity_at(0, {'w': jnp.ones((2, 2))})
     {'w': 0.75}
   """
+  distribution, init = distribution_of(distribution), init_of(init)
+  structure = structure_of(structure)
+  if any(map(callable, jax.tree.leaves(sparsity))):
+    raise TypeError(
+        'sparsity is a schedule, but static keeps one mask; give a number, or '
+        'use an algorithm with mask updates: gmp, rigl, granet.'
+    )
   distributions.check_sparsities(sparsity)
 
   def sparsity_at(count, params):

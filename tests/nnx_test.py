@@ -1,0 +1,139 @@
+"""`nnx.Optimizer`: masks made of its variables, in every function of theirs."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import spdf_jax as spdf
+
+TIMES = dict(update_every=2, update_until=6)
+
+
+class Model(nnx.Module):
+
+  def __init__(self, rngs):
+    self.wi = nnx.Linear(8, 16, rngs=rngs)
+    self.wo = nnx.Linear(16, 8, rngs=rngs)
+
+  def __call__(self, x):
+    return self.wo(jax.nn.gelu(self.wi(x)))
+
+
+@nnx.jit
+def step(model, optimizer, x):
+  loss = lambda m: jnp.mean((m(x) - x) ** 2)
+  optimizer.update(model, nnx.grad(loss)(model))
+
+
+def make(algorithm, where=spdf.hidden_matrices):
+  model = Model(nnx.Rngs(0))
+  tx = spdf.track_masks(
+      spdf.sparsify(optax.adamw(1e-2), algorithm, where=where, key=3), algorithm
+  )
+  optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+  mask = spdf.get_mask(optimizer.opt_state)
+  nnx.update(model, spdf.apply_mask(nnx.state(model, nnx.Param), mask))
+  return model, optimizer, tx
+
+
+def train(model, optimizer, steps=7):
+  for i in range(steps):
+    step(model, optimizer, jax.random.normal(jax.random.key(i), (4, 8)))
+  return nnx.state(model, nnx.Param)
+
+
+def test_training_keeps_exact_zeros_and_counts():
+  model, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
+  params = train(model, optimizer)
+  spdf.check(params, optimizer.opt_state)
+  mask = spdf.get_mask(optimizer.opt_state)
+  kept = spdf.map_masked(lambda m, p: int(m.sum()), mask, params)
+  assert jax.tree.leaves(kept) == [32, 32]
+  assert spdf.summarize(mask, params).sparsity == 0.75
+  assert 'wi/kernel' in str(spdf.summarize(mask, params))
+  changes = spdf.mask_changes(mask, mask, params)
+  assert changes['wo/kernel'].surviving == 32
+
+
+def test_masks_are_those_of_the_same_training_on_plain_arrays():
+  model, optimizer, tx = make(spdf.rigl(0.75, **TIMES))
+  graph, params, rest = nnx.split(model, nnx.Param, ...)
+  pure = nnx.to_pure_dict(params)
+  state = tx.init(pure)
+
+  @jax.jit
+  def plain_step(pure, state, x):
+    def loss(p):
+      m = nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, p)), rest)
+      return jnp.mean((m(x) - x) ** 2)
+    updates, state = tx.update(jax.grad(loss)(pure), state, pure)
+    return optax.apply_updates(pure, updates), state
+
+  for i in range(7):
+    x = jax.random.normal(jax.random.key(i), (4, 8))
+    pure, state = plain_step(pure, state, x)
+  train(model, optimizer)
+  masks = [spdf.get_mask(s) for s in (state, optimizer.opt_state)]
+  for one, other in zip(*map(jax.tree.leaves, masks), strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def test_a_function_of_paths_selects_the_same_in_init_and_in_update():
+  where = lambda path, leaf: path == 'wi/kernel'
+  model, optimizer, _ = make(spdf.gmp(0.5, **TIMES), where)
+  params = train(model, optimizer)
+  spdf.check(params, optimizer.opt_state)
+  mask = spdf.get_mask(optimizer.opt_state)
+  assert [m.sum() for m in jax.tree.leaves(mask)] == [64]
+
+
+def test_statistics_and_dense_gradients_are_read_from_its_state():
+  model, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
+  train(model, optimizer, 3)
+  found = spdf.mask_statistics(optimizer.opt_state)
+  assert found['grown'] == found['dropped'] > 0
+  assert float(found['exploration']) > 0.25
+  assert not spdf.get_dense_grads(optimizer.opt_state)
+
+
+def test_densified_state_trains_on_with_all_weights():
+  model, optimizer, _ = make(spdf.static(0.75))
+  train(model, optimizer, 2)
+  optimizer.opt_state = nnx.data(spdf.densify(optimizer.opt_state))
+  params = train(model, optimizer, 2)
+  assert all(
+      np.count_nonzero(p) == p.size for p in jax.tree.leaves(params)
+      if p.ndim == 2
+  )
+
+
+def test_functions_over_the_variables_of_the_state_find_an_array_in_each():
+  _, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
+  dtypes = jax.tree.map(
+      lambda variable: variable.get_value().dtype,
+      nnx.state(optimizer, nnx.OptState),
+      is_leaf=lambda x: isinstance(x, nnx.Variable),
+  )
+  assert {str(dtype) for dtype in jax.tree.leaves(dtypes)} >= {'bool', 'int32'}
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_restored_checkpoint_continues_bit_for_bit(tmp_path):
+  model, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
+  train(model, optimizer, 3)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / 'a', nnx.state((model, optimizer)))
+    checkpointer.wait_until_finished()
+    other, again, _ = make(spdf.rigl(0.75, **TIMES))
+    like = nnx.state((other, again))
+    nnx.update((other, again), checkpointer.restore(tmp_path / 'a', like))
+  pairs = [
+      jax.tree.leaves((train(m, o, 4), spdf.get_mask(o.opt_state)))
+      for m, o in ((model, optimizer), (other, again))
+  ]
+  for one, two in zip(*pairs, strict=True):
+    np.testing.assert_array_equal(one, two)

@@ -1,0 +1,192 @@
+"""`where`: functions, trees and patterns; ready selectors; what is reported."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import spdf_jax as spdf
+from spdf_jax.sparsity.selection import select
+
+Muon = optax.contrib.MuonDimensionNumbers
+
+
+def leaf(*shape, dtype=jnp.float32):
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+PARAMS = {
+    'embed': {'embedding': leaf(32, 8)},
+    'h': [
+        {'attn': {'q': leaf(8, 2, 4), 'o': leaf(2, 4, 8)}, 'norm': leaf(8),
+         'mlp': {'wi': leaf(8, 16), 'wo': leaf(16, 8)}}
+        for _ in range(2)
+    ],
+    'head': {'kernel': leaf(8, 32)},
+}
+
+
+def chosen(where, params=PARAMS):
+  names = [
+      jax.tree_util.keystr(path, simple=True, separator='/')
+      for path, _ in jax.tree_util.tree_leaves_with_path(params)
+  ]
+  return {
+      name: axes for name, axes in zip(names, select(where, params)) if axes
+  }
+
+
+def test_patterns_trees_and_functions_select_the_same():
+  patterns = {
+      '*/attn/q': spdf.MatrixAxes(0, (1, 2)),
+      '*/attn/o': spdf.MatrixAxes((0, 1), 2),
+      '*/mlp': True,
+  }
+  layer = {
+      'attn': {'q': Muon(0, (1, 2)), 'o': Muon((0, 1), -1)}, 'norm': None,
+      'mlp': True,
+  }
+  tree = {'embed': False, 'h': [layer, layer], 'head': None}
+
+  def function(path, _):
+    if '/attn/' in path:
+      return spdf.MatrixAxes(0, (1, 2)) if path.endswith('q') else (
+          spdf.MatrixAxes((0, 1), 2))
+    return '/mlp/' in path
+
+  expected = chosen(function)
+  assert len(expected) == 8
+  assert chosen(patterns) == expected
+  assert chosen(tree) == expected
+
+
+def test_the_first_pattern_that_matches_applies():
+  assert list(chosen({'*/wi': False, '*': spdf.hidden_matrices})) == [
+      'h/0/mlp/wo', 'h/1/mlp/wo']
+  assert len(chosen({'*': spdf.hidden_matrices, '*/q': False})) == 4
+  # A mapping keeps its order, although a pytree sorts its keys.
+  assert len(chosen({'h/1': False, '*/mlp': True, 'h/0/*': False})) == 2
+
+
+def test_true_selects_matrices_below_a_path_and_no_vectors():
+  assert set(chosen({'h/0': True})) == {
+      'h/0/attn/q', 'h/0/attn/o', 'h/0/mlp/wi', 'h/0/mlp/wo'}
+  assert list(chosen(True, jnp.ones((4, 4)))) == ['']
+
+
+@pytest.mark.parametrize('where', [
+    'mlp', ['mlp'], {'*/mlp': 1}, 0.5, {'*': 'mlp'},
+])
+def test_a_where_of_another_type_is_refused_when_it_is_given(where):
+  with pytest.raises(TypeError, match='where is .*; give a function'):
+    spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), where=where, key=0)
+
+
+@pytest.mark.parametrize('where', [
+    {'*/mpl': True, '*/mlp': True}, {'*/mlp': True, 'h/0/mlp/wi': True},
+    {'*/mlp': True, '*/norm': True},
+])
+def test_a_pattern_that_selects_nothing_is_refused(where):
+  with pytest.raises(ValueError, match='has the pattern .* selects none'):
+    select(where, PARAMS)
+
+
+@pytest.mark.parametrize('path, shape, expected', [
+    ('out/kernel', (8, 8), None),  # At the top level a head, perhaps.
+    ('attn/out/kernel', (8, 8), True),
+    ('moe/gate/kernel', (8, 8), None),  # A router, or half of a gated MLP.
+    ('mlp/gate_proj/kernel', (8, 8), True),
+    ('moe/router/kernel', (8, 8), False),
+    ('logits_dense/kernel', (8, 8), False),
+    ('classifier/kernel', (8, 8), False),
+    ('vocab_proj', (8, 8), False),
+    ('mlp/wi/lora_a', (8, 4), False),
+    ('adapter/down', (8, 4), False),
+    ('position_mlp/kernel', (8, 8), True),
+    ('pos_encoding', (8, 8), False),
+    ('patch_embed/kernel', (8, 8), False),
+    ('h/mlp/wi', (3, 8, 8), None),
+    ('h/mlp/bias', (3, 8), False),
+    ('h/norm/scale', (3, 8), False),
+])
+def test_the_default_knows_names_and_leaves_out_what_is_ambiguous(
+    path, shape, expected
+):
+  assert spdf.hidden_matrices(path, leaf(*shape)) is expected
+
+
+def test_selectors_give_axes_in_the_layouts_of_flax():
+  query = spdf.per_head('attention/query/kernel', leaf(8, 2, 4))
+  out = spdf.per_head('attention/out/kernel', leaf(2, 4, 8))
+  assert (query, out) == (((0,), (1, 2)), ((0, 1), (2,)))
+  assert spdf.per_head('mlp/wi', leaf(3, 8, 8)) is None
+  assert spdf.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
+      (0, 1, 2), (3,))
+  assert spdf.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
+  assert spdf.convolutions('conv_init/kernel', leaf(7, 7, 8, 16)) is False
+  assert spdf.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,))
+  assert spdf.stacked(axis=1)('h/mlp/wi', leaf(8, 3, 16)) == ((0,), (2,))
+  scanned = spdf.stacked(spdf.per_head, axis=1)
+  assert scanned('attn/query', leaf(8, 3, 2, 4)) == ((0,), (2, 3))
+  assert scanned('embed', leaf(32, 8)) is False
+  assert spdf.matrices('embed', leaf(32, 8)) is True
+
+
+def test_stacked_must_be_called():
+  with pytest.raises(TypeError, match=r'where=stacked\(\)'):
+    select(spdf.stacked, PARAMS)
+
+
+def init(params, where=spdf.hidden_matrices):
+  arrays = jax.tree.map(lambda p: jnp.ones(p.shape, p.dtype), params)
+  tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), where=where, key=0)
+  return tx.init(arrays)
+
+
+def test_matrices_that_stay_dense_are_warned_of_with_their_share(caplog):
+  init(PARAMS)
+  warning, = [r for r in caplog.records if r.levelname == 'WARNING']
+  assert '33.3% of the weights of matrices dense' in warning.message
+  assert '2 h/*/attn/o, 2 h/*/attn/q' in warning.message
+  caplog.clear()
+  init(PARAMS, spdf.per_head)
+  init(PARAMS, {'*/attn': False, '*': spdf.hidden_matrices})
+  assert not [r for r in caplog.records if r.levelname == 'WARNING']
+
+
+def test_a_selection_of_less_than_half_of_the_matrices_is_refused():
+  params = {'Conv_1': leaf(3, 3, 8, 8), 'Dense_0': leaf(8, 10)}
+  with pytest.raises(ValueError, match='leaves 87.8% .* dense, .* Conv_*'):
+    init(params)
+  mask = spdf.get_mask(init(params, spdf.convolutions))
+  assert mask['Conv_1'].sum() == 288
+
+
+def test_what_is_not_an_array_is_named():
+  for other in (1.0, jax.nn.relu):
+    with pytest.raises(TypeError, match="at 'x', which is not an array"):
+      select(spdf.hidden_matrices, {'w': jnp.ones((2, 2)), 'x': other})
+
+
+def test_leaves_without_entries_are_never_sparsified():
+  mask = spdf.get_mask(init({'w': leaf(4, 4), 'none': leaf(0, 4)}, {'*': True}))
+  assert mask['none'] is None and mask['w'].sum() == 8
+
+
+def test_the_default_of_bare_arrays_trains_with_every_algorithm():
+  times = dict(update_every=1, update_until=3)
+  for algorithm in (
+      spdf.rigl(0.75, **times), spdf.gmp(0.75, **times),
+      spdf.sparse_evolution(0.75, **times), spdf.granet(0.75, **times),
+      spdf.join([spdf.static(0.75), spdf.static(0.5)], [2]),
+  ):
+    tx = spdf.sparsify(optax.adam(0.1), algorithm, key=0)
+    w = jax.random.normal(jax.random.key(0), (8, 8))
+    state = tx.init(w)
+    w = spdf.apply_mask(w, spdf.get_mask(state))
+    for _ in range(4):
+      updates, state = tx.update(w + 1, state, w)
+      w = optax.apply_updates(w, updates)
+    spdf.check(w, state)
+    assert np.count_nonzero(w) <= int(spdf.get_mask(state).sum())
