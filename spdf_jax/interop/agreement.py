@@ -11,7 +11,7 @@ from spdf_jax.models import model_of
 
 
 def check_hf(
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     tokens_BxL: np.ndarray | None = None,
     *,
     allow_non_finite: bool = False,

@@ -78,16 +78,16 @@ def unpack(
   }
   masks = {}
   for name, shape in shapes.items():
-    values, bits = (packed.get(name + end) for end in (_VALUES, _BITMAP))
+    values, bits = packed.get(name + _VALUES), packed.get(name + _BITMAP)
     if values is None and bits is None:
       continue
     size = math.prod(shape)
-    whole = (
-        values is not None and bits is not None and bits.dtype == np.uint8
-        and bits.shape == (-(-size // 8),)
-    )
-    mask = whole and np.unpackbits(bits, count=size).astype(bool).reshape(shape)
-    if not whole or values.shape != (mask.sum(),):
+    mask = None
+    if bits is not None and bits.dtype == np.uint8 and bits.shape == (
+        -(-size // 8),
+    ):
+      mask = np.unpackbits(bits, count=size).astype(bool).reshape(shape)
+    if values is None or mask is None or values.shape != (mask.sum(),):
       raise ValueError(
           f'bitmap and values of {name!r} do not fit one another, or the shape '
           f'{shape}; export the model again.'

@@ -1,5 +1,6 @@
 """Reader and writer of a model's config.json."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,11 +118,14 @@ def write_config(
         f'end_of_text is {end_of_text!r}; give ids from 0 to {vocab_size - 1}, '
         'the tokens of the model.'
     )
-  is_gpt = isinstance(config, GPTConfig)
-  write = _write_gpt if is_gpt else _write_llama
-  is_single = isinstance(end_of_text, int)
-  return write(config) | dict(
-      bos_token_id=end_of_text if is_gpt and is_single else None,
+  first = None
+  if isinstance(config, GPTConfig):
+    fields = _write_gpt(config)
+    first = end_of_text if isinstance(end_of_text, int) else None
+  else:
+    fields = _write_llama(config)
+  return fields | dict(
+      bos_token_id=first,
       eos_token_id=end_of_text,
       torch_dtype=dtype,
       vocab_size=vocab_size,
@@ -147,7 +151,7 @@ def _read_gpt(fields: Mapping[str, Any]) -> GPTConfig:
 
 def _read_llama(fields: Mapping[str, Any]) -> LlamaConfig:
   refuse_other_options(fields, _LLAMA_OPTIONS)
-  sizes = dict(
+  sizes: dict[str, Any] = dict(
       vocab_size=size(fields, 'vocab_size'),
       n_layers=size(fields, 'num_hidden_layers'),
       n_heads=size(fields, 'num_attention_heads'),
@@ -248,7 +252,9 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
   )
 
 
-_READERS = {'gpt2': _read_gpt, 'llama': _read_llama}
+_READERS: dict[str, Callable[[Mapping[str, Any]], GPTConfig | LlamaConfig]] = {
+    'gpt2': _read_gpt, 'llama': _read_llama,
+}
 
 
 def _are_tokens(ids: Any, vocab_size: int) -> bool:

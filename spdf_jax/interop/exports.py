@@ -32,7 +32,7 @@ _OURS = frozenset({
 
 
 def save_hf(
-    directory: str | os.PathLike,
+    directory: str | os.PathLike[str],
     config: GPTConfig | LlamaConfig,
     params: PyTree,
     mask: PyTree | None = None,

@@ -44,7 +44,7 @@ class HFModel(NamedTuple):
 
 
 def load_hf(
-    directory: str | os.PathLike, *, allow_non_finite: bool = False
+    directory: str | os.PathLike[str], *, allow_non_finite: bool = False
 ) -> HFModel:
   """Reads GPT-2, Cerebras-GPT or Llama, as transformers or `save_hf` saved it.
 
@@ -96,7 +96,8 @@ def load_hf(
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   expected = {tensor.name: tensor.shape(shapes) for tensor in tensors}
-  found, masks = _read(stored, allow_non_finite), {}
+  found = _read(stored, allow_non_finite)
+  masks: Arrays = {}
   with _naming(weights):
     if is_compact:
       found, masks = compact_files.unpack(found, expected)
@@ -163,7 +164,8 @@ def _without_head(
   if layouts.HEAD in expected or layouts.HEAD not in found:
     return found
   rest = {k: x for k, x in found.items() if k != layouts.HEAD}
-  if not np.array_equal(found[layouts.HEAD], rest.get(embedding)):
+  tied = rest.get(embedding)
+  if tied is None or not np.array_equal(found[layouts.HEAD], tied):
     raise ValueError(
         f'{layouts.HEAD} differs from {embedding}; only models that tie the '
         'two can be read here.'

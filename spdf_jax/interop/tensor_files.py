@@ -119,7 +119,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     return _open_shards(path)
   if path.suffix == '.bin':
     return {
-        name: StoredTensor(path, lambda x=x: x)
+        name: StoredTensor(path, functools.partial(np.asarray, x))
         for name, x in _read_torch(path).items()
     }
   file = open_safetensors(path)
@@ -179,7 +179,9 @@ def write_tensors(
     `safetensors, format <https://github.com/huggingface/safetensors#format>`_
   """
   # transformers rejects a file without the format 'pt'.
-  header = {'__metadata__': {'format': 'pt', 'writer': WRITER}}
+  header: dict[str, Any] = {
+      '__metadata__': {'format': 'pt', 'writer': WRITER}
+  }
   end = 0
   # Wide dtypes come first, so that every tensor is aligned.
   order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))

@@ -30,7 +30,7 @@ logger = logging.getLogger('spdf_jax')
 
 def launch(
     config: Any,
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike[str],
     writers: Sequence[Any] = (),
 ) -> Run:
   """Trains all phases of a config and writes the report.
@@ -57,7 +57,7 @@ def launch(
 
 def open_run(
     config: Any,
-    workdir: str | os.PathLike,
+    workdir: str | os.PathLike[str],
     log_to: Sequence[str] = (),
     profile: str = '',
 ) -> tuple[training.Session, list[Any], range]:
@@ -94,17 +94,30 @@ def open_run(
 
 def _check_validation(recipe: training.Recipe) -> None:
   """Raises ValueError if a validation split has nothing to evaluate."""
+  corpus, task = _read_data(recipe)
   length = _validation_length(recipe)
-  if not data.Windows(recipe.corpus.validation).num_blocks(length):
+  if not data.Windows(corpus.validation).num_blocks(length):
     raise ValueError(
-        f'corpus {recipe.corpus.name!r} has no row of {length} tokens in its '
+        f'corpus {corpus.name!r} has no row of {length} tokens in its '
         'validation split; prepare it with a larger one, or shorten the phases.'
     )
-  if recipe.task is not None and not recipe.task.validation:
+  if task is not None and not task.validation:
     raise ValueError(
-        f'task {recipe.task.name!r} has no example in its validation split; '
+        f'task {task.name!r} has no example in its validation split; '
         'add the file of that split to data.task_dir.'
     )
+
+
+def _read_data(recipe: training.Recipe) -> tuple[data.Corpus, data.Task | None]:
+  corpus, task = recipe.corpus, recipe.task
+  if isinstance(corpus, data.PlannedCorpus) or isinstance(
+      task, data.PlannedExamples
+  ):
+    raise ValueError(
+        f'recipe has only planned sizes of corpus {corpus.name!r} or of its '
+        'task; create it with planning=False, which reads them.'
+    )
+  return corpus, task
 
 
 def _remove_empty(workdir: pathlib.Path) -> None:
@@ -207,8 +220,9 @@ def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
   vocab_size = recipe.corpus.tokenizer.vocab_size
   if vocab_size > evaluation.LARGEST_VOCABULARY:
     return None
+  corpus, _ = _read_data(recipe)
   loss = evaluation.bigram_loss(
-      recipe.corpus.train.tokens, validation_batches(recipe), vocab_size
+      corpus.train.tokens, validation_batches(recipe), vocab_size
   )
   return {
       'validation/loss': loss.loss,
@@ -218,9 +232,10 @@ def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:
 
 def validation_batches(recipe: training.Recipe) -> list[data.Batch]:
   """Returns the fixed batches of the corpus' validation split."""
+  corpus, _ = _read_data(recipe)
   settings = recipe.config.evaluation
   return list(data.evaluation_batches(
-      data.Windows(recipe.corpus.validation),
+      data.Windows(corpus.validation),
       batch_size=settings.batch_size,
       length=_validation_length(recipe),
       max_batches=settings.corpus_batches,
@@ -239,11 +254,12 @@ def evaluators(
 ) -> tuple[list[Any], list[Any]]:
   """Returns the evaluators of a run, and those for ends of phases only."""
   settings = recipe.config.evaluation
-  tokenizer = recipe.corpus.tokenizer
+  corpus, task = _read_data(recipe)
+  tokenizer = corpus.tokenizer
   apply_fn = jax.jit(
       lambda params, tokens: recipe.model.apply({'params': params}, tokens)
   )
-  validation = recipe.corpus.validation.description
+  validation = corpus.validation.description
   every_time = [
       evaluation.loss_evaluator(
           apply_fn,
@@ -252,14 +268,14 @@ def evaluators(
           tokens_per_byte=validation['tokens'] / validation['bytes'],
       )
   ]
-  if recipe.task is None:
+  if task is None:
     return every_time, []
   length = max(
       (p.length for p in recipe.plan.phases if p.data == 'task'),
       default=recipe.model.config.max_length,
   )
   # Splits are sorted by module, input or category, so a stride samples evenly.
-  pairs = recipe.task.validation
+  pairs = task.validation
   most = settings.task_batches * settings.batch_size
   examples = data.encode_pairs(
       pairs[::max(len(pairs) // most, 1)], tokenizer, length + 1
@@ -279,7 +295,7 @@ def evaluators(
   count = settings.generations
   if not count:
     return every_time, []
-  inputs = recipe.task.inputs_of('validation')
+  inputs = task.inputs_of('validation')
   inputs = inputs[::-(-len(inputs) // count)]
   prompts = data.encode_pairs(
       [data.Pair(entry.context, entry.references[0]) for entry in inputs],

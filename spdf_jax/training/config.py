@@ -221,7 +221,8 @@ def _read_model(given: Any, path: str) -> ModelConfig:
   preset = lookup('preset', given['preset'], models.PRESETS)
   for field in dataclasses.fields(preset):
     if field.name in given:
-      check_type(given[field.name], field.type | None, f'{path}.{field.name}')
+      kind: Any = field.type
+      check_type(given[field.name], kind | None, f'{path}.{field.name}')
   return ModelConfig(given['preset'], models.create_model(**given).config)
 
 

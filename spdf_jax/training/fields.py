@@ -8,12 +8,19 @@ import math
 import types
 import typing
 from typing import Any
+from typing import ClassVar
 from typing import NoReturn
+from typing import Protocol
 from typing import TypeVar
 
 from spdf_jax.names import lookup
 
-T = TypeVar('T')
+
+class _Dataclass(Protocol):
+  __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+T = TypeVar('T', bound=_Dataclass)
 Reader = Callable[[Any, str], Any]
 
 _WORDS = {
@@ -77,7 +84,7 @@ def read_fields(
     >>> read_fields(Size, {'width': 3})
     Size(width=3, name=None)
   """
-  fields = {field.name: field.type for field in dataclasses.fields(kind)}
+  fields: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(kind)}
   prefix = f'{path}.' if path else ''
   check_known(given, fields, path)
   values = {}
@@ -90,7 +97,7 @@ def read_fields(
     value = given[name] if name in given else None
     if field_type in readers:
       values[name] = readers[field_type](value, prefix + name)
-    elif dataclasses.is_dataclass(field_type):
+    elif isinstance(field_type, type) and dataclasses.is_dataclass(field_type):
       values[name] = read_fields(field_type, value, prefix + name, readers)
     else:
       check_type(value, field_type, prefix + name)

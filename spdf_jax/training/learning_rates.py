@@ -10,7 +10,9 @@ import optax
 from spdf_jax.names import lookup
 
 
-def _warmed(peak: float, warmup: int, horizon: int, decay: optax.Schedule):
+def _warmed(
+    peak: float, warmup: int, horizon: int, decay: optax.Schedule
+) -> optax.Schedule:
   if warmup >= horizon:
     raise ValueError(
         f'warm-up takes {warmup} of {horizon} steps; make it shorter.'
@@ -93,14 +95,13 @@ class LearningRate:
             f'schedule {self.schedule!r} needs {name}, which is not given; '
             'set it.'
         )
-    if 'peak' in takes and not (self.peak > 0 and math.isfinite(self.peak)):
+    peak = self.peak if 'peak' in takes else None
+    if peak is not None and not (peak > 0 and math.isfinite(peak)):
+      raise ValueError(f'peak is {peak}; a learning rate must be positive.')
+    final = self.final_fraction if 'final_fraction' in takes else None
+    if final is not None and not 0 <= final <= 1:
       raise ValueError(
-          f'peak is {self.peak}; a learning rate must be positive.'
-      )
-    if 'final_fraction' in takes and not 0 <= self.final_fraction <= 1:
-      raise ValueError(
-          f'final_fraction is {self.final_fraction}; give a fraction of the '
-          'peak in [0, 1].'
+          f'final_fraction is {final}; give a fraction of the peak in [0, 1].'
       )
 
 
@@ -165,7 +166,7 @@ def _rewound(
   return to
 
 
-def _resolve(resolver: Callable[[str], int], duration: str) -> int:
+def _resolve(resolver: Callable[[str], int], duration: str | None) -> int:
   steps = resolver(duration) if duration else 0
   # An unknown number of steps, before the data is read, fits every schedule.
   return steps if math.isfinite(steps) else 0

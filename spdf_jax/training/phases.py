@@ -9,8 +9,8 @@ from typing import Any
 
 import optax
 
-from spdf_jax import sparsity
 from spdf_jax.names import lookup
+from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.training.learning_rates import LearningRate
 
@@ -160,15 +160,16 @@ class PhaseConfig:
 
   @property
   def _algorithm(self) -> str:
-    is_named = isinstance(self.sparsity, Mapping)
-    return str(self.sparsity.get('algorithm', '')) if is_named else ''
+    if not isinstance(self.sparsity, Mapping):
+      return ''
+    return str(self.sparsity.get('algorithm', ''))
 
   @property
   def user_algorithm(self) -> str:
     """Name `'package.module:function'` of a user-defined algorithm, or `''`."""
     return self._algorithm if ':' in self._algorithm else ''
 
-  def create_algorithm(self) -> sparsity.Algorithm:
+  def create_algorithm(self) -> Algorithm:
     """Creates the algorithm of the phase.
 
     Raises:
@@ -245,11 +246,17 @@ def check_names(names: Sequence[str]) -> None:
 
 def check_duration(duration: str) -> None:
   """Raises ValueError unless a string is a duration."""
-  if not _DURATION.fullmatch(str(duration)):
+  _match_duration(duration)
+
+
+def _match_duration(duration: str) -> re.Match[str]:
+  match = _DURATION.fullmatch(str(duration))
+  if match is None:
     raise ValueError(
         f'duration is {duration!r}; write a number and one of steps, tokens, '
         "epochs, tokens/parameter, e.g. '1500 steps' or '2.5B tokens'."
     )
+  return match
 
 
 def resolve_duration(
@@ -282,8 +289,7 @@ def resolve_duration(
     ...                  tokens_per_epoch=5_000, parameters=7)
     1000
   """
-  check_duration(duration)
-  amount, suffix, unit = _DURATION.fullmatch(str(duration)).groups()
+  amount, suffix, unit = _match_duration(duration).groups()
   number = float(amount) * _SUFFIXES[suffix]
   if unit.startswith('epoch') and math.isinf(tokens_per_epoch) and number:
     return math.inf
@@ -322,7 +328,7 @@ def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:
     )
 
 
-def _create_algorithm(phase: PhaseConfig | Phase) -> sparsity.Algorithm:
+def _create_algorithm(phase: PhaseConfig | Phase) -> Algorithm:
   try:
     return create_algorithm(phase.sparsity)
   except ValueError as error:

@@ -271,8 +271,8 @@ def create_plan(
   names = [phase.name for phase in phases]
   check_names(names)
   check_first(names[0], phases[0].learning_rate)
-  steps = []
-  resolvers = []
+  steps: list[Any] = []  # int, or `math.inf` before the data is read.
+  resolvers: list[Callable[[str], Any]] = []
   for phase in phases:
     epoch = lookup(f'data of phase {phase.name!r}:', phase.data,
                    tokens_per_epoch)

@@ -8,7 +8,6 @@ import math
 import os
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +68,7 @@ class Recipe:
   """
 
   config: RunConfig
-  model: nn.Module
+  model: models.GPT | models.Llama
   where: Callable[[str, Any], Any]
   plan: Plan
   optimizer: optax.GradientTransformationExtraArgs
@@ -293,7 +292,7 @@ def create_recipe(
   plan = create_plan(
       config.phases,
       tokens_per_epoch={
-          name: lambda length, source=source: length * source.num_blocks(length)
+          name: functools.partial(_tokens_per_epoch, source)
           for name, source in sources.items()
       },
       parameters=parameters,
@@ -302,6 +301,10 @@ def create_recipe(
   return _assemble(
       config, model, plan, corpus, task, sources, jax.jit(init)
   )
+
+
+def _tokens_per_epoch(source: data.Source, length: int) -> int:
+  return length * source.num_blocks(length)
 
 
 def _check_masks(plan: Plan, params: PyTree) -> None:
@@ -333,9 +336,9 @@ def _open_task(
 
 def _assemble(
     config: RunConfig,
-    model: nn.Module,
+    model: models.GPT | models.Llama,
     plan: Plan,
-    corpus: data.Corpus,
+    corpus: data.Corpus | data.PlannedCorpus,
     task: data.Task | data.PlannedExamples | None,
     sources: Mapping[str, data.Source],
     init_params: Callable[[], PyTree],

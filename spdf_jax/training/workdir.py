@@ -25,7 +25,7 @@ CONFIG = 'config.json'
 
 
 def open_workdir(
-    workdir: str | os.PathLike, config: RunConfig
+    workdir: str | os.PathLike[str], config: RunConfig
 ) -> pathlib.Path:
   """Creates a working directory, unless `check_workdir` refuses it.
 
@@ -129,7 +129,7 @@ def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:
   write_atomically(workdir / CONFIG, text + '\n')
 
 
-def read_workdir_config(workdir: str | os.PathLike) -> RunConfig:
+def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:
   """Reads the config of a run from its working directory.
 
   Args:
@@ -220,14 +220,14 @@ def read_item(checkpoint: pathlib.Path, item: str) -> Any:
   return unseal(fields, path)
 
 
-def saved_steps(workdir: str | os.PathLike) -> list[int]:
+def saved_steps(workdir: str | os.PathLike[str]) -> list[int]:
   """Returns the steps of all checkpoints of a workdir, in ascending order."""
   directory = pathlib.Path(workdir) / 'checkpoints'
   names = os.listdir(directory) if directory.is_dir() else ()
   return sorted(int(x) for x in names if re.fullmatch('0|[1-9][0-9]*', x))
 
 
-def refuse_saved(workdir: str | os.PathLike) -> None:
+def refuse_saved(workdir: str | os.PathLike[str]) -> None:
   """Raises ValueError if a workdir has checkpoints already."""
   if saved_steps(workdir):
     raise ValueError(
@@ -250,7 +250,7 @@ def checkpoint_bytes(state: PyTree) -> int:
 
 
 def check_free_space(
-    workdir: str | os.PathLike, state: PyTree, checkpoints: int
+    workdir: str | os.PathLike[str], state: PyTree, checkpoints: int
 ) -> None:
   """Raises OSError unless the disk has space for all checkpoints of a plan.
 

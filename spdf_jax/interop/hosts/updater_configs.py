@@ -20,6 +20,7 @@ from spdf_jax.sparsity.topk import keep_largest
 from spdf_jax.sparsity.topk import keep_random
 
 PyTree = Any
+Reader = Callable[[Mapping[str, Any]], spdf.Algorithm]
 
 _DEFAULT_SEED = 8  # That of JaxPruner.
 _KEYS = frozenset((
@@ -74,7 +75,7 @@ def create_updater_from_config(
     0.8
   """
   fields = {k: v for k, v in config.items() if v is not None}
-  name = fields.get('algorithm')
+  name: Any = fields.get('algorithm')
   if name in _REFUSED:
     raise ValueError(f'algorithm is {name!r}; {_REFUSED[name]}.')
   create = lookup('algorithm', name, _ALGORITHMS)
@@ -131,7 +132,7 @@ def _global_magnitude(fields: Mapping[str, Any]) -> spdf.Algorithm:
   )
 
 
-def _scored(keep: Callable[[Any], jax.Array]):
+def _scored(keep: Callable[[Any], jax.Array]) -> Reader:
   """Returns a reader for gradual pruning by other scores than magnitudes."""
   def create(fields):
     if 'sparsity_type' in fields:
@@ -156,7 +157,7 @@ def _static(fields: Mapping[str, Any]) -> spdf.Algorithm:
   return spdf.static(final_sparsity(fields), **shape(fields))
 
 
-def _dynamic(create: Callable[..., spdf.Algorithm]):
+def _dynamic(create: Callable[..., spdf.Algorithm]) -> Reader:
   """Returns a reader for RigL or SET; without update steps the mask is kept."""
   def from_fields(fields):
     if 'update_start_step' not in fields:
@@ -189,13 +190,17 @@ _ALGORITHMS = {
 }
 
 
-def _keep_all(key, params, sparsities, structure=None) -> PyTree:
+def _keep_all(
+    key: jax.Array, params: PyTree, sparsities: PyTree, structure: Any = None
+) -> PyTree:
   """Makes the mask before the first update of gradual pruning."""
   del key, sparsities, structure
   return jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
 
 
-def _whole_leaves(filter_fn: Callable[[tuple[str, ...], Any], bool] | None):
+def _whole_leaves(
+    filter_fn: Callable[[tuple[str, ...], Any], bool] | None
+) -> Callable[[str, Any], Any]:
   """Returns a `where` that ranks the weights of a leaf as one group."""
   def where(path, leaf):
     rank = len(leaf.shape)

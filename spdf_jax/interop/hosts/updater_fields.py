@@ -57,9 +57,10 @@ def final_sparsity(fields: Fields) -> float:
     0.5
   """
   [sparsity] = _required(fields, 'sparsity')
-  if _n_of_m(fields):
+  pattern = _n_of_m(fields)
+  if pattern is not None:
     structure(fields)  # Checks n and m.
-    n, m = _n_of_m(fields)
+    n, m = pattern
     return 1 - n / m
   return sparsity
 
@@ -147,8 +148,9 @@ def structure(fields: Fields) -> spdf.structures.Structure:
   given = str(fields.get('sparsity_type', ''))
   if not given:
     return spdf.structures.UNSTRUCTURED
-  if _n_of_m(fields):
-    return spdf.structures.n_of_m(*_n_of_m(fields), axis='outputs')
+  pattern = _n_of_m(fields)
+  if pattern is not None:
+    return spdf.structures.n_of_m(*pattern, axis='outputs')
   if re.fullmatch(r'block_\d+,\d+', given):
     return spdf.structures.block(*map(int, re.findall(r'\d+', given)))
   if given == 'channel_-1':
