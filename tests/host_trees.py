@@ -175,17 +175,17 @@ _EASYDEL_NORMS = {
 }
 
 _LEVANTER_LAYER = {
-    'self_attn/q_proj/weight/array': ((_K, 2, _H, _D), 'oooi'),
-    'self_attn/k_proj/weight/array': ((_K, _H, _D), 'ooi'),
-    'self_attn/v_proj/weight/array': ((_K, _H, _D), 'ooi'),
-    'self_attn/o_proj/weight/array': ((_D, 4, _H), 'oii'),
-    'mlp/gate_proj/weight/array': ((_F, _D), 'oi'),
-    'mlp/up_proj/weight/array': ((_F, _D), 'oi'),
-    'mlp/down_proj/weight/array': ((_D, _F), 'oi'),
+    'self_attn/q_proj/weight/0': ((_K, 2, _H, _D), 'oooi'),
+    'self_attn/k_proj/weight/0': ((_K, _H, _D), 'ooi'),
+    'self_attn/v_proj/weight/0': ((_K, _H, _D), 'ooi'),
+    'self_attn/o_proj/weight/0': ((_D, 4, _H), 'oii'),
+    'mlp/gate_proj/weight/0': ((_F, _D), 'oi'),
+    'mlp/up_proj/weight/0': ((_F, _D), 'oi'),
+    'mlp/down_proj/weight/0': ((_D, _F), 'oi'),
 }
 _LEVANTER_NORMS = {
-    'input_layernorm/weight/array': (_D,),
-    'post_attention_layernorm/weight/array': (_D,),
+    'input_layernorm/weight/0': (_D,),
+    'post_attention_layernorm/weight/0': (_D,),
 }
 
 _NANODO_BLOCK = {
@@ -345,11 +345,11 @@ HOST_TREES = {
     'levanter': HostTree(
         hidden=_scanned('transformer/layers/stacked', _LEVANTER_LAYER, 0),
         dense={
-            'embeddings/token_embeddings/weight/array': (_V, _D),
-            'lm_head/weight/array': (_V, _D),
+            'embeddings/token_embeddings/weight/0': (_V, _D),
+            'lm_head/weight/0': (_V, _D),
         },
         vectors=_scanned('transformer/layers/stacked', _LEVANTER_NORMS, 0) | {
-            'transformer/norm/weight/array': (_D,)
+            'transformer/norm/weight/0': (_D,)
         },
     ),
     'nanodo': HostTree(

@@ -1,10 +1,14 @@
 """`interop.hosts`: JaxPruner's protocol and its configurations."""
 
 import dataclasses
+import functools
 import re
 
+from flax import linen as nn
 from flax import nnx
+from flax.training import train_state
 import jax
+from jax.experimental import checkify
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
@@ -320,3 +324,143 @@ def test_every_variable_of_an_nnx_optimizer_holds_an_array():
     step(model, optimizer, jax.random.normal(jax.random.key(i), (4, 8)))
   for layer in (model.wi, model.wo):
     assert int(jnp.sum(layer.kernel[...] == 0)) == 96
+
+
+def test_variables_may_be_updated_without_an_optimizer_object():
+  # EasyDeL passes the variables themselves to `tx.init` and `tx.update`.
+  graph, params = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
+  updater = hosts.Updater(
+      spdf.rigl(0.75, update_every=2, update_until=6), key=0
+  )
+  tx = updater.wrap_optax(optax.adamw(1e-2))
+  opt_state = tx.init(params)
+
+  @jax.jit
+  def step(params, opt_state, x):
+    loss = lambda params: jnp.mean((nnx.merge(graph, params)(x) - x) ** 2)
+    updates, opt_state = tx.update(
+        updates=jax.grad(loss)(params), state=opt_state, params=params
+    )
+    return optax.apply_updates(params, updates), opt_state
+
+  for i in range(8):
+    params = updater.pre_forward_update(params, opt_state)
+    x = jax.random.normal(jax.random.key(i), (4, 8))
+    params, opt_state = step(params, opt_state, x)
+    params = updater.post_gradient_update(params, opt_state)
+  spdf.check(params, opt_state)
+  for layer in ('wi', 'wo'):
+    assert int(jnp.sum(params[layer]['kernel'][...] == 0)) == 96
+
+
+class Attention(nn.Module):
+
+  @nn.compact
+  def __call__(self, x):
+    project = lambda name: nn.DenseGeneral((2, 8), use_bias=False, name=name)(x)
+    mixed = jax.nn.dot_product_attention(*map(
+        project, ('query', 'key', 'value')
+    ))
+    return nn.DenseGeneral(
+        16, axis=(-2, -1), use_bias=False, name='out'
+    )(mixed)
+
+
+class GatedMlp(nn.Module):
+
+  @nn.compact
+  def __call__(self, x):
+    gate, up = (nn.Dense(32, use_bias=False, name=f'wi_{i}')(x) for i in (0, 1))
+    return nn.Dense(16, use_bias=False, name='wo')(nn.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+
+  @nn.compact
+  def __call__(self, x, _):
+    x = x + Attention(name='self_attention')(nn.RMSNorm(name='norm')(x))
+    return x + GatedMlp(name='mlp')(x), None
+
+
+class Decoder(nn.Module):
+
+  @nn.compact
+  def __call__(self, tokens):
+    x = nn.Embed(64, 16, name='token_embedder')(tokens)
+    layers = nn.scan(
+        DecoderLayer, variable_axes={'params': 1}, split_rngs={'params': True},
+        length=3,
+    )
+    x, _ = layers(name='layers')(x, None)
+    return nn.Dense(64, use_bias=False, name='logits_dense')(x)
+
+
+@pytest.fixture(scope='module')
+def scanned():
+  """Rebuilds MaxText's step: scanned along axis 1, clipped before `tx`."""
+  model = Decoder()
+  tokens = jax.random.randint(jax.random.key(1), (4, 9), 0, 64)
+  params = model.init(jax.random.key(0), tokens)
+
+  def loss(params):
+    logits = model.apply(params, tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits, tokens[:, 1:]
+    ).mean()
+
+  tx = spdf.sparsify(
+      optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
+      spdf.rigl(0.75, update_every=2, update_until=6),
+      where={'*/layers': spdf.stacked(spdf.per_head, axis=1)}, key=0,
+  )
+  state = train_state.TrainState.create(
+      apply_fn=model.apply, params=params, tx=tx
+  )
+
+  @functools.partial(jax.jit, static_argnames='clip')
+  def step(state, clip=0.0):
+    grads = jax.grad(loss)(state.params)
+    if clip:
+      grads, _ = optax.clip_by_global_norm(clip).update(grads, None)
+    return state.apply_gradients(grads=grads), grads
+
+  return state, step
+
+
+def test_layers_scanned_along_axis_1_keep_exact_counts(scanned):
+  state, step = scanned
+  for _ in range(8):
+    state, _ = step(state)
+  spdf.check(state.params, state.opt_state)
+  params = state.params['params']
+  query = params['layers']['self_attention']['query']['kernel']
+  assert query.shape == (16, 3, 2, 8)
+  for leaf in jax.tree.leaves(
+      [params['layers'][name] for name in ('self_attention', 'mlp')]
+  ):
+    inside = tuple(i for i in range(leaf.ndim) if i != 1)
+    assert set(np.mean(np.asarray(leaf == 0), inside).tolist()) == {0.75}
+  for name in ('token_embedder', 'logits_dense'):
+    assert all(jnp.all(leaf != 0) for leaf in jax.tree.leaves(params[name]))
+
+
+def test_a_clip_before_the_optimizer_shrinks_kept_gradients(scanned):
+  state, step = scanned
+  mask = spdf.get_mask(state.opt_state)
+  _, dense = step(state)
+  _, clipped = step(state, clip=1e-3)
+  kept = float(optax.tree.norm(spdf.apply_mask(clipped, mask)))
+  assert float(optax.tree.norm(dense)) > 1e-3
+  assert kept < 0.9e-3
+
+
+def test_masks_may_be_made_under_checkify():
+  # Kauldron makes the optimizer state so.
+  tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75), key=0)
+  init = checkify.checkify(jax.jit(tx.init))
+  params = {'w': jnp.ones((8, 8)), 'v': jnp.ones((8, 4))}
+  _, opt_state = init(params)
+  jax.tree.map(
+      np.testing.assert_array_equal,
+      spdf.get_mask(opt_state), spdf.get_mask(tx.init(params)),
+  )

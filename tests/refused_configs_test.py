@@ -313,3 +313,10 @@ def test_a_command_refuses_a_config_without_a_traceback(
   assert child.returncode == 1, output
   assert 'Traceback' not in output and message in output
   assert not workdir.exists()
+
+
+def test_planned_data_is_not_evaluated():
+  planned = data.PlannedCorpus('pile', 1000, data.PlannedTokenizer(8))
+  recipe = types.SimpleNamespace(corpus=planned, task=None)
+  for call in (lifecycle.bigram_baseline, lifecycle.validation_batches):
+    refuse("recipe has only planned sizes of corpus 'pile' or of", call, recipe)

@@ -2,14 +2,18 @@
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import structures
+from spdf_jax.sparsity.counts import fixed
+from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.distributions import ModelWide
 
 SHAPE = (2, 8, 12)
@@ -218,8 +222,10 @@ def test_model_wide_masks_count_over_all_leaves():
     assert mask['c'] is None
     assert mask['a'].sum() + mask['b'].sum() == 47 - 35
   magnitude = spdf.magnitude_mask(None, params, ModelWide(1 - 14.4 / 47))
-  np.testing.assert_array_equal(magnitude['a'], params['a'] > 0)
-  assert not magnitude['b'].any()
+  # The largest 12 of `a`, and one in each layer of `b`.
+  assert (magnitude['a'] <= (params['a'] > 0)).all()
+  assert magnitude['b'].sum((1, 2)).tolist() == [1, 1]
+  assert magnitude['a'].sum() == 12
 
 
 def test_masks_are_the_same_traced_or_not_for_many_layers():
@@ -237,3 +243,68 @@ def test_masks_are_the_same_traced_or_not_for_many_layers():
   ):
     f = lambda p, make=make: make(p, sparsities)
     jax.tree.map(np.testing.assert_array_equal, f(params), jax.jit(f)(params))
+
+
+@pytest.mark.parametrize('init', ['magnitude', 'random'])
+@pytest.mark.parametrize('axis', ['inputs', 'outputs'])
+def test_model_wide_channels_count_weights_and_leave_no_layer_dead(init, axis):
+  # Channels of 8 to 64 weights, whose layers have weights of all sizes.
+  shapes = {'a': (64, 32), 'b': (32, 64), 'c': (8, 16), 'stack': (3, 16, 8)}
+  params = {
+      name: jax.random.normal(jax.random.key(i), shape) * 10. ** -(i % 3)
+      for i, (name, shape) in enumerate(shapes.items())
+  }
+  algorithm = spdf.static(
+      0.75, distribution='model_wide', init=init,
+      structure=spdf.structures.channel(axis),
+  )
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0, where={'*': True})
+  mask = spdf.get_mask(tx.init(params))
+  total = sum(math.prod(shape) for shape in shapes.values())
+  kept = sum(int(m.sum()) for m in mask.values())
+  assert total // 4 - 64 < kept <= total // 4
+  for name, shape in shapes.items():
+    assert mask[name].reshape(-1, math.prod(shape[-2:])).any(axis=1).all()
+
+
+def test_model_wide_pruning_keeps_a_weight_in_every_layer():
+  params = {'large': jnp.arange(1., 65).reshape(8, 8), 'tiny': jnp.ones((4, 4))}
+  params['tiny'] *= 1e-6
+  algorithm = spdf.gmp(
+      spdf.cubic(0.0, 0.9, 4), update_every=1, update_until=4,
+      distribution='model_wide',
+  )
+  tx = spdf.sparsify(optax.sgd(0.0), algorithm, key=0)
+  state = tx.init(params)
+  for _ in range(5):
+    _, state = tx.update(params, state, params)
+  mask = spdf.get_mask(state)
+  assert mask['tiny'].sum() == 1 and mask['large'].sum() == 7
+
+
+@pytest.mark.parametrize(
+    'make', [spdf.rigl, spdf.sparse_evolution, spdf.granet]
+)
+def test_n_of_m_moves_with_default_drop_fractions(make):
+  params = {'w': jax.random.normal(jax.random.key(0), (64, 64))}
+  algorithm = make(0.5, structure='2:4', update_every=1, update_until=9)
+  tx = spdf.sparsify(optax.sgd(0.0), algorithm, key=0)
+  state = tx.init(params)
+  before = spdf.get_mask(state)
+  params = spdf.apply_mask(params, before)
+  grads = {'w': jax.random.normal(jax.random.key(1), (64, 64))}
+  _, state = tx.update(grads, state, params)  # Updates start at step 1.
+  _, state = tx.update(grads, state, params)
+  mask = spdf.get_mask(state)
+  assert (mask['w'].reshape(16, 4, 64).sum(1) == 2).all()
+  change, = spdf.mask_changes(before, mask, params).values()
+  assert change.grown == change.dropped > 2048 * 0.05
+
+
+def test_small_groups_drop_the_fraction_on_average():
+  carry = jax.random.bits(jax.random.key(0), (100_000,)) >> 2
+  for number, fraction in ((2, 0.3), (3, 0.9), (7, 0.01)):
+    dropped = fraction_of(jnp.full(100_000, number), fixed(fraction), carry)
+    exact = number * fraction
+    assert abs(float(dropped.mean()) - exact) < 0.01
+    assert set(dropped.tolist()) <= {math.floor(exact), math.floor(exact) + 1}

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from spdf_jax.sparsity.paths import like_params
@@ -35,7 +36,7 @@ Axes = MatrixAxes | optax.contrib.MuonDimensionNumbers | bool | None
 
 def is_axes(value: Any) -> bool:
   """Returns whether a value is what a selector returns for a leaf."""
-  return value is None or isinstance(value, (bool, *_KINDS))
+  return value is None or isinstance(value, (bool, np.bool_, *_KINDS))
 
 
 def is_matrix(leaf: Any) -> bool:
@@ -59,6 +60,8 @@ def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   Raises:
     ValueError: the axes are of another type or do not form a matrix.
   """
+  if isinstance(axes, (bool, np.bool_)):
+    axes = bool(axes)
   if axes is None or axes is False:
     return None
   ndim = len(leaf.shape)

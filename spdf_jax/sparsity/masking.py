@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from spdf_jax.sparsity import storage
 from spdf_jax.sparsity.paths import by_name
 from spdf_jax.sparsity.paths import like_params
+from spdf_jax.sparsity.state import check_state
 from spdf_jax.sparsity.state import get_mask
 from spdf_jax.sparsity.state import stored_mask
 
@@ -101,8 +102,9 @@ def check(params: PyTree, opt_state: PyTree) -> None:
     opt_state: The state of an optimizer that contains `sparsify`.
 
   Raises:
-    ValueError: pruned weights are not zero; their leaves are named. Or there is
-      no `SparsifyState` in `opt_state`.
+    ValueError: pruned weights are not zero; their leaves are named. Or a
+      transformation around `sparsify` computed with its state, or there is no
+      `SparsifyState` in `opt_state`.
 
   Example:
     >>> import optax, spdf_jax as spdf
@@ -114,6 +116,7 @@ def check(params: PyTree, opt_state: PyTree) -> None:
     Traceback (most recent call last):
     ValueError: pruned weights are not zero: 12 in 'w'; ...
   """
+  check_state(opt_state)
   if storage.is_packed(stored_mask(opt_state)):
     return
   count = lambda m, p: jnp.sum((p != 0) & ~m, dtype=jnp.int32)

@@ -112,9 +112,11 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
       none.
   """
   selector = selector_of(where)
-  paths_and_leaves = jax.tree_util.tree_leaves_with_path(params)
-  leaves = {path_name(path): leaf for path, leaf in paths_and_leaves}
-  for name, leaf in leaves.items():
+  named = [
+      (path_name(path), leaf)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  ]
+  for name, leaf in named:
     if not (hasattr(leaf, 'shape') and hasattr(leaf, 'dtype')):
       raise TypeError(
           f'params has {leaf!r:.80} at {name!r}, which is not an array; pass '
@@ -122,15 +124,14 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
           'equinox.is_array).'
       )
   axes = [
-      normalize_axes(selector(name, leaf), name, leaf) if leaf.size else None
-      for name, leaf in (
-          (path_name(path), leaf) for path, leaf in paths_and_leaves
-      )
+      normalize_axes(selector(name, leaf), name, leaf)
+      if math.prod(leaf.shape) else None
+      for name, leaf in named
   ]
   # `optax.tree.map_params` passes an empty tree as a placeholder.
-  if not leaves:
+  if not named:
     return axes
-  seen = ', '.join(f'{name} {tuple(x.shape)}' for name, x in leaves.items())
+  seen = ', '.join(f'{name} {tuple(leaf.shape)}' for name, leaf in named)
   if not any(axes):
     raise ValueError(
         f'where={getattr(where, "__name__", where)!r} selects no leaf to '
@@ -139,7 +140,7 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
     )
   if not callable(where):
     patterns = _patterns(where)
-    used = {_first(patterns, n)[0] for n, a in zip(leaves, axes) if a}
+    used = {_first(patterns, n)[0] for (n, _), a in zip(named, axes) if a}
     for pattern, found in patterns.items():
       if found and not callable(found) and pattern not in used:
         raise ValueError(

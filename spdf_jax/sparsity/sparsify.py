@@ -20,6 +20,7 @@ from spdf_jax.sparsity.masking import apply_mask
 from spdf_jax.sparsity.meshes import auto_axes
 from spdf_jax.sparsity.paths import without_empty_variables
 from spdf_jax.sparsity.selectors import hidden_matrices
+from spdf_jax.sparsity.state import check_state
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
@@ -51,11 +52,22 @@ def sparsify(
   nonzero for zero gradients, such as momentum of added noise: a revived weight
   then starts with the state of one step.
 
-  `sparsify` must be the last transformation of a chain: a transformation after
-  it that changes updates (added noise, a second learning rate) would make
-  pruned weights nonzero. Transformations that skip or accumulate whole steps
-  wrap it: `optax.MultiSteps`, `optax.apply_if_finite`, `optax.partition`. The
-  last can also freeze modules, which then keep every weight:
+  `sparsify` must be the last transformation that changes updates. Around it,
+  these make pruned weights nonzero, and belong inside: `optax.chain` with a
+  transformation after `sparsify` (`optax.scale`, `optax.ema`, noise),
+  `optax.apply_every`, `optax.lookahead`, `optax.conditionally_transform`,
+  `optax.contrib.mechanize` and `optax.contrib.schedule_free`. Those that
+  compute with the state of `sparsify` are refused: `optax.contrib.sam`, unless
+  `opaque_mode=True`, and `optax.lookahead(reset_state=True)`. `check` finds
+  pruned weights that are not zero.
+
+  A preconditioner that divides by the second moments of the step before,
+  `optax.contrib.acprop`, diverges where weights are revived, since theirs are
+  zero; put `optax.clip(10.0)` right after `optax.contrib.scale_by_acprop()`.
+
+  Transformations that skip or accumulate whole steps wrap `sparsify`:
+  `optax.MultiSteps`, `optax.apply_if_finite`, `optax.partition`. The last can
+  also freeze modules, which then keep every weight:
 
   .. code-block:: python
 
@@ -70,7 +82,15 @@ def sparsify(
   Args:
     inner: The optimizer.
     algorithm: Algorithm that computes the mask, e.g. `static(0.75)`.
-    where: `(path, leaf) -> bool | Axes`: the selection of leaves to sparsify.
+    where: The leaves to sparsify and their axes: `(path, leaf) -> MatrixAxes |
+      bool | None`, such as `hidden_matrices`, `per_head`, `convolutions` or
+      `stacked()`, or a tree of those values or functions, whose paths are shell
+      patterns; the first that matches the path of a leaf or of a subtree that
+      contains it applies: `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`.
+      `True` means that the last two axes are (inputs, outputs) and earlier axes
+      index independent layers. Where a function returns `None` for leaves that
+      have the axes of a matrix, their share of the weights is logged as a
+      warning.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, params, mask) -> values`: initial values of revived weights,
       e.g. `scaled_normal(0.5)`; by default they start at zero.
@@ -79,8 +99,12 @@ def sparsify(
     The sparse optimizer; its `update` needs `params`.
 
   Raises:
-    ValueError: on `init`, if `where` selects no leaf; on `update`, if `params`
-      is missing.
+    TypeError: an argument has the wrong type; on `init`, if a leaf of the
+      parameters is not an array.
+    ValueError: on `init`, if `where` selects no leaf, or if its function
+      returns `None` for more than half of the weights of matrices; on `update`,
+      if `params` is missing, or if a transformation around `sparsify` computed
+      with its state.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
@@ -125,13 +149,7 @@ def sparsify(
       raise ValueError(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
-    if state.dense_grads.dtype != bool:
-      raise ValueError(
-          f'opt_state.dense_grads has dtype {state.dense_grads.dtype}, not '
-          'bool: a transformation around sparsify computed with its state, as '
-          'optax.contrib.sam and optax.lookahead(reset_state=True) do; put '
-          'that transformation inside: sparsify(sam(…), …).'
-      )
+    check_state(state)
     if storage.is_packed(state.mask):
       return update_packed(
           inner, algorithm, updates, state, params, **extra_args

@@ -33,6 +33,26 @@ class SparsifyState(NamedTuple):
   """State of the wrapped transformation."""
 
 
+def check_state(opt_state: PyTree) -> None:
+  """Raises ValueError if something computed with the state of `sparsify`.
+
+  Args:
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Raises:
+    ValueError: booleans have become numbers.
+  """
+  for state in _sparsify_states(opt_state):
+    dtype = jax.tree.leaves(state.dense_grads)[0].dtype
+    if dtype != jnp.bool_:
+      raise ValueError(
+          f'opt_state.dense_grads has dtype {dtype}, not bool: a '
+          'transformation around sparsify computed with its state, as '
+          'optax.contrib.sam and optax.lookahead(reset_state=True) do; put '
+          'that transformation inside: sparsify(sam(…), …).'
+      )
+
+
 def stored_mask(opt_state: PyTree) -> PyTree:
   """Returns the mask in its stored form: booleans, or packed.
 

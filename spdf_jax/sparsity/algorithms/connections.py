@@ -127,7 +127,9 @@ def leafwise(
     row = times.index(count)
     if isinstance(table, ModelTable):
       mask = _prune_model(mask, params, _row(table.rows, row), structure)
-      kept = map_leaves(lambda m: count_kept(structure.reduce(m).astype(bool)), mask)
+      kept = map_leaves(
+          lambda m: count_kept(structure.reduce(m).astype(bool)), mask
+      )
     else:
       kept = jax.tree.map(lambda rows: _row(rows, row), table)
     fraction = _row(fractions, row)
