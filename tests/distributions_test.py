@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity.axes import Axes
+from spdf_jax.sparsity.axes import MatrixAxes
 from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
@@ -85,7 +85,8 @@ def test_erk_gives_per_head_kernels_the_golden_densities():
   def where(path, x):
     if len(x.shape) == 2:
       return True
-    return Axes((0, 1), 2) if path.endswith('o') else Axes(0, (1, 2))
+    out = path.endswith('o')
+    return MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2))
 
   check_golden(erk(to_layers(params, params, select(where, params)), 0.75))
 

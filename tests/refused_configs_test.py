@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import types
 
 import pytest
 from quickstart_runs import ROOT

@@ -156,7 +156,7 @@ def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
 
 def test_all_layers_are_one_group_by_default_and_none_under_uniform():
   params = as_jax(network())
-  scale = {'h_0': 1.0, 'h_1': 10.0, 'h_2': 0.1}
+  scale = {'h_0': 1.0, 'h_1': 2.0, 'h_2': 3.0}
 
   def loss_fn(params, batch):
     return sum(batch * s * jnp.sum(params[n]['w']) for n, s in scale.items())

@@ -370,7 +370,7 @@ def test_update_without_params_says_what_to_pass():
 
 
 def test_an_untyped_key_is_refused():
-  with pytest.raises(ValueError, match='give an int or a typed key'):
+  with pytest.raises(TypeError, match='give an int or a typed key'):
     spdf.sparsify(
         optax.sgd(1e-2), spdf.static(0.5), key=jax.random.PRNGKey(0)
     )

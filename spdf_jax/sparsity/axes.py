@@ -2,6 +2,7 @@
 
 from typing import Any
 from typing import NamedTuple
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 
 from spdf_jax.sparsity.paths import like_params
+from spdf_jax.sparsity.paths import without_empty_variables
 
 PyTree = Any
 
@@ -31,7 +33,7 @@ class MatrixAxes(NamedTuple):
 
 
 _KINDS = (MatrixAxes, optax.contrib.MuonDimensionNumbers)
-Axes = MatrixAxes | optax.contrib.MuonDimensionNumbers | bool | None
+Axes: TypeAlias = MatrixAxes | optax.contrib.MuonDimensionNumbers | bool | None
 
 
 def is_axes(value: Any) -> bool:
@@ -73,11 +75,11 @@ def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
         f'where returned {axes!r:.80} for {path or "the array"}; return a bool '
         f'or spdf_jax.MatrixAxes{hint}.'
     )
-  as_tuple = lambda axis: (axis,) if isinstance(axis, int) else tuple(axis)
-  normal = MatrixAxes(
-      *(tuple(a % max(ndim, 1) for a in as_tuple(x)) for x in axes)
+  reduction, output = (
+      tuple(a % max(ndim, 1) for a in _as_tuple(x)) for x in axes
   )
-  named = normal.reduction + normal.output
+  normal = MatrixAxes(reduction, output)
+  named = reduction + output
   if ndim < 2 or len(set(named)) != len(named) or not all(normal):
     raise ValueError(
         f'where names axes {tuple(axes)} for {path or "the array"} of shape '
@@ -85,6 +87,10 @@ def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
         'output axes.'
     )
   return normal
+
+
+def _as_tuple(axis: Any) -> tuple[int, ...]:
+  return (axis,) if isinstance(axis, int) else tuple(axis)
 
 
 def selected(
@@ -100,12 +106,14 @@ def selected(
   Returns:
     A tree of the structure of `params`.
   """
-  return jax.tree.structure(params).unflatten(
+  treedef: Any = jax.tree.structure(params)
+  return without_empty_variables(treedef.unflatten(
       None if a is None else x for x, a in zip(like_params(tree, params), axes)
-  )
+  ))
 
 
-def to_layers(    tree: PyTree, params: PyTree, axes: list[MatrixAxes | None]
+def to_layers(
+    tree: PyTree, params: PyTree, axes: list[MatrixAxes | None]
 ) -> PyTree:
   """Reshapes selected leaves to `[layers, inputs, outputs]`, others to `None`.
 
@@ -120,7 +128,8 @@ def to_layers(    tree: PyTree, params: PyTree, axes: list[MatrixAxes | None]
   Returns:
     A tree of the structure of `params`.
   """
-  return jax.tree.structure(params).unflatten(
+  treedef: Any = jax.tree.structure(params)
+  return treedef.unflatten(
       None if a is None or x is None else _to_matrix(x, a)
       for x, a in zip(like_params(tree, params), axes)
   )
@@ -130,15 +139,16 @@ def from_layers(
     layers: PyTree, params: PyTree, axes: list[MatrixAxes | None]
 ) -> PyTree:
   """Reshapes leaves to the shapes of `params`; the inverse of `to_layers`."""
+  treedef: Any
   leaves, treedef = jax.tree.flatten(params)
-  return treedef.unflatten(
+  return without_empty_variables(treedef.unflatten(
       None if a is None else _from_matrix(x, p.shape, a)
       for x, p, a in zip(treedef.flatten_up_to(layers), leaves, axes)
-  )
+  ))
 
 
 def _permutation(ndim: int, axes: MatrixAxes) -> tuple[int, ...]:
-  named = axes.reduction + axes.output
+  named = _as_tuple(axes.reduction) + _as_tuple(axes.output)
   return tuple(i for i in range(ndim) if i not in named) + named
 
 
@@ -150,8 +160,8 @@ def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
 
 
 def _to_matrix(x: Any, axes: MatrixAxes) -> Any:
-  inputs = _size(x.shape, axes.reduction)
-  outputs = _size(x.shape, axes.output)
+  inputs = _size(x.shape, _as_tuple(axes.reduction))
+  outputs = _size(x.shape, _as_tuple(axes.output))
   layers = _size(x.shape, tuple(range(len(x.shape)))) // (inputs * outputs)
   shape = (layers, inputs, outputs)
   if isinstance(x, jax.ShapeDtypeStruct):

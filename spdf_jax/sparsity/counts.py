@@ -197,8 +197,8 @@ def kept_table(
     names.append(path_name(path))
     shape = tuple(p.shape)
     shapes.append(structure.unit_shape(shape))
-  treedef = jax.tree.structure(params)
-  known = {}
+  treedef: Any = jax.tree.structure(params)
+  known: dict[Any, Any] = {}
   rows = []
   for step in steps:
     current = schedules.sparsity_at(sparsity, step)

@@ -175,8 +175,8 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
     )
   raw = [(i + o) / (i * o) for i, o in fans]
   densities = _fill(raw, power, sizes, budget)
-  return treedef.unflatten(
-      min(1 - density, math.nextafter(1, 0)) for density in densities
+  return jax.tree.unflatten(
+      treedef, [min(1 - density, math.nextafter(1, 0)) for density in densities]
   )
 
 

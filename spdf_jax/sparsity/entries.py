@@ -76,7 +76,8 @@ def structure_of(value: Any) -> structures.Structure:
     (32, 4, 1)
   """
   if isinstance(value, str) and re.fullmatch(r'\d+:\d+', value):
-    return structures.n_of_m(*map(int, value.split(':')))
+    n, m = map(int, value.split(':'))
+    return structures.n_of_m(n, m)
   found = by_entry('structure', value, _STRUCTURES)
   if isinstance(value, (str, Mapping)):
     found = found()
@@ -142,7 +143,7 @@ def bind(
     raise ValueError(
         f'{what}: {error}; its arguments are {", ".join(names) or "none"}.'
     ) from error
-  return functools.partial(function, **arguments)
+  return functools.partial(function, **arguments) if arguments else function
 
 
 def by_entry(

@@ -1,5 +1,6 @@
 """Sort keys of the entries of a layer: uint32, smaller keys rank first."""
 
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -74,9 +75,12 @@ def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
   Returns:
     uint32 of the shape.
   """
-  if i == _score_keys(layer.scores):
-    return ~random_bits.bits_of_layer(layer.words, layer.number, shape)
-  bits = ~_sortable_bits(layer.scores)
+  scores: Any = layer.scores
+  words: Any = layer.words
+  number: Any = layer.number
+  if i == _score_keys(scores):
+    return ~random_bits.bits_of_layer(words, number, shape)
+  bits = ~_sortable_bits(scores)
   if bits.dtype == jnp.uint32:
     return bits
   return (bits if i else bits >> jnp.uint64(32)).astype(jnp.uint32)

@@ -54,7 +54,7 @@ def map_leaves(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
   for members in kinds.values():
     for i, result in zip(members, _map_equal(f, [rows[i] for i in members])):
       results[i] = result
-  return treedef.unflatten(results)
+  return jax.tree.unflatten(treedef, results)
 
 
 def _flatten_like(
@@ -73,7 +73,9 @@ def _flatten_like(
     ) from error
 
 
-def _kind(path: jax.tree_util.KeyPath, row: tuple[Any, ...]) -> tuple[Any, ...]:
+def _kind(
+    path: jax.tree_util.KeyPath[Any], row: tuple[Any, ...]
+) -> tuple[Any, ...]:
   name = re.sub(r'\d+', '*', path_name(path))
   leaves, treedef = jax.tree.flatten(row)
   types = [(jnp.shape(x), jax.dtypes.result_type(x)) for x in leaves]

@@ -40,6 +40,7 @@ def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
     [[1.0, 0.0]]
   """
   check_bool(mask)
+  treedef: Any
   leaves, treedef = jax.tree.flatten(tree)
   return treedef.unflatten(
       x if m is None else jnp.where(m, x, jnp.zeros_like(x))
@@ -84,7 +85,8 @@ def map_masked(f: Callable[..., Any], mask: PyTree, *trees: PyTree) -> PyTree:
         'map_masked(f, mask, params).'
     )
   columns = [like_params(tree, trees[0]) for tree in trees]
-  return jax.tree.structure(trees[0]).unflatten(
+  treedef: Any = jax.tree.structure(trees[0])
+  return treedef.unflatten(
       None if m is None else f(m, *leaves)
       for m, *leaves in zip(like_params(mask, trees[0]), *columns)
   )

@@ -257,7 +257,8 @@ def _unit_scores_shape(
 def _as_layers(shape: tuple[int, ...]) -> tuple[int, int, int]:
   """Returns `(layers, inputs, outputs)` of a leaf of any rank."""
   shape = (1,) * (2 - len(shape)) + tuple(shape)
-  return math.prod(shape[:-2]), *shape[-2:]
+  inputs, outputs = shape[-2:]
+  return math.prod(shape[:-2]), inputs, outputs
 
 
 def leaf_keys(key: jax.Array | None, tree: PyTree) -> PyTree:

@@ -7,6 +7,7 @@ import fnmatch
 import functools
 import operator
 from typing import Any
+from typing import TypeGuard
 
 import jax
 
@@ -70,7 +71,7 @@ def partition(
   def per_leaf(act, params, *trees):
     """Merges what `act(member, params, *trees)` returns for every member."""
     found = _labels_of(labels, params, algorithms)
-    treedef = jax.tree.structure(params, is_leaf=_is_none)
+    treedef: Any = jax.tree.structure(params, is_leaf=_is_none)
     columns = [treedef.flatten_up_to(tree) for tree in (params, *trees)]
     merged = [None] * treedef.num_leaves
     for label, member in algorithms.items():
@@ -169,7 +170,7 @@ def _labels_of(
   return found
 
 
-def _are_patterns(labels: Labels) -> bool:
+def _are_patterns(labels: Labels) -> TypeGuard[Patterns]:
   return isinstance(labels, (list, tuple)) and all(
       isinstance(pair, (list, tuple))
       and len(pair) == 2
@@ -211,7 +212,7 @@ def _by_pattern(
 def _from_tree(labels: PyTree, params: PyTree) -> list[Any]:
   try:
     full = jax.tree.broadcast(labels, params, is_leaf=_is_none)
-    structure = jax.tree.structure(params, is_leaf=_is_none)
+    structure: Any = jax.tree.structure(params, is_leaf=_is_none)
     return structure.flatten_up_to(full)
   except (ValueError, TypeError) as error:
     raise ValueError(

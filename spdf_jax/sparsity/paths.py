@@ -9,7 +9,7 @@ PyTree = Any
 _IN_VARIABLE = jax.tree_util.GetAttrKey('value')
 
 
-def path_name(path: jax.tree_util.KeyPath) -> str:
+def path_name(path: jax.tree_util.KeyPath[Any]) -> str:
   """Returns a leaf's path as a string, e.g. `'h_0/attn/wq/kernel'`.
 
   An `nnx.Variable` and the array in it have the same path: `nnx.Optimizer`
@@ -20,7 +20,7 @@ def path_name(path: jax.tree_util.KeyPath) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
-def path_parts(path: jax.tree_util.KeyPath) -> tuple[str, ...]:
+def path_parts(path: jax.tree_util.KeyPath[Any]) -> tuple[str, ...]:
   """Returns the names of a path's entries, e.g. `('h_0', 'kernel')`."""
   if path and path[-1] == _IN_VARIABLE:
     path = path[:-1]
@@ -42,7 +42,8 @@ def like_params(tree: PyTree, params: PyTree) -> list[Any]:
   different types, such as `nnx.Param` and the variables of `nnx.Optimizer`.
 
   Args:
-    tree: A mask, or another tree with some of the paths of `params`.
+    tree: A mask, or another tree with some of the paths of `params`, which may
+      have subtrees there.
     params: The parameters.
 
   Returns:
@@ -55,9 +56,22 @@ def like_params(tree: PyTree, params: PyTree) -> list[Any]:
     >>> like_params({'b': None, 'w': True}, {'b': 1., 'w': 2.})
     [None, True]
   """
-  found, wanted = map(jax.tree_util.tree_leaves_with_path, (tree, params))
-  by_path = {path_parts(path): leaf for path, leaf in found}
-  paths = [path_parts(path) for path, _ in wanted]
+  paths = [
+      path_parts(path)
+      for path, _ in jax.tree_util.tree_leaves_with_path(params)
+  ]
+  known = set(paths)
+  by_path = {
+      path_parts(path): leaf
+      for path, leaf in jax.tree_util.tree_leaves_with_path(
+          tree,
+          is_leaf=lambda path, x: (
+              path_parts(path) in known and not _is_variable(x)
+          ),
+          is_leaf_takes_path=True,
+      )
+      if leaf is not None
+  }
   extra = set(by_path) - set(paths)
   if extra:
     raise ValueError(
@@ -66,6 +80,10 @@ def like_params(tree: PyTree, params: PyTree) -> list[Any]:
         'same parameters.'
     )
   return [by_path.get(path) for path in paths]
+
+
+def _is_variable(x: Any) -> bool:
+  return hasattr(x, 'get_value') and hasattr(x, 'set_value')
 
 
 def without_empty_variables(tree: PyTree) -> PyTree:
@@ -81,8 +99,7 @@ def without_empty_variables(tree: PyTree) -> PyTree:
   Returns:
     The tree; variables that hold arrays are unchanged.
   """
-  is_variable = lambda x: hasattr(x, 'get_value') and hasattr(x, 'set_value')
   return jax.tree.map(
-      lambda x: None if is_variable(x) and x.get_value() is None else x,
-      tree, is_leaf=is_variable,
+      lambda x: None if _is_variable(x) and x.get_value() is None else x,
+      tree, is_leaf=_is_variable,
   )

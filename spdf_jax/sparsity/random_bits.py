@@ -40,7 +40,7 @@ def key_words(key: jax.Array) -> jax.Array:
 
 
 def bits_of_layer(
-    words: jax.Array, number: jax.Array, shape: tuple[int, int]
+    words: jax.Array, number: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
   """Computes the random bits of one layer of a stack.
 
@@ -73,14 +73,14 @@ def _threefry(words: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
   cipher with 20 rounds (Salmon et al., `Parallel Random Numbers: As Easy as
   1, 2, 3 <https://doi.org/10.1145/2063384.2063405>`_, 2011).
   """
-  words = (words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(_PARITY))
-  x, y = high + words[0], low + words[1]
+  keys = (words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(_PARITY))
+  x, y = high + keys[0], low + keys[1]
   for i in range(5):
     for shift in _ROTATIONS[i % 2]:
       x = x + y
       y = x ^ (y << shift | y >> (32 - shift))
-    x = x + words[(i + 1) % 3]
-    y = y + words[(i + 2) % 3] + jnp.uint32(i + 1)
+    x = x + keys[(i + 1) % 3]
+    y = y + keys[(i + 2) % 3] + jnp.uint32(i + 1)
   return x ^ y
 
 

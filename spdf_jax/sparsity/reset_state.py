@@ -17,7 +17,7 @@ PyTree = Any
 class ResetState(NamedTuple):
   """State of `reset_state`."""
 
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # hides tuple.count
   """Number of steps taken, int32."""
 
   inner_state: PyTree

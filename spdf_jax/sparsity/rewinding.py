@@ -65,7 +65,7 @@ def rewind_schedule(
 class RewindState(NamedTuple):
   """State of `rewind_weights`."""
 
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # hides tuple.count
   """Number of steps taken, int32."""
 
   snapshot: PyTree

@@ -1,5 +1,6 @@
 """Rounds of iterative pruning: their lengths, fractions and first steps."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
 import itertools
 import math
@@ -7,7 +8,6 @@ from typing import Any
 from typing import NamedTuple
 
 from spdf_jax.sparsity.times import check_steps
-from spdf_jax.sparsity.times import is_host_int
 
 
 class Round(NamedTuple):
@@ -65,7 +65,9 @@ def rounds_to(
   number = max(1, math.ceil(exactly - 1e-9))
   last = 1 - (1 - target) / (1 - fraction) ** (number - 1)
   fractions = [0.0, *[fraction] * (number - 1), last]
-  lengths = [steps] * len(fractions) if is_host_int(steps) else list(steps)
+  lengths = (
+      list(steps) if isinstance(steps, Iterable) else [steps] * len(fractions)
+  )
   if len(lengths) != len(fractions):
     raise ValueError(
         f'steps has {len(lengths)} entries, but target={target} takes '
@@ -76,7 +78,7 @@ def rounds_to(
   return check_rounds(map(Round, lengths, fractions, rewinds))
 
 
-def check_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:
+def check_rounds(rounds: Iterable[Round]) -> tuple[Round, ...]:
   """Returns rounds as a tuple, or raises.
 
   Args:

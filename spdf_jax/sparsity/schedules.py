@@ -246,7 +246,7 @@ def schedule_range(
     >>> schedule_range(sparsity, update_times(10), total_steps=50)
     ScheduleRange(minimum=0.0, maximum=0.9, final=0.0)
   """
-  steps = [0]
+  steps: Sequence[int] = [0]
   if not is_constant(sparsity):
     steps = _steps_in_run(times, total_steps)
   sparsities = [sparsity_at(sparsity, step) for step in steps]
@@ -268,7 +268,8 @@ def _steps_in_run(
   end = None if total_steps is None else check_steps(
       'total_steps', total_steps, 1
   )
-  if times.endless:
+  steps: Sequence[int]
+  if times.endless and end is not None:
     steps = range(times.start, end, times.every)
   else:
     steps = [t for t in times.steps.tolist() if end is None or t < end]

@@ -46,7 +46,7 @@ def selector_of(where: Where) -> Selector:
 
   Example:
     >>> where = selector_of({'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True})
-    >>> where('h_0/mlp/wi/kernel', jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    >>> where('h_0/mlp/wi/kernel', jax.ShapeDtypeStruct((4, 8), 'float32'))
     True
   """
   if callable(where):
@@ -199,7 +199,9 @@ def _warn_once(message: str) -> None:
 
 
 @functools.cache
-def _log_once(chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int):
+def _log_once(
+    chosen: tuple[tuple[str, tuple[int, ...]], ...], leaves: int
+) -> None:
   logger.info(
       'sparsify: %d of %d leaves, %s weights: %s',
       len(chosen), leaves, f'{sum(math.prod(s) for _, s in chosen):,}',

@@ -40,7 +40,7 @@ def matrices(path: str, leaf: Any) -> bool | None:
     or complex dtype; `None` for other leaves.
 
   Example:
-    >>> matrices('head/kernel', jax.ShapeDtypeStruct((4, 8), jnp.float32))
+    >>> matrices('head/kernel', jax.ShapeDtypeStruct((4, 8), 'float32'))
     True
   """
   del path
@@ -69,7 +69,7 @@ def hidden_matrices(path: str, leaf: Any) -> bool | None:
     it is not sparsified, because its layout or name is not recognized.
 
   Example:
-    >>> leaf = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    >>> leaf = jax.ShapeDtypeStruct((4, 8), 'float32')
     >>> hidden_matrices('h_0/mlp/wi/kernel', leaf)
     True
     >>> hidden_matrices('wte/embedding', leaf)
@@ -103,7 +103,7 @@ def per_head(path: str, leaf: Any) -> Axes:
     The axes of an attention kernel; for other leaves as `hidden_matrices`.
 
   Example:
-    >>> leaf = jax.ShapeDtypeStruct((8, 2, 4), jnp.float32)
+    >>> leaf = jax.ShapeDtypeStruct((8, 2, 4), 'float32')
     >>> per_head('attention/query/kernel', leaf)
     MatrixAxes(reduction=(0,), output=(1, 2))
   """
@@ -134,7 +134,7 @@ def convolutions(path: str, leaf: Any) -> Axes:
     The axes of a kernel; for other leaves as `hidden_matrices`.
 
   Example:
-    >>> leaf = jax.ShapeDtypeStruct((3, 3, 16, 32), jnp.float32)
+    >>> leaf = jax.ShapeDtypeStruct((3, 3, 16, 32), 'float32')
     >>> convolutions('Block_0/Conv_0/kernel', leaf)
     MatrixAxes(reduction=(0, 1, 2), output=(3,))
   """
@@ -167,7 +167,7 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
     TypeError: `where` is not a function.
 
   Example:
-    >>> leaf = jax.ShapeDtypeStruct((12, 4, 8), jnp.float32)
+    >>> leaf = jax.ShapeDtypeStruct((12, 4, 8), 'float32')
     >>> stacked()('h/mlp/wi/kernel', leaf)
     MatrixAxes(reduction=(1,), output=(2,))
   """

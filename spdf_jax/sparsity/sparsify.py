@@ -18,7 +18,6 @@ from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.compact import update_packed
 from spdf_jax.sparsity.masking import apply_mask
 from spdf_jax.sparsity.meshes import auto_axes
-from spdf_jax.sparsity.paths import without_empty_variables
 from spdf_jax.sparsity.selectors import hidden_matrices
 from spdf_jax.sparsity.state import check_state
 from spdf_jax.sparsity.state import SparsifyState
@@ -137,7 +136,7 @@ def sparsify(
     mask = auto_axes(first_mask, chosen)(key, chosen)
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),
-        mask=without_empty_variables(mask),
+        mask=mask,
         # A copy, because donating the state must not donate the caller's key.
         key=jnp.array(jax.random.key_data(key)),
         dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
@@ -170,7 +169,7 @@ def sparsify(
       updates = jax.tree.map(lambda u: jnp.where(skip, 0, u), updates)
       inner_state = _keep_moments(skip, inner_state, masked_state, params)
     if revive is not None and update_now is not False:
-      updates = _revive(update_now, updates, state, params, mask)
+      updates = _revive(revive, update_now, updates, state, params, mask)
     count = optax.safe_increment(state.count)
     return _remove_pruned(updates, params, mask), SparsifyState(
         count=count,
@@ -206,7 +205,7 @@ def sparsify(
     # state would copy it at every step.
     return jax.lax.cond(update_now, new_mask, lambda: state.mask)
 
-  def _revive(update_now, updates, state, params, mask):
+  def _revive(revive, update_now, updates, state, params, mask):
     axes = selection.select(where, params)
     chosen = selected(params, params, axes)
 

@@ -16,7 +16,7 @@ PyTree = Any
 class SparsifyState(NamedTuple):
   """State of `sparsify`, the only place where the mask is stored."""
 
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # hides tuple.count
   """Number of steps taken, int32."""
 
   mask: PyTree
@@ -171,6 +171,7 @@ def _merge(one: PyTree, other: PyTree) -> PyTree:
     return other
   if _is_empty(other) or jax.tree_util.all_leaves([one]):
     return one
+  treedef: Any
   children, treedef = jax.tree.flatten(one, is_leaf=lambda x: x is not one)
   return treedef.unflatten(map(_merge, children, treedef.flatten_up_to(other)))
 

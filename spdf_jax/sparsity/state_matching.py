@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from spdf_jax.sparsity.paths import like_params
 from spdf_jax.sparsity.paths import path_parts
 
 PyTree = Any
@@ -38,8 +39,8 @@ def map_like_params(
     >>> map_like_params(lambda m: m + 1, state, params)[0].mu['w'].tolist()
     [1.0, 1.0, 1.0]
   """
-  paths_and_params, treedef = jax.tree_util.tree_flatten_with_path(params)
-  aligned = [treedef.flatten_up_to(tree) for tree in rest]
+  paths_and_params = jax.tree_util.tree_leaves_with_path(params)
+  aligned = [like_params(tree, params) for tree in rest]
   by_path = {
       path_parts(path): (param.shape, [column[i] for column in aligned])
       for i, (path, param) in enumerate(paths_and_params)
@@ -48,9 +49,9 @@ def map_like_params(
   def visit(path, leaf):
     parts = path_parts(path)
     for start in range(len(parts) + 1):
-      shape, rest_leaves = by_path.get(parts[start:], (None, None))
-      if shape is not None and shape == getattr(leaf, 'shape', None):
-        return f(leaf, *rest_leaves)
+      found = by_path.get(parts[start:])
+      if found is not None and found[0] == getattr(leaf, 'shape', None):
+        return f(leaf, *found[1])
     return leaf
 
   return jax.tree_util.tree_map_with_path(visit, state)
@@ -84,7 +85,9 @@ def state_shardings(state: PyTree, params: PyTree) -> PyTree:
     True
   """
   shardings = jax.tree.map(lambda p: p.sharding, params)
-  meshes = {getattr(s, 'mesh', None) for s in jax.tree.leaves(shardings)}
+  meshes: set[Any] = {
+      getattr(s, 'mesh', None) for s in jax.tree.leaves(shardings)
+  }
   if len(meshes) != 1 or None in meshes:
     raise ValueError(
         'the parameters are on no mesh, or on several; put them on one with '

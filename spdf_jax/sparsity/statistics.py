@@ -162,9 +162,10 @@ def mask_changes(
     {'w': MaskChange(grown=2, dropped=1, surviving=1)}
   """
   found = {}
+  missing: Any = (None, np.zeros(0))
   pairs = itertools.zip_longest(
       _layers(before, params, where), _layers(after, params, where),
-      fillvalue=(None, np.zeros(0)),
+      fillvalue=missing,
   )
   for (name, old), (other_name, new) in pairs:
     if name != other_name or old.shape != new.shape:

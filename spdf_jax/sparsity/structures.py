@@ -244,7 +244,7 @@ def _grouped(
     return tuple(parts[i] for i in order)
 
   def unit_shape(shape):
-    *groups, a, b = (*ordered(shape), *units)
+    *groups, a, b = ordered(shape) + units
     return math.prod(groups), a, b
 
   def reduce(scores):

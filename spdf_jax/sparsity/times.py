@@ -11,6 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+UpdateEvery = int | Sequence[int] | Callable[[int], Any]
+"""Steps of mask updates: their distance, a list, or a function of the step."""
+
 _LAST_STEP = 2**31 - 1
 
 
@@ -66,7 +69,9 @@ class UpdateTimes(NamedTuple):
       return found
     return found & (since <= (self.number - 1) * self.every)
 
-  def index(self, count: Any) -> Any:
+  def index(  # type: ignore[override]  # hides tuple.index
+      self, count: Any
+  ) -> Any:
     """Returns the number of the last update at or before a step.
 
     Args:
@@ -90,7 +95,7 @@ class UpdateTimes(NamedTuple):
 
 
 def update_times(
-    every: int | Sequence[int] | Callable[[int], Any],
+    every: UpdateEvery,
     start: int | None = None,
     stop: int | None = None,
 ) -> UpdateTimes:
@@ -116,6 +121,7 @@ def update_times(
     ([100, 200, 300], False, 1)
   """
   stop = stop if stop is None else check_steps('stop', stop, 0)
+  listed: Sequence[int]
   if callable(every):
     first = check_steps('start', 0 if start is None else start, 0)
     if stop is None:
@@ -149,7 +155,7 @@ def update_times(
         'range or update more often.'
     )
   if isinstance(listed, range):
-    return UpdateTimes(first, every, len(listed))
+    return UpdateTimes(first, listed.step, len(listed))
   gaps = {after - before for before, after in zip(listed, listed[1:])} or {1}
   even = len(gaps) == 1
   return UpdateTimes(

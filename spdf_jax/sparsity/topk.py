@@ -142,6 +142,7 @@ def keep_largest_of_all(
     >>> mask['a'].tolist(), mask['b'].tolist()
     ([[[False, True]]], [[[True, False]]])
   """
+  treedef: Any
   leaves, treedef = jax.tree.flatten(scores)
   if not leaves:
     return scores
@@ -155,7 +156,7 @@ def keep_largest_of_all(
           f'scores have a leaf of shape {list(leaf.shape)}; give [layers, '
           'inputs, outputs].'
       )
-  words = [None] * len(leaves)
+  words: Any = [None] * len(leaves)
   if tie_break is not None:
     words = map(random_bits.key_words, treedef.flatten_up_to(tie_break))
   _check_number(kept)
@@ -180,7 +181,8 @@ def _over_layers(
   operands = layers._replace(words=None), *numbers
   if digit > 1:
     return jax.lax.map(lambda row: one(*row), operands)
-  for _ in layers.number.shape:
+  number: Any = layers.number
+  for _ in number.shape:
     one = jax.vmap(one)
   return one(*operands)
 
@@ -256,7 +258,8 @@ def _keep_by_rank(
 ) -> jax.Array:
   """Keeps the best entries of a very small layer by comparing all pairs."""
   index = jnp.arange(math.prod(shape), dtype=jnp.int32)
-  ahead, equal = False, True
+  ahead: Any = False
+  equal: Any = True
   for i in range(keys.number_of_keys(layer)):
     key = keys.read_key(layer, i, shape).reshape(-1)
     ahead |= equal & (key < key[:, None])
@@ -324,7 +327,7 @@ def _keep_in_model(
   return map_layers(
       lambda shape: functools.partial(_cut, shape, lasts),
       (scores, among, words),
-      treedef.unflatten(jnp.split(take, np.cumsum(layers)[:-1])),
+      jax.tree.unflatten(treedef, jnp.split(take, np.cumsum(layers)[:-1])),
   )
 
 
@@ -348,7 +351,7 @@ def _last_keys(
   last key are ones, which no entry needs to have.
   """
   passes = -(-32 // digit)
-  lasts = ()
+  lasts: Keys = ()
   for _ in range(number_of_keys):
 
     def undecided(state):

@@ -19,7 +19,7 @@ _NOW, _BEFORE, _EVER = 1, 2, 4
 class MaskTrackingState(NamedTuple):
   """State of `track_masks`; counts are totals over all leaves."""
 
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # hides tuple.count
   """Number of steps taken, int32."""
 
   history: PyTree
@@ -107,7 +107,7 @@ def track_masks(
       changed = lambda: _changes(state.history, get_mask(inner_state))
       seen = jax.lax.cond(now, changed, lambda: seen)
     count = optax.safe_increment(state.count)
-    return updates, MaskTrackingState(count, *seen, inner_state)
+    return updates, MaskTrackingState._make((count, *seen, inner_state))
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -1,5 +1,6 @@
 """Exact counts over many layers, beyond the range of int32."""
 
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,9 @@ class Wide(NamedTuple):
   low: jax.Array
   """The lower 16 bits, uint32."""
 
-  def __lt__(self, other: 'Wide') -> jax.Array:
+  def __lt__(  # type: ignore[override]  # hides tuple.__lt__
+      self, other: 'Wide'
+  ) -> jax.Array:
     lower = (self.high == other.high) & (self.low < other.low)
     return (self.high < other.high) | lower
 
@@ -45,9 +48,10 @@ def to_wide(number: int | jax.Array) -> Wide:
     >>> [int(part) for part in to_wide(3 * 2**16 + 7)]
     [3, 7]
   """
+  words: Any = number
   if isinstance(number, (int, np.integer)):
-    number = np.array(divmod(min(int(number), _MOST), 2**32), np.uint32)
-  high, low = (jnp.asarray(word, jnp.uint32) for word in number)
+    words = np.array(divmod(min(int(number), _MOST), 2**32), np.uint32)
+  high, low = (jnp.asarray(word, jnp.uint32) for word in words)
   fits = high < 2**16
   return Wide(
       jnp.where(fits, high << 16 | low >> 16, np.uint32(_MOST >> 16)),

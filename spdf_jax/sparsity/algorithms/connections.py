@@ -169,7 +169,7 @@ def leafwise(
 
 
 def first_mask(
-    init: MaskMaker,
+    init: Callable[..., PyTree],
     key: jax.Array,
     params: PyTree,
     sparsities: PyTree,
@@ -279,7 +279,9 @@ def _check_sparsities(sparsity: PyTree, times: UpdateTimes) -> None:
     schedules.sparsity_at(sparsity, step)
 
 
-def _fractions(drop_fraction: float | Schedule, times: UpdateTimes):
+def _fractions(
+    drop_fraction: float | Schedule, times: UpdateTimes
+) -> np.ndarray:
   steps = [0]
   if callable(drop_fraction):
     if times.endless:

@@ -12,6 +12,7 @@ from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.times import UpdateEvery
 
 PyTree = Any
 
@@ -19,7 +20,7 @@ PyTree = Any
 def gmp(
     sparsity: PyTree,
     *,
-    update_every: Any,
+    update_every: UpdateEvery,
     update_until: int,
     update_from: int = 0,
     distribution: Distribution | str = uniform,

@@ -16,6 +16,7 @@ from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.times import UpdateEvery
 
 PyTree = Any
 
@@ -23,7 +24,7 @@ PyTree = Any
 def rigl(
     sparsity: PyTree,
     *,
-    update_every: Any,
+    update_every: UpdateEvery,
     update_until: int,
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.3,

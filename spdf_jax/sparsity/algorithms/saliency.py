@@ -10,8 +10,8 @@ from spdf_jax.names import lookup
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.axes import Axes
 from spdf_jax.sparsity.axes import from_layers
+from spdf_jax.sparsity.axes import MatrixAxes
 from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.masking import apply_mask
 from spdf_jax.sparsity.paths import path_name
@@ -100,8 +100,9 @@ def saliency_mask(
     >>> saliency_mask('snip', loss_fn, params, batch, 0.5)['w'].tolist()
     [[True, True], [False, False]]
   """
-  by_name = not callable(score)
-  scorer = lookup('score', score, SCORES) if by_name else _by_gradient(score)
+  scorer = _by_gradient(score) if callable(score) else lookup(
+      'score', score, SCORES
+  )
   rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1
   axes = selection.select(where, params)
   as_layers = lambda tree: to_layers(tree, params, axes)
@@ -166,11 +167,11 @@ def _of_round(sparsities: PyTree, done: int, rounds: int) -> PyTree:
   return jax.tree.map(lambda s: 1 - (1 - s) ** (done / rounds), sparsities)
 
 
-def _selected(params: PyTree, axes: list[Axes | None]) -> PyTree:
+def _selected(params: PyTree, axes: list[MatrixAxes | None]) -> PyTree:
   """Returns the sparsified leaves, `None` elsewhere."""
   leaves, treedef = jax.tree.flatten(params)
-  return treedef.unflatten(
-      None if a is None else leaf for leaf, a in zip(leaves, axes)
+  return jax.tree.unflatten(
+      treedef, [None if a is None else leaf for leaf, a in zip(leaves, axes)]
   )
 
 
@@ -181,7 +182,8 @@ def _merged(weights: PyTree, params: PyTree) -> PyTree:
 
 
 def _check_shapes(scores: PyTree, weights: PyTree) -> None:
-  wanted, found = map(jax.tree.structure, (weights, scores))
+  wanted: Any = jax.tree.structure(weights)
+  found: Any = jax.tree.structure(scores)
   if wanted != found:
     raise ValueError(
         f'score returns a tree of structure {found}; return that of the '

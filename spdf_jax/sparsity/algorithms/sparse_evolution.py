@@ -22,6 +22,7 @@ from spdf_jax.sparsity.schedules import Schedule
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.times import UpdateEvery
 from spdf_jax.sparsity.topk import keep_largest
 
 PyTree = Any
@@ -30,7 +31,7 @@ PyTree = Any
 def sparse_evolution(
     sparsity: PyTree,
     *,
-    update_every: Any,
+    update_every: UpdateEvery,
     update_until: int | None = None,
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.3,
