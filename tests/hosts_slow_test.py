@@ -272,7 +272,12 @@ def environment(tmp_path):
   return install
 
 
-@pytest.mark.parametrize('host', HOSTS)
+@pytest.mark.parametrize('host', [
+    'tunix', 'easydel', 'levanter',
+    pytest.param('kauldron', marks=pytest.mark.xfail(
+        strict=True, reason='it makes the state under checkify'
+    )),
+])
 def test_training_of_a_host_ends_with_exact_zeros(host, environment, tmp_path):
   package, others, program, hidden = HOSTS[host]
   python = environment(package, *others)
