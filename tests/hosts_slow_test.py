@@ -273,10 +273,7 @@ def environment(tmp_path):
 
 
 @pytest.mark.parametrize('host', [
-    'tunix', 'easydel', 'levanter',
-    pytest.param('kauldron', marks=pytest.mark.xfail(
-        strict=True, reason='it makes the state under checkify'
-    )),
+    'tunix', 'easydel', 'levanter', 'kauldron',
 ])
 def test_training_of_a_host_ends_with_exact_zeros(host, environment, tmp_path):
   package, others, program, hidden = HOSTS[host]

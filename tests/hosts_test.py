@@ -454,9 +454,6 @@ def test_a_clip_before_the_optimizer_shrinks_kept_gradients(scanned):
   assert kept < 0.9e-3
 
 
-@pytest.mark.xfail(
-    strict=True, reason='the top-k loop is batched, which checkify refuses'
-)
 def test_masks_may_be_made_under_checkify():
   # Kauldron makes the optimizer state so.
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75), key=0)

@@ -182,9 +182,18 @@ def _over_layers(
   if digit > 1:
     return jax.lax.map(lambda row: one(*row), operands)
   number: Any = layers.number
-  for _ in number.shape:
-    one = jax.vmap(one)
+  for size in reversed(number.shape):
+    # `checkify` refuses the loop of a batch, even of one.
+    one = _on_the_only(one) if size == 1 else jax.vmap(one)
   return one(*operands)
+
+
+def _on_the_only(f: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns `jax.vmap(f)` for arguments of one entry."""
+  def on_the_only(*args):
+    found = f(*jax.tree.map(lambda x: x.reshape(x.shape[1:]), args))
+    return jax.tree.map(lambda x: x[None], found)
+  return on_the_only
 
 
 def _on_this_platform(keep: Callable[..., PyTree], *operands: Any) -> PyTree:
