@@ -45,8 +45,8 @@ def distribution_of(value: Any) -> Callable[..., Any]:
     The distribution.
 
   Raises:
-    TypeError: `value` is something else.
-    ValueError: the name is unknown, or an argument is.
+    ValueError: `value` is something else, or the name or an argument is
+      unknown.
 
   Example:
     >>> distribution_of('erk').__name__
@@ -68,8 +68,8 @@ def structure_of(value: Any) -> structures.Structure:
     The structure.
 
   Raises:
-    TypeError: `value` is something else.
-    ValueError: the name is unknown, or an argument is.
+    ValueError: `value` is something else, or the name or an argument is
+      unknown.
 
   Example:
     >>> structure_of('2:4').unit_shape((1, 8, 16))
@@ -98,8 +98,7 @@ def init_of(value: Any) -> Callable[..., Any]:
     The maker.
 
   Raises:
-    TypeError: `value` is something else.
-    ValueError: the name is unknown.
+    ValueError: `value` is something else, or the name is unknown.
 
   Example:
     >>> init_of('magnitude').__name__
@@ -111,7 +110,7 @@ def init_of(value: Any) -> Callable[..., Any]:
 
 def _check(found: Any, valid: bool, name: str, example: str) -> Any:
   if not valid:
-    raise TypeError(f'{name} is {found!r:.80}; give e.g. {example}.')
+    raise ValueError(f'{name} is {found!r:.80}; give e.g. {example}.')
   return found
 
 

@@ -42,8 +42,8 @@ def static(
     The algorithm.
 
   Raises:
-    TypeError: an argument has the wrong type.
-    ValueError: a sparsity is not a number in [0, 1).
+    ValueError: a sparsity is not a number in [0, 1), or another argument is
+      invalid.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
@@ -56,7 +56,7 @@ def static(
   distribution, init = distribution_of(distribution), init_of(init)
   structure = structure_of(structure)
   if any(map(callable, jax.tree.leaves(sparsity))):
-    raise TypeError(
+    raise ValueError(
         'sparsity is a schedule, but static keeps one mask; give a number, or '
         'use an algorithm with mask updates: gmp, rigl, granet.'
     )
