@@ -38,10 +38,6 @@ SCRIPT = textwrap.dedent('''
         'gmp-model-wide': lambda: spdf.gmp(
             spdf.cubic(0.0, 0.75, 6), distribution='model_wide', **TIMES
         ),
-        'granet': lambda: spdf.granet(spdf.cubic(0.5, 0.75, 6), **TIMES),
-        'iterative': lambda: spdf.iterative(
-            [spdf.Round(2), spdf.Round(3, 0.5), spdf.Round(2, 0.5)]
-        ),
     }
     SPECS = {
         'rows': P(('data', 'model'), None), 'columns': P(None, 'data'),
@@ -123,8 +119,7 @@ def run(name):
 
 
 each = pytest.mark.parametrize('name', [
-    'rigl', 'variable-spdf', 'blocks', '2:4', 'gmp-model-wide', 'granet',
-    'iterative',
+    'rigl', 'variable-spdf', 'blocks', '2:4', 'gmp-model-wide',
 ])
 
 
