@@ -91,14 +91,19 @@ def test_the_commands_run_in_order(clone):
   for guide in ORDER:
     path = ROOT / 'experiments' / 'guides' / f'{guide}.md'
     given += [(guide, words) for words in commands(path)]
+  # Commands that start others find the same Python.
+  search = os.pathsep.join(
+      [os.path.dirname(sys.executable), os.environ['PATH']]
+  )
+  env = os.environ | {'PYTHONPATH': str(clone), 'PATH': search}
   for guide, words in given:
     line = ' '.join(words)
     if words[0] != 'python' or any(part in line for part in LEFT_OUT):
       continue
     done = subprocess.run(
         [sys.executable, *shortened(words)[1:]], cwd=clone, check=False,
-        env=os.environ | {'PYTHONPATH': str(clone)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
+        env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=600,
     )
     if done.returncode:
       failed.append(f'{guide}: {line}\n{done.stdout[-2000:]}')
