@@ -183,10 +183,10 @@ def report_selection(
   message = (
       f'where={getattr(where, "__name__", "mapping")} leaves '
       f'{sizes[1] / sum(sizes):.1%} of the weights of matrices dense, because '
-      f'it does not recognize the layout or the name of {_kinds(passed)}; '
-      'select them with per_head, stacked() or convolutions, or name them: '
-      "where={'pattern of a path': True, MatrixAxes(…) or False, '*': "
-      'hidden_matrices}'
+      f'it does not recognize (returns None for) {_kinds(passed)}; select '
+      'them with per_head, stacked() or convolutions, or name them, also those '
+      "that stay dense: where={'pattern of a path': True, MatrixAxes(…) or "
+      "False, '*': hidden_matrices}"
   )
   if sizes[1] > sizes[0]:
     raise ValueError(f'{message}.')
