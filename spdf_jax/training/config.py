@@ -16,6 +16,8 @@ from spdf_jax.training.learning_rates import LearningRate
 from spdf_jax.training.learning_rates import TAKES
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import CROSSOVERS
+from spdf_jax.training.named_optimizers import NamedOptimizer
+from spdf_jax.training.named_optimizers import read_optimizer
 from spdf_jax.training.phases import check_names
 from spdf_jax.training.phases import EarlyStop
 from spdf_jax.training.phases import PhaseConfig
@@ -50,7 +52,7 @@ class RunConfig:
       finite, which are then skipped; one more stops training.
     mesh: Sizes of the mesh.
     data: Corpus and task.
-    optimizer: Settings of AdamW.
+    optimizer: Settings of AdamW, or another optimizer by its name.
     phases: The phases, in order.
     evaluation: Settings of the evaluations.
     eval_every: Steps between evaluations.
@@ -72,7 +74,7 @@ class RunConfig:
   max_skipped_steps: int
   mesh: MeshConfig
   data: DataConfig
-  optimizer: OptimizerConfig
+  optimizer: OptimizerConfig | NamedOptimizer
   phases: tuple[PhaseConfig, ...]
   evaluation: EvaluationConfig
   eval_every: int
@@ -93,6 +95,11 @@ class RunConfig:
       )
     lookup('matmul', self.matmul, CROSSOVERS)
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
+    if self.storage == 'compact' and isinstance(self.optimizer, NamedOptimizer):
+      raise ValueError(
+          f"storage is 'compact' and the optimizer {self.optimizer.name!r}; "
+          "compact storage needs AdamW: use storage 'dense', or AdamW."
+      )
     check_names([phase.name for phase in self.phases])
     check_first(self.phases[0].name, self.phases[0].learning_rate)
     for phase in self.phases:
@@ -142,6 +149,7 @@ class RunConfig:
     """Returns the config as `parse` reads it, JSON-able."""
     fields = dataclasses.asdict(self)
     fields['model'] = {'preset': self.model.preset, **fields['model']['sizes']}
+    fields['optimizer'] = self.optimizer.as_dict()
     fields['phases'] = {'order': [phase.name for phase in self.phases]} | {
         phase.pop('name'): phase for phase in fields['phases']
     }
@@ -269,5 +277,6 @@ def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
 
 _READERS: Mapping[Any, Reader] = {
     ModelConfig: _read_model,
+    OptimizerConfig | NamedOptimizer: read_optimizer,
     tuple[PhaseConfig, ...]: lambda given, path: parse_phases(given),
 }

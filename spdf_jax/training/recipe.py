@@ -18,7 +18,6 @@ from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.tracking import mask_statistics
-from spdf_jax.training import optimizers
 from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
@@ -36,6 +35,8 @@ from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
+from spdf_jax.training.named_optimizers import check_optimizer
+from spdf_jax.training.optimizers import create_optimizer
 from spdf_jax.training.plan import create_plan
 from spdf_jax.training.plan import draft_plan
 from spdf_jax.training.plan import Plan
@@ -58,8 +59,8 @@ class Recipe:
     model: The Flax module.
     where: The model's selection of sparsified leaves.
     plan: The phases.
-    optimizer: AdamW inside `sparsify`, with mask updates tracked if there are
-      any within phases.
+    optimizer: Optimizer inside `sparsify`, with mask updates tracked if there
+      are any within phases.
     corpus: Text to pre-train on.
     task: Task to fine-tune on; `None`: there is none.
     sources: Sources of batches, by name.
@@ -281,6 +282,7 @@ def create_recipe(
   parameters = sum(x.size for x in jax.tree.leaves(params))
   draft = draft_plan(config.phases, parameters)
   _check_masks(draft, params)
+  check_optimizer(config.optimizer, params, models.sparsifiable)
   if math.isfinite(draft.total_steps):
     stored_state.check_storage(config.storage, draft, mesh)
   if workdir is not None:
@@ -354,11 +356,11 @@ def _assemble(
       max_epochs=dataclasses.asdict(config.data.max_epochs),
   )
   where = models.sparsifiable
-  optimizer = optimizers.adamw(
+  optimizer = create_optimizer(
+      config.optimizer,
       plan,
       where=where,
       key=jax.random.fold_in(jax.random.key(config.seed), _MASKS),
-      **dataclasses.asdict(config.optimizer),
   )
   return Recipe(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,

@@ -142,6 +142,10 @@ class OptimizerConfig:
           f'optimizer.clip_norm is {self.clip_norm}; it must be positive.'
       )
 
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the fields and the name, as `read_optimizer` reads them."""
+    return {'name': 'adamw', **dataclasses.asdict(self)}
+
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
