@@ -49,7 +49,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       planned=dict(tokens=0.0, vocab_size=0, examples=0),  # for a --dry_run
   )
 
-  config.optimizer = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)  # AdamW
+  config.optimizer = dict(  # any of optax, or your own, with its arguments
+      name='adamw', b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0,
+  )
 
   cosine = dict(
       schedule='cosine',  # constant, linear, cosine, continue or rewind
@@ -77,10 +79,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.phases = dict(order=tuple(phases), **phases)  # phases to run, in order
 
   config.evaluation = dict(
-      batch_size=16,  # sequences per evaluation batch
-      corpus_batches=8, task_batches=12,  # batches of the validation splits
-      generations=48,  # validation examples to generate at phase ends
-      max_new_tokens=32,  # per generation
+      batch_size=16, corpus_batches=8, task_batches=12,  # of validation splits
+      generations=48, max_new_tokens=32,  # number at phase ends; their length
   )
   config.eval_every = 50 if algorithm == 'iterative' else 200  # steps
   config.log_every = 10  # steps

@@ -1,7 +1,10 @@
 """Lookup of user-supplied names, with an error that suggests known ones."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import difflib
+import importlib
+from typing import Any
 from typing import TypeVar
 
 T = TypeVar('T')
@@ -32,3 +35,39 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
       f'known are {", ".join(map(repr, sorted(table)))}.'
   )
   raise ValueError(f'{kind} {name!r} is unknown; {hint}')
+
+
+def import_function(kind: str, name: str) -> Callable[..., Any]:
+  """Imports the function named by `'package.module:function'`.
+
+  Args:
+    kind: Kind of the function for error messages, e.g. `'algorithm'`.
+    name: Name of the module and the function.
+
+  Returns:
+    The function.
+
+  Raises:
+    ValueError: the name has another form, or there is no such module or
+      function.
+
+  Example:
+    >>> import_function('algorithm', 'spdf_jax.sparsity:static').__name__
+    'static'
+  """
+  module_name, _, attribute = name.partition(':')
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as error:
+    # An existing module may fail on its own imports; that error propagates.
+    if error.name and (module_name + '.').startswith(error.name + '.'):
+      raise ValueError(
+          f'{kind} {name!r} cannot be imported ({error}); give '
+          "'package.module:function' of a module on the path."
+      ) from error
+    raise
+  except ValueError as error:
+    raise ValueError(
+        f"{kind} {name!r} names no module; write 'package.module:function'."
+    ) from error
+  return lookup(f'{kind} {name!r}: name', attribute, vars(module))

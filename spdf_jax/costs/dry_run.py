@@ -3,10 +3,13 @@
 from typing import Any
 
 from spdf_jax.accelerator import native
+from spdf_jax.costs.flops import ModelShape
+from spdf_jax.costs.flops import OwnShape
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.sparsity_spans import as_ranges
 from spdf_jax.costs.sparsity_spans import find_spans
+from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.planned_sparsity import mean_sparsity
 from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.planned_sparsity import PlannedSparsity
@@ -34,7 +37,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     that of a dense step), mask updates as ranges, and the spans of constant
     sparsity.
   """
-  shape = shape_of(recipe.model.config)
+  shape = _shape_of(recipe)
 
   def cost(phase, sparsity, dense_grads):
     return phase.batch_size * training_flops(
@@ -77,6 +80,14 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       'phases': phases,
       'compute': _describe_compute(recipe),
   }
+
+
+def _shape_of(recipe: Recipe) -> ModelShape | OwnShape:
+  model = recipe.model
+  if not isinstance(model, OwnModel):
+    return shape_of(model.config)
+  hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
+  return OwnShape(hidden, model.config.d_model, model.config.vocab_size)
 
 
 def _describe_compute(recipe: Recipe) -> str:

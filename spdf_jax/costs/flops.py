@@ -45,21 +45,58 @@ class ModelShape(NamedTuple):
     return attention + (2 + self.gated) * self.d_model * self.d_ff
 
 
+class OwnShape(NamedTuple):
+  """The sizes of a user's own model, whose FLOPs are those of its products.
+
+  Attributes:
+    hidden_weights: Number of weights in the sparsified matrices.
+    d_model: Width of the model.
+    vocab_size: Number of token ids, the outputs of the head.
+  """
+
+  hidden_weights: int
+  d_model: int
+  vocab_size: int
+
+  @property
+  def n_layers(self) -> int:
+    """Number of blocks: the matrices are those of all of them."""
+    return 1
+
+  @property
+  def n_heads(self) -> int:
+    """Number of attention heads, which are not known."""
+    return 0
+
+  @property
+  def attention_width(self) -> int:
+    """Total width of the heads, whose products are not counted."""
+    return 0
+
+
 def shape_of(config: DecoderConfig) -> ModelShape:
   """Returns the sizes of a model.
+
+  Raises:
+    ValueError: the model is a user's own.
 
   Example:
     >>> from spdf_jax.models import PRESETS
     >>> shape_of(PRESETS['llama2-7b']).hidden_weights
     202375168
   """
+  if not isinstance(config, DecoderConfig):
+    raise ValueError(
+        'the model is your own, whose layers this command does not know; set '
+        'model.preset to one of spdf_jax.models.PRESETS.'
+    )
   return ModelShape(**{
       name: getattr(config, name) for name in ModelShape._fields
   })
 
 
 def forward_flops(
-    shape: ModelShape, length: int, sparsity: float = 0.0
+    shape: ModelShape | OwnShape, length: int, sparsity: float = 0.0
 ) -> float:
   """Returns the FLOPs of one sequence's forward pass.
 
@@ -103,7 +140,7 @@ def forward_flops(
   return products + softmax_flops(shape, length)
 
 
-def softmax_flops(shape: ModelShape, length: int) -> int:
+def softmax_flops(shape: ModelShape | OwnShape, length: int) -> int:
   """Returns the FLOPs of attention's softmax in one sequence's forward pass.
 
   Each of the `n_heads * length**2` scores of a layer takes three operations.
@@ -126,7 +163,7 @@ def softmax_flops(shape: ModelShape, length: int) -> int:
 
 
 def training_flops(
-    shape: ModelShape,
+    shape: ModelShape | OwnShape,
     length: int,
     sparsity: float = 0.0,
     *,

@@ -209,6 +209,8 @@ def _read_start(source: str, workdir: pathlib.Path) -> Ancestry | None:
 
 
 def _model_name(model: ModelConfig) -> str:
+  if model.preset not in PRESETS:
+    return model.preset  # A user's own.
   preset = PRESETS[model.preset]
   same = all(getattr(model.sizes, s) == getattr(preset, s) for s in _SIZES)
   return model.preset if same else f'{model.preset} resized'

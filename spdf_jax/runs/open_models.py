@@ -13,6 +13,7 @@ from spdf_jax import training
 from spdf_jax.evaluation.candidate import Candidate
 from spdf_jax.interop.tensor_files import CONFIG
 from spdf_jax.training.identity import read_config
+from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.workdir import read_meta
 
 PyTree = Any
@@ -39,6 +40,12 @@ def open_run(source: str) -> Candidate:
         'workdir of a training run, or a Hugging Face directory.'
     )
   config = read_config(stored, f'checkpoint {checkpoint}')
+  if isinstance(config.model.sizes, OwnSizes):
+    raise ValueError(
+        f'checkpoint {checkpoint} is of your own model, {config.model.preset!r}'
+        ', which this command does not open; it opens models of '
+        'spdf_jax.models.PRESETS.'
+    )
   model = models.model_of(config.model.sizes)
   params = _read_params(checkpoint, model)
   corpus = data.prepare_corpus(

@@ -16,6 +16,9 @@ from spdf_jax.training.learning_rates import LearningRate
 from spdf_jax.training.learning_rates import TAKES
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import CROSSOVERS
+from spdf_jax.training.named_optimizers import NamedOptimizer
+from spdf_jax.training.named_optimizers import read_optimizer
+from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.phases import check_names
 from spdf_jax.training.phases import EarlyStop
 from spdf_jax.training.phases import PhaseConfig
@@ -50,7 +53,7 @@ class RunConfig:
       finite, which are then skipped; one more stops training.
     mesh: Sizes of the mesh.
     data: Corpus and task.
-    optimizer: Settings of AdamW.
+    optimizer: Settings of AdamW, or another optimizer by its name.
     phases: The phases, in order.
     evaluation: Settings of the evaluations.
     eval_every: Steps between evaluations.
@@ -72,7 +75,7 @@ class RunConfig:
   max_skipped_steps: int
   mesh: MeshConfig
   data: DataConfig
-  optimizer: OptimizerConfig
+  optimizer: OptimizerConfig | NamedOptimizer
   phases: tuple[PhaseConfig, ...]
   evaluation: EvaluationConfig
   eval_every: int
@@ -93,6 +96,13 @@ class RunConfig:
       )
     lookup('matmul', self.matmul, CROSSOVERS)
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
+    if self.storage == 'compact' and isinstance(self.optimizer, NamedOptimizer):
+      raise ValueError(
+          f"storage is 'compact' and the optimizer {self.optimizer.name!r}; "
+          "compact storage needs AdamW: use storage 'dense', or AdamW."
+      )
+    if isinstance(self.model.sizes, OwnSizes):
+      self._check_own_model()
     check_names([phase.name for phase in self.phases])
     check_first(self.phases[0].name, self.phases[0].learning_rate)
     for phase in self.phases:
@@ -103,6 +113,20 @@ class RunConfig:
         raise ValueError(
             f'phases on the corpus have the lengths {length} and '
             f'{max(lengths)}; choose lengths that divide the longest one.'
+        )
+
+  def _check_own_model(self) -> None:
+    """Checks that nothing is set that only our models support."""
+    for name, value, needed in (
+        ('storage', self.storage, 'dense'),
+        ('loss.chunk', self.loss.chunk, 0),
+        ('evaluation.generations',
+         self.evaluation.generations if self.data.task else 0, 0),
+    ):
+      if value != needed:
+        raise ValueError(
+            f'{name} is {value!r} and the model {self.model.preset!r} your '
+            f'own, which does not support it; set {needed!r}.'
         )
 
   def _check_phase(self, phase: PhaseConfig) -> None:
@@ -141,7 +165,8 @@ class RunConfig:
   def as_dict(self) -> dict[str, Any]:
     """Returns the config as `parse` reads it, JSON-able."""
     fields = dataclasses.asdict(self)
-    fields['model'] = {'preset': self.model.preset, **fields['model']['sizes']}
+    fields['model'] = self.model.as_dict()
+    fields['optimizer'] = self.optimizer.as_dict()
     fields['phases'] = {'order': [phase.name for phase in self.phases]} | {
         phase.pop('name'): phase for phase in fields['phases']
     }
@@ -218,6 +243,12 @@ def _read_model(given: Any, path: str) -> ModelConfig:
         f'config field {path!r} has no preset; set {path}.preset to one of '
         f'{", ".join(models.PRESETS)}.'
     )
+  check_type(given['preset'], str, f'{path}.preset')
+  if ':' in given['preset']:
+    arguments = {
+        k: v for k, v in given.items() if k != 'preset' and v is not None
+    }
+    return ModelConfig(given['preset'], OwnSizes(arguments))
   preset = lookup('preset', given['preset'], models.PRESETS)
   for field in dataclasses.fields(preset):
     if field.name in given:
@@ -269,5 +300,6 @@ def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
 
 _READERS: Mapping[Any, Reader] = {
     ModelConfig: _read_model,
+    OptimizerConfig | NamedOptimizer: read_optimizer,
     tuple[PhaseConfig, ...]: lambda given, path: parse_phases(given),
 }

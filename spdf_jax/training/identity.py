@@ -104,7 +104,8 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
 
   These are all fields except paths, the mesh, the planned sizes of data, the
   storage of the state, since checkpoints are dense, and the number of steps
-  that may be skipped, so that it can be raised for a run that stopped.
+  that may be skipped, so that it can be raised for a run that stopped. AdamW
+  has no name, as in earlier versions, which had no other optimizer.
   """
   excluded = (
       'resume', 'init_from', 'data.cache_dir', 'storage', 'max_skipped_steps'
@@ -112,6 +113,7 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
   return {
       k: v for k, v in flatten(config.as_dict()).items()
       if k not in excluded and not k.startswith(('mesh.', 'data.planned.'))
+      and (k, v) != ('optimizer.name', 'adamw')
   }
 
 

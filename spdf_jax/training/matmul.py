@@ -14,6 +14,7 @@ import numpy as np
 from spdf_jax.accelerator import native
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.storage import is_packed
+from spdf_jax.training.own_models import OwnModel
 
 PyTree = Any
 # The result is `Any`, since Flax's `apply` may also return a tuple.
@@ -41,7 +42,7 @@ class SparseSteps(NamedTuple):
 
 
 def sparse_steps(
-    matmul: str, model: nn.Module, tokens: int
+    matmul: str, model: nn.Module | OwnModel, tokens: int
 ) -> SparseSteps | None:
   """Chooses the matrix products of the steps of a sparse phase.
 
@@ -70,6 +71,9 @@ def sparse_steps(
   is_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
   if not (is_cpu and native.is_available(model.config.dtype)):
     return None
+  if isinstance(model, OwnModel):
+    make = model.apply_with
+    return make and SparseSteps(make(native.NATIVE), crossover)
   config = dataclasses.replace(model.config, lowering=native.NATIVE)
   return SparseSteps(model.clone(config=config).apply, crossover)
 

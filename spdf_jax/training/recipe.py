@@ -17,8 +17,8 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import mask_statistics
-from spdf_jax.training import optimizers
 from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
@@ -36,10 +36,16 @@ from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import place_batch
 from spdf_jax.training.mesh import shard_shapes
+from spdf_jax.training.named_optimizers import check_optimizer
+from spdf_jax.training.optimizers import create_optimizer
+from spdf_jax.training.own_models import create_own_model
+from spdf_jax.training.own_models import OwnModel
+from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.plan import create_plan
 from spdf_jax.training.plan import draft_plan
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.settings import DataConfig
+from spdf_jax.training.settings import ModelConfig
 from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
@@ -55,11 +61,11 @@ class Recipe:
 
   Attributes:
     config: The config.
-    model: The Flax module.
+    model: The Flax module of a preset, or an `OwnModel`.
     where: The model's selection of sparsified leaves.
     plan: The phases.
-    optimizer: AdamW inside `sparsify`, with mask updates tracked if there are
-      any within phases.
+    optimizer: Optimizer inside `sparsify`, with mask updates tracked if there
+      are any within phases.
     corpus: Text to pre-train on.
     task: Task to fine-tune on; `None`: there is none.
     sources: Sources of batches, by name.
@@ -68,8 +74,8 @@ class Recipe:
   """
 
   config: RunConfig
-  model: models.GPT | models.Llama
-  where: Callable[[str, Any], Any]
+  model: Any
+  where: Where
   plan: Plan
   optimizer: optax.GradientTransformationExtraArgs
   corpus: data.Corpus | data.PlannedCorpus
@@ -273,14 +279,16 @@ def create_recipe(
       check_batches(mesh, phase.batch_size, config.micro_batches)
     except ValueError as error:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
-  model = models.model_of(config.model.sizes)
+  model = _create_model(config.model)
+  where = _where(model)
   root = jax.random.key(config.seed)
   tokens = jnp.zeros((1, 2), jnp.int32)
   init = lambda: model.init(jax.random.fold_in(root, _PARAMS), tokens)['params']
   params = jax.eval_shape(init)
   parameters = sum(x.size for x in jax.tree.leaves(params))
   draft = draft_plan(config.phases, parameters)
-  _check_masks(draft, params)
+  _check_masks(draft, params, where)
+  check_optimizer(config.optimizer, params, where)
   if math.isfinite(draft.total_steps):
     stored_state.check_storage(config.storage, draft, mesh)
   if workdir is not None:
@@ -307,14 +315,24 @@ def _tokens_per_epoch(source: data.Source, length: int) -> int:
   return length * source.num_blocks(length)
 
 
-def _check_masks(plan: Plan, params: PyTree) -> None:
+def _create_model(config: ModelConfig) -> Any:
+  if isinstance(config.sizes, OwnSizes):
+    return create_own_model(config.preset, config.sizes)
+  return models.model_of(config.sizes)
+
+
+def _where(model: Any) -> Where:
+  return model.where if isinstance(model, OwnModel) else models.sparsifiable
+
+
+def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
   """Raises ValueError if an algorithm has no masks for the parameters."""
   for span in plan.spans:
     if not isinstance(span.sparsity, Mapping):
       continue
     masked = sparsify(
         optax.identity(), create_algorithm(span.sparsity),
-        where=models.sparsifiable, key=0,
+        where=where, key=0,
     )
     try:
       jax.eval_shape(masked.init, params)
@@ -336,7 +354,7 @@ def _open_task(
 
 def _assemble(
     config: RunConfig,
-    model: models.GPT | models.Llama,
+    model: Any,
     plan: Plan,
     corpus: data.Corpus | data.PlannedCorpus,
     task: data.Task | data.PlannedExamples | None,
@@ -353,12 +371,12 @@ def _assemble(
       seed=config.seed,
       max_epochs=dataclasses.asdict(config.data.max_epochs),
   )
-  where = models.sparsifiable
-  optimizer = optimizers.adamw(
+  where = _where(model)
+  optimizer = create_optimizer(
+      config.optimizer,
       plan,
       where=where,
       key=jax.random.fold_in(jax.random.key(config.seed), _MASKS),
-      **dataclasses.asdict(config.optimizer),
   )
   return Recipe(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,

@@ -6,6 +6,7 @@ from typing import Any
 
 from spdf_jax import models
 from spdf_jax.training.mesh import check_axes
+from spdf_jax.training.own_models import OwnSizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,12 +14,19 @@ class ModelConfig:
   """A model by the name of its preset.
 
   Attributes:
-    preset: A key of `models.PRESETS`.
-    sizes: The preset's config, with the fields that the run changes.
+    preset: A key of `models.PRESETS`, or `'package.module:function'`.
+    sizes: The preset's config, with the fields that the run changes, or the
+      arguments of the user's function.
   """
 
   preset: str
-  sizes: models.DecoderConfig
+  sizes: models.DecoderConfig | OwnSizes
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the preset and all its fields."""
+    if isinstance(self.sizes, OwnSizes):
+      return {'preset': self.preset, **self.sizes.arguments}
+    return {'preset': self.preset, **dataclasses.asdict(self.sizes)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +149,10 @@ class OptimizerConfig:
       raise ValueError(
           f'optimizer.clip_norm is {self.clip_norm}; it must be positive.'
       )
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the fields and the name, as `read_optimizer` reads them."""
+    return {'name': 'adamw', **dataclasses.asdict(self)}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import importlib
 from typing import Any
 
 import optax
 
+from spdf_jax.names import import_function
 from spdf_jax.names import lookup
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithm import Algorithm
@@ -90,7 +90,7 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
   if ':' not in name:
     make = lookup('algorithm', name, ALGORITHMS)
   else:
-    make = _imported(name)
+    make = import_function('algorithm', name)
   made = bind(f'algorithm {name!r}', make, arguments)()
   if not isinstance(made, Algorithm):
     raise ValueError(
@@ -98,27 +98,6 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
         'spdf_jax.Algorithm.'
     )
   return made
-
-
-def _imported(name: str) -> Callable[..., Any]:
-  """Imports the function named by `'package.module:function'`."""
-  module_name, _, attribute = name.partition(':')
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    # An existing module may fail on its own imports; that error propagates.
-    if error.name and (module_name + '.').startswith(error.name + '.'):
-      raise ValueError(
-          f'algorithm {name!r} cannot be imported ({error}); give '
-          "'package.module:function' of a module on the path."
-      ) from error
-    raise
-  except ValueError as error:
-    raise ValueError(
-        f'algorithm {name!r} names no module; write '
-        "'package.module:function'."
-    ) from error
-  return lookup(f'algorithm {name!r}: name', attribute, vars(module))
 
 
 def _sparsity(value: Any) -> Any:
