@@ -286,8 +286,8 @@ def test_reports_and_progress_show_where_the_best_was(whole, tmp_path, capsys):
   phase = PhaseRecord('pretrain', 0, 5, 2, 8, 'corpus', 0.75, 80, 5.0, 9.0)
   run = Run('toy', (phase,), tuple(rows[:-1]))
   assert best_steps({'toy': run}) == [
-      'toy: pretrain is best at step 2, validation/loss 2.00, and ends with it '
-      'at step 5.'
+      'toy: pretrain was best at step 2 (validation/loss 2.00) and ends with '
+      'its weights at step 5.'
   ]
   train(tmp_path)
   assert 'best at step 12' in capsys.readouterr().err
@@ -298,6 +298,5 @@ def test_the_page_of_a_report_shows_where_the_best_was(tmp_path):
   rows = ({'step': 6, 'best/step': 4, 'best/task/bleu': 9.0},)
   runs = {'toy': Run('toy', (phase,), rows)}
   page = write_report(tmp_path, runs).read_text()
-  assert '* toy: tune is best at step 4, task/bleu 9.00, and is at step 6.' in (
-      page
-  )
+  sentence = 'tune was best at step 4 (task/bleu 9.00) and is at step 6.'
+  assert f'* toy: {sentence}' in page

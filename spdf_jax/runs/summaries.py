@@ -122,8 +122,8 @@ def best_steps(runs: Mapping[str, Run]) -> list[str]:
     >>> rows = [{'step': 8, 'best/step': 4, 'best/target/loss': 2.0}]
     >>> best_steps({'toy': Run('toy', (phase,), tuple(rows))})
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['toy: tune is best at step 4, target/loss 2.00, and ends with it at
-    step 8.']
+    ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
+    at step 8.']
   """
   found = []
   for label, run in runs.items():
@@ -140,11 +140,11 @@ def best_steps(runs: Mapping[str, Run]) -> list[str]:
           for name, value in row.items()
           if name.startswith('best/') and name != 'best/step'
       )
-      end = f'ends with it at step {phase.end:,}' if (
+      end = f'ends with its weights at step {phase.end:,}' if (
           run.last_step >= phase.end
       ) else f'is at step {run.last_step:,}'
       found.append(
-          f'{label}: {phase.name} is best at step {best[1]:,}, {values}, and '
+          f'{label}: {phase.name} was best at step {best[1]:,} ({values}) and '
           f'{end}.'
       )
   return found

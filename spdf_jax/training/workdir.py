@@ -194,8 +194,8 @@ def find_checkpoint(source: str) -> pathlib.Path:
     if phase not in bests:
       raise ValueError(
           f'{source!r} names no checkpoint: the phases with a best one there '
-          f'are {list(bests)}; give one of them, or a phase that has ended '
-          "without ':best'. Evaluations of a phase with early_stop keep it."
+          f'are {list(bests)}; give one of them, which have early_stop, or '
+          'WORKDIR@PHASE for the end of another.'
       )
     return directory / str(bests[phase])
   ends = {name: s for name, s in meta['phase_ends'].items() if s in steps}
