@@ -59,7 +59,8 @@ _VERIFY = flags.DEFINE_string(
     'verify', None, 'Workdir or prepared corpus to verify.'
 )
 _CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None, 'WORKDIR or WORKDIR@PHASE of a run to export.'
+    'checkpoint', None,
+    'WORKDIR, WORKDIR@PHASE or WORKDIR@PHASE:best of a run to export.',
 )
 _TO_HF = flags.DEFINE_string('to_hf', None, 'Directory of the export.')
 _FORMAT = flags.DEFINE_enum(

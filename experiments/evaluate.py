@@ -30,7 +30,8 @@ from spdf_jax.runs import open_models
 from spdf_jax.training.metrics import write_atomically
 
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Run to evaluate: WORKDIR or WORKDIR@PHASE.'
+    'workdir', None,
+    'Run to evaluate: WORKDIR, WORKDIR@PHASE or WORKDIR@PHASE:best.',
 )
 _HF = flags.DEFINE_string(
     'hf', None,

@@ -134,6 +134,8 @@ def test_a_killed_run_ends_its_phases_at_the_same_steps(
     session.checkpoints.wait()
   state, session = train(tmp_path)
   assert session.recipe.plan.ends == {'pretrain': 12, 'continuation': 27}
+  best = training.find_checkpoint(f'{tmp_path}@pretrain:best')
+  assert best.name == '6'
   assert_same_arrays(state, whole[1])
   found, asked = (
       without_times(read_rows(path / 'metrics.jsonl'))

@@ -162,9 +162,9 @@ def test_the_log_of_a_step_is_on_disk_before_its_checkpoint(tmp_path):
   session = open_session(make_recipe(), tmp_path)
   save, found = session.checkpoints.save, {}
 
-  def noting(state):
+  def noting(state, best):
     found[int(state.step)] = rows_in(tmp_path)[-1]['step']
-    save(state)
+    save(state, best)
 
   session.checkpoints.save = noting
   train(session)

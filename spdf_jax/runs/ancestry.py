@@ -15,7 +15,9 @@ from spdf_jax.runs.workdirs import read_run
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.settings import ModelConfig
+from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import read_workdir_config
+from spdf_jax.training.workdir import split_source
 
 _SIZES = ('n_layers', 'd_model', 'n_heads', 'd_ff')
 
@@ -128,8 +130,8 @@ def read_ancestry(source: str | os.PathLike[str]) -> Ancestry:
   ones, the ancestry begins with that run.
 
   Args:
-    source: `'WORKDIR'` of a finished run, or `'WORKDIR@PHASE'` of a finished
-      phase.
+    source: `'WORKDIR'` of a finished run, `'WORKDIR@PHASE'` of a finished
+      phase, or `'WORKDIR@PHASE:best'` for its steps up to the best one.
 
   Returns:
     The ancestry.
@@ -138,10 +140,11 @@ def read_ancestry(source: str | os.PathLike[str]) -> Ancestry:
     FileNotFoundError: A workdir or one of its files is missing.
     ValueError: The run or the phase is not finished, or there is no such phase.
   """
-  text, _, phase = str(source).partition('@')
+  text, phase, which = split_source(str(source))
   workdir = pathlib.Path(text)
   config = read_workdir_config(workdir)
-  stages = tuple(_stages(workdir, phase, config))
+  best = int(find_checkpoint(str(source)).name) if which else None
+  stages = tuple(_stages(workdir, phase, config, best))
   identity = run_identity(dataclasses.replace(config, seed=0))
   sources: tuple[str, ...] = (str(source),)
   if config.init_from:
@@ -159,8 +162,9 @@ def read_ancestry(source: str | os.PathLike[str]) -> Ancestry:
 
 
 def _stages(
-    workdir: pathlib.Path, phase: str, config: RunConfig
+    workdir: pathlib.Path, phase: str, config: RunConfig, until: int | None
 ) -> Iterator[Stage]:
+  """Yields the stages up to the end of a phase, or up to a step in it."""
   run = read_run(workdir)
   names = [record.name for record in run.phases]
   if phase and phase not in names:
@@ -176,9 +180,14 @@ def _stages(
   specs = {phase.name: phase.sparsity for phase in config.phases}
   for record in run.phases[:last + 1]:
     spec = specs[record.name]
+    steps = min(record.end, until or record.end) - record.start
+    sparsity = record.sparsity if steps == record.steps else next(
+        part.sparsity for part in record.parts
+        if part.start + part.steps >= record.start + steps
+    )
     yield Stage(
-        record.source, _algorithm(spec, record.sparsity), record.sparsity,
-        record.steps, record.tokens,
+        record.source, _algorithm(spec, sparsity), sparsity, steps,
+        record.tokens * steps // record.steps,
     )
 
 

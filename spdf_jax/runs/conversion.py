@@ -25,6 +25,7 @@ from spdf_jax.interop.tensor_files import read_tensors
 from spdf_jax.interop.tensor_files import write_tensors
 from spdf_jax.sparsity.paths import by_name
 from spdf_jax.sparsity.paths import path_name
+from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.checkpoints import read_masks
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.densified import densify_checkpoint
@@ -61,7 +62,8 @@ def convert(
 
   Args:
     from_hf: Hugging Face directory to import, see `import_model`.
-    checkpoint: `'WORKDIR'` or `'WORKDIR@PHASE'` to export, see `export_model`.
+    checkpoint: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'` to
+      export, see `export_model`.
     densify: `'WORKDIR'` or `'WORKDIR@PHASE'` to make dense, see
       `densify_checkpoint`.
     to: Workdir to write, for `from_hf` and `densify`.
@@ -173,14 +175,15 @@ def export_model(
   """Writes a Hugging Face directory from a checkpoint.
 
   Args:
-    source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
+    source: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'`.
     directory: Folder for the model.
     format: Format of the weights, see `interop.save_hf`.
     dtype: Type of the weights in the file.
     vocab_size: Number of tokens to export; `None`: all.
 
   Returns:
-    A sentence with the written path and the sparsity.
+    A sentence with the written path and the sparsity, and the best step of a
+    phase whose best weights these are.
 
   Raises:
     ValueError: There is no such checkpoint, or the model cannot be written.
@@ -208,7 +211,9 @@ def export_model(
       f'sparsity {1 - kept / size:.2%} in {len(leaves)} matrices'
       if size else 'no sparse matrices'
   )
-  return f'{directory} is written; {mask_text}'
+  best = describe_best(meta, int(checkpoint.name))
+  best_text = f', {best}' if best else ''
+  return f'{directory} is written{best_text}; {mask_text}'
 
 
 def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:

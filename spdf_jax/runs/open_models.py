@@ -23,7 +23,7 @@ def open_run(source: str) -> Candidate:
   """Opens a checkpoint of a run, with the tokenizer of its corpus.
 
   Args:
-    source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
+    source: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'`.
 
   Returns:
     The model with its tokenizer.
@@ -81,7 +81,8 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
   """Reads a model without its tokenizer.
 
   Args:
-    source: `'WORKDIR'`, `'WORKDIR@PHASE'` or a Hugging Face directory.
+    source: `'WORKDIR'`, `'WORKDIR@PHASE'`, `'WORKDIR@PHASE:best'` or a Hugging
+      Face directory.
 
   Returns:
     The Flax module and its parameters.

@@ -14,6 +14,7 @@ from spdf_jax.runs import findings
 from spdf_jax.runs import plots
 from spdf_jax.runs.mask_update_plots import plot_mask_updates
 from spdf_jax.runs.mask_updates import mask_updates_table
+from spdf_jax.runs.summaries import best_steps
 from spdf_jax.runs.summaries import runs_table
 from spdf_jax.runs.workdirs import Run
 
@@ -103,6 +104,11 @@ def _sizes(label: str, run: Run) -> str:
   ).rstrip()
 
 
+def _list(texts: Sequence[str]) -> list[str]:
+  """Formats a list as one part of the page; no part if it is empty."""
+  return ['\n'.join(f'* {escape(text)}' for text in texts)] if texts else []
+
+
 def write_report(
     directory: str | os.PathLike[str], runs: Mapping[str, Run]
 ) -> pathlib.Path:
@@ -144,9 +150,10 @@ def write_report(
       'totals is that at the end of pre-training. FLOPs against dense are the '
       'FLOPs up to there divided by those of the same steps trained dense; '
       'seconds are those of training, without evaluation.',
+      *_list(best_steps(runs)),
       _COMPUTE,
       '## Findings',
-      '\n'.join(f'* {escape(text)}' for text in findings.find(runs)),
+      *_list(findings.find(runs)),
   ]
   masks = mask_updates_table(runs)
   if masks is not None:

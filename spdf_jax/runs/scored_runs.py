@@ -20,8 +20,8 @@ class ScoredRun(NamedTuple):
   """A finished run with its scores.
 
   Attributes:
-    source: Workdir of the run, followed by `'@PHASE'` if the checkpoint of a
-      phase was scored.
+    source: Workdir of the run, followed by `'@PHASE'` or `'@PHASE:best'` if the
+      checkpoint of a phase was scored.
     ancestry: Ancestry of the run.
     scores: Scores by task, protocol and metric; empty if it was not scored.
   """

@@ -22,7 +22,8 @@ class Result(NamedTuple):
     fields: Changed values of the config, by dotted name.
     seed: Seed of the run.
     workdir: Name of the run's folder.
-    metrics: Metrics of the last evaluation.
+    metrics: Metrics of the last evaluation, which is that of the best weights
+      if the phase has an early stop.
   """
 
   fields: Mapping[str, Any]

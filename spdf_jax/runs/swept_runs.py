@@ -117,7 +117,11 @@ def plan_runs(
 
 
 def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
-  """Trains one run to its end and returns its last metrics."""
+  """Trains one run to its end and returns its last metrics.
+
+  A phase with an early stop ends with its best weights, so that its metrics are
+  those of the weights that `score` scores.
+  """
   session = training.open_session(training.create_recipe(config), workdir)
   lifecycle.run(session, workdir.name)
   last: dict[str, float] = {}

@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import re
+import types
 from typing import Any
 import warnings
 
@@ -16,6 +17,9 @@ import orbax.checkpoint as ocp
 
 from spdf_jax.sealed_json import seal
 from spdf_jax.sparsity.paths import by_name
+from spdf_jax.training.best_checkpoints import Best
+from spdf_jax.training.best_checkpoints import describe_best
+from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.digests import digest_arrays
 from spdf_jax.training.identity import describe_arrays
@@ -43,9 +47,9 @@ class Checkpoints:
 
   Each holds `params`, `opt_state` (masks included), `data` (the step and the
   fingerprints of the data, which determine the batches, and in float16 the
-  loss scale) and `meta` (config, phase ends, shapes, dtypes and digests). The
-  latest `keep` checkpoints and the one at the end of every phase are not
-  deleted.
+  loss scale) and `meta` (config, phase ends, best evaluations, shapes, dtypes
+  and digests). The latest `keep` checkpoints, the one at the end of every phase
+  and the best one of every phase are not deleted.
 
   Args:
     workdir: The working directory; checkpoints go to `checkpoints/` in it.
@@ -72,6 +76,7 @@ class Checkpoints:
     self._config = config
     self._fingerprints = dict(fingerprints)
     self._directory = pathlib.Path(workdir).absolute() / 'checkpoints'
+    self._best_steps = _Steps()
     policies = ocp.checkpoint_managers
     self._manager = ocp.CheckpointManager(
         self._directory,
@@ -80,13 +85,25 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy([
                 policies.LatestN(keep),
                 policies.CustomSteps(list(self._phase_ends.values())),
+                self._best_steps,
             ]),
         ),
     )
 
-  def save(self, state: TrainState) -> None:
-    """Saves in the background; does nothing if the step is saved already."""
+  def save(
+      self,
+      state: TrainState,
+      best: Mapping[str, Best] = types.MappingProxyType({}),
+  ) -> None:
+    """Saves in the background; does nothing if the step is saved already.
+
+    Args:
+      state: The state, dense.
+      best: Best evaluations of the phases so far, by name; their checkpoints
+        are kept, and earlier best ones are not.
+    """
     step = int(state.step)
+    self._best_steps.steps = {each.step for each in best.values()}
     if step in self._manager.all_steps():
       return
     save, save_json = ocp.args.StandardSave, ocp.args.JsonSave
@@ -105,6 +122,7 @@ class Checkpoints:
             meta=save_json(seal({
                 'config': self._config.as_dict(),
                 'phase_ends': self._phase_ends,
+                'best': {name: list(each) for name, each in best.items()},
                 'arrays': describe_arrays(state),
                 'digests': digest_arrays(state),
                 'densified': self._densified,
@@ -170,6 +188,41 @@ class Checkpoints:
     """Returns the ends of phases up to a saved step, by name."""
     return past_ends(self._directory / str(step))
 
+  def best_until(self, step: int) -> dict[str, Best]:
+    """Returns the best evaluations up to a saved step that are saved too."""
+    saved = self._manager.all_steps()
+    bests = read_bests(read_meta(self._directory / str(step)))
+    return {name: best for name, best in bests.items() if best.step in saved}
+
+  def restore_best(self, best: Best, abstract: TrainState) -> TrainState:
+    """Restores the checkpoint of a best evaluation, once it is saved.
+
+    Args:
+      best: The best evaluation.
+      abstract: Shapes, dtypes and shardings of the state.
+
+    Returns:
+      The state.
+
+    Raises:
+      ValueError: the checkpoint cannot be read.
+    """
+    self.wait()
+    checkpoint = self._directory / str(best.step)
+    try:
+      return read_checkpoint(
+          checkpoint,
+          abstract,
+          config=self._config,
+          fingerprints=self._fingerprints,
+      )
+    except Exception as error:  # Damage may raise any exception.
+      raise ValueError(
+          f'checkpoint {checkpoint}, the best one of its phase, cannot be read '
+          f'({type(error).__name__}); move it away and run the same command '
+          'again, to go on without it.'
+      ) from error
+
   def wait(self) -> None:
     """Waits for all saves to finish; raises the error of one that failed."""
     self._manager.wait_until_finished()
@@ -178,6 +231,19 @@ class Checkpoints:
     """Waits for all saves and closes the checkpoint manager."""
     self.wait()
     self._manager.close()
+
+
+class _Steps:
+  """A preservation policy of steps that change."""
+
+  def __init__(self) -> None:
+    self.steps: set[int] = set()
+
+  def should_preserve(
+      self, checkpoints: Sequence[Any], *, context: Any
+  ) -> list[bool]:
+    del context
+    return [checkpoint.step in self.steps for checkpoint in checkpoints]
 
 
 def read_checkpoint(
@@ -346,6 +412,9 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
   refuse_difference(checkpoint, 'model', found, asked)
   params = _restore(checkpoint, params=abstract).params
+  best = describe_best(meta, int(checkpoint.name))
+  if best:
+    logger.info('the parameters of %s are %s', checkpoint, best)
   _check_digests(checkpoint, meta, {'params': params})
   return params
 

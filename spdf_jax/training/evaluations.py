@@ -5,10 +5,13 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import logging
+import types
 from typing import Any
 
 from spdf_jax import sparsity
+from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.phases import EarlyStop
+from spdf_jax.training.phases import Phase
 from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import TrainState
@@ -30,6 +33,8 @@ class Evaluations:
     at_phase_ends: Evaluators called at the ends of phases, and at every
       evaluation of a phase whose early stop needs generations.
     rows: Rows of earlier evaluations, in a run that is resumed.
+    best: Best evaluations of the phases so far, by name, in a run that is
+      resumed.
   """
 
   def __init__(
@@ -37,10 +42,12 @@ class Evaluations:
       every_time: Sequence[Evaluator],
       at_phase_ends: Sequence[Evaluator],
       rows: Iterable[Mapping[str, Any]] = (),
+      best: Mapping[str, Best] = types.MappingProxyType({}),
   ):
     self._every_time = every_time
     self._at_phase_ends = at_phase_ends
     self._rows = list(rows)
+    self.best = dict(best)
 
   def run(
       self, recipe: Recipe, step: int, state: TrainState
@@ -58,29 +65,78 @@ class Evaluations:
     phase = recipe.plan.phase_at(step - 1)
     is_end = step in recipe.plan.ends.values()
     stop = phase.early_stop
-    row: dict[str, Any] = {
-        'phase': phase.name, **_sparsities(recipe, step, state),
-    }
-
-    def measure(evaluators: Sequence[Evaluator]) -> None:
-      for evaluate in evaluators:
-        row.update(evaluate(step, state.params))
-
-    measure(self._every_time)
-    measured_all = is_end or (stop is not None and stop.generates)
-    if measured_all:
-      measure(self._at_phase_ends)
+    row = self._measure(recipe, step, state)
+    generated = stop is not None and stop.generates
+    if generated:
+      row |= self._generate(step, state)
     self._rows.append(row)
     ends_early = stop is not None and not is_end and stop.is_met(
         values_in(self._rows, stop, phase.name)
     )
-    if ends_early and not measured_all:
-      measure(self._at_phase_ends)
-    logger.info(
-        'step %d: %s', step,
-        '  '.join(f'{k} {row[k]:.2f}' for k in _SHOWN if k in row),
-    )
+    best = self._update_best(phase, step, row)
+    if best is not None:
+      row |= best.row
+    # Weights that are not the best are not those that the phase ends with.
+    is_last = (is_end or ends_early) and (best is None or best.step == step)
+    if is_last and not generated:
+      row |= self._generate(step, state)
+    _show(step, row)
     return row, ends_early
+
+  def run_best(
+      self, recipe: Recipe, step: int, state: TrainState
+  ) -> dict[str, float | str]:
+    """Evaluates the best weights, with which a phase ends.
+
+    Args:
+      recipe: Recipe of the run.
+      step: Steps completed at the end of the phase.
+      state: The state with the best weights.
+
+    Returns:
+      The row to log, which replaces the values of the last weights.
+    """
+    row = self._measure(recipe, step, state)
+    row |= self._generate(step, state)
+    row |= self.best[recipe.plan.phase_at(step - 1).name].row
+    _show(step, row)
+    return row
+
+  def _measure(
+      self, recipe: Recipe, step: int, state: TrainState
+  ) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        'phase': recipe.plan.phase_at(step - 1).name,
+        **_sparsities(recipe, step, state),
+    }
+    for evaluate in self._every_time:
+      row.update(evaluate(step, state.params))
+    return row
+
+  def _generate(self, step: int, state: TrainState) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for evaluate in self._at_phase_ends:
+      row.update(evaluate(step, state.params))
+    return row
+
+  def _update_best(
+      self, phase: Phase, step: int, row: Mapping[str, Any]
+  ) -> Best | None:
+    """Returns the best evaluation of a phase, which may be this one."""
+    best, stop = self.best.get(phase.name), phase.early_stop
+    if stop is not None and stop.metric in row and stop.improves(
+        row[stop.metric], None if best is None else best.value
+    ):
+      best = Best(stop.metric, float(row[stop.metric]), step)
+      self.best[phase.name] = best
+    return best
+
+
+def _show(step: int, row: Mapping[str, Any]) -> None:
+  logger.info(
+      'step %d: %s', step,
+      '  '.join(f'{k} {row[k]:.2f}' for k in _SHOWN if k in row),
+  )
 
 
 def _sparsities(

@@ -15,6 +15,9 @@ import jax
 
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.training import checkpoints
+from spdf_jax.training.best_checkpoints import at_step
+from spdf_jax.training.best_checkpoints import Best
+from spdf_jax.training.best_checkpoints import step_values
 from spdf_jax.training.evaluations import Evaluations
 from spdf_jax.training.evaluations import Evaluator
 from spdf_jax.training.losses import NotFinite
@@ -65,6 +68,7 @@ class Session:
     checkpoints: Checkpoints of the workdir.
     state: Initial state of the training; `None` once training has started.
     release: Function that releases the lock of the workdir.
+    best: Best evaluations of the phases so far, by name of the phase.
   """
 
   recipe: Recipe
@@ -72,6 +76,7 @@ class Session:
   checkpoints: checkpoints.Checkpoints
   state: TrainState | None
   release: Callable[[], None] = lambda: None
+  best: Mapping[str, Best] = dataclasses.field(default_factory=dict)
 
   def end_phase(self, step: int) -> Recipe:
     """Ends the current phase early, so that the next one starts here.
@@ -120,10 +125,12 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
   """
   config = recipe.config
   workdir = open_workdir(workdir, config)
+  phases = recipe.plan.phases
+  best = sum(phase.early_stop is not None for phase in phases)
   check_free_space(
       workdir, recipe.abstract_state,
       # One more, since a new one is written before an old one is deleted.
-      config.checkpoints.keep + len(recipe.plan.phases) + 1,
+      config.checkpoints.keep + len(phases) + best + 1,
   )
   release = lambda: None
   if is_main_process():
@@ -139,8 +146,8 @@ def _open_session(
     recipe: Recipe, workdir: pathlib.Path, release: Callable[[], None]
 ) -> Session:
   saved = _open_checkpoints(recipe, workdir)
-  state, ends = _first_state(recipe, saved)
-  session = Session(recipe, workdir, saved, state, release)
+  state, ends, best = _first_state(recipe, saved)
+  session = Session(recipe, workdir, saved, state, release, best)
   session.follow(ends)
   # Written last, so that a run refused above leaves no config in the workdir.
   if is_main_process():
@@ -214,8 +221,10 @@ def _train(
   progress = Progress(recipe.plan, start, out=out)
   log = _TrainLog(writer, progress, recipe)
   evaluations = Evaluations(
-      evaluators, phase_end_evaluators, _rows_until(session.workdir, start)
+      evaluators, phase_end_evaluators, _rows_until(session.workdir, start),
+      session.best,
   )
+  progress.best = evaluations.best
   profiler = Profiler(profile, session.workdir / 'profile')
   with Interrupts() as interrupts, profiler:
     step = start
@@ -248,11 +257,24 @@ def _train(
           recipe = session.end_phase(step)
           progress.follow(recipe.plan)
           log.follow(recipe.plan)
+        phase = recipe.plan.phase_at(step - 1).name
+        best = evaluations.best.get(phase)
+        if best is not None and best.step == step:
           save = True
+        elif best is not None and (ends or ends_early):
+          values = step_values(dense)
+          del dense, state  # Not held beside the best state.
+          dense = state = at_step(
+              session.checkpoints.restore_best(best, recipe.abstract_state),
+              values,
+          )
+          logger.info('phase %r ends with its best weights: %s', phase, best)
+          writer.write_scalars(step, evaluations.run_best(recipe, step, dense))
+        save = save or ends_early
       if save:
         # Flushed first, so that no checkpoint is ahead of the log on disk.
         writer.flush()
-        session.checkpoints.save(dense)
+        session.checkpoints.save(dense, evaluations.best)
       del dense
       log.restart_clock()
       progress.resume(step)
@@ -362,13 +384,15 @@ def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 
 def _first_state(
     recipe: Recipe, saved: checkpoints.Checkpoints
-) -> tuple[TrainState, dict[str, int]]:
-  """Returns the initial state, and the ends of phases so far."""
+) -> tuple[TrainState, dict[str, int], dict[str, Best]]:
+  """Returns the initial state, and ends and best evaluations of phases so far.
+  """
   config = recipe.config
   state = saved.restore_latest(recipe.abstract_state)
   if state is not None:
     logger.info('resuming from step %d of this workdir', int(state.step))
-    return state, saved.ends_until(int(state.step))
+    step = int(state.step)
+    return state, saved.ends_until(step), saved.best_until(step)
   if config.resume:
     checkpoint = find_checkpoint(config.resume)
     logger.info('resuming from %s', checkpoint)
@@ -378,10 +402,10 @@ def _first_state(
         config=config,
         fingerprints=recipe.fingerprints,
     )
-    return state, past_ends(checkpoint)
+    return state, past_ends(checkpoint), {}
   if config.init_from:
     checkpoint = find_checkpoint(config.init_from)
     logger.info('starting from the parameters of %s', checkpoint)
     params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
-    return recipe.state_from(params), {}
-  return recipe.create_state(), {}
+    return recipe.state_from(params), {}, {}
+  return recipe.create_state(), {}, {}

@@ -39,6 +39,8 @@ _MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
 class EarlyStop:
   """A condition on a metric of the evaluations that ends a phase early.
 
+  However the phase ends, it ends with the weights of its best evaluation.
+
   Attributes:
     metric: One of `METRICS`.
     value: Value of the metric that ends the phase when reached; `None`: none.
@@ -77,11 +79,12 @@ class EarlyStop:
     """Whether the metric needs generations."""
     return self.metric.startswith('task/')
 
-  def is_met(self, values: Sequence[float]) -> bool:
+  def is_met(self, values: Sequence[float | None]) -> bool:
     """Returns whether the phase ends, from its values so far only.
 
     Args:
-      values: Values of the metric at the evaluations of the phase, in order.
+      values: Values of the metric at the evaluations of the phase, in order;
+        values that are not finite, or `None`, are the worst.
 
     Returns:
       Whether the last value reaches `value`, or `patience` is exhausted.
@@ -89,13 +92,28 @@ class EarlyStop:
     if not values:
       return False
     sign = -1 if METRICS[self.metric] else 1
-    losses = [sign * value for value in values]
+    losses = [self._loss(value) for value in values]
     if self.value is not None and losses[-1] <= sign * self.value:
       return True
     if self.patience is None:
       return False
     best = losses.index(min(losses))
     return len(losses) - 1 - best >= self.patience
+
+  def improves(self, value: float, best: float | None) -> bool:
+    """Returns whether a value is better than the best so far, if any.
+
+    Example:
+      >>> stop = EarlyStop('task/bleu', patience=2)
+      >>> stop.improves(9.0, 8.0), stop.improves(9.0, 9.0)
+      (True, False)
+    """
+    return self._loss(value) < self._loss(best)
+
+  def _loss(self, value: float | None) -> float:
+    if value is None or not math.isfinite(value):  # Logged as null.
+      return math.inf
+    return -value if METRICS[self.metric] else value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """The progress line of training: position, speed and time left."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import sys
 import time
 from typing import TextIO
 
+from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.plan import Plan
 
 
@@ -20,6 +22,9 @@ class Progress:
     every_seconds: Seconds between lines if the output is not a terminal.
     out: Output stream; `None`: stderr.
     clock: Monotonic clock, in seconds.
+
+  Attributes:
+    best: Best evaluations of the phases so far, by name of the phase.
   """
 
   def __init__(
@@ -31,6 +36,7 @@ class Progress:
       out: TextIO | None = None,
       clock: Callable[[], float] = time.monotonic,
   ):
+    self.best: Mapping[str, Best] = {}
     self._plan = plan
     self._out = sys.stderr if out is None else out
     self._live = self._out.isatty()
@@ -63,6 +69,8 @@ class Progress:
         f'{phase.name}  step {step}/{self._plan.total_steps}  loss {loss:.4f}'
         f'  {self._rate:,.0f} tokens/s  {time_left} left'
     )
+    if phase.name in self.best:
+      line += f'  best at step {self.best[phase.name].step}'
     if self._live:
       self._out.write(f'\r\x1b[K{line}' + ('\n' if done else ''))
     else:

@@ -14,6 +14,7 @@ import numpy as np
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.sealed_json import unseal
 from spdf_jax.training import identity
+from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
@@ -159,20 +160,22 @@ def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:
 
 
 def find_checkpoint(source: str) -> pathlib.Path:
-  """Returns the checkpoint named by `'WORKDIR'` or `'WORKDIR@PHASE'`.
+  """Returns the checkpoint that a source names.
 
   Args:
-    source: A working directory, for its latest checkpoint; or, with the name of
-      a phase, for the checkpoint at the end of that phase.
+    source: `'WORKDIR'`, for its latest checkpoint; `'WORKDIR@PHASE'`, for the
+      checkpoint at the end of that phase, which holds its best weights if the
+      phase has an early stop; or `'WORKDIR@PHASE:best'`, for the best
+      checkpoint of such a phase, finished or not.
 
   Returns:
     The directory of the checkpoint.
 
   Raises:
     ValueError: there is no such checkpoint; the message lists the phases that
-      have ended.
+      have ended, or those that have a best one.
   """
-  workdir, _, phase = str(source).partition('@')
+  workdir, phase, which = split_source(str(source))
   directory = pathlib.Path(workdir).absolute() / 'checkpoints'
   steps = saved_steps(workdir)
   if not steps:
@@ -180,9 +183,21 @@ def find_checkpoint(source: str) -> pathlib.Path:
         f'{source!r} names no checkpoint: {directory} holds none; give the '
         'workdir of a run that has saved one.'
     )
-  if not phase:
+  if not phase and not which:
     return directory / str(steps[-1])
   meta = read_meta(directory / str(steps[-1]))
+  if which:
+    bests = {
+        name: best.step for name, best in read_bests(meta).items()
+        if best.step in steps
+    }
+    if phase not in bests:
+      raise ValueError(
+          f'{source!r} names no checkpoint: the phases with a best one there '
+          f'are {list(bests)}; give one of them, which have early_stop, or '
+          'WORKDIR@PHASE for the end of another.'
+      )
+    return directory / str(bests[phase])
   ends = {name: s for name, s in meta['phase_ends'].items() if s in steps}
   if phase not in ends:
     raise ValueError(
@@ -190,6 +205,32 @@ def find_checkpoint(source: str) -> pathlib.Path:
         f'{list(ends)}.'
     )
   return directory / str(ends[phase])
+
+
+def split_source(source: str) -> tuple[str, str, str]:
+  """Splits the name of a checkpoint into workdir, phase and `'best'`.
+
+  Args:
+    source: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'`.
+
+  Returns:
+    The three parts; `''` for those that are missing.
+
+  Raises:
+    ValueError: another word than `'best'` follows the phase.
+
+  Example:
+    >>> split_source('runs/a@finetune:best'), split_source('runs/a')
+    (('runs/a', 'finetune', 'best'), ('runs/a', '', ''))
+  """
+  workdir, _, place = source.partition('@')
+  phase, colon, which = place.partition(':')
+  if colon and which != 'best':
+    raise ValueError(
+        f'{source!r} names no checkpoint; give WORKDIR, WORKDIR@PHASE or '
+        'WORKDIR@PHASE:best.'
+    )
+  return workdir, phase, which
 
 
 def past_ends(checkpoint: pathlib.Path) -> dict[str, int]:
