@@ -42,10 +42,19 @@ OWN_MODEL = '''config.model = dict(
 
 @pytest.mark.filterwarnings('ignore:Sharding info not provided')
 @pytest.mark.parametrize('optimizer, model', [
-    ("name='muon', clip_norm=1.0, consistent_rms=0.2", ''),
-    ("name='lion', clip_norm=1.0, b1=0.9, b2=0.95", ''),
-    ("name='muon', clip_norm=1.0, consistent_rms=0.2", OWN_MODEL),
-], ids=['muon', 'lion', 'own model'])
+    pytest.param(
+        "name='muon', clip_norm=1.0, consistent_rms=0.2", '',
+        marks=pytest.mark.slow, id='muon',
+    ),
+    pytest.param(
+        "name='lion', clip_norm=1.0, b1=0.9, b2=0.95", '',
+        marks=pytest.mark.slow, id='lion',
+    ),
+    pytest.param(
+        "name='muon', clip_norm=1.0, consistent_rms=0.2", OWN_MODEL,
+        id='own model',
+    ),
+])
 def test_a_killed_run_ends_bit_for_bit_the_same(
     tmp_path, monkeypatch, optimizer, model
 ):
