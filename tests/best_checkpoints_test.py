@@ -120,8 +120,14 @@ def test_a_phase_without_an_early_stop_ends_with_its_last_weights(whole):
 
 
 @pytest.mark.parametrize('place, killed_at', [
-    ('batch', 1), ('save', 2), ('batch', 2), ('batch', 3), ('save', 5),
-    ('batch', 5), ('batch', 8), ('save', 12), ('batch', 12), ('save', 14),
+    pytest.param(
+        *case,
+        marks=() if case in (('save', 2), ('batch', 12)) else pytest.mark.slow,
+    )
+    for case in (
+        ('batch', 1), ('save', 2), ('batch', 2), ('batch', 3), ('save', 5),
+        ('batch', 5), ('batch', 8), ('save', 12), ('batch', 12), ('save', 14),
+    )
 ])
 def test_a_killed_run_keeps_the_same_best(
     whole, tmp_path, place, killed_at, monkeypatch

@@ -94,7 +94,13 @@ def train(algorithm, dtype, steps=7):
   return spdf.get_mask(state)
 
 
-@pytest.mark.parametrize('name', ALGORITHMS)
+SLOW = ('static', 'set', 'blocks', 'iterative', 'join')
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+    for name in ALGORITHMS
+])
 def test_every_algorithm_trains_in_float64_with_strict_promotion(x64, name):
   del x64
   with jax.numpy_dtype_promotion('strict'):
@@ -103,7 +109,7 @@ def test_every_algorithm_trains_in_float64_with_strict_promotion(x64, name):
   assert sum(int(m.sum()) for m in masks.values()) == kept
 
 
-@pytest.mark.parametrize('name', ['rigl', 'gmp', 'blocks', 'granet'])
+@pytest.mark.parametrize('name', ['rigl', 'blocks'])
 def test_complex_weights_are_ranked_by_magnitude(name):
   masks = train(ALGORITHMS[name](), 'complex64')
   assert sum(int(m.sum()) for m in masks.values()) == 64
@@ -118,7 +124,7 @@ def test_the_sign_of_a_complex_weight_is_refused():
 def test_revived_weights_may_have_a_scale_of_their_own_in_any_dtype(x64):
   del x64
   draw = spdf.scaled_normal(0.5)
-  for dtype in ('bfloat16', 'float64', 'complex64'):
+  for dtype in ('float64', 'complex64'):
     w = {'w': jax.random.normal(jax.random.key(0), (1, 64, 64), dtype) * 3}
     mask = {'w': jnp.ones((1, 64, 64), bool)}
     values = draw(jax.random.key(1), w, mask)['w']

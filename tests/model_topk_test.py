@@ -80,7 +80,7 @@ def test_comparing_counts_as_histograms_do():
   none = dict.fromkeys(SHAPES)
   ones = {name: np.ones(len(x), np.int32) for name, x in scores.items()}
   keep = jax.jit(lambda kept: topk._keep_in_model(
-      scores, none, none, ones, kept, digit=1
+      (scores, none, none, none), ones, kept, digit=1
   ))
   for kept in (0, 1, 100, SIZE + 1):
     mask = keep(wide.to_wide(kept))

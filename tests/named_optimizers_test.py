@@ -205,7 +205,13 @@ def test_schedule_free_gets_the_rate_and_the_decay_of_the_plan():
 
 
 @pytest.mark.parametrize('name', [
-    'lion', 'muon', 'adafactor', 'schedule_free_adamw', 'prodigy', 'noisy_sgd'
+    pytest.param(
+        name, marks=() if name in ('lion', 'adafactor') else pytest.mark.slow
+    )
+    for name in (
+        'lion', 'muon', 'adafactor', 'schedule_free_adamw', 'prodigy',
+        'noisy_sgd',
+    )
 ])
 def test_pruned_weights_stay_exactly_zero_and_states_keep_their_types(name):
   rigl = dict(

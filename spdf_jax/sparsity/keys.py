@@ -26,6 +26,10 @@ class Layers(NamedTuple):
   number: jax.Array | None = None
   """The index of each layer in the leaf, uint32 `[...]`."""
 
+  first: tuple[jax.Array, jax.Array] | None = None
+  """Row and column of the entry that ranks first, int32 `[...]`; `None`: none
+  is preferred."""
+
 
 def number_of_keys(layer: Layers) -> int:
   """Returns the number of keys that rank the entries of a layer, 1 to 3."""
@@ -79,11 +83,18 @@ def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
   words: Any = layer.words
   number: Any = layer.number
   if i == _score_keys(scores):
-    return ~random_bits.bits_of_layer(words, number, shape)
-  bits = ~_sortable_bits(scores)
-  if bits.dtype == jnp.uint32:
-    return bits
-  return (bits if i else bits >> jnp.uint64(32)).astype(jnp.uint32)
+    key = ~random_bits.bits_of_layer(words, number, shape)
+  else:
+    key = ~_sortable_bits(scores)
+    if key.dtype == jnp.uint64:
+      key = (key if i else key >> jnp.uint64(32)).astype(jnp.uint32)
+  if layer.first is None:
+    return key
+  row, column = (
+      jax.lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1)
+  )
+  is_first = (row == layer.first[0]) & (column == layer.first[1])
+  return jnp.where(is_first, jnp.uint32(0), key)
 
 
 def compare(

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.topk import keep_largest_of_all
 
@@ -51,27 +52,35 @@ def keep_of_model(
   candidates = among
   if among is None:
     candidates = jax.tree.map(lambda _: None, scores)
-  scores = jax.tree.map(_with_best_first, scores, candidates)
   units = keep_largest_of_all(
-      scores, kept, among=among, tie_break=tie_break, sizes=sizes
+      scores, kept, among=among, tie_break=tie_break, sizes=sizes,
+      first=map_leaves(_best_units, scores, candidates),
   )
   return jax.tree.map(lambda p, m: structure.expand(m, p.shape), params, units)
 
 
-def _with_best_first(scores: jax.Array, among: jax.Array | None) -> jax.Array:
-  """Raises the best score of every layer to the largest number."""
+def _best_units(
+    scores: jax.Array, among: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+  """Returns row and column of the best unit of every layer, int32 [layers]."""
   if jnp.issubdtype(scores.dtype, jnp.floating):
-    least, most = -jnp.inf, jnp.inf
-    ranked = jnp.where(jnp.isnan(scores), least, scores)
+    least = jnp.asarray(-jnp.inf, scores.dtype)
+    scores = jnp.where(jnp.isnan(scores), least, scores)
   else:
-    least, most = 0, jnp.iinfo(scores.dtype).max
-    ranked = scores
+    least = jnp.asarray(0, scores.dtype)
   if among is not None:
-    ranked = jnp.where(among, ranked, jnp.asarray(least, scores.dtype))
-  flat = ranked.reshape(*scores.shape[:-2], -1)
-  best = jnp.argmax(flat, axis=-1, keepdims=True)
-  index = jax.lax.broadcasted_iota(best.dtype, flat.shape, flat.ndim - 1)
-  return jnp.where(
-      (index == best).reshape(scores.shape),
-      jnp.asarray(most, scores.dtype), scores,
-  )
+    scores = jnp.where(among, scores, least)
+  # Reductions instead of an argmax, for which sharded scores would be gathered.
+  best = scores == jnp.max(scores, axis=(-2, -1), keepdims=True)
+  found = []
+  for axis in (-2, -1):
+    index = jax.lax.broadcasted_iota(
+        jnp.int32, scores.shape, scores.ndim + axis
+    )
+    last = jnp.int32(scores.shape[axis] - 1)
+    first = jnp.min(
+        jnp.where(best, index, last), axis=(-2, -1), keepdims=True
+    )
+    best &= index == first
+    found.append(first.reshape(-1))
+  return found[0], found[1]

@@ -27,6 +27,7 @@ from spdf_jax.sparsity.leaves import map_leaves
 PyTree = Any
 Shape = tuple[int, ...]
 Keys = tuple[jax.Array, ...]
+Model = tuple[PyTree, PyTree, PyTree, PyTree]
 
 _ALL_ONES = np.uint32(2**32 - 1)
 _LONG_DIGIT = 11
@@ -109,6 +110,7 @@ def keep_largest_of_all(
     among: PyTree | None = None,
     tie_break: PyTree | None = None,
     sizes: PyTree | None = None,
+    first: PyTree | None = None,
 ) -> PyTree:
   """Keeps the `kept` largest scores of a whole tree, ranked together.
 
@@ -128,6 +130,8 @@ def keep_largest_of_all(
       keys breaks ties uniformly at random.
     sizes: A tree of ints: the size of each entry of a leaf, such as the weights
       of a block; the total of a layer must be below 2^31. `None`: all are 1.
+    first: A tree of pairs of int32 `[layers]`, the row and the column of one
+      entry of each layer that ranks before all others. `None`: there is none.
 
   Returns:
     The tree of masks.
@@ -168,9 +172,15 @@ def keep_largest_of_all(
     )
   units = [1] * len(leaves) if sizes is None else treedef.flatten_up_to(sizes)
   units = [np.full(len(x), n, np.int32) for x, n in zip(leaves, units)]
-  masks, words, units = map(treedef.unflatten, (masks, words, units))
-  scores = treedef.unflatten(keys.comparable(leaves))
-  return _keep_of_all(scores, masks, words, units, wide.to_wide(kept))
+  firsts = [None] * len(leaves)
+  if first is not None:
+    firsts = treedef.flatten_up_to(first)
+  model = map(
+      treedef.unflatten, (keys.comparable(leaves), masks, words, firsts)
+  )
+  return _keep_of_all(
+      tuple(model), treedef.unflatten(units), wide.to_wide(kept)
+  )
 
 
 def _over_layers(
@@ -280,26 +290,22 @@ def _keep_by_rank(
 
 
 @jax.jit
-def _keep_of_all(
-    scores: PyTree, among: PyTree, words: PyTree, sizes: PyTree, kept: wide.Wide
-) -> PyTree:
-  scores = jax.lax.stop_gradient(scores)
-  return _on_this_platform(_keep_in_model, scores, among, words, sizes, kept)
+def _keep_of_all(model: Model, sizes: PyTree, kept: wide.Wide) -> PyTree:
+  model = jax.lax.stop_gradient(model)
+  return _on_this_platform(_keep_in_model, model, sizes, kept)
 
 
 def _keep_in_model(
-    scores: PyTree,
-    among: PyTree,
-    words: PyTree,
-    sizes: PyTree,
-    kept: wide.Wide,
-    digit: int,
+    model: Model, sizes: PyTree, kept: wide.Wide, digit: int
 ) -> PyTree:
+  """Ranks the trees `(scores, among, words, first)` as one group."""
+  scores, _, words, _ = model
+
   def map_layers(f, model, *numbers):
     """Maps `f(shape)(layer, *numbers)` over the layers of every leaf."""
-    def in_leaf(scores, among, words, *numbers):
+    def in_leaf(scores, among, words, first, *numbers):
       number = jnp.arange(scores.shape[0], dtype=jnp.uint32)
-      layers = keys.Layers(scores, among, words, number)
+      layers = keys.Layers(scores, among, words, number, first)
       return _over_layers(f(scores.shape[1:]), digit, layers, *numbers)
     return map_leaves(in_leaf, *model, *numbers)
 
@@ -319,7 +325,7 @@ def _keep_in_model(
   entries = np.repeat([math.prod(leaf.shape[1:]) for leaf in leaves], layers)
   lasts, need, left = _last_keys(
       count,
-      (scores, among, words),
+      model,
       digit,
       number_of_keys=keys.number_of_keys(keys.Layers(
           leaves[0], None, next(iter(jax.tree.leaves(words)), None)
@@ -335,7 +341,7 @@ def _keep_in_model(
   take = jnp.where(index < number, left, rest) // size
   return map_layers(
       lambda shape: functools.partial(_cut, shape, lasts),
-      (scores, among, words),
+      model,
       jax.tree.unflatten(treedef, jnp.split(take, np.cumsum(layers)[:-1])),
   )
 
