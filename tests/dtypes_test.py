@@ -94,7 +94,7 @@ def train(algorithm, dtype, steps=7):
   return spdf.get_mask(state)
 
 
-SLOW = ('static', 'set', 'blocks', 'iterative', 'join')
+SLOW = ('static', 'set', 'blocks', 'granet', 'iterative', 'join')
 
 
 @pytest.mark.parametrize('name', [

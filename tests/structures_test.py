@@ -276,8 +276,9 @@ def test_model_wide_pruning_keeps_a_weight_in_every_layer():
   )
   tx = spdf.sparsify(optax.sgd(0.0), algorithm, key=0)
   state = tx.init(params)
+  update = jax.jit(tx.update)
   for _ in range(5):
-    _, state = tx.update(params, state, params)
+    _, state = update(params, state, params)
   mask = spdf.get_mask(state)
   assert mask['tiny'].sum() == 1 and mask['large'].sum() == 7
 
