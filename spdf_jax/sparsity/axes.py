@@ -52,7 +52,7 @@ def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   """Returns axes as tuples of non-negative numbers.
 
   Args:
-    axes: What a selector returns for a leaf; `True`: the last two axes.
+    axes: The result of a selector for a leaf; `True` selects the last two axes.
     path: The leaf's path, for error messages.
     leaf: Anything with `shape`.
 

@@ -85,7 +85,7 @@ def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
   if i == _score_keys(scores):
     key = ~random_bits.bits_of_layer(words, number, shape)
   else:
-    key = ~_sortable_bits(scores)
+    key = ~sortable_bits(scores)
     if key.dtype == jnp.uint64:
       key = (key if i else key >> jnp.uint64(32)).astype(jnp.uint32)
   if layer.first is None:
@@ -120,10 +120,19 @@ def compare(
   return before, equal
 
 
-def _sortable_bits(x: jax.Array) -> jax.Array:
+def sortable_bits(x: jax.Array) -> jax.Array:
   """Maps scores to uint32 (uint64 if wide) so that larger are larger integers.
 
-  Complex scores are ranked by magnitude; NaN ranks below all numbers.
+  Args:
+    x: Scores; complex ones are ranked by magnitude, NaN below all numbers.
+
+  Returns:
+    Unsigned integers of the shape of `x`.
+
+  Example:
+    >>> bits = sortable_bits(jnp.array([-1., jnp.nan, 2., 0.]))
+    >>> jnp.argsort(bits).tolist()
+    [1, 0, 3, 2]
   """
   if jnp.issubdtype(x.dtype, jnp.complexfloating):
     x = jnp.abs(x)

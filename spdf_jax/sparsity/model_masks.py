@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.sparsity.keys import sortable_bits
 from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.topk import keep_largest_of_all
@@ -63,15 +64,11 @@ def _best_units(
     scores: jax.Array, among: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
   """Returns row and column of the best unit of every layer, int32 [layers]."""
-  if jnp.issubdtype(scores.dtype, jnp.floating):
-    least = jnp.asarray(-jnp.inf, scores.dtype)
-    scores = jnp.where(jnp.isnan(scores), least, scores)
-  else:
-    least = jnp.asarray(0, scores.dtype)
+  bits = sortable_bits(scores)
   if among is not None:
-    scores = jnp.where(among, scores, least)
+    bits = jnp.where(among, bits, jnp.zeros_like(bits))
   # Reductions instead of an argmax, for which sharded scores would be gathered.
-  best = scores == jnp.max(scores, axis=(-2, -1), keepdims=True)
+  best = bits == jnp.max(bits, axis=(-2, -1), keepdims=True)
   found = []
   for axis in (-2, -1):
     index = jax.lax.broadcasted_iota(

@@ -206,8 +206,7 @@ def _whole_leaves(
     rank = len(leaf.shape)
     if rank < 2 or not jnp.issubdtype(leaf.dtype, jnp.floating):
       return False
-    # NNX puts the array of a parameter at `value`.
-    parts = tuple(path.removesuffix('/value').split('/'))
+    parts = tuple(path.split('/'))
     if filter_fn is not None and not filter_fn(parts, leaf):
       return False
     return spdf.MatrixAxes(tuple(range(rank - 1)), rank - 1)
