@@ -13,10 +13,10 @@ from tiny_run import assert_same_arrays
 from tiny_run import batch_at
 from tiny_run import make_config
 from tiny_run import make_recipe
+from tiny_run import recipe_of
 from tiny_run import shared_step
 from tiny_run import without_times
 
-from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.runs.report import write_report
 from spdf_jax.runs.summaries import best_steps
@@ -205,16 +205,11 @@ def make_memorizing_recipe():
       phases__finetune__learning_rate__final_fraction=1.0, eval_every=2,
       phases__finetune__early_stop=dict(metric=STOP.metric, patience=99),
   )
-  plan = training.create_plan(
-      config.phases, tokens_per_epoch={'corpus': lambda n: 100 * n},
-      parameters=1,
-  )
-  batch = lambda step, rows=slice(None): batch_at(0, rows, plan=plan)
+  recipe = recipe_of(config)
   return dataclasses.replace(
-      make_recipe(), config=config, plan=plan, batch_at=batch,
-      optimizer=training.adamw(
-          plan, where=models.sparsifiable, key=jax.random.key(1), b1=0.9,
-          b2=0.95, eps=1e-8, clip_norm=1.0,
+      recipe,
+      batch_at=lambda step, rows=slice(None): batch_at(
+          0, rows, plan=recipe.plan
       ),
   )
 

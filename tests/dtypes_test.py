@@ -127,7 +127,7 @@ def test_revived_weights_may_have_a_scale_of_their_own_in_any_dtype(x64):
   for dtype in ('float64', 'complex64'):
     w = {'w': jax.random.normal(jax.random.key(0), (1, 64, 64), dtype) * 3}
     mask = {'w': jnp.ones((1, 64, 64), bool)}
-    values = draw(jax.random.key(1), w, mask)['w']
+    values = draw(jax.random.key(1), 0, w, mask)['w']
     assert values.dtype == dtype
     assert 1.4 < float(jnp.std(values.astype(
         jnp.promote_types(dtype, 'float32')))) < 1.6

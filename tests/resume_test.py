@@ -27,7 +27,7 @@ def rewinding(key):
       optax.scale_by_learning_rate(spdf.rewind_schedule(RATE, ROUNDS)),
   )
   tx = spdf.sparsify(inner, spdf.iterative(ROUNDS), key=key)
-  return spdf.rewind_weights(tx, ROUNDS, snapshot_at=2)
+  return spdf.rewind_weights(tx, spdf.round_starts(ROUNDS)[1:], snapshot_at=2)
 
 
 def cycling(key):

@@ -23,7 +23,7 @@ def problem(layers=3, size=(200, 100)):
 
 def test_values_are_as_wide_as_asked_in_every_layer():
   params, mask = problem()
-  values = scaled_normal(0.5)(jax.random.key(0), params, mask)
+  values = scaled_normal(0.5)(jax.random.key(0), 0, params, mask)
   assert values['b'] is None
   for found, weights, kept in zip(values['w'], params['w'], mask['w']):
     wanted = 0.5 * np.std(np.asarray(weights, np.float64)[np.asarray(kept)])
@@ -35,7 +35,8 @@ def test_values_are_as_wide_as_asked_in_every_layer():
 def test_values_are_exactly_normal_draws_times_the_deviation():
   params, mask = problem(1)
   small, large = (
-      scaled_normal(s)(jax.random.key(0), params, mask)['w'] for s in (0.5, 2)
+      scaled_normal(scale)(jax.random.key(0), 0, params, mask)['w']
+      for scale in (0.5, 2)
   )
   np.testing.assert_allclose(4 * small, large, rtol=1e-6)
   width = np.std(np.asarray(params['w'], np.float64)[np.asarray(mask['w'])])
@@ -49,19 +50,19 @@ def test_values_are_exactly_normal_draws_times_the_deviation():
 def test_pruned_weights_do_not_count():
   params, mask = problem()
   other = {'w': jnp.where(mask['w'], params['w'], jnp.nan), 'b': None}
-  draw = lambda p: scaled_normal(1.0)(jax.random.key(0), p, mask)['w']
+  draw = lambda p: scaled_normal(1.0)(jax.random.key(0), 0, p, mask)['w']
   np.testing.assert_array_equal(draw(params), draw(other))
 
 
 def test_leaves_and_keys_draw_different_numbers():
   params, mask = problem(1)
   params, mask = ({'u': t['w'], 'v': t['w']} for t in (params, mask))
-  draw = lambda seed: scaled_normal(1.0)(jax.random.key(seed), params, mask)
+  draw = lambda seed: scaled_normal(1.0)(jax.random.key(seed), 0, params, mask)
   one, other = draw(0), draw(1)
   assert (one['u'] != one['v']).any() and (one['u'] != other['u']).any()
   # Another leaf in the tree changes nothing.
   alone = scaled_normal(1.0)(
-      jax.random.key(0), {'u': params['u']}, {'u': mask['u']}
+      jax.random.key(0), 0, {'u': params['u']}, {'u': mask['u']}
   )
   np.testing.assert_array_equal(alone['u'], one['u'])
 
@@ -70,14 +71,14 @@ def test_leaves_and_keys_draw_different_numbers():
 def test_values_have_the_dtype_of_the_parameters(dtype):
   params, mask = problem()
   params = {'w': (params['w'] / 100).astype(dtype), 'b': None}
-  values = scaled_normal(1.0)(jax.random.key(0), params, mask)['w']
+  values = scaled_normal(1.0)(jax.random.key(0), 0, params, mask)['w']
   assert values.dtype == dtype and jnp.isfinite(values).all()
 
 
 def test_a_layer_without_kept_weights_gets_zeros():
   params, mask = problem(2)
   mask = {'w': mask['w'].at[1].set(False), 'b': None}
-  values = scaled_normal(1.0)(jax.random.key(0), params, mask)['w']
+  values = scaled_normal(1.0)(jax.random.key(0), 0, params, mask)['w']
   assert (values[1] == 0).all() and (values[0] != 0).any()
 
 

@@ -128,21 +128,14 @@ def make_recipe(fingerprint='abc', **changes):
   return recipe
 
 
-@functools.cache
-def make_dynamic_recipe():
-  """Builds the same run with mask updates in its first phase."""
-  recipe = make_recipe()
-  sparsity = dict(
-      algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,
-      sparsity=dict(schedule='cubic', initial=0.25, final=0.75, steps=4),
-  )
-  config = make_config(phases__pretrain__sparsity=sparsity)
+def recipe_of(config):
+  """Builds the run of another config of the same model."""
   plan = training.create_plan(
       config.phases, tokens_per_epoch={'corpus': lambda n: 100 * n},
       parameters=1,
   )
   return dataclasses.replace(
-      recipe,
+      make_recipe(),
       plan=plan,
       config=config,
       optimizer=training.adamw(
@@ -151,6 +144,15 @@ def make_dynamic_recipe():
       ),
       batch_at=functools.partial(batch_at, plan=plan),
   )
+
+
+@functools.cache
+def make_dynamic_recipe():
+  """Builds the same run with mask updates in its first phase."""
+  return recipe_of(make_config(phases__pretrain__sparsity=dict(
+      algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,
+      sparsity=dict(schedule='cubic', initial=0.25, final=0.75, steps=4),
+  )))
 
 
 @functools.cache

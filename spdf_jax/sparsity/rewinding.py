@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from spdf_jax.sparsity.masking import apply_mask
+from spdf_jax.sparsity.reset_state import check_boundaries
 from spdf_jax.sparsity.rounds import check_rounds
 from spdf_jax.sparsity.rounds import Round
 from spdf_jax.sparsity.rounds import round_starts
@@ -77,15 +78,15 @@ class RewindState(NamedTuple):
 
 def rewind_weights(
     tx: optax.GradientTransformation,
-    rounds: Sequence[Round],
+    boundaries: Sequence[int],
     *,
     snapshot_at: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """Rewinds the kept weights to an early snapshot at the start of a round.
+  """Rewinds the kept weights to an early snapshot, e.g. at starts of rounds.
 
-  The first step of every round but the first rewinds: the algorithm inside
-  computes the new mask from the trained weights, and the step sets the
-  parameters to `mask * snapshot`. The inner optimizer receives zeros in place
+  The step at a boundary rewinds: the algorithm inside computes the new mask
+  from the trained weights, and the step sets the parameters to `mask *
+  snapshot`. The inner optimizer receives zeros in place
   of the gradient, because it is the gradient at the weights before rewinding.
   All parameters are rewound, sparsified or not. Moments are not, unless
   `reset_state` clears them:
@@ -98,7 +99,7 @@ def rewind_weights(
         optax.scale_by_learning_rate(rewind_schedule(base, rounds)),
     )
     tx = sparsify(inner, iterative(rounds), key=0)
-    tx = rewind_weights(tx, rounds, snapshot_at=1_000)
+    tx = rewind_weights(tx, starts[1:], snapshot_at=1_000)
 
   Updates are added to parameters, so `p + (s - p)` is exactly 0 for pruned
   weights, but for kept weights it equals `s` only up to rounding: the error is
@@ -107,16 +108,17 @@ def rewind_weights(
   Args:
     tx: The optimizer, `sparsify(…)`; transformations that accumulate or skip
       whole steps, such as `optax.MultiSteps`, wrap the result.
-    rounds: The rounds of the algorithm inside.
+    boundaries: Increasing steps, each of which rewinds, such as the starts of
+      the rounds of `iterative` after the first.
     snapshot_at: The step before which the parameters are copied, from 0 (the
-      initial parameters) to the last step of the first round.
+      initial parameters) to the last one before the first boundary.
 
   Returns:
     The rewinding optimizer; its `update` needs `params`.
 
   Raises:
-    ValueError: the rounds are invalid, or `snapshot_at` is outside the first
-      round; on `update`, if `params` is missing.
+    ValueError: there is no boundary, they are not increasing, or `snapshot_at`
+      is not before the first; on `update`, if `params` is missing.
 
   References:
     Frankle et al., `Stabilizing the Lottery Ticket Hypothesis
@@ -126,21 +128,20 @@ def rewind_weights(
 
   Example:
     >>> import spdf_jax as spdf
-    >>> rounds = [Round(100), Round(100, 0.2)]
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.5), key=0)
-    >>> tx = rewind_weights(tx, rounds, snapshot_at=10)
+    >>> tx = rewind_weights(tx, [100], snapshot_at=10)
     >>> int(tx.init({'w': jnp.ones((4, 4))}).count)
     0
   """
   tx = optax.with_extra_args_support(tx)
-  rounds = check_rounds(rounds)
+  check_boundaries(boundaries)
   check_steps('snapshot_at', snapshot_at, 0)
-  if snapshot_at >= rounds[0].steps:
+  rewinds = np.asarray(boundaries, np.int32)
+  if not rewinds.size or snapshot_at >= rewinds[0]:
     raise ValueError(
-        f'snapshot_at is {snapshot_at}, but the first round ends after '
-        f'{rounds[0].steps} steps; take the snapshot at a step within it.'
+        f'snapshot_at is {snapshot_at} and boundaries {list(boundaries)}; give '
+        'at least one boundary, and an earlier step for the snapshot.'
     )
-  rewinds = np.asarray(round_starts(rounds)[1:], np.int32)
 
   def init_fn(params):
     # Copies, because state and parameters may be donated together.

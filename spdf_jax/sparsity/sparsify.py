@@ -23,7 +23,7 @@ from spdf_jax.sparsity.state import check_state
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
-Revival = Callable[[jax.Array, PyTree, PyTree], PyTree]
+Revival = Callable[[jax.Array, jax.Array, PyTree, PyTree], PyTree]
 
 _REVIVAL = 1  # Folded into a step's key to draw the values of revived weights.
 
@@ -91,8 +91,9 @@ def sparsify(
       have the axes of a matrix, their share of the weights is logged as a
       warning.
     key: Seed or typed PRNG key of all randomness in the algorithm.
-    revive: `(key, params, mask) -> values`: initial values of revived weights,
-      e.g. `scaled_normal(0.5)`; by default they start at zero.
+    revive: `(key, count, params, mask) -> values`: initial values of revived
+      weights, to which the step adds their first update, e.g.
+      `scaled_normal(0.5)`; by default they start at zero.
 
   Returns:
     The sparse optimizer; its `update` needs `params`.
@@ -210,15 +211,15 @@ def sparsify(
     chosen = selected(params, params, axes)
 
     def values_of(key, *trees):
-      layers = revive(key, *(to_layers(tree, params, axes) for tree in trees))
-      return from_layers(layers, params, axes)
+      layers = [to_layers(tree, params, axes) for tree in trees]
+      return from_layers(revive(key, state.count, *layers), params, axes)
 
     def revived():
       revival_key = jax.random.fold_in(_key_of_step(state), _REVIVAL)
       values = auto_axes(values_of, chosen)(revival_key, chosen, state.mask)
       return jax.tree.map(
           lambda value, u, new, old: u if value is None else jnp.where(
-              new & ~old, value.astype(u.dtype), u
+              new & ~old, u + value.astype(u.dtype), u
           ),
           values, updates, mask, state.mask, is_leaf=lambda x: x is None,
       )
@@ -248,8 +249,8 @@ def _check_types(inner: Any, algorithm: Any, key: Any, revive: Any) -> None:
     )
   if revive is not None and not callable(revive):
     raise TypeError(
-        f'revive is {revive!r:.80}; give a function (key, params, mask) -> '
-        'values, e.g. scaled_normal(0.5).'
+        f'revive is {revive!r:.80}; give a function (key, count, params, '
+        'mask) -> values, e.g. scaled_normal(0.5).'
     )
 
 

@@ -101,6 +101,12 @@ class RunConfig:
           f"storage is 'compact' and the optimizer {self.optimizer.name!r}; "
           "compact storage needs AdamW: use storage 'dense', or AdamW."
       )
+    for phase in self.phases:
+      if self.storage == 'compact' and phase.rewind is not None:
+        raise ValueError(
+            f"storage is 'compact' and phase {phase.name!r} rewinds weights, "
+            "of which a dense copy is kept: use storage 'dense'."
+        )
     if isinstance(self.model.sizes, OwnSizes):
       self._check_own_model()
     check_names([phase.name for phase in self.phases])
@@ -276,6 +282,7 @@ def _read_phase(name: str, given: Any) -> PhaseConfig:
   return read_fields(PhaseConfig, {**given, 'name': name}, path, {
       LearningRate: named('learning rate of ', _read_rate),
       EarlyStop | None: named('', _read_early_stop),
+      tuple[str, ...] | None: _read_patterns,
   })
 
 
@@ -296,6 +303,15 @@ def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
   )):
     return None
   return read_fields(EarlyStop, given, path)
+
+
+def _read_patterns(given: Any, path: str) -> tuple[str, ...]:
+  if given is None:
+    return ()
+  check_type(given, list, path)
+  for pattern in given:
+    check_type(pattern, str, path)
+  return tuple(given)
 
 
 _READERS: Mapping[Any, Reader] = {

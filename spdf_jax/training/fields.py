@@ -25,7 +25,7 @@ Reader = Callable[[Any, str], Any]
 
 _WORDS = {
     bool: 'True or False', int: 'a whole number', float: 'a number',
-    str: 'text', tuple: 'a list', types.NoneType: 'None',
+    str: 'text', list: 'a list', tuple: 'a list', types.NoneType: 'None',
 }
 
 

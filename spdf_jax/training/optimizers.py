@@ -35,7 +35,8 @@ def adamw(
 
   Gradients are clipped by their global norm, and weight decay applies to
   matrices only. Moments are reset at the start of phases with `restart`; the
-  learning rate is not. Mask updates within phases are tracked.
+  learning rate is not. Weights are revived and rewound as the phases describe.
+  Mask updates within phases are tracked.
 
   Args:
     plan: The phases.
@@ -127,5 +128,12 @@ def _scheduled(
 def _sparse(
     inner: optax.GradientTransformation, plan: Plan, where: Any, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
-  tx = sparsity.sparsify(inner, plan.algorithm, where=where, key=key)
+  revive = plan.revive and sparsity.scaled_normal(plan.revive)
+  tx = sparsity.sparsify(
+      inner, plan.algorithm, where=where, key=key, revive=revive
+  )
+  if plan.rewinds:
+    tx = sparsity.rewind_weights(
+        tx, plan.rewinds, snapshot_at=plan.rewind_to
+    )
   return track_masks(tx, plan.algorithm) if plan.updates_masks else tx

@@ -134,6 +134,17 @@ class PhaseConfig:
     reshuffle: Whether the phase begins a new epoch of its source, in another
       order, as in a round of iterative pruning.
     early_stop: Condition that ends the phase early; `None`: none.
+    revive: Standard deviation of the initial values of weights that the phase
+      revives, as a multiple of that of the kept weights; `None`: they start at
+      zero. See `sparsity.scaled_normal`.
+    initial_mask: Mask of the first phase: `'snip'` or `'grasp'`, by the
+      saliency of the weights for the phase's first batch, or the mask of
+      `'WORKDIR'` or `'WORKDIR@PHASE'`; `None`: that of the algorithm.
+    rewind: Step of the run, a duration in batches of the first phase, to whose
+      values the kept weights are rewound when the phase begins; `None`: they
+      are not. See `sparsity.rewind_weights`.
+    frozen: Patterns of the paths of parameters that the phase does not train;
+      masks still apply to them.
 
   Raises:
     ValueError: a field is out of its range. A user-defined algorithm,
@@ -151,6 +162,10 @@ class PhaseConfig:
   restart: bool
   reshuffle: bool
   early_stop: EarlyStop | None
+  revive: float | None
+  initial_mask: str | None
+  rewind: str | None
+  frozen: tuple[str, ...] | None
 
   def __post_init__(self):
     _check_fields(self, ('batch_size', 'length'))
@@ -163,8 +178,20 @@ class PhaseConfig:
           f'phase {self.name!r} consists of rounds of iterative pruning, which '
           'have fixed lengths, and has early_stop; remove early_stop.'
       )
+    if self.revive is not None and not 0 <= self.revive < math.inf:
+      raise ValueError(
+          f'phase {self.name!r} has revive {self.revive}; give a multiple of '
+          'the standard deviation of the kept weights, 0 or more.'
+      )
+    if self.initial_mask and self.sparsity == 0:
+      raise ValueError(
+          f'phase {self.name!r} has the initial_mask {self.initial_mask!r} and '
+          'sparsity 0; give a sparsity, or no initial_mask.'
+      )
     try:
       check_duration(self.duration)
+      if self.rewind:
+        check_duration(self.rewind)
     except ValueError as error:
       raise ValueError(f'phase {self.name!r}: {error}') from error
     try:
@@ -214,6 +241,11 @@ class Phase:
     reshuffle: Whether the phase begins a new epoch of its source, in another
       order, as in a round of iterative pruning.
     early_stop: Condition that ends the phase early; `None`: none.
+    revive: Standard deviation of the initial values of revived weights, as a
+      multiple of that of the kept weights; 0: they start at zero.
+    initial_mask: See `PhaseConfig`; `''`: that of the algorithm.
+    rewind: Step of the run to whose weights the phase rewinds; `None`: none.
+    frozen: Patterns of the paths of parameters that the phase does not train.
 
   Raises:
     ValueError: a field is out of its range.
@@ -230,6 +262,10 @@ class Phase:
   restart: bool
   reshuffle: bool = False
   early_stop: EarlyStop | None = None
+  revive: float = 0.0
+  initial_mask: str = ''
+  rewind: int | None = None
+  frozen: tuple[str, ...] = ()
 
   def __post_init__(self):
     _check_fields(self, ('steps', 'batch_size', 'length'))

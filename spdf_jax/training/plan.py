@@ -96,6 +96,8 @@ class Plan:
   Attributes:
     phases: The phases, at least one, with distinct names.
     planned: The original plan, if a phase has ended early; otherwise `None`.
+    init: `(key, params, sparsities) -> mask`, in place of the initial mask of
+      the first phase's algorithm; `None`: the algorithm's.
 
   Raises:
     ValueError: there is no phase, two have the same name, or the updates of an
@@ -112,12 +114,42 @@ class Plan:
 
   phases: tuple[Phase, ...]
   planned: 'Plan | None' = None
+  init: Callable[[jax.Array, Any, Any], Any] | None = None
 
   def __post_init__(self):
     check_names([phase.name for phase in self.phases])
     if self.planned is None:
       for span in self.spans:
         span.check_updates()
+      self._check_first()
+      self._check_rewinds()
+
+  def _check_first(self) -> None:
+    for phase in self.phases[1:]:
+      if phase.initial_mask:
+        raise ValueError(
+            f'phase {phase.name!r} has the initial_mask '
+            f'{phase.initial_mask!r}, but is not the first; it prunes by '
+            'magnitude when it begins. Remove initial_mask, or begin a run '
+            'with this phase by init_from.'
+        )
+
+  def _check_rewinds(self) -> None:
+    steps = {
+        phase.name: phase.rewind for phase in self.phases
+        if phase.rewind is not None
+    }
+    if len(set(steps.values())) > 1:
+      raise ValueError(
+          f'phases rewind to the weights of different steps, {steps}, but one '
+          'copy of the weights is kept; give one step.'
+      )
+    if steps and self.rewind_to >= self.rewinds[0]:
+      raise ValueError(
+          f'phase {next(iter(steps))!r} begins at step {self.rewinds[0]}, '
+          f'counted from 0, and rewinds to the weights of step '
+          f'{self.rewind_to}; rewind to an earlier step, or remove rewind.'
+      )
 
   @functools.cached_property
   def starts(self) -> tuple[int, ...]:
@@ -173,6 +205,29 @@ class Plan:
     return optax.join_schedules(schedules, self.starts[1:])(step)
 
   @property
+  def revive(self) -> optax.Schedule | None:
+    """Deviation of revived weights at a step; `None`: they start at zero."""
+    if not any(phase.revive for phase in self.phases):
+      return None
+    return optax.join_schedules(
+        [optax.constant_schedule(phase.revive) for phase in self.phases],
+        self.starts[1:],
+    )
+
+  @property
+  def rewinds(self) -> tuple[int, ...]:
+    """Steps before which the kept weights are rewound."""
+    return tuple(
+        start for phase, start in zip(self.phases, self.starts)
+        if phase.rewind is not None
+    )
+
+  @property
+  def rewind_to(self) -> int:
+    """Step before which the weights to rewind to are copied; 0: none are."""
+    return max(phase.rewind or 0 for phase in self.phases)
+
+  @property
   def restarts(self) -> tuple[int, ...]:
     """Steps before which the optimizer's moments are reset."""
     return tuple(
@@ -199,9 +254,15 @@ class Plan:
   @functools.cached_property
   def algorithm(self) -> sparsity.Algorithm:
     """Algorithm of the whole plan, which joins those of the spans."""
-    return sparsity.join(
+    joined = sparsity.join(
         [create_algorithm(span.sparsity) for span in self.spans],
         [span.start for span in self.spans[1:]],
+    )
+    init = self.init
+    return joined if init is None else joined._replace(
+        init=lambda key, params: init(
+            key, params, joined.sparsity_at(0, params)
+        )
     )
 
   @functools.cached_property
@@ -304,7 +365,23 @@ def create_plan(
               restart=phase.restart,
               reshuffle=phase.reshuffle,
               early_stop=phase.early_stop,
+              revive=phase.revive or 0.0,
+              initial_mask=phase.initial_mask or '',
+              rewind=_rewind(phase, resolvers[0]),
+              frozen=phase.frozen or (),
           )
           for phase, n, schedule in zip(phases, steps, schedules)
       )
   )
+
+
+def _rewind(
+    phase: PhaseConfig, resolver: Callable[[str], float]
+) -> int | None:
+  if not phase.rewind:
+    return None if phase.rewind is None else 0
+  try:
+    steps = resolver(phase.rewind)
+  except ValueError as error:
+    raise ValueError(f'rewind of phase {phase.name!r}: {error}') from error
+  return int(steps) if math.isfinite(steps) else 0

@@ -17,17 +17,23 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
+from spdf_jax.training.first_mask import mask_by_saliency
+from spdf_jax.training.first_mask import mask_of_run
+from spdf_jax.training.first_mask import SALIENCIES
+from spdf_jax.training.frozen import frozen_at
 from spdf_jax.training.inputs import create_sources
 from spdf_jax.training.inputs import open_corpus
 from spdf_jax.training.inputs import open_task
 from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import LossScale
+from spdf_jax.training.losses import number_of_tokens
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.matmul import without_masks
@@ -50,6 +56,7 @@ from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import check_workdir
+from spdf_jax.training.workdir import saved_steps
 
 PyTree = Any
 _PARAMS, _MASKS = 0, 1  # Folded into the key of the seed.
@@ -115,6 +122,8 @@ class Recipe:
 
   def create_state(self) -> TrainState:
     """Creates the state at step 0, sharded from the start."""
+    if self.plan.phases[0].initial_mask:
+      return self.state_from(self.init_params())
     return jax.jit(self._first_state, out_shardings=self._shardings)()
 
   def state_from(self, params: PyTree) -> TrainState:
@@ -125,13 +134,39 @@ class Recipe:
     """
     create = functools.partial(
         create_state,
-        optimizer=self.optimizer,
+        optimizer=self._first_optimizer(params),
         loss_scale=self.first_loss_scale,
     )
     if jax.process_count() == 1:
       # Not jitted, since checks of given masks need concrete values.
       return jax.device_put(create(params), self._shardings)
     return jax.jit(create, out_shardings=self._shardings)(params)
+
+  def _first_optimizer(
+      self, params: PyTree
+  ) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer whose initial mask is that of the config."""
+    name = self.plan.phases[0].initial_mask
+    if not name:
+      return self.optimizer
+    if name in SALIENCIES:
+      mask = mask_by_saliency(
+          self.plan, self._mean_loss, params, self.device_batch_at(0),
+          where=self.where,
+      )
+    else:
+      mask = mask_of_run(name, params)
+    init = given_mask(mask, where=self.where)
+    return create_optimizer(
+        self.config.optimizer,
+        dataclasses.replace(self.plan, init=init),
+        where=self.where,
+        key=_mask_key(self.config),
+    )
+
+  def _mean_loss(self, params: PyTree, batch: data.Batch) -> jax.Array:
+    sums = self.loss(self.model.apply, {'params': params}, batch)
+    return sums.objective / number_of_tokens(batch.weights)
 
   def device_batch_at(self, step: int) -> data.Batch:
     """Places the batch of a step on the mesh; processes read their own rows."""
@@ -183,6 +218,7 @@ class Recipe:
         loss=self.loss,
         micro_batches=self.config.micro_batches,
         skip_not_finite=self.config.max_skipped_steps > 0,
+        frozen=frozen_at(self.plan, self.abstract_state.params),
     )
     if self.plan.updates_masks:
       step = functools.partial(step, statistics=mask_statistics)
@@ -288,6 +324,9 @@ def create_recipe(
   parameters = sum(x.size for x in jax.tree.leaves(params))
   draft = draft_plan(config.phases, parameters)
   _check_masks(draft, params, where)
+  if workdir is None or not saved_steps(workdir):
+    _check_first_mask(draft, params, where)
+  frozen_at(draft, params)  # Checks the patterns.
   check_optimizer(config.optimizer, params, where)
   if math.isfinite(draft.total_steps):
     stored_state.check_storage(config.storage, draft, mesh)
@@ -309,6 +348,10 @@ def create_recipe(
   return _assemble(
       config, model, plan, corpus, task, sources, jax.jit(init)
   )
+
+
+def _mask_key(config: RunConfig) -> jax.Array:
+  return jax.random.fold_in(jax.random.key(config.seed), _MASKS)
 
 
 def _tokens_per_epoch(source: data.Source, length: int) -> int:
@@ -338,6 +381,23 @@ def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
       jax.eval_shape(masked.init, params)
     except ValueError as error:
       raise ValueError(f'phase {span.names[0]!r}: {error}') from error
+
+
+def _check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
+  """Raises ValueError if the mask of another run does not fit the first phase.
+  """
+  first = plan.phases[0]
+  if not first.initial_mask or first.initial_mask in SALIENCIES:
+    return
+  try:
+    init = given_mask(mask_of_run(first.initial_mask, params), where=where)
+    masked = sparsify(
+        optax.identity(), Plan((first,), init=init).algorithm,
+        where=where, key=0,
+    )
+    jax.eval_shape(masked.init, params)
+  except ValueError as error:
+    raise ValueError(f'phase {first.name!r}: {error}') from error
 
 
 def _open_task(
@@ -376,7 +436,7 @@ def _assemble(
       config.optimizer,
       plan,
       where=where,
-      key=jax.random.fold_in(jax.random.key(config.seed), _MASKS),
+      key=_mask_key(config),
   )
   return Recipe(
       config, model, where, plan, optimizer, corpus, task, sources, batch_at,

@@ -13,6 +13,7 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.sparsity.storage import is_packed
+from spdf_jax.training.frozen import keep_frozen
 from spdf_jax.training.losses import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
 from spdf_jax.training.losses import Loss
@@ -76,6 +77,7 @@ def train_step(
     loss: Loss = CROSS_ENTROPY,
     micro_batches: int = 1,
     skip_not_finite: bool = False,
+    frozen: Callable[[jax.Array], PyTree] | None = None,
     statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
@@ -104,6 +106,8 @@ def train_step(
       leaves the kept weights unchanged. The optimizer then takes it with
       gradients of zero, so that its counts, masks and schedules go on. Ignored
       with a loss scale.
+    frozen: Function from the step to the flags of parameters that are not
+      trained, see `frozen_at`; `None`: all are trained.
     statistics: Function `(opt_state) -> values` for the log, e.g.
       `mask_statistics`.
 
@@ -143,12 +147,17 @@ def train_step(
     )
   if scale is not None:
     objective, grads = jax.tree.map(lambda x: x / scale, (objective, grads))
+  if frozen is not None:
+    flags = frozen(state.step)
+    grads = keep_frozen(flags, jax.tree.map(jnp.zeros_like, grads), grads)
   grad_norm = optax.tree.norm(grads)
   finite = jnp.isfinite(cross_entropy) & jnp.isfinite(grad_norm)
   if skip_not_finite:
     grads = jax.tree.map(lambda g: jnp.where(finite, g, 0), grads)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
+  if frozen is not None:
+    params = keep_frozen(flags, state.params, params)
   if skip_not_finite:
     params = jax.tree.map(
         lambda new, old: jnp.where(finite, new, old), params, state.params

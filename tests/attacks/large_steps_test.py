@@ -22,7 +22,7 @@ MEMBERS = [spdf.static(0.5), spdf.dense()]
     ]),
     lambda: spdf.iterative([spdf.Round(2), spdf.Round(2, 0.5, MANY)]),
     lambda: rewind_weights(
-        optax.sgd(1.0), [spdf.Round(2)], snapshot_at=MANY
+        optax.sgd(1.0), [2], snapshot_at=MANY
     ),
     lambda: spdf.cubic(0.0, 0.5, MANY),
     lambda: spdf.cubic(0.0, 0.5, 1, start=MANY),

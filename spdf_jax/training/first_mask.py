@@ -1,0 +1,87 @@
+"""The mask of the first step, from the saliency of weights or another run."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from spdf_jax.sparsity.algorithms.saliency import saliency_mask
+from spdf_jax.sparsity.entries import structure_of
+from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selection import Where
+from spdf_jax.training.checkpoints import read_masks
+from spdf_jax.training.plan import Plan
+from spdf_jax.training.workdir import find_checkpoint
+
+PyTree = Any
+
+SALIENCIES = ('snip', 'grasp')
+"""Scores of `saliency_mask` that need no other loss than that of training."""
+
+
+def mask_by_saliency(
+    plan: Plan,
+    loss_fn: Callable[[PyTree, Any], jax.Array],
+    params: PyTree,
+    batch: Any,
+    *,
+    where: Where,
+) -> PyTree:
+  """Returns the mask of the first phase by the saliency it names.
+
+  The layers keep as many weights as the phase's algorithm plans for step 0, in
+  its structure.
+
+  Args:
+    plan: The phases; `initial_mask` of the first is one of `SALIENCIES`.
+    loss_fn: `(params, batch) -> scalar`.
+    params: The initial parameters, dense.
+    batch: The first batch.
+    where: The selection of sparsified leaves.
+
+  Returns:
+    The mask, `None` for leaves that stay dense.
+
+  Raises:
+    ValueError: the scores are not finite.
+  """
+  phase = plan.phases[0]
+  spec = phase.sparsity if isinstance(phase.sparsity, Mapping) else {}
+  return saliency_mask(
+      phase.initial_mask, loss_fn, params, batch, 0.0,
+      where=where,
+      distribution=lambda layers, _: plan.algorithm.sparsity_at(0, layers),
+      structure=structure_of(spec.get('structure', 'unstructured')),
+  )
+
+
+def mask_of_run(source: str, params: PyTree) -> PyTree:
+  """Reads the mask of a checkpoint of another run.
+
+  Args:
+    source: `'WORKDIR'` or `'WORKDIR@PHASE'`.
+    params: The parameters, or their shapes.
+
+  Returns:
+    The mask, `None` for leaves that stay dense.
+
+  Raises:
+    ValueError: there is no such checkpoint, or it has no masks.
+  """
+  try:
+    masks = read_masks(find_checkpoint(source))
+  except ValueError as error:
+    raise ValueError(
+        f'initial_mask is {source!r}, neither one of {", ".join(SALIENCIES)} '
+        f'nor the mask of a run: {error}'
+    ) from error
+  if not masks:
+    raise ValueError(
+        f'initial_mask is {source!r}, which has parameters only; give a run '
+        'with masks.'
+    )
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: masks.get(path_name(path)), params
+  )
+

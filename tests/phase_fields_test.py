@@ -1,0 +1,185 @@
+"""Phases that revive, rewind or freeze weights, or begin with a given mask."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import make_config
+from tiny_run import make_recipe
+from tiny_run import PHASE
+from tiny_run import recipe_of
+
+import spdf_jax as spdf
+from spdf_jax import training
+from spdf_jax.sparsity.paths import by_name
+
+
+def make(**phases):
+  """Builds a run of these phases, each the tiny one with some changes."""
+  changed = {name: PHASE | change for name, change in phases.items()}
+  return recipe_of(make_config(phases=dict(order=list(phases), **changed)))
+
+
+def states(recipe, steps):
+  """Returns the states before each of the first steps, and the last."""
+  state, found = recipe.create_state(), []
+  for step in range(steps):
+    found.append(jax.tree.map(jnp.copy, state))
+    state, _ = recipe.step(state, recipe.device_batch_at(step))
+  return [*found, state]
+
+
+def hidden(params):
+  return {name: np.asarray(x) for name, x in by_name(params).items()
+          if 'kernel' in name}
+
+
+def test_a_revived_weight_is_its_drawn_value_and_the_first_update():
+  scale = lambda count: jnp.where(count == 3, 0.5, 0.0)
+  algorithm = spdf.join(
+      [spdf.static(0.75), spdf.static(0.5), spdf.dense()], [2, 3]
+  )
+  finals = {}
+  for revive in (None, spdf.scaled_normal(scale)):
+    tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0, revive=revive)
+    params = {'w': jax.random.normal(jax.random.key(1), (64, 64))}
+    state = tx.init(params)
+    params = spdf.apply_mask(params, spdf.get_mask(state))
+    for _ in range(4):
+      before = spdf.get_mask(state)['w'], params['w']
+      grads = jax.tree.map(jnp.ones_like, params)
+      updates, state = tx.update(grads, state, params)
+      params = optax.apply_updates(params, updates)
+    finals[revive is None] = np.asarray(params['w'])
+  kept, weights = map(np.asarray, before)
+  draws = finals[False] - finals[True]
+  # At step 2 the scale is 0, so the runs differ in the last revival only.
+  np.testing.assert_array_equal(draws[kept], 0)
+  assert (draws[~kept] != 0).all()
+  np.testing.assert_allclose(
+      np.std(draws[~kept]), 0.5 * np.std(weights[kept]), rtol=0.1
+  )
+  np.testing.assert_allclose(finals[True][~kept], -0.1, rtol=1e-6)
+
+
+def test_every_phase_revives_with_its_own_deviation():
+  plan = make(sparse={}, less={'sparsity': 0.5, 'revive': 0.5}, dense={}).plan
+  assert [float(plan.revive(i)) for i in (4, 5, 9, 10)] == [0, 0.5, 0.5, 0]
+  assert make(sparse={}).plan.revive is None
+
+
+def test_frozen_parameters_change_by_their_mask_only():
+  recipe = make(dense={'sparsity': 0.0}, sparse={
+      'sparsity': 0.5, 'frozen': ['wte/*', '*/attn/*', '*/bias'],
+  })
+  found = states(recipe, 8)
+  before, after = by_name(found[5].params), by_name(found[8].params)
+  masks = by_name(spdf.get_mask(found[8].opt_state))
+  frozen = {name for name in before
+            if name.startswith('wte') or '/attn/' in name or 'bias' in name}
+  assert 4 < len(frozen) < len(before) - 3
+  for name, old in before.items():
+    mask = masks.get(name)
+    if mask is not None:
+      assert np.mean(mask) == 0.5
+      old = np.where(mask, old, 0)
+    same = np.asarray(old).tobytes() == np.asarray(after[name]).tobytes()
+    assert same == (name in frozen), name
+
+
+def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
+  recipe = make(
+      dense={'sparsity': 0.0},
+      ticket={'sparsity': {
+          'algorithm': 'static', 'sparsity': 0.75, 'init': 'magnitude',
+      }, 'rewind': '2 steps'},
+  )
+  found = states(recipe, 7)
+  trained, early = found[5].params, by_name(found[2].params)
+  masks = by_name(spdf.get_mask(found[6].opt_state))
+  assert any(m is not None for m in masks.values())
+  for name, weights in by_name(found[6].params).items():
+    wanted, mask = np.asarray(early[name]), masks.get(name)
+    if mask is not None:
+      magnitudes = np.abs(np.asarray(by_name(trained)[name], np.float64))
+      least = np.sort(magnitudes, axis=None)[-np.sum(mask)]
+      np.testing.assert_array_equal(mask, magnitudes >= least)
+      wanted = np.where(mask, wanted, 0)
+    np.testing.assert_allclose(weights, wanted, rtol=1e-6, atol=1e-8)
+  assert any(
+      (np.asarray(x) != np.asarray(y)).any() for x, y in
+      zip(jax.tree.leaves(found[6].params), jax.tree.leaves(found[7].params))
+  )
+
+
+def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
+  recipe = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
+  params, batch = recipe.init_params(), recipe.batch_at(0)
+
+  def loss(params):
+    logits = recipe.model.apply({'params': params}, batch.inputs)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(
+        logits, batch.targets
+    ))
+
+  grads = by_name(jax.jit(jax.grad(loss))(params))
+  state = recipe.create_state()
+  masks = hidden(spdf.get_mask(state.opt_state))
+  assert masks
+  for name, mask in masks.items():
+    scores = np.abs(np.asarray(by_name(params)[name] * grads[name]))
+    assert mask.sum() == mask.size // 4
+    assert scores[mask].min() >= scores[~mask].max() * (1 - 1e-5)
+    np.testing.assert_array_equal(
+        hidden(state.params)[name], np.where(mask, by_name(params)[name], 0)
+    )
+
+
+def test_a_run_begins_with_the_mask_of_another(tmp_path):
+  other = training.open_session(make_recipe(seed=3), tmp_path)
+  other.checkpoints.save(other.state)
+  other.checkpoints.close()
+  recipe = make(sparse={'initial_mask': str(tmp_path)})
+  saved = hidden(spdf.get_mask(other.state.opt_state))
+  found = hidden(spdf.get_mask(recipe.create_state().opt_state))
+  assert found.keys() == saved.keys() and found
+  for path, mask in found.items():
+    np.testing.assert_array_equal(mask, saved[path])
+
+
+@pytest.mark.parametrize('phases, message', [
+    ({'a': {'revive': -1.0}}, "phase 'a' has revive -1.0; give a multiple"),
+    ({'a': {'initial_mask': 'snip', 'sparsity': 0.0}},
+     "phase 'a' has the initial_mask 'snip' and sparsity 0"),
+    ({'a': {}, 'b': {'sparsity': 0.5, 'initial_mask': 'snip'}},
+     "phase 'b' has the initial_mask 'snip', but is not the first"),
+    ({'a': {'initial_mask': 'snap'}},
+     "phase 'a': initial_mask is 'snap', neither one of snip, grasp nor"),
+    ({'a': {'rewind': '1 steps'}},
+     "phase 'a' begins at step 0, .* to the weights of step 1"),
+    ({'a': {}, 'b': {'rewind': '5 steps'}}, "'b' begins at step 5"),
+    ({'a': {}, 'b': {'rewind': ''}, 'c': {'rewind': '2 steps'}},
+     "different steps, {'b': 0, 'c': 2}"),
+    ({'a': {}, 'b': {'rewind': '2 lives'}}, "phase 'b': duration is '2 lives'"),
+    ({'a': {'frozen': ['wtf/*']}},
+     r"phase 'a' has frozen parameters 'wtf/\*', but none .* wte/embedding"),
+    ({'a': {'frozen': ['*']}}, "phase 'a' has all parameters frozen"),
+    ({'a': {'frozen': 'wte'}}, "'phases.a.frozen' is 'wte'; it must be a list"),
+])
+def test_fields_that_make_no_sense_are_refused_before_data_is_read(
+    phases, message
+):
+  changed = {name: PHASE | change for name, change in phases.items()}
+  with pytest.raises(ValueError, match=message):
+    # There is no corpus of this name, which would be the next complaint.
+    training.create_recipe(make_config(
+        phases=dict(order=list(phases), **changed)
+    ).as_dict())
+
+
+def test_weights_are_not_rewound_in_compact_storage():
+  phases = {'a': PHASE, 'b': PHASE | {'rewind': ''}}
+  with pytest.raises(ValueError, match="'compact' and phase 'b' rewinds"):
+    make_config(storage='compact', phases=dict(order=['a', 'b'], **phases))
+
