@@ -7,6 +7,9 @@ from typing import Any
 
 from ml_collections.config_dict import placeholder
 
+PRUNING = ('iterative', 'lottery')
+"""Algorithms of `sparse_phases` that prune a dense model in rounds."""
+
 
 def parse(arg: str, **types: type) -> dict[str, Any]:
   """Parses `name=value,name=value`.
@@ -63,14 +66,14 @@ def parse_sparsity(arg: str) -> tuple[str, float]:
 
   Returns:
     The algorithm, by default `'static'`, and the sparsity, by default 0.75, or
-    for `'iterative'` that of three rounds which prune a quarter each.
+    for `PRUNING` that of three rounds which prune a quarter each.
 
   Raises:
     ValueError: the text has another form, or a name is unknown.
   """
   given = parse(arg, algorithm=str, sparsity=float)
   algorithm = given.get('algorithm', 'static')
-  default = 1 - 0.75**3 if algorithm == 'iterative' else 0.75
+  default = 1 - 0.75**3 if algorithm in PRUNING else 0.75
   return algorithm, given.get('sparsity', default)
 
 
@@ -98,17 +101,21 @@ def sparse_phases(
   Args:
     phases: Phases by name: `pretrain` of 1000 steps, `continuation` of 200, and
       others.
-    algorithm: `'iterative'`, or an algorithm of `sparsity_of`.
-    sparsity: Sparsity of the phase; for `'iterative'` of the last round.
+    algorithm: An algorithm of `sparsity_of`, or one of `PRUNING`: `'iterative'`
+      rewinds the learning rate in each round, `'lottery'` the weights too.
+    sparsity: Sparsity of the phase; for `PRUNING` of the last round.
 
   Returns:
-    The phases; `'iterative'` has four rounds in place of the first two phases.
+    The phases; `PRUNING` has four rounds in place of the first two phases.
   """
-  if algorithm == 'iterative':
+  if algorithm in PRUNING:
     rounds = pruning_rounds(
         phases['pretrain'], number=4, steps=300, sparsity=sparsity,
         to='50 steps',
     )
+    if algorithm == 'lottery':
+      for name in list(rounds)[1:]:
+        rounds[name].update(rewind='50 steps', restart=True)
     replaced = ('pretrain', 'continuation')
     return rounds | {k: v for k, v in phases.items() if k not in replaced}
   sparse = dict(sparsity=sparsity_of(algorithm, sparsity, steps=1000))
@@ -142,8 +149,8 @@ def sparsity_of(algorithm: str, sparsity: float, steps: int) -> Any:
   )
   if algorithm not in table:
     raise ValueError(
-        f'algorithm {algorithm!r} is unknown; known are {", ".join(table)} and '
-        'iterative.'
+        f'algorithm {algorithm!r} is unknown; known are '
+        f'{", ".join((*table, *PRUNING))}.'
     )
   return table[algorithm]
 

@@ -8,7 +8,7 @@ Expected: less perplexity than a bigram model, halved on docstrings by tuning.
   python -m experiments.train --config=configs/quickstart.py --workdir=runs/a
 
   configs/quickstart.py:algorithm=rigl,sparsity=0.9  # both are optional
-    static, set, rigl, gmp, granet or iterative, pruning in four rounds
+    static, set, rigl, gmp, granet, or iterative or lottery: four rounds
 """
 
 import ml_collections
@@ -21,8 +21,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; `arg` is `algorithm=…`, `sparsity=…` or both."""
   algorithm, sparsity = common.parse_sparsity(arg)
 
-  config = ml_collections.ConfigDict()
-  config.seed = 0  # of initial weights, masks and data order
+  config = ml_collections.ConfigDict({'seed': 0})  # weights, masks, data order
 
   config.model = dict(
       preset='gpt-mini',  # named sizes, overridden by the fields below
@@ -45,13 +44,12 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       tokenizer='bpe-1024',  # 'bytes', or 'bpe-N' learned on the corpus
       task='python-docstrings', task_dir='',  # '' for none; folder of its files
       cache_dir='~/.cache/spdf_jax',  # prepared corpora
-      max_epochs=dict(corpus=4 if algorithm == 'iterative' else 1, task=2),
+      max_epochs=dict(corpus=4 if algorithm in common.PRUNING else 1, task=2),
       planned=dict(tokens=0.0, vocab_size=0, examples=0),  # for a --dry_run
   )
 
-  config.optimizer = dict(  # any of optax, or your own, with its arguments
-      name='adamw', b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0,
-  )
+  # Any of optax, or your own, with its arguments.
+  config.optimizer = dict(name='adamw', b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.)
 
   cosine = dict(
       schedule='cosine',  # constant, linear, cosine, continue or rewind
@@ -65,6 +63,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       sparsity=0.0,  # of the hidden matrices, in [0, 1), or an algorithm
       learning_rate=cosine, weight_decay=0.1,
       restart=False, reshuffle=False,  # reset moments; begin a new epoch
+      revive=0.0, initial_mask='', rewind='', frozen=(),  # guides/phases.md
       early_stop=common.early_stop(),  # none; or metric, and patience or value
   )
   continued = cosine | dict(schedule='continue')  # one cosine for both phases
@@ -82,7 +81,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       batch_size=16, corpus_batches=8, task_batches=12,  # of validation splits
       generations=48, max_new_tokens=32,  # number at phase ends; their length
   )
-  config.eval_every = 50 if algorithm == 'iterative' else 200  # steps
+  config.eval_every = 50 if algorithm in common.PRUNING else 200  # steps
   config.log_every = 10  # steps
   config.checkpoints = dict(every=200, keep=2)  # steps; number to keep
   config.resume = ''  # WORKDIR or WORKDIR@PHASE: start from its whole state

@@ -159,7 +159,7 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
     ({'a': {'rewind': '1 steps'}},
      "phase 'a' begins at step 0, .* to the weights of step 1"),
     ({'a': {}, 'b': {'rewind': '5 steps'}}, "'b' begins at step 5"),
-    ({'a': {}, 'b': {'rewind': ''}, 'c': {'rewind': '2 steps'}},
+    ({'a': {}, 'b': {'rewind': '0 steps'}, 'c': {'rewind': '2 steps'}},
      "different steps, {'b': 0, 'c': 2}"),
     ({'a': {}, 'b': {'rewind': '2 lives'}}, "phase 'b': duration is '2 lives'"),
     ({'a': {'frozen': ['wtf/*']}},
@@ -179,7 +179,7 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
 
 
 def test_weights_are_not_rewound_in_compact_storage():
-  phases = {'a': PHASE, 'b': PHASE | {'rewind': ''}}
+  phases = {'a': PHASE, 'b': PHASE | {'rewind': '0 steps'}}
   with pytest.raises(ValueError, match="'compact' and phase 'b' rewinds"):
     make_config(storage='compact', phases=dict(order=['a', 'b'], **phases))
 

@@ -69,6 +69,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
             changes[(changes >= start) & (changes < start + phase.steps)]
         ),
         'spans': [span._asdict() for span in spans],
+        'notes': phase.notes,
     })
   return {
       'name': name,

@@ -44,6 +44,8 @@ def format_plan(recipe: Recipe, name: str) -> str:
       'never sparsified: ' + ', '.join(_dense_leaves(recipe, layers)),
       '',
       *_align(_phase_rows(recipe, plan)),
+      *(f'{phase.name}: {note}' for phase in recipe.plan.phases
+        for note in phase.notes),
       '',
       _memory(recipe),
       *_compact_memory(recipe),

@@ -151,6 +151,10 @@ def write_report(
       'FLOPs up to there divided by those of the same steps trained dense; '
       'seconds are those of training, without evaluation.',
       *_list(best_steps(runs)),
+      *_list([
+          f'{label}: {phase.name}, {note}.' for label, run in runs.items()
+          for phase in run.phases for note in phase.notes
+      ]),
       _COMPUTE,
       '## Findings',
       *_list(findings.find(runs)),

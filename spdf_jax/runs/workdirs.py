@@ -31,6 +31,7 @@ class PhaseRecord(NamedTuple):
     dense_flops_per_step: Training FLOPs of a step without sparsity.
     mask_updates: Planned steps of mask updates.
     spans: Spans of constant sparsity; empty if the sparsity is constant.
+    notes: Descriptions of what the phase does to weights beyond training them.
   """
 
   name: str
@@ -45,6 +46,7 @@ class PhaseRecord(NamedTuple):
   dense_flops_per_step: float
   mask_updates: tuple[int, ...] = ()
   spans: tuple[Span, ...] = ()
+  notes: tuple[str, ...] = ()
 
   @property
   def end(self) -> int:
@@ -164,6 +166,7 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
           for step in range(first, last + 1, every)
       ),
       spans=tuple(Span(**s) for s in phase.get('spans', ())),
+      notes=tuple(phase.get('notes', ())),
   )
 
 

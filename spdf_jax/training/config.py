@@ -282,6 +282,8 @@ def _read_phase(name: str, given: Any) -> PhaseConfig:
   return read_fields(PhaseConfig, {**given, 'name': name}, path, {
       LearningRate: named('learning rate of ', _read_rate),
       EarlyStop | None: named('', _read_early_stop),
+      float | None: _read_optional(float),
+      str | None: _read_optional(str),
       tuple[str, ...] | None: _read_patterns,
   })
 
@@ -305,13 +307,20 @@ def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
   return read_fields(EarlyStop, given, path)
 
 
-def _read_patterns(given: Any, path: str) -> tuple[str, ...]:
-  if given is None:
-    return ()
-  check_type(given, list, path)
-  for pattern in given:
+def _read_optional(kind: type) -> Reader:
+  """Returns a reader of a value that 0 or `''` sets to `None`."""
+  def read(given: Any, path: str) -> Any:
+    check_type(given, kind | None, path)
+    return given or None
+
+  return read
+
+
+def _read_patterns(given: Any, path: str) -> tuple[str, ...] | None:
+  check_type(given, list | None, path)
+  for pattern in given or ():
     check_type(pattern, str, path)
-  return tuple(given)
+  return tuple(given) if given else None
 
 
 _READERS: Mapping[Any, Reader] = {

@@ -10,6 +10,7 @@ from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.selection import Where
+from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.training.checkpoints import read_masks
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.workdir import find_checkpoint
@@ -52,7 +53,10 @@ def mask_by_saliency(
       phase.initial_mask, loss_fn, params, batch, 0.0,
       where=where,
       distribution=lambda layers, _: plan.algorithm.sparsity_at(0, layers),
-      structure=structure_of(spec.get('structure', 'unstructured')),
+      structure=(
+          structure_of(spec['structure']) if 'structure' in spec
+          else UNSTRUCTURED
+      ),
   )
 
 

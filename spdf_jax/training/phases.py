@@ -141,10 +141,10 @@ class PhaseConfig:
       saliency of the weights for the phase's first batch, or the mask of
       `'WORKDIR'` or `'WORKDIR@PHASE'`; `None`: that of the algorithm.
     rewind: Step of the run, a duration in batches of the first phase, to whose
-      values the kept weights are rewound when the phase begins; `None`: they
-      are not. See `sparsity.rewind_weights`.
+      values the kept weights are rewound when the phase begins; `'0 steps'`:
+      the initial ones; `None`: they are not. See `sparsity.rewind_weights`.
     frozen: Patterns of the paths of parameters that the phase does not train;
-      masks still apply to them.
+      masks still apply to them. `None`: there are none.
 
   Raises:
     ValueError: a field is out of its range. A user-defined algorithm,
@@ -178,7 +178,7 @@ class PhaseConfig:
           f'phase {self.name!r} consists of rounds of iterative pruning, which '
           'have fixed lengths, and has early_stop; remove early_stop.'
       )
-    if self.revive is not None and not 0 <= self.revive < math.inf:
+    if self.revive and not 0 < self.revive < math.inf:
       raise ValueError(
           f'phase {self.name!r} has revive {self.revive}; give a multiple of '
           'the standard deviation of the kept weights, 0 or more.'
@@ -287,6 +287,23 @@ class Phase:
     """Number of tokens that the phase trains on."""
     return self.steps * self.tokens_per_step
 
+  @property
+  def notes(self) -> list[str]:
+    """Descriptions of what the phase does to weights beyond training them."""
+    notes = []
+    if self.initial_mask:
+      notes.append(f'initial mask by {self.initial_mask}')
+    if self.rewind is not None:
+      notes.append(f'kept weights rewound to those of step {self.rewind}')
+    if self.revive:
+      notes.append(
+          f'revived weights drawn with {self.revive:g} times the deviation of '
+          'kept ones'
+      )
+    if self.frozen:
+      notes.append(f'frozen: {", ".join(self.frozen)}')
+    return notes
+
 
 def check_names(names: Sequence[str]) -> None:
   """Raises ValueError if no phase, or one without a name of its own, is given.
@@ -319,6 +336,7 @@ def resolve_duration(
     tokens_per_step: int,
     tokens_per_epoch: float,
     parameters: int,
+    least: int = 1,
 ) -> float:
   """Converts a duration to optimizer steps.
 
@@ -329,13 +347,14 @@ def resolve_duration(
     tokens_per_epoch: Tokens of the phase's data in one epoch; `math.inf`
       before the data is read.
     parameters: Number of parameters of the model.
+    least: Smallest number of steps.
 
   Returns:
     The nearest number of steps. Epochs are rounded down, so that they never
     need data of a further epoch; they are `math.inf` before the data is read.
 
   Raises:
-    ValueError: the string is not a duration, or is shorter than one step or
+    ValueError: the string is not a duration, or is shorter than `least` or
       longer than steps are counted.
 
   Example:
@@ -360,7 +379,7 @@ def resolve_duration(
         f'{tokens_per_step} tokens; make it shorter.'
     )
   steps = round(steps)
-  if steps < 1:
+  if steps < least:
     raise ValueError(
         f'duration {duration!r} is less than one step of {tokens_per_step} '
         'tokens; make it longer or remove the phase.'

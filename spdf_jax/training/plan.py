@@ -333,7 +333,7 @@ def create_plan(
   check_names(names)
   check_first(names[0], phases[0].learning_rate)
   steps: list[Any] = []  # int, or `math.inf` before the data is read.
-  resolvers: list[Callable[[str], Any]] = []
+  resolvers: list[Callable[..., Any]] = []
   for phase in phases:
     epoch = lookup(f'data of phase {phase.name!r}:', phase.data,
                    tokens_per_epoch)
@@ -376,12 +376,12 @@ def create_plan(
 
 
 def _rewind(
-    phase: PhaseConfig, resolver: Callable[[str], float]
+    phase: PhaseConfig, resolver: Callable[..., float]
 ) -> int | None:
   if not phase.rewind:
-    return None if phase.rewind is None else 0
+    return None
   try:
-    steps = resolver(phase.rewind)
+    steps = resolver(phase.rewind, least=0)
   except ValueError as error:
     raise ValueError(f'rewind of phase {phase.name!r}: {error}') from error
   return int(steps) if math.isfinite(steps) else 0
