@@ -70,7 +70,7 @@ def random_prompts(seed, count):
   ]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 2**16), max_new_tokens=st.sampled_from([1, 4, 20]))
 def test_generations_equal_a_plain_loop(seed, max_new_tokens):
   params = make_params(seed)
@@ -214,13 +214,13 @@ def random_params(model):
 def test_a_cache_changes_no_logit(model):
   params = random_params(model)
   tokens = np.random.default_rng(4).integers(31, size=(3, 12), dtype=np.int32)
-  want = model.apply({'params': params}, tokens)
+  want = jax.jit(model.apply)({'params': params}, tokens)
   decoder = CachedModel(model)
-  cache = decoder.create_cache(3, 14)
+  cache, step = decoder.create_cache(3, 14), jax.jit(decoder)
   found = []
-  for part in ([0, 1, 2, 3, 4], [5], [6, 7], [8], [9, 10, 11]):
+  for part in ([0, 1, 2, 3, 4], [5], [6], [7, 8, 9, 10, 11]):
     at = np.broadcast_to(part, (3, len(part)))
-    logits, cache = decoder(params, cache, tokens[:, part], at)
+    logits, cache = step(params, cache, tokens[:, part], at)
     found.append(logits)
   np.testing.assert_allclose(
       np.concatenate(found, axis=1), want, rtol=2e-5, atol=2e-5
@@ -237,11 +237,12 @@ def test_rows_at_other_positions_share_a_batch(model):
   prompts = [[5], [3, 9, 2, 8, 1, 7], [4, 4, 4], [30, 1, 2, 3]]
   together = run(prompts, batch_size=4)
   assert together == [run([p], batch_size=1)[0] for p in prompts]
-  for prompt, found in zip(prompts, together):
-    for i, token in enumerate(found):
-      sequence = np.array([prompt + found[:i]])
-      logits = model.apply({'params': params}, sequence)[0, -1]
-      assert logits[token] >= logits.max() - 1e-4
+  rows = [prompt + found for prompt, found in zip(prompts, together)]
+  padded = np.array([row + [0] * (20 - len(row)) for row in rows])
+  logits = jax.jit(model.apply)({'params': params}, padded)
+  for prompt, row, scores in zip(prompts, rows, logits):
+    for i in range(len(prompt), len(row)):
+      assert scores[i - 1, row[i]] >= scores[i - 1].max() - 1e-4
 
 
 def test_draws_follow_the_seed_and_not_the_batch():

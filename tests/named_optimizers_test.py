@@ -72,6 +72,11 @@ def make_grads(step):
 
 def run(plan, steps, params=None, **fields):
   """Returns parameters and state after some steps of a named optimizer."""
+  return list(trajectory(plan, steps, params, **fields))[-1]
+
+
+def trajectory(plan, steps, params=None, **fields):
+  """Yields parameters and state before each step, and the last."""
   config = read_optimizer(fields, 'optimizer')
   tx = create_optimizer(
       config, plan, where=models.sparsifiable, key=jax.random.key(0)
@@ -81,12 +86,13 @@ def run(plan, steps, params=None, **fields):
   state = tx.init(params)
   params = spdf.apply_mask(params, spdf.get_mask(state))
   for step in range(steps):
+    yield params, state
     grads = jax.tree.map(
         lambda p, g: g.reshape(p.shape), params, make_grads(step)
     )
     updates, state = update(grads, state, params)
     params = optax.apply_updates(params, updates)
-  return params, state
+  yield params, state
 
 
 def assert_close(found, want, **tolerance):
@@ -220,9 +226,9 @@ def test_pruned_weights_stay_exactly_zero_and_states_keep_their_types(name):
   plan = make_plan({'sparsity': rigl, 'steps': 4}, RESTARTED)
   more = {'seed': 1} if name == 'noisy_sgd' else {}
   shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-  _, first = run(plan, 0, name=name, clip_norm=1.0, **more)
-  for steps in (2, 4, 6):
-    params, state = run(plan, steps, name=name, clip_norm=1.0, **more)
+  found = list(trajectory(plan, 6, name=name, clip_norm=1.0, **more))
+  _, first = found[0]
+  for params, state in found:
     spdf.check(params, state)
     assert shapes(state) == shapes(first)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(params))
