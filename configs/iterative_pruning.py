@@ -19,7 +19,8 @@ its weights. Without stop_at, one run takes all steps of all rounds.
 Expected at 83.8 %: 3x fewer inference FLOPs (ours: 3.02), 4.3x fewer parameters
 (4.34), some 6.2x fewer in projections and feed-forward layers, and no higher
 loss. The losses by sparsity, table 1 and figure 3, are images. Validation,
-LAMBADA and WikiText-103 are scored by experiments.evaluate.
+LAMBADA and WikiText-103 are scored by experiments.evaluate, also of a round:
+--workdir=runs/pruned-1.3b@round3.
 """
 
 import ml_collections

@@ -33,7 +33,8 @@ Then DART, by configs/finetune.py with --config.init_from=WORKDIR.
 Expected for 256M, static 75 % and variable: mean zero-shot accuracy of seven
 tasks 32.7, 33.6 (table 1; by task in table 5); DART BLEU 45.3 ± 0.07,
 45.6 ± 0.04 (table 2). For 6.7B, dense and variable: DART BLEU 49.3 ± 0.1,
-49.1 ± 0.1 (table 3); 64 % fewer FLOPs (figure 5; ours: 65.7 %).
+49.1 ± 0.1 (table 3); 64 % fewer FLOPs (figure 5; ours: 65.7 %, or 63.4 % with
+the input embedding counted as a product; --dry_run prints both).
 """
 
 import ml_collections

@@ -39,9 +39,9 @@ def refuse(message, **changes):
 def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   recipe = make_recipe()
   text = format_plan(recipe, 'plan')
-  parameters = sum(
-      x.size for x in jax.tree.leaves(recipe.init_params())
-  )
+  state = recipe.create_state()
+  mask = spdf.get_mask(state.opt_state)
+  parameters = sum(x.size for x in jax.tree.leaves(state.params))
   sparsified = 4 * 16 * 16 + 2 * 16 * 32
   assert f'parameters: {parameters:,}, of which {sparsified:,} in 6' in text
   assert re.search(r'h_\*/mlp/wi/kernel +1 +512 +75.00% +0.00%', text)
@@ -53,7 +53,43 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   for word in ('parameters', 'gradients', 'optimizer', 'masks', 'step of'):
     assert re.search(rf'{word}.*[0-9.]+ KiB', memory)
   assert re.search(r'disk: [0-9.]+ KiB per checkpoint', text)
-  assert 'FLOPs' in text
+  record = re.search(
+      r'^pretrain +(\S+e\S+) +(\S+)% +(\S+)% +75.00% +(\S+)%$', text, re.M
+  )
+  found = [float(x) for x in record.groups()]
+  zeros = sum(  # Of sparsified weights; biases begin at zero, too.
+      np.count_nonzero(w == 0)
+      for w, m in zip(
+          jax.tree.leaves(state.params),
+          jax.tree.leaves(mask, is_leaf=lambda m: m is None), strict=True,
+      ) if m is not None
+  )
+  assert found[3] == pytest.approx(100 * zeros / parameters, abs=0.005)
+  # By hand, for 15 steps of 4 sequences: 3 passes, 2 FLOPs per multiply-add.
+  attention = 4 * 32**2 * 16 + 3 * 2 * 32**2
+  sparse, dense = (
+      15 * 4 * 3 * (2 * 32 * (kept + 16 * 257) + attention)
+      for kept in (sparsified / 4, sparsified)
+  )
+  lookup = 15 * 4 * 3 * 2 * 32 * 16 * 257
+  assert found[0] == pytest.approx(sparse, rel=1e-3)
+  assert found[1] == pytest.approx(100 * sparse / dense, abs=0.05)
+  assert found[2] == pytest.approx(
+      100 * (sparse + lookup) / (dense + lookup), abs=0.05
+  )
+  total, budget = describe_plan(recipe, 'plan')['totals']
+  # The mask grows after a step, whose gradients of weights are dense.
+  first_step = 2 / 3 * (dense - sparse) / 15
+  assert total['flops'] == pytest.approx(sparse + dense - first_step)
+  assert total['of_dense'] == pytest.approx(total['flops'] / (2 * dense))
+  assert total['effective_sparsity'] == pytest.approx(0.375)
+  assert budget['of_dense'] == pytest.approx(total['flops'] / dense)
+  assert budget['effective_sparsity'] == pytest.approx(-0.25)
+  assert (
+      f'takes\n{budget["of_dense"]:.1%} of the FLOPs, '
+      f'{budget["of_dense_with_embedding"]:.1%} with embedding; effective '
+      'sparsity -25.00%.'
+  ) in text
 
 
 def test_a_dry_run_says_what_a_compact_state_takes():

@@ -17,6 +17,8 @@ from configs import iterative_pruning
 from configs import llama_dst
 from configs import spdf
 from configs import variable_spdf
+from experiments.papers import published_flops
+from experiments.papers.post_readings import POST_READINGS
 from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.costs.flops import forward_flops
@@ -198,6 +200,24 @@ def test_extended_variable_spdf_is_that_of_the_published_configs():
   # The post prints 64 %.
   saved = 1 - flops_of(plan) / flops_of(dense)
   assert saved == pytest.approx(0.657, abs=5e-4)
+
+
+def test_a_dry_run_of_variable_spdf_has_the_shares_of_its_flops_table():
+  plan = plan_of(variable_spdf.get_config('model=cerebras-gpt-6.7b'))
+  row = published_flops.V_LARGE, 'extended'
+  read = POST_READINGS[published_flops.VARIABLE_LARGE.source]
+  fewer = {r.how: r.value for r in read(row, 'fewer FLOPs')}
+  (effective,) = read(row, 'effective sparsity')
+  total = plan['totals'][-1]
+  assert (total['name'], total['against']) == ('pre-training', ['pretrain'])
+  # The table has another step of 71,902, and no sparse one in the second stage.
+  shares = total['of_dense'], total['of_dense_with_embedding']
+  assert shares == pytest.approx(
+      (1 - fewer[''], 1 - fewer['with the input embedding in all passes']),
+      abs=3e-5,
+  )
+  assert [round(share, 3) for share in shares] == [0.343, 0.366]
+  assert total['effective_sparsity'] == pytest.approx(effective.value, abs=2e-5)
 
 
 def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():

@@ -141,6 +141,14 @@ def test_mask_sparsity_is_over_all_weights():
   assert float(mask_sparsity(mask | {'c': None})) == 0.25
 
 
+def test_mask_sparsity_of_more_weights_than_int32_counts():
+  mask = [jax.ShapeDtypeStruct((32, 2**13, 2**13), bool)] * 3
+  jaxpr = jax.make_jaxpr(mask_sparsity)(mask)
+  assert f'{3 * 2.0**31}' in str(jaxpr)
+  whole = [x for x in jaxpr.eqns if str(x.outvars[0].aval) == 'int32[]']
+  assert not whole
+
+
 def make_plan(*sparsities):
   return training.Plan(tuple(
       training.Phase(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from quickstart_runs import ROOT
 from quickstart_runs import small_config
 from quickstart_runs import start_command
 
+from configs import spdf as spdf_config
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer.closed_form import training_step
@@ -180,6 +182,76 @@ def test_an_estimate_says_what_it_is(static):
                 'a grid', 'of CO2', 'kWh', 'micro-batch of 32 tokens'):
     assert words in text
   assert 'cost' not in format_estimate(estimate, static)
+
+
+# The post on iterative pruning prints of GPT-3 175B, in its introduction, the
+# FLOPs, energy and emissions of 10,000 V100s in 15 days; in footnote 2 the cost
+# of 1024 A100s, 8 per instance, for 30 days at 32.77 $ per hour.
+GPT3 = dict(flops=3.14e23, gpus=10_000, days=15, mwh=1287, tons=552)
+FOOTNOTE = dict(gpus=1024, per_instance=8, days=30, price=32.77)
+
+
+@pytest.fixture(scope='module')
+def gpt3():
+  """An estimate of GPT-3 175B on 300B tokens, and its recipe."""
+  config = spdf_config.get_config('model=gpt3-xl,sparsity=0')
+  config.model.update(preset='gpt3-175b', remat='none')
+  config.phases.pretrain.duration = '300B tokens'
+  recipe = create_recipe(config, planning=True)
+  return simulate_recipe(recipe, DEVICE, 64), recipe
+
+
+def spent(estimate, *, systems, days, power=DEVICE.power):
+  """Replaces the machine and the duration of an estimate."""
+  phase, = estimate.phases
+  return dataclasses.replace(
+      estimate, device=dataclasses.replace(DEVICE, power=power),
+      systems=systems, phases=(phase._replace(seconds=days * 86_400),),
+  )
+
+
+def lines_of(estimate, recipe, **rates):
+  """Returns the numbers of the lines of energy, cost and carbon."""
+  text = format_estimate(estimate, recipe, **rates)
+  return {
+      name: [float(x.replace(',', '')) for x in re.findall(
+          r'[0-9][0-9,.]*', line.partition('(')[0]
+      )]
+      for name, line in re.findall(r'^(energy|cost|carbon): (.*)$', text, re.M)
+  }
+
+
+@pytest.mark.papers
+def test_the_flops_of_gpt3_are_those_that_are_printed(gpt3):
+  # 3.23e23 by the formula, and elementwise operations, which are not in it.
+  assert gpt3[0].phases[0].flops == pytest.approx(GPT3['flops'], rel=0.05)
+
+
+@pytest.mark.papers
+def test_the_price_flag_gives_the_cost_of_gpt3_that_is_printed(gpt3):
+  estimate = spent(
+      gpt3[0], days=FOOTNOTE['days'],
+      systems=FOOTNOTE['gpus'] // FOOTNOTE['per_instance'],
+  )
+  price = Rate(FOOTNOTE['price'], 'on demand')
+  cost, = lines_of(estimate, gpt3[1], price=price)['cost']
+  assert f'${cost / 1e6:.2f}M' == '$3.02M'
+
+
+@pytest.mark.papers
+def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
+  # Mean power of a GPU and emissions per kWh that the printed numbers imply.
+  watts = GPT3['mwh'] * 1e6 / (GPT3['gpus'] * GPT3['days'] * 24)
+  carbon = Rate(GPT3['tons'] / GPT3['mwh'], 'implied')
+  estimate = spent(
+      gpt3[0], systems=GPT3['gpus'], days=GPT3['days'], power=watts
+  )
+  found = lines_of(estimate, gpt3[1], carbon=carbon)
+  assert found['energy'][1] == GPT3['mwh'] * 1e3  # kWh
+  assert found['carbon'][1] == GPT3['tons'] * 1e3  # kg
+  low = estimate.phases[0].flops * DEVICE.energy_per_flop / 3.6e6
+  assert found['energy'][0] == pytest.approx(low, abs=0.5)
+  assert found['carbon'][0] == pytest.approx(low * carbon.value, abs=0.5)
 
 
 @pytest.mark.parametrize('value, source', [(-1.0, 'x'), (1.0, ''), (None, 'x')])

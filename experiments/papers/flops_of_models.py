@@ -140,7 +140,8 @@ def format_recipe(recipe: Recipe, name: str) -> str:
   Returns:
     Text.
   """
-  phases = describe_plan(recipe, name)['phases']
+  plan = describe_plan(recipe, name)
+  phases, whole = plan['phases'], plan['totals'][0]
   rows = [(
       'phase', 'steps', 'tokens', 'sparsity', 'FLOPs/seq', 'FLOPs', 'of dense',
   )]
@@ -151,17 +152,16 @@ def format_recipe(recipe: Recipe, name: str) -> str:
         f'{phase["flops_per_step"] / phase["batch_size"]:.3e}',
         f'{_flops(phase):.3e}', f'{_flops(phase) / _dense(phase):.3f}',
     ))
-  total, dense = (sum(map(f, phases)) for f in (_flops, _dense))
   rows.append((
       'total', f'{sum(p["steps"] for p in phases):,}',
-      f'{sum(p["tokens"] for p in phases):,}', '', '', f'{total:.3e}',
-      f'{total / dense:.3f}',
+      f'{sum(p["tokens"] for p in phases):,}', '', '',
+      f'{whole["flops"]:.3e}', f'{whole["of_dense"]:.3f}',
   ))
   lines = [f'{name}: {recipe.parameters:,} parameters', '',
            align(rows, '<>>>>>>')]
   tuning = sum(_flops(p) for p in phases if p['source'] == 'task')
-  if 0 < tuning < total:
-    lines.append(f'fine-tuning is {tuning / (total - tuning):.2%} of '
+  if 0 < tuning < whole['flops']:
+    lines.append(f'fine-tuning is {tuning / (whole["flops"] - tuning):.2%} of '
                  'pre-training')
   return '\n'.join(lines)
 

@@ -13,6 +13,7 @@ from experiments.papers.published_results import SEEN
 from spdf_jax.evaluation.markdown import escape
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.evaluation.markdown import percent
 from spdf_jax.names import lookup
 from spdf_jax.runs.scored_runs import find_runs
 from spdf_jax.runs.scored_runs import ScoredRun
@@ -68,14 +69,15 @@ def fill_results(
   The config of a run and those of its ancestry determine its row: by the model,
   the algorithm and sparsity of pre-training, the fine-tuning task, and whether
   fine-tuning was sparse. Runs that differ in more than their seeds are not
-  averaged.
+  averaged. Rounds of iterative pruning that no row has, such as
+  `WORKDIR@round3`, are rows of their own.
 
   Args:
     results: The cells.
     runs: Finished runs, such as those of `find_runs`.
 
   Returns:
-    Every cell, in order.
+    Every cell, in order; those of rounds follow by sparsity.
 
   Example:
     >>> arm = Arm('gpt-mini', 'dense', 0.0)
@@ -84,10 +86,40 @@ def fill_results(
     >>> fill_results(cells, [])[0].reason
     'no run'
   """
-  return [_fill(result, runs) for result in results]
+  return [_fill(result, runs) for result in _with_rounds(results, runs)]
+
+
+def _with_rounds(
+    results: Sequence[Result], runs: Sequence[ScoredRun]
+) -> list[Result]:
+  """Adds rows for the rounds of iterative pruning that have none."""
+  found = list(results)
+  for run in sorted(runs, key=lambda run: run.ancestry.recipe[1]):
+    if any(belongs(run, cell.arm) for cell in found):
+      continue
+    _, sparsity = run.ancestry.recipe
+    number = sum(s.sparsity > 0 for s in run.ancestry.pretraining)
+    for cell in filter(_is_pruned, results):
+      arm = cell.arm and cell.arm._replace(sparsity=sparsity)
+      row = f'{percent(sparsity)}, round {number}'
+      added = cell._replace(row=row, arm=arm, printed='')
+      if belongs(run, arm) and added not in found:
+        found.append(added)
+  first = {r.source: i for i, r in reversed([*enumerate(results)])
+           if _is_pruned(r)}
+  return sorted(found, key=lambda cell: (
+      (first[cell.source], cell.arm.sparsity) if cell.arm and _is_pruned(cell)
+      else (results.index(cell), 0.0)
+  ))
+
+
+def _is_pruned(cell: Result) -> bool:
+  return cell.arm is not None and cell.arm.algorithm == 'iterative'
 
 
 def _fill(result: Result, runs: Sequence[ScoredRun]) -> Filled:
+  if result.arm is None:
+    return Filled(result, reason='a published model')
   arms = [run for run in runs if belongs(run, result.arm)]
   if not arms:
     return Filled(result, reason='no run')
@@ -107,8 +139,10 @@ def _fill(result: Result, runs: Sequence[ScoredRun]) -> Filled:
   )
 
 
-def belongs(run: ScoredRun, arm: Arm) -> bool:
+def belongs(run: ScoredRun, arm: Arm | None) -> bool:
   """Returns whether a run belongs in the row of an arm."""
+  if arm is None:
+    return False
   ancestry = run.ancestry
   algorithm, sparsity = ancestry.recipe
   return (
@@ -144,8 +178,10 @@ def format_filled(cells: Sequence[Filled]) -> str:
   for source in dict.fromkeys(cell.result.source for cell in cells):
     held = [cell for cell in cells if cell.result.source == source]
     filled = sum(bool(cell.values) for cell in held)
+    open_cells = sum(cell.result.arm is not None for cell in held)
+    count = f': {filled} of {open_cells} cells filled' if open_cells else ''
     blocks.append(
-        f'{source}: {filled} of {len(held)} cells filled\n\n'
+        f'{source}{count}\n\n'
         + markdown_table(
             _HEADER, [_row(cell) for cell in held], numbers=_HEADER[2:]
         )

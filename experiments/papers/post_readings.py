@@ -10,6 +10,7 @@ from experiments.papers.readings import Read
 from experiments.papers.readings import Reading
 from experiments.papers.readings import TUNED
 from spdf_jax.costs.flops import effective_sparsity
+from spdf_jax.costs.flops import embedding_flops
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import shape_of
@@ -41,10 +42,10 @@ def _run_flops(
     shares: Length of each stage, as a share of the standard budget.
     sparsities: Sparsity of each stage.
     embedding: Number of passes (forward, for inputs and for weights) in which
-      the input embedding is counted, as a product of 2 s d V FLOPs.
+      the input embedding is counted, as a product.
   """
   length = published.LENGTH
-  extra = embedding * 2 * length * shape.d_model * shape.vocab_size
+  extra = embedding * embedding_flops(shape, length)
   return sum(
       share * (training_flops(shape, length, sparsity) + extra)
       for share, sparsity in zip(shares, sparsities)

@@ -3,12 +3,14 @@
 from typing import Any
 
 from spdf_jax.accelerator import native
+from spdf_jax.costs.flops import embedding_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import OwnShape
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.sparsity_spans import as_ranges
 from spdf_jax.costs.sparsity_spans import find_spans
+from spdf_jax.costs.totals import totals_of
 from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.planned_sparsity import mean_sparsity
 from spdf_jax.training.planned_sparsity import planned_sparsities
@@ -32,9 +34,11 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     name: Name of the run.
 
   Returns:
-    JSON-serializable data: name, model sizes, parameters, sparsified parameters
-    and, per phase, steps, tokens, final sparsity, FLOPs per step (the mean, and
-    that of a dense step), mask updates as ranges, and the spans of constant
+    JSON-serializable data: name, model sizes, parameters, sparsified
+    parameters, totals against dense training (see `totals_of`) and, per phase,
+    steps, tokens, final sparsity of the sparsified parameters and of all, FLOPs
+    per step (the mean, that of a dense step, and that of the input embedding,
+    which both leave out), mask updates as ranges, and the spans of constant
     sparsity.
   """
   shape = _shape_of(recipe)
@@ -50,6 +54,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       cost,
   )
   changes = recipe.plan.update_steps
+  hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
   phases = []
   for phase, spans in zip(recipe.plan.phases, found):
     start = spans[0].start
@@ -62,9 +67,13 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
         'length': phase.length,
         'source': phase.data,
         'sparsity': spans[-1].sparsity,
+        'overall_sparsity': spans[-1].sparsity * hidden / recipe.parameters,
         'tokens': phase.tokens,
         'flops_per_step': flops / phase.steps,
         'dense_flops_per_step': cost(phase, 0.0, False),
+        'embedding_flops_per_step': (
+            3 * phase.batch_size * embedding_flops(shape, phase.length)
+        ),
         'mask_updates': as_ranges(
             changes[(changes >= start) & (changes < start + phase.steps)]
         ),
@@ -75,10 +84,9 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       'name': name,
       'model': {'preset': recipe.config.model.preset, **shape._asdict()},
       'parameters': recipe.parameters,
-      'sparsified_parameters': sum(
-          layer.size for layer in layer_sparsities(recipe, 0).values()
-      ),
+      'sparsified_parameters': hidden,
       'phases': phases,
+      'totals': totals_of(phases),
       'compute': _describe_compute(recipe),
   }
 

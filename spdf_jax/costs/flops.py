@@ -162,6 +162,30 @@ def softmax_flops(shape: ModelShape | OwnShape, length: int) -> int:
   return 3 * shape.n_layers * shape.n_heads * length**2
 
 
+def embedding_flops(shape: ModelShape | OwnShape, length: int) -> int:
+  """Returns the FLOPs of the input embedding, counted as a product.
+
+  `2 s d vocab_size`, the product of one-hot tokens and the embedding. An
+  embedding is looked up, which takes none, and no other count includes it. A
+  train step counts it three times, as all products.
+
+  Args:
+    shape: Sizes of the model.
+    length: Number of tokens in the sequence.
+
+  Returns:
+    FLOPs for one sequence and one pass.
+
+  Source: Hoffmann et al. 2022, "Training Compute-Optimal Large Language
+  Models", appendix F.
+
+  Example:
+    >>> f'{embedding_flops(ModelShape(12, 768, 12, 3072, 50257), 512):.3e}'
+    '3.952e+10'
+  """
+  return 2 * length * shape.d_model * shape.vocab_size
+
+
 def training_flops(
     shape: ModelShape | OwnShape,
     length: int,

@@ -11,6 +11,7 @@ import jax
 
 from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.costs.dry_run import layer_sparsities
+from spdf_jax.costs.totals import total_of
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training.phases import Phase
@@ -19,6 +20,11 @@ from spdf_jax.training.stored_state import bytes_per_weight
 from spdf_jax.training.stored_state import is_compact_at
 from spdf_jax.training.stored_state import planned_state
 from spdf_jax.training.workdir import checkpoint_bytes
+
+_FLOPS_NOTE = """\
+Of dense: against the same steps without sparsity. With embedding: the lookup of
+inputs is counted as a product. Overall sparsity: zeros over all parameters at
+the end of the phase. The sparsity of totals is the mean over tokens."""
 
 
 def format_plan(recipe: Recipe, name: str) -> str:
@@ -43,9 +49,13 @@ def format_plan(recipe: Recipe, name: str) -> str:
       '',
       'never sparsified: ' + ', '.join(_dense_leaves(recipe, layers)),
       '',
-      *_align(_phase_rows(recipe, plan)),
+      *_align(_phase_rows(recipe)),
       *(f'{phase.name}: {note}' for phase in recipe.plan.phases
         for note in phase.notes),
+      '',
+      *_align(_flops_rows(plan)),
+      _FLOPS_NOTE,
+      *_budgets(plan),
       '',
       _memory(recipe),
       *_compact_memory(recipe),
@@ -118,11 +128,9 @@ def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
   return [f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()]
 
 
-def _phase_rows(recipe: Recipe, plan: dict[str, Any]) -> list[list[str]]:
-  rows = [[
-      'phase', 'steps', 'batch', 'tokens', 'learning rate', 'FLOPs', 'of dense'
-  ]]
-  for phase, record in zip(recipe.plan.phases, plan['phases']):
+def _phase_rows(recipe: Recipe) -> list[list[str]]:
+  rows = [['phase', 'steps', 'batch', 'tokens', 'learning rate']]
+  for phase in recipe.plan.phases:
     rates = [float(phase.learning_rate(s)) for s in (0, phase.steps - 1)]
     rows.append([
         phase.name,
@@ -130,10 +138,44 @@ def _phase_rows(recipe: Recipe, plan: dict[str, Any]) -> list[list[str]]:
         f'{phase.batch_size} x {phase.length}',
         f'{phase.tokens:,}',
         f'{rates[0]:.2e} to {rates[1]:.2e}',
-        f'{phase.steps * record["flops_per_step"]:.3e}',
-        f'{record["flops_per_step"] / record["dense_flops_per_step"]:.1%}',
     ])
   return rows
+
+
+def _flops_rows(plan: dict[str, Any]) -> list[list[str]]:
+  """Formats FLOPs and sparsity of each phase, and in total."""
+  rows = [[
+      'training', 'FLOPs', 'of dense', 'with embedding', 'sparsity', 'overall'
+  ]]
+  totals = [total for total in plan['totals'] if _same_steps(total)]
+  for record in [*plan['phases'], *totals]:
+    is_phase = 'overall_sparsity' in record
+    total = total_of([record], [record]) if is_phase else record
+    sparsity = record['sparsity' if is_phase else 'effective_sparsity']
+    rows.append([
+        record['name'],
+        f'{total["flops"]:.3e}',
+        f'{total["of_dense"]:.1%}',
+        f'{total["of_dense_with_embedding"]:.1%}',
+        f'{sparsity:.2%}',
+        f'{record["overall_sparsity"]:.2%}' if is_phase else '',
+    ])
+  return rows
+
+
+def _same_steps(total: dict[str, Any]) -> bool:
+  return total['phases'] == total['against']
+
+
+def _budgets(plan: dict[str, Any]) -> list[str]:
+  """Describes totals against dense training for the steps of fewer phases."""
+  return [
+      f'Against dense training for the steps of {" and ".join(t["against"])} '
+      f'alone, {t["name"]} takes\n{t["of_dense"]:.1%} of the FLOPs, '
+      f'{t["of_dense_with_embedding"]:.1%} with embedding; effective sparsity '
+      f'{t["effective_sparsity"]:.2%}.'
+      for t in plan['totals'] if not _same_steps(t)
+  ]
 
 
 def _memory(recipe: Recipe) -> str:

@@ -63,8 +63,11 @@ def duration(seconds: float) -> str:
     ('250 ms', '1.5 min', '2.31 days', '2,315 days')
   """
   unit = next((u for u, size in _UNITS.items() if seconds >= size), 'us')
-  number = seconds / _UNITS[unit]
-  return f'{number:,.0f} {unit}' if number >= 100 else f'{number:.3g} {unit}'
+  return f'{_amount(seconds / _UNITS[unit])} {unit}'
+
+
+def _amount(number: float) -> str:
+  return f'{number:,.0f}' if number >= 100 else f'{number:.3g}'
 
 
 def format_estimate(
@@ -104,8 +107,8 @@ def format_estimate(
       '',
       f'all phases: {duration(total)} ({total / _DAY:,.4g} days) sparse, '
       f'{duration(dense)} dense, {dense / total:.2f} times faster',
-      f'energy: {low:,.4g} to {high:,.4g} kWh (energy per FLOP at peak speed, '
-      'peak power throughout)',
+      f'energy: {_amount(low)} to {_amount(high)} kWh (energy per FLOP at peak '
+      'speed, peak power throughout)',
   ]
   if price:
     cost = price.value * estimate.systems * total / 3600
@@ -113,8 +116,9 @@ def format_estimate(
                  f'{price.source})')
   if carbon:
     lines.append(
-        f'carbon: {low * carbon.value:,.4g} to {high * carbon.value:,.4g} kg '
-        f'of CO2 ({carbon.value:g} kg per kWh, {carbon.source})'
+        f'carbon: {_amount(low * carbon.value)} to '
+        f'{_amount(high * carbon.value)} kg of CO2 '
+        f'({carbon.value:g} kg per kWh, {carbon.source})'
     )
   return '\n'.join([*lines, *_advice(estimate, recipe)])
 

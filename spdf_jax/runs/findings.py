@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import itertools
 
 from spdf_jax.evaluation.markdown import number
+from spdf_jax.evaluation.markdown import percent
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal_flops
@@ -127,6 +128,39 @@ def cost(label: str, run: Run) -> str:
   return f'{label} spent {spent:.3g} training FLOPs{ratio}{time}.'
 
 
+def against_budget(label: str, run: Run) -> str | None:
+  """Compares a plan with dense training for the steps of its first phase.
+
+  Args:
+    label: Name of the run in the text.
+    run: A run.
+
+  Returns:
+    A sentence; None if pre-training has one phase.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> total = dict(phases=['p', 'q'], against=['p'], of_dense=0.343,
+    ...              of_dense_with_embedding=0.366, effective_sparsity=0.75)
+    >>> print(against_budget('toy', Run('toy', (phase,), (), totals=[total])))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    Against dense training for the steps of p alone, pre-training of toy is
+    planned at 0.343 of the FLOPs, 0.366 if the lookup of inputs is counted as a
+    product; effective sparsity 75%.
+  """
+  for total in run.totals:
+    if total['phases'] != total['against']:
+      return (
+          f'Against dense training for the steps of {total["against"][0]} '
+          f'alone, pre-training of {label} is planned at '
+          f'{total["of_dense"]:.3f} of the FLOPs, '
+          f'{total["of_dense_with_embedding"]:.3f} if the lookup of inputs is '
+          'counted as a product; effective sparsity '
+          f'{percent(total["effective_sparsity"])}.'
+      )
+  return None
+
+
 def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
   """Compares the losses of two runs at equal training FLOPs.
 
@@ -173,7 +207,8 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
 
 
 _OF_EACH = (
-    against_bigram, describe_updates, sawtooth, fine_tuning, cost, on_wafer,
+    against_bigram, describe_updates, sawtooth, fine_tuning, cost,
+    against_budget, on_wafer,
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from spdf_jax.evaluation.markdown import escape
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.evaluation.markdown import percent
 from spdf_jax.evaluation.markdown import shorten
 from spdf_jax.runs import findings
 from spdf_jax.runs import plots
@@ -97,10 +98,15 @@ def _sizes(label: str, run: Run) -> str:
   """Describes a run's model in a sentence."""
   preset = run.model.get('preset')
   model = f' (preset {preset})' if preset else ''
+  zeros = ', '.join(
+      f'{percent(phase.overall_sparsity)} after {phase.name}'
+      for phase in run.phases if phase.overall_sparsity
+  )
+  overall = zeros and f'Zeros over all parameters: {zeros}. '
   return escape(
       f'{label}: {run.parameters:,} parameters{model}, '
       f'{run.sparsified_parameters:,} of them in sparsified matrices. '
-      f'{run.compute}'
+      f'{overall}{run.compute}'
   ).rstrip()
 
 

@@ -21,7 +21,7 @@ class ScoredRun(NamedTuple):
 
   Attributes:
     source: Workdir of the run, followed by `'@PHASE'` or `'@PHASE:best'` if the
-      checkpoint of a phase was scored.
+      checkpoint of a phase before the last was scored, or of a best step.
     ancestry: Ancestry of the run.
     scores: Scores by task, protocol and metric; empty if it was not scored.
   """
@@ -125,8 +125,18 @@ def _source_of(path: pathlib.Path, model: str) -> str | None:
       found = os.path.relpath(workdir) if not workdir.is_absolute() else (
           os.path.normpath(workdir)
       )
-      return found + at + phase
+      return found if phase == _last_phase(workdir) else found + at + phase
   return None
+
+
+def _last_phase(workdir: pathlib.Path) -> str:
+  """Returns the last phase of a plan, whose end is that of the run."""
+  try:
+    return json.loads((workdir / 'plan.json').read_text('utf-8'))[
+        'phases'
+    ][-1]['name']
+  except (ValueError, LookupError, TypeError):
+    return ''  # `read_ancestry` refuses a damaged plan.
 
 
 def _add(

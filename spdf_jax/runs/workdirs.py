@@ -31,6 +31,8 @@ class PhaseRecord(NamedTuple):
     dense_flops_per_step: Training FLOPs of a step without sparsity.
     mask_updates: Planned steps of mask updates.
     spans: Spans of constant sparsity; empty if the sparsity is constant.
+    overall_sparsity: Planned fraction of zeros in all parameters at the end of
+      the phase; `None`: not recorded.
     notes: Descriptions of what the phase does to weights beyond training them.
   """
 
@@ -46,6 +48,7 @@ class PhaseRecord(NamedTuple):
   dense_flops_per_step: float
   mask_updates: tuple[int, ...] = ()
   spans: tuple[Span, ...] = ()
+  overall_sparsity: float | None = None
   notes: tuple[str, ...] = ()
 
   @property
@@ -82,6 +85,7 @@ class Run:
     sparsified_parameters: Number of parameters in sparsified matrices.
     bigram: Values of the bigram baseline by name, or None without one.
     compute: A sentence on the kernels of the products.
+    totals: Planned totals against dense training, see `costs.totals`.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -104,6 +108,7 @@ class Run:
   sparsified_parameters: int = 0
   bigram: Mapping[str, float] | None = None
   compute: str = ''
+  totals: Sequence[Mapping[str, Any]] = ()
 
   @property
   def last_step(self) -> int:
@@ -156,7 +161,7 @@ def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
 
 
 def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
-  """Reads a phase; older plans have no spans."""
+  """Reads a phase; older plans have no spans and no overall sparsity."""
   optional = PhaseRecord._field_defaults
   fields = {n: phase[n] for n in PhaseRecord._fields if n not in optional}
   return PhaseRecord(
@@ -166,6 +171,7 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
           for step in range(first, last + 1, every)
       ),
       spans=tuple(Span(**s) for s in phase.get('spans', ())),
+      overall_sparsity=phase.get('overall_sparsity'),
       notes=tuple(phase.get('notes', ())),
   )
 
@@ -229,4 +235,5 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       sparsified_parameters=plan.get('sparsified_parameters') or 0,
       bigram=plan.get('bigram'),
       compute=plan.get('compute') or '',
+      totals=plan.get('totals') or (),
   )

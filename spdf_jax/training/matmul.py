@@ -141,5 +141,6 @@ def mask_sparsity(mask: PyTree) -> jax.Array:
     0.75
   """
   leaves = jax.tree.leaves(mask)
-  kept = sum(jnp.sum(m, dtype=jnp.int32).astype(jnp.float32) for m in leaves)
-  return 1 - kept / sum(m.size for m in leaves)
+  # A stacked leaf of a large model may have more weights than int32 counts.
+  rows = (jnp.sum(m, -1, dtype=jnp.int32).astype(jnp.float32) for m in leaves)
+  return 1 - sum(map(jnp.sum, rows)) / jnp.float32(sum(m.size for m in leaves))
