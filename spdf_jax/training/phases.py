@@ -184,7 +184,7 @@ class PhaseConfig:
   @property
   def _algorithms(self) -> list[str]:
     specs = _read_sparsity(self, member_specs)
-    return [str(spec.get('algorithm', '')) for spec in specs]
+    return [str(spec.get('algorithm')) for spec in specs]
 
   @property
   def user_algorithms(self) -> list[str]:
