@@ -15,6 +15,8 @@ other choices are marked ours.
 
 LOSS is the final validation loss of the first run; the second run starts from
 its weights. Without stop_at, one run takes all steps of all rounds.
+`distribution=model_wide` prunes the smallest magnitudes of all layers together
+instead (ours).
 
 Expected at 83.8 %: 3x fewer inference FLOPs (ours: 3.02), 4.3x fewer parameters
 (4.34), some 6.2x fewer in projections and feed-forward layers, and no higher
@@ -33,8 +35,10 @@ _STEPS = (20_000, 45_000, 70_000, 95_000, 120_000)  # first, last; others: ours
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` is empty or `stop_at=LOSS`."""
-  given = common.parse(arg, stop_at=float)
+  """Returns the config; `arg` has `stop_at=LOSS`, `distribution=…` or both."""
+  given = common.parse(arg, stop_at=float, distribution=str)
+  distribution = given.get('distribution', 'uniform')
+  common.check_choice('distribution', distribution, ('uniform', 'model_wide'))
   config = spdf.get_config('model=gpt3-xl,sparsity=0')
   config.model.update(preset='gpt3-1.3b', vocab_size=50267)
 
@@ -51,6 +55,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       phase.sparsity = dict(
           algorithm='static', sparsity=sparsity, init='magnitude'
       )
+      if distribution != 'uniform':  # The default.
+        phase.sparsity.distribution = distribution
     if i > 1:
       # Rewinds to the end of the first round's warm-up: ours.
       phase.learning_rate.update(schedule='rewind', to='375M tokens')

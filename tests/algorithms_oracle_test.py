@@ -248,6 +248,54 @@ def test_iterative_prunes_a_share_of_what_remains_in_each_layer(seed, ties):
         assert kept(sparsity, w.shape) == left
 
 
+def top_of_model(magnitudes, number, among):
+  """Keeps the best weight of every layer, then the largest of all layers."""
+  best = [
+      top(w, 1, m) for w, m in zip(magnitudes, among, strict=True)
+  ]
+  join = lambda layers: np.concatenate([x.ravel() for x in layers])
+  first, others = join(best), join(among) & ~join(best)
+  mask = first | top(join(magnitudes), number - int(first.sum()), others)
+  cuts = np.cumsum([m.size for m in among])[:-1]
+  return [
+      x.reshape(m.shape) for x, m in zip(np.split(mask, cuts), among)
+  ]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 999),
+    st.sampled_from([None, 1, 4]),
+    st.sampled_from([(0.0, 0.33, 0.6), (0.4, 0.6, 0.05)]),
+)
+def test_iterative_model_wide_prunes_a_share_of_all_that_remains(
+    seed, ties, fractions_pruned
+):
+  rounds = [spdf.Round(10, fraction) for fraction in fractions_pruned]
+  algorithm = spdf.iterative(rounds, distribution='model_wide')
+  layers = lambda tree: [
+      np.asarray(x) for name in ('deep', 'h_0', 'h_1') for x in tree[name]
+  ]
+  mask, wanted, total = None, None, 3 * 4 * 6 + 2 * 8 * 5
+  left = total
+  for i, fraction in enumerate(fractions_pruned):
+    # New weights, also where pruned; those of one layer are the smallest.
+    params, _, _ = make_trees(seed + i, ties, 0.0)
+    params['h_1'] = params['h_1'] * 2**-9
+    if mask is None:
+      mask = algorithm.init(None, params)
+      wanted = [np.ones(w.shape, bool) for w in layers(params)]
+    else:
+      mask = algorithm.update(None, jnp.int32(10 * i), mask, params, None)
+    left -= round(fraction * left)
+    wanted = top_of_model([np.abs(w) for w in layers(params)], left, wanted)
+    assert sum(int(m.sum()) for m in layers(mask)) == left
+    for found, want in zip(layers(mask), wanted):
+      np.testing.assert_array_equal(found, want)
+    sparsity, = algorithm.sparsity_at(10 * i, SHAPED)
+    assert total - round(sparsity * total) == left
+
+
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 999), st.sampled_from([None, 2]))
 def test_model_wide_sparsities_prune_the_least_of_all_layers(seed, ties):

@@ -203,6 +203,10 @@ def test_ac_dc_falls_and_rises_by_magnitude():
     ),
     (lambda: spdf.iterative([]), 'round'),
     (lambda: spdf.iterative([spdf.Round(9), spdf.Round(9, 1.0)]), 'fraction'),
+    (
+        lambda: spdf.iterative([spdf.Round(9)], distribution='erk'),
+        "distribution is 'erk', but iterative prunes by 'uniform' or 'model_w",
+    ),
 ])
 def test_arguments_that_cannot_be_are_refused(make, words):
   with pytest.raises(ValueError, match=words):
@@ -220,6 +224,18 @@ def test_arguments_that_cannot_be_are_refused(make, words):
     ),
     (spdf.gmp(0.5, structure=structures.block(5, 8), **TIMES), 'block.* 5'),
     (spdf.rigl(0.9999, distribution=spdf.erk, **TIMES), 'erk needs one'),
+    (
+        spdf.iterative(
+            [spdf.Round(9)], distribution='model_wide', structure='2:4'
+        ),
+        'one group of all layers, but the structure has groups with counts',
+    ),
+    (
+        spdf.iterative(
+            [spdf.Round(9), spdf.Round(9, 0.9999)], distribution='model_wide'
+        ),
+        'but one unit in every layer has',
+    ),
     (
         spdf.rigl({'no/*': 0.5}, distribution=spdf.by_pattern, **TIMES),
         "'no/\\*'",

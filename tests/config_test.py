@@ -57,7 +57,9 @@ def changed(changes):
         (quickstart, ''), (quickstart, 'algorithm=granet'),
         (quickstart, 'algorithm=iterative'), (books, 'task=e2e'), (claims, ''),
         (finetune, 'task=dart,masks=sparse'),
-        (iterative_pruning, 'stop_at=2.1'), (llama_dst, ''), (planned, ''),
+        (iterative_pruning, 'stop_at=2.1'),
+        (iterative_pruning, 'distribution=model_wide'), (llama_dst, ''),
+        (planned, ''),
         (spdf, ''), (variable_spdf, ''),
     ]
 ])

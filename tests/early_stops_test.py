@@ -168,6 +168,11 @@ def test_rounds_of_pruning_do_not_end_early():
   from configs import quickstart  # Where a checkout is, not for a wheel.
 
   config = quickstart.get_config('algorithm=iterative')
-  config.phases.round1.early_stop.update(RULE)
-  with pytest.raises(ValueError, match="'round1' consists of rounds"):
-    parse(config)
+  phase = config.phases.round1
+  phase.early_stop.update(RULE)
+  spec = phase.sparsity.to_dict()
+  groups = [['*/mlp/*', spec], ['*', 0.5]]
+  for sparsity in (spec, dict(algorithm='partition', groups=groups)):
+    phase.sparsity = sparsity
+    with pytest.raises(ValueError, match="'round1' consists of rounds"):
+      parse(config)

@@ -242,6 +242,15 @@ def test_iterative_pruning_saves_what_is_printed():
   assert 1 / (1 - 0.838) == pytest.approx(6.2, abs=0.05)
 
 
+def test_rounds_may_prune_the_whole_model_to_the_same_sparsities():
+  config = iterative_pruning.get_config('distribution=model_wide')
+  for name in config.phases.order[1:]:
+    spec = iterative_pruning.get_config().phases[name].sparsity
+    assert config.phases[name].sparsity == spec | {'distribution': 'model_wide'}
+  sparsities = [p['sparsity'] for p in plan_of(config)['phases']]
+  assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.838, abs=1e-6)
+
+
 def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
   never = create_recipe(iterative_pruning.get_config(), planning=True).plan
   config = iterative_pruning.get_config('stop_at=2.1')
@@ -326,6 +335,7 @@ def test_a_part_of_a_duration_keeps_its_unit():
     (finetune, 'masks=0', "masks '0'; use one of dense, sparse"),
     (finetune, 'model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
     (iterative_pruning, 'rounds=3', 'names stop_at'),
+    (iterative_pruning, 'distribution=erk', "distribution 'erk'; use one of"),
     (llama_dst, 'algorithm=gmp', "algorithm 'gmp'; use one of dense, static"),
     (variable_spdf, 'reading=long', "reading 'long'; use one of split"),
     (variable_spdf, 'sparsity=0.5', 'above the effective 0.75'),

@@ -246,12 +246,12 @@ def test_map_params_survives_its_placeholder():
 
 @pytest.mark.parametrize('labels, message', [
     ([('*/attn/*', 'attention')],
-     "labels has no pattern that matches 'h_0/mlp/wi'; add"),
-    ([], "labels has no pattern that matches 'h_0/attn/wq'"),
+     "no pattern matches the sparsified leaf 'h_0/mlp/wi'; add"),
+    ([], "no pattern matches the sparsified leaf 'h_0/attn/wq'"),
     ([*LABELS, ('*/head/*', 'rest')],
-     r"the pattern '\*/head/\*', .* none .* h_0/attn/wq, h_0/mlp/wi, h_1"),
+     r"the pattern '\*/head/\*' matches none .* h_0/attn/wq, h_0/mlp/wi, h_1"),
     ([('*', 'rest'), ('*/attn/*', 'attention')],
-     r"the pattern '\*/attn/\*', which is the first to match for none"),
+     r"the patterns before '\*/attn/\*' match all of its leaves; put it"),
     ([('*/attn/*', 'atention'), ('*', 'rest')],
      "'h_0/attn/wq' the label 'atention'.*are 'attention', 'rest'"),
     ([('*', 'rest')], "an entry 'attention', but labels gives that label"),

@@ -220,6 +220,22 @@ def test_neighbours_of_equal_sparsity_share_a_mask():
 RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=4, update_until=8)
 
 
+def groups(*specs):
+  """A partition by names of leaves that are never looked at."""
+  pairs = [[f'*/{i}/*', spec] for i, spec in enumerate(specs)]
+  return dict(algorithm='partition', groups=pairs)
+
+
+def test_the_steps_of_updates_are_those_of_all_groups():
+  evolving = dict(algorithm='sparse_evolution', sparsity=0.5, update_every=3)
+  spec = groups(0.75, RIGL, evolving)
+  plan = Plan((make_phase(name='a', sparsity=spec), make_phase(name='b')))
+  assert plan.update_steps.tolist() == [3, 4, 6, 8, 9, 10]
+  assert plan.dense_grads_steps.tolist() == [4, 8, 10]
+  still = Plan((make_phase(sparsity=groups(0.75, 0.0)),))
+  assert not still.update_steps.size and not still.updates_masks
+
+
 def test_the_steps_of_updates_are_those_of_the_algorithms():
   plan = Plan((
       make_phase(name='a', sparsity=RIGL),
@@ -259,8 +275,9 @@ def test_a_long_plan_finds_its_updates_at_once():
     ({'update_every': [2, 10]}, 'and update_every lists step 10; give an ear'),
 ])
 def test_updates_after_the_last_step_are_refused(change, message):
-  with pytest.raises(ValueError, match=message):
-    Plan((make_phase(sparsity=RIGL | change),))
+  for spec in (RIGL | change, groups(RIGL, RIGL | change)):
+    with pytest.raises(ValueError, match=message):
+      Plan((make_phase(sparsity=spec),))
 
 
 def test_updates_that_end_with_their_phase_are_taken():
@@ -282,9 +299,10 @@ def test_rounds_that_do_not_fit_their_phases_are_refused(steps, message):
   rounds = dict(algorithm='iterative', rounds=[
       dict(steps=n, fraction=0.25) for n in steps
   ])
-  phases = tuple(make_phase(name=name, sparsity=rounds) for name in 'ab')
-  with pytest.raises(ValueError, match=message):
-    Plan(phases)
+  for spec in (rounds, groups(0.5, rounds)):
+    phases = tuple(make_phase(name=name, sparsity=spec) for name in 'ab')
+    with pytest.raises(ValueError, match=message):
+      Plan(phases)
 
 
 def test_phases_run_in_the_order_that_is_asked_for():

@@ -26,6 +26,7 @@ PRETRAIN = 'phases__pretrain__'
 RATE = f'{PRETRAIN}learning_rate__'
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
 RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=5, update_until=9)
+groups = lambda *pairs: dict(algorithm='partition', groups=pairs)
 REWIND = dict(schedule='rewind', to='99 steps')
 
 
@@ -125,6 +126,18 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
     (f'{PRETRAIN}sparsity',
      dict(algorithm='static', sparsity={'h_9': 0.5}, distribution='by_pattern'),
      "'pretrain': sparsity has the pattern 'h_9'"),
+    (f'{PRETRAIN}sparsity', groups(('*/mlp/*', RIGL), ('*/attention/*', 0.5)),
+     "'pretrain': no pattern matches the sparsified leaf 'h_0/attn/"),
+    (f'{PRETRAIN}sparsity', groups(('h_9/*', RIGL), ('*', 0.5)),
+     "'pretrain': the pattern 'h_9/.' matches none of the sparsified leaves"),
+    (f'{PRETRAIN}sparsity', groups(('*', 0.5), ('*/mlp/*', RIGL)),
+     "'pretrain': the patterns before './mlp/.' match all of its leaves; put"),
+    (f'{PRETRAIN}sparsity', groups(('*', RIGL), ('*', 0.5)),
+     "'pretrain': groups has the pattern '.' 2 times"),
+    (f'{PRETRAIN}sparsity', groups(('*', dict(algorithm='rigle'))),
+     "'pretrain': group '.': algorithm 'rigle' is unknown; did you mean"),
+    (f'{PRETRAIN}sparsity', groups(('*', RIGL | dict(update_until=99))),
+     'update_until is 99'),
 ])
 def test_a_plan_is_checked_before_data_is_read(no_data, name, value, message):
   refuse(message, create_recipe, make_config(**{name: value}))

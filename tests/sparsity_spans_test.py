@@ -40,6 +40,12 @@ SPECS = {
     'iterative': [dict(algorithm='iterative', rounds=[
         dict(steps=40), dict(steps=40, fraction=0.25)
     ])] * 2,
+    'groups': [dict(algorithm='partition', groups=[
+        ['b', RIGL], ['a', dict(algorithm='gmp', sparsity=CUBIC, **TIMES)],
+    ]), 0.0],
+    'a dense group': [dict(algorithm='partition', groups=[
+        ['b', dict(algorithm='dense')], ['*', dict(RIGL, update_every=7)],
+    ])],
 }
 PARAMS = {
     'a': jax.ShapeDtypeStruct((8, 16), np.float32),
@@ -186,6 +192,13 @@ def test_layers_of_a_model_wide_sparsity_all_have_it():
   )])
   found = planned_sparsities(plan, 0, PARAMS, where)
   assert [sparsity.sparsity for sparsity in found.values()] == [0.5] * 3
+  rounds = [dict(steps=20), dict(steps=20, fraction=0.25)]
+  plan = make_plan([dict(
+      algorithm='iterative', rounds=rounds, distribution='model_wide',
+  )])
+  for step, sparsity in ((19, 0.0), (20, 0.25)):
+    found = planned_sparsities(plan, step, PARAMS, where)
+    assert [layer.sparsity for layer in found.values()] == [sparsity] * 3
 
 
 def test_ranges_are_the_steps_they_were_written_from():

@@ -10,6 +10,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import create_algorithm
 from spdf_jax.sparsity.algorithms import ALGORITHMS
+from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.distributions import ModelWide
 
 PARAMS = {
@@ -150,6 +151,36 @@ def test_rounds_are_a_list_of_mappings():
   assert sparsities(built, 19, 20) == [0.0, 0.25]
 
 
+RIGL = {'algorithm': 'rigl', 'sparsity': 0.75, **UPDATES}
+
+
+def test_groups_are_a_partition_of_algorithms_bit_for_bit():
+  found = make('partition', groups=[['a', RIGL], ['*', 0.5]])
+  want = spdf.partition(
+      {'one': spdf.rigl(0.75, **UPDATES), 'other': spdf.static(0.5)},
+      [('a', 'one'), ('b', 'other')],
+  )
+  assert found.sparsity_at(9, PARAMS) == {'a': 0.75, 'b': 0.5}
+  masks = []
+  for algorithm in (found, want):
+    mask = algorithm.init(jax.random.key(0), PARAMS)
+    args = jax.random.key(1), jnp.int32(10), mask, PARAMS, PARAMS
+    masks.append((mask, algorithm.update(*args)))
+  jax.tree.map(np.testing.assert_array_equal, *masks)
+  for step in (9, 10, 70, 80):
+    assert found.update_at(step) == want.update_at(step) == (step in (10, 70))
+    assert found.dense_grads_at(step) == want.dense_grads_at(step)
+
+
+def test_specs_of_members_are_those_of_groups_but_numbers():
+  assert member_specs(0.5) == [] and member_specs(RIGL) == [RIGL]
+  own = {'algorithm': f'{__name__}:own', 'sparsity': 0.75}
+  groups = [['a', own], ['b', 0.5], ['*', RIGL]]
+  spec = {'algorithm': 'partition', 'groups': groups}
+  assert member_specs(spec) == [own, RIGL]
+  assert member_specs({'algorithm': 'dense', 'groups': groups}) != [own, RIGL]
+
+
 def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
   found = make(f'{__name__}:own', sparsity=0.75, flavour='sweet')
   assert sparsities(found, 0) == [0.75]
@@ -203,6 +234,20 @@ def test_what_python_has_made_already_is_taken_as_it_is():
     ({'algorithm': f'{__name__}:own', 'sparsity': 0.5, 'flavour': 'broken'},
      "own' returned 0.5; let the function return a spdf_jax.Algorithm"),
     ({'algorithm': f'{__name__}:own'}, "missing a required argument: 'spar"),
+    ({'algorithm': 'partition'}, "missing a required argument: 'groups'"),
+    ({'algorithm': 'partition', 'groups': []}, r'groups is \[\]; give a list'),
+    ({'algorithm': 'partition', 'groups': {'a': 0.5}}, "groups is {'a': 0.5}"),
+    ({'algorithm': 'partition', 'groups': [['a', 0.5], 'b']}, 'groups is'),
+    ({'algorithm': 'partition', 'groups': [['a', 'rigl']]}, 'groups is'),
+    ({'algorithm': 'partition', 'groups': [['a', 0.5], ['a', 0.75]]},
+     "groups has the pattern 'a' 2 times; give each pattern once"),
+    ({'algorithm': 'partition', 'groups': [['a', {'algorithm': 'rigle'}]]},
+     "group 'a': algorithm 'rigle' is unknown; did you mean 'rigl'"),
+    ({'algorithm': 'partition', 'groups': [['a', 1.5]]},
+     "group 'a': sparsity is 1.5"),
+    ({'algorithm': 'partition', 'groups': [
+        ['a', {'algorithm': 'partition', 'groups': [['*', 0.5]]}],
+    ]}, "group 'a' is a partition; give its groups in the outer list"),
 ])
 def test_what_cannot_be_is_refused_in_a_sentence(spec, message):
   with pytest.raises(ValueError, match=message) as caught:

@@ -183,28 +183,32 @@ def _by_pattern(
     patterns: Patterns, names: list[str], leaves: list[Any]
 ) -> list[str | None]:
   """Returns the label of the first pattern that matches each name."""
-  used = set()
+  matched, used = set(), set()
   found = []
   for name, leaf in zip(names, leaves):
-    matching = (
+    matching = [
         i for i, (pattern, _) in enumerate(patterns)
         if leaf is not None and fnmatch.fnmatchcase(name, pattern)
-    )
-    first = next(matching, None)
-    found.append(None if first is None else patterns[first][1])
-    used.add(first)
-    if first is None and leaf is not None:
+    ]
+    found.append(patterns[matching[0]][1] if matching else None)
+    matched.update(matching)
+    used.update(matching[:1])
+    if not matching and leaf is not None:
       raise ValueError(
-          f'labels has no pattern that matches {name!r}; add one for it, or '
-          "('*', label) as the last."
+          f'no pattern matches the sparsified leaf {name!r}; add one for it, '
+          "or '*' as the last."
       )
   if any(leaf is not None for leaf in leaves):
     for i, (pattern, _) in enumerate(patterns):
-      if i not in used:
+      if i in matched - used:
         raise ValueError(
-            f'labels has the pattern {pattern!r}, which is the first to match '
-            'for none of the sparsified leaves; they are '
-            f'{_listed(names, leaves)}.'
+            f'the patterns before {pattern!r} match all of its leaves; put it '
+            'before them, or remove it.'
+        )
+      if i not in matched:
+        raise ValueError(
+            f'the pattern {pattern!r} matches none of the sparsified leaves; '
+            f'they are {_listed(names, leaves)}.'
         )
   return found
 

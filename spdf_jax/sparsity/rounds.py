@@ -17,7 +17,8 @@ class Round(NamedTuple):
   """Number of training steps."""
 
   fraction: float = 0.0
-  """Fraction of each layer's remaining weights to prune at the first step."""
+  """Fraction of the remaining weights, of each layer or of the whole model, to
+  prune at the first step."""
 
   rewind_to: int = 0
   """Step of the base schedule at which the round's learning rate begins."""

@@ -80,11 +80,12 @@ def densify_checkpoint(
 
 def _refuse_code(config: RunConfig, checkpoint: pathlib.Path) -> None:
   for phase in config.phases:
-    if phase.user_algorithm:
+    if phase.user_algorithms:
+      names = ' and '.join(map(repr, phase.user_algorithms))
       raise ValueError(
           f'the config of checkpoint {checkpoint} names code to run, the '
-          f'algorithm {phase.user_algorithm!r} of phase {phase.name!r}; look '
-          'at it, and give --trust_code to run it.'
+          f'algorithm {names} of phase {phase.name!r}; look at it, and give '
+          '--trust_code to run it.'
       )
 
 

@@ -1,18 +1,23 @@
 """Phases, as a config describes them and as a plan resolves them."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
 import re
 from typing import Any
+from typing import TypeVar
 
 import optax
 
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.training.learning_rates import LearningRate
+
+T = TypeVar('T')
 
 METRICS = {
     'validation/loss': False,
@@ -171,9 +176,9 @@ class PhaseConfig:
     _check_fields(self, ('batch_size', 'length'))
     # A user-defined algorithm is not imported here, since reading the
     # config.json of a run must not execute code named in it.
-    if not self.user_algorithm:
+    if not self.user_algorithms:
       self.create_algorithm()
-    if self.early_stop is not None and self._algorithm == 'iterative':
+    if self.early_stop is not None and 'iterative' in self._algorithms:
       raise ValueError(
           f'phase {self.name!r} consists of rounds of iterative pruning, which '
           'have fixed lengths, and has early_stop; remove early_stop.'
@@ -204,15 +209,14 @@ class PhaseConfig:
       ) from error
 
   @property
-  def _algorithm(self) -> str:
-    if not isinstance(self.sparsity, Mapping):
-      return ''
-    return str(self.sparsity.get('algorithm', ''))
+  def _algorithms(self) -> list[str]:
+    specs = _read_sparsity(self, member_specs)
+    return [str(spec.get('algorithm')) for spec in specs]
 
   @property
-  def user_algorithm(self) -> str:
-    """Name `'package.module:function'` of a user-defined algorithm, or `''`."""
-    return self._algorithm if ':' in self._algorithm else ''
+  def user_algorithms(self) -> list[str]:
+    """Names `'package.module:function'` of all user-defined algorithms."""
+    return [name for name in self._algorithms if ':' in name]
 
   def create_algorithm(self) -> Algorithm:
     """Creates the algorithm of the phase.
@@ -220,7 +224,7 @@ class PhaseConfig:
     Raises:
       ValueError: the description of the algorithm is not valid.
     """
-    return _create_algorithm(self)
+    return _read_sparsity(self, create_algorithm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +273,7 @@ class Phase:
 
   def __post_init__(self):
     _check_fields(self, ('steps', 'batch_size', 'length'))
-    _create_algorithm(self)
+    _read_sparsity(self, create_algorithm)
     if not callable(self.learning_rate):
       raise ValueError(
           f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '
@@ -401,9 +405,9 @@ def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:
     )
 
 
-def _create_algorithm(phase: PhaseConfig | Phase) -> Algorithm:
+def _read_sparsity(phase: PhaseConfig | Phase, read: Callable[[Any], T]) -> T:
   try:
-    return create_algorithm(phase.sparsity)
+    return read(phase.sparsity)
   except ValueError as error:
     raise ValueError(f'phase {phase.name!r}: {error}') from error
   except TypeError as error:

@@ -18,6 +18,7 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.training.learning_rates import check_first
 from spdf_jax.training.learning_rates import phase_schedules
 from spdf_jax.training.phases import check_names
@@ -54,9 +55,10 @@ class Span(NamedTuple):
       ValueError: an update is after the last step, or the rounds of iterative
         pruning do not add up to the steps of the phases.
     """
-    spec = self.sparsity
-    if not isinstance(spec, Mapping):
-      return
+    for spec in member_specs(self.sparsity):
+      self._check_updates_of(spec)
+
+  def _check_updates_of(self, spec: Mapping[str, Any]) -> None:
     if spec['algorithm'] == 'iterative':
       rounds = [
           r['steps'] if isinstance(r, Mapping) else r.steps

@@ -160,17 +160,22 @@ def with_config(workdir, change):
   path.write_text(json.dumps(config))
 
 
-def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
+@pytest.mark.parametrize('place', ['phase', 'group'])
+def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path, place):
   ran = tmp_path / 'ran'
 
   def change(config):
-    config['phases']['pretrain']['sparsity'] = {
-        'algorithm': 'subprocess:getoutput', 'cmd': f'touch {ran}',
-    }
+    spec = {'algorithm': 'subprocess:getoutput', 'cmd': f'touch {ran}'}
+    if place == 'group':
+      other = {'algorithm': 'os:abort'}
+      groups = [['*/attn/*', 0.5], ['*/mlp/*', spec], ['*', other]]
+      spec = {'algorithm': 'partition', 'groups': groups}
+    config['phases']['pretrain']['sparsity'] = spec
 
   with_config(workdir, change)
   source = f'{workdir}@pretrain'
-  with pytest.raises(ValueError, match="'subprocess:getoutput'.*--trust_code"):
+  named = "'subprocess:getoutput'" + " and 'os:abort'" * (place == 'group')
+  with pytest.raises(ValueError, match=f'{named} of .*--trust_code'):
     densify_checkpoint(source, tmp_path / 'dense')
   read_workdir_config(workdir)
   assert not ran.exists()

@@ -2,5 +2,6 @@
 
 from spdf_jax.sparsity.algorithms.specs import ALGORITHMS
 from spdf_jax.sparsity.algorithms.specs import create_algorithm
+from spdf_jax.sparsity.algorithms.specs import member_specs
 
-__all__ = ['ALGORITHMS', 'create_algorithm']
+__all__ = ['ALGORITHMS', 'create_algorithm', 'member_specs']

@@ -126,7 +126,7 @@ def leafwise(
     table = kept_table(params, sparsity, distribution, times, structure)
     row = times.index(count)
     if isinstance(table, ModelTable):
-      mask = _prune_model(mask, params, _row(table.rows, row), structure)
+      mask = prune_model(mask, params, _row(table.rows, row), structure)
       kept = map_leaves(
           lambda m: count_kept(structure.reduce(m).astype(bool)), mask
       )
@@ -261,6 +261,29 @@ def magnitudes(structure: Structure, x: jax.Array) -> jax.Array:
   return structure.reduce(jnp.abs(x))
 
 
+def prune_model(
+    mask: PyTree, params: PyTree, kept: jax.Array, structure: Structure
+) -> PyTree:
+  """Keeps the largest magnitudes of a whole model, among those kept before.
+
+  Args:
+    mask: The current mask, leaves `[layers, inputs, outputs]`.
+    params: Parameters of the same shapes.
+    kept: Number of weights to keep, uint32 `[2]`, the high word first.
+    structure: Structure of the mask.
+
+  Returns:
+    The next mask, with at least one unit in every layer.
+  """
+  return keep_of_model(
+      jax.tree.map(lambda w: magnitudes(structure, w), params),
+      params,
+      kept,
+      structure,
+      among=jax.tree.map(lambda m: structure.reduce(m).astype(bool), mask),
+  )
+
+
 def count_kept(mask: jax.Array) -> jax.Array:
   """Counts the kept units of every group, int32 [...]."""
   return jnp.sum(mask, axis=(-2, -1), dtype=jnp.int32)
@@ -332,15 +355,3 @@ def _row(table: np.ndarray, index: Any) -> jax.Array:
   # A constant has one row, and index -1, before the first update, takes row 0.
   last = len(table) - 1
   return jnp.asarray(table)[jnp.clip(index, 0, last)]
-
-
-def _prune_model(
-    mask: PyTree, params: PyTree, kept: jax.Array, structure: Structure
-) -> PyTree:
-  return keep_of_model(
-      jax.tree.map(lambda w: magnitudes(structure, w), params),
-      params,
-      kept,
-      structure,
-      among=jax.tree.map(lambda m: structure.reduce(m).astype(bool), mask),
-  )

@@ -1,6 +1,7 @@
 """Iterative magnitude pruning: pruning of remaining weights, in rounds."""
 
 from collections.abc import Sequence
+import math
 from typing import Any
 
 import jax
@@ -9,7 +10,14 @@ import numpy as np
 
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithm import never
+from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import magnitudes
+from spdf_jax.sparsity.algorithms.connections import prune_model
+from spdf_jax.sparsity.counts import model_kept
+from spdf_jax.sparsity.distributions import model_wide
+from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.entries import distribution_of
 from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.leaves import map_leaves
 from spdf_jax.sparsity.rounds import check_rounds
@@ -23,9 +31,12 @@ PyTree = Any
 
 
 def iterative(
-    rounds: Sequence[Round], *, structure: Structure | str = UNSTRUCTURED
+    rounds: Sequence[Round],
+    *,
+    distribution: Distribution | str = uniform,
+    structure: Structure | str = UNSTRUCTURED,
 ) -> Algorithm:
-  """Prunes a fraction of every layer's remaining weights in each round.
+  """Prunes a fraction of the remaining weights in each round.
 
   A round prunes at its first step. Use `rewind_schedule` with the same rounds
   for the learning rate, `reset_state` at their starts for the moments, and
@@ -33,13 +44,17 @@ def iterative(
 
   Args:
     rounds: Fractions and lengths of the rounds; the last round has no end.
+    distribution: `uniform` prunes the fraction of every layer's remaining
+      weights; `model_wide` prunes the fraction of all remaining weights,
+      ranked together; or its name.
     structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: there is no round, or one is invalid.
+    ValueError: there is no round, or one is invalid; the distribution is
+      another one.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning
@@ -51,6 +66,13 @@ def iterative(
     >>> pruning.sparsity_at(300, {'w': jnp.ones((1, 4, 4))})
     {'w': 0.4375}
   """
+  distribution = distribution_of(distribution)
+  if distribution not in (uniform, model_wide):
+    name = getattr(distribution, '__name__', distribution)
+    raise ValueError(
+        f"distribution is {name!r}, but iterative prunes by 'uniform' or "
+        "'model_wide'; give one of them, or use gmp."
+    )
   structure = structure_of(structure)
   rounds = check_rounds(rounds)
   starts = round_starts(rounds)[1:]
@@ -66,8 +88,15 @@ def iterative(
   def group_size(shape):
     return int(np.prod(structure.unit_shape(shape)[-2:]))
 
+  def of_model(params, number):
+    total = sum(math.prod(p.shape) for p in jax.tree.leaves(params))
+    # `optax.tree.map_params` passes a tree without leaves as a placeholder.
+    return ModelWide(1 - int(kept_after(total)[number]) / max(total, 1))
+
   def sparsity_at(count, params):
     number = int(np.searchsorted(table, count, side='right'))
+    if distribution is model_wide:
+      return of_model(params, number)
 
     def sparsity(p):
       size = group_size(p.shape)
@@ -85,14 +114,28 @@ def iterative(
 
     return map_leaves(prune_leaf, mask, params)
 
+  def prune_all(mask, params, number):
+    kept = [
+        divmod(model_kept(params, of_model(params, i), structure), 2**32)
+        for i in range(len(rounds))
+    ]
+    rows = np.asarray(kept, np.uint32)
+    return prune_model(mask, params, jnp.asarray(rows)[number], structure)
+
+  cut = prune_all if distribution is model_wide else prune
+
   def init(key, params):
     del key
     everything = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
-    return prune(everything, params, 0) if rounds[0].fraction else everything
+    # The first round of a whole model is cut even if it prunes nothing, because
+    # this checks that the structure and the sparsities of all rounds fit.
+    if rounds[0].fraction or distribution is model_wide:
+      return cut(everything, params, 0)
+    return everything
 
   def update(key, count, mask, params, grads):
     del key, grads
-    return prune(mask, params, jnp.sum(count >= table))
+    return cut(mask, params, jnp.sum(count >= table))
 
   def update_at(count):
     if isinstance(count, int):

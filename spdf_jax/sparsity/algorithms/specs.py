@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import optax
@@ -19,17 +20,9 @@ from spdf_jax.sparsity.algorithms.static import dense
 from spdf_jax.sparsity.algorithms.static import static
 from spdf_jax.sparsity.entries import bind
 from spdf_jax.sparsity.entries import by_entry
+from spdf_jax.sparsity.partition import partition
 from spdf_jax.sparsity.rounds import Round
 
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    'dense': dense,
-    'gmp': gmp,
-    'granet': granet,
-    'iterative': iterative,
-    'rigl': rigl,
-    'sparse_evolution': sparse_evolution,
-    'static': static,
-}
 _SCHEDULES = {
     name: getattr(optax, name) for name in dir(optax)
     if name.endswith('_schedule')
@@ -59,6 +52,11 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
   * `init`: `'random'`, `'magnitude'`, or `'nonzero'` to keep the non-zero
     parameters;
   * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
+
+  The algorithm `'partition'` has one argument, `groups`: a list of `[pattern,
+  spec]` pairs, e.g. `[['*/attn/*', 0.5], ['*', {'algorithm': 'dense'}]]`. Each
+  spec is a number or mapping as here, but not a partition, and applies to the
+  leaves whose path matches its pattern and no pattern before it.
 
   Args:
     spec: A number or a mapping.
@@ -100,6 +98,75 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
   return made
 
 
+def member_specs(spec: float | Mapping[str, Any]) -> list[Mapping[str, Any]]:
+  """Returns the mappings of all algorithms that a spec specifies.
+
+  Args:
+    spec: A number or a mapping, as `create_algorithm` reads it.
+
+  Returns:
+    The spec; for a partition, the specs of its groups. Numbers are left out.
+
+  Raises:
+    ValueError: the groups of a partition are not valid.
+
+  Example:
+    >>> rigl = {'algorithm': 'rigl', 'sparsity': 0.8, 'update_every': 9}
+    >>> groups = [['*/mlp/*', rigl], ['*', 0.5]]
+    >>> member_specs({'algorithm': 'partition', 'groups': groups}) == [rigl]
+    True
+  """
+  if not isinstance(spec, Mapping):
+    return []
+  if not _is_partition(spec):
+    return [spec]
+  groups = _check_groups(spec.get('groups'))
+  return [member for _, member in groups if isinstance(member, Mapping)]
+
+
+def _is_partition(spec: Any) -> bool:
+  return isinstance(spec, Mapping) and spec.get('algorithm') == 'partition'
+
+
+def _partition(groups: Any) -> Algorithm:
+  members = {}
+  for pattern, spec in _check_groups(groups):
+    try:
+      members[pattern] = create_algorithm(spec)
+    except ValueError as error:
+      raise ValueError(f'group {pattern!r}: {error}') from error
+  return partition(members, [(pattern, pattern) for pattern in members])
+
+
+def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
+  """Returns the groups of a partition, or raises."""
+  is_list = isinstance(groups, (list, tuple)) and bool(groups)
+  if not is_list or not all(
+      isinstance(group, (list, tuple))
+      and len(group) == 2
+      and isinstance(group[0], str)
+      and isinstance(group[1], (int, float, Mapping))
+      for group in groups
+  ):
+    raise ValueError(
+        f'groups is {groups!r:.80}; give a list of [pattern, algorithm] pairs, '
+        "e.g. [['*/attn/*', 0.5], ['*', {'algorithm': 'dense'}]]."
+    )
+  patterns = [pattern for pattern, _ in groups]
+  for pattern, spec in groups:
+    if patterns.count(pattern) > 1:
+      raise ValueError(
+          f'groups has the pattern {pattern!r} {patterns.count(pattern)} '
+          'times; give each pattern once.'
+      )
+    if _is_partition(spec):
+      raise ValueError(
+          f'group {pattern!r} is a partition; give its groups in the outer '
+          'list instead, before the patterns that also match their leaves.'
+      )
+  return groups
+
+
 def _sparsity(value: Any) -> Any:
   """Decodes a number, a schedule, or sparsities by pattern."""
   if isinstance(value, Mapping) and 'schedule' in value:
@@ -128,4 +195,14 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     'drop_fraction': _sparsity,
     'rounds': _rounds,
     'sparsity': _sparsity,
+}
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    'dense': dense,
+    'gmp': gmp,
+    'granet': granet,
+    'iterative': iterative,
+    'partition': _partition,
+    'rigl': rigl,
+    'sparse_evolution': sparse_evolution,
+    'static': static,
 }

@@ -1,0 +1,121 @@
+"""Runs whose layers have algorithms of their own, by the groups of a config."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+from quickstart_runs import small_config
+from tiny_run import assert_same_arrays
+from tiny_run import without_times
+
+import spdf_jax as spdf
+from spdf_jax import models
+from spdf_jax.training import create_recipe
+from spdf_jax.training import open_session
+from spdf_jax.training import train
+from spdf_jax.training.metrics import read_rows
+from spdf_jax.training.optimizers import matrices
+
+pytestmark = pytest.mark.slow
+
+TIMES = dict(update_every=3, update_until=12)
+ATTENTION = {'static': (0.5, spdf.static(0.5)),
+             'dense': (dict(algorithm='dense'), spdf.dense())}
+
+
+class Stop(Exception):
+  pass
+
+
+def make_recipe(attention, order=('pretrain', 'continuation'), **changes):
+  """RigL on feed-forward layers for 15 steps, then a dense phase of 15."""
+  rigl = dict(algorithm='rigl', sparsity=0.8, **TIMES)
+  config = small_config(data__task='', phases__order=order, **changes)
+  with config.ignore_type():
+    config.phases.pretrain.sparsity = dict(
+        algorithm='partition',
+        groups=[['*/mlp/*', rigl], ['*/attn/*', ATTENTION[attention][0]]],
+    )
+  return create_recipe(config)
+
+
+def final_state(recipe):
+  state = recipe.create_state()
+  for i in range(recipe.plan.total_steps):
+    state, _ = recipe.step(state, recipe.device_batch_at(i))
+  return state
+
+
+@pytest.mark.parametrize('attention', ATTENTION)
+def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
+  recipe = make_recipe(attention, order=('pretrain',))
+  algorithm = spdf.partition(
+      {'mlp': spdf.rigl(0.8, **TIMES), 'attn': ATTENTION[attention][1]},
+      [('*/mlp/*', 'mlp'), ('*', 'attn')],
+  )
+  by_hand = spdf.sparsify(
+      optax.chain(
+          optax.clip_by_global_norm(1.0),
+          optax.scale_by_adam(0.9, 0.95, 1e-8),
+          optax.add_decayed_weights(0.1, mask=matrices),
+          optax.scale_by_learning_rate(recipe.plan.learning_rate),
+      ),
+      algorithm, where=models.sparsifiable,
+      key=jax.random.fold_in(jax.random.key(0), 1),
+  )
+  by_hand = spdf.track_masks(by_hand, algorithm)
+  found = final_state(recipe)
+  want = final_state(dataclasses.replace(recipe, optimizer=by_hand))
+  masks = [spdf.get_mask(state.opt_state) for state in (found, want)]
+  jax.tree.map(np.testing.assert_array_equal, *masks)
+  first = spdf.get_mask(recipe.create_state().opt_state)
+  moved = spdf.mask_changes(
+      first, masks[0], found.params, where=models.sparsifiable
+  )
+  for name, change in moved.items():
+    assert (change.grown > 0) == ('mlp' in name)
+  assert recipe.plan.update_steps.tolist() == [3, 6, 9, 12]
+
+
+def test_a_run_with_groups_that_is_killed_goes_on_bit_for_bit(tmp_path):
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  want = train(open_session(make_recipe('static', eval_every=2), whole))
+  for stop in (4, 10, 16):
+
+    def failing(step, params, stop=stop):
+      if step == stop:
+        raise Stop
+      return ()
+
+    session = open_session(make_recipe('static', eval_every=2), killed)
+    with pytest.raises(Stop):
+      train(session, evaluators=[failing])
+    session.checkpoints.close()
+  found = train(open_session(make_recipe('static', eval_every=2), killed))
+  assert_same_arrays(found, want)
+  rows = [
+      without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
+  ]
+  assert rows[0] == rows[1]
+
+
+def test_static_and_dense_groups_are_stored_compactly(tmp_path):
+  losses, masks = [], []
+  for storage in ('dense', 'compact'):
+    config = small_config(
+        data__task='', phases__order=('pretrain',), storage=storage,
+        matmul='dense',
+    )
+    with config.ignore_type():
+      config.phases.pretrain.sparsity = dict(algorithm='partition', groups=[
+          ['*/mlp/*', 0.75], ['*/attn/*', dict(algorithm='dense')],
+      ])
+    state = train(open_session(create_recipe(config), tmp_path / storage))
+    masks.append(spdf.get_mask(state.opt_state))
+    rows = read_rows(tmp_path / storage / 'metrics.jsonl')
+    losses.append([r['train/loss'] for r in rows if 'train/loss' in r])
+  assert_same_arrays(*masks)
+  assert masks[0]['h_0']['attn']['wq']['kernel'].all()
+  np.testing.assert_allclose(*losses, rtol=1e-5)
