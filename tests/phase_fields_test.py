@@ -154,6 +154,10 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
      "phase 'a' has the initial_mask 'snip' and sparsity 0"),
     ({'a': {}, 'b': {'sparsity': 0.5, 'initial_mask': 'snip'}},
      "phase 'b' has the initial_mask 'snip', but is not the first"),
+    ({'a': {'initial_mask': 'snip', 'sparsity': dict(
+        algorithm='partition', groups=[['*', dict(
+            algorithm='static', sparsity=0.5, structure='2:4')]],
+    )}}, 'groups with a structure, which it would not have'),
     ({'a': {'initial_mask': 'snap'}},
      "phase 'a': initial_mask is 'snap', neither one of snip, grasp nor"),
     ({'a': {'rewind': '1 steps'}},

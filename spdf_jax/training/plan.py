@@ -127,6 +127,14 @@ class Plan:
       self._check_rewinds()
 
   def _check_first(self) -> None:
+    first, specs = self.phases[0], member_specs(self.phases[0].sparsity)
+    if first.initial_mask and specs != [first.sparsity] and any(
+        'structure' in spec for spec in specs
+    ):
+      raise ValueError(
+          f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
+          'and groups with a structure, which it would not have; remove one.'
+      )
     for phase in self.phases[1:]:
       if phase.initial_mask:
         raise ValueError(
