@@ -43,9 +43,6 @@ SPECS = {
     'groups': [dict(algorithm='partition', groups=[
         ['b', RIGL], ['a', dict(algorithm='gmp', sparsity=CUBIC, **TIMES)],
     ]), 0.0],
-    'a dense group': [dict(algorithm='partition', groups=[
-        ['b', dict(algorithm='dense')], ['*', dict(RIGL, update_every=7)],
-    ])],
 }
 PARAMS = {
     'a': jax.ShapeDtypeStruct((8, 16), np.float32),
