@@ -22,7 +22,8 @@ all cores; some five hours in all, and resumable in the same way.
 it fills. Scores are read from the JSON files of experiments.evaluate --output
 at any depth of these folders, and from the test.json of sweeps. Each cell has
 the mean over seeds ± its standard deviation beside the printed value, or the
-reason why it is empty.
+reason why it is empty. With --model, runs of another model fill the rows of the
+table's first one.
 """
 
 from absl import app
@@ -43,6 +44,11 @@ _RUNS = flags.DEFINE_list(
     'runs', None,
     'With --table: workdirs, or folders that contain some, separated by '
     'commas.',
+)
+_MODEL = flags.DEFINE_string(
+    'model', '',
+    'With --table: model of your runs, as the list of unused runs names it; '
+    "fills the rows of the table's first model with them.",
 )
 _SCALE = flags.DEFINE_string(
     'scale', None, f'Scale of the tests: {", ".join(SCALES)}.'
@@ -65,7 +71,9 @@ def main(argv: list[str]) -> int:
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
   if _TABLE.value:
-    return console.run(argv, paper_tables.report, _TABLE.value, _RUNS.value)
+    return console.run(
+        argv, paper_tables.report, _TABLE.value, _RUNS.value, _MODEL.value
+    )
   compilation_cache.prepare()
   if _RACE.value:
     return console.run(argv, race.race, *pools.folders('race'))

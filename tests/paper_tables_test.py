@@ -362,6 +362,11 @@ def test_what_is_not_the_papers_fills_nothing(tmp_path):
   text = report('spdf', [tmp_path]).replace('\\', '')
   assert 'gpt2-small resized static 75%' in text
   assert 'gpt2-small static 60% on 3.2e+03 tokens fine-tuned on e2e' in text
+  text = report('spdf', [tmp_path], 'gpt2-small resized')
+  assert (
+      '| GPT-2 Small 75%, here gpt2-small resized | E2E BLEU | 66.00 | 1 |'
+  ) in text
+  assert 'GPT-3 XL' not in text
 
 
 def test_an_imported_model_is_of_no_row(tmp_path):

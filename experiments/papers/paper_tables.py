@@ -219,12 +219,41 @@ def _names(runs: Sequence[ScoredRun]) -> str:
   return ', '.join(run.source for run in runs)
 
 
-def report(table: str, folders: Sequence[str | os.PathLike[str]]) -> str:
+def of_model(results: Sequence[Result], model: str) -> list[Result]:
+  """Returns the rows of the first model of a table, for another model.
+
+  Args:
+    results: The cells of the table.
+    model: Model of the runs, as `Ancestry` names it.
+
+  Returns:
+    The cells of the first model, with its printed numbers.
+
+  Example:
+    >>> cells = of_model(RESULTS['spdf'], 'gpt-mini resized')
+    >>> cells[4].row, cells[4].arm.model, cells[4].printed
+    ('GPT-2 Small 50%, here gpt-mini resized', 'gpt-mini resized', '67.39±0.38')
+  """
+  arms = [result.arm for result in results if result.arm is not None]
+  return [
+      result._replace(
+          row=f'{result.row}, here {model}',
+          arm=result.arm._replace(model=model, tokens=None),
+      )
+      for result in results
+      if result.arm is not None and result.arm.model == arms[0].model
+  ]
+
+
+def report(
+    table: str, folders: Sequence[str | os.PathLike[str]], model: str = ''
+) -> str:
   """Formats a paper's table filled from runs on disk, and lists unused runs.
 
   Args:
     table: A key of `RESULTS`.
     folders: Workdirs, or folders that contain some, see `find_runs`.
+    model: Model of the runs, see `of_model`; `''`: those of the table.
 
   Returns:
     Markdown.
@@ -232,9 +261,11 @@ def report(table: str, folders: Sequence[str | os.PathLike[str]]) -> str:
   Raises:
     ValueError: the table is unknown, or a folder contains no run.
   """
-  lookup('table', table, RESULTS)
+  results: Sequence[Result] = lookup('table', table, RESULTS)
   found = find_runs(folders)
-  cells = fill(table, found.runs)
+  cells = fill_results(
+      of_model(results, model) if model else results, found.runs
+  )
   arms = {cell.result.arm for cell in cells}
   lines = [format_filled(cells)]
   others = [
