@@ -31,7 +31,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       d_model=placeholder(int), d_ff=placeholder(int),
       scan_layers=False,  # one compiled layer, scanned over: for deep models
       remat='none',  # rematerialization: none, dots or full
-      dtype='float32',  # of the computation; parameters are float32
+      dtype='float32', dropout=0.0,  # of the computation; rate in training
   )
   config.matmul = 'auto'  # sparse steps: native, dense, or auto: the faster
   config.storage = 'dense'  # 'compact': sparse phases store kept values only

@@ -32,10 +32,10 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     name: Name of the run.
 
   Returns:
-    JSON-serializable data: name, model sizes, parameters, sparsified parameters
-    and, per phase, steps, tokens, final sparsity, FLOPs per step (the mean, and
-    that of a dense step), mask updates as ranges, and the spans of constant
-    sparsity.
+    JSON-serializable data: name, model sizes and a dropout rate above 0,
+    parameters, sparsified parameters and, per phase, steps, tokens, final
+    sparsity, FLOPs per step (the mean, and that of a dense step), mask updates
+    as ranges, and the spans of constant sparsity.
   """
   shape = _shape_of(recipe)
 
@@ -50,6 +50,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
       cost,
   )
   changes = recipe.plan.update_steps
+  dropout = recipe.model.config.dropout
   phases = []
   for phase, spans in zip(recipe.plan.phases, found):
     start = spans[0].start
@@ -72,7 +73,10 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     })
   return {
       'name': name,
-      'model': {'preset': recipe.config.model.preset, **shape._asdict()},
+      'model': {
+          'preset': recipe.config.model.preset, **shape._asdict(),
+          **({'dropout': dropout} if dropout else {}),
+      },
       'parameters': recipe.parameters,
       'sparsified_parameters': sum(
           layer.size for layer in layer_sparsities(recipe, 0).values()
