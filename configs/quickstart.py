@@ -65,7 +65,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       sparsity=0.0,  # of the hidden matrices, in [0, 1), or an algorithm
       learning_rate=cosine, weight_decay=0.1,
       restart=False, reshuffle=False,  # reset moments; begin a new epoch
-      early_stop=common.early_stop(),  # none; or metric, and patience or value
+      early_stop=common.early_stop(),  # none; or metric, patience, value
   )
   continued = cosine | dict(schedule='continue')  # one cosine for both phases
   rest = pretrain | dict(duration='200 steps', learning_rate=continued)
