@@ -84,7 +84,8 @@ def early_stop(metric: str = '', **when: Any) -> dict[str, Any]:
     metric: Metric that decides, e.g. `'validation/loss'`, `'target/loss'` or
       `'task/bleu'`; `''`: no early stop.
     **when: `patience`, the number of evaluations without a better value, or
-      `value`, the value to reach.
+      `value`, the value to reach. Without both, the phase has its full length
+      and ends with the weights of its best evaluation.
 
   Returns:
     The fields of the early stop.

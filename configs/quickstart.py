@@ -30,7 +30,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       d_model=placeholder(int), d_ff=placeholder(int),
       scan_layers=False,  # one compiled layer, scanned over: for deep models
       remat='none',  # rematerialization: none, dots or full
-      dtype='float32',  # of the computation; parameters are float32
+      dtype='float32', dropout=0.0,  # of the computation; rate in training
   )
   config.matmul = 'auto'  # sparse steps: native, dense, or auto: the faster
   config.storage = 'dense'  # 'compact': sparse phases store kept values only
@@ -64,7 +64,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       learning_rate=cosine, weight_decay=0.1,
       restart=False, reshuffle=False,  # reset moments; begin a new epoch
       revive=0.0, initial_mask='', rewind='', frozen=(),  # guides/phases.md
-      early_stop=common.early_stop(),  # none; or metric, and patience or value
+      early_stop=common.early_stop(),  # none; or metric, patience, value
   )
   continued = cosine | dict(schedule='continue')  # one cosine for both phases
   rest = pretrain | dict(duration='200 steps', learning_rate=continued)

@@ -46,6 +46,10 @@ _MAX_FAULTS = flags.DEFINE_float(
 _WORKERS = flags.DEFINE_integer(
     'workers', len(os.sched_getaffinity(0)), 'Number of tokenizing processes.'
 )
+_SPECIAL_TOKENS = flags.DEFINE_bool(
+    'special_tokens', False,
+    'Encode text that spells a special token as that token, not as text.',
+)
 _TASK = flags.DEFINE_string('task', None, 'Task to read instead of a corpus.')
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'With --task: print the sizes of its splits.'
@@ -64,7 +68,7 @@ def main(argv: list[str]) -> int:
       _INPUT.value, tokenizer=_TOKENIZER.value, output=_OUTPUT.value,
       field=_FIELD.value, validation=_VALIDATION.value, test=_TEST.value,
       max_faults=_MAX_FAULTS.value, workers=_WORKERS.value,
-      report=ProgressLine(),
+      special_tokens=_SPECIAL_TOKENS.value, report=ProgressLine(),
   ), _OUTPUT.value))
 
 

@@ -22,6 +22,11 @@ _LIMIT = flags.DEFINE_integer(
     'limit', None, 'Largest number of examples per task, for a trial.',
     lower_bound=1,
 )
+_SPECIAL_TOKENS = flags.DEFINE_bool(
+    'special_tokens', False,
+    'Encode text that spells a special token as that token, as transformers '
+    'does, not as text.',
+)
 _METEOR_JAR = flags.DEFINE_string(
     'meteor_jar', None, 'Path of meteor-1.5.jar; without it METEOR is omitted.'
 )
@@ -37,4 +42,5 @@ def settings(generations: pathlib.Path | None) -> scorecard.Settings:
       search=_SEARCH.value, max_new_tokens=_MAX_NEW_TOKENS.value,
       batch_size=_BATCH_SIZE.value, limit=_LIMIT.value,
       meteor_jar=_METEOR_JAR.value, generations=generations,
+      special_tokens=_SPECIAL_TOKENS.value,
   )

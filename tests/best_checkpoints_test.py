@@ -28,7 +28,7 @@ from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.phases import EarlyStop
 from spdf_jax.training.workdir import saved_steps
 
-STOP = EarlyStop('validation/loss', patience=9)
+STOP = EarlyStop('validation/loss')  # It never ends a phase early.
 # Phase `pretrain` is best at step 2 of 5, and `finetune` at step 12 of 11 to
 # 14; `continuation`, of steps 6 to 10, has no early stop.
 SEEN = {1: 3.0, 2: 2.0, 3: 2.5, 4: 2.0, 5: 2.4, 11: 1.0, 12: 0.5, 13: 0.7}
@@ -195,7 +195,8 @@ def test_values_that_are_not_finite_are_never_the_best(tmp_path):
   evaluate = lambda step, params: [('validation/loss', values.get(step, 9.0))]
   train(tmp_path, evaluators=[evaluate])
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '3'
-  assert STOP.is_met([1.0] + [None] * 9) and not STOP.is_met([None, 1.0])
+  stop = EarlyStop('validation/loss', patience=9)
+  assert stop.is_met([1.0] + [None] * 9) and not stop.is_met([None, 1.0])
 
 
 def make_memorizing_recipe():

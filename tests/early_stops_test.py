@@ -48,6 +48,12 @@ def test_a_value_that_is_reached_ends_the_phase(metric, values, met):
   assert EarlyStop(metric, value=2.5).is_met(values) == met
 
 
+def test_a_metric_alone_never_ends_a_phase():
+  stop = EarlyStop('validation/loss')
+  assert not stop.is_met([1.0, *[2.0] * 99])
+  assert stop.improves(0.5, 1.0) and not stop.improves(1.0, 1.0)
+
+
 def test_values_are_those_of_the_phase():
   rows = [
       {'phase': 'a', 'validation/loss': 1.0}, {'phase': 'a', 'train/loss': 9.0},
@@ -155,7 +161,6 @@ def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
 
 @pytest.mark.parametrize('rule, message', [
     (dict(metric='loss', patience=2), "metric of early_stop 'loss' is unknown"),
-    (dict(metric='validation/loss'), 'neither value nor patience'),
     (dict(metric='validation/loss', patience=0), 'patience of early_stop is 0'),
     (dict(metric='target/loss', patience=1), 'the config has no task'),
 ])

@@ -143,6 +143,8 @@ def test_a_model_without_our_layers_has_no_kernels():
     (dict(preset='own_model:wide'), r'returns \(1, 2, 18\) for tokens'),
     (dict(preset='own_model:normed'), 'than parameters, .*batch_stats'),
     (dict(preset='own_model:dropping'), 'than parameters, .*other'),
+    (dict(preset='own_model:make_nnx', dropout=0.1),
+     "model.dropout is 0.1 and model 'own_model:make_nnx' of NNX, which"),
     (dict(d_model=None), 'model.d_model is None; a model of your own needs'),
     (dict(vocab_size=0), 'model.vocab_size is 0; a model of your own needs'),
     (dict(max_length=4), 'has length 8 and the model 4 positions'),
@@ -163,6 +165,11 @@ def test_models_are_checked_before_data_is_read(fields, message):
 def test_what_only_our_models_support_is_refused(fields, message):
   with pytest.raises(ValueError, match=message):
     parse(CONFIG | {'model': OWN} | fields)
+
+
+def test_training_has_a_key_for_dropout_where_it_is_an_argument():
+  assert not OwnSizes(SIZES).dropout
+  assert OwnSizes(SIZES | dict(dropout=0.1)).dropout == 0.1
 
 
 def test_the_arguments_are_stored_and_nothing_is_imported():

@@ -253,6 +253,30 @@ def test_another_corpus_in_the_same_folder_is_refused(lines, tmp_path):
     prepare(lines, tmp_path / 'out')
 
 
+def test_special_tokens_in_texts_are_part_of_a_corpus(tmp_path):
+  lines = write_json_lines(
+      tmp_path / 'in.jsonl', [f'a<|endoftext|>b {i}' for i in range(40)]
+  )
+  path = tmp_path / 'tokenizer.json'
+  path.write_text(TOKENIZER.model.to_str())
+  ends = lambda corpus: sum(
+      int((getattr(corpus, split).tokens == TOKENIZER.end_of_text).sum())
+      for split in ('train', 'validation', 'test')
+  )
+  for name, tokenizer in (('path', path), ('bpe', 'bpe-260')):
+    corpus = prepare(lines, tmp_path / name, tokenizer, special_tokens=True)
+    again = prepare(lines, tmp_path / name, tokenizer, special_tokens=True)
+    assert again.fingerprint == corpus.fingerprint
+    assert ends(corpus) == 80
+    assert corpus.train.description['documents'] < 40
+    with pytest.raises(ValueError, match='a corpus of other tokenizer;'):
+      prepare(lines, tmp_path / name, tokenizer)
+  assert ends(prepare(lines, tmp_path / 'plain', path)) == 40
+  with pytest.raises(ValueError, match='the tokenizer a ByteTokenizer, in wh'):
+    prepare(lines, tmp_path / 'bytes', 'bytes', special_tokens=True)
+  assert not (tmp_path / 'bytes').exists()
+
+
 def test_another_corpus_is_not_mixed_into_a_beginning(lines, tmp_path):
   def stop(progress):
     raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Scorecards: every kind of task, and refused input."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -48,6 +49,27 @@ def test_answers_do_not_depend_on_their_batch_and_start_after_the_context(
       max_new_tokens=4, end_of_text=256, batch_size=1, length=32,
   )
   assert together[0] == candidate.tokenizer.decode(direct[0]).strip()
+
+
+def test_special_tokens_are_encoded_where_the_settings_say(
+    candidate, tmp_path
+):
+  path = tmp_path / 'lambada.jsonl'
+  path.write_text('{"text": "a<|endoftext|>b c"}\n')
+  tokenizer = data.train_bpe(['a b c'], 257)
+  candidate = dataclasses.replace(candidate, tokenizer=tokenizer)
+  settings = dataclasses.replace(GREEDY, special_tokens=True)
+  found = [
+      scorecard.score_task(candidate, 'lambada', str(path), s)
+      for s in (GREEDY, settings)
+  ]
+  assert [s[0].note for s in found] == ['1 items', '1 items; special tokens']
+  assert found[0][1].value != found[1][1].value
+  with pytest.raises(ValueError, match='special_tokens is set'):
+    scorecard.score_task(
+        dataclasses.replace(candidate, tokenizer=data.ByteTokenizer()),
+        'lambada', str(path), settings,
+    )
 
 
 def test_lambada_has_both_protocols(candidate, tmp_path):

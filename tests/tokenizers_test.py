@@ -8,17 +8,24 @@ import sys
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
+from real_data import data_path
 
 from spdf_jax.data import stdlib
 from spdf_jax.data.bpe import bpe_from_parts
+from spdf_jax.data.encoding import Batch
+from spdf_jax.data.encoding import Encoder
+from spdf_jax.data.pieces import Piece
+from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import BPETokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.tokenizers import with_special_tokens
 
-pytest.importorskip('tokenizers')
+library = pytest.importorskip('tokenizers')
 
 TEXTS = [
     'def add(first, second):\n  """Returns the sum."""\n',
@@ -47,6 +54,70 @@ def test_text_that_spells_the_special_token_stays_text(tokenizer):
     assert tokenizer.end_of_text not in ids
     assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch([text]) == [ids]
+
+
+def check_special_tokens(path, texts):
+  """Compares ids with those of the library on the same file."""
+  direct = library.Tokenizer.from_file(str(path))
+  plain = open_tokenizer(path)
+  tokenizer = with_special_tokens(plain)
+  expected = [direct.encode(text, add_special_tokens=False).ids
+              for text in texts]
+  assert [tokenizer.encode(text) for text in texts] == expected
+  assert tokenizer.encode_batch(texts) == expected
+  assert all(plain.end_of_text in ids for ids in expected)
+  assert not any(plain.end_of_text in plain.encode(text) for text in texts)
+  again = load_tokenizer(save(tokenizer, path.parent))
+  assert again.encode_batch(texts) == expected
+  assert again.fingerprint == tokenizer.fingerprint != plain.fingerprint
+  assert with_special_tokens(again).fingerprint == tokenizer.fingerprint
+  assert 'special_tokens' not in json.loads(plain.to_json())
+  return plain, tokenizer
+
+
+def save(tokenizer, folder):
+  path = folder / 'saved.json'
+  save_tokenizer(path, tokenizer)
+  return path
+
+
+@pytest.mark.parametrize('kind', ['gpt2', 'words'])
+def test_special_tokens_are_encoded_as_the_library_does(tmp_path, kind):
+  path = tmp_path / 'tokenizer.json'
+  if kind == 'gpt2':
+    path.write_text(TOKENIZERS[1].model.to_str())
+    end = '<|endoftext|>'
+  else:
+    model = library.Tokenizer(library.models.WordLevel(
+        {'a': 0, 'b': 1, '[UNK]': 2}, unk_token='[UNK]'
+    ))
+    model.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    model.add_special_tokens(['</s>'])
+    path.write_text(model.to_str())
+    end = '</s>'
+  plain, tokenizer = check_special_tokens(
+      path, [end, f'a{end}b', f' {end}\n', f'a {end}{end} b']
+  )
+  batch = Batch([('train', Piece(f'a{end}b'))], None)
+  data = Encoder(tokenizer)(batch)['train'].data
+  assert np.frombuffer(data, '<u2').tolist() == [
+      *tokenizer.encode(f'a{end}b'), plain.end_of_text
+  ]
+
+
+@pytest.mark.slow
+def test_special_tokens_of_gpt2_are_encoded_as_the_library_does(tmp_path):
+  text = data_path('gpt2_bpe', 'tokenizer.json').read_text()
+  (tmp_path / 'tokenizer.json').write_text(text)
+  _, tokenizer = check_special_tokens(
+      tmp_path / 'tokenizer.json', ['a<|endoftext|> b', '<|endoftext|>\n\n']
+  )
+  assert tokenizer.encode('a<|endoftext|> b') == [64, 50256, 275]
+
+
+def test_a_tokenizer_without_special_tokens_is_refused():
+  with pytest.raises(ValueError, match='special_tokens is set and the tokeniz'):
+    with_special_tokens(ByteTokenizer())
 
 
 @pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)

@@ -34,8 +34,8 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     name: Name of the run.
 
   Returns:
-    JSON-serializable data: name, model sizes, parameters, sparsified
-    parameters, totals against dense training (see `totals_of`) and, per phase,
+    JSON-serializable data: name, model sizes and a dropout rate above 0,
+    parameters, sparsified parameters, totals against dense training (see `totals_of`) and, per phase,
     steps, tokens, final sparsity of the sparsified parameters and of all, FLOPs
     per step (the mean, that of a dense step, and that of the input embedding,
     which both leave out), mask updates as ranges, and the spans of constant
@@ -55,6 +55,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
   )
   changes = recipe.plan.update_steps
   hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
+  dropout = recipe.model.config.dropout
   phases = []
   for phase, spans in zip(recipe.plan.phases, found):
     start = spans[0].start
@@ -82,7 +83,10 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     })
   return {
       'name': name,
-      'model': {'preset': recipe.config.model.preset, **shape._asdict()},
+      'model': {
+          'preset': recipe.config.model.preset, **shape._asdict(),
+          **({'dropout': dropout} if dropout else {}),
+      },
       'parameters': recipe.parameters,
       'sparsified_parameters': hidden,
       'phases': phases,

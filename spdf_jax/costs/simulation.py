@@ -114,6 +114,7 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
       optimizer=recipe.optimizer,
       learning_rate=recipe.plan.learning_rate,
       loss=recipe.loss,
+      dropout_key=recipe.dropout_key,
   )
   # The only loops of unknown length select masks, on the hosts, at no modeled
   # time, so any number of trips gives the same time.

@@ -39,6 +39,7 @@ from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import train_bpe
+from spdf_jax.data.tokenizers import with_special_tokens
 from spdf_jax.data.unfinished import Progress
 
 __all__ = [
@@ -81,5 +82,6 @@ __all__ = [
     'train_bpe',
     'verify_corpus',
     'verify_token_file',
+    'with_special_tokens',
     'write_token_file',
 ]

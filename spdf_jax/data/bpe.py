@@ -26,6 +26,8 @@ class BPETokenizer:
 
   Attributes:
     model: The underlying `tokenizers.Tokenizer`.
+    special_tokens: Whether text that spells a special token is encoded as that
+      token, see `with_special_tokens`.
 
   Example:
     >>> tokenizer = train_bpe(['to be or not to be'] * 2, vocab_size=258)
@@ -34,6 +36,7 @@ class BPETokenizer:
   """
 
   model: Any
+  special_tokens: bool = False
 
   @property
   def vocab_size(self) -> int:
@@ -42,7 +45,7 @@ class BPETokenizer:
 
   @property
   def end_of_text(self) -> int:
-    """Id of `'<|endoftext|>'`, never produced by encoding text."""
+    """Id of `'<|endoftext|>'`."""
     return self.model.token_to_id(END_OF_TEXT)
 
   @property
@@ -68,10 +71,10 @@ class BPETokenizer:
   def to_json(self) -> str:
     """Returns vocabulary and merges, independent of the library's format."""
     model = json.loads(self.model.to_str())['model']
-    return json.dumps(
-        {'kind': 'bpe', 'merges': model['merges'], 'vocab': model['vocab']},
-        sort_keys=True,
-    )
+    fields = {key: model[key] for key in ('merges', 'vocab')}
+    if self.special_tokens:
+      fields['special_tokens'] = True
+    return json.dumps({'kind': 'bpe', **fields}, sort_keys=True)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:

@@ -60,7 +60,9 @@ class Encoder:
     self._end = np.array([tokenizer.end_of_text], self._dtype).tobytes()
     self._words = (
         WordCache(tokenizer, self._dtype)
-        if isinstance(tokenizer, BPETokenizer) else None
+        if isinstance(tokenizer, BPETokenizer)
+        and not tokenizer.special_tokens  # Words are parts of special tokens.
+        else None
     )
 
   def __call__(self, batch: Batch) -> dict[str, Encoded]:

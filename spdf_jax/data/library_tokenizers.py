@@ -26,6 +26,8 @@ class LibraryTokenizer:
   Attributes:
     model: The `tokenizers.Tokenizer`.
     end_of_text: Id that ends a document.
+    special_tokens: Whether text that spells a special token is encoded as that
+      token, see `with_special_tokens`.
 
   Example:
     >>> from spdf_jax.data.bpe import train_bpe
@@ -37,6 +39,7 @@ class LibraryTokenizer:
 
   model: Any
   end_of_text: int
+  special_tokens: bool = False
 
   @property
   def vocab_size(self) -> int:
@@ -65,8 +68,10 @@ class LibraryTokenizer:
 
   def to_json(self) -> str:
     """Returns the library's own JSON, with the kind of the tokenizer."""
-    fields = json.loads(self.model.to_str())
-    return json.dumps({'kind': 'tokenizers', 'model': fields}, sort_keys=True)
+    fields = {'kind': 'tokenizers', 'model': json.loads(self.model.to_str())}
+    if self.special_tokens:
+      fields['special_tokens'] = True
+    return json.dumps(fields, sort_keys=True)
 
 
 def library_tokenizer(text: str) -> LibraryTokenizer:

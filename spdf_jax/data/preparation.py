@@ -25,8 +25,10 @@ from spdf_jax.data.splits import choose_splits
 from spdf_jax.data.splits import name_splits
 from spdf_jax.data.splits import Splits
 from spdf_jax.data.tokenizer_files import open_tokenizer
+from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import tokenizer_maker
+from spdf_jax.data.tokenizers import with_special_tokens
 from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
 from spdf_jax.data.unfinished import Unfinished
@@ -49,6 +51,7 @@ def prepare_files(
     test: float = 0.005,
     max_faults: float = 0.001,
     workers: int = 1,
+    special_tokens: bool = False,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> Corpus:
   """Tokenizes files into a corpus that `open_corpus` opens.
@@ -74,6 +77,8 @@ def prepare_files(
     max_faults: Largest share of faulty documents (broken UTF-8, not a JSON
       object, no text, a line above 64 MiB), which are skipped.
     workers: Number of processes that tokenize.
+    special_tokens: Whether text that spells a special token is encoded as that
+      token, as by other tokenizers, see `with_special_tokens`.
     report: Function called with the progress after every batch.
 
   Returns:
@@ -104,13 +109,17 @@ def prepare_files(
       'inputs': _describe(files, Path(input).expanduser()),
       'field': field,
       'shares': {'validation': validation, 'test': test},
-      'tokenizer': _identify(tokenizer),
+      'tokenizer': _identify(tokenizer, special_tokens),
   }
   if (output / 'train.json').exists() and not (output / 'partial').exists():
     return _already_there(output, made_from)
   work = Unfinished(output, made_from)
   splits = _choose_splits(files, Path(input), field, validation, test)
-  make = lambda: _make_tokenizer(tokenizer, files, field, splits)
+
+  def make():
+    made = _make_tokenizer(tokenizer, files, field, splits)
+    return with_special_tokens(made) if special_tokens else made
+
   encoder = work.tokenizer(make)
   end = encoder.end_of_text
   started = last_saved = time.monotonic()
@@ -169,11 +178,19 @@ def _describe(files: list[Path], root: Path) -> list[list[Any]]:
   return described
 
 
-def _identify(tokenizer: str | os.PathLike[str]) -> str:
-  """Identifies a tokenizer, independent of its path."""
-  if tokenizer_maker(str(tokenizer)):
-    return str(tokenizer)
-  return open_tokenizer(tokenizer).fingerprint
+def _identify(tokenizer: str | os.PathLike[str], special_tokens: bool) -> str:
+  """Identifies a tokenizer, independent of its path.
+
+  Raises ValueError if it has no special tokens and needs them.
+  """
+  name = str(tokenizer)
+  known = tokenizer_maker(name) is not None
+  if not special_tokens:
+    return name if known else open_tokenizer(tokenizer).fingerprint
+  if known and name != 'bytes':
+    return f'{name}, special tokens'
+  found = ByteTokenizer() if known else open_tokenizer(tokenizer)
+  return with_special_tokens(found).fingerprint
 
 
 def _choose_splits(

@@ -20,6 +20,7 @@ from spdf_jax.data.bpe import BPETokenizer
 from spdf_jax.data.bpe import LARGEST_VOCABULARY
 from spdf_jax.data.bpe import train_bpe
 from spdf_jax.data.library_tokenizers import library_tokenizer
+from spdf_jax.data.library_tokenizers import LibraryTokenizer
 from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
 from spdf_jax.names import lookup
 
@@ -31,6 +32,7 @@ __all__ = [
     'save_tokenizer',
     'tokenizer_maker',
     'train_bpe',
+    'with_special_tokens',
 ]
 
 
@@ -49,7 +51,10 @@ class Tokenizer(Protocol):
 
   @property
   def end_of_text(self) -> int:
-    """Id that ends a document, never produced by encoding text."""
+    """Id that ends a document.
+
+    Encoding text never produces it, except `with_special_tokens`.
+    """
 
   @property
   def fingerprint(self) -> str:
@@ -140,6 +145,40 @@ def tokenizer_maker(
   return lambda texts: train_bpe(texts, size)
 
 
+def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
+  """Encodes text that spells a special token as that token.
+
+  The libraries `tokenizers` and transformers do so by default, so that scores
+  computed with them can be reproduced. Our tokenizers encode such text as any
+  other text, since a document must not contain an end of text.
+
+  Args:
+    tokenizer: A tokenizer of `train_bpe` or of a `tokenizer.json`.
+
+  Returns:
+    The tokenizer with another fingerprint; it decodes to the text without
+    special tokens.
+
+  Raises:
+    ValueError: The tokenizer knows no text of special tokens.
+
+  Example:
+    >>> tokenizer = with_special_tokens(train_bpe(['to be'] * 2, 258))
+    >>> tokenizer.encode('<|endoftext|>') == [tokenizer.end_of_text]
+    True
+  """
+  if not isinstance(tokenizer, BPETokenizer | LibraryTokenizer):
+    raise ValueError(
+        f'special_tokens is set and the tokenizer a {type(tokenizer).__name__},'
+        ' in which no text spells a special token; give a tokenizer.json or'
+        ' GPT-2\'s vocabulary, or leave it out.'
+    )
+  # The library does not write the setting, so the copy has its default, False.
+  model = type(tokenizer.model).from_str(tokenizer.model.to_str())
+  model.encode_special_tokens = False
+  return dataclasses.replace(tokenizer, model=model, special_tokens=True)
+
+
 def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
   """Writes a tokenizer to a JSON file, atomically.
 
@@ -194,7 +233,10 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
   try:
     fields = json.loads(text)
     build = lookup('tokenizer kind', fields['kind'], kinds)
-    return build(fields)
+    tokenizer = build(fields)
+    if fields.get('special_tokens'):
+      return with_special_tokens(tokenizer)
+    return tokenizer
   except (
       ValueError, KeyError, TypeError, AttributeError, RecursionError
   ) as error:

@@ -62,6 +62,8 @@ class Settings:
     limit: Maximum number of inputs or questions, for a trial; `None`: all.
     meteor_jar: Path of `meteor-1.5.jar`; `None`: no METEOR.
     generations: Folder for the answers; `None`: answers are not stored.
+    special_tokens: Whether text that spells a special token is encoded as that
+      token, see `data.with_special_tokens`; the notes of the scores say so.
   """
 
   search: str = 'hu2021'
@@ -70,6 +72,7 @@ class Settings:
   limit: int | None = None
   meteor_jar: str | None = None
   generations: pathlib.Path | None = None
+  special_tokens: bool = False
 
 
 def score_task(
@@ -100,7 +103,17 @@ def score_task(
       **dict.fromkeys(evaluation.SUITES, _suite),
       **dict.fromkeys(TEXT_PROTOCOLS, _texts),
   }
-  return list(lookup('task', name, kinds)(candidate, name, path, settings))
+  score = lookup('task', name, kinds)
+  # The corpus of a run is already encoded.
+  if not settings.special_tokens or name == 'validation':
+    return list(score(candidate, name, path, settings))
+  candidate = dataclasses.replace(
+      candidate, tokenizer=data.with_special_tokens(candidate.tokenizer)
+  )
+  return [
+      found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
+      for found in score(candidate, name, path, settings)
+  ]
 
 
 def _validation(

@@ -50,7 +50,8 @@ def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
     fields: Fields of the file.
 
   Returns:
-    The config of our model, unscanned and with float32 computation.
+    The config of our model, unscanned, with float32 computation and without
+    dropout, whatever the rates in the file are.
 
   Raises:
     ValueError: the architecture is not GPT-2 or Llama, a field is missing or of
@@ -90,7 +91,7 @@ def write_config(
 ) -> dict[str, Any]:
   """Returns the config.json of a model, for transformers 4 and 5.
 
-  Dropout is zero.
+  Dropout rates are zero, whatever the model was trained with.
 
   Args:
     config: Config of the model.

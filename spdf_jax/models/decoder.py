@@ -70,10 +70,13 @@ class DecoderConfig:
       or `auto`, `blocks` on a CPU and JAX's default elsewhere.
     dtype: Dtype of the computation.
     lowering: Lowering of sparse products, see `accelerator.sparse_matmul`.
+    dropout: Dropout rate in training, see `drop`, of the embeddings and of the
+      outputs of attention and feed-forward layers; attention probabilities are
+      not dropped.
 
   Raises:
-    ValueError: a size is not positive, the heads do not divide the width, or
-      a name is unknown.
+    ValueError: a size is not positive, the heads do not divide the width, a
+      name is unknown, or the dropout rate is not in [0, 1).
   """
 
   vocab_size: int
@@ -87,6 +90,7 @@ class DecoderConfig:
   attention: str = 'auto'
   dtype: str = 'float32'
   lowering: str = 'reference'
+  dropout: float = 0.0
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -105,6 +109,10 @@ class DecoderConfig:
           f'{self.d_model}; choose a divisor.'
       )
     check_lowering(self.lowering)
+    if not 0 <= self.dropout < 1:
+      raise ValueError(
+          f'dropout is {self.dropout}; give a number in [0, 1), 0 for none.'
+      )
 
   @property
   def kv_heads(self) -> int:
@@ -159,6 +167,31 @@ def dense(
   )
 
 
+def drop(module: Any, x_BxLxD: jax.Array) -> jax.Array:
+  """Applies dropout at the rate of a module's config.
+
+  Dropout is applied only if `apply` is given a key, `rngs={'dropout': key}`, as
+  in training. Each call in a model uses a key of its own; layers in a loop and
+  scanned layers use different ones.
+
+  Args:
+    module: The module that calls this function in its compact method.
+    x_BxLxD: Embeddings, or the output of a layer before it is added to the
+      residual stream.
+
+  Returns:
+    The array, of which each element is zero with the probability `rate` and
+    divided by 1 - rate otherwise; the argument itself at the rate 0 or without
+    a key.
+
+  References:
+    Srivastava et al., `Dropout
+    <https://jmlr.org/papers/v15/srivastava14a.html>`_, 2014
+  """
+  deterministic = not module.has_rng('dropout')
+  return nn.Dropout(module.config.dropout)(x_BxLxD, deterministic)
+
+
 def apply_layers(
     block: type[nn.Module],
     config: DecoderConfig,
@@ -188,7 +221,7 @@ def apply_layers(
     layers = nn.scan(
         block,
         variable_axes={'params': 0, 'masks': 0, 'grad_masks': 0, 'cache': 0},
-        split_rngs={'params': True},
+        split_rngs={'params': True, 'dropout': True},
         in_axes=(nn.broadcast, *(0 for _ in per_layer)),
         length=config.n_layers,
     )

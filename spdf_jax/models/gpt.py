@@ -14,6 +14,7 @@ from spdf_jax.models.decoder import apply_layers
 from spdf_jax.models.decoder import check_length
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
+from spdf_jax.models.decoder import drop
 from spdf_jax.models.decoder import read_all
 from spdf_jax.models.decoder import ReadOut
 
@@ -91,8 +92,9 @@ class Block(nn.Module):
     norm = lambda name: nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name=name)
     scale = 1 / c.head_size if c.attention_by_size else None
     attention = Attention(c, scale=scale, name='attn')
-    x_BxLxD += attention(norm('ln_1')(x_BxLxD), positions_BxL, divisor)
-    x_BxLxD += MLP(c, name='mlp')(norm('ln_2')(x_BxLxD))
+    y_BxLxD = attention(norm('ln_1')(x_BxLxD), positions_BxL, divisor)
+    x_BxLxD += drop(self, y_BxLxD)
+    x_BxLxD += drop(self, MLP(c, name='mlp')(norm('ln_2')(x_BxLxD)))
     return x_BxLxD, None
 
 
@@ -139,6 +141,7 @@ class GPT(nn.Module):
     if at is None:
       at = jnp.arange(tokens_BxL.shape[1])
     x_BxLxD = c.embeddings_scale * (wte(tokens_BxL) + wpe(at))
+    x_BxLxD = drop(self, x_BxLxD)
     divisors: tuple[np.ndarray, ...] = ()
     if c.attention_by_layer:
       divisors = (np.arange(1, c.n_layers + 1, dtype=np.float32),)

@@ -13,6 +13,7 @@ from spdf_jax.models.decoder import apply_layers
 from spdf_jax.models.decoder import check_length
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
+from spdf_jax.models.decoder import drop
 from spdf_jax.models.decoder import read_all
 from spdf_jax.models.decoder import ReadOut
 from spdf_jax.models.rotary import frequencies
@@ -120,8 +121,9 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, None]:
     c = self.config
     attention = Attention(c, use_bias=False, rotary=c.rotary, name='attn')
-    x_BxLxD += attention(_norm(c, 'ln_1')(x_BxLxD), positions_BxL)
-    x_BxLxD += GatedMLP(c, name='mlp')(_norm(c, 'ln_2')(x_BxLxD))
+    y_BxLxD = attention(_norm(c, 'ln_1')(x_BxLxD), positions_BxL)
+    x_BxLxD += drop(self, y_BxLxD)
+    x_BxLxD += drop(self, GatedMLP(c, name='mlp')(_norm(c, 'ln_2')(x_BxLxD)))
     return x_BxLxD, None
 
 
@@ -156,7 +158,8 @@ class Llama(nn.Module):
     wte = nn.Embed(
         c.vocab_size, c.d_model, embedding_init=init, dtype=c.dtype, name='wte'
     )
-    x_BxLxD = apply_layers(Block, c, wte(tokens_BxL), positions_BxL)
+    x_BxLxD = drop(self, wte(tokens_BxL))
+    x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL)
     x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
     head: Callable[[jax.Array], jax.Array]
     if c.tied:

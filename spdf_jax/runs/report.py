@@ -97,7 +97,9 @@ def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
 def _sizes(label: str, run: Run) -> str:
   """Describes a run's model in a sentence."""
   preset = run.model.get('preset')
-  model = f' (preset {preset})' if preset else ''
+  dropout = run.model.get('dropout')
+  rate = f', dropout {dropout}' if dropout else ''
+  model = f' (preset {preset}{rate})' if preset else ''
   zeros = ', '.join(
       f'{percent(phase.overall_sparsity)} after {phase.name}'
       for phase in run.phases if phase.overall_sparsity

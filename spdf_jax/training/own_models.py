@@ -28,7 +28,7 @@ class OwnSizes:
   Attributes:
     arguments: Arguments by name, among them `vocab_size`, `d_model` and
       `max_length`, the largest sequence length; float32 unless there is a
-      `dtype`.
+      `dtype`, and without a key for dropout unless there is a `dropout`.
 
   Raises:
     ValueError: a size is missing or not a positive whole number.
@@ -64,6 +64,11 @@ class OwnSizes:
   def dtype(self) -> str:
     """Dtype of the computation."""
     return self.arguments['dtype'] if 'dtype' in self.arguments else 'float32'
+
+  @property
+  def dropout(self) -> float:
+    """Dropout rate; unless it is 0, training passes a key to the model."""
+    return self.arguments['dropout'] if 'dropout' in self.arguments else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +110,11 @@ def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
   what = f'model {name!r}'
   function = import_function('model', name)
   is_nnx = 'rngs' in inspect.signature(function).parameters
+  if is_nnx and sizes.dropout:
+    raise ValueError(
+        f'model.dropout is {sizes.dropout} and {what} of NNX, which training '
+        'gives no key; set 0, or write the model in Linen.'
+    )
   rngs = {'rngs': None} if is_nnx else {}
   bind(what, function, {**sizes.arguments, **rngs})
   make = functools.partial(function, **sizes.arguments)

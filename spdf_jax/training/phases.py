@@ -44,7 +44,8 @@ _MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
 class EarlyStop:
   """A condition on a metric of the evaluations that ends a phase early.
 
-  However the phase ends, it ends with the weights of its best evaluation.
+  However the phase ends, it ends with the weights of its best evaluation. With
+  neither value nor patience the phase has its full length.
 
   Attributes:
     metric: One of `METRICS`.
@@ -53,8 +54,7 @@ class EarlyStop:
       ends the phase; `None`: unlimited.
 
   Raises:
-    ValueError: the metric is unknown, patience is below 1, or neither value nor
-      patience is given.
+    ValueError: the metric is unknown, or patience is below 1.
 
   Example:
     >>> stop = EarlyStop('validation/loss', patience=2)
@@ -68,11 +68,6 @@ class EarlyStop:
 
   def __post_init__(self):
     lookup('metric of early_stop', self.metric, METRICS)
-    if self.value is None and self.patience is None:
-      raise ValueError(
-          f'early_stop by {self.metric!r} has neither value nor patience; give '
-          'one, or both.'
-      )
     if self.patience is not None and self.patience < 1:
       raise ValueError(
           f'patience of early_stop is {self.patience}; it is a number of '

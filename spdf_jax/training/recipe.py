@@ -59,7 +59,7 @@ from spdf_jax.training.workdir import check_workdir
 from spdf_jax.training.workdir import saved_steps
 
 PyTree = Any
-_PARAMS, _MASKS = 0, 1  # Folded into the key of the seed.
+_PARAMS, _MASKS, _DROPOUT = range(3)  # Folded into the key of the seed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +194,13 @@ class Recipe:
     """Loss to minimize."""
     return self.config.loss
 
+  @property
+  def dropout_key(self) -> jax.Array | None:
+    """Key of the dropout of all steps; `None`: the model has no dropout."""
+    if not self.model.config.dropout:
+      return None
+    return jax.random.fold_in(jax.random.key(self.config.seed), _DROPOUT)
+
   @functools.cached_property
   def step(self) -> Any:
     """Jitted training step, which donates its first argument, the state."""
@@ -217,6 +224,7 @@ class Recipe:
         sparse_steps=self.sparse_steps,
         loss=self.loss,
         micro_batches=self.config.micro_batches,
+        dropout_key=self.dropout_key,
         skip_not_finite=self.config.max_skipped_steps > 0,
         frozen=frozen_at(self.plan, self.abstract_state.params),
     )

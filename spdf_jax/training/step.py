@@ -76,6 +76,7 @@ def train_step(
     sparse_steps: SparseSteps | None = None,
     loss: Loss = CROSS_ENTROPY,
     micro_batches: int = 1,
+    dropout_key: jax.Array | None = None,
     skip_not_finite: bool = False,
     frozen: Callable[[jax.Array], PyTree] | None = None,
     statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
@@ -102,6 +103,9 @@ def train_step(
     loss: Loss to minimize, as the mean over the weighted tokens of the batch.
     micro_batches: Number of micro-batches for gradient accumulation, which
       saves memory of activations; a divisor of B.
+    dropout_key: Key of the run's dropout. Each step and each micro-batch calls
+      `apply_fn` with a key of its own, `rngs={'dropout': key}`, which is a
+      function of this key and the step; `None`: without dropout.
     skip_not_finite: Whether a step whose loss or gradient norm is not finite
       leaves the kept weights unchanged. The optimizer then takes it with
       gradients of zero, so that its counts, masks and schedules go on. Ignored
@@ -120,10 +124,18 @@ def train_step(
   tokens = number_of_tokens(batch.weights)
   scale = state.loss_scale.scale if state.loss_scale is not None else None
 
+  keys = None
+  if dropout_key is not None:
+    key = jax.random.fold_in(dropout_key, state.step)
+    keys = jax.random.split(key, micro_batches)
+
   def differentiate(apply_fn, **grad_masks):
-    def loss_fn(params, batch):
+    def loss_fn(params, batch, key):
       variables = {'params': params, 'masks': mask, **grad_masks}
-      sums = loss(apply_fn, variables, batch)
+      apply = apply_fn if key is None else functools.partial(
+          apply_fn, rngs={'dropout': key}
+      )
+      sums = loss(apply, variables, batch)
       objective = sums.objective / tokens
       if scale is not None:
         objective *= scale
@@ -132,9 +144,9 @@ def train_step(
     part = functools.partial(
         jax.value_and_grad(loss_fn, has_aux=True), state.params
     )
-    return part(batch) if micro_batches == 1 else _accumulate(
-        part, batch, micro_batches
-    )
+    if micro_batches == 1:
+      return part(batch, None if keys is None else keys[0])
+    return _accumulate(part, batch, keys, micro_batches)
 
   if is_packed(mask):
     (objective, cross_entropy), grads = differentiate(
@@ -222,9 +234,12 @@ def _keep_finite(
 
 
 def _accumulate(
-    f: Callable[[Any], PyTree], batch: Any, micro_batches: int
+    f: Callable[[Any, Any], PyTree],
+    batch: Any,
+    keys: jax.Array | None,
+    micro_batches: int,
 ) -> PyTree:
-  """Returns the sum of a function's results over micro-batches."""
+  """Returns the sum of a function's results over micro-batches and keys."""
   # Each micro-batch takes every n-th row, so that devices, which hold
   # contiguous rows, share every micro-batch evenly.
   parts = jax.tree.map(
@@ -232,7 +247,7 @@ def _accumulate(
   )
   zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(f, jax.tree.map(lambda x: x[0], parts)),
+      jax.eval_shape(f, *jax.tree.map(lambda x: x[0], (parts, keys))),
   )
-  add = lambda total, part: (jax.tree.map(jnp.add, total, f(part)), None)
-  return jax.lax.scan(add, zeros, parts)[0]
+  add = lambda total, part: (jax.tree.map(jnp.add, total, f(*part)), None)
+  return jax.lax.scan(add, zeros, (parts, keys))[0]
