@@ -35,11 +35,11 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
 
   Returns:
     JSON-serializable data: name, model sizes and a dropout rate above 0,
-    parameters, sparsified parameters, totals against dense training (see `totals_of`) and, per phase,
-    steps, tokens, final sparsity of the sparsified parameters and of all, FLOPs
-    per step (the mean, that of a dense step, and that of the input embedding,
-    which both leave out), mask updates as ranges, and the spans of constant
-    sparsity.
+    parameters, sparsified parameters, totals against dense training (see
+    `totals_of`) and, per phase, steps, tokens, final sparsity of the sparsified
+    parameters and of all, FLOPs per step (the mean, that of a dense step, and
+    that of the input embedding, which both leave out), mask updates as ranges,
+    the spans of constant sparsity, and notes.
   """
   shape = _shape_of(recipe)
 

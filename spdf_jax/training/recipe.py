@@ -151,7 +151,7 @@ class Recipe:
       return self.optimizer
     if name in SALIENCIES:
       mask = mask_by_saliency(
-          self.plan, self._mean_loss, params, self.device_batch_at(0),
+          self.plan, self._mean_loss, params, self.batch_at(0),
           where=self.where,
       )
     else:
