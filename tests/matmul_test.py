@@ -185,18 +185,20 @@ def test_a_plan_learns_the_same_without_masks_in_the_model(sparsities):
       eps=1e-8, clip_norm=1.0,
   )
   params = MODEL.init(jax.random.key(0), TOKENS[:, :-1])['params']
-  logged = []
-  for apply_fn in (MODEL.apply, without_masks(MODEL.apply)):
-    step = jax.jit(functools.partial(
-        training.train_step, apply_fn=apply_fn, optimizer=optimizer,
-        learning_rate=plan.learning_rate,
-    ))
-    state = training.create_state(params, optimizer)
-    logged.append([])
-    for _ in range(plan.total_steps):
-      state, metrics = step(state, BATCH)
-      logged[-1].append(
-          [float(metrics[f'train/{name}']) for name in ('loss', 'grad_norm')]
-      )
-  np.testing.assert_allclose(*logged, rtol=1e-5)
-  assert logged[0][-1][0] < logged[0][0][0]
+  masked, unmasked = (
+      jax.jit(functools.partial(
+          training.train_step, apply_fn=apply_fn, optimizer=optimizer,
+          learning_rate=plan.learning_rate,
+      ))
+      for apply_fn in (MODEL.apply, without_masks(MODEL.apply))
+  )
+  state, losses = training.create_state(params, optimizer), []
+  for _ in range(plan.total_steps):
+    # From the same state each time: later states may differ by more than the
+    # rounding of a step, where it decides ties of a mask update.
+    _, wanted = masked(state, BATCH)
+    state, found = unmasked(state, BATCH)
+    for name in ('train/loss', 'train/grad_norm'):
+      np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
+    losses.append(float(found['train/loss']))
+  assert losses[-1] < losses[0]

@@ -1,10 +1,13 @@
 """Phases that revive, rewind or freeze weights, or begin with a given mask."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_run import assert_same_arrays
 from tiny_run import make_config
 from tiny_run import make_recipe
 from tiny_run import PHASE
@@ -187,3 +190,32 @@ def test_weights_are_not_rewound_in_compact_storage():
   with pytest.raises(ValueError, match="'compact' and phase 'b' rewinds"):
     make_config(storage='compact', phases=dict(order=['a', 'b'], **phases))
 
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('stopped_at', [2, 5, 6, 9, 12])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped_at):
+  phases = dict(
+      first={'initial_mask': 'grasp'},
+      ticket={'sparsity': 0.5, 'rewind': '2 steps'},
+      dense={'sparsity': 0.0, 'revive': 0.5, 'frozen': ['wte/*']},
+  )
+
+  def train(workdir, recipe):
+    return training.train(training.open_session(recipe, workdir))
+
+  whole = train(tmp_path / 'whole', make(**phases))
+
+  class Stopped(Exception):
+    pass
+
+  def stopping(step, rows=slice(None)):
+    if step == stopped_at:
+      raise Stopped
+    return make(**phases).batch_at(step, rows)
+
+  with pytest.raises(Stopped):
+    train(tmp_path / 'run', dataclasses.replace(
+        make(**phases), batch_at=stopping
+    ))
+  assert_same_arrays(train(tmp_path / 'run', make(**phases)), whole)
