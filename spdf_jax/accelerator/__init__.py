@@ -1,9 +1,9 @@
 """Sparse compute as JAX primitives, and their lowerings."""
 
-from spdf_jax.accelerator.listed import list_matrix
-from spdf_jax.accelerator.listed import list_params
 from spdf_jax.accelerator.listed import listed_matmul
-from spdf_jax.accelerator.listed import ListedMatrix
+from spdf_jax.accelerator.listing import list_matrix
+from spdf_jax.accelerator.listing import list_params
+from spdf_jax.accelerator.listing import ListedMatrix
 from spdf_jax.accelerator.native import NATIVE
 from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p

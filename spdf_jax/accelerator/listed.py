@@ -1,197 +1,21 @@
-"""Matrices stored as lists of their kept weights, and their product.
+"""The product with a listed matrix, as a primitive.
 
-For inference: a token reads 16 bits of index and a value for every kept weight,
-and nothing of the pruned ones. Unlike a packed matrix, which a training step
-lists again at every call, a listed one is built once, and its mask is constant.
-The product has no gradients.
+It reads nothing of pruned weights, and is for the few tokens of generation.
+Unlike packed matrices, of which every call makes lists, a listed one is built
+once. The product has no gradients.
 """
 
-import dataclasses
 import functools
-from typing import Any
 
 import jax
 from jax.interpreters import batching
 import jax.numpy as jnp
-import numpy as np
 
+from spdf_jax.accelerator.listing import check_dtype
+from spdf_jax.accelerator.listing import ListedMatrix
 from spdf_jax.lowerings import check_lowering
 from spdf_jax.lowerings import define_primitive
 from spdf_jax.lowerings import REFERENCE
-
-PyTree = Any
-
-DTYPES = ('float32', 'bfloat16')
-"""Dtypes of the values, and of the inputs, of the product."""
-
-_MOST_INPUTS = 2**16
-_MOST_KEPT = 2**31 - 1
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ListedMatrix:
-  """The kept weights of a matrix in lists, one per output; a pytree node.
-
-  Attributes:
-    values: Kept weights in the order (output, input), [size], padded with
-      zeros.
-    indices: Input of every value, uint16 [size].
-    starts: First value of every output, and the number of kept weights, int32
-      [outputs + 1].
-    inputs: Number of inputs.
-
-  Example:
-    >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
-    >>> listed = list_matrix(w, w != 0)
-    >>> listed.values.tolist(), listed.indices.tolist()
-    ([3.0, 4.0, 5.0], [0, 0, 1])
-    >>> listed.starts.tolist(), listed.shape
-    ([0, 1, 1, 3], (2, 3))
-  """
-
-  values: jax.Array | np.ndarray
-  indices: jax.Array | np.ndarray
-  starts: jax.Array | np.ndarray
-  inputs: int = dataclasses.field(metadata={'static': True})
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    """Shape of the matrix, after the axes of a stack."""
-    outputs = self.starts.shape[-1] - 1
-    return (*self.starts.shape[:-1], self.inputs, outputs)
-
-
-def list_matrix(
-    w: np.ndarray, mask: np.ndarray, *, dtype: Any = None
-) -> ListedMatrix:
-  """Lists the kept weights of a matrix, or of a stack of matrices.
-
-  Args:
-    w: Weights [..., inputs, outputs].
-    mask: `True` where a weight is kept, bool of the shape of `w`.
-    dtype: Dtype of the values, one of `DTYPES`; `None`: that of `w`.
-
-  Returns:
-    The listed matrix, in NumPy arrays.
-
-  Raises:
-    ValueError: the shapes do not fit, or lists cannot index the matrix.
-    TypeError: the mask is not boolean, or there are no products of the dtype.
-  """
-  w, mask = np.asarray(w), np.asarray(mask)
-  if w.ndim < 2 or w.shape != mask.shape or 0 in w.shape:
-    raise ValueError(
-        f'list_matrix got w {list(w.shape)} and mask {list(mask.shape)}; give '
-        'both the same shape [..., inputs, outputs].'
-    )
-  if mask.dtype != bool:
-    raise TypeError(
-        f'list_matrix got a mask of dtype {mask.dtype}; give booleans, e.g. '
-        'w != 0.'
-    )
-  dtype = jnp.dtype(w.dtype if dtype is None else dtype)
-  _check_dtype('w', dtype)
-  if w.ndim > 2:
-    return _stack([list_matrix(*each, dtype=dtype) for each in zip(w, mask)])
-  # The transpose is read in the order (output, input).
-  _, indices = np.nonzero(mask.T)
-  counts = mask.sum(0, dtype=np.int64)
-  return list_values(w.T[mask.T].astype(dtype), indices, counts, w.shape[0])
-
-
-def list_values(
-    values: np.ndarray, indices: np.ndarray, counts: np.ndarray, inputs: int
-) -> ListedMatrix:
-  """Builds a listed matrix from kept weights in the order (output, input).
-
-  Args:
-    values: Kept weights, [kept].
-    indices: Input of every kept weight, [kept].
-    counts: Number of kept weights of every output, [outputs].
-    inputs: Number of inputs.
-
-  Returns:
-    The listed matrix.
-
-  Raises:
-    ValueError: the numbers do not fit, or lists cannot index the matrix.
-
-  Example:
-    >>> list_values(np.ones(1, np.float32), np.array([1]),
-    ...             np.array([0, 1]), 2).starts.tolist()
-    [0, 0, 1]
-  """
-  kept = int(counts.sum())
-  if not kept == len(values) == len(indices):
-    raise ValueError(
-        f'there are {len(values)} values and {len(indices)} indices for a mask '
-        f'that keeps {kept} weights; give one of each for every kept weight.'
-    )
-  if inputs > _MOST_INPUTS or kept > _MOST_KEPT:
-    raise ValueError(
-        f'the matrix has {inputs} inputs and keeps {kept} weights; lists hold '
-        f'at most {_MOST_INPUTS} inputs and {_MOST_KEPT} weights: multiply by '
-        'it densely.'
-    )
-  if kept and not 0 <= indices.min() <= indices.max() < inputs:
-    raise ValueError(
-        f'the indices reach from {indices.min()} to {indices.max()}, and the '
-        f'matrix has {inputs} inputs; give indices of inputs.'
-    )
-  pad = (0, max(1, kept) - kept)  # XLA's buffers must not be empty.
-  return ListedMatrix(
-      np.pad(values, pad),
-      np.pad(indices.astype(np.uint16), pad),
-      np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-      inputs,
-  )
-
-
-def _stack(matrices: list[ListedMatrix]) -> ListedMatrix:
-  size = max(matrix.values.shape[-1] for matrix in matrices)
-
-  def join(name):
-    arrays = [np.asarray(getattr(matrix, name)) for matrix in matrices]
-    if name != 'starts':
-      ends = [[(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])]
-              for x in arrays]
-      arrays = [np.pad(x, end) for x, end in zip(arrays, ends)]
-    return np.stack(arrays)
-
-  return ListedMatrix(
-      join('values'), join('indices'), join('starts'), matrices[0].inputs
-  )
-
-
-def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
-  """Lists the sparsified matrices of a model's parameters.
-
-  A model applied to the result multiplies by the lists; its config should have
-  `lowering='native'`. Gradients, optimizers and masks need dense parameters.
-
-  Args:
-    params: Parameters.
-    mask: Mask of their structure, with `None` for dense leaves, as `get_mask`
-      returns it.
-    dtype: Dtype of the values of kept weights; `None`: that of the parameters.
-
-  Returns:
-    The parameters, with a `ListedMatrix` at every sparsified leaf.
-
-  Raises:
-    ValueError: a leaf and its mask have different shapes.
-    TypeError: a mask is not boolean, or there are no products of the dtype.
-
-  Example:
-    >>> params = {'w': np.eye(3, dtype=np.float32), 'b': np.zeros(3)}
-    >>> list_params(params, {'w': params['w'] != 0, 'b': None})['w'].shape
-    (3, 3)
-  """
-  return jax.tree.map(
-      lambda m, x: x if m is None else list_matrix(x, m, dtype=dtype),
-      mask, params, is_leaf=lambda m: m is None,
-  )
 
 
 def listed_matmul(
@@ -217,6 +41,8 @@ def listed_matmul(
     TypeError: there are no products of the dtypes.
 
   Example:
+    >>> import numpy as np
+    >>> from spdf_jax.accelerator import list_matrix
     >>> w = np.array([[3., 0.], [4., 5.]], np.float32)
     >>> listed_matmul(jnp.array([[1., 2.]]), list_matrix(w, w != 0)).tolist()
     [[11.0, 10.0]]
@@ -229,19 +55,11 @@ def listed_matmul(
         'give x [..., inputs] with at least one entry per axis, and one matrix '
         '[inputs, outputs].'
     )
-  _check_dtype('x', x.dtype)
-  _check_dtype('values', w.values.dtype)
+  check_dtype('x', x.dtype)
+  check_dtype('values', w.values.dtype)
   return listed_matmul_p.bind(
       x, *map(jnp.asarray, (w.values, w.indices, w.starts)), lowering=lowering
   )
-
-
-def _check_dtype(name: str, dtype: Any) -> None:
-  if dtype.name not in DTYPES:
-    raise TypeError(
-        f'{name} has dtype {dtype}; cast it to {" or ".join(DTYPES)}, the '
-        'dtypes of products with lists.'
-    )
 
 
 def _reference(x, values, indices, starts):

@@ -536,6 +536,7 @@ void Test(const Case& c,
                                           out[0]->data());
           });
     if (kept) CheckRefusal(c, *kernels, packed, kept - 1, x, &y);
+    if (c.tokens > 300) continue;
     CheckListed(c, *kernels, kernels->multiply_listed);
     CheckListed(c, *kernels, kernels->multiply_listed_bfloat16);
   }
