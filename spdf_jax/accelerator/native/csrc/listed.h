@@ -135,9 +135,24 @@ void CheckStarts(const ListedMatrix<Value>& w) {
 // Transposes the inputs of `tokens` tokens; inputs of missing ones are zero.
 inline void PackInputs(const float* x, int64_t inputs, int64_t tokens,
                        int64_t lanes, float* packed) {
-  for (int64_t k = 0; k < inputs; ++k, packed += lanes) {
-    for (int64_t t = 0; t < tokens; ++t) packed[t] = x[t * inputs + k];
-    std::fill(packed + tokens, packed + lanes, 0.f);
+  if (lanes < simd::kWidth) {
+    for (int64_t k = 0; k < inputs; ++k, packed += lanes) {
+      for (int64_t t = 0; t < tokens; ++t) packed[t] = x[t * inputs + k];
+      std::fill(packed + tokens, packed + lanes, 0.f);
+    }
+    return;
+  }
+  for (int64_t k = 0; k < inputs; k += simd::kWidth) {
+    const int n = static_cast<int>(std::min<int64_t>(simd::kWidth, inputs - k));
+    simd::Vector rows[simd::kWidth];
+    for (int t = 0; t < simd::kWidth; ++t) {
+      rows[t] = t < tokens ? simd::LoadFirst(x + t * inputs + k, n)
+                           : simd::Zero();
+    }
+    simd::Transpose(rows);
+    for (int i = 0; i < n; ++i) {
+      simd::Store(packed + (k + i) * simd::kWidth, rows[i]);
+    }
   }
 }
 
