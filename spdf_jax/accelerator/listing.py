@@ -18,6 +18,7 @@ PyTree = Any
 DTYPES = ('float32', 'bfloat16')
 """Dtypes of the values, and of the inputs, of the product."""
 
+_PADDING = 7  # The kernels read entries by eights.
 _MOST_INPUTS = 2**16
 _MOST_KEPT = 2**31 - 1
 
@@ -28,8 +29,8 @@ class ListedMatrix:
   """The kept weights of a matrix in lists, one per output; a pytree node.
 
   Attributes:
-    values: Kept weights in the order (output, input), [size], padded with
-      zeros.
+    values: Kept weights in the order (output, input), [size], padded with at
+      least 7 zeros, which kernels may read.
     indices: Input of every value, uint16 [size].
     starts: First value of every output, and the number of kept weights, int32
       [outputs + 1].
@@ -38,7 +39,7 @@ class ListedMatrix:
   Example:
     >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
     >>> listed = list_matrix(w, w != 0)
-    >>> listed.values.tolist(), listed.indices.tolist()
+    >>> listed.values[:3].tolist(), listed.indices[:3].tolist()
     ([3.0, 4.0, 5.0], [0, 0, 1])
     >>> listed.starts.tolist(), listed.shape
     ([0, 1, 1, 3], (2, 3))
@@ -134,10 +135,9 @@ def list_values(
         f'matrix has {inputs} inputs; give indices of inputs.'
     )
   check_dtype('values', values.dtype)
-  pad = (0, max(1, kept) - kept)  # The product needs at least one value.
   return ListedMatrix(
-      np.pad(values, pad),
-      np.pad(indices.astype(np.uint16), pad),
+      np.pad(values, (0, _PADDING)),
+      np.pad(indices.astype(np.uint16), (0, _PADDING)),
       np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
       inputs,
   )
@@ -150,7 +150,7 @@ def split_outputs(
 
   Example:
     >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
-    >>> split_outputs(list_matrix(w, w != 0), [2, 1])[1].values.tolist()
+    >>> split_outputs(list_matrix(w, w != 0), [2, 1])[1].values[:2].tolist()
     [4.0, 5.0]
   """
   counts = np.diff(matrix.starts)

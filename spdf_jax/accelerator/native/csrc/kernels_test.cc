@@ -382,8 +382,8 @@ void CheckRefusal(const Case& c, const spdf::Kernels<Element>& kernels,
   Fail(c, kernels.name, "multiply packed", "has more values than room");
 }
 
-// Lists the kept weights by output. The padding has NaN and an index beyond the
-// inputs, because it must not be read.
+// Lists the kept weights by output. The padding has NaN, because it must not
+// affect results.
 template <typename Value>
 struct Listed {
   Buffer<Value> values;
@@ -407,7 +407,7 @@ struct Listed {
     starts[c.outputs] = at;
     for (int64_t p = at; p < size; ++p) {
       Assign(kNan, &values[p]);
-      indices[p] = 0xffff;
+      indices[p] = 0;
     }
   }
   spdf::ListedMatrix<Value> Matrix(const Case& c) const {
@@ -430,7 +430,7 @@ void CheckListed(const Case& c, const spdf::Kernels<Element>& kernels,
   FillValues(c.non_finite, x);
   int64_t kept = 0;
   for (int64_t i = 0; i < size; ++i) kept += mask[i] != 0;
-  const Listed<Value> w(c, mask, weights, kept + generator() % 3);
+  const Listed<Value> w(c, mask, weights, kept + 7 + generator() % 3);
   const Doubles want = Product(c, x, weights, mask, false);
   Buffer<float> y(c.tokens * c.outputs, c.guarded);
   Buffer<float> again(y.size(), c.guarded);

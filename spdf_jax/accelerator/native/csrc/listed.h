@@ -78,12 +78,25 @@ template <typename Value>
 struct Outputs<1, Value> {
   using Vector = Lanes<kSums / 2>::Vector;
 
-  template <typename Row>
-  static void Add(const Value* v, const Row& row, Vector* low, Vector* high) {
-    *low += Vector{Widen(v[0]), Widen(v[1]), Widen(v[2]), Widen(v[3])} *
-            Vector{row(0), row(1), row(2), row(3)};
-    *high += Vector{Widen(v[4]), Widen(v[5]), Widen(v[6]), Widen(v[7])} *
-             Vector{row(4), row(5), row(6), row(7)};
+  // Adds the products of the first n of kSums entries. All entries are read,
+  // because a loop over few would mispredict a branch for every output.
+  static void Add(const Value* v, const uint16_t* indices, const float* x,
+                  int n, Vector* low, Vector* high) {
+    typedef int Lane __attribute__((vector_size(sizeof(Vector))));
+    const auto row = [&](int i) { return x[indices[i]]; };
+    Vector low_values = {Widen(v[0]), Widen(v[1]), Widen(v[2]), Widen(v[3])};
+    Vector high_values = {Widen(v[4]), Widen(v[5]), Widen(v[6]), Widen(v[7])};
+    Vector low_row = {row(0), row(1), row(2), row(3)};
+    Vector high_row = {row(4), row(5), row(6), row(7)};
+    if (n < kSums) {
+      const Lane in_low = Lane{0, 1, 2, 3} < n, in_high = Lane{4, 5, 6, 7} < n;
+      low_values = in_low ? low_values : Vector{};
+      high_values = in_high ? high_values : Vector{};
+      low_row = in_low ? low_row : Vector{};
+      high_row = in_high ? high_row : Vector{};
+    }
+    *low += low_values * low_row;
+    *high += high_values * high_row;
   }
 
   static void Compute(const ListedMatrix<Value>& w, const float* x,
@@ -91,18 +104,12 @@ struct Outputs<1, Value> {
     for (int64_t o = begin; o < end; ++o) {
       const Value* v = w.values + w.starts[o];
       const uint16_t* indices = w.indices + w.starts[o];
-      int64_t left = w.starts[o + 1] - w.starts[o];
+      int left = w.starts[o + 1] - w.starts[o];
       Vector low = {}, high = {};
       for (; left >= kSums; left -= kSums, v += kSums, indices += kSums) {
-        Add(v, [&](int i) { return x[indices[i]]; }, &low, &high);
+        Add(v, indices, x, kSums, &low, &high);
       }
-      Value values[kSums] = {};
-      float row[kSums] = {};
-      for (int64_t i = 0; i < left; ++i) {
-        values[i] = v[i];
-        row[i] = x[indices[i]];
-      }
-      Add(values, [&](int i) { return row[i]; }, &low, &high);
+      Add(v, indices, x, left, &low, &high);
       y[o] = ((low[0] + low[1]) + (low[2] + low[3])) +
              ((high[0] + high[1]) + (high[2] + high[3]));
     }
@@ -122,13 +129,14 @@ void WithLanes(int64_t tokens, const F& f) {
 
 template <typename Value>
 void CheckStarts(const ListedMatrix<Value>& w) {
-  bool ascends = w.starts[0] >= 0 && w.starts[w.outputs] <= w.size;
+  bool ascends =
+      w.starts[0] >= 0 && w.starts[w.outputs] + kSums - 1 <= w.size;
   for (int64_t o = 0; o < w.outputs; ++o) {
     ascends &= w.starts[o] <= w.starts[o + 1];
   }
   if (!ascends) {
     throw std::length_error("the starts of the lists do not ascend to at most "
-                            "the number of values");
+                            "the number of values without the padding");
   }
 }
 
