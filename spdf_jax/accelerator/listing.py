@@ -18,7 +18,7 @@ PyTree = Any
 DTYPES = ('float32', 'bfloat16')
 """Dtypes of the values, and of the inputs, of the product."""
 
-_PADDING = 7  # The kernels read entries by eights.
+_PADDING = 8  # The kernels read by eights, also after the last entry.
 _MOST_INPUTS = 2**16
 _MOST_KEPT = 2**31 - 1
 
@@ -30,7 +30,7 @@ class ListedMatrix:
 
   Attributes:
     values: Kept weights in the order (output, input), [size], padded with at
-      least 7 zeros, which kernels may read.
+      least 8 zeros, which kernels may read.
     indices: Input of every value, uint16 [size].
     starts: First value of every output, and the number of kept weights, int32
       [outputs + 1].

@@ -44,7 +44,7 @@ struct ListedMatrix {
   const Value* values;      // [size]
   const uint16_t* indices;  // [size], inputs of the values; below `inputs`.
   const int32_t* starts;    // [outputs + 1], first entry of every output.
-  int64_t size;             // At least 7 more than the end of the last list.
+  int64_t size;             // At least 8 more than the end of the last list.
   int64_t inputs;
   int64_t outputs;
 };

@@ -430,7 +430,7 @@ void CheckListed(const Case& c, const spdf::Kernels<Element>& kernels,
   FillValues(c.non_finite, x);
   int64_t kept = 0;
   for (int64_t i = 0; i < size; ++i) kept += mask[i] != 0;
-  const Listed<Value> w(c, mask, weights, kept + 7 + generator() % 3);
+  const Listed<Value> w(c, mask, weights, kept + 8 + generator() % 3);
   const Doubles want = Product(c, x, weights, mask, false);
   Buffer<float> y(c.tokens * c.outputs, c.guarded);
   Buffer<float> again(y.size(), c.guarded);

@@ -129,8 +129,7 @@ void WithLanes(int64_t tokens, const F& f) {
 
 template <typename Value>
 void CheckStarts(const ListedMatrix<Value>& w) {
-  bool ascends =
-      w.starts[0] >= 0 && w.starts[w.outputs] + kSums - 1 <= w.size;
+  bool ascends = w.starts[0] >= 0 && w.starts[w.outputs] + kSums <= w.size;
   for (int64_t o = 0; o < w.outputs; ++o) {
     ascends &= w.starts[o] <= w.starts[o + 1];
   }
