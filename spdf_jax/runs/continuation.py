@@ -104,4 +104,6 @@ def decode_pieces(
       continue
     yield text[len(done):]
     done = text
-  yield from [tokenizer.decode(waiting)[len(done):]] if waiting else []
+  rest = tokenizer.decode(waiting)[len(done):]
+  if rest:
+    yield rest
