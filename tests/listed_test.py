@@ -178,7 +178,7 @@ def test_starts_beyond_the_values_are_refused():
       jax.block_until_ready(listed_matmul(x, bad, lowering='native'))
 
 
-@pytest.mark.parametrize('axes', [(0, None), (1, None), (None, 0), (1, 0)])
+@pytest.mark.parametrize('axes', [(1, None), (None, 0), (1, 0)])
 def test_vmap_over_either_operand_is_a_loop(axes):
   x, w, mask = draw(0, 3 * 4, 6, 5, 0.5)
   x = x.reshape(3, 4, 6)

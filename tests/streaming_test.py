@@ -56,7 +56,9 @@ def save(folder, **kwargs):
   return params
 
 
-@pytest.mark.parametrize('choose', [None, sampler(0.7)])
+@pytest.mark.parametrize('choose', [
+    None, pytest.param(sampler(0.7), marks=pytest.mark.slow)
+])
 def test_streamed_tokens_are_those_of_generate(choose):
   params, _ = make_model()
   decoder = CachedModel(models.model_of(CONFIG))
@@ -78,7 +80,9 @@ def test_a_prompt_beyond_the_model_is_refused():
                 length=24))
 
 
-@pytest.mark.parametrize('format', ['dense', 'compact'])
+@pytest.mark.parametrize('format', [
+    pytest.param('dense', marks=pytest.mark.slow), 'compact'
+])
 def test_an_export_is_opened_with_lists_and_its_text_is_written(
     format, tmp_path
 ):
