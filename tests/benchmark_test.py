@@ -17,6 +17,7 @@ import pytest
 
 from experiments import benchmark
 from experiments.benchmarks import compiled
+from experiments.benchmarks import decode
 from experiments.benchmarks import matmul
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
@@ -302,3 +303,26 @@ def test_native_suites_compare_every_sparsity_with_dense():
   sizes = {row.metric: row for row in steps}
   assert sizes['90% zeros: compact bytes per weight'].target == 2.7
   assert all(row.value > 0 for row in layers + steps)
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
+@pytest.mark.process
+def test_the_decode_suite_compares_listed_models_with_dense_ones(monkeypatch):
+  monkeypatch.setattr(decode, 'SPARSITIES', (0.75,))
+  monkeypatch.setattr(decode, 'BATCH_SIZES', (2,))
+  case = decode.Case(16, 2, n_layers=1, vocab_size=40)
+  rows = list(decode.measure_case(case, 3, np.random.default_rng(0)))
+  products = [row for row in rows if 'hidden' in row.case]
+  assert [row.metric for row in products] == 2 * [
+      '0.75 zeros, float32: speed-up', '0.75 zeros, bfloat16: speed-up'
+  ]
+  if native.kernels() == 'avx512':
+    assert [row.target for row in products] == [None, 3.0, None, 1.6]
+  values = {row.metric: row.value for row in rows if 'sequences' in row.case}
+  memory = [
+      values[f'{name}: memory, MiB'] for name in (
+          'dense, float32', '0.75 zeros, float32', '0.75 zeros, bfloat16',
+      )
+  ]
+  assert memory == sorted(memory, reverse=True) and memory[-1] > 0
+  assert all(value > 0 for value in values.values())

@@ -1,5 +1,9 @@
 """Sparse compute as JAX primitives, and their lowerings."""
 
+from spdf_jax.accelerator.listed import listed_matmul
+from spdf_jax.accelerator.listing import list_matrix
+from spdf_jax.accelerator.listing import list_params
+from spdf_jax.accelerator.listing import ListedMatrix
 from spdf_jax.accelerator.native import NATIVE
 from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p
@@ -9,6 +13,10 @@ from spdf_jax.lowerings import register_lowering
 
 __all__ = [
     'NATIVE',
+    'ListedMatrix',
+    'list_matrix',
+    'list_params',
+    'listed_matmul',
     'matmuls_saveable',
     'register_lowering',
     'sampled_matmul_p',

@@ -36,6 +36,7 @@ from spdf_jax.evaluation.perplexity import bits_per_byte
 from spdf_jax.evaluation.perplexity import evaluate_loss
 from spdf_jax.evaluation.perplexity import Loss
 from spdf_jax.evaluation.perplexity import loss_evaluator
+from spdf_jax.evaluation.streaming import stream
 from spdf_jax.evaluation.targets import target_perplexity
 from spdf_jax.evaluation.task_evaluator import bleu
 from spdf_jax.evaluation.task_evaluator import chrf
@@ -85,6 +86,7 @@ __all__ = [
     'score_continuations',
     'score_lambada',
     'score_texts',
+    'stream',
     'target_perplexity',
     'task_evaluator',
     'trigram_loss',

@@ -4,6 +4,7 @@ from spdf_jax.interop.agreement import check_hf
 from spdf_jax.interop.exports import save_hf
 from spdf_jax.interop.huggingface import HFModel
 from spdf_jax.interop.huggingface import load_hf
+from spdf_jax.interop.huggingface import load_listed
 from spdf_jax.interop.layouts import stack_layers
 from spdf_jax.interop.layouts import unstack_layers
 
@@ -11,6 +12,7 @@ __all__ = [
     'HFModel',
     'check_hf',
     'load_hf',
+    'load_listed',
     'save_hf',
     'stack_layers',
     'unstack_layers',

@@ -9,8 +9,12 @@ they take 28 % of the dense tensor.
 from collections.abc import Iterable
 from collections.abc import Mapping
 import math
+from typing import Any
 
 import numpy as np
+
+from spdf_jax.accelerator.listing import list_values
+from spdf_jax.accelerator.listing import ListedMatrix
 
 _VALUES, _BITMAP = '.values', '.bitmap'
 
@@ -78,21 +82,84 @@ def unpack(
   }
   masks = {}
   for name, shape in shapes.items():
-    values, bits = packed.get(name + _VALUES), packed.get(name + _BITMAP)
-    if values is None and bits is None:
+    if packed.keys().isdisjoint(parts_of(name)[1:]):
       continue
-    size = math.prod(shape)
-    mask = None
-    if bits is not None and bits.dtype == np.uint8 and bits.shape == (
-        -(-size // 8),
-    ):
-      mask = np.unpackbits(bits, count=size).astype(bool).reshape(shape)
-    if values is None or mask is None or values.shape != (mask.sum(),):
-      raise ValueError(
-          f'bitmap and values of {name!r} do not fit one another, or the shape '
-          f'{shape}; export the model again.'
-      )
+    values, mask = _values_and_mask(name, packed, shape)
     masks[name] = mask
     tensors[name] = np.zeros(shape, values.dtype)
     tensors[name][mask] = values
   return tensors, masks
+
+
+def parts_of(name: str) -> tuple[str, str, str]:
+  """Returns the names in the file of which a tensor has the first, or others.
+
+  Example:
+    >>> parts_of('w')
+    ('w', 'w.values', 'w.bitmap')
+  """
+  return name, name + _VALUES, name + _BITMAP
+
+
+def list_tensor(
+    name: str,
+    packed: Mapping[str, np.ndarray],
+    shape: tuple[int, ...],
+    *,
+    transposed: bool,
+    dtype: Any = None,
+) -> ListedMatrix:
+  """Lists the kept weights of a matrix without building the matrix.
+
+  Args:
+    name: Name of the tensor.
+    packed: Arrays by name, with the values and the bitmap of the tensor.
+    shape: Shape of the tensor, (in, out).
+    transposed: Whether the shape is (out, in) instead.
+    dtype: Dtype of the kept weights; `None`: that of the file, and float32 for
+      float16.
+
+  Returns:
+    The listed matrix [in, out].
+
+  Raises:
+    ValueError: the bitmap or its values are missing, or their sizes do not fit.
+    TypeError: there are no products of the dtype.
+
+  Example:
+    >>> packed = {'w.values': np.ones(2, np.float32),
+    ...           'w.bitmap': np.array([144], np.uint8)}
+    >>> list_tensor('w', packed, (2, 2), transposed=False).starts.tolist()
+    [0, 1, 2]
+  """
+  values, mask = _values_and_mask(name, packed, shape)
+  outputs, inputs = np.nonzero(mask)
+  if not transposed:
+    inputs, outputs = outputs, inputs
+    order = np.argsort(outputs, kind='stable')
+    values, inputs = values[order], inputs[order]
+  if dtype is None and values.dtype == np.float16:
+    dtype = np.float32
+  axis = 1 if transposed else 0
+  return list_values(
+      values if dtype is None else values.astype(dtype),
+      inputs, mask.sum(axis, dtype=np.int64), shape[axis],
+  )
+
+
+def _values_and_mask(
+    name: str, packed: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the kept values and the mask of a tensor, if they fit."""
+  values, bits = packed.get(name + _VALUES), packed.get(name + _BITMAP)
+  size = math.prod(shape)
+  if values is not None and bits is not None and (
+      bits.dtype == np.uint8 and bits.shape == (-(-size // 8),)
+  ):
+    mask = np.unpackbits(bits, count=size).astype(bool).reshape(shape)
+    if values.shape == (mask.sum(),):
+      return values, mask
+  raise ValueError(
+      f'bitmap and values of {name!r} do not fit one another, or the shape '
+      f'{shape}; export the model again.'
+  )

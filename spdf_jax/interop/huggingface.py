@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spdf_jax.accelerator.listing import split_outputs
 from spdf_jax.interop import compact_files
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensor_files
@@ -19,6 +21,7 @@ from spdf_jax.interop.checks import refuse_other_shapes
 from spdf_jax.interop.checks import refuse_pruned_weights
 from spdf_jax.interop.configs import read_config
 from spdf_jax.interop.json_fields import read_json
+from spdf_jax.lowerings import NATIVE
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 
@@ -79,15 +82,7 @@ def load_hf(
     >>> loaded.config == config, loaded.params['ln_f']['bias'].shape
     (True, (16,))
   """
-  config = _read_config(pathlib.Path(directory, tensor_files.CONFIG))
-  weights = tensor_files.find_weights(pathlib.Path(directory))
-  stored = tensor_files.open_tensors(weights)
-  if config.n_layers > len(stored):
-    raise ValueError(
-        f'{weights} holds {len(stored)} tensors, and the config.json beside it '
-        f'describes {config.n_layers} layers; fetch both again.'
-    )
-  stored = _normalized(stored, config)
+  config, weights, stored = _open(pathlib.Path(directory))
   tensors = layouts.tensors_of(config)
   names = {tensor.name for tensor in tensors}
   is_compact = weights.name == tensor_files.COMPACT
@@ -116,6 +111,73 @@ def load_hf(
       layouts.fill(params, leaves),
       layouts.fill(params, kept) if kept else None,
   )
+
+
+def load_listed(
+    directory: str | os.PathLike[str], *, dtype: Any = None
+) -> HFModel:
+  """Reads a compact export for inference, without building its matrices.
+
+  The file is mapped to memory and read tensor by tensor.
+
+  Args:
+    directory: Directory that `save_hf` wrote with `format='compact'`.
+    dtype: Dtype of the kept weights, `'float32'` or `'bfloat16'`; `None`: that
+      of the file, and float32 for float16.
+
+  Returns:
+    Config with `lowering='native'`, and parameters with a `ListedMatrix` for
+    every matrix with a bitmap; the mask is `None`.
+
+  Raises:
+    ValueError: the weights are not compact, or `load_hf` would refuse them.
+    ImportError: safetensors is not installed.
+  """
+  config, weights, stored = _open(pathlib.Path(directory))
+  if weights.name != tensor_files.COMPACT:
+    raise ValueError(
+        f'{weights} is not compact; read it with load_hf and list the matrices '
+        "with accelerator.list_params, or export it with format='compact'."
+    )
+  tensors = layouts.tensors_of(config)
+  names = {tensor.name for tensor in tensors}
+  refuse_other_names(str(weights), compact_files.names_of(stored), names)
+  params = layouts.abstract_params(config)
+  shapes = layouts.shapes_of(params)
+  leaves: dict[str, Any] = {}
+  for tensor in tensors:
+    parts = compact_files.parts_of(tensor.name)
+    expected = {tensor.name: tensor.shape(shapes)}
+    found = _read({k: stored[k] for k in parts if k in stored}, False)
+    with _naming(weights):
+      if tensor.name in found:
+        found = _as_float32({tensor.name: found[tensor.name]})
+        refuse_other_shapes('the file', layouts.shapes_of(found), expected)
+        leaves |= layouts.from_tensors([tensor], found, shapes)
+        continue
+      matrix = compact_files.list_tensor(
+          tensor.name, found, expected[tensor.name],
+          transposed=tensor.transposed, dtype=dtype,
+      )
+    sizes = [shapes[part][-1] for part in tensor.parts]
+    leaves |= zip(tensor.parts, split_outputs(matrix, sizes))
+  config = dataclasses.replace(config, lowering=NATIVE)
+  return HFModel(config, layouts.fill(params, leaves), None)
+
+
+def _open(
+    directory: pathlib.Path,
+) -> tuple[GPTConfig | LlamaConfig, pathlib.Path, Stored]:
+  """Reads a config, and opens the weights beside it."""
+  config = _read_config(directory / tensor_files.CONFIG)
+  weights = tensor_files.find_weights(directory)
+  stored = tensor_files.open_tensors(weights)
+  if config.n_layers > len(stored):
+    raise ValueError(
+        f'{weights} holds {len(stored)} tensors, and the config.json beside it '
+        f'describes {config.n_layers} layers; fetch both again.'
+    )
+  return config, weights, _normalized(stored, config)
 
 
 @contextlib.contextmanager

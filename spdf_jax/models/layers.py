@@ -6,6 +6,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.accelerator.listed import listed_matmul
+from spdf_jax.accelerator.listing import ListedMatrix
 from spdf_jax.accelerator.primitives import sparse_matmul
 from spdf_jax.packing import PackedMask
 
@@ -19,7 +21,8 @@ class MaskedDense(nn.Module):
   of the kernel is computed where the mask is `True`, or, with the collection
   `'grad_masks'`, where the mask of that collection is. With a packed mask the
   parameter holds the values of the kept weights, [size], and `'grad_masks'`
-  must be absent.
+  must be absent. For inference the parameter may be a `ListedMatrix`, which has
+  its own mask.
 
   Attributes:
     features: Size of the last axis of the output.
@@ -47,19 +50,21 @@ class MaskedDense(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     mask: Any = self.get_variable('masks', 'kernel')
-    kernel: Any
-    if isinstance(mask, PackedMask):
-      kernel = self.get_variable('params', 'kernel')
-    else:
-      shape = (x.shape[-1], self.features)
+    kernel: Any = self.get_variable('params', 'kernel')
+    shape = (x.shape[-1], self.features)
+    if isinstance(kernel, ListedMatrix):
+      self._check_listed(kernel, shape, mask)
+    elif not isinstance(mask, PackedMask):
       kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
-    x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-    if mask is None:
-      y = jnp.dot(x, kernel)
+    x = x.astype(self.dtype)
+    if isinstance(kernel, ListedMatrix):
+      y = listed_matmul(x, kernel, lowering=self.lowering)
+    elif mask is None:
+      y = jnp.dot(x, kernel.astype(self.dtype))
     else:
       y = sparse_matmul(
           x,
-          kernel,
+          kernel.astype(self.dtype),
           mask,
           grad_mask=self.get_variable('grad_masks', 'kernel'),
           lowering=self.lowering,
@@ -70,3 +75,20 @@ class MaskedDense(nn.Module):
       )
       y = y + bias.astype(self.dtype)
     return y
+
+  def _check_listed(
+      self, kernel: ListedMatrix, shape: tuple[int, int], mask: Any
+  ) -> None:
+    """Raises ValueError if a listed kernel has another shape, or a mask."""
+    where = '/'.join((*self.path, 'kernel'))
+    if kernel.shape != shape:
+      raise ValueError(
+          f'{where} is a listed matrix {list(kernel.shape)}, and the layer '
+          f'multiplies by {list(shape)}; list the parameters of this model.'
+      )
+    if mask is not None:
+      raise ValueError(
+          f'{where} is a listed matrix, whose mask is constant, and there is a '
+          "mask for it; omit the collection 'masks', or list the parameters "
+          'again with the new mask.'
+      )

@@ -28,6 +28,7 @@ TARGETS = (
     'spdf_packed_matmul',
     'spdf_packed_backward',
     'spdf_packed_gradient',
+    'spdf_listed_matmul',
 )
 """Names of the functions registered with XLA."""
 

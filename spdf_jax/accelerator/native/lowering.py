@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 import numpy as np
 
 from spdf_jax import lowerings
+from spdf_jax.accelerator import listed
 from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
@@ -140,6 +141,21 @@ def packed_backward(
   )
 
 
+def listed_matmul(
+    x: jax.Array, values: jax.Array, indices: jax.Array, starts: jax.Array
+) -> jax.Array:
+  """Multiplies by a listed matrix; see `listed.listed_matmul`."""
+  # The kernels convert values of either dtype, so they need no bfloat16
+  # instructions.
+  if not (_is_local(x) and library.is_available()):
+    return NotImplemented
+  shape = (*x.shape[:-1], starts.shape[0] - 1)
+  y = jax.ShapeDtypeStruct(shape, jnp.float32)
+  return jax.ffi.ffi_call('spdf_listed_matmul', y)(
+      x.astype(jnp.float32), values, indices, starts
+  ).astype(x.dtype)
+
+
 def _is_supported(x: jax.Array, accumulation_dtype: Any) -> bool:
   if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
     return False
@@ -161,5 +177,6 @@ for _primitive, _function in (
     (packed.packed_matmul_p, packed_matmul),
     (packed.packed_gradient_p, packed_gradient),
     (packed.packed_backward_p, packed_backward),
+    (listed.listed_matmul_p, listed_matmul),
 ):
   lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')

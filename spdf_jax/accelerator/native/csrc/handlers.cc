@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <exception>
 #include <stdexcept>
+#include <type_traits>
 
 #include "dispatch.h"
 #include "team.h"
@@ -16,6 +17,9 @@ namespace ffi = xla::ffi;
 using Numbers = ffi::AnyBuffer;  // All float32 or all bfloat16.
 using Booleans = ffi::Buffer<ffi::PRED>;
 using PackedBits = ffi::Buffer<ffi::U8>;
+using Floats = ffi::Buffer<ffi::F32>;
+using Indices = ffi::Buffer<ffi::U16>;
+using Starts = ffi::Buffer<ffi::S32>;
 using Result = ffi::Result<Numbers>;
 using spdf::OnPool;
 
@@ -236,6 +240,36 @@ ffi::Error PackedGradient(ffi::ThreadPool pool, Numbers x, Numbers dy,
   });
 }
 
+template <typename Value, typename F>
+void MultiplyListed(ffi::ThreadPool& pool, const Floats& x,
+                    const Numbers& values, const Indices& indices,
+                    const Starts& starts, ffi::Result<Floats>& y, F multiply) {
+  const auto shape = x.dimensions();
+  const int64_t inputs = shape[shape.size() - 1];
+  const int64_t outputs = starts.element_count() - 1;
+  const spdf::ListedMatrix<Value> w = {
+      Data<Value>(values), indices.typed_data(), starts.typed_data(),
+      static_cast<int64_t>(values.element_count()), inputs, outputs};
+  multiply(OnPool(pool), x.typed_data(), w, x.element_count() / inputs,
+           y->typed_data());
+}
+
+ffi::Error ListedMatmul(ffi::ThreadPool pool, Floats x, Numbers values,
+                        Indices indices, Starts starts,
+                        ffi::Result<Floats> y) {
+  return ForElements(values, [&](auto value) {
+    using Value = decltype(value);
+    const auto& kernels = Kernels<float>();
+    if constexpr (std::is_same_v<Value, float>) {
+      MultiplyListed<Value>(pool, x, values, indices, starts, y,
+                            kernels.multiply_listed);
+    } else {
+      MultiplyListed<Value>(pool, x, values, indices, starts, y,
+                            kernels.multiply_listed_bfloat16);
+    }
+  });
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_matmul, PackedMatmul,
@@ -265,6 +299,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_packed_gradient, PackedGradient,
                                   .Arg<PackedBits>()
                                   .Ret<Numbers>()
                                   .Attr<int64_t>("columns"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_listed_matmul, ListedMatmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Arg<Numbers>()
+                                  .Arg<Indices>()
+                                  .Arg<Starts>()
+                                  .Ret<Floats>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(spdf_sparse_matmul, SparseMatmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "differentiate.h"
+#include "listed.h"
 #include "multiply.h"
 #include "packed_lists.h"
 
@@ -81,6 +82,8 @@ void DifferentiatePacked(const Workers& workers, const Element* x,
 
 extern const Kernels<Element> SPDF_KERNELS;
 const Kernels<Element> SPDF_KERNELS = {SPDF_NAME, Multiply, Differentiate,
-                                       MultiplyPacked, DifferentiatePacked};
+                                       MultiplyPacked, DifferentiatePacked,
+                                       MultiplyListedMatrix<float>,
+                                       MultiplyListedMatrix<Bfloat16>};
 
 }  // namespace spdf

@@ -38,6 +38,17 @@ struct Packed {
   int64_t outputs;
 };
 
+// A matrix stored as lists of its kept entries, by output.
+template <typename Value>
+struct ListedMatrix {
+  const Value* values;      // [size]
+  const uint16_t* indices;  // [size], inputs of the values; below `inputs`.
+  const int32_t* starts;    // [outputs + 1], first entry of every output.
+  int64_t size;             // At least 8 more than the end of the last list.
+  int64_t inputs;
+  int64_t outputs;
+};
+
 // Kernels for one type of elements. Sums are floats; results are rounded once.
 template <typename Element>
 struct Kernels {
@@ -64,6 +75,15 @@ struct Kernels {
   void (*differentiate_packed)(const Workers& workers, const Element* x,
                                const Element* dy, const Packed<Element>& w,
                                int64_t tokens, Element* dx, Element* dvalues);
+
+  // y[tokens, outputs] = x[tokens, inputs] @ w, of floats whatever the type of
+  // elements. Throws std::length_error if the starts are invalid.
+  void (*multiply_listed)(const Workers& workers, const float* x,
+                          const ListedMatrix<float>& w, int64_t tokens,
+                          float* y);
+  void (*multiply_listed_bfloat16)(const Workers& workers, const float* x,
+                                   const ListedMatrix<Bfloat16>& w,
+                                   int64_t tokens, float* y);
 };
 
 extern const Kernels<float> kPortable;

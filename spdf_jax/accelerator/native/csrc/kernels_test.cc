@@ -219,9 +219,9 @@ void FillValues(bool non_finite, const Buffer<Element>& values) {
 using Doubles = std::vector<double>;
 
 // Returns y[tokens, outputs], or y[tokens, inputs] with `transpose`.
-template <typename Element>
+template <typename Element, typename Weight>
 Doubles Product(const Case& c, const Buffer<Element>& x,
-                const Buffer<Element>& weights, const Bytes& mask,
+                const Buffer<Weight>& weights, const Bytes& mask,
                 bool transpose) {
   const int64_t from = transpose ? c.outputs : c.inputs;
   const int64_t to = transpose ? c.inputs : c.outputs;
@@ -382,6 +382,66 @@ void CheckRefusal(const Case& c, const spdf::Kernels<Element>& kernels,
   Fail(c, kernels.name, "multiply packed", "has more values than room");
 }
 
+// Lists the kept weights by output. The padding has NaN, because it must not
+// affect results.
+template <typename Value>
+struct Listed {
+  Buffer<Value> values;
+  Buffer<uint16_t> indices;
+  Buffer<int32_t> starts;
+
+  Listed(const Case& c, const Bytes& mask, const Buffer<Value>& weights,
+         int64_t size)
+      : values(size, c.guarded),
+        indices(size, c.guarded),
+        starts(c.outputs + 1, c.guarded) {
+    int32_t at = 0;
+    for (int64_t o = 0; o < c.outputs; ++o) {
+      starts[o] = at;
+      for (int64_t i = 0; i < c.inputs; ++i) {
+        if (!mask[i * c.outputs + o]) continue;
+        values[at] = weights[i * c.outputs + o];
+        indices[at++] = static_cast<uint16_t>(i);
+      }
+    }
+    starts[c.outputs] = at;
+    for (int64_t p = at; p < size; ++p) {
+      Assign(kNan, &values[p]);
+      indices[p] = 0;
+    }
+  }
+  spdf::ListedMatrix<Value> Matrix(const Case& c) const {
+    return {values.data(), indices.data(), starts.data(), values.size(),
+            c.inputs, c.outputs};
+  }
+};
+
+template <typename Value, typename Element>
+void CheckListed(const Case& c, const spdf::Kernels<Element>& kernels,
+                 void (*multiply)(const spdf::Workers&, const float*,
+                                  const spdf::ListedMatrix<Value>&, int64_t,
+                                  float*)) {
+  const int64_t size = c.inputs * c.outputs;
+  Bytes mask(size, c.guarded);
+  FillMask(c, c.pattern, mask);
+  Buffer<Value> weights(size, c.guarded);
+  FillWeights(c, mask, weights);
+  Buffer<float> x(c.tokens * c.inputs, c.guarded);
+  FillValues(c.non_finite, x);
+  int64_t kept = 0;
+  for (int64_t i = 0; i < size; ++i) kept += mask[i] != 0;
+  const Listed<Value> w(c, mask, weights, kept + 8 + generator() % 3);
+  const Doubles want = Product(c, x, weights, mask, false);
+  Buffer<float> y(c.tokens * c.outputs, c.guarded);
+  Buffer<float> again(y.size(), c.guarded);
+  using Outputs = std::vector<Buffer<float>*>;
+  Check(c, kernels.name, "multiply listed", {&want}, Outputs{&y},
+        Outputs{&again},
+        [&](const spdf::Workers& workers, const Outputs& out) {
+          multiply(workers, x.data(), w.Matrix(c), c.tokens, out[0]->data());
+        });
+}
+
 template <typename Element>
 void Test(const Case& c,
           const std::vector<const spdf::Kernels<Element>*>& all) {
@@ -476,6 +536,9 @@ void Test(const Case& c,
                                           out[0]->data());
           });
     if (kept) CheckRefusal(c, *kernels, packed, kept - 1, x, &y);
+    if (c.tokens > 300) continue;
+    CheckListed(c, *kernels, kernels->multiply_listed);
+    CheckListed(c, *kernels, kernels->multiply_listed_bfloat16);
   }
 }
 

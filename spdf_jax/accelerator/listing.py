@@ -1,0 +1,221 @@
+"""Matrices stored as lists of their kept weights.
+
+A kept weight takes 16 bits of index and a value in float32 or bfloat16; pruned
+weights take nothing. Lists are built once and their mask is constant, so they
+are for inference.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+DTYPES = ('float32', 'bfloat16')
+"""Dtypes of the values, and of the inputs, of the product."""
+
+_PADDING = 8  # The kernels read by eights, also after the last entry.
+_MOST_INPUTS = 2**16
+_MOST_KEPT = 2**31 - 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ListedMatrix:
+  """The kept weights of a matrix in lists, one per output; a pytree node.
+
+  Attributes:
+    values: Kept weights in the order (output, input), [size], padded with at
+      least 8 zeros, which kernels may read.
+    indices: Input of every value, uint16 [size].
+    starts: First value of every output, and the number of kept weights, int32
+      [outputs + 1].
+    inputs: Number of inputs.
+
+  Example:
+    >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
+    >>> listed = list_matrix(w, w != 0)
+    >>> listed.values[:3].tolist(), listed.indices[:3].tolist()
+    ([3.0, 4.0, 5.0], [0, 0, 1])
+    >>> listed.starts.tolist(), listed.shape
+    ([0, 1, 1, 3], (2, 3))
+  """
+
+  values: jax.Array | np.ndarray
+  indices: jax.Array | np.ndarray
+  starts: jax.Array | np.ndarray
+  inputs: int = dataclasses.field(metadata={'static': True})
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the matrix, after the axes of a stack."""
+    outputs = self.starts.shape[-1] - 1
+    return (*self.starts.shape[:-1], self.inputs, outputs)
+
+
+def list_matrix(
+    w: np.ndarray, mask: np.ndarray, *, dtype: Any = None
+) -> ListedMatrix:
+  """Lists the kept weights of a matrix, or of a stack of matrices.
+
+  Args:
+    w: Weights [..., inputs, outputs].
+    mask: `True` where a weight is kept, bool of the shape of `w`.
+    dtype: Dtype of the values, one of `DTYPES`; `None`: that of `w`.
+
+  Returns:
+    The listed matrix, in NumPy arrays.
+
+  Raises:
+    ValueError: the shapes do not fit, or lists cannot index the matrix.
+    TypeError: the mask is not boolean, or there are no products of the dtype.
+  """
+  w, mask = np.asarray(w), np.asarray(mask)
+  if w.ndim < 2 or w.shape != mask.shape or 0 in w.shape:
+    raise ValueError(
+        f'list_matrix got w {list(w.shape)} and mask {list(mask.shape)}; give '
+        'both the same shape [..., inputs, outputs].'
+    )
+  if mask.dtype != bool:
+    raise TypeError(
+        f'list_matrix got a mask of dtype {mask.dtype}; give booleans, e.g. '
+        'w != 0.'
+    )
+  dtype = jnp.dtype(w.dtype if dtype is None else dtype)
+  check_dtype('w', dtype)
+  if w.ndim > 2:
+    return _stack([list_matrix(*each, dtype=dtype) for each in zip(w, mask)])
+  # The transpose is read in the order (output, input).
+  _, indices = np.nonzero(mask.T)
+  counts = mask.sum(0, dtype=np.int64)
+  return list_values(w.T[mask.T].astype(dtype), indices, counts, w.shape[0])
+
+
+def list_values(
+    values: np.ndarray, indices: np.ndarray, counts: np.ndarray, inputs: int
+) -> ListedMatrix:
+  """Builds a listed matrix from kept weights in the order (output, input).
+
+  Args:
+    values: Kept weights, [kept].
+    indices: Input of every kept weight, [kept].
+    counts: Number of kept weights of every output, [outputs].
+    inputs: Number of inputs.
+
+  Returns:
+    The listed matrix.
+
+  Raises:
+    ValueError: the numbers do not fit, or lists cannot index the matrix.
+
+  Example:
+    >>> list_values(np.ones(1, np.float32), np.array([1]),
+    ...             np.array([0, 1]), 2).starts.tolist()
+    [0, 0, 1]
+  """
+  kept = int(counts.sum())
+  if not kept == len(values) == len(indices):
+    raise ValueError(
+        f'there are {len(values)} values and {len(indices)} indices for a mask '
+        f'that keeps {kept} weights; give one of each for every kept weight.'
+    )
+  if inputs > _MOST_INPUTS or kept > _MOST_KEPT:
+    raise ValueError(
+        f'the matrix has {inputs} inputs and keeps {kept} weights; lists hold '
+        f'at most {_MOST_INPUTS} inputs and {_MOST_KEPT} weights: multiply by '
+        'it densely.'
+    )
+  if kept and not 0 <= indices.min() <= indices.max() < inputs:
+    raise ValueError(
+        f'the indices reach from {indices.min()} to {indices.max()}, and the '
+        f'matrix has {inputs} inputs; give indices of inputs.'
+    )
+  check_dtype('values', values.dtype)
+  return ListedMatrix(
+      np.pad(values, (0, _PADDING)),
+      np.pad(indices.astype(np.uint16), (0, _PADDING)),
+      np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+      inputs,
+  )
+
+
+def split_outputs(
+    matrix: ListedMatrix, sizes: Sequence[int]
+) -> list[ListedMatrix]:
+  """Splits a matrix into matrices with the given numbers of outputs.
+
+  Example:
+    >>> w = np.array([[3., 0., 4.], [0., 0., 5.]], np.float32)
+    >>> split_outputs(list_matrix(w, w != 0), [2, 1])[1].values[:2].tolist()
+    [4.0, 5.0]
+  """
+  counts = np.diff(matrix.starts)
+  parts, end = [], 0
+  for size in sizes:
+    begin, end = end, end + size
+    first, last = matrix.starts[begin], matrix.starts[end]
+    parts.append(list_values(
+        np.asarray(matrix.values[first:last]),
+        np.asarray(matrix.indices[first:last]),
+        counts[begin:end], matrix.inputs,
+    ))
+  return parts
+
+
+def _stack(matrices: list[ListedMatrix]) -> ListedMatrix:
+  size = max(matrix.values.shape[-1] for matrix in matrices)
+
+  def join(name):
+    arrays = [np.asarray(getattr(matrix, name)) for matrix in matrices]
+    if name != 'starts':
+      ends = [[(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])]
+              for x in arrays]
+      arrays = [np.pad(x, end) for x, end in zip(arrays, ends)]
+    return np.stack(arrays)
+
+  return ListedMatrix(
+      join('values'), join('indices'), join('starts'), matrices[0].inputs
+  )
+
+
+def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
+  """Lists the sparsified matrices of a model's parameters.
+
+  A model applied to the result multiplies by the lists; its config should have
+  `lowering='native'`. Gradients, optimizers and masks need dense parameters.
+
+  Args:
+    params: Parameters.
+    mask: Mask of their structure, with `None` for dense leaves, as `get_mask`
+      returns it.
+    dtype: Dtype of the values of kept weights; `None`: that of the parameters.
+
+  Returns:
+    The parameters, with a `ListedMatrix` at every sparsified leaf.
+
+  Raises:
+    ValueError: a leaf and its mask have different shapes.
+    TypeError: a mask is not boolean, or there are no products of the dtype.
+
+  Example:
+    >>> params = {'w': np.eye(3, dtype=np.float32), 'b': np.zeros(3)}
+    >>> list_params(params, {'w': params['w'] != 0, 'b': None})['w'].shape
+    (3, 3)
+  """
+  return jax.tree.map(
+      lambda m, x: x if m is None else list_matrix(x, m, dtype=dtype),
+      mask, params, is_leaf=lambda m: m is None,
+  )
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+  """Raises TypeError unless there are products with lists in a dtype."""
+  if dtype.name not in DTYPES:
+    raise TypeError(
+        f'{name} has dtype {dtype}; cast it to {" or ".join(DTYPES)}, the '
+        'dtypes of products with lists.'
+    )

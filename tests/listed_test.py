@@ -1,0 +1,239 @@
+"""Products with listed matrices are those of NumPy in float64.
+
+Weights off the mask are NaN before they are listed.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spdf_jax.accelerator import list_matrix
+from spdf_jax.accelerator import list_params
+from spdf_jax.accelerator import listed_matmul
+from spdf_jax.accelerator import listing
+from spdf_jax.accelerator import native
+
+needs_kernels = pytest.mark.skipif(
+    not native.is_available(),
+    reason='there are no native kernels here (is a C++ compiler installed?)',
+)
+LOWERINGS = ['reference', pytest.param('native', marks=needs_kernels)]
+with_lowerings = pytest.mark.parametrize('lowering', LOWERINGS)
+
+# Around the lanes of vectors (4, 8, 16) and the number of sums (8).
+EDGES = [
+    (1, 1, 1, 0.0), (1, 300, 70, 0.5), (2, 17, 33, 0.75), (4, 64, 9, 1.0),
+    (5, 8, 3, 0.0), (9, 100, 1, 0.9), (16, 7, 40, 0.5), (17, 513, 15, 0.95),
+    (32, 65, 31, 0.75), (33, 40, 300, 0.6),
+]
+
+
+def draw(seed, tokens, inputs, outputs, sparsity, dtype='float32'):
+  """Returns inputs, weights of a dtype with NaN off the mask, and the mask."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(tokens, inputs)).astype(np.float32)
+  mask = rng.random((inputs, outputs)) >= sparsity
+  mask[:, -1:] = seed % 3 == 0  # A full or an empty output.
+  mask[:1] = seed % 2 == 0
+  w = np.where(mask, rng.normal(size=mask.shape), np.nan)
+  return x, np.asarray(w.astype(jnp.dtype(dtype))), mask
+
+
+def product(x, w, mask):
+  wide = lambda a: np.asarray(a).astype(np.float64)
+  return wide(x) @ np.where(mask, wide(w), 0)
+
+
+def assert_close(found, wanted, tolerance=2e-6):
+  found = np.asarray(found).astype(np.float64)
+  assert found.shape == wanted.shape
+  scale = max(1.0, np.abs(wanted).max())
+  np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * scale)
+
+
+def check(lowering, seed, *shape, dtype='float32'):
+  x, w, mask = draw(seed, *shape, dtype)
+  f = jax.jit(lambda x, w: listed_matmul(x, w, lowering=lowering))
+  assert_close(f(x, list_matrix(w, mask)), product(x, w, mask))
+
+
+@needs_kernels
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 99),
+    tokens=st.integers(1, 32),
+    inputs=st.integers(1, 90),
+    outputs=st.integers(1, 40),
+    sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
+    dtype=st.sampled_from(listing.DTYPES),
+)
+def test_native_products_are_numpys(
+    seed, tokens, inputs, outputs, sparsity, dtype
+):
+  check('native', seed, tokens, inputs, outputs, sparsity, dtype=dtype)
+
+
+@pytest.mark.parametrize('dtype', listing.DTYPES)
+def test_reference_products_are_numpys(dtype):
+  for seed, edge in enumerate(EDGES[1:4]):
+    check('reference', seed, *edge, dtype=dtype)
+
+
+@with_lowerings
+def test_inputs_of_bfloat16_are_summed_in_float32_and_rounded_once(lowering):
+  x, w, mask = draw(1, 3, 200, 20, 0.5, 'bfloat16')
+  x = jnp.asarray(x, 'bfloat16')
+  y = listed_matmul(x, list_matrix(w, mask), lowering=lowering)
+  assert y.dtype == x.dtype
+  wanted = product(x, w, mask)
+  error = np.abs(np.asarray(y).astype(np.float64) - wanted)
+  assert (error <= np.abs(wanted) / 256 + 1e-5).all()
+
+
+def check_kernels(name):
+  """Runs in a child process."""
+  from spdf_jax.accelerator.native import library
+
+  print('kernels', library.kernels())
+  if library.kernels() == name:
+    for seed, edge in enumerate(EDGES):
+      for dtype in listing.DTYPES:
+        check('native', seed, *edge, dtype=dtype)
+    check('native', 3, 20, 700, 900, 0.7)  # Several parts.
+    print('all right')
+
+
+@pytest.mark.process
+@needs_kernels
+@pytest.mark.parametrize('name, threads', [
+    ('avx512', 1), ('avx512', 5), ('avx2', 3), ('portable', 5),
+])
+def test_every_kernel_set_is_right_on_any_number_of_threads(name, threads):
+  child = subprocess.run(
+      [sys.executable, '-c', (
+          f'import listed_test; listed_test.check_kernels({name!r})'
+      )],
+      cwd=pathlib.Path(__file__).parent,
+      env=os.environ | {
+          'SPDF_NATIVE_KERNELS': name, 'NPROC': str(threads),
+          # The package that is tested, wherever it lies.
+          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
+      },
+      capture_output=True, text=True, timeout=300, check=False,
+  )
+  assert child.returncode == 0, child.stderr
+  if f'kernels {name}' not in child.stdout:
+    pytest.skip(f'this processor does not run {name}')
+  assert 'all right' in child.stdout
+
+
+@needs_kernels
+def test_a_token_has_the_same_bits_alone_and_among_others_and_repeated():
+  x, w, mask = draw(0, 16, 700, 300, 0.75)
+  w = list_matrix(w, mask)
+  f = jax.jit(lambda x: listed_matmul(x, w, lowering='native'))
+  all_y = np.asarray(f(x))
+  for _ in range(3):
+    np.testing.assert_array_equal(f(x), all_y)
+  for first, last in ((0, 1), (2, 5), (8, 16)):
+    np.testing.assert_array_equal(f(x[first:last]), all_y[first:last])
+
+
+@needs_kernels
+def test_the_native_product_is_one_call():
+  x, w, mask = draw(0, 2, 20, 30, 0.5)
+  f = jax.jit(lambda x, w: listed_matmul(x, w, lowering='native'))
+  text = f.lower(x, list_matrix(w, mask)).compile().as_text()
+  assert text.count('custom_call_target="spdf_listed_matmul"') == 1
+  assert ' dot(' not in text and 'scatter' not in text
+
+
+@needs_kernels
+def test_infinite_inputs_affect_only_outputs_that_keep_their_weights():
+  x = np.array([[1, np.inf, 2], [1, 1, 1]], np.float32)
+  w = np.array([[1, 2], [3, 0], [5, 6]], np.float32)
+  w = list_matrix(w, w != 0)
+  wanted = np.array([[np.inf, 14], [9, 8]])
+  for rows in (slice(0, 1), slice(0, 2)):
+    y = listed_matmul(x[rows], w, lowering='native')
+    np.testing.assert_array_equal(y, wanted[rows])
+
+
+@needs_kernels
+def test_starts_beyond_the_values_are_refused():
+  x, w, mask = draw(0, 2, 20, 30, 0.5)
+  w = list_matrix(w, mask)
+  for starts in (w.starts + 1, w.starts[::-1].copy(), w.starts - 1):
+    bad = listing.ListedMatrix(w.values, w.indices, starts, w.inputs)
+    with pytest.raises(jax.errors.JaxRuntimeError, match='starts of the lists'):
+      jax.block_until_ready(listed_matmul(x, bad, lowering='native'))
+
+
+@pytest.mark.parametrize('axes', [(1, None), (None, 0), (1, 0)])
+def test_vmap_over_either_operand_is_a_loop(axes):
+  x, w, mask = draw(0, 3 * 4, 6, 5, 0.5)
+  x = x.reshape(3, 4, 6)
+  rng = np.random.default_rng(1)
+  mask = np.stack([mask, mask & (rng.random(mask.shape) < 0.5), ~mask])
+  w = np.where(mask, rng.normal(size=mask.shape), np.nan).astype(np.float32)
+  stack = list_matrix(w, mask)
+  assert stack.shape == w.shape
+  at = lambda i: jax.tree.map(lambda a: a[i], stack)
+  x_axis, w_axis = axes
+  found = jax.vmap(listed_matmul, axes)(
+      x[0] if x_axis is None else np.moveaxis(x, 0, x_axis),
+      at(0) if w_axis is None else stack,
+  )
+  for i in range(3):
+    j, k = (0 if axis is None else i for axis in axes)
+    assert_close(found[i], product(x[j], w[k], mask[k]))
+
+
+def test_lists_of_a_tree_leave_dense_leaves_alone():
+  params = {'a': {'kernel': np.eye(4, 6, dtype=np.float32)}, 'b': np.ones(3)}
+  mask = {'a': {'kernel': params['a']['kernel'] != 0}, 'b': None}
+  found = list_params(params, mask, dtype='bfloat16')
+  assert found['b'] is params['b']
+  kernel = found['a']['kernel']
+  assert kernel.shape == (4, 6) and kernel.values.dtype == 'bfloat16'
+  np.testing.assert_array_equal(kernel.starts, [0, 1, 2, 3, 4, 4, 4])
+
+
+@pytest.mark.parametrize('call, message', [
+    (lambda w, m: list_matrix(w, m[1:]), r'w \[4, 6\] and mask \[3, 6\]'),
+    (lambda w, m: list_matrix(np.ones((65537, 1)), np.ones((65537, 1), bool),
+                              dtype='float32'), '65537 inputs and keeps'),
+    (lambda w, m: listing.list_values(w[0], np.arange(5), m.sum(0), 4),
+     '6 values and 5 indices for a mask that keeps 4'),
+    (lambda w, m: listing.list_values(w[0, :4], np.arange(4) + 1, m.sum(0), 4),
+     'from 1 to 4, and the matrix has 4 inputs'),
+    (lambda w, m: listed_matmul(np.ones((2, 5), np.float32), list_matrix(w, m)),
+     r'x \[2, 5\] and a matrix \[4, 6\]'),
+    (lambda w, m: listed_matmul(
+        np.ones((2, 4), np.float32), list_matrix(w, m), lowering='mine'
+    ), "'mine'"),
+])
+def test_what_does_not_fit_is_refused(call, message):
+  w = np.eye(4, 6, dtype=np.float32)
+  with pytest.raises(ValueError, match=message):
+    call(w, w != 0)
+
+
+@pytest.mark.parametrize('call, message', [
+    (lambda w: list_matrix(w, w), 'a mask of dtype float32'),
+    (lambda w: list_matrix(w, w != 0, dtype='float16'), 'w has dtype float16'),
+    (lambda w: listed_matmul(np.ones((1, 4), np.float16),
+                             list_matrix(w, w != 0)), 'x has dtype float16'),
+])
+def test_other_dtypes_are_refused(call, message):
+  with pytest.raises(TypeError, match=message):
+    call(np.eye(4, dtype=np.float32))
