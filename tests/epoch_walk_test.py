@@ -22,7 +22,10 @@ def make_recipe():
   ))
 
 
-@pytest.mark.parametrize('killed_at', [5, 8, 10])
+@pytest.mark.parametrize('killed_at', [
+    pytest.param(5, marks=pytest.mark.slow),
+    pytest.param(8, marks=pytest.mark.slow), 10,
+])
 def test_no_window_comes_twice_and_none_is_lost(
     tmp_path, monkeypatch, killed_at
 ):

@@ -89,7 +89,11 @@ def test_the_guide_selects_the_hidden_matrices_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    'name', ['maxtext', 'tunix_gemma', 'levanter', 'linen_moe']
+    'name', [
+        'maxtext', 'tunix_gemma',
+        pytest.param('levanter', marks=pytest.mark.slow),
+        pytest.param('linen_moe', marks=pytest.mark.slow),
+    ]
 )
 def test_every_layer_of_a_host_gets_its_exact_count(name, recommended):
   tree = HOST_TREES[name]

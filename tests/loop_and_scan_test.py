@@ -27,7 +27,10 @@ CONFIGS = {
 TOKENS = np.random.default_rng(0).integers(23, size=(2, 9))
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=[
+    'gpt', pytest.param('gpt by layer', marks=pytest.mark.slow),
+    pytest.param('llama', marks=pytest.mark.slow), 'llama tied',
+])
 def converted(request, tmp_path):
   """A config, and weights and mask that went to Hugging Face's layout."""
   config = CONFIGS[request.param]

@@ -49,7 +49,7 @@ def draw_scores(shape, seed, kind):
   }[kind].astype(np.float32)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     SHAPES,
     LEVELS,

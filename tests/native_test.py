@@ -34,8 +34,8 @@ pytestmark = pytest.mark.skipif(
     reason='there are no native kernels here (is a C++ compiler installed?)',
 )
 
-few = settings(max_examples=25, deadline=None, derandomize=True)
-fewer = settings(few, max_examples=12)
+few = settings(max_examples=12, deadline=None, derandomize=True)
+fewer = settings(few, max_examples=6)
 
 DTYPES = ['float32', pytest.param('bfloat16', marks=pytest.mark.skipif(
     not native.is_available('bfloat16'),

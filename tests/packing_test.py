@@ -10,7 +10,7 @@ import pytest
 
 from spdf_jax import packing
 
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=6, deadline=None, derandomize=True)
 
 
 def draw(seed, stack, rows, columns, sparsity):

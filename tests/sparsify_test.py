@@ -113,7 +113,15 @@ def off_mask_is_zero(tree, mask):
 
 
 @pytest.mark.parametrize('optimizer, algorithm', [
-    ('adamw', 'static'), *((optimizer, 'join') for optimizer in OPTIMIZERS)
+    ('adamw', 'static'),
+    *(
+        pytest.param(
+            optimizer, 'join', marks=() if optimizer in (
+                'adamw', 'sgd', 'adafactor', 'schedule_free', 'clipped',
+            ) else pytest.mark.slow,
+        )
+        for optimizer in OPTIMIZERS
+    ),
 ])
 def test_pruned_weights_and_their_state_stay_exactly_zero(optimizer, algorithm):
   inner = optax.with_extra_args_support(OPTIMIZERS[optimizer]())
@@ -143,8 +151,9 @@ def test_pruned_weights_and_their_state_stay_exactly_zero(optimizer, algorithm):
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(params))
 
 
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+@pytest.mark.parametrize('dtype, algorithm', [
+    ('bfloat16', 'join'), ('float16', 'static'),
+])
 def test_zeros_are_exact_in_low_precision(algorithm, dtype):
   tx = spdf.sparsify(optax.adamw(1e-2), ALGORITHMS[algorithm](), key=0)
   params = make_params(dtype)
@@ -210,7 +219,11 @@ def test_partition_around_sparsify_merges_the_masks():
 
 
 @pytest.mark.parametrize('optimizer', [
-    'adamw', 'sgd', 'adafactor', 'muon', 'schedule_free', 'prodigy', 'restarted'
+    'adamw', 'sgd', 'schedule_free',
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ('adafactor', 'muon', 'prodigy', 'restarted')
+    ),
 ])
 def test_full_mask_is_the_inner_optimizer_bit_for_bit(optimizer):
   inner = optax.with_extra_args_support(OPTIMIZERS[optimizer]())
