@@ -245,8 +245,10 @@ def test_iterative_pruning_saves_what_is_printed():
 def test_rounds_may_prune_the_whole_model_to_the_same_sparsities():
   config = iterative_pruning.get_config('distribution=model_wide')
   for name in config.phases.order[1:]:
-    spec = iterative_pruning.get_config().phases[name].sparsity
-    assert config.phases[name].sparsity == spec | {'distribution': 'model_wide'}
+    spec = iterative_pruning.get_config().phases[name].sparsity.to_dict()
+    assert config.phases[name].sparsity.to_dict() == spec | {
+        'distribution': 'model_wide'
+    }
   sparsities = [p['sparsity'] for p in plan_of(config)['phases']]
   assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.838, abs=1e-6)
 
