@@ -63,7 +63,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       sparsity=0.0,  # of the hidden matrices, in [0, 1), or an algorithm
       learning_rate=cosine, weight_decay=0.1,
       restart=False, reshuffle=False,  # reset moments; begin a new epoch
-      revive=0.0, initial_mask='', rewind='', frozen=(),  # guides/phases.md
+      revive=0.0, initial_mask='', rewind='', frozen=(),  # guides/weights.md
       early_stop=common.early_stop(),  # none; or metric, patience, value
   )
   continued = cosine | dict(schedule='continue')  # one cosine for both phases

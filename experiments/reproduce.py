@@ -68,6 +68,8 @@ def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if bool(_TABLE.value) + bool(_SCALE.value) + _RACE.value != 1:
     raise app.UsageError('give --scale, --race, or --table with --runs.')
+  if _MODEL.value and not _TABLE.value:
+    raise app.UsageError('--model is for --table.')
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
   if _TABLE.value:

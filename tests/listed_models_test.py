@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sparse_params import make_sparse_params
 
 from spdf_jax import interop
 from spdf_jax import models
@@ -16,7 +17,6 @@ from spdf_jax.evaluation import beam_search
 from spdf_jax.evaluation import BeamSearch
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
-from spdf_jax.sparsity.paths import path_name
 
 SIZES = dict(
     vocab_size=23, n_layers=2, n_heads=2, d_model=16, d_ff=24, max_length=16
@@ -26,32 +26,12 @@ PROMPTS = [[3], [7, 1, 19], [2, 2]]
 SEARCH = dict(max_new_tokens=6, end_of_text=0, batch_size=3, length=16)
 
 
-def make_model(config, sparsity=0.7):
-  """Returns params that are zero off a mask, and the mask."""
-  tokens = np.zeros((1, 2), np.int32)
-  shapes = jax.eval_shape(
-      models.model_of(config).init, jax.random.key(0), tokens
-  )['params']
-  rng = np.random.default_rng(1)
-
-  def mask_of(path, x):
-    selected = models.sparsifiable(path_name(path), x) is not False
-    return rng.random(x.shape) >= sparsity if selected else None
-
-  mask = jax.tree_util.tree_map_with_path(mask_of, shapes)
-  params = jax.tree.map(
-      lambda m, x: (rng.normal(0, 0.5, x.shape) * (1 if m is None else m))
-      .astype(np.float32), mask, shapes, is_leaf=lambda m: m is None,
-  )
-  return params, mask
-
-
 def native_model(config):
   return models.model_of(dataclasses.replace(config, lowering='native'))
 
 
 def dense_and_sparse(config):
-  params, mask = make_model(config)
+  params, mask = make_sparse_params(config, 0.7)
   return (
       (CachedModel(models.model_of(config)), params),
       (CachedModel(native_model(config)), list_params(params, mask)),
@@ -85,7 +65,7 @@ def test_the_best_beams_are_those_of_the_dense_model():
     not native.is_available(), reason='there are no native kernels here'
 )
 def test_a_listed_model_multiplies_by_no_hidden_matrix():
-  params, mask = make_model(GPT)
+  params, mask = make_sparse_params(GPT, 0.7)
   tokens = np.array([[3, 1]])
   apply = lambda params: native_model(GPT).apply({'params': params}, tokens)
   text = jax.jit(apply).lower(list_params(params, mask)).compile().as_text()
@@ -95,7 +75,7 @@ def test_a_listed_model_multiplies_by_no_hidden_matrix():
 
 @pytest.mark.parametrize('config', [GPT, LLAMA])
 def test_a_compact_export_is_listed_as_its_dense_weights_are(config, tmp_path):
-  params, mask = make_model(config)
+  params, mask = make_sparse_params(config, 0.7)
   interop.save_hf(tmp_path, config, params, mask, format='compact')
   loaded = interop.load_listed(tmp_path)
   assert loaded.config == dataclasses.replace(config, lowering='native')
@@ -112,7 +92,7 @@ def test_a_compact_export_is_listed_as_its_dense_weights_are(config, tmp_path):
 def test_values_have_the_dtype_of_the_file_or_the_one_given(
     stored, asked, found, tmp_path
 ):
-  params, mask = make_model(GPT)
+  params, mask = make_sparse_params(GPT, 0.7)
   interop.save_hf(
       tmp_path, GPT, params, mask, format='compact', dtype=stored
   )
@@ -129,7 +109,7 @@ def test_values_have_the_dtype_of_the_file_or_the_one_given(
 @pytest.mark.parametrize('end', ['values', 'bitmap'])
 def test_a_file_whose_bits_and_values_disagree_is_refused(end, tmp_path):
   safetensors = pytest.importorskip('safetensors.numpy')
-  params, mask = make_model(GPT)
+  params, mask = make_sparse_params(GPT, 0.7)
   interop.save_hf(tmp_path, GPT, params, mask, format='compact')
   path = tmp_path / 'model.compact.safetensors'
   tensors = safetensors.load_file(path)
@@ -141,14 +121,14 @@ def test_a_file_whose_bits_and_values_disagree_is_refused(end, tmp_path):
 
 
 def test_dense_weights_are_not_listed_by_the_reader(tmp_path):
-  params, mask = make_model(GPT)
+  params, mask = make_sparse_params(GPT, 0.7)
   interop.save_hf(tmp_path, GPT, params, mask)
   with pytest.raises(ValueError, match='model.safetensors is not compact'):
     interop.load_listed(tmp_path)
 
 
 def test_another_width_and_a_changing_mask_are_refused():
-  params, mask = make_model(GPT)
+  params, mask = make_sparse_params(GPT, 0.7)
   listed = list_params(params, mask)
   tokens = np.array([[3, 1]])
   model = native_model(GPT)

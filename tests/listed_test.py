@@ -3,16 +3,13 @@
 Weights off the mask are NaN before they are listed.
 """
 
-import os
-import pathlib
-import subprocess
-import sys
 
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
+from kernel_sets import run_with_kernels
 import numpy as np
 import pytest
 
@@ -118,22 +115,10 @@ def check_kernels(name):
     ('avx512', 1), ('avx512', 5), ('avx2', 3), ('portable', 5),
 ])
 def test_every_kernel_set_is_right_on_any_number_of_threads(name, threads):
-  child = subprocess.run(
-      [sys.executable, '-c', (
-          f'import listed_test; listed_test.check_kernels({name!r})'
-      )],
-      cwd=pathlib.Path(__file__).parent,
-      env=os.environ | {
-          'SPDF_NATIVE_KERNELS': name, 'NPROC': str(threads),
-          # The package that is tested, wherever it lies.
-          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
-      },
-      capture_output=True, text=True, timeout=300, check=False,
+  run_with_kernels(
+      name, threads,
+      f'import listed_test; listed_test.check_kernels({name!r})',
   )
-  assert child.returncode == 0, child.stderr
-  if f'kernels {name}' not in child.stdout:
-    pytest.skip(f'this processor does not run {name}')
-  assert 'all right' in child.stdout
 
 
 @needs_kernels

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec
+from kernel_sets import run_with_kernels
 import numpy as np
 from primitives_test import Case
 from primitives_test import measured
@@ -307,23 +308,11 @@ def test_every_kernel_set_is_right_on_any_number_of_threads(
 ):
   if not native.is_available(dtype):
     pytest.skip(f'there are no kernels of {dtype} here')
-  child = subprocess.run(
-      [sys.executable, '-c', (
-          'import native_test; '
-          f'native_test.check_kernels({name!r}, {dtype!r})'
-      )],
-      cwd=pathlib.Path(__file__).parent,
-      env=os.environ | {
-          'SPDF_NATIVE_KERNELS': name, 'NPROC': str(threads),
-          # The package that is tested, wherever it lies.
-          'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
-      },
-      capture_output=True, text=True, timeout=300, check=False,
+  run_with_kernels(
+      name, threads,
+      'import native_test; '
+      f'native_test.check_kernels({name!r}, {dtype!r})',
   )
-  assert child.returncode == 0, child.stderr
-  if f'kernels {name}' not in child.stdout:
-    pytest.skip(f'this processor does not run {name}')
-  assert 'all right' in child.stdout
 
 
 CASE = make_case(0, (3, 40), 70, 50, 0.8, 'none', 'others')

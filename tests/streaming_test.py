@@ -7,9 +7,8 @@ import re
 import subprocess
 import sys
 
-import jax
-import numpy as np
 import pytest
+from sparse_params import make_sparse_params
 
 from spdf_jax import data
 from spdf_jax import interop
@@ -21,7 +20,6 @@ from spdf_jax.evaluation import sampler
 from spdf_jax.evaluation import stream
 from spdf_jax.runs import continuation
 from spdf_jax.runs import open_models
-from spdf_jax.sparsity.paths import path_name
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = models.GPTConfig(
@@ -29,28 +27,8 @@ CONFIG = models.GPTConfig(
 )
 
 
-def make_model(sparsity=0.75):
-  """Returns params that are zero off a mask, and the mask."""
-  tokens = np.zeros((1, 2), np.int32)
-  shapes = jax.eval_shape(
-      models.model_of(CONFIG).init, jax.random.key(0), tokens
-  )['params']
-  rng = np.random.default_rng(2)
-
-  def mask_of(path, x):
-    selected = models.sparsifiable(path_name(path), x) is not False
-    return rng.random(x.shape) >= sparsity if selected else None
-
-  mask = jax.tree_util.tree_map_with_path(mask_of, shapes)
-  params = jax.tree.map(
-      lambda m, x: (rng.normal(0, 0.5, x.shape) * (1 if m is None else m))
-      .astype(np.float32), mask, shapes, is_leaf=lambda m: m is None,
-  )
-  return params, mask
-
-
 def save(folder, **kwargs):
-  params, mask = make_model(kwargs.pop('sparsity', 0.75))
+  params, mask = make_sparse_params(CONFIG, kwargs.pop('sparsity', 0.75))
   interop.save_hf(folder, CONFIG, params, mask, **kwargs)
   data.save_tokenizer(folder / 'tokenizer.json', data.ByteTokenizer())
   return params
@@ -60,7 +38,7 @@ def save(folder, **kwargs):
     None, pytest.param(sampler(0.7), marks=pytest.mark.slow)
 ])
 def test_streamed_tokens_are_those_of_generate(choose):
-  params, _ = make_model()
+  params, _ = make_sparse_params(CONFIG, 0.75)
   decoder = CachedModel(models.model_of(CONFIG))
   rest = dict(max_new_tokens=5, end_of_text=256, length=24)
   if choose is not None:

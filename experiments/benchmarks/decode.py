@@ -6,7 +6,7 @@ bfloat16. All variants of a width are timed alternately. Weights and masks are
 random, and equal in all layers, in memory of their own. Memory is that of
 parameters, cache and temporary buffers. Targets apply to the products with
 hidden matrices alone, with bfloat16 values, over XLA's float32 products, by
-AVX-512 on two cores. The larger width needs 10 GiB of memory.
+AVX-512 on two cores. The larger width needs some 12 GiB of memory.
 """
 
 from collections.abc import Iterator

@@ -291,7 +291,7 @@ class Phase:
     """Descriptions of what the phase does to weights beyond training them."""
     notes = []
     if self.initial_mask:
-      notes.append(f'initial mask by {self.initial_mask}')
+      notes.append(f'initial mask: {self.initial_mask}')
     if self.rewind is not None:
       notes.append(f'kept weights rewound to those of step {self.rewind}')
     if self.revive:
