@@ -75,7 +75,12 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def read_documents(
-    path: Path, *, field: str = 'text', end_of_text: int | None = None
+    path: Path,
+    *,
+    field: str = 'text',
+    end_of_text: int | None = None,
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[Piece | Skipped]:
   """Reads the documents of one file.
 
@@ -88,6 +93,8 @@ def read_documents(
     path: A file, or the folder of a dataset.
     field: Name of the field or column with the text.
     end_of_text: Id that ends documents in a `.bin`.
+    start: Byte of a `.jsonl` from which lines are read, see `Span`.
+    stop: Byte from which no line is read; `None`: the end of the file.
 
   Yields:
     Pieces of documents, and skipped documents.
@@ -113,6 +120,8 @@ def read_documents(
     yield from _read_tokens(path, end_of_text)
   elif read is _read_text:
     yield from _read_text(path)
+  elif read is _read_json_lines:
+    yield from _read_json_lines(path, field, start, stop)
   else:
     yield from read(path, field)
 
@@ -124,9 +133,16 @@ def _suffix(path: Path) -> str:
   return path.suffix
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-  """Yields lines; `None` instead of a line that is too long to hold."""
-  while line := file.readline(_LONGEST_LINE + 1):
+def _lines(
+    file: BinaryIO, stop: int | None = None
+) -> Iterator[bytes | None]:
+  """Yields lines; `None` instead of a line that is too long to hold.
+
+  Lines that start at byte `stop` or later are not read.
+  """
+  while (stop is None or file.tell() < stop) and (
+      line := file.readline(_LONGEST_LINE + 1)
+  ):
     too_long = len(line) > _LONGEST_LINE
     while too_long and line and not line.endswith(b'\n'):
       line = file.readline(_PIECE)
@@ -134,10 +150,12 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _read_lines(
-    file: BinaryIO, path: Path, field: str
+    file: BinaryIO, path: Path, field: str, stop: int | None = None
 ) -> Iterator[Piece | Skipped]:
-  for number, line in enumerate(_lines(file), start=1):
-    where = f'{path} line {number}'
+  start = 0 if stop is None else file.tell()
+  after = f' after byte {start}' if start else ''
+  for number, line in enumerate(_lines(file, stop), start=1):
+    where = f'{path} line {number}{after}'
     if line is None:
       yield Skipped('line too long', where)
       continue
@@ -156,9 +174,15 @@ def _read_lines(
         yield Skipped('not a JSON object', where)
 
 
-def _read_json_lines(path: Path, field: str) -> Iterator[Piece | Skipped]:
+def _read_json_lines(
+    path: Path, field: str, start: int = 0, stop: int | None = None
+) -> Iterator[Piece | Skipped]:
   with path.open('rb') as file:
-    yield from _read_lines(file, path, field)
+    if start:
+      file.seek(start - 1)  # A line that starts at `start` follows a newline.
+      while (rest := file.readline(_PIECE)) and not rest.endswith(b'\n'):
+        pass
+    yield from _read_lines(file, path, field, stop)
 
 
 def _read_compressed_lines(
