@@ -23,8 +23,8 @@ from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.shares import check_parts
 from spdf_jax.data.shares import Part
-from spdf_jax.data.shares import share
 from spdf_jax.data.shares import Span
+from spdf_jax.data.shares import spans_of
 from spdf_jax.data.splits import choose_splits
 from spdf_jax.data.splits import name_splits
 from spdf_jax.data.splits import Splits
@@ -174,7 +174,7 @@ def prepare(
     work = Unfinished(output, made_from | {'part': str(part)}, part.folder)
     work.state['max_faults'] = max_faults
     sizes = [size for _, size, _ in made_from['inputs']]
-    spans = share(files, sizes, part)
+    spans = spans_of(files, sizes, part)
   splits = _choose_splits(files, Path(input), field, validation, test)
 
   def make():

@@ -70,7 +70,7 @@ def parse_part(text: str) -> Part:
   return part
 
 
-def share(
+def spans_of(
     files: Sequence[Path], sizes: Sequence[int], part: Part
 ) -> list[Span]:
   """Returns the files, and ranges of files, of a part.
