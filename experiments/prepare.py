@@ -4,7 +4,8 @@ r"""Prepares a corpus from text files, or prints the sizes of a task's splits.
     --output=corpora/books
 
 Reads text, JSON lines (also .zst), Parquet, Hugging Face datasets on disk and
-nanoGPT's .bin. The tokenizer is learned (bpe-N), `bytes`, or the path of a
+nanoGPT's .bin; --input=hf:PATH or hf:PATH,CONFIG streams a dataset of Hugging
+Face (extra stream). The tokenizer is learned (bpe-N), `bytes`, or the path of a
 tokenizer.json, of GPT-2's vocabulary or of a sentencepiece model. If killed,
 the same command continues where it stopped. Files and folders of the input
 whose names begin with validation, valid, val, dev or test are that split. Train

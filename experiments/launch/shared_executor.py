@@ -60,17 +60,23 @@ class SharedExecutor(concurrent.futures.Executor):
         )
         timer.daemon = True
         timer.start()
+      elif isinstance(error, concurrent.futures.BrokenExecutor):
+        result.set_exception(OSError(
+            'the process that trains was killed; finished runs are kept, so '
+            'repeat the same command.'
+        ))
       elif error is not None:
         result.set_exception(error)
       else:
         result.set_result(done.result())
 
+    attempt: concurrent.futures.Future
     try:
       attempt = self._process.submit(_call, fn, args, kwargs)
     except RuntimeError as error:  # The process was killed, or shut down.
-      result.set_exception(error)
-    else:
-      attempt.add_done_callback(pass_on)
+      attempt = concurrent.futures.Future()
+      attempt.set_exception(error)
+    attempt.add_done_callback(pass_on)
 
   def shutdown(
       self, wait: bool = True, *, cancel_futures: bool = False

@@ -16,6 +16,9 @@ from spdf_jax.data.pieces import EMPTY
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.pieces import text_or_fault
+from spdf_jax.data.streams import is_stream
+from spdf_jax.data.streams import list_streams
+from spdf_jax.data.streams import read_stream
 from spdf_jax.data.tables import read_arrow
 from spdf_jax.data.tables import read_dataset
 from spdf_jax.data.tables import read_parquet
@@ -31,10 +34,11 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
   """Lists the files of a corpus, in a fixed order.
 
   Args:
-    path: A file, a Hugging Face dataset on disk, or a folder of files.
+    path: A file, a Hugging Face dataset on disk, or a folder of files; or the
+      name of a dataset to stream, see `list_streams`.
 
   Returns:
-    Files, and the folders of datasets, sorted by path.
+    Files, and the folders of datasets, sorted by path; or splits to stream.
 
   Raises:
     ValueError: The path does not exist, is of an unknown kind, or holds no file
@@ -48,6 +52,8 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
     >>> [file.name for file in list_inputs(folder)]
     ['a.jsonl', 'b.txt']
   """
+  if is_stream(Path(path)):
+    return list_streams(str(path))
   path = Path(path).expanduser()
   if (path / 'dataset_dict.json').exists():
     raise ValueError(
@@ -112,6 +118,9 @@ def read_documents(
     ('one',)
     ('not a JSON object',)
   """
+  if is_stream(path):
+    yield from read_stream(path, field)
+    return
   if path.is_dir():
     yield from read_dataset(path, field)
     return

@@ -28,6 +28,8 @@ from spdf_jax.data.shares import spans_of
 from spdf_jax.data.splits import choose_splits
 from spdf_jax.data.splits import name_splits
 from spdf_jax.data.splits import Splits
+from spdf_jax.data.streams import identify_stream
+from spdf_jax.data.streams import is_stream
 from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
@@ -68,7 +70,8 @@ def prepare_files(
   same files.
 
   Args:
-    input: A file or folder, as `list_inputs` and `read_documents` take it.
+    input: A file or folder, as `list_inputs` and `read_documents` take it, or
+      `'hf:PATH,CONFIG'` to stream a dataset of Hugging Face.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
@@ -155,6 +158,11 @@ def prepare(
   """
   _check(validation, test, max_faults, workers)
   output = Path(output).expanduser()
+  if part is not None and is_stream(Path(input)):
+    raise ValueError(
+        f'part={part} of input={str(input)!r}: a stream is not divided into'
+        ' parts; download the files, or prepare it on one machine.'
+    )
   files = [f for f in list_inputs(input) if not _within(f, output)]
   made_from = {
       'recipe': _RECIPE_VERSION,
@@ -227,6 +235,9 @@ def _describe(files: list[Path], root: Path) -> list[list[Any]]:
   """Identifies inputs by name, size and a hash of both ends of each file."""
   described = []
   for file in files:
+    if is_stream(file):
+      described.append(identify_stream(file))
+      continue
     digest, size = hashlib.sha256(), 0
     for part in sorted(file.glob('*.arrow')) if file.is_dir() else [file]:
       length = part.stat().st_size
