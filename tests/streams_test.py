@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from spdf_jax.data import preparation
 from spdf_jax.data import prepare_files
 from spdf_jax.data import prepare_part
-from spdf_jax.data import preparation
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.documents import list_inputs
 

@@ -80,7 +80,7 @@ class RayExecutor(concurrent.futures.Executor):
     self._task = self._ray.remote(
         num_cpus=resources.cpus, num_gpus=resources.gpus, max_calls=1,
         max_retries=_RETRIES, retry_exceptions=[InterruptedError],
-    )(_call)
+    )(_run)
     self._where = (sys.argv, os.getcwd(), resources)
 
   def _count_slots(self, resources: Resources) -> int:
@@ -144,7 +144,7 @@ def _format(nodes: list[Mapping[str, float]]) -> str:
   )
 
 
-def _call(
+def _run(
     argv: list[str],
     directory: str,
     resources: Resources,
