@@ -28,6 +28,7 @@ from experiments.papers.scales import Scale
 from experiments.papers.scales import SCALES
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.names import lookup
+from spdf_jax.urls import refuse_url
 
 
 class Reproduction(NamedTuple):
@@ -136,6 +137,7 @@ def reproduce(
     InterruptedError: a signal arrived or the time is over; everything is saved.
   """
   name, scale, workdir, output = reproduction
+  refuse_url(workdir, 'workdir')
   entries = reproduction.entries
   if scale.vmapped:
     replica_groups.check_arms(entries)

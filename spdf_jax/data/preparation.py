@@ -38,6 +38,7 @@ from spdf_jax.data.tokenizers import with_special_tokens
 from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
 from spdf_jax.data.unfinished import Unfinished
+from spdf_jax.urls import refuse_url
 
 _RECIPE_VERSION = 2
 _BATCH = 1 << 20  # Characters encoded together.
@@ -157,6 +158,7 @@ def prepare(
       another corpus, or other parts.
   """
   _check(validation, test, max_faults, workers)
+  refuse_url(output, 'output')
   output = Path(output).expanduser()
   if part is not None and is_stream(Path(input)):
     raise ValueError(

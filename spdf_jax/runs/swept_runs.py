@@ -28,6 +28,7 @@ from spdf_jax.runs.sweeps import run_name
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.phases import METRICS
+from spdf_jax.urls import refuse_url
 
 
 def run_sweep(
@@ -68,6 +69,7 @@ def run_sweep(
       another process runs a sweep in this folder.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
+  refuse_url(workdir, 'workdir')
   lookup('metric', metric, METRICS)
   runs = plan_runs(config, parse_grid(grid), seeds)
   workdir.mkdir(parents=True, exist_ok=True)
