@@ -30,7 +30,7 @@ from experiments.launch import console
 from experiments.launch import executors
 from spdf_jax.runs import sweeps
 from spdf_jax.runs import swept_runs
-from spdf_jax.training.phases import METRICS
+from spdf_jax.training.early_stop import METRICS
 
 _CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for all runs.')

@@ -85,9 +85,8 @@ class RayExecutor(concurrent.futures.Executor):
 
   def _count_slots(self, resources: Resources) -> int:
     """Returns the number of calls that run at the same time."""
-    nodes = [
-        node['Resources'] for node in self._ray.nodes() if node['Alive']
-    ]
+    # A node that was lost has no resources.
+    nodes = [found for node in self._ray.nodes() if (found := node['Resources'])]
     slots = sum(
         int(min(
             node.get('CPU', 0) // resources.cpus,
