@@ -12,7 +12,10 @@ _VERSION = re.search(
 )[1]
 
 _DATA = ['tokenizers>=0.21']
-_DOCS = ['pdoc>=15']
+_DOCS = [
+    'ipykernel>=6.29', 'myst-nb>=1.3', 'sphinx>=8.2', 'sphinx-book-theme>=1.1',
+    'sphinx-copybutton>=0.5', 'sphinx-design>=0.6',
+]
 _EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
 _HARNESS = ['lm_eval>=0.4.13']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']

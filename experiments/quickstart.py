@@ -30,7 +30,7 @@ _WORKDIR = flags.DEFINE_string(
 )
 _CONFIG = config_file.hide_default(config_flags.DEFINE_config_dict(
     'config', quickstart.get_config(),
-    'Config of the sparse run, configs/quickstart.py. Any field can be changed: '
+    'Config of the sparse run, as configs/quickstart.py. Any field can be set: '
     '--config.seed=1.',
 ))
 
