@@ -23,7 +23,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
 from spdf_jax.runs import swept_runs
-from spdf_jax.training.phases import METRICS
+from spdf_jax.training.early_stop import METRICS
 
 _CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for all runs.')

@@ -24,8 +24,8 @@ from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
 from spdf_jax.training import checkpoints
 from spdf_jax.training import Recipe
+from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.phases import EarlyStop
 from spdf_jax.training.workdir import saved_steps
 
 STOP = EarlyStop('validation/loss')  # It never ends a phase early.

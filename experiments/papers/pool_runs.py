@@ -34,8 +34,8 @@ from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.phases import METRICS
 
 OUTCOME = 'outcome.json'
 """File of the outcome in the folder of a finished run."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
-from spdf_jax.training.phases import METRICS
+from spdf_jax.training.early_stop import METRICS
 
 
 class Result(NamedTuple):

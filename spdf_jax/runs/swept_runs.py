@@ -22,9 +22,9 @@ from spdf_jax.runs.sweeps import points
 from spdf_jax.runs.sweeps import rank
 from spdf_jax.runs.sweeps import Result
 from spdf_jax.runs.sweeps import run_name
+from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
-from spdf_jax.training.phases import METRICS
 
 
 def run_sweep(

@@ -6,6 +6,7 @@ from typing import Any
 
 from spdf_jax import models
 from spdf_jax.names import lookup
+from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.fields import check_known
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import plain
@@ -20,7 +21,6 @@ from spdf_jax.training.named_optimizers import NamedOptimizer
 from spdf_jax.training.named_optimizers import read_optimizer
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.phases import check_names
-from spdf_jax.training.phases import EarlyStop
 from spdf_jax.training.phases import PhaseConfig
 from spdf_jax.training.settings import check_counts
 from spdf_jax.training.settings import CheckpointConfig

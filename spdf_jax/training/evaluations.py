@@ -10,7 +10,7 @@ from typing import Any
 
 from spdf_jax import sparsity
 from spdf_jax.training.best_checkpoints import Best
-from spdf_jax.training.phases import EarlyStop
+from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.recipe import Recipe

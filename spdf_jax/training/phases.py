@@ -5,116 +5,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import re
 from typing import Any
 from typing import TypeVar
 
 import optax
 
-from spdf_jax.names import lookup
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
+from spdf_jax.training.durations import check_duration
+from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.learning_rates import LearningRate
 
 T = TypeVar('T')
-
-METRICS = {
-    'validation/loss': False,
-    'validation/perplexity': False,
-    'validation/bits_per_byte': False,
-    'target/loss': False,
-    'target/perplexity': False,
-    'task/bleu': True,
-    'task/chrf': True,
-}
-"""Metrics that can end a phase, and whether a larger value is better. Metrics
-of `task/` need generations, which the phase then makes at every evaluation.
-"""
-
-_DURATION = re.compile(
-    r'\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMBT]?)\s*'
-    r'(steps?|tokens?|epochs?|tokens/parameter)\s*'
-)
-_SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
-_MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
-
-
-@dataclasses.dataclass(frozen=True)
-class EarlyStop:
-  """A condition on a metric of the evaluations that ends a phase early.
-
-  However the phase ends, it ends with the weights of its best evaluation. With
-  neither value nor patience the phase has its full length.
-
-  Attributes:
-    metric: One of `METRICS`.
-    value: Value of the metric that ends the phase when reached; `None`: none.
-    patience: Number of successive evaluations without a new best value that
-      ends the phase; `None`: unlimited.
-
-  Raises:
-    ValueError: the metric is unknown, or patience is below 1.
-
-  Example:
-    >>> stop = EarlyStop('validation/loss', patience=2)
-    >>> stop.is_met([3.0, 2.5, 2.6]), stop.is_met([3.0, 2.5, 2.6, 2.5])
-    (False, True)
-  """
-
-  metric: str
-  value: float | None = None
-  patience: int | None = None
-
-  def __post_init__(self):
-    lookup('metric of early_stop', self.metric, METRICS)
-    if self.patience is not None and self.patience < 1:
-      raise ValueError(
-          f'patience of early_stop is {self.patience}; it is a number of '
-          'evaluations, at least 1.'
-      )
-
-  @property
-  def generates(self) -> bool:
-    """Whether the metric needs generations."""
-    return self.metric.startswith('task/')
-
-  def is_met(self, values: Sequence[float | None]) -> bool:
-    """Returns whether the phase ends, from its values so far only.
-
-    Args:
-      values: Values of the metric at the evaluations of the phase, in order;
-        values that are not finite, or `None`, are the worst.
-
-    Returns:
-      Whether the last value reaches `value`, or `patience` is exhausted.
-    """
-    if not values:
-      return False
-    sign = -1 if METRICS[self.metric] else 1
-    losses = [self._loss(value) for value in values]
-    if self.value is not None and losses[-1] <= sign * self.value:
-      return True
-    if self.patience is None:
-      return False
-    best = losses.index(min(losses))
-    return len(losses) - 1 - best >= self.patience
-
-  def improves(self, value: float, best: float | None) -> bool:
-    """Returns whether a value is better than the best so far, if any.
-
-    Example:
-      >>> stop = EarlyStop('task/bleu', patience=2)
-      >>> stop.improves(9.0, 8.0), stop.improves(9.0, 9.0)
-      (True, False)
-    """
-    return self._loss(value) < self._loss(best)
-
-  def _loss(self, value: float | None) -> float:
-    if value is None or not math.isfinite(value):  # Logged as null.
-      return math.inf
-    return -value if METRICS[self.metric] else value
-
 
 @dataclasses.dataclass(frozen=True)
 class PhaseConfig:
@@ -312,78 +215,6 @@ def check_names(names: Sequence[str]) -> None:
         f'the phases are named {list(names)}; give at least one, each with its '
         'own name.'
     )
-
-
-def check_duration(duration: str) -> None:
-  """Raises ValueError unless a string is a duration."""
-  _match_duration(duration)
-
-
-def _match_duration(duration: str) -> re.Match[str]:
-  match = _DURATION.fullmatch(str(duration))
-  if match is None:
-    raise ValueError(
-        f'duration is {duration!r}; write a number and one of steps, tokens, '
-        "epochs, tokens/parameter, e.g. '1500 steps' or '2.5B tokens'."
-    )
-  return match
-
-
-def resolve_duration(
-    duration: str,
-    *,
-    tokens_per_step: int,
-    tokens_per_epoch: float,
-    parameters: int,
-    least: int = 1,
-) -> float:
-  """Converts a duration to optimizer steps.
-
-  Args:
-    duration: `'1500 steps'`, `'2.5B tokens'`, `'5 epochs'` or
-      `'20 tokens/parameter'`.
-    tokens_per_step: Batch size times length.
-    tokens_per_epoch: Tokens of the phase's data in one epoch; `math.inf`
-      before the data is read.
-    parameters: Number of parameters of the model.
-    least: Smallest number of steps.
-
-  Returns:
-    The nearest number of steps. Epochs are rounded down, so that they never
-    need data of a further epoch; they are `math.inf` before the data is read.
-
-  Raises:
-    ValueError: the string is not a duration, or is shorter than `least` or
-      longer than steps are counted.
-
-  Example:
-    >>> resolve_duration('1M tokens', tokens_per_step=1000,
-    ...                  tokens_per_epoch=5_000, parameters=7)
-    1000
-  """
-  amount, suffix, unit = _match_duration(duration).groups()
-  number = float(amount) * _SUFFIXES[suffix]
-  if unit.startswith('epoch') and math.isinf(tokens_per_epoch) and number:
-    return math.inf
-  if unit.startswith('step'):
-    steps = number
-  elif unit.startswith('epoch'):
-    steps = number and number * tokens_per_epoch // tokens_per_step
-  else:
-    tokens = number * parameters if unit == 'tokens/parameter' else number
-    steps = tokens / tokens_per_step
-  if not steps <= _MOST_STEPS:
-    raise ValueError(
-        f'duration {duration!r:.40} is more than {_MOST_STEPS:,} steps of '
-        f'{tokens_per_step} tokens; make it shorter.'
-    )
-  steps = round(steps)
-  if steps < least:
-    raise ValueError(
-        f'duration {duration!r} is less than one step of {tokens_per_step} '
-        'tokens; make it longer or remove the phase.'
-    )
-  return steps
 
 
 def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:

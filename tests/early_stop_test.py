@@ -14,10 +14,10 @@ from spdf_jax import training
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
 from spdf_jax.training.config import parse
+from spdf_jax.training.early_stop import EarlyStop
+from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.evaluations import values_in
 from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.phases import EarlyStop
-from spdf_jax.training.phases import METRICS
 
 RULE = dict(metric='validation/loss', patience=2)
 # What evaluations see: phase `pretrain` stalls from its second value on.
