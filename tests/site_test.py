@@ -128,3 +128,8 @@ def test_a_notebook_takes_the_address_and_gives_it_back(script):
   assert notebooks.addressed(released, script.stem, '') == notebooks.addressed(
       text, script.stem, ''
   )
+
+
+def test_the_citation_has_the_version():
+  text = (PACKAGE.parent / 'CITATION.cff').read_text()
+  assert f'\nversion: {spdf_jax.__version__}\n' in text
