@@ -64,6 +64,7 @@ html_theme = 'sphinx_book_theme'
 html_title = 'spdf_jax'
 html_copy_source = True
 html_show_sourcelink = False
+html_favicon = 'static/favicon.svg'
 html_static_path = ['static']
 html_css_files = ['site.css']
 html_theme_options = {

@@ -54,6 +54,7 @@ def check(site: pathlib.Path) -> Check:
   pages = {
       path.resolve(): Page(path.read_text('utf-8'))
       for path in sorted(site.rglob('*.html'))
+      if '_static' not in path.parts  # Templates of the theme.
   }
   count, broken = 0, []
   for path, page in pages.items():
