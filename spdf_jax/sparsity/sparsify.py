@@ -71,7 +71,7 @@ def sparsify(
   .. code-block:: python
 
     tx = optax.partition(
-        {'trained': sparsify(…), 'frozen': optax.set_to_zero()},
+        {'trained': sparsify(...), 'frozen': optax.set_to_zero()},
         {'encoder': 'frozen', 'decoder': 'trained'},
     )
 

@@ -54,7 +54,7 @@ def simulate(
     trips: Number of iterations of loops that depend on unknown data.
 
   Returns:
-    A function `(*args) -> Report` of arrays or `jax.ShapeDtypeStruct`s. It
+    A function `(*args) -> Report` of arrays or `jax.ShapeDtypeStruct`. It
     counts the zeros of masks given as arrays. Signed integers, and arrays of
     their shape, are tokens; other arrays are weights, unless a product with
     weights shows that they are activations.
