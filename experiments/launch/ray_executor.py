@@ -86,7 +86,9 @@ class RayExecutor(concurrent.futures.Executor):
   def _count_slots(self, resources: Resources) -> int:
     """Returns the number of calls that run at the same time."""
     # A node that was lost has no resources.
-    nodes = [found for node in self._ray.nodes() if (found := node['Resources'])]
+    nodes = [
+        node['Resources'] for node in self._ray.nodes() if node['Resources']
+    ]
     slots = sum(
         int(min(
             node.get('CPU', 0) // resources.cpus,

@@ -10,6 +10,7 @@ import sys
 
 from experiments.launch.ray_executor import Resources
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.urls import refuse_url
 
 _SCRIPT = """\
 #!/bin/bash
@@ -53,7 +54,9 @@ def submit(
 
   Raises:
     OSError: sbatch is not installed, or fails; the script is written.
+    ValueError: the folder is a URL.
   """
+  refuse_url(folder, 'workdir')
   folder = folder.absolute()
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / 'array.sbatch'

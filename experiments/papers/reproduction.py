@@ -141,7 +141,7 @@ def reproduce(
   entries = reproduction.entries
   if scale.vmapped:
     replica_groups.check_arms(entries)
-    if executor is not None:
+    if executor is not None or is_shared:
       raise ValueError(
           f'runs of the scale {name!r} train together in one program; give '
           '--executor=local.'

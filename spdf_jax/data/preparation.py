@@ -166,7 +166,7 @@ def prepare(
         ' parts; download the files, or prepare it on one machine.'
     )
   files = [f for f in list_inputs(input) if not _within(f, output)]
-  made_from = {
+  made_from: dict[str, Any] = {
       'recipe': _RECIPE_VERSION,
       'corpus': output.name,
       'inputs': _describe(files, Path(input).expanduser()),

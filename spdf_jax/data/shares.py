@@ -91,11 +91,11 @@ def spans_of(
 
   Example:
     >>> files = [Path('a.jsonl'), Path('b.txt')]
-    >>> [(s.file.name, s.start, s.stop) for s in share(files, [80, 20],
-    ...                                                Part(1, 2))]
+    >>> [(s.file.name, s.start, s.stop)
+    ...  for s in spans_of(files, [80, 20], Part(1, 2))]
     [('a.jsonl', 0, 50)]
-    >>> [(s.file.name, s.start, s.stop) for s in share(files, [80, 20],
-    ...                                                Part(2, 2))]
+    >>> [(s.file.name, s.start, s.stop)
+    ...  for s in spans_of(files, [80, 20], Part(2, 2))]
     [('a.jsonl', 50, 80), ('b.txt', 0, None)]
   """
   total = sum(sizes)

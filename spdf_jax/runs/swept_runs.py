@@ -141,7 +141,7 @@ def _train_all(
 ) -> Iterator[str | tuple[int, Result]]:
   """Trains runs; yields what to print, and results with their numbers."""
   names = [run_name(fields, changed.seed) for fields, changed in runs]
-  futures: dict[concurrent.futures.Future, int] = {}
+  futures: dict[concurrent.futures.Future[dict[str, float]], int] = {}
   for number, (fields, changed) in enumerate(runs):
     name = names[number]
     if executor is not None:
