@@ -13,6 +13,7 @@ import time
 import ml_collections
 import pytest
 from quickstart_runs import ROOT
+from quickstart_runs import start_command
 
 from experiments.launch import ray_executor
 from experiments.launch import shared_executor
@@ -196,3 +197,30 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     ray_executor.RayExecutor(ONE_CPU)
 
 
+
+
+@pytest.mark.slow
+def test_an_array_of_jobs_shares_a_sweep(tmp_path, monkeypatch):
+  def sweep(folder, *flags):
+    child = start_command(
+        'experiments.sweep', '--config=configs/quickstart.py',
+        f'--workdir={tmp_path / folder}', '--seeds=2', *flags,
+        '--grid=phases.pretrain.learning_rate.peak=1e-3,1e-2',
+        data__task='', phases__order=('pretrain',),
+    )
+    output, _ = child.communicate(timeout=1500)
+    assert child.returncode == 0, output
+    return output
+
+  monkeypatch.setenv('PATH', fake_sbatch(tmp_path / 'bin', (
+      'for i in 1 2; do bash "$1" > "$1.$i.out" 2>&1 & done; wait'
+  )))
+  sweep('array', '--executor=slurm', '--jobs=2')
+  sweep('local')
+  for name in ('sweep.jsonl', 'sweep.md'):
+    texts = [(tmp_path / f / name).read_text() for f in ('array', 'local')]
+    assert texts[0] == texts[1]
+  logs = [path.read_text() for path in (tmp_path / 'array').glob('*.out')]
+  assert len(logs) == 2 and all(texts[0] in log for log in logs)
+  trained = 'step 15: validation/perplexity'
+  assert sum(log.count(trained) for log in logs) == 4
