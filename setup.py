@@ -31,11 +31,13 @@ if _REPOSITORY:
       r'\]\((?!\w+:)(?=\w+[/.])', f']({_REPOSITORY}/blob/main/', _README
   )
 
+_CLUSTER = ['ray>=2.40']
 _DATA = ['tokenizers>=0.21']
 _EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
 _HARNESS = ['lm_eval>=0.4.13']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
 _LOG = ['tensorboardX>=2.6', 'wandb>=0.17']
+_STREAM = ['datasets>=4.0']
 _VIZ = ['matplotlib>=3.8']
 _PREPARE = [
     *_DATA, 'pyarrow>=15', 'sentencepiece>=0.2', 'zstandard>=0.22'
@@ -90,6 +92,7 @@ setup(
         'orbax-checkpoint>=0.12',
     ],
     extras_require={
+        'cluster': _CLUSTER,
         'data': _DATA,
         'docs': _DOCS,
         'eval': _EVAL,
@@ -97,6 +100,7 @@ setup(
         'hf': _HF,
         'log': _LOG,
         'prepare': _PREPARE,
+        'stream': _STREAM,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
         'notebooks': _NOTEBOOKS,

@@ -15,6 +15,10 @@ _logger = logging.getLogger('spdf_jax')
 _held: dict[pathlib.Path, int] = {}  # File descriptors by path of the lock.
 
 
+class FolderInUse(ValueError):
+  """An error for a folder that another process has locked."""
+
+
 def lock_folder(
     folder: str | os.PathLike[str], name: str
 ) -> Callable[[], None]:
@@ -34,7 +38,7 @@ def lock_folder(
     it does nothing.
 
   Raises:
-    ValueError: another process holds the lock; the message has its host and
+    FolderInUse: another process holds the lock; the message has its host and
       process id.
 
   Example:
@@ -52,7 +56,7 @@ def lock_folder(
   except BlockingIOError:
     owner = os.read(descriptor, 200).decode(errors='replace').strip()
     os.close(descriptor)
-    raise ValueError(
+    raise FolderInUse(
         f'{name} {str(folder)!r} is in use by {owner or "another process"}; '
         'wait until it has ended, or give another folder.'
     ) from None

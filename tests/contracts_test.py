@@ -24,7 +24,7 @@ LAYERS = {
 }
 SMALL = {
     'names', 'extras', 'folder_lock', 'private_folder', 'packing', 'lowerings',
-    'sealed_json', 'live_line',
+    'sealed_json', 'urls', 'live_line',
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {

@@ -12,6 +12,8 @@ from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
+from spdf_jax.data.parts import join_parts
+from spdf_jax.data.parts import prepare_part
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.planned import PlannedCorpus
 from spdf_jax.data.planned import PlannedExamples
@@ -65,6 +67,7 @@ __all__ = [
     'encode_pairs',
     'evaluation_batches',
     'format_sizes',
+    'join_parts',
     'load_task',
     'load_tokenizer',
     'merge_equal_contexts',
@@ -76,6 +79,7 @@ __all__ = [
     'permute',
     'prepare_corpus',
     'prepare_files',
+    'prepare_part',
     'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',
