@@ -60,7 +60,7 @@ setup(
     long_description_content_type='text/markdown',
     author='The spdf_jax authors',
     project_urls=_URLS,
-    license='Apache-2.0',
+    license_expression='Apache-2.0',
     license_files=['LICENSE'],
     keywords='jax flax optax sparsity pruning language-models',
     classifiers=[
@@ -76,6 +76,7 @@ setup(
         'Typing :: Typed',
     ],
     packages=find_packages(include=['spdf_jax', 'spdf_jax.*']),
+    include_package_data=False,
     package_data={
         'spdf_jax': ['py.typed'],
         'spdf_jax.accelerator.native': ['csrc/*'],

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports of optional dependencies, with an error that names the extra."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A line that is overwritten in place, or repeated in a log."""
 
 import sys

@@ -47,7 +47,7 @@ myst_heading_anchors = 3
 nb_execution_mode = 'cache'
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
-nb_execution_timeout = 900
+nb_execution_timeout = 3600
 nb_merge_streams = True
 
 add_module_names = False

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The printed output of a preparation: a progress line and the corpus."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sparsify`: a wrapper that adds sparse training to any optax optimizer."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact top-k masks, per layer or over a whole model.
 
 Scores are mapped to uint32 keys, those of 64 bits to two; smaller keys rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress line of training: position, speed and time left."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulation: the cost of a JAX program on a wafer, operation by operation."""
 
 from collections.abc import Callable
