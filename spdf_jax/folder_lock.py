@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locks of folders: one process at a time writes to a folder."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """URLs where folders are expected."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data: tokens and batches, as pure functions of (seed, step)."""
 
 from spdf_jax.data.batches import Allotment

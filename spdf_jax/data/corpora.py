@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Corpora by name, tokenized once and then memory-mapped."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents of many formats, streamed in little memory."""
 
 import codecs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Corpora made by several machines: each prepares a part, one joins them."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparation of token files from text: streamed, parallel and resumable."""
 
 from collections import Counter

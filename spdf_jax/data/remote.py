@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Corpora in buckets, copied to a cache before they are read."""
 
 import hashlib

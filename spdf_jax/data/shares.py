@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares of an input: what each of several machines reads of it."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets of Hugging Face, streamed from the hub or from files."""
 
 from collections.abc import Iterator

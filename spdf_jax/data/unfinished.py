@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An unfinished corpus, whose state on disk survives kills."""
 
 from collections.abc import Callable

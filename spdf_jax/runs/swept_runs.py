@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of a sweep: planning, training, and scoring of the best."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Digests of arrays, which show whether they are what was saved."""
 
 from typing import Any

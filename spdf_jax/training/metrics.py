@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics, written to a file of JSON lines and to dashboards."""
 
 from collections.abc import Callable

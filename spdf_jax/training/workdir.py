@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The working directory of a run: its config, checkpoints and free space."""
 
 import itertools
