@@ -193,7 +193,7 @@ def test_cores_are_claimed_once_and_their_number_is_kept(
 
 def test_without_ray_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
-  with pytest.raises(ImportError, match=r'ray is not .*spdf_jax\[cluster\]'):
+  with pytest.raises(ImportError, match=r'ray is not .*\[cluster\]'):
     ray_executor.RayExecutor(ONE_CPU)
 
 

@@ -90,5 +90,5 @@ def test_a_stream_that_cannot_be_read_gets_one_sentence(folder, tmp_path):
 
 def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'datasets', None)
-  with pytest.raises(ImportError, match=r'datasets is not .*spdf_jax\[stream'):
+  with pytest.raises(ImportError, match=r'datasets is not .*\[stream'):
     prepare('hf:a/b', tmp_path / 'x')

@@ -102,7 +102,7 @@ def test_weights_and_biases_goes_on_with_the_run_of_the_workdir(
 
 def test_a_library_that_is_missing_is_named_before_training(monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', None)
-  with pytest.raises(ImportError, match=r'wandb is not .*spdf_jax\[log\]'):
+  with pytest.raises(ImportError, match=r'wandb is not .*\[log\]'):
     choose_writers(['wandb'], 'runs/a', {})
 
 
