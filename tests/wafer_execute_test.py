@@ -1,4 +1,4 @@
-"""The emulated wafer computes the reference's products and counts its events."""
+"""The emulated wafer computes the reference's products and counts events."""
 
 import dataclasses
 import functools

@@ -30,8 +30,8 @@ WAFER = 'wafer'
 """Name of the lowering to `CORNER`."""
 
 CORNER = create_device('cs2', cores=1024)
-"""Device of the lowering `'wafer'`: 1,024 cores of a CS-2, so that the emulation
-of small models takes seconds."""
+"""Device of the lowering `'wafer'`: 1,024 cores of a CS-2, so that small models
+take seconds."""
 
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 _DTYPES = {16: jnp.float16, 32: jnp.float32}

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from spdf_jax.accelerator.wafer.cost import Cost
 from spdf_jax.accelerator.wafer.cost import product_on_grid
 from spdf_jax.accelerator.wafer.device import WaferDevice
