@@ -58,13 +58,13 @@ def compare(events: Iterable[Event], report: Report) -> list[Executed]:
   for event in events:
     key = event.layer, event.name, event.kind == 'sampled'
     found.setdefault(key, []).append(event)
-  rows: dict[Key, list[Row]] = {key: [] for key in found}
+  rows: dict[Key, list[Row]] = {}
   for row in report.rows:
-    key = _key_of(row.operation, rows)
-    if key is not None:
-      rows[key].append(row)
+    match = _key_of(row.operation, found)
+    if match is not None:
+      rows.setdefault(match, []).append(row)
   for key, given in found.items():
-    costed = sum(row.operation.count for row in rows[key])
+    costed = sum(row.operation.count for row in rows.get(key, ()))
     if costed != len(given):
       raise ValueError(
           f'{key[1]} of {key[0] or "no layer"} was executed {len(given)} times '
