@@ -4,10 +4,12 @@ r"""Simulates a config on a modeled wafer: days, energy and cost of its plan.
     --systems=4
   python -m experiments.simulate --figure=appendix_c --out=appendix_c.png
   python -m experiments.simulate --validate
+  python -m experiments.simulate --executed
 
 --mode=forward or decode simulates inference with the trained model instead. All
 numbers are modeled, none is measured; --audit prints every constant with its
-source, --validate the model's errors against published numbers. Cost needs
+source, --validate the model's errors against published numbers, --executed its
+errors against events that are counted on emulated cores. Cost needs
 --price_per_hour and --price_source, carbon --carbon_per_kwh and
 --carbon_source; there are no default values.
 """
@@ -43,6 +45,12 @@ _TRACE = flags.DEFINE_string('trace', None, 'File for a Perfetto trace.')
 _VALIDATE = flags.DEFINE_bool(
     'validate', False, 'Print modeled beside published numbers.'
 )
+_VARIANTS = flags.DEFINE_string(
+    'variants', None, 'Variant that may explain an error: its name, or all.'
+)
+_EXECUTED = flags.DEFINE_bool(
+    'executed', False, 'Run a small GPT on emulated cores; compare its costs.'
+)
 _AUDIT = flags.DEFINE_bool('audit', False, 'Print every constant.')
 _SENSITIVITIES = flags.DEFINE_bool(
     'sensitivities', False,
@@ -54,17 +62,22 @@ _CARBON = flags.DEFINE_float('carbon_per_kwh', None, 'kg of CO2 per kWh.')
 _CARBON_SOURCE = flags.DEFINE_string(
     'carbon_source', '', 'Source of --carbon_per_kwh.'
 )
+_NEEDED = _CONFIG, _FIGURE, _VALIDATE, _VARIANTS, _EXECUTED, _AUDIT
 
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if not (_CONFIG.value or _VALIDATE.value or _AUDIT.value or _FIGURE.value):
-    raise app.UsageError('give --config, --figure, --validate or --audit.')
+  if not any(flag.value for flag in _NEEDED):
+    raise app.UsageError(
+        'give --config, --figure, --validate, --variants, --executed or '
+        '--audit.'
+    )
   return console.run(
       argv, wafer_report.describe, _CONFIG.value, _DEVICE.value, _BAND.value,
       systems=_SYSTEMS.value, mode=_MODE.value, batch_size=_BATCH_SIZE.value,
       figure=_FIGURE.value, out=_OUT.value, trace=_TRACE.value,
-      validate=_VALIDATE.value, audit=_AUDIT.value,
+      validate=_VALIDATE.value, variants=_VARIANTS.value,
+      executed=_EXECUTED.value, audit=_AUDIT.value,
       sensitivities=_SENSITIVITIES.value,
       price=(_PRICE.value, _PRICE_SOURCE.value),
       carbon=(_CARBON.value, _CARBON_SOURCE.value),

@@ -21,6 +21,7 @@ Lowering = Callable[..., Any]
 
 _references: dict[Primitive, Lowering] = {}
 _registered: dict[tuple[Primitive, str, str], Lowering] = {}
+_take_layer: set[tuple[Primitive, str, str]] = set()
 
 
 def define_primitive(
@@ -28,8 +29,9 @@ def define_primitive(
 ) -> Primitive:
   """Defines a primitive with the semantics of a traceable function.
 
-  The primitive takes the operands and parameters of the function and one
-  further parameter, `lowering`: the name of the lowering to use.
+  The primitive takes the operands and parameters of the function and two
+  further parameters: `lowering`, the name of the lowering to use, and, if it is
+  given, `layer`, the name of the calling layer.
 
   Args:
     name: Name of the primitive in jaxprs.
@@ -46,8 +48,8 @@ def define_primitive(
   _references[primitive] = reference
 
   @primitive.def_abstract_eval
-  def _(*avals, lowering, **params):
-    del lowering
+  def _(*avals, lowering, layer='', **params):
+    del lowering, layer
     # Traces the reference because that propagates shardings as well as shapes.
     jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
     return jaxpr.out_avals if multiple_results else jaxpr.out_avals[0]
@@ -57,11 +59,12 @@ def define_primitive(
     return primitive.bind(*args, **dict(params))
 
   @primitive.def_impl
-  def _(*args, lowering, **params):
+  def _(*args, lowering, layer='', **params):
     # jax adds its options to the class when it is imported.
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
       return reference(*args, **params)
-    return evaluate(*args, params=(*params.items(), ('lowering', lowering)))
+    params |= dict(lowering=lowering, layer=layer)
+    return evaluate(*args, params=tuple(params.items()))
 
   mlir.register_lowering(primitive, _lowering_rule(primitive, platform=''))
   return primitive
@@ -73,6 +76,7 @@ def register_lowering(
     lowering: Lowering,
     *,
     platform: str,
+    takes_layer: bool = False,
 ) -> None:
   """Registers a lowering of a primitive for one platform.
 
@@ -86,6 +90,8 @@ def register_lowering(
     lowering: `(*arrays, **params) -> array`, traceable, with the operands and
       parameters of the primitive's reference.
     platform: Platform of the lowering: `'cpu'`, `'cuda'`, `'tpu'`, …
+    takes_layer: Whether the function has one more parameter, `layer`: the name
+      of the calling layer, `''` if it has none.
 
   Raises:
     ValueError: `name` is `'reference'` or already registered for this
@@ -103,6 +109,8 @@ def register_lowering(
         'another name.'
     )
   _registered[key] = lowering
+  if takes_layer:
+    _take_layer.add(key)
   mlir.register_lowering(
       primitive, _lowering_rule(primitive, platform), platform=platform
   )
@@ -118,9 +126,11 @@ def _names() -> list[str]:
 
 
 def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
-  def compute(*args, lowering, **params):
-    function = _registered.get((primitive, platform, lowering))
-    result = function(*args, **params) if function else NotImplemented
+  def compute(*args, lowering, layer='', **params):
+    key = primitive, platform, lowering
+    function = _registered.get(key)
+    named = {'layer': layer} if key in _take_layer else {}
+    result = function(*args, **named, **params) if function else NotImplemented
     if result is NotImplemented:
       result = _references[primitive](*args, **params)
     return result

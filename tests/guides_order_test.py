@@ -18,7 +18,8 @@ from spdf_jax import models
 ROOT = pathlib.Path(__file__).parents[1]
 ORDER = (
     'first_run', 'own_config', 'algorithms', 'schedules', 'phases',
-    'own_algorithm', 'data', 'scale', 'accelerator', 'models', 'papers',
+    'own_algorithm', 'data', 'scale', 'accelerator', 'wafer', 'models',
+    'papers',
 )
 # A few steps of each phase; later flags win over those of a guide.
 SHORT = {

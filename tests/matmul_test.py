@@ -15,9 +15,14 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator import wafer
+from spdf_jax.training.losses import create_loss_scale
+from spdf_jax.training.matmul import check_devices
+from spdf_jax.training.matmul import dense_apply
 from spdf_jax.training.matmul import mask_sparsity
 from spdf_jax.training.matmul import SparseSteps
 from spdf_jax.training.matmul import without_masks
+from spdf_jax.training.own_models import OwnModel
 
 needs_kernels = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels on this machine'
@@ -202,3 +207,61 @@ def test_a_plan_learns_the_same_without_masks_in_the_model(sparsities):
       np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
     losses.append(float(found['train/loss']))
   assert losses[-1] < losses[0]
+
+
+def wafer_losses(dtype, matmul, sparsities):
+  """Trains 4 steps per sparsity; returns losses and the recorded events."""
+  config = dataclasses.replace(MODEL.config, dtype=dtype, n_layers=1)
+  model = MODEL.clone(config=config)
+  algorithm = sparsity.join(
+      [sparsity.static(s) if s else sparsity.dense() for s in sparsities], [4]
+  )
+  optimizer = sparsity.sparsify(
+      optax.adam(3e-3), algorithm, where=models.sparsifiable, key=0
+  )
+  step = jax.jit(functools.partial(
+      training.train_step, apply_fn=dense_apply(matmul, model),
+      optimizer=optimizer, learning_rate=optax.constant_schedule(3e-3),
+  ))
+  params = model.init(jax.random.key(0), TOKENS[:, :-1])['params']
+  scale = create_loss_scale(dtype)
+  state = training.create_state(params, optimizer, scale)
+  found, events = [], []
+  for _ in range(8):
+    with wafer.record() as counted:
+      state, metrics = jax.block_until_ready(step(state, BATCH))
+    found.append(float(metrics['train/loss']))
+    events.append(counted)
+  return found, events
+
+
+@pytest.mark.process
+def test_a_model_trains_sparse_and_then_dense_on_the_emulated_wafer():
+  found, events = wafer_losses('float16', 'wafer', [0.75, 0])
+  wanted, nothing = wafer_losses('float32', 'dense', [0.75, 0])
+  np.testing.assert_allclose(found, wanted, rtol=2e-2)
+  assert found != wanted and found[-1] < 0.9 * found[0]
+  assert not any(nothing)
+  layers = {f'h_0/{name}' for name in (
+      'attn/wq', 'attn/wk', 'attn/wv', 'attn/wd', 'mlp/wi', 'mlp/wo'
+  )}
+  for step, counted in enumerate(events):
+    assert {e.layer for e in counted} == layers
+    kinds = [e.kind for e in counted]
+    assert kinds.count('forward') == kinds.count('sampled') == len(layers)
+    # Masks change after step 4, for which it has all gradients.
+    kept = {'sampled': 0.25 if step < 4 else 1}
+    assert all(
+        e.nonzeros == e.grid.inputs * e.grid.outputs * kept.get(
+            e.kind, 0.25 if step <= 4 else 1
+        ) for e in counted
+    )
+
+
+def test_the_wafer_is_emulated_on_one_device_and_by_models_with_a_lowering():
+  check_devices('wafer', 1)
+  with pytest.raises(ValueError, match="'wafer' and the mesh has 2 devices"):
+    check_devices('wafer', 2)
+  own = OwnModel(MODEL.config, None, MODEL.init, MODEL.apply, None)
+  with pytest.raises(ValueError, match='the model has no field lowering; add'):
+    dense_apply('wafer', own)

@@ -25,7 +25,7 @@ def names(paths):
 def test_there_are_notebooks_of_what_readers_ask_for():
   assert {
       'native_speed', 'own_algorithm', 'own_loop', 'paper_tables', 'quickstart',
-      'wafer',
+      'wafer', 'wafer_run',
   } <= set(names(SCRIPTS))
 
 

@@ -61,6 +61,8 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
 @pytest.mark.parametrize('name, value, message', [
     ('seed', -1, r'seed is -1; give a whole number in \[0, 2\*\*32\)'),
     ('seed', 2**70, 'seed is 11805916207'),
+    ('matmul', 'wafer', "'wafer' and model.dtype 'float32'; the wafer computes "
+     "in fp16, which needs a loss scale: set 'float16'"),
     ('loss__z_loss', float('nan'), "'loss.z_loss' is nan; it must be finite"),
     ('optimizer__eps', float('inf'), "'optimizer.eps' is inf; it must be fin"),
     ('data__planned__tokens', -1.0, 'data.planned.tokens is -1.0; give 0 or'),

@@ -20,6 +20,8 @@ ERRORS = {
     'GPT-3 XL, 75% zeros, one sequence': -0.001,
     'SpMM on a WSE-2, the worst of 24 shapes': 0.005,
     'fp32 GEMM, 33,000 squared on 750 x 750 cores': 0.304,
+    'the same at the energy per FLOP of peak speed': 2.692,
+    'the same at peak power': -0.752,
     'GPT-J 6B, 2 CS-2, batch 120 x 2048': 0.0,
     'BERT-large, CS-2, batch 1024 x 128': 0.006,
     'LLaMA-7B, CS-2, batch 99 x 2048': -0.017,

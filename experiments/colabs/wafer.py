@@ -57,14 +57,14 @@ from spdf_jax import costs
 from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.accelerator import wafer
-from spdf_jax.accelerator.wafer.comparisons import GPUS
-from spdf_jax.accelerator.wafer.comparisons import roofline_seconds
 from spdf_jax.accelerator.wafer.views import format_report
 from spdf_jax.accelerator.wafer.views import sensitivity_table
 from spdf_jax.accelerator.wafer.views import write_trace
 from spdf_jax.accelerator.wafer.what_if import sensitivities
 from spdf_jax.accelerator.wafer.what_if import strong_scaling
 from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
+from spdf_jax.costs.rooflines import GPUS
+from spdf_jax.costs.rooflines import roofline_seconds
 from spdf_jax.runs import plot_style
 
 # %% [markdown]

@@ -67,6 +67,7 @@ def sparse_matmul(
     accumulation_dtype: Any = None,
     out_sharding: NamedSharding | PartitionSpec | None = None,
     lowering: str = REFERENCE,
+    layer: str = '',
 ) -> jax.Array:
   r"""Multiplies by the kept weights: y = x @ (mask ⊙ w).
 
@@ -94,6 +95,7 @@ def sparse_matmul(
     out_sharding: Sharding of the product, if ambiguous under explicit sharding.
     lowering: Name of the lowering, e.g. `'native'`; `'reference'` is XLA's
       masked dense matmul, to which every other lowering falls back.
+    layer: Name of the calling layer, for lowerings that count per layer.
 
   Returns:
     Product [..., outputs], of the dtype of `x`.
@@ -137,6 +139,7 @@ def sparse_matmul(
       ),
       out_sharding=out_sharding,
       lowering=lowering,
+      layer=layer,
   )
 
 

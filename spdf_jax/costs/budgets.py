@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.accelerator.wafer.comparisons import GPUS
 from spdf_jax.costs import planner
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
+from spdf_jax.costs.rooflines import GPUS
 from spdf_jax.costs.step_seconds import step_seconds
 from spdf_jax.training.recipe import create_recipe
 

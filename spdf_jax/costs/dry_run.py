@@ -4,6 +4,8 @@
 from typing import Any
 
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator.wafer.execute import CORNER
+from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.costs.flops import embedding_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import OwnShape
@@ -24,6 +26,10 @@ _MULTIPLIES_ZEROS = (
 _SKIPS_ZEROS = (
     'Native kernels ({kernels}) skip the zeros of masked matrices where more '
     'than {crossover:.0%} are zero; XLA runs all other steps.'
+)
+_EMULATES = (
+    'An emulated wafer of {cores:,} cores multiplies masked matrices: seconds '
+    'are not those of a wafer, which experiments.simulate models.'
 )
 
 
@@ -105,6 +111,8 @@ def _shape_of(recipe: Recipe) -> ModelShape | OwnShape:
 
 
 def _describe_compute(recipe: Recipe) -> str:
+  if recipe.config.matmul == WAFER:
+    return _EMULATES.format(cores=int(CORNER.cores))
   if recipe.sparse_steps is None:
     return _MULTIPLIES_ZEROS
   return _SKIPS_ZEROS.format(

@@ -14,8 +14,8 @@ import numpy as np
 
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import WaferDevice
-from spdf_jax.accelerator.wafer.comparisons import GPUS
-from spdf_jax.accelerator.wafer.comparisons import roofline_seconds
+from spdf_jax.costs.rooflines import GPUS
+from spdf_jax.costs.rooflines import roofline_seconds
 from spdf_jax.costs.simulation import step_reports
 from spdf_jax.costs.simulation import trace_step
 from spdf_jax.data import Batch

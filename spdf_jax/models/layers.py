@@ -69,6 +69,7 @@ class MaskedDense(nn.Module):
           mask,
           grad_mask=self.get_variable('grad_masks', 'kernel'),
           lowering=self.lowering,
+          layer='/'.join(map(str, self.path)),
       )
     if self.use_bias:
       bias = self.param(

@@ -6,7 +6,6 @@ from typing import Any
 
 from spdf_jax import training
 from spdf_jax.accelerator.wafer import what_if
-from spdf_jax.accelerator.wafer.comparisons import comparison_table
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.simulate import Report
@@ -14,13 +13,16 @@ from spdf_jax.accelerator.wafer.validation import validation_table
 from spdf_jax.accelerator.wafer.views import format_report
 from spdf_jax.accelerator.wafer.views import sensitivity_table
 from spdf_jax.accelerator.wafer.views import write_trace
+from spdf_jax.costs.rooflines import comparison_table
 from spdf_jax.costs.simulation import simulate_inference
 from spdf_jax.costs.simulation import simulate_recipe
 from spdf_jax.costs.simulation_text import format_estimate
 from spdf_jax.costs.simulation_text import format_inference
 from spdf_jax.costs.simulation_text import Rate
+from spdf_jax.runs.wafer_executions import describe_executions
 from spdf_jax.runs.wafer_plots import plot_appendix_c
 from spdf_jax.runs.wafer_plots import plot_roofline
+from spdf_jax.runs.wafer_variants import variants_table
 
 MODES = ['train', 'forward', 'decode']
 """Modes of a simulation: all phases of the plan, or inference."""
@@ -41,6 +43,8 @@ def describe(
     out: str | None,
     trace: str | None,
     validate: bool,
+    variants: str | None,
+    executed: bool,
     audit: bool,
     sensitivities: bool,
     price: tuple[float | None, str],
@@ -59,6 +63,10 @@ def describe(
     out: Path of the figure; `None`: the figure's name, as PNG.
     trace: Path of a Perfetto trace; `None`: no trace.
     validate: Whether to compare the wafer model with published numbers.
+    variants: Variant of the model to compare with published trainings, a key of
+      `VARIANTS`, `'gemm'` or `'all'`; `None`: none.
+    executed: Whether to execute a step of a small GPT on 1,024 emulated cores
+      of a CS-2, and to compare its events with their costs.
     audit: Whether to list every constant of the device.
     sensitivities: Whether to list the effect of each constant.
     price: Price per hour of a system and its source; `None` and `''` for none.
@@ -77,6 +85,10 @@ def describe(
     yield wafer.audit()
   if validate:
     yield validation_table()
+  if variants:
+    yield variants_table(variants)
+  if executed:
+    yield from describe_executions(band)
   if figure == 'appendix_c':
     yield _save(plot_appendix_c(device), out or 'appendix_c.png')
   if config is None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from spdf_jax import models
+from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.names import lookup
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.fields import check_known
@@ -46,7 +47,8 @@ class RunConfig:
     seed: Seed of initial weights, masks and data order.
     model: The model.
     matmul: Matrix products of sparse steps: `'auto'`, `'native'` or `'dense'`,
-      see `sparse_steps`.
+      see `sparse_steps`; `'wafer'` emulates all masked products of all steps,
+      see `accelerator.wafer.lowering`.
     storage: Storage of the state: `'dense'` or `'compact'`.
     loss: Loss to minimize.
     micro_batches: Number of parts of a batch for gradient accumulation.
@@ -97,6 +99,8 @@ class RunConfig:
       )
     lookup('matmul', self.matmul, CROSSOVERS)
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
+    if self.matmul == WAFER:
+      self._check_wafer()
     if self.storage == 'compact' and isinstance(self.optimizer, NamedOptimizer):
       raise ValueError(
           f"storage is 'compact' and the optimizer {self.optimizer.name!r}; "
@@ -120,6 +124,19 @@ class RunConfig:
         raise ValueError(
             f'phases on the corpus have the lengths {length} and '
             f'{max(lengths)}; choose lengths that divide the longest one.'
+        )
+
+  def _check_wafer(self) -> None:
+    """Checks that the emulated wafer supports what is set."""
+    for name, value, needed, reason in (
+        ('model.dtype', self.model.sizes.dtype, 'float16',
+         'the wafer computes in fp16, which needs a loss scale'),
+        ('storage', self.storage, 'dense', 'packed weights are not emulated'),
+    ):
+      if value != needed:
+        raise ValueError(
+            f"matmul is 'wafer' and {name} {value!r}; {reason}: set "
+            f'{needed!r}.'
         )
 
   def _check_own_model(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of a training step: dense in XLA, or by sparse kernels."""
+"""Matrix products of a training step: XLA, sparse kernels, or the wafer."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.storage import is_packed
 from spdf_jax.training.own_models import OwnModel
@@ -24,7 +25,7 @@ ApplyFn = Callable[..., Any]
 # At a sparsity of 0.3 the quickstart's step is faster than with XLA. With 32
 # tokens, layers are not (`--suite=matmul`); models narrower than 64 were not
 # measured.
-CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None}
+CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None, WAFER: None}
 """The sparsity above which the sparse kernels are used, by `config.matmul`;
 `None`: never."""
 
@@ -77,6 +78,43 @@ def sparse_steps(
     return make and SparseSteps(make(native.NATIVE), crossover)
   config = dataclasses.replace(model.config, lowering=native.NATIVE)
   return SparseSteps(model.clone(config=config).apply, crossover)
+
+
+def check_devices(matmul: str, devices: int) -> None:
+  """Raises ValueError if the wafer would be emulated on several devices."""
+  if matmul == WAFER and devices > 1:
+    raise ValueError(
+        f"matmul is 'wafer' and the mesh has {devices} devices; the emulation "
+        'runs on one: start with one device, or choose another matmul.'
+    )
+
+
+def dense_apply(matmul: str, model: nn.Module | OwnModel) -> ApplyFn:
+  """Returns the model of steps without sparse kernels.
+
+  Args:
+    matmul: Value of `config.matmul`.
+    model: The model, with the reference lowering.
+
+  Returns:
+    The model with dense products and without masks; for `'wafer'`, with all
+    masked products on the emulated wafer, also where a mask has no zeros.
+
+  Raises:
+    ValueError: `matmul` is `'wafer'`, and the user's own model has no field
+      `lowering`.
+  """
+  if matmul != WAFER:
+    return without_masks(model.apply)
+  if isinstance(model, OwnModel):
+    if model.apply_with is None:
+      raise ValueError(
+          "matmul is 'wafer' and the model has no field lowering; add one, and "
+          'give it to sparse_matmul, or choose another matmul.'
+      )
+    return model.apply_with(WAFER)
+  config = dataclasses.replace(model.config, lowering=WAFER)
+  return model.clone(config=config).apply
 
 
 def without_masks(apply_fn: ApplyFn) -> ApplyFn:

@@ -35,9 +35,10 @@ from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import LossScale
 from spdf_jax.training.losses import number_of_tokens
+from spdf_jax.training.matmul import check_devices
+from spdf_jax.training.matmul import dense_apply
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import SparseSteps
-from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.mesh import batch_sharding
 from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
@@ -219,7 +220,7 @@ class Recipe:
   def _jit_step(self, shardings: Any) -> Any:
     step = functools.partial(
         train_step,
-        apply_fn=without_masks(self.model.apply),
+        apply_fn=dense_apply(self.config.matmul, self.model),
         optimizer=self.optimizer,
         learning_rate=self.plan.learning_rate,
         sparse_steps=self.sparse_steps,
@@ -325,6 +326,8 @@ def create_recipe(
     except ValueError as error:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
   model = _create_model(config.model)
+  check_devices(config.matmul, mesh.size)
+  dense_apply(config.matmul, model)  # Checks the user's own model.
   where = _where(model)
   root = jax.random.key(config.seed)
   tokens = jnp.zeros((1, 2), jnp.int32)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modeled wafer: the cost of a program on a CS-2 or CS-3."""
+"""The modeled wafer: programs costed on a CS-2 or CS-3, or executed on it."""
 
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import WaferDevice
+from spdf_jax.accelerator.wafer.events import record
+from spdf_jax.accelerator.wafer.execute import lowering
 from spdf_jax.accelerator.wafer.interpret import trace_program
 from spdf_jax.accelerator.wafer.rules import register_cost
 from spdf_jax.accelerator.wafer.simulate import Report
@@ -13,6 +15,8 @@ __all__ = [
     'Report',
     'WaferDevice',
     'create_device',
+    'lowering',
+    'record',
     'register_cost',
     'report_on',
     'simulate',

@@ -34,6 +34,14 @@ class Decoder(NamedTuple):
   predicted: float = 1.0
   keys: int | None = None
 
+  @property
+  def weights(self) -> int:
+    """Number of weights of the matrices of the blocks."""
+    keys = self.width if self.keys is None else self.keys
+    attention = 2 * self.width * (self.width + keys)
+    feed_forward = (2 + self.gated) * self.width * self.hidden
+    return self.layers * (attention + feed_forward)
+
 
 GPT_J = Decoder(28, 4096, 16384, 16, 50400)
 LLAMA_7B = Decoder(32, 4096, 11008, 32, 32000, gated=True)

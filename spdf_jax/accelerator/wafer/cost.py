@@ -259,7 +259,26 @@ def product_on_grid(
   )
 
 
-def _product(work: Product, device: WaferDevice) -> Cost:
+def fastest_layout(
+    work: Product, device: WaferDevice
+) -> tuple[Any, Any, Cost]:
+  """Returns the fastest layout of a product on the mesh.
+
+  Args:
+    work: Product to compute.
+    device: Device that computes the product.
+
+  Returns:
+    Tokens per core and number of columns of cores, fractions as in
+    `product_on_grid`, and the cost.
+
+  Example:
+    >>> from spdf_jax.accelerator.wafer.device import create_device
+    >>> m, columns, _ = fastest_layout(
+    ...     Product(4096, 64, 64, 0.75), create_device('cs2', cores=1024))
+    >>> float(m), float(columns)
+    (64.0, 16.0)
+  """
   xp = _module(*work[:4], *jax.tree.leaves(device))
   # Every core in use has at least one feature and one token.
   m = xp.minimum(TOKENS_PER_CORE, xp.maximum(work.tokens, 1))
@@ -267,7 +286,12 @@ def _product(work: Product, device: WaferDevice) -> Cost:
   columns = xp.minimum(m * device.cores / work.tokens, work.inputs)
   tried = product_on_grid(work, device, m, columns)
   best = xp.argmin(tried.cycles)
-  return jax.tree.map(lambda x: x[best] if np.ndim(x) else x, tried)
+  cost = jax.tree.map(lambda x: x[best] if np.ndim(x) else x, tried)
+  return m[best], columns[best], cost
+
+
+def _product(work: Product, device: WaferDevice) -> Cost:
+  return fastest_layout(work, device)[2]
 
 
 def _scores(work: Scores, device: WaferDevice) -> Cost:

@@ -13,11 +13,13 @@ from spdf_jax.accelerator.wafer.closed_form import GPT_J
 from spdf_jax.accelerator.wafer.closed_form import LLAMA_7B
 from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.device import create_device
+from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.simulate import report_on
 from spdf_jax.accelerator.wafer.what_if import weak_scaling
 
 _ALCF = 'ALCF user guides, history'
 _SPDF = 'SPDF, appendix A.4'
+_GEMM = 'IPSJ JIP 34:132'
 SPMM = (
     (48, 6, 68, 4974336, 16974),
     (48, 24, 68, 21620736, 18306),
@@ -52,6 +54,55 @@ cores, rows of cores, dense columns M, FLOPs of all cores, mean cycles.
 """
 
 
+class Training(NamedTuple):
+  """A published training speed.
+
+  Attributes:
+    name: Model, systems and batch.
+    decoder: Sizes of the model.
+    batch: Number of sequences.
+    length: Number of tokens of each sequence.
+    device: `'cs2'` or `'cs3'`.
+    systems: Number of systems.
+    printed: Published sequences per second.
+    use: Use of the number, as in `Point`.
+  """
+
+  name: str
+  decoder: Decoder
+  batch: int
+  length: int
+  device: str
+  systems: int
+  printed: float
+  use: str
+
+
+TRAININGS = (
+    Training(
+        'GPT-J 6B, 2 CS-2, batch 120 x 2048', GPT_J, 120, 2048, 'cs2', 2,
+        43.67, 'calibrates efficiency',
+    ),
+    Training(
+        'BERT-large, CS-2, batch 1024 x 128', BERT_LARGE, 1024, 128, 'cs2', 1,
+        4044, 'calibrates step_seconds',
+    ),
+    Training(
+        'LLaMA-7B, CS-2, batch 99 x 2048', LLAMA_7B, 99, 2048, 'cs2', 1, 20.45,
+        'held out',
+    ),
+    Training(
+        'GPT-J 6B, CS-3, batch 120 x 2048', GPT_J, 120, 2048, 'cs3', 1, 44.75,
+        'held out',
+    ),
+    Training(
+        'Llama2-7B, CS-3, batch 1024 x 4096', LLAMA_7B, 1024, 4096, 'cs3', 1,
+        31.98, 'held out, unexplained',
+    ),
+)
+"""Published speeds of dense training, from logs of the ALCF."""
+
+
 class Point(NamedTuple):
   """A published number and the prediction of the model.
 
@@ -61,7 +112,8 @@ class Point(NamedTuple):
     printed: Published number.
     model: Prediction of the model.
     use: `'held out'`, `'in sample'` (the kernel law was fitted to it),
-      `'calibrates …'` (it determined a constant) or `'count'`.
+      `'calibrates …'` (it determined a constant), `'bound'` (the model has only
+      a bound of it) or `'count'`.
     source: Publication of the number.
   """
 
@@ -96,6 +148,28 @@ def spmm_cycles(nonzeros: float, tokens: float) -> float:
     36744
   """
   return nonzeros * (38.8 + 1.199 * tokens) + 1690
+
+
+def gemm_seconds(dispatch: float = 0.0, exposed: float = 0.0) -> float:
+  """Returns the time of the published dense product on 750 x 750 cores.
+
+  Matrices of 33,000 squared are split into tiles of 44 squared; each core
+  multiplies one pair of tiles for each column of cores.
+
+  Args:
+    dispatch: Cycles per vector operation in addition to those of `spmm_cycles`.
+    exposed: Cycles per pair of tiles in which cores wait for them.
+
+  Returns:
+    Seconds.
+
+  Example:
+    >>> f'{2 * 33_000**3 / gemm_seconds() / 1e12:.0f} TF'
+    '455 TF'
+  """
+  cores, side = 750, 33_000 // 750
+  cycles = spmm_cycles(side**2, side) + side**2 * dispatch + exposed
+  return cores * cycles / create_device('cs2').clock
 
 
 def validation_points() -> list[Point]:
@@ -154,9 +228,8 @@ def _kernels() -> list[Point]:
   nonzeros = flops / (width * height) / (2 * tokens)
   ratios = spmm_cycles(nonzeros, tokens) / cycles
   worst = int(np.argmax(np.abs(ratios - 1)))
-  side = 33_000 // 750
-  # Each core multiplies one tile of side x side per column of cores.
-  seconds = 750 * spmm_cycles(side**2, side) / create_device('cs2').clock
+  device = create_device('cs2')
+  gemm = 2 * 33_000.0**3 / gemm_seconds()
   return [
       Point(
           'SpMM on a WSE-2, the worst of 24 shapes', 'cycles', cycles[worst],
@@ -164,31 +237,33 @@ def _kernels() -> list[Point]:
       ),
       Point(
           'fp32 GEMM, 33,000 squared on 750 x 750 cores', 'FLOP/s', 349e12,
-          2 * 33_000.0**3 / seconds, 'held out', 'IPSJ JIP 34:132',
+          gemm, 'held out', _GEMM,
+      ),
+      Point(
+          'the same at the energy per FLOP of peak speed', 'FLOP/J', 79.66e9,
+          1 / device.energy_per_flop, 'bound', _GEMM,
+      ),
+      Point(
+          'the same at peak power', 'FLOP/J', 79.66e9, gemm / device.power,
+          'bound', _GEMM,
       ),
   ]
 
 
+def training_of(training: Training) -> Program:
+  """Returns a step of a published training."""
+  return training_step(training.decoder, training.batch, training.length)
+
+
 def _trainings() -> list[Point]:
-  rows: tuple[tuple[str, Decoder, int, int, str, int, float, str], ...] = (
-      ('GPT-J 6B, 2 CS-2, batch 120 x 2048', GPT_J, 120, 2048, 'cs2', 2, 43.67,
-       'calibrates efficiency'),
-      ('BERT-large, CS-2, batch 1024 x 128', BERT_LARGE, 1024, 128, 'cs2', 1,
-       4044, 'calibrates step_seconds'),
-      ('LLaMA-7B, CS-2, batch 99 x 2048', LLAMA_7B, 99, 2048, 'cs2', 1, 20.45,
-       'held out'),
-      ('GPT-J 6B, CS-3, batch 120 x 2048', GPT_J, 120, 2048, 'cs3', 1, 44.75,
-       'held out'),
-      ('Llama2-7B, CS-3, batch 1024 x 4096', LLAMA_7B, 1024, 4096, 'cs3', 1,
-       31.98, 'held out, unexplained'),
-  )
   found = []
-  for name, decoder, batch, length, device, systems, printed, use in rows:
-    step = training_step(decoder, batch, length)
-    seconds = report_on(step, create_device(device), systems).seconds
-    found.append(
-        Point(name, 'seq/s', printed, batch / seconds, use, _ALCF)
-    )
+  for training in TRAININGS:
+    device = create_device(training.device)
+    report = report_on(training_of(training), device, training.systems)
+    speed = training.batch / report.seconds
+    found.append(Point(
+        training.name, 'seq/s', training.printed, speed, training.use, _ALCF
+    ))
   return found
 
 

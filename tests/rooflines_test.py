@@ -4,9 +4,9 @@ import pytest
 
 from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
 from spdf_jax.accelerator.wafer.closed_form import training_step
-from spdf_jax.accelerator.wafer.comparisons import comparison_table
-from spdf_jax.accelerator.wafer.comparisons import GPUS
-from spdf_jax.accelerator.wafer.comparisons import roofline_seconds
+from spdf_jax.costs.rooflines import comparison_table
+from spdf_jax.costs.rooflines import GPUS
+from spdf_jax.costs.rooflines import roofline_seconds
 
 STEP = training_step(GPT3_XL, 132, 2048, 0.75)
 

@@ -1,0 +1,290 @@
+"""The modeled wafer as a lowering: products run on an emulated grid of cores.
+
+Row r of R stores a share of the tokens, column c of C a share of the inputs.
+Weights are streamed output by output, each non-zero down the column that stores
+its input, and every core of the column adds its product with the core's tokens:
+fp16 times fp16, summed in float32. Partial sums then travel along the row, and
+each hop rounds them to fp16. For gradients, dY travels along the row instead,
+and the sum over tokens of each kept weight up its column, rounded to fp16 at
+each hop. The functions are traceable, and vectorized over the axis of the grid
+along which no values travel, so that a scan over the other axis is left.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spdf_jax import lowerings
+from spdf_jax.accelerator import primitives
+from spdf_jax.accelerator.wafer import events
+from spdf_jax.accelerator.wafer.cost import fastest_layout
+from spdf_jax.accelerator.wafer.device import create_device
+from spdf_jax.accelerator.wafer.device import WaferDevice
+from spdf_jax.accelerator.wafer.events import Grid
+from spdf_jax.accelerator.wafer.program import Product
+
+WAFER = 'wafer'
+"""Name of the lowering to `CORNER`."""
+
+CORNER = create_device('cs2', cores=1024)
+"""Device of the lowering `'wafer'`: 1,024 cores of a CS-2, so that small models
+take seconds."""
+
+_PLATFORMS = ('cpu', 'cuda', 'tpu')
+_DTYPES = {16: jnp.float16, 32: jnp.float32}
+_names: dict[tuple[WaferDevice, float], str] = {}
+
+
+def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
+  """Registers a lowering of the sparse primitives to an emulated device.
+
+  Sparse matmuls, their gradients and tangents are computed with the numerics of
+  the device, on a grid of at most its number of cores, and recorded by
+  `record`. Operands are rounded to the device's `value_bits`, results have
+  their dtype. Values above 65,504 overflow to infinity, and values below 6e-8
+  underflow to zero, so that gradients need a loss scale. Packed and listed
+  weights fall back to the reference. Masks change without recompilation, so the
+  layout on the grid depends on `sparsity` and shapes only.
+
+  Args:
+    device: Device to emulate; its numbers must not be tracers. `value_bits` is
+      16, or 32 for partial sums in float32.
+    sparsity: Fraction of zeros for which the layout is the fastest.
+
+  Returns:
+    Name of the lowering, the same for equal arguments.
+
+  Raises:
+    ValueError: `value_bits` is neither 16 nor 32, or `sparsity` is not in
+      [0, 1).
+
+  Example:
+    >>> from spdf_jax.accelerator import sparse_matmul
+    >>> grid = create_device('cs2', cores=2)  # One row, two columns.
+    >>> x, w = jnp.array([[2048., 1.]]), jnp.ones((2, 1))
+    >>> y = sparse_matmul(x, w, w > 0, lowering=lowering(grid))
+    >>> y.item()  # 2,049 rounded to fp16.
+    2048.0
+  """
+  if device.value_bits not in _DTYPES:
+    raise ValueError(
+        f'value_bits is {device.value_bits}; emulated devices have 16 or 32.'
+    )
+  if not 0 <= sparsity < 1:
+    raise ValueError(
+        f'sparsity is {sparsity}; it is the fraction of zeros, at least 0 and '
+        'below 1.'
+    )
+  key = device, sparsity
+  if key not in _names:
+    name = f'{WAFER} {len(_names)}' if _names else WAFER
+    layout = functools.partial(grid_of, device=device, sparsity=sparsity)
+    for primitive, function in (
+        (primitives.sparse_matmul_p, _sparse_matmul),
+        (primitives.sampled_matmul_p, _sampled_matmul),
+        (primitives.sparse_matmul_tangent_p, _tangent),
+        (primitives.sparse_matmul_backward_p, _backward),
+    ):
+      for platform in _PLATFORMS:
+        lowerings.register_lowering(
+            name, primitive,
+            functools.partial(function, device=device, layout=layout),
+            platform=platform, takes_layer=True,
+        )
+    _names[key] = name
+  return _names[key]
+
+
+def grid_of(
+    tokens: int, inputs: int, outputs: int, sampled: bool = False,
+    *, device: WaferDevice, sparsity: float,
+) -> Grid:
+  """Returns the fastest grid of `cost`, rounded to whole tokens and columns.
+
+  Args:
+    tokens: Number of tokens.
+    inputs: Number of contracted features.
+    outputs: Number of features of the result.
+    sampled: Whether gradients of weights are computed.
+    device: Device with the cores.
+    sparsity: Fraction of zeros for which the grid is the fastest.
+
+  Returns:
+    The grid, of at most the device's number of cores.
+
+  Example:
+    >>> grid = grid_of(1024, 128, 512, device=CORNER, sparsity=0.75)
+    >>> grid.rows, grid.columns, grid.tokens_per_core
+    (32, 32, 32)
+  """
+  cores = int(device.cores)
+  work = Product(tokens, inputs, outputs, sparsity, sampled)
+  m, columns = (round(float(x)) for x in fastest_layout(work, device)[:2])
+  columns = min(max(columns, 1), inputs, cores)
+  m = min(max(m, -(-tokens // (cores // columns))), tokens)
+  rows = -(-tokens // m)
+  window = min(int(device.window), outputs)
+  return Grid(tokens, inputs, outputs, rows, columns, m, window)
+
+
+def _sparse_matmul(
+    x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array,
+    *, transpose: bool, accumulation_dtype: Any, out_sharding: Any,
+    name: str = 'sparse_matmul', **options: Any,
+) -> jax.Array:
+  """Multiplies by the kept weights; see `reference.sparse_matmul`."""
+  del grad_mask, accumulation_dtype, out_sharding
+  if transpose:
+    w, mask = w.swapaxes(-1, -2), mask.swapaxes(-1, -2)
+  kind = 'transposed' if transpose else 'forward'
+  multiply = functools.partial(_multiply, name=name, kind=kind, **options)
+  tokens = x.reshape(*w.shape[:-2], -1, x.shape[-1])
+  y = _over_stack(multiply, tokens, w, mask)
+  return y.reshape(*x.shape[:-1], y.shape[-1]).astype(x.dtype)
+
+
+def _sampled_matmul(
+    x: jax.Array, dy: jax.Array, mask: jax.Array,
+    *, accumulation_dtype: Any, out_sharding: Any,
+    name: str = 'sampled_matmul', **options: Any,
+) -> jax.Array:
+  """Multiplies over the tokens at masked entries; see `reference`."""
+  del accumulation_dtype, out_sharding
+  sample = functools.partial(_sample, name=name, kind='sampled', **options)
+  stack = mask.shape[:-2]
+  tokens = [a.reshape(*stack, -1, a.shape[-1]) for a in (x, dy)]
+  return _over_stack(sample, *tokens, mask).astype(x.dtype)
+
+
+def _tangent(dx, x, dw, w, mask, grad_mask, **params):
+  """Computes a product's tangent; see `reference.sparse_matmul_tangent`."""
+  params |= dict(transpose=False, name='sparse_matmul_tangent')
+  return _sparse_matmul(dx, w, mask, grad_mask, **params) + _sparse_matmul(
+      x, dw, grad_mask, grad_mask, **params
+  )
+
+
+def _backward(dy, x, w, mask, grad_mask, **params):
+  """Computes dx and dw; see `reference.sparse_matmul_backward`."""
+  params |= dict(name='sparse_matmul_backward')
+  return [
+      _sparse_matmul(dy, w, mask, grad_mask, transpose=True, **params),
+      _sampled_matmul(x, dy, grad_mask, **params),
+  ]
+
+
+def _over_stack(f, *arrays):
+  """Applies a function of matrices to the last two axes of arrays."""
+  stack = arrays[0].shape[:-2]
+  if not stack:
+    return f(*arrays)
+  flat = tuple(a.reshape(-1, *a.shape[-2:]) for a in arrays)
+  results = jax.lax.map(lambda matrices: f(*matrices), flat)
+  return results.reshape(*stack, *results.shape[1:])
+
+
+def _multiply(x, w, mask, *, device, layout, **event):
+  """Multiplies matrices; partial sums travel over the columns of the grid."""
+  grid = layout(*x.shape, w.shape[-1])
+  half = _DTYPES[device.value_bits]
+  inputs, is_input = _blocks(grid.inputs, grid.columns)
+
+  def column(carry, block):
+    arriving, hops = carry
+    x, w, mask, is_first = block
+    own = _dot(x, jnp.where(mask, w, 0))
+    leaving = (arriving.astype(jnp.float32) + own).astype(half)
+    return (leaving, hops + ~is_first), _loads(mask, grid)
+
+  blocks = (
+      _rounded(x, half).T[inputs].swapaxes(1, 2),
+      _rounded(w, half)[inputs],
+      mask[inputs] & is_input[..., None],
+      np.arange(grid.columns) == 0,
+  )
+  first = jnp.zeros((grid.tokens, grid.outputs), half), jnp.int32(0)
+  (y, hops), loads = jax.lax.scan(column, first, blocks)
+  _note(loads, hops, grid, device, event)
+  return y
+
+
+def _sample(x, dy, mask, *, device, layout, **event):
+  """Multiplies over tokens; gradients travel over the rows of the grid."""
+  grid = layout(*x.shape, dy.shape[-1], sampled=True)
+  half = _DTYPES[device.value_bits]
+  tokens, is_token = _blocks(
+      grid.tokens, grid.rows, largest=grid.tokens_per_core
+  )
+
+  def row(carry, block):
+    arriving, hops = carry
+    x, dy = block
+    leaving = (arriving.astype(jnp.float32) + _dot(x.T, dy)).astype(half)
+    return (leaving, hops + 1), None
+
+  blocks = tuple(
+      jnp.where(is_token[..., None], _rounded(a, half)[tokens], 0)
+      for a in (x, dy)
+  )
+  first = jnp.zeros(mask.shape, half), jnp.int32(0)
+  (dw, hops), _ = jax.lax.scan(row, first, blocks)
+  inputs, is_input = _blocks(grid.inputs, grid.columns)
+  weights = mask[inputs] & is_input[..., None]
+  _note(jax.vmap(lambda m: _loads(m, grid))(weights), hops, grid, device, event)
+  return jnp.where(mask, dw, 0)
+
+
+def _note(loads, hops, grid, device, event):
+  jax.debug.callback(
+      functools.partial(events.note, grid=grid, device=device, **event),
+      loads, hops,
+  )
+
+
+def _dot(x, y):
+  """Multiplies fp16 numbers in float32, where their products are exact."""
+  return jnp.dot(
+      x.astype(jnp.float32), y.astype(jnp.float32),
+      precision=jax.lax.Precision.HIGHEST,
+  )
+
+
+def _rounded(x, dtype):
+  # XLA may cancel a pair of conversions, which would omit the rounding.
+  return jax.lax.optimization_barrier(x.astype(dtype))
+
+
+def _loads(mask, grid):
+  """Counts the weights of a column of cores in each window of outputs."""
+  per_output = mask.sum(0, dtype=jnp.int32)
+  windows = -(-grid.outputs // grid.window)
+  padded = jnp.pad(per_output, (0, windows * grid.window - grid.outputs))
+  return padded.reshape(windows, grid.window).sum(1)
+
+
+def _blocks(
+    size: int, parts: int, *, largest: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Splits indices evenly, or into blocks of a size and a rest.
+
+  Args:
+    size: Number of indices.
+    parts: Number of blocks.
+    largest: Size of all blocks but the last; `None`: as even as possible.
+
+  Returns:
+    Indices [parts, block], padded with 0, and whether each is one of the block.
+  """
+  ends = np.arange(parts + 1) * size // parts
+  if largest is not None:
+    ends = np.minimum(np.arange(parts + 1) * largest, size)
+  block = int(np.diff(ends).max())
+  indices = ends[:-1, None] + np.arange(block)
+  is_part = indices < ends[1:, None]
+  return np.where(is_part, indices, 0), is_part
+
+
+lowering(CORNER)

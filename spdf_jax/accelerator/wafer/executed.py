@@ -1,0 +1,160 @@
+"""Executed against costed: the events of a program beside its simulation."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from spdf_jax.accelerator.wafer.cost import Cost
+from spdf_jax.accelerator.wafer.cost import product_on_grid
+from spdf_jax.accelerator.wafer.device import WaferDevice
+from spdf_jax.accelerator.wafer.events import Event
+from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.accelerator.wafer.simulate import Report
+from spdf_jax.accelerator.wafer.simulate import Row
+
+Key = tuple[str, str, bool]
+
+
+class Executed(NamedTuple):
+  """An operation as it was executed, and as it was costed.
+
+  Attributes:
+    layer: Name of the calling layer.
+    name: Name of the primitive.
+    sampled: Whether the operation is a gradient of weights.
+    events: Events of its executions.
+    costed: Cost by the equations, on the grid that was executed.
+    simulated: Cost in the report, on the grid that is fastest there.
+  """
+
+  layer: str
+  name: str
+  sampled: bool
+  events: tuple[Event, ...]
+  costed: Cost
+  simulated: Cost
+
+  def total(self, field: str) -> float:
+    """Returns the sum of a field of the events."""
+    return float(sum(getattr(event, field) for event in self.events))
+
+
+def compare(events: Iterable[Event], report: Report) -> list[Executed]:
+  """Compares executed products with the operations of a simulation.
+
+  Args:
+    events: Recorded events of one run of a program.
+    report: Simulation of the same program on the emulated device.
+
+  Returns:
+    An entry for each product of the simulation that has executed, in program
+    order. Layers match if the operation's name ends with that of the event.
+
+  Raises:
+    ValueError: An event has no operation in the report, or the number of its
+      executions differs.
+  """
+  found: dict[Key, list[Event]] = {}
+  for event in events:
+    key = event.layer, event.name, event.kind == 'sampled'
+    found.setdefault(key, []).append(event)
+  rows: dict[Key, list[Row]] = {}
+  for row in report.rows:
+    match = _key_of(row.operation, found)
+    if match is not None:
+      rows.setdefault(match, []).append(row)
+  for key, given in found.items():
+    costed = sum(row.operation.count for row in rows.get(key, ()))
+    if costed != len(given):
+      raise ValueError(
+          f'{key[1]} of {key[0] or "no layer"} was executed {len(given)} times '
+          f'and simulated {costed:g} times; give the events and the report of '
+          'one run of a program.'
+      )
+  return [_executed(key, found[key], rows[key], report.device) for key in rows]
+
+
+def _key_of(operation: Operation, keys: Iterable[Key]) -> Key | None:
+  work = operation.work
+  if not isinstance(work, Product):
+    return None
+  for layer, name, sampled in keys:
+    same = (name, sampled) == (operation.name, work.sampled)
+    if same and f'/{operation.layer}'.endswith(f'/{layer}'):
+      return layer, name, sampled
+  return None
+
+
+def _executed(
+    key: Key, events: list[Event], rows: list[Row], device: WaferDevice
+) -> Executed:
+  costed, simulated = Cost(), Cost()
+  for event, (operation, cost) in zip(events, rows):
+    m, columns = event.grid.tokens_per_core, event.grid.columns
+    work: Product = operation.work  # type: ignore[assignment]
+    on_grid = product_on_grid(work, device, float(m), float(columns))
+    costed += on_grid * operation.count
+    simulated += cost
+  return Executed(*key, tuple(events), costed, simulated)
+
+
+def executed_table(found: Iterable[Executed]) -> str:
+  """Formats executed and costed numbers, operation by operation.
+
+  Args:
+    found: Result of `compare`.
+
+  Returns:
+    A text with a line for each operation: its non-zeros and streamed bytes,
+    then multiply-adds, hops and cycles as executed, with the errors of the cost
+    on the same grid, and last the error of the cycles that the simulation has
+    for its own grid.
+  """
+  lines = [
+      f'{"operation":<34}{"non-zeros":>10}{"kB":>8}{"MACs":>10}{"hops":>10}'
+      f'{"error":>8}{"cycles":>10}{"error":>8}{"own grid":>10}'
+  ]
+  for entry in found:
+    kind = ' dW' if entry.sampled else ''
+    label = f'{entry.layer} {entry.name.removeprefix("sparse_matmul_")}{kind}'
+    hops = 4 * entry.total('hops')
+    cycles = entry.total('cycles')
+    lines.append(
+        f'{label[-34:]:<34}{entry.total("nonzeros"):>10,.0f}'
+        f'{entry.total("streamed_bytes") / 1e3:>8,.1f}'
+        f'{entry.total("multiply_adds"):>10.3g}{entry.total("hops"):>10.3g}'
+        f'{entry.costed.fabric_bytes / hops - 1:>+8.1%}{cycles:>10,.0f}'
+        f'{entry.costed.cycles / cycles - 1:>+8.1%}'
+        f'{entry.simulated.cycles / cycles - 1:>+10.1%}'
+    )
+  return '\n'.join(lines)
+
+
+def largest_errors(found: Iterable[Executed]) -> dict[str, float]:
+  """Returns the largest relative error of the costs over all operations.
+
+  Args:
+    found: Result of `compare`.
+
+  Returns:
+    Error by the name of the number; `'own grid'` is that of the cycles which
+    the simulation has for its own grid.
+  """
+  errors: dict[str, list[float]] = {}
+  for entry in found:
+    rows = {
+        'non-zeros': (
+            entry.costed.flops / 2 / entry.events[0].grid.tokens,
+            entry.total('nonzeros'),
+        ),
+        'multiply-adds': (
+            entry.costed.flops / 2, entry.total('multiply_adds')
+        ),
+        'bytes': (entry.costed.streamed_bytes, entry.total('streamed_bytes')),
+        'hops': (entry.costed.fabric_bytes, 4 * entry.total('hops')),
+        'cycles': (entry.costed.cycles, entry.total('cycles')),
+        'own grid': (entry.simulated.cycles, entry.total('cycles')),
+    }
+    for name, (costed, executed) in rows.items():
+      errors.setdefault(name, []).append(costed / executed - 1)
+  return {n: max(e, key=abs) for n, e in errors.items()}

@@ -1,0 +1,79 @@
+"""Events of a program are matched with the operations of its simulation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spdf_jax.accelerator import sparse_matmul
+from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.wafer.executed import compare
+from spdf_jax.accelerator.wafer.executed import executed_table
+from spdf_jax.accelerator.wafer.executed import largest_errors
+from spdf_jax.runs.wafer_variants import variants_table
+
+DEVICE = wafer.create_device('cs2', cores=256, latency=0)
+X = np.ones((2048, 32), np.float32)
+W = np.ones((2, 32, 32), np.float32)
+MASK = np.random.default_rng(0).random(W.shape) < 0.25
+
+
+def gradients(w, mask, x):
+  def loss(w):
+    y = x
+    for i, name in enumerate(('first', 'second')):
+      with jax.named_scope('Model'), jax.named_scope(name):
+        y = sparse_matmul(
+            y, w[i], mask[i], lowering=wafer.lowering(DEVICE), layer=name
+        )
+    return (y**2).mean()
+  return jax.grad(loss)(w)
+
+
+@pytest.fixture(scope='module')
+def executed():
+  jitted = jax.jit(gradients)
+  with wafer.record() as events:
+    jax.block_until_ready(jitted(W, MASK, X))
+  shape = jax.ShapeDtypeStruct(X.shape, jnp.float32)
+  return events, wafer.simulate(gradients, DEVICE)(W, MASK, shape)
+
+
+def test_every_operation_is_executed_as_it_is_costed(executed):
+  found = compare(*executed)
+  names = [(entry.layer, entry.name, entry.sampled) for entry in found]
+  assert names == [
+      ('first', 'sparse_matmul', False), ('second', 'sparse_matmul', False),
+      ('second', 'sparse_matmul_backward', False),
+      ('second', 'sparse_matmul_backward', True),
+      ('first', 'sampled_matmul', True),
+  ]
+  for entry in found:
+    nonzeros = MASK[int(entry.layer == 'second')].sum()
+    assert entry.total('nonzeros') == nonzeros
+  errors = largest_errors(found)
+  assert errors['non-zeros'] == errors['multiply-adds'] == errors['bytes'] == 0
+  for entry in found:
+    # The cost leaves out how long the last wavelet takes to cross the grid.
+    crossing = sum(e.grid.rows + e.grid.columns for e in entry.events)
+    assert entry.total('cycles') - crossing == pytest.approx(
+        entry.costed.cycles, rel=0.02
+    )
+  lines = executed_table(found).splitlines()
+  assert len(lines) == 6 and f'{MASK[0].sum():,}' in lines[1]
+
+
+def test_events_of_another_program_are_refused(executed):
+  events, report = executed
+  with pytest.raises(ValueError, match='executed 2 times and simulated 1 time'):
+    compare([*events, *events], report)
+  with pytest.raises(ValueError, match='first was executed 1 times and simul'):
+    compare(events, report * 0)
+
+
+def test_variants_are_compared_with_all_published_trainings():
+  table = variants_table('clock')
+  assert '-20.7%' in table and '+26.4%' in table
+  assert '349 TF' in variants_table('gemm')
+  with pytest.raises(ValueError, match="variant 'clocks' is unknown; did you"):
+    variants_table('clocks')
