@@ -78,6 +78,7 @@ def page(request, browser, address):
   width, height = SIZES[request.param]
   opened = browser.new_page(viewport={'width': width, 'height': height})
   opened.size = request.param
+  opened.set_default_timeout(300_000)
   problems = []
   opened.on('pageerror', lambda error: problems.append(str(error)))
   opened.on('console', lambda message: problems.append(message.text)
