@@ -1,0 +1,188 @@
+"""Compact exports are evaluated as they are, with the scores of dense models."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tracemalloc
+
+from harness_test import offline  # noqa: F401
+from harness_test import Request
+import jax
+import numpy as np
+import pytest
+from real_data import data_path
+from sparse_params import make_sparse_params
+
+from spdf_jax import data
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax.accelerator import ListedMatrix
+from spdf_jax.evaluation import scorecard
+from spdf_jax.interop.compact_files import names_of
+from spdf_jax.interop.tensor_files import COMPACT
+from spdf_jax.interop.tensor_files import MASKS
+from spdf_jax.interop.tensor_files import open_tensors
+from spdf_jax.runs import conversion
+from spdf_jax.runs import open_models
+
+ROOT = pathlib.Path(__file__).parents[1]
+CONFIG = models.GPTConfig(
+    vocab_size=260, n_layers=2, n_heads=2, d_model=16, d_ff=64, max_length=32
+)
+OPTIONS = dict(
+    checkpoint=None, densify=None, scan_layers=False, moments='keep',
+    vocab_size=None, check=False, allow_non_finite=False, trust_code=False,
+    to=None, format='compact', dtype='float32',
+)
+TEXT = 'Sparse models read nothing of their pruned weights. ' * 3
+
+
+def save(folder, config=CONFIG, scale=1.0):
+  """Writes a GPT-2 directory of which 84 % of the hidden weights are zero."""
+  params, mask = make_sparse_params(config, 0.84)
+  params = jax.tree.map(lambda x: scale * x, params)
+  interop.save_hf(folder, config, params, mask, end_of_text=256)
+  data.save_tokenizer(folder / 'tokenizer.json', data.ByteTokenizer())
+
+
+def convert(source, target, **options):
+  return list(conversion.convert(
+      **OPTIONS | dict(from_hf=str(source), to_hf=str(target)) | options
+  ))
+
+
+def score_text(candidate, folder):
+  path = folder / 'text.tokens'
+  path.write_text(TEXT)
+  settings = scorecard.Settings(batch_size=2, search='greedy')
+  scores = scorecard.score_task(candidate, 'wikitext', str(path), settings)
+  return {score.metric: score.value for score in scores}
+
+
+@pytest.mark.parametrize('masks', [True, False])
+def test_a_hugging_face_directory_is_converted_with_its_zeros(masks, tmp_path):
+  save(tmp_path / 'hf')
+  if not masks:
+    (tmp_path / 'hf' / MASKS).unlink()
+  (text,) = convert(tmp_path / 'hf', tmp_path / 'compact')
+  assert 'is written; sparsity 8' in text and 'in 12 matrices' in text
+  old, new = map(interop.load_hf, (tmp_path / 'hf', tmp_path / 'compact'))
+  jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
+  assert old.config == new.config
+  tokenizer = data.open_tokenizer(tmp_path / 'compact')
+  assert tokenizer.fingerprint == data.ByteTokenizer().fingerprint
+
+
+def test_a_directory_is_not_converted_into_itself(tmp_path):
+  save(tmp_path)
+  with pytest.raises(ValueError, match='from_hf and to_hf are both'):
+    convert(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_compact_export_is_scored_as_its_dense_weights(dtype, tmp_path):
+  save(tmp_path / 'hf')
+  convert(tmp_path / 'hf', tmp_path / 'dense', dtype=dtype, format='dense')
+  convert(tmp_path / 'dense', tmp_path / 'compact', dtype=dtype)
+  dense = open_models.open_hf(str(tmp_path / 'dense'))
+  compact = open_models.open_hf(str(tmp_path / 'compact'))
+  kernel = compact.params['h_1']['mlp']['wo']['kernel']
+  assert isinstance(kernel, ListedMatrix) and kernel.values.dtype == dtype
+  wanted, found = (score_text(x, tmp_path) for x in (dense, compact))
+  assert wanted and found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_no_matrix_of_a_compact_export_is_built(tmp_path):
+  config = models.GPTConfig(
+      vocab_size=257, n_layers=8, n_heads=2, d_model=64, d_ff=256,
+      max_length=16,
+  )
+  save(tmp_path / 'hf', config)
+  convert(tmp_path / 'hf', tmp_path / 'compact', dtype='bfloat16')
+  hidden = 4 * 12 * config.n_layers * config.d_model**2  # Bytes.
+
+  def peak(load):
+    tracemalloc.start()
+    load(tmp_path / 'compact')
+    try:
+      return tracemalloc.get_traced_memory()[1]
+    finally:
+      tracemalloc.stop()
+
+  assert peak(interop.load_listed) < hidden / 2
+  assert peak(interop.load_hf) > hidden  # NumPy's arrays are counted.
+
+
+_PEAK = """
+import resource, sys
+import jax
+from spdf_jax.runs import open_models
+import spdf_jax.evaluation as evaluation
+jax.numpy.zeros(3).block_until_ready()
+status = lambda: int(next(
+    line for line in open('/proc/self/status') if line.startswith('VmHWM')
+).split()[1]) * 1024
+before = status()
+candidate = open_models.open_hf(sys.argv[1])
+evaluation.generate(
+    candidate.subject.decoder, candidate.params, [[72, 105]],
+    max_new_tokens=2, end_of_text=256, batch_size=1, length=16,
+)
+print(status() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_generates_needs_less_than_the_dense_weights(tmp_path):
+  config = models.GPTConfig(
+      vocab_size=257, n_layers=12, n_heads=8, d_model=768, d_ff=3072,
+      max_length=16,
+  )
+  save(tmp_path / 'hf', config)
+  convert(tmp_path / 'hf', tmp_path / 'compact', dtype='bfloat16')
+  hidden = 4 * 12 * config.n_layers * config.d_model**2
+
+  def peak(folder):
+    child = subprocess.run(
+        [sys.executable, '-c', _PEAK, str(folder)], cwd=ROOT, check=False,
+        capture_output=True, text=True, timeout=600,
+    )
+    assert child.returncode == 0, child.stderr
+    return int(child.stdout)
+
+  assert peak(tmp_path / 'compact') < hidden * 0.75
+  assert peak(tmp_path / 'hf') > hidden
+
+
+@pytest.mark.process
+def test_the_commands_convert_generate_and_evaluate(tmp_path):
+  save(tmp_path / 'hf')
+  (tmp_path / 'text.tokens').write_text(TEXT)
+
+  def run(name, *flags):
+    child = subprocess.run(
+        [sys.executable, '-m', f'experiments.{name}', *flags], cwd=ROOT,
+        env=os.environ | {'PYTHONPATH': str(ROOT)}, check=False,
+        capture_output=True, text=True, timeout=300,
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+  compact = tmp_path / 'compact'
+  run('convert', f'--from_hf={tmp_path / "hf"}', f'--to_hf={compact}',
+      '--format=compact')
+  assert names_of(open_tensors(compact / COMPACT)) == set(
+      open_tensors(tmp_path / 'hf' / 'model.safetensors')
+  )
+  assert run(
+      'generate', f'--model={compact}', '--prompt=ab', '--max_new_tokens=4'
+  ).startswith('ab')
+  task = f'--tasks=wikitext={tmp_path / "text.tokens"}'
+  tables = [
+      run('evaluate', f'--hf={source}', task, *flags)
+      for source, *flags in (
+          (tmp_path / 'hf',), (tmp_path / 'hf', '--listed'), (compact,)
+      )
+  ]
+  assert 'wikitext' in tables[0] and tables[0] == tables[1] == tables[2]
