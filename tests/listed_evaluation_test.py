@@ -1,4 +1,4 @@
-"""Compact exports are evaluated as they are, with the scores of dense models."""
+"""Compact exports are evaluated as lists, with the scores of dense models."""
 
 import dataclasses
 import os
@@ -7,12 +7,9 @@ import subprocess
 import sys
 import tracemalloc
 
-from harness_test import offline  # noqa: F401
-from harness_test import Request
 import jax
 import numpy as np
 import pytest
-from real_data import data_path
 from sparse_params import make_sparse_params
 
 from spdf_jax import data
