@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 from configs import quickstart
 from experiments.launch import compilation_cache
+from experiments.launch import config_file
 from experiments.launch import console
 from spdf_jax import runs
 from spdf_jax import training
@@ -27,10 +28,11 @@ from spdf_jax.runs import lifecycle
 _WORKDIR = flags.DEFINE_string(
     'workdir', 'runs/quickstart', 'Folder for both runs and the report.'
 )
-_CONFIG = config_flags.DEFINE_config_dict(
+_CONFIG = config_file.hide_default(config_flags.DEFINE_config_dict(
     'config', quickstart.get_config(),
-    'Config of the sparse run; any field can be changed.',
-)
+    'Config of the sparse run, as configs/quickstart.py. Any field can be set: '
+    '--config.seed=1.',
+))
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Fills the result blocks of README from committed files.
+"""Fills the result blocks of README, and makes the notebooks.
 
   python -m experiments.readme
 
@@ -9,16 +9,21 @@ checks that it is up to date:
   <!-- results: experiments/results/claims-fair/table.md#Gates
   python -m experiments.reproduce --scale=fair --data=DIR -->
   <!-- end -->
-"""
 
+Each notebook is made from its script, and installs the library from the
+repository that spdf_jax/extras.py names.
+"""
 
 from experiments.launch import console
 from experiments.papers.readme_blocks import fill_file
+from experiments.site import notebooks
 
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  return console.run(argv, fill_file, 'README.md')
+  return console.run(
+      argv, fill_file, 'README.md', then=lambda _: notebooks.write_all()
+  )
 
 
 if __name__ == '__main__':

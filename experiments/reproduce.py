@@ -26,11 +26,14 @@ reason why it is empty. With --model, runs of another model fill the rows of the
 table's first one.
 """
 
+from collections.abc import Iterator
+
 from absl import app
 from absl import flags
 
 from experiments.launch import compilation_cache
 from experiments.launch import console
+from experiments.launch import executors
 from experiments.launch import pools
 from experiments.papers import paper_tables
 from experiments.papers import race
@@ -68,6 +71,8 @@ def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if bool(_TABLE.value) + bool(_SCALE.value) + _RACE.value != 1:
     raise app.UsageError('give --scale, --race, or --table with --runs.')
+  if executors.name() != 'local' and not _SCALE.value:
+    raise app.UsageError('--executor is for --scale.')
   if _MODEL.value and not _TABLE.value:
     raise app.UsageError('--model is for --table.')
   if bool(_TABLE.value) != bool(_RUNS.value):
@@ -79,13 +84,25 @@ def main(argv: list[str]) -> int:
   compilation_cache.prepare()
   if _RACE.value:
     return console.run(argv, race.race, *pools.folders('race'))
-  return console.run(
-      argv, reproduction.check_claims, _SCALE.value, _CLAIMS.value,
-      *pools.folders(f'claims-{_SCALE.value}'), *pools.limits(),
-      costs=_COSTS.value,
-  )
+  return console.run(argv, _check_claims)
+
+
+def _check_claims() -> Iterator[str]:
+  folders = pools.folders(f'claims-{_SCALE.value}')
+  report_only, workers, limits = pools.limits()
+  with executors.opened() as executor:
+    yield from reproduction.check_claims(
+        _SCALE.value, _CLAIMS.value, *folders,
+        report_only or executors.name() == 'slurm',
+        workers if executor is None else executor.slots, limits,
+        costs=_COSTS.value, executor=executor,
+        is_shared=executors.is_shared(),
+    )
+  if executors.name() == 'slurm':  # Data are prepared, and flags checked.
+    yield executors.submit(folders[1], 'experiments.reproduce')
 
 
 if __name__ == '__main__':
   flags.adopt_module_key_flags(pools)
+  flags.adopt_module_key_flags(executors)
   console.start(main)

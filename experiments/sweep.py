@@ -12,8 +12,13 @@ finished runs are not trained again. sweep.jsonl has a line for each run,
 sweep.md the mean over seeds ± its standard deviation. --test_tasks has the form
 of --tasks of experiments.evaluate: the runs of the best point are scored once
 on these tasks, in test.json and test.md, with the answers in the runs' folders.
+
+--executor=ray trains the runs on the nodes of a Ray cluster; if a node is lost,
+its runs continue on another. --executor=slurm writes WORKDIR/array.sbatch, an
+array of --jobs jobs that share the runs, and submits it.
 """
 
+from collections.abc import Iterator
 import pathlib
 
 from absl import flags
@@ -22,6 +27,8 @@ from experiments import scoring
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
+from experiments.launch import executors
+from spdf_jax.runs import sweeps
 from spdf_jax.runs import swept_runs
 from spdf_jax.training.early_stop import METRICS
 
@@ -46,14 +53,27 @@ _TEST_TASKS = flags.DEFINE_list(
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   compilation_cache.prepare()
-  return console.run(
-      argv, swept_runs.run_sweep, _CONFIG.value, pathlib.Path(_WORKDIR.value),
-      _GRID.value, seeds=_SEEDS.value, metric=_METRIC.value,
-      test_tasks=_TEST_TASKS.value, settings=scoring.settings(None),
-  )
+  return console.run(argv, _sweep)
+
+
+def _sweep() -> Iterator[str]:
+  workdir = pathlib.Path(_WORKDIR.value)
+  if executors.name() == 'slurm':
+    grid = sweeps.parse_grid(_GRID.value)
+    swept_runs.plan_runs(_CONFIG.value, grid, _SEEDS.value)  # Checks them.
+    yield executors.submit(workdir, 'experiments.sweep')
+    return
+  with executors.opened() as executor:
+    yield from swept_runs.run_sweep(
+        _CONFIG.value, workdir, _GRID.value, seeds=_SEEDS.value,
+        metric=_METRIC.value, test_tasks=_TEST_TASKS.value,
+        settings=scoring.settings(None), executor=executor,
+        is_shared=executors.is_shared(),
+    )
 
 
 if __name__ == '__main__':
   flags.adopt_module_key_flags(scoring)
+  flags.adopt_module_key_flags(executors)
   flags.mark_flags_as_required(['config', 'workdir'])
   console.start(main)

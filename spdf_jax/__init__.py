@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """spdf_jax: sparse pre-training and dense fine-tuning in JAX.
 
 This namespace holds the sparsity transforms, which need only jax, optax and

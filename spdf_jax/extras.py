@@ -1,7 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports of optional dependencies, with an error that names the extra."""
 
 import importlib
 import types
+
+REPOSITORY = ''
+"""Address of the repository, set at release; metadata, notebooks, the site and
+errors take it from here. Empty: one installs from a clone."""
+
+
+def install_command(extra: str, address: str = REPOSITORY) -> str:
+  """Returns the command that installs an extra, for error messages.
+
+  Args:
+    extra: Extra of `setup.py`.
+    address: Address of the repository; empty if it has none yet.
+
+  Returns:
+    The command, and where it is run if that matters.
+
+  Example:
+    >>> print(install_command('viz', ''))
+    `pip install ".[viz]"` in a clone of the repository
+    >>> print(install_command('viz', 'https://example.org/repository'))
+    `pip install "spdf_jax[viz] @ git+https://example.org/repository"`
+  """
+  if address:
+    return f'`pip install "spdf_jax[{extra}] @ git+{address}"`'
+  return f'`pip install ".[{extra}]"` in a clone of the repository'
 
 
 def require(module: str, extra: str) -> types.ModuleType:
@@ -25,6 +51,5 @@ def require(module: str, extra: str) -> types.ModuleType:
     return importlib.import_module(module)
   except ModuleNotFoundError as error:
     raise ImportError(
-        f'{module} is not installed; install it with '
-        f'`pip install "spdf_jax[{extra}]"`.'
+        f'{module} is not installed; install it with {install_command(extra)}.'
     ) from error

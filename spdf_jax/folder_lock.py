@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locks of folders: one process at a time writes to a folder."""
 
 from collections.abc import Callable
@@ -13,6 +14,10 @@ except ImportError:  # Windows has no flock.
 
 _logger = logging.getLogger('spdf_jax')
 _held: dict[pathlib.Path, int] = {}  # File descriptors by path of the lock.
+
+
+class FolderInUse(ValueError):
+  """An error for a folder that another process has locked."""
 
 
 def lock_folder(
@@ -34,7 +39,7 @@ def lock_folder(
     it does nothing.
 
   Raises:
-    ValueError: another process holds the lock; the message has its host and
+    FolderInUse: another process holds the lock; the message has its host and
       process id.
 
   Example:
@@ -52,7 +57,7 @@ def lock_folder(
   except BlockingIOError:
     owner = os.read(descriptor, 200).decode(errors='replace').strip()
     os.close(descriptor)
-    raise ValueError(
+    raise FolderInUse(
         f'{name} {str(folder)!r} is in use by {owner or "another process"}; '
         'wait until it has ended, or give another folder.'
     ) from None

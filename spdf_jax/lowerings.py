@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Primitives with a reference lowering and registered lowerings by name."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookup of user-supplied names, with an error that suggests known ones."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packed matrices: the values of kept weights in order, and a bit per weight.
 
 A float32 matrix then takes 4 bytes per kept weight and one bit per weight.

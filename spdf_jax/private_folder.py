@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Private folders: caches of machine code that no other user can write to."""
 
 import os

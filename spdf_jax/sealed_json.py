@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sealed JSON objects, which contain a digest of their fields."""
 
 from collections.abc import Mapping

@@ -138,13 +138,6 @@ def run(optimizer, algorithm):
   return result
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _free_compiled_programs():
-  # A process may hold some 65,000 memory maps, and each program takes a few.
-  yield
-  jax.clear_caches()
-
-
 @each_pair
 def test_pruned_weights_are_exactly_zero_after_every_step(optimizer, algorithm):
   for params, state in run(optimizer, algorithm).steps:

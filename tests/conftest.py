@@ -1,12 +1,39 @@
 """Settings of the test session."""
 
+import gc
 import os
+import pathlib
 import tempfile
 
-# Programs compiled once serve every worker and every child process; set
-# before jax is imported.
-os.environ.setdefault(
-    'JAX_COMPILATION_CACHE_DIR',
-    os.path.join(tempfile.gettempdir(), f'spdf_jax_test_cache_{os.getuid()}'),
-)
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
+import pytest
+
+# Programs compiled once serve every worker and every child process; tests
+# compile them far longer than they run. Set before jax is imported.
+for name, value in dict(
+    COMPILATION_CACHE_DIR=os.path.join(
+        tempfile.gettempdir(), f'spdf_jax_test_cache_{os.getuid()}'
+    ),
+    PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
+    PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
+    DISABLE_MOST_OPTIMIZATIONS='true',
+).items():
+  os.environ.setdefault(f'JAX_{name}', value)
+
+# A process may hold some 65,000 memory maps; each program takes about three.
+_MANY_MAPS = 40_000
+
+
+def pytest_collection_finish():
+  """Saves the collector walks over the modules and the tracers of every test.
+  """
+  gc.freeze()
+  gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _free_compiled_programs():
+  yield
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > _MANY_MAPS:
+    import jax
+    jax.clear_caches()

@@ -24,7 +24,7 @@ LAYERS = {
 }
 SMALL = {
     'names', 'extras', 'folder_lock', 'private_folder', 'packing', 'lowerings',
-    'sealed_json',
+    'sealed_json', 'urls', 'live_line',
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
@@ -208,3 +208,14 @@ def test_masks_are_equal_on_one_and_on_eight_devices():
       capture_output=True, text=True, timeout=300, check=False,
   )
   assert done.returncode == 0, done.stderr
+
+
+def test_every_file_of_the_wheel_names_its_license():
+  signs = {'.py': '#', '.h': '//', '.cc': '//'}
+  assert [
+      f'{path.relative_to(PACKAGE)}: begin with {line}'
+      for path in sorted(PACKAGE.rglob('*'))
+      if path.suffix in signs and path.stat().st_size
+      for line in [f'{signs[path.suffix]} SPDX-License-Identifier: Apache-2.0']
+      if not path.read_text('utf-8').startswith(line + '\n')
+  ] == []

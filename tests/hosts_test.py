@@ -1,7 +1,6 @@
 """`interop.hosts`: JaxPruner's protocol and its configurations."""
 
 import dataclasses
-import functools
 import re
 
 from flax import linen as nn
@@ -32,9 +31,10 @@ CONFIG = dict(
 
 
 def params_of(shapes=None, seed=0):
-  keys = iter(jax.random.split(jax.random.key(seed), 8))
+  rng = np.random.default_rng(seed)
   return jax.tree.map(
-      lambda shape: jax.random.normal(next(keys), shape), shapes or SHAPES,
+      lambda shape: jnp.asarray(rng.standard_normal(shape), 'float32'),
+      shapes or SHAPES,
       is_leaf=lambda x: isinstance(x, tuple),
   )
 
@@ -61,7 +61,7 @@ def train(updater, steps):
 
   history = []
   for i in range(steps):
-    x = jax.random.normal(jax.random.key(i), (8, 50))
+    x = np.random.default_rng(i).standard_normal((8, 50), 'float32')
     params, opt_state = step(params, opt_state, x)
     history.append(params)
   return opt_state, history
@@ -419,11 +419,10 @@ def scanned():
       apply_fn=model.apply, params=params, tx=tx
   )
 
-  @functools.partial(jax.jit, static_argnames='clip')
-  def step(state, clip=0.0):
+  @jax.jit
+  def step(state, clip=np.inf):
     grads = jax.grad(loss)(state.params)
-    if clip:
-      grads, _ = optax.clip_by_global_norm(clip).update(grads, None)
+    grads, _ = optax.clip_by_global_norm(clip).update(grads, None)
     return state.apply_gradients(grads=grads), grads
 
   return state, step

@@ -44,11 +44,10 @@ def make_half_recipe(moving=True, **changes):
   )
 
 
-@pytest.fixture(scope='module')
-def parts():
-  """A recipe, and its step compiled once for several tests."""
-  recipe = make_half_recipe(micro_batches=1)
-  return recipe, recipe.step
+@functools.cache
+def shared_recipe(micro_batches):
+  """A recipe whose step is compiled once for several tests."""
+  return make_half_recipe(micro_batches=micro_batches)
 
 
 def scaled(state, scale):
@@ -92,15 +91,14 @@ def test_only_float16_has_a_scale():
 @pytest.mark.parametrize(
     'step, micro_batches', [(0, 1), (2, 2), (4, 1), (5, 2)]
 )
-def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches, parts):
+def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches):
   # Masks move, and dense gradients are asked for, at steps 1 to 4; at 5 the
   # phase changes: its mask is all true, moments stay.
-  recipe, step_fn = parts
-  if micro_batches > 1:
-    step_fn = make_half_recipe(micro_batches=micro_batches).step
+  recipe = shared_recipe(1)
+  step_fn = shared_recipe(micro_batches).step
   state = recipe.create_state()
   for i in range(step):
-    state, _ = parts[1](state, recipe.batch_at(i))
+    state, _ = recipe.step(state, recipe.batch_at(i))
   state = scaled(state, TOO_LARGE)
   before = copied(state)
   state, metrics = step_fn(state, recipe.batch_at(step))
@@ -115,7 +113,7 @@ def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches, parts):
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
 def test_a_step_does_not_depend_on_the_scale(micro_batches):
-  recipe = make_half_recipe(micro_batches=micro_batches)
+  recipe = shared_recipe(micro_batches)
   moments = []
   for scale in (2.0**10, 2.0**14):
     state, metrics = recipe.step(
@@ -132,17 +130,18 @@ def test_gradients_are_those_of_float32_and_small_ones_survive():
   # A loss so small that its gradients vanish in float16 unless scaled.
   tiny = lambda apply_fn: lambda *args: 1e-7 * apply_fn(*args)
   norms = {}
-  for name, recipe, scale in (
-      ('full', full, None), ('half', half, 2.0**24), ('unscaled', half, 1.0),
+  for recipe, scales in (
+      (full, {'full': None}), (half, {'half': 2.0**24, 'unscaled': 1.0}),
   ):
-    state = recipe.create_state()
-    state = state if scale is None else scaled(state, scale)
+    first = recipe.create_state()
     step_fn = jax.jit(functools.partial(
         train_step, apply_fn=tiny(recipe.model.apply),
         optimizer=recipe.optimizer, learning_rate=recipe.plan.learning_rate,
     ))
-    _, metrics = step_fn(state, batch_at(0, plan=recipe.plan))
-    norms[name] = float(metrics['train/grad_norm'])
+    for name, scale in scales.items():
+      state = first if scale is None else scaled(first, scale)
+      _, metrics = step_fn(state, batch_at(0, plan=recipe.plan))
+      norms[name] = float(metrics['train/grad_norm'])
   assert norms['half'] == pytest.approx(norms['full'], rel=0.01)
   assert norms['unscaled'] < 0.5 * norms['full']
 
@@ -259,9 +258,9 @@ def test_a_step_in_other_types_is_taken_once_and_without_waiting():
   assert calls == ['batch']
 
 
-def test_the_step_compiles_once_with_and_without_overflow(parts):
+def test_the_step_compiles_once_with_and_without_overflow():
   traces = []
-  recipe = parts[0]
+  recipe = shared_recipe(1)
 
   def counting(variables, tokens):
     traces.append(tokens.shape)

@@ -1,5 +1,6 @@
 """Protocols by hand: each number's definition, names, and bad input."""
 
+import importlib.util
 import itertools
 import math
 import random
@@ -18,8 +19,11 @@ from spdf_jax.evaluation.metrics.nist import nist_python
 from spdf_jax.evaluation.metrics.rouge_l import rouge_l
 from spdf_jax.evaluation.metrics.words import caption_words
 
-pytest.importorskip('sacrebleu')
-pytest.importorskip('nltk')
+# Finds nltk without importing it, which takes seconds in every worker.
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ('sacrebleu', 'nltk'))),
+    reason='needs sacrebleu and nltk',
+)
 
 
 @pytest.mark.parametrize('protocol', list(PROTOCOLS))

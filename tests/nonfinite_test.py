@@ -20,13 +20,6 @@ ONCE = jax.tree.map(np.copy, ZERO)
 ONCE['h_1']['kernel'][7, 11] = np.inf
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _free_compiled_programs():
-  # A process may hold some 65,000 memory maps, and each program takes a few.
-  yield
-  jax.clear_caches()
-
-
 @pytest.mark.parametrize('name', CASES)
 def test_weights_moments_masks_and_counters_stay(name):
   """At updates of the mask and between them; then all goes on as if not there.

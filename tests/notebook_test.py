@@ -1,7 +1,9 @@
 """Every notebook runs as a script, and has the cells of its script."""
 
+import importlib.util
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -63,6 +65,12 @@ def test_all_notebooks_run_without_a_display(script, tmp_path):
   run(script, tmp_path)
 
 
+def code_cells(script):
+  jupytext = pytest.importorskip('jupytext')
+  notebook = jupytext.read(script.with_suffix('.ipynb'))
+  return [cell for cell in notebook.cells if cell.cell_type == 'code']
+
+
 @pytest.mark.parametrize('script', SCRIPTS, ids=names(SCRIPTS))
 def test_a_notebook_has_the_cells_of_its_script(script):
   jupytext = pytest.importorskip('jupytext')
@@ -70,16 +78,38 @@ def test_a_notebook_has_the_cells_of_its_script(script):
       [(cell.cell_type, cell.source) for cell in jupytext.read(path).cells]
       for path in (script, script.with_suffix('.ipynb'))
   ]
-  make = f'make it anew: jupytext --to ipynb {script.relative_to(ROOT)}'
-  assert cells[0] == cells[1], make
+  assert cells[0] == cells[1], 'make it anew: python -m experiments.readme'
 
 
-@pytest.mark.parametrize('script', SCRIPTS, ids=names(SCRIPTS))
-def test_a_notebook_stores_no_outputs_and_installs_on_colab_only(script):
-  jupytext = pytest.importorskip('jupytext')
-  notebook = jupytext.read(script.with_suffix('.ipynb'))
-  code = [cell for cell in notebook.cells if cell.cell_type == 'code']
-  extra = 'notebooks' if script.stem in NEEDS else 'quickstart'
-  assert not any(cell.outputs or cell.execution_count for cell in code)
-  assert "if 'google.colab' in sys.modules:" in code[0].source
-  assert f'spdf_jax[{extra}]' in code[0].source
+def test_notebooks_store_no_outputs_and_share_the_cell_that_installs():
+  cells = [code_cells(script) for script in SCRIPTS]
+  assert len({code[0].source for code in cells}) == 1
+  for cell in (cell for code in cells for cell in code):
+    assert not cell.outputs and not cell.execution_count
+
+
+@pytest.mark.parametrize('repository, source', [
+    ('', SCRIPTS[0].parents[2].as_uri()),
+    ('https://github.com/a/b', 'git+https://github.com/a/b'),
+])
+def test_the_first_cell_installs_from_the_clone_or_the_repository(
+    repository, source, monkeypatch, tmp_path
+):
+  cell = code_cells(SCRIPTS[0])[0].source
+  cell = re.sub("repository = '.*'", f'repository = {repository!r}', cell)
+  commands = []
+  record = lambda command, check: commands.append(command)
+  monkeypatch.setattr(subprocess, 'run', record)
+  exec(cell, {})  # It is installed.
+  assert commands == []
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.chdir(SCRIPTS[0].parent)
+  exec(cell, {})
+  (command,) = commands
+  assert command[-1] == f'spdf_jax[notebooks] @ {source}'
+  monkeypatch.chdir(tmp_path)
+  if repository:
+    exec(cell, {})
+  else:
+    with pytest.raises(SystemExit, match='experiments/colabs of a clone'):
+      exec(cell, {})

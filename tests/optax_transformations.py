@@ -6,16 +6,14 @@ a chain, and a wrapper is a function of the transformation that it wraps.
 
 import functools
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-X = jax.random.normal(jax.random.key(0), (32, 8))
-Y = jnp.sin(X @ jax.random.normal(jax.random.key(1), (8, 4)))
-INITIAL = {
-    'a': jax.random.normal(jax.random.key(2), (8, 16)) / 3,
-    'b': jax.random.normal(jax.random.key(3), (16, 4)) / 4,
-}
+_normal = functools.partial(np.random.default_rng(0).standard_normal, dtype='f')
+X = _normal((32, 8))
+Y = np.sin(X @ _normal((8, 4)))
+INITIAL = {'a': _normal((8, 16)) / 3, 'b': _normal((16, 4)) / 4}
 
 
 def loss_fn(params, x=X, y=Y):

@@ -7,6 +7,7 @@ import pytest
 
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
+from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.progress import format_seconds
 from spdf_jax.training.progress import Progress
 
@@ -99,14 +100,43 @@ def test_a_line_without_any_token_done_knows_no_time():
   assert ' left' in Line(start=120).update(0, 120)
 
 
-def test_a_terminal_has_one_line_that_is_written_over():
-  line = Line(out=Terminal())
-  first, second = line.update(0.5, 1), line.update(0.5, 2)
-  assert first.startswith('\r\x1b[K') and '\n' not in first + second
+class Notebook(io.StringIO):
+  """Stands in for the stderr of a notebook, which is known by its module."""
+
+  __module__ = 'ipykernel.iostream'
+
+
+def shown(text):
+  """Returns what a terminal or a notebook shows of a text, line by line."""
+  lines = []
+  for written in text.split('\n'):
+    line = ''
+    for part in written.split('\r'):
+      line = part + line[len(part):]
+    lines.append(line.rstrip())
+  return lines
+
+
+@pytest.mark.parametrize('kind', [Terminal, Notebook])
+def test_terminals_and_notebooks_have_one_line_that_is_overwritten(kind):
+  line = Line(out=kind())
+  line.update(0.5, 1)
   assert line.update(0.1, 3) == ''
-  assert line.update(0.5, 120).endswith('\n')
+  line.progress.best = {'pre': Best('loss', 1.0, 1)}
+  line.update(0.5, 4)
+  line.progress.best = {}
+  line.update(0.5, 9)  # A shorter line leaves nothing of the one before it.
+  (only,) = shown(line.out.getvalue())
+  assert only.startswith('pre  step 9/120') and only.endswith(' left')
   line.progress.pause()
-  assert line.out.getvalue().endswith('\r\x1b[K')
+  line.out.write('validation 1.2')
+  assert shown(line.out.getvalue()) == ['validation 1.2']
+  assert line.update(0.5, 120).endswith('\n')
+
+
+def test_ipykernel_names_its_streams_as_is_assumed():
+  iostream = pytest.importorskip('ipykernel.iostream')
+  assert iostream.OutStream.__module__ == Notebook.__module__
 
 
 @pytest.mark.parametrize('seconds, text', [

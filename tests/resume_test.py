@@ -63,13 +63,6 @@ OPTIMIZERS = {name: of_case(name) for name in CASES} | {
 }
 
 
-@pytest.fixture(autouse=True, scope='module')
-def _free_compiled_programs():
-  # A process may hold some 65,000 memory maps, and each program takes a few.
-  yield
-  jax.clear_caches()
-
-
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_a_run_goes_on_bit_for_bit_wherever_it_was_stopped(name):
   make = OPTIMIZERS[name]

@@ -4,7 +4,6 @@ Shared by the tests of what holds for all algorithms.
 """
 
 from collections.abc import Callable
-import functools
 from typing import Any
 from typing import NamedTuple
 
@@ -136,10 +135,7 @@ def make_step(tx):
 
   The noise is added to the gradients: `ZERO`, or what is to be found there.
   """
-  # Programs this small are compiled far longer than they run.
-  @functools.partial(
-      jax.jit, compiler_options={'xla_backend_optimization_level': 0}
-  )
+  @jax.jit
   def step(params, state, noise):
     grads = jax.tree.map(
         lambda p, t, n: p - t.astype(p.dtype) + n.astype(p.dtype),

@@ -59,12 +59,10 @@ ALGORITHMS = {
 
 
 def make_params(dtype=jnp.float32, seed=0):
-  shapes, treedef = jax.tree.flatten(
-      SHAPES, is_leaf=lambda x: isinstance(x, tuple)
-  )
-  keys = jax.random.split(jax.random.key(seed), len(shapes))
-  return treedef.unflatten(
-      jax.random.normal(k, s).astype(dtype) for k, s in zip(keys, shapes)
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+      lambda shape: jnp.asarray(rng.standard_normal(shape), dtype), SHAPES,
+      is_leaf=lambda x: isinstance(x, tuple),
   )
 
 
@@ -95,13 +93,6 @@ def spying_on(inner):
     return SpyState(inner_state, (params, inner_state, params))
 
   return optax.GradientTransformationExtraArgs(init, update)
-
-
-@pytest.fixture(autouse=True)
-def _free_compiled_programs():
-  # A process may hold some 65,000 memory maps, and each program takes a few.
-  yield
-  jax.clear_caches()
 
 
 def off_mask_is_zero(tree, mask):

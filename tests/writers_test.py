@@ -78,14 +78,26 @@ def test_weights_and_biases_goes_on_with_the_run_of_the_workdir(
     return run
 
   monkeypatch.setitem(sys.modules, 'wandb', types.SimpleNamespace(init=init))
-  (open_writer,) = choose_writers(['wandb'], tmp_path / 'mine', {'seed': 3})
-  writer = open_writer(7)
-  writer.write_scalars(*ROWS[0])
-  writer.close()
-  options, row, end = log
-  assert options['id'] == options['name'] == 'mine'
-  assert (options['resume'], options['config']) == ('allow', {'seed': 3})
+  for name in ('WANDB_PROJECT', 'WANDB_RUN_GROUP'):
+    monkeypatch.delenv(name, raising=False)
+  workdirs = [tmp_path / folder / 'dense' for folder in ('a', 'b')]
+  for workdir in (workdirs[0], *workdirs):
+    workdir.mkdir(parents=True, exist_ok=True)
+    (open_writer,) = choose_writers(['wandb'], workdir, {'seed': 3})
+    writer = open_writer(7)
+    writer.write_scalars(*ROWS[0])
+    writer.close()
+  first, row, end, resumed, _, _, other, *_ = log
+  assert first['name'] == other['name'] == 'dense'
+  assert first['id'] == resumed['id'] != other['id']
+  assert (first['project'], first['group']) == ('spdf_jax', 'a')
+  assert other['group'] == 'b'
+  assert (first['resume'], first['config']) == ('allow', {'seed': 3})
   assert (row, end) == ((1, {'train/loss': 3.5}), 'finish')
+  monkeypatch.setenv('WANDB_PROJECT', 'mine')
+  monkeypatch.setenv('WANDB_RUN_GROUP', 'grid')
+  open_writer(7)
+  assert (log[-1]['project'], log[-1]['group']) == ('mine', 'grid')
 
 
 def test_a_library_that_is_missing_is_named_before_training(monkeypatch):

@@ -1,6 +1,5 @@
 """Transformations outside `sparsify` that lose the zeros; `check` sees it."""
 
-import functools
 
 import jax
 import optax
@@ -28,10 +27,7 @@ def train(tx, *, paired=False, masked=False, steps=STEPS):
   fast = lambda params: params.fast if paired else params
   pair = optax.LookaheadParams.init_synced if paired else lambda params: params
 
-  # Programs this small are compiled far longer than they run.
-  @functools.partial(
-      jax.jit, compiler_options={'xla_backend_optimization_level': 0}
-  )
+  @jax.jit
   def step(params, state):
     grads = jax.grad(loss_fn)(fast(params))
     updates, state = tx.update(grads, state, params)

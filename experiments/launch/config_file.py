@@ -27,6 +27,12 @@ def define() -> flags.FlagHolder:
       'config', None, 'Config file, with its argument: path.py:argument.'
   )
   flags.FLAGS['config'].parser = Parser()
+  return hide_default(holder)
+
+
+def hide_default(holder: flags.FlagHolder) -> flags.FlagHolder:
+  """Hides the default of a flag in --help; that of a config fills a screen."""
+  flags.FLAGS[holder.name].default_as_str = None
   return holder
 
 

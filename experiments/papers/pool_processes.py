@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import concurrent.futures
 import contextlib
+import functools
 import multiprocessing
 import os
+import sys
 import time
 
 from experiments.papers import pool_runs
@@ -28,8 +30,9 @@ def run_pool(
     cores: Sequence[int],
     workers: int,
     select: Callable[[list[Job]], Iterable[Job]] = lambda jobs: jobs,
+    executor: concurrent.futures.Executor | None = None,
 ) -> dict[str, Outcome]:
-  """Runs unfinished runs in processes; prints each run and the time left.
+  """Runs unfinished runs; prints each finished run and the time left.
 
   Args:
     runner: Runner of the jobs.
@@ -38,6 +41,8 @@ def run_pool(
     cores: Cores that workers are pinned to; empty: workers are not pinned.
     workers: Number of runs at a time.
     select: Filters and orders the runs that can start.
+    executor: Executor of the runs, which queues all that can start; `None`:
+      processes of this machine.
 
   Returns:
     All outcomes.
@@ -47,19 +52,21 @@ def run_pool(
   """
   progress = PoolProgress(entries, workers)
   print(f'{progress.counts(done)} runs are done', flush=True)
-
+  run = functools.partial(
+      run_all, lambda done: select(next_jobs(entries, done, runner.is_there)),
+      runner, done, report=progress,
+  )
+  if executor is not None:
+    return run(executor=executor, workers=sys.maxsize)
   context = multiprocessing.get_context('spawn')
   queue = context.Queue()
   for i in range(workers if cores else 0):
     queue.put(cores[i % len(cores)])
   with concurrent.futures.ProcessPoolExecutor(
       workers, context, pool_runs.start_worker, (queue, os.getpid())
-  ) as executor:
+  ) as processes:
     try:
-      return run_all(
-          lambda done: select(next_jobs(entries, done, runner.is_there)),
-          runner, done, executor, workers, progress,
-      )
+      return run(executor=processes, workers=workers)
     except concurrent.futures.process.BrokenProcessPool as error:
       raise OSError(
           'a worker process was killed; finished runs are kept, so repeat the '

@@ -6,19 +6,15 @@ import logging
 import math
 import os
 import pathlib
-import signal
 import sys
-import threading
 import time
 from typing import Any
 from typing import NamedTuple
 
-from absl import flags
 import jax
 import numpy as np
 
-from experiments.launch import compilation_cache
-from experiments.launch import console
+from experiments.launch import workers
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.gates import BASELINES
@@ -32,6 +28,7 @@ from experiments.papers.subspaces import module_means
 from spdf_jax import evaluation
 from spdf_jax import runs
 from spdf_jax import training
+from spdf_jax.folder_lock import lock_folder
 from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.early_stop import METRICS
@@ -62,10 +59,20 @@ class Runner(NamedTuple):
     """Runs or resumes a job; returns its outcome.
 
     Raises:
+      FolderInUse: another process runs the job.
       InterruptedError: a signal arrived; everything is saved.
     """
     workdir = pathlib.Path(self.directory, job.name)
     workdir.mkdir(parents=True, exist_ok=True)
+    release = lock_folder(workdir, 'workdir')
+    try:
+      if self.is_there(job):  # Another machine has run it.
+        return read_json(workdir / OUTCOME)
+      return self._run(job, workdir)
+    finally:
+      release()
+
+  def _run(self, job: Job, workdir: pathlib.Path) -> dict[str, Any]:
     started = time.process_time()
     with log_to(workdir / 'log.txt'):
       recipe = self.create_recipe(job)
@@ -205,17 +212,5 @@ def start_worker(cores: Any, parent: int) -> None:
   """
   if not cores.empty():
     os.sched_setaffinity(0, {cores.get()})
-  flags.FLAGS(sys.argv, known_only=True)
-  console.prepare()
-  compilation_cache.prepare()
-  threading.Thread(target=_end_with, args=[parent], daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-  """Stops this process with SIGTERM, on which it saves, once its parent ended.
-  """
-  while os.getppid() == parent:
-    time.sleep(1)
-  os.kill(os.getpid(), signal.SIGTERM)
-  time.sleep(60)
-  os._exit(1)
+  workers.start(sys.argv)
+  workers.end_with(parent)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import concurrent.futures
 import dataclasses
 import functools
 import os
@@ -27,6 +28,7 @@ from experiments.papers.scales import Scale
 from experiments.papers.scales import SCALES
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.names import lookup
+from spdf_jax.urls import refuse_url
 
 
 class Reproduction(NamedTuple):
@@ -63,6 +65,8 @@ def check_claims(
     limits: replica_groups.Limits,
     *,
     costs: bool,
+    executor: concurrent.futures.Executor | None = None,
+    is_shared: bool = False,
 ) -> Iterator[str]:
   """Reproduces claims at a scale; yields the report and the files' names.
 
@@ -76,6 +80,8 @@ def check_claims(
     workers: Number of runs at a time; 0: one on each core.
     limits: Limits on a scale whose runs are trained in groups.
     costs: Whether costs are drawn too, see `draw_costs`.
+    executor: Executor of the runs; `None`: processes of this machine.
+    is_shared: Whether other machines train runs in the same folder.
 
   Raises:
     ValueError: the scale or a claim is unknown, or `reproduce` raises it.
@@ -86,7 +92,10 @@ def check_claims(
     lookup('claim', key, CLAIMS)
   scale = dataclasses.replace(scale, claims=tuple(claims) or scale.claims)
   reproduction = Reproduction(name, scale, workdir, output)
-  yield reproduce(reproduction, data, workers, report_only, limits)
+  yield reproduce(
+      reproduction, data, workers, report_only, limits, executor=executor,
+      is_shared=is_shared,
+  )
   yield f'{output}: table.md, results.json, claims.png'
   if costs:
     draw_costs(reproduction, data)
@@ -99,6 +108,9 @@ def reproduce(
     workers: int,
     report_only: bool,
     limits: replica_groups.Limits = replica_groups.UNLIMITED,
+    *,
+    executor: concurrent.futures.Executor | None = None,
+    is_shared: bool = False,
 ) -> str:
   """Trains all unfinished runs of a scale, and judges its claims.
 
@@ -112,6 +124,8 @@ def reproduce(
     workers: Number of runs at a time; 0: one on each core.
     report_only: Whether only the results of finished runs are written.
     limits: Limits on a scale whose runs are trained in groups.
+    executor: Executor of the runs; `None`: processes of this machine.
+    is_shared: Whether other machines train runs in the same folder.
 
   Returns:
     The report.
@@ -123,9 +137,15 @@ def reproduce(
     InterruptedError: a signal arrived or the time is over; everything is saved.
   """
   name, scale, workdir, output = reproduction
+  refuse_url(workdir, 'workdir')
   entries = reproduction.entries
   if scale.vmapped:
     replica_groups.check_arms(entries)
+    if executor is not None or is_shared:
+      raise ValueError(
+          f'runs of the scale {name!r} train together in one program; give '
+          '--executor=local.'
+      )
   elif limits != replica_groups.UNLIMITED:
     raise ValueError(
         f'--minutes and --replicas are for scales whose runs train together, '
@@ -140,6 +160,7 @@ def reproduce(
   prepared = pool_data.prepare(scale, data, workdir)
   if not report_only:
     workdir.mkdir(parents=True, exist_ok=True)
+  if not (report_only or is_shared):
     lock_folder(workdir, 'workdir')  # Held until the process ends.
   identity = identify(scale, prepared.fingerprints)
   check_same(identity_file, identity)
@@ -160,7 +181,7 @@ def reproduce(
     if scale.vmapped:
       run_replicas(runner, entries, done, cores, workers, limits)
     else:
-      run_pool(runner, entries, done, cores, workers)
+      run_pool(runner, entries, done, cores, workers, executor=executor)
   finally:
     report = write(pool_runs.read_outcomes(runs) | known)
   return report

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse compute as JAX primitives, and their lowerings."""
 
 from spdf_jax.accelerator.listed import listed_matmul

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Joint primitives: rules that decompose a primitive into several others."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The product with a listed matrix, as a primitive.
 
 It reads nothing of pruned weights, and is for the few tokens of generation.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrices stored as lists of their kept weights.
 
 A kept weight takes 16 bits of index and a value in float32 or bfloat16; pruned

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of shapes and dtypes of the sparse matmul's operands."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sparse matmul of packed weights and its derivatives, as primitives.
 
 The counterpart of `primitives`, with the values of the kept weights and the

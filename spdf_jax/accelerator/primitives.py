@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sparse matmul and its derivatives, as JAX primitives.
 
 Two primitives are closed under differentiation, so that derivatives of any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reference implementation of the sparse primitives: masked dense matmuls.
 
 It works on every platform and under every transformation, but multiplies zeros:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Costs of a recipe: FLOPs, dry runs, plans and time on the modeled wafer."""
 
 from spdf_jax.costs.flops import effective_sparsity

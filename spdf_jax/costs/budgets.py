@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Budgets of FLOPs or of hours, and two-stage plans within them."""
 
 from collections.abc import Callable

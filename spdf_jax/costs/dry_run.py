@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dry runs: phases, memory and FLOPs of a recipe before it is run."""
 
 from typing import Any

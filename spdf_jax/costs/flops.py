@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FLOPs of sparse training, by the formula of the papers."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text of a plan, as `--dry_run` prints it."""
 
 import collections

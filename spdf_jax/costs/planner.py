@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planner: the sparsity and the lengths of two stages within a budget."""
 
 from collections.abc import Callable

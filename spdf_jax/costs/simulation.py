@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole recipes on the modeled wafer: time and energy of all phases."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text and tables of the results of simulations."""
 
 from typing import NamedTuple

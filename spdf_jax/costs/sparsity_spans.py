@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Spans of steps of constant sparsity, and the cost of their steps."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of a training step by sparsity: modeled, lower bound, or measured."""
 
 from collections.abc import Callable

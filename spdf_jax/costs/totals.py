@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Totals of a plan: FLOPs against dense training, and effective sparsity."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FLOPs of a train step, counted in the traced program and by the formula."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batch sizes that fit a wafer, by the memory of resident activations."""
 
 from typing import NamedTuple

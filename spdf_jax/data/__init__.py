@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data: tokens and batches, as pure functions of (seed, step)."""
 
 from spdf_jax.data.batches import Allotment
@@ -12,6 +13,8 @@ from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
+from spdf_jax.data.parts import join_parts
+from spdf_jax.data.parts import prepare_part
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.planned import PlannedCorpus
 from spdf_jax.data.planned import PlannedExamples
@@ -66,6 +69,7 @@ __all__ = [
     'encode_pairs',
     'evaluation_batches',
     'format_sizes',
+    'join_parts',
     'load_task',
     'load_tokenizer',
     'merge_equal_contexts',
@@ -77,6 +81,7 @@ __all__ = [
     'permute',
     'prepare_corpus',
     'prepare_files',
+    'prepare_part',
     'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',

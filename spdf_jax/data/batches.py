@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches: the schedule of blocks over the steps of a plan."""
 
 import bisect

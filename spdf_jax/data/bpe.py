@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Byte-level byte-pair encoding, by the `tokenizers` library."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Corpora by name, tokenized once and then memory-mapped."""
 
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from typing import get_args
 import uuid
 
 from spdf_jax.data.mixtures import Mixture
+from spdf_jax.data.remote import copy_of
+from spdf_jax.data.remote import local_folder
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
@@ -34,6 +37,7 @@ from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import tokenizer_maker
 from spdf_jax.names import lookup
+from spdf_jax.urls import is_url
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -99,8 +103,9 @@ def prepare_corpus(
 
   Args:
     name: Name of the corpus; or the path, with a separator in it, of a folder
-      that `prepare_files` wrote, e.g. `'./books'`; or a mixture of such folders
-      by weight, `'./books=3,./news=1'`.
+      that `prepare_files` wrote, e.g. `'./books'`, or its URL in a bucket, e.g.
+      `'gs://bucket/books'`, as `etils.epath` takes it; or a mixture of such
+      folders by weight, `'./books=3,./news=1'`.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
       N tokens learned on the training split, e.g. `'bpe-1024'`; `''` for a
       folder, which has its own tokenizer.
@@ -125,8 +130,8 @@ def prepare_corpus(
   """
   if _is_prepared_folder(name):
     if '=' in name:
-      return _open_mixture(name, tokenizer)
-    return _open_prepared(name, tokenizer)
+      return _open_mixture(name, tokenizer, cache_dir)
+    return _open_prepared(name, tokenizer, cache_dir)
   read = lookup('corpus', name, _CORPORA)
   make_tokenizer = tokenizer_maker(tokenizer)
   if make_tokenizer is None:
@@ -195,11 +200,11 @@ def read_tokenizer(
     return ByteTokenizer()
   if not _is_prepared_folder(name):
     directory = _cache_path(name, tokenizer, cache_dir)
-  elif '=' in name:
-    directory = Path(name.split(',')[0].rsplit('=', 1)[0].strip())
   else:
-    directory = Path(name)
-  return load_tokenizer(directory.expanduser() / 'tokenizer.json')
+    if '=' in name:
+      name = name.split(',')[0].rsplit('=', 1)[0].strip()
+    directory = copy_of(name, cache_dir)
+  return load_tokenizer(directory / 'tokenizer.json')
 
 
 def open_corpus(directory: Path | str) -> Corpus:
@@ -299,8 +304,10 @@ _CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
 }
 
 
-def _open_prepared(name: str, tokenizer: str) -> Corpus:
-  if not Path(name).expanduser().is_dir():
+def _open_prepared(
+    name: str, tokenizer: str, cache_dir: Path | str
+) -> Corpus:
+  if not is_url(name) and not Path(name).expanduser().is_dir():
     raise ValueError(
         f'corpus={name!r} is not a folder; prepare it with `python -m'
         ' experiments.prepare`.'
@@ -310,10 +317,12 @@ def _open_prepared(name: str, tokenizer: str) -> Corpus:
         f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
         f" but tokenizer={tokenizer!r}; set it to ''."
     )
-  return open_corpus(name)
+  return open_corpus(local_folder(name, cache_dir))
 
 
-def _open_mixture(name: str, tokenizer: str) -> Corpus:
+def _open_mixture(
+    name: str, tokenizer: str, cache_dir: Path | str
+) -> Corpus:
   try:
     parts = [part.rsplit('=', 1) for part in name.split(',')]
     weights = {folder.strip(): float(weight) for folder, weight in parts}
@@ -321,7 +330,7 @@ def _open_mixture(name: str, tokenizer: str) -> Corpus:
     raise ValueError(
         f'corpus={name!r} is not a mixture; write ./books=3,./news=1.'
     ) from error
-  corpora = [_open_prepared(folder, tokenizer) for folder in weights]
+  corpora = [_open_prepared(folder, tokenizer, cache_dir) for folder in weights]
   first = corpora[0]
   for corpus in corpora:
     if corpus.tokenizer.fingerprint != first.tokenizer.fingerprint:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents of many formats, streamed in little memory."""
 
 import codecs
@@ -16,6 +17,9 @@ from spdf_jax.data.pieces import EMPTY
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.pieces import text_or_fault
+from spdf_jax.data.streams import is_stream
+from spdf_jax.data.streams import list_streams
+from spdf_jax.data.streams import read_stream
 from spdf_jax.data.tables import read_arrow
 from spdf_jax.data.tables import read_dataset
 from spdf_jax.data.tables import read_parquet
@@ -31,10 +35,11 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
   """Lists the files of a corpus, in a fixed order.
 
   Args:
-    path: A file, a Hugging Face dataset on disk, or a folder of files.
+    path: A file, a Hugging Face dataset on disk, or a folder of files; or the
+      name of a dataset to stream, see `list_streams`.
 
   Returns:
-    Files, and the folders of datasets, sorted by path.
+    Files, and the folders of datasets, sorted by path; or splits to stream.
 
   Raises:
     ValueError: The path does not exist, is of an unknown kind, or holds no file
@@ -48,6 +53,8 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
     >>> [file.name for file in list_inputs(folder)]
     ['a.jsonl', 'b.txt']
   """
+  if is_stream(Path(path)):
+    return list_streams(str(path))
   path = Path(path).expanduser()
   if (path / 'dataset_dict.json').exists():
     raise ValueError(
@@ -75,7 +82,12 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def read_documents(
-    path: Path, *, field: str = 'text', end_of_text: int | None = None
+    path: Path,
+    *,
+    field: str = 'text',
+    end_of_text: int | None = None,
+    start: int = 0,
+    stop: int | None = None,
 ) -> Iterator[Piece | Skipped]:
   """Reads the documents of one file.
 
@@ -88,6 +100,8 @@ def read_documents(
     path: A file, or the folder of a dataset.
     field: Name of the field or column with the text.
     end_of_text: Id that ends documents in a `.bin`.
+    start: Byte of a `.jsonl` from which lines are read, see `Span`.
+    stop: Byte from which no line is read; `None`: the end of the file.
 
   Yields:
     Pieces of documents, and skipped documents.
@@ -105,6 +119,9 @@ def read_documents(
     ('one',)
     ('not a JSON object',)
   """
+  if is_stream(path):
+    yield from read_stream(path, field)
+    return
   if path.is_dir():
     yield from read_dataset(path, field)
     return
@@ -113,6 +130,8 @@ def read_documents(
     yield from _read_tokens(path, end_of_text)
   elif read is _read_text:
     yield from _read_text(path)
+  elif read is _read_json_lines:
+    yield from _read_json_lines(path, field, start, stop)
   else:
     yield from read(path, field)
 
@@ -124,9 +143,16 @@ def _suffix(path: Path) -> str:
   return path.suffix
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-  """Yields lines; `None` instead of a line that is too long to hold."""
-  while line := file.readline(_LONGEST_LINE + 1):
+def _lines(
+    file: BinaryIO, stop: int | None = None
+) -> Iterator[bytes | None]:
+  """Yields lines; `None` instead of a line that is too long to hold.
+
+  Lines that start at byte `stop` or later are not read.
+  """
+  while (stop is None or file.tell() < stop) and (
+      line := file.readline(_LONGEST_LINE + 1)
+  ):
     too_long = len(line) > _LONGEST_LINE
     while too_long and line and not line.endswith(b'\n'):
       line = file.readline(_PIECE)
@@ -134,10 +160,12 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _read_lines(
-    file: BinaryIO, path: Path, field: str
+    file: BinaryIO, path: Path, field: str, stop: int | None = None
 ) -> Iterator[Piece | Skipped]:
-  for number, line in enumerate(_lines(file), start=1):
-    where = f'{path} line {number}'
+  start = 0 if stop is None else file.tell()
+  after = f' after byte {start}' if start else ''
+  for number, line in enumerate(_lines(file, stop), start=1):
+    where = f'{path} line {number}{after}'
     if line is None:
       yield Skipped('line too long', where)
       continue
@@ -156,9 +184,15 @@ def _read_lines(
         yield Skipped('not a JSON object', where)
 
 
-def _read_json_lines(path: Path, field: str) -> Iterator[Piece | Skipped]:
+def _read_json_lines(
+    path: Path, field: str, start: int = 0, stop: int | None = None
+) -> Iterator[Piece | Skipped]:
   with path.open('rb') as file:
-    yield from _read_lines(file, path, field)
+    if start:
+      file.seek(start - 1)  # A line that starts at `start` follows a newline.
+      while (rest := file.readline(_PIECE)) and not rest.endswith(b'\n'):
+        pass
+    yield from _read_lines(file, path, field, stop)
 
 
 def _read_compressed_lines(

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parallel encoding of batches of documents to token ids."""
 
 from collections import deque

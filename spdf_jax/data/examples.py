@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples: tokenized pairs of a task, with a loss on the target only."""
 
 from collections.abc import Sequence

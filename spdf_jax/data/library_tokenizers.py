@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers of the libraries `tokenizers` and sentencepiece."""
 
 import base64

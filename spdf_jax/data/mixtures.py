@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mixtures: several sources, weighted and read as one."""
 
 from collections.abc import Mapping

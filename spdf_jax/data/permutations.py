@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pseudo-random permutations, evaluated without storing them."""
 
 import hashlib

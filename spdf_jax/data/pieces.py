@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pieces of documents, and skipped documents."""
 
 from collections.abc import Iterator

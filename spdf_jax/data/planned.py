@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for data that does not exist yet, to plan a run."""
 
 from collections.abc import Sequence

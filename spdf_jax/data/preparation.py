@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preparation of token files from text: streamed, parallel and resumable."""
 
 from collections import Counter
@@ -21,9 +22,15 @@ from spdf_jax.data.encoding import encode_batches
 from spdf_jax.data.pieces import EMPTY
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
+from spdf_jax.data.shares import check_parts
+from spdf_jax.data.shares import Part
+from spdf_jax.data.shares import Span
+from spdf_jax.data.shares import spans_of
 from spdf_jax.data.splits import choose_splits
 from spdf_jax.data.splits import name_splits
 from spdf_jax.data.splits import Splits
+from spdf_jax.data.streams import identify_stream
+from spdf_jax.data.streams import is_stream
 from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
@@ -32,6 +39,7 @@ from spdf_jax.data.tokenizers import with_special_tokens
 from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
 from spdf_jax.data.unfinished import Unfinished
+from spdf_jax.urls import refuse_url
 
 _RECIPE_VERSION = 2
 _BATCH = 1 << 20  # Characters encoded together.
@@ -64,7 +72,8 @@ def prepare_files(
   same files.
 
   Args:
-    input: A file or folder, as `list_inputs` and `read_documents` take it.
+    input: A file or folder, as `list_inputs` and `read_documents` take it, or
+      `'hf:PATH,CONFIG'` to stream a dataset of Hugging Face.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
@@ -100,10 +109,65 @@ def prepare_files(
     >>> sum(file.description['documents'] for file in files)
     100
   """
+  done = prepare(
+      input, None, tokenizer=tokenizer, output=output, field=field,
+      validation=validation, test=test, max_faults=max_faults, workers=workers,
+      special_tokens=special_tokens, report=report,
+  )
+  if isinstance(done, Corpus):
+    return done
+  work, made_with = done
+  return work.finish(made_with)
+
+
+def prepare(
+    input: str | os.PathLike[str],
+    part: Part | None,
+    *,
+    tokenizer: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    field: str = 'text',
+    validation: float = 0.005,
+    test: float = 0.005,
+    max_faults: float = 0.001,
+    workers: int = 1,
+    special_tokens: bool = False,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> Corpus | tuple[Unfinished, Tokenizer]:
+  """Tokenizes an input, or a part of it, as `prepare_files` and `prepare_part`.
+
+  Args:
+    input: Argument of `prepare_files`, as are all others but `part`.
+    part: The part; `None`: the whole input.
+    tokenizer: Argument of `prepare_files`.
+    output: Argument of `prepare_files`.
+    field: Argument of `prepare_files`.
+    validation: Argument of `prepare_files`.
+    test: Argument of `prepare_files`.
+    max_faults: Argument of `prepare_files`.
+    workers: Argument of `prepare_files`.
+    special_tokens: Argument of `prepare_files`.
+    report: Argument of `prepare_files`.
+
+  Returns:
+    The corpus, if it was finished before; otherwise what is to be finished, all
+    of whose documents are tokenized, and the tokenizer.
+
+  Raises:
+    ImportError: A library of the extra `prepare` is missing.
+    ValueError: An argument or the input is not valid, or `output` holds
+      another corpus, or other parts.
+  """
   _check(validation, test, max_faults, workers)
+  refuse_url(output, 'output')
   output = Path(output).expanduser()
+  if part is not None and is_stream(Path(input)):
+    raise ValueError(
+        f'part={part} of input={str(input)!r}: a stream is not divided into'
+        ' parts; download the files, or prepare it on one machine.'
+    )
   files = [f for f in list_inputs(input) if not _within(f, output)]
-  made_from = {
+  made_from: dict[str, Any] = {
       'recipe': _RECIPE_VERSION,
       'corpus': output.name,
       'inputs': _describe(files, Path(input).expanduser()),
@@ -113,7 +177,15 @@ def prepare_files(
   }
   if (output / 'train.json').exists() and not (output / 'partial').exists():
     return _already_there(output, made_from)
-  work = Unfinished(output, made_from)
+  check_parts(output, part)
+  if part is None:
+    work = Unfinished(output, made_from)
+    spans = [Span(file) for file in files]
+  else:
+    work = Unfinished(output, made_from | {'part': str(part)}, part.folder)
+    work.state['max_faults'] = max_faults
+    sizes = [size for _, size, _ in made_from['inputs']]
+    spans = spans_of(files, sizes, part)
   splits = _choose_splits(files, Path(input), field, validation, test)
 
   def make():
@@ -125,7 +197,8 @@ def prepare_files(
   started = last_saved = time.monotonic()
   unsaved = 0
   batches = _batches(
-      files, field, end, splits, max_faults, work.state['position']
+      spans, field, end, splits, max_faults, work.state['position'],
+      whole=part is None,
   )
   for batch, encoded in encode_batches(batches, work.tokenizer_path, workers):
     unsaved += work.append(encoded, batch.position)
@@ -133,9 +206,9 @@ def prepare_files(
     if unsaved > _SAVE_EVERY or now - last_saved > 30:
       work.save()
       unsaved, last_saved = 0, now
-    report(work.progress(len(files), now - started))
+    report(work.progress(len(spans), now - started))
   work.save()
-  return work.finish(encoder)
+  return work, encoder
 
 
 def _check(
@@ -165,6 +238,9 @@ def _describe(files: list[Path], root: Path) -> list[list[Any]]:
   """Identifies inputs by name, size and a hash of both ends of each file."""
   described = []
   for file in files:
+    if is_stream(file):
+      described.append(identify_stream(file))
+      continue
     digest, size = hashlib.sha256(), 0
     for part in sorted(file.glob('*.arrow')) if file.is_dir() else [file]:
       length = part.stat().st_size
@@ -240,29 +316,34 @@ def _make_tokenizer(
 
 
 def _batches(
-    files: Sequence[Path],
+    spans: Sequence[Span],
     field: str,
     end: int,
     splits: Splits,
     max_faults: float,
     position: Mapping[str, Any],
+    *,
+    whole: bool,
 ) -> Iterator[Batch]:
   """Groups pieces into batches; their positions are those of the next ones."""
   skipped = Counter(position['skipped'])
   documents, split = position['documents'], position['split']
   pieces, size, last_skipped = [], 0, None
-  for number in range(position['file'], len(files)):
+  for number in range(position['file'], len(spans)):
     already = position['items'] if number == position['file'] else 0
-    items = read_documents(files[number], field=field, end_of_text=end)
+    file, start, stop = spans[number]
+    items = read_documents(
+        file, field=field, end_of_text=end, start=start, stop=stop
+    )
     for count, item in enumerate(items, start=1):
       if count <= already:
         continue
       if isinstance(item, Skipped):
         skipped[item.reason] += 1
         last_skipped = item
-        _check_faults(skipped, documents, max_faults, item, done=False)
+        check_faults(skipped, documents, max_faults, item, done=False)
       else:
-        split = split or splits.split_of(files[number], item)
+        split = split or splits.split_of(file, item)
         pieces.append((split, item))
         size += len(item.content)
         documents += item.last
@@ -278,10 +359,10 @@ def _batches(
         split=split,
     ))
     pieces, size = [], 0
-  _check_faults(skipped, documents, max_faults, last_skipped, done=True)
+  check_faults(skipped, documents, max_faults, last_skipped, done=whole)
 
 
-def _check_faults(
+def check_faults(
     skipped: Mapping[str, int],
     documents: int,
     max_faults: float,
@@ -289,6 +370,19 @@ def _check_faults(
     *,
     done: bool,
 ) -> None:
+  """Checks the share of faulty documents among those read so far.
+
+  Args:
+    skipped: Numbers of skipped documents, by reason.
+    documents: Number of documents that were not skipped.
+    max_faults: Largest share of faulty documents.
+    item: The last skipped document, for the error message.
+    done: Whether all documents are read; before, a share of few documents is
+      not checked.
+
+  Raises:
+    ValueError: The share is exceeded.
+  """
   faults = {k: n for k, n in skipped.items() if k != EMPTY}
   bad = sum(faults.values())
   total = documents + bad

@@ -1,20 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
 """The printed output of a preparation: a progress line and the corpus."""
 
 from collections.abc import Callable
-import sys
 import time
 from typing import TextIO
 
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.unfinished import Progress
+from spdf_jax.live_line import LiveLine
 
 
 class ProgressLine:
   """A printer of the progress of a preparation.
 
-  On a terminal one line is overwritten twice a second; elsewhere a new line is
-  printed every ten seconds.
+  On a terminal and in a notebook one line is overwritten twice a second;
+  elsewhere a new line is printed every ten seconds.
 
   Args:
     out: Output stream; `None`: stderr.
@@ -26,22 +27,20 @@ class ProgressLine:
       out: TextIO | None = None,
       clock: Callable[[], float] = time.monotonic,
   ):
-    self._out = sys.stderr if out is None else out
-    self._live = self._out.isatty()
+    self._line = LiveLine(out)
     self._clock = clock
     self._last = float('-inf')
 
   def __call__(self, progress: Progress) -> None:
     """Prints the progress if a line is due."""
     now = self._clock()
-    if now - self._last < (0.5 if self._live else 10):
+    if now - self._last < (0.5 if self._line.overwrites else 10):
       return
     self._last = now
-    print(
+    self._line.show(
         f'{progress.read / 1e6:,.0f} MB, {progress.tokens / 1e6:,.1f}M tokens,'
         f' {progress.files} of {progress.total_files} files,'
-        f' {progress.seconds:,.0f} s',
-        end='\r' if self._live else '\n', file=self._out, flush=True,
+        f' {progress.seconds:,.0f} s'
     )
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources of batches: blocks of a text, or examples of a task."""
 
 from collections.abc import Sequence

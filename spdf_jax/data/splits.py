@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Splits of documents into training, validation and test data."""
 
 from collections.abc import Callable

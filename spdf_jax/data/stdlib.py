@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sources of the running Python's standard library, as a corpus."""
 
 from collections.abc import Iterator

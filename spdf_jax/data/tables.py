@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents in columns of Parquet, Arrow and Hugging Face datasets."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token files: flat arrays of token ids on disk."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers of other libraries, read from files of four formats."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers, which convert text to token ids and back."""
 
 import base64

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An unfinished corpus, whose state on disk survives kills."""
 
 from collections.abc import Callable
@@ -51,7 +52,12 @@ class Progress:
 
 
 class Unfinished:
-  """A corpus that is being written, in `output/partial`.
+  """A corpus, or a part of one, that is being written in `output/partial`.
+
+  Args:
+    output: Folder of the corpus.
+    made_from: Description of input and settings, JSON-able.
+    part: Name of the part's folder in `output/partial`; `''`: all of it.
 
   Attributes:
     tokenizer_path: File of the tokenizer.
@@ -59,10 +65,15 @@ class Unfinished:
       they are complete.
   """
 
-  def __init__(self, output: Path, made_from: dict[str, Any]):
+  def __init__(
+      self, output: Path, made_from: dict[str, Any], part: str = ''
+  ):
     self._output, self._made_from = output, made_from
-    self._folder = output / 'partial'
-    self._mend = f'delete {output} and prepare the corpus again.'
+    self._folder = output / 'partial' / part
+    self._mend = (
+        f'delete {self._folder} and prepare this part again.' if part
+        else f'delete {output} and prepare the corpus again.'
+    )
     self.tokenizer_path = self._folder / 'tokenizer.json'
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +82,7 @@ class Unfinished:
           f'output={str(output)!r} cannot be written ({error}); give another'
           ' folder.'
       ) from error
-    self._release = lock_folder(output, 'output')
+    self._release = lock_folder(self._folder if part else output, 'output')
     self.state = self._read_state()
     self._files: dict[str, BinaryIO] = {}
     self._vocab_size = 1
@@ -84,17 +95,8 @@ class Unfinished:
       }
       position = dict(file=0, items=0, skipped={}, documents=0, split=None)
       return dict(made_from=self._made_from, splits=splits, position=position)
-    try:
-      state = unseal(json.loads(path.read_bytes()), path)
-      made_from = state['made_from']
-      sound = all('crc32' in state['splits'][split] for split in SPLITS)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-      sound = False
-    if not sound:
-      raise ValueError(
-          f'{path} is damaged or was written by an earlier version;'
-          f' {self._mend}'
-      )
+    state = read_state(path, self._mend)
+    made_from = state['made_from']
     if made_from != self._made_from:
       raise ValueError(
           f'output={str(self._output)!r} holds the beginning of a corpus of'
@@ -177,6 +179,16 @@ class Unfinished:
         skipped=self.state['position']['skipped'],
     )
 
+  def finish_part(self) -> None:
+    """Marks a part as complete, after creating the files that are missing."""
+    for split in SPLITS:
+      self._file(split)
+    self.state['finished'] = True
+    self.save()
+    for file in self._files.values():
+      file.close()
+    self._release()
+
   def finish(self, tokenizer: Tokenizer) -> Corpus:
     """Moves the files to their place and opens the corpus."""
     for split in SPLITS:
@@ -209,6 +221,33 @@ class Unfinished:
     shutil.rmtree(self._folder)
     self._release()
     return open_corpus(self._output)
+
+
+def read_state(path: Path, mend: str) -> dict[str, Any]:
+  """Reads the state of an unfinished corpus or part.
+
+  Args:
+    path: The file.
+    mend: What to do if it is damaged, for the error message.
+
+  Returns:
+    The state.
+
+  Raises:
+    ValueError: The file is damaged.
+  """
+  try:
+    state = unseal(json.loads(path.read_bytes()), path)
+    sound = 'made_from' in state and all(
+        'crc32' in state['splits'][split] for split in SPLITS
+    )
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    sound = False
+  if not sound:
+    raise ValueError(
+        f'{path} is damaged or was written by an earlier version; {mend}'
+    )
+  return state
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:

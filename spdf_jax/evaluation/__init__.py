@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluation of a model: loss, generation, text metrics and n-gram baselines.
 
 An evaluator is a function `evaluate(step, params)` that owns its data and

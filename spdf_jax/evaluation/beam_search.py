@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search: the best of many continuations, by length-normalized score."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A bigram model: the baseline that any trained language model has to beat."""
 
 from collections.abc import Iterable

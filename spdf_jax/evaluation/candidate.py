@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A candidate: a trained model together with its tokenizer."""
 
 import dataclasses

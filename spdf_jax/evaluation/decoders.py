@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental decoding: models with a cache of keys and values."""
 
 import dataclasses

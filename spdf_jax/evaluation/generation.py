@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generation: batched continuation of prompts, token by token."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EleutherAI's harness (lm-eval) on models in JAX, without PyTorch."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Suites of the harness: tasks, shots and metrics of published tables."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LAMBADA: prediction of the last word of a passage, by two protocols."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Likelihood of continuations, in batches of few shapes."""
 
 from collections.abc import Iterator

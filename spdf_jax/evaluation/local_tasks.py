@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks of the harness over local files."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Markdown for reports: tables, escapes and formatted numbers."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """N-grams: smoothing and evaluation, shared by bigrams and trigrams.
 
 Source: MacKay and Peto 1995, "A hierarchical Dirichlet language model".

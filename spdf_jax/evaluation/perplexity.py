@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loss of a language model on batches: nats, perplexity, bits per byte."""
 
 from collections.abc import Callable

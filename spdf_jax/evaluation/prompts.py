@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts of different lengths, packed into batches of few shapes."""
 
 from collections.abc import Iterator

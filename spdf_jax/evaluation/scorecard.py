@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scorecards: scores of a model on named tasks, each with its protocol."""
 
 from collections.abc import Iterator

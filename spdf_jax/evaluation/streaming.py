@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streaming: one continuation, a token as soon as it is chosen."""
 
 from collections.abc import Iterator

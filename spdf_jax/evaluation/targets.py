@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Perplexity of a task's targets, e.g. of summaries."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An evaluator of a generation task: it generates, stores and scores texts."""
 
 from collections.abc import Callable

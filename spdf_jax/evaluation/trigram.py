@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A trigram model: a baseline above the bigram, for small vocabularies."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """WikiText: perplexity per word of the original text."""
 
 from collections.abc import Mapping

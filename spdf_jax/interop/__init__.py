@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of weights to and from Hugging Face's formats."""
 
 from spdf_jax.interop.agreement import check_hf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of arrays: their names, shapes and masks."""
 
 from collections.abc import Mapping

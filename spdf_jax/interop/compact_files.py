@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse tensors on disk: the kept values and a bitmap of all weights.
 
 A tensor `w` with a mask is stored as two: `w.values`, the kept values in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reader and writer of a model's config.json."""
 
 from collections.abc import Callable

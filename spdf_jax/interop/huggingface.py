@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reader of model directories of transformers."""
 
 from collections.abc import Iterator

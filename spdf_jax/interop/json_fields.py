@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON files of others, read field by field with checked types."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layouts: the tensors of Hugging Face files, and our parameters in them."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor files of safetensors or torch, also as shards with an index."""
 
 from collections.abc import Callable

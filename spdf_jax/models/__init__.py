@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flax models with masked Dense layers."""
 
 from spdf_jax.models.attention import create_cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Causal self-attention, with optional grouped queries and cache."""
 
 from typing import Any

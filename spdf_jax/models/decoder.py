@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The common parts of all decoders: sizes, and the stack of layers."""
 
 from collections.abc import Callable

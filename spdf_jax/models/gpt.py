@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPT-2 / GPT-3 decoder, with masked hidden matrices."""
 
 import dataclasses

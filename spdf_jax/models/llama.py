@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Llama decoder, with masked hidden matrices."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models by name, with the sizes of the papers."""
 
 import dataclasses

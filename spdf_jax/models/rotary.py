@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary position embeddings (RoPE)."""
 
 import dataclasses

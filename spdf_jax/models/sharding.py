@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partition specs of the parameters of a decoder."""
 
 from collections.abc import Mapping

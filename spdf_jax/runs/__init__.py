@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs: launching runs, reading finished ones, reports and plots."""
 
 from spdf_jax.runs.curves import dense_flops_at

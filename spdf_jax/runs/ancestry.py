@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ancestry of a checkpoint: the phases of all launches that led to it."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The continuation of a prompt, written as it is generated."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of models: from and to Hugging Face, and from sparse to dense."""
 
 from collections.abc import Iterator

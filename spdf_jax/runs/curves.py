@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Curves of loss over FLOPs, and comparison of runs at equal FLOPs."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings of a report: sentences computed from runs."""
 
 from collections.abc import Mapping

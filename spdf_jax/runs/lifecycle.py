@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifecycle of a run, from a config to a finished workdir with a report."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of masks: the positions of kept weights in each layer."""
 
 from collections.abc import Sequence

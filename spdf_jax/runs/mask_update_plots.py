@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of mask updates."""
 
 from collections.abc import Mapping

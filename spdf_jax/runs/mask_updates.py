@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mask updates of a run: survival of kept weights, and exploration."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Candidates for evaluation, read from a run or a Hugging Face directory."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Style of all plots: figures, axes, colours and labels of lines."""
 
 from collections.abc import Sequence

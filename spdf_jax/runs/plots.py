@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of finished runs: losses, and sparsity of layers."""
 
 from collections.abc import Mapping

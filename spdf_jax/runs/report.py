@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports on finished runs: a Markdown page and its plots."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scored runs: workdirs found on disk, with their scores."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Axes over the steps of runs: panels, phases, sparsity and titles."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of a report: a row of values for each phase of each run."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sweeps: a grid over fields of a config and seeds, and its ranking."""
 
 import ast

@@ -1,8 +1,11 @@
-"""Runs of a sweep: planning, sequential training, and scoring of the best."""
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of a sweep: planning, training, and scoring of the best."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -12,6 +15,7 @@ import jax
 
 from spdf_jax import training
 from spdf_jax.evaluation import scorecard
+from spdf_jax.folder_lock import FolderInUse
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.names import lookup
 from spdf_jax.runs import lifecycle
@@ -25,6 +29,7 @@ from spdf_jax.runs.sweeps import run_name
 from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
+from spdf_jax.urls import refuse_url
 
 
 def run_sweep(
@@ -36,6 +41,8 @@ def run_sweep(
     metric: str,
     settings: scorecard.Settings,
     test_tasks: Sequence[str] = (),
+    executor: concurrent.futures.Executor | None = None,
+    is_shared: bool = False,
 ) -> Iterator[str]:
   """Trains every point of a grid and selects the best by a validation metric.
 
@@ -50,37 +57,49 @@ def run_sweep(
     settings: Settings for scoring the best point, see `score`.
     test_tasks: Tasks on which the best point is scored, see `score`; empty: it
       is not scored.
+    executor: Executor that trains the runs, several at a time; `None`: they are
+      trained one after another in this process.
+    is_shared: Whether other machines run the same sweep in this folder.
 
   Yields:
-    The name of each run before it starts, and the tables at the end.
+    The name of each run before it starts, or with an executor when it has
+    ended, and the tables at the end.
 
   Raises:
     ValueError: The metric is unknown, the config of a run is invalid, or
       another process runs a sweep in this folder.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
+  refuse_url(workdir, 'workdir')
   lookup('metric', metric, METRICS)
   runs = plan_runs(config, parse_grid(grid), seeds)
   workdir.mkdir(parents=True, exist_ok=True)
-  lock_folder(workdir, 'workdir')  # Held until the process ends.
-  results: list[Result] = []
-  for number, (fields, changed) in enumerate(runs, start=1):
-    name = run_name(fields, changed.seed)
-    yield f'run {number} of {len(runs)}: {name}'
+  if not is_shared:
+    lock_folder(workdir, 'workdir')  # Held until the process ends.
+  found: dict[int, Result] = {}
+  for item in _train_all(runs, workdir, executor):
+    if isinstance(item, str):
+      yield item
+      continue
+    number, result = item
+    found[number] = result
+    results = [found[key] for key in sorted(found)]
     try:
-      metrics = train(changed, workdir / name)
-      results.append(Result(fields, changed.seed, name, metrics))
-      rank(results, metric)
-    except (ValueError, OSError, ImportError, training.NotFinite) as error:
-      raise ValueError(f'{name}: {error}') from error
+      rank([result], metric)
+    except ValueError as error:
+      raise ValueError(f'{result.workdir}: {error}') from error
     lines = [json.dumps(result._asdict()) + '\n' for result in results]
     write_atomically(workdir / 'sweep.jsonl', ''.join(lines))
-    jax.clear_caches()  # No other run uses the compiled programs.
   choices = rank(results, metric)
   table = format_choices(choices, metric)
   write_atomically(workdir / 'sweep.md', table + '\n')
   yield table
   if test_tasks:
+    try:
+      lock_folder(workdir, 'workdir')
+    except FolderInUse:
+      yield f'another machine scores the best point, in {workdir}'
+      return
     best = [r for r in results if r.fields == choices[0].fields]
     yield score(workdir, best, test_tasks, settings)
 
@@ -114,6 +133,47 @@ def plan_runs(
   for _, changed in runs[::seeds]:
     training.create_recipe(changed)
   return runs
+
+
+def _train_all(
+    runs: Sequence[tuple[dict[str, Any], Any]],
+    workdir: pathlib.Path,
+    executor: concurrent.futures.Executor | None,
+) -> Iterator[str | tuple[int, Result]]:
+  """Trains runs; yields what to print, and results with their numbers."""
+  names = [run_name(fields, changed.seed) for fields, changed in runs]
+  futures: dict[concurrent.futures.Future[dict[str, float]], int] = {}
+  for number, (fields, changed) in enumerate(runs):
+    name = names[number]
+    if executor is not None:
+      future = executor.submit(train, changed, workdir / name)
+      futures[future] = number
+      continue
+    yield f'run {number + 1} of {len(runs)}: {name}'
+    with _named(name):
+      metrics = train(changed, workdir / name)
+    yield number, Result(fields, changed.seed, name, metrics)
+    jax.clear_caches()  # No other run uses the compiled programs.
+  for count, future in enumerate(
+      concurrent.futures.as_completed(futures), start=1
+  ):
+    number = futures[future]
+    with _named(names[number]):
+      metrics = future.result()
+    fields, changed = runs[number]
+    yield f'{count} of {len(runs)} runs are done: {names[number]}'
+    yield number, Result(fields, changed.seed, names[number], metrics)
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+  """Adds the name of a run to its errors."""
+  try:
+    yield
+  except InterruptedError:
+    raise
+  except (ValueError, OSError, ImportError, training.NotFinite) as error:
+    raise ValueError(f'{name}: {error}') from error
 
 
 def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of training over steps: pruning rounds, algorithms and sparsity."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verification of what is on disk: checkpoints and corpora."""
 
 from collections.abc import Iterator

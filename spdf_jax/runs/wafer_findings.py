@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Findings on the modeled wafer: the estimated time of a finished run."""
 
 from collections.abc import Mapping

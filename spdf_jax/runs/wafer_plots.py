@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of the modeled wafer: speedup over sparsity, and the roofline."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports of simulations: the cost of a config on the modeled wafer."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workdirs: plans, metrics and generations of runs, read from disk."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparsity for optax: masks in the optimizer state, algorithms, statistics."""
 
 from spdf_jax.sparsity import structures

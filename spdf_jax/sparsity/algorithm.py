@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of sparse-training algorithms."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Axes of the matrices in a leaf, and leaves as `[layers, inputs, outputs]`."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Combinators that build algorithms from algorithms."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packing, updates and unpacking of compactly stored optimizer states."""
 
 from collections.abc import Callable

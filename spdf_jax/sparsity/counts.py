@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact numbers of kept weights, for every layer and mask update."""
 
 from collections.abc import Callable

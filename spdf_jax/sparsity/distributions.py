@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributions of one sparsity over layers, as trees of sparsities."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments given by name: distributions, structures and initial masks."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial masks that are given, or made from a checkpoint's zeros or scores."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sort keys of the entries of a layer: uint32, smaller keys rank first."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A map over leaves that compiles one loop for all similar leaves."""
 
 import collections

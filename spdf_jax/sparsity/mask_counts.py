@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison of the weights that masks keep with the required sparsities."""
 
 import math

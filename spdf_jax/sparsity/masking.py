@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Application of masks to trees, by the paths of their leaves."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mask pytrees, made from scores with exact counts.
 
 A mask has the structure of the parameters, `True` where a weight is kept,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computation on meshes with Explicit axes, the default of `jax.make_mesh`."""
 
 from collections.abc import Callable

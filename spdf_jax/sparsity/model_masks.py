@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masks of a whole model, whose layers are ranked as one group."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`partition`: an algorithm that applies one algorithm per label of leaves."""
 
 from collections.abc import Callable

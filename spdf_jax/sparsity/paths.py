@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paths of leaves in trees, as names and for matching."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random bits of single layers of an array, computed where they are used.
 
 `jax.random.bits` gives the same bits, but on CPU it needs about 16 bytes of

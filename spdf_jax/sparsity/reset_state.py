@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`reset_state`: a wrapper that resets optimizer state at given steps."""
 
 from collections.abc import Sequence

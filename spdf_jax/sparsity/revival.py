@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial values of revived weights other than zero."""
 
 from collections.abc import Callable

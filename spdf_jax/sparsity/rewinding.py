@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewinding of the learning rate, or of weights, at the start of rounds."""
 
 from collections.abc import Sequence

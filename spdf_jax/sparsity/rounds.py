@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds of iterative pruning: their lengths, fractions and first steps."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules of sparsity, evaluated step by step on the host.
 
 A sparsity is a number, a schedule (a function of the step), or a tree of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of the sparsified leaves of a parameter tree, and of their axes."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ready selectors of the weight matrices to sparsify, as `where`."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sparsify`: a wrapper that adds sparse training to any optax optimizer."""
 
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def sparsify(
   .. code-block:: python
 
     tx = optax.partition(
-        {'trained': sparsify(…), 'frozen': optax.set_to_zero()},
+        {'trained': sparsify(...), 'frozen': optax.set_to_zero()},
         {'encoder': 'frozen', 'decoder': 'trained'},
     )
 

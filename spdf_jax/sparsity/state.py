@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of `sparsify`, and access to it in nested optimizer states."""
 
 import functools

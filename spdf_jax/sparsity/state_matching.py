@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matching of optimizer-state leaves to parameters, by path and shape."""
 
 from collections.abc import Callable

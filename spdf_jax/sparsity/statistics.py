@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts of the weights that masks keep, and of differences between masks."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compact storage: parameters and moments of kept weights only.
 
 Between mask updates an elementwise optimizer never changes a pruned weight.

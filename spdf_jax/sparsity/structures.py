@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structures of masks: units of weights, and the groups that rank them.
 
 A structure partitions the weights of a leaf `[layers, inputs, outputs]` into

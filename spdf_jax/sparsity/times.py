@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps at which masks are updated."""
 
 import bisect

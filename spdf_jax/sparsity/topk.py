@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact top-k masks, per layer or over a whole model.
 
 Scores are mapped to uint32 keys, those of 64 bits to two; smaller keys rank
@@ -260,6 +261,10 @@ def _keep_in_layers(
 def _keep_in_layer(
     shape: Shape, digit: int, layer: keys.Layers, kept: jax.Array
 ) -> jax.Array:
+  if layer.scores is None:
+    # Drawn once, as scores, because each pass would draw the bits again.
+    bits = random_bits.bits_of_layer(layer.words, layer.number, shape)
+    layer = layer._replace(scores=bits, words=None)
   lasts, take, _ = _last_keys(
       functools.partial(_count_digits, shape, digit),
       layer,

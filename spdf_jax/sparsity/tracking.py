@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statistics of mask updates, in a wrapper around the optimizer."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact counts over many layers, beyond the range of int32."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training: config, plan, recipe, step, loop, checkpoints."""
 
 from spdf_jax.training.checkpoints import read_params

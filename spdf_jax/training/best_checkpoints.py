@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best checkpoint of a phase, by the metric of its early stop."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints, saved in the background and checked before a restore."""
 
 from collections.abc import Mapping

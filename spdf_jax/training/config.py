@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The config of a run, parsed into dataclasses that validate themselves."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Densified checkpoints, from which a run of dense phases resumes."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Durations of phases and warm-ups, in steps, tokens or epochs."""
 
 import math

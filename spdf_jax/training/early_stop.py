@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early stopping, on a metric of the evaluations."""
 
 from collections.abc import Sequence

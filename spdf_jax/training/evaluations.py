@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluations during training, which may end a phase early."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fields of dataclasses, read from a mapping and checked by their types."""
 
 from collections.abc import Callable

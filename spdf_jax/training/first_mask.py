@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mask of the first step, from the saliency of weights or another run."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen parameters: those that a phase does not train."""
 
 from collections.abc import Callable

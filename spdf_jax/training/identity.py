@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The identity of a run: config, data, shapes and dtypes."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of a run: its corpus, its task and the sources of batches."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learning-rate schedules by name, each a warm-up and a decay."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loop: steps, evaluations, checkpoints and a clean exit."""
 
 from collections.abc import Callable

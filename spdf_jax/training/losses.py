@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Losses: cross-entropy over tokens, and loss scaling in float16."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mask spans: consecutive phases that share a mask."""
 
 from collections.abc import Mapping

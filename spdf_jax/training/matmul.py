@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrix products of a training step: dense in XLA, or by sparse kernels."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device mesh, with axes for data, fully sharded and tensor parallelism."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics, written to a file of JSON lines and to dashboards."""
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import os
 import pathlib
 from typing import Any
 from typing import Protocol
+import uuid
 
 from spdf_jax.extras import require
 from spdf_jax.names import lookup
@@ -160,7 +162,13 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-  """A writer to the Weights & Biases run that has the workdir's name.
+  """A writer to a Weights & Biases run with the name of the workdir.
+
+  The id of the run is drawn once and kept in `wandb_id` of the workdir, so that
+  a resumed run continues on the dashboard and another run of the same name does
+  not. `WANDB_PROJECT` names the project, by default `spdf_jax`, and
+  `WANDB_RUN_GROUP` the group, by default the name of the folder that contains
+  the workdir.
 
   Args:
     workdir: Working directory of the run; local files go to `wandb/` in it.
@@ -178,10 +186,12 @@ class WandbWriter:
       resume_step: int,
   ):
     del resume_step
-    name = os.path.basename(os.path.abspath(workdir))
+    folder, name = os.path.split(os.path.abspath(workdir))
     self._run = require(self.library, 'log').init(
-        name=name, id=name, dir=str(workdir), config=dict(config),
-        resume='allow',
+        project=os.environ.get('WANDB_PROJECT', 'spdf_jax'),
+        group=os.environ.get('WANDB_RUN_GROUP', os.path.basename(folder)),
+        name=name, id=_wandb_id(pathlib.Path(workdir) / 'wandb_id'),
+        dir=str(workdir), config=dict(config), resume='allow',
     )
 
   def write_scalars(
@@ -196,6 +206,13 @@ class WandbWriter:
   def close(self) -> None:
     """Finishes the run."""
     self._run.finish()
+
+
+def _wandb_id(path: pathlib.Path) -> str:
+  """Returns the id in a file, after drawing it if the file is missing."""
+  if not path.exists():
+    write_atomically(path, uuid.uuid4().hex + '\n')
+  return path.read_text('utf-8').strip()
 
 
 WRITERS: dict[str, Any] = {

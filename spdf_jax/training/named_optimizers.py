@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers that a config names: those of optax, and a user's own."""
 
 from collections.abc import Callable

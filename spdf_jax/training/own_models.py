@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's own model, which a config names by `'package.module:function'`."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Phases, as a config describes them and as a plan resolves them."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan: phases compiled into functions of the global step."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planned sparsity of every layer at a step of a plan."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of a run: their start, memory and end."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Profiles: traces of some steps, for xprof or Perfetto."""
 
 import logging

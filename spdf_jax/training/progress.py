@@ -1,11 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress line of training: position, speed and time left."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import sys
 import time
 from typing import TextIO
 
+from spdf_jax.live_line import LiveLine
 from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.plan import Plan
 
@@ -13,13 +14,13 @@ from spdf_jax.training.plan import Plan
 class Progress:
   """A printer of phase, step, loss, tokens/s and time left.
 
-  On a terminal the line is overwritten in place; elsewhere a new line is
-  printed every `every_seconds`.
+  On a terminal and in a notebook the line is overwritten in place; elsewhere a
+  new line is printed every `every_seconds`.
 
   Args:
     plan: The phases.
     start: Step that training starts from.
-    every_seconds: Seconds between lines if the output is not a terminal.
+    every_seconds: Seconds between lines that are not overwritten.
     out: Output stream; `None`: stderr.
     clock: Monotonic clock, in seconds.
 
@@ -38,9 +39,8 @@ class Progress:
   ):
     self.best: Mapping[str, Best] = {}
     self._plan = plan
-    self._out = sys.stderr if out is None else out
-    self._live = self._out.isatty()
-    self._every = 0.5 if self._live else every_seconds
+    self._line = LiveLine(out)
+    self._every = 0.5 if self._line.overwrites else every_seconds
     self._clock = clock
     self._last_time = clock()
     self._last_tokens = self._tokens_until(start)
@@ -71,17 +71,11 @@ class Progress:
     )
     if phase.name in self.best:
       line += f'  best at step {self.best[phase.name].step}'
-    if self._live:
-      self._out.write(f'\r\x1b[K{line}' + ('\n' if done else ''))
-    else:
-      self._out.write(line + '\n')
-    self._out.flush()
+    self._line.show(line, last=done)
 
   def pause(self) -> None:
-    """Clears the line on a terminal, before other output."""
-    if self._live:
-      self._out.write('\r\x1b[K')
-      self._out.flush()
+    """Clears an overwritten line, before other output."""
+    self._line.clear()
 
   def resume(self, step: int) -> None:
     """Excludes the time since `pause` from the rate of the next line."""

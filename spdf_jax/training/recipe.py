@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recipe of a run: model, data, optimizer and step, built from a config."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings: the independent parts of a run's config."""
 
 from collections.abc import Sequence

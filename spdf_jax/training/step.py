@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training step, the same for all phases, and its state."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Storage of the state: dense arrays, or the values of kept weights only."""
 
 import dataclasses

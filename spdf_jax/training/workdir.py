@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The working directory of a run: its config, checkpoints and free space."""
 
 import itertools
@@ -18,6 +19,7 @@ from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
+from spdf_jax.urls import refuse_url
 
 PyTree = Any
 
@@ -69,11 +71,12 @@ def check_workdir(
 
   Raises:
     OSError: the directory is a file or in one.
-    ValueError: the directory was made with another config or is in use by
-      another process, or `resume` or `init_from` names no checkpoint.
+    ValueError: the directory is a URL, was made with another config or is in
+      use by another process, or `resume` or `init_from` names no checkpoint.
     MismatchError: the checkpoint of `resume` is of another config, or that of
       `init_from` of another model.
   """
+  refuse_url(workdir, 'workdir')
   workdir = pathlib.Path(workdir)
   found = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
   if not found.is_dir():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPU kernels that skip pruned weights: `lowering='native'`."""
 
 from spdf_jax.accelerator.native.library import is_available

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds and tests the native kernels: python -m spdf_jax.accelerator.native.
 
 Prints the path of the library, the kernels for this processor, and the error of

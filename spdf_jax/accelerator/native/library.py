@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shared library of the kernels: built on demand, cached, loaded once."""
 
 import contextlib

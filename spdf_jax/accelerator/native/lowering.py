@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The native kernels as a lowering of the sparse primitives on CPU.
 
 They support float32, and bfloat16 on processors that multiply it, with float32

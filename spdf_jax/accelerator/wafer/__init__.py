@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modeled wafer: the cost of a program on a CS-2 or CS-3."""
 
 from spdf_jax.accelerator.wafer.device import create_device

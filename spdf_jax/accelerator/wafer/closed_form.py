@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Closed-form programs: the training step of a decoder without tracing."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs for comparison: rooflines from their data sheets.
 
 Unstructured sparsity gives GPUs no speedup; 2:4 sparsity doubles the peak of

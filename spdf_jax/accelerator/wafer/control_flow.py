@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Control flow: handlers of loops, branches and calls for the interpreter."""
 
 from collections.abc import Sequence

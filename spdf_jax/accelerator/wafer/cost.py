@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cost of work on one wafer or on a cluster of them, in cycles.
 
 Weights are streamed over a mesh of R x C cores; every core stores m tokens and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modeled wafer: its constants, each with unit, grade and source."""
 
 import dataclasses

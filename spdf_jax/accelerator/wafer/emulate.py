@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emulation of the arithmetic and the events of a small grid of cores.
 
 Row r of R stores a share of the tokens, column c of C a share of the inputs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Equations of a traced program: operands, known values and layer names."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interpreter that walks a traced program and collects its work."""
 
 from collections.abc import Callable

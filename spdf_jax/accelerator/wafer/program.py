@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs: sequences of operations, independent of any device."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cost rules: the work of each primitive, and the space of its results."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulation: the cost of a JAX program on a wafer, operation by operation."""
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def simulate(
     trips: Number of iterations of loops that depend on unknown data.
 
   Returns:
-    A function `(*args) -> Report` of arrays or `jax.ShapeDtypeStruct`s. It
+    A function `(*args) -> Report` of arrays or `jax.ShapeDtypeStruct`. It
     counts the zeros of masks given as arrays. Signed integers, and arrays of
     their shape, are tokens; other arrays are weights, unless a product with
     weights shows that they are activations.

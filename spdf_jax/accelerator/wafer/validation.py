@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validation: the errors of the model on published numbers."""
 
 from typing import NamedTuple

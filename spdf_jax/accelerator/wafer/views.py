@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views of results: tables, and traces for Perfetto."""
 
 from collections.abc import Iterator

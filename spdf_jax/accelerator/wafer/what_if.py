@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variants of programs and devices: sweeps, sensitivities and scaling."""
 
 from collections.abc import Callable

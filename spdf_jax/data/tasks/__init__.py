@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fine-tuning tasks by name."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Curation Corpus: summaries of news articles."""
 
 import os

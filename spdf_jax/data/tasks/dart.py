@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DART: texts from sets of triples of many sources."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A task from Python signatures to the first lines of their docstrings."""
 
 import ast

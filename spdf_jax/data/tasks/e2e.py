@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """E2E: descriptions of restaurants from slots and values."""
 
 from collections.abc import Iterable

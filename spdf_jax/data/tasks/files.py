@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers of the files of tasks, with checks of their format."""
 
 from collections.abc import Iterator

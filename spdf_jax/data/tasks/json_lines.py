@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Custom tasks, as JSON lines."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fine-tuning tasks: pairs of context and target in three splits."""
 
 from collections.abc import Mapping

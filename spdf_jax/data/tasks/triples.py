@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text of triples of subject, property and object."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """WebNLG 2017: texts from triples of DBpedia."""
 
 from collections.abc import Iterable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text metrics by the protocols of published tables."""
 
 from spdf_jax.evaluation.metrics.protocols import Protocol

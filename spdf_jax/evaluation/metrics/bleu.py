@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """BLEU by the definitions of three official scripts, computed by sacrebleu."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chrF++: F-score of character and word n-grams, computed by sacrebleu."""
 
 from collections.abc import Sequence

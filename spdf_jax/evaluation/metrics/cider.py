@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CIDEr-D: cosine similarity of TF-IDF weighted n-grams to the references."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Edit distance: fewest insertions, deletions and substitutions of words."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """METEOR 1.5, computed by its authors' Java program."""
 
 from collections.abc import Iterable

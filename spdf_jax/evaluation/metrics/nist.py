@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NIST: n-gram matches weighted by the information of each n-gram."""
 
 from collections import Counter

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protocols: definitions of the text metrics in published tables."""
 
 from collections.abc import Callable

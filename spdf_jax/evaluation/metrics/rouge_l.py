@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ROUGE-L as defined by COCO's caption evaluation."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Segments: pairs of a hypothesis and its references."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shifts of word sequences to their position in a reference, as in tercom."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translation edit rate: edits and shifts per word of the reference."""
 
 from collections.abc import Iterator

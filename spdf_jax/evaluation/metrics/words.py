@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenization by the rules of the official scripts."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Updaters from the configurations of JaxPruner."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fields of JaxPruner's configurations, as arguments of algorithms."""
 
 from collections.abc import Callable

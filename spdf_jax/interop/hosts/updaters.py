@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`sparsify` behind the three methods that JaxPruner's users call."""
 
 import dataclasses

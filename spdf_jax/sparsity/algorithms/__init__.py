@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse-training algorithms, and their construction by name."""
 
 from spdf_jax.sparsity.algorithms.specs import ALGORITHMS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dropping and growing of connections, leaf by leaf."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradual magnitude pruning: a sparsity that rises on a schedule."""
 
 from typing import Any

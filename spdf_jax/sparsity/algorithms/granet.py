@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GraNet: gradual pruning with zero-cost neuroregeneration."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Iterative magnitude pruning: pruning of remaining weights, in rounds."""
 
 from collections.abc import Sequence

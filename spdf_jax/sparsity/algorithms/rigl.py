@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RigL: drop by magnitude and growth by gradient."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masks before training, by the saliency of weights for the loss."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse evolutionary training (SET): magnitude drop and random growth."""
 
 from typing import Any

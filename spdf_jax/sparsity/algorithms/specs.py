@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Construction of algorithms from the plain data of a config."""
 
 from collections.abc import Callable

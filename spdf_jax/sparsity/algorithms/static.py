@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Static sparsity: one mask, drawn once (SPDF)."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packing of tiles of bfloat16, and their products with lists: two terms at
 // once, with sums in floats.
 //

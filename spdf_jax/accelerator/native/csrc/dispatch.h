@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selection of the kernels for the current processor.
 #pragma once
 #include <cstring>

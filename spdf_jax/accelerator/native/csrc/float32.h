@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Packing of tiles of floats, and their products with lists.
 #pragma once
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients of weights, written from the sums of list entries.
 #pragma once
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // XLA FFI handlers, which call the kernels on XLA's thread pool.
 #include <sys/mman.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The products, compiled once for every instruction set: SPDF_KERNELS is the
 // name of the resulting variable, SPDF_SIMD the header of its vectors and
 // SPDF_ELEMENT the header of its element type.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Interface of the sparse matrix products, for one instruction set.
 #pragma once
 #include <cstdint>

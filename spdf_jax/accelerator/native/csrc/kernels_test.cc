@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compares the kernels of this processor with sums in double precision.
 //
 // Compile it with sanitizers. They do not check masked loads of AVX, so about

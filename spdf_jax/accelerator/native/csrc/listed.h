@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The product of few tokens with a matrix that is stored as lists.
 //
 // Every kept weight adds a multiple of one input of all tokens to one output.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists of the kept entries of a matrix, for the products.
 #pragma once
 #include <algorithm>

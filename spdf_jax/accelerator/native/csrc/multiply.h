@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The product with a listed matrix.
 #pragma once
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Access to the rows of a packed matrix, for its lists.
 #pragma once
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scratch memory that is reused between calls.
 #pragma once
 #include <cstddef>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of 8 floats, with AVX2 and FMA.
 #pragma once
 #include <immintrin.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of 16 floats, with AVX-512 F, BW, DQ and VL.
 #pragma once
 #include <immintrin.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of bfloat16 with AVX-512 BF16, in addition to those of AVX-512.
 #pragma once
 #include "kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors of 4 floats, with the portable vector extensions of GCC and Clang.
 #pragma once
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers of the kernels on XLA's thread pool.
 #pragma once
 #include <algorithm>

@@ -1,0 +1,211 @@
+"""An executor whose calls are tasks on the nodes of a Ray cluster."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import concurrent.futures
+import fcntl
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+from typing import NamedTuple
+
+from experiments.launch import workers
+from spdf_jax import training
+from spdf_jax.extras import require
+from spdf_jax.folder_lock import FolderInUse
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_RETRIES = 20
+"""Largest number of nodes that a run may lose before it fails."""
+_PATIENCE = 300.0
+"""Seconds that a run waits for a process of a lost node to end."""
+_PREFIXES = ('JAX_', 'XLA_', 'SPDF_')
+"""Beginnings of the environment variables that tasks inherit."""
+
+
+class Resources(NamedTuple):
+  """Resources that Ray reserves for each run.
+
+  Attributes:
+    cpus: Number of cores, which the run is pinned to.
+    gpus: Number of GPUs, the only ones that the run sees.
+  """
+
+  cpus: int
+  gpus: int
+
+
+class RayExecutor(concurrent.futures.Executor):
+  """An executor that runs each call in a new process of a Ray cluster.
+
+  The processes run in this process' working directory, with its flags and its
+  variables `JAX_*`, `XLA_*` and `SPDF_*`, so that clone, environment and data
+  have the same paths on all nodes, and results are those of this machine. A
+  call whose node or process ends is repeated on another node.
+
+  Args:
+    resources: Resources of each call.
+
+  Raises:
+    ImportError: Ray is not installed.
+    OSError: no cluster is found.
+    ValueError: no node of the cluster has the resources.
+  """
+
+  def __init__(self, resources: Resources):
+    self._ray = require('ray', 'cluster')
+    address = os.environ.get('RAY_ADDRESS', 'auto')
+    variables = {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)}
+    variables['PYTHONPATH'] = os.pathsep.join(
+        filter(None, (str(_ROOT), os.environ.get('PYTHONPATH')))
+    )
+    try:
+      self._ray.init(
+          address=address, logging_level='warning',
+          runtime_env={'env_vars': variables},
+      )
+    except (ConnectionError, ValueError) as error:
+      raise ConnectionError(
+          f'no Ray cluster is found at {address!r}; start one with `ray start '
+          '--head`, set RAY_ADDRESS, or give --executor=local.'
+      ) from error
+    try:
+      self.slots = self._count_slots(resources)
+    except ValueError:
+      self.shutdown()
+      raise
+    self._task = self._ray.remote(
+        num_cpus=resources.cpus, num_gpus=resources.gpus, max_calls=1,
+        max_retries=_RETRIES, retry_exceptions=[InterruptedError],
+    )(_run)
+    self._where = (sys.argv, os.getcwd(), resources)
+
+  def _count_slots(self, resources: Resources) -> int:
+    """Returns the number of calls that run at the same time."""
+    # A node that was lost has no resources.
+    nodes = [
+        node['Resources'] for node in self._ray.nodes() if node['Resources']
+    ]
+    slots = sum(
+        int(min(
+            node.get('CPU', 0) // resources.cpus,
+            node.get('GPU', 0) // resources.gpus if resources.gpus else 1e6,
+        )) for node in nodes
+    )
+    if not slots:
+      raise ValueError(
+          f'cpus_per_run={resources.cpus} with gpus_per_run={resources.gpus} '
+          f'fits no node of the Ray cluster, which has {_format(nodes)}; '
+          'reduce them, or add a node.'
+      )
+    return slots
+
+  def submit(
+      self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+  ) -> concurrent.futures.Future:
+    """Schedules a call; its future has the result or the call's exception."""
+    result: concurrent.futures.Future = concurrent.futures.Future()
+    result.set_running_or_notify_cancel()
+    found = self._task.remote(*self._where, fn, args, kwargs).future()
+    found.add_done_callback(lambda done: self._pass_on(done, result))
+    return result
+
+  def _pass_on(
+      self,
+      done: concurrent.futures.Future,
+      result: concurrent.futures.Future,
+  ) -> None:
+    error = done.exception()
+    if error is None:
+      result.set_result(done.result())
+    elif isinstance(error, self._ray.exceptions.RayTaskError):
+      result.set_exception(error.cause)
+    else:
+      result.set_exception(OSError(
+          f'a run lost its node or process {_RETRIES + 1} times '
+          f'({type(error).__name__}); finished runs are kept, so repeat the '
+          'same command when the cluster is mended.'
+      ))
+
+  def shutdown(
+      self, wait: bool = True, *, cancel_futures: bool = False
+  ) -> None:
+    """Disconnects from the cluster, which ends calls that still run."""
+    del wait, cancel_futures
+    self._ray.shutdown()
+
+
+def _format(nodes: list[Mapping[str, float]]) -> str:
+  return ' and '.join(
+      f'{node.get("CPU", 0):g} CPUs and {node.get("GPU", 0):g} GPUs'
+      for node in nodes
+  )
+
+
+def _run(
+    argv: list[str],
+    directory: str,
+    resources: Resources,
+    fn: Callable[..., Any],
+    args: tuple,
+    kwargs: Mapping[str, Any],
+) -> Any:
+  """Makes a call in a process of the cluster; see `RayExecutor`."""
+  try:
+    os.chdir(directory)
+  except OSError as error:
+    raise OSError(
+        f'node {os.uname().nodename} has no folder {directory}; start the '
+        'command in a folder that all nodes share.'
+    ) from error
+  held = _pin(resources.cpus)
+  workers.start(argv)
+  deadline = time.monotonic() + _PATIENCE
+  try:
+    while True:
+      try:
+        return fn(*args, **kwargs)
+      except FolderInUse:
+        # The process of a lost node may live on for a while.
+        if time.monotonic() > deadline:
+          raise
+        time.sleep(1)
+  except training.Interrupted as interrupted:
+    raise InterruptedError(str(interrupted)) from None
+  finally:
+    for descriptor in held:
+      os.close(descriptor)
+
+
+def _pin(count: int) -> list[int]:
+  """Pins this process to a number of cores, if possible to unclaimed ones.
+
+  The number of cores decides how XLA divides sums, and so the last digits of
+  results. A core is claimed by locking a file, which is released when the
+  process ends.
+
+  Returns:
+    File descriptors of the claims.
+  """
+  folder = pathlib.Path(
+      tempfile.gettempdir(), f'spdf_jax_cores_{os.getuid()}'
+  )
+  folder.mkdir(mode=0o700, exist_ok=True)
+  cores = sorted(os.sched_getaffinity(0))
+  claimed: dict[int, int] = {}
+  for core in cores:
+    descriptor = os.open(folder / str(core), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+      os.close(descriptor)
+    else:
+      claimed[core] = descriptor
+    if len(claimed) == count:
+      break
+  others = [core for core in cores if core not in claimed]
+  os.sched_setaffinity(0, {*claimed, *others[:count - len(claimed)]})
+  return list(claimed.values())

@@ -1,0 +1,1 @@
+"""The site: configuration, directives and checks of its Sphinx build."""

@@ -1,0 +1,226 @@
+"""Executors: what is trained elsewhere gives the same files, once each."""
+
+import concurrent.futures
+import os
+import pathlib
+import random
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+
+import ml_collections
+import pytest
+from quickstart_runs import ROOT
+from quickstart_runs import start_command
+
+from experiments.launch import ray_executor
+from experiments.launch import shared_executor
+from experiments.launch import slurm_array
+from spdf_jax.folder_lock import lock_folder
+from spdf_jax.runs import swept_runs
+
+ONE_CPU = ray_executor.Resources(cpus=1, gpus=0)
+
+
+def made_up_metrics(config, workdir):
+  """Replaces a training; runs end in another order than they started."""
+  time.sleep(random.random() / 100)
+  return {'validation/loss': config.rate + config.seed / 10}
+
+
+def run_sweep(folder, executor=None):
+  config = ml_collections.ConfigDict({'rate': 1.0, 'seed': 0})
+  return list(swept_runs.run_sweep(
+      config, folder, ['rate=1.0,2.0,3.0,4.0'], seeds=3,
+      metric='validation/loss', settings=None, executor=executor,
+  ))
+
+
+def test_a_sweep_with_an_executor_writes_what_one_without_does(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
+  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
+  local = run_sweep(tmp_path / 'local')
+  with concurrent.futures.ThreadPoolExecutor(3) as executor:
+    found = run_sweep(tmp_path / 'other', executor)
+  assert found[-1] == local[-1]
+  assert found[-2].startswith('12 of 12 runs are done: rate=')
+  for name in ('sweep.md', 'sweep.jsonl'):
+    texts = [(tmp_path / f / name).read_text() for f in ('local', 'other')]
+    assert texts[0] == texts[1]
+
+
+def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):
+  def fail(config, workdir):
+    raise OSError('the disk is full.')
+
+  monkeypatch.setattr(swept_runs, 'train', fail)
+  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
+  with concurrent.futures.ThreadPoolExecutor(1) as executor:
+    with pytest.raises(ValueError, match='rate=1.0,seed=0: the disk is full'):
+      run_sweep(tmp_path, executor)
+
+
+def write_array(folder, jobs=2):
+  argv = ['--workdir=a b', '--executor=slurm']
+  return slurm_array.submit(
+      folder, 'experiments.sweep', argv, jobs,
+      ray_executor.Resources(cpus=2, gpus=1),
+  )
+
+
+def test_without_a_scheduler_the_script_is_written_and_named(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  script = tmp_path / 'runs' / 'array.sbatch'
+  with pytest.raises(OSError, match='sbatch is not found on this') as caught:
+    write_array(tmp_path / 'runs')
+  assert str(caught.value).endswith(f'run `sbatch {script}`.')
+  lines = script.read_text().splitlines()
+  assert {
+      '#SBATCH --array=1-2', '#SBATCH --cpus-per-task=2',
+      '#SBATCH --gpus-per-task=1',
+  } <= set(lines)
+  assert lines[-1] == (
+      f"exec {sys.executable} -m experiments.sweep '--workdir=a b' "
+      '--executor=slurm --executor=shared'
+  )
+  subprocess.run(['/bin/bash', '-n', script], check=True)
+
+
+def fake_sbatch(folder, body):
+  folder.mkdir()
+  path = folder / 'sbatch'
+  path.write_text(f'#!/bin/bash\n{body}\n')
+  path.chmod(path.stat().st_mode | stat.S_IXUSR)
+  return f'{folder}:{os.environ["PATH"]}'
+
+
+def test_the_script_is_submitted_or_the_refusal_is_told(tmp_path, monkeypatch):
+  path = fake_sbatch(tmp_path / 'good', 'echo "Submitted batch job 7"')
+  monkeypatch.setenv('PATH', path)
+  assert write_array(tmp_path).startswith('Submitted batch job 7: ')
+  path = fake_sbatch(tmp_path / 'bad', 'echo "no account" >&2; exit 1')
+  monkeypatch.setenv('PATH', path)
+  with pytest.raises(OSError, match=r'refuses .*\(no account\); give its opt'):
+    write_array(tmp_path)
+
+
+def take_turn(folder, name):
+  """Makes a file once; a call of the other machine takes a while."""
+  workdir = pathlib.Path(folder, name)
+  workdir.mkdir(exist_ok=True)
+  release = lock_folder(workdir, 'workdir')
+  try:
+    time.sleep(0.5)
+    with (workdir / 'calls').open('a') as file:
+      if file.tell() == 0:
+        file.write(f'{os.getppid()}\n')
+    return (workdir / 'calls').read_text()
+  finally:
+    release()
+
+
+SHARE = '''
+import sys
+sys.path.insert(0, {tests!r})
+from experiments.launch import shared_executor
+import executors_test
+shared_executor._SECONDS = 0.2
+if __name__ == '__main__':
+  sys.argv = ['share']
+  with shared_executor.SharedExecutor(2) as executor:
+    calls = [executor.submit(executors_test.take_turn, {folder!r}, name)
+             for name in 'abcdefgh']
+    print(''.join(call.result() for call in calls), end='')
+'''
+
+
+@pytest.mark.process
+def test_two_machines_share_calls_and_get_all_results(tmp_path):
+  script = tmp_path / 'share.py'
+  folder = tmp_path / 'calls'
+  folder.mkdir()
+  script.write_text(SHARE.format(
+      tests=str(pathlib.Path(__file__).parent), folder=str(folder)
+  ))
+  children = [
+      subprocess.Popen(
+          [sys.executable, script], stdout=subprocess.PIPE, text=True,
+          env=os.environ | {'PYTHONPATH': str(ROOT)},
+      ) for _ in range(2)
+  ]
+  first, second = (child.communicate(timeout=300)[0] for child in children)
+  assert [child.returncode for child in children] == [0, 0]
+  assert first == second and len(first.splitlines()) == 8
+  assert {int(line) for line in first.splitlines()} <= {
+      child.pid for child in children
+  }
+
+
+@pytest.mark.process
+def test_a_call_whose_process_is_killed_raises(monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['test'])
+  with shared_executor.SharedExecutor(1) as executor:
+    calls = [executor.submit(os._exit, 1), executor.submit(os.getpid)]
+    for call in calls:
+      with pytest.raises(OSError, match='was killed; finished runs are kept'):
+        call.result()
+
+
+def test_cores_are_claimed_once_and_their_number_is_kept(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(tempfile, 'gettempdir', lambda: str(tmp_path))
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 1, 2})
+  pinned = []
+  monkeypatch.setattr(
+      os, 'sched_setaffinity', lambda pid, cores: pinned.append(cores)
+  )
+  claims = [ray_executor._pin(count) for count in (2, 1, 2)]
+  assert pinned[:2] == [{0, 1}, {2}] and len(pinned[2]) == 2
+  for descriptor in claims[0]:
+    os.close(descriptor)
+  claims[0] = ray_executor._pin(1)
+  assert pinned[3] == {0}
+  for descriptor in sum(claims, []):
+    os.close(descriptor)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ray', None)
+  with pytest.raises(ImportError, match=r'ray is not .*spdf_jax\[cluster\]'):
+    ray_executor.RayExecutor(ONE_CPU)
+
+
+
+
+@pytest.mark.slow
+def test_an_array_of_jobs_shares_a_sweep(tmp_path, monkeypatch):
+  def sweep(folder, *flags):
+    child = start_command(
+        'experiments.sweep', '--config=configs/quickstart.py',
+        f'--workdir={tmp_path / folder}', '--seeds=2', *flags,
+        '--grid=phases.pretrain.learning_rate.peak=1e-3,1e-2',
+        data__task='', phases__order=('pretrain',),
+    )
+    output, _ = child.communicate(timeout=1500)
+    assert child.returncode == 0, output
+    return output
+
+  monkeypatch.setenv('PATH', fake_sbatch(tmp_path / 'bin', (
+      'for i in 1 2; do bash "$1" > "$1.$i.out" 2>&1 & done; wait'
+  )))
+  sweep('array', '--executor=slurm', '--jobs=2')
+  sweep('local')
+  for name in ('sweep.jsonl', 'sweep.md'):
+    texts = [(tmp_path / f / name).read_text() for f in ('array', 'local')]
+    assert texts[0] == texts[1]
+  logs = [path.read_text() for path in (tmp_path / 'array').glob('*.out')]
+  assert len(logs) == 2 and all(texts[0] in log for log in logs)
+  trained = 'step 15: validation/perplexity'
+  assert sum(log.count(trained) for log in logs) == 4

@@ -1,0 +1,225 @@
+"""A corpus made in parts is that of one machine, token for token."""
+
+import json
+import shutil
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import pytest
+
+from spdf_jax.data import join_parts
+from spdf_jax.data import parts
+from spdf_jax.data import preparation
+from spdf_jax.data import prepare_files
+from spdf_jax.data import prepare_part
+from spdf_jax.data import shares
+from spdf_jax.data import unfinished
+from spdf_jax.data.documents import read_documents
+
+ARGUMENTS = dict(tokenizer='bpe-280', validation=0.2, test=0.2)
+
+
+@pytest.fixture
+def texts(tmp_path):
+  """Files of several kinds, with empty and faulty lines."""
+  folder = tmp_path / 'in'
+  folder.mkdir()
+  for name in 'ac':
+    lines = [
+        json.dumps({'text': f'Élan {name} {i}. ' * (1 + i % 7)}) + '\n'
+        for i in range(40)
+    ]
+    lines[5:5] = ['\n', '{"text": ""}\n', '[]\n']
+    (folder / f'{name}.jsonl').write_text(''.join(lines)[:-1], 'utf-8')
+  for i in range(5):
+    (folder / f'b{i}.txt').write_text(f'Text {i}. ' * 20 * i + 'end', 'utf-8')
+  return folder
+
+
+def prepare_all(texts, output, total, **changes):
+  for number in range(1, total + 1):
+    prepare_part(
+        texts, f'{number}/{total}', output=output,
+        **{**ARGUMENTS, 'max_faults': 0.1, **changes},
+    )
+
+
+def whole(texts, output, **changes):
+  return prepare_files(
+      texts, output=output, **{**ARGUMENTS, 'max_faults': 0.1, **changes}
+  )
+
+
+@pytest.mark.parametrize('total', [1, 3, 13])
+def test_joined_parts_are_the_whole_byte_by_byte(texts, tmp_path, total):
+  expected = whole(texts, tmp_path / 'one' / 'x')
+  prepare_all(texts, tmp_path / 'many' / 'x', total)
+  found = join_parts(tmp_path / 'many' / 'x')
+  assert found.fingerprint == expected.fingerprint
+  contents = lambda folder: {
+      path.name: path.read_bytes() for path in folder.iterdir()
+      if path.name != '.lock'
+  }
+  assert contents(tmp_path / 'one' / 'x') == contents(tmp_path / 'many' / 'x')
+  assert join_parts(tmp_path / 'many' / 'x').fingerprint == found.fingerprint
+  assert 'is prepared already' in prepare_part(
+      texts, f'1/{total}', output=tmp_path / 'many' / 'x', **ARGUMENTS
+  )
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(
+        st.sampled_from(['', 'a', 'bb', 'c' * 9]), max_size=6
+    )), min_size=1, max_size=4),
+    st.integers(1, 9),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
+  folder = tmp_path_factory.mktemp('in')
+  files = []
+  for i, (is_lines, words) in enumerate(contents):
+    path = folder / (f'{i}.jsonl' if is_lines else f'{i}.txt')
+    path.write_text('\n'.join(
+        json.dumps({'text': f'{word}{j}'}) for j, word in enumerate(words)
+    ))
+    files.append(path)
+  sizes = [file.stat().st_size for file in files]
+  read = lambda spans: [
+      item[0] for span in spans if sizes[files.index(span.file)]
+      for item in read_documents(
+          span.file, start=span.start, stop=span.stop
+      )
+  ]
+  found = [
+      text for number in range(1, total + 1)
+      for text in read(
+          shares.spans_of(files, sizes, shares.Part(number, total))
+      )
+  ]
+  assert found == read([shares.Span(file) for file in files])
+
+
+@pytest.mark.parametrize('stop_after', [2, 4])
+def test_a_killed_part_and_a_killed_join_go_on(
+    texts, tmp_path, monkeypatch, stop_after
+):
+  expected = whole(texts, tmp_path / 'one' / 'x')
+  output = tmp_path / 'many' / 'x'
+  monkeypatch.setattr(preparation, '_BATCH', 300)
+  monkeypatch.setattr(preparation, '_SAVE_EVERY', 100)
+  reports = []
+
+  def stop(progress):
+    reports.append(progress)
+    if len(reports) == stop_after:
+      raise KeyboardInterrupt
+
+  prepare_part(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
+  full = []
+  prepare_part(
+      texts, '2/2', output=output, max_faults=0.1, report=full.append,
+      **ARGUMENTS,
+  )
+  shutil.rmtree(output / 'partial' / '2-of-2')
+  with pytest.raises(KeyboardInterrupt):
+    prepare_part(
+        texts, '2/2', output=output, max_faults=0.1, report=stop, **ARGUMENTS
+    )
+  with pytest.raises(ValueError, match='part 2/2 in .* is not finished; run'):
+    join_parts(output)
+  again = []
+  prepare_part(
+      texts, '2/2', output=output, max_faults=0.1, report=again.append,
+      **ARGUMENTS,
+  )
+  assert 0 < len(again) < len(full)  # It did not begin anew.
+  counts = [report.tokens for report in full[-len(again):]]
+  assert [report.tokens for report in again] == counts
+
+  append, adopt = parts._append, unfinished.adopt_token_file
+  with monkeypatch.context() as patch:
+    patch.setattr(parts, '_append', lambda work, folder, state: (
+        append(work, folder, state), (_ for _ in ()).throw(KeyboardInterrupt)
+    ))
+    with pytest.raises(KeyboardInterrupt):
+      join_parts(output)
+    patch.setattr(parts, '_append', append)
+    moved = []
+
+    def adopt_two(path, *args, **kwargs):
+      if len(moved) == 2:
+        raise KeyboardInterrupt
+      moved.append(path)
+      return adopt(path, *args, **kwargs)
+
+    patch.setattr(unfinished, 'adopt_token_file', adopt_two)
+    with pytest.raises(KeyboardInterrupt):
+      join_parts(output)
+  assert join_parts(output).fingerprint == expected.fingerprint
+
+
+def test_a_wrong_set_of_parts_gets_one_sentence(texts, tmp_path):
+  output = tmp_path / 'x'
+  partial = output / 'partial'
+  arguments = dict(output=output, max_faults=0.1, **ARGUMENTS)
+  with pytest.raises(ValueError, match='holds no parts of a corpus; prepare'):
+    join_parts(output)
+  for text in ('0/3', '4/3', '1', 'a/b', '1/0'):
+    with pytest.raises(ValueError, match='is not i/n with i from 1 to n'):
+      prepare_part(texts, text, **arguments)
+  assert not output.exists()
+  assert prepare_part(texts, '1/3', **arguments).endswith('; 2/3, 3/3 to go')
+  with pytest.raises(ValueError, match='has no part 2/3, 3/3; prepare what is'):
+    join_parts(output)
+  with pytest.raises(ValueError, match='holds part 1/3 of a corpus; prepare'):
+    prepare_files(texts, **arguments)
+  with pytest.raises(ValueError, match='holds part 1/3 of a corpus; prepare'):
+    prepare_part(texts, '2/4', **arguments)
+  with pytest.raises(ValueError, match='of a corpus of other shares; give'):
+    prepare_part(texts, '1/3', **arguments | {'test': 0.1})
+  prepare_part(texts, '3/3', **arguments)
+  shutil.copytree(partial / '1-of-3', partial / '2-of-3')
+  with pytest.raises(ValueError, match='2-of-3 holds part 1/3, not part 2/3'):
+    join_parts(output)
+  shutil.rmtree(partial / '2-of-3')
+  prepare_part(texts, '2/3', **arguments | {'test': 0.1})
+  with pytest.raises(ValueError, match='made of other shares than part 1/3'):
+    join_parts(output)
+  shutil.rmtree(partial / '2-of-3')
+  assert prepare_part(texts, '2/3', **arguments).endswith('; join the parts')
+  ids = partial / '2-of-3' / 'train.ids'
+  data = bytearray(ids.read_bytes())
+  data[7] ^= 1
+  ids.write_bytes(data)
+  with pytest.raises(ValueError, match='other bytes than were written; delete'):
+    join_parts(output)
+  data[7] ^= 1
+  ids.write_bytes(data)
+  shutil.copytree(partial / '1-of-3', partial / '1-of-4')
+  with pytest.raises(ValueError, match='holds parts of 3 and of 4; delete'):
+    join_parts(output)
+  shutil.rmtree(partial / '1-of-4')
+  assert join_parts(output).fingerprint == whole(texts, tmp_path / 'y' / 'x'
+      ).fingerprint
+
+
+def test_the_beginning_of_a_whole_is_not_mixed_with_parts(texts, tmp_path):
+  def stop(progress):
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    whole(texts, tmp_path / 'x', report=stop)
+  state = tmp_path / 'x' / 'partial' / 'state.json'
+  state.write_text('{}')
+  with pytest.raises(ValueError, match='not divided into parts; finish it'):
+    prepare_part(texts, '1/2', output=tmp_path / 'x', **ARGUMENTS)
+
+
+def test_faults_are_counted_over_all_parts(texts, tmp_path):
+  output = tmp_path / 'x'
+  prepare_all(texts, output, 2, max_faults=0.01)
+  with pytest.raises(ValueError, match='2 of 87 documents are faulty'):
+    join_parts(output)
+  prepare_part(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
+  join_parts(output)

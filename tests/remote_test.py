@@ -1,0 +1,115 @@
+"""Corpora in buckets are copied once; URLs to write to are refused."""
+
+import functools
+import json
+import os
+import pathlib
+
+import pytest
+
+from spdf_jax.data import prepare_corpus
+from spdf_jax.data import prepare_files
+from spdf_jax.data import read_tokenizer
+from spdf_jax.data.remote import copy_of
+from spdf_jax.runs.swept_runs import run_sweep
+from spdf_jax.training.workdir import check_workdir
+
+URL = 's3://bucket/corpora/books'
+
+
+@functools.cache
+def bucket_class():
+  """Registers a file system for s3://, once, since epath keeps its instance."""
+  fsspec = pytest.importorskip('fsspec')
+  from fsspec.implementations.local import LocalFileSystem
+
+  class Bucket(LocalFileSystem):
+    """Folders as buckets, which records the names of the files it opens."""
+
+    protocol = 's3'
+    root = ''
+    opened = []
+
+    @classmethod
+    def _strip_protocol(cls, path):
+      return str(path).replace('s3://', f'{cls.root}/', 1)
+
+    def _open(self, path, *args, **kwargs):
+      self.opened.append(pathlib.Path(path).name)
+      return super()._open(path, *args, **kwargs)
+
+  fsspec.register_implementation('s3', Bucket, clobber=True)
+  return Bucket
+
+
+@pytest.fixture
+def bucket(tmp_path):
+  """Returns the names of the files that were opened in the bucket."""
+  found = bucket_class()
+  found.root = tmp_path
+  found.opened.clear()
+  return found.opened
+
+
+def write(folder, texts):
+  path = folder.parent / 'in.jsonl'
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(''.join(json.dumps({'text': t}) + '\n' for t in texts))
+  return prepare_files(
+      path, tokenizer='bytes', output=folder, validation=0.2, test=0.2
+  )
+
+
+def test_a_corpus_in_a_bucket_is_copied_once(bucket, tmp_path):
+  folder = tmp_path / 'bucket' / 'corpora' / 'books'
+  made = write(folder, [f'Text {i}.' for i in range(50)])
+  cache = tmp_path / 'cache'
+  load = lambda name: prepare_corpus(name, tokenizer='', cache_dir=cache)
+  found = load(URL)
+  assert found.fingerprint == made.fingerprint
+  assert bucket.count('train.bin') == 1
+  assert load(URL + '/').fingerprint == made.fingerprint
+  assert bucket.count('train.bin') == 1
+  mixed = load(f'{URL}=3,{folder}=1')
+  assert mixed.train.fingerprint == made.train.fingerprint
+  bucket.clear()
+  again = read_tokenizer(URL, tokenizer='', cache_dir=cache)
+  assert again.fingerprint == made.tokenizer.fingerprint and not bucket
+
+  copy = copy_of(URL, cache) / 'train.bin'
+  data = copy.read_bytes()
+  copy.write_bytes(data[:-2] + b'\0\0')
+  with pytest.raises(ValueError, match='other tokens than were written'):
+    load(URL)
+  copy.unlink()  # As after a copy that was killed.
+  assert load(URL).fingerprint == made.fingerprint
+
+  for file in folder.iterdir():
+    file.unlink()
+  other = write(folder, [f'Another text {i}.' for i in range(50)])
+  assert load(URL).fingerprint == other.fingerprint != made.fingerprint
+
+
+def test_a_corpus_that_is_not_there_gets_one_sentence(bucket, tmp_path):
+  with pytest.raises(ValueError, match=f'{URL}.* cannot be read .FileNot') as e:
+    prepare_corpus(URL, tokenizer='', cache_dir=tmp_path)
+  assert '\n' not in str(e.value)
+  with pytest.raises(OSError, match='tokenizer.json'):
+    read_tokenizer(URL, tokenizer='', cache_dir=tmp_path)
+  with pytest.raises(ValueError, match="own tokenizer, but tokenizer='bytes'"):
+    prepare_corpus(URL, tokenizer='bytes', cache_dir=tmp_path)
+
+
+def test_urls_to_write_to_are_refused(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'a.txt').write_text('text')
+  refused = 'is a URL, and files are locked, renamed and appended'
+  with pytest.raises(ValueError, match=f"^output 'gs://b/x' {refused}"):
+    prepare_files('a.txt', tokenizer='bytes', output='gs://b/x')
+  with pytest.raises(ValueError, match=f"^workdir 'gs://b/x' {refused}"):
+    check_workdir('gs://b/x', None)
+  with pytest.raises(ValueError, match=f"^workdir 'gs:/b/x' {refused}"):
+    list(run_sweep(
+        None, pathlib.Path('gs://b/x'), [], seeds=1, metric='', settings=None
+    ))
+  assert os.listdir() == ['a.txt']

@@ -1,0 +1,135 @@
+"""The site: every public name has a place, and broken links are found."""
+
+import ast
+import importlib
+import pathlib
+import pkgutil
+import re
+
+import pytest
+
+from experiments import docs
+from experiments.site import links
+from experiments.site import notebooks
+import spdf_jax
+from spdf_jax import extras
+
+PACKAGE = pathlib.Path(spdf_jax.__file__).parent
+EXPERIMENTS = PACKAGE.parent / 'experiments'
+PAGES = sorted((EXPERIMENTS / 'site' / 'reference').glob('*.rst'))
+INDEX = (EXPERIMENTS / 'guides' / 'reference.md').read_text()
+GITHUB = 'https://github.com/someone/spdf_jax'
+
+
+def documented(page):
+  """Yields (package, names) of each directive of a page of the reference."""
+  for package, text in re.findall(
+      r'^\.\. exports:: (\S+)\n((?:\n|  .*\n)*)', page.read_text(), re.M
+  ):
+    package = importlib.import_module(package)
+    yield package, text.split() or package.__all__
+
+
+def test_every_public_name_is_on_one_page():
+  found = [
+      f'{package.__name__}.{name}'
+      for page in PAGES for package, names in documented(page) for name in names
+  ]
+  assert sorted({name for name in found if found.count(name) > 1}) == []
+  # Classes that a package repeats from its parent are documented there.
+  names = {name.rpartition('.')[2] for name in found}
+  for info in pkgutil.walk_packages([str(PACKAGE)], 'spdf_jax.'):
+    if not info.ispkg or info.name == 'spdf_jax.sparsity.algorithms':
+      continue
+    package = importlib.import_module(info.name)
+    public = getattr(package, '__all__', ())
+    modules = {
+        name for name in public
+        if isinstance(getattr(package, name), type(ast))
+    }
+    assert set(public) - modules <= names, info.name
+    assert not public or re.search(rf'^\| .?{info.name}[`\]]', INDEX, re.M)
+
+
+def test_the_index_links_every_page_and_sparsify_comes_first():
+  linked = re.findall(r'\]\(\.\./site/reference/(\w+)\.rst\)', INDEX)
+  assert set(linked) == {page.stem for page in PAGES}
+  assert linked[0] == 'spdf_jax'
+  _, names = next(documented(EXPERIMENTS / 'site/reference/spdf_jax.rst'))
+  assert names[0] == 'sparsify'
+
+
+def test_every_guide_and_page_is_in_the_sidebar():
+  index = (EXPERIMENTS / 'index.md').read_text()
+  for folder, paths in (
+      ('guides', (EXPERIMENTS / 'guides').glob('*.md')),
+      ('site/reference', PAGES),
+  ):
+    for path in paths:
+      assert f'\n{folder}/{path.stem}\n' in index, path
+
+
+def test_code_in_docstrings_is_marked_as_code():
+  # Two colons alone make code without colors: write `.. code-block:: python`.
+  for path in PACKAGE.rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+        text = ast.get_docstring(node) or ''
+        found = re.search(r'^(?!\s*\.\. ).*\S::$', text, re.M)
+        assert not found, f'{path}: {found[0]}'
+
+
+@pytest.mark.parametrize('link, problem', [
+    ('other.html#part', ''), ('other.html', ''), ('#here', ''),
+    ('https://example.org', ''), ('data:,x', ''),
+    ('missing.html', 'missing.html is missing'),
+    ('other.html#whole', 'other.html#whole has no such anchor'),
+    ('#there', '#there has no such anchor'),
+])
+def test_links_that_lead_nowhere_are_found(link, problem, tmp_path):
+  (tmp_path / 'index.html').write_text(f'<a id="here" href="{link}">a</a>')
+  (tmp_path / 'other.html').write_text('<h1 id="part">b</h1>')
+  expected = [f'index.html: {problem}'] if problem else []
+  assert links.check(tmp_path) == (2, 1, expected)
+
+
+@pytest.mark.parametrize('tag', ['script src', 'img src', 'link href'])
+def test_what_is_loaded_from_another_host_is_found(tag, tmp_path):
+  address = 'https://example.org/a.js'
+  (tmp_path / 'index.html').write_text(f'<{tag}="{address}">')
+  (problem,) = links.check(tmp_path).broken
+  assert problem == f'index.html: {address} is loaded from another host'
+
+
+def test_a_site_without_the_extra_is_one_sentence(monkeypatch, tmp_path):
+  monkeypatch.setattr(docs, '_NEEDED', ('sphinx_of_another_world',))
+  with pytest.raises(ImportError, match='^sphinx_of.*is not installed; .*docs'):
+    docs.build(tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
+def test_errors_install_from_the_clone_until_there_is_an_address():
+  assert extras.install_command('viz', '').startswith('`pip install ".[viz]"')
+  assert f'git+{GITHUB}"`' in extras.install_command('viz', GITHUB)
+
+
+@pytest.mark.parametrize('script', sorted(notebooks.FOLDER.glob('*.py')))
+def test_a_notebook_takes_the_address_and_gives_it_back(script):
+  text = script.read_text()
+  assert notebooks.addressed(text, script.stem, extras.REPOSITORY) == text
+  released = notebooks.addressed(text, script.stem, GITHUB)
+  assert f"  repository = '{GITHUB}'\n" in released
+  link = (
+      'https://colab.research.google.com/github/someone/spdf_jax/blob/main/'
+      f'experiments/colabs/{script.name}'.replace('.py', '.ipynb')
+  )
+  assert f'# [Open in Colab]({link})\n' in released
+  assert notebooks.addressed(released, script.stem, GITHUB) == released
+  assert notebooks.addressed(released, script.stem, '') == notebooks.addressed(
+      text, script.stem, ''
+  )
+
+
+def test_the_citation_has_the_version():
+  text = (PACKAGE.parent / 'CITATION.cff').read_text()
+  assert f'\nversion: {spdf_jax.__version__}\n' in text
