@@ -2,12 +2,15 @@ r"""Converts checkpoints: from and to Hugging Face, and from sparse to dense.
 
   python -m experiments.convert --from_hf=DIR --to=WORKDIR
   python -m experiments.convert --checkpoint=WORKDIR@pretrain --to_hf=DIR
+  python -m experiments.convert --from_hf=DIR --to_hf=OTHER --format=compact
   python -m experiments.convert --densify=WORKDIR@pretrain --to=OTHER
   python -m experiments.convert --verify=FOLDER
 
 The first imports weights into a workdir that --config.init_from=WORKDIR reads,
 and prints the config.model that training needs. The second exports the weights
-and the mask of a run. --check compares the logits with those of transformers.
+and the mask of a run, the third those of a Hugging Face directory, with its
+tokenizer; without masks.safetensors the mask is derived from the zeros. --check
+compares the logits with those of transformers.
 
 --densify makes a sparse checkpoint at the end of a phase dense: it removes the
 mask and keeps weights, step, schedules and the optimizer's moments, which

@@ -6,6 +6,12 @@ r"""Measures trained models on tasks, by the official definitions.
   python -m experiments.evaluate --hf=cerebras-gpt-111m/ --output=scores.json \
     --tasks=cerebras_gpt=tasks/,e2e=e2e/,webnlg=webnlg17/
 
+  python -m experiments.evaluate --hf=compact/ --tasks=wikitext=wiki.test.tokens
+
+A compact export of experiments.convert is evaluated with its matrices stored as
+lists of kept weights, which are never expanded; so are other sparse models with
+--listed.
+
 A task is NAME, or NAME=PATH with the path of its files: validation (of the
 run's corpus), lambada, wikitext, and the suites cerebras_gpt and open_llm of
 EleutherAI's harness (extra harness; without a path they are downloaded).
@@ -37,6 +43,10 @@ _HF = flags.DEFINE_string(
     'hf', None,
     'Hugging Face directory to evaluate instead, with its tokenizer.',
 )
+_LISTED = flags.DEFINE_bool(
+    'listed', False,
+    'Multiply by lists of the kept weights, where at least 70 % are pruned.',
+)
 _TASKS = flags.DEFINE_list(
     'tasks', None, 'Tasks, NAME or NAME=PATH, separated by commas.'
 )
@@ -57,10 +67,13 @@ def main(argv: list[str]) -> int:
   output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
   settings = scoring.settings(output and output.with_suffix(''))
   try:
-    candidate = (
-        open_models.open_run(_WORKDIR.value) if _WORKDIR.value
-        else open_models.open_hf(_HF.value)
-    )
+    source = _WORKDIR.value or _HF.value
+    if _LISTED.value:
+      candidate = open_models.open_listed(source)
+    elif _WORKDIR.value:
+      candidate = open_models.open_run(source)
+    else:
+      candidate = open_models.open_hf(source)
     scores = []
     for task in _TASKS.value:
       name, _, path = task.partition('=')

@@ -966,6 +966,6 @@ def test_bad_input_is_one_sentence_and_exit_status_one(arguments, message):
 
 @pytest.mark.process
 def test_half_a_command_is_answered_with_what_is_missing():
-  done = run_convert('--from_hf=none', '--to_hf=a')
+  done = run_convert('--from_hf=none')
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   assert 'give --from_hf and --to, or --checkpoint and' in done.stderr

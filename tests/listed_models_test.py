@@ -53,6 +53,24 @@ def test_greedy_texts_are_those_of_the_dense_model(config):
 
 
 @pytest.mark.slow
+def test_200_greedy_texts_are_those_of_the_dense_model():
+  config = dataclasses.replace(
+      GPT, vocab_size=257, n_layers=4, d_model=64, d_ff=256, max_length=48
+  )
+  rng = np.random.default_rng(0)
+  prompts = [
+      rng.integers(1, 257, rng.integers(1, 17)).tolist() for _ in range(200)
+  ]
+  found, wanted = (
+      generate(
+          *model, prompts, max_new_tokens=32, end_of_text=0, batch_size=20,
+          length=48,
+      ) for model in dense_and_sparse(config)
+  )
+  assert found == wanted and len({*map(tuple, found)}) > 50
+
+
+@pytest.mark.slow
 def test_the_best_beams_are_those_of_the_dense_model():
   found, wanted = (
       beam_search(*model, PROMPTS, search=BeamSearch(beams=3), **SEARCH)

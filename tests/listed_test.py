@@ -63,9 +63,7 @@ def check(lowering, seed, *shape, dtype='float32'):
   assert_close(f(x, list_matrix(w, mask)), product(x, w, mask))
 
 
-@needs_kernels
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(
+drawn = given(
     seed=st.integers(0, 99),
     tokens=st.integers(1, 32),
     inputs=st.integers(1, 90),
@@ -73,7 +71,22 @@ def check(lowering, seed, *shape, dtype='float32'):
     sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
     dtype=st.sampled_from(listing.DTYPES),
 )
+
+
+@needs_kernels
+@settings(max_examples=15, deadline=None, derandomize=True)
+@drawn
 def test_native_products_are_numpys(
+    seed, tokens, inputs, outputs, sparsity, dtype
+):
+  check('native', seed, tokens, inputs, outputs, sparsity, dtype=dtype)
+
+
+@pytest.mark.slow
+@needs_kernels
+@settings(max_examples=500, deadline=None)
+@drawn
+def test_native_products_of_500_shapes_are_numpys(
     seed, tokens, inputs, outputs, sparsity, dtype
 ):
   check('native', seed, tokens, inputs, outputs, sparsity, dtype=dtype)

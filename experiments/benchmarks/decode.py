@@ -6,11 +6,13 @@ bfloat16. All variants of a width are timed alternately. Weights and masks are
 random, and equal in all layers, in memory of their own. Memory is that of
 parameters, cache and temporary buffers. Targets apply to the products with
 hidden matrices alone, with bfloat16 values, over XLA's float32 products, by
-AVX-512 on two cores. The larger width needs some 12 GiB of memory.
+AVX-512 on two cores. PyTorch decodes the dense model beside them, if it is
+installed. The larger width needs some 16 GiB of memory.
 """
 
 from collections.abc import Iterator
 import dataclasses
+import logging
 from typing import Any
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ import numpy as np
 
 from experiments.benchmarks import compiled
 from experiments.benchmarks import measuring
+from experiments.benchmarks import torch_decoding
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
@@ -90,6 +93,8 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   yield measuring.counted_row(
       native.kernels(), 'CPU devices', jax.device_count()
   )
+  if not torch_decoding.is_installed():
+    logging.warning('PyTorch is not installed, so it is not measured.')
   for case in CASES:
     yield from measure_case(case, repeats, rng)
 
@@ -108,19 +113,28 @@ def measure_case(
     Rows.
   """
   variants = _make_variants(case, rng)
+  peers = {
+      dtype: torch_decoding.convert(variants[0].params, dtype)
+      for dtype in DTYPES if torch_decoding.is_installed()
+  }
   for tokens, targets in SPEEDUPS.items():
     yield from _measure_products(case, tokens, targets, variants, repeats, rng)
   for batch_size in BATCH_SIZES:
     programs = [_decoding(variant, batch_size) for variant in variants]
-    calls = [compiled.repeated(program) for program in programs]
+    calls = [compiled.repeated(program) for program in programs] + [
+        torch_decoding.decoding(
+            variants[0].config, tensors, batch_size, CONTEXT, _LENGTH
+        ) for tensors in peers.values()
+    ]
     wall = measuring.interleave(calls, repeats).wall
     name = f'{case.name}, {batch_size} sequences'
     yield measuring.sampled_row(
         name, 'dense, float32: wall ms per step', 1e3 * wall[0], rng
     )
-    for variant, seconds in zip(variants[1:], wall[1:]):
+    names = [v.name for v in variants] + [f'PyTorch, {x}' for x in peers]
+    for other, seconds in list(zip(names, wall, strict=True))[1:]:
       yield measuring.sampled_row(
-          name, f'{variant.name}: speed-up', wall[0] / seconds, rng
+          name, f'{other}: speed-up', wall[0] / seconds, rng
       )
     for variant, program in zip(variants, programs):
       size = compiled.tree_bytes((variant.params, program.state))

@@ -36,6 +36,7 @@ from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizer_files import open_tokenizer
+from spdf_jax.data.tokenizer_files import tokenizer_paths
 from spdf_jax.data.tokenizers import BPETokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
@@ -84,6 +85,7 @@ __all__ = [
     'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',
+    'tokenizer_paths',
     'train_bpe',
     'verify_corpus',
     'verify_token_file',

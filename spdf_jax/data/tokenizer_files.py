@@ -71,6 +71,30 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     ) from error
 
 
+def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
+  """Returns the paths of the files of tokenizers in a folder.
+
+  Args:
+    folder: Folder that `open_tokenizer` may read.
+
+  Returns:
+    Paths of existing files, in a fixed order; none if there is no tokenizer.
+
+  Example:
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / 'tokenizer.json').write_text('{}')
+    2
+    >>> [path.name for path in tokenizer_paths(folder)]
+    ['tokenizer.json']
+  """
+  folder = Path(folder)
+  names = ('tokenizer.json', *(x for pair in _VOCABULARIES for x in pair))
+  paths = [folder / name for name in names]
+  return [x for x in paths if x.exists()] + sorted(folder.glob('*.model'))
+
+
 def _file_in(folder: Path) -> Path:
   for name in ('tokenizer.json', *(v for v, _ in _VOCABULARIES)):
     if (folder / name).exists():

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -62,13 +63,14 @@ def convert(
   """Converts a model from one of three sources.
 
   Args:
-    from_hf: Hugging Face directory to import, see `import_model`.
+    from_hf: Hugging Face directory to import, see `import_model`, or to
+      write again, see `rewrite_model`.
     checkpoint: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'` to
       export, see `export_model`.
     densify: `'WORKDIR'` or `'WORKDIR@PHASE'` to make dense, see
       `densify_checkpoint`.
     to: Workdir to write, for `from_hf` and `densify`.
-    to_hf: Directory to write, for `checkpoint`.
+    to_hf: Directory to write, for `checkpoint` and `from_hf`.
     scan_layers: Whether the model scans its layers, see `import_model`.
     moments: Treatment of the optimizer's moments, see `densify_checkpoint`.
     format: Format of the weights, see `export_model`.
@@ -90,11 +92,12 @@ def convert(
   targets = {'to': to, 'to_hf': to_hf}
   given = {name for name, x in (sources | targets).items() if x}
   if given not in (
-      {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'densify', 'to'}
+      {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'from_hf', 'to_hf'},
+      {'densify', 'to'},
   ):
     raise ValueError(
-        'give --from_hf and --to, or --checkpoint and --to_hf, or --densify '
-        'and --to.'
+        'give --from_hf and --to, or --checkpoint and --to_hf, or --from_hf '
+        'and --to_hf, or --densify and --to.'
     )
   if check and to_hf and format == 'compact':
     raise ValueError(
@@ -114,7 +117,12 @@ def convert(
     yield export_model(
         checkpoint, to_hf, format=format, dtype=dtype, vocab_size=vocab_size
     )
-  exchanged = from_hf or to_hf
+  elif from_hf and to_hf:
+    yield rewrite_model(
+        from_hf, to_hf, format=format, dtype=dtype, vocab_size=vocab_size,
+        allow_non_finite=allow_non_finite,
+    )
+  exchanged = to_hf or from_hf
   if check and exchanged:
     difference = interop.check_hf(
         exchanged, allow_non_finite=allow_non_finite
@@ -206,15 +214,65 @@ def export_model(
       vocab_size=vocab_size,
       end_of_text=end_of_text_of(checkpoint, model.config.vocab_size),
   )
+  best = describe_best(meta, int(checkpoint.name))
+  best_text = f', {best}' if best else ''
+  return f'{directory} is written{best_text}; {_describe_mask(mask)}'
+
+
+def rewrite_model(
+    source: str,
+    directory: str,
+    *,
+    format: str,
+    dtype: str,
+    vocab_size: int | None,
+    allow_non_finite: bool = False,
+) -> str:
+  """Writes a Hugging Face directory from another, with its tokenizer.
+
+  Args:
+    source: Directory that `interop.load_hf` can read. Without a mask of its own
+      it has that of `mask_of_zeros`.
+    directory: Folder for the model.
+    format: Format of the weights, see `interop.save_hf`.
+    dtype: Type of the weights in the file.
+    vocab_size: Number of tokens to export; `None`: all.
+    allow_non_finite: Whether weights may be infinite or NaN.
+
+  Returns:
+    A sentence with the written path and the sparsity.
+
+  Raises:
+    ValueError: The source cannot be read, the model cannot be written, or both
+      directories are the same.
+  """
+  old, new = pathlib.Path(source), pathlib.Path(directory)
+  if old.resolve() == new.resolve():
+    raise ValueError(
+        f'from_hf and to_hf are both {directory}; give another directory to '
+        'write.'
+    )
+  config, params, mask = interop.load_hf(
+      old, allow_non_finite=allow_non_finite
+  )
+  mask = mask_of_zeros(params) if mask is None else mask
+  interop.save_hf(
+      new, config, params, mask, format=format, dtype=dtype,
+      vocab_size=vocab_size,
+      end_of_text=read_end_of_text(read_json(old / CONFIG)),
+  )
+  for path in data.tokenizer_paths(old):
+    shutil.copyfile(path, new / path.name)
+  return f'{directory} is written; {_describe_mask(mask)}'
+
+
+def _describe_mask(mask: Any) -> str:
   leaves = jax.tree.leaves(mask)
   kept, size = sum(int(m.sum()) for m in leaves), sum(m.size for m in leaves)
-  mask_text = (
+  return (
       f'sparsity {1 - kept / size:.2%} in {len(leaves)} matrices'
       if size else 'no sparse matrices'
   )
-  best = describe_best(meta, int(checkpoint.name))
-  best_text = f', {best}' if best else ''
-  return f'{directory} is written{best_text}; {mask_text}'
 
 
 def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:

@@ -73,7 +73,7 @@ def open_hf(directory: str) -> Candidate:
 
   Args:
     directory: Directory that `interop.load_hf` can read, with the files of a
-      tokenizer.
+      tokenizer. A compact export is opened by `open_listed`.
 
   Returns:
     The model with its tokenizer.
@@ -81,6 +81,8 @@ def open_hf(directory: str) -> Candidate:
   Raises:
     ValueError: A file is missing, or of an unknown kind.
   """
+  if _is_compact(pathlib.Path(directory)):
+    return open_listed(directory)
   found = interop.load_hf(directory)
   tokenizer = data.open_tokenizer(pathlib.Path(directory))
   return Candidate(
@@ -92,7 +94,7 @@ def open_hf(directory: str) -> Candidate:
 def open_listed(
     source: str, *, dtype: str | None = None, tokenizer: str | None = None
 ) -> Candidate:
-  """Opens a model for generation, with listed matrices where it is sparse.
+  """Opens a model for inference, with listed matrices where it is sparse.
 
   Matrices in which fewer than 70 % of the weights are pruned stay dense.
 
@@ -112,10 +114,10 @@ def open_listed(
     ValueError: There is no such model or tokenizer, or it cannot be read.
     TypeError: There are no products of the dtype.
   """
-  directory = pathlib.Path(source)
+  directory, run = pathlib.Path(source), None
   if _is_hf(directory):
     reader = data.open_tokenizer(tokenizer or directory)
-    if find_weights(directory).name == COMPACT:
+    if _is_compact(directory):
       config, params, mask = interop.load_listed(directory, dtype=dtype)
     else:
       config, params, mask = interop.load_hf(directory)
@@ -137,7 +139,8 @@ def open_listed(
     params = list_params(params, mask, dtype=dtype)
   config = dataclasses.replace(config, lowering=NATIVE)
   return Candidate(
-      source, models.model_of(config), jax.tree.map(jnp.asarray, params), reader
+      source, models.model_of(config), jax.tree.map(jnp.asarray, params),
+      reader, run and run.config,
   )
 
 
@@ -173,6 +176,11 @@ def _is_hf(directory: pathlib.Path) -> bool:
   """Returns whether a directory holds a Hugging Face model, and no run."""
   is_run = (directory / 'checkpoints').exists()
   return (directory / CONFIG).is_file() and not is_run
+
+
+def _is_compact(directory: pathlib.Path) -> bool:
+  """Returns whether the weights of a Hugging Face model are compact."""
+  return find_weights(directory).name == COMPACT
 
 
 def _read_params(

@@ -84,7 +84,13 @@ struct Outputs<1, Value> {
   static void Add(const Value* v, const uint16_t* indices, const float* x,
                   int n, Vector* low, Vector* high) {
     typedef int Lane __attribute__((vector_size(sizeof(Vector))));
-    const auto row = [&](int i) { return x[indices[i]]; };
+    // Two loads of four indices each, because loads limit this loop.
+    static_assert(kSums == 8 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+    uint64_t four[2];
+    std::memcpy(four, indices, sizeof four);
+    const auto row = [&](int i) {
+      return x[static_cast<uint16_t>(four[i / 4] >> i % 4 * 16)];
+    };
     Vector low_values = {Widen(v[0]), Widen(v[1]), Widen(v[2]), Widen(v[3])};
     Vector high_values = {Widen(v[4]), Widen(v[5]), Widen(v[6]), Widen(v[7])};
     Vector low_row = {row(0), row(1), row(2), row(3)};

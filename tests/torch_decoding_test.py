@@ -1,0 +1,40 @@
+"""PyTorch computes the logits of our model, so that their times compare."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sparse_params import make_sparse_params
+
+from experiments.benchmarks import torch_decoding
+from spdf_jax import models
+from spdf_jax.evaluation import CachedModel
+
+CONFIG = models.GPTConfig(
+    vocab_size=40, n_layers=2, n_heads=2, d_model=16, d_ff=64, max_length=12
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype, tolerance', [
+    ('float32', 1e-5), ('bfloat16', 5e-2)
+])
+def test_pytorch_decodes_the_same_model(dtype, tolerance):
+  pytest.importorskip('torch')
+  params, _ = make_sparse_params(CONFIG, 0.5)
+  decoder = CachedModel(models.model_of(
+      dataclasses.replace(CONFIG, dtype='float32')
+  ))
+  cache = decoder.create_cache(3, 12)
+  wanted, _ = decoder(
+      params, cache, jnp.zeros((3, 1), jnp.int32), jnp.full((3, 1), 5)
+  )
+  tensors = torch_decoding.convert(params, dtype)
+  step = torch_decoding.decoding(CONFIG, tensors, 3, context=5, length=12)
+  for _ in range(2):  # A step leaves the cache as it is for the next one.
+    found = step().float().numpy()
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(
+        found, np.asarray(wanted)[:, 0], rtol=0, atol=tolerance * scale
+    )
