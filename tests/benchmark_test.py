@@ -22,6 +22,7 @@ from experiments.benchmarks import matmul
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
+from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import small_gpts
 from experiments.benchmarks import Suite
@@ -326,3 +327,21 @@ def test_the_decode_suite_compares_listed_models_with_dense_ones(monkeypatch):
   ]
   assert memory == sorted(memory, reverse=True) and memory[-1] > 0
   assert all(value > 0 for value in values.values())
+
+
+def test_without_pytorch_the_peers_are_skipped_with_a_sentence(
+    monkeypatch, capsys
+):
+  monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: None)
+  assert run(suite='peers') == 0
+  assert 'PyTorch is not installed; install it' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_first_losses_of_pytorch_and_ours_are_equal():
+  pytest.importorskip('torch', reason='torch is not installed')
+  rows = list(peers.measure_case(SMALL, 3, np.random.default_rng(0)))
+  differences = [row for row in rows if 'difference' in row.metric]
+  assert len(differences) == 6
+  assert {measuring.verdict(row) for row in differences} == {'ok'}
+  assert len([row for row in rows if 'wall ms' in row.metric]) == 10

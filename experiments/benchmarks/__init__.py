@@ -10,6 +10,7 @@ from experiments.benchmarks import decode
 from experiments.benchmarks import matmul
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
+from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import topk
 from experiments.benchmarks import train_step
@@ -31,6 +32,7 @@ SUITES = {
     'matmul': Suite(matmul.measure, 7),
     'model': Suite(model.measure, 15),
     'optimizer': Suite(optimizer.measure, 8),
+    'peers': Suite(peers.measure, 15),
     'primitives': Suite(primitives.measure, 40),
     'topk': Suite(topk.measure, 3),
     'train_step': Suite(train_step.measure, 20),

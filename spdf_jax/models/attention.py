@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal self-attention, with optional grouped queries and cache."""
 
+import functools
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.accelerator.rounded import is_faster
+from spdf_jax.accelerator.rounded import rounded_einsum
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
 from spdf_jax.models.rotary import frequencies
@@ -154,29 +157,36 @@ def causal_attention(
   ).transpose(0, 2, 3, 1, 4)
   k_BxGx1xKxS = k_BxLxGxK.transpose(0, 2, 3, 1)[:, :, None]
   v_BxGx1xSxK = v_BxLxGxK.transpose(0, 2, 1, 3)[:, :, None]
+  multiply = _multiply if is_faster(q_BxLxHxK.dtype) else functools.partial(
+      jnp.matmul, preferred_element_type=jnp.float32
+  )
   step = max(_BLOCK, -(-length // _BLOCKS))
   blocks = []
   for start in range(0, length, step):
     end = min(start + step, length)
-    scores = scale * jnp.matmul(
-        q_BxGxQxLxK[:, :, :, start:end],
-        k_BxGx1xKxS[..., :end],
-        preferred_element_type=jnp.float32,
+    scores = scale * multiply(
+        q_BxGxQxLxK[:, :, :, start:end], k_BxGx1xKxS[..., :end]
     )
     causal = jnp.arange(end) <= jnp.arange(start, end)[:, None]
     scores = jnp.where(causal, scores, -jnp.inf)
     largest = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - jax.lax.stop_gradient(largest))
-    weighted = jnp.matmul(
-        weights.astype(v_BxLxGxK.dtype),
-        v_BxGx1xSxK[..., :end, :],
-        preferred_element_type=jnp.float32,
+    weighted = multiply(
+        weights.astype(v_BxLxGxK.dtype), v_BxGx1xSxK[..., :end, :]
     )
     blocks.append(weighted / jnp.sum(weights, axis=-1, keepdims=True))
   y_BxGxQxLxK = jnp.concatenate(blocks, axis=3)
   y_BxLxGxQxK = y_BxGxQxLxK.transpose(0, 3, 1, 2, 4)
   return y_BxLxGxQxK.reshape(q_BxLxHxK.shape).astype(q_BxLxHxK.dtype)
 
+
+def _multiply(
+    x_BxGxQxIxJ: jax.Array, y_BxGx1xJxN: jax.Array
+) -> jax.Array:
+  """Multiplies stacks of bfloat16 matrices; the products are float32."""
+  return rounded_einsum(
+      'bgqij,bgjn->bgqin', x_BxGxQxIxJ, y_BxGx1xJxN[:, :, 0], jnp.float32
+  )
 
 
 def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:

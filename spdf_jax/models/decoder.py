@@ -7,9 +7,13 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.accelerator.rounded import is_faster
+from spdf_jax.accelerator.rounded import rounded_einsum
+from spdf_jax.accelerator.rounded import rounded_with_no_batch_dims_saveable
 from spdf_jax.lowerings import check_lowering
 from spdf_jax.models.layers import MaskedDense
 
@@ -37,7 +41,10 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 
 REMAT_POLICIES = {
     'none': None,
-    'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    'dots': jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        rounded_with_no_batch_dims_saveable,
+    ),
     'full': jax.checkpoint_policies.nothing_saveable,
 }
 """Checkpoint policies of the layers, by name; `none` saves all residuals."""
@@ -166,6 +173,23 @@ def dense(
       lowering=config.lowering,
       name=name,
   )
+
+
+def tied_logits(embedding: nn.Embed, x: jax.Array) -> jax.Array:
+  """Returns the logits of a head that shares the weights of an embedding.
+
+  Args:
+    embedding: The embedding of the tokens.
+    x: Outputs of the last layer, [B, L, D], of the dtype of the computation.
+
+  Returns:
+    Logits [B, L, V], float32.
+  """
+  if not is_faster(x.dtype):
+    return embedding.attend(x).astype(jnp.float32)
+  with jax.named_scope(f'{embedding.name}.attend'):
+    w_VxD = embedding.embedding.astype(x.dtype)
+    return rounded_einsum('blk,nk->bln', x, w_VxD, jnp.float32)
 
 
 def drop(module: Any, x_BxLxD: jax.Array) -> jax.Array:

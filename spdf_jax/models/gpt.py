@@ -18,6 +18,7 @@ from spdf_jax.models.decoder import dense
 from spdf_jax.models.decoder import drop
 from spdf_jax.models.decoder import read_all
 from spdf_jax.models.decoder import ReadOut
+from spdf_jax.models.decoder import tied_logits
 
 ACTIVATIONS = {
     'gelu_tanh': functools.partial(nn.gelu, approximate=True),
@@ -72,7 +73,8 @@ class MLP(nn.Module):
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
     c = self.config
     h_BxLxF = dense(c, c.d_ff, name='wi', use_bias=True)(x_BxLxD)
-    h_BxLxF = ACTIVATIONS[c.activation](h_BxLxF)
+    # In 16 bits, XLA:CPU would round every intermediate result.
+    h_BxLxF = ACTIVATIONS[c.activation](h_BxLxF.astype(jnp.float32))
     wo = dense(c, c.d_model, name='wo', use_bias=True, residual=True)
     return wo(h_BxLxF)
 
@@ -148,5 +150,5 @@ class GPT(nn.Module):
       divisors = (np.arange(1, c.n_layers + 1, dtype=np.float32),)
     x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL, *divisors)
     x_BxLxD = nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name='ln_f')(x_BxLxD)
-    head = lambda x: c.logits_scale * wte.attend(x).astype(jnp.float32)
+    head = lambda x: c.logits_scale * tied_logits(wte, x)
     return read_out(head, x_BxLxD)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from spdf_jax.accelerator.listed import listed_matmul
 from spdf_jax.accelerator.listing import ListedMatrix
 from spdf_jax.accelerator.primitives import sparse_matmul
+from spdf_jax.accelerator.rounded import matmul
 from spdf_jax.packing import PackedMask
 
 
@@ -61,7 +62,7 @@ class MaskedDense(nn.Module):
     if isinstance(kernel, ListedMatrix):
       y = listed_matmul(x, kernel, lowering=self.lowering)
     elif mask is None:
-      y = jnp.dot(x, kernel.astype(self.dtype))
+      y = matmul(x, kernel.astype(self.dtype))
     else:
       y = sparse_matmul(
           x,
@@ -75,8 +76,10 @@ class MaskedDense(nn.Module):
       bias = self.param(
           'bias', nn.initializers.zeros_init(), (self.features,), jnp.float32
       )
-      y = y + bias.astype(self.dtype)
-    return y
+      # The sum is float32, and so is the gradient of the bias, a sum over
+      # tokens, which XLA:CPU computes much more slowly in 16 bits.
+      y = y + bias
+    return y.astype(self.dtype)
 
   def _check_listed(
       self, kernel: ListedMatrix, shape: tuple[int, int], mask: Any

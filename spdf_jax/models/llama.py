@@ -3,12 +3,14 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.accelerator.rounded import matmul
 from spdf_jax.models.attention import Attention
 from spdf_jax.models.decoder import apply_layers
 from spdf_jax.models.decoder import check_length
@@ -17,6 +19,7 @@ from spdf_jax.models.decoder import dense
 from spdf_jax.models.decoder import drop
 from spdf_jax.models.decoder import read_all
 from spdf_jax.models.decoder import ReadOut
+from spdf_jax.models.decoder import tied_logits
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 
@@ -164,11 +167,11 @@ class Llama(nn.Module):
     x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
     head: Callable[[jax.Array], jax.Array]
     if c.tied:
-      head = wte.attend
+      head = functools.partial(tied_logits, wte)
     else:
       kernel_DxV = _Head(c, name='head')().astype(c.dtype)
-      head = lambda x: x @ kernel_DxV
-    return read_out(lambda x: head(x).astype(jnp.float32), x_BxLxD)
+      head = lambda x: matmul(x, kernel_DxV).astype(jnp.float32)
+    return read_out(head, x_BxLxD)
 
 
 class _Head(nn.Module):

@@ -2,10 +2,13 @@
 """Control flow: handlers of loops, branches and calls for the interpreter."""
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
+import jax
 import numpy as np
 
+from spdf_jax.accelerator.rounded import einsum
 from spdf_jax.accelerator.wafer.equations import layer_of
 from spdf_jax.accelerator.wafer.equations import Operand
 from spdf_jax.accelerator.wafer.equations import result_of
@@ -24,6 +27,16 @@ def call(
   """Walks the only jaxpr of `jit`, `remat` or a custom derivative."""
   jaxpr, consts = _only_jaxpr(eqn)
   return walker.walk(jaxpr, consts, operands, path)
+
+
+def rounded_einsum(
+    walker: Any, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks the product of the reference of a `rounded_einsum`."""
+  params = {k: eqn.params[k] for k in ('subscripts', 'dtype')}
+  avals = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands]
+  closed = jax.make_jaxpr(functools.partial(einsum, **params))(*avals)
+  return walker.walk(closed.jaxpr, closed.consts, operands, path)
 
 
 def shard_map(
@@ -188,6 +201,7 @@ def _shares(
 
 CONTROL = {
     'cond': cond,
+    'rounded_einsum': rounded_einsum,
     'scan': scan,
     'shard_map': shard_map,
     'while': while_loop,

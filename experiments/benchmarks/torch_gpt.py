@@ -1,0 +1,145 @@
+"""A GPT and its training step as a user of PyTorch writes them.
+
+The model computes the same function as `plain_gpt` and takes its parameters.
+PyTorch is imported when a step is created; it is not among the extras.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import importlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from spdf_jax import models
+
+PyTree = Any
+
+
+def create_step(
+    config: models.GPTConfig,
+    params: PyTree,
+    batch: Any,
+    *,
+    dtype: str,
+    is_compiled: bool,
+    learning_rate: float,
+    weight_decay: float,
+    b1: float,
+    b2: float,
+    eps: float,
+    clip_norm: float,
+) -> Callable[[], float]:
+  """Creates a training step with AdamW, which updates a model of its own.
+
+  Args:
+    config: Sizes of the model.
+    params: Parameters of `models.GPT`, which are copied.
+    batch: Batch of every step.
+    dtype: `float32`, or `bfloat16` for products under `torch.autocast`.
+    is_compiled: Whether the model is compiled by `torch.compile`.
+    learning_rate: Learning rate of every step.
+    weight_decay: Weight decay of matrices.
+    b1: First decay rate of AdamW.
+    b2: Second decay rate of AdamW.
+    eps: Epsilon of AdamW.
+    clip_norm: Largest norm of the gradients.
+
+  Returns:
+    A function that takes a step and returns its loss.
+  """
+  torch = importlib.import_module('torch')
+  model = _create_model(torch, config, params)
+  call = torch.compile(model) if is_compiled else model
+  groups: dict[bool, list[Any]] = {True: [], False: []}
+  for p in model.parameters():
+    groups[p.ndim > 1].append(p)
+  optimizer = torch.optim.AdamW(
+      [
+          dict(params=groups[True], weight_decay=weight_decay),
+          dict(params=groups[False], weight_decay=0.0),
+      ],
+      lr=learning_rate, betas=(b1, b2), eps=eps, fused=True,
+  )
+  inputs, targets = (
+      torch.tensor(np.asarray(x), dtype=torch.long)
+      for x in (batch.inputs, batch.targets)
+  )
+  casts = dtype == 'bfloat16'
+
+  def step() -> float:
+    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast('cpu', torch.bfloat16, enabled=casts):
+      logits = call(inputs)
+    loss = torch.nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten()
+    )
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    optimizer.step()
+    return loss.item()
+
+  return step
+
+
+def _create_model(torch: Any, config: models.GPTConfig, params: PyTree) -> Any:
+  nn = torch.nn
+  functional = nn.functional
+  heads = config.n_heads, config.head_size
+
+  def of(x: Any) -> Any:
+    return nn.Parameter(torch.tensor(np.asarray(x)))
+
+  def linear(p: Mapping[str, Any]) -> Any:
+    layer = nn.Linear(*p['kernel'].shape)
+    layer.weight, layer.bias = of(np.asarray(p['kernel']).T), of(p['bias'])
+    return layer
+
+  def norm(p: Mapping[str, Any]) -> Any:
+    layer = nn.LayerNorm(config.d_model, eps=1e-5)
+    layer.weight, layer.bias = of(p['scale']), of(p['bias'])
+    return layer
+
+  class Layer(nn.Module):  # type: ignore[misc, name-defined]
+
+    def __init__(self, p: Mapping[str, Any]):
+      super().__init__()
+      self.ln_1, self.ln_2 = norm(p['ln_1']), norm(p['ln_2'])
+      attn, mlp = p['attn'], p['mlp']
+      # One product for queries, keys and values, as PyTorch's users write it.
+      qkv = [attn[name] for name in ('wq', 'wk', 'wv')]
+      self.qkv = linear(jax.tree.map(
+          lambda *xs: np.concatenate(xs, axis=-1), *qkv
+      ))
+      self.wd = linear(attn['wd'])
+      self.wi, self.wo = linear(mlp['wi']), linear(mlp['wo'])
+
+    def forward(self, x: Any) -> Any:
+      q, k, v = (
+          part.unflatten(-1, heads).transpose(1, 2)
+          for part in self.qkv(self.ln_1(x)).chunk(3, dim=-1)
+      )
+      y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+      x = x + self.wd(y.transpose(1, 2).flatten(2))
+      hidden = functional.gelu(self.wi(self.ln_2(x)), approximate='tanh')
+      return x + self.wo(hidden)
+
+  class GPT(nn.Module):  # type: ignore[misc, name-defined]
+
+    def __init__(self) -> None:
+      super().__init__()
+      self.wte = of(params['wte']['embedding'])
+      self.wpe = of(params['wpe']['embedding'])
+      self.layers = nn.ModuleList(
+          Layer(params[f'h_{i}']) for i in range(config.n_layers)
+      )
+      self.ln_f = norm(params['ln_f'])
+
+    def forward(self, tokens: Any) -> Any:
+      x = functional.embedding(tokens, self.wte) + self.wpe[:tokens.shape[1]]
+      for layer in self.layers:
+        x = layer(x)
+      return functional.linear(self.ln_f(x), self.wte)
+
+  return GPT()

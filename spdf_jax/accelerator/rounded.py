@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dense products of 16-bit arrays with float32 sums, also in derivatives.
+
+On processors with AVX-512 BF16, XLA:CPU multiplies bfloat16 by bfloat16 into
+float32 about twice as fast as float32 by float32, but for a bfloat16 result it
+converts the operands to float32 first.
+The derivative of a product into float32 would be as slow, since its cotangent
+is float32. This primitive sums in float32, rounds the result, and rounds
+cotangents before it multiplies them.
+"""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.interpreters import batching
+import jax.numpy as jnp
+
+from spdf_jax.lowerings import define_primitive
+from spdf_jax.lowerings import REFERENCE
+
+_BATCH = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
+
+
+def einsum(
+    x: jax.Array, y: jax.Array, *, subscripts: str, dtype: Any
+) -> jax.Array:
+  """Computes `jnp.einsum` with float32 sums: the reference.
+
+  Args:
+    x: First operand, float16 or bfloat16.
+    y: Second operand, of the dtype of `x`.
+    subscripts: Subscripts of both operands and the result, as `ik,kj->ij`. Each
+      index occurs once in an operand, and in at least two of the three.
+    dtype: Dtype of the result.
+
+  Returns:
+    The product.
+  """
+  return jnp.einsum(
+      subscripts, x, y, preferred_element_type=jnp.float32
+  ).astype(dtype)
+
+
+rounded_einsum_p = define_primitive('rounded_einsum', einsum)
+"""Primitive of an einsum of two 16-bit arrays with float32 sums."""
+
+
+def is_faster(dtype: Any) -> bool:
+  """Returns whether products of a dtype are faster by `rounded_einsum`.
+
+  This is so for bfloat16 on a CPU that multiplies it (AVX-512 BF16). With
+  several devices, JAX's own products propagate shardings.
+
+  Example:
+    >>> is_faster('float32')
+    False
+  """
+  if jnp.dtype(dtype) != jnp.bfloat16 or jax.default_backend() != 'cpu':
+    return False
+  return jax.device_count() == 1 and multiplies_bfloat16()
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+  """Returns whether the processor has AVX-512 BF16, by `/proc/cpuinfo`.
+
+  XLA does not check it; its products for other processors are not measured.
+  """
+  cpuinfo = pathlib.Path('/proc/cpuinfo')
+  return cpuinfo.exists() and 'avx512_bf16' in cpuinfo.read_text()
+
+
+def rounded_einsum(
+    subscripts: str, x: jax.Array, y: jax.Array, dtype: Any = None
+) -> jax.Array:
+  """Multiplies 16-bit arrays with float32 sums and rounds the result once.
+
+  Args:
+    subscripts: Subscripts as for `jnp.einsum`, with lower-case letters and the
+      result, as `ik,kj->ij`. Each index occurs once in an operand, and in at
+      least two of the operands and the result.
+    x: First operand.
+    y: Second operand, of the dtype of `x`.
+    dtype: Dtype of the result; by default that of the operands.
+
+  Returns:
+    The product. In derivatives of any order, cotangents are rounded to the
+    dtype of the operands and multiplied in the same way.
+
+  Example:
+    >>> x = jnp.ones((2, 3), jnp.bfloat16)
+    >>> rounded_einsum('ik,jk->ij', x, x).dtype
+    dtype(bfloat16)
+  """
+  return rounded_einsum_p.bind(
+      x, y, subscripts=subscripts, dtype=jnp.dtype(dtype or x.dtype),
+      lowering=REFERENCE,
+  )
+
+
+def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
+  """Multiplies by dense weights, in the faster of two ways.
+
+  Args:
+    x: Inputs [..., inputs].
+    w: Weights [inputs, outputs], of the dtype of `x`.
+
+  Returns:
+    The product [..., outputs]: float32 sums where `is_faster`, which the caller
+    rounds, and otherwise of the dtype of `x`.
+
+  Example:
+    >>> matmul(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+    (2, 4)
+  """
+  if not is_faster(x.dtype):
+    return jnp.dot(x, w)
+  tokens = 'abcdefgh'[: x.ndim - 1]
+  return rounded_einsum(f'{tokens}k,kn->{tokens}n', x, w, jnp.float32)
+
+
+def rounded_with_no_batch_dims_saveable(
+    primitive: Primitive, *args: Any, **params: Any
+) -> bool:
+  """Returns whether to save a result: a `jax.checkpoint` policy.
+
+  It saves the products of `rounded_einsum` that are no stacks, as JAX's
+  `dots_with_no_batch_dims_saveable` does for other products.
+
+  Args:
+    primitive: The primitive of an equation.
+    *args: Operands of the equation.
+    **params: Parameters of the equation.
+
+  Returns:
+    Whether the equation's result is saved for the backward pass.
+
+  Example:
+    >>> x = jnp.ones((2, 2), jnp.bfloat16)
+    >>> f = jax.checkpoint(
+    ...     lambda x: rounded_einsum('ik,kj->ij', x, x),
+    ...     policy=rounded_with_no_batch_dims_saveable)
+    >>> jax.grad(lambda x: f(x).sum())(x).tolist()
+    [[4.0, 4.0], [4.0, 4.0]]
+  """
+  del args
+  if primitive is not rounded_einsum_p:
+    return False
+  (of_x, of_y), of_z = _split(params['subscripts'])
+  return not set(of_x) & set(of_y) & set(of_z)
+
+
+def _transpose_x(dz, x, y, *, subscripts, dtype, lowering):
+  del dtype
+  (of_x, of_y), of_z = _split(subscripts)
+  return rounded_einsum_p.bind(
+      dz.astype(y.dtype), y, subscripts=f'{of_z},{of_y}->{of_x}',
+      dtype=x.aval.dtype, lowering=lowering,
+  )
+
+
+def _transpose_y(dz, x, y, *, subscripts, dtype, lowering):
+  del dtype
+  (of_x, of_y), of_z = _split(subscripts)
+  return rounded_einsum_p.bind(
+      x, dz.astype(x.dtype), subscripts=f'{of_x},{of_z}->{of_y}',
+      dtype=y.aval.dtype, lowering=lowering,
+  )
+
+
+ad.defbilinear(rounded_einsum_p, _transpose_x, _transpose_y)
+
+
+def _batch(args, axes, *, subscripts, **params):
+  letter = next(a for a in _BATCH if a not in subscripts)
+  operands, of_z = _split(subscripts)
+  args = [
+      x if axis is None else jnp.moveaxis(x, axis, 0)
+      for x, axis in zip(args, axes)
+  ]
+  of_x, of_y = (
+      of if axis is None else letter + of for of, axis in zip(operands, axes)
+  )
+  product = rounded_einsum_p.bind(
+      *args, subscripts=f'{of_x},{of_y}->{letter}{of_z}', **params
+  )
+  return product, 0
+
+
+batching.primitive_batchers[rounded_einsum_p] = _batch
+
+
+def _split(subscripts: str) -> tuple[list[str], str]:
+  operands, result = subscripts.split('->')
+  return operands.split(','), result

@@ -1,0 +1,183 @@
+"""Products of 16-bit arrays with float32 sums, and where models use them."""
+
+import dataclasses
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spdf_jax import models
+from spdf_jax.accelerator import rounded
+from spdf_jax.accelerator.rounded import rounded_einsum
+from spdf_jax.accelerator.wafer.interpret import trace_program
+from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.accelerator.wafer.program import Scores
+
+HALF = 2.0**-8  # Half a unit in the last place of a bfloat16 in [1, 2).
+PRODUCTS = {
+    'abk,kn->abn': ((3, 5, 7), (7, 4)),
+    'abk,nk->abn': ((1, 5, 7), (6, 7)),
+    'k,kn->n': ((7,), (7, 4)),
+    'bgqij,bgjn->bgqin': ((2, 3, 1, 4, 5), (2, 3, 5, 6)),
+}
+
+
+def normal(shape, seed=0, dtype=jnp.bfloat16):
+  values = np.random.default_rng(seed).standard_normal(shape)
+  return jnp.asarray(values, dtype)
+
+
+def of_float64(f, *xs):
+  """Calls NumPy's einsum, the oracle."""
+  return np.einsum(f, *(np.asarray(x, np.float64) for x in xs))
+
+
+def assert_rounded_once(x, want):
+  # A sum of float32 products, rounded once to the dtype of x.
+  scale = np.abs(want) + 1e-4
+  assert (np.abs(np.asarray(x, np.float64) - want) <= 1.01 * HALF * scale).all()
+
+
+@pytest.mark.parametrize('subscripts', PRODUCTS)
+def test_a_product_and_its_gradients_are_rounded_once(subscripts):
+  shapes = PRODUCTS[subscripts]
+  x, y = (normal(shape, i) for i, shape in enumerate(shapes))
+  z, transpose = jax.vjp(functools.partial(rounded_einsum, subscripts), x, y)
+  assert_rounded_once(z, of_float64(subscripts, x, y))
+  dz = normal(z.shape, 2)
+  dx, dy = transpose(dz)
+  assert {a.dtype for a in (z, dx, dy)} == {jnp.dtype('bfloat16')}
+  operands, of_z = subscripts.split('->')
+  of_x, of_y = operands.split(',')
+  assert_rounded_once(dx, of_float64(f'{of_z},{of_y}->{of_x}', dz, y))
+  assert_rounded_once(dy, of_float64(f'{of_x},{of_z}->{of_y}', x, dz))
+
+
+def test_a_float32_result_is_not_rounded_and_its_cotangent_is():
+  x, y = normal((8, 16)), normal((16, 8), 1)
+  f = functools.partial(rounded_einsum, 'ik,kj->ij', dtype=jnp.float32)
+  z, transpose = jax.vjp(f, x, y)
+  want = of_float64('ik,kj->ij', x, y)
+  np.testing.assert_allclose(z, want, rtol=0, atol=1e-5)
+  dz = normal(z.shape, 2, jnp.float32)
+  rounded_dz = dz.astype(jnp.bfloat16).astype(jnp.float32)
+  for got, same in zip(transpose(dz), transpose(rounded_dz)):
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, same)
+
+
+@pytest.mark.parametrize('axes', [(0, None), (None, 1), (1, 0)])
+def test_batched_products_equal_a_loop_also_in_gradients(axes):
+  shapes = [
+      shape if axis is None else (*shape[:axis], 2, *shape[axis:])
+      for shape, axis in zip(((5, 7), (7, 3)), axes)
+  ]
+  x, y = (normal(shape, i) for i, shape in enumerate(shapes))
+  f = functools.partial(rounded_einsum, 'ik,kj->ij')
+  square = lambda x, y: (f(x, y).astype(jnp.float32) ** 2).sum()
+  for g in (f, jax.grad(square, argnums=(0, 1))):
+    got = jax.vmap(g, in_axes=axes)(x, y)
+    for i in range(2):
+      parts = (
+          a if axis is None else jnp.take(a, i, axis)
+          for a, axis in zip((x, y), axes)
+      )
+      of_i = jax.tree.leaves(jax.tree.map(operator.itemgetter(i), got))
+      for a, b in zip(of_i, jax.tree.leaves(g(*parts)), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32),
+            rtol=2 * HALF, atol=2 * HALF,
+        )
+
+
+def test_a_tangent_of_the_gradient_is_that_of_the_plain_product():
+  x, y, dx = normal((4, 6)), normal((6, 3), 1), normal((4, 6), 2)
+  def tangent(product):
+    loss = lambda x: jnp.tanh(product(x, y).astype(jnp.float32)).sum()
+    return jax.jvp(jax.grad(loss), (x,), (dx,))[1].astype(jnp.float32)
+
+  ours = tangent(functools.partial(rounded_einsum, 'ik,kj->ij'))
+  np.testing.assert_allclose(ours, tangent(jnp.dot), rtol=0.1, atol=0.05)
+
+
+@pytest.fixture
+def has_bfloat16(monkeypatch):
+  monkeypatch.setattr(rounded, 'multiplies_bfloat16', lambda: True)
+
+
+CONFIGS = {
+    'gpt': models.GPTConfig(32, 2, 2, 16, 32, 8),
+    'llama': models.LlamaConfig(32, 2, 4, 16, 32, 8, n_kv_heads=2),
+    'tied llama': models.LlamaConfig(32, 2, 4, 16, 32, 8, tied=True),
+}
+
+
+def products(dtype, name='gpt'):
+  model = models.model_of(dataclasses.replace(CONFIGS[name], dtype=dtype))
+  tokens = jnp.zeros((2, 8), jnp.int32)
+  params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+  loss = lambda p: model.apply(p, tokens).sum()
+  return str(jax.make_jaxpr(jax.grad(loss))(params)), model, params, tokens
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_all_products_of_a_bfloat16_model_on_a_cpu_are_rounded(
+    name, has_bfloat16
+):
+  text, *_ = products('bfloat16', name)
+  assert 'rounded_einsum[' in text and 'dot_general[' not in text
+  text, *_ = products('float32', name)
+  assert 'rounded_einsum[' not in text
+
+
+def test_with_several_devices_products_are_those_of_jax(
+    monkeypatch, has_bfloat16
+):
+  monkeypatch.setattr(jax, 'device_count', lambda: 8)
+  assert 'rounded_einsum[' not in products('bfloat16')[0]
+
+
+def test_without_instructions_for_bfloat16_products_are_those_of_jax(
+    monkeypatch
+):
+  monkeypatch.setattr(rounded, 'multiplies_bfloat16', lambda: False)
+  assert 'rounded_einsum[' not in products('bfloat16')[0]
+
+
+def multiply_adds(work):
+  if isinstance(work, Scores):
+    return work.multiply_adds
+  return work.tokens * work.kept
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_the_wafer_counts_the_same_products_in_bfloat16(name, has_bfloat16):
+  def works(dtype):
+    _, model, params, tokens = products(dtype, name)
+    loss = lambda p, t: model.apply(p, t).sum()
+    program = trace_program(jax.grad(loss), sparsity=0.0)(params, tokens)
+    assert not program.unknown
+    return sorted(
+        (o.layer, o.phase, type(o.work).__name__, multiply_adds(o.work))
+        for o in program.operations if isinstance(o.work, (Product, Scores))
+    )
+
+  assert works('bfloat16') == works('float32')
+
+
+def test_the_policy_saves_products_without_batch():
+  w = normal((8, 8))
+  def saved(subscripts, x):
+    f = jax.checkpoint(
+        lambda x: jnp.sin(rounded_einsum(subscripts, x, w)),
+        policy=rounded.rounded_with_no_batch_dims_saveable,
+    )
+    text = str(jax.make_jaxpr(jax.grad(lambda x: f(x).sum()))(x))
+    return text.count('rounded_einsum[')
+
+  # The product, and the gradient of x; without saving, also a second product.
+  assert saved('ik,kj->ij', normal((4, 8))) == 2
+  assert saved('ki,kj->kij', normal((8, 4))) == 3
