@@ -4,7 +4,7 @@
 
 Then open site/index.html; no page needs a server or the network. Notebooks are
 executed, which takes some minutes on two cores. build/docs keeps their outputs
-and the parsed pages for the next build: delete it if the library has changed.
+for the next build: delete it if the library has changed.
 The command fails if a page has a warning, or a link or picture is missing.
 """
 
@@ -43,7 +43,7 @@ def build(output: pathlib.Path) -> str:
   from experiments.site.links import check
 
   status = sphinx.build_main([
-      '-q', '--fail-on-warning', '--keep-going', '-b', 'html',
+      '-qaE', '--fail-on-warning', '--keep-going', '-b', 'html',
       '-c', str(_ROOT / 'experiments' / 'site'),
       '-d', str(_CACHE / 'doctrees'),
       '-D', f'nb_execution_cache_path={_CACHE / "notebooks"}',
