@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executed against costed: a training step on the emulated wafer, by mask."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variants of the wafer model: what could explain the points that it misses."""
 
 from collections.abc import Callable

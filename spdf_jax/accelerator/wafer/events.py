@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events of executions on the emulated wafer, and their recording.
 
 An execution counts the weights that pass through each column of cores and the

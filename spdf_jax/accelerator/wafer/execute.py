@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The modeled wafer as a lowering: products run on an emulated grid of cores.
 
 Row r of R stores a share of the tokens, column c of C a share of the inputs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executed against costed: the events of a program beside its simulation."""
 
 from collections.abc import Iterable
