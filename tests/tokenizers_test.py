@@ -253,5 +253,5 @@ def test_the_fingerprint_tells_tokenizers_apart():
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
-  with pytest.raises(ImportError, match=r'spdf_jax\[data\]'):
+  with pytest.raises(ImportError, match=r'\[data\]'):
     train_bpe(TEXTS, 300)
