@@ -9,56 +9,13 @@ The command fails if a page has a warning, or a link or picture is missing.
 """
 
 import pathlib
-import time
 
 from absl import flags
 
 from experiments.launch import console
-from spdf_jax.extras import require
+from experiments.site.build import build
 
-_ROOT = pathlib.Path(__file__).parents[1]
-_CACHE = _ROOT / 'build' / 'docs'
-_NEEDED = (
-    'sphinx.cmd.build', 'sphinx_book_theme', 'sphinx_copybutton',
-    'sphinx_design', 'myst_nb', 'ipykernel', 'matplotlib.pyplot', 'equinox',
-)
 _OUTPUT = flags.DEFINE_string('output', 'site', 'Folder for the pages.')
-
-
-def build(output: pathlib.Path) -> str:
-  """Builds and checks the site.
-
-  Args:
-    output: Folder for the pages; files in it are overwritten.
-
-  Returns:
-    A line with the numbers of pages and links, the size and the time.
-
-  Raises:
-    ImportError: the extra docs is not installed.
-    ValueError: a page has a warning or a broken link.
-  """
-  started = time.monotonic()
-  sphinx, *_ = (require(name, 'docs') for name in _NEEDED)
-  from experiments.site.links import check
-
-  status = sphinx.build_main([
-      '-qaE', '--fail-on-warning', '--keep-going', '-b', 'html',
-      '-c', str(_ROOT / 'experiments' / 'site'),
-      '-d', str(_CACHE / 'doctrees'),
-      '-D', f'nb_execution_cache_path={_CACHE / "notebooks"}',
-      str(_ROOT / 'experiments'), str(output),
-  ])
-  if status:
-    raise ValueError('the site has the warnings above; correct its pages.')
-  pages, links, broken = check(output)
-  if broken:
-    raise ValueError(f'{len(broken)} broken links: {"; ".join(broken)}')
-  size = sum(path.stat().st_size for path in output.rglob('*.*'))
-  return (
-      f'{output / "index.html"} is written: {pages} pages, {links:,} links, 0 '
-      f'broken, {size / 1e6:.1f} MB, {time.monotonic() - started:.0f} s'
-  )
 
 
 def main(argv: list[str]) -> int:

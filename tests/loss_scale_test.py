@@ -202,9 +202,9 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_overflows_do_not_change_what_is_learned(parts, monkeypatch, tmp_path):
+def test_overflows_do_not_change_what_is_learned(monkeypatch, tmp_path):
   recipe = make_half_recipe()
-  calm = train(open_session(parts[0], tmp_path / 'calm'))
+  calm = train(open_session(shared_recipe(1), tmp_path / 'calm'))
   overflowing(monkeypatch)
   state = train(open_session(recipe, tmp_path / 'overflowing'))
   losses = [
@@ -216,9 +216,7 @@ def test_overflows_do_not_change_what_is_learned(parts, monkeypatch, tmp_path):
   assert_same_arrays(*(spdf.get_mask(s.opt_state) for s in (state, calm)))
 
 
-def test_training_that_overflows_without_a_scale_ends_in_one_sentence(
-    parts, tmp_path
-):
+def test_training_that_overflows_without_a_scale_ends_in_one_sentence(tmp_path):
   recipe = make_half_recipe()
   session = open_session(recipe, tmp_path)
   count = 0
@@ -232,7 +230,7 @@ def test_training_that_overflows_without_a_scale_ends_in_one_sentence(
       ))
     return step(state, batch)
 
-  step, recipe.__dict__['step'] = parts[1], broken
+  step, recipe.__dict__['step'] = shared_recipe(1).step, broken
   message = 'step 4 are not finite in float16, with a loss scale of 1 either; '
   with pytest.raises(NotFinite, match=message) as caught:
     train(session)

@@ -87,7 +87,7 @@ def test_kernels_run_sparse_steps_without_dense_gradients_only():
   steps = SparseSteps(marked, 0.5)
   uniform = np.log(32)
   found, _ = losses(sparsity.rigl(0.75, **TIMES), steps)
-  dense_at = [i for i, loss in enumerate(found) if abs(loss - uniform) > 1e-6]
+  dense_at = [i for i, loss in enumerate(found) if abs(loss - uniform) > 1e-5]
   assert dense_at == [3, 6, 9]
   found, _ = losses(sparsity.static(0.25), steps)
   assert all(abs(loss - uniform) > 1e-6 for loss in found)

@@ -47,10 +47,10 @@ def address(tmp_path_factory):
   site = os.environ.get('SPDF_SITE')
   if not site:
     pytest.importorskip('sphinx_book_theme')
-    from experiments import docs
+    from experiments.site import build
 
     site = tmp_path_factory.mktemp('site')
-    assert ', 0 broken, ' in docs.build(site)
+    assert ', 0 broken, ' in build.build(site)
   handler = functools.partial(Quiet, directory=str(site))
   with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from experiments import docs
+from experiments.site import build
 from experiments.site import links
 from experiments.site import notebooks
 import spdf_jax
@@ -102,9 +102,9 @@ def test_what_is_loaded_from_another_host_is_found(tag, tmp_path):
 
 
 def test_a_site_without_the_extra_is_one_sentence(monkeypatch, tmp_path):
-  monkeypatch.setattr(docs, '_NEEDED', ('sphinx_of_another_world',))
+  monkeypatch.setattr(build, '_NEEDED', ('sphinx_of_another_world',))
   with pytest.raises(ImportError, match='^sphinx_of.*is not installed; .*docs'):
-    docs.build(tmp_path)
+    build.build(tmp_path)
   assert not list(tmp_path.iterdir())
 
 
