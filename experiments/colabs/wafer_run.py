@@ -27,13 +27,21 @@
 # two CPU cores.
 
 # %%
-# On Colab this installs the library; elsewhere it does nothing.
+# Installs the library if it is missing: from its repository, or else from the
+# clone that this notebook is in.
+import importlib.util
+from pathlib import Path
 import subprocess
 import sys
 
-if 'google.colab' in sys.modules:
+if importlib.util.find_spec('spdf_jax') is None:
+  repository = ''
+  clone = Path.cwd().parent.parent
+  if not repository and not (clone / 'setup.py').is_file():
+    sys.exit('Start this notebook in experiments/colabs of a clone.')
+  source = f'git+{repository}' if repository else clone.as_uri()
   command = [sys.executable, '-m', 'pip', 'install', '--quiet']
-  subprocess.run([*command, 'spdf_jax[quickstart]'], check=True)
+  subprocess.run([*command, f'spdf_jax[notebooks] @ {source}'], check=True)
 
 # %%
 import argparse
