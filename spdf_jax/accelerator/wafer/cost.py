@@ -277,7 +277,7 @@ def fastest_layout(
     >>> m, columns, _ = fastest_layout(
     ...     Product(4096, 64, 64, 0.75), create_device('cs2', cores=1024))
     >>> float(m), float(columns)
-    (64.0, 16.0)
+    (32.0, 8.0)
   """
   xp = _module(*work[:4], *jax.tree.leaves(device))
   # Every core in use has at least one feature and one token.

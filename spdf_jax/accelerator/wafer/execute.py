@@ -119,7 +119,7 @@ def grid_of(
   Example:
     >>> grid = grid_of(1024, 128, 512, device=CORNER, sparsity=0.75)
     >>> grid.rows, grid.columns, grid.tokens_per_core
-    (32, 32, 32)
+    (64, 16, 16)
   """
   cores = int(device.cores)
   work = Product(tokens, inputs, outputs, sparsity, sampled)
