@@ -261,14 +261,6 @@ def _keep_in_layers(
 def _keep_in_layer(
     shape: Shape, digit: int, layer: keys.Layers, kept: jax.Array
 ) -> jax.Array:
-  if (
-      layer.scores is None
-      and layer.words is not None
-      and layer.number is not None
-  ):
-    # Drawn once, as scores, because each pass would draw the bits again.
-    bits = random_bits.bits_of_layer(layer.words, layer.number, shape)
-    layer = layer._replace(scores=bits, words=None)
   lasts, take, _ = _last_keys(
       functools.partial(_count_digits, shape, digit),
       layer,
