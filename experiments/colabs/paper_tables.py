@@ -43,6 +43,14 @@ if importlib.util.find_spec('spdf_jax') is None:
   subprocess.run([*command, f'spdf_jax[notebooks] @ {source}'], check=True)
 
 # %%
+# The papers' tables are part of a clone and not of the installed package.
+if importlib.util.find_spec('experiments') is None:
+  clone = Path.cwd().parent.parent
+  if not (clone / 'experiments').is_dir():
+    sys.exit('Start this notebook in experiments/colabs of a clone.')
+  sys.path.append(str(clone))
+
+# %%
 import contextlib
 import io
 import json
