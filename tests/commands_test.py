@@ -178,6 +178,7 @@ def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
   assert abs(float(found[1]) / share - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_sparsities_that_change_are_shown_from_first_to_last():
   recipe = make_recipe(
       arg='algorithm=granet',

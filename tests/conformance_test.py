@@ -27,6 +27,7 @@ from sparse_parabola import TARGET
 from sparse_parabola import to_host
 from sparse_parabola import train
 from sparse_parabola import ZERO
+from tiers import slow_except
 
 import spdf_jax as spdf
 
@@ -67,7 +68,12 @@ OPTIMIZERS = [*INNER, *AROUND]
 PAIRS = [('adamw', algorithm) for algorithm in CASES]
 PAIRS += [(optimizer, 'rigl') for optimizer in OPTIMIZERS[1:]]
 PAIRS += [('MultiSteps', 'gmp'), ('partition', 'gmp')]
-each_pair = pytest.mark.parametrize('optimizer, algorithm', PAIRS)
+each_pair = pytest.mark.parametrize('optimizer, algorithm', slow_except(
+    [pair for pair in PAIRS if pair[0] in (
+        'adamw', 'sgd', 'muon', 'schedule_free_adamw', 'MultiSteps',
+    )],
+    PAIRS,
+))
 
 
 class SpyState(NamedTuple):

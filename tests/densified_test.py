@@ -88,6 +88,7 @@ def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
   assert rows_in(tmp_path / 'dense') == rows_in(tmp_path / 'whole', first=7)
 
 
+@pytest.mark.slow
 def test_the_phase_of_a_longer_launch_can_be_followed_by_another(
     whole, tmp_path
 ):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import slow_except
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import topk
@@ -94,13 +95,9 @@ def train(algorithm, dtype, steps=7):
   return spdf.get_mask(state)
 
 
-SLOW = ('static', 'set', 'blocks', 'granet', 'iterative', 'join')
 
 
-@pytest.mark.parametrize('name', [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in ALGORITHMS
-])
+@pytest.mark.parametrize('name', slow_except(['rigl', 'magnitude'], ALGORITHMS))
 def test_every_algorithm_trains_in_float64_with_strict_promotion(x64, name):
   del x64
   with jax.numpy_dtype_promotion('strict'):

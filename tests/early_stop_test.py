@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 from quickstart_runs import small_config
+from tiers import slow_except
 from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
@@ -118,10 +119,7 @@ def test_the_next_phase_reads_on_where_the_text_was_left(whole):
       np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize('killed_at', [
-    7, 12,
-    *(pytest.param(step, marks=pytest.mark.slow) for step in (10, 11, 13, 20)),
-])
+@pytest.mark.parametrize('killed_at', slow_except([7], [7, 10, 11, 12, 13, 20]))
 def test_a_killed_run_ends_its_phases_at_the_same_steps(
     whole, tmp_path, killed_at, monkeypatch
 ):

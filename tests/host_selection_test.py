@@ -90,7 +90,8 @@ def test_the_guide_selects_the_hidden_matrices_and_nothing_else(
 
 @pytest.mark.parametrize(
     'name', [
-        'maxtext', 'tunix_gemma',
+        'maxtext',
+        pytest.param('tunix_gemma', marks=pytest.mark.slow),
         pytest.param('levanter', marks=pytest.mark.slow),
         pytest.param('linen_moe', marks=pytest.mark.slow),
     ]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import slow_except
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.initial_masks import given_mask
@@ -204,7 +205,7 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize('name', STRUCTURES)
+@pytest.mark.parametrize('name', slow_except(['n_of_m'], STRUCTURES))
 def test_masks_in_a_structure_are_taken_and_others_refused(name):
   structure, sparsity = STRUCTURES[name]
   using = lambda init: start(

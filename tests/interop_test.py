@@ -1,6 +1,7 @@
 """Weights are converted to Hugging Face's layout and back, bit for bit."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import jax
 import numpy as np
 import pytest
+from tiers import slow_except
 from tiny_run import make_config
 from tiny_run import make_dynamic_recipe
 from tiny_run import make_recipe
@@ -710,8 +712,10 @@ def run_convert(*arguments):
   )
 
 
-@pytest.mark.parametrize('scan_layers', [False, True])
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('name, scan_layers', slow_except(
+    [('gpt', True), ('llama', False)],
+    itertools.product(CONFIGS, (False, True)),
+))
 def test_a_converted_model_is_read_by_the_config_that_is_printed(
     name, scan_layers, tmp_path
 ):
@@ -770,6 +774,7 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
   assert_same_bits(loaded.mask, spdf.get_mask(state.opt_state))
 
 
+@pytest.mark.slow
 def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   # RigL has just let some weights grow, from zero.
   moving = make_dynamic_recipe()
@@ -796,10 +801,9 @@ def test_a_dense_phase_is_exported_without_a_mask(trained, tmp_path):
   assert interop.load_hf(tmp_path).mask is None
 
 
-@pytest.mark.parametrize('scan_layers', [False, True])
-@pytest.mark.parametrize('config', [GPT, LLAMA])
-@pytest.mark.parametrize('format, dtype', [
-    ('dense', 'float32'), ('dense', 'bfloat16'), ('compact', 'float16'),
+@pytest.mark.parametrize('format, dtype, config, scan_layers', [
+    ('dense', 'float32', GPT, False), ('compact', 'float16', GPT, True),
+    ('dense', 'bfloat16', LLAMA, True),
 ])
 def test_export_import_and_export_give_the_same_files(
     format, dtype, config, scan_layers, tmp_path

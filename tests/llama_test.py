@@ -1,6 +1,7 @@
 """A Llama: rotary positions, grouped queries, a gate, and what GPTs share."""
 
 import functools
+import itertools
 
 from hypothesis import given
 from hypothesis import settings
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import slow_except
 
 import spdf_jax as spdf
 from spdf_jax.models import GPT
@@ -182,9 +184,10 @@ def test_stretched_positions_slow_the_long_waves_down():
   assert len(between) and (between > 1).all() and (between < 8).all()
 
 
-@pytest.mark.parametrize('make', [make_gpt, make_llama])
-@pytest.mark.parametrize('remat', ['dots', 'full'])
-@pytest.mark.parametrize('scan_layers', [False, True])
+@pytest.mark.parametrize('scan_layers, remat, make', slow_except(
+    [(True, 'full', make_gpt), (False, 'dots', make_llama)],
+    itertools.product((False, True), ('dots', 'full'), (make_gpt, make_llama)),
+))
 def test_computing_anew_changes_no_gradient(make, remat, scan_layers):
   plain = make(scan_layers=scan_layers)
   params, tokens = make_params(plain), make_tokens()

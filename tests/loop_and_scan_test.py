@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import slow_except
 
 from spdf_jax import interop
 from spdf_jax.models import GPTConfig
@@ -27,10 +28,7 @@ CONFIGS = {
 TOKENS = np.random.default_rng(0).integers(23, size=(2, 9))
 
 
-@pytest.fixture(params=[
-    'gpt', pytest.param('gpt by layer', marks=pytest.mark.slow),
-    pytest.param('llama', marks=pytest.mark.slow), 'llama tied',
-])
+@pytest.fixture(params=slow_except(['gpt'], CONFIGS))
 def converted(request, tmp_path):
   """A config, and weights and mask that went to Hugging Face's layout."""
   config = CONFIGS[request.param]

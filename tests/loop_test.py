@@ -105,7 +105,9 @@ def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
   assert rows_in(tmp_path) == rows_in(whole[0])
 
 
-@pytest.mark.parametrize('stops', [(1, 5, 6), (4, 13)])
+@pytest.mark.parametrize('stops', [
+    (1, 5, 6), pytest.param((4, 13), marks=pytest.mark.slow),
+])
 def test_a_run_stopped_by_signals_goes_on_bit_for_bit(whole, tmp_path, stops):
   for stop in stops:
     recipe = make_recipe()

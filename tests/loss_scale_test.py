@@ -156,6 +156,7 @@ class Stop(Exception):
   pass
 
 
+@pytest.mark.slow
 def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
     monkeypatch, tmp_path
 ):
@@ -256,6 +257,7 @@ def test_a_step_in_other_types_is_taken_once_and_without_waiting():
   assert calls == ['batch']
 
 
+@pytest.mark.slow
 def test_the_step_compiles_once_with_and_without_overflow():
   traces = []
   recipe = shared_recipe(1)

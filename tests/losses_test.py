@@ -60,7 +60,10 @@ def test_sums_equal_numpys(seed, smoothing, z_loss):
 
 
 @pytest.mark.parametrize('preset, chunk', [
-    ('gpt-mini', 1), ('gpt-mini', 3), ('gpt-mini', 64), ('llama-1.3b', 5)
+    pytest.param('gpt-mini', 1, marks=pytest.mark.slow),
+    ('gpt-mini', 3),
+    pytest.param('gpt-mini', 64, marks=pytest.mark.slow),
+    ('llama-1.3b', 5),
 ])
 def test_chunks_change_neither_loss_nor_gradient(preset, chunk):
   model = models.create_model(preset, **SIZES)

@@ -108,6 +108,7 @@ def in_dtype(dtype):
   return MODEL.clone(config=config)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not native.is_available('bfloat16'), reason='no kernels of bfloat16 here'
 )
@@ -180,6 +181,7 @@ def test_masks_are_left_out():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sparsities', [
     (dict(algorithm='rigl', sparsity=0.5, update_every=2, update_until=4), 0.0),
 ])

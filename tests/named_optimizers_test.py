@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import slow_except
 from tiny_run import CONFIG
 from tiny_run import make_config
 
@@ -210,15 +211,9 @@ def test_schedule_free_gets_the_rate_and_the_decay_of_the_plan():
   assert_close(found, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', [
-    pytest.param(
-        name, marks=() if name in ('lion', 'adafactor') else pytest.mark.slow
-    )
-    for name in (
-        'lion', 'muon', 'adafactor', 'schedule_free_adamw', 'prodigy',
-        'noisy_sgd',
-    )
-])
+@pytest.mark.parametrize('name', slow_except(['lion', 'adafactor'], [
+    'lion', 'muon', 'adafactor', 'schedule_free_adamw', 'prodigy', 'noisy_sgd',
+]))
 def test_pruned_weights_stay_exactly_zero_and_states_keep_their_types(name):
   rigl = dict(
       algorithm='rigl', sparsity=0.5, update_every=1, update_until=3

@@ -152,6 +152,7 @@ def recipe_at(sparsity):
   return create_recipe(config, planning=True)
 
 
+@pytest.mark.slow
 def test_steps_on_the_wafer_take_what_a_simulated_recipe_takes():
   seconds = step_seconds(recipe_at, 'cs2', 2, [0.5, 0.75])
   found, = simulate_recipe(recipe_at(0.75), create_device('cs2'), 2).phases

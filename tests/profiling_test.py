@@ -38,6 +38,7 @@ def run(events, workdir, window):
   train(open_session(noting(make_recipe(), events), workdir), profile=window)
 
 
+@pytest.mark.slow
 def test_a_trace_starts_before_its_first_step_and_ends_after_its_last(
     traced, tmp_path
 ):
@@ -52,6 +53,7 @@ def test_a_trace_ends_with_the_run(window, traced, tmp_path):
   assert traced[-1] == 'stop' and traced.count('stop') == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_within_the_window_traces_the_rest(
     traced, tmp_path
 ):

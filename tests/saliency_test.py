@@ -215,7 +215,9 @@ def test_a_structure_prunes_by_the_sum_of_its_scores():
   np.testing.assert_array_equal(found, np.broadcast_to(wanted, (8, 16)))
 
 
-@pytest.mark.parametrize('distribution', [spdf.model_wide, spdf.uniform])
+@pytest.mark.parametrize('distribution', [
+    pytest.param(spdf.model_wide, marks=pytest.mark.slow), spdf.uniform,
+])
 def test_training_starts_from_a_saliency_mask(distribution):
   params = as_jax(network())
   loss_fn = lambda p, x: jnp.mean(jnp.square(flow(p, x)))

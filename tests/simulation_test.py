@@ -83,6 +83,7 @@ def test_a_traced_recipe_is_near_the_closed_form(static):
   assert traced == pytest.approx(form.seconds, rel=0.01)
 
 
+@pytest.mark.slow
 def test_mask_updates_are_paid_for(static):
   rigl = make_recipe(RIGL)
   moved, still = (

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import slow_except
 
 import spdf_jax as spdf
 
@@ -105,13 +106,9 @@ def off_mask_is_zero(tree, mask):
 
 @pytest.mark.parametrize('optimizer, algorithm', [
     ('adamw', 'static'),
-    *(
-        pytest.param(
-            optimizer, 'join', marks=() if optimizer in (
-                'adamw', 'sgd', 'adafactor', 'schedule_free', 'clipped',
-            ) else pytest.mark.slow,
-        )
-        for optimizer in OPTIMIZERS
+    *slow_except(
+        [('adamw', 'join'), ('adafactor', 'join'), ('clipped', 'join')],
+        [(optimizer, 'join') for optimizer in OPTIMIZERS],
     ),
 ])
 def test_pruned_weights_and_their_state_stay_exactly_zero(optimizer, algorithm):
@@ -209,13 +206,11 @@ def test_partition_around_sparsify_merges_the_masks():
   assert mask['wte'] is None
 
 
-@pytest.mark.parametrize('optimizer', [
-    'adamw', 'sgd', 'schedule_free',
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ('adafactor', 'muon', 'prodigy', 'restarted')
-    ),
-])
+@pytest.mark.parametrize('optimizer', slow_except(
+    ['adamw', 'sgd', 'schedule_free'],
+    ['adamw', 'sgd', 'schedule_free', 'adafactor', 'muon', 'prodigy',
+     'restarted'],
+))
 def test_full_mask_is_the_inner_optimizer_bit_for_bit(optimizer):
   inner = optax.with_extra_args_support(OPTIMIZERS[optimizer]())
   tx = spdf.sparsify(inner, spdf.dense(), key=0)

@@ -82,7 +82,9 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize('first, then', [
-    ('dense', 'compact'), ('compact', 'dense'), ('compact', 'compact'),
+    ('compact', 'dense'),
+    pytest.param('dense', 'compact', marks=pytest.mark.slow),
+    pytest.param('compact', 'compact', marks=pytest.mark.slow),
 ])
 def test_a_checkpoint_goes_on_with_either_storage(
     whole, tmp_path, caplog, first, then

@@ -270,6 +270,7 @@ def test_model_wide_channels_count_weights_and_leave_no_layer_dead(init, axis):
     assert mask[name].reshape(-1, math.prod(shape[-2:])).any(axis=1).all()
 
 
+@pytest.mark.slow
 def test_model_wide_pruning_keeps_a_weight_in_every_layer():
   params = {'large': jnp.arange(1., 65).reshape(8, 8), 'tiny': jnp.ones((4, 4))}
   params['tiny'] *= 1e-6

@@ -81,7 +81,10 @@ def check_case(rng, tokens, inputs, outputs, device):
     assert (error <= bound + SINGLE * np.abs(value)).all()
 
 
-@pytest.mark.parametrize('case', range(len(SHAPES)))
+@pytest.mark.parametrize('case', [
+    0, 1, pytest.param(2, marks=pytest.mark.slow),
+    pytest.param(3, marks=pytest.mark.slow),
+])
 def test_products_and_derivatives_are_within_the_bound_of_fp16(case):
   tokens, inputs, outputs, cores = SHAPES[case]
   rng = np.random.default_rng(case)

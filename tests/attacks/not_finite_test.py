@@ -105,6 +105,7 @@ def test_a_skipped_step_changes_masks_but_no_kept_weight():
   assert all(m.all() for m in masks_of(after))
 
 
+@pytest.mark.slow
 def test_skipping_leaves_finite_runs_as_they_are(tmp_path):
   states = [
       train(open_session(poisoned_recipe(set(), max_skipped_steps=n), path))
