@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from tiers import slow_except
 
 pytestmark = pytest.mark.sharding
 
@@ -118,9 +119,10 @@ def run(name):
   return json.loads(done.stdout)
 
 
-each = pytest.mark.parametrize('name', [
-    'rigl', 'variable-spdf', 'blocks', '2:4', 'gmp-model-wide',
-])
+each = pytest.mark.parametrize('name', slow_except(
+    ['rigl', 'gmp-model-wide'],
+    ['rigl', 'variable-spdf', 'blocks', '2:4', 'gmp-model-wide'],
+))
 
 
 @each

@@ -15,7 +15,7 @@ from tiny_run import without_times
 from spdf_jax.data import prepare_corpus
 from spdf_jax.training.metrics import read_rows
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 CONFIG = '''
 from configs import quickstart
@@ -43,12 +43,10 @@ OWN_MODEL = '''config.model = dict(
 @pytest.mark.filterwarnings('ignore:Sharding info not provided')
 @pytest.mark.parametrize('optimizer, model', [
     pytest.param(
-        "name='muon', clip_norm=1.0, consistent_rms=0.2", '',
-        marks=pytest.mark.slow, id='muon',
+        "name='muon', clip_norm=1.0, consistent_rms=0.2", '', id='muon',
     ),
     pytest.param(
-        "name='lion', clip_norm=1.0, b1=0.9, b2=0.95", '',
-        marks=pytest.mark.slow, id='lion',
+        "name='lion', clip_norm=1.0, b1=0.9, b2=0.95", '', id='lion',
     ),
     pytest.param(
         "name='muon', clip_norm=1.0, consistent_rms=0.2", OWN_MODEL,
