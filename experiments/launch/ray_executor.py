@@ -6,6 +6,7 @@ import concurrent.futures
 import fcntl
 import os
 import pathlib
+import socket
 import sys
 import tempfile
 import time
@@ -22,6 +23,8 @@ _RETRIES = 20
 """Largest number of nodes that a run may lose before it fails."""
 _PATIENCE = 300.0
 """Seconds that a run waits for a process of a lost node to end."""
+_TIMEOUT = 20.0
+"""Seconds within which the cluster's address must accept a connection."""
 _PREFIXES = ('JAX_', 'XLA_', 'SPDF_')
 """Beginnings of the environment variables that tasks inherit."""
 
@@ -62,12 +65,15 @@ class RayExecutor(concurrent.futures.Executor):
     variables['PYTHONPATH'] = os.pathsep.join(
         filter(None, (str(_ROOT), os.environ.get('PYTHONPATH')))
     )
+    host, _, port = address.removeprefix('ray://').rpartition(':')
     try:
+      if host:  # Ray itself retries for many minutes.
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT).close()
       self._ray.init(
           address=address, logging_level='warning',
           runtime_env={'env_vars': variables},
       )
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
       raise ConnectionError(
           f'no Ray cluster is found at {address!r}; start one with `ray start '
           '--head`, set RAY_ADDRESS, or give --executor=local.'
