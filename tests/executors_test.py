@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 
+import jax
 import ml_collections
 import pytest
 from quickstart_runs import ROOT
@@ -43,6 +44,8 @@ def test_a_sweep_with_an_executor_writes_what_one_without_does(
 ):
   monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
   monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
+  # Later tests use the compiled programs.
+  monkeypatch.setattr(jax, 'clear_caches', lambda: None)
   local = run_sweep(tmp_path / 'local')
   with concurrent.futures.ThreadPoolExecutor(3) as executor:
     found = run_sweep(tmp_path / 'other', executor)
