@@ -99,7 +99,9 @@ def test_characters_are_decoded_when_they_are_complete():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize('scan_layers', [False, True])
+@pytest.mark.parametrize(
+    'scan_layers', [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_the_command_continues_with_a_run(scan_layers, tmp_path):
   from quickstart_runs import small_config
 
