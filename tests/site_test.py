@@ -51,6 +51,12 @@ def test_every_public_name_is_on_one_page():
     assert not public or re.search(rf'^\| .?{info.name}[`\]]', INDEX, re.M)
 
 
+def test_every_folder_of_results_is_on_the_page_of_results():
+  text = (EXPERIMENTS / 'site' / 'results.md').read_text()
+  for path in (EXPERIMENTS / 'results').glob('*/README.md'):
+    assert f'\n../results/{path.parent.name}/README\n' in text
+
+
 def test_the_index_links_every_page_and_sparsify_comes_first():
   linked = re.findall(r'\]\(\.\./site/reference/(\w+)\.rst\)', INDEX)
   assert set(linked) == {page.stem for page in PAGES}
