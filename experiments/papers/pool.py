@@ -63,6 +63,11 @@ class Job(NamedTuple):
     """Name of the run: its folder relative to that of the pool."""
     return f'{self.arm.folder}/{run_name(self.point, self.seed)}'
 
+  @property
+  def depth(self) -> int:
+    """Number of runs before this one, each of which starts from the last."""
+    return 0 if self.parent is None else 1 + self.parent.depth
+
 
 def loss_of(arm: Arm, point: Mapping[str, Any], done: Done) -> float | None:
   """Returns the loss of a point of a grid, `None` if it has not been run.
@@ -210,15 +215,17 @@ def next_jobs(
       repeated before the first run that starts from it.
 
   Returns:
-    Jobs in the order of `all_jobs`.
+    Jobs in the order of `all_jobs`, but those with the most runs behind them
+    first, so that few runs must be repeated if their weights are lost with a
+    machine.
 
   Example:
     >>> entry = Entry(Arm('dense'), {'rate': (1, 2)}, seeds=2)
     >>> init = Entry(Arm('init'), {}, seeds=2)
     >>> [job.name for job in next_jobs([init, entry], {'init/seed=0': {}})]
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['init/seed=1', 'init/seed=2', 'dense/rate=1,seed=0',
-     'dense/rate=2,seed=0']
+    ['dense/rate=1,seed=0', 'dense/rate=2,seed=0', 'init/seed=1',
+     'init/seed=2']
   """
   ready: dict[str, Job] = {}
 
@@ -232,7 +239,7 @@ def next_jobs(
   for job in all_jobs(entries, done):
     if job.name not in done:
       add(job)
-  return list(ready.values())
+  return sorted(ready.values(), key=lambda job: job.depth, reverse=True)
 
 
 def run_all(
