@@ -306,6 +306,20 @@ def test_a_parent_of_several_runs_is_run_again_once():
   ]
 
 
+def test_runs_that_start_from_a_run_directly_follow_it():
+  # By one worker, so that weights lost with a machine have no runs left.
+  done = {
+      name: x for name, x in ALL.items()
+      if not ('seed=0' not in name and name.startswith(('dense', 'static')))
+  }
+  found, reported = run_pool(measure, done, workers=1)
+  assert found == ALL
+  order = [job.name for job, _ in reported]
+  for seed in (1, 2):
+    parent = order.index(f'static-50/rate=4.0,stage=0.3,seed={seed}')
+    assert order[parent + 1] == f'static-50+task/rate=2.0,seed={seed}'
+
+
 def test_weights_that_nothing_starts_from_are_not_made_again():
   assert next_jobs(ENTRIES, ALL, lambda job: False) == []
 
