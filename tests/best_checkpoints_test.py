@@ -29,6 +29,8 @@ from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.workdir import saved_steps
 
+pytestmark = pytest.mark.process
+
 STOP = EarlyStop('validation/loss')  # It never ends a phase early.
 # Phase `pretrain` is best at step 2 of 5, and `finetune` at step 12 of 11 to
 # 14; `continuation`, of steps 6 to 10, has no early stop.

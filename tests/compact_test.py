@@ -75,7 +75,7 @@ def run_both(inner, steps=4, wrap=lambda tx: tx, jit=lambda f: f):
 
 
 @pytest.mark.parametrize(
-    'name', slow_except(['adamw', 'lion', 'schedule_free'], OPTIMIZERS)
+    'name', slow_except(['adamw', 'lion'], OPTIMIZERS)
 )
 def test_updates_are_those_of_dense_storage_bit_for_bit(name):
   dense, packed = run_both(OPTIMIZERS[name]())

@@ -24,6 +24,8 @@ from spdf_jax.training import train
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.metrics import read_rows
 
+pytestmark = pytest.mark.process
+
 SPARSE = ('pretrain',)
 BOTH = ('pretrain', 'continuation')
 RIGL = 'algorithm=rigl'

@@ -20,6 +20,8 @@ from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.evaluations import values_in
 from spdf_jax.training.metrics import read_rows
 
+pytestmark = pytest.mark.process
+
 RULE = dict(metric='validation/loss', patience=2)
 # What evaluations see: phase `pretrain` stalls from its second value on.
 SEEN = {3: 3.0, 6: 2.0, 9: 2.5, 12: 2.1, 15: 1.0}

@@ -18,6 +18,8 @@ from tiers import slow_except
 import spdf_jax as spdf
 from spdf_jax.interop import hosts
 
+pytestmark = pytest.mark.process
+
 # Sizes of which every sparsity below prunes a whole number of weights.
 SHAPES = {
     'embed': {'embedding': (50, 20)},

@@ -36,7 +36,7 @@ LENGTH = 48
 def subject():
   """A random model of bytes, and its parameters."""
   model = models.create_model(
-      'gpt-mini', vocab_size=257, max_length=LENGTH, n_layers=2, d_model=32,
+      'gpt-mini', vocab_size=257, max_length=LENGTH, n_layers=1, d_model=32,
       n_heads=2, d_ff=64,
   )
   tokens = jnp.zeros((1, 2), jnp.int32)

@@ -28,7 +28,7 @@ needs_kernels = pytest.mark.skipif(
     not native.is_available(), reason='no native kernels on this machine'
 )
 MODEL = models.create_model(
-    'gpt-mini', vocab_size=32, n_layers=2, n_heads=2, d_model=64, d_ff=96,
+    'gpt-mini', vocab_size=32, n_layers=1, n_heads=2, d_model=64, d_ff=96,
     max_length=16,
 )
 TOKENS = np.random.default_rng(0).integers(32, size=(8, 17), dtype=np.int32)

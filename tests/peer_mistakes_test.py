@@ -30,6 +30,8 @@ import spdf_jax as spdf
 from spdf_jax.sparsity.counts import kept_table
 from spdf_jax.sparsity.times import update_times
 
+pytestmark = pytest.mark.process
+
 GROWING = ['set', 'rigl', 'granet']
 DYNAMIC = ['gmp', *GROWING]
 each_growing = pytest.mark.parametrize('name', GROWING)

@@ -24,7 +24,7 @@ from spdf_jax.accelerator import sparse_matmul_p
 pytestmark = pytest.mark.filterwarnings('error::DeprecationWarning')
 
 TOLERANCE = {'float32': 2e-6, 'bfloat16': 2e-2, 'float16': 3e-3}
-few = settings(max_examples=12, deadline=None, derandomize=True)
+few = settings(max_examples=8, deadline=None, derandomize=True)
 
 
 class Case:

@@ -10,6 +10,8 @@ from spdf_jax.training import open_session
 from spdf_jax.training import profiling
 from spdf_jax.training import train
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def traced(monkeypatch):

@@ -114,6 +114,7 @@ def test_choosing_masks_is_no_product_of_tokens():
     assert count(step) == 3 * 6 + 3  # And the head.
 
 
+@pytest.mark.slow
 def test_a_ramp_costs_more_than_its_end_and_less_than_dense():
   ramp = dict(schedule='cubic', initial=0.0, final=0.75, steps=9)
   gmp = make_recipe(dict(algorithm='gmp', sparsity=ramp, **UPDATES))

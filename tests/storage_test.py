@@ -61,6 +61,7 @@ def assert_close(found, wanted):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.process
 def test_a_whole_run_has_the_same_losses_and_masks(whole):
   (one, dense), (other, compact) = whole['dense'], whole['compact']
   for a, b in zip(rows_in(one), rows_in(other)):
@@ -81,6 +82,7 @@ class Stop(Exception):
   pass
 
 
+@pytest.mark.process
 @pytest.mark.parametrize('first, then', [
     ('compact', 'dense'),
     pytest.param('dense', 'compact', marks=pytest.mark.slow),
@@ -162,7 +164,7 @@ def steps_of(matmul='dense'):
   """The step of a tiny model, not jitted, and its first states."""
   # As wide as kernels are used for.
   model = models.create_model(
-      'gpt-mini', vocab_size=16, n_layers=2, n_heads=2, d_model=64, d_ff=72,
+      'gpt-mini', vocab_size=16, n_layers=1, n_heads=2, d_model=64, d_ff=72,
       max_length=8, scan_layers=matmul == 'scanned',
   )
   optimizer = spdf.sparsify(

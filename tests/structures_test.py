@@ -244,10 +244,9 @@ def test_masks_are_the_same_traced_or_not_for_many_layers():
     jax.tree.map(np.testing.assert_array_equal, f(params), jax.jit(f)(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('init, axis', [
-    ('magnitude', 'outputs'),
-    pytest.param('magnitude', 'inputs', marks=pytest.mark.slow),
-    pytest.param('random', 'inputs', marks=pytest.mark.slow),
+    ('magnitude', 'outputs'), ('magnitude', 'inputs'), ('random', 'inputs'),
 ])
 def test_model_wide_channels_count_weights_and_leave_no_layer_dead(init, axis):
   # Channels of 8 to 64 weights, whose layers have weights of all sizes.
