@@ -1,8 +1,10 @@
 """Compact exports are evaluated as lists, with the scores of dense models."""
 
 import dataclasses
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -76,6 +78,39 @@ def test_a_directory_is_not_converted_into_itself(tmp_path):
   save(tmp_path)
   with pytest.raises(ValueError, match='from_hf and to_hf are both'):
     convert(tmp_path, tmp_path)
+
+
+def test_a_conversion_replaces_the_tokenizer_of_the_one_before(tmp_path):
+  save(tmp_path / 'bytes')
+  bpe = tmp_path / 'bpe'
+  save(bpe)
+  (bpe / 'tokenizer.json').unlink()
+  tokenizer = data.train_bpe(['to be or not'] * 2, vocab_size=258)
+  model = json.loads(tokenizer.model.to_str())['model']
+  (bpe / 'vocab.json').write_text(json.dumps(model['vocab']))
+  merges = (x if isinstance(x, str) else ' '.join(x) for x in model['merges'])
+  (bpe / 'merges.txt').write_text('\n'.join(merges))
+  for source in ('bytes', 'bpe', 'bytes'):
+    convert(tmp_path / source, tmp_path / 'out')
+    found, wanted = map(data.tokenizer_paths, (
+        tmp_path / 'out', tmp_path / source
+    ))
+    assert [x.name for x in found] == [x.name for x in wanted]
+    opened = map(data.open_tokenizer, (tmp_path / 'out', tmp_path / source))
+    assert len({x.fingerprint for x in opened}) == 1
+
+
+def test_a_conversion_that_fails_at_the_tokenizer_writes_no_model(
+    tmp_path, monkeypatch
+):
+  save(tmp_path / 'hf')
+  def fail(*arguments, **options):
+    raise OSError('No space left on device')
+
+  monkeypatch.setattr(shutil, 'copyfile', fail)
+  with pytest.raises(OSError, match='No space'):
+    convert(tmp_path / 'hf', tmp_path / 'out')
+  assert not list((tmp_path / 'out').iterdir())
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writer of model directories of transformers."""
 
+from collections.abc import Iterable
 import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 from typing import Any
 
 import jax
 import numpy as np
 
+from spdf_jax.data import tokenizer_paths
 from spdf_jax.interop import compact_files
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensor_files
@@ -42,6 +45,7 @@ def save_hf(
     format: str = 'dense',
     vocab_size: int | None = None,
     end_of_text: int | list[int] | None = None,
+    tokenizer: Iterable[str | os.PathLike[str]] | None = None,
 ) -> None:
   """Writes a model that transformers or `load_hf` can read.
 
@@ -62,6 +66,8 @@ def save_hf(
     end_of_text: Id or ids of the tokens that end a text, for config.json and
       generation_config.json, where other programs look them up; `None`: they
       are not written.
+    tokenizer: Paths of files of a tokenizer, which are copied and replace all
+      files of tokenizers in the directory; `None`: those files stay.
 
   Raises:
     ValueError: parameters or mask do not fit the config; a name is unknown;
@@ -110,7 +116,12 @@ def save_hf(
     if end_of_text is not None:
       ids = {k: fields[k] for k in ('bos_token_id', 'eos_token_id')}
       _write_json(source / GENERATION, ids)
-    _replace_files(directory, source)
+    replaced = [directory / name for name in _OURS]
+    if tokenizer is not None:
+      replaced += tokenizer_paths(directory)
+      for path in map(pathlib.Path, tokenizer):
+        shutil.copyfile(path, source / path.name)
+    _replace_files(directory, source, replaced)
 
 
 def _write_json(path: pathlib.Path, fields: dict[str, Any]) -> None:
@@ -190,7 +201,11 @@ def _check_ours(directory: pathlib.Path) -> None:
     )
 
 
-def _replace_files(directory: pathlib.Path, source: pathlib.Path) -> None:
+def _replace_files(
+    directory: pathlib.Path,
+    source: pathlib.Path,
+    replaced: Iterable[pathlib.Path],
+) -> None:
   """Moves an exported model to its place, replacing an earlier export.
 
   The config is deleted first and moved last, since a directory without it is
@@ -199,12 +214,14 @@ def _replace_files(directory: pathlib.Path, source: pathlib.Path) -> None:
   Args:
     directory: Directory of the model.
     source: A directory on the same file system, with all files of the model.
+    replaced: Paths of the files of the earlier export; may be missing.
   """
   (directory / CONFIG).unlink(missing_ok=True)
-  for name in sorted(_OURS - {CONFIG}):
-    (directory / name).unlink(missing_ok=True)
-    if (source / name).exists():
-      os.replace(source / name, directory / name)
+  for path in replaced:
+    path.unlink(missing_ok=True)
+  for path in sorted(source.iterdir()):
+    if path.name != CONFIG:
+      os.replace(path, directory / path.name)
   os.replace(source / CONFIG, directory / CONFIG)
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import pathlib
-import shutil
 from typing import Any
 
 import jax
@@ -233,7 +232,7 @@ def rewrite_model(
   Args:
     source: Directory that `interop.load_hf` can read. Without a mask of its own
       it has that of `mask_of_zeros`.
-    directory: Folder for the model.
+    directory: Folder for the model; a tokenizer in it is replaced.
     format: Format of the weights, see `interop.save_hf`.
     dtype: Type of the weights in the file.
     vocab_size: Number of tokens to export; `None`: all.
@@ -260,9 +259,8 @@ def rewrite_model(
       new, config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
       end_of_text=read_end_of_text(read_json(old / CONFIG)),
+      tokenizer=data.tokenizer_paths(old),
   )
-  for path in data.tokenizer_paths(old):
-    shutil.copyfile(path, new / path.name)
   return f'{directory} is written; {_describe_mask(mask)}'
 
 
