@@ -1,5 +1,7 @@
 """Events of a program are matched with the operations of its simulation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,36 @@ def test_events_of_another_program_are_refused(executed):
     compare([*events, *events], report)
   with pytest.raises(ValueError, match='first was executed 1 times and simul'):
     compare(events, report * 0)
+
+
+def repeated_and_wide(x, w, mask, wide, wide_mask):
+  multiply = functools.partial(
+      sparse_matmul, lowering=wafer.lowering(DEVICE), layer='layer'
+  )
+  with jax.named_scope('Model'), jax.named_scope('layer'):
+    y, _ = jax.lax.scan(
+        lambda y, _: (multiply(y, w, mask), None), x, length=3
+    )
+    return y, multiply(x, wide, wide_mask)
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_shapes_of_a_layer_are_compared_each_with_all_its_executions(order):
+  rng = np.random.default_rng(1)
+  wide = np.ones((32, 96), np.float32)
+  wide_mask = rng.random(wide.shape) < 0.25
+  args = X, W[0], MASK[0], wide, wide_mask
+  with wafer.record() as events:
+    jax.block_until_ready(jax.jit(repeated_and_wide)(*args))
+  report = wafer.simulate(repeated_and_wide, DEVICE)(*args)
+  scanned, once = compare(events[::order], report)
+  assert [len(x.events) for x in (scanned, once)] == [3, 1]
+  assert scanned.total('nonzeros') == 3 * MASK[0].sum()
+  assert once.total('nonzeros') == wide_mask.sum()
+  errors = largest_errors([scanned, once])
+  assert errors['non-zeros'] == errors['multiply-adds'] == 0
+  assert errors['bytes'] == pytest.approx(0, abs=1e-12)
+  assert abs(errors['hops']) < 0.1 and abs(errors['cycles']) < 0.1
 
 
 def test_variants_are_compared_with_all_published_trainings():

@@ -13,7 +13,10 @@ from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.accelerator.wafer.simulate import Row
 
-Key = tuple[str, str, bool]
+Shape = tuple[float, int, int]
+Key = tuple[str, str, bool, Shape]
+"""Layer, primitive, whether gradients are computed, and (tokens, inputs,
+outputs). Events of a key are on one grid."""
 
 
 class Executed(NamedTuple):
@@ -49,7 +52,8 @@ def compare(events: Iterable[Event], report: Report) -> list[Executed]:
 
   Returns:
     An entry for each product of the simulation that has executed, in program
-    order. Layers match if the operation's name ends with that of the event.
+    order; products of one layer and shape are added. Layers match if the
+    operation's name ends with that of the event.
 
   Raises:
     ValueError: An event has no operation in the report, or the number of its
@@ -57,7 +61,8 @@ def compare(events: Iterable[Event], report: Report) -> list[Executed]:
   """
   found: dict[Key, list[Event]] = {}
   for event in events:
-    key = event.layer, event.name, event.kind == 'sampled'
+    shape = event.grid.tokens, event.grid.inputs, event.grid.outputs
+    key: Key = event.layer, event.name, event.kind == 'sampled', shape
     found.setdefault(key, []).append(event)
   rows: dict[Key, list[Row]] = {}
   for row in report.rows:
@@ -79,10 +84,11 @@ def _key_of(operation: Operation, keys: Iterable[Key]) -> Key | None:
   work = operation.work
   if not isinstance(work, Product):
     return None
-  for layer, name, sampled in keys:
-    same = (name, sampled) == (operation.name, work.sampled)
-    if same and f'/{operation.layer}'.endswith(f'/{layer}'):
-      return layer, name, sampled
+  shape = work.tokens, work.inputs, work.outputs
+  wanted = operation.name, work.sampled, shape
+  for key in keys:
+    if key[1:] == wanted and f'/{operation.layer}'.endswith(f'/{key[0]}'):
+      return key
   return None
 
 
@@ -90,13 +96,13 @@ def _executed(
     key: Key, events: list[Event], rows: list[Row], device: WaferDevice
 ) -> Executed:
   costed, simulated = Cost(), Cost()
-  for event, (operation, cost) in zip(events, rows):
-    m, columns = event.grid.tokens_per_core, event.grid.columns
+  m, columns = events[0].grid.tokens_per_core, events[0].grid.columns
+  for operation, cost in rows:
     work: Product = operation.work  # type: ignore[assignment]
     on_grid = product_on_grid(work, device, float(m), float(columns))
     costed += on_grid * operation.count
     simulated += cost
-  return Executed(*key, tuple(events), costed, simulated)
+  return Executed(*key[:3], tuple(events), costed, simulated)
 
 
 def executed_table(found: Iterable[Executed]) -> str:
