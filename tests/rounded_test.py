@@ -134,6 +134,21 @@ def test_all_products_of_a_bfloat16_model_on_a_cpu_are_rounded(
   assert 'rounded_einsum[' not in text
 
 
+@pytest.mark.parametrize('name', ['gpt', 'tied llama'])
+@pytest.mark.parametrize('leading', [(2, 8), (2,), ()])
+def test_a_tied_head_reads_out_any_number_of_axes(name, leading, has_bfloat16):
+  _, model, *_ = products('bfloat16', name)
+  tokens = jnp.arange(16).reshape(2, 8)
+  params = model.init(jax.random.key(0), tokens)
+  chosen = (*(slice(n) for n in leading), *(0 for _ in range(2 - len(leading))))
+  read_out = lambda head, x: head(x[chosen])
+  found = model.apply(params, tokens, read_out=read_out)
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(
+      found, model.apply(params, tokens)[chosen], rtol=1e-5, atol=1e-6
+  )
+
+
 def test_with_several_devices_products_are_those_of_jax(
     monkeypatch, has_bfloat16
 ):

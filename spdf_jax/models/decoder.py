@@ -180,16 +180,17 @@ def tied_logits(embedding: nn.Embed, x: jax.Array) -> jax.Array:
 
   Args:
     embedding: The embedding of the tokens.
-    x: Outputs of the last layer, [B, L, D], of the dtype of the computation.
+    x: Outputs of the last layer, [..., D], of the dtype of the computation.
 
   Returns:
-    Logits [B, L, V], float32.
+    Logits [..., V], float32.
   """
   if not is_faster(x.dtype):
     return embedding.attend(x).astype(jnp.float32)
   with jax.named_scope(f'{embedding.name}.attend'):
     w_VxD = embedding.embedding.astype(x.dtype)
-    return rounded_einsum('blk,nk->bln', x, w_VxD, jnp.float32)
+    tokens = 'abcdefgh'[: x.ndim - 1]
+    return rounded_einsum(f'{tokens}k,nk->{tokens}n', x, w_VxD, jnp.float32)
 
 
 def drop(module: Any, x_BxLxD: jax.Array) -> jax.Array:
