@@ -28,6 +28,7 @@ from spdf_jax.accelerator import joined
 from spdf_jax.accelerator import operands
 from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import reference
+from spdf_jax.accelerator import rounded
 from spdf_jax.lowerings import check_lowering
 from spdf_jax.lowerings import define_primitive
 from spdf_jax.lowerings import REFERENCE
@@ -147,7 +148,8 @@ def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
   """Returns whether to save a result: a `jax.checkpoint` policy for matmuls.
 
   It saves the results of sparse and dense matmuls. JAX's `dots_saveable` does
-  not include the sparse primitives and would recompute them.
+  not include our primitives, sparse ones and `rounded_einsum`, and would
+  recompute them.
 
   Args:
     primitive: The primitive of an equation.
@@ -165,7 +167,7 @@ def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
   ours = (
       sparse_matmul_p, sampled_matmul_p, sparse_matmul_backward_p,
       packed.packed_matmul_p, packed.packed_gradient_p,
-      packed.packed_backward_p,
+      packed.packed_backward_p, rounded.rounded_einsum_p,
   )
   return primitive in ours or (
       jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
