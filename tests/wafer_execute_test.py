@@ -254,6 +254,18 @@ def test_operands_and_partial_sums_are_rounded_to_fp16_or_not_at_all():
   assert found == [2048, 2049 + 2**-12]
 
 
+@pytest.mark.parametrize('cores', [1, 3])
+def test_an_input_that_overflows_is_infinite_on_every_grid(cores):
+  device = create_device('cs2', cores=cores)
+  x, w = jnp.array([[1e5, 1, 1, 1, 1]]), jnp.ones((5, 2))
+  with wafer.record() as events:
+    y = jax.block_until_ready(
+        sparse_matmul(x, w, w > 0, lowering=wafer.lowering(device))
+    )
+  assert events[0].grid.columns == cores
+  np.testing.assert_array_equal(y, np.full((1, 2), np.inf))
+
+
 def test_a_lowering_has_one_name_and_known_numerics():
   assert wafer.lowering(create_device('cs2', cores=1024)) == 'wafer'
   other = [wafer.lowering(create_device('cs3', cores=16)) for _ in range(2)]

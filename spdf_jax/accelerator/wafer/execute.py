@@ -46,7 +46,8 @@ def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
   the device, on a grid of at most its number of cores, and recorded by
   `record`. Operands are rounded to the device's `value_bits`, results have
   their dtype. Values above 65,504 overflow to infinity, and values below 6e-8
-  underflow to zero, so that gradients need a loss scale. Packed and listed
+  underflow to zero, so that gradients need a loss scale. As in the reference,
+  an infinite input times the zero of a pruned weight is NaN. Packed and listed
   weights fall back to the reference. Masks change without recompilation, so the
   layout on the grid depends on `sparsity` and shapes only.
 
@@ -201,7 +202,10 @@ def _multiply(x, w, mask, *, device, layout, **event):
     return (leaving, hops + ~is_first), _loads(mask, grid)
 
   blocks = (
-      _rounded(x, half).T[inputs].swapaxes(1, 2),
+      # Padding is zero, since padded copies of infinite inputs would be NaN.
+      jnp.where(is_input[..., None], _rounded(x, half).T[inputs], 0).swapaxes(
+          1, 2
+      ),
       _rounded(w, half)[inputs],
       mask[inputs] & is_input[..., None],
       np.arange(grid.columns) == 0,
