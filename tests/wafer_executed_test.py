@@ -1,6 +1,8 @@
 """Events of a program are matched with the operations of its simulation."""
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +103,52 @@ def test_shapes_of_a_layer_are_compared_each_with_all_its_executions(order):
   assert errors['non-zeros'] == errors['multiply-adds'] == 0
   assert errors['bytes'] == pytest.approx(0, abs=1e-12)
   assert abs(errors['hops']) < 0.1 and abs(errors['cycles']) < 0.1
+
+
+def test_a_product_without_kept_weights_has_no_error():
+  nothing = np.zeros_like(MASK)
+  with wafer.record() as events:
+    jax.block_until_ready(jax.jit(gradients)(W, nothing, X))
+  found = compare(events, wafer.simulate(gradients, DEVICE)(W, nothing, X))
+  errors = largest_errors(found)
+  assert errors['non-zeros'] == errors['multiply-adds'] == errors['bytes'] == 0
+  assert len(executed_table(found).splitlines()) == 6
+
+
+def test_hops_without_any_have_no_error():
+  one = wafer.create_device('cs2', cores=1, latency=0)
+  f = lambda x, w, m: sparse_matmul(
+      x, w, m, lowering=wafer.lowering(one), layer='first'
+  )
+  def named(*args):
+    with jax.named_scope('first'):
+      return f(*args)
+
+  args = X[:8], W[0], np.zeros_like(MASK[0])
+  with wafer.record() as events:
+    jax.block_until_ready(jax.jit(named)(*args))
+  (found,) = compare(events, wafer.simulate(named, one)(*args))
+  assert found.total('hops') == found.costed.fabric_bytes == 0
+  assert largest_errors([found])['hops'] == 0
+  assert '+0.0%' in executed_table([found])
+  shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+  (assumed,) = compare(
+      events, wafer.simulate(named, one, sparsity=0.75)(*shapes)
+  )
+  assert largest_errors([assumed])['hops'] == math.inf
+  assert '+inf%' in executed_table([assumed])
+
+
+def test_hops_are_compared_in_bytes_of_the_device(executed):
+  wide = dataclasses.replace(DEVICE, wavelet_bits=64)
+  events, report = executed
+  wider = wafer.simulate(gradients, wide)(W, MASK, X)
+  found, other = compare(events, report), compare(events, wider)
+  assert largest_errors(other)['hops'] == largest_errors(found)['hops']
+  column = lambda entries, i: [
+      line[34:].split()[i] for line in executed_table(entries).splitlines()[1:]
+  ]
+  assert column(other, 4) == column(found, 4)  # The errors of hops.
 
 
 def test_variants_are_compared_with_all_published_trainings():

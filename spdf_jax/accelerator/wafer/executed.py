@@ -2,6 +2,7 @@
 """Executed against costed: the events of a program beside its simulation."""
 
 from collections.abc import Iterable
+import math
 from typing import NamedTuple
 
 from spdf_jax.accelerator.wafer.cost import Cost
@@ -29,6 +30,7 @@ class Executed(NamedTuple):
     events: Events of its executions.
     costed: Cost by the equations, on the grid that was executed.
     simulated: Cost in the report, on the grid that is fastest there.
+    wavelet_bytes: Bytes of a wavelet of the device.
   """
 
   layer: str
@@ -37,6 +39,7 @@ class Executed(NamedTuple):
   events: tuple[Event, ...]
   costed: Cost
   simulated: Cost
+  wavelet_bytes: float
 
   def total(self, field: str) -> float:
     """Returns the sum of a field of the events."""
@@ -102,7 +105,9 @@ def _executed(
     on_grid = product_on_grid(work, device, float(m), float(columns))
     costed += on_grid * operation.count
     simulated += cost
-  return Executed(*key[:3], tuple(events), costed, simulated)
+  return Executed(
+      *key[:3], tuple(events), costed, simulated, device.wavelet_bits / 8
+  )
 
 
 def executed_table(found: Iterable[Executed]) -> str:
@@ -124,15 +129,13 @@ def executed_table(found: Iterable[Executed]) -> str:
   for entry in found:
     kind = ' dW' if entry.sampled else ''
     label = f'{entry.layer} {entry.name.removeprefix("sparse_matmul_")}{kind}'
-    hops = 4 * entry.total('hops')
-    cycles = entry.total('cycles')
+    errors = _errors(entry)
     lines.append(
         f'{label[-34:]:<34}{entry.total("nonzeros"):>10,.0f}'
         f'{entry.total("streamed_bytes") / 1e3:>8,.1f}'
         f'{entry.total("multiply_adds"):>10.3g}{entry.total("hops"):>10.3g}'
-        f'{entry.costed.fabric_bytes / hops - 1:>+8.1%}{cycles:>10,.0f}'
-        f'{entry.costed.cycles / cycles - 1:>+8.1%}'
-        f'{entry.simulated.cycles / cycles - 1:>+10.1%}'
+        f'{errors["hops"]:>+8.1%}{entry.total("cycles"):>10,.0f}'
+        f'{errors["cycles"]:>+8.1%}{errors["own grid"]:>+10.1%}'
     )
   return '\n'.join(lines)
 
@@ -149,19 +152,28 @@ def largest_errors(found: Iterable[Executed]) -> dict[str, float]:
   """
   errors: dict[str, list[float]] = {}
   for entry in found:
-    rows = {
-        'non-zeros': (
-            entry.costed.flops / 2 / entry.events[0].grid.tokens,
-            entry.total('nonzeros'),
-        ),
-        'multiply-adds': (
-            entry.costed.flops / 2, entry.total('multiply_adds')
-        ),
-        'bytes': (entry.costed.streamed_bytes, entry.total('streamed_bytes')),
-        'hops': (entry.costed.fabric_bytes, 4 * entry.total('hops')),
-        'cycles': (entry.costed.cycles, entry.total('cycles')),
-        'own grid': (entry.simulated.cycles, entry.total('cycles')),
-    }
-    for name, (costed, executed) in rows.items():
-      errors.setdefault(name, []).append(costed / executed - 1)
+    for name, error in _errors(entry).items():
+      errors.setdefault(name, []).append(error)
   return {n: max(e, key=abs) for n, e in errors.items()}
+
+
+def _errors(entry: Executed) -> dict[str, float]:
+  costed, cycles = entry.costed, entry.total('cycles')
+  tokens = entry.events[0].grid.tokens
+  hop_bytes = entry.wavelet_bytes * entry.total('hops')
+  pairs = {
+      'non-zeros': (costed.flops / 2 / tokens, entry.total('nonzeros')),
+      'multiply-adds': (costed.flops / 2, entry.total('multiply_adds')),
+      'bytes': (costed.streamed_bytes, entry.total('streamed_bytes')),
+      'hops': (costed.fabric_bytes, hop_bytes),
+      'cycles': (costed.cycles, cycles),
+      'own grid': (entry.simulated.cycles, cycles),
+  }
+  return {name: _error(*pair) for name, pair in pairs.items()}
+
+
+def _error(costed: float, executed: float) -> float:
+  """Returns the relative error: 0 if both numbers are 0."""
+  if executed:
+    return costed / executed - 1
+  return math.inf if costed else 0.0
