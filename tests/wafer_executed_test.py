@@ -69,9 +69,9 @@ def test_every_operation_is_executed_as_it_is_costed(executed):
 
 def test_events_of_another_program_are_refused(executed):
   events, report = executed
-  with pytest.raises(ValueError, match='executed 2 times and simulated 1 time'):
+  with pytest.raises(ValueError, match='2 times and simulated 1 time; give'):
     compare([*events, *events], report)
-  with pytest.raises(ValueError, match='first was executed 1 times and simul'):
+  with pytest.raises(ValueError, match='first was executed 1 time and simul'):
     compare(events, report * 0)
 
 
@@ -103,6 +103,20 @@ def test_shapes_of_a_layer_are_compared_each_with_all_its_executions(order):
   assert errors['non-zeros'] == errors['multiply-adds'] == 0
   assert errors['bytes'] == pytest.approx(0, abs=1e-12)
   assert abs(errors['hops']) < 0.1 and abs(errors['cycles']) < 0.1
+
+
+def test_a_product_without_layer_is_named_as_the_cause():
+  f = lambda x, w, m: sparse_matmul(x, w, m, lowering=wafer.lowering(DEVICE))
+  def named(*args):
+    with jax.named_scope('Model'), jax.named_scope('first'):
+      return f(*args)
+
+  args = X, W[0], MASK[0]
+  with wafer.record() as events:
+    jax.block_until_ready(jax.jit(named)(*args))
+  report = wafer.simulate(named, DEVICE)(*args)
+  with pytest.raises(ValueError, match='without a layer name; give layer='):
+    compare(events, report)
 
 
 def test_a_product_without_kept_weights_has_no_error():

@@ -59,8 +59,8 @@ def compare(events: Iterable[Event], report: Report) -> list[Executed]:
     operation's name ends with that of the event.
 
   Raises:
-    ValueError: An event has no operation in the report, or the number of its
-      executions differs.
+    ValueError: An event has no operation in the report, for instance because
+      the product has no layer name, or the number of its executions differs.
   """
   found: dict[Key, list[Event]] = {}
   for event in events:
@@ -73,14 +73,24 @@ def compare(events: Iterable[Event], report: Report) -> list[Executed]:
     if match is not None:
       rows.setdefault(match, []).append(row)
   for key, given in found.items():
+    layer, name, *_ = key
+    if not layer and key not in rows:
+      raise ValueError(
+          f'{name} was executed without a layer name; give layer= to '
+          'sparse_matmul, the name of the module that calls it.'
+      )
     costed = sum(row.operation.count for row in rows.get(key, ()))
     if costed != len(given):
       raise ValueError(
-          f'{key[1]} of {key[0] or "no layer"} was executed {len(given)} times '
-          f'and simulated {costed:g} times; give the events and the report of '
+          f'{name} of {layer or "no layer"} was executed {_times(len(given))} '
+          f'and simulated {_times(costed)}; give the events and the report of '
           'one run of a program.'
       )
   return [_executed(key, found[key], rows[key], report.device) for key in rows]
+
+
+def _times(count: float) -> str:
+  return '1 time' if count == 1 else f'{count:.12g} times'
 
 
 def _key_of(operation: Operation, keys: Iterable[Key]) -> Key | None:
