@@ -2,18 +2,40 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from sparse_params import make_sparse_params
 
 from experiments.benchmarks import torch_decoding
+from experiments.benchmarks import torch_gpt
 from spdf_jax import models
 from spdf_jax.evaluation import CachedModel
 
 CONFIG = models.GPTConfig(
     vocab_size=40, n_layers=2, n_heads=2, d_model=16, d_ff=64, max_length=12
 )
+
+
+def are_contiguous(tensors):
+  return all(x.is_contiguous() for x in jax.tree.leaves(tensors))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_matrices_of_decoding_are_contiguous_as_linear_reads_them(dtype):
+  pytest.importorskip('torch')
+  params, _ = make_sparse_params(CONFIG, 0.5)
+  assert are_contiguous(torch_decoding.convert(params, dtype))
+
+
+@pytest.mark.slow
+def test_a_training_step_uses_contiguous_matrices():
+  torch = pytest.importorskip('torch')
+  params, _ = make_sparse_params(CONFIG, 0.5)
+  model = torch_gpt._create_model(torch, CONFIG, params)
+  assert are_contiguous(list(model.parameters()))
 
 
 @pytest.mark.slow

@@ -35,9 +35,10 @@ def convert(params: PyTree, dtype: str) -> PyTree:
   tensor = lambda x: torch.from_numpy(np.array(x)).to(getattr(torch, dtype))
 
   def linear(*layers):
+    kernels = [np.asarray(x['kernel']).T for x in layers]
+    # Tensors keep strides, and transposed arrays concatenate in column order.
     return {
-        'kernel': tensor(np.concatenate([np.asarray(x['kernel']).T
-                                         for x in layers])),
+        'kernel': tensor(np.ascontiguousarray(np.concatenate(kernels))),
         'bias': tensor(np.concatenate([x['bias'] for x in layers])),
     }
 

@@ -93,7 +93,9 @@ def _create_model(torch: Any, config: models.GPTConfig, params: PyTree) -> Any:
 
   def linear(p: Mapping[str, Any]) -> Any:
     layer = nn.Linear(*p['kernel'].shape)
-    layer.weight, layer.bias = of(np.asarray(p['kernel']).T), of(p['bias'])
+    # `torch.tensor` keeps strides, and a transposed array is in column order.
+    weight = np.ascontiguousarray(np.asarray(p['kernel']).T)
+    layer.weight, layer.bias = of(weight), of(p['bias'])
     return layer
 
   def norm(p: Mapping[str, Any]) -> Any:
