@@ -10,7 +10,9 @@ from sparse_params import make_sparse_params
 
 from experiments.benchmarks import torch_decoding
 from experiments.benchmarks import torch_gpt
+from experiments.benchmarks.machine import cores
 from spdf_jax import models
+from spdf_jax.data import Batch
 from spdf_jax.evaluation import CachedModel
 
 CONFIG = models.GPTConfig(
@@ -31,11 +33,19 @@ def test_matrices_of_decoding_are_contiguous_as_linear_reads_them(dtype):
 
 
 @pytest.mark.slow
-def test_a_training_step_uses_contiguous_matrices():
+def test_a_training_step_uses_contiguous_matrices_and_all_cores():
   torch = pytest.importorskip('torch')
   params, _ = make_sparse_params(CONFIG, 0.5)
   model = torch_gpt._create_model(torch, CONFIG, params)
   assert are_contiguous(list(model.parameters()))
+  torch.set_num_threads(cores() + 1)
+  tokens = np.zeros((1, 4), np.int32)
+  torch_gpt.create_step(
+      CONFIG, params, Batch(tokens, tokens, None), dtype='float32',
+      is_compiled=False, learning_rate=1e-3, weight_decay=0.0, b1=0.9, b2=0.99,
+      eps=1e-8, clip_norm=1.0,
+  )
+  assert torch.get_num_threads() == cores()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.benchmarks.machine import cores
 from spdf_jax import models
 
 PyTree = Any
@@ -47,9 +48,11 @@ def create_step(
     clip_norm: Largest norm of the gradients.
 
   Returns:
-    A function that takes a step and returns its loss.
+    A function that takes a step, on all cores that this process may use, and
+    returns its loss.
   """
   torch = importlib.import_module('torch')
+  torch.set_num_threads(cores())
   model = _create_model(torch, config, params)
   call = torch.compile(model) if is_compiled else model
   groups: dict[bool, list[Any]] = {True: [], False: []}
