@@ -28,6 +28,7 @@ from experiments.benchmarks import small_gpts
 from experiments.benchmarks import Suite
 from experiments.benchmarks import SUITES
 from experiments.benchmarks import topk
+from experiments.benchmarks import torch_decoding
 from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import training
@@ -329,12 +330,12 @@ def test_the_decode_suite_compares_listed_models_with_dense_ones(monkeypatch):
   assert all(value > 0 for value in values.values())
 
 
-def test_without_pytorch_the_peers_are_skipped_with_a_sentence(
-    monkeypatch, capsys
+def test_without_pytorch_the_peers_are_skipped_with_a_warning(
+    monkeypatch, caplog
 ):
-  monkeypatch.setattr(peers.importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.setattr(torch_decoding, 'is_installed', lambda: False)
   assert run(suite='peers') == 0
-  assert 'PyTorch is not installed; install it' in capsys.readouterr().err
+  assert caplog.messages == [torch_decoding.MISSING]
 
 
 @pytest.mark.slow

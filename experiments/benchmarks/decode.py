@@ -94,7 +94,7 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
       native.kernels(), 'CPU devices', jax.device_count()
   )
   if not torch_decoding.is_installed():
-    logging.warning('PyTorch is not installed, so it is not measured.')
+    logging.warning(torch_decoding.MISSING)
   for case in CASES:
     yield from measure_case(case, repeats, rng)
 

@@ -11,7 +11,7 @@ faster dtype is at least 0.8 times as fast dense, 1.9 times at 75 % and 2.7
 times at 90 %; in float32, over PyTorch's fastest in float32, 1.0, 2.5 and 3.9
 times.
 
-Without PyTorch the suite is skipped with a sentence. jaxpruner is not measured:
+Without PyTorch the suite is skipped with a warning. jaxpruner is not measured:
 it calls `jax.tree_map`, which current versions of JAX no longer have.
 """
 
@@ -19,8 +19,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
 import functools
-import importlib.util
-import sys
+import logging
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from experiments.benchmarks import compiled
 from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
 from experiments.benchmarks import small_gpts
+from experiments.benchmarks import torch_decoding
 from experiments.benchmarks import torch_gpt
 from experiments.benchmarks import train_step
 import spdf_jax as spdf
@@ -60,11 +60,8 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   Yields:
     Rows.
   """
-  if importlib.util.find_spec('torch') is None:
-    print(
-        'PyTorch is not installed; install it with `pip install torch` to '
-        'measure its training steps.', file=sys.stderr,
-    )
+  if not torch_decoding.is_installed():
+    logging.warning(torch_decoding.MISSING)
     return
   for case in CASES:
     yield from measure_case(case, repeats, rng)

@@ -12,6 +12,11 @@ from spdf_jax.interop.tensor_files import require_unlisted
 
 PyTree = Any
 
+MISSING = (
+    'PyTorch is not installed, so it is not measured; use `pip install torch`.'
+)
+"""Warning of suites that measure PyTorch, without it."""
+
 
 def is_installed() -> bool:
   """Returns whether PyTorch is installed."""
