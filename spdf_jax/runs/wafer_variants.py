@@ -9,7 +9,10 @@ from typing import NamedTuple
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.simulate import report_on
+from spdf_jax.accelerator.wafer.validation import GEMM_CORES
+from spdf_jax.accelerator.wafer.validation import GEMM_RATE
 from spdf_jax.accelerator.wafer.validation import gemm_seconds
+from spdf_jax.accelerator.wafer.validation import GEMM_SIZE
 from spdf_jax.accelerator.wafer.validation import Training
 from spdf_jax.accelerator.wafer.validation import training_of
 from spdf_jax.accelerator.wafer.validation import TRAININGS
@@ -19,7 +22,6 @@ from spdf_jax.names import lookup
 _PER_STEP = 0.598, 1.18
 _PER_WEIGHT = 0.598, 0.097, 0.19e-9
 _MICRO_BATCH = 64
-_GEMM_TF, _SIDE, _CORES = 349.0, 44, 750
 
 
 class Variant(NamedTuple):
@@ -130,12 +132,13 @@ def variants_table(name: str) -> str:
 
 def _gemm_table() -> str:
   """Formats the errors of the dense fp32 product's variants."""
-  flops = 2 * (_SIDE * _CORES) ** 3
-  printed = flops / _GEMM_TF / 1e12
-  vectors = _CORES * _SIDE**2 / create_device('cs2').clock
+  flops = 2 * GEMM_SIZE**3
+  printed = flops / GEMM_RATE
+  side = GEMM_SIZE // GEMM_CORES
+  vectors = GEMM_CORES * side**2 / create_device('cs2').clock
   needed = (printed - gemm_seconds()) / vectors
   # Both tiles arrive one after the other, after half of the cores in a row.
-  tiles = 2 * (_SIDE**2 + _CORES / 2)
+  tiles = 2 * (side**2 + GEMM_CORES / 2)
   found = {
       'the kernel law': gemm_seconds(),
       'and the transport of both tiles, not overlapped': gemm_seconds(
@@ -144,7 +147,10 @@ def _gemm_table() -> str:
       f'and {needed:.1f} more cycles per vector (fitted)': gemm_seconds(needed),
   }
   return '\n'.join(
-      ['fp32 GEMM, 33,000 squared on 750 x 750 cores: 349 TF printed'] + [
+      [
+          f'fp32 GEMM, {GEMM_SIZE:,} squared on {GEMM_CORES} x {GEMM_CORES} '
+          f'cores: {GEMM_RATE / 1e12:.0f} TF printed'
+      ] + [
           f'{label:<50}{flops / t / 1e12:>7.0f} TF{printed / t - 1:>+8.1%}'
           for label, t in found.items()
       ]

@@ -53,6 +53,13 @@ Numbers from benchmarks/COO_benchmark.csv of github.com/pr0f3ss/SpMM_Cerebras
 cores, rows of cores, dense columns M, FLOPs of all cores, mean cycles.
 """
 
+GEMM_SIZE = 33_000
+"""Rows and columns of the matrices of a published dense product."""
+GEMM_CORES = 750
+"""Rows and columns of cores that compute the product."""
+GEMM_RATE = 349e12
+"""Published speed of the product in FLOP/s."""
+
 
 class Training(NamedTuple):
   """A published training speed.
@@ -167,9 +174,9 @@ def gemm_seconds(dispatch: float = 0.0, exposed: float = 0.0) -> float:
     >>> f'{2 * 33_000**3 / gemm_seconds() / 1e12:.0f} TF'
     '455 TF'
   """
-  cores, side = 750, 33_000 // 750
+  side = GEMM_SIZE // GEMM_CORES
   cycles = spmm_cycles(side**2, side) + side**2 * dispatch + exposed
-  return cores * cycles / create_device('cs2').clock
+  return GEMM_CORES * cycles / create_device('cs2').clock
 
 
 def validation_points() -> list[Point]:
@@ -229,15 +236,15 @@ def _kernels() -> list[Point]:
   ratios = spmm_cycles(nonzeros, tokens) / cycles
   worst = int(np.argmax(np.abs(ratios - 1)))
   device = create_device('cs2')
-  gemm = 2 * 33_000.0**3 / gemm_seconds()
+  gemm = 2 * GEMM_SIZE**3 / gemm_seconds()
   return [
       Point(
           'SpMM on a WSE-2, the worst of 24 shapes', 'cycles', cycles[worst],
           cycles[worst] * ratios[worst], 'in sample', 'pr0f3ss/SpMM_Cerebras',
       ),
       Point(
-          'fp32 GEMM, 33,000 squared on 750 x 750 cores', 'FLOP/s', 349e12,
-          gemm, 'held out', _GEMM,
+          'fp32 GEMM, 33,000 squared on 750 x 750 cores', 'FLOP/s',
+          GEMM_RATE, gemm, 'held out', _GEMM,
       ),
       Point(
           'the same at the energy per FLOP of peak speed', 'FLOP/J', 79.66e9,
