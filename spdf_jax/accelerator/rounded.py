@@ -128,7 +128,7 @@ def rounded_with_no_batch_dims_saveable(
 ) -> bool:
   """Returns whether to save a result: a `jax.checkpoint` policy.
 
-  It saves the products of `rounded_einsum` that are no stacks, as JAX's
+  It saves the products of `rounded_einsum` without batch dimensions, as JAX's
   `dots_with_no_batch_dims_saveable` does for other products.
 
   Args:

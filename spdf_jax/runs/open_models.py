@@ -100,8 +100,8 @@ def open_listed(
 
   Args:
     source: `'WORKDIR'`, `'WORKDIR@PHASE'`, `'WORKDIR@PHASE:best'` or a Hugging
-      Face directory. Of a compact export no matrix is built, and all that have
-      a mask are listed.
+      Face directory. A compact export is read without building dense
+      matrices; every matrix with a mask is listed.
     dtype: Dtype of the kept weights, `'float32'` or `'bfloat16'`; `None`: that
       of the source.
     tokenizer: Path that `data.open_tokenizer` can read; `None`: the tokenizer

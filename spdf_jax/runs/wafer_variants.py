@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of the wafer model: what could explain the points that it misses."""
+"""Variants of the wafer model: possible explanations of its largest errors."""
 
 from collections.abc import Callable
 import math
