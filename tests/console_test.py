@@ -1,5 +1,6 @@
 """How commands end: texts, one sentence for bad input, exit statuses."""
 
+import pickle
 import signal
 
 from absl import app
@@ -62,6 +63,13 @@ def test_texts_before_an_error_are_shown(capsys):
 ])
 def test_expected_errors_are_exit_statuses(error, status):
   assert console.run(ARGV, fail, error) == status
+
+
+def test_an_interrupt_of_another_process_keeps_its_status():
+  error = pickle.loads(pickle.dumps(training.Interrupted(signal.SIGTERM, 3)))
+  assert str(error) == str(training.Interrupted(signal.SIGTERM, 3))
+  assert isinstance(error, InterruptedError)
+  assert console.run(ARGV, fail, error) == 128 + signal.SIGTERM
 
 
 def test_mistakes_in_code_keep_their_tracebacks():

@@ -14,7 +14,6 @@ from typing import Any
 from typing import NamedTuple
 
 from experiments.launch import workers
-from spdf_jax import training
 from spdf_jax.extras import require
 from spdf_jax.folder_lock import FolderInUse
 
@@ -179,8 +178,6 @@ def _run(
         if time.monotonic() > deadline:
           raise
         time.sleep(1)
-  except training.Interrupted as interrupted:
-    raise InterruptedError(str(interrupted)) from None
   finally:
     for descriptor in held:
       os.close(descriptor)

@@ -144,8 +144,6 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
   diverged: dict[str, Any] = {}
   try:
     lifecycle.run(session, workdir.name, baseline=lambda recipe: None)
-  except training.Interrupted as interrupted:
-    raise InterruptedError(str(interrupted)) from None
   except training.NotFinite:
     diverged = dict.fromkeys(METRICS, math.nan)
   outcome: dict[str, Any] = {}

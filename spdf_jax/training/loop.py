@@ -44,11 +44,14 @@ from spdf_jax.training.workdir import write_workdir_config
 logger = logging.getLogger('spdf_jax')
 
 
-class Interrupted(Exception):
+class Interrupted(InterruptedError):
   """An exception for training stopped by a signal, after a checkpoint.
+
+  It can be pickled, so that other processes can raise it.
 
   Attributes:
     signal: Number of the signal.
+    step: Number of completed steps.
   """
 
   def __init__(self, signal: int, step: int):
@@ -57,6 +60,10 @@ class Interrupted(Exception):
         'run the same command again to continue.'
     )
     self.signal = signal
+    self.step = step
+
+  def __reduce__(self) -> tuple[type['Interrupted'], tuple[int, int]]:
+    return type(self), (self.signal, self.step)
 
 
 @dataclasses.dataclass
