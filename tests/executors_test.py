@@ -165,6 +165,51 @@ def test_two_machines_share_calls_and_get_all_results(tmp_path):
   }
 
 
+def record(folder, name):
+  """Records a call; fails if it is the first."""
+  time.sleep(0.5)
+  path = pathlib.Path(folder, 'calls')
+  is_first = not path.exists()
+  with path.open('a') as file:
+    file.write(f'{name}\n')
+  if is_first:
+    raise OSError('the disk is full.')
+
+
+@pytest.mark.process
+def test_after_an_error_the_calls_that_wait_are_not_made(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(sys, 'argv', ['test'])
+  with pytest.raises(OSError, match='the disk is full'):
+    with shared_executor.SharedExecutor(1) as executor:
+      calls = [executor.submit(record, tmp_path, name) for name in 'abcdef']
+      calls[0].result()
+  made = (tmp_path / 'calls').read_text().splitlines()
+  assert made[0] == 'a' and len(made) <= 2  # The next one may have begun.
+  assert all(call.done() for call in calls)
+  assert calls[-1].cancelled()
+  with pytest.raises(RuntimeError, match='submit calls to a new one'):
+    executor.submit(record, tmp_path, 'g')
+
+
+@pytest.mark.process
+def test_a_call_whose_folder_stays_in_use_is_cancelled_at_the_end(
+    tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(sys, 'argv', ['test'])
+  monkeypatch.setattr(shared_executor, '_SECONDS', 0.1)
+  release = lock_folder(tmp_path, 'workdir')
+  with shared_executor.SharedExecutor(1) as executor:
+    call = executor.submit(take_turn, tmp_path.parent, tmp_path.name)
+    assert executor.submit(os.getpid).result() != os.getpid()
+    time.sleep(0.5)
+    assert not call.done()
+  assert call.cancelled()
+  release()
+  assert 'Traceback' not in capsys.readouterr().err
+
+
 @pytest.mark.process
 def test_a_call_whose_process_is_killed_raises(monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['test'])
