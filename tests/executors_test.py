@@ -211,6 +211,31 @@ def test_a_call_whose_folder_stays_in_use_is_cancelled_at_the_end(
 
 
 @pytest.mark.process
+def test_sigterm_to_the_command_saves_the_run_that_its_process_trains(
+    tmp_path
+):
+  child = start_command(
+      'experiments.sweep', '--config=configs/quickstart.py',
+      f'--workdir={tmp_path}', '--seeds=2', '--executor=shared',
+      data__task='', phases__order=('pretrain',), log_every=1,
+      phases__pretrain__duration='50000 steps', eval_every=50_000,
+      checkpoints__every=50_000,
+  )
+  run = tmp_path / 'seed=0'
+  log = run / 'metrics.jsonl'
+  while not (log.exists() and log.stat().st_size) and child.poll() is None:
+    time.sleep(0.1)
+  child.terminate()
+  output, _ = child.communicate(timeout=300)
+  assert child.returncode == 130, output
+  assert 'stopped; the same command continues' in output
+  assert 'Traceback' not in output
+  (saved,) = (run / 'checkpoints').glob('[0-9]*')
+  assert int(saved.name) > 0
+  assert not (tmp_path / 'seed=1').exists()
+
+
+@pytest.mark.process
 def test_a_call_whose_process_is_killed_raises(monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['test'])
   with shared_executor.SharedExecutor(1) as executor:

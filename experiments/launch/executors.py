@@ -67,6 +67,8 @@ def opened() -> Iterator[Executor | None]:
 
   Raises:
     ImportError: Ray is not installed.
+    InterruptedError: an executor of shared runs received SIGTERM; everything is
+      saved.
     OSError: there is no Ray cluster.
     ValueError: no node of the cluster has the resources of a run.
   """
@@ -74,7 +76,7 @@ def opened() -> Iterator[Executor | None]:
     with ray_executor.RayExecutor(_resources()) as of_ray:
       yield of_ray
   elif _EXECUTOR.value == 'shared':
-    with shared_executor.SharedExecutor(_JOBS.value) as shared:
+    with shared_executor.open_shared(_JOBS.value) as shared:
       yield shared
   else:
     yield None

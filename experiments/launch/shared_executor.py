@@ -2,10 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Iterator
 import concurrent.futures
+import contextlib
 import functools
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -125,6 +128,15 @@ class SharedExecutor(concurrent.futures.Executor):
     else:
       call.result.set_exception(error)
 
+  def stop(self) -> None:
+    """Sends SIGTERM to the process, and makes no other call.
+
+    It takes no lock, so that a handler of signals can call it.
+    """
+    self._is_open = False
+    for child in multiprocessing.active_children():
+      child.terminate()
+
   def shutdown(
       self, wait: bool = True, *, cancel_futures: bool = False
   ) -> None:
@@ -136,6 +148,32 @@ class SharedExecutor(concurrent.futures.Executor):
     if wait:
       self._thread.join()
     self._process.shutdown(wait, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def open_shared(slots: int) -> Iterator[SharedExecutor]:
+  """Opens an executor; SIGTERM to this process ends it after a save.
+
+  Args:
+    slots: Number of machines.
+
+  Raises:
+    InterruptedError: this process received SIGTERM; everything is saved.
+  """
+  executor = SharedExecutor(slots)
+
+  def stop(number: int, frame: Any) -> None:
+    del number, frame
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The run is being saved.
+    executor.stop()
+    raise InterruptedError('stopped; repeat the same command to continue.')
+
+  before = signal.signal(signal.SIGTERM, stop)
+  try:
+    with executor:  # Its end waits for the process.
+      yield executor
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 def _start(argv: list[str], parent: int) -> None:
