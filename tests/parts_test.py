@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import pytest
 
 from spdf_jax.data import join_parts
+from spdf_jax.data import open_corpus
 from spdf_jax.data import parts
 from spdf_jax.data import preparation
 from spdf_jax.data import prepare_files
@@ -156,7 +157,22 @@ def test_a_killed_part_and_a_killed_join_go_on(
     patch.setattr(unfinished, 'adopt_token_file', adopt_two)
     with pytest.raises(KeyboardInterrupt):
       join_parts(output)
+    patch.setattr(unfinished, 'adopt_token_file', adopt)
+    remove = shutil.rmtree
+
+    def remove_one(folder, **kwargs):
+      if not folder.exists():
+        return
+      remove(next(folder.glob('*-of-*')))
+      raise KeyboardInterrupt
+
+    patch.setattr(shutil, 'rmtree', remove_one)
+    with pytest.raises(KeyboardInterrupt):
+      join_parts(output)
+  assert open_corpus(output).fingerprint == expected.fingerprint
   assert join_parts(output).fingerprint == expected.fingerprint
+  names = lambda folder: {path.name for path in folder.iterdir()}
+  assert names(output) == names(tmp_path / 'one' / 'x')
 
 
 def test_a_wrong_set_of_parts_gets_one_sentence(texts, tmp_path):

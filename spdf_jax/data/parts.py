@@ -19,6 +19,7 @@ from spdf_jax.data.shares import parts_in
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import read_state
+from spdf_jax.data.unfinished import remove_leftover
 from spdf_jax.data.unfinished import Unfinished
 
 _CHUNK = 1 << 22  # Bytes copied at a time.
@@ -29,8 +30,8 @@ def prepare_part(
 ) -> str:
   """Tokenizes one of n parts of an input, for `join_parts`.
 
-  The files, laid end to end, are cut into n equal ranges: files of JSON lines
-  at line breaks, others are not divided. Every part has a folder of its own in
+  The concatenated files are cut into n equal ranges: files of JSON lines at
+  line breaks, others are not divided. Every part has a folder of its own in
   `output/partial`, so that machines that share the folder prepare parts at the
   same time; from machines that do not, copy those folders together. A tokenizer
   that is learned is learned by every part, from the same documents. After a
@@ -102,6 +103,7 @@ def join_parts(output: str | os.PathLike[str]) -> Corpus:
           f'output={str(output)!r} holds no parts of a corpus; prepare them'
           ' with part=1/n to n/n.'
       )
+    remove_leftover(output)
     return open_corpus(output)  # Joined before.
   states = _read_states(output, found)
   made_from = dict(next(iter(states.values()))['made_from'])

@@ -38,6 +38,7 @@ from spdf_jax.data.tokenizers import tokenizer_maker
 from spdf_jax.data.tokenizers import with_special_tokens
 from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
+from spdf_jax.data.unfinished import remove_leftover
 from spdf_jax.data.unfinished import Unfinished
 from spdf_jax.urls import refuse_url
 
@@ -397,6 +398,7 @@ def check_faults(
 
 
 def _already_there(output: Path, made_from: dict[str, Any]) -> Corpus:
+  remove_leftover(output)
   corpus = open_corpus(output)
   found = {
       k: v for k, v in corpus.train.description['source'].items()

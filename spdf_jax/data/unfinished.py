@@ -28,6 +28,8 @@ from spdf_jax.sealed_json import unseal
 
 _logger = logging.getLogger(__name__)
 
+_REMOVED = '.partial.old'
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -218,9 +220,21 @@ class Unfinished:
               'tokenizer_fingerprint': tokenizer.fingerprint,
           },
       )
-    shutil.rmtree(self._folder)
+    remove_leftover(self._output)
+    # Renamed first, so that a kill does not leave a part of it in place.
+    os.replace(self._folder, self._output / _REMOVED)
+    remove_leftover(self._output)
     self._release()
     return open_corpus(self._output)
+
+
+def remove_leftover(output: Path) -> None:
+  """Removes what a kill has left of the work on a finished corpus.
+
+  Args:
+    output: Folder of the corpus.
+  """
+  shutil.rmtree(output / _REMOVED, ignore_errors=True)
 
 
 def read_state(path: Path, mend: str) -> dict[str, Any]:
