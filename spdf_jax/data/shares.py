@@ -76,11 +76,12 @@ def spans_of(
 ) -> list[Span]:
   """Returns the files, and ranges of files, of a part.
 
-  The files are laid end to end and cut into equal ranges of bytes. A line of a
+  The files are concatenated and cut into equal ranges of bytes. A line of a
   `DIVISIBLE` file belongs to the part that contains its first byte, any other
-  file as a whole to the part that contains its first byte. So the shares of all
-  parts, in order, contain every document once, in the order of the files. A
-  part may be empty if there are few files that cannot be divided.
+  file as a whole to the part that contains its first byte, and empty files at
+  the end to the last part. So the shares of all parts, in order, contain every
+  document once, in the order of the files. A part may be empty if there are few
+  files that cannot be divided.
 
   Args:
     files: All files, in order.
@@ -108,7 +109,9 @@ def spans_of(
     if file.suffix in DIVISIBLE:
       if start < stop:
         spans.append(Span(file, start, stop))
-    elif low <= offset < high:
+    elif low <= offset < high or (
+        offset == total and part.number == part.total
+    ):
       spans.append(Span(file))
     offset += size
   return spans
