@@ -98,6 +98,24 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
   with pytest.raises(OSError, match='no space left'):
     write_atomically(path, 'new')
   assert path.read_text() == 'old'
+  assert os.listdir(tmp_path) == ['config.json']
+
+
+def test_writers_of_one_process_id_on_two_machines_share_no_file(
+    tmp_path, monkeypatch
+):
+  # The second machine writes while the first one is about to rename.
+  path = tmp_path / 'a.json'
+  replace = os.replace
+
+  def write_too(source, target):
+    monkeypatch.setattr(os, 'replace', replace)
+    write_atomically(path, 'second')
+    replace(source, target)
+
+  monkeypatch.setattr(os, 'replace', write_too)
+  write_atomically(path, 'first')
+  assert path.read_text() == 'first' and os.listdir(tmp_path) == ['a.json']
 
 
 def test_a_written_file_leaves_no_other(tmp_path):

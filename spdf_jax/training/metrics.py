@@ -335,9 +335,13 @@ def _to_line(row: Mapping[str, Any]) -> str:
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
   """Writes a text file atomically, by renaming a temporary file."""
   path = pathlib.Path(path)
-  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-  with temporary.open('w', encoding='utf-8') as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
+  # Process ids are not unique: several machines may write the same file.
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
+  try:
+    with temporary.open('w', encoding='utf-8') as file:
+      file.write(text)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
