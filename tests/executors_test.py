@@ -44,8 +44,6 @@ def test_a_sweep_with_an_executor_writes_what_one_without_does(
 ):
   monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
   monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
-  # Later tests use the compiled programs.
-  monkeypatch.setattr(jax, 'clear_caches', lambda: None)
   local = run_sweep(tmp_path / 'local')
   with concurrent.futures.ThreadPoolExecutor(3) as executor:
     found = run_sweep(tmp_path / 'other', executor)
@@ -54,6 +52,21 @@ def test_a_sweep_with_an_executor_writes_what_one_without_does(
   for name in ('sweep.md', 'sweep.jsonl'):
     texts = [(tmp_path / f / name).read_text() for f in ('local', 'other')]
     assert texts[0] == texts[1]
+
+
+def test_a_training_of_a_sweep_releases_its_compiled_programs(
+    tmp_path, monkeypatch
+):
+  cleared = []
+  monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(None))
+  for module, name in (
+      (swept_runs.training, 'create_recipe'), (swept_runs.lifecycle, 'run'),
+      (swept_runs.training, 'open_session'),
+  ):
+    monkeypatch.setattr(module, name, lambda *args: None)
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "target/loss": 2.0}\n')
+  assert swept_runs.train(None, tmp_path) == {'target/loss': 2.0}
+  assert len(cleared) == 1
 
 
 def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):

@@ -153,7 +153,6 @@ def _train_all(
     with _named(name):
       metrics = train(changed, workdir / name)
     yield number, Result(fields, changed.seed, name, metrics)
-    jax.clear_caches()  # No other run uses the compiled programs.
   for count, future in enumerate(
       concurrent.futures.as_completed(futures), start=1
   ):
@@ -180,13 +179,15 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
   """Trains one run to its end and returns its last metrics.
 
   A phase with an early stop ends with its best weights, so that its metrics are
-  those of the weights that `score` scores.
+  those of the weights that `score` scores. All compiled programs are released,
+  since no other run uses those of this one.
   """
   session = training.open_session(training.create_recipe(config), workdir)
   lifecycle.run(session, workdir.name)
   last: dict[str, float] = {}
   for row in read_rows(workdir / 'metrics.jsonl'):
     last |= {name: row[name] for name in METRICS if name in row}
+  jax.clear_caches()  # A process that trains many runs would keep them all.
   return last
 
 
