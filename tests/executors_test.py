@@ -31,12 +31,16 @@ def made_up_metrics(config, workdir):
   return {'validation/loss': config.rate + config.seed / 10}
 
 
-def run_sweep(folder, executor=None):
+def open_sweep(folder, **arguments):
   config = ml_collections.ConfigDict({'rate': 1.0, 'seed': 0})
-  return list(swept_runs.run_sweep(
-      config, folder, ['rate=1.0,2.0,3.0,4.0'], seeds=3,
-      metric='validation/loss', settings=None, executor=executor,
-  ))
+  defaults = dict(seeds=3, metric='validation/loss', settings=None)
+  return swept_runs.run_sweep(
+      config, folder, ['rate=1.0,2.0,3.0,4.0'], **defaults | arguments
+  )
+
+
+def run_sweep(folder, executor=None):
+  return list(open_sweep(folder, executor=executor))
 
 
 def test_a_sweep_with_an_executor_writes_what_one_without_does(
@@ -67,6 +71,28 @@ def test_a_training_of_a_sweep_releases_its_compiled_programs(
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "target/loss": 2.0}\n')
   assert swept_runs.train(None, tmp_path) == {'target/loss': 2.0}
   assert len(cleared) == 1
+
+
+def test_a_machine_that_shares_a_sweep_writes_only_complete_results(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
+  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
+  lines = tmp_path / 'sweep.jsonl'
+  lines.write_text('of another machine')
+  for text in open_sweep(tmp_path, is_shared=True):
+    if text.startswith('run '):
+      assert lines.read_text() == 'of another machine'
+  assert len(lines.read_text().splitlines()) == 12
+
+
+def test_a_metric_that_a_run_has_not_measured_is_named_with_the_run_once(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
+  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
+  with pytest.raises(ValueError, match="^run 'rate=1.0,seed=0' has not meas"):
+    list(open_sweep(tmp_path, metric='task/bleu'))
 
 
 def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):

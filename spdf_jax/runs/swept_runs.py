@@ -84,12 +84,11 @@ def run_sweep(
     number, result = item
     found[number] = result
     results = [found[key] for key in sorted(found)]
-    try:
-      rank([result], metric)
-    except ValueError as error:
-      raise ValueError(f'{result.workdir}: {error}') from error
-    lines = [json.dumps(result._asdict()) + '\n' for result in results]
-    write_atomically(workdir / 'sweep.jsonl', ''.join(lines))
+    rank([result], metric)  # Raises if the metric was not measured.
+    # Another machine may have written more results than are known here.
+    if not is_shared or len(results) == len(runs):
+      lines = [json.dumps(result._asdict()) + '\n' for result in results]
+      write_atomically(workdir / 'sweep.jsonl', ''.join(lines))
   choices = rank(results, metric)
   table = format_choices(choices, metric)
   write_atomically(workdir / 'sweep.md', table + '\n')
