@@ -115,6 +115,7 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path):
     (['--grid=phases.other.length=1'], 'name fields of the config'),
     (['--grid=phases.pretrain.batch_size=0'], 'has batch_size 0'),
     (['--metric=loss'], "metric 'loss' is unknown"),
+    (['--metric=loss', '--executor=slurm'], "metric 'loss' is unknown"),
 ])
 def test_a_sweep_that_cannot_be_starts_no_run(tmp_path, flags, message):
   child = sweep(tmp_path / 'runs', *flags)
