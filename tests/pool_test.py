@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import math
+import sys
 import threading
 import time
 
@@ -349,6 +350,24 @@ def test_no_more_runs_than_workers_at_a_time():
 
   run_pool(run, workers=2)
   assert max(most) <= 2
+
+
+def test_after_an_error_the_runs_that_an_executor_has_queued_do_not_start():
+  # Executors of several machines get all runs that can start.
+  ran = []
+
+  def run(job):
+    ran.append(job.name)
+    time.sleep(0.1)
+    raise Killed
+
+  with concurrent.futures.ThreadPoolExecutor(1) as executor:
+    with pytest.raises(Killed):
+      run_all(
+          lambda done: next_jobs(ENTRIES, done), run, {}, executor,
+          sys.maxsize, lambda job, done: None,
+      )
+  assert 3 == len(next_jobs(ENTRIES, {})) > len(ran)
 
 
 def test_more_seeds_go_on_with_the_same_pool():

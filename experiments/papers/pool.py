@@ -256,13 +256,13 @@ def run_all(
     ready: Returns the jobs that can start, as `next_jobs` does.
     run: Runs one job and returns its outcome; called by the executor.
     done: Outcomes of finished runs, which are not run again.
-    executor: Executor of the jobs.
+    executor: Executor of the jobs, which is shut down if one fails.
     workers: Number of runs at a time.
     report: Called with every finished job and all outcomes so far.
 
   Returns:
     Outcomes of all runs. An exception of a run is raised after the other
-    running jobs have ended.
+    running jobs have ended; those that the executor has queued are cancelled.
 
   Example:
     >>> with concurrent.futures.ThreadPoolExecutor() as executor:
@@ -290,6 +290,6 @@ def run_all(
       try:
         done[job.name] = future.result()
       except BaseException:
-        concurrent.futures.wait(running)
+        executor.shutdown(cancel_futures=True)
         raise
       report(job, done)
