@@ -1,16 +1,22 @@
 """Corpora in buckets are copied once; URLs to write to are refused."""
 
 import functools
+import io
 import json
 import os
 import pathlib
 
 import pytest
 
+from spdf_jax.data import open_corpus
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import read_tokenizer
+from spdf_jax.data import remote
+from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.remote import copy_of
+from spdf_jax.data.remote import local_folder
+from spdf_jax.folder_lock import FolderInUse
 from spdf_jax.runs.swept_runs import run_sweep
 from spdf_jax.training.workdir import check_workdir
 
@@ -98,6 +104,90 @@ def test_a_corpus_that_is_not_there_gets_one_sentence(bucket, tmp_path):
     read_tokenizer(URL, tokenizer='', cache_dir=tmp_path)
   with pytest.raises(ValueError, match="own tokenizer, but tokenizer='bytes'"):
     prepare_corpus(URL, tokenizer='bytes', cache_dir=tmp_path)
+
+
+class Refused(Exception):
+  """An error of a bucket's own library."""
+
+
+class Broken(io.RawIOBase):
+  """A file whose connection is lost after the first bytes."""
+
+  def __init__(self):
+    self.count = 0
+
+  def read(self, size=-1):
+    self.count += 1
+    if self.count == 1:
+      return b'1234'
+    raise Refused('the session\nhas expired')
+
+
+@pytest.mark.parametrize('file', ['train.json', 'train.bin'])
+def test_a_corpus_that_cannot_be_read_to_its_end_gets_one_sentence(
+    bucket, tmp_path, monkeypatch, file
+):
+  write(tmp_path / 'bucket' / 'corpora' / 'books', [f't{i}' for i in range(50)])
+  opened = bucket_class()._open
+  monkeypatch.setattr(
+      bucket_class(), '_open', lambda self, path, *args, **kwargs:
+      Broken() if path.endswith(file) else opened(self, path, *args, **kwargs)
+  )
+  message = 'cannot be read .Refused: the session has expired.; give the URL'
+  with pytest.raises(ValueError, match=message):
+    local_folder(URL, tmp_path / 'cache')
+  copies = tmp_path / 'cache' / 'copies'
+  assert {
+      path.name for path in copies.rglob('*') if path.is_file()
+  } <= {'.lock'}
+
+
+def test_the_next_copy_removes_what_a_kill_has_left(
+    bucket, tmp_path, monkeypatch
+):
+  write(tmp_path / 'bucket' / 'corpora' / 'books', [f't{i}' for i in range(50)])
+  cache = tmp_path / 'cache'
+
+  def killed(*unused, **also_unused):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'replace', killed)
+    patch.setattr(pathlib.Path, 'unlink', lambda self, **unused: None)
+    with pytest.raises(KeyboardInterrupt):
+      local_folder(URL, cache)
+  names = lambda: {path.name for path in copy_of(URL, cache).iterdir()}
+  assert any(name.endswith('.tmp') for name in names())
+  local_folder(URL, cache)
+  assert names() == {
+      '.lock', 'tokenizer.json', *(
+          f'{split}.{kind}' for split in SPLITS for kind in ('bin', 'json')
+      ),
+  }
+
+
+def test_a_process_waits_for_the_copy_of_another(bucket, tmp_path, monkeypatch):
+  made = write(
+      tmp_path / 'bucket' / 'corpora' / 'books', [f't{i}' for i in range(50)]
+  )
+  cache = tmp_path / 'cache'
+  attempts = []
+
+  def lock(folder, name):
+    attempts.append(folder)
+    if len(attempts) == 1:
+      raise FolderInUse
+    return lambda: None
+
+  def copy(seconds):
+    monkeypatch.setattr(remote, 'lock_folder', lambda *_: lambda: None)
+    local_folder(URL, cache)  # As the other process does.
+    monkeypatch.setattr(remote, 'lock_folder', lock)
+
+  monkeypatch.setattr(remote, 'lock_folder', lock)
+  monkeypatch.setattr(remote.time, 'sleep', copy)
+  assert open_corpus(local_folder(URL, cache)).fingerprint == made.fingerprint
+  assert len(attempts) == 2 and bucket.count('train.bin') == 1
 
 
 def test_urls_to_write_to_are_refused(tmp_path, monkeypatch):

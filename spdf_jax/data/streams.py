@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from spdf_jax.data.library_errors import one_sentence
 from spdf_jax.data.pieces import Piece
 from spdf_jax.data.pieces import Skipped
 from spdf_jax.data.pieces import text_or_fault
@@ -54,8 +55,8 @@ def identify_stream(path: Path) -> list[Any]:
     The split, 0 for the size, which is not known, and a hash, which changes
     with the commit of the hub, or with the times of local files.
   """
+  library = require('datasets', 'stream')
   with _one_sentence(str(path.parent)):
-    library = require('datasets', 'stream')
     builder = library.load_dataset_builder(**_arguments(str(path.parent)))
   facts = f'{builder.name} {builder.config_id} {builder.hash}'
   return [path.name, 0, hashlib.sha256(facts.encode()).hexdigest()]
@@ -105,21 +106,13 @@ def _arguments(name: str) -> dict[str, str | None]:
 
 
 def _load(name: str) -> dict[str, Any]:
+  load = require('datasets', 'stream').load_dataset
   with _one_sentence(name):
-    load = require('datasets', 'stream').load_dataset
     return load(**_arguments(name), streaming=True)
 
 
-@contextlib.contextmanager
-def _one_sentence(name: str) -> Iterator[None]:
-  """Turns errors of the library into one sentence."""
-  try:
-    yield
-  except ImportError:
-    raise
-  except Exception as error:  # The library and its backends raise any.
-    text = ' '.join(str(error).split())[:300]
-    raise ValueError(
-        f'input={name!r} cannot be streamed ({type(error).__name__}: {text});'
-        ' give hf:PATH or hf:PATH,CONFIG of a dataset that can be reached.'
-    ) from error
+def _one_sentence(name: str) -> contextlib.AbstractContextManager[None]:
+  return one_sentence(
+      f'input={name!r} cannot be streamed',
+      'give hf:PATH or hf:PATH,CONFIG of a dataset that can be reached.',
+  )
