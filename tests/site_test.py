@@ -91,12 +91,18 @@ def test_code_in_docstrings_is_marked_as_code():
     ('missing.html', 'missing.html is missing'),
     ('other.html#whole', 'other.html#whole has no such anchor'),
     ('#there', '#there has no such anchor'),
+    ('../outside.html', '../outside.html leaves the site'),
+    ('../site-2.html', '../site-2.html leaves the site'),
 ])
 def test_links_that_lead_nowhere_are_found(link, problem, tmp_path):
-  (tmp_path / 'index.html').write_text(f'<a id="here" href="{link}">a</a>')
-  (tmp_path / 'other.html').write_text('<h1 id="part">b</h1>')
+  site = tmp_path / 'site'
+  site.mkdir()
+  (site / 'index.html').write_text(f'<a id="here" href="{link}">a</a>')
+  (site / 'other.html').write_text('<h1 id="part">b</h1>')
+  for name in ('outside.html', 'site-2.html'):
+    (tmp_path / name).write_text('')
   expected = [f'index.html: {problem}'] if problem else []
-  assert links.check(tmp_path) == (2, 1, expected)
+  assert links.check(site) == (2, 1, expected)
 
 
 @pytest.mark.parametrize('tag', ['script src', 'img src', 'link href'])

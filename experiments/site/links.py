@@ -30,7 +30,7 @@ class Page(HTMLParser):
 
 
 class Check(NamedTuple):
-  """What the check found."""
+  """Result of the check."""
 
   pages: int
   """Number of pages."""
@@ -43,7 +43,7 @@ class Check(NamedTuple):
 
 
 def check(site: pathlib.Path) -> Check:
-  """Checks every internal link of a site, and that pages load it alone.
+  """Checks internal links, and that pages load no file from another host.
 
   Args:
     site: Folder of the site.
@@ -51,6 +51,7 @@ def check(site: pathlib.Path) -> Check:
   Returns:
     The counts, and the links that lead nowhere or load from another host.
   """
+  site = site.resolve()
   pages = {
       path.resolve(): Page(path.read_text('utf-8'))
       for path in sorted(site.rglob('*.html'))
@@ -60,14 +61,18 @@ def check(site: pathlib.Path) -> Check:
   for path, page in pages.items():
     for tag, link in page.links:
       count += 1
-      reason = _problem(path, tag, link, pages)
+      reason = _problem(site, path, tag, link, pages)
       if reason:
-        broken.append(f'{path.relative_to(site.resolve())}: {link} {reason}')
+        broken.append(f'{path.relative_to(site)}: {link} {reason}')
   return Check(len(pages), count, broken)
 
 
 def _problem(
-    path: pathlib.Path, tag: str, link: str, pages: dict[pathlib.Path, Page]
+    site: pathlib.Path,
+    path: pathlib.Path,
+    tag: str,
+    link: str,
+    pages: dict[pathlib.Path, Page],
 ) -> str:
   parts = urlsplit(link)
   if parts.scheme in ('data', 'mailto'):
@@ -75,6 +80,8 @@ def _problem(
   if parts.scheme or parts.netloc:
     return 'is loaded from another host' if tag in _LOADED else ''
   target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+  if not target.is_relative_to(site):
+    return 'leaves the site'
   if not target.is_file():
     return 'is missing'
   anchor = unquote(parts.fragment)
