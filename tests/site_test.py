@@ -120,6 +120,45 @@ def test_a_site_without_the_extra_is_one_sentence(monkeypatch, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+class FakeSphinx:
+  """Writes one page, as `sphinx.cmd.build` does."""
+
+  def __init__(self, name, link=''):
+    self.name, self.link = name, link
+
+  def build_main(self, words):
+    output = pathlib.Path(words[-1])
+    output.mkdir(parents=True, exist_ok=True)
+    (output / '.buildinfo').touch()
+    (output / self.name).write_text(f'<a href="{self.link}">a</a>')
+    return 0
+
+
+def test_a_build_replaces_the_site_once_it_is_checked(tmp_path, monkeypatch):
+  output = tmp_path / 'new' / 'site'
+  run = lambda sphinx: monkeypatch.setattr(
+      build, 'require', lambda *names: sphinx
+  ) or build.build(output)
+  names = lambda: sorted(path.name for path in output.iterdir())
+  assert ': 1 pages, 0 links, 0 broken' in run(FakeSphinx('stale.html'))
+  with pytest.raises(ValueError, match='1 broken links: a.html: b.html is mis'):
+    run(FakeSphinx('a.html', 'b.html'))
+  assert names() == ['.buildinfo', 'stale.html']
+  assert ': 1 pages, 0 links, 0 broken' in run(FakeSphinx('index.html'))
+  assert names() == ['.buildinfo', 'index.html']
+  assert [path.name for path in output.parent.iterdir()] == ['site']
+
+
+@pytest.mark.parametrize('names', [['index.html'], ['.buildinfo', '.git']])
+def test_a_build_does_not_replace_other_files(names, tmp_path, monkeypatch):
+  monkeypatch.setattr(build, 'require', lambda *names: FakeSphinx('a.html'))
+  for name in names:
+    (tmp_path / name).touch()
+  with pytest.raises(ValueError, match='other files than those of a site'):
+    build.build(tmp_path)
+  assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
 def test_errors_install_from_the_clone_until_there_is_an_address():
   assert extras.install_command('viz', '').startswith('`pip install ".[viz]"')
   assert f'git+{GITHUB}"`' in extras.install_command('viz', GITHUB)
