@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 import jax
 import ml_collections
@@ -301,6 +302,41 @@ def test_cores_are_claimed_once_and_their_number_is_kept(
   assert pinned[3] == {0}
   for descriptor in sum(claims, []):
     os.close(descriptor)
+
+
+class MadeUpExceptions:
+  """Exceptions with the names of those of Ray."""
+
+  class RayTaskError(Exception):
+    cause = ValueError('of the run')
+
+  class WorkerCrashedError(Exception):
+    pass
+
+  class NodeDiedError(Exception):
+    pass
+
+  class OutOfMemoryError(Exception):
+    pass
+
+
+@pytest.mark.parametrize('name, expected, message', [
+    ('RayTaskError', ValueError, '^of the run$'),
+    ('WorkerCrashedError', OSError, 'lost its node or process 21 times .Worke'),
+    ('NodeDiedError', OSError, 'lost its node or process 21 times .NodeDied'),
+    ('OutOfMemoryError', OSError,
+     '^a run failed on the cluster .OutOfMemoryError: 9 GB are used.; finish'),
+])
+def test_a_failure_on_the_cluster_is_named_for_what_it_is(
+    name, expected, message
+):
+  executor = object.__new__(ray_executor.RayExecutor)
+  executor._ray = types.SimpleNamespace(exceptions=MadeUpExceptions)
+  done, result = concurrent.futures.Future(), concurrent.futures.Future()
+  done.set_exception(getattr(MadeUpExceptions, name)('9 GB are used\nby it'))
+  executor._pass_on(done, result)
+  with pytest.raises(expected, match=message):
+    result.result()
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -124,15 +124,25 @@ class RayExecutor(concurrent.futures.Executor):
       result: concurrent.futures.Future,
   ) -> None:
     error = done.exception()
+    exceptions = self._ray.exceptions
     if error is None:
       result.set_result(done.result())
-    elif isinstance(error, self._ray.exceptions.RayTaskError):
+    elif isinstance(error, exceptions.RayTaskError):
       result.set_exception(error.cause)
-    else:
+    elif isinstance(
+        error, (exceptions.WorkerCrashedError, exceptions.NodeDiedError)
+    ):
       result.set_exception(OSError(
           f'a run lost its node or process {_RETRIES + 1} times '
           f'({type(error).__name__}); finished runs are kept, so repeat the '
-          'same command when the cluster is mended.'
+          'same command when the cluster is repaired.'
+      ))
+    else:
+      line = str(error).strip().partition('\n')[0]
+      result.set_exception(OSError(
+          f'a run failed on the cluster ({type(error).__name__}: {line}); '
+          'finished runs are kept, so repeat the same command when the cause '
+          'is removed.'
       ))
 
   def shutdown(
