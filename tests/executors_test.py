@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import pathlib
 import random
+import shlex
 import stat
 import subprocess
 import sys
@@ -133,6 +134,22 @@ def test_without_a_scheduler_the_script_is_written_and_named(
       '--executor=slurm --executor=shared'
   )
   subprocess.run(['/bin/bash', '-n', script], check=True)
+
+
+def test_directives_of_a_folder_with_a_space_are_quoted(tmp_path, monkeypatch):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  folder = tmp_path / 'my runs'
+  with pytest.raises(OSError, match='sbatch is not found on this'):
+    write_array(folder)
+  directives = [
+      shlex.split(line)
+      for line in (folder / 'array.sbatch').read_text().splitlines()
+      if line.startswith('#SBATCH')
+  ]
+  assert all(len(words) == 2 for words in directives)
+  options = [option for _, option in directives]
+  assert '--job-name=sweep-my runs' in options
+  assert f'--output={folder}/slurm-%A_%a.out' in options
 
 
 def fake_sbatch(folder, body):

@@ -64,9 +64,9 @@ def submit(
   gpus = f'#SBATCH --gpus-per-task={resources.gpus}\n' if resources.gpus else ''
   write_atomically(path, _SCRIPT.format(
       module=module, folder=folder, jobs=jobs, cpus=resources.cpus, gpus=gpus,
-      name=f'{module.rpartition(".")[2]}-{folder.name}',
-      output=folder / 'slurm-%A_%a.out', directory=shlex.quote(os.getcwd()),
-      command=shlex.join(command),
+      name=shlex.quote(f'{module.rpartition(".")[2]}-{folder.name}'),
+      output=shlex.quote(str(folder / 'slurm-%A_%a.out')),
+      directory=shlex.quote(os.getcwd()), command=shlex.join(command),
   ))
   if shutil.which('sbatch') is None:
     raise OSError(
