@@ -15,7 +15,9 @@ from absl import flags
 from experiments.launch import console
 from experiments.site.build import build
 
-_OUTPUT = flags.DEFINE_string('output', 'site', 'Folder for the pages.')
+_OUTPUT = flags.DEFINE_string(
+    'output', 'site', 'Folder for the pages; an earlier site is replaced.'
+)
 
 
 def main(argv: list[str]) -> int:
