@@ -23,6 +23,8 @@ from tiny_run import make_recipe
 
 import spdf_jax as spdf
 from spdf_jax import interop
+from spdf_jax.data import ByteTokenizer
+from spdf_jax.data import open_tokenizer
 from spdf_jax.data import save_tokenizer
 from spdf_jax.data import train_bpe
 from spdf_jax.interop import compact_files
@@ -882,7 +884,9 @@ def test_an_end_of_text_outside_the_vocabulary_is_refused(end, tmp_path):
   assert configs.read_end_of_text(fields) is None
 
 
-def test_the_end_of_text_is_that_of_the_corpus(tmp_path, caplog):
+def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
+    tmp_path, caplog
+):
   tokenizer = train_bpe(['to be or not to be'] * 2, vocab_size=258)
   folder = tmp_path / 'corpus'
   folder.mkdir()
@@ -902,12 +906,21 @@ def test_the_end_of_text_is_that_of_the_corpus(tmp_path, caplog):
   )
   fields = json.loads((tmp_path / 'hf/generation_config.json').read_text())
   assert fields['eos_token_id'] == tokenizer.end_of_text
+  found = open_tokenizer(tmp_path / 'hf')
+  assert found.fingerprint == tokenizer.fingerprint
+  exported = json.loads((tmp_path / 'hf/tokenizer.json').read_text())
+  assert exported['model']['type'] == 'BPE'  # As transformers reads it.
+  save_tokenizer(folder / 'tokenizer.json', ByteTokenizer())
+  conversion.export_model(
+      str(tmp_path / 'run'), tmp_path / 'bytes', **AS_IT_IS
+  )
+  assert open_tokenizer(tmp_path / 'bytes') == ByteTokenizer()
   shutil.rmtree(folder)
   conversion.export_model(
       str(tmp_path / 'run'), tmp_path / 'hf', **AS_IT_IS
   )
   assert not (tmp_path / 'hf/generation_config.json').exists()
-  assert 'the export names no end of text, since the tokenizer' in caplog.text
+  assert 'the export has no tokenizer and names no end of text' in caplog.text
   assert not folder.exists()
 
 

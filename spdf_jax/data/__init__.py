@@ -35,6 +35,7 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizer_files import export_tokenizer
 from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizer_files import tokenizer_paths
 from spdf_jax.data.tokenizers import BPETokenizer
@@ -68,6 +69,7 @@ __all__ = [
     'Windows',
     'encode_pairs',
     'evaluation_batches',
+    'export_tokenizer',
     'format_sizes',
     'join_parts',
     'load_task',

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from spdf_jax.data.bpe import bpe_from_parts
+from spdf_jax.data.bpe import BPETokenizer
 from spdf_jax.data.bpe import END_OF_TEXT
 from spdf_jax.data.library_tokenizers import library_tokenizer
+from spdf_jax.data.library_tokenizers import LibraryTokenizer
 from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
 from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 
 _VOCABULARIES = (('vocab.json', 'merges.txt'), ('encoder.json', 'vocab.bpe'))
@@ -69,6 +72,31 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         ' tokenizer.json, a .model of sentencepiece, or a folder with'
         ' vocab.json and merges.txt.'
     ) from error
+
+
+def export_tokenizer(
+    path: str | os.PathLike[str], tokenizer: Tokenizer
+) -> None:
+  """Writes a tokenizer that transformers can read, if it is one of theirs.
+
+  Args:
+    path: The file to write, a `tokenizer.json`. A tokenizer of bytes or of
+      sentencepiece is written as `save_tokenizer` does, for `open_tokenizer`.
+    tokenizer: The tokenizer.
+
+  Example:
+    >>> import tempfile
+    >>> from spdf_jax.data.tokenizers import train_bpe
+    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
+    >>> tokenizer = train_bpe(['to be or not'] * 2, vocab_size=258)
+    >>> export_tokenizer(path, tokenizer)
+    >>> open_tokenizer(path).fingerprint == tokenizer.fingerprint
+    True
+  """
+  if isinstance(tokenizer, BPETokenizer | LibraryTokenizer):
+    Path(path).write_text(tokenizer.model.to_str(), encoding='utf-8')
+  else:
+    save_tokenizer(path, tokenizer)
 
 
 def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:

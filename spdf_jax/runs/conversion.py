@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import pathlib
+import tempfile
 from typing import Any
 
 import jax
@@ -180,7 +181,7 @@ def export_model(
     dtype: str,
     vocab_size: int | None,
 ) -> str:
-  """Writes a Hugging Face directory from a checkpoint.
+  """Writes a Hugging Face directory from a checkpoint, with its tokenizer.
 
   Args:
     source: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'`.
@@ -208,11 +209,18 @@ def export_model(
   init = jax.eval_shape(model.init, jax.random.key(0), tokens)
   params = training.read_params(checkpoint, init['params'])
   mask = mask_of(checkpoint, params)
-  interop.save_hf(
-      directory, model.config, params, mask, format=format, dtype=dtype,
-      vocab_size=vocab_size,
-      end_of_text=end_of_text_of(checkpoint, model.config.vocab_size),
-  )
+  tokenizer = tokenizer_of(checkpoint, model.config.vocab_size)
+  with tempfile.TemporaryDirectory() as folder:
+    paths = []
+    if tokenizer is not None:
+      paths = [pathlib.Path(folder, 'tokenizer.json')]
+      data.export_tokenizer(paths[0], tokenizer)
+    interop.save_hf(
+        directory, model.config, params, mask, format=format, dtype=dtype,
+        vocab_size=vocab_size, tokenizer=paths or None,
+        end_of_text=meta['config'].get('end_of_text') if tokenizer is None
+        else tokenizer.end_of_text,
+    )
   best = describe_best(meta, int(checkpoint.name))
   best_text = f', {best}' if best else ''
   return f'{directory} is written{best_text}; {_describe_mask(mask)}'
@@ -309,22 +317,22 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
   )
 
 
-def end_of_text_of(
+def tokenizer_of(
     checkpoint: pathlib.Path, vocab_size: int
-) -> int | list[int] | None:
-  """Returns the id of the end of a text, from the tokenizer of the corpus.
+) -> data.Tokenizer | None:
+  """Returns the tokenizer of the corpus that a checkpoint was trained on.
 
   Args:
     checkpoint: Directory of the checkpoint.
     vocab_size: Number of tokens of the model.
 
   Returns:
-    The id; for an imported checkpoint the id or ids of its config.json; `None`
-    if there is none, or if the tokenizer cannot be read, with a warning.
+    The tokenizer; `None` for an imported checkpoint, or if the tokenizer cannot
+    be read, with a warning.
   """
   stored = read_meta(checkpoint)['config']
   if 'data' not in stored:
-    return stored.get('end_of_text')
+    return None
   try:
     config = read_config(stored, f'checkpoint {checkpoint}').data
     tokenizer = data.read_tokenizer(
@@ -336,12 +344,12 @@ def end_of_text_of(
       )
   except (ImportError, OSError, ValueError) as error:
     logger.warning(
-        'the export names no end of text, since the tokenizer of checkpoint %s '
-        'cannot be used (%s); set eos_token_id in its config.json.',
-        checkpoint, error,
+        'the export has no tokenizer and names no end of text, since the '
+        'tokenizer of checkpoint %s cannot be used (%s); set eos_token_id in '
+        'its config.json.', checkpoint, error,
     )
     return None
-  return tokenizer.end_of_text
+  return tokenizer
 
 
 def mask_of_zeros(params: Any) -> Any:
