@@ -15,6 +15,8 @@ from spdf_jax.evaluation import BeamSearch
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import PROTOCOLS
 
+pytestmark = pytest.mark.ci
+
 V, LENGTH, ROOM = 5, 9, 5
 PROMPTS = [[3], [1, 4, 2], [4, 4]]
 

@@ -29,7 +29,7 @@ from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.workdir import saved_steps
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 STOP = EarlyStop('validation/loss')  # It never ends a phase early.
 # Phase `pretrain` is best at step 2 of 5, and `finetune` at step 12 of 11 to

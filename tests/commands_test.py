@@ -21,7 +21,7 @@ from spdf_jax.runs import lifecycle
 from spdf_jax.training import create_recipe
 from spdf_jax.training import open_session
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 SECONDS = 300  # of patience with a child process.
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))

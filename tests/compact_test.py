@@ -12,6 +12,8 @@ from tiny_run import assert_same_arrays
 
 import spdf_jax as spdf
 
+pytestmark = pytest.mark.ci
+
 OPTIMIZERS = {
     'adamw': lambda: optax.adamw(0.1, weight_decay=0.1),
     'momentum': lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),

@@ -24,7 +24,7 @@ from spdf_jax.training import train
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.metrics import read_rows
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 SPARSE = ('pretrain',)
 BOTH = ('pretrain', 'continuation')

@@ -20,7 +20,7 @@ from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.evaluations import values_in
 from spdf_jax.training.metrics import read_rows
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 RULE = dict(metric='validation/loss', patience=2)
 # What evaluations see: phase `pretrain` stalls from its second value on.

@@ -17,6 +17,8 @@ from spdf_jax.evaluation import generate as generate_with
 from spdf_jax.evaluation import prompts
 from spdf_jax.evaluation import sampler
 
+pytestmark = pytest.mark.ci
+
 VOCAB_SIZE = 7
 END = 0
 LENGTH = 12

@@ -66,7 +66,7 @@ def test_there_are_the_guides_that_readme_lists():
     assert 30 <= len(guide.read_text().splitlines()) <= 150, guide
 
 
-@pytest.mark.process
+@pytest.mark.ci
 @pytest.mark.parametrize('guide', GUIDES, ids=NAMES)
 def test_the_scripts_of_a_guide_run(guide, clone):
   names = {'__name__': guide.stem}

@@ -18,7 +18,7 @@ from tiers import slow_except
 import spdf_jax as spdf
 from spdf_jax.interop import hosts
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 # Sizes of which every sparsity below prunes a whole number of weights.
 SHAPES = {

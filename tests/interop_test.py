@@ -47,6 +47,8 @@ from spdf_jax.training.checkpoints import read_checkpoint
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.settings import ModelConfig
 
+pytestmark = pytest.mark.ci
+
 safetensors = pytest.importorskip('safetensors.numpy')
 ml_dtypes = pytest.importorskip('ml_dtypes')
 

@@ -29,6 +29,8 @@ from spdf_jax.evaluation.likelihood import rolling_windows
 from spdf_jax.evaluation.wikitext import detokenize_wikitext
 from spdf_jax.evaluation.wikitext import overlapping_windows
 
+pytestmark = pytest.mark.ci
+
 LENGTH = 48
 
 

@@ -105,7 +105,7 @@ def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
   assert rows_in(tmp_path) == rows_in(whole[0])
 
 
-@pytest.mark.process
+@pytest.mark.ci
 @pytest.mark.parametrize('stops', [
     (1, 5, 6), pytest.param((4, 13), marks=pytest.mark.slow),
 ])
@@ -225,7 +225,7 @@ def test_a_run_whose_masks_stay_logs_no_movement(whole):
   assert not any('sparsity/grown' in row for row in rows_in(whole[0]))
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_a_run_whose_masks_move_goes_on_bit_for_bit(moved, tmp_path):
   for stop in (3, 5, 6):
 

@@ -217,7 +217,7 @@ def test_overflows_do_not_change_what_is_learned(monkeypatch, tmp_path):
   assert_same_arrays(*(spdf.get_mask(s.opt_state) for s in (state, calm)))
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_training_that_overflows_without_a_scale_ends_in_one_sentence(tmp_path):
   recipe = make_half_recipe()
   session = open_session(recipe, tmp_path)

@@ -11,6 +11,8 @@ import pytest
 from spdf_jax.runs.mask_plots import block_density
 from spdf_jax.runs.mask_plots import plot_masks
 
+pytestmark = pytest.mark.ci
+
 
 def panels(figure):
   """Returns (title, percentage, image) of every panel with one, in order."""

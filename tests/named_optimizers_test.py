@@ -29,9 +29,9 @@ from spdf_jax.training.named_optimizers import read_optimizer
 from spdf_jax.training.optimizers import create_optimizer
 
 # Optimizers of optax that warn of their own arguments.
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings(
     'ignore:Specifying a key', 'ignore:"seed" is', 'ignore:`optimistic_adam`'
-)
+)]
 
 FALL = optax.linear_schedule(0.1, 0.0, 10)
 PHASE = Phase(

@@ -30,7 +30,7 @@ from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 SIZES = dict(vocab_size=17, d_model=64, n_layers=2, max_length=16)
 OWN = dict(preset='own_model:make_model', **SIZES)

@@ -30,7 +30,7 @@ import spdf_jax as spdf
 from spdf_jax.sparsity.counts import kept_table
 from spdf_jax.sparsity.times import update_times
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 GROWING = ['set', 'rigl', 'granet']
 DYNAMIC = ['gmp', *GROWING]

@@ -38,7 +38,7 @@ def hidden(params):
           if 'kernel' in name}
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_a_revived_weight_is_its_drawn_value_and_the_first_update():
   scale = lambda count: jnp.where(count == 3, 0.5, 0.0)
   algorithm = spdf.join(
@@ -92,7 +92,7 @@ def test_frozen_parameters_change_by_their_mask_only():
     assert same == (name in frozen), name
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
   recipe = make(
       dense={'sparsity': 0.0},

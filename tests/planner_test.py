@@ -24,6 +24,8 @@ from spdf_jax.costs.step_seconds import step_seconds
 from spdf_jax.models import PRESETS
 from spdf_jax.training import create_recipe
 
+pytestmark = pytest.mark.ci
+
 LEVELS = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
 XL = shape_of(PRESETS['gpt3-xl'])
 

@@ -22,6 +22,8 @@ from spdf_jax.runs.plots import plot_loss_over_steps
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
 
+pytestmark = pytest.mark.ci
+
 
 def make_run(sparsities, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
   phases, start = [], 0

@@ -10,7 +10,7 @@ from spdf_jax.training import open_session
 from spdf_jax.training import profiling
 from spdf_jax.training import train
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.ci
 
 
 @pytest.fixture

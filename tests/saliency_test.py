@@ -13,6 +13,8 @@ from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.mask_counts import sparsities_of
 from spdf_jax.sparsity.masks import number_kept
 
+pytestmark = pytest.mark.ci
+
 SIZES = (6, 10, 7, 3)
 
 

@@ -18,6 +18,8 @@ from spdf_jax.evaluation import scorecard
 from spdf_jax.evaluation.candidate import Candidate
 from spdf_jax.runs import open_models
 
+pytestmark = pytest.mark.ci
+
 GREEDY = scorecard.Settings(search='greedy', max_new_tokens=4, batch_size=2)
 TASK = [
     {'context': 'two', 'references': ['II', '2'], 'part': 'seen'},

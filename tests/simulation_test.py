@@ -32,6 +32,8 @@ from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
 from spdf_jax.training import create_recipe
 
+pytestmark = pytest.mark.ci
+
 DEVICE = create_device('cs2')
 SECONDS = 300  # of patience with a child process.
 UPDATES = dict(update_every=3, update_until=12)

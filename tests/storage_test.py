@@ -61,7 +61,7 @@ def assert_close(found, wanted):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_a_whole_run_has_the_same_losses_and_masks(whole):
   (one, dense), (other, compact) = whole['dense'], whole['compact']
   for a, b in zip(rows_in(one), rows_in(other)):
@@ -82,7 +82,7 @@ class Stop(Exception):
   pass
 
 
-@pytest.mark.process
+@pytest.mark.ci
 @pytest.mark.parametrize('first, then', [
     ('compact', 'dense'),
     pytest.param('dense', 'compact', marks=pytest.mark.slow),

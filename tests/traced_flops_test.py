@@ -17,6 +17,8 @@ from spdf_jax.data import Batch
 from spdf_jax.training import create_recipe
 from spdf_jax.training.step import train_step
 
+pytestmark = pytest.mark.ci
+
 B, L = 3, 16
 SIZES = dict(model__n_layers=3, model__max_length=48)
 LLAMA = SIZES | dict(model__preset='llama-1.3b', model__n_heads=4)

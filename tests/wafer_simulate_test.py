@@ -34,6 +34,8 @@ from spdf_jax.models import sparsifiable
 from spdf_jax.training import create_state
 from spdf_jax.training import train_step
 
+pytestmark = pytest.mark.ci
+
 
 def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
   x = jax.ShapeDtypeStruct((2**21, 8192), jnp.float16)

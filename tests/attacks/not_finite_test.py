@@ -63,7 +63,7 @@ def test_the_first_loss_that_is_nan_ends_the_run_before_a_save(tmp_path):
   assert int(resumed.state.step) == 7
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
   recipe = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
@@ -85,7 +85,7 @@ def test_one_more_step_in_a_row_ends_the_run(tmp_path):
     train(open_session(recipe, tmp_path / 'run'))
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_skipping_can_be_switched_on_for_a_run_that_stopped(tmp_path):
   with pytest.raises(NotFinite):
     train(open_session(poisoned_recipe({8}), tmp_path / 'run'))
