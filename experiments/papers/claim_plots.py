@@ -126,8 +126,8 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.set_ylim(len(rows) - 0.4, -0.6)
   ax.axvline(0, color=plot_style.GREY, linewidth=0.8)
   ax.set_xlabel(
-      'difference by seed, its mean and 95 % interval (nats; cosine distance '
-      'for h)'
+      'difference by seed, its mean and 95 % interval\n'
+      '(nats; cosine distance for h)'
   )
   plot_style.polish(ax)
   ax.grid(False, axis='y')
