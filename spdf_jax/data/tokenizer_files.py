@@ -96,7 +96,7 @@ def export_tokenizer(
   if isinstance(tokenizer, BPETokenizer | LibraryTokenizer):
     Path(path).write_text(tokenizer.model.to_str(), encoding='utf-8')
   else:
-    save_tokenizer(path, tokenizer)
+    save_tokenizer(Path(path), tokenizer)
 
 
 def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
