@@ -15,6 +15,7 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator import rounded
 from spdf_jax.accelerator import wafer
 from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.matmul import check_devices
@@ -106,6 +107,19 @@ def test_auto_leaves_small_work_to_dense_products():
 def in_dtype(dtype):
   config = dataclasses.replace(MODEL.config, dtype=dtype)
   return MODEL.clone(config=config)
+
+
+@pytest.mark.skipif(
+    not native.is_available('bfloat16'), reason='no kernels of bfloat16 here'
+)
+@pytest.mark.parametrize('fast,crossover', [(True, 0.45), (False, 0.3)])
+def test_auto_needs_more_zeros_where_dense_bfloat16_is_fast(
+    monkeypatch, fast, crossover
+):
+  monkeypatch.setattr(rounded, 'multiplies_bfloat16', lambda: fast)
+  choose = training.sparse_steps
+  assert choose('auto', in_dtype('bfloat16'), 128).crossover == crossover
+  assert choose('auto', in_dtype('float32'), 128).crossover == 0.3
 
 
 @pytest.mark.slow

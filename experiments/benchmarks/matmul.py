@@ -2,7 +2,8 @@
 
 Measures the speed-up of forward, dx and dW of one layer, including the
 construction of index lists, over XLA's float32 products without a mask.
-Operands are float32 and, if there are kernels for it, bfloat16. Targets apply
+Operands are float32 and, if there are kernels for it, bfloat16; means of the
+latter are also given over a model's dense products in bfloat16. Targets apply
 to AVX-512, as means over layers and numbers of tokens.
 `SPDF_NATIVE_KERNELS=avx2` or `portable` measures other kernels, `taskset -c 0`
 one thread.
@@ -19,6 +20,7 @@ import numpy as np
 
 from experiments.benchmarks import measuring
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator import rounded
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.sparsity import random_mask
 
@@ -118,6 +120,13 @@ def measure_layers(
         float(np.mean([t.cpu[0].min() / t.cpu[1].min() for t in of_sparsity])),
         **keep_to,
     )
+    if dtype != 'float32':
+      yield measuring.sampled_row(
+          f'mean{kind}',
+          f'{sparsity:.0%} zeros: dense {dtype} / native, wall',
+          np.array([t.wall[2] / t.wall[1] for t in of_sparsity]),
+          rng,
+      )
 
 
 def _skewed_mask(key: jax.Array, w: jax.Array, sparsity: float) -> jax.Array:
@@ -144,7 +153,11 @@ def _time(
     make_mask: Callable[..., jax.Array] = random_mask,
     dtype: str = 'float32',
 ) -> dict[float, measuring.Timings]:
-  """Times the dense and the native layer, interleaved, by sparsity."""
+  """Times dense and native layers, interleaved, by sparsity.
+
+  The calls are dense products in float32, native ones and, for another dtype,
+  dense products of that dtype.
+  """
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))
   x, w = draw(tokens, layer.inputs), draw(*layer)
   dy = draw(tokens, layer.outputs)
@@ -152,10 +165,15 @@ def _time(
   dense = jax.jit(functools.partial(_forward_and_gradients, jnp.dot))
   sparse = jax.jit(functools.partial(_forward_and_gradients, native_layer))
   operands = [a.astype(dtype) for a in (dy, x, w)]
+  halved = jax.jit(functools.partial(
+      _forward_and_gradients, lambda x, w: rounded.matmul(x, w).astype(dtype)
+  ))
   timings = {}
   for sparsity in SPEEDUPS[dtype]:
     mask = make_mask(jax.random.key(0), w, sparsity)
     calls = [lambda: dense(dy, x, w), lambda mask=mask: sparse(*operands, mask)]
+    if dtype != 'float32':
+      calls.append(lambda: halved(*operands))
     timings[sparsity] = measuring.interleave(calls, repeats)
   return timings
 

@@ -96,10 +96,18 @@ def rounded_einsum(
     >>> rounded_einsum('ik,jk->ij', x, x).dtype
     dtype(bfloat16)
   """
-  return rounded_einsum_p.bind(
-      x, y, subscripts=subscripts, dtype=jnp.dtype(dtype or x.dtype),
-      lowering=REFERENCE,
+  multiply = functools.partial(
+      rounded_einsum_p.bind, subscripts=subscripts,
+      dtype=jnp.dtype(dtype or x.dtype), lowering=REFERENCE,
   )
+  (of_x, of_y), of_z = _split(subscripts)
+  rows = [i for i, a in enumerate(of_x) if a in of_z and a not in of_y]
+  if not rows or any(x.shape[i] != 1 for i in rows):
+    return multiply(x, y)
+  # XLA:CPU multiplies two rows of bfloat16 by a matrix 5 times faster than one.
+  product = multiply(jnp.repeat(x, 2, rows[-1]), y)
+  axis = of_z.index(of_x[rows[-1]])
+  return jax.lax.slice_in_dim(product, 0, 1, axis=axis)
 
 
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
