@@ -23,10 +23,10 @@ ENDS = (15, 30, 45)
 SECONDS = 300  # of patience for one process, on a busy machine.
 
 
-def start(workdir):
+def start(workdir, dtype):
   return start_command(
       'experiments.train', '--config=configs/quickstart.py',
-      f'--workdir={workdir}',
+      f'--workdir={workdir}', f'--config.model.dtype={dtype}',
   )
 
 
@@ -64,19 +64,22 @@ def files_in(folder):
 
 
 @pytest.mark.filterwarnings('ignore:Sharding info not provided')
-def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path):
+@pytest.mark.parametrize(
+    'dtype', ['float32', pytest.param('bfloat16', marks=pytest.mark.slow)]
+)
+def test_a_run_killed_in_every_phase_ends_bit_for_bit_the_same(tmp_path, dtype):
   pytest.importorskip('sacrebleu')
   prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  uninterrupted = start(whole)
+  uninterrupted = start(whole, dtype)
   rng = random.Random(2)
   moments = [rng.randint(4, 12), 17, 32]
   reached = [
-      kill_after(start(killed), killed, step, rng.uniform(0.0, 0.15))
+      kill_after(start(killed, dtype), killed, step, rng.uniform(0.0, 0.15))
       for step in moments
   ]
   print(f'killed when the log held steps {reached}')
-  last = start(killed)
+  last = start(killed, dtype)
   for child in (last, uninterrupted):
     output, _ = child.communicate(timeout=SECONDS)
     assert child.returncode == 0, output
