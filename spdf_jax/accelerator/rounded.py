@@ -101,13 +101,14 @@ def rounded_einsum(
       dtype=jnp.dtype(dtype or x.dtype), lowering=REFERENCE,
   )
   (of_x, of_y), of_z = _split(subscripts)
-  rows = [i for i, a in enumerate(of_x) if a in of_z and a not in of_y]
-  if not rows or any(x.shape[i] != 1 for i in rows):
+  is_row = all(
+      size == 1 and a not in of_y for a, size in zip(of_x, x.shape) if a in of_z
+  )
+  if not is_row or of_x[0] not in of_z:
     return multiply(x, y)
   # XLA:CPU multiplies two rows of bfloat16 by a matrix 5 times faster than one.
-  product = multiply(jnp.repeat(x, 2, rows[-1]), y)
-  axis = of_z.index(of_x[rows[-1]])
-  return jax.lax.slice_in_dim(product, 0, 1, axis=axis)
+  product = multiply(jnp.repeat(x, 2, 0), y)
+  return jax.lax.slice_in_dim(product, 0, 1, axis=of_z.index(of_x[0]))
 
 
 def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
