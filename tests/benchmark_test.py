@@ -23,6 +23,7 @@ from experiments.benchmarks import measuring
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
 from experiments.benchmarks import peers
+from experiments.benchmarks import profiles
 from experiments.benchmarks import primitives
 from experiments.benchmarks import small_gpts
 from experiments.benchmarks import Suite
@@ -347,3 +348,20 @@ def test_the_first_losses_of_pytorch_and_ours_are_equal():
   assert len(differences) == 6
   assert {measuring.verdict(row) for row in differences} == {'ok'}
   assert len([row for row in rows if 'wall ms' in row.metric]) == 10
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
+@pytest.mark.process
+def test_profiles_assign_the_time_of_a_step_to_its_parts(monkeypatch):
+  monkeypatch.setattr(profiles, 'SPARSITIES', (0.0, 0.75))
+  monkeypatch.setattr(peers, 'DTYPES', ('float32',))
+  rows = list(profiles.measure_case(SMALL, 1, np.random.default_rng(0)))
+  dense, sparse = (
+      {row.metric: row.value for row in rows if f'{zeros} zeros' in row.case}
+      for zeros in ('0%', '75%')
+  )
+  assert dense['sparse kernels, ms'] == 0 < dense['dense products, ms']
+  assert all(
+      sparse[f'{part}, ms'] > 0 for part in profiles.PARTS
+  )
+  assert 0 <= sparse['idle, % of the cores'] < 100

@@ -12,6 +12,7 @@ from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
 from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
+from experiments.benchmarks import profiles
 from experiments.benchmarks import topk
 from experiments.benchmarks import train_step
 from experiments.benchmarks.measuring import Row
@@ -34,6 +35,7 @@ SUITES = {
     'optimizer': Suite(optimizer.measure, 8),
     'peers': Suite(peers.measure, 15),
     'primitives': Suite(primitives.measure, 40),
+    'profiles': Suite(profiles.measure, 5),
     'topk': Suite(topk.measure, 3),
     'train_step': Suite(train_step.measure, 20),
 }

@@ -37,7 +37,7 @@ from spdf_jax import training
 from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.stored_state import to_compact
 
-_DTYPES = ('float32', 'bfloat16')
+DTYPES = ('float32', 'bfloat16')
 _OVER_FASTEST = {0.0: 0.8, 0.75: 1.9, 0.9: 2.7}
 """Smallest speed-up of our faster dtype over PyTorch's fastest step."""
 _IN_FLOAT32 = {0.0: 1.0, 0.75: 2.5, 0.9: 3.9}
@@ -73,12 +73,12 @@ def measure_case(
   """Measures the steps of one model; see `measure`."""
   subject = small_gpts.create_subject(case, rng)
   calls: dict[tuple[str, ...], Callable[[], Any]] = {}
-  for dtype in _DTYPES:
+  for dtype in DTYPES:
     for mode in ('eager', 'compiled'):
       calls['PyTorch', dtype, mode] = _torch_step(subject, dtype, mode)
     for sparsity in _OVER_FASTEST:
-      calls['ours', dtype, f'{sparsity:.0%} zeros'] = _our_step(
-          subject, case, dtype, sparsity
+      calls['ours', dtype, f'{sparsity:.0%} zeros'] = compiled.repeated(
+          compile_step(subject, case, dtype, sparsity)
       )
   first = {}
   for key, call in calls.items():  # Compiles and warms up.
@@ -101,7 +101,7 @@ def measure_case(
   for sparsity, target in _OVER_FASTEST.items():
     zeros = f'{sparsity:.0%} zeros'
     peer = fastest(peers)
-    own = fastest([('ours', dtype, zeros) for dtype in _DTYPES])
+    own = fastest([('ours', dtype, zeros) for dtype in DTYPES])
     yield row(
         f'{zeros}: {" ".join(peer)} / ours {own[1]}',
         samples=wall[peer] / wall[own],
@@ -138,10 +138,23 @@ def _torch_step(
   )
 
 
-def _our_step(
-    subject: small_gpts.Subject, case: small_gpts.Case, dtype: str,
+def compile_step(
+    subject: small_gpts.Subject,
+    case: small_gpts.Case,
+    dtype: str,
     sparsity: float,
-) -> Callable[[], Any]:
+) -> compiled.Program:
+  """Compiles a step of a model, with kept values only if it is sparse.
+
+  Args:
+    subject: The model, with its parameters and batch.
+    case: Sizes of the model and the batch.
+    dtype: Dtype of the computation.
+    sparsity: Sparsity of the static mask; 0 for a dense step.
+
+  Returns:
+    The program.
+  """
   config = dataclasses.replace(subject.model.config, dtype=dtype)
   model = models.model_of(config)
   chain = dense_training.adamw(subject.plan, **subject.settings)
@@ -156,7 +169,7 @@ def _our_step(
         chain, spdf.static(sparsity), where=models.sparsifiable, key=0
     )
   state = small_gpts.first_state(subject.params, optimizer)
-  program = compiled.compile_program(
+  return compiled.compile_program(
       functools.partial(
           step,
           apply_fn=without_masks(model.apply),
@@ -166,4 +179,3 @@ def _our_step(
       to_compact(state) if sparsity else state,
       subject.batch,
   )
-  return compiled.repeated(program)

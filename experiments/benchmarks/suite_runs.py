@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 from experiments.benchmarks import SUITES
+from experiments.benchmarks import torch_decoding
 from experiments.benchmarks.machine import describe_machine
 from experiments.benchmarks.measuring import format_table
 from experiments.benchmarks.measuring import Row
@@ -34,7 +35,7 @@ def run_suite(name: str, output: str | None, repeats: int | None) -> int:
   """
   suite = lookup('suite', name, SUITES)
   path = _output_path(output)
-  machine = describe_machine()
+  machine = describe_machine() | torch_decoding.describe_version()
   for key, value in machine.items():
     print(f'{key:<9}  {value}')
   repeats = repeats or suite.repeats

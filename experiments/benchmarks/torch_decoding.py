@@ -1,6 +1,7 @@
 """Decoding by PyTorch, of dense models with our parameters."""
 
 from collections.abc import Callable
+import importlib.metadata
 import importlib.util
 from typing import Any
 
@@ -21,6 +22,13 @@ MISSING = (
 def is_installed() -> bool:
   """Returns whether PyTorch is installed."""
   return importlib.util.find_spec('torch') is not None
+
+
+def describe_version() -> dict[str, str]:
+  """Returns the version of PyTorch, or nothing if it is not installed."""
+  if not is_installed():
+    return {}
+  return {'torch': importlib.metadata.version('torch')}
 
 
 def convert(params: PyTree, dtype: str) -> PyTree:
