@@ -7,7 +7,7 @@ random, and equal in all layers, in memory of their own. Memory is that of
 parameters, cache and temporary buffers. Targets apply to the products with
 hidden matrices alone, with bfloat16 values, over XLA's float32 products, by
 AVX-512 on two cores. PyTorch decodes the dense model beside them, if it is
-installed. The larger width needs some 16 GiB of memory.
+installed. The larger width needs some 16 GiB of memory, 22 with PyTorch.
 """
 
 from collections.abc import Iterator
