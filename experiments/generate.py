@@ -60,7 +60,8 @@ def _generate() -> None:
     choose = evaluation.greedy
   write_continuation(
       open_listed(
-          _MODEL.value, dtype=_DTYPE.value, tokenizer=_TOKENIZER.value
+          _MODEL.value, dtype=_DTYPE.value, tokenizer=_TOKENIZER.value,
+          least_sparsity=0.5,
       ),
       _PROMPT.value, max_new_tokens=_MAX_NEW_TOKENS.value, choose=choose,
       seed=_SEED.value,

@@ -85,9 +85,12 @@ def test_an_export_is_opened_with_lists_and_its_text_is_written(
 
 
 def test_matrices_with_few_pruned_weights_stay_dense(tmp_path):
-  save(tmp_path, sparsity=0.3)
-  params = open_models.open_listed(str(tmp_path)).params
-  assert params['h_0']['mlp']['wi']['kernel'].ndim == 2
+  save(tmp_path, sparsity=0.6)
+  kernel_of = lambda candidate: candidate.params['h_0']['mlp']['wi']['kernel']
+  opened = open_models.open_listed(str(tmp_path))
+  assert kernel_of(opened).ndim == 2
+  opened = open_models.open_listed(str(tmp_path), least_sparsity=0.5)
+  assert isinstance(kernel_of(opened), ListedMatrix)
 
 
 def test_characters_are_decoded_when_they_are_complete():
