@@ -23,8 +23,8 @@ from experiments.benchmarks import measuring
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
 from experiments.benchmarks import peers
-from experiments.benchmarks import profiles
 from experiments.benchmarks import primitives
+from experiments.benchmarks import profiles
 from experiments.benchmarks import small_gpts
 from experiments.benchmarks import Suite
 from experiments.benchmarks import SUITES

@@ -1,11 +1,12 @@
 """Time of a training step by part, from JAX's profiler.
 
-Steps of the suite `peers` with kept values only, at three widths, in float32 and
-bfloat16, dense and at 75 and 90 % sparsity. Operations are assigned to a part by
-the compiled program: sparse kernels; dense products, also those of attention and
-the head; and all others. Operations that run at the same time count each, so
-that the parts may add up to more than the step. `idle` is the share of the
-cores' time that no thread of the process uses, without the profiler.
+Steps of the suite `peers` with kept values only, at three widths, in float32
+and bfloat16, dense and at 75 and 90 % sparsity. Operations are assigned to a
+part by the compiled program: sparse kernels; dense products, also those of
+attention and the head; and all others. Operations that run at the same time
+count each, so that the parts may add up to more than the step. `idle` is the
+share of the cores' time that no thread of the process uses, without the
+profiler.
 """
 
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def parts_of(text: str) -> dict[str, str]:
 
   Example:
     >>> parts_of('''
-    ...   %fusion.1 = f32[4,8] fusion(%x), metadata={op_name="jit(f)/dot_general"}
+    ...   %fusion.1 = f32[4] fusion(%x), metadata={op_name="f/dot_general"}
     ...   ROOT %add.2 = f32[] add(%y, %z)''')
     {'fusion.1': 'dense products', 'add.2': 'other operations'}
   """
@@ -99,7 +100,9 @@ def parts_of(text: str) -> dict[str, str]:
   return {name: part(rest) for name, rest in _INSTRUCTION.findall(text)}
 
 
-def _trace(call: Callable[[], Any], part_of: dict[str, str]) -> dict[str, float]:
+def _trace(
+    call: Callable[[], Any], part_of: dict[str, str]
+) -> dict[str, float]:
   """Returns the milliseconds of every part in one call."""
   totals = dict.fromkeys(PARTS, 0.0)
   with tempfile.TemporaryDirectory() as folder:
