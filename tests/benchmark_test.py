@@ -361,7 +361,5 @@ def test_profiles_assign_the_time_of_a_step_to_its_parts(monkeypatch):
       for zeros in ('0%', '75%')
   )
   assert dense['sparse kernels, ms'] == 0 < dense['dense products, ms']
-  assert all(
-      sparse[f'{part}, ms'] > 0 for part in profiles.PARTS
-  )
+  assert all(sparse[f'{part}, ms'] > 0 for part in profiles.PARTS)
   assert 0 <= sparse['idle, % of the cores'] < 100

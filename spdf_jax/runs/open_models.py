@@ -106,8 +106,8 @@ def open_listed(
     tokenizer: Path that `data.open_tokenizer` can read; `None`: the tokenizer
       of the run's corpus, or of the directory.
     least_sparsity: Matrices of a lower sparsity stay dense, except those of a
-      compact export. Lists are faster from about 50 % on for one sequence, and
-      from about 70 % on for some 80, as in a beam search.
+      compact export. For one sequence, lists are faster from 50 % on
+      (`--suite=decode`); with more rows they gain less.
 
   Returns:
     The unscanned model with its tokenizer; its sparse products are native.
