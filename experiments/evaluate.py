@@ -20,20 +20,13 @@ python-docstrings are scored on their test splits. The table has every score
 with its protocol; --output writes it as JSON and as Markdown.
 """
 
-import json
-import pathlib
-import sys
-
 from absl import app
 from absl import flags
-from absl import logging
 
 from experiments import scoring
 from experiments.launch import compilation_cache
 from experiments.launch import console
-from spdf_jax.evaluation import scorecard
 from spdf_jax.runs import open_models
-from spdf_jax.training.metrics import write_atomically
 
 _WORKDIR = flags.DEFINE_string(
     'workdir', None,
@@ -58,37 +51,18 @@ _OUTPUT = flags.DEFINE_string(
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if len(argv) > 1:
-    raise app.UsageError(f'unknown arguments: {argv[1:]}')
   if bool(_WORKDIR.value) == bool(_HF.value):
     raise app.UsageError('give --workdir or --hf.')
-  console.prepare()
   compilation_cache.prepare()
-  output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
-  settings = scoring.settings(output and output.with_suffix(''))
-  try:
-    source = _WORKDIR.value or _HF.value
-    if _LISTED.value:
-      candidate = open_models.open_listed(source)
-    elif _WORKDIR.value:
-      candidate = open_models.open_run(source)
-    else:
-      candidate = open_models.open_hf(source)
-    scores = []
-    for task in _TASKS.value:
-      name, _, path = task.partition('=')
-      print(f'{name} …', file=sys.stderr)
-      scores += scorecard.score_task(candidate, name, path, settings)
-  except (ValueError, OSError, ImportError) as error:
-    logging.error('%s', error)
-    return 1
-  table = scorecard.format_scores(scores)
-  print(table)
-  if output is not None:
-    write_atomically(output.with_suffix('.md'), table + '\n')
-    found = scorecard.to_json(candidate, scores)
-    write_atomically(output, json.dumps(found, indent=2) + '\n')
-  return 0
+  return console.run(argv, _evaluate)
+
+
+def _evaluate() -> str:
+  open_model = open_models.open_run if _WORKDIR.value else open_models.open_hf
+  if _LISTED.value:
+    open_model = open_models.open_listed
+  candidate = open_model(_WORKDIR.value or _HF.value)
+  return scoring.score(candidate, _TASKS.value, _OUTPUT.value)
 
 
 if __name__ == '__main__':

@@ -1,11 +1,15 @@
 """Flags for scoring models, shared by commands."""
 
+from collections.abc import Sequence
+import json
 import pathlib
 
 from absl import flags
 
 from spdf_jax import evaluation
 from spdf_jax.evaluation import scorecard
+from spdf_jax.evaluation.candidate import Candidate
+from spdf_jax.training.metrics import write_atomically
 
 _SEARCH = flags.DEFINE_enum(
     'search', 'hu2021', ['greedy', *evaluation.PROTOCOLS],
@@ -44,3 +48,33 @@ def settings(generations: pathlib.Path | None) -> scorecard.Settings:
       meteor_jar=_METEOR_JAR.value, generations=generations,
       special_tokens=_SPECIAL_TOKENS.value,
   )
+
+
+def score(
+    candidate: Candidate, tasks: Sequence[str], output: str | None
+) -> str:
+  """Scores a model on tasks with the settings that the flags give.
+
+  Args:
+    candidate: Model to score.
+    tasks: `NAME` or `NAME=PATH` of each task.
+    output: JSON file for the scores; table and answers are written beside it.
+      `None`: nothing is written.
+
+  Returns:
+    The table of the scores.
+
+  Raises:
+    ValueError: A task is unknown, or its files do not belong to it.
+    ImportError: A library is missing.
+  """
+  path = pathlib.Path(output) if output else None
+  scores = scorecard.score_tasks(
+      candidate, tasks, settings(path and path.with_suffix(''))
+  )
+  table = scorecard.format_scores(scores)
+  if path is not None:
+    write_atomically(path.with_suffix('.md'), table + '\n')
+    found = scorecard.to_json(candidate, scores)
+    write_atomically(path, json.dumps(found, indent=2) + '\n')
+  return table

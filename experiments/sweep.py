@@ -28,8 +28,6 @@ from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import executors
-from spdf_jax.names import lookup
-from spdf_jax.runs import sweeps
 from spdf_jax.runs import swept_runs
 from spdf_jax.training.early_stop import METRICS
 
@@ -60,9 +58,10 @@ def main(argv: list[str]) -> int:
 def _sweep() -> Iterator[str]:
   workdir = pathlib.Path(_WORKDIR.value)
   if executors.name() == 'slurm':
-    grid = sweeps.parse_grid(_GRID.value)
-    swept_runs.plan_runs(_CONFIG.value, grid, _SEEDS.value)  # Checks them.
-    lookup('metric', _METRIC.value, METRICS)
+    swept_runs.plan_runs(  # Checks the flags.
+        _CONFIG.value, _GRID.value, _SEEDS.value, _METRIC.value,
+        _TEST_TASKS.value,
+    )
     yield executors.submit(workdir, 'experiments.sweep')
     return
   with executors.opened() as executor:

@@ -60,8 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _describe() -> str:
-  sizes = dataclasses.asdict(config.parse_mesh(_CONFIG.value))
-  mesh.simulate_devices(sizes)
+  mesh.simulate_devices(dataclasses.asdict(config.parse_mesh(_CONFIG.value)))
   processes.join()
   recipe = training.create_recipe(_CONFIG.value, planning=True)
   name = pathlib.Path(_WORKDIR.value or 'plan').name

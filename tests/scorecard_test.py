@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +179,15 @@ def test_what_cannot_be_measured_is_named(candidate, name, message):
     scorecard.score_task(candidate, name, '', GREEDY)
 
 
+@pytest.mark.parametrize('task, message', [
+    ('lambda', "task 'lambda' is unknown; did you mean 'lambada'"),
+    ('lambada=no/such.jsonl', "task lambada: 'no/such.jsonl' does not exist"),
+])
+def test_all_tasks_are_checked_before_the_first_is_scored(task, message):
+  with pytest.raises(ValueError, match=message):
+    scorecard.score_tasks(None, ['validation', task], GREEDY)
+
+
 def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
   pytest.importorskip('safetensors')
   interop.save_hf(tmp_path, candidate.model.config, candidate.params)
@@ -189,6 +200,31 @@ def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
     logits = one.subject.apply_fn(one.params, tokens)
     same = other.subject.apply_fn(other.params, tokens)
     assert jnp.allclose(logits, same, atol=1e-5)
+
+
+@pytest.mark.process
+def test_the_command_prints_and_writes_the_scores_of_all_tasks(
+    candidate, tmp_path
+):
+  pytest.importorskip('safetensors')
+  interop.save_hf(tmp_path, candidate.model.config, candidate.params)
+  data.save_tokenizer(tmp_path / 'tokenizer.json', candidate.tokenizer)
+  (tmp_path / 'lambada.jsonl').write_text('{"text": "say hello"}\n')
+  (tmp_path / 'wiki.tokens').write_text('Once upon a time .\n')
+  tasks = f'lambada={tmp_path}/lambada.jsonl,wikitext={tmp_path}/wiki.tokens'
+  found = subprocess.run(
+      [
+          sys.executable, '-m', 'experiments.evaluate', f'--hf={tmp_path}',
+          f'--tasks={tasks}', f'--output={tmp_path}/scores.json',
+      ],
+      cwd=pathlib.Path(__file__).parent.parent, capture_output=True, text=True,
+  )
+  assert found.returncode == 0, found.stderr
+  assert (tmp_path / 'scores.md').read_text() == found.stdout
+  scores = json.loads((tmp_path / 'scores.json').read_text())['scores']
+  for score in scores:
+    assert f'| {score["task"]} | {score["protocol"]} |' in found.stdout
+  assert {score['task'] for score in scores} == {'lambada', 'wikitext'}
 
 
 def test_a_tokenizer_of_another_model_is_refused(candidate):

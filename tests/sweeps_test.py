@@ -116,6 +116,7 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path):
     (['--grid=phases.pretrain.batch_size=0'], 'has batch_size 0'),
     (['--metric=loss'], "metric 'loss' is unknown"),
     (['--metric=loss', '--executor=slurm'], "metric 'loss' is unknown"),
+    (['--test_tasks=lambada=no/file'], "'no/file' does not exist"),
 ])
 def test_a_sweep_that_cannot_be_starts_no_run(tmp_path, flags, message):
   child = sweep(tmp_path / 'runs', *flags)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scorecards: scores of a model on named tasks, each with its protocol."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import logging
 import math
 import pathlib
 import statistics
@@ -18,6 +20,8 @@ from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
 from spdf_jax.names import lookup
+
+logger = logging.getLogger('spdf_jax')
 
 TEXT_PROTOCOLS = {
     'e2e': ('lora_e2e',),
@@ -76,6 +80,45 @@ class Settings:
   special_tokens: bool = False
 
 
+def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
+  """Reads tasks as commands take them, and checks them.
+
+  Args:
+    tasks: `NAME` or `NAME=PATH` of each task.
+
+  Returns:
+    Name and path of each task; `''` is no path.
+
+  Raises:
+    ValueError: A name is unknown, or nothing is at a path.
+
+  Example:
+    >>> parse_tasks(['validation'])
+    [('validation', '')]
+  """
+  named = []
+  for task in tasks:
+    name, _, path = task.partition('=')
+    _scorer(name)
+    if path and not pathlib.Path(path).exists():
+      raise ValueError(
+          f'task {name}: {path!r} does not exist; give the path of its files.'
+      )
+    named.append((name, path))
+  return named
+
+
+def score_tasks(
+    candidate: Candidate, tasks: Sequence[str], settings: Settings
+) -> list[Score]:
+  """Evaluates a model on tasks, given as `parse_tasks` takes them."""
+  scores = []
+  for name, path in parse_tasks(tasks):
+    logger.info('scoring %s', name)
+    scores += score_task(candidate, name, path, settings)
+  return scores
+
+
 def score_task(
     candidate: Candidate, name: str, path: str, settings: Settings
 ) -> list[Score]:
@@ -98,13 +141,7 @@ def score_task(
     ValueError: The name is unknown, or the files do not belong to the task.
     ImportError: A library is missing.
   """
-  kinds = {
-      'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
-      'curation': _targets,
-      **dict.fromkeys(evaluation.SUITES, _suite),
-      **dict.fromkeys(TEXT_PROTOCOLS, _texts),
-  }
-  score = lookup('task', name, kinds)
+  score = _scorer(name)
   # The corpus of a run is already encoded.
   if not settings.special_tokens or name == 'validation':
     return list(score(candidate, name, path, settings))
@@ -115,6 +152,16 @@ def score_task(
       found._replace(note=f'{found.note}; special tokens'.lstrip('; '))
       for found in score(candidate, name, path, settings)
   ]
+
+
+def _scorer(name: str) -> Callable[..., Iterator[Score]]:
+  """Returns the function that scores a task; raises if there is none."""
+  return lookup('task', name, {
+      'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
+      'curation': _targets,
+      **dict.fromkeys(evaluation.SUITES, _suite),
+      **dict.fromkeys(TEXT_PROTOCOLS, _texts),
+  })
 
 
 def _validation(

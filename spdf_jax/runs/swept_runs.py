@@ -2,7 +2,6 @@
 """Runs of a sweep: planning, training, and scoring of the best."""
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
 import contextlib
@@ -66,13 +65,12 @@ def run_sweep(
     ended, and the tables at the end.
 
   Raises:
-    ValueError: The metric is unknown, the config of a run is invalid, or
-      another process runs a sweep in this folder.
+    ValueError: The metric or a task is unknown, the config of a run is
+      invalid, or another process runs a sweep in this folder.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
   refuse_url(workdir, 'workdir')
-  lookup('metric', metric, METRICS)
-  runs = plan_runs(config, parse_grid(grid), seeds)
+  runs = plan_runs(config, grid, seeds, metric, test_tasks)
   workdir.mkdir(parents=True, exist_ok=True)
   if not is_shared:
     lock_folder(workdir, 'workdir')  # Held until the process ends.
@@ -104,23 +102,32 @@ def run_sweep(
 
 
 def plan_runs(
-    config: Any, grid: Mapping[str, Sequence[Any]], seeds: int
+    config: Any,
+    grid: Sequence[str],
+    seeds: int,
+    metric: str,
+    test_tasks: Sequence[str] = (),
 ) -> list[tuple[dict[str, Any], Any]]:
   """Returns the changed values and the config of every run, after checks.
 
   Args:
     config: A ConfigDict.
-    grid: Values by dotted name of a field, see `parse_grid`.
+    grid: A text `'field=value,value'` for each field.
     seeds: Number of runs of each point, with seeds 0, 1, …
+    metric: One of `METRICS`.
+    test_tasks: `NAME` or `NAME=PATH` of each task.
 
   Returns:
     Pairs (changed values, config), one for each run.
 
   Raises:
-    ValueError: The config has no such field, or the config of a run is invalid.
+    ValueError: The grid is not of this form, the config has no such field, the
+      config of a run is invalid, or the metric or a task is unknown.
   """
+  lookup('metric', metric, METRICS)
+  scorecard.parse_tasks(test_tasks)
   runs = []
-  for fields in points(grid):
+  for fields in points(parse_grid(grid)):
     for seed in range(seeds):
       changed = config.copy_and_resolve_references()
       changed.seed = seed
@@ -227,10 +234,7 @@ def score(
       candidate = open_run(source)
       answers = pathlib.Path(source) / 'test'
       how = dataclasses.replace(settings, generations=answers)
-      scores = []
-      for task in tasks:
-        name, _, files = task.partition('=')
-        scores += scorecard.score_task(candidate, name, files, how)
+      scores = scorecard.score_tasks(candidate, tasks, how)
       found.append(scorecard.to_json(candidate, scores))
     write_atomically(path, json.dumps(found, indent=2) + '\n')
   table = scorecard.format_means(found)
