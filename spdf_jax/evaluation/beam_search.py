@@ -116,8 +116,7 @@ def beam_search(
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in batches(prompts, max_new_tokens, batch_size, length):
     tokens_BxT, lengths_B = fetch(_search(
-        decoder, search, (batch.shortest, batch.prompt_length),
-        max_new_tokens, ends, params,
+        decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
     ))
     for row, number in enumerate(batch.numbers):
@@ -148,7 +147,7 @@ class _Beams(NamedTuple):
 def _search(
     decoder: Decoder,
     search: BeamSearch,
-    prompt_lengths: tuple[int, int],
+    prompt_length: int,
     max_new_tokens: int,
     ends: tuple[int, ...],
     params: PyTree,
@@ -157,7 +156,6 @@ def _search(
     stops_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   batch, beams = len(tokens_BxL), search.beams
-  shortest, longest = prompt_lengths
   room_B = stops_B - starts_B
   candidates = beams * (1 + len(ends)) if search.refill else beams
   score = lambda sums, number: sums / number ** search.length_penalty
@@ -220,7 +218,11 @@ def _search(
     return _Beams(
         state.step + 1,
         jax.tree.map(
-            functools.partial(_pick_rows, decoder, rows_R, shortest), cache
+            functools.partial(
+                _pick_rows, decoder, rows_R, jnp.repeat(starts_B, beams),
+                max_new_tokens,
+            ),
+            cache,
         ),
         pick(token_BxC),
         jnp.take_along_axis(tokens_BxCxT, chosen_BxN[..., None], axis=1),
@@ -228,7 +230,7 @@ def _search(
         best,
     )
 
-  cache = prefill(decoder, params, tokens_BxL, longest)
+  cache = prefill(decoder, params, tokens_BxL, prompt_length)
   last_B = jnp.take_along_axis(tokens_BxL, starts_B[:, None] - 1, axis=1)[:, 0]
   # All beams start from the same prompt, so only the first one is used.
   only_first_N = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)
@@ -254,13 +256,27 @@ def _search(
 
 
 def _pick_rows(
-    decoder: Decoder, rows_R: jax.Array, shared: int, x: jax.Array
+    decoder: Decoder,
+    rows_R: jax.Array,
+    starts_R: jax.Array,
+    size: int,
+    x: jax.Array,
 ) -> jax.Array:
-  """Reorders the rows of a cache, after positions that all beams share."""
-  own = jax.lax.slice_in_dim(x, shared, None, axis=decoder.length_axis)
-  return jax.lax.dynamic_update_slice_in_dim(
-      x, own.take(rows_R, decoder.batch_axis), shared, decoder.length_axis
-  )
+  """Reorders the rows of a cache in `size` positions after their prompts.
+
+  Beams of one prompt, whose rows are exchanged, have the same cache before.
+  """
+  rows, positions = decoder.batch_axis, decoder.length_axis - 1
+  own = jax.vmap(
+      lambda row, start: jax.lax.dynamic_slice_in_dim(
+          row, start, min(size, row.shape[positions]), positions
+      ), (rows, 0), rows,
+  )(x, starts_R)
+  return jax.vmap(
+      lambda row, own, start: jax.lax.dynamic_update_slice_in_dim(
+          row, own, start, positions
+      ), (rows, rows, 0), rows,
+  )(x, own.take(rows_R, rows), starts_R)
 
 
 def _better(

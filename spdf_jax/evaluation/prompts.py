@@ -23,9 +23,6 @@ class Batch(NamedTuple):
   prompt_length: int
   """Length of the longest prompt in all batches of this shape, in tokens."""
 
-  shortest: int
-  """Length of the shortest prompt in all batches of this shape, in tokens."""
-
   tokens_BxL: np.ndarray
   """The buffer, int32, with space for the generated tokens."""
 
@@ -87,8 +84,7 @@ def batches(
       starts_B[row] = len(prompt)
       stops_B[row] = min(width, len(prompt) + max_new_tokens)
     return Batch(
-        tuple(numbers), max(lengths), min(lengths), tokens_BxL, numbers_B,
-        starts_B, stops_B,
+        tuple(numbers), max(lengths), tokens_BxL, numbers_B, starts_B, stops_B
     )
 
   groups: dict[int, list[int]] = {}
