@@ -57,7 +57,7 @@ _SCALE = flags.DEFINE_string(
     'scale', None, f'Scale of the tests: {", ".join(SCALES)}.'
 )
 _CLAIMS = flags.DEFINE_list(
-    'claims', [], 'Keys of the claims to test; by default all.'
+    'claims', [], 'Keys of the claims whose runs are trained; by default all.'
 )
 _COSTS = flags.DEFINE_bool(
     'costs', False, 'With --report: time training steps and draw costs.png.'

@@ -307,6 +307,24 @@ def test_a_parent_of_several_runs_is_run_again_once():
   ]
 
 
+def test_a_run_that_is_repeated_for_its_weights_keeps_its_first_outcome():
+  known = {name: x for name, x in ALL.items() if '+task' not in name}
+  disk = set()
+
+  def run(job):
+    disk.add(job.name)
+    if job.name in known:  # As another processor would round it.
+      return {name: 2 * value for name, value in measure(job).items()}
+    return measure(job)
+
+  with concurrent.futures.ThreadPoolExecutor() as executor:
+    found = run_all(
+        lambda done: next_jobs(ENTRIES, done, lambda job: job.name in disk),
+        run, known, executor, 2, lambda *_: None,
+    )
+  assert disk & known.keys() and found == ALL
+
+
 def test_runs_that_start_from_a_run_directly_follow_it():
   # By one worker, so that weights lost with a machine have no runs left.
   done = {

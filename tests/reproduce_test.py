@@ -177,7 +177,7 @@ def test_a_pool_of_another_protocol_is_refused(tmp_path, monkeypatch):
   assert_one_sentence(str(e.value))
 
 
-def test_results_of_another_protocol_scale_or_data_are_not_read(tmp_path):
+def test_results_of_another_protocol_scale_or_data_are_refused(tmp_path):
   path = tmp_path / 'results.json'
   identity = identify(FAIR, DATA)
   assert read_results(tmp_path, identity) == {}
@@ -188,9 +188,9 @@ def test_results_of_another_protocol_scale_or_data_are_not_read(tmp_path):
       identify(SMOKE, DATA), identify(FAIR, {'corpus': 'abd'}),
       identity | {'protocol': '0'},
   ):
-    assert read_results(tmp_path, other) == {}
-  path.write_text(json.dumps({'runs': runs}))  # Before identities.
-  assert read_results(tmp_path, identity) == {}
+    with pytest.raises(ValueError, match='has results of another sc') as error:
+      read_results(tmp_path, other)
+    assert_one_sentence(str(error.value))
 
 
 def prepared(scale, source, directory):
@@ -315,7 +315,33 @@ def test_results_stand_in_for_runs_that_are_not_on_disk(made_up, tmp_path):
   del results['runs'][child]
   path.write_text(json.dumps(results))
   assert reproduce(here, '', 2, False) == first
-  assert made_up == ['init/seed=1', 'static-75/rate=0.01,seed=1', child]
+  parent = 'static-75/rate=0.01,seed=1'
+  assert made_up == ['init/seed=1', parent, child]
+  # A parent that ends with another loss on this machine is a repeat.
+  recorded = results['runs'][parent]
+  loss = recorded['validation/loss']
+  recorded['validation/loss'] += 0.25
+  path.write_text(json.dumps(results))
+  for _ in range(2):
+    report = reproduce(here, '', 2, False)
+    assert 'for their weights: 1, with losses that differ by up to 0.250' in (
+        report
+    )
+    assert results_of(tmp_path)['runs'][parent] == recorded | {
+        'repeats': [loss]
+    }
+
+
+def test_a_part_of_the_claims_is_judged_with_the_whole_family(
+    made_up, tmp_path
+):
+  whole = reproduction_of(tmp_path, FAIR, 'fair')
+  reproduce(whole._replace(claims=('b2',)), '', 2, False)
+  assert not any('+task' in name for name in made_up)
+  claims = {c['claim']: c for c in results_of(tmp_path)['claims']}
+  assert list(claims) == list(FAIR.claims)
+  assert claims['b2']['verdict'] == 'holds'
+  assert claims['b2']['p_holm'] > claims['b2']['p']
 
 
 def test_results_are_written_when_a_signal_ends_the_pool(

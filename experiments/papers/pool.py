@@ -255,7 +255,8 @@ def run_all(
   Args:
     ready: Returns the jobs that can start, as `next_jobs` does.
     run: Runs one job and returns its outcome; called by the executor.
-    done: Outcomes of finished runs, which are not run again.
+    done: Outcomes of finished runs, which are not run again unless `ready`
+      returns them; their outcomes stay.
     executor: Executor of the jobs, which is shut down if one fails.
     workers: Number of runs at a time.
     report: Called with every finished job and all outcomes so far.
@@ -288,7 +289,7 @@ def run_all(
     for future in finished:
       job = running.pop(future)
       try:
-        done[job.name] = future.result()
+        done.setdefault(job.name, future.result())
       except BaseException:
         executor.shutdown(cancel_futures=True)
         raise

@@ -12,6 +12,7 @@ from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
 from experiments.papers import gates
+from experiments.papers.arms import PRETRAINED
 from experiments.papers.claims import judge
 from experiments.papers.json_files import read_json
 from experiments.papers.json_files import write_json
@@ -39,14 +40,46 @@ def read_results(
     identity: Result of `identify`.
 
   Returns:
-    Outcomes by the names of runs; empty if there are no results, or they are of
-    another protocol, scale or data.
+    Outcomes by the names of runs; empty if there are no results.
+
+  Raises:
+    ValueError: the results are of another protocol, scale or data.
   """
   path = output / _FILE
   if not path.exists():
     return {}
   found = read_json(path)
-  return found['runs'] if found.get('identity') == identity else {}
+  if found.get('identity') != identity:
+    raise ValueError(
+        f'output {str(output)!r} has results of another scale, protocol or '
+        'other data; give another folder, or move them away.'
+    )
+  return found['runs']
+
+
+def join_outcomes(known: Done, found: Done) -> dict[str, Outcome]:
+  """Joins recorded outcomes with those of runs on disk.
+
+  A recorded outcome stays. A run that is repeated for its weights on another
+  kind of processor ends with another loss, since training amplifies rounding
+  errors; that loss is added to the outcome as one of its `'repeats'`.
+
+  Args:
+    known: Recorded outcomes.
+    found: Outcomes of the runs on disk.
+
+  Example:
+    >>> join_outcomes({'a': {'validation/loss': 2.0}},
+    ...               {'a': {'validation/loss': 2.1}})
+    {'a': {'validation/loss': 2.0, 'repeats': [2.1]}}
+  """
+  joined = {**found, **known}
+  for name in known.keys() & found.keys():
+    losses = [known[name].get(PRETRAINED), *known[name].get('repeats', ())]
+    loss = found[name].get(PRETRAINED)
+    if loss not in losses:
+      joined[name] = {**known[name], 'repeats': [*losses[1:], loss]}
+  return joined
 
 
 def write_results(
@@ -110,6 +143,10 @@ def _facts(
   """Returns the facts about runs and machine in a report, by name."""
   expected = {job.name for job in all_jobs(entries, done)}
   kernels = [o['kernels'] for o in done.values() if 'kernels' in o]
+  repeats = [
+      abs(loss - o[PRETRAINED])
+      for o in done.values() for loss in o.get('repeats', ())
+  ]
   return {
       'scale': name,
       'protocol': f'commit {commit}',
@@ -119,4 +156,8 @@ def _facts(
           outcome['seconds'] for outcome in done.values()
       )),
       'runs with native kernels': f'{sum(kernels)} of {len(kernels)}',
+      'runs repeated for their weights': f'{len(repeats)}' + (
+          f', with losses that differ by up to {max(repeats):.3f}'
+          if repeats else ''
+      ),
   } | {k: machine[k] for k in ('processor', 'device', 'jax', 'python')}

@@ -147,7 +147,7 @@ def run_groups(
       path = pathlib.Path(runner.directory, job.name, OUTCOME)
       path.parent.mkdir(parents=True, exist_ok=True)
       write_json(path, outcome, indent=2)
-      done[job.name] = outcome
+      done.setdefault(job.name, outcome)
       report(job, done)
     shutil.rmtree(folder / 'checkpoints', ignore_errors=True)
     jax.clear_caches()  # The next group compiles another program.

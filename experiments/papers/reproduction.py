@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from collections.abc import Sequence
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import pathlib
@@ -22,6 +21,7 @@ from experiments.papers.pool_identity import check_same
 from experiments.papers.pool_identity import identify
 from experiments.papers.pool_processes import run_pool
 from experiments.papers.pool_processes import run_replicas
+from experiments.papers.pool_results import join_outcomes
 from experiments.papers.pool_results import read_results
 from experiments.papers.pool_results import write_results
 from experiments.papers.scales import Scale
@@ -39,17 +39,29 @@ class Reproduction(NamedTuple):
     scale: The scale.
     workdir: Folder of the runs.
     output: Folder of `table.md`, `results.json` and `claims.png`.
+    claims: Keys of the claims whose runs are trained; empty: all of the scale.
+      All claims of the scale are judged, since they share the correction of
+      their families.
   """
 
   name: str
   scale: Scale
   workdir: pathlib.Path
   output: pathlib.Path
+  claims: Sequence[str] = ()
 
   @property
   def entries(self) -> list[Entry]:
-    """Entries of the pool, in order."""
-    claims = [CLAIMS[key] for key in self.scale.claims]
+    """Entries of the scale, in order."""
+    return self._entries(self.scale.claims)
+
+  @property
+  def trained(self) -> list[Entry]:
+    """Those entries that are trained."""
+    return self._entries(self.claims or self.scale.claims)
+
+  def _entries(self, keys: Sequence[str]) -> list[Entry]:
+    claims = [CLAIMS[key] for key in keys]
     arms = [arm for claim in claims for arm in claim.arms]
     return self.scale.entries(arms + arms_of_gates(claims))
 
@@ -72,7 +84,7 @@ def check_claims(
 
   Args:
     name: A key of `SCALES`.
-    claims: Keys of the claims that are tested; empty: all of the scale.
+    claims: Keys of the claims whose runs are trained; empty: all of the scale.
     data: Folder of the data.
     workdir: Folder of the runs.
     output: Folder of the results.
@@ -89,9 +101,8 @@ def check_claims(
   """
   scale = lookup('scale', name, SCALES)
   for key in claims:
-    lookup('claim', key, CLAIMS)
-  scale = dataclasses.replace(scale, claims=tuple(claims) or scale.claims)
-  reproduction = Reproduction(name, scale, workdir, output)
+    lookup('claim', key, scale.claims)
+  reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(
       reproduction, data, workers, report_only, limits, executor=executor,
       is_shared=is_shared,
@@ -131,14 +142,14 @@ def reproduce(
     The report.
 
   Raises:
-    ValueError: data are missing; the workdir has runs of another protocol, or
-      another process trains there; an arm cannot be trained in a group; or
-      limits are given for a scale whose runs are not trained in groups.
+    ValueError: data are missing; the workdir or the output has runs of another
+      protocol, or another process trains there; an arm cannot be trained in a
+      group; or limits are given for a scale that trains no groups.
     InterruptedError: a signal arrived or the time is over; everything is saved.
   """
-  name, scale, workdir, output = reproduction
+  name, scale, workdir, output, _ = reproduction
   refuse_url(workdir, 'workdir')
-  entries = reproduction.entries
+  entries = reproduction.trained
   if scale.vmapped:
     replica_groups.check_arms(entries)
     if executor is not None or is_shared:
@@ -165,13 +176,12 @@ def reproduce(
   identity = identify(scale, prepared.fingerprints)
   check_same(identity_file, identity)
   runs = workdir / 'runs'
-  # Written results take precedence: a parent that is trained again on another
-  # machine may differ in the last digits.
   known = read_results(output, identity)
+  read = lambda: join_outcomes(known, pool_runs.read_outcomes(runs))
   write = functools.partial(
-      write_results, output, name, scale, entries, identity
+      write_results, output, name, scale, reproduction.entries, identity
   )
-  done = pool_runs.read_outcomes(runs) | known
+  done = read()
   if report_only:
     return write(done)
   runner = pool_runs.Runner(scale, str(runs), prepared.corpus, prepared.tasks)
@@ -183,7 +193,7 @@ def reproduce(
     else:
       run_pool(runner, entries, done, cores, workers, executor=executor)
   finally:
-    report = write(pool_runs.read_outcomes(runs) | known)
+    report = write(read())
   return report
 
 
