@@ -15,8 +15,8 @@ runs are not trained again. The table, results.json and a figure are written to
 --output. --report writes them from the runs finished so far; with --costs it
 also times training steps and plots losses over FLOPs and seconds.
 
---race: dense and sparse pre-training for equal seconds, one run at a time on
-all cores; some five hours in all, and resumable in the same way.
+--race: dense and sparse pre-training for equal seconds, at the pace of steps
+that is measured first; some five hours in all, and resumable in the same way.
 
 --table: the configs of a run and of the runs it started from decide which cells
 it fills. Scores are read from the JSON files of experiments.evaluate --output
@@ -63,7 +63,8 @@ _COSTS = flags.DEFINE_bool(
     'costs', False, 'With --report: time training steps and draw costs.png.'
 )
 _RACE = flags.DEFINE_bool(
-    'race', False, 'Train arms for equal seconds; needs idle cores.'
+    'race', False,
+    'Train arms for equal seconds; their steps are timed first, on idle cores.',
 )
 
 
@@ -77,6 +78,11 @@ def main(argv: list[str]) -> int:
     raise app.UsageError('--model is for --table.')
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
+  if not _SCALE.value and (_CLAIMS.value or _COSTS.value or pools.limited()):
+    raise app.UsageError(
+        '--report, --claims, --costs, --workers, --minutes and --replicas are '
+        'for --scale.'
+    )
   if _TABLE.value:
     return console.run(
         argv, paper_tables.report, _TABLE.value, _RUNS.value, _MODEL.value

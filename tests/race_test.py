@@ -23,7 +23,7 @@ from experiments.papers.scales import DENSE  # noqa: E402
 from experiments.papers.scales import STATIC_75  # noqa: E402
 from experiments.papers.scales import VARIABLE  # noqa: E402
 
-PACE = Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04})
+PACE = Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04}, 'a processor, 2 cores')
 
 
 def paced():
@@ -41,6 +41,24 @@ def test_all_arms_take_the_same_seconds():
   assert scale.steps(short) * 0.05 == pytest.approx(budget / 4, rel=1e-3)
 
 
+def test_the_pace_is_measured_once_and_runs_of_another_are_refused(
+    tmp_path, monkeypatch
+):
+  paces = iter([PACE])
+  monkeypatch.setattr(race, 'measure_pace', lambda *_: next(paces))
+  open_results = lambda name: race._Results(
+      tmp_path / name, {'protocol': '0'}, tmp_path / 'runs'
+  )
+  assert open_results('a.json').pace(None, None) == PACE
+  assert open_results('b.json').pace(None, None) == PACE  # That of the runs.
+  path = tmp_path / 'b.json'
+  path.write_text(path.read_text().replace('0.05', '0.06'))
+  with pytest.raises(ValueError, match=': seconds differ; give another work'):
+    open_results('b.json').pace(None, None)
+  with pytest.raises(ValueError, match='is of a race of another protocol'):
+    race._Results(path, {'protocol': '1'}, tmp_path / 'runs')
+
+
 def test_the_table_has_losses_less_those_of_dense(tmp_path):
   entries, done = [Entry(Arm('init'), {}, 2)], {}
   for arm, loss in ((DENSE, 1.6), (STATIC_75, 1.5)):
@@ -53,11 +71,14 @@ def test_the_table_has_losses_less_those_of_dense(tmp_path):
     for seed in (1, 2):
       done[Job(arm, {'rate': 4e-3}, seed).name] = {
           'validation/loss': loss + 0.01 * seed, 'flops': 1e12, 'steps': 100,
-          'training_seconds': 60.0,
+          'training_seconds': 60.0 + (2.0 if seed == 1 else 0.0),
           'curve': [[50, 30.0, 2.0], [100, 60.0, loss]],
       }
   leg = Leg(128, 60.0, paced(), PACE, entries, done)
   table = write_report([leg], tmp_path)
   row, = (x for x in table.splitlines() if x.startswith('| static-75'))
-  assert '| 60 | 100 |' in row and '| -0.1000' in row
+  # 100 steps of 0.05 s; one run was interrupted or ran on another machine.
+  assert '| 5 | 61 | 100 |' in row and '| -0.1000' in row
+  curve = leg.curves()[STATIC_75][0]
+  assert [seconds for seconds, _ in curve] == pytest.approx([2.5, 5.0])
   assert (tmp_path / 'race.png').stat().st_size

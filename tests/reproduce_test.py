@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 from made_up_results import Runner
 import pytest
@@ -275,6 +276,32 @@ def test_results_with_a_run_that_diverged_are_strict_json(
   assert reproduce(here, '', 2, False) == report and made_up == []
   shutil.rmtree(tmp_path / 'runs')
   assert reproduce(here, '', 2, True) == report
+
+
+def test_a_fine_tuning_that_diverged_has_no_distances(monkeypatch, tmp_path):
+  def diverge(*_, **__):
+    raise pool_runs.training.NotFinite('train/loss of step 3 is nan')
+
+  recipe = types.SimpleNamespace(
+      task='task', config=types.SimpleNamespace(init_from='pretrained'),
+      sparse_steps=None,
+  )
+  ends = []
+  monkeypatch.setattr(pool_runs.training, 'open_session', lambda *_: None)
+  monkeypatch.setattr(pool_runs.lifecycle, 'run', diverge)
+  monkeypatch.setattr(
+      pool_runs.runs, 'read_run', lambda _: types.SimpleNamespace(last_step=3)
+  )
+  monkeypatch.setattr(pool_runs.runs, 'flops_at', lambda *_: 1e6)
+  monkeypatch.setattr(pool_runs, 'read_rows', lambda _: [])
+  monkeypatch.setattr(
+      pool_runs, 'distances',
+      lambda _, end: ends.append(end) or {'distance/wd': 0.0},
+  )
+  outcome = pool_runs.train(recipe, tmp_path)
+  # No checkpoint of the run may exist.
+  assert ends == ['pretrained'] and math.isnan(outcome['distance/wd'])
+  assert math.isnan(outcome['target/loss'])
 
 
 def test_a_report_has_what_has_finished_and_runs_nothing(made_up, tmp_path):

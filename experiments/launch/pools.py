@@ -53,6 +53,13 @@ def folders(name: str) -> tuple[str, pathlib.Path, pathlib.Path]:
   )
 
 
+def limited() -> bool:
+  """Returns whether a flag of a scale's pool is set."""
+  return any(
+      flag.present for flag in (_REPORT, _WORKERS, _MINUTES, _REPLICAS)
+  )
+
+
 def limits() -> tuple[bool, int, Limits]:
   """Returns whether only to report, the number of runs at a time, and limits.
 

@@ -36,7 +36,8 @@ def create_config(
   config.micro_batches = scale.micro_batches
   config.data.corpus = corpus
   config.data.tokenizer = '' if scale.corpus else scale.tokenizer
-  # Each round of pruning begins a new epoch, with a permutation of its own.
+  # Each round of pruning begins an epoch with a permutation of its own, the
+  # first that of the dense training.
   rounds = scale.rounds if arm.method in ROUNDS else 1
   config.data.max_epochs.corpus = scale.epochs * rounds
   config.model.vocab_size = scale.vocab_size

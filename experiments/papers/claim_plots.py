@@ -127,7 +127,7 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.axvline(0, color=plot_style.GREY, linewidth=0.8)
   ax.set_xlabel(
       'difference by seed, its mean and 95 % interval\n'
-      '(nats; cosine distance for h)'
+      '(nats; cosine distances for h, perplexities for c-ppl)'
   )
   plot_style.polish(ax)
   ax.grid(False, axis='y')

@@ -26,8 +26,7 @@ def training_seconds(
   Args:
     scale: The scale.
     arms: Arms of one pre-training; arms with mask updates are timed with a
-      static mask of their sparsity, because only one step in a hundred updates
-      the mask.
+      static mask of their sparsity, because few steps update the mask.
     prepared: The prepared corpus.
 
   Returns:

@@ -8,6 +8,7 @@ from typing import Any
 from typing import NamedTuple
 
 from experiments.benchmarks import measuring
+from experiments.benchmarks.machine import describe_machine
 from experiments.papers.arms import Arm
 from experiments.papers.pool import Job
 from experiments.papers.pool_data import Prepared
@@ -28,10 +29,12 @@ class Pace(NamedTuple):
   Attributes:
     micro_batches: Number of micro-batches with which a dense step is fastest.
     seconds: Median seconds of a step, by sparsity in percent: 0, 75 and 90.
+    machine: Processor and number of its cores.
   """
 
   micro_batches: int
   seconds: Mapping[str, float]
+  machine: str
 
   def budget(self, scale: Scale) -> float:
     """Returns the seconds that the dense arm needs at the scale's length."""
@@ -39,12 +42,28 @@ class Pace(NamedTuple):
 
   def speeds(self) -> dict[str, float]:
     """Returns the steps taken in the time of a dense step, by kind of arm."""
-    dense = self.seconds['0']
-    variable = 5 / 6 * self.seconds['90'] + 1 / 6 * dense
     return {
-        STATIC_75.kind: dense / self.seconds['75'],
-        VARIABLE.kind: dense / variable,
+        arm.kind: self.seconds['0'] / self.seconds_until(arm, 1, 1)
+        for arm in (STATIC_75, VARIABLE)
     }
+
+  def seconds_until(self, arm: Arm, step: float, steps: float) -> float:
+    """Returns the seconds that an arm takes until a step of its training.
+
+    Args:
+      arm: Dense, static or Variable SPDF.
+      step: The step.
+      steps: Number of steps of the whole training; the last sixth of Variable
+        SPDF is dense.
+
+    Example:
+      >>> pace = Pace(1, {'0': 0.5, '75': 0.25, '90': 0.2}, 'a machine')
+      >>> pace.seconds_until(VARIABLE, 60, steps=60)
+      15.0
+    """
+    dense = max(step - 5 / 6 * steps, 0) if arm.method == 'variable' else 0
+    sparse = self.seconds[f'{100 * arm.sparsity:g}']
+    return (step - dense) * sparse + dense * self.seconds['0']
 
 
 def measure_pace(scale: Scale, prepared: Prepared) -> Pace:
@@ -63,7 +82,11 @@ def measure_pace(scale: Scale, prepared: Prepared) -> Pace:
   seconds = step_seconds([
       (in_parts(parts), arm) for arm in (DENSE, STATIC_75, STATIC_90)
   ], prepared)
-  return Pace(parts, dict(zip(('0', '75', '90'), seconds)))
+  machine = describe_machine()
+  return Pace(
+      parts, dict(zip(('0', '75', '90'), seconds)),
+      f'{machine["processor"]}, {machine["cores"]} cores',
+  )
 
 
 def step_seconds(

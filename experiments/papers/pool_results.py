@@ -160,4 +160,7 @@ def _facts(
           f', with losses that differ by up to {max(repeats):.3f}'
           if repeats else ''
       ),
-  } | {k: machine[k] for k in ('processor', 'device', 'jax', 'python')}
+      'report written on': ', '.join(
+          machine[name] for name in ('processor', 'device')
+      ),
+  } | {name: machine[name] for name in ('jax', 'python')}

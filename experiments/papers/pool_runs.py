@@ -162,19 +162,19 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
   }
   if len(curve) > 1:
     outcome['curve'] = curve
-  if recipe.task is not None and not diverged:
-    outcome |= distances(recipe, workdir)
+  if recipe.task is not None:
+    before = recipe.config.init_from
+    found = distances(recipe, before if diverged else str(workdir))
+    outcome |= dict.fromkeys(found, math.nan) if diverged else found
   return outcome | diverged
 
 
-def distances(
-    recipe: training.Recipe, workdir: pathlib.Path
-) -> dict[str, float]:
+def distances(recipe: training.Recipe, end: str) -> dict[str, float]:
   """Returns the cosine distances of hidden matrices before and after a run."""
   shapes = recipe.abstract_state.params
   found = cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
-      for source in (recipe.config.init_from, str(workdir))
+      for source in (recipe.config.init_from, end)
   ))
   means = module_means(found)
   means['all'] = sum(means.values()) / len(means)

@@ -40,6 +40,10 @@ _EVALUATIONS = 20
 def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
   """Runs the unfinished runs of the race, at both widths.
 
+  The steps of the arms are timed first. Every arm then trains for the number of
+  steps that take equal seconds at this pace, so that the outcome does not
+  depend on what else the machine does, or on which machine resumes the race.
+
   Args:
     data: Folder of the data.
     workdir: Folder of the runs; finished ones are not run again.
@@ -50,8 +54,8 @@ def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
     The report, and a line that names the files.
 
   Raises:
-    ValueError: data are missing, `workdir` has runs of another protocol, or
-      another process trains there.
+    ValueError: data are missing, `workdir` or `output` has runs of another
+      protocol or pace, or another process trains there.
     InterruptedError: a signal arrived; everything is saved.
   """
   prepared = pool_data.prepare(
@@ -115,9 +119,11 @@ class _Results:
 
   Args:
     path: The file.
-    identity: Identity of the protocol and its data; a file with another
-      identity is ignored.
-    workdir: Folder of the runs.
+    identity: Identity of the protocol and its data.
+    workdir: Folder of the runs, whose steps were chosen by the pace in it.
+
+  Raises:
+    ValueError: the file has another identity.
   """
 
   def __init__(
@@ -127,14 +133,26 @@ class _Results:
     self._path = path
     self._workdir = workdir
     found = read_json(path) if path.exists() else {}
-    if found.get('identity') != identity:
-      found = {'identity': identity, 'runs': {}}
-    self._found = found
+    if found and found.get('identity') != identity:
+      raise ValueError(
+          f'{path} is of a race of another protocol or other data; give '
+          'another output, or move it away.'
+      )
+    self._found = found or {'identity': identity, 'runs': {}}
 
   def pace(self, scale: Scale, prepared: pool_data.Prepared) -> Pace:
-    """Returns the pace at this width, which is measured once."""
+    """Returns the pace at this width, which is measured once.
+
+    Raises:
+      ValueError: runs in the workdir were made at another pace.
+    """
+    path = self._workdir / 'pace.json'
     if 'pace' not in self._found:
-      self._write(pace=measure_pace(scale, prepared)._asdict())
+      found = read_json(path) if path.exists() else (
+          measure_pace(scale, prepared)._asdict()
+      )
+      self._write(pace=found)
+    check_same(path, self._found['pace'])
     return Pace(**self._found['pace'])
 
   def run(

@@ -1,21 +1,20 @@
 """Figure of the race: validation loss over seconds of training."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.papers.arms import Arm
-from experiments.papers.pool import Outcome
 from spdf_jax.runs import plot_style
 
 
 def plot_race(
-    found: Mapping[int, Mapping[Arm, Mapping[int, Outcome]]]
+    found: Mapping[int, Mapping[Arm, Sequence[Sequence[tuple[float, float]]]]]
 ) -> Any:
   """Plots loss over seconds, a panel per width, a line per run.
 
   Args:
-    found: Outcomes with a `'curve'` of steps, seconds and losses, by width, arm
-      and seed.
+    found: Curves of seconds and losses, one for each run, by width and arm.
 
   Returns:
     A figure without the first tenth of the seconds, in which losses are several
@@ -25,27 +24,26 @@ def plot_race(
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> outcome = {'curve': [[1, 5.0, 3.0], [2, 10.0, 2.0]]}
-    >>> len(plot_race({128: {Arm('dense'): {1: outcome}}}).axes)
+    >>> curve = [(5.0, 3.0), (10.0, 2.0)]
+    >>> len(plot_race({128: {Arm('dense'): [curve]}}).axes)
     1
   """
   figure = plot_style.new_figure(5.5 * len(found), 3.6)
   panels = figure.subplots(1, len(found), squeeze=False)[0]
   for ax, (width, arms) in zip(panels, found.items()):
     ends = []
-    for i, (arm, outcomes) in enumerate(arms.items()):
+    for i, (arm, curves) in enumerate(arms.items()):
       style = plot_style.style_of(i)
-      for j, outcome in enumerate(outcomes.values()):
-        last = outcome['curve'][-1][1]
-        curve = [row for row in outcome['curve'] if row[1] > 0.1 * last]
+      for j, curve in enumerate(curves):
+        shown = [point for point in curve if point[0] > 0.1 * curve[-1][0]]
         ax.plot(
-            [seconds for _, seconds, _ in curve], [loss for *_, loss in curve],
+            *zip(*shown),
             color=style['color'], linewidth=1.2, alpha=0.8,
             label=arm.name if j == 0 else None,
         )
-        ends.append(curve[-1][2])
+        ends.append(curve[-1][1])
     ax.set_title(f'width {width}', fontsize=10)
-    ax.set_xlabel('seconds of training, all cores')
+    ax.set_xlabel('seconds of training at the measured pace')
     ax.set_ylabel('validation loss (nats per byte)')
     ax.set_ylim(min(ends) - 0.05, min(ends) + 0.8)
     ax.legend(frameon=False, fontsize=8)

@@ -60,6 +60,19 @@ class Leg(NamedTuple):
         found.setdefault(plain, {})[seed] = self.done[name]
     return found
 
+  def curves(self) -> dict[Arm, list[list[tuple[float, float]]]]:
+    """Returns seconds and losses of full-length runs, by arm and run."""
+    return {
+        arm: [
+            [
+                (self.pace.seconds_until(arm, step, outcome['steps']), loss)
+                for step, _, loss in outcome['curve']
+            ]
+            for outcome in outcomes.values() if 'curve' in outcome
+        ]
+        for arm, outcomes in self.outcomes().items()
+    }
+
 
 def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
   """Writes the report and the figure of a race; returns the report.
@@ -76,11 +89,12 @@ def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
   machine = describe_machine()
   lines = [
       '# Race for equal seconds', '',
-      'Every arm trains for equal seconds on all cores, without evaluation and '
-      'compilation. Losses are on the validation text, in nats per byte, at '
-      "the end of each arm's own schedule.", '',
-      *(f'* {name}: {machine[name]}' for name in
-        ('processor', 'cores', 'jax', 'python')),
+      'Every arm trains for as many steps as take equal seconds at the pace '
+      'that was measured before on idle cores; seconds are counted at this '
+      'pace, without evaluation and compilation. Losses are on the validation '
+      "text, in nats per byte, at the end of each arm's own schedule.", '',
+      f'* pace: {legs[0].pace.machine}',
+      *(f'* {name}: {machine[name]}' for name in ('jax', 'python')),
       f'* protocol: commit {protocol_commit()}',
   ]
   for leg in legs:
@@ -88,7 +102,7 @@ def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
   report = '\n'.join(lines) + '\n'
   write_atomically(output / 'table.md', report)
   with contextlib.suppress(ImportError):  # matplotlib is optional.
-    plot_race({leg.width: leg.outcomes() for leg in legs}).savefig(
+    plot_race({leg.width: leg.curves() for leg in legs}).savefig(
         output / 'race.png'
     )
   return report
@@ -97,13 +111,13 @@ def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
 def _describe(leg: Leg) -> list[str]:
   scale, found = leg.scale, leg.outcomes()
   count = parameters(leg.width, scale.layers, scale.length, scale.vocab_size)
-  seconds = ', '.join(
+  each = ', '.join(
       f'{1000 * value:.0f} ms at {name} %'
       for name, value in leg.pace.seconds.items()
   )
   lines = [
       f'{count:,} parameters; budget {leg.budget:.0f} s; a step, timed before '
-      f'the race, takes {seconds}, in {leg.pace.micro_batches} micro-batches. '
+      f'the race, takes {each}, in {leg.pace.micro_batches} micro-batches. '
       f'The dense arm reads {scale.tokens_per_parameter:.1f} tokens per '
       'parameter'
       + ('.' if scale.tokens_per_parameter >= 20 else ': under-trained.'), '',
@@ -131,13 +145,14 @@ def _describe(leg: Leg) -> list[str]:
         against += f' ({interval.low:+.4f} to {interval.high:+.4f})'
     spread = f' ± {statistics.stdev(losses):.4f}' if len(losses) > 1 else ''
     steps = mean('steps')
+    seconds = leg.pace.seconds_until(arm, steps, steps)
     rows.append([
         arm.name, f'{rates[arm]["rate"]:g}', str(len(losses)),
-        f'{mean("training_seconds"):.0f}', f'{steps:,.0f}',
+        f'{seconds:.0f}', f'{mean("training_seconds"):.0f}', f'{steps:,.0f}',
         f'{steps * scale.batch_size * scale.length / 1e6:.1f}M',
         f'{mean("flops"):.2e}',
         f'{statistics.fmean(losses):.4f}{spread}', against,
     ])
-  columns = ['arm', 'rate', 'seeds', 'seconds', 'steps', 'tokens', 'FLOPs',
-             'loss', 'minus dense (95 %)']
+  columns = ['arm', 'rate', 'seeds', 'seconds', 'measured', 'steps', 'tokens',
+             'FLOPs', 'loss', 'minus dense (95 %)']
   return [*lines, markdown_table(columns, rows, numbers=columns[1:])]
