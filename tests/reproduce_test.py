@@ -131,7 +131,7 @@ def test_a_whole_smoke_run_trains_every_kind_of_arm(tmp_path):
 
 @pytest.mark.parametrize('flags, message', [
     (['--scale=fairr'], "scale 'fairr' is unknown; did you mean 'fair'?"),
-    (['--scale=smoke', '--claims=a,h-sise'], "did you mean 'h-size'"),
+    (['--scale=smoke', '--claims=a,h-sise'], "claim 'h-sise' is unknown"),
     (['--scale=fair'], 'give the folder that contains books, e2e, webnlg17'),
 ])
 def test_what_cannot_be_starts_no_run(tmp_path, flags, message):
