@@ -101,7 +101,7 @@ def check_claims(
   """
   scale = lookup('scale', name, SCALES)
   for key in claims:
-    lookup('claim', key, scale.claims)
+    lookup('claim', key, {name: CLAIMS[name] for name in scale.claims})
   reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(
       reproduction, data, workers, report_only, limits, executor=executor,
