@@ -61,8 +61,10 @@ def _evaluate() -> str:
   open_model = open_models.open_run if _WORKDIR.value else open_models.open_hf
   if _LISTED.value:
     open_model = open_models.open_listed
-  candidate = open_model(_WORKDIR.value or _HF.value)
-  return scoring.score(candidate, _TASKS.value, _OUTPUT.value)
+  source = _WORKDIR.value or _HF.value
+  return scoring.score(
+      lambda: open_model(source), _TASKS.value, _OUTPUT.value
+  )
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """Flags for scoring models, shared by commands."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import json
 import pathlib
@@ -51,30 +52,42 @@ def settings(generations: pathlib.Path | None) -> scorecard.Settings:
 
 
 def score(
-    candidate: Candidate, tasks: Sequence[str], output: str | None
+    open_model: Callable[[], Candidate],
+    tasks: Sequence[str],
+    output: str | None,
 ) -> str:
   """Scores a model on tasks with the settings that the flags give.
 
   Args:
-    candidate: Model to score.
+    open_model: Opens the model, after tasks and output are checked.
     tasks: `NAME` or `NAME=PATH` of each task.
-    output: JSON file for the scores; table and answers are written beside it.
-      `None`: nothing is written.
+    output: JSON file for the scores; table and answers are written beside it,
+      after each task. `None`: nothing is written.
 
   Returns:
     The table of the scores.
 
   Raises:
-    ValueError: A task is unknown, or its files do not belong to it.
+    ValueError: The name of the output does not end with `.json`, a task is
+      invalid, or the model or a setting does not suit it.
     ImportError: A library is missing.
   """
+  scorecard.parse_tasks(tasks)
   path = pathlib.Path(output) if output else None
-  scores = scorecard.score_tasks(
-      candidate, tasks, settings(path and path.with_suffix(''))
-  )
-  table = scorecard.format_scores(scores)
   if path is not None:
-    write_atomically(path.with_suffix('.md'), table + '\n')
-    found = scorecard.to_json(candidate, scores)
-    write_atomically(path, json.dumps(found, indent=2) + '\n')
-  return table
+    if path.suffix != '.json':
+      raise ValueError(f'output is {output!r}; give a name that ends in .json.')
+    path.parent.mkdir(parents=True, exist_ok=True)
+  candidate = open_model()
+  scores: list[scorecard.Score] = []
+  for found in scorecard.score_tasks(
+      candidate, tasks, settings(path and path.with_suffix(''))
+  ):
+    scores += found
+    if path is not None:
+      write_atomically(
+          path.with_suffix('.md'), scorecard.format_scores(scores) + '\n'
+      )
+      entry = scorecard.to_json(candidate, scores)
+      write_atomically(path, json.dumps(entry, indent=2) + '\n')
+  return scorecard.format_scores(scores)

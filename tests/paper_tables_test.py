@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import statistics
 
 import pytest
@@ -255,6 +256,15 @@ def test_every_scored_round_of_a_workdir_fills_the_row_of_that_round(tmp_path):
   text = report('iterative', [tmp_path])
   assert '| 66.4%, round 3 | Pile loss | 5.25 ± 0.35 | 2 | 1.28e+04 |' in text
   assert 'belong in no row' not in text
+
+
+def test_a_run_given_by_another_path_is_one_run(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  run = make_run(tmp_path / 'runs' / 'a', ROUNDS, preset='gpt3-1.3b')
+  score(tmp_path / 'runs' / 'a.json', 'runs/a', 2.5)
+  for folder in (tmp_path / 'runs', 'runs', f'../{tmp_path.name}/runs'):
+    (found,) = find_runs([folder]).runs
+    assert len(found.scores) == 1 and os.path.samefile(found.source, run)
 
 
 def test_the_last_round_and_the_whole_run_are_one_checkpoint(tmp_path):

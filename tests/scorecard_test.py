@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments import scoring
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import interop
@@ -182,10 +183,47 @@ def test_what_cannot_be_measured_is_named(candidate, name, message):
 @pytest.mark.parametrize('task, message', [
     ('lambda', "task 'lambda' is unknown; did you mean 'lambada'"),
     ('lambada=no/such.jsonl', "task lambada: 'no/such.jsonl' does not exist"),
+    ('wikitext', 'task wikitext has no path; give wikitext=PATH'),
+    ('jsonl=.', 'task jsonl is given twice'),
+    ('validation', 'tiny has no corpus to validate on'),
 ])
-def test_all_tasks_are_checked_before_the_first_is_scored(task, message):
+def test_all_tasks_are_checked_before_the_first_is_scored(
+    candidate, task, message
+):
   with pytest.raises(ValueError, match=message):
-    scorecard.score_tasks(None, ['validation', task], GREEDY)
+    next(scorecard.score_tasks(candidate, ['jsonl=.', task], GREEDY))
+
+
+@pytest.mark.parametrize('changed, message', [
+    ({'max_new_tokens': 31}, 'has 32 positions .* give at most 30'),
+    ({'meteor_jar': 'no.jar'}, "meteor_jar is 'no.jar': METEOR needs no.jar"),
+])
+def test_settings_that_do_not_suit_are_refused_before_generation(
+    candidate, changed, message
+):
+  settings = dataclasses.replace(GREEDY, **changed)
+  with pytest.raises(ValueError, match=message):
+    scorecard.score_task(candidate, 'jsonl', 'none', settings)
+
+
+def test_answers_of_hu2021_end_at_a_token_of_a_blank_line(
+    candidate, monkeypatch
+):
+  ends = []
+  monkeypatch.setattr(
+      evaluation, 'beam_search',
+      lambda *_, end_of_text, **__: ends.append(end_of_text) or [[1]],
+  )
+  texts = ['\n\n\n\nx'] * 9
+  for tokenizer in (data.ByteTokenizer(), data.train_bpe(texts, 258)):
+    one = dataclasses.replace(
+        candidate, tokenizer=tokenizer,
+        model=models.create_model('gpt-mini', vocab_size=258, max_length=32),
+    )
+    settings = scorecard.Settings(max_new_tokens=4)
+    scorecard.answer(one, ['a'], settings)
+  (blank_line,) = tokenizer.encode('\n\n')
+  assert ends == [256, [tokenizer.end_of_text, blank_line]]
 
 
 def test_a_model_of_hugging_face_is_the_same_model(candidate, tmp_path):
@@ -215,16 +253,37 @@ def test_the_command_prints_and_writes_the_scores_of_all_tasks(
   found = subprocess.run(
       [
           sys.executable, '-m', 'experiments.evaluate', f'--hf={tmp_path}',
-          f'--tasks={tasks}', f'--output={tmp_path}/scores.json',
+          f'--tasks={tasks}', f'--output={tmp_path}/new/scores.json',
       ],
       cwd=pathlib.Path(__file__).parent.parent, capture_output=True, text=True,
   )
   assert found.returncode == 0, found.stderr
-  assert (tmp_path / 'scores.md').read_text() == found.stdout
-  scores = json.loads((tmp_path / 'scores.json').read_text())['scores']
+  output = tmp_path / 'new' / 'scores.json'
+  assert output.with_suffix('.md').read_text() == found.stdout
+  scores = json.loads(output.read_text())['scores']
   for score in scores:
     assert f'| {score["task"]} | {score["protocol"]} |' in found.stdout
   assert {score['task'] for score in scores} == {'lambada', 'wikitext'}
+
+
+def test_scores_are_kept_if_a_later_task_fails(
+    candidate, tmp_path, monkeypatch
+):
+  def score_tasks(*_):
+    yield [scorecard.Score('lambada', 'gpt2', 'accuracy', 0.5)]
+    raise ValueError('later')
+
+  monkeypatch.setattr(scoring.scorecard, 'score_tasks', score_tasks)
+  monkeypatch.setattr(scoring, 'settings', lambda generations: GREEDY)
+  score = lambda output: scoring.score(
+      lambda: candidate, ['validation'], str(tmp_path / output)
+  )
+  with pytest.raises(ValueError, match='give a name that ends in .json'):
+    score('scores')
+  with pytest.raises(ValueError, match='later'):
+    score('scores.json')
+  entry = json.loads((tmp_path / 'scores.json').read_text())
+  assert entry['scores'][0]['value'] == 0.5
 
 
 def test_a_tokenizer_of_another_model_is_refused(candidate):

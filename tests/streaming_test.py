@@ -1,5 +1,6 @@
 """Streamed texts are those of `generate`; sources of models are equal."""
 
+import dataclasses
 import io
 import os
 import pathlib
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import pytest
 from sparse_params import make_sparse_params
 
@@ -99,6 +101,31 @@ def test_characters_are_decoded_when_they_are_complete():
   pieces = list(continuation.decode_pieces(data.ByteTokenizer(), iter(tokens)))
   assert ''.join(pieces) == text + '\ufffd'
   assert set(text) <= set(pieces)
+
+
+class Words:
+  """Decodes as tokenizers of Llama do, without the space before the first."""
+
+  def decode(self, ids):
+    return ''.join(f' word{i}' for i in ids)[1:]
+
+
+def test_a_continuation_begins_with_the_space_after_its_prompt():
+  pieces = continuation.decode_pieces(Words(), iter([3, 4]), [1, 2])
+  assert list(pieces) == [' word3', ' word4']
+
+
+def test_a_model_in_float16_is_listed_in_float32(tmp_path, monkeypatch):
+  save(tmp_path)
+  found = interop.load_hf(tmp_path)
+  config = dataclasses.replace(found.config, dtype='float16')
+  monkeypatch.setattr(
+      interop, 'load_hf', lambda _: found._replace(config=config)
+  )
+  candidate = open_models.open_listed(str(tmp_path))
+  assert candidate.model.config.dtype == 'float32'
+  logits = candidate.subject.apply_fn(candidate.params, jnp.arange(4)[None])
+  assert jnp.isfinite(logits).all()
 
 
 @pytest.mark.process

@@ -1,5 +1,6 @@
 """Sweeps: grids, rankings, and the command killed and resumed."""
 
+import dataclasses
 import json
 import math
 import time
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from quickstart_runs import start_command
 
+from spdf_jax.evaluation.scorecard import Settings
+from spdf_jax.runs import swept_runs
 from spdf_jax.runs.sweeps import parse_grid
 from spdf_jax.runs.sweeps import points
 from spdf_jax.runs.sweeps import rank
@@ -70,6 +73,22 @@ def test_means_and_deviations_are_those_of_numpy(means, seeds):
 def test_a_metric_that_was_not_measured_is_named():
   with pytest.raises(ValueError, match="has not measured 'task/bleu'"):
     rank([Result({}, 0, 'x', {'target/loss': 1.0})], 'task/bleu')
+
+
+def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
+  how = dict(tasks=['validation'], settings=dataclasses.asdict(Settings()))
+  entry = dict(model='elsewhere/x', scores=[], **how)
+  (tmp_path / 'test.json').write_text(json.dumps([entry]))
+  best = [Result({}, 0, 'x', {})]
+  score = lambda tasks, **changed: swept_runs.score(
+      tmp_path, best, tasks, Settings(**changed)
+  )
+  assert score(['validation']) == (tmp_path / 'test.md').read_text()[:-1]
+  for changed in (
+      dict(tasks=['validation'], limit=10), dict(tasks=['python-docstrings'])
+  ):
+    with pytest.raises(ValueError, match='scores of other runs, tasks or set'):
+      score(**changed)
 
 
 def sweep(workdir, *flags):

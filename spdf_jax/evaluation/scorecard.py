@@ -19,6 +19,8 @@ from spdf_jax.evaluation.candidate import Candidate
 from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
 from spdf_jax.evaluation.markdown import markdown_table
 from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.evaluation.metrics.meteor import why_no_meteor
+from spdf_jax.extras import require
 from spdf_jax.names import lookup
 
 logger = logging.getLogger('spdf_jax')
@@ -33,6 +35,10 @@ TEXT_PROTOCOLS = {
     'python-docstrings': ('generation_eval',),
 }
 """Protocols of text metrics by generation task; papers report the first."""
+
+
+_WITHOUT_FILES = {'validation', 'python-docstrings', *evaluation.SUITES}
+"""Tasks that need no path; without one, those of a suite are downloaded."""
 
 
 class Score(NamedTuple):
@@ -90,19 +96,28 @@ def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
     Name and path of each task; `''` is no path.
 
   Raises:
-    ValueError: A name is unknown, or nothing is at a path.
+    ValueError: A name is unknown or given twice, a path is missing, or nothing
+      is there.
 
   Example:
     >>> parse_tasks(['validation'])
     [('validation', '')]
   """
-  named = []
+  named: list[tuple[str, str]] = []
   for task in tasks:
     name, _, path = task.partition('=')
     _scorer(name)
+    if not path and name not in _WITHOUT_FILES:
+      raise ValueError(
+          f'task {name} has no path; give {name}=PATH of its files.'
+      )
     if path and not pathlib.Path(path).exists():
       raise ValueError(
           f'task {name}: {path!r} does not exist; give the path of its files.'
+      )
+    if name in dict(named):
+      raise ValueError(
+          f'task {name} is given twice; score it with each path by itself.'
       )
     named.append((name, path))
   return named
@@ -110,13 +125,49 @@ def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
 
 def score_tasks(
     candidate: Candidate, tasks: Sequence[str], settings: Settings
-) -> list[Score]:
-  """Evaluates a model on tasks, given as `parse_tasks` takes them."""
-  scores = []
-  for name, path in parse_tasks(tasks):
+) -> Iterator[list[Score]]:
+  """Evaluates a model on tasks, one after another.
+
+  Args:
+    candidate: Model to evaluate.
+    tasks: Tasks, as `parse_tasks` takes them.
+    settings: Settings of generation and scoring.
+
+  Yields:
+    The scores of each task.
+
+  Raises:
+    ValueError: A task is invalid, or the model or a setting does not suit it;
+      most of this is found before the first task is scored.
+    ImportError: A library is missing.
+  """
+  named = parse_tasks(tasks)
+  for name, _ in named:
+    _check(candidate, name, settings)
+  for name, path in named:
     logger.info('scoring %s', name)
-    scores += score_task(candidate, name, path, settings)
-  return scores
+    yield score_task(candidate, name, path, settings)
+
+
+def _check(candidate: Candidate, name: str, settings: Settings) -> None:
+  """Raises if a task cannot be scored with a model and settings."""
+  if name == 'validation' and candidate.config is None:
+    raise ValueError(
+        f'{candidate.name} has no corpus to validate on; leave out task '
+        f'{name!r}.'
+    )
+  if name not in TEXT_PROTOCOLS:
+    return
+  require('sacrebleu', 'eval')
+  length = candidate.model.config.max_length
+  if settings.max_new_tokens > length - 2:
+    raise ValueError(
+        f'max_new_tokens is {settings.max_new_tokens}, and {candidate.name} '
+        f'has {length} positions for context and answer; give at most '
+        f'{length - 2}.'
+    )
+  if settings.meteor_jar and (reason := why_no_meteor(settings.meteor_jar)):
+    raise ValueError(f'meteor_jar is {settings.meteor_jar!r}: {reason}')
 
 
 def score_task(
@@ -142,6 +193,7 @@ def score_task(
     ImportError: A library is missing.
   """
   score = _scorer(name)
+  _check(candidate, name, settings)
   # The corpus of a run is already encoded.
   if not settings.special_tokens or name == 'validation':
     return list(score(candidate, name, path, settings))
@@ -168,11 +220,6 @@ def _validation(
     candidate: Candidate, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
   del path
-  if candidate.config is None:
-    raise ValueError(
-        f'{candidate.name} has no corpus to validate on; leave out task '
-        f'{name!r}.'
-    )
   config = candidate.config.data
   corpus = data.prepare_corpus(
       config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
@@ -310,7 +357,7 @@ def answer(
   """
   tokenizer, model = candidate.tokenizer, candidate.model
   end, length = tokenizer.end_of_text, model.config.max_length
-  room = length - settings.max_new_tokens
+  room = length - settings.max_new_tokens  # At least 2, see `_check`.
   prompts = [
       [*tokens[:room - 1], end] for tokens in tokenizer.encode_batch(contexts)
   ]
@@ -323,6 +370,9 @@ def answer(
     found = evaluation.generate(decoder, candidate.params, prompts, **given)
   else:
     search = lookup('search', settings.search, evaluation.PROTOCOLS)
+    blank_line = tokenizer.encode('\n\n')
+    if settings.search == 'hu2021' and len(blank_line) == 1:
+      given['end_of_text'] = [end, *blank_line]
     found = evaluation.beam_search(
         decoder, candidate.params, prompts, search=search, **given
     )

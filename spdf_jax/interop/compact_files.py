@@ -110,7 +110,7 @@ def list_tensor(
     transposed: bool,
     dtype: Any = None,
 ) -> ListedMatrix:
-  """Lists the kept weights of a matrix without building the matrix.
+  """Lists the kept weights of a matrix.
 
   Args:
     name: Name of the tensor.
@@ -134,17 +134,20 @@ def list_tensor(
     [0, 1, 2]
   """
   values, mask = _values_and_mask(name, packed, shape)
-  outputs, inputs = np.nonzero(mask)
-  if not transposed:
-    inputs, outputs = outputs, inputs
-    order = np.argsort(outputs, kind='stable')
-    values, inputs = values[order], inputs[order]
+  if not transposed:  # Values [in, out] in the order (output, input).
+    matrix = np.zeros(shape, values.dtype)
+    matrix[mask] = values
+    mask = mask.T
+    values = matrix.T[mask]
+    del matrix
+  # Not int64, as of `np.nonzero`, which can take more memory than the matrix.
+  inputs = np.arange(mask.shape[1], dtype=np.uint32)
+  indices = np.broadcast_to(inputs, mask.shape)[mask]
   if dtype is None and values.dtype == np.float16:
     dtype = np.float32
-  axis = 1 if transposed else 0
   return list_values(
       values if dtype is None else values.astype(dtype),
-      inputs, mask.sum(axis, dtype=np.int64), shape[axis],
+      indices, mask.sum(axis=1, dtype=np.int64), len(inputs),
   )
 
 

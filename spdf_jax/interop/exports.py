@@ -30,6 +30,9 @@ from spdf_jax.sparsity.paths import by_name
 PyTree = Any
 Arrays = dict[str, np.ndarray]
 
+_WRITING = '.writing_'
+"""Beginning of the name of an unfinished export's folder."""
+
 _OURS = frozenset({
     CONFIG, GENERATION, tensor_files.MASKS, *tensor_files.FORMATS.values()
 })
@@ -102,7 +105,9 @@ def save_hf(
   kept = layouts.to_tensors(tensors, masks, shapes)
   _check_ours(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(prefix='.writing_', dir=directory) as name:
+  for unfinished in directory.glob(f'{_WRITING}*'):  # Of an export killed.
+    shutil.rmtree(unfinished)
+  with tempfile.TemporaryDirectory(prefix=_WRITING, dir=directory) as name:
     source = pathlib.Path(name)
     if format == 'compact':
       tensor_files.write_tensors(

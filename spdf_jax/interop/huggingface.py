@@ -117,9 +117,9 @@ def load_hf(
 def load_listed(
     directory: str | os.PathLike[str], *, dtype: Any = None
 ) -> HFModel:
-  """Reads a compact export for inference, without building its matrices.
+  """Reads a compact export for inference, without building all its matrices.
 
-  The file is mapped to memory and read tensor by tensor.
+  The file is mapped to memory and read matrix by matrix.
 
   Args:
     directory: Directory that `save_hf` wrote with `format='compact'`.

@@ -2,6 +2,7 @@
 """The continuation of a prompt, written as it is generated."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import resource
 import sys
 import time
@@ -58,7 +59,7 @@ def write_continuation(
       times.append(time.perf_counter())
       yield token
 
-  pieces = decode_pieces(tokenizer, timed())
+  pieces = decode_pieces(tokenizer, timed(), ids)
   first = next(pieces, '')  # Bad input raises before anything is written.
   out.write(prompt + first)
   for piece in pieces:
@@ -79,13 +80,15 @@ def write_continuation(
 
 
 def decode_pieces(
-    tokenizer: Tokenizer, tokens: Iterator[int]
+    tokenizer: Tokenizer, tokens: Iterator[int], prompt: Sequence[int] = ()
 ) -> Iterator[str]:
   """Decodes tokens one by one; a character is yielded when it is complete.
 
   Args:
     tokenizer: The tokenizer.
     tokens: Token ids.
+    prompt: Token ids before them, which decide whether the first one begins
+      with a space: tokenizers of Llama omit it at the beginning of a text.
 
   Yields:
     Texts, whose concatenation is the text of all tokens.
@@ -95,8 +98,8 @@ def decode_pieces(
     >>> list(decode_pieces(ByteTokenizer(), iter('né'.encode())))
     ['n', '', 'é']
   """
-  waiting: list[int] = []
-  done = ''
+  waiting = list(prompt)
+  done = tokenizer.decode(waiting)
   for token in tokens:
     waiting.append(token)
     text = tokenizer.decode(waiting)

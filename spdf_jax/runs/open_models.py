@@ -23,16 +23,19 @@ from spdf_jax.runs.conversion import mask_of
 from spdf_jax.runs.conversion import mask_of_zeros
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.own_models import OwnSizes
+from spdf_jax.training.settings import DataConfig
 from spdf_jax.training.workdir import read_meta
 
 PyTree = Any
 
 
-def open_run(source: str) -> Candidate:
+def open_run(source: str, tokenizer: str | None = None) -> Candidate:
   """Opens a checkpoint of a run, with the tokenizer of its corpus.
 
   Args:
     source: `'WORKDIR'`, `'WORKDIR@PHASE'` or `'WORKDIR@PHASE:best'`.
+    tokenizer: Path that `data.open_tokenizer` can read; `None`: the tokenizer
+      of the run's corpus, which is prepared if it is missing.
 
   Returns:
     The model with its tokenizer.
@@ -57,12 +60,11 @@ def open_run(source: str) -> Candidate:
     )
   model = models.model_of(config.model.sizes)
   params = _read_params(checkpoint, model)
-  corpus = data.prepare_corpus(
-      config.data.corpus,
-      tokenizer=config.data.tokenizer,
-      cache_dir=config.data.cache_dir,
+  return Candidate(
+      source, model, params,
+      data.open_tokenizer(tokenizer) if tokenizer else _tokenizer(config.data),
+      config,
   )
-  return Candidate(source, model, params, corpus.tokenizer, config)
 
 
 def open_hf(directory: str) -> Candidate:
@@ -99,8 +101,8 @@ def open_listed(
 
   Args:
     source: `'WORKDIR'`, `'WORKDIR@PHASE'`, `'WORKDIR@PHASE:best'` or a Hugging
-      Face directory. A compact export is read without building dense
-      matrices; every matrix with a mask is listed.
+      Face directory. A compact export is read matrix by matrix, without
+      a dense model; every matrix with a mask is listed.
     dtype: Dtype of the kept weights, `'float32'` or `'bfloat16'`; `None`: that
       of the source.
     tokenizer: Path that `data.open_tokenizer` can read; `None`: the tokenizer
@@ -125,8 +127,8 @@ def open_listed(
       config, params, mask = interop.load_hf(directory)
       mask = mask_of_zeros(params) if mask is None else mask
   else:
-    run = open_run(source)
-    reader = data.open_tokenizer(tokenizer) if tokenizer else run.tokenizer
+    run = open_run(source, tokenizer)
+    reader = run.tokenizer
     config = dataclasses.replace(run.model.config, scan_layers=False)
     mask = mask_of(training.find_checkpoint(source), run.params)
     params, mask = (
@@ -139,11 +141,24 @@ def open_listed(
         lambda m: m if m.mean() <= 1 - least_sparsity else None, mask
     )
     params = list_params(params, mask, dtype=dtype)
+    if config.dtype == 'float16':  # There are no products with lists in it.
+      config = dataclasses.replace(config, dtype='float32')
   config = dataclasses.replace(config, lowering=NATIVE)
   return Candidate(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
       reader, run and run.config,
   )
+
+
+def _tokenizer(config: DataConfig) -> data.Tokenizer:
+  """Returns the tokenizer of a corpus, which is prepared if it must be."""
+  name, where = config.corpus, dict(
+      tokenizer=config.tokenizer, cache_dir=config.cache_dir
+  )
+  try:
+    return data.read_tokenizer(name, **where)
+  except OSError:
+    return data.prepare_corpus(name, **where).tokenizer
 
 
 def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:

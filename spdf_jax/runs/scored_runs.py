@@ -62,6 +62,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
   """
   scores: dict[str, dict[tuple[str, str, str], float]] = {}
   problems = []
+  names: dict[str, str] = {}  # By real path: a run may be given in two ways.
   for folder in map(pathlib.Path, folders):
     if not folder.is_dir():
       raise ValueError(
@@ -75,12 +76,13 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
           'experiments.train or experiments.sweep made.'
       )
     for workdir in workdirs:
-      scores.setdefault(os.path.normpath(workdir), {})
+      scores.setdefault(_name(workdir, names), {})
     for path, entry in files:
-      source = _source_of(path, entry['model'])
-      if source is None:
+      found = _source_of(path, entry['model'])
+      if found is None:
         problems.append(f'{path} scores {entry["model"]}, which is no run here')
         continue
+      source = _name(found[0], names) + found[1]
       _add(scores.setdefault(source, {}), entry['scores'], path, source)
   runs = []
   for source in sorted(scores):
@@ -117,16 +119,23 @@ def _entries(path: pathlib.Path) -> Iterator[Mapping[str, Any]]:
       yield entry
 
 
-def _source_of(path: pathlib.Path, model: str) -> str | None:
-  """Returns the run that scores belong to, by name or by the file's folder."""
+def _name(workdir: str | os.PathLike[str], names: dict[str, str]) -> str:
+  """Returns the first name by which a workdir was found."""
+  return names.setdefault(os.path.realpath(workdir), os.path.normpath(workdir))
+
+
+def _source_of(
+    path: pathlib.Path, model: str
+) -> tuple[pathlib.Path, str] | None:
+  """Returns the workdir that scores belong to, and `'@PHASE'` or `''`.
+
+  It is found by the model's name or by the file's folder.
+  """
   text, at, phase = model.partition('@')
   folders = [pathlib.Path(), *path.absolute().parents]
   for workdir in [*(folder / text for folder in folders), path.parent]:
     if (workdir / 'plan.json').is_file():
-      found = os.path.relpath(workdir) if not workdir.is_absolute() else (
-          os.path.normpath(workdir)
-      )
-      return found if phase == _last_phase(workdir) else found + at + phase
+      return workdir, '' if phase == _last_phase(workdir) else at + phase
   return None
 
 

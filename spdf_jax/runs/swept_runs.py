@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 from typing import Any
@@ -205,6 +206,8 @@ def score(
 ) -> str:
   """Scores runs on test splits, unless they have been scored before.
 
+  `test.json` records the tasks and settings too.
+
   Args:
     workdir: Folder of the sweep, in which `test.json` and `test.md` are
       written.
@@ -217,25 +220,33 @@ def score(
     A table of means over the runs.
 
   Raises:
-    ValueError: `test.json` has scores of other runs, or a task is invalid.
+    ValueError: `test.json` has scores of other runs, tasks or settings, or a
+      task is invalid.
   """
   path = workdir / 'test.json'
-  sources = [str(workdir / result.workdir) for result in best]
+  how = {
+      'tasks': [name for name, _ in scorecard.parse_tasks(tasks)],
+      'settings': dataclasses.asdict(settings) | {'generations': None},
+  }
   if path.exists():
     found = json.loads(path.read_text('utf-8'))
-    if [run['model'] for run in found] != sources:
+    same = [pathlib.Path(run['model']).name for run in found] == [
+        result.workdir for result in best
+    ]
+    if not same or any(run != {**run, **how} for run in found):
       raise ValueError(
-          f'{path} has the test scores of other runs, of another grid; the '
+          f'{path} has the test scores of other runs, tasks or settings; the '
           'test split is for one choice: move the file away to score again.'
       )
   else:
     found = []
-    for source in sources:
-      candidate = open_run(source)
-      answers = pathlib.Path(source) / 'test'
-      how = dataclasses.replace(settings, generations=answers)
-      scores = scorecard.score_tasks(candidate, tasks, how)
-      found.append(scorecard.to_json(candidate, scores))
+    for source in (workdir / result.workdir for result in best):
+      candidate = open_run(str(source))
+      scores = itertools.chain.from_iterable(scorecard.score_tasks(
+          candidate, tasks,
+          dataclasses.replace(settings, generations=source / 'test'),
+      ))
+      found.append({**scorecard.to_json(candidate, list(scores)), **how})
     write_atomically(path, json.dumps(found, indent=2) + '\n')
   table = scorecard.format_means(found)
   write_atomically(workdir / 'test.md', table + '\n')

@@ -195,9 +195,12 @@ def score_texts(
     if reason:
       values[name], reasons[name] = None, reason
     elif meteor_jar is not None:
-      values[name] = meteor(
-          [rules.words(text) for text in texts],
-          [[rules.words(text) for text in group] for group in groups],
-          jar=meteor_jar,
-      )
+      try:
+        values[name] = meteor(
+            [rules.words(text) for text in texts],
+            [[rules.words(text) for text in group] for group in groups],
+            jar=meteor_jar,
+        )
+      except RuntimeError as error:  # The Java program failed.
+        values[name], reasons[name] = None, str(error)
   return Scores(protocol, values, reasons)
