@@ -2,7 +2,7 @@
 """spdf_jax: sparse pre-training and dense fine-tuning in JAX.
 
 This namespace holds the sparsity transforms, which need only jax, optax and
-numpy. Models, training, data, evaluation and analysis are imported by name,
+numpy. Models, data, training, evaluation, costs and runs are imported by name,
 e.g. `from spdf_jax import models`.
 """
 

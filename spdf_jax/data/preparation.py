@@ -74,7 +74,8 @@ def prepare_files(
 
   Args:
     input: A file or folder, as `list_inputs` and `read_documents` take it, or
-      `'hf:PATH,CONFIG'` to stream a dataset of Hugging Face.
+      `'hf:PATH,CONFIG'`, either with `@REVISION`, to stream a dataset of
+      Hugging Face.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
