@@ -43,9 +43,9 @@ _PREPARE = [
     *_DATA, 'pyarrow>=15', 'sentencepiece>=0.2', 'zstandard>=0.22'
 ]
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
-_NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13']
+_NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13', 'ipykernel>=6.29']
 _DOCS = [
-    *_NOTEBOOKS, 'ipykernel>=6.29', 'myst-nb>=1.3', 'sphinx>=8.2',
+    *_NOTEBOOKS, 'myst-nb>=1.3', 'sphinx>=8.2',
     'sphinx-book-theme>=1.1', 'sphinx-copybutton>=0.5', 'sphinx-design>=0.6',
 ]
 

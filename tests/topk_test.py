@@ -248,6 +248,15 @@ def test_scratch_is_six_bytes_per_score(with_key):
   assert scratch <= 6.1 * 2**20
 
 
+def test_scratch_of_random_masks_is_eleven_bytes_per_entry_of_a_layer():
+  among = jax.ShapeDtypeStruct((4, 512, 512), bool)
+  program = jax.jit(
+      lambda a: topk.keep_random(jax.random.key(0), a.shape, 1000, among=a)
+  ).lower(among).compile()
+  scratch = program.memory_analysis().temp_size_in_bytes
+  assert scratch <= 11.2 * 2**18
+
+
 @pytest.mark.parametrize('message, arguments', [
     ('kept is -1', dict(kept=-1)),
     (r'kept has shape \(3,\)', dict(kept=np.ones(3, np.int32))),

@@ -81,10 +81,8 @@ def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
     uint32 of the shape.
   """
   scores: Any = layer.scores
-  words: Any = layer.words
-  number: Any = layer.number
   if i == _score_keys(scores):
-    key = ~random_bits.bits_of_layer(words, number, shape)
+    key = ~draw(layer, shape)
   else:
     key = ~sortable_bits(scores)
     if key.dtype == jnp.uint64:
@@ -96,6 +94,13 @@ def read_key(layer: Layers, i: int, shape: Shape) -> jax.Array:
   )
   is_first = (row == layer.first[0]) & (column == layer.first[1])
   return jnp.where(is_first, jnp.uint32(0), key)
+
+
+def draw(layer: Layers, shape: Shape) -> jax.Array:
+  """Draws the random bits of a layer's entries, uint32 of the shape."""
+  words: Any = layer.words
+  number: Any = layer.number
+  return random_bits.bits_of_layer(words, number, shape)
 
 
 def compare(
