@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -126,6 +127,29 @@ def test_a_model_in_float16_is_listed_in_float32(tmp_path, monkeypatch):
   assert candidate.model.config.dtype == 'float32'
   logits = candidate.subject.apply_fn(candidate.params, jnp.arange(4)[None])
   assert jnp.isfinite(logits).all()
+
+
+def test_the_tokenizer_of_a_run_needs_no_tokens_of_its_corpus(
+    tmp_path, monkeypatch
+):
+  config = types.SimpleNamespace(
+      corpus='python-stdlib', tokenizer='bytes', cache_dir=tmp_path
+  )
+  monkeypatch.setattr(data, 'prepare_corpus', None)
+  assert open_models._tokenizer(config) == data.ByteTokenizer()
+  config.tokenizer = 'bpe-300'  # Not prepared yet.
+  prepared = types.SimpleNamespace(tokenizer='prepared')
+  monkeypatch.setattr(data, 'prepare_corpus', lambda *_, **__: prepared)
+  assert open_models._tokenizer(config) == 'prepared'
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
+  left = tmp_path / '.writing_abc'
+  left.mkdir()
+  (left / 'model.safetensors').write_bytes(b'')
+  save(tmp_path)
+  assert not list(tmp_path.glob('.writing_*'))
+  assert (tmp_path / 'model.safetensors').exists()
 
 
 @pytest.mark.process
