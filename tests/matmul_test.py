@@ -15,7 +15,6 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
-from spdf_jax.accelerator import rounded
 from spdf_jax.accelerator import wafer
 from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.matmul import check_devices
@@ -109,17 +108,17 @@ def in_dtype(dtype):
   return MODEL.clone(config=config)
 
 
-@pytest.mark.skipif(
-    not native.is_available('bfloat16'), reason='no kernels of bfloat16 here'
-)
-@pytest.mark.parametrize('fast,crossover', [(True, 0.45), (False, 0.3)])
-def test_auto_needs_more_zeros_where_dense_bfloat16_is_fast(
-    monkeypatch, fast, crossover
+@needs_kernels
+@pytest.mark.parametrize('kernels,crossover', [
+    ('avx512', 0.3), ('avx512bf16', 0.45), ('avx2', 0.5), ('portable', 0.9),
+])
+def test_auto_needs_more_zeros_where_kernels_gain_less(
+    monkeypatch, kernels, crossover
 ):
-  monkeypatch.setattr(rounded, 'multiplies_bfloat16', lambda: fast)
+  monkeypatch.setattr(native, 'kernels', lambda dtype: kernels)
   choose = training.sparse_steps
-  assert choose('auto', in_dtype('bfloat16'), 128).crossover == crossover
-  assert choose('auto', in_dtype('float32'), 128).crossover == 0.3
+  assert choose('auto', MODEL, tokens=128).crossover == crossover
+  assert choose('native', MODEL, tokens=128).crossover == 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from spdf_jax.training.learning_rates import check_first
 from spdf_jax.training.learning_rates import LearningRate
 from spdf_jax.training.learning_rates import TAKES
 from spdf_jax.training.losses import Loss
-from spdf_jax.training.matmul import CROSSOVERS
+from spdf_jax.training.matmul import MATMULS
 from spdf_jax.training.named_optimizers import NamedOptimizer
 from spdf_jax.training.named_optimizers import read_optimizer
 from spdf_jax.training.own_models import OwnSizes
@@ -97,7 +97,7 @@ class RunConfig:
       raise ValueError(
           f'max_skipped_steps is {self.max_skipped_steps}; give 0 or more.'
       )
-    lookup('matmul', self.matmul, CROSSOVERS)
+    lookup('matmul', self.matmul, dict.fromkeys(MATMULS))
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
     if self.matmul == WAFER:
       self._check_wafer()

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator import native
-from spdf_jax.accelerator.rounded import is_faster
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.storage import is_packed
@@ -23,16 +22,17 @@ PyTree = Any
 # The result is `Any`, since Flax's `apply` may also return a tuple.
 ApplyFn = Callable[..., Any]
 
-# At a sparsity of 0.3 the quickstart's step is faster than with XLA. With 32
-# tokens, layers are not (`--suite=matmul`); models narrower than 64 were not
-# measured.
-CROSSOVERS = {'auto': 0.3, 'native': 0.0, 'dense': None, WAFER: None}
-"""The sparsity above which the sparse kernels are used, by `config.matmul`;
-`None`: never."""
+MATMULS = ('auto', 'native', 'dense', WAFER)
+"""The values of `config.matmul`."""
 
-_BFLOAT16_CROSSOVER = 0.45
-"""The threshold of `'auto'` where XLA's dense products of bfloat16 are faster
-than those of float32: steps of width 128 and 512 are slower at 0.3."""
+CROSSOVERS = {'avx512': 0.3, 'avx512bf16': 0.45, 'avx2': 0.5, 'portable': 0.9}
+"""The sparsity above which `'auto'` uses the sparse kernels, by their name.
+
+Measured with whole steps: of the quickstart, of width 768 (AVX2) and of width
+512 (bfloat16, whose dense products are faster than those of float32)."""
+
+# With 32 tokens layers are not faster than XLA's (`--suite=matmul`); models
+# narrower than 64 were not measured.
 _LEAST_TOKENS = 64
 _LEAST_WIDTH = 64
 
@@ -55,7 +55,7 @@ def sparse_steps(
   Args:
     matmul: `'dense'` always uses dense products, in XLA; `'native'` uses the
       native kernels if a mask has zeros and gradients of pruned weights are not
-      needed; `'auto'` does so only where the kernels are faster.
+      needed; `'auto'` does so only where the kernels are faster (`CROSSOVERS`).
     model: The model, with the reference lowering.
     tokens: Tokens of the smallest batch.
 
@@ -70,15 +70,14 @@ def sparse_steps(
     >>> sparse_steps('dense', model, tokens=1024) is None
     True
   """
-  crossover = CROSSOVERS[matmul]
+  dtype = model.config.dtype
   small = tokens < _LEAST_TOKENS or model.config.d_model < _LEAST_WIDTH
-  if crossover is None or (matmul == 'auto' and small):
+  if matmul in ('dense', WAFER) or (matmul == 'auto' and small):
     return None
-  if matmul == 'auto' and is_faster(model.config.dtype):
-    crossover = _BFLOAT16_CROSSOVER
   is_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
-  if not (is_cpu and native.is_available(model.config.dtype)):
+  if not (is_cpu and native.is_available(dtype)):
     return None
+  crossover = CROSSOVERS[native.kernels(dtype)] if matmul == 'auto' else 0.0
   if isinstance(model, OwnModel):
     make = model.apply_with
     return make and SparseSteps(make(native.NATIVE), crossover)
