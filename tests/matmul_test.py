@@ -16,8 +16,10 @@ from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.native.library import KERNELS
 from spdf_jax.training.losses import create_loss_scale
 from spdf_jax.training.matmul import check_devices
+from spdf_jax.training.matmul import CROSSOVERS
 from spdf_jax.training.matmul import dense_apply
 from spdf_jax.training.matmul import mask_sparsity
 from spdf_jax.training.matmul import SparseSteps
@@ -108,17 +110,21 @@ def in_dtype(dtype):
   return MODEL.clone(config=config)
 
 
-@needs_kernels
-@pytest.mark.parametrize('kernels,crossover', [
-    ('avx512', 0.3), ('avx512bf16', 0.45), ('avx2', 0.5), ('portable', 0.9),
-])
-def test_auto_needs_more_zeros_where_kernels_gain_less(
-    monkeypatch, kernels, crossover
-):
-  monkeypatch.setattr(native, 'kernels', lambda dtype: kernels)
-  choose = training.sparse_steps
-  assert choose('auto', MODEL, tokens=128).crossover == crossover
-  assert choose('native', MODEL, tokens=128).crossover == 0
+@pytest.mark.parametrize('kernels', KERNELS)
+def test_auto_has_a_crossover_for_every_kind_of_kernels(monkeypatch, kernels):
+  names = {'float32': kernels, 'bfloat16': 'avx512bf16'}
+  monkeypatch.setattr(native, 'is_available', lambda dtype: True)
+  monkeypatch.setattr(
+      native, 'kernels', lambda dtype: names[jnp.dtype(dtype).name]
+  )
+  for dtype, name in names.items():
+    found = training.sparse_steps('auto', in_dtype(dtype), tokens=128)
+    assert found.crossover == CROSSOVERS[name]
+
+
+def test_an_unknown_choice_of_products_is_refused():
+  with pytest.raises(ValueError, match="did you mean 'native'"):
+    training.sparse_steps('nativ', MODEL, tokens=128)
 
 
 @pytest.mark.slow

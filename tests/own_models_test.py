@@ -23,6 +23,7 @@ from spdf_jax.training import create_recipe
 from spdf_jax.training import parse
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
+from spdf_jax.training.matmul import CROSSOVERS
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.own_models import create_own_model
@@ -123,7 +124,9 @@ def test_a_sparse_model_learns_and_keeps_exact_zeros(name):
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
 def test_native_kernels_compute_our_layers_in_an_own_model():
   model = create_own_model('own_model:make_model', OwnSizes(SIZES))
-  assert sparse_steps('auto', model, tokens=64).crossover > 0
+  assert sparse_steps('auto', model, tokens=64).crossover == (
+      CROSSOVERS[native.kernels()]
+  )
   assert sparse_steps('dense', model, tokens=64) is None
   found, state = train('make_model', 'native')
   spdf.check(state.params, state.opt_state)

@@ -14,6 +14,7 @@ import numpy as np
 
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.wafer.execute import WAFER
+from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.storage import is_packed
 from spdf_jax.training.own_models import OwnModel
@@ -28,8 +29,9 @@ MATMULS = ('auto', 'native', 'dense', WAFER)
 CROSSOVERS = {'avx512': 0.3, 'avx512bf16': 0.45, 'avx2': 0.5, 'portable': 0.9}
 """The sparsity above which `'auto'` uses the sparse kernels, by their name.
 
-Measured with whole steps: of the quickstart, of width 768 (AVX2) and of width
-512 (bfloat16, whose dense products are faster than those of float32)."""
+Measured with whole steps of the quickstart, with AVX2 of width 768 too, and in
+bfloat16, whose dense products are faster than those of float32, of width 512.
+"""
 
 # With 32 tokens layers are not faster than XLA's (`--suite=matmul`); models
 # narrower than 64 were not measured.
@@ -64,12 +66,16 @@ def sparse_steps(
     fallback unless there is one CPU device and kernels of the model's dtype
     work on it. The log has the reason why kernels do not work.
 
+  Raises:
+    ValueError: `matmul` is unknown.
+
   Example:
     >>> from spdf_jax import models
     >>> model = models.create_model('gpt-mini', vocab_size=64)
     >>> sparse_steps('dense', model, tokens=1024) is None
     True
   """
+  lookup('matmul', matmul, dict.fromkeys(MATMULS))
   dtype = model.config.dtype
   small = tokens < _LEAST_TOKENS or model.config.d_model < _LEAST_WIDTH
   if matmul in ('dense', WAFER) or (matmul == 'auto' and small):
