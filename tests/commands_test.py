@@ -153,7 +153,7 @@ def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
   ) in output
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_dry_run_splits_the_batch_over_devices():
   whole, split = (
       float(re.search(r'a step of 512 x 32: ([0-9.]+) MiB',
@@ -199,26 +199,6 @@ def test_sparsities_that_change_are_shown_from_first_to_last():
   assert first['sparsity'] == 0.75 and len(first['spans']) == 6
   total = sum(s['steps'] * s['flops_per_step'] for s in first['spans'])
   assert total == pytest.approx(15 * first['flops_per_step'])
-
-
-@pytest.mark.process
-def test_a_trained_run_has_a_report_of_its_masks(tmp_path):
-  sparsity = 'phases__pretrain__sparsity'
-  child = start_command(
-      'experiments.train', '--config=configs/quickstart.py:algorithm=rigl',
-      f'--workdir={tmp_path / "run"}',
-      **WITHOUT_TASK,
-      **{f'{sparsity}__update_every': 5, f'{sparsity}__update_until': 10},
-  )
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  report = tmp_path / 'run' / 'report.md'
-  assert f'{report} is written' in output
-  text = report.read_text()
-  assert "* run's masks are updated twice within pretrain, where" in text
-  assert re.search(r'\| run \| pretrain \| 75% \| 75% \| 2 \|', text)
-  assert re.search(r'\| run \| continuation \| 0% \| 0% \| 1 \|', text)
-  assert (tmp_path / 'run' / 'mask_updates.png').is_file()
 
 
 def test_updates_that_do_not_fit_a_shortened_phase_are_refused():
@@ -398,10 +378,20 @@ def test_validation_reads_fixed_batches_of_the_validation_split():
   np.testing.assert_array_equal(batches[0].inputs[0], tokens)
 
 
-def test_a_config_is_launched_from_python(tmp_path):
-  config = small_config(**WITHOUT_TASK)
-  finished = runs.launch(config, tmp_path / 'run')
+def test_a_config_is_launched_from_python_and_reports_its_masks(tmp_path):
+  sparsity = 'phases__pretrain__sparsity'
+  config = small_config(
+      arg='algorithm=rigl', **WITHOUT_TASK,
+      **{f'{sparsity}__update_every': 5, f'{sparsity}__update_until': 10},
+  )
+  workdir = tmp_path / 'run'
+  finished = runs.launch(config, workdir)
   assert finished.last_step == 30
-  assert 'validation perplexity' in (tmp_path / 'run/report.md').read_text()
-  again = runs.launch(config, tmp_path / 'run')  # It has nothing left to do.
+  text = (workdir / 'report.md').read_text()
+  assert 'validation perplexity' in text
+  assert "* run's masks are updated twice within pretrain, where" in text
+  assert re.search(r'\| run \| pretrain \| 75% \| 75% \| 2 \|', text)
+  assert re.search(r'\| run \| continuation \| 0% \| 0% \| 1 \|', text)
+  assert (workdir / 'mask_updates.png').is_file()
+  again = runs.launch(config, workdir)  # It has nothing left to do.
   assert again.rows == finished.rows

@@ -108,6 +108,7 @@ def read_at(workdir, step):
   )
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_where_two_stopped(alone, tmp_path):
   lost = launch(tmp_path, mesh=dict(fsdp=2), killed_at=9)
   assert lost.returncode > 128, lost.stdout

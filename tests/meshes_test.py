@@ -120,8 +120,7 @@ def run(name):
 
 
 each = pytest.mark.parametrize('name', slow_except(
-    ['rigl', 'gmp-model-wide'],
-    ['rigl', 'variable-spdf', 'blocks', '2:4', 'gmp-model-wide'],
+    ['rigl'], ['rigl', 'variable-spdf', 'blocks', '2:4', 'gmp-model-wide']
 ))
 
 

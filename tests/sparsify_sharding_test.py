@@ -11,6 +11,7 @@ import sys
 import textwrap
 
 import pytest
+from tiers import slow_except
 
 pytestmark = pytest.mark.sharding
 
@@ -171,9 +172,9 @@ def run(name, code):
   return json.loads(done.stdout)
 
 
-each = pytest.mark.parametrize(
-    'name', ['rigl', 'set', 'gmp', 'granet', 'static-join']
-)
+each = pytest.mark.parametrize('name', slow_except(
+    ['granet', 'static-join'], ['rigl', 'set', 'gmp', 'granet', 'static-join']
+))
 
 
 @each
@@ -199,7 +200,7 @@ def test_sharding_changes_no_mask_moment_or_parameter(name):
   assert not run(name, UPDATES)['differ']
 
 
-@pytest.mark.parametrize('name', ['rigl', 'granet'])
+@pytest.mark.parametrize('name', slow_except(['granet'], ['rigl', 'granet']))
 def test_growth_uses_the_gradients_of_the_whole_batch(name):
   found = run(name, BATCHES)
   assert found['moved'] and found['same'] and found['same_weights']
