@@ -421,9 +421,13 @@ def _count_digits(
   if digit == 1:
     ones = _sum(chosen & (key & 1 == 1))
     return jnp.stack([_sum(chosen) - ones, ones])
+  # Adding zeros to various counts is faster than adding them all to the count
+  # of masked weights, where each addition waits for the one before.
+  columns = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
+  value = jnp.where(chosen, key, columns) & (2**digit - 1)
   return jax.lax.scatter_add(
       jnp.zeros(2**digit, jnp.int32),
-      (key & (2**digit - 1)).astype(jnp.uint16)[..., None],
+      value.astype(jnp.uint16)[..., None],
       chosen.astype(jnp.int32),
       jax.lax.ScatterDimensionNumbers((), (0,), (0,)),
       mode=jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS,
