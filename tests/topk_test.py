@@ -106,6 +106,18 @@ def test_only_candidates_are_kept_layer_by_layer(
   np.testing.assert_array_equal(mask, oracle(scores, kept, among))
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'int32', 'uint32'])
+@pytest.mark.parametrize('kept', [0, 1, 3000, 7000])
+def test_more_than_there_is_keeps_all_candidates(kept, dtype):
+  lowest = np.nan if dtype == 'float32' else np.iinfo(dtype).min
+  scores = np.full((1, 70, 100), lowest, dtype)
+  scores[:, ::2] = 5
+  among = np.random.default_rng(1).random(scores.shape) < 0.3
+  np.testing.assert_array_equal(
+      keep_among(scores, kept, among), oracle(scores, kept, among)
+  )
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(SHAPES), st.data(), st.integers(0, 2**32), KINDS)
 def test_random_ties_go_by_the_bits_of_the_key(shape, data, seed, kind):

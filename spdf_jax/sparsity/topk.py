@@ -388,7 +388,7 @@ def _last_keys(
       )
       shift = ((passes - 1 - i) * digit).astype(jnp.uint32)
       counts = count(arrays, lasts, last, shift)
-      value, need = _nth(counts, need, total)
+      value, need = _nth(counts, _smaller(need, total(counts)), total)
       zeros = jnp.uint32(2**digit - 1) - value.astype(jnp.uint32)
       # A comparison, because indexing would become a gather under vmap.
       of_value = jnp.arange(counts.shape[-1], dtype=jnp.int32) == value
@@ -468,6 +468,10 @@ def _nth(
 
   index = jax.lax.fori_loop(0, bits, step, jnp.int32(0))
   return index, need - before(index)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+  return jax.tree.map(functools.partial(jnp.where, a < b), a, b)
 
 
 def _sum(x: jax.Array) -> jax.Array:
