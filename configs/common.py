@@ -109,6 +109,8 @@ def sparse_phases(
   Returns:
     The phases; `PRUNING` has four rounds in place of the first two phases.
   """
+  # Copied, so that a config can change phases independently.
+  phases = {name: copy.deepcopy(phase) for name, phase in phases.items()}
   if algorithm in PRUNING:
     rounds = pruning_rounds(
         phases['pretrain'], number=4, steps=300, sparsity=sparsity,

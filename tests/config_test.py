@@ -127,9 +127,10 @@ def test_an_unknown_field_is_named_with_the_nearest(path, meant):
 def test_an_unknown_field_of_the_model_or_an_early_stop_is_named():
   with pytest.raises(ValueError, match="'d_mdel' is unknown; .*'d_model'"):
     parse(changed({'model.d_mdel': 1}))
-  stop = dict(metric='validation/loss', patiens=2)
-  with pytest.raises(ValueError, match="'pretrain': .*patiens.*patience'"):
-    parse(changed({'phases.pretrain.early_stop': stop}))
+  for metric in ('validation/loss', ''):
+    stop = dict(metric=metric, patiens=2)
+    with pytest.raises(ValueError, match="'pretrain': .*patiens.*patience'"):
+      parse(changed({'phases.pretrain.early_stop': stop}))
 
 
 @pytest.mark.parametrize('path', [

@@ -75,6 +75,11 @@ def test_a_change_of_one_phase_changes_no_other():
   config = quickstart.get_config()
   config.phases.pretrain.learning_rate.peak = 0.5
   assert config.phases.continuation.learning_rate.peak == 3e-3
+  config.phases.finetune.early_stop.metric = 'target/loss'
+  assert not config.phases.pretrain.early_stop.metric
+  config = books.get_config()
+  config.phases.pretrain.early_stop.metric = 'validation/loss'
+  assert not config.phases.continuation.early_stop.metric
 
 
 def test_books_are_learned_sparse_then_dense_and_tasks_densely():

@@ -1,6 +1,7 @@
 """Sweeps: grids, rankings, and the command killed and resumed."""
 
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -10,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+from quickstart_runs import small_config
 from quickstart_runs import start_command
 
 from spdf_jax.evaluation.scorecard import Settings
@@ -73,6 +75,30 @@ def test_means_and_deviations_are_those_of_numpy(means, seeds):
 def test_a_metric_that_was_not_measured_is_named():
   with pytest.raises(ValueError, match="has not measured 'task/bleu'"):
     rank([Result({}, 0, 'x', {'target/loss': 1.0})], 'task/bleu')
+
+
+def test_a_diverged_point_ranks_last_and_the_sweep_goes_on(tmp_path, caplog):
+  config = small_config(data__task='', phases__order=('pretrain',))
+  table, = itertools.islice(swept_runs.run_sweep(
+      config, tmp_path, [f'{RATE}=1e30,1e-3'], seeds=1,
+      metric='validation/loss', settings=Settings(),
+  ), 2, 3)
+  first, last = table.splitlines()[2:]
+  assert first.startswith('| 0.001 |') and last == '| 1e+30 | inf ± – | 1 |'
+  assert 'peak=1e+30,seed=0: train/loss of step' in caplog.text
+
+
+@pytest.mark.parametrize('grid, metric, message', [
+    ('seed=5,6', 'validation/loss', "has the run 'seed=5,seed=5' twice"),
+    (f'{RATE}=1e-3,0.001', 'validation/loss', 'peak=0.001,seed=0. twice'),
+    (f'{RATE}=1e-3', 'target/loss', 'ranks by .target/loss. and .* no task'),
+])
+def test_runs_given_twice_and_metrics_never_measured_are_refused(
+    grid, metric, message
+):
+  config = small_config(data__task='', phases__order=('pretrain',))
+  with pytest.raises(ValueError, match=message):
+    swept_runs.plan_runs(config, [grid], 2, metric)
 
 
 def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):

@@ -10,6 +10,7 @@ from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import read_run
 from spdf_jax.runs.workdirs import Run
+from spdf_jax.training.workdir import split_source
 
 _EXPLORED = 'sparsity/exploration'
 
@@ -29,7 +30,7 @@ def read_history(ancestry: Ancestry) -> Run:
   """
   runs = []
   for source in ancestry.sources:
-    workdir, _, phase = source.partition('@')
+    workdir, phase, _ = split_source(source)
     run = read_run(workdir)
     runs.append(until(run, phase) if phase else run)
   return join_runs(runs)

@@ -12,6 +12,7 @@ from experiments.papers.subspaces import MODULES
 from experiments.papers.subspaces import weight_sparsity
 from spdf_jax.evaluation.markdown import percent
 from spdf_jax.runs.open_models import read_model
+from spdf_jax.training.workdir import split_source
 
 
 def measure_pairs(
@@ -51,7 +52,7 @@ def measure_pairs(
     )
   missing = [
       source for source in dict.fromkeys([*before, *after])
-      if not pathlib.Path(source.partition('@')[0]).is_dir()
+      if not pathlib.Path(split_source(source)[0]).is_dir()
   ]
   if missing:
     raise ValueError(

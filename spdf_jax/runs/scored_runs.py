@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.ancestry import read_ancestry
+from spdf_jax.training.workdir import split_source
 
 _INSIDE_RUNS = {'checkpoints', 'generations'}
 Scores = Mapping[tuple[str, str, str], float]
@@ -131,11 +132,12 @@ def _source_of(
 
   It is found by the model's name or by the file's folder.
   """
-  text, at, phase = model.partition('@')
+  text, _, _ = split_source(model)
+  phase = model.removeprefix(text)
   folders = [pathlib.Path(), *path.absolute().parents]
   for workdir in [*(folder / text for folder in folders), path.parent]:
     if (workdir / 'plan.json').is_file():
-      return workdir, '' if phase == _last_phase(workdir) else at + phase
+      return workdir, '' if phase == f'@{_last_phase(workdir)}' else phase
   return None
 
 

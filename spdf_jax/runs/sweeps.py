@@ -24,7 +24,7 @@ class Result(NamedTuple):
     seed: Seed of the run.
     workdir: Name of the run's folder.
     metrics: Metrics of the last evaluation, which is that of the best weights
-      if the phase has an early stop.
+      if the phase has an early stop; infinite if the run diverged.
   """
 
   fields: Mapping[str, Any]
@@ -39,7 +39,8 @@ class Choice(NamedTuple):
   Attributes:
     fields: Changed values of the config, by dotted name.
     mean: Mean over seeds.
-    deviation: Sample standard deviation over seeds; nan for a single seed.
+    deviation: Sample standard deviation over seeds; nan for a single seed, or
+      if a run diverged.
     seeds: Number of seeds.
   """
 
@@ -131,7 +132,9 @@ def rank(results: Sequence[Result], metric: str) -> list[Choice]:
   choices = []
   for group in groups.values():
     values = [result.metrics[metric] for result in group]
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    deviation = math.nan
+    if len(values) > 1 and all(map(math.isfinite, values)):
+      deviation = statistics.stdev(values)
     choices.append(Choice(
         group[0].fields, statistics.fmean(values), deviation, len(values)
     ))

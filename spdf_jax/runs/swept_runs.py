@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import logging
+import math
 import pathlib
 from typing import Any
 
@@ -26,10 +28,13 @@ from spdf_jax.runs.sweeps import points
 from spdf_jax.runs.sweeps import rank
 from spdf_jax.runs.sweeps import Result
 from spdf_jax.runs.sweeps import run_name
+from spdf_jax.training.config import parse
 from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.urls import refuse_url
+
+logger = logging.getLogger('spdf_jax')
 
 
 def run_sweep(
@@ -92,6 +97,8 @@ def run_sweep(
   table = format_choices(choices, metric)
   write_atomically(workdir / 'sweep.md', table + '\n')
   yield table
+  if not math.isfinite(choices[0].mean):
+    raise ValueError('a run of every point diverged; lower the learning rate.')
   if test_tasks:
     try:
       lock_folder(workdir, 'workdir')
@@ -122,8 +129,9 @@ def plan_runs(
     Pairs (changed values, config), one for each run.
 
   Raises:
-    ValueError: The grid is not of this form, the config has no such field, the
-      config of a run is invalid, or the metric or a task is unknown.
+    ValueError: The grid is not of this form or has a run twice, the config has
+      no such field, the config of a run is invalid, or the metric or a task is
+      unknown or not measured.
   """
   lookup('metric', metric, METRICS)
   scorecard.parse_tasks(test_tasks)
@@ -137,7 +145,15 @@ def plan_runs(
       except (KeyError, TypeError) as error:
         raise ValueError(f'grid: {error}; name fields of the config.') from None
       runs.append((fields, changed))
+  names = [run_name(fields, changed.seed) for fields, changed in runs]
+  for name in names:
+    if names.count(name) > 1:
+      raise ValueError(
+          f'grid has the run {name!r} twice; give every value once, and a list '
+          'of seeds either in the grid or as their number.'
+      )
   for _, changed in runs[::seeds]:
+    parse(changed).check_metric(metric, 'the sweep ranks by')
     training.create_recipe(changed)
   return runs
 
@@ -178,7 +194,7 @@ def _named(name: str) -> Iterator[None]:
     yield
   except InterruptedError:
     raise
-  except (ValueError, OSError, ImportError, training.NotFinite) as error:
+  except (ValueError, OSError, ImportError) as error:
     raise ValueError(f'{name}: {error}') from error
 
 
@@ -186,15 +202,24 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
   """Trains one run to its end and returns its last metrics.
 
   A phase with an early stop ends with its best weights, so that its metrics are
-  those of the weights that `score` scores. All compiled programs are released,
-  since no other run uses those of this one.
+  those of the weights that `score` scores. If the loss or gradients are not
+  finite, the run ends and its metrics are infinite, so that it ranks last. All
+  compiled programs are released, since no other run uses those of this one.
   """
   session = training.open_session(training.create_recipe(config), workdir)
-  lifecycle.run(session, workdir.name)
+  try:
+    lifecycle.run(session, workdir.name)
+  except training.NotFinite as error:
+    logger.warning('%s: %s', workdir.name, error)
+    return {
+        name: -math.inf if larger_is_better else math.inf
+        for name, larger_is_better in METRICS.items()
+    }
+  finally:
+    jax.clear_caches()  # A process that trains many runs would keep them all.
   last: dict[str, float] = {}
   for row in read_rows(workdir / 'metrics.jsonl'):
     last |= {name: row[name] for name in METRICS if name in row}
-  jax.clear_caches()  # A process that trains many runs would keep them all.
   return last
 
 

@@ -172,18 +172,26 @@ class RunConfig:
           f'batch_size of phase {phase.name!r}, {phase.batch_size}; choose a '
           'divisor.'
       )
-    stop = phase.early_stop
-    if stop is None:
-      return
-    if not self.data.task and not stop.metric.startswith('validation/'):
-      raise ValueError(
-          f'phase {phase.name!r} stops by {stop.metric!r} and the config has '
-          'no task; set data.task or stop by validation/loss.'
+    if phase.early_stop is not None:
+      self.check_metric(
+          phase.early_stop.metric, f'phase {phase.name!r} stops by'
       )
-    if stop.generates and not self.evaluation.generations:
+
+  def check_metric(self, metric: str, use: str) -> None:
+    """Raises ValueError if evaluations do not measure a metric.
+
+    Args:
+      metric: One of `METRICS`.
+      use: Words before the metric in the error.
+    """
+    if not self.data.task and not metric.startswith('validation/'):
       raise ValueError(
-          f'phase {phase.name!r} stops by {stop.metric!r} and '
-          'evaluation.generations is 0; raise it.'
+          f'{use} {metric!r} and the config has no task; set data.task or use '
+          'validation/loss.'
+      )
+    if metric.startswith('task/') and not self.evaluation.generations:
+      raise ValueError(
+          f'{use} {metric!r} and evaluation.generations is 0; raise it.'
       )
 
   def as_dict(self) -> dict[str, Any]:
@@ -318,9 +326,11 @@ def _read_rate(given: Any, path: str) -> LearningRate:
 
 def _read_early_stop(given: Any, path: str) -> EarlyStop | None:
   """Reads an early stop; returns `None` if it has no metric."""
-  if given is None or (isinstance(given, Mapping) and not (
-      'metric' in given and given['metric']
-  )):
+  if given is None:
+    return None
+  fields = [field.name for field in dataclasses.fields(EarlyStop)]
+  check_known(given, dict.fromkeys(fields), path)
+  if not given.get('metric'):
     return None
   return read_fields(EarlyStop, given, path)
 

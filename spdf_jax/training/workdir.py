@@ -223,10 +223,13 @@ def split_source(source: str) -> tuple[str, str, str]:
     ValueError: another word than `'best'` follows the phase.
 
   Example:
-    >>> split_source('runs/a@finetune:best'), split_source('runs/a')
-    (('runs/a', 'finetune', 'best'), ('runs/a', '', ''))
+    >>> split_source('runs/a@finetune:best'), split_source('me@home/a')
+    (('runs/a', 'finetune', 'best'), ('me@home/a', '', ''))
   """
-  workdir, _, place = source.partition('@')
+  # A folder of the workdir may have an @ in its name.
+  folder, slash, name = source.rpartition('/')
+  workdir, _, place = name.partition('@')
+  workdir = folder + slash + workdir
   phase, colon, which = place.partition(':')
   if colon and which != 'best':
     raise ValueError(
