@@ -183,6 +183,16 @@ def test_an_empty_prompt_is_refused():
     generate(make_params(0), [[]])
 
 
+@pytest.mark.parametrize('token', [-1, 64, 2**40])
+def test_a_token_that_the_model_lacks_is_refused(token):
+  decoder = CachedModel(models.create_model('gpt-mini', vocab_size=64))
+  with pytest.raises(ValueError, match=rf'prompts\[1\] has the token {token};'):
+    generate_with(
+        decoder, None, [[1], [63, token]], max_new_tokens=1, end_of_text=0,
+        batch_size=2, length=8,
+    )
+
+
 @pytest.mark.parametrize('name', ['max_new_tokens', 'batch_size'])
 def test_sizes_below_one_are_refused(name):
   with pytest.raises(ValueError, match=f'{name} is 0'):
@@ -301,7 +311,7 @@ def test_progress_is_logged_every_ten_seconds(monkeypatch, caplog):
   clock = iter(range(0, 100, 6))  # A batch takes six seconds.
   monkeypatch.setattr(prompts.time, 'monotonic', lambda: next(clock))
   with caplog.at_level('INFO', 'spdf_jax'):
-    assert len(list(prompts.batches([[1]] * 10, 2, 2, LENGTH))) == 5
+    assert len(list(prompts.batches([[1]] * 10, 2, 2, LENGTH, 2))) == 5
   assert [record.getMessage() for record in caplog.records] == [
       'continued 4 of 10 prompts, 18 s left',
       'continued 8 of 10 prompts, 6 s left',

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
+from spdf_jax.evaluation.decoders import vocab_size_of
 from spdf_jax.evaluation.generation import prefill
 from spdf_jax.evaluation.prompts import batches
 
@@ -97,8 +98,8 @@ def beam_search(
     The best continuation of each prompt, without the prompt and the end token.
 
   Raises:
-    ValueError: A prompt is empty or longer than `length - 1`, or a size is
-      below 1.
+    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+      the model lacks, or a size is below 1.
 
   Example:
     >>> from spdf_jax import models
@@ -114,7 +115,9 @@ def beam_search(
   """
   ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
   generations: list[list[int]] = [[] for _ in prompts]
-  for batch in batches(prompts, max_new_tokens, batch_size, length):
+  for batch in batches(
+      prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)
+  ):
     tokens_BxT, lengths_B = fetch(_search(
         decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
+from spdf_jax.evaluation.decoders import vocab_size_of
 from spdf_jax.evaluation.prompts import batches
 
 PyTree = Any
@@ -122,8 +123,8 @@ def generate(
     The continuation of each prompt, without the prompt and the end token.
 
   Raises:
-    ValueError: A prompt is empty or longer than `length - 1`, or a size is
-      below 1.
+    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+      the model lacks, or a size is below 1.
 
   Example:
     >>> from spdf_jax import models
@@ -139,7 +140,9 @@ def generate(
   """
   key = jax.random.key(key) if isinstance(key, int) else key
   generations: list[list[int]] = [[] for _ in prompts]
-  for batch in batches(prompts, max_new_tokens, batch_size, length):
+  for batch in batches(
+      prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)
+  ):
     tokens_BxL, cursors_B = fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
         batch.starts_B, batch.stops_B, end_of_text, key, batch.numbers_B,

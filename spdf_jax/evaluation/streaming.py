@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.decoders import vocab_size_of
 from spdf_jax.evaluation.generation import Choose
 from spdf_jax.evaluation.generation import greedy
 from spdf_jax.evaluation.generation import prefill
@@ -47,8 +48,8 @@ def stream(
     Tokens of the continuation, without the end token.
 
   Raises:
-    ValueError: The prompt is empty or longer than `length - 1`, or
-      `max_new_tokens` is below 1.
+    ValueError: The prompt is empty, longer than `length - 1` or has a token
+      that the model lacks, or `max_new_tokens` is below 1.
 
   Example:
     >>> from spdf_jax import models
@@ -60,7 +61,9 @@ def stream(
     ...                 end_of_text=63, length=16)))
     2
   """
-  (batch,) = batches([prompt], max_new_tokens, 1, length)
+  (batch,) = batches(
+      [prompt], max_new_tokens, 1, length, vocab_size_of(decoder)
+  )
   key = jax.random.key(key) if isinstance(key, int) else key
   key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.
   cache = _fill(decoder, batch.prompt_length, params, batch.tokens_BxL)
