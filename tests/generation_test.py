@@ -278,6 +278,9 @@ def test_draws_follow_the_seed_and_not_the_batch():
     (dict(top_p=0.61), {1, 3}),
     (dict(top_k=2, top_p=0.7), {3}),  # 0.6 of 0.85 is more than 0.7.
     (dict(temperature=1e-3), {3}),
+    (dict(temperature=1e-38), {3}),
+    (dict(temperature=1e-50), {3}),
+    (dict(top_p=1e-50), {3}),
 ])
 def test_only_likely_tokens_are_drawn(options, allowed):
   logits = jnp.log(jnp.array([0.1, 0.25, 0.05, 0.6]))
@@ -289,6 +292,13 @@ def test_only_likely_tokens_are_drawn(options, allowed):
     np.testing.assert_allclose(
         frequencies, [0.1, 0.25, 0.05, 0.6], atol=0.03
     )
+
+
+def test_a_top_p_of_1_leaves_out_no_token(monkeypatch):
+  count = lambda key, logits_V: jnp.isfinite(logits_V).sum()
+  monkeypatch.setattr(jax.random, 'categorical', count)
+  logits = jnp.array([0.0, -20.0, -30.0])
+  assert sampler(top_p=1.0)(jax.random.key(0), logits) == 3
 
 
 def test_equal_logits_fill_the_last_places_by_their_id():

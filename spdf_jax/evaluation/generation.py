@@ -18,6 +18,8 @@ PyTree = Any
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 """`(key, logits_V) -> token`, for one sequence."""
 
+_LEAST = float(jnp.finfo(jnp.float32).tiny)  # Less may be rounded to zero.
+
 
 def greedy(key: jax.Array, logits_V: jax.Array) -> jax.Array:
   """Returns the most likely token; ties go to the lowest id."""
@@ -70,13 +72,14 @@ def _sampler(
     temperature: float, top_k: int | None, top_p: float | None
 ) -> Choose:
   def choose(key, logits_V):
-    logits_V = logits_V.astype(jnp.float32) / temperature
+    logits_V = logits_V.astype(jnp.float32)
+    logits_V = (logits_V - logits_V.max()) / max(temperature, _LEAST)
     if top_k is not None and top_k < logits_V.size:
       logits_V = _keep_first(logits_V, jnp.arange(logits_V.size) < top_k)
-    if top_p is not None:
+    if top_p is not None and top_p < 1:
       sorted_V = jnp.sort(jax.nn.softmax(logits_V), descending=True)
       before_V = jnp.cumsum(sorted_V) - sorted_V
-      logits_V = _keep_first(logits_V, before_V < top_p)
+      logits_V = _keep_first(logits_V, before_V < max(top_p, _LEAST))
     return jax.random.categorical(key, logits_V).astype(jnp.int32)
 
   return choose
