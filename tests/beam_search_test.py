@@ -148,6 +148,7 @@ def test_a_lost_place_changes_what_is_found():
 def test_batches_do_not_matter():
   table = make_table(5)
   assert run(table, batch_size=1) == run(table, batch_size=2) == run(table)
+  assert run(table, ends=np.int64(0)) == run(table, ends=0) == run(table)
 
 
 def test_the_search_stops_where_nothing_can_become_better():

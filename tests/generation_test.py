@@ -266,7 +266,10 @@ def test_draws_follow_the_seed_and_not_the_batch():
       length=LENGTH,
   )
   assert run(batch_size=9) == run(batch_size=2)
-  assert run(batch_size=9, key=1) == run(batch_size=9, key=jax.random.key(1))
+  by_int, by_numpy, by_key = (
+      run(batch_size=9, key=key) for key in (1, np.int64(1), jax.random.key(1))
+  )
+  assert by_int == by_numpy == by_key
   assert run(batch_size=9) != run(batch_size=9, key=1)
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
@@ -119,7 +120,7 @@ def beam_search(
     >>> len(best)
     2
   """
-  ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
+  ends = tuple(np.atleast_1d(end_of_text).tolist())
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in batches(
       prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
@@ -141,7 +142,8 @@ def generate(
     >>> len(texts)
     2
   """
-  key = jax.random.key(key) if isinstance(key, int) else key
+  if isinstance(key, (int, np.integer)):
+    key = jax.random.key(key)
   generations: list[list[int]] = [[] for _ in prompts]
   for batch in batches(
       prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)

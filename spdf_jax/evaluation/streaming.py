@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import vocab_size_of
@@ -64,7 +65,8 @@ def stream(
   (batch,) = batches(
       [prompt], max_new_tokens, 1, length, vocab_size_of(decoder)
   )
-  key = jax.random.key(key) if isinstance(key, int) else key
+  if isinstance(key, (int, np.integer)):
+    key = jax.random.key(key)
   key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.
   cache = _fill(decoder, batch.prompt_length, params, batch.tokens_BxL)
   token = jnp.int32(prompt[-1])
