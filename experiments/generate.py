@@ -38,7 +38,9 @@ _TEMPERATURE = flags.DEFINE_float(
 )
 _TOP_K = flags.DEFINE_integer('top_k', None, 'Tokens to sample from.')
 _TOP_P = flags.DEFINE_float('top_p', None, 'Probability to sample from.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Seed of sampling.')
+_SEED = flags.DEFINE_integer(
+    'seed', 0, 'Seed of sampling.', lower_bound=0, upper_bound=2**63 - 1
+)
 
 
 def main(argv: list[str]) -> int:

@@ -148,6 +148,7 @@ def test_a_lost_place_changes_what_is_found():
 def test_batches_do_not_matter():
   table = make_table(5)
   assert run(table, batch_size=1) == run(table, batch_size=2) == run(table)
+  assert run(table, ends=np.int64(0)) == run(table, ends=0) == run(table)
 
 
 def test_the_search_stops_where_nothing_can_become_better():
@@ -168,6 +169,21 @@ def test_the_search_stops_where_nothing_can_become_better():
   )
   assert found == [[], [], []]
   assert len(calls) == 2  # The prompts, and the end.
+
+
+@pytest.mark.parametrize('refill', [True, False])
+def test_a_beam_that_no_token_may_extend_ends_with_what_it_has(refill):
+  search = BeamSearch(120, no_repeat_ngram=1, refill=refill)
+  table = make_table(0)
+  for prompt, found in zip(PROMPTS, run(table, search=search, room=6, ends=())):
+
+    def total(new, prompt=prompt):
+      return sum(
+          log_probabilities(table, prompt + new[:i], new[:i])[new[i]]
+          for i in range(V)
+      )
+
+    assert found == max(map(list, itertools.permutations(range(V))), key=total)
 
 
 @pytest.mark.parametrize('scan_layers', [True])
@@ -201,6 +217,8 @@ def test_beams_of_a_model_keep_their_own_cache(scan_layers):
 @pytest.mark.parametrize('fields, message', [
     (dict(beams=0), 'beams is 0; give at least 1'),
     (dict(no_repeat_ngram=-1), 'no_repeat_ngram is -1; give 0 or more'),
+    (dict(length_penalty=-np.inf), 'length_penalty is -inf; give a finite'),
+    (dict(length_penalty=np.nan), 'length_penalty is nan; give a finite'),
 ])
 def test_impossible_protocols_are_refused(fields, message):
   with pytest.raises(ValueError, match=message):

@@ -183,6 +183,16 @@ def test_an_empty_prompt_is_refused():
     generate(make_params(0), [[]])
 
 
+@pytest.mark.parametrize('token', [-1, 64, 2**40])
+def test_a_token_that_the_model_lacks_is_refused(token):
+  decoder = CachedModel(models.create_model('gpt-mini', vocab_size=64))
+  with pytest.raises(ValueError, match=rf'prompts\[1\] has the token {token};'):
+    generate_with(
+        decoder, None, [[1], [63, token]], max_new_tokens=1, end_of_text=0,
+        batch_size=2, length=8,
+    )
+
+
 @pytest.mark.parametrize('name', ['max_new_tokens', 'batch_size'])
 def test_sizes_below_one_are_refused(name):
   with pytest.raises(ValueError, match=f'{name} is 0'):
@@ -256,7 +266,10 @@ def test_draws_follow_the_seed_and_not_the_batch():
       length=LENGTH,
   )
   assert run(batch_size=9) == run(batch_size=2)
-  assert run(batch_size=9, key=1) == run(batch_size=9, key=jax.random.key(1))
+  by_int, by_numpy, by_key = (
+      run(batch_size=9, key=key) for key in (1, np.int64(1), jax.random.key(1))
+  )
+  assert by_int == by_numpy == by_key
   assert run(batch_size=9) != run(batch_size=9, key=1)
 
 
@@ -268,6 +281,9 @@ def test_draws_follow_the_seed_and_not_the_batch():
     (dict(top_p=0.61), {1, 3}),
     (dict(top_k=2, top_p=0.7), {3}),  # 0.6 of 0.85 is more than 0.7.
     (dict(temperature=1e-3), {3}),
+    (dict(temperature=1e-38), {3}),
+    (dict(temperature=1e-50), {3}),
+    (dict(top_p=1e-50), {3}),
 ])
 def test_only_likely_tokens_are_drawn(options, allowed):
   logits = jnp.log(jnp.array([0.1, 0.25, 0.05, 0.6]))
@@ -279,6 +295,13 @@ def test_only_likely_tokens_are_drawn(options, allowed):
     np.testing.assert_allclose(
         frequencies, [0.1, 0.25, 0.05, 0.6], atol=0.03
     )
+
+
+def test_a_top_p_of_1_leaves_out_no_token(monkeypatch):
+  count = lambda key, logits_V: jnp.isfinite(logits_V).sum()
+  monkeypatch.setattr(jax.random, 'categorical', count)
+  logits = jnp.array([0.0, -20.0, -30.0])
+  assert sampler(top_p=1.0)(jax.random.key(0), logits) == 3
 
 
 def test_equal_logits_fill_the_last_places_by_their_id():
@@ -301,7 +324,7 @@ def test_progress_is_logged_every_ten_seconds(monkeypatch, caplog):
   clock = iter(range(0, 100, 6))  # A batch takes six seconds.
   monkeypatch.setattr(prompts.time, 'monotonic', lambda: next(clock))
   with caplog.at_level('INFO', 'spdf_jax'):
-    assert len(list(prompts.batches([[1]] * 10, 2, 2, LENGTH))) == 5
+    assert len(list(prompts.batches([[1]] * 10, 2, 2, LENGTH, 2))) == 5
   assert [record.getMessage() for record in caplog.records] == [
       'continued 4 of 10 prompts, 18 s left',
       'continued 8 of 10 prompts, 6 s left',

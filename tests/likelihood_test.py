@@ -113,6 +113,10 @@ def test_what_cannot_be_scored_is_refused(subject):
     )
   with pytest.raises(ValueError, match='target 0 has 9 tokens and length is'):
     score_continuations(*subject, [Continuation([1], [2] * 9)], length=8)
+  for token in (-1, 257):
+    for asked in (Continuation([token], [2]), Continuation([1], [token])):
+      with pytest.raises(ValueError, match=f'has the token {token}; token ids'):
+        score_continuations(*subject, [asked], length=8)
   assert score_continuations(*subject, [], length=8) == []
 
 

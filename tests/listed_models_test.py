@@ -1,6 +1,7 @@
 """Models of listed matrices generate what dense models do."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -124,16 +125,79 @@ def test_values_have_the_dtype_of_the_file_or_the_one_given(
   assert loaded.params['wte']['embedding'].dtype == np.float32
 
 
-@pytest.mark.parametrize('end', ['values', 'bitmap'])
-def test_a_file_whose_bits_and_values_disagree_is_refused(end, tmp_path):
+@pytest.mark.parametrize('path', [
+    ('wte', 'embedding'), ('head', 'kernel'), ('ln_f', 'scale'),
+])
+def test_only_matrices_that_models_take_as_lists_are_listed(path, tmp_path):
+  params, mask = make_sparse_params(LLAMA, 0.7)
+  group, leaf = path
+  mask[group][leaf] = np.ones(params[group][leaf].shape, bool)
+  interop.save_hf(tmp_path, LLAMA, params, mask, format='compact')
+  loaded = interop.load_listed(tmp_path).params
+  assert isinstance(loaded[group][leaf], np.ndarray)
+  np.testing.assert_array_equal(loaded[group][leaf], params[group][leaf])
+  tokens = np.array([[3, 1]])
+  native_model(LLAMA).apply({'params': loaded}, tokens)
+
+
+def change_compact(directory, change):
   safetensors = pytest.importorskip('safetensors.numpy')
   params, mask = make_sparse_params(GPT, 0.7)
-  interop.save_hf(tmp_path, GPT, params, mask, format='compact')
-  path = tmp_path / 'model.compact.safetensors'
+  interop.save_hf(directory, GPT, params, mask, format='compact')
+  path = directory / 'model.compact.safetensors'
   tensors = safetensors.load_file(path)
-  name = f'transformer.h.0.mlp.c_fc.weight.{end}'
-  tensors[name] = tensors[name][1:].copy()
+  change(tensors)
   safetensors.save_file(tensors, path)
+  return params
+
+
+def change_dtype(name, dtype):
+  def change(tensors):
+    tensors[name] = tensors[name].astype(dtype)
+  return change
+
+
+def add(name, like):
+  def change(tensors):
+    tensors[name] = tensors[like].copy()
+  return change
+
+
+WI = 'transformer.h.0.mlp.c_fc.weight'
+
+
+@pytest.mark.parametrize('change, message', [
+    (change_dtype(f'{WI}.values', 'float64'), 'is of type float64; only'),
+    (change_dtype(f'{WI}.values', 'int32'), 'is of type int32; only'),
+    (add(WI, 'transformer.wte.weight'), 'is stored whole and as kept values'),
+    (add('h.0.mlp.c_fc.weight.values', f'{WI}.values'),
+     "has both 'h.0.mlp.c_fc.weight.values' and 'transformer.h.0.mlp"),
+    (add('lm_head.weight', 'transformer.wpe.weight'), 'lm_head.* differs from'),
+])
+@pytest.mark.parametrize('load', [
+    interop.load_hf, functools.partial(interop.load_listed, dtype='float32'),
+])
+def test_both_readers_refuse_the_same_files(load, change, message, tmp_path):
+  change_compact(tmp_path, change)
+  with pytest.raises(ValueError, match=message):
+    load(tmp_path)
+
+
+def test_a_tied_head_may_be_stored_beside_its_equal_embedding(tmp_path):
+  params = change_compact(
+      tmp_path, add('lm_head.weight', 'transformer.wte.weight')
+  )
+  for load in (interop.load_hf, interop.load_listed):
+    found = load(tmp_path).params['wte']['embedding']
+    np.testing.assert_array_equal(found, params['wte']['embedding'])
+
+
+@pytest.mark.parametrize('end', ['values', 'bitmap'])
+def test_a_file_whose_bits_and_values_disagree_is_refused(end, tmp_path):
+  def shorten(tensors):
+    tensors[f'{WI}.{end}'] = tensors[f'{WI}.{end}'][1:].copy()
+
+  change_compact(tmp_path, shorten)
   with pytest.raises(ValueError, match="values of '.*c_fc.weight' do not fit"):
     interop.load_listed(tmp_path)
 

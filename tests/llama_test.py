@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 from hypothesis import given
 from hypothesis import settings
@@ -235,6 +236,8 @@ def test_activations_and_multipliers_are_what_they_say():
     (make_llama, dict(rope_scaling='yarn'), "scaling is 'yarn'; use one of"),
     (make_llama, dict(rope_factor=0.0), 'rotary factor is 0.0; give more'),
     (make_llama, dict(rope_low_freq_factor=5.0), 'give less than high_freq'),
+    (make_llama, dict(norm_eps=0.0), 'norm_eps is 0.0; it must be positive'),
+    (make_llama, dict(norm_eps=math.nan), 'norm_eps is nan; it must be'),
     (make_gpt, dict(remat='some'), "remat is 'some'; use one of none, dots"),
     (make_gpt, dict(attention='fast'), "attention is 'fast'; use one of auto"),
     (make_gpt, dict(activation='relu'), "activation is 'relu'; use one"),

@@ -203,3 +203,14 @@ def test_protocols_do_not_depend_on_the_order_of_references():
         for order in itertools.permutations(references)
     }
     assert len(found) == 1
+
+
+@pytest.mark.parametrize('hypothesis, rate', [('', 0.0), ('a b', 1.0)])
+def test_ter_without_a_word_in_references_is_that_of_sacrebleu(
+    hypothesis, rate
+):
+  import sacrebleu
+
+  assert ter.ter([hypothesis], [['']]) == rate
+  theirs = sacrebleu.TER().corpus_score([hypothesis], [['']])
+  assert theirs.score / 100 == rate

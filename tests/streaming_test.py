@@ -10,6 +10,7 @@ import sys
 import types
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from sparse_params import make_sparse_params
 
@@ -45,7 +46,7 @@ def test_streamed_tokens_are_those_of_generate(choose):
   decoder = CachedModel(models.model_of(CONFIG))
   rest = dict(max_new_tokens=5, end_of_text=256, length=24)
   if choose is not None:
-    rest |= dict(choose=choose, key=3)
+    rest |= dict(choose=choose, key=np.int64(3))
   found = list(stream(decoder, params, [7, 1, 19], **rest))
   (wanted,) = generate(decoder, params, [[7, 1, 19]], batch_size=1, **rest)
   assert found == wanted and len(found) == 5
@@ -150,6 +151,21 @@ def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
   save(tmp_path)
   assert not list(tmp_path.glob('.writing_*'))
   assert (tmp_path / 'model.safetensors').exists()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('seed', [-1, 2**63])
+def test_a_seed_beyond_64_bits_is_refused(seed):
+  child = subprocess.run(
+      [
+          sys.executable, '-m', 'experiments.generate', '--model=none',
+          f'--seed={seed}',
+      ],
+      cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+      env=os.environ | {'PYTHONPATH': str(ROOT)},
+  )
+  assert child.returncode == 1
+  assert f'flag --seed={seed}: {seed} is not' in child.stderr
 
 
 @pytest.mark.process

@@ -272,3 +272,6 @@ def test_a_lowering_has_one_name_and_known_numerics():
   assert other[0] == other[1] != 'wafer'
   with pytest.raises(ValueError, match='value_bits is 8; emulated devices'):
     wafer.lowering(create_device('cs2', value_bits=8))
+  for name in ('cores', 'window'):
+    with pytest.raises(ValueError, match=f'{name} is 0.5; emulated devices'):
+      wafer.lowering(create_device('cs2', **{name: 0.5}))

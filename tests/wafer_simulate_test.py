@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,20 @@ def test_a_train_step_asks_for_the_products_of_the_closed_form(
     )
   assert flops == pytest.approx(expected)
   assert not traced.unknown
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(sparsity=1.0), 'sparsity is 1.0; it is the fraction of zeros'),
+    (dict(sparsity=-0.5), 'sparsity is -0.5; it is the fraction'),
+    (dict(sparsity=math.nan), 'sparsity is nan; it is the fraction'),
+    (dict(batch=0), 'batch is 0; it must be positive'),
+    (dict(length=-1), 'length is -1; it must be positive'),
+])
+def test_an_impossible_step_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    training_step(
+        Decoder(2, 64, 256, 4, 99), **dict(batch=8, length=8) | changes
+    )
 
 
 def test_a_train_step_from_arrays_is_counted_by_its_masks():

@@ -4,14 +4,17 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
+from spdf_jax.evaluation.decoders import vocab_size_of
 from spdf_jax.evaluation.generation import prefill
 from spdf_jax.evaluation.prompts import batches
 
@@ -31,7 +34,8 @@ class BeamSearch:
       continuations.
     no_repeat_ngram: Size of the n-grams that may occur only once in a
       continuation (the prompt does not count); a token that would repeat one
-      is excluded before the softmax. 0: no n-gram is excluded.
+      is excluded before the softmax. A beam that no token may extend ends.
+      0: no n-gram is excluded.
     refill: Whether the next-best candidate takes the beam of a continuation
       that has ended; otherwise the number of beams shrinks.
 
@@ -50,6 +54,10 @@ class BeamSearch:
     if self.no_repeat_ngram < 0:
       raise ValueError(
           f'no_repeat_ngram is {self.no_repeat_ngram}; give 0 or more.'
+      )
+    if not math.isfinite(self.length_penalty):
+      raise ValueError(
+          f'length_penalty is {self.length_penalty}; give a finite number.'
       )
 
 
@@ -97,8 +105,8 @@ def beam_search(
     The best continuation of each prompt, without the prompt and the end token.
 
   Raises:
-    ValueError: A prompt is empty or longer than `length - 1`, or a size is
-      below 1.
+    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+      the model lacks, or a size is below 1.
 
   Example:
     >>> from spdf_jax import models
@@ -112,9 +120,11 @@ def beam_search(
     >>> len(best)
     2
   """
-  ends = (end_of_text,) if isinstance(end_of_text, int) else tuple(end_of_text)
+  ends = tuple(np.atleast_1d(end_of_text).tolist())
   generations: list[list[int]] = [[] for _ in prompts]
-  for batch in batches(prompts, max_new_tokens, batch_size, length):
+  for batch in batches(
+      prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)
+  ):
     tokens_BxT, lengths_B = fetch(_search(
         decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
@@ -180,6 +190,7 @@ def _search(
         at_BxN.reshape(-1, 1),
     )
     logits_BxNxV = logits_Rx1xV.reshape(batch, beams, -1).astype(jnp.float32)
+    sums_BxN, best = state.sums_BxN, state.best
     if search.no_repeat_ngram:
       repeats = functools.partial(
           _repeats, search.no_repeat_ngram, logits_BxNxV.shape[-1]
@@ -187,8 +198,17 @@ def _search(
       repeats_BxNxV = jax.vmap(jax.vmap(repeats, (0, None)), (0, None))(
           state.tokens_BxNxT, state.step
       )
+      stuck_BxN = repeats_BxNxV.all(axis=-1)
+      best = _better(
+          best, active_B,
+          jnp.where(stuck_BxN, score(sums_BxN, state.step), -jnp.inf),
+          state.tokens_BxNxT, jnp.broadcast_to(state.step, stuck_BxN.shape),
+      )
+      sums_BxN = jnp.where(stuck_BxN, -jnp.inf, sums_BxN)
+      # Where all are excluded, the softmax would be NaN.
+      repeats_BxNxV &= ~stuck_BxN[..., None]
       logits_BxNxV = jnp.where(repeats_BxNxV, -jnp.inf, logits_BxNxV)
-    sums_BxNxV = state.sums_BxN[..., None] + jax.nn.log_softmax(logits_BxNxV)
+    sums_BxNxV = sums_BxN[..., None] + jax.nn.log_softmax(logits_BxNxV)
     vocabulary = sums_BxNxV.shape[-1]
     sums_BxC, index_BxC = jax.lax.top_k(
         sums_BxNxV.reshape(batch, -1), min(candidates, beams * vocabulary)
@@ -204,7 +224,7 @@ def _search(
     full_Bx1 = (state.step + 1 == room_B)[:, None]
     over_BxC = ended_BxC | (full_Bx1 & ~ends_BxC)
     best = _better(
-        state.best,
+        best,
         active_B,
         jnp.where(over_BxC, score(sums_BxC, state.step + 1.0), -jnp.inf),
         tokens_BxCxT,

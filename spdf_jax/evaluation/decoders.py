@@ -38,6 +38,19 @@ class Decoder(Protocol):
     """The axis of positions in the cache's leaves."""
 
 
+def vocab_size_of(decoder: Decoder) -> int:
+  """Returns the number of token ids; those of int32 if a decoder does not say.
+
+  Example:
+    >>> model = models.create_model('gpt-mini', vocab_size=64)
+    >>> vocab_size_of(CachedModel(model))
+    64
+  """
+  if isinstance(decoder, CachedModel):
+    return decoder.model.config.vocab_size
+  return 2**31
+
+
 def fetch(results: PyTree) -> PyTree:
   """Copies results to the host, including shards of other processes.
 

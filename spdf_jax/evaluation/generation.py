@@ -8,14 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.decoders import fetch
+from spdf_jax.evaluation.decoders import vocab_size_of
 from spdf_jax.evaluation.prompts import batches
 
 PyTree = Any
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 """`(key, logits_V) -> token`, for one sequence."""
+
+_LEAST = float(jnp.finfo(jnp.float32).tiny)  # Less may be rounded to zero.
 
 
 def greedy(key: jax.Array, logits_V: jax.Array) -> jax.Array:
@@ -69,13 +73,14 @@ def _sampler(
     temperature: float, top_k: int | None, top_p: float | None
 ) -> Choose:
   def choose(key, logits_V):
-    logits_V = logits_V.astype(jnp.float32) / temperature
+    logits_V = logits_V.astype(jnp.float32)
+    logits_V = (logits_V - logits_V.max()) / max(temperature, _LEAST)
     if top_k is not None and top_k < logits_V.size:
       logits_V = _keep_first(logits_V, jnp.arange(logits_V.size) < top_k)
-    if top_p is not None:
+    if top_p is not None and top_p < 1:
       sorted_V = jnp.sort(jax.nn.softmax(logits_V), descending=True)
       before_V = jnp.cumsum(sorted_V) - sorted_V
-      logits_V = _keep_first(logits_V, before_V < top_p)
+      logits_V = _keep_first(logits_V, before_V < max(top_p, _LEAST))
     return jax.random.categorical(key, logits_V).astype(jnp.int32)
 
   return choose
@@ -122,8 +127,8 @@ def generate(
     The continuation of each prompt, without the prompt and the end token.
 
   Raises:
-    ValueError: A prompt is empty or longer than `length - 1`, or a size is
-      below 1.
+    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+      the model lacks, or a size is below 1.
 
   Example:
     >>> from spdf_jax import models
@@ -137,9 +142,12 @@ def generate(
     >>> len(texts)
     2
   """
-  key = jax.random.key(key) if isinstance(key, int) else key
+  if isinstance(key, (int, np.integer)):
+    key = jax.random.key(key)
   generations: list[list[int]] = [[] for _ in prompts]
-  for batch in batches(prompts, max_new_tokens, batch_size, length):
+  for batch in batches(
+      prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)
+  ):
     tokens_BxL, cursors_B = fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
         batch.starts_B, batch.stops_B, end_of_text, key, batch.numbers_B,

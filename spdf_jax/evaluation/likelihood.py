@@ -67,7 +67,8 @@ def score_continuations(
     One likelihood for each continuation, in the same order.
 
   Raises:
-    ValueError: A context is empty, or a target is longer than `length`.
+    ValueError: A context is empty, a target is longer than `length`, or the
+      model lacks a token.
 
   Example:
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (4,))
@@ -88,7 +89,16 @@ def score_continuations(
       )
   scores: dict[int, Likelihood] = {}
   for chosen, batch in _batches(continuations, length, batch_tokens):
-    sums_B, greedy_B = jax.device_get(_score(apply_fn, params, *batch))
+    sums_B, greedy_B, vocab_size = jax.device_get(
+        _score(apply_fn, params, *batch)
+    )
+    ids_2xBxL = np.stack(batch[:2])
+    wrong = ids_2xBxL[(ids_2xBxL < 0) | (ids_2xBxL >= vocab_size)]
+    if wrong.size:
+      raise ValueError(
+          f'a continuation has the token {wrong[0]}; token ids are at least 0 '
+          f'and below {vocab_size}, so use the tokenizer of the model.'
+      )
     for row, number in enumerate(chosen):
       scores[number] = Likelihood(float(sums_B[row]), bool(greedy_B[row]))
   return [scores[number] for number in range(len(continuations))]
@@ -167,4 +177,5 @@ def _score(apply_fn, params, inputs_BxL, targets_BxL, scored_BxL):
   return (
       jnp.where(scored_BxL, log_BxL, 0.0).sum(axis=1),
       jnp.all(best_BxL | ~scored_BxL, axis=1),
+      logits_BxLxV.shape[-1],
   )

@@ -41,6 +41,7 @@ def batches(
     max_new_tokens: int,
     batch_size: int,
     length: int,
+    vocab_size: int,
 ) -> Iterator[Batch]:
   """Packs prompts into batches of few shapes, padding the last of each shape.
 
@@ -52,23 +53,25 @@ def batches(
     max_new_tokens: Maximum number of tokens to generate for a prompt.
     batch_size: Number of rows in a batch.
     length: Maximum total length of prompt and continuation, in tokens.
+    vocab_size: Number of token ids.
 
   Returns:
     The batches, each prompt in one of them.
 
   Raises:
-    ValueError: A prompt is empty or longer than `length - 1`, or a size is
-      below 1.
+    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+      is no id, or a size is below 1.
 
   Example:
-    >>> (batch,) = batches([[3], [0, 7]], 2, batch_size=2, length=16)
+    >>> (batch,) = batches([[3], [0, 7]], 2, batch_size=2, length=16,
+    ...                     vocab_size=8)
     >>> batch.tokens_BxL.tolist(), batch.starts_B.tolist()
     ([[3, 0, 0, 0], [0, 7, 0, 0]], [1, 2])
     >>> [batch.numbers for batch in batches(
-    ...     [[3], [0] * 9, [5]], 2, batch_size=2, length=16)]
+    ...     [[3], [0] * 9, [5]], 2, batch_size=2, length=16, vocab_size=8)]
     [(0, 2), (1,)]
   """
-  _check(prompts, max_new_tokens, batch_size, length)
+  _check(prompts, max_new_tokens, batch_size, length, vocab_size)
 
   def batch(numbers, group):
     lengths = [len(prompts[number]) for number in group]
@@ -121,6 +124,7 @@ def _check(
     max_new_tokens: int,
     batch_size: int,
     length: int,
+    vocab_size: int,
 ) -> None:
   for name, value in (
       ('max_new_tokens', max_new_tokens), ('batch_size', batch_size),
@@ -138,3 +142,9 @@ def _check(
           f'{length} a prompt has room for {length - 1} and one new token; '
           'shorten the prompt or raise length.'
       )
+    for token in prompt:
+      if not 0 <= token < vocab_size:
+        raise ValueError(
+            f'prompts[{index}] has the token {token}; token ids are at least 0 '
+            f'and below {vocab_size}, so use the tokenizer of the model.'
+        )

@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from spdf_jax.evaluation.decoders import Decoder
+from spdf_jax.evaluation.decoders import vocab_size_of
 from spdf_jax.evaluation.generation import Choose
 from spdf_jax.evaluation.generation import greedy
 from spdf_jax.evaluation.generation import prefill
@@ -47,8 +49,8 @@ def stream(
     Tokens of the continuation, without the end token.
 
   Raises:
-    ValueError: The prompt is empty or longer than `length - 1`, or
-      `max_new_tokens` is below 1.
+    ValueError: The prompt is empty, longer than `length - 1` or has a token
+      that the model lacks, or `max_new_tokens` is below 1.
 
   Example:
     >>> from spdf_jax import models
@@ -60,8 +62,11 @@ def stream(
     ...                 end_of_text=63, length=16)))
     2
   """
-  (batch,) = batches([prompt], max_new_tokens, 1, length)
-  key = jax.random.key(key) if isinstance(key, int) else key
+  (batch,) = batches(
+      [prompt], max_new_tokens, 1, length, vocab_size_of(decoder)
+  )
+  if isinstance(key, (int, np.integer)):
+    key = jax.random.key(key)
   key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.
   cache = _fill(decoder, batch.prompt_length, params, batch.tokens_BxL)
   token = jnp.int32(prompt[-1])

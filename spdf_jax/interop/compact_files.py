@@ -70,7 +70,8 @@ def unpack(
     Tensors and masks, each by name.
 
   Raises:
-    ValueError: a bitmap or its values are missing, or their sizes do not fit.
+    ValueError: a bitmap or its values are missing, their sizes do not fit, or a
+      tensor is also stored whole.
 
   Example:
     >>> packed = {'w.values': np.array([3, 4]),
@@ -85,6 +86,11 @@ def unpack(
   for name, shape in shapes.items():
     if packed.keys().isdisjoint(parts_of(name)[1:]):
       continue
+    if name in packed:
+      raise ValueError(
+          f'{name!r} is stored whole and as kept values; export the model '
+          'again.'
+      )
     values, mask = _values_and_mask(name, packed, shape)
     masks[name] = mask
     tensors[name] = np.zeros(shape, values.dtype)

@@ -25,6 +25,7 @@ from spdf_jax.interop.json_fields import read_json
 from spdf_jax.lowerings import NATIVE
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
+from spdf_jax.models import sparsifiable
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
@@ -87,8 +88,10 @@ def load_hf(
   tensors = layouts.tensors_of(config)
   names = {tensor.name for tensor in tensors}
   is_compact = weights.name == tensor_files.COMPACT
-  there = compact_files.names_of(stored) if is_compact else set(stored)
-  refuse_other_names(str(weights), there - ({layouts.HEAD} - names), names)
+  there = stored.keys() - ({layouts.HEAD} - names)
+  if is_compact:
+    there = compact_files.names_of(there)
+  refuse_other_names(str(weights), there, names)
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   expected = {tensor.name: tensor.shape(shapes) for tensor in tensors}
@@ -128,7 +131,7 @@ def load_listed(
 
   Returns:
     Config with `lowering='native'`, and parameters with a `ListedMatrix` for
-    every matrix with a bitmap; the mask is `None`.
+    every hidden matrix with a bitmap; the mask is `None`.
 
   Raises:
     ValueError: the weights are not compact, or `load_hf` would refuse them.
@@ -142,7 +145,9 @@ def load_listed(
     )
   tensors = layouts.tensors_of(config)
   names = {tensor.name for tensor in tensors}
-  refuse_other_names(str(weights), compact_files.names_of(stored), names)
+  tied = {layouts.HEAD} - names
+  there = compact_files.names_of(stored.keys() - tied)
+  refuse_other_names(str(weights), there, names)
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   leaves: dict[str, Any] = {}
@@ -151,17 +156,24 @@ def load_listed(
     expected = {tensor.name: tensor.shape(shapes)}
     found = _read({k: stored[k] for k in parts if k in stored}, False)
     with _naming(weights):
-      if tensor.name in found:
-        found = _as_float32({tensor.name: found[tensor.name]})
+      is_hidden = all(sparsifiable(part, None) for part in tensor.parts)
+      if tensor.name in found or not is_hidden:
+        found = _as_float32(compact_files.unpack(found, expected)[0])
         refuse_other_shapes('the file', layouts.shapes_of(found), expected)
         leaves |= layouts.from_tensors([tensor], found, shapes)
         continue
+      _refuse_other_dtypes({k: found[k] for k in parts[1:2] if k in found})
       matrix = compact_files.list_tensor(
           tensor.name, found, expected[tensor.name],
           transposed=tensor.transposed, dtype=dtype,
       )
     sizes = [shapes[part][-1] for part in tensor.parts]
     leaves |= zip(tensor.parts, split_outputs(matrix, sizes))
+  embedding = tensors[0]
+  found = _read({k: stored[k] for k in tied if k in stored}, False)
+  found[embedding.name] = leaves[embedding.parts[0]]
+  with _naming(weights):
+    _without_head(found, embedding.name, {})
   config = dataclasses.replace(config, lowering=NATIVE)
   return HFModel(config, layouts.fill(params, leaves), None)
 
@@ -214,6 +226,12 @@ def _normalized(found: Stored, config: GPTConfig | LlamaConfig) -> Stored:
   if isinstance(config, LlamaConfig):
     return found
   prefix = 'transformer.'
+  for k, x in found.items():
+    if prefix + k in found:
+      raise ValueError(
+          f'{x.path} has both {k!r} and {prefix + k!r}, which are names of one '
+          'tensor; fetch the file again.'
+      )
   return {
       k if k.startswith(prefix) or k == layouts.HEAD else prefix + k: x
       for k, x in found.items()
@@ -237,10 +255,14 @@ def _without_head(
 
 
 def _as_float32(found: Arrays) -> Arrays:
+  _refuse_other_dtypes(found)
+  return {name: x.astype(np.float32) for name, x in found.items()}
+
+
+def _refuse_other_dtypes(found: Arrays) -> None:
   for name, x in found.items():
     if x.dtype.name not in tensor_files.DTYPES:
       raise ValueError(
           f'{name!r} is of type {x.dtype}; only '
           f'{", ".join(tensor_files.DTYPES)} can be read.'
       )
-  return {name: x.astype(np.float32) for name, x in found.items()}

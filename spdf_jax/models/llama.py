@@ -43,8 +43,8 @@ class LlamaConfig(DecoderConfig):
     rope_original_length: See `Rotary`.
 
   Raises:
-    ValueError: a size is not positive, n_heads does not divide the width,
-      n_kv_heads does not divide n_heads, or a name is unknown.
+    ValueError: a size or norm_eps is not positive, n_heads does not divide the
+      width, n_kv_heads does not divide n_heads, or a name is unknown.
   """
 
   n_kv_heads: int | None = None
@@ -60,6 +60,8 @@ class LlamaConfig(DecoderConfig):
 
   def __post_init__(self):
     super().__post_init__()
+    if not self.norm_eps > 0:
+      raise ValueError(f'norm_eps is {self.norm_eps}; it must be positive.')
     for name in ('n_kv_heads', 'head_dim'):
       value = getattr(self, name)
       if value is not None and value < 1:

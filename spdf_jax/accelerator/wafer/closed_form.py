@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+from spdf_jax.accelerator.wafer.program import check_sparsity
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import Operation
@@ -69,11 +70,19 @@ def training_step(
   Returns:
     The program.
 
+  Raises:
+    ValueError: `batch` or `length` is not positive, or `sparsity` is not in
+      [0, 1).
+
   Example:
     >>> step = training_step(Decoder(2, 64, 256, 4, 1000), 8, 128)
     >>> len(step.operations), step.operations[0].work.tokens
     (25, 1024)
   """
+  for name, value in (('batch', batch), ('length', length)):
+    if not value > 0:
+      raise ValueError(f'{name} is {value}; it must be positive.')
+  check_sparsity(sparsity)
   d, tokens = decoder.width, batch * length
   keys = d if decoder.keys is None else decoder.keys
   shapes = [('attention', d, d)] * 2 + [('attention', d, keys)] * 2

@@ -25,6 +25,7 @@ from spdf_jax.accelerator.wafer.cost import fastest_layout
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.events import Grid
+from spdf_jax.accelerator.wafer.program import check_sparsity
 from spdf_jax.accelerator.wafer.program import Product
 
 WAFER = 'wafer'
@@ -60,8 +61,8 @@ def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
     Name of the lowering, the same for equal arguments.
 
   Raises:
-    ValueError: `value_bits` is neither 16 nor 32, or `sparsity` is not in
-      [0, 1).
+    ValueError: `value_bits` is neither 16 nor 32, `cores` or `window` is below
+      1, or `sparsity` is not in [0, 1).
 
   Example:
     >>> from spdf_jax.accelerator import sparse_matmul
@@ -75,11 +76,13 @@ def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
     raise ValueError(
         f'value_bits is {device.value_bits}; emulated devices have 16 or 32.'
     )
-  if not 0 <= sparsity < 1:
-    raise ValueError(
-        f'sparsity is {sparsity}; it is the fraction of zeros, at least 0 and '
-        'below 1.'
-    )
+  for size in ('cores', 'window'):
+    value = getattr(device, size)
+    if not value >= 1:
+      raise ValueError(
+          f'{size} is {value}; emulated devices have at least 1.'
+      )
+  check_sparsity(sparsity)
   key = device, sparsity
   if key not in _names:
     name = f'{WAFER} {len(_names)}' if _names else WAFER

@@ -69,6 +69,15 @@ class MaskProfile:
     return np.vectorize(count, otypes=[float])(columns)
 
 
+def check_sparsity(sparsity: float) -> None:
+  """Raises ValueError unless a sparsity is in [0, 1)."""
+  if not 0 <= sparsity < 1:
+    raise ValueError(
+        f'sparsity is {sparsity}; it is the fraction of zeros, at least 0 and '
+        'below 1.'
+    )
+
+
 class Product(NamedTuple):
   """A product of resident activations and streamed weights.
 

@@ -25,6 +25,7 @@ def ter(
 
   Returns:
     Edits divided by the mean number of words of the references; 0 is best.
+    Without a word in any reference: 1 if there is an edit, else 0.
 
   Source: Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
     Human Annotation".
@@ -39,7 +40,7 @@ def ter(
     wanted = [reference.lower().split() for reference in group]
     edits += min(translation_edits(found, reference) for reference in wanted)
     words += sum(map(len, wanted)) / len(wanted)
-  return edits / words
+  return edits / words if words else float(edits > 0)
 
 
 def ter_segment_minima(
