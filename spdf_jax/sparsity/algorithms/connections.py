@@ -152,8 +152,11 @@ def leafwise(
     keys = leaf_keys(key, params)
     return map_leaves(next_mask, mask, params, grads, keys, kept)
 
+  def mask_by(maker, key, params):
+    return first_mask(maker, key, params, sparsity_at(0, params), structure)
+
   def init_mask(key, params):
-    mask = first_mask(init, key, params, sparsity_at(0, params), structure)
+    mask = mask_by(init, key, params)
     table = kept_table(params, sparsity, distribution, times, structure)
     if drop_fraction != 0:
       _check_drops(table, params, structure, fractions)
@@ -166,6 +169,7 @@ def leafwise(
       update_at=times.contains,
       dense_grads_at=times.contains if dense_grads else never,
       skip_step_at=times.contains if skip_step else never,
+      mask_by=mask_by,
   )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.algorithms.connections import Distribution
+from spdf_jax.sparsity.algorithms.connections import first_mask
 from spdf_jax.sparsity.algorithms.connections import magnitudes
 from spdf_jax.sparsity.algorithms.connections import prune_model
 from spdf_jax.sparsity.counts import model_kept
@@ -149,4 +150,7 @@ def iterative(
       update=update,
       update_at=update_at,
       dense_grads_at=never,
+      mask_by=lambda maker, key, params: first_mask(
+          maker, key, params, sparsity_at(0, params), structure
+      ),
   )
