@@ -245,3 +245,13 @@ def test_what_does_not_fit_the_parameters_is_refused_at_init(algorithm, words):
   tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
   with pytest.raises(ValueError, match=words):
     tx.init(PARAMS)
+
+
+@pytest.mark.parametrize('drop', ['magnitude', 'signed'])
+def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
+  algorithm = spdf.sparse_evolution(
+      0.1, update_every=1, drop=drop, regrow_dropped=False
+  )
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
+  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 4)]
+  assert kept == [384 - 38] * 5

@@ -233,7 +233,7 @@ def drop_and_grow(
     The next mask, `True` for `units.kept` units of every group.
   """
   if not regrow_dropped:
-    number = jnp.maximum(number, _not_enough_pruned(units))
+    number = jnp.maximum(number, not_enough_pruned(units))
   survivors = keep_largest(units.magnitudes, number, among=units.mask)
   return grow(units, survivors, grow_by=grow_by, regrow_dropped=regrow_dropped)
 
@@ -294,7 +294,7 @@ def count_kept(mask: jax.Array) -> jax.Array:
   return jnp.sum(mask, axis=(-2, -1), dtype=jnp.int32)
 
 
-def _not_enough_pruned(units: Units) -> jax.Array:
+def not_enough_pruned(units: Units) -> jax.Array:
   """Returns the number of survivors below which too few units can grow."""
   size = units.mask.shape[-2] * units.mask.shape[-1]
   return units.kept - (size - count_kept(units.mask))
