@@ -255,3 +255,14 @@ def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
   tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
   kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 4)]
   assert kept == [384 - 38] * 5
+
+
+@pytest.mark.parametrize('update_from', [0, 6])
+def test_a_falling_model_wide_sparsity_is_refused(update_from):
+  algorithm = spdf.gmp(
+      spdf.periodic([0.9, 0.5], 6), update_every=6, update_from=update_from,
+      update_until=6, distribution='model_wide',
+  )
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
+  with pytest.raises(ValueError, match='model-wide sparsity falls'):
+    tx.init(PARAMS)

@@ -212,6 +212,9 @@ class ModelWide(NamedTuple):
 def model_wide(params: PyTree, sparsity: float) -> ModelWide:
   """Ranks the weights of all layers together, as one group.
 
+  Algorithms with mask updates refuse a schedule that falls, because they do
+  not revive weights of a whole model.
+
   Args:
     params: The parameters, not used.
     sparsity: The fraction of zeros in [0, 1) over all leaves.
