@@ -228,3 +228,8 @@ def test_patterns_given_to_uniform_point_to_by_pattern():
 def test_model_wide_marks_one_sparsity():
   sparsity = model_wide(gpt(1, 8), np.float32(0.5))
   assert sparsity == ModelWide(0.5) and isinstance(sparsity.sparsity, float)
+
+
+def test_a_pattern_given_twice_is_named():
+  with pytest.raises(ValueError, match=r"pattern '\*' twice; give it once"):
+    by_pattern(gpt(1, 8), [('*', 0.5), ('*', 0.9)])

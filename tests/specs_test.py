@@ -265,3 +265,10 @@ def test_an_error_inside_a_users_module_stays_its_own(tmp_path, monkeypatch):
 
 def test_every_algorithm_has_a_public_name():
   assert {n for n in ALGORITHMS if not hasattr(spdf, n)} == set()
+
+
+def test_a_pattern_of_sparsities_given_twice_is_refused():
+  pairs = [['*', 0.5], ['*', 0.75]]
+  algorithm = make('static', sparsity=pairs, distribution='by_pattern')
+  with pytest.raises(ValueError, match=r"pattern '\*' twice; give it once"):
+    algorithm.sparsity_at(0, PARAMS)

@@ -75,8 +75,8 @@ def by_pattern(
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: a sparsity is not a number in [0, 1), or a pattern is the first
-      match of no leaf.
+    ValueError: a sparsity is not a number in [0, 1), or a pattern is given
+      twice or is the first match of no leaf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -91,6 +91,12 @@ def by_pattern(
         f'sparsity is {sparsity!r}; by_pattern needs patterns of paths with '
         "their sparsities, e.g. {'*/attn/*': 0.5, '*/mlp/*': 0.75}."
     ) from error
+  if len(by_path) < len(sparsity):
+    patterns = [pair[0] for pair in sparsity]
+    repeated = next(p for p in patterns if patterns.count(p) > 1)
+    raise ValueError(
+        f'sparsity has the pattern {repeated!r} twice; give it once.'
+    )
   by_path = {
       str(pattern): check_sparsity(value, f'sparsity of {pattern!r}')
       for pattern, value in by_path.items()

@@ -181,7 +181,7 @@ def _sparsity(value: Any) -> Any:
       raise ValueError(
           f'sparsity is {value!r}; a list is of [pattern, sparsity] pairs.'
       ) from error
-    return {pattern: _sparsity(sparsity) for pattern, sparsity in pairs}
+    return [(pattern, _sparsity(sparsity)) for pattern, sparsity in pairs]
   return value
 
 
