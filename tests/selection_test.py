@@ -1,5 +1,7 @@
 """`where`: functions, trees and patterns; ready selectors; what is reported."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,3 +192,14 @@ def test_a_bare_array_trains():
       w = optax.apply_updates(w, updates)
     spdf.check(w, state)
     assert np.count_nonzero(w) <= int(spdf.get_mask(state).sum())
+
+
+class Attention(NamedTuple):
+  query: jax.Array
+  value: jax.Array
+
+
+def test_an_attribute_that_is_named_as_in_variables_is_refused():
+  w = jnp.ones((4, 4))
+  with pytest.raises(ValueError, match="'value' of 'h/attn'; rename it"):
+    init({'h': {'attn': Attention(w, w)}})
