@@ -197,6 +197,10 @@ def test_what_python_has_made_already_is_taken_as_it_is():
 
 @pytest.mark.parametrize('spec, message', [
     ({}, "algorithm '' is unknown; known are"),
+    ({'algorithm': 5}, 'algorithm 5 is unknown; known are'),
+    ({'algorithm': None}, 'algorithm None is unknown;'),
+    ({'algorithm': 'iterative', 'rounds': 5}, r'rounds is 5; give a list'),
+    ({'algorithm': 'iterative', 'rounds': [5]}, r'rounds is \[5\]; give a li'),
     ({'algorithm': 'rigle'}, "algorithm 'rigle' is unknown; did you mean 'rig"),
     ({'algorithm': 'rigl', 'sparsity': 0.5},
      "algorithm 'rigl': missing a required argument: 'update_every'; its arg"),
