@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity.distributions import check_not_empty
 from spdf_jax.sparsity.distributions import check_sparsity
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.paths import path_name
@@ -56,11 +57,12 @@ def model_kept(
     The number of weights.
 
   Raises:
-    ValueError: the structure has groups with counts of their own, or fewer
-      weights would be kept than one unit of every layer.
+    ValueError: the structure has groups with counts of their own, a leaf has no
+      weights, or fewer would be kept than one unit of every layer.
   """
   fraction = check_sparsity(sparsity.sparsity)
   structure.check(fraction)
+  check_not_empty(params)
   total = least = 0
   for leaf in jax.tree.leaves(params):
     unit_shape = structure.unit_shape(leaf.shape)

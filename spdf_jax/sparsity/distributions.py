@@ -154,8 +154,8 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: the sparsity is not a number in [0, 1), `power` is negative, or
-      fewer weights than one per layer would be kept.
+    ValueError: the sparsity is not a number in [0, 1), `power` is negative, a
+      leaf has no weights, or fewer than one per layer would be kept.
 
   References:
     Mocanu et al., `SET <https://arxiv.org/abs/1707.04780>`_, 2018;
@@ -170,6 +170,7 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
   sparsity = check_sparsity(sparsity)
   if not 0 <= power < math.inf:
     raise ValueError(f'power is {power}; give a number from 0 on, usually 1.')
+  check_not_empty(params)
   leaves, treedef = jax.tree.flatten(params)
   fans = [((1, 1) + tuple(leaf.shape))[-2:] for leaf in leaves]
   sizes = [math.prod(leaf.shape) for leaf in leaves]
@@ -237,6 +238,16 @@ def model_wide(params: PyTree, sparsity: float) -> ModelWide:
   """
   del params
   return ModelWide(check_sparsity(sparsity))
+
+
+def check_not_empty(params: PyTree) -> None:
+  """Raises ValueError if a leaf has no weights."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if not math.prod(leaf.shape):
+      raise ValueError(
+          f'{path_name(path)!r} has the shape {tuple(leaf.shape)}, no weights; '
+          'put None there.'
+      )
 
 
 def check_sparsities(sparsity: PyTree) -> None:
