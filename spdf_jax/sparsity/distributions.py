@@ -42,6 +42,9 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
     return jax.tree.map(
         lambda p: None if p is None else value, params, is_leaf=_is_none
     )
+  # `optax.tree.map_params` passes an empty tree as a placeholder.
+  if not jax.tree.leaves(params):
+    return params
   try:
     return jax.tree.map(
         lambda s, sub: sub if sub is None else uniform(sub, s),
