@@ -245,3 +245,46 @@ def test_what_does_not_fit_the_parameters_is_refused_at_init(algorithm, words):
   tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
   with pytest.raises(ValueError, match=words):
     tx.init(PARAMS)
+
+
+@pytest.mark.parametrize('drop', ['magnitude', 'signed'])
+def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
+  algorithm = spdf.sparse_evolution(
+      0.1, update_every=1, drop=drop, regrow_dropped=False
+  )
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
+  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 4)]
+  assert kept == [384 - 38] * 5
+
+
+@pytest.mark.parametrize('update_from', [0, 6])
+def test_a_falling_model_wide_sparsity_is_refused(update_from):
+  algorithm = spdf.gmp(
+      spdf.periodic([0.9, 0.5], 6), update_every=6, update_from=update_from,
+      update_until=6, distribution='model_wide',
+  )
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
+  with pytest.raises(ValueError, match='model-wide sparsity falls'):
+    tx.init(PARAMS)
+
+
+@pytest.mark.parametrize('fractions', [(0.25,), (0.0, 0.25), (0.5, 0.5)])
+def test_rounds_that_a_structure_cannot_have_are_refused(fractions):
+  rounds = [spdf.Round(9, fraction) for fraction in fractions]
+  algorithm = spdf.iterative(rounds, structure='2:4')
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
+  message = 'which keeps exactly 2 of 4'
+  with pytest.raises(ValueError, match=message):
+    tx.init(PARAMS)
+  joined = spdf.join([spdf.dense(), algorithm], [1])
+  with pytest.raises(ValueError, match=message):
+    list(train(spdf.sparsify(optax.sgd(1e-2), joined, key=0), 1))
+
+
+def test_rounds_may_end_at_the_sparsity_of_a_structure():
+  algorithm = spdf.iterative(
+      [spdf.Round(2), spdf.Round(2, 0.5)], structure='2:4'
+  )
+  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
+  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 3)]
+  assert kept == [384, 384, 384, 192]

@@ -118,3 +118,31 @@ def test_algorithms_are_made_by_name():
 def test_an_unknown_algorithm_is_refused_with_the_nearest_name():
   with pytest.raises(ValueError, match="did you mean 'static'"):
     spdf.create_algorithm({'algorithm': 'statics', 'sparsity': 0.5})
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda member: member,
+    lambda member: spdf.partition({'all': member}, [('*', 'all')]),
+    lambda member: spdf.join([member, spdf.dense()], [9]),
+])
+@pytest.mark.parametrize('make', [
+    lambda: spdf.static(0.5, structure='2:4'),
+    lambda: spdf.rigl(
+        0.5, structure='2:4', update_every=5, update_until=9,
+        drop_fraction=lambda step: 0.5,
+    ),
+    lambda: spdf.iterative(
+        [spdf.Round(9, 0.5)], structure=spdf.structures.n_of_m(2, 4)
+    ),
+])
+def test_the_mask_at_a_boundary_has_the_structure_of_its_member(make, wrap):
+  algorithm = spdf.join([spdf.dense(), wrap(make())], [2])
+  mask = np.asarray(run(algorithm, 4)[-1][1])
+  assert (mask.reshape(2, 4, 8).sum(1) == 2).all()
+
+
+def test_steps_of_updates_are_bools_on_the_host():
+  algorithm = spdf.join([spdf.dense(), spdf.static(0.5)], [2])
+  for at in (algorithm.update_at, algorithm.dense_grads_at):
+    assert [at(count) for count in (1, 2, 3)] == [False, True, False]
+    assert all(type(at(count)) is bool for count in (1, 2, 3))

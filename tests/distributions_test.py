@@ -19,6 +19,7 @@ from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.masks import random_mask
 from spdf_jax.sparsity.selection import select
 
 
@@ -228,3 +229,17 @@ def test_patterns_given_to_uniform_point_to_by_pattern():
 def test_model_wide_marks_one_sparsity():
   sparsity = model_wide(gpt(1, 8), np.float32(0.5))
   assert sparsity == ModelWide(0.5) and isinstance(sparsity.sparsity, float)
+
+
+def test_a_pattern_given_twice_is_named():
+  with pytest.raises(ValueError, match=r"pattern '\*' twice; give it once"):
+    by_pattern(gpt(1, 8), [('*', 0.5), ('*', 0.9)])
+
+
+def test_leaves_without_weights_are_named():
+  params = {'w': leaf(1, 4, 4), 'none': leaf(1, 0, 4)}
+  message = r"'none' has the shape \(1, 0, 4\), no weights; put None there"
+  with pytest.raises(ValueError, match=message):
+    erk(params, 0.5)
+  with pytest.raises(ValueError, match=message):
+    random_mask(jax.random.key(0), params, model_wide(params, 0.5))

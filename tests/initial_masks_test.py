@@ -227,3 +227,15 @@ def test_masks_in_a_structure_are_taken_and_others_refused(name):
   algorithm = spdf.static(sparsity, structure=structure, init=nonzero_mask)
   with pytest.raises(ValueError, match="parameters of 'h_0/wi' keeps"):
     start(None, algorithm=algorithm, params=params)
+
+
+@pytest.mark.parametrize('make', [
+    lambda: spdf.static({'h_0': 0.75, 'h_1': 0.5}),
+    lambda: spdf.static({'h_0': 0.75, 'h_1': 0.5}, init=given_mask(draw())),
+    lambda: spdf.static(0.0, init='nonzero', distribution='model_wide'),
+])
+def test_map_params_survives_its_placeholder(make):
+  tx = spdf.sparsify(optax.adam(0.1), make(), key=0)
+  state = tx.init(PARAMS)
+  mapped = optax.tree.map_params(tx, lambda x: x, state)
+  assert jax.tree.structure(mapped) == jax.tree.structure(state)

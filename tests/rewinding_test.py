@@ -223,6 +223,8 @@ def test_masks_and_dense_gradients_are_seen_through_the_wrapper():
 
 @pytest.mark.parametrize('rounds, message', [
     ([], 'rounds is empty'),
+    (5, 'rounds is 5; give a list'),
+    ([5], r'rounds is \[5\]; give a list'),
     ([Round(0)], 'steps of round 0 is 0'),
     ([Round(2.5)], 'steps of round 0 is 2.5'),
     ([Round(2), Round(-1, 0.2)], 'steps of round 1 is -1'),

@@ -270,3 +270,14 @@ def test_an_impossible_sparsity_is_refused(sparsity):
   params, batch = quadratic_problem()
   with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
     saliency_mask('snip', quadratic, as_jax(params), as_jax(batch), sparsity)
+
+
+def test_synflow_ends_in_a_structure_with_one_sparsity():
+  w = {'w': jnp.abs(jax.random.normal(jax.random.key(0), (8, 6))) + 1.0}
+  mask = saliency_mask(
+      'synflow', lambda p, x: jnp.sum(x @ p['w']), w, jnp.ones((1, 8)), 0.5,
+      distribution=spdf.uniform, structure=spdf.structures.n_of_m(2, 4),
+  )['w']
+  groups = w['w'].reshape(2, 4, 6)
+  wanted = groups >= jnp.sort(groups, axis=1)[:, 2:3]
+  np.testing.assert_array_equal(mask, wanted.reshape(8, 6))

@@ -30,7 +30,7 @@ def test_cubic_stays_between_its_ends_and_reaches_the_last(
     initial, final, steps, start
 ):
   sparsity = cubic(initial, final, steps, start)
-  assert sparsity(start) == sparsity(0) == pytest.approx(initial, abs=1e-15)
+  assert sparsity(start) == sparsity(0) == initial
   assert sparsity(start + steps) == sparsity(start + 2 * steps) == final
   middle = [sparsity(start + steps * i // 7) for i in range(8)]
   assert all(isinstance(s, float) and 0 <= s <= 1 for s in middle)
@@ -301,3 +301,7 @@ def test_schedule_range_names_what_it_lacks():
     schedule_range(sparsity, update_times(10), 10)
   with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
     schedule_range(lambda t: t / 100, update_times(40, stop=120))
+
+
+def test_cubic_starts_exactly_at_its_initial_sparsity():
+  assert cubic(0.05, 0.2, 10, start=5)(5) == 0.05

@@ -1,5 +1,7 @@
 """`where`: functions, trees and patterns; ready selectors; what is reported."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +129,8 @@ def test_selectors_give_axes_in_the_layouts_of_flax():
   assert spdf.convolutions('conv_init/kernel', leaf(7, 7, 8, 16)) is False
   assert spdf.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,))
   assert spdf.stacked(axis=1)('h/mlp/wi', leaf(8, 3, 16)) == ((0,), (2,))
+  assert spdf.stacked(axis=2)('h/mlp/bias', leaf(8, 16)) is None
+  assert spdf.stacked(axis=-3)('h/mlp/bias', leaf(8, 16)) is None
   scanned = spdf.stacked(spdf.per_head, axis=1)
   assert scanned('attn/query', leaf(8, 3, 2, 4)) == ((0,), (2, 3))
   assert scanned('embed', leaf(32, 8)) is False
@@ -190,3 +194,14 @@ def test_a_bare_array_trains():
       w = optax.apply_updates(w, updates)
     spdf.check(w, state)
     assert np.count_nonzero(w) <= int(spdf.get_mask(state).sum())
+
+
+class Attention(NamedTuple):
+  query: jax.Array
+  value: jax.Array
+
+
+def test_an_attribute_that_is_named_as_in_variables_is_refused():
+  w = jnp.ones((4, 4))
+  with pytest.raises(ValueError, match="'value' of 'h/attn'; rename it"):
+    init({'h': {'attn': Attention(w, w)}})

@@ -197,6 +197,10 @@ def test_what_python_has_made_already_is_taken_as_it_is():
 
 @pytest.mark.parametrize('spec, message', [
     ({}, "algorithm '' is unknown; known are"),
+    ({'algorithm': 5}, 'algorithm 5 is unknown; known are'),
+    ({'algorithm': None}, 'algorithm None is unknown;'),
+    ({'algorithm': 'iterative', 'rounds': 5}, r'rounds is 5; give a list'),
+    ({'algorithm': 'iterative', 'rounds': [5]}, r'rounds is \[5\]; give a li'),
     ({'algorithm': 'rigle'}, "algorithm 'rigle' is unknown; did you mean 'rig"),
     ({'algorithm': 'rigl', 'sparsity': 0.5},
      "algorithm 'rigl': missing a required argument: 'update_every'; its arg"),
@@ -265,3 +269,10 @@ def test_an_error_inside_a_users_module_stays_its_own(tmp_path, monkeypatch):
 
 def test_every_algorithm_has_a_public_name():
   assert {n for n in ALGORITHMS if not hasattr(spdf, n)} == set()
+
+
+def test_a_pattern_of_sparsities_given_twice_is_refused():
+  pairs = [['*', 0.5], ['*', 0.75]]
+  algorithm = make('static', sparsity=pairs, distribution='by_pattern')
+  with pytest.raises(ValueError, match=r"pattern '\*' twice; give it once"):
+    algorithm.sparsity_at(0, PARAMS)

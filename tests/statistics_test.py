@@ -70,3 +70,12 @@ def test_masks_of_other_parameters_are_not_compared():
     mask_changes(one, other, PARAMS, where=WHERE)
   with pytest.raises(ValueError, match="the other has 'h_0/wi'"):
     mask_changes(other, one, PARAMS, where=WHERE)
+
+
+def test_leaves_that_where_does_not_select_are_named():
+  mask = draw(0, 0.5)
+  message = "the mask has a leaf 'h_1/wi', which where does not select; pass"
+  with pytest.raises(ValueError, match=message):
+    spdf.summarize(mask, PARAMS)
+  with pytest.raises(ValueError, match=message):
+    mask_changes(mask, mask, PARAMS)

@@ -312,3 +312,19 @@ def test_small_groups_drop_the_fraction_on_average():
     exact = number * fraction
     assert abs(float(dropped.mean()) - exact) < 0.01
     assert set(dropped.tolist()) <= {math.floor(exact), math.floor(exact) + 1}
+
+
+def test_complex_channels_are_ranked_per_weight_as_real_ones():
+  rng = np.random.default_rng(0)
+  scores = {'a': rng.random((64, 8)), 'b': rng.random((4, 32))}
+  channels = structures.channel('outputs')
+
+  def mask_in(dtype):
+    return spdf.mask_from_scores(
+        jax.tree.map(lambda x: jnp.asarray(x, dtype), scores),
+        spdf.model_wide(scores, 0.5), structure=channels,
+    )
+
+  real, complex_ = mask_in('float32'), mask_in('complex64')
+  for name in scores:
+    np.testing.assert_array_equal(real[name], complex_[name])

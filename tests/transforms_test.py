@@ -54,7 +54,10 @@ def test_layers_of_any_layout_become_matrices_and_back():
   np.testing.assert_array_equal(back['q'], x)
 
 
-@pytest.mark.parametrize('answer', [Axes(0, 0), Axes((), 1), 'kernel', 1.0])
+@pytest.mark.parametrize('answer', [
+    Axes(0, 0), Axes((), 1), Axes(0, 3), Axes(-3, 1), Axes(0, (1, 2)),
+    'kernel', 1.0,
+])
 def test_impossible_axes_are_named(answer):
   with pytest.raises(ValueError, match='for w'):
     selection.select(lambda path, _: answer, {'w': jnp.ones((2, 2))})

@@ -95,3 +95,9 @@ class Algorithm(NamedTuple):
   """`(count) -> bool`: whether the step only updates the mask: kept weights and
   moments do not change, counters advance. `False`: every step also updates the
   weights."""
+
+  mask_by: Callable[..., PyTree] | None = None
+  """`(maker, key, params) -> mask`: the mask that `maker(key, params,
+  sparsities)` makes at the initial sparsity; where there is a structure, the
+  maker also gets `structure=`. `join` makes its masks at boundaries so.
+  `None`: there is no structure."""

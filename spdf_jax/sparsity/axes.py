@@ -77,15 +77,16 @@ def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
         f'or spdf_jax.MatrixAxes{hint}.'
     )
   reduction, output = (
-      tuple(a % max(ndim, 1) for a in _as_tuple(x)) for x in axes
+      tuple(a + ndim if a < 0 else a for a in _as_tuple(x)) for x in axes
   )
   normal = MatrixAxes(reduction, output)
   named = reduction + output
-  if ndim < 2 or len(set(named)) != len(named) or not all(normal):
+  distinct = set(named) & set(range(ndim))
+  if len(distinct) != len(named) or not all(normal):
     raise ValueError(
         f'where names axes {tuple(axes)} for {path or "the array"} of shape '
         f'{tuple(leaf.shape)}; a sparsified leaf needs distinct reduction and '
-        'output axes.'
+        'output axes of its own.'
     )
   return normal
 

@@ -26,10 +26,10 @@ def join(
 
   Member i applies from step `boundaries[i - 1]` on, with steps counted from
   there. At a boundary, `enter` makes a new mask from the weights at the
-  member's initial sparsity: by default, a sparser member prunes by magnitude,
-  and a denser member keeps all kept weights and revives pruned weights at
-  random. Boundary steps require dense gradients, so that revived weights
-  receive a gradient at their first step.
+  member's initial sparsity and structure: by default, a sparser member prunes
+  by magnitude, and a denser member keeps all kept weights and revives pruned
+  weights at random. Boundary steps require dense gradients, so that revived
+  weights receive a gradient at their first step.
 
   Revived weights start with zero moments: under Adam with b2 = 0.999 their
   first updates are several times the learning rate. Warm up the learning rate
@@ -38,7 +38,8 @@ def join(
   Args:
     algorithms: The members, in order.
     boundaries: Increasing steps >= 1, at each of which the next member begins.
-    enter: `(key, params, sparsities) -> mask`, e.g. `random_mask`.
+    enter: `(key, params, sparsities) -> mask`, e.g. `random_mask`; must also
+      accept `structure=` if a member has a structure.
 
   Returns:
     The algorithm.
@@ -73,9 +74,13 @@ def join(
     return jnp.sum(count >= table)
 
   def at_boundary(count):
+    if isinstance(count, int):
+      return count in boundaries
     return jnp.any(jnp.asarray(count) == table)
 
   def choose(flags, count):
+    if isinstance(count, int):
+      return flags[member_at(count)]
     return jnp.stack([jnp.asarray(flag) for flag in flags])[member_at(count)]
 
   def sparsity_at(count, params):
@@ -85,7 +90,7 @@ def join(
   def update(key, count, mask, params, grads):
     def branch(i):
       member, start = algorithms[i], starts[i]
-      entered = lambda: enter(key, params, member.sparsity_at(0, params))
+      entered = lambda: mask_by(member, enter, key, params)
       updated = lambda: member.update(key, count - start, mask, params, grads)
       if i == 0:
         return updated
@@ -115,4 +120,14 @@ def join(
   return Algorithm(
       sparsity_at, algorithms[0].init, update, update_at, dense_grads_at,
       skip_step_at,
+      mask_by=lambda *args: mask_by(algorithms[0], *args),
   )
+
+
+def mask_by(
+    algorithm: Algorithm, maker: MaskMaker, key: jax.Array, params: PyTree
+) -> PyTree:
+  """Makes a mask with the initial sparsity and structure of an algorithm."""
+  if algorithm.mask_by is None:
+    return maker(key, params, algorithm.sparsity_at(0, params))
+  return algorithm.mask_by(maker, key, params)

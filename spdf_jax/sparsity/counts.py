@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity.distributions import check_not_empty
 from spdf_jax.sparsity.distributions import check_sparsity
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.paths import path_name
@@ -56,11 +57,12 @@ def model_kept(
     The number of weights.
 
   Raises:
-    ValueError: the structure has groups with counts of their own, or fewer
-      weights would be kept than one unit of every layer.
+    ValueError: the structure has groups with counts of their own, a leaf has no
+      weights, or fewer would be kept than one unit of every layer.
   """
   fraction = check_sparsity(sparsity.sparsity)
   structure.check(fraction)
+  check_not_empty(params)
   total = least = 0
   for leaf in jax.tree.leaves(params):
     unit_shape = structure.unit_shape(leaf.shape)
@@ -174,7 +176,7 @@ def kept_table(
 
   Raises:
     ValueError: a sparsity is outside [0, 1), a schedule is given without a last
-      update, or a count exceeds int32.
+      update, a model-wide sparsity falls, or a count exceeds int32.
 
   Example:
     >>> from spdf_jax.sparsity.distributions import uniform
@@ -201,7 +203,7 @@ def kept_table(
   treedef: Any = jax.tree.structure(params)
   known: dict[Any, Any] = {}
   rows = []
-  for step in steps:
+  for step in [0, *steps]:  # The initial mask has the sparsity of step 0.
     current = schedules.sparsity_at(sparsity, step)
     key = tuple(jax.tree.leaves(current))
     if key not in known:
@@ -213,8 +215,16 @@ def kept_table(
         known[key] = _kept_by_leaf(names, shapes, _leaves(sparsities, treedef))
     rows.append(known[key])
   if isinstance(rows[0], tuple):
-    return ModelTable(np.array(rows, np.uint32))
-  return treedef.unflatten(np.array(column, np.int32) for column in zip(*rows))
+    if rows != sorted(rows, reverse=True):
+      raise ValueError(
+          'the model-wide sparsity falls, but pruned weights of a whole model '
+          'are never revived; give a schedule that does not fall, or '
+          "distribution 'uniform' or 'erk'."
+      )
+    return ModelTable(np.array(rows[1:], np.uint32))
+  return treedef.unflatten(
+      np.array(column[1:], np.int32) for column in zip(*rows)
+  )
 
 
 def _leaves(sparsities: PyTree, treedef: Any) -> list[Any]:

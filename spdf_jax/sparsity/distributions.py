@@ -42,6 +42,9 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
     return jax.tree.map(
         lambda p: None if p is None else value, params, is_leaf=_is_none
     )
+  # `optax.tree.map_params` passes an empty tree as a placeholder.
+  if not jax.tree.leaves(params):
+    return params
   try:
     return jax.tree.map(
         lambda s, sub: sub if sub is None else uniform(sub, s),
@@ -75,8 +78,8 @@ def by_pattern(
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: a sparsity is not a number in [0, 1), or a pattern is the first
-      match of no leaf.
+    ValueError: a sparsity is not a number in [0, 1), or a pattern is given
+      twice or is the first match of no leaf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -91,6 +94,12 @@ def by_pattern(
         f'sparsity is {sparsity!r}; by_pattern needs patterns of paths with '
         "their sparsities, e.g. {'*/attn/*': 0.5, '*/mlp/*': 0.75}."
     ) from error
+  if len(by_path) < len(sparsity):
+    patterns = [pair[0] for pair in sparsity]
+    repeated = next(p for p in patterns if patterns.count(p) > 1)
+    raise ValueError(
+        f'sparsity has the pattern {repeated!r} twice; give it once.'
+    )
   by_path = {
       str(pattern): check_sparsity(value, f'sparsity of {pattern!r}')
       for pattern, value in by_path.items()
@@ -148,8 +157,8 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
-    ValueError: the sparsity is not a number in [0, 1), `power` is negative, or
-      fewer weights than one per layer would be kept.
+    ValueError: the sparsity is not a number in [0, 1), `power` is negative, a
+      leaf has no weights, or fewer than one per layer would be kept.
 
   References:
     Mocanu et al., `SET <https://arxiv.org/abs/1707.04780>`_, 2018;
@@ -164,6 +173,7 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
   sparsity = check_sparsity(sparsity)
   if not 0 <= power < math.inf:
     raise ValueError(f'power is {power}; give a number from 0 on, usually 1.')
+  check_not_empty(params)
   leaves, treedef = jax.tree.flatten(params)
   fans = [((1, 1) + tuple(leaf.shape))[-2:] for leaf in leaves]
   sizes = [math.prod(leaf.shape) for leaf in leaves]
@@ -212,6 +222,9 @@ class ModelWide(NamedTuple):
 def model_wide(params: PyTree, sparsity: float) -> ModelWide:
   """Ranks the weights of all layers together, as one group.
 
+  Algorithms with mask updates refuse a schedule that falls, because they do
+  not revive weights of a whole model.
+
   Args:
     params: The parameters, not used.
     sparsity: The fraction of zeros in [0, 1) over all leaves.
@@ -228,6 +241,16 @@ def model_wide(params: PyTree, sparsity: float) -> ModelWide:
   """
   del params
   return ModelWide(check_sparsity(sparsity))
+
+
+def check_not_empty(params: PyTree) -> None:
+  """Raises ValueError if a leaf has no weights."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    if not math.prod(leaf.shape):
+      raise ValueError(
+          f'{path_name(path)!r} has the shape {tuple(leaf.shape)}, no weights; '
+          'put None there.'
+      )
 
 
 def check_sparsities(sparsity: PyTree) -> None:

@@ -62,6 +62,9 @@ def given_mask(
   def init(key, params, sparsities, structure=UNSTRUCTURED):
     del key
     layers = by_name(params)
+    # `optax.tree.map_params` passes an empty tree as a placeholder.
+    if not layers:
+      return params
     if set(layers) - set(given):
       name = min(set(layers) - set(given))
       raise ValueError(

@@ -73,6 +73,9 @@ def check_counts(
   except jax.errors.TracerArrayConversionError:
     return  # Under jit, the counts of a traced mask are unknown.
   found = by_name(kept)
+  # `optax.tree.map_params` passes an empty tree as a placeholder.
+  if not found:
+    return
   sizes = {
       path: structure.unit_shape(leaf.shape)
       for path, leaf in by_name(mask).items()

@@ -48,7 +48,7 @@ def keep_of_model(
   )
   if len(set(jax.tree.leaves(sizes))) > 1:
     scores = jax.tree.map(
-        lambda s, n: s / n if jnp.issubdtype(s.dtype, jnp.floating) else s,
+        lambda s, n: s / n if jnp.issubdtype(s.dtype, jnp.inexact) else s,
         scores, sizes,
     )
   candidates = among

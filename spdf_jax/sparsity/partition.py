@@ -13,6 +13,7 @@ from typing import TypeGuard
 import jax
 
 from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.combinators import mask_by
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.paths import path_name
 
@@ -98,6 +99,11 @@ def partition(
     # All members share the key, because masks fold in the paths of leaves.
     return per_leaf(lambda member, params: member.init(key, params), params)
 
+  def mask_by_members(maker, key, params):
+    return per_leaf(
+        lambda member, params: mask_by(member, maker, key, params), params
+    )
+
   def update(key, count, mask, params, grads):
     times = [member.update_at(count) for member in algorithms.values()]
     alone = sum(now is not False for now in times) == 1
@@ -131,6 +137,7 @@ def partition(
       update_at=any_of('update_at'),
       dense_grads_at=any_of('dense_grads_at'),
       skip_step_at=any_of('skip_step_at'),
+      mask_by=mask_by_members,
   )
 
 

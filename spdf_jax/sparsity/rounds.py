@@ -90,14 +90,20 @@ def check_rounds(rounds: Iterable[Round]) -> tuple[Round, ...]:
     The rounds.
 
   Raises:
-    ValueError: there is no round, a length is not positive, a `rewind_to` is
-      negative, or a fraction is outside (0, 1); the first may be 0.
+    ValueError: there is no round or something else, a length is not positive, a
+      `rewind_to` is negative, or a fraction is outside (0, 1); the first may be
+      0.
 
   Example:
     >>> check_rounds([(100,), (50, 0.2)])[1].fraction
     0.2
   """
-  checked = tuple(Round(*r) for r in rounds)
+  try:
+    checked = tuple(Round(*r) for r in rounds)
+  except TypeError as error:
+    raise ValueError(
+        f'rounds is {rounds!r:.80}; give a list of Round(steps, fraction).'
+    ) from error
   if not checked:
     raise ValueError('rounds is empty; give at least one Round(steps).')
   for i, r in enumerate(checked):

@@ -124,6 +124,12 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
           'the arrays of the model alone, e.g. equinox.filter(model, '
           'equinox.is_array).'
       )
+  for name, _ in named:
+    if name and any(other.startswith(f'{name}/') for other, _ in named):
+      raise ValueError(
+          f'params has an attribute \'value\' of {name!r}; rename it, because '
+          'that is the name of the array in an nnx.Variable.'
+      )
   axes = [
       normalize_axes(selector(name, leaf), name, leaf)
       if math.prod(leaf.shape) else None

@@ -180,7 +180,7 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
 
   def selector(path, leaf):
     rank = len(leaf.shape)
-    if rank < 2:
+    if rank < 2 or not -rank <= axis < rank:
       return None
     shape = list(leaf.shape)
     del shape[axis]

@@ -13,6 +13,8 @@ import numpy as np
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.masking import check_bool
+from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.paths import like_params
 from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.selectors import hidden_matrices
 
@@ -93,6 +95,9 @@ def summarize(
   Returns:
     Exact integer counts; `str` formats them as a table.
 
+  Raises:
+    ValueError: the mask has a leaf that `where` does not select.
+
   Example:
     >>> import jax.numpy as jnp
     >>> params = {'w': jnp.ones((2, 2)), 'b': jnp.ones(2)}
@@ -152,7 +157,8 @@ def mask_changes(
     Exact integer counts by layer, named as in `summarize`.
 
   Raises:
-    ValueError: the masks have different leaves or shapes.
+    ValueError: the masks have different leaves or shapes, or a leaf that
+      `where` does not select.
 
   Example:
     >>> import jax.numpy as jnp
@@ -201,7 +207,8 @@ def overlap(
     sparsity s have an expected index of about (1 - s) / (1 + s).
 
   Raises:
-    ValueError: the masks have different leaves or shapes.
+    ValueError: the masks have different leaves or shapes, or a leaf that
+      `where` does not select.
 
   Example:
     >>> import jax.numpy as jnp
@@ -230,6 +237,14 @@ def _stacks(
   """Returns the path and masks `[layers, inputs, outputs]` of every leaf."""
   check_bool(mask)
   axes = selection.select(where, params)
+  for name, m, a in zip(
+      by_name(params), like_params(mask, params), axes
+  ):
+    if m is not None and a is None:
+      raise ValueError(
+          f'the mask has a leaf {name!r}, which where does not select; pass '
+          'the where of sparsify.'
+      )
   stacks = to_layers(mask, params, axes)
   return [
       (path_name(path), stack)

@@ -233,13 +233,13 @@ def _try_on_tiny(inner, params, mask, extra_args):
   rng = np.random.default_rng(0)
   board = np.indices(_TINY).sum(0) % 2 == 0
 
-  def draw():
+  def draw(scale=1):
     def leaf(m, p):
       # Few distinct shapes, because each one is compiled separately.
       stack = p.shape[:-2] if m is None else m.shape[:-2]
       matrix = m is not None or len(p.shape) > 1
       tail = _TINY if matrix else (board.sum(),) * len(p.shape)
-      x = rng.normal(size=(*(min(n, 2) for n in stack), *tail))
+      x = scale * rng.normal(size=(*(min(n, 2) for n in stack), *tail))
       return np.asarray(x if m is None else np.where(board, x, 0), p.dtype)
     return jax.tree.map(leaf, mask, params, is_leaf=_is_leaf)
 
@@ -258,8 +258,9 @@ def _try_on_tiny(inner, params, mask, extra_args):
   states = [
       inner.init(jax.tree.map(jnp.asarray, p)) for p in (matrices, values)
   ]
-  for _ in range(2):
-    grads = draw()
+  # Clipping shows at some scales of the gradients only.
+  for scale in (1, 1, 1e3):
+    grads = draw(scale)
     updates, states[0] = run(grads, states[0], matrices)
     of_values, states[1] = run(take(grads), states[1], values)
     yield from zip(

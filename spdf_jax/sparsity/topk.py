@@ -94,7 +94,9 @@ def keep_random(
     among: The candidates, as in `keep_largest`.
 
   Returns:
-    `keep_largest(jax.random.bits(key, shape), kept, among=among)`.
+    `keep_largest(jax.random.bits(key, shape), kept, among=among)` for
+    threefry2x32 keys, the default of JAX; for keys of other implementations the
+    bits are those of the key that `random_bits.key_words` derives.
 
   Raises:
     ValueError: an argument does not fit the shape.

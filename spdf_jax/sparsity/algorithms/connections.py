@@ -152,8 +152,11 @@ def leafwise(
     keys = leaf_keys(key, params)
     return map_leaves(next_mask, mask, params, grads, keys, kept)
 
+  def mask_by(maker, key, params):
+    return first_mask(maker, key, params, sparsity_at(0, params), structure)
+
   def init_mask(key, params):
-    mask = first_mask(init, key, params, sparsity_at(0, params), structure)
+    mask = mask_by(init, key, params)
     table = kept_table(params, sparsity, distribution, times, structure)
     if drop_fraction != 0:
       _check_drops(table, params, structure, fractions)
@@ -166,6 +169,7 @@ def leafwise(
       update_at=times.contains,
       dense_grads_at=times.contains if dense_grads else never,
       skip_step_at=times.contains if skip_step else never,
+      mask_by=mask_by,
   )
 
 
@@ -229,7 +233,7 @@ def drop_and_grow(
     The next mask, `True` for `units.kept` units of every group.
   """
   if not regrow_dropped:
-    number = jnp.maximum(number, _not_enough_pruned(units))
+    number = jnp.maximum(number, not_enough_pruned(units))
   survivors = keep_largest(units.magnitudes, number, among=units.mask)
   return grow(units, survivors, grow_by=grow_by, regrow_dropped=regrow_dropped)
 
@@ -290,7 +294,7 @@ def count_kept(mask: jax.Array) -> jax.Array:
   return jnp.sum(mask, axis=(-2, -1), dtype=jnp.int32)
 
 
-def _not_enough_pruned(units: Units) -> jax.Array:
+def not_enough_pruned(units: Units) -> jax.Array:
   """Returns the number of survivors below which too few units can grow."""
   size = units.mask.shape[-2] * units.mask.shape[-1]
   return units.kept - (size - count_kept(units.mask))

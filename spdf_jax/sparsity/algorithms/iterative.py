@@ -12,6 +12,7 @@ import numpy as np
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithm import never
 from spdf_jax.sparsity.algorithms.connections import Distribution
+from spdf_jax.sparsity.algorithms.connections import first_mask
 from spdf_jax.sparsity.algorithms.connections import magnitudes
 from spdf_jax.sparsity.algorithms.connections import prune_model
 from spdf_jax.sparsity.counts import model_kept
@@ -55,7 +56,7 @@ def iterative(
 
   Raises:
     ValueError: there is no round, or one is invalid; the distribution is
-      another one.
+      another one; later, if the structure cannot have the sparsity of a round.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning
@@ -106,6 +107,10 @@ def iterative(
     return jax.tree.map(sparsity, params)
 
   def prune(mask, params, number):
+    for start in (0, *starts):
+      for sparsity in jax.tree.leaves(sparsity_at(start, params)):
+        structure.check(sparsity)
+
     def prune_leaf(m, w):
       kept = jnp.asarray(kept_after(group_size(m.shape)), jnp.int32)[number]
       units = keep_largest(
@@ -128,11 +133,9 @@ def iterative(
   def init(key, params):
     del key
     everything = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
-    # The first round of a whole model is cut even if it prunes nothing, because
-    # this checks that the structure and the sparsities of all rounds fit.
-    if rounds[0].fraction or distribution is model_wide:
-      return cut(everything, params, 0)
-    return everything
+    # Cut even if the first round prunes nothing, because this checks that the
+    # structure and the sparsities of all rounds fit.
+    return cut(everything, params, 0)
 
   def update(key, count, mask, params, grads):
     del key, grads
@@ -149,4 +152,7 @@ def iterative(
       update=update,
       update_at=update_at,
       dense_grads_at=never,
+      mask_by=lambda maker, key, params: first_mask(
+          maker, key, params, sparsity_at(0, params), structure
+      ),
   )

@@ -122,11 +122,14 @@ def saliency_mask(
     ranked = lambda s, m: jnp.where(m, s.astype(jnp.float32), -jnp.inf)
     return as_layers(jax.tree.map(ranked, scores, mask)), finite
 
+  # The sparsities of rounds before the last may be others than n of m has.
+  unchecked = structure._replace(check=lambda sparsity: None)
   for done in range(1, rounds + 1):
     scores, finite = scores_of(params, batch, weights, mask)
     _check_finite(finite, score)
     layers = masks.mask_from_scores(
-        scores, _of_round(sparsities, done, rounds), structure=structure
+        scores, _of_round(sparsities, done, rounds),
+        structure=structure if done == rounds else unchecked,
     )
     mask = from_layers(layers, params, axes)
   return mask

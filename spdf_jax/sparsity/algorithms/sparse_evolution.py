@@ -13,6 +13,7 @@ from spdf_jax.sparsity.algorithms.connections import Distribution
 from spdf_jax.sparsity.algorithms.connections import drop_and_grow
 from spdf_jax.sparsity.algorithms.connections import grow
 from spdf_jax.sparsity.algorithms.connections import leafwise
+from spdf_jax.sparsity.algorithms.connections import not_enough_pruned
 from spdf_jax.sparsity.algorithms.connections import surviving
 from spdf_jax.sparsity.algorithms.connections import Units
 from spdf_jax.sparsity.combinators import MaskMaker
@@ -91,6 +92,8 @@ def sparse_evolution(
   def next_mask(units):
     if drop == 'signed':
       survivors = _drop_signed(units)
+      if not regrow_dropped:
+        survivors = _restored(units, survivors)
       return grow(
           units, survivors, grow_by=None, regrow_dropped=regrow_dropped
       )
@@ -124,3 +127,11 @@ def _drop_signed(units: Units) -> jax.Array:
     survivors |= keep_largest(units.magnitudes, number, among=side)
   # Where the sparsity rises, more must be dropped.
   return keep_largest(units.magnitudes, units.kept, among=survivors)
+
+
+def _restored(units: Units, survivors: jax.Array) -> jax.Array:
+  """Restores the largest dropped units where too few others can grow."""
+  number = not_enough_pruned(units) - count_kept(survivors)
+  return survivors | keep_largest(
+      units.magnitudes, jnp.maximum(number, 0), among=units.mask & ~survivors
+  )

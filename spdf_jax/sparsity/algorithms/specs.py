@@ -86,7 +86,7 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
       for name, value in spec.items() if name != 'algorithm'
   }
   name = spec.get('algorithm', '')
-  if ':' not in name:
+  if not isinstance(name, str) or ':' not in name:
     make = lookup('algorithm', name, ALGORITHMS)
   else:
     make = import_function('algorithm', name)
@@ -181,11 +181,13 @@ def _sparsity(value: Any) -> Any:
       raise ValueError(
           f'sparsity is {value!r}; a list is of [pattern, sparsity] pairs.'
       ) from error
-    return {pattern: _sparsity(sparsity) for pattern, sparsity in pairs}
+    return [(pattern, _sparsity(sparsity)) for pattern, sparsity in pairs]
   return value
 
 
 def _rounds(value: Any) -> Any:
+  if not isinstance(value, (list, tuple)):
+    return value
   return [
       bind('a round', Round, entry)() if isinstance(entry, Mapping) else entry
       for entry in value

@@ -67,14 +67,16 @@ def static(
     del count
     return distribution(params, sparsity)
 
+  def mask_by(maker, key, params):
+    return first_mask(maker, key, params, sparsity_at(0, params), structure)
+
   return Algorithm(
       sparsity_at=sparsity_at,
-      init=lambda key, params: first_mask(
-          init, key, params, sparsity_at(0, params), structure
-      ),
+      init=lambda key, params: mask_by(init, key, params),
       update=lambda key, count, mask, params, grads: mask,
       update_at=never,
       dense_grads_at=never,
+      mask_by=mask_by,
   )
 
 
