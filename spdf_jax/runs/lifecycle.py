@@ -193,20 +193,16 @@ def run(
     if is_main_process():
       write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
 
-  if not plan_path.exists():
-    write_plan()
+  write_plan()
   every_time, at_phase_ends = evaluators(recipe, workdir)
-  try:
-    training.train(
-        session,
-        evaluators=every_time,
-        phase_end_evaluators=at_phase_ends,
-        writers=writers,
-        profile=profile,
-    )
-  finally:
-    if session.recipe is not recipe:
-      write_plan()  # A phase has ended early, which changes the plan.
+  training.train(
+      session,
+      evaluators=every_time,
+      phase_end_evaluators=at_phase_ends,
+      writers=writers,
+      profile=profile,
+      on_early_end=write_plan,
+  )
 
 
 def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:

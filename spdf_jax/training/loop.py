@@ -170,6 +170,7 @@ def train(
     phase_end_evaluators: Sequence[Evaluator] = (),
     writers: Sequence[Open] = (),
     profile: range = range(0),
+    on_early_end: Callable[[], None] = lambda: None,
 ) -> TrainState:
   """Trains through all phases, starting from the state of a session.
 
@@ -183,6 +184,8 @@ def train(
       `metrics.jsonl`.
     profile: Steps to trace, counted from 1; the trace is written to `profile/`
       in the workdir. See `parse_window`.
+    on_early_end: Function called when a phase has ended early, which changes
+      `session.recipe`.
 
   Returns:
     The final state.
@@ -195,7 +198,8 @@ def train(
   """
   try:
     return _train(
-        session, evaluators, phase_end_evaluators, writers, profile
+        session, evaluators, phase_end_evaluators, writers, profile,
+        on_early_end,
     )
   finally:
     try:
@@ -210,6 +214,7 @@ def _train(
     phase_end_evaluators: Sequence[Evaluator],
     writers: Sequence[Open],
     profile: range,
+    on_early_end: Callable[[], None],
 ) -> TrainState:
   recipe, state = session.recipe, session.state
   # The compact step copies the state first, so nothing else may hold it.
@@ -263,6 +268,7 @@ def _train(
         writer.write_scalars(step, row)
         if ends_early:
           recipe = session.end_phase(step)
+          on_early_end()
           progress.follow(recipe.plan)
           log.follow(recipe.plan)
         phase = recipe.plan.phase_at(step - 1).name
