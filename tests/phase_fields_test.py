@@ -118,6 +118,34 @@ def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
   )
 
 
+def make_ticket(early_stop=None, **changes):
+  phases = dict(
+      order=['dense', 'ticket'],
+      dense=PHASE | {'sparsity': 0.0, 'early_stop': early_stop},
+      ticket=PHASE | {'rewind': '3 steps'},
+  )
+  return recipe_of(make_config(phases=phases, **changes))
+
+
+def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
+    tmp_path
+):
+  recipe = make_ticket(dict(metric='validation/loss'), eval_every=1)
+  seen = {}
+
+  def noting(step, params):
+    seen.setdefault(step, jax.tree.map(np.asarray, params))
+    yield 'validation/loss', float(step)
+
+  training.train(training.open_session(recipe, tmp_path), evaluators=[noting])
+  assert training.find_checkpoint(f'{tmp_path}@dense:best').name == '1'
+  masks = by_name(jax.tree.map(lambda x: x != 0, seen[6]))
+  early = by_name(seen[3])
+  for name, weights in hidden(seen[6]).items():
+    wanted = np.where(masks[name], early[name], 0)
+    np.testing.assert_allclose(weights, wanted, rtol=1e-6, atol=1e-8)
+
+
 def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
   recipe = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
   params, batch = recipe.init_params(), recipe.batch_at(0)
