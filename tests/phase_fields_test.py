@@ -146,6 +146,17 @@ def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
     np.testing.assert_allclose(weights, wanted, rtol=1e-6, atol=1e-8)
 
 
+def test_a_step_that_is_skipped_rewinds_all_the_same():
+  recipe = make_ticket(max_skipped_steps=1)
+  state = states(recipe, 5)[-1]
+  batch = recipe.device_batch_at(5)
+  bad = batch._replace(weights=batch.weights * np.nan)
+  rewound, skipped = (
+      recipe.step(jax.tree.map(jnp.copy, state), x)[0] for x in (batch, bad)
+  )
+  assert_same_arrays(skipped.params, rewound.params)
+
+
 def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
   recipe = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
   params, batch = recipe.init_params(), recipe.batch_at(0)

@@ -228,6 +228,7 @@ class Recipe:
         micro_batches=self.config.micro_batches,
         dropout_key=self.dropout_key,
         skip_not_finite=self.config.max_skipped_steps > 0,
+        rewinds=self.plan.rewinds,
         frozen=frozen_at(self.plan, self.abstract_state.params),
     )
     if self.plan.updates_masks:
