@@ -209,6 +209,15 @@ def test_a_run_killed_after_an_early_end_writes_its_plan_when_it_resumes(
   assert read_plan(killed) == read_plan(whole) | {'bigram': plan['bigram']}
 
 
+def test_a_phase_does_not_end_before_the_weights_to_rewind_to(tmp_path):
+  recipe = make_recipe(
+      phases__pretrain__early_stop=dict(metric='validation/loss', value=99.0),
+      phases__continuation__rewind='6 steps',
+  )
+  _, session = train(tmp_path, recipe)
+  assert session.recipe.plan.ends == {'pretrain': 9, 'continuation': 24}
+
+
 def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
   falling = lambda step, params: [('validation/loss', 1 / step)]
   _, session = train(tmp_path, evaluators=[falling])
