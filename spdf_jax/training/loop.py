@@ -232,10 +232,10 @@ def _train(
   ] if is_main_process() else [])
   out = None if is_main_process() else open(os.devnull, 'w')
   progress = Progress(recipe.plan, start, out=out)
-  log = _TrainLog(writer, progress, recipe)
+  rows = _rows_until(session.workdir, start)
+  log = _TrainLog(writer, progress, recipe, _skipped_in(rows))
   evaluations = Evaluations(
-      evaluators, phase_end_evaluators, _rows_until(session.workdir, start),
-      session.best,
+      evaluators, phase_end_evaluators, rows, session.best
   )
   progress.best = evaluations.best
   profiler = Profiler(profile, session.workdir / 'profile')
@@ -303,13 +303,15 @@ def _train(
 class _TrainLog:
   """Training metrics, written one step late so that the host never waits."""
 
-  def __init__(self, writer: Writer, progress: Progress, recipe: Recipe):
+  def __init__(
+      self, writer: Writer, progress: Progress, recipe: Recipe, skipped: int
+  ):
     self._writer = writer
     self._progress = progress
     self.follow(recipe.plan)
     self._every = recipe.config.log_every
     self._max_skipped = recipe.config.max_skipped_steps
-    self._skipped = self._skipped_in_a_row = 0
+    self._skipped, self._skipped_in_a_row = skipped, 0
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._seconds = 0.0
     self._clock = time.monotonic()
@@ -394,6 +396,11 @@ def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
   path = workdir / 'metrics.jsonl'
   rows = read_rows(path) if path.exists() else []
   return [row for row in rows if row['step'] <= step]
+
+
+def _skipped_in(rows: Sequence[Mapping[str, Any]]) -> int:
+  name = 'train/skipped_steps'
+  return next((row[name] for row in reversed(rows) if name in row), 0)
 
 
 def _first_state(
