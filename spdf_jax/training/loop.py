@@ -16,6 +16,7 @@ import jax
 
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.training import checkpoints
+from spdf_jax.training import identity
 from spdf_jax.training.best_checkpoints import at_step
 from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.best_checkpoints import step_values
@@ -36,9 +37,12 @@ from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import check_free_space
+from spdf_jax.training.workdir import CONFIG
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import open_workdir
 from spdf_jax.training.workdir import past_ends
+from spdf_jax.training.workdir import read_workdir_config
+from spdf_jax.training.workdir import saved_steps
 from spdf_jax.training.workdir import write_workdir_config
 
 logger = logging.getLogger('spdf_jax')
@@ -117,7 +121,8 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
 
   The state is the first of these that exists: the workdir's own latest
   checkpoint; the whole checkpoint of `config.resume`; a new state from the
-  parameters of `config.init_from`; a new state from initial parameters.
+  parameters of `config.init_from`; a new state from initial parameters. With
+  the first, the `resume` and `init_from` that the workdir records are kept.
 
   Args:
     recipe: Recipe of the run.
@@ -153,6 +158,7 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
 def _open_session(
     recipe: Recipe, workdir: pathlib.Path, release: Callable[[], None]
 ) -> Session:
+  recipe = _with_recorded_start(recipe, workdir)
   saved = _open_checkpoints(recipe, workdir)
   state, ends, best = _first_state(recipe, saved)
   session = Session(recipe, workdir, saved, state, release, best)
@@ -401,6 +407,27 @@ def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 def _skipped_in(rows: Sequence[Mapping[str, Any]]) -> int:
   name = 'train/skipped_steps'
   return next((row[name] for row in reversed(rows) if name in row), 0)
+
+
+def _with_recorded_start(recipe: Recipe, workdir: pathlib.Path) -> Recipe:
+  """Returns the recipe with the `init_from` and `resume` of a begun run."""
+  if not saved_steps(workdir) or not (workdir / CONFIG).is_file():
+    return recipe
+  recorded, config = read_workdir_config(workdir), recipe.config
+  different = identity.differences(*(
+      {'init_from': each.init_from, 'resume': each.resume}
+      for each in (recorded, config)
+  ))
+  if not different:
+    return recipe
+  logger.warning(
+      '%s, but workdir %r goes on from its own checkpoint; give another '
+      'workdir for another start.',
+      '; '.join(different), str(workdir),
+  )
+  return dataclasses.replace(recipe, config=dataclasses.replace(
+      config, init_from=recorded.init_from, resume=recorded.resume
+  ))
 
 
 def _first_state(
