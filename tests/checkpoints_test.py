@@ -326,6 +326,13 @@ def test_a_run_that_goes_on_keeps_the_start_it_had(trained, tmp_path, caplog):
   ]
 
 
+def test_a_finished_run_is_not_resumed_elsewhere(trained, tmp_path):
+  recipe = make_recipe(resume=str(trained[0]))
+  with pytest.raises(ValueError, match='resume: .*/14 is at step 14 of 14'):
+    open_session(recipe, tmp_path)
+  assert not (tmp_path / 'config.json').exists()
+
+
 def test_a_checkpoint_says_what_it_was_made_from(trained):
   meta = json.loads(
       (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()

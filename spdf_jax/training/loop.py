@@ -133,7 +133,7 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
 
   Raises:
     ValueError: the workdir or a checkpoint is of another config, data or model,
-      or another process has the workdir open.
+      another process has the workdir open, or the run to resume has ended.
     OSError: the workdir cannot be written, or has too little space.
   """
   config = recipe.config
@@ -443,6 +443,13 @@ def _first_state(
     return state, saved.ends_until(step), saved.best_until(step)
   if config.resume:
     checkpoint = find_checkpoint(config.resume)
+    ends = past_ends(checkpoint)
+    last = recipe.plan.with_ends(ends).total_steps
+    if int(checkpoint.name) >= last:
+      raise ValueError(
+          f'resume: {checkpoint} is at step {checkpoint.name} of {last}, which '
+          'leaves nothing to train; give an earlier checkpoint.'
+      )
     logger.info('resuming from %s', checkpoint)
     state = checkpoints.read_checkpoint(
         checkpoint,
@@ -450,7 +457,7 @@ def _first_state(
         config=config,
         fingerprints=recipe.fingerprints,
     )
-    return state, past_ends(checkpoint), {}
+    return state, ends, {}
   if config.init_from:
     checkpoint = find_checkpoint(config.init_from)
     logger.info('starting from the parameters of %s', checkpoint)
