@@ -192,6 +192,22 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
     np.testing.assert_array_equal(mask, saved[path])
 
 
+def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
+    tmp_path
+):
+  other = training.open_session(make_recipe(seed=3), tmp_path)
+  other.checkpoints.save(other.state)
+  other.checkpoints.close()
+  phase = PHASE | {'sparsity': dict(
+      algorithm='rigl', sparsity=0.75, update_every=3, update_until=9
+  )}
+  phases = dict(a=phase | {'initial_mask': str(tmp_path)}, b=phase)
+  with pytest.raises(ValueError, match="^corpus 'text' is unknown"):
+    training.create_recipe(make_config(
+        phases=dict(order=list(phases), **phases)
+    ).as_dict())
+
+
 @pytest.mark.parametrize('phases, message', [
     ({'a': {'revive': -1.0}}, "phase 'a' has revive -1.0; give a multiple"),
     ({'a': {'initial_mask': 'snip', 'sparsity': 0.0}},

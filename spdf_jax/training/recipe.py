@@ -397,15 +397,17 @@ def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
 
 
 def _check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
-  """Raises ValueError if the mask of another run does not fit the first phase.
-  """
+  """Raises ValueError if the initial mask does not fit the first phase."""
   first = plan.phases[0]
-  if not first.initial_mask or first.initial_mask in SALIENCIES:
+  if not first.initial_mask:
+    return
+  if first.initial_mask in SALIENCIES:
     return
   try:
     init = given_mask(mask_of_run(first.initial_mask, params), where=where)
+    sharing = plan.phases[:len(plan.spans[0].names)]
     masked = sparsify(
-        optax.identity(), Plan((first,), init=init).algorithm,
+        optax.identity(), Plan(sharing, init=init).algorithm,
         where=where, key=0,
     )
     jax.eval_shape(masked.init, params)
