@@ -218,6 +218,10 @@ def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
         algorithm='partition', groups=[['*', dict(
             algorithm='static', sparsity=0.5, structure='2:4')]],
     )}}, 'groups with a structure, which it would not have'),
+    ({'a': {'initial_mask': 'snip', 'sparsity': dict(
+        algorithm='gmp', update_every=2, update_until=4, sparsity=dict(
+            schedule='cubic', initial=0.0, final=0.8, steps=4),
+    )}}, "phase 'a' has the initial_mask 'snip' and begins with sparsity 0"),
     ({'a': {'initial_mask': 'snap'}},
      "phase 'a': initial_mask is 'snap', neither one of snip, grasp nor"),
     ({'a': {'rewind': '1 steps'}},

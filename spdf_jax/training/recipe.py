@@ -18,7 +18,9 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.initial_masks import given_mask
+from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import stored_state
@@ -402,6 +404,14 @@ def _check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
   if not first.initial_mask:
     return
   if first.initial_mask in SALIENCIES:
+    algorithm = create_algorithm(first.sparsity)
+    layers = to_layers(params, params, select(where, params))
+    if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
+      raise ValueError(
+          f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
+          'and begins with sparsity 0; give a higher initial sparsity, or no '
+          'initial_mask.'
+      )
     return
   try:
     init = given_mask(mask_of_run(first.initial_mask, params), where=where)
