@@ -149,7 +149,7 @@ def finish(
   Raises:
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
-  name = session.workdir.name
+  name = run_name(session.workdir)
   run(session, name, writers, profile)
   if not is_main_process():
     return None
@@ -159,6 +159,16 @@ def finish(
     logger.warning('there is no report: %s', error)
     return None
   return f'{path} is written'
+
+
+def run_name(workdir: str | os.PathLike[str]) -> str:
+  """Returns the name of a run in reports, that of its folder.
+
+  Example:
+    >>> run_name('runs/a'), run_name('runs/a/.')
+    ('a', 'a')
+  """
+  return os.path.basename(os.path.abspath(workdir))
 
 
 def run(
