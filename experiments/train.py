@@ -17,7 +17,6 @@ does so in several processes of one machine.
 """
 
 import dataclasses
-import pathlib
 
 from absl import app
 from absl import flags
@@ -63,7 +62,7 @@ def _describe() -> str:
   mesh.simulate_devices(dataclasses.asdict(config.parse_mesh(_CONFIG.value)))
   processes.join()
   recipe = training.create_recipe(_CONFIG.value, planning=True)
-  name = pathlib.Path(_WORKDIR.value or 'plan').name
+  name = lifecycle.run_name(_WORKDIR.value or 'plan')
   return plan_text.format_plan(recipe, name)
 
 

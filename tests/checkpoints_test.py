@@ -312,6 +312,27 @@ def test_the_own_workdir_comes_before_resume_and_init_from(workdir, tmp_path):
   assert int(open_session(recipe, workdir).state.step) == 14
 
 
+def test_a_run_that_goes_on_keeps_the_start_it_had(trained, tmp_path, caplog):
+  source = f'{trained[0]}@continuation'
+  train(open_session(make_recipe(seed=1, init_from=source), tmp_path))
+  session = open_session(make_recipe(seed=1, init_from='b'), tmp_path)
+  session.release()
+  assert session.recipe.config.init_from == source
+  config = json.loads((tmp_path / 'config.json').read_text())
+  assert config['init_from'] == source
+  assert [r.message for r in caplog.records if r.levelname == 'WARNING'] == [
+      f"init_from was '{source}' and is 'b', but workdir '{tmp_path}' goes on "
+      'from its own checkpoint; give another workdir for another start.'
+  ]
+
+
+def test_a_finished_run_is_not_resumed_elsewhere(trained, tmp_path):
+  recipe = make_recipe(resume=str(trained[0]))
+  with pytest.raises(ValueError, match='resume: .*/14 is at step 14 of 14'):
+    open_session(recipe, tmp_path)
+  assert not (tmp_path / 'config.json').exists()
+
+
 def test_a_checkpoint_says_what_it_was_made_from(trained):
   meta = json.loads(
       (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()

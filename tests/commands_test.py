@@ -395,3 +395,16 @@ def test_a_config_is_launched_from_python_and_reports_its_masks(tmp_path):
   assert (workdir / 'mask_updates.png').is_file()
   again = runs.launch(config, workdir)  # It has nothing left to do.
   assert again.rows == finished.rows
+
+
+def test_a_run_in_the_current_folder_has_the_name_of_the_folder(
+    tmp_path, monkeypatch
+):
+  (tmp_path / 'run').mkdir()
+  monkeypatch.chdir(tmp_path / 'run')
+  config = small_config(
+      data__task='', phases__order=('pretrain',),
+      phases__pretrain__duration='4 steps',
+  )
+  assert runs.launch(config, '.').name == 'run'
+  assert '| run |' in (tmp_path / 'run' / 'report.md').read_text()

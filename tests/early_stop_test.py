@@ -1,6 +1,7 @@
 """Phases that end early: conditions, the next phase, and resuming."""
 
 import json
+import shutil
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
 from spdf_jax import training
+from spdf_jax.runs import lifecycle
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
 from spdf_jax.training.config import parse
@@ -151,6 +153,69 @@ def test_a_killed_run_ends_its_phases_at_the_same_steps(
       for path in (tmp_path, whole[0])
   )
   assert json.dumps(found) == json.dumps(asked)
+
+
+@pytest.fixture(scope='module')
+def planned(tmp_path_factory):
+  """Returns the workdir of a launched run, and its plans of each step."""
+  workdir, plans = tmp_path_factory.mktemp('planned'), {}
+
+  class Reader:
+
+    def write_scalars(self, step, row):
+      del row
+      plans[step] = read_plan(workdir)
+
+    def flush(self):
+      pass
+
+    close = flush
+
+  launch(workdir, [lambda start: Reader()])
+  return workdir, plans
+
+
+def launch(workdir, writers=()):
+  recipe = make_recipe(phases__pretrain__early_stop=dict(
+      metric='validation/loss', value=99.0
+  ))
+  session = training.open_session(recipe, workdir)
+  lifecycle.run(session, 'planned', writers, baseline=lambda recipe: {})
+
+
+def read_plan(workdir):
+  return json.loads((workdir / 'plan.json').read_text())
+
+
+def test_the_plan_on_disk_follows_as_soon_as_a_phase_has_ended_early(planned):
+  steps = {
+      step: [phase['steps'] for phase in plan['phases']]
+      for step, plan in planned[1].items()
+  }
+  assert steps[2] == [15, 15] and steps[4] == steps[18] == [3, 15]
+
+
+def test_a_run_killed_after_an_early_end_writes_its_plan_when_it_resumes(
+    planned, tmp_path
+):
+  whole, plans = planned
+  killed = tmp_path / 'killed'
+  shutil.copytree(whole, killed)
+  for step in (15, 18):
+    shutil.rmtree(killed / 'checkpoints' / str(step))
+  plan = plans[2] | {'bigram': {'validation/loss': 2.0}}
+  (killed / 'plan.json').write_text(json.dumps(plan))
+  launch(killed)
+  assert read_plan(killed) == read_plan(whole) | {'bigram': plan['bigram']}
+
+
+def test_a_phase_does_not_end_before_the_weights_to_rewind_to(tmp_path):
+  recipe = make_recipe(
+      phases__pretrain__early_stop=dict(metric='validation/loss', value=99.0),
+      phases__continuation__rewind='6 steps',
+  )
+  _, session = train(tmp_path, recipe)
+  assert session.recipe.plan.ends == {'pretrain': 9, 'continuation': 24}
 
 
 def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):

@@ -1,5 +1,6 @@
 """A run that is stopped and continued ends as an uninterrupted one."""
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -8,6 +9,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_dynamic_recipe
@@ -84,6 +86,25 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
       resumed.state.params
   ))
   assert int(resumed.state.step) == 7
+
+
+def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
+  recipe, stops = make_recipe(max_skipped_steps=1), [7]
+
+  def damaged(step, rows):
+    if step in stops:
+      stops.clear()
+      raise Stop
+    batch = recipe.batch_at(step, rows)
+    return batch._replace(weights=batch.weights * np.nan**(step in (2, 8)))
+
+  skipping = dataclasses.replace(recipe, batch_at=damaged)
+  with pytest.raises(Stop):
+    train(open_session(skipping, tmp_path))
+  train(open_session(skipping, tmp_path))
+  skipped = [row['train/skipped_steps'] for row in rows_in(tmp_path)
+             if 'train/loss' in row]
+  assert skipped == [0] * 2 + [1] * 6 + [2] * 6
 
 
 def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):

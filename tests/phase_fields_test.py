@@ -118,6 +118,45 @@ def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
   )
 
 
+def make_ticket(early_stop=None, **changes):
+  phases = dict(
+      order=['dense', 'ticket'],
+      dense=PHASE | {'sparsity': 0.0, 'early_stop': early_stop},
+      ticket=PHASE | {'rewind': '3 steps'},
+  )
+  return recipe_of(make_config(phases=phases, **changes))
+
+
+def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
+    tmp_path
+):
+  recipe = make_ticket(dict(metric='validation/loss'), eval_every=1)
+  seen = {}
+
+  def noting(step, params):
+    seen.setdefault(step, jax.tree.map(np.asarray, params))
+    yield 'validation/loss', float(step)
+
+  training.train(training.open_session(recipe, tmp_path), evaluators=[noting])
+  assert training.find_checkpoint(f'{tmp_path}@dense:best').name == '1'
+  masks = by_name(jax.tree.map(lambda x: x != 0, seen[6]))
+  early = by_name(seen[3])
+  for name, weights in hidden(seen[6]).items():
+    wanted = np.where(masks[name], early[name], 0)
+    np.testing.assert_allclose(weights, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_a_step_that_is_skipped_rewinds_all_the_same():
+  recipe = make_ticket(max_skipped_steps=1)
+  state = states(recipe, 5)[-1]
+  batch = recipe.device_batch_at(5)
+  bad = batch._replace(weights=batch.weights * np.nan)
+  rewound, skipped = (
+      recipe.step(jax.tree.map(jnp.copy, state), x)[0] for x in (batch, bad)
+  )
+  assert_same_arrays(skipped.params, rewound.params)
+
+
 def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
   recipe = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
   params, batch = recipe.init_params(), recipe.batch_at(0)
@@ -153,6 +192,22 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
     np.testing.assert_array_equal(mask, saved[path])
 
 
+def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
+    tmp_path
+):
+  other = training.open_session(make_recipe(seed=3), tmp_path)
+  other.checkpoints.save(other.state)
+  other.checkpoints.close()
+  phase = PHASE | {'sparsity': dict(
+      algorithm='rigl', sparsity=0.75, update_every=3, update_until=9
+  )}
+  phases = dict(a=phase | {'initial_mask': str(tmp_path)}, b=phase)
+  with pytest.raises(ValueError, match="^corpus 'text' is unknown"):
+    training.create_recipe(make_config(
+        phases=dict(order=list(phases), **phases)
+    ).as_dict())
+
+
 @pytest.mark.parametrize('phases, message', [
     ({'a': {'revive': -1.0}}, "phase 'a' has revive -1.0; give a multiple"),
     ({'a': {'initial_mask': 'snip', 'sparsity': 0.0}},
@@ -163,6 +218,10 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
         algorithm='partition', groups=[['*', dict(
             algorithm='static', sparsity=0.5, structure='2:4')]],
     )}}, 'groups with a structure, which it would not have'),
+    ({'a': {'initial_mask': 'snip', 'sparsity': dict(
+        algorithm='gmp', update_every=2, update_until=4, sparsity=dict(
+            schedule='cubic', initial=0.0, final=0.8, steps=4),
+    )}}, "phase 'a' has the initial_mask 'snip' and begins with sparsity 0"),
     ({'a': {'initial_mask': 'snap'}},
      "phase 'a': initial_mask is 'snap', neither one of snip, grasp nor"),
     ({'a': {'rewind': '1 steps'}},

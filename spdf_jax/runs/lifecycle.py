@@ -149,7 +149,7 @@ def finish(
   Raises:
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
-  name = session.workdir.name
+  name = run_name(session.workdir)
   run(session, name, writers, profile)
   if not is_main_process():
     return None
@@ -159,6 +159,16 @@ def finish(
     logger.warning('there is no report: %s', error)
     return None
   return f'{path} is written'
+
+
+def run_name(workdir: str | os.PathLike[str]) -> str:
+  """Returns the name of a run in reports, that of its folder.
+
+  Example:
+    >>> run_name('runs/a'), run_name('runs/a/.')
+    ('a', 'a')
+  """
+  return os.path.basename(os.path.abspath(workdir))
 
 
 def run(
@@ -193,20 +203,16 @@ def run(
     if is_main_process():
       write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
 
-  if not plan_path.exists():
-    write_plan()
+  write_plan()
   every_time, at_phase_ends = evaluators(recipe, workdir)
-  try:
-    training.train(
-        session,
-        evaluators=every_time,
-        phase_end_evaluators=at_phase_ends,
-        writers=writers,
-        profile=profile,
-    )
-  finally:
-    if session.recipe is not recipe:
-      write_plan()  # A phase has ended early, which changes the plan.
+  training.train(
+      session,
+      evaluators=every_time,
+      phase_end_evaluators=at_phase_ends,
+      writers=writers,
+      profile=profile,
+      on_early_end=write_plan,
+  )
 
 
 def bigram_baseline(recipe: training.Recipe) -> dict[str, float] | None:

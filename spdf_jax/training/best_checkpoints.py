@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 
+from spdf_jax.sparsity.rewinding import RewindState
 from spdf_jax.training.step import TrainState
 
 PyTree = Any
@@ -82,21 +83,30 @@ def describe_best(meta: Mapping[str, Any], step: int) -> str:
 
 
 def step_values(state: TrainState) -> TrainState:
-  """Returns the values of a state that depend only on the step.
+  """Returns the values of a state that a best state does not replace.
 
-  These are all scalars, such as counts, and the loss scale; arrays of the
-  parameters, the masks and the optimizer's moments are `None`.
+  These are all scalars, such as counts, the loss scale, and the snapshot of
+  `rewind_weights`; arrays of the parameters, the masks and the optimizer's
+  moments are `None`.
   """
-  scalars = lambda tree: jax.tree.map(
-      lambda x: x if x.ndim == 0 else None, tree
-  )
   return dataclasses.replace(
-      state, params=scalars(state.params), opt_state=scalars(state.opt_state)
+      state, params=_scalars(state.params), opt_state=_scalars(state.opt_state)
+  )
+
+
+def _scalars(tree: PyTree) -> PyTree:
+  def keep(node):
+    if isinstance(node, RewindState):
+      return node._replace(inner_state=_scalars(node.inner_state))
+    return node if node.ndim == 0 else None
+
+  return jax.tree.map(
+      keep, tree, is_leaf=lambda node: isinstance(node, RewindState)
   )
 
 
 def at_step(best: TrainState, values: TrainState) -> TrainState:
-  """Returns a best state with the step and the counts of a later one.
+  """Returns a best state with the `step_values` of a later one.
 
   Schedules and batches are functions of the step, so that a phase that follows
   with the best weights takes its own learning rates and its own batches.

@@ -71,7 +71,9 @@ class Evaluations:
     if generated:
       row |= self._generate(step, state)
     self._rows.append(row)
-    ends_early = stop is not None and not is_end and stop.is_met(
+    # A phase lasts until the weights to rewind to are copied.
+    can_end = not is_end and step > recipe.plan.rewind_to
+    ends_early = stop is not None and can_end and stop.is_met(
         values_in(self._rows, stop, phase.name)
     )
     best = self._update_best(phase, step, row)

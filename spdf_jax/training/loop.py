@@ -16,6 +16,7 @@ import jax
 
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.training import checkpoints
+from spdf_jax.training import identity
 from spdf_jax.training.best_checkpoints import at_step
 from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.best_checkpoints import step_values
@@ -36,9 +37,12 @@ from spdf_jax.training.progress import Progress
 from spdf_jax.training.recipe import Recipe
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import check_free_space
+from spdf_jax.training.workdir import CONFIG
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import open_workdir
 from spdf_jax.training.workdir import past_ends
+from spdf_jax.training.workdir import read_workdir_config
+from spdf_jax.training.workdir import saved_steps
 from spdf_jax.training.workdir import write_workdir_config
 
 logger = logging.getLogger('spdf_jax')
@@ -117,7 +121,8 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
 
   The state is the first of these that exists: the workdir's own latest
   checkpoint; the whole checkpoint of `config.resume`; a new state from the
-  parameters of `config.init_from`; a new state from initial parameters.
+  parameters of `config.init_from`; a new state from initial parameters. With
+  the first, the `resume` and `init_from` that the workdir records are kept.
 
   Args:
     recipe: Recipe of the run.
@@ -128,7 +133,7 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
 
   Raises:
     ValueError: the workdir or a checkpoint is of another config, data or model,
-      or another process has the workdir open.
+      another process has the workdir open, or the run to resume has ended.
     OSError: the workdir cannot be written, or has too little space.
   """
   config = recipe.config
@@ -153,6 +158,7 @@ def open_session(recipe: Recipe, workdir: str | os.PathLike[str]) -> Session:
 def _open_session(
     recipe: Recipe, workdir: pathlib.Path, release: Callable[[], None]
 ) -> Session:
+  recipe = _with_recorded_start(recipe, workdir)
   saved = _open_checkpoints(recipe, workdir)
   state, ends, best = _first_state(recipe, saved)
   session = Session(recipe, workdir, saved, state, release, best)
@@ -170,6 +176,7 @@ def train(
     phase_end_evaluators: Sequence[Evaluator] = (),
     writers: Sequence[Open] = (),
     profile: range = range(0),
+    on_early_end: Callable[[], None] = lambda: None,
 ) -> TrainState:
   """Trains through all phases, starting from the state of a session.
 
@@ -183,6 +190,8 @@ def train(
       `metrics.jsonl`.
     profile: Steps to trace, counted from 1; the trace is written to `profile/`
       in the workdir. See `parse_window`.
+    on_early_end: Function called when a phase has ended early, which changes
+      `session.recipe`.
 
   Returns:
     The final state.
@@ -195,7 +204,8 @@ def train(
   """
   try:
     return _train(
-        session, evaluators, phase_end_evaluators, writers, profile
+        session, evaluators, phase_end_evaluators, writers, profile,
+        on_early_end,
     )
   finally:
     try:
@@ -210,6 +220,7 @@ def _train(
     phase_end_evaluators: Sequence[Evaluator],
     writers: Sequence[Open],
     profile: range,
+    on_early_end: Callable[[], None],
 ) -> TrainState:
   recipe, state = session.recipe, session.state
   # The compact step copies the state first, so nothing else may hold it.
@@ -227,10 +238,10 @@ def _train(
   ] if is_main_process() else [])
   out = None if is_main_process() else open(os.devnull, 'w')
   progress = Progress(recipe.plan, start, out=out)
-  log = _TrainLog(writer, progress, recipe)
+  rows = _rows_until(session.workdir, start)
+  log = _TrainLog(writer, progress, recipe, _skipped_in(rows))
   evaluations = Evaluations(
-      evaluators, phase_end_evaluators, _rows_until(session.workdir, start),
-      session.best,
+      evaluators, phase_end_evaluators, rows, session.best
   )
   progress.best = evaluations.best
   profiler = Profiler(profile, session.workdir / 'profile')
@@ -263,6 +274,7 @@ def _train(
         writer.write_scalars(step, row)
         if ends_early:
           recipe = session.end_phase(step)
+          on_early_end()
           progress.follow(recipe.plan)
           log.follow(recipe.plan)
         phase = recipe.plan.phase_at(step - 1).name
@@ -297,13 +309,15 @@ def _train(
 class _TrainLog:
   """Training metrics, written one step late so that the host never waits."""
 
-  def __init__(self, writer: Writer, progress: Progress, recipe: Recipe):
+  def __init__(
+      self, writer: Writer, progress: Progress, recipe: Recipe, skipped: int
+  ):
     self._writer = writer
     self._progress = progress
     self.follow(recipe.plan)
     self._every = recipe.config.log_every
     self._max_skipped = recipe.config.max_skipped_steps
-    self._skipped = self._skipped_in_a_row = 0
+    self._skipped, self._skipped_in_a_row = skipped, 0
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._seconds = 0.0
     self._clock = time.monotonic()
@@ -390,6 +404,32 @@ def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
   return [row for row in rows if row['step'] <= step]
 
 
+def _skipped_in(rows: Sequence[Mapping[str, Any]]) -> int:
+  name = 'train/skipped_steps'
+  return next((row[name] for row in reversed(rows) if name in row), 0)
+
+
+def _with_recorded_start(recipe: Recipe, workdir: pathlib.Path) -> Recipe:
+  """Returns the recipe with the `init_from` and `resume` of a begun run."""
+  if not saved_steps(workdir) or not (workdir / CONFIG).is_file():
+    return recipe
+  recorded, config = read_workdir_config(workdir), recipe.config
+  different = identity.differences(*(
+      {'init_from': each.init_from, 'resume': each.resume}
+      for each in (recorded, config)
+  ))
+  if not different:
+    return recipe
+  logger.warning(
+      '%s, but workdir %r goes on from its own checkpoint; give another '
+      'workdir for another start.',
+      '; '.join(different), str(workdir),
+  )
+  return dataclasses.replace(recipe, config=dataclasses.replace(
+      config, init_from=recorded.init_from, resume=recorded.resume
+  ))
+
+
 def _first_state(
     recipe: Recipe, saved: checkpoints.Checkpoints
 ) -> tuple[TrainState, dict[str, int], dict[str, Best]]:
@@ -403,6 +443,13 @@ def _first_state(
     return state, saved.ends_until(step), saved.best_until(step)
   if config.resume:
     checkpoint = find_checkpoint(config.resume)
+    ends = past_ends(checkpoint)
+    last = recipe.plan.with_ends(ends).total_steps
+    if int(checkpoint.name) >= last:
+      raise ValueError(
+          f'resume: {checkpoint} is at step {checkpoint.name} of {last}, which '
+          'leaves nothing to train; give an earlier checkpoint.'
+      )
     logger.info('resuming from %s', checkpoint)
     state = checkpoints.read_checkpoint(
         checkpoint,
@@ -410,7 +457,7 @@ def _first_state(
         config=config,
         fingerprints=recipe.fingerprints,
     )
-    return state, past_ends(checkpoint), {}
+    return state, ends, {}
   if config.init_from:
     checkpoint = find_checkpoint(config.init_from)
     logger.info('starting from the parameters of %s', checkpoint)

@@ -18,7 +18,9 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.initial_masks import given_mask
+from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import stored_state
@@ -228,6 +230,7 @@ class Recipe:
         micro_batches=self.config.micro_batches,
         dropout_key=self.dropout_key,
         skip_not_finite=self.config.max_skipped_steps > 0,
+        rewinds=self.plan.rewinds,
         frozen=frozen_at(self.plan, self.abstract_state.params),
     )
     if self.plan.updates_masks:
@@ -396,15 +399,25 @@ def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
 
 
 def _check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
-  """Raises ValueError if the mask of another run does not fit the first phase.
-  """
+  """Raises ValueError if the initial mask does not fit the first phase."""
   first = plan.phases[0]
-  if not first.initial_mask or first.initial_mask in SALIENCIES:
+  if not first.initial_mask:
+    return
+  if first.initial_mask in SALIENCIES:
+    algorithm = create_algorithm(first.sparsity)
+    layers = to_layers(params, params, select(where, params))
+    if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
+      raise ValueError(
+          f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
+          'and begins with sparsity 0; give a higher initial sparsity, or no '
+          'initial_mask.'
+      )
     return
   try:
     init = given_mask(mask_of_run(first.initial_mask, params), where=where)
+    sharing = plan.phases[:len(plan.spans[0].names)]
     masked = sparsify(
-        optax.identity(), Plan((first,), init=init).algorithm,
+        optax.identity(), Plan(sharing, init=init).algorithm,
         where=where, key=0,
     )
     jax.eval_shape(masked.init, params)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -79,6 +80,7 @@ def train_step(
     micro_batches: int = 1,
     dropout_key: jax.Array | None = None,
     skip_not_finite: bool = False,
+    rewinds: Sequence[int] = (),
     frozen: Callable[[jax.Array], PyTree] | None = None,
     statistics: Callable[[PyTree], Mapping[str, jax.Array]] = lambda _: {},
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -111,6 +113,8 @@ def train_step(
       leaves the kept weights unchanged. The optimizer then takes it with
       gradients of zero, so that its counts, masks and schedules go on. Ignored
       with a loss scale.
+    rewinds: Steps at which `rewind_weights` sets the parameters, which such a
+      step does too.
     frozen: Function from the step to the flags of parameters that are not
       trained, see `frozen_at`; `None`: all are trained.
     statistics: Function `(opt_state) -> values` for the log, e.g.
@@ -172,8 +176,9 @@ def train_step(
   if frozen is not None:
     params = keep_frozen(flags, state.params, params)
   if skip_not_finite:
+    takes_new = finite | jnp.isin(state.step, jnp.asarray(rewinds, jnp.int32))
     params = jax.tree.map(
-        lambda new, old: jnp.where(finite, new, old), params, state.params
+        lambda new, old: jnp.where(takes_new, new, old), params, state.params
     )
   if not is_packed(mask):
     # An update of -p leaves NaN where p is NaN.
