@@ -190,3 +190,71 @@ def test_a_packed_state_is_not_made_dense_by_its_mask_alone():
   _, params, state = start(optax.adam(0.1))
   with pytest.raises(ValueError, match='unpack it first'):
     spdf.densify(spdf.pack_state(params, state)[1])
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda tx, _: optax.chain(optax.trace(0.9), tx),
+    lambda tx, algorithm: spdf.track_masks(tx, algorithm),
+    lambda tx, _: spdf.rewind_weights(tx, [9], snapshot_at=2),
+], ids=['chain', 'tracking', 'rewinding'])
+def test_state_outside_of_sparsify_stays_dense_and_loses_nothing(wrap):
+  algorithm = spdf.rigl(
+      0.6, update_every=1, update_until=3, drop_fraction=lambda step: 0.5
+  )
+  tx = wrap(
+      spdf.sparsify(optax.adam(0.1), algorithm, where=where, key=0), algorithm
+  )
+  params = draw(0)
+  state = tx.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(state))
+  for step in range(3):
+    updates, state = tx.update(draw(step + 1), state, params)
+    params = optax.apply_updates(params, updates)
+  packed = spdf.pack_state(params, state)
+  assert_same_arrays(spdf.unpack_state(*packed), (params, state))
+
+
+def test_tracked_masks_follow_packed_steps():
+  algorithm = spdf.join(
+      [spdf.static(0.5), spdf.static(0.75), spdf.static(0.6)], [2, 4]
+  )
+  tx = spdf.track_masks(
+      spdf.sparsify(optax.adam(0.1), algorithm, where=where, key=0), algorithm
+  )
+
+  def run(packed_step):
+    params = draw(0)
+    state = tx.init(params)
+    params = spdf.apply_mask(params, spdf.get_mask(state))
+    for step in range(5):
+      grads, values = grads_at(step, spdf.get_mask(state))
+      if step == packed_step:
+        params, state = spdf.pack_state(params, state)
+        grads = values
+      updates, state = tx.update(grads, state, params)
+      params = optax.apply_updates(params, updates)
+      params, state = spdf.unpack_state(params, state)
+    return params, state
+
+  assert_close(run(3), run(None))
+
+
+def test_gradients_of_pruned_weights_that_multi_steps_holds_are_not_dropped():
+  _, params, _ = start(optax.adam(0.1))
+  tx = optax.MultiSteps(
+      spdf.sparsify(optax.adam(0.1), spdf.static(0.6), where=where, key=0), 2
+  )
+  state = tx.init(params)
+  _, state = tx.update(draw(1), state, params)
+  with pytest.raises(ValueError, match='MultiSteps holds gradients of pruned'):
+    spdf.pack_state(params, state)
+
+
+def test_dense_updates_of_packed_parameters_are_refused():
+  _, params, _ = start(optax.adam(0.1))
+  tx = optax.chain(optax.scale(2.0), spdf.sparsify(
+      optax.adam(0.1), spdf.static(0.6), where=where, key=0
+  ))
+  packed, state = spdf.pack_state(params, tx.init(params))
+  with pytest.raises(ValueError, match='updates .* pack them'):
+    tx.update(draw(1), state, packed)

@@ -374,3 +374,18 @@ def test_phases_without_a_name_of_their_own_are_refused():
     make_plan({}, order=['p0', 'p0'])
   with pytest.raises(ValueError, match="phase 'q1' is unknown.*'p0'"):
     make_plan({}, order=['q1'])
+
+
+def test_moments_do_not_restart_at_a_step_that_only_updates_the_mask():
+  # Updates at steps 3, 6 and 9 of both phases together.
+  skipping = RIGL | {
+      'update_every': 3, 'update_until': 9, 'skip_gradient_step': True
+  }
+  phases = [
+      make_phase(name='a', steps=4, sparsity=skipping),
+      make_phase(name='b', steps=20, sparsity=skipping, restart=True),
+  ]
+  assert Plan(tuple(phases)).restarts == (4,)
+  phases[0] = dataclasses.replace(phases[0], steps=3)
+  with pytest.raises(ValueError, match="phase 'b' restarts .* at step 3"):
+    Plan(tuple(phases))

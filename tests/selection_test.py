@@ -205,3 +205,4 @@ def test_an_attribute_that_is_named_as_in_variables_is_refused():
   w = jnp.ones((4, 4))
   with pytest.raises(ValueError, match="'value' of 'h/attn'; rename it"):
     init({'h': {'attn': Attention(w, w)}})
+  select({'*': True}, {'h': w, 'h/attn': w})

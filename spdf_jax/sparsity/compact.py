@@ -25,7 +25,8 @@ def pack_state(
   `tx.update` takes and returns parameters and state in this form, with packed
   gradients, as `sparse_matmul` computes them with a packed mask. It never
   updates the mask: unpack before a step at which `update_at` is true. The
-  optimizer must be elementwise.
+  optimizer must be elementwise. The state of transformations around `sparsify`
+  stays dense, except the gradients of `optax.MultiSteps`.
 
   Args:
     params: The parameters, zero off the mask.
@@ -34,12 +35,12 @@ def pack_state(
       the lengths that the mask needs, which must then not be traced.
 
   Returns:
-    Parameters and state; sparsified leaves and parameter-shaped state that
-    belongs to them have the shape `[..., size]`.
+    Parameters and state; sparsified leaves and parameter-shaped state inside
+    `sparsify` that belongs to them have the shape `[..., size]`.
 
   Raises:
-    ValueError: there is no `SparsifyState`, or a layer keeps more weights than
-      its leaf's size.
+    ValueError: there is no `SparsifyState`, a layer keeps more weights than its
+      leaf's size, or `optax.MultiSteps` holds gradients of pruned weights.
 
   Example:
     >>> import jax.numpy as jnp, optax
@@ -60,10 +61,24 @@ def pack_state(
     sizes = storage.kept_sizes(mask)
   storage.check_room(mask, sizes)
   packed = storage.pack_masks(mask)
-  return storage.pack_values(params, packed, sizes), _with_masks(
-      storage.pack_masks,
-      lambda state: storage.pack_like_params(state, params, packed, sizes),
-      opt_state,
+
+  def pack(state):
+    return storage.pack_like_params(state, params, packed, sizes)
+
+  def pack_grads(grads):
+    values = pack(grads)
+    for dense, kept in zip(jax.tree.leaves(grads), jax.tree.leaves(values)):
+      if isinstance(dense, jax.core.Tracer):
+        continue
+      if jnp.count_nonzero(dense) != jnp.count_nonzero(kept):
+        raise ValueError(
+            'optax.MultiSteps holds gradients of pruned weights, which packing '
+            'would drop; pack after a step that updates the parameters.'
+        )
+    return values
+
+  return storage.pack_values(params, packed, sizes), _map_states(
+      storage.pack_masks, pack, pack_grads, opt_state
   )
 
 
@@ -85,10 +100,12 @@ def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
   packed = stored_mask(opt_state)
   if not storage.is_packed(packed):
     return params, opt_state
-  return storage.unpack_values(params, packed), _with_masks(
-      storage.unpack_masks,
-      lambda state: storage.unpack_like_params(state, params, packed),
-      opt_state,
+
+  def unpack(state):
+    return storage.unpack_like_params(state, params, packed)
+
+  return storage.unpack_values(params, packed), _map_states(
+      storage.unpack_masks, unpack, unpack, opt_state
   )
 
 
@@ -114,8 +131,16 @@ def update_packed(
     The updates and the next state, packed.
 
   Raises:
-    ValueError: the algorithm skips steps, or the optimizer is not elementwise.
+    ValueError: the algorithm skips steps, the optimizer is not elementwise, or
+      updates and parameters have different shapes.
   """
+  shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
+  if shapes(updates) != shapes(params):
+    raise ValueError(
+        f'updates have the shapes {shapes(updates)!s:.80} and the packed '
+        f'parameters {shapes(params)!s:.80}; pack them too, or unpack the '
+        'state where transformations around sparsify hold dense arrays.'
+    )
   if algorithm.skip_step_at(state.count) is not False:
     raise ValueError(
         'the algorithm skips steps, which compact storage does not support; '
@@ -135,20 +160,29 @@ def update_packed(
   )
 
 
-def _with_masks(
+def _map_states(
     of_masks: Callable[[PyTree], PyTree],
-    of_others: Callable[[PyTree], PyTree],
+    of_inner: Callable[[PyTree], PyTree],
+    of_grads: Callable[[PyTree], PyTree],
     opt_state: PyTree,
 ) -> PyTree:
-  """Maps the masks of a state by one function and the rest by another."""
-  is_state = lambda x: isinstance(x, SparsifyState)
-  leaves = jax.tree.leaves(opt_state, is_leaf=is_state)
-  mapped = iter([of_masks(s.mask) for s in leaves if is_state(s)])
-  without = of_others(jax.tree.map(
-      lambda s: s._replace(mask=None) if is_state(s) else s,
-      opt_state, is_leaf=is_state,
-  ))
+  """Maps masks and states inside `sparsify`, and gradients of `MultiSteps`."""
+  kinds = SparsifyState, optax.MultiStepsState
+
+  def convert(state):
+    if isinstance(state, SparsifyState):
+      return state._replace(
+          mask=of_masks(state.mask), inner_state=of_inner(state.inner_state)
+      )
+    if isinstance(state, optax.MultiStepsState):
+      return state._replace(
+          acc_grads=of_grads(state.acc_grads),
+          inner_opt_state=_map_states(
+              of_masks, of_inner, of_grads, state.inner_opt_state
+          ),
+      )
+    return state
+
   return jax.tree.map(
-      lambda s: s._replace(mask=next(mapped)) if is_state(s) else s,
-      without, is_leaf=is_state,
+      convert, opt_state, is_leaf=lambda x: isinstance(x, kinds)
   )

@@ -33,7 +33,9 @@ def reset_state(
   Wrap the preconditioner, not the schedule: resetting
   `optax.adamw(schedule)` also rewinds its learning rate, so write
   `chain(reset_state(scale_by_adam(), [1000]),
-  scale_by_learning_rate(schedule))`.
+  scale_by_learning_rate(schedule))`. Inside `sparsify`, a boundary must not be
+  a step that the algorithm skips, as with `rigl(skip_gradient_step=True)`:
+  counters would be reset there, but not moments.
 
   Args:
     inner: The transformation whose state is reset.

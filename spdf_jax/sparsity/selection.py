@@ -20,6 +20,7 @@ from spdf_jax.sparsity.axes import is_matrix
 from spdf_jax.sparsity.axes import MatrixAxes
 from spdf_jax.sparsity.axes import normalize_axes
 from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.paths import path_parts
 
 PyTree = Any
 
@@ -109,14 +110,12 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
   Raises:
     TypeError: `where` is not a selector or a tree, or a leaf of `params` is not
       an array.
-    ValueError: `params` has leaves and none is selected, or a pattern selects
-      none.
+    ValueError: `params` has leaves and none is selected, a pattern selects
+      none, or an attribute is named as the array in an `nnx.Variable`.
   """
   selector = selector_of(where)
-  named = [
-      (path_name(path), leaf)
-      for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-  ]
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  named = [(path_name(path), leaf) for path, leaf in leaves]
   for name, leaf in named:
     if not (hasattr(leaf, 'shape') and hasattr(leaf, 'dtype')):
       raise TypeError(
@@ -124,11 +123,12 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
           'the arrays of the model alone, e.g. equinox.filter(model, '
           'equinox.is_array).'
       )
-  for name, _ in named:
-    if name and any(other.startswith(f'{name}/') for other, _ in named):
+  paths = {path_parts(path) for path, _ in leaves}
+  for above in (path[:end] for path in paths for end in range(len(path))):
+    if above in paths:
       raise ValueError(
-          f'params has an attribute \'value\' of {name!r}; rename it, because '
-          'that is the name of the array in an nnx.Variable.'
+          f"params has an attribute 'value' of {'/'.join(above)!r}; rename it, "
+          'because that is the name of the array in an nnx.Variable.'
       )
   axes = [
       normalize_axes(selector(name, leaf), name, leaf)

@@ -39,8 +39,9 @@ class Plan:
       the first phase's algorithm; `None`: the algorithm's.
 
   Raises:
-    ValueError: there is no phase, two have the same name, or the updates of an
-      algorithm do not fit the steps of its phases.
+    ValueError: there is no phase, two have the same name, the updates of an
+      algorithm do not fit the steps of its phases, or moments restart at a step
+      that the algorithm skips.
 
   Example:
     >>> phase = Phase('sparse', 10, 'corpus', 2, 8, 0.75,
@@ -62,6 +63,7 @@ class Plan:
         span.check_updates()
       self._check_first()
       self._check_rewinds()
+      self._check_restarts()
 
   def _check_first(self) -> None:
     first, specs = self.phases[0], member_specs(self.phases[0].sparsity)
@@ -97,6 +99,19 @@ class Plan:
           f'counted from 0, and rewinds to the weights of step '
           f'{self.rewind_to}; rewind to an earlier step, or remove rewind.'
       )
+
+  def _check_restarts(self) -> None:
+    for phase, start in zip(self.phases, self.starts):
+      if not (phase.restart and start and math.isfinite(start)):
+        continue
+      span = [span for span in self.spans if span.start <= start][-1]
+      algorithm = create_algorithm(span.sparsity)
+      if algorithm.skip_step_at(start - span.start):
+        raise ValueError(
+            f'phase {phase.name!r} restarts the moments at step {start}, '
+            'counted from 0, at which its algorithm skips the gradient step; '
+            'remove skip_gradient_step, or update the mask at other steps.'
+        )
 
   @functools.cached_property
   def starts(self) -> tuple[int, ...]:
