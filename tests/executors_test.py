@@ -13,9 +13,9 @@ import time
 import types
 
 import jax
-import ml_collections
 import pytest
 from quickstart_runs import ROOT
+from quickstart_runs import small_config
 from quickstart_runs import start_command
 
 from experiments.launch import ray_executor
@@ -30,14 +30,14 @@ ONE_CPU = ray_executor.Resources(cpus=1, gpus=0)
 def made_up_metrics(config, workdir):
   """Replaces a training; runs end in another order than they started."""
   time.sleep(random.random() / 100)
-  return {'validation/loss': config.rate + config.seed / 10}
+  return {'validation/loss': config.eval_every + config.seed / 10}
 
 
 def open_sweep(folder, **arguments):
-  config = ml_collections.ConfigDict({'rate': 1.0, 'seed': 0})
+  config = small_config()
   defaults = dict(seeds=3, metric='validation/loss', settings=None)
   return swept_runs.run_sweep(
-      config, folder, ['rate=1.0,2.0,3.0,4.0'], **defaults | arguments
+      config, folder, ['eval_every=1,2,3,4'], **defaults | arguments
   )
 
 
@@ -54,7 +54,7 @@ def test_a_sweep_with_an_executor_writes_what_one_without_does(
   with concurrent.futures.ThreadPoolExecutor(3) as executor:
     found = run_sweep(tmp_path / 'other', executor)
   assert found[-1] == local[-1]
-  assert found[-2].startswith('12 of 12 runs are done: rate=')
+  assert found[-2].startswith('12 of 12 runs are done: eval_every=')
   for name in ('sweep.md', 'sweep.jsonl'):
     texts = [(tmp_path / f / name).read_text() for f in ('local', 'other')]
     assert texts[0] == texts[1]
@@ -93,7 +93,7 @@ def test_a_metric_that_a_run_has_not_measured_is_named_with_the_run_once(
 ):
   monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
   monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
-  with pytest.raises(ValueError, match="^run 'rate=1.0,seed=0' has not meas"):
+  with pytest.raises(ValueError, match="^run 'eval_every=1,seed=0' has not"):
     list(open_sweep(tmp_path, metric='task/bleu'))
 
 
@@ -104,7 +104,7 @@ def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):
   monkeypatch.setattr(swept_runs, 'train', fail)
   monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
   with concurrent.futures.ThreadPoolExecutor(1) as executor:
-    with pytest.raises(ValueError, match='rate=1.0,seed=0: the disk is full'):
+    with pytest.raises(ValueError, match='eval_every=1,seed=0: the disk is full'):
       run_sweep(tmp_path, executor)
 
 

@@ -74,8 +74,8 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
     (f'{PRETRAIN}early_stop',
      dict(metric='validation/loss', value=float('nan')), 'value. is nan; it m'),
     (f'{PRETRAIN}sparsity', dict(algorithm='iterative', rounds=3),
-     "'pretrain' has the sparsity .*'rounds': 3.*another type .*; correct it"),
-    (f'{PRETRAIN}sparsity', dict(algorithm=3), "'pretrain' has the sparsity"),
+     "'pretrain': rounds is 3; give a list of Round"),
+    (f'{PRETRAIN}sparsity', dict(algorithm=3), "'pretrain': algorithm 3 is un"),
     (f'{RATE}final_fraction', -1.0, r'final_fraction is -1.0; .* in \[0, 1\]'),
     (f'{RATE}final_fraction', float('nan'), 'final_fraction is nan; give a fr'),
 ])
