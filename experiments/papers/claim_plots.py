@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from experiments.papers.arms import Arm
+from experiments.papers.claims import Claim
 from experiments.papers.claims import Comparison
 from experiments.papers.claims import Finding
 from experiments.papers.paired import Interval
@@ -37,7 +38,8 @@ def plot_claims(
     A figure. On the left, the losses of pre-training and of fine-tuning, a
     point per seed and a line at their mean; on the right, the comparisons,
     colored by whether their interval is inside, across or outside the margin,
-    a tick at each margin, and the verdict of each claim.
+    a tick at each margin, and the verdict of each claim. Claims in perplexity
+    are left out, because their differences are several times those in nats.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -48,6 +50,7 @@ def plot_claims(
     >>> len(plot_claims([entry], found, []).axes)
     2
   """
+  findings = [f for f in findings if not _in_perplexity(f.claim)]
   shown = [
       entry.arm for entry in entries
       if any(entry.arm.metric in o for o in found.get(entry.arm, {}).values())
@@ -80,6 +83,11 @@ def _plot_losses(
   plot_style.polish(ax)
   ax.grid(False, axis='y')
   ax.margins(y=0)
+
+
+def _in_perplexity(claim: Claim) -> bool:
+  terms = (term for c in claim.comparisons for term in c.terms)
+  return any(term.metric.endswith('/perplexity') for term in terms)
 
 
 def _place(comparison: Comparison, interval: Interval) -> str:
@@ -127,7 +135,7 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
   ax.axvline(0, color=plot_style.GREY, linewidth=0.8)
   ax.set_xlabel(
       'difference by seed, its mean and 95 % interval\n'
-      '(nats; cosine distances for h, perplexities for c-ppl)'
+      '(nats; cosine distances for h)'
   )
   plot_style.polish(ax)
   ax.grid(False, axis='y')
