@@ -145,13 +145,15 @@ def plan_runs(
       except (KeyError, TypeError) as error:
         raise ValueError(f'grid: {error}; name fields of the config.') from None
       runs.append((fields, changed))
-  names = [run_name(fields, changed.seed) for fields, changed in runs]
-  for name in names:
-    if names.count(name) > 1:
+  seen = set()
+  for fields, changed in runs:
+    name = run_name(fields, changed.seed)
+    if name in seen:
       raise ValueError(
-          f'grid has the run {name!r} twice; give every value once, and a list '
-          'of seeds either in the grid or as their number.'
+          f'grid has the run {name!r} twice; give every value once, and seeds '
+          'either in the grid or as their number.'
       )
+    seen.add(name)
   for _, changed in runs[::seeds]:
     parse(changed).check_metric(metric, 'the sweep ranks by')
     training.create_recipe(changed)
