@@ -16,7 +16,8 @@ runs are not trained again. The table, results.json and a figure are written to
 also times training steps and plots losses over FLOPs and seconds.
 
 --race: dense and sparse pre-training for equal seconds, at the pace of steps
-that is measured first; some five hours in all, and resumable in the same way.
+that is measured first, on idle cores; some six core-hours in all, resumable in
+the same way.
 
 --table: the configs of a run and of the runs it started from decide which cells
 it fills. Scores are read from the JSON files of experiments.evaluate --output

@@ -20,6 +20,7 @@ from experiments.papers.pool import Job  # noqa: E402
 from experiments.papers.race_report import Leg  # noqa: E402
 from experiments.papers.race_report import write_report  # noqa: E402
 from experiments.papers.scales import DENSE  # noqa: E402
+from experiments.papers.scales import SCALES  # noqa: E402
 from experiments.papers.scales import STATIC_75  # noqa: E402
 from experiments.papers.scales import VARIABLE  # noqa: E402
 
@@ -49,14 +50,25 @@ def test_the_pace_is_measured_once_and_runs_of_another_are_refused(
   open_results = lambda name: race._Results(
       tmp_path / name, {'protocol': '0'}, tmp_path / 'runs'
   )
-  assert open_results('a.json').pace(None, None) == PACE
-  assert open_results('b.json').pace(None, None) == PACE  # That of the runs.
+  assert open_results('a.json').pace(128, None) == PACE
+  assert open_results('b.json').pace(128, None) == PACE  # That of the runs.
   path = tmp_path / 'b.json'
   path.write_text(path.read_text().replace('0.05', '0.06'))
   with pytest.raises(ValueError, match=': seconds differ; give another work'):
-    open_results('b.json').pace(None, None)
+    open_results('b.json').pace(128, None)
   with pytest.raises(ValueError, match='is of a race of another protocol'):
     race._Results(path, {'protocol': '1'}, tmp_path / 'runs')
+
+
+def test_the_wide_models_are_timed_on_less_than_an_epoch(tmp_path, monkeypatch):
+  timed = []
+  monkeypatch.setattr(
+      race, 'measure_pace', lambda scale, _: timed.append(scale) or PACE
+  )
+  race._Results(tmp_path / 'a.json', {}, tmp_path / 'runs').pace(256, None)
+  scale, = timed
+  books = 47_874_304  # 20 tokens for each of its parameters are more.
+  assert scale.steps(DENSE) * scale.batch_size * scale.length < books
 
 
 def test_the_table_has_losses_less_those_of_dense(tmp_path):
@@ -71,14 +83,38 @@ def test_the_table_has_losses_less_those_of_dense(tmp_path):
     for seed in (1, 2):
       done[Job(arm, {'rate': 4e-3}, seed).name] = {
           'validation/loss': loss + 0.01 * seed, 'flops': 1e12, 'steps': 100,
-          'training_seconds': 60.0 + (2.0 if seed == 1 else 0.0),
           'curve': [[50, 30.0, 2.0], [100, 60.0, loss]],
       }
   leg = Leg(128, 60.0, paced(), PACE, entries, done)
   table = write_report([leg], tmp_path)
   row, = (x for x in table.splitlines() if x.startswith('| static-75'))
-  # 100 steps of 0.05 s; one run was interrupted or ran on another machine.
-  assert '| 5 | 61 | 100 |' in row and '| -0.1000' in row
+  # 100 steps of 0.05 s.
+  assert '| 5 | 100 |' in row and '| -0.1000' in row
   curve = leg.curves()[STATIC_75][0]
   assert [seconds for seconds, _ in curve] == pytest.approx([2.5, 5.0])
   assert (tmp_path / 'race.png').stat().st_size
+
+
+@pytest.mark.slow
+def test_a_short_race_runs_to_its_end_and_is_not_run_again(
+    tmp_path, monkeypatch, capsys
+):
+  smoke = SCALES['smoke']
+  monkeypatch.setattr(race, 'FAIR', dataclasses.replace(
+      smoke, sizes={'large': smoke.sizes['']}
+  ))
+  monkeypatch.setattr(race, '_WIDTHS', (16, 32))
+  monkeypatch.setattr(race, '_SEEDS', 2)
+  def run(name):
+    (tmp_path / name).mkdir()
+    return race.race('', tmp_path / name, tmp_path / 'results')
+
+  report = run('runs')
+  narrow, wide = report.split('## Width 32')
+  for arm in ('dense', 'static-75', 'variable-90'):
+    assert f'| {arm} | 0.0' in narrow
+  assert '| static-75 |' not in wide and '| variable-90 |' in wide
+  assert (tmp_path / 'results' / 'race.png').stat().st_size
+  capsys.readouterr()
+  assert run('others') == report  # From the outcomes and the pace.
+  assert capsys.readouterr().out.count(': ') == 0

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import os
 import pathlib
 from typing import Any
 
@@ -40,9 +41,10 @@ _EVALUATIONS = 20
 def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
   """Runs the unfinished runs of the race, at both widths.
 
-  The steps of the arms are timed first. Every arm then trains for the number of
-  steps that take equal seconds at this pace, so that the outcome does not
-  depend on what else the machine does, or on which machine resumes the race.
+  The steps of the arms are timed first, at both widths and on all cores. Every
+  arm then trains for the number of steps that take equal seconds at this pace,
+  so that the outcome does not depend on what else the machine does, or on which
+  machine resumes the race; runs are trained one on each core.
 
   Args:
     data: Folder of the data.
@@ -72,9 +74,10 @@ def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
       )
       for width in _WIDTHS
   }
+  paces = {width: files[width].pace(width, prepared) for width in _WIDTHS}
   narrow, wide = _WIDTHS
   scale = _scale(narrow, FAIR.tokens_per_parameter)
-  pace = files[narrow].pace(scale, prepared)
+  pace = paces[narrow]
   budget = pace.budget(scale)
   scale = _paced(scale, pace)
   tuning = [dataclasses.replace(arm, share=_SHARE) for arm in ARMS]
@@ -97,7 +100,7 @@ def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
   write_report(legs, output)
 
   scale = _scale(wide, FAIR.tokens_per_parameter)
-  pace = files[wide].pace(scale, prepared)
+  pace = paces[wide]
   share = 2 * budget / pace.budget(scale)
   scale = _paced(_scale(wide, share * FAIR.tokens_per_parameter), pace)
   pair = [
@@ -140,8 +143,8 @@ class _Results:
       )
     self._found = found or {'identity': identity, 'runs': {}}
 
-  def pace(self, scale: Scale, prepared: pool_data.Prepared) -> Pace:
-    """Returns the pace at this width, which is measured once.
+  def pace(self, width: int, prepared: pool_data.Prepared) -> Pace:
+    """Returns the pace at a width, which is measured once.
 
     Raises:
       ValueError: runs in the workdir were made at another pace.
@@ -149,7 +152,7 @@ class _Results:
     path = self._workdir / 'pace.json'
     if 'pace' not in self._found:
       found = read_json(path) if path.exists() else (
-          measure_pace(scale, prepared)._asdict()
+          measure_pace(_scale(width, 1), prepared)._asdict()
       )
       self._write(pace=found)
     check_same(path, self._found['pace'])
@@ -159,7 +162,8 @@ class _Results:
       self, scale: Scale, prepared: pool_data.Prepared,
       entries: Sequence[Entry],
   ) -> Done:
-    """Runs entries one at a time on all cores, all arms of a seed in a row."""
+    """Runs entries, one on each core and all arms of a seed in a row."""
+    cores = sorted(os.sched_getaffinity(0))
     runner = pool_runs.Runner(
         scale, str(self._workdir), prepared.corpus, '', _EVALUATIONS
     )
@@ -168,7 +172,7 @@ class _Results:
     )
     try:
       return run_pool(
-          runner, entries, known(), cores=(), workers=1,
+          runner, entries, known(), cores, len(cores),
           select=lambda jobs: sorted(jobs, key=lambda job: job.seed),
       )
     finally:

@@ -148,11 +148,11 @@ def _describe(leg: Leg) -> list[str]:
     seconds = leg.pace.seconds_until(arm, steps, steps)
     rows.append([
         arm.name, f'{rates[arm]["rate"]:g}', str(len(losses)),
-        f'{seconds:.0f}', f'{mean("training_seconds"):.0f}', f'{steps:,.0f}',
+        f'{seconds:.0f}', f'{steps:,.0f}',
         f'{steps * scale.batch_size * scale.length / 1e6:.1f}M',
         f'{mean("flops"):.2e}',
         f'{statistics.fmean(losses):.4f}{spread}', against,
     ])
-  columns = ['arm', 'rate', 'seeds', 'seconds', 'measured', 'steps', 'tokens',
-             'FLOPs', 'loss', 'minus dense (95 %)']
+  columns = ['arm', 'rate', 'seeds', 'seconds', 'steps', 'tokens', 'FLOPs',
+             'loss', 'minus dense (95 %)']
   return [*lines, markdown_table(columns, rows, numbers=columns[1:])]
