@@ -19,7 +19,7 @@ from experiments.papers.scales import STATIC_75
 from experiments.papers.scales import STATIC_90
 from experiments.papers.scales import VARIABLE
 
-_ROUNDS = 21
+_ROUNDS = 61
 _MICRO_BATCHES = 1, 2, 4
 
 
