@@ -28,7 +28,6 @@ _MODEL = flags.DEFINE_string(
 _TOKENS = flags.DEFINE_float(
     'tokens', None,
     "Tokens of both stages, e.g. 26e9; by default the config's.",
-    lower_bound=1,
 )
 _FLOPS = flags.DEFINE_float('flops', None, 'Budget in FLOPs.')
 _HOURS = flags.DEFINE_float('hours', None, 'Budget in hours of --machine.')

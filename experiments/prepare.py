@@ -75,6 +75,8 @@ def main(argv: list[str]) -> int:
   if _TASK.value:
     load = lambda: data.load_task(_TASK.value, _INPUT.value)
     return console.run(argv, lambda: data.format_sizes(load()))
+  if _DRY_RUN.value:
+    raise app.UsageError('--dry_run is for --task.')
   if _JOIN.value:
     if not _OUTPUT.value or _INPUT.value or _PART.value:
       raise app.UsageError('--join takes --output, the folder of the parts.')

@@ -23,6 +23,7 @@ from experiments.launch import config_file
 from experiments.launch import console
 from spdf_jax import runs
 from spdf_jax import training
+from spdf_jax.extras import require
 from spdf_jax.runs import lifecycle
 
 _WORKDIR = flags.DEFINE_string(
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
   dense.phases.pretrain.sparsity = 0.0
   configs = {'dense': dense, 'variable-spdf': sparse}
   try:
+    require('matplotlib', 'viz')  # Of the report, after minutes of training.
     sessions = {
         name: training.open_session(
             training.create_recipe(config, workdir=workdir / name),

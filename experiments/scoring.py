@@ -80,14 +80,13 @@ def score(
     path.parent.mkdir(parents=True, exist_ok=True)
   candidate = open_model()
   scores: list[scorecard.Score] = []
-  for found in scorecard.score_tasks(
-      candidate, tasks, settings(path and path.with_suffix(''))
-  ):
+  given = settings(path and path.with_suffix(''))
+  for found in scorecard.score_tasks(candidate, tasks, given):
     scores += found
     if path is not None:
       write_atomically(
           path.with_suffix('.md'), scorecard.format_scores(scores) + '\n'
       )
-      entry = scorecard.to_json(candidate, scores)
+      entry = scorecard.to_json(candidate, scores, given)
       write_atomically(path, json.dumps(entry, indent=2) + '\n')
   return scorecard.format_scores(scores)

@@ -28,14 +28,15 @@ _BAND = flags.DEFINE_enum(
     'band', 'default', list(BANDS), 'Assumed losses around multiply-adds.'
 )
 _SYSTEMS = flags.DEFINE_integer(
-    'systems', 1, 'Number of systems in the cluster.'
+    'systems', 1, 'Number of systems in the cluster.', lower_bound=1
 )
 _MODE = flags.DEFINE_enum(
     'mode', 'train', wafer_report.MODES,
     'Program to simulate: training, a forward pass or decoding.',
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-    'batch_size', 1, 'Sequences per batch, in forward and decode.'
+    'batch_size', 1, 'Sequences per batch, in forward and decode.',
+    lower_bound=1,
 )
 _FIGURE = flags.DEFINE_enum(
     'figure', None, wafer_report.FIGURES, 'Figure to draw to --out.'
@@ -71,6 +72,12 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(
         'give --config, --figure, --validate, --variants, --executed or '
         '--audit.'
+    )
+  if not _CONFIG.value and (
+      _FIGURE.value == 'roofline' or _TRACE.value or _SENSITIVITIES.value
+  ):
+    raise app.UsageError(
+        '--figure=roofline, --trace and --sensitivities need --config.'
     )
   return console.run(
       argv, wafer_report.describe, _CONFIG.value, _DEVICE.value, _BAND.value,

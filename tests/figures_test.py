@@ -19,6 +19,7 @@ import pytest
 from experiments.papers import diagrams
 from experiments.papers import figures
 from experiments.papers import flops_plots
+from experiments.papers import histories
 from experiments.papers import run_figures
 from experiments.papers.histories import average_runs
 from experiments.papers.histories import read_history
@@ -28,6 +29,7 @@ from experiments.papers.run_groups import describe_pretraining
 from experiments.papers.run_groups import describe_run
 from experiments.papers.run_groups import group_runs
 from experiments.papers.run_groups import pretrained
+from spdf_jax.runs import ancestry
 from spdf_jax.runs import training_plots
 from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.runs.plot_style import COLORS
@@ -123,6 +125,24 @@ def test_a_history_counts_on_through_its_launches(tmp_path):
   assert run.series('validation/loss') == (
       [60, 100, 150, 200], [5.0, 4.0, 3.4, 3.1]
   )
+
+
+def test_a_history_ends_with_the_best_step_that_was_gone_on_from(
+    tmp_path, monkeypatch
+):
+  first = make_run(tmp_path / 'first', [('a', 'corpus', 0.9, 0.9, 100)])
+  log(first, (60, 4.0), (100, 5.0))
+  for module in (ancestry, histories):
+    monkeypatch.setattr(
+        module, 'find_checkpoint', lambda _: pathlib.Path('checkpoints/60')
+    )
+  second = prune(tmp_path / 'second', f'{first}@a:best')
+  run = read_history(read_ancestry(second))
+  assert [(p.start, p.end) for p in run.phases] == [
+      (0, 60), (60, 110), (110, 160),
+  ]
+  assert run.phases[0].tokens == 60 * 32
+  assert run.series('validation/loss') == ([60, 110, 160], [4.0, 3.4, 3.1])
 
 
 def test_what_was_ever_active_is_known_after_a_dense_launch_only(tmp_path):

@@ -285,6 +285,8 @@ def test_generation_stops_where_it_is_told(subject, offline):
   )
   with pytest.raises(ValueError, match='use sampling'):
     ask(do_sample=True)
+  with pytest.raises(ValueError, match=f'max_gen_toks is {LENGTH}, and'):
+    ask(max_gen_toks=LENGTH)
 
 
 def test_tasks_of_a_folder_without_files_are_refused(tmp_path):

@@ -38,3 +38,23 @@ def test_help_does_not_print_a_config():
   assert '--config: ' in done.stdout and 'batch_size' not in done.stdout
   assert len(done.stdout.splitlines()) < 30
   assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('command, message', [
+    ('simulate --config=configs/quickstart.py --systems=0', '--systems=0'),
+    ('simulate --figure=roofline', 'need --config'),
+    ('simulate --audit --trace=a.json', 'need --config'),
+    ('prepare --input=a --tokenizer=bytes --output=b --dry_run', 'for --task'),
+    ('launch.local -- no-such-program', "'no-such-program' is no program"),
+])
+def test_flags_that_would_be_ignored_or_fail_later_are_refused(
+    command, message
+):
+  name, *arguments = command.split()
+  done = subprocess.run(
+      [sys.executable, '-m', f'experiments.{name}', *arguments], cwd=ROOT,
+      capture_output=True, text=True, check=False, timeout=300,
+  )
+  assert done.returncode == 1 and message in done.stderr
+  assert 'Traceback' not in done.stderr

@@ -90,11 +90,15 @@ def tune(workdir, start, task='e2e', sparsity=0.0, **fields):
   )
 
 
-def score(path, model, value, task='e2e', protocol='lora_e2e', metric='bleu'):
+def score(
+    path, model, value, task='e2e', protocol='lora_e2e', metric='bleu',
+    **settings,
+):
   entry = dict(task=task, protocol=protocol, metric=metric, value=value)
-  path.write_text(json.dumps(
-      {'model': str(model), 'scores': [entry | {'note': ''}]}
-  ))
+  path.write_text(json.dumps({
+      'model': str(model), 'settings': settings,
+      'scores': [entry | {'note': ''}],
+  }))
 
 
 def cells_of(table, folder):
@@ -316,14 +320,14 @@ def test_scores_of_real_rounds_fill_a_table_of_ones_own(tmp_path):
   config.phases.round2.sparsity.sparsity = 0.75
   session, *_ = lifecycle.open_run(config, tmp_path / 'run')
   lifecycle.run(session, 'rounds', baseline=lambda recipe: None)
-  settings = scorecard.Settings(batch_size=4, limit=8)
+  settings = scorecard.Settings(batch_size=4)
   losses = []
   for i in (1, 2):
     candidate = open_run(f'{tmp_path / "run"}@round{i}')
     scores = scorecard.score_task(candidate, 'validation', '', settings)
     losses.append(scores[0].value)
     (tmp_path / f'round{i}.json').write_text(
-        json.dumps(scorecard.to_json(candidate, scores))
+        json.dumps(scorecard.to_json(candidate, scores, settings))
     )
   measure = Measure('validation', 'mean over tokens', 'loss')
   mine = [
@@ -425,6 +429,30 @@ def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path.parent)  # And not where training was launched.
   cell = cells_of('spdf', run.parent)['GPT-2 Small 75%', 'E2E BLEU']
   assert cell.values == (66.0,)
+
+
+@pytest.mark.parametrize('settings, why', [
+    (dict(limit=2, search='hu2021'), 'limit is 2'),
+    (dict(limit=None, search='greedy'), "search is 'greedy'"),
+])
+def test_scores_of_a_trial_fill_nothing(tmp_path, settings, why):
+  run = tune(tmp_path / 'a', pretrain(tmp_path / 'parent'))
+  score(tmp_path / 'trial.json', run, 12.3, **settings)
+  found = find_runs([tmp_path])
+  assert all(run.scores == {} for run in found.runs)
+  assert found.problems == (
+      f'{tmp_path}/trial.json has no official scores, since {why}',
+  )
+
+
+@pytest.mark.parametrize('foreign', [
+    {'model': 'gpt', 'scores': {'bleu': 1.0}}, {'model': {}, 'scores': []},
+    {'model': 'gpt', 'scores': [{'task': 'e2e', 'value': 1.0}]}, [1],
+])
+def test_other_json_files_are_not_read_as_scores(tmp_path, foreign):
+  run = pretrain(tmp_path / 'a')
+  (run / 'foreign.json').write_text(json.dumps(foreign))
+  assert find_runs([tmp_path]).problems == ()
 
 
 def test_two_values_of_one_score_are_refused(tmp_path):

@@ -14,6 +14,8 @@ from quickstart_runs import ROOT
 from configs import planned
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.costs import planner
+from spdf_jax.costs.budgets import Budget
+from spdf_jax.costs.budgets import describe_plans
 from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
@@ -212,6 +214,15 @@ def test_a_budget_too_small_is_answered_with_the_least_that_can():
   assert code == 1 and 'Traceback' not in output
   least = 24_796 * xl_flops(0.95)
   assert f'flops is 1e+19, and at least {least:.4g} FLOPs are ne' in output
+
+
+@pytest.mark.parametrize('tokens', [math.inf, math.nan, 0.0])
+def test_tokens_that_are_no_number_are_refused(tokens):
+  with pytest.raises(ValueError, match=f'tokens is {tokens}; give'):
+    describe_plans(
+        planned.get_config, 'gpt3-xl', Budget(1e20, None, None, 1),
+        tokens=tokens, sparsities=['0.5'], dense_share=0.1,
+    )
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Whole recipes on the modeled wafer: sums of phases, advice and text."""
 
 import dataclasses
+import math
 import os
 import re
 import subprocess
@@ -258,7 +259,9 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
   assert found['carbon'][0] == pytest.approx(low * carbon.value, abs=0.5)
 
 
-@pytest.mark.parametrize('value, source', [(-1.0, 'x'), (1.0, ''), (None, 'x')])
+@pytest.mark.parametrize('value, source', [
+    (-1.0, 'x'), (math.nan, 'x'), (1.0, ''), (None, 'x'),
+])
 def test_a_rate_needs_a_value_and_a_source(value, source):
   with pytest.raises(ValueError, match='price_per_hour is .* its source'):
     Rate.checked('price_per_hour', value, source)

@@ -88,6 +88,17 @@ def test_a_diverged_point_ranks_last_and_the_sweep_goes_on(tmp_path, caplog):
   assert 'peak=1e+30,seed=0: train/loss of step' in caplog.text
 
 
+def test_a_metric_that_is_not_finite_ranks_last(tmp_path, monkeypatch):
+  rows = '{"step": 1, "validation/perplexity": null, "task/bleu": null}\n'
+  (tmp_path / 'metrics.jsonl').write_text(rows)
+  monkeypatch.setattr(swept_runs.training, 'open_session', lambda *_: None)
+  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda _: None)
+  monkeypatch.setattr(swept_runs.lifecycle, 'run', lambda *_: None)
+  assert swept_runs.train(None, tmp_path) == {
+      'validation/perplexity': math.inf, 'task/bleu': -math.inf
+  }
+
+
 @pytest.mark.parametrize('grid, metric, message', [
     ('seed=5,6', 'validation/loss', "has the run 'seed=5,seed=5' twice"),
     (f'{RATE}=1e-3,0.001', 'validation/loss', 'peak=0.001,seed=0. twice'),
@@ -111,7 +122,8 @@ def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
   )
   assert score(['validation']) == (tmp_path / 'test.md').read_text()[:-1]
   for changed in (
-      dict(tasks=['validation'], limit=10), dict(tasks=['python-docstrings'])
+      dict(tasks=['validation'], limit=10), dict(tasks=['python-docstrings']),
+      dict(tasks=['validation=elsewhere']),
   ):
     with pytest.raises(ValueError, match='scores of other runs, tasks or set'):
       score(**changed)

@@ -11,6 +11,7 @@ trying out programs for several machines: on one machine one process is faster.
 
 from collections.abc import Sequence
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,6 +50,8 @@ def run(command: Sequence[str], number: int, grace: float) -> int:
     The first exit status that is not 0; 128 and the signal's number for a
     process that a signal ended.
   """
+  if shutil.which(command[0]) is None:
+    raise app.UsageError(f'{command[0]!r} is no program; give one after --.')
   coordinator = f'127.0.0.1:{_free_port()}'
   children = [
       subprocess.Popen(

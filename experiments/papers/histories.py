@@ -10,6 +10,7 @@ from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import read_run
 from spdf_jax.runs.workdirs import Run
+from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import split_source
 
 _EXPLORED = 'sparsity/exploration'
@@ -30,30 +31,14 @@ def read_history(ancestry: Ancestry) -> Run:
   """
   runs = []
   for source in ancestry.sources:
-    workdir, phase, _ = split_source(source)
+    workdir, phase, which = split_source(source)
     run = read_run(workdir)
-    runs.append(until(run, phase) if phase else run)
+    if which:
+      run = run.until(int(find_checkpoint(source).name))
+    elif phase:
+      run = run.until(next(p.end for p in run.phases if p.name == phase))
+    runs.append(run)
   return join_runs(runs)
-
-
-def until(run: Run, phase: str) -> Run:
-  """Returns a run cut at the end of one of its phases.
-
-  Example:
-    >>> phases = (
-    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
-    ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
-    >>> run = Run('toy', phases, tuple({'step': s} for s in (2, 4, 6)))
-    >>> until(run, 'sparse').rows
-    ({'step': 2}, {'step': 4})
-  """
-  last = [p.name for p in run.phases].index(phase)
-  end = run.phases[last].end
-  return dataclasses.replace(
-      run,
-      phases=run.phases[:last + 1],
-      rows=tuple(row for row in run.rows if row['step'] <= end),
-  )
 
 
 def join_runs(runs: Sequence[Run]) -> Run:

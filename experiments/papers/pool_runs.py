@@ -32,6 +32,7 @@ from spdf_jax.folder_lock import lock_folder
 from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoints import write_params
 from spdf_jax.training.early_stop import METRICS
+from spdf_jax.training.metrics import last_values
 from spdf_jax.training.metrics import read_rows
 
 OUTCOME = 'outcome.json'
@@ -146,17 +147,20 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
     lifecycle.run(session, workdir.name, baseline=lambda recipe: None)
   except training.NotFinite:
     diverged = dict.fromkeys(METRICS, math.nan)
-  outcome: dict[str, Any] = {}
+  rows = read_rows(workdir / 'metrics.jsonl')
+  outcome: dict[str, Any] = last_values(rows, METRICS)
   curve, seconds = [], 0.0
-  for row in read_rows(workdir / 'metrics.jsonl'):
-    outcome |= {name: row[name] for name in METRICS if name in row}
+  for row in rows:
     seconds += row.get('time/seconds', 0.0)
-    if PRETRAINED in row:
-      curve.append([row['step'], round(seconds, 2), row[PRETRAINED]])
-  run = runs.read_run(workdir)
+    if loss := last_values([row], [PRETRAINED]):
+      curve.append([row['step'], round(seconds, 2), *loss.values()])
+  steps, flops = 0, 0.0
+  if rows:  # A run may diverge before its first row.
+    run = runs.read_run(workdir)
+    steps, flops = run.last_step, runs.flops_at(run, run.last_step)
   outcome |= {
-      'flops': runs.flops_at(run, run.last_step),
-      'steps': run.last_step,
+      'flops': flops,
+      'steps': steps,
       'training_seconds': round(seconds, 2),
       'kernels': recipe.sparse_steps is not None,
   }

@@ -90,9 +90,12 @@ def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
   lines = [
       '# Race for equal seconds', '',
       'Every arm trains for as many steps as take equal seconds at the pace '
-      'that was measured before on idle cores; seconds are counted at this '
-      'pace, without evaluation and compilation. Losses are on the validation '
-      "text, in nats per byte, at the end of each arm's own schedule.", '',
+      'that was measured before on idle cores, all of which a step used; '
+      'seconds are counted at this pace, without evaluation and compilation. '
+      'Runs were then trained one on each core, not alone as the protocol '
+      'plans, and the seconds that this took are in the next column. Losses '
+      'are on the validation text, in nats per byte, at the end of each '
+      "arm's own schedule.", '',
       f'* pace: {legs[0].pace.machine}',
       *(f'* {name}: {machine[name]}' for name in ('jax', 'python')),
       f'* protocol: commit {protocol_commit()}',
@@ -148,11 +151,11 @@ def _describe(leg: Leg) -> list[str]:
     seconds = leg.pace.seconds_until(arm, steps, steps)
     rows.append([
         arm.name, f'{rates[arm]["rate"]:g}', str(len(losses)),
-        f'{seconds:.0f}', f'{steps:,.0f}',
+        f'{seconds:.0f}', f'{mean("training_seconds"):.0f}', f'{steps:,.0f}',
         f'{steps * scale.batch_size * scale.length / 1e6:.1f}M',
         f'{mean("flops"):.2e}',
         f'{statistics.fmean(losses):.4f}{spread}', against,
     ])
-  columns = ['arm', 'rate', 'seeds', 'seconds', 'steps', 'tokens', 'FLOPs',
-             'loss', 'minus dense (95 %)']
+  columns = ['arm', 'rate', 'seeds', 'seconds', 'on one core', 'steps',
+             'tokens', 'FLOPs', 'loss', 'minus dense (95 %)']
   return [*lines, markdown_table(columns, rows, numbers=columns[1:])]

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -89,6 +90,10 @@ def describe_plans(
   recipe_at = lambda sparsity: create_recipe(
       get_config(f'model={model},sparsity={sparsity}'), planning=True
   )
+  if tokens is not None and not 1 <= tokens < math.inf:
+    raise ValueError(
+        f'tokens is {tokens}; give the number of tokens of both stages.'
+    )
   rising = _parse_sparsities(sparsities)
   recipe = recipe_at(rising[-1])
   phase = recipe.plan.phases[0]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text and tables of the results of simulations."""
 
+import math
 from typing import NamedTuple
 
 from spdf_jax.costs.simulation import Estimate
@@ -40,7 +41,8 @@ class Rate(NamedTuple):
       The rate, or `None`.
 
     Raises:
-      ValueError: `value` is negative, or only one of value and source is given.
+      ValueError: `value` is negative or not finite, or only one of value and
+        source is given.
 
     Example:
       >>> Rate.checked('price_per_hour', None, '') is None
@@ -48,7 +50,7 @@ class Rate(NamedTuple):
     """
     if value is None and not source:
       return None
-    if value is None or value < 0 or not source:
+    if value is None or not 0 <= value < math.inf or not source:
       raise ValueError(
           f'{name} is {value} from {source!r}; give a number from 0 and its '
           'source, or neither.'

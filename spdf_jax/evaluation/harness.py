@@ -170,7 +170,11 @@ class _Methods:
   ) -> list[str]:
     """Continues texts until each has reached a stop, in growing chunks."""
     length, tokenizer = self.subject.length, self.subject.tokenizer
-    most = min(most, length - 1)
+    if most >= length:
+      raise ValueError(
+          f'max_gen_toks is {most}, and the model has {length} positions for '
+          'prompt and answer; give a task that generates fewer tokens.'
+      )
     prompts = [
         (self.tok_encode(text) or [self.eot_token_id])[-(length - most):]
         for text in contexts

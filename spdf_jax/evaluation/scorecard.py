@@ -85,6 +85,10 @@ class Settings:
   generations: pathlib.Path | None = None
   special_tokens: bool = False
 
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the settings that scores depend on, by name."""
+    return dataclasses.asdict(self) | {'generations': None}
+
 
 def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
   """Reads tasks as commands take them, and checks them.
@@ -405,13 +409,16 @@ def format_scores(scores: Sequence[Score]) -> str:
   )
 
 
-def to_json(candidate: Candidate, scores: Sequence[Score]) -> Mapping[str, Any]:
+def to_json(
+    candidate: Candidate, scores: Sequence[Score], settings: Settings
+) -> Mapping[str, Any]:
   """Returns the scores of a model as JSON-serializable data.
 
   JSON has no infinite or NaN numbers: such a score is `None`, with a note.
   """
   return {
       'model': candidate.name,
+      'settings': settings.as_dict(),
       'scores': [_finite(score)._asdict() for score in scores],
   }
 

@@ -179,16 +179,10 @@ def _stages(
         'train it to the end.'
     )
   specs = {phase.name: phase.sparsity for phase in config.phases}
-  for record in run.phases[:last + 1]:
-    spec = specs[record.name]
-    steps = min(record.end, until or record.end) - record.start
-    sparsity = record.sparsity if steps == record.steps else next(
-        part.sparsity for part in record.parts
-        if part.start + part.steps >= record.start + steps
-    )
+  for record in run.until(until or run.phases[last].end).phases:
+    algorithm = _algorithm(specs[record.name], record.sparsity)
     yield Stage(
-        record.source, _algorithm(spec, sparsity), sparsity, steps,
-        record.tokens * steps // record.steps,
+        record.source, algorithm, record.sparsity, record.steps, record.tokens
     )
 
 

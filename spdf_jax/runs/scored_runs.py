@@ -10,10 +10,12 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from spdf_jax.evaluation.scorecard import Settings
 from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.training.workdir import split_source
 
+_KEYS = {'task', 'protocol', 'metric', 'value'}
 _INSIDE_RUNS = {'checkpoints', 'generations'}
 Scores = Mapping[tuple[str, str, str], float]
 
@@ -83,6 +85,9 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
       if found is None:
         problems.append(f'{path} scores {entry["model"]}, which is no run here')
         continue
+      if trial := _trial(entry.get('settings', {})):
+        problems.append(f'{path} has no official scores, since {trial}')
+        continue
       source = _name(found[0], names) + found[1]
       _add(scores.setdefault(source, {}), entry['scores'], path, source)
   runs = []
@@ -116,8 +121,20 @@ def _entries(path: pathlib.Path) -> Iterator[Mapping[str, Any]]:
   except ValueError:
     return  # Not a file of scores.
   for entry in found if isinstance(found, list) else [found]:
-    if isinstance(entry, Mapping) and {'model', 'scores'} <= set(entry):
-      yield entry
+    match entry:
+      case {'model': str(), 'scores': list(scores)} if all(
+          isinstance(score, Mapping) and _KEYS <= set(score) for score in scores
+      ):
+        yield entry
+
+
+def _trial(settings: Mapping[str, Any]) -> str:
+  """Returns why scores differ from those of a protocol; `''`: they do not."""
+  official = Settings().as_dict()
+  return ' and '.join(
+      f'{name} is {settings[name]!r}' for name in ('limit', 'search')
+      if settings.get(name, official[name]) != official[name]
+  )
 
 
 def _name(workdir: str | os.PathLike[str], names: dict[str, str]) -> str:

@@ -30,6 +30,7 @@ from spdf_jax.runs.sweeps import Result
 from spdf_jax.runs.sweeps import run_name
 from spdf_jax.training.config import parse
 from spdf_jax.training.early_stop import METRICS
+from spdf_jax.training.metrics import last_values
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.urls import refuse_url
@@ -205,24 +206,27 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
 
   A phase with an early stop ends with its best weights, so that its metrics are
   those of the weights that `score` scores. If the loss or gradients are not
-  finite, the run ends and its metrics are infinite, so that it ranks last. All
-  compiled programs are released, since no other run uses those of this one.
+  finite, the run ends and its metrics are infinite, so that it ranks last; so
+  is a metric that is not finite at the end. All compiled programs are released,
+  since no other run uses those of this one.
   """
+  worst = {
+      name: -math.inf if larger_is_better else math.inf
+      for name, larger_is_better in METRICS.items()
+  }
   session = training.open_session(training.create_recipe(config), workdir)
   try:
     lifecycle.run(session, workdir.name)
   except training.NotFinite as error:
     logger.warning('%s: %s', workdir.name, error)
-    return {
-        name: -math.inf if larger_is_better else math.inf
-        for name, larger_is_better in METRICS.items()
-    }
+    return worst
   finally:
     jax.clear_caches()  # A process that trains many runs would keep them all.
-  last: dict[str, float] = {}
-  for row in read_rows(workdir / 'metrics.jsonl'):
-    last |= {name: row[name] for name in METRICS if name in row}
-  return last
+  last = last_values(read_rows(workdir / 'metrics.jsonl'), METRICS)
+  return {
+      name: value if math.isfinite(value) else worst[name]
+      for name, value in last.items()
+  }
 
 
 def score(
@@ -251,10 +255,7 @@ def score(
       task is invalid.
   """
   path = workdir / 'test.json'
-  how = {
-      'tasks': [name for name, _ in scorecard.parse_tasks(tasks)],
-      'settings': dataclasses.asdict(settings) | {'generations': None},
-  }
+  how = {'tasks': [*tasks], 'settings': settings.as_dict()}
   if path.exists():
     found = json.loads(path.read_text('utf-8'))
     same = [pathlib.Path(run['model']).name for run in found] == [
@@ -273,7 +274,8 @@ def score(
           candidate, tasks,
           dataclasses.replace(settings, generations=source / 'test'),
       ))
-      found.append({**scorecard.to_json(candidate, list(scores)), **how})
+      entry = scorecard.to_json(candidate, list(scores), settings)
+      found.append({**entry, **how})
     write_atomically(path, json.dumps(found, indent=2) + '\n')
   table = scorecard.format_means(found)
   write_atomically(workdir / 'test.md', table + '\n')

@@ -64,6 +64,24 @@ class PhaseRecord(NamedTuple):
         Span(self.start, self.steps, self.sparsity, self.flops_per_step),
     )
 
+  def until(self, step: int) -> 'PhaseRecord':
+    """Returns the phase without the steps after one of its steps."""
+    if step >= self.end:
+      return self
+    parts = tuple(
+        part._replace(steps=min(part.steps, step - part.start))
+        for part in self.parts if part.start < step
+    )
+    steps = step - self.start
+    return self._replace(
+        steps=steps,
+        sparsity=parts[-1].sparsity,
+        tokens=self.tokens * steps // self.steps,
+        flops_per_step=sum(p.steps * p.flops_per_step for p in parts) / steps,
+        mask_updates=tuple(s for s in self.mask_updates if s <= step),
+        spans=parts,
+    )
+
   @property
   def sparsities(self) -> tuple[float, float]:
     """Planned sparsity at the first and at the last step."""
@@ -115,6 +133,21 @@ class Run:
   def last_step(self) -> int:
     """Number of completed steps in the last row."""
     return self.rows[-1]['step'] if self.rows else 0
+
+  def until(self, step: int) -> 'Run':
+    """Returns the run without the steps after a step.
+
+    Example:
+      >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+      >>> run = Run('toy', (phase,), tuple({'step': s} for s in (2, 4)))
+      >>> run.until(2).rows, run.until(2).phases[0].tokens
+      (({'step': 2},), 32)
+    """
+    return dataclasses.replace(
+        self,
+        phases=tuple(p.until(step) for p in self.phases if p.start < step),
+        rows=tuple(row for row in self.rows if row['step'] <= step),
+    )
 
   def series(self, key: str) -> tuple[list[int], list[float]]:
     """Returns the steps at which a value was logged, and the values."""

@@ -2,6 +2,7 @@
 """Metrics, written to a file of JSON lines and to dashboards."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -277,6 +278,21 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
       )
     rows.append(row)
   return rows
+
+
+def last_values(
+    rows: Sequence[Mapping[str, Any]], names: Iterable[str]
+) -> dict[str, float]:
+  """Returns the last value of every name that rows have; NaN: not finite.
+
+  Example:
+    >>> last_values([{'step': 1, 'a': 2.0}, {'step': 2, 'a': None}], ['a', 'b'])
+    {'a': nan}
+  """
+  return {
+      name: math.nan if row[name] is None else row[name]
+      for name in names for row in rows if name in row
+  }
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
