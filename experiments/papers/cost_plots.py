@@ -109,7 +109,7 @@ def plot_costs(
     )):
       ax.set_title(f'width {width}', fontsize=10)
       ax.set_xlabel(label)
-      ax.set_xlim(left=0)
+      ax.set_xlim(0, 1.05 * ax.dataLim.x1)
       ax.set_ylabel('validation loss (nats per byte)')
       plot_style.polish(ax)
     axes[1].legend(frameon=False, fontsize=8)
