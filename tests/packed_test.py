@@ -178,6 +178,8 @@ def test_gradients_of_values_are_those_of_the_matrix_bit_for_bit():
     (dict(x=np.ones((2, 7), np.float32)), r'x \[2, 7\], values \[3\] and a'),
     (dict(values=np.ones((2, 3), np.float32)), r'values \[2, 3\]'),
     (dict(values=np.ones(0, np.float32)), 'at least one entry'),
+    (dict(mask=packing.PackedMask(np.zeros((6, 1), np.uint8), 9)),
+     r'packed mask \[6, 9\] of 1 bytes'),
     (dict(grad_mask=np.ones((6, 5), bool)), 'packed mask and grad_mask'),
     (dict(out_sharding=jax.P('x')), 'packed mask and out_sharding'),
 ])
@@ -186,8 +188,9 @@ def test_what_does_not_fit_is_refused(change, message):
       x=CASE.x, values=np.ones(3, np.float32),
   ) | change
   x, values = given_args.pop('x'), given_args.pop('values')
+  mask = given_args.pop('mask', packing.pack_mask(CASE.mask))
   with pytest.raises(ValueError, match=message):
-    sparse_matmul(x, values, packing.pack_mask(CASE.mask), **given_args)
+    sparse_matmul(x, values, mask, **given_args)
 
 
 def test_mixed_precisions_are_refused():

@@ -1,5 +1,6 @@
 """Files become token files: every format, any number of processes, kills."""
 
+import gc
 import io
 import json
 import os
@@ -335,6 +336,19 @@ def test_faulty_lines_are_counted_up_to_a_share(tmp_path):
     prepare(path, tmp_path / 'strict', max_faults=0.0045)
 
 
+def test_a_failed_call_cannot_change_what_a_later_one_writes(tmp_path):
+  path = write_json_lines(tmp_path / 'a.jsonl', ['An old text.'] * 100)
+  with path.open('ab') as file:
+    file.write(b'[1]\n')
+  with pytest.raises(ValueError, match='1 of .* documents are faulty') as kept:
+    prepare(path, tmp_path / 'out', max_faults=0)
+  write_json_lines(path, TEXTS * 20)
+  fingerprint = prepare(path, tmp_path / 'out', max_faults=0).fingerprint
+  del kept  # The error holds the files that its call has opened.
+  gc.collect()
+  assert open_corpus(tmp_path / 'out').fingerprint == fingerprint
+
+
 def test_many_faults_are_refused_early(tmp_path, monkeypatch):
   path = tmp_path / 'a.jsonl'
   path.write_text('[]\n' * 5000)
@@ -506,6 +520,18 @@ def test_other_tokenizers_of_the_library_are_kept_whole(tmp_path):
   again = load_tokenizer(tmp_path / 'saved.json')
   assert again.fingerprint == tokenizer.fingerprint
   assert again.encode('a b c') == [0, 1, 2]
+
+
+def test_tokenizers_neither_truncate_nor_pad(tmp_path):
+  library = pytest.importorskip('tokenizers')
+  model = library.Tokenizer.from_str(TOKENIZER.model.to_str())
+  model.enable_truncation(4)
+  model.enable_padding(length=8)
+  model.add_special_tokens(['<end>'])  # Read by the library.
+  (tmp_path / 'tokenizer.json').write_text(model.to_str())
+  tokenizer = open_tokenizer(tmp_path / 'tokenizer.json')
+  for text in ('a', 'one of many words'):
+    assert tokenizer.encode(text) == TOKENIZER.encode(text)
 
 
 def test_sentencepiece_models_are_read(tmp_path):

@@ -74,13 +74,21 @@ def test_a_float32_result_is_not_rounded_and_its_cotangent_is():
 
 
 @pytest.mark.parametrize('axes', [(0, None), (None, 1), (1, 0)])
-def test_batched_products_equal_a_loop_also_in_gradients(axes):
+@pytest.mark.parametrize('subscripts, shapes', [
+    ('ik,kj->ij', ((5, 7), (7, 3))),
+    # XLA's CPU products of bfloat16 require batch axes to come first.
+    ('bik,bkj->bij', ((4, 5, 7), (4, 7, 3))),
+    ('bk,bk->b', ((4, 7), (4, 7))),
+])
+def test_batched_products_equal_a_loop_also_in_gradients(
+    subscripts, shapes, axes
+):
   shapes = [
       shape if axis is None else (*shape[:axis], 2, *shape[axis:])
-      for shape, axis in zip(((5, 7), (7, 3)), axes)
+      for shape, axis in zip(shapes, axes)
   ]
   x, y = (normal(shape, i) for i, shape in enumerate(shapes))
-  f = functools.partial(rounded_einsum, 'ik,kj->ij')
+  f = functools.partial(rounded_einsum, subscripts)
   square = lambda x, y: (f(x, y).astype(jnp.float32) ** 2).sum()
   for g in (f, jax.grad(square, argnums=(0, 1))):
     got = jax.vmap(g, in_axes=axes)(x, y)

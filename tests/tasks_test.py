@@ -232,6 +232,8 @@ def test_every_slot_and_value_is_in_the_context(slots):
     ('dart_smoke', {'test.json': '[]'}, 'which dart_smoke trains on'),
     ('curation', {'a.csv': ''}, 'none of the files curation-corpus-base'),
     ('jsonl', {'train.jsonl': '{"context": 3, "target": "t"}'}, 'line 1 of'),
+    ('jsonl', {'train.jsonl': '{"context": "a", "target": "\\ud800"}'},
+     'line 1 of'),
     ('jsonl', {'train.jsonl': '[]'}, 'line 1 of .* is not a JSON object'),
     ('jsonl', {'train.jsonl': '\n'}, 'holds no input'),
 ])

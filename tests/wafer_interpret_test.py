@@ -105,6 +105,39 @@ def test_activations_are_told_from_weights_by_the_products_they_meet():
   assert alone.flops == TOKENS * WIDTH and alone.cycles > 0
 
 
+def test_weights_may_be_the_first_operand_of_a_product():
+  tokens = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
+  table = jax.ShapeDtypeStruct((1000, WIDTH), jnp.float32)
+  w = jax.ShapeDtypeStruct((WIDTH, 4 * WIDTH), jnp.float32)
+  by_row = lambda e, i, w: jax.vmap(lambda x: w.T @ x)(e[i])
+  of_report = lambda f: simulate(f, DEVICE)(table, tokens, w)
+  first, second = map(of_report, (by_row, lambda e, i, w: e[i] @ w))
+  assert [r.operation.work for r in products(first)] == [
+      r.operation.work for r in products(second)
+  ]
+
+
+def test_callbacks_are_not_called():
+  calls = []
+
+  def f(x):
+    jax.debug.callback(calls.append, jnp.int32(3))
+    return x @ x.T
+
+  simulate(f, DEVICE)(jnp.ones((4, 4)))
+  jax.effects_barrier()
+  assert calls == []
+
+
+def test_an_update_of_a_slice_moves_the_slice():
+  f = lambda x, row: jax.lax.dynamic_update_slice(x, row, (3, 0))
+  row = jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
+  found = simulate(f, DEVICE)(
+      jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32), row
+  )
+  assert found.flops == WIDTH
+
+
 def test_products_of_weights_alone_are_done_where_weights_are():
   def muon_like(w, momentum, x):
     momentum = 0.9 * momentum + jax.grad(lambda w: layer(x, w).sum())(w)

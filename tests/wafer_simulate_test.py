@@ -23,12 +23,14 @@ from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import simulate
 from spdf_jax.accelerator.wafer import trace_program
 from spdf_jax.accelerator.wafer.closed_form import Decoder
+from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
 from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.cost import cost_of
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.views import format_report
 from spdf_jax.data import Batch
 from spdf_jax.models import create_model
 from spdf_jax.models import sparsifiable
@@ -164,6 +166,19 @@ def test_several_systems_share_the_tokens():
     report_on(program, DEVICE, 0)
   with pytest.raises(ValueError, match='at most 64'):
     report_on(program, DEVICE, 65)
+
+
+def test_a_program_without_work_has_a_report():
+  text = format_report(simulate(lambda x: x.reshape(-1), DEVICE)(X))
+  assert '0.0% of peak' in text
+
+
+@pytest.mark.parametrize('device', [
+    create_device('cs3', 'ideal'), create_device('cs2', 'ideal', clock=1.1e9)
+])
+def test_bounds_of_the_energy_are_in_order_at_full_speed(device):
+  low, high = report_on(training_step(GPT3_XL, 132, 2048), device).energy
+  assert 0.5 * high < low <= high
 
 
 def test_a_sweep_over_devices_of_a_whole_program_is_one_call():

@@ -49,6 +49,11 @@ def check_packed(
         f'sparse_matmul got {shapes}; give x [..., inputs], values [size] and '
         'a mask [inputs, outputs].'
     )
+  if mask.bits.shape[-1] != -(-mask.columns // 8):
+    raise ValueError(
+        f'sparse_matmul got {shapes} of {mask.bits.shape[-1]} bytes a row; '
+        'give a bit for each column, as pack_mask does.'
+    )
   if 0 in x.shape + values.shape + mask.shape:
     raise ValueError(
         f'sparse_matmul got {shapes}; every axis must have at least one entry.'

@@ -92,8 +92,7 @@ class Estimate:
   def energy(self) -> tuple[float, float]:
     """Lower and upper bound, J: energy per FLOP at peak, and peak power."""
     flops = sum(phase.flops for phase in self.phases)
-    power = self.systems * self.device.power
-    return flops * self.device.energy_per_flop, self.seconds * power
+    return self.device.energy(flops, self.seconds * self.systems)
 
 
 def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:

@@ -98,6 +98,8 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
         f'it is not a tokenizer of `tokenizers`: {error}'
     ) from error
   model.encode_special_tokens = True
+  model.no_truncation()
+  model.no_padding()
   for end in _ENDS:
     if model.token_to_id(end) is not None:
       return LibraryTokenizer(model, model.token_to_id(end))

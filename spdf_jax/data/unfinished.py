@@ -130,7 +130,10 @@ class Unfinished:
   ) -> int:
     """Appends the tokens of a batch; returns the bytes of its text."""
     for split, result in encoded.items():
-      self._file(split).write(result.data)
+      file = self._file(split)
+      file.write(result.data)
+      # Else a file that an error left open could write into a later corpus.
+      file.flush()
       counts = self.state['splits'][split]
       counts['size'] += len(result.data)
       counts['crc32'] = zlib.crc32(result.data, counts['crc32'])
@@ -162,7 +165,6 @@ class Unfinished:
   def save(self) -> None:
     """Saves the appended tokens and the state, so that they survive a kill."""
     for file in self._files.values():
-      file.flush()
       os.fsync(file.fileno())
     temporary = self._folder / '.state.json.tmp'
     temporary.write_text(json.dumps(seal(self.state)), encoding='utf-8')

@@ -196,7 +196,7 @@ def expected_imbalance(weights: Any, sparsity: Any, columns: Any) -> Any:
     1.312
   """
   xp = _module(weights, sparsity, columns)
-  kept = 1 - sparsity
+  kept = xp.maximum(1 - sparsity, 1e-30)  # 0: any ratio, of no work.
   root = xp.sqrt(2 * xp.log(xp.maximum(columns, 2)))
   largest = root + (
       _EULER - (xp.log(root**2 / 2) + np.log(4 * np.pi)) / 2

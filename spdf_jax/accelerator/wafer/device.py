@@ -6,6 +6,7 @@ from typing import Any
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from spdf_jax.names import lookup
 
@@ -81,6 +82,9 @@ PRESETS = {
         sram=Fact(44e9, 'bytes', 'P', f'{_SDK}; {_HOT_CHIPS}'),
         memory_bandwidth=Fact(21e15, 'bytes/s', 'P', _SDK),
         fabric_bandwidth=Fact(214e15, 'bits/s', 'P', _SDK),
+        energy_per_flop=Fact(1.6e-12, 'J', 'A', (
+            "the CS-2's 20 kW at 0.85 GHz, at a peak of 12.2 PF"
+        )),
         largest_cluster=Fact(2048, 'systems', 'P2', _STREAMING),
     ),
 }
@@ -146,7 +150,7 @@ _MAY_BE_ZERO = (
     'dispatch', 'imbalance', 'io_latency', 'latency', 'overlap', 'row_dispatch',
     'scaling_loss', 'step_seconds',
 )
-_SHARES = ('attention_efficiency', 'efficiency', 'imbalance', 'overlap')
+SHARES = ('attention_efficiency', 'efficiency', 'imbalance', 'overlap')
 ENCODINGS = ('wavelet', 'bitmap')
 """Formats of streamed sparse weights: an index with each value, or one bit per
 weight followed by the values."""
@@ -242,6 +246,26 @@ class WaferDevice:
     """Dense fp16 FLOP/s; a multiply-add counts as two."""
     return 2 * self.cores * self.lanes * self.clock
 
+  def energy(self, flops: Any, seconds: Any) -> tuple[Any, Any]:
+    """Returns a lower and an upper bound of the energy, J.
+
+    Args:
+      flops: FLOPs of all systems.
+      seconds: Time, summed over the systems, s.
+
+    Returns:
+      Energy per FLOP at peak speed, at most the second one, and peak power.
+
+    Example:
+      >>> create_device('cs3').energy(1e15, 1.0)
+      (1600.0, 23000.0)
+    """
+    most = seconds * self.power
+    least = flops * self.energy_per_flop
+    if isinstance(most, jax.Array):
+      return jnp.minimum(least, most), most
+    return min(least, most), most
+
   def as_kernel(self) -> 'WaferDevice':
     """Returns the device without the overhead of whole programs.
 
@@ -316,5 +340,5 @@ def _check_number(name: str, value: float) -> None:
   if not 0 <= value < float('inf') or (value == 0 and name not in _MAY_BE_ZERO):
     least = 'at least 0' if name in _MAY_BE_ZERO else 'above 0'
     raise ValueError(f'{name} is {value}; give a finite number {least}.')
-  if name in _SHARES and value > 1:
+  if name in SHARES and value > 1:
     raise ValueError(f'{name} is {value}; it is a share, at most 1.')

@@ -170,13 +170,14 @@ def evaluate(
     results: Results of the equation.
 
   Returns:
-    The value of each result; `None` if an operand is unknown or a result is
-    much larger than all operands, e.g. a causal mask made from a scalar.
+    The value of each result; `None` if an operand is unknown, the equation has
+    effects, as callbacks have, or a result is much larger than all operands,
+    e.g. a causal mask made from a scalar.
   """
   known = [o.known for o in operands]
   most = max([_LARGEST_EVALUATED, *(o.size for o in operands)])
   kept = all(r.size <= most and _is_number(r) for r in results)
-  if not kept or any(k is None for k in known):
+  if not kept or eqn.effects or any(k is None for k in known):
     return [None] * len(results)
   values = eqn.primitive.bind(*map(jnp.asarray, known), **eqn.params)
   values = values if eqn.primitive.multiple_results else [values]

@@ -129,8 +129,15 @@ def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
     return x_y[:activations]
   if _dot_kind(equation) != 'forward':
     return x_y
-  x, y = x_y
-  return (y if len(y.shape) > len(x.shape) else x,)
+  return (x_y[1] if _is_flipped(equation) else x_y[0],)
+
+
+def _is_flipped(equation: Equation) -> bool:
+  """Returns whether the weights of a product are its first operand."""
+  x, y = equation.operands
+  if {x.space, y.space} == {WEIGHT, TOKEN}:
+    return y.space == TOKEN
+  return len(y.shape) > len(x.shape)  # Activations have more axes.
 
 
 def is_hosted(name: str, equation: Equation) -> bool:
@@ -227,7 +234,7 @@ def _dot_general(equation: Equation) -> list[Work]:
     return [Scores(batches * rows * summed * columns)]
   if kind == 'sampled':
     return [Product(summed, rows, columns, sampled=True)]
-  if len(y) > len(x):  # The weight has fewer axes than the activations.
+  if _is_flipped(equation):
     rows, columns = columns, rows
   return [Product(rows, summed, columns)]
 
@@ -291,3 +298,4 @@ RULES |= dict.fromkeys(ELEMENTWISE, lambda e: [Elementwise(e.size)])
 RULES |= dict.fromkeys(REDUCTIONS, lambda e: [Elementwise(e.read)])
 RULES |= dict.fromkeys(MOVES, lambda e: [Elementwise(e.size)])
 RULES |= {name: _moved for name in MOVES if name.startswith('scatter')}
+RULES['dynamic_update_slice'] = lambda e: [Elementwise(e.operands[1].size)]

@@ -200,17 +200,14 @@ class Report:
 
   @property
   def utilisation(self) -> Any:
-    """Fraction of the peak FLOP/s."""
+    """Fraction of the peak FLOP/s; 0 for a program that takes no time."""
     peak = self.device.peak_flops * self.systems
-    return self.flops / (peak * self.seconds)
+    return self.flops / (peak * self.seconds + 1e-300)
 
   @property
   def energy(self) -> tuple[Any, Any]:
     """Lower and upper bound, J: energy per FLOP at peak, and peak power."""
-    return (
-        self.flops * self.device.energy_per_flop,
-        self.seconds * self.systems * self.device.power,
-    )
+    return self.device.energy(self.flops, self.seconds * self.systems)
 
   @property
   def bound(self) -> str:
@@ -297,6 +294,11 @@ def _report_on(
     given = branch.frequencies is not None
     shares = branch.frequencies
     if shares is None:
+      if any(isinstance(r.cycles, jax.core.Tracer) for r in reports):
+        raise ValueError(
+            f'{branch.name} takes a branch that depends on its data, so that '
+            'the slowest one may change with the device; give frequencies.'
+        )
       worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
       shares = tuple(float(i == worst) for i in range(len(reports)))
     for part, share in zip(reports, shares):

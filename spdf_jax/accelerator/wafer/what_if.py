@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator.wafer.device import NUMBERS
+from spdf_jax.accelerator.wafer.device import SHARES
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import Operation
@@ -216,7 +217,8 @@ def sensitivities(
     value = getattr(device, name)
     if not value:
       continue
-    room = 1.0 if value != 1 else 0.0  # Fractions cannot exceed 1.
+    exceeds = name in SHARES and value * (1 + step) > 1
+    room = 0.0 if exceeds else 1.0
     up, down = (
         seconds(dataclasses.replace(device, **{name: value * (1 + s)}))
         for s in (room * step, -step)

@@ -49,9 +49,16 @@ def _read(path: Path) -> Iterator[Input]:
     part: Any = fields.get('part', '')
     texts = fields.get('references', [fields.get('target')])
     strings = isinstance(texts, list) and [context, part, *texts]
-    if not strings or not all(isinstance(text, str) for text in strings):
+    if not strings or not all(map(_is_text, strings)):
       raise ValueError(
           f'line {number} of {path} is not a context with a target or'
           ' references, all text; write {"context": …, "target": …}.'
       )
     yield Input(context, tuple(texts), part)
+
+
+def _is_text(value: Any) -> bool:
+  """Returns whether a value is text without halves of surrogate pairs."""
+  return isinstance(value, str) and not any(
+      '\ud800' <= character <= '\udfff' for character in value
+  )
