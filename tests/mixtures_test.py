@@ -179,6 +179,8 @@ def test_bad_mixtures_of_folders_get_one_sentence(tmp_path):
   open_it = lambda name: prepare_corpus(
       name, tokenizer='', cache_dir=tmp_path
   )
+  with pytest.raises(ValueError, match='has a folder twice'):
+    open_it(f'{a}=3,{a}=1')
   with pytest.raises(ValueError, match='have different tokenizers'):
     open_it(f'{a}=1,{b}=1')
   with pytest.raises(ValueError, match='is not a mixture; write'):

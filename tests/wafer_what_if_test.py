@@ -10,6 +10,7 @@ from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import trace_program
 from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
 from spdf_jax.accelerator.wafer.closed_form import training_step
+from spdf_jax.accelerator.wafer.what_if import in_micro_batches
 from spdf_jax.accelerator.wafer.what_if import sensitivities
 from spdf_jax.accelerator.wafer.what_if import sweep_devices
 from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
@@ -41,6 +42,8 @@ def test_sweeps_refuse_what_cannot_be():
     sweep_devices(STEP, DEVICE, {'clock': np.ones(3), 'sram': np.ones(2)})
   with pytest.raises(ValueError, match='below 1'):
     sweep_sparsities(STEP, DEVICE, np.linspace(0, 1, 3))
+  with pytest.raises(ValueError, match='number is 0; give 1 micro-batch'):
+    in_micro_batches(STEP, 0)
 
 
 def test_a_sweep_of_a_program_whose_branch_is_not_known_is_refused():

@@ -330,6 +330,10 @@ def _open_mixture(
     raise ValueError(
         f'corpus={name!r} is not a mixture; write ./books=3,./news=1.'
     ) from error
+  if len(weights) < len(parts):
+    raise ValueError(
+        f'corpus={name!r} has a folder twice; give each one with one weight.'
+    )
   corpora = [_open_prepared(folder, tokenizer, cache_dir) for folder in weights]
   first = corpora[0]
   for corpus in corpora:

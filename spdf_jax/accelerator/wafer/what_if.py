@@ -76,12 +76,18 @@ def in_micro_batches(program: Program, number: int) -> Program:
   Returns:
     A program with the work of all micro-batches.
 
+  Raises:
+    ValueError: `number` is below 1.
+
   Example:
     >>> operation = Operation('h', 'p', 'forward', Product(8, 4, 4))
     >>> parts = in_micro_batches(Program((operation,)), 4)
     >>> parts.operations[0].work.tokens, parts.operations[0].count
     (2.0, 4.0)
   """
+
+  if number < 1:
+    raise ValueError(f'number is {number}; give 1 micro-batch or more.')
 
   def change(operation: Operation) -> Operation:
     if isinstance(operation.work, Host):
