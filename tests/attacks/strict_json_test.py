@@ -8,6 +8,7 @@ import pytest
 
 from spdf_jax.evaluation.scorecard import format_means
 from spdf_jax.evaluation.scorecard import Score
+from spdf_jax.evaluation.scorecard import Settings
 from spdf_jax.evaluation.scorecard import to_json
 
 
@@ -18,7 +19,7 @@ def test_a_score_that_is_not_finite_is_null_with_a_note(value):
       Score('wikitext', 'harness', 'loss', 2.5, '12 words'),
       Score('e2e', 'lora_e2e', 'meteor', None, 'no jar'),
   ]
-  found = to_json(types.SimpleNamespace(name='a'), scores)
+  found = to_json(types.SimpleNamespace(name='a'), scores, Settings())
   text = json.dumps(found, allow_nan=False)
   first, *others = json.loads(text)['scores']
   assert first['value'] is None
