@@ -522,18 +522,6 @@ def test_other_tokenizers_of_the_library_are_kept_whole(tmp_path):
   assert again.encode('a b c') == [0, 1, 2]
 
 
-def test_tokenizers_neither_truncate_nor_pad(tmp_path):
-  library = pytest.importorskip('tokenizers')
-  model = library.Tokenizer.from_str(TOKENIZER.model.to_str())
-  model.enable_truncation(4)
-  model.enable_padding(length=8)
-  model.add_special_tokens(['<end>'])  # Read by the library.
-  (tmp_path / 'tokenizer.json').write_text(model.to_str())
-  tokenizer = open_tokenizer(tmp_path / 'tokenizer.json')
-  for text in ('a', 'one of many words'):
-    assert tokenizer.encode(text) == TOKENIZER.encode(text)
-
-
 def test_sentencepiece_models_are_read(tmp_path):
   library = pytest.importorskip('sentencepiece')
   path = tmp_path / 'tokenizer.model'

@@ -255,3 +255,15 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
   with pytest.raises(ImportError, match=r'\[data\]'):
     train_bpe(TEXTS, 300)
+
+
+def test_tokenizers_neither_truncate_nor_pad(tmp_path):
+  known = train_bpe(TEXTS, 300)
+  model = library.Tokenizer.from_str(known.model.to_str())
+  model.enable_truncation(4)
+  model.enable_padding(length=8)
+  model.add_special_tokens(['<end>'])  # Read by the library.
+  (tmp_path / 'tokenizer.json').write_text(model.to_str())
+  tokenizer = open_tokenizer(tmp_path / 'tokenizer.json')
+  for text in ('a', 'one of many words'):
+    assert tokenizer.encode(text) == known.encode(text)

@@ -151,6 +151,7 @@ class _Results:
     """
     path = self._workdir / 'pace.json'
     if 'pace' not in self._found:
+      # Timed on few tokens: the corpus is too short for the widest models.
       found = read_json(path) if path.exists() else (
           measure_pace(_scale(width, 1), prepared)._asdict()
       )

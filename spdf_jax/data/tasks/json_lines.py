@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 import os
 from pathlib import Path
+import re
 from typing import Any
 
 from spdf_jax.data.tasks.files import find_files
@@ -12,6 +13,8 @@ from spdf_jax.data.tasks.task import Input
 from spdf_jax.data.tasks.task import SPLITS
 from spdf_jax.data.tasks.task import Task
 from spdf_jax.data.tasks.task import task_of_inputs
+
+_SURROGATES = re.compile('[\ud800-\udfff]')
 
 
 def json_lines(directory: str | os.PathLike[str]) -> Task:
@@ -59,6 +62,4 @@ def _read(path: Path) -> Iterator[Input]:
 
 def _is_text(value: Any) -> bool:
   """Returns whether a value is text without halves of surrogate pairs."""
-  return isinstance(value, str) and not any(
-      '\ud800' <= character <= '\udfff' for character in value
-  )
+  return isinstance(value, str) and not _SURROGATES.search(value)
