@@ -30,7 +30,7 @@ from spdf_jax.costs import plan_text
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import config
 from spdf_jax.training import mesh
-from spdf_jax.training import metrics
+from spdf_jax.training import writers
 
 _CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string(
@@ -40,7 +40,7 @@ _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'Print the plan and its cost; train nothing.'
 )
 _LOG_TO = flags.DEFINE_multi_enum(
-    'log_to', [], list(metrics.WRITERS),
+    'log_to', [], list(writers.WRITERS),
     'Dashboards to write the metrics to; needs the extra log.',
 )
 _PROFILE = flags.DEFINE_string(

@@ -21,10 +21,10 @@ from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.runs.report import write_report
 from spdf_jax.runs.workdirs import read_run
 from spdf_jax.runs.workdirs import Run
-from spdf_jax.training.metrics import choose_writers
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import parse_window
+from spdf_jax.training.writers import choose_writers
 
 logger = logging.getLogger('spdf_jax')
 

@@ -8,8 +8,6 @@ from spdf_jax.training.config import RunConfig
 from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.loop import Interrupted
-from spdf_jax.training.loop import open_session
-from spdf_jax.training.loop import Session
 from spdf_jax.training.loop import train
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.losses import NotFinite
@@ -21,6 +19,8 @@ from spdf_jax.training.plan import create_plan
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.session import open_session
+from spdf_jax.training.session import Session
 from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState

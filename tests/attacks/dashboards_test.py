@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from spdf_jax.training.metrics import AllWriters
+from spdf_jax.training.writers import AllWriters
 
 
 class Recorder:
