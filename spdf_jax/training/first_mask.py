@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import optax
 
+from spdf_jax.sparsity import sparsify
+from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.saliency import saliency_mask
+from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.entries import structure_of
+from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.training.checkpoints import read_masks
@@ -90,3 +96,39 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
       lambda path, _: masks.get(path_name(path)), params
   )
 
+
+def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
+  """Checks that the initial mask, if any, fits the first phase.
+
+  Args:
+    plan: The phases.
+    params: Shapes and dtypes of the parameters.
+    where: The selection of sparsified leaves.
+
+  Raises:
+    ValueError: the first phase begins dense, or the mask of a run does not fit
+      the parameters or the phase.
+  """
+  first = plan.phases[0]
+  if not first.initial_mask:
+    return
+  if first.initial_mask in SALIENCIES:
+    algorithm = create_algorithm(first.sparsity)
+    layers = to_layers(params, params, select(where, params))
+    if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
+      raise ValueError(
+          f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
+          'and begins with sparsity 0; give a higher initial sparsity, or no '
+          'initial_mask.'
+      )
+    return
+  try:
+    init = given_mask(mask_of_run(first.initial_mask, params), where=where)
+    sharing = plan.phases[:len(plan.spans[0].names)]
+    masked = sparsify(
+        optax.identity(), Plan(sharing, init=init).algorithm,
+        where=where, key=0,
+    )
+    jax.eval_shape(masked.init, params)
+  except ValueError as error:
+    raise ValueError(f'phase {first.name!r}: {error}') from error

@@ -18,14 +18,13 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
+from spdf_jax.training.first_mask import check_first_mask
 from spdf_jax.training.first_mask import mask_by_saliency
 from spdf_jax.training.first_mask import mask_of_run
 from spdf_jax.training.first_mask import SALIENCIES
@@ -340,7 +339,7 @@ def create_recipe(
   draft = draft_plan(config.phases, parameters)
   _check_masks(draft, params, where)
   if workdir is None or not saved_steps(workdir):
-    _check_first_mask(draft, params, where)
+    check_first_mask(draft, params, where)
   frozen_at(draft, params)  # Checks the patterns.
   check_optimizer(config.optimizer, params, where)
   if math.isfinite(draft.total_steps):
@@ -396,33 +395,6 @@ def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
       jax.eval_shape(masked.init, params)
     except ValueError as error:
       raise ValueError(f'phase {span.names[0]!r}: {error}') from error
-
-
-def _check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
-  """Raises ValueError if the initial mask does not fit the first phase."""
-  first = plan.phases[0]
-  if not first.initial_mask:
-    return
-  if first.initial_mask in SALIENCIES:
-    algorithm = create_algorithm(first.sparsity)
-    layers = to_layers(params, params, select(where, params))
-    if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
-      raise ValueError(
-          f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
-          'and begins with sparsity 0; give a higher initial sparsity, or no '
-          'initial_mask.'
-      )
-    return
-  try:
-    init = given_mask(mask_of_run(first.initial_mask, params), where=where)
-    sharing = plan.phases[:len(plan.spans[0].names)]
-    masked = sparsify(
-        optax.identity(), Plan(sharing, init=init).algorithm,
-        where=where, key=0,
-    )
-    jax.eval_shape(masked.init, params)
-  except ValueError as error:
-    raise ValueError(f'phase {first.name!r}: {error}') from error
 
 
 def _open_task(
