@@ -49,16 +49,16 @@ def test_the_pace_is_measured_once_and_runs_of_another_are_refused(
   paces = iter([PACE])
   monkeypatch.setattr(race, 'measure_pace', lambda *_: next(paces))
   open_results = lambda name: race._Results(
-      tmp_path / name, {'protocol': '0'}, tmp_path / 'runs'
+      128, tmp_path / name, tmp_path / 'runs', {'protocol': '0'}
   )
-  assert open_results('a.json').pace(128, None) == PACE
-  assert open_results('b.json').pace(128, None) == PACE  # That of the runs.
-  path = tmp_path / 'b.json'
+  assert open_results('a').pace(None) == PACE
+  assert open_results('b').pace(None) == PACE  # That of the runs.
+  path = tmp_path / 'b' / 'width-128.json'
   path.write_text(path.read_text().replace('0.05', '0.06'))
   with pytest.raises(ValueError, match=': seconds differ; give another work'):
-    open_results('b.json').pace(128, None)
+    open_results('b').pace(None)
   with pytest.raises(ValueError, match='is of a race of another protocol'):
-    race._Results(path, {'protocol': '1'}, tmp_path / 'runs')
+    race._Results(128, path.parent, tmp_path / 'runs', {'protocol': '1'})
 
 
 def test_the_wide_models_are_timed_on_less_than_an_epoch(tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_the_wide_models_are_timed_on_less_than_an_epoch(tmp_path, monkeypatch):
   monkeypatch.setattr(
       race, 'measure_pace', lambda scale, _: timed.append(scale) or PACE
   )
-  race._Results(tmp_path / 'a.json', {}, tmp_path / 'runs').pace(256, None)
+  race._Results(256, tmp_path, tmp_path / 'runs', {}).pace(None)
   scale, = timed
   tokens = lambda scale: scale.steps(DENSE) * scale.batch_size * scale.length
   # Bytes of the books that a race was first given.

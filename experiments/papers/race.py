@@ -68,13 +68,9 @@ def race(data: str, workdir: pathlib.Path, output: pathlib.Path) -> str:
   check_same(workdir / 'scale.json', identity)
   output.mkdir(parents=True, exist_ok=True)
   files = {
-      width: _Results(
-          output / f'width-{width}.json', identity,
-          workdir / f'width-{width}',
-      )
-      for width in _WIDTHS
+      width: _Results(width, output, workdir, identity) for width in _WIDTHS
   }
-  paces = {width: files[width].pace(width, prepared) for width in _WIDTHS}
+  paces = {width: files[width].pace(prepared) for width in _WIDTHS}
   narrow, wide = _WIDTHS
   scale = _scale(narrow, FAIR.tokens_per_parameter)
   pace = paces[narrow]
@@ -121,30 +117,33 @@ class _Results:
   """Pace and outcomes at a width, stored in a JSON file.
 
   Args:
-    path: The file.
+    width: The width.
+    output: Folder of the file.
+    workdir: Folder of the runs at all widths. The folder of a width has the
+      pace by which the steps of its runs were chosen.
     identity: Identity of the protocol and its data.
-    workdir: Folder of the runs, whose steps were chosen by the pace in it.
 
   Raises:
     ValueError: the file has another identity.
   """
 
   def __init__(
-      self, path: pathlib.Path, identity: Mapping[str, Any],
-      workdir: pathlib.Path,
+      self, width: int, output: pathlib.Path, workdir: pathlib.Path,
+      identity: Mapping[str, Any],
   ):
-    self._path = path
-    self._workdir = workdir
-    found = read_json(path) if path.exists() else {}
+    self._width = width
+    self._path = output / f'width-{width}.json'
+    self._workdir = workdir / f'width-{width}'
+    found = read_json(self._path) if self._path.exists() else {}
     if found and found.get('identity') != identity:
       raise ValueError(
-          f'{path} is of a race of another protocol or other data; give '
+          f'{self._path} is of a race of another protocol or other data; give '
           'another output, or move it away.'
       )
     self._found = found or {'identity': identity, 'runs': {}}
 
-  def pace(self, width: int, prepared: pool_data.Prepared) -> Pace:
-    """Returns the pace at a width, which is measured once.
+  def pace(self, prepared: pool_data.Prepared) -> Pace:
+    """Returns the pace, which is measured once.
 
     Raises:
       ValueError: runs in the workdir were made at another pace.
@@ -153,7 +152,7 @@ class _Results:
     if 'pace' not in self._found:
       # Timed on few tokens: the corpus is too short for the widest models.
       found = read_json(path) if path.exists() else (
-          measure_pace(_scale(width, 1), prepared)._asdict()
+          measure_pace(_scale(self._width, 1), prepared)._asdict()
       )
       self._write(pace=found)
     check_same(path, self._found['pace'])
