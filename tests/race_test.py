@@ -51,6 +51,8 @@ def test_the_pace_is_measured_once_and_runs_of_another_are_refused(
   open_results = lambda name: race._Results(
       128, tmp_path / name, tmp_path / 'runs', {'protocol': '0'}
   )
+  for name in 'ab':
+    (tmp_path / name).mkdir()
   assert open_results('a').pace(None) == PACE
   assert open_results('b').pace(None) == PACE  # That of the runs.
   path = tmp_path / 'b' / 'width-128.json'
