@@ -36,6 +36,7 @@ include_patterns = [
     'results/*/README.md',
     'results/claims-*/table.md',
     'results/quickstart/report.md',
+    'results/race/table.md',
 ]
 # Single backticks are code, and a link where they are one public name.
 default_role = 'py:obj'
