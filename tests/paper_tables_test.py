@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import statistics
 
 import pytest
@@ -417,6 +418,15 @@ def test_unfinished_and_lost_runs_are_named(tmp_path):
   assert 'half is at step 40 of 100; train it to the end.' in text
   assert 'lost starts from runs/nowhere, which is not there' in text
   assert 'scores hub/gpt2, which is no run here' in text
+
+
+def test_weights_that_were_deleted_are_not_needed(tmp_path):
+  start = pretrain(tmp_path / 'start')
+  run = tune(tmp_path / 'tuned', start)
+  for workdir in (start, run):
+    shutil.rmtree(workdir / 'checkpoints', ignore_errors=True)
+  score(run / 'test.json', run, 66.0)
+  assert cells_of('spdf', tmp_path)['GPT-2 Small 75%', 'E2E BLEU'].values
 
 
 def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):

@@ -203,9 +203,10 @@ def _read_start(source: str, workdir: pathlib.Path) -> Ancestry | None:
   """
   text, _, _ = split_source(source)
   for folder in [pathlib.Path(), *workdir.absolute().parents]:
+    if (folder / text / 'plan.json').is_file():
+      return read_ancestry(f'{folder / source}')
     if (folder / text / 'checkpoints').is_dir():
-      trained = (folder / text / 'plan.json').is_file()
-      return read_ancestry(f'{folder / source}') if trained else None
+      return None
   raise FileNotFoundError(
       f'{workdir} starts from {text}, which is not there; run the command '
       'where training was launched.'
