@@ -118,13 +118,9 @@ def _describe(leg: Leg) -> list[str]:
       f'{1000 * value:.0f} ms at {name} %'
       for name, value in leg.pace.seconds.items()
   )
-  pieces = (
-      f', in {leg.pace.micro_batches} micro-batches'
-      if leg.pace.micro_batches > 1 else ''
-  )
   lines = [
       f'{count:,} parameters; budget {leg.budget:.0f} s; a step, timed before '
-      f'the race, takes {each}{pieces}. '
+      f'the race, takes {each} (micro-batches: {leg.pace.micro_batches}). '
       f'The dense arm reads {scale.tokens_per_parameter:.1f} tokens per '
       'parameter'
       + ('.' if scale.tokens_per_parameter >= 20 else ': under-trained.'), '',

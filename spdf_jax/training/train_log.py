@@ -17,7 +17,14 @@ logger = logging.getLogger('spdf_jax')
 
 
 class TrainLog:
-  """Training metrics, written one step late so that the host never waits."""
+  """Training metrics, written one step late so that the host never waits.
+
+  Args:
+    writer: Writer of the metrics.
+    progress: Progress that shows the logged losses.
+    recipe: Recipe of the run.
+    skipped: Number of steps skipped before a restart.
+  """
 
   def __init__(
       self, writer: Writer, progress: Progress, recipe: Recipe, skipped: int
