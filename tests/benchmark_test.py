@@ -18,6 +18,7 @@ import pytest
 from experiments import benchmark
 from experiments.benchmarks import compiled
 from experiments.benchmarks import decode
+from experiments.benchmarks import gpu
 from experiments.benchmarks import matmul
 from experiments.benchmarks import measuring
 from experiments.benchmarks import model
@@ -223,7 +224,7 @@ def test_both_steps_of_the_model_suite_learn_the_same():
 def test_the_model_suite_compares_late_tokens_with_early_ones(monkeypatch):
   monkeypatch.setattr(model, '_EARLY', 2)
   monkeypatch.setattr(model, '_LATE', 6)
-  monkeypatch.setattr(model, '_TOKENS', 2)
+  monkeypatch.setattr(model, 'TOKENS', 2)
   rows = list(model.measure_generation(SMALL, 1, np.random.default_rng(0)))
   by_metric = {row.metric: row for row in rows}
   for clock in ('wall', 'CPU'):
@@ -260,6 +261,35 @@ def test_the_optimizer_suite_compares_updates_and_the_steps_between():
     ):
       row = by_metric[f'{name} optimizer: {quantity}']
       assert measuring.verdict(row) == 'ok'
+
+
+@pytest.mark.process
+def test_the_gpu_suite_compares_masks_with_dense_steps(monkeypatch):
+  rng = np.random.default_rng(0)
+  monkeypatch.setattr(gpu, 'PRODUCT', 16)
+  monkeypatch.setattr(gpu, 'STEPS', (SMALL._replace(
+      model=SMALL.model | dict(dtype='bfloat16', remat='full'),
+  ),))
+  monkeypatch.setattr(gpu, 'GENERATION', (SMALL,))
+  monkeypatch.setattr(model, 'TOKENS', 2)
+  monkeypatch.setattr(topk, 'SHAPE', (16, 32))
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  rows = {(r.case, r.metric): r for r in gpu.measure(3, rng)}
+  step = {metric: row.value for (case, metric), row in rows.items()
+          if case == 'small'}
+  assert step['static: tokens/s'] == pytest.approx(
+      16e3 / step['static: ms'], rel=1e-6
+  )
+  assert rows['small', 'static / dense'].target == 1.02
+  assert step['RigL, an update / a step between'] > 0
+  for peer in ('argsort', 'lax.top_k'):
+    assert rows['masks of 16 x 32 scores', f'entries that differ from {peer}'
+                ].value == 0
+
+
+def test_the_gpu_suite_asks_for_a_gpu(caplog):
+  assert run(suite='gpu') == 1
+  assert 'jax has only CPUs' in caplog.text
 
 
 def test_timed_steps_share_a_state_and_have_clock_and_gradients_of_their_own():

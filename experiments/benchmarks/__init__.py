@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.benchmarks import decode
+from experiments.benchmarks import gpu
 from experiments.benchmarks import matmul
 from experiments.benchmarks import model
 from experiments.benchmarks import optimizer
@@ -30,6 +31,7 @@ class Suite(NamedTuple):
 
 SUITES = {
     'decode': Suite(decode.measure, 15),
+    'gpu': Suite(gpu.measure, 20),
     'matmul': Suite(matmul.measure, 7),
     'model': Suite(model.measure, 15),
     'optimizer': Suite(optimizer.measure, 8),

@@ -9,6 +9,8 @@ import optax
 
 from spdf_jax import training
 from spdf_jax.training import optimizers
+from spdf_jax.training.losses import CROSS_ENTROPY
+from spdf_jax.training.losses import number_of_tokens
 
 
 def adamw(
@@ -23,17 +25,19 @@ def adamw(
   )
 
 
-def train_step(state, batch, *, apply_fn, optimizer, learning_rate):
+def train_step(
+    state, batch, *, apply_fn, optimizer, learning_rate, loss=CROSS_ENTROPY
+):
   """Takes a dense training step."""
 
   def loss_fn(params):
-    logits_BxLxV = apply_fn({'params': params}, batch.inputs)
-    return training.token_loss(logits_BxLxV, batch.targets, batch.weights)
+    sums = loss(apply_fn, {'params': params}, batch)
+    return sums.objective / number_of_tokens(batch.weights)
 
-  loss, grads = jax.value_and_grad(loss_fn)(state.params)
+  value, grads = jax.value_and_grad(loss_fn)(state.params)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   metrics = {
-      'train/loss': loss,
+      'train/loss': value,
       'train/grad_norm': optax.tree.norm(grads),
       'train/learning_rate': learning_rate(state.step),
   }

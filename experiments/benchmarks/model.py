@@ -44,7 +44,7 @@ GENERATION = small_gpts.Case(
     '4 layers of gpt2-small', _GPT2_SMALL | dict(n_layers=4), 4, 544, 1, 0
 )
 _EARLY, _LATE = 16, 512
-_TOKENS = 16
+TOKENS = 16
 """Number of tokens generated in one call."""
 
 
@@ -130,11 +130,13 @@ def measure_generation(
     case: small_gpts.Case, repeats: int, rng: np.random.Generator
 ) -> Iterator[measuring.Row]:
   """Measures generation early and late in a sequence that fills the cache."""
-  programs = {first: _generation(case, first, rng) for first in (_EARLY, _LATE)}
+  programs = {
+      first: generation_program(case, first, rng) for first in (_EARLY, _LATE)
+  }
   calls = [compiled.repeated(program) for program in programs.values()]
   timings = measuring.interleave(calls, repeats * case.steps, warmups=2)
   name = f'{case.name}, {case.batch_size} sequences'
-  early, late = timings.wall / _TOKENS
+  early, late = timings.wall / TOKENS
   yield measuring.sampled_row(
       name, f'token {_EARLY}, wall ms', 1e3 * early, rng
   )
@@ -153,7 +155,7 @@ def measure_generation(
     )
 
 
-def _generation(
+def generation_program(
     case: small_gpts.Case, first: int, rng: np.random.Generator
 ) -> compiled.Program:
   """Compiles the greedy continuation of sequences of `first` tokens."""
@@ -174,7 +176,7 @@ def _generation(
       )
       return cache, jnp.argmax(logits_Bx1xV[:, 0], axis=-1)
 
-    return jax.lax.fori_loop(0, _TOKENS, append, state), ()
+    return jax.lax.fori_loop(0, TOKENS, append, state), ()
 
   cache = decoder.create_cache(case.batch_size, case.length)
   return compiled.compile_program(extend, (cache, tokens_B), params)

@@ -104,10 +104,11 @@ def measure_case(
       for name, algorithm in algorithms.items()
   }
 
+  grads = small_gpts.random_grads(subject.params, rng)
   programs = {
       name: small_gpts.compile_training(
           functools.partial(dense_training.update, optimizer=optimizer),
-          subject.params, optimizer, subject.grads,
+          subject.params, optimizer, grads,
       )
       for name, optimizer in optimizers.items()
   }

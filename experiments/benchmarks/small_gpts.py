@@ -94,13 +94,9 @@ class Subject(NamedTuple):
   batch: data.Batch
   """Batch of every training step."""
 
-  grads: PyTree
-  """Gradients of every step of the optimizer alone."""
-
 
 def create_subject(case: Case, rng: np.random.Generator) -> Subject:
-  """Creates the model of a case with random parameters, tokens and gradients.
-  """
+  """Creates the model of a case with random parameters and tokens."""
   config = parse(quickstart.get_config(f'sparsity={SPARSITY}'))
   model = models.model_of(
       dataclasses.replace(config.model.sizes, **case.model)
@@ -113,9 +109,13 @@ def create_subject(case: Case, rng: np.random.Generator) -> Subject:
       _create_plan(config.phases, params),
       dataclasses.asdict(config.optimizer),
       _random_batch(case, model.config.vocab_size, rng),
-      jax.tree.map(
-          lambda p: 0.01 * rng.standard_normal(p.shape, np.float32), params
-      ),
+  )
+
+
+def random_grads(params: PyTree, rng: np.random.Generator) -> PyTree:
+  """Returns gradients for steps of the optimizer alone."""
+  return jax.tree.map(
+      lambda p: 0.01 * rng.standard_normal(p.shape, np.float32), params
   )
 
 

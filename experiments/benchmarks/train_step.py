@@ -165,10 +165,11 @@ def measure_case(
   )
   yield from small_gpts.memory_rows(case.name, 'step', None, programs)
 
+  grads = small_gpts.random_grads(subject.params, rng)
   programs = {
       name: small_gpts.compile_training(
           functools.partial(dense_training.update, optimizer=optimizer),
-          subject.params, optimizer, subject.grads,
+          subject.params, optimizer, grads,
       )
       for name, optimizer in all_optimizers.items()
   }
