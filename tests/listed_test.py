@@ -20,7 +20,7 @@ from spdf_jax.accelerator import listing
 from spdf_jax.accelerator import native
 
 needs_kernels = pytest.mark.skipif(
-    not native.is_available(),
+    jax.default_backend() != 'cpu' or not native.is_available(),
     reason='there are no native kernels here (is a C++ compiler installed?)',
 )
 LOWERINGS = ['reference', pytest.param('native', marks=needs_kernels)]

@@ -12,6 +12,9 @@ from spdf_jax.accelerator import sampled_matmul_p
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import sparse_matmul_p
 
+pytestmark = pytest.mark.skipif(
+    jax.default_backend() != 'cpu', reason='its lowerings are for CPUs'
+)
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 MASK = W % 3 == 1

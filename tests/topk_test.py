@@ -260,6 +260,9 @@ def test_scratch_is_six_bytes_per_score(with_key):
   assert scratch <= 6.1 * 2**20
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != 'cpu', reason='the bound is that of XLA:CPU'
+)
 def test_scratch_of_random_masks_is_eleven_bytes_per_entry_of_a_layer():
   among = jax.ShapeDtypeStruct((4, 512, 512), bool)
   program = jax.jit(

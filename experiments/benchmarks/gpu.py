@@ -7,9 +7,11 @@ dense one. The model's FLOPs, without those computed again in the backward pass,
 are given as a share of the rate of matrix products measured in the same run.
 
 After that, exact top-k against the two sorts that JAX offers, and greedy
-generation by GPT-2 Small with a cache. GPT-3 XL takes some 60 GiB of memory.
+generation by GPT-2 Small with a cache. GPT-3 XL needs some 50 GiB of
+memory, for two states at a time.
 """
 
+from collections.abc import Generator
 from collections.abc import Iterator
 import dataclasses
 import functools
@@ -35,8 +37,7 @@ from spdf_jax.training.matmul import without_masks
 _LARGEST_STEP_RATIO = 1.02
 _PRODUCTS = 10
 """Matrix products in one call, so that its launch takes no time."""
-_UPDATE, _BETWEEN = 50, 51
-_RIGL = spdf.rigl(small_gpts.SPARSITY, update_every=10, update_until=100)
+_RIGL = optimizer.ALGORITHMS['rigl']
 _LOSS = training.Loss(chunk=128)
 _SAVING = dict(dtype='bfloat16', remat='full', scan_layers=True)
 _WARMUPS = 2
@@ -78,12 +79,12 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
     Rows.
 
   Raises:
-    OSError: jax has no device but CPUs.
+    OSError: jax does not use a GPU.
   """
-  if jax.default_backend() == 'cpu':
+  if jax.default_backend() != 'gpu':
     raise OSError(
-        '--suite=gpu needs a GPU or TPU, and jax has only CPUs: install jax '
-        'for your accelerator, or measure --suite=train_step.'
+        f'--suite=gpu needs a GPU, and jax uses a {jax.default_backend()}: '
+        'install jax[cuda12], or measure --suite=train_step.'
     )
   peak = yield from measure_peak(PRODUCT, repeats, rng)
   for case in STEPS:
@@ -93,7 +94,9 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
     yield from measure_generation(case, repeats, rng)
 
 
-def measure_peak(size: int, repeats: int, rng: np.random.Generator):
+def measure_peak(
+    size: int, repeats: int, rng: np.random.Generator
+) -> Generator[measuring.Row, None, float]:
   """Yields the rate of bfloat16 products of squares; returns it in FLOP/s."""
   a, b = (
       jnp.asarray(rng.standard_normal((size, size), np.float32), jnp.bfloat16)
@@ -183,7 +186,8 @@ def measure_steps(
   )
   program = compile_step(training.train_step, sparse(_RIGL))
   calls = optimizer.repeated_at(
-      program, _RIGL, (_UPDATE, _BETWEEN), repeats + _WARMUPS
+      program, _RIGL, (optimizer.UPDATE, optimizer.BETWEEN),
+      repeats + _WARMUPS,
   )
   update, between = measuring.interleave(calls, repeats, warmups=_WARMUPS).wall
   yield measuring.sampled_row(

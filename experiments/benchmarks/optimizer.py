@@ -35,7 +35,8 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training.matmul import without_masks
 
-_UPDATE, _BETWEEN = 50, 51
+UPDATE, BETWEEN = 50, 51
+"""Steps that are timed: with a mask update, and between two of them."""
 _STEPS = 105
 """Steps of a whole run, which includes the last mask update."""
 _TIMES = dict(update_every=10, update_until=100)
@@ -119,7 +120,7 @@ def measure_case(
         compiled.count_compilations(program, _STEPS),
         target=1,
     )
-  targets = {_BETWEEN: _LARGEST_OPTIMIZER_RATIO, _UPDATE: None}
+  targets = {BETWEEN: _LARGEST_OPTIMIZER_RATIO, UPDATE: None}
   yield from _time_rows(
       case.name, 'optimizer', programs, algorithms, targets,
       repeats * case.updates, rng,
@@ -145,7 +146,7 @@ def measure_case(
     yield measuring.counted_row(
         case.name, f'{name} step: seconds to compile', program.seconds
     )
-  targets = {_BETWEEN: _LARGEST_STEP_RATIO, _UPDATE: _LARGEST_UPDATE_RATIO}
+  targets = {BETWEEN: _LARGEST_STEP_RATIO, UPDATE: _LARGEST_UPDATE_RATIO}
   yield from _time_rows(
       case.name, 'step', programs, algorithms, targets,
       repeats * case.steps, rng,
@@ -162,11 +163,11 @@ def _time_rows(
     repeats: int,
     rng: np.random.Generator,
 ) -> Iterator[measuring.Row]:
-  timed = {('dense', _BETWEEN): compiled.repeated(programs['dense'])}
+  timed = {('dense', BETWEEN): compiled.repeated(programs['dense'])}
   for name, algorithm in algorithms.items():
     counts = [
         count for count in targets
-        if count == _BETWEEN or algorithm.update_at(count)
+        if count == BETWEEN or algorithm.update_at(count)
     ]
     calls = repeated_at(programs[name], algorithm, counts, repeats + _WARMUPS)
     timed |= {(name, count): call for count, call in zip(counts, calls)}
@@ -179,7 +180,7 @@ def _time_rows(
   for i, (name, count) in enumerate(timed):
     if name == 'dense':
       continue
-    when = 'update' if count == _UPDATE else 'between'
+    when = 'update' if count == UPDATE else 'between'
     for clock, seconds in (('wall', timings.wall), ('CPU', timings.cpu)):
       yield measuring.sampled_row(
           case,
