@@ -24,7 +24,8 @@ _BATCH_SIZE = flags.DEFINE_integer(
     'batch_size', 8, 'Sequences per batch.', lower_bound=1
 )
 _LIMIT = flags.DEFINE_integer(
-    'limit', None, 'Largest number of examples per task, for a trial.',
+    'limit', None,
+    'Largest number of examples (lines of wikitext) per task, for a trial.',
     lower_bound=1,
 )
 _SPECIAL_TOKENS = flags.DEFINE_bool(

@@ -93,12 +93,15 @@ def test_lambada_has_both_protocols(candidate, tmp_path):
   assert found[0].note == '2 items'
 
 
-def test_wikitext_is_measured_by_its_words(candidate, tmp_path):
+@pytest.mark.parametrize('limit, lines', [(None, 2), (1, 1)])
+def test_wikitext_is_measured_by_its_words(candidate, tmp_path, limit, lines):
   path = tmp_path / 'wiki.tokens'
-  path.write_text(' = Title = \n A few words , and one more . \n')
-  found, = scorecard.score_task(candidate, 'wikitext', str(path), GREEDY)
+  text = [' = Title = \n', ' A few words , and one more . \n']
+  path.write_text(''.join(text))
+  settings = dataclasses.replace(GREEDY, limit=limit)
+  found, = scorecard.score_task(candidate, 'wikitext', str(path), settings)
   direct = evaluation.adjusted_perplexity(
-      candidate.subject.apply_fn, candidate.params, path.read_text(),
+      candidate.subject.apply_fn, candidate.params, ''.join(text[:lines]),
       candidate.tokenizer, length=32,
   )
   assert found.value == pytest.approx(direct['adjusted_perplexity'])

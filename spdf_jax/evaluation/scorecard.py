@@ -70,7 +70,8 @@ class Settings:
     search: A name of `evaluation.PROTOCOLS`, or `'greedy'`.
     max_new_tokens: Maximum number of tokens in an answer.
     batch_size: Number of sequences in a batch.
-    limit: Maximum number of inputs or questions, for a trial; `None`: all.
+    limit: Maximum number of inputs, questions or lines of a text, for a trial;
+      `None`: all.
     meteor_jar: Path of `meteor-1.5.jar`; `None`: no METEOR.
     generations: Folder for the answers; `None`: answers are not stored.
     special_tokens: Whether text that spells a special token is encoded as that
@@ -266,10 +267,10 @@ def _lambada(
 def _wikitext(
     candidate: Candidate, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  del settings
   subject = candidate.subject
+  lines = pathlib.Path(path).read_text('utf-8').splitlines(keepends=True)
   found = evaluation.adjusted_perplexity(
-      subject.apply_fn, subject.params, pathlib.Path(path).read_text('utf-8'),
+      subject.apply_fn, subject.params, ''.join(lines[:settings.limit]),
       subject.tokenizer, length=subject.length,
   )
   note = f'{found["words"]:,} words, {found["tokens"]:,} tokens'
