@@ -18,6 +18,7 @@ from experiments.papers.arms import Arm  # noqa: E402
 from experiments.papers.pace import Pace  # noqa: E402
 from experiments.papers.pool import Entry  # noqa: E402
 from experiments.papers.pool import Job  # noqa: E402
+from experiments.papers.race_plots import plot_race  # noqa: E402
 from experiments.papers.race_report import Leg  # noqa: E402
 from experiments.papers.race_report import write_report  # noqa: E402
 from experiments.papers.scales import DENSE  # noqa: E402
@@ -30,6 +31,21 @@ PACE = Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04}, 'a processor, 2 cores')
 
 def paced():
   return race._paced(race._scale(128, 20), PACE)
+
+
+def test_an_arm_has_one_color_at_all_widths():
+  pytest.importorskip('matplotlib')
+  curves = [[(5.0, 3.0), (10.0, 2.0)]]
+  found = {
+      128: dict.fromkeys((DENSE, STATIC_75, VARIABLE), curves),
+      256: dict.fromkeys((DENSE, VARIABLE), curves),
+  }
+  left, right = (
+      {line.get_label(): line.get_color() for line in ax.lines}
+      for ax in plot_race(found).axes
+  )
+  assert len(set(left.values())) == 3
+  assert right.items() <= left.items() and len(right) == 2
 
 
 def test_all_arms_take_the_same_seconds():

@@ -30,15 +30,16 @@ def plot_race(
   """
   figure = plot_style.new_figure(5.5 * len(found), 3.6)
   panels = figure.subplots(1, len(found), squeeze=False)[0]
+  names = dict.fromkeys(arm.name for arms in found.values() for arm in arms)
+  styles = {name: plot_style.style_of(i) for i, name in enumerate(names)}
   for ax, (width, arms) in zip(panels, found.items()):
     ends = []
-    for i, (arm, curves) in enumerate(arms.items()):
-      style = plot_style.style_of(i)
+    for arm, curves in arms.items():
       for j, curve in enumerate(curves):
         shown = [point for point in curve if point[0] > 0.1 * curve[-1][0]]
         ax.plot(
             *zip(*shown),
-            color=style['color'], linewidth=1.2, alpha=0.8,
+            color=styles[arm.name]['color'], linewidth=1.2, alpha=0.8,
             label=arm.name if j == 0 else None,
         )
         ends.append(curve[-1][1])
