@@ -7,8 +7,8 @@ dense one. The model's FLOPs, without those computed again in the backward pass,
 are given as a share of the rate of matrix products measured in the same run.
 
 After that, exact top-k against the two sorts that JAX offers, and greedy
-generation by GPT-2 Small with a cache. GPT-3 XL needs some 50 GiB of
-memory, for two states at a time.
+generation by GPT-2 Small with a cache. GPT-3 XL needs some 50 GiB of memory,
+for two states at a time.
 """
 
 from collections.abc import Generator
