@@ -33,8 +33,11 @@ from experiments.benchmarks import topk
 from experiments.benchmarks import torch_decoding
 from experiments.benchmarks import train_step
 import spdf_jax as spdf
+from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
 
 CHECKOUT = pathlib.Path(__file__).parents[1]
 SMALL = small_gpts.Case(
@@ -279,6 +282,13 @@ def test_the_gpu_suite_compares_masks_with_dense_steps(monkeypatch):
           if case == 'small'}
   assert step['static: tokens/s'] == pytest.approx(
       16e3 / step['static: ms'], rel=1e-6
+  )
+  peak = 1e12 * rows['bfloat16 products of 16 x 16', 'TFLOP/s'].value
+  flops = SMALL.batch_size * training_flops(
+      shape_of(models.GPTConfig(**SMALL.model)), SMALL.length
+  )
+  assert step['dense: share of the peak, %'] == pytest.approx(
+      1e5 * flops / step['dense: ms'] / peak
   )
   assert rows['small', 'static / dense'].target == 1.02
   assert step['RigL, an update / a step between'] > 0

@@ -36,7 +36,7 @@ from spdf_jax.training.matmul import without_masks
 
 _LARGEST_STEP_RATIO = 1.02
 _PRODUCTS = 10
-"""Matrix products in one call, so that its launch takes no time."""
+"""Matrix products in one call, so that launches take no time."""
 _RIGL = optimizer.ALGORITHMS['rigl']
 _LOSS = training.Loss(chunk=128)
 _SAVING = dict(dtype='bfloat16', remat='full', scan_layers=True)
@@ -144,16 +144,16 @@ def measure_steps(
       shape_of(subject.model.config), case.length
   )
 
-  def compile_step(step, optimizer):
+  def compile_step(step, transformation):
     return small_gpts.compile_training(
         functools.partial(
             step,
             apply_fn=without_masks(subject.model.apply),
-            optimizer=optimizer,
+            optimizer=transformation,
             learning_rate=subject.plan.learning_rate,
             loss=_LOSS,
         ),
-        subject.params, optimizer, subject.batch,
+        subject.params, transformation, subject.batch,
     )
 
   programs = {
@@ -200,11 +200,11 @@ def measure_topk(
 ) -> Iterator[measuring.Row]:
   """Measures masks of the highest scores against two sorts."""
   scores = jnp.asarray(rng.standard_normal(shape, np.float32))
-  ours, *others = (
+  functions = [
       jax.jit(f, static_argnums=1)
       for f in (spdf.mask_from_scores, topk.argsort_mask, _lax_mask)
-  )
-  calls = [lambda f=f: f(scores, topk.SPARSITY) for f in (ours, *others)]
+  ]
+  calls = [lambda f=f: f(scores, topk.SPARSITY) for f in functions]
   timings = measuring.interleave(calls, repeats, warmups=_WARMUPS)
   case = f'masks of {shape[0]} x {shape[1]} scores'
   yield measuring.sampled_row(
