@@ -5,8 +5,9 @@ r"""Trains a config: sparse pre-training, dense continuation, fine-tuning.
 Any field of the config can be changed: --config.seed=1. If a run is stopped or
 killed, the same command continues it. The workdir has all metrics in
 metrics.jsonl and a summary in report.md. --dry_run prints the plan instead: the
-sparsified matrices, parameters, memory and FLOPs. It allocates no arrays, so
-any model and mesh can be planned:
+sparsified matrices, parameters, memory and FLOPs. With --workdir it also checks
+that the run could start or go on there, and the checkpoint of init_from. It
+allocates no arrays, so any model and mesh can be planned:
 
   python -m experiments.train --config=configs/quickstart.py --dry_run \
     --config.model.preset=cerebras-gpt-13b --config.model.vocab_size=50257 \
@@ -61,7 +62,9 @@ def main(argv: list[str]) -> int:
 def _describe() -> str:
   mesh.simulate_devices(dataclasses.asdict(config.parse_mesh(_CONFIG.value)))
   processes.join()
-  recipe = training.create_recipe(_CONFIG.value, planning=True)
+  recipe = training.create_recipe(
+      _CONFIG.value, planning=True, workdir=_WORKDIR.value or None
+  )
   name = lifecycle.run_name(_WORKDIR.value or 'plan')
   return plan_text.format_plan(recipe, name)
 

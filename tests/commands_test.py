@@ -128,6 +128,19 @@ def test_a_dry_run_from_the_command_line_trains_nothing(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.process
+def test_a_dry_run_checks_where_the_run_would_start(tmp_path):
+  child = start_command(
+      'experiments.train', '--config=configs/quickstart.py', '--dry_run',
+      f'--workdir={tmp_path / "run"}', **WITHOUT_TASK,
+      init_from=f'{tmp_path / "missing"}@pretrain',
+  )
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode != 0
+  assert "missing@pretrain' names no checkpoint" in output
+  assert not (tmp_path / 'run').exists()
+
+
 def dry_run(**changes):
   child = start_command(
       'experiments.train', '--config=configs/quickstart.py', '--dry_run',

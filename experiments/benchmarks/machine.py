@@ -1,27 +1,30 @@
 """Description of the machine that takes measurements."""
 
+import importlib.metadata
 import os
 import pathlib
 import platform
 
 import jax
 
+_LIBRARIES = 'jax', 'flax', 'optax', 'orbax-checkpoint', 'numpy'
+
 
 def describe_machine() -> dict[str, str | int]:
   """Returns the processor, its usable cores, and versions of the software.
 
   Example:
-    >>> sorted(describe_machine())
-    ['cores', 'device', 'jax', 'processor', 'python', 'system']
+    >>> machine = describe_machine()
+    >>> {'processor', 'cores', 'device', 'jax', 'flax'} <= machine.keys()
+    True
   """
   return {
       'processor': _processor(),
       'cores': cores(),
       'device': jax.devices()[0].device_kind,
-      'jax': jax.__version__,
       'python': platform.python_version(),
       'system': platform.platform(),
-  }
+  } | {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 def _processor() -> str:

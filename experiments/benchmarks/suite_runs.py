@@ -37,7 +37,7 @@ def run_suite(name: str, output: str | None, repeats: int | None) -> int:
   path = _output_path(output)
   machine = describe_machine() | torch_decoding.describe_version()
   for key, value in machine.items():
-    print(f'{key:<9}  {value}')
+    print(f'{key:<16}  {value}')
   repeats = repeats or suite.repeats
   rows: list[Row] = []
   try:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
-import importlib.metadata
 import pathlib
 from typing import Any
 
@@ -27,7 +26,6 @@ from experiments.papers.scales import Scale
 from spdf_jax.training.metrics import write_atomically
 
 _FILE = 'results.json'
-_LIBRARIES = 'flax', 'numpy', 'optax', 'orbax-checkpoint'
 
 
 def read_results(
@@ -109,9 +107,7 @@ def write_results(
   found = arm_report.measured(entries, done)
   checked = gates.check(scale, claims, entries, done, found)
   findings = judge(claims, found, gates.failures(checked, claims))
-  machine = describe_machine() | {
-      library: importlib.metadata.version(library) for library in _LIBRARIES
-  }
+  machine = describe_machine()
   commit = protocol_commit()
   report = claim_report.format_report(
       f"The papers' claims at scale {name}",
