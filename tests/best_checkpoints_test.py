@@ -23,6 +23,7 @@ from spdf_jax.runs.report import write_report
 from spdf_jax.runs.summaries import best_steps
 from spdf_jax.runs.workdirs import PhaseRecord
 from spdf_jax.runs.workdirs import Run
+from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import Recipe
 from spdf_jax.training.early_stop import EarlyStop
@@ -64,7 +65,7 @@ def train(workdir, recipe=None, evaluators=(seen,), **kwargs):
 
 def restore(source, recipe=None):
   recipe = recipe or make()
-  return checkpoints.read_checkpoint(
+  return checkpoint_files.read_checkpoint(
       training.find_checkpoint(source), recipe.abstract_state,
       config=recipe.config, fingerprints=recipe.fingerprints,
   )
@@ -231,7 +232,7 @@ def test_a_run_that_over_fits_ends_with_the_weights_of_the_best_loss(
   *trained, end = [row['validation/loss'] for row in rows]
   assert end == min(trained) < trained[-1] and rows[-1]['best/step'] < 20
   checkpoint = training.find_checkpoint(str(tmp_path))
-  found = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
+  found = checkpoint_files.read_params(checkpoint, recipe.abstract_state.params)
   (_, value), = held_out(0, found)
   assert value == end
   best = f"the best of phase 'finetune' (step {rows[-1]['best/step']}, valid"

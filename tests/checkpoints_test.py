@@ -19,7 +19,7 @@ from spdf_jax.training import MismatchError
 from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
-from spdf_jax.training.checkpoints import read_checkpoint
+from spdf_jax.training.checkpoint_files import read_checkpoint
 from spdf_jax.training.workdir import checkpoint_bytes
 
 Usage = collections.namedtuple('Usage', 'total used free')

@@ -21,7 +21,7 @@ from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import open_session
 from spdf_jax.training import train
-from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.metrics import read_rows
 
 pytestmark = pytest.mark.ci

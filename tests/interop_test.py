@@ -43,8 +43,8 @@ from spdf_jax.training import MismatchError
 from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
-from spdf_jax.training.checkpoints import read_checkpoint
-from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.checkpoint_files import read_checkpoint
+from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.settings import ModelConfig
 
 pytestmark = pytest.mark.ci

@@ -30,7 +30,7 @@ from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.folder_lock import lock_folder
 from spdf_jax.runs import lifecycle
-from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import last_values
 from spdf_jax.training.metrics import read_rows

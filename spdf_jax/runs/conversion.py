@@ -28,8 +28,8 @@ from spdf_jax.interop.tensor_files import write_tensors
 from spdf_jax.sparsity.paths import by_name
 from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training.best_checkpoints import describe_best
-from spdf_jax.training.checkpoints import read_masks
-from spdf_jax.training.checkpoints import write_params
+from spdf_jax.training.checkpoint_files import read_masks
+from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.densified import densify_checkpoint
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.workdir import read_meta

@@ -6,7 +6,7 @@ import os
 import pathlib
 
 from spdf_jax.data.corpora import verify_corpus
-from spdf_jax.training.checkpoints import verify_checkpoint
+from spdf_jax.training.checkpoint_files import verify_checkpoint
 from spdf_jax.training.workdir import saved_steps
 
 

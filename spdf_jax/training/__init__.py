@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training: config, plan, recipe, step, loop, checkpoints."""
 
-from spdf_jax.training.checkpoints import read_params
+from spdf_jax.training.checkpoint_files import read_params
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import parse_phases
 from spdf_jax.training.config import RunConfig

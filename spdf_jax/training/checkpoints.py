@@ -3,38 +3,27 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import functools
 import logging
 import os
 import pathlib
-import re
 import types
 from typing import Any
-import warnings
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from spdf_jax.sealed_json import seal
-from spdf_jax.sparsity.paths import by_name
 from spdf_jax.training.best_checkpoints import Best
-from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.best_checkpoints import read_bests
+from spdf_jax.training.checkpoint_files import read_checkpoint
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.digests import digest_arrays
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import MismatchError
-from spdf_jax.training.identity import past_identity
-from spdf_jax.training.identity import read_config
-from spdf_jax.training.identity import refuse_difference
-from spdf_jax.training.identity import run_identity
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import free_name
 from spdf_jax.training.workdir import past_ends
-from spdf_jax.training.workdir import read_item
 from spdf_jax.training.workdir import read_meta
-from spdf_jax.training.workdir import refuse_saved
 
 PyTree = Any
 
@@ -245,276 +234,3 @@ class _Steps:
   ) -> list[bool]:
     del context
     return [checkpoint.step in self.steps for checkpoint in checkpoints]
-
-
-def read_checkpoint(
-    checkpoint: pathlib.Path,
-    abstract: TrainState,
-    *,
-    config: RunConfig,
-    fingerprints: Mapping[str, str],
-) -> TrainState:
-  """Restores the whole state and checks that it is what was saved.
-
-  Args:
-    checkpoint: Directory of the checkpoint.
-    abstract: Shapes, dtypes and shardings of the state.
-    config: Config of the run, equal to that of the checkpoint. If the state was
-      densified, later phases may differ, and the next one must be dense.
-    fingerprints: Fingerprints of the data, equal to those of the checkpoint.
-
-  Returns:
-    The state.
-
-  Raises:
-    MismatchError: config, data, shapes or dtypes differ.
-    ValueError: the checkpoint is damaged: an array, the metadata or the step
-      differs from what was saved.
-  """
-  meta = read_meta(checkpoint)
-  stored = read_config(meta['config'], f'checkpoint {checkpoint}')
-  data = _read_data(checkpoint)
-  identity_of, sources = run_identity, dict(fingerprints)
-  found = data['fingerprints']
-  past = meta['densified'] if 'densified' in meta else ()
-  if past:
-    _check_next_phase_is_dense(checkpoint, len(past), config)
-    identity_of = functools.partial(past_identity, phases=len(past))
-    read = {phase.data for phase in stored.phases if phase.name in past}
-    found, sources = (
-        {k: v for k, v in x.items() if k in read} for x in (found, sources)
-    )
-  refuse_difference(
-      checkpoint, 'config', identity_of(stored), identity_of(config)
-  )
-  refuse_difference(checkpoint, 'data', found, sources)
-  refuse_difference(
-      checkpoint, 'model', meta['arrays'], describe_arrays(abstract)
-  )
-  if stored.storage != config.storage:
-    logger.info(
-        'checkpoint %s is of a run with storage %r; it is converted to %r '
-        '(checkpoints are dense)',
-        checkpoint, stored.storage, config.storage,
-    )
-  items = _restore(
-      checkpoint, params=abstract.params, opt_state=abstract.opt_state
-  )
-  numbers = jax.tree.map(
-      lambda found, like: jax.device_put(
-          np.asarray(found, like.dtype), like.sharding
-      ),
-      [data['step'], *data.get('loss_scale', ())],
-      [abstract.step, *jax.tree.leaves(abstract.loss_scale)],
-  )
-  loss_scale = jax.tree.unflatten(
-      jax.tree.structure(abstract.loss_scale), numbers[1:]
-  )
-  state = TrainState(numbers[0], items.params, items.opt_state, loss_scale)
-  _check_digests(checkpoint, meta, state)
-  return state
-
-
-def _read_data(checkpoint: pathlib.Path) -> dict[str, Any]:
-  data = read_item(checkpoint, 'data')
-  if data['step'] != int(checkpoint.name):
-    raise ValueError(
-        f'checkpoint {checkpoint} is of step {data["step"]}; give its folder '
-        'the name of its step, or use another checkpoint.'
-    )
-  return data
-
-
-def _check_digests(
-    checkpoint: pathlib.Path, meta: Mapping[str, Any], tree: PyTree
-) -> None:
-  """Raises ValueError if an array is not what was saved."""
-  if 'digests' not in meta:  # Written by an earlier version.
-    return
-  for name, found in digest_arrays(tree).items():
-    if found != meta['digests'][name]:
-      raise ValueError(
-          f'checkpoint {checkpoint} is damaged: array {name} is not what was '
-          'saved; use another checkpoint.'
-      )
-
-
-def verify_checkpoint(checkpoint: pathlib.Path) -> int:
-  """Reads a checkpoint of any config and checks that it is what was saved.
-
-  Args:
-    checkpoint: Directory of the checkpoint.
-
-  Returns:
-    The number of arrays.
-
-  Raises:
-    ValueError: an array, the metadata or the step differs from what was saved;
-      or the checkpoint is of an earlier version, which saved no digests.
-    Exception: as orbax raises it for files that cannot be read.
-  """
-  meta = read_meta(checkpoint)
-  _read_data(checkpoint)
-  if 'digests' not in meta:
-    raise ValueError(
-        f'checkpoint {checkpoint} has no digests, as an earlier version wrote '
-        'it; it can be used, but not verified.'
-    )
-  saved = {
-      name for name in meta['digests']
-      if name.startswith(('params/', 'opt_state/'))
-  }
-  items = {name.split('/')[0] for name in saved}
-  with (
-      ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer,
-      warnings.catch_warnings(),
-  ):
-    # The arrays are placed as they were saved; none of them is used.
-    warnings.filterwarnings('ignore', 'Sharding info not provided')
-    found = {item: checkpointer.restore(checkpoint / item) for item in items}
-  _check_digests(checkpoint, meta, found)
-  missing = saved - by_name(found).keys()
-  if missing:
-    raise ValueError(
-        f'checkpoint {checkpoint} is damaged: array {min(missing)} is missing; '
-        'use another checkpoint.'
-    )
-  return len(saved)
-
-
-def _check_next_phase_is_dense(
-    checkpoint: pathlib.Path, past: int, config: RunConfig
-) -> None:
-  for phase in config.phases[past:past + 1]:
-    if phase.sparsity != 0:
-      raise MismatchError(
-          f'checkpoint {checkpoint} was made dense and phase {phase.name!r}, '
-          f'which would resume from it, has sparsity {phase.sparsity}; set it '
-          'to 0, or resume from the sparse checkpoint.'
-      )
-
-
-def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
-  """Restores the parameters only, to start a new run from them.
-
-  Args:
-    checkpoint: Directory of the checkpoint.
-    abstract: Shapes and dtypes of the parameters.
-
-  Returns:
-    The parameters.
-
-  Raises:
-    MismatchError: shapes or dtypes differ.
-    ValueError: the checkpoint is damaged.
-  """
-  meta = read_meta(checkpoint)
-  found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
-  asked = {f'params/{k}': v for k, v in describe_arrays(abstract).items()}
-  refuse_difference(checkpoint, 'model', found, asked)
-  params = _restore(checkpoint, params=abstract).params
-  best = describe_best(meta, int(checkpoint.name))
-  if best:
-    logger.info('the parameters of %s are %s', checkpoint, best)
-  _check_digests(checkpoint, meta, {'params': params})
-  return params
-
-
-def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
-  """Restores only the masks from the optimizer state of a checkpoint.
-
-  Args:
-    checkpoint: Directory of the checkpoint.
-
-  Returns:
-    Masks by the path of their parameter; empty if the checkpoint holds
-    parameters only.
-
-  Raises:
-    ValueError: the checkpoint is damaged.
-  """
-  meta = read_meta(checkpoint)
-  arrays = meta['arrays']
-  kept = re.compile(r'opt_state/(.*/)?mask/(?P<path>.+)')
-  found = {}
-  for name, array in arrays.items():
-    match = kept.fullmatch(name)
-    if match and array.startswith('bool['):
-      found[name.removeprefix('opt_state/')] = match['path'], array
-  if not found:
-    return {}
-  abstract: dict[str, Any] = {}
-  for name, (_, array) in found.items():
-    *parents, last = name.split('/')
-    folder = abstract
-    for parent in parents:
-      folder = folder.setdefault(parent, {})
-    sizes = [int(n) for n in array[len('bool['):-1].split(',')]
-    folder[last] = jax.ShapeDtypeStruct(sizes, bool)
-  abstract = _placed(abstract)
-  args = ocp.args.PyTreeRestore(
-      abstract,
-      restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-      partial_restore=True,
-  )
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    opt_state = checkpointer.restore(checkpoint / 'opt_state', args)
-  restored = {k: v for k, v in by_name(opt_state).items() if k in found}
-  _check_digests(
-      checkpoint, meta, {f'opt_state/{k}': v for k, v in restored.items()}
-  )
-  return {path: restored[name] for name, (path, _) in found.items()}
-
-
-def write_params(
-    workdir: str | os.PathLike[str], params: PyTree, config: Mapping[str, Any]
-) -> pathlib.Path:
-  """Writes parameters only, as step 0 of a workdir, for `config.init_from`.
-
-  Args:
-    workdir: The working directory; created if missing.
-    params: The parameters.
-    config: Description of the origin of the parameters, JSON-able.
-
-  Returns:
-    The directory of the checkpoint.
-
-  Raises:
-    ValueError: the workdir has checkpoints already.
-  """
-  refuse_saved(workdir)
-  checkpoint = pathlib.Path(workdir).absolute() / 'checkpoints' / '0'
-  save_json = ocp.args.JsonSave
-  items = ocp.args.Composite(
-      params=ocp.args.StandardSave(params),
-      data=save_json(seal({'step': 0, 'fingerprints': {}})),
-      meta=save_json(seal({
-          'config': config,
-          'phase_ends': {},
-          'arrays': describe_arrays({'params': params}),
-          'digests': digest_arrays({'params': params}),
-      })),
-  )
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-    checkpointer.save(checkpoint, items)
-  return checkpoint
-
-
-def _restore(checkpoint: pathlib.Path, **abstract: PyTree) -> Any:
-  args = {
-      k: ocp.args.StandardRestore(_placed(v))
-      for k, v in abstract.items()
-  }
-  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-    return checkpointer.restore(checkpoint, args=ocp.args.Composite(**args))
-
-
-def _placed(abstract: PyTree) -> PyTree:
-  """Gives leaves without a sharding that of the first local device."""
-  device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-  return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(
-          x.shape, x.dtype, sharding=getattr(x, 'sharding', None) or device
-      ),
-      abstract,
-  )

@@ -12,6 +12,7 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.reset_state import ResetState
+from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import read_config
@@ -114,7 +115,7 @@ def _densify(
     workdir: str | os.PathLike[str],
     moments: str,
 ) -> pathlib.Path:
-  state = checkpoints.read_checkpoint(
+  state = checkpoint_files.read_checkpoint(
       checkpoint,
       recipe.abstract_state,
       config=recipe.config,

@@ -18,7 +18,7 @@ from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.training.checkpoints import read_masks
+from spdf_jax.training.checkpoint_files import read_masks
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.workdir import find_checkpoint
 

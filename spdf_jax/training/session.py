@@ -9,6 +9,7 @@ import os
 import pathlib
 
 from spdf_jax.folder_lock import lock_folder
+from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import identity
 from spdf_jax.training.best_checkpoints import Best
@@ -180,7 +181,7 @@ def _first_state(
           'leaves nothing to train; give an earlier checkpoint.'
       )
     logger.info('resuming from %s', checkpoint)
-    state = checkpoints.read_checkpoint(
+    state = checkpoint_files.read_checkpoint(
         checkpoint,
         recipe.abstract_state,
         config=config,
@@ -190,6 +191,8 @@ def _first_state(
   if config.init_from:
     checkpoint = find_checkpoint(config.init_from)
     logger.info('starting from the parameters of %s', checkpoint)
-    params = checkpoints.read_params(checkpoint, recipe.abstract_state.params)
+    params = checkpoint_files.read_params(
+        checkpoint, recipe.abstract_state.params
+    )
     return recipe.state_from(params), {}, {}
   return recipe.create_state(), {}, {}

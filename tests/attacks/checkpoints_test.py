@@ -17,9 +17,9 @@ from spdf_jax.training import densify_checkpoint
 from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
+from spdf_jax.training.checkpoint_files import read_masks
+from spdf_jax.training.checkpoint_files import verify_checkpoint
 from spdf_jax.training.checkpoints import Checkpoints
-from spdf_jax.training.checkpoints import read_masks
-from spdf_jax.training.checkpoints import verify_checkpoint
 from spdf_jax.training.workdir import read_workdir_config
 
 
