@@ -8,10 +8,11 @@ r"""Trains a grid of configs and chooses the best by a validation metric.
 Every point of the grid is trained with seeds 0, 1, …, each run in a folder
 named after the fields it changes; --config.init_from=RUN@PHASE fine-tunes one
 pre-trained model in all of them. If killed, the same command continues;
-finished runs are not trained again. sweep.jsonl has a line for each run,
-sweep.md the mean over seeds ± its standard deviation. --test_tasks has the form
-of --tasks of experiments.evaluate: the runs of the best point are scored once
-on these tasks, in test.json and test.md, with the answers in the runs' folders.
+finished runs are not trained again. sweep.jsonl has a line for each run in the
+folder, sweep.md the mean of each point of this grid over seeds ± its standard
+deviation. --test_tasks has the form of --tasks of experiments.evaluate: the
+runs of the best point are scored once on these tasks, in test.json and test.md,
+with the answers in the runs' folders.
 
 --executor=ray trains the runs on the nodes of a Ray cluster; if a node is lost,
 its runs continue on another. --executor=slurm writes WORKDIR/array.sbatch, an

@@ -1,6 +1,7 @@
 """Executors: what is trained elsewhere gives the same files, once each."""
 
 import concurrent.futures
+import json
 import os
 import pathlib
 import random
@@ -33,12 +34,10 @@ def made_up_metrics(config, workdir):
   return {'validation/loss': config.eval_every + config.seed / 10}
 
 
-def open_sweep(folder, **arguments):
+def open_sweep(folder, grid='eval_every=1,2,3,4', **arguments):
   config = small_config()
   defaults = dict(seeds=3, metric='validation/loss', settings=None)
-  return swept_runs.run_sweep(
-      config, folder, ['eval_every=1,2,3,4'], **defaults | arguments
-  )
+  return swept_runs.run_sweep(config, folder, [grid], **defaults | arguments)
 
 
 def run_sweep(folder, executor=None):
@@ -95,6 +94,22 @@ def test_a_metric_that_a_run_has_not_measured_is_named_with_the_run_once(
   monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
   with pytest.raises(ValueError, match="^run 'eval_every=1,seed=0' has not"):
     list(open_sweep(tmp_path, metric='task/bleu'))
+
+
+def test_runs_of_another_grid_in_the_folder_keep_their_lines(
+    tmp_path, monkeypatch
+):
+  monkeypatch.setattr(swept_runs, 'train', made_up_metrics)
+  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda config: None)
+  one_seed = list(open_sweep(tmp_path, seeds=1))
+  assert '| 4 | 4 ± – | 1 |' in one_seed[-1]
+  *_, table = open_sweep(tmp_path, 'eval_every=2')
+  assert table.splitlines()[2:] == ['| 2 | 2.1 ± 0.1 | 3 |']
+  lines = (tmp_path / 'sweep.jsonl').read_text().splitlines()
+  assert [json.loads(line)['workdir'] for line in lines] == [
+      *(f'eval_every={n},seed=0' for n in (1, 3, 4)),
+      *(f'eval_every=2,seed={n}' for n in range(3)),
+  ]
 
 
 def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):

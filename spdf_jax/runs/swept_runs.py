@@ -31,6 +31,7 @@ from spdf_jax.runs.sweeps import run_name
 from spdf_jax.training.config import parse
 from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import last_values
+from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.urls import refuse_url
@@ -56,7 +57,9 @@ def run_sweep(
 
   Args:
     config: A ConfigDict.
-    workdir: Folder of the runs, of `sweep.jsonl` and of `sweep.md`.
+    workdir: Folder of the runs, of `sweep.jsonl` and of `sweep.md`. Runs of
+      other points and seeds that were trained there before keep their lines in
+      `sweep.jsonl`, and are not ranked.
     grid: A text `'field=value,value'` for each field.
     seeds: Number of runs of each point, with seeds 0, 1, …
     metric: One of `METRICS`, by which the best point is selected.
@@ -81,6 +84,10 @@ def run_sweep(
   workdir.mkdir(parents=True, exist_ok=True)
   if not is_shared:
     lock_folder(workdir, 'workdir')  # Held until the process ends.
+  names = {run_name(fields, changed.seed) for fields, changed in runs}
+  path = workdir / 'sweep.jsonl'
+  lines = read_json_lines(path) if path.exists() else []
+  earlier = [line for line in lines if line['workdir'] not in names]
   found: dict[int, Result] = {}
   for item in _train_all(runs, workdir, executor):
     if isinstance(item, str):
@@ -92,8 +99,8 @@ def run_sweep(
     rank([result], metric)  # Raises if the metric was not measured.
     # Another machine may have written more results than are known here.
     if not is_shared or len(results) == len(runs):
-      lines = [json.dumps(result._asdict()) + '\n' for result in results]
-      write_atomically(workdir / 'sweep.jsonl', ''.join(lines))
+      lines = [*earlier, *(result._asdict() for result in results)]
+      write_atomically(path, ''.join(json.dumps(x) + '\n' for x in lines))
   choices = rank(results, metric)
   table = format_choices(choices, metric)
   write_atomically(workdir / 'sweep.md', table + '\n')
