@@ -208,6 +208,26 @@ def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
     ).as_dict())
 
 
+def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
+  def phase(structure):
+    return {'sparsity': dict(
+        algorithm='static', sparsity=0.5, structure=structure
+    )}
+
+  def begun_from(structure):
+    workdir = tmp_path / structure
+    other = training.open_session(make(a=phase(structure)), workdir)
+    other.checkpoints.save(other.state)
+    other.checkpoints.close()
+    return phase('2:4') | {'initial_mask': str(workdir)}
+
+  make(a=begun_from('2:4')).create_state()
+  with pytest.raises(ValueError, match="^phase 'a': mask of .* structure"):
+    training.create_recipe(make_config(phases=dict(
+        order=['a'], a=PHASE | begun_from('unstructured')
+    )).as_dict())
+
+
 @pytest.mark.parametrize('phases, message', [
     ({'a': {'revive': -1.0}}, "phase 'a' has revive -1.0; give a multiple"),
     ({'a': {'initial_mask': 'snip', 'sparsity': 0.0}},

@@ -111,8 +111,11 @@ def check_counts(
         raise ValueError(_differ(here, sparsity, total, number * asked))
     elif any(counts != asked):
       other = counts[counts != asked][0]
-      where = ' units of a group of the structure'
-      raise ValueError(_differ(here, sparsity, other, asked, where))
+      raise ValueError(
+          f'{here} keeps {other:,} units of a group of the structure, but '
+          f'sparsity={sparsity:g} requires {asked:,}; make it with the same '
+          'structure and sparsity.'
+      )
 
 
 def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
@@ -127,10 +130,8 @@ def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
   return np.asarray(counts).astype(np.int64).ravel()
 
 
-def _differ(
-    name: str, sparsity: float, found: int, asked: int, what: str = ' weights'
-) -> str:
+def _differ(name: str, sparsity: float, found: int, asked: int) -> str:
   return (
-      f'{name} keeps {found:,}{what}, but sparsity={sparsity:g} requires '
+      f'{name} keeps {found:,} weights, but sparsity={sparsity:g} requires '
       f'{asked:,}; give sparsity=sparsities_of(mask), the one that it has.'
   )

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 import jax
@@ -12,11 +13,13 @@ from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
+from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.training.checkpoint_files import read_masks
 from spdf_jax.training.plan import Plan
@@ -54,17 +57,19 @@ def mask_by_saliency(
   Raises:
     ValueError: the scores are not finite.
   """
-  phase = plan.phases[0]
-  spec = phase.sparsity if isinstance(phase.sparsity, Mapping) else {}
   return saliency_mask(
-      phase.initial_mask, loss_fn, params, batch, 0.0,
+      plan.phases[0].initial_mask, loss_fn, params, batch, 0.0,
       where=where,
       distribution=lambda layers, _: plan.algorithm.sparsity_at(0, layers),
-      structure=(
-          structure_of(spec['structure']) if 'structure' in spec
-          else UNSTRUCTURED
-      ),
+      structure=_first_structure(plan),
   )
+
+
+def _first_structure(plan: Plan) -> Structure:
+  spec = plan.phases[0].sparsity
+  if isinstance(spec, Mapping) and 'structure' in spec:
+    return structure_of(spec['structure'])
+  return UNSTRUCTURED
 
 
 def mask_of_run(source: str, params: PyTree) -> PyTree:
@@ -97,6 +102,22 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
   )
 
 
+def init_with(plan: Plan, mask: PyTree, *, where: Where) -> MaskMaker:
+  """Returns the `init` of a plan that begins with a mask.
+
+  Args:
+    plan: The phases; the mask must have the sparsity and the structure with
+      which the first begins.
+    mask: The mask, `None` for leaves that stay dense.
+    where: The selection of sparsified leaves.
+
+  Returns:
+    `(key, params, sparsities) -> mask`, as `given_mask` returns it.
+  """
+  init: Callable[..., PyTree] = given_mask(mask, where=where)
+  return functools.partial(init, structure=_first_structure(plan))
+
+
 def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
   """Checks that the initial mask, if any, fits the first phase.
 
@@ -123,7 +144,8 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
       )
     return
   try:
-    init = given_mask(mask_of_run(first.initial_mask, params), where=where)
+    mask = mask_of_run(first.initial_mask, params)
+    init = init_with(plan, mask, where=where)
     sharing = plan.phases[:len(plan.spans[0].names)]
     masked = sparsify(
         optax.identity(), Plan(sharing, init=init).algorithm,

@@ -18,13 +18,13 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import mask_statistics
 from spdf_jax.training import stored_state
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.first_mask import check_first_mask
+from spdf_jax.training.first_mask import init_with
 from spdf_jax.training.first_mask import mask_by_saliency
 from spdf_jax.training.first_mask import mask_of_run
 from spdf_jax.training.first_mask import SALIENCIES
@@ -159,7 +159,7 @@ class Recipe:
       )
     else:
       mask = mask_of_run(name, params)
-    init = given_mask(mask, where=self.where)
+    init = init_with(self.plan, mask, where=self.where)
     return create_optimizer(
         self.config.optimizer,
         dataclasses.replace(self.plan, init=init),
