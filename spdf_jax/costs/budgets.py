@@ -12,7 +12,7 @@ from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.rooflines import GPUS
 from spdf_jax.costs.step_seconds import step_seconds
-from spdf_jax.training.recipe import create_recipe
+from spdf_jax.training.recipe_creation import create_recipe
 
 
 class Budget(NamedTuple):

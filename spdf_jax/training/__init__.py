@@ -17,8 +17,8 @@ from spdf_jax.training.optimizers import adamw
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import create_plan
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.recipe_creation import create_recipe
 from spdf_jax.training.session import open_session
 from spdf_jax.training.session import Session
 from spdf_jax.training.step import create_state

@@ -16,8 +16,8 @@ from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import read_config
-from spdf_jax.training.recipe import create_recipe
 from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.recipe_creation import create_recipe
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import read_meta
