@@ -1,6 +1,7 @@
 """Sweeps: grids, rankings, and the command killed and resumed."""
 
 import dataclasses
+import fcntl
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from quickstart_runs import small_config
 from quickstart_runs import start_command
 
 from spdf_jax.evaluation.scorecard import Settings
+from spdf_jax.folder_lock import FolderInUse
 from spdf_jax.runs import swept_runs
 from spdf_jax.runs.sweeps import parse_grid
 from spdf_jax.runs.sweeps import points
@@ -97,6 +99,13 @@ def test_a_metric_that_is_not_finite_ranks_last(tmp_path, monkeypatch):
   assert swept_runs.train(None, tmp_path) == {
       'validation/perplexity': math.inf, 'task/bleu': -math.inf
   }
+
+
+def test_a_run_that_another_process_trains_is_not_prepared(tmp_path):
+  with (tmp_path / '.lock').open('w') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(FolderInUse, match='is in use'):
+      swept_runs.train('no config, which would be refused', tmp_path)
 
 
 @pytest.mark.parametrize('grid, metric, message', [

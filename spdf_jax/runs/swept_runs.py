@@ -216,18 +216,25 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
   finite, the run ends and its metrics are infinite, so that it ranks last; so
   is a metric that is not finite at the end. All compiled programs are released,
   since no other run uses those of this one.
+
+  Raises:
+    FolderInUse: Another process trains the run.
   """
   worst = {
       name: -math.inf if larger_is_better else math.inf
       for name, larger_is_better in METRICS.items()
   }
-  session = training.open_session(training.create_recipe(config), workdir)
+  workdir.mkdir(parents=True, exist_ok=True)
+  # Before the data is read, since a run in use is retried every few seconds.
+  release = lock_folder(workdir, 'workdir')
   try:
+    session = training.open_session(training.create_recipe(config), workdir)
     lifecycle.run(session, workdir.name)
   except training.NotFinite as error:
     logger.warning('%s: %s', workdir.name, error)
     return worst
   finally:
+    release()
     jax.clear_caches()  # A process that trains many runs would keep them all.
   last = last_values(read_rows(workdir / 'metrics.jsonl'), METRICS)
   return {
