@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pathlib
 import shutil
 import statistics
 
@@ -428,6 +429,16 @@ def test_weights_that_were_deleted_are_not_needed(tmp_path):
   score(run / 'test.json', run, 66.0)
   cell = cells_of('spdf', tmp_path)['GPT-2 Small 75%', 'E2E BLEU']
   assert cell.values == (66.0,)
+
+
+def test_the_miniature_table_is_what_its_records_give(monkeypatch):
+  monkeypatch.chdir(pathlib.Path(__file__).parents[1])
+  folder = 'experiments/results/spdf'
+  text = report(
+      'spdf', [f'{folder}/sweeps/', f'{folder}/runs/'], 'gpt-mini resized'
+  )
+  assert '6 of 12 cells filled' in text
+  assert pathlib.Path(folder, 'table.md').read_text().rstrip() == text
 
 
 def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
