@@ -80,7 +80,7 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
   config = small_config(
       data__task='', data__corpus=str(tmp_path / 'corpus'), data__tokenizer='',
       data__max_epochs__corpus=1000, model__d_model=64, model__d_ff=256,
-      phases__order=('pretrain',), phases__pretrain__duration='100 steps',
+      phases__order=('pretrain',), phases__pretrain__duration='200 steps',
       phases__pretrain__sparsity=0.0, phases__pretrain__batch_size=16,
       phases__pretrain__learning_rate__final_fraction=1.0,
       phases__pretrain__early_stop=STOP, eval_every=10,
@@ -102,7 +102,7 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
     assert values[-1] == min(values)
     losses[run] = values[-1]
     # The last weights, which would have made the other rate the choice.
-    last = next(row for row in rows if row['step'] == 100)
+    last = next(row for row in rows if row['step'] == 200)
     losses[run, 'last'] = last['validation/loss']
   assert losses[chosen, 'last'] > losses[other, 'last']
   assert losses[chosen] < losses[other]
@@ -111,9 +111,9 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
   best = open_run(f'{chosen}@pretrain:best')
   assert_same_arrays(open_run(str(chosen)).params, best.params)
   again = scorecard.score_task(best, 'validation', '', settings)
-  assert scored['scores'] == scorecard.to_json(best, again)['scores']
+  assert scored['scores'] == scorecard.to_json(best, again, settings)['scores']
   stage, = read_ancestry(f'{chosen}@pretrain:best').stages
   step = int(find_checkpoint(f'{chosen}@pretrain:best').name)
-  assert stage.steps == step < 100 and stage.tokens == step * 16 * 32
+  assert stage.steps == step < 200 and stage.tokens == step * 16 * 32
   stage, = read_ancestry(chosen).stages
-  assert stage.steps == 100  # The training that found the best step.
+  assert stage.steps == 200  # The training that found the best step.
