@@ -212,10 +212,13 @@ plot_distances(list(pairs), list(pairs.values()))
 # task by its protocol, and writes the scores beside the run.
 
 # %%
+settings = Settings()
 for workdir in workdirs.values():
   candidate = open_run(f'{workdir}@pretrain')
-  scores = score_task(candidate, 'validation', '', Settings(limit=8))
-  (workdir / 'scores.json').write_text(json.dumps(to_json(candidate, scores)))
+  scores = score_task(candidate, 'validation', '', settings)
+  (workdir / 'scores.json').write_text(
+      json.dumps(to_json(candidate, scores, settings))
+  )
 found = find_runs([folder])
 print('\n'.join(found.problems) or f'{len(found.runs)} runs and phases found')
 
