@@ -55,7 +55,9 @@ def programs(directory):
 def final(workdir):
   recipe = create_recipe(small_config(**CONFIG))
   assert (recipe.sparse_steps is not None) == native.is_available()
-  return open_session(recipe, workdir).state
+  session = open_session(recipe, workdir)
+  session.release()
+  return session.state
 
 
 @pytest.mark.slow
