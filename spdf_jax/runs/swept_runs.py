@@ -86,8 +86,10 @@ def run_sweep(
     lock_folder(workdir, 'workdir')  # Held until the process ends.
   names = {run_name(fields, changed.seed) for fields, changed in runs}
   path = workdir / 'sweep.jsonl'
-  lines = read_json_lines(path) if path.exists() else []
-  earlier = [line for line in lines if line['workdir'] not in names]
+  earlier = [
+      row for row in (read_json_lines(path) if path.exists() else [])
+      if row['workdir'] not in names
+  ]
   found: dict[int, Result] = {}
   for item in _train_all(runs, workdir, executor):
     if isinstance(item, str):
@@ -99,8 +101,8 @@ def run_sweep(
     rank([result], metric)  # Raises if the metric was not measured.
     # Another machine may have written more results than are known here.
     if not is_shared or len(results) == len(runs):
-      lines = [*earlier, *(result._asdict() for result in results)]
-      write_atomically(path, ''.join(json.dumps(x) + '\n' for x in lines))
+      rows = [*earlier, *(result._asdict() for result in results)]
+      write_atomically(path, ''.join(json.dumps(row) + '\n' for row in rows))
   choices = rank(results, metric)
   table = format_choices(choices, metric)
   write_atomically(workdir / 'sweep.md', table + '\n')

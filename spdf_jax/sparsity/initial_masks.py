@@ -23,7 +23,7 @@ PyTree = Any
 
 def given_mask(
     mask: PyTree, *, where: selection.Where = hidden_matrices
-) -> MaskMaker:
+) -> Callable[..., PyTree]:
   """Uses a mask as the initial mask: `static(s, init=given_mask(mask))`.
 
   The mask must have the initial sparsity of the algorithm;
@@ -35,9 +35,9 @@ def given_mask(
     where: The `where` given to `sparsify`.
 
   Returns:
-    `(key, params, sparsities) -> mask`, for `init=` of any algorithm. It raises
-    ValueError where the mask's leaves, shapes or counts do not match the
-    parameters, the sparsities and the structure.
+    `(key, params, sparsities, structure=UNSTRUCTURED) -> mask`, for `init=` of
+    any algorithm. It raises ValueError where the mask's leaves, shapes or
+    counts do not match the parameters, the sparsities and the structure.
 
   Raises:
     ValueError: an entry is not a bool array.

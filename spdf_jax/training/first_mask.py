@@ -13,7 +13,6 @@ from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms.saliency import saliency_mask
 from spdf_jax.sparsity.axes import to_layers
-from spdf_jax.sparsity.combinators import MaskMaker
 from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.paths import path_name
@@ -102,7 +101,9 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
   )
 
 
-def init_with(plan: Plan, mask: PyTree, *, where: Where) -> MaskMaker:
+def init_with(
+    plan: Plan, mask: PyTree, *, where: Where
+) -> Callable[..., PyTree]:
   """Returns the `init` of a plan that begins with a mask.
 
   Args:
@@ -114,8 +115,9 @@ def init_with(plan: Plan, mask: PyTree, *, where: Where) -> MaskMaker:
   Returns:
     `(key, params, sparsities) -> mask`, as `given_mask` returns it.
   """
-  init: Callable[..., PyTree] = given_mask(mask, where=where)
-  return functools.partial(init, structure=_first_structure(plan))
+  return functools.partial(
+      given_mask(mask, where=where), structure=_first_structure(plan)
+  )
 
 
 def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
