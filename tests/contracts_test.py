@@ -23,8 +23,7 @@ LAYERS = {
     'costs': 4, 'runs': 5,
 }
 SMALL = {
-    'names', 'extras', 'folder_lock', 'private_folder', 'packing', 'lowerings',
-    'sealed_json', 'urls', 'live_line',
+    'names', 'extras', 'files', 'packing', 'lowerings', 'live_line',
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
@@ -105,11 +104,6 @@ def test_rooms_import_only_their_libraries():
 def test_every_room_has_a_layer():
   found = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
   assert found == set(LAYERS)
-
-
-def test_no_file_name_occurs_twice():
-  names = [path.name for _, path in modules() if path.name != '__init__.py']
-  assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
 def test_orbax_appears_in_checkpoints_only():

@@ -22,7 +22,7 @@ from quickstart_runs import start_command
 from experiments.launch import ray_executor
 from experiments.launch import shared_executor
 from experiments.launch import slurm_array
-from spdf_jax.folder_lock import lock_folder
+from spdf_jax.files import lock_folder
 from spdf_jax.runs import swept_runs
 
 ONE_CPU = ray_executor.Resources(cpus=1, gpus=0)

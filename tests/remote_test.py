@@ -16,7 +16,7 @@ from spdf_jax.data import remote
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.remote import copy_of
 from spdf_jax.data.remote import local_folder
-from spdf_jax.folder_lock import FolderInUse
+from spdf_jax.files import FolderInUse
 from spdf_jax.runs.swept_runs import run_sweep
 from spdf_jax.training.workdir import check_workdir
 

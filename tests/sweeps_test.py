@@ -16,7 +16,7 @@ from quickstart_runs import small_config
 from quickstart_runs import start_command
 
 from spdf_jax.evaluation.scorecard import Settings
-from spdf_jax.folder_lock import FolderInUse
+from spdf_jax.files import FolderInUse
 from spdf_jax.runs import swept_runs
 from spdf_jax.runs.sweeps import parse_grid
 from spdf_jax.runs.sweeps import points

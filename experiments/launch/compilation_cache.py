@@ -10,7 +10,7 @@ from absl import logging
 import jax
 
 from experiments.benchmarks import machine
-from spdf_jax.private_folder import create_private
+from spdf_jax.files import create_private
 
 _DIRECTORY = flags.DEFINE_string(
     'compilation_cache', None,

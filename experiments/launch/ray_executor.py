@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from experiments.launch import workers
 from spdf_jax.extras import require
-from spdf_jax.folder_lock import FolderInUse
+from spdf_jax.files import FolderInUse
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _RETRIES = 20

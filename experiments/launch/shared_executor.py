@@ -16,7 +16,7 @@ from typing import Any
 from typing import NamedTuple
 
 from experiments.launch import workers
-from spdf_jax.folder_lock import FolderInUse
+from spdf_jax.files import FolderInUse
 
 _SECONDS = 5.0
 """Seconds before a call whose folder is in use is retried."""

@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 from experiments.launch.ray_executor import Resources
+from spdf_jax.files import refuse_url
 from spdf_jax.training.metrics import write_atomically
-from spdf_jax.urls import refuse_url
 
 _SCRIPT = """\
 #!/bin/bash

@@ -28,7 +28,7 @@ from experiments.papers.subspaces import module_means
 from spdf_jax import evaluation
 from spdf_jax import runs
 from spdf_jax import training
-from spdf_jax.folder_lock import lock_folder
+from spdf_jax.files import lock_folder
 from spdf_jax.runs import lifecycle
 from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.early_stop import METRICS

@@ -28,7 +28,7 @@ from experiments.papers.scales import Scale
 from experiments.papers.scales import Size
 from experiments.papers.scales import STATIC_75
 from experiments.papers.scales import VARIABLE
-from spdf_jax.folder_lock import lock_folder
+from spdf_jax.files import lock_folder
 
 ARMS = (DENSE, STATIC_75, VARIABLE)
 _WIDTHS = 128, 256

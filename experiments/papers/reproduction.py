@@ -26,9 +26,9 @@ from experiments.papers.pool_results import read_results
 from experiments.papers.pool_results import write_results
 from experiments.papers.scales import Scale
 from experiments.papers.scales import SCALES
-from spdf_jax.folder_lock import lock_folder
+from spdf_jax.files import lock_folder
+from spdf_jax.files import refuse_url
 from spdf_jax.names import lookup
-from spdf_jax.urls import refuse_url
 
 
 class Reproduction(NamedTuple):

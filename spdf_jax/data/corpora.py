@@ -36,8 +36,8 @@ from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import tokenizer_maker
+from spdf_jax.files import is_url
 from spdf_jax.names import lookup
-from spdf_jax.urls import is_url
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 

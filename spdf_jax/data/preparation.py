@@ -40,7 +40,7 @@ from spdf_jax.data.unfinished import differences
 from spdf_jax.data.unfinished import Progress
 from spdf_jax.data.unfinished import remove_leftover
 from spdf_jax.data.unfinished import Unfinished
-from spdf_jax.urls import refuse_url
+from spdf_jax.files import refuse_url
 
 _RECIPE_VERSION = 2
 _BATCH = 1 << 20  # Characters encoded together.

@@ -13,9 +13,9 @@ import time
 
 from spdf_jax.data.library_errors import one_sentence
 from spdf_jax.extras import require
-from spdf_jax.folder_lock import FolderInUse
-from spdf_jax.folder_lock import lock_folder
-from spdf_jax.urls import is_url
+from spdf_jax.files import FolderInUse
+from spdf_jax.files import is_url
+from spdf_jax.files import lock_folder
 
 _logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ import zlib
 
 import numpy as np
 
-from spdf_jax.sealed_json import seal
-from spdf_jax.sealed_json import unseal
+from spdf_jax.files import seal
+from spdf_jax.files import unseal
 
 FORMAT_VERSION = 1
 

@@ -22,9 +22,9 @@ from spdf_jax.data.token_files import dtype_of
 from spdf_jax.data.tokenizers import load_tokenizer
 from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.folder_lock import lock_folder
-from spdf_jax.sealed_json import seal
-from spdf_jax.sealed_json import unseal
+from spdf_jax.files import lock_folder
+from spdf_jax.files import seal
+from spdf_jax.files import unseal
 
 _logger = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ import jax
 
 from spdf_jax import training
 from spdf_jax.evaluation import scorecard
-from spdf_jax.folder_lock import FolderInUse
-from spdf_jax.folder_lock import lock_folder
+from spdf_jax.files import FolderInUse
+from spdf_jax.files import lock_folder
+from spdf_jax.files import refuse_url
 from spdf_jax.names import lookup
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs.open_models import open_run
@@ -34,7 +35,6 @@ from spdf_jax.training.metrics import last_values
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
-from spdf_jax.urls import refuse_url
 
 logger = logging.getLogger('spdf_jax')
 

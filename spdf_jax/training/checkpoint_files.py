@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from spdf_jax.sealed_json import seal
+from spdf_jax.files import seal
 from spdf_jax.sparsity.paths import by_name
 from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.config import RunConfig

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from spdf_jax.sealed_json import seal
+from spdf_jax.files import seal
 from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.checkpoint_files import read_checkpoint

@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 
-from spdf_jax.folder_lock import lock_folder
+from spdf_jax.files import lock_folder
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import identity

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from spdf_jax.folder_lock import lock_folder
-from spdf_jax.sealed_json import unseal
+from spdf_jax.files import lock_folder
+from spdf_jax.files import refuse_url
+from spdf_jax.files import unseal
 from spdf_jax.training import identity
 from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
-from spdf_jax.urls import refuse_url
 
 PyTree = Any
 

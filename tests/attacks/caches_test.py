@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from spdf_jax.accelerator.native import library
-from spdf_jax.private_folder import create_private
+from spdf_jax.files import create_private
 
 pytestmark = pytest.mark.skipif(
     platform.system() != 'Linux', reason='the kernels are for Linux'

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.private_folder import check_private
-from spdf_jax.private_folder import create_private
+from spdf_jax.files import check_private
+from spdf_jax.files import create_private
 
 TARGETS = (
     'spdf_sparse_matmul',

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and folders: locks, private folders, sealed JSON, and URLs refused."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import re
+import socket
+import stat
+from typing import Any
+
+try:
+  import fcntl
+except ImportError:  # Windows has no flock.
+  fcntl = None  # type: ignore[assignment]
+
+_logger = logging.getLogger('spdf_jax')
+_held: dict[pathlib.Path, int] = {}  # File descriptors by path of the lock.
+_DIGEST = 'sha256'
+"""Field of a sealed JSON object with the digest of all others."""
+
+
+class FolderInUse(ValueError):
+  """An error for a folder that another process has locked."""
+
+
+def lock_folder(
+    folder: str | os.PathLike[str], name: str
+) -> Callable[[], None]:
+  """Locks a folder for this process, until it releases the lock or exits.
+
+  The lock is a `flock` of the file `.lock` in the folder, so it also ends when
+  the process is killed. A process that already holds the lock may lock the
+  folder again. Where a file system does not support `flock`, a warning says so
+  and nothing is locked.
+
+  Args:
+    folder: An existing folder.
+    name: Name of the folder for the error message, e.g. `'workdir'`.
+
+  Returns:
+    Function that releases the lock; for a lock that this process already held,
+    it does nothing.
+
+  Raises:
+    FolderInUse: another process holds the lock; the message has its host and
+      process id.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   release = lock_folder(folder, 'workdir')
+    ...   release()
+  """
+  path = pathlib.Path(folder).resolve() / '.lock'
+  if path in _held or fcntl is None:
+    return lambda: None
+  descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    owner = os.read(descriptor, 200).decode(errors='replace').strip()
+    os.close(descriptor)
+    raise FolderInUse(
+        f'{name} {str(folder)!r} is in use by {owner or "another process"}; '
+        'wait until it has ended, or give another folder.'
+    ) from None
+  except OSError as error:
+    os.close(descriptor)
+    _logger.warning(
+        '%s %r cannot be locked on this file system (%s); start only one '
+        'process that writes to it.', name, str(folder), error,
+    )
+    return lambda: None
+  os.truncate(descriptor, 0)
+  os.write(
+      descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode()
+  )
+  _held[path] = descriptor
+
+  def release() -> None:
+    if _held.get(path) == descriptor:
+      del _held[path]
+      os.close(descriptor)
+
+  return release
+
+
+def create_private(folder: str | os.PathLike[str]) -> None:
+  """Creates a folder with mode 0700, or checks the one that exists.
+
+  Missing parents are created with this mode too.
+
+  Args:
+    folder: The folder.
+
+  Raises:
+    OSError: the folder cannot be created.
+    ValueError: the folder is not private, see `check_private`.
+
+  Example:
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...   create_private(folder)
+  """
+  path = pathlib.Path(folder)
+  missing = [place for place in path.parents if not place.exists()]
+  for place in (*reversed(missing), path):
+    place.mkdir(mode=0o700, exist_ok=True)
+  check_private(path)
+
+
+def check_private(path: str | os.PathLike[str]) -> None:
+  """Raises unless a file or folder is ours and only we can write to it.
+
+  Does nothing on Windows, whose files have no such modes.
+
+  Args:
+    path: An existing file or folder.
+
+  Raises:
+    ValueError: the path belongs to another user, or its group or others can
+      write to it.
+  """
+  if not hasattr(os, 'geteuid'):
+    return
+  found = os.stat(path)
+  if found.st_uid != os.geteuid():
+    raise ValueError(
+        f'{path} belongs to user {found.st_uid}, who could replace the machine '
+        'code in it; use a cache of your own, e.g. by XDG_CACHE_HOME.'
+    )
+  if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    raise ValueError(
+        f'{path} has mode {stat.S_IMODE(found.st_mode):o}, so that other users '
+        'could replace the machine code in it; delete it, or run chmod -R go-w '
+        'on it if you trust its files.'
+    )
+
+
+def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Adds the digest of the fields, so that `unseal` detects changes.
+
+  The digest is the SHA-256 of the fields as JSON with sorted keys.
+
+  Args:
+    fields: JSON-able fields.
+
+  Returns:
+    The fields as JSON stores them, and their digest `'sha256'`.
+
+  Example:
+    >>> sorted(seal({'step': 3, 'shape': (2, 1)}).items())[1:]
+    [('shape', [2, 1]), ('step', 3)]
+  """
+  plain = json.loads(json.dumps(_without_digest(fields)))
+  return {**plain, _DIGEST: _digest(plain)}
+
+
+def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
+  """Removes the digest of the fields, after comparing it with them.
+
+  Args:
+    fields: Fields that `seal` returned; fields without a digest are not
+      checked.
+    place: File of the fields, for the error message.
+
+  Returns:
+    The fields without the digest.
+
+  Raises:
+    ValueError: The fields differ from their digest.
+
+  Example:
+    >>> unseal(seal({'step': 3}), 'meta.json')
+    {'step': 3}
+    >>> unseal({**seal({'step': 3}), 'step': 2}, 'meta.json')
+    Traceback (most recent call last):
+    ...
+    ValueError: meta.json is damaged, as its fields differ from their sha256; \
+restore the file from a copy or write it again.
+  """
+  plain = _without_digest(fields)
+  if _DIGEST in fields and fields[_DIGEST] != _digest(plain):
+    raise ValueError(
+        f'{place} is damaged, as its fields differ from their {_DIGEST}; '
+        'restore the file from a copy or write it again.'
+    )
+  return plain
+
+
+def _without_digest(fields: Mapping[str, Any]) -> dict[str, Any]:
+  return {key: value for key, value in fields.items() if key != _DIGEST}
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+  text = json.dumps(fields, sort_keys=True)
+  return hashlib.sha256(text.encode('utf-8')).hexdigest()
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is a URL, such as `gs://bucket/folder`.
+
+  Example:
+    >>> is_url('gs://a/b'), is_url('./a'), is_url('C:/a'), is_url('a=1')
+    (True, False, False, False)
+  """
+  # `pathlib.Path` makes one slash of two.
+  return bool(re.match(r'[a-z][a-z0-9+.-]+:/', os.fspath(path)))
+
+
+def refuse_url(path: str | os.PathLike[str], name: str) -> None:
+  """Raises if a folder to write to is a URL, not a path.
+
+  Args:
+    path: The folder.
+    name: Name of the folder for the error message, e.g. `'workdir'`.
+
+  Raises:
+    ValueError: The path is a URL.
+
+  Example:
+    >>> refuse_url('runs/a', 'workdir')
+  """
+  if is_url(path):
+    raise ValueError(
+        f'{name} {os.fspath(path)!r} is a URL, and files are locked, renamed '
+        'and appended to in it, which buckets do not offer; give a folder of a '
+        'disk, or of the bucket mounted as a file system.'
+    )

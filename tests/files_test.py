@@ -1,0 +1,167 @@
+"""Tests of spdf_jax.files: locks, private folders and sealed JSON."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from tiny_run import make_recipe
+
+from spdf_jax import files
+from spdf_jax.data.preparation import prepare_files
+from spdf_jax.training import open_session
+
+fcntl = pytest.importorskip('fcntl')  # POSIX, as the modes of files.
+
+FIELDS = {
+    'step': 3, 'rate': 0.1, 'name': 'é\ud800', 'none': None,
+    'inner': {'b': [1, 2.0], 'a': True}, 'large': float('inf'),
+}
+HOLD = (
+    'import sys; from spdf_jax import files; '
+    'files.lock_folder(sys.argv[1], "workdir"); print("held", flush=True); '
+    'sys.stdin.read()'
+)
+
+
+@pytest.fixture
+def holder(tmp_path):
+  """A process that holds the lock of `tmp_path`."""
+  child = subprocess.Popen(
+      [sys.executable, '-c', HOLD, str(tmp_path)], text=True,
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+      env=os.environ | {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))},
+  )
+  assert child.stdout.readline() == 'held\n'
+  yield child
+  child.kill()
+  child.communicate()
+
+
+@pytest.mark.process
+def test_a_second_process_is_refused_until_the_first_is_killed(
+    holder, tmp_path
+):
+  message = f'workdir .* is in use by process {holder.pid} on .*; wait until'
+  with pytest.raises(ValueError, match=message):
+    files.lock_folder(tmp_path, 'workdir')
+  holder.kill()
+  holder.wait()
+  files.lock_folder(tmp_path, 'workdir')()
+
+
+@pytest.mark.process
+def test_workdirs_and_corpora_of_another_process_are_refused(holder, tmp_path):
+  before = sorted(tmp_path.iterdir())
+  with pytest.raises(ValueError, match='workdir .* is in use by process'):
+    open_session(make_recipe(), tmp_path)
+  assert sorted(tmp_path.iterdir()) == before
+  (tmp_path / 'text').mkdir()
+  (tmp_path / 'text' / 'a.txt').write_text('some text\n' * 100)
+  with pytest.raises(ValueError, match='output .* is in use by process'):
+    prepare_files(
+        tmp_path / 'text', tokenizer='bytes', output=tmp_path,
+    )
+
+
+def is_locked(folder):
+  """Returns whether the operating system refuses the lock of a folder."""
+  with open(folder / '.lock', 'r+') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      return True
+    return False
+
+
+def test_a_process_may_lock_a_folder_again_and_releases_it_once(tmp_path):
+  release = files.lock_folder(tmp_path, 'workdir')
+  files.lock_folder(tmp_path, 'workdir')()  # Does not release the first one.
+  assert is_locked(tmp_path)
+  release()
+  assert not is_locked(tmp_path)
+  files.lock_folder(tmp_path, 'workdir')()
+
+
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path, monkeypatch, caplog
+):
+  def refuse(descriptor, operation):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr(fcntl, 'flock', refuse)
+  files.lock_folder(tmp_path, 'workdir')()
+  assert re.search('cannot be locked on this file system', caplog.text)
+
+
+def test_missing_parents_are_private_and_others_keep_their_mode(tmp_path):
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'a').chmod(0o755)
+  for _ in range(2):
+    files.create_private(tmp_path / 'a/b/c')
+  modes = [os.stat(tmp_path / x).st_mode & 0o777 for x in ('a', 'a/b', 'a/b/c')]
+  assert modes == [0o755, 0o700, 0o700]
+
+
+@pytest.mark.parametrize('mode, private', [
+    (0o700, True), (0o755, True), (0o500, True),
+    (0o775, False), (0o720, False), (0o702, False), (0o777, False),
+])
+def test_a_path_that_others_can_write_to_is_not_private(
+    tmp_path, mode, private
+):
+  (tmp_path / 'file').touch()
+  (tmp_path / 'file').chmod(mode)
+  if private:
+    return files.check_private(tmp_path / 'file')
+  with pytest.raises(ValueError, match=f'file has mode {mode:o}, so that'):
+    files.check_private(tmp_path / 'file')
+
+
+def test_a_file_in_the_way_is_an_error_of_the_system(tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(FileExistsError):
+    files.create_private(tmp_path / 'file')
+  with pytest.raises(NotADirectoryError):
+    files.create_private(tmp_path / 'file/a/b')
+
+
+def test_sealed_fields_survive_a_file():
+  sealed = json.loads(json.dumps(files.seal(FIELDS), indent=2))
+  assert files.unseal(sealed, 'a.json') == FIELDS
+  assert files.seal(sealed) == sealed
+
+
+def test_tuples_and_integer_keys_are_sealed_as_json_stores_them():
+  sealed = files.seal({'shape': (2, 3), 'by_step': {10: 1, 9: 2}})
+  found = files.unseal(json.loads(json.dumps(sealed)), 'a.json')
+  assert found == {'shape': [2, 3], 'by_step': {'10': 1, '9': 2}}
+
+
+def test_every_flipped_bit_is_found_or_changes_nothing():
+  data = json.dumps(files.seal(FIELDS)).encode('ascii')
+  key = data.index(b'"sha256"')
+  for bit in range(8 * len(data)):
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    try:
+      found = files.unseal(json.loads(damaged), 'a.json')
+    except ValueError:
+      continue
+    # The same fields, or the name of the digest was changed.
+    if found != FIELDS:
+      assert key < bit // 8 < key + 7
+      assert {k: found[k] for k in FIELDS} == FIELDS
+
+
+def test_a_changed_field_is_refused_with_the_name_of_the_file():
+  for changes in ({'step': 4}, {'other': 1}, {'sha256': None}):
+    with pytest.raises(ValueError, match=r'^runs/a.json is damaged, .*again\.'):
+      files.unseal({**files.seal(FIELDS), **changes}, 'runs/a.json')
+
+
+def test_fields_without_a_digest_are_accepted():
+  assert files.unseal(FIELDS, 'a.json') == FIELDS
