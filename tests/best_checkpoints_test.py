@@ -19,10 +19,10 @@ from tiny_run import shared_step
 from tiny_run import without_times
 
 from spdf_jax import training
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
+from spdf_jax.runs.report import best_steps
 from spdf_jax.runs.report import write_report
-from spdf_jax.runs.summaries import best_steps
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import Recipe

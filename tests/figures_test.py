@@ -21,6 +21,7 @@ from experiments.papers import figures
 from experiments.papers import flops_plots
 from experiments.papers import histories
 from experiments.papers import run_figures
+from experiments.papers import training_plots
 from experiments.papers.histories import average_runs
 from experiments.papers.histories import read_history
 from experiments.papers.run_figures import MissingRunsError
@@ -30,10 +31,9 @@ from experiments.papers.run_groups import describe_run
 from experiments.papers.run_groups import group_runs
 from experiments.papers.run_groups import pretrained
 from spdf_jax.runs import ancestry
-from spdf_jax.runs import training_plots
 from spdf_jax.runs.ancestry import read_ancestry
-from spdf_jax.runs.plot_style import COLORS
 from spdf_jax.runs.scored_runs import find_runs
+from spdf_jax.runs.style import COLORS
 
 pytestmark = pytest.mark.papers
 

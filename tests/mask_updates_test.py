@@ -3,14 +3,14 @@
 import pytest
 
 from spdf_jax.costs.sparsity_spans import Span
-from spdf_jax.runs.mask_update_plots import plot_mask_updates
-from spdf_jax.runs.mask_updates import describe_updates
-from spdf_jax.runs.mask_updates import mask_updates_in
-from spdf_jax.runs.mask_updates import mask_updates_table
-from spdf_jax.runs.mask_updates import sawtooth
+from spdf_jax.runs.plots import plot_mask_updates
+from spdf_jax.runs.read import mask_updates_in
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
+from spdf_jax.runs.report import mask_updates_table
 from spdf_jax.runs.report import write_report
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs.statements import describe_updates
+from spdf_jax.runs.statements import sawtooth
 
 
 def phase(name, start, steps, zeros, updates=(), source='text', spans=()):

@@ -9,18 +9,18 @@ import pytest
 
 from spdf_jax.costs.sparsity_spans import Span
 from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.mask_update_plots import plot_mask_updates
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import label_points
-from spdf_jax.runs.plot_style import label_spans
-from spdf_jax.runs.plot_style import log_ticks
-from spdf_jax.runs.plot_style import new_figure
-from spdf_jax.runs.plot_style import spread
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs.plots import plot_mask_updates
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
+from spdf_jax.runs.style import COLORS
+from spdf_jax.runs.style import label_points
+from spdf_jax.runs.style import label_spans
+from spdf_jax.runs.style import log_ticks
+from spdf_jax.runs.style import new_figure
+from spdf_jax.runs.style import spread
 
 pytestmark = pytest.mark.ci
 

@@ -11,10 +11,10 @@ from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.read import read_run
 from spdf_jax.runs.report import generations_table
+from spdf_jax.runs.report import runs_table
 from spdf_jax.runs.report import write_report
-from spdf_jax.runs.summaries import runs_table
-from spdf_jax.runs.workdirs import read_run
 
 
 def phase(name, start, steps, sparsity, source='text', dense=10.0):

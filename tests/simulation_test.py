@@ -27,10 +27,10 @@ from spdf_jax.costs.simulation_text import Rate
 from spdf_jax.costs.wafer_memory import advise_batch
 from spdf_jax.costs.wafer_memory import micro_batches
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
 from spdf_jax.runs.wafer_findings import decoder_of
 from spdf_jax.runs.wafer_findings import on_wafer
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
 from spdf_jax.training import create_recipe
 
 pytestmark = pytest.mark.ci

@@ -13,8 +13,8 @@ from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.sparsity_spans import as_ranges
 from spdf_jax.costs.sparsity_spans import find_spans
 from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan

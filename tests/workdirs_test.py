@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import read_run
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import read_run
 
 PHASE = {
     'name': 'sparse',

@@ -60,7 +60,7 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.data import Batch
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 # %% [markdown]
 # ## 1. Available kernels
@@ -232,16 +232,16 @@ lines = {
 } | {'training step': step_ratios}
 
 fig, ax = plt.subplots(figsize=(7, 4), layout='constrained')
-for (label, ratios), color in zip(lines.items(), plot_style.COLORS):
+for (label, ratios), color in zip(lines.items(), style.COLORS):
   low, median, high = np.array(list(ratios.values())).T
   ax.errorbar(
       [100 * s for s in ratios], median, [median - low, high - median],
       fmt='o-', color=color, label=label, capsize=3, markersize=4,
   )
-ax.axhline(1, color=plot_style.GREY, linewidth=1)
+ax.axhline(1, color=style.GREY, linewidth=1)
 ax.set(xlabel='% zeros', ylabel='times faster than dense', ylim=(0, None))
 ax.set_title(f'Native kernels ({name}), {os.cpu_count()} CPUs', loc='left')
-plot_style.polish(ax)
+style.polish(ax)
 ax.legend(frameon=False)
 plt.show()
 

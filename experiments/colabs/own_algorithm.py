@@ -53,7 +53,7 @@ import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import models
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 # %% [markdown]
 # ## 1. By an argument
@@ -236,7 +236,7 @@ runs = {
 # %%
 names = ('sparsity', 'survived', 'explored')
 fig, axes = plt.subplots(1, 4, figsize=(12, 3.4), layout='constrained')
-for (label, run), color in zip(runs.items(), plot_style.COLORS):
+for (label, run), color in zip(runs.items(), style.COLORS):
   steps, losses = run[0], run[-1]
   for ax, name, share in zip(axes, names, run[1:-1]):
     # Nothing changes after the last update.
@@ -247,7 +247,7 @@ axes[1].set_title('survived, % of kept weights', loc='left', fontsize=10)
 axes[-1].set_title('validation loss, nats per byte', loc='left', fontsize=10)
 axes[-1].legend(frameon=False, fontsize=8)
 for ax in axes:
-  plot_style.polish(ax)
+  style.polish(ax)
   ax.set_xlabel('step')
 plt.show()
 

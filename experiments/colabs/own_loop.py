@@ -54,7 +54,7 @@ import numpy as np
 import optax
 
 import spdf_jax as spdf
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 # %% [markdown]
 # The text is the source code of Python's `argparse`. The models predict each
@@ -201,12 +201,12 @@ assert all(len(counts) == 1 for counts in kept.values())
 styles = dict(zip(makers, ('-', '--', ':')))
 fig, ax = plt.subplots(figsize=(7, 4), layout='constrained')
 for (library, name), (steps, losses) in curves.items():
-  color = plot_style.COLORS[list(algorithms).index(name)]
+  color = style.COLORS[list(algorithms).index(name)]
   label = f'{name}, {library}'
   ax.plot(steps, losses, styles[library], color=color, label=label)
 ax.set(xlabel='step', ylabel='validation loss (nats per byte)')
 ax.set_title('One loop, three libraries', loc='left')
-plot_style.polish(ax)
+style.polish(ax)
 ax.legend(frameon=False, ncols=3, fontsize=8)
 plt.show()
 

@@ -73,7 +73,7 @@ from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.evaluation.scorecard import score_task
 from spdf_jax.evaluation.scorecard import Settings
 from spdf_jax.evaluation.scorecard import to_json
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 from spdf_jax.runs.open_models import open_run
 from spdf_jax.runs.scored_runs import find_runs
 
@@ -99,7 +99,7 @@ verdicts = (
 )
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), layout='constrained')
 before = dict.fromkeys(tables, 0)
-for verdict, color in zip(verdicts, plot_style.COLORS):
+for verdict, color in zip(verdicts, style.COLORS):
   counts = {
       name: sum(cell.verdict == verdict for cell in cells)
       for name, cells in tables.items()
@@ -121,7 +121,7 @@ right.set_yscale('symlog', linthresh=1)
 right.set_title('SPDF: computed against printed, %', loc='left')
 right.legend(frameon=False, fontsize=8, loc='lower right')
 for ax in (left, right):
-  plot_style.polish(ax)
+  style.polish(ax)
 left.grid(False, axis='y')
 plt.show()
 

@@ -65,7 +65,7 @@ from spdf_jax.accelerator.wafer.what_if import strong_scaling
 from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
 from spdf_jax.costs.rooflines import GPUS
 from spdf_jax.costs.rooflines import roofline_seconds
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 # %% [markdown]
 # ## 1. A function of your own
@@ -158,7 +158,7 @@ for name, gpu in GPUS.items():
   days = seconds * recipe.plan.total_steps / DAY
   bars[f'{count} {gpu.name}, at best'] = days, 'gpu'
 kinds = 'dense', 'zeros', 'best'
-colors = dict(zip(kinds, plot_style.COLORS), gpu=plot_style.PALE)
+colors = dict(zip(kinds, style.COLORS), gpu=style.PALE)
 
 fig, ax = plt.subplots(figsize=(7.5, 3.4), layout='constrained')
 days, kinds = zip(*bars.values())
@@ -168,7 +168,7 @@ ax.invert_yaxis()
 ax.set(xlabel='days, modeled')
 tokens = recipe.plan.phases[0].tokens
 ax.set_title(f'GPT-3 XL on {tokens / 1e9:.0f}B tokens', loc='left')
-plot_style.polish(ax)
+style.polish(ax)
 ax.grid(False, axis='y')
 ax.margins(x=0.1)
 plt.show()
@@ -191,7 +191,7 @@ print(f'{len(operations)} operations take {float(report.seconds):.3g} s')
 lanes = sorted({e['cat'] for e in operations})
 bounds = sorted({e['args']['bound'] for e in operations})
 fig, ax = plt.subplots(figsize=(10, 2.6), layout='constrained')
-for bound, color in zip(bounds, plot_style.COLORS):
+for bound, color in zip(bounds, style.COLORS):
   for i, lane in enumerate(lanes):
     spans = [
         (e['ts'] / 1e6, e['dur'] / 1e6) for e in operations
@@ -202,7 +202,7 @@ for bound, color in zip(bounds, plot_style.COLORS):
 ax.set_yticks(range(len(lanes)), lanes)
 ax.set(xlabel='seconds, modeled')
 ax.set_title('A step on 1 CS-2, 75 % zeros', loc='left')
-plot_style.polish(ax)
+style.polish(ax)
 ax.legend(frameon=False, fontsize=8, ncols=len(bounds), loc='lower right',
           bbox_to_anchor=(1, 1))
 plt.show()
@@ -232,9 +232,9 @@ systems = [1, 2, 4, 8, 16, 32]
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout='constrained')
 ideal = 1 / (1 - float(masked) * sparsities)
-left.plot(100 * sparsities, ideal, color=plot_style.GREY, label='FLOPs')
-right.plot(systems, systems, color=plot_style.GREY, label='linear')
-for (name, device), color in zip(devices.items(), plot_style.COLORS):
+left.plot(100 * sparsities, ideal, color=style.GREY, label='FLOPs')
+right.plot(systems, systems, color=style.GREY, label='linear')
+for (name, device), color in zip(devices.items(), style.COLORS):
   found = estimates[name].report.program
   seconds = sweep_sparsities(found, device, sparsities)
   label = f'CS-{name[-1]}'
@@ -252,7 +252,7 @@ right.set(xticklabels=systems, yticklabels=systems)
 right.minorticks_off()
 right.set_title(f'{planned:.0%} zeros, one batch split', loc='left')
 for ax in (left, right):
-  plot_style.polish(ax)
+  style.polish(ax)
   ax.legend(frameon=False)
 plt.show()
 

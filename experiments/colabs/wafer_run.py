@@ -63,7 +63,7 @@ from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.executed import compare
 from spdf_jax.accelerator.wafer.executed import executed_table
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 from spdf_jax.training.losses import create_loss_scale
 
 # %% [markdown]
@@ -145,7 +145,7 @@ for name, setting in {
 # %%
 exact = found['XLA, float32'][0]
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout='constrained')
-for (name, (losses, *_)), color in zip(found.items(), plot_style.COLORS):
+for (name, (losses, *_)), color in zip(found.items(), style.COLORS):
   left.plot(losses, color=color, label=name)
   if name != 'XLA, float32':
     right.plot(np.abs(losses - exact), color=color, label=name)
@@ -155,8 +155,8 @@ left.set_title('75 % zeros, then dense', loc='left')
 right.set(xlabel='step', ylabel='difference of the loss', yscale='log')
 right.set_title('from XLA in float32', loc='left')
 for ax in (left, right):
-  ax.axvline(SPARSE_STEPS, color=plot_style.GREY, linewidth=0.8)
-  plot_style.polish(ax)
+  ax.axvline(SPARSE_STEPS, color=style.GREY, linewidth=0.8)
+  style.polish(ax)
   ax.legend(frameon=False)
 plt.show()
 
@@ -185,10 +185,10 @@ for label, counted in (('sparse', events[0]), ('dense', events[-1])):
 
 cycles = np.array([total(counted, 'cycles') for counted in events])
 fig, ax = plt.subplots(figsize=(7.5, 2.8), layout='constrained')
-ax.bar(range(len(cycles)), cycles / 1e6, color=plot_style.COLORS[0])
+ax.bar(range(len(cycles)), cycles / 1e6, color=style.COLORS[0])
 ax.set(xlabel='step', ylabel='million cycles', ylim=(0, None))
 ax.set_title('Cycles of the masked products of a step', loc='left')
-plot_style.polish(ax)
+style.polish(ax)
 plt.show()
 
 # %% [markdown]
@@ -224,13 +224,13 @@ for (name, mask), (top, bottom) in zip(masks.items(), axes.T):
   top.imshow(mask, aspect='auto', cmap='Greys', interpolation='nearest')
   top.set(xlabel='outputs', ylabel='inputs')
   top.set_title(name, loc='left')
-  bottom.bar(range(len(loads)), loads, width=1, color=plot_style.COLORS[0])
-  bottom.axhline(loads.mean(), color=plot_style.GREY, label='mean')
-  bottom.axhline(loads.max(), color=plot_style.COLORS[1], label='busiest')
+  bottom.bar(range(len(loads)), loads, width=1, color=style.COLORS[0])
+  bottom.axhline(loads.mean(), color=style.GREY, label='mean')
+  bottom.axhline(loads.max(), color=style.COLORS[1], label='busiest')
   bottom.set(xlabel='column of cores', ylabel='non-zeros')
   bottom.set(ylim=(0, 1.3 * loads.max()))
   bottom.legend(frameon=False, ncols=2, fontsize=8)
-  plot_style.polish(bottom)
+  style.polish(bottom)
   print(
       f'{name:<18} busiest column {loads.max() / loads.mean():.2f} x the mean, '
       f'{event.core:,.0f} cycles of cores'

@@ -12,13 +12,13 @@ from experiments.papers.claims import Finding
 from experiments.papers.paired import Interval
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 _INSIDE, _OUTSIDE = 'interval inside the margin', 'interval outside the margin'
 _ACROSS = 'interval across the margin'
 _COLORS = {
-    _INSIDE: plot_style.COLORS[2], _OUTSIDE: plot_style.COLORS[1],
-    _ACROSS: plot_style.PALE,
+    _INSIDE: style.COLORS[2], _OUTSIDE: style.COLORS[1],
+    _ACROSS: style.PALE,
 }
 
 
@@ -59,7 +59,7 @@ def plot_claims(
   counts = [sum(a.metric == m for a in shown) for m in metrics] or [1]
   rows = sum(len(f.claim.comparisons) for f in findings)
   height = max(0.26 * max(sum(counts) + 3 * len(counts), rows + 5), 3.0)
-  figure = plot_style.new_figure(14, height)
+  figure = style.new_figure(14, height)
   left, right = figure.subfigures(1, 2, width_ratios=(1, 1.5))
   axes = left.subplots(len(counts), height_ratios=counts, squeeze=False)[:, 0]
   for ax, metric in zip(axes, metrics):
@@ -74,13 +74,13 @@ def _plot_losses(
   for place, arm in enumerate(arms):
     losses = [outcome[arm.metric] for outcome in found[arm].values()]
     ax.plot(losses, [place] * len(losses), 'o', markersize=4, alpha=0.6,
-            color=plot_style.COLORS[0], markeredgewidth=0)
+            color=style.COLORS[0], markeredgewidth=0)
     mean = sum(losses) / len(losses)
-    ax.vlines(mean, place - 0.35, place + 0.35, color=plot_style.COLORS[0])
+    ax.vlines(mean, place - 0.35, place + 0.35, color=style.COLORS[0])
   ax.set_yticks(range(len(arms)), [arm.name for arm in arms])
   ax.set_ylim(len(arms) - 0.4, -0.6)
   ax.set_xlabel(f'{arms[0].metric} (nats)')
-  plot_style.polish(ax)
+  style.polish(ax)
   ax.grid(False, axis='y')
   ax.margins(y=0)
 
@@ -132,10 +132,10 @@ def _plot_differences(ax: Any, findings: Sequence[Finding]) -> None:
       fontsize=8,
   )
   ax.set_ylim(len(rows) - 0.4, -0.6)
-  ax.axvline(0, color=plot_style.GREY, linewidth=0.8)
+  ax.axvline(0, color=style.GREY, linewidth=0.8)
   ax.set_xlabel(
       'difference by seed, its mean and 95 % interval\n'
       '(nats; cosine distances for h)'
   )
-  plot_style.polish(ax)
+  style.polish(ax)
   ax.grid(False, axis='y')

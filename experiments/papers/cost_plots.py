@@ -13,7 +13,7 @@ from experiments.papers.pool_data import Prepared
 from experiments.papers.scales import DENSE
 from experiments.papers.scales import Scale
 from experiments.papers.scales import sized
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 _METHODS = 'dense', 'static', 'variable', 'set', 'rigl'
 
@@ -89,13 +89,13 @@ def plot_costs(
     ImportError: matplotlib is not installed.
   """
   sizes = list(dict.fromkeys(arm.size for arm in seconds))
-  figure = plot_style.new_figure(10, 3.4 * len(sizes))
+  figure = style.new_figure(10, 3.4 * len(sizes))
   rows = figure.subplots(len(sizes), 2, squeeze=False)
   for axes, size in zip(rows, sizes):
     for i, arm in enumerate(arm for arm in seconds if arm.size == size):
       outcomes = list(found[arm].values())
       losses = [outcome[PRETRAINED] for outcome in outcomes]
-      color = plot_style.style_of(i)['color']
+      color = style.line_style(i)['color']
       costs = outcomes[0]['flops'], seconds[arm]
       for ax, cost in zip(axes, costs):
         ax.plot([cost] * len(losses), losses, '.', color=color, alpha=0.4)
@@ -111,6 +111,6 @@ def plot_costs(
       ax.set_xlabel(label)
       ax.set_xlim(0, 1.05 * ax.dataLim.x1)
       ax.set_ylabel('validation loss (nats per byte)')
-      plot_style.polish(ax)
+      style.polish(ax)
     axes[1].legend(frameon=False, fontsize=8)
   return figure

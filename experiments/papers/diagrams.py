@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import GREY
-from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.runs.style import COLORS
+from spdf_jax.runs.style import GREY
+from spdf_jax.runs.style import new_figure
 
 KEPT, GROWN, PRUNED = 'kept', 'newly grown', 'pruned: held at zero'
 _LINES = {  # In drawing order: kept weights on top.

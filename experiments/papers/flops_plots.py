@@ -14,12 +14,12 @@ from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.evaluation.markdown import percent
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import GREY
-from spdf_jax.runs.plot_style import label_ends
-from spdf_jax.runs.plot_style import log_ticks
-from spdf_jax.runs.plot_style import new_figure
-from spdf_jax.runs.plot_style import polish
+from spdf_jax.runs.style import COLORS
+from spdf_jax.runs.style import GREY
+from spdf_jax.runs.style import label_ends
+from spdf_jax.runs.style import log_ticks
+from spdf_jax.runs.style import new_figure
+from spdf_jax.runs.style import polish
 
 DENSE, SPARSE, TUNING = 'dense pre-training', 'sparse pre-training', 'tuning'
 _COLORS = {SPARSE: COLORS[5], DENSE: COLORS[0], TUNING: COLORS[1]}

@@ -7,9 +7,9 @@ import statistics
 from typing import Any
 
 from spdf_jax.runs.ancestry import Ancestry
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import read_run
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import read_run
+from spdf_jax.runs.read import Run
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import split_source
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.papers.arms import Arm
-from spdf_jax.runs import plot_style
+from spdf_jax.runs import style
 
 
 def plot_race(
@@ -28,10 +28,10 @@ def plot_race(
     >>> len(plot_race({128: {Arm('dense'): [curve]}}).axes)
     1
   """
-  figure = plot_style.new_figure(5.5 * len(found), 3.6)
+  figure = style.new_figure(5.5 * len(found), 3.6)
   panels = figure.subplots(1, len(found), squeeze=False)[0]
   names = dict.fromkeys(arm.name for arms in found.values() for arm in arms)
-  styles = {name: plot_style.style_of(i) for i, name in enumerate(names)}
+  styles = {name: style.line_style(i) for i, name in enumerate(names)}
   for ax, (width, arms) in zip(panels, found.items()):
     ends = []
     for arm, curves in arms.items():
@@ -48,5 +48,5 @@ def plot_race(
     ax.set_ylabel('validation loss (nats per byte)')
     ax.set_ylim(min(ends) - 0.05, min(ends) + 0.8)
     ax.legend(frameon=False, fontsize=8)
-    plot_style.polish(ax)
+    style.polish(ax)
   return figure

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
+from experiments.papers import training_plots
 from experiments.papers import tuning_plots
 from experiments.papers.run_groups import by_label
 from experiments.papers.run_groups import describe_pretraining
@@ -14,12 +15,11 @@ from experiments.papers.run_groups import means
 from experiments.papers.run_groups import pretrained
 from experiments.papers.run_groups import short_count
 from experiments.papers.tuning_plots import Tuned
-from spdf_jax.runs import training_plots
-from spdf_jax.runs.mask_update_plots import plot_mask_updates
-from spdf_jax.runs.mask_updates import is_tracked
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs.plots import plot_mask_updates
+from spdf_jax.runs.read import is_tracked
+from spdf_jax.runs.read import Run
 
 _LOSS = 'Task loss (nats per token)'
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.papers.subspaces import Distances
 from experiments.papers.subspaces import MODULES
-from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.runs.style import new_figure
 
 _EVERY = 2
 """Step between numbered layers if there are many."""

@@ -5,11 +5,11 @@ import statistics
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import GREY
-from spdf_jax.runs.plot_style import label_ends
-from spdf_jax.runs.plot_style import new_figure
-from spdf_jax.runs.plot_style import polish
+from spdf_jax.runs.style import COLORS
+from spdf_jax.runs.style import GREY
+from spdf_jax.runs.style import label_ends
+from spdf_jax.runs.style import new_figure
+from spdf_jax.runs.style import polish
 
 DENSE, SPARSE = 'dense fine-tuning', 'sparse fine-tuning'
 _LOOKS = {DENSE: (COLORS[2], 'o'), SPARSE: (COLORS[1], 's')}

@@ -8,16 +8,16 @@ from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.lifecycle import launch
 from spdf_jax.runs.mask_plots import plot_masks
-from spdf_jax.runs.mask_update_plots import plot_mask_updates
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
+from spdf_jax.runs.plots import plot_mask_updates
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import read_run
+from spdf_jax.runs.read import Run
 from spdf_jax.runs.report import write_report
 from spdf_jax.runs.wafer_plots import plot_appendix_c
 from spdf_jax.runs.wafer_plots import plot_roofline
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import read_run
-from spdf_jax.runs.workdirs import Run
 
 __all__ = [
     'EqualFlops',

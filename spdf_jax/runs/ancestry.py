@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.workdirs import read_run
+from spdf_jax.runs import read
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.settings import ModelConfig
@@ -166,7 +166,7 @@ def _stages(
     workdir: pathlib.Path, phase: str, config: RunConfig, until: int | None
 ) -> Iterator[Stage]:
   """Yields the stages up to the end of a phase, or up to a step in it."""
-  run = read_run(workdir)
+  run = read.read_run(workdir)
   names = [record.name for record in run.phases]
   if phase and phase not in names:
     raise ValueError(

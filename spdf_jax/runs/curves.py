@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs import read
+from spdf_jax.runs.read import Run
 
 
 def _done(start: int, steps: int, step: int) -> int:
@@ -25,6 +25,7 @@ def flops_at(run: Run, step: int) -> float:
     FLOPs of the first `step` steps.
 
   Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
@@ -48,6 +49,7 @@ def dense_flops_at(run: Run, step: int) -> float:
     FLOPs of the first `step` steps of a dense run with the same batches.
 
   Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> dense_flops_at(Run('toy', (phase,), ()), 3)
     27.0
@@ -69,6 +71,7 @@ def sparsities_of(run: Run) -> tuple[list[int], list[float]]:
     of the run, and the sparsity from each step on, the last one twice.
 
   Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
@@ -78,24 +81,6 @@ def sparsities_of(run: Run) -> tuple[list[int], list[float]]:
   parts = [part for phase in run.phases for part in phase.parts]
   steps = [*(part.start for part in parts), run.phases[-1].end]
   return steps, [part.sparsity for part in (*parts, parts[-1])]
-
-
-def pretraining_phases(run: Run) -> list[PhaseRecord]:
-  """Returns the first phases of a run, up to a change of the data source.
-
-  Example:
-    >>> phases = (
-    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
-    ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
-    >>> [phase.name for phase in pretraining_phases(Run('toy', phases, ()))]
-    ['sparse']
-  """
-  phases = []
-  for phase in run.phases:
-    if phase.source != run.phases[0].source:
-      break
-    phases.append(phase)
-  return phases
 
 
 def pretraining_curve(
@@ -113,12 +98,13 @@ def pretraining_curve(
     float64 [N] FLOPs, increasing and above zero, and float64 [N] values.
 
   Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (0, 1, 2)]
     >>> pretraining_curve(Run('toy', (phase,), tuple(rows)))
     (array([ 5., 10.]), array([3., 2.]))
   """
-  end = pretraining_phases(run)[-1].end
+  end = read.pretraining_phases(run)[-1].end
   points = [(s, v) for s, v in zip(*run.series(key)) if 0 < s <= end]
   flops = np.array([flops_at(run, step) for step, _ in points], np.float64)
   return flops, np.array([value for _, value in points], np.float64)
@@ -155,6 +141,7 @@ def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
     The comparison, or None if the evaluated ranges do not overlap.
 
   Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> def toy(cost):
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]

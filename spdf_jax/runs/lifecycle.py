@@ -18,9 +18,9 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import training
 from spdf_jax.costs.dry_run import describe_plan
-from spdf_jax.runs.report import write_report
-from spdf_jax.runs.workdirs import read_run
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs import read
+from spdf_jax.runs import report
+from spdf_jax.runs.read import Run
 from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import parse_window
@@ -53,7 +53,7 @@ def launch(
   """
   session, _, _ = open_run(config, workdir)
   finish(session, writers)
-  return read_run(workdir)
+  return read.read_run(workdir)
 
 
 def open_run(
@@ -154,7 +154,8 @@ def finish(
   if not is_main_process():
     return None
   try:
-    path = write_report(session.workdir, {name: read_run(session.workdir)})
+    finished = {name: read.read_run(session.workdir)}
+    path = report.write_report(session.workdir, finished)
   except ImportError as error:  # The run is complete without plots.
     logger.warning('there is no report: %s', error)
     return None

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from spdf_jax.runs.plot_style import new_figure
+from spdf_jax.runs import style
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.paths import path_name
@@ -63,7 +63,7 @@ def plot_masks(
   # The size of panels limits the figure to about a page, unless there are many
   # rows.
   size = min(1.5, max(0.5, 12 / columns), max(0.8, 8 / len(rows)))
-  figure = new_figure(
+  figure = style.new_figure(
       max(4.5, 1.6 + size * columns), 1.0 + (size + 0.22) * len(rows)
   )
   panels = figure.subplots(len(rows), columns, squeeze=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of finished runs: losses, and sparsity of layers."""
+"""Plots of runs: losses, sparsity of layers, and mask updates."""
 
 from collections.abc import Mapping
 import re
@@ -8,31 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.curves import pretraining_curve
-from spdf_jax.runs.curves import pretraining_phases
-from spdf_jax.runs.mask_updates import STATISTICS
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import GREY
-from spdf_jax.runs.plot_style import label_ends
-from spdf_jax.runs.plot_style import label_points
-from spdf_jax.runs.plot_style import log_ticks
-from spdf_jax.runs.plot_style import new_figure
-from spdf_jax.runs.plot_style import PALE
-from spdf_jax.runs.plot_style import polish
-from spdf_jax.runs.plot_style import style_of
-from spdf_jax.runs.step_axes import create_panels
-from spdf_jax.runs.step_axes import LOSS
-from spdf_jax.runs.step_axes import mark_phases
-from spdf_jax.runs.step_axes import title_above
-from spdf_jax.runs.summaries import format_sparsity
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs import curves
+from spdf_jax.runs import read
+from spdf_jax.runs import style
+from spdf_jax.runs.read import Run
+
+LOSS = 'Loss (nats per token)'
+"""Label of an axis of losses."""
 
 _LOSSES = {
-    'train/loss': ('training', PALE),
-    'validation/loss': ('validation', COLORS[0]),
-    'target/loss': ('target', COLORS[1]),
+    'train/loss': ('training', style.PALE),
+    'validation/loss': ('validation', style.COLORS[0]),
+    'target/loss': ('target', style.COLORS[1]),
 }
+_FEW = 12  # Maximum number of spans of a phase for which they are marked.
 _TOTALS = {
     'sparsity/sparsified': 'all sparsified',
     'sparsity/all': 'all parameters',
@@ -43,6 +32,84 @@ def _natural(name: str) -> list[Any]:
   """Returns a sort key that puts block_10 after block_9."""
   parts = re.split(r'(\d+)', name)
   return [int(x) if i % 2 else x for i, x in enumerate(parts)]
+
+
+def create_panels(
+    runs: Mapping[str, Run], *, sharey: bool = False
+) -> tuple[Any, Any]:
+  """Creates a figure with a panel over steps for each run.
+
+  Args:
+    runs: Runs by label.
+    sharey: Whether the panels share their limits.
+
+  Returns:
+    A `matplotlib.figure.Figure` and its axes, at least one; the x axis of all
+    extends to the last step of the longest run.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> figure, panels = create_panels({})
+    >>> len(panels), panels[0].get_xlabel()
+    (1, 'Step')
+  """
+  count = max(len(runs), 1)
+  figure = style.new_figure(7, 0.6 + 2.6 * count)
+  panels = figure.subplots(
+      count, sharex=True, sharey=sharey, squeeze=False
+  )[:, 0]
+  last = max((run.phases[-1].end for run in runs.values()), default=1)
+  panels[-1].set(xlim=(0, last), xlabel='Step')
+  return figure, panels
+
+
+def mark_phases(ax: Any, run: Run) -> None:
+  """Draws vertical lines where phases begin and where the sparsity changes.
+
+  Changes within a phase are omitted if there are many.
+
+  Args:
+    ax: Axes over steps.
+    run: Run to draw.
+  """
+  for phase in run.phases:
+    if phase.start:
+      ax.axvline(phase.start, color=style.GREY, linewidth=1.0, linestyle='--')
+    if len(phase.parts) <= _FEW:
+      for part in phase.parts[1:]:
+        ax.axvline(part.start, color=style.GREY, linewidth=0.8, linestyle=':')
+
+
+def points_of(run: Run, key: str, end: int) -> list[tuple[int, float]]:
+  """Returns the steps and values of a metric after step 0, up to an end.
+
+  Example:
+    >>> rows = [{'step': s, 'train/loss': 4.0 / s} for s in (1, 2, 4)]
+    >>> points_of(Run('toy', (), rows), 'train/loss', 2)
+    [(1, 4.0), (2, 2.0)]
+  """
+  return [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= end]
+
+
+def draw_sparsity(ax: Any, run: Run, end: int, **look: Any) -> float:
+  """Draws the planned sparsity of a run, in per cent, as a step function.
+
+  Args:
+    ax: Axes over steps.
+    run: Run to draw.
+    end: Last step to draw.
+    **look: Keyword arguments of `Axes.plot`.
+
+  Returns:
+    The last value, in per cent.
+  """
+  steps, sparsities = curves.sparsities_of(run)
+  inside = [(s, 100 * x) for s, x in zip(steps, sparsities) if s < end]
+  last = inside[-1][1]
+  ax.plot(*zip(*inside, (end, last)), drawstyle='steps-post', **look)
+  return last
 
 
 def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
@@ -61,30 +128,30 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
     >>> figure = plot_loss_over_flops({'toy': Run('toy', (phase,), rows)})
     >>> figure.axes[0].get_xlabel()
     'Training FLOPs'
   """
-  figure = new_figure(7, 4.2)
+  figure = style.new_figure(7, 4.2)
   ax = figure.subplots()
   ends, rings = [], []
   for index, (label, run) in enumerate(runs.items()):
-    style = style_of(index)
-    color = style['color']
-    flops, losses = pretraining_curve(run)
+    look = style.line_style(index)
+    color = look['color']
+    flops, losses = curves.pretraining_curve(run)
     if not len(flops):
       continue
     size = 3.5 if len(flops) > 1 else 6
     ax.plot(
-        flops, losses, linewidth=1.8, markersize=size, label=label, **style
+        flops, losses, linewidth=1.8, markersize=size, label=label, **look
     )
     ends.append((flops[-1], losses[-1], label, color))
-    passed = pretraining_phases(run)[:-1]
+    passed = read.pretraining_phases(run)[:-1]
     for phase in passed:
-      spent = flops_at(run, phase.end)
+      spent = curves.flops_at(run, phase.end)
       if not flops[0] <= spent <= flops[-1]:
         continue
       loss = np.interp(np.log(spent), np.log(flops), losses)
@@ -97,11 +164,11 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
       title='Pre-training: validation loss over training FLOPs',
       xscale='log',
   )
-  polish(ax)
+  style.polish(ax)
   ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())
-  log_ticks(ax)
-  label_ends(ax, ends, gap=0.055)
-  label_points(ax, rings)
+  style.log_ticks(ax)
+  style.label_ends(ax, ends, gap=0.055)
+  style.label_points(ax, rings)
   return figure
 
 
@@ -120,7 +187,7 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': s, 'train/loss': 4.0 / s} for s in (1, 4)]
     >>> figure = plot_loss_over_steps({'toy': Run('toy', (phase,), rows)})
@@ -136,20 +203,20 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
       if not steps:
         continue
       # Without clipping, as the last marker is at the edge of the axes.
-      style = {'linewidth': 1.8, 'marker': '.', 'clip_on': False}
+      look = {'linewidth': 1.8, 'marker': '.', 'clip_on': False}
       if key == 'train/loss':
-        style = {'linewidth': 1.0}
-      ax.plot(steps, losses, color=color, label=name, **style)
+        look = {'linewidth': 1.0}
+      ax.plot(steps, losses, color=color, label=name, **look)
       ends[-1].append((steps[-1], losses[-1], name, color))
     mark_phases(ax, run)
     ax.set_ylabel(LOSS)
-    polish(ax)
+    style.polish(ax)
   panels[-1].set_ylim(panels[-1].get_ylim())
   # Labels come last, as they need the final limits, which all panels share.
   for ax, (label, run), run_ends in zip(panels, runs.items(), ends):
-    label_ends(ax, run_ends, gap=0.1)
-    title_above(ax, label, [
-        (p.start, p.end, f'{p.name}\n{format_sparsity(p)} zeros')
+    style.label_ends(ax, run_ends, gap=0.1)
+    style.title_above(ax, label, [
+        (p.start, p.end, f'{p.name}\n{read.format_sparsity(p)} zeros')
         for p in run.phases
     ])
   return figure
@@ -169,7 +236,7 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> rows = [{'step': 4, 'sparsity/mlp': 0.75, 'sparsity/all': 0.5}]
     >>> figure = plot_layer_sparsity({'toy': Run('toy', (phase,), rows)})
@@ -178,11 +245,11 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
   """
   logged = {k for run in runs.values() for row in run.rows for k in row}
   logged = {k for k in logged if k.startswith('sparsity/')}
-  layers = sorted(logged - {*_TOTALS, *STATISTICS}, key=_natural)
+  layers = sorted(logged - {*_TOTALS, *read.STATISTICS}, key=_natural)
   keys = layers + [k for k in _TOTALS if k in logged]
   names = [_TOTALS.get(k, k.removeprefix('sparsity/')) for k in keys]
   columns = [len(run.phases) for run in runs.values()]
-  figure = new_figure(2.6 + 0.95 * sum(columns), 1.2 + 0.24 * len(keys))
+  figure = style.new_figure(2.6 + 0.95 * sum(columns), 1.2 + 0.24 * len(keys))
   panels = figure.subplots(
       1,
       max(len(runs), 1),
@@ -210,10 +277,81 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
     ax.set_xticks(range(len(run.phases)), [p.name for p in run.phases])
     ax.tick_params(length=0, labelsize=8)
     ax.spines[:].set_visible(False)
-    ax.axhline(len(layers) - 0.5, color=GREY, linewidth=1.2)
+    ax.axhline(len(layers) - 0.5, color=style.GREY, linewidth=1.2)
   panels[0].set_yticks(range(len(names)), names)
   title = 'Sparsity of each layer at the end of each phase'
   if not keys:
     title = 'No sparsities were logged'
   figure.suptitle(title, fontsize=11)
   return figure
+
+
+def plot_mask_updates(runs: Mapping[str, Run]) -> Any:
+  """Plots sparsity, survival and exploration over steps, a panel for each run.
+
+  A line is the planned sparsity, and points on it are the measured sparsity; a
+  point of survival is the fraction of kept weights that one mask update keeps;
+  exploration is the fraction of weights that were kept at any time.
+
+  Args:
+    runs: Runs by label; runs without logged mask updates are omitted.
+
+  Returns:
+    A `matplotlib.figure.Figure`.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0)
+    >>> rows = [{'step': s, 'sparsity/exploration': 0.5} for s in (1, 4)]
+    >>> figure = plot_mask_updates({'toy': Run('toy', (phase,), rows)})
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['sparsity', 'explored', 'p']
+  """
+  runs = {label: run for label, run in runs.items() if read.is_tracked(run)}
+  figure, panels = create_panels(runs)
+  for ax, (label, run) in zip(panels, runs.items()):
+    ax.set(ylim=(0, 100), ylabel='Per cent of weights')
+    ends = _draw_updates(ax, run)
+    mark_phases(ax, run)
+    style.polish(ax)
+    ax.margins(y=0)
+    style.label_ends(ax, ends, gap=0.1)
+    style.title_above(ax, label, [(p.start, p.end, p.name) for p in run.phases])
+  return figure
+
+
+def _draw_updates(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
+  """Draws a run; returns ends, names and colours of its lines."""
+  last = run.phases[-1].end
+  planned = draw_sparsity(ax, run, last, color=style.GREY, linewidth=1.4)
+  found, sparsities = run.series('sparsity/sparsified')
+  look = {'clip_on': False, 'zorder': 3}
+  ax.plot(
+      found, [100 * x for x in sparsities], '.', color=style.GREY, markersize=7,
+      **look,
+  )
+  ends: list[tuple[float, float, str, str]] = [
+      (last, planned, 'sparsity', style.GREY)
+  ]
+  updates = [read.mask_updates_in(run, phase) for phase in run.phases]
+  for inside in filter(None, updates):
+    survival = [100 * update.survival for update in inside]
+    ax.plot(
+        [c.step for c in inside], survival, color=style.COLORS[1],
+        linewidth=0.8, marker='o', markersize=3.5, **look,
+    )
+    end = (inside[-1].step, survival[-1], 'survival', style.COLORS[1])
+  if any(updates):
+    ends.append(end)
+  steps, explored = run.series('sparsity/exploration')
+  explored = [100 * share for share in explored]
+  mark = '.' if len(steps) == 1 else ''
+  ax.plot(
+      steps, explored, color=style.COLORS[2], linewidth=1.8, marker=mark,
+      clip_on=False,
+  )
+  ends.append((steps[-1], explored[-1], 'explored', style.COLORS[2]))
+  return ends

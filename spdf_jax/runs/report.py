@@ -7,19 +7,23 @@ import os
 import pathlib
 from typing import Any
 
-from spdf_jax.evaluation.markdown import escape
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
-from spdf_jax.evaluation.markdown import percent
-from spdf_jax.evaluation.markdown import shorten
-from spdf_jax.runs import findings
+from spdf_jax.evaluation import markdown
+from spdf_jax.runs import curves
 from spdf_jax.runs import plots
-from spdf_jax.runs.mask_update_plots import plot_mask_updates
-from spdf_jax.runs.mask_updates import mask_updates_table
-from spdf_jax.runs.summaries import best_steps
-from spdf_jax.runs.summaries import runs_table
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs import read
+from spdf_jax.runs import statements
+from spdf_jax.runs.read import MaskUpdate
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
 
+_HEADER = (
+    'run', 'phase', 'steps', 'tokens', 'sparsity', 'validation perplexity',
+    'target perplexity', 'chrF', 'FLOPs against dense', 'seconds',
+)
+_MASK_HEADER = (
+    'run', 'phase', 'planned sparsity', 'measured sparsity', 'mask updates',
+    'survival', 'explored',
+)
 _CELL_WIDTH = 80  # Characters of a generation, its context and reference.
 _COMPUTE = (
     'FLOPs are counted by the formula of the papers, without those of pruned '
@@ -85,14 +89,18 @@ def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
       for _, found in last.values()
   ]
   header = ['context', 'reference']
-  header += [f'{escape(label)}, step {s:,}' for label, (s, _) in last.items()]
+  header += [
+      f'{markdown.escape(label)}, step {s:,}' for label, (s, _) in last.items()
+  ]
   rows = []
   for index in _pick(len(records), wanted):
     context = records[index]['context']
     cells = [context, _reference_text(records[index]['reference'])]
-    cells += [answer.get(context, MISSING) for answer in answers]
-    rows.append([escape(shorten(cell, _CELL_WIDTH)) for cell in cells])
-  return markdown_table(header, rows)
+    cells += [answer.get(context, markdown.MISSING) for answer in answers]
+    rows.append([
+        markdown.escape(markdown.shorten(cell, _CELL_WIDTH)) for cell in cells
+    ])
+  return markdown.markdown_table(header, rows)
 
 
 def _sizes(label: str, run: Run) -> str:
@@ -102,11 +110,11 @@ def _sizes(label: str, run: Run) -> str:
   rate = f', dropout {dropout}' if dropout else ''
   model = f' (preset {preset}{rate})' if preset else ''
   zeros = ', '.join(
-      f'{percent(phase.overall_sparsity)} after {phase.name}'
+      f'{markdown.percent(phase.overall_sparsity)} after {phase.name}'
       for phase in run.phases if phase.overall_sparsity
   )
   overall = zeros and f'Zeros over all parameters: {zeros}. '
-  return escape(
+  return markdown.escape(
       f'{label}: {run.parameters:,} parameters{model}, '
       f'{run.sparsified_parameters:,} of them in sparsified matrices. '
       f'{overall}{run.compute}'
@@ -115,7 +123,209 @@ def _sizes(label: str, run: Run) -> str:
 
 def _list(texts: Sequence[str]) -> list[str]:
   """Formats a list as one part of the page; no part if it is empty."""
-  return ['\n'.join(f'* {escape(text)}' for text in texts)] if texts else []
+  lines = [f'* {markdown.escape(text)}' for text in texts]
+  return ['\n'.join(lines)] if lines else []
+
+
+def _value(run: Run, phase: PhaseRecord, key: str) -> str:
+  """Formats a phase's last value, with the step if the phase went on."""
+  found = run.at_end(phase, key)
+  if found is None:
+    return markdown.MISSING
+  step, value = found
+  last = min(phase.end, run.last_step)
+  return markdown.number(value) + (f' (step {step:,})' if step != last else '')
+
+
+def _sparsity(run: Run, phase: PhaseRecord) -> str:
+  """Formats the planned sparsity, and the measured one if it differs."""
+  found = run.at_end(phase, 'sparsity/sparsified')
+  text = read.format_sparsity(phase)
+  if found is not None and abs(found[1] - phase.sparsity) > 1e-3:
+    text += f' ({markdown.percent(found[1])} at the end)'
+  return text
+
+
+def _steps(done: int, planned: int) -> str:
+  return f'{done:,}' if done == planned else f'{done:,} of {planned:,}'
+
+
+def _run_rows(label: str, run: Run) -> list[list[str]]:
+  """Returns a row for each phase of a run, and one for the whole run."""
+  rows = []
+  total_steps, total_tokens = 0, 0
+  for phase in run.phases:
+    done = min(max(run.last_step - phase.start, 0), phase.steps)
+    tokens = round(phase.tokens * done / phase.steps)
+    total_steps += done
+    total_tokens += tokens
+    step = phase.start + done
+    rows.append([
+        markdown.escape(label),
+        markdown.escape(phase.name),
+        _steps(done, phase.steps),
+        f'{tokens:,}',
+        _sparsity(run, phase),
+        _value(run, phase, 'validation/perplexity'),
+        _value(run, phase, 'target/perplexity'),
+        _value(run, phase, 'task/chrf'),
+        f'{curves.flops_at(run, step) / curves.dense_flops_at(run, step):.3f}'
+        if done
+        else markdown.MISSING,
+        markdown.number(read.seconds_of(run, [phase]), 1),
+    ])
+  last = rows[-1]
+  pretraining = [
+      row for row, phase in zip(rows, run.phases) if phase.source != 'task'
+  ]
+  validation = (pretraining or rows)[-1][5]
+  planned = sum(phase.steps for phase in run.phases)
+  totals = [_steps(total_steps, planned), f'{total_tokens:,}', markdown.MISSING]
+  end = run.last_step
+  ratio = None
+  if end:
+    ratio = curves.flops_at(run, end) / curves.dense_flops_at(run, end)
+  seconds = markdown.number(read.seconds_of(run, run.phases), 1)
+  rows.append(
+      [last[0], 'total', *totals, validation, *last[6:8],
+       markdown.number(ratio, 3), seconds]
+  )
+  return [row if row[1] != 'total' else _bold(row) for row in rows]
+
+
+def _bold(cells: Sequence[str]) -> list[str]:
+  return [cell if cell == markdown.MISSING else f'**{cell}**' for cell in cells]
+
+
+def runs_table(runs: Mapping[str, Run]) -> str:
+  """Formats the table of a report: a row for each phase of each run.
+
+  Values are those at the end of each phase; FLOPs against dense are the FLOPs
+  up to there divided by those of the same steps trained dense. A row of totals
+  follows each run, with the validation perplexity at the end of pre-training;
+  the bigram baseline is the last row.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    A Markdown table.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> rows = [{'step': 4, 'validation/perplexity': 9.0}]
+    >>> table = runs_table({'toy': Run('toy', (phase,), tuple(rows))})
+    >>> print(table.splitlines()[2])
+    | toy | p | 4 | 64 | 75% | 9.00 | – | – | 0.500 | – |
+  """
+  rows = [row for label, run in runs.items() for row in _run_rows(label, run)]
+  baselines = {
+      run.bigram['validation/perplexity']
+      for run in runs.values()
+      if run.bigram and 'validation/perplexity' in run.bigram
+  }
+  for perplexity in sorted(baselines):
+    cells = [markdown.MISSING] * len(_HEADER)
+    cells[0], cells[5] = 'bigram baseline', markdown.number(perplexity)
+    rows.append(cells)
+  return markdown.markdown_table(_HEADER, rows, numbers=_HEADER[2:])
+
+
+def best_steps(runs: Mapping[str, Run]) -> list[str]:
+  """Describes where phases with an early stop were best.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    A sentence for each phase that has logged its best evaluation.
+
+  Example:
+    >>> phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = [{'step': 8, 'best/step': 4, 'best/target/loss': 2.0}]
+    >>> best_steps({'toy': Run('toy', (phase,), tuple(rows))})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
+    at step 8.']
+  """
+  found = []
+  for label, run in runs.items():
+    for phase in run.phases:
+      best = run.at_end(phase, 'best/step')
+      if best is None:
+        continue
+      row = next(
+          r for r in reversed(run.rows)
+          if r['step'] == best[0] and 'best/step' in r
+      )
+      values = ', '.join(
+          f'{name.removeprefix("best/")} {markdown.number(value)}'
+          for name, value in row.items()
+          if name.startswith('best/') and name != 'best/step'
+      )
+      end = f'ends with its weights at step {phase.end:,}' if (
+          run.last_step >= phase.end
+      ) else f'is at step {run.last_step:,}'
+      found.append(
+          f'{label}: {phase.name} was best at step {best[1]:,} ({values}) and '
+          f'{end}.'
+      )
+  return found
+
+
+def mask_updates_table(runs: Mapping[str, Run]) -> str | None:
+  """Formats a table of masks: a row for each phase of runs with mask updates.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    A Markdown table: planned sparsity, measured sparsity at the end of each
+    phase, number of updates, fraction of kept weights that survive an update,
+    and fraction of weights kept at any time; None if no run logged mask
+    updates.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (2,))
+    >>> row = {'step': 4, 'sparsity/sparsified': 0.5, 'sparsity/grown': 1.0,
+    ...        'sparsity/dropped': 1.0, 'sparsity/surviving': 3.0,
+    ...        'sparsity/exploration': 0.625}
+    >>> table = mask_updates_table({'toy': Run('toy', (phase,), (row,))})
+    >>> print(table.splitlines()[2])
+    | toy | p | 50% | 50% | 1 | 75% | 62.5% |
+  """
+  rows = []
+  for label, run in runs.items():
+    if not read.is_tracked(run):
+      continue
+    for phase in run.phases:
+      found = run.at_end(phase, 'sparsity/sparsified')
+      explored = run.at_end(phase, 'sparsity/exploration')
+      rows.append([
+          markdown.escape(label),
+          markdown.escape(phase.name),
+          read.format_sparsity(phase),
+          _percent(found),
+          str(len(phase.mask_updates)),
+          _survival(read.mask_updates_in(run, phase)) or markdown.MISSING,
+          _percent(explored),
+      ])
+  if not rows:
+    return None
+  return markdown.markdown_table(
+      _MASK_HEADER, rows, numbers=_MASK_HEADER[2:]
+  )
+
+
+def _percent(found: tuple[int, float] | None) -> str:
+  return markdown.MISSING if found is None else markdown.percent(found[1])
+
+
+def _survival(updates: Sequence[MaskUpdate]) -> str:
+  """Formats the lowest and the highest survival of updates."""
+  shares = [update.survival for update in updates]
+  ends = [markdown.percent(f(shares)) for f in (min, max) if shares]
+  return ' to '.join(dict.fromkeys(ends))
 
 
 def write_report(
@@ -136,7 +346,7 @@ def write_report(
 
   Example:
     >>> import tempfile
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> run = Run('toy', (phase,), ({'step': 4, 'validation/loss': 2.0},))
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -166,11 +376,11 @@ def write_report(
       ]),
       _COMPUTE,
       '## Findings',
-      *_list(findings.find(runs)),
+      *_list(statements.find(runs)),
   ]
   masks = mask_updates_table(runs)
   if masks is not None:
-    plot_mask_updates(runs).savefig(directory / 'mask_updates.png')
+    plots.plot_mask_updates(runs).savefig(directory / 'mask_updates.png')
     parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
   parts.append('## Plots')
   for name, (title, plot) in _PLOTS.items():

@@ -10,7 +10,7 @@ from spdf_jax.accelerator.wafer.closed_form import Decoder
 from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.simulation_text import duration
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.runs.read import Run
 
 _LEAST_SPEEDUP = 1.02  # Smaller differences are within the model's error.
 
@@ -48,7 +48,7 @@ def on_wafer(label: str, run: Run) -> str | None:
     whose sparsity saves less than 2 % of the time.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> sizes = dict(n_layers=24, d_model=2048, n_heads=16, d_ff=8192,
     ...              vocab_size=50257)
     >>> phase = PhaseRecord('p', 0, 4, 64, 2048, 'text', 0.75, 64, 5.0, 10.0)

@@ -10,11 +10,11 @@ from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.simulate import Report
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import GREY
-from spdf_jax.runs.plot_style import new_figure
-from spdf_jax.runs.plot_style import PALE
-from spdf_jax.runs.plot_style import polish
+from spdf_jax.runs.style import COLORS
+from spdf_jax.runs.style import GREY
+from spdf_jax.runs.style import new_figure
+from spdf_jax.runs.style import PALE
+from spdf_jax.runs.style import polish
 
 LAYER = Product(65 * 2048, 12288, 12288)
 """A matrix of GPT-3, with the tokens of the vendor's micro-batch of 65."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workdirs: plans, metrics and generations of runs, read from disk."""
+"""Runs read from disk: plans, metrics, generations and mask updates."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any
 from typing import NamedTuple
 
 from spdf_jax.costs.sparsity_spans import Span
+from spdf_jax.evaluation import markdown
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 
@@ -271,3 +272,110 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       compute=plan.get('compute') or '',
       totals=plan.get('totals') or (),
   )
+
+
+def pretraining_phases(run: Run) -> list[PhaseRecord]:
+  """Returns the first phases of a run, up to a change of the data source.
+
+  Example:
+    >>> phases = (
+    ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
+    ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
+    >>> [phase.name for phase in pretraining_phases(Run('toy', phases, ()))]
+    ['sparse']
+  """
+  phases = []
+  for phase in run.phases:
+    if phase.source != run.phases[0].source:
+      break
+    phases.append(phase)
+  return phases
+
+
+def seconds_of(run: Run, phases: Sequence[PhaseRecord]) -> float | None:
+  """Returns the total of training seconds logged in phases, or None.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = [{'step': 2, 'time/seconds': 1.0}, {'step': 9}]
+    >>> seconds_of(Run('toy', (phase,), tuple(rows)), [phase])
+    1.0
+  """
+  rows = [row for phase in phases for row in run.within(phase)]
+  logged = [row['time/seconds'] for row in rows if row.get('time/seconds')]
+  return sum(logged) if logged else None
+
+
+def format_sparsity(phase: PhaseRecord) -> str:
+  """Formats the planned sparsity of a phase, first to last if it changes.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
+    >>> format_sparsity(phase)
+    '75%'
+  """
+  return ' to '.join(dict.fromkeys(map(markdown.percent, phase.sparsities)))
+
+
+STATISTICS = tuple(
+    f'sparsity/{name}'
+    for name in ('grown', 'dropped', 'surviving', 'overlap', 'exploration')
+)
+"""Names of logged statistics of masks, which are not names of layers."""
+
+
+class MaskUpdate(NamedTuple):
+  """One update of a run's masks, summed over layers.
+
+  Attributes:
+    step: Number of steps before the update.
+    grown: Number of pruned weights that became kept.
+    dropped: Number of kept weights that were pruned.
+    surviving: Number of weights kept before and after the update.
+  """
+
+  step: int
+  grown: float
+  dropped: float
+  surviving: float
+
+  @property
+  def survival(self) -> float:
+    """Fraction of the kept weights that stayed kept."""
+    return self.surviving / max(self.surviving + self.dropped, 1)
+
+
+def is_tracked(run: Run) -> bool:
+  """Returns whether a run logged its mask updates."""
+  return bool(run.series('sparsity/exploration')[0])
+
+
+def mask_updates_in(run: Run, phase: PhaseRecord) -> list[MaskUpdate]:
+  """Returns the logged mask updates of a phase.
+
+  A row of metrics describes the last update before it, so earlier updates since
+  the previous row are unknown.
+
+  Args:
+    run: A run.
+    phase: A phase of the run.
+
+  Returns:
+    The known updates, in order.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (3, 6))
+    >>> row = {'sparsity/grown': 1.0, 'sparsity/dropped': 1.0,
+    ...        'sparsity/surviving': 3.0}
+    >>> run = Run('toy', (phase,), ({'step': 2} | row, {'step': 5} | row))
+    >>> mask_updates_in(run, phase)
+    [MaskUpdate(step=3, grown=1.0, dropped=1.0, surviving=3.0)]
+  """
+  rows = [r for r in run.rows if r.get('sparsity/surviving') is not None]
+  planned = [step for p in run.phases for step in p.mask_updates]
+  found = []
+  for step, following in zip(planned, [*planned[1:], run.phases[-1].end]):
+    row = next((r for r in rows if step < r['step'] <= following), None)
+    if row is not None and phase.start <= step < phase.end:
+      found.append(MaskUpdate(step, *(row[key] for key in STATISTICS[:3])))
+  return found

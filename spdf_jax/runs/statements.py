@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Findings of a report: sentences computed from runs."""
+"""Statements of a report: sentences computed from runs."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -7,16 +7,11 @@ import itertools
 
 from spdf_jax.evaluation.markdown import number
 from spdf_jax.evaluation.markdown import percent
-from spdf_jax.runs.curves import dense_flops_at
-from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.curves import losses_at_equal_flops
-from spdf_jax.runs.curves import pretraining_phases
-from spdf_jax.runs.mask_updates import describe_updates
-from spdf_jax.runs.mask_updates import sawtooth
-from spdf_jax.runs.summaries import seconds_of
+from spdf_jax.runs import curves
+from spdf_jax.runs import read
+from spdf_jax.runs.read import PhaseRecord
+from spdf_jax.runs.read import Run
 from spdf_jax.runs.wafer_findings import on_wafer
-from spdf_jax.runs.workdirs import PhaseRecord
-from spdf_jax.runs.workdirs import Run
 
 
 def _last_in(
@@ -49,7 +44,7 @@ def against_bigram(label: str, run: Run) -> str | None:
   """
   key = 'validation/perplexity'
   baseline = (run.bigram or {}).get(key)
-  pretraining = pretraining_phases(run)
+  pretraining = read.pretraining_phases(run)
   before = _last_in(run, pretraining, key)
   if baseline is None or before is None:
     return None
@@ -88,7 +83,7 @@ def fine_tuning(label: str, run: Run) -> str | None:
     >>> print(fine_tuning('toy', Run('toy', phases, rows)))
     Fine-tuning takes toy from target perplexity 20.00 to 5.00, 0.250 of it.
   """
-  before = run.at_end(pretraining_phases(run)[-1], 'target/perplexity')
+  before = run.at_end(read.pretraining_phases(run)[-1], 'target/perplexity')
   after = run.at_end(run.phases[-1], 'target/perplexity')
   if before is None or after is None or before == after:
     return None
@@ -116,9 +111,9 @@ def cost(label: str, run: Run) -> str:
     toy spent 20 training FLOPs, 0.500 of the same steps dense, and 3.0
     seconds of training.
   """
-  spent = flops_at(run, run.last_step)
-  dense = dense_flops_at(run, run.last_step)
-  seconds = seconds_of(run, run.phases)
+  spent = curves.flops_at(run, run.last_step)
+  dense = curves.dense_flops_at(run, run.last_step)
+  seconds = read.seconds_of(run, run.phases)
   ratio = f', {spent / dense:.3f} of the same steps dense' if dense else ''
   time = '' if seconds is None else (
       f', and {number(seconds, 1)} seconds of training'
@@ -182,7 +177,7 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
     The curves of a and b do not overlap, so they are not compared at equal
     FLOPs.
   """
-  found = losses_at_equal_flops(*runs)
+  found = curves.losses_at_equal_flops(*runs)
   if found is None:
     return (
         f'The curves of {labels[0]} and {labels[1]} do not overlap, so they '
@@ -207,6 +202,84 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
   return text
 
 
+def describe_updates(label: str, run: Run) -> str | None:
+  """Describes survival and exploration of a run's mask updates.
+
+  Args:
+    label: Name of the run in the text.
+    run: A run.
+
+  Returns:
+    One or two sentences, or None if no mask is updated within a phase.
+  """
+  parts = []
+  for phase in run.phases:
+    updates = [
+        update for update in read.mask_updates_in(run, phase)
+        if update.step > phase.start
+    ]
+    if updates:
+      mean = sum(u.survival for u in updates) / len(updates)
+      times = {1: 'once', 2: 'twice'}.get(
+          len(updates), f'{len(updates)} times'
+      )
+      parts.append(
+          f'{times} within {phase.name}, where {percent(mean)} of the kept '
+          'weights survive an update on average'
+      )
+  if not parts:
+    return None
+  text = f"{label}'s masks are updated {'; '.join(parts)}."
+  steps, explored = run.series('sparsity/exploration')
+  updated = [p for p in run.phases if len(p.mask_updates) > 1]
+  end = updated[-1].end if updated else run.last_step
+  before = [share for step, share in zip(steps, explored) if step <= end]
+  if before and before[0] < 1:
+    text += (
+        f' By then {percent(before[-1])} of the sparsified weights have been '
+        f'kept at some step, {percent(before[0])} at first.'
+    )
+  return text
+
+
+def sawtooth(label: str, run: Run) -> str | None:
+  """Describes the rise and fall of the validation loss over pruning rounds.
+
+  Args:
+    label: Name of the run in the text.
+    run: A run.
+
+  Returns:
+    Two sentences, or None if no phase begins with pruning and is evaluated
+    before its end.
+  """
+  teeth, later, ends = [], [], []
+  for last, phase in zip(run.phases, run.phases[1:]):
+    if phase.sparsities[0] <= last.sparsities[1] or phase.source != last.source:
+      continue
+    before = run.at_end(last, 'validation/loss')
+    losses = [
+        (row['step'], row['validation/loss']) for row in run.within(phase)
+        if row.get('validation/loss') is not None
+    ]
+    if before is None or len(losses) < 2:
+      continue
+    teeth.append(
+        f'from {number(before[1])} to {number(losses[0][1])} at '
+        f'{percent(phase.sparsities[0])} zeros'
+    )
+    later.append(losses[0][0] - phase.start)
+    ends.append(number(losses[-1][1]))
+  if not teeth:
+    return None
+  steps = ' to '.join(dict.fromkeys(str(f(later)) for f in (min, max)))
+  return (
+      f'In {label}, pruning and the learning rate of a new round change the '
+      f'validation loss {", ".join(teeth)}, {steps} steps later. These rounds '
+      f'end at {", ".join(ends)}.'
+  )
+
+
 _OF_EACH = (
     against_bigram, describe_updates, sawtooth, fine_tuning, cost,
     against_budget, on_wafer,
@@ -214,7 +287,7 @@ _OF_EACH = (
 
 
 def find(runs: Mapping[str, Run]) -> list[str]:
-  """Returns all findings about runs.
+  """Returns all statements about runs.
 
   Args:
     runs: Runs by label.

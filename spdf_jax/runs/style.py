@@ -39,7 +39,7 @@ def new_figure(width: float, height: float) -> Any:
   return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
 
 
-def style_of(index: int) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
   """Returns colour, line style and marker of one of several lines.
 
   Args:
@@ -50,9 +50,9 @@ def style_of(index: int) -> dict[str, Any]:
     Keyword arguments of `Axes.plot`.
 
   Example:
-    >>> style_of(0)['color'] == style_of(7)['color']
+    >>> line_style(0)['color'] == line_style(7)['color']
     True
-    >>> style_of(0)['linestyle'], style_of(7)['linestyle']
+    >>> line_style(0)['linestyle'], line_style(7)['linestyle']
     ('-', '--')
   """
   again = index // len(COLORS)
@@ -219,6 +219,29 @@ def label_spans(
         color=GREY,
     )
   return len(taken)
+
+
+def title_above(
+    ax: Any,
+    title: str,
+    spans: Sequence[tuple[float, float, str]],
+    pad: float = 8,
+    **style: Any,
+) -> None:
+  """Writes names above spans of the x axis, and a title above all of them.
+
+  Args:
+    ax: Axes with final limits.
+    title: Text of the title.
+    spans: Two ends and name of each span, see `label_spans`.
+    pad: Distance between the names and the title, in points.
+    **style: Keyword arguments of `Axes.set_title`.
+  """
+  height = 21 if any('\n' in name for _, _, name in spans) else 12
+  rows = label_spans(ax, spans)
+  ax.set_title(
+      title, loc='left', fontweight='bold', pad=pad + height * rows, **style
+  )
 
 
 def label_points(

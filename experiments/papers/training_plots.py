@@ -4,21 +4,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spdf_jax.evaluation.markdown import percent
-from spdf_jax.runs.curves import pretraining_phases
-from spdf_jax.runs.plot_style import COLORS
-from spdf_jax.runs.plot_style import GREY
-from spdf_jax.runs.plot_style import label_ends
-from spdf_jax.runs.plot_style import new_figure
-from spdf_jax.runs.plot_style import PALE
-from spdf_jax.runs.plot_style import polish
-from spdf_jax.runs.plot_style import style_of
-from spdf_jax.runs.step_axes import draw_sparsity
-from spdf_jax.runs.step_axes import LOSS
-from spdf_jax.runs.step_axes import points_of
-from spdf_jax.runs.step_axes import title_above
-from spdf_jax.runs.summaries import format_sparsity
-from spdf_jax.runs.workdirs import Run
+from spdf_jax.evaluation import markdown
+from spdf_jax.runs import plots
+from spdf_jax.runs import read
+from spdf_jax.runs import style
+from spdf_jax.runs.read import Run
 
 _NARROW = 0.07  # Minimum width of a number, as a fraction of the axes.
 
@@ -45,7 +35,7 @@ def plot_sawtooth(
   Source: Cerebras 2022, "Iterative pruning", figure 3.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phases = (
     ...     PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0),
     ...     PhaseRecord('q', 4, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0))
@@ -54,7 +44,7 @@ def plot_sawtooth(
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['Loss (nats per token)', 'Sparsity (%)']
   """
-  figure = new_figure(7.4, 4.4 * len(pruned))
+  figure = style.new_figure(7.4, 4.4 * len(pruned))
   panels = figure.subplots(
       2 * len(pruned), squeeze=False, height_ratios=(3, 1) * len(pruned)
   )[:, 0]
@@ -62,22 +52,22 @@ def plot_sawtooth(
       pruned.items(), panels[::2], panels[1::2]
   ):
     ends = _draw_losses(upper, run, controls.get(label))
-    phases = pretraining_phases(run)
+    phases = read.pretraining_phases(run)
     last = phases[-1].end
-    draw_sparsity(lower, run, last, color=GREY, linewidth=1.6)
+    plots.draw_sparsity(lower, run, last, color=style.GREY, linewidth=1.6)
     for ax in (upper, lower):
       for phase in phases[1:]:
-        ax.axvline(phase.start, color=PALE, linewidth=0.8, linestyle=':')
-      polish(ax)
+        ax.axvline(phase.start, color=style.PALE, linewidth=0.8, linestyle=':')
+      style.polish(ax)
       ax.set_xlim(0, 1.01 * last)  # Space for the last marker.
     lower.set_ylim(0, 100)
     lower.set(ylabel='Sparsity (%)', xlabel='Step')
     upper.tick_params(labelbottom=False)
-    upper.set_ylabel(LOSS)
+    upper.set_ylabel(plots.LOSS)
     upper.set_ylim(upper.get_ylim())
-    label_ends(upper, ends, gap=0.08)
-    spans = [(p.start, p.end, format_sparsity(p)) for p in phases]
-    title_above(upper, label, spans, pad=6, fontsize=10)
+    style.label_ends(upper, ends, gap=0.08)
+    spans = [(p.start, p.end, read.format_sparsity(p)) for p in phases]
+    style.title_above(upper, label, spans, pad=6, fontsize=10)
   return figure
 
 
@@ -85,32 +75,34 @@ def _draw_losses(
     ax: Any, run: Run, control: Run | None
 ) -> list[tuple[float, float, str, str]]:
   """Draws the losses of pre-training; returns the ends of the lines."""
-  phases = pretraining_phases(run)
+  phases = read.pretraining_phases(run)
   last = phases[-1].end
   ends: list[tuple[float, float, str, str]] = []
   settled: list[float] = []
   lines: list[tuple[str, str, dict[str, Any]]] = [
-      ('train/loss', 'training', {'color': PALE, 'linewidth': 0.8}),
+      ('train/loss', 'training', {'color': style.PALE, 'linewidth': 0.8}),
       ('validation/loss', 'validation', {
-          'color': COLORS[0], 'linewidth': 1.6, 'marker': 'o', 'markersize': 4,
+          'color': style.COLORS[0], 'linewidth': 1.6, 'marker': 'o',
+          'markersize': 4,
       }),
   ]
-  for key, name, style in lines:
-    points = points_of(run, key, last)
+  for key, name, look in lines:
+    points = plots.points_of(run, key, last)
     if points:
-      ax.plot(*zip(*points), **style)
-      ends.append((*points[-1], name, style['color']))
+      ax.plot(*zip(*points), **look)
+      ends.append((*points[-1], name, look['color']))
       settled += [x for s, x in points if s >= phases[0].end / 3]
   dense = run.at_end(phases[0], 'validation/loss')
   if dense is not None and phases[0].sparsity == 0:
-    ax.axhline(dense[1], color=COLORS[1], linewidth=1.2, linestyle='--')
-    ends.append((last, dense[1], 'dense model', COLORS[1]))
+    ax.axhline(dense[1], color=style.COLORS[1], linewidth=1.2, linestyle='--')
+    ends.append((last, dense[1], 'dense model', style.COLORS[1]))
   steps, losses = control.series('validation/loss') if control else ([], [])
   if steps:
     ax.plot(
-        steps[-1], losses[-1], 's', color=COLORS[2], clip_on=False, zorder=4
+        steps[-1], losses[-1], 's', color=style.COLORS[2], clip_on=False,
+        zorder=4,
     )
-    ends.append((steps[-1], losses[-1], 'dense, as long', COLORS[2]))
+    ends.append((steps[-1], losses[-1], 'dense, as long', style.COLORS[2]))
     settled.append(losses[-1])
   if settled:
     # The limits exclude the steep start, as the saw teeth are small beside it.
@@ -136,49 +128,49 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
   Source: Cerebras 2024, "Sparsity made easy", figure 8.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
     >>> figure = plot_algorithms({'RigL': Run('toy', (phase,), rows)})
     >>> figure.axes[0].texts[0].get_text()
     'RigL'
   """
-  figure = new_figure(7.4, 5)
+  figure = style.new_figure(7.4, 5)
   upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
-  last = max(pretraining_phases(run)[-1].end for run in runs.values())
+  last = max(read.pretraining_phases(run)[-1].end for run in runs.values())
   ends: list[tuple[float, float, str, str]] = []
   sparsity_ends: list[tuple[float, float, str, str]] = []
   settled: list[float] = []
   for index, (label, run) in enumerate(runs.items()):
-    style = style_of(index)
-    end = pretraining_phases(run)[-1].end
+    line = style.line_style(index)
+    end = read.pretraining_phases(run)[-1].end
     for key, look in (
         ('train/loss', {'linewidth': 0.8, 'alpha': 0.45, 'marker': ''}),
         ('validation/loss', {'linewidth': 1.8, 'markersize': 4.5}),
     ):
-      points = points_of(run, key, end)
+      points = plots.points_of(run, key, end)
       if points:
-        upper.plot(*zip(*points), **(style | look), label=f'{label} {key}')
+        upper.plot(*zip(*points), **(line | look), label=f'{label} {key}')
         ends = [e for e in ends if e[2] != label]
-        ends.append((*points[-1], label, style['color']))
+        ends.append((*points[-1], label, line['color']))
         settled += [x for s, x in points if s >= last / 10]
-    sparsity = draw_sparsity(
-        lower, run, end, color=style['color'], linewidth=1.6,
-        linestyle=style['linestyle'],
+    sparsity = plots.draw_sparsity(
+        lower, run, end, color=line['color'], linewidth=1.6,
+        linestyle=line['linestyle'],
     )
-    sparsity_ends.append((end, sparsity, f'{sparsity:.3g}%', style['color']))
+    sparsity_ends.append((end, sparsity, f'{sparsity:.3g}%', line['color']))
   for ax in (upper, lower):
-    polish(ax)
+    style.polish(ax)
   if settled:
     room = 0.06 * (max(settled) - min(settled))
     upper.set_ylim(min(settled) - room, max(settled) + room)
-  upper.set(ylabel=LOSS, xlim=(0, 1.01 * last))
+  upper.set(ylabel=plots.LOSS, xlim=(0, 1.01 * last))
   lower.set(ylabel='Sparsity (%)', xlabel='Step', ylim=(0, 100))
   upper.set_title(
       'Training (thin) and validation (points) loss', loc='left', fontsize=10
   )
-  label_ends(upper, ends, gap=0.08)
-  label_ends(lower, sparsity_ends, gap=0.22)
+  style.label_ends(upper, ends, gap=0.08)
+  style.label_ends(lower, sparsity_ends, gap=0.22)
   return figure
 
 
@@ -197,13 +189,13 @@ def plot_sparsities(runs: Mapping[str, Run]) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> from spdf_jax.runs.workdirs import PhaseRecord
+    >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> figure = plot_sparsities({'toy': Run('toy', (phase,), ())})
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['75%']
   """
-  figure = new_figure(8, 1.2 + 0.36 * len(runs))
+  figure = style.new_figure(8, 1.2 + 0.36 * len(runs))
   ax = figure.subplots()
   last = max(run.phases[-1].end for run in runs.values())
   shades = _shades()
@@ -228,7 +220,7 @@ def plot_sparsities(runs: Mapping[str, Run]) -> Any:
       for start, width, sparsity in texts:
         if width >= _NARROW * last:
           ax.text(
-              start + width / 2, row, percent(sparsity), ha='center',
+              start + width / 2, row, markdown.percent(sparsity), ha='center',
               va='center',
               fontsize=8, color='white' if sparsity > 0.55 else 'black',
           )
@@ -236,7 +228,8 @@ def plot_sparsities(runs: Mapping[str, Run]) -> Any:
         ax.vlines(phase.start, row - 0.36, row + 0.36, color='white')
       if phase.source == 'task':
         ax.hlines(
-            row + 0.4, phase.start, phase.end, color=COLORS[1], linewidth=2.5
+            row + 0.4, phase.start, phase.end, color=style.COLORS[1],
+            linewidth=2.5,
         )
   ax.set_yticks(range(len(runs)), list(runs), fontsize=9)
   ax.set(xlim=(0, last), ylim=(len(runs) - 0.4, -0.6), xlabel='Step')
