@@ -100,13 +100,10 @@ def _check_claims() -> Iterator[str]:
   with executors.opened() as executor:
     yield from reproduction.check_claims(
         _SCALE.value, _CLAIMS.value, *folders,
-        report_only or executors.name() == 'slurm',
+        report_only,
         workers if executor is None else executor.slots, limits,
         costs=_COSTS.value, executor=executor,
-        is_shared=executors.is_shared(),
     )
-  if executors.name() == 'slurm':  # Data are prepared, and flags checked.
-    yield executors.submit(folders[1], 'experiments.reproduce')
 
 
 if __name__ == '__main__':

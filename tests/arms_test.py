@@ -12,6 +12,7 @@ import pytest
 from quickstart_runs import CACHE
 
 from experiments import papers
+from experiments.launch.grid import points
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
@@ -35,7 +36,6 @@ from experiments.papers.scales import tuned
 from experiments.papers.scales import VARIABLE
 from spdf_jax import training
 from spdf_jax.costs.dry_run import describe_plan
-from spdf_jax.runs.sweeps import points
 from spdf_jax.sparsity import get_mask
 from spdf_jax.training.metrics import write_atomically
 

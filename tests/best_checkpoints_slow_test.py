@@ -14,12 +14,12 @@ from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
+from experiments.sweep import run_sweep
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.evaluation import scorecard
 from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.runs.open_models import open_run
-from spdf_jax.runs.swept_runs import run_sweep
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training.metrics import read_rows
 

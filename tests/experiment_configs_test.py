@@ -17,6 +17,8 @@ from configs import iterative_pruning
 from configs import llama_dst
 from configs import spdf
 from configs import variable_spdf
+from experiments.launch.grid import parse_grid
+from experiments.launch.grid import points
 from experiments.papers import published_flops
 from experiments.papers.post_readings import POST_READINGS
 from spdf_jax.costs.dry_run import describe_plan
@@ -25,8 +27,6 @@ from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.sweeps import parse_grid
-from spdf_jax.runs.sweeps import points
 from spdf_jax.training import create_recipe
 
 pytestmark = pytest.mark.papers

@@ -12,8 +12,8 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from spdf_jax.runs.sweeps import parse_grid
-from spdf_jax.runs.sweeps import points
+from experiments.launch.grid import parse_grid
+from experiments.launch.grid import points
 from spdf_jax.training import create_plan
 from spdf_jax.training import parse
 

@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 
+from experiments.sweep import run_sweep
 from spdf_jax.data import open_corpus
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
@@ -17,7 +18,6 @@ from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.remote import copy_of
 from spdf_jax.data.remote import local_folder
 from spdf_jax.files import FolderInUse
-from spdf_jax.runs.swept_runs import run_sweep
 from spdf_jax.training.workdir import check_workdir
 
 URL = 's3://bucket/corpora/books'

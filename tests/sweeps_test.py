@@ -1,28 +1,27 @@
-"""Sweeps: grids, rankings, and the command killed and resumed."""
+"""Sweeps: grids, rankings, executors, and the command killed and resumed."""
 
+import concurrent.futures
 import dataclasses
 import fcntl
-import itertools
 import json
 import math
+import random
 import time
 
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
+import jax
 import numpy as np
 import pytest
 from quickstart_runs import small_config
 from quickstart_runs import start_command
 
+from experiments import sweep
+from experiments.launch import grid as grids
+from experiments.launch.grid import Result
 from spdf_jax.evaluation.scorecard import Settings
 from spdf_jax.files import FolderInUse
-from spdf_jax.runs import swept_runs
-from spdf_jax.runs.sweeps import parse_grid
-from spdf_jax.runs.sweeps import points
-from spdf_jax.runs.sweeps import rank
-from spdf_jax.runs.sweeps import Result
-from spdf_jax.runs.sweeps import run_name
 
 RATE = 'phases.pretrain.learning_rate.peak'
 SECONDS = 300  # of patience with a child process.
@@ -33,13 +32,13 @@ SECONDS = 300  # of patience with a child process.
     ("a.b='5 steps',6steps", ['5 steps', '6steps']), ('a.b=True', [True]),
 ])
 def test_values_are_numbers_where_they_can_be(text, values):
-  assert parse_grid([text]) == {'a.b': values}
+  assert grids.parse_grid([text]) == {'a.b': values}
 
 
 @pytest.mark.parametrize('texts', [['a'], ['=1'], ['a='], ['a=1', 'a=2']])
 def test_a_grid_that_says_nothing_is_refused(texts):
   with pytest.raises(ValueError, match='give every field once'):
-    parse_grid(texts)
+    grids.parse_grid(texts)
 
 
 @given(st.dictionaries(
@@ -48,10 +47,10 @@ def test_a_grid_that_says_nothing_is_refused(texts):
 ))
 @settings(deadline=None)
 def test_points_are_all_choices_once(grid):
-  found = points(grid)
+  found = grids.points(grid)
   assert len(found) == math.prod(map(len, grid.values()))
   assert len({json.dumps(p) for p in found}) == len(found)
-  assert len({run_name(p, 0) for p in found}) == len(found)
+  assert len({grids.run_name(p, 0) for p in found}) == len(found)
 
 
 @given(st.lists(st.floats(1, 9), min_size=2, max_size=2), st.integers(2, 4))
@@ -64,7 +63,7 @@ def test_means_and_deviations_are_those_of_numpy(means, seeds):
       for a, group in values.items() for s, v in enumerate(group)
   ]
   for metric, sign in (('task/bleu', -1), ('target/loss', 1)):
-    choices = rank(results, metric)
+    choices = grids.rank(results, metric)
     assert [c.mean * sign for c in choices] == sorted(
         c.mean * sign for c in choices
     )
@@ -76,15 +75,52 @@ def test_means_and_deviations_are_those_of_numpy(means, seeds):
 
 def test_a_metric_that_was_not_measured_is_named():
   with pytest.raises(ValueError, match="has not measured 'task/bleu'"):
-    rank([Result({}, 0, 'x', {'target/loss': 1.0})], 'task/bleu')
+    grids.rank([Result({}, 0, 'x', {'target/loss': 1.0})], 'task/bleu')
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+  """Replaces training; runs end in another order than they started."""
+  trained = []
+
+  def train(config, workdir):
+    time.sleep(random.random() / 100)
+    trained.append(workdir.name)
+    return {'validation/loss': config.eval_every + config.seed / 10}
+
+  monkeypatch.setattr(grids, 'train', train)
+  monkeypatch.setattr(grids.training, 'create_recipe', lambda config: None)
+  return trained
+
+
+def open_sweep(folder, grid='eval_every=1,2,3,4', index=None, **arguments):
+  config = small_config(data__task='', phases__order=('pretrain',))
+  how = dict(seeds=3, metric='validation/loss') | arguments
+  if index is not None:
+    return sweep.train_one(config, folder, [grid], index, **how)
+  return sweep.run_sweep(config, folder, [grid], settings=Settings(), **how)
+
+
+@pytest.mark.parametrize('grid, arguments, message', [
+    ('seed=5,6', {}, "has the run 'seed=5,seed=5' twice; give every value"),
+    (f'{RATE}=1e-3,0.001', {}, 'peak=0.001,seed=0. twice'),
+    ('phases.other.length=1', {}, 'name fields of the config'),
+    ('phases.pretrain.batch_size=0', {}, 'has batch_size 0'),
+    (f'{RATE}=1e-3', {'metric': 'target/loss'}, 'ranks by .* has no task'),
+    (f'{RATE}=1e-3', {'metric': 'loss'}, "metric 'loss' is unknown"),
+    (f'{RATE}=1e-3', {'test_tasks': ['lambada=no/file']}, 'does not exist'),
+    (f'{RATE}=1e-3', {'index': 4}, 'index is 4 and .* 3 runs; give .* 1 to 3'),
+])
+def test_a_sweep_that_cannot_be_starts_no_run(
+    tmp_path, grid, arguments, message
+):
+  with pytest.raises(ValueError, match=message):
+    list(open_sweep(tmp_path / 'runs', grid, **arguments))
+  assert not (tmp_path / 'runs').exists()
 
 
 def test_a_diverged_point_ranks_last_and_the_sweep_goes_on(tmp_path, caplog):
-  config = small_config(data__task='', phases__order=('pretrain',))
-  table, = itertools.islice(swept_runs.run_sweep(
-      config, tmp_path, [f'{RATE}=1e30,1e-3'], seeds=1,
-      metric='validation/loss', settings=Settings(),
-  ), 2, 3)
+  *_, table = open_sweep(tmp_path, f'{RATE}=1e30,1e-3', seeds=1)
   first, last = table.splitlines()[2:]
   assert first.startswith('| 0.001 |') and last == '| 1e+30 | inf ± – | 1 |'
   assert 'peak=1e+30,seed=0: train/loss of step' in caplog.text
@@ -93,10 +129,10 @@ def test_a_diverged_point_ranks_last_and_the_sweep_goes_on(tmp_path, caplog):
 def test_a_metric_that_is_not_finite_ranks_last(tmp_path, monkeypatch):
   rows = '{"step": 1, "validation/perplexity": null, "task/bleu": null}\n'
   (tmp_path / 'metrics.jsonl').write_text(rows)
-  monkeypatch.setattr(swept_runs.training, 'open_session', lambda *_: None)
-  monkeypatch.setattr(swept_runs.training, 'create_recipe', lambda _: None)
-  monkeypatch.setattr(swept_runs.lifecycle, 'run', lambda *_: None)
-  assert swept_runs.train(None, tmp_path) == {
+  monkeypatch.setattr(grids.training, 'open_session', lambda *_: None)
+  monkeypatch.setattr(grids.training, 'create_recipe', lambda _: None)
+  monkeypatch.setattr(grids.lifecycle, 'run', lambda *_: None)
+  assert grids.train(None, tmp_path) == {
       'validation/perplexity': math.inf, 'task/bleu': -math.inf
   }
 
@@ -105,20 +141,7 @@ def test_a_run_that_another_process_trains_is_not_prepared(tmp_path):
   with (tmp_path / '.lock').open('w') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(FolderInUse, match='is in use'):
-      swept_runs.train('no config, which would be refused', tmp_path)
-
-
-@pytest.mark.parametrize('grid, metric, message', [
-    ('seed=5,6', 'validation/loss', "has the run 'seed=5,seed=5' twice"),
-    (f'{RATE}=1e-3,0.001', 'validation/loss', 'peak=0.001,seed=0. twice'),
-    (f'{RATE}=1e-3', 'target/loss', 'ranks by .target/loss. and .* no task'),
-])
-def test_runs_given_twice_and_metrics_never_measured_are_refused(
-    grid, metric, message
-):
-  config = small_config(data__task='', phases__order=('pretrain',))
-  with pytest.raises(ValueError, match=message):
-    swept_runs.plan_runs(config, [grid], 2, metric)
+      grids.train('no config, which would be refused', tmp_path)
 
 
 def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
@@ -126,7 +149,7 @@ def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
   entry = dict(model='elsewhere/x', scores=[], **how)
   (tmp_path / 'test.json').write_text(json.dumps([entry]))
   best = [Result({}, 0, 'x', {})]
-  score = lambda tasks, **changed: swept_runs.score(
+  score = lambda tasks, **changed: sweep.score(
       tmp_path, best, tasks, Settings(**changed)
   )
   assert score(['validation']) == (tmp_path / 'test.md').read_text()[:-1]
@@ -138,7 +161,75 @@ def test_test_scores_of_other_tasks_or_settings_are_not_returned(tmp_path):
       score(**changed)
 
 
-def sweep(workdir, *flags):
+def test_a_sweep_with_an_executor_writes_what_one_without_does(
+    tmp_path, made_up
+):
+  local = list(open_sweep(tmp_path / 'local'))
+  with concurrent.futures.ThreadPoolExecutor(3) as executor:
+    found = list(open_sweep(tmp_path / 'other', executor=executor))
+  assert found[-1] == local[-1]
+  assert found[-2].startswith('12 of 12 runs are done: eval_every=')
+  for name in ('sweep.md', 'sweep.jsonl'):
+    texts = [(tmp_path / f / name).read_text() for f in ('local', 'other')]
+    assert texts[0] == texts[1]
+
+
+def test_an_index_trains_one_run_and_writes_no_ranking(tmp_path, made_up):
+  text, = open_sweep(tmp_path, index=5)
+  assert text == 'run 5 of 12: eval_every=2,seed=1'
+  assert made_up == ['eval_every=2,seed=1']
+  assert not list(tmp_path.iterdir())
+  assert text in list(open_sweep(tmp_path))  # Numbered as in a whole sweep.
+
+
+def test_a_training_of_a_sweep_releases_its_compiled_programs(
+    tmp_path, monkeypatch
+):
+  cleared = []
+  monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(None))
+  for module, name in (
+      (grids.training, 'create_recipe'), (grids.lifecycle, 'run'),
+      (grids.training, 'open_session'),
+  ):
+    monkeypatch.setattr(module, name, lambda *args: None)
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "target/loss": 2.0}\n')
+  assert grids.train(None, tmp_path) == {'target/loss': 2.0}
+  assert len(cleared) == 1
+
+
+def test_a_metric_that_a_run_has_not_measured_is_named_with_the_run_once(
+    tmp_path, made_up
+):
+  with pytest.raises(ValueError, match="^run 'eval_every=1,seed=0' has not"):
+    list(open_sweep(tmp_path, metric='validation/perplexity'))
+
+
+def test_runs_of_another_grid_in_the_folder_keep_their_lines(
+    tmp_path, made_up
+):
+  one_seed = list(open_sweep(tmp_path, seeds=1))
+  assert '| 4 | 4 ± – | 1 |' in one_seed[-1]
+  *_, table = open_sweep(tmp_path, 'eval_every=2')
+  assert table.splitlines()[2:] == ['| 2 | 2.1 ± 0.1 | 3 |']
+  lines = (tmp_path / 'sweep.jsonl').read_text().splitlines()
+  assert [json.loads(line)['workdir'] for line in lines] == [
+      *(f'eval_every={n},seed=0' for n in (1, 3, 4)),
+      *(f'eval_every=2,seed={n}' for n in range(3)),
+  ]
+
+
+def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):
+  def fail(config, workdir):
+    raise OSError('the disk is full.')
+
+  monkeypatch.setattr(grids, 'train', fail)
+  monkeypatch.setattr(grids.training, 'create_recipe', lambda config: None)
+  with concurrent.futures.ThreadPoolExecutor(1) as executor:
+    with pytest.raises(ValueError, match='eval_every=1,seed=0: the disk is'):
+      list(open_sweep(tmp_path, executor=executor))
+
+
+def start_sweep(workdir, *flags):
   return start_command(
       'experiments.sweep', '--config=configs/quickstart.py',
       f'--workdir={workdir}', f'--grid={RATE}=1e-3,1e-2',
@@ -149,14 +240,14 @@ def sweep(workdir, *flags):
 
 @pytest.mark.process
 def test_a_sweep_that_was_killed_goes_on(tmp_path):
-  child = sweep(tmp_path)
+  child = start_sweep(tmp_path)
   lines = tmp_path / 'sweep.jsonl'
   while not lines.exists() and child.poll() is None:
     time.sleep(0.05)
   child.kill()
   child.communicate()
   first = lines.read_text().splitlines()[0]
-  child = sweep(tmp_path)
+  child = start_sweep(tmp_path)
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
   rows = [json.loads(line) for line in lines.read_text().splitlines()]
@@ -177,15 +268,22 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize('flags, message', [
-    (['--grid=phases.other.length=1'], 'name fields of the config'),
-    (['--grid=phases.pretrain.batch_size=0'], 'has batch_size 0'),
-    (['--metric=loss'], "metric 'loss' is unknown"),
-    (['--metric=loss', '--executor=slurm'], "metric 'loss' is unknown"),
-    (['--test_tasks=lambada=no/file'], "'no/file' does not exist"),
-])
-def test_a_sweep_that_cannot_be_starts_no_run(tmp_path, flags, message):
-  child = sweep(tmp_path / 'runs', *flags)
+def test_the_runs_of_an_array_are_ranked_without_further_training(tmp_path):
+  jobs = [start_sweep(tmp_path, f'--index={i}') for i in (1, 2)]
+  for job in jobs:
+    output, _ = job.communicate(timeout=SECONDS)
+    assert job.returncode == 0 and 'step 15: validation/' in output, output
+  assert not (tmp_path / 'sweep.md').exists()
+  child = start_sweep(tmp_path)
   output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 1 and message in output
+  assert child.returncode == 0, output
+  assert 'step 15: validation/' not in output
+  assert (tmp_path / 'sweep.md').read_text() in output
+
+
+@pytest.mark.process
+def test_a_command_that_would_ignore_an_executor_is_refused(tmp_path):
+  child = start_sweep(tmp_path / 'runs', '--index=1', '--executor=ray')
+  output, _ = child.communicate(timeout=SECONDS)
+  assert child.returncode == 1 and 'omit --executor' in output
   assert not (tmp_path / 'runs').exists()

@@ -9,9 +9,9 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+from experiments.launch.grid import points
+from experiments.launch.grid import run_name
 from experiments.papers.arms import Arm
-from spdf_jax.runs.sweeps import points
-from spdf_jax.runs.sweeps import run_name
 
 Outcome = Mapping[str, Any]
 """Values measured by a run, by name."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from experiments.launch.grid import points
 from experiments.papers.pool import all_jobs
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
-from spdf_jax.runs.sweeps import points
 from spdf_jax.training.progress import format_seconds
 
 

@@ -78,7 +78,6 @@ def check_claims(
     *,
     costs: bool,
     executor: concurrent.futures.Executor | None = None,
-    is_shared: bool = False,
 ) -> Iterator[str]:
   """Reproduces claims at a scale; yields the report and the files' names.
 
@@ -93,7 +92,6 @@ def check_claims(
     limits: Limits on a scale whose runs are trained in groups.
     costs: Whether costs are drawn too, see `draw_costs`.
     executor: Executor of the runs; `None`: processes of this machine.
-    is_shared: Whether other machines train runs in the same folder.
 
   Raises:
     ValueError: the scale or a claim is unknown, or `reproduce` raises it.
@@ -104,8 +102,7 @@ def check_claims(
     lookup('claim', key, {name: CLAIMS[name] for name in scale.claims})
   reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(
-      reproduction, data, workers, report_only, limits, executor=executor,
-      is_shared=is_shared,
+      reproduction, data, workers, report_only, limits, executor=executor
   )
   yield f'{output}: table.md, results.json, claims.png'
   if costs:
@@ -121,7 +118,6 @@ def reproduce(
     limits: replica_groups.Limits = replica_groups.UNLIMITED,
     *,
     executor: concurrent.futures.Executor | None = None,
-    is_shared: bool = False,
 ) -> str:
   """Trains all unfinished runs of a scale, and judges its claims.
 
@@ -136,7 +132,6 @@ def reproduce(
     report_only: Whether only the results of finished runs are written.
     limits: Limits on a scale whose runs are trained in groups.
     executor: Executor of the runs; `None`: processes of this machine.
-    is_shared: Whether other machines train runs in the same folder.
 
   Returns:
     The report.
@@ -152,7 +147,7 @@ def reproduce(
   entries = reproduction.trained
   if scale.vmapped:
     replica_groups.check_arms(entries)
-    if executor is not None or is_shared:
+    if executor is not None:
       raise ValueError(
           f'runs of the scale {name!r} train together in one program; give '
           '--executor=local.'
@@ -171,7 +166,6 @@ def reproduce(
   prepared = pool_data.prepare(scale, data, workdir)
   if not report_only:
     workdir.mkdir(parents=True, exist_ok=True)
-  if not (report_only or is_shared):
     lock_folder(workdir, 'workdir')  # Held until the process ends.
   identity = identify(scale, prepared.fingerprints)
   check_same(identity_file, identity)

@@ -1,19 +1,29 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Sweeps: a grid over fields of a config and seeds, and its ranking."""
+"""Grid over fields of a config: its points, their training and ranking."""
 
 import ast
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 import json
+import logging
 import math
+import pathlib
 import statistics
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
+import jax
+
+from spdf_jax import files
+from spdf_jax import names
+from spdf_jax import training
+from spdf_jax.evaluation import markdown
+from spdf_jax.evaluation import scorecard
+from spdf_jax.runs import lifecycle
+from spdf_jax.training import metrics as metric_files
 from spdf_jax.training.early_stop import METRICS
+
+logger = logging.getLogger('spdf_jax')
 
 
 class Result(NamedTuple):
@@ -101,6 +111,93 @@ def run_name(fields: Mapping[str, Any], seed: int) -> str:
   return ','.join([*parts, f'seed={seed}']).replace('/', '_')
 
 
+def plan_runs(
+    config: Any,
+    grid: Sequence[str],
+    seeds: int,
+    metric: str,
+    test_tasks: Sequence[str] = (),
+) -> list[tuple[dict[str, Any], Any]]:
+  """Returns the changed values and the config of every run, after checks.
+
+  Args:
+    config: A ConfigDict.
+    grid: A text `'field=value,value'` for each field.
+    seeds: Number of runs of each point, with seeds 0, 1, …
+    metric: One of `METRICS`.
+    test_tasks: `NAME` or `NAME=PATH` of each task.
+
+  Returns:
+    Pairs (changed values, config), one for each run.
+
+  Raises:
+    ValueError: The grid is not of this form or has a run twice, the config has
+      no such field, the config of a run is invalid, or the metric or a task is
+      unknown or not measured.
+  """
+  names.lookup('metric', metric, METRICS)
+  scorecard.parse_tasks(test_tasks)
+  runs = []
+  for fields in points(parse_grid(grid)):
+    for seed in range(seeds):
+      changed = config.copy_and_resolve_references()
+      changed.seed = seed
+      try:
+        changed.update_from_flattened_dict(fields)
+      except (KeyError, TypeError) as error:
+        raise ValueError(f'grid: {error}; name fields of the config.') from None
+      runs.append((fields, changed))
+  seen = set()
+  for fields, changed in runs:
+    name = run_name(fields, changed.seed)
+    if name in seen:
+      raise ValueError(
+          f'grid has the run {name!r} twice; give every value once, and seeds '
+          'either in the grid or as their number.'
+      )
+    seen.add(name)
+  for _, changed in runs[::seeds]:
+    training.parse(changed).check_metric(metric, 'the sweep ranks by')
+    training.create_recipe(changed)
+  return runs
+
+
+def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
+  """Trains one run to its end and returns its last metrics.
+
+  A phase with an early stop ends with its best weights, so that its metrics are
+  those of the weights that are scored. If the loss or gradients are not
+  finite, the run ends and its metrics are infinite, so that it ranks last; so
+  is a metric that is not finite at the end. All compiled programs are released,
+  since no other run uses those of this one.
+
+  Raises:
+    FolderInUse: Another process trains the run.
+  """
+  worst = {
+      name: -math.inf if larger_is_better else math.inf
+      for name, larger_is_better in METRICS.items()
+  }
+  workdir.mkdir(parents=True, exist_ok=True)
+  # Before the data is read, since a run in use is retried every few seconds.
+  release = files.lock_folder(workdir, 'workdir')
+  try:
+    session = training.open_session(training.create_recipe(config), workdir)
+    lifecycle.run(session, workdir.name)
+  except training.NotFinite as error:
+    logger.warning('%s: %s', workdir.name, error)
+    return worst
+  finally:
+    release()
+    jax.clear_caches()  # A process that trains many runs would keep them all.
+  rows = metric_files.read_rows(workdir / 'metrics.jsonl')
+  last = metric_files.last_values(rows, METRICS)
+  return {
+      name: value if math.isfinite(value) else worst[name]
+      for name, value in last.items()
+  }
+
+
 def rank(results: Sequence[Result], metric: str) -> list[Choice]:
   """Sorts the points of a grid by a metric, the best one first.
 
@@ -159,7 +256,7 @@ def format_choices(choices: Sequence[Choice], metric: str) -> str:
     | 1 | 1.5 ± – | 1 |
   """
   fields = list(choices[0].fields)
-  return markdown_table(
+  return markdown.markdown_table(
       [*fields, metric, 'seeds'],
       [
           [
@@ -174,7 +271,7 @@ def format_choices(choices: Sequence[Choice], metric: str) -> str:
 
 
 def _number(value: float) -> str:
-  return MISSING if math.isnan(value) else f'{value:.2g}'
+  return markdown.MISSING if math.isnan(value) else f'{value:.2g}'
 
 
 def _value(word: str) -> Any:
