@@ -20,13 +20,21 @@ python-docstrings are scored on their test splits. The table has every score
 with its protocol; --output writes it as JSON and as Markdown.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence
+import json
+import pathlib
+
 from absl import app
 from absl import flags
 
-from experiments import scoring
 from experiments.launch import compilation_cache
 from experiments.launch import console
-from spdf_jax.runs import open_models
+from experiments.scores import language_models
+from experiments.scores import scoring_flags
+from experiments.scores import sheets
+from experiments.scores import task_scores
+from spdf_jax.training.metrics import write_atomically
 
 _WORKDIR = flags.DEFINE_string(
     'workdir', None,
@@ -58,16 +66,61 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate() -> str:
-  open_model = open_models.open_run if _WORKDIR.value else open_models.open_hf
   if _LISTED.value:
-    open_model = open_models.open_listed
-  source = _WORKDIR.value or _HF.value
-  return scoring.score(
-      lambda: open_model(source), _TASKS.value, _OUTPUT.value
+    open_model = language_models.open_listed
+  elif _WORKDIR.value:
+    open_model = language_models.open_run
+  else:
+    open_model = language_models.open_hf
+  return evaluate(
+      lambda: open_model(_WORKDIR.value or _HF.value), _TASKS.value,
+      _OUTPUT.value and pathlib.Path(_OUTPUT.value),
   )
 
 
+def evaluate(
+    open_model: Callable[[], language_models.LanguageModel],
+    names: Sequence[str],
+    output: pathlib.Path | None,
+) -> str:
+  """Scores a model on tasks with the settings that the flags give.
+
+  Args:
+    open_model: Opens the model, after tasks and output are checked.
+    names: `NAME` or `NAME=PATH` of each task.
+    output: JSON file for the scores; table and answers are written beside it,
+      after each task. `None`: nothing is written.
+
+  Returns:
+    The table of the scores.
+
+  Raises:
+    ValueError: The name of the output does not end with `.json`, a task is
+      invalid, or the model or a setting does not suit it.
+    ImportError: A library is missing.
+  """
+  task_scores.parse_tasks(names)
+  if output is not None:
+    if output.suffix != '.json':
+      raise ValueError(
+          f"output is {str(output)!r}; give a name that ends in .json."
+      )
+    output.parent.mkdir(parents=True, exist_ok=True)
+  model = open_model()
+  scores: list[sheets.Score] = []
+  settings = scoring_flags.settings(output and output.with_suffix(''))
+  for found in task_scores.score_tasks(model, names, settings):
+    scores += found
+    if output is not None:
+      write_atomically(
+          output.with_suffix('.md'), sheets.format_scores(scores) + '\n'
+      )
+      entry = sheets.to_json(model.name, scores, settings)
+      write_atomically(output, json.dumps(entry, indent=2) + '\n')
+  return sheets.format_scores(scores)
+
+
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(scoring)
+  flags.adopt_module_key_flags(scoring_flags)
   flags.mark_flag_as_required('tasks')
   console.start(main)

@@ -9,14 +9,20 @@ of their kept weights, so that pruned ones take neither memory nor time. The
 last line, on the standard error, has the speed and the memory.
 """
 
+from collections.abc import Iterator
+import resource
+import sys
+import time
+
 from absl import flags
+import jax
 
 from experiments.launch import compilation_cache
 from experiments.launch import console
+from experiments.scores import language_models
 from spdf_jax import evaluation
 from spdf_jax.accelerator.listing import DTYPES
-from spdf_jax.runs.continuation import write_continuation
-from spdf_jax.runs.open_models import open_listed
+from spdf_jax.evaluation.generation import Choose
 
 _MODEL = flags.DEFINE_string(
     'model', None,
@@ -60,13 +66,51 @@ def _generate() -> None:
     )
   else:
     choose = evaluation.greedy
-  write_continuation(
-      open_listed(
-          _MODEL.value, dtype=_DTYPE.value, tokenizer=_TOKENIZER.value,
-          least_sparsity=0.5,
-      ),
-      _PROMPT.value, max_new_tokens=_MAX_NEW_TOKENS.value, choose=choose,
-      seed=_SEED.value,
+  model = language_models.open_listed(
+      _MODEL.value, dtype=_DTYPE.value, tokenizer=_TOKENIZER.value,
+      least_sparsity=0.5,
+  )
+  _write_continuation(model, choose)
+
+
+def _write_continuation(
+    model: language_models.LanguageModel, choose: Choose
+) -> None:
+  """Writes the prompt and its continuation, and then the speed and memory.
+
+  The tokens per second are without the first one, which includes compilation
+  and the prompt.
+  """
+  tokenizer = model.tokenizer
+  ids = tokenizer.encode(_PROMPT.value) or [tokenizer.end_of_text]
+  times: list[float] = []
+
+  def timed() -> Iterator[int]:
+    for token in evaluation.stream(
+        evaluation.CachedModel(model.module), model.params, ids,
+        choose=choose, key=_SEED.value, max_new_tokens=_MAX_NEW_TOKENS.value,
+        end_of_text=tokenizer.end_of_text,
+        length=model.module.config.max_length,
+    ):
+      times.append(time.perf_counter())
+      yield token
+
+  texts = evaluation.decode_stream(tokenizer, timed(), ids)
+  first = next(texts, '')  # Bad input raises before anything is written.
+  sys.stdout.write(_PROMPT.value + first)
+  for text in texts:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+  print(flush=True)
+  number = len(times)
+  seconds = times[-1] - times[0] if number > 1 else 0
+  speed = f'{(number - 1) / seconds:.1f} tokens/s' if seconds else 'one step'
+  stored = sum(x.nbytes for x in jax.tree.leaves(model.params))
+  # Linux gives KiB.
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  print(
+      f'{number} tokens, {speed}; parameters {stored / 2**20:,.0f} MiB, peak '
+      f'memory {peak / 2**20:,.0f} MiB', file=sys.stderr,
   )
 
 

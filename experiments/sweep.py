@@ -32,15 +32,16 @@ from typing import Any
 
 from absl import flags
 
-from experiments import scoring
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import executors
 from experiments.launch import grid as grids
+from experiments.scores import language_models
+from experiments.scores import scoring_flags
+from experiments.scores import sheets
+from experiments.scores import task_scores
 from spdf_jax import files
-from spdf_jax.evaluation import scorecard
-from spdf_jax.runs import open_models
 from spdf_jax.training import metrics as metric_files
 from spdf_jax.training.early_stop import METRICS
 
@@ -85,7 +86,8 @@ def _sweep() -> Iterator[str]:
     return
   with executors.opened() as executor:
     yield from run_sweep(
-        config, workdir, _GRID.value, **how, settings=scoring.settings(None),
+        config, workdir, _GRID.value, **how,
+        settings=scoring_flags.settings(None),
         executor=executor,
     )
 
@@ -97,7 +99,7 @@ def run_sweep(
     *,
     seeds: int,
     metric: str,
-    settings: scorecard.Settings,
+    settings: sheets.Settings,
     test_tasks: Sequence[str] = (),
     executor: concurrent.futures.Executor | None = None,
 ) -> Iterator[str]:
@@ -246,7 +248,7 @@ def score(
     workdir: pathlib.Path,
     best: Sequence[grids.Result],
     tasks: Sequence[str],
-    settings: scorecard.Settings,
+    settings: sheets.Settings,
 ) -> str:
   """Scores runs on test splits, unless they have been scored before.
 
@@ -282,21 +284,21 @@ def score(
   else:
     found = []
     for source in (workdir / result.workdir for result in best):
-      candidate = open_models.open_run(str(source))
-      scores = itertools.chain.from_iterable(scorecard.score_tasks(
-          candidate, tasks,
+      model = language_models.open_run(str(source))
+      scores = itertools.chain.from_iterable(task_scores.score_tasks(
+          model, tasks,
           dataclasses.replace(settings, generations=source / 'test'),
       ))
-      entry = scorecard.to_json(candidate, list(scores), settings)
+      entry = sheets.to_json(model.name, list(scores), settings)
       found.append({**entry, **how})
     metric_files.write_atomically(path, json.dumps(found, indent=2) + '\n')
-  table = scorecard.format_means(found)
+  table = sheets.format_means(found)
   metric_files.write_atomically(workdir / 'test.md', table + '\n')
   return table
 
 
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(scoring)
+  flags.adopt_module_key_flags(scoring_flags)
   flags.adopt_module_key_flags(executors)
   flags.mark_flags_as_required(['config', 'workdir'])
   console.start(main)

@@ -14,12 +14,13 @@ from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
+from experiments.scores import sheets
+from experiments.scores import task_scores
+from experiments.scores.language_models import open_run
 from experiments.sweep import run_sweep
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
-from spdf_jax.evaluation import scorecard
 from spdf_jax.runs.ancestry import read_ancestry
-from spdf_jax.runs.open_models import open_run
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training.metrics import read_rows
 
@@ -86,7 +87,7 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
       phases__pretrain__early_stop=STOP, eval_every=10,
       evaluation__corpus_batches=8,
   )
-  runs, settings = tmp_path / 'runs', scorecard.Settings()
+  runs, settings = tmp_path / 'runs', sheets.Settings()
   list(run_sweep(
       config, runs, [f'{RATE}=1e-2,5e-4'], seeds=1, metric='validation/loss',
       settings=settings, test_tasks=['validation'],
@@ -110,8 +111,9 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
   assert scored['model'] == str(chosen)
   best = open_run(f'{chosen}@pretrain:best')
   assert_same_arrays(open_run(str(chosen)).params, best.params)
-  again = scorecard.score_task(best, 'validation', '', settings)
-  assert scored['scores'] == scorecard.to_json(best, again, settings)['scores']
+  again = task_scores.score_task(best, 'validation', '', settings)
+  entry = sheets.to_json(best.name, again, settings)
+  assert scored['scores'] == entry['scores']
   stage, = read_ancestry(f'{chosen}@pretrain:best').stages
   step = int(find_checkpoint(f'{chosen}@pretrain:best').name)
   assert stage.steps == step < 200 and stage.tokens == step * 16 * 32

@@ -16,7 +16,7 @@ import pytest
 from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
-from spdf_jax.evaluation.markdown import escape
+from spdf_jax.runs.markdown import escape
 
 pytestmark = pytest.mark.papers
 

@@ -1,4 +1,4 @@
-"""Batched generation with a cache equals a plain loop over one prompt."""
+"""Generation with a cache, batched or streamed, equals a plain loop."""
 
 import functools
 
@@ -12,10 +12,13 @@ import pytest
 from recomputed import Recomputed
 
 from spdf_jax import models
+from spdf_jax.data import ByteTokenizer
 from spdf_jax.evaluation import CachedModel
+from spdf_jax.evaluation import decode_stream
 from spdf_jax.evaluation import generate as generate_with
-from spdf_jax.evaluation import prompts
+from spdf_jax.evaluation import prompt_batches
 from spdf_jax.evaluation import sampler
+from spdf_jax.evaluation import stream
 
 pytestmark = pytest.mark.ci
 
@@ -322,10 +325,57 @@ def test_impossible_sampling_is_refused(options, message):
 
 def test_progress_is_logged_every_ten_seconds(monkeypatch, caplog):
   clock = iter(range(0, 100, 6))  # A batch takes six seconds.
-  monkeypatch.setattr(prompts.time, 'monotonic', lambda: next(clock))
+  monkeypatch.setattr(prompt_batches.time, 'monotonic', lambda: next(clock))
   with caplog.at_level('INFO', 'spdf_jax'):
-    assert len(list(prompts.batches([[1]] * 10, 2, 2, LENGTH, 2))) == 5
+    assert len(list(prompt_batches.batches([[1]] * 10, 2, 2, LENGTH, 2))) == 5
   assert [record.getMessage() for record in caplog.records] == [
       'continued 4 of 10 prompts, 18 s left',
       'continued 8 of 10 prompts, 6 s left',
   ]
+
+
+@pytest.mark.parametrize('choose', [
+    None, pytest.param(sampler(0.7), marks=pytest.mark.slow)
+])
+def test_streamed_tokens_are_those_of_generate(choose):
+  params = random_params(MODELS[0])
+  decoder = CachedModel(MODELS[0])
+  rest = dict(max_new_tokens=5, end_of_text=-1, length=24)
+  if choose is not None:
+    rest |= dict(choose=choose, key=np.int64(3))
+  found = list(stream(decoder, params, [7, 1, 19], **rest))
+  (wanted,) = generate_with(
+      decoder, params, [[7, 1, 19]], batch_size=1, **rest
+  )
+  assert found == wanted and len(found) == 5
+  rest['end_of_text'] = wanted[2]
+  until = wanted.index(wanted[2])
+  assert list(stream(decoder, params, [7, 1, 19], **rest)) == wanted[:until]
+
+
+def test_a_streamed_prompt_beyond_the_model_is_refused():
+  with pytest.raises(ValueError, match='has 24 tokens'):
+    next(stream(
+        CachedModel(MODELS[0]), None, [1] * 24, max_new_tokens=1,
+        end_of_text=0, length=24,
+    ))
+
+
+def test_characters_are_decoded_when_they_are_complete():
+  text = 'né\u20ac 😀.'
+  tokens = list(text.encode()) + [0xe2]  # The last character is unfinished.
+  texts = list(decode_stream(ByteTokenizer(), iter(tokens)))
+  assert ''.join(texts) == text + '\ufffd'
+  assert set(text) <= set(texts)
+
+
+class Words:
+  """Decodes as tokenizers of Llama do, without the space before the first."""
+
+  def decode(self, ids):
+    return ''.join(f' word{i}' for i in ids)[1:]
+
+
+def test_a_continuation_begins_with_the_space_after_its_prompt():
+  texts = decode_stream(Words(), iter([3, 4]), [1, 2])
+  assert list(texts) == [' word3', ' word4']

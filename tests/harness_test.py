@@ -11,6 +11,11 @@ import pytest
 from real_data import data_path
 from sparse_params import make_sparse_params
 
+from experiments.scores import language_models
+from experiments.scores.suites import clean_hellaswag
+from experiments.scores.suites import local_tasks
+from experiments.scores.suites import run_suite
+from experiments.scores.suites import SUITES
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.accelerator import ListedMatrix
@@ -19,12 +24,7 @@ from spdf_jax.data import save_tokenizer
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
 from spdf_jax.evaluation import harness_model
-from spdf_jax.evaluation import local_tasks
-from spdf_jax.evaluation import run_suite
 from spdf_jax.evaluation import Subject
-from spdf_jax.evaluation import SUITES
-from spdf_jax.evaluation.local_tasks import clean_hellaswag
-from spdf_jax.runs import open_models
 
 LENGTH = 256
 LIMIT = 12
@@ -190,7 +190,7 @@ def test_a_compact_export_has_the_scores_of_its_dense_weights(
     folder = tmp_path / format
     interop.save_hf(folder, config, params, mask, format=format)
     save_tokenizer(folder / 'tokenizer.json', ByteTokenizer())
-    subjects.append(open_models.open_hf(str(folder)).subject)
+    subjects.append(language_models.open_hf(str(folder)).subject)
   kernel = subjects[0].params['h_0']['attn']['wq']['kernel']
   assert isinstance(kernel, ListedMatrix)
   found, wanted = map(harness_model, subjects)

@@ -46,6 +46,8 @@ def test_help_does_not_print_a_config():
     ('simulate --figure=roofline', 'need --config'),
     ('simulate --audit --trace=a.json', 'need --config'),
     ('prepare --input=a --tokenizer=bytes --output=b --dry_run', 'for --task'),
+    ('generate --model=none --seed=-1', '--seed=-1: -1 is not'),
+    (f'generate --model=none --seed={2**63}', f'--seed={2**63}: {2**63} is'),
     ('launch.local -- no-such-program', "'no-such-program' is no program"),
 ])
 def test_flags_that_would_be_ignored_or_fail_later_are_refused(

@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from real_data import data_path
 
+from experiments.scores.lambada import last_token
+from experiments.scores.lambada import last_word
+from experiments.scores.lambada import read_lambada
+from experiments.scores.lambada import score_lambada
+from experiments.scores.task_scores import target_perplexity
+from experiments.scores.wikitext import adjusted_perplexity
+from experiments.scores.wikitext import detokenize_wikitext
+from experiments.scores.wikitext import overlapping_windows
 from spdf_jax import models
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
 from spdf_jax.data import Pair
 from spdf_jax.data import train_bpe
-from spdf_jax.evaluation import adjusted_perplexity
 from spdf_jax.evaluation import Continuation
-from spdf_jax.evaluation import read_lambada
 from spdf_jax.evaluation import score_continuations
-from spdf_jax.evaluation import score_lambada
-from spdf_jax.evaluation import target_perplexity
-from spdf_jax.evaluation.lambada import last_token
-from spdf_jax.evaluation.lambada import last_word
 from spdf_jax.evaluation.likelihood import rolling_windows
-from spdf_jax.evaluation.wikitext import detokenize_wikitext
-from spdf_jax.evaluation.wikitext import overlapping_windows
 
 pytestmark = pytest.mark.ci
 

@@ -9,11 +9,11 @@ import pytest
 from real_data import data_path
 from real_data import meteor_jar
 
-from spdf_jax.evaluation.metrics import bleu
-from spdf_jax.evaluation.metrics import score_texts
-from spdf_jax.evaluation.metrics.segments import without_empty
-from spdf_jax.evaluation.metrics.words import fold_to_ascii
-from spdf_jax.evaluation.metrics.words import split_at_non_words
+from experiments.scores.protocols import score_texts
+from spdf_jax.evaluation.metrics import ngrams
+from spdf_jax.evaluation.metrics.texts import fold_to_ascii
+from spdf_jax.evaluation.metrics.texts import split_at_non_words
+from spdf_jax.evaluation.metrics.texts import without_empty
 
 # Finds nltk without importing it, which takes seconds in every worker.
 pytestmark = pytest.mark.skipif(
@@ -93,9 +93,9 @@ def test_our_text_by_the_e2e_challenge():
 
 def test_our_text_by_multi_bleu():
   hypotheses, references = own_tiny(split_at_non_words)
-  kept = bleu.multi_bleu(hypotheses, references)
+  kept = ngrams.multi_bleu(hypotheses, references)
   assert round(kept, 2) == EXPECTED['multi_bleu_lc_empty_refs_kept']
-  detok = bleu.multi_bleu_detok(
+  detok = ngrams.multi_bleu_detok(
       [h.lower() for h in hypotheses],
       [[r.lower() for r in group] for group in references],
   )

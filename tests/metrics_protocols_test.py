@@ -7,17 +7,18 @@ import random
 
 import pytest
 
-from spdf_jax.evaluation import score_texts
+from experiments.scores.protocols import PROTOCOLS
+from experiments.scores.protocols import score_texts
+from spdf_jax.evaluation.metrics import cider
 from spdf_jax.evaluation.metrics import edits
-from spdf_jax.evaluation.metrics import PROTOCOLS
+from spdf_jax.evaluation.metrics import multi_bleu
+from spdf_jax.evaluation.metrics import nist
+from spdf_jax.evaluation.metrics import nist_python
+from spdf_jax.evaluation.metrics import rouge_l
 from spdf_jax.evaluation.metrics import ter
-from spdf_jax.evaluation.metrics.bleu import multi_bleu
-from spdf_jax.evaluation.metrics.cider import cider
-from spdf_jax.evaluation.metrics.meteor import why_no_meteor
-from spdf_jax.evaluation.metrics.nist import nist
-from spdf_jax.evaluation.metrics.nist import nist_python
-from spdf_jax.evaluation.metrics.rouge_l import rouge_l
-from spdf_jax.evaluation.metrics.words import caption_words
+from spdf_jax.evaluation.metrics import ter_segment_minima
+from spdf_jax.evaluation.metrics import why_no_meteor
+from spdf_jax.evaluation.metrics.texts import caption_words
 
 # Finds nltk without importing it, which takes seconds in every worker.
 pytestmark = pytest.mark.skipif(
@@ -159,7 +160,7 @@ def test_segment_minima_of_published_example():
                ' AMERICAN new york times')
   hypothesis = ('THIS WEEK THE SAUDIS denied information published in the new'
                 ' york times')
-  assert ter.ter_segment_minima([hypothesis], [[reference]]) == 4 / 13
+  assert ter_segment_minima([hypothesis], [[reference]]) == 4 / 13
 
 
 def test_segment_minima_are_at_most_edit_distances():
@@ -167,16 +168,16 @@ def test_segment_minima_are_at_most_edit_distances():
   for _ in range(50):
     words = [draw.choice('abcd') for _ in range(draw.randrange(7))]
     reference = [draw.choice('abcd') for _ in range(draw.randrange(1, 7))]
-    rate = ter.ter_segment_minima([' '.join(words)], [[' '.join(reference)]])
+    rate = ter_segment_minima([' '.join(words)], [[' '.join(reference)]])
     assert rate <= edit_distance(words, reference) / len(reference)
     assert (rate == 0) == (words == reference)
 
 
 def test_both_rates_count_a_shift_as_one_edit():
-  for metric in (ter.ter, ter.ter_segment_minima):
+  for metric in (ter, ter_segment_minima):
     assert metric(['c d a b'], [['a b c d']]) == 0.25
     assert metric(['c d a b', 'x'], [['a b c d', ''], ['x']]) == (
-        pytest.approx(0.2 if metric is ter.ter else 0.125)
+        pytest.approx(0.2 if metric is ter else 0.125)
     )
 
 
@@ -211,6 +212,6 @@ def test_ter_without_a_word_in_references_is_that_of_sacrebleu(
 ):
   import sacrebleu
 
-  assert ter.ter([hypothesis], [['']]) == rate
+  assert ter([hypothesis], [['']]) == rate
   theirs = sacrebleu.TER().corpus_score([hypothesis], [['']])
   assert theirs.score / 100 == rate

@@ -19,18 +19,19 @@ from experiments.papers.published_results import Arm
 from experiments.papers.published_results import Measure
 from experiments.papers.published_results import Result
 from experiments.papers.published_results import RESULTS
-from spdf_jax.evaluation import scorecard
-from spdf_jax.evaluation import SUITES
-from spdf_jax.evaluation.lambada import LAMBADA_PROTOCOLS
-from spdf_jax.evaluation.metrics.protocols import PROTOCOLS
-from spdf_jax.evaluation.scorecard import TEXT_PROTOCOLS
+from experiments.scores import sheets
+from experiments.scores import task_scores
+from experiments.scores.lambada import LAMBADA_PROTOCOLS
+from experiments.scores.language_models import open_run
+from experiments.scores.protocols import PROTOCOLS
+from experiments.scores.scored_runs import find_runs
+from experiments.scores.suites import SUITES
+from experiments.scores.task_scores import TEXT_PROTOCOLS
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs.ancestry import describe_stages
 from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.runs.ancestry import Stage
-from spdf_jax.runs.open_models import open_run
-from spdf_jax.runs.scored_runs import find_runs
 from spdf_jax.training.config import plain
 
 pytestmark = pytest.mark.papers
@@ -322,14 +323,14 @@ def test_scores_of_real_rounds_fill_a_table_of_ones_own(tmp_path):
   config.phases.round2.sparsity.sparsity = 0.75
   session, *_ = lifecycle.open_run(config, tmp_path / 'run')
   lifecycle.run(session, 'rounds', baseline=lambda recipe: None)
-  settings = scorecard.Settings(batch_size=4)
+  settings = sheets.Settings(batch_size=4)
   losses = []
   for i in (1, 2):
-    candidate = open_run(f'{tmp_path / "run"}@round{i}')
-    scores = scorecard.score_task(candidate, 'validation', '', settings)
+    model = open_run(f'{tmp_path / "run"}@round{i}')
+    scores = task_scores.score_task(model, 'validation', '', settings)
     losses.append(scores[0].value)
     (tmp_path / f'round{i}.json').write_text(
-        json.dumps(scorecard.to_json(candidate, scores, settings))
+        json.dumps(sheets.to_json(model.name, scores, settings))
     )
   measure = Measure('validation', 'mean over tokens', 'loss')
   mine = [

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from spdf_jax.evaluation.markdown import escape
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal_flops
 from spdf_jax.runs.curves import pretraining_curve
+from spdf_jax.runs.markdown import escape
 from spdf_jax.runs.read import read_run
 from spdf_jax.runs.report import generations_table
 from spdf_jax.runs.report import runs_table

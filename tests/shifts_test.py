@@ -10,7 +10,7 @@ import pytest
 
 from spdf_jax.evaluation.metrics.edits import align
 from spdf_jax.evaluation.metrics.edits import edit_distances
-from spdf_jax.evaluation.metrics.shifts import translation_edits
+from spdf_jax.evaluation.metrics.edits import translation_edits
 
 TEXTS = st.lists(st.sampled_from('abcde'), max_size=12)
 

@@ -20,7 +20,7 @@ from quickstart_runs import start_command
 from experiments import sweep
 from experiments.launch import grid as grids
 from experiments.launch.grid import Result
-from spdf_jax.evaluation.scorecard import Settings
+from experiments.scores.sheets import Settings
 from spdf_jax.files import FolderInUse
 
 RATE = 'phases.pretrain.learning_rate.peak'

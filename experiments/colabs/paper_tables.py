@@ -68,14 +68,14 @@ from experiments.papers.published_results import Result
 from experiments.papers.subspace_pairs import measure_pairs
 from experiments.papers.subspace_plots import plot_distances
 from experiments.papers.subspaces import format_distances
+from experiments.scores.language_models import open_run
+from experiments.scores.scored_runs import find_runs
+from experiments.scores.sheets import Settings
+from experiments.scores.sheets import to_json
+from experiments.scores.task_scores import score_task
 from spdf_jax import training
 from spdf_jax.costs.dry_run import describe_plan
-from spdf_jax.evaluation.scorecard import score_task
-from spdf_jax.evaluation.scorecard import Settings
-from spdf_jax.evaluation.scorecard import to_json
 from spdf_jax.runs import style
-from spdf_jax.runs.open_models import open_run
-from spdf_jax.runs.scored_runs import find_runs
 
 # %% [markdown]
 # ## 1. FLOPs
@@ -214,10 +214,10 @@ plot_distances(list(pairs), list(pairs.values()))
 # %%
 settings = Settings()
 for workdir in workdirs.values():
-  candidate = open_run(f'{workdir}@pretrain')
-  scores = score_task(candidate, 'validation', '', settings)
+  model = open_run(f'{workdir}@pretrain')
+  scores = score_task(model, 'validation', '', settings)
   (workdir / 'scores.json').write_text(
-      json.dumps(to_json(candidate, scores, settings))
+      json.dumps(to_json(model.name, scores, settings))
   )
 found = find_runs([folder])
 print('\n'.join(found.problems) or f'{len(found.runs)} runs and phases found')

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import jax
 
+from experiments.scores import task_scores
 from spdf_jax import files
 from spdf_jax import names
 from spdf_jax import training
-from spdf_jax.evaluation import markdown
-from spdf_jax.evaluation import scorecard
 from spdf_jax.runs import lifecycle
+from spdf_jax.runs import markdown
 from spdf_jax.training import metrics as metric_files
 from spdf_jax.training.early_stop import METRICS
 
@@ -136,7 +136,7 @@ def plan_runs(
       unknown or not measured.
   """
   names.lookup('metric', metric, METRICS)
-  scorecard.parse_tasks(test_tasks)
+  task_scores.parse_tasks(test_tasks)
   runs = []
   for fields in points(parse_grid(grid)):
     for seed in range(seeds):

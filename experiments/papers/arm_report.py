@@ -14,9 +14,9 @@ from experiments.papers.pool import loss_of
 from experiments.papers.pool import Outcome
 from experiments.papers.pool import SELECTION_SEED
 from experiments.papers.pool import tried
-from spdf_jax.evaluation.markdown import escape
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.runs.markdown import escape
+from spdf_jax.runs.markdown import markdown_table
+from spdf_jax.runs.markdown import MISSING
 
 
 def measured(

@@ -10,9 +10,9 @@ from experiments.papers.claims import LEVEL
 from experiments.papers.claims import PRIMARY
 from experiments.papers.claims import SECONDARY
 from experiments.papers.gates import Gate
-from spdf_jax.evaluation.markdown import escape
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.runs.markdown import escape
+from spdf_jax.runs.markdown import markdown_table
+from spdf_jax.runs.markdown import MISSING
 
 
 def format_claims(findings: Sequence[Finding]) -> str:

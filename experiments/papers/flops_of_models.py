@@ -14,9 +14,9 @@ from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.traced_flops import trace_flops
-from spdf_jax.evaluation.markdown import align
-from spdf_jax.evaluation.markdown import percent
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.markdown import align
+from spdf_jax.runs.markdown import percent
 from spdf_jax.training.recipe import Recipe
 
 

@@ -12,8 +12,8 @@ from experiments.papers.spdf_readings import pretraining_flops
 from experiments.papers.spdf_readings import tuning_flops
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
-from spdf_jax.evaluation.markdown import percent
 from spdf_jax.models import PRESETS
+from spdf_jax.runs.markdown import percent
 from spdf_jax.runs.style import COLORS
 from spdf_jax.runs.style import GREY
 from spdf_jax.runs.style import label_ends

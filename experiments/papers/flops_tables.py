@@ -13,9 +13,9 @@ from experiments.papers.published_flops import Printed
 from experiments.papers.published_flops import TABLES
 from experiments.papers.readings import Reading
 from experiments.papers.spdf_readings import SPDF_READINGS
-from spdf_jax.evaluation.markdown import align
-from spdf_jax.evaluation.markdown import percent
 from spdf_jax.names import lookup
+from spdf_jax.runs.markdown import align
+from spdf_jax.runs.markdown import percent
 
 FOLLOWS, OTHERWISE = 'follows', 'follows otherwise'
 MISPRINT, FAILS = 'misprint', 'does not follow'

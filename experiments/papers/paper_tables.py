@@ -10,13 +10,13 @@ from experiments.papers.published_results import Arm
 from experiments.papers.published_results import Result
 from experiments.papers.published_results import RESULTS
 from experiments.papers.published_results import SEEN
-from spdf_jax.evaluation.markdown import escape
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
-from spdf_jax.evaluation.markdown import percent
+from experiments.scores.scored_runs import find_runs
+from experiments.scores.scored_runs import ScoredRun
 from spdf_jax.names import lookup
-from spdf_jax.runs.scored_runs import find_runs
-from spdf_jax.runs.scored_runs import ScoredRun
+from spdf_jax.runs.markdown import escape
+from spdf_jax.runs.markdown import markdown_table
+from spdf_jax.runs.markdown import MISSING
+from spdf_jax.runs.markdown import percent
 
 _TOLERANCE = 0.005
 """Largest difference between the sparsity of a run and that of its row."""

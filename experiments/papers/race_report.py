@@ -23,8 +23,8 @@ from experiments.papers.race_plots import plot_race
 from experiments.papers.scales import DENSE
 from experiments.papers.scales import parameters
 from experiments.papers.scales import Scale
-from spdf_jax.evaluation.markdown import markdown_table
-from spdf_jax.evaluation.markdown import MISSING
+from spdf_jax.runs.markdown import markdown_table
+from spdf_jax.runs.markdown import MISSING
 from spdf_jax.training.metrics import write_atomically
 
 

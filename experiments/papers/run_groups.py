@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from experiments.papers.histories import average_runs
 from experiments.papers.histories import read_history
-from spdf_jax.evaluation.markdown import percent
+from experiments.scores.scored_runs import ScoredRun
+from experiments.scores.scored_runs import Scores
 from spdf_jax.runs.ancestry import Ancestry
+from spdf_jax.runs.markdown import percent
 from spdf_jax.runs.read import format_sparsity
 from spdf_jax.runs.read import Run
-from spdf_jax.runs.scored_runs import ScoredRun
-from spdf_jax.runs.scored_runs import Scores
 from spdf_jax.training.workdir import read_workdir_config
 
 _NAMES = {

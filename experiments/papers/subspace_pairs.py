@@ -10,8 +10,8 @@ from experiments.papers.subspaces import cosine_distances
 from experiments.papers.subspaces import Distances
 from experiments.papers.subspaces import MODULES
 from experiments.papers.subspaces import weight_sparsity
-from spdf_jax.evaluation.markdown import percent
-from spdf_jax.runs.open_models import read_model
+from experiments.scores.language_models import read_model
+from spdf_jax.runs.markdown import percent
 from spdf_jax.training.workdir import split_source
 
 

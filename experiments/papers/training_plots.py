@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spdf_jax.evaluation import markdown
+from spdf_jax.runs import markdown
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import style

@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.evaluation import decoders
+from spdf_jax.evaluation import generation
+from spdf_jax.evaluation import prompt_batches
 from spdf_jax.evaluation.decoders import Decoder
-from spdf_jax.evaluation.decoders import fetch
-from spdf_jax.evaluation.decoders import vocab_size_of
-from spdf_jax.evaluation.generation import prefill
-from spdf_jax.evaluation.prompts import batches
 
 PyTree = Any
 
@@ -122,10 +121,11 @@ def beam_search(
   """
   ends = tuple(np.atleast_1d(end_of_text).tolist())
   generations: list[list[int]] = [[] for _ in prompts]
-  for batch in batches(
-      prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)
+  for batch in prompt_batches.batches(
+      prompts, max_new_tokens, batch_size, length,
+      decoders.vocab_size_of(decoder),
   ):
-    tokens_BxT, lengths_B = fetch(_search(
+    tokens_BxT, lengths_B = decoders.fetch(_search(
         decoder, search, batch.prompt_length, max_new_tokens, ends, params,
         batch.tokens_BxL, batch.starts_B, batch.stops_B,
     ))
@@ -250,7 +250,7 @@ def _search(
         best,
     )
 
-  cache = prefill(decoder, params, tokens_BxL, prompt_length)
+  cache = generation.prefill(decoder, params, tokens_BxL, prompt_length)
   last_B = jnp.take_along_axis(tokens_BxL, starts_B[:, None] - 1, axis=1)[:, 0]
   # All beams start from the same prompt, so only the first one is used.
   only_first_N = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation: batched continuation of prompts, token by token."""
+"""Generation: continuation of prompts, in batches or as a stream of tokens."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -10,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.data import Tokenizer
+from spdf_jax.evaluation import decoders
+from spdf_jax.evaluation import prompt_batches
 from spdf_jax.evaluation.decoders import Decoder
-from spdf_jax.evaluation.decoders import fetch
-from spdf_jax.evaluation.decoders import vocab_size_of
-from spdf_jax.evaluation.prompts import batches
 
 PyTree = Any
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 """`(key, logits_V) -> token`, for one sequence."""
 
+_UNFINISHED = '\ufffd'  # Decoded from the first bytes of a character.
 _LEAST = float(jnp.finfo(jnp.float32).tiny)  # Less may be rounded to zero.
 
 
@@ -145,10 +147,11 @@ def generate(
   if isinstance(key, (int, np.integer)):
     key = jax.random.key(key)
   generations: list[list[int]] = [[] for _ in prompts]
-  for batch in batches(
-      prompts, max_new_tokens, batch_size, length, vocab_size_of(decoder)
+  for batch in prompt_batches.batches(
+      prompts, max_new_tokens, batch_size, length,
+      decoders.vocab_size_of(decoder),
   ):
-    tokens_BxL, cursors_B = fetch(_extend(
+    tokens_BxL, cursors_B = decoders.fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
         batch.starts_B, batch.stops_B, end_of_text, key, batch.numbers_B,
     ))
@@ -218,3 +221,119 @@ def prefill(
       params, cache, tokens_BxL[:, :prompt_length], positions_BxP
   )
   return cache
+
+
+def stream(
+    decoder: Decoder,
+    params: PyTree,
+    prompt: Sequence[int],
+    *,
+    choose: Choose = greedy,
+    key: int | jax.Array = 0,
+    max_new_tokens: int,
+    end_of_text: int,
+    length: int,
+) -> Iterator[int]:
+  """Continues a prompt, and yields every token when it is chosen.
+
+  The tokens are those of `generate` for this prompt alone.
+
+  Args:
+    decoder: The model, e.g. `CachedModel(model)`.
+    params: Parameters of the model.
+    prompt: Token ids of the prompt.
+    choose: `greedy`, or a function that `sampler` returns.
+    key: Seed or typed key for sampling.
+    max_new_tokens: Maximum number of tokens to generate.
+    end_of_text: Id of the token that ends the continuation.
+    length: Maximum total length of prompt and continuation, in tokens.
+
+  Yields:
+    Tokens of the continuation, without the end token.
+
+  Raises:
+    ValueError: The prompt is empty, longer than `length - 1` or has a token
+      that the model lacks, or `max_new_tokens` is below 1.
+
+  Example:
+    >>> from spdf_jax import models
+    >>> from spdf_jax.evaluation import CachedModel
+    >>> model = models.create_model('gpt-mini', vocab_size=64)
+    >>> tokens = jnp.zeros((1, 2), jnp.int32)
+    >>> params = model.init(jax.random.key(0), tokens)['params']
+    >>> len(list(stream(CachedModel(model), params, [3], max_new_tokens=2,
+    ...                 end_of_text=63, length=16)))
+    2
+  """
+  (batch,) = prompt_batches.batches(
+      [prompt], max_new_tokens, 1, length, decoders.vocab_size_of(decoder)
+  )
+  if isinstance(key, (int, np.integer)):
+    key = jax.random.key(key)
+  key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.
+  cache = _fill(decoder, batch.prompt_length, params, batch.tokens_BxL)
+  token = jnp.int32(prompt[-1])
+  for cursor in range(batch.starts_B[0], batch.stops_B[0]):
+    token, cache = _append(decoder, choose, cache, params, token, cursor, key)
+    if int(token) == end_of_text:
+      return
+    yield int(token)
+
+
+def decode_stream(
+    tokenizer: Tokenizer, tokens: Iterator[int], prompt: Sequence[int] = ()
+) -> Iterator[str]:
+  """Decodes tokens one by one; a character is yielded when it is complete.
+
+  Args:
+    tokenizer: The tokenizer.
+    tokens: Token ids.
+    prompt: Token ids before them, which decide whether the first one begins
+      with a space: tokenizers of Llama omit it at the beginning of a text.
+
+  Yields:
+    Texts, whose concatenation is the text of all tokens.
+
+  Example:
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> list(decode_stream(ByteTokenizer(), iter('né'.encode())))
+    ['n', '', 'é']
+  """
+  waiting = list(prompt)
+  done = tokenizer.decode(waiting)
+  for token in tokens:
+    waiting.append(token)
+    text = tokenizer.decode(waiting)
+    if text.endswith(_UNFINISHED):
+      yield ''
+      continue
+    yield text[len(done):]
+    done = text
+  rest = tokenizer.decode(waiting)[len(done):]
+  if rest:
+    yield rest
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _fill(
+    decoder: Decoder, prompt_length: int, params: PyTree, tokens_BxL: jax.Array
+) -> PyTree:
+  return prefill(decoder, params, tokens_BxL, prompt_length)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _append(
+    decoder: Decoder,
+    choose: Choose,
+    cache: PyTree,
+    params: PyTree,
+    last: jax.Array,
+    cursor: jax.Array,
+    key: jax.Array,
+) -> tuple[jax.Array, PyTree]:
+  """Chooses the token at the cursor; `last` is the one before it."""
+  logits_1x1xV, cache = decoder(
+      params, cache, last[None, None], jnp.full((1, 1), cursor - 1)
+  )
+  key = jax.random.fold_in(key, cursor)
+  return choose(key, logits_1x1xV[0, 0]).astype(jnp.int32), cache

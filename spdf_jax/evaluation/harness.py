@@ -8,13 +8,12 @@ import functools
 from typing import Any
 
 from spdf_jax.data import Tokenizer
+from spdf_jax.evaluation import generation
+from spdf_jax.evaluation import likelihood
 from spdf_jax.evaluation.decoders import Decoder
-from spdf_jax.evaluation.generation import generate
 from spdf_jax.evaluation.likelihood import Continuation
 from spdf_jax.evaluation.likelihood import Likelihood
-from spdf_jax.evaluation.likelihood import rolling_windows
-from spdf_jax.evaluation.likelihood import score_continuations
-from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.evaluation.loss import ApplyFn
 from spdf_jax.extras import require
 
 _CHUNK = 32  # Tokens generated before the first search for a stop string.
@@ -145,10 +144,10 @@ class _Methods:
   def _score(self, continuations: Sequence[Continuation]) -> list[Likelihood]:
     """Scores continuations, in windows where they exceed the context."""
     windows = [
-        rolling_windows(target, context, self.subject.length)
+        likelihood.rolling_windows(target, context, self.subject.length)
         for context, target in continuations
     ]
-    scores = iter(score_continuations(
+    scores = iter(likelihood.score_continuations(
         self.subject.apply_fn,
         self.subject.params,
         [window for group in windows for window in group],
@@ -184,7 +183,7 @@ class _Methods:
     start, count = 0, min(_CHUNK, most)
     while going:
       for width, numbers in _by_width(going, prompts, length).items():
-        chunks = generate(
+        chunks = generation.generate(
             decoder,
             self.subject.params,
             [prompts[i] + made[i] for i in numbers],

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.evaluation.loss import ApplyFn
 
 _SHORTEST = 32  # Minimum sequence length of a batch.
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 
-from spdf_jax.evaluation.metrics.segments import group_references
-from spdf_jax.evaluation.metrics.segments import References
-from spdf_jax.evaluation.metrics.segments import streams
-from spdf_jax.evaluation.perplexity import Evaluator
+from spdf_jax.evaluation.loss import Evaluator
+from spdf_jax.evaluation.metrics import texts
+from spdf_jax.evaluation.metrics.texts import References
 from spdf_jax.extras import require
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
@@ -90,15 +89,15 @@ def task_evaluator(
 
   def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
     generations = generate(params, prompts)
-    texts = [decode(generation) for generation in generations]
+    answers = [decode(generation) for generation in generations]
     records = [
         {'context': context, 'reference': reference, 'generation': text}
-        for context, reference, text in zip(contexts, references, texts)
+        for context, reference, text in zip(contexts, references, answers)
     ]
     if jax.process_index() == 0:
       write_json_lines(directory / f'step_{step:08d}.jsonl', records)
-    yield 'task/bleu', bleu(texts, references)
-    yield 'task/chrf', chrf(texts, references)
+    yield 'task/bleu', bleu(answers, references)
+    yield 'task/chrf', chrf(answers, references)
 
   return evaluate
 
@@ -127,7 +126,9 @@ def bleu(hypotheses: Sequence[str], references: References) -> float:
     >>> round(bleu(['The cat sat on a mat.'], ['The cat sat on the mat.']), 2)
     48.89
   """
-  aligned = streams(group_references(hypotheses, references))
+  aligned = texts.streams(
+      texts.group_references(hypotheses, references)
+  )
   metric = require('sacrebleu', 'eval').BLEU(force=True)
   return float(metric.corpus_score(list(hypotheses), aligned).score)
 
@@ -155,6 +156,8 @@ def chrf(hypotheses: Sequence[str], references: References) -> float:
     >>> chrf(['Return the name.'], [['Returns a name.', 'Return the name.']])
     100.0
   """
-  aligned = streams(group_references(hypotheses, references))
+  aligned = texts.streams(
+      texts.group_references(hypotheses, references)
+  )
   metric = require('sacrebleu', 'eval').CHRF()
   return float(metric.corpus_score(list(hypotheses), aligned).score)

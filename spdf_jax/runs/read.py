@@ -11,7 +11,7 @@ from typing import Any
 from typing import NamedTuple
 
 from spdf_jax.costs.sparsity_spans import Span
-from spdf_jax.evaluation import markdown
+from spdf_jax.runs import markdown
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 

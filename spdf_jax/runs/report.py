@@ -7,8 +7,8 @@ import os
 import pathlib
 from typing import Any
 
-from spdf_jax.evaluation import markdown
 from spdf_jax.runs import curves
+from spdf_jax.runs import markdown
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import statements

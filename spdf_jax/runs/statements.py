@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
 
-from spdf_jax.evaluation.markdown import number
-from spdf_jax.evaluation.markdown import percent
 from spdf_jax.runs import curves
 from spdf_jax.runs import read
+from spdf_jax.runs.markdown import number
+from spdf_jax.runs.markdown import percent
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import Run
 from spdf_jax.runs.wafer_findings import on_wafer

@@ -2,14 +2,13 @@
 
 import json
 import math
-import types
 
 import pytest
 
-from spdf_jax.evaluation.scorecard import format_means
-from spdf_jax.evaluation.scorecard import Score
-from spdf_jax.evaluation.scorecard import Settings
-from spdf_jax.evaluation.scorecard import to_json
+from experiments.scores.sheets import format_means
+from experiments.scores.sheets import Score
+from experiments.scores.sheets import Settings
+from experiments.scores.sheets import to_json
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
@@ -19,7 +18,7 @@ def test_a_score_that_is_not_finite_is_null_with_a_note(value):
       Score('wikitext', 'harness', 'loss', 2.5, '12 words'),
       Score('e2e', 'lora_e2e', 'meteor', None, 'no jar'),
   ]
-  found = to_json(types.SimpleNamespace(name='a'), scores, Settings())
+  found = to_json('a', scores, Settings())
   text = json.dumps(found, allow_nan=False)
   first, *others = json.loads(text)['scores']
   assert first['value'] is None

@@ -1,30 +1,38 @@
-"""Compact exports are evaluated as lists, with the scores of dense models."""
+"""Models of runs and exports are opened; sparse ones with listed matrices."""
 
 import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tracemalloc
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from quickstart_runs import small_config
 from sparse_params import make_sparse_params
 
+from experiments.scores import language_models
+from experiments.scores import sheets
+from experiments.scores import task_scores
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
+from spdf_jax import runs
 from spdf_jax.accelerator import ListedMatrix
-from spdf_jax.evaluation import scorecard
+from spdf_jax.evaluation import CachedModel
+from spdf_jax.evaluation import generate
 from spdf_jax.interop.compact_files import names_of
 from spdf_jax.interop.tensor_files import COMPACT
 from spdf_jax.interop.tensor_files import MASKS
 from spdf_jax.interop.tensor_files import open_tensors
 from spdf_jax.runs import conversion
-from spdf_jax.runs import open_models
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = models.GPTConfig(
@@ -38,12 +46,12 @@ OPTIONS = dict(
 TEXT = 'Sparse models read nothing of their pruned weights. ' * 3
 
 
-def save(folder, config=CONFIG, scale=1.0):
-  """Writes a GPT-2 directory of which 84 % of the hidden weights are zero."""
-  params, mask = make_sparse_params(config, 0.84)
-  params = jax.tree.map(lambda x: scale * x, params)
+def save(folder, config=CONFIG, sparsity=0.84):
+  """Writes a GPT-2 directory with zeros in its hidden weights."""
+  params, mask = make_sparse_params(config, sparsity)
   interop.save_hf(folder, config, params, mask, end_of_text=256)
   data.save_tokenizer(folder / 'tokenizer.json', data.ByteTokenizer())
+  return params
 
 
 def convert(source, target, **options):
@@ -52,11 +60,11 @@ def convert(source, target, **options):
   ))
 
 
-def score_text(candidate, folder):
+def score_text(model, folder):
   path = folder / 'text.tokens'
   path.write_text(TEXT)
-  settings = scorecard.Settings(batch_size=2, search='greedy')
-  scores = scorecard.score_task(candidate, 'wikitext', str(path), settings)
+  settings = sheets.Settings(batch_size=2, search='greedy')
+  scores = task_scores.score_task(model, 'wikitext', str(path), settings)
   return {score.metric: score.value for score in scores}
 
 
@@ -118,8 +126,8 @@ def test_a_compact_export_is_scored_as_its_dense_weights(dtype, tmp_path):
   save(tmp_path / 'hf')
   convert(tmp_path / 'hf', tmp_path / 'dense', dtype=dtype, format='dense')
   convert(tmp_path / 'dense', tmp_path / 'compact', dtype=dtype)
-  dense = open_models.open_hf(str(tmp_path / 'dense'))
-  compact = open_models.open_hf(str(tmp_path / 'compact'))
+  dense = language_models.open_hf(str(tmp_path / 'dense'))
+  compact = language_models.open_hf(str(tmp_path / 'compact'))
   kernel = compact.params['h_1']['mlp']['wo']['kernel']
   assert isinstance(kernel, ListedMatrix) and kernel.values.dtype == dtype
   wanted, found = (score_text(x, tmp_path) for x in (dense, compact))
@@ -150,10 +158,10 @@ def test_no_matrix_of_a_compact_export_is_built(tmp_path):
 _PEAK = """
 import sys
 from spdf_jax.evaluation import generate
-from spdf_jax.runs import open_models
-candidate = open_models.open_hf(sys.argv[1])
+from experiments.scores import language_models
+model = language_models.open_hf(sys.argv[1])
 generate(
-    candidate.subject.decoder, candidate.params, [[72, 105]],
+    model.subject.decoder, model.params, [[72, 105]],
     max_new_tokens=2, end_of_text=256, batch_size=1, length=16,
 )
 lines = open('/proc/self/status').read().splitlines()
@@ -188,34 +196,140 @@ def test_a_process_that_generates_needs_less_than_the_dense_weights(tmp_path):
   assert peak(tmp_path / 'wide') - rest > hidden
 
 
+def run_command(name, *flags):
+  """Returns what a command writes to its output and to its log."""
+  child = subprocess.run(
+      [sys.executable, '-m', f'experiments.{name}', *flags], cwd=ROOT,
+      env=os.environ | {'PYTHONPATH': str(ROOT)}, check=False,
+      capture_output=True, text=True, timeout=300,
+  )
+  assert child.returncode == 0, child.stderr
+  return child.stdout, child.stderr
+
+
 @pytest.mark.process
 def test_the_commands_convert_generate_and_evaluate(tmp_path):
-  save(tmp_path / 'hf')
+  params = save(tmp_path / 'hf')
   (tmp_path / 'text.tokens').write_text(TEXT)
-
-  def run(name, *flags):
-    child = subprocess.run(
-        [sys.executable, '-m', f'experiments.{name}', *flags], cwd=ROOT,
-        env=os.environ | {'PYTHONPATH': str(ROOT)}, check=False,
-        capture_output=True, text=True, timeout=300,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
   compact = tmp_path / 'compact'
-  run('convert', f'--from_hf={tmp_path / "hf"}', f'--to_hf={compact}',
-      '--format=compact')
+  run_command(
+      'convert', f'--from_hf={tmp_path / "hf"}', f'--to_hf={compact}',
+      '--format=compact',
+  )
   assert names_of(open_tensors(compact / COMPACT)) == set(
       open_tensors(tmp_path / 'hf' / 'model.safetensors')
   )
-  assert run(
+  text, log = run_command(
       'generate', f'--model={compact}', '--prompt=ab', '--max_new_tokens=4'
-  ).startswith('ab')
+  )
+  (wanted,) = generate(
+      CachedModel(models.model_of(CONFIG)), params, [[97, 98]],
+      max_new_tokens=4, end_of_text=256, batch_size=1, length=32,
+  )
+  assert text == 'ab' + data.ByteTokenizer().decode(wanted) + '\n'
+  assert re.search(
+      r'^4 tokens, [0-9.,]+ tokens/s; parameters 0 MiB, peak memory [0-9,]+ '
+      r'MiB$', log, re.M,
+  )
   task = f'--tasks=wikitext={tmp_path / "text.tokens"}'
   tables = [
-      run('evaluate', f'--hf={source}', task, *flags)
+      run_command('evaluate', f'--hf={source}', task, *flags)[0]
       for source, *flags in (
           (tmp_path / 'hf',), (tmp_path / 'hf', '--listed'), (compact,)
       )
   ]
   assert 'wikitext' in tables[0] and tables[0] == tables[1] == tables[2]
+
+
+def test_matrices_with_few_pruned_weights_stay_dense(tmp_path):
+  save(tmp_path, sparsity=0.6)
+  kernel_of = lambda model: model.params['h_0']['mlp']['wi']['kernel']
+  opened = language_models.open_listed(str(tmp_path))
+  assert kernel_of(opened).ndim == 2
+  opened = language_models.open_listed(str(tmp_path), least_sparsity=0.5)
+  assert isinstance(kernel_of(opened), ListedMatrix)
+
+
+def test_a_model_in_float16_is_listed_in_float32(tmp_path, monkeypatch):
+  save(tmp_path)
+  found = interop.load_hf(tmp_path)
+  config = dataclasses.replace(found.config, dtype='float16')
+  monkeypatch.setattr(
+      interop, 'load_hf', lambda _: found._replace(config=config)
+  )
+  opened = language_models.open_listed(str(tmp_path))
+  assert opened.module.config.dtype == 'float32'
+  logits = opened.subject.apply_fn(opened.params, jnp.arange(4)[None])
+  assert jnp.isfinite(logits).all()
+
+
+def test_a_model_of_hugging_face_is_the_same_model(tmp_path):
+  params = save(tmp_path)
+  opened = language_models.open_hf(str(tmp_path))
+  tokens = jnp.arange(8)[None]
+  wanted = models.model_of(CONFIG).apply({'params': params}, tokens)
+  found = opened.subject.apply_fn(opened.params, tokens)
+  np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_a_tokenizer_of_another_model_is_refused():
+  module = models.create_model('gpt-mini', vocab_size=256)
+  with pytest.raises(ValueError, match='vocabulary of 256 and its tokenizer'):
+    language_models.LanguageModel('tiny', module, None, data.ByteTokenizer())
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path):
+  with pytest.raises(ValueError, match='names no checkpoint'):
+    language_models.open_run(str(tmp_path))
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):
+  left = tmp_path / '.writing_abc'
+  left.mkdir()
+  (left / 'model.safetensors').write_bytes(b'')
+  save(tmp_path)
+  assert not list(tmp_path.glob('.writing_*'))
+  assert (tmp_path / 'model.safetensors').exists()
+
+
+@pytest.fixture(scope='module', params=[
+    pytest.param(False, marks=pytest.mark.slow), True
+])
+def workdir(request, tmp_path_factory):
+  config = small_config(
+      model__scan_layers=request.param, data__task='',
+      phases__order=('pretrain',), phases__pretrain__duration='5 steps',
+  )
+  folder = tmp_path_factory.mktemp('run')
+  runs.launch(config, folder)
+  return str(folder)
+
+
+@pytest.mark.process
+def test_the_command_continues_with_a_run(workdir):
+  text, log = run_command(
+      'generate', f'--model={workdir}', '--prompt=def f', '--temperature=1',
+      '--max_new_tokens=4',
+  )
+  assert text.startswith('def f')
+  assert '4 tokens, ' in log and 'peak memory' in log
+  opened = language_models.open_listed(workdir)
+  kernel = opened.params['h_0']['mlp']['wi']['kernel']
+  assert isinstance(kernel, ListedMatrix)
+  assert not opened.module.config.scan_layers
+
+
+@pytest.mark.process
+def test_the_tokenizer_of_a_run_needs_no_tokens_of_its_corpus(
+    workdir, monkeypatch
+):
+  monkeypatch.setattr(data, 'prepare_corpus', None)
+  tokenizer = language_models.open_run(workdir).tokenizer
+
+  def missing(*arguments, **options):
+    raise FileNotFoundError
+
+  prepared = types.SimpleNamespace(tokenizer=tokenizer)
+  monkeypatch.setattr(data, 'read_tokenizer', missing)
+  monkeypatch.setattr(data, 'prepare_corpus', lambda *_, **__: prepared)
+  assert language_models.open_run(workdir).tokenizer is tokenizer

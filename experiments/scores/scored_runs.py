@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Scored runs: workdirs found on disk, with their scores."""
 
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.evaluation.scorecard import Settings
+from experiments.scores.sheets import Settings
 from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.ancestry import read_ancestry
 from spdf_jax.training.workdir import split_source

@@ -1,6 +1,6 @@
-# SPDX-License-Identifier: Apache-2.0
 """LAMBADA: prediction of the last word of a passage, by two protocols."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
@@ -9,10 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from spdf_jax import evaluation
 from spdf_jax.data import Tokenizer
-from spdf_jax.evaluation.likelihood import Continuation
-from spdf_jax.evaluation.likelihood import score_continuations
-from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.evaluation import Continuation
 from spdf_jax.names import lookup
 
 
@@ -113,7 +112,7 @@ LAMBADA_PROTOCOLS = {
 
 
 def score_lambada(
-    apply_fn: ApplyFn,
+    apply_fn: Callable[..., Any],
     params: Any,
     passages: Sequence[tuple[str, str]],
     tokenizer: Tokenizer,
@@ -155,7 +154,7 @@ def score_lambada(
   target_of = lookup('protocol', protocol, LAMBADA_PROTOCOLS)
   if not passages:
     raise ValueError('passages is empty; give at least one.')
-  scores = score_continuations(
+  scores = evaluation.score_continuations(
       apply_fn,
       params,
       [target_of(tokenizer, *passage) for passage in passages],

@@ -1,16 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NIST: n-gram matches weighted by the information of each n-gram."""
+"""BLEU, chrF++ and NIST: overlap of n-grams, by definitions of the scripts.
+
+BLEU and chrF++ are computed by sacrebleu.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence
 import math
+from typing import Any
 
+from spdf_jax.evaluation.metrics import texts
 from spdf_jax.extras import require
+
+Groups = Sequence[Sequence[str]]
 
 _ORDERS = 5
 # The brevity penalty is one half at two thirds of the reference length.
 _BETA = -math.log(0.5) / math.log(1.5) ** 2
+
+
+def mteval_bleu(hypotheses: Sequence[str], references: Groups) -> float:
+  """Computes BLEU of mteval-v13a: 13a tokens, case-insensitive.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: References of each hypothesis.
+
+  Returns:
+    BLEU in percent.
+
+  Raises:
+    ImportError: sacrebleu is not installed.
+
+  Example:
+    >>> round(mteval_bleu(['a b c d e.'], [['A B C D E.', 'x']]), 4)
+    100.0
+  """
+  return _bleu(
+      hypotheses, texts.streams(references), tokenize='13a', lowercase=True
+  )
+
+
+def multi_bleu(hypotheses: Sequence[str], references: Groups) -> float:
+  """Computes BLEU of multi-bleu.perl -lc: split at spaces, case-insensitive.
+
+  A missing reference counts as one of length 0, like an empty line in the
+  script's files.
+
+  Args:
+    hypotheses: One tokenized generation for each input.
+    references: Tokenized references of each hypothesis.
+
+  Returns:
+    BLEU in percent.
+
+  Raises:
+    ImportError: sacrebleu is not installed.
+
+  Example:
+    >>> round(multi_bleu(['A b c d', 'e'], [['a b c d'], ['e', 'f']]), 4)
+    100.0
+  """
+  return _bleu(
+      hypotheses,
+      texts.streams(references, empty=True),
+      tokenize='none',
+      lowercase=True,
+  )
+
+
+def multi_bleu_detok(hypotheses: Sequence[str], references: Groups) -> float:
+  """Computes BLEU of multi-bleu-detok.perl: 13a tokens, case-sensitive.
+
+  A missing reference counts as one of length 0, like an empty line in the
+  script's files.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: References of each hypothesis.
+
+  Returns:
+    BLEU in percent.
+
+  Raises:
+    ImportError: sacrebleu is not installed.
+
+  Example:
+    >>> multi_bleu_detok(['A B C D.'], [['a b c d.']]) < 50
+    True
+  """
+  return _bleu(
+      hypotheses,
+      texts.streams(references, empty=True),
+      tokenize='13a',
+      lowercase=False,
+  )
+
+
+def _bleu(
+    hypotheses: Sequence[str],
+    reference_streams: list[list[str | None]],
+    **settings: Any,
+) -> float:
+  # No smoothing: the scripts give 0 where an n-gram order has no match.
+  metric = require('sacrebleu', 'eval').BLEU(
+      smooth_method='none', force=True, **settings
+  )
+  return float(metric.corpus_score(list(hypotheses), reference_streams).score)
+
+
+def chrf_plus_plus(
+    hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+) -> float:
+  """Computes corpus chrF++: 6 character and 2 word orders, β = 2.
+
+  References without a word are ignored.
+
+  Args:
+    hypotheses: One generation for each input.
+    references: References of each hypothesis.
+
+  Returns:
+    The score of the corpus, 0 to 1.
+
+  Raises:
+    ImportError: sacrebleu is not installed.
+
+  Source: Popović 2017, "chrF++: words helping character n-grams".
+
+  Example:
+    >>> chrf_plus_plus(['Return the name.'], [['', 'Return the name.']])
+    1.0
+  """
+  metric = require('sacrebleu', 'eval').CHRF(
+      word_order=2, eps_smoothing=True  # Averages orders as chrF++.py does.
+  )
+  result = metric.corpus_score(
+      list(hypotheses), texts.streams(texts.without_empty(references))
+  )
+  return float(result.score) / 100.0
 
 
 def nist(

@@ -1,5 +1,4 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Candidates for evaluation, read from a run or a Hugging Face directory."""
+"""Language models with tokenizers, read from a run or a Hugging Face folder."""
 
 import dataclasses
 import pathlib
@@ -10,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax import data
+from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import list_params
-from spdf_jax.evaluation.candidate import Candidate
 from spdf_jax.interop.tensor_files import COMPACT
 from spdf_jax.interop.tensor_files import CONFIG
 from spdf_jax.interop.tensor_files import find_weights
@@ -29,7 +28,47 @@ from spdf_jax.training.workdir import read_meta
 PyTree = Any
 
 
-def open_run(source: str, tokenizer: str | None = None) -> Candidate:
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+  """A trained model together with its tokenizer.
+
+  Attributes:
+    name: Name of the model's source, e.g. its run.
+    module: The Flax module.
+    params: Parameters of the model.
+    tokenizer: Tokenizer of the model.
+    config: Config of the run; `None` for a model that no run has trained.
+
+  Raises:
+    ValueError: The tokenizer has more tokens than the model.
+  """
+
+  name: str
+  module: models.GPT | models.Llama
+  params: PyTree
+  tokenizer: data.Tokenizer
+  config: Any = None
+
+  def __post_init__(self):
+    tokens = self.tokenizer.vocab_size
+    vocabulary = self.module.config.vocab_size
+    if tokens > vocabulary:
+      raise ValueError(
+          f'{self.name} has a vocabulary of {vocabulary} and its tokenizer '
+          f'{tokens} tokens; give the tokenizer that it was trained with.'
+      )
+
+  @property
+  def subject(self) -> evaluation.Subject:
+    """The model as a `Subject` of the harness and of likelihoods."""
+    apply = lambda params, tokens: self.module.apply({'params': params}, tokens)
+    return evaluation.Subject(
+        jax.jit(apply), self.params, self.tokenizer,
+        self.module.config.max_length, evaluation.CachedModel(self.module),
+    )
+
+
+def open_run(source: str, tokenizer: str | None = None) -> LanguageModel:
   """Opens a checkpoint of a run, with the tokenizer of its corpus.
 
   Args:
@@ -60,14 +99,14 @@ def open_run(source: str, tokenizer: str | None = None) -> Candidate:
     )
   model = models.model_of(config.model.sizes)
   params = _read_params(checkpoint, model)
-  return Candidate(
+  return LanguageModel(
       source, model, params,
       data.open_tokenizer(tokenizer) if tokenizer else _tokenizer(config.data),
       config,
   )
 
 
-def open_hf(directory: str) -> Candidate:
+def open_hf(directory: str) -> LanguageModel:
   """Opens a GPT-2, Cerebras-GPT or Llama with the tokenizer of its directory.
 
   Args:
@@ -84,7 +123,7 @@ def open_hf(directory: str) -> Candidate:
     return open_listed(directory)
   found = interop.load_hf(directory)
   tokenizer = data.open_tokenizer(pathlib.Path(directory))
-  return Candidate(
+  return LanguageModel(
       str(directory), models.model_of(found.config),
       jax.tree.map(jnp.asarray, found.params), tokenizer,
   )
@@ -96,7 +135,7 @@ def open_listed(
     dtype: str | None = None,
     tokenizer: str | None = None,
     least_sparsity: float = 0.7,
-) -> Candidate:
+) -> LanguageModel:
   """Opens a model for inference, with listed matrices where it is sparse.
 
   Args:
@@ -129,7 +168,7 @@ def open_listed(
   else:
     run = open_run(source, tokenizer)
     reader = run.tokenizer
-    config = dataclasses.replace(run.model.config, scan_layers=False)
+    config = dataclasses.replace(run.module.config, scan_layers=False)
     mask = mask_of(training.find_checkpoint(source), run.params)
     params, mask = (
         None if tree is None
@@ -144,7 +183,7 @@ def open_listed(
     if config.dtype == 'float16':  # There are no products with lists in it.
       config = dataclasses.replace(config, dtype='float32')
   config = dataclasses.replace(config, lowering=NATIVE)
-  return Candidate(
+  return LanguageModel(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
       reader, run and run.config,
   )

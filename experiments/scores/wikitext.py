@@ -1,15 +1,14 @@
-# SPDX-License-Identifier: Apache-2.0
 """WikiText: perplexity per word of the original text."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import math
 import re
 from typing import Any
 
+from spdf_jax import evaluation
 from spdf_jax.data import Tokenizer
-from spdf_jax.evaluation.likelihood import Continuation
-from spdf_jax.evaluation.likelihood import score_continuations
-from spdf_jax.evaluation.perplexity import ApplyFn
+from spdf_jax.evaluation import Continuation
 
 
 def detokenize_wikitext(text: str) -> str:
@@ -83,7 +82,7 @@ def overlapping_windows(
 
 
 def adjusted_perplexity(
-    apply_fn: ApplyFn,
+    apply_fn: Callable[..., Any],
     params: Any,
     text: str,
     tokenizer: Tokenizer,
@@ -130,7 +129,7 @@ def adjusted_perplexity(
   tokens = tokenizer.encode(detokenize_wikitext(text))
   if words < 2 or len(tokens) < 2:
     raise ValueError(f'text has {words} words; give two or more.')
-  scores = score_continuations(
+  scores = evaluation.score_continuations(
       apply_fn,
       params,
       overlapping_windows(tokens, length, stride),

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Protocols: definitions of the text metrics in published tables."""
 
 from collections.abc import Callable
@@ -9,17 +8,12 @@ import functools
 import os
 from typing import NamedTuple
 
-from spdf_jax.evaluation.metrics import bleu
-from spdf_jax.evaluation.metrics import nist
-from spdf_jax.evaluation.metrics import ter
-from spdf_jax.evaluation.metrics import words
-from spdf_jax.evaluation.metrics.chrf import chrf_plus_plus
-from spdf_jax.evaluation.metrics.cider import cider
-from spdf_jax.evaluation.metrics.meteor import meteor
-from spdf_jax.evaluation.metrics.meteor import why_no_meteor
-from spdf_jax.evaluation.metrics.rouge_l import rouge_l
-from spdf_jax.evaluation.metrics.segments import group_references
-from spdf_jax.evaluation.metrics.segments import References
+from spdf_jax.evaluation.metrics import captions
+from spdf_jax.evaluation.metrics import edits
+from spdf_jax.evaluation.metrics import meteor
+from spdf_jax.evaluation.metrics import ngrams
+from spdf_jax.evaluation.metrics import texts
+from spdf_jax.evaluation.metrics import why_no_meteor
 from spdf_jax.names import lookup
 
 Metric = Callable[[list[str], list[list[str]]], float]
@@ -58,12 +52,12 @@ class Protocol:
 
 
 def _caption_text(text: str) -> str:
-  return ' '.join(words.caption_words(text))
+  return ' '.join(texts.caption_words(text))
 
 
 def _on_treebank_words(metric: Metric) -> Metric:
   """Applies a metric to nltk's tokens, as GenerationEval does."""
-  split = words.treebank_words
+  split = texts.treebank_words
 
   def on_words(hypotheses, references):
     return metric(
@@ -85,19 +79,19 @@ def _padded_with_empty(references: list[str], count: int) -> list[str]:
 # METEOR is None, since `score_texts` calls it with the user's jar; its key
 # fixes the order of the scores.
 _E2E = dict(
-    bleu=bleu.mteval_bleu, nist=nist.nist, meteor=None, rouge_l=rouge_l,
-    cider=cider,
+    bleu=ngrams.mteval_bleu, nist=ngrams.nist, meteor=None,
+    rouge_l=captions.rouge_l, cider=captions.cider,
 )
-_TRIPLES = dict(bleu=bleu.multi_bleu, meteor=None, ter=ter.ter)
+_TRIPLES = dict(bleu=ngrams.multi_bleu, meteor=None, ter=edits.ter)
 _GENERATION_EVAL = {
-    'bleu': bleu.multi_bleu_detok,
+    'bleu': ngrams.multi_bleu_detok,
     'meteor': None,
-    'chrf++': chrf_plus_plus,
-    'ter_segment_minima': _on_treebank_words(ter.ter_segment_minima),
+    'chrf++': ngrams.chrf_plus_plus,
+    'ter_segment_minima': _on_treebank_words(edits.ter_segment_minima),
 }
 _EVERY = {
-    **_E2E, 'ter': ter.ter, 'ter_segment_minima': ter.ter_segment_minima,
-    'chrf++': chrf_plus_plus,
+    **_E2E, 'ter': edits.ter, 'ter_segment_minima': edits.ter_segment_minima,
+    'chrf++': ngrams.chrf_plus_plus,
 }
 
 PROTOCOLS: Mapping[str, Protocol] = {
@@ -106,33 +100,33 @@ PROTOCOLS: Mapping[str, Protocol] = {
     # The same with -p, on the tokenized references of Hu et al.; a model that
     # was fine-tuned on these generates text with the same tokenization.
     'lora_e2e': Protocol(
-        lambda text: text, _E2E | dict(nist=nist.nist_python),
+        lambda text: text, _E2E | dict(nist=ngrams.nist_python),
         words=_caption_text,
     ),
     # The script of the WebNLG 2017 challenge: ASCII, three references.
     'webnlg17': Protocol(
-        lambda text: words.split_at_non_words(
-            words.fold_to_ascii(text.lower())
+        lambda text: texts.split_at_non_words(
+            texts.fold_to_ascii(text.lower())
         ),
         _TRIPLES,
         pick=functools.partial(_padded_with_empty, count=3),
     ),
     # GenerationEval of WebNLG 2020, on six references of Hu et al.
     'lora_webnlg': Protocol(
-        lambda text: words.split_at_non_words(text.lower()),
+        lambda text: texts.split_at_non_words(text.lower()),
         _GENERATION_EVAL,
         pick=functools.partial(_padded_with_first, count=6),
-        words=words.treebank_words,
+        words=texts.treebank_words,
     ),
     # The script of DART's authors: three references.
     'dart': Protocol(
-        lambda text: words.split_at_non_words(text).lower(),
+        lambda text: texts.split_at_non_words(text).lower(),
         _TRIPLES,
         pick=functools.partial(_padded_with_empty, count=3),
     ),
     # GenerationEval of WebNLG 2020 on unprepared texts.
     'generation_eval': Protocol(
-        lambda text: text, _GENERATION_EVAL, words=words.treebank_words,
+        lambda text: text, _GENERATION_EVAL, words=texts.treebank_words,
     ),
 }
 """Protocols by name; scores of different protocols are not comparable."""
@@ -140,7 +134,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 def score_texts(
     hypotheses: Sequence[str],
-    references: References,
+    references: texts.References,
     protocol: str,
     *,
     metrics: Sequence[str] | None = None,
@@ -179,8 +173,8 @@ def score_texts(
   names = list(rules.metrics) if metrics is None else list(metrics)
   for name in names:
     lookup('metric', name, known)
-  groups = group_references(hypotheses, references)
-  texts = [rules.prepare(text) for text in hypotheses]
+  groups = texts.group_references(hypotheses, references)
+  prepared = [rules.prepare(text) for text in hypotheses]
   groups = [
       rules.pick([rules.prepare(text) for text in group]) for group in groups
   ]
@@ -189,7 +183,7 @@ def score_texts(
   for name in names:
     metric = known[name]
     if metric is not None:
-      values[name] = metric(texts, groups)
+      values[name] = metric(prepared, groups)
       continue
     reason = why_no_meteor(meteor_jar)
     if reason:
@@ -197,7 +191,7 @@ def score_texts(
     elif meteor_jar is not None:
       try:
         values[name] = meteor(
-            [rules.words(text) for text in texts],
+            [rules.words(text) for text in prepared],
             [[rules.words(text) for text in group] for group in groups],
             jar=meteor_jar,
         )

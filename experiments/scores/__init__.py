@@ -1,0 +1,1 @@
+"""Scores of trained models: tasks, protocols of papers and score sheets."""
