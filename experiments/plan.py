@@ -13,14 +13,23 @@ they are lower bounds from data sheets; on cpu they are measured on this
 machine.
 """
 
+from collections.abc import Sequence
+import math
+from typing import NamedTuple
+
 from absl import app
 from absl import flags
 
 from configs import planned
 from experiments.launch import console
-from spdf_jax.costs.budgets import Budget
-from spdf_jax.costs.budgets import describe_plans
-from spdf_jax.costs.step_seconds import MACHINES
+from experiments.planner import machines
+from experiments.planner import stages
+from experiments.planner.stages import Cost
+from experiments.planner.stages import Stages
+from experiments.wafer import gpus
+from spdf_jax import costs
+from spdf_jax import training
+from spdf_jax.accelerator.wafer.views import duration
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A model of configs/spdf.py, llama-1.3b or gpt-mini.'
@@ -32,7 +41,7 @@ _TOKENS = flags.DEFINE_float(
 _FLOPS = flags.DEFINE_float('flops', None, 'Budget in FLOPs.')
 _HOURS = flags.DEFINE_float('hours', None, 'Budget in hours of --machine.')
 _MACHINE = flags.DEFINE_enum(
-    'machine', None, list(MACHINES), 'With --hours: kind of machine.'
+    'machine', None, list(machines.MACHINES), 'With --hours: kind of machine.'
 )
 _COUNT = flags.DEFINE_integer('count', 1, 'Number of machines or GPUs.')
 _SPARSITIES = flags.DEFINE_list(
@@ -45,14 +54,199 @@ _DENSE_SHARE = flags.DEFINE_float(
 )
 
 
+class Budget(NamedTuple):
+  """A limit on training: FLOPs, or hours on machines.
+
+  Attributes:
+    flops: Limit in FLOPs; `None`: the limit is in hours.
+    hours: Limit in hours; `None`: the limit is in FLOPs.
+    machine: Machine on which hours are counted, one of `MACHINES`; `None`:
+      times are not estimated.
+    count: Number of machines, or of GPUs.
+  """
+
+  flops: float | None = None
+  hours: float | None = None
+  machine: str | None = None
+  count: int = 1  # type: ignore[assignment]  # hides tuple.count
+
+  def refuse(self, least: float, sparsity: float) -> ValueError:
+    """Returns the error for a budget that no plan meets.
+
+    Args:
+      least: Cost of the cheapest plan, in FLOPs or in seconds.
+      sparsity: Highest sparsity of a plan.
+
+    Example:
+      >>> str(Budget(flops=1e18).refuse(2e18, 0.9)).partition(',')[0]
+      'flops is 1e+18'
+    """
+    if self.flops is not None:
+      needed, given = f'{least:.4g} FLOPs', f'flops is {self.flops:.4g}'
+    else:
+      needed, given = f'{least / 3600:.4g} hours', f'hours is {self.hours}'
+    if self.hours is not None and self.machine in gpus.GPUS:
+      return ValueError(
+          f'{given}, and at least {needed} are needed at any sparsity, which '
+          f'gives no speedup on {self.machine}; give that, fewer tokens or a '
+          'greater --count.'
+      )
+    return ValueError(
+        f'{given}, and at least {needed} are needed, at a sparsity of '
+        f'{sparsity:.4g} throughout; give that, fewer tokens or a higher '
+        'sparsity.'
+    )
+
+
+def describe_plans(
+    model: str,
+    budget: Budget,
+    *,
+    tokens: float | None,
+    sparsities: Sequence[str],
+    dense_share: float,
+) -> str:
+  """Describes the plans within a budget, and the command for one of them.
+
+  Args:
+    model: Name of a model that `configs/planned.py` accepts.
+    budget: Limit on training.
+    tokens: Number of tokens of both stages; `None`: the number in the config.
+    sparsities: Sparsities of the first stage, as text.
+    dense_share: Minimum fraction of the steps in the dense stage of the chosen
+      plan.
+
+  Returns:
+    A text: the model, a table of plans, and a command.
+
+  Raises:
+    ValueError: The model is unknown, a sparsity is not a number, or no plan
+      meets the budget.
+  """
+  recipe_at = lambda sparsity: training.create_recipe(
+      planned.get_config(f'model={model},sparsity={sparsity}'), planning=True
+  )
+  if tokens is not None and not 1 <= tokens < math.inf:
+    raise ValueError(
+        f'tokens is {tokens}; give the number of tokens of both stages.'
+    )
+  rising = _parse_sparsities(sparsities)
+  recipe = recipe_at(rising[-1])
+  phase = recipe.plan.phases[0]
+  steps = max(round((tokens or phase.tokens) / phase.tokens_per_step), 1)
+  shape = costs.shape_of(recipe.model.config)
+  flops = lambda sparsity: phase.batch_size * costs.training_flops(
+      shape, phase.length, sparsity
+  )
+  seconds: Cost | None = None
+  if budget.machine:
+    seconds = machines.step_seconds(
+        recipe_at, budget.machine, budget.count, rising
+    )
+  cost: Cost
+  if budget.flops is not None:
+    limit, cost = budget.flops, flops
+  elif budget.hours is not None and seconds is not None:
+    limit, cost = 3600 * budget.hours, seconds
+  else:
+    raise ValueError(
+        f'hours is {budget.hours} and machine is {budget.machine!r}; give '
+        'flops, or both of these.'
+    )
+  try:
+    plans = stages.plan_stages(cost, steps, limit, rising)
+  except stages.OutOfBudget as error:
+    raise budget.refuse(error.least, rising[-1]) from None
+  chosen = stages.choose(plans, dense_share)
+  argument = (
+      f'model={model},sparsity={chosen.sparsity:g},'
+      f'sparse={chosen.sparse_steps},dense={chosen.dense_steps}'
+  )
+  training.create_recipe(planned.get_config(argument), planning=True)
+  table = format_plans(
+      plans, chosen, tokens_per_step=phase.tokens_per_step, flops=flops,
+      seconds=seconds,
+  )
+  return (
+      f'{model}: {recipe.parameters:,} parameters, {steps:,} steps of '
+      f'{phase.batch_size} x {phase.length} tokens\n\n{table}\n\n'
+      '* python -m experiments.train --workdir=runs/planned \\\n'
+      f'    --config=configs/planned.py:{argument}'
+  )
+
+
+def _parse_sparsities(words: Sequence[str]) -> list[float]:
+  try:
+    return sorted(float(word) for word in words)
+  except ValueError:
+    raise ValueError(
+        f'sparsities is {",".join(words)}; give fractions of zeros, e.g. '
+        '0.5,0.9.'
+    ) from None
+
+
+def format_plans(
+    plans: Sequence[Stages],
+    chosen: Stages,
+    *,
+    tokens_per_step: int,
+    flops: Cost,
+    seconds: Cost | None = None,
+) -> str:
+  """Formats plans as a table.
+
+  Args:
+    plans: Plans that `plan_stages` returns.
+    chosen: Plan to mark with a star.
+    tokens_per_step: Batch size times sequence length.
+    flops: Function from a sparsity to the FLOPs of a step.
+    seconds: Function from a sparsity to the seconds of a step; `None`: the
+      table has no times.
+
+  Returns:
+    A header and a line for each plan, the dense plan first.
+
+  Example:
+    >>> plans = [Stages('variable', 0.9, 50, 10)]
+    >>> table = format_plans(plans, plans[0], tokens_per_step=100,
+    ...                      flops=lambda sparsity: 1e9 * (1 - sparsity))
+    >>> ' '.join(table.splitlines()[-1].split())
+    'variable 90.0% 50 (5,000) 10 (1,000) 1.500e+10 25.0% *'
+  """
+  steps = chosen.sparse_steps + chosen.dense_steps
+  dense = Stages('dense', 0.0, 0, steps)
+  others = [plan for plan in plans if plan != dense]
+  time = f'{"time":>12}' if seconds else ''
+  lines = [
+      f'{"plan":<9}{"sparsity":>10}{"sparse steps (tokens)":>28}'
+      f'{"dense steps (tokens)":>28}{"FLOPs":>12}{"of dense":>10}{time}'
+  ]
+  for plan in (dense, *others):
+    total = plan.total(flops)
+    time = f'{duration(plan.total(seconds)):>12}' if seconds else ''
+    stage = lambda n: f'{n:,} ({n * tokens_per_step:,})'
+    lines.append(
+        f'{plan.kind:<9}{_percent(plan.sparsity):>10}'
+        f'{stage(plan.sparse_steps):>28}{stage(plan.dense_steps):>28}'
+        f'{total:>12.3e}{total / dense.total(flops):>10.1%}{time}'
+        + (' *' if plan == chosen else '')
+    )
+  return '\n'.join(lines)
+
+
+def _percent(sparsity: float) -> str:
+  text = f'{100 * sparsity:.2f}'
+  return (text[:-1] if text.endswith('0') else text) + '%'
+
+
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if (_FLOPS.value is None) == (_HOURS.value is None):
     raise app.UsageError('give either --flops or --hours.')
   if _HOURS.value is not None and _MACHINE.value is None:
-    raise app.UsageError(f'give --machine: {", ".join(MACHINES)}.')
+    raise app.UsageError(f'give --machine: {", ".join(machines.MACHINES)}.')
   return console.run(
-      argv, describe_plans, planned.get_config, _MODEL.value,
+      argv, describe_plans, _MODEL.value,
       Budget(_FLOPS.value, _HOURS.value, _MACHINE.value, _COUNT.value),
       tokens=_TOKENS.value, sparsities=_SPARSITIES.value,
       dense_share=_DENSE_SHARE.value,

@@ -14,24 +14,39 @@ errors against events that are counted on emulated cores. Cost needs
 --carbon_source; there are no default values.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 from absl import app
 from absl import flags
 
 from experiments.launch import config_file
 from experiments.launch import console
-from spdf_jax.accelerator.wafer.device import BANDS
-from spdf_jax.runs import wafer_report
+from experiments.wafer import executions
+from experiments.wafer import gpus
+from experiments.wafer import plots
+from experiments.wafer import report as texts
+from experiments.wafer import sweeps
+from experiments.wafer import validation
+from experiments.wafer import variants
+from experiments.wafer.report import Rate
+from spdf_jax import costs
+from spdf_jax import training
+from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.wafer import device as devices
+from spdf_jax.accelerator.wafer import views
 
 _CONFIG = config_file.define()
 _DEVICE = flags.DEFINE_string('device', 'cs2', 'Device: cs2 or cs3.')
 _BAND = flags.DEFINE_enum(
-    'band', 'default', list(BANDS), 'Assumed losses around multiply-adds.'
+    'band', 'default', list(devices.BANDS),
+    'Assumed losses around multiply-adds.',
 )
 _SYSTEMS = flags.DEFINE_integer(
     'systems', 1, 'Number of systems in the cluster.', lower_bound=1
 )
 _MODE = flags.DEFINE_enum(
-    'mode', 'train', wafer_report.MODES,
+    'mode', 'train', ['train', 'forward', 'decode'],
     'Program to simulate: training, a forward pass or decoding.',
 )
 _BATCH_SIZE = flags.DEFINE_integer(
@@ -39,7 +54,7 @@ _BATCH_SIZE = flags.DEFINE_integer(
     lower_bound=1,
 )
 _FIGURE = flags.DEFINE_enum(
-    'figure', None, wafer_report.FIGURES, 'Figure to draw to --out.'
+    'figure', None, ['appendix_c', 'roofline'], 'Figure to draw to --out.'
 )
 _OUT = flags.DEFINE_string('out', None, 'File for the figure.')
 _TRACE = flags.DEFINE_string('trace', None, 'File for a Perfetto trace.')
@@ -79,16 +94,59 @@ def main(argv: list[str]) -> int:
     raise app.UsageError(
         '--figure=roofline, --trace and --sensitivities need --config.'
     )
-  return console.run(
-      argv, wafer_report.describe, _CONFIG.value, _DEVICE.value, _BAND.value,
-      systems=_SYSTEMS.value, mode=_MODE.value, batch_size=_BATCH_SIZE.value,
-      figure=_FIGURE.value, out=_OUT.value, trace=_TRACE.value,
-      validate=_VALIDATE.value, variants=_VARIANTS.value,
-      executed=_EXECUTED.value, audit=_AUDIT.value,
-      sensitivities=_SENSITIVITIES.value,
-      price=(_PRICE.value, _PRICE_SOURCE.value),
-      carbon=(_CARBON.value, _CARBON_SOURCE.value),
-  )
+  return console.run(argv, _describe)
+
+
+def _describe() -> Iterator[str]:
+  """Yields the texts that the flags select, and the paths of written files."""
+  device = wafer.create_device(_DEVICE.value, _BAND.value)
+  if _AUDIT.value:
+    yield device.audit()
+  if _VALIDATE.value:
+    yield validation.validation_table()
+  if _VARIANTS.value:
+    yield variants.variants_table(_VARIANTS.value)
+  if _EXECUTED.value:
+    yield from executions.describe_executions(_BAND.value)
+  if _FIGURE.value == 'appendix_c':
+    yield _save(plots.plot_appendix_c(_DEVICE.value))
+  if _CONFIG.value:
+    yield from _describe_config(device)
+
+
+def _describe_config(device: wafer.WaferDevice) -> Iterator[str]:
+  """Yields the cost of a config on a device, and the paths of files."""
+  price = Rate.checked('price_per_hour', _PRICE.value, _PRICE_SOURCE.value)
+  carbon = Rate.checked('carbon_per_kwh', _CARBON.value, _CARBON_SOURCE.value)
+  recipe = training.create_recipe(_CONFIG.value, planning=True)
+  systems, decode = _SYSTEMS.value, _MODE.value == 'decode'
+  if _MODE.value == 'train':
+    estimate = costs.simulate_recipe(recipe, device, systems)
+    report = estimate.report
+    yield texts.format_estimate(estimate, recipe, price=price, carbon=carbon)
+    yield f'\nfirst step: {gpus.comparison_table(report.program)}'
+  else:
+    found = costs.simulate_inference(
+        recipe, device, systems, batch_size=_BATCH_SIZE.value,
+        length=recipe.plan.phases[0].length, decode=decode,
+    )
+    report = found[0].report
+    yield texts.format_inference(found, decode=decode)
+  yield '\n' + views.format_report(report)
+  if _SENSITIVITIES.value:
+    effects = sweeps.sensitivities(report.program, device, systems=systems)
+    yield '\n' + sweeps.sensitivity_table(effects)
+  if _TRACE.value:
+    path = views.write_trace(report, _TRACE.value)
+    yield f'{path} is written: ui.perfetto.dev'
+  if _FIGURE.value == 'roofline':
+    yield _save(plots.plot_roofline(report))
+
+
+def _save(figure: Any) -> str:
+  path = _OUT.value or f'{_FIGURE.value}.png'
+  figure.savefig(path)
+  return f'{path} is written'
 
 
 if __name__ == '__main__':

@@ -25,9 +25,9 @@ from absl import flags
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
+from experiments.launch import dry_run
 from experiments.launch import processes
 from spdf_jax import training
-from spdf_jax.costs import plan_text
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import config
 from spdf_jax.training import mesh
@@ -66,7 +66,7 @@ def _describe() -> str:
       _CONFIG.value, planning=True, workdir=_WORKDIR.value or None
   )
   name = lifecycle.run_name(_WORKDIR.value or 'plan')
-  return plan_text.format_plan(recipe, name)
+  return dry_run.format_plan(recipe, name)
 
 
 def _open() -> tuple:

@@ -35,7 +35,7 @@ from experiments.papers.scales import STATIC_90
 from experiments.papers.scales import tuned
 from experiments.papers.scales import VARIABLE
 from spdf_jax import training
-from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
 from spdf_jax.training.metrics import write_atomically
 

@@ -10,12 +10,12 @@ from quickstart_runs import small_config
 from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
 
+from experiments.launch.dry_run import format_plan
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import runs
-from spdf_jax.costs.dry_run import describe_plan
-from spdf_jax.costs.plan_text import format_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import create_recipe

@@ -27,7 +27,7 @@ from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax import training
 from spdf_jax.accelerator import native
-from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.interop.configs import read_config
 from spdf_jax.interop.configs import write_config
 from spdf_jax.models.attention import Attention

@@ -21,11 +21,11 @@ from experiments.launch.grid import parse_grid
 from experiments.launch.grid import points
 from experiments.papers import published_flops
 from experiments.papers.post_readings import POST_READINGS
-from spdf_jax.costs.dry_run import describe_plan
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.models import PRESETS
 from spdf_jax.training import create_recipe
 

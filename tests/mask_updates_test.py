@@ -2,7 +2,7 @@
 
 import pytest
 
-from spdf_jax.costs.sparsity_spans import Span
+from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs.plots import plot_mask_updates
 from spdf_jax.runs.read import mask_updates_in
 from spdf_jax.runs.read import PhaseRecord

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from spdf_jax.costs.sparsity_spans import Span
+from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops

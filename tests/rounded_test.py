@@ -13,9 +13,9 @@ from tiers import slow_except
 from spdf_jax import models
 from spdf_jax.accelerator import rounded
 from spdf_jax.accelerator.rounded import rounded_einsum
-from spdf_jax.accelerator.wafer.interpret import trace_program
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.trace import trace_program
 
 HALF = 2.0**-8  # Half a unit in the last place of a bfloat16 in [1, 2).
 PRODUCTS = [

@@ -13,24 +13,22 @@ from quickstart_runs import small_config
 from quickstart_runs import start_command
 
 from configs import spdf as spdf_config
+from experiments.wafer.report import format_estimate
+from experiments.wafer.report import format_inference
+from experiments.wafer.report import Rate
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
-from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.costs import training_step
 from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.simulation import simulate_inference
-from spdf_jax.costs.simulation import simulate_recipe
-from spdf_jax.costs.simulation import trace_step
-from spdf_jax.costs.simulation_text import format_estimate
-from spdf_jax.costs.simulation_text import format_inference
-from spdf_jax.costs.simulation_text import Rate
-from spdf_jax.costs.wafer_memory import advise_batch
-from spdf_jax.costs.wafer_memory import micro_batches
+from spdf_jax.costs.wafer_costs import advise_batch
+from spdf_jax.costs.wafer_costs import simulate_inference
+from spdf_jax.costs.wafer_costs import simulate_recipe
+from spdf_jax.costs.wafer_costs import trace_step
 from spdf_jax.models import PRESETS
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import Run
-from spdf_jax.runs.wafer_findings import decoder_of
-from spdf_jax.runs.wafer_findings import on_wafer
+from spdf_jax.runs.statements import on_wafer
 from spdf_jax.training import create_recipe
 
 pytestmark = pytest.mark.ci
@@ -80,8 +78,8 @@ def test_a_recipe_is_its_steps(static):
 
 def test_a_traced_recipe_is_near_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
-  model = shape_of(static.model.config)._asdict()
-  form = report_on(training_step(decoder_of(model), 4, 32), DEVICE)
+  shape = shape_of(static.model.config)
+  form = report_on(training_step(shape, 4, 32), DEVICE)
   traced = simulate_recipe(static, DEVICE).phases[1].seconds / 15
   assert traced == pytest.approx(form.seconds, rel=0.01)
 
@@ -130,7 +128,6 @@ def test_batches_that_do_not_fit_are_taken_in_parts(static):
   config = static.model.config
   fits_one = advise_batch(config, DEVICE, 32).working_set * 1.5
   small = dataclasses.replace(DEVICE, sram=fits_one)
-  assert micro_batches(config, small, 4, 32) == 4
   phase = simulate_recipe(static, small).phases[0]
   assert phase.micro_batches == 4
   assert phase.seconds > simulate_recipe(static, DEVICE).phases[0].seconds

@@ -10,8 +10,8 @@ import pytest
 from spdf_jax import static
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.sparsity_spans import as_ranges
-from spdf_jax.costs.sparsity_spans import find_spans
+from spdf_jax.costs.plan_costs import as_ranges
+from spdf_jax.costs.plan_costs import find_spans
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import Run

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import spdf
-from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.training import create_recipe
 
 pytestmark = pytest.mark.papers

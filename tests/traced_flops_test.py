@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 from quickstart_runs import small_config
 
+from experiments.papers.traced_flops import trace_flops
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import softmax_flops
-from spdf_jax.costs.traced_flops import trace_flops
 from spdf_jax.data import Batch
 from spdf_jax.training import create_recipe
 from spdf_jax.training.step import train_step

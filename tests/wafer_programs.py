@@ -7,8 +7,10 @@ import numpy as np
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer.program import Product
+from spdf_jax.costs import ModelShape
 
 DEVICE = create_device('cs2')
+GPT3_XL = ModelShape(24, 2048, 16, 8192, 50257)
 TOKENS, WIDTH, LAYERS = 512, 64, 10
 X = jax.ShapeDtypeStruct((8, TOKENS // 8, WIDTH), jnp.float32)
 W = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)

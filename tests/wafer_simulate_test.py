@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from wafer_programs import DEVICE
+from wafer_programs import GPT3_XL
 from wafer_programs import layer
 from wafer_programs import product_flops
 from wafer_programs import scanned
@@ -22,15 +23,14 @@ from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import simulate
 from spdf_jax.accelerator.wafer import trace_program
-from spdf_jax.accelerator.wafer.closed_form import Decoder
-from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
-from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.cost import cost_of
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.views import format_report
+from spdf_jax.costs import ModelShape
+from spdf_jax.costs import training_step
 from spdf_jax.data import Batch
 from spdf_jax.models import create_model
 from spdf_jax.models import sparsifiable
@@ -92,7 +92,8 @@ def test_a_train_step_asks_for_the_products_of_the_closed_form(
 ):
   step, init, batch = gpt_step(scan_layers=scan_layers, remat=remat)
   traced = simulate(step, DEVICE, sparsity=0.5)(jax.eval_shape(init), batch)
-  form = report_on(training_step(Decoder(3, 16, 64, 2, 64), 4, 32, 0.5), DEVICE)
+  shape = ModelShape(3, 16, 2, 64, 64)
+  form = report_on(training_step(shape, 4, 32, 0.5), DEVICE)
   names = ('dot_general', 'sparse_matmul', 'sparse_matmul_backward')
   found = traced.by_operation()
   flops = sum(found[name].flops for name in names)
@@ -116,7 +117,7 @@ def test_a_train_step_asks_for_the_products_of_the_closed_form(
 def test_an_impossible_step_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     training_step(
-        Decoder(2, 64, 256, 4, 99), **dict(batch=8, length=8) | changes
+        ModelShape(2, 64, 4, 256, 99), **dict(batch=8, length=8) | changes
     )
 
 

@@ -5,17 +5,17 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from wafer_programs import GPT3_XL
 
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import simulate
-from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
-from spdf_jax.accelerator.wafer.closed_form import training_step
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.views import format_report
 from spdf_jax.accelerator.wafer.views import write_trace
+from spdf_jax.costs import training_step
 
 DEVICE = create_device('cs2')
 STEP = training_step(GPT3_XL, 132, 2048, 0.75)

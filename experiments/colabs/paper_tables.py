@@ -74,7 +74,7 @@ from experiments.scores.sheets import Settings
 from experiments.scores.sheets import to_json
 from experiments.scores.task_scores import score_task
 from spdf_jax import training
-from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.runs import style
 
 # %% [markdown]

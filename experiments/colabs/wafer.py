@@ -43,6 +43,14 @@ if importlib.util.find_spec('spdf_jax') is None:
   subprocess.run([*command, f'spdf_jax[notebooks] @ {source}'], check=True)
 
 # %%
+# Sweeps, plots and GPUs are part of a clone and not of the installed package.
+if importlib.util.find_spec('experiments') is None:
+  clone = Path.cwd().parent.parent
+  if not (clone / 'experiments').is_dir():
+    sys.exit('Start this notebook in experiments/colabs of a clone.')
+  sys.path.append(str(clone))
+
+# %%
 import json
 import tempfile
 
@@ -51,20 +59,21 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
+from experiments.wafer.gpus import GPUS
+from experiments.wafer.gpus import roofline_seconds
+from experiments.wafer.plots import plot_roofline
+from experiments.wafer.report import format_estimate
+from experiments.wafer.sweeps import sensitivities
+from experiments.wafer.sweeps import sensitivity_table
+from experiments.wafer.sweeps import strong_scaling
+from experiments.wafer.sweeps import sweep_sparsities
 import spdf_jax as spdf
 from spdf_jax import accelerator
 from spdf_jax import costs
-from spdf_jax import runs
 from spdf_jax import training
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.views import format_report
-from spdf_jax.accelerator.wafer.views import sensitivity_table
 from spdf_jax.accelerator.wafer.views import write_trace
-from spdf_jax.accelerator.wafer.what_if import sensitivities
-from spdf_jax.accelerator.wafer.what_if import strong_scaling
-from spdf_jax.accelerator.wafer.what_if import sweep_sparsities
-from spdf_jax.costs.rooflines import GPUS
-from spdf_jax.costs.rooflines import roofline_seconds
 from spdf_jax.runs import style
 
 # %% [markdown]
@@ -132,7 +141,7 @@ estimates = {
     for name, device in devices.items()
 }
 for estimate in estimates.values():
-  print(costs.format_estimate(estimate, recipe), end='\n\n')
+  print(format_estimate(estimate, recipe), end='\n\n')
 
 # %% [markdown]
 # GPUs multiply unstructured zeros, so sparsity saves no time there. Their bars
@@ -213,7 +222,7 @@ plt.show()
 
 # %%
 print(sensitivity_table(sensitivities(report.program, report.device)))
-runs.plot_roofline(report)
+plot_roofline(report)
 
 # %% [markdown]
 # ## 4. Sweeps
@@ -239,9 +248,8 @@ for (name, device), color in zip(devices.items(), style.COLORS):
   seconds = sweep_sparsities(found, device, sparsities)
   label = f'CS-{name[-1]}'
   left.plot(100 * sparsities, seconds[0] / seconds, color=color, label=label)
-  points = strong_scaling(found, device, systems)
   right.plot(
-      systems, [point.speedup for point in points], 'o-', color=color,
+      systems, strong_scaling(found, device, systems), 'o-', color=color,
       label=label,
   )
 left.set(xlabel='% zeros', ylabel='times faster than dense')

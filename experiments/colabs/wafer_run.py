@@ -44,6 +44,14 @@ if importlib.util.find_spec('spdf_jax') is None:
   subprocess.run([*command, f'spdf_jax[notebooks] @ {source}'], check=True)
 
 # %%
+# The comparison with costs is part of a clone and not of the installed package.
+if importlib.util.find_spec('experiments') is None:
+  clone = Path.cwd().parent.parent
+  if not (clone / 'experiments').is_dir():
+    sys.exit('Start this notebook in experiments/colabs of a clone.')
+  sys.path.append(str(clone))
+
+# %%
 import argparse
 import functools
 import inspect
@@ -55,14 +63,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
+from experiments.wafer.executions import compare
+from experiments.wafer.executions import executed_table
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
-from spdf_jax.accelerator.wafer.executed import compare
-from spdf_jax.accelerator.wafer.executed import executed_table
 from spdf_jax.runs import style
 from spdf_jax.training.losses import create_loss_scale
 

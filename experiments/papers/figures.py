@@ -15,8 +15,8 @@ from experiments.papers.run_figures import MissingRunsError
 from experiments.papers.run_groups import Group
 from experiments.papers.run_groups import group_runs
 from experiments.scores.scored_runs import find_runs
+from experiments.wafer.plots import plot_appendix_c
 from spdf_jax.names import lookup
-from spdf_jax.runs.wafer_plots import plot_appendix_c
 
 ALL = 'all'
 

@@ -9,11 +9,11 @@ from experiments.papers import published_flops as published
 from experiments.papers.readings import parameters_of
 from experiments.papers.spdf_readings import pretraining_flops
 from experiments.papers.spdf_readings import tuning_flops
-from spdf_jax.costs.dry_run import describe_plan
+from experiments.papers.traced_flops import trace_flops
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.traced_flops import trace_flops
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.models import PRESETS
 from spdf_jax.runs.markdown import align
 from spdf_jax.runs.markdown import percent

@@ -20,7 +20,7 @@ from experiments.papers.pool_runs import Runner
 from experiments.papers.replicas import Replicas
 from spdf_jax import evaluation
 from spdf_jax import training
-from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.training.checkpoints import Checkpoints
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.metrics import MetricWriter

@@ -38,11 +38,15 @@ class ModelShape(NamedTuple):
     return self.n_heads * self.head_size
 
   @property
+  def keys_width(self) -> int:
+    """Total width of keys, and of values."""
+    heads = self.n_heads if self.kv_heads is None else self.kv_heads
+    return self.attention_width * heads // self.n_heads
+
+  @property
   def hidden_weights(self) -> int:
     """Number of weights in the hidden matrices of a block."""
-    heads = self.n_heads if self.kv_heads is None else self.kv_heads
-    keys = self.attention_width * heads // self.n_heads
-    attention = 2 * self.d_model * (self.attention_width + keys)
+    attention = 2 * self.d_model * (self.attention_width + self.keys_width)
     return attention + (2 + self.gated) * self.d_model * self.d_ff
 
 

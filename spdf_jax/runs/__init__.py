@@ -16,8 +16,6 @@ from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import read_run
 from spdf_jax.runs.read import Run
 from spdf_jax.runs.report import write_report
-from spdf_jax.runs.wafer_plots import plot_appendix_c
-from spdf_jax.runs.wafer_plots import plot_roofline
 
 __all__ = [
     'EqualFlops',
@@ -27,13 +25,11 @@ __all__ = [
     'flops_at',
     'launch',
     'losses_at_equal_flops',
-    'plot_appendix_c',
     'plot_layer_sparsity',
     'plot_loss_over_flops',
     'plot_loss_over_steps',
     'plot_mask_updates',
     'plot_masks',
-    'plot_roofline',
     'pretraining_curve',
     'read_run',
     'write_report',

@@ -17,7 +17,7 @@ import jax
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import training
-from spdf_jax.costs.dry_run import describe_plan
+from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs.read import Run

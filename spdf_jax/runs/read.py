@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.costs.sparsity_spans import Span
+from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
@@ -105,7 +105,7 @@ class Run:
     sparsified_parameters: Number of parameters in sparsified matrices.
     bigram: Values of the bigram baseline by name, or None without one.
     compute: A sentence on the kernels of the products.
-    totals: Planned totals against dense training, see `costs.totals`.
+    totals: Planned totals against dense training, see `costs.plan_costs`.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)

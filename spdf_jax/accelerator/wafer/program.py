@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs: sequences of operations, independent of any device."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
@@ -69,11 +70,11 @@ class MaskProfile:
     return np.vectorize(count, otypes=[float])(columns)
 
 
-def check_sparsity(sparsity: float) -> None:
+def check_sparsity(sparsity: float, label: str = 'sparsity') -> None:
   """Raises ValueError unless a sparsity is in [0, 1)."""
   if not 0 <= sparsity < 1:
     raise ValueError(
-        f'sparsity is {sparsity}; it is the fraction of zeros, at least 0 and '
+        f'{label} is {sparsity}; it is the fraction of zeros, at least 0 and '
         'below 1.'
     )
 
@@ -245,4 +246,92 @@ def join(programs: Iterable[Program]) -> Program:
       tuple(o for p in programs for o in p.operations),
       tuple(b for p in programs for b in p.branches),
       add_counts(p.unknown for p in programs),
+  )
+
+
+def with_sparsity(
+    program: Program,
+    sparsity: Callable[[str], float],
+    *,
+    dense_grads: bool = False,
+) -> Program:
+  """Returns a program with another sparsity of the masked products.
+
+  Args:
+    program: A program traced with a sparsity above 0, which marks the masked
+      products.
+    sparsity: Function from the layer's name to the fraction of zeros.
+    dense_grads: Whether gradients of pruned weights are computed too.
+
+  Returns:
+    The program, without the profiles of known masks.
+
+  Example:
+    >>> operation = Operation('h', 'p', 'forward', Product(8, 4, 4, 0.5))
+    >>> sparser = with_sparsity(Program((operation,)), lambda layer: 0.9)
+    >>> sparser.operations[0].work.sparsity
+    0.9
+  """
+
+  def change(operation: Operation) -> Operation:
+    work = operation.work
+    if not (isinstance(work, Product) and work.sparsity > 0):
+      return operation
+    zeros = sparsity(operation.layer)
+    if dense_grads and work.sampled:
+      zeros = 0.0
+    return operation._replace(work=work._replace(sparsity=zeros, mask=None))
+
+  return map_operations(program, change)
+
+
+def in_micro_batches(program: Program, number: int) -> Program:
+  """Returns a program that computes its batch in sequential parts.
+
+  The weights are streamed again for each part; the optimizer steps once.
+
+  Args:
+    program: Program on the whole batch.
+    number: Number of micro-batches.
+
+  Returns:
+    A program with the work of all micro-batches.
+
+  Raises:
+    ValueError: `number` is below 1.
+
+  Example:
+    >>> operation = Operation('h', 'p', 'forward', Product(8, 4, 4))
+    >>> parts = in_micro_batches(Program((operation,)), 4)
+    >>> parts.operations[0].work.tokens, parts.operations[0].count
+    (2.0, 4.0)
+  """
+
+  if number < 1:
+    raise ValueError(f'number is {number}; give 1 micro-batch or more.')
+
+  def change(operation: Operation) -> Operation:
+    if isinstance(operation.work, Host):
+      return operation
+    return operation._replace(
+        work=split_tokens(operation.work, number),
+        count=operation.count * number,
+    )
+
+  return map_operations(program, change)
+
+
+def map_operations(
+    program: Program, change: Callable[[Operation], Operation]
+) -> Program:
+  """Applies a function to every operation, also of branches."""
+  return dataclasses.replace(
+      program,
+      operations=tuple(map(change, program.operations)),
+      branches=tuple(
+          b._replace(
+              programs=tuple(map_operations(p, change) for p in b.programs)
+          )
+          for b in program.branches
+      ),
   )

@@ -13,14 +13,14 @@ import jax
 from spdf_jax.accelerator.wafer.cost import Cost
 from spdf_jax.accelerator.wafer.cost import cost_on
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.interpret import Frequencies
-from spdf_jax.accelerator.wafer.interpret import Sparsity
-from spdf_jax.accelerator.wafer.interpret import trace_program
 from spdf_jax.accelerator.wafer.program import add_counts
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Work
+from spdf_jax.accelerator.wafer.trace import Frequencies
+from spdf_jax.accelerator.wafer.trace import Sparsity
+from spdf_jax.accelerator.wafer.trace import trace_program
 
 BOUNDS = ('core', 'fabric', 'io', 'latency', 'host')
 """Resources that can limit the speed of an operation."""

@@ -2,7 +2,6 @@
 """Views of results: tables, and traces for Perfetto."""
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 import json
 import os
 import pathlib
@@ -17,6 +16,9 @@ _MOST_EVENTS = 200_000
 # Times are multiples of 1/1024 microsecond, which floats add exactly, since
 # viewers nest events that overlap by a rounding error.
 _TICKS = 1024
+_UNITS = {
+    'days': 86_400, 'h': 3600, 'min': 60, 's': 1, 'ms': 1e-3, 'us': 1e-6,
+}
 _NOTED = 1e-3  # Smallest effect of a cond to show, as a fraction of the time.
 
 
@@ -128,25 +130,25 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
   return path
 
 
-def sensitivity_table(found: Mapping[str, float]) -> str:
-  """Formats sensitivities, the largest first, omitting those near zero.
-
-  Args:
-    found: Result of `sensitivities`.
-
-  Returns:
-    A text of several lines.
+def duration(seconds: float) -> str:
+  """Formats a time in the largest unit that fits.
 
   Example:
-    >>> print(sensitivity_table({'clock': -0.9, 'power': 0.0}))
-    one percent more of        changes the time by
-    clock                      -0.900 %
+    >>> duration(0.25), duration(90), duration(2e5), duration(2e8)
+    ('250 ms', '1.5 min', '2.31 days', '2,315 days')
   """
-  rows = sorted(found.items(), key=lambda item: -abs(item[1]))
-  return '\n'.join([
-      f'{"one percent more of":<27}changes the time by',
-      *(f'{name:<27}{x:+.3f} %' for name, x in rows if abs(x) > 5e-4),
-  ])
+  unit = next((u for u, size in _UNITS.items() if seconds >= size), 'us')
+  return f'{amount(seconds / _UNITS[unit])} {unit}'
+
+
+def amount(number: float) -> str:
+  """Formats a number with three digits, or more before the point.
+
+  Example:
+    >>> amount(0.12345), amount(1234.5)
+    ('0.123', '1,234')
+  """
+  return f'{number:,.0f}' if number >= 100 else f'{number:.3g}'
 
 
 def _events(report: Report) -> Iterator[dict[str, Any]]:

@@ -1,25 +1,23 @@
-# SPDX-License-Identifier: Apache-2.0
 """Validation: the errors of the model on published numbers."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.accelerator.wafer.closed_form import BERT_LARGE
-from spdf_jax.accelerator.wafer.closed_form import Decoder
-from spdf_jax.accelerator.wafer.closed_form import GPT2_SMALL
-from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
-from spdf_jax.accelerator.wafer.closed_form import GPT_J
-from spdf_jax.accelerator.wafer.closed_form import LLAMA_7B
-from spdf_jax.accelerator.wafer.closed_form import training_step
-from spdf_jax.accelerator.wafer.device import create_device
+from experiments.wafer import sweeps
+from spdf_jax import costs
+from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.simulate import report_on
-from spdf_jax.accelerator.wafer.what_if import weak_scaling
+from spdf_jax.costs import ModelShape
 
 _ALCF = 'ALCF user guides, history'
 _SPDF = 'SPDF, appendix A.4'
 _GEMM = 'IPSJ JIP 34:132'
+GPT_J = ModelShape(28, 4096, 16, 16384, 50400)
+LLAMA_7B = ModelShape(32, 4096, 32, 11008, 32000, gated=True)
+BERT_LARGE = ModelShape(24, 1024, 16, 4096, 30522)
+GPT2_SMALL = ModelShape(12, 768, 12, 3072, 50257)
+GPT3_XL = ModelShape(24, 2048, 16, 8192, 50257)
 SPMM = (
     (48, 6, 68, 4974336, 16974),
     (48, 24, 68, 21620736, 18306),
@@ -66,23 +64,25 @@ class Training(NamedTuple):
 
   Attributes:
     name: Model, systems and batch.
-    decoder: Sizes of the model.
+    shape: Sizes of the model.
     batch: Number of sequences.
     length: Number of tokens of each sequence.
     device: `'cs2'` or `'cs3'`.
     systems: Number of systems.
     printed: Published sequences per second.
     use: Use of the number, as in `Point`.
+    predicted: Fraction of the tokens to which the head is applied.
   """
 
   name: str
-  decoder: Decoder
+  shape: ModelShape
   batch: int
   length: int
   device: str
   systems: int
   printed: float
   use: str
+  predicted: float = 1.0
 
 
 TRAININGS = (
@@ -93,6 +93,7 @@ TRAININGS = (
     Training(
         'BERT-large, CS-2, batch 1024 x 128', BERT_LARGE, 1024, 128, 'cs2', 1,
         4044, 'calibrates step_seconds',
+        predicted=20 / 128,  # The head is applied to the masked tokens only.
     ),
     Training(
         'LLaMA-7B, CS-2, batch 99 x 2048', LLAMA_7B, 99, 2048, 'cs2', 1, 20.45,
@@ -176,7 +177,7 @@ def gemm_seconds(dispatch: float = 0.0, exposed: float = 0.0) -> float:
   """
   side = GEMM_SIZE // GEMM_CORES
   cycles = spmm_cycles(side**2, side) + side**2 * dispatch + exposed
-  return GEMM_CORES * cycles / create_device('cs2').clock
+  return GEMM_CORES * cycles / wafer.create_device('cs2').clock
 
 
 def validation_points() -> list[Point]:
@@ -217,10 +218,10 @@ def _flops() -> list[Point]:
       (GPT3_XL, 'GPT-3 XL', (1.86e13, 1.12e13, 7.46e12)),
   )
   found = []
-  for decoder, name, values in printed:
+  for shape, name, values in printed:
     for sparsity, value in zip((0.0, 0.5, 0.75), values):
-      step = training_step(decoder, 1, 2048, sparsity)
-      report = report_on(step, create_device('cs2', 'ideal'))
+      step = costs.training_step(shape, 1, 2048, sparsity)
+      report = wafer.report_on(step, wafer.create_device('cs2', 'ideal'))
       # The paper does not count elementwise operations.
       flops = report.flops - report.by_operation()['elementwise'].flops
       found.append(Point(
@@ -235,7 +236,7 @@ def _kernels() -> list[Point]:
   nonzeros = flops / (width * height) / (2 * tokens)
   ratios = spmm_cycles(nonzeros, tokens) / cycles
   worst = int(np.argmax(np.abs(ratios - 1)))
-  device = create_device('cs2')
+  device = wafer.create_device('cs2')
   gemm = 2 * GEMM_SIZE**3 / gemm_seconds()
   return [
       Point(
@@ -259,14 +260,17 @@ def _kernels() -> list[Point]:
 
 def training_of(training: Training) -> Program:
   """Returns a step of a published training."""
-  return training_step(training.decoder, training.batch, training.length)
+  return costs.training_step(
+      training.shape, training.batch, training.length,
+      predicted=training.predicted,
+  )
 
 
 def _trainings() -> list[Point]:
   found = []
   for training in TRAININGS:
-    device = create_device(training.device)
-    report = report_on(training_of(training), device, training.systems)
+    device = wafer.create_device(training.device)
+    report = wafer.report_on(training_of(training), device, training.systems)
     speed = training.batch / report.seconds
     found.append(Point(
         training.name, 'seq/s', training.printed, speed, training.use, _ALCF
@@ -275,9 +279,9 @@ def _trainings() -> list[Point]:
 
 
 def _cluster() -> Point:
-  step = training_step(GPT_J, 120, 2048)
-  point = weak_scaling(step, create_device('cs3'), [16])[0]
+  step = costs.training_step(GPT_J, 120, 2048)
+  speedup, = sweeps.weak_scaling(step, wafer.create_device('cs3'), [16])
   return Point(
-      '16 CS-3 over one', 'x', 15.3, point.speedup, 'calibrates scaling_loss',
+      '16 CS-3 over one', 'x', 15.3, speedup, 'calibrates scaling_loss',
       'Sandia Kingfisher',
   )

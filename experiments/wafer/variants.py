@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Variants of the wafer model: possible explanations of its largest errors."""
 
 from collections.abc import Callable
@@ -6,17 +5,11 @@ import math
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.accelerator.wafer.device import create_device
+from experiments.wafer import validation
+from experiments.wafer.validation import Training
+from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.wafer import program as programs
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.simulate import report_on
-from spdf_jax.accelerator.wafer.validation import GEMM_CORES
-from spdf_jax.accelerator.wafer.validation import GEMM_RATE
-from spdf_jax.accelerator.wafer.validation import gemm_seconds
-from spdf_jax.accelerator.wafer.validation import GEMM_SIZE
-from spdf_jax.accelerator.wafer.validation import Training
-from spdf_jax.accelerator.wafer.validation import training_of
-from spdf_jax.accelerator.wafer.validation import TRAININGS
-from spdf_jax.accelerator.wafer.what_if import in_micro_batches
 from spdf_jax.names import lookup
 
 _PER_STEP = 0.598, 1.18
@@ -39,9 +32,9 @@ class Variant(NamedTuple):
 def _timed(
     training: Training, program: Program | None = None, **changes: Any
 ) -> float:
-  device = create_device(training.device, **changes)
-  program = program or training_of(training)
-  return float(report_on(program, device, training.systems).seconds)
+  device = wafer.create_device(training.device, **changes)
+  program = program or validation.training_of(training)
+  return float(wafer.report_on(program, device, training.systems).seconds)
 
 
 def _shorter(training: Training) -> float:
@@ -51,7 +44,8 @@ def _shorter(training: Training) -> float:
 def _micro(training: Training) -> float:
   parts = math.ceil(training.batch / training.systems / _MICRO_BATCH)
   parts = parts if training.length >= 2048 else 1
-  return _timed(training, in_micro_batches(training_of(training), parts))
+  program = validation.training_of(training)
+  return _timed(training, programs.in_micro_batches(program, parts))
 
 
 def _per_step(training: Training) -> float:
@@ -61,7 +55,8 @@ def _per_step(training: Training) -> float:
 
 def _per_weight(training: Training) -> float:
   efficiency, seconds, per_weight = _PER_WEIGHT
-  seconds += per_weight * training.decoder.weights
+  weights = training.shape.n_layers * training.shape.hidden_weights
+  seconds += per_weight * weights
   return _timed(training, efficiency=efficiency, step_seconds=seconds)
 
 
@@ -115,14 +110,13 @@ def variants_table(name: str) -> str:
   if name == 'gemm':
     return _gemm_table()
   chosen = VARIANTS if name == 'all' else {name: VARIANTS[name]}
+  trainings = validation.TRAININGS
   lines = ['errors of the speed of trainings, by variant of the model']
-  lines += [f'  {i}: {t.name}' for i, t in enumerate(TRAININGS)]
-  header = ''.join(f'{i:>8}' for i in range(len(TRAININGS)))
+  lines += [f'  {i}: {t.name}' for i, t in enumerate(trainings)]
+  header = ''.join(f'{i:>8}' for i in range(len(trainings)))
   lines.append(f'{"variant":<15}{header}  assumption')
   for label, variant in chosen.items():
-    errors = [
-        t.batch / variant.seconds(t) / t.printed - 1 for t in TRAININGS
-    ]
+    errors = [t.batch / variant.seconds(t) / t.printed - 1 for t in trainings]
     numbers = ''.join(f'{error:>+8.1%}' for error in errors)
     lines.append(f'{label:<15}{numbers}  {variant.reason}')
   if name == 'all':
@@ -132,26 +126,26 @@ def variants_table(name: str) -> str:
 
 def _gemm_table() -> str:
   """Formats the errors of the dense fp32 product's variants."""
-  flops = 2 * GEMM_SIZE**3
-  printed = flops / GEMM_RATE
-  side = GEMM_SIZE // GEMM_CORES
-  vectors = GEMM_CORES * side**2 / create_device('cs2').clock
-  needed = (printed - gemm_seconds()) / vectors
+  size, cores = validation.GEMM_SIZE, validation.GEMM_CORES
+  rate, seconds = validation.GEMM_RATE, validation.gemm_seconds
+  flops = 2 * size**3
+  printed = flops / rate
+  side = size // cores
+  vectors = cores * side**2 / wafer.create_device('cs2').clock
+  needed = (printed - seconds()) / vectors
   # Both tiles arrive one after the other, after half of the cores in a row.
-  tiles = 2 * (side**2 + GEMM_CORES / 2)
+  tiles = 2 * (side**2 + cores / 2)
   found = {
-      'the kernel law': gemm_seconds(),
-      'and the transport of both tiles, not overlapped': gemm_seconds(
-          exposed=tiles
-      ),
-      f'and {needed:.1f} more cycles per vector (fitted)': gemm_seconds(needed),
+      'the kernel law': seconds(),
+      'and the transport of both tiles, not overlapped': seconds(exposed=tiles),
+      f'and {needed:.1f} more cycles per vector (fitted)': seconds(needed),
   }
-  return '\n'.join(
-      [
-          f'fp32 GEMM, {GEMM_SIZE:,} squared on {GEMM_CORES} x {GEMM_CORES} '
-          f'cores: {GEMM_RATE / 1e12:.0f} TF printed'
-      ] + [
-          f'{label:<50}{flops / t / 1e12:>7.0f} TF{printed / t - 1:>+8.1%}'
-          for label, t in found.items()
-      ]
-  )
+  lines = [
+      f'fp32 GEMM, {size:,} squared on {cores} x {cores} cores: '
+      f'{rate / 1e12:.0f} TF printed'
+  ]
+  lines += [
+      f'{label:<50}{flops / t / 1e12:>7.0f} TF{printed / t - 1:>+8.1%}'
+      for label, t in found.items()
+  ]
+  return '\n'.join(lines)

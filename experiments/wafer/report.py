@@ -1,18 +1,16 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Text and tables of the results of simulations."""
+"""Text of simulations of recipes: time, energy, cost and batch sizes."""
 
 import math
 from typing import NamedTuple
 
-from spdf_jax.costs.simulation import Estimate
-from spdf_jax.costs.simulation import Inference
-from spdf_jax.costs.wafer_memory import advise_batch
+from spdf_jax import costs
+from spdf_jax.accelerator.wafer.views import amount
+from spdf_jax.accelerator.wafer.views import duration
+from spdf_jax.costs.wafer_costs import Estimate
+from spdf_jax.costs.wafer_costs import Inference
 from spdf_jax.training.recipe import Recipe
 
 _DAY = 86_400
-_UNITS = {
-    'days': _DAY, 'h': 3600, 'min': 60, 's': 1, 'ms': 1e-3, 'us': 1e-6,
-}
 
 
 class Rate(NamedTuple):
@@ -58,21 +56,6 @@ class Rate(NamedTuple):
     return cls(value, source)
 
 
-def duration(seconds: float) -> str:
-  """Formats a time in the largest unit that fits.
-
-  Example:
-    >>> duration(0.25), duration(90), duration(2e5), duration(2e8)
-    ('250 ms', '1.5 min', '2.31 days', '2,315 days')
-  """
-  unit = next((u for u, size in _UNITS.items() if seconds >= size), 'us')
-  return f'{_amount(seconds / _UNITS[unit])} {unit}'
-
-
-def _amount(number: float) -> str:
-  return f'{number:,.0f}' if number >= 100 else f'{number:.3g}'
-
-
 def format_estimate(
     estimate: Estimate, recipe: Recipe,
     *, price: Rate | None = None, carbon: Rate | None = None,
@@ -110,7 +93,7 @@ def format_estimate(
       '',
       f'all phases: {duration(total)} ({total / _DAY:,.4g} days) sparse, '
       f'{duration(dense)} dense, {dense / total:.2f} times faster',
-      f'energy: {_amount(low)} to {_amount(high)} kWh (energy per FLOP at peak '
+      f'energy: {amount(low)} to {amount(high)} kWh (energy per FLOP at peak '
       'speed, peak power throughout)',
   ]
   if price:
@@ -119,8 +102,8 @@ def format_estimate(
                  f'{price.source})')
   if carbon:
     lines.append(
-        f'carbon: {_amount(low * carbon.value)} to '
-        f'{_amount(high * carbon.value)} kg of CO2 '
+        f'carbon: {amount(low * carbon.value)} to '
+        f'{amount(high * carbon.value)} kg of CO2 '
         f'({carbon.value:g} kg per kWh, {carbon.source})'
     )
   return '\n'.join([*lines, *_advice(estimate, recipe)])
@@ -130,13 +113,13 @@ def _advice(estimate: Estimate, recipe: Recipe) -> list[str]:
   device = estimate.device
   lines = []
   for length in dict.fromkeys(p.length for p in recipe.plan.phases):
-    found = advise_batch(recipe.model.config, device, length)
+    found = costs.advise_batch(recipe.model.config, device, length)
     lines.append(
         f'micro-batch of {length} tokens: at most {found.largest:,} sequences '
         f'per system, {found.advised:,} if the inputs of all layers are stored'
     )
   for p in recipe.plan.phases:
-    found = advise_batch(recipe.model.config, device, p.length)
+    found = costs.advise_batch(recipe.model.config, device, p.length)
     own = -(-p.batch_size // estimate.systems)
     if own > found.advised:
       lines.append(

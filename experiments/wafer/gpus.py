@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """GPUs for comparison: rooflines from their data sheets.
 
 Unstructured sparsity gives GPUs no speedup; 2:4 sparsity doubles the peak of
@@ -72,10 +71,10 @@ def roofline_seconds(
     ValueError: The GPU is unknown.
 
   Example:
-    >>> from spdf_jax.accelerator.wafer.closed_form import GPT3_XL
-    >>> from spdf_jax.accelerator.wafer.closed_form import training_step
+    >>> from spdf_jax import costs
+    >>> shape = costs.ModelShape(24, 2048, 16, 8192, 50257)
     >>> dense, sparse = (
-    ...     roofline_seconds(training_step(GPT3_XL, 64, 2048, s), 'h100')
+    ...     roofline_seconds(costs.training_step(shape, 64, 2048, s), 'h100')
     ...     for s in (0.0, 0.75))
     >>> dense == sparse
     True

@@ -1,20 +1,13 @@
-# SPDX-License-Identifier: Apache-2.0
 """Plots of the modeled wafer: speedup over sparsity, and the roofline."""
 
 from typing import Any
 
 import numpy as np
 
-from spdf_jax.accelerator.wafer.cost import cost_of
-from spdf_jax.accelerator.wafer.device import create_device
-from spdf_jax.accelerator.wafer.device import WaferDevice
+from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.wafer import cost as costs
 from spdf_jax.accelerator.wafer.program import Product
-from spdf_jax.accelerator.wafer.simulate import Report
-from spdf_jax.runs.style import COLORS
-from spdf_jax.runs.style import GREY
-from spdf_jax.runs.style import new_figure
-from spdf_jax.runs.style import PALE
-from spdf_jax.runs.style import polish
+from spdf_jax.runs import style
 
 LAYER = Product(65 * 2048, 12288, 12288)
 """A matrix of GPT-3, with the tokens of the vendor's micro-batch of 65."""
@@ -23,7 +16,7 @@ _VENDOR = 1e18 / 120e15  # Printed "AI" FLOP/s over dense FLOP/s of Andromeda.
 _PHASES = {'forward': 'o', 'backward': 'x', 'recompute': '+'}
 
 
-def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
+def speedups(device: wafer.WaferDevice, sparsities: Any) -> np.ndarray:
   """Returns the training speedup of a layer of GPT-3 by sparsity.
 
   Args:
@@ -35,7 +28,7 @@ def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
     [N].
 
   Example:
-    >>> ideal = create_device('cs2', 'ideal')
+    >>> ideal = wafer.create_device('cs2', 'ideal')
     >>> speedups(ideal, [0.5, 0.75]).round(6).tolist()
     [2.0, 4.0]
   """
@@ -44,7 +37,7 @@ def speedups(device: WaferDevice, sparsities: Any) -> np.ndarray:
     forward = LAYER._replace(sparsity=sparsity)
     # The matrix is square, so dX costs as much as the forward product.
     works = forward, forward, forward._replace(sampled=True)
-    return sum(float(cost_of(work, device).cycles) for work in works)
+    return sum(float(costs.cost_of(work, device).cycles) for work in works)
 
   return np.array([cycles(0.0) / cycles(s) for s in sparsities])
 
@@ -75,14 +68,16 @@ def plot_appendix_c(name: str = 'cs2') -> Any:
   theory = np.arange(1, 11)
   fine = np.linspace(1, 10, 181)
   curve = lambda band, at: speedups(
-      create_device(name, band).as_kernel(), 1 - 1 / at
+      wafer.create_device(name, band).as_kernel(), 1 - 1 / at
   )
-  figure = new_figure(7.4, 4.6)
+  figure = style.new_figure(7.4, 4.6)
   ax = figure.subplots()
   low, high = curve('pessimistic', fine), curve('optimistic', fine)
-  blue, orange = COLORS[:2]
+  blue, orange = style.COLORS[:2]
   ax.fill_between(fine, low, high, color=blue, alpha=0.16, linewidth=0)
-  ax.plot(theory, theory, 'o-', color=GREY, markersize=4, linewidth=1.2)
+  ax.plot(
+      theory, theory, 'o-', color=style.GREY, markersize=4, linewidth=1.2
+  )
   ax.plot(fine, curve('default', fine), color=blue, linewidth=1.8)
   ax.plot(theory, curve('default', theory), 'o', color=blue, markersize=4)
   ax.axhline(_VENDOR, color=orange, linewidth=1.2, linestyle='--')
@@ -93,27 +88,27 @@ def plot_appendix_c(name: str = 'cs2') -> Any:
   )
   ax.set_xticks(theory, [f'{1 - 1 / n:.2g}' for n in theory])
   ax.set_yticks(range(1, 11))
-  polish(ax)
+  style.polish(ax)
   ax.set_title(
       'Forward and both gradients of a 12,288 × 12,288 matrix, 133,120 tokens',
       loc='left', fontsize=10,
   )
   notes = (
-      (6.1, 6.45, 'theory, 1 to 10', GREY, 'right'),
+      (6.1, 6.45, 'theory, 1 to 10', style.GREY, 'right'),
       (10, 5.4, 'wafer model, default', blue, 'right'),
       (10, 4.9, '(calibrated; band: optimistic to pessimistic)', blue,
        'right'),
       (1.2, _VENDOR + 0.2, f'printed by the vendor: {_VENDOR:.1f} × '
        '("AI" over dense peak)', orange, 'left'),
       (1.2, 7.55, 'measured series of Appendix C: not available',
-       PALE, 'left'),
+       style.PALE, 'left'),
   )
   for x, y, text, color, side in notes:
     ax.text(x, y, text, color=color, ha=side, fontsize=8.5)
   return figure
 
 
-def plot_roofline(report: Report) -> Any:
+def plot_roofline(report: wafer.Report) -> Any:
   """Plots the products of a report below the rooflines of its device.
 
   Args:
@@ -127,11 +122,8 @@ def plot_roofline(report: Report) -> Any:
     ImportError: matplotlib is not installed.
 
   Example:
-    >>> from spdf_jax.accelerator.wafer import report_on
-    >>> from spdf_jax.accelerator.wafer.closed_form import Decoder
-    >>> from spdf_jax.accelerator.wafer.closed_form import training_step
-    >>> step = training_step(Decoder(2, 256, 1024, 4, 1000), 8, 128)
-    >>> len(plot_roofline(report_on(step, create_device('cs2'))).axes)
+    >>> report = wafer.simulate(lambda x, w: x @ w, wafer.create_device('cs2'))
+    >>> len(plot_roofline(report(np.ones((9, 9)), np.ones((9, 9)))).axes)
     1
   """
   device, systems = report.device, report.systems
@@ -142,18 +134,22 @@ def plot_roofline(report: Report) -> Any:
   # FLOPs per streamed byte: weights are streamed once for all tokens.
   intensity = per_system / [r.cost.streamed_bytes for r in rows]
   rate = per_system / [r.cost.cycles / device.clock for r in rows]
-  figure = new_figure(7.4, 4.6)
+  figure = style.new_figure(7.4, 4.6)
   ax = figure.subplots()
   io = device.io_bandwidth / 8
   ridge = device.peak_flops / io
   limits = min(intensity.min(), ridge) / 8, max(intensity.max(), ridge) * 4
   x = np.geomspace(*limits, 200)
-  ax.plot(x, np.minimum(device.peak_flops, x * io), color=GREY, linewidth=1.4)
+  ax.plot(
+      x, np.minimum(device.peak_flops, x * io), color=style.GREY,
+      linewidth=1.4,
+  )
   roof = device.peak_flops * device.efficiency
   ax.plot(
-      x, np.minimum(roof, x * io), color=PALE, linewidth=1.2, linestyle='--'
+      x, np.minimum(roof, x * io), color=style.PALE, linewidth=1.2,
+      linestyle='--',
   )
-  for (phase, marker), color in zip(_PHASES.items(), COLORS):
+  for (phase, marker), color in zip(_PHASES.items(), style.COLORS):
     chosen = [r.operation.phase == phase for r in rows]
     if any(chosen):
       ax.plot(
@@ -165,11 +161,12 @@ def plot_roofline(report: Report) -> Any:
       ylim=(min(rate.min(), roof) / 3, device.peak_flops * 3),
       xlabel='FLOPs per byte streamed', ylabel='FLOP/s per system',
   )
-  polish(ax)
+  style.polish(ax)
   right = limits[1] / 1.1
+  peak = device.peak_flops
   for height, text, color in (
-      (device.peak_flops, f'peak, {device.peak_flops / 1e15:.2f} PF', GREY),
-      (roof, f'{device.efficiency:.3g} of peak (calibrated)', PALE),
+      (peak, f'peak, {peak / 1e15:.2f} PF', style.GREY),
+      (roof, f'{device.efficiency:.3g} of peak (calibrated)', style.PALE),
   ):
     ax.text(right, height * 1.1, text, color=color, ha='right', fontsize=8.5)
   ax.legend(frameon=False, fontsize=8.5, loc='lower right')

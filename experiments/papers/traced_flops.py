@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """FLOPs of a train step, counted in the traced program and by the formula."""
 
 from typing import NamedTuple
@@ -6,11 +5,11 @@ from typing import NamedTuple
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
-from spdf_jax.accelerator.wafer.what_if import with_sparsity
+from spdf_jax.accelerator.wafer.program import with_sparsity
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import softmax_flops
 from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.simulation import trace_step
+from spdf_jax.costs.wafer_costs import trace_step
 from spdf_jax.training.recipe import Recipe
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole recipes on the modeled wafer: time and energy of all phases."""
+"""Costs on the modeled wafer: time, energy and batches of recipes."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,22 +13,23 @@ import jax.numpy as jnp
 
 from spdf_jax import models
 from spdf_jax import sparsity
-from spdf_jax.accelerator.wafer import Report
-from spdf_jax.accelerator.wafer import report_on
-from spdf_jax.accelerator.wafer import trace_program
-from spdf_jax.accelerator.wafer import WaferDevice
+from spdf_jax import training
+from spdf_jax.accelerator import wafer
+from spdf_jax.accelerator.wafer import program as programs
+from spdf_jax.accelerator.wafer.program import Elementwise
+from spdf_jax.accelerator.wafer.program import Host
+from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.what_if import in_micro_batches
-from spdf_jax.accelerator.wafer.what_if import with_sparsity
-from spdf_jax.costs.sparsity_spans import find_spans
-from spdf_jax.costs.wafer_memory import micro_batches
+from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.simulate import Report
+from spdf_jax.costs import plan_costs
+from spdf_jax.costs.flops import ModelShape
 from spdf_jax.data import Batch
+from spdf_jax.training import planned_sparsity
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.planned_sparsity import mean_sparsity
-from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.planned_sparsity import PlannedSparsity
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.step import train_step
 
 _MASKED = 0.5  # Any value above 0 marks masked products for `with_sparsity`.
 _STACK = re.compile(r'\[\d+\]$')
@@ -73,7 +74,7 @@ class Estimate:
     report: Report of a step of the first phase, operation by operation.
   """
 
-  device: WaferDevice
+  device: wafer.WaferDevice
   systems: int
   phases: tuple[PhaseEstimate, ...]
   report: Report
@@ -109,7 +110,7 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   shape = lambda dtype: jax.ShapeDtypeStruct((batch_size, length), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
   step = functools.partial(
-      train_step,
+      training.train_step,
       apply_fn=_as_products(recipe.model).apply,
       optimizer=recipe.optimizer,
       learning_rate=recipe.plan.learning_rate,
@@ -118,7 +119,7 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   )
   # The only loops of unknown length select masks, on the hosts, at no modeled
   # time, so any number of trips gives the same time.
-  trace = trace_program(step, sparsity=_MASKED, trips=1)
+  trace = wafer.trace_program(step, sparsity=_MASKED, trips=1)
   return trace(recipe.abstract_state, batch)
 
 
@@ -130,7 +131,7 @@ def _as_products(model: Any) -> Any:
 
 
 def step_reports(
-    recipe: Recipe, device: WaferDevice, systems: int = 1
+    recipe: Recipe, device: wafer.WaferDevice, systems: int = 1
 ) -> Callable[[tuple[int, int], Callable[[str], float], bool], Report]:
   """Returns a function that reports on a recipe's steps.
 
@@ -154,23 +155,30 @@ def step_reports(
       sparsity: Callable[[str], float],
       dense_grads: bool,
   ) -> Report:
-    program = with_sparsity(traced(*shape), sparsity, dense_grads=dense_grads)
-    parts = in_micro_batches(program, parts_of(*shape))
-    return report_on(parts, device, systems)
+    program = programs.with_sparsity(
+        traced(*shape), sparsity, dense_grads=dense_grads
+    )
+    parts = programs.in_micro_batches(program, parts_of(*shape))
+    return wafer.report_on(parts, device, systems)
 
   return report
 
 
 def _parts_of(
-    recipe: Recipe, device: WaferDevice, systems: int
+    recipe: Recipe, device: wafer.WaferDevice, systems: int
 ) -> Callable[[int, int], int]:
-  return lambda batch_size, length: micro_batches(
-      recipe.model.config, device, -(-batch_size // systems), length
-  )
+  """Returns the number of micro-batches of a batch, by its shape."""
+
+  def parts(batch_size: int, length: int) -> int:
+    largest = advise_batch(recipe.model.config, device, length).largest
+    own = -(-batch_size // systems)
+    return -(-own // largest)
+
+  return parts
 
 
 def simulate_recipe(
-    recipe: Recipe, device: WaferDevice, systems: int = 1
+    recipe: Recipe, device: wafer.WaferDevice, systems: int = 1
 ) -> Estimate:
   """Estimates the cost of all phases of a recipe, sparse and dense.
 
@@ -212,7 +220,7 @@ def simulate_recipe(
     cost = lambda *args: value(step(*args))
     return [
         sum(s.steps * s.flops_per_step for s in spans)
-        for spans in find_spans(recipe.plan, sparsities_at, cost)
+        for spans in plan_costs.find_spans(recipe.plan, sparsities_at, cost)
     ]
 
   seconds = total(lambda report: float(report.seconds))
@@ -230,7 +238,7 @@ def simulate_recipe(
         name=phase.name,
         steps=phase.steps,
         tokens=phase.tokens,
-        sparsity=mean_sparsity(dict(sparsities_at(end - 1))),
+        sparsity=planned_sparsity.mean_sparsity(dict(sparsities_at(end - 1))),
         micro_batches=parts_of(phase.batch_size, phase.length),
         seconds=seconds[i] + updated * device.step_seconds,
         dense_seconds=float(dense.seconds) * phase.steps,
@@ -262,7 +270,7 @@ class Inference(NamedTuple):
 
 def simulate_inference(
     recipe: Recipe,
-    device: WaferDevice,
+    device: wafer.WaferDevice,
     systems: int = 1,
     *,
     batch_size: int,
@@ -312,13 +320,15 @@ def simulate_inference(
         {'params': params, 'masks': masks}, tokens
     )
     args = params, masks, tokens
-  program = trace_program(call, sparsity=_MASKED)(*args)
+  program = wafer.trace_program(call, sparsity=_MASKED)(*args)
   sparsities = _sparsities_at(recipe, recipe.plan.phases[0].steps - 1)
   reports = (
-      report_on(with_sparsity(program, _sparsity_of(at)), device, systems)
+      wafer.report_on(
+          programs.with_sparsity(program, _sparsity_of(at)), device, systems
+      )
       for at in (sparsities, None)
   )
-  shares = mean_sparsity(dict(sparsities)), 0.0
+  shares = planned_sparsity.mean_sparsity(dict(sparsities)), 0.0
   sparse, dense = (
       Inference(share, report, batch_size * new)
       for share, report in zip(shares, reports)
@@ -327,7 +337,7 @@ def simulate_inference(
 
 
 def _sparsities_at(recipe: Recipe, step: int) -> Sparsities:
-  return tuple(planned_sparsities(
+  return tuple(planned_sparsity.planned_sparsities(
       recipe.plan, step, recipe.abstract_state.params, recipe.where
   ).items())
 
@@ -355,3 +365,138 @@ def _sparsity_of(sparsities: Sparsities | None) -> Callable[[str], float]:
     )
 
   return sparsity_of
+
+
+class BatchAdvice(NamedTuple):
+  """Numbers of sequences that a system can process at a time.
+
+  Attributes:
+    largest: Maximum number for which the working set of every product fits.
+    advised: Maximum number for which also the inputs of all layers fit, stored
+      for the backward pass; at least 1.
+    working_set: Bytes of input and output of the largest product, per sequence.
+    stash: Bytes of the inputs of all layers, per sequence.
+  """
+
+  largest: int
+  advised: int
+  working_set: float
+  stash: float
+
+
+def advise_batch(
+    config: models.DecoderConfig, device: wafer.WaferDevice, length: int
+) -> BatchAdvice:
+  """Returns the micro-batch sizes that fit the wafer's SRAM.
+
+  A product needs memory for its input and output; for the head these include
+  the logits. The stash is layers × tokens × width values of 16 bits: a step
+  whose stash does not fit must recompute or reload the inputs of layers, which
+  is not costed.
+
+  Args:
+    config: Sizes of the decoder.
+    device: One system of the device.
+    length: Number of tokens of a sequence.
+
+  Returns:
+    The numbers of sequences and their memory.
+
+  Raises:
+    ValueError: One sequence does not fit.
+
+  Example:
+    >>> from spdf_jax.accelerator.wafer import create_device
+    >>> from spdf_jax.models import PRESETS
+    >>> found = advise_batch(PRESETS['gpt3-xl'], create_device('cs2'), 2048)
+    >>> found.advised, found.largest  # The vendor's configs take 132.
+    (186, 186)
+  """
+  bytes_each = device.value_bits / 8
+  widths = config.d_ff, config.vocab_size, config.d_model
+  working_set = length * (config.d_model + max(widths)) * bytes_each
+  stash = config.n_layers * length * config.d_model * bytes_each
+  largest = int(device.sram // working_set)
+  if not largest:
+    raise ValueError(
+        f'one sequence of {length:,} tokens keeps {working_set / 1e9:.1f} GB '
+        f'of activations and {device.name} has {device.sram / 1e9:.1f} GB; '
+        'shorten the sequence.'
+    )
+  advised = max(1, min(largest, int(device.sram // stash)))
+  return BatchAdvice(largest, advised, working_set, stash)
+
+
+def training_step(
+    shape: ModelShape, batch: int, length: int, sparsity: float = 0.0,
+    *, predicted: float = 1.0,
+) -> Program:
+  """Returns a training step in closed form, without tracing.
+
+  The program has the forward pass, both gradients and the optimizer. Norms,
+  activations and softmax take 30 d + 10 d_ff + 12 s heads operations per layer
+  and token in the forward pass and twice that in the backward pass (an
+  assumption).
+
+  Args:
+    shape: Sizes of the decoder.
+    batch: Number of sequences.
+    length: Number of tokens of each sequence.
+    sparsity: Fraction of zeros among the hidden weights.
+    predicted: Fraction of the tokens to which the head is applied.
+
+  Returns:
+    The program.
+
+  Raises:
+    ValueError: `batch` or `length` is not positive, or `sparsity` is not in
+      [0, 1).
+
+  Example:
+    >>> step = training_step(ModelShape(2, 64, 4, 256, 1000), 8, 128)
+    >>> len(step.operations), step.operations[0].work.tokens
+    (25, 1024)
+  """
+  for name, value in (('batch', batch), ('length', length)):
+    if not value > 0:
+      raise ValueError(f'{name} is {value}; it must be positive.')
+  programs.check_sparsity(sparsity)
+  layers, d, tokens = shape.n_layers, shape.d_model, batch * length
+  width, keys = shape.attention_width, shape.keys_width
+  matrices = [
+      ('attention', d, width), ('attention', width, d),
+      *[('attention', d, keys)] * 2,
+      *[('mlp', d, shape.d_ff)] * (1 + shape.gated), ('mlp', shape.d_ff, d),
+  ]
+  operations = []
+  for name, inputs, outputs in matrices:
+    operations += _products(
+        name, Product(tokens, inputs, outputs, sparsity), layers
+    )
+  head = Product(tokens * predicted, d, shape.vocab_size)
+  operations += _products('head', head, 1)
+  scores = Scores(2 * tokens * length * width)
+  per_token = 30 * d + 10 * shape.d_ff + 12 * length * shape.n_heads
+  for phase, times in (('forward', 1), ('backward', 2)):
+    operations.append(
+        Operation('attention', 'scores', phase, scores, layers * times)
+    )
+  operations += [
+      Operation(
+          '', 'elementwise', 'forward', Elementwise(tokens * per_token),
+          3 * layers,
+      ),
+      Operation('', 'optimizer', 'backward', Host(0, 1)),
+  ]
+  return Program(tuple(operations))
+
+
+def _products(layer: str, work: Product, count: int) -> list[Operation]:
+  backward = work._replace(inputs=work.outputs, outputs=work.inputs)
+  return [
+      Operation(layer, 'product', 'forward', work, count),
+      Operation(layer, 'product', 'backward', backward, count),
+      Operation(
+          layer, 'product', 'backward', work._replace(sampled=True), count
+      ),
+  ]

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.wafer.executions import compare
+from experiments.wafer.executions import executed_table
+from experiments.wafer.executions import largest_errors
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
-from spdf_jax.accelerator.wafer.executed import compare
-from spdf_jax.accelerator.wafer.executed import executed_table
-from spdf_jax.accelerator.wafer.executed import largest_errors
-from spdf_jax.runs.wafer_variants import variants_table
 
 DEVICE = wafer.create_device('cs2', cores=256, latency=0)
 X = np.ones((2048, 32), np.float32)
@@ -163,11 +162,3 @@ def test_hops_are_compared_in_bytes_of_the_device(executed):
       line[34:].split()[i] for line in executed_table(entries).splitlines()[1:]
   ]
   assert column(other, 4) == column(found, 4)  # The errors of hops.
-
-
-def test_variants_are_compared_with_all_published_trainings():
-  table = variants_table('clock')
-  assert '-20.7%' in table and '+26.4%' in table
-  assert '349 TF' in variants_table('gemm')
-  with pytest.raises(ValueError, match="variant 'clocks' is unknown; did you"):
-    variants_table('clocks')

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Text of a plan, as `--dry_run` prints it."""
 
 import collections
@@ -10,16 +9,12 @@ from typing import Any
 
 import jax
 
-from spdf_jax.costs.dry_run import describe_plan
-from spdf_jax.costs.dry_run import layer_sparsities
-from spdf_jax.costs.totals import total_of
-from spdf_jax.sparsity import get_mask
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax import sparsity
+from spdf_jax.costs import plan_costs
+from spdf_jax.sparsity import paths
+from spdf_jax.training import stored_state
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.stored_state import bytes_per_weight
-from spdf_jax.training.stored_state import is_compact_at
-from spdf_jax.training.stored_state import planned_state
 from spdf_jax.training.workdir import checkpoint_bytes
 
 _FLOPS_NOTE = """\
@@ -38,9 +33,9 @@ def format_plan(recipe: Recipe, name: str) -> str:
   Returns:
     Several lines of text. Numbered layers of equal sparsity share a line.
   """
-  plan = describe_plan(recipe, name)
+  plan = plan_costs.describe_plan(recipe, name)
   sizes = ', '.join(f'{k} {v}' for k, v in plan['model'].items())
-  layers = layer_sparsities(recipe, 0)
+  layers = plan_costs.layer_sparsities(recipe, 0)
   return '\n'.join([
       f'{name}: {sizes}',
       f'parameters: {plan["parameters"]:,}, of which '
@@ -96,7 +91,7 @@ def _layer_rows(recipe: Recipe) -> list[list[str]]:
   rows = collections.Counter(
       (_numbered_together(name), f'{layer.size:,}',
        *(column[name] for column in columns))
-      for name, layer in layer_sparsities(recipe, 0).items()
+      for name, layer in plan_costs.layer_sparsities(recipe, 0).items()
   )
   return [
       ['sparsity of', 'layers', 'weights each', *(p.name for p in phases)],
@@ -108,7 +103,8 @@ def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
   """Formats the sparsity of each layer in a phase; a range if it changes."""
   end = recipe.plan.ends[phase.name]
   first, last = (
-      layer_sparsities(recipe, step) for step in (end - phase.steps, end - 1)
+      plan_costs.layer_sparsities(recipe, step)
+      for step in (end - phase.steps, end - 1)
   )
   return {
       name: f'{layer.sparsity:.2%}' if layer == last[name]
@@ -119,7 +115,7 @@ def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
 
 def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
   names = [
-      path_name(path) for path, _ in
+      paths.path_name(path) for path, _ in
       jax.tree_util.tree_leaves_with_path(recipe.abstract_state.params)
   ]
   chosen = {name.split('[')[0] for name in layers}
@@ -151,7 +147,7 @@ def _flops_rows(plan: dict[str, Any]) -> list[list[str]]:
   totals = [total for total in plan['totals'] if _same_steps(total)]
   for record in [*plan['phases'], *totals]:
     is_phase = 'overall_sparsity' in record
-    total = total_of([record], [record]) if is_phase else record
+    total = plan_costs.total_of([record], [record]) if is_phase else record
     sparsity = record['sparsity' if is_phase else 'effective_sparsity']
     rows.append([
         record['name'],
@@ -182,7 +178,7 @@ def _budgets(plan: dict[str, Any]) -> list[str]:
 def _memory(recipe: Recipe) -> str:
   state, mesh = recipe.abstract_state, recipe.mesh
   params = _size(_device_bytes(state.params))
-  masks = _device_bytes(get_mask(state.opt_state))
+  masks = _device_bytes(sparsity.get_mask(state.opt_state))
   optimizer = _device_bytes(state.opt_state) - masks
   axes = ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
   where = f' on each of {mesh.size} devices ({axes})' if mesh.size > 1 else ''
@@ -212,16 +208,16 @@ def _compact_memory(recipe: Recipe) -> list[str]:
   storage, lines = recipe.config.storage, []
   for phase in recipe.plan.phases:
     last = recipe.plan.ends[phase.name] - 1
-    if not is_compact_at(storage, recipe.plan, last):
+    if not stored_state.is_compact_at(storage, recipe.plan, last):
       continue
-    state = planned_state(
-        recipe.abstract_state, recipe.plan, recipe.where, last
-    )
+    dense = recipe.abstract_state
+    state = stored_state.planned_state(dense, recipe.plan, recipe.where, last)
+    each = stored_state.bytes_per_weight
     lines.append(
         f'stored compactly in phase {phase.name!r}: '
         f'{_size(checkpoint_bytes(state))} of parameters, optimizer and masks, '
-        f'{bytes_per_weight(state):.2f} bytes per weight of a sparsified layer '
-        f'instead of {bytes_per_weight(recipe.abstract_state):.0f}'
+        f'{each(state):.2f} bytes per weight of a sparsified layer instead of '
+        f'{each(dense):.0f}'
     )
   return lines
 

@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Time of a training step by sparsity: modeled, lower bound, or measured."""
 
 from collections.abc import Callable
@@ -12,18 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spdf_jax.accelerator.wafer import create_device
-from spdf_jax.accelerator.wafer import WaferDevice
-from spdf_jax.costs.rooflines import GPUS
-from spdf_jax.costs.rooflines import roofline_seconds
-from spdf_jax.costs.simulation import step_reports
-from spdf_jax.costs.simulation import trace_step
+from experiments.wafer import gpus
+from spdf_jax.accelerator import wafer
+from spdf_jax.costs import wafer_costs
 from spdf_jax.data import Batch
 from spdf_jax.names import lookup
 from spdf_jax.training.recipe import Recipe
 
 WAFERS = ('cs2', 'cs3')
-MACHINES = ('cpu', *GPUS, *WAFERS)
+MACHINES = ('cpu', *gpus.GPUS, *WAFERS)
 """Machines: this CPU (measured), GPUs (rooflines) and wafers (modeled)."""
 
 _REPEATS = 3
@@ -76,10 +72,10 @@ def step_seconds(
     return interpolated(found)
   recipe = recipe_at(sparsities[-1])
   if machine in WAFERS:
-    return _on_wafer(recipe, create_device(machine), count)
+    return _on_wafer(recipe, wafer.create_device(machine), count)
   phase = recipe.plan.phases[0]
-  program = trace_step(recipe, phase.batch_size, phase.length)
-  seconds = roofline_seconds(program, machine, count=count)
+  program = wafer_costs.trace_step(recipe, phase.batch_size, phase.length)
+  seconds = gpus.roofline_seconds(program, machine, count=count)
   return lambda sparsity: seconds
 
 
@@ -139,9 +135,11 @@ def measure_step(recipe: Recipe) -> float:
   return float(np.median(found))
 
 
-def _on_wafer(recipe: Recipe, device: WaferDevice, systems: int) -> Seconds:
+def _on_wafer(
+    recipe: Recipe, device: wafer.WaferDevice, systems: int
+) -> Seconds:
   phase = recipe.plan.phases[0]
-  report = step_reports(recipe, device, systems)
+  report = wafer_costs.step_reports(recipe, device, systems)
 
   @functools.cache
   def seconds(sparsity: float) -> float:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interpreter that walks a traced program and collects its work."""
+"""Tracing: an interpreter that walks a JAX program and collects its work."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 from typing import Any
 import warnings
 
@@ -12,20 +13,18 @@ from jax.extend.core import jaxprs_in_params
 from jax.extend.core import Literal
 import numpy as np
 
-from spdf_jax.accelerator.wafer.control_flow import call
-from spdf_jax.accelerator.wafer.control_flow import CONTROL
+from spdf_jax.accelerator import rounded
+from spdf_jax.accelerator.wafer import cost_rules
+from spdf_jax.accelerator.wafer import equations
+from spdf_jax.accelerator.wafer import program as programs
 from spdf_jax.accelerator.wafer.equations import Equation
-from spdf_jax.accelerator.wafer.equations import evaluate
 from spdf_jax.accelerator.wafer.equations import GRADIENT
-from spdf_jax.accelerator.wafer.equations import layer_of
-from spdf_jax.accelerator.wafer.equations import literal_of
 from spdf_jax.accelerator.wafer.equations import Operand
-from spdf_jax.accelerator.wafer.equations import operand_of
-from spdf_jax.accelerator.wafer.equations import operands_of
 from spdf_jax.accelerator.wafer.equations import result_of
 from spdf_jax.accelerator.wafer.equations import TOKEN
 from spdf_jax.accelerator.wafer.equations import WEIGHT
 from spdf_jax.accelerator.wafer.equations import Weights
+from spdf_jax.accelerator.wafer.program import Branches
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import join
 from spdf_jax.accelerator.wafer.program import MaskProfile
@@ -33,18 +32,13 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Work
-from spdf_jax.accelerator.wafer.rules import is_elementwise
-from spdf_jax.accelerator.wafer.rules import is_hosted
-from spdf_jax.accelerator.wafer.rules import is_product
-from spdf_jax.accelerator.wafer.rules import resident_operands
-from spdf_jax.accelerator.wafer.rules import RULES
-from spdf_jax.accelerator.wafer.rules import source_of
-from spdf_jax.accelerator.wafer.rules import spaces_of
 from spdf_jax.names import lookup
 
 Sparsity = float | Callable[[str], float]
 Frequencies = Mapping[str, float | Sequence[float]]
+Walked = tuple[Program, list[Operand]]
 
+_MOST_ITERATIONS = 4096  # Longer loops are not unrolled.
 _UPDATES = ('div', 'mul', 'sub')  # Operations of optimizers on gradients.
 
 
@@ -79,7 +73,7 @@ def trace_program(
     8
   """
   if isinstance(sparsity, (int, float)):
-    _check_sparsity('sparsity', sparsity)
+    programs.check_sparsity(sparsity)
   if trips is not None and trips < 0:
     raise ValueError(f'trips is {trips}; it must not be negative.')
 
@@ -90,7 +84,7 @@ def trace_program(
       raise ValueError(
           f'fn {getattr(fn, "__name__", fn)!r} cannot be traced: {error}'
       ) from error
-    inputs = operands_of(args)
+    inputs = equations.operands_of(args)
     while True:
       interpreter = Interpreter(sparsity, frequencies or {}, trips, inputs)
       program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
@@ -167,12 +161,15 @@ class Interpreter:
     Returns:
       The program, and the operands of the jaxpr's `outvars`.
     """
-    env = {
-        var: const if isinstance(const, Operand) else operand_of(const)
-        for var, const in zip(jaxpr.constvars, consts)
-    }
+    of = lambda x: x if isinstance(x, Operand) else equations.operand_of(x)
+    env = dict(zip(jaxpr.constvars, map(of, consts)))
     env.update(zip(jaxpr.invars, inputs))
-    read = lambda v: literal_of(v) if isinstance(v, Literal) else env[v]
+
+    def read(var):
+      if isinstance(var, Literal):
+        return equations.literal_of(var)
+      return env[var]
+
     parts = []
     for eqn in jaxpr.eqns:
       operands = tuple(map(read, eqn.invars))
@@ -190,29 +187,30 @@ class Interpreter:
     control = CONTROL.get(name)
     if control is not None:
       return control(self, eqn, operands, path)
-    rule = RULES.get(name)
+    rule = cost_rules.RULES.get(name)
     inner = list(jaxprs_in_params(eqn.params))
     if rule is None and len(inner) == 1:
       return call(self, eqn, operands, path)
     results = tuple(result_of(v) for v in eqn.outvars)
-    layer, phase = layer_of(path)
+    layer, phase = equations.layer_of(path)
     equation = Equation(
         operands, results, eqn.params,
         lambda mask: self._weights_of(mask, layer),
     )
-    spaces = spaces_of(name, equation, self.weight_shapes)
+    spaces = cost_rules.spaces_of(name, equation, self.weight_shapes)
     self._note_activations(name, equation)
     values: list[np.ndarray | None] = [None] * len(results)
     if not self.shards:
-      values = evaluate(eqn, operands, results)
+      values = equations.evaluate(eqn, operands, results)
     outs = []
     for result, space, value in zip(results, spaces, values):
       out = result._replace(space=space, known=value)
-      outs.append(out._replace(source=source_of(name, out, operands)))
+      source = cost_rules.source_of(name, out, operands)
+      outs.append(out._replace(source=source))
     if rule is None:
       return Program(unknown={name: 1}), outs
     works = rule(equation)
-    if is_hosted(name, equation):
+    if cost_rules.is_hosted(name, equation):
       works = [Host(_multiply_adds(work)) for work in works]
     else:
       works = [self._placed(name, work, spaces) for work in works]
@@ -221,8 +219,8 @@ class Interpreter:
     )), outs
 
   def _note_activations(self, name: str, equation: Equation) -> None:
-    self.products += is_product(name)
-    for operand in resident_operands(name, equation):
+    self.products += cost_rules.is_product(name)
+    for operand in cost_rules.resident_operands(name, equation):
       if operand.space == WEIGHT and operand.source is not None:
         self.activations.add(operand.source)
 
@@ -231,7 +229,7 @@ class Interpreter:
   ) -> Work:
     """Moves elementwise work on weights and gradients to the hosts."""
     on_weights = TOKEN not in spaces and {WEIGHT, GRADIENT} & set(spaces)
-    if not (on_weights and is_elementwise(name)):
+    if not (on_weights and cost_rules.is_elementwise(name)):
       return work
     if GRADIENT in spaces and name in _UPDATES:
       self.updates = True
@@ -244,7 +242,7 @@ class Interpreter:
     if callable(given):
       given = given(layer)
     if given is not None:
-      _check_sparsity(f'the sparsity of {label}', given)
+      programs.check_sparsity(given, f'the sparsity of {label}')
     if mask.known is None:
       if given is None:
         raise ValueError(
@@ -266,15 +264,197 @@ class Interpreter:
     return [Weights(m.sparsity, m) for m in found]
 
 
-def _check_sparsity(label: str, sparsity: float) -> None:
-  if not 0 <= sparsity < 1:
-    raise ValueError(
-        f'{label} is {sparsity}; it is the fraction of zeros, at least 0 and '
-        'below 1.'
-    )
-
-
 def _multiply_adds(work: Work) -> float:
   if isinstance(work, Product):
     return work.tokens * work.kept
   return work[0]
+
+
+def call(
+    walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks the only jaxpr of `jit`, `remat` or a custom derivative."""
+  jaxpr, consts = _only_jaxpr(eqn)
+  return walker.walk(jaxpr, consts, operands, path)
+
+
+def rounded_einsum(
+    walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks the product of the reference of a `rounded_einsum`."""
+  params = {k: eqn.params[k] for k in ('subscripts', 'dtype')}
+  avals = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands]
+  closed = jax.make_jaxpr(functools.partial(rounded.einsum, **params))(*avals)
+  return walker.walk(closed.jaxpr, closed.consts, operands, path)
+
+
+def shard_map(
+    walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks the work of one shard and multiplies it by the number of shards."""
+  jaxpr, consts = _only_jaxpr(eqn)
+  inside = [
+      o._replace(shape=v.aval.shape, known=None)
+      for o, v in zip(operands, jaxpr.invars)
+  ]
+  walker.shards += 1
+  program, outs = walker.walk(jaxpr, consts, inside, path)
+  walker.shards -= 1
+  mesh, axes = eqn.params['mesh'], eqn.params['newly_manual_axes']
+  shards = int(np.prod([mesh.shape[a] for a in axes]))
+  return program * shards, _with_spaces(eqn, outs)
+
+
+def scan(
+    walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks every step if masks are scanned, else one step times the length."""
+  jaxpr, consts = _only_jaxpr(eqn)
+  length = eqn.params['length']
+  # The carry is found by ranks, since scanned arrays have one more axis outside
+  # than inside: the names of parameters that count it depend on JAX's version.
+  carried = len(eqn.outvars) - _sliced(eqn.outvars, jaxpr.outvars)
+  carry_end = len(eqn.invars) - _sliced(eqn.invars, jaxpr.invars)
+  consts_end = carry_end - carried
+  fixed = operands[:consts_end]
+  carry = list(operands[consts_end:carry_end])
+  xs = operands[carry_end:]
+  if not length:
+    return Program(), [*carry, *map(result_of, eqn.outvars[len(carry):])]
+  known = any(x.known is not None and x.size > length for x in xs)
+  steps = length if known and length <= _MOST_ITERATIONS else 1
+  order = range(length)[::-1 if eqn.params['reverse'] else 1]
+  parts = []
+  for _, i in zip(range(steps), order):
+    row = [
+        x._replace(
+            shape=x.shape[1:],
+            known=None if x.known is None or steps == 1 < length
+            else x.known[i],
+        )
+        for x in xs
+    ]
+    if steps == 1 < length:
+      carry = [c._replace(known=None) for c in carry]
+    program, outs = walker.walk(
+        jaxpr, consts, [*fixed, *carry, *row], path
+    )
+    parts.append(program)
+    carry = outs[:carried]
+  program = join(parts) if steps == length else parts[0] * length
+  return program, _with_spaces(eqn, outs)
+
+
+def _with_spaces(eqn: Any, outs: Sequence[Operand]) -> list[Operand]:
+  """Returns the results of an equation, with the memory spaces of `outs`."""
+  return [
+      result_of(v)._replace(space=o.space) for v, o in zip(eqn.outvars, outs)
+  ]
+
+
+def _sliced(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+  """Returns the number of variables that a scan slices or stacks."""
+  rank = lambda var: len(getattr(var.aval, 'shape', ()))
+  return sum(rank(o) > rank(i) for o, i in zip(outside, inside))
+
+
+def while_loop(
+    walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks all iterations if their number is known, else one times `trips`."""
+  params = eqn.params
+  test, test_consts = _opened(params['cond_jaxpr'])
+  body, body_consts = _opened(params['body_jaxpr'])
+  of_test = params['cond_nconsts']
+  of_body = of_test + params['body_nconsts']
+  carry = list(operands[of_body:])
+  parts: list[Program] = []
+  while len(parts) < _MOST_ITERATIONS:
+    _, (again,) = walker.walk(
+        test, test_consts, [*operands[:of_test], *carry], path
+    )
+    if again.known is None:
+      break
+    if not again.known:
+      return join(parts), carry
+    program, carry = walker.walk(
+        body, body_consts, [*operands[of_test:of_body], *carry], path
+    )
+    parts.append(program)
+  if walker.trips is None:
+    where = equations.layer_of(path)[0] or 'the program'
+    raise ValueError(
+        f'the length of a while loop in {where} depends on its data; give '
+        'trips, the number of its iterations.'
+    )
+  unknown = [c._replace(known=None) for c in operands[of_body:]]
+  tests, _ = walker.walk(
+      test, test_consts, [*operands[:of_test], *unknown], path
+  )
+  program, _ = walker.walk(
+      body, body_consts, [*operands[of_test:of_body], *unknown], path
+  )
+  return (program + tests) * walker.trips, unknown
+
+
+def cond(
+    walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
+) -> Walked:
+  """Walks one branch if the predicate is known, all of them otherwise."""
+  index, *rest = operands
+  branches = eqn.params['branches']
+  name = walker.conds.setdefault(id(eqn), f'cond_{len(walker.conds)}')
+  if index.known is not None:
+    taken = int(np.clip(int(index.known), 0, len(branches) - 1))
+    jaxpr, consts = _opened(branches[taken])
+    return walker.walk(jaxpr, consts, rest, path)
+  programs, outs = zip(*(
+      walker.walk(*_opened(b), rest, path) for b in branches
+  ))
+  results = []
+  for i, var in enumerate(eqn.outvars):
+    space = equations.strongest([o[i].space for o in outs])
+    results.append(result_of(var)._replace(space=space))
+  shares = _shares(walker.frequencies.get(name), name, len(branches))
+  return Program(branches=(Branches(name, programs, shares),)), results
+
+
+def _opened(closed: Any) -> tuple[Any, Sequence[Any]]:
+  """Returns an open jaxpr and its constants."""
+  return getattr(closed, 'jaxpr', closed), getattr(closed, 'consts', ())
+
+
+def _only_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]]:
+  for value in eqn.params.values():
+    if hasattr(value, 'eqns') or hasattr(value, 'jaxpr'):
+      return _opened(value)
+  raise ValueError(f'{eqn.primitive} has no jaxpr to walk.')
+
+
+def _shares(
+    given: float | Sequence[float] | None, name: str, branches: int
+) -> tuple[float, ...] | None:
+  """Returns the frequency of each branch; a number applies to the last one."""
+  if given is None:
+    return None
+  several = (
+      (1 - given, given) if isinstance(given, (int, float)) else given
+  )
+  shares = tuple(map(float, several))
+  if len(shares) != branches or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+    raise ValueError(
+        f'the frequencies of {name} are {given}; give a share for each of its '
+        f'{branches} branches, together 1.'
+    )
+  return shares
+
+
+CONTROL = {
+    'cond': cond,
+    'rounded_einsum': rounded_einsum,
+    'scan': scan,
+    'shard_map': shard_map,
+    'while': while_loop,
+}
+"""Handlers `(walker, equation, operands, path) -> (program, results)`, by
+primitive."""

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Costs of a plan: FLOPs of phases, spans of constant sparsity, and totals."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator.wafer import execute
+from spdf_jax.costs import flops as formula
+from spdf_jax.costs.flops import ModelShape
+from spdf_jax.costs.flops import OwnShape
+from spdf_jax.training import planned_sparsity
+from spdf_jax.training.own_models import OwnModel
+from spdf_jax.training.phases import Phase
+from spdf_jax.training.plan import Plan
+from spdf_jax.training.planned_sparsity import PlannedSparsity
+from spdf_jax.training.recipe import Recipe
+
+_MULTIPLIES_ZEROS = (
+    'XLA multiplies the zeros of masked matrices: FLOPs fall, seconds do not.'
+)
+_SKIPS_ZEROS = (
+    'Native kernels ({kernels}) skip the zeros of masked matrices where more '
+    'than {crossover:.0%} are zero; XLA runs all other steps.'
+)
+_EMULATES = (
+    'An emulated wafer of {cores:,} cores multiplies masked matrices: seconds '
+    'are not those of a wafer, which experiments.simulate models.'
+)
+
+
+def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
+  """Describes a run for its `plan.json`: model, phases and their FLOPs.
+
+  Args:
+    recipe: Recipe of the run.
+    name: Name of the run.
+
+  Returns:
+    JSON-serializable data: name, model sizes and a dropout rate above 0,
+    parameters, sparsified parameters, totals against dense training (see
+    `totals_of`) and, per phase, steps, tokens, final sparsity of the sparsified
+    parameters and of all, FLOPs per step (the mean, that of a dense step, and
+    that of the input embedding, which both leave out), mask updates as ranges,
+    the spans of constant sparsity, and notes.
+  """
+  shape = _shape_of(recipe)
+
+  def cost(phase, sparsity, dense_grads):
+    return phase.batch_size * formula.training_flops(
+        shape, phase.length, sparsity, dense_grads=dense_grads
+    )
+
+  found = find_spans(
+      recipe.plan,
+      lambda step: planned_sparsity.mean_sparsity(
+          layer_sparsities(recipe, step)
+      ),
+      cost,
+  )
+  changes = recipe.plan.update_steps
+  hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
+  dropout = recipe.model.config.dropout
+  phases = []
+  for phase, spans in zip(recipe.plan.phases, found):
+    start = spans[0].start
+    flops = sum(s.steps * s.flops_per_step for s in spans)
+    phases.append({
+        'name': phase.name,
+        'start': start,
+        'steps': phase.steps,
+        'batch_size': phase.batch_size,
+        'length': phase.length,
+        'source': phase.data,
+        'sparsity': spans[-1].sparsity,
+        'overall_sparsity': spans[-1].sparsity * hidden / recipe.parameters,
+        'tokens': phase.tokens,
+        'flops_per_step': flops / phase.steps,
+        'dense_flops_per_step': cost(phase, 0.0, False),
+        'embedding_flops_per_step': (
+            3 * phase.batch_size * formula.embedding_flops(shape, phase.length)
+        ),
+        'mask_updates': as_ranges(
+            changes[(changes >= start) & (changes < start + phase.steps)]
+        ),
+        'spans': [span._asdict() for span in spans],
+        'notes': phase.notes,
+    })
+  return {
+      'name': name,
+      'model': {
+          'preset': recipe.config.model.preset, **shape._asdict(),
+          **({'dropout': dropout} if dropout else {}),
+      },
+      'parameters': recipe.parameters,
+      'sparsified_parameters': hidden,
+      'phases': phases,
+      'totals': totals_of(phases),
+      'compute': _describe_compute(recipe),
+  }
+
+
+def _shape_of(recipe: Recipe) -> ModelShape | OwnShape:
+  model = recipe.model
+  if not isinstance(model, OwnModel):
+    return formula.shape_of(model.config)
+  hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
+  return OwnShape(hidden, model.config.d_model, model.config.vocab_size)
+
+
+def _describe_compute(recipe: Recipe) -> str:
+  if recipe.config.matmul == execute.WAFER:
+    return _EMULATES.format(cores=int(execute.CORNER.cores))
+  if recipe.sparse_steps is None:
+    return _MULTIPLIES_ZEROS
+  return _SKIPS_ZEROS.format(
+      kernels=native.kernels(), crossover=recipe.sparse_steps.crossover
+  )
+
+
+def layer_sparsities(recipe: Recipe, step: int) -> dict[str, PlannedSparsity]:
+  """Returns the planned sparsity of each layer at a step."""
+  return planned_sparsity.planned_sparsities(
+      recipe.plan, step, recipe.abstract_state.params, recipe.where
+  )
+
+
+class Span(NamedTuple):
+  """Steps of one phase at one sparsity.
+
+  Attributes:
+    start: Number of steps before the span.
+    steps: Number of steps in the span.
+    sparsity: Fraction of zeros in the sparsified weights.
+    flops_per_step: Mean training FLOPs of a step.
+  """
+
+  start: int
+  steps: int
+  sparsity: float
+  flops_per_step: float
+
+
+def find_spans(
+    plan: Plan,
+    sparsity_at: Callable[[int], Any],
+    cost: Callable[[Phase, Any, bool], float],
+) -> list[list[Span]]:
+  """Splits phases where the sparsity changes, and computes the cost of spans.
+
+  A mask update at a step takes effect at the next one, so that the first step
+  of a span has the cost of the previous sparsity.
+
+  Args:
+    plan: Plan of the run.
+    sparsity_at: Function from a step to the planned sparsity from there on.
+    cost: Function `(phase, sparsity, dense_grads) -> FLOPs` of a step.
+
+  Returns:
+    The spans of each phase.
+  """
+  changes = np.union1d(plan.update_steps, plan.starts).tolist()
+  sparsities = dict(zip(changes, map(sparsity_at, changes)))
+  dense = plan.dense_grads_steps
+  before = sparsities[0]
+  found = []
+  for phase, start in zip(plan.phases, plan.starts):
+    end = start + phase.steps
+    inside = [step for step in changes if start <= step < end]
+    cuts = inside[:1] + [
+        step for last, step in zip(inside, inside[1:])
+        if sparsities[step] != sparsities[last]
+    ]
+    spans = []
+    for first, stop in zip(cuts, [*cuts[1:], end]):
+      sparsity, steps = sparsities[first], stop - first
+      number = int(np.searchsorted(dense, stop) - np.searchsorted(dense, first))
+      first_dense = bool(np.isin(first, dense))
+      later = number - first_dense
+      flops = (
+          cost(phase, before, first_dense)
+          + later * cost(phase, sparsity, True)
+          + (steps - 1 - later) * cost(phase, sparsity, False)
+      )
+      spans.append(Span(first, steps, sparsity, flops / steps))
+      before = sparsity
+    found.append(spans)
+  return found
+
+
+def as_ranges(steps: Iterable[int]) -> list[list[int]]:
+  """Converts increasing steps to ranges `[first, last, stride]`.
+
+  Example:
+    >>> as_ranges([50, 100, 150, 400, 500])
+    [[50, 150, 50], [400, 500, 100]]
+  """
+  ranges: list[list[int]] = []
+  for step in map(int, steps):
+    last = ranges[-1] if ranges else None
+    if last and last[0] == last[1]:
+      last[1:] = [step, step - last[0]]
+    elif last and step == last[1] + last[2]:
+      last[1] = step
+    else:
+      ranges.append([step, step, 1])
+  return ranges
+
+
+Record = Mapping[str, Any]
+
+
+def totals_of(phases: Sequence[Record]) -> list[dict[str, Any]]:
+  """Sums the phases of a plan, each sum against dense training.
+
+  Args:
+    phases: Phases as in `plan.json`.
+
+  Returns:
+    The total of all phases; that of pre-training, the phases on a corpus, if
+    there are others; and, if pre-training has several phases, its total against
+    dense training for the steps of the first one alone. In the last one, phases
+    that follow a standard budget of training count as additional cost.
+
+  Example:
+    >>> sparse = dict(
+    ...     name='sparse', source='corpus', steps=100, tokens=6400,
+    ...     flops_per_step=2.5, dense_flops_per_step=10.0,
+    ...     embedding_flops_per_step=2.5, spans=[
+    ...         dict(start=0, steps=100, sparsity=0.9, flops_per_step=2.5)])
+    >>> dense = sparse | dict(
+    ...     name='dense', steps=15, tokens=960, flops_per_step=10.0, spans=[
+    ...         dict(start=0, steps=15, sparsity=0.0, flops_per_step=10.0)])
+    >>> total = totals_of([sparse, dense])[-1]
+    >>> total['against'], total['of_dense'], total['of_dense_with_embedding']
+    (['sparse'], 0.4, 0.55)
+    >>> round(total['effective_sparsity'], 6)
+    0.75
+  """
+  corpus = [phase for phase in phases if phase['source'] == 'corpus']
+  found = [{'name': 'all phases'} | total_of(phases, phases)]
+  pretraining = {'name': 'pre-training'}
+  if 0 < len(corpus) < len(phases):
+    found.append(pretraining | total_of(corpus, corpus))
+  if len(corpus) > 1:
+    found.append(pretraining | total_of(corpus, corpus[:1]))
+  return found
+
+
+def total_of(
+    phases: Sequence[Record], against: Sequence[Record]
+) -> dict[str, Any]:
+  """Sums phases, against dense training for the steps of some phases.
+
+  Args:
+    phases: Phases as in `plan.json`.
+    against: Phases with the steps of the dense training.
+
+  Returns:
+    JSON-serializable data: names of the phases, names of those they are
+    compared with, FLOPs, their ratio to those of the dense training, the same
+    ratio if the input embedding is counted as a product, and the effective
+    sparsity.
+  """
+  names = lambda records: [record['name'] for record in records]
+  flops = _sum(phases, 'flops_per_step')
+  dense = _sum(against, 'dense_flops_per_step')
+  embedding, dense_embedding = (
+      _sum(records, 'embedding_flops_per_step') for records in (phases, against)
+  )
+  tokens, sparsities = zip(*_tokens(phases))
+  return {
+      'phases': names(phases),
+      'against': names(against),
+      'flops': flops,
+      'of_dense': flops / dense,
+      'of_dense_with_embedding': (
+          (flops + embedding) / (dense + dense_embedding)
+      ),
+      'effective_sparsity': formula.effective_sparsity(
+          tokens, sparsities, sum(record['tokens'] for record in against)
+      ),
+  }
+
+
+def _sum(phases: Sequence[Record], key: str) -> float:
+  return sum(phase['steps'] * phase[key] for phase in phases)
+
+
+def _tokens(phases: Sequence[Record]) -> Iterator[tuple[int, float]]:
+  """Yields the tokens and the sparsity of all spans."""
+  for phase in phases:
+    per_step = phase['tokens'] // phase['steps']
+    for span in phase['spans']:
+      yield span['steps'] * per_step, span['sparsity']
