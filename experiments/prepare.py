@@ -12,7 +12,7 @@ Files and folders of the input whose names begin with validation, valid, val,
 dev or test are that split. Train on the corpus with
 --config.data.corpus=./corpora/books --config.data.tokenizer=''.
 
-On n machines, start the same command with --part=1/n to n/n, and when all have
+On n machines, start the same command with --shard=1/n to n/n, and when all have
 ended, on one of them:
 
   python -m experiments.prepare --join --output=corpora/books
@@ -24,15 +24,19 @@ To print the sizes of a fine-tuning task's splits:
   python -m experiments.prepare --task=e2e --input=DIR --dry_run
 """
 
+from collections.abc import Callable
 import os
+import time
+from typing import Any
+from typing import TextIO
 
 from absl import app
 from absl import flags
 
 from experiments.launch import console
 from spdf_jax import data
-from spdf_jax.data.preparation_text import format_corpus
-from spdf_jax.data.preparation_text import ProgressLine
+from spdf_jax.data.corpora import SPLITS
+from spdf_jax.live_line import LiveLine
 
 _INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')
 _TOKENIZER = flags.DEFINE_string(
@@ -58,16 +62,86 @@ _SPECIAL_TOKENS = flags.DEFINE_bool(
     'special_tokens', False,
     'Encode text that spells a special token as that token, not as text.',
 )
-_PART = flags.DEFINE_string(
-    'part', None, 'Part to prepare on this machine, i/n with i from 1 to n.'
+_SHARD = flags.DEFINE_string(
+    'shard', None, 'Shard to prepare on this machine, i/n with i from 1 to n.'
 )
 _JOIN = flags.DEFINE_bool(
-    'join', False, 'Join the parts in --output, which are all prepared.'
+    'join', False, 'Join the shards in --output, which are all prepared.'
 )
 _TASK = flags.DEFINE_string('task', None, 'Task to read instead of a corpus.')
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'With --task: print the sizes of its splits.'
 )
+
+
+class ProgressLine:
+  """A printer of the progress of a preparation.
+
+  On a terminal and in a notebook one line is overwritten twice a second;
+  elsewhere a new line is printed every ten seconds.
+
+  Args:
+    out: Output stream; `None`: stderr.
+    clock: Monotonic clock, in seconds.
+  """
+
+  def __init__(
+      self,
+      out: TextIO | None = None,
+      clock: Callable[[], float] = time.monotonic,
+  ):
+    self._line = LiveLine(out)
+    self._clock = clock
+    self._last = float('-inf')
+
+  def __call__(self, progress: data.Progress) -> None:
+    """Prints the progress if a line is due."""
+    now = self._clock()
+    if now - self._last < (0.5 if self._line.overwrites else 10):
+      return
+    self._last = now
+    self._line.show(
+        f'{progress.read / 1e6:,.0f} MB, {progress.tokens / 1e6:,.1f}M tokens,'
+        f' {progress.files} of {progress.total_files} files,'
+        f' {progress.seconds:,.0f} s'
+    )
+
+
+def format_corpus(corpus: data.Corpus, output: str) -> str:
+  """Formats the sizes of a corpus' splits and the skipped documents.
+
+  Args:
+    corpus: A corpus that `prepare_files` has written.
+    output: Folder of the corpus.
+
+  Returns:
+    One line for each split, one for each reason to skip documents, and one with
+    the folder and the corpus' fingerprint.
+  """
+  lines = []
+  for split in SPLITS:
+    about = getattr(corpus, split).description
+    lines.append(
+        f'{split:<10} {about["documents"]:>10,} documents'
+        f' {about["bytes"] / 1e6:>10,.2f} MB {about["tokens"]:>14,} tokens'
+    )
+  skipped = corpus.train.description['source']['skipped']
+  lines += [f'skipped: {n:,} {reason}' for reason, n in skipped.items()]
+  lines.append(f'{output} is written, fingerprint {corpus.fingerprint}')
+  return '\n'.join(lines)
+
+
+def prepare_shard(**arguments: Any) -> str:
+  """Prepares the shard of the flags; returns a sentence with what is next."""
+  done = data.prepare_shard(_INPUT.value, _SHARD.value, **arguments)
+  if isinstance(done, data.Corpus):
+    return (
+        f'{_OUTPUT.value} is prepared already, with fingerprint'
+        f' {done.fingerprint}'
+    )
+  left = ', '.join(map(str, done))
+  following = f'{left} to go' if left else 'join the shards'
+  return f'shard {_SHARD.value} is prepared; {following}'
 
 
 def main(argv: list[str]) -> int:
@@ -78,9 +152,9 @@ def main(argv: list[str]) -> int:
   if _DRY_RUN.value:
     raise app.UsageError('--dry_run is for --task.')
   if _JOIN.value:
-    if not _OUTPUT.value or _INPUT.value or _PART.value:
-      raise app.UsageError('--join takes --output, the folder of the parts.')
-    join = lambda: data.join_parts(_OUTPUT.value)
+    if not _OUTPUT.value or _INPUT.value or _SHARD.value:
+      raise app.UsageError('--join takes --output, the folder of the shards.')
+    join = lambda: data.join_shards(_OUTPUT.value)
     return console.run(argv, lambda: format_corpus(join(), _OUTPUT.value))
   for flag in (_INPUT, _TOKENIZER, _OUTPUT):
     if not flag.value:
@@ -91,10 +165,8 @@ def main(argv: list[str]) -> int:
       max_faults=_MAX_FAULTS.value, workers=_WORKERS.value,
       special_tokens=_SPECIAL_TOKENS.value, report=ProgressLine(),
   )
-  if _PART.value:
-    return console.run(
-        argv, data.prepare_part, _INPUT.value, _PART.value, **arguments
-    )
+  if _SHARD.value:
+    return console.run(argv, lambda: prepare_shard(**arguments))
   return console.run(argv, lambda: format_corpus(
       data.prepare_files(_INPUT.value, **arguments), _OUTPUT.value
   ))

@@ -11,7 +11,7 @@ import pytest
 from tiny_run import make_recipe
 
 from spdf_jax import files
-from spdf_jax.data.preparation import prepare_files
+from spdf_jax.data.prepare.files import prepare_files
 from spdf_jax.training import open_session
 
 fcntl = pytest.importorskip('fcntl')  # POSIX, as the modes of files.

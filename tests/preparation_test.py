@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from spdf_jax.data import BPETokenizer
+from experiments.prepare import format_corpus
+from experiments.prepare import ProgressLine
+from spdf_jax.data import LibraryTokenizer
 from spdf_jax.data import load_tokenizer
 from spdf_jax.data import open_corpus
 from spdf_jax.data import open_tokenizer
-from spdf_jax.data import preparation
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
-from spdf_jax.data import unfinished
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.documents import list_inputs
-from spdf_jax.data.documents import read_documents
-from spdf_jax.data.encoding import WordCache
-from spdf_jax.data.pieces import Piece
-from spdf_jax.data.pieces import Skipped
-from spdf_jax.data.preparation_text import format_corpus
-from spdf_jax.data.preparation_text import ProgressLine
+from spdf_jax.data.prepare import files as preparation
+from spdf_jax.data.prepare import state as unfinished
+from spdf_jax.data.prepare.documents import list_inputs
+from spdf_jax.data.prepare.documents import Piece
+from spdf_jax.data.prepare.documents import read_documents
+from spdf_jax.data.prepare.documents import Skipped
+from spdf_jax.data.prepare.encoding import WordCache
 from spdf_jax.data.token_files import dtype_of
 
 TEXTS = [f'Document {i}: élan of "{i * 7}".\nIts end\n' for i in range(60)]
@@ -191,7 +191,7 @@ def test_a_killed_preparation_goes_on_and_gives_the_same(
     write_json_lines(folder / f'{i}.jsonl', TEXTS[20 * i:20 * i + 20] + [''])
   (folder / 'long.txt').write_text('many words ' * 500)
   monkeypatch.setattr(preparation, '_BATCH', 200)
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 300)
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', 300)
   expected = prepare(folder, tmp_path / 'a' / 'x', 'bpe-300')
   monkeypatch.setattr(preparation, '_SAVE_EVERY', 500)
   reports = []
@@ -429,7 +429,7 @@ SPACED_TOKENIZER = train_bpe([SPACED], 274)
 
 @pytest.mark.parametrize('size', range(50, 60))
 def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', size)
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', size)
   path = tmp_path / 'a.txt'
   path.write_text(SPACED)
   pieces = list(read_documents(path))
@@ -441,7 +441,7 @@ def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
 
 def test_the_pieces_of_a_document_stay_together(tmp_path, monkeypatch):
   make_txt(tmp_path)
-  monkeypatch.setattr('spdf_jax.data.documents._PIECE', 9)
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', 9)
   monkeypatch.setattr(preparation, '_BATCH', 20)
   found = documents(prepare(tmp_path, tmp_path / 'out'))
   assert sorted(sum(found.values(), [])) == sorted(TEXTS)
@@ -452,7 +452,7 @@ def test_the_pieces_of_a_document_stay_together(tmp_path, monkeypatch):
 def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
   with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context(
   ) as patch:
-    patch.setattr('spdf_jax.data.documents._PIECE', size)
+    patch.setattr('spdf_jax.data.prepare.documents._PIECE', size)
     path = pathlib.Path(folder, 'a.bin')
     path.write_bytes(np.array(ids, '<u2').tobytes())
     found, document = [], []
@@ -502,7 +502,7 @@ def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
   (folders[2] / 'tokenizer.json').write_text(TOKENIZER.to_json())
   for folder in folders:
     found = open_tokenizer(folder)
-    assert isinstance(found, BPETokenizer)
+    assert isinstance(found, LibraryTokenizer)
     assert found.fingerprint == TOKENIZER.fingerprint
 
 

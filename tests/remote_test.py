@@ -5,19 +5,16 @@ import io
 import json
 import os
 import pathlib
+import time
 
 import pytest
 
 from experiments.sweep import run_sweep
-from spdf_jax.data import open_corpus
+from spdf_jax import files
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import read_tokenizer
-from spdf_jax.data import remote
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.remote import copy_of
-from spdf_jax.data.remote import local_folder
-from spdf_jax.files import FolderInUse
 from spdf_jax.training.workdir import check_workdir
 
 URL = 's3://bucket/corpora/books'
@@ -66,34 +63,42 @@ def write(folder, texts):
   )
 
 
+def load(cache, name=URL):
+  return prepare_corpus(name, tokenizer='', cache_dir=cache)
+
+
+def copied(cache):
+  """Returns the files of the copy of a corpus, by name."""
+  return {path.name: path for path in cache.glob('copies/*/books/*')}
+
+
 def test_a_corpus_in_a_bucket_is_copied_once(bucket, tmp_path):
   folder = tmp_path / 'bucket' / 'corpora' / 'books'
   made = write(folder, [f'Text {i}.' for i in range(50)])
   cache = tmp_path / 'cache'
-  load = lambda name: prepare_corpus(name, tokenizer='', cache_dir=cache)
-  found = load(URL)
+  found = load(cache)
   assert found.fingerprint == made.fingerprint
   assert bucket.count('train.bin') == 1
-  assert load(URL + '/').fingerprint == made.fingerprint
+  assert load(cache, URL + '/').fingerprint == made.fingerprint
   assert bucket.count('train.bin') == 1
-  mixed = load(f'{URL}=3,{folder}=1')
+  mixed = load(cache, f'{URL}=3,{folder}=1')
   assert mixed.train.fingerprint == made.train.fingerprint
   bucket.clear()
   again = read_tokenizer(URL, tokenizer='', cache_dir=cache)
   assert again.fingerprint == made.tokenizer.fingerprint and not bucket
 
-  copy = copy_of(URL, cache) / 'train.bin'
+  copy = copied(cache)['train.bin']
   data = copy.read_bytes()
   copy.write_bytes(data[:-2] + b'\0\0')
   with pytest.raises(ValueError, match='other tokens than were written'):
-    load(URL)
+    load(cache)
   copy.unlink()  # As after a copy that was killed.
-  assert load(URL).fingerprint == made.fingerprint
+  assert load(cache).fingerprint == made.fingerprint
 
   for file in folder.iterdir():
     file.unlink()
   other = write(folder, [f'Another text {i}.' for i in range(50)])
-  assert load(URL).fingerprint == other.fingerprint != made.fingerprint
+  assert load(cache).fingerprint == other.fingerprint != made.fingerprint
 
 
 def test_a_corpus_that_is_not_there_gets_one_sentence(bucket, tmp_path):
@@ -135,7 +140,7 @@ def test_a_corpus_that_cannot_be_read_to_its_end_gets_one_sentence(
   )
   message = 'cannot be read .Refused: the session has expired.; give the URL'
   with pytest.raises(ValueError, match=message):
-    local_folder(URL, tmp_path / 'cache')
+    load(tmp_path / 'cache')
   copies = tmp_path / 'cache' / 'copies'
   assert {
       path.name for path in copies.rglob('*') if path.is_file()
@@ -155,11 +160,10 @@ def test_the_next_copy_removes_what_a_kill_has_left(
     patch.setattr(os, 'replace', killed)
     patch.setattr(pathlib.Path, 'unlink', lambda self, **unused: None)
     with pytest.raises(KeyboardInterrupt):
-      local_folder(URL, cache)
-  names = lambda: {path.name for path in copy_of(URL, cache).iterdir()}
-  assert any(name.endswith('.tmp') for name in names())
-  local_folder(URL, cache)
-  assert names() == {
+      load(cache)
+  assert any(name.endswith('.tmp') for name in copied(cache))
+  load(cache)
+  assert set(copied(cache)) == {
       '.lock', 'tokenizer.json', *(
           f'{split}.{kind}' for split in SPLITS for kind in ('bin', 'json')
       ),
@@ -176,17 +180,17 @@ def test_a_process_waits_for_the_copy_of_another(bucket, tmp_path, monkeypatch):
   def lock(folder, name):
     attempts.append(folder)
     if len(attempts) == 1:
-      raise FolderInUse
+      raise files.FolderInUse
     return lambda: None
 
   def copy(seconds):
-    monkeypatch.setattr(remote, 'lock_folder', lambda *_: lambda: None)
-    local_folder(URL, cache)  # As the other process does.
-    monkeypatch.setattr(remote, 'lock_folder', lock)
+    monkeypatch.setattr(files, 'lock_folder', lambda *_: lambda: None)
+    load(cache)  # As the other process does.
+    monkeypatch.setattr(files, 'lock_folder', lock)
 
-  monkeypatch.setattr(remote, 'lock_folder', lock)
-  monkeypatch.setattr(remote.time, 'sleep', copy)
-  assert open_corpus(local_folder(URL, cache)).fingerprint == made.fingerprint
+  monkeypatch.setattr(files, 'lock_folder', lock)
+  monkeypatch.setattr(time, 'sleep', copy)
+  assert load(cache).fingerprint == made.fingerprint
   assert len(attempts) == 2 and bucket.count('train.bin') == 1
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from spdf_jax.data.pieces import Piece
-from spdf_jax.data.preparation import prepare_files
-from spdf_jax.data.splits import choose_splits
-from spdf_jax.data.splits import name_splits
+from spdf_jax.data.prepare.documents import Piece
+from spdf_jax.data.prepare.files import prepare_files
+from spdf_jax.data.prepare.splits import choose_splits
+from spdf_jax.data.prepare.splits import name_splits
 
 FILE = Path('a.jsonl')
 SPLITS = ('train', 'validation', 'test')

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from spdf_jax.data import preparation
 from spdf_jax.data import prepare_files
-from spdf_jax.data import prepare_part
+from spdf_jax.data import prepare_shard
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.documents import list_inputs
+from spdf_jax.data.prepare import files as preparation
+from spdf_jax.data.prepare.documents import list_inputs
 
 TEXTS = [f'Text {i}: élan. ' * (1 + i % 5) for i in range(60)]
 
@@ -82,8 +82,8 @@ def test_a_stream_that_cannot_be_read_gets_one_sentence(folder, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
       prepare(source, tmp_path / 'x', **changes)
     assert '\n' not in str(caught.value)
-  with pytest.raises(ValueError, match='is not divided into parts; download'):
-    prepare_part(
+  with pytest.raises(ValueError, match='is not divided into shards; download'):
+    prepare_shard(
         f'hf:{folder}', '1/2', tokenizer='bytes', output=tmp_path / 'y'
     )
 

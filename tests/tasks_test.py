@@ -17,7 +17,7 @@ from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import merge_equal_contexts
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.tasks import task_of_inputs
-from spdf_jax.data.tasks.e2e import linearize_slots
+from spdf_jax.data.tasks.data_to_text import linearize_slots
 
 TRIPLE = dict(subject='A', property='inPart', object='"B, c"')
 

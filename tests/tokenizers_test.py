@@ -1,4 +1,4 @@
-"""Tests of spdf_jax.data.tokenizers and spdf_jax.data.bpe."""
+"""Tests of spdf_jax.data.tokenizers and spdf_jax.data.tokenizers."""
 
 import json
 import os
@@ -13,15 +13,15 @@ import pytest
 from real_data import data_path
 
 from spdf_jax.data import stdlib
-from spdf_jax.data.bpe import bpe_from_parts
-from spdf_jax.data.encoding import Batch
-from spdf_jax.data.encoding import Encoder
-from spdf_jax.data.pieces import Piece
+from spdf_jax.data.prepare.documents import Piece
+from spdf_jax.data.prepare.encoding import Batch
+from spdf_jax.data.prepare.encoding import Encoder
+from spdf_jax.data.tokenizer_files import load_tokenizer
 from spdf_jax.data.tokenizer_files import open_tokenizer
-from spdf_jax.data.tokenizers import BPETokenizer
+from spdf_jax.data.tokenizer_files import save_tokenizer
+from spdf_jax.data.tokenizers import bpe_from_parts
 from spdf_jax.data.tokenizers import ByteTokenizer
-from spdf_jax.data.tokenizers import load_tokenizer
-from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import train_bpe
 from spdf_jax.data.tokenizers import with_special_tokens
 
@@ -246,7 +246,7 @@ def test_merges_that_do_not_fit_the_vocabulary_are_refused():
 
 def test_the_fingerprint_tells_tokenizers_apart():
   other = train_bpe(TEXTS, 301)
-  assert isinstance(other, BPETokenizer)
+  assert isinstance(other, LibraryTokenizer)
   fingerprints = {t.fingerprint for t in (*TOKENIZERS, other)}
   assert len(fingerprints) == 3
 

@@ -13,14 +13,15 @@ from spdf_jax.data.corpora import verify_corpus
 from spdf_jax.data.examples import encode_pairs
 from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
-from spdf_jax.data.parts import join_parts
-from spdf_jax.data.parts import prepare_part
 from spdf_jax.data.permutations import permute
-from spdf_jax.data.planned import PlannedCorpus
-from spdf_jax.data.planned import PlannedExamples
-from spdf_jax.data.planned import PlannedTokenizer
-from spdf_jax.data.preparation import prepare_files
+from spdf_jax.data.prepare import join_shards
+from spdf_jax.data.prepare import prepare_files
+from spdf_jax.data.prepare import prepare_shard
+from spdf_jax.data.prepare import Progress
 from spdf_jax.data.sources import Batch
+from spdf_jax.data.sources import PlannedCorpus
+from spdf_jax.data.sources import PlannedExamples
+from spdf_jax.data.sources import PlannedTokenizer
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
@@ -36,26 +37,25 @@ from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
 from spdf_jax.data.tokenizer_files import export_tokenizer
+from spdf_jax.data.tokenizer_files import load_tokenizer
 from spdf_jax.data.tokenizer_files import open_tokenizer
+from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizer_files import tokenizer_paths
-from spdf_jax.data.tokenizers import BPETokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
-from spdf_jax.data.tokenizers import load_tokenizer
-from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import train_bpe
 from spdf_jax.data.tokenizers import with_special_tokens
-from spdf_jax.data.unfinished import Progress
 
 __all__ = [
     'Allotment',
-    'BPETokenizer',
     'Batch',
     'BatchAt',
     'ByteTokenizer',
     'Corpus',
     'Examples',
     'Input',
+    'LibraryTokenizer',
     'Mixture',
     'Pair',
     'PlannedCorpus',
@@ -71,7 +71,7 @@ __all__ = [
     'evaluation_batches',
     'export_tokenizer',
     'format_sizes',
-    'join_parts',
+    'join_shards',
     'load_task',
     'load_tokenizer',
     'merge_equal_contexts',
@@ -83,7 +83,7 @@ __all__ = [
     'permute',
     'prepare_corpus',
     'prepare_files',
-    'prepare_part',
+    'prepare_shard',
     'read_tokenizer',
     'save_tokenizer',
     'schedule_batches',

@@ -13,14 +13,14 @@ import math
 import os
 from pathlib import Path
 import shutil
+import time
 from typing import Any
 from typing import final
 from typing import get_args
 import uuid
 
+from spdf_jax import files
 from spdf_jax.data.mixtures import Mixture
-from spdf_jax.data.remote import copy_of
-from spdf_jax.data.remote import local_folder
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
@@ -31,12 +31,13 @@ from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
 from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
+from spdf_jax.data.tokenizer_files import load_tokenizer
+from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
-from spdf_jax.data.tokenizers import load_tokenizer
-from spdf_jax.data.tokenizers import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.data.tokenizers import tokenizer_maker
-from spdf_jax.files import is_url
+from spdf_jax.extras import one_sentence
+from spdf_jax.extras import require
 from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -48,6 +49,10 @@ CACHE_DIR = '~/.cache/spdf_jax'
 _RECIPE_VERSION = 1
 
 _LARGEST_VERIFIED = 1 << 32  # Bytes, which take some seconds to read.
+
+_SMALL_FILES = ('tokenizer.json', *(f'{split}.json' for split in SPLITS))
+_LARGE_FILES = tuple(f'{split}.bin' for split in SPLITS)
+_CHUNK = 1 << 24  # Bytes copied at a time.
 
 _logger = logging.getLogger(__name__)
 
@@ -203,7 +208,7 @@ def read_tokenizer(
   else:
     if '=' in name:
       name = name.split(',')[0].rsplit('=', 1)[0].strip()
-    directory = copy_of(name, cache_dir)
+    directory = _local_path(name, cache_dir)
   return load_tokenizer(directory / 'tokenizer.json')
 
 
@@ -243,7 +248,7 @@ def verify_corpus(directory: Path | str) -> Corpus:
 
   Example:
     >>> import tempfile
-    >>> from spdf_jax.data.preparation import prepare_files
+    >>> from spdf_jax.data.prepare import prepare_files
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / 'a.jsonl').write_text(
     ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
@@ -269,8 +274,8 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
         ' `python -m experiments.prepare` wrote.'
     )
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
-  files = {split: open_token_file(directory / split) for split in SPLITS}
-  for split, file in files.items():
+  opened = {s: open_token_file(directory / s) for s in SPLITS}
+  for split, file in opened.items():
     if file.tokens.nbytes <= largest:
       verify_token_file(file)
     source = file.description['source']
@@ -281,10 +286,8 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
           f'{file.path} was not made with the tokenizer.json beside it; prepare'
           ' the corpus again.'
       )
-  return Corpus(
-      directory.name, tokenizer,
-      files['train'], files['validation'], files['test'],
-  )
+  train, validation, test = opened.values()
+  return Corpus(directory.name, tokenizer, train, validation, test)
 
 
 def _is_prepared_folder(name: str) -> bool:
@@ -307,7 +310,7 @@ _CORPORA: Mapping[str, Callable[[], dict[Split, list[str]]]] = {
 def _open_prepared(
     name: str, tokenizer: str, cache_dir: Path | str
 ) -> Corpus:
-  if not is_url(name) and not Path(name).expanduser().is_dir():
+  if not files.is_url(name) and not Path(name).expanduser().is_dir():
     raise ValueError(
         f'corpus={name!r} is not a folder; prepare it with `python -m'
         ' experiments.prepare`.'
@@ -317,7 +320,86 @@ def _open_prepared(
         f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
         f" but tokenizer={tokenizer!r}; set it to ''."
     )
-  return open_corpus(local_folder(name, cache_dir))
+  return open_corpus(_fetch(name, cache_dir))
+
+
+def _local_path(name: str, cache_dir: Path | str) -> Path:
+  """Returns the folder of a corpus, or of its copy in `cache_dir`."""
+  if not files.is_url(name):
+    return Path(name).expanduser()
+  name = name.rstrip('/')
+  digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+  place = Path(cache_dir).expanduser() / 'copies' / digest
+  return place / name.rpartition('/')[2]
+
+
+def _fetch(name: str, cache_dir: Path | str) -> Path:
+  """Returns the folder of a corpus, after copying one that is in a bucket.
+
+  The token files are copied once; if their descriptions, which contain their
+  digests, have changed in the bucket, they are copied again. If another process
+  copies them, this one waits for it.
+  """
+  folder = _local_path(name, cache_dir)
+  if not files.is_url(name):
+    return folder
+  small = {file: b''.join(_read_remote(name, file)) for file in _SMALL_FILES}
+  if _is_copied(folder, small):
+    return folder
+  folder.mkdir(parents=True, exist_ok=True)
+  release = _wait_for_lock(folder)
+  try:
+    if not _is_copied(folder, small):  # By the process that held the lock.
+      _logger.info('Copying the corpus %s to %s, once.', name, folder)
+      for file in _LARGE_FILES:
+        _write_copy(folder / file, _read_remote(name, file))
+      for file, content in small.items():
+        _write_copy(folder / file, [content])
+  finally:
+    release()
+  return folder
+
+
+def _is_copied(folder: Path, small: Mapping[str, bytes]) -> bool:
+  """Returns whether all files are there, and the small ones are the same."""
+  return all((folder / file).exists() for file in _LARGE_FILES) and all(
+      (folder / file).exists() and (folder / file).read_bytes() == content
+      for file, content in small.items()
+  )
+
+
+def _wait_for_lock(folder: Path) -> Callable[[], None]:
+  """Locks the folder of a copy, after the process that has locked it."""
+  while True:
+    try:
+      return files.lock_folder(folder, 'cache_dir')
+    except files.FolderInUse:
+      time.sleep(1)
+
+
+def _read_remote(name: str, file: str) -> Iterator[bytes]:
+  """Yields the content of a file of a corpus in a bucket."""
+  epath = require('etils.epath', 'prepare')
+  with one_sentence(
+      f'corpus={name!r} cannot be read',
+      'give the URL of a corpus that `python -m experiments.prepare` wrote, and'
+      ' install the library of its scheme, such as gcsfs or s3fs.',
+  ):
+    with (epath.Path(name) / file).open('rb') as opened:
+      while chunk := opened.read(_CHUNK):
+        yield chunk
+
+
+def _write_copy(path: Path, chunks: Iterable[bytes]) -> None:
+  """Writes a temporary file that then replaces `path`."""
+  # Always the same name, so that the next copy replaces what a kill has left.
+  temporary = path.with_name(f'.{path.name}.tmp')
+  try:
+    with temporary.open('wb') as target:
+      target.writelines(chunks)
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
 
 
 def _open_mixture(
@@ -393,8 +475,8 @@ def _move_into_place(
 def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
   """Opens a prepared corpus; raises OSError or ValueError if it is damaged."""
   tokenizer = load_tokenizer(directory / 'tokenizer.json')
-  files = {split: open_token_file(directory / split) for split in SPLITS}
-  for split, file in files.items():
+  opened = {s: open_token_file(directory / s) for s in SPLITS}
+  for split, file in opened.items():
     verify_token_file(file)
     expected = {**source, 'split': split, 'tokenizer': tokenizer.fingerprint}
     if file.description['source'] != expected:
@@ -402,6 +484,5 @@ def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
           f'{file.path} was made from {file.description["source"]}, not from'
           f' {expected}.'
       )
-  return Corpus(
-      name, tokenizer, files['train'], files['validation'], files['test']
-  )
+  train, validation, test = opened.values()
+  return Corpus(name, tokenizer, train, validation, test)

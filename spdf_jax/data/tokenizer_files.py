@@ -1,22 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers of other libraries, read from files of four formats."""
+"""Files of tokenizers: ours, and those of other libraries."""
 
+import base64
+from collections.abc import Callable
 import json
 import os
 from pathlib import Path
 from typing import Any
+import uuid
 
-from spdf_jax.data.bpe import bpe_from_parts
-from spdf_jax.data.bpe import BPETokenizer
-from spdf_jax.data.bpe import END_OF_TEXT
-from spdf_jax.data.library_tokenizers import library_tokenizer
-from spdf_jax.data.library_tokenizers import LibraryTokenizer
-from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
-from spdf_jax.data.tokenizers import load_tokenizer
-from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data import tokenizers
 from spdf_jax.data.tokenizers import Tokenizer
+from spdf_jax.names import lookup
 
 _VOCABULARIES = (('vocab.json', 'merges.txt'), ('encoder.json', 'vocab.bpe'))
+
+
+def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
+  """Writes a tokenizer to a JSON file, atomically.
+
+  Args:
+    path: The file to write.
+    tokenizer: The tokenizer.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
+    >>> save_tokenizer(path, tokenizers.ByteTokenizer())
+    >>> load_tokenizer(path)
+    ByteTokenizer()
+  """
+  path = Path(path)
+  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
+  temporary.write_text(tokenizer.to_json(), encoding='utf-8')
+  os.replace(temporary, path)
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+  """Reads a tokenizer written by `save_tokenizer`.
+
+  Args:
+    path: The file to read.
+
+  Returns:
+    A tokenizer with the kind and fingerprint of the saved one.
+
+  Raises:
+    ImportError: The tokenizer needs an extra that is not installed.
+    ValueError: The file is not a tokenizer, or is of an unknown kind.
+
+  Example:
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
+    >>> tokenizer = tokenizers.train_bpe(['to be or not to be'] * 2, 258)
+    >>> save_tokenizer(path, tokenizer)
+    >>> load_tokenizer(path).vocab_size
+    258
+  """
+  kinds: dict[str, Callable[[Any], Tokenizer]] = {
+      'bytes': lambda fields: tokenizers.ByteTokenizer(),
+      'bpe': lambda fields: tokenizers.bpe_from_parts(
+          fields['vocab'], fields['merges']
+      ),
+      'tokenizers': lambda fields: tokenizers.library_tokenizer(
+          json.dumps(fields['model'])
+      ),
+      'sentencepiece': lambda fields: tokenizers.sentencepiece_tokenizer(
+          base64.b64decode(fields['model'])
+      ),
+  }
+  text = Path(path).read_bytes()
+  try:
+    fields = json.loads(text)
+    build = lookup('tokenizer kind', fields['kind'], kinds)
+    tokenizer = build(fields)
+    if fields.get('special_tokens'):
+      return tokenizers.with_special_tokens(tokenizer)
+    return tokenizer
+  except (
+      ValueError, KeyError, TypeError, AttributeError, RecursionError
+  ) as error:
+    raise ValueError(
+        f'{path} is not a tokenizer file ({error}); write one with'
+        ' save_tokenizer.'
+    ) from error
 
 
 def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -37,9 +104,8 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
   Example:
     >>> import tempfile
-    >>> from spdf_jax.data.tokenizers import train_bpe
     >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
-    >>> tokenizer = train_bpe(['to be or not'] * 2, vocab_size=258)
+    >>> tokenizer = tokenizers.train_bpe(['to be or not'] * 2, vocab_size=258)
     >>> _ = path.write_text(tokenizer.model.to_str())
     >>> open_tokenizer(path.parent).fingerprint == tokenizer.fingerprint
     True
@@ -51,7 +117,7 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if path.name in {vocabulary for vocabulary, _ in _VOCABULARIES}:
       return _read_vocabulary(path)
     if path.suffix == '.model':
-      return sentencepiece_tokenizer(path.read_bytes())
+      return tokenizers.sentencepiece_tokenizer(path.read_bytes())
     text = path.read_bytes().decode('utf-8')
     fields = json.loads(text)
     if 'kind' in fields:
@@ -62,8 +128,8 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
           merge.split(' ') if isinstance(merge, str) else merge
           for merge in model['merges']
       ]
-      return bpe_from_parts(_full_vocabulary(fields), merges)
-    return library_tokenizer(text)
+      return tokenizers.bpe_from_parts(_full_vocabulary(fields), merges)
+    return tokenizers.library_tokenizer(text)
   except (
       ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError
   ) as error:
@@ -86,14 +152,13 @@ def export_tokenizer(
 
   Example:
     >>> import tempfile
-    >>> from spdf_jax.data.tokenizers import train_bpe
     >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
-    >>> tokenizer = train_bpe(['to be or not'] * 2, vocab_size=258)
+    >>> tokenizer = tokenizers.train_bpe(['to be or not'] * 2, vocab_size=258)
     >>> export_tokenizer(path, tokenizer)
     >>> open_tokenizer(path).fingerprint == tokenizer.fingerprint
     True
   """
-  if isinstance(tokenizer, BPETokenizer | LibraryTokenizer):
+  if isinstance(tokenizer, tokenizers.LibraryTokenizer):
     Path(path).write_text(tokenizer.model.to_str(), encoding='utf-8')
   else:
     save_tokenizer(Path(path), tokenizer)
@@ -110,7 +175,6 @@ def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
 
   Example:
     >>> import tempfile
-    >>> from pathlib import Path
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / 'tokenizer.json').write_text('{}')
     2
@@ -144,7 +208,7 @@ def _read_vocabulary(path: Path) -> Tokenizer:
       line.split(' ') for line in lines
       if line.strip() and not line.startswith('#version')
   ]
-  return bpe_from_parts(vocab, merges)
+  return tokenizers.bpe_from_parts(vocab, merges)
 
 
 def _is_gpt2_like(fields: dict[str, Any]) -> bool:
@@ -152,18 +216,18 @@ def _is_gpt2_like(fields: dict[str, Any]) -> bool:
   pre = fields.get('pre_tokenizer') or {}
   model = fields['model']
   others = [t for t in fields.get('added_tokens', ())
-            if t['content'] != END_OF_TEXT]
+            if t['content'] != tokenizers.END_OF_TEXT]
   return (
       model.get('type', 'BPE') == 'BPE'
       and not others
-      and END_OF_TEXT in _full_vocabulary(fields)
+      and tokenizers.END_OF_TEXT in _full_vocabulary(fields)
       and fields.get('normalizer') is None
       and pre.get('type') == 'ByteLevel'
       and not pre.get('add_prefix_space')
       and pre.get('use_regex', True)
       and not model.get('byte_fallback')
       and not model.get('ignore_merges')
-      and model.get('unk_token') in (None, END_OF_TEXT)
+      and model.get('unk_token') in (None, tokenizers.END_OF_TEXT)
   )
 
 

@@ -4,37 +4,30 @@
 import base64
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
 import os
-from pathlib import Path
 import re
+import types
 from typing import Any
 from typing import final
+from typing import Literal
 from typing import Protocol
-import uuid
 
-from spdf_jax.data.bpe import bpe_from_parts
-from spdf_jax.data.bpe import BPETokenizer
-from spdf_jax.data.bpe import LARGEST_VOCABULARY
-from spdf_jax.data.bpe import train_bpe
-from spdf_jax.data.library_tokenizers import library_tokenizer
-from spdf_jax.data.library_tokenizers import LibraryTokenizer
-from spdf_jax.data.library_tokenizers import sentencepiece_tokenizer
-from spdf_jax.names import lookup
+from spdf_jax.extras import require
 
-__all__ = [
-    'BPETokenizer',
-    'ByteTokenizer',
-    'Tokenizer',
-    'load_tokenizer',
-    'save_tokenizer',
-    'tokenizer_maker',
-    'train_bpe',
-    'with_special_tokens',
-]
+END_OF_TEXT = '<|endoftext|>'
+
+LARGEST_VOCABULARY = 1 << 20
+"""Largest `vocab_size` of `train_bpe`; its memory grows with `vocab_size`."""
+
+# Common names of the token that ends a document.
+_ENDS = (
+    END_OF_TEXT, '<|end_of_text|>', '</s>', '<eos>', '[EOS]',
+)
 
 
 class Tokenizer(Protocol):
@@ -112,6 +105,117 @@ class ByteTokenizer:
     return json.dumps({'kind': 'bytes'})
 
 
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class LibraryTokenizer:
+  """A tokenizer of the library `tokenizers`.
+
+  Attributes:
+    model: The `tokenizers.Tokenizer`.
+    end_of_text: Id that ends a document.
+    kind: `'bpe'`: byte-level byte-pair encoding, as in GPT-2 (Radford et al.,
+      2019), which vocabulary and merges determine; `'tokenizers'`: any other.
+    special_tokens: Whether text that spells a special token is encoded as that
+      token, see `with_special_tokens`.
+
+  Example:
+    >>> tokenizer = train_bpe(['to be or not to be'] * 2, vocab_size=258)
+    >>> tokenizer.decode(tokenizer.encode('to be, é'))
+    'to be, é'
+  """
+
+  model: Any
+  end_of_text: int
+  kind: Literal['bpe', 'tokenizers']
+  special_tokens: bool = False
+
+  @property
+  def vocab_size(self) -> int:
+    """Largest id plus one."""
+    if self.kind == 'bpe':  # Its ids have no gaps.
+      return self.model.get_vocab_size()
+    return max(self.model.get_vocab(with_added_tokens=True).values()) + 1
+
+  @property
+  def fingerprint(self) -> str:
+    """SHA-256 of `to_json()`, in hexadecimal."""
+    return hashlib.sha256(self.to_json().encode('utf-8')).hexdigest()
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the token ids of `text`, without an end of text."""
+    return self.model.encode(text, add_special_tokens=False).ids
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the token ids of every text."""
+    batch = self.model.encode_batch_fast(
+        list(texts), add_special_tokens=False
+    )
+    return [encoding.ids for encoding in batch]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`, without special tokens."""
+    return self.model.decode([int(i) for i in ids], skip_special_tokens=True)
+
+  def to_json(self) -> str:
+    """Returns vocabulary and merges, or else the library's own JSON."""
+    model = json.loads(self.model.to_str())
+    fields = {'kind': self.kind, 'model': model}
+    if self.kind == 'bpe':  # Independent of the library's format.
+      fields = {'kind': 'bpe'} | {
+          key: model['model'][key] for key in ('merges', 'vocab')
+      }
+    if self.special_tokens:
+      fields['special_tokens'] = True
+    return json.dumps(fields, sort_keys=True)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class SentencePieceTokenizer:
+  """A sentencepiece tokenizer, as used by Llama 1 and 2.
+
+  Attributes:
+    proto: Bytes of the model file.
+    model: The `sentencepiece.SentencePieceProcessor`.
+  """
+
+  proto: bytes
+  model: Any
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of pieces."""
+    return self.model.get_piece_size()
+
+  @property
+  def end_of_text(self) -> int:
+    """Id of the end of a sequence."""
+    return self.model.eos_id()
+
+  @property
+  def fingerprint(self) -> str:
+    """SHA-256 of `to_json()`, in hexadecimal."""
+    return hashlib.sha256(self.to_json().encode('utf-8')).hexdigest()
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of `text`, without begin and end of sequence."""
+    return self.model.encode(text)
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of every text."""
+    return self.model.encode(list(texts))
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`, without ends of text."""
+    kept = [int(i) for i in ids if int(i) != self.end_of_text]
+    return self.model.decode(kept)
+
+  def to_json(self) -> str:
+    """Returns JSON with the model file in base 64."""
+    text = base64.b64encode(self.proto).decode('ascii')
+    return json.dumps({'kind': 'sentencepiece', 'model': text})
+
+
 def tokenizer_maker(
     name: str,
 ) -> Callable[[Iterable[str]], Tokenizer] | None:
@@ -146,6 +250,152 @@ def tokenizer_maker(
   return lambda texts: train_bpe(texts, size)
 
 
+def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:
+  """Learns a byte-level byte-pair encoding, deterministically.
+
+  Args:
+    texts: Documents to learn from.
+    vocab_size: Number of token ids, 257 to `LARGEST_VOCABULARY`: the end of
+      text, 256 bytes and the merges.
+
+  Returns:
+    The tokenizer, with exactly `vocab_size` ids.
+
+  Raises:
+    ImportError: The extra `data` is not installed.
+    ValueError: `vocab_size` is out of range, or `texts` are too short to yield
+      that many merges.
+
+  Example:
+    >>> train_bpe(['to be or not to be'] * 2, vocab_size=258).vocab_size
+    258
+  """
+  if vocab_size < 257:
+    raise ValueError(
+        f'vocab_size={vocab_size} is too small for byte-pair encoding; use'
+        ' at least 257 (256 bytes and the end of text).'
+    )
+  if vocab_size > LARGEST_VOCABULARY:
+    raise ValueError(
+        f'vocab_size={vocab_size} is too large for byte-pair encoding; use at'
+        f' most {LARGEST_VOCABULARY}.'
+    )
+  library = _library()
+  model = _byte_level(library, library.models.BPE())
+  model.train_from_iterator(texts, library.trainers.BpeTrainer(
+      vocab_size=vocab_size,
+      special_tokens=[END_OF_TEXT],
+      initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+      show_progress=False,
+  ))
+  if model.get_vocab_size() != vocab_size:
+    raise ValueError(
+        f'vocab_size={vocab_size} is more than the texts can fill; they'
+        f' yield {model.get_vocab_size()} tokens, so use at most that many or'
+        ' give more text.'
+    )
+  return LibraryTokenizer(model, model.token_to_id(END_OF_TEXT), 'bpe')
+
+
+def bpe_from_parts(
+    vocab: Mapping[str, int], merges: Sequence[Sequence[str]]
+) -> LibraryTokenizer:
+  """Builds the tokenizer of a known vocabulary.
+
+  Args:
+    vocab: Id of every token, in the byte-level alphabet. The ids are 0 to
+      `len(vocab) - 1`, and the tokens include `'<|endoftext|>'`.
+    merges: Pairs of tokens to merge, in the order in which they were learned.
+
+  Returns:
+    The tokenizer.
+
+  Raises:
+    ImportError: The extra `data` is not installed.
+    ValueError: Vocabulary and merges do not fit each other.
+
+  Example:
+    >>> fields = json.loads(
+    ...     train_bpe(['to be or not to be'] * 2, 258).to_json())
+    >>> bpe_from_parts(fields['vocab'], fields['merges']).vocab_size
+    258
+  """
+  library = _library()
+  if sorted(vocab.values()) != list(range(len(vocab))):
+    raise ValueError(
+        f'vocab has {len(vocab)} tokens but its ids are not 0 to'
+        f' {len(vocab) - 1}; number the tokens without gaps.'
+    )
+  if END_OF_TEXT not in vocab:
+    raise ValueError(f'vocab has no token {END_OF_TEXT!r}; add one.')
+  try:
+    model = library.models.BPE(
+        vocab=dict(vocab), merges=[tuple(merge) for merge in merges]
+    )
+  except Exception as error:  # The library raises no narrower exception.
+    raise ValueError(f'vocab and merges do not fit: {error}.') from error
+  tokenizer = _byte_level(library, model)
+  tokenizer.add_special_tokens([END_OF_TEXT])
+  return LibraryTokenizer(tokenizer, vocab[END_OF_TEXT], 'bpe')
+
+
+def library_tokenizer(text: str) -> LibraryTokenizer:
+  """Builds a tokenizer from the text of a `tokenizer.json`.
+
+  Args:
+    text: JSON as the library `tokenizers` writes it.
+
+  Returns:
+    The tokenizer; it encodes the names of special tokens as text.
+
+  Raises:
+    ImportError: The extra `data` is not installed.
+    ValueError: The JSON is not a tokenizer, or has no token that ends a
+      document.
+  """
+  library = _library()
+  try:
+    model = library.Tokenizer.from_str(text)
+  except Exception as error:  # The library raises no narrower exception.
+    raise ValueError(
+        f'it is not a tokenizer of `tokenizers`: {error}'
+    ) from error
+  model.encode_special_tokens = True
+  model.no_truncation()
+  model.no_padding()
+  for end in _ENDS:
+    if model.token_to_id(end) is not None:
+      return LibraryTokenizer(model, model.token_to_id(end), 'tokenizers')
+  raise ValueError(
+      f'it has none of the tokens {", ".join(_ENDS)} that could end a'
+      ' document; add one.'
+  )
+
+
+def sentencepiece_tokenizer(proto: bytes) -> SentencePieceTokenizer:
+  """Builds a tokenizer from the bytes of a sentencepiece model file.
+
+  Args:
+    proto: Bytes of the file.
+
+  Returns:
+    The tokenizer.
+
+  Raises:
+    ImportError: The extra `prepare` is not installed.
+    ValueError: The bytes are not a model, or the model has no end of a
+      sequence.
+  """
+  library = require('sentencepiece', 'prepare')
+  try:
+    model = library.SentencePieceProcessor(model_proto=proto)
+  except Exception as error:  # The library raises no narrower exception.
+    raise ValueError(f'it is not a sentencepiece model: {error}') from error
+  if model.eos_id() < 0:
+    raise ValueError('the model has no </s> that could end a document.')
+  return SentencePieceTokenizer(proto, model)
+
+
 def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
   """Encodes text that spells a special token as that token.
 
@@ -168,7 +418,7 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
     >>> tokenizer.encode('<|endoftext|>') == [tokenizer.end_of_text]
     True
   """
-  if not isinstance(tokenizer, BPETokenizer | LibraryTokenizer):
+  if not isinstance(tokenizer, LibraryTokenizer):
     raise ValueError(
         f'special_tokens is set and the tokenizer a {type(tokenizer).__name__},'
         ' in which no text spells a special token; give a tokenizer.json or'
@@ -180,68 +430,19 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
   return dataclasses.replace(tokenizer, model=model, special_tokens=True)
 
 
-def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
-  """Writes a tokenizer to a JSON file, atomically.
-
-  Args:
-    path: The file to write.
-    tokenizer: The tokenizer.
-
-  Example:
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
-    >>> save_tokenizer(path, ByteTokenizer())
-    >>> load_tokenizer(path)
-    ByteTokenizer()
-  """
-  path = Path(path)
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
-  temporary.write_text(tokenizer.to_json(), encoding='utf-8')
-  os.replace(temporary, path)
+def _byte_level(library: types.ModuleType, model: Any) -> Any:
+  tokenizer = library.Tokenizer(model)
+  tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(
+      add_prefix_space=False
+  )
+  tokenizer.decoder = library.decoders.ByteLevel()
+  # Encodes the special token as text, so that it cannot end a document.
+  tokenizer.encode_special_tokens = True
+  return tokenizer
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-  """Reads a tokenizer written by `save_tokenizer`.
-
-  Args:
-    path: The file to read.
-
-  Returns:
-    A tokenizer with the kind and fingerprint of the saved one.
-
-  Raises:
-    ImportError: The tokenizer needs an extra that is not installed.
-    ValueError: The file is not a tokenizer, or is of an unknown kind.
-
-  Example:
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
-    >>> save_tokenizer(path, train_bpe(['to be or not to be'] * 2, 258))
-    >>> load_tokenizer(path).vocab_size
-    258
-  """
-  kinds: dict[str, Callable[[Any], Tokenizer]] = {
-      'bytes': lambda fields: ByteTokenizer(),
-      'bpe': lambda fields: bpe_from_parts(fields['vocab'], fields['merges']),
-      'tokenizers': lambda fields: library_tokenizer(
-          json.dumps(fields['model'])
-      ),
-      'sentencepiece': lambda fields: sentencepiece_tokenizer(
-          base64.b64decode(fields['model'])
-      ),
-  }
-  text = Path(path).read_bytes()
-  try:
-    fields = json.loads(text)
-    build = lookup('tokenizer kind', fields['kind'], kinds)
-    tokenizer = build(fields)
-    if fields.get('special_tokens'):
-      return with_special_tokens(tokenizer)
-    return tokenizer
-  except (
-      ValueError, KeyError, TypeError, AttributeError, RecursionError
-  ) as error:
-    raise ValueError(
-        f'{path} is not a tokenizer file ({error}); write one with'
-        ' save_tokenizer.'
-    ) from error
+def _library() -> types.ModuleType:
+  # Disables threads, since they do not survive a fork: releases before 0.23
+  # warn about it, or hang. A setting of the user is respected.
+  os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+  return require('tokenizers', 'data')

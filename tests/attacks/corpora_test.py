@@ -9,10 +9,10 @@ import pytest
 from spdf_jax.data import corpora
 from spdf_jax.data import open_corpus
 from spdf_jax.data import open_token_file
-from spdf_jax.data import preparation
 from spdf_jax.data import prepare_files
 from spdf_jax.data import token_files
 from spdf_jax.data import verify_corpus
+from spdf_jax.data.prepare import files as preparation
 
 SHARES = dict(validation=0.2, test=0.2)
 

@@ -12,10 +12,10 @@ from spdf_jax.data import open_tokenizer
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
-from spdf_jax.data.compressed import Zstandard
-from spdf_jax.data.documents import read_documents
-from spdf_jax.data.pieces import Piece
-from spdf_jax.data.pieces import Skipped
+from spdf_jax.data.prepare.documents import Piece
+from spdf_jax.data.prepare.documents import read_documents
+from spdf_jax.data.prepare.documents import Skipped
+from spdf_jax.data.prepare.documents import Zstandard
 
 DEEP = '[' * 200_000
 
@@ -63,7 +63,7 @@ def test_a_zstandard_window_of_gigabytes_is_refused(tmp_path):
 def test_lines_that_are_too_long_are_skipped_and_not_held(
     tmp_path, monkeypatch, compressed
 ):
-  monkeypatch.setattr('spdf_jax.data.documents._LONGEST_LINE', 1 << 20)
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 1 << 20)
   lines = [json.dumps({'text': text}).encode() for text in ('one', 'two')]
   path = tmp_path / 'a.jsonl'
   path.write_bytes(b'\n'.join([lines[0], b' ' * (1 << 25), lines[1]]))
@@ -84,7 +84,7 @@ def test_lines_that_are_too_long_are_skipped_and_not_held(
 def test_a_line_of_the_largest_length_is_a_document(
     tmp_path, monkeypatch, excess
 ):
-  monkeypatch.setattr('spdf_jax.data.documents._LONGEST_LINE', 100)
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 100)
   line = json.dumps({'text': 'x' * (100 - 13 + excess)}) + '\n'
   path = tmp_path / 'a.jsonl'
   path.write_text(line + '{"text": "next"}\n')

@@ -5,14 +5,10 @@ from collections.abc import Callable
 from collections.abc import Mapping
 import os
 
-from spdf_jax.data.tasks.curation import curation
-from spdf_jax.data.tasks.dart import dart
-from spdf_jax.data.tasks.dart import dart_smoke
+from spdf_jax.data.tasks import data_to_text
+from spdf_jax.data.tasks import files
 from spdf_jax.data.tasks.docstrings import docstring_pairs
 from spdf_jax.data.tasks.docstrings import python_docstrings
-from spdf_jax.data.tasks.e2e import e2e
-from spdf_jax.data.tasks.e2e import e2e_csv
-from spdf_jax.data.tasks.json_lines import json_lines
 from spdf_jax.data.tasks.task import format_sizes
 from spdf_jax.data.tasks.task import Input
 from spdf_jax.data.tasks.task import Inputs
@@ -20,7 +16,6 @@ from spdf_jax.data.tasks.task import merge_equal_contexts
 from spdf_jax.data.tasks.task import Pair
 from spdf_jax.data.tasks.task import Task
 from spdf_jax.data.tasks.task import task_of_inputs
-from spdf_jax.data.tasks.webnlg import webnlg
 from spdf_jax.names import lookup
 
 __all__ = [
@@ -37,13 +32,13 @@ __all__ = [
 ]
 
 _FROM_FILES: Mapping[str, Callable[..., Task]] = {
-    'curation': curation,
-    'dart': dart,
-    'dart_smoke': dart_smoke,
-    'e2e': e2e,
-    'e2e_csv': e2e_csv,
-    'jsonl': json_lines,
-    'webnlg': webnlg,
+    'curation': files.curation,
+    'dart': data_to_text.dart,
+    'dart_smoke': data_to_text.dart_smoke,
+    'e2e': data_to_text.e2e,
+    'e2e_csv': data_to_text.e2e_csv,
+    'jsonl': files.json_lines,
+    'webnlg': data_to_text.webnlg,
 }
 _TASKS: dict[str, Callable[..., Task]] = {
     'python-docstrings': python_docstrings, **_FROM_FILES,
@@ -86,4 +81,4 @@ def load_task(
         f'task {name!r} is read from files but no folder is given; set input'
         ' to the folder that holds them.'
     )
-  return curation(input, seed) if name == 'curation' else read(input)
+  return read(input, seed) if name == 'curation' else read(input)

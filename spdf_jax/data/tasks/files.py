@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of the files of tasks, with checks of their format."""
+"""Files of tasks: readers, custom tasks in JSON lines, and Curation."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -10,7 +10,17 @@ import json
 import logging
 import os
 from pathlib import Path
+import random
+import re
 from typing import Any
+
+from spdf_jax.data.tasks.task import Input
+from spdf_jax.data.tasks.task import SPLITS
+from spdf_jax.data.tasks.task import Task
+from spdf_jax.data.tasks.task import task_of_inputs
+
+_SURROGATES = re.compile('[\ud800-\udfff]')
+_CURATION = 'curation-corpus-base-with-articles.csv'
 
 _logger = logging.getLogger(__name__)
 
@@ -173,3 +183,96 @@ task as it was published.
       )
   for row in rows:
     yield {column: row[column] or '' for column in columns}
+
+
+def json_lines(directory: str | os.PathLike[str]) -> Task:
+  """Reads `train.jsonl`, `validation.jsonl` and `test.jsonl`.
+
+  A line is `{"context": …, "target": …}` or, with several references,
+  `{"context": …, "references": […]}`; `"part"` may name a part of a split.
+
+  Args:
+    directory: Folder with the files; a missing file is an empty split.
+
+  Returns:
+    The task.
+
+  Raises:
+    ValueError: There is no file of the task, or a line has another form.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'train.jsonl').write_text(
+    ...     '{"context": "2 + 2", "target": "4"}')
+    >>> json_lines(folder).train
+    (Pair(context='2 + 2', target='4'),)
+  """
+  files = find_files(directory, {s: [f'{s}.jsonl'] for s in SPLITS})
+  return task_of_inputs('jsonl', {
+      split: list(_read_lines(path)) for split, path in files.items()
+  })
+
+
+def curation(directory: str | os.PathLike[str], seed: int = 0) -> Task:
+  """Reads the table written by the scraper of the corpus.
+
+  Pairs with an empty side are skipped; 39,911 remain of the full corpus. They
+  are shuffled by the seed and split into eight tenths for training and one
+  tenth each for validation and test. The score is the perplexity over the
+  tokens of summaries, their end of text included.
+
+  Args:
+    directory: Folder with `curation-corpus-base-with-articles.csv`.
+    seed: Seed of the split; results are comparable for equal seeds only.
+
+  Returns:
+    The task.
+
+  Raises:
+    ValueError: The file is missing, or lacks a column.
+
+  Source: Curation 2020, `Curation Corpus Base
+    <https://github.com/CurationCorp/curation-corpus>`_
+
+  Example:
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> rows = ''.join(f'S{i},Article {i}\\n' for i in range(10)) + 'S,\\n'
+    >>> _ = (folder / _CURATION).write_text('summary,article_content\\n' + rows)
+    >>> task = curation(folder)
+    >>> len(task.train), len(task.validation), len(task.test)
+    (8, 1, 1)
+  """
+  path = find_files(directory, {'train': [_CURATION]})['train']
+  rows = (
+      (row['article_content'].strip(), row['summary'].strip())
+      for row in read_table(path, ['article_content', 'summary'])
+  )
+  inputs = [Input(a, (summary,)) for a, summary in rows if a and summary]
+  random.Random(seed).shuffle(inputs)
+  first, second = len(inputs) * 8 // 10, len(inputs) * 9 // 10
+  return task_of_inputs('curation', {
+      'train': inputs[:first],
+      'validation': inputs[first:second],
+      'test': inputs[second:],
+  })
+
+
+def _read_lines(path: Path) -> Iterator[Input]:
+  for number, fields in read_json_lines(path):
+    context: Any = fields.get('context')
+    part: Any = fields.get('part', '')
+    texts = fields.get('references', [fields.get('target')])
+    strings = isinstance(texts, list) and [context, part, *texts]
+    if not strings or not all(map(_is_text, strings)):
+      raise ValueError(
+          f'line {number} of {path} is not a context with a target or'
+          ' references, all text; write {"context": …, "target": …}.'
+      )
+    yield Input(context, tuple(texts), part)
+
+
+def _is_text(value: Any) -> bool:
+  """Returns whether a value is text without halves of surrogate pairs."""
+  return isinstance(value, str) and not _SURROGATES.search(value)

@@ -1,4 +1,4 @@
-"""A corpus made in parts is that of one machine, token for token."""
+"""A corpus made in shards is that of one machine, token for token."""
 
 import json
 import shutil
@@ -8,15 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
-from spdf_jax.data import join_parts
+from spdf_jax.data import join_shards
 from spdf_jax.data import open_corpus
-from spdf_jax.data import parts
-from spdf_jax.data import preparation
 from spdf_jax.data import prepare_files
-from spdf_jax.data import prepare_part
-from spdf_jax.data import shares
-from spdf_jax.data import unfinished
-from spdf_jax.data.documents import read_documents
+from spdf_jax.data import prepare_shard
+from spdf_jax.data.prepare import files as preparation
+from spdf_jax.data.prepare import shards
+from spdf_jax.data.prepare import state as unfinished
+from spdf_jax.data.prepare.documents import read_documents
 
 ARGUMENTS = dict(tokenizer='bpe-280', validation=0.2, test=0.2)
 
@@ -42,7 +41,7 @@ def texts(tmp_path):
 
 def prepare_all(texts, output, total, **changes):
   for number in range(1, total + 1):
-    prepare_part(
+    prepare_shard(
         texts, f'{number}/{total}', output=output,
         **{**ARGUMENTS, 'max_faults': 0.1, **changes},
     )
@@ -55,20 +54,21 @@ def whole(texts, output, **changes):
 
 
 @pytest.mark.parametrize('total', [1, 3, 13])
-def test_joined_parts_are_the_whole_byte_by_byte(texts, tmp_path, total):
+def test_joined_shards_are_the_whole_byte_by_byte(texts, tmp_path, total):
   expected = whole(texts, tmp_path / 'one' / 'x')
   prepare_all(texts, tmp_path / 'many' / 'x', total)
-  found = join_parts(tmp_path / 'many' / 'x')
+  found = join_shards(tmp_path / 'many' / 'x')
   assert found.fingerprint == expected.fingerprint
   contents = lambda folder: {
       path.name: path.read_bytes() for path in folder.iterdir()
       if path.name != '.lock'
   }
   assert contents(tmp_path / 'one' / 'x') == contents(tmp_path / 'many' / 'x')
-  assert join_parts(tmp_path / 'many' / 'x').fingerprint == found.fingerprint
-  assert 'is prepared already' in prepare_part(
+  assert join_shards(tmp_path / 'many' / 'x').fingerprint == found.fingerprint
+  again = prepare_shard(
       texts, f'1/{total}', output=tmp_path / 'many' / 'x', **ARGUMENTS
   )
+  assert again.fingerprint == found.fingerprint
 
 
 @given(
@@ -96,14 +96,14 @@ def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
   found = [
       text for number in range(1, total + 1)
       for text in read(
-          shares.spans_of(files, sizes, shares.Part(number, total))
+          shards.spans_of(files, sizes, shards.Shard(number, total))
       )
   ]
-  assert found == read([shares.Span(file) for file in files])
+  assert found == read([shards.Span(file) for file in files])
 
 
 @pytest.mark.parametrize('stop_after', [2, 4])
-def test_a_killed_part_and_a_killed_join_go_on(
+def test_a_killed_shard_and_a_killed_join_go_on(
     texts, tmp_path, monkeypatch, stop_after
 ):
   expected = whole(texts, tmp_path / 'one' / 'x')
@@ -117,21 +117,21 @@ def test_a_killed_part_and_a_killed_join_go_on(
     if len(reports) == stop_after:
       raise KeyboardInterrupt
 
-  prepare_part(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
+  prepare_shard(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
   full = []
-  prepare_part(
+  prepare_shard(
       texts, '2/2', output=output, max_faults=0.1, report=full.append,
       **ARGUMENTS,
   )
   shutil.rmtree(output / 'partial' / '2-of-2')
   with pytest.raises(KeyboardInterrupt):
-    prepare_part(
+    prepare_shard(
         texts, '2/2', output=output, max_faults=0.1, report=stop, **ARGUMENTS
     )
-  with pytest.raises(ValueError, match='part 2/2 in .* is not finished; run'):
-    join_parts(output)
+  with pytest.raises(ValueError, match='shard 2/2 in .* is not finished; run'):
+    join_shards(output)
   again = []
-  prepare_part(
+  prepare_shard(
       texts, '2/2', output=output, max_faults=0.1, report=again.append,
       **ARGUMENTS,
   )
@@ -139,14 +139,14 @@ def test_a_killed_part_and_a_killed_join_go_on(
   counts = [report.tokens for report in full[-len(again):]]
   assert [report.tokens for report in again] == counts
 
-  append, adopt = parts._append, unfinished.adopt_token_file
+  append, adopt = shards._append, unfinished.adopt_token_file
   with monkeypatch.context() as patch:
-    patch.setattr(parts, '_append', lambda work, folder, state: (
+    patch.setattr(shards, '_append', lambda work, folder, state: (
         append(work, folder, state), (_ for _ in ()).throw(KeyboardInterrupt)
     ))
     with pytest.raises(KeyboardInterrupt):
-      join_parts(output)
-    patch.setattr(parts, '_append', append)
+      join_shards(output)
+    patch.setattr(shards, '_append', append)
     moved = []
 
     def adopt_two(path, *args, **kwargs):
@@ -157,7 +157,7 @@ def test_a_killed_part_and_a_killed_join_go_on(
 
     patch.setattr(unfinished, 'adopt_token_file', adopt_two)
     with pytest.raises(KeyboardInterrupt):
-      join_parts(output)
+      join_shards(output)
     patch.setattr(unfinished, 'adopt_token_file', adopt)
     remove = shutil.rmtree
 
@@ -169,59 +169,59 @@ def test_a_killed_part_and_a_killed_join_go_on(
 
     patch.setattr(shutil, 'rmtree', remove_one)
     with pytest.raises(KeyboardInterrupt):
-      join_parts(output)
+      join_shards(output)
   assert open_corpus(output).fingerprint == expected.fingerprint
-  assert join_parts(output).fingerprint == expected.fingerprint
+  assert join_shards(output).fingerprint == expected.fingerprint
   names = lambda folder: {path.name for path in folder.iterdir()}
   assert names(output) == names(tmp_path / 'one' / 'x')
 
 
-def test_a_wrong_set_of_parts_gets_one_sentence(texts, tmp_path):
+def test_a_wrong_set_of_shards_gets_one_sentence(texts, tmp_path):
   output = tmp_path / 'x'
   partial = output / 'partial'
   arguments = dict(output=output, max_faults=0.1, **ARGUMENTS)
-  with pytest.raises(ValueError, match='holds no parts of a corpus; prepare'):
-    join_parts(output)
+  with pytest.raises(ValueError, match='holds no shards of a corpus; prepare'):
+    join_shards(output)
   for text in ('0/3', '4/3', '1', 'a/b', '1/0'):
     with pytest.raises(ValueError, match='is not i/n with i from 1 to n'):
-      prepare_part(texts, text, **arguments)
+      prepare_shard(texts, text, **arguments)
   assert not output.exists()
-  assert prepare_part(texts, '1/3', **arguments).endswith('; 2/3, 3/3 to go')
-  with pytest.raises(ValueError, match='has no part 2/3, 3/3; prepare what is'):
-    join_parts(output)
-  with pytest.raises(ValueError, match='holds part 1/3 of a corpus; prepare'):
+  assert prepare_shard(texts, '1/3', **arguments) == [(2, 3), (3, 3)]
+  with pytest.raises(ValueError, match='has no shard 2/3, 3/3; prepare what'):
+    join_shards(output)
+  with pytest.raises(ValueError, match='holds shard 1/3 of a corpus; prepare'):
     prepare_files(texts, **arguments)
-  with pytest.raises(ValueError, match='holds part 1/3 of a corpus; prepare'):
-    prepare_part(texts, '2/4', **arguments)
+  with pytest.raises(ValueError, match='holds shard 1/3 of a corpus; prepare'):
+    prepare_shard(texts, '2/4', **arguments)
   with pytest.raises(ValueError, match='of a corpus of other shares; give'):
-    prepare_part(texts, '1/3', **arguments | {'test': 0.1})
-  prepare_part(texts, '3/3', **arguments)
+    prepare_shard(texts, '1/3', **arguments | {'test': 0.1})
+  prepare_shard(texts, '3/3', **arguments)
   shutil.copytree(partial / '1-of-3', partial / '2-of-3')
-  with pytest.raises(ValueError, match='2-of-3 holds part 1/3, not part 2/3'):
-    join_parts(output)
+  with pytest.raises(ValueError, match='2-of-3 holds shard 1/3, not shard 2/3'):
+    join_shards(output)
   shutil.rmtree(partial / '2-of-3')
-  prepare_part(texts, '2/3', **arguments | {'test': 0.1})
-  with pytest.raises(ValueError, match='made of other shares than part 1/3'):
-    join_parts(output)
+  prepare_shard(texts, '2/3', **arguments | {'test': 0.1})
+  with pytest.raises(ValueError, match='made of other shares than shard 1/3'):
+    join_shards(output)
   shutil.rmtree(partial / '2-of-3')
-  assert prepare_part(texts, '2/3', **arguments).endswith('; join the parts')
+  assert prepare_shard(texts, '2/3', **arguments) == []
   ids = partial / '2-of-3' / 'train.ids'
   data = bytearray(ids.read_bytes())
   data[7] ^= 1
   ids.write_bytes(data)
   with pytest.raises(ValueError, match='other bytes than were written; delete'):
-    join_parts(output)
+    join_shards(output)
   data[7] ^= 1
   ids.write_bytes(data)
   shutil.copytree(partial / '1-of-3', partial / '1-of-4')
-  with pytest.raises(ValueError, match='holds parts of 3 and of 4; delete'):
-    join_parts(output)
+  with pytest.raises(ValueError, match='holds shards of 3 and of 4; delete'):
+    join_shards(output)
   shutil.rmtree(partial / '1-of-4')
-  assert join_parts(output).fingerprint == whole(texts, tmp_path / 'y' / 'x'
+  assert join_shards(output).fingerprint == whole(texts, tmp_path / 'y' / 'x'
       ).fingerprint
 
 
-def test_the_beginning_of_a_whole_is_not_mixed_with_parts(texts, tmp_path):
+def test_the_beginning_of_a_whole_is_not_mixed_with_shards(texts, tmp_path):
   def stop(progress):
     raise KeyboardInterrupt
 
@@ -229,14 +229,14 @@ def test_the_beginning_of_a_whole_is_not_mixed_with_parts(texts, tmp_path):
     whole(texts, tmp_path / 'x', report=stop)
   state = tmp_path / 'x' / 'partial' / 'state.json'
   state.write_text('{}')
-  with pytest.raises(ValueError, match='not divided into parts; finish it'):
-    prepare_part(texts, '1/2', output=tmp_path / 'x', **ARGUMENTS)
+  with pytest.raises(ValueError, match='not divided into shards; finish it'):
+    prepare_shard(texts, '1/2', output=tmp_path / 'x', **ARGUMENTS)
 
 
-def test_faults_are_counted_over_all_parts(texts, tmp_path):
+def test_faults_are_counted_over_all_shards(texts, tmp_path):
   output = tmp_path / 'x'
   prepare_all(texts, output, 2, max_faults=0.01)
   with pytest.raises(ValueError, match='2 of 87 documents are faulty'):
-    join_parts(output)
-  prepare_part(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
-  join_parts(output)
+    join_shards(output)
+  prepare_shard(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)
+  join_shards(output)

@@ -12,8 +12,8 @@ import re
 from typing import final
 import zlib
 
-from spdf_jax.data.pieces import Piece
-from spdf_jax.data.pieces import Skipped
+from spdf_jax.data.prepare.documents import Piece
+from spdf_jax.data.prepare.documents import Skipped
 
 _NAMES = {
     'validation': 'validation', 'valid': 'validation', 'val': 'validation',

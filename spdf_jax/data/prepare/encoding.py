@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.data.bpe import BPETokenizer
-from spdf_jax.data.pieces import Piece
+from spdf_jax.data.prepare.documents import Piece
 from spdf_jax.data.token_files import dtype_of
-from spdf_jax.data.tokenizers import load_tokenizer
+from spdf_jax.data.tokenizer_files import load_tokenizer
+from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 
 
@@ -61,7 +61,8 @@ class Encoder:
     self._end = np.array([tokenizer.end_of_text], self._dtype).tobytes()
     self._words = (
         WordCache(tokenizer, self._dtype)
-        if isinstance(tokenizer, BPETokenizer)
+        if isinstance(tokenizer, LibraryTokenizer)
+        and tokenizer.kind == 'bpe'
         and not tokenizer.special_tokens  # Words are parts of special tokens.
         else None
     )
@@ -120,7 +121,7 @@ def encode_batches(
   # Forks from a server process, which has no threads and imports this module
   # only once.
   context = multiprocessing.get_context('forkserver')
-  context.set_forkserver_preload(['spdf_jax.data.encoding'])
+  context.set_forkserver_preload(['spdf_jax.data.prepare.encoding'])
   with concurrent.futures.ProcessPoolExecutor(
       workers, mp_context=context, initializer=_start_worker,
       initargs=(str(tokenizer_path),),

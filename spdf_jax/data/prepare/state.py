@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An unfinished corpus, whose state on disk survives kills."""
+"""The state on disk of an unfinished corpus, which survives kills."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,11 +16,11 @@ import zlib
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.encoding import Encoded
+from spdf_jax.data.prepare.encoding import Encoded
 from spdf_jax.data.token_files import adopt_token_file
 from spdf_jax.data.token_files import dtype_of
-from spdf_jax.data.tokenizers import load_tokenizer
-from spdf_jax.data.tokenizers import save_tokenizer
+from spdf_jax.data.tokenizer_files import load_tokenizer
+from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.files import lock_folder
 from spdf_jax.files import seal
@@ -54,12 +54,12 @@ class Progress:
 
 
 class Unfinished:
-  """A corpus, or a part of one, that is being written in `output/partial`.
+  """A corpus, or a shard of one, that is being written in `output/partial`.
 
   Args:
     output: Folder of the corpus.
     made_from: Description of input and settings, JSON-able.
-    part: Name of the part's folder in `output/partial`; `''`: all of it.
+    shard: Name of the shard's folder in `output/partial`; `''`: all of it.
 
   Attributes:
     tokenizer_path: File of the tokenizer.
@@ -68,12 +68,12 @@ class Unfinished:
   """
 
   def __init__(
-      self, output: Path, made_from: dict[str, Any], part: str = ''
+      self, output: Path, made_from: dict[str, Any], shard: str = ''
   ):
     self._output, self._made_from = output, made_from
-    self._folder = output / 'partial' / part
+    self._folder = output / 'partial' / shard
     self._mend = (
-        f'delete {self._folder} and prepare this part again.' if part
+        f'delete {self._folder} and prepare this shard again.' if shard
         else f'delete {output} and prepare the corpus again.'
     )
     self.tokenizer_path = self._folder / 'tokenizer.json'
@@ -84,7 +84,7 @@ class Unfinished:
           f'output={str(output)!r} cannot be written ({error}); give another'
           ' folder.'
       ) from error
-    self._release = lock_folder(self._folder if part else output, 'output')
+    self._release = lock_folder(self._folder if shard else output, 'output')
     self.state = self._read_state()
     self._files: dict[str, BinaryIO] = {}
     self._vocab_size = 1
@@ -183,8 +183,8 @@ class Unfinished:
         skipped=self.state['position']['skipped'],
     )
 
-  def finish_part(self) -> None:
-    """Marks a part as complete, after creating the files that are missing."""
+  def finish_shard(self) -> None:
+    """Marks a shard as complete, after creating the files that are missing."""
     for split in SPLITS:
       self._file(split)
     self.state['finished'] = True
@@ -240,7 +240,7 @@ def remove_leftover(output: Path) -> None:
 
 
 def read_state(path: Path, mend: str) -> dict[str, Any]:
-  """Reads the state of an unfinished corpus or part.
+  """Reads the state of an unfinished corpus or shard.
 
   Args:
     path: The file.

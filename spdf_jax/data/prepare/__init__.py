@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparation of corpora: documents become token files."""
+
+from spdf_jax.data.prepare.files import prepare_files
+from spdf_jax.data.prepare.files import prepare_shard
+from spdf_jax.data.prepare.shards import join_shards
+from spdf_jax.data.prepare.state import Progress
+
+__all__ = ['Progress', 'join_shards', 'prepare_files', 'prepare_shard']
