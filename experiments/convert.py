@@ -32,14 +32,31 @@ phase before it, so it must have been part of the first launch.
 corpus, and compares them with the digests that were saved with them.
 """
 
+from collections.abc import Iterator
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any
+
 from absl import flags
+import jax
 
 from experiments.launch import console
-from spdf_jax.interop.tensor_files import DTYPES
-from spdf_jax.interop.tensor_files import FORMATS
-from spdf_jax.runs.conversion import convert
-from spdf_jax.runs.verification import verify
-from spdf_jax.training.densified import MOMENTS
+from experiments.scores import language_models
+from spdf_jax import data
+from spdf_jax import interop
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.data import corpora
+from spdf_jax.interop import configs
+from spdf_jax.interop import tensors
+from spdf_jax.sparsity import paths
+from spdf_jax.training import best_checkpoints
+from spdf_jax.training import checkpoint_files
+from spdf_jax.training import densified
+from spdf_jax.training import workdir as workdirs
 
 _FROM_HF = flags.DEFINE_string(
     'from_hf', None, 'Directory of a GPT-2, Cerebras-GPT or Llama to read.'
@@ -52,7 +69,8 @@ _DENSIFY = flags.DEFINE_string(
     'densify', None, 'WORKDIR or WORKDIR@PHASE of a sparse run to make dense.'
 )
 _MOMENTS = flags.DEFINE_enum(
-    'moments', 'keep', MOMENTS, "With --densify: the optimizer's moments."
+    'moments', 'keep', densified.MOMENTS,
+    "With --densify: the optimizer's moments.",
 )
 _TRUST_CODE = flags.DEFINE_bool(
     'trust_code', False,
@@ -67,11 +85,12 @@ _CHECKPOINT = flags.DEFINE_string(
 )
 _TO_HF = flags.DEFINE_string('to_hf', None, 'Directory of the export.')
 _FORMAT = flags.DEFINE_enum(
-    'format', 'dense', list(FORMATS),
+    'format', 'dense', list(tensors.FORMATS),
     'With --to_hf: compact omits the zeros; only spdf_jax reads it.',
 )
 _DTYPE = flags.DEFINE_enum(
-    'dtype', 'float32', DTYPES, 'With --to_hf: dtype of the exported weights.'
+    'dtype', 'float32', tensors.DTYPES,
+    'With --to_hf: dtype of the exported weights.',
 )
 _VOCAB_SIZE = flags.DEFINE_integer(
     'vocab_size', None,
@@ -83,6 +102,198 @@ _ALLOW_NON_FINITE = flags.DEFINE_bool(
 _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare logits with transformers (must be installed).'
 )
+
+
+_PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
+"""A preset of each architecture; all sizes are overridden."""
+
+
+def convert(
+    *,
+    from_hf: str | None,
+    checkpoint: str | None,
+    densify: str | None,
+    to: str | None,
+    to_hf: str | None,
+    scan_layers: bool,
+    moments: str,
+    format: str,
+    dtype: str,
+    vocab_size: int | None,
+    check: bool,
+    allow_non_finite: bool,
+    trust_code: bool,
+) -> Iterator[str]:
+  """Converts a model; yields sentences for the console."""
+  sources = {'from_hf': from_hf, 'checkpoint': checkpoint, 'densify': densify}
+  targets = {'to': to, 'to_hf': to_hf}
+  given = {name for name, x in (sources | targets).items() if x}
+  if given not in (
+      {'from_hf', 'to'}, {'checkpoint', 'to_hf'}, {'from_hf', 'to_hf'},
+      {'densify', 'to'},
+  ):
+    raise ValueError(
+        'give --from_hf and --to, or --checkpoint and --to_hf, or --from_hf '
+        'and --to_hf, or --densify and --to.'
+    )
+  if check and to_hf and format == 'compact':
+    raise ValueError(
+        "format is 'compact', which transformers cannot read; leave --check "
+        "out or use 'dense'."
+    )
+  if from_hf and to:
+    yield import_model(
+        from_hf, to, scan_layers=scan_layers, allow_non_finite=allow_non_finite
+    )
+  elif densify and to:
+    written = densified.densify_checkpoint(
+        densify, to, moments=moments, trust_code=trust_code
+    )
+    yield f'{written} is written: dense, with moments: {moments}'
+  elif checkpoint and to_hf:
+    yield export_model(
+        checkpoint, to_hf, format=format, dtype=dtype, vocab_size=vocab_size
+    )
+  elif from_hf and to_hf:
+    yield rewrite_model(
+        from_hf, to_hf, format=format, dtype=dtype, vocab_size=vocab_size,
+        allow_non_finite=allow_non_finite,
+    )
+  exchanged = to_hf or from_hf
+  if check and exchanged:
+    difference = interop.check_hf(
+        exchanged, allow_non_finite=allow_non_finite
+    )
+    yield f'logits differ from those of transformers by {difference:.2g}'
+
+
+def import_model(
+    directory: str,
+    workdir: str,
+    *,
+    scan_layers: bool,
+    allow_non_finite: bool = False,
+) -> str:
+  """Writes a checkpoint, and the mask beside it; returns a sentence."""
+  loaded = interop.load_hf(directory, allow_non_finite=allow_non_finite)
+  config = dataclasses.replace(loaded.config, scan_layers=scan_layers)
+  params = loaded.params
+  if scan_layers:
+    params = interop.stack_layers(params)
+  model = {'preset': _PRESETS[type(config)]} | dataclasses.asdict(config)
+  workdirs.refuse_saved(workdir)
+  masks = pathlib.Path(workdir, language_models.IMPORTED_MASKS)
+  masks.parent.mkdir(parents=True, exist_ok=True)
+  masks.unlink(missing_ok=True)
+  if loaded.mask is not None:
+    # Precedes the checkpoint, which would have another mask without the file.
+    tensors.write_tensors(masks, paths.by_name(loaded.mask))
+  checkpoint = checkpoint_files.write_params(
+      workdir, params,
+      {'model': model, 'end_of_text': _end_of_text(directory)},
+  )
+  return f'{checkpoint} is written; its config.model is {json.dumps(model)}'
+
+
+def export_model(
+    source: str,
+    directory: str,
+    *,
+    format: str,
+    dtype: str,
+    vocab_size: int | None,
+) -> str:
+  """Writes a checkpoint, with its mask and tokenizer; returns a sentence."""
+  checkpoint = training.find_checkpoint(source)
+  meta = workdirs.read_meta(checkpoint)
+  model, params = language_models.read_model(source)
+  mask = language_models.mask_of(checkpoint, params)
+  tokenizer = language_models.tokenizer_of(checkpoint, model.config.vocab_size)
+  with tempfile.TemporaryDirectory() as folder:
+    files = []
+    if tokenizer is not None:
+      files = [pathlib.Path(folder, 'tokenizer.json')]
+      data.export_tokenizer(files[0], tokenizer)
+    interop.save_hf(
+        directory, model.config, params, mask, format=format, dtype=dtype,
+        vocab_size=vocab_size, tokenizer=files or None,
+        end_of_text=meta['config'].get('end_of_text') if tokenizer is None
+        else tokenizer.end_of_text,
+    )
+  best = best_checkpoints.describe_best(meta, int(checkpoint.name))
+  best_text = f', {best}' if best else ''
+  return f'{directory} is written{best_text}; {_describe_mask(mask)}'
+
+
+def rewrite_model(
+    source: str,
+    directory: str,
+    *,
+    format: str,
+    dtype: str,
+    vocab_size: int | None,
+    allow_non_finite: bool = False,
+) -> str:
+  """Writes a Hugging Face directory from another; returns a sentence."""
+  old, new = pathlib.Path(source), pathlib.Path(directory)
+  if old.resolve() == new.resolve():
+    raise ValueError(
+        f'from_hf and to_hf are both {directory}; give another directory to '
+        'write.'
+    )
+  config, params, mask = interop.load_hf(
+      old, allow_non_finite=allow_non_finite
+  )
+  mask = interop.mask_of_zeros(params) if mask is None else mask
+  interop.save_hf(
+      new, config, params, mask, format=format, dtype=dtype,
+      vocab_size=vocab_size,
+      end_of_text=_end_of_text(source), tokenizer=data.tokenizer_paths(old),
+  )
+  return f'{directory} is written; {_describe_mask(mask)}'
+
+
+def _end_of_text(directory: str) -> int | list[int] | None:
+  fields = tensors.read_json(pathlib.Path(directory, tensors.CONFIG))
+  return configs.read_end_of_text(fields)
+
+
+def _describe_mask(mask: Any) -> str:
+  leaves = jax.tree.leaves(mask)
+  kept, size = sum(int(m.sum()) for m in leaves), sum(m.size for m in leaves)
+  return (
+      f'sparsity {1 - kept / size:.2%} in {len(leaves)} matrices'
+      if size else 'no sparse matrices'
+  )
+
+
+def verify(folder: str | os.PathLike[str]) -> Iterator[str]:
+  """Checks the digests of all checkpoints of a workdir, or of a corpus."""
+  folder = pathlib.Path(folder).expanduser().absolute()
+  if (folder / 'train.json').exists():
+    corpus = corpora.verify_corpus(folder)
+    yield f'{folder}: all {corpus.train.tokens.size:,} training tokens'
+    return
+  steps = workdirs.saved_steps(folder)
+  if not steps:
+    raise ValueError(
+        f'{str(folder)!r} holds neither checkpoints nor a corpus; give the '
+        'workdir of a run, or the output of experiments.prepare.'
+    )
+  damaged = []
+  for step in steps:
+    try:
+      path = folder / 'checkpoints' / str(step)
+      number = checkpoint_files.verify_checkpoint(path)
+    except Exception as error:  # Damage may raise any exception.
+      damaged.append(f'{step}: {str(error).splitlines()[0]}')
+    else:
+      yield f'checkpoint {step}: {number} arrays are what was saved'
+  if damaged:
+    raise ValueError(
+        f'{len(damaged)} of {len(steps)} checkpoints in {str(folder)!r} are '
+        f'not what was saved: {" ".join(damaged)}'
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -21,7 +21,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import evaluation
-from spdf_jax.accelerator.listing import DTYPES
+from spdf_jax.accelerator.lists import DTYPES
 from spdf_jax.evaluation.generation import Choose
 
 _MODEL = flags.DEFINE_string(

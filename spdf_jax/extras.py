@@ -32,12 +32,13 @@ def install_command(extra: str, address: str = REPOSITORY) -> str:
   return f'`pip install ".[{extra}]"` in a clone of the repository'
 
 
-def require(module: str, extra: str) -> types.ModuleType:
-  """Imports an optional library, or raises with the extra that installs it.
+def require(module: str, extra: str | None) -> types.ModuleType:
+  """Imports an optional library, or raises an error with what installs it.
 
   Args:
     module: Name of the module to import, e.g. `'matplotlib.pyplot'`.
-    extra: Extra of `setup.py` that lists the module's distribution.
+    extra: Extra of `setup.py` that lists the module's distribution; `None` for
+      libraries that no extra installs, because of their size.
 
   Returns:
     The imported module.
@@ -52,6 +53,11 @@ def require(module: str, extra: str) -> types.ModuleType:
   try:
     return importlib.import_module(module)
   except ModuleNotFoundError as error:
+    if extra is None:
+      raise ImportError(
+          f'{module} is not installed, and no extra of spdf_jax installs it; '
+          f'use `pip install {module}`.'
+      ) from error
     raise ImportError(
         f'{module} is not installed; install it with {install_command(extra)}.'
     ) from error

@@ -2,11 +2,15 @@
 """Primitives with a reference lowering and registered lowerings by name."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import functools
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.interpreters import batching
 from jax.interpreters import mlir
 
 from spdf_jax.names import lookup
@@ -68,6 +72,80 @@ def define_primitive(
 
   mlir.register_lowering(primitive, _lowering_rule(primitive, platform=''))
   return primitive
+
+
+def define_joint_primitive(
+    name: str, parts: Lowering, *, multiple_results: bool = False
+) -> Primitive:
+  """Defines a primitive that fuses several others, its parts.
+
+  Its reference is that of the parts, and it is differentiated and batched by
+  those of the parts.
+
+  Args:
+    name: Name of the primitive in jaxprs.
+    parts: `(*operands, **params) -> results`, computed by other primitives;
+      `params` include `lowering` and may include `layer`.
+    multiple_results: Whether `parts` returns a list of arrays.
+
+  Returns:
+    The primitive; the caller adds a rule for transposition, see
+    `transpose_parts`.
+  """
+  primitive = define_primitive(
+      name, functools.partial(parts, lowering=REFERENCE),
+      multiple_results=multiple_results,
+  )
+
+  def differentiate(primals, tangents, **params):
+    nonzero = [not isinstance(tangent, ad.Zero) for tangent in tangents]
+    chosen = lambda xs: tuple(x for x, is_chosen in zip(xs, nonzero)
+                              if is_chosen)
+    f = _of_chosen(parts, primals, nonzero, params)
+    return jax.jvp(f, chosen(primals), chosen(tangents))
+
+  def batch(args, axes, **params):
+    f = functools.partial(parts, **params)
+    results = jax.vmap(f, in_axes=tuple(axes))(*args)
+    return results, jax.tree.map(lambda _: 0, results)
+
+  ad.primitive_jvps[primitive] = differentiate
+  batching.primitive_batchers[primitive] = batch
+  return primitive
+
+
+def transpose_parts(
+    parts: Lowering,
+    cotangents: Any,
+    args: Sequence[Any],
+    params: Mapping[str, Any],
+) -> list[Any]:
+  """Transposes `parts` with respect to its undefined primals.
+
+  Args:
+    parts: `(*operands, **params) -> results`, linear in the undefined primals.
+    cotangents: Cotangents of the results.
+    args: Operands of a transpose rule, some of them undefined primals.
+    params: Parameters of the primitive.
+
+  Returns:
+    Cotangents of the operands, `None` for known operands.
+  """
+  unknown = [ad.is_undefined_primal(arg) for arg in args]
+  f = _of_chosen(parts, args, unknown, params)
+  types = [arg.aval for arg, u in zip(args, unknown) if u]
+  found = iter(jax.linear_transpose(f, *types)(cotangents))
+  return [next(found) if u else None for u in unknown]
+
+
+def _of_chosen(parts, args, chosen, params):
+  """Returns `parts` as a function of the chosen operands only."""
+  def f(*values):
+    given = iter(values)
+    return parts(
+        *(next(given) if c else arg for arg, c in zip(args, chosen)), **params
+    )
+  return f
 
 
 def register_lowering(

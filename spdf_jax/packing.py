@@ -6,6 +6,10 @@ Values are in row-major order. Stacked matrices have one vector of values each,
 all as long as the largest number of kept weights in the stack and padded with
 zeros. Packing copies values and does no arithmetic, so unpacking restores a
 matrix that is zero off the mask bit for bit.
+
+This is the format of compact storage in training, of the native kernels and of
+compact exports. Masks in NumPy arrays are packed and unpacked by NumPy, on the
+host.
 """
 
 import dataclasses
@@ -13,6 +17,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
 
 
 @jax.tree_util.register_dataclass
@@ -31,7 +38,7 @@ class PackedMask:
     ([[1, 0], [2, 0], [4, 0]], (3, 9))
   """
 
-  bits: jax.Array
+  bits: Array
   columns: int = dataclasses.field(metadata={'static': True})
 
   @property
@@ -40,7 +47,7 @@ class PackedMask:
     return (*self.bits.shape[:-1], self.columns)
 
 
-def pack_mask(mask: jax.Array) -> PackedMask:
+def pack_mask(mask: Array) -> PackedMask:
   """Packs a mask.
 
   Args:
@@ -53,11 +60,12 @@ def pack_mask(mask: jax.Array) -> PackedMask:
     >>> pack_mask(jnp.array([[True, False, True]])).bits.tolist()
     [[5]]
   """
-  bits = jnp.packbits(mask, axis=-1, bitorder='little')
+  numpy = np if isinstance(mask, np.ndarray) else jnp
+  bits = numpy.packbits(mask, axis=-1, bitorder='little')
   return PackedMask(bits, mask.shape[-1])
 
 
-def unpack_mask(packed: PackedMask) -> jax.Array:
+def unpack_mask(packed: PackedMask) -> Array:
   """Unpacks a mask; the inverse of `pack_mask`.
 
   Args:
@@ -70,7 +78,8 @@ def unpack_mask(packed: PackedMask) -> jax.Array:
     >>> unpack_mask(pack_mask(jnp.eye(2, dtype=bool))).tolist()
     [[True, False], [False, True]]
   """
-  return jnp.unpackbits(
+  numpy = np if isinstance(packed.bits, np.ndarray) else jnp
+  return numpy.unpackbits(
       packed.bits, axis=-1, count=packed.columns, bitorder='little'
   ).astype(bool)
 

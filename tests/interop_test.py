@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiers import slow_except
@@ -21,21 +22,21 @@ from tiny_run import make_config
 from tiny_run import make_dynamic_recipe
 from tiny_run import make_recipe
 
+from experiments import convert
 import spdf_jax as spdf
 from spdf_jax import interop
+from spdf_jax import packing
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
 from spdf_jax.data import save_tokenizer
 from spdf_jax.data import train_bpe
-from spdf_jax.interop import compact_files
 from spdf_jax.interop import configs
-from spdf_jax.interop import tensor_files
+from spdf_jax.interop import tensors as tensor_files
 from spdf_jax.models import create_model
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.models import sparsifiable
-from spdf_jax.runs import conversion
 from spdf_jax.sparsity.paths import by_name
 from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training import find_checkpoint
@@ -330,8 +331,11 @@ def test_a_compact_model_holds_kept_values_and_a_bit_per_weight(tmp_path):
       tree['h_1']['mlp']['wo']['kernel'].T for tree in (params, mask)
   )
   np.testing.assert_array_equal(found[f'{name}.values'], weight[kept])
-  bits = ''.join(f'{byte:08b}' for byte in found[f'{name}.bitmap'])
-  assert bits == ''.join(str(int(bit)) for bit in kept.ravel())
+  # The format of training and of the kernels: rows of bytes, low bits first.
+  bits = packing.pack_mask(jnp.asarray(kept)).bits
+  np.testing.assert_array_equal(found[f'{name}.bits'], bits)
+  for row, byte in zip(kept, found[f'{name}.bits'][:, 0]):
+    assert [byte >> i & 1 for i in range(8)] == row[:8].tolist()
   assert name not in found
 
 
@@ -360,9 +364,9 @@ def test_packing_loses_nothing(data):
       'a': np.where(mask, rng.integers(1, 9, shape), 0).astype(np.float16),
       'b': np.arange(3.0),
   }
-  packed = compact_files.pack(tensors, {'a': mask})
+  packed = tensor_files.pack_tensors(tensors, {'a': mask})
   assert packed['a.values'].size == mask.sum()
-  found, masks = compact_files.unpack(packed, {'a': shape, 'b': (3,)})
+  found, masks = tensor_files.unpack_tensors(packed, {'a': shape, 'b': (3,)})
   assert_same_bits(found, tensors)
   assert_same_bits(masks, {'a': mask})
 
@@ -626,8 +630,8 @@ def test_damaged_masks_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize('end, change', [
-    ('values', lambda x: x[1:]), ('bitmap', lambda x: x[1:]),
-    ('values', None), ('bitmap', None), ('bitmap', lambda x: ~x),
+    ('values', lambda x: x[1:]), ('bits', lambda x: x[1:]),
+    ('values', None), ('bits', None), ('bits', lambda x: ~x),
 ])
 def test_a_damaged_compact_model_is_refused(end, change, tmp_path):
   params = make_params(GPT)
@@ -640,7 +644,7 @@ def test_a_damaged_compact_model_is_refused(end, change, tmp_path):
     tensors[name] = change(old).copy()
   safetensors.save_file(tensors, path)
   refuse(
-      "bitmap and values of '.*c_fc.weight' do not fit", interop.load_hf,
+      "bits and values of '.*c_fc.weight' do not fit", interop.load_hf,
       tmp_path,
   )
 
@@ -726,7 +730,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   config = CONFIGS[name]
   params = make_params(config)
   interop.save_hf(tmp_path / 'hf', config, params)
-  said = conversion.import_model(
+  said = convert.import_model(
       tmp_path / 'hf', tmp_path / 'run', scan_layers=scan_layers
   )
   model = create_model(**json.loads(said.partition('config.model is ')[2]))
@@ -734,7 +738,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   want = interop.stack_layers(params) if scan_layers else params
   found = read_params(find_checkpoint(str(tmp_path / 'run')), want)
   assert_same_bits(found, want)
-  conversion.export_model(
+  convert.export_model(
       str(tmp_path / 'run'), tmp_path / 'back', **AS_IT_IS
   )
   assert_same_bits(interop.load_hf(tmp_path / 'back').params, params)
@@ -743,7 +747,7 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
 def test_training_starts_from_a_converted_model(tmp_path):
   params = make_params(TINY)
   interop.save_hf(tmp_path / 'hf', TINY, params)
-  conversion.import_model(tmp_path / 'hf', tmp_path / 'a', scan_layers=False)
+  convert.import_model(tmp_path / 'hf', tmp_path / 'a', scan_layers=False)
   recipe = make_recipe(init_from=str(tmp_path / 'a'))
   state = open_session(recipe, tmp_path / 'b').state
   mask = spdf.get_mask(state.opt_state)
@@ -765,7 +769,7 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
     format, trained, tmp_path
 ):
   recipe, workdir, _ = trained
-  conversion.export_model(
+  convert.export_model(
       f'{workdir}@pretrain', tmp_path, **AS_IT_IS | dict(format=format)
   )
   state = read_checkpoint(
@@ -796,12 +800,12 @@ def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   state.params['h_0']['mlp']['wi']['kernel'] = kernel.at[row, column].set(0)
   session.checkpoints.save(state)
   session.checkpoints.close()
-  conversion.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
+  convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
   assert_same_bits(interop.load_hf(tmp_path / 'hf').mask, mask)
 
 
 def test_a_dense_phase_is_exported_without_a_mask(trained, tmp_path):
-  conversion.export_model(str(trained[1]), tmp_path, **AS_IT_IS)
+  convert.export_model(str(trained[1]), tmp_path, **AS_IT_IS)
   assert interop.load_hf(tmp_path).mask is None
 
 
@@ -823,10 +827,10 @@ def test_export_import_and_export_give_the_same_files(
   )
   for source, target in (('a', 'b'), ('b', 'c')):
     workdir = tmp_path / f'{source}_run'
-    conversion.import_model(
+    convert.import_model(
         tmp_path / source, workdir, scan_layers=scan_layers
     )
-    conversion.export_model(
+    convert.export_model(
         str(workdir), tmp_path / target, format=format, dtype=dtype,
         vocab_size=None,
     )
@@ -840,14 +844,14 @@ def test_export_import_and_export_give_the_same_files(
 def test_an_imported_mask_of_other_weights_is_refused(tmp_path):
   params = make_params(TINY)
   interop.save_hf(tmp_path / 'hf', TINY, params, make_mask(params))
-  conversion.import_model(
+  convert.import_model(
       tmp_path / 'hf', tmp_path / 'run', scan_layers=False
   )
   path = tmp_path / 'run' / 'imported_masks.safetensors'
   masks = read(path)
   tensor_files.write_tensors(path, {k: ~x for k, x in masks.items()})
   refuse(
-      'imported_masks.safetensors prunes weights in ', conversion.export_model,
+      'imported_masks.safetensors prunes weights in ', convert.export_model,
       str(tmp_path / 'run'), tmp_path / 'back', **AS_IT_IS,
   )
 
@@ -856,7 +860,7 @@ def test_an_import_into_the_folder_of_an_export_keeps_its_files(tmp_path):
   params = make_params(TINY)
   interop.save_hf(tmp_path, TINY, params, make_mask(params))
   before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-  conversion.import_model(tmp_path, tmp_path, scan_layers=False)
+  convert.import_model(tmp_path, tmp_path, scan_layers=False)
   for name, data in before.items():
     assert (tmp_path / name).read_bytes() == data
 
@@ -903,7 +907,7 @@ def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
       ),
   ).as_dict()
   write_params(tmp_path / 'run', make_params(sizes), stored)
-  conversion.export_model(
+  convert.export_model(
       str(tmp_path / 'run'), tmp_path / 'hf', **AS_IT_IS
   )
   fields = json.loads((tmp_path / 'hf/generation_config.json').read_text())
@@ -913,12 +917,12 @@ def test_an_export_has_the_tokenizer_of_the_corpus_and_its_end(
   exported = json.loads((tmp_path / 'hf/tokenizer.json').read_text())
   assert exported['model']['type'] == 'BPE'  # As transformers reads it.
   save_tokenizer(folder / 'tokenizer.json', ByteTokenizer())
-  conversion.export_model(
+  convert.export_model(
       str(tmp_path / 'run'), tmp_path / 'bytes', **AS_IT_IS
   )
   assert open_tokenizer(tmp_path / 'bytes') == ByteTokenizer()
   shutil.rmtree(folder)
-  conversion.export_model(
+  convert.export_model(
       str(tmp_path / 'run'), tmp_path / 'hf', **AS_IT_IS
   )
   assert not (tmp_path / 'hf/generation_config.json').exists()
@@ -931,7 +935,7 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
   params['h_0']['mlp']['wi']['kernel'][3, 3] = 0
   model = {'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
   write_params(tmp_path, params, {'model': model})
-  conversion.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
+  convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
   mask = interop.load_hf(tmp_path / 'hf').mask['h_0']['mlp']['wi']['kernel']
   assert np.argwhere(~mask).tolist() == [[3, 3]]
   assert 'the mask is derived from their zeros' in caplog.text
@@ -939,14 +943,14 @@ def test_zeros_are_the_mask_of_parameters_alone(tmp_path, caplog):
 
 def test_the_latest_checkpoint_is_exported_without_a_phase(trained, tmp_path):
   _, workdir, state = trained
-  conversion.export_model(str(workdir), tmp_path, **AS_IT_IS)
+  convert.export_model(str(workdir), tmp_path, **AS_IT_IS)
   assert_same_bits(interop.load_hf(tmp_path).params, state.params)
 
 
 def test_a_run_that_does_not_name_its_model_is_refused(tmp_path):
   write_params(tmp_path, make_params(TINY), {})
   refuse(
-      'does not record its model; give one', conversion.export_model,
+      'does not record its model; give one', convert.export_model,
       str(tmp_path), tmp_path / 'hf', **AS_IT_IS,
   )
 

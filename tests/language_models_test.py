@@ -18,6 +18,7 @@ import pytest
 from quickstart_runs import small_config
 from sparse_params import make_sparse_params
 
+from experiments.convert import convert
 from experiments.scores import language_models
 from experiments.scores import sheets
 from experiments.scores import task_scores
@@ -28,11 +29,10 @@ from spdf_jax import runs
 from spdf_jax.accelerator import ListedMatrix
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
-from spdf_jax.interop.compact_files import names_of
-from spdf_jax.interop.tensor_files import COMPACT
-from spdf_jax.interop.tensor_files import MASKS
-from spdf_jax.interop.tensor_files import open_tensors
-from spdf_jax.runs import conversion
+from spdf_jax.interop.tensors import COMPACT
+from spdf_jax.interop.tensors import MASKS
+from spdf_jax.interop.tensors import names_of
+from spdf_jax.interop.tensors import open_tensors
 
 ROOT = pathlib.Path(__file__).parents[1]
 CONFIG = models.GPTConfig(
@@ -54,8 +54,8 @@ def save(folder, config=CONFIG, sparsity=0.84):
   return params
 
 
-def convert(source, target, **options):
-  return list(conversion.convert(
+def rewrite(source, target, **options):
+  return list(convert(
       **OPTIONS | dict(from_hf=str(source), to_hf=str(target)) | options
   ))
 
@@ -73,7 +73,7 @@ def test_a_hugging_face_directory_is_converted_with_its_zeros(masks, tmp_path):
   save(tmp_path / 'hf')
   if not masks:
     (tmp_path / 'hf' / MASKS).unlink()
-  (text,) = convert(tmp_path / 'hf', tmp_path / 'compact')
+  (text,) = rewrite(tmp_path / 'hf', tmp_path / 'compact')
   assert 'is written; sparsity 8' in text and 'in 12 matrices' in text
   old, new = map(interop.load_hf, (tmp_path / 'hf', tmp_path / 'compact'))
   jax.tree.map(np.testing.assert_array_equal, old.params, new.params)
@@ -85,7 +85,7 @@ def test_a_hugging_face_directory_is_converted_with_its_zeros(masks, tmp_path):
 def test_a_directory_is_not_converted_into_itself(tmp_path):
   save(tmp_path)
   with pytest.raises(ValueError, match='from_hf and to_hf are both'):
-    convert(tmp_path, tmp_path)
+    rewrite(tmp_path, tmp_path)
 
 
 def test_a_conversion_replaces_the_tokenizer_of_the_one_before(tmp_path):
@@ -99,7 +99,7 @@ def test_a_conversion_replaces_the_tokenizer_of_the_one_before(tmp_path):
   merges = (x if isinstance(x, str) else ' '.join(x) for x in model['merges'])
   (bpe / 'merges.txt').write_text('\n'.join(merges))
   for source in ('bytes', 'bpe', 'bytes'):
-    convert(tmp_path / source, tmp_path / 'out')
+    rewrite(tmp_path / source, tmp_path / 'out')
     found, wanted = map(data.tokenizer_paths, (
         tmp_path / 'out', tmp_path / source
     ))
@@ -117,15 +117,15 @@ def test_a_conversion_that_fails_at_the_tokenizer_writes_no_model(
 
   monkeypatch.setattr(shutil, 'copyfile', fail)
   with pytest.raises(OSError, match='No space'):
-    convert(tmp_path / 'hf', tmp_path / 'out')
+    rewrite(tmp_path / 'hf', tmp_path / 'out')
   assert not list((tmp_path / 'out').iterdir())
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_a_compact_export_is_scored_as_its_dense_weights(dtype, tmp_path):
   save(tmp_path / 'hf')
-  convert(tmp_path / 'hf', tmp_path / 'dense', dtype=dtype, format='dense')
-  convert(tmp_path / 'dense', tmp_path / 'compact', dtype=dtype)
+  rewrite(tmp_path / 'hf', tmp_path / 'dense', dtype=dtype, format='dense')
+  rewrite(tmp_path / 'dense', tmp_path / 'compact', dtype=dtype)
   dense = language_models.open_hf(str(tmp_path / 'dense'))
   compact = language_models.open_hf(str(tmp_path / 'compact'))
   kernel = compact.params['h_1']['mlp']['wo']['kernel']
@@ -140,7 +140,7 @@ def test_no_matrix_of_a_compact_export_is_built(tmp_path):
       max_length=16,
   )
   save(tmp_path / 'hf', config)
-  convert(tmp_path / 'hf', tmp_path / 'compact', dtype='bfloat16')
+  rewrite(tmp_path / 'hf', tmp_path / 'compact', dtype='bfloat16')
   hidden = 4 * 12 * config.n_layers * config.d_model**2  # Bytes.
 
   def peak(load):
@@ -187,7 +187,7 @@ def test_a_process_that_generates_needs_less_than_the_dense_weights(tmp_path):
   hidden = 4 * 12 * wide.n_layers * wide.d_model**2
   for folder, sizes in (('small', config), ('wide', wide)):
     save(tmp_path / folder, sizes)
-    convert(
+    rewrite(
         tmp_path / folder, tmp_path / f'{folder}_compact', dtype='bfloat16'
     )
   # The small model needs the same programs.

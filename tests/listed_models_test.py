@@ -192,7 +192,7 @@ def test_a_tied_head_may_be_stored_beside_its_equal_embedding(tmp_path):
     np.testing.assert_array_equal(found, params['wte']['embedding'])
 
 
-@pytest.mark.parametrize('end', ['values', 'bitmap'])
+@pytest.mark.parametrize('end', ['values', 'bits'])
 def test_a_file_whose_bits_and_values_disagree_is_refused(end, tmp_path):
   def shorten(tensors):
     tensors[f'{WI}.{end}'] = tensors[f'{WI}.{end}'][1:].copy()

@@ -16,11 +16,11 @@ import jax.test_util
 import numpy as np
 import pytest
 
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import matmuls_saveable
 from spdf_jax.accelerator import sampled_matmul_p
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import sparse_matmul_p
-from spdf_jax.accelerator.rounded import rounded_einsum
 
 pytestmark = pytest.mark.filterwarnings('error::DeprecationWarning')
 
@@ -344,12 +344,12 @@ def test_remat_with_the_policy_recomputes_no_rounded_product():
   w = jnp.ones((6, 6), jnp.bfloat16)
   def layer(x):
     for _ in range(2):
-      x = jnp.sin(rounded_einsum('ik,kj->ij', x, w))
+      x = jnp.sin(bf16_matmul.einsum('ik,kj->ij', x, w))
     return x.sum()
 
   def count(policy):
     f = jax.grad(jax.checkpoint(layer, policy=policy))
-    return str(jax.make_jaxpr(f)(w)).count('rounded_einsum[')
+    return str(jax.make_jaxpr(f)(w)).count('bf16_einsum[')
 
   plain = count(jax.checkpoint_policies.everything_saveable)
   assert count(matmuls_saveable) == plain == 4

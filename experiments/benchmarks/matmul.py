@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import measuring
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import native
-from spdf_jax.accelerator import rounded
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.sparsity import random_mask
 
@@ -166,7 +166,8 @@ def _time(
   sparse = jax.jit(functools.partial(_forward_and_gradients, native_layer))
   operands = [a.astype(dtype) for a in (dy, x, w)]
   halved = jax.jit(functools.partial(
-      _forward_and_gradients, lambda x, w: rounded.matmul(x, w).astype(dtype)
+      _forward_and_gradients,
+      lambda x, w: bf16_matmul.matmul(x, w).astype(dtype),
   ))
   # Models multiply [B, L, inputs], whose gradients XLA:CPU computes faster.
   in_batch = [a.reshape(4, -1, a.shape[-1]) for a in operands[:2]]

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.benchmarks.machine import cores
 from spdf_jax import models
-from spdf_jax.interop.tensor_files import require_unlisted
+from spdf_jax.interop.tensors import require_unlisted
 
 PyTree = Any
 

@@ -1,6 +1,8 @@
 """Language models with tokenizers, read from a run or a Hugging Face folder."""
 
+from collections.abc import Mapping
 import dataclasses
+import logging
 import pathlib
 from typing import Any
 
@@ -14,18 +16,23 @@ from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import list_params
-from spdf_jax.interop.tensor_files import COMPACT
-from spdf_jax.interop.tensor_files import CONFIG
-from spdf_jax.interop.tensor_files import find_weights
+from spdf_jax.interop import layouts
+from spdf_jax.interop import tensors
 from spdf_jax.lowerings import NATIVE
-from spdf_jax.runs.conversion import mask_of
-from spdf_jax.runs.conversion import mask_of_zeros
+from spdf_jax.sparsity import paths
+from spdf_jax.training import checkpoint_files
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.settings import DataConfig
 from spdf_jax.training.workdir import read_meta
 
 PyTree = Any
+
+logger = logging.getLogger('spdf_jax')
+
+IMPORTED_MASKS = 'imported_masks.safetensors'
+"""File in the workdir of an imported model with its mask, since the checkpoint
+has only parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +171,7 @@ def open_listed(
       config, params, mask = interop.load_listed(directory, dtype=dtype)
     else:
       config, params, mask = interop.load_hf(directory)
-      mask = mask_of_zeros(params) if mask is None else mask
+      mask = interop.mask_of_zeros(params) if mask is None else mask
   else:
     run = open_run(source, tokenizer)
     reader = run.tokenizer
@@ -228,15 +235,86 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
   return model, _read_params(checkpoint, model)
 
 
+def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
+  """Returns the mask of a checkpoint's parameters.
+
+  Args:
+    checkpoint: Directory of the checkpoint.
+    params: Parameters of one of our models.
+
+  Returns:
+    A tree of booleans, with `None` for dense leaves; `None` if no weight is
+    pruned. If the checkpoint has only parameters, the mask in `IMPORTED_MASKS`,
+    in the structure of the unscanned parameters, or else the result of
+    `interop.mask_of_zeros`.
+
+  Raises:
+    ValueError: The mask in `IMPORTED_MASKS` does not fit the parameters.
+  """
+  masks: Mapping[str, Any] = checkpoint_files.read_masks(checkpoint)
+  imported = checkpoint.parent.parent / IMPORTED_MASKS
+  if masks and all(mask.all() for mask in masks.values()):
+    return None
+  if not masks and imported.exists():
+    params = interop.unstack_layers(jax.tree.map(np.asarray, params))
+    masks = tensors.read_tensors(imported)
+    layouts.check_masks(str(imported), masks, layouts.shapes_of(params))
+    layouts.refuse_pruned_weights(str(imported), paths.by_name(params), masks)
+  elif not masks:
+    logger.warning(
+        'checkpoint %s holds only parameters: the mask is derived from their '
+        'zeros.', checkpoint,
+    )
+    return interop.mask_of_zeros(params)
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: masks.get(paths.path_name(path)), params
+  )
+
+
+def tokenizer_of(
+    checkpoint: pathlib.Path, vocab_size: int
+) -> data.Tokenizer | None:
+  """Returns the tokenizer of the corpus that a checkpoint was trained on.
+
+  Args:
+    checkpoint: Directory of the checkpoint.
+    vocab_size: Number of tokens of the model.
+
+  Returns:
+    The tokenizer; `None` for an imported checkpoint, or if the tokenizer cannot
+    be read, with a warning.
+  """
+  stored = read_meta(checkpoint)['config']
+  if 'data' not in stored:
+    return None
+  try:
+    config = read_config(stored, f'checkpoint {checkpoint}').data
+    tokenizer = data.read_tokenizer(
+        config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
+    )
+    if tokenizer.vocab_size > vocab_size:
+      raise ValueError(
+          f'it has {tokenizer.vocab_size} tokens and the model {vocab_size}'
+      )
+  except (ImportError, OSError, ValueError) as error:
+    logger.warning(
+        'the export has no tokenizer and names no end of text, since the '
+        'tokenizer of checkpoint %s cannot be used (%s); set eos_token_id in '
+        'its config.json.', checkpoint, error,
+    )
+    return None
+  return tokenizer
+
+
 def _is_hf(directory: pathlib.Path) -> bool:
   """Returns whether a directory holds a Hugging Face model, and no run."""
   is_run = (directory / 'checkpoints').exists()
-  return (directory / CONFIG).is_file() and not is_run
+  return (directory / tensors.CONFIG).is_file() and not is_run
 
 
 def _is_compact(directory: pathlib.Path) -> bool:
   """Returns whether the weights of a Hugging Face model are compact."""
-  return find_weights(directory).name == COMPACT
+  return tensors.find_weights(directory).name == tensors.COMPACT
 
 
 def _read_params(

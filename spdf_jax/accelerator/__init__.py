@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse compute as JAX primitives, and their lowerings."""
 
-from spdf_jax.accelerator.listed import listed_matmul
-from spdf_jax.accelerator.listing import list_matrix
-from spdf_jax.accelerator.listing import list_params
-from spdf_jax.accelerator.listing import ListedMatrix
+from spdf_jax.accelerator.lists import list_matrix
+from spdf_jax.accelerator.lists import list_params
+from spdf_jax.accelerator.lists import listed_matmul
+from spdf_jax.accelerator.lists import ListedMatrix
 from spdf_jax.accelerator.native import NATIVE
 from spdf_jax.accelerator.primitives import matmuls_saveable
 from spdf_jax.accelerator.primitives import sampled_matmul_p

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from spdf_jax.packing import PackedMask
 
 
-def check_shapes(
+def check_dense(
     x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
 ) -> None:
-  """Raises ValueError unless x [..., inputs] and w [inputs, outputs] fit."""
+  """Raises ValueError or TypeError unless weights and their masks fit x."""
   shapes = f'x {list(x.shape)}, w {list(w.shape)}'
   if w.ndim != 2 or x.ndim < 1 or x.shape[-1] != w.shape[0]:
     raise ValueError(
@@ -29,6 +29,13 @@ def check_shapes(
     raise ValueError(
         f'sparse_matmul got {shapes}; every axis must have at least one entry.'
     )
+  _check_floats(x, w)
+  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
+    if m.dtype != bool:
+      raise TypeError(
+          f'sparse_matmul got {name} {list(m.shape)} of dtype {m.dtype}; give '
+          f'booleans, e.g. {name} != 0.'
+      )
 
 
 def check_packed(
@@ -67,19 +74,6 @@ def check_packed(
           'out, or unpack the weights with spdf_jax.packing.'
       )
   _check_floats(x, values)
-
-
-def check_dtypes(
-    x: jax.Array, w: jax.Array, mask: jax.Array, grad_mask: jax.Array
-) -> None:
-  """Raises TypeError for mixed precisions and masks that are not boolean."""
-  _check_floats(x, w)
-  for name, m in (('mask', mask), ('grad_mask', grad_mask)):
-    if m.dtype != bool:
-      raise TypeError(
-          f'sparse_matmul got {name} {list(m.shape)} of dtype {m.dtype}; give '
-          f'booleans, e.g. {name} != 0.'
-      )
 
 
 def _check_floats(x: jax.Array, w: jax.Array) -> None:

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sparse matmul and its derivatives, as JAX primitives.
 
-Two primitives are closed under differentiation, so that derivatives of any
-order consist of them: `sparse_matmul_p` multiplies by kept weights, or by
-their transpose, and `sampled_matmul_p` computes the gradient of the weights at
-the entries of a mask. Two joint primitives fuse a pair of these for kernels
-that are faster together: `sparse_matmul_tangent_p`, the tangent of a product in
-both operands, and its transpose `sparse_matmul_backward_p`, which training
-runs; under any other transformation they decompose into the first two. In a
-jaxpr, their equations carry the name of the calling module in the name stack;
-`spdf_jax.lowerings` selects the lowering of each primitive on a platform.
+There are two families of primitives: for dense weights with masks, and for
+packed weights, the values of kept weights and the bits of their mask. In each,
+two primitives are closed under differentiation, so that derivatives of any
+order consist of them: one multiplies by kept weights, or by their transpose,
+and one computes the gradient of the weights at the entries of a mask. Two joint
+primitives fuse a pair of these for kernels that are faster together: the
+tangent of a product in both operands, and its transpose, the backward pass,
+which training runs; under any other transformation they decompose into the
+first two. In a jaxpr, their equations carry the name of the calling module in
+the name stack; `spdf_jax.lowerings` selects the lowering of each primitive on a
+platform.
 """
 
 import functools
 from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax.extend.core import Primitive
@@ -24,174 +27,107 @@ from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from spdf_jax.accelerator import joined
+from spdf_jax import lowerings
+from spdf_jax import packing
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import operands
-from spdf_jax.accelerator import packed
 from spdf_jax.accelerator import reference
-from spdf_jax.accelerator import rounded
-from spdf_jax.lowerings import check_lowering
-from spdf_jax.lowerings import define_primitive
-from spdf_jax.lowerings import REFERENCE
-from spdf_jax.packing import PackedMask
-
-sparse_matmul_p = define_primitive('sparse_matmul', reference.sparse_matmul)
-"""Primitive of y = x @ (mask ⊙ w), or x @ (mask ⊙ w)ᵀ.
-
-Operands are x, w, mask and grad_mask.
-"""
-
-sampled_matmul_p = define_primitive('sampled_matmul', reference.sampled_matmul)
-"""Primitive of dw = mask ⊙ (xᵀ @ dy); operands x, dy, mask."""
-
-sparse_matmul_tangent_p = define_primitive(
-    'sparse_matmul_tangent', reference.sparse_matmul_tangent
-)
-"""Primitive of dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw).
-
-Operands are dx, x, dw, w, mask and grad_mask.
-"""
-
-sparse_matmul_backward_p = define_primitive(
-    'sparse_matmul_backward',
-    reference.sparse_matmul_backward,
-    multiple_results=True,
-)
-"""Primitive of dx and dw; operands dy, x, w, mask, grad_mask."""
 
 
-def sparse_matmul(
-    x: jax.Array,
-    w: jax.Array,
-    mask: jax.Array | PackedMask,
-    *,
-    grad_mask: jax.Array | None = None,
-    accumulation_dtype: Any = None,
-    out_sharding: NamedSharding | PartitionSpec | None = None,
-    lowering: str = REFERENCE,
-    layer: str = '',
-) -> jax.Array:
-  r"""Multiplies by the kept weights: y = x @ (mask ⊙ w).
+class _Family(NamedTuple):
+  """The primitives of one storage of the weights."""
 
-  Weights off the mask are ignored and may be NaN. Inputs and cotangents must be
-  finite for lowerings to agree: the reference multiplies them by zeros off the
-  mask, so that an infinite or NaN entry makes all outputs of its token NaN,
-  while native kernels skip these zeros, so that it affects only the outputs
-  with a kept weight at this entry. The gradients are
+  matmul: Primitive
+  """y = x @ W, or x @ Wᵀ; operands x, w, *masks."""
 
-  .. math::
-    dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)
+  gradient: Primitive
+  """The gradient of the weights, xᵀ @ dy at the mask; operands x, dy, mask."""
 
-  with :math:`m_g` the `grad_mask`, an operand that may change without
-  recompilation: RigL sets it to all `True` at a mask update.
+  tangent: Primitive
+  """dx @ W + x @ dW; operands dx, x, dw, w, *masks."""
 
-  Args:
-    x: Inputs [..., inputs], float32, bfloat16 or float16 (or float64).
-    w: Weights [inputs, outputs], of the dtype of `x`; with a packed mask the
-      values of the kept weights, [size].
-    mask: `True` where a weight is kept, bool [inputs, outputs], or packed.
-    grad_mask: Mask of the gradient of `w`; by default `mask`. Must be `None`
-      with a packed mask, where the gradient is [size].
-    accumulation_dtype: Dtype of the accumulators of products and gradients; by
-      default at least float32.
-    out_sharding: Sharding of the product, if ambiguous under explicit sharding.
-    lowering: Name of the lowering, e.g. `'native'`; `'reference'` is XLA's
-      masked dense matmul, to which every other lowering falls back.
-    layer: Name of the calling layer, for lowerings that count per layer.
+  backward: Primitive
+  """dx and dw; operands dy, x, w, *masks."""
 
-  Returns:
-    Product [..., outputs], of the dtype of `x`.
+  masks: int
+  """Number of masks: the product's and the gradient's, or the bits of both."""
 
-  Raises:
-    ValueError: the shapes do not fit or an axis is empty, or the lowering is
-      unknown.
-    TypeError: dtypes differ or are unsupported.
 
-  References:
-    Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, section 2
-
-  Example:
-    >>> x = jnp.array([[1., 2.]])
-    >>> w = jnp.array([[3., jnp.nan], [4., 5.]])
-    >>> sparse_matmul(x, w, jnp.array([[True, False], [False, True]])).tolist()
-    [[3.0, 10.0]]
-  """
-  x, w = jnp.asarray(x), jnp.asarray(w)
-  check_lowering(lowering)
-  if isinstance(mask, PackedMask):
-    operands.check_packed(x, w, mask, grad_mask, out_sharding)
-    return packed.packed_matmul_p.bind(
-        *_equally_varying(x, w, mask.bits),
-        transpose=False,
-        columns=mask.columns,
-        accumulation_dtype=operands.accumulation_dtype(
-            x.dtype, accumulation_dtype
-        ),
-        lowering=lowering,
-    )
-  mask = jnp.asarray(mask)
-  grad_mask = mask if grad_mask is None else jnp.asarray(grad_mask)
-  operands.check_shapes(x, w, mask, grad_mask)
-  operands.check_dtypes(x, w, mask, grad_mask)
-  return sparse_matmul_p.bind(
-      *_equally_varying(x, w, mask, grad_mask),
-      transpose=False,
-      accumulation_dtype=operands.accumulation_dtype(
-          x.dtype, accumulation_dtype
+def _family(matmul, gradient, tangent, backward, *, masks):
+  """Defines the joint primitives, by name, and the rules of all four."""
+  family = _Family(
+      matmul, gradient,
+      lowerings.define_joint_primitive(
+          tangent, functools.partial(_tangent, matmul)
       ),
-      out_sharding=out_sharding,
-      lowering=lowering,
-      layer=layer,
+      lowerings.define_joint_primitive(
+          backward, functools.partial(_backward, matmul, gradient),
+          multiple_results=True,
+      ),
+      masks,
   )
-
-
-def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
-  """Returns whether to save a result: a `jax.checkpoint` policy for matmuls.
-
-  It saves the results of sparse and dense matmuls. JAX's `dots_saveable` does
-  not include our primitives, sparse ones and `rounded_einsum`, and would
-  recompute them.
-
-  Args:
-    primitive: The primitive of an equation.
-    *args: Operands of the equation.
-    **params: Parameters of the equation.
-
-  Returns:
-    Whether the equation's result is saved for the backward pass.
-
-  Example:
-    >>> f = jax.checkpoint(lambda x: x @ x, policy=matmuls_saveable)
-    >>> jax.grad(lambda x: f(x).sum())(jnp.ones((1, 1))).tolist()
-    [[2.0]]
-  """
-  ours = (
-      sparse_matmul_p, sampled_matmul_p, sparse_matmul_backward_p,
-      packed.packed_matmul_p, packed.packed_gradient_p,
-      packed.packed_backward_p, rounded.rounded_einsum_p,
+  bind = functools.partial
+  ad.primitive_jvps[matmul] = bind(_differentiate_matmul, family)
+  ad.defjvp(
+      gradient,
+      lambda dx, x, dy, mask, **params: gradient.bind(dx, dy, mask, **params),
+      lambda ddy, x, dy, mask, **params: gradient.bind(x, ddy, mask, **params),
+      None,
   )
-  return primitive in ours or (
-      jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
-  )
+  ad.primitive_transposes[matmul] = bind(_transpose_matmul, family)
+  ad.primitive_transposes[gradient] = bind(_transpose_gradient, family)
+  ad.primitive_transposes[family.tangent] = bind(_transpose_tangent, family)
+  ad.primitive_transposes[family.backward] = bind(_transpose_backward, family)
+  batching.primitive_batchers[matmul] = bind(_batch_matmul, matmul)
+  batching.primitive_batchers[gradient] = bind(_batch_stack, gradient)
+  return family
 
 
-# Differentiation. Both primitives are linear in each operand but the masks.
+def _tangent(matmul, dx, x, dw, w, *masks, **params):
+  multiply = functools.partial(matmul.bind, transpose=False, **params)
+  return multiply(dx, w, *masks) + multiply(x, dw, *_of_gradient(masks))
 
 
-def _differentiate_sparse_matmul(primals, tangents, **params):
-  x, w, mask, grad_mask = primals
+def _backward(matmul, gradient, dy, x, w, *masks, out_sharding, **params):
+  of_x, of_w = out_sharding
+  return [
+      matmul.bind(
+          dy, w, *masks, transpose=True, out_sharding=of_x, **params
+      ),
+      _sample(gradient, x, dy, masks[-1], w, out_sharding=of_w, **params),
+  ]
+
+
+def _of_gradient(masks):
+  """Returns the masks of a product with a tangent of the weights."""
+  return masks[-1:] * len(masks)
+
+
+def _sample(gradient, x, dy, mask, w, **params):
+  """Computes the gradient of weights; that of packed ones has their size."""
+  if gradient is packed_gradient_p:
+    params['size'] = w.shape[-1]
+  return gradient.bind(x, dy, mask, **params)
+
+
+# The rules are those of both families. Products are linear in each operand but
+# the masks: the mask of the product and that of the gradient, or the bits.
+
+
+def _differentiate_matmul(family, primals, tangents, **params):
+  x, w, *masks = primals
   dx, dw, *_ = tangents
-  y = sparse_matmul_p.bind(*primals, **params)
+  y = family.matmul.bind(*primals, **params)
   nonzero = [not isinstance(tangent, ad.Zero) for tangent in (dx, dw)]
   if all(nonzero) and not params['transpose']:
     del params['transpose']
-    return y, sparse_matmul_tangent_p.bind(
-        dx, x, dw, w, mask, grad_mask, **params
-    )
+    return y, family.tangent.bind(dx, x, dw, w, *masks, **params)
   parts = []
   if nonzero[0]:
-    parts.append(sparse_matmul_p.bind(dx, w, mask, grad_mask, **params))
+    parts.append(family.matmul.bind(dx, w, *masks, **params))
   if nonzero[1]:
-    parts.append(sparse_matmul_p.bind(x, dw, grad_mask, grad_mask, **params))
+    of_w = _of_gradient(masks)
+    parts.append(family.matmul.bind(x, dw, *of_w, **params))
   if not parts:
     # jax sets the method after the class, where type checkers do not see it.
     zero = ad.Zero.from_primal_value(y)  # type: ignore[attr-defined]
@@ -199,124 +135,76 @@ def _differentiate_sparse_matmul(primals, tangents, **params):
   return y, functools.reduce(ad.add_jaxvals, parts)
 
 
-ad.primitive_jvps[sparse_matmul_p] = _differentiate_sparse_matmul
-ad.defjvp(
-    sampled_matmul_p,
-    lambda dx, x, dy, mask, **params: sampled_matmul_p.bind(
-        dx, dy, mask, **params
-    ),
-    lambda ddy, x, dy, mask, **params: sampled_matmul_p.bind(
-        x, ddy, mask, **params
-    ),
-    None,
-)
-
-
-def _transpose_sparse_matmul(dy, x, w, mask, grad_mask, *, transpose, **params):
+def _transpose_matmul(family, dy, x, w, *masks, transpose, **params):
+  no_masks = [None] * len(masks)
   if ad.is_undefined_primal(x):
     params['out_sharding'] = _sharding(x.aval)
-    dx = sparse_matmul_p.bind(
-        dy, w, mask, grad_mask, transpose=not transpose, **params
-    )
-    return [dx, None, None, None]
+    dx = family.matmul.bind(dy, w, *masks, transpose=not transpose, **params)
+    return [dx, None, *no_masks]
   params['out_sharding'] = _sharding(w.aval)
   inputs, outputs = (dy, x) if transpose else (x, dy)
-  dw = sampled_matmul_p.bind(inputs, outputs, mask, **params)
-  return [None, dw, None, None]
+  dw = _sample(family.gradient, inputs, outputs, masks[0], w.aval, **params)
+  return [None, dw, *no_masks]
 
 
-def _transpose_sampled_matmul(dw, x, dy, mask, **params):
+def _transpose_gradient(family, dw, x, dy, mask, **params):
+  params.pop('size', None)
   is_x = ad.is_undefined_primal(x)
   params['out_sharding'] = _sharding((x if is_x else dy).aval)
-  result = sparse_matmul_p.bind(
-      dy if is_x else x, dw, mask, mask, transpose=is_x, **params
+  masks = [mask] * family.masks
+  result = family.matmul.bind(
+      dy if is_x else x, dw, *masks, transpose=is_x, **params
   )
   return [result, None, None] if is_x else [None, result, None]
 
 
-ad.primitive_transposes[sparse_matmul_p] = _transpose_sparse_matmul
-ad.primitive_transposes[sampled_matmul_p] = _transpose_sampled_matmul
-
-
-def _tangent_parts(dx, x, dw, w, mask, grad_mask, **params):
-  multiply = functools.partial(
-      sparse_matmul_p.bind, transpose=False, **params
-  )
-  return multiply(dx, w, mask, grad_mask) + multiply(
-      x, dw, grad_mask, grad_mask
-  )
-
-
-def _backward_parts(dy, x, w, mask, grad_mask, *, out_sharding, **params):
-  of_x, of_w = out_sharding
-  return [
-      sparse_matmul_p.bind(
-          dy, w, mask, grad_mask, transpose=True, out_sharding=of_x, **params
-      ),
-      sampled_matmul_p.bind(x, dy, grad_mask, out_sharding=of_w, **params),
-  ]
-
-
-joined.register_parts(sparse_matmul_tangent_p, _tangent_parts)
-joined.register_parts(sparse_matmul_backward_p, _backward_parts)
-
-
-def _transpose_tangent(dy, *args, out_sharding, **params):
+def _transpose_tangent(family, dy, *args, out_sharding, **params):
+  no_masks = [None] * family.masks
   unknown = [ad.is_undefined_primal(arg) for arg in args]
-  if unknown != [True, False, True, False, False, False]:
+  if unknown != [True, False, True, False] + [False] * family.masks:
     params['out_sharding'] = out_sharding
-    return joined.transpose_parts(_tangent_parts, dy, args, params)
-  dx, x, dw, w, mask, grad_mask = args
+    parts = functools.partial(_tangent, family.matmul)
+    return lowerings.transpose_parts(parts, dy, args, params)
+  dx, x, dw, w, *masks = args
   shardings = _sharding(dx.aval), _sharding(dw.aval)
-  of_x, of_w = sparse_matmul_backward_p.bind(
-      dy, x, w, mask, grad_mask, out_sharding=shardings, **params
+  of_x, of_w = family.backward.bind(
+      dy, x, w, *masks, out_sharding=shardings, **params
   )
-  return [of_x, None, of_w, None, None, None]
+  return [of_x, None, of_w, None, *no_masks]
 
 
-def _transpose_backward(cotangents, *args, out_sharding, **params):
+def _transpose_backward(family, cotangents, *args, out_sharding, **params):
   dx, dw = map(ad.instantiate_zeros, cotangents)
-  dy, x, w, mask, grad_mask = args
+  dy, x, w, *masks = args
   unknown = [ad.is_undefined_primal(arg) for arg in args]
-  if unknown != [True, False, False, False, False]:
+  if unknown != [True, False, False] + [False] * family.masks:
     params['out_sharding'] = out_sharding
-    return joined.transpose_parts(_backward_parts, [dx, dw], args, params)
-  result = sparse_matmul_tangent_p.bind(
-      dx, x, dw, w, mask, grad_mask, out_sharding=_sharding(dy.aval), **params
+    parts = functools.partial(_backward, family.matmul, family.gradient)
+    return lowerings.transpose_parts(parts, [dx, dw], args, params)
+  result = family.tangent.bind(
+      dx, x, dw, w, *masks, out_sharding=_sharding(dy.aval), **params
   )
-  return [result, None, None, None, None]
+  return [result, None, None] + [None] * family.masks
 
 
-ad.primitive_transposes[sparse_matmul_tangent_p] = _transpose_tangent
-ad.primitive_transposes[sparse_matmul_backward_p] = _transpose_backward
+# A batch of x only is a further token axis. Any other batch makes a stack of
+# matrices, with the batch as the leading axis of all operands.
 
 
-# Batching. A batch of x only is a further token axis. Any other batch makes a
-# stack of matrices, with the batch as the leading axis of all operands.
+def _batch_matmul(matmul, args, axes, **params):
+  x, w, *masks = args
+  if any(axis is not None for axis in axes[1:]):
+    return _batch_stack(matmul, args, axes, **params)
+  stacked = masks[0].ndim - 2
+  x = jnp.moveaxis(x, axes[0], stacked)
+  params['out_sharding'] = _insert_axis(params['out_sharding'], stacked, x)
+  return matmul.bind(x, w, *masks, **params), stacked
 
 
-def _batch_sparse_matmul(args, axes, **params):
-  x, w, mask, grad_mask = args
-  if all(axis is None for axis in axes[1:]):
-    stacked = w.ndim - 2
-    x = jnp.moveaxis(x, axes[0], stacked)
-    params['out_sharding'] = _insert_axis(params['out_sharding'], stacked, x)
-    return sparse_matmul_p.bind(x, w, mask, grad_mask, **params), stacked
-  return _batch_stack(sparse_matmul_p, args, axes, params)
-
-
-def _batch_sampled_matmul(args, axes, **params):
-  return _batch_stack(sampled_matmul_p, args, axes, params)
-
-
-def _batch_stack(primitive, args, axes, params):
+def _batch_stack(primitive, args, axes, **params):
   args = _stack(args, axes)
   params['out_sharding'] = _insert_axis(params['out_sharding'], 0, args[0])
   return primitive.bind(*args, **params), 0
-
-
-batching.primitive_batchers[sparse_matmul_p] = _batch_sparse_matmul
-batching.primitive_batchers[sampled_matmul_p] = _batch_sampled_matmul
 
 
 def _stack(args, axes):
@@ -378,3 +266,148 @@ def _equally_varying(*args: jax.Array) -> list[jax.Array]:
       if union - own else arg
       for arg, own in zip(args, varying)
   ]
+
+
+# The two families.
+
+sparse_matmul_p = lowerings.define_primitive(
+    'sparse_matmul', reference.sparse_matmul
+)
+"""Primitive of y = x @ (mask ⊙ w), or x @ (mask ⊙ w)ᵀ.
+
+Operands are x, w, mask and grad_mask.
+"""
+
+sampled_matmul_p = lowerings.define_primitive(
+    'sampled_matmul', reference.sampled_matmul
+)
+"""Primitive of dw = mask ⊙ (xᵀ @ dy); operands x, dy, mask."""
+
+_, _, sparse_matmul_tangent_p, sparse_matmul_backward_p, _ = _family(
+    sparse_matmul_p, sampled_matmul_p,
+    'sparse_matmul_tangent', 'sparse_matmul_backward', masks=2,
+)
+
+packed_matmul_p = lowerings.define_primitive(
+    'packed_matmul', reference.packed_matmul
+)
+"""Primitive of y = x @ W, or x @ Wᵀ; operands x, values, bits."""
+
+packed_gradient_p = lowerings.define_primitive(
+    'packed_gradient', reference.packed_gradient
+)
+"""Primitive of the gradient of the values; operands x, dy, bits."""
+
+_, _, packed_tangent_p, packed_backward_p, _ = _family(
+    packed_matmul_p, packed_gradient_p,
+    'packed_tangent', 'packed_backward', masks=1,
+)
+
+
+def sparse_matmul(
+    x: jax.Array,
+    w: jax.Array,
+    mask: jax.Array | packing.PackedMask,
+    *,
+    grad_mask: jax.Array | None = None,
+    accumulation_dtype: Any = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
+    lowering: str = lowerings.REFERENCE,
+    layer: str = '',
+) -> jax.Array:
+  r"""Multiplies by the kept weights: y = x @ (mask ⊙ w).
+
+  Weights off the mask are ignored and may be NaN. Inputs and cotangents must be
+  finite for lowerings to agree: the reference multiplies them by zeros off the
+  mask, so that an infinite or NaN entry makes all outputs of its token NaN,
+  while native kernels skip these zeros, so that it affects only the outputs
+  with a kept weight at this entry. The gradients are
+
+  .. math::
+    dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)
+
+  with :math:`m_g` the `grad_mask`, an operand that may change without
+  recompilation: RigL sets it to all `True` at a mask update.
+
+  Args:
+    x: Inputs [..., inputs], float32, bfloat16 or float16 (or float64).
+    w: Weights [inputs, outputs], of the dtype of `x`; with a packed mask the
+      values of the kept weights, [size].
+    mask: `True` where a weight is kept, bool [inputs, outputs], or packed.
+    grad_mask: Mask of the gradient of `w`; by default `mask`. Must be `None`
+      with a packed mask, where the gradient is [size].
+    accumulation_dtype: Dtype of the accumulators of products and gradients; by
+      default at least float32.
+    out_sharding: Sharding of the product, if ambiguous under explicit sharding.
+    lowering: Name of the lowering, e.g. `'native'`; `'reference'` is XLA's
+      masked dense matmul, to which every other lowering falls back.
+    layer: Name of the calling layer, for lowerings that count per layer.
+
+  Returns:
+    Product [..., outputs], of the dtype of `x`.
+
+  Raises:
+    ValueError: the shapes do not fit or an axis is empty, or the lowering is
+      unknown.
+    TypeError: dtypes differ or are unsupported.
+
+  References:
+    Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, section 2
+
+  Example:
+    >>> x = jnp.array([[1., 2.]])
+    >>> w = jnp.array([[3., jnp.nan], [4., 5.]])
+    >>> sparse_matmul(x, w, jnp.array([[True, False], [False, True]])).tolist()
+    [[3.0, 10.0]]
+  """
+  x, w = jnp.asarray(x), jnp.asarray(w)
+  lowerings.check_lowering(lowering)
+  params = dict(transpose=False, out_sharding=out_sharding, lowering=lowering)
+  if isinstance(mask, packing.PackedMask):
+    operands.check_packed(x, w, mask, grad_mask, out_sharding)
+    params['accumulation_dtype'] = operands.accumulation_dtype(
+        x.dtype, accumulation_dtype
+    )
+    bits = jnp.asarray(mask.bits)
+    return packed_matmul_p.bind(
+        *_equally_varying(x, w, bits), columns=mask.columns, **params
+    )
+  mask = jnp.asarray(mask)
+  grad_mask = mask if grad_mask is None else jnp.asarray(grad_mask)
+  operands.check_dense(x, w, mask, grad_mask)
+  params['accumulation_dtype'] = operands.accumulation_dtype(
+      x.dtype, accumulation_dtype
+  )
+  return sparse_matmul_p.bind(
+      *_equally_varying(x, w, mask, grad_mask), layer=layer, **params
+  )
+
+
+def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
+  """Returns whether to save a result: a `jax.checkpoint` policy for matmuls.
+
+  It saves the results of sparse and dense matmuls. JAX's `dots_saveable` does
+  not include our primitives, sparse ones and that of `bf16_matmul`, and
+  would recompute them.
+
+  Args:
+    primitive: The primitive of an equation.
+    *args: Operands of the equation.
+    **params: Parameters of the equation.
+
+  Returns:
+    Whether the equation's result is saved for the backward pass.
+
+  Example:
+    >>> f = jax.checkpoint(lambda x: x @ x, policy=matmuls_saveable)
+    >>> jax.grad(lambda x: f(x).sum())(jnp.ones((1, 1))).tolist()
+    [[2.0]]
+  """
+  ours = (
+      sparse_matmul_p, sampled_matmul_p, sparse_matmul_backward_p,
+      packed_matmul_p, packed_gradient_p, packed_backward_p,
+      bf16_matmul.einsum_p,
+  )
+  return primitive in ours or (
+      jax.checkpoint_policies.dots_saveable(primitive, *args, **params)
+  )

@@ -3,16 +3,16 @@
 
 It works on every platform and under every transformation, but multiplies zeros:
 an infinite input times the zero of a pruned weight is NaN. All functions accept
-stacks: the axes of `mask` before its last two are batch axes, which all
-operands share as their leading axes.
+stacks: the axes of a mask, or of its bits, before its last two are batch axes,
+which all operands share as their leading axes.
 """
 
-from collections.abc import Callable
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from spdf_jax import packing
 
 
 def sparse_matmul(
@@ -40,15 +40,9 @@ def sparse_matmul(
     Product [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
   """
   del grad_mask
-  batch = tuple(range(w.ndim - 2))
-  contracted = (x.ndim - 1,), (w.ndim - 1 if transpose else w.ndim - 2,)
-  return jax.lax.dot_general(
-      x,
-      _keep(mask, w),
-      (contracted, (batch, batch)),
-      preferred_element_type=accumulation_dtype,
-      out_sharding=out_sharding,
-  ).astype(x.dtype)
+  return _multiply(
+      x, _keep(mask, w), transpose, accumulation_dtype, out_sharding
+  )
 
 
 def sampled_matmul(
@@ -71,81 +65,91 @@ def sampled_matmul(
   Returns:
     Product [*batch, inputs, outputs], zero off the mask, in the dtype of `x`.
   """
-  batch = tuple(range(mask.ndim - 2))
-  tokens = tuple(range(len(batch), x.ndim - 1))
-  product = jax.lax.dot_general(
+  return _keep(mask, _multiply_over_tokens(
+      x, dy, mask.ndim - 2, accumulation_dtype, out_sharding
+  ))
+
+
+def packed_matmul(
+    x: jax.Array,
+    values: jax.Array,
+    bits: jax.Array,
+    *,
+    transpose: bool,
+    columns: int,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array:
+  """Multiplies by packed weights, or by their transpose.
+
+  Args:
+    x: Inputs [*batch, *tokens, inputs], or [..., outputs] with `transpose`.
+    values: Values of the kept weights, [*batch, size].
+    bits: Bits of the mask, uint8 [*batch, inputs, ceil(outputs / 8)].
+    transpose: Whether to multiply by the transpose.
+    columns: Number of outputs.
+    accumulation_dtype: Dtype of the accumulators.
+    out_sharding: `None`; packed weights are on one device.
+
+  Returns:
+    Product [*batch, *tokens, outputs], or [..., inputs], in the dtype of `x`.
+  """
+  del out_sharding
+  w = packing.scatter_kept(values, packing.PackedMask(bits, columns))
+  return _multiply(x, w, transpose, accumulation_dtype, None)
+
+
+def packed_gradient(
+    x: jax.Array,
+    dy: jax.Array,
+    bits: jax.Array,
+    *,
+    size: int,
+    columns: int,
+    accumulation_dtype: Any,
+    out_sharding: Any,
+) -> jax.Array:
+  """Computes the gradient of the values: xᵀ @ dy at the kept weights.
+
+  Args:
+    x: Inputs [*batch, *tokens, inputs].
+    dy: Cotangents [*batch, *tokens, outputs].
+    bits: Bits of the mask, as for `packed_matmul`.
+    size: Length of the vector of values of a matrix.
+    columns: Number of outputs.
+    accumulation_dtype: Dtype of the accumulators.
+    out_sharding: `None`; packed weights are on one device.
+
+  Returns:
+    Gradient [*batch, size], padded with zeros, in the dtype of `x`.
+  """
+  del out_sharding
+  dw = _multiply_over_tokens(x, dy, bits.ndim - 2, accumulation_dtype, None)
+  return packing.gather_kept(dw, packing.PackedMask(bits, columns), size)
+
+
+def _multiply(x, w, transpose, accumulation_dtype, out_sharding):
+  batch = tuple(range(w.ndim - 2))
+  contracted = (x.ndim - 1,), (w.ndim - 1 if transpose else w.ndim - 2,)
+  return jax.lax.dot_general(
+      x,
+      w,
+      (contracted, (batch, batch)),
+      preferred_element_type=accumulation_dtype,
+      out_sharding=out_sharding,
+  ).astype(x.dtype)
+
+
+def _multiply_over_tokens(x, dy, stacked, accumulation_dtype, out_sharding):
+  batch = tuple(range(stacked))
+  tokens = tuple(range(stacked, x.ndim - 1))
+  return jax.lax.dot_general(
       x,
       dy,
       ((tokens, tokens), (batch, batch)),
       preferred_element_type=accumulation_dtype,
       out_sharding=out_sharding,
-  )
-  return _keep(mask, product.astype(x.dtype))
-
-
-def sparse_matmul_tangent(
-    dx: jax.Array,
-    x: jax.Array,
-    dw: jax.Array,
-    w: jax.Array,
-    mask: jax.Array,
-    grad_mask: jax.Array,
-    **params: Any,
-) -> jax.Array:
-  """Computes a product's tangent: dx @ (mask ⊙ w) + x @ (grad_mask ⊙ dw).
-
-  Args:
-    dx: Tangent of x, [*batch, *tokens, inputs].
-    x: Inputs of `sparse_matmul`.
-    dw: Tangent of w, [*batch, inputs, outputs].
-    w: Weights of `sparse_matmul`.
-    mask: Mask of the kept weights.
-    grad_mask: Mask of the gradient of w.
-    **params: Parameters of `sparse_matmul`, without `transpose`.
-
-  Returns:
-    Tangent [*batch, *tokens, outputs], in the dtype of `x`.
-  """
-  multiply: Callable[..., jax.Array] = functools.partial(
-      sparse_matmul, transpose=False, **params
-  )
-  return multiply(dx, w, mask, grad_mask) + multiply(
-      x, dw, grad_mask, grad_mask
-  )
-
-
-def sparse_matmul_backward(
-    dy: jax.Array,
-    x: jax.Array,
-    w: jax.Array,
-    mask: jax.Array,
-    grad_mask: jax.Array,
-    *,
-    accumulation_dtype: Any,
-    out_sharding: tuple[Any, Any],
-) -> list[jax.Array]:
-  """Computes the gradients of a product in x and w.
-
-  Args:
-    dy: Cotangent of the product, [*batch, *tokens, outputs].
-    x: Inputs of `sparse_matmul`.
-    w: Weights of `sparse_matmul`.
-    mask: Mask of the kept weights.
-    grad_mask: Mask of the gradient of w.
-    accumulation_dtype: Dtype of the accumulators.
-    out_sharding: Shardings of dx and dw, under explicit sharding.
-
-  Returns:
-    dx = dy @ (mask ⊙ w)ᵀ and dw = grad_mask ⊙ (xᵀ @ dy).
-  """
-  of_x, of_w = out_sharding
-  sums = dict(accumulation_dtype=accumulation_dtype)
-  return [
-      sparse_matmul(
-          dy, w, mask, grad_mask, transpose=True, out_sharding=of_x, **sums
-      ),
-      sampled_matmul(x, dy, grad_mask, out_sharding=of_w, **sums),
-  ]
+  ).astype(x.dtype)
 
 
 def _keep(mask: jax.Array, w: jax.Array) -> jax.Array:

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader and writer of a model's config.json."""
+"""Reader and writer of a model's config.json, with checked types."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import reprlib
 from typing import Any
+from typing import TypeVar
 
-from spdf_jax.interop.json_fields import choice
-from spdf_jax.interop.json_fields import flag
-from spdf_jax.interop.json_fields import given
-from spdf_jax.interop.json_fields import number
-from spdf_jax.interop.json_fields import refuse_other_options
-from spdf_jax.interop.json_fields import size
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models.decoder import DecoderConfig
+
+T = TypeVar('T')
+Fields = Mapping[str, Any]
+
+_LARGEST_SIZE = 2**24
+_LARGEST_NUMBER = 3.4e38  # Close to that of float32.
 
 _ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu': 'gelu'}
 
@@ -44,7 +46,7 @@ _ROTARY = {
 The names of the types are equal, except that `default` is our `none`."""
 
 
-def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
+def read_config(fields: Fields) -> GPTConfig | LlamaConfig:
   """Reads the fields of a config.json, as transformers 4 and 5 write them.
 
   Args:
@@ -64,10 +66,10 @@ def read_config(fields: Mapping[str, Any]) -> GPTConfig | LlamaConfig:
     ...     n_positions=32, activation_function='gelu')).d_ff
     64
   """
-  return choice(fields, 'model_type', _READERS)(fields)
+  return _choice(fields, 'model_type', _READERS)(fields)
 
 
-def read_end_of_text(fields: Mapping[str, Any]) -> int | list[int] | None:
+def read_end_of_text(fields: Fields) -> int | list[int] | None:
   """Returns the ids that end a text, or `None` if a config.json has none.
 
   Args:
@@ -134,52 +136,52 @@ def write_config(
   )
 
 
-def _read_gpt(fields: Mapping[str, Any]) -> GPTConfig:
-  refuse_other_options(fields, _GPT_OPTIONS)
-  d_model = size(fields, 'n_embd')
+def _read_gpt(fields: Fields) -> GPTConfig:
+  _refuse_other_options(fields, _GPT_OPTIONS)
+  d_model = _size(fields, 'n_embd')
   return GPTConfig(
-      vocab_size=size(fields, 'vocab_size'),
-      n_layers=size(fields, 'n_layer'),
-      n_heads=size(fields, 'n_head'),
+      vocab_size=_size(fields, 'vocab_size'),
+      n_layers=_size(fields, 'n_layer'),
+      n_heads=_size(fields, 'n_head'),
       d_model=d_model,
-      d_ff=size(fields, 'n_inner', 4 * d_model),
-      max_length=size(fields, 'n_positions'),
-      activation=choice(
+      d_ff=_size(fields, 'n_inner', 4 * d_model),
+      max_length=_size(fields, 'n_positions'),
+      activation=_choice(
           fields, 'activation_function', _ACTIVATIONS, 'gelu_new'
       ),
-      attention_by_layer=flag(fields, 'scale_attn_by_inverse_layer_idx'),
+      attention_by_layer=_flag(fields, 'scale_attn_by_inverse_layer_idx'),
   )
 
 
-def _read_llama(fields: Mapping[str, Any]) -> LlamaConfig:
-  refuse_other_options(fields, _LLAMA_OPTIONS)
+def _read_llama(fields: Fields) -> LlamaConfig:
+  _refuse_other_options(fields, _LLAMA_OPTIONS)
   sizes: dict[str, Any] = dict(
-      vocab_size=size(fields, 'vocab_size'),
-      n_layers=size(fields, 'num_hidden_layers'),
-      n_heads=size(fields, 'num_attention_heads'),
-      d_model=size(fields, 'hidden_size'),
-      d_ff=size(fields, 'intermediate_size'),
-      max_length=size(fields, 'max_position_embeddings'),
+      vocab_size=_size(fields, 'vocab_size'),
+      n_layers=_size(fields, 'num_hidden_layers'),
+      n_heads=_size(fields, 'num_attention_heads'),
+      d_model=_size(fields, 'hidden_size'),
+      d_ff=_size(fields, 'intermediate_size'),
+      max_length=_size(fields, 'max_position_embeddings'),
   )
   usual = DecoderConfig(**sizes)
 
   def unless(name, default):
-    value = size(fields, name, default)
+    value = _size(fields, name, default)
     return None if value == default else value
 
   return LlamaConfig(
       **sizes,
       n_kv_heads=unless('num_key_value_heads', usual.kv_heads),
       head_dim=unless('head_dim', usual.head_size),
-      norm_eps=number(fields, 'rms_norm_eps', 1e-6),
-      tied=flag(fields, 'tie_word_embeddings'),
+      norm_eps=_number(fields, 'rms_norm_eps', 1e-6),
+      tied=_flag(fields, 'tie_word_embeddings'),
       **_read_rotary(fields),
   )
 
 
-def _read_rotary(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _read_rotary(fields: Fields) -> dict[str, Any]:
   """Reads `rope_parameters` (transformers 5), or the earlier fields."""
-  rope = given(fields, 'rope_parameters', fields.get('rope_scaling') or {})
+  rope = _given(fields, 'rope_parameters', fields.get('rope_scaling') or {})
   if not isinstance(rope, dict):
     raise ValueError(
         'rope_parameters or rope_scaling is not a JSON object; fetch the file '
@@ -187,15 +189,15 @@ def _read_rotary(fields: Mapping[str, Any]) -> dict[str, Any]:
     )
   every = dict(fields) | rope
   kinds = {kind: kind for kind in _ROTARY}
-  earlier = choice(rope, 'type', kinds, 'default')
-  kind = choice(rope, 'rope_type', kinds, earlier)
-  refuse_other_options(every, {'partial_rotary_factor': 1.0})
+  earlier = _choice(rope, 'type', kinds, 'default')
+  kind = _choice(rope, 'rope_type', kinds, earlier)
+  _refuse_other_options(every, {'partial_rotary_factor': 1.0})
   scaling = {
-      ours: (size if ours == 'rope_original_length' else number)(rope, theirs)
+      ours: (_size if ours == 'rope_original_length' else _number)(rope, theirs)
       for theirs, ours in _ROTARY[kind].items()
   }
   return scaling | dict(
-      rope_theta=number(every, 'rope_theta', 10000.0),
+      rope_theta=_number(every, 'rope_theta', 10000.0),
       rope_scaling='none' if kind == 'default' else kind,
   )
 
@@ -254,7 +256,7 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
   )
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], GPTConfig | LlamaConfig]] = {
+_READERS: dict[str, Callable[[Fields], GPTConfig | LlamaConfig]] = {
     'gpt2': _read_gpt, 'llama': _read_llama,
 }
 
@@ -265,3 +267,67 @@ def _are_tokens(ids: Any, vocab_size: int) -> bool:
   return bool(ids) and all(
       type(x) is int and 0 <= x < vocab_size for x in ids
   )
+
+
+# Fields of files of others, read with checked types; all functions raise
+# ValueError for a field that is missing or of another type.
+
+
+def _given(fields: Fields, name: str, default: Any = None) -> Any:
+  """Returns a field, or the default if it is missing or null."""
+  value = fields.get(name)
+  value = default if value is None else value
+  if value is None:
+    raise ValueError(f'{name} is missing; add it, or fetch the file again.')
+  return value
+
+
+def _size(fields: Fields, name: str, default: int | None = None) -> int:
+  """Returns a field with a positive integer."""
+  value = _given(fields, name, default)
+  if type(value) is not int or not 1 <= value <= _LARGEST_SIZE:
+    raise _wrong(name, value, f'must be an integer from 1 to {_LARGEST_SIZE}')
+  return value
+
+
+def _number(fields: Fields, name: str, default: float | None = None) -> float:
+  """Returns a field with a positive number."""
+  value = _given(fields, name, default)
+  if type(value) not in (int, float) or not 0 < value <= _LARGEST_NUMBER:
+    raise _wrong(name, value, 'must be a positive number of float32')
+  return float(value)
+
+
+def _flag(fields: Fields, name: str) -> bool:
+  """Returns a field with a boolean, `False` if it is missing."""
+  value = _given(fields, name, False)
+  if type(value) is not bool:
+    raise _wrong(name, value, 'must be true or false')
+  return value
+
+
+def _choice(
+    fields: Fields,
+    name: str,
+    known: Mapping[str, T],
+    default: str | None = None,
+) -> T:
+  """Returns the value in a table of the name in a field."""
+  value = _given(fields, name, default)
+  if not isinstance(value, str) or value not in known:
+    names = ' or '.join(map(repr, known))
+    raise _wrong(name, value, f'must be {names}')
+  return known[value]
+
+
+def _refuse_other_options(fields: Fields, computed: Fields) -> None:
+  """Raises ValueError unless optional fields have the only supported values."""
+  for name, value in computed.items():
+    found = _given(fields, name, value)
+    if found != value:
+      raise _wrong(name, found, f'must be {value!r} to be computed here')
+
+
+def _wrong(name: str, value: Any, demand: str) -> ValueError:
+  # reprlib shortens values, which may be long or deeply nested.
+  return ValueError(f'{name} is {reprlib.repr(value)}; it {demand}.')

@@ -2,6 +2,7 @@
 """Layouts: the tensors of Hugging Face files, and our parameters in them."""
 
 from collections.abc import Mapping
+from collections.abc import Set
 import dataclasses
 from typing import Any
 from typing import NamedTuple
@@ -13,10 +14,10 @@ import numpy as np
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
-from spdf_jax.sparsity.paths import by_name
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity import paths
 
 PyTree = Any
+Arrays = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 
 HEAD = 'lm_head.weight'
@@ -109,10 +110,10 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
     tensors += [
         Tensor(
             f'{prefix}.{i}.{name}',
-            tuple(f'h_{i}/{path}' for path in paths.split()),
-            transposed(paths),
+            tuple(f'h_{i}/{path}' for path in parts.split()),
+            transposed(parts),
         )
-        for name, paths in layer.items()
+        for name, parts in layer.items()
     ]
   return tensors
 
@@ -132,7 +133,7 @@ def abstract_params(config: GPTConfig | LlamaConfig) -> PyTree:
 
 def shapes_of(tree: PyTree) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a tree's arrays, by path."""
-  return {path: np.shape(x) for path, x in by_name(tree).items()}
+  return {path: np.shape(x) for path, x in paths.by_name(tree).items()}
 
 
 def to_tensors(
@@ -202,7 +203,7 @@ def from_tensors(
 def fill(like: PyTree, leaves: Mapping[str, Any]) -> PyTree:
   """Builds a tree from leaves by path; missing leaves are `None`."""
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: leaves.get(path_name(path)), like
+      lambda path, _: leaves.get(paths.path_name(path)), like
   )
 
 
@@ -248,3 +249,90 @@ def stack_layers(tree: PyTree) -> PyTree:
   rest = {k: v for k, v in tree.items() if not k.startswith('h_')}
   layers = [tree[f'h_{i}'] for i in range(len(tree) - len(rest))]
   return rest | {'h': jax.tree.map(lambda *xs: np.stack(xs), *layers)}
+
+
+def refuse_other_names(
+    what: str, found: Set[str], expected: Set[str]
+) -> None:
+  """Raises ValueError unless arrays have the names of a model.
+
+  Args:
+    what: Source of the arrays, for the error message.
+    found: Names of the arrays.
+    expected: Expected names.
+
+  Raises:
+    ValueError: an array is missing or unexpected; the message names the first
+      one.
+  """
+  _refuse(what, 'lacks {}', expected - found)
+  _refuse(what, 'has {} too many', found - expected)
+
+
+def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
+  """Raises ValueError unless arrays have the names and shapes of a model.
+
+  Args:
+    what: Source of the arrays, for the error message.
+    found: Shapes of the arrays, by name.
+    expected: Expected shapes, by name.
+
+  Raises:
+    ValueError: an array is missing, unexpected or of another shape; the message
+      names the first one.
+  """
+  refuse_other_names(what, found.keys(), expected.keys())
+  wrong = {name for name in found if found[name] != expected[name]}
+  for name in sorted(wrong)[:1]:
+    shapes = f', {found[name]} and not {expected[name]}'
+    _refuse(what, 'has {} in another shape' + shapes, wrong)
+
+
+def check_masks(what: str, masks: Arrays, shapes: Shapes) -> None:
+  """Raises ValueError unless masks are boolean and have shapes of weights.
+
+  Args:
+    what: Source of the masks, for the error message.
+    masks: Masks by name.
+    shapes: Shapes of the weights, by name.
+
+  Raises:
+    ValueError: a mask has another dtype or shape, or no weight.
+  """
+  for name, x in masks.items():
+    if x.dtype != bool or x.shape != shapes.get(name):
+      raise ValueError(
+          f'{what} has for {name!r} a mask {x.dtype}{list(x.shape)}; it must '
+          f'be boolean and have the shape of a weight, {shapes.get(name)}.'
+      )
+
+
+def refuse_pruned_weights(
+    what: str, weights: Arrays, masks: Arrays
+) -> None:
+  """Raises ValueError if a mask prunes weights that are not zero.
+
+  Args:
+    what: Source of the masks, for the error message.
+    weights: Weights by name.
+    masks: Masks of some of them, by name.
+
+  Raises:
+    ValueError: a pruned weight is not zero.
+  """
+  for name, mask in masks.items():
+    if np.any(weights[name][~mask]):
+      raise ValueError(
+          f'{what} prunes weights in {name!r} that are not zero; delete it if '
+          'the weights were trained after their export, or export them again.'
+      )
+
+
+def _refuse(what: str, problem: str, names: Set[str]) -> None:
+  if names:
+    first, more = min(names), len(names) - 1
+    raise ValueError(
+        f'{what} {problem.format(repr(first))}'
+        f'{f" (and {more} more)" if more else ""}; it must hold all arrays of '
+        'the model that its config describes, and no others.'
+    )

@@ -3,6 +3,7 @@
 
 from spdf_jax.models.attention import create_cache
 from spdf_jax.models.decoder import DecoderConfig
+from spdf_jax.models.decoder import partition_spec
 from spdf_jax.models.decoder import sparsifiable
 from spdf_jax.models.gpt import GPT
 from spdf_jax.models.gpt import GPTConfig
@@ -12,7 +13,6 @@ from spdf_jax.models.llama import LlamaConfig
 from spdf_jax.models.presets import create_model
 from spdf_jax.models.presets import model_of
 from spdf_jax.models.presets import PRESETS
-from spdf_jax.models.sharding import partition_spec
 
 __all__ = [
     'GPT',

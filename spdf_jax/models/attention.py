@@ -8,8 +8,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.accelerator.rounded import is_faster
-from spdf_jax.accelerator.rounded import rounded_einsum
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.decoder import dense
 from spdf_jax.models.rotary import frequencies
@@ -157,8 +156,8 @@ def causal_attention(
   ).transpose(0, 2, 3, 1, 4)
   k_BxGx1xKxS = k_BxLxGxK.transpose(0, 2, 3, 1)[:, :, None]
   v_BxGx1xSxK = v_BxLxGxK.transpose(0, 2, 1, 3)[:, :, None]
-  multiply = _multiply if is_faster(q_BxLxHxK.dtype) else functools.partial(
-      jnp.matmul, preferred_element_type=jnp.float32
+  multiply = functools.partial(
+      _multiply, in_bf16=bf16_matmul.is_faster(q_BxLxHxK.dtype)
   )
   step = max(_BLOCK, -(-length // _BLOCKS))
   blocks = []
@@ -181,10 +180,14 @@ def causal_attention(
 
 
 def _multiply(
-    x_BxGxQxIxJ: jax.Array, y_BxGx1xJxN: jax.Array
+    x_BxGxQxIxJ: jax.Array, y_BxGx1xJxN: jax.Array, *, in_bf16: bool
 ) -> jax.Array:
-  """Multiplies stacks of bfloat16 matrices; the products are float32."""
-  return rounded_einsum(
+  """Multiplies stacks of matrices; the products are float32."""
+  if not in_bf16:
+    return jnp.matmul(
+        x_BxGxQxIxJ, y_BxGx1xJxN, preferred_element_type=jnp.float32
+    )
+  return bf16_matmul.einsum(
       'bgqij,bgjn->bgqin', x_BxGxQxIxJ, y_BxGx1xJxN[:, :, 0], jnp.float32
   )
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common parts of all decoders: sizes, and the stack of layers."""
+"""The common parts of all decoders: sizes, layers, and axes of parameters."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -11,9 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from spdf_jax.accelerator.rounded import is_faster
-from spdf_jax.accelerator.rounded import rounded_einsum
-from spdf_jax.accelerator.rounded import rounded_with_no_batch_dims_saveable
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.lowerings import check_lowering
 from spdf_jax.models.layers import MaskedDense
 
@@ -29,6 +29,23 @@ HIDDEN_KERNELS = {
 """The sparsifiable matrices of a layer (SPDF, section 3.1), with their
 (reduction, output) axes; scanned models have a layer axis in front."""
 
+# As in Megatron-LM, layers that read the residual stream are split over their
+# outputs and layers that write to it over their inputs, so that a pair of them
+# needs one all-reduce; the other axis is split for storage only.
+_READERS = ('attn/wq', 'attn/wk', 'attn/wv', 'mlp/wi', 'mlp/wg')
+_WRITERS = ('attn/wd', 'mlp/wo')
+
+PARAMETER_AXES = {
+    **{f'{layer}/kernel': ('fsdp', 'tensor') for layer in _READERS},
+    **{f'{layer}/bias': ('tensor',) for layer in _READERS},
+    **{f'{layer}/kernel': ('tensor', 'fsdp') for layer in _WRITERS},
+    'wte/embedding': ('tensor', 'fsdp'),
+    'wpe/embedding': (None, 'fsdp'),
+    'head/kernel': ('fsdp', 'tensor'),
+}
+"""Mesh axes of the last axes of parameters, by the end of their path; all other
+parameters (norms, biases of the residual stream) are replicated."""
+
 Head = Callable[[jax.Array], jax.Array]
 """A function `x [..., D] -> logits [..., V]`, float32."""
 
@@ -43,7 +60,7 @@ REMAT_POLICIES = {
     'none': None,
     'dots': jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        rounded_with_no_batch_dims_saveable,
+        bf16_matmul.no_batch_dims_saveable,
     ),
     'full': jax.checkpoint_policies.nothing_saveable,
 }
@@ -185,12 +202,14 @@ def tied_logits(embedding: nn.Embed, x: jax.Array) -> jax.Array:
   Returns:
     Logits [..., V], float32.
   """
-  if not is_faster(x.dtype):
+  if not bf16_matmul.is_faster(x.dtype):
     return embedding.attend(x).astype(jnp.float32)
   with jax.named_scope(f'{embedding.name}.attend'):
     w_VxD = embedding.embedding.astype(x.dtype)
     tokens = 'abcdefgh'[: x.ndim - 1]
-    return rounded_einsum(f'{tokens}k,nk->{tokens}n', x, w_VxD, jnp.float32)
+    return bf16_matmul.einsum(
+        f'{tokens}k,nk->{tokens}n', x, w_VxD, jnp.float32
+    )
 
 
 def drop(module: Any, x_BxLxD: jax.Array) -> jax.Array:
@@ -292,3 +311,40 @@ def sparsifiable(
   del leaf
   axes = HIDDEN_KERNELS.get('/'.join(path.split('/')[-3:]))
   return axes is not None and optax.contrib.MuonDimensionNumbers(*axes)
+
+
+def partition_spec(
+    path: str, shape: Sequence[int], mesh: Mapping[str, int]
+) -> jax.P:
+  """Returns the partition spec of a parameter.
+
+  Args:
+    path: Path of the parameter, joined by `'/'`.
+    shape: Shape of the parameter; leading axes (scanned layers) are not split.
+    mesh: Sizes of the axes of the mesh, by name.
+
+  Returns:
+    A spec for `NamedSharding`. An axis is split only if the mesh axis divides
+    its size.
+
+  References:
+    Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019,
+    section 3
+    Rajbhandari et al., `ZeRO <https://arxiv.org/abs/1910.02054>`_, 2020
+
+  Example:
+    >>> mesh = dict(fsdp=4, tensor=4)
+    >>> tuple(partition_spec('h/mlp/wi/kernel', (12, 64, 250), mesh))
+    (None, 'fsdp', None)
+  """
+  parts = path.split('/')
+  ends = ('/'.join(parts[-3:]), '/'.join(parts[-2:]))
+  axes = next((PARAMETER_AXES[e] for e in ends if e in PARAMETER_AXES), ())
+  if not axes:
+    return jax.P()
+  sizes = shape[len(shape) - len(axes):]
+  fitting = [
+      axis if axis is not None and size % mesh[axis] == 0 else None
+      for axis, size in zip(axes, sizes)
+  ]
+  return jax.P(*[None] * (len(shape) - len(axes)), *fitting)

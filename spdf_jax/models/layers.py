@@ -7,10 +7,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.accelerator.listed import listed_matmul
-from spdf_jax.accelerator.listing import ListedMatrix
+from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.accelerator import lists
+from spdf_jax.accelerator.lists import ListedMatrix
 from spdf_jax.accelerator.primitives import sparse_matmul
-from spdf_jax.accelerator.rounded import matmul
 from spdf_jax.packing import PackedMask
 
 
@@ -60,9 +60,9 @@ class MaskedDense(nn.Module):
       kernel = self.param('kernel', self.kernel_init, shape, jnp.float32)
     x = x.astype(self.dtype)
     if isinstance(kernel, ListedMatrix):
-      y = listed_matmul(x, kernel, lowering=self.lowering)
+      y = lists.listed_matmul(x, kernel, lowering=self.lowering)
     elif mask is None:
-      y = matmul(x, kernel.astype(self.dtype))
+      y = bf16_matmul.matmul(x, kernel.astype(self.dtype))
     else:
       y = sparse_matmul(
           x,

@@ -10,7 +10,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.accelerator.rounded import matmul
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.models.attention import Attention
 from spdf_jax.models.decoder import apply_layers
 from spdf_jax.models.decoder import check_length
@@ -172,7 +172,9 @@ class Llama(nn.Module):
       head = functools.partial(tied_logits, wte)
     else:
       kernel_DxV = _Head(c, name='head')().astype(c.dtype)
-      head = lambda x: matmul(x, kernel_DxV).astype(jnp.float32)
+      head = lambda x: bf16_matmul.matmul(x, kernel_DxV).astype(
+          jnp.float32
+      )
     return read_out(head, x_BxLxD)
 
 

@@ -11,8 +11,8 @@ import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_recipe
 
+from experiments.convert import verify
 from spdf_jax.files import seal
-from spdf_jax.runs.verification import verify
 from spdf_jax.training import densify_checkpoint
 from spdf_jax.training import open_session
 from spdf_jax.training import read_params

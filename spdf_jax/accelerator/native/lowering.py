@@ -19,8 +19,7 @@ from jax.sharding import AxisType
 import numpy as np
 
 from spdf_jax import lowerings
-from spdf_jax.accelerator import listed
-from spdf_jax.accelerator import packed
+from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
 from spdf_jax.lowerings import NATIVE as NATIVE
@@ -73,7 +72,7 @@ def sparse_matmul_backward(
     accumulation_dtype: Any,
     out_sharding: Any,
 ) -> list[jax.Array]:
-  """Computes dx and dw; see `reference.sparse_matmul_backward`."""
+  """Computes dx and dw; see `primitives.sparse_matmul_backward_p`."""
   del out_sharding
   if not _is_supported(x, accumulation_dtype):
     return NotImplemented
@@ -93,8 +92,10 @@ def packed_matmul(
     transpose: bool,
     columns: int,
     accumulation_dtype: Any,
+    out_sharding: Any,
 ) -> jax.Array:
-  """Multiplies by packed weights; see `packed.packed_matmul`."""
+  """Multiplies by packed weights; see `reference.packed_matmul`."""
+  del out_sharding
   if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   features = bits.shape[-2] if transpose else columns
@@ -112,8 +113,10 @@ def packed_gradient(
     size: int,
     columns: int,
     accumulation_dtype: Any,
+    out_sharding: Any,
 ) -> jax.Array:
-  """Computes the gradient of the values; see `packed.packed_gradient`."""
+  """Computes the gradient of the values; see `reference.packed_gradient`."""
+  del out_sharding
   if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   dvalues = jax.ShapeDtypeStruct((*bits.shape[:-2], size), x.dtype)
@@ -130,8 +133,10 @@ def packed_backward(
     *,
     columns: int,
     accumulation_dtype: Any,
+    out_sharding: Any,
 ) -> list[jax.Array]:
-  """Computes dx and dvalues; see `packed.packed_backward`."""
+  """Computes dx and dvalues; see `primitives.packed_backward_p`."""
+  del out_sharding
   if not _is_supported(x, accumulation_dtype):
     return NotImplemented
   results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, values)]
@@ -145,7 +150,7 @@ def packed_backward(
 def listed_matmul(
     x: jax.Array, values: jax.Array, indices: jax.Array, starts: jax.Array
 ) -> jax.Array:
-  """Multiplies by a listed matrix; see `listed.listed_matmul`."""
+  """Multiplies by a listed matrix; see `lists.listed_matmul`."""
   # The kernels convert values of either dtype, so they need no bfloat16
   # instructions.
   if not (_is_local(x) and library.is_available()):
@@ -175,9 +180,9 @@ for _primitive, _function in (
     (primitives.sparse_matmul_p, sparse_matmul),
     (primitives.sampled_matmul_p, sampled_matmul),
     (primitives.sparse_matmul_backward_p, sparse_matmul_backward),
-    (packed.packed_matmul_p, packed_matmul),
-    (packed.packed_gradient_p, packed_gradient),
-    (packed.packed_backward_p, packed_backward),
-    (listed.listed_matmul_p, listed_matmul),
+    (primitives.packed_matmul_p, packed_matmul),
+    (primitives.packed_gradient_p, packed_gradient),
+    (primitives.packed_backward_p, packed_backward),
+    (lists.listed_matmul_p, listed_matmul),
 ):
   lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')

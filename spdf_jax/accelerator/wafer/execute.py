@@ -230,7 +230,7 @@ def _sampled_matmul(
 
 
 def _tangent(dx, x, dw, w, mask, grad_mask, **params):
-  """Computes a product's tangent; see `reference.sparse_matmul_tangent`."""
+  """Computes a product's tangent from two products."""
   params |= dict(transpose=False, name='sparse_matmul_tangent')
   return _sparse_matmul(dx, w, mask, grad_mask, **params) + _sparse_matmul(
       x, dw, grad_mask, grad_mask, **params
@@ -238,7 +238,7 @@ def _tangent(dx, x, dw, w, mask, grad_mask, **params):
 
 
 def _backward(dy, x, w, mask, grad_mask, **params):
-  """Computes dx and dw; see `reference.sparse_matmul_backward`."""
+  """Computes dx and dw separately."""
   params |= dict(name='sparse_matmul_backward')
   return [
       _sparse_matmul(dy, w, mask, grad_mask, transpose=True, **params),

@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.extend.core import Literal
 import numpy as np
 
-from spdf_jax.accelerator import rounded
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator.wafer import cost_rules
 from spdf_jax.accelerator.wafer import equations
 from spdf_jax.accelerator.wafer import program as programs
@@ -278,13 +278,14 @@ def call(
   return walker.walk(jaxpr, consts, operands, path)
 
 
-def rounded_einsum(
+def einsum(
     walker: Interpreter, eqn: Any, operands: Sequence[Operand], path: str
 ) -> Walked:
-  """Walks the product of the reference of a `rounded_einsum`."""
+  """Walks the product of the reference of a `bf16_matmul.einsum`."""
   params = {k: eqn.params[k] for k in ('subscripts', 'dtype')}
   avals = [jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands]
-  closed = jax.make_jaxpr(functools.partial(rounded.einsum, **params))(*avals)
+  reference = functools.partial(bf16_matmul.einsum_reference, **params)
+  closed = jax.make_jaxpr(reference)(*avals)
   return walker.walk(closed.jaxpr, closed.consts, operands, path)
 
 
@@ -451,7 +452,7 @@ def _shares(
 
 CONTROL = {
     'cond': cond,
-    'rounded_einsum': rounded_einsum,
+    'bf16_einsum': einsum,
     'scan': scan,
     'shard_map': shard_map,
     'while': while_loop,

@@ -26,7 +26,7 @@ from spdf_jax.lowerings import REFERENCE
 _BATCH = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 
 
-def einsum(
+def einsum_reference(
     x: jax.Array, y: jax.Array, *, subscripts: str, dtype: Any
 ) -> jax.Array:
   """Computes `jnp.einsum` with float32 sums: the reference.
@@ -46,12 +46,12 @@ def einsum(
   ).astype(dtype)
 
 
-rounded_einsum_p = define_primitive('rounded_einsum', einsum)
+einsum_p = define_primitive('bf16_einsum', einsum_reference)
 """Primitive of an einsum of two 16-bit arrays with float32 sums."""
 
 
 def is_faster(dtype: Any) -> bool:
-  """Returns whether products of a dtype are faster by `rounded_einsum`.
+  """Returns whether products of a dtype are faster by `einsum`.
 
   This is so for bfloat16 on a CPU that multiplies it (AVX-512 BF16). With
   several devices, JAX's own products propagate shardings.
@@ -75,7 +75,7 @@ def multiplies_bfloat16() -> bool:
   return cpuinfo.exists() and 'avx512_bf16' in cpuinfo.read_text()
 
 
-def rounded_einsum(
+def einsum(
     subscripts: str, x: jax.Array, y: jax.Array, dtype: Any = None
 ) -> jax.Array:
   """Multiplies 16-bit arrays with float32 sums and rounds the result once.
@@ -94,11 +94,11 @@ def rounded_einsum(
 
   Example:
     >>> x = jnp.ones((2, 3), jnp.bfloat16)
-    >>> rounded_einsum('ik,jk->ij', x, x).dtype
+    >>> einsum('ik,jk->ij', x, x).dtype
     dtype(bfloat16)
   """
   multiply = functools.partial(
-      rounded_einsum_p.bind, subscripts=subscripts,
+      einsum_p.bind, subscripts=subscripts,
       dtype=jnp.dtype(dtype or x.dtype), lowering=REFERENCE,
   )
   (of_x, of_y), of_z = _split(subscripts)
@@ -130,15 +130,15 @@ def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
   if not is_faster(x.dtype):
     return jnp.dot(x, w)
   tokens = 'abcdefgh'[: x.ndim - 1]
-  return rounded_einsum(f'{tokens}k,kn->{tokens}n', x, w, jnp.float32)
+  return einsum(f'{tokens}k,kn->{tokens}n', x, w, jnp.float32)
 
 
-def rounded_with_no_batch_dims_saveable(
+def no_batch_dims_saveable(
     primitive: Primitive, *args: Any, **params: Any
 ) -> bool:
   """Returns whether to save a result: a `jax.checkpoint` policy.
 
-  It saves the products of `rounded_einsum` without batch dimensions, as JAX's
+  It saves the products of `einsum` without batch dimensions, as JAX's
   `dots_with_no_batch_dims_saveable` does for other products.
 
   Args:
@@ -152,13 +152,12 @@ def rounded_with_no_batch_dims_saveable(
   Example:
     >>> x = jnp.ones((2, 2), jnp.bfloat16)
     >>> f = jax.checkpoint(
-    ...     lambda x: rounded_einsum('ik,kj->ij', x, x),
-    ...     policy=rounded_with_no_batch_dims_saveable)
+    ...     lambda x: einsum('ik,kj->ij', x, x), policy=no_batch_dims_saveable)
     >>> jax.grad(lambda x: f(x).sum())(x).tolist()
     [[4.0, 4.0], [4.0, 4.0]]
   """
   del args
-  if primitive is not rounded_einsum_p:
+  if primitive is not einsum_p:
     return False
   (of_x, of_y), of_z = _split(params['subscripts'])
   return not set(of_x) & set(of_y) & set(of_z)
@@ -167,7 +166,7 @@ def rounded_with_no_batch_dims_saveable(
 def _transpose_x(dz, x, y, *, subscripts, dtype, lowering):
   del dtype
   (of_x, of_y), of_z = _split(subscripts)
-  return rounded_einsum_p.bind(
+  return einsum_p.bind(
       dz.astype(y.dtype), y, subscripts=f'{of_z},{of_y}->{of_x}',
       dtype=x.aval.dtype, lowering=lowering,
   )
@@ -176,13 +175,13 @@ def _transpose_x(dz, x, y, *, subscripts, dtype, lowering):
 def _transpose_y(dz, x, y, *, subscripts, dtype, lowering):
   del dtype
   (of_x, of_y), of_z = _split(subscripts)
-  return rounded_einsum_p.bind(
+  return einsum_p.bind(
       x, dz.astype(x.dtype), subscripts=f'{of_x},{of_z}->{of_y}',
       dtype=y.aval.dtype, lowering=lowering,
   )
 
 
-ad.defbilinear(rounded_einsum_p, _transpose_x, _transpose_y)
+ad.defbilinear(einsum_p, _transpose_x, _transpose_y)
 
 
 def _batch(args, axes, *, subscripts, **params):
@@ -201,13 +200,13 @@ def _batch(args, axes, *, subscripts, **params):
   of_x, of_y = (
       of if axis is None else insert(of) for of, axis in zip(operands, axes)
   )
-  product = rounded_einsum_p.bind(
+  product = einsum_p.bind(
       *args, subscripts=f'{of_x},{of_y}->{insert(of_z)}', **params
   )
   return product, shared
 
 
-batching.primitive_batchers[rounded_einsum_p] = _batch
+batching.primitive_batchers[einsum_p] = _batch
 
 
 def _split(subscripts: str) -> tuple[list[str], str]:

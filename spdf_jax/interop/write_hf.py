@@ -13,19 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.data import tokenizer_paths
-from spdf_jax.interop import compact_files
+from spdf_jax.interop import configs
 from spdf_jax.interop import layouts
-from spdf_jax.interop import tensor_files
-from spdf_jax.interop.checks import check_masks
-from spdf_jax.interop.checks import refuse_other_shapes
-from spdf_jax.interop.configs import write_config
-from spdf_jax.interop.tensor_files import CONFIG
-from spdf_jax.interop.tensor_files import GENERATION
+from spdf_jax.interop import tensors
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
-from spdf_jax.names import lookup
-from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity import paths
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
@@ -34,7 +29,7 @@ _WRITING = '.writing_'
 """Beginning of the name of an unfinished export's folder."""
 
 _OURS = frozenset({
-    CONFIG, GENERATION, tensor_files.MASKS, *tensor_files.FORMATS.values()
+    tensors.CONFIG, tensors.GENERATION, tensors.MASKS, *tensors.FORMATS.values()
 })
 
 
@@ -54,7 +49,7 @@ def save_hf(
 
   Pruned weights are written as zeros, and the mask to `masks.safetensors`,
   under the names of the weights. The format `compact` can be read by `load_hf`
-  only, see `spdf_jax.interop.compact_files`.
+  only, see `spdf_jax.interop.tensors`.
 
   Args:
     directory: Directory to write, created if missing; an earlier export in it
@@ -83,26 +78,26 @@ def save_hf(
     See `load_hf`.
   """
   directory = pathlib.Path(directory)
-  lookup('format', format, tensor_files.FORMATS)
-  file_dtype = tensor_files.dtype_of(dtype)
+  names.lookup('format', format, tensors.FORMATS)
+  file_dtype = tensors.dtype_of(dtype)
   if format == 'compact' and not jax.tree.leaves(mask):
     raise ValueError(
         "format is 'compact' and the model has no mask; use 'dense'."
     )
   config, vocab_size = _cut_config(config, vocab_size)
-  fields = write_config(config, dtype, end_of_text)
+  fields = configs.write_config(config, dtype, end_of_text)
   shapes = layouts.shapes_of(layouts.abstract_params(config))
   leaves = _leaves(params, vocab_size)
   masks = _leaves({} if mask is None else mask, vocab_size)
-  refuse_other_shapes('params', layouts.shapes_of(leaves), shapes)
-  check_masks('mask', masks, shapes)
-  tensors = layouts.tensors_of(config)
+  layouts.refuse_other_shapes('params', layouts.shapes_of(leaves), shapes)
+  layouts.check_masks('mask', masks, shapes)
+  layout = layouts.tensors_of(config)
   leaves = {
       path: _cast(path, _masked(x, masks.get(path)), file_dtype)
       for path, x in leaves.items()
   }
-  found = layouts.to_tensors(tensors, leaves, shapes)
-  kept = layouts.to_tensors(tensors, masks, shapes)
+  found = layouts.to_tensors(layout, leaves, shapes)
+  kept = layouts.to_tensors(layout, masks, shapes)
   _check_ours(directory)
   directory.mkdir(parents=True, exist_ok=True)
   for unfinished in directory.glob(f'{_WRITING}*'):  # Of an export killed.
@@ -110,17 +105,17 @@ def save_hf(
   with tempfile.TemporaryDirectory(prefix=_WRITING, dir=directory) as name:
     source = pathlib.Path(name)
     if format == 'compact':
-      tensor_files.write_tensors(
-          source / tensor_files.COMPACT, compact_files.pack(found, kept)
+      tensors.write_tensors(
+          source / tensors.COMPACT, tensors.pack_tensors(found, kept)
       )
     else:
-      tensor_files.write_tensors(source / tensor_files.WEIGHTS, found)
+      tensors.write_tensors(source / tensors.WEIGHTS, found)
       if kept:
-        tensor_files.write_tensors(source / tensor_files.MASKS, kept)
-    _write_json(source / CONFIG, fields)
+        tensors.write_tensors(source / tensors.MASKS, kept)
+    _write_json(source / tensors.CONFIG, fields)
     if end_of_text is not None:
       ids = {k: fields[k] for k in ('bos_token_id', 'eos_token_id')}
-      _write_json(source / GENERATION, ids)
+      _write_json(source / tensors.GENERATION, ids)
     replaced = [directory / name for name in _OURS]
     if tokenizer is not None:
       replaced += tokenizer_paths(directory)
@@ -157,7 +152,7 @@ def _leaves(tree: PyTree, vocab_size: int) -> Arrays:
   }
   return {
       path: x[cuts[path]] if path in cuts else x
-      for path, x in by_name(tree).items()
+      for path, x in paths.by_name(tree).items()
   }
 
 
@@ -190,15 +185,15 @@ def _check_ours(directory: pathlib.Path) -> None:
     if directory.exists():
       raise ValueError(f'{directory} is a file; give a directory.')
     return
-  names = {path.name for path in directory.iterdir()}
-  kinds = ('.safetensors', '.bin', tensor_files.INDEX)
-  models = {name for name in names if name.endswith(kinds)}
+  present = {path.name for path in directory.iterdir()}
+  kinds = ('.safetensors', '.bin', tensors.INDEX)
+  models = {name for name in present if name.endswith(kinds)}
   foreign = sorted(
       name for name in models
       if name not in _OURS or not _is_ours(directory / name)
   )
-  if not models and CONFIG in names:
-    foreign = [CONFIG]
+  if not models and tensors.CONFIG in present:
+    foreign = [tensors.CONFIG]
   if foreign:
     raise ValueError(
         f'{directory} holds {foreign[0]}, which spdf_jax did not export; give '
@@ -221,15 +216,15 @@ def _replace_files(
     source: A directory on the same file system, with all files of the model.
     replaced: Paths of the files of the earlier export; may be missing.
   """
-  (directory / CONFIG).unlink(missing_ok=True)
+  (directory / tensors.CONFIG).unlink(missing_ok=True)
   for path in replaced:
     path.unlink(missing_ok=True)
   for path in sorted(source.iterdir()):
-    if path.name != CONFIG:
+    if path.name != tensors.CONFIG:
       os.replace(path, directory / path.name)
-  os.replace(source / CONFIG, directory / CONFIG)
+  os.replace(source / tensors.CONFIG, directory / tensors.CONFIG)
 
 
 def _is_ours(path: pathlib.Path) -> bool:
-  with tensor_files.open_safetensors(path) as file:
-    return (file.metadata() or {}).get('writer') == tensor_files.WRITER
+  with tensors.open_safetensors(path) as file:
+    return (file.metadata() or {}).get('writer') == tensors.WRITER

@@ -11,8 +11,7 @@ import pytest
 from tiers import slow_except
 
 from spdf_jax import models
-from spdf_jax.accelerator import rounded
-from spdf_jax.accelerator.rounded import rounded_einsum
+from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.trace import trace_program
@@ -49,7 +48,8 @@ def test_a_product_and_its_gradients_are_rounded_once(
     subscripts, x_shape, y_shape
 ):
   x, y = normal(x_shape), normal(y_shape, 1)
-  z, transpose = jax.vjp(functools.partial(rounded_einsum, subscripts), x, y)
+  f = functools.partial(bf16_matmul.einsum, subscripts)
+  z, transpose = jax.vjp(f, x, y)
   assert_rounded_once(z, of_float64(subscripts, x, y))
   dz = normal(z.shape, 2)
   dx, dy = transpose(dz)
@@ -62,7 +62,7 @@ def test_a_product_and_its_gradients_are_rounded_once(
 
 def test_a_float32_result_is_not_rounded_and_its_cotangent_is():
   x, y = normal((8, 16)), normal((16, 8), 1)
-  f = functools.partial(rounded_einsum, 'ik,kj->ij', dtype=jnp.float32)
+  f = functools.partial(bf16_matmul.einsum, 'ik,kj->ij', dtype=jnp.float32)
   z, transpose = jax.vjp(f, x, y)
   want = of_float64('ik,kj->ij', x, y)
   np.testing.assert_allclose(z, want, rtol=0, atol=1e-5)
@@ -88,7 +88,7 @@ def test_batched_products_equal_a_loop_also_in_gradients(
       for shape, axis in zip(shapes, axes)
   ]
   x, y = (normal(shape, i) for i, shape in enumerate(shapes))
-  f = functools.partial(rounded_einsum, subscripts)
+  f = functools.partial(bf16_matmul.einsum, subscripts)
   square = lambda x, y: (f(x, y).astype(jnp.float32) ** 2).sum()
   for g in (f, jax.grad(square, argnums=(0, 1))):
     got = jax.vmap(g, in_axes=axes)(x, y)
@@ -111,13 +111,13 @@ def test_a_tangent_of_the_gradient_is_that_of_the_plain_product():
     loss = lambda x: jnp.tanh(product(x, y).astype(jnp.float32)).sum()
     return jax.jvp(jax.grad(loss), (x,), (dx,))[1].astype(jnp.float32)
 
-  ours = tangent(functools.partial(rounded_einsum, 'ik,kj->ij'))
+  ours = tangent(functools.partial(bf16_matmul.einsum, 'ik,kj->ij'))
   np.testing.assert_allclose(ours, tangent(jnp.dot), rtol=0.1, atol=0.05)
 
 
 @pytest.fixture
 def has_bfloat16(monkeypatch):
-  monkeypatch.setattr(rounded, 'multiplies_bfloat16', lambda: True)
+  monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: True)
 
 
 CONFIGS = {
@@ -140,9 +140,9 @@ def test_all_products_of_a_bfloat16_model_on_a_cpu_are_rounded(
     name, has_bfloat16
 ):
   text, *_ = products('bfloat16', name)
-  assert 'rounded_einsum[' in text and 'dot_general[' not in text
+  assert 'bf16_einsum[' in text and 'dot_general[' not in text
   text, *_ = products('float32', name)
-  assert 'rounded_einsum[' not in text
+  assert 'bf16_einsum[' not in text
 
 
 @pytest.mark.parametrize('name', ['gpt', 'tied llama'])
@@ -164,14 +164,14 @@ def test_with_several_devices_products_are_those_of_jax(
     monkeypatch, has_bfloat16
 ):
   monkeypatch.setattr(jax, 'device_count', lambda: 8)
-  assert 'rounded_einsum[' not in products('bfloat16')[0]
+  assert 'bf16_einsum[' not in products('bfloat16')[0]
 
 
 def test_without_instructions_for_bfloat16_products_are_those_of_jax(
     monkeypatch
 ):
-  monkeypatch.setattr(rounded, 'multiplies_bfloat16', lambda: False)
-  assert 'rounded_einsum[' not in products('bfloat16')[0]
+  monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: False)
+  assert 'bf16_einsum[' not in products('bfloat16')[0]
 
 
 def multiply_adds(work):
@@ -199,11 +199,11 @@ def test_the_policy_saves_products_without_batch():
   w = normal((8, 8))
   def saved(subscripts, x):
     f = jax.checkpoint(
-        lambda x: jnp.sin(rounded_einsum(subscripts, x, w)),
-        policy=rounded.rounded_with_no_batch_dims_saveable,
+        lambda x: jnp.sin(bf16_matmul.einsum(subscripts, x, w)),
+        policy=bf16_matmul.no_batch_dims_saveable,
     )
     text = str(jax.make_jaxpr(jax.grad(lambda x: f(x).sum()))(x))
-    return text.count('rounded_einsum[')
+    return text.count('bf16_einsum[')
 
   # The product, and the gradient of x; without saving, also a second product.
   assert saved('ik,kj->ij', normal((4, 8))) == 2

@@ -16,7 +16,7 @@ import pytest
 from spdf_jax.accelerator import list_matrix
 from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import listed_matmul
-from spdf_jax.accelerator import listing
+from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import native
 
 needs_kernels = pytest.mark.skipif(
@@ -69,7 +69,7 @@ drawn = given(
     inputs=st.integers(1, 90),
     outputs=st.integers(1, 40),
     sparsity=st.sampled_from([0.0, 0.5, 0.75, 0.95, 1.0]),
-    dtype=st.sampled_from(listing.DTYPES),
+    dtype=st.sampled_from(lists.DTYPES),
 )
 
 
@@ -92,7 +92,7 @@ def test_native_products_of_500_shapes_are_numpys(
   check('native', seed, tokens, inputs, outputs, sparsity, dtype=dtype)
 
 
-@pytest.mark.parametrize('dtype', listing.DTYPES)
+@pytest.mark.parametrize('dtype', lists.DTYPES)
 def test_reference_products_are_numpys(dtype):
   for seed, edge in enumerate(EDGES[1:4]):
     check('reference', seed, *edge, dtype=dtype)
@@ -116,7 +116,7 @@ def check_kernels(name):
   print('kernels', library.kernels())
   if library.kernels() == name:
     for seed, edge in enumerate(EDGES):
-      for dtype in listing.DTYPES:
+      for dtype in lists.DTYPES:
         check('native', seed, *edge, dtype=dtype)
     check('native', 3, 20, 700, 900, 0.7)  # Several parts.
     print('all right')
@@ -130,7 +130,7 @@ def check_kernels(name):
 def test_every_kernel_set_is_right_on_any_number_of_threads(name, threads):
   run_with_kernels(
       name, threads,
-      f'import listed_test; listed_test.check_kernels({name!r})',
+      f'import lists_test; lists_test.check_kernels({name!r})',
   )
 
 
@@ -171,7 +171,7 @@ def test_starts_beyond_the_values_are_refused():
   x, w, mask = draw(0, 2, 20, 30, 0.5)
   w = list_matrix(w, mask)
   for starts in (w.starts + 1, w.starts[::-1].copy(), w.starts - 1):
-    bad = listing.ListedMatrix(w.values, w.indices, starts, w.inputs)
+    bad = lists.ListedMatrix(w.values, w.indices, starts, w.inputs)
     with pytest.raises(jax.errors.JaxRuntimeError, match='starts of the lists'):
       jax.block_until_ready(listed_matmul(x, bad, lowering='native'))
 
@@ -210,9 +210,9 @@ def test_lists_of_a_tree_leave_dense_leaves_alone():
     (lambda w, m: list_matrix(w, m[1:]), r'w \[4, 6\] and mask \[3, 6\]'),
     (lambda w, m: list_matrix(np.ones((65537, 1)), np.ones((65537, 1), bool),
                               dtype='float32'), '65537 inputs and keeps'),
-    (lambda w, m: listing.list_values(w[0], np.arange(5), m.sum(0), 4),
+    (lambda w, m: lists.list_values(w[0], np.arange(5), m.sum(0), 4),
      '6 values and 5 indices for a mask that keeps 4'),
-    (lambda w, m: listing.list_values(w[0, :4], np.arange(4) + 1, m.sum(0), 4),
+    (lambda w, m: lists.list_values(w[0, :4], np.arange(4) + 1, m.sum(0), 4),
      'from 1 to 4, and the matrix has 4 inputs'),
     (lambda w, m: listed_matmul(np.ones((2, 5), np.float32), list_matrix(w, m)),
      r'x \[2, 5\] and a matrix \[4, 6\]'),

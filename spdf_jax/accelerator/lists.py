@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices stored as lists of their kept weights.
+"""Matrices as lists of their kept weights, and the product with them.
 
 A kept weight takes 16 bits of index and a value in float32 or bfloat16; pruned
-weights take nothing. Lists are built once and their mask is constant, so they
-are for inference.
+weights take nothing, and the product reads nothing of them. Unlike the lists of
+masks and packed matrices, which every call makes anew, these are built once:
+they are for the few tokens of generation, and the product has no gradients.
 """
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
+from jax.interpreters import batching
 import jax.numpy as jnp
 import numpy as np
+
+from spdf_jax import lowerings
 
 PyTree = Any
 
@@ -87,7 +92,7 @@ def list_matrix(
         'w != 0.'
     )
   dtype = jnp.dtype(w.dtype if dtype is None else dtype)
-  check_dtype('w', dtype)
+  _check_dtype('w', dtype)
   if w.ndim > 2:
     return _stack([list_matrix(*each, dtype=dtype) for each in zip(w, mask)])
   # The transpose is read in the order (output, input).
@@ -135,7 +140,7 @@ def list_values(
         f'the indices reach from {indices.min()} to {indices.max()}, and the '
         f'matrix has {inputs} inputs; give indices of inputs.'
     )
-  check_dtype('values', values.dtype)
+  _check_dtype('values', values.dtype)
   return ListedMatrix(
       np.pad(values, (0, _PADDING)),
       np.pad(indices.astype(np.uint16), (0, _PADDING)),
@@ -213,7 +218,84 @@ def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
   )
 
 
-def check_dtype(name: str, dtype: Any) -> None:
+def listed_matmul(
+    x: jax.Array, w: ListedMatrix, *, lowering: str = lowerings.REFERENCE
+) -> jax.Array:
+  """Multiplies by a listed matrix: y = x @ w.
+
+  Inputs must be finite for lowerings to agree, as for `sparse_matmul`. The
+  native result of a token does not depend on the number of tokens, nor on that
+  of threads.
+
+  Args:
+    x: Inputs [..., inputs], float32 or bfloat16.
+    w: The matrix, whose values may have the other dtype.
+    lowering: Name of the lowering; `'reference'` builds the dense matrix at
+      every call.
+
+  Returns:
+    Product [..., outputs], of the dtype of `x`, with float32 sums.
+
+  Raises:
+    ValueError: the widths do not fit, or the lowering is unknown.
+    TypeError: there are no products of the dtypes.
+
+  Example:
+    >>> w = np.array([[3., 0.], [4., 5.]], np.float32)
+    >>> listed_matmul(jnp.array([[1., 2.]]), list_matrix(w, w != 0)).tolist()
+    [[11.0, 10.0]]
+  """
+  x = jnp.asarray(x)
+  lowerings.check_lowering(lowering)
+  if x.ndim < 1 or len(w.shape) != 2 or x.shape[-1] != w.inputs or 0 in x.shape:
+    raise ValueError(
+        f'listed_matmul got x {list(x.shape)} and a matrix {list(w.shape)}; '
+        'give x [..., inputs] with at least one entry per axis, and one matrix '
+        '[inputs, outputs].'
+    )
+  _check_dtype('x', x.dtype)
+  _check_dtype('values', w.values.dtype)
+  return listed_matmul_p.bind(
+      x, *map(jnp.asarray, (w.values, w.indices, w.starts)), lowering=lowering
+  )
+
+
+def _reference(x, values, indices, starts):
+  """Multiplies by the dense matrix."""
+  outputs = starts.shape[0] - 1
+  places = jnp.arange(values.shape[0])
+  columns = jnp.searchsorted(starts, places, side='right') - 1
+  w = jnp.zeros((x.shape[-1], outputs), jnp.float32)
+  # The column of padding is `outputs`, which is dropped.
+  w = w.at[indices, columns].set(values.astype(jnp.float32), mode='drop')
+  y = jnp.matmul(x.astype(jnp.float32), w, precision='highest')
+  return y.astype(x.dtype)
+
+
+listed_matmul_p = lowerings.define_primitive('listed_matmul', _reference)
+"""Primitive of y = x @ W; operands x, values, indices, starts."""
+
+
+def _batch(args, axes, **params):
+  if all(axis is None for axis in axes[1:]):
+    x = jnp.moveaxis(args[0], axes[0], 0)
+    return listed_matmul_p.bind(x, *args[1:], **params), 0
+  f = functools.partial(listed_matmul_p.bind, **params)
+  stacked = [
+      None if axis is None else jnp.moveaxis(arg, axis, 0)
+      for arg, axis in zip(args, axes)
+  ]
+  one = lambda mapped: f(*(
+      arg if axis is None else each
+      for arg, axis, each in zip(args, axes, mapped)
+  ))
+  return jax.lax.map(one, stacked), 0
+
+
+batching.primitive_batchers[listed_matmul_p] = _batch
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
   """Raises TypeError unless there are products with lists in a dtype."""
   if dtype.name not in DTYPES:
     raise TypeError(

@@ -10,26 +10,23 @@ import re
 from typing import Any
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
-from spdf_jax.accelerator.listing import split_outputs
-from spdf_jax.interop import compact_files
+from spdf_jax import extras
+from spdf_jax import lowerings
+from spdf_jax import models
+from spdf_jax.accelerator import lists
+from spdf_jax.interop import configs
 from spdf_jax.interop import layouts
-from spdf_jax.interop import tensor_files
-from spdf_jax.interop.checks import check_masks
-from spdf_jax.interop.checks import refuse_other_names
-from spdf_jax.interop.checks import refuse_other_shapes
-from spdf_jax.interop.checks import refuse_pruned_weights
-from spdf_jax.interop.configs import read_config
-from spdf_jax.interop.json_fields import read_json
-from spdf_jax.lowerings import NATIVE
+from spdf_jax.interop import tensors
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
-from spdf_jax.models import sparsifiable
+from spdf_jax.sparsity import paths
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
-Stored = dict[str, tensor_files.StoredTensor]
+Stored = dict[str, tensors.StoredTensor]
 
 _BUFFERS = re.compile(r'\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$')
 """Names of buffers, which older files contain besides weights."""
@@ -72,9 +69,7 @@ def load_hf(
 
   Example:
     >>> import tempfile
-    >>> import jax
     >>> from spdf_jax import interop
-    >>> from spdf_jax import models
     >>> config = models.GPTConfig(64, 2, 2, 16, 64, 32)
     >>> params = jax.tree.map(lambda x: np.ones(x.shape, np.float32),
     ...                       layouts.abstract_params(config))
@@ -85,31 +80,31 @@ def load_hf(
     (True, (16,))
   """
   config, weights, stored = _open(pathlib.Path(directory))
-  tensors = layouts.tensors_of(config)
-  names = {tensor.name for tensor in tensors}
-  is_compact = weights.name == tensor_files.COMPACT
+  layout = layouts.tensors_of(config)
+  names = {tensor.name for tensor in layout}
+  is_compact = weights.name == tensors.COMPACT
   there = stored.keys() - ({layouts.HEAD} - names)
   if is_compact:
-    there = compact_files.names_of(there)
-  refuse_other_names(str(weights), there, names)
+    there = tensors.names_of(there)
+  layouts.refuse_other_names(str(weights), there, names)
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
-  expected = {tensor.name: tensor.shape(shapes) for tensor in tensors}
+  expected = {tensor.name: tensor.shape(shapes) for tensor in layout}
   found = _read(stored, allow_non_finite)
   masks: Arrays = {}
   with _naming(weights):
     if is_compact:
-      found, masks = compact_files.unpack(found, expected)
-    found = _without_head(found, tensors[0].name, expected)
+      found, masks = tensors.unpack_tensors(found, expected)
+    found = _without_head(found, layout[0].name, expected)
     found = _as_float32(found)
-  refuse_other_shapes(str(weights), layouts.shapes_of(found), expected)
-  path = weights.parent / tensor_files.MASKS
+  layouts.refuse_other_shapes(str(weights), layouts.shapes_of(found), expected)
+  path = weights.parent / tensors.MASKS
   if path.exists() and not is_compact:
-    masks = tensor_files.read_tensors(path)
-    check_masks(str(path), masks, expected)
-    refuse_pruned_weights(str(path), found, masks)
-  leaves = layouts.from_tensors(tensors, found, shapes)
-  kept = layouts.from_tensors(tensors, masks, shapes)
+    masks = tensors.read_tensors(path)
+    layouts.check_masks(str(path), masks, expected)
+    layouts.refuse_pruned_weights(str(path), found, masks)
+  leaves = layouts.from_tensors(layout, found, shapes)
+  kept = layouts.from_tensors(layout, masks, shapes)
   return HFModel(
       config,
       layouts.fill(params, leaves),
@@ -131,60 +126,127 @@ def load_listed(
 
   Returns:
     Config with `lowering='native'`, and parameters with a `ListedMatrix` for
-    every hidden matrix with a bitmap; the mask is `None`.
+    every hidden matrix with a mask; the mask is `None`.
 
   Raises:
     ValueError: the weights are not compact, or `load_hf` would refuse them.
     ImportError: safetensors is not installed.
   """
   config, weights, stored = _open(pathlib.Path(directory))
-  if weights.name != tensor_files.COMPACT:
+  if weights.name != tensors.COMPACT:
     raise ValueError(
         f'{weights} is not compact; read it with load_hf and list the matrices '
         "with accelerator.list_params, or export it with format='compact'."
     )
-  tensors = layouts.tensors_of(config)
-  names = {tensor.name for tensor in tensors}
+  layout = layouts.tensors_of(config)
+  names = {tensor.name for tensor in layout}
   tied = {layouts.HEAD} - names
-  there = compact_files.names_of(stored.keys() - tied)
-  refuse_other_names(str(weights), there, names)
+  there = tensors.names_of(stored.keys() - tied)
+  layouts.refuse_other_names(str(weights), there, names)
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   leaves: dict[str, Any] = {}
-  for tensor in tensors:
-    parts = compact_files.parts_of(tensor.name)
+  for tensor in layout:
+    parts = tensors.parts_of(tensor.name)
     expected = {tensor.name: tensor.shape(shapes)}
     found = _read({k: stored[k] for k in parts if k in stored}, False)
     with _naming(weights):
-      is_hidden = all(sparsifiable(part, None) for part in tensor.parts)
+      is_hidden = all(models.sparsifiable(part, None) for part in tensor.parts)
       if tensor.name in found or not is_hidden:
-        found = _as_float32(compact_files.unpack(found, expected)[0])
-        refuse_other_shapes('the file', layouts.shapes_of(found), expected)
+        found = _as_float32(tensors.unpack_tensors(found, expected)[0])
+        layouts.refuse_other_shapes(
+            'the file', layouts.shapes_of(found), expected
+        )
         leaves |= layouts.from_tensors([tensor], found, shapes)
         continue
       _refuse_other_dtypes({k: found[k] for k in parts[1:2] if k in found})
-      matrix = compact_files.list_tensor(
+      matrix = tensors.list_tensor(
           tensor.name, found, expected[tensor.name],
           transposed=tensor.transposed, dtype=dtype,
       )
     sizes = [shapes[part][-1] for part in tensor.parts]
-    leaves |= zip(tensor.parts, split_outputs(matrix, sizes))
-  embedding = tensors[0]
+    leaves |= zip(tensor.parts, lists.split_outputs(matrix, sizes))
+  embedding = layout[0]
   found = _read({k: stored[k] for k in tied if k in stored}, False)
   found[embedding.name] = leaves[embedding.parts[0]]
   with _naming(weights):
     _without_head(found, embedding.name, {})
-  config = dataclasses.replace(config, lowering=NATIVE)
+  config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   return HFModel(config, layouts.fill(params, leaves), None)
+
+
+def mask_of_zeros(params: Any) -> Any:
+  """Derives a mask from the zeros of parameters.
+
+  Kept weights that are exactly zero are indistinguishable from pruned ones.
+
+  Args:
+    params: Parameters of one of our models.
+
+  Returns:
+    A tree of booleans for hidden matrices with zeros and `None` for all other
+    leaves; `None` if there is no such matrix.
+  """
+  def mask_of(path, x):
+    kept = np.asarray(x) != 0
+    selected = models.sparsifiable(paths.path_name(path), x) is not False
+    return kept if selected and not kept.all() else None
+
+  mask = jax.tree_util.tree_map_with_path(mask_of, params)
+  return mask if jax.tree.leaves(mask) else None
+
+
+def check_hf(
+    directory: str | os.PathLike[str],
+    tokens_BxL: np.ndarray | None = None,
+    *,
+    allow_non_finite: bool = False,
+) -> float:
+  """Compares the logits of a directory's model with those of transformers.
+
+  Both compute in float32. This needs torch and transformers, which no extra
+  installs.
+
+  Args:
+    directory: Directory with a model that `load_hf` reads, not compact.
+    tokens_BxL: Token ids; `None`: two random sequences of up to 64 tokens.
+    allow_non_finite: Whether weights may be infinite or NaN.
+
+  Returns:
+    The largest absolute difference.
+
+  Raises:
+    ValueError: `load_hf` cannot read the directory.
+    ImportError: torch or transformers is not installed.
+
+  Example:
+    >>> check_hf('gpt2')  # doctest: +SKIP
+    4.9e-05
+  """
+  torch = extras.require('torch', None)
+  transformers = extras.require('transformers', None)
+  config, params, _ = load_hf(directory, allow_non_finite=allow_non_finite)
+  if tokens_BxL is None:
+    tokens_BxL = np.random.default_rng(0).integers(
+        config.vocab_size, size=(2, min(64, config.max_length))
+    )
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(
+      directory, dtype=torch.float32, attn_implementation='eager'
+  )
+  with torch.no_grad():
+    logits_BxLxV = theirs(torch.tensor(np.asarray(tokens_BxL))).logits.numpy()
+  with jax.default_matmul_precision('highest'):
+    ours_BxLxV = models.model_of(config).apply({'params': params}, tokens_BxL)
+  return float(np.abs(np.asarray(ours_BxLxV) - logits_BxLxV).max())
 
 
 def _open(
     directory: pathlib.Path,
 ) -> tuple[GPTConfig | LlamaConfig, pathlib.Path, Stored]:
   """Reads a config, and opens the weights beside it."""
-  config = _read_config(directory / tensor_files.CONFIG)
-  weights = tensor_files.find_weights(directory)
-  stored = tensor_files.open_tensors(weights)
+  config = _read_config(directory / tensors.CONFIG)
+  weights = tensors.find_weights(directory)
+  stored = tensors.open_tensors(weights)
   if config.n_layers > len(stored):
     raise ValueError(
         f'{weights} holds {len(stored)} tensors, and the config.json beside it '
@@ -203,9 +265,9 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def _read_config(path: pathlib.Path) -> GPTConfig | LlamaConfig:
-  fields = read_json(path)
+  fields = tensors.read_json(path)
   with _naming(path):
-    return read_config(fields)
+    return configs.read_config(fields)
 
 
 def _read(stored: Stored, allow_non_finite: bool) -> Arrays:
@@ -261,8 +323,8 @@ def _as_float32(found: Arrays) -> Arrays:
 
 def _refuse_other_dtypes(found: Arrays) -> None:
   for name, x in found.items():
-    if x.dtype.name not in tensor_files.DTYPES:
+    if x.dtype.name not in tensors.DTYPES:
       raise ValueError(
           f'{name!r} is of type {x.dtype}; only '
-          f'{", ".join(tensor_files.DTYPES)} can be read.'
+          f'{", ".join(tensors.DTYPES)} can be read.'
       )
