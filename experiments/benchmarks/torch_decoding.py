@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.machine import cores
+from spdf_jax import extras
 from spdf_jax import models
-from spdf_jax.interop.tensors import require_unlisted
 
 PyTree = Any
 
@@ -44,7 +44,7 @@ def convert(params: PyTree, dtype: str) -> PyTree:
   Returns:
     Tensors: a tree of the structure of the parameters, with `attn/qkv`.
   """
-  torch = require_unlisted('torch')
+  torch = extras.require('torch', None)
   tensor = lambda x: torch.from_numpy(np.array(x)).to(getattr(torch, dtype))
 
   def linear(*layers):
@@ -93,7 +93,7 @@ def decoding(
     A function `() -> logits [batch_size, vocab_size]` of the token 0 after
     `context` tokens, on all cores that this process may use.
   """
-  torch = require_unlisted('torch')
+  torch = extras.require('torch', None)
   torch.set_num_threads(cores())
   f = torch.nn.functional
   d, heads = config.d_model, config.n_heads
