@@ -16,7 +16,7 @@ from experiments.scores.lambada import last_token
 from experiments.scores.lambada import last_word
 from experiments.scores.lambada import read_lambada
 from experiments.scores.lambada import score_lambada
-from experiments.scores.task_scores import target_perplexity
+from experiments.scores.task_scores import target_loss
 from experiments.scores.wikitext import adjusted_perplexity
 from experiments.scores.wikitext import detokenize_wikitext
 from experiments.scores.wikitext import overlapping_windows
@@ -27,6 +27,7 @@ from spdf_jax.data import Pair
 from spdf_jax.data import train_bpe
 from spdf_jax.evaluation import Continuation
 from spdf_jax.evaluation import score_continuations
+from spdf_jax.evaluation import Subject
 from spdf_jax.evaluation.likelihood import rolling_windows
 
 pytestmark = pytest.mark.ci
@@ -45,15 +46,21 @@ def subject():
   params = model.init(jax.random.key(0), tokens)['params']
   # Far from uniform, so that a likeliest token is a matter of context.
   params = jax.tree.map(lambda x: 6.0 * x, params)
-  return jax.jit(lambda p, t: model.apply({'params': p}, t)), params
+  apply_fn = jax.jit(lambda p, t: model.apply({'params': p}, t))
+  return Subject(apply_fn, params, ByteTokenizer(), LENGTH)
+
+
+def likelihoods(subject, asked, length=LENGTH, **options):
+  return score_continuations(
+      subject.apply_fn, subject.params, asked, length=length, **options
+  )
 
 
 def directly(subject, context, target):
   """Scores one continuation alone, in float64 after the model."""
-  apply_fn, params = subject
   ids = [*context, *target][-LENGTH - 1:]
   logits = np.asarray(
-      apply_fn(params, jnp.array([ids[:-1]])), np.float64
+      subject.apply_fn(subject.params, jnp.array([ids[:-1]])), np.float64
   )[0][-len(target):]
   shifted = logits - logits.max(axis=-1, keepdims=True)
   log = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -79,12 +86,10 @@ def test_batches_change_no_likelihood(subject, batch_tokens):
   for context, _ in drawn(1, 3):
     ids = list(context)[-20:]
     for _ in range(3):
-      logits = subject[0](subject[1], jnp.array([ids]))
+      logits = subject.apply_fn(subject.params, jnp.array([ids]))
       ids.append(int(logits[0, -1].argmax()))
     asked.append(Continuation(ids[:-3], ids[-3:]))
-  found = score_continuations(
-      *subject, asked, length=LENGTH, batch_tokens=batch_tokens
-  )
+  found = likelihoods(subject, asked, batch_tokens=batch_tokens)
   expected = [directly(subject, *one) for one in asked]
   assert [f.greedy for f in found] == [e[1] for e in expected]
   assert [e[1] for e in expected][-3:] == [True] * 3
@@ -108,16 +113,14 @@ def test_few_shapes_are_compiled():
 
 def test_what_cannot_be_scored_is_refused(subject):
   with pytest.raises(ValueError, match='context 1 is empty'):
-    score_continuations(
-        *subject, [Continuation([1], [2]), Continuation([], [2])], length=8
-    )
+    likelihoods(subject, [Continuation([1], [2]), Continuation([], [2])])
   with pytest.raises(ValueError, match='target 0 has 9 tokens and length is'):
-    score_continuations(*subject, [Continuation([1], [2] * 9)], length=8)
+    likelihoods(subject, [Continuation([1], [2] * 9)], length=8)
   for token in (-1, 257):
     for asked in (Continuation([token], [2]), Continuation([1], [token])):
       with pytest.raises(ValueError, match=f'has the token {token}; token ids'):
-        score_continuations(*subject, [asked], length=8)
-  assert score_continuations(*subject, [], length=8) == []
+        likelihoods(subject, [asked])
+  assert likelihoods(subject, []) == []
 
 
 @settings(deadline=None)
@@ -161,9 +164,7 @@ def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
 
 def test_adjusted_perplexity_is_per_word(subject):
   text = 'A b @-@ c , d .\n = E =\n' * 6
-  found = adjusted_perplexity(
-      *subject, text, ByteTokenizer(), length=LENGTH, stride=7
-  )
+  found = adjusted_perplexity(subject, text, stride=7)
   tokens = list(detokenize_wikitext(text).encode())
   windows = overlapping_windows(tokens, LENGTH, 7)
   nats = -sum(directly(subject, *window)[0] for window in windows)
@@ -175,22 +176,18 @@ def test_adjusted_perplexity_is_per_word(subject):
   )
 
 
-def test_only_targets_and_their_ends_count_in_their_perplexity(subject):
+def test_only_targets_and_their_ends_count_in_their_loss(subject):
   pairs = [Pair('An article', 'Its sum'), Pair('x' * 90, 'b'), Pair('', 'c')]
-  found = target_perplexity(
-      *subject, pairs, ByteTokenizer(), length=LENGTH, batch_size=2
-  )
+  found = target_loss(subject, pairs, batch_size=2)
   nats = tokens = 0
   for pair in pairs:
     target = [*f' {pair.target}'.encode(), 256]
     context = [*pair.context.encode()[:LENGTH - len(target)], 256]
     nats -= directly(subject, context, target)[0]
     tokens += len(target)
-  assert found['tokens'] == tokens
-  assert found['loss'] == pytest.approx(nats / tokens, rel=1e-5)
-  assert found['perplexity'] == pytest.approx(
-      math.exp(nats / tokens), rel=1e-4
-  )
+  assert found.tokens == tokens
+  assert found.loss == pytest.approx(nats / tokens, rel=1e-5)
+  assert found.perplexity == pytest.approx(math.exp(nats / tokens), rel=1e-4)
 
 
 PASSAGES = [
@@ -204,13 +201,11 @@ def test_lambada_by_both_protocols(subject):
   for protocol, target_of in (
       ('lambada_last_word', last_word), ('lambada_megatron', last_token)
   ):
-    found = score_lambada(
-        *subject, PASSAGES, tokenizer, protocol=protocol, length=LENGTH
-    )
+    found = score_lambada(subject, PASSAGES, protocol)
     expected = [
         directly(subject, *target_of(tokenizer, *p)) for p in PASSAGES
     ]
-    assert found['protocol'] == protocol and found['items'] == 4
+    assert found['items'] == 4
     assert found['accuracy'] == np.mean([greedy for _, greedy in expected])
     assert found['perplexity'] == pytest.approx(
         math.exp(-np.mean([log for log, _ in expected])), rel=1e-3
@@ -253,6 +248,4 @@ def test_bad_lines_of_lambada_are_named(tmp_path, line):
 
 def test_an_unknown_protocol_is_answered_with_the_nearest(subject):
   with pytest.raises(ValueError, match="'megatron'.*'lambada_megatron'"):
-    score_lambada(
-        *subject, PASSAGES, ByteTokenizer(), protocol='megatron', length=8
-    )
+    score_lambada(subject, PASSAGES, 'megatron')

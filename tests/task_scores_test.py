@@ -89,10 +89,8 @@ def test_lambada_has_both_protocols(model, tmp_path):
       ('lambada_last_word', 'accuracy'), ('lambada_last_word', 'perplexity'),
       ('lambada_megatron', 'accuracy'), ('lambada_megatron', 'perplexity'),
   ]
-  direct = lambada.score_lambada(
-      model.subject.apply_fn, model.params,
-      lambada.read_lambada(path), model.tokenizer, length=32,
-  )
+  passages = lambada.read_lambada(path)
+  direct = lambada.score_lambada(model.subject, passages)
   assert found[1].value == pytest.approx(direct['perplexity'])
   assert found[0].note == '2 items'
 
@@ -105,8 +103,7 @@ def test_wikitext_is_measured_by_its_words(model, tmp_path, limit, lines):
   settings = dataclasses.replace(GREEDY, limit=limit)
   found, = task_scores.score_task(model, 'wikitext', str(path), settings)
   direct = wikitext.adjusted_perplexity(
-      model.subject.apply_fn, model.params, ''.join(text[:lines]),
-      model.tokenizer, length=32,
+      model.subject, ''.join(text[:lines])
   )
   assert found.value == pytest.approx(direct['adjusted_perplexity'])
 

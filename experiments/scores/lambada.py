@@ -1,6 +1,5 @@
 """LAMBADA: prediction of the last word of a passage, by two protocols."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import json
@@ -112,29 +111,20 @@ LAMBADA_PROTOCOLS = {
 
 
 def score_lambada(
-    apply_fn: Callable[..., Any],
-    params: Any,
+    subject: evaluation.Subject,
     passages: Sequence[tuple[str, str]],
-    tokenizer: Tokenizer,
-    *,
     protocol: str = 'lambada_last_word',
-    length: int,
-    batch_tokens: int = 4096,
 ) -> Mapping[str, Any]:
   """Computes the accuracy of greedy decoding on the last words of passages.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: Parameters of the model.
+    subject: Model to evaluate.
     passages: Passages and their last words, as `read_lambada` returns them.
-    tokenizer: Tokenizer of the model.
     protocol: `'lambada_last_word'` or `'lambada_megatron'`.
-    length: Maximum sequence length of the model, in tokens.
-    batch_tokens: Number of tokens in a batch.
 
   Returns:
-    `protocol`, `accuracy` (0 to 1), `perplexity` of targets (the exponential
-    of their mean negative log probability, per target) and `items`.
+    `accuracy` (0 to 1), `perplexity` of targets (the exponential of their mean
+    negative log probability, per target) and `items`.
 
   Raises:
     ValueError: The protocol is unknown, or there is no passage.
@@ -145,9 +135,8 @@ def score_lambada(
     >>> import jax.numpy as jnp
     >>> from spdf_jax.data import ByteTokenizer
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (257,))
-    >>> scores = score_lambada(
-    ...     uniform, None, [('Say', 'a')], ByteTokenizer(), length=16,
-    ...     protocol='lambada_megatron')
+    >>> subject = evaluation.Subject(uniform, None, ByteTokenizer(), length=16)
+    >>> scores = score_lambada(subject, [('Say', 'a')], 'lambada_megatron')
     >>> scores['accuracy'], round(scores['perplexity'], 2)
     (0.0, 257.0)
   """
@@ -155,15 +144,14 @@ def score_lambada(
   if not passages:
     raise ValueError('passages is empty; give at least one.')
   scores = evaluation.score_continuations(
-      apply_fn,
-      params,
-      [target_of(tokenizer, *passage) for passage in passages],
-      length=length,
-      batch_tokens=batch_tokens,
+      subject.apply_fn,
+      subject.params,
+      [target_of(subject.tokenizer, *passage) for passage in passages],
+      length=subject.length,
+      batch_tokens=subject.batch_tokens,
   )
   mean = sum(score.log_probability for score in scores) / len(scores)
   return {
-      'protocol': protocol,
       'accuracy': sum(score.greedy for score in scores) / len(scores),
       'perplexity': math.exp(min(-mean, 700.0)),
       'items': len(scores),

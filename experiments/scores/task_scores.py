@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import logging
@@ -203,10 +202,7 @@ def _lambada(
   passages = lambada.read_lambada(path)[:settings.limit]
   subject = model.subject
   for protocol in lambada.LAMBADA_PROTOCOLS:
-    found = lambada.score_lambada(
-        subject.apply_fn, subject.params, passages, subject.tokenizer,
-        protocol=protocol, length=subject.length,
-    )
+    found = lambada.score_lambada(subject, passages, protocol)
     for metric in ('accuracy', 'perplexity'):
       yield Score(
           name, protocol, metric, found[metric], f'{found["items"]:,} items'
@@ -216,15 +212,13 @@ def _lambada(
 def _wikitext(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  subject = model.subject
   lines = pathlib.Path(path).read_text('utf-8').splitlines(keepends=True)
   found = wikitext.adjusted_perplexity(
-      subject.apply_fn, subject.params, ''.join(lines[:settings.limit]),
-      subject.tokenizer, length=subject.length,
+      model.subject, ''.join(lines[:settings.limit])
   )
   note = f'{found["words"]:,} words, {found["tokens"]:,} tokens'
   yield Score(
-      name, found['protocol'], 'adjusted_perplexity',
+      name, 'wikitext_megatron', 'adjusted_perplexity',
       found['adjusted_perplexity'], note,
   )
 
@@ -246,15 +240,11 @@ def _suite(
 def _targets(
     model: LanguageModel, name: str, path: str, settings: Settings
 ) -> Iterator[Score]:
-  subject = model.subject
-  found = target_perplexity(
-      subject.apply_fn, subject.params,
-      data.load_task(name, path or None).test[:settings.limit],
-      subject.tokenizer, length=subject.length, batch_size=settings.batch_size,
-  )
-  note = f'{found["tokens"]:,} tokens'
+  pairs = data.load_task(name, path or None).test[:settings.limit]
+  found = target_loss(model.subject, pairs, settings.batch_size)
+  note = f'{found.tokens:,.0f} tokens'
   for metric in ('perplexity', 'loss'):
-    yield Score(name, found['protocol'], metric, found[metric], note)
+    yield Score(name, 'target_tokens', metric, getattr(found, metric), note)
 
 
 def _texts(
@@ -333,31 +323,22 @@ def answer(
   return [tokenizer.decode(tokens).strip() for tokens in found]
 
 
-def target_perplexity(
-    apply_fn: Callable[..., Any],
-    params: Any,
-    pairs: Sequence[data.Pair],
-    tokenizer: data.Tokenizer,
-    *,
-    length: int,
-    batch_size: int,
-) -> Mapping[str, Any]:
-  """Computes the perplexity of targets, including their end tokens.
+def target_loss(
+    subject: evaluation.Subject, pairs: Sequence[data.Pair], batch_size: int
+) -> evaluation.Loss:
+  """Evaluates the targets of a task, including their end tokens.
 
-  SPDF reports this number on Curation Corpus. Tokens of the contexts have no
-  weight; contexts are truncated on the right so that the target fits
+  SPDF reports their perplexity on Curation Corpus. Tokens of the contexts have
+  no weight; contexts are truncated on the right so that the target fits
   (`data.encode_pairs`).
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: Parameters of the model.
+    subject: Model to evaluate.
     pairs: Contexts and targets, e.g. the `test` split of a task.
-    tokenizer: Tokenizer of the model.
-    length: Maximum sequence length of the model, in tokens.
     batch_size: Number of pairs in a batch.
 
   Returns:
-    `protocol`, `perplexity`, `loss` (nats per token) and `tokens`.
+    The total loss of the targets.
 
   Raises:
     ValueError: There are no pairs, or a size is not positive.
@@ -367,20 +348,15 @@ def target_perplexity(
   Example:
     >>> import jax.numpy as jnp
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (257,))
-    >>> scores = target_perplexity(
-    ...     uniform, None, [data.Pair('An article', 'It')],
-    ...     data.ByteTokenizer(), length=16, batch_size=2)
-    >>> round(scores['perplexity'], 2), scores['tokens']  # ' It' and its end
-    (257.0, 4)
+    >>> subject = evaluation.Subject(
+    ...     uniform, None, data.ByteTokenizer(), length=16)
+    >>> loss = target_loss(subject, [data.Pair('An article', 'It')], 2)
+    >>> round(loss.perplexity, 2), loss.tokens  # ' It' and its end
+    (257.0, 4.0)
   """
-  examples = data.encode_pairs(pairs, tokenizer, length + 1)
+  examples = data.encode_pairs(pairs, subject.tokenizer, subject.length + 1)
   batches = data.evaluation_batches(
-      examples, batch_size=batch_size, length=length, max_batches=len(pairs)
+      examples, batch_size=batch_size, length=subject.length,
+      max_batches=len(pairs),
   )
-  loss = evaluation.evaluate_loss(apply_fn, params, batches)
-  return {
-      'protocol': 'target_tokens',
-      'perplexity': loss.perplexity,
-      'loss': loss.loss,
-      'tokens': int(loss.tokens),
-  }
+  return evaluation.evaluate_loss(subject.apply_fn, subject.params, batches)

@@ -1,13 +1,11 @@
 """WikiText: perplexity per word of the original text."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
 import math
 import re
 from typing import Any
 
 from spdf_jax import evaluation
-from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import Continuation
 
 
@@ -82,14 +80,7 @@ def overlapping_windows(
 
 
 def adjusted_perplexity(
-    apply_fn: Callable[..., Any],
-    params: Any,
-    text: str,
-    tokenizer: Tokenizer,
-    *,
-    length: int,
-    stride: int = 32,
-    batch_tokens: int = 4096,
+    subject: evaluation.Subject, text: str, stride: int = 32
 ) -> Mapping[str, Any]:
   """Computes the perplexity per word of the tokenized original.
 
@@ -99,17 +90,12 @@ def adjusted_perplexity(
   task `wikitext` has a different definition.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
-    params: Parameters of the model.
+    subject: Model to evaluate.
     text: Text of `wiki.test.tokens`.
-    tokenizer: Tokenizer of the model.
-    length: Maximum sequence length of the model, in tokens.
     stride: Number of tokens from one window to the next; 32 in Megatron-LM.
-    batch_tokens: Number of tokens in a batch.
 
   Returns:
-    `protocol`, `adjusted_perplexity`, `loss` (nats per token), `tokens` and
-    `words`.
+    `adjusted_perplexity`, `loss` (nats per token), `tokens` and `words`.
 
   Raises:
     ValueError: The text has less than two words, or `stride` is out of range.
@@ -120,25 +106,24 @@ def adjusted_perplexity(
     >>> import jax.numpy as jnp
     >>> from spdf_jax.data import ByteTokenizer
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (257,))
-    >>> scores = adjusted_perplexity(
-    ...     uniform, None, 'a b c', ByteTokenizer(), length=4, stride=2)
+    >>> subject = evaluation.Subject(uniform, None, ByteTokenizer(), length=4)
+    >>> scores = adjusted_perplexity(subject, 'a b c', stride=2)
     >>> round(scores['adjusted_perplexity'])  # 4 times log 257 over 2 words
     66049
   """
   words = len(text.strip().split(' '))
-  tokens = tokenizer.encode(detokenize_wikitext(text))
+  tokens = subject.tokenizer.encode(detokenize_wikitext(text))
   if words < 2 or len(tokens) < 2:
     raise ValueError(f'text has {words} words; give two or more.')
   scores = evaluation.score_continuations(
-      apply_fn,
-      params,
-      overlapping_windows(tokens, length, stride),
-      length=length,
-      batch_tokens=batch_tokens,
+      subject.apply_fn,
+      subject.params,
+      overlapping_windows(tokens, subject.length, stride),
+      length=subject.length,
+      batch_tokens=subject.batch_tokens,
   )
   nats = -sum(score.log_probability for score in scores)
   return {
-      'protocol': 'wikitext_megatron',
       'adjusted_perplexity': math.exp(min(nats / (words - 1), 700.0)),
       'loss': nats / (len(tokens) - 1),
       'tokens': len(tokens),

@@ -5,16 +5,9 @@ An evaluator is a function `evaluate(step, params)` that owns its data and
 yields `(name, value)` pairs, e.g. `('validation/loss', 3.2)`.
 """
 
-from spdf_jax.evaluation.baselines import Bigram
 from spdf_jax.evaluation.baselines import bigram_loss
-from spdf_jax.evaluation.baselines import bigram_probabilities
-from spdf_jax.evaluation.baselines import count_bigrams
-from spdf_jax.evaluation.baselines import fit_bigram
-from spdf_jax.evaluation.baselines import fit_trigram
 from spdf_jax.evaluation.baselines import LARGEST_VOCABULARY
-from spdf_jax.evaluation.baselines import Trigram
 from spdf_jax.evaluation.baselines import trigram_loss
-from spdf_jax.evaluation.baselines import trigram_probabilities
 from spdf_jax.evaluation.beam_search import beam_search
 from spdf_jax.evaluation.beam_search import BeamSearch
 from spdf_jax.evaluation.beam_search import PROTOCOLS
@@ -44,26 +37,20 @@ __all__ = [
     'LARGEST_VOCABULARY',
     'PROTOCOLS',
     'BeamSearch',
-    'Bigram',
     'CachedModel',
     'Continuation',
     'Decoder',
     'Likelihood',
     'Loss',
     'Subject',
-    'Trigram',
     'batch_sums',
     'beam_search',
     'bigram_loss',
-    'bigram_probabilities',
     'bits_per_byte',
     'bleu',
     'chrf',
-    'count_bigrams',
     'decode_stream',
     'evaluate_loss',
-    'fit_bigram',
-    'fit_trigram',
     'generate',
     'greedy',
     'harness_model',
@@ -73,6 +60,5 @@ __all__ = [
     'stream',
     'task_evaluator',
     'trigram_loss',
-    'trigram_probabilities',
     'write_json_lines',
 ]

@@ -209,13 +209,13 @@ def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
     True
   """
   tokens = np.asarray(train_tokens, np.int64)
+  whole = _counted_trigram(tokens, fit_bigram(tokens, vocab_size))
   cut = len(tokens) * 9 // 10
   head = _counted_trigram(tokens[:cut], fit_bigram(tokens[:cut], vocab_size))
   tail = tokens[cut - 2:]
   strength = _choose_strength(lambda strength: trigram_probabilities(
       head._replace(strength=strength), tail[:-2], tail[1:-1], tail[2:]
   ))
-  whole = _counted_trigram(tokens, fit_bigram(tokens, vocab_size))
   return whole._replace(strength=strength)
 
 
