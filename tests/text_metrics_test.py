@@ -1,11 +1,28 @@
-"""BLEU and chrF have the published values of sacrebleu's own examples."""
+"""Text metrics and protocols: published values, definitions, bad input."""
 
+import importlib.util
+import itertools
 import math
 
 import pytest
 
+from experiments.scores.protocols import PROTOCOLS
+from experiments.scores.protocols import score_texts
 from spdf_jax.evaluation import bleu
 from spdf_jax.evaluation import chrf
+from spdf_jax.evaluation.metrics import cider
+from spdf_jax.evaluation.metrics import multi_bleu
+from spdf_jax.evaluation.metrics import nist
+from spdf_jax.evaluation.metrics import nist_python
+from spdf_jax.evaluation.metrics import rouge_l
+from spdf_jax.evaluation.metrics import why_no_meteor
+from spdf_jax.evaluation.metrics.texts import caption_words
+
+# Finds nltk without importing it, which takes seconds in every worker.
+pytestmark = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ('sacrebleu', 'nltk'))),
+    reason='needs sacrebleu and nltk',
+)
 
 # The example of sacrebleu's README: BLEU 48.53, chrF2 59.73.
 HYPOTHESES = [
@@ -20,12 +37,9 @@ REFERENCES = [
 ]
 
 
-def test_bleu_of_the_published_example():
-  assert round(bleu(HYPOTHESES, REFERENCES), 2) == 48.53
-
-
-def test_chrf_of_the_published_example():
-  assert round(chrf(HYPOTHESES, REFERENCES), 2) == 59.73
+@pytest.mark.parametrize('score, published', [(bleu, 48.53), (chrf, 59.73)])
+def test_scores_of_the_published_example(score, published):
+  assert round(score(HYPOTHESES, REFERENCES), 2) == published
 
 
 @pytest.mark.parametrize('score', [bleu, chrf])
@@ -81,15 +95,132 @@ def test_numbers_of_references_may_differ(score):
   assert score(hypotheses, missing) == score(hypotheses, padded)
 
 
-@pytest.mark.parametrize('score', [bleu, chrf])
-def test_different_lengths_are_refused(score):
+@pytest.mark.parametrize('protocol', list(PROTOCOLS))
+def test_scores_carry_the_name_of_their_protocol(protocol):
+  scores = score_texts(['A b c d .', 'e'], ['a b c d .', ['e', 'f']], protocol)
+  assert scores.protocol == protocol
+  assert scores.values['bleu'] == pytest.approx(100, abs=60)
+  assert list(scores.values) == list(PROTOCOLS[protocol].metrics)
+
+
+@pytest.mark.parametrize('protocol', list(PROTOCOLS))
+def test_an_empty_generation_is_scored_by_every_metric(protocol):
+  metrics = ['bleu', 'nist', 'rouge_l', 'cider', 'ter', 'ter_segment_minima',
+             'chrf++']
+  for hypotheses in (['', 'a b\nc'], ['', '']):
+    scores = score_texts(
+        hypotheses, [['x y'], ['a b c', 'd']], protocol, metrics=metrics
+    )
+    assert all(math.isfinite(value) for value in scores.values.values())
+
+
+def test_meteor_without_its_program_is_none_with_a_reason(tmp_path):
+  scores = score_texts(['a'], ['a'], 'dart', metrics=['meteor'])
+  assert scores.values == {'meteor': None}
+  assert 'meteor-1.5.jar' in scores.reasons['meteor']
+  jar = tmp_path / 'meteor-1.5.jar'
+  assert str(jar) in why_no_meteor(jar)
+  jar.touch()
+  assert 'paraphrase-en.gz' in why_no_meteor(jar)
+
+
+def test_no_java_is_named(tmp_path, monkeypatch):
+  (tmp_path / 'data').mkdir()
+  for name in ('meteor-1.5.jar', 'data/paraphrase-en.gz'):
+    (tmp_path / name).touch()
+  monkeypatch.setenv('PATH', str(tmp_path))
+  assert '`java`' in why_no_meteor(tmp_path / 'meteor-1.5.jar')
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+  with pytest.raises(ValueError, match="'e2e_rwa'.*'e2e_raw'"):
+    score_texts(['a'], ['a'], 'e2e_rwa')
+  with pytest.raises(ValueError, match="metric 'rouge'.*'rouge_l'"):
+    score_texts(['a'], ['a'], 'e2e_raw', metrics=['rouge'])
+
+
+def test_a_missing_reference_is_of_length_zero_in_multi_bleu():
+  # 4 words stand nearer to 6 than to 0, 2 words nearer to 0.
+  assert multi_bleu(['a b c d'], [['a b c d e f']]) < 100
+  pair = ['a b c d', 'x y z w'], [['a b c d'], ['x y z w', 'q']]
+  assert multi_bleu(*pair) == pytest.approx(100)
+  far = multi_bleu(['a b c d', 'x'], [['a b c d', 'y'], ['x y z', 'x y']])
+  kept = multi_bleu(['a b c d', 'x'], [['a b c d', ''], ['x y z']])
+  assert kept == pytest.approx(100)  # 'x' is nearer to nothing than to three.
+  assert far < 100
+
+
+def test_nist_by_hand():
+  # 3 words once each: log2 3 bits a word; each bigram and trigram is certain
+  # given what comes before it.
+  assert nist(['a b c'], [['a b c']]) == pytest.approx(math.log2(3))
+  # Two thirds of the length are worth half.
+  assert nist(['a b'], [['a b c']]) == pytest.approx(math.log2(3) / 2)
+  # One word too many costs precision, not length: 3 of 4 words tell.
+  assert nist(['a b c x'], [['a b c']]) == pytest.approx(3 * math.log2(3) / 4)
+
+
+def test_reference_lengths_of_the_two_nists():
+  hypotheses = ['a b c d e f', 'a b c d e f']
+  references = [['a b c d e f g h i j'], ['a b c d e f'] * 3]
+  # 10 + 18 words over 2 references a segment, against 10 + 6 words.
+  ratio = lambda length: math.exp(
+      math.log(0.5) / math.log(1.5) ** 2 * math.log(min(1, 12 / length)) ** 2
+  )
+  assert nist(hypotheses, references) / nist_python(
+      hypotheses, references
+  ) == pytest.approx(ratio(14) / ratio(16))
+
+
+def test_rouge_l_takes_precision_and_recall_from_different_references():
+  # Precision 1 of the first, recall 1 of the second.
+  assert rouge_l(['a b c'], [['a x b y c', 'b c']]) == pytest.approx(1)
+  # 2 of 3 words, 2 of 4.
+  precision, recall, beta2 = 2 / 3, 2 / 4, 1.44
+  expected = (1 + beta2) * precision * recall / (recall + beta2 * precision)
+  assert rouge_l(['a x c'], [['a b d c']]) == pytest.approx(expected)
+  assert rouge_l([''], [['a']]) == 0
+
+
+def test_cider_of_a_rare_and_a_common_word():
+  # 'the' is in both documents and tells nothing.
+  score = cider(['the cat', 'the'], [['the cat'], ['the dog']])
+  # Orders 1 and 2 of the first agree; of the second nothing does.
+  assert score == pytest.approx(10 * (2 / 4) / 2)
+
+
+@pytest.mark.parametrize('text, words', [
+    ('It is cheap. It is near.', 'it is cheap it is near'),
+    ('in the city center., close by', 'in the city center. close by'),
+    ('£20- 25 for "food"', '# 20 25 for food'),
+    ("isn't 'good'.", "is n't good"),
+    ('', ''),
+])
+def test_words_are_those_of_the_ptb_tokenizer(text, words):
+  # Written down from Stanford's tokenizer 3.4.1.
+  assert caption_words(text) == tuple(words.split())
+
+
+def test_protocols_do_not_depend_on_the_order_of_references():
+  hypothesis = 'the cafe is by the river and cheap'
+  references = ['a cheap cafe', 'the cafe is cheap', 'by the river']
+  for name in ('bleu', 'nist', 'rouge_l', 'cider', 'chrf++'):
+    found = {
+        round(score_texts(
+            [hypothesis, 'a'], [list(order), ['b']], 'e2e_raw', metrics=[name]
+        ).values[name], 9)
+        for order in itertools.permutations(references)
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize('score', [
+    bleu, chrf, lambda *texts: score_texts(*texts, 'e2e_raw')
+])
+def test_unequal_numbers_and_missing_references_are_refused(score):
   with pytest.raises(ValueError, match='has 2 entries and references has 1'):
     score(['a', 'b'], ['a'])
-
-
-@pytest.mark.parametrize('score', [bleu, chrf])
-def test_nothing_to_score_is_refused(score):
-  with pytest.raises(ValueError, match='hypotheses is empty'):
-    score([], [])
   with pytest.raises(ValueError, match=r'references\[1\] is empty'):
     score(['a', 'b'], ['a', []])
+  with pytest.raises(ValueError, match='hypotheses is empty'):
+    score([], [])
