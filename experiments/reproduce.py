@@ -1,19 +1,20 @@
 """Tests the papers' claims by runs, or fills their tables from finished runs.
 
   python -m experiments.reproduce --scale=fair --data=DIR
+  python -m experiments.reproduce --scale=flops --data=DIR
   python -m experiments.reproduce --race --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
-two cores; `small` is for one GPU, where runs of one size are trained in one
-program, and --minutes=N saves and stops after N minutes. DIR contains books/,
-e2e/ and webnlg17/, which you provide; smoke reads Python's standard library.
-experiments/results/PROTOCOL.md, written before the runs, defines the
-comparisons and when a claim holds. Runs are written to --workdir and trained
-one on each core; if stopped or killed, the same command continues, and finished
-runs are not trained again. The table, results.json and a figure are written to
---output. --report writes them from the runs finished so far; with --costs it
-also times training steps and plots losses over FLOPs and seconds.
+two cores; `flops`, sparse against dense at equal FLOPs, takes two. DIR contains
+books/, e2e/ and webnlg17/, which you provide; smoke reads Python's standard
+library. PROTOCOL.md and PROTOCOL-2.md in experiments/results, written before
+the runs, define the comparisons and when a claim holds. Runs are written to
+--workdir and trained one on each core; if stopped or killed, the same command
+continues, and finished runs are not trained again. The table, results.json and
+figures are written to --output. --report writes them from the runs finished so
+far; with --costs it also times training steps and plots losses over FLOPs and
+seconds.
 
 --race: dense and sparse pre-training for equal seconds, at the pace of steps
 that is measured first, on idle cores; some six core-hours in all, resumable in
@@ -27,15 +28,14 @@ reason why it is empty. With --model, runs of another model fill the rows of the
 table's first one.
 """
 
-from collections.abc import Iterator
+import os
+import pathlib
 
 from absl import app
 from absl import flags
 
 from experiments.launch import compilation_cache
 from experiments.launch import console
-from experiments.launch import executors
-from experiments.launch import pools
 from experiments.papers import paper_tables
 from experiments.papers import race
 from experiments.papers import reproduction
@@ -67,46 +67,59 @@ _RACE = flags.DEFINE_bool(
     'race', False,
     'Train arms for equal seconds; their steps are timed first, on idle cores.',
 )
+_DATA = flags.DEFINE_string(
+    'data', os.environ.get('SPDF_DATA', ''),
+    'Folder that contains books/, e2e/ and webnlg17/; by default $SPDF_DATA.',
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None,
+    'Folder for runs; by default runs/claims-SCALE or runs/race.',
+)
+_OUTPUT = flags.DEFINE_string(
+    'output', None,
+    'Folder for results; by default experiments/results/claims-SCALE or race.',
+)
+_REPORT = flags.DEFINE_bool(
+    'report', False, 'Train nothing; write the results of finished runs.'
+)
+_WORKERS = flags.DEFINE_integer(
+    'workers', 0, 'Number of runs at a time; 0: one on each core.',
+    lower_bound=0,
+)
 
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   if bool(_TABLE.value) + bool(_SCALE.value) + _RACE.value != 1:
     raise app.UsageError('give --scale, --race, or --table with --runs.')
-  if executors.name() != 'local' and not _SCALE.value:
-    raise app.UsageError('--executor is for --scale.')
   if _MODEL.value and not _TABLE.value:
     raise app.UsageError('--model is for --table.')
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
-  if not _SCALE.value and (_CLAIMS.value or _COSTS.value or pools.limited()):
+  if not _SCALE.value and any(
+      flag.present for flag in (_CLAIMS, _COSTS, _REPORT, _WORKERS)
+  ):
     raise app.UsageError(
-        '--report, --claims, --costs, --workers, --minutes and --replicas are '
-        'for --scale.'
+        '--report, --claims, --costs and --workers are for --scale.'
     )
   if _TABLE.value:
     return console.run(
         argv, paper_tables.report, _TABLE.value, _RUNS.value, _MODEL.value
     )
   compilation_cache.prepare()
+  name = f'claims-{_SCALE.value}' if _SCALE.value else 'race'
+  folders = (
+      _DATA.value,
+      pathlib.Path(_WORKDIR.value or f'runs/{name}'),
+      pathlib.Path(_OUTPUT.value or f'experiments/results/{name}'),
+  )
   if _RACE.value:
-    return console.run(argv, race.race, *pools.folders('race'))
-  return console.run(argv, _check_claims)
-
-
-def _check_claims() -> Iterator[str]:
-  folders = pools.folders(f'claims-{_SCALE.value}')
-  report_only, workers, limits = pools.limits()
-  with executors.opened() as executor:
-    yield from reproduction.check_claims(
-        _SCALE.value, _CLAIMS.value, *folders,
-        report_only,
-        workers if executor is None else executor.slots, limits,
-        costs=_COSTS.value, executor=executor,
-    )
+    return console.run(argv, race.race, *folders)
+  return console.run(
+      argv, reproduction.check_claims, _SCALE.value, _CLAIMS.value, *folders,
+      _REPORT.value, _WORKERS.value, costs=_COSTS.value,
+  )
 
 
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(pools)
-  flags.adopt_module_key_flags(executors)
   console.start(main)

@@ -23,7 +23,8 @@ from experiments.papers.claims import PRIMARY
 from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Job
-from experiments.papers.pool_identity import PROTOCOL
+from experiments.papers.pool_identity import RESULTS
+from experiments.papers.scales import at_flops_of
 from experiments.papers.scales import DENSE
 from experiments.papers.scales import parameters
 from experiments.papers.scales import SCALES
@@ -35,13 +36,15 @@ from experiments.papers.scales import STATIC_90
 from experiments.papers.scales import tuned
 from experiments.papers.scales import VARIABLE
 from spdf_jax import training
+from spdf_jax.costs.flops import shape_of
+from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
 from spdf_jax.training.metrics import write_atomically
 
 pytestmark = pytest.mark.papers
 
-FAIR = SCALES['fair']
+FAIR, FLOPS = SCALES['fair'], SCALES['flops']
 SCALE = dataclasses.replace(
     SCALES['smoke'], claims=FAIR.claims,
     sizes={
@@ -56,9 +59,8 @@ PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
 
 def entries_of(scale):
   claims = [CLAIMS[key] for key in scale.claims]
-  return scale.entries(
-      [arm for claim in claims for arm in claim.arms] + arms_of_gates(claims)
-  )
+  arms = [arm for claim in claims for arm in claim.arms]
+  return scale.entries(arms + arms_of_gates(scale, claims))
 
 
 @pytest.fixture(scope='module')
@@ -175,9 +177,8 @@ def flops(recipe):
 def test_variable_spdf_costs_what_static_75_costs(tasks):
   # As many steps as the scale fair has at its main size: a multiple of 6.
   steps = FAIR.steps(DENSE)
-  tokens = (steps * SCALE.batch_size * SCALE.length) / parameters(
-      16, SCALE.layers, SCALE.length, SCALE.vocab_size
-  )
+  read = steps * SCALE.batch_size * SCALE.length
+  tokens = read / parameters(SCALE.model(''))
   scale = dataclasses.replace(SCALE, tokens_per_parameter=tokens)
   variable = recipe_of(VARIABLE, tasks, scale=scale)
   static = recipe_of(STATIC_75, tasks, scale=scale)
@@ -297,7 +298,9 @@ def test_arms_are_chosen_by_the_loss_of_what_they_train():
   assert tuned(sized(RIGL, 'large')).kind == 'rigl-90'
 
 
-def rows_of(text, columns):
+def rows_of(scale, columns):
+  """Returns the rows with so many columns of a scale's protocol."""
+  text = (RESULTS / scale.protocol).read_text()
   rows = re.findall(r'^\| (.*) \|$', text, re.MULTILINE)
   return [
       cells for cells in (row.split(' | ') for row in rows)
@@ -306,17 +309,17 @@ def rows_of(text, columns):
 
 
 def test_the_protocol_states_the_sizes_of_the_scale():
-  rows = {row[0]: row[1:] for row in rows_of(PROTOCOL.read_text(), 5)}
+  rows = {row[0]: row[1:] for row in rows_of(FAIR, 5)}
   for row, size in (('small', 'small'), ('main', ''), ('large', 'large')):
     width, count, read, steps = rows[row]
-    found = parameters(int(width), FAIR.layers, FAIR.length, FAIR.vocab_size)
     assert FAIR.sizes[size].width == int(width)
+    found = parameters(FAIR.model(size))
     assert count == f'{found:,}' and read == f'{20 * found / 1e6:.2f}M'
     assert steps == f'{FAIR.steps(sized(DENSE, size)):,}'
 
 
 def test_the_protocol_states_margins_and_seeds_of_primary_claims():
-  rows = {row[0]: row[1:] for row in rows_of(PROTOCOL.read_text(), 4)}
+  rows = {row[0]: row[1:] for row in rows_of(FAIR, 4)}
   seeds = {entry.arm: entry.seeds for entry in entries_of(FAIR)}
   primary = [key for key in FAIR.claims if CLAIMS[key].family == PRIMARY]
   assert [key for key in rows if key in CLAIMS] == primary
@@ -324,6 +327,47 @@ def test_the_protocol_states_margins_and_seeds_of_primary_claims():
     margins = [c.margin for c in CLAIMS[key].comparisons]
     assert rows[key][1] == ', '.join(f'{margin:g}' for margin in margins)
     assert int(rows[key][2]) == min(seeds[arm] for arm in CLAIMS[key].arms)
+
+
+def test_the_second_protocol_states_its_sizes():
+  rows = {row[0]: row[1:] for row in rows_of(FLOPS, 7)}
+  for name in FLOPS.sizes:
+    model = FLOPS.model(name)
+    assert rows[name or 'main'] == [
+        f'{number:,}' for number in (
+            model.d_model, model.n_heads, model.d_ff, parameters(model),
+            FLOPS.batch(name), FLOPS.steps(Arm('dense', size=name)),
+        )
+    ]
+
+
+def test_the_second_protocol_states_margins_and_seeds_of_all_claims():
+  seeds = {entry.arm: entry.seeds for entry in entries_of(FLOPS)}
+  stated = []
+  for family, keys, _, margin, number in rows_of(FLOPS, 5)[2:]:
+    for key in keys.split(', '):
+      claim = CLAIMS[key]
+      stated.append(key)
+      assert claim.family == family, key
+      assert {c.margin for c in claim.comparisons} == {float(margin)}
+      assert int(number) == min(seeds[arm] for arm in claim.arms)
+  assert stated == list(FLOPS.claims)
+
+
+@pytest.mark.parametrize('size', ['', 'w64', 'w96'])
+def test_arms_of_equal_flops_differ_by_less_than_2_percent(size):
+  def cost(arm):
+    tokens = FLOPS.steps(arm) * FLOPS.batch(arm.size) * FLOPS.length
+    sequence = training_flops(
+        shape_of(FLOPS.model(arm.size)), FLOPS.length, arm.sparsity
+    )
+    return tokens / FLOPS.length * sequence
+
+  sparse = sized(STATIC_75, size)
+  small = Arm('dense', size=f'small-{size}'.rstrip('-'))
+  assert cost(at_flops_of(sparse)) == pytest.approx(cost(sparse), rel=1e-3)
+  assert cost(small) == pytest.approx(cost(sparse), rel=0.02)
+  assert FLOPS.steps(small) == FLOPS.steps(sparse)
 
 
 @pytest.mark.parametrize('module', [

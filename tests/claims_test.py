@@ -5,9 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import SCORED_BLEU
 from experiments.papers.claims import BETTER
 from experiments.papers.claims import better
 from experiments.papers.claims import Claim
@@ -107,6 +109,17 @@ def test_a_claim_holds_only_with_all_of_its_comparisons():
   assert verdict(runs, *good) == HOLDS
   assert verdict(runs, *good, better(E, A, 'loss')) == UNDECIDED
   assert verdict(runs, *good, better(D, A, 'loss')) == FAILS
+
+
+def test_a_claim_fails_by_one_comparison_only_beyond_their_number():
+  # Two-sided, one comparison alone fails at p = 0.03; one of two at 0.06.
+  claim = claim_of(better(B, A, 'loss'), better(C, A, 'loss'))
+  t = 0.01 / np.sqrt(len(NOISE)) * stats.t(len(NOISE) - 1).ppf(1 - 0.015)
+  alone = claim_of(better(B, A, 'loss'))
+  assert judge([alone], measure(a=0, b=t))[0].verdict == FAILS
+  finding, = judge([claim], measure(a=0, b=t, c=0))
+  assert finding.verdict == UNDECIDED
+  assert finding.p == pytest.approx(0.06)
 
 
 def test_better_needs_margins_and_intervals_below_0_of_all_comparisons():
@@ -212,11 +225,21 @@ def test_a_measure_that_a_run_misses_is_named():
 
 GOOD = {
     'static-50': 0.03, 'static-75': 0.08, 'static-90': 0.18,
-    'static-75_small': 0.2, 'static-75_large': 0.02, 'set-90': 0.16,
+    'static-75_small': 0.5, 'static-75_large': 0.02, 'set-90': 0.16,
     'rigl-90': 0.14, 'rigl-80': 0.1, 'granet-80': 0.05,
     'variable-90': 0.05, 'pruned-75': -0.003, 'static-50+task': 0.01,
     'static-75+task': 0.03, 'static-75+task-sparse': 0.3,
     'variable-90+task': 0.01, 'dense_large+task': -0.3, 'static-75+hard': 0.4,
+    'static-75+e2e': -0.003, 'static-75+webnlg': 0.1,
+    'variable-90+e2e': -0.02, 'variable-90+webnlg': 0.1,
+    'static-75_rotary-w96': 0.1, 'variable-90_rotary-w96': 0.05,
+} | {
+    f'dense{name}{task}': 0.2
+    for name in (
+        '-at-static-75', '-at-static-75_w64', '-at-static-75_w96', '_small',
+        '_small-w64', '_small-w96',
+    )
+    for task in ('', '+e2e', '+webnlg')
 }
 
 
@@ -226,8 +249,10 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
   rng = np.random.default_rng(0)
   noise = {arm: 0.002 * rng.standard_normal(5) for arm in claim.arms}
   metrics = {t.metric for c in claim.comparisons for t in c.terms}
+  higher_is_better = SCORED_BLEU in metrics
 
   def world(sign):
+    sign = -sign if higher_is_better else sign
     return {
         arm: {
             s: dict.fromkeys(

@@ -13,12 +13,17 @@ from made_up_results import outcome_of
 from made_up_results import world_of
 import pytest
 
+from experiments.papers.claim_report import format_claims
 from experiments.papers.claims import BETTER
 from experiments.papers.claims import HOLDS
 from experiments.papers.claims import NO_VERDICT
+from experiments.papers.paper_claims import CLAIMS
+from experiments.papers.pool import choose_all
 from experiments.papers.scales import SCALES
 
 pytestmark = pytest.mark.papers
+
+FLOPS = SCALES['flops']
 
 
 @functools.cache
@@ -119,6 +124,107 @@ def test_the_rate_of_an_arm_counts_for_the_arm_that_uses_it():
   assert_without_verdict(world, keys, 'G3 dense+task')
   world = world_of(best={'static-75+task': 1.0})
   assert world.findings['h'].reason == 'G3 static-75+task'
+
+
+@functools.cache
+def flops_world(control=0.4, tuned_control=0.3, early=1.9, spread=0.0):
+  """Judges the scale flops; each argument is what one gate looks at.
+
+  Args:
+    control: Loss of the control at width 128 less that of dense.
+    tuned_control: The same after fine-tuning.
+    early: Loss of dense with rotary positions at a tenth of its steps.
+    spread: Difference between the seeds of Variable at its best rate.
+  """
+  gaps = {
+      'static-99': control, 'static-99+e2e': tuned_control,
+      'static-99_w64': 0.4, 'static-99_w96': 0.4,
+  }
+
+  def run(job):
+    outcome = outcome_of(job, gaps, scale=FLOPS)
+    if job.arm.folder == 'variable-90' and job.point['rate'] == 8e-3:
+      outcome['validation/loss'] += spread * (job.seed - 2) / 2
+    if job.arm.size.startswith('rotary'):
+      outcome['curve'] = [(400, 1.0, early), (1000, 2.0, 1.5)]
+    return outcome | {'test/loss': outcome.get('target/loss'), 'test/bleu': 40}
+
+  entries = entries_of(FLOPS)
+  return look_at(FLOPS, entries, finish(entries, run))
+
+
+def without_verdict(world):
+  """Returns the claims that lack a verdict; the reason is the same for all."""
+  found = {k: f.reason for k, f in world.findings.items() if f.reason}
+  assert {world.findings[k].verdict for k in found} <= {NO_VERDICT}
+  assert len(set(found.values())) <= 1
+  return set(found), *set(found.values())
+
+
+def test_all_gates_of_the_second_protocol_hold_if_nothing_is_broken():
+  world = flops_world()
+  assert {gate.key for gate in world.gates} == {
+      'G1', 'G2', 'G3', 'G4', 'G5', 'G6'
+  }
+  assert not failed(world) and without_verdict(world) == (set(),)
+
+
+def test_a_plateau_that_is_not_left_early_fails_g5_where_training_is_short():
+  world = flops_world(early=2.35)
+  gate = 'G5 dense_{0} at the rate of dense-at-static-75_{0}'.format
+  assert failed(world) == {gate('w64'), gate('w96')}
+  reasons = {k: f.reason for k, f in world.findings.items() if f.reason}
+  assert reasons == dict.fromkeys(('flops-64', 'small-64'), gate('w64')) | (
+      dict.fromkeys(
+          ('flops-96', 'small-96', 'rotary', 'variable-rotary'), gate('w96')
+      )
+  )
+
+
+def test_a_late_evaluation_is_no_evidence_for_g5():
+  world = flops_world(early=2.35)
+  assert all(g.found.startswith('+0.05') for g in world.gates if not g.passed)
+
+
+def test_a_control_that_fine_tuning_repairs_fails_g6_of_fine_tuned_models():
+  keys, reason = without_verdict(flops_world(tuned_control=0.05))
+  assert reason == 'G6 static-99+e2e at the rate of static-75+e2e'
+  assert keys == {
+      key for key in FLOPS.claims
+      if any(arm.task for arm in CLAIMS[key].arms)
+  }
+
+
+def test_a_control_as_good_as_dense_at_128_spares_other_widths():
+  keys, reason = without_verdict(flops_world(control=0.05))
+  assert reason == 'G2 static-99'
+  assert not keys & {'flops-64', 'small-96', 'rotary'} and 'flops' in keys
+
+
+def test_a_rate_whose_seeds_spread_is_not_chosen():
+  entry = next(e for e in entries_of(FLOPS) if e.arm.folder == 'variable-90')
+  chosen = lambda world: choose_all(world.entries, world.done)[entry.arm]
+  assert chosen(flops_world())['rate'] == 8e-3
+  assert chosen(flops_world(spread=0.02))['rate'] == 8e-3
+  assert chosen(flops_world(spread=0.05))['rate'] != 8e-3
+
+
+def test_repetitions_stand_beside_the_interval_and_decide_nothing():
+  world = flops_world()
+  again = {n: o for n, o in world.done.items() if n.endswith(',again')}
+  # Seeds 3 and 6 at width 64.
+  assert sum(name.startswith('static-75_w64/') for name in again) == 2
+  done = world.done | {
+      name: outcome | {'validation/loss': outcome['validation/loss'] + 0.02}
+      for name, outcome in again.items() if name.startswith('static-75_w64')
+  }
+  changed = look_at(FLOPS, world.entries, done)
+  finding = changed.findings['flops-64']
+  assert finding.values == world.findings['flops-64'].values
+  assert finding.repeats[0] == pytest.approx([0.02, 0.02])
+  table = format_claims([finding])
+  assert '| SD, repeated |' in table and '| 0.0141 |' in table
+  assert 'repeated' not in format_claims(list(true_world().findings.values()))
 
 
 def test_several_gates_are_all_named():

@@ -41,7 +41,7 @@ GAPS = {
 """Losses less those of the dense arm, by folder: every claim is true."""
 
 
-def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
+def outcome_of(job, gaps=GAPS, best=None, ngrams=None, scale=FAIR):
   """Returns the simulated outcome of a run.
 
   Args:
@@ -49,6 +49,7 @@ def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
     gaps: Differences to the dense arm by folder, such as `GAPS`.
     best: The best rate by folder; by default the middle of the grid.
     ngrams: The losses of the bigram and trigram by size; by default 2.4, 2.2.
+    scale: Scale of the run.
 
   Returns:
     Losses: those of the best rate, more away from it, and a little noise.
@@ -60,7 +61,7 @@ def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
         'parameters': 10, 'bigram/loss': bigram, 'trigram/loss': trigram,
         'seconds': 1.0,
     }
-  rates = FAIR.tune_rates if arm.task else FAIR.sizes[arm.size].rates
+  rates = scale.tune_rates if arm.task else scale.sizes[arm.size].rates
   best_rate = (best or {}).get(arm.folder, rates[1])
   away = math.log2(job.point['rate'] / best_rate)
   noise = np.random.default_rng(
@@ -69,7 +70,7 @@ def outcome_of(job, gaps=GAPS, best=None, ngrams=None):
   gap = gaps.get(arm.folder, 0.0)
   loss = gap + 0.01 * away**2 + 0.002 * noise
   loss += 0.05 * (job.point.get('stage', 'continue') != 'continue')
-  loss += 1.0 if arm.task else LOSSES[arm.size]
+  loss += 1.0 if arm.task else LOSSES.get(arm.size, 1.7)
   distance = 0.1 + gap + 0.001 * noise
   return {
       'validation/loss': loss, 'validation/perplexity': math.exp(loss),
@@ -139,8 +140,10 @@ def look_at(scale, entries, done) -> World:
   """Judges the claims of a scale by outcomes."""
   claims = [CLAIMS[key] for key in scale.claims]
   measured = arm_report.measured(entries, done)
+  repeated = arm_report.repeated(entries, done)
   gates = check(scale, claims, entries, done, measured)
-  findings = judge(claims, measured, failures(gates, claims))
+  failed = failures(scale, gates, claims)
+  findings = judge(claims, measured, failed, repeated)
   return World(
       entries, done, measured, gates, {f.claim.key: f for f in findings}
   )

@@ -172,8 +172,9 @@ def test_a_pool_of_another_protocol_is_refused(tmp_path, monkeypatch):
   path = tmp_path / 'scale.json'
   check_same(path, identify(FAIR, DATA))
   protocol = tmp_path / 'PROTOCOL.md'
-  protocol.write_text(pool_identity.PROTOCOL.read_text() + '\nChanged.\n')
-  monkeypatch.setattr(pool_identity, 'PROTOCOL', protocol)
+  text = (pool_identity.RESULTS / 'PROTOCOL.md').read_text()
+  protocol.write_text(text + '\nChanged.\n')
+  monkeypatch.setattr(pool_identity, 'RESULTS', tmp_path)
   with pytest.raises(ValueError, match=': protocol differ; give anot') as e:
     check_same(path, identify(FAIR, DATA))
   assert_one_sentence(str(e.value))
@@ -427,20 +428,3 @@ def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
   assert set(results_of(tmp_path)['runs']) == names_of(before)
   reproduce(here, '', 1, False)
   assert len(outcomes(tmp_path)) == 12 and times_of(before) == before
-
-
-def test_a_pool_with_an_executor_reports_what_one_without_does(
-    made_up, tmp_path
-):
-  local = reproduce(reproduction_of(tmp_path / 'local'), '', 2, False)
-  with concurrent.futures.ThreadPoolExecutor(3) as executor:
-    found = reproduce(
-        reproduction_of(tmp_path / 'other'), '', 3, False, executor=executor
-    )
-  assert found == local
-  assert names_of(outcomes(tmp_path / 'other')) == names_of(
-      outcomes(tmp_path / 'local')
-  )
-  with pytest.raises(ValueError, match='in one program; give --executor=loc'):
-    small = reproduction_of(tmp_path / 'small', SCALES['small'], 'small')
-    reproduce(small, '', 1, False, executor=executor)

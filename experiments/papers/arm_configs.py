@@ -4,12 +4,15 @@ from typing import Any
 
 import ml_collections
 
-from configs import claims as base
 from configs import common
 from experiments.papers.arms import Arm
 from experiments.papers.arms import ROUNDS
+from experiments.papers.arms import TUNED
 from experiments.papers.pool import Job
 from experiments.papers.scales import Scale
+
+TUNING_EVALUATIONS = 8
+"""Evaluations of a fine-tuning, of which the best decides its checkpoint."""
 
 
 def create_config(
@@ -27,20 +30,19 @@ def create_config(
     The config.
   """
   arm = job.arm
-  width = scale.sizes[arm.size].width
-  config = base.get_config(
-      f'width={width},layers={scale.layers},length={scale.length}'
-  )
+  config = scale.base_config(arm.size)
   config.seed = job.seed
   config.matmul = scale.matmul
-  config.micro_batches = scale.micro_batches
+  # Another number of micro-batches changes rounding errors and nothing else.
+  config.micro_batches = 2 * scale.micro_batches if job.again else (
+      scale.micro_batches
+  )
   config.data.corpus = corpus
   config.data.tokenizer = '' if scale.corpus else scale.tokenizer
   # Each round of pruning begins an epoch with a permutation of its own, the
   # first that of the dense training.
   rounds = scale.rounds if arm.method in ROUNDS else 1
   config.data.max_epochs.corpus = scale.epochs * rounds
-  config.model.vocab_size = scale.vocab_size
   config.evaluation.update(
       corpus_batches=scale.batches, task_batches=scale.batches
   )
@@ -48,8 +50,12 @@ def create_config(
   if arm.task:
     config.data.update(task='jsonl', task_dir=f'{tasks}/{arm.task}')
     phases = {'finetune': _finetuning(phase, scale, job)}
+    if scale.scored:
+      config.eval_every = max(scale.steps(arm) // TUNING_EVALUATIONS, 1)
   else:
     phases = _pretraining(phase, scale, job)
+    if scale.sizes[arm.size].rotary:
+      config.eval_every = max(scale.steps(arm) // 10, 1)  # for gate G5
   config.phases = dict(order=tuple(phases), **phases)
   return config
 
@@ -68,7 +74,8 @@ def _finetuning(
     sparsity = dict(
         algorithm='static', sparsity=job.arm.sparsity, init='magnitude'
     )
-  return phase | dict(
+  best = dict(early_stop=common.early_stop(TUNED)) if scale.scored else {}
+  return phase | best | dict(
       duration=f'{steps} steps', data='task', batch_size=scale.tune_batch,
       learning_rate=rate, weight_decay=0.01, sparsity=sparsity,
   )
@@ -79,7 +86,7 @@ def _pretraining(
 ) -> dict[str, dict[str, Any]]:
   """Returns the phases of an arm that reads the corpus, by name."""
   arm, steps = job.arm, scale.steps(job.arm)
-  phase = phase | dict(batch_size=scale.batch_size)
+  phase = phase | dict(batch_size=scale.batch(arm.size))
   rate = phase['learning_rate'] | dict(peak=job.point.get('rate', 1.0))
   if arm.method == 'variable':
     return _variable(phase, rate, arm, steps, job.point['stage'])

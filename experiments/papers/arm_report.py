@@ -12,7 +12,6 @@ from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
 from experiments.papers.pool import loss_of
 from experiments.papers.pool import Outcome
-from experiments.papers.pool import SELECTION_SEED
 from experiments.papers.pool import tried
 from spdf_jax.runs.markdown import escape
 from spdf_jax.runs.markdown import markdown_table
@@ -29,7 +28,7 @@ def measured(
     done: Outcomes of finished runs.
 
   Returns:
-    Outcomes of the chosen points, without the selection seed.
+    Outcomes of the chosen points, without seeds that only tune rates.
 
   Example:
     >>> from experiments.papers.arms import Arm
@@ -38,6 +37,19 @@ def measured(
     ... # doctest: +ELLIPSIS
     {Arm(...): {1: {'loss': 3.0}}}
   """
+  return _outcomes(entries, done, again=False)
+
+
+def repeated(
+    entries: Sequence[Entry], done: Done
+) -> dict[Any, dict[int, Outcome]]:
+  """Collects the outcomes of repetitions, by arm and seed; see `measured`."""
+  return _outcomes(entries, done, again=True)
+
+
+def _outcomes(
+    entries: Sequence[Entry], done: Done, again: bool
+) -> dict[Any, dict[int, Outcome]]:
   found: dict[Any, dict[int, Outcome]] = {}
   chosen = choose_all(entries, done)
   for entry in entries:
@@ -45,7 +57,7 @@ def measured(
     if point is None:
       continue
     names = {
-        seed: Job(entry.arm, point, seed).name
+        seed: Job(entry.arm, point, seed, again=again).name
         for seed in range(1, entry.seeds + 1)
     }
     outcomes = {s: done[name] for s, name in names.items() if name in done}
@@ -82,8 +94,7 @@ def format_arms(
   """
   rows = []
   chosen = choose_all(entries, done)
-  for entry in entries:
-    arm = entry.arm
+  for arm in dict.fromkeys(entry.arm for entry in entries):
     outcomes = list(found.get(arm, {}).values())
     if not outcomes or arm.metric not in outcomes[0]:
       continue
@@ -101,7 +112,7 @@ def format_arms(
 
 
 def format_choices(entries: Sequence[Entry], done: Done) -> str:
-  """Formats a table of all points that were tried on the selection seed.
+  """Formats a table of all points that were tried on the tuning seeds.
 
   Args:
     entries: All entries.
@@ -123,18 +134,21 @@ def format_choices(entries: Sequence[Entry], done: Done) -> str:
   """
   rows = []
   chosen = choose_all(entries, done)
-  for entry in entries:
+  for entry in {entry.arm: entry for entry in entries}.values():
     best = chosen[entry.arm]
     if not entry.grid or best is None or entry.arm.rate_of is not None:
       continue
     cells = []
     for point in tried(entry, done):
       text = escape(
-          f'{_text(point)}: {loss_of(entry.arm, point, done):.4f}'
+          f'{_text(point)}: {loss_of(entry, point, done):.4f}'
       )
       cells.append(f'**{text}**' if point == best else text)
     rows.append([escape(entry.arm.name), '; '.join(cells)])
-  return markdown_table(['arm', f'tried on seed {SELECTION_SEED}'], rows)
+  seeds = sorted({seed for e in entries for seed in e.tuning_seeds})
+  noun = 'seed' if len(seeds) == 1 else 'mean of seeds'
+  numbers = ', '.join(map(str, seeds))
+  return markdown_table(['arm', f'tried on {noun} {numbers}'], rows)
 
 
 def _text(point: Mapping[str, Any]) -> str:

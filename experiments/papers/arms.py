@@ -5,6 +5,9 @@ import dataclasses
 PRETRAINED, TUNED = 'validation/loss', 'target/loss'
 """Metrics that arms are chosen and compared by, in nats."""
 
+SCORED, SCORED_BLEU = 'test/loss', 'test/bleu'
+"""Metrics of fine-tuned models on whole test splits, in nats and in points."""
+
 ROUNDS = ('pruned', 'longer')
 """Methods that continue the training of a dense model in rounds."""
 
@@ -26,6 +29,8 @@ class Arm:
     rate_of: Arm whose chosen learning rate this one uses; `None`: its own rate
       is tuned.
     share: Share of the scale's steps, below 1 for tuning by short runs.
+    flops_of: Arm whose pre-training FLOPs this one trains on, in steps of its
+      own; `None`: it reads as many tokens as its size demands.
 
   Example:
     >>> tuned = Arm('static', 0.75, size='small', task='task')
@@ -40,6 +45,7 @@ class Arm:
   sparse_tuning: bool = False
   rate_of: 'Arm | None' = None
   share: float = 1.0
+  flops_of: 'Arm | None' = None
 
   @property
   def folder(self) -> str:
@@ -47,6 +53,7 @@ class Arm:
     return (
         self.method
         + (f'-{100 * self.sparsity:g}' if self.sparsity else '')
+        + (f'-at-{self.flops_of.kind}' if self.flops_of else '')
         + (f'_{self.size}' if self.size else '')
         + (f'+{self.task}' if self.task else '')
         + ('-sparse' if self.sparse_tuning else '')

@@ -7,8 +7,6 @@ from typing import Any
 
 from experiments.papers.claims import Finding
 from experiments.papers.claims import LEVEL
-from experiments.papers.claims import PRIMARY
-from experiments.papers.claims import SECONDARY
 from experiments.papers.gates import Gate
 from spdf_jax.runs.markdown import escape
 from spdf_jax.runs.markdown import markdown_table
@@ -39,6 +37,7 @@ def format_claims(findings: Sequence[Finding]) -> str:
     | (a) b is better | static-50 below dense | 1 | -0.5000 | – | 0 | 1 |
     **no verdict** (1 of at least 5 seeds) |
   """
+  has_repeats = any(map(any, (f.repeats for f in findings)))
   rows = []
   for finding in findings:
     for i, (comparison, interval, values) in enumerate(
@@ -56,16 +55,25 @@ def format_claims(findings: Sequence[Finding]) -> str:
           str(len(values)),
           f'{interval.mean:+.4f}' if values else MISSING,
           ends,
+          *[_deviation(finding.repeats[i])] * has_repeats,
           f'{comparison.margin:g}',
           '' if i else f'{finding.corrected:.2g}',
           '' if i else verdict,
       ])
+  numbers = [
+      'seeds', 'difference', '95 % interval', *['SD, repeated'] * has_repeats,
+      'margin', 'p, Holm',
+  ]
   return markdown_table(
-      ['claim', 'comparison', 'seeds', 'difference', '95 % interval', 'margin',
-       'p, Holm', 'verdict'],
-      rows,
-      numbers=['seeds', 'difference', '95 % interval', 'margin', 'p, Holm'],
+      ['claim', 'comparison', *numbers, 'verdict'], rows, numbers=numbers
   )
+
+
+def _deviation(changes: Sequence[float]) -> str:
+  """Formats the standard deviation of one contrast, repeated as it is."""
+  if not changes:
+    return MISSING
+  return f'{math.sqrt(sum(x * x for x in changes) / (2 * len(changes))):.4f}'
 
 
 def format_gates(gates: Sequence[Gate]) -> str:
@@ -123,13 +131,15 @@ def describe_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
                       for term in comparison.terms
                   ],
                   'differences': list(values),
+                  **({'repeats': list(changes)} if changes else {}),
                   **{
                       name: x if math.isfinite(x) else None
                       for name, x in interval._asdict().items()
                   },
               }
-              for comparison, values, interval in zip(
-                  finding.claim.comparisons, finding.values, finding.intervals
+              for comparison, values, interval, changes in zip(
+                  finding.claim.comparisons, finding.values,
+                  finding.intervals, finding.repeats,
               )
           ],
       }
@@ -167,10 +177,10 @@ def format_report(
       '',
       *(f'* {name}: {value}' for name, value in facts.items()),
   ]
-  for family in (PRIMARY, SECONDARY):
+  for family in dict.fromkeys(f.claim.family for f in findings):
     members = [f for f in findings if f.claim.family == family]
     if members:
-      lines += ['', f'## {family.capitalize()} claims', '',
+      lines += ['', f'## {family[0].upper()}{family[1:]} claims', '',
                 format_claims(members)]
   for heading, table in tables.items():
     lines += ['', f'## {heading}', '', table]

@@ -67,8 +67,7 @@ class Claim(NamedTuple):
     text: The claim in words.
     source: Paper and place that state the claim.
     comparisons: Comparisons that the claim consists of.
-    family: `'primary'` or `'secondary'`: the family of claims that the p-value
-      is corrected for.
+    family: Name of the family of claims that the p-value is corrected for.
   """
 
   key: str
@@ -96,6 +95,8 @@ class Finding(NamedTuple):
     verdict: `'holds'`, `'holds (better)'`, `'does not hold'`, `'undecided'` or
       `'no verdict'`.
     reason: Why there is no verdict; empty where there is one.
+    repeats: For each comparison, the changes of its contrast where all of its
+      runs were repeated with other rounding errors.
   """
 
   claim: Claim
@@ -105,12 +106,14 @@ class Finding(NamedTuple):
   corrected: float
   verdict: str
   reason: str
+  repeats: tuple[tuple[float, ...], ...]
 
 
 def judge(
     claims: Sequence[Claim],
     measured: Measured,
     failures: Mapping[str, str] | None = None,
+    repeated: Measured | None = None,
 ) -> list[Finding]:
   """Judges claims, with p-values corrected for the number of claims.
 
@@ -125,6 +128,7 @@ def judge(
     measured: Measurements by arm and seed; each comparison pairs the seeds
       that all of its arms have.
     failures: Failed gates by the key of a claim; such a claim gets no verdict.
+    repeated: Measurements of repeated runs; they do not count for the verdict.
 
   Returns:
     A finding for each claim.
@@ -149,7 +153,7 @@ def judge(
     con = min(1.0, len(values) * min(map(p_above, values, margins)))
     judged.append((claim, values, pro, con, min(1.0, 2 * min(pro, con))))
   corrected = {}
-  for family in (PRIMARY, SECONDARY):
+  for family in dict.fromkeys(claim.family for claim in claims):
     members = [(c.key, p) for c, *_, p in judged if c.family == family]
     corrected |= zip(
         [key for key, _ in members], holm([p for _, p in members])
@@ -166,9 +170,28 @@ def judge(
         pro < con, corrected[claim.key], claim, intervals
     )
     findings.append(Finding(
-        claim, values, intervals, p, corrected[claim.key], verdict, reason
+        claim, values, intervals, p, corrected[claim.key], verdict, reason,
+        tuple(_changes(c, measured, repeated or {}) for c in claim.comparisons),
     ))
   return findings
+
+
+def _changes(
+    comparison: Comparison, measured: Measured, repeated: Measured
+) -> tuple[float, ...]:
+  """Returns repeated less first contrasts, of the seeds that have both."""
+  first = {
+      arm: {
+          seed: outcome for seed, outcome in measured.get(arm, {}).items()
+          if all(seed in repeated.get(t.arm, ()) for t in comparison.terms)
+      }
+      for arm in (term.arm for term in comparison.terms)
+  }
+  return tuple(
+      again - once for once, again in zip(
+          contrast(comparison, first), contrast(comparison, repeated)
+      )
+  )
 
 
 def contrast(

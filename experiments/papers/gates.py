@@ -3,8 +3,11 @@
 G1: dense models beat a bigram and a trigram model of the tokens they read. G2:
 a model of 99 % sparsity is worse than a dense one. G3: every chosen learning
 rate is inside its grid, not at an end. G4: at least 20 tokens per parameter and
-at most 4 epochs. If a gate fails, a small difference between arms does not
-measure sparsity, and the claims that depend on the gate get no verdict.
+at most 4 epochs. G5: pre-training is long, or a control with rotary positions
+leaves the plateau of the bigram within a tenth of it. G6: a model of 99 %
+sparsity is worse than a dense one after fine-tuning, too. If a gate fails, a
+small difference between arms does not measure sparsity, and the claims that
+depend on the gate get no verdict.
 """
 
 from collections.abc import Mapping
@@ -31,7 +34,10 @@ from experiments.papers.scales import sized
 from experiments.papers.scales import TOKENS_PER_PARAMETER
 
 MARGIN = 0.1
-"""Smallest difference in G1 and G2, in nats."""
+"""Smallest difference in G1, G2, G5 and G6, in nats."""
+
+UPDATES, SEQUENCES = 8000, 8
+"""Steps and sequences in a batch of a pre-training that G5 calls long."""
 
 BASELINES = {'bigram': 'bigram/loss', 'trigram': 'trigram/loss'}
 """Metrics of the baselines of G1, measured by the runs of initial weights."""
@@ -41,7 +47,7 @@ class Gate(NamedTuple):
   """Condition of a gate, and the measured value.
 
   Attributes:
-    key: `'G1'` to `'G4'`.
+    key: `'G1'` to `'G6'`.
     subject: Arm that the condition is about; `None`: all.
     text: The condition in words.
     found: The measured value in words; empty before the runs.
@@ -55,17 +61,24 @@ class Gate(NamedTuple):
   passed: bool
 
 
-def arms_of_gates(claims: Sequence[Claim]) -> list[Arm]:
-  """Returns the arms that the gates of claims need.
+def arms_of_gates(scale: Scale, claims: Sequence[Claim]) -> list[Arm]:
+  """Returns the arms that the gates of a scale's claims need.
 
   Example:
     >>> from experiments.papers.paper_claims import CLAIMS
-    >>> [arm.name for arm in arms_of_gates([CLAIMS['c']])]
+    >>> from experiments.papers.scales import FAIR
+    >>> [arm.name for arm in arms_of_gates(FAIR, [CLAIMS['c']])]
     ['dense_large', 'static-99_large', 'dense_small', 'static-99_small']
   """
-  return [
-      sized(arm, size) for size in _sizes(claims) for arm in (DENSE, CONTROL)
-  ]
+  arms = []
+  for size in _sizes(scale, claims):
+    arms += [_dense(scale, size), _control(scale, size)]
+    if 'G5' in scale.gates and not _is_long(scale, size):
+      arms.append(_rotary(scale, size))
+  if 'G6' in scale.gates:
+    for size, task in _tunings(scale, claims):
+      arms += [_dense(scale, size, task), _control(scale, size, task)]
+  return list(dict.fromkeys(arms))
 
 
 def check(
@@ -85,26 +98,25 @@ def check(
     measured: Measurements on the judging seeds.
 
   Returns:
-    G1 and G2 by size, G3 by arm, and G4.
+    G1 and G2 by size, G3 by arm, and G4; G5 by size and G6 by task, if the
+    scale has them.
   """
   gates = []
-  for size in _sizes(claims):
-    dense, init = sized(DENSE, size), Arm('init', size=size)
+  sizes = _sizes(scale, claims)
+  for size in sizes:
+    dense, init = _dense(scale, size), Arm('init', size=size)
     for name, metric in BASELINES.items():
       gates.append(_ahead(
           'G1', dense, f'{dense.name} beats the {name} of its tokens',
           _values(measured, init, metric),
           _values(measured, dense, PRETRAINED),
       ))
-  for size in _sizes(claims):
-    control, dense = sized(CONTROL, size), sized(DENSE, size)
-    gates.append(_ahead(
-        'G2', control, f'{dense.name} beats {control.name}',
-        _values(measured, control, PRETRAINED),
-        _values(measured, dense, PRETRAINED),
+  for size in sizes:
+    gates.append(_beaten(
+        'G2', _control(scale, size), _dense(scale, size), measured
     ))
   chosen = choose_all(entries, done)
-  for entry in entries:
+  for entry in {entry.arm: entry for entry in entries}.values():
     if entry.arm.rate_of is None and 'rate' in entry.grid:
       gates.append(_inside(entry, chosen[entry.arm], done))
   enough = scale.tokens_per_parameter >= TOKENS_PER_PARAMETER
@@ -116,15 +128,24 @@ def check(
       f'{scale.epochs} epochs at most',
       enough and scale.epochs <= EPOCHS,
   ))
+  if 'G5' in scale.gates:
+    gates += [_leaves_plateau(scale, size, measured) for size in sizes]
+  if 'G6' in scale.gates:
+    for size, task in _tunings(scale, claims):
+      gates.append(_beaten(
+          'G6', _control(scale, size, task), _dense(scale, size, task),
+          measured,
+      ))
   return gates
 
 
 def failures(
-    gates: Sequence[Gate], claims: Sequence[Claim]
+    scale: Scale, gates: Sequence[Gate], claims: Sequence[Claim]
 ) -> dict[str, str]:
   """Returns the failed gates of each claim, among those of its sizes and arms.
 
   Args:
+    scale: The scale.
     gates: Result of `check`.
     claims: The claims.
 
@@ -135,29 +156,107 @@ def failures(
   Example:
     >>> from experiments.papers.paper_claims import CLAIMS
     >>> gate = Gate('G4', None, '', '', False)
-    >>> failures([gate], [CLAIMS['a']])
+    >>> from experiments.papers.scales import FAIR
+    >>> failures(FAIR, [gate], [CLAIMS['a']])
     {'a': 'G4'}
   """
   failed = {}
   for claim in claims:
     arms = set(with_parents(list(claim.arms)))
-    sizes = {arm.size for arm in arms}
     names = [
         gate.key + (f' {gate.subject.name}' if gate.subject else '')
-        for gate in gates
-        if not gate.passed and (
-            gate.subject is None
-            or (gate.subject in arms if gate.key == 'G3'
-                else gate.subject.size in sizes)
-        )
+        for gate in gates if not gate.passed and _concerns(gate, scale, arms)
     ]
     if names:
       failed[claim.key] = ', '.join(dict.fromkeys(names))
   return failed
 
 
-def _sizes(claims: Sequence[Claim]) -> list[str]:
-  return list(dict.fromkeys(a.size for c in claims for a in c.arms))
+def _concerns(gate: Gate, scale: Scale, arms: set[Arm]) -> bool:
+  """Returns whether a claim about arms, with their parents, needs a gate."""
+  if gate.subject is None:
+    return True
+  if gate.key == 'G3':
+    return gate.subject in arms
+  if gate.key == 'G6' and not any(arm.task for arm in arms):
+    return False
+  return gate.subject.size in {scale.reference(arm.size) for arm in arms}
+
+
+def _sizes(scale: Scale, claims: Sequence[Claim]) -> list[str]:
+  return list(dict.fromkeys(
+      scale.reference(a.size) for c in claims for a in c.arms
+  ))
+
+
+def _tunings(scale: Scale, claims: Sequence[Claim]) -> list[tuple[str, str]]:
+  """Returns the sizes and tasks of claims that have a control."""
+  found = dict.fromkeys(
+      (scale.reference(a.size), a.task) for c in claims for a in c.arms
+      if a.task
+  )
+  return [
+      (size, task) for size, task in found
+      if scale.find('static', CONTROL.sparsity, size, task)
+  ]
+
+
+def _dense(scale: Scale, size: str, task: str = '') -> Arm:
+  return scale.find('dense', 0.0, size, task) or sized(DENSE, size)
+
+
+def _control(scale: Scale, size: str, task: str = '') -> Arm:
+  found = scale.find('static', CONTROL.sparsity, size, task)
+  return found or sized(CONTROL, size)
+
+
+def _rotary(scale: Scale, size: str) -> Arm:
+  """Returns the dense arm with rotary positions at the width of a size."""
+  width = scale.sizes[size].width
+  return next(
+      _dense(scale, name) for name, other in scale.sizes.items()
+      if other.rotary and other.width == width
+  )
+
+
+def _is_long(scale: Scale, size: str) -> bool:
+  return (
+      scale.steps(_dense(scale, size)) >= UPDATES
+      and scale.batch(size) >= SEQUENCES
+  )
+
+
+def _leaves_plateau(scale: Scale, size: str, measured: Measured) -> Gate:
+  dense = _dense(scale, size)
+  steps, batch = scale.steps(dense), scale.batch(size)
+  if _is_long(scale, size):
+    return Gate(
+        'G5', dense, f'{dense.name} takes {UPDATES:,} steps of {SEQUENCES}',
+        f'{steps:,} steps of {batch}', True,
+    )
+  rotary = _rotary(scale, size)
+  early = {
+      seed: min(
+          (loss for step, _, loss in outcome.get('curve', ())
+           if step <= steps / 10),
+          default=math.inf,
+      )
+      for seed, outcome in measured.get(rotary, {}).items()
+  }
+  return _ahead(
+      'G5', dense, f'{rotary.name} beats the bigram of its tokens within a '
+      'tenth of its steps',
+      _values(measured, Arm('init', size=rotary.size), BASELINES['bigram']),
+      early,
+  )
+
+
+def _beaten(key: str, control: Arm, dense: Arm, measured: Measured) -> Gate:
+  metric = dense.metric
+  return _ahead(
+      key, control, f'{dense.name} beats {control.name}',
+      _values(measured, control, metric), _values(measured, dense, metric),
+  )
 
 
 def _values(measured: Measured, arm: Arm, metric: str) -> dict[int, float]:
@@ -189,10 +288,10 @@ def _inside(
   rates = sorted(
       point['rate'] for point in tried(entry, done)
       if point | {'rate': best['rate']} == best
-      and loss_of(entry.arm, point, done) is not None
+      and loss_of(entry, point, done) is not None
   )
   found = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
   inside = rates[0] < best['rate'] < rates[-1] and math.isfinite(
-      loss_of(entry.arm, best, done)
+      loss_of(entry, best, done)
   )
   return Gate('G3', entry.arm, text, found, inside)

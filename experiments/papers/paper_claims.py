@@ -1,14 +1,22 @@
 """The claims of the papers, stated before the runs that judge them."""
 
+from collections.abc import Callable
+
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import SCORED
+from experiments.papers.arms import SCORED_BLEU
 from experiments.papers.arms import TUNED
 from experiments.papers.claims import better
 from experiments.papers.claims import Claim
+from experiments.papers.claims import Comparison
 from experiments.papers.claims import SECONDARY
 from experiments.papers.claims import smaller_gap
+from experiments.papers.claims import Term
 from experiments.papers.claims import trend
+from experiments.papers.scales import at_flops_of
 from experiments.papers.scales import DENSE
+from experiments.papers.scales import on_webnlg
 from experiments.papers.scales import sized
 from experiments.papers.scales import STATIC_50
 from experiments.papers.scales import STATIC_75
@@ -20,6 +28,7 @@ _SPDF = 'Thangarasa et al., SPDF, 2023'
 _VARIABLE = 'Cerebras, Variable SPDF, 2023'
 _DYNAMIC = 'Cerebras, PyTorch sparsity library, 2024'
 _ITERATIVE = 'Cerebras, 2022'
+_OWN_QUESTION = 'our question: the best model for given FLOPs'
 
 # Non-inferiority margins in nats: of fine-tuned models of 50 and 75 % sparsity,
 # of Variable SPDF against dense, and of a pruned against a dense model.
@@ -138,5 +147,107 @@ _ALL = (
         SECONDARY,
     ),
 )
-CLAIMS = {claim.key: claim for claim in _ALL}
+
+
+def _on_e2e(arm: Arm) -> Arm:
+  return tuned(arm, 'e2e')
+
+
+def _of_flops(
+    suffix: str, family: str, metric: str, where: str,
+    at: Callable[[Arm], Arm] = lambda arm: arm,
+) -> list[Claim]:
+  """Returns the four comparisons of sparse and dense arms at equal FLOPs."""
+  return [
+      Claim(
+          f'{key}{other}{suffix}',
+          f'{name} beats {text} at equal FLOPs, {where}', _OWN_QUESTION,
+          (better(at(arm), at(dense), metric),), family,
+      )
+      for key, name, arm in (
+          ('', 'static 75 %', STATIC_75), ('variable-', 'Variable', VARIABLE)
+      )
+      for other, text, dense in (
+          ('flops', 'a dense model of its size', at_flops_of(STATIC_75)),
+          ('small', 'a smaller dense model', sized(DENSE, 'small')),
+      )
+  ]
+
+
+def _narrow(width: int) -> list[Claim]:
+  sparse = sized(STATIC_75, f'w{width}')
+  return [
+      Claim(
+          f'{key}-{width}', f'static 75 % beats {text} at equal FLOPs, '
+          f'width {width}', _OWN_QUESTION,
+          (better(sparse, dense, PRETRAINED),), 'E2',
+      )
+      for key, text, dense in (
+          ('flops', 'a dense model of its size', at_flops_of(sparse)),
+          ('small', 'a smaller dense model', sized(DENSE, f'small-w{width}')),
+      )
+  ]
+
+
+def _bleu(key: str, other: str, dense: Arm) -> Claim:
+  terms = lambda at: (
+      Term(1, at(dense), SCORED_BLEU), Term(-1, at(STATIC_75), SCORED_BLEU)
+  )
+  return Claim(
+      key, f'static 75 % has a higher BLEU than {other} at equal FLOPs',
+      _OWN_QUESTION,
+      tuple(
+          Comparison(f'{dense.name} less static-75 on {task}', terms(at))
+          for task, at in (('E2E', _on_e2e), ('WebNLG', on_webnlg))
+      ),
+      'E1, WebNLG and BLEU',
+  )
+
+
+_rotary = lambda arm: sized(arm, 'rotary-w96')
+_OF_FLOPS = (
+    *_narrow(64), *_narrow(96),
+    *_of_flops('', 'E1', PRETRAINED, 'in pre-training'),
+    *_of_flops('-e2e', 'E1', SCORED, 'after fine-tuning on E2E', _on_e2e),
+    *(
+        Claim(
+            key, f'{name} is not inferior to dense on as many tokens, after '
+            'fine-tuning on E2E', _SPDF,
+            (better(_on_e2e(arm), _on_e2e(DENSE), SCORED, 0.02),),
+            'E1',
+        )
+        for key, name, arm in (
+            ('repaid', 'static 75 %', STATIC_75),
+            ('variable-repaid', 'Variable', VARIABLE),
+        )
+    ),
+    *_of_flops(
+        '-webnlg', 'E1, WebNLG and BLEU', SCORED,
+        'after fine-tuning on WebNLG', on_webnlg,
+    ),
+    _bleu('flops-bleu', 'a dense model of its size', at_flops_of(STATIC_75)),
+    _bleu('small-bleu', 'a smaller dense model', sized(DENSE, 'small')),
+    Claim(
+        'variable', 'Variable SPDF beats static 75 % at equal FLOPs in '
+        'pre-training', f'{_VARIABLE}, tables 1 and 2',
+        (better(VARIABLE, STATIC_75, PRETRAINED),), 'E3',
+    ),
+    Claim(
+        'variable-e2e', 'Variable SPDF beats static 75 % at equal FLOPs after '
+        'fine-tuning on E2E', f'{_VARIABLE}, tables 2 and 3',
+        (better(_on_e2e(VARIABLE), _on_e2e(STATIC_75), SCORED),),
+        'E3',
+    ),
+    Claim(
+        'rotary', 'with rotary positions the loss of pre-training is lower '
+        'without zeros', _OWN_QUESTION,
+        (better(_rotary(DENSE), _rotary(STATIC_75), PRETRAINED),), 'E6',
+    ),
+    Claim(
+        'variable-rotary', 'with rotary positions Variable SPDF beats static '
+        '75 % at equal FLOPs', _OWN_QUESTION,
+        (better(_rotary(VARIABLE), _rotary(STATIC_75), PRETRAINED),), 'E6',
+    ),
+)
+CLAIMS = {claim.key: claim for claim in (*_ALL, *_OF_FLOPS)}
 """Claims by key."""

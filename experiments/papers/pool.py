@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
 import math
+import statistics
 from typing import Any
 from typing import NamedTuple
 
@@ -19,9 +20,6 @@ Outcome = Mapping[str, Any]
 Done = Mapping[str, Outcome]
 """Outcomes of finished runs, by the names of their jobs."""
 
-SELECTION_SEED = 0
-"""Seed that learning rates are chosen on; claims are judged on other seeds."""
-
 _DOUBLINGS = 3
 """Largest extension of a grid of rates beyond either end, in factors of 2."""
 
@@ -31,16 +29,24 @@ class Entry(NamedTuple):
 
   Attributes:
     arm: The arm.
-    grid: Values tried on the selection seed, by name; empty: nothing is tuned.
+    grid: Values tried on the tuning seeds, by name; empty: nothing is tuned.
     seeds: Number of judging seeds, which are 1, 2, …
     extend: Whether the grid's `'rate'` is extended by factors of 2 until the
       best rate is not at an end of it.
+    tuning_seeds: Seeds whose mean loss a point of the grid is chosen by.
+    spread: Largest difference between the losses of these seeds at a point that
+      may be chosen, in nats.
+    repeat_every: Judging seeds that are multiples of it are run twice, the
+      second time with other rounding errors; 0: none.
   """
 
   arm: Arm
   grid: Mapping[str, Sequence[Any]]
   seeds: int
   extend: bool = True
+  tuning_seeds: tuple[int, ...] = (0,)
+  spread: float = math.inf
+  repeat_every: int = 0
 
 
 class Job(NamedTuple):
@@ -51,17 +57,20 @@ class Job(NamedTuple):
     point: Values chosen from the arm's grid, by name.
     seed: Seed of the run.
     parent: Run that this one starts from; `None`: none.
+    again: Whether the run repeats another with other rounding errors.
   """
 
   arm: Arm
   point: Mapping[str, Any]
   seed: int
   parent: 'Job | None' = None
+  again: bool = False
 
   @property
   def name(self) -> str:
     """Name of the run: its folder relative to that of the pool."""
-    return f'{self.arm.folder}/{run_name(self.point, self.seed)}'
+    name = f'{self.arm.folder}/{run_name(self.point, self.seed)}'
+    return f'{name},again' if self.again else name
 
   @property
   def depth(self) -> int:
@@ -69,16 +78,23 @@ class Job(NamedTuple):
     return 0 if self.parent is None else 1 + self.parent.depth
 
 
-def loss_of(arm: Arm, point: Mapping[str, Any], done: Done) -> float | None:
-  """Returns the loss of a point of a grid, `None` if it has not been run.
+def loss_of(
+    entry: Entry, point: Mapping[str, Any], done: Done
+) -> float | None:
+  """Returns the mean loss of a point of a grid, `None` until its runs ended.
 
-  NaN counts as infinite.
+  It is infinite if a loss is NaN, or if the seeds differ by more than the
+  entry's `spread`: then the point cannot be chosen.
   """
-  outcome = done.get(Job(arm, point, SELECTION_SEED).name)
-  if outcome is None:
-    return None
-  loss = outcome.get(arm.metric, 0.0)  # Initial weights have no loss.
-  return math.inf if math.isnan(loss) else loss
+  losses = []
+  for seed in entry.tuning_seeds:
+    outcome = done.get(Job(entry.arm, point, seed).name)
+    if outcome is None:
+      return None
+    losses.append(outcome.get(entry.arm.metric, 0.0))  # None of 'init'.
+  if max(losses) - min(losses) <= entry.spread:
+    return statistics.fmean(losses)
+  return math.inf  # Also where a loss is NaN, which compares as false.
 
 
 def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
@@ -109,7 +125,7 @@ def tried(entry: Entry, done: Done) -> list[dict[str, Any]]:
   factor = 2**_DOUBLINGS
   low, high = min(entry.grid['rate']) / factor, max(entry.grid['rate']) * factor
   while True:
-    losses = [loss_of(entry.arm, point, done) for point in found]
+    losses = [loss_of(entry, point, done) for point in found]
     if None in losses:
       return found
     best = found[losses.index(min(losses))]
@@ -140,7 +156,7 @@ def choose(entry: Entry, done: Done) -> dict[str, Any] | None:
   found = tried(entry, done)
   if not entry.grid:
     return found[0]
-  losses = [loss_of(entry.arm, point, done) for point in found]
+  losses = [loss_of(entry, point, done) for point in found]
   return None if None in losses else found[losses.index(min(losses))]
 
 
@@ -167,8 +183,9 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
 
   Returns:
     Jobs by entry and then by seed, without duplicates. A grid is run on the
-    selection seed and its best point on the judging seeds; a run starts from
-    the run of its parent's best point with the same seed.
+    tuning seeds and its best point on the judging seeds; a run starts from the
+    run of its parent's best point with the same seed, and a repetition from a
+    repetition, except of initial weights.
 
   Example:
     >>> entry = Entry(Arm('init'), {}, seeds=1)
@@ -177,11 +194,15 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
   """
   chosen = choose_all(entries, done)
 
-  def job_of(arm: Arm, point: Mapping[str, Any], seed: int) -> Job:
+  def job_of(
+      arm: Arm, point: Mapping[str, Any], seed: int, again: bool = False
+  ) -> Job:
     parent = arm.parent
     return Job(
         arm, point, seed,
-        None if parent is None else job_of(parent, chosen[parent], seed),
+        None if parent is None
+        else job_of(parent, chosen[parent], seed, again),
+        again and arm.method != 'init',
     )
 
   jobs: dict[str, Job] = {}
@@ -191,11 +212,16 @@ def all_jobs(entries: Sequence[Entry], done: Done) -> list[Job]:
       continue
     wanted = []
     if arm.rate_of is None:
-      wanted = [(point, SELECTION_SEED) for point in tried(entry, done)]
+      wanted = [
+          job_of(arm, point, seed)
+          for point in tried(entry, done) for seed in entry.tuning_seeds
+      ]
     if chosen[arm] is not None:
-      wanted += [(chosen[arm], seed) for seed in range(1, entry.seeds + 1)]
-    for point, seed in wanted:
-      job = job_of(arm, point, seed)
+      for seed in range(1, entry.seeds + 1):
+        wanted.append(job_of(arm, chosen[arm], seed))
+        if entry.repeat_every and seed % entry.repeat_every == 0:
+          wanted.append(job_of(arm, chosen[arm], seed, again=True))
+    for job in wanted:
       jobs.setdefault(job.name, job)
   return list(jobs.values())
 

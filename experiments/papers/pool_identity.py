@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -9,10 +10,11 @@ import subprocess
 from typing import Any
 
 from experiments.papers.scales import Scale
+from experiments.papers.scales import Size
 from spdf_jax.training.metrics import write_atomically
 
-PROTOCOL = pathlib.Path(__file__).parents[1] / 'results' / 'PROTOCOL.md'
-"""Registered protocol of the comparisons, written before the judging runs."""
+RESULTS = pathlib.Path(__file__).parents[1] / 'results'
+"""Folder of the registered protocols, written before the judging runs."""
 
 
 def identify(
@@ -31,11 +33,19 @@ def identify(
       'layers', 'length', 'batch_size', 'micro_batches', 'tokens_per_parameter',
       'rounds', 'round_share', 'tune_batch', 'tune_steps', 'batches', 'speeds',
   )
+  plain = lambda size: Size(size.width, size.rates)
+  others = {
+      name: dataclasses.asdict(size)
+      for name, size in scale.sizes.items() if size != plain(size)
+  }
   return json.loads(json.dumps({
       **{name: getattr(scale, name) for name in names},
+      **({'sizes': others} if others else {}),
       'widths': {name: size.width for name, size in scale.sizes.items()},
       'data': fingerprints,
-      'protocol': hashlib.sha256(PROTOCOL.read_bytes()).hexdigest(),
+      'protocol': hashlib.sha256(
+          (RESULTS / scale.protocol).read_bytes()
+      ).hexdigest(),
   }))
 
 
@@ -62,13 +72,16 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
     )
 
 
-def protocol_commit() -> str:
-  """Returns the commit that last changed the protocol, `'unknown'` without git.
+def protocol_commit(name: str) -> str:
+  """Returns the commit that last changed a protocol, `'unknown'` without git.
+
+  Args:
+    name: File of the protocol, `Scale.protocol`.
   """
   found = None
   with contextlib.suppress(OSError):
     found = subprocess.run(
-        ['git', 'log', '-1', '--format=%H', '--', PROTOCOL.name],
-        cwd=PROTOCOL.parent, capture_output=True, text=True, check=False,
+        ['git', 'log', '-1', '--format=%H', '--', name],
+        cwd=RESULTS, capture_output=True, text=True, check=False,
     )
   return (found.stdout.strip() if found else '') or 'unknown'

@@ -20,7 +20,6 @@ from experiments.papers.pool import all_jobs
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
-from experiments.papers.pool import SELECTION_SEED
 from experiments.papers.pool_identity import protocol_commit
 from experiments.papers.scales import Scale
 from spdf_jax.training.metrics import write_atomically
@@ -106,9 +105,12 @@ def write_results(
   claims = [CLAIMS[key] for key in scale.claims]
   found = arm_report.measured(entries, done)
   checked = gates.check(scale, claims, entries, done, found)
-  findings = judge(claims, found, gates.failures(checked, claims))
+  findings = judge(
+      claims, found, gates.failures(scale, checked, claims),
+      arm_report.repeated(entries, done),
+  )
   machine = describe_machine()
-  commit = protocol_commit()
+  commit = protocol_commit(scale.protocol)
   report = claim_report.format_report(
       f"The papers' claims at scale {name}",
       _facts(name, commit, machine, entries, done),
@@ -121,7 +123,7 @@ def write_results(
   output.mkdir(parents=True, exist_ok=True)
   write_json(output / _FILE, {
       'scale': name, 'identity': identity, 'protocol_commit': commit,
-      'selection_seed': SELECTION_SEED, 'machine': machine,
+      'tuning_seeds': scale.tuning_seeds, 'machine': machine,
       'gates': claim_report.describe_gates(checked),
       'claims': claim_report.describe_findings(findings), 'runs': dict(done),
   }, indent=1)

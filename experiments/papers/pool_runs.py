@@ -1,6 +1,7 @@
 """One run of experiments.reproduce, in a worker process."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import logging
 import math
@@ -17,6 +18,9 @@ import numpy as np
 from experiments.launch import workers
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import SCORED
+from experiments.papers.arms import SCORED_BLEU
+from experiments.papers.arms import TUNED
 from experiments.papers.gates import BASELINES
 from experiments.papers.json_files import read_json
 from experiments.papers.json_files import write_json
@@ -25,6 +29,10 @@ from experiments.papers.pool import Outcome
 from experiments.papers.scales import Scale
 from experiments.papers.subspaces import cosine_distances
 from experiments.papers.subspaces import module_means
+from experiments.scores import language_models
+from experiments.scores import sheets
+from experiments.scores import task_scores
+from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import runs
 from spdf_jax import training
@@ -34,6 +42,9 @@ from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.early_stop import METRICS
 from spdf_jax.training.metrics import last_values
 from spdf_jax.training.metrics import read_rows
+
+_SCORED_AT_ONCE = 32
+"""Sequences in a batch when a fine-tuned model is scored."""
 
 OUTCOME = 'outcome.json'
 """File of the outcome in the folder of a finished run."""
@@ -47,6 +58,7 @@ class Runner(NamedTuple):
     directory: Folder for the runs.
     corpus: Name or folder of the corpus.
     tasks: Folder that contains a folder for each task.
+    source: Folder of the whole data, which fine-tuned models are scored on.
     evaluations: Number of evaluations of a run; the last one is at its end.
   """
 
@@ -54,6 +66,7 @@ class Runner(NamedTuple):
   directory: str
   corpus: str
   tasks: str
+  source: str = ''
   evaluations: int = 1
 
   def __call__(self, job: Job) -> dict[str, Any]:
@@ -81,6 +94,11 @@ class Runner(NamedTuple):
         outcome = write_initial(recipe, workdir)
       else:
         outcome = train(recipe, workdir)
+        if self.scale.scored and job.arm.task:
+          kind, folder, _ = self.scale.tasks[job.arm.task]
+          outcome |= score_best(
+              workdir, outcome, kind, f'{self.source}/{folder}'
+          )
     # No other run uses the compiled programs, which would add up to gigabytes.
     jax.clear_caches()
     # Processor time does not count the time that a process was suspended.
@@ -171,6 +189,45 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
     found = distances(recipe, before if diverged else str(workdir))
     outcome |= dict.fromkeys(found, math.nan) if diverged else found
   return outcome | diverged
+
+
+def score_best(
+    workdir: pathlib.Path, outcome: Mapping[str, Any], task: str, path: str
+) -> dict[str, Any]:
+  """Scores the best checkpoint of a fine-tuning on a whole test split.
+
+  Args:
+    workdir: Workdir of the finished run.
+    outcome: Result of `train`.
+    task: Name of the task, see `data.load_task`.
+    path: Folder of the task's files.
+
+  Returns:
+    The best loss of the validation targets in place of the last one, the loss
+    of the test targets, and BLEU by the protocol that papers report, of texts
+    that are generated greedily; NaN for a run that diverged.
+  """
+  if math.isnan(outcome[TUNED]):
+    return {SCORED: math.nan, SCORED_BLEU: math.nan}
+  best = last_values(read_rows(workdir / 'metrics.jsonl'), [f'best/{TUNED}'])
+  model = language_models.open_run(f'{workdir}@finetune:best')
+  length = model.model.config.max_length
+  targets = task_scores.target_loss(
+      model.subject, data.load_task(task, path).test, _SCORED_AT_ONCE
+  )
+  settings = sheets.Settings(
+      search='greedy', max_new_tokens=length // 2, batch_size=_SCORED_AT_ONCE
+  )
+  protocol = task_scores.TEXT_PROTOCOLS[task][0]
+  bleu, = (
+      score.value
+      for score in task_scores.score_task(model, task, path, settings)
+      if (score.task, score.protocol, score.metric) == (task, protocol, 'bleu')
+  )
+  return {
+      TUNED: best[f'best/{TUNED}'], SCORED: targets.loss,
+      SCORED_BLEU: bleu,
+  }
 
 
 def distances(recipe: training.Recipe, end: str) -> dict[str, float]:

@@ -165,7 +165,8 @@ class _Results:
     """Runs entries, one on each core and all arms of a seed in a row."""
     cores = sorted(os.sched_getaffinity(0))
     runner = pool_runs.Runner(
-        scale, str(self._workdir), prepared.corpus, '', _EVALUATIONS
+        scale, str(self._workdir), prepared.corpus, '',
+        evaluations=_EVALUATIONS,
     )
     known = lambda: (
         self._found['runs'] | pool_runs.read_outcomes(self._workdir)

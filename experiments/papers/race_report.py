@@ -98,7 +98,7 @@ def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
       "arm's own schedule.", '',
       f'* pace: {legs[0].pace.machine}',
       *(f'* {name}: {machine[name]}' for name in ('jax', 'python')),
-      f'* protocol: commit {protocol_commit()}',
+      f'* protocol: commit {protocol_commit(legs[0].scale.protocol)}',
   ]
   for leg in legs:
     lines += ['', f'## Width {leg.width}', '', *_describe(leg)]
@@ -113,7 +113,7 @@ def write_report(legs: Sequence[Leg], output: pathlib.Path) -> str:
 
 def _describe(leg: Leg) -> list[str]:
   scale, found = leg.scale, leg.outcomes()
-  count = parameters(leg.width, scale.layers, scale.length, scale.vocab_size)
+  count = parameters(scale.model(''))
   each = ', '.join(
       f'{1000 * value:.0f} ms at {name} %'
       for name, value in leg.pace.seconds.items()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
-import concurrent.futures
 import functools
 import os
 import pathlib
@@ -12,7 +11,6 @@ from experiments.papers import arm_report
 from experiments.papers import cost_plots
 from experiments.papers import pool_data
 from experiments.papers import pool_runs
-from experiments.papers import replica_groups
 from experiments.papers.gates import arms_of_gates
 from experiments.papers.json_files import write_json
 from experiments.papers.paper_claims import CLAIMS
@@ -20,7 +18,6 @@ from experiments.papers.pool import Entry
 from experiments.papers.pool_identity import check_same
 from experiments.papers.pool_identity import identify
 from experiments.papers.pool_processes import run_pool
-from experiments.papers.pool_processes import run_replicas
 from experiments.papers.pool_results import join_outcomes
 from experiments.papers.pool_results import read_results
 from experiments.papers.pool_results import write_results
@@ -63,7 +60,7 @@ class Reproduction(NamedTuple):
   def _entries(self, keys: Sequence[str]) -> list[Entry]:
     claims = [CLAIMS[key] for key in keys]
     arms = [arm for claim in claims for arm in claim.arms]
-    return self.scale.entries(arms + arms_of_gates(claims))
+    return self.scale.entries(arms + arms_of_gates(self.scale, claims))
 
 
 def check_claims(
@@ -74,10 +71,8 @@ def check_claims(
     output: pathlib.Path,
     report_only: bool,
     workers: int,
-    limits: replica_groups.Limits,
     *,
     costs: bool,
-    executor: concurrent.futures.Executor | None = None,
 ) -> Iterator[str]:
   """Reproduces claims at a scale; yields the report and the files' names.
 
@@ -89,21 +84,17 @@ def check_claims(
     output: Folder of the results.
     report_only: Whether only the results of finished runs are written.
     workers: Number of runs at a time; 0: one on each core.
-    limits: Limits on a scale whose runs are trained in groups.
     costs: Whether costs are drawn too, see `draw_costs`.
-    executor: Executor of the runs; `None`: processes of this machine.
 
   Raises:
     ValueError: the scale or a claim is unknown, or `reproduce` raises it.
-    InterruptedError: a signal arrived or the time is over; everything is saved.
+    InterruptedError: a signal arrived; everything is saved.
   """
   scale = lookup('scale', name, SCALES)
   for key in claims:
     lookup('claim', key, {name: CLAIMS[name] for name in scale.claims})
   reproduction = Reproduction(name, scale, workdir, output, claims)
-  yield reproduce(
-      reproduction, data, workers, report_only, limits, executor=executor
-  )
+  yield reproduce(reproduction, data, workers, report_only)
   yield f'{output}: table.md, results.json, claims.png'
   if costs:
     draw_costs(reproduction, data)
@@ -115,9 +106,6 @@ def reproduce(
     data: str,
     workers: int,
     report_only: bool,
-    limits: replica_groups.Limits = replica_groups.UNLIMITED,
-    *,
-    executor: concurrent.futures.Executor | None = None,
 ) -> str:
   """Trains all unfinished runs of a scale, and judges its claims.
 
@@ -130,33 +118,18 @@ def reproduce(
     data: Folder of the data.
     workers: Number of runs at a time; 0: one on each core.
     report_only: Whether only the results of finished runs are written.
-    limits: Limits on a scale whose runs are trained in groups.
-    executor: Executor of the runs; `None`: processes of this machine.
 
   Returns:
     The report.
 
   Raises:
     ValueError: data are missing; the workdir or the output has runs of another
-      protocol, or another process trains there; an arm cannot be trained in a
-      group; or limits are given for a scale that trains no groups.
-    InterruptedError: a signal arrived or the time is over; everything is saved.
+      protocol, or another process trains there.
+    InterruptedError: a signal arrived; everything is saved.
   """
   name, scale, workdir, output, _ = reproduction
   refuse_url(workdir, 'workdir')
   entries = reproduction.trained
-  if scale.vmapped:
-    replica_groups.check_arms(entries)
-    if executor is not None:
-      raise ValueError(
-          f'runs of the scale {name!r} train together in one program; give '
-          '--executor=local.'
-      )
-  elif limits != replica_groups.UNLIMITED:
-    raise ValueError(
-        f'--minutes and --replicas are for scales whose runs train together, '
-        f'not for {name!r}; leave them out, and stop it with Ctrl-C.'
-    )
   identity_file = workdir / 'scale.json'
   if identity_file.exists():
     # Checked first, since preparing data would overwrite another scale's tasks.
@@ -178,14 +151,13 @@ def reproduce(
   done = read()
   if report_only:
     return write(done)
-  runner = pool_runs.Runner(scale, str(runs), prepared.corpus, prepared.tasks)
+  runner = pool_runs.Runner(
+      scale, str(runs), prepared.corpus, prepared.tasks, data
+  )
   cores = sorted(os.sched_getaffinity(0))
   workers = workers or len(cores)
   try:
-    if scale.vmapped:
-      run_replicas(runner, entries, done, cores, workers, limits)
-    else:
-      run_pool(runner, entries, done, cores, workers, executor=executor)
+    run_pool(runner, entries, done, cores, workers)
   finally:
     report = write(read())
   return report

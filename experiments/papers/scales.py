@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from configs import claims as base
@@ -13,6 +15,7 @@ from experiments.papers.arms import Arm
 from experiments.papers.arms import with_parents
 from experiments.papers.pool import Entry
 from spdf_jax import models
+from spdf_jax.costs import flops
 from spdf_jax.training.config import parse
 
 TOKENS_PER_PARAMETER = 20
@@ -27,10 +30,21 @@ class Size:
   Attributes:
     width: Width of the model.
     rates: Peak learning rates that pre-training is tuned over.
+    batch_size: Sequences in a batch of pre-training; `None`: the scale's.
+    n_heads: Number of heads; `None`: heads of 16.
+    d_ff: Width of the hidden layers; `None`: four times the width.
+    rotary: Whether the model is a Llama, with rotary positions.
+    tokens_of: Name of the size whose pre-training reads as many tokens; `None`:
+      this one, by its own parameters.
   """
 
   width: int
   rates: tuple[float, ...]
+  batch_size: int | None = None
+  n_heads: int | None = None
+  d_ff: int | None = None
+  rotary: bool = False
+  tokens_of: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +94,13 @@ class Scale:
       arms.
     demonstration: Whether the scale may violate gate G4; then its claims get no
       verdict.
-    vmapped: Whether runs of one size are trained together in one program.
+    protocol: File of the protocol in `experiments/results`.
+    gates: Keys of the gates.
+    tuning_seeds: See `pool.Entry`.
+    spread: See `pool.Entry`.
+    repeat_every: See `pool.Entry`.
+    scored: Whether fine-tuning ends with its best checkpoint, whose target loss
+      and texts are scored on the whole test split.
 
   Raises:
     ValueError: gate G4 is violated and the scale is no demonstration.
@@ -108,7 +128,12 @@ class Scale:
   epochs: int = 1
   speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
   demonstration: bool = False
-  vmapped: bool = False
+  protocol: str = 'PROTOCOL.md'
+  gates: tuple[str, ...] = ('G1', 'G2', 'G3', 'G4')
+  tuning_seeds: tuple[int, ...] = (0,)
+  spread: float = math.inf
+  repeat_every: int = 0
+  scored: bool = False
 
   def __post_init__(self):
     if self.demonstration:
@@ -131,15 +156,51 @@ class Scale:
     words = self.tokenizer.removeprefix('bpe-')
     return 257 if words == 'bytes' else int(words)
 
+  def model(self, size: str) -> models.DecoderConfig:
+    """Returns the config of the models of a size."""
+    return parse(self.base_config(size)).model.sizes
+
+  def base_config(self, size: str) -> ml_collections.ConfigDict:
+    """Returns the config that the runs of a size have in common."""
+    found = self.sizes[size]
+    config = base.get_config(
+        f'width={found.width},layers={self.layers},length={self.length}'
+    )
+    config.model.vocab_size = self.vocab_size
+    if found.n_heads:
+      config.model.n_heads = found.n_heads
+    if found.rotary:
+      # Three matrices of this width have as many weights as GPT's two.
+      config.model.update(preset='llama-1.3b', tied=True)
+      config.model.d_ff = 8 * round(found.width / 3)
+    if found.d_ff:
+      config.model.d_ff = found.d_ff
+    return config
+
+  def batch(self, size: str) -> int:
+    """Returns the number of sequences in a batch of pre-training."""
+    return self.sizes[size].batch_size or self.batch_size
+
   def steps(self, arm: Arm) -> int:
     """Returns the steps of a pre-training, or of a fine-tuning."""
     if arm.task:
       return self.tune_steps
+    if arm.flops_of is not None:
+      other = arm.flops_of
+      ratio = self._step_flops(other) / self._step_flops(arm)
+      return round(self.steps(other) * ratio * arm.share)
     tokens = self.tokens_per_parameter * parameters(
-        self.sizes[arm.size].width, self.layers, self.length, self.vocab_size
+        self.model(self.reference(arm.size))
     )
-    steps = tokens / (self.batch_size * self.length)
+    steps = tokens / (self.batch(arm.size) * self.length)
     return round(steps * self.speeds.get(arm.kind, 1.0) * arm.share)
+
+  def _step_flops(self, arm: Arm) -> float:
+    """Returns the FLOPs of a step of pre-training, all with the same mask."""
+    shape = flops.shape_of(self.model(arm.size))
+    return self.batch(arm.size) * flops.training_flops(
+        shape, self.length, arm.sparsity
+    )
 
   def entries(self, claims_arms: list[Arm]) -> list[Entry]:
     """Returns the pool's entries: arms of the blocks that claims need.
@@ -148,17 +209,20 @@ class Scale:
       claims_arms: Arms of claims and gates.
 
     Returns:
-      Entries in the order of the blocks, each after its parent; an arm in
-      several blocks has the number of seeds of the first one.
+      Entries in the order of the blocks, each after its parent. An arm has an
+      entry in each block that adds seeds to those of the blocks before.
 
     Raises:
       ValueError: an arm is in no block.
     """
     needed = set(with_parents(claims_arms))
     seeds: dict[Arm, int] = {}
+    found = []
     for block in self.blocks:
       for arm in with_parents(list(block.arms)):
-        seeds.setdefault(arm, block.seeds)
+        if seeds.get(arm, -1) < block.seeds:
+          seeds[arm] = block.seeds
+          found.append((arm, block.seeds))
     missing = sorted(arm.name for arm in needed - set(seeds))
     if missing:
       raise ValueError(
@@ -166,9 +230,28 @@ class Scale:
           f'choose claims of {", ".join(self.claims)}.'
       )
     return [
-        Entry(arm, self._grid(arm), n, extend=not self.demonstration)
-        for arm, n in seeds.items() if arm in needed
+        Entry(
+            arm, self._grid(arm), n, not self.demonstration, self.tuning_seeds,
+            self.spread, self.repeat_every,
+        )
+        for arm, n in found if arm in needed
     ]
+
+  def find(
+      self, method: str, sparsity: float = 0.0, size: str = '', task: str = ''
+  ) -> Arm | None:
+    """Returns the arm of the blocks with these values, at its own length."""
+    return next((
+        arm for block in self.blocks for arm in block.arms
+        if (arm.method, arm.sparsity, arm.size, arm.task)
+        == (method, sparsity, size, task)
+        and arm.flops_of is None and not arm.sparse_tuning
+    ), None)
+
+  def reference(self, size: str) -> str:
+    """Returns the size that a size takes its number of tokens from."""
+    other = self.sizes[size].tokens_of
+    return size if other is None else other
 
   def _grid(self, arm: Arm) -> dict[str, tuple]:
     if arm.method == 'init' and not arm.task:
@@ -182,21 +265,16 @@ class Scale:
 
 
 @functools.cache
-def parameters(width: int, layers: int, length: int, vocab_size: int) -> int:
-  """Returns the number of parameters of a scale's model.
+def parameters(config: models.DecoderConfig) -> int:
+  """Returns the number of parameters of a model.
 
   Example:
-    >>> parameters(64, 4, 256, 257)
+    >>> parameters(FAIR.model(''))
     232896
   """
-  config = parse(base.get_config(
-      f'width={width},layers={layers},length={length}'
-  ))
-  model = models.model_of(
-      dataclasses.replace(config.model.sizes, vocab_size=vocab_size)
-  )
   shapes = jax.eval_shape(
-      model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32)
+      models.model_of(config).init, jax.random.key(0),
+      jnp.zeros((1, 2), jnp.int32),
   )
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(shapes))
 
@@ -264,6 +342,106 @@ FAIR = Scale(
     batches=48,
 )
 
+
+
+def at_flops_of(arm: Arm) -> Arm:
+  """Returns the dense arm that trains on the FLOPs of another arm."""
+  return Arm('dense', size=arm.size, flops_of=arm)
+
+
+def on_webnlg(arm: Arm) -> Arm:
+  """Returns the fine-tuning on WebNLG, at the rate of the one on E2E."""
+  return tuned(arm, 'webnlg', rate_of=tuned(arm, 'e2e'))
+
+
+def rotary_control(arm: Arm, size: str) -> Arm:
+  """Returns a dense arm with rotary positions, at the rate of another arm."""
+  return Arm('dense', size=size, rate_of=arm)
+
+
+_W64, _W96 = (sized(STATIC_75, size) for size in ('w64', 'w96'))
+_SMALL, _SMALL_64, _SMALL_96 = (
+    Arm('dense', size=size) for size in ('small', 'small-w64', 'small-w96')
+)
+_E1 = DENSE, at_flops_of(STATIC_75), _SMALL, STATIC_75, VARIABLE
+_E1_TUNED = tuple(tuned(arm, 'e2e') for arm in _E1)
+
+FLOPS = dataclasses.replace(
+    FAIR,
+    claims=(
+        'flops-64', 'small-64', 'flops-96', 'small-96',
+        'flops', 'small', 'variable-flops', 'variable-small', 'flops-e2e',
+        'small-e2e', 'variable-flops-e2e', 'variable-small-e2e', 'repaid',
+        'variable-repaid',
+        'flops-webnlg', 'small-webnlg', 'variable-flops-webnlg',
+        'variable-small-webnlg', 'flops-bleu', 'small-bleu',
+        'variable', 'variable-e2e', 'rotary', 'variable-rotary',
+    ),
+    blocks=(
+        # E2
+        Block((at_flops_of(_W64), _SMALL_64, _W64), 8),
+        Block((at_flops_of(_W96), _SMALL_96, _W96), 5),
+        Block((
+            dataclasses.replace(
+                sized(DENSE, 'w64'), rate_of=at_flops_of(_W64)
+            ),
+            dataclasses.replace(sized(CONTROL, 'w64'), rate_of=_W64),
+            dataclasses.replace(
+                sized(DENSE, 'w96'), rate_of=at_flops_of(_W96)
+            ),
+            dataclasses.replace(sized(CONTROL, 'w96'), rate_of=_W96),
+            rotary_control(at_flops_of(_W64), 'rotary-w64'),
+            rotary_control(at_flops_of(_W96), 'rotary-w96'),
+        ), 2),
+        # E1
+        Block(_E1, 5),
+        Block((CONTROL,), 2),
+        Block(_E1_TUNED, 5),
+        Block((
+            tuned(CONTROL, 'e2e', rate_of=tuned(STATIC_75, 'e2e')),
+        ), 2),
+        Block(tuple(map(on_webnlg, _E1)), 5),
+        # E3
+        Block((
+            STATIC_75, VARIABLE, tuned(STATIC_75, 'e2e'),
+            tuned(VARIABLE, 'e2e'),
+        ), 12),
+        # E6
+        Block(tuple(
+            sized(arm, 'rotary-w96') for arm in (DENSE, STATIC_75, VARIABLE)
+        ), 5),
+    ),
+    sizes={
+        '': Size(128, (4e-3, 8e-3, 1.6e-2), batch_size=8),
+        'small': Size(
+            80, (4e-3, 8e-3, 1.6e-2), batch_size=8, tokens_of=''
+        ),
+        'w64': Size(64, (8e-3, 1.6e-2, 3.2e-2)),
+        'small-w64': Size(
+            44, (8e-3, 1.6e-2, 3.2e-2), n_heads=2, d_ff=184, tokens_of='w64'
+        ),
+        'w96': Size(96, (4e-3, 8e-3, 1.6e-2)),
+        'small-w96': Size(
+            64, (8e-3, 1.6e-2, 3.2e-2), d_ff=244, tokens_of='w96'
+        ),
+        'rotary-w64': Size(
+            64, (8e-3, 1.6e-2, 3.2e-2), rotary=True, tokens_of='w64'
+        ),
+        'rotary-w96': Size(
+            96, (4e-3, 8e-3, 1.6e-2), rotary=True, tokens_of='w96'
+        ),
+    },
+    stages=(0.3,),
+    tune_steps=2400,
+    tasks={'e2e': ('e2e', 'e2e', 1), 'webnlg': ('webnlg', 'webnlg17', 1)},
+    protocol='PROTOCOL-2.md',
+    gates=('G1', 'G2', 'G3', 'G4', 'G5', 'G6'),
+    tuning_seeds=(1, 2, 3),
+    spread=0.03,
+    repeat_every=3,
+    scored=True,
+)
+
 SCALES = {
     'smoke': dataclasses.replace(
         FAIR, claims=('a', 'd-ft', 'e', 'g1', 'h'),
@@ -278,23 +456,6 @@ SCALES = {
         demonstration=True,
     ),
     'fair': FAIR,
-    'small': dataclasses.replace(
-        FAIR, claims=('b2', 'c'),
-        blocks=(
-            Block((DENSE, STATIC_50, STATIC_75, STATIC_90), 8),
-            Block((CONTROL,), 3),
-            Block((sized(DENSE, 'small'), sized(STATIC_75, 'small')), 8),
-            Block((sized(CONTROL, 'small'),), 3),
-            Block((sized(DENSE, 'large'), sized(STATIC_75, 'large')), 8),
-            Block((sized(CONTROL, 'large'),), 3),
-        ),
-        sizes={
-            '': Size(192, (2e-3, 4e-3, 8e-3)),
-            'small': Size(128, (2e-3, 4e-3, 8e-3)),
-            'large': Size(256, (1e-3, 2e-3, 4e-3)),
-        },
-        batch_size=8, micro_batches=1, tasks={}, matmul='dense', epochs=4,
-        vmapped=True,
-    ),
+    'flops': FLOPS,
 }
-"""Scales by name: for CI, for a night on two cores, and for one GPU."""
+"""Scales by name: for CI, and for nights on two cores."""
