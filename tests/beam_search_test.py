@@ -186,11 +186,10 @@ def test_a_beam_that_no_token_may_extend_ends_with_what_it_has(refill):
     assert found == max(map(list, itertools.permutations(range(V))), key=total)
 
 
-@pytest.mark.parametrize('scan_layers', [True])
-def test_beams_of_a_model_keep_their_own_cache(scan_layers):
+def test_beams_of_a_model_keep_their_own_cache():
   model = models.create_model(
       'gpt-mini', vocab_size=13, n_layers=2, n_heads=2, d_model=16, d_ff=24,
-      max_length=32, scan_layers=scan_layers,
+      max_length=32, scan_layers=True,
   )
   rng = np.random.default_rng(3)
   tokens = jnp.zeros((1, 2), jnp.int32)

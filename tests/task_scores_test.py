@@ -1,6 +1,7 @@
 """Scores on every kind of task, their tables, and refused input."""
 
 import dataclasses
+import doctest
 import json
 import pathlib
 import subprocess
@@ -14,6 +15,7 @@ from experiments.scores import lambada
 from experiments.scores import language_models
 from experiments.scores import protocols
 from experiments.scores import sheets
+from experiments.scores import suites
 from experiments.scores import task_scores
 from experiments.scores import wikitext
 from spdf_jax import data
@@ -271,3 +273,10 @@ def test_a_file_of_scores_ends_in_json(tmp_path):
   assert found.returncode == 1
   assert 'give a name that ends in .json' in found.stderr
   assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize('module', [
+    lambada, protocols, sheets, suites, task_scores, wikitext
+])
+def test_the_examples_of_docstrings_run(module):
+  assert not doctest.testmod(module).failed
