@@ -20,8 +20,6 @@ python-docstrings are scored on their test splits. The table has every score
 with its protocol; --output writes it as JSON and as Markdown.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
 import json
 import pathlib
 
@@ -66,50 +64,29 @@ def main(argv: list[str]) -> int:
 
 
 def _evaluate() -> str:
+  """Scores the model on all tasks; returns the table.
+
+  The scores are written after each task, so that they are kept if a later task
+  fails.
+  """
+  task_scores.parse_tasks(_TASKS.value)
+  output = pathlib.Path(_OUTPUT.value) if _OUTPUT.value else None
+  if output is not None:
+    if output.suffix != '.json':
+      raise ValueError(
+          f'output is {str(output)!r}; give a name that ends in .json.'
+      )
+    output.parent.mkdir(parents=True, exist_ok=True)
   if _LISTED.value:
     open_model = language_models.open_listed
   elif _WORKDIR.value:
     open_model = language_models.open_run
   else:
     open_model = language_models.open_hf
-  return evaluate(
-      lambda: open_model(_WORKDIR.value or _HF.value), _TASKS.value,
-      _OUTPUT.value and pathlib.Path(_OUTPUT.value),
-  )
-
-
-def evaluate(
-    open_model: Callable[[], language_models.LanguageModel],
-    names: Sequence[str],
-    output: pathlib.Path | None,
-) -> str:
-  """Scores a model on tasks with the settings that the flags give.
-
-  Args:
-    open_model: Opens the model, after tasks and output are checked.
-    names: `NAME` or `NAME=PATH` of each task.
-    output: JSON file for the scores; table and answers are written beside it,
-      after each task. `None`: nothing is written.
-
-  Returns:
-    The table of the scores.
-
-  Raises:
-    ValueError: The name of the output does not end with `.json`, a task is
-      invalid, or the model or a setting does not suit it.
-    ImportError: A library is missing.
-  """
-  task_scores.parse_tasks(names)
-  if output is not None:
-    if output.suffix != '.json':
-      raise ValueError(
-          f"output is {str(output)!r}; give a name that ends in .json."
-      )
-    output.parent.mkdir(parents=True, exist_ok=True)
-  model = open_model()
-  scores: list[sheets.Score] = []
+  model = open_model(_WORKDIR.value or _HF.value)
   settings = scoring_flags.settings(output and output.with_suffix(''))
-  for found in task_scores.score_tasks(model, names, settings):
+  scores: list[sheets.Score] = []
+  for found in task_scores.score_tasks(model, _TASKS.value, settings):
     scores += found
     if output is not None:
       write_atomically(
