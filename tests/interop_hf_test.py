@@ -7,6 +7,9 @@ import pathlib
 import subprocess
 import sys
 
+from hf_models import make_mask
+from hf_models import make_params
+from hf_models import masked
 import jax
 import numpy as np
 import pytest
@@ -15,9 +18,7 @@ from spdf_jax import interop
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
-from spdf_jax.models import sparsifiable
 from spdf_jax.sparsity.paths import by_name
-from spdf_jax.sparsity.paths import path_name
 from spdf_jax.training import token_loss
 
 pytestmark = pytest.mark.slow
@@ -96,26 +97,6 @@ def make_theirs(name, seed=0):
   return model
 
 
-def make_params(config):
-  """Parameters of which none is zero."""
-  shapes = jax.eval_shape(model_of(config).init, jax.random.key(0), INPUTS)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-      lambda x: rng.normal(0.05, 0.3, x.shape).astype(x.dtype),
-      shapes['params'],
-  )
-
-
-def make_mask(params):
-  rng = np.random.default_rng(2)
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: rng.random(x.shape) > 0.75 if sparsifiable(
-          path_name(path), x
-      ) else None,
-      params,
-  )
-
-
 def load_theirs(directory):
   """Loads with transformers; asserts that every key is as it expects."""
   model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -152,10 +133,7 @@ def test_what_we_save_computes_the_same_in_transformers(
   mask = make_mask(params) if sparse else None
   interop.save_hf(tmp_path, config, params, mask)
   if sparse:
-    params = jax.tree.map(
-        lambda m, x: x if m is None else x * m, mask, params,
-        is_leaf=lambda x: x is None,
-    )
+    params = masked(params, mask)
   theirs = load_theirs(tmp_path)
   assert theirs.dtype == torch.float32
   assert_same_logits(config, params, theirs)

@@ -1,8 +1,9 @@
-"""Products with listed matrices are those of NumPy in float64.
+"""Products with listed matrices are those of NumPy in float64, also in models.
 
 Weights off the mask are NaN before they are listed.
 """
 
+import dataclasses
 
 from hypothesis import given
 from hypothesis import settings
@@ -12,12 +13,16 @@ import jax.numpy as jnp
 from kernel_sets import run_with_kernels
 import numpy as np
 import pytest
+from sparse_params import make_sparse_params
 
+from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
 from spdf_jax.accelerator import list_params
 from spdf_jax.accelerator import listed_matmul
 from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import native
+from spdf_jax.evaluation import CachedModel
+from spdf_jax.evaluation import generate
 
 needs_kernels = pytest.mark.skipif(
     jax.default_backend() != 'cpu' or not native.is_available(),
@@ -235,3 +240,81 @@ def test_what_does_not_fit_is_refused(call, message):
 def test_other_dtypes_are_refused(call, message):
   with pytest.raises(TypeError, match=message):
     call(np.eye(4, dtype=np.float32))
+
+
+SIZES = dict(
+    vocab_size=23, n_layers=2, n_heads=2, d_model=16, d_ff=24, max_length=16
+)
+GPT, LLAMA = models.GPTConfig(**SIZES), models.LlamaConfig(**SIZES)
+PROMPTS = [[3], [7, 1, 19], [2, 2]]
+SEARCH = dict(max_new_tokens=6, end_of_text=0, batch_size=3, length=16)
+
+
+def native_model(config):
+  return models.model_of(dataclasses.replace(config, lowering='native'))
+
+
+def dense_and_sparse(config):
+  params, mask = make_sparse_params(config, 0.7)
+  return (
+      (CachedModel(models.model_of(config)), params),
+      (CachedModel(native_model(config)), list_params(params, mask)),
+  )
+
+
+@pytest.mark.parametrize('config', [
+    dataclasses.replace(GPT, n_layers=1),
+    pytest.param(LLAMA, marks=pytest.mark.slow),
+    pytest.param(
+        dataclasses.replace(GPT, scan_layers=True), marks=pytest.mark.slow
+    ),
+])
+def test_greedy_texts_are_those_of_the_dense_model(config):
+  found, wanted = (
+      generate(*model, PROMPTS, **SEARCH) for model in dense_and_sparse(config)
+  )
+  assert found == wanted and any(found)
+
+
+@pytest.mark.slow
+def test_200_greedy_texts_are_those_of_the_dense_model():
+  config = dataclasses.replace(
+      GPT, vocab_size=257, n_layers=4, d_model=64, d_ff=256, max_length=48
+  )
+  rng = np.random.default_rng(0)
+  prompts = [
+      rng.integers(1, 257, rng.integers(1, 17)).tolist() for _ in range(200)
+  ]
+  found, wanted = (
+      generate(
+          *model, prompts, max_new_tokens=32, end_of_text=0, batch_size=20,
+          length=48,
+      ) for model in dense_and_sparse(config)
+  )
+  assert found == wanted and len({*map(tuple, found)}) > 50
+
+
+@needs_kernels
+def test_a_listed_model_multiplies_by_no_hidden_matrix():
+  params, mask = make_sparse_params(GPT, 0.7)
+  tokens = np.array([[3, 1]])
+  apply = lambda params: native_model(GPT).apply({'params': params}, tokens)
+  text = jax.jit(apply).lower(list_params(params, mask)).compile().as_text()
+  assert text.count('custom_call_target="spdf_listed_matmul"') == 12
+  assert 'f32[16,24]' not in text and 'f32[24,16]' not in text
+
+
+def test_another_width_and_a_changing_mask_are_refused():
+  params, mask = make_sparse_params(GPT, 0.7)
+  listed = list_params(params, mask)
+  tokens = np.array([[3, 1]])
+  model = native_model(GPT)
+  apply = lambda model, **variables: jax.eval_shape(
+      model.apply, variables, tokens
+  )
+  with pytest.raises(ValueError, match='h_0/attn/wq/kernel .* mask is const'):
+    apply(model, params=listed, masks=mask)
+  wide = native_model(dataclasses.replace(GPT, d_ff=32))
+  listed['h_0']['mlp']['wi']['bias'] = np.zeros(32, np.float32)
+  with pytest.raises(ValueError, match=r'wi/kernel is a listed .*\[16, 24\]'):
+    apply(wide, params=listed)

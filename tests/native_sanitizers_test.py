@@ -1,5 +1,6 @@
 """The native kernels agree with naive sums, and stay within their buffers."""
 
+import pathlib
 import subprocess
 
 import pytest
@@ -11,6 +12,7 @@ pytestmark = pytest.mark.slow
 FLAGS = (
     '-fsanitize=address,undefined', '-fno-sanitize-recover=all', '-g', '-O1',
 )
+DRIVER = pathlib.Path(__file__).parent / 'kernels_test.cc'
 SECONDS = 300  # of patience for one process, on a busy machine.
 
 
@@ -30,7 +32,7 @@ def check(command):
 def find_compiler(folder):
   """Returns a compiler with sanitizers that work here, or skips."""
   try:
-    compiler = library._compiler()
+    compiler = library.find_compiler()
   except library.Unavailable as error:
     pytest.skip(str(error))
   source, program = folder / 'nothing.cc', folder / 'nothing'
@@ -46,14 +48,14 @@ def find_compiler(folder):
 
 def test_kernels_agree_with_naive_sums_under_sanitizers(tmp_path):
   compiler = find_compiler(tmp_path)
-  names = tuple(library._buildable())
+  names = tuple(library.buildable())
   objects = [tmp_path / f'{name}.o' for name in names]
   for name, made in zip(names, objects):
-    check([*library._kernels_command(compiler, name, made), *FLAGS])
+    check([*library.kernels_command(compiler, name, made), *FLAGS])
   driver = tmp_path / 'kernels_test'
   check([
       compiler, '-std=c++17', *FLAGS, '-pthread',
-      str(library._SOURCES / 'kernels_test.cc'), *map(str, objects),
+      f'-I{library.SOURCES}', str(DRIVER), *map(str, objects),
       '-o', str(driver),
   ])
   assert 'portable' in check([str(driver)])

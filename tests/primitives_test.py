@@ -1,5 +1,7 @@
 """The sparse matmul is right under every transformation of JAX.
 
+Weights are dense, or packed: the values of kept weights and bits of the mask.
+
 The oracle is NumPy in float64: the product, both gradients, and the product of
 the second derivative with a vector, written out by hand.
 """
@@ -16,6 +18,7 @@ import jax.test_util
 import numpy as np
 import pytest
 
+from spdf_jax import packing
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import matmuls_saveable
 from spdf_jax.accelerator import sampled_matmul_p
@@ -104,30 +107,67 @@ shapes = st.builds(
 )
 
 
-@few
-@given(shapes)
-def test_product_gradient_and_second_derivative_are_numpys(case):
-  everything, args = measured(case)
-  assert_close(everything(*args), oracle(case))
+def multiply_packed(x, w, mask, *, grad_mask=None, **kwargs):
+  """Packs a matrix and multiplies; its derivatives are those of the matrix.
+
+  Traced masks have room for all weights, others exactly as much as is needed.
+  """
+  del grad_mask
+  size = w.size
+  if isinstance(mask, np.ndarray):
+    size = max(1, int(mask.sum()))
+  packed = packing.pack_mask(mask)
+  values = packing.gather_kept(w, packed, size)
+  return sparse_matmul(x, values, packed, **kwargs)
+
+
+STORAGES = {'dense': sparse_matmul, 'packed': multiply_packed}
+
+
+def stored(storage, case):
+  """Returns a case that a storage supports, and its product."""
+  if storage == 'packed':  # The gradient has the mask of the product.
+    case.grad_mask = case.mask
+  return case, STORAGES[storage]
 
 
 @few
-@given(shapes)
-def test_jit_changes_nothing(case):
-  everything, args = measured(case)
-  assert_close(jax.jit(everything)(*args), oracle(case))
+@given(shapes, st.sampled_from(list(STORAGES)), st.booleans())
+def test_product_gradient_and_second_derivative_are_numpys(
+    case, storage, jitted
+):
+  case, multiply = stored(storage, case)
+  everything, args = measured(case, multiply)
+  run = jax.jit(everything) if jitted else everything
+  assert_close(run(*args), oracle(case))
+
+
+def test_room_for_more_packed_weights_changes_nothing():
+  case = Case(0, (3,), 6, 13, 0.5)
+  packed = packing.pack_mask(case.mask)
+  for room in (0, 3):
+    size = int(case.mask.sum()) + room
+    values = packing.gather_kept(case.w, packed, size)
+    y, pullback = jax.vjp(
+        lambda v: sparse_matmul(case.x, v, packed), jnp.asarray(values)
+    )
+    assert_close(y, oracle(case)[0])
+    (dvalues,) = pullback(jnp.ones_like(y))
+    assert dvalues.shape == (size,) and not dvalues[size - room:].any()
 
 
 CASE = Case(0, (3, 4), 6, 5, 0.6)
 
 
-@pytest.mark.parametrize('policy', [
-    None, matmuls_saveable, jax.checkpoint_policies.nothing_saveable
+@pytest.mark.parametrize('storage, policy', [
+    ('dense', None), ('dense', matmuls_saveable),
+    ('dense', jax.checkpoint_policies.nothing_saveable),
+    ('packed', matmuls_saveable),
 ])
-def test_remat_changes_nothing(policy):
-  multiply = jax.checkpoint(sparse_matmul, policy=policy)
-  everything, args = measured(CASE, multiply)
-  assert_close(everything(*args), oracle(CASE))
+def test_remat_changes_nothing(storage, policy):
+  case, multiply = stored(storage, Case(0, (3, 4), 6, 5, 0.6))
+  everything, args = measured(case, jax.checkpoint(multiply, policy=policy))
+  assert_close(jax.jit(everything)(*args), oracle(case))
 
 
 @few
@@ -163,6 +203,32 @@ def test_vmap_over_any_operand_is_a_loop(seed, mapped, axis):
   assert_close(found, jax.tree.map(lambda *xs: np.stack(xs), *wanted))
 
 
+@pytest.mark.parametrize('mapped', [
+    (True, False, False), (False, True, True), (True, False, True),
+])
+def test_vmap_over_any_packed_operand_is_a_loop(mapped):
+  axis = -1
+  rng = np.random.default_rng(0)
+  x, w = rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 5, 9))
+  mask = rng.random((3, 5, 9)) < 0.5
+  packed = packing.pack_mask(jnp.asarray(mask))
+  loss = lambda x, v, bits: jnp.sin(
+      sparse_matmul(x, v, packing.PackedMask(bits, 9))
+  ).sum()
+  f = jax.grad(loss, (0, 1))
+  values = np.asarray(packing.gather_kept(w, packed, 45))
+  args = np.float32(x), np.float32(values), np.asarray(packed.bits)
+  axes = [axis if m else None for m in mapped]
+  given_args = [
+      np.moveaxis(a, 0, axis) if m else a[0] for a, m in zip(args, mapped)
+  ]
+  found = jax.jit(jax.vmap(f, axes))(*given_args)
+  f = jax.jit(f)
+  for i in range(3):
+    wanted = f(*(a[i if m else 0] for a, m in zip(args, mapped)))
+    assert_close((found[0][i], found[1][i]), wanted)
+
+
 def test_vmap_of_vmap_is_two_loops():
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(3, 5, 6))
@@ -178,14 +244,20 @@ def test_vmap_of_vmap_is_two_loops():
       assert_close((found[0][i, j], found[1][i, j]), wanted)
 
 
-def test_scan_over_stacked_layers_is_a_loop():
+@pytest.mark.parametrize('storage', STORAGES)
+def test_scan_over_stacked_layers_is_a_loop(storage):
   rng = np.random.default_rng(0)
   x, w = rng.normal(size=(4, 5)), rng.normal(size=(3, 5, 5))
   mask = rng.random(w.shape) < 0.5
+  assert len(set(mask.sum((-2, -1)))) > 1  # Some packed layers leave room.
 
   def scanned(x, w):
+    masks = mask
+    if storage == 'packed':
+      masks = packing.pack_mask(mask)
+      w = packing.gather_kept(w, masks, int(mask.sum((-2, -1)).max()))
     layer = lambda x, wm: (jnp.tanh(sparse_matmul(x, *wm)), None)
-    return jax.lax.scan(layer, x, (w, mask))[0]
+    return jax.lax.scan(layer, x, (w, masks))[0]
 
   def looped(x, w):
     for i in range(3):
@@ -227,13 +299,17 @@ def test_both_transposes_are_linear_transposes():
   assert_close(again[0], x.astype(np.float64) @ kept)
 
 
-@pytest.mark.parametrize('dtype', TOLERANCE)
-def test_every_dtype_keeps_its_own_and_is_right_within_its_precision(dtype):
-  case = Case(1, (5,), 64, 8, 0.5)
+@pytest.mark.parametrize('storage, dtype', [
+    *(('dense', dtype) for dtype in TOLERANCE), ('packed', 'bfloat16'),
+])
+def test_every_dtype_keeps_its_own_and_is_right_within_its_precision(
+    storage, dtype
+):
+  case, multiply = stored(storage, Case(1, (5,), 64, 8, 0.5))
   for name in ('x', 'w', 'weights', 'vx', 'vw'):
     rounded = jnp.asarray(getattr(case, name), dtype)
     setattr(case, name, np.asarray(rounded.astype(jnp.float32)))
-  everything, args = measured(case)
+  everything, args = measured(case, multiply)
   args = [a if a.dtype == bool else jnp.asarray(a, dtype) for a in args]
   found = jax.jit(everything)(*args)
   assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(dtype)}
@@ -274,6 +350,20 @@ def test_the_gradient_mask_is_the_mask_unless_given():
       np.where(CASE.mask, dense(CASE.w), 0), dw
   )
   assert (np.asarray(dense(CASE.w)) != 0).all()
+
+
+def test_gradients_of_packed_values_are_those_of_the_matrix_bit_for_bit():
+  packed = packing.pack_mask(CASE.mask)
+  size = int(CASE.mask.sum())
+  take = functools.partial(packing.gather_kept, packed=packed, size=size)
+  loss = lambda x, w, mask: (
+      CASE.weights * sparse_matmul(x, w, mask) ** 2
+  ).sum()
+  wanted = jax.grad(loss, (0, 1))(CASE.x, CASE.w, CASE.mask)
+  found = jax.grad(loss, (0, 1))(CASE.x, take(CASE.w), packed)
+  np.testing.assert_array_equal(found[0], wanted[0])
+  np.testing.assert_array_equal(found[1], take(wanted[1]))
+  assert found[1].shape == (size,)
 
 
 def test_nan_and_infinity_on_the_mask_do_propagate():
@@ -359,10 +449,8 @@ def test_remat_with_the_policy_recomputes_no_rounded_product():
 @pytest.mark.parametrize('change, words', [
     (dict(x=np.ones((2, 7))), r'x \[2, 7\], w \[6, 5\]; give x \[..., inputs'),
     (dict(x=np.float32(1)), r'x \[\], w \[6, 5\]'),
-    (dict(w=np.ones((2, 6, 5))), r'w \[2, 6, 5\]; give x'),
     (dict(mask=np.ones((5, 6), bool)), r'mask \[5, 6\]; give the mask the'),
     (dict(grad_mask=np.ones(5, bool)), r'grad_mask \[5\]; give the grad_mask'),
-    (dict(x=np.ones((0, 6))), r'x \[0, 6\].*at least one entry'),
     (
         dict(w=np.ones((6, 0)), mask=np.ones((6, 0), bool)),
         r'w \[6, 0\]; every axis',
@@ -385,9 +473,27 @@ def test_shapes_that_do_not_fit_are_refused(change, words):
     (dict(mask=np.ones((6, 5), np.float32)), r'mask \[6, 5\] of dtype float32'),
     (dict(grad_mask=np.ones((6, 5), np.int8)), 'grad_mask .* int8; give bool'),
     (dict(accumulation_dtype='bfloat16'), 'accumulation_dtype is bfloat16'),
-    (dict(accumulation_dtype='int32'), 'accumulation_dtype is int32 for x'),
 ])
 def test_types_that_do_not_fit_are_refused(change, words):
   args = dict(x=CASE.x, w=CASE.w, mask=CASE.mask) | change
   with pytest.raises(TypeError, match=words):
     sparse_matmul(args.pop('x'), args.pop('w'), args.pop('mask'), **args)
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(x=np.ones((2, 7), np.float32)), r'x \[2, 7\], values \[3\] and a'),
+    (dict(values=np.ones((2, 3), np.float32)), r'values \[2, 3\]'),
+    (dict(values=np.ones(0, np.float32)), 'at least one entry'),
+    (dict(mask=packing.PackedMask(np.zeros((6, 1), np.uint8), 9)),
+     r'packed mask \[6, 9\] of 1 bytes'),
+    (dict(grad_mask=np.ones((6, 5), bool)), 'packed mask and grad_mask'),
+    (dict(out_sharding=jax.P('x')), 'packed mask and out_sharding'),
+])
+def test_packed_weights_that_do_not_fit_are_refused(change, message):
+  given_args = dict(
+      x=CASE.x, values=np.ones(3, np.float32),
+  ) | change
+  x, values = given_args.pop('x'), given_args.pop('values')
+  mask = given_args.pop('mask', packing.pack_mask(CASE.mask))
+  with pytest.raises(ValueError, match=message):
+    sparse_matmul(x, values, mask, **given_args)

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.models import decoder
+from spdf_jax.models import rotary
 from spdf_jax.models.decoder import DecoderConfig
-from spdf_jax.models.decoder import dense
-from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
-from spdf_jax.models.rotary import rotate
 
 PyTree = Any
 
@@ -51,18 +50,18 @@ class Attention(nn.Module):
       divisor: jax.Array | None = None,
   ) -> jax.Array:
     c = self.config
-    project = lambda heads, name: dense(
+    project = lambda heads, name: decoder.dense(
         c, heads * c.head_size, name=name, use_bias=self.use_bias
     )(x_BxLxD).reshape(*x_BxLxD.shape[:-1], heads, c.head_size)
     q_BxLxHxK = project(c.n_heads, 'wq')
     k_BxLxGxK, v_BxLxGxK = project(c.kv_heads, 'wk'), project(c.kv_heads, 'wv')
     if self.rotary is not None:
-      turns = frequencies(self.rotary, c.head_size)
+      turns = rotary.frequencies(self.rotary, c.head_size)
       at = positions_BxL
       if at is None:
         at = jnp.arange(x_BxLxD.shape[1])[None]
       q_BxLxHxK, k_BxLxGxK = (
-          rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
+          rotary.rotate(x, at, turns) for x in (q_BxLxHxK, k_BxLxGxK)
       )
     if divisor is not None:
       # Kernels of attention take a constant scale only, and a scanned layer has
@@ -93,7 +92,7 @@ class Attention(nn.Module):
           scale=self.scale,
           **masking,
       )
-    return dense(
+    return decoder.dense(
         c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
     )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
 

@@ -10,15 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.models import decoder
 from spdf_jax.models.attention import Attention
-from spdf_jax.models.decoder import apply_layers
-from spdf_jax.models.decoder import check_length
 from spdf_jax.models.decoder import DecoderConfig
-from spdf_jax.models.decoder import dense
-from spdf_jax.models.decoder import drop
-from spdf_jax.models.decoder import read_all
 from spdf_jax.models.decoder import ReadOut
-from spdf_jax.models.decoder import tied_logits
 
 ACTIVATIONS = {
     'gelu_tanh': functools.partial(nn.gelu, approximate=True),
@@ -72,10 +67,10 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
     c = self.config
-    h_BxLxF = dense(c, c.d_ff, name='wi', use_bias=True)(x_BxLxD)
+    h_BxLxF = decoder.dense(c, c.d_ff, name='wi', use_bias=True)(x_BxLxD)
     # In 16 bits, XLA:CPU would round every intermediate result.
     h_BxLxF = ACTIVATIONS[c.activation](h_BxLxF.astype(jnp.float32))
-    wo = dense(c, c.d_model, name='wo', use_bias=True, residual=True)
+    wo = decoder.dense(c, c.d_model, name='wo', use_bias=True, residual=True)
     return wo(h_BxLxF)
 
 
@@ -96,8 +91,8 @@ class Block(nn.Module):
     scale = 1 / c.head_size if c.attention_by_size else None
     attention = Attention(c, scale=scale, name='attn')
     y_BxLxD = attention(norm('ln_1')(x_BxLxD), positions_BxL, divisor)
-    x_BxLxD += drop(self, y_BxLxD)
-    x_BxLxD += drop(self, MLP(c, name='mlp')(norm('ln_2')(x_BxLxD)))
+    x_BxLxD += decoder.drop(self, y_BxLxD)
+    x_BxLxD += decoder.drop(self, MLP(c, name='mlp')(norm('ln_2')(x_BxLxD)))
     return x_BxLxD, None
 
 
@@ -130,10 +125,10 @@ class GPT(nn.Module):
       self,
       tokens_BxL: jax.Array,
       positions_BxL: jax.Array | None = None,
-      read_out: ReadOut = read_all,
+      read_out: ReadOut = decoder.read_all,
   ) -> Any:
     c = self.config
-    check_length(c, tokens_BxL)
+    decoder.check_length(c, tokens_BxL)
     embed = lambda size, stddev, name: nn.Embed(
         size, c.d_model, embedding_init=nn.initializers.normal(stddev),
         dtype=c.dtype, name=name,
@@ -144,11 +139,11 @@ class GPT(nn.Module):
     if at is None:
       at = jnp.arange(tokens_BxL.shape[1])
     x_BxLxD = c.embeddings_scale * (wte(tokens_BxL) + wpe(at))
-    x_BxLxD = drop(self, x_BxLxD)
+    x_BxLxD = decoder.drop(self, x_BxLxD)
     divisors: tuple[np.ndarray, ...] = ()
     if c.attention_by_layer:
       divisors = (np.arange(1, c.n_layers + 1, dtype=np.float32),)
-    x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL, *divisors)
+    x_BxLxD = decoder.apply_layers(Block, c, x_BxLxD, positions_BxL, *divisors)
     x_BxLxD = nn.LayerNorm(epsilon=1e-5, dtype=c.dtype, name='ln_f')(x_BxLxD)
-    head = lambda x: c.logits_scale * tied_logits(wte, x)
+    head = lambda x: c.logits_scale * decoder.tied_logits(wte, x)
     return read_out(head, x_BxLxD)

@@ -11,16 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.models import decoder
+from spdf_jax.models import rotary
 from spdf_jax.models.attention import Attention
-from spdf_jax.models.decoder import apply_layers
-from spdf_jax.models.decoder import check_length
 from spdf_jax.models.decoder import DecoderConfig
-from spdf_jax.models.decoder import dense
-from spdf_jax.models.decoder import drop
-from spdf_jax.models.decoder import read_all
 from spdf_jax.models.decoder import ReadOut
-from spdf_jax.models.decoder import tied_logits
-from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 
 
@@ -71,7 +66,7 @@ class LlamaConfig(DecoderConfig):
           f'n_kv_heads is {self.kv_heads}, which does not divide n_heads '
           f'{self.n_heads}; choose a divisor.'
       )
-    frequencies(self.rotary, self.head_size)
+    rotary.frequencies(self.rotary, self.head_size)
 
   @property
   def kv_heads(self) -> int:
@@ -110,9 +105,9 @@ class GatedMLP(nn.Module):
   @nn.compact
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
     c = self.config
-    layer = lambda name: dense(c, c.d_ff, name=name, use_bias=False)
+    layer = lambda name: decoder.dense(c, c.d_ff, name=name, use_bias=False)
     h_BxLxF = nn.silu(layer('wg')(x_BxLxD)) * layer('wi')(x_BxLxD)
-    wo = dense(c, c.d_model, name='wo', use_bias=False, residual=True)
+    wo = decoder.dense(c, c.d_model, name='wo', use_bias=False, residual=True)
     return wo(h_BxLxF)
 
 
@@ -128,8 +123,9 @@ class Block(nn.Module):
     c = self.config
     attention = Attention(c, use_bias=False, rotary=c.rotary, name='attn')
     y_BxLxD = attention(_norm(c, 'ln_1')(x_BxLxD), positions_BxL)
-    x_BxLxD += drop(self, y_BxLxD)
-    x_BxLxD += drop(self, GatedMLP(c, name='mlp')(_norm(c, 'ln_2')(x_BxLxD)))
+    x_BxLxD += decoder.drop(self, y_BxLxD)
+    y_BxLxD = GatedMLP(c, name='mlp')(_norm(c, 'ln_2')(x_BxLxD))
+    x_BxLxD += decoder.drop(self, y_BxLxD)
     return x_BxLxD, None
 
 
@@ -156,20 +152,20 @@ class Llama(nn.Module):
       self,
       tokens_BxL: jax.Array,
       positions_BxL: jax.Array | None = None,
-      read_out: ReadOut = read_all,
+      read_out: ReadOut = decoder.read_all,
   ) -> Any:
     c = self.config
-    check_length(c, tokens_BxL)
+    decoder.check_length(c, tokens_BxL)
     init = nn.initializers.normal(0.02)
     wte = nn.Embed(
         c.vocab_size, c.d_model, embedding_init=init, dtype=c.dtype, name='wte'
     )
-    x_BxLxD = drop(self, wte(tokens_BxL))
-    x_BxLxD = apply_layers(Block, c, x_BxLxD, positions_BxL)
+    x_BxLxD = decoder.drop(self, wte(tokens_BxL))
+    x_BxLxD = decoder.apply_layers(Block, c, x_BxLxD, positions_BxL)
     x_BxLxD = _norm(c, 'ln_f')(x_BxLxD)
     head: Callable[[jax.Array], jax.Array]
     if c.tied:
-      head = functools.partial(tied_logits, wte)
+      head = functools.partial(decoder.tied_logits, wte)
     else:
       kernel_DxV = _Head(c, name='head')().astype(c.dtype)
       head = lambda x: bf16_matmul.matmul(x, kernel_DxV).astype(

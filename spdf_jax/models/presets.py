@@ -4,12 +4,12 @@
 import dataclasses
 from typing import Any
 
+from spdf_jax import names
 from spdf_jax.models.decoder import DecoderConfig
 from spdf_jax.models.gpt import GPT
 from spdf_jax.models.gpt import GPTConfig
 from spdf_jax.models.llama import Llama
 from spdf_jax.models.llama import LlamaConfig
-from spdf_jax.names import lookup
 
 
 def _gpt(n_layers: int, n_heads: int, d_model: int, **fields: Any) -> GPTConfig:
@@ -71,10 +71,10 @@ def create_model(preset: str, **overrides: Any) -> GPT | Llama:
     >>> create_model('gpt2-small', scan_layers=True).config.n_layers
     12
   """
-  config = lookup('preset', preset, PRESETS)
+  config = names.lookup('preset', preset, PRESETS)
   fields = {field.name: field.type for field in dataclasses.fields(config)}
   for name in overrides:
-    lookup('model field', name, fields)
+    names.lookup('model field', name, fields)
   given = {k: v for k, v in overrides.items() if v is not None}
   return model_of(dataclasses.replace(config, **given))
 

@@ -40,7 +40,9 @@ DTYPES = ('float32', 'bfloat16')
 _NAMES = ('spdf_kernels', 'spdf_bfloat16_kernels')
 _DAY = 24 * 60 * 60  # Seconds.
 
-_SOURCES = pathlib.Path(__file__).parent / 'csrc'
+SOURCES = pathlib.Path(__file__).parent / 'csrc'
+"""Folder of the C++ sources."""
+
 _COMMON = ('-std=c++17', '-O3', '-fPIC', '-ffp-contract=fast')
 _AVX512 = ('f', 'bw', 'dq', 'vl')
 # Compiler flags of the float32 kernels, by the name of an instruction set.
@@ -202,7 +204,7 @@ def build() -> pathlib.Path:
     raise Unavailable(
         f'they need Linux, but this system is {platform.system()}.'
     )
-  compiler = _compiler()
+  compiler = find_compiler()
   folder = _cache() / _key(compiler)
   path, checksum = folder / 'libspdf.so', folder / 'libspdf.so.sha256'
   try:
@@ -238,7 +240,8 @@ def _remove_leftovers(folder: pathlib.Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+  """Returns the path of a C++ compiler, or raises Unavailable."""
   requested = os.environ.get('CXX')
   for name in (requested,) if requested else ('g++', 'clang++', 'c++'):
     path = shutil.which(name)
@@ -261,28 +264,29 @@ def _key(compiler: str) -> str:
   ).stdout
   jaxlib = importlib.metadata.version('jaxlib')
   parts = [compiler, version, jaxlib, platform.machine()]
-  parts += [' '.join((*_COMMON, *flags)) for flags in _buildable().values()]
-  for source in sorted(_SOURCES.iterdir()):
+  parts += [' '.join((*_COMMON, *flags)) for flags in buildable().values()]
+  for source in sorted(SOURCES.iterdir()):
     parts += [source.name, source.read_text()]
   return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:16]
 
 
-def _buildable() -> dict[str, tuple[str, ...]]:
+def buildable() -> dict[str, tuple[str, ...]]:
+  """Returns compiler flags of kernels for this machine, by their name."""
   if platform.machine() in ('x86_64', 'AMD64'):
     return KERNELS | _BFLOAT16
   return {'portable': KERNELS['portable']}
 
 
-def _kernels_command(
+def kernels_command(
     compiler: str, name: str, made: pathlib.Path
 ) -> list[str]:
   """Returns the command that compiles the kernels with the given name."""
   element = 'bfloat16' if name in _BFLOAT16 else 'float32'
   return [
-      compiler, *_COMMON, *_buildable()[name],
+      compiler, *_COMMON, *buildable()[name],
       f'-DSPDF_KERNELS=k{name.capitalize()}', f'-DSPDF_NAME="{name}"',
       f'-DSPDF_SIMD="simd_{name}.h"', f'-DSPDF_ELEMENT="{element}.h"', '-c',
-      str(_SOURCES / 'kernels.cc'), '-o', str(made),
+      str(SOURCES / 'kernels.cc'), '-o', str(made),
   ]
 
 
@@ -290,12 +294,12 @@ def _compile(compiler: str, work: pathlib.Path, made: pathlib.Path) -> None:
   objects = [work / 'handlers.o']
   _run([
       compiler, *_COMMON, f'-I{jax.ffi.include_dir()}', '-c',
-      str(_SOURCES / 'handlers.cc'), '-o', str(objects[0]),
+      str(SOURCES / 'handlers.cc'), '-o', str(objects[0]),
   ])
-  for name in _buildable():
+  for name in buildable():
     made_of_name = work / f'{name}.o'
     try:
-      _run(_kernels_command(compiler, name, made_of_name))
+      _run(kernels_command(compiler, name, made_of_name))
     except Unavailable:
       if name not in _BFLOAT16:
         raise

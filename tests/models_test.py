@@ -1,0 +1,385 @@
+"""GPTs and Llamas are causal, take masks, and compute what NumPy does."""
+
+import functools
+import itertools
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiers import slow_except
+
+import spdf_jax as spdf
+from spdf_jax import interop
+from spdf_jax.models import GPT
+from spdf_jax.models import GPTConfig
+from spdf_jax.models import Llama
+from spdf_jax.models import LlamaConfig
+from spdf_jax.models import sparsifiable
+from spdf_jax.models.attention import causal_attention
+from spdf_jax.models.rotary import frequencies
+from spdf_jax.models.rotary import Rotary
+from spdf_jax.models.rotary import rotate
+from spdf_jax.sparsity.paths import path_name
+
+L, V = 7, 23
+SIZES = dict(
+    vocab_size=V, n_layers=2, n_heads=4, d_model=16, d_ff=24, max_length=16
+)
+
+
+def make_gpt(**changes):
+  return GPT(GPTConfig(**SIZES | changes))
+
+
+def make_llama(**changes):
+  return Llama(LlamaConfig(**SIZES | changes))
+
+
+def make_params(model):
+  """Parameters of which none is zero, biases and norms included."""
+  rng = np.random.default_rng(1)
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)['params']
+  return jax.tree.map(
+      lambda x: rng.normal(0.1, 0.3, x.shape).astype(x.dtype), shapes
+  )
+
+
+def make_mask(params, sparsity=0.75):
+  rng = np.random.default_rng(2)
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: rng.random(x.shape) >= sparsity if sparsifiable(
+          path_name(path), x
+      ) else None,
+      params,
+  )
+
+
+def make_tokens(batch=2, length=L):
+  rng = np.random.default_rng(5)
+  return rng.integers(V, size=(batch, length), dtype=np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(model, variables, tokens):
+  return model.apply(variables, tokens)
+
+
+MODELS = {
+    'gpt': make_gpt(),
+    'scanned gpt': make_gpt(scan_layers=True),
+    'llama': make_llama(n_kv_heads=2),
+}
+with_models = pytest.mark.parametrize('name', MODELS)
+
+
+@with_models
+def test_a_logit_depends_on_no_later_token(name):
+  model = MODELS[name]
+  params = make_params(model)
+  tokens = np.arange(L)[None]  # Every token once.
+  # Moves the positions of a GPT, whose embeddings are also the head.
+  moved = 'wte' if name == 'llama' else 'wpe'
+  at = lambda embedding: model.apply(
+      {'params': params | {moved: {'embedding': embedding}}}, tokens
+  )[0]
+  jacobian_LxVxPxD = jax.jit(jax.jacrev(at))(params[moved]['embedding'])
+  size_LxP = np.abs(jacobian_LxVxPxD).max(axis=(1, 3))[:, :L]
+  for t in range(L):
+    assert (size_LxP[t, :t + 1] > 0).all()
+    assert (size_LxP[t, t + 1:] == 0).all()
+
+
+@with_models
+def test_masks_hide_whatever_pruned_weights_hold(name):
+  model = MODELS[name]
+  dense = make_params(model)
+  mask = make_mask(dense)
+  masked = spdf.apply_mask(dense, mask)
+  poisoned = jax.tree.map(
+      lambda m, p: p if m is None else np.where(m, p, np.nan),
+      mask, dense, is_leaf=lambda x: x is None,
+  )
+  tokens = make_tokens()
+
+  @jax.jit
+  @jax.value_and_grad
+  def loss(params):
+    logits = model.apply({'params': params, 'masks': mask}, tokens)
+    return (logits ** 2).sum()
+
+  found = jax.tree.leaves(loss(poisoned))
+  for one, other in zip(found, jax.tree.leaves(loss(masked))):
+    assert np.isfinite(one).all()
+    np.testing.assert_array_equal(one, other)
+  # On masked parameters, masks change nothing.
+  without = logits_of(model, {'params': masked}, tokens)
+  within = logits_of(model, {'params': masked, 'masks': mask}, tokens)
+  np.testing.assert_array_equal(within, without)
+  assert (logits_of(model, {'params': dense}, tokens) != without).any()
+
+
+@pytest.mark.parametrize('make', [make_gpt, make_llama])
+def test_loop_and_scan_over_layers_give_the_same_logits(make):
+  params = make_params(make())
+  mask = make_mask(params)
+  loop, scan = (
+      logits_of(make(scan_layers=scan_layers), variables, make_tokens())
+      for scan_layers, variables in (
+          (False, {'params': params, 'masks': mask}),
+          (True, {
+              'params': interop.stack_layers(params),
+              'masks': interop.stack_layers(mask),
+          }),
+      )
+  )
+  np.testing.assert_allclose(scan, loop, rtol=1e-5, atol=1e-5)
+
+
+def plain_llama(config, params, tokens, rotary_theta=10000.0):
+  """One sequence in NumPy, float64, head by head (Touvron et al., 2023)."""
+  p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  norm = lambda x, s: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * s
+  softmax = lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+  size, length = config.head_size, len(tokens)
+  half = size // 2
+  angle = np.arange(length)[:, None] * (
+      rotary_theta ** (-np.arange(half) / half)
+  )
+
+  def turn(x):
+    a, b = x[:, :half], x[:, half:]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=1)
+
+  x = p['wte']['embedding'][tokens]
+  later = np.triu(np.full((length, length), -np.inf), 1)
+  for i in range(config.n_layers):
+    layer = p[f'h_{i}']
+    h = norm(x, layer['ln_1']['scale'])
+    q, k, v = (h @ layer['attn'][w]['kernel'] for w in ('wq', 'wk', 'wv'))
+    heads = []
+    for j in range(config.n_heads):
+      g = j // (config.n_heads // config.kv_heads)
+      of = lambda y, n: y[:, n * size:(n + 1) * size]
+      scores = turn(of(q, j)) @ turn(of(k, g)).T / np.sqrt(size)
+      heads.append(softmax(scores + later) @ of(v, g))
+    x = x + np.concatenate(heads, axis=1) @ layer['attn']['wd']['kernel']
+    h = norm(x, layer['ln_2']['scale'])
+    gate = h @ layer['mlp']['wg']['kernel']
+    gate = gate / (1 + np.exp(-gate))
+    x = x + (gate * (h @ layer['mlp']['wi']['kernel'])) @ (
+        layer['mlp']['wo']['kernel']
+    )
+  x = norm(x, p['ln_f']['scale'])
+  head = p['wte']['embedding'].T if config.tied else p['head']['kernel']
+  return x @ head
+
+
+@pytest.mark.parametrize('changes', [
+    {}, dict(n_kv_heads=2), dict(n_kv_heads=1, tied=True),
+    dict(head_dim=8, n_heads=3),
+])
+def test_logits_equal_a_plain_llama(changes):
+  model = make_llama(**changes)
+  params = make_params(model)
+  tokens = make_tokens()
+  found = logits_of(model, {'params': params}, tokens)
+  for row, sequence in zip(found, tokens):
+    want = plain_llama(model.config, params, sequence)
+    np.testing.assert_allclose(row, want, rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 2**16))
+def test_scores_depend_on_the_distance_only(i, j, seed):
+  rng = np.random.default_rng(seed)
+  turns = frequencies(Rotary(), 8)
+  q, k = rng.standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
+  score = lambda i, j: (
+      rotate(q, np.array([[i]]), turns) * rotate(k, np.array([[j]]), turns)
+  ).sum()
+  np.testing.assert_allclose(
+      score(i, j), score(i + 37, j + 37), rtol=1e-3, atol=2e-3
+  )
+  length = np.linalg.norm(rotate(q, np.array([[i]]), turns))
+  np.testing.assert_allclose(length, np.linalg.norm(q), rtol=1e-5)
+
+
+def test_stretched_positions_slow_the_long_waves_down():
+  plain = frequencies(Rotary(5e5), 64)
+  linear = frequencies(Rotary(5e5, 'linear', 4.0), 64)
+  np.testing.assert_allclose(linear, plain / 4, rtol=1e-6)
+  ratio = plain / frequencies(Rotary(5e5, 'llama3', 8.0), 64)
+  rounds = 8192 * plain / (2 * np.pi)
+  np.testing.assert_allclose(ratio[rounds > 4], 1, rtol=1e-6)
+  np.testing.assert_allclose(ratio[rounds < 1], 8, rtol=1e-6)
+  between = ratio[(rounds < 4) & (rounds > 1)]
+  assert len(between) and (between > 1).all() and (between < 8).all()
+
+
+@pytest.mark.parametrize('scan_layers, remat, make', slow_except(
+    [(True, 'full', make_gpt), (False, 'dots', make_llama)],
+    itertools.product((False, True), ('dots', 'full'), (make_gpt, make_llama)),
+))
+def test_computing_anew_changes_no_gradient(make, remat, scan_layers):
+  plain = make(scan_layers=scan_layers)
+  params, tokens = make_params(plain), make_tokens()
+
+  def gradients(model):
+    loss = lambda p: (model.apply({'params': p}, tokens) ** 2).mean()
+    return jax.jit(jax.grad(loss))(params)
+
+  want = gradients(plain)
+  found = gradients(make(scan_layers=scan_layers, remat=remat))
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5),
+      found, want,
+  )
+
+
+def test_activations_and_multipliers_are_what_they_say():
+  params, tokens = make_params(make_gpt()), make_tokens()
+  logits = lambda params=params, **changes: logits_of(
+      make_gpt(**changes), {'params': params}, tokens
+  )
+  assert 1e-5 < np.abs(logits(activation='gelu') - logits()).max() < 0.1
+  np.testing.assert_allclose(logits(logits_scale=0.5), logits() / 2, rtol=1e-6)
+  # The head is tied, so it is brought back.
+  larger = {
+      k: {'embedding': 10 * v['embedding']} if k in ('wte', 'wpe') else v
+      for k, v in params.items()
+  }
+  np.testing.assert_allclose(
+      logits(embeddings_scale=10.0), logits(larger) / 10, rtol=1e-4, atol=1e-4
+  )
+  # Dividing by the size is dividing by the root twice.
+  halved = jax.tree_util.tree_map_with_path(
+      lambda path, x: x / 2 if 'wq' in path_name(path) else x, params
+  )
+  np.testing.assert_allclose(
+      logits(attention_by_size=True), logits(halved), rtol=1e-4, atol=1e-4
+  )
+
+
+@pytest.mark.parametrize('attention', ['blocks', 'xla'])
+def test_scores_are_divided_by_the_number_of_the_layer(attention):
+  changes = dict(n_layers=3, attention=attention)
+  plain = make_gpt(**changes)
+  params = make_params(plain)
+  divided = jax.tree_util.tree_map_with_path(
+      lambda path, x: x / (int(path[0].key[2:]) + 1)
+      if 'attn/wq' in path_name(path) else x,
+      params,
+  )
+  logits = lambda params, **options: logits_of(
+      make_gpt(**changes, **options), {'params': params}, make_tokens()
+  )
+  want = logits(divided)
+  assert np.abs(logits(params) - want).max() > 1e-3
+  by_layer = dict(attention_by_layer=True)
+  scanned = dict(scan_layers=True, remat='full')
+  for found in (
+      logits(params, **by_layer),
+      logits(interop.stack_layers(params), **by_layer, **scanned),
+  ):
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_computation_has_the_type_that_is_asked_for():
+  model = make_gpt(dtype='bfloat16')
+  params = make_params(model)
+  logits = logits_of(model, {'params': params}, make_tokens())
+  exact = logits_of(make_gpt(), {'params': params}, make_tokens())
+  assert {
+      x.dtype.name for x in jax.tree.leaves(params)
+  } == {'float32'}
+  assert logits.dtype == jnp.float32
+  error = float(jnp.abs(logits - exact).max() / jnp.abs(exact).max())
+  assert 1e-6 < error < 0.05
+
+
+def test_too_long_a_sequence_is_refused():
+  model = make_gpt()
+  params = make_params(model)
+  with pytest.raises(ValueError, match='has 17 tokens and the model 16 posit'):
+    model.apply({'params': params}, make_tokens(length=17))
+
+
+@pytest.mark.parametrize('make, changes, message', [
+    (make_llama, dict(n_kv_heads=3), 'n_kv_heads is 3, which does not divide'),
+    (make_llama, dict(head_dim=5), 'a head has 5 features; rotary positions'),
+    (make_llama, dict(rope_scaling='yarn'), "scaling is 'yarn'; use one of"),
+    (make_llama, dict(rope_factor=0.0), 'rotary factor is 0.0; give more'),
+    (make_llama, dict(rope_low_freq_factor=5.0), 'give less than high_freq'),
+    (make_llama, dict(norm_eps=math.nan), 'norm_eps is nan; it must be'),
+    (make_gpt, dict(n_heads=3), 'n_heads is 3, which does not divide d_model'),
+    (make_gpt, dict(n_layers=0), 'n_layers is 0; it must be positive'),
+    (make_gpt, dict(dtype='float23'), "dtype is 'float23'; use one of float"),
+    (make_gpt, dict(lowering='nativ'), "lowering 'nativ' is unknown"),
+    (make_gpt, dict(remat='some'), "remat is 'some'; use one of none, dots"),
+    (make_gpt, dict(attention='fast'), "attention is 'fast'; use one of auto"),
+    (make_gpt, dict(activation='relu'), "activation is 'relu'; use one"),
+])
+def test_impossible_decoders_are_refused(make, changes, message):
+  with pytest.raises(ValueError, match=message):
+    make(**changes)
+
+
+def jax_attention(q, k, v, scale=None):
+  return jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=scale)
+
+
+def draw_heads(length, heads, groups, dtype='float32'):
+  rng = np.random.default_rng(length)
+  normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
+  q = 3 * normal(2, length, heads, 8)
+  return q, normal(2, length, groups, 8), normal(2, length, groups, 8)
+
+
+@pytest.mark.parametrize('heads, groups, length', [
+    (4, 4, 1), (4, 4, 300), (4, 2, 1100),
+    pytest.param(4, 4, 1100, marks=pytest.mark.slow),
+])
+def test_attention_and_its_gradients_equal_those_of_jax(length, heads, groups):
+  operands = draw_heads(length, heads, groups)
+  weights = jnp.cos(jnp.arange(operands[0].size)).reshape(operands[0].shape)
+
+  def run(attend):
+    loss = lambda *xs: jnp.sum(weights * attend(*xs))
+    both = lambda *xs: (attend(*xs), *jax.grad(loss, (0, 1, 2))(*xs))
+    return jax.jit(both)(*operands)
+
+  for ours, theirs in zip(run(causal_attention), run(jax_attention)):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
+
+
+def test_attention_has_the_scale_that_is_given():
+  operands = draw_heads(140, 2, 2)
+  np.testing.assert_allclose(
+      causal_attention(*operands, 1.0), jax_attention(*operands, 1.0),
+      rtol=1e-5, atol=1e-5,
+  )
+
+
+def test_attention_of_bfloat16_stays_bfloat16_and_sums_in_float32():
+  operands = draw_heads(300, 2, 2, 'bfloat16')
+  found = causal_attention(*operands)
+  assert found.dtype == jnp.bfloat16
+  exact = jax_attention(*(x.astype(jnp.float32) for x in operands))
+  np.testing.assert_allclose(
+      found.astype(jnp.float32), exact, rtol=2e-2, atol=2e-2
+  )
+
+
+def test_no_query_sees_a_later_key():
+  q, k, v = draw_heads(260, 2, 2)
+  before = causal_attention(q, k, v)
+  k, v = (x.at[:, 131:].set(jnp.nan) for x in (k, v))
+  after = causal_attention(q, k, v)
+  np.testing.assert_array_equal(before[:, :128], after[:, :128])
