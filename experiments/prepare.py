@@ -36,7 +36,7 @@ from absl import flags
 from experiments.launch import console
 from spdf_jax import data
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.live_line import LiveLine
+from spdf_jax.training.progress import LiveLine
 
 _INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')
 _TOKENIZER = flags.DEFINE_string(

@@ -23,19 +23,18 @@ LAYERS = {
     'costs': 4, 'runs': 5,
 }
 SMALL = {
-    'names', 'extras', 'files', 'packing', 'lowerings', 'live_line',
+    'names', 'extras', 'files', 'packing', 'lowerings',
 }
 """Modules beside the rooms, which every room may import."""
 EXCEPT = {
     # What of a lower layer a room does not import, beside all of its own layer.
-    'models': {'sparsity'},
     'data': {'sparsity', 'accelerator'},
 }
 # Where heavy libraries may appear; others only inside functions.
 LIBRARIES = {
     'sparsity': {'jax', 'numpy', 'optax'},
     'accelerator': {'jax', 'numpy'},
-    'models': {'jax', 'numpy', 'flax', 'optax'},
+    'models': {'jax', 'numpy', 'flax'},
     'data': {'numpy'},
     'training': {'jax', 'numpy', 'optax', 'flax', 'orbax'},
     'evaluation': {'jax', 'numpy'},

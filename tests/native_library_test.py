@@ -185,26 +185,21 @@ def test_not_wished_for_it_is_not_built(run, tmp_path):
   assert not (tmp_path / 'cache').exists()
 
 
-def test_required_without_a_compiler_it_is_an_error(run, no_compiler):
-  _, err, code = run(IS_AVAILABLE, SPDF_NATIVE='require', **no_compiler)
+@pytest.mark.parametrize('compiler', ['g++', '/no/cxx'])
+def test_required_without_a_compiler_it_is_an_error(compiler, run, no_compiler):
+  changes = no_compiler if compiler == 'g++' else dict(CXX=compiler)
+  _, err, code = run(IS_AVAILABLE, SPDF_NATIVE='require', **changes)
   assert code == 1
   assert err.splitlines()[-1] == (
       'spdf_jax.accelerator.native.library.Unavailable: native kernels are '
-      'not used: there is no C++ compiler (g++) on PATH; install one.'
+      f'not used: there is no C++ compiler ({compiler}) on PATH; install one.'
   )
 
 
-def test_a_compiler_that_is_not_there_is_named(run):
-  _, err, code = run(IS_AVAILABLE, SPDF_NATIVE='require', CXX='/no/cxx')
-  assert code == 1
-  assert 'no C++ compiler (/no/cxx)' in err.splitlines()[-1]
-
-
-@pytest.mark.parametrize('wish', [{}, dict(SPDF_NATIVE=1)])
 def test_without_a_compiler_it_warns_once_and_uses_the_reference(
-    run, no_compiler, wish
+    run, no_compiler
 ):
-  out, err, code = run(MULTIPLY, **no_compiler, **wish)
+  out, err, code = run(MULTIPLY, **no_compiler)
   available, reference, native = out.splitlines()
   assert (available, code) == ('False', 0), err
   assert native == reference
@@ -213,12 +208,16 @@ def test_without_a_compiler_it_warns_once_and_uses_the_reference(
   assert 'Traceback' not in err
 
 
-def test_another_wish_is_refused(run):
-  _, err, code = run(IS_AVAILABLE, SPDF_NATIVE='maybe')
-  assert code == 1
-  assert err.splitlines()[-1] == (
-      "ValueError: SPDF_NATIVE is 'maybe'; set it to 0, 1 or require."
+@pytest.mark.parametrize('name, value, message', [
+    ('SPDF_NATIVE', 'maybe', "SPDF_NATIVE is 'maybe'; set it to 0, 1 or req"),
+    ('SPDF_NATIVE_KERNELS', 'sse', "SPDF_NATIVE_KERNELS is 'sse'; unset it, "),
+])
+def test_other_values_of_variables_are_refused(name, value, message, run):
+  code = 'from spdf_jax.accelerator import native; native.is_available()'
+  _, err, status = run(
+      f'{code}; native.kernels()', **{name: value}
   )
+  assert status == 1 and message in err.splitlines()[-1]
 
 
 def test_a_compiler_that_fails_is_a_reason_in_one_line(run, tmp_path):
@@ -243,13 +242,6 @@ def test_a_cache_that_cannot_be_written_is_a_reason(run, tmp_path):
   assert 'native kernels are not used: ' in warning
   assert str(tmp_path / 'cache') in warning
   assert 'cannot be written' in warning
-
-
-def test_kernels_of_no_processor_are_named(run):
-  code = 'from spdf_jax.accelerator import native; native.kernels()'
-  _, err, status = run(code, SPDF_NATIVE_KERNELS='sse')
-  assert status == 1
-  assert "SPDF_NATIVE_KERNELS is 'sse'; unset it, or set it to one of " in err
 
 
 @needs_compiler

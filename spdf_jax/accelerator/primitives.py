@@ -53,8 +53,8 @@ class _Family(NamedTuple):
   """Number of masks: the product's and the gradient's, or the bits of both."""
 
 
-def _family(matmul, gradient, tangent, backward, *, masks):
-  """Defines the joint primitives, by name, and the rules of all four."""
+def _define_joint(matmul, gradient, tangent, backward, *, masks):
+  """Defines both joint primitives, by name, and the rules of all four."""
   family = _Family(
       matmul, gradient,
       lowerings.define_joint_primitive(
@@ -80,7 +80,7 @@ def _family(matmul, gradient, tangent, backward, *, masks):
   ad.primitive_transposes[family.backward] = bind(_transpose_backward, family)
   batching.primitive_batchers[matmul] = bind(_batch_matmul, matmul)
   batching.primitive_batchers[gradient] = bind(_batch_stack, gradient)
-  return family
+  return family.tangent, family.backward
 
 
 def _tangent(matmul, dx, x, dw, w, *masks, **params):
@@ -283,7 +283,7 @@ sampled_matmul_p = lowerings.define_primitive(
 )
 """Primitive of dw = mask ⊙ (xᵀ @ dy); operands x, dy, mask."""
 
-_, _, sparse_matmul_tangent_p, sparse_matmul_backward_p, _ = _family(
+sparse_matmul_tangent_p, sparse_matmul_backward_p = _define_joint(
     sparse_matmul_p, sampled_matmul_p,
     'sparse_matmul_tangent', 'sparse_matmul_backward', masks=2,
 )
@@ -298,7 +298,7 @@ packed_gradient_p = lowerings.define_primitive(
 )
 """Primitive of the gradient of the values; operands x, dy, bits."""
 
-_, _, packed_tangent_p, packed_backward_p, _ = _family(
+packed_tangent_p, packed_backward_p = _define_joint(
     packed_matmul_p, packed_gradient_p,
     'packed_tangent', 'packed_backward', masks=1,
 )

@@ -11,23 +11,19 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.lowerings import check_lowering
 from spdf_jax.models.layers import MaskedDense
+from spdf_jax.sparsity import MatrixAxes
 
-HIDDEN_KERNELS = {
-    'attn/wq/kernel': (-2, -1),
-    'attn/wk/kernel': (-2, -1),
-    'attn/wv/kernel': (-2, -1),
-    'attn/wd/kernel': (-2, -1),
-    'mlp/wi/kernel': (-2, -1),
-    'mlp/wg/kernel': (-2, -1),  # The gate, which a GPT does not have.
-    'mlp/wo/kernel': (-2, -1),
-}
-"""The sparsifiable matrices of a layer (SPDF, section 3.1), with their
-(reduction, output) axes; scanned models have a layer axis in front."""
+HIDDEN_KERNELS = frozenset({
+    'attn/wq/kernel', 'attn/wk/kernel', 'attn/wv/kernel', 'attn/wd/kernel',
+    'mlp/wi/kernel', 'mlp/wo/kernel',
+    'mlp/wg/kernel',  # The gate, which a GPT does not have.
+})
+"""The sparsifiable matrices of a layer (SPDF, section 3.1), [inputs, outputs];
+scanned models have a layer axis in front."""
 
 # As in Megatron-LM, layers that read the residual stream are split over their
 # outputs and layers that write to it over their inputs, so that a pair of them
@@ -288,9 +284,7 @@ def check_length(config: DecoderConfig, tokens_BxL: jax.Array) -> None:
     )
 
 
-def sparsifiable(
-    path: str, leaf: Any
-) -> optax.contrib.MuonDimensionNumbers | bool:
+def sparsifiable(path: str, leaf: Any) -> MatrixAxes | bool:
   """Selects the hidden matrices of a decoder, as `where` of `sparsify`.
 
   Embeddings, positions, norms, biases and the head are never selected.
@@ -303,14 +297,13 @@ def sparsifiable(
     The axes of a hidden matrix, and `False` for other leaves.
 
   Example:
-    >>> import jax.numpy as jnp
     >>> kernel = jax.ShapeDtypeStruct((12, 64, 256), jnp.float32)
     >>> sparsifiable('h/mlp/wi/kernel', kernel)
-    MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+    MatrixAxes(reduction=-2, output=-1)
   """
   del leaf
-  axes = HIDDEN_KERNELS.get('/'.join(path.split('/')[-3:]))
-  return axes is not None and optax.contrib.MuonDimensionNumbers(*axes)
+  hidden = '/'.join(path.split('/')[-3:]) in HIDDEN_KERNELS
+  return hidden and MatrixAxes(-2, -1)
 
 
 def partition_spec(
