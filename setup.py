@@ -37,10 +37,10 @@ _EVAL = ['nltk>=3.9', 'sacrebleu>=2.4']
 _HARNESS = ['lm_eval>=0.4.13']
 _HF = ['ml_dtypes>=0.5', 'safetensors>=0.4.3']
 _LOG = ['tensorboardX>=2.6', 'wandb>=0.17']
-_STREAM = ['datasets>=4.0']
 _VIZ = ['matplotlib>=3.8']
 _PREPARE = [
-    *_DATA, 'pyarrow>=15', 'sentencepiece>=0.2', 'zstandard>=0.22'
+    *_DATA, 'aiohttp>=3.9', 'datasets>=4.0', 'pyarrow>=15',
+    'sentencepiece>=0.2', 'zstandard>=0.22',
 ]
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
 _NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13', 'ipykernel>=6.29']
@@ -100,7 +100,6 @@ setup(
         'hf': _HF,
         'log': _LOG,
         'prepare': _PREPARE,
-        'stream': _STREAM,
         'viz': _VIZ,
         'quickstart': _QUICKSTART,
         'notebooks': _NOTEBOOKS,

@@ -3,13 +3,13 @@ r"""Prepares a corpus from text files, or prints the sizes of a task's splits.
   python -m experiments.prepare --input=books/ --tokenizer=bpe-8192 \
     --output=corpora/books
 
-Reads text, JSON lines (also .zst), Parquet, Hugging Face datasets on disk and
-nanoGPT's .bin; --input=hf:PATH or hf:PATH,CONFIG, either with @REVISION,
-streams a dataset of Hugging Face (extra stream). The tokenizer is learned
-(bpe-N), `bytes`, or the path of a tokenizer.json, of GPT-2's vocabulary or of a
-sentencepiece model. If killed, the same command continues where it stopped.
-Files and folders of the input whose names begin with validation, valid, val,
-dev or test are that split. Train on the corpus with
+Reads text and JSON lines (also .gz and .zst), Parquet, Hugging Face datasets on
+disk and nanoGPT's .bin; --input=hf:PATH or hf:PATH,CONFIG, either with
+@REVISION, streams a dataset of Hugging Face, and a URL streams a file. The
+tokenizer is learned (bpe-N), `bytes`, or the path of a tokenizer.json, of
+GPT-2's vocabulary or of a sentencepiece model. If killed, the same command
+continues where it stopped. Files and folders of the input whose names begin
+with validation, valid, val, dev or test are that split. Train on the corpus with
 --config.data.corpus=./corpora/books --config.data.tokenizer=''.
 
 On n machines, start the same command with --shard=1/n to n/n, and when all have

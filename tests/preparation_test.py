@@ -1,6 +1,7 @@
 """Files become token files: every format, any number of processes, kills."""
 
 import gc
+import gzip
 import io
 import json
 import os
@@ -92,14 +93,26 @@ def make_txt(folder):
     (folder / f'{i:03d}.txt').write_text(text, encoding='utf-8', newline='')
 
 
-def make_zst(folder):
-  zstandard = pytest.importorskip('zstandard')
+def two_frames(folder, compress):
+  """Returns JSON lines, compressed in two halves."""
   data = write_json_lines(folder / 'a').read_bytes()
   (folder / 'a').unlink()
-  compress = zstandard.ZstdCompressor().compress
   half = data.index(b'\n', len(data) // 2) + 1
-  frames = compress(data[:half]) + compress(data[half:])
-  (folder / 'a.jsonl.zst').write_bytes(frames)
+  return compress(data[:half]) + compress(data[half:])
+
+
+def make_gz(folder):
+  (folder / 'a.jsonl.gz').write_bytes(two_frames(folder, gzip.compress))
+
+
+def make_zst(folder):
+  compress = pytest.importorskip('zstandard').ZstdCompressor().compress
+  (folder / 'a.jsonl.zst').write_bytes(two_frames(folder, compress))
+
+
+def make_txt_gz(folder):
+  for i, text in enumerate(TEXTS):
+    (folder / f'{i:03d}.txt.gz').write_bytes(gzip.compress(text.encode()))
 
 
 def make_parquet(folder):
@@ -117,21 +130,8 @@ def make_dataset(folder):
   ).save_to_disk(folder)
 
 
-def make_arrow_dataset(folder):
-  """Writes a dataset as `save_to_disk` does, without its library."""
-  arrow = pytest.importorskip('pyarrow')
-  table = arrow.table({'id': list(range(60)), 'text': TEXTS})
-  with arrow.ipc.new_stream(
-      str(folder / 'data-00000-of-00001.arrow'), table.schema
-  ) as writer:
-    writer.write_table(table, max_chunksize=9)
-  (folder / 'state.json').write_text(json.dumps(
-      {'_data_files': [{'filename': 'data-00000-of-00001.arrow'}]}
-  ))
-
-
 @pytest.mark.parametrize('make', [
-    make_txt, make_zst, make_parquet, make_dataset, make_arrow_dataset
+    make_txt, make_txt_gz, make_gz, make_zst, make_parquet, make_dataset
 ])
 def test_every_format_gives_the_same_tokens(lines, tmp_path, make):
   folder = tmp_path / 'in'
@@ -363,37 +363,50 @@ def test_texts_in_other_encodings_are_faults(tmp_path):
     prepare(tmp_path, tmp_path / 'out')
 
 
+@pytest.mark.parametrize('make, suffix, message', [
+    (make_zst, '.zst', 'in the middle of a Zstandard frame'),
+    (make_gz, '.gz', 'not a valid gzip file .*ended before the end'),
+])
 @pytest.mark.parametrize('cut', [0.3, 0.99])
-def test_truncated_zstandard_is_refused(tmp_path, cut):
-  make_zst(tmp_path)
-  path = tmp_path / 'a.jsonl.zst'
+def test_truncated_files_are_refused(tmp_path, make, suffix, message, cut):
+  make(tmp_path)
+  path = tmp_path / f'a.jsonl{suffix}'
   os.truncate(path, int(path.stat().st_size * cut))
-  with pytest.raises(ValueError, match='in the middle of a Zstandard frame'):
+  with pytest.raises(ValueError, match=message):
     list(read_documents(path))
 
 
-def test_damaged_files_are_named(tmp_path):
-  pytest.importorskip('zstandard')
-  pytest.importorskip('pyarrow')
-  for name, message in (
-      ('a.jsonl.zst', 'not a valid Zstandard'),
-      ('a.parquet', 'not a valid Parquet'),
-      ('a.arrow', 'not a valid Arrow'),
-  ):
-    (tmp_path / name).write_bytes(b'nothing of the kind, and long enough')
-    with pytest.raises(ValueError, match=message) as caught:
-      list(read_documents(tmp_path / name))
-    assert '\n' not in str(caught.value)
+@pytest.mark.parametrize('name, library', [
+    ('a.jsonl.gz', 'gzip'), ('a.jsonl.zst', 'zstandard'),
+    ('a.parquet', 'pyarrow'), ('a.arrow', 'datasets'),
+])
+def test_damaged_files_are_named(tmp_path, name, library):
+  pytest.importorskip(library)
+  (tmp_path / name).write_bytes(b'nothing of the kind, and long enough')
+  with pytest.raises(ValueError, match=f'{name} is not a valid ') as caught:
+    list(read_documents(tmp_path / name))
+  assert '\n' not in str(caught.value)
+
+
+def test_a_row_of_parquet_in_another_encoding_is_a_fault(tmp_path):
+  arrow = pytest.importorskip('pyarrow')
+  parquet = pytest.importorskip('pyarrow.parquet')
+  texts = arrow.array([b'one', b'\xff', b'two']).view(arrow.string())
+  path = tmp_path / 'a.parquet'
+  parquet.write_table(arrow.table({'text': texts}), path)
+  assert list(read_documents(path)) == [
+      Piece('one'), Skipped('broken UTF-8', f'{path} row 1'), Piece('two')
+  ]
 
 
 def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
   folder = tmp_path / 'in'
-  folder.mkdir()
-  make_arrow_dataset(folder)
+  make_dataset(folder)
   state = folder / 'state.json'
   state.write_text(state.read_text().replace('data-', '../data-'))
-  (folder / 'data-00000-of-00001.arrow').rename(tmp_path / 'data-00000.arrow')
-  with pytest.raises(ValueError, match=r'in/data-00000-of-00001.arrow is no'):
+  name = 'data-00000-of-00001.arrow'
+  (folder / name).rename(tmp_path / name)
+  with pytest.raises(ValueError, match=f'in/{name} is not a valid Arrow'):
     list(read_documents(folder))
 
 

@@ -1,24 +1,28 @@
 """Datasets of Hugging Face are streamed as their files are read."""
 
+import functools
+import gzip
+import http.server
 import json
 import os
 import sys
+import threading
 
 import pytest
 
+from spdf_jax.data import join_shards
 from spdf_jax.data import prepare_files
 from spdf_jax.data import prepare_shard
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.prepare import files as preparation
-from spdf_jax.data.prepare.documents import list_inputs
+from spdf_jax.data.prepare import documents
+from spdf_jax.data.prepare import files
 
 TEXTS = [f'Text {i}: élan. ' * (1 + i % 5) for i in range(60)]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
   """Files of a dataset, as `load_dataset` finds them."""
-  monkeypatch.setenv('HF_HUB_OFFLINE', '1')
   pytest.importorskip('datasets')
   folder = tmp_path / 'in'
   folder.mkdir()
@@ -36,59 +40,118 @@ def prepare(source, output, **changes):
   return prepare_files(source, tokenizer='bytes', output=output, **changes)
 
 
-def test_a_streamed_dataset_has_the_tokens_of_its_files(
-    folder, tmp_path, monkeypatch
-):
-  files = prepare(folder, tmp_path / 'files')
-  stream = f'hf:{folder}'
-  assert [path.name for path in list_inputs(stream)] == [
-      'train', 'validation', 'test'
-  ]
-  found = prepare(stream, tmp_path / 'x')
-  for split in SPLITS:
-    assert getattr(found, split).tokens.tobytes() == (
-        getattr(files, split).tokens.tobytes()
-    )
-  source = found.train.description['source']
-  assert source['skipped'] == {'empty': 1}
-  assert str(tmp_path) not in json.dumps(source)
-  assert prepare(stream, tmp_path / 'x').fingerprint == found.fingerprint
+def tokens_of(corpus):
+  return {s: getattr(corpus, s).tokens.tobytes() for s in SPLITS}
 
-  monkeypatch.setattr(preparation, '_BATCH', 200)
-  monkeypatch.setattr(preparation, '_SAVE_EVERY', 100)
+
+def stop_after(count):
+  """Returns a report function that interrupts at its `count`-th call."""
   reports = []
 
-  def stop(progress):
+  def report(progress):
     reports.append(progress)
-    if len(reports) == 5:
+    if len(reports) == count:
       raise KeyboardInterrupt
 
-  with pytest.raises(KeyboardInterrupt):
-    prepare(stream, tmp_path / 'y' / 'x', report=stop)
-  again = prepare(stream, tmp_path / 'y' / 'x')
-  assert again.fingerprint == found.fingerprint
+  return report
 
+
+def test_a_streamed_dataset_has_the_tokens_of_its_files(folder, tmp_path):
+  found = prepare(f'hf:{folder}', tmp_path / 'x')
+  assert tokens_of(found) == tokens_of(prepare(folder, tmp_path / 'files'))
+  source = found.train.description['source']
+  assert source['skipped'] == {'empty': 1}
+  assert [name for name, _, _ in source['inputs']] == [
+      'train', 'validation', 'test'
+  ]
+  assert str(tmp_path) not in json.dumps(source)
+  again = prepare(f'hf:{folder}', tmp_path / 'x')
+  assert again.fingerprint == found.fingerprint
   os.utime(folder / 'train-0.jsonl', (1, 1))
   with pytest.raises(ValueError, match='a corpus of other inputs; give'):
-    prepare(stream, tmp_path / 'x')
+    prepare(f'hf:{folder}', tmp_path / 'x')
 
 
-def test_a_stream_that_cannot_be_read_gets_one_sentence(folder, tmp_path):
+def test_a_killed_stream_reads_no_finished_file_again(
+    folder, tmp_path, monkeypatch
+):
+  expected = prepare(f'hf:{folder}', tmp_path / 'a' / 'x')
+  monkeypatch.setattr(files, '_BATCH', 200)
+  monkeypatch.setattr(files, '_SAVE_EVERY', 100)
+  with pytest.raises(KeyboardInterrupt):
+    prepare(f'hf:{folder}', tmp_path / 'b' / 'x', report=stop_after(8))
+  read, real = [], documents.read_documents
+  monkeypatch.setattr(documents, 'read_documents', lambda path, **kwargs: (
+      read.append(path.relative_to(f'hf:{folder}').as_posix()),
+      real(path, **kwargs),
+  )[1])
+  found = prepare(f'hf:{folder}', tmp_path / 'b' / 'x')
+  assert found.fingerprint == expected.fingerprint
+  assert read == ['train/1', 'validation/0', 'test/0']
+
+
+@pytest.mark.parametrize('total', [2, 6])
+def test_shards_of_a_stream_are_joined_to_the_whole(folder, tmp_path, total):
+  expected = prepare(f'hf:{folder}', tmp_path / 'a' / 'x')
+  output = tmp_path / 'b' / 'x'
+  for number in range(1, total + 1):
+    prepare_shard(
+        f'hf:{folder}', f'{number}/{total}', tokenizer='bytes', output=output
+    )
+  assert join_shards(output).fingerprint == expected.fingerprint
+
+
+@pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl'])
+def test_a_file_behind_a_url_has_the_tokens_of_the_file(
+    folder, tmp_path, address, name
+):
+  path = tmp_path / name
+  text = ''.join(json.dumps({'text': text}) + '\n' for text in TEXTS)
+  path.write_bytes(
+      gzip.compress(text.encode()) if path.suffix == '.gz' else text.encode()
+  )
+  changes = dict(validation=0.2, test=0.2)
+  found = prepare(f'{address}/{name}', tmp_path / 'x', **changes)
+  assert tokens_of(found) == tokens_of(prepare(path, tmp_path / 'y', **changes))
+
+
+@pytest.fixture
+def address(tmp_path):
+  """Address of a server of the files in `tmp_path`."""
+  pytest.importorskip('aiohttp')
+
+  class Handler(http.server.SimpleHTTPRequestHandler):
+
+    def log_message(self, *args):
+      pass
+
+  handler = functools.partial(Handler, directory=tmp_path)
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as server:
+    threading.Thread(target=server.serve_forever).start()
+    yield f'http://127.0.0.1:{server.server_port}'
+    server.shutdown()
+
+
+def test_a_stream_that_cannot_be_read_gets_one_sentence(
+    folder, tmp_path, address
+):
+  (tmp_path / 'faulty.jsonl').write_text('{"text": "a"}\n[1]\n{"te\n')
   for source, changes, message in (
-      ('hf:nobody/nothing', {}, "input='hf:nobody/nothing' cannot be streamed"),
+      (f'hf:{folder}/none', {}, "input='hf:.*/none' cannot be streamed"),
       (f'hf:{folder},other', {}, 'cannot be streamed .* not found'),
       (f'hf:{folder}', {'field': 'body'}, "no column 'body' but text, id; set"),
+      (f'{address}/none.jsonl', {}, 'none.jsonl.* cannot be streamed'),
+      (f'{address}/faulty.jsonl', {}, 'streamed .*or download the files'),
+      ('https://a.org/b.pdf', {}, "kind of file '.pdf' is unknown"),
   ):
     with pytest.raises(ValueError, match=message) as caught:
       prepare(source, tmp_path / 'x', **changes)
     assert '\n' not in str(caught.value)
-  with pytest.raises(ValueError, match='is not divided into shards; download'):
-    prepare_shard(
-        f'hf:{folder}', '1/2', tokenizer='bytes', output=tmp_path / 'y'
-    )
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'datasets', None)
-  with pytest.raises(ImportError, match=r'datasets is not .*\[stream'):
-    prepare('hf:a/b', tmp_path / 'x')
+  (tmp_path / 'a.arrow').touch()
+  for source in ('hf:a/b', 'https://a.org/b.jsonl', tmp_path / 'a.arrow'):
+    with pytest.raises(ImportError, match=r'datasets is not .*\[prepare'):
+      prepare(source, tmp_path / 'x')

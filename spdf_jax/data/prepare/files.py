@@ -60,9 +60,9 @@ def prepare_files(
   same files.
 
   Args:
-    input: A file or folder, as `list_inputs` and `read_documents` take it, or
-      `'hf:PATH,CONFIG'`, either with `@REVISION`, to stream a dataset of
-      Hugging Face.
+    input: A file or folder, as `list_inputs` and `read_documents` take it; or,
+      to stream it, the URL of a file, or `'hf:PATH'` or `'hf:PATH,CONFIG'`,
+      either also with `'@REVISION'`, of a dataset of Hugging Face.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
@@ -115,14 +115,15 @@ def prepare_shard(
   """Tokenizes one of n shards of an input, for `join_shards`.
 
   The concatenated files are cut into n equal ranges: files of JSON lines at
-  line breaks, others are not divided. Every shard has a folder of its own in
+  line breaks, others (and the files of a dataset that is streamed) are not
+  divided. Every shard has a folder of its own in
   `output/partial`, so that machines that share the folder prepare shards at the
   same time; from machines that do not, copy those folders together. A tokenizer
   that is learned is learned by every shard, from the same documents. After a
   kill, the same call continues.
 
   Args:
-    input: A file or folder, the same for all shards.
+    input: Argument of `prepare_files`, the same for all shards.
     shard: Shard to prepare, `'i/n'` with i from 1 to n.
     **arguments: Arguments of `prepare_files`, the same for all shards.
 
@@ -177,16 +178,12 @@ def _tokenize(
   _check(validation, test, max_faults, workers)
   refuse_url(output, 'output')
   output = Path(output).expanduser()
-  if shard is not None and documents.is_stream(Path(input)):
-    raise ValueError(
-        f'shard={shard} of input={str(input)!r}: a stream is not divided into'
-        ' shards; download the files, or prepare it on one machine.'
-    )
+  root = Path(input).expanduser()
   files = [f for f in documents.list_inputs(input) if not _within(f, output)]
   made_from: dict[str, Any] = {
       'recipe': _RECIPE_VERSION,
       'corpus': output.name,
-      'inputs': documents.describe_inputs(files, Path(input).expanduser()),
+      'inputs': documents.describe_inputs(files, root),
       'field': field,
       'shares': {'validation': validation, 'test': test},
       'tokenizer': _identify(tokenizer, special_tokens),
@@ -200,9 +197,9 @@ def _tokenize(
   else:
     work = Unfinished(output, made_from | {'shard': str(shard)}, shard.folder)
     work.state['max_faults'] = max_faults
-    sizes = [size for _, size, _ in made_from['inputs']]
+    sizes = [documents.size_of(file) for file in files]
     spans = shards.spans_of(files, sizes, shard)
-  assigned = _choose_splits(files, Path(input), field, validation, test)
+  assigned = _choose_splits(files, root, field, validation, test)
 
   def make():
     made = _make_tokenizer(tokenizer, files, field, assigned)
@@ -268,7 +265,6 @@ def _identify(tokenizer: str | os.PathLike[str], special_tokens: bool) -> str:
 def _choose_splits(
     files: list[Path], root: Path, field: str, validation: float, test: float
 ) -> splits.Splits:
-  root = root.expanduser()
   small = (
       all(file.is_file() and file.suffix != '.bin' for file in files)
       and sum(file.stat().st_size for file in files) <= _SMALL
