@@ -9,7 +9,7 @@ disk and nanoGPT's .bin; --input=hf:PATH or hf:PATH,CONFIG, either with
 tokenizer is learned (bpe-N), `bytes`, or the path of a tokenizer.json, of
 GPT-2's vocabulary or of a sentencepiece model. If killed, the same command
 continues where it stopped. Files and folders of the input whose names begin
-with validation, valid, val, dev or test are that split. Train on the corpus with
+with validation, valid, val, dev or test are that split. Train on it with
 --config.data.corpus=./corpora/books --config.data.tokenizer=''.
 
 On n machines, start the same command with --shard=1/n to n/n, and when all have
