@@ -52,7 +52,7 @@ from spdf_jax import training
 from spdf_jax.data import corpora
 from spdf_jax.interop import configs
 from spdf_jax.interop import tensors
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 from spdf_jax.training import best_checkpoints
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import densified
@@ -187,7 +187,7 @@ def import_model(
   masks.unlink(missing_ok=True)
   if loaded.mask is not None:
     # Precedes the checkpoint, which would have another mask without the file.
-    tensors.write_tensors(masks, paths.by_name(loaded.mask))
+    tensors.write_tensors(masks, trees.by_name(loaded.mask))
   checkpoint = checkpoint_files.write_params(
       workdir, params,
       {'model': model, 'end_of_text': _end_of_text(directory)},

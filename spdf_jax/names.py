@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookup of user-supplied names, with an error that suggests known ones."""
+"""Functions by the names and arguments that users give."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import difflib
+import functools
 import importlib
+import inspect
 from typing import Any
 from typing import TypeVar
 
@@ -72,3 +74,61 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
         f"{kind} {name!r} names no module; write 'package.module:function'."
     ) from error
   return lookup(f'{kind} {name!r}: name', attribute, vars(module))
+
+
+def bind(
+    what: str,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    missing: int = 0,
+) -> Callable[..., Any]:
+  """Binds keyword arguments to a function after checking its signature.
+
+  Args:
+    what: Name of the function for error messages.
+    function: The function.
+    arguments: Keyword arguments of the function.
+    missing: Number of positional arguments of the later call.
+
+  Returns:
+    A function of the missing arguments.
+
+  Raises:
+    ValueError: an argument is missing or unexpected.
+  """
+  signature = inspect.signature(function)
+  try:
+    signature.bind(*[None] * missing, **arguments)
+  except TypeError as error:
+    names = list(signature.parameters)[missing:]
+    raise ValueError(
+        f'{what}: {error}; its arguments are {", ".join(names) or "none"}.'
+    ) from error
+  return functools.partial(function, **arguments) if arguments else function
+
+
+def by_entry(
+    kind: str, value: Any, table: Mapping[str, Any], missing: int = 0
+) -> Any:
+  """Looks up a name, or a mapping of a name and arguments, in a table.
+
+  Args:
+    kind: Kind of the table's entries, the key of the name in a mapping.
+    value: `name` or `{kind: name, …arguments}`; others are returned unchanged.
+    table: Functions by their names.
+    missing: Number of positional arguments of the later call.
+
+  Returns:
+    The function, with the arguments bound.
+
+  Raises:
+    ValueError: the name is unknown, or an argument is.
+  """
+  if isinstance(value, str):
+    value = {kind: value}
+  if not isinstance(value, Mapping):
+    return value
+  name = value.get(kind, '')
+  function = lookup(kind, name, table)
+  arguments = {k: v for k, v in value.items() if k != kind}
+  return bind(f'{kind} {name!r}', function, arguments, missing)

@@ -23,8 +23,8 @@ from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import periodic
+from spdf_jax.sparsity.schedules import update_times
 from spdf_jax.sparsity.structures import channel
-from spdf_jax.sparsity.times import update_times
 
 LEVELS = st.floats(0, 1, exclude_max=True)
 COUNTS = st.integers(0, 2**31 - 1)

@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity.axes import MatrixAxes
-from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
@@ -20,7 +18,9 @@ from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.masks import random_mask
+from spdf_jax.sparsity.selection import MatrixAxes
 from spdf_jax.sparsity.selection import select
+from spdf_jax.sparsity.selection import to_layers
 
 
 def leaf(*shape):

@@ -8,7 +8,7 @@ from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.models import sparsifiable
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 
 CONFIGS = {
     'gpt': GPTConfig(23, 2, 2, 16, 24, 8),
@@ -46,7 +46,7 @@ def make_mask(params, sparsity=0.75):
   rng = np.random.default_rng(2)
   return jax.tree_util.tree_map_with_path(
       lambda path, x: rng.random(x.shape) >= sparsity if sparsifiable(
-          paths.path_name(path), x
+          trees.path_name(path), x
       ) else None,
       params,
   )
@@ -61,7 +61,7 @@ def masked(params, mask):
 
 def assert_same_bits(one, other):
   assert jax.tree.structure(one) == jax.tree.structure(other)
-  for (path, x), y in zip(paths.by_name(one).items(), jax.tree.leaves(other)):
+  for (path, x), y in zip(trees.by_name(one).items(), jax.tree.leaves(other)):
     assert x.dtype == y.dtype and x.shape == y.shape, path
     assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
 

@@ -12,7 +12,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 
 GUIDE = pathlib.Path(__file__).parents[1] / 'experiments/guides/hosts.md'
 CASES = [

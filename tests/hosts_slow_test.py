@@ -88,7 +88,7 @@ for name in (
 import easydel as ed
 from datasets import Dataset
 from flax import nnx
-from spdf_jax.interop import hosts
+from spdf_jax import interop
 model = ed.LlamaForCausalLM(
     ed.LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2,
@@ -112,7 +112,7 @@ with tempfile.TemporaryDirectory() as folder:
       max_training_steps=6, max_length=16, save_directory=folder,
       use_wandb=False, do_last_save=False, use_grain=True,
       progress_bar_type='json', save_optimizer_state=False,
-      pruning_module=hosts.Updater(rigl, key=0),
+      pruning_module=interop.Updater(rigl, key=0),
   )
   state = ed.Trainer(
       arguments=arguments, model=model, dataset_train=rows, data_collator=stack

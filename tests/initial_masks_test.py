@@ -8,10 +8,10 @@ import pytest
 from tiers import slow_except
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.counts import sparsities_of
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.initial_masks import nonzero_mask
 from spdf_jax.sparsity.initial_masks import scored_mask
-from spdf_jax.sparsity.mask_counts import sparsities_of
 
 PARAMS = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},

@@ -18,7 +18,7 @@ from spdf_jax import interop
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
-from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import token_loss
 
 pytestmark = pytest.mark.slow

@@ -30,7 +30,7 @@ from spdf_jax.accelerator import list_params
 from spdf_jax.interop import configs
 from spdf_jax.interop import tensors as files
 from spdf_jax.models import LlamaConfig
-from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.trees import by_name
 
 pytestmark = pytest.mark.ci
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity.leaves import map_leaves
+from spdf_jax.sparsity.trees import map_leaves
 
 
 def model(number, shape=(1, 3, 4)):

@@ -13,8 +13,8 @@ from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
 from spdf_jax.models import sparsifiable
-from spdf_jax.sparsity.paths import by_name
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import by_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training import token_loss
 
 pytest.importorskip('safetensors.numpy')

@@ -8,7 +8,7 @@ from tiny_run import make_recipe
 
 from spdf_jax import models
 from spdf_jax.models.decoder import HIDDEN_KERNELS
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.mesh import check_batches
 from spdf_jax.training.mesh import create_mesh
 from spdf_jax.training.mesh import mesh_sizes

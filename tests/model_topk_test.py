@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spdf_jax.sparsity import topk
-from spdf_jax.sparsity import wide
+from spdf_jax.sparsity.topk import whole_model as wide
 
 SHAPES = {'h_0': (2, 5, 7), 'h_1': (2, 5, 7), 'v': (3, 4, 4), 'w': (1, 1, 9)}
 SIZE = 2 * 70 + 48 + 9
@@ -85,7 +85,7 @@ def test_comparing_counts_as_histograms_do():
   scores = draw(0, 'ties')
   none = dict.fromkeys(SHAPES)
   ones = {name: np.ones(len(x), np.int32) for name, x in scores.items()}
-  keep = jax.jit(lambda kept: topk._keep_in_model(
+  keep = jax.jit(lambda kept: wide._keep_in_model(
       (scores, none, none, none), ones, kept, digit=1
   ))
   for kept in (0, 1, 100, SIZE + 1):

@@ -24,7 +24,7 @@ from spdf_jax.models.attention import causal_attention
 from spdf_jax.models.rotary import frequencies
 from spdf_jax.models.rotary import Rotary
 from spdf_jax.models.rotary import rotate
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 
 L, V = 7, 23
 SIZES = dict(

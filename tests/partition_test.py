@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity.partition import partition
+from spdf_jax.sparsity.combinators import partition
 
 PARAMS = {
     f'h_{i}': {

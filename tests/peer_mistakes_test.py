@@ -28,7 +28,7 @@ from sparse_parabola import ZERO
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.counts import kept_table
-from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.schedules import update_times
 
 pytestmark = pytest.mark.ci
 

@@ -15,7 +15,7 @@ from tiny_run import recipe_of
 
 import spdf_jax as spdf
 from spdf_jax import training
-from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.trees import by_name
 
 
 def make(**phases):

@@ -14,8 +14,8 @@ from spdf_jax.models import LlamaConfig
 from spdf_jax.models import PRESETS
 from spdf_jax.models import sparsifiable
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.axes import to_layers
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selection import to_layers
+from spdf_jax.sparsity.trees import path_name
 
 # Layers, width, feed-forward, vocabulary, positions, and the printed number.
 GPTS = {

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity.revival import scaled_normal
+from spdf_jax.sparsity.sparsify import scaled_normal
 
 
 def problem(layers=3, size=(200, 100)):

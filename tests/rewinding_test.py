@@ -10,13 +10,13 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.algorithms.iterative import check_rounds
+from spdf_jax.sparsity.algorithms.iterative import Round
+from spdf_jax.sparsity.algorithms.iterative import round_starts
+from spdf_jax.sparsity.algorithms.iterative import rounds_to
 from spdf_jax.sparsity.masks import number_kept
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
-from spdf_jax.sparsity.rounds import check_rounds
-from spdf_jax.sparsity.rounds import Round
-from spdf_jax.sparsity.rounds import round_starts
-from spdf_jax.sparsity.rounds import rounds_to
 
 ROUNDS = (Round(5), Round(4, 0.25, 2), Round(3, 0.5, 1))
 STARTS = round_starts(ROUNDS)[1:]

@@ -7,10 +7,10 @@ import optax
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity.algorithms import saliency
-from spdf_jax.sparsity.algorithms.saliency import saliency_mask
+from spdf_jax.sparsity import initial_masks
+from spdf_jax.sparsity.counts import sparsities_of
 from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.mask_counts import sparsities_of
+from spdf_jax.sparsity.initial_masks import saliency_mask
 from spdf_jax.sparsity.masks import number_kept
 
 pytestmark = pytest.mark.ci
@@ -131,7 +131,7 @@ def synflow_oracle(params, sparsity, rounds):
 def test_synflow_equals_the_algorithm_of_the_paper(
     sparsity, rounds, monkeypatch
 ):
-  monkeypatch.setattr(saliency, '_SYNFLOW_ROUNDS', rounds)
+  monkeypatch.setattr(initial_masks, '_SYNFLOW_ROUNDS', rounds)
   params = network()
   found = saliency_mask(
       'synflow', flow, as_jax(params), jnp.ones(SIZES[0]), sparsity
@@ -146,7 +146,7 @@ def test_synflow_equals_the_algorithm_of_the_paper(
 def test_synflow_revives_nothing_when_scores_become_zero(monkeypatch):
   # Round one prunes the 0th weight and the last factor of the product; then
   # its other factors score zero, as pruned weights do.
-  monkeypatch.setattr(saliency, '_SYNFLOW_ROUNDS', 2)
+  monkeypatch.setattr(initial_masks, '_SYNFLOW_ROUNDS', 2)
 
   def flow(params, batch):
     w = params['w'].ravel()

@@ -16,10 +16,9 @@ from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
 from spdf_jax.sparsity.schedules import is_constant
 from spdf_jax.sparsity.schedules import periodic
-from spdf_jax.sparsity.schedules import schedule_range
 from spdf_jax.sparsity.schedules import sparsity_at
+from spdf_jax.sparsity.schedules import update_times
 from spdf_jax.sparsity.schedules import value_at
-from spdf_jax.sparsity.times import update_times
 
 LEVELS = st.floats(0, 1, exclude_max=True)
 
@@ -269,38 +268,6 @@ def test_endless_times_last_to_the_end_of_int32():
 def test_impossible_times_are_named(arguments, message):
   with pytest.raises(ValueError, match=message):
     update_times(*arguments)
-
-
-def test_schedule_range_covers_the_updates_only():
-  sparsity = periodic([0.2, 0.9, 0.4], 10)
-  assert schedule_range(sparsity, update_times([5, 12])) == (0.2, 0.9, 0.9)
-  assert schedule_range(sparsity, update_times([5, 25])) == (0.2, 0.4, 0.4)
-  assert schedule_range(sparsity, update_times([5, 12]), 12) == (0.2, 0.2, 0.2)
-  assert schedule_range(sparsity, update_times(5), 31) == (0.2, 0.9, 0.2)
-  assert schedule_range(sparsity, update_times(5), 30) == (0.2, 0.9, 0.4)
-
-
-def test_schedule_range_of_a_tree_is_by_leaf():
-  sparsity = {'a': cubic(0.0, 0.8, 100), 'b': 0.5, 'c': None}
-  found = schedule_range(sparsity, update_times(50, 0, 100))
-  assert found.minimum == {'a': 0.0, 'b': 0.5, 'c': None}
-  assert found.maximum == found.final == {'a': 0.8, 'b': 0.5, 'c': None}
-
-
-def test_schedule_range_of_a_number_needs_no_times():
-  assert schedule_range(0.75) == (0.75, 0.75, 0.75)
-  assert schedule_range(0.75, update_times(10)) == (0.75, 0.75, 0.75)
-
-
-def test_schedule_range_names_what_it_lacks():
-  sparsity = cubic(0.0, 0.8, 100)
-  for times in (None, update_times(10)):
-    with pytest.raises(ValueError, match='total_steps'):
-      schedule_range(sparsity, times)
-  with pytest.raises(ValueError, match='total_steps is 10, but the first'):
-    schedule_range(sparsity, update_times(10), 10)
-  with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
-    schedule_range(lambda t: t / 100, update_times(40, stop=120))
 
 
 def test_cubic_starts_exactly_at_its_initial_sparsity():

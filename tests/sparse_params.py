@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from spdf_jax import models
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 
 
 def make_sparse_params(config, sparsity, seed=1):

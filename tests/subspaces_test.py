@@ -19,7 +19,7 @@ from spdf_jax import interop
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.checkpoint_files import write_params
 
 pytestmark = pytest.mark.papers

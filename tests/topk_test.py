@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity import keys
-from spdf_jax.sparsity import random_bits
 from spdf_jax.sparsity import topk
+from spdf_jax.sparsity.topk import keys
+from spdf_jax.sparsity.topk import per_layer
 
 # By comparing bits; by histograms; of one column.
 SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
@@ -154,14 +154,14 @@ def test_equal_random_bits_go_by_index(monkeypatch, digit):
   # Equal random bits are rare: here they have 3 values.
   bits = np.random.default_rng(2).integers(3, size=(70, 60)).astype(np.uint32)
   monkeypatch.setattr(
-      random_bits, 'bits_of_layer', lambda *_: jnp.asarray(bits)
+      keys, 'bits_of_layer', lambda *_: jnp.asarray(bits)
   )
   scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
   among = jnp.asarray(np.random.default_rng(1).random((2, 70, 60)) < 0.7)
   words = jnp.zeros(2, jnp.uint32)
   for i, kept in enumerate((100, 2000)):
     layer = keys.Layers(scores[i], among[i], words, jnp.uint32(i))
-    mask = topk._keep_in_layer((70, 60), digit, layer, jnp.int32(kept))
+    mask = per_layer._keep_in_layer((70, 60), digit, layer, jnp.int32(kept))
     expected = oracle(scores[i:i + 1], kept, among[i:i + 1], bits[None])
     np.testing.assert_array_equal(mask, expected[0])
 
@@ -170,9 +170,9 @@ def test_equal_random_bits_go_by_index(monkeypatch, digit):
 def test_comparing_counts_as_histograms_do(ties):
   scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
   key = None if ties is None else jax.random.key(ties)
-  words = None if key is None else random_bits.key_words(key)
+  words = None if key is None else keys.key_words(key)
   compare = jax.jit(jax.vmap(
-      lambda scores, number, kept: topk._keep_in_layer(
+      lambda scores, number, kept: per_layer._keep_in_layer(
           (70, 60), 1, keys.Layers(scores, None, words, number), kept
       ),
       in_axes=(0, 0, None),
@@ -211,9 +211,9 @@ def test_integers_are_ranked_exactly(dtype):
 
 def test_random_bits_are_those_of_jax():
   key = jax.random.key(2**40 + 7)
-  words = random_bits.key_words(key)
+  words = keys.key_words(key)
   bits = jax.random.bits(key, (3, 5, 7))
-  layer = jax.vmap(lambda i: random_bits.bits_of_layer(words, i, (5, 7)))
+  layer = jax.vmap(lambda i: keys.bits_of_layer(words, i, (5, 7)))
   np.testing.assert_array_equal(layer(jnp.arange(3, dtype='uint32')), bits)
 
 
@@ -221,7 +221,7 @@ def test_random_bits_are_those_of_jax():
     (2**32 - 1, 2**31 - 1), (2**16, 2**16), (3, 5), (2**31 + 12345, 2**30 + 7),
 ])
 def test_positions_beyond_32_bits_are_exact(x, y):
-  high, low = random_bits._product(jnp.uint32(x), y)
+  high, low = keys._product(jnp.uint32(x), y)
   assert int(high) * 2**32 + int(low) == x * y
 
 
@@ -242,10 +242,10 @@ def test_no_layer_is_an_empty_mask():
 def test_numbers_to_keep_do_not_compile_anew():
   scores = jnp.asarray(draw((2, 70, 60), 0, 'normal'))
   topk.keep_largest(scores, 1)
-  before = topk._keep_in_layers._cache_size()
+  before = per_layer._keep_in_layers._cache_size()
   for kept in (0, 17, 10**6, np.int64(5)):
     topk.keep_largest(scores, kept)
-  assert topk._keep_in_layers._cache_size() == before
+  assert per_layer._keep_in_layers._cache_size() == before
 
 
 @pytest.mark.parametrize('with_key', [False, True])

@@ -8,8 +8,8 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.axes import from_layers
-from spdf_jax.sparsity.axes import to_layers
+from spdf_jax.sparsity.selection import from_layers
+from spdf_jax.sparsity.selection import to_layers
 
 Axes = optax.contrib.MuonDimensionNumbers
 

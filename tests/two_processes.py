@@ -12,7 +12,7 @@ import jax
 from tiny_run import make_recipe
 
 from spdf_jax import training
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.processes import join_processes
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spdf_jax.sparsity import topk
-from spdf_jax.sparsity import wide
+from spdf_jax.sparsity.topk import radix_select
+from spdf_jax.sparsity.topk import whole_model as wide
 
 NUMBERS = st.integers(0, 2**48 - 1)
 
@@ -50,7 +50,7 @@ def test_totals_over_many_layers_are_exact_beyond_32_bits():
 def test_a_rank_is_found_beyond_32_bits(bins, need):
   rng = np.random.default_rng(bins)
   counts = rng.integers(2**20, size=(1000, bins)) * rng.integers(2, size=bins)
-  place, rest = jax.jit(lambda c, n: topk._nth(c, n, wide.total))(
+  place, rest = jax.jit(lambda c, n: radix_select.nth(c, n, wide.total))(
       jnp.asarray(counts, jnp.int32), wide.to_wide(need)
   )
   reached = np.cumsum(counts.sum(0))

@@ -30,7 +30,7 @@ from spdf_jax.accelerator import listed_matmul
 from spdf_jax.accelerator import ListedMatrix
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.lists import DTYPES
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 
 PyTree = Any
 

@@ -11,7 +11,7 @@ import jax
 
 from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 from spdf_jax.training import stored_state
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
@@ -115,7 +115,7 @@ def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
 
 def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
   names = [
-      paths.path_name(path) for path, _ in
+      trees.path_name(path) for path, _ in
       jax.tree_util.tree_leaves_with_path(recipe.abstract_state.params)
   ]
   chosen = {name.split('[')[0] for name in layers}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from spdf_jax import interop
-from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.trees import by_name
 
 PyTree = Any
 Distances = Mapping[tuple[int, str], float]

@@ -19,7 +19,7 @@ from spdf_jax.accelerator import list_params
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
 from spdf_jax.lowerings import NATIVE
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.own_models import OwnSizes
@@ -259,7 +259,7 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
     params = interop.unstack_layers(jax.tree.map(np.asarray, params))
     masks = tensors.read_tensors(imported)
     layouts.check_masks(str(imported), masks, layouts.shapes_of(params))
-    layouts.refuse_pruned_weights(str(imported), paths.by_name(params), masks)
+    layouts.refuse_pruned_weights(str(imported), trees.by_name(params), masks)
   elif not masks:
     logger.warning(
         'checkpoint %s holds only parameters: the mask is derived from their '
@@ -267,7 +267,7 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
     )
     return interop.mask_of_zeros(params)
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: masks.get(paths.path_name(path)), params
+      lambda path, _: masks.get(trees.path_name(path)), params
   )
 
 

@@ -21,8 +21,8 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.simulate import Row
 from spdf_jax.sparsity import masks
-from spdf_jax.sparsity import paths
 from spdf_jax.sparsity import structures
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 _CORES = 1024
@@ -306,7 +306,7 @@ def _loss(device: wafer.WaferDevice, sparsity: float) -> Any:
 def _cases(params: PyTree) -> Iterator[_Case]:
   hidden = jax.tree_util.tree_map_with_path(
       lambda path, leaf: (
-          leaf if models.sparsifiable(paths.path_name(path), leaf) else None
+          leaf if models.sparsifiable(trees.path_name(path), leaf) else None
       ),
       params,
   )

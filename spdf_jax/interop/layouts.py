@@ -14,7 +14,7 @@ import numpy as np
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models import model_of
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 Arrays = Mapping[str, np.ndarray]
@@ -133,7 +133,7 @@ def abstract_params(config: GPTConfig | LlamaConfig) -> PyTree:
 
 def shapes_of(tree: PyTree) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of a tree's arrays, by path."""
-  return {path: np.shape(x) for path, x in paths.by_name(tree).items()}
+  return {path: np.shape(x) for path, x in trees.by_name(tree).items()}
 
 
 def to_tensors(
@@ -203,7 +203,7 @@ def from_tensors(
 def fill(like: PyTree, leaves: Mapping[str, Any]) -> PyTree:
   """Builds a tree from leaves by path; missing leaves are `None`."""
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: leaves.get(paths.path_name(path)), like
+      lambda path, _: leaves.get(trees.path_name(path)), like
   )
 
 

@@ -22,7 +22,7 @@ from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
@@ -189,7 +189,7 @@ def mask_of_zeros(params: Any) -> Any:
   """
   def mask_of(path, x):
     kept = np.asarray(x) != 0
-    selected = models.sparsifiable(paths.path_name(path), x) is not False
+    selected = models.sparsifiable(trees.path_name(path), x) is not False
     return kept if selected and not kept.all() else None
 
   mask = jax.tree_util.tree_map_with_path(mask_of, params)

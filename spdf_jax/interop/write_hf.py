@@ -20,7 +20,7 @@ from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
-from spdf_jax.sparsity import paths
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 Arrays = dict[str, np.ndarray]
@@ -152,7 +152,7 @@ def _leaves(tree: PyTree, vocab_size: int) -> Arrays:
   }
   return {
       path: x[cuts[path]] if path in cuts else x
-      for path, x in paths.by_name(tree).items()
+      for path, x in trees.by_name(tree).items()
   }
 
 

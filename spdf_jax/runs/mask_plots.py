@@ -10,9 +10,9 @@ import numpy as np
 
 from spdf_jax.runs import style
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.axes import to_layers
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.selectors import hidden_matrices
+from spdf_jax.sparsity.trees import path_name
 
 PyTree = Any
 

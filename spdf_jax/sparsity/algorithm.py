@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import jax
 
+from spdf_jax.sparsity.masks import MaskMaker
+
 PyTree = Any
 
 
@@ -101,3 +103,12 @@ class Algorithm(NamedTuple):
   sparsities)` makes at the initial sparsity; where there is a structure, the
   maker also gets `structure=`. `join` makes its masks at boundaries so.
   `None`: there is no structure."""
+
+
+def mask_by(
+    algorithm: Algorithm, maker: MaskMaker, key: jax.Array, params: PyTree
+) -> PyTree:
+  """Makes a mask with the initial sparsity and structure of an algorithm."""
+  if algorithm.mask_by is None:
+    return maker(key, params, algorithm.sparsity_at(0, params))
+  return algorithm.mask_by(maker, key, params)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact numbers of kept weights, for every layer and mask update."""
+"""Exact numbers of kept weights, required of masks and found in them."""
 
 from collections.abc import Callable
 import math
@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity.distributions import check_not_empty
-from spdf_jax.sparsity.distributions import check_sparsity
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.distributions import ModelWide
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.schedules import UpdateTimes
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.times import UpdateTimes
 
 PyTree = Any
 
@@ -60,9 +59,9 @@ def model_kept(
     ValueError: the structure has groups with counts of their own, a leaf has no
       weights, or fewer would be kept than one unit of every layer.
   """
-  fraction = check_sparsity(sparsity.sparsity)
+  fraction = distributions.check_sparsity(sparsity.sparsity)
   structure.check(fraction)
-  check_not_empty(params)
+  distributions.check_not_empty(params)
   total = least = 0
   for leaf in jax.tree.leaves(params):
     unit_shape = structure.unit_shape(leaf.shape)
@@ -153,7 +152,7 @@ def kept_table(
     sparsity: PyTree,
     distribution: Callable[[PyTree, PyTree], PyTree],
     times: UpdateTimes | None = None,
-    structure: Structure = UNSTRUCTURED,
+    structure: Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
   """Tabulates the kept counts of every leaf at every update, on the host.
 
@@ -180,7 +179,7 @@ def kept_table(
 
   Example:
     >>> from spdf_jax.sparsity.distributions import uniform
-    >>> from spdf_jax.sparsity.times import update_times
+    >>> from spdf_jax.sparsity.schedules import update_times
     >>> sparsity = schedules.periodic([0.0, 0.75], 10)
     >>> params = {'w': jnp.ones((3, 4, 8)), 'b': None}
     >>> table = kept_table(params, sparsity, uniform, update_times(10, stop=20))
@@ -197,7 +196,7 @@ def kept_table(
     steps = times.steps.tolist()
   names, shapes = [], []
   for path, p in jax.tree_util.tree_leaves_with_path(params):
-    names.append(path_name(path))
+    names.append(trees.path_name(path))
     shape = tuple(p.shape)
     shapes.append(structure.unit_shape(shape))
   treedef: Any = jax.tree.structure(params)
@@ -243,7 +242,7 @@ def _kept_by_leaf(
 ) -> list[int]:
   counts = []
   for name, shape, sparsity in zip(names, shapes, sparsities):
-    sparsity = check_sparsity(sparsity, f'sparsity of {name!r}')
+    sparsity = distributions.check_sparsity(sparsity, f'sparsity of {name!r}')
     counts.append(number_kept(math.prod(shape[-2:]), sparsity))
     if counts[-1] >= 2**31:
       raise ValueError(
@@ -251,3 +250,121 @@ def _kept_by_leaf(
           'than int32 counts; split it along an axis.'
       )
   return counts
+
+
+def sparsities_of(mask: PyTree) -> PyTree:
+  """Returns the exact sparsity of every leaf of a mask.
+
+  Args:
+    mask: A mask, as `saliency_mask` or `get_mask` return it.
+
+  Returns:
+    A tree of floats, `None` unchanged, which `static` takes as `sparsity`.
+
+  Example:
+    >>> sparsities_of({'w': jnp.eye(4, dtype=bool), 'b': None})
+    {'b': None, 'w': 0.75}
+  """
+  def sparsity(mask):
+    rows = np.asarray(jnp.sum(mask, axis=-1, dtype=jnp.int32))
+    return 1 - int(rows.sum(dtype=np.int64)) / mask.size
+
+  with jax.ensure_compile_time_eval():
+    return jax.tree.map(sparsity, mask)
+
+
+def check_counts(
+    mask: PyTree, sparsities: PyTree, structure: Structure, name: str = 'mask'
+) -> None:
+  """Raises ValueError unless a mask has the given sparsities.
+
+  The layers of one leaf may keep different numbers of weights if their total
+  matches; with a structure, every group must match.
+
+  Args:
+    mask: bool leaves; the last two axes are a layer. Traced masks are not
+      checked.
+    sparsities: Required sparsities, as a distribution returns them.
+    structure: Required structure of the mask.
+    name: Name of the mask for error messages.
+
+  Raises:
+    ValueError: a count differs, or the mask does not follow the structure.
+
+  Example:
+    >>> mask = {'w': jnp.eye(2, dtype=bool)}
+    >>> check_counts(mask, {'w': 0.5}, UNSTRUCTURED)
+    >>> check_counts(mask, {'w': 0.25}, UNSTRUCTURED)
+    ... # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: mask of 'w' keeps 2 weights, but sparsity=0.25 requires 3; ...
+  """
+  try:
+    with jax.ensure_compile_time_eval():
+      mask = jax.tree.map(lambda m: m.reshape((-1, *m.shape[-2:])), mask)
+      kept = jax.tree.map(lambda m: _units(m, structure), mask)
+  except jax.errors.TracerArrayConversionError:
+    return  # Under jit, the counts of a traced mask are unknown.
+  found = trees.by_name(kept)
+  # `optax.tree.map_params` passes an empty tree as a placeholder.
+  if not found:
+    return
+  sizes = {
+      path: structure.unit_shape(leaf.shape)
+      for path, leaf in trees.by_name(mask).items()
+  }
+  for path, counts in found.items():
+    if not counts.size:
+      raise ValueError(
+          f'{name} of {path!r} keeps some weights of a unit of the structure '
+          'and prunes others; make it with the same structure.'
+      )
+  if isinstance(sparsities, ModelWide):
+    asked = model_kept(mask, sparsities, structure)
+    weights = {
+        path: math.prod(leaf.shape) // math.prod(sizes[path])
+        for path, leaf in trees.by_name(mask).items()
+    }
+    total = sum(
+        int(counts.sum()) * weights[path] for path, counts in found.items()
+    )
+    # One more unit may be too large.
+    if not asked - max(weights.values()) < total <= asked:
+      raise ValueError(_differ(name, sparsities.sparsity, total, asked))
+    return
+  sparsities = trees.by_name(distributions.uniform(mask, sparsities))
+  for path, counts in found.items():
+    here, sparsity = f'{name} of {path!r}', sparsities[path]
+    asked = number_kept(math.prod(sizes[path][1:]), sparsity)
+    number = len(counts)
+    if structure is structures.UNSTRUCTURED:
+      # Layers of a stack may differ; their mean is rounded to a count.
+      total = int(counts.sum())
+      if abs(total - number * asked) >= number:
+        raise ValueError(_differ(here, sparsity, total, number * asked))
+    elif any(counts != asked):
+      other = counts[counts != asked][0]
+      raise ValueError(
+          f'{here} keeps {other:,} units of a group of the structure, but '
+          f'sparsity={sparsity:g} requires {asked:,}; make it with the same '
+          'structure and sparsity.'
+      )
+
+
+def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
+  """Counts kept units per group; returns no counts if a unit is partly kept.
+
+  Raises TracerArrayConversionError where the mask is traced.
+  """
+  units = structure.reduce(mask).astype(bool)
+  if not np.asarray(jnp.all(structure.expand(units, mask.shape) == mask)):
+    return np.zeros(0, np.int64)
+  counts = jnp.sum(units, axis=(-2, -1), dtype=jnp.int32)
+  return np.asarray(counts).astype(np.int64).ravel()
+
+
+def _differ(name: str, sparsity: float, found: int, asked: int) -> str:
+  return (
+      f'{name} keeps {found:,} weights, but sparsity={sparsity:g} requires '
+      f'{asked:,}; give sparsity=sparsities_of(mask), the one that it has.'
+  )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distributions of one sparsity over layers, as trees of sparsities."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import fnmatch
@@ -10,9 +11,11 @@ from typing import NamedTuple
 
 import jax
 
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.names import by_entry
+from spdf_jax.sparsity import trees
 
 PyTree = Any
+Distribution = Callable[[PyTree, PyTree], PyTree]
 
 _is_none = lambda x: x is None
 
@@ -105,7 +108,7 @@ def by_pattern(
       for pattern, value in by_path.items()
   }
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-  names = [path_name(path) for path in paths]
+  names = [trees.path_name(path) for path in paths]
   matching = [
       [p for p in by_path if fnmatch.fnmatchcase(name, p)] for name in names
   ]
@@ -248,8 +251,8 @@ def check_not_empty(params: PyTree) -> None:
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     if not math.prod(leaf.shape):
       raise ValueError(
-          f'{path_name(path)!r} has the shape {tuple(leaf.shape)}, no weights; '
-          'put None there.'
+          f'{trees.path_name(path)!r} has the shape {tuple(leaf.shape)}, no '
+          'weights; put None there.'
       )
 
 
@@ -299,3 +302,38 @@ def check_sparsity(sparsity: Any, name: str = 'sparsity') -> float:
         '[0, 1).'
     )
   return value
+
+_DISTRIBUTIONS = {
+    'by_pattern': by_pattern,
+    'erk': erk,
+    'model_wide': model_wide,
+    'uniform': uniform,
+}
+
+
+def distribution_of(value: Any) -> Callable[..., Any]:
+  """Returns a distribution given by name, or itself.
+
+  Args:
+    value: `(params, sparsity) -> sparsities`, or `'uniform'`, `'erk'`,
+      `'by_pattern'` or `'model_wide'`, or a mapping with the name under
+      `'distribution'` and further arguments.
+
+  Returns:
+    The distribution.
+
+  Raises:
+    ValueError: `value` is something else, or the name or an argument is
+      unknown.
+
+  Example:
+    >>> distribution_of('erk').__name__
+    'erk'
+  """
+  # Called later with two positional arguments, an initial mask with three.
+  found = by_entry('distribution', value, _DISTRIBUTIONS, missing=2)
+  if not callable(found):
+    raise ValueError(
+        f'distribution is {found!r:.80}; give e.g. erk, or its name.'
+    )
+  return found

@@ -17,24 +17,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
-from spdf_jax.sparsity.counts import model_kept
-from spdf_jax.sparsity.counts import number_kept
-from spdf_jax.sparsity.leaves import map_leaves
-from spdf_jax.sparsity.meshes import auto_axes
-from spdf_jax.sparsity.model_masks import keep_of_model
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity import trees
+from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.structures import Structure
 
 PyTree = Any
+MaskMaker = Callable[[jax.Array, PyTree, PyTree], PyTree]
 
 def random_mask(
     key: jax.Array,
     params: PyTree,
     sparsity: PyTree,
     *,
-    structure: structures.Structure = structures.UNSTRUCTURED,
+    structure: Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
   """Draws masks uniformly at random from those with the exact sparsity.
 
@@ -63,16 +62,16 @@ def random_mask(
   draw = functools.partial(
       _random_mask, params=params, sparsity=sparsity, structure=structure
   )
-  return auto_axes(draw, params)(key)
+  return trees.auto_axes(draw, params)(key)
 
 
 def _random_mask(
     key: jax.Array,
     params: PyTree,
     sparsity: PyTree,
-    structure: structures.Structure,
+    structure: Structure,
 ) -> PyTree:
-  if isinstance(sparsity, distributions.ModelWide):
+  if isinstance(sparsity, ModelWide):
     bits = jax.tree.map(
         lambda p, leaf_key: jax.random.bits(
             leaf_key, _unit_scores_shape(structure, p.shape)
@@ -98,7 +97,7 @@ def magnitude_mask(
     params: PyTree,
     sparsity: PyTree,
     *,
-    structure: structures.Structure = structures.UNSTRUCTURED,
+    structure: Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
   """Keeps the weights of largest magnitude in every layer.
 
@@ -133,7 +132,7 @@ def mask_from_scores(
     sparsity: PyTree,
     *,
     tie_break: jax.Array | None = None,
-    structure: structures.Structure = structures.UNSTRUCTURED,
+    structure: Structure = structures.UNSTRUCTURED,
 ) -> PyTree:
   """Keeps the highest scores of every layer, by an exact integer count.
 
@@ -170,12 +169,12 @@ def _mask_from(
     tree: PyTree,
     sparsity: PyTree,
     key: jax.Array | None,
-    structure: structures.Structure,
+    structure: Structure,
 ) -> PyTree:
   ranked = functools.partial(
       _ranked, score, sparsity=sparsity, structure=structure
   )
-  return auto_axes(ranked, tree)(tree, key)
+  return trees.auto_axes(ranked, tree)(tree, key)
 
 
 def _ranked(
@@ -183,13 +182,13 @@ def _ranked(
     tree: PyTree,
     key: jax.Array | None,
     sparsity: PyTree,
-    structure: structures.Structure,
+    structure: Structure,
 ) -> PyTree:
   def unit_scores(x):
     return structure.reduce(score(x).reshape(_as_layers(x.shape)))
 
-  if isinstance(sparsity, distributions.ModelWide):
-    scores = map_leaves(unit_scores, tree)
+  if isinstance(sparsity, ModelWide):
+    scores = trees.map_leaves(unit_scores, tree)
     return _keep_of_all(scores, tree, sparsity, key, structure)
 
   def cut(x, leaf_key, kept):
@@ -205,14 +204,14 @@ def _map_pruned(
     params: PyTree,
     sparsity: PyTree,
     key: jax.Array | None,
-    structure: structures.Structure,
+    structure: Structure,
 ) -> PyTree:
   """Maps `cut(operand, key, kept)` over leaves with pruned weights."""
 
   def kept_of(p, fraction):
     structure.check(fraction)
     size = math.prod(structure.unit_shape(_as_layers(p.shape))[1:])
-    kept = number_kept(size, fraction)
+    kept = counts.number_kept(size, fraction)
     return None if kept == size else np.int32(kept)
 
   kept = jax.tree.map(
@@ -221,7 +220,7 @@ def _map_pruned(
   pruned = jax.tree.map(
       lambda p, k, x: None if k is None else x, params, kept, operands
   )
-  masks = map_leaves(cut, pruned, leaf_keys(key, params), kept)
+  masks = trees.map_leaves(cut, pruned, leaf_keys(key, params), kept)
   return jax.tree.map(
       lambda p, m: jnp.ones(p.shape, bool) if m is None else m, params, masks
   )
@@ -230,18 +229,18 @@ def _map_pruned(
 def _keep_of_all(
     scores: PyTree,
     params: PyTree,
-    sparsity: distributions.ModelWide,
+    sparsity: ModelWide,
     key: jax.Array | None,
-    structure: structures.Structure,
+    structure: Structure,
 ) -> PyTree:
   """Ranks the units of all leaves as one group."""
   layers = jax.tree.map(
       lambda p: jax.ShapeDtypeStruct(_as_layers(p.shape), p.dtype), params
   )
-  masks = keep_of_model(
+  masks = topk.keep_of_model(
       scores,
       layers,
-      model_kept(layers, sparsity, structure),
+      counts.model_kept(layers, sparsity, structure),
       structure,
       tie_break=None if key is None else leaf_keys(key, params),
   )
@@ -249,7 +248,7 @@ def _keep_of_all(
 
 
 def _unit_scores_shape(
-    structure: structures.Structure, shape: tuple[int, ...]
+    structure: Structure, shape: tuple[int, ...]
 ) -> tuple[int, ...]:
   layers = jax.ShapeDtypeStruct(_as_layers(shape), jnp.float32)
   return jax.eval_shape(structure.reduce, layers).shape
@@ -268,7 +267,94 @@ def leaf_keys(key: jax.Array | None, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda _: None, tree)
 
   def fold(path, _):
-    name = path_name(path)
+    name = trees.path_name(path)
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
 
   return jax.tree_util.tree_map_with_path(fold, tree)
+
+
+def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
+  """Zeroes the pruned entries of a tree.
+
+  Selects entries instead of multiplying by the mask, so a NaN at a pruned
+  weight becomes zero.
+
+  Args:
+    tree: Parameters, gradients, or any tree with their paths.
+    mask: The mask; leaves where it is `None` pass unchanged.
+
+  Returns:
+    The masked tree, dtypes unchanged.
+
+  Raises:
+    TypeError: a leaf of the mask is not bool.
+    ValueError: the mask has a leaf that the tree does not have.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> w = {'w': jnp.array([[1., 2.]])}
+    >>> apply_mask(w, {'w': jnp.array([[True, False]])})['w'].tolist()
+    [[1.0, 0.0]]
+  """
+  check_bool(mask)
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(tree)
+  return treedef.unflatten(
+      x if m is None else jnp.where(m, x, jnp.zeros_like(x))
+      for m, x in zip(trees.matching_leaves(mask, tree), leaves)
+  )
+
+
+def map_masked(f: Callable[..., Any], mask: PyTree, *rest: PyTree) -> PyTree:
+  """Maps a function over the sparsified leaves of parameters.
+
+  A mask holds `None` for leaves that stay dense, so `jax.tree.map(f, mask,
+  params)` fails. Leaves are matched by their paths, so the mask may come from
+  an `nnx.Optimizer`.
+
+  Args:
+    f: `(mask, *leaves) -> result`, called for every sparsified leaf.
+    mask: The mask, as `get_mask` returns it.
+    *rest: Parameters, gradients, or other trees of their structure.
+
+  Returns:
+    The results in the structure of the first tree; `None` where leaves stay
+    dense.
+
+  Raises:
+    TypeError: a leaf of the mask is not bool.
+    ValueError: the mask has a leaf that a tree does not have, or there is no
+      tree.
+
+  Example:
+    Counts the kept weights that are below a threshold:
+
+    >>> params = {'w': jnp.array([[1., 3.], [2., 4.]]), 'b': jnp.ones(2)}
+    >>> mask = {'w': jnp.array([[True, True], [False, False]]), 'b': None}
+    >>> small = lambda m, w: int((m & (w < 2)).sum())
+    >>> map_masked(small, mask, params)
+    {'b': None, 'w': 1}
+  """
+  check_bool(mask)
+  if not rest:
+    raise ValueError(
+        'map_masked has no tree beside the mask; give the parameters, '
+        'map_masked(f, mask, params).'
+    )
+  columns = [trees.matching_leaves(tree, rest[0]) for tree in rest]
+  treedef: Any = jax.tree.structure(rest[0])
+  return treedef.unflatten(
+      None if m is None else f(m, *leaves)
+      for m, *leaves in zip(trees.matching_leaves(mask, rest[0]), *columns)
+  )
+
+
+def check_bool(mask: PyTree) -> None:
+  """Raises TypeError unless all leaves of a mask are bool."""
+  for name, leaf in trees.by_name(mask).items():
+    kind = getattr(leaf, 'dtype', type(leaf).__name__)
+    if str(kind) != 'bool':
+      raise TypeError(
+          f'the mask has {kind} at {name!r}; give what get_mask returns, as '
+          'in apply_mask(params, mask) and summarize(mask, params).'
+      )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from spdf_jax.sparsity.times import check_steps
+from spdf_jax.sparsity import schedules
 
 PyTree = Any
 
@@ -53,7 +53,7 @@ def reset_state(
     >>> int(tx.init({'w': jnp.ones(3)}).count)
     0
   """
-  check_boundaries(boundaries)
+  schedules.check_boundaries(boundaries)
   inner = optax.with_extra_args_support(inner)
   table = np.asarray(boundaries, np.int32)
 
@@ -83,13 +83,3 @@ def reset_state(
     )
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def check_boundaries(boundaries: Sequence[int]) -> None:
-  """Raises ValueError unless boundaries are increasing int32 steps >= 0."""
-  steps = [check_steps('a step in boundaries', b, 0) for b in boundaries]
-  if any(b <= a for a, b in zip(steps, steps[1:])):
-    raise ValueError(
-        f'boundaries are {steps}; give steps that are each larger than the one '
-        'before.'
-    )

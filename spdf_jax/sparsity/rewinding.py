@@ -10,14 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from spdf_jax.sparsity.masking import apply_mask
-from spdf_jax.sparsity.reset_state import check_boundaries
-from spdf_jax.sparsity.rounds import check_rounds
-from spdf_jax.sparsity.rounds import Round
-from spdf_jax.sparsity.rounds import round_starts
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity.algorithms import iterative
+from spdf_jax.sparsity.algorithms.iterative import Round
 from spdf_jax.sparsity.state import get_mask
-from spdf_jax.sparsity.times import check_steps
-from spdf_jax.sparsity.times import is_host_int
 
 PyTree = Any
 
@@ -51,12 +48,12 @@ def rewind_schedule(
     >>> [sawtooth(step) for step in range(11)]
     [0, 1, 2, 3, 2, 3, 4, 2, 3, 4, 5]
   """
-  rounds = check_rounds(rounds)
-  starts = np.asarray(round_starts(rounds), np.int32)
+  rounds = iterative.check_rounds(rounds)
+  starts = np.asarray(iterative.round_starts(rounds), np.int32)
   shifts = np.asarray([r.rewind_to for r in rounds], np.int32) - starts
 
   def schedule(count):
-    if is_host_int(count):
+    if schedules.is_host_int(count):
       return base(count + int(shifts[np.sum(count >= starts[1:])]))
     current = jnp.sum(jnp.asarray(count)[..., None] >= starts[1:], axis=-1)
     return base(count + jnp.asarray(shifts)[current])
@@ -135,8 +132,8 @@ def rewind_weights(
     0
   """
   tx = optax.with_extra_args_support(tx)
-  check_boundaries(boundaries)
-  check_steps('snapshot_at', snapshot_at, 0)
+  schedules.check_boundaries(boundaries)
+  schedules.check_steps('snapshot_at', snapshot_at, 0)
   rewinds = np.asarray(boundaries, np.int32)
   if not rewinds.size or snapshot_at >= rewinds[0]:
     raise ValueError(
@@ -167,7 +164,7 @@ def rewind_weights(
         updates, state.inner_state, params, **extra_args
     )
     # A select fuses with the update; a cond would materialize the update.
-    target = apply_mask(snapshot, get_mask(inner_state))
+    target = masks.apply_mask(snapshot, get_mask(inner_state))
     updates = jax.tree.map(
         lambda u, s, p: jnp.where(again, s - p, u),
         updates, target, params,

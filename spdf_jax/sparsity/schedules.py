@@ -6,6 +6,7 @@ those. On the host, schedules of this module compute in float64 and those of
 optax in float32; under tracing, all compute in float32.
 """
 
+import bisect
 from collections.abc import Callable
 from collections.abc import Sequence
 import math
@@ -15,11 +16,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from spdf_jax.sparsity.distributions import check_sparsity
-from spdf_jax.sparsity.times import check_steps
-from spdf_jax.sparsity.times import is_host_int
-from spdf_jax.sparsity.times import UpdateTimes
+from spdf_jax.sparsity import distributions
 
 PyTree = Any
 Schedule = Callable[[Any], Any]
@@ -58,8 +57,8 @@ def cubic(
     >>> sparsity(0), sparsity(50), sparsity(1000)
     (0.0, 0.7000000000000001, 0.8)
   """
-  initial = check_sparsity(initial, 'initial')
-  final = check_sparsity(final, 'final')
+  initial = distributions.check_sparsity(initial, 'initial')
+  final = distributions.check_sparsity(final, 'final')
   steps = check_steps('steps', steps, 1)
   start = check_steps('start', start, 0)
 
@@ -93,7 +92,9 @@ def periodic(sparsities: Sequence[float], period: int) -> Schedule:
     >>> [sparsity(step) for step in (0, 9, 10, 20)]
     [0.0, 0.0, 0.9, 0.0]
   """
-  sparsities = tuple(check_sparsity(s, 'a sparsity') for s in sparsities)
+  sparsities = tuple(
+      distributions.check_sparsity(s, 'a sparsity') for s in sparsities
+  )
   if not sparsities:
     raise ValueError('sparsities is empty; give the sparsities of one cycle.')
   period = check_steps('period', period, 1)
@@ -203,85 +204,12 @@ def sparsity_at(sparsity: PyTree, count: int) -> PyTree:
     if leaf is None or isinstance(leaf, str):
       return leaf
     if not callable(leaf):
-      return check_sparsity(leaf)
-    return check_sparsity(value_at(leaf, count), f'sparsity at step {count}')
+      return distributions.check_sparsity(leaf)
+    return distributions.check_sparsity(
+        value_at(leaf, count), f'sparsity at step {count}'
+    )
 
   return jax.tree.map(evaluate, sparsity, is_leaf=_is_leaf)
-
-
-class ScheduleRange(NamedTuple):
-  """Extremes and end of a sparsity over all updates, each a number or tree."""
-
-  minimum: PyTree
-  """The lowest sparsity."""
-
-  maximum: PyTree
-  """The highest sparsity."""
-
-  final: PyTree
-  """The sparsity at the last update."""
-
-
-def schedule_range(
-    sparsity: PyTree,
-    times: UpdateTimes | None = None,
-    total_steps: int | None = None,
-) -> ScheduleRange:
-  """Returns the extremes and the end of a sparsity over its mask updates.
-
-  Args:
-    sparsity: A number, a schedule, or a tree of those.
-    times: The steps of mask updates; not needed for a constant sparsity.
-    total_steps: Length of the run; updates after its end are ignored. Required
-      if there is no last update.
-
-  Returns:
-    The lowest, the highest and the last sparsity: floats for one number or
-    schedule.
-
-  Raises:
-    ValueError: a sparsity is outside [0, 1), there is neither a last update nor
-      `total_steps`, or no update is in the run.
-
-  Example:
-    >>> from spdf_jax.sparsity.times import update_times
-    >>> sparsity = periodic([0.0, 0.9], period=10)
-    >>> schedule_range(sparsity, update_times(10), total_steps=50)
-    ScheduleRange(minimum=0.0, maximum=0.9, final=0.0)
-  """
-  steps: Sequence[int] = [0]
-  if not is_constant(sparsity):
-    steps = _steps_in_run(times, total_steps)
-  sparsities = [sparsity_at(sparsity, step) for step in steps]
-  return ScheduleRange(
-      jax.tree.map(lambda *values: min(values), *sparsities),
-      jax.tree.map(lambda *values: max(values), *sparsities),
-      sparsities[-1],
-  )
-
-
-def _steps_in_run(
-    times: UpdateTimes | None, total_steps: int | None
-) -> Sequence[int]:
-  if times is None or (times.endless and total_steps is None):
-    raise ValueError(
-        'sparsity is a schedule and its updates have no last one; give them a '
-        'stop, or total_steps.'
-    )
-  end = None if total_steps is None else check_steps(
-      'total_steps', total_steps, 1
-  )
-  steps: Sequence[int]
-  if times.endless and end is not None:
-    steps = range(times.start, end, times.every)
-  else:
-    steps = [t for t in times.steps.tolist() if end is None or t < end]
-  if not steps:
-    raise ValueError(
-        f'total_steps is {end}, but the first update is at step '
-        f'{times.start}; give a larger total_steps.'
-    )
-  return steps
 
 
 def _ramp(count: Any, steps: int) -> Any:
@@ -289,3 +217,203 @@ def _ramp(count: Any, steps: int) -> Any:
   if is_host_int(count):
     return min(max(int(count), 0), steps) / steps
   return jnp.clip(count, 0, steps) / steps
+
+UpdateEvery = int | Sequence[int] | Callable[[int], Any]
+"""Steps of mask updates: their distance, a list, or a function of the step."""
+
+_LAST_STEP = 2**31 - 1
+
+
+class UpdateTimes(NamedTuple):
+  """Steps at which masks are updated, as `update_times` returns them.
+
+  Counts may be traced; negative ones are before every update.
+  """
+
+  start: int
+  """The step of the first update."""
+
+  every: int
+  """Number of steps from one update to the next."""
+
+  number: int | None
+  """Number of updates; `None`: there is no last one."""
+
+  listed: tuple[int, ...] = ()
+  """The steps of all updates, if they are not evenly spaced."""
+
+  @property
+  def endless(self) -> bool:
+    """Whether there is no last update."""
+    return self.number is None
+
+  @property
+  def steps(self) -> np.ndarray:
+    """The steps of all updates, int32.
+
+    Raises:
+      ValueError: there is no last update.
+    """
+    if self.number is None:
+      raise ValueError(
+          f'updates every {self.every} steps have no last one; give the step '
+          'of the last, stop=….'
+      )
+    regular = range(self.start, _LAST_STEP + 1, self.every)[:self.number]
+    return np.asarray(self.listed or regular, np.int32)
+
+  def contains(self, count: Any) -> Any:
+    """Returns whether the step `count` is an update: bool, or traced bool[]."""
+    if self.listed:
+      if is_host_int(count):
+        return int(count) in self.listed
+      return jnp.any(jnp.asarray(count)[..., None] == self.steps, axis=-1)
+    since = int(count) - self.start if is_host_int(count) else (
+        count - self.start
+    )
+    found = (since >= 0) & (since % self.every == 0)
+    if self.number is None:
+      return found
+    return found & (since <= (self.number - 1) * self.every)
+
+  def index(  # type: ignore[override]  # hides tuple.index
+      self, count: Any
+  ) -> Any:
+    """Returns the number of the last update at or before a step.
+
+    Args:
+      count: The step, a Python int or traced int32.
+
+    Returns:
+      The number, 0 for the first update and -1 before it: int, or traced int32.
+    """
+    if self.listed:
+      if is_host_int(count):
+        return bisect.bisect_right(self.listed, count) - 1
+      # The default method would be a loop inside the compiled step.
+      after = jnp.searchsorted(
+          self.steps, count, side='right', method='compare_all'
+      )
+      return after.astype(jnp.int32) - 1
+    last = _LAST_STEP if self.number is None else self.number - 1
+    if is_host_int(count):
+      return min(max((int(count) - self.start) // self.every, -1), last)
+    return jnp.clip((count - self.start) // self.every, -1, last)
+
+
+def update_times(
+    every: UpdateEvery,
+    start: int | None = None,
+    stop: int | None = None,
+) -> UpdateTimes:
+  """Returns the steps at which masks are updated.
+
+  Args:
+    every: Number of steps between updates, or an increasing list of the steps,
+      or a function of the step that is true at updates (evaluated here for
+      every step, so `stop` is required).
+    start: First step that may be an update. The default is `every`, if that is
+      a number of steps, and 0 otherwise.
+    stop: Last step that may be an update; `None`: updates do not end.
+
+  Returns:
+    The steps of mask updates.
+
+  Raises:
+    ValueError: an argument is invalid, or no step is an update.
+
+  Example:
+    >>> times = update_times(100, stop=300)
+    >>> times.steps.tolist(), times.contains(250), times.index(250)
+    ([100, 200, 300], False, 1)
+  """
+  stop = stop if stop is None else check_steps('stop', stop, 0)
+  listed: Sequence[int]
+  if callable(every):
+    first = check_steps('start', 0 if start is None else start, 0)
+    if stop is None:
+      raise ValueError(
+          'every is a function of the step and stop is None; give the last '
+          'step at which to evaluate it, stop=….'
+      )
+    with jax.ensure_compile_time_eval():
+      listed = [t for t in range(first, stop + 1) if bool(every(t))]
+  elif hasattr(every, '__iter__') and not isinstance(every, str):
+    first = check_steps('start', 0 if start is None else start, 0)
+    listed = [check_steps('a step in every', t, 0) for t in every]
+    for before, after in zip(listed, listed[1:]):
+      if after <= before:
+        raise ValueError(
+            f'every lists step {after} after step {before}; list each step '
+            'once, in increasing order.'
+        )
+    last = _LAST_STEP if stop is None else stop
+    listed = [t for t in listed if first <= t <= last]
+  else:
+    every = check_steps('every', every, 1)
+    first = check_steps('start', every if start is None else start, 0)
+    if stop is None:
+      return UpdateTimes(first, every, None)
+    listed = range(first, stop + 1, every)
+  if not listed:
+    what = 'every' if callable(every) else f'every={every!r}'
+    raise ValueError(
+        f'{what} gives no update from start={first} to stop={stop}; widen the '
+        'range or update more often.'
+    )
+  if isinstance(listed, range):
+    return UpdateTimes(first, listed.step, len(listed))
+  gaps = {after - before for before, after in zip(listed, listed[1:])} or {1}
+  even = len(gaps) == 1
+  return UpdateTimes(
+      start=listed[0],
+      every=min(gaps),
+      number=len(listed),
+      listed=() if even else tuple(listed),
+  )
+
+
+def is_host_int(count: Any) -> bool:
+  """Returns whether a step is a Python or NumPy integer."""
+  return isinstance(count, (int, np.integer))
+
+
+def check_steps(name: str, value: Any, least: int) -> int:
+  """Returns a step or number of steps as an int, or raises.
+
+  Args:
+    name: Name of the value for error messages.
+    value: The value to check.
+    least: The smallest valid number.
+
+  Returns:
+    The number.
+
+  Raises:
+    ValueError: the value is not a whole number, is below `least`, or exceeds
+      int32.
+
+  Example:
+    >>> check_steps('every', 100, 1)
+    100
+  """
+  try:
+    number = operator.index(value)
+  except TypeError:
+    number = least - 1
+  if isinstance(value, bool) or not least <= number <= _LAST_STEP:
+    raise ValueError(
+        f'{name} is {value!r}; give a whole number of steps from {least} to '
+        f'{_LAST_STEP:,}.'
+    )
+  return number
+
+
+def check_boundaries(boundaries: Sequence[int]) -> None:
+  """Raises ValueError unless boundaries are increasing int32 steps >= 0."""
+  steps = [check_steps('a step in boundaries', b, 0) for b in boundaries]
+  if any(b <= a for a, b in zip(steps, steps[1:])):
+    raise ValueError(
+        f'boundaries are {steps}; give steps that are each larger than the one '
+        'before.'
+    )

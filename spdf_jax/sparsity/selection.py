@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selection of the sparsified leaves of a parameter tree, and of their axes."""
+"""Selection of the sparsified leaves and of the axes of their matrices."""
 
 import collections
 from collections.abc import Callable
@@ -11,18 +11,179 @@ import logging
 import math
 import re
 from typing import Any
+from typing import NamedTuple
+from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
-from spdf_jax.sparsity.axes import Axes
-from spdf_jax.sparsity.axes import is_axes
-from spdf_jax.sparsity.axes import is_matrix
-from spdf_jax.sparsity.axes import MatrixAxes
-from spdf_jax.sparsity.axes import normalize_axes
-from spdf_jax.sparsity.paths import path_name
-from spdf_jax.sparsity.paths import path_parts
+from spdf_jax.sparsity import trees
 
 PyTree = Any
+
+
+class MatrixAxes(NamedTuple):
+  """The axes of a leaf that form a matrix; all others index its layers.
+
+  `optax.contrib.MuonDimensionNumbers` is accepted in its place.
+
+  Example:
+    >>> MatrixAxes(reduction=0, output=(1, 2))  # [model, heads, head size]
+    MatrixAxes(reduction=0, output=(1, 2))
+  """
+
+  reduction: int | tuple[int, ...]
+  """The axes that a product sums over: the inputs."""
+
+  output: int | tuple[int, ...]
+  """The axes of the outputs."""
+
+
+_KINDS = (MatrixAxes, optax.contrib.MuonDimensionNumbers)
+Axes: TypeAlias = MatrixAxes | optax.contrib.MuonDimensionNumbers | bool | None
+
+
+def is_axes(value: Any) -> bool:
+  """Returns whether a value is what a selector returns for a leaf."""
+  return value is None or isinstance(value, (bool, np.bool_, *_KINDS))
+
+
+def is_matrix(leaf: Any) -> bool:
+  """Returns whether a leaf has two axes longer than one, and no integers."""
+  return sum(size > 1 for size in leaf.shape) > 1 and jnp.issubdtype(
+      leaf.dtype, jnp.inexact
+  )
+
+
+def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
+  """Returns axes as tuples of non-negative numbers.
+
+  Args:
+    axes: The result of a selector for a leaf; `True` selects the last two axes.
+    path: The leaf's path, for error messages.
+    leaf: Anything with `shape`.
+
+  Returns:
+    The axes, or `None` if the leaf is not selected.
+
+  Raises:
+    ValueError: the axes are of another type or do not form a matrix.
+  """
+  if isinstance(axes, (bool, np.bool_)):
+    axes = bool(axes)
+  if axes is None or axes is False:
+    return None
+  ndim = len(leaf.shape)
+  if axes is True:
+    axes = MatrixAxes(reduction=ndim - 2, output=ndim - 1)
+  if not is_axes(axes):
+    hint = '; call it first, where=stacked()' if callable(axes) else ''
+    raise ValueError(
+        f'where returned {axes!r:.80} for {path or "the array"}; return a bool '
+        f'or spdf_jax.MatrixAxes{hint}.'
+    )
+  reduction, output = (
+      tuple(a + ndim if a < 0 else a for a in _as_tuple(x)) for x in axes
+  )
+  normal = MatrixAxes(reduction, output)
+  named = reduction + output
+  distinct = set(named) & set(range(ndim))
+  if len(distinct) != len(named) or not all(normal):
+    raise ValueError(
+        f'where names axes {tuple(axes)} for {path or "the array"} of shape '
+        f'{tuple(leaf.shape)}; a sparsified leaf needs distinct reduction and '
+        'output axes of its own.'
+    )
+  return normal
+
+
+def _as_tuple(axis: Any) -> tuple[int, ...]:
+  return (axis,) if isinstance(axis, int) else tuple(axis)
+
+
+def selected(
+    tree: PyTree, params: PyTree, axes: list[MatrixAxes | None]
+) -> PyTree:
+  """Returns the leaves of selected parameters, and `None` for all others.
+
+  Args:
+    tree: Parameters, or a tree of their paths, such as gradients.
+    params: The parameters, for their structure.
+    axes: Axes of the parameters, as `select` returns them.
+
+  Returns:
+    A tree of the structure of `params`.
+  """
+  treedef: Any = jax.tree.structure(params)
+  leaves = trees.matching_leaves(tree, params)
+  return trees.without_empty_variables(treedef.unflatten(
+      None if a is None else x for x, a in zip(leaves, axes)
+  ))
+
+
+def to_layers(
+    tree: PyTree, params: PyTree, axes: list[MatrixAxes | None]
+) -> PyTree:
+  """Reshapes selected leaves to `[layers, inputs, outputs]`, others to `None`.
+
+  Algorithms receive parameters, gradients and masks in this form, for any
+  layout of a leaf.
+
+  Args:
+    tree: Parameters, or a tree of some of their paths.
+    params: The parameters, for their structure.
+    axes: Axes of the parameters, as `select` returns them.
+
+  Returns:
+    A tree of the structure of `params`.
+  """
+  treedef: Any = jax.tree.structure(params)
+  return treedef.unflatten(
+      None if a is None or x is None else _to_matrix(x, a)
+      for x, a in zip(trees.matching_leaves(tree, params), axes)
+  )
+
+
+def from_layers(
+    layers: PyTree, params: PyTree, axes: list[MatrixAxes | None]
+) -> PyTree:
+  """Reshapes leaves to the shapes of `params`; the inverse of `to_layers`."""
+  treedef: Any
+  leaves, treedef = jax.tree.flatten(params)
+  return trees.without_empty_variables(treedef.unflatten(
+      None if a is None else _from_matrix(x, p.shape, a)
+      for x, p, a in zip(treedef.flatten_up_to(layers), leaves, axes)
+  ))
+
+
+def _permutation(ndim: int, axes: MatrixAxes) -> tuple[int, ...]:
+  named = _as_tuple(axes.reduction) + _as_tuple(axes.output)
+  return tuple(i for i in range(ndim) if i not in named) + named
+
+
+def _size(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+  size = 1
+  for axis in axes:
+    size *= shape[axis]
+  return size
+
+
+def _to_matrix(x: Any, axes: MatrixAxes) -> Any:
+  inputs = _size(x.shape, _as_tuple(axes.reduction))
+  outputs = _size(x.shape, _as_tuple(axes.output))
+  layers = _size(x.shape, tuple(range(len(x.shape)))) // (inputs * outputs)
+  shape = (layers, inputs, outputs)
+  if isinstance(x, jax.ShapeDtypeStruct):
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+  return jnp.transpose(x, _permutation(x.ndim, axes)).reshape(shape)
+
+
+def _from_matrix(x: Any, shape: tuple[int, ...], axes: MatrixAxes) -> Any:
+  order = _permutation(len(shape), axes)
+  inverse = tuple(order.index(i) for i in range(len(shape)))
+  return x.reshape([shape[i] for i in order]).transpose(inverse)
 
 Selector = Callable[[str, Any], Axes]
 Where = Selector | PyTree
@@ -69,13 +230,13 @@ def _patterns(where: PyTree) -> dict[str, Any]:
   pairs = jax.tree_util.tree_leaves_with_path(where, is_leaf=is_axes)
   for path, found in pairs:
     if not (is_axes(found) or callable(found)):
-      at = f' at {path_name(path)!r}' if path else ''
+      at = f' at {trees.path_name(path)!r}' if path else ''
       raise TypeError(
           f'where is {found!r:.80}{at}; give a function (path, leaf) -> bool '
           'or MatrixAxes, or a tree of these or of patterns of paths, e.g. '
           "{'*/mlp/*': True}."
       )
-  patterns = {path_name(path): found for path, found in pairs}
+  patterns = {trees.path_name(path): found for path, found in pairs}
   # A mapping keeps its own order, because the first match applies; as a pytree
   # it is sorted.
   if isinstance(where, Mapping) and set(where) == set(patterns):
@@ -115,7 +276,7 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
   """
   selector = selector_of(where)
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  named = [(path_name(path), leaf) for path, leaf in leaves]
+  named = [(trees.path_name(path), leaf) for path, leaf in leaves]
   for name, leaf in named:
     if not (hasattr(leaf, 'shape') and hasattr(leaf, 'dtype')):
       raise TypeError(
@@ -123,7 +284,7 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
           'the arrays of the model alone, e.g. equinox.filter(model, '
           'equinox.is_array).'
       )
-  paths = {path_parts(path) for path, _ in leaves}
+  paths = {trees.path_parts(path) for path, _ in leaves}
   for above in (path[:end] for path in paths for end in range(len(path))):
     if above in paths:
       raise ValueError(
@@ -178,7 +339,7 @@ def report_selection(
   for (path, leaf), a in zip(
       jax.tree_util.tree_leaves_with_path(params), axes
   ):
-    name = path_name(path)
+    name = trees.path_name(path)
     if a is not None:
       chosen.append((name, tuple(leaf.shape)))
     elif is_matrix(leaf) and selector(name, leaf) is None:

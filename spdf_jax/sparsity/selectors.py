@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from spdf_jax.sparsity.axes import Axes
-from spdf_jax.sparsity.axes import is_matrix
-from spdf_jax.sparsity.axes import MatrixAxes
+from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.selection import Axes
+from spdf_jax.sparsity.selection import MatrixAxes
 from spdf_jax.sparsity.selection import Selector
 
 _WORD = re.compile(r'[A-Z]?[a-z]+|[A-Z]+(?![a-z])')
@@ -45,7 +45,7 @@ def matrices(path: str, leaf: Any) -> bool | None:
     True
   """
   del path
-  return True if len(leaf.shape) == 2 and is_matrix(leaf) else None
+  return True if len(leaf.shape) == 2 and selection.is_matrix(leaf) else None
 
 
 def hidden_matrices(path: str, leaf: Any) -> bool | None:
@@ -113,7 +113,8 @@ def per_head(path: str, leaf: Any) -> Axes:
     return False
   axes = tuple(range(len(leaf.shape)))
   modules = parts[:-1] or parts
-  if len(axes) < 3 or not is_matrix(leaf) or not any(map(_attends, modules)):
+  attends = any(map(_attends, modules))
+  if len(axes) < 3 or not selection.is_matrix(leaf) or not attends:
     return hidden_matrices(path, leaf)
   if any(_OUTPUTS & set(_words(part)) for part in modules[-2:]):
     return MatrixAxes(axes[:-1], axes[-1:])

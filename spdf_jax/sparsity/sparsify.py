@@ -2,6 +2,7 @@
 """`sparsify`: a wrapper that adds sparse training to any optax optimizer."""
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 import jax
@@ -9,18 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.sparsity import like_params
+from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity import state_matching
+from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import storage
+from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.axes import from_layers
-from spdf_jax.sparsity.axes import selected
-from spdf_jax.sparsity.axes import to_layers
-from spdf_jax.sparsity.compact import update_packed
-from spdf_jax.sparsity.masking import apply_mask
-from spdf_jax.sparsity.meshes import auto_axes
-from spdf_jax.sparsity.selectors import hidden_matrices
+from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import check_state
+from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
@@ -33,7 +32,7 @@ def sparsify(
     inner: optax.GradientTransformation,
     algorithm: Algorithm,
     *,
-    where: selection.Where = hidden_matrices,
+    where: Where = selectors.hidden_matrices,
     key: int | jax.Array,
     revive: Revival | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -131,18 +130,18 @@ def sparsify(
     selection.report_selection(where, params, axes)
 
     def first_mask(key, chosen):
-      layers = algorithm.init(key, to_layers(chosen, params, axes))
-      return from_layers(layers, params, axes)
+      layers = algorithm.init(key, selection.to_layers(chosen, params, axes))
+      return selection.from_layers(layers, params, axes)
 
-    chosen = selected(params, params, axes)
-    mask = auto_axes(first_mask, chosen)(key, chosen)
+    chosen = selection.selected(params, params, axes)
+    mask = trees.auto_axes(first_mask, chosen)(key, chosen)
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),
         mask=mask,
         # A copy, because donating the state must not donate the caller's key.
         key=jnp.array(jax.random.key_data(key)),
         dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
-        inner_state=inner.init(apply_mask(params, mask)),
+        inner_state=inner.init(masks.apply_mask(params, mask)),
     )
 
   def update_fn(updates, state, params=None, **extra_args):
@@ -151,19 +150,19 @@ def sparsify(
           'sparsify needs params: call tx.update(grads, opt_state, params).'
       )
     check_state(state)
-    if storage.is_packed(state.mask):
-      return update_packed(
+    if is_packed(state.mask):
+      return storage.update_packed(
           inner, algorithm, updates, state, params, **extra_args
       )
     update_now = algorithm.update_at(state.count)
     mask = _next_mask(update_now, updates, state, params)
-    masked_state = state_matching.map_like_params(
-        apply_mask, state.inner_state, params, mask
+    masked_state = like_params.map_like_params(
+        masks.apply_mask, state.inner_state, params, mask
     )
     updates, inner_state = inner.update(
-        apply_mask(updates, mask),
+        masks.apply_mask(updates, mask),
         masked_state,
-        apply_mask(params, mask),
+        masks.apply_mask(params, mask),
         **extra_args,
     )
     skip = algorithm.skip_step_at(state.count)
@@ -190,17 +189,18 @@ def sparsify(
       return state.mask
     axes = selection.select(where, params)
 
-    def updated(key, count, *trees):
-      layers = [to_layers(tree, params, axes) for tree in trees]
-      return from_layers(algorithm.update(key, count, *layers), params, axes)
+    def updated(key, count, *given):
+      layers = [selection.to_layers(tree, params, axes) for tree in given]
+      mask = algorithm.update(key, count, *layers)
+      return selection.from_layers(mask, params, axes)
 
     def new_mask():
-      return auto_axes(updated, state.mask)(
+      return trees.auto_axes(updated, state.mask)(
           _key_of_step(state),
           state.count,
           state.mask,
-          selected(params, params, axes),
-          selected(grads, params, axes),
+          selection.selected(params, params, axes),
+          selection.selected(grads, params, axes),
       )
 
     # The cond returns masks only, because a cond that returned the optimizer
@@ -209,15 +209,18 @@ def sparsify(
 
   def _revive(revive, update_now, updates, state, params, mask):
     axes = selection.select(where, params)
-    chosen = selected(params, params, axes)
+    chosen = selection.selected(params, params, axes)
 
-    def values_of(key, *trees):
-      layers = [to_layers(tree, params, axes) for tree in trees]
-      return from_layers(revive(key, state.count, *layers), params, axes)
+    def values_of(key, *given):
+      layers = [selection.to_layers(tree, params, axes) for tree in given]
+      values = revive(key, state.count, *layers)
+      return selection.from_layers(values, params, axes)
 
     def revived():
       revival_key = jax.random.fold_in(_key_of_step(state), _REVIVAL)
-      values = auto_axes(values_of, chosen)(revival_key, chosen, state.mask)
+      values = trees.auto_axes(values_of, chosen)(
+          revival_key, chosen, state.mask
+      )
       return jax.tree.map(
           lambda value, u, new, old: u if value is None else jnp.where(
               new & ~old, u + value.astype(u.dtype), u
@@ -259,10 +262,10 @@ def _keep_moments(
     skip: jax.Array, new: PyTree, old: PyTree, params: PyTree
 ) -> PyTree:
   """Restores parameter-shaped state where a step is skipped, not counters."""
-  like_params = state_matching.map_like_params(lambda _: True, new, params)
+  belongs = like_params.map_like_params(lambda _: True, new, params)
   return jax.tree.map(
       lambda chosen, n, o: jnp.where(skip, o, n) if chosen is True else n,
-      like_params, new, old,
+      belongs, new, old,
   )
 
 
@@ -272,3 +275,65 @@ def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
       lambda m, u, p: u if m is None else jnp.where(m, u, -p),
       mask, updates, params, is_leaf=lambda x: x is None,
   )
+
+
+def scaled_normal(
+    scale: float | optax.Schedule,
+) -> Callable[[jax.Array, jax.Array, PyTree, PyTree], PyTree]:
+  r"""Draws revived weights from a scaled normal distribution.
+
+  In a layer whose kept weights have the standard deviation :math:`\sigma`,
+  values are drawn from :math:`N(0, (\mathrm{scale}\ \sigma)^2)`. The SPDF paper
+  reports that a "scaled normal" initialization, which it does not specify, is
+  no better than zeros.
+
+  Args:
+    scale: The standard deviation as a multiple of :math:`\sigma`, or a schedule
+      of it; where the schedule is 0, values are zero.
+
+  Returns:
+    `(key, count, params, mask) -> values` over trees of leaves `[layers,
+    inputs, outputs]`, where `count` is the number of steps taken and `mask` the
+    mask before the update; values have the dtype of the parameters and are
+    `None` where the mask is.
+
+  Raises:
+    ValueError: the scale is a number that is not positive.
+
+  References:
+    Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023,
+    section 2.2
+
+  Example:
+    >>> params = {'w': jnp.ones((1, 2, 2)), 'b': None}
+    >>> mask = {'w': jnp.ones((1, 2, 2), bool), 'b': None}
+    >>> scaled_normal(0.5)(jax.random.key(0), 0, params, mask)['w'].tolist()
+    [[[0.0, 0.0], [0.0, 0.0]]]
+  """
+  if not callable(scale) and not 0 < scale < math.inf:
+    raise ValueError(
+        f'scale is {scale}; give a positive multiple of the standard deviation '
+        'of the kept weights.'
+    )
+
+  def values(key, count, params, mask):
+    multiple = scale(count) if callable(scale) else scale
+
+    def draw(p, m, leaf_key):
+      dtype = p.dtype if p.dtype.itemsize > 4 else jnp.float32
+      weights = jnp.where(m, p, 0).astype(dtype)
+      kept = jnp.sum(m, axis=(-2, -1), keepdims=True, dtype=jnp.int32)
+      count = jnp.maximum(kept, 1).astype(weights.real.dtype)
+      mean = jnp.sum(weights, axis=(-2, -1), keepdims=True) / count
+      from_mean = jnp.where(m, weights - mean, 0)
+      variance = jnp.sum(
+          jnp.square(jnp.abs(from_mean)), axis=(-2, -1), keepdims=True
+      ) / count
+      normal = jax.random.normal(leaf_key, p.shape, dtype)
+      deviation = multiple * jnp.sqrt(variance)
+      return (deviation.astype(dtype) * normal).astype(p.dtype)
+
+    kept = jax.tree.map(lambda m, p: p, mask, params)
+    return jax.tree.map(draw, kept, mask, masks.leaf_keys(key, kept))
+
+  return values

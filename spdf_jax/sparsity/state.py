@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from spdf_jax.sparsity import storage
+from spdf_jax import packing
+from spdf_jax.packing import PackedMask
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 
@@ -102,7 +105,7 @@ def get_mask(opt_state: PyTree) -> PyTree:
     >>> int(get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
     8
   """
-  return storage.unpack_masks(stored_mask(opt_state))
+  return unpack_masks(stored_mask(opt_state))
 
 
 def get_dense_grads(opt_state: PyTree) -> jax.Array:
@@ -150,7 +153,7 @@ def densify(opt_state: PyTree) -> PyTree:
     >>> bool(get_mask(state)['w'].all())
     True
   """
-  if storage.is_packed(stored_mask(opt_state)):
+  if is_packed(stored_mask(opt_state)):
     raise ValueError(
         'the optimizer state is stored compactly; unpack it first, with '
         'unpack_state(params, opt_state).'
@@ -186,3 +189,74 @@ def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:
         'spdf_jax.sparsify and pass the state of the wrapped optimizer.'
     )
   return found
+
+
+def check(params: PyTree, opt_state: PyTree) -> None:
+  """Raises an error unless all pruned weights are exactly zero.
+
+  Call it in a test of a training loop: some transformations around `sparsify`
+  change its updates, see there. Parameters that are stored compactly hold no
+  pruned weights and pass.
+
+  Args:
+    params: The parameters.
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Raises:
+    ValueError: pruned weights are not zero; their leaves are named. Or a
+      transformation around `sparsify` computed with its state, or there is no
+      `SparsifyState` in `opt_state`.
+
+  Example:
+    >>> import optax, spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
+    >>> state = tx.init(params)
+    >>> check(apply_mask(params, get_mask(state)), state)
+    >>> check(params, state)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: pruned weights are not zero: 12 in 'w'; ...
+  """
+  check_state(opt_state)
+  if is_packed(stored_mask(opt_state)):
+    return
+  count = lambda m, p: jnp.sum((p != 0) & ~m, dtype=jnp.int32)
+  found = {
+      name: int(number)
+      for name, number in trees.by_name(
+          masks.map_masked(count, get_mask(opt_state), params)
+      ).items()
+  }
+  wrong = [f'{n:,} in {name!r}' for name, n in found.items() if n]
+  if wrong:
+    raise ValueError(
+        f'pruned weights are not zero: {", ".join(wrong)}; mask the initial '
+        'parameters, apply_mask(params, get_mask(opt_state)), and put '
+        'transformations that change updates inside sparsify.'
+    )
+
+_is_packed = lambda x: isinstance(x, PackedMask)
+
+
+def is_packed(mask: PyTree) -> bool:
+  """Returns whether a mask is stored as bits.
+
+  Example:
+    >>> is_packed({'w': packing.pack_mask(jnp.eye(2, dtype=bool)), 'b': None})
+    True
+  """
+  return any(map(_is_packed, jax.tree.leaves(mask, is_leaf=_is_packed)))
+
+
+def unpack_masks(mask: PyTree) -> PyTree:
+  """Returns a mask as booleans; unpacks packed leaves.
+
+  Example:
+    >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
+    >>> unpack_masks(pack_masks(mask))['w'].tolist()
+    [[True, False], [False, True]]
+  """
+  return jax.tree.map(
+      lambda m: packing.unpack_mask(m) if _is_packed(m) else m,
+      mask, is_leaf=_is_packed,
+  )

@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.axes import to_layers
-from spdf_jax.sparsity.masking import check_bool
-from spdf_jax.sparsity.paths import by_name
-from spdf_jax.sparsity.paths import like_params
-from spdf_jax.sparsity.paths import path_name
-from spdf_jax.sparsity.selectors import hidden_matrices
+from spdf_jax.sparsity import selectors
+from spdf_jax.sparsity import trees
+from spdf_jax.sparsity.selection import Where
 
 PyTree = Any
 
@@ -82,7 +80,7 @@ def summarize(
     mask: PyTree,
     params: PyTree,
     *,
-    where: selection.Where = hidden_matrices,
+    where: Where = selectors.hidden_matrices,
 ) -> Summary:
   """Counts the kept weights of every sparsified layer.
 
@@ -142,7 +140,7 @@ def mask_changes(
     after: PyTree,
     params: PyTree,
     *,
-    where: selection.Where = hidden_matrices,
+    where: Where = selectors.hidden_matrices,
 ) -> dict[str, MaskChange]:
   """Counts the differences between two masks, per layer, on the host.
 
@@ -190,7 +188,7 @@ def overlap(
     other: PyTree,
     params: PyTree,
     *,
-    where: selection.Where = hidden_matrices,
+    where: Where = selectors.hidden_matrices,
 ) -> dict[str, float]:
   """Returns the overlap of two masks in every layer, from 0 to 1.
 
@@ -224,7 +222,7 @@ def overlap(
 
 
 def _layers(
-    mask: PyTree, params: PyTree, where: selection.Where
+    mask: PyTree, params: PyTree, where: Where
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the name and the mask `[inputs, outputs]` of every layer."""
   for path, stack in _stacks(mask, params, where):
@@ -232,22 +230,22 @@ def _layers(
 
 
 def _stacks(
-    mask: PyTree, params: PyTree, where: selection.Where
+    mask: PyTree, params: PyTree, where: Where
 ) -> list[tuple[str, jax.Array]]:
   """Returns the path and masks `[layers, inputs, outputs]` of every leaf."""
-  check_bool(mask)
+  masks.check_bool(mask)
   axes = selection.select(where, params)
   for name, m, a in zip(
-      by_name(params), like_params(mask, params), axes
+      trees.by_name(params), trees.matching_leaves(mask, params), axes
   ):
     if m is not None and a is None:
       raise ValueError(
           f'the mask has a leaf {name!r}, which where does not select; pass '
           'the where of sparsify.'
       )
-  stacks = to_layers(mask, params, axes)
+  stacks = selection.to_layers(mask, params, axes)
   return [
-      (path_name(path), stack)
+      (trees.path_name(path), stack)
       for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
   ]
 

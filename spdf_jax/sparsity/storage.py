@@ -9,6 +9,7 @@ a byte per weight, instead of 13 bytes per weight in dense arrays. The same
 optimizer runs on these vectors and computes the same updates.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,8 +19,11 @@ import optax
 
 from spdf_jax import packing
 from spdf_jax.packing import PackedMask
-from spdf_jax.sparsity import state_matching
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity import like_params
+from spdf_jax.sparsity import state
+from spdf_jax.sparsity import trees
+from spdf_jax.sparsity.algorithm import Algorithm
+from spdf_jax.sparsity.state import SparsifyState
 
 PyTree = Any
 
@@ -27,30 +31,6 @@ _is_packed = lambda x: isinstance(x, PackedMask)
 _is_leaf = lambda x: x is None or _is_packed(x)
 _TINY = 4, 6  # Shape of the layers on which `check_elementwise` compares.
 _TOLERANCE = 1e-4
-
-
-def is_packed(mask: PyTree) -> bool:
-  """Returns whether a mask is stored as bits.
-
-  Example:
-    >>> is_packed({'w': packing.pack_mask(jnp.eye(2, dtype=bool)), 'b': None})
-    True
-  """
-  return any(map(_is_packed, jax.tree.leaves(mask, is_leaf=_is_packed)))
-
-
-def unpack_masks(mask: PyTree) -> PyTree:
-  """Returns a mask as booleans; unpacks packed leaves.
-
-  Example:
-    >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
-    >>> unpack_masks(pack_masks(mask))['w'].tolist()
-    [[True, False], [False, True]]
-  """
-  return jax.tree.map(
-      lambda m: packing.unpack_mask(m) if _is_packed(m) else m,
-      mask, is_leaf=_is_packed,
-  )
 
 
 def kept_sizes(mask: PyTree) -> PyTree:
@@ -128,7 +108,7 @@ def pack_like_params(
   Returns:
     The state, other leaves unchanged.
   """
-  return state_matching.map_like_params(
+  return like_params.map_like_params(
       lambda x, m, n: x if m is None else packing.gather_kept(x, m, n),
       state, params, _per_leaf(mask, params), _per_leaf(sizes, params),
   )
@@ -136,7 +116,7 @@ def pack_like_params(
 
 def unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
   """Unpacks what `pack_like_params` returned; `params` are packed."""
-  return state_matching.map_like_params(
+  return like_params.map_like_params(
       lambda x, m: x if m is None else packing.scatter_kept(x, m),
       state, params, _per_leaf(mask, params),
   )
@@ -169,7 +149,7 @@ def check_room(mask: PyTree, sizes: PyTree) -> None:
     kept = kept_sizes(m)
     if kept > size:
       raise ValueError(
-          f'the mask of {path_name(path)} keeps {kept} weights of a '
+          f'the mask of {trees.path_name(path)} keeps {kept} weights of a '
           f'layer and its compact storage was built for {size}; build it for '
           f'{kept}, or store it densely.'
       )
@@ -200,7 +180,7 @@ def check_elementwise(
     ValueError: the optimizer works on whole matrices.
   """
   shapes = lambda tree: [
-      (path_name(path), x.shape, x.dtype)
+      (trees.path_name(path), x.shape, x.dtype)
       for path, x in jax.tree_util.tree_leaves_with_path(tree)
   ]
   try:
@@ -267,3 +247,174 @@ def _try_on_tiny(inner, params, mask, extra_args):
         map(np.asarray, jax.tree.leaves(take(updates))),
         map(np.asarray, jax.tree.leaves(of_values)),
     )
+
+
+def pack_state(
+    params: PyTree, opt_state: PyTree, sizes: PyTree = None
+) -> tuple[PyTree, PyTree]:
+  """Packs parameters and optimizer state into the values of kept weights.
+
+  `tx.update` takes and returns parameters and state in this form, with packed
+  gradients, as `sparse_matmul` computes them with a packed mask. It never
+  updates the mask: unpack before a step at which `update_at` is true. The
+  optimizer must be elementwise. The state of transformations around `sparsify`
+  stays dense, except the gradients of `optax.MultiSteps`.
+
+  Args:
+    params: The parameters, zero off the mask.
+    opt_state: The state of an optimizer that contains `sparsify`.
+    sizes: Length of the vector of values of a layer, for each leaf; by default
+      the lengths that the mask needs, which must then not be traced.
+
+  Returns:
+    Parameters and state; sparsified leaves and parameter-shaped state inside
+    `sparsify` that belongs to them have the shape `[..., size]`.
+
+  Raises:
+    ValueError: there is no `SparsifyState`, a layer keeps more weights than its
+      leaf's size, or `optax.MultiSteps` holds gradients of pruned weights.
+
+  Example:
+    >>> import jax.numpy as jnp, optax
+    >>> import spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4))}
+    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
+    >>> state = tx.init(params)
+    >>> params = spdf.apply_mask(params, get_mask(state))
+    >>> packed, packed_state = pack_state(params, state)
+    >>> packed['w'].shape, packed_state.inner_state[0].mu['w'].shape
+    ((4,), (4,))
+    >>> unpack_state(packed, packed_state)[0]['w'].tolist() == (
+    ...     params['w'].tolist())
+    True
+  """
+  mask = state.get_mask(opt_state)
+  if sizes is None:
+    sizes = kept_sizes(mask)
+  check_room(mask, sizes)
+  packed = pack_masks(mask)
+
+  def pack(state):
+    return pack_like_params(state, params, packed, sizes)
+
+  def pack_grads(grads):
+    values = pack(grads)
+    for dense, kept in zip(jax.tree.leaves(grads), jax.tree.leaves(values)):
+      if isinstance(dense, jax.core.Tracer):
+        continue
+      if jnp.count_nonzero(dense) != jnp.count_nonzero(kept):
+        raise ValueError(
+            'optax.MultiSteps holds gradients of pruned weights, which packing '
+            'would drop; pack after a step that updates the parameters.'
+        )
+    return values
+
+  return pack_values(params, packed, sizes), _map_states(
+      pack_masks, pack, pack_grads, opt_state
+  )
+
+
+def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+  """Restores what `pack_state` packed, bit for bit.
+
+  Dense arrays pass unchanged.
+
+  Args:
+    params: The parameters.
+    opt_state: The state of an optimizer that contains `sparsify`.
+
+  Returns:
+    Parameters and state as dense arrays.
+
+  Raises:
+    ValueError: there is no `SparsifyState` in `opt_state`.
+  """
+  packed = state.stored_mask(opt_state)
+  if not state.is_packed(packed):
+    return params, opt_state
+
+  def unpack(state):
+    return unpack_like_params(state, params, packed)
+
+  return unpack_values(params, packed), _map_states(
+      state.unpack_masks, unpack, unpack, opt_state
+  )
+
+
+def update_packed(
+    inner: optax.GradientTransformationExtraArgs,
+    algorithm: Algorithm,
+    updates: PyTree,
+    state: SparsifyState,
+    params: PyTree,
+    **extra_args: Any,
+) -> tuple[PyTree, SparsifyState]:
+  """Computes the optimizer's update of packed values; the mask is constant.
+
+  Args:
+    inner: The optimizer inside `sparsify`.
+    algorithm: The algorithm inside `sparsify`.
+    updates: The gradients, packed.
+    state: The state of `sparsify`, packed.
+    params: The parameters, packed.
+    **extra_args: Extra arguments of the optimizer's update.
+
+  Returns:
+    The updates and the next state, packed.
+
+  Raises:
+    ValueError: the algorithm skips steps, the optimizer is not elementwise, or
+      updates and parameters have different shapes.
+  """
+  shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
+  if shapes(updates) != shapes(params):
+    raise ValueError(
+        f'updates have the shapes {shapes(updates)!s:.80} and the packed '
+        f'parameters {shapes(params)!s:.80}; pack them too, or unpack the '
+        'state where transformations around sparsify hold dense arrays.'
+    )
+  if algorithm.skip_step_at(state.count) is not False:
+    raise ValueError(
+        'the algorithm skips steps, which compact storage does not support; '
+        'unpack the state with unpack_state.'
+    )
+  check_elementwise(
+      inner, state.inner_state, params, state.mask, **extra_args
+  )
+  updates, inner_state = inner.update(
+      updates, state.inner_state, params, **extra_args
+  )
+  count = optax.safe_increment(state.count)
+  return updates, state._replace(
+      count=count,
+      dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
+      inner_state=inner_state,
+  )
+
+
+def _map_states(
+    of_masks: Callable[[PyTree], PyTree],
+    of_inner: Callable[[PyTree], PyTree],
+    of_grads: Callable[[PyTree], PyTree],
+    opt_state: PyTree,
+) -> PyTree:
+  """Maps masks and states inside `sparsify`, and gradients of `MultiSteps`."""
+  kinds = SparsifyState, optax.MultiStepsState
+
+  def convert(state):
+    if isinstance(state, SparsifyState):
+      return state._replace(
+          mask=of_masks(state.mask), inner_state=of_inner(state.inner_state)
+      )
+    if isinstance(state, optax.MultiStepsState):
+      return state._replace(
+          acc_grads=of_grads(state.acc_grads),
+          inner_opt_state=_map_states(
+              of_masks, of_inner, of_grads, state.inner_opt_state
+          ),
+      )
+    return state
+
+  return jax.tree.map(
+      convert, opt_state, is_leaf=lambda x: isinstance(x, kinds)
+  )

@@ -7,12 +7,16 @@ groups, which are ranked together and have one count.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import math
+import re
 from typing import Any
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from spdf_jax.names import by_entry
 
 Shape = tuple[int, ...]
 
@@ -276,3 +280,42 @@ def _divide(shape: Shape, axis: str, by: int, name: str) -> int:
         'give a divisor of that, or leave the leaf out with where.'
     )
   return size // by
+_STRUCTURES = {
+    'balanced': balanced,
+    'block': block,
+    'channel': channel,
+    'n_of_m': n_of_m,
+    'unstructured': unstructured,
+}
+
+
+def structure_of(value: Any) -> Structure:
+  """Returns a structure given by name, or itself.
+
+  Args:
+    value: A structure; `'unstructured'`; N:M as `'2:4'`; or a mapping with the
+      name under `'structure'` and its arguments.
+
+  Returns:
+    The structure.
+
+  Raises:
+    ValueError: `value` is something else, or the name or an argument is
+      unknown.
+
+  Example:
+    >>> structure_of('2:4').unit_shape((1, 8, 16))
+    (32, 4, 1)
+  """
+  if isinstance(value, str) and re.fullmatch(r'\d+:\d+', value):
+    n, m = map(int, value.split(':'))
+    return n_of_m(n, m)
+  found = by_entry('structure', value, _STRUCTURES)
+  if isinstance(value, (str, Mapping)):
+    found = found()
+  if not isinstance(found, Structure):
+    raise ValueError(
+        f'structure is {found!r:.80}; give e.g. structures.block(4, 4), or a '
+        "name such as '2:4'."
+    )
+  return found

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
-from spdf_jax.sparsity.paths import by_name
+from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.digests import digest_arrays

@@ -11,15 +11,15 @@ import optax
 
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.algorithms.saliency import saliency_mask
-from spdf_jax.sparsity.axes import to_layers
-from spdf_jax.sparsity.entries import structure_of
 from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.initial_masks import saliency_mask
 from spdf_jax.sparsity.selection import select
+from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
+from spdf_jax.sparsity.structures import structure_of
 from spdf_jax.sparsity.structures import UNSTRUCTURED
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.checkpoint_files import read_masks
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.workdir import find_checkpoint

@@ -10,7 +10,7 @@ import jax
 
 from spdf_jax.data.corpora import CACHE_DIR
 from spdf_jax.data.corpora import is_cached
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import RunConfig
 

@@ -16,7 +16,7 @@ from spdf_jax.accelerator import native
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
-from spdf_jax.sparsity.storage import is_packed
+from spdf_jax.sparsity.state import is_packed
 from spdf_jax.training.own_models import OwnModel
 
 PyTree = Any

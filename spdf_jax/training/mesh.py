@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import sparsity
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.trees import path_name
 
 PyTree = Any
 

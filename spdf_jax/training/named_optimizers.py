@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from spdf_jax.names import bind
 from spdf_jax.names import import_function
 from spdf_jax.names import lookup
-from spdf_jax.sparsity.entries import bind
-from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.settings import OptimizerConfig

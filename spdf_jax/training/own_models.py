@@ -13,8 +13,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.names import bind
 from spdf_jax.names import import_function
-from spdf_jax.sparsity.entries import bind
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.axes import to_layers
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import ModelWide
-from spdf_jax.sparsity.paths import path_name
+from spdf_jax.sparsity.selection import to_layers
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.plan import Plan
 
 

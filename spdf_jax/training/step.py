@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
-from spdf_jax.sparsity.storage import is_packed
+from spdf_jax.sparsity.state import is_packed
 from spdf_jax.training.frozen import keep_frozen
 from spdf_jax.training.losses import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY

@@ -11,11 +11,11 @@ import jax
 from spdf_jax import sparsity
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.paths import by_name
-from spdf_jax.sparsity.paths import path_name
 from spdf_jax.sparsity.selection import Where
-from spdf_jax.sparsity.storage import is_packed
+from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.storage import kept_sizes
+from spdf_jax.sparsity.trees import by_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.planned_sparsity import planned_sparsities
 from spdf_jax.training.step import TrainState

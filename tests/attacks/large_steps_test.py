@@ -6,7 +6,7 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.rewinding import rewind_weights
-from spdf_jax.sparsity.times import update_times
+from spdf_jax.sparsity.schedules import update_times
 
 MANY = 2**31 + 5
 MEMBERS = [spdf.static(0.5), spdf.dense()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse-training algorithms, and their construction by name."""
 
-from spdf_jax.sparsity.algorithms.specs import ALGORITHMS
-from spdf_jax.sparsity.algorithms.specs import create_algorithm
-from spdf_jax.sparsity.algorithms.specs import member_specs
+from spdf_jax.sparsity.algorithms.from_config import ALGORITHMS
+from spdf_jax.sparsity.algorithms.from_config import create_algorithm
+from spdf_jax.sparsity.algorithms.from_config import member_specs
 
 __all__ = ['ALGORITHMS', 'create_algorithm', 'member_specs']

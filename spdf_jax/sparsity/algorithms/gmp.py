@@ -3,17 +3,16 @@
 
 from typing import Any
 
+from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithms.connections import Distribution
-from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import leafwise
-from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.masks import MaskMaker
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.times import update_times
-from spdf_jax.sparsity.times import UpdateEvery
 
 PyTree = Any
 
@@ -24,8 +23,8 @@ def gmp(
     update_every: UpdateEvery,
     update_until: int,
     update_from: int = 0,
-    distribution: Distribution | str = uniform,
-    structure: Structure | str = UNSTRUCTURED,
+    distribution: Distribution | str = distributions.uniform,
+    structure: Structure | str = structures.UNSTRUCTURED,
     init: MaskMaker | str = masks.magnitude_mask,
 ) -> Algorithm:
   """Prunes the smallest magnitudes to a scheduled sparsity at every update.
@@ -62,10 +61,10 @@ def gmp(
     >>> pruning.sparsity_at(99, {'w': jnp.ones((1, 2, 2))})
     {'w': 0.7000000000000001}
   """
-  return leafwise(
+  return leafwise.leafwise(
       sparsity,
-      update_times(update_every, update_from, update_until),
-      lambda units: drop_and_grow(
+      schedules.update_times(update_every, update_from, update_until),
+      lambda units: leafwise.drop_and_grow(
           units, units.kept, grow_by=None, regrow_dropped=True
       ),
       distribution=distribution,

@@ -3,20 +3,18 @@
 
 from typing import Any
 
+from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithms.connections import Distribution
-from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import leafwise
-from spdf_jax.sparsity.algorithms.connections import number_dropped
-from spdf_jax.sparsity.algorithms.rigl import decayed
-from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.distributions import uniform
+from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.algorithms import rigl
+from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.times import update_times
-from spdf_jax.sparsity.times import UpdateEvery
 
 PyTree = Any
 
@@ -28,8 +26,8 @@ def granet(
     update_until: int,
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.5,
-    distribution: Distribution | str = uniform,
-    structure: Structure | str = UNSTRUCTURED,
+    distribution: Distribution | str = distributions.uniform,
+    structure: Structure | str = structures.UNSTRUCTURED,
     init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   """Prunes to a scheduled sparsity, then drops and regrows weights: GraNet.
@@ -76,18 +74,18 @@ def granet(
   """
 
   def next_mask(units):
-    dropped = number_dropped(units, units.kept)
-    return drop_and_grow(
+    dropped = leafwise.number_dropped(units, units.kept)
+    return leafwise.drop_and_grow(
         units, units.kept - dropped, grow_by=units.grads, regrow_dropped=True
     )
 
-  return leafwise(
+  return leafwise.leafwise(
       sparsity,
-      update_times(update_every, update_from, update_until),
+      schedules.update_times(update_every, update_from, update_until),
       next_mask,
       distribution=distribution,
       structure=structure,
       init=init,
-      drop_fraction=decayed(drop_fraction, update_until),
+      drop_fraction=rigl.decayed(drop_fraction, update_until),
       dense_grads=True,
   )

@@ -1,42 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
 """Iterative magnitude pruning: pruning of remaining weights, in rounds."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence
+import itertools
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import algorithm
+from spdf_jax.sparsity import counts
+from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import initial_masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity import topk
+from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithm import never
-from spdf_jax.sparsity.algorithms.connections import Distribution
-from spdf_jax.sparsity.algorithms.connections import first_mask
-from spdf_jax.sparsity.algorithms.connections import magnitudes
-from spdf_jax.sparsity.algorithms.connections import prune_model
-from spdf_jax.sparsity.counts import model_kept
-from spdf_jax.sparsity.distributions import model_wide
+from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.distributions import ModelWide
-from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.entries import distribution_of
-from spdf_jax.sparsity.entries import structure_of
-from spdf_jax.sparsity.leaves import map_leaves
-from spdf_jax.sparsity.rounds import check_rounds
-from spdf_jax.sparsity.rounds import Round
-from spdf_jax.sparsity.rounds import round_starts
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.topk import keep_largest
 
 PyTree = Any
+
+
+class Round(NamedTuple):
+  """One round of iterative pruning: prune, rewind, train."""
+
+  steps: int
+  """Number of training steps."""
+
+  fraction: float = 0.0
+  """Fraction of the remaining weights, of each layer or of the whole model, to
+  prune at the first step."""
+
+  rewind_to: int = 0
+  """Step of the base schedule at which the round's learning rate begins."""
+
+
+def rounds_to(
+    target: float,
+    fraction: float,
+    steps: int | Sequence[int],
+    rewind_to: int = 0,
+) -> tuple[Round, ...]:
+  """Returns a dense round and the pruning rounds that end at a sparsity.
+
+  Each round prunes `fraction` of the remaining weights; the last prunes the
+  fraction that reaches the target.
+
+  Args:
+    target: The sparsity after the last round, in (0, 1).
+    fraction: The fraction of the remaining weights pruned per round, in (0, 1).
+    steps: Number of steps of every round, or a list with one number per round,
+      the dense one first.
+    rewind_to: The step of the base schedule to which every round but the first
+      rewinds.
+
+  Returns:
+    The rounds, as few as possible.
+
+  Raises:
+    ValueError: an argument is out of its range, or `steps` is a list whose
+      length is not the number of rounds.
+
+  References:
+    Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
+    Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
+
+  Example:
+    >>> [round(r.fraction, 3) for r in rounds_to(0.838, 0.33, 20_000, 1_000)]
+    [0.0, 0.33, 0.33, 0.33, 0.33, 0.196]
+  """
+  for name, value in (('target', target), ('fraction', fraction)):
+    if not _is_fraction(value):
+      raise ValueError(f'{name} is {value!r}; give a number in (0, 1).')
+  # The tolerance prevents rounding from adding a round that prunes nothing.
+  exactly = math.log1p(-target) / math.log1p(-fraction)
+  number = max(1, math.ceil(exactly - 1e-9))
+  last = 1 - (1 - target) / (1 - fraction) ** (number - 1)
+  fractions = [0.0, *[fraction] * (number - 1), last]
+  lengths = (
+      list(steps) if isinstance(steps, Iterable) else [steps] * len(fractions)
+  )
+  if len(lengths) != len(fractions):
+    raise ValueError(
+        f'steps has {len(lengths)} entries, but target={target} takes '
+        f'{number} rounds that prune fraction={fraction} after the dense one; '
+        f'give {len(fractions)} entries or one number.'
+    )
+  rewinds = [0, *[rewind_to] * number]
+  return check_rounds(map(Round, lengths, fractions, rewinds))
+
+
+def check_rounds(rounds: Iterable[Round]) -> tuple[Round, ...]:
+  """Returns rounds as a tuple, or raises.
+
+  Args:
+    rounds: The rounds, each a `Round` or a tuple of its fields.
+
+  Returns:
+    The rounds.
+
+  Raises:
+    ValueError: there is no round or something else, a length is not positive, a
+      `rewind_to` is negative, or a fraction is outside (0, 1); the first may be
+      0.
+
+  Example:
+    >>> check_rounds([(100,), (50, 0.2)])[1].fraction
+    0.2
+  """
+  try:
+    checked = tuple(Round(*r) for r in rounds)
+  except TypeError as error:
+    raise ValueError(
+        f'rounds is {rounds!r:.80}; give a list of Round(steps, fraction).'
+    ) from error
+  if not checked:
+    raise ValueError('rounds is empty; give at least one Round(steps).')
+  for i, r in enumerate(checked):
+    schedules.check_steps(f'steps of round {i}', r.steps, 1)
+    schedules.check_steps(f'rewind_to of round {i}', r.rewind_to, 0)
+    if not (_is_fraction(r.fraction) or i == 0 == r.fraction):
+      raise ValueError(
+          f'fraction of round {i} is {r.fraction!r}; give the fraction of the '
+          'remaining weights to prune, in (0, 1); only the first round may '
+          'prune none.'
+      )
+  schedules.check_steps('the number of steps of all rounds', sum(
+      r.steps for r in checked
+  ), 1)
+  return checked
+
+
+def _is_fraction(value: Any) -> bool:
+  try:
+    return bool(0 < value < 1)
+  except TypeError:
+    return False
+
+
+def round_starts(rounds: Sequence[Round]) -> list[int]:
+  """Returns the first step of every round.
+
+  Args:
+    rounds: The rounds.
+
+  Returns:
+    Increasing steps that begin with 0, e.g. for `reset_state`.
+
+  Raises:
+    ValueError: the rounds are invalid, see `check_rounds`.
+
+  Example:
+    >>> round_starts([Round(100), Round(50, 0.2), Round(50, 0.2)])
+    [0, 100, 150]
+  """
+  lengths = [r.steps for r in check_rounds(rounds)]
+  return list(itertools.accumulate(lengths[:-1], initial=0))
 
 
 def iterative(
     rounds: Sequence[Round],
     *,
-    distribution: Distribution | str = uniform,
-    structure: Structure | str = UNSTRUCTURED,
+    distribution: Distribution | str = distributions.uniform,
+    structure: Structure | str = structures.UNSTRUCTURED,
 ) -> Algorithm:
   """Prunes a fraction of the remaining weights in each round.
 
@@ -68,14 +202,14 @@ def iterative(
     >>> pruning.sparsity_at(300, {'w': jnp.ones((1, 4, 4))})
     {'w': 0.4375}
   """
-  distribution = distribution_of(distribution)
-  if distribution not in (uniform, model_wide):
+  distribution = distributions.distribution_of(distribution)
+  if distribution not in (distributions.uniform, distributions.model_wide):
     name = getattr(distribution, '__name__', distribution)
     raise ValueError(
         f"distribution is {name!r}, but iterative prunes by 'uniform' or "
         "'model_wide'; give one of them, or use gmp."
     )
-  structure = structure_of(structure)
+  structure = structures.structure_of(structure)
   rounds = check_rounds(rounds)
   starts = round_starts(rounds)[1:]
   table = np.asarray(starts, np.int32)
@@ -97,7 +231,7 @@ def iterative(
 
   def sparsity_at(count, params):
     number = int(np.searchsorted(table, count, side='right'))
-    if distribution is model_wide:
+    if distribution is distributions.model_wide:
       return of_model(params, number)
 
     def sparsity(p):
@@ -113,22 +247,24 @@ def iterative(
 
     def prune_leaf(m, w):
       kept = jnp.asarray(kept_after(group_size(m.shape)), jnp.int32)[number]
-      units = keep_largest(
-          magnitudes(structure, w), kept, among=structure.reduce(m).astype(bool)
+      units = topk.keep_largest(
+          leafwise.magnitudes(structure, w),
+          kept,
+          among=structure.reduce(m).astype(bool),
       )
       return structure.expand(units, m.shape)
 
-    return map_leaves(prune_leaf, mask, params)
+    return trees.map_leaves(prune_leaf, mask, params)
 
   def prune_all(mask, params, number):
     kept = [
-        divmod(model_kept(params, of_model(params, i), structure), 2**32)
+        divmod(counts.model_kept(params, of_model(params, i), structure), 2**32)
         for i in range(len(rounds))
     ]
-    rows = np.asarray(kept, np.uint32)
-    return prune_model(mask, params, jnp.asarray(rows)[number], structure)
+    row = jnp.asarray(np.asarray(kept, np.uint32))[number]
+    return leafwise.prune_model(mask, params, row, structure)
 
-  cut = prune_all if distribution is model_wide else prune
+  cut = prune_all if distribution is distributions.model_wide else prune
 
   def init(key, params):
     del key
@@ -151,8 +287,8 @@ def iterative(
       init=init,
       update=update,
       update_at=update_at,
-      dense_grads_at=never,
-      mask_by=lambda maker, key, params: first_mask(
+      dense_grads_at=algorithm.never,
+      mask_by=lambda maker, key, params: initial_masks.initial_mask(
           maker, key, params, sparsity_at(0, params), structure
       ),
   )

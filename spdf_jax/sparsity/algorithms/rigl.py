@@ -3,21 +3,18 @@
 
 from typing import Any
 
+from spdf_jax.sparsity import counts
+from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithms.connections import Distribution
-from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import leafwise
-from spdf_jax.sparsity.algorithms.connections import surviving
-from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.counts import fixed
-from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.schedules import cosine
+from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.times import update_times
-from spdf_jax.sparsity.times import UpdateEvery
 
 PyTree = Any
 
@@ -31,8 +28,8 @@ def rigl(
     drop_fraction: float | Schedule = 0.3,
     regrow_dropped: bool = True,
     skip_gradient_step: bool = False,
-    distribution: Distribution | str = uniform,
-    structure: Structure | str = UNSTRUCTURED,
+    distribution: Distribution | str = distributions.uniform,
+    structure: Structure | str = structures.UNSTRUCTURED,
     init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   r"""Drops small magnitudes and grows large gradients: RigL.
@@ -83,12 +80,12 @@ def rigl(
     >>> algorithm.dense_grads_at(99), algorithm.dense_grads_at(100)
     (False, True)
   """
-  return leafwise(
+  return leafwise.leafwise(
       sparsity,
-      update_times(update_every, update_from, update_until),
-      lambda units: drop_and_grow(
+      schedules.update_times(update_every, update_from, update_until),
+      lambda units: leafwise.drop_and_grow(
           units,
-          surviving(units),
+          leafwise.surviving(units),
           grow_by=units.grads,
           regrow_dropped=regrow_dropped,
       ),
@@ -118,5 +115,5 @@ def decayed(
   """
   if callable(drop_fraction):
     return drop_fraction
-  fixed(drop_fraction, 'drop_fraction')
-  return cosine(drop_fraction, update_until)
+  counts.fixed(drop_fraction, 'drop_fraction')
+  return schedules.cosine(drop_fraction, update_until)

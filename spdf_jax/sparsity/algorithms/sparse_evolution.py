@@ -6,26 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.sparsity import counts
+from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity import topk
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithms.connections import count_kept
-from spdf_jax.sparsity.algorithms.connections import Distribution
-from spdf_jax.sparsity.algorithms.connections import drop_and_grow
-from spdf_jax.sparsity.algorithms.connections import grow
-from spdf_jax.sparsity.algorithms.connections import leafwise
-from spdf_jax.sparsity.algorithms.connections import not_enough_pruned
-from spdf_jax.sparsity.algorithms.connections import surviving
-from spdf_jax.sparsity.algorithms.connections import Units
-from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.counts import fraction_of
-from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.entries import structure_of
+from spdf_jax.sparsity.algorithms import leafwise
+from spdf_jax.sparsity.algorithms.leafwise import Units
+from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.times import update_times
-from spdf_jax.sparsity.times import UpdateEvery
-from spdf_jax.sparsity.topk import keep_largest
 
 PyTree = Any
 
@@ -39,8 +33,8 @@ def sparse_evolution(
     drop_fraction: float | Schedule = 0.3,
     drop: str = 'magnitude',
     regrow_dropped: bool = True,
-    distribution: Distribution | str = uniform,
-    structure: Structure | str = UNSTRUCTURED,
+    distribution: Distribution | str = distributions.uniform,
+    structure: Structure | str = structures.UNSTRUCTURED,
     init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   """Drops a fraction of the connections and grows as many at random: SET.
@@ -82,8 +76,8 @@ def sparse_evolution(
   """
   if drop not in ('magnitude', 'signed'):
     raise ValueError(f"drop is {drop!r}; give 'magnitude' or 'signed'.")
-  structure = structure_of(structure)
-  if drop == 'signed' and structure is not UNSTRUCTURED:
+  structure = structures.structure_of(structure)
+  if drop == 'signed' and structure is not structures.UNSTRUCTURED:
     raise ValueError(
         "drop is 'signed', but blocks and groups of weights have no sign; give "
         "'magnitude', or no structure."
@@ -94,16 +88,19 @@ def sparse_evolution(
       survivors = _drop_signed(units)
       if not regrow_dropped:
         survivors = _restored(units, survivors)
-      return grow(
+      return leafwise.grow(
           units, survivors, grow_by=None, regrow_dropped=regrow_dropped
       )
-    return drop_and_grow(
-        units, surviving(units), grow_by=None, regrow_dropped=regrow_dropped
+    return leafwise.drop_and_grow(
+        units,
+        leafwise.surviving(units),
+        grow_by=None,
+        regrow_dropped=regrow_dropped,
     )
 
-  return leafwise(
+  return leafwise.leafwise(
       sparsity,
-      update_times(update_every, update_from, update_until),
+      schedules.update_times(update_every, update_from, update_until),
       next_mask,
       distribution=distribution,
       structure=structure,
@@ -122,16 +119,16 @@ def _drop_signed(units: Units) -> jax.Array:
   negative = units.mask & (units.weights < 0)
   survivors = jnp.zeros_like(units.mask)
   for side in (negative, units.mask & ~negative):
-    number = count_kept(side)
-    number -= fraction_of(number, units.drop_fraction)
-    survivors |= keep_largest(units.magnitudes, number, among=side)
+    number = leafwise.count_kept(side)
+    number -= counts.fraction_of(number, units.drop_fraction)
+    survivors |= topk.keep_largest(units.magnitudes, number, among=side)
   # Where the sparsity rises, more must be dropped.
-  return keep_largest(units.magnitudes, units.kept, among=survivors)
+  return topk.keep_largest(units.magnitudes, units.kept, among=survivors)
 
 
 def _restored(units: Units, survivors: jax.Array) -> jax.Array:
   """Restores the largest dropped units where too few others can grow."""
-  number = not_enough_pruned(units) - count_kept(survivors)
-  return survivors | keep_largest(
+  number = leafwise.not_enough_pruned(units) - leafwise.count_kept(survivors)
+  return survivors | topk.keep_largest(
       units.magnitudes, jnp.maximum(number, 0), among=units.mask & ~survivors
   )

@@ -5,18 +5,15 @@ from typing import Any
 
 import jax
 
+from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithm import never
-from spdf_jax.sparsity.algorithms.connections import Distribution
-from spdf_jax.sparsity.algorithms.connections import first_mask
-from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.entries import distribution_of
-from spdf_jax.sparsity.entries import init_of
-from spdf_jax.sparsity.entries import structure_of
+from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
 
 PyTree = Any
 
@@ -25,7 +22,7 @@ def static(
     sparsity: PyTree,
     *,
     distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = UNSTRUCTURED,
+    structure: Structure | str = structures.UNSTRUCTURED,
     init: MaskMaker | str = masks.random_mask,
 ) -> Algorithm:
   """Keeps the initial mask: sparse pre-training as in SPDF.
@@ -54,8 +51,9 @@ def static(
     >>> static(0.75).sparsity_at(0, {'w': jnp.ones((2, 2))})
     {'w': 0.75}
   """
-  distribution, init = distribution_of(distribution), init_of(init)
-  structure = structure_of(structure)
+  distribution = distributions.distribution_of(distribution)
+  init = initial_masks.init_of(init)
+  structure = structures.structure_of(structure)
   if any(map(callable, jax.tree.leaves(sparsity))):
     raise ValueError(
         'sparsity is a schedule, but static keeps one mask; give a number, or '
@@ -68,14 +66,16 @@ def static(
     return distribution(params, sparsity)
 
   def mask_by(maker, key, params):
-    return first_mask(maker, key, params, sparsity_at(0, params), structure)
+    return initial_masks.initial_mask(
+        maker, key, params, sparsity_at(0, params), structure
+    )
 
   return Algorithm(
       sparsity_at=sparsity_at,
       init=lambda key, params: mask_by(init, key, params),
       update=lambda key, count, mask, params, grads: mask,
-      update_at=never,
-      dense_grads_at=never,
+      update_at=algorithm.never,
+      dense_grads_at=algorithm.never,
       mask_by=mask_by,
   )
 

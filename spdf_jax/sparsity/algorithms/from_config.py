@@ -8,21 +8,20 @@ from typing import Any
 
 import optax
 
+from spdf_jax.names import bind
+from spdf_jax.names import by_entry
 from spdf_jax.names import import_function
 from spdf_jax.names import lookup
+from spdf_jax.sparsity import combinators
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithms.gmp import gmp
-from spdf_jax.sparsity.algorithms.granet import granet
-from spdf_jax.sparsity.algorithms.iterative import iterative
-from spdf_jax.sparsity.algorithms.rigl import rigl
-from spdf_jax.sparsity.algorithms.sparse_evolution import sparse_evolution
-from spdf_jax.sparsity.algorithms.static import dense
-from spdf_jax.sparsity.algorithms.static import static
-from spdf_jax.sparsity.entries import bind
-from spdf_jax.sparsity.entries import by_entry
-from spdf_jax.sparsity.partition import partition
-from spdf_jax.sparsity.rounds import Round
+from spdf_jax.sparsity.algorithms import gmp
+from spdf_jax.sparsity.algorithms import granet
+from spdf_jax.sparsity.algorithms import iterative
+from spdf_jax.sparsity.algorithms import rigl
+from spdf_jax.sparsity.algorithms import sparse_evolution
+from spdf_jax.sparsity.algorithms import static
+from spdf_jax.sparsity.algorithms.iterative import Round
 
 _SCHEDULES = {
     name: getattr(optax, name) for name in dir(optax)
@@ -80,7 +79,7 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
     {'w': 0.8}
   """
   if not isinstance(spec, Mapping):
-    return static(spec)
+    return static.static(spec)
   arguments = {
       name: _DECODERS[name](value) if name in _DECODERS else value
       for name, value in spec.items() if name != 'algorithm'
@@ -136,7 +135,8 @@ def _partition(groups: Any) -> Algorithm:
       members[pattern] = create_algorithm(spec)
     except ValueError as error:
       raise ValueError(f'group {pattern!r}: {error}') from error
-  return partition(members, [(pattern, pattern) for pattern in members])
+  labels = [(pattern, pattern) for pattern in members]
+  return combinators.partition(members, labels)
 
 
 def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
@@ -200,12 +200,12 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     'sparsity': _sparsity,
 }
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    'dense': dense,
-    'gmp': gmp,
-    'granet': granet,
-    'iterative': iterative,
+    'dense': static.dense,
+    'gmp': gmp.gmp,
+    'granet': granet.granet,
+    'iterative': iterative.iterative,
     'partition': _partition,
-    'rigl': rigl,
-    'sparse_evolution': sparse_evolution,
-    'static': static,
+    'rigl': rigl.rigl,
+    'sparse_evolution': sparse_evolution.sparse_evolution,
+    'static': static.static,
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropping and growing of connections, leaf by leaf."""
+"""Algorithms that drop and grow connections leaf by leaf."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,31 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.sparsity import algorithm
+from spdf_jax.sparsity import counts
+from spdf_jax.sparsity import distributions
+from spdf_jax.sparsity import initial_masks
+from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import schedules
+from spdf_jax.sparsity import structures
+from spdf_jax.sparsity import topk
+from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithm import Algorithm
-from spdf_jax.sparsity.algorithm import never
-from spdf_jax.sparsity.combinators import MaskMaker
-from spdf_jax.sparsity.counts import fixed
-from spdf_jax.sparsity.counts import fraction_of
-from spdf_jax.sparsity.counts import kept_table
 from spdf_jax.sparsity.counts import ModelTable
-from spdf_jax.sparsity.entries import distribution_of
-from spdf_jax.sparsity.entries import init_of
-from spdf_jax.sparsity.entries import structure_of
-from spdf_jax.sparsity.leaves import map_leaves
-from spdf_jax.sparsity.masks import leaf_keys
-from spdf_jax.sparsity.model_masks import keep_of_model
-from spdf_jax.sparsity.schedules import is_constant
+from spdf_jax.sparsity.distributions import Distribution
+from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
-from spdf_jax.sparsity.schedules import value_at
+from spdf_jax.sparsity.schedules import UpdateTimes
 from spdf_jax.sparsity.structures import Structure
-from spdf_jax.sparsity.structures import UNSTRUCTURED
-from spdf_jax.sparsity.times import UpdateTimes
-from spdf_jax.sparsity.topk import keep_largest
-from spdf_jax.sparsity.topk import keep_random
 
 PyTree = Any
-Distribution = Callable[[PyTree, PyTree], PyTree]
 
 _CARRY = 2  # Folded into a leaf's key to round numbers of dropped connections.
 
@@ -112,23 +105,24 @@ def leafwise(
   Raises:
     ValueError: a sparsity or fraction is out of its range at some update.
   """
-  distribution, init = distribution_of(distribution), init_of(init)
-  structure = structure_of(structure)
+  distribution = distributions.distribution_of(distribution)
+  init = initial_masks.init_of(init)
+  structure = structures.structure_of(structure)
   fractions = _fractions(drop_fraction, times)
   _check_sparsities(sparsity, times)
 
   def sparsity_at(count, params):
     step = 0
-    if not is_constant(sparsity) and times.index(count) >= 0:
+    if not schedules.is_constant(sparsity) and times.index(count) >= 0:
       step = int(times.steps[times.index(count)])
     return distribution(params, schedules.sparsity_at(sparsity, step))
 
   def update(key, count, mask, params, grads):
-    table = kept_table(params, sparsity, distribution, times, structure)
+    table = counts.kept_table(params, sparsity, distribution, times, structure)
     row = times.index(count)
     if isinstance(table, ModelTable):
       mask = prune_model(mask, params, _row(table.rows, row), structure)
-      kept = map_leaves(
+      kept = trees.map_leaves(
           lambda m: count_kept(structure.reduce(m).astype(bool)), mask
       )
     else:
@@ -149,15 +143,17 @@ def leafwise(
       )
       return structure.expand(update_leaf(units), m.shape)
 
-    keys = leaf_keys(key, params)
-    return map_leaves(next_mask, mask, params, grads, keys, kept)
+    keys = masks.leaf_keys(key, params)
+    return trees.map_leaves(next_mask, mask, params, grads, keys, kept)
 
   def mask_by(maker, key, params):
-    return first_mask(maker, key, params, sparsity_at(0, params), structure)
+    return initial_masks.initial_mask(
+        maker, key, params, sparsity_at(0, params), structure
+    )
 
   def init_mask(key, params):
     mask = mask_by(init, key, params)
-    table = kept_table(params, sparsity, distribution, times, structure)
+    table = counts.kept_table(params, sparsity, distribution, times, structure)
     if drop_fraction != 0:
       _check_drops(table, params, structure, fractions)
     return mask
@@ -167,40 +163,10 @@ def leafwise(
       init=init_mask,
       update=update,
       update_at=times.contains,
-      dense_grads_at=times.contains if dense_grads else never,
-      skip_step_at=times.contains if skip_step else never,
+      dense_grads_at=times.contains if dense_grads else algorithm.never,
+      skip_step_at=times.contains if skip_step else algorithm.never,
       mask_by=mask_by,
   )
-
-
-def first_mask(
-    init: Callable[..., PyTree],
-    key: jax.Array,
-    params: PyTree,
-    sparsities: PyTree,
-    structure: Structure,
-) -> PyTree:
-  """Makes the initial mask, with the structure if there is one.
-
-  Args:
-    init: `(key, params, sparsities) -> mask`; must also accept `structure=` if
-      `structure` is not `UNSTRUCTURED`.
-    key: A typed PRNG key.
-    params: Leaves `[layers, inputs, outputs]`.
-    sparsities: Sparsities, as the distribution returns them.
-    structure: Structure of the mask.
-
-  Returns:
-    The mask.
-
-  Raises:
-    ValueError: the structure cannot have a sparsity.
-  """
-  if structure is UNSTRUCTURED:
-    return init(key, params, sparsities)
-  for sparsity in jax.tree.leaves(sparsities):
-    structure.check(sparsity)
-  return init(key, params, sparsities, structure=structure)
 
 
 def surviving(units: Units) -> jax.Array:
@@ -211,7 +177,7 @@ def surviving(units: Units) -> jax.Array:
 
 def number_dropped(units: Units, number: jax.Array) -> jax.Array:
   """Returns the part of a number of connections that an update drops."""
-  return fraction_of(number, units.drop_fraction, units.carry)
+  return counts.fraction_of(number, units.drop_fraction, units.carry)
 
 
 def drop_and_grow(
@@ -234,7 +200,7 @@ def drop_and_grow(
   """
   if not regrow_dropped:
     number = jnp.maximum(number, not_enough_pruned(units))
-  survivors = keep_largest(units.magnitudes, number, among=units.mask)
+  survivors = topk.keep_largest(units.magnitudes, number, among=units.mask)
   return grow(units, survivors, grow_by=grow_by, regrow_dropped=regrow_dropped)
 
 
@@ -251,8 +217,8 @@ def grow(
 
   def grown():
     if grow_by is None:
-      return keep_random(units.key, taken.shape, number, among=~taken)
-    return keep_largest(grow_by, number, among=~taken)
+      return topk.keep_random(units.key, taken.shape, number, among=~taken)
+    return topk.keep_largest(grow_by, number, among=~taken)
 
   # The cond skips ranking where nothing grows, as in most updates of gradual
   # pruning.
@@ -280,7 +246,7 @@ def prune_model(
   Returns:
     The next mask, with at least one unit in every layer.
   """
-  return keep_of_model(
+  return topk.keep_of_model(
       jax.tree.map(lambda w: magnitudes(structure, w), params),
       params,
       kept,
@@ -302,7 +268,7 @@ def not_enough_pruned(units: Units) -> jax.Array:
 
 def _check_sparsities(sparsity: PyTree, times: UpdateTimes) -> None:
   """Evaluates the sparsity at all updates, to raise errors before training."""
-  steps = [0] if is_constant(sparsity) else [0, *times.steps.tolist()]
+  steps = [0] if schedules.is_constant(sparsity) else [0, *times.steps.tolist()]
   for step in steps:
     schedules.sparsity_at(sparsity, step)
 
@@ -318,7 +284,8 @@ def _fractions(
           'of the last update.'
       )
     steps = times.steps.tolist()
-  return fixed([value_at(drop_fraction, t) for t in steps], 'drop_fraction')
+  fractions = [schedules.value_at(drop_fraction, t) for t in steps]
+  return counts.fixed(fractions, 'drop_fraction')
 
 
 def _has_groups(structure: Structure, shape: tuple[int, ...]) -> bool:

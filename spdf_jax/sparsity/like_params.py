@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matching of optimizer-state leaves to parameters, by path and shape."""
+"""Optimizer-state leaves that match parameters, by path and shape."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from spdf_jax.sparsity.paths import like_params
-from spdf_jax.sparsity.paths import path_parts
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 
@@ -41,14 +40,14 @@ def map_like_params(
     [1.0, 1.0, 1.0]
   """
   paths_and_params = jax.tree_util.tree_leaves_with_path(params)
-  aligned = [like_params(tree, params) for tree in rest]
+  aligned = [trees.matching_leaves(tree, params) for tree in rest]
   by_path = {
-      path_parts(path): (param.shape, [column[i] for column in aligned])
+      trees.path_parts(path): (param.shape, [column[i] for column in aligned])
       for i, (path, param) in enumerate(paths_and_params)
   }
 
   def visit(path, leaf):
-    parts = path_parts(path)
+    parts = trees.path_parts(path)
     for start in range(len(parts) + 1):
       found = by_path.get(parts[start:])
       if found is not None and found[0] == getattr(leaf, 'shape', None):
