@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.sparsity.masks import number_kept
+from spdf_jax.sparsity.counts import number_kept
 
 LEVELS = st.one_of(
     st.sampled_from([0.0, 0.5, 0.75, 0.9, 0.99, 0.999999]),

@@ -14,7 +14,7 @@ from spdf_jax.sparsity.algorithms.iterative import check_rounds
 from spdf_jax.sparsity.algorithms.iterative import Round
 from spdf_jax.sparsity.algorithms.iterative import round_starts
 from spdf_jax.sparsity.algorithms.iterative import rounds_to
-from spdf_jax.sparsity.masks import number_kept
+from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.rewinding import rewind_schedule
 from spdf_jax.sparsity.rewinding import rewind_weights
 

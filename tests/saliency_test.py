@@ -8,10 +8,10 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import initial_masks
+from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.counts import sparsities_of
 from spdf_jax.sparsity.initial_masks import given_mask
 from spdf_jax.sparsity.initial_masks import saliency_mask
-from spdf_jax.sparsity.masks import number_kept
 
 pytestmark = pytest.mark.ci
 
