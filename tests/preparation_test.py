@@ -27,11 +27,11 @@ from spdf_jax.data import train_bpe
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import files as preparation
 from spdf_jax.data.prepare import state as unfinished
-from spdf_jax.data.prepare.documents import list_inputs
 from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.documents import read_documents
 from spdf_jax.data.prepare.documents import Skipped
 from spdf_jax.data.prepare.encoding import WordCache
+from spdf_jax.data.prepare.inputs import list_inputs
+from spdf_jax.data.prepare.inputs import read_documents
 from spdf_jax.data.token_files import dtype_of
 
 TEXTS = [f'Document {i}: élan of "{i * 7}".\nIts end\n' for i in range(60)]

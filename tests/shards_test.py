@@ -15,7 +15,7 @@ from spdf_jax.data import prepare_shard
 from spdf_jax.data.prepare import files as preparation
 from spdf_jax.data.prepare import shards
 from spdf_jax.data.prepare import state as unfinished
-from spdf_jax.data.prepare.documents import read_documents
+from spdf_jax.data.prepare.inputs import read_documents
 
 ARGUMENTS = dict(tokenizer='bpe-280', validation=0.2, test=0.2)
 

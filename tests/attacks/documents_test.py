@@ -12,8 +12,8 @@ from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
 from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.documents import read_documents
 from spdf_jax.data.prepare.documents import Skipped
+from spdf_jax.data.prepare.inputs import read_documents
 
 DEEP = '[' * 200_000
 

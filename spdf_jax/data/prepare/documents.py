@@ -1,50 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of files and datasets, streamed in little memory.
-
-Text, JSON lines and Parquet are read here; the library `datasets` reads the
-hub, URLs and Arrow. It also reads the other formats, but not as this needs: its
-JSON reader stops at the first faulty line, its Zstandard reader takes a
-truncated file for a whole one, and its Parquet reader holds a row group.
-"""
+"""Documents of text files, JSON lines, Parquet and files of tokens."""
 
 import codecs
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
-import functools
 import gzip
-import hashlib
 import io
 import json
-import os
 from pathlib import Path
-import re
 from typing import Any
 from typing import BinaryIO
 from typing import cast
 from typing import NamedTuple
-import urllib.parse
 import zlib
 
 import numpy as np
 
-from spdf_jax.extras import one_sentence
 from spdf_jax.extras import require
-from spdf_jax.files import is_url
-from spdf_jax.names import lookup
 
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
 _LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
-_PROBE = 1 << 20  # Bytes at both ends of a file that identify it.
 _FEW = 1000  # Documents before the share of faults is checked.
+
+COMPRESSIONS = ('.gz', '.zst')
+"""Suffixes of compressed files of text or JSON lines."""
 
 # Four compressed bytes are at most 128 KiB of data, so a piece is 32 MiB.
 _COMPRESSED = 1 << 10
 _LARGEST_WINDOW = 1 << 27  # Bytes; that of `zstd --long`.
-
-_HUB = 'hf:'  # Beginning of an input that names a dataset, not a file.
 
 
 class Piece(NamedTuple):
@@ -73,181 +58,6 @@ class Skipped(NamedTuple):
 
 EMPTY = 'empty'
 """The only reason to skip a document that is not counted as a fault."""
-
-
-def is_stream(path: Path) -> bool:
-  """Returns whether an input is read from elsewhere than this file system.
-
-  Example:
-    >>> [is_stream(Path(name)) for name in (
-    ...     'hf:owner/name', 'https://a.org/b.jsonl.gz', 'a/hf:b')]
-    [True, True, False]
-  """
-  return str(path).startswith(_HUB) or is_url(path)
-
-
-def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
-  """Lists the files of a corpus, in a fixed order.
-
-  Args:
-    path: A file, a Hugging Face dataset on disk, or a folder of files; or, to
-      stream it, the URL of a file, or `'hf:PATH'` or `'hf:PATH,CONFIG'`, either
-      also with `'@REVISION'`, where PATH is a dataset of the hub or a folder,
-      and all parts are arguments of `datasets.load_dataset`.
-
-  Returns:
-    Files, and the folders of datasets, sorted by path; of a stream, a path for
-    each of its files that ends with the split and the number of the file.
-
-  Raises:
-    ImportError: `datasets` is needed and not installed.
-    ValueError: The path does not exist, cannot be read, is of an unknown kind,
-      or holds no file with text or several splits of a dataset.
-
-  Example:
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ('b.txt', 'a.jsonl', 'c.py'):
-    ...   _ = (folder / name).write_text('')
-    >>> [file.name for file in list_inputs(folder)]
-    ['a.jsonl', 'b.txt']
-  """
-  if is_stream(Path(path)):
-    _load.cache_clear()  # The files may have changed since the last call.
-    return [
-        Path(path, split, str(number))
-        for split, dataset in _load(Path(path)).items()
-        for number in range(dataset.num_shards)
-    ]
-  path = Path(path).expanduser()
-  if (path / 'dataset_dict.json').exists():
-    raise ValueError(
-        f'input={str(path)!r} is a dataset of several splits; give the folder'
-        ' of one, e.g. its subfolder train.'
-    )
-  if path.is_dir() and not (path / 'state.json').exists():
-    found = sorted(
-        file for file in path.rglob('*') if _suffix(file) in _READERS
-        and file.is_file()
-    )
-    if not found:
-      raise ValueError(
-          f'input={str(path)!r} holds no file with text; use files of'
-          f' {", ".join(sorted(_READERS))}.'
-      )
-    return found
-  if not path.exists():
-    raise ValueError(
-        f'input={str(path)!r} does not exist; give a file or a folder.'
-    )
-  if path.is_file():
-    lookup('kind of file', _suffix(path), _READERS)
-  return [path]
-
-
-def describe_inputs(files: list[Path], root: Path) -> list[list[Any]]:
-  """Identifies inputs by name, size and a hash.
-
-  Args:
-    files: Files of `list_inputs`.
-    root: The input that was listed.
-
-  Returns:
-    A list [name, bytes, SHA-256 of both ends] for each file. For each split of
-    a stream, the size is 0, and the hash changes with the commit of the hub, or
-    with what the file system or server says of a file.
-  """
-  if is_stream(root):
-    load = require('datasets', 'prepare').load_dataset_builder
-    with _wording(root)():
-      builder = load(**_arguments(root))
-    facts = f'{builder.name} {builder.config_id} {builder.hash}'
-    digest = hashlib.sha256(facts.encode()).hexdigest()
-    return [
-        [split, 0, digest]
-        for split in dict.fromkeys(file.parent.name for file in files)
-    ]
-  described = []
-  for file in files:
-    sha256 = hashlib.sha256()
-    for part in _parts(file):
-      with part.open('rb') as opened:
-        sha256.update(opened.read(_PROBE))
-        opened.seek(max(part.stat().st_size - _PROBE, 0))
-        sha256.update(opened.read(_PROBE))
-    name = file.name if file == root else file.relative_to(root).as_posix()
-    described.append([name, size_of(file), sha256.hexdigest()])
-  return described
-
-
-def size_of(file: Path) -> int:
-  """Returns the bytes of a file or dataset on disk; 1 for a file of a stream.
-
-  Args:
-    file: A path of `list_inputs`.
-  """
-  if is_stream(file):
-    return 1
-  return sum(part.stat().st_size for part in _parts(file))
-
-
-def read_documents(
-    path: Path,
-    *,
-    field: str = 'text',
-    end_of_text: int | None = None,
-    start: int = 0,
-    stop: int | None = None,
-) -> Iterator[Piece | Skipped]:
-  """Reads the documents of one file.
-
-  A text file is one document. In JSON lines, Parquet and Hugging Face datasets,
-  a document is the field of a line or row; in a `.bin` of nanoGPT (uint16 ids)
-  it extends to the next end of text. Text and JSON lines may be compressed, as
-  `.gz` or `.zst`. Lines above 64 MiB are skipped.
-
-  Args:
-    path: A file, the folder of a dataset, or a path of `list_inputs`.
-    field: Name of the field or column with the text.
-    end_of_text: Id that ends documents in a `.bin`.
-    start: Byte of a `.jsonl` from which lines are read, see `Span`.
-    stop: Byte from which no line is read; `None`: the end of the file.
-
-  Yields:
-    Pieces of documents, and skipped documents.
-
-  Raises:
-    ImportError: A library of the extra `prepare` is missing.
-    ValueError: The file as a whole cannot be read.
-
-  Example:
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / 'a.jsonl'
-    >>> _ = path.write_text('{"text": "one"}\\n[]\\n')
-    >>> for item in read_documents(path):
-    ...   print(item[:1])
-    ('one',)
-    ('not a JSON object',)
-  """
-  if is_stream(path):
-    root, split = path.parent.parent, path.parent.name
-    dataset = _load(root)[split]
-    dataset = dataset.shard(dataset.num_shards, int(path.name))
-    yield from _read_rows(dataset, field, path.parent, _wording(root))
-    return
-  if path.is_dir():
-    for file in _arrow_files(path):
-      yield from _read_arrow(file, field)
-    return
-  read = lookup('kind of file', _suffix(path), _READERS)
-  if read is _read_tokens:
-    yield from _read_tokens(path, end_of_text)
-  elif read is _read_text:
-    yield from _read_text(path)
-  elif read is _read_json_lines:
-    yield from _read_json_lines(path, field, start, stop)
-  else:
-    yield from read(path, field)
 
 
 def check_faults(
@@ -282,16 +92,6 @@ def check_faults(
         f' max_faults={max_faults} allows; repair the input or raise'
         ' max_faults.'
     )
-
-
-def _parts(file: Path) -> list[Path]:
-  return sorted(file.glob('*.arrow')) if file.is_dir() else [file]
-
-
-def _suffix(path: Path) -> str:
-  suffixes = path.suffixes[-2:]
-  compressed = suffixes and suffixes[-1] in _COMPRESSIONS
-  return ''.join(suffixes) if compressed else path.suffix
 
 
 @contextlib.contextmanager
@@ -358,7 +158,7 @@ class _Zstandard(io.RawIOBase):
     return size
 
 
-def _checked(value: object, where: str) -> Iterator[Piece | Skipped]:
+def check_text(value: object, where: str) -> Iterator[Piece | Skipped]:
   """Yields the value of a text field, or the reason to skip the document."""
   if not isinstance(value, str):
     yield Skipped('text is missing', where)
@@ -389,9 +189,24 @@ def _lines(
     yield None if too_long else line
 
 
-def _read_json_lines(
+def read_json_lines(
     path: Path, field: str, start: int = 0, stop: int | None = None
 ) -> Iterator[Piece | Skipped]:
+  """Reads a field of the lines of a file, or of a range of its bytes.
+
+  Args:
+    path: File of JSON lines, which may be compressed.
+    field: Name of the field.
+    start: Byte at which the first line starts, or that precedes its start; not
+      for compressed files.
+    stop: Byte from which no line is read; `None`: the end of the file.
+
+  Yields:
+    Pieces and skipped documents.
+
+  Raises:
+    ValueError: The compressed data is damaged.
+  """
   with _opened(path) as file:
     if start:
       file.seek(start - 1)  # A line that starts at `start` follows a newline.
@@ -414,12 +229,23 @@ def _read_json_lines(
         yield Skipped('not JSON', where)
       else:
         if isinstance(fields, dict):
-          yield from _checked(fields.get(field), where)
+          yield from check_text(fields.get(field), where)
         else:
           yield Skipped('not a JSON object', where)
 
 
-def _read_text(path: Path) -> Iterator[Piece | Skipped]:
+def read_text(path: Path) -> Iterator[Piece | Skipped]:
+  """Reads a file as one document, in pieces.
+
+  Args:
+    path: File of text, which may be compressed.
+
+  Yields:
+    Pieces, or one skipped document.
+
+  Raises:
+    ValueError: The compressed data is damaged.
+  """
   fault = _fault_of_text(path)
   if fault:
     yield Skipped(fault, str(path))
@@ -462,9 +288,21 @@ def _fault_of_text(path: Path) -> str | None:
   return EMPTY if empty else None
 
 
-def _read_tokens(
+def read_tokens(
     path: Path, end_of_text: int | None
 ) -> Iterator[Piece | Skipped]:
+  """Reads a file of token ids (uint16) of nanoGPT.
+
+  Args:
+    path: The file.
+    end_of_text: Id that ends documents.
+
+  Yields:
+    Pieces of token ids, and skipped documents.
+
+  Raises:
+    ValueError: The file holds an odd number of bytes.
+  """
   if path.stat().st_size % 2:
     raise ValueError(
         f'{path} has an odd number of bytes, so it does not hold uint16 token'
@@ -494,13 +332,25 @@ def _read_tokens(
     yield Piece(held)
 
 
-def _read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
+def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
+  """Reads a column of a Parquet file, 64 rows at a time.
+
+  Args:
+    path: The file.
+    field: Name of the column.
+
+  Yields:
+    Pieces and skipped documents.
+
+  Raises:
+    ValueError: The file is damaged, or has no such column.
+  """
   parquet = require('pyarrow.parquet', 'prepare')
   errors = require('pyarrow', 'prepare').ArrowException
   number = 0
   try:
     with parquet.ParquetFile(path) as file:
-      _check_column(field, file.schema_arrow.names, path)
+      check_column(field, file.schema_arrow.names, path)
       for batch in file.iter_batches(batch_size=64, columns=[field]):
         for value in batch.column(0):
           where = f'{path} row {number}'
@@ -509,7 +359,7 @@ def _read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
           except UnicodeDecodeError:
             yield Skipped('broken UTF-8', where)
           else:
-            yield from _checked(text, where)
+            yield from check_text(text, where)
           number += 1
   except (errors, OSError) as error:
     raise ValueError(
@@ -518,114 +368,10 @@ def _read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
     ) from error
 
 
-def _arrow_files(folder: Path) -> list[Path]:
-  """Returns the files of a dataset that `save_to_disk` wrote, all in it."""
-  try:
-    state = json.loads((folder / 'state.json').read_bytes())
-    return [folder / Path(f['filename']).name for f in state['_data_files']]
-  except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-    raise ValueError(
-        f'{folder} is not a dataset of save_to_disk'
-        f' ({" ".join(str(error).split())}); save it again.'
-    ) from error
-
-
-def _read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  load = require('datasets', 'prepare').load_dataset
-  wrap = functools.partial(
-      one_sentence, f'{path} is not a valid Arrow file', 'save it again.'
-  )
-  with wrap():
-    dataset = load(
-        'arrow', data_files=[str(path)], split='train', streaming=True
-    )
-  yield from _read_rows(dataset, field, path, wrap)
-
-
-def _read_rows(
-    dataset: Any, field: str, path: Path,
-    wrap: Callable[[], contextlib.AbstractContextManager[None]],
-) -> Iterator[Piece | Skipped]:
-  """Reads a column of a streamed dataset; `wrap` words its errors."""
-  rows, number = iter(dataset), 0
-  while True:
-    with wrap():
-      row = next(rows, None)
-    if row is None:
-      return
-    if number == 0:
-      _check_column(field, row, path)
-    yield from _checked(row.get(field), f'{path} row {number}')
-    number += 1
-
-
-def _check_column(field: str, names: Iterable[str], path: Path) -> None:
+def check_column(field: str, names: Iterable[str], path: Path) -> None:
+  """Raises ValueError if a column is not among those of a file or dataset."""
   if field not in names:
     raise ValueError(
         f'{path} has no column {field!r} but {", ".join(names)}; set field to'
         ' the column with the text.'
     )
-
-
-@functools.lru_cache(maxsize=1)  # It can take seconds, for each of many files.
-def _load(root: Path) -> dict[str, Any]:
-  """Returns the splits of a streamed input, as datasets to iterate over."""
-  load = require('datasets', 'prepare').load_dataset
-  arguments = _arguments(root)
-  with _wording(root)():
-    return load(**arguments, streaming=True)
-
-
-def _arguments(root: Path) -> dict[str, Any]:
-  """Returns the arguments of `datasets.load_dataset` for a streamed input.
-
-  Example:
-    >>> _arguments(Path('hf:allenai/c4,en@1ddc917'))
-    {'path': 'allenai/c4', 'name': 'en', 'revision': '1ddc917'}
-    >>> _arguments(Path('https://a.org/b.jsonl.gz'))
-    {'path': 'json', 'data_files': ['https://a.org/b.jsonl.gz']}
-  """
-  name = str(root)
-  if name.startswith(_HUB):
-    rest, _, revision = name.removeprefix(_HUB).partition('@')
-    path, _, config = rest.partition(',')
-    return dict(path=path, name=config or None, revision=revision or None)
-  url = re.sub(':/+', '://', name, count=1)
-  file = Path(urllib.parse.urlsplit(url).path)
-  if file.suffix in _COMPRESSIONS:
-    file = file.with_suffix('')
-  builder = lookup('kind of file', file.suffix, _BUILDERS)
-  arguments = dict(path=builder, data_files=[url])
-  return arguments | ({'sample_by': 'document'} if builder == 'text' else {})
-
-
-def _wording(
-    root: Path,
-) -> Callable[[], contextlib.AbstractContextManager[None]]:
-  return functools.partial(
-      one_sentence, f'input={str(root)!r} cannot be streamed',
-      'give hf:PATH or hf:PATH,CONFIG of a dataset, or the URL of a file, that'
-      ' can be reached, or download the files.',
-  )
-
-
-_COMPRESSIONS = ('.gz', '.zst')
-
-_BUILDERS = {
-    '.jsonl': 'json', '.txt': 'text', '.md': 'text', '.parquet': 'parquet',
-    '.arrow': 'arrow',
-}
-"""Builders of `datasets` for the files behind URLs."""
-
-_Reader = Callable[..., Iterator[Piece | Skipped]]
-_TEXT_READERS: dict[str, _Reader] = {
-    '.txt': _read_text, '.md': _read_text, '.jsonl': _read_json_lines,
-}
-_READERS: dict[str, _Reader] = {
-    suffix + compression: read
-    for suffix, read in _TEXT_READERS.items()
-    for compression in ('', *_COMPRESSIONS)
-}
-_READERS |= {
-    '.parquet': _read_parquet, '.arrow': _read_arrow, '.bin': _read_tokens,
-}

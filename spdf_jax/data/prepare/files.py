@@ -16,6 +16,7 @@ from spdf_jax.data import tokenizers
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.prepare import documents
+from spdf_jax.data.prepare import inputs
 from spdf_jax.data.prepare import shards
 from spdf_jax.data.prepare import splits
 from spdf_jax.data.prepare import state
@@ -179,11 +180,11 @@ def _tokenize(
   refuse_url(output, 'output')
   output = Path(output).expanduser()
   root = Path(input).expanduser()
-  files = [f for f in documents.list_inputs(input) if not _within(f, output)]
+  files = [f for f in inputs.list_inputs(input) if not _within(f, output)]
   made_from: dict[str, Any] = {
       'recipe': _RECIPE_VERSION,
       'corpus': output.name,
-      'inputs': documents.describe_inputs(files, root),
+      'inputs': inputs.describe_inputs(files, root),
       'field': field,
       'shares': {'validation': validation, 'test': test},
       'tokenizer': _identify(tokenizer, special_tokens),
@@ -197,7 +198,7 @@ def _tokenize(
   else:
     work = Unfinished(output, made_from | {'shard': str(shard)}, shard.folder)
     work.state['max_faults'] = max_faults
-    sizes = [documents.size_of(file) for file in files]
+    sizes = [inputs.size_of(file) for file in files]
     spans = shards.spans_of(files, sizes, shard)
   assigned = _choose_splits(files, root, field, validation, test)
 
@@ -269,7 +270,7 @@ def _choose_splits(
       all(file.is_file() and file.suffix != '.bin' for file in files)
       and sum(file.stat().st_size for file in files) <= _SMALL
   )
-  read = functools.partial(documents.read_documents, field=field)
+  read = functools.partial(inputs.read_documents, field=field)
   named = splits.name_splits(files, root) if root not in files else {}
   return splits.choose_splits(
       files, named, read if small else None, validation=validation, test=test
@@ -289,7 +290,7 @@ def _make_tokenizer(
   def texts() -> Iterator[str]:
     seen, split = 0, None
     for file in files:
-      for item in documents.read_documents(file, field=field):
+      for item in inputs.read_documents(file, field=field):
         if not isinstance(item, documents.Piece):
           continue
         if not isinstance(item.content, str):
@@ -326,7 +327,7 @@ def _batches(
   for number in range(position['file'], len(spans)):
     already = position['items'] if number == position['file'] else 0
     file, start, stop = spans[number]
-    items = documents.read_documents(
+    items = inputs.read_documents(
         file, field=field, end_of_text=end, start=start, stop=stop
     )
     for taken, item in enumerate(items, start=1):
