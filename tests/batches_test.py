@@ -1,8 +1,7 @@
-"""Tests of spdf_jax.data.batches."""
+"""Tests of spdf_jax.data.batches and sources."""
 
 import collections
 import math
-import timeit
 
 from hypothesis import given
 from hypothesis import settings
@@ -206,39 +205,22 @@ def test_a_corpus_smaller_than_one_batch_is_refused(counting):
       plan(counting(n), [(5, 4, 1)], epochs=9)
 
 
-@pytest.mark.parametrize(
-    'share, name', [((0, 4, 1), 'batch_size=0'), ((2, -1, 1), 'length=-1'),
-                    ((2, 4, 0), 'steps=0')],
-)
-def test_a_share_that_is_not_positive_is_refused(counting, share, name):
-  with pytest.raises(ValueError, match=f'{name} of allotment 1'):
-    plan(counting(101), [(2, 4, 1), share])
-
-
-def test_an_unknown_source_is_answered_with_the_nearest_name(counting):
-  with pytest.raises(ValueError, match="source 'txt' is unknown.*'text'"):
+@pytest.mark.parametrize('shares, epochs, message', [
+    ([('text', 2, 4, 1), ('text', 0, 4, 1)], 1, 'batch_size=0 of allotment 1'),
+    ([('text', 2, -1, 1)], 1, 'length=-1 of allotment 0'),
+    ([('text', 2, 4, 0)], 1, 'steps=0 of allotment 0'),
+    ([('txt', 2, 4, 1)], 1, "source 'txt' is unknown.*'text'"),
+    ([('text', 2, 4, 1)], None, "max_epochs has no entry for 'text'"),
+    ([], 1, 'allotments is empty'),
+    ([('text', 2, 8, 1), ('text', 2, 3, 1)], 1,
+     "'text': length 3 does not divide 8"),
+])
+def test_bad_allotments_are_refused(counting, shares, epochs, message):
+  with pytest.raises(ValueError, match=message):
     schedule_batches(
-        {'text': counting(101)}, [Allotment('txt', 2, 4, 1)],
-        seed=0, max_epochs={'text': 1},
+        {'text': counting(101)}, [Allotment(*share) for share in shares],
+        seed=0, max_epochs={'text': epochs} if epochs else {},
     )
-
-
-def test_a_source_without_max_epochs_is_refused(counting):
-  with pytest.raises(ValueError, match="max_epochs has no entry for 'text'"):
-    schedule_batches(
-        {'text': counting(101)}, [Allotment('text', 2, 4, 1)],
-        seed=0, max_epochs={},
-    )
-
-
-def test_a_plan_without_allotments_is_refused():
-  with pytest.raises(ValueError, match='allotments is empty'):
-    schedule_batches({}, [], seed=0, max_epochs={})
-
-
-def test_lengths_that_do_not_divide_the_longest_are_refused(counting):
-  with pytest.raises(ValueError, match="'text': length 3 does not divide 8"):
-    plan(counting(101), [(2, 8, 1), (2, 3, 1)])
 
 
 @pytest.mark.parametrize('step', [-1, 3, 10**9])
@@ -288,8 +270,30 @@ def test_evaluation_of_too_short_a_text_is_refused(counting):
     evaluation_batches(counting(101), batch_size=2, length=128, max_batches=1)
 
 
-def test_a_batch_is_read_without_delay(counting):
-  batch_at = plan(counting(2**20), [(32, 128, 200)])
-  epoch = lambda: [batch_at(k) for k in range(200)]
-  seconds = min(timeit.repeat(epoch, number=1, repeat=3))
-  print(f'{seconds / 200 * 1e6:.0f} microseconds per batch of 32 x 128')
+def test_targets_are_the_tokens_after_the_inputs(counting):
+  batch = counting(101).read(
+      np.array([3, 9]), np.array([5, 5]), block_length=10, length=5
+  )
+  expected = [[35, 36, 37, 38, 39], [95, 96, 97, 98, 99]]
+  assert batch.inputs.tolist() == expected
+  assert np.array_equal(batch.targets, batch.inputs + 1)
+  assert np.array_equal(batch.weights, np.ones((2, 5)))
+  dtypes = [array.dtype for array in batch]
+  assert dtypes == [np.int32, np.int32, np.float32]
+
+
+def test_a_window_needs_the_token_after_it(counting):
+  sizes = [counting(n).num_blocks(4) for n in (0, 1, 4, 5, 8, 9)]
+  assert sizes == [0, 0, 0, 1, 1, 2]
+
+
+def test_a_block_is_as_long_as_the_longest_length(counting):
+  windows = counting(101)
+  assert windows.block_length([4, 8, 2]) == 8
+  with pytest.raises(ValueError, match='length 3 does not divide 8'):
+    windows.block_length([8, 3])
+
+
+def test_the_fingerprint_is_that_of_the_tokens(counting):
+  assert counting(10).fingerprint == counting(10).token_file.fingerprint
+  assert counting(10).fingerprint != counting(11).fingerprint

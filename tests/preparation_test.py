@@ -1,47 +1,32 @@
 """Files become token files: every format, any number of processes, kills."""
 
 import gc
-import gzip
 import io
-import json
 import os
-import pathlib
-import random
-import tempfile
 
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from text_files import make_dataset
+from text_files import make_gz
+from text_files import make_parquet
+from text_files import make_txt
+from text_files import make_txt_gz
+from text_files import make_zst
+from text_files import TEXTS
+from text_files import write_json_lines
 
 from experiments.prepare import format_corpus
 from experiments.prepare import ProgressLine
-from spdf_jax.data import LibraryTokenizer
-from spdf_jax.data import load_tokenizer
 from spdf_jax.data import open_corpus
-from spdf_jax.data import open_tokenizer
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import files as preparation
 from spdf_jax.data.prepare import state as unfinished
-from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.documents import Skipped
-from spdf_jax.data.prepare.encoding import WordCache
-from spdf_jax.data.prepare.inputs import list_inputs
-from spdf_jax.data.prepare.inputs import read_documents
-from spdf_jax.data.token_files import dtype_of
 
-TEXTS = [f'Document {i}: élan of "{i * 7}".\nIts end\n' for i in range(60)]
+TOKENIZER = train_bpe(TEXTS, 300)
 SHARES = dict(validation=0.2, test=0.2)
-
-
-def write_json_lines(path, texts=TEXTS):
-  lines = [json.dumps({'text': text, 'id': 3}) + '\n' for text in texts]
-  path.write_text(''.join(lines), encoding='utf-8')
-  return path
 
 
 def documents(corpus):
@@ -76,58 +61,6 @@ def test_every_document_is_in_one_split_and_ends(lines, tmp_path):
     about = getattr(corpus, split).description
     assert about['documents'] == len(found[split])
     assert about['bytes'] == sum(len(t.encode()) for t in found[split])
-
-
-def test_a_text_is_in_the_same_split_wherever_it_stands(lines, tmp_path):
-  shuffled = random.Random(0).sample(TEXTS, len(TEXTS))
-  other = write_json_lines(tmp_path / 'other.jsonl', shuffled)
-  first = documents(prepare(lines, tmp_path / 'a'))
-  second = documents(prepare(other, tmp_path / 'b'))
-  assert {s: set(t) for s, t in first.items()} == {
-      s: set(t) for s, t in second.items()
-  }
-
-
-def make_txt(folder):
-  for i, text in enumerate(TEXTS):
-    (folder / f'{i:03d}.txt').write_text(text, encoding='utf-8', newline='')
-
-
-def two_frames(folder, compress):
-  """Returns JSON lines, compressed in two halves."""
-  data = write_json_lines(folder / 'a').read_bytes()
-  (folder / 'a').unlink()
-  half = data.index(b'\n', len(data) // 2) + 1
-  return compress(data[:half]) + compress(data[half:])
-
-
-def make_gz(folder):
-  (folder / 'a.jsonl.gz').write_bytes(two_frames(folder, gzip.compress))
-
-
-def make_zst(folder):
-  compress = pytest.importorskip('zstandard').ZstdCompressor().compress
-  (folder / 'a.jsonl.zst').write_bytes(two_frames(folder, compress))
-
-
-def make_txt_gz(folder):
-  for i, text in enumerate(TEXTS):
-    (folder / f'{i:03d}.txt.gz').write_bytes(gzip.compress(text.encode()))
-
-
-def make_parquet(folder):
-  arrow = pytest.importorskip('pyarrow')
-  parquet = pytest.importorskip('pyarrow.parquet')
-  parquet.write_table(
-      arrow.table({'id': list(range(60)), 'text': TEXTS}),
-      folder / 'a.parquet', row_group_size=7,
-  )
-
-
-def make_dataset(folder):
-  pytest.importorskip('datasets').Dataset.from_dict(
-      {'text': TEXTS, 'id': list(range(60))}
-  ).save_to_disk(folder)
 
 
 @pytest.mark.parametrize('make', [
@@ -215,30 +148,6 @@ def test_a_killed_preparation_goes_on_and_gives_the_same(
   assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
 
 
-def test_a_kill_while_files_move_is_mended(lines, tmp_path, monkeypatch):
-  expected = prepare(lines, tmp_path / 'a' / 'x')
-  real, moved = unfinished.adopt_token_file, []
-
-  def adopt(path, *args, **kwargs):
-    if len(moved) == 2:
-      raise KeyboardInterrupt
-    moved.append(path)
-    return real(path, *args, **kwargs)
-
-  monkeypatch.setattr(unfinished, 'adopt_token_file', adopt)
-  with pytest.raises(KeyboardInterrupt):
-    prepare(lines, tmp_path / 'b' / 'x')
-  monkeypatch.setattr(unfinished, 'adopt_token_file', real)
-  found = prepare(lines, tmp_path / 'b' / 'x')
-  assert found.fingerprint == expected.fingerprint
-
-
-def test_the_second_time_nothing_is_done(lines, tmp_path, monkeypatch):
-  first = prepare(lines, tmp_path / 'out')
-  monkeypatch.setattr(preparation, 'encode_batches', None)
-  assert prepare(lines, tmp_path / 'out').fingerprint == first.fingerprint
-
-
 def test_an_output_within_the_input_is_not_read(tmp_path):
   make_txt(tmp_path)
   first = prepare(tmp_path, tmp_path / 'out')
@@ -276,30 +185,6 @@ def test_special_tokens_in_texts_are_part_of_a_corpus(tmp_path):
   with pytest.raises(ValueError, match='the tokenizer a ByteTokenizer, in wh'):
     prepare(lines, tmp_path / 'bytes', 'bytes', special_tokens=True)
   assert not (tmp_path / 'bytes').exists()
-
-
-def test_another_corpus_is_not_mixed_into_a_beginning(lines, tmp_path):
-  def stop(progress):
-    raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    prepare(lines, tmp_path / 'out', report=stop)
-  state = tmp_path / 'out' / 'partial' / 'state.json'
-  if not state.exists():
-    work = unfinished.Unfinished(tmp_path / 'out', {'tokenizer': 'x'})
-    work.save()
-  with pytest.raises(ValueError, match='the beginning of a corpus of other'):
-    prepare(lines, tmp_path / 'out', validation=0.3)
-
-
-def test_changed_tokens_under_an_old_fingerprint_are_refused(lines, tmp_path):
-  prepare(lines, tmp_path / 'out')
-  path = tmp_path / 'out' / 'train.bin'
-  data = bytearray(path.read_bytes())
-  data[10] ^= 1
-  path.write_bytes(data)
-  with pytest.raises(ValueError, match='other tokens than were written'):
-    open_corpus(tmp_path / 'out')
 
 
 def test_another_tokenizer_beside_the_tokens_is_refused(lines, tmp_path):
@@ -363,59 +248,6 @@ def test_texts_in_other_encodings_are_faults(tmp_path):
     prepare(tmp_path, tmp_path / 'out')
 
 
-@pytest.mark.parametrize('make, suffix, message', [
-    (make_zst, '.zst', 'in the middle of a Zstandard frame'),
-    (make_gz, '.gz', 'not a valid gzip file .*ended before the end'),
-])
-@pytest.mark.parametrize('cut', [0.3, 0.99])
-def test_truncated_files_are_refused(tmp_path, make, suffix, message, cut):
-  make(tmp_path)
-  path = tmp_path / f'a.jsonl{suffix}'
-  os.truncate(path, int(path.stat().st_size * cut))
-  with pytest.raises(ValueError, match=message):
-    list(read_documents(path))
-
-
-@pytest.mark.parametrize('name, library', [
-    ('a.jsonl.gz', 'gzip'), ('a.jsonl.zst', 'zstandard'),
-    ('a.parquet', 'pyarrow'), ('a.arrow', 'datasets'),
-])
-def test_damaged_files_are_named(tmp_path, name, library):
-  pytest.importorskip(library)
-  (tmp_path / name).write_bytes(b'nothing of the kind, and long enough')
-  with pytest.raises(ValueError, match=f'{name} is not a valid ') as caught:
-    list(read_documents(tmp_path / name))
-  assert '\n' not in str(caught.value)
-
-
-def test_a_row_of_parquet_in_another_encoding_is_a_fault(tmp_path):
-  arrow = pytest.importorskip('pyarrow')
-  parquet = pytest.importorskip('pyarrow.parquet')
-  texts = arrow.array([b'one', b'\xff', b'two']).view(arrow.string())
-  path = tmp_path / 'a.parquet'
-  parquet.write_table(arrow.table({'text': texts}), path)
-  assert list(read_documents(path)) == [
-      Piece('one'), Skipped('broken UTF-8', f'{path} row 1'), Piece('two')
-  ]
-
-
-def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
-  folder = tmp_path / 'in'
-  make_dataset(folder)
-  state = folder / 'state.json'
-  state.write_text(state.read_text().replace('data-', '../data-'))
-  name = 'data-00000-of-00001.arrow'
-  (folder / name).rename(tmp_path / name)
-  with pytest.raises(ValueError, match=f'in/{name} is not a valid Arrow'):
-    list(read_documents(folder))
-
-
-def test_a_missing_column_is_named(tmp_path):
-  make_parquet(tmp_path)
-  with pytest.raises(ValueError, match="no column 'body' but id, text"):
-    list(read_documents(tmp_path / 'a.parquet', field='body'))
-
-
 def test_bad_arguments_get_one_sentence(lines, tmp_path):
   for message, changes in {
       'does not exist': dict(source=tmp_path / 'none'),
@@ -436,139 +268,12 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     assert '\n' not in str(caught.value)
 
 
-SPACED = 'One word,\n  and   another.\n\n' * 40
-SPACED_TOKENIZER = train_bpe([SPACED], 274)
-
-
-@pytest.mark.parametrize('size', range(50, 60))
-def test_long_texts_are_read_in_pieces(tmp_path, monkeypatch, size):
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', size)
-  path = tmp_path / 'a.txt'
-  path.write_text(SPACED)
-  pieces = list(read_documents(path))
-  assert len(pieces) > 10 and ''.join(p.content for p in pieces) == SPACED
-  assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
-  encode = SPACED_TOKENIZER.encode
-  assert sum((encode(p.content) for p in pieces), []) == encode(SPACED)
-
-
 def test_the_pieces_of_a_document_stay_together(tmp_path, monkeypatch):
   make_txt(tmp_path)
   monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', 9)
   monkeypatch.setattr(preparation, '_BATCH', 20)
   found = documents(prepare(tmp_path, tmp_path / 'out'))
   assert sorted(sum(found.values(), [])) == sorted(TEXTS)
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(7, 9), max_size=24), st.integers(1, 5))
-def test_long_documents_of_tokens_are_read_in_pieces(ids, size):
-  with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context(
-  ) as patch:
-    patch.setattr('spdf_jax.data.prepare.documents._PIECE', size)
-    path = pathlib.Path(folder, 'a.bin')
-    path.write_bytes(np.array(ids, '<u2').tobytes())
-    found, document = [], []
-    for item in read_documents(path, end_of_text=9):
-      if isinstance(item, Skipped):
-        found.append([])
-        continue
-      document += item.content.tolist()
-      if item.last:
-        found.append(document)
-        document = []
-  assert not document
-  whole = [[]]
-  for token in ids:
-    if token == 9:
-      whole.append([])
-    else:
-      whole[-1].append(token)
-  assert found == (whole if whole[-1] else whole[:-1])
-
-
-TOKENIZER = train_bpe(TEXTS + ["It isn't, he's; they'll... 1 22 333"], 320)
-TEXT = st.one_of(
-    st.text(max_size=30),
-    st.text("ab1_ '.,\n\t  \r\xa0\u3000é漢²s\x1c\x85½\u0301—“", max_size=30),
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(TEXT)
-def test_remembered_words_give_the_ids_of_the_whole_text(text):
-  words = WordCache(TOKENIZER, dtype_of(TOKENIZER.vocab_size))
-  for _ in range(2):
-    found = np.frombuffer(words.encode(text), words.dtype).tolist()
-    assert found == TOKENIZER.encode(text)
-
-
-def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
-  fields = json.loads(TOKENIZER.to_json())
-  folders = [tmp_path / name for name in 'abc']
-  for folder in folders:
-    folder.mkdir()
-  (folders[0] / 'encoder.json').write_text(json.dumps(fields['vocab']))
-  merges = '\n'.join(' '.join(merge) for merge in fields['merges'])
-  (folders[0] / 'vocab.bpe').write_text(f'#version: 0.2\n{merges}\n')
-  (folders[1] / 'tokenizer.json').write_text(TOKENIZER.model.to_str())
-  (folders[2] / 'tokenizer.json').write_text(TOKENIZER.to_json())
-  for folder in folders:
-    found = open_tokenizer(folder)
-    assert isinstance(found, LibraryTokenizer)
-    assert found.fingerprint == TOKENIZER.fingerprint
-
-
-def test_other_tokenizers_of_the_library_are_kept_whole(tmp_path):
-  library = pytest.importorskip('tokenizers')
-  model = library.Tokenizer(library.models.WordLevel(
-      {'a': 0, 'b': 1, '[UNK]': 2, '</s>': 3}, unk_token='[UNK]'
-  ))
-  model.pre_tokenizer = library.pre_tokenizers.Whitespace()
-  path = tmp_path / 'tokenizer.json'
-  path.write_text(model.to_str())
-  tokenizer = open_tokenizer(path)
-  assert (tokenizer.end_of_text, tokenizer.vocab_size) == (3, 4)
-  (tmp_path / 'saved.json').write_text(tokenizer.to_json())
-  again = load_tokenizer(tmp_path / 'saved.json')
-  assert again.fingerprint == tokenizer.fingerprint
-  assert again.encode('a b c') == [0, 1, 2]
-
-
-def test_sentencepiece_models_are_read(tmp_path):
-  library = pytest.importorskip('sentencepiece')
-  path = tmp_path / 'tokenizer.model'
-  with path.open('wb') as file:
-    library.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=file, vocab_size=70,
-        minloglevel=2,
-    )
-  tokenizer = open_tokenizer(tmp_path)
-  direct = library.SentencePieceProcessor(model_file=str(path))
-  text = 'Its end of 7'
-  assert tokenizer.encode(text) == direct.encode(text)
-  assert tokenizer.encode_batch([text]) == [direct.encode(text)]
-  assert tokenizer.decode([*direct.encode(text), tokenizer.end_of_text]) == text
-  lines = write_json_lines(tmp_path / 'in.jsonl')
-  corpus = prepare(lines, tmp_path / 'out', path)
-  assert corpus.tokenizer.fingerprint == tokenizer.fingerprint
-  assert corpus.train.tokens[-1] == direct.eos_id()
-
-
-def test_inputs_are_listed_in_a_fixed_order(tmp_path):
-  for name in ('b/2.jsonl', 'b/10.txt', 'a.parquet', 'notes.pdf'):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-  found = [p.relative_to(tmp_path).as_posix() for p in list_inputs(tmp_path)]
-  assert found == ['a.parquet', 'b/10.txt', 'b/2.jsonl']
-  (tmp_path / 'dataset_dict.json').touch()
-  with pytest.raises(ValueError, match='give the folder of one'):
-    list_inputs(tmp_path)
-
-
-def test_a_piece_is_a_whole_document_unless_it_says_so():
-  assert Piece('text').last
 
 
 class Terminal(io.StringIO):

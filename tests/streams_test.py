@@ -14,8 +14,8 @@ from spdf_jax.data import join_shards
 from spdf_jax.data import prepare_files
 from spdf_jax.data import prepare_shard
 from spdf_jax.data.corpora import SPLITS
-from spdf_jax.data.prepare import documents
 from spdf_jax.data.prepare import files
+from spdf_jax.data.prepare import inputs
 
 TEXTS = [f'Text {i}: élan. ' * (1 + i % 5) for i in range(60)]
 
@@ -80,8 +80,8 @@ def test_a_killed_stream_reads_no_finished_file_again(
   monkeypatch.setattr(files, '_SAVE_EVERY', 100)
   with pytest.raises(KeyboardInterrupt):
     prepare(f'hf:{folder}', tmp_path / 'b' / 'x', report=stop_after(8))
-  read, real = [], documents.read_documents
-  monkeypatch.setattr(documents, 'read_documents', lambda path, **kwargs: (
+  read, real = [], inputs.read_documents
+  monkeypatch.setattr(inputs, 'read_documents', lambda path, **kwargs: (
       read.append(path.relative_to(f'hf:{folder}').as_posix()),
       real(path, **kwargs),
   )[1])

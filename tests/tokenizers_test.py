@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 from real_data import data_path
+import text_files
 
 from spdf_jax.data import stdlib
 from spdf_jax.data.prepare.documents import Piece
 from spdf_jax.data.prepare.encoding import Batch
 from spdf_jax.data.prepare.encoding import Encoder
+from spdf_jax.data.prepare.encoding import WordCache
 from spdf_jax.data.tokenizer_files import load_tokenizer
 from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizer_files import save_tokenizer
@@ -267,3 +269,68 @@ def test_tokenizers_neither_truncate_nor_pad(tmp_path):
   tokenizer = open_tokenizer(tmp_path / 'tokenizer.json')
   for text in ('a', 'one of many words'):
     assert tokenizer.encode(text) == known.encode(text)
+
+
+TEXT = st.one_of(
+    st.text(max_size=30),
+    st.text("ab1_ '.,\n\t  \r\xa0\u3000é漢²s\x1c\x85½\u0301—“", max_size=30),
+)
+
+
+WORDS = train_bpe([*TEXTS, "It isn't, he's; they'll... 1 22 333"], 320)
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXT)
+def test_remembered_words_give_the_ids_of_the_whole_text(text):
+  words = WordCache(WORDS, '<u2')
+  for _ in range(2):
+    found = np.frombuffer(words.encode(text), words.dtype).tolist()
+    assert found == WORDS.encode(text)
+
+
+def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
+  fields = json.loads(TOKENIZERS[1].to_json())
+  folders = [tmp_path / name for name in 'abc']
+  for folder in folders:
+    folder.mkdir()
+  (folders[0] / 'encoder.json').write_text(json.dumps(fields['vocab']))
+  merges = '\n'.join(' '.join(merge) for merge in fields['merges'])
+  (folders[0] / 'vocab.bpe').write_text(f'#version: 0.2\n{merges}\n')
+  (folders[1] / 'tokenizer.json').write_text(TOKENIZERS[1].model.to_str())
+  (folders[2] / 'tokenizer.json').write_text(TOKENIZERS[1].to_json())
+  for folder in folders:
+    found = open_tokenizer(folder)
+    assert isinstance(found, LibraryTokenizer)
+    assert found.fingerprint == TOKENIZERS[1].fingerprint
+
+
+def test_other_tokenizers_of_the_library_are_kept_whole(tmp_path):
+  model = library.Tokenizer(library.models.WordLevel(
+      {'a': 0, 'b': 1, '[UNK]': 2, '</s>': 3}, unk_token='[UNK]'
+  ))
+  model.pre_tokenizer = library.pre_tokenizers.Whitespace()
+  path = tmp_path / 'tokenizer.json'
+  path.write_text(model.to_str())
+  tokenizer = open_tokenizer(path)
+  assert (tokenizer.end_of_text, tokenizer.vocab_size) == (3, 4)
+  (tmp_path / 'saved.json').write_text(tokenizer.to_json())
+  again = load_tokenizer(tmp_path / 'saved.json')
+  assert again.fingerprint == tokenizer.fingerprint
+  assert again.encode('a b c') == [0, 1, 2]
+
+
+def test_sentencepiece_models_are_read(tmp_path):
+  library = pytest.importorskip('sentencepiece')
+  path = tmp_path / 'tokenizer.model'
+  with path.open('wb') as file:
+    library.SentencePieceTrainer.train(
+        sentence_iterator=iter(text_files.TEXTS), model_writer=file,
+        vocab_size=70, minloglevel=2,
+    )
+  tokenizer = open_tokenizer(tmp_path)
+  direct = library.SentencePieceProcessor(model_file=str(path))
+  text = 'Its end of 7'
+  assert tokenizer.encode(text) == direct.encode(text)
+  assert tokenizer.encode_batch([text]) == [direct.encode(text)]
+  assert tokenizer.decode([*direct.encode(text), tokenizer.end_of_text]) == text
