@@ -311,9 +311,7 @@ def test_progress_is_logged_every_ten_seconds(monkeypatch, caplog):
   ]
 
 
-@pytest.mark.parametrize('choose', [
-    None, pytest.param(sampler(0.7), marks=pytest.mark.slow)
-])
+@pytest.mark.parametrize('choose', [None, sampler(0.7)])
 def test_streamed_tokens_are_those_of_generate(choose):
   params = random_params(MODELS[0])
   decoder = CachedModel(MODELS[0])
