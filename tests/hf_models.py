@@ -1,5 +1,7 @@
 """Small models, masks and Hugging Face directories of tests of interop."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -71,3 +73,20 @@ def refuse(message, function, *arguments, **options):
     function(*arguments, **options)
   text = str(caught.value)
   assert '\n' not in text and text.endswith('.')
+
+
+def change_config(directory, **changes):
+  """Changes fields of a config.json; returns its path."""
+  path = directory / 'config.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  return path
+
+
+def change_weights(directory, change, name='model.safetensors'):
+  """Applies a function to the dict of a file's tensors; returns the path."""
+  safetensors = pytest.importorskip('safetensors.numpy')
+  path = directory / name
+  tensors = {k: np.array(x) for k, x in safetensors.load_file(path).items()}
+  change(tensors)
+  safetensors.save_file(tensors, path, {'format': 'pt'})
+  return path

@@ -9,6 +9,8 @@ import stat
 import sys
 
 from hf_models import assert_same_bits
+from hf_models import change_config
+from hf_models import change_weights
 from hf_models import CONFIGS
 from hf_models import GPT
 from hf_models import LLAMA
@@ -42,18 +44,6 @@ QKV = ('attn/wq', 'attn/wk', 'attn/wv')
 
 def read(path):
   return safetensors.load_file(path)
-
-
-def change_config(directory, **changes):
-  path = directory / 'config.json'
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def change_weights(directory, change, name='model.safetensors'):
-  path = directory / name
-  tensors = {k: np.array(x) for k, x in read(path).items()}
-  change(tensors)
-  safetensors.save_file(tensors, path, {'format': 'pt'})
 
 
 @pytest.fixture(scope='module')

@@ -1,23 +1,23 @@
 """Hostile and damaged model files are refused in one sentence, and at once."""
 
+import dataclasses
 import json
 import shutil
 
+from hf_models import change_config
+from hf_models import change_weights
+from hf_models import GPT
+from hf_models import LLAMA
+from hf_models import make_params
 import jax
 import numpy as np
 import pytest
 
 from spdf_jax import interop
 from spdf_jax.interop import layouts
-from spdf_jax.models import GPTConfig
-from spdf_jax.models import LlamaConfig
 
 safetensors = pytest.importorskip('safetensors.numpy')
 
-CONFIGS = {
-    'gpt2': GPTConfig(23, 2, 2, 16, 24, 8),
-    'llama': LlamaConfig(23, 2, 4, 16, 24, 8, n_kv_heads=2),
-}
 DEEP = '[' * 100_000
 
 
@@ -25,11 +25,8 @@ DEEP = '[' * 100_000
 def saved(tmp_path_factory):
   """A directory for each kind of model; not to be changed."""
   root = tmp_path_factory.mktemp('saved')
-  for name, config in CONFIGS.items():
-    params = jax.tree.map(
-        lambda x: np.full(x.shape, 0.5, x.dtype),
-        layouts.abstract_params(config),
-    )
+  for name, config in (('gpt2', GPT), ('llama', LLAMA)):
+    params = make_params(config)
     mask = jax.tree.map(lambda x: None, params)
     mask['h_0']['mlp']['wi']['kernel'] = np.ones((16, 24), bool)
     interop.save_hf(root / name, config, params, mask)
@@ -49,20 +46,6 @@ def refuse(directory, path, message):
   text = str(caught.value)
   assert str(path) in text and '\n' not in text and text.endswith('.')
   assert len(text) < 400
-
-
-def change_config(directory, **changes):
-  path = directory / 'config.json'
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-  return path
-
-
-def change_weights(directory, change):
-  path = directory / 'model.safetensors'
-  tensors = {k: np.array(x) for k, x in safetensors.load_file(path).items()}
-  change(tensors)
-  safetensors.save_file(tensors, path, {'format': 'pt'})
-  return path
 
 
 @pytest.fixture
@@ -162,7 +145,7 @@ def test_other_names_are_refused_before_a_model_is_built(
 
 
 def test_depth_costs_no_tracing():
-  config = GPTConfig(23, 3_000, 2, 16, 24, 8)
+  config = dataclasses.replace(GPT, n_layers=3_000)
   params = layouts.abstract_params(config)
   assert params['h_2999']['mlp']['wi']['kernel'].shape == (16, 24)
   assert len(params) == 3_003
