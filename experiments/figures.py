@@ -11,9 +11,9 @@ most seeds, and of those the one with the lowest loss. `all` draws every figure
 that these runs suffice for, and prints which it left out, and why.
 """
 
-from absl import app
+from collections.abc import Iterator
+
 from absl import flags
-from absl import logging
 
 from experiments.launch import console
 from experiments.papers import figures
@@ -35,25 +35,18 @@ _MOST = 20
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if len(argv) > 1:
-    raise app.UsageError(f'unknown arguments: {argv[1:]}')
-  console.prepare()
-  try:
-    written = figures.write_figures(
-        _FIGURE.value, _RUNS.value, _OUTPUT.value
-    )
-  except (ValueError, OSError, ImportError) as error:
-    logging.error('%s', error)
-    return 1
-  for path in written.paths:
-    print(path)
+  return console.run(argv, _draw)
+
+
+def _draw() -> Iterator[str]:
+  written = figures.write_figures(_FIGURE.value, _RUNS.value, _OUTPUT.value)
+  yield from map(str, written.paths)
   for name, reason in written.left_out.items():
-    print(f'left out {name}: {reason}')
+    yield f'left out {name}: {reason}'
   for note in written.notes[:_MOST]:
-    print(f'not shown: {note}')
+    yield f'not shown: {note}'
   if len(written.notes) > _MOST:
-    print(f'not shown: and {len(written.notes) - _MOST} more')
-  return 0
+    yield f'not shown: and {len(written.notes) - _MOST} more'
 
 
 if __name__ == '__main__':

@@ -9,21 +9,21 @@ phase and writes report.md with plots. If killed, the same command continues
 where it stopped.
 """
 
+from collections.abc import Iterator
+from collections.abc import Mapping
 import pathlib
 import time
 
-from absl import app
 from absl import flags
-from absl import logging
 from ml_collections import config_flags
 
 from configs import quickstart
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
+from spdf_jax import extras
 from spdf_jax import runs
 from spdf_jax import training
-from spdf_jax.extras import require
 from spdf_jax.runs import lifecycle
 
 _WORKDIR = flags.DEFINE_string(
@@ -38,42 +38,39 @@ _CONFIG = config_file.hide_default(config_flags.DEFINE_config_dict(
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if len(argv) > 1:
-    raise app.UsageError(f'unknown arguments: {argv[1:]}')
-  console.prepare()
-  compilation_cache.prepare()
   started = time.monotonic()
+  compilation_cache.prepare()
+  return console.run(argv, _open, then=lambda found: _train(found, started))
+
+
+def _open() -> dict[str, training.Session]:
+  """Checks both runs and opens them, before either is trained."""
   workdir = pathlib.Path(_WORKDIR.value)
   sparse = _CONFIG.value
   dense = sparse.copy_and_resolve_references()
   dense.phases.pretrain.sparsity = 0.0
-  configs = {'dense': dense, 'variable-spdf': sparse}
-  try:
-    require('matplotlib', 'viz')  # Of the report, after minutes of training.
-    sessions = {
-        name: training.open_session(
-            training.create_recipe(config, workdir=workdir / name),
-            workdir / name,
-        )
-        for name, config in configs.items()
-    }
-  except (ValueError, OSError, ImportError) as error:
-    logging.error('%s', error)
-    return 1
+  extras.require('matplotlib', 'viz')  # Of the report, after minutes.
+  return {
+      name: training.open_session(
+          training.create_recipe(config, workdir=workdir / name),
+          workdir / name,
+      )
+      for name, config in {'dense': dense, 'variable-spdf': sparse}.items()
+  }
+
+
+def _train(
+    sessions: Mapping[str, training.Session], started: float
+) -> Iterator[str]:
   for name, session in sessions.items():
-    print(f'training {name} in {session.workdir}', flush=True)
-    try:
-      lifecycle.run(session, name)
-    except training.Interrupted as interrupted:
-      logging.warning('%s', interrupted)
-      return 128 + interrupted.signal
-    except training.NotFinite as error:
-      logging.error('%s', error)
-      return 1
-  finished = {name: runs.read_run(workdir / name) for name in sessions}
-  report = runs.write_report(workdir, finished)
-  print(f'{report} is written, {time.monotonic() - started:.0f} s after start')
-  return 0
+    yield f'training {name} in {session.workdir}'
+    lifecycle.run(session, name)
+  finished = {
+      name: runs.read_run(session.workdir) for name, session in sessions.items()
+  }
+  report = runs.write_report(_WORKDIR.value, finished)
+  seconds = time.monotonic() - started
+  yield f'{report} is written, {seconds:.0f} s after start'
 
 
 if __name__ == '__main__':

@@ -13,18 +13,16 @@ module, averaged over layers. In --output, distances.csv has the distances of
 every layer, distances.png a heatmap for each pair on a common color scale.
 """
 
+from collections.abc import Iterator
 import pathlib
 
-from absl import app
 from absl import flags
-from absl import logging
 
 from experiments.launch import console
-from experiments.papers.subspace_pairs import as_csv
-from experiments.papers.subspace_pairs import measure_pairs
-from experiments.papers.subspace_plots import plot_distances
-from experiments.papers.subspaces import format_distances
-from spdf_jax.training.metrics import write_atomically
+from experiments.papers import subspace_pairs
+from experiments.papers import subspace_plots
+from experiments.papers import subspaces
+from spdf_jax.training import metrics
 
 _BEFORE = flags.DEFINE_list('before', None, 'Checkpoints before training.')
 _AFTER = flags.DEFINE_list(
@@ -38,23 +36,24 @@ _OUTPUT = flags.DEFINE_string('output', None, 'Folder for CSV and heatmaps.')
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if len(argv) > 1:
-    raise app.UsageError(f'unknown arguments: {argv[1:]}')
-  console.prepare()
-  try:
-    pairs = measure_pairs(_BEFORE.value, _AFTER.value, _NAMES.value)
-    names, distances = list(pairs), list(pairs.values())
-    print(format_distances(names, distances))
-    if _OUTPUT.value:
-      output = pathlib.Path(_OUTPUT.value)
-      output.mkdir(parents=True, exist_ok=True)
-      write_atomically(output / 'distances.csv', as_csv(pairs))
-      plot_distances(names, distances).savefig(output / 'distances.png')
-      print(f'{output}/distances.csv and distances.png are written')
-  except (ValueError, OSError, ImportError) as error:
-    logging.error('%s', error)
-    return 1
-  return 0
+  return console.run(argv, _measure)
+
+
+def _measure() -> Iterator[str]:
+  pairs = subspace_pairs.measure_pairs(
+      _BEFORE.value, _AFTER.value, _NAMES.value
+  )
+  names, distances = list(pairs), list(pairs.values())
+  yield subspaces.format_distances(names, distances)
+  if _OUTPUT.value:
+    output = pathlib.Path(_OUTPUT.value)
+    output.mkdir(parents=True, exist_ok=True)
+    metrics.write_atomically(
+        output / 'distances.csv', subspace_pairs.as_csv(pairs)
+    )
+    figure = subspace_plots.plot_distances(names, distances)
+    figure.savefig(output / 'distances.png')
+    yield f'{output}/distances.csv and distances.png are written'
 
 
 if __name__ == '__main__':

@@ -26,11 +26,11 @@ from experiments.benchmarks import optimizer
 from experiments.benchmarks import peers
 from experiments.benchmarks import primitives
 from experiments.benchmarks import profiles
+from experiments.benchmarks import pytorch
 from experiments.benchmarks import small_gpts
 from experiments.benchmarks import Suite
 from experiments.benchmarks import SUITES
 from experiments.benchmarks import topk
-from experiments.benchmarks import torch_decoding
 from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import models
@@ -376,9 +376,9 @@ def test_the_decode_suite_compares_listed_models_with_dense_ones(monkeypatch):
 def test_without_pytorch_the_peers_are_skipped_with_a_warning(
     monkeypatch, caplog
 ):
-  monkeypatch.setattr(torch_decoding, 'is_installed', lambda: False)
+  monkeypatch.setattr(pytorch, 'is_installed', lambda: False)
   assert run(suite='peers') == 0
-  assert caplog.messages == [torch_decoding.MISSING]
+  assert caplog.messages == [pytorch.MISSING]
 
 
 @pytest.mark.slow

@@ -22,19 +22,29 @@ GITHUB = 'https://github.com/someone/spdf_jax'
 
 
 def documented(page):
-  """Yields (package, names) of each directive of a page of the reference."""
-  for package, text in re.findall(
-      r'^\.\. exports:: (\S+)\n((?:\n|  .*\n)*)', page.read_text(), re.M
+  """Yields the full names of what a page of the reference documents."""
+  package = ''
+  for directive, name in re.findall(
+      r'^\.\. (automodule|currentmodule|auto\w+):: (\S+)$', page.read_text(),
+      re.M,
   ):
-    package = importlib.import_module(package)
-    yield package, text.split() or package.__all__
+    if directive in ('automodule', 'currentmodule'):
+      package = name
+    if directive == 'automodule':
+      module = importlib.import_module(package)
+      for public in module.__all__:
+        # Values are documented one by one, where they are defined.
+        if callable(getattr(module, public)):
+          yield f'{package}.{public}'
+    elif directive == 'autodata':
+      yield name
+    elif directive != 'currentmodule':
+      assert hasattr(importlib.import_module(package), name)
+      yield f'{package}.{name}'
 
 
 def test_every_public_name_is_on_one_page():
-  found = [
-      f'{package.__name__}.{name}'
-      for page in PAGES for package, names in documented(page) for name in names
-  ]
+  found = [name for page in PAGES for name in documented(page)]
   assert sorted({name for name in found if found.count(name) > 1}) == []
   # Classes that a package repeats from its parent are documented there.
   names = {name.rpartition('.')[2] for name in found}
@@ -61,8 +71,8 @@ def test_the_index_links_every_page_and_sparsify_comes_first():
   linked = re.findall(r'\]\(\.\./site/reference/(\w+)\.rst\)', INDEX)
   assert set(linked) == {page.stem for page in PAGES}
   assert linked[0] == 'spdf_jax'
-  _, names = next(documented(EXPERIMENTS / 'site/reference/spdf_jax.rst'))
-  assert names[0] == 'sparsify'
+  page = EXPERIMENTS / 'site' / 'reference' / 'spdf_jax.rst'
+  assert next(documented(page)) == 'spdf_jax.sparsify'
 
 
 def test_every_guide_and_page_is_in_the_sidebar():

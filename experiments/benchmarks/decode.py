@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.benchmarks import compiled
 from experiments.benchmarks import measuring
-from experiments.benchmarks import torch_decoding
+from experiments.benchmarks import pytorch
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
@@ -93,8 +93,8 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   yield measuring.counted_row(
       native.kernels(), 'CPU devices', jax.device_count()
   )
-  if not torch_decoding.is_installed():
-    logging.warning(torch_decoding.MISSING)
+  if not pytorch.is_installed():
+    logging.warning(pytorch.MISSING)
   for case in CASES:
     yield from measure_case(case, repeats, rng)
 
@@ -114,15 +114,15 @@ def measure_case(
   """
   variants = _make_variants(case, rng)
   peers = {
-      dtype: torch_decoding.convert(variants[0].params, dtype)
-      for dtype in DTYPES if torch_decoding.is_installed()
+      dtype: pytorch.convert(variants[0].params, dtype)
+      for dtype in DTYPES if pytorch.is_installed()
   }
   for tokens, targets in SPEEDUPS.items():
     yield from _measure_products(case, tokens, targets, variants, repeats, rng)
   for batch_size in BATCH_SIZES:
     programs = [_decoding(variant, batch_size) for variant in variants]
     calls = [compiled.repeated(program) for program in programs] + [
-        torch_decoding.decoding(
+        pytorch.decoding(
             variants[0].config, tensors, batch_size, CONTEXT, _LENGTH
         ) for tensors in peers.values()
     ]

@@ -27,9 +27,8 @@ import numpy as np
 from experiments.benchmarks import compiled
 from experiments.benchmarks import dense_training
 from experiments.benchmarks import measuring
+from experiments.benchmarks import pytorch
 from experiments.benchmarks import small_gpts
-from experiments.benchmarks import torch_decoding
-from experiments.benchmarks import torch_gpt
 from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import models
@@ -60,8 +59,8 @@ def measure(repeats: int, rng: np.random.Generator) -> Iterator[measuring.Row]:
   Yields:
     Rows.
   """
-  if not torch_decoding.is_installed():
-    logging.warning(torch_decoding.MISSING)
+  if not pytorch.is_installed():
+    logging.warning(pytorch.MISSING)
     return
   for case in CASES:
     yield from measure_case(case, repeats, rng)
@@ -126,7 +125,7 @@ def _torch_step(
     subject: small_gpts.Subject, dtype: str, mode: str
 ) -> Callable[[], float]:
   plan = subject.plan
-  return torch_gpt.create_step(
+  return pytorch.create_step(
       subject.model.config,
       subject.params,
       subject.batch,

@@ -1,8 +1,17 @@
 """Sphinx configuration of the site; `python -m experiments.docs` builds it."""
 
+import ast
+import inspect
 import os
 import pathlib
 import sys
+import textwrap
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 _ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT))
@@ -17,12 +26,8 @@ copyright = f'2026, {author}'
 version = release = spdf_jax.__version__
 
 extensions = [
-    'experiments.site.exports',
-    'experiments.site.mathml',
-    'experiments.site.signatures',
     'myst_nb',
     'sphinx.ext.autodoc',
-    'sphinx.ext.autosummary',
     'sphinx.ext.napoleon',
     'sphinx_copybutton',
     'sphinx_design',
@@ -52,9 +57,10 @@ nb_execution_timeout = 3600
 nb_merge_streams = True
 
 add_module_names = False
+autodoc_default_options = {'members': True}
+autodoc_member_order = 'groupwise'
 autodoc_preserve_defaults = True
 autodoc_typehints_format = 'short'
-autosummary_generate = False
 maximum_signature_line_length = 72
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
@@ -82,3 +88,54 @@ if REPOSITORY:
   html_theme_options['launch_buttons'] = {
       'colab_url': 'https://colab.research.google.com'
   }
+
+
+def _write_inline(writer: HTML5Translator, node: nodes.math) -> None:
+  """Writes mathematics as MathML, which needs no scripts or fonts."""
+  writer.body.append(latex2mathml.tex2mathml(node.astext()))
+  raise nodes.SkipNode
+
+
+def _write_block(writer: HTML5Translator, node: nodes.math_block) -> None:
+  math = latex2mathml.tex2mathml(node.astext(), as_block=True)
+  writer.body.append(f'<div class="math">{math}</div>\n')
+  raise nodes.SkipNode
+
+
+def _write_signature(
+    app: Sphinx,
+    what: str,
+    name: str,
+    found: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str, str | None] | None:
+  """Returns a signature as the source has it.
+
+  Sphinx would evaluate it: `PyTree` and other aliases would be `Any` or long
+  unions.
+  """
+  if what == 'class' and signature:
+    # The types of fields are shown with the fields.
+    return f'({", ".join(inspect.signature(found).parameters)})', None
+  if not inspect.isfunction(found):
+    return None
+  node = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+  if not isinstance(node, ast.FunctionDef):
+    return None
+  if what == 'method' and node.args.args[:1]:
+    del node.args.args[0]
+  return (
+      f'({ast.unparse(node.args)})',
+      node.returns and ast.unparse(node.returns),
+  )
+
+
+def setup(app: Sphinx) -> None:
+  """Chooses the renderer of mathematics, and the one of signatures."""
+  app.add_html_math_renderer(
+      'mathml', (_write_inline, None), (_write_block, None)
+  )
+  app.config.html_math_renderer = 'mathml'
+  app.connect('autodoc-process-signature', _write_signature)

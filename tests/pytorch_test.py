@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from sparse_params import make_sparse_params
 
-from experiments.benchmarks import torch_decoding
-from experiments.benchmarks import torch_gpt
+from experiments.benchmarks import pytorch
 from experiments.benchmarks.machine import cores
 from spdf_jax import models
 from spdf_jax.data import Batch
@@ -29,18 +28,18 @@ def are_contiguous(tensors):
 def test_matrices_of_decoding_are_contiguous_as_linear_reads_them(dtype):
   pytest.importorskip('torch')
   params, _ = make_sparse_params(CONFIG, 0.5)
-  assert are_contiguous(torch_decoding.convert(params, dtype))
+  assert are_contiguous(pytorch.convert(params, dtype))
 
 
 @pytest.mark.slow
 def test_a_training_step_uses_contiguous_matrices_and_all_cores():
   torch = pytest.importorskip('torch')
   params, _ = make_sparse_params(CONFIG, 0.5)
-  model = torch_gpt._create_model(torch, CONFIG, params)
+  model = pytorch.create_model(CONFIG, params)
   assert are_contiguous(list(model.parameters()))
   torch.set_num_threads(cores() + 1)
   tokens = np.zeros((1, 4), np.int32)
-  torch_gpt.create_step(
+  pytorch.create_step(
       CONFIG, params, Batch(tokens, tokens, None), dtype='float32',
       is_compiled=False, learning_rate=1e-3, weight_decay=0.0, b1=0.9, b2=0.99,
       eps=1e-8, clip_norm=1.0,
@@ -62,8 +61,8 @@ def test_pytorch_decodes_the_same_model(dtype, tolerance):
   wanted, _ = decoder(
       params, cache, jnp.zeros((3, 1), jnp.int32), jnp.full((3, 1), 5)
   )
-  tensors = torch_decoding.convert(params, dtype)
-  step = torch_decoding.decoding(CONFIG, tensors, 3, context=5, length=12)
+  tensors = pytorch.convert(params, dtype)
+  step = pytorch.decoding(CONFIG, tensors, 3, context=5, length=12)
   for _ in range(2):  # A step leaves the cache as it is for the next one.
     found = step().float().numpy()
     scale = np.abs(wanted).max()
