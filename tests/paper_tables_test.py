@@ -53,7 +53,8 @@ def make_run(
     records.append(dict(
         name=name, start=start, steps=steps, batch_size=4, length=8,
         source=source, sparsity=sparsity, tokens=32 * steps, flops_per_step=1.0,
-        dense_flops_per_step=2.0,
+        dense_flops_per_step=2.0, mask_updates=[], spans=[],
+        overall_sparsity=None, notes=[],
     ))
     start += steps
   config = plain(quickstart.get_config())
@@ -72,9 +73,10 @@ def make_run(
   config['data'] |= dict(task=task, corpus='pile')
   (workdir / 'checkpoints').mkdir()
   (workdir / 'config.json').write_text(json.dumps(config))
-  (workdir / 'plan.json').write_text(json.dumps(
-      {'name': workdir.name, 'phases': records}
-  ))
+  (workdir / 'plan.json').write_text(json.dumps(dict(
+      name=workdir.name, phases=records, model={}, parameters=0,
+      sparsified_parameters=0, bigram=None, compute='', totals=[],
+  )))
   row = {'step': start if done is None else done, 'train/loss': 1.0}
   (workdir / 'metrics.jsonl').write_text(json.dumps(row) + '\n')
   return workdir

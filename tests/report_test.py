@@ -29,6 +29,10 @@ def phase(name, start, steps, sparsity, source='text', dense=10.0):
       'tokens': steps * 16,
       'flops_per_step': dense * (1 - 0.8 * sparsity),
       'dense_flops_per_step': dense,
+      'mask_updates': [],
+      'spans': [],
+      'overall_sparsity': None,
+      'notes': [],
   }
 
 

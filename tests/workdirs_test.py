@@ -18,6 +18,10 @@ PHASE = {
     'tokens': 6400,
     'flops_per_step': 4e6,
     'dense_flops_per_step': 1e7,
+    'mask_updates': (),
+    'spans': (),
+    'overall_sparsity': 0.5,
+    'notes': (),
 }
 PLAN = {
     'name': 'toy',
@@ -27,6 +31,7 @@ PLAN = {
     'phases': [PHASE, PHASE | {'name': 'tune', 'start': 100, 'steps': 50}],
     'bigram': {'validation/perplexity': 40.0},
     'compute': 'dense products',
+    'totals': [],
 }
 
 

@@ -15,6 +15,12 @@ from spdf_jax.runs import markdown
 from spdf_jax.training.metrics import read_json_lines
 from spdf_jax.training.metrics import read_rows
 
+_IN_PLAN = (
+    'name', 'phases', 'model', 'parameters', 'sparsified_parameters', 'bigram',
+    'compute', 'totals',
+)
+"""Fields of a run that `plan.json` has."""
+
 
 class PhaseRecord(NamedTuple):
   """One phase of a run, as recorded in `plan.json`.
@@ -34,7 +40,7 @@ class PhaseRecord(NamedTuple):
     mask_updates: Planned steps of mask updates.
     spans: Spans of constant sparsity; empty if the sparsity is constant.
     overall_sparsity: Planned fraction of zeros in all parameters at the end of
-      the phase; `None`: not recorded.
+      the phase; `None`: unknown.
     notes: Descriptions of what the phase does to weights beyond training them.
   """
 
@@ -177,38 +183,35 @@ def _merge_rows(
   return tuple(merged[step] for step in sorted(merged))
 
 
-def _read_plan(path: pathlib.Path) -> tuple[dict[str, Any], list[PhaseRecord]]:
-  """Reads `plan.json` and its phases."""
+def _read_plan(path: pathlib.Path) -> dict[str, Any]:
+  """Reads the fields of a `Run` that `plan.json` has."""
   try:
     plan = json.loads(path.read_text(encoding='utf-8'))
-    phases = [_phase_record(phase) for phase in plan['phases']]
-    plan['name'], phases[0]
+    plan = {name: plan[name] for name in _IN_PLAN}
+    plan['phases'] = tuple(map(_phase_record, plan['phases']))
+    plan['phases'][0]
   except json.JSONDecodeError as error:
     raise ValueError(
         f'{path} is not JSON ({error}); restore it, or train the run anew.'
     ) from error
   except (KeyError, IndexError, TypeError) as error:
     raise ValueError(
-        f'{path} is not the plan of a run, which has a "name" and "phases" '
-        f'with {", ".join(PhaseRecord._fields)}: {error!r}.'
+        f'{path} is not the plan of a run, which has {", ".join(_IN_PLAN)}, '
+        f'and phases with {", ".join(PhaseRecord._fields)}: {error!r}.'
     ) from error
-  return plan, phases
+  return plan
 
 
 def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
-  """Reads a phase; older plans have no spans and no overall sparsity."""
-  optional = PhaseRecord._field_defaults
-  fields = {n: phase[n] for n in PhaseRecord._fields if n not in optional}
-  return PhaseRecord(
-      **fields,
-      mask_updates=tuple(
-          step for first, last, every in phase.get('mask_updates', ())
+  fields = {name: phase[name] for name in PhaseRecord._fields}
+  return PhaseRecord(**fields | {
+      'mask_updates': tuple(
+          step for first, last, every in phase['mask_updates']
           for step in range(first, last + 1, every)
       ),
-      spans=tuple(Span(**s) for s in phase.get('spans', ())),
-      overall_sparsity=phase.get('overall_sparsity'),
-      notes=tuple(phase.get('notes', ())),
-  )
+      'spans': tuple(Span(**span) for span in phase['spans']),
+      'notes': tuple(phase['notes']),
+  })
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:
@@ -229,19 +232,9 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
     ValueError: A file has the wrong format, or there are no rows.
 
   Example:
-    >>> import tempfile
-    >>> phase = dict(name='sparse', start=0, steps=4, batch_size=2, length=8,
-    ...              source='text', sparsity=0.75, tokens=64,
-    ...              flops_per_step=5.0, dense_flops_per_step=9.0)
-    >>> with tempfile.TemporaryDirectory() as directory:
-    ...   workdir = pathlib.Path(directory)
-    ...   plan = {'name': 'toy', 'phases': [phase]}
-    ...   _ = (workdir / 'plan.json').write_text(json.dumps(plan))
-    ...   _ = (workdir / 'metrics.jsonl').write_text(
-    ...       '{"step": 4, "train/loss": 2.0}\\n{"step": 4, "time/sec')
-    ...   run = read_run(workdir)
-    >>> run.phases[0].end, run.rows
-    (4, ({'step': 4, 'train/loss': 2.0},))
+    >>> run = read_run('experiments/results/spdf/runs/sparsity_0.75')
+    >>> run.phases[0].name, run.phases[0].end == run.last_step
+    ('pretrain', True)
   """
   workdir = pathlib.Path(workdir)
   for name in ('plan.json', 'metrics.jsonl'):
@@ -250,7 +243,7 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
           f'{workdir} has no {name}; give the working directory of a run '
           'that has been trained.'
       )
-  plan, phases = _read_plan(workdir / 'plan.json')
+  plan = _read_plan(workdir / 'plan.json')
   path = workdir / 'metrics.jsonl'
   rows = _merge_rows(read_rows(path))
   if not rows:
@@ -260,18 +253,7 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }
-  return Run(
-      name=plan['name'],
-      phases=tuple(phases),
-      rows=rows,
-      generations=generations,
-      model=plan.get('model') or {},
-      parameters=plan.get('parameters') or 0,
-      sparsified_parameters=plan.get('sparsified_parameters') or 0,
-      bigram=plan.get('bigram'),
-      compute=plan.get('compute') or '',
-      totals=plan.get('totals') or (),
-  )
+  return Run(**plan, rows=rows, generations=generations)
 
 
 def pretraining_phases(run: Run) -> list[PhaseRecord]:
