@@ -101,8 +101,10 @@ def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
   assert_texts_stand_free(figure)
 
 
-@pytest.mark.parametrize('scale', [1.0, 2.2, 4.0, 7.7])
-@pytest.mark.parametrize('growth', [0.001, 0.3, 1.0, 9.0, 70.0, 4000.0])
+@pytest.mark.parametrize('scale, growth', [
+    *((1.0, growth) for growth in (0.001, 0.3, 1.0, 9.0, 70.0, 4000.0)),
+    (2.2, 0.3), (4.0, 9.0), (7.7, 0.001), (7.7, 1.0),
+])
 def test_loss_over_flops_is_legible_over_any_span(scale, growth):
   figure = plot_loss_over_flops(respend(scale, growth))
   assert_texts_stand_free(figure)

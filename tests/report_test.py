@@ -165,14 +165,19 @@ def test_a_run_that_was_stopped_shows_what_it_did(tmp_path):
       tmp_path / 'stopped',
       [phase('sparse', 0, 80, 0.5), phase('grown', 80, 20, 0.0)],
       [evaluation(60, 9.0, 30.0, **{'sparsity/sparsified': 0.25})],
+      bigram={'validation/perplexity': 50.0},
   )
-  first, second, total = cells(runs_table({'stopped': run}))
+  first, second, total, _ = cells(runs_table({'stopped': run}))
   assert first[2:6] == ['60 of 80', '960', '50% (25% at the end)', '9.00']
   assert first[8] == '0.600'
   assert second[2:9] == ['0 of 20', '0', '0%', *['–'] * 4]
   assert total[2:4] + total[8:9] == ['60 of 100', '960', '0.600']
-  path = write_report(tmp_path / 'report', {'stopped': run})
-  assert 'stopped (unfinished, 60 of 100 steps) spent' in path.read_text()
+  text = write_report(tmp_path / 'report', {'stopped': run}).read_text()
+  assert 'stopped (unfinished, 60 of 100 steps) spent' in text
+  assert (
+      '* stopped is, 60 of 100 pre-training steps done, at validation '
+      "perplexity 9.00, below the bigram baseline's 50.00.\n"
+  ) in text
 
 
 def test_curves_leave_out_step_zero_and_fine_tuning(runs):
@@ -205,7 +210,7 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
   assert 'The curves of dense and short do not overlap' in text
 
 
-def test_findings_are_computed_from_the_runs(tmp_path, runs):
+def test_statements_are_computed_from_the_runs(tmp_path, runs):
   text = write_report(tmp_path / 'report', runs).read_text()
   for statement in (
       '* dense ends pre-training at validation perplexity 7.39, below the '
@@ -245,20 +250,6 @@ def test_a_run_that_loses_to_the_bigram_is_said_to(tmp_path):
       "bigram baseline's 50.00.\n"
   ) in text
   assert 'Fine-tuning' not in text and 'Generations' not in text
-
-
-def test_a_run_stopped_in_pre_training_is_not_said_to_end_it(tmp_path):
-  run = make_run(
-      tmp_path / 'stopped',
-      [phase('sparse', 0, 80, 0.5), phase('grown', 80, 20, 0.0)],
-      [evaluation(60, 9.0, 30.0), {'step': 90, 'train/loss': 2.0}],
-      bigram={'validation/perplexity': 50.0},
-  )
-  text = write_report(tmp_path / 'report', {'stopped': run}).read_text()
-  assert (
-      '* stopped is, 60 of 100 pre-training steps done, at validation '
-      "perplexity 9.00, below the bigram baseline's 50.00.\n"
-  ) in text
 
 
 def test_report_shows_plots_that_are_there(tmp_path, runs):
