@@ -1,4 +1,4 @@
-"""`join`: sparsities, masks and trajectories across boundaries."""
+"""`join` and `partition` of algorithms: masks, updates and labels."""
 
 import jax
 import jax.numpy as jnp
@@ -89,12 +89,6 @@ def test_members_see_steps_since_their_start():
   assert seen == [('a', 7), ('b', 2)]
 
 
-def test_sparsities_are_known_on_the_host():
-  algorithm = spdf.join([spdf.static(0.9), spdf.dense()], [5])
-  for count, sparsity in ((0, 0.9), (4, 0.9), (5, 0.0), (9, 0.0)):
-    assert algorithm.sparsity_at(count, PARAMS)['w'] == sparsity
-
-
 def test_joins_nest():
   inner = spdf.join([spdf.static(0.5), spdf.dense()], [2])
   algorithm = spdf.join([spdf.static(0.75), inner], [2])
@@ -109,34 +103,22 @@ def test_boundaries_that_do_not_rise_or_match_are_refused(boundaries):
     spdf.join(members, boundaries)
 
 
-def test_algorithms_are_made_by_name():
-  spec = {'algorithm': 'static', 'sparsity': 0.5}
-  assert spdf.create_algorithm(spec).sparsity_at(0, PARAMS)['w'] == 0.5
-  assert spdf.create_algorithm(0.25).sparsity_at(0, PARAMS)['w'] == 0.25
-
-
-def test_an_unknown_algorithm_is_refused_with_the_nearest_name():
-  with pytest.raises(ValueError, match="did you mean 'static'"):
-    spdf.create_algorithm({'algorithm': 'statics', 'sparsity': 0.5})
-
-
-@pytest.mark.parametrize('wrap', [
-    lambda member: member,
-    lambda member: spdf.partition({'all': member}, [('*', 'all')]),
-    lambda member: spdf.join([member, spdf.dense()], [9]),
-])
 @pytest.mark.parametrize('make', [
     lambda: spdf.static(0.5, structure='2:4'),
     lambda: spdf.rigl(
         0.5, structure='2:4', update_every=5, update_until=9,
         drop_fraction=lambda step: 0.5,
     ),
-    lambda: spdf.iterative(
-        [spdf.Round(9, 0.5)], structure=spdf.structures.n_of_m(2, 4)
+    lambda: spdf.iterative([spdf.Round(9, 0.5)], structure='2:4'),
+    lambda: spdf.partition(
+        {'all': spdf.static(0.5, structure='2:4')}, [('*', 'all')]
+    ),
+    lambda: spdf.join(
+        [spdf.static(0.5, structure='2:4'), spdf.dense()], [9]
     ),
 ])
-def test_the_mask_at_a_boundary_has_the_structure_of_its_member(make, wrap):
-  algorithm = spdf.join([spdf.dense(), wrap(make())], [2])
+def test_the_mask_at_a_boundary_has_the_structure_of_its_member(make):
+  algorithm = spdf.join([spdf.dense(), make()], [2])
   mask = np.asarray(run(algorithm, 4)[-1][1])
   assert (mask.reshape(2, 4, 8).sum(1) == 2).all()
 
@@ -146,3 +128,242 @@ def test_steps_of_updates_are_bools_on_the_host():
   for at in (algorithm.update_at, algorithm.dense_grads_at):
     assert [at(count) for count in (1, 2, 3)] == [False, True, False]
     assert all(type(at(count)) is bool for count in (1, 2, 3))
+
+
+LAYERS = {
+    f'h_{i}': {
+        'attn': {'wq': jnp.ones((8, 8)) * (i + 1)},
+        'mlp': {'wi': jnp.linspace(-1, 1, 128).reshape(8, 16) * (i + 2)},
+        'bias': jnp.zeros(8),
+    }
+    for i in range(2)
+}
+LABELS = [('*/attn/*', 'attention'), ('h_*', 'rest')]
+
+
+def two(attention, rest, labels=LABELS):
+  return spdf.partition({'attention': attention, 'rest': rest}, labels)
+
+
+def train(algorithm, steps, params=LAYERS, inner=None, **options):
+  """Pulls weights to different targets; returns masks and parameters."""
+  tx = spdf.sparsify(inner or optax.sgd(0.1), algorithm, key=3, **options)
+  state = tx.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(state))
+  update = jax.jit(tx.update)
+  target = jax.tree.map(
+      lambda p: jnp.cos(jnp.arange(p.size)).reshape(p.shape), params
+  )
+  history = [(spdf.get_mask(state), params, state)]
+  for _ in range(steps):
+    grads = jax.tree.map(lambda p, t: p - t, params, target)
+    updates, state = update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    history.append((spdf.get_mask(state), params, state))
+  return history
+
+
+def kept(mask):
+  return {
+      (layer, room): int(mask[layer][room][name].sum())
+      for layer in mask for room, name in (('attn', 'wq'), ('mlp', 'wi'))
+  }
+
+
+@pytest.mark.parametrize('labels', [
+    LABELS,
+    lambda path, leaf: 'attention' if 'attn' in path else 'rest',
+    lambda path, leaf: 'attention' if leaf.shape == (1, 8, 8) else 'rest',
+    {h: {'attn': 'attention', 'mlp': 'rest', 'bias': None} for h in LAYERS},
+])
+def test_every_leaf_follows_the_algorithm_of_its_label(labels):
+  algorithm = two(spdf.static(0.25), spdf.static(0.75), labels)
+  mask = train(algorithm, 0)[0][0]
+  assert kept(mask) == {
+      ('h_0', 'attn'): 48, ('h_0', 'mlp'): 32,
+      ('h_1', 'attn'): 48, ('h_1', 'mlp'): 32,
+  }
+  assert mask['h_0']['bias'] is None
+
+
+def test_a_prefix_of_the_parameters_labels_whole_modules():
+  labels = {'h_0': 'attention', 'h_1': 'rest'}
+  mask = train(two(spdf.dense(), spdf.static(0.5), labels), 0)[0][0]
+  assert kept(mask) == {
+      ('h_0', 'attn'): 64, ('h_0', 'mlp'): 128,
+      ('h_1', 'attn'): 32, ('h_1', 'mlp'): 64,
+  }
+
+
+def test_the_first_pattern_that_matches_counts():
+  labels = [('h_0/attn/wq', 'rest'), *LABELS]
+  mask = train(two(spdf.dense(), spdf.static(0.5), labels), 0)[0][0]
+  assert kept(mask)['h_0', 'attn'] == 32
+  assert kept(mask)['h_1', 'attn'] == 64
+
+
+def test_one_algorithm_for_all_labels_is_that_algorithm_bit_for_bit():
+  make = lambda: spdf.rigl(0.75, update_every=2, update_until=4)
+  ours = train(two(make(), make()), 3)
+  theirs = train(make(), 3)
+  for one, other in zip(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, one[:2], other[:2])
+
+
+def test_members_change_their_masks_at_their_own_steps():
+  algorithm = two(
+      spdf.gmp(0.75, update_every=1, update_from=2, update_until=2,
+               init=lambda key, params, sparsities: jax.tree.map(
+                   lambda p: jnp.ones(p.shape, bool), params)),
+      spdf.join([spdf.dense(), spdf.static(0.5)], [4]),
+  )
+  counts = [kept(mask) for mask, _, _ in train(algorithm, 6)]
+  assert [c['h_0', 'attn'] for c in counts] == [64] * 3 + [16] * 4
+  assert [c['h_0', 'mlp'] for c in counts] == [128] * 5 + [64] * 2
+
+
+def test_a_static_member_keeps_its_mask_while_the_other_moves():
+  algorithm = two(
+      spdf.static(0.5), spdf.sparse_evolution(0.5, update_every=1)
+  )
+  first, *_, last = (mask for mask, _, _ in train(algorithm, 3))
+  for layer in LAYERS:
+    np.testing.assert_array_equal(
+        first[layer]['attn']['wq'], last[layer]['attn']['wq']
+    )
+    assert (first[layer]['mlp']['wi'] != last[layer]['mlp']['wi']).any()
+
+
+def test_members_see_none_where_leaves_are_not_theirs():
+  seen = []
+
+  def watcher(name):
+    def note(*trees):
+      seen.append((name, [len(jax.tree.leaves(tree)) for tree in trees]))
+
+    def init(key, params):
+      note(params)
+      return jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+
+    def update(key, count, mask, params, grads):
+      note(mask, params, grads)
+      return mask
+
+    return spdf.Algorithm(
+        sparsity_at=lambda count, params: jax.tree.map(lambda p: 0.0, params),
+        init=init,
+        update=update,
+        update_at=lambda count: count >= 0,
+        dense_grads_at=lambda count: False,
+    )
+
+  labels = {'h_0': {'attn': 'a', 'mlp': 'b', 'bias': 'b'}, 'h_1': 'b'}
+  algorithm = spdf.partition({'a': watcher('a'), 'b': watcher('b')}, labels)
+  train(algorithm, 1)
+  assert seen == [('a', [1]), ('b', [3]), ('a', [1] * 3), ('b', [3] * 3)]
+
+
+def test_sparsities_of_a_whole_are_of_the_group():
+  # ERK over the two attention leaves alone, equal in shape: the same sparsity.
+  algorithm = two(
+      spdf.static(0.5, distribution=spdf.erk),
+      spdf.static(0.5, distribution=spdf.model_wide,
+                  init=spdf.magnitude_mask),
+  )
+  sparsities = algorithm.sparsity_at(0, jax.tree.map(
+      lambda p: p[None] if p.ndim == 2 else None, LAYERS
+  ))
+  np.testing.assert_allclose(sparsities['h_0']['attn']['wq'], 0.5)
+  assert sparsities['h_0']['mlp']['wi'] == sparsities['h_1']['mlp']['wi'] == 0.5
+  assert sparsities['h_0']['bias'] is None
+  counts = kept(train(algorithm, 0)[0][0])
+  # The weights of the second layer are larger: both are one group.
+  assert counts['h_0', 'mlp'] < 64 < counts['h_1', 'mlp']
+  assert counts['h_0', 'mlp'] + counts['h_1', 'mlp'] == 128
+  assert counts['h_0', 'attn'] == 32
+
+
+def test_times_are_those_of_any_member():
+  members = [
+      spdf.rigl(0.5, update_every=4, update_until=8, skip_gradient_step=True),
+      spdf.sparse_evolution(0.5, update_every=6, update_until=12),
+  ]
+  algorithm = two(*members)
+  for count in range(14):
+    for at in (count, jnp.int32(count)):
+      assert bool(algorithm.update_at(at)) == (count in (4, 6, 8, 12))
+      assert bool(algorithm.dense_grads_at(at)) == (count in (4, 8))
+      assert bool(algorithm.skip_step_at(at)) == (count in (4, 8))
+
+
+def test_static_members_never_change_masks():
+  algorithm = two(spdf.static(0.5), spdf.dense())
+  traced = jnp.int32(3)
+  assert algorithm.update_at(traced) is False
+  assert algorithm.dense_grads_at(traced) is False
+  assert algorithm.skip_step_at(traced) is False
+
+
+def test_partitions_join_and_nest():
+  sparse = two(spdf.static(0.5), spdf.static(0.75))
+  inner = spdf.partition(
+      {'h_0': spdf.dense(), 'h_1': spdf.static(0.5)},
+      [('h_0/*', 'h_0'), ('h_1/*', 'h_1')],
+  )
+  nested = two(inner, spdf.static(0.75))
+  joined = spdf.join([sparse, nested, spdf.dense()], [2, 4])
+  counts = [kept(mask) for mask, _, _ in train(joined, 5)]
+  assert [c['h_0', 'attn'] for c in counts] == [32, 32, 32, 64, 64, 64]
+  assert [c['h_1', 'attn'] for c in counts] == [32, 32, 32, 32, 32, 64]
+  assert [c['h_1', 'mlp'] for c in counts] == [32, 32, 32, 32, 32, 128]
+
+
+def test_modules_are_frozen_by_optax_partition_around_it():
+  # The frozen module's leaves are no business of the algorithm's labels.
+  algorithm = spdf.partition({'rest': spdf.static(0.75)}, [('h_1/*', 'rest')])
+  tx = optax.partition(
+      {
+          'train': spdf.sparsify(optax.adam(0.1), algorithm, key=0),
+          'frozen': optax.set_to_zero(),
+      },
+      {'h_0': 'frozen', 'h_1': 'train'},
+  )
+  state = tx.init(LAYERS)
+  params = LAYERS
+  update = jax.jit(tx.update)
+  for _ in range(3):
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, state = update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  jax.tree.map(np.testing.assert_array_equal, params['h_0'], LAYERS['h_0'])
+  assert int((params['h_1']['mlp']['wi'] != 0).sum()) == 32
+  assert (params['h_1']['bias'] != 0).all()
+
+
+@pytest.mark.parametrize('labels, message', [
+    ([('*/attn/*', 'attention')],
+     "no pattern matches the sparsified leaf 'h_0/mlp/wi'; add"),
+    ([*LABELS, ('*/head/*', 'rest')],
+     r"the pattern '\*/head/\*' matches none .* h_0/attn/wq, h_0/mlp/wi, h_1"),
+    ([('*', 'rest'), ('*/attn/*', 'attention')],
+     r"the patterns before '\*/attn/\*' match all of its leaves; put it"),
+    ([('*/attn/*', 'atention'), ('*', 'rest')],
+     "'h_0/attn/wq' the label 'atention'.*are 'attention', 'rest'"),
+    ([('*', 'rest')], "an entry 'attention', but labels gives that label"),
+    ({'h_0': 'rest'}, 'labels is a tree that does not fit the parameters'),
+])
+def test_labels_that_do_not_fit_are_refused(labels, message):
+  algorithm = two(spdf.static(0.5), spdf.dense(), labels)
+  for use in (
+      lambda: train(algorithm, 0),
+      lambda: algorithm.sparsity_at(0, jax.tree.map(
+          lambda p: p[None] if p.ndim == 2 else None, LAYERS
+      )),
+  ):
+    with pytest.raises(ValueError, match=message):
+      use()
+
+
+def test_a_partition_needs_algorithms():
+  with pytest.raises(ValueError, match='algorithms is empty'):
+    spdf.partition({}, [])

@@ -60,14 +60,7 @@ def test_axes_of_a_given_mask_are_those_of_where():
   np.testing.assert_array_equal(found['w'], mask['w'])
 
 
-def test_sparsities_of_a_mask_are_its_fractions_of_zeros():
-  mask = draw((0.75, 0.5))
-  assert sparsities_of(mask) == {
-      'h_0': {'wi': 0.75, 'bias': None}, 'h_1': {'wi': 0.5}
-  }
-
-
-@pytest.mark.parametrize('kept', [1, 2, 37, 126, 127, 128])
+@pytest.mark.parametrize('kept', [1, 37, 128])
 def test_sparsities_of_a_mask_ask_for_exactly_its_counts(kept):
   mask = {'w': np.arange(128).reshape(8, 16) < kept}
   sparsity = sparsities_of(mask)
@@ -139,12 +132,8 @@ def test_donating_the_state_leaves_the_given_mask_alive():
      r"mask of 'h_0/wi' has shape \[1, 8, 16\], .* \[1, 8, 16\]; pass given"),
     (lambda m: m['h_0'].update(wi=np.ones((8, 16))),
      r"mask of 'h_0/wi' is array.*give a bool array"),
-    (lambda m: m['h_0'].update(wi=0.5), r"mask of 'h_0/wi' is 0.5; give a"),
-    (lambda m: m['h_0'].update(wi=np.ones((8, 16), bool)),
-     r"mask of 'h_0/wi' keeps 128 weights, but sparsity=0.75 requires 32"),
     (lambda m: m['h_0']['wi'].put(m['h_0']['wi'].argmin(), True),
      "mask of 'h_0/wi' keeps 33 weights, but sparsity=0.75 requires 32"),
-    (lambda m: m.update(h_2=m.pop('h_1')), "mask has no leaf 'h_1/wi'"),
 ])
 def test_a_mask_that_does_not_fit_is_refused(change, message):
   mask = draw()

@@ -62,8 +62,7 @@ def gradient(params, batch):
   return a @ params['w'].ravel() - b + params['bias'].sum()
 
 
-@pytest.mark.parametrize('seed', [0, 1])
-@pytest.mark.parametrize('sparsity', [0.5, 0.9])
+@pytest.mark.parametrize('seed, sparsity', [(0, 0.5), (1, 0.9)])
 def test_snip_keeps_the_highest_product_of_weight_and_gradient(seed, sparsity):
   params, batch = quadratic_problem(seed)
   scores = np.abs(params['w'].ravel() * gradient(params, batch)).reshape(4, 6)
@@ -74,8 +73,7 @@ def test_snip_keeps_the_highest_product_of_weight_and_gradient(seed, sparsity):
   assert found['bias'] is None
 
 
-@pytest.mark.parametrize('seed', [0, 1])
-@pytest.mark.parametrize('sparsity', [0.5, 0.9])
+@pytest.mark.parametrize('seed, sparsity', [(0, 0.5), (1, 0.9)])
 def test_grasp_prunes_what_lowers_the_gradient_norm_least(seed, sparsity):
   # Oracle: the squared norm itself, after shrinking one weight a little.
   params, batch = quadratic_problem(seed)
@@ -263,13 +261,6 @@ def test_scores_that_make_no_sense_are_refused(arguments, message):
   params, batch = quadratic_problem()
   with pytest.raises(ValueError, match=message):
     saliency_mask(*arguments, as_jax(params), as_jax(batch), 0.5)
-
-
-@pytest.mark.parametrize('sparsity', [1.0, -0.5, float('nan'), 'most'])
-def test_an_impossible_sparsity_is_refused(sparsity):
-  params, batch = quadratic_problem()
-  with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
-    saliency_mask('snip', quadratic, as_jax(params), as_jax(batch), sparsity)
 
 
 def test_synflow_ends_in_a_structure_with_one_sparsity():

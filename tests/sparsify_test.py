@@ -387,3 +387,70 @@ def test_state_without_sparsify_is_refused(read):
 def test_static_refuses_an_impossible_sparsity_before_any_step(sparsity):
   with pytest.raises(ValueError, match=r'\[0, 1\)'):
     spdf.static(sparsity)
+
+
+def layers_to_revive(layers=3, size=(200, 100)):
+  """Layers of different means and widths, half of them pruned to junk."""
+  rng = np.random.default_rng(0)
+  widths = 10.0 ** -np.arange(layers)[:, None, None]
+  weights = 0.5 * widths + widths * rng.standard_normal((layers, *size))
+  mask = rng.random(weights.shape) < 0.5
+  weights[~mask] = 99.0
+  return (
+      {'w': jnp.asarray(weights, jnp.float32), 'b': None},
+      {'w': jnp.asarray(mask), 'b': None},
+  )
+
+
+def test_values_are_as_wide_as_asked_in_every_layer():
+  params, mask = layers_to_revive()
+  values = spdf.scaled_normal(0.5)(jax.random.key(0), 0, params, mask)
+  assert values['b'] is None
+  for found, weights, kept in zip(values['w'], params['w'], mask['w']):
+    wanted = 0.5 * np.std(np.asarray(weights, np.float64)[np.asarray(kept)])
+    # 20,000 draws: the deviation is known to 0.5 %, the mean to 0.7 %.
+    np.testing.assert_allclose(np.std(found), wanted, rtol=0.02)
+    assert abs(np.mean(found)) < 0.03 * wanted
+
+
+def test_pruned_weights_do_not_count():
+  params, mask = layers_to_revive()
+  other = {'w': jnp.where(mask['w'], params['w'], jnp.nan), 'b': None}
+  draw = lambda p: spdf.scaled_normal(1.0)(jax.random.key(0), 0, p, mask)['w']
+  np.testing.assert_array_equal(draw(params), draw(other))
+
+
+def test_leaves_and_keys_draw_different_numbers():
+  params, mask = layers_to_revive(1)
+  params, mask = ({'u': t['w'], 'v': t['w']} for t in (params, mask))
+  draw = lambda seed: spdf.scaled_normal(1.0)(
+      jax.random.key(seed), 0, params, mask
+  )
+  one, other = draw(0), draw(1)
+  assert (one['u'] != one['v']).any() and (one['u'] != other['u']).any()
+  # Another leaf in the tree changes nothing.
+  alone = spdf.scaled_normal(1.0)(
+      jax.random.key(0), 0, {'u': params['u']}, {'u': mask['u']}
+  )
+  np.testing.assert_array_equal(alone['u'], one['u'])
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+def test_values_have_the_dtype_of_the_parameters(dtype):
+  params, mask = layers_to_revive()
+  params = {'w': (params['w'] / 100).astype(dtype), 'b': None}
+  values = spdf.scaled_normal(1.0)(jax.random.key(0), 0, params, mask)['w']
+  assert values.dtype == dtype and jnp.isfinite(values).all()
+
+
+def test_a_layer_without_kept_weights_gets_zeros():
+  params, mask = layers_to_revive(2)
+  mask = {'w': mask['w'].at[1].set(False), 'b': None}
+  values = spdf.scaled_normal(1.0)(jax.random.key(0), 0, params, mask)['w']
+  assert (values[1] == 0).all() and (values[0] != 0).any()
+
+
+@pytest.mark.parametrize('scale', [0, float('nan')])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+  with pytest.raises(ValueError, match='scale is .* positive'):
+    spdf.scaled_normal(scale)

@@ -197,9 +197,6 @@ def test_what_python_has_made_already_is_taken_as_it_is():
 
 @pytest.mark.parametrize('spec, message', [
     ({}, "algorithm '' is unknown; known are"),
-    ({'algorithm': 5}, 'algorithm 5 is unknown; known are'),
-    ({'algorithm': None}, 'algorithm None is unknown;'),
-    ({'algorithm': 'iterative', 'rounds': 5}, r'rounds is 5; give a list'),
     ({'algorithm': 'iterative', 'rounds': [5]}, r'rounds is \[5\]; give a li'),
     ({'algorithm': 'rigle'}, "algorithm 'rigle' is unknown; did you mean 'rig"),
     ({'algorithm': 'rigl', 'sparsity': 0.5},
@@ -207,48 +204,32 @@ def test_what_python_has_made_already_is_taken_as_it_is():
     ({'algorithm': 'static', 'sparsity': 0.5, 'level': 1},
      "'static': got an unexpected keyword argument 'level'; its arguments are"
      ' sparsity, distribution'),
-    ({'algorithm': 'dense', 'sparsity': 0.5},
-     "unexpected keyword argument 'sparsity'; its arguments are none"),
     ({'algorithm': 'static', 'sparsity': {'schedule': 'cubik'}},
      "schedule 'cubik' is unknown; did you mean 'cubic'"),
-    ({'algorithm': 'static', 'sparsity': {'schedule': 'cubic', 'finale': 1}},
-     "schedule 'cubic': missing a required argument: 'initial'; its argument"),
     ({'algorithm': 'static', 'sparsity': [0.5, 0.5]},
      r'sparsity is \[0.5, 0.5\]; a list is of \[pattern, sparsity\] pairs'),
     ({'algorithm': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
      "distribution 'erq' is unknown; did you mean 'erk'"),
-    ({'algorithm': 'static', 'sparsity': 0.5,
-      'distribution': {'distribution': 'erk', 'pow': 1}},
-     "distribution 'erk': got an unexpected keyword argument 'pow'; its argu"),
     ({'algorithm': 'static', 'sparsity': 0.5, 'structure': 'n_of_n'},
      "structure 'n_of_n' is unknown; did you mean 'n_of_m'"),
     ({'algorithm': 'static', 'sparsity': 0.5, 'structure': 'n_of_m'},
      "structure 'n_of_m': missing a required argument: 'n'; its arguments"),
-    ({'algorithm': 'static', 'sparsity': 0.5,
-      'structure': {'structure': 'n_of_m', 'n': 4, 'm': 4}}, 'n is 4 and m is'),
     ({'algorithm': 'static', 'sparsity': 0.5, 'init': 'magnitudes'},
      "init 'magnitudes' is unknown; did you mean 'magnitude'"),
     ({'algorithm': 'iterative', 'rounds': [{'step': 3}]},
      "a round: missing a required argument: 'steps'; its arguments are steps"),
     ({'algorithm': 'no_such_module.at_all:f'},
      r"'no_such_module.at_all:f' cannot be imported \(No module named"),
-    ({'algorithm': 'json.no_such:f'}, "cannot be imported .*'package.module:"),
     ({'algorithm': ':f'}, "algorithm ':f' names no module; write"),
     ({'algorithm': 'json:dunps'}, "name 'dunps' is unknown; did you mean 'dum"),
     ({'algorithm': f'{__name__}:own', 'sparsity': 0.5, 'flavour': 'broken'},
      "own' returned 0.5; let the function return a spdf_jax.Algorithm"),
-    ({'algorithm': f'{__name__}:own'}, "missing a required argument: 'spar"),
-    ({'algorithm': 'partition'}, "missing a required argument: 'groups'"),
-    ({'algorithm': 'partition', 'groups': []}, r'groups is \[\]; give a list'),
-    ({'algorithm': 'partition', 'groups': {'a': 0.5}}, "groups is {'a': 0.5}"),
     ({'algorithm': 'partition', 'groups': [['a', 0.5], 'b']}, 'groups is'),
     ({'algorithm': 'partition', 'groups': [['a', 'rigl']]}, 'groups is'),
     ({'algorithm': 'partition', 'groups': [['a', 0.5], ['a', 0.75]]},
      "groups has the pattern 'a' 2 times; give each pattern once"),
     ({'algorithm': 'partition', 'groups': [['a', {'algorithm': 'rigle'}]]},
      "group 'a': algorithm 'rigle' is unknown; did you mean 'rigl'"),
-    ({'algorithm': 'partition', 'groups': [['a', 1.5]]},
-     "group 'a': sparsity is 1.5"),
     ({'algorithm': 'partition', 'groups': [
         ['a', {'algorithm': 'partition', 'groups': [['*', 0.5]]}],
     ]}, "group 'a' is a partition; give its groups in the outer list"),
@@ -269,10 +250,3 @@ def test_an_error_inside_a_users_module_stays_its_own(tmp_path, monkeypatch):
 
 def test_every_algorithm_has_a_public_name():
   assert {n for n in ALGORITHMS if not hasattr(spdf, n)} == set()
-
-
-def test_a_pattern_of_sparsities_given_twice_is_refused():
-  pairs = [['*', 0.5], ['*', 0.75]]
-  algorithm = make('static', sparsity=pairs, distribution='by_pattern')
-  with pytest.raises(ValueError, match=r"pattern '\*' twice; give it once"):
-    algorithm.sparsity_at(0, PARAMS)

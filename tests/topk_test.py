@@ -1,16 +1,19 @@
-"""Top-k masks against a stable argsort: counts, ties, candidates, keys."""
+"""Top-k masks, per layer and of a whole model, against a stable argsort."""
 
+from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import jax
+from jax.extend import random as jax_random
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity.topk import keys
-from spdf_jax.sparsity.topk import per_layer
+from spdf_jax.sparsity.topk import radix_select
+from spdf_jax.sparsity.topk import whole_model
 
 # By comparing bits; by histograms; of one column.
 SHAPES = [(7, 3, 5), (3, 5, 7), (2, 70, 60), (1, 9000, 1)]
@@ -46,14 +49,6 @@ def draw(shape, seed, kind):
       'infinite': np.where(abs(normal) > 1, np.copysign(np.inf, normal), 0),
       'nan': np.where(normal > 0, np.nan, np.where(normal < -1, -np.inf, 1)),
   }[kind].astype(np.float32)
-
-
-def typed(scores, dtype):
-  """Casts scores; integers reach down to the least one."""
-  if dtype == 'int16':
-    scores = np.nan_to_num(scores, posinf=9, neginf=-9) * 2**13
-    scores = np.clip(scores, -(2**15), 2**15 - 1)
-  return jnp.asarray(scores).astype(dtype)
 
 
 KINDS = st.sampled_from([
@@ -106,18 +101,6 @@ def test_only_candidates_are_kept_layer_by_layer(
   np.testing.assert_array_equal(mask, oracle(scores, kept, among))
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'int32', 'uint32'])
-@pytest.mark.parametrize('kept', [0, 1, 3000, 7000])
-def test_more_than_there_is_keeps_all_candidates(kept, dtype):
-  lowest = np.nan if dtype == 'float32' else np.iinfo(dtype).min
-  scores = np.full((1, 70, 100), lowest, dtype)
-  scores[:, ::2] = 5
-  among = np.random.default_rng(1).random(scores.shape) < 0.3
-  np.testing.assert_array_equal(
-      keep_among(scores, kept, among), oracle(scores, kept, among)
-  )
-
-
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(SHAPES), st.data(), st.integers(0, 2**32), KINDS)
 def test_random_ties_go_by_the_bits_of_the_key(shape, data, seed, kind):
@@ -149,41 +132,6 @@ def test_every_tied_unit_is_equally_likely():
   assert counts.min() > 20 and counts.max() < 80
 
 
-@pytest.mark.parametrize('digit', [1, 11])
-def test_equal_random_bits_go_by_index(monkeypatch, digit):
-  # Equal random bits are rare: here they have 3 values.
-  bits = np.random.default_rng(2).integers(3, size=(70, 60)).astype(np.uint32)
-  monkeypatch.setattr(
-      keys, 'bits_of_layer', lambda *_: jnp.asarray(bits)
-  )
-  scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
-  among = jnp.asarray(np.random.default_rng(1).random((2, 70, 60)) < 0.7)
-  words = jnp.zeros(2, jnp.uint32)
-  for i, kept in enumerate((100, 2000)):
-    layer = keys.Layers(scores[i], among[i], words, jnp.uint32(i))
-    mask = per_layer._keep_in_layer((70, 60), digit, layer, jnp.int32(kept))
-    expected = oracle(scores[i:i + 1], kept, among[i:i + 1], bits[None])
-    np.testing.assert_array_equal(mask, expected[0])
-
-
-@pytest.mark.parametrize('ties', [None, 5])
-def test_comparing_counts_as_histograms_do(ties):
-  scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
-  key = None if ties is None else jax.random.key(ties)
-  words = None if key is None else keys.key_words(key)
-  compare = jax.jit(jax.vmap(
-      lambda scores, number, kept: per_layer._keep_in_layer(
-          (70, 60), 1, keys.Layers(scores, None, words, number), kept
-      ),
-      in_axes=(0, 0, None),
-  ))
-  for kept in (0, 1, 999, 4200):
-    np.testing.assert_array_equal(
-        compare(scores, jnp.arange(2, dtype='uint32'), np.int32(kept)),
-        topk.keep_largest(scores, kept, tie_break=key),
-    )
-
-
 def test_batches_and_derivatives_treat_masks_as_constants():
   scores = jnp.asarray(draw((3, 1, 70, 60), 0, 'ties'))
   run = lambda x: topk.keep_largest(x, 1000)
@@ -209,22 +157,6 @@ def test_integers_are_ranked_exactly(dtype):
     np.testing.assert_array_equal(mask, oracle(scores, kept))
 
 
-def test_random_bits_are_those_of_jax():
-  key = jax.random.key(2**40 + 7)
-  words = keys.key_words(key)
-  bits = jax.random.bits(key, (3, 5, 7))
-  layer = jax.vmap(lambda i: keys.bits_of_layer(words, i, (5, 7)))
-  np.testing.assert_array_equal(layer(jnp.arange(3, dtype='uint32')), bits)
-
-
-@pytest.mark.parametrize('x, y', [
-    (2**32 - 1, 2**31 - 1), (2**16, 2**16), (3, 5), (2**31 + 12345, 2**30 + 7),
-])
-def test_positions_beyond_32_bits_are_exact(x, y):
-  high, low = keys._product(jnp.uint32(x), y)
-  assert int(high) * 2**32 + int(low) == x * y
-
-
 @pytest.mark.parametrize('impl', ['rbg', 'unsafe_rbg'])
 def test_keys_of_any_implementation_break_ties(impl):
   masks = [
@@ -234,18 +166,71 @@ def test_keys_of_any_implementation_break_ties(impl):
   assert (masks[0] == masks[1]).all() and (masks[0] != masks[2]).any()
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'uint32'])
+@pytest.mark.parametrize('kept', [0, 1, 7000])
+def test_the_lowest_scores_are_kept_before_no_candidate(kept, dtype):
+  lowest = np.nan if dtype == 'float32' else np.iinfo(dtype).min
+  scores = np.full((1, 70, 100), lowest, dtype)
+  scores[:, ::2] = 5
+  among = np.random.default_rng(1).random(scores.shape) < 0.3
+  np.testing.assert_array_equal(
+      keep_among(scores, kept, among), oracle(scores, kept, among)
+  )
+
+
+@pytest.mark.parametrize('ties', [None, 5])
+def test_comparing_counts_as_histograms_do(ties):
+  scores = jnp.asarray(draw((2, 70, 60), 0, 'ties'))
+  key = None if ties is None else jax.random.key(ties)
+  for kept in (0, 1, 999, 4200):
+    # Leaves with two axes of layers are ranked by single bits everywhere.
+    compared = topk.keep_largest(scores[:, None], kept, tie_break=key)
+    np.testing.assert_array_equal(
+        compared[:, 0], topk.keep_largest(scores, kept, tie_break=key)
+    )
+
+
+@pytest.mark.parametrize('shape', [(2, 71, 60), (2, 1, 71, 60)])
+def test_equal_random_bits_are_ranked_by_index(monkeypatch, shape):
+  # Equal random bits are rare: here they have 3 values.
+  bits = np.random.default_rng(2).integers(3, size=(71, 60)).astype(np.uint32)
+  monkeypatch.setattr(keys, 'bits_of_layer', lambda *_: jnp.asarray(bits))
+  scores = jnp.asarray(draw(shape, 0, 'ties'))
+  among = jnp.asarray(np.random.default_rng(1).random(shape) < 0.7)
+  for kept in (100, 2000):
+    mask = topk.keep_largest(
+        scores, kept, among=among, tie_break=jax.random.key(0)
+    )
+    expected = oracle(scores, kept, among, np.broadcast_to(bits, shape))
+    np.testing.assert_array_equal(mask, expected)
+
+
+@pytest.mark.parametrize('number', [0, 2, 2**31 + 12345, 2**32 - 1])
+def test_random_bits_are_those_of_jax(number):
+  words = keys.key_words(jax.random.key(2**40 + 7))
+  layer = keys.bits_of_layer(words, jnp.uint32(number), (5, 7))
+  high, low = np.divmod(number * 35 + np.arange(35, dtype=np.uint64), 2**32)
+  one, other = jax_random.threefry2x32_p.bind(
+      *words, *(jnp.asarray(x, jnp.uint32) for x in (high, low))
+  )
+  np.testing.assert_array_equal(layer.ravel(), one ^ other)
+  if number == 2:
+    bits = jax.random.bits(jax.random.key(2**40 + 7), (3, 5, 7))
+    np.testing.assert_array_equal(layer, bits[2])
+
+
 def test_no_layer_is_an_empty_mask():
   assert topk.keep_largest(jnp.zeros((0, 4, 4)), 3).shape == (0, 4, 4)
   assert topk.keep_largest(jnp.zeros((2, 0, 4)), 3).shape == (2, 0, 4)
 
 
-def test_numbers_to_keep_do_not_compile_anew():
+def test_another_number_to_keep_does_not_compile_again(caplog):
   scores = jnp.asarray(draw((2, 70, 60), 0, 'normal'))
   topk.keep_largest(scores, 1)
-  before = per_layer._keep_in_layers._cache_size()
-  for kept in (0, 17, 10**6, np.int64(5)):
-    topk.keep_largest(scores, kept)
-  assert per_layer._keep_in_layers._cache_size() == before
+  with jax.log_compiles():
+    for kept in (0, 17, 10**6, np.int64(5)):
+      topk.keep_largest(scores, kept)
+  assert 'ompiling' not in caplog.text
 
 
 @pytest.mark.parametrize('with_key', [False, True])
@@ -277,21 +262,162 @@ def test_scratch_of_random_masks_is_eleven_bytes_per_entry_of_a_layer():
     (r'kept has shape \(3,\)', dict(kept=np.ones(3, np.int32))),
     (r'scores have shape \[4, 5\]', dict(scores=jnp.ones((4, 5)))),
     ('among is bool', dict(among=np.ones((1, 4, 5), bool))),
-    ('among is float32', dict(among=np.ones((2, 4, 5), np.float32))),
     (r'key is uint32\[2\]', dict(tie_break=jax.random.PRNGKey(0))),
-    (r'key is key<fry>\[2\]', dict(
-        tie_break=jax.random.split(jax.random.key(0)))),
     ('key is 7', dict(tie_break=7)),
+    (r'2\^31 weights or more', dict(
+        scores=jax.ShapeDtypeStruct((1, 2**16, 2**15), jnp.float32))),
 ])
 def test_what_does_not_fit_the_scores_is_named(message, arguments):
   arguments = dict(scores=jnp.ones((2, 4, 5)), kept=1) | arguments
   with pytest.raises(ValueError, match=message):
-    topk.keep_largest(arguments.pop('scores'), **arguments)
-
-
-def test_layers_too_large_to_count_are_refused():
-  with pytest.raises(ValueError, match=r'2\^31 weights or more'):
     jax.eval_shape(
-        lambda s: topk.keep_largest(s, 1),
-        jax.ShapeDtypeStruct((1, 2**16, 2**15), jnp.float32),
+        lambda s: topk.keep_largest(s, **arguments), arguments.pop('scores')
     )
+
+
+MODEL = {'h_0': (2, 5, 7), 'h_1': (2, 5, 7), 'v': (3, 4, 4), 'w': (1, 1, 9)}
+SIZE = 2 * 70 + 48 + 9
+keep_all = jax.jit(topk.keep_largest_of_all)
+keep_all_among = jax.jit(
+    lambda s, k, a, keys: topk.keep_largest_of_all(
+        s, k, among=a, tie_break=keys
+    )
+)
+
+
+def draw_model(seed, kind):
+  return {
+      name: draw(shape, seed + i, kind)
+      for i, (name, shape) in enumerate(MODEL.items())
+  }
+
+
+def oracle_of_all(scores, kept, among=None, bits=None):
+  flat = lambda tree: None if tree is None else np.concatenate(
+      [np.ravel(tree[name]) for name in MODEL]
+  )[None, None]
+  mask = oracle(flat(scores), kept, flat(among), flat(bits)).ravel()
+  ends = np.cumsum([np.prod(shape) for shape in MODEL.values()])[:-1]
+  return {
+      name: part.reshape(MODEL[name])
+      for name, part in zip(MODEL, np.split(mask, ends))
+  }
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, SIZE + 3), st.integers(0, 2**32), KINDS)
+def test_mask_of_a_model_equals_a_stable_argsort_of_all_layers(
+    kept, seed, kind
+):
+  scores = draw_model(seed, kind)
+  mask = keep_all(scores, np.uint32(divmod(kept, 2**32)))
+  jax.tree.map(np.testing.assert_array_equal, mask, oracle_of_all(scores, kept))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, SIZE), st.integers(0, 2**32), KINDS, st.booleans())
+@example(kept=SIZE - 9, seed=0, kind='nan', at_random=False)
+def test_candidates_and_random_ties_of_a_model_use_the_keys_of_leaves(
+    kept, seed, kind, at_random
+):
+  scores = draw_model(seed, kind)
+  rng = np.random.default_rng(seed + 1)
+  among = {name: rng.random(shape) < 0.7 for name, shape in MODEL.items()}
+  leaf_keys = bits = None
+  if at_random:
+    leaf_keys = {n: jax.random.key(seed + i) for i, n in enumerate(MODEL)}
+    bits = {n: jax.random.bits(leaf_keys[n], s) for n, s in MODEL.items()}
+  mask = keep_all_among(
+      scores, np.uint32(divmod(kept, 2**32)), among, leaf_keys
+  )
+  jax.tree.map(
+      np.testing.assert_array_equal, mask,
+      oracle_of_all(scores, kept, among, bits),
+  )
+
+
+def test_comparing_counts_a_model_as_histograms_do(monkeypatch):
+  monkeypatch.setattr(
+      radix_select, 'on_this_platform',
+      lambda keep, *operands: keep(*operands, digit=1),
+  )
+  shifted = {name: x[:, ::-1] for name, x in draw_model(0, 'ties').items()}
+  scores = shifted | {'extra': np.zeros((1, 3, 3), np.float32)}
+  for kept in (0, 1, 100, SIZE + 10):
+    mask = topk.keep_largest_of_all(scores, kept + 9)
+    flat = np.concatenate([np.ravel(scores[name]) for name in sorted(scores)])
+    found = np.concatenate([np.ravel(mask[name]) for name in sorted(mask)])
+    expected = oracle(flat[None, None], kept + 9).ravel()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize('kept', [2**32, 2**47, 2**63])
+def test_more_than_the_model_has_keeps_all(kept):
+  for number in (kept, np.uint32(divmod(kept, 2**32))):
+    mask = topk.keep_largest_of_all(draw_model(0, 'ties'), number)
+    assert all(leaf.all() for leaf in mask.values())
+
+
+def test_models_may_be_lists_with_none():
+  scores = [jnp.zeros((1, 4, 4)), None, jnp.zeros((1, 4, 4))]
+  first = topk.keep_largest_of_all(scores, 20)
+  assert first[1] is None and first[0].all() and first[2].sum() == 4
+  leaf_keys = [jax.random.key(0), None, jax.random.key(1)]
+  some = topk.keep_largest_of_all(scores, 20, tie_break=leaf_keys)
+  assert 4 < some[0].sum() < 16 and some[0].sum() + some[2].sum() == 20
+  assert topk.keep_largest_of_all([None], 3) == [None]
+
+
+@pytest.mark.parametrize('message, arguments', [
+    ('kept is -1', dict(kept=-1)),
+    (r'kept has shape \(3,\)', dict(kept=np.ones(3, np.uint32))),
+    (r'shape \[1, 2, 4, 5\]', dict(scores=[jnp.ones((1, 2, 4, 5))])),
+    ('among is bool', dict(among=[np.ones((1, 4, 5), bool)])),
+    ('key is 7', dict(tie_break=[7])),
+])
+def test_what_does_not_fit_the_scores_of_a_model_is_named(message, arguments):
+  arguments = dict(scores=[jnp.ones((2, 4, 5))], kept=1) | arguments
+  with pytest.raises(ValueError, match=message):
+    topk.keep_largest_of_all(arguments.pop('scores'), **arguments)
+
+
+NUMBERS = st.integers(0, 2**48 - 1)
+
+
+def to_int(x):
+  return int(x.high) * 2**16 + int(x.low)
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_wide_numbers_are_integers(a, b):
+  small, large = sorted([a, b])
+  x, y = whole_model.to_wide(large), whole_model.to_wide(small)
+  assert to_int(x) == large
+  assert to_int(x - y) == large - small
+  assert bool(whole_model.to_wide(a) < whole_model.to_wide(b)) == (a < b)
+  assert int(whole_model.to_int32(x)) == min(large, 2**31 - 1)
+
+
+def test_totals_over_many_layers_are_exact_beyond_32_bits():
+  counts = np.random.default_rng(0).integers(2**31, size=1000, dtype=np.int32)
+  want = int(counts.astype(object).sum())
+  assert want > 2**39
+  assert to_int(whole_model.total(jnp.asarray(counts))) == want
+  full = jnp.full(2**16, 2**31 - 1, jnp.int32)
+  assert to_int(whole_model.total(full)) == 2**16 * (2**31 - 1)
+
+
+@pytest.mark.parametrize('bins, need', [
+    (1, 0), (2, 1), (3, 2**33), (2048, 2**40 + 3), (2048, 2**47),
+])
+def test_a_rank_is_found_beyond_32_bits(bins, need):
+  rng = np.random.default_rng(bins)
+  counts = rng.integers(2**20, size=(1000, bins)) * rng.integers(2, size=bins)
+  place, rest = jax.jit(
+      lambda c, n: radix_select.nth(c, n, whole_model.total)
+  )(jnp.asarray(counts, jnp.int32), whole_model.to_wide(need))
+  reached = np.cumsum(counts.sum(0))
+  want = min(int(np.sum(reached < need)), bins - 1)
+  assert int(place) == want
+  assert to_int(rest) == need - int(counts[:, :want].sum())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mask pytrees, made from scores with exact counts.
+"""Mask pytrees: made from scores with exact counts, and applied to trees.
 
 A mask has the structure of the parameters, `True` where a weight is kept,
-`None` where a leaf is not sparsified. In every function here the last two axes
-of a leaf are one layer and all earlier axes index independent layers, so
+`None` where a leaf is not sparsified. Functions that rank weights take the last
+two axes of a leaf as one layer; all earlier axes index independent layers, so
 stacked (scanned) layers are ranked separately.
 """
 
@@ -27,6 +27,7 @@ from spdf_jax.sparsity.structures import Structure
 
 PyTree = Any
 MaskMaker = Callable[[jax.Array, PyTree, PyTree], PyTree]
+
 
 def random_mask(
     key: jax.Array,

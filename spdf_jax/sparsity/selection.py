@@ -57,19 +57,10 @@ def is_matrix(leaf: Any) -> bool:
   )
 
 
-def normalize_axes(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
-  """Returns axes as tuples of non-negative numbers.
+def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
+  """Returns axes as tuples of non-negative numbers, `None` if not selected.
 
-  Args:
-    axes: The result of a selector for a leaf; `True` selects the last two axes.
-    path: The leaf's path, for error messages.
-    leaf: Anything with `shape`.
-
-  Returns:
-    The axes, or `None` if the leaf is not selected.
-
-  Raises:
-    ValueError: the axes are of another type or do not form a matrix.
+  Raises ValueError for axes of another type or that form no matrix.
   """
   if isinstance(axes, (bool, np.bool_)):
     axes = bool(axes)
@@ -292,7 +283,7 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
           'because that is the name of the array in an nnx.Variable.'
       )
   axes = [
-      normalize_axes(selector(name, leaf), name, leaf)
+      _normalize(selector(name, leaf), name, leaf)
       if math.prod(leaf.shape) else None
       for name, leaf in named
   ]

@@ -29,7 +29,7 @@ PyTree = Any
 
 _is_packed = lambda x: isinstance(x, PackedMask)
 _is_leaf = lambda x: x is None or _is_packed(x)
-_TINY = 4, 6  # Shape of the layers on which `check_elementwise` compares.
+_TINY = 4, 6  # Shape of the layers on which `_check_elementwise` compares.
 _TOLERANCE = 1e-4
 
 
@@ -94,19 +94,13 @@ def pack_masks(mask: PyTree) -> PyTree:
   return jax.tree.map(packing.pack_mask, mask)
 
 
-def pack_like_params(
+def _pack_like_params(
     state: PyTree, params: PyTree, mask: PyTree, sizes: PyTree
 ) -> PyTree:
   """Packs the leaves of an optimizer state that match a sparsified parameter.
 
-  Args:
-    state: State of any transformation, without masks; the caller packs those.
-    params: The parameters, or their shapes.
-    mask: The packed mask.
-    sizes: Length of the vector of values of a layer, for each leaf.
-
-  Returns:
-    The state, other leaves unchanged.
+  The state holds no masks; `mask` is packed, and `sizes` has the length of the
+  vector of values of a layer for each leaf.
   """
   return like_params.map_like_params(
       lambda x, m, n: x if m is None else packing.gather_kept(x, m, n),
@@ -114,8 +108,8 @@ def pack_like_params(
   )
 
 
-def unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
-  """Unpacks what `pack_like_params` returned; `params` are packed."""
+def _unpack_like_params(state: PyTree, params: PyTree, mask: PyTree) -> PyTree:
+  """Unpacks what `_pack_like_params` returned; `params` are packed."""
   return like_params.map_like_params(
       lambda x, m: x if m is None else packing.scatter_kept(x, m),
       state, params, _per_leaf(mask, params),
@@ -129,18 +123,10 @@ def _per_leaf(tree: PyTree, params: PyTree) -> PyTree:
   )
 
 
-def check_room(mask: PyTree, sizes: PyTree) -> None:
-  """Raises ValueError if a mask keeps more weights than compact storage holds.
+def _check_room(mask: PyTree, sizes: PyTree) -> None:
+  """Raises ValueError if a layer keeps more weights than its leaf's size.
 
-  Args:
-    mask: bool leaves; traced leaves are not checked.
-    sizes: Length of the vector of values of a layer, for each leaf.
-
-  Raises:
-    ValueError: a layer keeps more weights than its leaf's size.
-
-  Example:
-    >>> check_room({'w': jnp.eye(3, dtype=bool)}, {'w': 3})
+  Traced leaves are not checked.
   """
   leaves = jax.tree_util.tree_leaves_with_path(mask)
   for (path, m), size in zip(leaves, jax.tree.leaves(sizes)):
@@ -155,7 +141,7 @@ def check_room(mask: PyTree, sizes: PyTree) -> None:
       )
 
 
-def check_elementwise(
+def _check_elementwise(
     inner: optax.GradientTransformationExtraArgs,
     state: PyTree,
     params: PyTree,
@@ -168,16 +154,6 @@ def check_elementwise(
   packed parameters as when its dense state is packed, and the same updates for
   small random leaves as matrices and as packed values. Optimizers that use sums
   over a leaf pass; those that use means, rows or singular values do not.
-
-  Args:
-    inner: The optimizer inside `sparsify`.
-    state: The packed state of `inner`.
-    params: The packed parameters.
-    mask: The packed mask.
-    **extra_args: Extra arguments of the optimizer's update.
-
-  Raises:
-    ValueError: the optimizer works on whole matrices.
   """
   shapes = lambda tree: [
       (trees.path_name(path), x.shape, x.dtype)
@@ -291,11 +267,11 @@ def pack_state(
   mask = state.get_mask(opt_state)
   if sizes is None:
     sizes = kept_sizes(mask)
-  check_room(mask, sizes)
+  _check_room(mask, sizes)
   packed = pack_masks(mask)
 
   def pack(state):
-    return pack_like_params(state, params, packed, sizes)
+    return _pack_like_params(state, params, packed, sizes)
 
   def pack_grads(grads):
     values = pack(grads)
@@ -334,7 +310,7 @@ def unpack_state(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
     return params, opt_state
 
   def unpack(state):
-    return unpack_like_params(state, params, packed)
+    return _unpack_like_params(state, params, packed)
 
   return unpack_values(params, packed), _map_states(
       state.unpack_masks, unpack, unpack, opt_state
@@ -378,7 +354,7 @@ def update_packed(
         'the algorithm skips steps, which compact storage does not support; '
         'unpack the state with unpack_state.'
     )
-  check_elementwise(
+  _check_elementwise(
       inner, state.inner_state, params, state.mask, **extra_args
   )
   updates, inner_state = inner.update(
