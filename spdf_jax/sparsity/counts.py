@@ -293,8 +293,8 @@ def check_counts(
 
   Example:
     >>> mask = {'w': jnp.eye(2, dtype=bool)}
-    >>> check_counts(mask, {'w': 0.5}, UNSTRUCTURED)
-    >>> check_counts(mask, {'w': 0.25}, UNSTRUCTURED)
+    >>> check_counts(mask, {'w': 0.5}, structures.UNSTRUCTURED)
+    >>> check_counts(mask, {'w': 0.25}, structures.UNSTRUCTURED)
     ... # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: mask of 'w' keeps 2 weights, but sparsity=0.25 requires 3; ...

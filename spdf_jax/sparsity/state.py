@@ -212,7 +212,7 @@ def check(params: PyTree, opt_state: PyTree) -> None:
     >>> params = {'w': jnp.ones((4, 4))}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> state = tx.init(params)
-    >>> check(apply_mask(params, get_mask(state)), state)
+    >>> check(spdf.apply_mask(params, get_mask(state)), state)
     >>> check(params, state)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: pruned weights are not zero: 12 in 'w'; ...
@@ -253,7 +253,7 @@ def unpack_masks(mask: PyTree) -> PyTree:
 
   Example:
     >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
-    >>> unpack_masks(pack_masks(mask))['w'].tolist()
+    >>> unpack_masks(jax.tree.map(packing.pack_mask, mask))['w'].tolist()
     [[True, False], [False, True]]
   """
   return jax.tree.map(

@@ -256,7 +256,7 @@ def pack_state(
     >>> params = {'w': jnp.ones((4, 4))}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> state = tx.init(params)
-    >>> params = spdf.apply_mask(params, get_mask(state))
+    >>> params = spdf.apply_mask(params, spdf.get_mask(state))
     >>> packed, packed_state = pack_state(params, state)
     >>> packed['w'].shape, packed_state.inner_state[0].mu['w'].shape
     ((4,), (4,))

@@ -58,7 +58,7 @@ def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
     ValueError: `tree` has a leaf at a path that `params` does not have.
 
   Example:
-    >>> like_params({'b': None, 'w': True}, {'b': 1., 'w': 2.})
+    >>> matching_leaves({'b': None, 'w': True}, {'b': 1., 'w': 2.})
     [None, True]
   """
   paths = [
