@@ -148,10 +148,12 @@ def test_a_killed_preparation_goes_on_and_gives_the_same(
   assert sorted(os.listdir(output)) == sorted(os.listdir(tmp_path / 'a' / 'x'))
 
 
-def test_an_output_within_the_input_is_not_read(tmp_path):
+def test_the_second_time_nothing_is_done_nor_the_output_read(tmp_path):
   make_txt(tmp_path)
   first = prepare(tmp_path, tmp_path / 'out')
-  assert prepare(tmp_path, tmp_path / 'out').fingerprint == first.fingerprint
+  reports = []
+  again = prepare(tmp_path, tmp_path / 'out', report=reports.append)
+  assert again.fingerprint == first.fingerprint and not reports
 
 
 def test_another_corpus_in_the_same_folder_is_refused(lines, tmp_path):

@@ -61,6 +61,19 @@ def test_a_corpus_is_written_and_can_be_trained_on(books, tmp_path):
     create_recipe(small_config(**changes, model__vocab_size=269))
 
 
+def test_shards_are_prepared_and_joined_by_their_commands(books, tmp_path):
+  settings = (f'--output={tmp_path / "out"}', f'--input={books}',
+              '--tokenizer=bytes', '--validation=0.2', '--test=0.2')
+  first = run(*settings, '--shard=1/2')
+  assert 'shard 1/2 is prepared; 2/2 to go' in first.stdout, first.stderr
+  joined = run('--join', settings[0])
+  assert joined.returncode == 1 and 'has no shard 2/2' in joined.stderr
+  assert 'join the shards' in run(*settings, '--shard=2/2').stdout
+  joined = run('--join', settings[0])
+  assert open_corpus(tmp_path / 'out').fingerprint in joined.stdout
+  assert 'is prepared already' in run(*settings, '--shard=2/2').stdout
+
+
 @pytest.mark.parametrize('arguments, message', [
     (('--task=e2f', '--input=x'), "task 'e2f' is unknown; did you mean"),
     (('--input=nowhere', '--tokenizer=bytes', '--output=x'),
