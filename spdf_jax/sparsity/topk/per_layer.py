@@ -147,7 +147,7 @@ def _keep_in_layer(
       number_of_keys=keys.number_of_keys(layer),
       need=kept,
       left=jnp.int32(math.prod(shape)),
-      total=radix_select.sum,
+      total=radix_select.sum_int32,
   )
   return radix_select.cut(shape, lasts, layer, take)
 

@@ -123,8 +123,8 @@ def count_digits(
   # Two shifts, because a shift by 32 bits or more is undefined.
   chosen &= key >> digit == last >> shift >> digit
   if digit == 1:
-    ones = sum(chosen & (key & 1 == 1))
-    return jnp.stack([sum(chosen) - ones, ones])
+    ones = sum_int32(chosen & (key & 1 == 1))
+    return jnp.stack([sum_int32(chosen) - ones, ones])
   # Adding zeros to various counts is faster than adding them all to the count
   # of masked weights, where each addition waits for the one before.
   columns = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
@@ -145,9 +145,9 @@ def cut(
   before, equal = keys.compare(layer, shape, lasts)
   row, column = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in (0, 1))
   in_rows = jnp.sum(equal, axis=1, dtype=jnp.int32)
-  last_row, rest = nth(in_rows, take, sum)
+  last_row, rest = nth(in_rows, take, sum_int32)
   in_columns = jnp.sum(equal & (row == last_row), axis=0, dtype=jnp.int32)
-  last_column, _ = nth(in_columns, rest, sum)
+  last_column, _ = nth(in_columns, rest, sum_int32)
   first = (row < last_row) | ((row == last_row) & (column <= last_column))
   return before | (equal & first & (take > 0))
 
@@ -178,11 +178,13 @@ def _smaller(a: Any, b: Any) -> Any:
   return jax.tree.map(functools.partial(jnp.where, a < b), a, b)
 
 
-def sum(x: jax.Array) -> jax.Array:
+def sum_int32(x: jax.Array) -> jax.Array:
+  """Returns the sum as int32."""
   return jnp.sum(x, dtype=jnp.int32)
 
 
 def check_number(kept: int | jax.Array) -> None:
+  """Raises ValueError if the number to keep is negative."""
   if isinstance(kept, (int, np.integer)) and kept < 0:
     raise ValueError(f'kept is {kept}; give the number to keep, 0 or more.')
 
