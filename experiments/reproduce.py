@@ -2,7 +2,6 @@
 
   python -m experiments.reproduce --scale=fair --data=DIR
   python -m experiments.reproduce --scale=flops --data=DIR
-  python -m experiments.reproduce --race --data=DIR
   python -m experiments.reproduce --table=spdf --runs=sweeps/,runs/
 
 --scale: `smoke` takes minutes and gives no verdicts; `fair` takes a night on
@@ -13,12 +12,7 @@ the runs, define the comparisons and when a claim holds. Runs are written to
 --workdir and trained one on each core; if stopped or killed, the same command
 continues, and finished runs are not trained again. The table, results.json and
 figures are written to --output. --report writes them from the runs finished so
-far; with --costs it also times training steps and plots losses over FLOPs and
-seconds.
-
---race: dense and sparse pre-training for equal seconds, at the pace of steps
-that is measured first, on idle cores; some six core-hours in all, resumable in
-the same way.
+far.
 
 --table: the configs of a run and of the runs it started from decide which cells
 it fills. Scores are read from the JSON files of experiments.evaluate --output
@@ -37,7 +31,6 @@ from absl import flags
 from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.papers import paper_tables
-from experiments.papers import race
 from experiments.papers import reproduction
 from experiments.papers.scales import SCALES
 
@@ -60,24 +53,16 @@ _SCALE = flags.DEFINE_string(
 _CLAIMS = flags.DEFINE_list(
     'claims', [], 'Keys of the claims whose runs are trained; by default all.'
 )
-_COSTS = flags.DEFINE_bool(
-    'costs', False, 'With --report: time training steps and draw costs.png.'
-)
-_RACE = flags.DEFINE_bool(
-    'race', False,
-    'Train arms for equal seconds; their steps are timed first, on idle cores.',
-)
 _DATA = flags.DEFINE_string(
     'data', os.environ.get('SPDF_DATA', ''),
     'Folder that contains books/, e2e/ and webnlg17/; by default $SPDF_DATA.',
 )
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None,
-    'Folder for runs; by default runs/claims-SCALE or runs/race.',
+    'workdir', None, 'Folder for runs; by default runs/claims-SCALE.'
 )
 _OUTPUT = flags.DEFINE_string(
     'output', None,
-    'Folder for results; by default experiments/results/claims-SCALE or race.',
+    'Folder for results; by default experiments/results/claims-SCALE.',
 )
 _REPORT = flags.DEFINE_bool(
     'report', False, 'Train nothing; write the results of finished runs.'
@@ -90,34 +75,27 @@ _WORKERS = flags.DEFINE_integer(
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  if bool(_TABLE.value) + bool(_SCALE.value) + _RACE.value != 1:
-    raise app.UsageError('give --scale, --race, or --table with --runs.')
+  if bool(_TABLE.value) == bool(_SCALE.value):
+    raise app.UsageError('give --scale, or --table with --runs.')
   if _MODEL.value and not _TABLE.value:
     raise app.UsageError('--model is for --table.')
   if bool(_TABLE.value) != bool(_RUNS.value):
     raise app.UsageError('--table and --runs go together.')
   if not _SCALE.value and any(
-      flag.present for flag in (_CLAIMS, _COSTS, _REPORT, _WORKERS)
+      flag.present for flag in (_CLAIMS, _REPORT, _WORKERS)
   ):
-    raise app.UsageError(
-        '--report, --claims, --costs and --workers are for --scale.'
-    )
+    raise app.UsageError('--report, --claims and --workers are for --scale.')
   if _TABLE.value:
     return console.run(
         argv, paper_tables.report, _TABLE.value, _RUNS.value, _MODEL.value
     )
   compilation_cache.prepare()
-  name = f'claims-{_SCALE.value}' if _SCALE.value else 'race'
-  folders = (
-      _DATA.value,
-      pathlib.Path(_WORKDIR.value or f'runs/{name}'),
-      pathlib.Path(_OUTPUT.value or f'experiments/results/{name}'),
-  )
-  if _RACE.value:
-    return console.run(argv, race.race, *folders)
+  name = f'claims-{_SCALE.value}'
   return console.run(
-      argv, reproduction.check_claims, _SCALE.value, _CLAIMS.value, *folders,
-      _REPORT.value, _WORKERS.value, costs=_COSTS.value,
+      argv, reproduction.check_claims, _SCALE.value, _CLAIMS.value,
+      _DATA.value, pathlib.Path(_WORKDIR.value or f'runs/{name}'),
+      pathlib.Path(_OUTPUT.value or f'experiments/results/{name}'),
+      _REPORT.value, _WORKERS.value,
   )
 
 

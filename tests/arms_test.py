@@ -18,7 +18,6 @@ from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.arms import ROUNDS
 from experiments.papers.arms import TUNED
-from experiments.papers.arms import with_parents
 from experiments.papers.claims import PRIMARY
 from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
@@ -283,14 +282,6 @@ def test_arms_have_names_and_folders_of_their_own():
   assert tied.folder == 'dense+task'
   assert tied.name == 'dense+task at the rate of static-75+task'
   assert tied.parent == DENSE
-
-
-def test_an_arm_tuned_by_short_runs_trains_whole_ones():
-  short = Arm('static', 0.75, share=0.25)
-  whole = Arm('static', 0.75, rate_of=short)
-  assert (short.folder, whole.name) == ('static-75-of-0.25', 'static-75')
-  assert with_parents([whole]) == [INIT, short, whole]
-  assert FAIR.steps(short) == pytest.approx(FAIR.steps(whole) / 4, abs=1)
 
 
 def test_arms_are_chosen_by_the_loss_of_what_they_train():

@@ -34,7 +34,7 @@ FIELDS = {
 }
 # Commands of hours, of an environment, or on files that no test has.
 LEFT_OUT = (
-    'experiments.reproduce --scale', 'experiments.reproduce --race',
+    'experiments.reproduce --scale', 'experiments.race --configs',
     'experiments.benchmark', 'configs/books.py', '-m pytest',
     '-m venv', 'experiments.evaluate', 'experiments.subspaces',
 )

@@ -1,7 +1,8 @@
-"""The race for equal seconds, and its table."""
+"""experiments.race: equal budgets, choice of rates, and refusals."""
 
-import dataclasses
+import concurrent.futures
 
+import ml_collections
 import pytest
 from quickstart_runs import ROOT
 
@@ -12,132 +13,141 @@ pytestmark = [
     ),
 ]
 
-from experiments.papers import pace  # noqa: E402
-from experiments.papers import race  # noqa: E402
-from experiments.papers.arms import Arm  # noqa: E402
-from experiments.papers.pace import Pace  # noqa: E402
-from experiments.papers.pool import Entry  # noqa: E402
-from experiments.papers.pool import Job  # noqa: E402
-from experiments.papers.race_plots import plot_race  # noqa: E402
-from experiments.papers.race_report import Leg  # noqa: E402
-from experiments.papers.race_report import write_report  # noqa: E402
-from experiments.papers.scales import DENSE  # noqa: E402
-from experiments.papers.scales import SCALES  # noqa: E402
-from experiments.papers.scales import STATIC_75  # noqa: E402
-from experiments.papers.scales import VARIABLE  # noqa: E402
+from configs import quickstart  # noqa: E402
+from experiments import race  # noqa: E402
+from experiments.launch import config_file  # noqa: E402
+from experiments.papers import pool_runs  # noqa: E402
 
-PACE = Pace(2, {'0': 0.08, '75': 0.05, '90': 0.04}, 'a processor, 2 cores')
+NAMES = 'dense.py,sparse.py:x=1,y=2'
+BEST = 2e-3
 
 
-def paced():
-  return race._paced(race._scale(128, 20), PACE)
-
-
-def test_an_arm_has_one_color_at_all_widths():
-  pytest.importorskip('matplotlib')
-  curves = [[(5.0, 3.0), (10.0, 2.0)]]
-  found = {
-      128: dict.fromkeys((DENSE, STATIC_75, VARIABLE), curves),
-      256: dict.fromkeys((DENSE, VARIABLE), curves),
-  }
-  left, right = (
-      {line.get_label(): line.get_color() for line in ax.lines}
-      for ax in plot_race(found).axes
+def small_config(sparsity):
+  config = quickstart.get_config(f'sparsity={sparsity}')
+  config.model.update(
+      n_layers=1, n_heads=2, d_model=32, d_ff=64, max_length=16, vocab_size=257
   )
-  assert len(set(left.values())) == 3
-  assert right.items() <= left.items() and len(right) == 2
+  config.data.tokenizer = 'bytes'
+  for name in config.phases.order:
+    config.phases[name].update(length=16, batch_size=2)
+  return config
 
 
-def test_all_arms_take_the_same_seconds():
-  scale = paced()
-  budget = PACE.budget(scale)
-  assert scale.steps(STATIC_75) * 0.05 == pytest.approx(budget, rel=1e-3)
-  dense = scale.steps(VARIABLE) // 6
-  sparse = scale.steps(VARIABLE) - dense
-  assert sparse * 0.04 + dense * 0.08 == pytest.approx(budget, rel=1e-3)
-  short = dataclasses.replace(STATIC_75, share=0.25)
-  assert scale.steps(short) * 0.05 == pytest.approx(budget / 4, rel=1e-3)
+@pytest.fixture
+def made_up(monkeypatch):
+  """Replaces training by outcomes, and processes by threads."""
+  configs = {'dense.py': small_config(0.5), 'sparse.py:x=1,y=2': (
+      small_config(0.9))}
+  steps = []
 
+  def train(recipe, workdir):
+    steps.append((workdir.parent.name, recipe.plan.total_steps))
+    rate = recipe.config.phases[0].learning_rate.peak
+    sparse = workdir.parent.name.startswith('sparse')
+    loss = 2 + 0.1 * (rate != BEST) + 0.01 * recipe.config.seed - 0.05 * sparse
+    return {
+        'validation/loss': loss, 'flops': 1e9, 'steps': steps[-1][1],
+        'curve': [[steps[-1][1] // 2, 1.0, 2.5], [steps[-1][1], 2.0, loss]],
+    }
 
-def test_the_pace_is_measured_once_and_runs_of_another_are_refused(
-    tmp_path, monkeypatch
-):
-  paces = iter([PACE])
-  monkeypatch.setattr(race, 'measure_pace', lambda *_: next(paces))
-  open_results = lambda name: race._Results(
-      128, tmp_path / name, tmp_path / 'runs', {'protocol': '0'}
-  )
-  for name in 'ab':
-    (tmp_path / name).mkdir()
-  assert open_results('a').pace(None) == PACE
-  assert open_results('b').pace(None) == PACE  # That of the runs.
-  path = tmp_path / 'b' / 'width-128.json'
-  path.write_text(path.read_text().replace('0.05', '0.06'))
-  with pytest.raises(ValueError, match=': seconds differ; give another work'):
-    open_results('b').pace(None)
-  with pytest.raises(ValueError, match='is of a race of another protocol'):
-    race._Results(128, path.parent, tmp_path / 'runs', {'protocol': '1'})
-
-
-def test_the_wide_models_are_timed_on_less_than_an_epoch(tmp_path, monkeypatch):
-  timed = []
+  monkeypatch.setattr(pool_runs, 'train', train)
   monkeypatch.setattr(
-      race, 'measure_pace', lambda scale, _: timed.append(scale) or PACE
+      config_file.Parser, 'parse', lambda self, name: configs[name]
   )
-  race._Results(256, tmp_path, tmp_path / 'runs', {}).pace(None)
-  scale, = timed
-  tokens = lambda scale: scale.steps(DENSE) * scale.batch_size * scale.length
-  # Bytes of the books that a race was first given.
-  assert tokens(scale) < 47_874_304 < tokens(race._scale(256, 20))
+  monkeypatch.setattr(
+      concurrent.futures, 'ProcessPoolExecutor',
+      lambda workers, *_: concurrent.futures.ThreadPoolExecutor(1),
+  )
+  configs['steps'] = steps
+  return configs
 
 
-def test_the_table_has_losses_less_those_of_dense(tmp_path):
-  entries, done = [Entry(Arm('init'), {}, 2)], {}
-  for arm, loss in ((DENSE, 1.6), (STATIC_75, 1.5)):
-    tuned = dataclasses.replace(arm, share=0.25)
-    entries += [
-        Entry(tuned, {'rate': (4e-3,)}, 0, extend=False),
-        Entry(dataclasses.replace(arm, rate_of=tuned), {'rate': (4e-3,)}, 2),
-    ]
-    done[Job(tuned, {'rate': 4e-3}, 0).name] = {'validation/loss': 2.0}
-    for seed in (1, 2):
-      done[Job(arm, {'rate': 4e-3}, seed).name] = {
-          'validation/loss': loss + 0.01 * seed, 'flops': 1e12, 'steps': 100,
-          'training_seconds': 60.0 + (2.0 if seed == 1 else 0.0),
-          'curve': [[50, 30.0, 2.0], [100, 60.0, loss]],
-      }
-  leg = Leg(128, 60.0, paced(), PACE, entries, done)
-  table = write_report([leg], tmp_path)
-  row, = (x for x in table.splitlines() if x.startswith('| static-75'))
-  # 100 steps of 0.05 s on all cores, and the mean of what runs measured.
-  assert '| 5 | 61 | 100 |' in row and '| -0.1000' in row
-  curve = leg.curves()[STATIC_75][0]
-  assert [seconds for seconds, _ in curve] == pytest.approx([2.5, 5.0])
-  assert (tmp_path / 'race.png').stat().st_size
+def run(folder, budget='1e10FLOPs', seeds=5, rates=(), spread=0.03):
+  return race.race(NAMES, budget, seeds, rates, spread, str(folder))
 
 
-@pytest.mark.slow
-def test_a_short_race_runs_to_its_end_and_is_not_run_again(
-    tmp_path, monkeypatch, capsys
+def test_every_config_takes_the_budget_and_differences_are_paired(
+    made_up, tmp_path
 ):
-  smoke = SCALES['smoke']
-  monkeypatch.setattr(race, 'FAIR', dataclasses.replace(
-      smoke, sizes={'large': smoke.sizes['']}
-  ))
-  monkeypatch.setattr(race, '_WIDTHS', (16, 32))
-  monkeypatch.setattr(race, '_SEEDS', 2)
-  monkeypatch.setattr(pace, '_ROUNDS', 3)  # The plans are short.
+  report = run(tmp_path)
+  assert '| sparse-x=1,y=2 |' in report
+  assert '-0.0500 (-0.0500 to -0.0500)' in report
+  taken = dict(made_up['steps'])
+  assert len(made_up['steps']) == 10
+  assert taken['sparse-x=1,y=2'] > taken['dense']
+  rows = [r.split(' | ') for r in report.splitlines() if r.startswith('| ')][2:]
+  spent = [float(row[4]) for row in rows]
+  assert spent == pytest.approx([1e10] * 2, rel=1e-2)
+  if (tmp_path / 'race.png').exists():
+    assert (tmp_path / 'race.png').stat().st_size
 
-  def run(name):
-    (tmp_path / name).mkdir()
-    return race.race('', tmp_path / name, tmp_path / 'results')
 
-  report = run('runs')
-  narrow, wide = report.split('## Width 32')
-  for arm in ('dense', 'static-75', 'variable-90'):
-    assert f'| {arm} | 0.0' in narrow
-  assert '| static-75 |' not in wide and '| variable-90 |' in wide
-  assert (tmp_path / 'results' / 'race.png').stat().st_size
-  capsys.readouterr()
-  assert run('others') == report  # From the outcomes and the pace.
-  assert ' left, about ' not in capsys.readouterr().out
+def test_a_killed_race_ends_with_the_same_table(made_up, tmp_path, monkeypatch):
+  whole = run(tmp_path / 'whole', rates=['1e-3', '2e-3', '4e-3'])
+  train, count = pool_runs.train, len(made_up['steps'])
+
+  def killed(recipe, workdir):
+    if len(made_up['steps']) == count + 7:
+      raise OSError('killed')
+    return train(recipe, workdir)
+
+  monkeypatch.setattr(pool_runs, 'train', killed)
+  with pytest.raises(OSError, match='killed'):
+    run(tmp_path / 'cut', rates=['1e-3', '2e-3', '4e-3'])
+  monkeypatch.setattr(pool_runs, 'train', train)
+  again = run(tmp_path / 'cut', rates=['1e-3', '2e-3', '4e-3'])
+  assert again.splitlines()[:-1] == whole.splitlines()[:-1]
+  assert len(made_up['steps']) == 2 * count
+  # Three rates on seeds 1 to 3, the best of them on seeds 4 and 5 too.
+  assert count == 2 * (3 * 3 + 2) and '| 0.002 | 5 |' in whole
+
+
+def test_times_of_phases_warm_ups_and_mask_updates_are_scaled():
+  config = quickstart.get_config('algorithm=rigl')
+  half = race.scaled(config, 0.5)
+  before, after = config.phases.pretrain, half.phases.pretrain
+  assert half.phases.order == ('pretrain', 'continuation')
+  assert after.duration == '500 steps' and before.duration == '1000 steps'
+  assert after.learning_rate.warmup == '25 steps'
+  for name in ('update_until', 'update_every'):
+    assert after.sparsity[name] == round(before.sparsity[name] / 2)
+  assert race.scaled(config, 1.0).phases.pretrain.to_dict() == before.to_dict()
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(budget='30 minutes'), "budget is '30 minutes'; give seconds as 90s"),
+    (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),
+    (dict(rates=['1e-3', '2e-3'], spread=0.001),
+     'best of its rates, 0.002, the losses of dense spread over 0.020 nats'),
+])
+def test_a_race_that_cannot_be_decided_is_refused(
+    made_up, tmp_path, changes, message
+):
+  with pytest.raises(ValueError, match=message):
+    run(tmp_path, **changes)
+  assert not (tmp_path / 'table.md').exists()
+
+
+def test_configs_that_differ_in_data_are_refused(made_up, tmp_path):
+  made_up['sparse.py:x=1,y=2'].data.tokenizer = 'bpe-512'
+  with pytest.raises(ValueError, match="data.tokenizer is 'bytes' in dense an"):
+    run(tmp_path)
+  with pytest.raises(ValueError, match="configs is 'a.py'; give two or more"):
+    race.race('a.py', '1h', 1, (), 0.03, str(tmp_path))
+
+
+def test_another_race_in_the_same_folder_is_refused(made_up, tmp_path):
+  run(tmp_path, seeds=1)
+  with pytest.raises(ValueError, match='another .*budget'):
+    run(tmp_path, seeds=1, budget='2e10FLOPs')
+
+
+def test_a_later_phase_keeps_its_share_of_the_rate():
+  config = ml_collections.ConfigDict(dict(phases=dict(
+      order=('a', 'b'), a=dict(learning_rate=dict(peak=1e-2)),
+      b=dict(learning_rate=dict(peak=3e-3)),
+  )))
+  found = race.with_rate(config, 2e-2).phases
+  assert found.a.learning_rate.peak == 2e-2
+  assert found.b.learning_rate.peak == pytest.approx(6e-3)
+  assert config.phases.a.learning_rate.peak == 1e-2

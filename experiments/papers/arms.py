@@ -28,7 +28,6 @@ class Arm:
     sparse_tuning: Whether fine-tuning keeps the mask of pre-training.
     rate_of: Arm whose chosen learning rate this one uses; `None`: its own rate
       is tuned.
-    share: Share of the scale's steps, below 1 for tuning by short runs.
     flops_of: Arm whose pre-training FLOPs this one trains on, in steps of its
       own; `None`: it reads as many tokens as its size demands.
 
@@ -44,7 +43,6 @@ class Arm:
   task: str = ''
   sparse_tuning: bool = False
   rate_of: 'Arm | None' = None
-  share: float = 1.0
   flops_of: 'Arm | None' = None
 
   @property
@@ -57,13 +55,12 @@ class Arm:
         + (f'_{self.size}' if self.size else '')
         + (f'+{self.task}' if self.task else '')
         + ('-sparse' if self.sparse_tuning else '')
-        + (f'-of-{self.share:g}' if self.share != 1 else '')
     )
 
   @property
   def name(self) -> str:
     """Name in tables and figures."""
-    if self.rate_of is None or self.share != self.rate_of.share:
+    if self.rate_of is None:
       return self.folder
     return f'{self.folder} at the rate of {self.rate_of.folder}'
 

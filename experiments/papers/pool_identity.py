@@ -31,7 +31,7 @@ def identify(
   """
   names = (
       'layers', 'length', 'batch_size', 'micro_batches', 'tokens_per_parameter',
-      'rounds', 'round_share', 'tune_batch', 'tune_steps', 'batches', 'speeds',
+      'rounds', 'round_share', 'tune_batch', 'tune_steps', 'batches',
   )
   plain = lambda size: Size(size.width, size.rates)
   others = {
@@ -49,6 +49,13 @@ def identify(
   }))
 
 
+def differences(
+    identity: Mapping[str, Any], found: Mapping[str, Any]
+) -> list[str]:
+  """Returns the names of the values of an identity that another lacks."""
+  return [name for name in identity if identity[name] != found.get(name)]
+
+
 def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
   """Writes the identity of a folder's runs, or checks it if it exists.
 
@@ -64,7 +71,7 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(identity, indent=2) + '\n')
     return
   found = json.loads(path.read_text('utf-8'))
-  different = [k for k in identity if identity[k] != found.get(k)]
+  different = differences(identity, found)
   if different:
     raise ValueError(
         f'workdir {str(path.parent)!r} has runs of another scale, protocol or '

@@ -10,6 +10,7 @@ from experiments.benchmarks.machine import describe_machine
 from experiments.papers import arm_report
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
+from experiments.papers import flops_scatter
 from experiments.papers import gates
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.claims import judge
@@ -20,6 +21,7 @@ from experiments.papers.pool import all_jobs
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
+from experiments.papers.pool_identity import differences
 from experiments.papers.pool_identity import protocol_commit
 from experiments.papers.scales import Scale
 from spdf_jax.training.metrics import write_atomically
@@ -46,10 +48,11 @@ def read_results(
   if not path.exists():
     return {}
   found = read_json(path)
-  if found.get('identity') != identity:
+  if different := differences(identity, found['identity']):
     raise ValueError(
         f'output {str(output)!r} has results of another scale, protocol or '
-        'other data; give another folder, or move them away.'
+        f'other data: {", ".join(different)} differ; give another folder, or '
+        'move them away.'
     )
   return found['runs']
 
@@ -131,6 +134,8 @@ def write_results(
   with contextlib.suppress(ImportError):  # matplotlib is optional.
     figure = claim_plots.plot_claims(entries, found, findings)
     figure.savefig(output / 'claims.png')
+    if any(entry.arm.flops_of for entry in entries):
+      flops_scatter.plot_flops(scale, found).savefig(output / 'flops.png')
   return report
 
 

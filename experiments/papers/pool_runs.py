@@ -1,5 +1,6 @@
 """One run of experiments.reproduce, in a worker process."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -59,7 +60,6 @@ class Runner(NamedTuple):
     corpus: Name or folder of the corpus.
     tasks: Folder that contains a folder for each task.
     source: Folder of the whole data, which fine-tuned models are scored on.
-    evaluations: Number of evaluations of a run; the last one is at its end.
   """
 
   scale: Scale
@@ -67,7 +67,6 @@ class Runner(NamedTuple):
   corpus: str
   tasks: str
   source: str = ''
-  evaluations: int = 1
 
   def __call__(self, job: Job) -> dict[str, Any]:
     """Runs or resumes a job; returns its outcome.
@@ -77,33 +76,16 @@ class Runner(NamedTuple):
       InterruptedError: a signal arrived; everything is saved.
     """
     workdir = pathlib.Path(self.directory, job.name)
-    workdir.mkdir(parents=True, exist_ok=True)
-    release = lock_folder(workdir, 'workdir')
-    try:
-      if self.is_there(job):  # Another machine has run it.
-        return read_json(workdir / OUTCOME)
-      return self._run(job, workdir)
-    finally:
-      release()
+    return run_job(workdir, lambda workdir: self._run(job, workdir))
 
   def _run(self, job: Job, workdir: pathlib.Path) -> dict[str, Any]:
-    started = time.process_time()
-    with log_to(workdir / 'log.txt'):
-      recipe = self.create_recipe(job)
-      if job.arm.method == 'init':
-        outcome = write_initial(recipe, workdir)
-      else:
-        outcome = train(recipe, workdir)
-        if self.scale.scored and job.arm.task:
-          kind, folder, _ = self.scale.tasks[job.arm.task]
-          outcome |= score_best(
-              workdir, outcome, kind, f'{self.source}/{folder}'
-          )
-    # No other run uses the compiled programs, which would add up to gigabytes.
-    jax.clear_caches()
-    # Processor time does not count the time that a process was suspended.
-    outcome['seconds'] = round(time.process_time() - started, 1)
-    write_json(workdir / OUTCOME, outcome, indent=2)
+    recipe = self.create_recipe(job)
+    if job.arm.method == 'init':
+      return write_initial(recipe, workdir)
+    outcome = train(recipe, workdir)
+    if self.scale.scored and job.arm.task:
+      kind, folder, _ = self.scale.tasks[job.arm.task]
+      outcome |= score_best(workdir, outcome, kind, f'{self.source}/{folder}')
     return outcome
 
   def create_recipe(self, job: Job) -> training.Recipe:
@@ -111,15 +93,45 @@ class Runner(NamedTuple):
     config = create_config(job, self.scale, self.corpus, self.tasks)
     if job.parent is not None:
       config.init_from = str(pathlib.Path(self.directory, job.parent.name))
-    if self.evaluations > 1:
-      config.eval_every = max(
-          self.scale.steps(job.arm) // self.evaluations, 1
-      )
     return training.create_recipe(config)
 
   def is_there(self, job: Job) -> bool:
     """Returns whether the weights of a finished run are on disk."""
     return pathlib.Path(self.directory, job.name, OUTCOME).exists()
+
+
+def run_job(
+    workdir: pathlib.Path, run: Callable[[pathlib.Path], dict[str, Any]]
+) -> dict[str, Any]:
+  """Runs or resumes one job of a pool, whose log is written beside it.
+
+  Args:
+    workdir: Folder of the run.
+    run: Function of the workdir that returns the outcome.
+
+  Returns:
+    The outcome, which is written to the workdir too.
+
+  Raises:
+    FolderInUse: another process runs the job.
+    InterruptedError: a signal arrived; everything is saved.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  release = lock_folder(workdir, 'workdir')
+  try:
+    if (workdir / OUTCOME).exists():  # Another machine has run it.
+      return read_json(workdir / OUTCOME)
+    started = time.process_time()
+    with log_to(workdir / 'log.txt'):
+      outcome = run(workdir)
+    # No other run uses the compiled programs, which would add up to gigabytes.
+    jax.clear_caches()
+    # Processor time does not count the time that a process was suspended.
+    outcome['seconds'] = round(time.process_time() - started, 1)
+    write_json(workdir / OUTCOME, outcome, indent=2)
+    return outcome
+  finally:
+    release()
 
 
 def write_initial(

@@ -7,12 +7,9 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from experiments.papers import arm_report
-from experiments.papers import cost_plots
 from experiments.papers import pool_data
 from experiments.papers import pool_runs
 from experiments.papers.gates import arms_of_gates
-from experiments.papers.json_files import write_json
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Entry
 from experiments.papers.pool_identity import check_same
@@ -71,8 +68,6 @@ def check_claims(
     output: pathlib.Path,
     report_only: bool,
     workers: int,
-    *,
-    costs: bool,
 ) -> Iterator[str]:
   """Reproduces claims at a scale; yields the report and the files' names.
 
@@ -84,7 +79,6 @@ def check_claims(
     output: Folder of the results.
     report_only: Whether only the results of finished runs are written.
     workers: Number of runs at a time; 0: one on each core.
-    costs: Whether costs are drawn too, see `draw_costs`.
 
   Raises:
     ValueError: the scale or a claim is unknown, or `reproduce` raises it.
@@ -96,9 +90,6 @@ def check_claims(
   reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(reproduction, data, workers, report_only)
   yield f'{output}: table.md, results.json, claims.png'
-  if costs:
-    draw_costs(reproduction, data)
-    yield f'{output}: costs.png'
 
 
 def reproduce(
@@ -161,30 +152,3 @@ def reproduce(
   finally:
     report = write(read())
   return report
-
-
-def draw_costs(reproduction: Reproduction, data: str) -> None:
-  """Times the steps of the arms and writes `costs.png` beside the results.
-
-  Raises:
-    ValueError: no pre-training is finished, or data are missing.
-  """
-  scale = reproduction.scale
-  prepared = pool_data.prepare(scale, data, reproduction.workdir)
-  identity = identify(scale, prepared.fingerprints)
-  done = read_results(reproduction.output, identity)
-  found = arm_report.measured(reproduction.entries, done)
-  arms = cost_plots.shown_arms(
-      found, [size for size in scale.sizes if size != 'small']
-  )
-  if not arms:
-    raise ValueError(
-        f'output {str(reproduction.output)!r} has no finished pre-training; '
-        'run the scale first.'
-    )
-  seconds = cost_plots.training_seconds(scale, arms, prepared)
-  figure = cost_plots.plot_costs(scale, found, seconds)
-  figure.savefig(reproduction.output / 'costs.png')
-  write_json(reproduction.output / 'costs.json', {
-      arm.name: round(value, 1) for arm, value in seconds.items()
-  }, indent=1)

@@ -90,8 +90,6 @@ class Scale:
     micro_batches: Number of micro-batches of a batch.
     matmul: Value of `config.matmul`.
     epochs: Largest number of epochs of the corpus.
-    speeds: Factors of the number of steps of an arm, by its kind; 1 for other
-      arms.
     demonstration: Whether the scale may violate gate G4; then its claims get no
       verdict.
     protocol: File of the protocol in `experiments/results`.
@@ -126,7 +124,6 @@ class Scale:
   micro_batches: int = 1
   matmul: str = 'auto'
   epochs: int = 1
-  speeds: Mapping[str, float] = dataclasses.field(default_factory=dict)
   demonstration: bool = False
   protocol: str = 'PROTOCOL.md'
   gates: tuple[str, ...] = ('G1', 'G2', 'G3', 'G4')
@@ -188,12 +185,11 @@ class Scale:
     if arm.flops_of is not None:
       other = arm.flops_of
       ratio = self._step_flops(other) / self._step_flops(arm)
-      return round(self.steps(other) * ratio * arm.share)
+      return round(self.steps(other) * ratio)
     tokens = self.tokens_per_parameter * parameters(
         self.model(self.reference(arm.size))
     )
-    steps = tokens / (self.batch(arm.size) * self.length)
-    return round(steps * self.speeds.get(arm.kind, 1.0) * arm.share)
+    return round(tokens / (self.batch(arm.size) * self.length))
 
   def _step_flops(self, arm: Arm) -> float:
     """Returns the FLOPs of a step of pre-training, all with the same mask."""

@@ -1,0 +1,95 @@
+"""Figure of a scale: final losses and BLEU over the FLOPs of pre-training."""
+
+from collections.abc import Mapping
+import dataclasses
+import statistics
+from typing import Any
+
+from experiments.papers.arms import Arm
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.arms import SCORED_BLEU
+from experiments.papers.pool import Outcome
+from experiments.papers.scales import CONTROL
+from experiments.papers.scales import Scale
+from spdf_jax.runs import style
+
+_LABELS = 'dense', 'smaller dense', 'static 75 %', 'Variable'
+_MARKERS = 'o', 's', '^', 'D', 'v'
+
+
+def plot_flops(
+    scale: Scale, found: Mapping[Arm, Mapping[int, Outcome]]
+) -> Any:
+  """Plots final losses, and BLEU after fine-tuning, over pre-training FLOPs.
+
+  Every small point is a run at the end of its own schedule, a large one the
+  mean of an arm; arms have a color, widths a marker.
+
+  Args:
+    scale: The scale.
+    found: Measurements by arm and seed.
+
+  Returns:
+    A figure with a panel of losses and, if fine-tuned models are scored, one of
+    BLEU for each task. The control and rotary positions are left out.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> from experiments.papers.scales import SCALES
+    >>> runs = {1: {'validation/loss': 2.0, 'flops': 1e12}}
+    >>> len(plot_flops(SCALES['flops'], {Arm('dense'): runs}).axes)
+    1
+  """
+  shown = [
+      arm for arm in found
+      if arm.method != 'init' and arm.sparsity != CONTROL.sparsity
+      and not scale.sizes[arm.size].rotary
+  ]
+  tasks = dict.fromkeys(arm.task for arm in shown if arm.task)
+  figure = style.new_figure(5.5 * (1 + len(tasks)), 3.8)
+  panels = figure.subplots(1, 1 + len(tasks), squeeze=False)[0]
+  widths = sorted({scale.sizes[arm.size].width for arm in shown})
+  markers = dict(zip(widths, _MARKERS))
+  for ax, task in zip(panels, ('', *tasks)):
+    for arm in (arm for arm in shown if arm.task == task):
+      marker = markers[scale.sizes[arm.size].width]
+      _plot_arm(ax, scale, arm, marker, found)
+    ax.set_xscale('log')
+    ax.set_xlabel('FLOPs of pre-training')
+    ax.set_ylabel(
+        f'BLEU on {task}, test split' if task
+        else 'final validation loss (nats per byte)'
+    )
+    style.polish(ax)
+  for i, label in enumerate(_LABELS):
+    panels[0].plot([], [], 'o', color=style.COLORS[i], label=label)
+  for width, marker in markers.items():
+    panels[0].plot([], [], marker, color=style.GREY, label=f'width {width}')
+  panels[0].legend(frameon=False, fontsize=8)
+  return figure
+
+
+def _plot_arm(
+    ax: Any, scale: Scale, arm: Arm, marker: str,
+    found: Mapping[Arm, Mapping[int, Outcome]],
+) -> None:
+  if arm.method == 'variable':
+    label = 'Variable'
+  elif arm.sparsity:
+    label = 'static 75 %'
+  else:
+    is_small = scale.reference(arm.size) != arm.size
+    label = 'smaller dense' if is_small else 'dense'
+  color = style.COLORS[_LABELS.index(label)]
+  pretrained = dataclasses.replace(arm, task='', rate_of=None)
+  flops, *_ = (
+      outcome['flops'] for outcome in found[pretrained if arm.task else arm]
+      .values()
+  )
+  metric = SCORED_BLEU if arm.task else PRETRAINED
+  values = [outcome[metric] for outcome in found[arm].values()]
+  ax.plot([flops] * len(values), values, marker, color=color, alpha=0.35,
+          markersize=4, markeredgewidth=0)
+  ax.plot(flops, statistics.fmean(values), marker, color=color, markersize=7)

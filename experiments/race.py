@@ -1,0 +1,533 @@
+"""Trains configs for equal seconds or equal FLOPs, and compares their losses.
+
+  python -m experiments.race --budget=30min --seeds=5 --workdir=runs/race \
+    --configs=configs/quickstart.py:sparsity=0.5,configs/quickstart.py
+  python -m experiments.race --budget=1e15FLOPs --rates=1e-3,2e-3,4e-3 \
+    --configs=a.py,b.py --seeds=5 --workdir=runs/race
+
+The durations and warm-ups of a config's phases, and the steps at which its
+masks are updated, are multiplied by one factor, so that its training takes the
+budget. Seconds are counted at a pace: steps of all configs are timed first, in
+turn and on all cores, which should be idle. Runs are then trained one on each
+core; if stopped or killed, the same command continues. Phases that read a task
+are left out.
+
+With --rates every config is trained at each of these peak learning rates on
+seeds 1, 2 and 3, and the rate of least mean loss is used for the other seeds; a
+later phase keeps its share of the first one's peak. Without, configs have the
+rates that they state. table.md, results.json and race.png in the workdir have
+the final validation losses, their differences from the first config, paired by
+seed, with 95 % intervals, and the loss over the budget.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import statistics
+from typing import Any
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+import ml_collections
+
+from experiments.benchmarks import measuring
+from experiments.benchmarks.machine import describe_machine
+from experiments.launch import compilation_cache
+from experiments.launch import config_file
+from experiments.launch import console
+from experiments.papers import pool
+from experiments.papers import pool_runs
+from experiments.papers.arms import PRETRAINED
+from experiments.papers.json_files import read_json
+from experiments.papers.json_files import write_json
+from experiments.papers.paired import t_interval
+from experiments.papers.pool_identity import check_same
+from experiments.papers.pool_processes import run_pool
+from spdf_jax import training
+from spdf_jax.costs.plan_costs import describe_plan
+from spdf_jax.files import lock_folder
+from spdf_jax.runs import style
+from spdf_jax.runs.markdown import markdown_table
+from spdf_jax.runs.markdown import MISSING
+from spdf_jax.training.metrics import write_atomically
+
+_CONFIGS = flags.DEFINE_string(
+    'configs', None, 'Config files with their arguments, separated by commas.'
+)
+_BUDGET = flags.DEFINE_string(
+    'budget', None, 'Seconds (90s, 30min, 2h) or FLOPs (1e15FLOPs) of a run.'
+)
+_SEEDS = flags.DEFINE_integer(
+    'seeds', 3, 'Number of runs of each config, with seeds 1, 2, …',
+    lower_bound=1,
+)
+_RATES = flags.DEFINE_list(
+    'rates', [], 'Peak learning rates to choose from, separated by commas.'
+)
+_SPREAD = flags.DEFINE_float(
+    'spread', 0.03,
+    'With --rates: largest difference between the losses of seeds at the best '
+    'rate, in nats.', lower_bound=0.0,
+)
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder for runs, table and figure.'
+)
+
+_EVALUATIONS = 20
+_TUNING_SEEDS = 1, 2, 3
+_TIMED_ROUNDS = 21
+_SECONDS = {'s': 1, 'min': 60, 'h': 3600}
+
+
+class Budget(NamedTuple):
+  """What each run may take: an amount, in seconds or in FLOPs."""
+
+  amount: float
+  unit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Racer:
+  """A config in a race, as the pool of runs sees it: an arm without parent."""
+
+  folder: str
+  method: str = 'config'
+  metric: str = PRETRAINED
+  task: str = ''
+  parent: None = None
+  rate_of: None = None
+
+
+class Phase(NamedTuple):
+  """Steps of a phase of a racer, and the cost of each in the budget's unit."""
+
+  steps: int
+  cost: float
+
+
+class Runner(NamedTuple):
+  """Callable that runs the jobs of a race; it is sent to worker processes.
+
+  Attributes:
+    configs: Configs, with the durations of the race, by the folder of a racer.
+    directory: Folder of the runs.
+  """
+
+  configs: Mapping[str, ml_collections.ConfigDict]
+  directory: str
+
+  def __call__(self, job: pool.Job) -> dict[str, Any]:
+    """Runs or resumes a job; returns its outcome."""
+    return pool_runs.run_job(
+        pathlib.Path(self.directory, job.name),
+        lambda workdir: pool_runs.train(
+            training.create_recipe(self.config(job)), workdir
+        ),
+    )
+
+  def config(self, job: pool.Job) -> ml_collections.ConfigDict:
+    """Returns the config of a run."""
+    config = with_rate(self.configs[job.arm.folder], job.point.get('rate'))
+    config.seed = job.seed
+    return config
+
+  def is_there(self, job: pool.Job) -> bool:
+    """Returns whether a run is finished."""
+    return pathlib.Path(self.directory, job.name, pool_runs.OUTCOME).exists()
+
+
+def parse_budget(text: str) -> Budget:
+  """Parses a budget.
+
+  Raises:
+    ValueError: the text is no positive number with a unit.
+
+  Example:
+    >>> parse_budget('30min'), parse_budget('1e15FLOPs')
+    (Budget(amount=1800.0, unit='seconds'), Budget(amount=1e+15, unit='FLOPs'))
+  """
+  match = re.fullmatch(r'([0-9.]+(?:e\+?[0-9]+)?)(s|min|h|FLOPs)', text)
+  if match is None or not float(match[1]) > 0:
+    raise ValueError(
+        f'budget is {text!r}; give seconds as 90s, 30min or 2h, or FLOPs as '
+        '1e15FLOPs.'
+    )
+  if match[2] == 'FLOPs':
+    return Budget(float(match[1]), 'FLOPs')
+  return Budget(float(match[1]) * _SECONDS[match[2]], 'seconds')
+
+
+def split_configs(text: str) -> list[str]:
+  """Splits names of config files at commas that do not separate arguments.
+
+  Example:
+    >>> split_configs('a.py:x=1,y=2,b.py')
+    ['a.py:x=1,y=2', 'b.py']
+  """
+  return re.split(r',(?=[^,=]*\.py\b)', text)
+
+
+def racer_name(config: str) -> str:
+  """Returns the name of a config in tables and folders.
+
+  Example:
+    >>> racer_name('configs/spdf.py:model=gpt3-xl,sparsity=0.75')
+    'spdf-model=gpt3-xl,sparsity=0.75'
+  """
+  path, _, argument = config.partition(':')
+  return '-'.join(filter(None, (pathlib.Path(path).stem, argument)))
+
+
+def with_rate(
+    config: ml_collections.ConfigDict, rate: float | None
+) -> ml_collections.ConfigDict:
+  """Returns a config whose first phase has a peak learning rate.
+
+  Later phases keep their share of it; `None` changes nothing.
+  """
+  config = config.copy_and_resolve_references()
+  if rate is not None:
+    phases = [config.phases[name] for name in config.phases.order]
+    factor = rate / phases[0].learning_rate.peak
+    for phase in phases:
+      phase.learning_rate.peak *= factor
+  return config
+
+
+def scaled(
+    config: ml_collections.ConfigDict, factor: float
+) -> ml_collections.ConfigDict:
+  """Multiplies the times of a config: durations, warm-ups and mask updates.
+
+  Phases that read a task are left out.
+
+  Raises:
+    ValueError: no phase reads the corpus.
+  """
+  config = config.copy_and_resolve_references()
+  order = tuple(
+      name for name in config.phases.order
+      if config.phases[name].data == 'corpus'
+  )
+  if not order:
+    raise ValueError(
+        'phases.order has no phase that reads the corpus; add one.'
+    )
+  phases = {}
+  for name in order:
+    phase = config.phases[name].to_dict()
+    phase['duration'] = _times(phase['duration'], factor)
+    rate = phase['learning_rate']
+    rate['warmup'] = _times(rate['warmup'], factor)
+    phase['sparsity'] = _scaled_steps(phase['sparsity'], factor)
+    phases[name] = phase
+  config.phases = dict(order=order, **phases)
+  config.data.task = ''
+  return config
+
+
+def _times(duration: str, factor: float) -> str:
+  number, unit = re.fullmatch(r'\s*([0-9.]+)(.*)', str(duration)).groups()
+  amount = float(number) * factor
+  return f'{max(round(amount), 1) if "step" in unit else amount:.9g}{unit}'
+
+
+def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
+  """Multiplies the steps in the settings of an algorithm."""
+  if isinstance(value, dict):
+    return {k: _scaled_steps(v, factor, k) for k, v in value.items()}
+  if isinstance(value, (list, tuple)):
+    return type(value)(_scaled_steps(v, factor) for v in value)
+  if name in ('steps', 'update_until', 'update_every') and value:
+    return max(round(value * factor), 1)
+  return value
+
+
+def race(
+    configs: str, budget: str, seeds: int, rates: Sequence[str], spread: float,
+    workdir: str,
+) -> str:
+  """Runs the unfinished runs of a race; returns its report.
+
+  Raises:
+    ValueError: a flag is not valid, configs differ in data or tokenizer, the
+      budget is too short, the seeds of a best rate spread too much, or the
+      workdir has another race.
+    InterruptedError: a signal arrived; everything is saved.
+  """
+  names = split_configs(configs or '')
+  racers = [Racer(racer_name(name)) for name in names]
+  if len(set(racers)) < max(len(racers), 2):
+    raise ValueError(
+        f'configs is {configs!r}; give two or more different ones, separated '
+        'by commas.'
+    )
+  given = parse_budget(budget or '')
+  grid = {'rate': tuple(map(float, rates))} if rates else {}
+  loaded = {
+      racer.folder: scaled(config_file.Parser().parse(name), 1.0)
+      for racer, name in zip(racers, names)
+  }
+  check_data(loaded)
+  folder = pathlib.Path(workdir)
+  folder.mkdir(parents=True, exist_ok=True)
+  lock_folder(folder, 'workdir')  # Held until the process ends.
+  check_same(folder / 'race.json', _identity(loaded, given, grid))
+  costs = _costs(folder / 'costs.json', loaded, given.unit)
+  ready, phases = {}, {}
+  for name, config in loaded.items():
+    whole = sum(phase.steps * phase.cost for phase in costs[name])
+    config = scaled(config, given.amount / whole)
+    plan = training.create_recipe(config).plan
+    if plan.total_steps < _EVALUATIONS:
+      raise ValueError(
+          f'budget is {budget!r}, {plan.total_steps} steps of {name}, which '
+          f'are fewer than its {_EVALUATIONS} evaluations; give more.'
+      )
+    config.eval_every = plan.total_steps // _EVALUATIONS
+    ready[name] = config
+    phases[name] = [
+        Phase(phase.steps, cost.cost)
+        for phase, cost in zip(plan.phases, costs[name], strict=True)
+    ]
+  runner = Runner(ready, str(folder / 'runs'))
+  done = pool_runs.read_outcomes(folder / 'runs')
+  cores = sorted(os.sched_getaffinity(0))
+  tuning = _TUNING_SEEDS[:seeds] if grid else ()
+  entry = lambda racer, count: pool.Entry(
+      racer, grid, count, extend=False, tuning_seeds=tuning or (1,)
+  )
+  if grid:
+    tuned = [entry(racer, 0) for racer in racers]
+    done = run_pool(runner, tuned, done, cores, len(cores))
+    for arm in tuned:
+      check_spread(arm, done, spread)
+  entries = [entry(racer, seeds) for racer in racers]
+  done = run_pool(runner, entries, done, cores, len(cores))
+  return _write(folder, given, entries, phases, done)
+
+
+def check_data(configs: Mapping[str, ml_collections.ConfigDict]) -> None:
+  """Raises ValueError if configs differ in what their losses are measured on.
+  """
+  first, *others = configs
+  for name in others:
+    for section, field in (
+        ('data', 'corpus'), ('data', 'tokenizer'),
+        ('evaluation', 'batch_size'), ('evaluation', 'corpus_batches'),
+    ):
+      values = [configs[n][section][field] for n in (first, name)]
+      if values[0] != values[1]:
+        raise ValueError(
+            f'{section}.{field} is {values[0]!r} in {first} and {values[1]!r} '
+            f'in {name}; losses compare on the same data and tokenizer only.'
+        )
+
+
+def check_spread(
+    entry: pool.Entry, done: pool.Done, spread: float
+) -> None:
+  """Raises ValueError if the seeds of an entry's best rate differ too much."""
+  best = pool.choose(entry, done)
+  losses = [
+      done[pool.Job(entry.arm, best, seed).name][PRETRAINED]
+      for seed in entry.tuning_seeds
+  ]
+  found = max(losses) - min(losses)
+  if not found <= spread:
+    raise ValueError(
+        f'at the best of its rates, {best["rate"]:g}, the losses of '
+        f'{entry.arm.folder} spread over {found:.3f} nats, more than '
+        f'{spread:g}: too many to choose by; give lower rates.'
+    )
+
+
+def _identity(
+    configs: Mapping[str, ml_collections.ConfigDict], budget: Budget,
+    grid: Mapping[str, Sequence[float]],
+) -> dict[str, Any]:
+  """Returns what must be equal for runs to belong to one race, as JSON."""
+  digest = lambda config: hashlib.sha256(
+      config.to_json_best_effort(sort_keys=True).encode()
+  ).hexdigest()
+  return json.loads(json.dumps({
+      'budget': budget, 'rates': grid,
+      'configs': {name: digest(config) for name, config in configs.items()},
+  }))
+
+
+def _costs(
+    path: pathlib.Path, configs: Mapping[str, ml_collections.ConfigDict],
+    unit: str,
+) -> dict[str, list[Phase]]:
+  """Returns steps and costs of the phases of unscaled configs, measured once.
+  """
+  if path.exists():
+    return {
+        name: [Phase(*phase) for phase in phases]
+        for name, phases in read_json(path)['phases'].items()
+    }
+  found: dict[str, list[Phase]] = {}
+  timed = []
+  for name, config in configs.items():
+    recipe = training.create_recipe(config)
+    described = describe_plan(recipe, name)['phases']
+    found[name] = [
+        Phase(phase['steps'], phase['flops_per_step']) for phase in described
+    ]
+    timed += [(name, i) for i in range(len(described))]
+  if unit == 'seconds':
+    steppers = [
+        _Stepper(configs[name], configs[name].phases.order[i])
+        for name, i in timed
+    ]
+    wall = measuring.interleave(steppers, _TIMED_ROUNDS, warmups=2).wall
+    for (name, i), row in zip(timed, wall.tolist()):
+      found[name][i] = found[name][i]._replace(cost=statistics.median(row))
+  write_json(path, {'phases': found, 'machine': describe_machine()}, indent=1)
+  return found
+
+
+class _Stepper:
+  """Takes steps of one phase of a config, alone."""
+
+  def __init__(self, config: ml_collections.ConfigDict, name: str):
+    config = config.copy_and_resolve_references()
+    phase = config.phases[name].to_dict()
+    phase['learning_rate']['schedule'] = 'constant'
+    config.phases = {'order': (name,), name: phase}
+    self._recipe = training.create_recipe(config)
+    self._state = self._recipe.state_from(self._recipe.init_params())
+    self._count = 0
+
+  def __call__(self) -> Any:
+    batch = self._recipe.device_batch_at(self._count)
+    self._count += 1
+    self._state, metrics = self._recipe.step(self._state, batch)
+    return metrics, self._state.step
+
+
+def spent(phases: Sequence[Phase], step: float) -> float:
+  """Returns what the first steps of a racer cost.
+
+  Example:
+    >>> spent([Phase(10, 1.0), Phase(10, 3.0)], 12)
+    16.0
+  """
+  total = 0.0
+  for phase in phases:
+    total += min(step, phase.steps) * phase.cost
+    step = max(step - phase.steps, 0)
+  return total
+
+
+def _write(
+    folder: pathlib.Path, budget: Budget, entries: Sequence[pool.Entry],
+    phases: Mapping[str, Sequence[Phase]], done: pool.Done,
+) -> str:
+  """Writes table, results and figure; returns the table."""
+  chosen = pool.choose_all(entries, done)
+  outcomes = {
+      entry.arm: [
+          done[pool.Job(entry.arm, chosen[entry.arm], seed).name]
+          for seed in range(1, entry.seeds + 1)
+      ]
+      for entry in entries
+  }
+  first = [outcome[PRETRAINED] for outcome in outcomes[entries[0].arm]]
+  rows = []
+  for arm, found in outcomes.items():
+    losses = [outcome[PRETRAINED] for outcome in found]
+    spread = f' ± {statistics.stdev(losses):.4f}' if len(losses) > 1 else ''
+    difference = MISSING
+    if arm != entries[0].arm:
+      paired = t_interval([x - y for x, y in zip(losses, first)])
+      difference = f'{paired.mean:+.4f}'
+      if len(losses) > 1:
+        difference += f' ({paired.low:+.4f} to {paired.high:+.4f})'
+    rate = chosen[arm].get('rate')
+    steps = found[0]['steps']
+    rows.append([
+        arm.folder, MISSING if rate is None else f'{rate:g}', str(len(losses)),
+        f'{steps:,}', f'{spent(phases[arm.folder], steps):.4g}',
+        f'{found[0]["flops"]:.3g}',
+        f'{statistics.fmean(losses):.4f}{spread}', difference,
+    ])
+  columns = ['config', 'rate', 'seeds', 'steps', budget.unit, 'FLOPs in all',
+             'validation loss', 'minus the first (95 %)']
+  report = '\n'.join([
+      f'# Race for {budget.amount:g} {budget.unit}', '',
+      'Losses in nats per token, mean ± deviation over seeds, at the end of '
+      "each config's own schedule; differences are paired by seed.", '',
+      markdown_table(columns, rows, numbers=columns[1:]), '',
+  ])
+  write_atomically(folder / 'table.md', report)
+  write_json(folder / 'results.json', {
+      'budget': budget._asdict(), 'phases': phases, 'runs': dict(done),
+  }, indent=1)
+  with contextlib.suppress(ImportError):  # matplotlib is optional.
+    plot_race({
+        arm.folder: [
+            [(spent(phases[arm.folder], step), loss)
+             for step, _, loss in outcome.get('curve', ())]
+            for outcome in found
+        ]
+        for arm, found in outcomes.items()
+    }, budget.unit).savefig(folder / 'race.png')
+  return f'{report}\n{folder}: table.md, results.json, race.png'
+
+
+def plot_race(
+    curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], unit: str
+) -> Any:
+  """Plots loss over the budget, a line per run, without its first tenth.
+
+  Args:
+    curves: Points of budget spent and loss, one list for each run, by name.
+    unit: Unit of the budget.
+
+  Returns:
+    A figure.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+  """
+  figure = style.new_figure(6, 3.8)
+  ax = figure.subplots()
+  for i, (name, runs) in enumerate(curves.items()):
+    for j, curve in enumerate(runs):
+      ax.plot(
+          *zip(*(point for point in curve if point[0] > 0.1 * curve[-1][0])),
+          color=style.line_style(i)['color'], linewidth=1.2, alpha=0.8,
+          label=name if j == 0 else None,
+      )
+  ax.set_xlabel(
+      'seconds of training at the measured pace' if unit == 'seconds'
+      else 'FLOPs of training'
+  )
+  ax.set_ylabel('validation loss (nats per token)')
+  ax.legend(frameon=False, fontsize=8)
+  style.polish(ax)
+  return figure
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  compilation_cache.prepare()
+  if not _WORKDIR.value:
+    raise app.UsageError('give --workdir.')
+  return console.run(
+      argv, race, _CONFIGS.value, _BUDGET.value, _SEEDS.value, _RATES.value,
+      _SPREAD.value, _WORKDIR.value,
+  )
+
+
+if __name__ == '__main__':
+  console.start(main)
