@@ -95,19 +95,19 @@ def test_effective_sparsity_of_one_phase_is_its_sparsity():
   assert effective_sparsity([20], [0.0], 10) == -1
 
 
-@pytest.mark.parametrize('sparsity', [-0.1, 1.1, float('nan')])
-def test_a_sparsity_outside_of_0_to_1_is_refused(sparsity):
-  with pytest.raises(ValueError, match='sparsity is'):
-    training_flops(SMALL, 2048, sparsity)
+def test_a_step_with_dense_gradients_has_a_dense_product_for_weights():
+  sparse, dense = (training_flops(SMALL, 16, s) for s in (0.75, 0.0))
+  found = training_flops(SMALL, 16, 0.75, dense_grads=True)
+  assert found == pytest.approx(2 / 3 * sparse + 1 / 3 * dense)
+  assert training_flops(SMALL, 16, 0.0, dense_grads=True) == dense
 
 
-def test_a_length_below_one_is_refused():
-  with pytest.raises(ValueError, match='length is 0'):
-    forward_flops(SMALL, 0)
-
-
-def test_phases_without_a_sparsity_are_refused():
-  with pytest.raises(ValueError, match='steps has 2 entries'):
-    effective_sparsity([1, 2], [0.5], 3)
-  with pytest.raises(ValueError, match='reference_steps is 0'):
-    effective_sparsity([1], [0.5], 0)
+@pytest.mark.parametrize('call, message', [
+    (lambda: training_flops(SMALL, 2048, float('nan')), 'sparsity is nan'),
+    (lambda: forward_flops(SMALL, 0), 'length is 0'),
+    (lambda: effective_sparsity([1, 2], [0.5], 3), 'steps has 2 entries'),
+    (lambda: effective_sparsity([1], [0.5], 0), 'reference_steps is 0'),
+])
+def test_arguments_out_of_range_are_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

@@ -48,7 +48,9 @@ def costs(draw):
     st.sampled_from(LEVELS), min_size=1, unique=True,
 ))
 @settings(deadline=None, max_examples=60)
-def test_plans_are_what_trying_everything_finds(cost, steps, share, sparsities):
+def test_plans_equal_those_of_an_exhaustive_search(
+    cost, steps, share, sparsities
+):
   sparsities = sorted(sparsities)
   budget = share * steps * cost(0.0)
   fits = lambda total: total <= budget * (1 + 1e-9)
@@ -77,7 +79,7 @@ def test_plans_are_what_trying_everything_finds(cost, steps, share, sparsities):
 
 @given(costs(), st.integers(2, 40), st.floats(0.3, 0.99), st.floats(0, 1))
 @settings(deadline=None, max_examples=60)
-def test_what_is_chosen_has_its_dense_share_or_the_most_there_is(
+def test_the_chosen_plan_has_the_dense_share_or_the_longest_dense_stage(
     cost, steps, part, share
 ):
   try:
@@ -104,26 +106,20 @@ def test_the_flops_of_spdf_at_75_percent_give_back_both_its_plans():
   assert found == Stages('variable', 0.9, steps - steps // 6, steps // 6)
 
 
-def test_a_budget_that_pays_for_dense_training_asks_for_no_zeros():
+def test_a_budget_for_dense_training_gives_the_dense_plan_alone():
   plans = stages.plan_stages(xl_flops, 100, 101 * xl_flops(0), LEVELS)
   assert plans == [Stages('dense', 0.0, 0, 100)]
   assert stages.choose(plans, 1 / 6) == plans[0]
 
 
 @pytest.mark.parametrize('steps, budget, sparsities, message', [
-    (0, 1.0, [0.5], 'steps is 0'), (1, 0.0, [0.5], 'budget is 0.0'),
-    (1, math.nan, [0.5], 'budget is nan'), (1, 1.0, [], r'sparsities is \[\]'),
-    (1, 1.0, [0.9, 0.5], 'give rising'), (1, 1.0, [0.5, 1.0], 'give rising'),
+    (0, 1.0, [0.5], 'steps is 0'), (1, math.nan, [0.5], 'budget is nan'),
+    (1, 1.0, [0.9, 0.5], 'give rising'),
     (9, 1e-3, [0.5], 'budget is 0.001, and at least 4.5 is needed'),
 ])
-def test_budgets_and_sparsities_that_cannot_be_are_refused(
-    steps, budget, sparsities, message
-):
+def test_arguments_out_of_range_are_refused(steps, budget, sparsities, message):
   with pytest.raises(ValueError, match=message):
     stages.plan_stages(lambda s: 1 - s, steps, budget, sparsities)
-
-
-def test_a_dense_share_beyond_all_is_refused():
   with pytest.raises(ValueError, match='dense_share is 2'):
     stages.choose([Stages('static', 0.5, 9, 0)], 2)
 
@@ -169,7 +165,7 @@ def test_on_gpus_zeros_gain_nothing_and_gpus_share():
   assert one(0.9) == one(0.0) == pytest.approx(4 * four(0.5))
 
 
-def test_a_machine_or_a_number_of_them_that_is_not_there_is_refused():
+def test_unknown_machines_and_counts_are_refused():
   with pytest.raises(ValueError, match="machine 'cs4' is unknown"):
     step_seconds(recipe_at, 'cs4', 1, [0.5])
   with pytest.raises(ValueError, match='count is 2; give 1 for the CPU'):
@@ -207,7 +203,7 @@ def test_the_command_prints_plans_and_a_command_that_can_be_planned():
 
 
 @pytest.mark.process
-def test_a_budget_too_small_is_answered_with_the_least_that_can():
+def test_a_budget_that_is_too_small_is_refused_with_the_least():
   code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=1e19')
   assert code == 1 and 'Traceback' not in output
   least = 24_796 * xl_flops(0.95)

@@ -72,11 +72,11 @@ def walk(recipe, density, grad_density):
   return products_of(jaxpr.jaxpr, density, grad_density)
 
 
-@pytest.mark.parametrize('sparsity, dense_grads', [
-    (0.0, False), (0.5, False), (0.75, False), (0.75, True),
+@pytest.mark.parametrize('kind, sparsity, dense_grads', [
+    *((kind, 0.75, True) for kind in KINDS), ('gpt', 0.0, False),
+    ('gpt', 0.5, False), ('llama scanned', 0.5, False),
 ])
-@pytest.mark.parametrize('kind', KINDS)
-def test_the_step_multiplies_what_the_formula_says_but_for_softmax(
+def test_the_products_of_a_step_are_those_of_the_formula(
     kind, sparsity, dense_grads
 ):
   recipe = recipe_of(**KINDS[kind])
@@ -92,7 +92,7 @@ def test_the_step_multiplies_what_the_formula_says_but_for_softmax(
   assert shape.gated == ('llama' in kind)
 
 
-def test_remat_computes_the_layers_anew_and_the_formula_does_not_count_it():
+def test_the_formula_does_not_count_recomputed_layers():
   found = trace_flops(recipe_of(model__remat='full'), B, L, 0.5)
   plain = trace_flops(recipe_of(), B, L, 0.5)
   assert found.products == plain.products
@@ -104,7 +104,7 @@ def test_remat_computes_the_layers_anew_and_the_formula_does_not_count_it():
   assert found.recomputed == B * (layers - last)
 
 
-def test_a_loss_in_chunks_computes_the_logits_anew():
+def test_a_loss_in_chunks_recomputes_the_logits():
   found = trace_flops(recipe_of(loss__chunk=8), B, L)
   shape = shape_of(recipe_of().model.config)
   head = 2 * B * L * shape.d_model * shape.vocab_size

@@ -47,11 +47,12 @@ def test_the_table_of_the_four_bands_is_reproduced(band):
   np.testing.assert_allclose(found, GOLDEN[band], rtol=0.02)
 
 
-@pytest.mark.parametrize('n', range(1, 11))
-def test_the_ideal_band_is_exactly_theory(n):
+def test_the_ideal_band_is_exactly_theory():
   device = create_device('cs2', 'ideal')
-  ratio = layer_cycles(device, 0.0) / layer_cycles(device, 1 - 1 / n)
-  assert ratio == pytest.approx(n, rel=1e-12)
+  dense = layer_cycles(device, 0.0)
+  for n in range(1, 11):
+    ratio = dense / layer_cycles(device, 1 - 1 / n)
+    assert ratio == pytest.approx(n, rel=1e-12)
 
 
 @pytest.mark.parametrize(

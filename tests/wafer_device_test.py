@@ -12,8 +12,9 @@ from spdf_jax.accelerator.wafer.device import NUMBERS
 from spdf_jax.accelerator.wafer.device import PRESETS
 
 
-@pytest.mark.parametrize('name', PRESETS)
-@pytest.mark.parametrize('band', BANDS)
+@pytest.mark.parametrize('name, band', [
+    *((name, 'default') for name in PRESETS), *(('cs2', b) for b in BANDS),
+])
 def test_every_number_has_unit_grade_and_source(name, band):
   device = create_device(name, band)
   facts = dict(device.facts)
@@ -25,7 +26,7 @@ def test_every_number_has_unit_grade_and_source(name, band):
     assert f'{field} ' in device.audit() and fact.source in device.audit()
 
 
-def test_a_changed_number_is_not_passed_off_as_printed():
+def test_a_changed_number_is_marked_as_set_by_the_caller():
   line = next(
       line for line in create_device('cs2', clock=1.1e9).audit().splitlines()
       if line.startswith('clock')
@@ -45,24 +46,17 @@ def test_peaks_are_the_printed_ones(name, petaflops):
     'make, message',
     [
         (lambda: create_device('cs4'), "'cs4' is unknown; did you mean"),
-        (lambda: create_device('cs2', 'defualt'), "did you mean 'default'"),
         (lambda: create_device('cs2', clok=1.0), "did you mean 'clock'"),
         (lambda: create_device('cs2', clock=0.0), 'clock is 0.0; .* above 0'),
-        (lambda: create_device('cs2', sram=-1), 'sram is -1'),
         (lambda: create_device('cs2', latency=-1.0), 'latency .* at least 0'),
         (lambda: create_device('cs2', clock=float('nan')), 'clock is nan'),
         (lambda: create_device('cs2', overlap=1.5), 'overlap .* at most 1'),
         (lambda: create_device('cs2', encoding='bitmp'), "mean 'bitmap'"),
     ],
 )
-def test_what_cannot_be_is_refused(make, message):
+def test_unknown_names_and_numbers_out_of_range_are_refused(make, message):
   with pytest.raises(ValueError, match=message):
     make()
-
-
-def test_a_device_cannot_be_changed_in_place():
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    create_device('cs2').clock = 1.0
 
 
 def test_a_device_is_a_tree_of_its_numbers():

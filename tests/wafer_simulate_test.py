@@ -1,7 +1,8 @@
-"""Reports of whole training steps, on one system and on several."""
+"""Reports, tables and traces of programs, on one system and on several."""
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -15,10 +16,12 @@ from wafer_programs import layer
 from wafer_programs import product_flops
 from wafer_programs import scanned
 from wafer_programs import W
+from wafer_programs import WIDTH
 from wafer_programs import WS
 from wafer_programs import X
 
 from spdf_jax import sparsity
+from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.accelerator.wafer import report_on
 from spdf_jax.accelerator.wafer import simulate
@@ -26,9 +29,11 @@ from spdf_jax.accelerator.wafer import trace_program
 from spdf_jax.accelerator.wafer.cost import cost_of
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Operation
+from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.views import format_report
+from spdf_jax.accelerator.wafer.views import write_trace
 from spdf_jax.costs import ModelShape
 from spdf_jax.costs import training_step
 from spdf_jax.data import Batch
@@ -38,6 +43,8 @@ from spdf_jax.training import create_state
 from spdf_jax.training import train_step
 
 pytestmark = pytest.mark.ci
+
+STEP = training_step(GPT3_XL, 132, 2048, 0.75)
 
 
 def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
@@ -54,7 +61,7 @@ def test_reports_of_different_devices_are_not_added():
     reports[0] + reports[1]
 
 
-def test_kinds_of_work_are_told_apart_whatever_their_numbers():
+def test_works_of_different_types_and_equal_numbers_differ():
   works = Scores(1e12), Elementwise(1e12)
   both = Program(tuple(Operation('', '', 'forward', w) for w in works))
   cycles = [row.cost.cycles for row in report_on(both, DEVICE).rows]
@@ -87,7 +94,7 @@ def gpt_step(lengths=(4, 32), **changes):
 @pytest.mark.parametrize(
     'remat, scan_layers', [('none', False), ('full', True)]
 )
-def test_a_train_step_asks_for_the_products_of_the_closed_form(
+def test_a_train_step_has_the_products_of_the_closed_form(
     scan_layers, remat
 ):
   step, init, batch = gpt_step(scan_layers=scan_layers, remat=remat)
@@ -108,11 +115,8 @@ def test_a_train_step_asks_for_the_products_of_the_closed_form(
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(sparsity=1.0), 'sparsity is 1.0; it is the fraction of zeros'),
-    (dict(sparsity=-0.5), 'sparsity is -0.5; it is the fraction'),
-    (dict(sparsity=math.nan), 'sparsity is nan; it is the fraction'),
+    (dict(sparsity=math.nan), 'sparsity is nan; it is the fraction of zeros'),
     (dict(batch=0), 'batch is 0; it must be positive'),
-    (dict(length=-1), 'length is -1; it must be positive'),
 ])
 def test_an_impossible_step_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
@@ -134,7 +138,7 @@ def test_a_train_step_from_arrays_is_counted_by_its_masks():
   )
 
 
-def test_only_a_step_that_updates_pays_for_its_optimizer():
+def test_only_a_step_that_updates_has_the_time_of_the_optimizer():
   step, init, batch = gpt_step()
   state = jax.eval_shape(init)
   assert simulate(step, DEVICE, sparsity=0.5)(state, batch).total.host > 0
@@ -182,17 +186,71 @@ def test_bounds_of_the_energy_are_in_order_at_full_speed(device):
   assert 0.5 * high < low <= high
 
 
+def sweep(program, clocks):
+  at = lambda clock: report_on(
+      program, dataclasses.replace(DEVICE, clock=clock)
+  ).seconds
+  return jax.jit(jax.vmap(at))(clocks)
+
+
 def test_a_sweep_over_devices_of_a_whole_program_is_one_call():
-  program = trace_program(scanned)(X, WS)
+  nothing = np.zeros((WIDTH, WIDTH), bool)
+  for program in (
+      trace_program(scanned)(X, WS), trace_program(sparse_matmul)(X, W, nothing)
+  ):
+    seconds = sweep(program, jnp.linspace(0.5e9, 1.5e9, 1000))
+    assert seconds.shape == (1000,)
+    slow = dataclasses.replace(DEVICE, clock=0.5e9)
+    exact = report_on(program, slow).seconds
+    assert float(seconds[0]) == pytest.approx(exact, rel=1e-5)
 
-  @jax.jit
-  def sweep(clocks):
-    at = lambda clock: report_on(
-        program, dataclasses.replace(DEVICE, clock=clock)
-    ).seconds
-    return jax.vmap(at)(clocks)
 
-  seconds = sweep(jnp.linspace(0.5e9, 1.5e9, 1000))
-  assert seconds.shape == (1000,)
-  exact = report_on(program, dataclasses.replace(DEVICE, clock=0.5e9)).seconds
-  assert float(seconds[0]) == pytest.approx(exact, rel=1e-5)
+def test_a_sweep_of_a_program_with_an_unknown_branch_is_refused():
+  f = lambda x, i: jax.lax.cond(i > 0, lambda: x @ x, lambda: x @ (x @ x))
+  index = jax.ShapeDtypeStruct((), np.int32)
+  program = trace_program(f)(np.ones((8, 8), np.float32), index)
+  with pytest.raises(ValueError, match='cond_0 takes a branch .* frequencies'):
+    sweep(program, jnp.ones(2))
+
+
+def test_a_trace_has_all_operations_in_sequence(tmp_path):
+  report = report_on(STEP, DEVICE)
+  path = write_trace(report, tmp_path / 'trace.json')
+  events = json.loads(path.read_text())['traceEvents']
+  track = [e for e in events if e['ph'] == 'X' and e['tid'] == 0]
+  assert len(track) == len(report.rows)
+  # To the last bit: viewers nest what overlaps, be it by rounding.
+  for event, after in zip(track, track[1:]):
+    assert event['ts'] + event['dur'] == after['ts']
+  last = track[-1]
+  assert (last['ts'] + last['dur']) / 1e6 == pytest.approx(report.seconds)
+  for tid in (1, 2, 3):
+    busy = [e for e in events if e['ph'] == 'X' and e['tid'] == tid]
+    for event, after in zip(busy, busy[1:]):
+      assert event['ts'] + event['dur'] <= after['ts']
+  threads = {e['args']['name'] for e in events if e['name'] == 'thread_name'}
+  assert threads == {'operation', 'core', 'fabric', 'io'}
+
+
+def test_a_trace_with_too_many_events_is_refused(tmp_path):
+  program = Program((Operation('h', 'dot', 'forward', Product(9, 9, 9)),))
+  program = Program(program.operations * 100_000)
+  with pytest.raises(ValueError, match='viewers take 200,000'):
+    write_trace(report_on(program, DEVICE), tmp_path / 'trace.json')
+
+
+def test_a_table_lists_unknown_branches_and_primitives():
+  f = lambda p, x: jax.lax.cond(p, lambda: x @ x, lambda: jnp.linalg.inv(x))
+  x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+  pred = jax.ShapeDtypeStruct((), bool)
+  text = format_report(simulate(f, DEVICE)(pred, x))
+  assert 'cond_0: ' in text and 'the costliest counts' in text
+  text = format_report(simulate(jnp.linalg.inv, DEVICE)(x))
+  assert 'NOT COSTED, no rule: lu x 1' in text
+
+
+def test_layers_of_a_table_add_up_to_its_total():
+  text = format_report(report_on(STEP, DEVICE), rows=2)
+  shares = [float(w[:-1]) for w in text.split() if w.endswith('%')][1:]
+  assert sum(shares) == pytest.approx(100, abs=0.2)
+  assert '2 more' in text

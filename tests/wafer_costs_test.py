@@ -1,7 +1,6 @@
-"""Whole recipes on the modeled wafer: sums of phases, advice and text."""
+"""Costs of recipes on the modeled wafer: phases, batches, inference, text."""
 
 import dataclasses
-import math
 import os
 import re
 import subprocess
@@ -34,7 +33,7 @@ from spdf_jax.training import create_recipe
 pytestmark = pytest.mark.ci
 
 DEVICE = create_device('cs2')
-SECONDS = 300  # of patience with a child process.
+SECONDS = 300  # Timeout of a child process.
 UPDATES = dict(update_every=3, update_until=12)
 RIGL = dict(algorithm='rigl', sparsity=0.75, **UPDATES)
 
@@ -61,7 +60,7 @@ def static():
   return make_recipe()
 
 
-def test_a_recipe_is_its_steps(static):
+def test_an_estimate_is_the_sum_of_its_steps(static):
   estimate = simulate_recipe(static, DEVICE)
   sparse, dense = estimate.phases
   assert [p.sparsity for p in estimate.phases] == pytest.approx([0.75, 0])
@@ -85,7 +84,7 @@ def test_a_traced_recipe_is_near_the_closed_form(static):
 
 
 @pytest.mark.slow
-def test_mask_updates_are_paid_for(static):
+def test_mask_updates_take_time_of_the_hosts(static):
   rigl = make_recipe(RIGL)
   moved, still = (
       simulate_recipe(r, DEVICE).phases[0] for r in (rigl, static)
@@ -104,7 +103,7 @@ def test_mask_updates_are_paid_for(static):
   assert steps * grown > 1_000_000
 
 
-def test_choosing_masks_is_no_product_of_tokens():
+def test_the_selection_of_masks_has_no_products():
   def count(program):
     own = sum(isinstance(o.work, Product) for o in program.operations)
     inside = (p for branch in program.branches for p in branch.programs)
@@ -124,7 +123,7 @@ def test_a_ramp_costs_more_than_its_end_and_less_than_dense():
   assert flops == sorted(flops) and flops[0] < flops[1] < flops[2]
 
 
-def test_batches_that_do_not_fit_are_taken_in_parts(static):
+def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
   config = static.model.config
   fits_one = advise_batch(config, DEVICE, 32).working_set * 1.5
   small = dataclasses.replace(DEVICE, sram=fits_one)
@@ -143,7 +142,7 @@ def test_batches_that_do_not_fit_are_taken_in_parts(static):
         ('cerebras-gpt-13b', 90, 75.5),
     ],
 )
-def test_the_vendors_micro_batches_fit_and_their_stash_is_known(
+def test_the_micro_batches_of_the_vendor_fit(
     preset, batch, stash
 ):
   found = advise_batch(PRESETS[preset], DEVICE, 2048)
@@ -153,7 +152,7 @@ def test_the_vendors_micro_batches_fit_and_their_stash_is_known(
 
 
 @pytest.mark.parametrize('decode', [False, True])
-def test_a_trained_model_gains_from_zeros(static, decode):
+def test_inference_is_faster_with_zeros(static, decode):
   found = simulate_inference(
       static, DEVICE, batch_size=2, length=32, decode=decode
   )
@@ -174,7 +173,7 @@ def test_decoding_a_large_model_is_bound_by_streaming():
   assert dense.report.total.io > 1.9 * sparse.report.total.io
 
 
-def test_an_estimate_says_what_it_is(static):
+def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
   estimate = simulate_recipe(static, DEVICE, 2)
   text = format_estimate(
       estimate, static, price=Rate(10, 'a price list'),
@@ -256,15 +255,13 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
   assert found['carbon'][0] == pytest.approx(low * carbon.value, abs=0.5)
 
 
-@pytest.mark.parametrize('value, source', [
-    (-1.0, 'x'), (math.nan, 'x'), (1.0, ''), (None, 'x'),
-])
+@pytest.mark.parametrize('value, source', [(-1.0, 'x'), (1.0, '')])
 def test_a_rate_needs_a_value_and_a_source(value, source):
   with pytest.raises(ValueError, match='price_per_hour is .* its source'):
     Rate.checked('price_per_hour', value, source)
 
 
-def test_a_report_line_compares_sparse_with_dense_and_only_then():
+def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
   sizes = shape_of(PRESETS['gpt3-xl'])._asdict()
   phase = PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
   text = on_wafer('ours', Run('ours', (phase,), (), model=sizes))
@@ -277,8 +274,9 @@ def test_a_report_line_compares_sparse_with_dense_and_only_then():
 
 @pytest.mark.process
 @pytest.mark.parametrize('args, code, words', [
-    (['--validate'], 0, ['held out, unexplained', '-38.7%', 'not available']),
-    (['--audit', '--device=cs3'], 0, ['cs3 (default)', 'Hot Chips']),
+    (['--validate', '--audit', '--device=cs3'], 0, [
+        'cs3 (default)', 'Hot Chips', 'held out, unexplained', '-38.7%',
+    ]),
     (['--validate', '--device=cs4'], 1, ["'cs4' is unknown; did you mean"]),
     ([], 1, ['give --config']),
 ])
@@ -290,7 +288,7 @@ def test_the_command_without_a_config(args, code, words):
 
 
 @pytest.mark.process
-def test_the_command_simulates_a_config_and_writes_what_it_is_asked(tmp_path):
+def test_the_command_simulates_a_config_and_writes_files(tmp_path):
   child = start_command(
       'experiments.simulate', '--config=configs/quickstart.py', '--systems=4',
       f'--trace={tmp_path / "trace.json"}', '--figure=roofline',

@@ -1,4 +1,4 @@
-"""FLOPs of a plan are those of its steps, added up one by one."""
+"""FLOPs of a plan are the sum of those of its steps."""
 
 import dataclasses
 
@@ -68,7 +68,7 @@ def cost(phase, sparsity, dense_grads):
   )
 
 
-def segments_of(plan):
+def spans_of(plan):
   sparsity = lambda step: mean_sparsity(
       planned_sparsities(plan, step, PARAMS, where)
   )
@@ -91,11 +91,11 @@ def costs_by_step(plan):
 
 
 @pytest.mark.parametrize('name', SPECS)
-def test_segments_add_up_to_the_steps(name):
+def test_spans_add_up_to_the_steps(name):
   plan = make_plan(SPECS[name])
   want = np.array(list(costs_by_step(plan)))
   done = 0
-  for phase, spans in zip(plan.phases, segments_of(plan)):
+  for phase, spans in zip(plan.phases, spans_of(plan)):
     assert spans[0].start == plan.starts[plan.phases.index(phase)]
     for span in spans:
       assert span.start == done
@@ -107,29 +107,22 @@ def test_segments_add_up_to_the_steps(name):
   assert done == plan.total_steps
 
 
-def test_sparsities_cut_a_phase_and_updates_alone_do_not():
-  found = segments_of(make_plan(SPECS['rigl']))
+def test_a_span_ends_where_the_sparsity_changes():
+  found = spans_of(make_plan(SPECS['rigl']))
   assert [[(s.start, s.sparsity) for s in x] for x in found] == [
       [(0, 0.75)], [(40, 0.0)]
   ]
-  rising, dense = segments_of(make_plan(SPECS['rigl on a schedule']))
+  rising, dense = spans_of(make_plan(SPECS['rigl on a schedule']))
   assert [s.start for s in rising] == [0, 6, 12, 18, 24]
   assert [s.steps for s in rising] == [6, 6, 6, 6, 16]
   zeros = [s.sparsity for s in rising]
   assert zeros == sorted(zeros) and zeros[0] == 0.25 and zeros[-1] == 0.75
   assert [s.sparsity for s in dense] == [0.0]
-  rounds = segments_of(make_plan(SPECS['iterative']))
+  rounds = spans_of(make_plan(SPECS['iterative']))
   assert [[s.sparsity for s in x] for x in rounds] == [[0.0], [0.25]]
 
 
-def test_a_step_with_dense_gradients_has_a_dense_product_for_weights():
-  sparse, dense = (training_flops(SHAPE, 16, s) for s in (0.75, 0.0))
-  found = training_flops(SHAPE, 16, 0.75, dense_grads=True)
-  assert found == pytest.approx(2 / 3 * sparse + 1 / 3 * dense)
-  assert training_flops(SHAPE, 16, 0.0, dense_grads=True) == dense
-
-
-def test_flops_are_added_up_over_segments():
+def test_flops_are_added_up_over_spans():
   plan = make_plan(SPECS['rigl on a schedule'])
   records = [
       PhaseRecord(
@@ -137,7 +130,7 @@ def test_flops_are_added_up_over_segments():
           0.0, 1.0, spans=tuple(spans),
       )
       for p, start, spans in zip(
-          plan.phases, plan.starts, segments_of(plan)
+          plan.phases, plan.starts, spans_of(plan)
       )
   ]
   run = Run('toy', tuple(records), ())
@@ -151,7 +144,7 @@ def test_flops_are_added_up_over_segments():
   assert records[1].sparsities == (0.0, 0.0)
 
 
-def test_layers_are_asked_for_whole_weights_by_name():
+def test_a_pattern_sets_the_sparsity_of_all_matrices_of_a_stack():
   plan = make_plan([dict(
       algorithm='static', sparsity=[['a', 0.3], ['b', 0.5]],
       distribution='by_pattern',
@@ -180,7 +173,7 @@ def test_between_updates_the_sparsity_of_the_last_one_holds():
       for step in (0, 15, 16, 31, 32, 39)
   ]
   assert found == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5]
-  assert [s.steps for s in segments_of(plan)[0]] == [16, 16, 8]
+  assert [s.steps for s in spans_of(plan)[0]] == [16, 16, 8]
 
 
 def test_layers_of_a_model_wide_sparsity_all_have_it():

@@ -1,0 +1,339 @@
+"""Tracing counts the work of programs, their masks and their control flow."""
+
+import warnings
+
+import jax
+from jax.extend.core import Primitive
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wafer_programs import DEVICE
+from wafer_programs import layer
+from wafer_programs import LAYERS
+from wafer_programs import MASKS
+from wafer_programs import product_flops
+from wafer_programs import products
+from wafer_programs import scanned
+from wafer_programs import scanned_sparse
+from wafer_programs import TOKENS
+from wafer_programs import W
+from wafer_programs import WIDTH
+from wafer_programs import WS
+from wafer_programs import X
+
+from spdf_jax.accelerator import sparse_matmul
+from spdf_jax.accelerator.wafer import register_cost
+from spdf_jax.accelerator.wafer import simulate
+from spdf_jax.accelerator.wafer.program import Elementwise
+
+
+def test_a_scanned_model_is_as_many_layers():
+  one = simulate(layer, DEVICE)(X, W)
+  ten = simulate(scanned, DEVICE)(X, WS)
+  assert ten.cycles == pytest.approx(LAYERS * one.cycles, rel=1e-12)
+  assert ten.flops == LAYERS * one.flops
+  assert (one * LAYERS).cycles == ten.cycles
+
+
+@pytest.mark.parametrize('wrap', [jax.jit, jax.vmap, jax.checkpoint])
+def test_wrappers_around_a_layer_cost_nothing(wrap):
+  xs, ws = (jax.ShapeDtypeStruct((1, *a.shape), a.dtype) for a in (X, W))
+  args = (xs, ws) if wrap is jax.vmap else (X, W)
+  plain = simulate(layer, DEVICE)(X, W)
+  assert simulate(wrap(layer), DEVICE)(*args).flops == plain.flops
+
+
+def test_remat_adds_exactly_the_forward_products_computed_again():
+  def grads(f):
+    return jax.grad(lambda ws, x: f(x, ws).sum())
+
+  def rematted(x, ws):
+    step = jax.checkpoint(lambda x, w: (layer(x, w), None))
+    return jax.lax.scan(step, x, ws)[0]
+
+  plain = simulate(grads(scanned), DEVICE)(WS, X)
+  again = simulate(grads(rematted), DEVICE)(WS, X)
+  forward = product_flops(simulate(scanned, DEVICE)(X, WS))
+  assert product_flops(plain) == 3 * forward
+  assert product_flops(again) == 4 * forward
+  phases = {r.operation.phase for r in products(again)}
+  assert phases == {'forward', 'backward', 'recompute'}
+
+
+def branching(pred, x, w):
+  return jax.lax.cond(pred, lambda: layer(layer(x, w), w), lambda: layer(x, w))
+
+
+def test_a_known_predicate_takes_its_branch():
+  one = simulate(layer, DEVICE)(X, W)
+  for pred, layers in ((True, 2), (False, 1)):
+    report = simulate(branching, DEVICE)(pred, X, W)
+    assert report.cycles == pytest.approx(layers * one.cycles)
+    assert not report.branches
+  # Also where it has to be worked out.
+  mostly = lambda mask, x, w: branching(mask.mean() > 0.5, x, w)
+  report = simulate(mostly, DEVICE)(MASKS[0], X, W)
+  assert report.cycles == pytest.approx(one.cycles)
+
+
+def test_an_unknown_predicate_is_weighted_by_its_frequency():
+  one = simulate(layer, DEVICE)(X, W)
+  pred = jax.ShapeDtypeStruct((), bool)
+  report = simulate(branching, DEVICE)(pred, X, W)
+  (branch,) = report.branches
+  assert not branch.given
+  assert [r.cycles for r in branch.reports] == pytest.approx(
+      [one.cycles, 2 * one.cycles]
+  )
+  assert report.cycles == pytest.approx(2 * one.cycles)  # The costliest.
+  for given in (0.01, (0.99, 0.01)):
+    report = simulate(
+        branching, DEVICE, frequencies={'cond_0': given}
+    )(pred, X, W)
+    assert report.branches[0].given
+    assert report.cycles == pytest.approx(1.01 * one.cycles)
+  with pytest.raises(ValueError, match='cond_0 are 1.5'):
+    simulate(branching, DEVICE, frequencies={'cond_0': 1.5})(pred, X, W)
+  with pytest.raises(ValueError, match="'cond_1' is unknown; did you mean"):
+    simulate(branching, DEVICE, frequencies={'cond_1': 0.5})(pred, X, W)
+
+
+def test_loops_are_counted_or_need_trips():
+  one = simulate(layer, DEVICE)(X, W)
+  fixed = lambda x, w: jax.lax.fori_loop(0, 7, lambda _, x: layer(x, w), x)
+  assert product_flops(simulate(fixed, DEVICE)(X, W)) == (
+      7 * product_flops(one)
+  )
+
+  def given(n, x, w):
+    return jax.lax.fori_loop(0, n, lambda _, x: layer(x, w), x)
+
+  known = simulate(given, DEVICE)(5, X, W)
+  assert product_flops(known) == 5 * product_flops(one)
+
+  def converging(x, w):
+    return jax.lax.while_loop(
+        lambda x: x.sum() > 1, lambda x: layer(x, w), x
+    )
+
+  with pytest.raises(ValueError, match='give trips'):
+    simulate(converging, DEVICE)(X, W)
+  report = simulate(converging, DEVICE, trips=3)(X, W)
+  assert product_flops(report) == 3 * product_flops(one)
+
+
+def test_products_inside_of_custom_derivatives_are_counted():
+  @jax.custom_vjp
+  def f(x, w):
+    return layer(x, w)
+
+  f.defvjp(lambda x, w: (f(x, w), (x, w)), lambda xw, dy: (dy @ xw[1].T, xw[1]))
+  one = simulate(layer, DEVICE)(X, W)
+  assert simulate(f, DEVICE)(X, W).flops == one.flops
+  grad = jax.grad(lambda x, w: f(x, w).sum())
+  assert product_flops(simulate(grad, DEVICE)(X, W)) == (
+      2 * product_flops(one)
+  )
+
+
+def test_every_shard_of_a_mesh_is_counted():
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.sharding.AbstractMesh(
+      (4, 2), ('data', 'model'), axis_types=auto
+  )
+  x, w = (jax.sharding.PartitionSpec(s) for s in ('data', None))
+  sharded = jax.shard_map(layer, mesh=mesh, in_specs=(x, w), out_specs=x)
+  whole = product_flops(simulate(layer, DEVICE)(X, W))
+  # Twice: the axis that nothing is split over computes the same again.
+  assert product_flops(simulate(sharded, DEVICE)(X, W)) == 2 * whole
+
+
+def test_non_zeros_are_those_of_the_masks_through_scan_and_gradients():
+  report = simulate(scanned_sparse, DEVICE)(X, WS, MASKS)
+  assert product_flops(report) == 2 * TOKENS * MASKS.sum()
+  assert report.skipped_flops == 2 * TOKENS * (~MASKS).sum()
+  kept = [row.operation.work.kept for row in products(report)]
+  assert kept == MASKS.sum(axis=(1, 2)).tolist()
+
+  grad = jax.grad(lambda ws, x, m: scanned_sparse(x, ws, m).sum())
+  report = simulate(grad, DEVICE)(WS, X, MASKS)
+  assert product_flops(report) == 3 * 2 * TOKENS * MASKS.sum()
+  backward = [
+      row.operation.work for row in products(report)
+      if row.operation.work.sampled
+  ]
+  # The backward scan walks the layers from the last one.
+  assert [w.kept for w in backward] == MASKS.sum(axis=(1, 2))[::-1].tolist()
+
+
+def test_a_sparsity_replaces_masks_that_are_not_known():
+  shape = jax.ShapeDtypeStruct(MASKS.shape, bool)
+  report = simulate(scanned_sparse, DEVICE, sparsity=0.75)(X, WS, shape)
+  assert product_flops(report) == 2 * TOKENS * 0.25 * MASKS.size
+  with pytest.raises(ValueError, match='sparsity, the fraction of zeros'):
+    simulate(scanned_sparse, DEVICE)(X, WS, shape)
+
+
+def test_a_sparsity_that_disagrees_with_a_mask_gives_a_warning():
+  with pytest.warns(UserWarning, match=r'0\.7\d+ and sparsity is 0\.5'):
+    report = simulate(scanned_sparse, DEVICE, sparsity=0.5)(X, WS, MASKS)
+  assert product_flops(report) == 2 * TOKENS * MASKS.sum()
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    zeros = 1 - MASKS[0].mean()
+    simulate(sparse_matmul, DEVICE, sparsity=zeros)(X, W, MASKS[0])
+
+
+def test_no_zeros_cost_what_dense_costs_and_more_zeros_never_more():
+  dense = simulate(scanned, DEVICE)(X, WS)
+  mask = jax.ShapeDtypeStruct(MASKS.shape, bool)
+  cycles = [
+      simulate(scanned_sparse, DEVICE, sparsity=s)(X, WS, mask).cycles
+      for s in (0.0, 0.1, 0.5, 0.75, 0.9, 0.99)
+  ]
+  assert cycles[0] == dense.cycles
+  assert cycles == sorted(cycles, reverse=True)
+  full = simulate(scanned_sparse, DEVICE)(X, WS, np.ones_like(MASKS))
+  assert full.cycles == pytest.approx(dense.cycles)
+
+
+@pytest.mark.parametrize('transposed', [False, True])
+def test_an_all_true_grad_mask_makes_only_the_gradient_dense(transposed):
+  def loss(w, x, mask, grad_mask):
+    return sparse_matmul(x, w, mask, grad_mask=grad_mask).sum()
+
+  grad = jax.grad(loss, argnums=(0, 1) if transposed else 0)
+  report = simulate(grad, DEVICE)(W, X, MASKS[0], np.ones_like(MASKS[0]))
+  kept = {True: [], False: []}
+  for row in products(report):
+    kept[row.operation.work.sampled].append(row.operation.work.kept)
+  assert kept[True] == [MASKS[0].size]
+  assert kept[False] == [MASKS[0].sum()] * (2 if transposed else 1)
+
+
+def test_a_stack_of_masks_is_counted_one_by_one():
+  xs = jax.ShapeDtypeStruct((LAYERS, TOKENS, WIDTH), jnp.float32)
+  report = simulate(jax.vmap(sparse_matmul), DEVICE)(xs, WS, MASKS)
+  assert [r.operation.work.kept for r in products(report)] == (
+      MASKS.sum(axis=(1, 2)).tolist()
+  )
+
+
+def test_activations_are_the_first_operands_of_products():
+  f = lambda x, w: jax.nn.relu(x - 1) @ jnp.tanh(w)
+  found = simulate(f, DEVICE)(X, W).by_operation()
+  assert found['sub'].flops == TOKENS * WIDTH
+  assert found['tanh'].flops == 0
+  assert found['tanh'].host_operations == WIDTH * WIDTH
+  alone = simulate(lambda x: x - 1, DEVICE)(X)
+  assert alone.flops == TOKENS * WIDTH and alone.cycles > 0
+
+
+def test_weights_may_be_the_first_operand_of_a_product():
+  tokens = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
+  table = jax.ShapeDtypeStruct((1000, WIDTH), jnp.float32)
+  w = jax.ShapeDtypeStruct((WIDTH, 4 * WIDTH), jnp.float32)
+  by_row = lambda e, i, w: jax.vmap(lambda x: w.T @ x)(e[i])
+  of_report = lambda f: simulate(f, DEVICE)(table, tokens, w)
+  first, second = map(of_report, (by_row, lambda e, i, w: e[i] @ w))
+  assert [r.operation.work for r in products(first)] == [
+      r.operation.work for r in products(second)
+  ]
+
+
+def test_callbacks_are_not_called():
+  calls = []
+
+  def f(x):
+    jax.debug.callback(calls.append, jnp.int32(3))
+    return x @ x.T
+
+  simulate(f, DEVICE)(jnp.ones((4, 4)))
+  jax.effects_barrier()
+  assert calls == []
+
+
+def test_an_update_of_a_slice_moves_the_slice():
+  f = lambda x, row: jax.lax.dynamic_update_slice(x, row, (3, 0))
+  row = jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
+  found = simulate(f, DEVICE)(
+      jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32), row
+  )
+  assert found.flops == WIDTH
+
+
+def test_products_of_weights_alone_run_on_the_hosts():
+  def muon_like(w, momentum, x):
+    momentum = 0.9 * momentum + jax.grad(lambda w: layer(x, w).sum())(w)
+    return w - 0.1 * (momentum @ momentum.T) @ momentum, momentum
+
+  report = simulate(muon_like, DEVICE)(W, W, X)
+  forward = product_flops(simulate(layer, DEVICE)(X, W))
+  assert product_flops(report) == 2 * forward
+  hosted = report.by_operation()['dot_general'].host_operations
+  assert hosted == 2 * WIDTH**3
+
+
+@pytest.mark.parametrize('sparsity', [1, -0.1, float('nan')])
+def test_sparsities_out_of_range_are_refused(sparsity):
+  with pytest.raises(ValueError, match=f'sparsity is {sparsity}'):
+    simulate(layer, DEVICE, sparsity=sparsity)
+  mask = jax.ShapeDtypeStruct(W.shape, bool)
+  with pytest.raises(ValueError, match=f'sparsity of .* is {sparsity}'):
+    simulate(sparse_matmul, DEVICE, sparsity=lambda _: sparsity)(X, W, mask)
+
+
+def test_a_function_that_cannot_be_traced_is_refused_with_the_cause():
+  def decide(x):
+    return x if x.sum() > 0 else -x
+
+  with pytest.raises(ValueError, match="'decide' cannot be traced: .*bool"):
+    simulate(decide, DEVICE)(X)
+
+
+def define(name):
+  primitive = Primitive(name)
+  primitive.def_abstract_eval(lambda x: x)
+  return primitive
+
+
+def test_primitives_without_a_rule_are_counted_and_listed():
+  mystery = define('mystery')
+  f = lambda x: jax.lax.scan(
+      lambda x, _: (mystery.bind(x), None), x, None, length=6
+  )[0]
+  report = simulate(f, DEVICE)(X)
+  assert report.unknown == {'mystery': 6} and report.cycles == 0
+  assert (report * 2 + report).unknown == {'mystery': 18}
+
+
+def test_users_register_the_cost_of_their_primitives():
+  taught = define('taught')
+  register_cost(taught, lambda eqn: [Elementwise(3 * eqn.size)])
+  report = simulate(lambda x: taught.bind(x), DEVICE)(X)
+  assert report.flops == 3 * TOKENS * WIDTH and not report.unknown
+  with pytest.raises(ValueError, match="'taught' has a rule"):
+    register_cost('taught', lambda eqn: [])
+
+
+@pytest.mark.parametrize('sampled', [False, True])
+def test_the_backward_product_has_the_transposed_mask(sampled):
+  mask = np.zeros((8, 32), bool)
+  mask[0] = True
+  x = jax.ShapeDtypeStruct((TOKENS, 8), jnp.float32)
+  w = jax.ShapeDtypeStruct(mask.shape, jnp.float32)
+  loss = lambda x, w: sparse_matmul(x, w, mask).sum()
+  backward = jax.grad(loss, argnums=(0, 1) if sampled else 0)
+  works = [row.operation.work for row in products(simulate(backward, DEVICE)(
+      x, w
+  ))]
+  (dx,) = (v for v in works if (v.inputs, v.outputs) == (32, 8))
+  # All non-zeros of dx's matrix are in one output, hence in every column.
+  assert dx.mask.imbalance(4, 8) == 1
+  assert dx.kept == 32 and not dx.sampled
+  assert [(v.inputs, v.outputs) for v in works if v.sampled] == (
+      [(8, 32)] * sampled
+  )
+  assert all(
+      v.mask.imbalance(4, 32) == 4 for v in works if v is not dx
+  )
