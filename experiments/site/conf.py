@@ -37,7 +37,7 @@ include_patterns = [
     'guides/*.md',
     'colabs/*.ipynb',
     'site/**',
-    'results/PROTOCOL.md',
+    'results/PROTOCOL*.md',
     'results/*/README.md',
     'results/claims-fair/table.md',
     'results/quickstart/report.md',
