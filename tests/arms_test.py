@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import importlib
+import math
 import pkgutil
 import re
 
@@ -13,6 +14,7 @@ from quickstart_runs import CACHE
 
 from experiments import papers
 from experiments.launch.grid import points
+from experiments.papers import pool_runs
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
@@ -39,6 +41,7 @@ from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
+from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.metrics import write_atomically
 
 pytestmark = pytest.mark.papers
@@ -297,6 +300,26 @@ def rows_of(scale, columns):
       cells for cells in (row.split(' | ') for row in rows)
       if len(cells) == columns
   ]
+
+
+def test_a_fine_tuned_model_is_scored_on_the_whole_test_split(tasks, tmp_path):
+  scale = dataclasses.replace(
+      SCALE, scored=True, tokens_per_parameter=0.2, tune_steps=8,
+      tasks={'task': ('jsonl', 'task', 1)},
+  )
+  run = pool_runs.Runner(
+      scale, str(tmp_path), 'python-stdlib', tasks, source=tasks
+  )
+  job = Job(tuned(DENSE), {'rate': 1e-2}, 1, Job(
+      DENSE, {'rate': 1e-2}, 1, Job(INIT, {}, 1)
+  ))
+  run(job.parent.parent), run(job.parent)
+  outcome = run(job)
+  rows = read_rows(tmp_path / job.name / 'metrics.jsonl')
+  losses = [row['target/loss'] for row in rows if 'target/loss' in row]
+  assert len(losses) == 8 and outcome['target/loss'] == min(losses)
+  assert 0 < outcome['test/loss'] < math.log(257) + 1
+  assert 0 <= outcome['test/bleu'] <= 100
 
 
 def test_the_protocol_states_the_sizes_of_the_scale():

@@ -223,7 +223,7 @@ def score_best(
     return {SCORED: math.nan, SCORED_BLEU: math.nan}
   best = last_values(read_rows(workdir / 'metrics.jsonl'), [f'best/{TUNED}'])
   model = language_models.open_run(f'{workdir}@finetune:best')
-  length = model.model.config.max_length
+  length = model.module.config.max_length
   targets = task_scores.target_loss(
       model.subject, data.load_task(task, path).test, _SCORED_AT_ONCE
   )
