@@ -267,8 +267,9 @@ def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
   text = on_wafer('ours', Run('ours', (phase,), (), model=sizes))
   assert text.startswith('On one modeled CS-2') and 'not measured' in text
   assert '1 s of either' in text
-  dense = Run('ours', (phase._replace(sparsity=0.0),), (), model=sizes)
-  assert on_wafer('ours', dense) is None
+  for sparsity in (0.0, 0.02):  # The second saves less than 2 % of the time.
+    run = Run('ours', (phase._replace(sparsity=sparsity),), (), model=sizes)
+    assert on_wafer('ours', run) is None
   assert on_wafer('ours', Run('ours', (phase,), ())) is None
 
 

@@ -1,0 +1,1 @@
+"""Plans within a budget: stages, and the time of a step on machines."""

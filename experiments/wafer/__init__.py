@@ -1,0 +1,1 @@
+"""Studies of the modeled wafer: published numbers, executions, sweeps, plots."""
