@@ -1,1 +1,1 @@
-"""Studies of the modeled wafer: published numbers, executions, sweeps, plots."""
+"""Studies of the modeled wafer: validation, executions, sweeps and plots."""
