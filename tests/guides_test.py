@@ -91,7 +91,7 @@ def test_a_command_can_be_given(words, clone, monkeypatch):
   known = defined_flags(module)
   for word in arguments:
     assert re.match(r'--(\w+)', word)[1] in known, word
-  if any(word.startswith('--config') for word in arguments):
+  if any(word.startswith(('--config=', '--config.')) for word in arguments):
     check_config(arguments, monkeypatch)
 
 
