@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 def built(tmp_path, monkeypatch):
   """Returns the path of a library that is built in an instant."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  monkeypatch.setattr(library, '_compiler', lambda: '/bin/true')
+  monkeypatch.setattr(library, 'find_compiler', lambda: '/bin/true')
   monkeypatch.setattr(
       library, '_compile', lambda _, __, made: made.write_bytes(b'code')
   )
