@@ -255,7 +255,8 @@ def test_scales_have_what_their_claims_need(name):
   scale = SCALES[name]
   entries = entries_of(scale)
   arms = [entry.arm for entry in entries]
-  assert len({arm.name for arm in arms}) == len(arms)
+  assert len({arm.name for arm in arms}) == len(set(arms))
+  assert len({(entry.arm, entry.seeds) for entry in entries}) == len(entries)
   for place, entry in enumerate(entries):
     for before in (entry.arm.parent, entry.arm.rate_of):
       assert before is None or before in arms[:place]
