@@ -21,7 +21,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import evaluation
-from spdf_jax.accelerator.lists import DTYPES
+from spdf_jax.accelerator import lists
 from spdf_jax.evaluation.generation import Choose
 
 _MODEL = flags.DEFINE_string(
@@ -37,7 +37,8 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer(
     lower_bound=1,
 )
 _DTYPE = flags.DEFINE_enum(
-    'dtype', None, DTYPES, 'Dtype of the kept weights; by default as stored.'
+    'dtype', None, lists.DTYPES,
+    'Dtype of the kept weights; by default as stored.'
 )
 _TEMPERATURE = flags.DEFINE_float(
     'temperature', 0.0, 'Temperature of sampling; 0: greedy.', lower_bound=0

@@ -29,7 +29,7 @@ from experiments.planner.stages import Stages
 from experiments.wafer import gpus
 from spdf_jax import costs
 from spdf_jax import training
-from spdf_jax.accelerator.wafer.views import duration
+from spdf_jax.accelerator.wafer import views
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A model of configs/spdf.py, llama-1.3b or gpt-mini.'
@@ -223,7 +223,7 @@ def format_plans(
   ]
   for plan in (dense, *others):
     total = plan.total(flops)
-    time = f'{duration(plan.total(seconds)):>12}' if seconds else ''
+    time = f'{views.duration(plan.total(seconds)):>12}' if seconds else ''
     stage = lambda n: f'{n:,} ({n * tokens_per_step:,})'
     lines.append(
         f'{plan.kind:<9}{_percent(plan.sparsity):>10}'

@@ -35,7 +35,7 @@ from absl import flags
 
 from experiments.launch import console
 from spdf_jax import data
-from spdf_jax.data.corpora import SPLITS
+from spdf_jax.data import corpora
 from spdf_jax.training.progress import LiveLine
 
 _INPUT = flags.DEFINE_string('input', None, 'A file or folder to read.')
@@ -119,7 +119,7 @@ def format_corpus(corpus: data.Corpus, output: str) -> str:
     the folder and the corpus' fingerprint.
   """
   lines = []
-  for split in SPLITS:
+  for split in corpora.SPLITS:
     about = getattr(corpus, split).description
     lines.append(
         f'{split:<10} {about["documents"]:>10,} documents'

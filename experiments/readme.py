@@ -15,14 +15,15 @@ repository that spdf_jax/extras.py names.
 """
 
 from experiments.launch import console
-from experiments.papers.readme_blocks import fill_file
+from experiments.papers import readme_blocks
 from experiments.site import notebooks
 
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   return console.run(
-      argv, fill_file, 'README.md', then=lambda _: notebooks.write_all()
+      argv, readme_blocks.fill_file, 'README.md',
+      then=lambda _: notebooks.write_all()
   )
 
 

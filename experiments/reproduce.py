@@ -32,7 +32,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.papers import paper_tables
 from experiments.papers import reproduction
-from experiments.papers.scales import SCALES
+from experiments.papers import scales
 
 _TABLE = flags.DEFINE_string(
     'table', None, f'Paper: {", ".join(paper_tables.RESULTS)}.'
@@ -48,7 +48,7 @@ _MODEL = flags.DEFINE_string(
     "fills the rows of the table's first model with them.",
 )
 _SCALE = flags.DEFINE_string(
-    'scale', None, f'Scale of the tests: {", ".join(SCALES)}.'
+    'scale', None, f'Scale of the tests: {", ".join(scales.SCALES)}.'
 )
 _CLAIMS = flags.DEFINE_list(
     'claims', [], 'Keys of the claims whose runs are trained; by default all.'

@@ -42,8 +42,8 @@ from experiments.scores import scoring_flags
 from experiments.scores import sheets
 from experiments.scores import task_scores
 from spdf_jax import files
+from spdf_jax.training import early_stop
 from spdf_jax.training import metrics as metric_files
-from spdf_jax.training.early_stop import METRICS
 
 _CONFIG = config_file.define()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder for all runs.')
@@ -56,7 +56,7 @@ _SEEDS = flags.DEFINE_integer(
 )
 _METRIC = flags.DEFINE_string(
     'metric', 'validation/loss',
-    f'Metric that chooses the best point: {", ".join(METRICS)}.',
+    f'Metric that chooses the best point: {", ".join(early_stop.METRICS)}.',
 )
 _TEST_TASKS = flags.DEFINE_list(
     'test_tasks', [], 'Tasks to score the best point on, NAME=PATH.'

@@ -13,7 +13,7 @@ from jax.interpreters import ad
 from jax.interpreters import batching
 from jax.interpreters import mlir
 
-from spdf_jax.names import lookup
+from spdf_jax import names
 
 REFERENCE = 'reference'
 """Name of the lowering that every primitive has on every platform."""
@@ -196,7 +196,7 @@ def register_lowering(
 
 def check_lowering(name: str) -> None:
   """Raises ValueError unless `name` is a lowering of some primitive."""
-  lookup('lowering', name, {n: n for n in (REFERENCE, *_names())})
+  names.lookup('lowering', name, {n: n for n in (REFERENCE, *_names())})
 
 
 def _names() -> list[str]:

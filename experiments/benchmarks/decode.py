@@ -28,9 +28,9 @@ from spdf_jax import models
 from spdf_jax.accelerator import list_matrix
 from spdf_jax.accelerator import listed_matmul
 from spdf_jax.accelerator import ListedMatrix
+from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import native
-from spdf_jax.accelerator.lists import DTYPES
-from spdf_jax.sparsity.trees import path_name
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 
@@ -115,7 +115,7 @@ def measure_case(
   variants = _make_variants(case, rng)
   peers = {
       dtype: pytorch.convert(variants[0].params, dtype)
-      for dtype in DTYPES if pytorch.is_installed()
+      for dtype in lists.DTYPES if pytorch.is_installed()
   }
   for tokens, targets in SPEEDUPS.items():
     yield from _measure_products(case, tokens, targets, variants, repeats, rng)
@@ -179,7 +179,7 @@ def _measure_products(case, tokens, targets, variants, repeats, rng):
 
 
 def _is_hidden(path: Any, leaf: Any) -> bool:
-  return models.sparsifiable(path_name(path), leaf) is not False
+  return models.sparsifiable(trees.path_name(path), leaf) is not False
 
 
 def _make_variants(case: Case, rng: np.random.Generator) -> list[_Variant]:
@@ -207,7 +207,7 @@ def _make_variants(case: Case, rng: np.random.Generator) -> list[_Variant]:
       if _is_hidden(path, x) and x.shape not in listed:
         mask = rng.random(x.shape, np.float32) >= sparsity
         listed[x.shape] = list_matrix(x, mask)
-    for dtype in DTYPES:
+    for dtype in lists.DTYPES:
       convert = lambda path, x, like=listed, dtype=dtype: (
           _copied(like[x.shape], dtype) if _is_hidden(path, x) else x
       )

@@ -8,9 +8,8 @@ import jax
 import optax
 
 from spdf_jax import training
+from spdf_jax.training import losses
 from spdf_jax.training import optimizers
-from spdf_jax.training.losses import CROSS_ENTROPY
-from spdf_jax.training.losses import number_of_tokens
 
 
 def adamw(
@@ -26,13 +25,14 @@ def adamw(
 
 
 def train_step(
-    state, batch, *, apply_fn, optimizer, learning_rate, loss=CROSS_ENTROPY
+    state, batch, *, apply_fn, optimizer, learning_rate,
+    loss=losses.CROSS_ENTROPY
 ):
   """Takes a dense training step."""
 
   def loss_fn(params):
     sums = loss(apply_fn, {'params': params}, batch)
-    return sums.objective / number_of_tokens(batch.weights)
+    return sums.objective / losses.number_of_tokens(batch.weights)
 
   value, grads = jax.value_and_grad(loss_fn)(state.params)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

@@ -32,7 +32,7 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
-from spdf_jax.training.matmul import without_masks
+from spdf_jax.training import matmul
 
 _LARGEST_STEP_RATIO = 1.02
 _PRODUCTS = 10
@@ -148,7 +148,7 @@ def measure_steps(
     return small_gpts.compile_training(
         functools.partial(
             step,
-            apply_fn=without_masks(subject.model.apply),
+            apply_fn=matmul.without_masks(subject.model.apply),
             optimizer=transformation,
             learning_rate=subject.plan.learning_rate,
             loss=_LOSS,

@@ -27,8 +27,8 @@ from experiments.benchmarks import small_gpts
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.training import matmul
 from spdf_jax.training import optimizers
-from spdf_jax.training.matmul import without_masks
 
 _LARGEST_STEP_RATIO = 1.05
 _LARGEST_TOKEN_RATIO = 1.2
@@ -117,7 +117,7 @@ def step_programs(
       'ours': small_gpts.compile_training(
           functools.partial(
               training.train_step,
-              apply_fn=without_masks(subject.model.apply),
+              apply_fn=matmul.without_masks(subject.model.apply),
               optimizer=ours,
               learning_rate=plan.learning_rate,
           ),

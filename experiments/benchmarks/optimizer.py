@@ -33,7 +33,7 @@ from experiments.launch import console
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training.matmul import without_masks
+from spdf_jax.training import matmul
 
 UPDATE, BETWEEN = 50, 51
 """Steps that are timed: with a mask update, and between two of them."""
@@ -134,7 +134,7 @@ def measure_case(
           functools.partial(
               dense_training.train_step if name == 'dense'
               else training.train_step,
-              apply_fn=without_masks(subject.model.apply),
+              apply_fn=matmul.without_masks(subject.model.apply),
               optimizer=optimizer,
               learning_rate=subject.plan.learning_rate,
           ),

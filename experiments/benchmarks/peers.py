@@ -33,8 +33,8 @@ from experiments.benchmarks import train_step
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.training.matmul import without_masks
-from spdf_jax.training.stored_state import to_compact
+from spdf_jax.training import matmul
+from spdf_jax.training import stored_state
 
 DTYPES = ('float32', 'bfloat16')
 _OVER_FASTEST = {0.0: 0.8, 0.75: 1.9, 0.9: 2.7}
@@ -171,10 +171,10 @@ def compile_step(
   return compiled.compile_program(
       functools.partial(
           step,
-          apply_fn=without_masks(model.apply),
+          apply_fn=matmul.without_masks(model.apply),
           optimizer=optimizer,
           learning_rate=subject.plan.learning_rate,
       ),
-      to_compact(state) if sparsity else state,
+      stored_state.to_compact(state) if sparsity else state,
       subject.batch,
   )

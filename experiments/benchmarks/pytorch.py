@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.machine import cores
+from experiments.benchmarks import machine
 from spdf_jax import extras
 from spdf_jax import models
 
@@ -71,7 +71,7 @@ def create_step(
     returns its loss.
   """
   torch = extras.require('torch', None)
-  torch.set_num_threads(cores())
+  torch.set_num_threads(machine.cores())
   model = create_model(config, params)
   call = torch.compile(model) if is_compiled else model
   groups: dict[bool, list[Any]] = {True: [], False: []}
@@ -234,7 +234,7 @@ def decoding(
     `context` tokens, on all cores that this process may use.
   """
   torch = extras.require('torch', None)
-  torch.set_num_threads(cores())
+  torch.set_num_threads(machine.cores())
   f = torch.nn.functional
   d, heads = config.d_model, config.n_heads
   wte, wpe = (tensors[name]['embedding'] for name in ('wte', 'wpe'))

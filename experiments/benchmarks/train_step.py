@@ -34,10 +34,9 @@ from experiments.benchmarks import small_gpts
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
+from spdf_jax.training import matmul
 from spdf_jax.training import optimizers
-from spdf_jax.training.matmul import without_masks
-from spdf_jax.training.stored_state import bytes_per_weight
-from spdf_jax.training.stored_state import to_compact
+from spdf_jax.training import stored_state
 
 _LARGEST_SCRATCH = 0.5
 """Largest scratch as a share of Adam's state: that of the masked gradient."""
@@ -86,7 +85,7 @@ def measure_native(
   compile_step = lambda step, optimizer, state: compiled.compile_program(
       functools.partial(
           step,
-          apply_fn=without_masks(subject.model.apply),
+          apply_fn=matmul.without_masks(subject.model.apply),
           optimizer=optimizer,
           learning_rate=subject.plan.learning_rate,
       ),
@@ -102,9 +101,12 @@ def measure_native(
         chain, spdf.static(sparsity), where=models.sparsifiable, key=0
     )
     state = small_gpts.first_state(subject.params, optimizer)
-    programs.append(compile_step(step, optimizer, to_compact(state)))
+    programs.append(
+        compile_step(step, optimizer, stored_state.to_compact(state)))
     programs.append(compile_step(step, optimizer, state))
-  sizes = [bytes_per_weight(program.state) for program in programs[1::2]]
+  sizes = [
+      stored_state.bytes_per_weight(program.state)
+      for program in programs[1::2]]
   timings = measuring.interleave(
       [compiled.repeated(program) for program in programs],
       repeats * case.steps, warmups=2,
@@ -152,7 +154,7 @@ def measure_case(
   for name, optimizer in all_optimizers.items():
     function = functools.partial(
         dense_training.train_step if name == 'dense' else training.train_step,
-        apply_fn=without_masks(subject.model.apply),
+        apply_fn=matmul.without_masks(subject.model.apply),
         optimizer=optimizer,
         learning_rate=plan.learning_rate,
     )

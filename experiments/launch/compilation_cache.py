@@ -10,7 +10,7 @@ from absl import logging
 import jax
 
 from experiments.benchmarks import machine
-from spdf_jax.files import create_private
+from spdf_jax import files
 
 _DIRECTORY = flags.DEFINE_string(
     'compilation_cache', None,
@@ -40,7 +40,7 @@ def prepare() -> None:
     return
   directory = pathlib.Path(wished).expanduser() / _processor()
   try:
-    create_private(directory)
+    files.create_private(directory)
   except OSError as error:
     logging.warning(
         'compiled programs are not cached: %s cannot be written (%s).',

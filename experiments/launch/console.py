@@ -13,8 +13,7 @@ import jax
 
 from experiments.launch import config_file
 from spdf_jax import training
-from spdf_jax.training.processes import is_lost_process
-from spdf_jax.training.processes import keep_freed_memory
+from spdf_jax.training import processes
 
 
 def start(main: Callable[[list[str]], int]) -> None:
@@ -89,7 +88,7 @@ def run(
     logging.error('%s', error)
     return 1
   except jax.errors.JaxRuntimeError as error:
-    if not is_lost_process(error):
+    if not processes.is_lost_process(error):
       raise
     logging.error(
         'another process of this run has ended (%s); start all processes '
@@ -115,7 +114,7 @@ def prepare() -> None:
   Other libraries log warnings and errors only, unless `--verbosity` is given;
   `--verbosity=0` shows all their messages.
   """
-  keep_freed_memory()
+  processes.keep_freed_memory()
   logging.get_absl_handler().setFormatter(standard_logging.Formatter(
       '%(levelname).1s %(asctime)s %(message)s', '%H:%M:%S'
   ))

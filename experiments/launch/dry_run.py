@@ -13,9 +13,9 @@ from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity import trees
 from spdf_jax.training import stored_state
+from spdf_jax.training import workdir
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.workdir import checkpoint_bytes
 
 _FLOPS_NOTE = """\
 Of dense: against the same steps without sparsity. With embedding: the lookup of
@@ -55,8 +55,8 @@ def format_plan(recipe: Recipe, name: str) -> str:
       '',
       _memory(recipe),
       *_compact_memory(recipe),
-      f'disk: {_size(checkpoint_bytes(recipe.abstract_state))} per checkpoint '
-      'at most',
+      f'disk: {_size(workdir.checkpoint_bytes(recipe.abstract_state))} per '
+      'checkpoint at most',
       plan['compute'],
   ])
 
@@ -215,7 +215,8 @@ def _compact_memory(recipe: Recipe) -> list[str]:
     each = stored_state.bytes_per_weight
     lines.append(
         f'stored compactly in phase {phase.name!r}: '
-        f'{_size(checkpoint_bytes(state))} of parameters, optimizer and masks, '
+        f'{_size(workdir.checkpoint_bytes(state))} of parameters, optimizer '
+        'and masks, '
         f'{each(state):.2f} bytes per weight of a sparsified layer instead of '
         f'{each(dense):.0f}'
     )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from absl import flags
 
 from experiments.launch import workers
-from spdf_jax.extras import require
+from spdf_jax import extras
 from spdf_jax.files import FolderInUse
 
 EXECUTORS = ('local', 'ray')
@@ -97,7 +97,7 @@ class RayExecutor(concurrent.futures.Executor):
   """
 
   def __init__(self, resources: Resources):
-    self._ray = require('ray', 'cluster')
+    self._ray = extras.require('ray', 'cluster')
     address = os.environ.get('RAY_ADDRESS', 'auto')
     variables = {k: v for k, v in os.environ.items() if k.startswith(_PREFIXES)}
     variables['PYTHONPATH'] = os.pathsep.join(

@@ -20,8 +20,8 @@ from spdf_jax import names
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs import markdown
+from spdf_jax.training import early_stop
 from spdf_jax.training import metrics as metric_files
-from spdf_jax.training.early_stop import METRICS
 
 logger = logging.getLogger('spdf_jax')
 
@@ -135,7 +135,7 @@ def plan_runs(
       no such field, the config of a run is invalid, or the metric or a task is
       unknown or not measured.
   """
-  names.lookup('metric', metric, METRICS)
+  names.lookup('metric', metric, early_stop.METRICS)
   task_scores.parse_tasks(test_tasks)
   runs = []
   for fields in points(parse_grid(grid)):
@@ -176,7 +176,7 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
   """
   worst = {
       name: -math.inf if larger_is_better else math.inf
-      for name, larger_is_better in METRICS.items()
+      for name, larger_is_better in early_stop.METRICS.items()
   }
   workdir.mkdir(parents=True, exist_ok=True)
   # Before the data is read, since a run in use is retried every few seconds.
@@ -191,7 +191,7 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
     release()
     jax.clear_caches()  # A process that trains many runs would keep them all.
   rows = metric_files.read_rows(workdir / 'metrics.jsonl')
-  last = metric_files.last_values(rows, METRICS)
+  last = metric_files.last_values(rows, early_stop.METRICS)
   return {
       name: value if math.isfinite(value) else worst[name]
       for name, value in last.items()
@@ -235,7 +235,7 @@ def rank(results: Sequence[Result], metric: str) -> list[Choice]:
     choices.append(Choice(
         group[0].fields, statistics.fmean(values), deviation, len(values)
     ))
-  sign = -1 if METRICS[metric] else 1
+  sign = -1 if early_stop.METRICS[metric] else 1
   return sorted(choices, key=lambda choice: sign * choice.mean)
 
 

@@ -4,12 +4,10 @@ import logging as standard_logging
 
 from absl import flags
 
-from spdf_jax.training.processes import is_main_process
-from spdf_jax.training.processes import join_processes
-from spdf_jax.training.processes import MODES
+from spdf_jax.training import processes
 
 _DISTRIBUTED = flags.DEFINE_enum(
-    'distributed', 'auto', MODES,
+    'distributed', 'auto', processes.MODES,
     'Whether this is one of several processes: on, off, or auto, which detects '
     'a cluster (SLURM, Open MPI, TPU hosts), --coordinator, --num_processes '
     'and --process_id, or the variables JAX_COORDINATOR_ADDRESS, '
@@ -37,12 +35,12 @@ def join() -> None:
   Raises:
     ValueError: the flags or the environment are incomplete.
   """
-  join_processes(
+  processes.join_processes(
       _DISTRIBUTED.value,
       coordinator=_COORDINATOR.value,
       num_processes=_NUM_PROCESSES.value,
       process_id=_PROCESS_ID.value,
       timeout=_TIMEOUT.value,
   )
-  if not is_main_process():
+  if not processes.is_main_process():
     standard_logging.getLogger('spdf_jax').setLevel(standard_logging.WARNING)

@@ -5,9 +5,8 @@ from typing import Any
 import ml_collections
 
 from configs import common
+from experiments.papers import arms
 from experiments.papers.arms import Arm
-from experiments.papers.arms import ROUNDS
-from experiments.papers.arms import TUNED
 from experiments.papers.pool import Job
 from experiments.papers.scales import Scale
 
@@ -41,7 +40,7 @@ def create_config(
   config.data.tokenizer = '' if scale.corpus else scale.tokenizer
   # Each round of pruning begins an epoch with a permutation of its own, the
   # first that of the dense training.
-  rounds = scale.rounds if arm.method in ROUNDS else 1
+  rounds = scale.rounds if arm.method in arms.ROUNDS else 1
   config.data.max_epochs.corpus = scale.epochs * rounds
   config.evaluation.update(
       corpus_batches=scale.batches, task_batches=scale.batches
@@ -74,7 +73,7 @@ def _finetuning(
     sparsity = dict(
         algorithm='static', sparsity=job.arm.sparsity, init='magnitude'
     )
-  best = dict(early_stop=common.early_stop(TUNED)) if scale.scored else {}
+  best = dict(early_stop=common.early_stop(arms.TUNED)) if scale.scored else {}
   return phase | best | dict(
       duration=f'{steps} steps', data='task', batch_size=scale.tune_batch,
       learning_rate=rate, weight_decay=0.01, sparsity=sparsity,
@@ -90,7 +89,7 @@ def _pretraining(
   rate = phase['learning_rate'] | dict(peak=job.point.get('rate', 1.0))
   if arm.method == 'variable':
     return _variable(phase, rate, arm, steps, job.point['stage'])
-  if arm.method in ROUNDS:
+  if arm.method in arms.ROUNDS:
     return _rounds(phase, rate, arm, scale)
   return {'pretrain': _of_length(phase, steps, rate, _sparsity(arm, steps))}
 

@@ -5,17 +5,13 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
-from experiments.papers.paired import t_interval
-from experiments.papers.pool import choose_all
+from experiments.papers import paired
+from experiments.papers import pool
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
-from experiments.papers.pool import loss_of
 from experiments.papers.pool import Outcome
-from experiments.papers.pool import tried
-from spdf_jax.runs.markdown import escape
-from spdf_jax.runs.markdown import markdown_table
-from spdf_jax.runs.markdown import MISSING
+from spdf_jax.runs import markdown
 
 
 def measured(
@@ -51,7 +47,7 @@ def _outcomes(
     entries: Sequence[Entry], done: Done, again: bool
 ) -> dict[Any, dict[int, Outcome]]:
   found: dict[Any, dict[int, Outcome]] = {}
-  chosen = choose_all(entries, done)
+  chosen = pool.choose_all(entries, done)
   for entry in entries:
     point = chosen[entry.arm]
     if point is None:
@@ -93,19 +89,20 @@ def format_arms(
     | dense | rate 1 | validation/loss | 3.5000 ± 0.7071 | 2 | 1.00e+09 |
   """
   rows = []
-  chosen = choose_all(entries, done)
+  chosen = pool.choose_all(entries, done)
   for arm in dict.fromkeys(entry.arm for entry in entries):
     outcomes = list(found.get(arm, {}).values())
     if not outcomes or arm.metric not in outcomes[0]:
       continue
-    mean, deviation, *_ = t_interval([o[arm.metric] for o in outcomes])
-    spread = MISSING if math.isnan(deviation) else f'{deviation:.4f}'
+    mean, deviation, *_ = paired.t_interval([o[arm.metric] for o in outcomes])
+    spread = markdown.MISSING if math.isnan(deviation) else f'{deviation:.4f}'
     rows.append([
-        escape(arm.name), escape(_text(chosen[arm])) or MISSING, arm.metric,
+        markdown.escape(arm.name),
+        markdown.escape(_text(chosen[arm])) or markdown.MISSING, arm.metric,
         f'{mean:.4f} ± {spread}', str(len(outcomes)),
         f'{outcomes[0]["flops"]:.2e}',
     ])
-  return markdown_table(
+  return markdown.markdown_table(
       ['arm', 'chosen', 'measure', 'mean ± deviation', 'seeds', 'FLOPs'],
       rows, numbers=['mean ± deviation', 'seeds', 'FLOPs'],
   )
@@ -133,22 +130,22 @@ def format_choices(entries: Sequence[Entry], done: Done) -> str:
     | dense | **rate 1: 3.0000**; rate 2: 4.0000 |
   """
   rows = []
-  chosen = choose_all(entries, done)
+  chosen = pool.choose_all(entries, done)
   for entry in {entry.arm: entry for entry in entries}.values():
     best = chosen[entry.arm]
     if not entry.grid or best is None or entry.arm.rate_of is not None:
       continue
     cells = []
-    for point in tried(entry, done):
-      text = escape(
-          f'{_text(point)}: {loss_of(entry, point, done):.4f}'
+    for point in pool.tried(entry, done):
+      text = markdown.escape(
+          f'{_text(point)}: {pool.loss_of(entry, point, done):.4f}'
       )
       cells.append(f'**{text}**' if point == best else text)
-    rows.append([escape(entry.arm.name), '; '.join(cells)])
+    rows.append([markdown.escape(entry.arm.name), '; '.join(cells)])
   seeds = sorted({seed for e in entries for seed in e.tuning_seeds})
   noun = 'seed' if len(seeds) == 1 else 'mean of seeds'
   numbers = ', '.join(map(str, seeds))
-  return markdown_table(['arm', f'tried on {noun} {numbers}'], rows)
+  return markdown.markdown_table(['arm', f'tried on {noun} {numbers}'], rows)
 
 
 def _text(point: Mapping[str, Any]) -> str:

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
+from experiments.papers import claims
 from experiments.papers.claims import Finding
-from experiments.papers.claims import LEVEL
 from experiments.papers.gates import Gate
-from spdf_jax.runs.markdown import escape
-from spdf_jax.runs.markdown import markdown_table
-from spdf_jax.runs.markdown import MISSING
+from spdf_jax.runs import markdown
 
 
 def format_claims(findings: Sequence[Finding]) -> str:
@@ -43,17 +41,18 @@ def format_claims(findings: Sequence[Finding]) -> str:
     for i, (comparison, interval, values) in enumerate(
         zip(finding.claim.comparisons, finding.intervals, finding.values)
     ):
-      ends = MISSING
+      ends = markdown.MISSING
       if math.isfinite(interval.low):
         ends = f'{interval.low:+.4f} to {interval.high:+.4f}'
       verdict = f'**{finding.verdict}**'
       if finding.reason:
-        verdict += f' ({escape(finding.reason)})'
+        verdict += f' ({markdown.escape(finding.reason)})'
       rows.append([
-          '' if i else f'({finding.claim.key}) {escape(finding.claim.text)}',
-          escape(comparison.text),
+          '' if i else f'({finding.claim.key}) '
+          f'{markdown.escape(finding.claim.text)}',
+          markdown.escape(comparison.text),
           str(len(values)),
-          f'{interval.mean:+.4f}' if values else MISSING,
+          f'{interval.mean:+.4f}' if values else markdown.MISSING,
           ends,
           *[_deviation(finding.repeats[i])] * has_repeats,
           f'{comparison.margin:g}',
@@ -64,7 +63,7 @@ def format_claims(findings: Sequence[Finding]) -> str:
       'seeds', 'difference', '95 % interval', *['SD, repeated'] * has_repeats,
       'margin', 'p, Holm',
   ]
-  return markdown_table(
+  return markdown.markdown_table(
       ['claim', 'comparison', *numbers, 'verdict'], rows, numbers=numbers
   )
 
@@ -72,7 +71,7 @@ def format_claims(findings: Sequence[Finding]) -> str:
 def _deviation(changes: Sequence[float]) -> str:
   """Formats the standard deviation of one contrast, repeated as it is."""
   if not changes:
-    return MISSING
+    return markdown.MISSING
   return f'{math.sqrt(sum(x * x for x in changes) / (2 * len(changes))):.4f}'
 
 
@@ -88,8 +87,9 @@ def format_gates(gates: Sequence[Gate]) -> str:
   word = lambda gate: (
       'holds' if gate.passed else '**fails**' if gate.found else 'not yet run'
   )
-  return markdown_table(['gate', 'condition', 'found', ''], [
-      [gate.key, escape(gate.text), escape(gate.found) or MISSING, word(gate)]
+  return markdown.markdown_table(['gate', 'condition', 'found', ''], [
+      [gate.key, markdown.escape(gate.text),
+          markdown.escape(gate.found) or markdown.MISSING, word(gate)]
       for gate in gates
   ])
 
@@ -171,7 +171,8 @@ def format_report(
   lines = [
       f'# {title}', '',
       'Differences are paired by seed, in nats (cosine distances for h, '
-      f'perplexities for c-ppl). The significance level is {LEVEL:g}, with '
+      f'perplexities for c-ppl). The significance level is {claims.LEVEL:g}, '
+      'with '
       "Holm's correction within each family of claims; intervals are of 95 % "
       'and not corrected. A claim gets no verdict if one of its gates fails.',
       '',

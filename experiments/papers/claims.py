@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from experiments.papers import paired
 from experiments.papers.arms import Arm
-from experiments.papers.paired import holm
 from experiments.papers.paired import Interval
-from experiments.papers.paired import p_above
-from experiments.papers.paired import p_below
-from experiments.papers.paired import t_interval
 
 LEVEL = 0.05
 """Significance level: largest probability of any wrong verdict in a family."""
@@ -149,18 +146,18 @@ def judge(
   for claim in claims:
     values = tuple(contrast(c, measured) for c in claim.comparisons)
     margins = [c.margin for c in claim.comparisons]
-    pro = max(map(p_below, values, margins))
-    con = min(1.0, len(values) * min(map(p_above, values, margins)))
+    pro = max(map(paired.p_below, values, margins))
+    con = min(1.0, len(values) * min(map(paired.p_above, values, margins)))
     judged.append((claim, values, pro, con, min(1.0, 2 * min(pro, con))))
   corrected = {}
   for family in dict.fromkeys(claim.family for claim in claims):
     members = [(c.key, p) for c, *_, p in judged if c.family == family]
     corrected |= zip(
-        [key for key, _ in members], holm([p for _, p in members])
+        [key for key, _ in members], paired.holm([p for _, p in members])
     )
   findings = []
   for claim, values, pro, con, p in judged:
-    intervals = tuple(t_interval(v) if v else NOT_RUN for v in values)
+    intervals = tuple(paired.t_interval(v) if v else NOT_RUN for v in values)
     reason = (failures or {}).get(claim.key, '')
     if min(map(len, values)) < FEWEST_SEEDS:
       reason = '; '.join(filter(None, (

@@ -6,15 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.runs.style import COLORS
-from spdf_jax.runs.style import GREY
-from spdf_jax.runs.style import new_figure
+from spdf_jax.runs import style
 
 KEPT, GROWN, PRUNED = 'kept', 'newly grown', 'pruned: held at zero'
 _LINES = {  # In drawing order: kept weights on top.
     PRUNED: {'color': '#D3E3F0', 'linewidth': 0.7},
-    GROWN: {'color': COLORS[2], 'linewidth': 1.0},
-    KEPT: {'color': COLORS[0], 'linewidth': 1.3},
+    GROWN: {'color': style.COLORS[2], 'linewidth': 1.0},
+    KEPT: {'color': style.COLORS[0], 'linewidth': 1.3},
 }
 WIDTHS = (4, 6, 6, 4)
 """Neurons in the layers of the networks."""
@@ -158,9 +156,9 @@ def plot_variable_diagram(sparsity: float = 0.9, seed: int = 2) -> Any:
   ], (KEPT, GROWN, PRUNED))
   top = 0.5 * _HEIGHT * max(WIDTHS) + 0.75
   ax.plot([0, 0, _PITCH + 3, _PITCH + 3], [top - 0.1, top, top, top - 0.1],
-          color=GREY, linewidth=1)
+          color=style.GREY, linewidth=1)
   ax.text(_PITCH / 2 + 1.5, top + 0.08, 'pre-training', ha='center',
-          va='bottom', fontsize=9, color=GREY)
+          va='bottom', fontsize=9, color=style.GREY)
   return figure
 
 
@@ -175,7 +173,7 @@ def _canvas(
     signs: Sequence[str] = (),
 ) -> tuple[Any, Any]:
   """Draws networks in a row, with arrows or signs between, and a legend."""
-  figure = new_figure(3.1 * len(networks), 3.6)
+  figure = style.new_figure(3.1 * len(networks), 3.6)
   ax = figure.subplots()
   ax.set_axis_off()
   ax.set(xticks=[], yticks=[])
@@ -187,14 +185,15 @@ def _canvas(
     ax.text(middle, reach + 0.4, network.title, ha='center', va='bottom',
             fontsize=11, fontweight='bold')
     ax.text(middle, -reach - 0.4, network.note, ha='center', va='top',
-            fontsize=9, color=GREY)
+            fontsize=9, color=style.GREY)
     if i and signs:
       ax.text(middle - _PITCH / 2, 0, signs[i - 1], ha='center', va='center',
-              fontsize=22, color=GREY)
+              fontsize=22, color=style.GREY)
     elif i:
       ax.annotate(
           '', (middle - 1.85, 0), (middle - _PITCH + 1.85, 0),
-          arrowprops={'arrowstyle': '-|>', 'color': GREY, 'linewidth': 1.6},
+          arrowprops={'arrowstyle': '-|>', 'color': style.GREY,
+              'linewidth': 1.6},
       )
   entries = [ax.plot([], [], label=s, **_LINES[s])[0] for s in states]
   figure.legend(
@@ -241,7 +240,7 @@ def _draw_network(ax: Any, left: float, network: Network) -> None:
   for layer, width in enumerate(WIDTHS):
     ax.plot(
         [left + layer] * width, [height(layer, i) for i in range(width)], 'o',
-        color='white', markeredgecolor=GREY, markersize=9, zorder=5,
+        color='white', markeredgecolor=style.GREY, markersize=9, zorder=5,
     )
 
 
@@ -255,4 +254,4 @@ def _draw_matrix(ax: Any, left: float, mask: np.ndarray) -> None:
     color = _LINES[KEPT if kept else PRUNED]['color']
     ax.fill(x + corners[0], y + corners[1], color=color, linewidth=0)
     ax.text(x, y, '1' if kept else '0', ha='center', va='center', fontsize=9,
-            color='white' if kept else GREY)
+            color='white' if kept else style.GREY)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from experiments.papers import diagrams
 from experiments.papers import flops_plots
 from experiments.papers import run_figures
+from experiments.papers import run_groups
 from experiments.papers.run_figures import MissingRunsError
 from experiments.papers.run_groups import Group
-from experiments.papers.run_groups import group_runs
-from experiments.scores.scored_runs import find_runs
-from experiments.wafer.plots import plot_appendix_c
+from experiments.scores import scored_runs
+from experiments.wafer import plots
 from spdf_jax.names import lookup
 
 ALL = 'all'
@@ -47,7 +47,7 @@ FIGURES = {
     'flops-reduction': Figure('reduction of FLOPs over model size',
                               flops_plots.plot_flops_reduction),
     'speedup': Figure('speed-up over sparsity on the modeled wafer',
-                      plot_appendix_c),
+                      plots.plot_appendix_c),
     'fine-tuning': Figure(
         'sparse against dense fine-tuning over the sparsity of pre-training',
         run_figures.fine_tunings,
@@ -123,8 +123,8 @@ def write_figures(
   names = list(FIGURES) if name == ALL else [name]
   groups, notes = [], []
   if folders and any(FIGURES[n].needs for n in names):
-    found = find_runs(folders)
-    groups, notes = group_runs(found.runs)
+    found = scored_runs.find_runs(folders)
+    groups, notes = run_groups.group_runs(found.runs)
     notes = [*found.problems, *notes]
   output = pathlib.Path(output)
   paths, left_out = [], {}

@@ -6,17 +6,15 @@ from typing import Any
 from typing import NamedTuple
 
 from experiments.papers import published_flops as published
-from experiments.papers.readings import parameters_of
-from experiments.papers.spdf_readings import pretraining_flops
-from experiments.papers.spdf_readings import tuning_flops
-from experiments.papers.traced_flops import trace_flops
+from experiments.papers import readings
+from experiments.papers import spdf_readings
+from experiments.papers import traced_flops
+from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.markdown import align
-from spdf_jax.runs.markdown import percent
+from spdf_jax.runs import markdown
 from spdf_jax.training.recipe import Recipe
 
 
@@ -73,8 +71,8 @@ def published_models(table: str) -> list[Inference]:
   }
   return [
       Inference(
-          f'{name} {percent(sparsity)}', shape_of(PRESETS[name]), 2048,
-          sparsity, *parameters_of(name),
+          f'{name} {markdown.percent(sparsity)}', shape_of(PRESETS[name]), 2048,
+          sparsity, *readings.parameters_of(name),
       )
       for name, sparsity in sparsities[table]
   ]
@@ -82,7 +80,7 @@ def published_models(table: str) -> list[Inference]:
 
 def models_of(recipe: Recipe) -> list[Inference]:
   """Returns a recipe's model, dense and at the sparsity of each phase."""
-  plan = describe_plan(recipe, 'plan')
+  plan = plan_costs.describe_plan(recipe, 'plan')
   shape = shape_of(recipe.model.config)
   planned = {p['name']: p['sparsity'] for p in plan['phases']}
   sparsities = {'dense': 0.0} | planned
@@ -115,19 +113,20 @@ def format_inference(models: Iterable[Inference]) -> str:
         f'{dense.flops / model.flops:.2f}x', f'{model.kept:.3e}',
         f'{dense.kept / model.kept:.2f}x',
     ))
-  return align(rows, '<>>>>>>')
+  return markdown.align(rows, '<>>>>>>')
 
 
 def format_tuning_shares() -> str:
   """Formats the FLOPs of SPDF's fine-tuning as a share of pre-training."""
   rows = [('fine-tuning of pre-training', *published.TASKS)]
   for name, sparsity in published.PRETRAINING.rows:
-    flops = pretraining_flops(name, sparsity)
+    flops = spdf_readings.pretraining_flops(name, sparsity)
     rows.append((
-        f'{name} {percent(sparsity)}',
-        *(f'{tuning_flops(name, task) / flops:.2%}' for task in published.TASKS)
+        f'{name} {markdown.percent(sparsity)}',
+        *(f'{spdf_readings.tuning_flops(name, task) / flops:.2%}'
+          for task in published.TASKS)
     ))
-  return align(rows, '<>>>>')
+  return markdown.align(rows, '<>>>>')
 
 
 def format_recipe(recipe: Recipe, name: str) -> str:
@@ -140,7 +139,7 @@ def format_recipe(recipe: Recipe, name: str) -> str:
   Returns:
     Text.
   """
-  plan = describe_plan(recipe, name)
+  plan = plan_costs.describe_plan(recipe, name)
   phases, whole = plan['phases'], plan['totals'][0]
   rows = [(
       'phase', 'steps', 'tokens', 'sparsity', 'FLOPs/seq', 'FLOPs', 'of dense',
@@ -148,7 +147,7 @@ def format_recipe(recipe: Recipe, name: str) -> str:
   for phase in phases:
     rows.append((
         phase['name'], f'{phase["steps"]:,}', f'{phase["tokens"]:,}',
-        percent(phase['sparsity']),
+        markdown.percent(phase['sparsity']),
         f'{phase["flops_per_step"] / phase["batch_size"]:.3e}',
         f'{_flops(phase):.3e}', f'{_flops(phase) / _dense(phase):.3f}',
     ))
@@ -158,7 +157,7 @@ def format_recipe(recipe: Recipe, name: str) -> str:
       f'{whole["flops"]:.3e}', f'{whole["of_dense"]:.3f}',
   ))
   lines = [f'{name}: {recipe.parameters:,} parameters', '',
-           align(rows, '<>>>>>>')]
+           markdown.align(rows, '<>>>>>>')]
   tuning = sum(_flops(p) for p in phases if p['source'] == 'task')
   if 0 < tuning < whole['flops']:
     lines.append(f'fine-tuning is {tuning / (whole["flops"] - tuning):.2%} of '
@@ -175,8 +174,8 @@ def format_traced(recipe: Recipe) -> str:
       'phase', 'traced/step', 'formula', 'softmax in it', 'difference',
       'recomputed',
   )]
-  for phase in describe_plan(recipe, '')['phases']:
-    found = trace_flops(
+  for phase in plan_costs.describe_plan(recipe, '')['phases']:
+    found = traced_flops.trace_flops(
         recipe, phase['batch_size'], phase['length'], phase['sparsity']
     )
     rows.append((
@@ -184,7 +183,7 @@ def format_traced(recipe: Recipe) -> str:
         f'{found.softmax / found.formula:.2%}', f'{found.difference:.2%}',
         f'{found.recomputed:.3e}',
     ))
-  return align(rows, '<>>>>>') + (
+  return markdown.align(rows, '<>>>>>') + (
       '\nThe trace counts matrix products, so the difference excludes the '
       'softmax. Neither\nincludes what remat and the chunked loss recompute.'
   )

@@ -4,25 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 
+from experiments.papers import printed_numbers
 from experiments.papers import published_flops as published
-from experiments.papers.printed_numbers import value_of
-from experiments.papers.readings import parameters_of
-from experiments.papers.readings import TUNED
-from experiments.papers.spdf_readings import pretraining_flops
-from experiments.papers.spdf_readings import tuning_flops
+from experiments.papers import readings
+from experiments.papers import spdf_readings
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.markdown import percent
-from spdf_jax.runs.style import COLORS
-from spdf_jax.runs.style import GREY
-from spdf_jax.runs.style import label_ends
-from spdf_jax.runs.style import log_ticks
-from spdf_jax.runs.style import new_figure
-from spdf_jax.runs.style import polish
+from spdf_jax.runs import markdown
+from spdf_jax.runs import style
 
 DENSE, SPARSE, TUNING = 'dense pre-training', 'sparse pre-training', 'tuning'
-_COLORS = {SPARSE: COLORS[5], DENSE: COLORS[0], TUNING: COLORS[1]}
+_COLORS = {SPARSE: style.COLORS[5], DENSE: style.COLORS[0],
+    TUNING: style.COLORS[1]}
 _NAMES = {
     SPARSE: SPARSE, DENSE: DENSE, TUNING: 'fine-tuning (E2E or DART)',
 }
@@ -72,11 +66,13 @@ def published_bars() -> list[Bar]:
   bars = []
   for name, sparsity in published.PRETRAINING.rows:
     flops = {
-        SPARSE if sparsity else DENSE: pretraining_flops(name, sparsity),
-        TUNING: tuning_flops(name, 'E2E'),
+        SPARSE if sparsity else DENSE: spdf_readings.pretraining_flops(name,
+            sparsity),
+        TUNING: spdf_readings.tuning_flops(name, 'E2E'),
     }
-    printed = _EXA * value_of(published.TOTALS.cell((name, sparsity), 'E2E'))
-    label = f'static\n{percent(sparsity)}' if sparsity else 'dense'
+    printed = _EXA * printed_numbers.value_of(
+        published.TOTALS.cell((name, sparsity), 'E2E'))
+    label = f'static\n{markdown.percent(sparsity)}' if sparsity else 'dense'
     bars.append(Bar(name, label, flops, printed))
   return bars + _small_bars() + _large_bars()
 
@@ -84,13 +80,13 @@ def published_bars() -> list[Bar]:
 def _small_bars() -> list[Bar]:
   name = published.V_SMALL
   shape, length = shape_of(PRESETS[name]), published.LENGTH
-  sequences = 20 * parameters_of(name)[0] / length
+  sequences = 20 * readings.parameters_of(name)[0] / length
   cost = lambda sparsity: sequences * training_flops(shape, length, sparsity)
   shares, sparsities = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
   return [
       Bar(name, 'dense', {DENSE: cost(0.0)}),
       Bar(name, 'static\n75%', {SPARSE: cost(0.75)}),
-      Bar(name, f'{percent(sparsities[0])}, then\ndense', {
+      Bar(name, f'{markdown.percent(sparsities[0])}, then\ndense', {
           SPARSE: shares[0] * cost(sparsities[0]), DENSE: shares[1] * cost(0.0),
       }),
   ]
@@ -103,7 +99,7 @@ def _large_bars() -> list[Bar]:
       steps * published.BATCH * training_flops(shape, length, sparsity)
   )
   tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
-      shape, TUNED
+      shape, readings.TUNED
   )
   steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
   dense = cost(steps[0], 0.0)
@@ -112,10 +108,10 @@ def _large_bars() -> list[Bar]:
   return [
       Bar(name, 'dense', {DENSE: dense, TUNING: tuning}),
       Bar(
-          name, f'{percent(sparsities[0])}, then\ndense', {
+          name, f'{markdown.percent(sparsities[0])}, then\ndense', {
               SPARSE: cost(steps[0], sparsities[0]),
               DENSE: cost(steps[1], sparsities[1]), TUNING: tuning,
-          }, (1 - value_of(fewer)) * dense,
+          }, (1 - printed_numbers.value_of(fewer)) * dense,
       ),
   ]
 
@@ -140,7 +136,7 @@ def plot_flops_bars() -> Any:
   bars = published_bars()
   models = list(dict.fromkeys(bar.model for bar in bars))
   groups = [[bar for bar in bars if bar.model == m] for m in models]
-  figure = new_figure(11, 4)
+  figure = style.new_figure(11, 4)
   panels = figure.subplots(1, len(models), width_ratios=list(map(len, groups)))
   for ax, model, group in zip(panels, models, groups):
     for place, bar in enumerate(group):
@@ -162,7 +158,7 @@ def plot_flops_bars() -> Any:
           f'{bar.total / group[0].total:.2f} ×', (place, top / _EXA), (0, 3),
           textcoords='offset points', ha='center', va='bottom', fontsize=9,
       )
-    polish(ax)
+    style.polish(ax)
     ax.grid(False, axis='x')
     ax.set_xticks(range(len(group)), [bar.label for bar in group], fontsize=8.5)
     ax.set_ylim(0, 1.12 * max(bar.total for bar in group) / _EXA)
@@ -201,7 +197,7 @@ def reductions(sparsity: float) -> list[tuple[int, float]]:
     shape = shape_of(PRESETS[name])
     dense = training_flops(shape, published.LENGTH)
     sparse = training_flops(shape, published.LENGTH, sparsity)
-    found.append((parameters_of(name)[0], dense / sparse))
+    found.append((readings.parameters_of(name)[0], dense / sparse))
   return found
 
 
@@ -225,38 +221,40 @@ def plot_flops_reduction() -> Any:
     >>> plot_flops_reduction().axes[0].get_xlabel()
     'Parameters'
   """
-  figure = new_figure(7, 4.4)
+  figure = style.new_figure(7, 4.4)
   ax = figure.subplots()
   ends = []
-  for sparsity, color in zip(LEVELS, COLORS):
+  for sparsity, color in zip(LEVELS, style.COLORS):
     sizes, times = zip(*reductions(sparsity))
     ax.axhline(1 / (1 - sparsity), color=color, linewidth=1, linestyle='--')
     ax.plot(sizes, times, color=color, marker='o', markersize=4, linewidth=1.8)
-    ends.append((sizes[-1], times[-1], f'{percent(sparsity)} zeros', color))
+    ends.append(
+        (sizes[-1], times[-1], f'{markdown.percent(sparsity)} zeros', color))
     for name, printed_sparsity in published.PRETRAINING.rows:
       if printed_sparsity == sparsity:
         text = published.PRETRAINING.cell((name, sparsity), 'of dense')
         ax.plot(
-            parameters_of(name)[0], 1 / value_of(text), 'D', color='black',
+            readings.parameters_of(name)[0], 1 / printed_numbers.value_of(text),
+            'D', color='black',
             markersize=6, fillstyle='none', zorder=3,
         )
   ax.set(
       xscale='log', yscale='log', xlabel='Parameters',
       ylabel='Times fewer training FLOPs',
   )
-  polish(ax)
+  style.polish(ax)
   ax.set_ylim(1, 11.5)
   ax.set_yticks([1, 2, 4, 10], ['1 ×', '2 ×', '4 ×', '10 ×'])
   ax.set_yticks([], minor=True)
   ax.set_xlim(ax.get_xlim())
-  log_ticks(ax)
-  label_ends(ax, ends, gap=0.06)
+  style.log_ticks(ax)
+  style.label_ends(ax, ends, gap=0.06)
   ax.set_title(
       'Dense over sparse, 2,048 tokens; dashed: 1 / (1 − zeros)', loc='left',
       fontsize=10,
   )
   ax.annotate(
       '◇ printed by SPDF', (0.98, 0.05), xycoords='axes fraction',
-      color=GREY, fontsize=9, ha='right',
+      color=style.GREY, fontsize=9, ha='right',
   )
   return figure

@@ -5,11 +5,10 @@ import dataclasses
 import statistics
 from typing import Any
 
+from experiments.papers import arms
+from experiments.papers import scales
 from experiments.papers.arms import Arm
-from experiments.papers.arms import PRETRAINED
-from experiments.papers.arms import SCORED_BLEU
 from experiments.papers.pool import Outcome
-from experiments.papers.scales import CONTROL
 from experiments.papers.scales import Scale
 from spdf_jax.runs import style
 
@@ -44,7 +43,7 @@ def plot_flops(
   """
   shown = [
       arm for arm in found
-      if arm.method != 'init' and arm.sparsity != CONTROL.sparsity
+      if arm.method != 'init' and arm.sparsity != scales.CONTROL.sparsity
       and not scale.sizes[arm.size].rotary
   ]
   tasks = dict.fromkeys(arm.task for arm in shown if arm.task)
@@ -88,7 +87,7 @@ def _plot_arm(
       outcome['flops'] for outcome in found[pretrained if arm.task else arm]
       .values()
   )
-  metric = SCORED_BLEU if arm.task else PRETRAINED
+  metric = arms.SCORED_BLEU if arm.task else arms.PRETRAINED
   values = [outcome[metric] for outcome in found[arm].values()]
   ax.plot([flops] * len(values), values, marker, color=color, alpha=0.35,
           markersize=4, markeredgewidth=0)

@@ -6,21 +6,19 @@ import io
 import re
 from typing import NamedTuple
 
-from experiments.papers.post_readings import POST_READINGS
-from experiments.papers.printed_numbers import as_printed
-from experiments.papers.printed_numbers import value_of
+from experiments.papers import post_readings
+from experiments.papers import printed_numbers
+from experiments.papers import published_flops
+from experiments.papers import spdf_readings
 from experiments.papers.published_flops import Printed
-from experiments.papers.published_flops import TABLES
 from experiments.papers.readings import Reading
-from experiments.papers.spdf_readings import SPDF_READINGS
-from spdf_jax.names import lookup
-from spdf_jax.runs.markdown import align
-from spdf_jax.runs.markdown import percent
+from spdf_jax import names
+from spdf_jax.runs import markdown
 
 FOLLOWS, OTHERWISE = 'follows', 'follows otherwise'
 MISPRINT, FAILS = 'misprint', 'does not follow'
 
-_READINGS = SPDF_READINGS | POST_READINGS
+_READINGS = spdf_readings.SPDF_READINGS | post_readings.POST_READINGS
 _HEADER = ('row', 'column', 'printed', 'ours', 'difference', 'verdict')
 
 
@@ -51,12 +49,12 @@ class Cell(NamedTuple):
   @property
   def ours(self) -> str:
     """Computed value, written with the digits and unit of the printed one."""
-    return as_printed(self.value, self.printed)
+    return printed_numbers.as_printed(self.value, self.printed)
 
   @property
   def difference(self) -> float:
     """Difference of computed and printed value, relative to the printed one."""
-    return self.value / value_of(self.printed) - 1
+    return self.value / printed_numbers.value_of(self.printed) - 1
 
 
 def compare(table: str) -> list[Cell]:
@@ -78,7 +76,7 @@ def compare(table: str) -> list[Cell]:
   """
   return [
       _judge(printed, row, column, text)
-      for printed in lookup('table', table, TABLES)
+      for printed in names.lookup('table', table, published_flops.TABLES)
       for row, cells in printed.rows.items()
       for column, text in zip(printed.columns, cells.split())
       if text != '–'
@@ -91,11 +89,11 @@ def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
   judged = lambda verdict, note='': Cell(
       printed.source, name, column, text, first.value, verdict, note
   )
-  if as_printed(first.value, text) == text:
+  if printed_numbers.as_printed(first.value, text) == text:
     return judged(FOLLOWS)
   slip = printed.slips.get((row, column), '')
   for reading in others:
-    if as_printed(reading.value, text) != text:
+    if printed_numbers.as_printed(reading.value, text) != text:
       continue
     if reading.slip:
       return judged(MISPRINT, slip or f'it is {reading.how}')
@@ -104,10 +102,12 @@ def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
     return judged(OTHERWISE, f'{reading.how}; {slip}' if slip else reading.how)
   if printed.is_open:
     readings = sorted(
-        [first, *others], key=lambda r: abs(r.value - value_of(text))
+        [first, *others],
+        key=lambda r: abs(r.value - printed_numbers.value_of(text))
     )
     counts = '; '.join(
-        f'{percent(r.value)} {r.how or "as the other tables"}' for r in readings
+        f'{markdown.percent(r.value)} {r.how or "as the other tables"}'
+        for r in readings
     )
     return judged(FAILS, f'the source does not state how it counts: {counts}')
   nearest = _nearest([first, *others], text)
@@ -116,15 +116,17 @@ def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
 
 def _nearest(readings: Sequence[Reading], text: str) -> str:
   same = [reading for reading in readings if not reading.slip]
-  nearest = min(same, key=lambda r: abs(r.value - value_of(text)))
+  nearest = min(same,
+      key=lambda r: abs(r.value - printed_numbers.value_of(text)))
   how = f' ({nearest.how})' if nearest.how else ''
-  return f'nearest reading: {as_printed(nearest.value, text)}{how}'
+  printed = printed_numbers.as_printed(nearest.value, text)
+  return f'nearest reading: {printed}{how}'
 
 
 def _label(part: str | float) -> str:
   if isinstance(part, str):
     return part
-  return percent(part) if part <= 1 else f'{part / 1e9:.0f}B tokens'
+  return markdown.percent(part) if part <= 1 else f'{part / 1e9:.0f}B tokens'
 
 
 def format_cells(cells: Sequence[Cell]) -> str:
@@ -156,7 +158,7 @@ def format_cells(cells: Sequence[Cell]) -> str:
           re.sub('^[+-](0.0%)$', r'\1', f'{cell.difference:+.1%}'),
           cell.verdict + mark,
       ))
-    lines = [source, align(rows, '<<>>><')]
+    lines = [source, markdown.align(rows, '<<>>><')]
     blocks.append('\n'.join(
         lines + [f'[{number}] {note}' for note, number in notes.items()]
     ))

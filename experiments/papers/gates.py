@@ -16,22 +16,16 @@ import math
 import statistics
 from typing import NamedTuple
 
+from experiments.papers import pool
+from experiments.papers import scales
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
 from experiments.papers.arms import with_parents
 from experiments.papers.claims import Claim
 from experiments.papers.claims import Measured
-from experiments.papers.pool import choose_all
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
-from experiments.papers.pool import loss_of
-from experiments.papers.pool import tried
-from experiments.papers.scales import CONTROL
-from experiments.papers.scales import DENSE
-from experiments.papers.scales import EPOCHS
 from experiments.papers.scales import Scale
-from experiments.papers.scales import sized
-from experiments.papers.scales import TOKENS_PER_PARAMETER
 
 MARGIN = 0.1
 """Smallest difference in G1, G2, G5 and G6, in nats."""
@@ -115,18 +109,18 @@ def check(
     gates.append(_beaten(
         'G2', _control(scale, size), _dense(scale, size), measured
     ))
-  chosen = choose_all(entries, done)
+  chosen = pool.choose_all(entries, done)
   for entry in {entry.arm: entry for entry in entries}.values():
     if entry.arm.rate_of is None and 'rate' in entry.grid:
       gates.append(_inside(entry, chosen[entry.arm], done))
-  enough = scale.tokens_per_parameter >= TOKENS_PER_PARAMETER
+  enough = scale.tokens_per_parameter >= scales.TOKENS_PER_PARAMETER
   gates.append(Gate(
       'G4', None,
-      f'at least {TOKENS_PER_PARAMETER} tokens per parameter, at most {EPOCHS} '
-      'epochs',
+      f'at least {scales.TOKENS_PER_PARAMETER} tokens per parameter, at most '
+      f'{scales.EPOCHS} epochs',
       f'{scale.tokens_per_parameter:g} tokens per parameter, '
       f'{scale.epochs} epochs at most',
-      enough and scale.epochs <= EPOCHS,
+      enough and scale.epochs <= scales.EPOCHS,
   ))
   if 'G5' in scale.gates:
     gates += [_leaves_plateau(scale, size, measured) for size in sizes]
@@ -197,17 +191,18 @@ def _tunings(scale: Scale, claims: Sequence[Claim]) -> list[tuple[str, str]]:
   )
   return [
       (size, task) for size, task in found
-      if scale.find('static', CONTROL.sparsity, size, task)
+      if scale.find('static', scales.CONTROL.sparsity, size, task)
   ]
 
 
 def _dense(scale: Scale, size: str, task: str = '') -> Arm:
-  return scale.find('dense', 0.0, size, task) or sized(DENSE, size)
+  return scale.find('dense', 0.0, size, task) or scales.sized(scales.DENSE,
+      size)
 
 
 def _control(scale: Scale, size: str, task: str = '') -> Arm:
-  found = scale.find('static', CONTROL.sparsity, size, task)
-  return found or sized(CONTROL, size)
+  found = scale.find('static', scales.CONTROL.sparsity, size, task)
+  return found or scales.sized(scales.CONTROL, size)
 
 
 def _rotary(scale: Scale, size: str) -> Arm:
@@ -286,12 +281,12 @@ def _inside(
   if best is None:
     return Gate('G3', entry.arm, text, '', False)
   rates = sorted(
-      point['rate'] for point in tried(entry, done)
+      point['rate'] for point in pool.tried(entry, done)
       if point | {'rate': best['rate']} == best
-      and loss_of(entry, point, done) is not None
+      and pool.loss_of(entry, point, done) is not None
   )
   found = f'{best["rate"]:g} in {", ".join(f"{rate:g}" for rate in rates)}'
   inside = rates[0] < best['rate'] < rates[-1] and math.isfinite(
-      loss_of(entry, best, done)
+      pool.loss_of(entry, best, done)
   )
   return Gate('G3', entry.arm, text, found, inside)

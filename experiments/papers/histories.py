@@ -6,9 +6,9 @@ import dataclasses
 import statistics
 from typing import Any
 
+from spdf_jax.runs import read
 from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import read_run
 from spdf_jax.runs.read import Run
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import split_source
@@ -32,7 +32,7 @@ def read_history(ancestry: Ancestry) -> Run:
   runs = []
   for source in ancestry.sources:
     workdir, phase, which = split_source(source)
-    run = read_run(workdir)
+    run = read.read_run(workdir)
     if which:
       run = run.until(int(find_checkpoint(source).name))
     elif phase:

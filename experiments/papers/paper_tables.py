@@ -6,17 +6,13 @@ import re
 import statistics
 from typing import NamedTuple
 
+from experiments.papers import published_results
 from experiments.papers.published_results import Arm
 from experiments.papers.published_results import Result
-from experiments.papers.published_results import RESULTS
-from experiments.papers.published_results import SEEN
-from experiments.scores.scored_runs import find_runs
+from experiments.scores import scored_runs
 from experiments.scores.scored_runs import ScoredRun
-from spdf_jax.names import lookup
-from spdf_jax.runs.markdown import escape
-from spdf_jax.runs.markdown import markdown_table
-from spdf_jax.runs.markdown import MISSING
-from spdf_jax.runs.markdown import percent
+from spdf_jax import names
+from spdf_jax.runs import markdown
 
 _TOLERANCE = 0.005
 """Largest difference between the sparsity of a run and that of its row."""
@@ -58,7 +54,8 @@ def fill(table: str, runs: Sequence[ScoredRun]) -> list[Filled]:
     >>> {cell.reason for cell in fill('spdf', [])}
     {'no run'}
   """
-  return fill_results(lookup('table', table, RESULTS), runs)
+  return fill_results(names.lookup('table', table, published_results.RESULTS),
+      runs)
 
 
 def fill_results(
@@ -101,7 +98,7 @@ def _with_rounds(
     number = sum(s.sparsity > 0 for s in run.ancestry.pretraining)
     for cell in filter(_is_pruned, results):
       arm = cell.arm and cell.arm._replace(sparsity=sparsity)
-      row = f'{percent(sparsity)}, round {number}'
+      row = f'{markdown.percent(sparsity)}, round {number}'
       added = cell._replace(row=row, arm=arm, printed='')
       if belongs(run, arm) and added not in found:
         found.append(added)
@@ -182,11 +179,11 @@ def format_filled(cells: Sequence[Filled]) -> str:
     count = f': {filled} of {open_cells} cells filled' if open_cells else ''
     blocks.append(
         f'{source}{count}\n\n'
-        + markdown_table(
+        + markdown.markdown_table(
             _HEADER, [_row(cell) for cell in held], numbers=_HEADER[2:]
         )
     )
-  if any(cell.result.measure[0] == SEEN for cell in cells):
+  if any(cell.result.measure[0] == published_results.SEEN for cell in cells):
     blocks.append(
         'WebNLG is scored on the categories seen in training, which agree with '
         'the printed values; the paper does not state the categories.'
@@ -199,7 +196,8 @@ def _row(cell: Filled) -> list[str]:
   printed = result.printed.partition('±')
   digits = len(printed[0].partition('.')[2]) if result.printed else 2
   write = lambda value: re.sub('^-(0[.0]*)$', r'\1', f'{value:.{digits}f}')
-  ours, number, tokens, difference = MISSING, cell.reason, MISSING, MISSING
+  ours = tokens = difference = markdown.MISSING
+  number = cell.reason
   if cell.values:
     mean = statistics.fmean(cell.values)
     ours = write(mean)
@@ -210,8 +208,9 @@ def _row(cell: Filled) -> list[str]:
     if result.printed:
       difference = write(mean - float(printed[0]))
   return [
-      escape(result.row), escape(result.column), ours, escape(number), tokens,
-      result.printed.replace('±', ' ± ') or MISSING, difference,
+      markdown.escape(result.row), markdown.escape(result.column), ours,
+      markdown.escape(number), tokens,
+      result.printed.replace('±', ' ± ') or markdown.MISSING, difference,
   ]
 
 
@@ -230,7 +229,7 @@ def of_model(results: Sequence[Result], model: str) -> list[Result]:
     The cells of the first model, with its printed numbers.
 
   Example:
-    >>> cells = of_model(RESULTS['spdf'], 'gpt-mini resized')
+    >>> cells = of_model(published_results.RESULTS['spdf'], 'gpt-mini resized')
     >>> cells[4].row, cells[4].arm.model, cells[4].printed
     ('GPT-2 Small 50%, here gpt-mini resized', 'gpt-mini resized', '67.39±0.38')
   """
@@ -261,8 +260,9 @@ def report(
   Raises:
     ValueError: the table is unknown, or a folder contains no run.
   """
-  results: Sequence[Result] = lookup('table', table, RESULTS)
-  found = find_runs(folders)
+  results: Sequence[Result] = names.lookup('table', table,
+      published_results.RESULTS)
+  found = scored_runs.find_runs(folders)
   cells = fill_results(
       of_model(results, model) if model else results, found.runs
   )
@@ -279,7 +279,8 @@ def report(
     if entries:
       rest = len(entries) - _MOST
       more = [f'and {rest} more'] if rest > 0 else []
-      shown = [f'* {escape(text)}' for text in [*entries[:_MOST], *more]]
+      shown = [
+          f'* {markdown.escape(text)}' for text in [*entries[:_MOST], *more]]
       lines.append('\n'.join([f'{title}:', '', *shown]))
   return '\n\n'.join(lines)
 

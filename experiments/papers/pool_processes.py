@@ -7,13 +7,12 @@ import concurrent.futures
 import multiprocessing
 import os
 
+from experiments.papers import pool
 from experiments.papers import pool_runs
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
-from experiments.papers.pool import next_jobs
 from experiments.papers.pool import Outcome
-from experiments.papers.pool import run_all
 from experiments.papers.pool_progress import PoolProgress
 
 
@@ -51,8 +50,8 @@ def run_pool(
       workers, context, pool_runs.start_worker, (queue, os.getpid())
   ) as processes:
     try:
-      return run_all(
-          lambda done: select(next_jobs(entries, done, runner.is_there)),
+      return pool.run_all(
+          lambda done: select(pool.next_jobs(entries, done, runner.is_there)),
           runner, done, processes, workers, report=progress,
       )
     except concurrent.futures.process.BrokenProcessPool as error:

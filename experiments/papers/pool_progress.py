@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from experiments.launch.grid import points
-from experiments.papers.pool import all_jobs
+from experiments.launch import grid
+from experiments.papers import pool
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
-from spdf_jax.training.progress import format_seconds
+from spdf_jax.training import progress
 
 
 class PoolProgress:
@@ -25,13 +25,13 @@ class PoolProgress:
   def _names(self, done: Done) -> dict[str, str]:
     """Returns the folder of each run that is known or expected, by name."""
     names = {
-        job.name: job.arm.folder for job in all_jobs(self._entries, done)
+        job.name: job.arm.folder for job in pool.all_jobs(self._entries, done)
     }
     # Seeds whose learning rate is not chosen yet have no names so far.
     for entry in self._entries:
       if entry.arm.rate_of is None:
         count = sum(kind == entry.arm.folder for kind in names.values())
-        for i in range(count, entry.seeds + len(points(entry.grid))):
+        for i in range(count, entry.seeds + len(grid.points(entry.grid))):
           names[f'{entry.arm.folder}/{i}'] = entry.arm.folder
     return names
 
@@ -58,6 +58,6 @@ class PoolProgress:
         f'{self.counts(done)}: {job.name}: '
         + ('' if loss is None else f'{job.arm.metric} {loss:.4f}, ')
         + f'{outcome["seconds"]:.0f} s; {len(left)} left, about '
-        f'{format_seconds(total / self._workers)}',
+        f'{progress.format_seconds(total / self._workers)}',
         flush=True,
     )

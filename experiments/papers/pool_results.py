@@ -8,23 +8,21 @@ from typing import Any
 
 from experiments.benchmarks.machine import describe_machine
 from experiments.papers import arm_report
+from experiments.papers import arms
 from experiments.papers import claim_plots
 from experiments.papers import claim_report
 from experiments.papers import flops_scatter
 from experiments.papers import gates
-from experiments.papers.arms import PRETRAINED
+from experiments.papers import json_files
+from experiments.papers import paper_claims
+from experiments.papers import pool
+from experiments.papers import pool_identity
 from experiments.papers.claims import judge
-from experiments.papers.json_files import read_json
-from experiments.papers.json_files import write_json
-from experiments.papers.paper_claims import CLAIMS
-from experiments.papers.pool import all_jobs
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
-from experiments.papers.pool_identity import differences
-from experiments.papers.pool_identity import protocol_commit
 from experiments.papers.scales import Scale
-from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training import metrics
 
 _FILE = 'results.json'
 
@@ -47,8 +45,8 @@ def read_results(
   path = output / _FILE
   if not path.exists():
     return {}
-  found = read_json(path)
-  if different := differences(identity, found['identity']):
+  found = json_files.read_json(path)
+  if different := pool_identity.differences(identity, found['identity']):
     raise ValueError(
         f'output {str(output)!r} has results of another scale, protocol or '
         f'other data: {", ".join(different)} differ; give another folder, or '
@@ -75,8 +73,8 @@ def join_outcomes(known: Done, found: Done) -> dict[str, Outcome]:
   """
   joined = {**found, **known}
   for name in known.keys() & found.keys():
-    losses = [known[name].get(PRETRAINED), *known[name].get('repeats', ())]
-    loss = found[name].get(PRETRAINED)
+    losses = [known[name].get(arms.PRETRAINED), *known[name].get('repeats', ())]
+    loss = found[name].get(arms.PRETRAINED)
     if loss not in losses:
       joined[name] = {**known[name], 'repeats': [*losses[1:], loss]}
   return joined
@@ -105,7 +103,7 @@ def write_results(
   Returns:
     The report in `table.md`.
   """
-  claims = [CLAIMS[key] for key in scale.claims]
+  claims = [paper_claims.CLAIMS[key] for key in scale.claims]
   found = arm_report.measured(entries, done)
   checked = gates.check(scale, claims, entries, done, found)
   findings = judge(
@@ -113,7 +111,7 @@ def write_results(
       arm_report.repeated(entries, done),
   )
   machine = describe_machine()
-  commit = protocol_commit(scale.protocol)
+  commit = pool_identity.protocol_commit(scale.protocol)
   report = claim_report.format_report(
       f"The papers' claims at scale {name}",
       _facts(name, commit, machine, entries, done),
@@ -124,13 +122,13 @@ def write_results(
       },
   )
   output.mkdir(parents=True, exist_ok=True)
-  write_json(output / _FILE, {
+  json_files.write_json(output / _FILE, {
       'scale': name, 'identity': identity, 'protocol_commit': commit,
       'tuning_seeds': scale.tuning_seeds, 'machine': machine,
       'gates': claim_report.describe_gates(checked),
       'claims': claim_report.describe_findings(findings), 'runs': dict(done),
   }, indent=1)
-  write_atomically(output / 'table.md', report)
+  metrics.write_atomically(output / 'table.md', report)
   with contextlib.suppress(ImportError):  # matplotlib is optional.
     figure = claim_plots.plot_claims(entries, found, findings)
     figure.savefig(output / 'claims.png')
@@ -144,10 +142,10 @@ def _facts(
     entries: Sequence[Entry], done: Done,
 ) -> dict[str, Any]:
   """Returns the facts about runs and machine in a report, by name."""
-  expected = {job.name for job in all_jobs(entries, done)}
+  expected = {job.name for job in pool.all_jobs(entries, done)}
   kernels = [o['kernels'] for o in done.values() if 'kernels' in o]
   repeats = [
-      abs(loss - o[PRETRAINED])
+      abs(loss - o[arms.PRETRAINED])
       for o in done.values() for loss in o.get('repeats', ())
   ]
   return {

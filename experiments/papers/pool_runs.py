@@ -17,32 +17,26 @@ import jax
 import numpy as np
 
 from experiments.launch import workers
-from experiments.papers.arm_configs import create_config
-from experiments.papers.arms import PRETRAINED
-from experiments.papers.arms import SCORED
-from experiments.papers.arms import SCORED_BLEU
-from experiments.papers.arms import TUNED
-from experiments.papers.gates import BASELINES
-from experiments.papers.json_files import read_json
-from experiments.papers.json_files import write_json
+from experiments.papers import arm_configs
+from experiments.papers import arms
+from experiments.papers import gates
+from experiments.papers import json_files
+from experiments.papers import subspaces
 from experiments.papers.pool import Job
 from experiments.papers.pool import Outcome
 from experiments.papers.scales import Scale
-from experiments.papers.subspaces import cosine_distances
-from experiments.papers.subspaces import module_means
 from experiments.scores import language_models
 from experiments.scores import sheets
 from experiments.scores import task_scores
 from spdf_jax import data
 from spdf_jax import evaluation
+from spdf_jax import files
 from spdf_jax import runs
 from spdf_jax import training
-from spdf_jax.files import lock_folder
 from spdf_jax.runs import lifecycle
-from spdf_jax.training.checkpoint_files import write_params
-from spdf_jax.training.early_stop import METRICS
-from spdf_jax.training.metrics import last_values
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training import checkpoint_files
+from spdf_jax.training import early_stop
+from spdf_jax.training import metrics
 
 _SCORED_AT_ONCE = 32
 """Sequences in a batch when a fine-tuned model is scored."""
@@ -90,7 +84,7 @@ class Runner(NamedTuple):
 
   def create_recipe(self, job: Job) -> training.Recipe:
     """Builds the recipe of a job."""
-    config = create_config(job, self.scale, self.corpus, self.tasks)
+    config = arm_configs.create_config(job, self.scale, self.corpus, self.tasks)
     if job.parent is not None:
       config.init_from = str(pathlib.Path(self.directory, job.parent.name))
     return training.create_recipe(config)
@@ -117,10 +111,10 @@ def run_job(
     InterruptedError: a signal arrived; everything is saved.
   """
   workdir.mkdir(parents=True, exist_ok=True)
-  release = lock_folder(workdir, 'workdir')
+  release = files.lock_folder(workdir, 'workdir')
   try:
     if (workdir / OUTCOME).exists():  # Another machine has run it.
-      return read_json(workdir / OUTCOME)
+      return json_files.read_json(workdir / OUTCOME)
     started = time.process_time()
     with log_to(workdir / 'log.txt'):
       outcome = run(workdir)
@@ -128,7 +122,7 @@ def run_job(
     jax.clear_caches()
     # Processor time does not count the time that a process was suspended.
     outcome['seconds'] = round(time.process_time() - started, 1)
-    write_json(workdir / OUTCOME, outcome, indent=2)
+    json_files.write_json(workdir / OUTCOME, outcome, indent=2)
     return outcome
   finally:
     release()
@@ -144,7 +138,7 @@ def write_initial(
     and a trigram model of the tokens that a pre-training of this seed reads.
   """
   if not (workdir / 'checkpoints' / '0').exists():
-    write_params(
+    checkpoint_files.write_params(
         workdir, recipe.init_params(), recipe.config.as_dict()
     )
   tokens = np.concatenate([
@@ -158,7 +152,7 @@ def write_initial(
   }
   return {'parameters': recipe.parameters} | {
       metric: score[name](tokens, batches, vocab_size).loss
-      for name, metric in BASELINES.items()
+      for name, metric in gates.BASELINES.items()
   }
 
 
@@ -176,13 +170,13 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
   try:
     lifecycle.run(session, workdir.name, baseline=lambda recipe: None)
   except training.NotFinite:
-    diverged = dict.fromkeys(METRICS, math.nan)
-  rows = read_rows(workdir / 'metrics.jsonl')
-  outcome: dict[str, Any] = last_values(rows, METRICS)
+    diverged = dict.fromkeys(early_stop.METRICS, math.nan)
+  rows = metrics.read_rows(workdir / 'metrics.jsonl')
+  outcome: dict[str, Any] = metrics.last_values(rows, early_stop.METRICS)
   curve, seconds = [], 0.0
   for row in rows:
     seconds += row.get('time/seconds', 0.0)
-    if loss := last_values([row], [PRETRAINED]):
+    if loss := metrics.last_values([row], [arms.PRETRAINED]):
       curve.append([row['step'], round(seconds, 2), *loss.values()])
   steps, flops = 0, 0.0
   if rows:  # A run may diverge before its first row.
@@ -219,9 +213,10 @@ def score_best(
     of the test targets, and BLEU by the protocol that papers report, of texts
     that are generated greedily; NaN for a run that diverged.
   """
-  if math.isnan(outcome[TUNED]):
-    return {SCORED: math.nan, SCORED_BLEU: math.nan}
-  best = last_values(read_rows(workdir / 'metrics.jsonl'), [f'best/{TUNED}'])
+  if math.isnan(outcome[arms.TUNED]):
+    return {arms.SCORED: math.nan, arms.SCORED_BLEU: math.nan}
+  best = metrics.last_values(metrics.read_rows(workdir / 'metrics.jsonl'),
+      [f'best/{arms.TUNED}'])
   model = language_models.open_run(f'{workdir}@finetune:best')
   length = model.module.config.max_length
   targets = task_scores.target_loss(
@@ -237,19 +232,19 @@ def score_best(
       if (score.task, score.protocol, score.metric) == (task, protocol, 'bleu')
   )
   return {
-      TUNED: best[f'best/{TUNED}'], SCORED: targets.loss,
-      SCORED_BLEU: bleu,
+      arms.TUNED: best[f'best/{arms.TUNED}'], arms.SCORED: targets.loss,
+      arms.SCORED_BLEU: bleu,
   }
 
 
 def distances(recipe: training.Recipe, end: str) -> dict[str, float]:
   """Returns the cosine distances of hidden matrices before and after a run."""
   shapes = recipe.abstract_state.params
-  found = cosine_distances(*(
+  found = subspaces.cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
       for source in (recipe.config.init_from, end)
   ))
-  means = module_means(found)
+  means = subspaces.module_means(found)
   means['all'] = sum(means.values()) / len(means)
   return {f'distance/{name}': value for name, value in means.items()}
 
@@ -257,7 +252,7 @@ def distances(recipe: training.Recipe, end: str) -> dict[str, float]:
 def read_outcomes(directory: pathlib.Path) -> dict[str, Outcome]:
   """Reads the outcomes of the finished runs of a pool, by the names of runs."""
   return {
-      path.parent.relative_to(directory).as_posix(): read_json(path)
+      path.parent.relative_to(directory).as_posix(): json_files.read_json(path)
       for path in sorted(directory.glob(f'*/*/{OUTCOME}'))
   }
 

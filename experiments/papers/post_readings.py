@@ -4,28 +4,23 @@ from collections.abc import Iterator
 import functools
 
 from experiments.papers import published_flops as published
+from experiments.papers import readings
 from experiments.papers.published_flops import Row
-from experiments.papers.readings import parameters_of
 from experiments.papers.readings import Read
 from experiments.papers.readings import Reading
-from experiments.papers.readings import TUNED
-from spdf_jax.costs.flops import effective_sparsity
-from spdf_jax.costs.flops import embedding_flops
-from spdf_jax.costs.flops import forward_flops
+from spdf_jax.costs import flops
 from spdf_jax.costs.flops import ModelShape
-from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
 
 
 def _variable(row: Row, column: str) -> Iterator[Reading]:
-  shape = shape_of(PRESETS[row[0]])
+  shape = flops.shape_of(PRESETS[row[0]])
   parts = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
   if column == 'effective sparsity':
     steps = [round(600 * share) for share in parts[0]]
-    yield Reading(effective_sparsity(steps, parts[1], 600))
+    yield Reading(flops.effective_sparsity(steps, parts[1], 600))
     return
-  static = training_flops(shape, published.LENGTH, 0.75)
+  static = flops.training_flops(shape, published.LENGTH, 0.75)
   yield Reading(_run_flops(shape, *parts) / static)
 
 
@@ -45,18 +40,18 @@ def _run_flops(
       the input embedding is counted, as a product.
   """
   length = published.LENGTH
-  extra = embedding * embedding_flops(shape, length)
+  extra = embedding * flops.embedding_flops(shape, length)
   return sum(
-      share * (training_flops(shape, length, sparsity) + extra)
+      share * (flops.training_flops(shape, length, sparsity) + extra)
       for share, sparsity in zip(shares, sparsities)
   )
 
 
 def _variable_large(row: Row, column: str) -> Iterator[Reading]:
-  shape = shape_of(PRESETS[row[0]])
+  shape = flops.shape_of(PRESETS[row[0]])
   steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
   if column == 'effective sparsity':
-    yield Reading(effective_sparsity(steps, sparsities, steps[0]))
+    yield Reading(flops.effective_sparsity(steps, sparsities, steps[0]))
     return
   shares = tuple(n / steps[0] for n in steps)
   dense = functools.partial(_run_flops, shape, (1.0,), (0.0,))
@@ -76,8 +71,8 @@ def _variable_large(row: Row, column: str) -> Iterator[Reading]:
         'by the split reading, 5/6 of the budget at 90% and 1/6 dense',
     )
     return
-  tuning = published.DART_STEPS * published.DART_BATCH * training_flops(
-      shape, TUNED
+  tuning = published.DART_STEPS * published.DART_BATCH * flops.training_flops(
+      shape, readings.TUNED
   )
   sequences = steps[0] * published.BATCH
   yield Reading(tuning / (sequences * run()))
@@ -86,10 +81,10 @@ def _variable_large(row: Row, column: str) -> Iterator[Reading]:
 
 def _iterative(row: Row, column: str) -> Iterator[Reading]:
   preset, sparsity = row
-  shape = shape_of(PRESETS[preset])
-  parameters, hidden = parameters_of(preset)
+  shape = flops.shape_of(PRESETS[preset])
+  parameters, hidden = readings.parameters_of(preset)
   if column == 'inference FLOPs':
-    forward = functools.partial(forward_flops, shape, 2048)
+    forward = functools.partial(flops.forward_flops, shape, 2048)
     yield Reading(forward() / forward(sparsity))
   elif column == 'parameters':
     yield Reading(parameters / (parameters - sparsity * hidden))
@@ -99,12 +94,12 @@ def _iterative(row: Row, column: str) -> Iterator[Reading]:
 
 def _budgets(row: Row, column: str) -> Iterator[Reading]:
   preset, tokens = row
-  parameters, _ = parameters_of(preset)
+  parameters, _ = readings.parameters_of(preset)
   if column == 'tokens':
     yield Reading(20 * parameters)
     return
-  shape = shape_of(PRESETS[preset])
-  yield Reading(tokens / 2048 * training_flops(shape, 2048))
+  shape = flops.shape_of(PRESETS[preset])
+  yield Reading(tokens / 2048 * flops.training_flops(shape, 2048))
   yield Reading(
       6 * parameters * tokens, '6 FLOPs per parameter and token, no attention'
   )

@@ -8,14 +8,13 @@ import statistics
 from typing import Any
 from typing import NamedTuple
 
+from experiments.papers import arms
+from experiments.papers import json_files
 from experiments.papers import pool
-from experiments.papers.arms import PRETRAINED
-from experiments.papers.json_files import write_json
 from experiments.papers.paired import t_interval
+from spdf_jax.runs import markdown
 from spdf_jax.runs import style
-from spdf_jax.runs.markdown import markdown_table
-from spdf_jax.runs.markdown import MISSING
-from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training import metrics
 
 
 class Budget(NamedTuple):
@@ -59,12 +58,12 @@ def write_report(
       ]
       for entry in entries
   }
-  first = [outcome[PRETRAINED] for outcome in outcomes[entries[0].arm]]
+  first = [outcome[arms.PRETRAINED] for outcome in outcomes[entries[0].arm]]
   rows = []
   for arm, found in outcomes.items():
-    losses = [outcome[PRETRAINED] for outcome in found]
+    losses = [outcome[arms.PRETRAINED] for outcome in found]
     spread = f' ± {statistics.stdev(losses):.4f}' if len(losses) > 1 else ''
-    difference = MISSING
+    difference = markdown.MISSING
     if arm != entries[0].arm:
       paired = t_interval([x - y for x, y in zip(losses, first)])
       difference = f'{paired.mean:+.4f}'
@@ -73,7 +72,8 @@ def write_report(
     rate = chosen[arm].get('rate')
     steps = found[0]['steps']
     rows.append([
-        arm.folder, MISSING if rate is None else f'{rate:g}', str(len(losses)),
+        arm.folder, markdown.MISSING if rate is None else f'{rate:g}',
+        str(len(losses)),
         f'{steps:,}', f'{spent(phases[arm.folder], steps):.4g}',
         f'{found[0]["flops"]:.3g}',
         f'{statistics.fmean(losses):.4f}{spread}', difference,
@@ -84,10 +84,10 @@ def write_report(
       f'# Race for {budget.amount:g} {budget.unit}', '',
       'Losses in nats per token, mean ± deviation over seeds, at the end of '
       "each config's own schedule; differences are paired by seed.", '',
-      markdown_table(columns, rows, numbers=columns[1:]), '',
+      markdown.markdown_table(columns, rows, numbers=columns[1:]), '',
   ])
-  write_atomically(folder / 'table.md', report)
-  write_json(folder / 'results.json', {
+  metrics.write_atomically(folder / 'table.md', report)
+  json_files.write_json(folder / 'results.json', {
       'budget': budget._asdict(), 'phases': phases, 'runs': dict(done),
   }, indent=1)
   with contextlib.suppress(ImportError):  # matplotlib is optional.

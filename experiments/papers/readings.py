@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 
 from experiments.papers.published_flops import Row
-from spdf_jax.costs.flops import shape_of
-from spdf_jax.interop.layouts import abstract_params
+from spdf_jax.costs import flops
+from spdf_jax.interop import layouts
 from spdf_jax.models import PRESETS
 
 TUNED = 512
@@ -46,8 +46,8 @@ def parameters_of(preset: str) -> tuple[int, int]:
     (125226240, 84934656)
   """
   config = dataclasses.replace(PRESETS[preset], scan_layers=True)
-  leaves = jax.tree.leaves(abstract_params(config))
-  shape = shape_of(config)
+  leaves = jax.tree.leaves(layouts.abstract_params(config))
+  shape = flops.shape_of(config)
   return (
       sum(int(x.size) for x in leaves), shape.n_layers * shape.hidden_weights
   )

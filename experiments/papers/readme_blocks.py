@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from spdf_jax.names import lookup
+from spdf_jax import names
 
 ROOT = pathlib.Path(__file__).parents[2]
 _START = '<!-- results: '
@@ -63,6 +63,6 @@ def _filled(block: re.Match[str], root: pathlib.Path) -> str:
   if block['heading']:
     parts = re.split(r'^#+ (.+)\n', shown, flags=re.M)
     sections = dict(zip(parts[1::2], parts[2::2]))
-    shown = lookup(f'heading of {path.name}', block['heading'], sections)
+    shown = names.lookup(f'heading of {path.name}', block['heading'], sections)
   command = f'```sh\n{block["command"]}\n```'
   return f'{block["start"]}{shown.strip()}\n\n{command}\n{block["end"]}'

@@ -7,22 +7,18 @@ import os
 import pathlib
 from typing import NamedTuple
 
+from experiments.papers import gates
+from experiments.papers import paper_claims
 from experiments.papers import pool_data
+from experiments.papers import pool_identity
+from experiments.papers import pool_processes
+from experiments.papers import pool_results
 from experiments.papers import pool_runs
-from experiments.papers.gates import arms_of_gates
-from experiments.papers.paper_claims import CLAIMS
+from experiments.papers import scales
 from experiments.papers.pool import Entry
-from experiments.papers.pool_identity import check_same
-from experiments.papers.pool_identity import identify
-from experiments.papers.pool_processes import run_pool
-from experiments.papers.pool_results import join_outcomes
-from experiments.papers.pool_results import read_results
-from experiments.papers.pool_results import write_results
 from experiments.papers.scales import Scale
-from experiments.papers.scales import SCALES
-from spdf_jax.files import lock_folder
-from spdf_jax.files import refuse_url
-from spdf_jax.names import lookup
+from spdf_jax import files
+from spdf_jax import names
 
 
 class Reproduction(NamedTuple):
@@ -55,9 +51,9 @@ class Reproduction(NamedTuple):
     return self._entries(self.claims or self.scale.claims)
 
   def _entries(self, keys: Sequence[str]) -> list[Entry]:
-    claims = [CLAIMS[key] for key in keys]
+    claims = [paper_claims.CLAIMS[key] for key in keys]
     arms = [arm for claim in claims for arm in claim.arms]
-    return self.scale.entries(arms + arms_of_gates(self.scale, claims))
+    return self.scale.entries(arms + gates.arms_of_gates(self.scale, claims))
 
 
 def check_claims(
@@ -84,9 +80,10 @@ def check_claims(
     ValueError: the scale or a claim is unknown, or `reproduce` raises it.
     InterruptedError: a signal arrived; everything is saved.
   """
-  scale = lookup('scale', name, SCALES)
+  scale = names.lookup('scale', name, scales.SCALES)
   for key in claims:
-    lookup('claim', key, {name: CLAIMS[name] for name in scale.claims})
+    names.lookup('claim', key,
+        {name: paper_claims.CLAIMS[name] for name in scale.claims})
   reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(reproduction, data, workers, report_only)
   yield f'{output}: table.md, results.json, claims.png'
@@ -119,25 +116,27 @@ def reproduce(
     InterruptedError: a signal arrived; everything is saved.
   """
   name, scale, workdir, output, _ = reproduction
-  refuse_url(workdir, 'workdir')
+  files.refuse_url(workdir, 'workdir')
   entries = reproduction.trained
   identity_file = workdir / 'scale.json'
   if identity_file.exists():
     # Checked first, since preparing data would overwrite another scale's tasks.
-    identity = identify(scale, {})
+    identity = pool_identity.identify(scale, {})
     del identity['data']
-    check_same(identity_file, identity)
+    pool_identity.check_same(identity_file, identity)
   prepared = pool_data.prepare(scale, data, workdir)
   if not report_only:
     workdir.mkdir(parents=True, exist_ok=True)
-    lock_folder(workdir, 'workdir')  # Held until the process ends.
-  identity = identify(scale, prepared.fingerprints)
-  check_same(identity_file, identity)
+    files.lock_folder(workdir, 'workdir')  # Held until the process ends.
+  identity = pool_identity.identify(scale, prepared.fingerprints)
+  pool_identity.check_same(identity_file, identity)
   runs = workdir / 'runs'
-  known = read_results(output, identity)
-  read = lambda: join_outcomes(known, pool_runs.read_outcomes(runs))
+  known = pool_results.read_results(output, identity)
+  read = lambda: pool_results.join_outcomes(known,
+      pool_runs.read_outcomes(runs))
   write = functools.partial(
-      write_results, output, name, scale, reproduction.entries, identity
+      pool_results.write_results, output, name, scale, reproduction.entries,
+      identity
   )
   done = read()
   if report_only:
@@ -148,7 +147,7 @@ def reproduce(
   cores = sorted(os.sched_getaffinity(0))
   workers = workers or len(cores)
   try:
-    run_pool(runner, entries, done, cores, workers)
+    pool_processes.run_pool(runner, entries, done, cores, workers)
   finally:
     report = write(read())
   return report

@@ -4,21 +4,13 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
+from experiments.papers import run_groups
 from experiments.papers import training_plots
 from experiments.papers import tuning_plots
-from experiments.papers.run_groups import by_label
-from experiments.papers.run_groups import describe_pretraining
-from experiments.papers.run_groups import describe_run
 from experiments.papers.run_groups import Group
-from experiments.papers.run_groups import last_value
-from experiments.papers.run_groups import means
-from experiments.papers.run_groups import pretrained
-from experiments.papers.run_groups import short_count
 from experiments.papers.tuning_plots import Tuned
-from spdf_jax.runs.plots import plot_layer_sparsity
-from spdf_jax.runs.plots import plot_loss_over_flops
-from spdf_jax.runs.plots import plot_mask_updates
-from spdf_jax.runs.read import is_tracked
+from spdf_jax.runs import plots
+from spdf_jax.runs import read
 from spdf_jax.runs.read import Run
 
 _LOSS = 'Task loss (nats per token)'
@@ -39,18 +31,22 @@ def losses_over_flops(groups: Sequence[Group]) -> Any:
   }
   if not runs:
     raise MissingRunsError('no run with a validation loss')
-  return plot_loss_over_flops(runs)
+  return plots.plot_loss_over_flops(runs)
 
 
 def sawtooth(groups: Sequence[Group]) -> Any:
   """Draws iterative pruning, and dense models trained on as many tokens."""
   chosen = [
-      g for g in pretrained(groups) if g.ancestry.recipe[0] == 'iterative'
+      g for g in run_groups.pretrained(groups)
+      if g.ancestry.recipe[0] == 'iterative'
   ]
   if not chosen:
     raise MissingRunsError('no run that was pruned in rounds')
-  runs = means(by_label(chosen, describe_pretraining))
-  dense = [g for g in pretrained(groups) if g.ancestry.recipe[0] == 'dense']
+  runs = run_groups.means(
+      run_groups.by_label(chosen, run_groups.describe_pretraining))
+  dense = [
+      g for g in run_groups.pretrained(groups)
+      if g.ancestry.recipe[0] == 'dense']
   as_long = lambda group, other: (
       other.parameters == group.parameters
       and other.ancestry.tokens == group.ancestry.tokens
@@ -66,7 +62,7 @@ def sawtooth(groups: Sequence[Group]) -> Any:
 def rigl_and_granet(groups: Sequence[Group]) -> Any:
   """Draws RigL against GraNet, at sparsities of both if there are any."""
   found: dict[str, list[Group]] = {'rigl': [], 'granet': []}
-  for group in pretrained(groups):
+  for group in run_groups.pretrained(groups):
     for algorithm in {s.algorithm for s in group.ancestry.pretraining}:
       if algorithm in found:
         found[algorithm].append(group)
@@ -78,13 +74,14 @@ def rigl_and_granet(groups: Sequence[Group]) -> Any:
   shared = sparsities(found['rigl']) & sparsities(found['granet'])
   if shared:
     both = [g for g in both if g.ancestry.pretraining[0].sparsity in shared]
-  return training_plots.plot_algorithms(means(by_label(both, _first_stage)))
+  return training_plots.plot_algorithms(
+      run_groups.means(run_groups.by_label(both, _first_stage)))
 
 
 def _first_stage(group: Group) -> str:
   """Returns the name of the first stage's algorithm in pre-training."""
   first = group.ancestry._replace(stages=group.ancestry.pretraining[:1])
-  return describe_pretraining(group._replace(ancestry=first))
+  return run_groups.describe_pretraining(group._replace(ancestry=first))
 
 
 def fine_tunings(groups: Sequence[Group]) -> Any:
@@ -120,10 +117,12 @@ def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
     sparse = group.ancestry.tuned_sparsely
     way = tuning_plots.SPARSE if sparse else tuning_plots.DENSE
     place = (
-        f'{group.ancestry.model} ({short_count(group.parameters)} parameters), '
-        f'{group.task}'
+        f'{group.ancestry.model} ({run_groups.short_count(group.parameters)} '
+        f'parameters), {group.task}'
     )
-    measured = {_LOSS: [last_value(run, 'target/loss') for run in group.runs]}
+    measured = {
+        _LOSS: [run_groups.last_value(run,
+        'target/loss') for run in group.runs]}
     for scores in group.scores:
       for (task, protocol, metric), value in scores.items():
         if metric == 'bleu':
@@ -139,11 +138,11 @@ def mask_changes(groups: Sequence[Group]) -> Any:
   """Draws survival and exploration of weights under mask updates."""
   runs = {
       label: run for label, run in _pretrainings(groups).items()
-      if is_tracked(run)
+      if read.is_tracked(run)
   }
   if not runs:
     raise MissingRunsError('no run whose masks were tracked')
-  return plot_mask_updates(runs)
+  return plots.plot_mask_updates(runs)
 
 
 def layer_sparsity(groups: Sequence[Group]) -> Any:
@@ -154,13 +153,16 @@ def layer_sparsity(groups: Sequence[Group]) -> Any:
   }
   if not runs:
     raise MissingRunsError('no run with logged sparsities')
-  return plot_layer_sparsity(runs)
+  return plots.plot_layer_sparsity(runs)
 
 
 def sparsities(groups: Sequence[Group]) -> Any:
   """Draws the requested sparsity over training and fine-tuning."""
-  return training_plots.plot_sparsities(means(by_label(groups, describe_run)))
+  return training_plots.plot_sparsities(
+      run_groups.means(run_groups.by_label(groups, run_groups.describe_run)))
 
 
 def _pretrainings(groups: Sequence[Group]) -> dict[str, Run]:
-  return means(by_label(pretrained(groups), describe_pretraining))
+  return run_groups.means(
+      run_groups.by_label(run_groups.pretrained(groups),
+      run_groups.describe_pretraining))

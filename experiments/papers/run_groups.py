@@ -8,15 +8,14 @@ import math
 import pathlib
 from typing import NamedTuple
 
-from experiments.papers.histories import average_runs
-from experiments.papers.histories import read_history
+from experiments.papers import histories
 from experiments.scores.scored_runs import ScoredRun
 from experiments.scores.scored_runs import Scores
+from spdf_jax.runs import markdown
+from spdf_jax.runs import read
 from spdf_jax.runs.ancestry import Ancestry
-from spdf_jax.runs.markdown import percent
-from spdf_jax.runs.read import format_sparsity
 from spdf_jax.runs.read import Run
-from spdf_jax.training.workdir import read_workdir_config
+from spdf_jax.training import workdir
 
 _NAMES = {
     'dense': 'dense', 'static': 'static', 'sparse_evolution': 'SET',
@@ -46,7 +45,7 @@ class Group(NamedTuple):
   @property
   def mean(self) -> Run:
     """Mean over seeds."""
-    return average_runs(self.runs)
+    return histories.average_runs(self.runs)
 
   @property
   def parameters(self) -> int:
@@ -121,11 +120,11 @@ def _group(runs: Sequence[ScoredRun]) -> Group:
   ancestry = runs[0].ancestry
   task = ancestry.task
   if task == 'jsonl':  # The folder identifies the task.
-    config = read_workdir_config(ancestry.workdir)
+    config = workdir.read_workdir_config(ancestry.workdir)
     task = pathlib.Path(config.data.task_dir).name
   return Group(
       ancestry, task,
-      tuple(read_history(run.ancestry) for run in runs),
+      tuple(histories.read_history(run.ancestry) for run in runs),
       tuple(run.scores for run in runs),
       tuple(run.source for run in runs),
   )
@@ -149,12 +148,12 @@ def describe_pretraining(group: Group) -> str:
   if algorithm == 'variable':
     first = next(stage for stage in stages if stage.sparsity)
     kind = _NAMES.get(first.algorithm, first.algorithm)
-    return f'{kind} {percent(first.sparsity)}, then dense'
+    return f'{kind} {markdown.percent(first.sparsity)}, then dense'
   if algorithm == 'granet':
-    return f'{name} {format_sparsity(group.runs[0].phases[0])}'
+    return f'{name} {read.format_sparsity(group.runs[0].phases[0])}'
   if algorithm == 'iterative':
-    return f'{name} to {percent(sparsity)}'
-  return f'{name} {percent(sparsity)}' if sparsity else name
+    return f'{name} to {markdown.percent(sparsity)}'
+  return f'{name} {markdown.percent(sparsity)}' if sparsity else name
 
 
 def describe_run(group: Group) -> str:

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
+from experiments.papers import printed_numbers
 from experiments.papers import published_flops as published
-from experiments.papers.printed_numbers import as_printed
-from experiments.papers.printed_numbers import value_of
+from experiments.papers import readings
 from experiments.papers.published_flops import Row
-from experiments.papers.readings import parameters_of
 from experiments.papers.readings import Read
 from experiments.papers.readings import Reading
-from experiments.papers.readings import TUNED
 from spdf_jax.costs.flops import forward_flops
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import softmax_flops
@@ -27,8 +25,8 @@ def tuning_flops(preset: str, task: str) -> float:
     '5.27e+17'
   """
   shape = shape_of(PRESETS[preset])
-  sequences = value_of(published.SEQUENCES[task])
-  return sequences * training_flops(shape, TUNED)
+  sequences = printed_numbers.value_of(published.SEQUENCES[task])
+  return sequences * training_flops(shape, readings.TUNED)
 
 
 def pretraining_flops(preset: str, sparsity: float) -> float:
@@ -38,13 +36,13 @@ def pretraining_flops(preset: str, sparsity: float) -> float:
     >>> f'{pretraining_flops("gpt3-xl", 0.75):.2e}'
     '9.48e+19'
   """
-  tokens = value_of(published.SIZES.cell((preset,), 'tokens'))
+  tokens = printed_numbers.value_of(published.SIZES.cell((preset,), 'tokens'))
   shape = shape_of(PRESETS[preset])
   return tokens / 2048 * training_flops(shape, 2048, sparsity)
 
 
 def _sizes(row: Row, column: str) -> Iterator[Reading]:
-  parameters, _ = parameters_of(row[0])
+  parameters, _ = readings.parameters_of(row[0])
   yield Reading(parameters if column == 'parameters' else 20 * parameters)
 
 
@@ -67,7 +65,7 @@ def _pretraining(row: Row, column: str) -> Iterator[Reading]:
     unit = 1 if column == 'FLOPs' else _EXA
     yield Reading(flops / unit)
     rounded = [
-        value_of(published.PRETRAINING.cell(row, name))
+        printed_numbers.value_of(published.PRETRAINING.cell(row, name))
         for name in ('sequences', 'FLOPs/seq')
     ]
     yield Reading(
@@ -76,12 +74,12 @@ def _pretraining(row: Row, column: str) -> Iterator[Reading]:
 
 
 def _exaflops(row: Row) -> float:
-  return value_of(published.PRETRAINING.cell(row, 'exaFLOPs'))
+  return printed_numbers.value_of(published.PRETRAINING.cell(row, 'exaFLOPs'))
 
 
 def _tuning(row: Row, column: str) -> Iterator[Reading]:
   preset, task = row
-  per_sequence = training_flops(shape_of(PRESETS[preset]), TUNED)
+  per_sequence = training_flops(shape_of(PRESETS[preset]), readings.TUNED)
   if column == 'FLOPs/seq':
     yield Reading(per_sequence)
     yield Reading(per_sequence / 3, 'the forward pass alone')
@@ -102,12 +100,13 @@ def _within_rounding(row: Row, column: str, task: str) -> Reading:
   that round to the printed number of sequences.
   """
   unit = 1 if column == 'FLOPs' else _EXA
-  per_sequence = training_flops(shape_of(PRESETS[row[0]]), TUNED)
+  per_sequence = training_flops(shape_of(PRESETS[row[0]]), readings.TUNED)
   printed = published.SEQUENCES[task]
-  count, half = value_of(printed), 10.0 ** (
+  count, half = printed_numbers.value_of(printed), 10.0 ** (
       int(printed[-1]) - len(printed.split('e')[0].split('.')[1])
   ) / 2
-  flops = value_of(published.FINE_TUNING.cell(row, column)) * unit
+  flops = printed_numbers.value_of(
+      published.FINE_TUNING.cell(row, column)) * unit
   sequences = min(max(flops / per_sequence, count - half), count + half)
   return Reading(
       sequences * per_sequence / unit,
@@ -125,7 +124,8 @@ def _totals(row: Row, column: str) -> Iterator[Reading]:
   yield Reading(columns, "the sum of the appendix's columns")
   printed = {t: published.TOTALS.cell(row, t) for t in published.TASKS}
   exchanged = lambda task: printed[task] in (
-      as_printed(value, printed[task]) for value in (ours, columns)
+      printed_numbers.as_printed(value, printed[task]) for value in (ours,
+          columns)
   )
   others = [task for task in published.TASKS if task != column]
   for task in sorted(others, key=exchanged, reverse=True):
@@ -139,7 +139,9 @@ def _totals(row: Row, column: str) -> Iterator[Reading]:
 def _speedups(row: Row, task: str) -> Iterator[Reading]:
   dense = (row[0], 0.0)
   ours = _total(dense, task) / _total(row, task)
-  printed = [value_of(published.TOTALS.cell(r, task)) for r in (dense, row)]
+  printed = [
+      printed_numbers.value_of(published.TOTALS.cell(r, task))
+      for r in (dense, row)]
   yield Reading(ours)
   yield Reading(
       printed[0] / printed[1], 'the quotient of the printed totals'
@@ -160,7 +162,7 @@ def _total(row: Row, task: str) -> float:
 
 def _columns(row: Row, task: str) -> float:
   tuning = published.FINE_TUNING.cell((row[0], task), 'FLOPs')
-  return _exaflops(row) + value_of(tuning) / _EXA
+  return _exaflops(row) + printed_numbers.value_of(tuning) / _EXA
 
 
 def _shares(row: Row, column: str) -> Iterator[Reading]:

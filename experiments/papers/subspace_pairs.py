@@ -6,13 +6,11 @@ import csv
 import io
 import pathlib
 
-from experiments.papers.subspaces import cosine_distances
+from experiments.papers import subspaces
 from experiments.papers.subspaces import Distances
-from experiments.papers.subspaces import MODULES
-from experiments.papers.subspaces import weight_sparsity
-from experiments.scores.language_models import read_model
-from spdf_jax.runs.markdown import percent
-from spdf_jax.training.workdir import split_source
+from experiments.scores import language_models
+from spdf_jax.runs import markdown
+from spdf_jax.training import workdir
 
 
 def measure_pairs(
@@ -52,7 +50,7 @@ def measure_pairs(
     )
   missing = [
       source for source in dict.fromkeys([*before, *after])
-      if not pathlib.Path(split_source(source)[0]).is_dir()
+      if not pathlib.Path(workdir.split_source(source)[0]).is_dir()
   ]
   if missing:
     raise ValueError(
@@ -61,12 +59,14 @@ def measure_pairs(
     )
   found = {}
   for i, (one, other) in enumerate(zip(before, after)):
-    params = read_model(one)[1]
+    params = language_models.read_model(one)[1]
     name = names[i] if names else (
-        f'{one} to {other}, {percent(weight_sparsity(params))} zeros'
+        f'{one} to {other}, '
+        f'{markdown.percent(subspaces.weight_sparsity(params))} zeros'
     )
     try:
-      found[name] = cosine_distances(params, read_model(other)[1])
+      found[name] = subspaces.cosine_distances(params,
+          language_models.read_model(other)[1])
     except ValueError as error:
       raise ValueError(f'{one} and {other}: {error}') from error
   return found
@@ -85,5 +85,5 @@ def as_csv(pairs: Mapping[str, Distances]) -> str:
   writer.writerow(['pair', 'layer', 'module', 'cosine_distance'])
   for name, distances in pairs.items():
     for (layer, module), distance in distances.items():
-      writer.writerow([name, layer + 1, MODULES[module], distance])
+      writer.writerow([name, layer + 1, subspaces.MODULES[module], distance])
   return text.getvalue()

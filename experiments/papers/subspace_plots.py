@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.papers import subspaces
 from experiments.papers.subspaces import Distances
-from experiments.papers.subspaces import MODULES
-from spdf_jax.runs.style import new_figure
+from spdf_jax.runs import style
 
 _EVERY = 2
 """Step between numbered layers if there are many."""
@@ -47,7 +47,7 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
   highest = max(np.nanmax(grid) for _, grid in grids) or 1.0
   columns = max(grid.shape[1] for _, grid in grids)
   rows = max(grid.shape[0] for _, grid in grids)
-  figure = new_figure(
+  figure = style.new_figure(
       max(5.5, 2.2 + 0.32 * columns), (0.75 + 0.27 * rows) * len(pairs) + 0.3
   )
   panels = figure.subplots(len(pairs), squeeze=False)[:, 0]
@@ -60,7 +60,7 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
     ax.set_title(textwrap.fill(name, wide), fontsize=9, loc='left')
     ax.set_yticks(
         range(len(modules)),
-        [f'$W_{{{MODULES[m][2:]}}}$' for m in modules], fontsize=9,
+        [f'$W_{{{subspaces.MODULES[m][2:]}}}$' for m in modules], fontsize=9,
     )
     every = 1 if columns <= 24 else _EVERY
     layers = range(0, grid.shape[1], every)
@@ -86,7 +86,8 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
 
 def _grid(distances: Distances) -> tuple[list[str], np.ndarray]:
   """Returns modules, and distances [modules, layers], NaN where missing."""
-  modules = [m for m in MODULES if any(m == found for _, found in distances)]
+  modules = [
+      m for m in subspaces.MODULES if any(m == found for _, found in distances)]
   layers = 1 + max(layer for layer, _ in distances)
   return modules, np.array([
       [distances.get((layer, m), np.nan) for layer in range(layers)]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from spdf_jax import interop
-from spdf_jax.sparsity.trees import by_name
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 Distances = Mapping[tuple[int, str], float]
@@ -145,7 +145,7 @@ def format_distances(names: Sequence[str], pairs: Sequence[Distances]) -> str:
 
 
 def _leaves(tree: PyTree) -> dict[str, np.ndarray]:
-  return by_name(interop.unstack_layers(jax.tree.map(np.asarray, tree)))
+  return trees.by_name(interop.unstack_layers(jax.tree.map(np.asarray, tree)))
 
 
 def _direction(path: str, matrix: np.ndarray) -> np.ndarray:

@@ -6,10 +6,8 @@ from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.program import with_sparsity
-from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.flops import softmax_flops
-from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.wafer_costs import trace_step
+from spdf_jax.costs import flops
+from spdf_jax.costs import wafer_costs
 from spdf_jax.training.recipe import Recipe
 
 
@@ -59,19 +57,20 @@ def trace_flops(
   Raises:
     ValueError: `sparsity` is outside [0, 1].
   """
-  shape = shape_of(recipe.model.config)
-  formula = batch_size * training_flops(
+  shape = flops.shape_of(recipe.model.config)
+  formula = batch_size * flops.training_flops(
       shape, length, sparsity, dense_grads=dense_grads
   )
   program = with_sparsity(
-      trace_step(recipe, batch_size, length), lambda layer: sparsity,
+      wafer_costs.trace_step(recipe, batch_size, length),
+      lambda layer: sparsity,
       dense_grads=dense_grads,
   )
   return TracedFlops(
       products=product_flops(program, ('forward', 'backward')),
       recomputed=product_flops(program, ('recompute',)),
       formula=formula,
-      softmax=3 * batch_size * softmax_flops(shape, length),
+      softmax=3 * batch_size * flops.softmax_flops(shape, length),
   )
 
 

@@ -5,14 +5,10 @@ import statistics
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.runs.style import COLORS
-from spdf_jax.runs.style import GREY
-from spdf_jax.runs.style import label_ends
-from spdf_jax.runs.style import new_figure
-from spdf_jax.runs.style import polish
+from spdf_jax.runs import style
 
 DENSE, SPARSE = 'dense fine-tuning', 'sparse fine-tuning'
-_LOOKS = {DENSE: (COLORS[2], 'o'), SPARSE: (COLORS[1], 's')}
+_LOOKS = {DENSE: (style.COLORS[2], 'o'), SPARSE: (style.COLORS[1], 's')}
 
 
 class Tuned(NamedTuple):
@@ -60,7 +56,7 @@ def plot_fine_tuning(points: Sequence[Tuned]) -> Any:
     ['dense fine-tuning', 'dense model', 'sparse fine-tuning']
   """
   panels = list(dict.fromkeys(point[:2] for point in points))
-  figure = new_figure(6.6, 0.4 + 3.1 * len(panels))
+  figure = style.new_figure(6.6, 0.4 + 3.1 * len(panels))
   for ax, panel in zip(
       figure.subplots(len(panels), squeeze=False)[:, 0], panels
   ):
@@ -94,13 +90,13 @@ def _draw(ax: Any, points: Sequence[Tuned]) -> None:
     ends.append((sparsities[-1], averages[-1], way, color))
   if baseline:
     value = statistics.fmean(baseline[0].values)
-    ax.axhline(value, color=GREY, linewidth=1.2, linestyle='--')
+    ax.axhline(value, color=style.GREY, linewidth=1.2, linestyle='--')
     ends.append((
-        max(100 * p.sparsity for p in points), value, 'dense model', GREY
+        max(100 * p.sparsity for p in points), value, 'dense model', style.GREY
     ))
   ax.set_xticks(sorted({100 * p.sparsity for p in points}))
   ax.set(xlabel='Sparsity of pre-training (%)')
-  polish(ax)
+  style.polish(ax)
   low, high = ax.get_xlim()
   ax.set(xlim=(low, high), ylim=ax.get_ylim())
-  label_ends(ax, ends, gap=0.08)
+  style.label_ends(ax, ends, gap=0.08)

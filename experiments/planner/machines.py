@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.wafer import gpus
+from spdf_jax import names
 from spdf_jax.accelerator import wafer
 from spdf_jax.costs import wafer_costs
 from spdf_jax.data import Batch
-from spdf_jax.names import lookup
 from spdf_jax.training.recipe import Recipe
 
 WAFERS = ('cs2', 'cs3')
@@ -62,7 +62,7 @@ def step_seconds(
     ...
     ValueError: count is 2; give 1 for the CPU, and at least 1 of others.
   """
-  lookup('machine', machine, dict.fromkeys(MACHINES))
+  names.lookup('machine', machine, dict.fromkeys(MACHINES))
   if count < 1 or (machine == 'cpu' and count != 1):
     raise ValueError(
         f'count is {count}; give 1 for the CPU, and at least 1 of others.'

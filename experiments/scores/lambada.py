@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from spdf_jax import evaluation
+from spdf_jax import names
 from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import Continuation
-from spdf_jax.names import lookup
 
 
 def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
@@ -140,7 +140,7 @@ def score_lambada(
     >>> scores['accuracy'], round(scores['perplexity'], 2)
     (0.0, 257.0)
   """
-  target_of = lookup('protocol', protocol, LAMBADA_PROTOCOLS)
+  target_of = names.lookup('protocol', protocol, LAMBADA_PROTOCOLS)
   if not passages:
     raise ValueError('passages is empty; give at least one.')
   scores = evaluation.score_continuations(

@@ -13,18 +13,18 @@ import numpy as np
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import interop
+from spdf_jax import lowerings
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import list_params
 from spdf_jax.interop import layouts
 from spdf_jax.interop import tensors
-from spdf_jax.lowerings import NATIVE
 from spdf_jax.sparsity import trees
 from spdf_jax.training import checkpoint_files
-from spdf_jax.training.identity import read_config
+from spdf_jax.training import identity
+from spdf_jax.training import workdir
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.settings import DataConfig
-from spdf_jax.training.workdir import read_meta
 
 PyTree = Any
 
@@ -91,13 +91,13 @@ def open_run(source: str, tokenizer: str | None = None) -> LanguageModel:
       data.
   """
   checkpoint = training.find_checkpoint(source)
-  stored = read_meta(checkpoint)['config']
+  stored = workdir.read_meta(checkpoint)['config']
   if 'model' not in stored or 'data' not in stored:
     raise ValueError(
         f'checkpoint {checkpoint} does not record its training data; give the '
         'workdir of a training run, or a Hugging Face directory.'
     )
-  config = read_config(stored, f'checkpoint {checkpoint}')
+  config = identity.read_config(stored, f'checkpoint {checkpoint}')
   if isinstance(config.model.sizes, OwnSizes):
     raise ValueError(
         f'checkpoint {checkpoint} is of your own model, {config.model.preset!r}'
@@ -189,7 +189,7 @@ def open_listed(
     params = list_params(params, mask, dtype=dtype)
     if config.dtype == 'float16':  # There are no products with lists in it.
       config = dataclasses.replace(config, dtype='float32')
-  config = dataclasses.replace(config, lowering=NATIVE)
+  config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   return LanguageModel(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
       reader, run and run.config,
@@ -225,7 +225,7 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
     found = interop.load_hf(directory)
     return models.model_of(found.config), found.params
   checkpoint = training.find_checkpoint(source)
-  stored = read_meta(checkpoint)['config']
+  stored = workdir.read_meta(checkpoint)['config']
   if 'model' not in stored:
     raise ValueError(
         f'checkpoint {checkpoint} does not record its model; give one that '
@@ -284,11 +284,11 @@ def tokenizer_of(
     The tokenizer; `None` for an imported checkpoint, or if the tokenizer cannot
     be read, with a warning.
   """
-  stored = read_meta(checkpoint)['config']
+  stored = workdir.read_meta(checkpoint)['config']
   if 'data' not in stored:
     return None
   try:
-    config = read_config(stored, f'checkpoint {checkpoint}').data
+    config = identity.read_config(stored, f'checkpoint {checkpoint}').data
     tokenizer = data.read_tokenizer(
         config.corpus, tokenizer=config.tokenizer, cache_dir=config.cache_dir
     )

@@ -11,8 +11,8 @@ from typing import Any
 from typing import NamedTuple
 
 from spdf_jax import evaluation
-from spdf_jax.extras import require
-from spdf_jax.names import lookup
+from spdf_jax import extras
+from spdf_jax import names
 
 
 class Measure(NamedTuple):
@@ -98,9 +98,9 @@ def run_suite(
     ImportError: lm-eval is not installed.
     ValueError: The suite is unknown.
   """
-  measures = lookup('suite', suite, SUITES)
-  evaluator = require('lm_eval.evaluator', 'harness')
-  manager = require('lm_eval.tasks', 'harness').TaskManager(
+  measures = names.lookup('suite', suite, SUITES)
+  evaluator = extras.require('lm_eval.evaluator', 'harness')
+  manager = extras.require('lm_eval.tasks', 'harness').TaskManager(
       include_defaults=directory is None
   )
   tasks = None if directory is None else local_tasks(directory)

@@ -17,9 +17,9 @@ from experiments.scores.sheets import Score
 from experiments.scores.sheets import Settings
 from spdf_jax import data
 from spdf_jax import evaluation
+from spdf_jax import extras
+from spdf_jax import names
 from spdf_jax.evaluation import metrics
-from spdf_jax.extras import require
-from spdf_jax.names import lookup
 
 logger = logging.getLogger('spdf_jax')
 
@@ -110,7 +110,7 @@ def _check(model: LanguageModel, name: str, settings: Settings) -> None:
     )
   if name not in TEXT_PROTOCOLS:
     return
-  require('sacrebleu', 'eval')
+  extras.require('sacrebleu', 'eval')
   length = model.module.config.max_length
   if settings.max_new_tokens > length - 2:
     raise ValueError(
@@ -161,7 +161,7 @@ def score_task(
 
 def _scorer(name: str) -> Callable[..., Iterator[Score]]:
   """Returns the function that scores a task; raises if there is none."""
-  return lookup('task', name, {
+  return names.lookup('task', name, {
       'validation': _validation, 'lambada': _lambada, 'wikitext': _wikitext,
       'curation': _targets,
       **dict.fromkeys(suites.SUITES, _suite),
@@ -313,7 +313,7 @@ def answer(
   if settings.search == 'greedy':
     found = evaluation.generate(decoder, model.params, prompts, **given)
   else:
-    search = lookup('search', settings.search, evaluation.PROTOCOLS)
+    search = names.lookup('search', settings.search, evaluation.PROTOCOLS)
     blank_line = tokenizer.encode('\n\n')
     if settings.search == 'hu2021' and len(blank_line) == 1:
       given['end_of_text'] = [end, *blank_line]

@@ -7,11 +7,11 @@ perfect scaling, so real programs take longer.
 
 from typing import NamedTuple
 
+from spdf_jax import names
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.program import Work
-from spdf_jax.names import lookup
 
 
 class Gpu(NamedTuple):
@@ -79,7 +79,7 @@ def roofline_seconds(
     >>> dense == sparse
     True
   """
-  device = lookup('gpu', gpu, GPUS)
+  device = names.lookup('gpu', gpu, GPUS)
   seconds = 0.0
   for operation in program.operations:
     flops, numbers = _dense(operation.work)

@@ -4,8 +4,7 @@ import math
 from typing import NamedTuple
 
 from spdf_jax import costs
-from spdf_jax.accelerator.wafer.views import amount
-from spdf_jax.accelerator.wafer.views import duration
+from spdf_jax.accelerator.wafer import views
 from spdf_jax.costs.wafer_costs import Estimate
 from spdf_jax.costs.wafer_costs import Inference
 from spdf_jax.training.recipe import Recipe
@@ -83,18 +82,19 @@ def format_estimate(
   for p in estimate.phases:
     lines.append(
         f'{p.name:<14}{p.steps:>9,}{p.tokens:>18,}{p.sparsity:>10.1%}'
-        f'{p.micro_batches:>15}{duration(p.seconds):>12}'
-        f'{duration(p.dense_seconds):>12}'
-        f'{p.dense_seconds / p.seconds:>9.2f}{duration(p.host_seconds):>12}'
+        f'{p.micro_batches:>15}{views.duration(p.seconds):>12}'
+        f'{views.duration(p.dense_seconds):>12}'
+        f'{p.dense_seconds / p.seconds:>9.2f}'
+        f'{views.duration(p.host_seconds):>12}'
     )
   total, dense = estimate.seconds, estimate.dense_seconds
   low, high = (joules / 3.6e6 for joules in estimate.energy)
   lines += [
       '',
-      f'all phases: {duration(total)} ({total / _DAY:,.4g} days) sparse, '
-      f'{duration(dense)} dense, {dense / total:.2f} times faster',
-      f'energy: {amount(low)} to {amount(high)} kWh (energy per FLOP at peak '
-      'speed, peak power throughout)',
+      f'all phases: {views.duration(total)} ({total / _DAY:,.4g} days) sparse, '
+      f'{views.duration(dense)} dense, {dense / total:.2f} times faster',
+      f'energy: {views.amount(low)} to {views.amount(high)} kWh (energy per '
+      'FLOP at peak speed, peak power throughout)',
   ]
   if price:
     cost = price.value * estimate.systems * total / 3600
@@ -102,8 +102,8 @@ def format_estimate(
                  f'{price.source})')
   if carbon:
     lines.append(
-        f'carbon: {amount(low * carbon.value)} to '
-        f'{amount(high * carbon.value)} kg of CO2 '
+        f'carbon: {views.amount(low * carbon.value)} to '
+        f'{views.amount(high * carbon.value)} kg of CO2 '
         f'({carbon.value:g} kg per kWh, {carbon.source})'
     )
   return '\n'.join([*lines, *_advice(estimate, recipe)])
@@ -148,7 +148,7 @@ def format_inference(
   for entry in found:
     lines.append(
         f'sparsity {entry.sparsity:.1%}: {what} takes '
-        f'{duration(float(entry.report.seconds))}, '
+        f'{views.duration(float(entry.report.seconds))}, '
         f'{entry.tokens_per_second:,.4g} tokens/s, bound by '
         f'{entry.report.bound}'
     )

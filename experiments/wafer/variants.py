@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from experiments.wafer import validation
 from experiments.wafer.validation import Training
+from spdf_jax import names
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer import program as programs
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.names import lookup
 
 _PER_STEP = 0.598, 1.18
 _PER_WEIGHT = 0.598, 0.097, 0.19e-9
@@ -106,7 +106,7 @@ def variants_table(name: str) -> str:
     >>> print(variants_table('clock').splitlines()[-1].split()[0])
     clock
   """
-  lookup('variant', name, dict.fromkeys((*VARIANTS, 'gemm', 'all')))
+  names.lookup('variant', name, dict.fromkeys((*VARIANTS, 'gemm', 'all')))
   if name == 'gemm':
     return _gemm_table()
   chosen = VARIANTS if name == 'all' else {name: VARIANTS[name]}

@@ -20,8 +20,7 @@ from jax.interpreters import ad
 from jax.interpreters import batching
 import jax.numpy as jnp
 
-from spdf_jax.lowerings import define_primitive
-from spdf_jax.lowerings import REFERENCE
+from spdf_jax import lowerings
 
 _BATCH = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 
@@ -46,7 +45,7 @@ def einsum_reference(
   ).astype(dtype)
 
 
-einsum_p = define_primitive('bf16_einsum', einsum_reference)
+einsum_p = lowerings.define_primitive('bf16_einsum', einsum_reference)
 """Primitive of an einsum of two 16-bit arrays with float32 sums."""
 
 
@@ -99,7 +98,7 @@ def einsum(
   """
   multiply = functools.partial(
       einsum_p.bind, subscripts=subscripts,
-      dtype=jnp.dtype(dtype or x.dtype), lowering=REFERENCE,
+      dtype=jnp.dtype(dtype or x.dtype), lowering=lowerings.REFERENCE,
   )
   (of_x, of_y), of_z = _split(subscripts)
   is_row = all(

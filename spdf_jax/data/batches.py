@@ -11,10 +11,10 @@ import zlib
 
 import numpy as np
 
-from spdf_jax.data.permutations import permute
+from spdf_jax import names
+from spdf_jax.data import permutations
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
-from spdf_jax.names import lookup
 
 
 class BatchAt(Protocol):
@@ -213,7 +213,7 @@ def _read(
   for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
     key = (seed, epoch, zlib.crc32(placed.name.encode()))
     here = epochs == epoch
-    blocks[here] = permute(positions[here], placed.num_blocks, key)
+    blocks[here] = permutations.permute(positions[here], placed.num_blocks, key)
   return placed.source.read(
       blocks,
       parts * placed.length,
@@ -228,7 +228,7 @@ def _check(
     sources: Mapping[str, Source],
     max_epochs: Mapping[str, int],
 ) -> None:
-  lookup('source', allotment.source, sources)
+  names.lookup('source', allotment.source, sources)
   for name in ('batch_size', 'length', 'steps'):
     if getattr(allotment, name) < 1:
       raise ValueError(

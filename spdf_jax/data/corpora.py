@@ -19,26 +19,23 @@ from typing import final
 from typing import get_args
 import uuid
 
+from spdf_jax import extras
 from spdf_jax import files
+from spdf_jax import names
+from spdf_jax.data import stdlib
+from spdf_jax.data import token_files
+from spdf_jax.data import tokenizer_files
+from spdf_jax.data import tokenizers
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.sources import Source
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import module_split
 from spdf_jax.data.stdlib import python_identity
 from spdf_jax.data.stdlib import Split
-from spdf_jax.data.token_files import open_token_file
 from spdf_jax.data.token_files import TokenFile
-from spdf_jax.data.token_files import verify_token_file
 from spdf_jax.data.token_files import write_token_file
-from spdf_jax.data.tokenizer_files import load_tokenizer
-from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.data.tokenizers import tokenizer_maker
-from spdf_jax.extras import one_sentence
-from spdf_jax.extras import require
-from spdf_jax.names import lookup
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -137,8 +134,8 @@ def prepare_corpus(
     if '=' in name:
       return _open_mixture(name, tokenizer, cache_dir)
     return _open_prepared(name, tokenizer, cache_dir)
-  read = lookup('corpus', name, _CORPORA)
-  make_tokenizer = tokenizer_maker(tokenizer)
+  read = names.lookup('corpus', name, _CORPORA)
+  make_tokenizer = tokenizers.tokenizer_maker(tokenizer)
   if make_tokenizer is None:
     raise ValueError(
         f"tokenizer={tokenizer!r} is unknown; use 'bytes', or 'bpe-N' with N"
@@ -209,7 +206,7 @@ def read_tokenizer(
     if '=' in name:
       name = name.split(',')[0].rsplit('=', 1)[0].strip()
     directory = _local_path(name, cache_dir)
-  return load_tokenizer(directory / 'tokenizer.json')
+  return tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
 
 
 def open_corpus(directory: Path | str) -> Corpus:
@@ -273,11 +270,11 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
         f'corpus {str(directory)!r} has no tokenizer.json; give a folder that'
         ' `python -m experiments.prepare` wrote.'
     )
-  tokenizer = load_tokenizer(directory / 'tokenizer.json')
-  opened = {s: open_token_file(directory / s) for s in SPLITS}
+  tokenizer = tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
+  opened = {s: token_files.open_token_file(directory / s) for s in SPLITS}
   for split, file in opened.items():
     if file.tokens.nbytes <= largest:
-      verify_token_file(file)
+      token_files.verify_token_file(file)
     source = file.description['source']
     if (source.get('split'), source.get('tokenizer_fingerprint')) != (
         split, tokenizer.fingerprint
@@ -298,7 +295,7 @@ def _is_prepared_folder(name: str) -> bool:
 def _read_stdlib() -> dict[Split, list[str]]:
   texts: dict[Split, list[str]] = {split: [] for split in SPLITS}
   for module, text in module_sources():
-    texts[module_split(module)].append(text)
+    texts[stdlib.module_split(module)].append(text)
   return texts
 
 
@@ -379,8 +376,8 @@ def _wait_for_lock(folder: Path) -> Callable[[], None]:
 
 def _read_remote(name: str, file: str) -> Iterator[bytes]:
   """Yields the content of a file of a corpus in a bucket."""
-  epath = require('etils.epath', 'prepare')
-  with one_sentence(
+  epath = extras.require('etils.epath', 'prepare')
+  with extras.one_sentence(
       f'corpus={name!r} cannot be read',
       'give the URL of a corpus that `python -m experiments.prepare` wrote, and'
       ' install the library of its scheme, such as gcsfs or s3fs.',
@@ -436,7 +433,7 @@ def _build(
     source: Mapping[str, Any],
 ) -> None:
   tokenizer = make_tokenizer(texts['train'])
-  save_tokenizer(directory / 'tokenizer.json', tokenizer)
+  tokenizer_files.save_tokenizer(directory / 'tokenizer.json', tokenizer)
   for split in SPLITS:
     write_token_file(
         directory / split,
@@ -474,10 +471,10 @@ def _move_into_place(
 
 def _open(directory: Path, name: str, source: Mapping[str, Any]) -> Corpus:
   """Opens a prepared corpus; raises OSError or ValueError if it is damaged."""
-  tokenizer = load_tokenizer(directory / 'tokenizer.json')
-  opened = {s: open_token_file(directory / s) for s in SPLITS}
+  tokenizer = tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
+  opened = {s: token_files.open_token_file(directory / s) for s in SPLITS}
   for split, file in opened.items():
-    verify_token_file(file)
+    token_files.verify_token_file(file)
     expected = {**source, 'split': split, 'tokenizer': tokenizer.fingerprint}
     if file.description['source'] != expected:
       raise ValueError(

@@ -19,8 +19,7 @@ import zlib
 
 import numpy as np
 
-from spdf_jax.files import seal
-from spdf_jax.files import unseal
+from spdf_jax import files
 
 FORMAT_VERSION = 1
 
@@ -276,7 +275,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 def _describe(path: Path, description: Mapping[str, Any]) -> None:
   with _replacing(_json_path(path)) as file:
-    file.write(json.dumps(seal(description), indent=2).encode('utf-8'))
+    file.write(json.dumps(files.seal(description), indent=2).encode('utf-8'))
 
 
 def _checked(ids: Sequence[int], number: int, vocab_size: int) -> np.ndarray:
@@ -324,7 +323,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         f'{path} is not a complete description of a token file; write the'
         ' token file again.'
     )
-  return unseal(description, path)
+  return files.unseal(description, path)
 
 
 @contextlib.contextmanager

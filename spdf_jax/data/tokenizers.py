@@ -17,7 +17,7 @@ from typing import final
 from typing import Literal
 from typing import Protocol
 
-from spdf_jax.extras import require
+from spdf_jax import extras
 
 END_OF_TEXT = '<|endoftext|>'
 
@@ -386,7 +386,7 @@ def sentencepiece_tokenizer(proto: bytes) -> SentencePieceTokenizer:
     ValueError: The bytes are not a model, or the model has no end of a
       sequence.
   """
-  library = require('sentencepiece', 'prepare')
+  library = extras.require('sentencepiece', 'prepare')
   try:
     model = library.SentencePieceProcessor(model_proto=proto)
   except Exception as error:  # The library raises no narrower exception.
@@ -445,4 +445,4 @@ def _library() -> types.ModuleType:
   # Disables threads, since they do not survive a fork: releases before 0.23
   # warn about it, or hang. A setting of the user is respected.
   os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
-  return require('tokenizers', 'data')
+  return extras.require('tokenizers', 'data')

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from spdf_jax import extras
 from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import generation
 from spdf_jax.evaluation import likelihood
@@ -14,7 +15,6 @@ from spdf_jax.evaluation.decoders import Decoder
 from spdf_jax.evaluation.likelihood import Continuation
 from spdf_jax.evaluation.likelihood import Likelihood
 from spdf_jax.evaluation.loss import ApplyFn
-from spdf_jax.extras import require
 
 _CHUNK = 32  # Tokens generated before the first search for a stop string.
 
@@ -62,7 +62,7 @@ def harness_model(subject: Subject) -> Any:
 
 @functools.cache
 def _model_class() -> type:
-  base = require('lm_eval.api.model', 'harness').TemplateLM
+  base = extras.require('lm_eval.api.model', 'harness').TemplateLM
   return type('SpdfModel', (_Methods, base), {})
 
 

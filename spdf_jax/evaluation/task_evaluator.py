@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 
+from spdf_jax import extras
 from spdf_jax.evaluation.loss import Evaluator
 from spdf_jax.evaluation.metrics import texts
 from spdf_jax.evaluation.metrics.texts import References
-from spdf_jax.extras import require
 
 Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 
@@ -83,7 +83,7 @@ def task_evaluator(
         f'{len(references)}; give at least one prompt, and its reference.'
     )
   # Fail before training if sacrebleu is missing, not at the first evaluation.
-  require('sacrebleu', 'eval')
+  extras.require('sacrebleu', 'eval')
   directory = pathlib.Path(directory)
   contexts = [decode(prompt) for prompt in prompts]
 
@@ -129,7 +129,7 @@ def bleu(hypotheses: Sequence[str], references: References) -> float:
   aligned = texts.streams(
       texts.group_references(hypotheses, references)
   )
-  metric = require('sacrebleu', 'eval').BLEU(force=True)
+  metric = extras.require('sacrebleu', 'eval').BLEU(force=True)
   return float(metric.corpus_score(list(hypotheses), aligned).score)
 
 
@@ -159,5 +159,5 @@ def chrf(hypotheses: Sequence[str], references: References) -> float:
   aligned = texts.streams(
       texts.group_references(hypotheses, references)
   )
-  metric = require('sacrebleu', 'eval').CHRF()
+  metric = extras.require('sacrebleu', 'eval').CHRF()
   return float(metric.corpus_score(list(hypotheses), aligned).score)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import lowerings
 from spdf_jax.accelerator import bf16_matmul
-from spdf_jax.lowerings import check_lowering
 from spdf_jax.models.layers import MaskedDense
 from spdf_jax.sparsity import MatrixAxes
 
@@ -129,7 +129,7 @@ class DecoderConfig:
           f'n_heads is {self.n_heads}, which does not divide d_model '
           f'{self.d_model}; choose a divisor.'
       )
-    check_lowering(self.lowering)
+    lowerings.check_lowering(self.lowering)
     if not 0 <= self.dropout < 1:
       raise ValueError(
           f'dropout is {self.dropout}; give a number in [0, 1), 0 for none.'

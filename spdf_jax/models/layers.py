@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import lists
+from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.lists import ListedMatrix
-from spdf_jax.accelerator.primitives import sparse_matmul
 from spdf_jax.packing import PackedMask
 
 
@@ -64,7 +64,7 @@ class MaskedDense(nn.Module):
     elif mask is None:
       y = bf16_matmul.matmul(x, kernel.astype(self.dtype))
     else:
-      y = sparse_matmul(
+      y = primitives.sparse_matmul(
           x,
           kernel.astype(self.dtype),
           mask,

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from spdf_jax import names
+from spdf_jax.models import gpt
 from spdf_jax.models.decoder import DecoderConfig
-from spdf_jax.models.gpt import GPT
 from spdf_jax.models.gpt import GPTConfig
 from spdf_jax.models.llama import Llama
 from spdf_jax.models.llama import LlamaConfig
@@ -50,10 +50,10 @@ PRESETS = {
 }
 """Configs by name."""
 
-_MODELS = {GPTConfig: GPT, LlamaConfig: Llama}
+_MODELS = {GPTConfig: gpt.GPT, LlamaConfig: Llama}
 
 
-def create_model(preset: str, **overrides: Any) -> GPT | Llama:
+def create_model(preset: str, **overrides: Any) -> gpt.GPT | Llama:
   """Builds a model by the name of its preset.
 
   Args:
@@ -79,6 +79,6 @@ def create_model(preset: str, **overrides: Any) -> GPT | Llama:
   return model_of(dataclasses.replace(config, **given))
 
 
-def model_of(config: DecoderConfig) -> GPT | Llama:
+def model_of(config: DecoderConfig) -> gpt.GPT | Llama:
   """Builds the model of a config."""
   return _MODELS[type(config)](config)

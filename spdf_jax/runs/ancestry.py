@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 from typing import NamedTuple
 
-from spdf_jax.costs.flops import effective_sparsity
+from spdf_jax.costs import flops
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import read
 from spdf_jax.training.config import RunConfig
@@ -112,7 +112,8 @@ def describe_stages(stages: tuple[Stage, ...]) -> tuple[str, float]:
   if sparsities[-1] == 0:
     first = next(s for s in stages if s.sparsity > 0)
     found = [
-        effective_sparsity([s.tokens for s in stages], sparsities, reference)
+        flops.effective_sparsity([s.tokens for s in stages], sparsities,
+            reference)
         for reference in (sum(s.tokens for s in stages), first.tokens)
     ]
     nearest = min(found, key=lambda sparsity: abs(sparsity - 0.75))

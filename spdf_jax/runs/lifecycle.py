@@ -17,13 +17,13 @@ import jax
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import training
-from spdf_jax.costs.plan_costs import describe_plan
+from spdf_jax.costs import plan_costs
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs.read import Run
-from spdf_jax.training.metrics import write_atomically
-from spdf_jax.training.processes import is_main_process
-from spdf_jax.training.profiling import parse_window
+from spdf_jax.training import metrics
+from spdf_jax.training import processes
+from spdf_jax.training import profiling
 from spdf_jax.training.writers import choose_writers
 
 logger = logging.getLogger('spdf_jax')
@@ -78,17 +78,17 @@ def open_run(
       the steps to trace are not in the plan.
     ImportError: The library of a dashboard is not installed.
   """
-  parse_window(profile, sys.maxsize)
+  profiling.parse_window(profile, sys.maxsize)
   writers = choose_writers(log_to, workdir, training.parse(config).as_dict())
   recipe = training.create_recipe(config, workdir=workdir)
-  steps = parse_window(profile, recipe.plan.total_steps)
+  steps = profiling.parse_window(profile, recipe.plan.total_steps)
   _check_validation(recipe)
   workdir = pathlib.Path(workdir)
   is_new = not workdir.exists()
   try:
     return training.open_session(recipe, workdir), writers, steps
   except BaseException:
-    if is_new and is_main_process():
+    if is_new and processes.is_main_process():
       _remove_empty(workdir)
     raise
 
@@ -151,7 +151,7 @@ def finish(
   """
   name = run_name(session.workdir)
   run(session, name, writers, profile)
-  if not is_main_process():
+  if not processes.is_main_process():
     return None
   try:
     finished = {name: read.read_run(session.workdir)}
@@ -200,9 +200,9 @@ def run(
     bigram = (baseline or bigram_baseline)(recipe)
 
   def write_plan() -> None:
-    plan = describe_plan(session.recipe, name) | {'bigram': bigram}
-    if is_main_process():
-      write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
+    plan = plan_costs.describe_plan(session.recipe, name) | {'bigram': bigram}
+    if processes.is_main_process():
+      metrics.write_atomically(plan_path, json.dumps(plan, indent=2) + '\n')
 
   write_plan()
   every_time, at_phase_ends = evaluators(recipe, workdir)

@@ -10,9 +10,8 @@ import numpy as np
 
 from spdf_jax.runs import style
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.selection import to_layers
-from spdf_jax.sparsity.selectors import hidden_matrices
-from spdf_jax.sparsity.trees import path_name
+from spdf_jax.sparsity import selectors
+from spdf_jax.sparsity import trees
 
 PyTree = Any
 
@@ -24,7 +23,7 @@ def plot_masks(
     mask: PyTree,
     params: PyTree | None = None,
     *,
-    where: selection.Where = hidden_matrices,
+    where: selection.Where = selectors.hidden_matrices,
 ) -> Any:
   """Plots the local fraction of kept weights in every layer.
 
@@ -132,9 +131,9 @@ def _layers(
     stacks = jax.tree.map(as_stack, mask)
   else:
     axes = selection.select(where, params)
-    stacks = to_layers(mask, params, axes)
+    stacks = selection.to_layers(mask, params, axes)
   return {
-      path_name(path) + (f'[{i}]' if len(stack) > 1 else ''): layer
+      trees.path_name(path) + (f'[{i}]' if len(stack) > 1 else ''): layer
       for path, stack in jax.tree_util.tree_leaves_with_path(stacks)
       for i, layer in enumerate(np.asarray(stack))
   }

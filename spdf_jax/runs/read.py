@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
-from spdf_jax.training.metrics import read_json_lines
-from spdf_jax.training.metrics import read_rows
+from spdf_jax.training import metrics
 
 _IN_PLAN = (
     'name', 'phases', 'model', 'parameters', 'sparsified_parameters', 'bigram',
@@ -245,11 +244,11 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       )
   plan = _read_plan(workdir / 'plan.json')
   path = workdir / 'metrics.jsonl'
-  rows = _merge_rows(read_rows(path))
+  rows = _merge_rows(metrics.read_rows(path))
   if not rows:
     raise ValueError(f'{path} holds no rows; train the run first.')
   generations = {
-      int(file.stem.removeprefix('step_')): read_json_lines(file)
+      int(file.stem.removeprefix('step_')): metrics.read_json_lines(file)
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }

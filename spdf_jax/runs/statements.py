@@ -7,12 +7,11 @@ import itertools
 
 from spdf_jax import costs
 from spdf_jax.accelerator import wafer
-from spdf_jax.accelerator.wafer.views import duration
+from spdf_jax.accelerator.wafer import views
 from spdf_jax.costs import ModelShape
 from spdf_jax.runs import curves
+from spdf_jax.runs import markdown
 from spdf_jax.runs import read
-from spdf_jax.runs.markdown import number
-from spdf_jax.runs.markdown import percent
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import Run
 
@@ -60,12 +59,16 @@ def against_bigram(label: str, run: Run) -> str | None:
     place = f'is, {step:,} of {end:,} pre-training steps done,'
   side = 'below' if perplexity < baseline else 'above'
   text = (
-      f'{label} {place} at validation perplexity {number(perplexity)}, '
-      f"{side} the bigram baseline's {number(baseline)}."
+      f'{label} {place} at validation perplexity '
+      f'{markdown.number(perplexity)}, '
+      f"{side} the bigram baseline's {markdown.number(baseline)}."
   )
   after = _last_in(run, run.phases[len(pretraining):], key)
   if after is not None:
-    text += f' Fine-tuning then takes it to {number(after[1])} on this text.'
+    text += (
+        f' Fine-tuning then takes it to {markdown.number(after[1])} on this '
+        'text.'
+    )
   return text
 
 
@@ -93,8 +96,9 @@ def fine_tuning(label: str, run: Run) -> str | None:
   if before is None or after is None or before == after:
     return None
   return (
-      f'Fine-tuning takes {label} from target perplexity {number(before[1])} '
-      f'to {number(after[1])}, {after[1] / before[1]:.3f} of it.'
+      f'Fine-tuning takes {label} from target perplexity '
+      f'{markdown.number(before[1])} '
+      f'to {markdown.number(after[1])}, {after[1] / before[1]:.3f} of it.'
   )
 
 
@@ -121,7 +125,7 @@ def cost(label: str, run: Run) -> str:
   seconds = read.seconds_of(run, run.phases)
   ratio = f', {spent / dense:.3f} of the same steps dense' if dense else ''
   time = '' if seconds is None else (
-      f', and {number(seconds, 1)} seconds of training'
+      f', and {markdown.number(seconds, 1)} seconds of training'
   )
   planned = run.phases[-1].end
   if run.last_step < planned:
@@ -157,7 +161,7 @@ def against_budget(label: str, run: Run) -> str | None:
           f'{total["of_dense"]:.3f} of the FLOPs, '
           f'{total["of_dense_with_embedding"]:.3f} if the lookup of inputs is '
           'counted as a product; effective sparsity '
-          f'{percent(total["effective_sparsity"])}.'
+          f'{markdown.percent(total["effective_sparsity"])}.'
       )
   return None
 
@@ -229,8 +233,8 @@ def describe_updates(label: str, run: Run) -> str | None:
           len(updates), f'{len(updates)} times'
       )
       parts.append(
-          f'{times} within {phase.name}, where {percent(mean)} of the kept '
-          'weights survive an update on average'
+          f'{times} within {phase.name}, where {markdown.percent(mean)} of the '
+          'kept weights survive an update on average'
       )
   if not parts:
     return None
@@ -241,8 +245,8 @@ def describe_updates(label: str, run: Run) -> str | None:
   before = [share for step, share in zip(steps, explored) if step <= end]
   if before and before[0] < 1:
     text += (
-        f' By then {percent(before[-1])} of the sparsified weights have been '
-        f'kept at some step, {percent(before[0])} at first.'
+        f' By then {markdown.percent(before[-1])} of the sparsified weights '
+        f'have been kept at some step, {markdown.percent(before[0])} at first.'
     )
   return text
 
@@ -270,11 +274,11 @@ def sawtooth(label: str, run: Run) -> str | None:
     if before is None or len(losses) < 2:
       continue
     teeth.append(
-        f'from {number(before[1])} to {number(losses[0][1])} at '
-        f'{percent(phase.sparsities[0])} zeros'
+        f'from {markdown.number(before[1])} to {markdown.number(losses[0][1])} '
+        f'at {markdown.percent(phase.sparsities[0])} zeros'
     )
     later.append(losses[0][0] - phase.start)
-    ends.append(number(losses[-1][1]))
+    ends.append(markdown.number(losses[-1][1]))
   if not teeth:
     return None
   steps = ' to '.join(dict.fromkeys(str(f(later)) for f in (min, max)))
@@ -329,10 +333,11 @@ def on_wafer(label: str, run: Run) -> str | None:
     return None
   return (
       f'On one modeled CS-2 (calibrated, not measured) {label} would '
-      f'take {duration(sparse)} and the same steps dense {duration(dense)}: '
-      f'{duration(hosts)} of either for the optimizer on the hosts, '
-      f'{duration(sparse - hosts)} against {duration(dense - hosts)} on the '
-      'wafer.'
+      f'take {views.duration(sparse)} and the same steps dense '
+      f'{views.duration(dense)}: '
+      f'{views.duration(hosts)} of either for the optimizer on the hosts, '
+      f'{views.duration(sparse - hosts)} against '
+      f'{views.duration(dense - hosts)} on the wafer.'
   )
 
 

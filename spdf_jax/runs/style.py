@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spdf_jax.extras import require
+from spdf_jax import extras
 
 # Okabe and Ito's palette, which readers with colour vision deficiency can
 # distinguish; without yellow, which is too pale for lines on white.
@@ -35,7 +35,7 @@ def new_figure(width: float, height: float) -> Any:
     >>> len(new_figure(4, 3).subplots(2))
     2
   """
-  module = require('matplotlib.figure', 'viz')
+  module = extras.require('matplotlib.figure', 'viz')
   return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.names import by_entry
-from spdf_jax.names import lookup
+from spdf_jax import names
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
@@ -222,7 +221,7 @@ def init_of(value: Any) -> Callable[..., Any]:
     >>> init_of('magnitude').__name__
     'magnitude_mask'
   """
-  found = by_entry('init', value, _INITS, missing=3)
+  found = names.by_entry('init', value, _INITS, missing=3)
   if not callable(found):
     raise ValueError(
         f'init is {found!r:.80}; give e.g. magnitude_mask, or its name.'
@@ -338,7 +337,7 @@ def saliency_mask(
     >>> saliency_mask('snip', loss_fn, params, batch, 0.5)['w'].tolist()
     [[True, True], [False, False]]
   """
-  scorer = _by_gradient(score) if callable(score) else lookup(
+  scorer = _by_gradient(score) if callable(score) else names.lookup(
       'score', score, SCORES
   )
   rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.names import by_entry
+from spdf_jax import names
 
 Shape = tuple[int, ...]
 
@@ -310,7 +310,7 @@ def structure_of(value: Any) -> Structure:
   if isinstance(value, str) and re.fullmatch(r'\d+:\d+', value):
     n, m = map(int, value.split(':'))
     return n_of_m(n, m)
-  found = by_entry('structure', value, _STRUCTURES)
+  found = names.by_entry('structure', value, _STRUCTURES)
   if isinstance(value, (str, Mapping)):
     found = found()
   if not isinstance(found, Structure):

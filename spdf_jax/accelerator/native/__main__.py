@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import lowerings
+from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
-from spdf_jax.accelerator.native.lowering import NATIVE
-from spdf_jax.accelerator.primitives import sparse_matmul
 
 # Tolerance relative to the largest result, in addition to its rounding.
 _LARGEST_ERROR = 2e-6
@@ -72,7 +72,9 @@ def largest_error(dtype: str = 'float32') -> float:
           tokens, outputs
       )
       mask = rng.random(w.shape) >= sparsity
-      f = lambda x, w, mask=mask: sparse_matmul(x, w, mask, lowering=NATIVE)
+      f = lambda x, w, mask=mask: primitives.sparse_matmul(
+          x, w, mask, lowering=lowerings.NATIVE
+      )
       y, pullback = jax.vjp(f, x, jnp.where(mask, w, jnp.nan))
       kept = np.where(mask, w, 0).astype(np.float64)
       wide = [np.asarray(a).astype(np.float64) for a in (x, dy)]

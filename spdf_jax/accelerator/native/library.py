@@ -19,8 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.files import check_private
-from spdf_jax.files import create_private
+from spdf_jax import files
 
 TARGETS = (
     'spdf_sparse_matmul',
@@ -208,10 +207,10 @@ def build() -> pathlib.Path:
   folder = _cache() / _key(compiler)
   path, checksum = folder / 'libspdf.so', folder / 'libspdf.so.sha256'
   try:
-    create_private(folder)
+    files.create_private(folder)
     _remove_leftovers(folder)
     if _is_intact(path, checksum):
-      check_private(path)
+      files.check_private(path)
       return path
     with tempfile.TemporaryDirectory(dir=folder) as work:
       made = pathlib.Path(work) / path.name

@@ -22,7 +22,6 @@ from spdf_jax import lowerings
 from spdf_jax.accelerator import lists
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.native import library
-from spdf_jax.lowerings import NATIVE as NATIVE
 
 
 def sparse_matmul(
@@ -185,4 +184,6 @@ for _primitive, _function in (
     (primitives.packed_backward_p, packed_backward),
     (lists.listed_matmul_p, listed_matmul),
 ):
-  lowerings.register_lowering(NATIVE, _primitive, _function, platform='cpu')
+  lowerings.register_lowering(
+      lowerings.NATIVE, _primitive, _function, platform='cpu'
+  )

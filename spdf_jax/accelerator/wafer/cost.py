@@ -35,12 +35,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax.accelerator.wafer import program
 from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Scores
-from spdf_jax.accelerator.wafer.program import split_tokens
 from spdf_jax.accelerator.wafer.program import Work
 
 TOKENS_PER_CORE = 2.0 ** np.arange(1, 11.01, 0.25)
@@ -146,7 +146,7 @@ def cost_on(work: Work, device: WaferDevice, systems: int = 1) -> Cost:
     3.78
   """
   _check_systems(systems, device)
-  cost = cost_of(split_tokens(work, systems), device)
+  cost = cost_of(program.split_tokens(work, systems), device)
   if systems == 1 or isinstance(work, Host):
     return cost
   slower = 1 + device.scaling_loss * math.log2(systems)

@@ -9,12 +9,9 @@ import math
 from jax.extend.core import Primitive
 import jax.numpy as jnp
 
+from spdf_jax.accelerator.wafer import equations
 from spdf_jax.accelerator.wafer.equations import Equation
-from spdf_jax.accelerator.wafer.equations import GRADIENT
 from spdf_jax.accelerator.wafer.equations import Operand
-from spdf_jax.accelerator.wafer.equations import strongest
-from spdf_jax.accelerator.wafer.equations import TOKEN
-from spdf_jax.accelerator.wafer.equations import WEIGHT
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Scores
@@ -63,11 +60,11 @@ MOVES = frozenset(
 
 # Number of operands that are activations, and spaces of the results, by name.
 _PRODUCTS = {
-    'sampled_matmul': (2, (GRADIENT,)),
-    'sparse_matmul': (1, (TOKEN,)),
-    'sparse_matmul_backward': (2, (TOKEN, GRADIENT)),
-    'sparse_matmul_tangent': (2, (TOKEN,)),
-    'conv_general_dilated': (1, (TOKEN,)),
+    'sampled_matmul': (2, (equations.GRADIENT,)),
+    'sparse_matmul': (1, (equations.TOKEN,)),
+    'sparse_matmul_backward': (2, (equations.TOKEN, equations.GRADIENT)),
+    'sparse_matmul_tangent': (2, (equations.TOKEN,)),
+    'conv_general_dilated': (1, (equations.TOKEN,)),
 }
 
 
@@ -135,14 +132,15 @@ def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
 def _is_flipped(equation: Equation) -> bool:
   """Returns whether the weights of a product are its first operand."""
   x, y = equation.operands
-  if {x.space, y.space} == {WEIGHT, TOKEN}:
-    return y.space == TOKEN
+  if {x.space, y.space} == {equations.WEIGHT, equations.TOKEN}:
+    return y.space == equations.TOKEN
   return len(y.shape) > len(x.shape)  # Activations have more axes.
 
 
 def is_hosted(name: str, equation: Equation) -> bool:
   """Returns whether all operands are weights, as in the selection of masks."""
-  if not is_product(name) or any(o.space == TOKEN for o in equation.operands):
+  if not is_product(name) or any(
+      o.space == equations.TOKEN for o in equation.operands):
     return False
   return all(o.space for o in resident_operands(name, equation))
 
@@ -165,14 +163,17 @@ def spaces_of(
     A space for each result.
   """
   if is_hosted(name, equation):
-    return (GRADIENT,) * len(equation.results)
+    return (equations.GRADIENT,) * len(equation.results)
   if name in _PRODUCTS:
     return _PRODUCTS[name][1]
   if name == 'dot_general':
-    return (GRADIENT if _dot_kind(equation) == 'sampled' else TOKEN,)
+    return (equations.GRADIENT if _dot_kind(
+        equation) == 'sampled' else equations.TOKEN,)
   if name == 'gather':
     table, indices = equation.operands[:2]
-    return (TOKEN if indices.space == TOKEN else table.space,)
+    if indices.space == equations.TOKEN:
+      return (equations.TOKEN,)
+    return (table.space,)
   return tuple(
       _space(name, equation.operands, result, weight_shapes)
       for result in equation.results
@@ -194,7 +195,8 @@ def source_of(
     the space of weights, and for integers and booleans, which are no operands
     of products.
   """
-  if result.space != WEIGHT or is_product(name) or not _is_float(result):
+  if result.space != equations.WEIGHT or is_product(name) or not _is_float(
+      result):
     return None
   same = [
       o.source for o in operands if o.size == result.size and _is_float(o)
@@ -215,10 +217,10 @@ def _space(
   if result.size <= 1:
     return None
   own = [o.space for o in operands if o.size == result.size and o.space]
-  space = strongest(own or [o.space for o in operands])
+  space = equations.strongest(own or [o.space for o in operands])
   adds_up = name in REDUCTIONS or name.startswith('scatter')
-  if adds_up and space == TOKEN and result.shape in weight_shapes:
-    return GRADIENT
+  if adds_up and space == equations.TOKEN and result.shape in weight_shapes:
+    return equations.GRADIENT
   return space
 
 

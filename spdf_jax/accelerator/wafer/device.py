@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.names import lookup
+from spdf_jax import names
 
 GRADES = (
     'P printed, P2 printed in a secondary source, C computed from those, '
@@ -239,7 +239,7 @@ class WaferDevice:
       value = getattr(self, name)
       if isinstance(value, (int, float)):  # Tracers cannot be checked.
         _check_number(name, value)
-    lookup('encoding', self.encoding, dict.fromkeys(ENCODINGS))
+    names.lookup('encoding', self.encoding, dict.fromkeys(ENCODINGS))
 
   @property
   def peak_flops(self) -> Any:
@@ -328,9 +328,10 @@ def create_device(
     >>> create_device('cs2', 'ideal').dispatch
     0
   """
-  facts = lookup('device', name, PRESETS) | lookup('band', band, BANDS)
+  facts = names.lookup('device', name, PRESETS) | names.lookup('band', band,
+      BANDS)
   for field in changes:
-    lookup('device field', field, dict.fromkeys((*NUMBERS, *_META)))
+    names.lookup('device field', field, dict.fromkeys((*NUMBERS, *_META)))
   values: dict[str, Any] = {field: fact.value for field, fact in facts.items()}
   values |= dict(name=f'{name} ({band})', facts=tuple(facts.items()))
   return WaferDevice(**values | changes)

@@ -31,9 +31,9 @@ import numpy as np
 from spdf_jax import lowerings
 from spdf_jax.accelerator import primitives
 from spdf_jax.accelerator.wafer import cost
+from spdf_jax.accelerator.wafer import program
 from spdf_jax.accelerator.wafer.device import create_device
 from spdf_jax.accelerator.wafer.device import WaferDevice
-from spdf_jax.accelerator.wafer.program import check_sparsity
 from spdf_jax.accelerator.wafer.program import Product
 
 WAFER = 'wafer'
@@ -147,7 +147,7 @@ def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
       raise ValueError(
           f'{size} is {value}; emulated devices have at least 1.'
       )
-  check_sparsity(sparsity)
+  program.check_sparsity(sparsity)
   key = device, sparsity
   if key not in _names:
     name = f'{WAFER} {len(_names)}' if _names else WAFER

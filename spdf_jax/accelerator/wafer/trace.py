@@ -13,16 +13,13 @@ from jax.extend.core import jaxprs_in_params
 from jax.extend.core import Literal
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator.wafer import cost_rules
 from spdf_jax.accelerator.wafer import equations
 from spdf_jax.accelerator.wafer import program as programs
 from spdf_jax.accelerator.wafer.equations import Equation
-from spdf_jax.accelerator.wafer.equations import GRADIENT
 from spdf_jax.accelerator.wafer.equations import Operand
-from spdf_jax.accelerator.wafer.equations import result_of
-from spdf_jax.accelerator.wafer.equations import TOKEN
-from spdf_jax.accelerator.wafer.equations import WEIGHT
 from spdf_jax.accelerator.wafer.equations import Weights
 from spdf_jax.accelerator.wafer.program import Branches
 from spdf_jax.accelerator.wafer.program import Host
@@ -32,7 +29,6 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Work
-from spdf_jax.names import lookup
 
 Sparsity = float | Callable[[str], float]
 Frequencies = Mapping[str, float | Sequence[float]]
@@ -92,14 +88,14 @@ def trace_program(
       if not interpreter.products:
         found = set(range(len(inputs)))
       resolved = [
-          o._replace(space=TOKEN) if i in found and o.space else o
+          o._replace(space=equations.TOKEN) if i in found and o.space else o
           for i, o in enumerate(inputs)
       ]
       if [o.space for o in resolved] == [o.space for o in inputs]:
         break
       inputs = resolved
     for name in frequencies or {}:
-      lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
+      names.lookup('cond', name, dict.fromkeys(interpreter.conds.values()))
     if interpreter.updates:
       step = Operation('', 'optimizer_step', 'backward', Host(0, 1))
       program += Program((step,))
@@ -136,7 +132,7 @@ class Interpreter:
     self.trips = trips
     self.weight_shapes = {
         shape
-        for o in inputs if o.space == WEIGHT
+        for o in inputs if o.space == equations.WEIGHT
         for shape in (o.shape, o.shape[1:]) if shape
     }
     self.updates = False
@@ -191,7 +187,7 @@ class Interpreter:
     inner = list(jaxprs_in_params(eqn.params))
     if rule is None and len(inner) == 1:
       return call(self, eqn, operands, path)
-    results = tuple(result_of(v) for v in eqn.outvars)
+    results = tuple(equations.result_of(v) for v in eqn.outvars)
     layer, phase = equations.layer_of(path)
     equation = Equation(
         operands, results, eqn.params,
@@ -221,17 +217,18 @@ class Interpreter:
   def _note_activations(self, name: str, equation: Equation) -> None:
     self.products += cost_rules.is_product(name)
     for operand in cost_rules.resident_operands(name, equation):
-      if operand.space == WEIGHT and operand.source is not None:
+      if operand.space == equations.WEIGHT and operand.source is not None:
         self.activations.add(operand.source)
 
   def _placed(
       self, name: str, work: Work, spaces: tuple[str | None, ...]
   ) -> Work:
     """Moves elementwise work on weights and gradients to the hosts."""
-    on_weights = TOKEN not in spaces and {WEIGHT, GRADIENT} & set(spaces)
+    on_weights = equations.TOKEN not in spaces and {equations.WEIGHT,
+        equations.GRADIENT} & set(spaces)
     if not (on_weights and cost_rules.is_elementwise(name)):
       return work
-    if GRADIENT in spaces and name in _UPDATES:
+    if equations.GRADIENT in spaces and name in _UPDATES:
       self.updates = True
     return Host(_multiply_adds(work))
 
@@ -321,7 +318,8 @@ def scan(
   carry = list(operands[consts_end:carry_end])
   xs = operands[carry_end:]
   if not length:
-    return Program(), [*carry, *map(result_of, eqn.outvars[len(carry):])]
+    return Program(), [*carry,
+        *map(equations.result_of, eqn.outvars[len(carry):])]
   known = any(x.known is not None and x.size > length for x in xs)
   steps = length if known and length <= _MOST_ITERATIONS else 1
   order = range(length)[::-1 if eqn.params['reverse'] else 1]
@@ -349,7 +347,8 @@ def scan(
 def _with_spaces(eqn: Any, outs: Sequence[Operand]) -> list[Operand]:
   """Returns the results of an equation, with the memory spaces of `outs`."""
   return [
-      result_of(v)._replace(space=o.space) for v, o in zip(eqn.outvars, outs)
+      equations.result_of(v)._replace(space=o.space) for v,
+      o in zip(eqn.outvars, outs)
   ]
 
 
@@ -415,7 +414,7 @@ def cond(
   results = []
   for i, var in enumerate(eqn.outvars):
     space = equations.strongest([o[i].space for o in outs])
-    results.append(result_of(var)._replace(space=space))
+    results.append(equations.result_of(var)._replace(space=space))
   shares = _shares(walker.frequencies.get(name), name, len(branches))
   return Program(branches=(Branches(name, programs, shares),)), results
 

@@ -18,7 +18,7 @@ import zlib
 
 import numpy as np
 
-from spdf_jax.extras import require
+from spdf_jax import extras
 
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
 _LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
@@ -118,7 +118,7 @@ class _Zstandard(io.RawIOBase):
   """
 
   def __init__(self, file: BinaryIO, path: Path):
-    self._library = require('zstandard', 'prepare')
+    self._library = extras.require('zstandard', 'prepare')
     self._decompressor = self._library.ZstdDecompressor(
         max_window_size=_LARGEST_WINDOW
     )
@@ -345,8 +345,8 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
   Raises:
     ValueError: The file is damaged, or has no such column.
   """
-  parquet = require('pyarrow.parquet', 'prepare')
-  errors = require('pyarrow', 'prepare').ArrowException
+  parquet = extras.require('pyarrow.parquet', 'prepare')
+  errors = extras.require('pyarrow', 'prepare').ArrowException
   number = 0
   try:
     with parquet.ParquetFile(path) as file:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spdf_jax.data import token_files
+from spdf_jax.data import tokenizer_files
 from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.token_files import dtype_of
-from spdf_jax.data.tokenizer_files import load_tokenizer
 from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 
@@ -57,7 +57,7 @@ class Encoder:
 
   def __init__(self, tokenizer: Tokenizer):
     self.tokenizer = tokenizer
-    self._dtype = dtype_of(tokenizer.vocab_size)
+    self._dtype = token_files.dtype_of(tokenizer.vocab_size)
     self._end = np.array([tokenizer.end_of_text], self._dtype).tobytes()
     self._words = (
         WordCache(tokenizer, self._dtype)
@@ -114,7 +114,7 @@ def encode_batches(
     Batches (without pieces) and their results, in order.
   """
   if workers == 1:
-    encode = Encoder(load_tokenizer(tokenizer_path))
+    encode = Encoder(tokenizer_files.load_tokenizer(tokenizer_path))
     for batch in batches:
       yield batch._replace(pieces=[]), encode(batch)
     return
@@ -151,7 +151,7 @@ def _start_worker(tokenizer_path: str) -> None:
   global _encoder
   # If this command is killed, its workers would wait forever.
   threading.Thread(target=_end_with_parent, daemon=True).start()
-  _encoder = Encoder(load_tokenizer(tokenizer_path))
+  _encoder = Encoder(tokenizer_files.load_tokenizer(tokenizer_path))
 
 
 def _end_with_parent() -> None:

@@ -12,22 +12,22 @@ from pathlib import Path
 import time
 from typing import Any
 
+from spdf_jax.data import corpora
+from spdf_jax.data import tokenizer_files
 from spdf_jax.data import tokenizers
 from spdf_jax.data.corpora import Corpus
-from spdf_jax.data.corpora import open_corpus
 from spdf_jax.data.prepare import documents
+from spdf_jax.data.prepare import encoding
 from spdf_jax.data.prepare import inputs
 from spdf_jax.data.prepare import shards
 from spdf_jax.data.prepare import splits
 from spdf_jax.data.prepare import state
 from spdf_jax.data.prepare.documents import Skipped
 from spdf_jax.data.prepare.encoding import Batch
-from spdf_jax.data.prepare.encoding import encode_batches
 from spdf_jax.data.prepare.shards import Shard
 from spdf_jax.data.prepare.shards import Span
 from spdf_jax.data.prepare.state import Progress
 from spdf_jax.data.prepare.state import Unfinished
-from spdf_jax.data.tokenizer_files import open_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.files import refuse_url
 
@@ -214,7 +214,8 @@ def _tokenize(
       spans, field, end, assigned, max_faults, work.state['position'],
       whole=shard is None,
   )
-  for batch, encoded in encode_batches(batches, work.tokenizer_path, workers):
+  for batch, encoded in encoding.encode_batches(batches, work.tokenizer_path,
+      workers):
     unsaved += work.append(encoded, batch.position)
     now = time.monotonic()
     if unsaved > _SAVE_EVERY or now - last_saved > 30:
@@ -256,10 +257,12 @@ def _identify(tokenizer: str | os.PathLike[str], special_tokens: bool) -> str:
   name = str(tokenizer)
   known = tokenizers.tokenizer_maker(name) is not None
   if not special_tokens:
-    return name if known else open_tokenizer(tokenizer).fingerprint
+    return name if known else tokenizer_files.open_tokenizer(
+        tokenizer).fingerprint
   if known and name != 'bytes':
     return f'{name}, special tokens'
-  found = tokenizers.ByteTokenizer() if known else open_tokenizer(tokenizer)
+  found = tokenizers.ByteTokenizer(
+      ) if known else tokenizer_files.open_tokenizer(tokenizer)
   return tokenizers.with_special_tokens(found).fingerprint
 
 
@@ -285,7 +288,7 @@ def _make_tokenizer(
 ) -> Tokenizer:
   make = tokenizers.tokenizer_maker(str(tokenizer))
   if make is None:
-    return open_tokenizer(tokenizer)
+    return tokenizer_files.open_tokenizer(tokenizer)
 
   def texts() -> Iterator[str]:
     seen, split = 0, None
@@ -359,7 +362,7 @@ def _batches(
 
 def _already_there(output: Path, made_from: dict[str, Any]) -> Corpus:
   state.remove_leftover(output)
-  corpus = open_corpus(output)
+  corpus = corpora.open_corpus(output)
   found = {
       k: v for k, v in corpus.train.description['source'].items()
       if k in made_from

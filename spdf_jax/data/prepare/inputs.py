@@ -19,13 +19,12 @@ import re
 from typing import Any
 import urllib.parse
 
+from spdf_jax import extras
+from spdf_jax import names
 from spdf_jax.data.prepare import documents
 from spdf_jax.data.prepare.documents import Piece
 from spdf_jax.data.prepare.documents import Skipped
-from spdf_jax.extras import one_sentence
-from spdf_jax.extras import require
 from spdf_jax.files import is_url
-from spdf_jax.names import lookup
 
 _HUB = 'hf:'  # Beginning of an input that names a dataset, not a file.
 _PROBE = 1 << 20  # Bytes at both ends of a file that identify it.
@@ -103,7 +102,7 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
         f'input={str(path)!r} does not exist; give a file or a folder.'
     )
   if path.is_file():
-    lookup('kind of file', _suffix(path), _READERS)
+    names.lookup('kind of file', _suffix(path), _READERS)
   return [path]
 
 
@@ -120,7 +119,7 @@ def describe_inputs(files: list[Path], root: Path) -> list[list[Any]]:
     with what the file system or server says of a file.
   """
   if is_stream(root):
-    load = require('datasets', 'prepare').load_dataset_builder
+    load = extras.require('datasets', 'prepare').load_dataset_builder
     with _wording(root)():
       builder = load(**_arguments(root))
     facts = f'{builder.name} {builder.config_id} {builder.hash}'
@@ -201,7 +200,7 @@ def read_documents(
     for file in _arrow_files(path):
       yield from _read_arrow(file, field)
     return
-  read = lookup('kind of file', _suffix(path), _READERS)
+  read = names.lookup('kind of file', _suffix(path), _READERS)
   if read is documents.read_tokens:
     yield from documents.read_tokens(path, end_of_text)
   elif read is documents.read_text:
@@ -235,9 +234,9 @@ def _arrow_files(folder: Path) -> list[Path]:
 
 
 def _read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  load = require('datasets', 'prepare').load_dataset
+  load = extras.require('datasets', 'prepare').load_dataset
   wrap = functools.partial(
-      one_sentence, f'{path} is not a valid Arrow file', 'save it again.'
+      extras.one_sentence, f'{path} is not a valid Arrow file', 'save it again.'
   )
   with wrap():
     dataset = load(
@@ -266,7 +265,7 @@ def _read_rows(
 @functools.lru_cache(maxsize=1)  # It can take seconds, for each of many files.
 def _load(root: Path) -> dict[str, Any]:
   """Returns the splits of a streamed input, as datasets to iterate over."""
-  load = require('datasets', 'prepare').load_dataset
+  load = extras.require('datasets', 'prepare').load_dataset
   arguments = _arguments(root)
   with _wording(root)():
     return load(**arguments, streaming=True)
@@ -290,7 +289,7 @@ def _arguments(root: Path) -> dict[str, Any]:
   file = Path(urllib.parse.urlsplit(url).path)
   if file.suffix in documents.COMPRESSIONS:
     file = file.with_suffix('')
-  builder = lookup('kind of file', file.suffix, _BUILDERS)
+  builder = names.lookup('kind of file', file.suffix, _BUILDERS)
   arguments = dict(path=builder, data_files=[url])
   return arguments | ({'sample_by': 'document'} if builder == 'text' else {})
 
@@ -299,7 +298,7 @@ def _wording(
     root: Path,
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
   return functools.partial(
-      one_sentence, f'input={str(root)!r} cannot be streamed',
+      extras.one_sentence, f'input={str(root)!r} cannot be streamed',
       'give hf:PATH or hf:PATH,CONFIG of a dataset, or the URL of a file, that'
       ' can be reached, or download the files.',
   )

@@ -10,13 +10,12 @@ from typing import Any
 from typing import NamedTuple
 import zlib
 
+from spdf_jax.data import corpora
+from spdf_jax.data import tokenizer_files
 from spdf_jax.data.corpora import Corpus
-from spdf_jax.data.corpora import open_corpus
-from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import documents
 from spdf_jax.data.prepare import state
 from spdf_jax.data.prepare.encoding import Encoded
-from spdf_jax.data.tokenizer_files import load_tokenizer
 
 _CHUNK = 1 << 22  # Bytes copied at a time.
 
@@ -212,13 +211,14 @@ def join_shards(output: str | os.PathLike[str]) -> Corpus:
           ' with shard=1/n to n/n.'
       )
     state.remove_leftover(output)
-    return open_corpus(output)  # Joined before.
+    return corpora.open_corpus(output)  # Joined before.
   states = _read_states(output, found)
   made_from = dict(next(iter(states.values()))['made_from'])
   del made_from['shard']
   work = state.Unfinished(output, made_from)
   tokenizer = work.tokenizer(
-      lambda: load_tokenizer(next(iter(found.values())) / 'tokenizer.json')
+      lambda: tokenizer_files.load_tokenizer(
+          next(iter(found.values())) / 'tokenizer.json')
   )
   for shard, saved in states.items():
     if saved['tokenizer'] != tokenizer.fingerprint:
@@ -299,7 +299,7 @@ def _append(
       skipped=dict(Counter(position['skipped']) + Counter(done['skipped'])),
       documents=position['documents'] + done['documents'], split=None,
   )
-  for split in SPLITS:
+  for split in corpora.SPLITS:
     counts = saved['splits'][split]
     size = crc32 = 0
     path = folder / f'{split}.ids'

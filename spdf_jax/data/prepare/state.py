@@ -13,14 +13,11 @@ from typing import BinaryIO
 from typing import final
 import zlib
 
+from spdf_jax.data import corpora
+from spdf_jax.data import token_files
+from spdf_jax.data import tokenizer_files
 from spdf_jax.data.corpora import Corpus
-from spdf_jax.data.corpora import open_corpus
-from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare.encoding import Encoded
-from spdf_jax.data.token_files import adopt_token_file
-from spdf_jax.data.token_files import dtype_of
-from spdf_jax.data.tokenizer_files import load_tokenizer
-from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.files import lock_folder
 from spdf_jax.files import seal
@@ -93,7 +90,7 @@ class Unfinished:
     path = self._folder / 'state.json'
     if not path.exists():
       splits = {
-          s: dict(size=0, crc32=0, documents=0, bytes=0) for s in SPLITS
+          s: dict(size=0, crc32=0, documents=0, bytes=0) for s in corpora.SPLITS
       }
       position = dict(file=0, items=0, skipped={}, documents=0, split=None)
       return dict(made_from=self._made_from, splits=splits, position=position)
@@ -114,8 +111,8 @@ class Unfinished:
   def tokenizer(self, make: Callable[[], Tokenizer]) -> Tokenizer:
     """Returns the tokenizer of the corpus, after creating it if missing."""
     if not self.tokenizer_path.exists():
-      save_tokenizer(self.tokenizer_path, make())
-    tokenizer = load_tokenizer(self.tokenizer_path)
+      tokenizer_files.save_tokenizer(self.tokenizer_path, make())
+    tokenizer = tokenizer_files.load_tokenizer(self.tokenizer_path)
     made_with = self.state.setdefault('tokenizer', tokenizer.fingerprint)
     if tokenizer.fingerprint != made_with:
       raise ValueError(
@@ -173,7 +170,7 @@ class Unfinished:
   def progress(self, total_files: int, seconds: float) -> Progress:
     """Returns the progress."""
     counts = self.state['splits'].values()
-    width = int(dtype_of(self._vocab_size)[-1])
+    width = int(token_files.dtype_of(self._vocab_size)[-1])
     return Progress(
         read=sum(c['bytes'] for c in counts),
         tokens=sum(c['size'] for c in counts) // width,
@@ -185,7 +182,7 @@ class Unfinished:
 
   def finish_shard(self) -> None:
     """Marks a shard as complete, after creating the files that are missing."""
-    for split in SPLITS:
+    for split in corpora.SPLITS:
       self._file(split)
     self.state['finished'] = True
     self.save()
@@ -195,20 +192,20 @@ class Unfinished:
 
   def finish(self, tokenizer: Tokenizer) -> Corpus:
     """Moves the files to their place and opens the corpus."""
-    for split in SPLITS:
+    for split in corpora.SPLITS:
       self._file(split).close()
     counts = self.state['splits']
     shares = self._made_from['shares'] | {'train': 1}
-    for split in SPLITS:
+    for split in corpora.SPLITS:
       if shares[split] and not counts[split]['documents']:
         raise ValueError(
             f'none of {self.state["position"]["documents"]} documents is in'
             f' the {split} split, whose share is {shares[split]}; give more'
             ' documents, or other shares and another output.'
         )
-    save_tokenizer(self._output / 'tokenizer.json', tokenizer)
-    for split in SPLITS:
-      adopt_token_file(
+    tokenizer_files.save_tokenizer(self._output / 'tokenizer.json', tokenizer)
+    for split in corpora.SPLITS:
+      token_files.adopt_token_file(
           self._output / split, self._folder / f'{split}.ids',
           size=counts[split]['size'],
           crc32=counts[split]['crc32'],
@@ -227,7 +224,7 @@ class Unfinished:
     os.replace(self._folder, self._output / _REMOVED)
     remove_leftover(self._output)
     self._release()
-    return open_corpus(self._output)
+    return corpora.open_corpus(self._output)
 
 
 def remove_leftover(output: Path) -> None:
@@ -255,7 +252,7 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
   try:
     state = unseal(json.loads(path.read_bytes()), path)
     sound = 'made_from' in state and all(
-        'crc32' in state['splits'][split] for split in SPLITS
+        'crc32' in state['splits'][split] for split in corpora.SPLITS
     )
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
     sound = False

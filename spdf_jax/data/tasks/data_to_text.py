@@ -11,9 +11,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from spdf_jax.data.tasks import files
+from spdf_jax.data.tasks import task
 from spdf_jax.data.tasks.task import Input
 from spdf_jax.data.tasks.task import Task
-from spdf_jax.data.tasks.task import task_of_inputs
 
 _E2E_TEXTS = {
     'train': ['train.txt'], 'validation': ['valid.txt'], 'test': ['test.txt'],
@@ -78,7 +78,7 @@ def e2e(directory: str | os.PathLike[str]) -> Task:
   ):
     return e2e_csv(directory)
   found = files.find_files(directory, _E2E_TEXTS)
-  return task_of_inputs('e2e', {
+  return task.task_of_inputs('e2e', {
       split: _grouped(_read_pairs(path)) for split, path in found.items()
   })
 
@@ -114,7 +114,7 @@ def e2e_csv(directory: str | os.PathLike[str]) -> Task:
     raise ValueError(
         f'{found["test"]} has no references; use testset_w_refs.csv.'
     )
-  return task_of_inputs('e2e_csv', {
+  return task.task_of_inputs('e2e_csv', {
       split: _grouped(
           (linearize_slots(row['mr']), row['ref'])
           for row in files.read_table(path, ['mr', 'ref'])
@@ -204,7 +204,7 @@ def webnlg(directory: str | os.PathLike[str]) -> Task:
     (Input(context='Pie : from : Kent', references=('Pie is Kentish.',),
            part='seen'),)
   """
-  return task_of_inputs('webnlg', {
+  return task.task_of_inputs('webnlg', {
       split: [
           entry if split == 'test' else entry._replace(part='')
           for entry in _read_webnlg(path)
@@ -323,7 +323,7 @@ def dart(directory: str | os.PathLike[str]) -> Task:
     (Pair(context='A : in : B', target='A is in B.'),)
   """
   found = files.find_files(directory, _DART)
-  return task_of_inputs('dart', {
+  return task.task_of_inputs('dart', {
       split: list(_read_dart(path)) for split, path in found.items()
   })
 
@@ -362,7 +362,7 @@ def dart_smoke(directory: str | os.PathLike[str]) -> Task:
         ' dart_smoke trains on; add it.'
     )
   held = list(_read_dart(found['validation']))
-  return task_of_inputs('dart_smoke', {
+  return task.task_of_inputs('dart_smoke', {
       'train': [entry for i, entry in enumerate(held) if i % 10 != 9],
       'validation': held[9::10],
       'test': list(_read_dart(found['test'])) if 'test' in found else [],

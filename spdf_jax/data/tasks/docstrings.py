@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 import warnings
 
-from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import module_split
+from spdf_jax.data import stdlib
 from spdf_jax.data.tasks.task import Pair
 from spdf_jax.data.tasks.task import Task
 
@@ -30,8 +29,8 @@ def python_docstrings() -> Task:
     False
   """
   splits: dict[str, list[Pair]] = {'train': [], 'validation': [], 'test': []}
-  for module, text in module_sources():
-    splits[module_split(module)].extend(docstring_pairs(module, text))
+  for module, text in stdlib.module_sources():
+    splits[stdlib.module_split(module)].extend(docstring_pairs(module, text))
   return Task(
       'python-docstrings', tuple(splits['train']), tuple(splits['validation']),
       tuple(splits['test']),

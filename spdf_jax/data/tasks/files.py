@@ -14,10 +14,9 @@ import random
 import re
 from typing import Any
 
+from spdf_jax.data.tasks import task
 from spdf_jax.data.tasks.task import Input
-from spdf_jax.data.tasks.task import SPLITS
 from spdf_jax.data.tasks.task import Task
-from spdf_jax.data.tasks.task import task_of_inputs
 
 _SURROGATES = re.compile('[\ud800-\udfff]')
 _CURATION = 'curation-corpus-base-with-articles.csv'
@@ -208,8 +207,8 @@ def json_lines(directory: str | os.PathLike[str]) -> Task:
     >>> json_lines(folder).train
     (Pair(context='2 + 2', target='4'),)
   """
-  files = find_files(directory, {s: [f'{s}.jsonl'] for s in SPLITS})
-  return task_of_inputs('jsonl', {
+  files = find_files(directory, {s: [f'{s}.jsonl'] for s in task.SPLITS})
+  return task.task_of_inputs('jsonl', {
       split: list(_read_lines(path)) for split, path in files.items()
   })
 
@@ -252,7 +251,7 @@ def curation(directory: str | os.PathLike[str], seed: int = 0) -> Task:
   inputs = [Input(a, (summary,)) for a, summary in rows if a and summary]
   random.Random(seed).shuffle(inputs)
   first, second = len(inputs) * 8 // 10, len(inputs) * 9 // 10
-  return task_of_inputs('curation', {
+  return task.task_of_inputs('curation', {
       'train': inputs[:first],
       'validation': inputs[first:second],
       'test': inputs[second:],

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
+from spdf_jax import extras
 from spdf_jax.evaluation.metrics import texts
-from spdf_jax.extras import require
 
 Groups = Sequence[Sequence[str]]
 
@@ -104,7 +104,7 @@ def _bleu(
     **settings: Any,
 ) -> float:
   # No smoothing: the scripts give 0 where an n-gram order has no match.
-  metric = require('sacrebleu', 'eval').BLEU(
+  metric = extras.require('sacrebleu', 'eval').BLEU(
       smooth_method='none', force=True, **settings
   )
   return float(metric.corpus_score(list(hypotheses), reference_streams).score)
@@ -133,7 +133,7 @@ def chrf_plus_plus(
     >>> chrf_plus_plus(['Return the name.'], [['', 'Return the name.']])
     1.0
   """
-  metric = require('sacrebleu', 'eval').CHRF(
+  metric = extras.require('sacrebleu', 'eval').CHRF(
       word_order=2, eps_smoothing=True  # Averages orders as chrF++.py does.
   )
   result = metric.corpus_score(
@@ -209,7 +209,7 @@ def nist_python(
 
 
 def _tokens(hypotheses, references):
-  tokenizer = require('sacrebleu', 'eval').BLEU(tokenize='13a').tokenizer
+  tokenizer = extras.require('sacrebleu', 'eval').BLEU(tokenize='13a').tokenizer
   split = lambda text: tokenizer(text).lower().split()
   return (
       [split(text) for text in hypotheses],

@@ -6,7 +6,7 @@ import functools
 import re
 import unicodedata
 
-from spdf_jax.extras import require
+from spdf_jax import extras
 
 References = Sequence[str | Sequence[str]]
 
@@ -196,4 +196,4 @@ def caption_words(text: str) -> tuple[str, ...]:
 
 @functools.cache
 def _treebank():
-  return require('nltk.tokenize.destructive', 'eval').NLTKWordTokenizer()
+  return extras.require('nltk.tokenize.destructive', 'eval').NLTKWordTokenizer()

@@ -8,10 +8,7 @@ from typing import Any
 
 import optax
 
-from spdf_jax.names import bind
-from spdf_jax.names import by_entry
-from spdf_jax.names import import_function
-from spdf_jax.names import lookup
+from spdf_jax import names
 from spdf_jax.sparsity import combinators
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithm import Algorithm
@@ -86,10 +83,10 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
   }
   name = spec.get('algorithm', '')
   if not isinstance(name, str) or ':' not in name:
-    make = lookup('algorithm', name, ALGORITHMS)
+    make = names.lookup('algorithm', name, ALGORITHMS)
   else:
-    make = import_function('algorithm', name)
-  made = bind(f'algorithm {name!r}', make, arguments)()
+    make = names.import_function('algorithm', name)
+  made = names.bind(f'algorithm {name!r}', make, arguments)()
   if not isinstance(made, Algorithm):
     raise ValueError(
         f'algorithm {name!r} returned {made!r:.60}; let the function return a '
@@ -171,7 +168,7 @@ def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
 def _sparsity(value: Any) -> Any:
   """Decodes a number, a schedule, or sparsities by pattern."""
   if isinstance(value, Mapping) and 'schedule' in value:
-    return by_entry('schedule', value, _SCHEDULES)()
+    return names.by_entry('schedule', value, _SCHEDULES)()
   if isinstance(value, Mapping):
     return {key: _sparsity(sparsity) for key, sparsity in value.items()}
   if isinstance(value, (list, tuple)):
@@ -189,7 +186,8 @@ def _rounds(value: Any) -> Any:
   if not isinstance(value, (list, tuple)):
     return value
   return [
-      bind('a round', Round, entry)() if isinstance(entry, Mapping) else entry
+      names.bind('a round', Round, entry)() if isinstance(entry,
+          Mapping) else entry
       for entry in value
   ]
 
