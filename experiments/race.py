@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -36,24 +37,23 @@ from absl import app
 from absl import flags
 import ml_collections
 
+from experiments.benchmarks import machine
 from experiments.benchmarks import measuring
-from experiments.benchmarks.machine import describe_machine
 from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
+from experiments.papers import arms
+from experiments.papers import json_files
 from experiments.papers import pool
+from experiments.papers import pool_identity
+from experiments.papers import pool_processes
 from experiments.papers import pool_runs
 from experiments.papers import race_report
-from experiments.papers.arms import PRETRAINED
-from experiments.papers.json_files import read_json
-from experiments.papers.json_files import write_json
-from experiments.papers.pool_identity import check_same
-from experiments.papers.pool_processes import run_pool
 from experiments.papers.race_report import Budget
 from experiments.papers.race_report import Phase
+from spdf_jax import files
 from spdf_jax import training
-from spdf_jax.costs.plan_costs import describe_plan
-from spdf_jax.files import lock_folder
+from spdf_jax.costs import plan_costs
 
 _CONFIGS = flags.DEFINE_string(
     'configs', None, 'Config files with their arguments, separated by commas.'
@@ -89,7 +89,7 @@ class Racer:
 
   folder: str
   method: str = 'config'
-  metric: str = PRETRAINED
+  metric: str = arms.PRETRAINED
   task: str = ''
   parent: None = None
   rate_of: None = None
@@ -133,8 +133,8 @@ def parse_budget(text: str) -> Budget:
     ValueError: the text is no positive number with a unit.
 
   Example:
-    >>> parse_budget('30min'), parse_budget('1e15FLOPs')
-    (Budget(amount=1800.0, unit='seconds'), Budget(amount=1e+15, unit='FLOPs'))
+    >>> parse_budget('30min'), parse_budget('1e16FLOPs')
+    (Budget(amount=1800.0, unit='seconds'), Budget(amount=1e+16, unit='FLOPs'))
   """
   match = re.fullmatch(r'([0-9.]+(?:e\+?[0-9]+)?)(s|min|h|FLOPs)', text)
   if match is None or not float(match[1]) > 0:
@@ -145,6 +145,24 @@ def parse_budget(text: str) -> Budget:
   if match[2] == 'FLOPs':
     return Budget(float(match[1]), 'FLOPs')
   return Budget(float(match[1]) * _SECONDS[match[2]], 'seconds')
+
+
+def parse_rates(texts: Sequence[str]) -> tuple[float, ...]:
+  """Parses peak learning rates.
+
+  Raises:
+    ValueError: a text is no positive number.
+  """
+  try:
+    rates = tuple(map(float, texts))
+  except ValueError:
+    rates = ()
+  if not rates or not all(0 < rate < math.inf for rate in rates):
+    raise ValueError(
+        f"rates is {','.join(texts)!r}; give positive numbers, separated by "
+        'commas.'
+    )
+  return rates
 
 
 def split_configs(text: str) -> list[str]:
@@ -253,7 +271,7 @@ def race(
         'by commas.'
     )
   given = parse_budget(budget or '')
-  grid = {'rate': tuple(map(float, rates))} if rates else {}
+  grid = {'rate': parse_rates(rates)} if rates else {}
   loaded = {
       racer.folder: scaled(config_file.Parser().parse(name), 1.0)
       for racer, name in zip(racers, names)
@@ -261,8 +279,7 @@ def race(
   check_data(loaded)
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
-  lock_folder(folder, 'workdir')  # Held until the process ends.
-  check_same(folder / 'race.json', _identity(loaded, given, grid))
+  files.lock_folder(folder, 'workdir')  # Held until the process ends.
   costs = _costs(folder / 'costs.json', loaded, given.unit)
   ready, phases = {}, {}
   for name, config in loaded.items():
@@ -280,6 +297,7 @@ def race(
         Phase(phase.steps, cost.cost)
         for phase, cost in zip(plan.phases, costs[name], strict=True)
     ]
+  pool_identity.check_same(folder / 'race.json', _identity(loaded, given, grid))
   runner = Runner(ready, str(folder / 'runs'))
   done = pool_runs.read_outcomes(folder / 'runs')
   cores = sorted(os.sched_getaffinity(0))
@@ -289,11 +307,11 @@ def race(
   )
   if grid:
     tuned = [entry(racer, 0) for racer in racers]
-    done = run_pool(runner, tuned, done, cores, len(cores))
+    done = pool_processes.run_pool(runner, tuned, done, cores, len(cores))
     for arm in tuned:
       check_spread(arm, done, spread)
   entries = [entry(racer, seeds) for racer in racers]
-  done = run_pool(runner, entries, done, cores, len(cores))
+  done = pool_processes.run_pool(runner, entries, done, cores, len(cores))
   return race_report.write_report(folder, given, entries, phases, done)
 
 
@@ -320,7 +338,7 @@ def check_spread(
   """Raises ValueError if the seeds of an entry's best rate differ too much."""
   best = pool.choose(entry, done)
   losses = [
-      done[pool.Job(entry.arm, best, seed).name][PRETRAINED]
+      done[pool.Job(entry.arm, best, seed).name][arms.PRETRAINED]
       for seed in entry.tuning_seeds
   ]
   found = max(losses) - min(losses)
@@ -337,13 +355,20 @@ def _identity(
     grid: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
   """Returns what must be equal for runs to belong to one race, as JSON."""
-  digest = lambda config: hashlib.sha256(
-      config.to_json_best_effort(sort_keys=True).encode()
-  ).hexdigest()
-  return json.loads(json.dumps({
-      'budget': budget, 'rates': grid,
-      'configs': {name: digest(config) for name, config in configs.items()},
-  }))
+  return json.loads(json.dumps(
+      {'budget': budget, 'rates': grid, 'configs': _digests(configs)}
+  ))
+
+
+def _digests(
+    configs: Mapping[str, ml_collections.ConfigDict]
+) -> dict[str, str]:
+  return {
+      name: hashlib.sha256(
+          config.to_json_best_effort(sort_keys=True).encode()
+      ).hexdigest()
+      for name, config in configs.items()
+  }
 
 
 def _costs(
@@ -352,16 +377,18 @@ def _costs(
 ) -> dict[str, list[Phase]]:
   """Returns steps and costs of the phases of unscaled configs, measured once.
   """
-  if path.exists():
+  digests = _digests(configs)
+  stored = json_files.read_json(path) if path.exists() else {}
+  if stored.get('configs') == digests and stored['unit'] == unit:
     return {
         name: [Phase(*phase) for phase in phases]
-        for name, phases in read_json(path)['phases'].items()
+        for name, phases in stored['phases'].items()
     }
   found: dict[str, list[Phase]] = {}
   timed = []
   for name, config in configs.items():
     recipe = training.create_recipe(config)
-    described = describe_plan(recipe, name)['phases']
+    described = plan_costs.describe_plan(recipe, name)['phases']
     found[name] = [
         Phase(phase['steps'], phase['flops_per_step']) for phase in described
     ]
@@ -374,7 +401,10 @@ def _costs(
     wall = measuring.interleave(steppers, _TIMED_ROUNDS, warmups=2).wall
     for (name, i), row in zip(timed, wall.tolist()):
       found[name][i] = found[name][i]._replace(cost=statistics.median(row))
-  write_json(path, {'phases': found, 'machine': describe_machine()}, indent=1)
+  json_files.write_json(path, {
+      'phases': found, 'unit': unit, 'configs': digests,
+      'machine': machine.describe_machine(),
+  }, indent=1)
   return found
 
 

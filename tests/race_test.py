@@ -117,6 +117,7 @@ def test_times_of_phases_warm_ups_and_mask_updates_are_scaled():
 @pytest.mark.parametrize('changes, message', [
     (dict(budget='30 minutes'), "budget is '30 minutes'; give seconds as 90s"),
     (dict(budget='1e7FLOPs'), "'1e7FLOPs', .* fewer than its 20 evaluations"),
+    (dict(rates=['1e-3', 'fast']), "rates is '1e-3,fast'; give positive"),
     (dict(rates=['1e-3', '2e-3'], spread=0.001),
      'best of its rates, 0.002, the losses of dense spread over 0.020 nats'),
 ])
@@ -126,6 +127,12 @@ def test_a_race_that_cannot_be_decided_is_refused(
   with pytest.raises(ValueError, match=message):
     run(tmp_path, **changes)
   assert not (tmp_path / 'table.md').exists()
+
+
+def test_a_refused_budget_leaves_the_workdir_to_another(made_up, tmp_path):
+  with pytest.raises(ValueError, match='fewer than its 20 evaluations'):
+    run(tmp_path, seeds=1, budget='1e7FLOPs')
+  run(tmp_path, seeds=1)
 
 
 def test_configs_that_differ_in_data_are_refused(made_up, tmp_path):
