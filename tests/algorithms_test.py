@@ -1,176 +1,268 @@
 """Algorithms inside `sparsify`, and bad input that they refuse."""
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import sparse_parabola as parabola
 
 import spdf_jax as spdf
 from spdf_jax import structures
 
-TIMES = dict(update_every=3, update_until=12)
-PARAMS = {
-    f'h_{i}': {
-        'kernel': jax.random.normal(jax.random.key(i), (16, 24)),
-        'bias': jnp.ones(24),
-    }
-    for i in range(2)
-}
+TIMES = parabola.TIMES
+MANY = 2**31 + 5
 
 
-def train(tx, steps, params=PARAMS):
-  """Yields parameters, state and gradients at every step."""
-  state = tx.init(params)
-  params = spdf.apply_mask(params, spdf.get_mask(state))
+def optimizer(name, inner=None, key=0):
+  algorithm = parabola.CASES[name].make() if isinstance(name, str) else name
+  return spdf.sparsify(inner or optax.adamw(0.1), algorithm, key=key)
 
-  @jax.jit
-  def step(params, state, key):
-    grads = jax.tree.map(lambda p: jax.random.normal(key, p.shape), params)
+
+def train(tx, steps):
+  """Returns parameters and states: the first, and those after each step."""
+  return list(parabola.train(tx, parabola.make_params(), steps))
+
+
+def mask_of(state):
+  return next(parabola.kernels(spdf.get_mask(state)))
+
+
+def counts(algorithm, steps):
+  """Returns how many weights of the first kernel are kept at every step."""
+  states = train(optimizer(algorithm, optax.sgd(1e-2)), steps)
+  return [int(mask_of(state).sum()) for _, state in states]
+
+
+def test_a_loop_needs_no_call_beside_update():
+  tx = optimizer('rigl')
+  params = parabola.make_params()
+
+  def body(carry, _):
+    params, state = carry
+    grads = jax.tree.map(jnp.subtract, params, parabola.TARGET)
     updates, state = tx.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, grads
+    return (optax.apply_updates(params, updates), state), None
 
-  yield params, state, None
-  for i in range(steps):
-    params, state, grads = step(params, state, jax.random.key(100 + i))
-    yield params, state, grads
-  assert step._cache_size() == 1
-
-
-def kernel(tree):
-  return np.asarray(tree['h_0']['kernel'])
+  (params, state), _ = jax.jit(
+      lambda carry: jax.lax.scan(body, carry, length=8)
+  )((params, tx.init(params)))
+  mask = spdf.get_mask(state)
+  parabola.assert_zero_off_mask(params, mask)
+  assert [int(m.sum()) for m in parabola.kernels(mask)] == [19, 19]
 
 
-ALGORITHMS = {
-    'gmp': spdf.gmp(spdf.cubic(0.0, 0.8, 9), **TIMES),
-    'set': spdf.sparse_evolution(0.8, update_every=3),
-    'rigl': spdf.rigl(0.8, **TIMES),
-    'rigl, scheduled': spdf.rigl(spdf.cubic(0.5, 0.8, 9), **TIMES),
-    'rigl, erk': spdf.rigl(0.8, distribution=spdf.erk, **TIMES),
-    'rigl, 4 x 4': spdf.rigl(0.5, structure=structures.block(4, 4), **TIMES),
-    'granet': spdf.granet(spdf.cubic(0.0, 0.8, 9), **TIMES),
-    'granet, model': spdf.granet(
-        spdf.cubic(0.5, 0.8, 9), distribution=spdf.model_wide, **TIMES
-    ),
-    'iterative': spdf.iterative([spdf.Round(4), spdf.Round(9, 0.3)]),
-}
-
-
-@pytest.mark.parametrize('name', ALGORITHMS)
-def test_counts_are_those_asked_for_at_every_step(name):
-  algorithm = ALGORITHMS[name]
-  tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
-  layers = {'h_0': {'kernel': jnp.ones((1, 16, 24)), 'bias': None}}
-  layers['h_1'] = layers['h_0']
-  for i, (params, state, _) in enumerate(train(tx, 14)):
-    mask = spdf.get_mask(state)
-    sparsities = algorithm.sparsity_at(max(i - 1, 0), layers)
-    if name == 'granet, model':
-      found = sum(int(np.sum(m)) for m in jax.tree.leaves(mask))
-      assert found == 768 - round(768 * sparsities.sparsity)
-      continue
-    assert kernel(mask).sum() == 384 - round(384 * sparsities['h_0']['kernel'])
-    assert (kernel(params)[~kernel(mask)] == 0).all()
-
-
-def test_rigl_keeps_the_number_of_weights_exactly():
-  tx = spdf.sparsify(optax.adamw(1e-2), ALGORITHMS['rigl'], key=0)
-  masks = [kernel(spdf.get_mask(s)) for _, s, _ in train(tx, 14)]
-  assert {int(m.sum()) for m in masks} == {77}
-  changed = [i for i in range(14) if (masks[i] != masks[i + 1]).any()]
-  assert changed == [3, 6, 9]  # At 12 the drop fraction is zero.
+@pytest.mark.parametrize('name, dtype', [
+    ('set', 'float32'), ('rigl', 'bfloat16'), ('granet', 'float32'),
+])
+def test_no_gradient_takes_the_place_of_a_surviving_weight(name, dtype):
+  algorithm = {
+      'set': lambda: spdf.sparse_evolution(0.5, **TIMES),
+      'rigl': lambda: spdf.rigl(0.5, **TIMES),
+      'granet': lambda: spdf.granet(0.5, drop_fraction=0.3, **TIMES),
+  }[name]()
+  rng = np.random.default_rng(0)
+  w = jnp.asarray(rng.normal(size=(1, 64, 64)), dtype)
+  params = {'w': w}
+  mask = algorithm.init(jax.random.key(0), params)
+  grads = {'w': jnp.full_like(w, 3e38)}
+  new = algorithm.update(jax.random.key(1), 3, mask, params, grads)
+  old, new = (np.asarray(m['w']) for m in (mask, new))
+  assert old.sum() == new.sum() == 2048
+  # floor(f 2048) are dropped, f = 0.3 (1 + cos(pi / 4)) / 2.
+  dropped = 614 if name == 'set' else 524
+  magnitudes = np.sort(np.abs(np.asarray(w, np.float32))[old])
+  safe = old & (np.abs(np.asarray(w, np.float32)) > magnitudes[dropped])
+  assert safe.sum() > 1400 and new[safe].all()
 
 
 def test_blocks_live_and_die_together():
-  tx = spdf.sparsify(optax.adamw(1e-2), ALGORITHMS['rigl, 4 x 4'], key=0)
-  *_, (_, state, _) = train(tx, 8)
-  blocks = kernel(spdf.get_mask(state)).reshape(4, 4, 6, 4)
-  kept = blocks.mean(axis=(1, 3))
-  assert sorted(kept.ravel()) == [0] * 12 + [1] * 12
+  algorithm = spdf.rigl(0.5, structure=structures.block(2, 2), **TIMES)
+  *_, (_, state) = train(optimizer(algorithm), 8)
+  blocks = mask_of(state).reshape(4, 2, 6, 2).mean(axis=(1, 3))
+  assert sorted(blocks.ravel()) == [0] * 12 + [1] * 12
 
 
-def test_grown_weights_start_at_zero_with_zero_moments():
-  """Their first step is the first step of a fresh Adam, bias correction aside.
-  """
-  tx = spdf.sparsify(optax.sgd(0.1, momentum=0.9), ALGORITHMS['rigl'], key=0)
-  states = list(train(tx, 4))
-  (_, before, _), (params, after, grads) = states[3], states[4]
-  grown = kernel(spdf.get_mask(after)) & ~kernel(spdf.get_mask(before))
+def test_grown_weights_start_at_zero_with_zero_momentum():
+  states = train(optimizer('rigl', optax.sgd(0.1, momentum=0.9)), 4)
+  (_, before), (params, after) = states[3:5]
+  grown = mask_of(after) & ~mask_of(before)
   assert grown.any()
+  target = next(parabola.kernels(parabola.TARGET))
   np.testing.assert_allclose(
-      kernel(params)[grown], -0.1 * kernel(grads)[grown], rtol=1e-6
+      next(parabola.kernels(params))[grown], 0.1 * target[grown], rtol=1e-6
   )
+
+
+@pytest.mark.parametrize('inner', [
+    optax.adafactor(0.1, factored=False, momentum=0.9),
+    optax.contrib.muon(0.1),
+], ids=['adafactor', 'muon'])
+def test_an_optimizer_has_no_state_of_weights_that_are_grown(inner):
+  seen = []
+
+  def spy(updates, state, params=None, **extra):
+    jax.debug.callback(
+        lambda *args: seen.append(args), state, params, ordered=True
+    )
+    return inner.update(updates, state, params, **extra)
+
+  spied = optax.GradientTransformationExtraArgs(inner.init, spy)
+  steps = train(optimizer('rigl', spied), 4)
+  jax.effects_barrier()
+  masks = [list(parabola.kernels(spdf.get_mask(s))) for _, s in steps]
+  found = 0
+  for i, layer in enumerate(('h_0', 'h_1')):
+    grown = masks[4][i] & ~masks[3][i]
+    assert grown.any()
+    for path, x in jax.tree_util.tree_leaves_with_path(seen[3]):
+      if np.shape(x) == (8, 12) and layer in jax.tree_util.keystr(path):
+        # Adafactor makes 1e-30 of zero gradients.
+        assert (np.abs(np.asarray(x)[grown]) < 1e-29).all(), path
+        found += 1
+  assert found >= 4
 
 
 def test_a_skipped_gradient_step_moves_the_mask_only():
   algorithm = spdf.rigl(0.8, skip_gradient_step=True, **TIMES)
-  tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
-  states = list(train(tx, 5))
+  states = train(optimizer(algorithm), 5)
+  kernel = lambda tree: next(parabola.kernels(tree))
   for i in range(5):
-    (p, s, _), (q, t, _) = states[i], states[i + 1]
-    both = kernel(spdf.get_mask(s)) & kernel(spdf.get_mask(t))
-    same = (kernel(p)[both] == kernel(q)[both]).all()
-    assert same == (i == 3)
-    moments = s.inner_state[0].mu, t.inner_state[0].mu
-    kept = [kernel(m)[both] for m in moments]
-    assert (kept[0] == kept[1]).all() == (i == 3)
-    # Its count goes on, or the learning rate would lag behind.
+    (p, s), (q, t) = states[i:i + 2]
+    both = mask_of(s) & mask_of(t)
+    assert (kernel(p)[both] == kernel(q)[both]).all() == (i == 3)
+    one, other = (kernel(x.inner_state[0].mu)[both] for x in (s, t))
+    assert (one == other).all() == (i == 3)
+    # The count goes on, or the learning rate would lag behind.
     assert int(t.inner_state[0].count) == i + 1
     if i == 3:
-      assert (np.asarray(p['h_0']['bias']) == q['h_0']['bias']).all()
-      assert (kernel(q)[~kernel(spdf.get_mask(t))] == 0).all()
+      assert (p['h_0']['bias'] == q['h_0']['bias']).all()
+      assert (kernel(q)[~mask_of(t)] == 0).all()
 
 
-def test_gradients_of_pruned_weights_are_asked_for_at_updates_only():
-  tx = spdf.sparsify(optax.adamw(1e-2), ALGORITHMS['rigl'], key=0)
-  asked = [bool(spdf.get_dense_grads(s)) for _, s, _ in train(tx, 14)]
-  assert [i for i, a in enumerate(asked) if a] == [3, 6, 9, 12]
+def test_gradients_of_pruned_weights_are_requested_at_updates_only():
+  states = train(optimizer('rigl'), 14)
+  wanted = [bool(spdf.get_dense_grads(s)) for _, s in states]
+  assert [i for i, dense in enumerate(wanted) if dense] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize('name, bad', [('gmp', np.nan), ('set', np.inf)])
+def test_gradients_of_pruned_weights_may_be_anything_between_updates(name, bad):
+  tx = optimizer(name)
+  step = parabola.make_step(tx)
+  clean = spoilt = train(tx, 0)[0]
+  for i in range(6):
+    off_mask = jax.tree.map(np.copy, parabola.ZERO)
+    if i not in parabola.CASES[name].updates:
+      masks = parabola.kernels(spdf.get_mask(spoilt[1]))
+      for x, m in zip((off_mask['h_0'], off_mask['h_1']), masks):
+        x['kernel'][~m] = bad
+    clean, spoilt = step(*clean, parabola.ZERO), step(*spoilt, off_mask)
+    parabola.assert_equal(spoilt, clean)
+
+
+def test_masks_are_computed_at_updates_only():
+  algorithm = parabola.CASES['rigl'].make()
+  calls = []
+
+  def update(key, count, *trees):
+    jax.debug.callback(lambda count: calls.append(int(count)), count)
+    return algorithm.update(key, count, *trees)
+
+  train(optimizer(algorithm._replace(update=update)), 8)
+  jax.effects_barrier()
+  assert calls == [step for step in parabola.CASES['rigl'].updates if step < 8]
+
+
+def test_a_restored_state_grows_the_same_under_another_seed():
+  whole = train(optimizer('set'), 8)
+  other = optimizer('set', key=1)
+  blank = parabola.make_params(seed=5)
+  saved = flax.serialization.to_bytes(whole[2])
+  params, state = flax.serialization.from_bytes(
+      (blank, other.init(blank)), saved
+  )
+  step = parabola.make_step(other)
+  for wanted in whole[3:]:
+    params, state = step(params, state, parabola.ZERO)
+    parabola.assert_equal((params, state), wanted)
 
 
 def test_rigl_under_multi_steps_grows_by_the_mean_gradient():
-  inner = spdf.sparsify(
-      optax.sgd(0.0), spdf.rigl(0.8, update_every=1, update_until=9), key=0
-  )
-  tx = optax.MultiSteps(inner, 2)
-  state = tx.init(PARAMS)
-  params = spdf.apply_mask(PARAMS, spdf.get_mask(state))
-  rng = np.random.default_rng(0)
-  batches = [
-      jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)
-      for _ in range(4)
-  ]
-  alone = inner.init(PARAMS)
-  update = jax.jit(tx.update)
+  algorithm = spdf.rigl(0.8, update_every=1, update_until=9)
+  inner = optimizer(algorithm, optax.sgd(0.0))
+  params = parabola.make_params()
+  state, alone = optax.MultiSteps(inner, 2).init(params), inner.init(params)
+  params = spdf.apply_mask(params, spdf.get_mask(alone))
+  update = jax.jit(optax.MultiSteps(inner, 2).update)
+  update_alone = jax.jit(inner.update)
+  batches = [parabola.make_params(seed=seed) for seed in range(10, 14)]
   for i in (0, 2):
     assert bool(spdf.get_dense_grads(state)) == (i == 2)
     for grads in batches[i:i + 2]:
       _, state = update(grads, state, params)
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *batches[i:i + 2])
-    _, alone = jax.jit(inner.update)(mean, alone, params)
-    np.testing.assert_array_equal(
-        kernel(spdf.get_mask(state)), kernel(spdf.get_mask(alone))
-    )
+    _, alone = update_alone(mean, alone, params)
+    np.testing.assert_array_equal(mask_of(state), mask_of(alone))
 
 
-def test_rigl_joins_into_dense_training():
-  algorithm = spdf.join([ALGORITHMS['rigl'], spdf.dense()], [7])
-  tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
-  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 9)]
-  assert kept == [77] * 8 + [384] * 2
-
-
-def test_ac_dc_falls_and_rises_by_magnitude():
-  algorithm = spdf.gmp(
-      spdf.periodic([0.0, 0.75], 3), update_every=3, update_until=12
+@pytest.mark.parametrize('drop', ['magnitude', 'signed'])
+def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
+  algorithm = spdf.sparse_evolution(
+      0.1, update_every=1, drop=drop, regrow_dropped=False
   )
-  tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
-  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 12)]
-  assert kept == [384] * 4 + [96] * 3 + [384] * 3 + [96] * 3
+  assert counts(algorithm, 4) == [96 - 10] * 5
+
+
+def test_rounds_may_end_at_the_sparsity_of_a_structure():
+  algorithm = spdf.iterative(
+      [spdf.Round(2), spdf.Round(2, 0.5)], structure='2:4'
+  )
+  assert counts(algorithm, 3) == [96, 96, 96, 48]
+
+
+def test_names_of_configs_are_names_of_functions():
+  pairs = [
+      (spdf.rigl(0.5, structure='2:4', **TIMES),
+       spdf.rigl(0.5, structure=structures.n_of_m(2, 4), **TIMES)),
+      (spdf.static(0.5, distribution='erk', init='magnitude'),
+       spdf.static(0.5, distribution=spdf.erk, init=spdf.magnitude_mask)),
+  ]
+  params = parabola.make_params()
+  for pair in pairs:
+    one, other = (mask_of(optimizer(a).init(params)) for a in pair)
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(algorithm=0.75), 'algorithm is 0.75; give an algorithm'),
+    (dict(inner=optax.adam), 'inner is <function adam .*optax.adamw'),
+    (dict(key=0.5), r'key is 0.5; .* jax.random.key\(0\)'),
+    (dict(key=jax.random.PRNGKey(0)), 'key is Array.*typed key'),
+    (dict(revive=0.5), r'revive is 0.5; .* scaled_normal\(0.5\)'),
+])
+def test_arguments_of_other_types_are_named(arguments, message):
+  arguments = dict(
+      inner=optax.sgd(0.1), algorithm=spdf.static(0.5), key=0
+  ) | arguments
+  with pytest.raises(TypeError, match=message):
+    spdf.sparsify(**arguments)
+
+
+STATIC = [spdf.static(0.5), spdf.dense()]
 
 
 @pytest.mark.parametrize('make, words', [
+    (lambda: spdf.static(1.0), r'sparsity is 1.0; .*\[0, 1\)'),
+    (lambda: spdf.static(spdf.cubic(0.0, 0.5, 10)), 'sparsity is a schedule'),
+    (lambda: spdf.static(0.5, structure=4), 'structure is 4; give'),
+    (lambda: spdf.static(0.5, structure='4:2'), 'n is 4 and m is 2'),
+    (lambda: spdf.static(0.5, distribution='erc'), "did you mean 'erk'"),
+    (lambda: spdf.rigl(0.5, distribution=1, **TIMES), 'distribution is 1'),
+    (lambda: spdf.static(0.5, init='magnitud'), "did you mean 'magnitude'"),
+    (lambda: spdf.gmp(0.5, init=0.5, **TIMES), 'init is 0.5; give'),
     (lambda: spdf.rigl(0.8, update_every=0, update_until=9), 'every is 0'),
-    (lambda: spdf.rigl(1.0, **TIMES), 'sparsity is 1.0; it is the fraction'),
     (lambda: spdf.rigl(0.8, drop_fraction=1.5, **TIMES), 'fraction is 1.5'),
     (
         lambda: spdf.rigl(0.8, drop_fraction=lambda step: 1.5, **TIMES),
@@ -196,34 +288,59 @@ def test_ac_dc_falls_and_rises_by_magnitude():
     ),
     (
         lambda: spdf.sparse_evolution(
-            0.5, update_every=3, drop='signed',
-            structure=structures.n_of_m(2, 4),
+            0.5, update_every=3, drop='signed', structure='2:4'
         ),
         'have no sign',
     ),
-    (lambda: spdf.iterative([]), 'round'),
-    (lambda: spdf.iterative([spdf.Round(9), spdf.Round(9, 1.0)]), 'fraction'),
     (
         lambda: spdf.iterative([spdf.Round(9)], distribution='erk'),
         "distribution is 'erk', but iterative prunes by 'uniform' or 'model_w",
     ),
+    (lambda: spdf.join(STATIC, [MANY]), 'from 0 to 2,147,483,647'),
+    (
+        lambda: spdf.reset_state(optax.scale_by_adam(), [MANY]),
+        'from 0 to 2,147,483,647',
+    ),
+    (
+        lambda: spdf.iterative([spdf.Round(2), spdf.Round(2, 0.5, MANY)]),
+        'from 0 to 2,147,483,647',
+    ),
+    (
+        lambda: spdf.gmp(0.5, update_every=1, update_until=MANY),
+        'from 0 to 2,147,483,647',
+    ),
 ])
-def test_arguments_that_cannot_be_are_refused(make, words):
+def test_arguments_out_of_range_are_refused(make, words):
   with pytest.raises(ValueError, match=words):
     make()
 
 
+def test_the_last_step_of_int32_is_a_boundary():
+  last = 2**31 - 1
+  algorithm = spdf.join(STATIC, [last])
+  at = lambda step: algorithm.sparsity_at(step, {'w': np.ones((2, 2))})['w']
+  assert (at(last - 1), at(last)) == (0.5, 0.0)
+
+
 @pytest.mark.parametrize('algorithm, words', [
     (
-        spdf.rigl(0.99, drop_fraction=1e-3, **TIMES),
+        spdf.rigl(0.9, drop_fraction=1e-3, **TIMES),
         'drops none of the .* kept per group',
     ),
-    (
-        spdf.rigl(0.75, structure=structures.n_of_m(2, 4), **TIMES),
-        'sparsity is 0.75',
-    ),
+    (spdf.rigl(0.75, structure='2:4', **TIMES), 'sparsity is 0.75'),
     (spdf.gmp(0.5, structure=structures.block(5, 8), **TIMES), 'block.* 5'),
     (spdf.rigl(0.9999, distribution=spdf.erk, **TIMES), 'erk needs one'),
+    (
+        spdf.rigl({'no/*': 0.5}, distribution=spdf.by_pattern, **TIMES),
+        "'no/\\*'",
+    ),
+    (
+        spdf.gmp(
+            spdf.periodic([0.9, 0.5], 6), update_every=6, update_until=6,
+            distribution='model_wide',
+        ),
+        'model-wide sparsity falls',
+    ),
     (
         spdf.iterative(
             [spdf.Round(9)], distribution='model_wide', structure='2:4'
@@ -237,54 +354,10 @@ def test_arguments_that_cannot_be_are_refused(make, words):
         'but one unit in every layer has',
     ),
     (
-        spdf.rigl({'no/*': 0.5}, distribution=spdf.by_pattern, **TIMES),
-        "'no/\\*'",
+        spdf.iterative([spdf.Round(9), spdf.Round(9, 0.25)], structure='2:4'),
+        'which keeps exactly 2 of 4',
     ),
 ])
 def test_what_does_not_fit_the_parameters_is_refused_at_init(algorithm, words):
-  tx = spdf.sparsify(optax.adamw(1e-2), algorithm, key=0)
   with pytest.raises(ValueError, match=words):
-    tx.init(PARAMS)
-
-
-@pytest.mark.parametrize('drop', ['magnitude', 'signed'])
-def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
-  algorithm = spdf.sparse_evolution(
-      0.1, update_every=1, drop=drop, regrow_dropped=False
-  )
-  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
-  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 4)]
-  assert kept == [384 - 38] * 5
-
-
-@pytest.mark.parametrize('update_from', [0, 6])
-def test_a_falling_model_wide_sparsity_is_refused(update_from):
-  algorithm = spdf.gmp(
-      spdf.periodic([0.9, 0.5], 6), update_every=6, update_from=update_from,
-      update_until=6, distribution='model_wide',
-  )
-  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
-  with pytest.raises(ValueError, match='model-wide sparsity falls'):
-    tx.init(PARAMS)
-
-
-@pytest.mark.parametrize('fractions', [(0.25,), (0.0, 0.25), (0.5, 0.5)])
-def test_rounds_that_a_structure_cannot_have_are_refused(fractions):
-  rounds = [spdf.Round(9, fraction) for fraction in fractions]
-  algorithm = spdf.iterative(rounds, structure='2:4')
-  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
-  message = 'which keeps exactly 2 of 4'
-  with pytest.raises(ValueError, match=message):
-    tx.init(PARAMS)
-  joined = spdf.join([spdf.dense(), algorithm], [1])
-  with pytest.raises(ValueError, match=message):
-    list(train(spdf.sparsify(optax.sgd(1e-2), joined, key=0), 1))
-
-
-def test_rounds_may_end_at_the_sparsity_of_a_structure():
-  algorithm = spdf.iterative(
-      [spdf.Round(2), spdf.Round(2, 0.5)], structure='2:4'
-  )
-  tx = spdf.sparsify(optax.sgd(1e-2), algorithm, key=0)
-  kept = [int(kernel(spdf.get_mask(s)).sum()) for _, s, _ in train(tx, 3)]
-  assert kept == [384, 384, 384, 192]
+    optimizer(algorithm).init(parabola.make_params())

@@ -18,16 +18,16 @@ from spdf_jax.sparsity.counts import fraction_of
 from spdf_jax.sparsity.counts import kept_table
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
-from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.schedules import cubic
-from spdf_jax.sparsity.schedules import periodic
 from spdf_jax.sparsity.schedules import update_times
 from spdf_jax.sparsity.structures import channel
 
 LEVELS = st.floats(0, 1, exclude_max=True)
-COUNTS = st.integers(0, 2**31 - 1)
+# Where limbs of 15 bits carry, and others.
+EDGES = st.sampled_from([0, 1, 2**15 - 1, 2**15, 2**30 - 1, 2**30])
+COUNTS = EDGES | st.just(2**31 - 1) | st.integers(0, 2**31 - 1)
 
 
 def leaf(*shape):
@@ -78,18 +78,13 @@ def test_fixed_is_the_ceiling_of_the_exact_float(fraction):
 
 
 @settings(deadline=None)
-@given(st.lists(COUNTS, min_size=1, max_size=5), st.integers(0, 2**30))
+@given(
+    st.lists(COUNTS, min_size=1, max_size=5), EDGES | st.integers(0, 2**30)
+)
 def test_fraction_of_is_integer_arithmetic(counts, fraction):
   found = fraction_of(jnp.array(counts, jnp.int32), np.uint32(fraction))
   assert found.dtype == jnp.int32
   assert found.tolist() == [n * fraction >> 30 for n in counts]
-
-
-@pytest.mark.parametrize('n', [0, 1, 2**15 - 1, 2**15, 2**30, 2**31 - 1])
-@pytest.mark.parametrize('fraction', [0, 1, 2**15 - 1, 2**15, 2**30 - 1, 2**30])
-def test_fraction_of_is_exact_where_limbs_carry(n, fraction):
-  found = jax.jit(fraction_of)(jnp.int32(n), jnp.uint32(fraction))
-  assert int(found) == n * fraction >> 30 <= n
 
 
 @settings(deadline=None)
@@ -98,19 +93,6 @@ def test_round_shares_of_round_counts_are_exact(n, thousandths):
   n = n // 1000 * 1000 % 1_000_000
   exact = n // 1000 * thousandths
   assert int(fraction_of(n, fixed(thousandths / 1000))) == exact
-
-
-def test_thirty_percent_of_ten_is_three():
-  # Ten times the float 0.3 is below 3: without rounding up, this would be 2.
-  assert int(fraction_of(10, fixed(0.3))) == 3
-  assert fraction_of(jnp.array([10, 100]), fixed([0.3, 0.29])).tolist() == [
-      3, 29
-  ]
-
-
-def test_fraction_of_counts_604_million_exactly():
-  assert int(fraction_of(604_000_000, fixed(0.3))) == 181_200_000
-  assert int(fraction_of(jnp.int32(604_000_001), fixed(1.0))) == 604_000_001
 
 
 @pytest.mark.parametrize('bad', [-0.1, 1.1, math.nan, [0.5, 2.0]])
@@ -148,20 +130,6 @@ def test_a_constant_sparsity_has_one_row_and_needs_no_times():
     assert (table['w'].tolist(), table['v'].tolist()) == ([10], [8])
 
 
-def test_equal_sparsities_are_distributed_once():
-  asked = []
-
-  def distribution(params, sparsity):
-    asked.append(sparsity)
-    return erk(params, sparsity)
-
-  times = update_times(1, 0, 999)
-  cycle = periodic([0.0, 0.9], 10)
-  table = kept_table({'w': leaf(1, 8, 8)}, cycle, distribution, times)
-  assert sorted(asked) == [0.0, 0.9]
-  assert table['w'].tolist() == ([64] * 10 + [6] * 10) * 50
-
-
 def test_patterns_may_have_schedules_and_keep_their_order():
   params = {'z': leaf(1, 10, 10), 'a': leaf(1, 10, 10)}
   sparsity = {'z': cubic(0.0, 0.8, 10), '*': 0.5}
@@ -194,20 +162,6 @@ def test_model_wide_totals_are_exact_in_two_limbs(shapes, sparsity):
   assert (high << 32) + low == kept
 
 
-def test_model_wide_totals_pass_32_bits():
-  params = {f'h_{i}': leaf(1, 12288, 49152) for i in range(96)}
-  schedule = periodic([0.0, 0.75], 10)
-  table = kept_table(params, schedule, model_wide, update_times([0, 10]))
-  total = 96 * 12288 * 49152
-  totals = [(high << 32) + low for high, low in table.rows.tolist()]
-  assert totals == [total, total // 4]
-
-
-def test_a_tree_of_one_array_is_counted():
-  assert kept_table(leaf(1, 4, 4), 0.5, uniform).tolist() == [8]
-  assert kept_table({}, 0.5, uniform) == {}
-
-
 def test_the_table_is_made_while_jax_traces():
   schedule = optax.linear_schedule(0.0, 0.5, 10)
   times = update_times(5, 0, 10)
@@ -229,25 +183,10 @@ def test_a_layer_that_int32_cannot_count_is_named():
   assert kept_table(params, 0.75, uniform)['h']['w'].tolist() == [2**30]
 
 
-def test_a_schedule_with_endless_updates_is_refused():
-  for times in (None, update_times(10)):
-    with pytest.raises(ValueError, match='no last one; give the step'):
-      kept_table({'w': leaf(1, 4, 4)}, cubic(0.0, 0.5, 9), uniform, times)
-
-
-def test_a_sparsity_out_of_range_at_some_update_names_the_step():
-  times = update_times(40, stop=120)
-  with pytest.raises(ValueError, match=r'sparsity at step 120 is 1\.2'):
-    kept_table({'w': leaf(1, 4, 4)}, lambda t: t / 100, uniform, times)
-
-
-def test_a_distribution_that_returns_no_sparsity_is_named():
-  wrong = lambda params, sparsity: jax.tree.map(lambda p: 1.0, params)
-  with pytest.raises(ValueError, match="sparsity of 'w' is 1.0"):
-    kept_table({'w': leaf(1, 4, 4)}, 0.5, wrong)
-
-
-def test_a_distribution_of_another_structure_is_named():
-  wrong = lambda params, sparsity: {'v': 0.5}
-  with pytest.raises(ValueError, match="distribution returns .*'v'.*'w'"):
-    kept_table({'w': leaf(1, 4, 4)}, 0.5, wrong)
+@pytest.mark.parametrize('returned, message', [
+    ({'w': 1.0}, "sparsity of 'w' is 1.0"),
+    ({'v': 0.5}, "distribution returns .*'v'.*'w'"),
+])
+def test_a_distribution_that_returns_no_sparsities_is_named(returned, message):
+  with pytest.raises(ValueError, match=message):
+    kept_table({'w': leaf(1, 4, 4)}, 0.5, lambda params, sparsity: returned)

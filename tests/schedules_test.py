@@ -13,7 +13,6 @@ import pytest
 
 from spdf_jax.sparsity.schedules import cosine
 from spdf_jax.sparsity.schedules import cubic
-from spdf_jax.sparsity.schedules import is_constant
 from spdf_jax.sparsity.schedules import periodic
 from spdf_jax.sparsity.schedules import sparsity_at
 from spdf_jax.sparsity.schedules import update_times
@@ -67,12 +66,6 @@ def test_schedules_agree_on_host_and_under_tracing(schedule):
   assert schedule(np.int32(30)) == schedule(30)
 
 
-def test_host_sparsities_are_in_float64():
-  sparsity = cubic(0.0, 0.9, 3)
-  assert sparsity_at(sparsity, 3) == 0.9 != float(np.float32(0.9))
-  assert isinstance(sparsity(1), float)
-
-
 def test_sparsity_at_evaluates_every_leaf_and_keeps_none():
   sparsity = {
       'a': 0.25,
@@ -86,13 +79,6 @@ def test_sparsity_at_evaluates_every_leaf_and_keeps_none():
       'a': 0.25, 'b': None, 'c': [0.0, 0.5], 'd': 0.75, 'e': 0.5, 'f': 0.0
   }
   assert sparsity_at(0.5, 3) == 0.5 and sparsity_at(None, 3) is None
-
-
-def test_sparsity_at_keeps_the_order_of_patterns():
-  sparsity = {'*/z': 0.5, '*/a': cubic(0.0, 0.5, 10)}
-  assert list(sparsity_at(sparsity, 5)) == ['*/z', '*/a']
-  pairs = [('*/z', 0.5), ('*/a', cubic(0.0, 0.5, 10))]
-  assert sparsity_at(pairs, 10) == [('*/z', 0.5), ('*/a', 0.5)]
 
 
 def test_a_tree_whose_node_can_be_called_is_a_tree():
@@ -111,10 +97,6 @@ def test_a_tree_whose_node_can_be_called_is_a_tree():
 
 @pytest.mark.parametrize('schedule', [
     optax.cosine_decay_schedule(0.8, 100),
-    optax.join_schedules(
-        [optax.constant_schedule(0.2), optax.linear_schedule(0.0, 0.8, 10)],
-        [40],
-    ),
     jax.jit(lambda t: jax.lax.cond(t > 3, lambda: 0.5, lambda: 0.2)),
     lambda t: 0.5 if t > 3 else 0.2,
 ])
@@ -132,43 +114,6 @@ def test_any_schedule_is_evaluated_on_the_host_even_while_jax_traces(schedule):
 
   assert float(step(0.0)) == pytest.approx(expected)
   assert sparsity_at(schedule, 50) == expected
-
-
-def test_a_sparsity_out_of_range_names_its_step():
-  sparsity = {'w': lambda t: t / 100}
-  assert sparsity_at(sparsity, 99) == {'w': 0.99}
-  with pytest.raises(ValueError, match=r'sparsity at step 100 is 1\.0;'):
-    sparsity_at(sparsity, 100)
-  with pytest.raises(ValueError, match=r'sparsity is 1\.5;'):
-    sparsity_at({'w': 1.5}, 100)
-
-
-def test_a_schedule_that_returns_no_number_is_named():
-  with pytest.raises(ValueError, match='returns None at step 7'):
-    sparsity_at(lambda t: None, 7)
-
-
-def test_what_has_a_schedule_anywhere_is_not_constant():
-  assert is_constant(0.5) and is_constant({'a': 0.5, 'b': None})
-  assert is_constant([('*', 0.5)])
-  assert not is_constant(cubic(0.0, 0.5, 10))
-  assert not is_constant({'a': 0.5, 'b': [optax.constant_schedule(0.5)]})
-  assert not is_constant(jax.tree_util.Partial(lambda t: 0.5))
-
-
-@pytest.mark.parametrize('make, message', [
-    (lambda: cubic(1.0, 0.5, 10), 'initial is 1.0'),
-    (lambda: cubic(0.0, 0.5, 0), 'steps is 0'),
-    (lambda: cubic(0.0, 0.5, 10, -1), 'start is -1'),
-    (lambda: periodic([], 10), 'sparsities is empty'),
-    (lambda: periodic([0.5, 1.0], 10), 'a sparsity is 1.0'),
-    (lambda: periodic([0.5], 0), 'period is 0'),
-    (lambda: cosine(0.0, 10), 'initial is 0.0'),
-    (lambda: cosine(0.3, True), 'steps is True'),
-])
-def test_impossible_schedules_are_named(make, message):
-  with pytest.raises(ValueError, match=message):
-    make()
 
 
 @st.composite
@@ -207,7 +152,7 @@ def test_times_contain_and_count_their_steps_on_host_and_traced(drawn):
     assert times.steps.dtype == np.int32 and times.steps.tolist() == steps
 
 
-@pytest.mark.parametrize('every', [7, [1, 5, 30], [30]])
+@pytest.mark.parametrize('every', [7, [1, 5, 30]])
 def test_times_take_traced_scalars(every):
   times = update_times(every, stop=40)
   both = jax.jit(lambda t: (times.contains(t), times.index(t)))
@@ -226,13 +171,6 @@ def test_lookups_of_a_list_compile_without_a_loop():
   assert 'while' not in jax.jit(both).lower(jnp.int32(0)).compile().as_text()
 
 
-def test_an_interval_starts_at_itself_and_its_stop_may_be_an_update():
-  assert update_times(100, stop=300).steps.tolist() == [100, 200, 300]
-  assert update_times(100, stop=299).steps.tolist() == [100, 200]
-  assert update_times(100, 0, 200).steps.tolist() == [0, 100, 200]
-  assert update_times([0, 3, 9]).steps.tolist() == [0, 3, 9]
-
-
 def test_endless_times_last_to_the_end_of_int32():
   times = update_times(100)
   assert times.endless and times.contains(2**31 - 48)
@@ -242,18 +180,26 @@ def test_endless_times_last_to_the_end_of_int32():
     _ = times.steps
 
 
-@pytest.mark.parametrize('arguments, message', [
-    ((0,), 'every is 0'),
-    ((2.5,), r'every is 2\.5'),
-    ((True,), 'every is True'),
-    ((2**31,), 'every is 2147483648'),
-    ((10, -1), 'start is -1'),
-    ((10, None, 9), 'every=10 gives no update from start=10 to stop=9'),
-    (([5, 1],), 'step 1 after step 5'),
-    (([-1, 5],), 'a step in every is -1'),
-    ((lambda t: True,), 'stop is None'),
-    ((lambda t: t > 9, 0, 9), 'every gives no update from start=0 to stop=9'),
+@pytest.mark.parametrize('call, message', [
+    (lambda: cubic(1.0, 0.5, 10), 'initial is 1.0'),
+    (lambda: cubic(0.0, 0.5, 0), 'steps is 0'),
+    (lambda: cubic(0.0, 0.5, 1, 2**31), 'start is 2147483648'),
+    (lambda: periodic([], 10), 'sparsities is empty'),
+    (lambda: periodic([0.5, 1.0], 10), 'a sparsity is 1.0'),
+    (lambda: cosine(0.0, 10), 'initial is 0.0'),
+    (lambda: sparsity_at(lambda t: t / 100, 100), r'at step 100 is 1\.0;'),
+    (lambda: sparsity_at({'w': 1.5}, 100), r'sparsity is 1\.5;'),
+    (lambda: sparsity_at(lambda t: None, 7), 'returns None at step 7'),
+    (lambda: update_times(0), 'every is 0'),
+    (lambda: update_times(True), 'every is True'),
+    (lambda: update_times(2**31), 'every is 2147483648'),
+    (lambda: update_times(10, -1), 'start is -1'),
+    (lambda: update_times(10, None, 9),
+     'every=10 gives no update from start=10 to stop=9'),
+    (lambda: update_times([5, 1]), 'step 1 after step 5'),
+    (lambda: update_times([-1, 5]), 'a step in every is -1'),
+    (lambda: update_times(lambda t: True), 'stop is None'),
 ])
-def test_impossible_times_are_named(arguments, message):
+def test_impossible_schedules_and_times_are_named(call, message):
   with pytest.raises(ValueError, match=message):
-    update_times(*arguments)
+    call()

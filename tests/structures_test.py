@@ -130,14 +130,6 @@ def test_shapes_and_masks_of_units_go_together(case):
   assert spdf.mask_from_scores(jnp.zeros(SHAPE), 0.0, structure=structure).all()
 
 
-def test_magnitudes_of_a_unit_add_up():
-  weights = jnp.array([[3.0, -3.0, 1.0, 1.0]])
-  mask = spdf.magnitude_mask(
-      None, weights, 0.5, structure=structures.block(1, 2)
-  )
-  assert mask.tolist() == [[True, True, False, False]]
-
-
 def test_whole_model_ranks_blocks():
   scores = {'a': jnp.ones((4, 4)).at[:2].set(5.0), 'b': jnp.full((2, 2), 2.0)}
   mask = spdf.mask_from_scores(
@@ -160,19 +152,6 @@ def test_impossible_structures_are_named(make, message):
     make()
 
 
-@pytest.mark.parametrize('structure, message', [
-    (structures.n_of_m(2, 5), r'n_of_m\(2, 5\).* inputs .* by 5, .* 8;'),
-    (structures.block(3, 4), 'inputs .* by 3'),
-    (structures.balanced(5), r'balanced\(5\).* outputs .* by 5'),
-])
-def test_structures_that_do_not_divide_a_leaf_are_named(structure, message):
-  sparsity = 0.6 if 'n_of_m(2, 5)' in message.replace('\\', '') else 0.75
-  with pytest.raises(ValueError, match=message):
-    structure.unit_shape(SHAPE)
-  with pytest.raises(ValueError, match=message):
-    spdf.mask_from_scores(jnp.zeros(SHAPE), sparsity, structure=structure)
-
-
 @pytest.mark.parametrize('make', [
     lambda sparsity, structure: spdf.random_mask(
         jax.random.key(0), jnp.zeros(SHAPE), sparsity, structure=structure),
@@ -188,12 +167,6 @@ def test_sparsities_that_a_structure_cannot_have_are_named(make):
   with pytest.raises(ValueError, match='one group of all layers'):
     make(ModelWide(2 / 3), structure)
   make(0.6666667, structure)
-
-
-@pytest.mark.parametrize('sparsity', [1.0, None])
-def test_impossible_model_wide_sparsity_is_named(sparsity):
-  with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
-    spdf.mask_from_scores(jnp.zeros(SHAPE), ModelWide(sparsity))
 
 
 def test_model_wide_masks_count_over_all_leaves():
@@ -213,23 +186,6 @@ def test_model_wide_masks_count_over_all_leaves():
   assert (magnitude['a'] <= (params['a'] > 0)).all()
   assert magnitude['b'].sum((1, 2)).tolist() == [1, 1]
   assert magnitude['a'].sum() == 12
-
-
-def test_masks_are_the_same_traced_or_not_for_many_layers():
-  rng = np.random.default_rng(0)
-  params = {
-      f'h_{i}': jnp.asarray(np.round(rng.standard_normal((8, 12))), 'float32')
-      for i in range(4)
-  }
-  sparsities = {'h_0': 0.0, 'h_1': 0.5, 'h_2': 0.75, 'h_3': 0.9}
-  key = jax.random.key(0)
-  for make in (
-      functools.partial(spdf.random_mask, key),
-      functools.partial(
-          spdf.magnitude_mask, key, structure=structures.block(2, 2)),
-  ):
-    f = lambda p, make=make: make(p, sparsities)
-    jax.tree.map(np.testing.assert_array_equal, f(params), jax.jit(f)(params))
 
 
 @pytest.mark.slow
@@ -255,23 +211,6 @@ def test_model_wide_channels_count_weights_and_leave_no_layer_dead(init, axis):
   assert total // 4 - 64 < kept <= total // 4
   for name, shape in shapes.items():
     assert mask[name].reshape(-1, math.prod(shape[-2:])).any(axis=1).all()
-
-
-@pytest.mark.slow
-def test_model_wide_pruning_keeps_a_weight_in_every_layer():
-  params = {'large': jnp.arange(1., 65).reshape(8, 8), 'tiny': jnp.ones((4, 4))}
-  params['tiny'] *= 1e-6
-  algorithm = spdf.gmp(
-      spdf.cubic(0.0, 0.9, 4), update_every=1, update_until=4,
-      distribution='model_wide',
-  )
-  tx = spdf.sparsify(optax.sgd(0.0), algorithm, key=0)
-  state = tx.init(params)
-  update = jax.jit(tx.update)
-  for _ in range(5):
-    _, state = update(params, state, params)
-  mask = spdf.get_mask(state)
-  assert mask['tiny'].sum() == 1 and mask['large'].sum() == 7
 
 
 @pytest.mark.parametrize(
