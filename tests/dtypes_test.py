@@ -13,16 +13,11 @@ from spdf_jax.sparsity import topk
 TIMES = dict(update_every=2, update_until=6)
 ALGORITHMS = {
     'static': lambda: spdf.static(0.75),
-    'magnitude': lambda: spdf.static(0.75, init='magnitude'),
-    'gmp': lambda: spdf.gmp(spdf.cubic(0.0, 0.75, 6), **TIMES),
     'set': lambda: spdf.sparse_evolution(0.75, update_every=2),
     'rigl': lambda: spdf.rigl(0.75, **TIMES),
-    'blocks': lambda: spdf.rigl(
-        0.75, structure=spdf.structures.block(2, 2), **TIMES),
     'granet': lambda: spdf.granet(
         spdf.cubic(0.5, 0.75, 6), distribution='model_wide', **TIMES),
     '2:4': lambda: spdf.rigl(0.5, structure='2:4', **TIMES),
-    'iterative': lambda: spdf.iterative([spdf.Round(2), spdf.Round(4, 0.5)]),
     'join': lambda: spdf.join([spdf.static(0.75), spdf.dense()], [3]),
 }
 
@@ -42,7 +37,7 @@ def oracle(scores, kept):
   return mask.reshape(scores.shape)
 
 
-@pytest.mark.parametrize('size', [(1, 3, 4), (2, 20, 30), (1, 80, 90)])
+@pytest.mark.parametrize('size', [(1, 3, 4), (2, 70, 60)])
 @pytest.mark.parametrize('dtype', ['float64', 'int64', 'int32', 'complex128'])
 def test_wide_scores_are_ranked_exactly(x64, size, dtype):
   del x64
@@ -95,20 +90,17 @@ def train(algorithm, dtype, steps=7):
   return spdf.get_mask(state)
 
 
-
-
-@pytest.mark.parametrize('name', slow_except(['rigl', 'magnitude'], ALGORITHMS))
+@pytest.mark.parametrize('name', slow_except(['rigl'], ALGORITHMS))
 def test_every_algorithm_trains_in_float64_with_strict_promotion(x64, name):
   del x64
   with jax.numpy_dtype_promotion('strict'):
     masks = train(ALGORITHMS[name](), 'float64')
-  kept = {'2:4': 128, 'iterative': 128, 'join': 256}.get(name, 64)
+  kept = {'2:4': 128, 'join': 256}.get(name, 64)
   assert sum(int(m.sum()) for m in masks.values()) == kept
 
 
-@pytest.mark.parametrize('name', ['rigl', 'blocks'])
-def test_complex_weights_are_ranked_by_magnitude(name):
-  masks = train(ALGORITHMS[name](), 'complex64')
+def test_complex_weights_are_ranked_by_magnitude():
+  masks = train(ALGORITHMS['rigl'](), 'complex64')
   assert sum(int(m.sum()) for m in masks.values()) == 64
 
 
@@ -116,15 +108,3 @@ def test_the_sign_of_a_complex_weight_is_refused():
   algorithm = spdf.sparse_evolution(0.75, update_every=2, drop='signed')
   with pytest.raises(ValueError, match="drop is 'signed', .* complex64"):
     train(algorithm, 'complex64')
-
-
-def test_revived_weights_may_have_a_scale_of_their_own_in_any_dtype(x64):
-  del x64
-  draw = spdf.scaled_normal(0.5)
-  for dtype in ('float64', 'complex64'):
-    w = {'w': jax.random.normal(jax.random.key(0), (1, 64, 64), dtype) * 3}
-    mask = {'w': jnp.ones((1, 64, 64), bool)}
-    values = draw(jax.random.key(1), 0, w, mask)['w']
-    assert values.dtype == dtype
-    assert 1.4 < float(jnp.std(values.astype(
-        jnp.promote_types(dtype, 'float32')))) < 1.6

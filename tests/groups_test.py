@@ -8,7 +8,6 @@ import optax
 import pytest
 from quickstart_runs import small_config
 from tiny_run import assert_same_arrays
-from tiny_run import without_times
 
 import spdf_jax as spdf
 from spdf_jax import models
@@ -23,10 +22,6 @@ pytestmark = pytest.mark.slow
 TIMES = dict(update_every=3, update_until=12)
 ATTENTION = {'static': (0.5, spdf.static(0.5)),
              'dense': (dict(algorithm='dense'), spdf.dense())}
-
-
-class Stop(Exception):
-  pass
 
 
 def make_recipe(attention, order=('pretrain', 'continuation'), **changes):
@@ -77,28 +72,6 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
   for name, change in moved.items():
     assert (change.grown > 0) == ('mlp' in name)
   assert recipe.plan.update_steps.tolist() == [3, 6, 9, 12]
-
-
-def test_a_run_with_groups_that_is_killed_goes_on_bit_for_bit(tmp_path):
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  want = train(open_session(make_recipe('static', eval_every=2), whole))
-  for stop in (4, 10, 16):
-
-    def failing(step, params, stop=stop):
-      if step == stop:
-        raise Stop
-      return ()
-
-    session = open_session(make_recipe('static', eval_every=2), killed)
-    with pytest.raises(Stop):
-      train(session, evaluators=[failing])
-    session.checkpoints.close()
-  found = train(open_session(make_recipe('static', eval_every=2), killed))
-  assert_same_arrays(found, want)
-  rows = [
-      without_times(read_rows(run / 'metrics.jsonl')) for run in (whole, killed)
-  ]
-  assert rows[0] == rows[1]
 
 
 def test_static_and_dense_groups_are_stored_compactly(tmp_path):

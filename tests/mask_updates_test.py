@@ -1,9 +1,6 @@
 """The report's statements about masks agree with the run's log."""
 
-import pytest
-
 from spdf_jax.costs.plan_costs import Span
-from spdf_jax.runs.plots import plot_mask_updates
 from spdf_jax.runs.read import mask_updates_in
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import Run
@@ -108,11 +105,6 @@ def test_rounds_without_an_evaluation_inside_are_left_out():
   assert sawtooth('toy', make_rounds({})) is None
 
 
-@pytest.mark.parametrize('run', [DYNAMIC, STILL])
-def test_a_run_without_rounds_has_no_sawtooth(run):
-  assert sawtooth('toy', run) is None
-
-
 def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):
   text = write_report(tmp_path / 'a', {'toy': DYNAMIC}).read_text()
   assert '## Masks' in text and '![Masks](mask_updates.png)' in text
@@ -122,19 +114,3 @@ def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):
   text = write_report(tmp_path / 'b', {'toy': STILL}).read_text()
   assert '## Masks' not in text
   assert not (tmp_path / 'b' / 'mask_updates.png').exists()
-
-
-def test_the_plot_shows_zeros_survival_and_exploration():
-  figure = plot_mask_updates({'toy': DYNAMIC, 'still': STILL})
-  (ax,) = figure.axes
-  assert ax.get_title(loc='left') == 'toy'
-  zeros, found, first, second, explored = ax.get_lines()[:5]
-  assert zeros.get_xdata().tolist() == [0, 20, 50, 70]
-  assert zeros.get_ydata().tolist() == [25, 50, 0, 0]
-  assert found.get_xdata().tolist() == [50, 70]
-  assert first.get_xdata().tolist() == [20, 35]
-  assert first.get_ydata().tolist() == [60, 80]
-  assert second.get_ydata().tolist() == [100]
-  assert explored.get_ydata()[-1] == 100
-  texts = {text.get_text() for text in ax.texts}
-  assert texts == {'sparsity', 'survival', 'explored', 'sparse', 'dense'}

@@ -25,7 +25,7 @@ SHAPES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(SHAPES, LEVELS, st.integers(0, 2**32))
 def test_every_layer_keeps_the_exact_count(shape, sparsity, seed):
   mask = spdf.random_mask(

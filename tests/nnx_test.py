@@ -82,35 +82,6 @@ def test_masks_are_those_of_the_same_training_on_plain_arrays():
     np.testing.assert_array_equal(one, other)
 
 
-def test_a_function_of_paths_selects_the_same_in_init_and_in_update():
-  where = lambda path, leaf: path == 'wi/kernel'
-  model, optimizer, _ = make(spdf.gmp(0.5, **TIMES), where)
-  params = train(model, optimizer)
-  spdf.check(params, optimizer.opt_state)
-  mask = spdf.get_mask(optimizer.opt_state)
-  assert [m.sum() for m in jax.tree.leaves(mask)] == [64]
-
-
-def test_statistics_and_dense_gradients_are_read_from_its_state():
-  model, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
-  train(model, optimizer, 3)
-  found = spdf.mask_statistics(optimizer.opt_state)
-  assert found['grown'] == found['dropped'] > 0
-  assert float(found['exploration']) > 0.25
-  assert not spdf.get_dense_grads(optimizer.opt_state)
-
-
-def test_densified_state_trains_on_with_all_weights():
-  model, optimizer, _ = make(spdf.static(0.75))
-  train(model, optimizer, 2)
-  optimizer.opt_state = nnx.data(spdf.densify(optimizer.opt_state))
-  params = train(model, optimizer, 2)
-  assert all(
-      np.count_nonzero(p) == p.size for p in jax.tree.leaves(params)
-      if p.ndim == 2
-  )
-
-
 def test_functions_over_the_variables_of_the_state_find_an_array_in_each():
   _, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
   dtypes = jax.tree.map(

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from spdf_jax import packing
 
@@ -69,16 +68,6 @@ def test_matrices_come_back_bit_for_bit(case, spare, jitted):
   for i in np.ndindex(mask.shape[:-2]):
     wanted[i][:counts[i]] = w[i][mask[i]]
   assert same_bits(values, wanted)
-
-
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
-def test_types_are_kept(dtype):
-  mask = jnp.eye(3, 5, dtype=bool)
-  w = jnp.where(mask, 7, 0).astype(dtype)
-  packed = packing.pack_mask(mask)
-  values = packing.gather_kept(w, packed, 3)
-  assert values.dtype == w.dtype
-  assert same_bits(packing.scatter_kept(values, packed), w)
 
 
 def test_a_packed_mask_is_a_tree_of_its_bits():

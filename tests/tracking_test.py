@@ -1,4 +1,4 @@
-"""`track_masks` and `mask_statistics` against a NumPy oracle."""
+"""Statistics of masks, tracked and compared, against NumPy and sets."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,9 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.statistics import mask_changes
+from spdf_jax.sparsity.statistics import overlap
 from spdf_jax.sparsity.tracking import mask_statistics
-from spdf_jax.sparsity.tracking import MaskTrackingState
 from spdf_jax.sparsity.tracking import track_masks
 
 PARAMS = {
@@ -92,12 +93,6 @@ def test_statistics_equal_a_numpy_oracle_at_every_step():
   assert shares == sorted(shares) and shares[0] < shares[-1]
 
 
-def test_the_updates_are_those_of_the_wrapped_optimizer():
-  ours = train(tracked(tossing()), 6)[-1].inner_state
-  theirs = train(spdf.sparsify(optax.adam(0.1), tossing(), key=0), 6)[-1]
-  jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
 def test_masks_are_seen_through_the_wrapper():
   state = train(tracked(tossing()), 0)[0]
   assert spdf.get_mask(state)['h_0']['bias'] is None
@@ -105,25 +100,6 @@ def test_masks_are_seen_through_the_wrapper():
   assert not spdf.get_dense_grads(state)
   full = spdf.get_mask(spdf.densify(state))
   assert full['h_1']['wi'].all()
-
-
-def test_a_change_that_changes_nothing_overlaps_wholly():
-  algorithm = tossing(lambda count: count == 1)._replace(
-      update=lambda key, count, mask, params, grads: mask
-  )
-  found = mask_statistics(train(tracked(algorithm), 3)[-1])
-  assert [float(found[name]) for name in ('grown', 'dropped')] == [0, 0]
-  assert float(found['overlap']) == 1
-
-
-def test_pruning_and_reviving_are_counted_apart():
-  join = spdf.join([spdf.static(s) for s in (0.75, 0.5, 0.875)], [2, 4])
-  states = train(tracked(join), 6)
-  read = lambda state: [float(mask_statistics(state)[n]) for n in NAMES[:4]]
-  assert read(states[2]) == [0, 0, 64, 1]
-  assert read(states[3]) == read(states[4]) == [64, 0, 64, 0.5]
-  assert read(states[5]) == read(states[6]) == [0, 96, 32, 0.25]
-  assert float(mask_statistics(states[6])['exploration']) == 0.5
 
 
 def test_counts_are_exact_where_float32_sums_are_not():
@@ -181,43 +157,70 @@ def test_trackers_under_partition_are_added_up():
   assert float(found['exploration']) == 96 / 256
 
 
-@pytest.mark.parametrize('wrapper', ['MultiSteps', 'apply_if_finite'])
-def test_wrappers_of_whole_steps_go_around_it(wrapper):
-  tx = tracked(tossing(lambda count: count == 1))
-  tx = {
-      'MultiSteps': lambda: optax.MultiSteps(tx, 2),
-      'apply_if_finite': lambda: optax.apply_if_finite(tx, 5),
-  }[wrapper]()
-  states = train(tx, 4)
-  first, last = mask_statistics(states[0]), mask_statistics(states[-1])
-  assert float(first['grown']) == 0 < float(last['grown'])
-
-
-def test_map_params_survives_its_placeholder():
-  tx = tracked(tossing())
-  state = tx.init(PARAMS)
-  doubled = optax.tree.map_params(tx, lambda x: 2 * x, state)
-  assert jax.tree.structure(doubled) == jax.tree.structure(state)
-
-
-def test_the_history_is_found_as_parameter_shaped():
-  # What gives it the sharding of its parameter.
-  state = tracked(tossing()).init(PARAMS)
-  held = []
-  spdf.map_like_params(lambda x, n: held.append(n), state.history, PARAMS, {
-      'h_0': {'wi': 1, 'bias': 2}, 'h_1': {'wi': 3},
-  })
-  assert held == [1, 3]
-
-
-def test_init_works_from_shapes_alone():
-  tx = tracked(tossing())
-  shapes = jax.eval_shape(tx.init, jax.eval_shape(lambda: PARAMS))
-  assert isinstance(shapes, MaskTrackingState)
-  assert shapes.history['h_1']['wi'].dtype == jnp.uint8
-
-
 def test_a_state_without_tracking_is_refused():
   tx = spdf.sparsify(optax.adam(0.1), tossing(), key=0)
   with pytest.raises(ValueError, match='holds no MaskTrackingState'):
     mask_statistics(tx.init(PARAMS))
+
+
+STACKED = {
+    'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
+    'h_1': {'wi': jnp.ones((3, 16, 8))},
+}
+WHERE = lambda path, leaf: path.endswith('wi')
+
+
+def draw(seed, density):
+  rng = np.random.default_rng(seed)
+  return {
+      'h_0': {'wi': rng.random((8, 16)) < density, 'bias': None},
+      'h_1': {'wi': rng.random((3, 16, 8)) < density},
+  }
+
+
+def sets(mask):
+  """Returns the indices of the kept weights of every layer."""
+  found = {'h_0/wi': mask['h_0']['wi']}
+  found |= {f'h_1/wi[{i}]': m for i, m in enumerate(mask['h_1']['wi'])}
+  return {name: set(np.flatnonzero(m)) for name, m in found.items()}
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_changes_are_the_differences_of_sets(seed):
+  one, other = draw(seed, 0.3), draw(seed + 100, 0.6)
+  before, after = sets(one), sets(other)
+  found = mask_changes(one, other, STACKED, where=WHERE)
+  assert list(found) == ['h_0/wi', 'h_1/wi[0]', 'h_1/wi[1]', 'h_1/wi[2]']
+  likeness = overlap(one, other, STACKED, where=WHERE)
+  for name, change in found.items():
+    old, new = before[name], after[name]
+    assert change == (len(new - old), len(old - new), len(old & new))
+    assert likeness[name] == len(old & new) / len(old | new)
+
+
+def test_a_mask_overlaps_wholly_with_itself_and_not_with_its_inverse():
+  mask = draw(0, 0.5)
+  inverse = jax.tree.map(np.logical_not, mask)
+  empty = jax.tree.map(np.zeros_like, mask)
+  for other, wanted in ((mask, 1.0), (inverse, 0.0)):
+    assert set(overlap(mask, other, STACKED, where=WHERE).values()) == {wanted}
+  assert set(overlap(empty, empty, STACKED, where=WHERE).values()) == {1.0}
+
+
+def test_masks_of_other_parameters_are_not_compared():
+  one, other = draw(0, 0.5), draw(1, 0.5)
+  other['h_0']['wi'] = None
+  message = r"layer 'h_0/wi' \(8, 16\) where the other has 'h_1/wi\[0\]'"
+  with pytest.raises(ValueError, match=message):
+    mask_changes(one, other, STACKED, where=WHERE)
+  with pytest.raises(ValueError, match="the other has 'h_0/wi'"):
+    mask_changes(other, one, STACKED, where=WHERE)
+
+
+def test_leaves_that_where_does_not_select_are_named():
+  mask = draw(0, 0.5)
+  message = "the mask has a leaf 'h_1/wi', which where does not select; pass"
+  with pytest.raises(ValueError, match=message):
+    spdf.summarize(mask, STACKED)
+  with pytest.raises(ValueError, match=message):
+    mask_changes(mask, mask, STACKED)

@@ -52,14 +52,6 @@ def test_other_shapes_dtypes_and_names_stay_apart():
   assert loops_and_sines(f, tree) == (1, 4)
 
 
-def test_nothing_traced_is_called_leaf_by_leaf():
-  seen = []
-  map_leaves(lambda x: seen.append(x), model(3))
-  assert len(seen) == 3 and not any(
-      isinstance(x, jax.core.Tracer) for x in seen
-  )
-
-
 def test_results_and_operands_of_the_loop_stay_with_their_leaves():
   tree = model(4) | {'x': jnp.ones((2, 2)), 'none': None}
   numbers = jax.tree.map(
@@ -77,22 +69,6 @@ def test_results_and_operands_of_the_loop_stay_with_their_leaves():
   assert looped['none'] is None and direct['none'] is None
   for one, other in zip(jax.tree.leaves(looped), jax.tree.leaves(direct)):
     np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
-def test_none_and_tuples_of_later_trees_reach_the_function():
-  tree = model(3)
-  masks = {f'h_{i}': {'w': None} for i in range(3)}
-  pairs = {f'h_{i}': {'w': (np.int32(i), np.int32(1))} for i in range(3)}
-
-  def f(x, mask, pair):
-    assert mask is None
-    return x * pair[0] + pair[1]
-
-  result = jax.jit(lambda tree: map_leaves(f, tree, masks, pairs))(tree)
-  for i in range(3):
-    np.testing.assert_allclose(
-        result[f'h_{i}']['w'], tree[f'h_{i}']['w'] * i + 1, rtol=1e-6
-    )
 
 
 def test_trees_that_differ_are_named():
