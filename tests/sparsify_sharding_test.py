@@ -1,4 +1,4 @@
-"""Sparse optimizers on sharded parameters: shardings and communication.
+"""Sparse optimizers on sharded parameters: masks, shardings, communication.
 
 On 8 simulated devices, in a process of their own.
 """
@@ -15,7 +15,8 @@ from tiers import slow_except
 
 pytestmark = pytest.mark.sharding
 
-PRELUDE = textwrap.dedent('''
+# Weights and gradients have ties, and both zeros.
+SCRIPT = textwrap.dedent('''
     import json
     import math
     import re
@@ -32,21 +33,18 @@ PRELUDE = textwrap.dedent('''
     TIMES = dict(update_every=2, update_until=6)
     algorithm = {
         'rigl': lambda: spdf.rigl(0.75, **TIMES),
-        'set': lambda: spdf.sparse_evolution(0.75, update_every=2),
-        'gmp': lambda: spdf.gmp(spdf.cubic(0.0, 0.75, 6), **TIMES),
-        'granet': lambda: spdf.granet(spdf.cubic(0.5, 0.75, 6), **TIMES),
         'static-join': lambda: spdf.join(
             [spdf.static(0.75), spdf.dense(), spdf.static(0.5)], [2, 4]
         ),
+        'set-blocks': lambda: spdf.sparse_evolution(
+            0.75, structure=spdf.structures.block(4, 4), update_every=2
+        ),
+        '2:4': lambda: spdf.rigl(0.5, structure='2:4', **TIMES),
+        'gmp-model-wide': lambda: spdf.gmp(
+            spdf.cubic(0.0, 0.75, 6), distribution='model_wide', **TIMES
+        ),
+        'granet': lambda: spdf.granet(spdf.cubic(0.5, 0.75, 6), **TIMES),
     }[NAME]()
-    mesh = jax.make_mesh(
-        (4, 2), ('data', 'model'), axis_types=(AxisType.Auto,) * 2
-    )
-    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
-''')
-
-# Weights and gradients have ties, and both zeros.
-UPDATES = '''
     SPECS = {
         'rows': P(('data', 'model'), None), 'columns': P(None, 'data'),
         'both': P('data', 'model'), 'bias': P('model'),
@@ -55,6 +53,8 @@ UPDATES = '''
     SHAPES = {name: (256, 512) for name in SPECS} | {
         'bias': (512,), 'stack': (2, 256, 256)
     }
+    WHERE = {'*': True}
+    tx = spdf.sparsify(optax.adamw(1e-2), algorithm, where=WHERE, key=0)
 
     def arrays(seed):
       rng = np.random.default_rng(seed)
@@ -63,67 +63,67 @@ UPDATES = '''
           for name, shape in SHAPES.items()
       }
 
-    tx = spdf.sparsify(
-        optax.adamw(1e-2), algorithm, key=0,
-        where=lambda path, leaf: len(leaf.shape) > 1,
-    )
-
-    def train(update, params, state, place):
+    def train(init, update, place, steps=7):
+      params = place(arrays(0))
+      state = jax.block_until_ready(init(params))
       params = spdf.apply_mask(params, spdf.get_mask(state))
-      for i in range(7):
+      for i in range(steps):
         grads = place(arrays(1 + i))
         updates, state = jax.block_until_ready(update(grads, state, params))
         params = jax.block_until_ready(optax.apply_updates(params, updates))
-      return params, state
+      spdf.check(params, state)
+      spdf.check(params, spdf.densify(state))
+      mask = spdf.get_mask(state)
+      summary = str(spdf.summarize(mask, params, where=WHERE))
+      changes = spdf.mask_changes(mask, mask, params, where=WHERE)
+      return params, state, summary, changes
 
-    place = lambda tree: jax.tree.map(put, tree, SPECS)
-    params = place(arrays(0))
-    like = spdf.state_shardings(jax.eval_shape(tx.init, params), params)
-    state = jax.jit(tx.init, out_shardings=like)(params)
-    jax.block_until_ready(state)
-    adam = state.inner_state[0]
-    misplaced = [
-        (name, str(x.sharding))
-        for tree in (state.mask, adam.mu, adam.nu) for name, x in tree.items()
-        if x is not None
-        and not x.sharding.is_equivalent_to(params[name].sharding, x.ndim)
-    ]
+    def same(one, two):
+      pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+      return all(np.array_equal(a, b) for a, b in pairs)
 
-    program = jax.jit(tx.update).lower(params, state, params).compile()
-    eight = train(program, params, state, place)
-    one = train(
-        jax.jit(tx.update), arrays(0), tx.init(arrays(0)), lambda tree: tree
-    )
-    differ = [
-        jax.tree_util.keystr(path)
-        for (path, a), b in zip(
-            jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(eight)
-        )
-        if not np.array_equal(a, b)
-    ]
-    text = program.as_text()
-    sizes = dict(f32=4, s32=4, u32=4, pred=1)
-    shards = [x.sharding.shard_shape(x.shape) for x in params.values()]
-    print(json.dumps(dict(
-        misplaced=misplaced,
-        differ=differ,
-        gathers=re.findall(
-            '.* (?:all-gather|all-to-all|collective-permute).*', text
-        ),
-        # One all-reduce may take several tensors; each counts for itself.
-        reduced=[
-            sizes[kind] * math.prod(int(d) for d in dims.split(',') if d)
-            for results in re.findall(r'= (.*?) all-reduce(?:-start)?\\(', text)
-            for kind, dims in re.findall(r'(\\w+)\\[([\\d,]*)\\]', results)
-        ],
-        temporary=program.memory_analysis().temp_size_in_bytes,
-        shard=sum(4 * math.prod(shape) for shape in shards),
-    )))
-'''
+    one = train(jax.jit(tx.init), jax.jit(tx.update), lambda tree: tree)
+    found = {}
+    for kind in (AxisType.Auto, AxisType.Explicit):
+      mesh = jax.make_mesh((4, 2), ('data', 'model'), axis_types=(kind,) * 2)
+      put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+      place = lambda tree: jax.tree.map(put, tree, SPECS)
+      params = place(arrays(0))
+      like = spdf.state_shardings(jax.eval_shape(tx.init, params), params)
+      init = jax.jit(tx.init, out_shardings=like)
+      state = jax.block_until_ready(init(params))
+      program = jax.jit(tx.update).lower(params, state, params).compile()
+      adam = state.inner_state[0]
+      text = program.as_text()
+      sizes = dict(f32=4, s32=4, u32=4, pred=1)
+      shards = [x.sharding.shard_shape(x.shape) for x in params.values()]
+      eight = train(init, program, place)
+      found[kind.name] = dict(
+          misplaced=[
+              (name, str(x.sharding))
+              for tree in (state.mask, adam.mu, adam.nu)
+              for name, x in tree.items() if x is not None
+              and not x.sharding.is_equivalent_to(params[name].sharding, x.ndim)
+          ],
+          same=[same(a, b) for a, b in zip(one[:2], eight[:2])],
+          reads_the_same=one[2:] == eight[2:],
+          gathers=re.findall(
+              '.* (?:all-gather|all-to-all|collective-permute).*', text
+          ),
+          # One all-reduce may take several tensors; each counts for itself.
+          reduced=[
+              sizes[kind] * math.prod(int(d) for d in dims.split(',') if d)
+              for results in re.findall(
+                  r'= (.*?) all-reduce(?:-start)?\\(', text
+              )
+              for kind, dims in re.findall(r'(\\w+)\\[([\\d,]*)\\]', results)
+          ],
+          temporary=program.memory_analysis().temp_size_in_bytes,
+          shard=sum(4 * math.prod(shape) for shape in shards),
+      )
 
-# Each device has its own share of a batch. Whole numbers, so that sums come
-# out the same in any order.
-BATCHES = '''
+    # Each device has its own share of a batch. Whole numbers, so that sums
+    # come out the same in any order.
     rng = np.random.default_rng(0)
     whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float32)
     params = {'h_0': {'kernel': whole(16, 32)}}
@@ -136,7 +136,7 @@ BATCHES = '''
       updates, state = tx.update(jax.grad(loss)(params), state, params)
       return optax.apply_updates(params, updates), state
 
-    def train(place):
+    def train_on_batches(place):
       state = tx.init(params)
       p = spdf.apply_mask(params, spdf.get_mask(state))
       p, state = place((p, state), P())
@@ -147,24 +147,38 @@ BATCHES = '''
         masks.append(np.asarray(spdf.get_mask(state)['h_0']['kernel']))
       return masks, np.asarray(p['h_0']['kernel'])
 
-    one = train(lambda tree, spec: tree)
-    eight = train(lambda tree, spec: put(tree, spec))
-    print(json.dumps(dict(
-        same=bool(np.array_equal(one[0], eight[0])),
-        same_weights=bool(np.array_equal(one[1], eight[1])),
-        moved=bool((one[0][0] != one[0][-1]).any()),
-    )))
-'''
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+    one = train_on_batches(lambda tree, spec: tree)
+    eight = train_on_batches(lambda tree, spec: put(tree, spec))
+    found['batches'] = dict(
+        same=same(one, eight), moved=bool((one[0][0] != one[0][-1]).any()),
+    )
+
+    # Without jit, on a mesh with the default axes.
+    mesh = jax.make_mesh((8,), ('data',))
+    place = lambda p: {'h_0': {'kernel': put(p, P(None, 'data'))}}
+    states = []
+    for put_kernel in (lambda p: {'h_0': {'kernel': p}}, place):
+      p = put_kernel(params['h_0']['kernel'])
+      with jax.set_mesh(mesh):
+        state = tx.init(p)
+        p = spdf.apply_mask(p, spdf.get_mask(state))
+        for i in range(3):
+          updates, state = tx.update(put_kernel(y[i, :16]), state, p)
+          p = jax.block_until_ready(optax.apply_updates(p, updates))
+      states.append((p, spdf.get_mask(state)))
+    found['eager'] = same(*states)
+    print(json.dumps(found))
+''')
 
 
 @functools.cache
-def run(name, code):
-  script = f'NAME = {name!r}\n' + PRELUDE + textwrap.dedent(code)
+def run(name):
   # What is sent, and held, is settled before the last stage of compilation.
   flags = os.environ.get('XLA_FLAGS', '')
   flags += ' --xla_backend_optimization_level=0'
   done = subprocess.run(
-      [sys.executable, '-c', script],
+      [sys.executable, '-c', f'NAME = {name!r}\n' + SCRIPT],
       env=os.environ | {'XLA_FLAGS': flags},
       capture_output=True, text=True, timeout=600, check=False,
   )
@@ -173,34 +187,43 @@ def run(name, code):
 
 
 each = pytest.mark.parametrize('name', slow_except(
-    ['granet', 'static-join'], ['rigl', 'set', 'gmp', 'granet', 'static-join']
+    ['rigl', 'static-join'],
+    ['rigl', 'static-join', 'set-blocks', '2:4', 'gmp-model-wide', 'granet'],
 ))
+with_axes = pytest.mark.parametrize('axes', ['Auto', 'Explicit'])
 
 
 @each
-def test_masks_and_moments_lie_with_their_parameters_from_the_start(name):
-  assert not run(name, UPDATES)['misplaced']
+@with_axes
+def test_masks_and_moments_lie_with_their_parameters_from_the_start(name, axes):
+  assert not run(name)[axes]['misplaced']
 
 
 @each
 def test_updates_send_no_more_than_counts(name):
-  found = run(name, UPDATES)
+  found = run(name)['Auto']
   assert not found['gathers']
   assert found['reduced'] and max(found['reduced']) <= 64 * 1024
 
 
 @each
 def test_updates_take_at_most_three_times_the_shard(name):
-  found = run(name, UPDATES)
+  found = run(name)['Auto']
   assert found['temporary'] <= 3 * found['shard']
 
 
 @each
-def test_sharding_changes_no_mask_moment_or_parameter(name):
-  assert not run(name, UPDATES)['differ']
+@with_axes
+def test_sharding_changes_no_mask_moment_or_parameter(name, axes):
+  found = run(name)[axes]
+  assert found['same'] == [True, True] and found['reads_the_same']
 
 
-@pytest.mark.parametrize('name', slow_except(['granet'], ['rigl', 'granet']))
+@each
 def test_growth_uses_the_gradients_of_the_whole_batch(name):
-  found = run(name, BATCHES)
-  assert found['moved'] and found['same'] and found['same_weights']
+  assert run(name)['batches'] == dict(same=True, moved=True)
+
+
+@each
+def test_the_default_mesh_works_without_jit(name):
+  assert run(name)['eager']
