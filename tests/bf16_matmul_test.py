@@ -8,18 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import slow_except
 
 from spdf_jax import models
 from spdf_jax.accelerator import bf16_matmul
-from spdf_jax.accelerator.wafer.program import Product
-from spdf_jax.accelerator.wafer.program import Scores
-from spdf_jax.accelerator.wafer.trace import trace_program
 
 HALF = 2.0**-8  # Half a unit in the last place of a bfloat16 in [1, 2).
 PRODUCTS = [
     ('abk,kn->abn', (3, 5, 7), (7, 4)),
-    ('abk,kn->abn', (1, 1, 7), (7, 4)),
     ('abk,nk->abn', (1, 5, 7), (6, 7)),
     ('k,kn->n', (7,), (7, 4)),
     ('bgqij,bgjn->bgqin', (2, 3, 1, 4, 5), (2, 3, 5, 6)),
@@ -73,12 +68,12 @@ def test_a_float32_result_is_not_rounded_and_its_cotangent_is():
     np.testing.assert_array_equal(got, same)
 
 
-@pytest.mark.parametrize('axes', [(0, None), (None, 1), (1, 0)])
-@pytest.mark.parametrize('subscripts, shapes', [
-    ('ik,kj->ij', ((5, 7), (7, 3))),
+@pytest.mark.parametrize('subscripts, shapes, axes', [
+    ('ik,kj->ij', ((5, 7), (7, 3)), (0, None)),
+    ('ik,kj->ij', ((5, 7), (7, 3)), (None, 1)),
     # XLA's CPU products of bfloat16 require batch axes to come first.
-    ('bik,bkj->bij', ((4, 5, 7), (4, 7, 3))),
-    ('bk,bk->b', ((4, 7), (4, 7))),
+    ('bik,bkj->bij', ((4, 5, 7), (4, 7, 3)), (1, 0)),
+    ('bk,bk->b', ((4, 7), (4, 7)), (1, 0)),
 ])
 def test_batched_products_equal_a_loop_also_in_gradients(
     subscripts, shapes, axes
@@ -122,8 +117,9 @@ def has_bfloat16(monkeypatch):
 
 CONFIGS = {
     'gpt': models.GPTConfig(32, 2, 2, 16, 32, 8),
-    'llama': models.LlamaConfig(32, 2, 4, 16, 32, 8, n_kv_heads=2),
-    'tied llama': models.LlamaConfig(32, 2, 4, 16, 32, 8, tied=True),
+    'tied llama': models.LlamaConfig(
+        32, 2, 4, 16, 32, 8, n_kv_heads=2, tied=True
+    ),
 }
 
 
@@ -135,7 +131,7 @@ def products(dtype, name='gpt'):
   return str(jax.make_jaxpr(jax.grad(loss))(params)), model, params, tokens
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('name', ['gpt', 'tied llama'])
 def test_all_products_of_a_bfloat16_model_on_a_cpu_are_rounded(
     name, has_bfloat16
 ):
@@ -145,8 +141,7 @@ def test_all_products_of_a_bfloat16_model_on_a_cpu_are_rounded(
   assert 'bf16_einsum[' not in text
 
 
-@pytest.mark.parametrize('name', ['gpt', 'tied llama'])
-@pytest.mark.parametrize('leading', [(2, 8), (2,), ()])
+@pytest.mark.parametrize('name, leading', [('gpt', (2,)), ('tied llama', ())])
 def test_a_tied_head_reads_out_any_number_of_axes(name, leading, has_bfloat16):
   _, model, *_ = products('bfloat16', name)
   tokens = jnp.arange(16).reshape(2, 8)
@@ -172,27 +167,6 @@ def test_without_instructions_for_bfloat16_products_are_those_of_jax(
 ):
   monkeypatch.setattr(bf16_matmul, 'multiplies_bfloat16', lambda: False)
   assert 'bf16_einsum[' not in products('bfloat16')[0]
-
-
-def multiply_adds(work):
-  if isinstance(work, Scores):
-    return work.multiply_adds
-  return work.tokens * work.kept
-
-
-@pytest.mark.parametrize('name', slow_except(['gpt'], CONFIGS))
-def test_the_wafer_counts_the_same_products_in_bfloat16(name, has_bfloat16):
-  def works(dtype):
-    _, model, params, tokens = products(dtype, name)
-    loss = lambda p, t: model.apply(p, t).sum()
-    program = trace_program(jax.grad(loss), sparsity=0.0)(params, tokens)
-    assert not program.unknown
-    return sorted(
-        (o.layer, o.phase, type(o.work).__name__, multiply_adds(o.work))
-        for o in program.operations if isinstance(o.work, (Product, Scores))
-    )
-
-  assert works('bfloat16') == works('float32')
 
 
 def test_the_policy_saves_products_without_batch():

@@ -49,15 +49,12 @@ def test_total_pre_training_exaflops_are_the_published_ones(
   assert f'{total:.2f}' == expected
 
 
-@pytest.mark.parametrize(
-    'shape, sparsity, expected',
-    [
-        (SMALL, 0.5, '0.737'),
-        (SMALL, 0.75, '0.606'),  # the paper prints 0.601
-        (XL, 0.5, '0.601'),
-        (XL, 0.75, '0.401'),
-    ],
-)
+@pytest.mark.parametrize('shape, sparsity, expected', [
+    (SMALL, 0.5, '0.737'),
+    (SMALL, 0.75, '0.606'),  # the paper prints 0.601
+    (XL, 0.5, '0.601'),
+    (XL, 0.75, '0.401'),
+])
 def test_flops_against_dense_are_the_published_ones(shape, sparsity, expected):
   ratio = training_flops(shape, 2048, sparsity) / training_flops(shape, 2048)
   assert f'{ratio:.3f}' == expected
@@ -89,12 +86,6 @@ def test_effective_sparsity_of_both_readings_of_variable_spdf_is_75_percent():
   assert extended == pytest.approx(0.75, abs=1e-5)
 
 
-def test_effective_sparsity_of_one_phase_is_its_sparsity():
-  assert effective_sparsity([10], [0.75], 10) == 0.75
-  assert effective_sparsity([20], [0.5], 10) == 0
-  assert effective_sparsity([20], [0.0], 10) == -1
-
-
 def test_a_step_with_dense_gradients_has_a_dense_product_for_weights():
   sparse, dense = (training_flops(SMALL, 16, s) for s in (0.75, 0.0))
   found = training_flops(SMALL, 16, 0.75, dense_grads=True)
@@ -104,9 +95,7 @@ def test_a_step_with_dense_gradients_has_a_dense_product_for_weights():
 
 @pytest.mark.parametrize('call, message', [
     (lambda: training_flops(SMALL, 2048, float('nan')), 'sparsity is nan'),
-    (lambda: forward_flops(SMALL, 0), 'length is 0'),
     (lambda: effective_sparsity([1, 2], [0.5], 3), 'steps has 2 entries'),
-    (lambda: effective_sparsity([1], [0.5], 0), 'reference_steps is 0'),
 ])
 def test_arguments_out_of_range_are_refused(call, message):
   with pytest.raises(ValueError, match=message):

@@ -88,10 +88,3 @@ def test_a_name_is_given_once(name):
 def test_an_unknown_lowering_is_refused_with_the_nearest_name():
   with pytest.raises(ValueError, match="did you mean 'doubled'"):
     sparse_matmul(jnp.asarray(X), W, MASK, lowering='double')
-
-
-def test_without_jit_the_reference_is_called():
-  x, mask = jnp.ones((1, 2)), jnp.eye(2, dtype=bool)
-  loss = lambda x: sparse_matmul(x, 3 * jnp.ones((2, 2)), mask).sum()
-  with jax.disable_jit():
-    assert jax.grad(loss)(x).tolist() == [[3.0, 3.0]]

@@ -1,7 +1,6 @@
 """GPTs and Llamas are causal, take masks, and compute what NumPy does."""
 
 import functools
-import itertools
 import math
 
 from hypothesis import given
@@ -11,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiers import slow_except
 
 import spdf_jax as spdf
 from spdf_jax import interop
@@ -75,10 +73,9 @@ MODELS = {
     'scanned gpt': make_gpt(scan_layers=True),
     'llama': make_llama(n_kv_heads=2),
 }
-with_models = pytest.mark.parametrize('name', MODELS)
 
 
-@with_models
+@pytest.mark.parametrize('name', ['scanned gpt', 'llama'])
 def test_a_logit_depends_on_no_later_token(name):
   model = MODELS[name]
   params = make_params(model)
@@ -95,7 +92,7 @@ def test_a_logit_depends_on_no_later_token(name):
     assert (size_LxP[t, t + 1:] == 0).all()
 
 
-@with_models
+@pytest.mark.parametrize('name', ['gpt', 'llama'])
 def test_masks_hide_whatever_pruned_weights_hold(name):
   model = MODELS[name]
   dense = make_params(model)
@@ -125,20 +122,28 @@ def test_masks_hide_whatever_pruned_weights_hold(name):
 
 
 @pytest.mark.parametrize('make', [make_gpt, make_llama])
-def test_loop_and_scan_over_layers_give_the_same_logits(make):
+def test_loop_and_scan_give_the_same_logits_and_gradients(make):
   params = make_params(make())
   mask = make_mask(params)
-  loop, scan = (
-      logits_of(make(scan_layers=scan_layers), variables, make_tokens())
-      for scan_layers, variables in (
-          (False, {'params': params, 'masks': mask}),
-          (True, {
-              'params': interop.stack_layers(params),
-              'masks': interop.stack_layers(mask),
-          }),
-      )
-  )
-  np.testing.assert_allclose(scan, loop, rtol=1e-5, atol=1e-5)
+
+  def run(model, params, mask):
+    def loss(params):
+      variables = {'params': params, 'masks': mask, 'grad_masks': mask}
+      logits = model.apply(variables, make_tokens())
+      return (logits ** 2).mean(), logits
+
+    grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
+    return logits, jax.tree.leaves(interop.unstack_layers(grads))
+
+  logits, grads = run(make(), params, mask)
+  stack = interop.stack_layers
+  scanned = run(make(scan_layers=True), stack(params), stack(mask))
+  np.testing.assert_allclose(scanned[0], logits, rtol=1e-5, atol=1e-5)
+  largest = max(np.abs(grad).max() for grad in grads)
+  for found, wanted in zip(scanned[1], grads, strict=True):
+    # Softmax does not see the bias of keys: its gradient is rounding.
+    scale = max(np.abs(wanted).max(), 1e-3 * largest)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * scale)
 
 
 def plain_llama(config, params, tokens, rotary_theta=10000.0):
@@ -182,8 +187,7 @@ def plain_llama(config, params, tokens, rotary_theta=10000.0):
 
 
 @pytest.mark.parametrize('changes', [
-    {}, dict(n_kv_heads=2), dict(n_kv_heads=1, tied=True),
-    dict(head_dim=8, n_heads=3),
+    dict(n_kv_heads=2), dict(n_kv_heads=1, tied=True, head_dim=8, n_heads=3),
 ])
 def test_logits_equal_a_plain_llama(changes):
   model = make_llama(**changes)
@@ -223,10 +227,9 @@ def test_stretched_positions_slow_the_long_waves_down():
   assert len(between) and (between > 1).all() and (between < 8).all()
 
 
-@pytest.mark.parametrize('scan_layers, remat, make', slow_except(
-    [(True, 'full', make_gpt), (False, 'dots', make_llama)],
-    itertools.product((False, True), ('dots', 'full'), (make_gpt, make_llama)),
-))
+@pytest.mark.parametrize('scan_layers, remat, make', [
+    (True, 'full', make_gpt), (False, 'dots', make_llama),
+])
 def test_computing_anew_changes_no_gradient(make, remat, scan_layers):
   plain = make(scan_layers=scan_layers)
   params, tokens = make_params(plain), make_tokens()
@@ -267,9 +270,8 @@ def test_activations_and_multipliers_are_what_they_say():
   )
 
 
-@pytest.mark.parametrize('attention', ['blocks', 'xla'])
-def test_scores_are_divided_by_the_number_of_the_layer(attention):
-  changes = dict(n_layers=3, attention=attention)
+def test_scores_are_divided_by_the_number_of_the_layer():
+  changes = dict(n_layers=3, attention='blocks')
   plain = make_gpt(**changes)
   params = make_params(plain)
   divided = jax.tree_util.tree_map_with_path(
@@ -304,27 +306,16 @@ def test_the_computation_has_the_type_that_is_asked_for():
   assert 1e-6 < error < 0.05
 
 
-def test_too_long_a_sequence_is_refused():
-  model = make_gpt()
-  params = make_params(model)
-  with pytest.raises(ValueError, match='has 17 tokens and the model 16 posit'):
-    model.apply({'params': params}, make_tokens(length=17))
-
-
 @pytest.mark.parametrize('make, changes, message', [
     (make_llama, dict(n_kv_heads=3), 'n_kv_heads is 3, which does not divide'),
     (make_llama, dict(head_dim=5), 'a head has 5 features; rotary positions'),
     (make_llama, dict(rope_scaling='yarn'), "scaling is 'yarn'; use one of"),
-    (make_llama, dict(rope_factor=0.0), 'rotary factor is 0.0; give more'),
     (make_llama, dict(rope_low_freq_factor=5.0), 'give less than high_freq'),
     (make_llama, dict(norm_eps=math.nan), 'norm_eps is nan; it must be'),
-    (make_gpt, dict(n_heads=3), 'n_heads is 3, which does not divide d_model'),
     (make_gpt, dict(n_layers=0), 'n_layers is 0; it must be positive'),
     (make_gpt, dict(dtype='float23'), "dtype is 'float23'; use one of float"),
     (make_gpt, dict(lowering='nativ'), "lowering 'nativ' is unknown"),
-    (make_gpt, dict(remat='some'), "remat is 'some'; use one of none, dots"),
     (make_gpt, dict(attention='fast'), "attention is 'fast'; use one of auto"),
-    (make_gpt, dict(activation='relu'), "activation is 'relu'; use one"),
 ])
 def test_impossible_decoders_are_refused(make, changes, message):
   with pytest.raises(ValueError, match=message):
@@ -343,8 +334,7 @@ def draw_heads(length, heads, groups, dtype='float32'):
 
 
 @pytest.mark.parametrize('heads, groups, length', [
-    (4, 4, 1), (4, 4, 300), (4, 2, 1100),
-    pytest.param(4, 4, 1100, marks=pytest.mark.slow),
+    (4, 4, 1), (4, 2, 1100),
 ])
 def test_attention_and_its_gradients_equal_those_of_jax(length, heads, groups):
   operands = draw_heads(length, heads, groups)
@@ -357,14 +347,6 @@ def test_attention_and_its_gradients_equal_those_of_jax(length, heads, groups):
 
   for ours, theirs in zip(run(causal_attention), run(jax_attention)):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-5)
-
-
-def test_attention_has_the_scale_that_is_given():
-  operands = draw_heads(140, 2, 2)
-  np.testing.assert_allclose(
-      causal_attention(*operands, 1.0), jax_attention(*operands, 1.0),
-      rtol=1e-5, atol=1e-5,
-  )
 
 
 def test_attention_of_bfloat16_stays_bfloat16_and_sums_in_float32():
@@ -383,3 +365,10 @@ def test_no_query_sees_a_later_key():
   k, v = (x.at[:, 131:].set(jnp.nan) for x in (k, v))
   after = causal_attention(q, k, v)
   np.testing.assert_array_equal(before[:, :128], after[:, :128])
+
+
+def test_too_long_a_sequence_is_refused():
+  model = make_gpt()
+  params = make_params(model)
+  with pytest.raises(ValueError, match='has 17 tokens and the model 16 posit'):
+    model.apply({'params': params}, make_tokens(length=17))

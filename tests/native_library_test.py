@@ -1,6 +1,7 @@
 """The kernels are built once, rebuilt if damaged, and optional.
 
-Every test asks a child process, as a process remembers what it has found.
+A process remembers what it has loaded, so child processes load libraries. What
+only builds them calls `build`, with scripts in place of compilers.
 """
 
 import os
@@ -9,20 +10,113 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(
-        platform.system() != 'Linux', reason='the kernels are for Linux'
-    ),
-]
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator.native import library
+
+pytestmark = pytest.mark.skipif(
+    platform.system() != 'Linux', reason='the kernels are for Linux'
+)
+
+
+def write_script(path, body):
+  path.write_text(f'#!/bin/sh\n{body}\n')
+  path.chmod(0o755)
+  return path
+
+
+@pytest.fixture
+def use(tmp_path, monkeypatch):
+  """Sets the compiler, and a cache in the folder of the test."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  before = os.umask(0)  # Caches are private under any umask.
+  yield lambda body: monkeypatch.setenv(
+      'CXX', str(write_script(tmp_path / 'compiler', body))
+  )
+  os.umask(before)
+
+
+@pytest.fixture
+def built(use, tmp_path):
+  """Returns the path of a library that is built in an instant."""
+  use(
+      f'echo "$@" >> {tmp_path}/calls; '
+      'while [ $# -gt 1 ]; do shift; done; [ -d "${1%/*}" ] && echo code > $1'
+  )
+  path = library.build()
+  (tmp_path / 'calls').unlink()
+  return path
+
+
+def test_caches_and_libraries_are_private_and_used_again(built, tmp_path):
+  places = [built, built.parent, built.parent.parent, tmp_path / 'cache']
+  assert [path.stat().st_mode & 0o777 for path in places] == [0o700] * 4
+  assert library.build() == built
+  assert (tmp_path / 'calls').read_text() == '--version\n'
+
+
+def test_a_damaged_library_is_built_anew(built):
+  whole = built.read_bytes()
+  built.write_bytes(whole[:2])
+  assert library.build() == built and built.read_bytes() == whole
+
+
+@pytest.mark.parametrize('planted, added', [('folder', 0o020), ('file', 0o002)])
+def test_a_library_that_others_can_write_to_is_refused(built, planted, added):
+  path = built.parent if planted == 'folder' else built
+  path.chmod(0o700 | added)
+  with pytest.raises(library.Unavailable, match=f'{path} has mode 7.*chmod'):
+    library.build()
+
+
+def test_a_library_of_another_user_is_refused(built, monkeypatch):
+  monkeypatch.setattr(os, 'geteuid', lambda: os.getuid() + 1)
+  with pytest.raises(library.Unavailable, match=f'{built.parent} belongs to u'):
+    library.build()
+
+
+def test_folders_of_killed_builds_are_removed_after_a_day(built):
+  old, new = built.parent / 'tmpold', built.parent / 'tmpnew'
+  for folder in (old, new):
+    folder.mkdir()
+    (folder / 'handlers.o').write_text('half')
+  two_days_ago = time.time() - 2 * 24 * 60 * 60
+  os.utime(old, (two_days_ago, two_days_ago))
+  assert library.build() == built
+  assert new.exists() and not old.exists()
+
+
+def test_a_compiler_that_fails_is_a_reason_in_one_line(use, tmp_path):
+  use('echo "in file a" >&2; echo "error: no" >&2; exit 1')
+  with pytest.raises(
+      library.Unavailable, match=r'^\S+/compiler failed: error: no$'
+  ):
+    library.build()
+  assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason(use, tmp_path):
+  use('exit 0')
+  (tmp_path / 'cache').write_text('a file in the way')
+  with pytest.raises(
+      library.Unavailable, match=f'{tmp_path}/cache.* cannot be written'
+  ):
+    library.build()
+
+
+def test_other_values_of_the_variable_are_refused(monkeypatch):
+  monkeypatch.setenv('SPDF_NATIVE', 'maybe')
+  with pytest.raises(ValueError, match="SPDF_NATIVE is 'maybe'; set it to 0, "):
+    native.is_available()
+
+
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ('g++', 'clang++', 'c++'))),
     reason='there is no C++ compiler here',
 )
-
 BUILD = textwrap.dedent('''
     from spdf_jax.accelerator.native import library
     assert library.is_available() and library.kernels()
@@ -34,14 +128,16 @@ IS_AVAILABLE = textwrap.dedent('''
 ''')
 MULTIPLY = textwrap.dedent('''
     import jax
+    import jax.numpy as jnp
     import numpy as np
     from spdf_jax.accelerator import native
     from spdf_jax.accelerator import sparse_matmul
 
-    print(native.is_available())
+    native.is_available()
+    print(native.is_available(DTYPE))
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(9, 40)), rng.normal(size=(40, 30))
-    x, w, mask = np.float32(x), np.float32(w), rng.random(w.shape) < 0.3
+    x, w, mask = jnp.array(x, DTYPE), jnp.array(w, DTYPE), w > 0.5
     for lowering in 'reference', 'native':
       loss = lambda x, w: (
           sparse_matmul(x, w, mask, lowering=lowering) ** 2
@@ -51,25 +147,12 @@ MULTIPLY = textwrap.dedent('''
 ''')
 
 
-BFLOAT16 = textwrap.dedent('''
-    import jax.numpy as jnp
-    from spdf_jax.accelerator import native
-    from spdf_jax.accelerator import sparse_matmul
-
-    native.is_available()
-    print(native.is_available('bfloat16'))
-    x, w = jnp.ones((2, 40), 'bfloat16'), jnp.ones((40, 3), 'bfloat16')
-    for lowering in 'reference', 'native':
-      print(sparse_matmul(x, w, w > 0, lowering=lowering).tolist())
-''')
-
-
 def start(code, cache, **changes):
   """Starts a child with a cache of its own."""
   env = os.environ | {
       'XDG_CACHE_HOME': cache,
       'JAX_PLATFORMS': 'cpu',
-      # The package that is tested, wherever it lies.
+      # The child imports the same package as this process.
       'PYTHONPATH': os.pathsep.join(path for path in sys.path if path),
   }
   for name in ('CXX', 'SPDF_NATIVE', 'SPDF_NATIVE_KERNELS'):
@@ -87,12 +170,8 @@ def finish(child):
   return out, err, child.returncode
 
 
-@pytest.fixture
-def run(tmp_path):
-  """Runs a child whose cache is in the test's folder."""
-  return lambda code, cache=tmp_path / 'cache', **changes: finish(
-      start(code, cache, **changes)
-  )
+def run(code, cache, **changes):
+  return finish(start(code, cache, **changes))
 
 
 @pytest.fixture
@@ -103,183 +182,126 @@ def no_compiler(tmp_path):
 
 @pytest.fixture(scope='module')
 def quick_compiler(tmp_path_factory):
-  """A compiler that does not optimise: no kernel is run here."""
+  """Returns a compiler that does not optimize, and compiles nothing twice."""
   found = next(filter(None, map(shutil.which, ('g++', 'clang++', 'c++'))))
-  return write_script(
-      tmp_path_factory.mktemp('bin') / 'quick', f'exec {found} "$@" -O0'
-  )
+  folder = tmp_path_factory.mktemp('bin')
+  return write_script(folder / 'quick', textwrap.dedent(f'''
+      case "$*" in *-o*) ;; *) exec {found} "$@";; esac
+      for a; do made=$a; done
+      kept={folder}/$(for a; do echo "${{a##*/}}"; done | cksum | tr ' ' .)
+      if [ ! -e $kept ]; then
+        {found} "$@" -O0 || exit; cp $made $kept.$$; mv $kept.$$ $kept
+      fi
+      cp $kept $made
+  '''))
 
 
 @pytest.fixture(scope='module')
 def warm(quick_compiler, tmp_path_factory):
-  """A cache that two processes have filled at the same time."""
+  """Returns a cache that two processes have filled at the same time."""
   cache = tmp_path_factory.mktemp('warm')
+  with pytest.MonkeyPatch.context() as patch:  # Compiles once for both.
+    patch.setenv('CXX', str(quick_compiler))
+    patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('first')))
+    library.build()
   wish = dict(CXX=quick_compiler, SPDF_NATIVE='require')
   children = [start(BUILD, cache, **wish) for _ in range(2)]
   return cache, [finish(child) for child in children]
 
 
-def write_script(path, body):
-  path.write_text(f'#!/bin/sh\n{body}\n')
-  path.chmod(0o755)
-  return path
-
-
-def only_library(cache):
-  (path,) = cache.glob('spdf_jax/*/libspdf.so')
-  return path
-
-
+@pytest.mark.process
 @needs_compiler
 def test_two_processes_that_build_at_once_both_succeed(warm):
   cache, results = warm
   assert [code for *_, code in results] == [0, 0], results
-  library = only_library(cache)
-  assert {out.strip() for out, *_ in results} == {str(library)}
+  (path,) = cache.glob('spdf_jax/*/libspdf.so')
+  assert {out.strip() for out, *_ in results} == {str(path)}
   # Nothing of the work is left.
-  assert sorted(path.name for path in library.parent.iterdir()) == [
+  assert sorted(path.name for path in path.parent.iterdir()) == [
       'libspdf.so', 'libspdf.so.sha256'
   ]
 
 
+@pytest.mark.process
 @needs_compiler
-def test_what_was_built_is_found_again(warm, quick_compiler, run):
-  cache, _ = warm
-  library = only_library(cache)
-  before = library.stat().st_mtime_ns, library.stat().st_ino
-  out, err, code = run(BUILD, cache, CXX=quick_compiler)
-  assert (out.strip(), code) == (str(library), 0), err
-  assert (library.stat().st_mtime_ns, library.stat().st_ino) == before
-
-
-@needs_compiler
-def test_a_truncated_library_is_built_anew(
-    warm, quick_compiler, run, tmp_path
+@pytest.mark.parametrize('what', ['text', 'another library'])
+def test_a_library_without_the_functions_is_a_reason(
+    quick_compiler, what, tmp_path
 ):
-  shutil.copytree(warm[0], tmp_path / 'cache')
-  library = only_library(tmp_path / 'cache')
-  whole = library.read_bytes()
-  library.write_bytes(whole[:len(whole) // 2])
-  out, err, code = run(BUILD, CXX=quick_compiler)
-  assert (out.strip(), code) == (str(library), 0), err
-  assert len(library.read_bytes()) == len(whole)
-
-
-@needs_compiler
-def test_a_library_that_others_can_write_to_is_not_loaded(
-    warm, quick_compiler, run, tmp_path
-):
-  shutil.copytree(warm[0], tmp_path / 'cache')
-  library = only_library(tmp_path / 'cache')
-  library.parent.chmod(0o777)
-  out, err, code = run(IS_AVAILABLE, CXX=quick_compiler)
+  script = write_script(tmp_path / 'cxx', {
+      'text': 'for a; do made=$a; done; echo code > $made',
+      'another library': (
+          'for a; do made=$a; done; echo "int x;" > $made.cc; '
+          f'exec {quick_compiler} -shared -fPIC $made.cc -o $made'
+      ),
+  }[what])
+  out, err, code = run(IS_AVAILABLE, tmp_path / 'cache', CXX=script)
   assert (out, code) == ('False False\n', 0), err
   (warning,) = err.splitlines()
-  assert f'native kernels are not used: {library.parent} has mode' in warning
+  assert 'native kernels are not used: ' in warning
+  assert f'delete {tmp_path}/cache' in warning and 'so that they' in warning
+  assert ('undefined symbol: spdf_' in warning) == (what == 'another library')
 
 
-def test_not_wished_for_it_is_not_built(run, tmp_path):
-  out, err, code = run(IS_AVAILABLE, SPDF_NATIVE=0)
+@pytest.mark.process
+def test_not_wished_for_it_is_not_built(tmp_path):
+  out, err, code = run(IS_AVAILABLE, tmp_path / 'cache', SPDF_NATIVE=0)
   assert (out, code) == ('False False\n', 0), err
-  assert 'native kernels' not in err  # What was wished for needs no warning.
+  assert 'native kernels' not in err  # Disabled kernels need no warning.
   assert not (tmp_path / 'cache').exists()
 
 
-@pytest.mark.parametrize('compiler', ['g++', '/no/cxx'])
-def test_required_without_a_compiler_it_is_an_error(compiler, run, no_compiler):
-  changes = no_compiler if compiler == 'g++' else dict(CXX=compiler)
-  _, err, code = run(IS_AVAILABLE, SPDF_NATIVE='require', **changes)
+@pytest.mark.process
+def test_required_without_a_compiler_it_is_an_error(tmp_path):
+  _, err, code = run(
+      IS_AVAILABLE, tmp_path, SPDF_NATIVE='require', CXX='/no/cxx'
+  )
   assert code == 1
   assert err.splitlines()[-1] == (
       'spdf_jax.accelerator.native.library.Unavailable: native kernels are '
-      f'not used: there is no C++ compiler ({compiler}) on PATH; install one.'
+      'not used: there is no C++ compiler (/no/cxx) on PATH; install one.'
   )
 
 
+@pytest.mark.process
 def test_without_a_compiler_it_warns_once_and_uses_the_reference(
-    run, no_compiler
+    no_compiler, tmp_path
 ):
-  out, err, code = run(MULTIPLY, **no_compiler)
-  available, reference, native = out.splitlines()
+  code = MULTIPLY.replace('DTYPE', '"float32"')
+  out, err, code = run(code, tmp_path / 'cache', **no_compiler)
+  available, reference, found = out.splitlines()
   assert (available, code) == ('False', 0), err
-  assert native == reference
+  assert found == reference
   (warning,) = [line for line in err.splitlines() if 'native' in line]
   assert 'there is no C++ compiler (g++) on PATH' in warning
   assert 'Traceback' not in err
 
 
-@pytest.mark.parametrize('name, value, message', [
-    ('SPDF_NATIVE', 'maybe', "SPDF_NATIVE is 'maybe'; set it to 0, 1 or req"),
-    ('SPDF_NATIVE_KERNELS', 'sse', "SPDF_NATIVE_KERNELS is 'sse'; unset it, "),
-])
-def test_other_values_of_variables_are_refused(name, value, message, run):
-  code = 'from spdf_jax.accelerator import native; native.is_available()'
-  _, err, status = run(
-      f'{code}; native.kernels()', **{name: value}
-  )
-  assert status == 1 and message in err.splitlines()[-1]
-
-
-def test_a_compiler_that_fails_is_a_reason_in_one_line(run, tmp_path):
-  broken = write_script(
-      tmp_path / 'broken', 'echo "in file a" >&2; echo "error: no" >&2; exit 1'
-  )
-  out, err, code = run(IS_AVAILABLE, CXX=broken)
-  assert (out, code) == ('False False\n', 0), err
-  (warning,) = err.splitlines()
-  assert warning.endswith(
-      f'native kernels are not used: {broken} failed: error: no'
-  )
-  assert not list((tmp_path / 'cache').glob('spdf_jax/*/*'))
-
-
-def test_a_cache_that_cannot_be_written_is_a_reason(run, tmp_path):
-  (tmp_path / 'cache').write_text('a file in the way')
-  script = write_script(tmp_path / 'cxx', 'exit 0')
-  out, err, code = run(IS_AVAILABLE, CXX=script)
-  assert (out, code) == ('False False\n', 0), err
-  (warning,) = err.splitlines()
-  assert 'native kernels are not used: ' in warning
-  assert str(tmp_path / 'cache') in warning
-  assert 'cannot be written' in warning
-
-
+@pytest.mark.process
 @needs_compiler
 def test_without_kernels_of_bfloat16_it_warns_once_and_uses_the_reference(
-    warm, quick_compiler, run
+    warm, quick_compiler
 ):
   wish = dict(CXX=quick_compiler, SPDF_NATIVE_KERNELS='portable')
-  out, err, code = run(BFLOAT16, warm[0], **wish)
-  available, reference, native = out.splitlines()
-  assert (available, code) == ('False', 0), err
-  assert native == reference
+  code = MULTIPLY.replace('DTYPE', '"bfloat16"')
+  out, err, status = run(code, warm[0], **wish)
+  available, reference, found = out.splitlines()
+  assert (available, status) == ('False', 0), err
+  assert found == reference
   (warning,) = [line for line in err.splitlines() if 'native' in line]
   assert 'bfloat16 are not used: they need a processor with AVX-512' in warning
-  _, err, code = run(BFLOAT16, warm[0], SPDF_NATIVE='require', **wish)
-  assert code == 1
-  assert 'Unavailable: native kernels of bfloat16 are not used' in err
 
 
+@pytest.mark.process
 @needs_compiler
 def test_a_compiler_that_knows_no_bfloat16_builds_the_other_kernels(
-    quick_compiler, run, tmp_path
+    quick_compiler, tmp_path
 ):
   old = write_script(tmp_path / 'old', (
       'case "$*" in *-mavx512bf16*) echo "error: no -mavx512bf16" >&2; exit 1;;'
       f' esac; exec {quick_compiler} "$@"'
   ))
-  out, err, code = run(BUILD + BFLOAT16, CXX=old, SPDF_NATIVE=1)
-  assert (out.splitlines()[1], code) == ('False', 0), err
+  code = BUILD + MULTIPLY.replace('DTYPE', '"bfloat16"')
+  out, err, status = run(code, tmp_path / 'cache', CXX=old, SPDF_NATIVE=1)
+  assert (out.splitlines()[1], status) == ('False', 0), err
   assert 'a compiler that supports it' in err
-
-
-def test_a_benchmark_of_kernels_says_that_there_are_none(run, no_compiler):
-  code = (
-      'import sys; sys.argv = ["benchmark", "--suite=matmul"]\n'
-      'from absl import app; from experiments import benchmark\n'
-      'app.run(benchmark.main)'
-  )
-  _, err, status = run(code, **no_compiler)
-  assert status == 1
-  assert 'there is no C++ compiler' in err
-  assert 'Traceback' not in err

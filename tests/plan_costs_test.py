@@ -107,21 +107,6 @@ def test_spans_add_up_to_the_steps(name):
   assert done == plan.total_steps
 
 
-def test_a_span_ends_where_the_sparsity_changes():
-  found = spans_of(make_plan(SPECS['rigl']))
-  assert [[(s.start, s.sparsity) for s in x] for x in found] == [
-      [(0, 0.75)], [(40, 0.0)]
-  ]
-  rising, dense = spans_of(make_plan(SPECS['rigl on a schedule']))
-  assert [s.start for s in rising] == [0, 6, 12, 18, 24]
-  assert [s.steps for s in rising] == [6, 6, 6, 6, 16]
-  zeros = [s.sparsity for s in rising]
-  assert zeros == sorted(zeros) and zeros[0] == 0.25 and zeros[-1] == 0.75
-  assert [s.sparsity for s in dense] == [0.0]
-  rounds = spans_of(make_plan(SPECS['iterative']))
-  assert [[s.sparsity for s in x] for x in rounds] == [[0.0], [0.25]]
-
-
 def test_flops_are_added_up_over_spans():
   plan = make_plan(SPECS['rigl on a schedule'])
   records = [
@@ -142,18 +127,6 @@ def test_flops_are_added_up_over_spans():
   assert flops_at(run, 0) == 0
   assert records[0].sparsities == (0.25, 0.75)
   assert records[1].sparsities == (0.0, 0.0)
-
-
-def test_a_pattern_sets_the_sparsity_of_all_matrices_of_a_stack():
-  plan = make_plan([dict(
-      algorithm='static', sparsity=[['a', 0.3], ['b', 0.5]],
-      distribution='by_pattern',
-  )])
-  found = planned_sparsities(plan, 39, PARAMS, where)
-  assert {k: v.size for k, v in found.items()} == {
-      'a': 128, 'b[0]': 64, 'b[1]': 64
-  }
-  assert found['a'].sparsity == 1 - 90 / 128 and found['b[1]'].sparsity == 0.5
 
 
 def drifting():

@@ -112,16 +112,10 @@ def test_overrides_of_a_llama_are_its_own_fields():
     create_model('llama-1.3b', activation='gelu')
 
 
-def test_overrides_replace_fields_and_none_keeps_the_preset():
-  config = create_model('gpt-mini', n_layers=5, d_model=None).config
-  assert (config.n_layers, config.d_model) == (5, 128)
-
-
-def test_an_unknown_preset_is_answered_with_the_nearest_name():
-  with pytest.raises(ValueError, match="preset 'gpt2_small'.*'gpt2-small'"):
-    create_model('gpt2_small')
-
-
-def test_an_unknown_field_is_answered_with_the_nearest_name():
-  with pytest.raises(ValueError, match="field 'n_layer' .*'n_layers'"):
-    create_model('gpt-mini', n_layer=2)
+@pytest.mark.parametrize('arguments, message', [
+    (dict(name='gpt2_small'), "preset 'gpt2_small'.*'gpt2-small'"),
+    (dict(name='gpt-mini', n_layer=2), "field 'n_layer' .*'n_layers'"),
+])
+def test_unknown_names_are_answered_with_the_nearest(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    create_model(arguments.pop('name'), **arguments)

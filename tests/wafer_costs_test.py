@@ -1,13 +1,9 @@
 """Costs of recipes on the modeled wafer: phases, batches, inference, text."""
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from quickstart_runs import ROOT
 from quickstart_runs import small_config
 from quickstart_runs import start_command
 
@@ -36,14 +32,6 @@ DEVICE = create_device('cs2')
 SECONDS = 300  # Timeout of a child process.
 UPDATES = dict(update_every=3, update_until=12)
 RIGL = dict(algorithm='rigl', sparsity=0.75, **UPDATES)
-
-
-def start(args):
-  return subprocess.Popen(
-      [sys.executable, '-m', 'experiments.simulate', *args], cwd=ROOT,
-      env=os.environ | {'PYTHONPATH': str(ROOT)}, text=True,
-      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-  )
 
 
 def make_recipe(sparsity=0.75, **changes):
@@ -83,26 +71,6 @@ def test_a_traced_recipe_is_near_the_closed_form(static):
   assert traced == pytest.approx(form.seconds, rel=0.01)
 
 
-@pytest.mark.slow
-def test_mask_updates_take_time_of_the_hosts(static):
-  rigl = make_recipe(RIGL)
-  moved, still = (
-      simulate_recipe(r, DEVICE).phases[0] for r in (rigl, static)
-  )
-  updates = [s for s in rigl.plan.update_steps.tolist() if 0 < s < 15]
-  assert len(updates) > 2
-  assert moved.seconds - still.seconds == pytest.approx(
-      len(updates) * DEVICE.step_seconds, rel=0.01
-  )
-  # And steps that grow connections compute dense gradients of weights.
-  shape = shape_of(rigl.model.config)
-  grown = 2 * 4 * 32 * 0.75 * shape.n_layers * shape.hidden_weights
-  steps = sum(rigl.plan.dense_grads_steps < 15)
-  more = moved.flops - still.flops - steps * grown
-  assert 0 <= more < 15 * 70_000  # Counting while masks are chosen.
-  assert steps * grown > 1_000_000
-
-
 def test_the_selection_of_masks_has_no_products():
   def count(program):
     own = sum(isinstance(o.work, Product) for o in program.operations)
@@ -112,15 +80,6 @@ def test_the_selection_of_masks_has_no_products():
   for sparsity in (RIGL, 0.75):
     step = trace_step(make_recipe(sparsity), 4, 32)
     assert count(step) == 3 * 6 + 3  # And the head.
-
-
-@pytest.mark.slow
-def test_a_ramp_costs_more_than_its_end_and_less_than_dense():
-  ramp = dict(schedule='cubic', initial=0.0, final=0.75, steps=9)
-  gmp = make_recipe(dict(algorithm='gmp', sparsity=ramp, **UPDATES))
-  flops = [simulate_recipe(r, DEVICE).phases[0].flops
-           for r in (make_recipe(), gmp, make_recipe(0.0))]
-  assert flops == sorted(flops) and flops[0] < flops[1] < flops[2]
 
 
 def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
@@ -151,26 +110,17 @@ def test_the_micro_batches_of_the_vendor_fit(
   assert (batch <= found.advised) == (stash < 40)
 
 
-@pytest.mark.parametrize('decode', [False, True])
-def test_inference_is_faster_with_zeros(static, decode):
+def test_inference_is_faster_with_zeros(static):
+  decode = True
   found = simulate_inference(
       static, DEVICE, batch_size=2, length=32, decode=decode
   )
   sparse, dense = found
-  assert sparse.tokens == (2 if decode else 64)
+  assert sparse.tokens == 2
   assert sparse.report.flops < dense.report.flops
   assert sparse.report.seconds < dense.report.seconds
   assert not sparse.report.unknown and not sparse.report.total.host
   assert 'sparsity 75.0%' in format_inference(found, decode=decode)
-
-
-def test_decoding_a_large_model_is_bound_by_streaming():
-  recipe = make_recipe(model__d_model=2048, model__d_ff=8192)
-  sparse, dense = simulate_inference(
-      recipe, DEVICE, batch_size=1, length=32, decode=True
-  )
-  assert dense.report.bound == 'io'
-  assert dense.report.total.io > 1.9 * sparse.report.total.io
 
 
 def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
@@ -255,12 +205,6 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
   assert found['carbon'][0] == pytest.approx(low * carbon.value, abs=0.5)
 
 
-@pytest.mark.parametrize('value, source', [(-1.0, 'x'), (1.0, '')])
-def test_a_rate_needs_a_value_and_a_source(value, source):
-  with pytest.raises(ValueError, match='price_per_hour is .* its source'):
-    Rate.checked('price_per_hour', value, source)
-
-
 def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
   sizes = shape_of(PRESETS['gpt3-xl'])._asdict()
   phase = PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
@@ -271,21 +215,6 @@ def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
     run = Run('ours', (phase._replace(sparsity=sparsity),), (), model=sizes)
     assert on_wafer('ours', run) is None
   assert on_wafer('ours', Run('ours', (phase,), ())) is None
-
-
-@pytest.mark.process
-@pytest.mark.parametrize('args, code, words', [
-    (['--validate', '--audit', '--device=cs3'], 0, [
-        'cs3 (default)', 'Hot Chips', 'held out, unexplained', '-38.7%',
-    ]),
-    (['--validate', '--device=cs4'], 1, ["'cs4' is unknown; did you mean"]),
-    ([], 1, ['give --config']),
-])
-def test_the_command_without_a_config(args, code, words):
-  child = start(args)
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == code, output
-  assert all(word in output for word in words) and 'Traceback' not in output
 
 
 @pytest.mark.process

@@ -1,7 +1,6 @@
 """Attacks on corpora: unlocked writers, kills, flipped bits, other names."""
 
 import json
-import os
 import re
 
 import pytest
@@ -63,15 +62,14 @@ def flip(path, offset, bit=0):
   path.write_bytes(data)
 
 
-@pytest.mark.parametrize('start', [10, 40])
 def test_two_preparations_without_locks_give_no_corpus_with_holes(
-    lines, tmp_path, start
+    lines, tmp_path
 ):
   calls = []
 
   def start_another(progress):
     calls.append(progress)
-    if len(calls) == start:
+    if len(calls) == 40:
       # A process may lock a folder twice, as others may where no locks are.
       with pytest.raises(KeyboardInterrupt):
         prepare(lines, tmp_path / 'out', report=stop_after(4))
@@ -86,16 +84,6 @@ def test_two_preparations_without_locks_give_no_corpus_with_holes(
     open_corpus(tmp_path / 'out')
 
 
-def test_tokens_shorter_than_their_state_are_not_filled_with_zeros(
-    lines, killed
-):
-  path = killed / 'partial' / 'train.ids'
-  os.truncate(path, 100)
-  with pytest.raises(ValueError, match='train.ids is shorter than the'):
-    prepare(lines, killed)
-  assert path.stat().st_size == 100
-
-
 def test_a_bit_flipped_before_the_relaunch_is_found(lines, killed):
   flip(killed / 'partial' / 'train.ids', 1000)
   with pytest.raises(ValueError, match=r'train.ids holds .* damaged: delete'):
@@ -104,10 +92,7 @@ def test_a_bit_flipped_before_the_relaunch_is_found(lines, killed):
 
 
 @pytest.mark.parametrize('change', [
-    lambda data: b'',
     lambda data: data[:100],
-    lambda data: b'[' * 200_000,
-    lambda data: b'{"made_from": 1}',
     lambda data: data.replace(b'"documents": ', b'"documents": 1'),
 ])
 def test_a_damaged_state_is_refused_with_its_name(lines, killed, change):
@@ -129,16 +114,15 @@ def test_another_tokenizer_does_not_continue_the_tokens(lines, tmp_path):
     prepare(lines, tmp_path / 'out', 'bpe-300')
 
 
-@pytest.mark.parametrize('count', [1, 2, 3])
 def test_a_kill_between_the_tokens_and_their_description_is_mended(
-    lines, tmp_path, monkeypatch, count
+    lines, tmp_path, monkeypatch
 ):
   expected = prepare(lines, tmp_path / 'a' / 'x')
   real, calls = token_files._describe, []
 
   def describe(*args):
     calls.append(args)
-    if len(calls) == count:
+    if len(calls) == 2:
       raise KeyboardInterrupt
     real(*args)
 
@@ -165,16 +149,6 @@ def test_flipped_bits_of_a_description_are_found_or_change_nothing(
     else:
       assert {key: found[key] for key in expected} == expected
     flip(path, offset, offset % 8)
-
-
-def test_a_description_without_its_digest_still_opens(lines, tmp_path):
-  expected = prepare(lines, tmp_path / 'out').fingerprint
-  for split in corpora.SPLITS:
-    path = tmp_path / 'out' / f'{split}.json'
-    fields = json.loads(path.read_text())
-    del fields['sha256']
-    path.write_text(json.dumps(fields))
-  assert open_corpus(tmp_path / 'out').fingerprint == expected
 
 
 def test_flipped_bits_of_a_tokenizer_are_found_or_change_nothing(

@@ -49,16 +49,9 @@ def test_a_dashboard_is_dropped_at_its_first_error(caplog, fails, calls):
   assert 'Recorder failed (ConnectionError: no network)' in record.message
 
 
-@pytest.mark.parametrize('fails', ['step 1', 'flush', 'close'])
-def test_errors_of_the_metrics_file_are_raised(fails):
-  writer = AllWriters([Recorder({fails}), Recorder()])
+def test_errors_of_the_metrics_file_are_raised():
+  writer = AllWriters([Recorder({'flush'}), Recorder()])
   with pytest.raises(ConnectionError):
     writer.write_scalars(1, {})
     writer.flush()
     writer.close()
-
-
-def test_no_writers_write_nothing():
-  writer = AllWriters([])
-  writer.write_scalars(1, {})
-  writer.close()

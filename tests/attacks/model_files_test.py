@@ -58,19 +58,15 @@ def untraced(monkeypatch):
 
 
 @pytest.mark.parametrize('name, field, values', [
-    ('gpt2', 'n_layer', ['2', 2.0, True, [2], {}, 0, -1, 2**40]),
-    ('gpt2', 'n_embd', [16.0, '16', 1e400, 10**12, DEEP]),
-    ('gpt2', 'n_inner', ['24', 24.0, False]),
+    ('gpt2', 'n_layer', ['2', 2.0, True, [2], {}, 0, 2**40, DEEP]),
     ('gpt2', 'vocab_size', [None, '23', 23.5]),
     ('gpt2', 'activation_function', [['gelu'], {}, 1]),
     ('gpt2', 'scale_attn_by_inverse_layer_idx', ['yes', 1]),
-    ('gpt2', 'model_type', [['gpt2'], {}, None, 7]),
-    ('llama', 'head_dim', ['4', 4.0, 2**40]),
-    ('llama', 'num_key_value_heads', ['2', -2]),
+    ('gpt2', 'model_type', [['gpt2'], None]),
+    ('llama', 'head_dim', ['4', 2**40]),
     ('llama', 'rms_norm_eps', ['1e-5', float('nan'), -1, True]),
-    ('llama', 'tie_word_embeddings', ['false', 0]),
-    ('llama', 'rope_theta', ['1', [1], float('inf'), 10**300]),
-    ('llama', 'rope_scaling', ['linear', [1], 3]),
+    ('llama', 'rope_theta', ['1', float('inf'), 10**300]),
+    ('llama', 'rope_scaling', ['linear', [1]]),
 ])
 def test_fields_of_other_types_are_refused(
     name, field, values, saved, tmp_path, untraced
@@ -83,11 +79,7 @@ def test_fields_of_other_types_are_refused(
 
 @pytest.mark.parametrize('rope, message', [
     ({'rope_type': ['linear']}, 'rope_type is'),
-    ({'type': {}}, 'type is'),
     ({'rope_type': 'linear', 'factor': '4'}, "factor is '4'"),
-    ({'rope_type': 'llama3', 'factor': 8, 'low_freq_factor': 1,
-      'high_freq_factor': 4, 'original_max_position_embeddings': 4.5},
-     'original_max_position_embeddings is 4.5'),
 ])
 def test_rotary_fields_of_other_types_are_refused(
     rope, message, saved, tmp_path, untraced
@@ -96,18 +88,10 @@ def test_rotary_fields_of_other_types_are_refused(
   refuse(directory, change_config(directory, rope_scaling=rope), message)
 
 
-@pytest.mark.parametrize('text', [DEEP, '{"a": ' * 100_000, '1' * 10_000])
+@pytest.mark.parametrize('text', [DEEP, '1' * 10_000])
 def test_json_that_python_cannot_parse_is_refused(text, gpt_dir, untraced):
   (gpt_dir / 'config.json').write_text(text)
   refuse(gpt_dir, gpt_dir / 'config.json', 'is not JSON')
-
-
-def test_a_nested_value_is_not_printed_whole(gpt_dir, untraced):
-  path = gpt_dir / 'config.json'
-  nested = '[' * 500 + ']' * 500
-  text = path.read_text().replace('"n_layer": 2', f'"n_layer": {nested}')
-  path.write_text(text)
-  refuse(gpt_dir, path, 'n_layer is')
 
 
 def test_a_folder_in_the_place_of_a_file_is_refused(gpt_dir):
@@ -117,8 +101,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(gpt_dir):
 
 
 @pytest.mark.parametrize('weight_map', [
-    None, [], 'model.safetensors', 3, {'a': 3}, {'a': None}, {'a': ['b']},
-    {'a': 'x' * 300}, {'a': 'b\0c'}, {'a': '\ud800'}, {'a': ''},
+    None, [], {'a': 3}, {'a': 'x' * 300}, {'a': 'b\0c'}, {'a': '\ud800'},
     {'a': 'model.safetensors.index.json'},
 ])
 def test_an_index_of_another_type_is_refused(weight_map, gpt_dir, untraced):
@@ -151,7 +134,7 @@ def test_depth_costs_no_tracing():
   assert len(params) == 3_003
 
 
-@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('value', [np.nan, -np.inf])
 def test_weights_that_are_not_finite_are_refused_unless_allowed(
     value, gpt_dir
 ):
@@ -163,22 +146,6 @@ def test_weights_that_are_not_finite_are_refused_unless_allowed(
   loaded = interop.load_hf(gpt_dir, allow_non_finite=True)
   found = loaded.params['h_1']['mlp']['wo']['kernel'][3, 2]
   np.testing.assert_equal(found, np.float32(value))
-
-
-def test_weights_that_are_not_finite_are_found_in_their_shard(gpt_dir):
-  tensors = safetensors.load_file(gpt_dir / 'model.safetensors')
-  (gpt_dir / 'model.safetensors').unlink()
-  shards = {k: f'{i % 2}.safetensors' for i, k in enumerate(sorted(tensors))}
-  bad = sorted(tensors)[5]
-  tensors[bad] = np.full_like(tensors[bad], np.nan)
-  for shard in set(shards.values()):
-    safetensors.save_file(
-        {k: x for k, x in tensors.items() if shards[k] == shard},
-        gpt_dir / shard,
-    )
-  index = gpt_dir / 'model.safetensors.index.json'
-  index.write_text(json.dumps({'weight_map': shards}))
-  refuse(gpt_dir, gpt_dir / '1.safetensors', f"'{bad}' that are not finite")
 
 
 def test_a_dtype_that_numpy_lacks_is_refused(gpt_dir):

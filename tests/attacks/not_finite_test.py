@@ -8,7 +8,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_recipe
@@ -53,16 +52,6 @@ def poisoned_recipe(bad_steps, **changes):
   return poisoned
 
 
-def test_the_first_loss_that_is_nan_ends_the_run_before_a_save(tmp_path):
-  recipe = poisoned_recipe({8}, log_every=5, checkpoints__every=1)
-  message = "train/loss of step 8, in phase 'continuation', is nan"
-  with pytest.raises(NotFinite, match=message):
-    train(open_session(recipe, tmp_path / 'run'))
-  recipe = make_recipe(log_every=5, checkpoints__every=1)
-  resumed = open_session(recipe, tmp_path / 'run')
-  assert int(resumed.state.step) == 7
-
-
 @pytest.mark.ci
 def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
   recipe = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
@@ -105,19 +94,6 @@ def test_a_skipped_step_changes_masks_but_no_kept_weight():
   # Step 6 is the first one of the dense continuation.
   assert not all(m.all() for m in masks_of(state))
   assert all(m.all() for m in masks_of(after))
-
-
-@pytest.mark.slow
-def test_skipping_leaves_finite_runs_as_they_are(tmp_path):
-  states = [
-      train(open_session(poisoned_recipe(set(), max_skipped_steps=n), path))
-      for n, path in ((0, tmp_path / 'a'), (3, tmp_path / 'b'))
-  ]
-  jax.tree.map(
-      functools.partial(np.testing.assert_allclose, rtol=1e-6), *(
-          s.params for s in states
-      )
-  )
 
 
 def masks_of(state):

@@ -3,7 +3,6 @@
 import pytest
 from tiny_run import make_recipe
 
-from spdf_jax import training
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import open_workdir
 from spdf_jax.training.workdir import read_workdir_config
@@ -11,7 +10,7 @@ from spdf_jax.training.workdir import saved_steps
 
 
 @pytest.mark.parametrize('text', [
-    b'', b'{"seed": 0, "mod', b'\xff\xfe', b'[1]', b'null', b'[' * 200_000,
+    b'', b'{"seed": 0, "mod', b'\xff\xfe', b'[1]', b'[' * 200_000,
 ])
 def test_a_broken_config_is_named(tmp_path, text):
   path = tmp_path / 'config.json'
@@ -32,11 +31,3 @@ def test_stray_names_among_checkpoints_are_no_steps(tmp_path):
     (tmp_path / 'checkpoints' / name).mkdir(parents=True)
   assert saved_steps(tmp_path) == [0, 3, 12]
   assert find_checkpoint(f'{tmp_path}').name == '12'
-
-
-def test_a_workdir_with_a_stray_name_opens(tmp_path):
-  (tmp_path / 'checkpoints' / '²').mkdir(parents=True)
-  session = training.open_session(make_recipe(), tmp_path)
-  assert int(session.state.step) == 0
-  session.checkpoints.close()
-  session.release()
