@@ -15,6 +15,7 @@ import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import runs
+from spdf_jax.accelerator import native
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.runs import lifecycle
@@ -103,6 +104,15 @@ def test_a_dry_run_says_what_a_compact_state_takes():
       'of a sparsified layer instead of 13', text,
   )
   assert "in phase 'continuation'" not in text
+
+
+def test_a_dry_run_names_the_kernels_of_the_model_s_dtype(monkeypatch):
+  names = {'float32': 'avx512', 'bfloat16': 'avx512bf16'}
+  monkeypatch.setattr(native, 'is_available', lambda dtype='float32': True)
+  monkeypatch.setattr(native, 'kernels', lambda dtype='float32': names[dtype])
+  for dtype, name in names.items():
+    recipe = make_recipe(matmul='native', model__dtype=dtype)
+    assert f'kernels ({name}) skip' in describe_plan(recipe, 'plan')['compute']
 
 
 def test_compact_storage_is_refused_where_masks_move():

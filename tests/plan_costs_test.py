@@ -101,10 +101,21 @@ def test_spans_add_up_to_the_steps(name):
       assert span.start == done
       done += span.steps
       np.testing.assert_allclose(
-          span.flops_per_step * span.steps,
+          span.cost_per_step * span.steps,
           want[span.start:done].sum(), rtol=1e-12,
       )
   assert done == plan.total_steps
+
+
+def test_spans_add_up_any_cost():
+  plan = make_plan(SPECS['rigl on a schedule'])
+  sparsities_at = lambda step: ('layer', step >= 12)
+  seconds = lambda phase, sparsities, dense_grads: 2.0 - sparsities[1]
+  first, last = find_spans(plan, sparsities_at, seconds)
+  assert [(s.start, s.sparsity[1]) for s in first] == [(0, False), (12, True)]
+  # The update takes effect at the step after it.
+  totals = [s.steps * s.cost_per_step for s in (*first, *last)]
+  assert totals == pytest.approx([2.0 * 12, 2.0 + 27, 40])
 
 
 def test_flops_are_added_up_over_spans():

@@ -71,7 +71,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
   phases = []
   for phase, spans in zip(recipe.plan.phases, found):
     start = spans[0].start
-    flops = sum(s.steps * s.flops_per_step for s in spans)
+    flops = sum(s.steps * s.cost_per_step for s in spans)
     phases.append({
         'name': phase.name,
         'start': start,
@@ -90,7 +90,13 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
         'mask_updates': as_ranges(
             changes[(changes >= start) & (changes < start + phase.steps)]
         ),
-        'spans': [span._asdict() for span in spans],
+        'spans': [
+            {
+                'start': span.start, 'steps': span.steps,
+                'sparsity': span.sparsity, 'flops_per_step': span.cost_per_step,
+            }
+            for span in spans
+        ],
         'notes': phase.notes,
     })
   return {
@@ -121,7 +127,8 @@ def _describe_compute(recipe: Recipe) -> str:
   if recipe.sparse_steps is None:
     return _MULTIPLIES_ZEROS
   return _SKIPS_ZEROS.format(
-      kernels=native.kernels(), crossover=recipe.sparse_steps.crossover
+      kernels=native.kernels(recipe.model.config.dtype),
+      crossover=recipe.sparse_steps.crossover,
   )
 
 
@@ -138,14 +145,16 @@ class Span(NamedTuple):
   Attributes:
     start: Number of steps before the span.
     steps: Number of steps in the span.
-    sparsity: Fraction of zeros in the sparsified weights.
-    flops_per_step: Mean training FLOPs of a step.
+    sparsity: Fraction of zeros in the sparsified weights, or what else the
+      function of the sparsity returns.
+    cost_per_step: Mean cost of a step: FLOPs in `plan.json`, where the field is
+      `flops_per_step`; other functions of the cost give other units.
   """
 
   start: int
   steps: int
-  sparsity: float
-  flops_per_step: float
+  sparsity: Any
+  cost_per_step: float
 
 
 def find_spans(
@@ -161,7 +170,8 @@ def find_spans(
   Args:
     plan: Plan of the run.
     sparsity_at: Function from a step to the planned sparsity from there on.
-    cost: Function `(phase, sparsity, dense_grads) -> FLOPs` of a step.
+    cost: Function `(phase, sparsity, dense_grads) -> cost` of a step, in any
+      unit.
 
   Returns:
     The spans of each phase.
@@ -184,12 +194,12 @@ def find_spans(
       number = int(np.searchsorted(dense, stop) - np.searchsorted(dense, first))
       first_dense = bool(np.isin(first, dense))
       later = number - first_dense
-      flops = (
+      total = (
           cost(phase, before, first_dense)
           + later * cost(phase, sparsity, True)
           + (steps - 1 - later) * cost(phase, sparsity, False)
       )
-      spans.append(Span(first, steps, sparsity, flops / steps))
+      spans.append(Span(first, steps, sparsity, total / steps))
       before = sparsity
     found.append(spans)
   return found

@@ -219,7 +219,7 @@ def simulate_recipe(
   def total(value: Callable[[Report], float]) -> list[float]:
     cost = lambda *args: value(step(*args))
     return [
-        sum(s.steps * s.flops_per_step for s in spans)
+        sum(s.steps * s.cost_per_step for s in spans)
         for spans in plan_costs.find_spans(recipe.plan, sparsities_at, cost)
     ]
 

@@ -33,7 +33,7 @@ def flops_at(run: Run, step: int) -> float:
     38.0
   """
   return float(sum(
-      _done(part.start, part.steps, step) * part.flops_per_step
+      _done(part.start, part.steps, step) * part.cost_per_step
       for phase in run.phases for part in phase.parts
   ))
 

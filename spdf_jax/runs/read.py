@@ -83,7 +83,7 @@ class PhaseRecord(NamedTuple):
         steps=steps,
         sparsity=parts[-1].sparsity,
         tokens=self.tokens * steps // self.steps,
-        flops_per_step=sum(p.steps * p.flops_per_step for p in parts) / steps,
+        flops_per_step=sum(p.steps * p.cost_per_step for p in parts) / steps,
         mask_updates=tuple(s for s in self.mask_updates if s <= step),
         spans=parts,
     )
@@ -208,7 +208,13 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
           step for first, last, every in phase['mask_updates']
           for step in range(first, last + 1, every)
       ),
-      'spans': tuple(Span(**span) for span in phase['spans']),
+      'spans': tuple(
+          Span(
+              span['start'], span['steps'], span['sparsity'],
+              cost_per_step=span['flops_per_step'],
+          )
+          for span in phase['spans']
+      ),
       'notes': tuple(phase['notes']),
   })
 
