@@ -53,6 +53,42 @@ def test_a_loop_needs_no_call_beside_update():
   assert [int(m.sum()) for m in parabola.kernels(mask)] == [19, 19]
 
 
+SCHEDULED = {
+    'gmp': spdf.gmp,
+    'set': spdf.sparse_evolution,
+    'rigl': spdf.rigl,
+    'granet': spdf.granet,
+}
+
+
+@pytest.mark.parametrize('every, until', [(3, 12), (3, 11), (5, 11), (8, 12)])
+@pytest.mark.parametrize('name', SCHEDULED)
+def test_the_last_mask_has_the_scheduled_sparsity(name, every, until):
+  algorithm = SCHEDULED[name](
+      spdf.cubic(0.0, 0.8, until), update_every=every, update_until=until
+  )
+  first = counts(algorithm, 0)[0]
+  assert counts(algorithm, until + 2)[-1] == first - round(first * 0.8)
+  regular = range(0 if name == 'gmp' else every, until + 1, every)
+  steps = [t for t in range(until + 3) if algorithm.update_at(t)]
+  assert steps == sorted({*regular, until})
+
+
+@pytest.mark.parametrize('name', SCHEDULED)
+def test_no_update_is_added_where_the_sparsity_has_not_changed(name):
+  for sparsity, every, steps in (
+      (0.8, 5, [5, 10]),
+      (spdf.cubic(0.0, 0.8, 9), 5, [5, 10]),
+      (spdf.periodic([0.0, 0.8], 4), 10, [5]),
+      (spdf.cubic(0.0, 0.8, 12), [5, 10], [5, 10]),  # As the user lists them.
+      (spdf.cubic(0.0, 0.8, 12), lambda t: t in (5, 10), [5, 10]),
+  ):
+    algorithm = SCHEDULED[name](
+        sparsity, update_every=every, update_from=5, update_until=12
+    )
+    assert [t for t in range(15) if algorithm.update_at(t)] == steps
+
+
 @pytest.mark.parametrize('name, dtype', [
     ('set', 'float32'), ('rigl', 'bfloat16'), ('granet', 'float32'),
 ])

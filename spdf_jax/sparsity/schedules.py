@@ -266,7 +266,8 @@ class UpdateTimes(NamedTuple):
     """Returns whether the step `count` is an update: bool, or traced bool[]."""
     if self.listed:
       if is_host_int(count):
-        return int(count) in self.listed
+        number = self.index(count)
+        return number >= 0 and self.listed[number] == count
       return jnp.any(jnp.asarray(count)[..., None] == self.steps, axis=-1)
     since = int(count) - self.start if is_host_int(count) else (
         count - self.start

@@ -5,7 +5,6 @@ from typing import Any
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
-from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
@@ -36,7 +35,9 @@ def gmp(
       700)`; a number, a schedule or a tree of those.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
-    update_until: Last step that may be an update.
+    update_until: Last step that may be an update. It is one, also off the steps
+      of `update_every`, if the scheduled sparsity has changed since the update
+      before.
     update_from: First step that may be an update.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`, or its name.
@@ -63,7 +64,9 @@ def gmp(
   """
   return leafwise.leafwise(
       sparsity,
-      schedules.update_times(update_every, update_from, update_until),
+      leafwise.update_times(
+          sparsity, update_every, update_from, update_until
+      ),
       lambda units: leafwise.drop_and_grow(
           units, units.kept, grow_by=None, regrow_dropped=True
       ),

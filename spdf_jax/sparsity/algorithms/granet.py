@@ -5,7 +5,6 @@ from typing import Any
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
-from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
@@ -44,7 +43,7 @@ def granet(
       700)`; a schedule from 0.0 trains dense to sparse.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
-    update_until: Last step that may be an update.
+    update_until: Last step that may be an update; see `gmp`.
     update_from: First step that may be an update; by default `update_every`, if
       that is a number.
     drop_fraction: Fraction of the remaining weights that is dropped and
@@ -81,7 +80,9 @@ def granet(
 
   return leafwise.leafwise(
       sparsity,
-      schedules.update_times(update_every, update_from, update_until),
+      leafwise.update_times(
+          sparsity, update_every, update_from, update_until
+      ),
       next_mask,
       distribution=distribution,
       structure=structure,

@@ -23,6 +23,7 @@ from spdf_jax.sparsity.counts import ModelTable
 from spdf_jax.sparsity.distributions import Distribution
 from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.schedules import Schedule
+from spdf_jax.sparsity.schedules import UpdateEvery
 from spdf_jax.sparsity.schedules import UpdateTimes
 from spdf_jax.sparsity.structures import Structure
 
@@ -167,6 +168,54 @@ def leafwise(
       skip_step_at=times.contains if skip_step else algorithm.never,
       mask_by=mask_by,
   )
+
+
+def update_times(
+    sparsity: PyTree,
+    every: UpdateEvery,
+    start: int | None,
+    stop: int | None,
+) -> UpdateTimes:
+  """Returns the steps of mask updates, the last of which ends the schedule.
+
+  If updates are `every` so many steps, and a schedule changes the sparsity
+  between the last of them and `stop`, there is one more update at `stop`:
+  masks would otherwise miss the final sparsity, e.g. have 79.9 % of zeros
+  instead of 80 %. Steps that are listed, or given by a function, stay as they
+  are.
+
+  Args:
+    sparsity: A number, a schedule, or a tree of those.
+    every: Number of steps between updates, or the steps, see
+      `schedules.update_times`.
+    start: First step that may be an update.
+    stop: Last step that may be an update; `None`: updates do not end.
+
+  Returns:
+    The steps of mask updates.
+
+  Raises:
+    ValueError: an argument is invalid, or no step is an update.
+
+  Example:
+    >>> rising = schedules.cubic(0.0, 0.8, steps=100)
+    >>> update_times(rising, 30, None, 100).steps.tolist()
+    [30, 60, 90, 100]
+    >>> update_times(0.8, 30, None, 100).steps.tolist()
+    [30, 60, 90]
+  """
+  times = schedules.update_times(every, start, stop)
+  is_interval = not (callable(every) or hasattr(every, '__iter__'))
+  if stop is None or not is_interval or schedules.is_constant(sparsity):
+    return times
+  steps = times.steps.tolist()
+  before, at_stop = (
+      jax.tree.leaves(schedules.sparsity_at(sparsity, step))
+      for step in (steps[-1], stop)
+  )
+  if before == at_stop:
+    return times
+  return schedules.update_times([*steps, stop])
 
 
 def surviving(units: Units) -> jax.Array:

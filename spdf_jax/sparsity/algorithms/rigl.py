@@ -51,7 +51,7 @@ def rigl(
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
     update_until: Last step that may be an update; in the paper at three
-      quarters of training.
+      quarters of training. See `gmp` for schedules of the sparsity.
     update_from: First step that may be an update; by default `update_every`, if
       that is a number.
     drop_fraction: :math:`f_t`: a number, which decays to zero at `update_until`
@@ -82,7 +82,9 @@ def rigl(
   """
   return leafwise.leafwise(
       sparsity,
-      schedules.update_times(update_every, update_from, update_until),
+      leafwise.update_times(
+          sparsity, update_every, update_from, update_until
+      ),
       lambda units: leafwise.drop_and_grow(
           units,
           leafwise.surviving(units),

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
-from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity.algorithm import Algorithm
@@ -46,7 +45,8 @@ def sparse_evolution(
       where it rises, more connections are dropped than grown.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
-    update_until: Last step that may be an update; `None`: no last one.
+    update_until: Last step that may be an update; `None`: no last one. See
+      `gmp` for schedules of the sparsity.
     update_from: First step that may be an update; by default `update_every`, if
       that is a number.
     drop_fraction: Fraction of the connections that is dropped: a number, or a
@@ -100,7 +100,9 @@ def sparse_evolution(
 
   return leafwise.leafwise(
       sparsity,
-      schedules.update_times(update_every, update_from, update_until),
+      leafwise.update_times(
+          sparsity, update_every, update_from, update_until
+      ),
       next_mask,
       distribution=distribution,
       structure=structure,
