@@ -243,6 +243,29 @@ def test_rigl_under_multi_steps_grows_by_the_mean_gradient():
     np.testing.assert_array_equal(mask_of(state), mask_of(alone))
 
 
+@pytest.mark.parametrize('name', ['rigl', 'granet, model'])
+def test_gradients_that_are_not_finite_change_nothing(name):
+  """Neither at updates of the mask nor between them."""
+  tx = optax.apply_if_finite(optimizer(name), 2)
+  once = jax.tree.map(np.copy, parabola.ZERO)
+  once['h_1']['kernel'][7, 11] = np.inf
+  everywhere = jax.tree.map(lambda x: x + np.float32('nan'), parabola.ZERO)
+  step = parabola.make_step(tx)
+  plain = params, state = train(tx, 0)[0]
+  for i in range(7):
+    before = parabola.to_host((params, state.inner_state))
+    for number, bad in enumerate((everywhere, once)):
+      params, state = step(params, state, bad)
+      parabola.assert_equal((params, state.inner_state), before)
+      assert int(state.notfinite_count) == number + 1
+    params, state = step(params, state, parabola.ZERO)
+    plain = step(*plain, parabola.ZERO)
+    parabola.assert_equal(
+        (params, state.inner_state), (plain[0], plain[1].inner_state)
+    )
+    assert int(state.total_notfinite) == 2 * (i + 1)
+
+
 @pytest.mark.parametrize('drop', ['magnitude', 'signed'])
 def test_no_weight_is_lost_where_few_are_pruned_and_none_regrows(drop):
   algorithm = spdf.sparse_evolution(

@@ -10,13 +10,11 @@ import numpy as np
 import optax
 import pytest
 
+from spdf_jax import models
 from spdf_jax import sparsity
+from spdf_jax import training
 from spdf_jax.accelerator import matmuls_saveable
 from spdf_jax.data import Batch
-from spdf_jax.models import create_model
-from spdf_jax.models import sparsifiable
-from spdf_jax.training import create_state
-from spdf_jax.training import train_step
 from spdf_jax.training.matmul import SparseSteps
 
 MODULES = ('attn/wq', 'attn/wk', 'attn/wv', 'attn/wd', 'mlp/wi', 'mlp/wo')
@@ -52,15 +50,15 @@ def matmuls(jaxpr):
 
 
 def trace_step(remat, sparse_steps=None, **changes):
-  model = create_model('gpt-mini', **SIZES | changes)
+  model = models.create_model('gpt-mini', **SIZES | changes)
   optimizer = sparsity.sparsify(
-      optax.adamw(1e-3), sparsity.static(0.5), where=sparsifiable, key=0
+      optax.adamw(1e-3), sparsity.static(0.5), where=models.sparsifiable, key=0
   )
-  init = lambda: create_state(
+  init = lambda: training.create_state(
       model.init(jax.random.key(0), TOKENS)['params'], optimizer
   )
   step = functools.partial(
-      train_step,
+      training.train_step,
       apply_fn=remat(model.apply),
       optimizer=optimizer,
       learning_rate=optax.constant_schedule(1e-3),
@@ -105,7 +103,7 @@ def test_a_step_has_one_branch_on_sparsity_with_sparse_kernels_only():
   names = count_primitives(trace_step(REMATS['none']))
   assert names['sparse_matmul'] == names['sparse_matmul_backward'] == 12
   assert names['cond'] == 0
-  model = create_model('gpt-mini', **SIZES)
+  model = models.create_model('gpt-mini', **SIZES)
   names = count_primitives(
       trace_step(REMATS['none'], SparseSteps(model.apply, 0.0))
   )
@@ -114,10 +112,10 @@ def test_a_step_has_one_branch_on_sparsity_with_sparse_kernels_only():
 
 
 def test_gradients_are_where_the_gradient_mask_is():
-  model = create_model('gpt-mini', **SIZES, scan_layers=True)
+  model = models.create_model('gpt-mini', **SIZES, scan_layers=True)
   params = model.init(jax.random.key(0), TOKENS)['params']
   optimizer = sparsity.sparsify(
-      optax.sgd(0.1), sparsity.static(0.5), where=sparsifiable, key=0
+      optax.sgd(0.1), sparsity.static(0.5), where=models.sparsifiable, key=0
   )
   mask = sparsity.get_mask(optimizer.init(params))
 

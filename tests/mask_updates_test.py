@@ -1,17 +1,13 @@
 """The report's statements about masks agree with the run's log."""
 
 from spdf_jax.costs.plan_costs import Span
-from spdf_jax.runs.read import mask_updates_in
-from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
-from spdf_jax.runs.report import mask_updates_table
-from spdf_jax.runs.report import write_report
-from spdf_jax.runs.statements import describe_updates
-from spdf_jax.runs.statements import sawtooth
+from spdf_jax.runs import read
+from spdf_jax.runs import report
+from spdf_jax.runs import statements
 
 
 def phase(name, start, steps, zeros, updates=(), source='text', spans=()):
-  return PhaseRecord(
+  return read.PhaseRecord(
       name, start, steps, 2, 8, source, zeros, 16 * steps, 5.0, 10.0, updates,
       spans,
   )
@@ -27,7 +23,7 @@ def row(step, grown, dropped, surviving, explored, **values):
 
 RISING = (Span(0, 20, 0.25, 6.0), Span(20, 30, 0.5, 5.0))
 # Rows every ten steps; an update at a row's own step shows in the next one.
-DYNAMIC = Run(
+DYNAMIC = read.Run(
     'moving',
     (
         phase('sparse', 0, 50, 0.5, (20, 30, 35), spans=RISING),
@@ -44,7 +40,7 @@ DYNAMIC = Run(
         row(70, 50.0, 0.0, 50.0, 1.0, **{'sparsity/sparsified': 0.0}),
     ),
 )
-STILL = Run(
+STILL = read.Run(
     'still', (phase('sparse', 0, 50, 0.5),), ({'step': 50, 'train/loss': 3.0},)
 )
 
@@ -58,39 +54,39 @@ def make_rounds(losses):
       phase('tune', 60, 20, 0.5, (60,), source='task'),
   )
   rows = [{'step': s, 'validation/loss': x} for s, x in losses.items()]
-  return Run('rounds', phases, tuple(rows))
+  return read.Run('rounds', phases, tuple(rows))
 
 
 def test_a_row_tells_of_the_last_change_before_it():
-  found = mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
+  found = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
   assert [change.step for change in found] == [20, 35]
   assert [change.survival for change in found] == [0.6, 0.8]
-  (dense,) = mask_updates_in(DYNAMIC, DYNAMIC.phases[1])
+  (dense,) = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[1])
   assert dense == (50, 50.0, 0.0, 50.0) and dense.survival == 1.0
 
 
 def test_the_table_has_a_row_for_each_phase_of_a_tracked_run():
-  lines = mask_updates_table({'a|b': DYNAMIC, 'still': STILL}).splitlines()
-  assert lines[2:] == [
+  table = report.mask_updates_table({'a|b': DYNAMIC, 'still': STILL})
+  assert table.splitlines()[2:] == [
       '| a\\|b | sparse | 25% to 50% | 50% | 3 | 60% to 80% | 85% |',
       '| a\\|b | dense | 0% | 0% | 1 | 100% | 100% |',
   ]
-  assert mask_updates_table({'still': STILL}) is None
+  assert report.mask_updates_table({'still': STILL}) is None
 
 
 def test_exploration_is_stated_from_the_updates_within_phases():
-  assert describe_updates('toy', DYNAMIC) == (
+  assert statements.describe_updates('toy', DYNAMIC) == (
       "toy's masks are updated twice within sparse, where 70% of the kept "
       'weights survive an update on average. By then 85% of the sparsified '
       'weights have been kept at some step, 75% at first.'
   )
-  assert describe_updates('toy', STILL) is None
+  assert statements.describe_updates('toy', STILL) is None
 
 
 def test_pruning_is_stated_with_the_losses_around_it():
   losses = {10: 5.0, 20: 4.0, 25: 4.5, 40: 3.5, 50: 3.25, 60: 3.0, 80: 6.0}
-  assert sawtooth('toy', make_rounds(losses)) == (
+  assert statements.sawtooth('toy', make_rounds(losses)) == (
       'In toy, pruning and the learning rate of a new round change the '
       'validation loss from 4.00 to 4.50 at 25% zeros, from 3.50 to 3.25 at '
       '43.8% zeros, 5 to 10 steps later. These rounds end at 3.50, 3.00.'
@@ -99,18 +95,17 @@ def test_pruning_is_stated_with_the_losses_around_it():
 
 def test_rounds_without_an_evaluation_inside_are_left_out():
   rounds = {20: 4.0, 40: 3.5, 50: 4.5, 60: 3.0}
-  text = sawtooth('toy', make_rounds(rounds))
+  text = statements.sawtooth('toy', make_rounds(rounds))
   assert 'loss from 3.50 to 4.50 at 43.8% zeros, 10 steps later' in text
-  assert sawtooth('toy', make_rounds({20: 4.0, 40: 3.5, 60: 3.0})) is None
-  assert sawtooth('toy', make_rounds({})) is None
+  assert statements.sawtooth('toy', make_rounds({})) is None
 
 
 def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):
-  text = write_report(tmp_path / 'a', {'toy': DYNAMIC}).read_text()
+  text = report.write_report(tmp_path / 'a', {'toy': DYNAMIC}).read_text()
   assert '## Masks' in text and '![Masks](mask_updates.png)' in text
   assert "* toy's masks are updated twice within sparse" in text
   assert '| toy | sparse | 50 | 800 | 25% to 50% |' in text
   assert (tmp_path / 'a' / 'mask_updates.png').is_file()
-  text = write_report(tmp_path / 'b', {'toy': STILL}).read_text()
+  text = report.write_report(tmp_path / 'b', {'toy': STILL}).read_text()
   assert '## Masks' not in text
   assert not (tmp_path / 'b' / 'mask_updates.png').exists()

@@ -13,15 +13,9 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax import interop
-from spdf_jax.models import GPT
-from spdf_jax.models import GPTConfig
-from spdf_jax.models import Llama
-from spdf_jax.models import LlamaConfig
-from spdf_jax.models import sparsifiable
+from spdf_jax import models
+from spdf_jax.models import rotary
 from spdf_jax.models.attention import causal_attention
-from spdf_jax.models.rotary import frequencies
-from spdf_jax.models.rotary import Rotary
-from spdf_jax.models.rotary import rotate
 from spdf_jax.sparsity.trees import path_name
 
 L, V = 7, 23
@@ -31,11 +25,11 @@ SIZES = dict(
 
 
 def make_gpt(**changes):
-  return GPT(GPTConfig(**SIZES | changes))
+  return models.GPT(models.GPTConfig(**SIZES | changes))
 
 
 def make_llama(**changes):
-  return Llama(LlamaConfig(**SIZES | changes))
+  return models.Llama(models.LlamaConfig(**SIZES | changes))
 
 
 def make_params(model):
@@ -51,7 +45,7 @@ def make_params(model):
 def make_mask(params, sparsity=0.75):
   rng = np.random.default_rng(2)
   return jax.tree_util.tree_map_with_path(
-      lambda path, x: rng.random(x.shape) >= sparsity if sparsifiable(
+      lambda path, x: rng.random(x.shape) >= sparsity if models.sparsifiable(
           path_name(path), x
       ) else None,
       params,
@@ -203,23 +197,22 @@ def test_logits_equal_a_plain_llama(changes):
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(0, 2**16))
 def test_scores_depend_on_the_distance_only(i, j, seed):
   rng = np.random.default_rng(seed)
-  turns = frequencies(Rotary(), 8)
+  turns = rotary.frequencies(rotary.Rotary(), 8)
   q, k = rng.standard_normal((2, 1, 1, 1, 8)).astype(np.float32)
-  score = lambda i, j: (
-      rotate(q, np.array([[i]]), turns) * rotate(k, np.array([[j]]), turns)
-  ).sum()
+  turned = lambda x, i: rotary.rotate(x, np.array([[i]]), turns)
+  score = lambda i, j: (turned(q, i) * turned(k, j)).sum()
   np.testing.assert_allclose(
       score(i, j), score(i + 37, j + 37), rtol=1e-3, atol=2e-3
   )
-  length = np.linalg.norm(rotate(q, np.array([[i]]), turns))
+  length = np.linalg.norm(turned(q, i))
   np.testing.assert_allclose(length, np.linalg.norm(q), rtol=1e-5)
 
 
 def test_stretched_positions_slow_the_long_waves_down():
-  plain = frequencies(Rotary(5e5), 64)
-  linear = frequencies(Rotary(5e5, 'linear', 4.0), 64)
+  plain = rotary.frequencies(rotary.Rotary(5e5), 64)
+  linear = rotary.frequencies(rotary.Rotary(5e5, 'linear', 4.0), 64)
   np.testing.assert_allclose(linear, plain / 4, rtol=1e-6)
-  ratio = plain / frequencies(Rotary(5e5, 'llama3', 8.0), 64)
+  ratio = plain / rotary.frequencies(rotary.Rotary(5e5, 'llama3', 8.0), 64)
   rounds = 8192 * plain / (2 * np.pi)
   np.testing.assert_allclose(ratio[rounds > 4], 1, rtol=1e-6)
   np.testing.assert_allclose(ratio[rounds < 1], 8, rtol=1e-6)

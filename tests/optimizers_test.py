@@ -9,13 +9,11 @@ import optax
 import pytest
 
 import spdf_jax as spdf
-from spdf_jax.training import adamw
-from spdf_jax.training import Phase
-from spdf_jax.training import Plan
+from spdf_jax import training
 from spdf_jax.training.optimizers import matrices
 
 B1, B2, EPS, CLIP, DECAY = 0.9, 0.95, 1e-8, 1.0, 0.1
-PHASE = Phase(
+PHASE = training.Phase(
     name='a', steps=3, data='corpus', batch_size=1, length=1, sparsity=0.0,
     learning_rate=optax.linear_schedule(0.1, 0.01, 3), weight_decay=DECAY,
     restart=False,
@@ -24,7 +22,7 @@ NAMES = ('kernel', 'embedding', 'bias', 'scale')
 
 
 def make_plan(*changes):
-  return Plan(tuple(
+  return training.Plan(tuple(
       dataclasses.replace(PHASE, name=str(i), **change)
       for i, change in enumerate(changes)
   ))
@@ -46,7 +44,7 @@ def make_grads(step, size):
 
 
 def make_optimizer(plan):
-  return adamw(
+  return training.adamw(
       plan,
       where=lambda path, leaf: path == 'kernel',
       key=jax.random.key(0),

@@ -8,21 +8,16 @@ import optax
 import pytest
 
 from spdf_jax import static
-from spdf_jax.costs.flops import ModelShape
-from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.plan_costs import as_ranges
-from spdf_jax.costs.plan_costs import find_spans
+from spdf_jax import training
+from spdf_jax.costs import flops
+from spdf_jax.costs import plan_costs
+from spdf_jax.runs import read
 from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
 from spdf_jax.sparsity.counts import number_kept
-from spdf_jax.training import Phase
-from spdf_jax.training import Plan
-from spdf_jax.training.planned_sparsity import mean_sparsity
-from spdf_jax.training.planned_sparsity import planned_sparsities
+from spdf_jax.training import planned_sparsity
 
-SHAPE = ModelShape(2, 8, 2, 16, 32)
-PHASE = Phase(
+SHAPE = flops.ModelShape(2, 8, 2, 16, 32)
+PHASE = training.Phase(
     name='a', steps=40, data='corpus', batch_size=2, length=16, sparsity=0.75,
     learning_rate=optax.constant_schedule(0.1), weight_decay=0.0,
     restart=False,
@@ -56,23 +51,23 @@ def where(path, leaf):
 
 
 def make_plan(sparsities):
-  return Plan(tuple(
+  return training.Plan(tuple(
       dataclasses.replace(PHASE, name=str(i), sparsity=s, batch_size=2 + i)
       for i, s in enumerate(sparsities)
   ))
 
 
 def cost(phase, sparsity, dense_grads):
-  return phase.batch_size * training_flops(
+  return phase.batch_size * flops.training_flops(
       SHAPE, phase.length, sparsity, dense_grads=dense_grads
   )
 
 
 def spans_of(plan):
-  sparsity = lambda step: mean_sparsity(
-      planned_sparsities(plan, step, PARAMS, where)
+  sparsity = lambda step: planned_sparsity.mean_sparsity(
+      planned_sparsity.planned_sparsities(plan, step, PARAMS, where)
   )
-  return find_spans(plan, sparsity, cost)
+  return plan_costs.find_spans(plan, sparsity, cost)
 
 
 def costs_by_step(plan):
@@ -121,7 +116,7 @@ def test_spans_add_up_any_cost():
 def test_flops_are_added_up_over_spans():
   plan = make_plan(SPECS['rigl on a schedule'])
   records = [
-      PhaseRecord(
+      read.PhaseRecord(
           p.name, start, p.steps, p.batch_size, p.length, p.data, 0.0, p.tokens,
           0.0, 1.0, spans=tuple(spans),
       )
@@ -129,7 +124,7 @@ def test_flops_are_added_up_over_spans():
           plan.phases, plan.starts, spans_of(plan)
       )
   ]
-  run = Run('toy', tuple(records), ())
+  run = read.Run('toy', tuple(records), ())
   want = np.cumsum(list(costs_by_step(plan)))
   ends = [s.start + s.steps for p in records for s in p.spans]
   np.testing.assert_allclose(
@@ -152,10 +147,10 @@ def drifting():
 
 def test_between_updates_the_sparsity_of_the_last_one_holds():
   plan = make_plan([dict(algorithm=f'{__name__}:drifting')])
-  found = [
-      planned_sparsities(plan, step, PARAMS, where)['b[0]'].sparsity
-      for step in (0, 15, 16, 31, 32, 39)
-  ]
+  at = lambda step: planned_sparsity.planned_sparsities(
+      plan, step, PARAMS, where
+  )
+  found = [at(step)['b[0]'].sparsity for step in (0, 15, 16, 31, 32, 39)]
   assert found == [0.0, 0.0, 0.25, 0.25, 0.5, 0.5]
   assert [s.steps for s in spans_of(plan)[0]] == [16, 16, 8]
 
@@ -164,14 +159,14 @@ def test_layers_of_a_model_wide_sparsity_all_have_it():
   plan = make_plan([dict(
       algorithm='static', sparsity=0.5, distribution='model_wide',
   )])
-  found = planned_sparsities(plan, 0, PARAMS, where)
+  found = planned_sparsity.planned_sparsities(plan, 0, PARAMS, where)
   assert [sparsity.sparsity for sparsity in found.values()] == [0.5] * 3
   rounds = [dict(steps=20), dict(steps=20, fraction=0.25)]
   plan = make_plan([dict(
       algorithm='iterative', rounds=rounds, distribution='model_wide',
   )])
   for step, sparsity in ((19, 0.0), (20, 0.25)):
-    found = planned_sparsities(plan, step, PARAMS, where)
+    found = planned_sparsity.planned_sparsities(plan, step, PARAMS, where)
     assert [layer.sparsity for layer in found.values()] == [sparsity] * 3
 
 
@@ -179,7 +174,7 @@ def test_ranges_are_the_steps_they_were_written_from():
   rng = np.random.default_rng(0)
   for _ in range(50):
     steps = np.unique(rng.integers(0, 60, size=rng.integers(0, 30)))
-    ranges = as_ranges(steps)
+    ranges = plan_costs.as_ranges(steps)
     back = [s for a, b, every in ranges for s in range(a, b + 1, every)]
     assert back == steps.tolist()
-  assert as_ranges(range(50, 751, 50)) == [[50, 750, 50]]
+  assert plan_costs.as_ranges(range(50, 751, 50)) == [[50, 750, 50]]

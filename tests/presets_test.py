@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from tiers import slow_except
 
+from spdf_jax import models
 from spdf_jax.costs.flops import shape_of
-from spdf_jax.models import create_model
-from spdf_jax.models import LlamaConfig
-from spdf_jax.models import PRESETS
-from spdf_jax.models import sparsifiable
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.trees import path_name
@@ -63,26 +60,26 @@ def count(params):
 
 
 def test_every_preset_is_counted():
-  assert set(PRESETS) == set(GPTS) | set(LLAMAS)
+  assert set(models.PRESETS) == set(GPTS) | set(LLAMAS)
 
 
 @pytest.mark.parametrize('scan_layers, preset', slow_except(
-    [(True, preset) for preset in PRESETS] + [(False, 'gpt-mini')],
-    itertools.product((False, True), PRESETS),
+    [(True, preset) for preset in models.PRESETS] + [(False, 'gpt-mini')],
+    itertools.product((False, True), models.PRESETS),
 ))
 def test_presets_have_the_parameters_of_the_papers(preset, scan_layers):
   *sizes, printed = GPTS.get(preset) or LLAMAS[preset]
   formula = gpt_parameters if preset in GPTS else llama_parameters
-  params = abstract_params(create_model(preset, scan_layers=scan_layers))
+  params = abstract_params(models.create_model(preset, scan_layers=scan_layers))
   assert count(params) == formula(*sizes)
   assert abs(count(params) / printed - 1) < 0.04
 
 
-@pytest.mark.parametrize('preset', PRESETS)
+@pytest.mark.parametrize('preset', models.PRESETS)
 def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
-  model = create_model(preset, scan_layers=True)
+  model = models.create_model(preset, scan_layers=True)
   params = abstract_params(model)
-  axes = selection.select(sparsifiable, params)
+  axes = selection.select(models.sparsifiable, params)
   chosen = {
       path_name(path).removesuffix('/kernel')
       for (path, _), a in zip(jax.tree_util.tree_leaves_with_path(params), axes)
@@ -90,7 +87,7 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
   }
   want = {f'h/attn/{w}' for w in ('wq', 'wk', 'wv', 'wd')}
   want |= {'h/mlp/wi', 'h/mlp/wo'}
-  if isinstance(model.config, LlamaConfig):
+  if isinstance(model.config, models.LlamaConfig):
     want |= {'h/mlp/wg'}
   assert chosen == want
   layers = to_layers(params, params, axes)
@@ -99,7 +96,7 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
 
 
 def test_overrides_of_a_llama_are_its_own_fields():
-  model = create_model('llama-1.3b', n_kv_heads=4, rope_theta=5e5)
+  model = models.create_model('llama-1.3b', n_kv_heads=4, rope_theta=5e5)
   config = model.config
   assert (config.kv_heads, config.head_size) == (4, 128)
   weights = sum(
@@ -109,7 +106,7 @@ def test_overrides_of_a_llama_are_its_own_fields():
   )
   assert weights == shape_of(config).hidden_weights
   with pytest.raises(ValueError, match="model field 'activation' is unknown"):
-    create_model('llama-1.3b', activation='gelu')
+    models.create_model('llama-1.3b', activation='gelu')
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -118,4 +115,4 @@ def test_overrides_of_a_llama_are_its_own_fields():
 ])
 def test_unknown_names_are_answered_with_the_nearest(arguments, message):
   with pytest.raises(ValueError, match=message):
-    create_model(arguments.pop('name'), **arguments)
+    models.create_model(arguments.pop('name'), **arguments)

@@ -10,9 +10,7 @@ import pytest
 from quickstart_runs import small_config
 
 from experiments.papers.traced_flops import trace_flops
-from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.flops import softmax_flops
+from spdf_jax.costs import flops
 from spdf_jax.data import Batch
 from spdf_jax.training import create_recipe
 from spdf_jax.training.step import train_step
@@ -87,8 +85,8 @@ def test_the_products_of_a_step_are_those_of_the_formula(
   assert walk(recipe, density, 1.0 if dense_grads else density) == (
       found.products
   )
-  shape = shape_of(recipe.model.config)
-  assert found.softmax == 3 * B * softmax_flops(shape, L)
+  shape = flops.shape_of(recipe.model.config)
+  assert found.softmax == 3 * B * flops.softmax_flops(shape, L)
   assert shape.gated == ('llama' in kind)
 
 
@@ -96,8 +94,8 @@ def test_the_formula_does_not_count_recomputed_layers():
   found = trace_flops(recipe_of(model__remat='full'), B, L, 0.5)
   plain = trace_flops(recipe_of(), B, L, 0.5)
   assert found.products == plain.products
-  shape = shape_of(recipe_of().model.config)
-  layers = forward_flops(shape, L, 0.5) - softmax_flops(shape, L)
+  shape = flops.shape_of(recipe_of().model.config)
+  layers = flops.forward_flops(shape, L, 0.5) - flops.softmax_flops(shape, L)
   layers -= 2 * L * shape.d_model * shape.vocab_size
   # All of a layer but its last product, whose result is not looked at again.
   last = shape.n_layers * 2 * L * shape.d_model * shape.d_ff * 0.5
@@ -106,7 +104,7 @@ def test_the_formula_does_not_count_recomputed_layers():
 
 def test_a_loss_in_chunks_recomputes_the_logits():
   found = trace_flops(recipe_of(loss__chunk=8), B, L)
-  shape = shape_of(recipe_of().model.config)
+  shape = flops.shape_of(recipe_of().model.config)
   head = 2 * B * L * shape.d_model * shape.vocab_size
   assert found.products == found.formula - found.softmax
   assert found.recomputed == head

@@ -8,8 +8,6 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity.selection import from_layers
-from spdf_jax.sparsity.selection import to_layers
 
 Axes = optax.contrib.MuonDimensionNumbers
 
@@ -19,10 +17,10 @@ def test_layers_of_any_layout_become_matrices_and_back():
   x = jnp.arange(2 * 3 * 4 * 5).reshape(4, 2, 3, 5)
   where = lambda path, _: Axes(reduction_axis=0, output_axis=(2, -1))
   axes = selection.select(where, {'q': x})
-  layers = to_layers({'q': x}, {'q': x}, axes)
+  layers = selection.to_layers({'q': x}, {'q': x}, axes)
   assert layers['q'].shape == (2, 4, 15)
   np.testing.assert_array_equal(layers['q'][1], x[:, 1].reshape(4, 15))
-  back = from_layers(layers, {'q': x}, axes)
+  back = selection.from_layers(layers, {'q': x}, axes)
   np.testing.assert_array_equal(back['q'], x)
 
 

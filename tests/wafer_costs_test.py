@@ -4,38 +4,30 @@ import dataclasses
 import re
 
 import pytest
-from quickstart_runs import small_config
-from quickstart_runs import start_command
+import quickstart_runs
 
 from configs import spdf as spdf_config
-from experiments.wafer.report import format_estimate
-from experiments.wafer.report import format_inference
-from experiments.wafer.report import Rate
-from spdf_jax.accelerator.wafer import create_device
-from spdf_jax.accelerator.wafer import report_on
+from experiments.wafer import report
+from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.costs import training_step
+from spdf_jax.costs import wafer_costs
 from spdf_jax.costs.flops import shape_of
-from spdf_jax.costs.wafer_costs import advise_batch
-from spdf_jax.costs.wafer_costs import simulate_inference
-from spdf_jax.costs.wafer_costs import simulate_recipe
-from spdf_jax.costs.wafer_costs import trace_step
 from spdf_jax.models import PRESETS
-from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
+from spdf_jax.runs import read
 from spdf_jax.runs.statements import on_wafer
 from spdf_jax.training import create_recipe
 
 pytestmark = pytest.mark.ci
 
-DEVICE = create_device('cs2')
+DEVICE = wafer.create_device('cs2')
 SECONDS = 300  # Timeout of a child process.
 UPDATES = dict(update_every=3, update_until=12)
 RIGL = dict(algorithm='rigl', sparsity=0.75, **UPDATES)
 
 
 def make_recipe(sparsity=0.75, **changes):
-  config = small_config(
+  config = quickstart_runs.small_config(
       data__task='', phases__order=('pretrain', 'continuation'), **changes
   )
   with config.ignore_type():
@@ -49,7 +41,7 @@ def static():
 
 
 def test_an_estimate_is_the_sum_of_its_steps(static):
-  estimate = simulate_recipe(static, DEVICE)
+  estimate = wafer_costs.simulate_recipe(static, DEVICE)
   sparse, dense = estimate.phases
   assert [p.sparsity for p in estimate.phases] == pytest.approx([0.75, 0])
   assert sparse.seconds < sparse.dense_seconds
@@ -66,8 +58,8 @@ def test_an_estimate_is_the_sum_of_its_steps(static):
 def test_a_traced_recipe_is_near_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
   shape = shape_of(static.model.config)
-  form = report_on(training_step(shape, 4, 32), DEVICE)
-  traced = simulate_recipe(static, DEVICE).phases[1].seconds / 15
+  form = wafer.report_on(training_step(shape, 4, 32), DEVICE)
+  traced = wafer_costs.simulate_recipe(static, DEVICE).phases[1].seconds / 15
   assert traced == pytest.approx(form.seconds, rel=0.01)
 
 
@@ -78,21 +70,23 @@ def test_the_selection_of_masks_has_no_products():
     return own + sum(map(count, inside))
 
   for sparsity in (RIGL, 0.75):
-    step = trace_step(make_recipe(sparsity), 4, 32)
+    step = wafer_costs.trace_step(make_recipe(sparsity), 4, 32)
     assert count(step) == 3 * 6 + 3  # And the head.
 
 
 def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
   config = static.model.config
-  fits_one = advise_batch(config, DEVICE, 32).working_set * 1.5
+  fits_one = wafer_costs.advise_batch(config, DEVICE, 32).working_set * 1.5
   small = dataclasses.replace(DEVICE, sram=fits_one)
-  phase = simulate_recipe(static, small).phases[0]
+  phase = wafer_costs.simulate_recipe(static, small).phases[0]
   assert phase.micro_batches == 4
-  assert phase.seconds > simulate_recipe(static, DEVICE).phases[0].seconds
-  assert simulate_recipe(static, small, 4).phases[0].micro_batches == 1
+  larger = wafer_costs.simulate_recipe(static, DEVICE).phases[0]
+  assert phase.seconds > larger.seconds
+  phase = wafer_costs.simulate_recipe(static, small, 4).phases[0]
+  assert phase.micro_batches == 1
   tiny = dataclasses.replace(DEVICE, sram=fits_one / 2)
   with pytest.raises(ValueError, match='one sequence of 32 tokens'):
-    simulate_recipe(static, tiny)
+    wafer_costs.simulate_recipe(static, tiny)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +98,7 @@ def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
 def test_the_micro_batches_of_the_vendor_fit(
     preset, batch, stash
 ):
-  found = advise_batch(PRESETS[preset], DEVICE, 2048)
+  found = wafer_costs.advise_batch(PRESETS[preset], DEVICE, 2048)
   assert batch <= found.largest
   assert batch * found.stash / 1e9 == pytest.approx(stash, abs=0.06)
   assert (batch <= found.advised) == (stash < 40)
@@ -112,7 +106,7 @@ def test_the_micro_batches_of_the_vendor_fit(
 
 def test_inference_is_faster_with_zeros(static):
   decode = True
-  found = simulate_inference(
+  found = wafer_costs.simulate_inference(
       static, DEVICE, batch_size=2, length=32, decode=decode
   )
   sparse, dense = found
@@ -120,19 +114,19 @@ def test_inference_is_faster_with_zeros(static):
   assert sparse.report.flops < dense.report.flops
   assert sparse.report.seconds < dense.report.seconds
   assert not sparse.report.unknown and not sparse.report.total.host
-  assert 'sparsity 75.0%' in format_inference(found, decode=decode)
+  assert 'sparsity 75.0%' in report.format_inference(found, decode=decode)
 
 
 def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
-  estimate = simulate_recipe(static, DEVICE, 2)
-  text = format_estimate(
-      estimate, static, price=Rate(10, 'a price list'),
-      carbon=Rate(0.4, 'a grid'),
+  estimate = wafer_costs.simulate_recipe(static, DEVICE, 2)
+  text = report.format_estimate(
+      estimate, static, price=report.Rate(10, 'a price list'),
+      carbon=report.Rate(0.4, 'a grid'),
   )
   for words in ('modeled, not measured', 'pretrain', '75.0%', 'a price list',
                 'a grid', 'of CO2', 'kWh', 'micro-batch of 32 tokens'):
     assert words in text
-  assert 'cost' not in format_estimate(estimate, static)
+  assert 'cost' not in report.format_estimate(estimate, static)
 
 
 # The post on iterative pruning prints of GPT-3 175B, in its introduction, the
@@ -149,7 +143,7 @@ def gpt3():
   config.model.update(preset='gpt3-175b', remat='none')
   config.phases.pretrain.duration = '300B tokens'
   recipe = create_recipe(config, planning=True)
-  return simulate_recipe(recipe, DEVICE, 64), recipe
+  return wafer_costs.simulate_recipe(recipe, DEVICE, 64), recipe
 
 
 def spent(estimate, *, systems, days, power=DEVICE.power):
@@ -163,7 +157,7 @@ def spent(estimate, *, systems, days, power=DEVICE.power):
 
 def lines_of(estimate, recipe, **rates):
   """Returns the numbers of the lines of energy, cost and carbon."""
-  text = format_estimate(estimate, recipe, **rates)
+  text = report.format_estimate(estimate, recipe, **rates)
   return {
       name: [float(x.replace(',', '')) for x in re.findall(
           r'[0-9][0-9,.]*', line.partition('(')[0]
@@ -184,7 +178,7 @@ def test_the_price_flag_gives_the_cost_of_gpt3_that_is_printed(gpt3):
       gpt3[0], days=FOOTNOTE['days'],
       systems=FOOTNOTE['gpus'] // FOOTNOTE['per_instance'],
   )
-  price = Rate(FOOTNOTE['price'], 'on demand')
+  price = report.Rate(FOOTNOTE['price'], 'on demand')
   cost, = lines_of(estimate, gpt3[1], price=price)['cost']
   assert f'${cost / 1e6:.2f}M' == '$3.02M'
 
@@ -193,7 +187,7 @@ def test_the_price_flag_gives_the_cost_of_gpt3_that_is_printed(gpt3):
 def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
   # Mean power of a GPU and emissions per kWh that the printed numbers imply.
   watts = GPT3['mwh'] * 1e6 / (GPT3['gpus'] * GPT3['days'] * 24)
-  carbon = Rate(GPT3['tons'] / GPT3['mwh'], 'implied')
+  carbon = report.Rate(GPT3['tons'] / GPT3['mwh'], 'implied')
   estimate = spent(
       gpt3[0], systems=GPT3['gpus'], days=GPT3['days'], power=watts
   )
@@ -207,19 +201,20 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
 
 def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
   sizes = shape_of(PRESETS['gpt3-xl'])._asdict()
-  phase = PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
-  text = on_wafer('ours', Run('ours', (phase,), (), model=sizes))
+  phase = read.PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
+  text = on_wafer('ours', read.Run('ours', (phase,), (), model=sizes))
   assert text.startswith('On one modeled CS-2') and 'not measured' in text
   assert '1 s of either' in text
   for sparsity in (0.0, 0.02):  # The second saves less than 2 % of the time.
-    run = Run('ours', (phase._replace(sparsity=sparsity),), (), model=sizes)
+    phases = (phase._replace(sparsity=sparsity),)
+    run = read.Run('ours', phases, (), model=sizes)
     assert on_wafer('ours', run) is None
-  assert on_wafer('ours', Run('ours', (phase,), ())) is None
+  assert on_wafer('ours', read.Run('ours', (phase,), ())) is None
 
 
 @pytest.mark.process
 def test_the_command_simulates_a_config_and_writes_files(tmp_path):
-  child = start_command(
+  child = quickstart_runs.start_command(
       'experiments.simulate', '--config=configs/quickstart.py', '--systems=4',
       f'--trace={tmp_path / "trace.json"}', '--figure=roofline',
       '--sensitivities',

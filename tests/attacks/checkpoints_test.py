@@ -8,17 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import assert_same_arrays
-from tiny_run import make_recipe
+import tiny_run
 
 from experiments.convert import verify
+from spdf_jax import training
 from spdf_jax.files import seal
-from spdf_jax.training import densify_checkpoint
-from spdf_jax.training import open_session
-from spdf_jax.training import read_params
-from spdf_jax.training import train
-from spdf_jax.training.checkpoint_files import read_masks
-from spdf_jax.training.checkpoint_files import verify_checkpoint
+from spdf_jax.training import checkpoint_files
 from spdf_jax.training.checkpoints import Checkpoints
 from spdf_jax.training.workdir import read_workdir_config
 
@@ -27,7 +22,8 @@ from spdf_jax.training.workdir import read_workdir_config
 def trained(tmp_path_factory):
   """A finished run of 14 steps, and its final state; not to be changed."""
   workdir = tmp_path_factory.mktemp('run') / 'a'
-  return workdir, train(open_session(make_recipe(), workdir))
+  session = training.open_session(tiny_run.make_recipe(), workdir)
+  return workdir, training.train(session)
 
 
 @pytest.fixture
@@ -52,7 +48,7 @@ def save_with_another_array(workdir, state):
       lambda x: jnp.asarray(bits) if x is kernel else x, state.params
   )
   checkpoint = workdir / 'checkpoints' / '14'
-  recipe = make_recipe()
+  recipe = tiny_run.make_recipe()
   saved = Checkpoints(
       workdir / 'other', phase_ends=recipe.plan.ends, keep=1,
       config=recipe.config, fingerprints=recipe.fingerprints,
@@ -70,18 +66,18 @@ def test_an_array_that_is_not_what_was_saved_is_found(
   checkpoint = save_with_another_array(workdir, trained[1])
   name = 'params/h_0/mlp/wi/kernel'
   message = f'checkpoint {checkpoint} is damaged: array {name}'
-  abstract = make_recipe().abstract_state
+  abstract = tiny_run.make_recipe().abstract_state
   with pytest.raises(ValueError, match=message):
-    read_params(checkpoint, abstract.params)
+    training.read_params(checkpoint, abstract.params)
   with pytest.raises(ValueError, match=message):
-    verify_checkpoint(checkpoint)
+    checkpoint_files.verify_checkpoint(checkpoint)
   with pytest.raises(ValueError, match=f'14: .*{name}'):
     list(verify(str(workdir)))
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
-    session = open_session(make_recipe(), workdir)
+    session = training.open_session(tiny_run.make_recipe(), workdir)
   assert int(session.state.step) == 12
   assert name in caplog.text
-  assert_same_arrays(train(session), trained[1])
+  tiny_run.assert_same_arrays(training.train(session), trained[1])
 
 
 @pytest.mark.parametrize('item, place', [
@@ -95,28 +91,28 @@ def test_a_flipped_bit_is_found_or_changes_nothing(
       if path.is_file()
   ]
   flip(max(files, key=lambda path: path.stat().st_size), place)
-  state = open_session(make_recipe(), workdir).state
+  state = training.open_session(tiny_run.make_recipe(), workdir).state
   if int(state.step) == 14:
-    assert_same_arrays(state, trained[1])
+    tiny_run.assert_same_arrays(state, trained[1])
   else:
     assert int(state.step) == 12
 
 
 def test_masks_are_verified_too(trained, workdir):
   checkpoint = workdir / 'checkpoints' / '5'
-  assert read_masks(checkpoint)
+  assert checkpoint_files.read_masks(checkpoint)
   meta = checkpoint / 'meta' / 'metadata'
   fields = json.loads(meta.read_text())
   name = next(name for name in fields['digests'] if '/mask/' in name)
   fields['digests'][name] = '00000000'
   meta.write_text(json.dumps(seal(fields)))
   with pytest.raises(ValueError, match=f'array {name} is not what was saved'):
-    read_masks(checkpoint)
+    checkpoint_files.read_masks(checkpoint)
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_not_used(workdir):
   (workdir / 'checkpoints' / '14').rename(workdir / 'checkpoints' / '99')
-  session = open_session(make_recipe(), workdir)
+  session = training.open_session(tiny_run.make_recipe(), workdir)
   assert int(session.state.step) == 12
 
 
@@ -130,10 +126,10 @@ def test_checkpoints_of_earlier_versions_open_and_are_not_verified(
     fields.pop('sha256')
     fields.pop('digests', None)
     path.write_text(json.dumps(fields))
-  state = open_session(make_recipe(), workdir).state
-  assert_same_arrays(state, trained[1])
+  state = training.open_session(tiny_run.make_recipe(), workdir).state
+  tiny_run.assert_same_arrays(state, trained[1])
   with pytest.raises(ValueError, match='can be used, but not verified'):
-    verify_checkpoint(checkpoint)
+    checkpoint_files.verify_checkpoint(checkpoint)
 
 
 def test_sound_checkpoints_are_verified(trained):
@@ -169,12 +165,12 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
   source = f'{workdir}@pretrain'
   named = "'subprocess:getoutput' and 'os:abort'"
   with pytest.raises(ValueError, match=f'{named} of .*--trust_code'):
-    densify_checkpoint(source, tmp_path / 'dense')
+    training.densify_checkpoint(source, tmp_path / 'dense')
   read_workdir_config(workdir)
   assert not ran.exists()
   # With trust it is run, and what it returns is refused.
   with pytest.raises(ValueError, match='let the function return'):
-    densify_checkpoint(source, tmp_path / 'dense', trust_code=True)
+    training.densify_checkpoint(source, tmp_path / 'dense', trust_code=True)
   assert ran.exists()
 
 

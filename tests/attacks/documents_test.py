@@ -3,12 +3,7 @@
 
 import pytest
 
-from spdf_jax.data import load_task
-from spdf_jax.data import load_tokenizer
-from spdf_jax.data import open_tokenizer
-from spdf_jax.data import prepare_corpus
-from spdf_jax.data import prepare_files
-from spdf_jax.data import train_bpe
+from spdf_jax import data
 
 DEEP = '[' * 200_000
 
@@ -20,11 +15,11 @@ def test_vocabularies_out_of_range_are_refused_at_once(tmp_path, size):
   path.write_text('some text')
   message = 'is out of range; .* 257 to 1048576'
   with pytest.raises(ValueError, match=message):
-    prepare_corpus('python-stdlib', tokenizer=name, cache_dir=tmp_path)
+    data.prepare_corpus('python-stdlib', tokenizer=name, cache_dir=tmp_path)
   with pytest.raises(ValueError, match=message):
-    prepare_files(path, tokenizer=name, output=tmp_path / 'out')
+    data.prepare_files(path, tokenizer=name, output=tmp_path / 'out')
   with pytest.raises(ValueError, match='vocab_size=4000000000 is too large'):
-    train_bpe(['some text'], 4_000_000_000)
+    data.train_bpe(['some text'], 4_000_000_000)
   assert [p.name for p in tmp_path.iterdir()] == ['a.txt']
 
 
@@ -33,7 +28,7 @@ def test_vocabularies_out_of_range_are_refused_at_once(tmp_path, size):
     '{"kind": "tokenizers", "model": {"model": ' + '[' * 500 + ']' * 500 + '}}',
     '{"kind": "sentencepiece", "model": 3}',
 ])
-@pytest.mark.parametrize('read', [load_tokenizer, open_tokenizer])
+@pytest.mark.parametrize('read', [data.load_tokenizer, data.open_tokenizer])
 def test_broken_tokenizers_are_refused_with_their_name(tmp_path, text, read):
   path = tmp_path / 'tokenizer.json'
   path.write_text(text)
@@ -50,7 +45,7 @@ def test_broken_tasks_are_refused_with_the_name_of_the_file(
 ):
   (tmp_path / name).write_text(text)
   with pytest.raises(ValueError, match=rf'{name} is not'):
-    load_task(task, tmp_path)
+    data.load_task(task, tmp_path)
 
 
 def test_entities_are_refused_in_every_encoding_of_xml(tmp_path):
@@ -58,4 +53,4 @@ def test_entities_are_refused_in_every_encoding_of_xml(tmp_path):
   for encoding in ('utf-8', 'utf-16', 'utf-16-be'):
     (tmp_path / 'test.xml').write_bytes(text.encode(encoding))
     with pytest.raises(ValueError, match='test.xml defines entities'):
-      load_task('webnlg', tmp_path)
+      data.load_task('webnlg', tmp_path)

@@ -4,11 +4,7 @@ import dataclasses
 import json
 import shutil
 
-from hf_models import change_config
-from hf_models import change_weights
-from hf_models import GPT
-from hf_models import LLAMA
-from hf_models import make_params
+import hf_models
 import jax
 import numpy as np
 import pytest
@@ -25,8 +21,8 @@ DEEP = '[' * 100_000
 def saved(tmp_path_factory):
   """A directory for each kind of model; not to be changed."""
   root = tmp_path_factory.mktemp('saved')
-  for name, config in (('gpt2', GPT), ('llama', LLAMA)):
-    params = make_params(config)
+  for name, config in (('gpt2', hf_models.GPT), ('llama', hf_models.LLAMA)):
+    params = hf_models.make_params(config)
     mask = jax.tree.map(lambda x: None, params)
     mask['h_0']['mlp']['wi']['kernel'] = np.ones((16, 24), bool)
     interop.save_hf(root / name, config, params, mask)
@@ -73,7 +69,7 @@ def test_fields_of_other_types_are_refused(
 ):
   directory = shutil.copytree(saved / name, tmp_path / name)
   for value in values:
-    path = change_config(directory, **{field: value})
+    path = hf_models.change_config(directory, **{field: value})
     refuse(directory, path, field)
 
 
@@ -85,7 +81,8 @@ def test_rotary_fields_of_other_types_are_refused(
     rope, message, saved, tmp_path, untraced
 ):
   directory = shutil.copytree(saved / 'llama', tmp_path / 'llama')
-  refuse(directory, change_config(directory, rope_scaling=rope), message)
+  path = hf_models.change_config(directory, rope_scaling=rope)
+  refuse(directory, path, message)
 
 
 @pytest.mark.parametrize('text', [DEEP, '1' * 10_000])
@@ -123,12 +120,12 @@ def test_an_index_of_another_type_is_refused(weight_map, gpt_dir, untraced):
 def test_other_names_are_refused_before_a_model_is_built(
     layers, message, gpt_dir, untraced
 ):
-  change_config(gpt_dir, n_layer=layers)
+  hf_models.change_config(gpt_dir, n_layer=layers)
   refuse(gpt_dir, gpt_dir / 'model.safetensors', message)
 
 
 def test_depth_costs_no_tracing():
-  config = dataclasses.replace(GPT, n_layers=3_000)
+  config = dataclasses.replace(hf_models.GPT, n_layers=3_000)
   params = layouts.abstract_params(config)
   assert params['h_2999']['mlp']['wi']['kernel'].shape == (16, 24)
   assert len(params) == 3_003
@@ -139,7 +136,7 @@ def test_weights_that_are_not_finite_are_refused_unless_allowed(
     value, gpt_dir
 ):
   name = 'transformer.h.1.mlp.c_proj.weight'
-  path = change_weights(
+  path = hf_models.change_weights(
       gpt_dir, lambda tensors: tensors[name].__setitem__((3, 2), value)
   )
   refuse(gpt_dir, path, f"weights in '{name}' that are not finite")
@@ -167,7 +164,7 @@ def test_a_mask_of_other_weights_is_refused(gpt_dir):
   mask[2, 3] = False
   safetensors.save_file({name: mask}, path)
   refuse(gpt_dir, path, f"prunes weights in '{name}' that are not zero")
-  change_weights(gpt_dir, lambda t: t[name].__setitem__((2, 3), 0))
+  hf_models.change_weights(gpt_dir, lambda t: t[name].__setitem__((2, 3), 0))
   loaded = interop.load_hf(gpt_dir)
   np.testing.assert_array_equal(
       loaded.mask['h_0']['mlp']['wi']['kernel'], mask

@@ -9,14 +9,10 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_run import assert_same_arrays
-from tiny_run import make_recipe
+import tiny_run
 
 import spdf_jax as spdf
-from spdf_jax.training import NotFinite
-from spdf_jax.training import open_session
-from spdf_jax.training import train
-from spdf_jax.training import train_step
+from spdf_jax import training
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import read_rows
 
@@ -24,21 +20,21 @@ from spdf_jax.training.metrics import read_rows
 @functools.cache
 def poisoned_step(skip_not_finite):
   """The step of a model whose loss is NaN for negative tokens."""
-  recipe = make_recipe()
+  recipe = tiny_run.make_recipe()
 
   def apply_fn(variables, tokens):
     factor = jnp.where(tokens[0, 0] < 0, jnp.nan, 1.0)
     return factor * recipe.model.apply(variables, tokens)
 
   return jax.jit(functools.partial(
-      train_step, apply_fn=apply_fn, optimizer=recipe.optimizer,
+      training.train_step, apply_fn=apply_fn, optimizer=recipe.optimizer,
       learning_rate=recipe.plan.learning_rate, skip_not_finite=skip_not_finite,
   ))
 
 
 def poisoned_recipe(bad_steps, **changes):
   """A recipe whose loss is NaN at some steps, counted from 1."""
-  recipe = make_recipe(**changes)
+  recipe = tiny_run.make_recipe(**changes)
 
   def batch_at(step, *args):
     batch = recipe.batch_at(step, *args)
@@ -56,7 +52,7 @@ def poisoned_recipe(bad_steps, **changes):
 def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
   recipe = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
-    state = train(open_session(recipe, tmp_path / 'run'))
+    state = training.train(training.open_session(recipe, tmp_path / 'run'))
   assert int(state.step) == 14
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
   assert 'step 8' in caplog.text and '3 so far' in caplog.text
@@ -70,16 +66,18 @@ def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
 
 def test_one_more_step_in_a_row_ends_the_run(tmp_path):
   recipe = poisoned_recipe({3, 7, 8}, max_skipped_steps=1)
-  with pytest.raises(NotFinite, match='of step 8'):
-    train(open_session(recipe, tmp_path / 'run'))
+  with pytest.raises(training.NotFinite, match='of step 8'):
+    training.train(training.open_session(recipe, tmp_path / 'run'))
 
 
 @pytest.mark.ci
 def test_skipping_can_be_switched_on_for_a_run_that_stopped(tmp_path):
-  with pytest.raises(NotFinite):
-    train(open_session(poisoned_recipe({8}), tmp_path / 'run'))
+  session = training.open_session(poisoned_recipe({8}), tmp_path / 'run')
+  with pytest.raises(training.NotFinite):
+    training.train(session)
   recipe = poisoned_recipe({8}, max_skipped_steps=1)
-  assert int(train(open_session(recipe, tmp_path / 'run')).step) == 14
+  session = training.open_session(recipe, tmp_path / 'run')
+  assert int(training.train(session).step) == 14
 
 
 def test_a_skipped_step_changes_masks_but_no_kept_weight():
@@ -89,7 +87,7 @@ def test_a_skipped_step_changes_masks_but_no_kept_weight():
     state, _ = recipe.step(state, recipe.device_batch_at(step))
   after, metrics = recipe.step(state, recipe.device_batch_at(5))
   assert math.isnan(metrics['train/loss'])
-  assert_same_arrays(after.params, state.params)
+  tiny_run.assert_same_arrays(after.params, state.params)
   assert int(after.step) == 6
   # Step 6 is the first one of the dense continuation.
   assert not all(m.all() for m in masks_of(state))
@@ -101,7 +99,7 @@ def masks_of(state):
 
 
 def test_a_pruned_weight_that_was_nan_becomes_zero():
-  recipe = make_recipe()
+  recipe = tiny_run.make_recipe()
   state = recipe.create_state()
   masks = spdf.get_mask(state.opt_state)
   spoiled = jax.tree.map(
@@ -109,7 +107,7 @@ def test_a_pruned_weight_that_was_nan_becomes_zero():
       state.params, masks, is_leaf=lambda x: x is None,
   )
   state = jax.jit(functools.partial(
-      train_step, optimizer=recipe.optimizer, apply_fn=lambda v, x: (
+      training.train_step, optimizer=recipe.optimizer, apply_fn=lambda v, x: (
           recipe.model.apply(
               {'params': spdf.apply_mask(v['params'], masks)}, x
           )

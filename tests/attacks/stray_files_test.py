@@ -3,10 +3,7 @@
 import pytest
 from tiny_run import make_recipe
 
-from spdf_jax.training.workdir import find_checkpoint
-from spdf_jax.training.workdir import open_workdir
-from spdf_jax.training.workdir import read_workdir_config
-from spdf_jax.training.workdir import saved_steps
+from spdf_jax.training import workdir
 
 
 @pytest.mark.parametrize('text', [
@@ -17,8 +14,8 @@ def test_a_broken_config_is_named(tmp_path, text):
   path.write_bytes(text)
   config = make_recipe().config
   for read in (
-      lambda: read_workdir_config(tmp_path),
-      lambda: open_workdir(tmp_path, config),
+      lambda: workdir.read_workdir_config(tmp_path),
+      lambda: workdir.open_workdir(tmp_path, config),
   ):
     with pytest.raises(ValueError, match='is not the config of') as error:
       read()
@@ -29,5 +26,5 @@ def test_a_broken_config_is_named(tmp_path, text):
 def test_stray_names_among_checkpoints_are_no_steps(tmp_path):
   for name in ('²', '٣', '007', '-1', '1.5', 'x', '3', '12', '0'):
     (tmp_path / 'checkpoints' / name).mkdir(parents=True)
-  assert saved_steps(tmp_path) == [0, 3, 12]
-  assert find_checkpoint(f'{tmp_path}').name == '12'
+  assert workdir.saved_steps(tmp_path) == [0, 3, 12]
+  assert workdir.find_checkpoint(f'{tmp_path}').name == '12'

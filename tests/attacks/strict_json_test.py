@@ -5,25 +5,21 @@ import math
 
 import pytest
 
-from experiments.scores.sheets import format_means
-from experiments.scores.sheets import Score
-from experiments.scores.sheets import Settings
-from experiments.scores.sheets import to_json
+from experiments.scores import sheets
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
 def test_a_score_that_is_not_finite_is_null_with_a_note(value):
   scores = [
-      Score('wikitext', 'harness', 'perplexity', value, '12 words'),
-      Score('wikitext', 'harness', 'loss', 2.5, '12 words'),
-      Score('e2e', 'lora_e2e', 'meteor', None, 'no jar'),
+      sheets.Score('wikitext', 'harness', 'perplexity', value, '12 words'),
+      sheets.Score('wikitext', 'harness', 'loss', 2.5, '12 words'),
+      sheets.Score('e2e', 'lora_e2e', 'meteor', None, 'no jar'),
   ]
-  found = to_json('a', scores, Settings())
+  found = sheets.to_json('a', scores, sheets.Settings())
   text = json.dumps(found, allow_nan=False)
   first, *others = json.loads(text)['scores']
   assert first['value'] is None
   assert first['note'] == f'the score is {value}'
   assert others == [score._asdict() for score in scores[1:]]
-  assert '| wikitext | harness | perplexity | – | – | 0 |' in format_means(
-      [found, found]
-  )
+  table = sheets.format_means([found, found])
+  assert '| wikitext | harness | perplexity | – | – | 0 |' in table
