@@ -106,7 +106,7 @@ def test_spans_add_up_any_cost():
   plan = make_plan(SPECS['rigl on a schedule'])
   sparsities_at = lambda step: ('layer', step >= 12)
   seconds = lambda phase, sparsities, dense_grads: 2.0 - sparsities[1]
-  first, last = find_spans(plan, sparsities_at, seconds)
+  first, last = plan_costs.find_spans(plan, sparsities_at, seconds)
   assert [(s.start, s.sparsity[1]) for s in first] == [(0, False), (12, True)]
   # The update takes effect at the step after it.
   totals = [s.steps * s.cost_per_step for s in (*first, *last)]
