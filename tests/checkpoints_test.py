@@ -5,21 +5,29 @@ import json
 import logging
 import pathlib
 import shutil
+from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_recipe
 
 import spdf_jax as spdf
+from spdf_jax.files import seal
+from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
 from spdf_jax.training.checkpoint_files import read_checkpoint
+from spdf_jax.training.checkpoint_files import read_masks
+from spdf_jax.training.checkpoints import Checkpoints
+from spdf_jax.training.step import create_state
 from spdf_jax.training.workdir import checkpoint_bytes
 
 Usage = collections.namedtuple('Usage', 'total used free')
@@ -101,6 +109,68 @@ def test_a_state_with_masks_comes_back_bit_for_bit(trained):
   mask = spdf.get_mask(restored.opt_state)
   assert mask['wte']['embedding'] is None
   assert mask['h_0']['mlp']['wi']['kernel'].dtype == bool
+
+
+class Flags(NamedTuple):
+  """State of a user's transformation, with booleans named as masks are."""
+
+  mask: Any
+
+
+def flags():
+  return optax.GradientTransformation(
+      lambda params: Flags(jax.tree.map(lambda p: p > 0, params)),
+      lambda updates, state, params=None: (updates, state),
+  )
+
+
+def sparse(sparsity, inner=None):
+  return spdf.sparsify(
+      inner or optax.adam(0.1), spdf.static(sparsity), key=0
+  )
+
+
+NAMED_MASK = {
+    'mask': {'kernel': jnp.ones((4, 8))},
+    'h': {'mask': jnp.ones((8, 8)), 'w': jnp.ones((4, 4))},
+    'b': jnp.ones(3),
+}
+
+
+@pytest.mark.parametrize('make', [
+    lambda: sparse(0.5, optax.chain(flags(), optax.adam(0.1))),
+    lambda: optax.partition(
+        {'a/b': sparse(0.5), 'c': sparse(0.75), 'd': optax.sgd(0.1)},
+        {'mask': 'a/b', 'h': {'mask': 'c', 'w': 'a/b'}, 'b': 'd'},
+    ),
+    lambda: optax.MultiSteps(optax.chain(flags(), sparse(0.5)), 2),
+    lambda: optax.chain(sparse(0.5), sparse(0.75, optax.identity())),
+    lambda: sparse(0.5, sparse(0.75)),
+])
+def test_masks_are_read_wherever_the_optimizer_holds_them(make, tmp_path):
+  state = create_state(NAMED_MASK, make(), None)
+  saved = Checkpoints(
+      tmp_path, phase_ends={}, keep=1, config=make_recipe().config,
+      fingerprints={},
+  )
+  saved.save(state)
+  saved.close()
+  found = read_masks(find_checkpoint(str(tmp_path)))
+  want = by_name(spdf.get_mask(state.opt_state))
+  assert sorted(want) == ['h/mask', 'h/w', 'mask/kernel'] == sorted(found)
+  for name, mask in want.items():
+    np.testing.assert_array_equal(found[name], mask)
+
+
+def test_a_checkpoint_that_does_not_record_its_masks_is_named(workdir):
+  checkpoint = workdir / 'checkpoints' / '14'
+  path = checkpoint / 'meta' / 'metadata'
+  meta = json.loads(path.read_text())
+  del meta['masks']
+  path.write_text(json.dumps(seal(meta)))
+  want = f'{checkpoint} does not record which of its arrays are masks, .*again.$'
+  with pytest.raises(ValueError, match=want):
+    read_masks(checkpoint)
 
 
 def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):

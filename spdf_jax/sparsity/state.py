@@ -108,6 +108,38 @@ def get_mask(opt_state: PyTree) -> PyTree:
   return unpack_masks(stored_mask(opt_state))
 
 
+def mask_paths(opt_state: PyTree) -> dict[str, tuple[str, ...]]:
+  """Returns where an optimizer state, stored densely, holds each mask.
+
+  Args:
+    opt_state: The state of an optimizer.
+
+  Returns:
+    The names on the path in `opt_state` to the mask of each sparsified
+    parameter, by the path of the parameter. Of two masks of one parameter it is
+    that of `get_mask`, the first.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    >>> tx = optax.chain(optax.scale(1.0), tx)
+    >>> mask_paths(tx.init({'h': {'kernel': jnp.ones((4, 4))}}))
+    {'h/kernel': ('1', 'mask', 'h', 'kernel')}
+  """
+  found: dict[str, tuple[str, ...]] = {}
+  for outer, state in jax.tree_util.tree_leaves_with_path(
+      opt_state, is_leaf=_is_state
+  ):
+    if not _is_state(state):
+      continue
+    outer = (*outer, jax.tree_util.GetAttrKey('mask'))
+    for path, _ in jax.tree_util.tree_leaves_with_path(state.mask):
+      found.setdefault(
+          trees.path_name(path), trees.path_parts((*outer, *path))
+      )
+  return found
+
+
 def get_dense_grads(opt_state: PyTree) -> jax.Array:
   """Returns whether the next step needs the gradients of pruned weights.
 

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import pathlib
-import re
 from typing import Any
 import warnings
 
@@ -16,6 +15,7 @@ import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
 from spdf_jax.sparsity.trees import by_name
+from spdf_jax.sparsity.trees import path_parts
 from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.digests import digest_arrays
@@ -219,39 +219,40 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
     parameters only.
 
   Raises:
-    ValueError: the checkpoint is damaged.
+    ValueError: the checkpoint is damaged, or does not record which of its
+      arrays are masks.
   """
   meta = read_meta(checkpoint)
-  arrays = meta['arrays']
-  kept = re.compile(r'opt_state/(.*/)?mask/(?P<path>.+)')
-  found = {}
-  for name, array in arrays.items():
-    match = kept.fullmatch(name)
-    if match and array.startswith('bool['):
-      found[name.removeprefix('opt_state/')] = match['path'], array
-  if not found:
+  if 'masks' not in meta:
+    raise ValueError(
+        f'checkpoint {checkpoint} does not record which of its arrays are '
+        'masks, as an earlier version wrote it; train its run, or convert its '
+        'source, again.'
+    )
+  parameters = {tuple(path): name for name, path in meta['masks'].items()}
+  if not parameters:
     return {}
-  abstract: dict[str, Any] = {}
-  for name, (_, array) in found.items():
-    *parents, last = name.split('/')
-    folder = abstract
-    for parent in parents:
-      folder = folder.setdefault(parent, {})
-    sizes = [int(n) for n in array[len('bool['):-1].split(',')]
-    folder[last] = jax.ShapeDtypeStruct(sizes, bool)
-  abstract = _placed(abstract)
+  is_mask = lambda path: path_parts(path) in parameters
+  handler = ocp.PyTreeCheckpointHandler()
+  abstract = jax.tree_util.tree_map_with_path(
+      lambda path, x: _placed(jax.ShapeDtypeStruct(x.shape, x.dtype))
+      if is_mask(path) else ocp.PLACEHOLDER,
+      handler.metadata(checkpoint / 'opt_state').tree,
+  )
   args = ocp.args.PyTreeRestore(
       abstract,
       restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-      partial_restore=True,
   )
-  with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-    opt_state = checkpointer.restore(checkpoint / 'opt_state', args)
-  restored = {k: v for k, v in by_name(opt_state).items() if k in found}
-  _check_digests(
-      checkpoint, meta, {f'opt_state/{k}': v for k, v in restored.items()}
+  with ocp.Checkpointer(handler) as checkpointer:
+    restored = checkpointer.restore(checkpoint / 'opt_state', args)
+  masks = jax.tree_util.tree_map_with_path(
+      lambda path, x: x if is_mask(path) else None, restored
   )
-  return {path: restored[name] for name, (path, _) in found.items()}
+  _check_digests(checkpoint, meta, {'opt_state': masks})
+  return {
+      parameters[path_parts(path)]: mask
+      for path, mask in jax.tree_util.tree_leaves_with_path(masks)
+  }
 
 
 def write_params(
@@ -281,6 +282,7 @@ def write_params(
           'phase_ends': {},
           'arrays': describe_arrays({'params': params}),
           'digests': digest_arrays({'params': params}),
+          'masks': {},
       })),
   )
   with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:

@@ -13,6 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
+from spdf_jax.sparsity.state import mask_paths
 from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.checkpoint_files import read_checkpoint
@@ -115,6 +116,7 @@ class Checkpoints:
                 'best': {name: list(each) for name, each in best.items()},
                 'arrays': describe_arrays(state),
                 'digests': digest_arrays(state),
+                'masks': mask_paths(state.opt_state),
                 'densified': self._densified,
             })),
         ),
