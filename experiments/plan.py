@@ -123,7 +123,7 @@ def describe_plans(
     ValueError: The model is unknown, a sparsity is not a number, or no plan
       meets the budget.
   """
-  recipe_at = lambda sparsity: training.create_recipe(
+  run_at = lambda sparsity: training.Run.create(
       planned.get_config(f'model={model},sparsity={sparsity}'), planning=True
   )
   if tokens is not None and not 1 <= tokens < math.inf:
@@ -131,17 +131,17 @@ def describe_plans(
         f'tokens is {tokens}; give the number of tokens of both stages.'
     )
   rising = _parse_sparsities(sparsities)
-  recipe = recipe_at(rising[-1])
-  phase = recipe.plan.phases[0]
+  run = run_at(rising[-1])
+  phase = run.plan.phases[0]
   steps = max(round((tokens or phase.tokens) / phase.tokens_per_step), 1)
-  shape = costs.shape_of(recipe.model.config)
+  shape = costs.shape_of(run.model.config)
   flops = lambda sparsity: phase.batch_size * costs.training_flops(
       shape, phase.length, sparsity
   )
   seconds: Cost | None = None
   if budget.machine:
     seconds = machines.step_seconds(
-        recipe_at, budget.machine, budget.count, rising
+        run_at, budget.machine, budget.count, rising
     )
   cost: Cost
   if budget.flops is not None:
@@ -162,13 +162,13 @@ def describe_plans(
       f'model={model},sparsity={chosen.sparsity:g},'
       f'sparse={chosen.sparse_steps},dense={chosen.dense_steps}'
   )
-  training.create_recipe(planned.get_config(argument), planning=True)
+  training.Run.create(planned.get_config(argument), planning=True)
   table = format_plans(
       plans, chosen, tokens_per_step=phase.tokens_per_step, flops=flops,
       seconds=seconds,
   )
   return (
-      f'{model}: {recipe.parameters:,} parameters, {steps:,} steps of '
+      f'{model}: {run.parameters:,} parameters, {steps:,} steps of '
       f'{phase.batch_size} x {phase.length} tokens\n\n{table}\n\n'
       '* python -m experiments.train --workdir=runs/planned \\\n'
       f'    --config=configs/planned.py:{argument}'

@@ -9,8 +9,10 @@ phase and writes report.md with plots. If killed, the same command continues
 where it stopped.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+import functools
 import pathlib
 import time
 
@@ -40,34 +42,30 @@ def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
   started = time.monotonic()
   compilation_cache.prepare()
-  return console.run(argv, _open, then=lambda found: _train(found, started))
+  return console.run(argv, _open, started)
 
 
-def _open() -> dict[str, training.Session]:
-  """Checks both runs and opens them, before either is trained."""
+def _open(started: float) -> Callable[[], Iterator[str]]:
+  """Checks and opens both runs; returns the function that trains them."""
   workdir = pathlib.Path(_WORKDIR.value)
   sparse = _CONFIG.value
   dense = sparse.copy_and_resolve_references()
   dense.phases.pretrain.sparsity = 0.0
   extras.require('matplotlib', 'viz')  # Of the report, after minutes.
-  return {
-      name: training.open_session(
-          training.create_recipe(config, workdir=workdir / name),
-          workdir / name,
-      )
+  opened = {
+      name: training.Run.create(config, workdir / name).open()
       for name, config in {'dense': dense, 'variable-spdf': sparse}.items()
   }
+  return functools.partial(_train, opened, started)
 
 
 def _train(
-    sessions: Mapping[str, training.Session], started: float
+    opened: Mapping[str, training.Run], started: float
 ) -> Iterator[str]:
-  for name, session in sessions.items():
-    yield f'training {name} in {session.workdir}'
-    lifecycle.run(session, name)
-  finished = {
-      name: runs.read_run(session.workdir) for name, session in sessions.items()
-  }
+  for name, run in opened.items():
+    yield f'training {name} in {run.workdir}'
+    training.train(run, **lifecycle.begin(run, name))
+  finished = {name: runs.read_run(run.workdir) for name, run in opened.items()}
   report = runs.write_report(_WORKDIR.value, finished)
   seconds = time.monotonic() - started
   yield f'{report} is written, {seconds:.0f} s after start'

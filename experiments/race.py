@@ -111,7 +111,7 @@ class Runner(NamedTuple):
     return pool_runs.run_job(
         pathlib.Path(self.directory, job.name),
         lambda workdir: pool_runs.train(
-            training.create_recipe(self.config(job)), workdir
+            training.Run.create(self.config(job)), workdir
         ),
     )
 
@@ -285,7 +285,7 @@ def race(
   for name, config in loaded.items():
     whole = sum(phase.steps * phase.cost for phase in costs[name])
     config = scaled(config, given.amount / whole)
-    plan = training.create_recipe(config).plan
+    plan = training.Run.create(config).plan
     if plan.total_steps < _EVALUATIONS:
       raise ValueError(
           f'budget is {budget!r}, {plan.total_steps} steps of {name}, which '
@@ -387,8 +387,8 @@ def _costs(
   found: dict[str, list[Phase]] = {}
   timed = []
   for name, config in configs.items():
-    recipe = training.create_recipe(config)
-    described = plan_costs.describe_plan(recipe, name)['phases']
+    run = training.Run.create(config)
+    described = plan_costs.describe_plan(run, name)['phases']
     found[name] = [
         Phase(phase['steps'], phase['flops_per_step']) for phase in described
     ]
@@ -416,14 +416,14 @@ class _Stepper:
     phase = config.phases[name].to_dict()
     phase['learning_rate']['schedule'] = 'constant'
     config.phases = {'order': (name,), name: phase}
-    self._recipe = training.create_recipe(config)
-    self._state = self._recipe.state_from(self._recipe.init_params())
+    self._run = training.Run.create(config)
+    self._state = self._run.state_from(self._run.init_params())
     self._count = 0
 
   def __call__(self) -> Any:
-    batch = self._recipe.device_batch_at(self._count)
+    batch = self._run.device_batch_at(self._count)
     self._count += 1
-    self._state, metrics = self._recipe.step(self._state, batch)
+    self._state, metrics = self._run.step(self._state, batch)
     return metrics, self._state.step
 
 

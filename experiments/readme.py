@@ -21,10 +21,12 @@ from experiments.site import notebooks
 
 def main(argv: list[str]) -> int:
   """Runs the command; returns its exit status."""
-  return console.run(
-      argv, readme_blocks.fill_file, 'README.md',
-      then=lambda _: notebooks.write_all()
-  )
+  return console.run(argv, _write)
+
+
+def _write() -> None:
+  readme_blocks.fill_file('README.md')
+  notebooks.write_all()
 
 
 if __name__ == '__main__':

@@ -118,17 +118,17 @@ def _describe_config(device: wafer.WaferDevice) -> Iterator[str]:
   """Yields the cost of a config on a device, and the paths of files."""
   price = Rate.checked('price_per_hour', _PRICE.value, _PRICE_SOURCE.value)
   carbon = Rate.checked('carbon_per_kwh', _CARBON.value, _CARBON_SOURCE.value)
-  recipe = training.create_recipe(_CONFIG.value, planning=True)
+  run = training.Run.create(_CONFIG.value, planning=True)
   systems, decode = _SYSTEMS.value, _MODE.value == 'decode'
   if _MODE.value == 'train':
-    estimate = costs.simulate_recipe(recipe, device, systems)
+    estimate = costs.simulate_run(run, device, systems)
     report = estimate.report
-    yield texts.format_estimate(estimate, recipe, price=price, carbon=carbon)
+    yield texts.format_estimate(estimate, run, price=price, carbon=carbon)
     yield f'\nfirst step: {gpus.comparison_table(report.program)}'
   else:
     found = costs.simulate_inference(
-        recipe, device, systems, batch_size=_BATCH_SIZE.value,
-        length=recipe.plan.phases[0].length, decode=decode,
+        run, device, systems, batch_size=_BATCH_SIZE.value,
+        length=run.plan.phases[0].length, decode=decode,
     )
     report = found[0].report
     yield texts.format_inference(found, decode=decode)

@@ -17,7 +17,10 @@ On several machines, start the same command on each; experiments.launch.local
 does so in several processes of one machine.
 """
 
+from collections.abc import Callable
 import dataclasses
+import functools
+import sys
 
 from absl import app
 from absl import flags
@@ -31,6 +34,7 @@ from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import config
 from spdf_jax.training import mesh
+from spdf_jax.training import profiling
 from spdf_jax.training import writers
 
 _CONFIG = config_file.define()
@@ -56,24 +60,27 @@ def main(argv: list[str]) -> int:
   compilation_cache.prepare()
   if _DRY_RUN.value:
     return console.run(argv, _describe)
-  return console.run(argv, _open, then=lambda opened: lifecycle.finish(*opened))
+  return console.run(argv, _open)
 
 
 def _describe() -> str:
   mesh.simulate_devices(dataclasses.asdict(config.parse_mesh(_CONFIG.value)))
   processes.join()
-  recipe = training.create_recipe(
-      _CONFIG.value, planning=True, workdir=_WORKDIR.value or None
+  run = training.Run.create(
+      _CONFIG.value, _WORKDIR.value or None, planning=True
   )
-  name = lifecycle.run_name(_WORKDIR.value or 'plan')
-  return dry_run.format_plan(recipe, name)
+  name = lifecycle.folder_name(_WORKDIR.value or 'plan')
+  return dry_run.format_plan(run, name)
 
 
-def _open() -> tuple:
+def _open() -> Callable[[], str | None]:
+  """Opens the run; returns the function that trains it."""
   processes.join()
-  return lifecycle.open_run(
-      _CONFIG.value, _WORKDIR.value, _LOG_TO.value, _PROFILE.value
-  )
+  profiling.parse_window(_PROFILE.value, sys.maxsize)
+  chosen = writers.choose_writers(_LOG_TO.value)
+  run = training.Run.create(_CONFIG.value, _WORKDIR.value)
+  profile = profiling.parse_window(_PROFILE.value, run.plan.total_steps)
+  return functools.partial(lifecycle.finish, run.open(), chosen, profile)
 
 
 if __name__ == '__main__':

@@ -77,16 +77,16 @@ def tasks(tmp_path_factory):
   return str(folder)
 
 
-def recipe_of(arm, tasks, seed=1, scale=SCALE, number=0):
+def run_of(arm, tasks, seed=1, scale=SCALE, number=0):
   grid = {e.arm: e.grid for e in entries_of(scale)}[arm]
   job = Job(arm, points(grid)[number], seed)
   config = create_config(job, scale, 'python-stdlib', tasks)
   config.data.cache_dir = str(CACHE)
-  return training.create_recipe(config)
+  return training.Run.create(config)
 
 
 def masks_of(arm, tasks, seed=1):
-  recipe = recipe_of(arm, tasks, seed)
+  recipe = run_of(arm, tasks, seed)
   mask = get_mask(recipe.state_from(recipe.init_params()).opt_state)
   return {
       jax.tree_util.keystr(path): np.asarray(m)
@@ -112,13 +112,13 @@ def test_masks_of_a_seed_are_nested_and_algorithms_start_from_them(tasks):
 def test_arms_of_a_seed_read_the_same_batches(tasks):
   # Initial weights, too: G1 counts n-grams on what they would read.
   arms = (DENSE, STATIC_90, RIGL, VARIABLE, INIT)
-  recipes = [recipe_of(arm, tasks) for arm in arms]
+  recipes = [run_of(arm, tasks) for arm in arms]
   assert len({recipe.plan.total_steps for recipe in recipes}) == 1
   for step in (0, 3, SCALE.steps(DENSE) - 1):
     first, *others = [recipe.batch_at(step) for recipe in recipes]
     for batch in others:
       np.testing.assert_array_equal(first.inputs, batch.inputs)
-  other = recipe_of(DENSE, tasks, seed=2).batch_at(0)
+  other = run_of(DENSE, tasks, seed=2).batch_at(0)
   assert (other.inputs != recipes[0].batch_at(0).inputs).any()
 
 
@@ -133,9 +133,9 @@ def test_only_sparse_fine_tuning_continues_with_zeros(tasks, arm, kept):
 
 
 def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
-  recipe = recipe_of(STATIC_75, tasks)
+  recipe = run_of(STATIC_75, tasks)
   params = recipe.state_from(recipe.init_params()).params
-  tuning = recipe_of(tuned(STATIC_75, sparse_tuning=True), tasks)
+  tuning = run_of(tuned(STATIC_75, sparse_tuning=True), tasks)
   mask = get_mask(tuning.state_from(params).opt_state)
   for m, w in zip(jax.tree.leaves(mask), jax.tree.leaves(
       jax.tree.map(lambda m, w: None if m is None else w, mask, params,
@@ -145,7 +145,7 @@ def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
 
 
 def test_iterative_pruning_ends_at_its_sparsity_and_its_control_at_none(tasks):
-  pruned, longer = (recipe_of(arm, tasks) for arm in (PRUNED, LONGER))
+  pruned, longer = (run_of(arm, tasks) for arm in (PRUNED, LONGER))
   assert pruned.plan.total_steps == longer.plan.total_steps
   sparsities = [p['sparsity'] for p in describe_plan(pruned, 'x')['phases']]
   assert sparsities == pytest.approx([0.5, 0.75], abs=0.01)
@@ -163,7 +163,7 @@ def test_iterative_pruning_ends_at_its_sparsity_and_its_control_at_none(tasks):
 
 def test_five_rounds_prune_the_same_share_of_what_is_left(tasks):
   scale = dataclasses.replace(SCALE, rounds=FAIR.rounds)
-  recipe = recipe_of(PRUNED, tasks, scale=scale)
+  recipe = run_of(PRUNED, tasks, scale=scale)
   sparsities = [p['sparsity'] for p in describe_plan(recipe, 'x')['phases']]
   expected = [1 - 0.25 ** (i / 5) for i in range(1, 6)]
   assert sparsities == pytest.approx(expected, abs=0.01)
@@ -182,15 +182,15 @@ def test_variable_spdf_costs_what_static_75_costs(tasks):
   read = steps * SCALE.batch_size * SCALE.length
   tokens = read / parameters(SCALE.model(''))
   scale = dataclasses.replace(SCALE, tokens_per_parameter=tokens)
-  variable = recipe_of(VARIABLE, tasks, scale=scale)
-  static = recipe_of(STATIC_75, tasks, scale=scale)
+  variable = run_of(VARIABLE, tasks, scale=scale)
+  static = run_of(STATIC_75, tasks, scale=scale)
   assert variable.plan.total_steps == static.plan.total_steps == steps
   assert flops(variable) == pytest.approx(flops(static), rel=1e-3)
 
 
 def test_the_dense_stage_continues_the_cosine_or_is_warmed_up_anew(tasks):
-  continued = recipe_of(VARIABLE, tasks, number=0).plan
-  anew = recipe_of(VARIABLE, tasks, number=1).plan
+  continued = run_of(VARIABLE, tasks, number=0).plan
+  anew = run_of(VARIABLE, tasks, number=1).plan
   start = continued.starts[1]
   rates = lambda plan: [
       float(plan.learning_rate(i)) for i in range(plan.total_steps)
@@ -247,7 +247,7 @@ def test_every_arm_of_every_claim_can_be_run(tasks, arm):
   steps = SCALE.steps(arm)
   if arm.method in ROUNDS:
     steps = SCALE.rounds * round(SCALE.round_share * steps)
-  assert recipe_of(arm, tasks).plan.total_steps == steps
+  assert run_of(arm, tasks).plan.total_steps == steps
 
 
 @pytest.mark.parametrize('name', SCALES)

@@ -11,21 +11,20 @@ import optax
 import pytest
 from tiers import slow_except
 from tiny_run import assert_same_arrays
-from tiny_run import batch_at
 from tiny_run import make_config
-from tiny_run import make_recipe
-from tiny_run import recipe_of
+from tiny_run import make_run
+from tiny_run import run_of
 from tiny_run import shared_step
 from tiny_run import without_times
 
 from spdf_jax import training
 from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.report import best_steps
 from spdf_jax.runs.report import write_report
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
-from spdf_jax.training import Recipe
+from spdf_jax.training import Run
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.workdir import saved_steps
@@ -41,16 +40,16 @@ BEST = {'pretrain': 2, 'finetune': 12}
 
 def make(**changes):
   saving = dict(checkpoints__keep=1, checkpoints__every=3)
-  recipe = make_recipe(eval_every=1, **saving | changes)
+  run = make_run(eval_every=1, **saving | changes)
   phases = tuple(
       dataclasses.replace(p, early_stop=STOP if p.name in BEST else None)
-      for p in recipe.plan.phases
+      for p in run.plan.phases
   )
-  recipe = dataclasses.replace(
-      recipe, plan=dataclasses.replace(recipe.plan, phases=phases)
+  run = dataclasses.replace(
+      run, plan=dataclasses.replace(run.plan, phases=phases)
   )
-  recipe.__dict__['step'] = shared_step(0, 16)
-  return recipe
+  run.step = shared_step(0, 16)
+  return run
 
 
 def seen(step, params):
@@ -58,16 +57,16 @@ def seen(step, params):
   yield 'validation/loss', SEEN.get(step, 0.8)
 
 
-def train(workdir, recipe=None, evaluators=(seen,), **kwargs):
-  session = training.open_session(recipe or make(), workdir)
-  return training.train(session, evaluators=evaluators, **kwargs)
+def train(workdir, run=None, evaluators=(seen,), **kwargs):
+  run = (run or make()).open(workdir)
+  return training.train(run, evaluators=evaluators, **kwargs)
 
 
-def restore(source, recipe=None):
-  recipe = recipe or make()
+def restore(source, run=None):
+  run = run or make()
   return checkpoint_files.read_checkpoint(
-      training.find_checkpoint(source), recipe.abstract_state,
-      config=recipe.config, fingerprints=recipe.fingerprints,
+      training.find_checkpoint(source), run.abstract_state,
+      config=run.config, fingerprints=run.fingerprints,
   )
 
 
@@ -110,11 +109,11 @@ def test_a_phase_ends_with_its_best_weights_and_its_own_counts(whole, phase):
 
 def test_the_next_phase_starts_from_the_best_weights(whole):
   workdir, _, states = whole
-  recipe = make()
-  step_fn, state = recipe.prepare_step(restore(f'{workdir}@pretrain'), 5)
-  state, metrics = step_fn(state, recipe.device_batch_at(5))
+  run = make()
+  step_fn, state = run.prepare_step(restore(f'{workdir}@pretrain'), 5)
+  state, metrics = step_fn(state, run.device_batch_at(5))
   assert_same_arrays(state.params, states[6])
-  rate = recipe.plan.learning_rate(5)
+  rate = run.plan.learning_rate(5)
   np.testing.assert_allclose(metrics['train/learning_rate'], rate, rtol=1e-6)
 
 
@@ -133,7 +132,7 @@ def test_a_killed_run_keeps_the_same_best(
   class Killed(Exception):
     pass
 
-  read, save = Recipe.device_batch_at, checkpoints.Checkpoints.save
+  read, save = Run.device_batch_at, checkpoints.Checkpoints.save
 
   def reading(self, step):
     if place == 'batch' and step == killed_at:
@@ -146,7 +145,7 @@ def test_a_killed_run_keeps_the_same_best(
     save(self, state, best)
 
   with monkeypatch.context() as patch:
-    patch.setattr(Recipe, 'device_batch_at', reading)
+    patch.setattr(Run, 'device_batch_at', reading)
     patch.setattr(checkpoints.Checkpoints, 'save', saving)
     with pytest.raises(Killed):
       train(tmp_path)
@@ -197,26 +196,23 @@ def test_values_that_are_not_finite_are_never_the_best(tmp_path):
   assert stop.is_met([1.0] + [None] * 9) and not stop.is_met([None, 1.0])
 
 
-def make_memorizing_recipe():
+def make_memorizing_run():
   """Builds a run of 20 steps on one batch, so that the model over-fits."""
   config = make_config(
       phases__order=('finetune',), phases__finetune__duration='20 steps',
       phases__finetune__learning_rate__final_fraction=1.0, eval_every=2,
       phases__finetune__early_stop=dict(metric=STOP.metric, patience=99),
   )
-  recipe = recipe_of(config)
-  return dataclasses.replace(
-      recipe,
-      batch_at=lambda step, rows=slice(None): batch_at(
-          0, rows, plan=recipe.plan
-      ),
-  )
+  run = run_of(config)
+  batch_at = run.batch_at
+  run.batch_at = lambda step, rows=slice(None): batch_at(0, rows)
+  return run
 
 
 def held_out(step, params):
-  recipe = make_recipe()
-  batch = batch_at(6, plan=recipe.plan, seed=1)
-  logits = recipe.model.apply({'params': params}, jnp.asarray(batch.inputs))
+  run = make_run()
+  batch = make_run(seed=1).batch_at(6)
+  logits = run.model.apply({'params': params}, jnp.asarray(batch.inputs))
   yield 'validation/loss', float(jnp.mean(
       optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
   ))
@@ -225,14 +221,14 @@ def held_out(step, params):
 def test_a_run_that_over_fits_ends_with_the_weights_of_the_best_loss(
     tmp_path, caplog
 ):
-  recipe = make_memorizing_recipe()
+  run = make_memorizing_run()
   caplog.set_level(logging.INFO, 'spdf_jax')
-  train(tmp_path, recipe, [held_out])
+  train(tmp_path, run, [held_out])
   rows = [r for r in rows_in(tmp_path) if 'validation/loss' in r]
   *trained, end = [row['validation/loss'] for row in rows]
   assert end == min(trained) < trained[-1] and rows[-1]['best/step'] < 20
   checkpoint = training.find_checkpoint(str(tmp_path))
-  found = checkpoint_files.read_params(checkpoint, recipe.abstract_state.params)
+  found = checkpoint_files.read_params(checkpoint, run.abstract_state.params)
   (_, value), = held_out(0, found)
   assert value == end
   best = f"the best of phase 'finetune' (step {rows[-1]['best/step']}, valid"
@@ -248,14 +244,14 @@ def test_a_best_checkpoint_that_is_not_there_is_refused(
     with pytest.raises(ValueError, match=r"\['pretrain', 'finetune'\]; give"):
       training.find_checkpoint(source)
     with pytest.raises(ValueError, match=f'{field}: .*early_stop'):
-      training.open_session(make(**{field: source}), tmp_path / 'run')
+      make(**{field: source}).open(tmp_path / 'run')
   with pytest.raises(ValueError, match='give WORKDIR, WORKDIR@PHASE or'):
     training.find_checkpoint(f'{whole[0]}@pretrain:last')
 
 
 def test_a_run_resumes_from_the_best_checkpoint(whole, tmp_path):
   source = f'{whole[0]}@finetune:best'
-  state = training.open_session(make(resume=source), tmp_path).state
+  state = make(resume=source).open(tmp_path).state
   assert_same_arrays(state, restore(source))
 
 
@@ -264,15 +260,15 @@ def test_a_best_checkpoint_that_cannot_be_read_stops_the_run(
 ):
   def damaging(step, params):
     if step == 5:
-      session.checkpoints.wait()
+      run.checkpoints.wait()
       for path in (tmp_path / 'checkpoints' / '2').rglob('*'):
         if path.is_file():
           path.write_bytes(b'')
     yield from seen(step, params)
 
-  session = training.open_session(make(), tmp_path)
+  run = make().open(tmp_path)
   with pytest.raises(ValueError, match='move it away and run the same command'):
-    training.train(session, evaluators=[damaging])
+    training.train(run, evaluators=[damaging])
   (tmp_path / 'checkpoints' / '2').rename(tmp_path / '2')
   train(tmp_path)
   assert training.find_checkpoint(f'{tmp_path}@pretrain:best').name == '4'
@@ -284,7 +280,7 @@ def test_reports_and_progress_show_where_the_best_was(whole, tmp_path, capsys):
       1, 2, 2, 2, 2, 2, 11, 12, 12, 12, 12,
   ]
   phase = PhaseRecord('pretrain', 0, 5, 2, 8, 'corpus', 0.75, 80, 5.0, 9.0)
-  run = Run('toy', (phase,), tuple(rows[:-1]))
+  run = RunRecord('toy', (phase,), tuple(rows[:-1]))
   assert best_steps({'toy': run}) == [
       'toy: pretrain was best at step 2 (validation/loss 2.00) and ends with '
       'its weights at step 5.'
@@ -296,7 +292,7 @@ def test_reports_and_progress_show_where_the_best_was(whole, tmp_path, capsys):
 def test_the_page_of_a_report_shows_where_the_best_was(tmp_path):
   phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
   rows = ({'step': 6, 'best/step': 4, 'best/task/bleu': 9.0},)
-  runs = {'toy': Run('toy', (phase,), rows)}
+  runs = {'toy': RunRecord('toy', (phase,), rows)}
   page = write_report(tmp_path, runs).read_text()
   sentence = 'tune was best at step 4 (task/bleu 9.00) and is at step 6.'
   assert f'* toy: {sentence}' in page

@@ -14,14 +14,13 @@ import numpy as np
 import optax
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 import spdf_jax as spdf
 from spdf_jax.files import seal
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
-from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
 from spdf_jax.training.checkpoint_files import read_checkpoint
@@ -37,7 +36,7 @@ Usage = collections.namedtuple('Usage', 'total used free')
 def trained(tmp_path_factory):
   """A finished run of 14 steps, and its final state; not to be changed."""
   workdir = tmp_path_factory.mktemp('run') / 'a'
-  return workdir, train(open_session(make_recipe(), workdir))
+  return workdir, train(make_run().open(workdir))
 
 
 @pytest.fixture
@@ -104,7 +103,7 @@ DAMAGES = (
 
 def test_a_state_with_masks_comes_back_bit_for_bit(trained):
   workdir, state = trained
-  restored = open_session(make_recipe(), workdir).state
+  restored = make_run().open(workdir).state
   assert_same_arrays(restored, state)
   mask = spdf.get_mask(restored.opt_state)
   assert mask['wte']['embedding'] is None
@@ -175,20 +174,20 @@ def test_a_checkpoint_that_does_not_record_its_masks_is_named(workdir):
 
 def test_training_on_does_not_reach_into_a_checkpoint_being_saved(tmp_path):
   # The state is donated to the next step while it is still being written.
-  recipe = make_recipe()
-  session = open_session(recipe, tmp_path)
-  state = session.state
+  run = make_run()
+  run = run.open(tmp_path)
+  state = run.state
   kept = {}
   for step in range(6):
-    state, _ = recipe.step(state, recipe.batch_at(step))
+    state, _ = run.step(state, run.batch_at(step))
     if step in (1, 5):
       kept[step + 1] = jax.tree.map(np.array, state)
-      session.checkpoints.save(state)
-  session.checkpoints.wait()
+      run.checkpoints.save(state)
+  run.checkpoints.wait()
   for step, want in kept.items():
     found = read_checkpoint(
-        tmp_path / 'checkpoints' / str(step), recipe.abstract_state,
-        config=recipe.config, fingerprints=recipe.fingerprints,
+        tmp_path / 'checkpoints' / str(step), run.abstract_state,
+        config=run.config, fingerprints=run.fingerprints,
     )
     assert_same_arrays(jax.tree.map(np.array, found), want)
 
@@ -200,9 +199,9 @@ def test_phase_ends_stay_beside_the_latest(trained):
 def test_saving_a_step_again_changes_nothing(trained):
   workdir, state = trained
   before = {p: p.read_bytes() for p in files_in(workdir / 'checkpoints')}
-  session = open_session(make_recipe(), workdir)
-  session.checkpoints.save(state)
-  session.checkpoints.wait()
+  run = make_run().open(workdir)
+  run.checkpoints.save(state)
+  run.checkpoints.wait()
   after = {p: p.read_bytes() for p in files_in(workdir / 'checkpoints')}
   assert before == after
 
@@ -213,31 +212,31 @@ def test_saving_a_step_again_changes_nothing(trained):
     (dict(checkpoints__every=3), 'checkpoints.every was 2 and is'),
 ])
 def test_a_checkpoint_of_another_config_is_refused(trained, changes, message):
-  recipe = make_recipe(**changes)
+  run = make_run(**changes)
   with pytest.raises(MismatchError, match=message):
     read_checkpoint(
-        find_checkpoint(trained[0]), recipe.abstract_state,
-        config=recipe.config, fingerprints=recipe.fingerprints,
+        find_checkpoint(trained[0]), run.abstract_state,
+        config=run.config, fingerprints=run.fingerprints,
     )
 
 
 def test_places_are_no_part_of_a_config(trained):
-  recipe = make_recipe(data__cache_dir='elsewhere', init_from='b')
-  assert int(open_session(recipe, trained[0]).state.step) == 14
+  run = make_run(data__cache_dir='elsewhere', init_from='b')
+  assert int(run.open(trained[0]).state.step) == 14
 
 
 def test_a_checkpoint_of_other_data_is_refused(workdir):
   message = "of another data: corpus was 'abc' and is 'xyz'"
   with pytest.raises(MismatchError, match=message):
-    open_session(make_recipe(fingerprint='xyz'), workdir)
+    make_run(fingerprint='xyz').open(workdir)
   assert steps_in(workdir) == [5, 10, 12, 14]
 
 
 def test_a_checkpoint_is_refused_rather_than_cast(trained):
-  recipe = make_recipe()
+  run = make_run()
   halved = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16),
-      recipe.abstract_state.params,
+      run.abstract_state.params,
   )
   checkpoint = find_checkpoint(trained[0])
   message = (
@@ -246,8 +245,8 @@ def test_a_checkpoint_is_refused_rather_than_cast(trained):
   )
   with pytest.raises(MismatchError, match=message):
     read_checkpoint(
-        checkpoint, recipe.abstract_state.replace(params=halved),
-        config=recipe.config, fingerprints=recipe.fingerprints,
+        checkpoint, run.abstract_state.replace(params=halved),
+        config=run.config, fingerprints=run.fingerprints,
     )
   with pytest.raises(MismatchError, match='bfloat16'):
     read_params(checkpoint, halved)
@@ -261,8 +260,8 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(
   damage(workdir / 'checkpoints' / '14')
   left = len(files_in(workdir / 'checkpoints' / '14'))
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
-    session = open_session(make_recipe(), workdir)
-  assert int(session.state.step) == 12
+    run = make_run().open(workdir)
+  assert int(run.state.step) == 12
   assert 'checkpoint 14 cannot be read' in caplog.text
   assert 'the one before it is used' in caplog.text
   assert steps_in(workdir) == [5, 10, 12]
@@ -274,7 +273,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(
 def test_a_run_goes_on_from_before_the_damage_bit_for_bit(trained, workdir):
   for _ in range(2):  # Damaged twice, both are kept.
     truncate_largest(workdir / 'checkpoints' / '14')
-    state = train(open_session(make_recipe(), workdir))
+    state = train(make_run().open(workdir))
     assert_same_arrays(state, trained[1])
   kept = sorted(p.name for p in (workdir / 'damaged_checkpoints').iterdir())
   assert kept == ['14', '14.1']
@@ -286,22 +285,22 @@ def test_a_run_without_any_readable_checkpoint_is_refused(workdir):
     truncate_largest(workdir / 'checkpoints' / str(step))
   message = r'none of the checkpoints \[14, 12, 10, 5\] .* can be read'
   with pytest.raises(ValueError, match=message):
-    open_session(make_recipe(), workdir)
+    make_run().open(workdir)
   assert steps_in(workdir, 'damaged_checkpoints') == [5, 10, 12, 14]
 
 
 def test_too_little_free_space_is_refused_before_anything_is_written(
     tmp_path, monkeypatch
 ):
-  recipe = make_recipe()
-  needed = 6 * checkpoint_bytes(recipe.abstract_state)  # 3 ends, 2 and 1 more.
+  run = make_run()
+  needed = 6 * checkpoint_bytes(run.abstract_state)  # 3 ends, 2 and 1 more.
   usage = lambda free: lambda path: Usage(10**12, 0, free)
   monkeypatch.setattr(shutil, 'disk_usage', usage(needed - 1))
   with pytest.raises(OSError, match='up to 6 more checkpoints.*free some'):
-    open_session(recipe, tmp_path)
+    run.open(tmp_path)
   assert not list(tmp_path.iterdir())
   monkeypatch.setattr(shutil, 'disk_usage', usage(needed))
-  open_session(recipe, tmp_path)
+  run.open(tmp_path)
 
 
 def test_checkpoints_already_there_need_no_more_space(
@@ -309,13 +308,13 @@ def test_checkpoints_already_there_need_no_more_space(
 ):
   workdir = tmp_path / 'copy'
   shutil.copytree(trained[0], workdir)
-  recipe = make_recipe()
+  run = make_run()
   missing = 6 - len(steps_in(workdir))
-  free = missing * checkpoint_bytes(recipe.abstract_state)
+  free = missing * checkpoint_bytes(run.abstract_state)
   monkeypatch.setattr(
       shutil, 'disk_usage', lambda path: Usage(10**12, 0, free)
   )
-  assert missing < 6 and open_session(recipe, workdir)
+  assert missing < 6 and run.open(workdir)
 
 
 def test_the_bytes_of_a_checkpoint_are_those_of_its_arrays(trained):
@@ -346,48 +345,48 @@ def test_a_place_without_checkpoints_is_refused(tmp_path):
 
 
 def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
-  recipe = make_recipe(seed=1, init_from=f'{trained[0]}@continuation')
-  state = open_session(recipe, tmp_path).state
+  run = make_run(seed=1, init_from=f'{trained[0]}@continuation')
+  state = run.open(tmp_path).state
   source = read_params(
-      trained[0] / 'checkpoints' / '10', recipe.abstract_state.params
+      trained[0] / 'checkpoints' / '10', run.abstract_state.params
   )
   mask = spdf.get_mask(state.opt_state)
   assert_same_arrays(state.params, spdf.apply_mask(source, mask))
-  fresh = recipe.create_state()
+  fresh = run.create_state()
   assert_same_arrays(state.opt_state, fresh.opt_state)
   assert int(state.step) == 0
 
 
 def test_init_from_another_model_is_refused(trained, tmp_path):
-  recipe = make_recipe(model__d_model=32, init_from=str(trained[0]))
+  run = make_run(model__d_model=32, init_from=str(trained[0]))
   with pytest.raises(MismatchError, match=r'bias was .*\[16\].* is .*\[32\]'):
-    open_session(recipe, tmp_path)
+    run.open(tmp_path)
 
 
 def test_resume_goes_on_from_another_workdir_bit_for_bit(trained, tmp_path):
-  recipe = make_recipe(resume=f'{trained[0]}@pretrain')
-  session = open_session(recipe, tmp_path)
-  assert int(session.state.step) == 5
-  assert_same_arrays(train(session), trained[1])
+  run = make_run(resume=f'{trained[0]}@pretrain')
+  run = run.open(tmp_path)
+  assert int(run.state.step) == 5
+  assert_same_arrays(train(run), trained[1])
 
 
 def test_resume_with_another_config_is_refused(trained, tmp_path):
-  recipe = make_recipe(seed=1, resume=str(trained[0]))
+  run = make_run(seed=1, resume=str(trained[0]))
   with pytest.raises(MismatchError, match='seed was 0 and is 1'):
-    open_session(recipe, tmp_path)
+    run.open(tmp_path)
 
 
 def test_the_own_workdir_comes_before_resume_and_init_from(workdir, tmp_path):
-  recipe = make_recipe(resume=str(tmp_path), init_from=str(tmp_path))
-  assert int(open_session(recipe, workdir).state.step) == 14
+  run = make_run(resume=str(tmp_path), init_from=str(tmp_path))
+  assert int(run.open(workdir).state.step) == 14
 
 
 def test_a_run_that_goes_on_keeps_the_start_it_had(trained, tmp_path, caplog):
   source = f'{trained[0]}@continuation'
-  train(open_session(make_recipe(seed=1, init_from=source), tmp_path))
-  session = open_session(make_recipe(seed=1, init_from='b'), tmp_path)
-  session.release()
-  assert session.recipe.config.init_from == source
+  train(make_run(seed=1, init_from=source).open(tmp_path))
+  run = make_run(seed=1, init_from='b').open(tmp_path)
+  run.close()
+  assert run.config.init_from == source
   config = json.loads((tmp_path / 'config.json').read_text())
   assert config['init_from'] == source
   assert [r.message for r in caplog.records if r.levelname == 'WARNING'] == [
@@ -397,9 +396,9 @@ def test_a_run_that_goes_on_keeps_the_start_it_had(trained, tmp_path, caplog):
 
 
 def test_a_finished_run_is_not_resumed_elsewhere(trained, tmp_path):
-  recipe = make_recipe(resume=str(trained[0]))
+  run = make_run(resume=str(trained[0]))
   with pytest.raises(ValueError, match='resume: .*/14 is at step 14 of 14'):
-    open_session(recipe, tmp_path)
+    run.open(tmp_path)
   assert not (tmp_path / 'config.json').exists()
 
 
@@ -407,7 +406,7 @@ def test_a_checkpoint_says_what_it_was_made_from(trained):
   meta = json.loads(
       (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()
   )
-  assert meta['config'] == make_recipe().config.as_dict()
+  assert meta['config'] == make_run().config.as_dict()
   assert meta['phase_ends'] == {
       'pretrain': 5, 'continuation': 10, 'finetune': 14
   }

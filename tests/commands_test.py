@@ -19,8 +19,7 @@ from spdf_jax.accelerator import native
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.data.tasks import task_of_inputs
 from spdf_jax.runs import lifecycle
-from spdf_jax.training import create_recipe
-from spdf_jax.training import open_session
+from spdf_jax.training import Run
 
 pytestmark = pytest.mark.ci
 
@@ -28,21 +27,21 @@ SECONDS = 300  # of patience with a child process.
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
 
 
-def make_recipe(**changes):
-  return create_recipe(small_config(**WITHOUT_TASK | changes))
+def make_run(**changes):
+  return Run.create(small_config(**WITHOUT_TASK | changes))
 
 
 def refuse(message, **changes):
   with pytest.raises(ValueError, match=message) as caught:
-    make_recipe(**changes)
+    make_run(**changes)
   text = str(caught.value)
   assert '\n' not in text and text.endswith(('.', '?'))
 
 
 def test_a_dry_run_prints_what_a_run_would_be_and_cost():
-  recipe = make_recipe()
-  text = format_plan(recipe, 'plan')
-  state = recipe.create_state()
+  run = make_run()
+  text = format_plan(run, 'plan')
+  state = run.create_state()
   mask = spdf.get_mask(state.opt_state)
   parameters = sum(x.size for x in jax.tree.leaves(state.params))
   sparsified = 4 * 16 * 16 + 2 * 16 * 32
@@ -80,7 +79,7 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
   assert found[2] == pytest.approx(
       100 * (sparse + lookup) / (dense + lookup), abs=0.05
   )
-  total, budget = describe_plan(recipe, 'plan')['totals']
+  total, budget = describe_plan(run, 'plan')['totals']
   # The mask grows after a step, whose gradients of weights are dense.
   first_step = 2 / 3 * (dense - sparse) / 15
   assert total['flops'] == pytest.approx(sparse + dense - first_step)
@@ -96,8 +95,8 @@ def test_a_dry_run_prints_what_a_run_would_be_and_cost():
 
 
 def test_a_dry_run_says_what_a_compact_state_takes():
-  recipe = make_recipe(storage='compact')
-  text = format_plan(recipe, 'plan')
+  run = make_run(storage='compact')
+  text = format_plan(run, 'plan')
   # 12 bytes per kept weight, and a bit per weight.
   assert re.search(
       r"in phase 'pretrain': [0-9.]+ KiB .* masks, 3\.1[23] bytes per weight "
@@ -205,16 +204,16 @@ def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
 
 @pytest.mark.slow
 def test_sparsities_that_change_are_shown_from_first_to_last():
-  recipe = make_recipe(
+  run = make_run(
       arg='algorithm=granet',
       phases__pretrain__sparsity__update_every=2,
       phases__pretrain__sparsity__update_until=10,
       phases__pretrain__sparsity__sparsity__steps=10,
   )
-  plan = describe_plan(recipe, 'plan')
+  plan = describe_plan(run, 'plan')
   assert re.search(
       r'h_\*/mlp/wi/kernel +1 +512 +0.00% to 75.00% +0.00%\n',
-      format_plan(recipe, 'plan'),
+      format_plan(run, 'plan'),
   )
   first, second = plan['phases']
   assert first['mask_updates'] == [[2, 10, 2]]
@@ -321,21 +320,21 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 
 
 def test_a_workdir_of_another_config_is_refused(tmp_path):
-  open_session(make_recipe(), tmp_path)
+  make_run().open(tmp_path)
   with pytest.raises(ValueError, match='phases.pretrain.sparsity was 0.75 and'):
-    open_session(make_recipe(phases__pretrain__sparsity=0.5), tmp_path)
+    make_run(phases__pretrain__sparsity=0.5).open(tmp_path)
 
 
 def test_an_unwritable_cache_is_named(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(OSError, match='cache_dir=.* cannot hold the corpus'):
-    make_recipe(data__cache_dir=str(tmp_path / 'file'))
+    make_run(data__cache_dir=str(tmp_path / 'file'))
 
 
 def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
-  sparse = make_recipe()
-  dense = make_recipe(phases__pretrain__sparsity=0.0)
-  weights = [recipe.init_params() for recipe in (sparse, dense)]
+  sparse = make_run()
+  dense = make_run(phases__pretrain__sparsity=0.0)
+  weights = [run.init_params() for run in (sparse, dense)]
   assert_same_arrays(*weights)
   state = sparse.create_state()
   mask = spdf.get_mask(state.opt_state)
@@ -347,7 +346,7 @@ def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
 
 
 def test_another_seed_has_other_weights_masks_and_data():
-  one, other = make_recipe(), make_recipe(seed=1)
+  one, other = make_run(), make_run(seed=1)
   embeddings = [r.init_params()['wte']['embedding'] for r in (one, other)]
   assert (embeddings[0] != embeddings[1]).any()
   masks = [
@@ -376,8 +375,8 @@ def test_a_task_is_validated_all_over_its_split_by_all_references(
     return evaluate_loss(apply_fn, batches, **settings)
 
   monkeypatch.setattr(evaluation, 'loss_evaluator', reading)
-  recipe = create_recipe(small_config())
-  _, (generate,) = lifecycle.evaluators(recipe, tmp_path)
+  run = Run.create(small_config())
+  _, (generate,) = lifecycle.evaluators(run, tmp_path)
   contexts = [
       bytes(row[:row.tolist().index(256)].astype(np.uint8)).decode()
       for batch in read[1] for row in batch.inputs
@@ -394,10 +393,10 @@ def test_a_task_is_validated_all_over_its_split_by_all_references(
 
 
 def test_validation_reads_fixed_batches_of_the_validation_split():
-  recipe = make_recipe()
-  batches = lifecycle.validation_batches(recipe)
+  run = make_run()
+  batches = lifecycle.validation_batches(run)
   assert [b.inputs.shape for b in batches] == [(4, 32)] * 2
-  tokens = np.asarray(recipe.corpus.validation.tokens[:32])
+  tokens = np.asarray(run.corpus.validation.tokens[:32])
   np.testing.assert_array_equal(batches[0].inputs[0], tokens)
 
 

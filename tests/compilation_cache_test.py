@@ -14,8 +14,7 @@ from tiny_run import without_times
 
 from experiments.launch import compilation_cache
 from spdf_jax.accelerator import native
-from spdf_jax.training import create_recipe
-from spdf_jax.training import open_session
+from spdf_jax.training import Run
 from spdf_jax.training.metrics import read_rows
 
 SECONDS = 300  # of patience with a child process.
@@ -53,11 +52,11 @@ def programs(directory):
 
 
 def final(workdir):
-  recipe = create_recipe(small_config(**CONFIG))
-  assert (recipe.sparse_steps is not None) == native.is_available()
-  session = open_session(recipe, workdir)
-  session.release()
-  return session.state
+  run = Run.create(small_config(**CONFIG))
+  assert (run.sparse_steps is not None) == native.is_available()
+  run = run.open(workdir)
+  run.close()
+  return run.state
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import sys
 import pytest
 from tiny_run import CONFIG
 from tiny_run import make_config
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 from configs import books
 from configs import claims
@@ -25,7 +25,6 @@ from configs import variable_spdf
 import spdf_jax
 from spdf_jax.models import PRESETS
 from spdf_jax.training import MismatchError
-from spdf_jax.training import open_session
 from spdf_jax.training.config import parse
 from spdf_jax.training.config import plain
 from spdf_jax.training.identity import read_config
@@ -206,9 +205,9 @@ def test_a_config_that_was_stored_before_a_field_was_added_is_read():
 
 def test_a_run_goes_on_in_a_workdir_of_an_earlier_version(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(changed(BEFORE)))
-  open_session(make_recipe(), tmp_path).checkpoints.close()
+  make_run().open(tmp_path).checkpoints.close()
   stored = read_workdir_config(tmp_path)
-  assert run_identity(stored) == run_identity(make_recipe().config)
+  assert run_identity(stored) == run_identity(make_run().config)
 
 
 def test_a_workdir_that_cannot_be_read_says_what_to_do(tmp_path):
@@ -216,7 +215,7 @@ def test_a_workdir_that_cannot_be_read_says_what_to_do(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   message = "workdir .*'colour' is unknown.*; use another workdir, starting fr"
   with pytest.raises(MismatchError, match=message) as caught:
-    open_session(make_recipe(), tmp_path)
+    make_run().open(tmp_path)
   assert '\n' not in str(caught.value)
   with pytest.raises(FileNotFoundError, match='has no config.json; give'):
     read_workdir_config(tmp_path / 'none')

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from tiers import slow_except
 from tiny_run import make_config
-from tiny_run import make_dynamic_recipe
-from tiny_run import make_recipe
+from tiny_run import make_dynamic_run
+from tiny_run import make_run
 
 from experiments import convert
 import spdf_jax as spdf
@@ -36,7 +36,6 @@ from spdf_jax.models import create_model
 from spdf_jax.models import GPTConfig
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
-from spdf_jax.training import open_session
 from spdf_jax.training import read_params
 from spdf_jax.training import train
 from spdf_jax.training.checkpoint_files import read_checkpoint
@@ -56,10 +55,10 @@ AS_IT_IS = dict(format='dense', dtype='float32', vocab_size=None)
 def trained(tmp_path_factory):
   """A finished run, sparse and then dense; not to be changed."""
   workdir = tmp_path_factory.mktemp('run')
-  recipe = make_recipe(
+  run = make_run(
       model={'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
   )
-  return recipe, workdir, train(open_session(recipe, workdir))
+  return run, workdir, train(run.open(workdir))
 
 
 def run_convert(*arguments):
@@ -98,8 +97,8 @@ def test_training_starts_from_a_converted_model(tmp_path):
   params = make_params(TINY)
   interop.save_hf(tmp_path / 'hf', TINY, params)
   convert.import_model(tmp_path / 'hf', tmp_path / 'a', scan_layers=False)
-  recipe = make_recipe(init_from=str(tmp_path / 'a'))
-  state = open_session(recipe, tmp_path / 'b').state
+  run = make_run(init_from=str(tmp_path / 'a'))
+  state = run.open(tmp_path / 'b').state
   mask = spdf.get_mask(state.opt_state)
   assert_same_bits(state.params, masked(params, mask))
 
@@ -107,7 +106,7 @@ def test_training_starts_from_a_converted_model(tmp_path):
 def test_training_in_the_workdir_of_a_converted_model_is_refused(tmp_path):
   checkpoint = write_params(tmp_path, make_params(TINY), {'model': {}})
   with pytest.raises(MismatchError, match='of another config'):
-    open_session(make_recipe(), tmp_path)
+    make_run().open(tmp_path)
   assert checkpoint.is_dir()
   refuse(
       'holds checkpoints already; give another', write_params, tmp_path, {}, {}
@@ -118,13 +117,13 @@ def test_training_in_the_workdir_of_a_converted_model_is_refused(tmp_path):
 def test_an_exported_run_has_the_mask_it_was_trained_with(
     format, trained, tmp_path
 ):
-  recipe, workdir, _ = trained
+  run, workdir, _ = trained
   convert.export_model(
       f'{workdir}@pretrain', tmp_path, **AS_IT_IS | dict(format=format)
   )
   state = read_checkpoint(
-      find_checkpoint(f'{workdir}@pretrain'), recipe.abstract_state,
-      config=recipe.config, fingerprints=recipe.fingerprints,
+      find_checkpoint(f'{workdir}@pretrain'), run.abstract_state,
+      config=run.config, fingerprints=run.fingerprints,
   )
   loaded = interop.load_hf(tmp_path)
   assert loaded.config == TINY
@@ -135,21 +134,21 @@ def test_an_exported_run_has_the_mask_it_was_trained_with(
 @pytest.mark.slow
 def test_a_kept_weight_that_is_zero_is_exported_as_kept(tmp_path):
   # RigL has just let some weights grow, from zero.
-  moving = make_dynamic_recipe()
-  recipe = dataclasses.replace(moving, config=dataclasses.replace(
+  moving = make_dynamic_run()
+  run = dataclasses.replace(moving, config=dataclasses.replace(
       moving.config, model=ModelConfig('gpt-mini', TINY)
   ))
-  session = open_session(recipe, tmp_path)
-  state = session.state
+  run = run.open(tmp_path)
+  state = run.state
   for step in range(3):
-    state, _ = recipe.step(state, recipe.batch_at(step))
+    state, _ = run.step(state, run.batch_at(step))
   kernel = state.params['h_0']['mlp']['wi']['kernel']
   mask = spdf.get_mask(state.opt_state)
   kept = mask['h_0']['mlp']['wi']['kernel']
   row, column = np.argwhere(kept)[0]
   state.params['h_0']['mlp']['wi']['kernel'] = kernel.at[row, column].set(0)
-  session.checkpoints.save(state)
-  session.checkpoints.close()
+  run.checkpoints.save(state)
+  run.close()
   convert.export_model(str(tmp_path), tmp_path / 'hf', **AS_IT_IS)
   assert_same_bits(interop.load_hf(tmp_path / 'hf').mask, mask)
 

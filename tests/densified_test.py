@@ -15,11 +15,10 @@ from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
 import spdf_jax as spdf
-from spdf_jax.training import create_recipe
 from spdf_jax.training import densify_checkpoint
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
-from spdf_jax.training import open_session
+from spdf_jax.training import Run
 from spdf_jax.training import train
 from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.metrics import read_rows
@@ -31,11 +30,11 @@ BOTH = ('pretrain', 'continuation')
 RIGL = 'algorithm=rigl'
 
 
-def make_recipe(order=BOTH, arg='', **changes):
+def make_run(order=BOTH, arg='', **changes):
   """Six sparse steps, then four dense ones with a learning rate of their own.
   """
   times = dict(update_every=2, update_until=4) if arg == RIGL else {}
-  return create_recipe(small_config(arg, **dict(
+  return Run.create(small_config(arg, **dict(
       data__task='',
       phases__order=order,
       phases__pretrain__duration='6 steps',
@@ -46,8 +45,8 @@ def make_recipe(order=BOTH, arg='', **changes):
       | changes))
 
 
-def run(recipe, workdir):
-  return train(open_session(recipe, workdir))
+def trained(run, workdir):
+  return train(run.open(workdir))
 
 
 def rows_in(workdir, first=1):
@@ -59,7 +58,7 @@ def rows_in(workdir, first=1):
 def sparse(tmp_path_factory):
   """Returns the workdir of a launch with the sparse phase only."""
   workdir = tmp_path_factory.mktemp('sparse') / 'a'
-  run(make_recipe(SPARSE), workdir)
+  trained(make_run(SPARSE), workdir)
   return workdir
 
 
@@ -67,7 +66,7 @@ def sparse(tmp_path_factory):
 def whole(tmp_path_factory):
   """The workdir and final state of one launch of both phases."""
   workdir = tmp_path_factory.mktemp('whole') / 'a'
-  return workdir, run(make_recipe(), workdir)
+  return workdir, trained(make_run(), workdir)
 
 
 @pytest.mark.slow
@@ -75,16 +74,16 @@ def whole(tmp_path_factory):
     ('keep', ''), ('restart', ''), ('keep', RIGL),
 ])
 def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
-  run(make_recipe(SPARSE, arg), tmp_path / 'sparse')
+  trained(make_run(SPARSE, arg), tmp_path / 'sparse')
   densify_checkpoint(
       str(tmp_path / 'sparse'), tmp_path / 'made', moments=moments
   )
-  recipe = make_recipe(arg=arg, resume=str(tmp_path / 'made'))
-  state = run(recipe, tmp_path / 'dense')
-  one_launch = make_recipe(
+  run = make_run(arg=arg, resume=str(tmp_path / 'made'))
+  state = trained(run, tmp_path / 'dense')
+  one_launch = make_run(
       arg=arg, phases__continuation__restart=moments == 'restart'
   )
-  want = run(one_launch, tmp_path / 'whole')
+  want = trained(one_launch, tmp_path / 'whole')
   assert int(state.step) == int(want.step) == 10
   assert_same_arrays(state, want)
   assert rows_in(tmp_path / 'dense') == rows_in(tmp_path / 'whole', first=7)
@@ -99,27 +98,25 @@ def test_the_phase_of_a_longer_launch_can_be_followed_by_another(
       phases__continuation__duration='3 steps',
       phases__continuation__learning_rate__peak=1e-4,
   )
-  recipe = make_recipe(resume=str(tmp_path / 'made'), **other)
-  state = run(recipe, tmp_path / 'dense')
-  assert_same_arrays(state, run(make_recipe(**other), tmp_path / 'whole'))
+  run = make_run(resume=str(tmp_path / 'made'), **other)
+  state = trained(run, tmp_path / 'dense')
+  assert_same_arrays(state, trained(make_run(**other), tmp_path / 'whole'))
 
 
 def test_the_new_workdir_can_be_trained_in(sparse, whole, tmp_path):
   densify_checkpoint(str(sparse), tmp_path)
-  assert_same_arrays(run(make_recipe(), tmp_path), whole[1])
+  assert_same_arrays(trained(make_run(), tmp_path), whole[1])
   # And what it saved is this config's own.
-  assert int(open_session(make_recipe(), tmp_path).state.step) == 10
+  assert int(make_run().open(tmp_path).state.step) == 10
 
 
 @pytest.mark.parametrize('moments', ['keep', 'restart'])
 def test_only_masks_and_moments_change(moments, sparse, tmp_path):
-  recipe = make_recipe(SPARSE)
-  before = open_session(recipe, shutil.copytree(sparse, tmp_path / 'a')).state
+  run = make_run(SPARSE)
+  before = run.open(shutil.copytree(sparse, tmp_path / 'a')).state
   densify_checkpoint(str(sparse), tmp_path / 'made', moments=moments)
-  session = open_session(
-      make_recipe(resume=str(tmp_path / 'made')), tmp_path / 'b'
-  )
-  after = session.state
+  run = make_run(resume=str(tmp_path / 'made')).open(tmp_path / 'b')
+  after = run.state
   assert all(m.all() for m in jax.tree.leaves(spdf.get_mask(after.opt_state)))
   assert_same_arrays(after.params, before.params)
   assert int(after.step) == 6
@@ -147,15 +144,15 @@ def test_a_launch_that_cannot_go_on_from_it_is_refused(
     changes, message, sparse, tmp_path
 ):
   densify_checkpoint(str(sparse), tmp_path / 'made')
-  recipe = make_recipe(resume=str(tmp_path / 'made'), **changes)
+  run = make_run(resume=str(tmp_path / 'made'), **changes)
   with pytest.raises(MismatchError, match=message) as caught:
-    open_session(recipe, tmp_path / 'b')
+    run.open(tmp_path / 'b')
   assert '\n' not in str(caught.value)
 
 
 def test_a_sparse_checkpoint_does_not_go_on_with_other_phases(sparse, tmp_path):
   with pytest.raises(MismatchError, match='phases.order was'):
-    open_session(make_recipe(resume=str(sparse)), tmp_path / 'b')
+    make_run(resume=str(sparse)).open(tmp_path / 'b')
 
 
 def test_a_checkpoint_within_a_phase_is_refused(sparse, tmp_path):
@@ -197,7 +194,7 @@ def test_the_command_writes_what_the_function_does(sparse, tmp_path):
   assert '6 is written: dense, with moments: restart' in done.stdout
   densify_checkpoint(str(sparse), tmp_path / 'c', moments='restart')
   states = [
-      open_session(make_recipe(), tmp_path / name).state for name in 'bc'
+      make_run().open(tmp_path / name).state for name in 'bc'
   ]
   assert_same_arrays(*states)
   assert find_checkpoint(str(tmp_path / 'b')) == pathlib.Path(

@@ -8,7 +8,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from tiny_run import make_recipe
+from tiny_run import make_run
 from tiny_run import without_times
 
 from spdf_jax import training
@@ -36,10 +36,10 @@ def launch(workdir, *, mesh, processes=2, killed_at=None):
 
 
 def state_of(workdir):
-  recipe = make_recipe()
+  run = make_run()
   return read_checkpoint(
-      find_checkpoint(str(workdir)), recipe.abstract_state,
-      config=recipe.config, fingerprints=recipe.fingerprints,
+      find_checkpoint(str(workdir)), run.abstract_state,
+      config=run.config, fingerprints=run.fingerprints,
   )
 
 
@@ -51,7 +51,7 @@ def rows_of(workdir):
 def alone(tmp_path_factory):
   """The run in one process, on one device."""
   workdir = tmp_path_factory.mktemp('alone')
-  training.train(training.open_session(make_recipe(), workdir))
+  training.train(make_run().open(workdir))
   return workdir
 
 
@@ -100,11 +100,11 @@ def test_random_masks_are_the_same(alone, together):
 
 
 def read_at(workdir, step):
-  recipe = make_recipe()
+  run = make_run()
   return read_checkpoint(
       pathlib.Path(workdir) / 'checkpoints' / str(step),
-      recipe.abstract_state, config=recipe.config,
-      fingerprints=recipe.fingerprints,
+      run.abstract_state, config=run.config,
+      fingerprints=run.fingerprints,
   )
 
 
@@ -112,7 +112,7 @@ def read_at(workdir, step):
 def test_one_process_goes_on_where_two_stopped(alone, tmp_path):
   lost = launch(tmp_path, mesh=dict(fsdp=2), killed_at=9)
   assert lost.returncode > 128, lost.stdout
-  session = training.open_session(make_recipe(), tmp_path)
-  assert int(session.state.step) in (6, 8)
-  training.train(session)
+  run = make_run().open(tmp_path)
+  assert int(run.state.step) in (6, 8)
+  training.train(run)
   assert_same_training(alone, tmp_path)

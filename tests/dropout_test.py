@@ -18,7 +18,7 @@ import optax
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import CONFIG
-from tiny_run import make_recipe
+from tiny_run import make_run
 from tiny_run import without_times
 
 from spdf_jax import data
@@ -191,15 +191,15 @@ def test_steps_and_micro_batches_have_keys_of_their_own():
 
 @functools.cache
 def shared_step():
-  return dropping_recipe().step
+  return dropping_run().step
 
 
-def dropping_recipe(**changes):
+def dropping_run(**changes):
   """The tiny run with dropout, without its last phase."""
-  recipe = make_recipe(model__dropout=RATE, **changes)
-  plan = dataclasses.replace(recipe.plan, phases=recipe.plan.phases[:2])
-  model = models.model_of(recipe.config.model.sizes)
-  return dataclasses.replace(recipe, model=model, plan=plan)
+  run = make_run(model__dropout=RATE, **changes)
+  plan = dataclasses.replace(run.plan, phases=run.plan.phases[:2])
+  model = models.model_of(run.config.model.sizes)
+  return dataclasses.replace(run, model=model, plan=plan)
 
 
 class Stop(Exception):
@@ -219,15 +219,15 @@ def stop_at_three(step, params):
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
   def start(name):
-    recipe = dropping_recipe()
-    recipe.__dict__['step'] = shared_step()
-    return training.open_session(recipe, tmp_path / name)
+    run = dropping_run()
+    run.step = shared_step()
+    return run.open(tmp_path / name)
 
   whole = training.train(start('whole'), evaluators=[total])
-  session = start('stopped')
+  run = start('stopped')
   with pytest.raises(Stop):
-    training.train(session, evaluators=[stop_at_three])
-  session.checkpoints.close()
+    training.train(run, evaluators=[stop_at_three])
+  run.close()
   found = training.train(start('stopped'), evaluators=[total])
   assert_same_arrays(found, whole)
   rows = [
@@ -238,13 +238,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
 
 
 def test_the_key_is_that_of_the_seed_and_nothing_is_stored():
-  recipe, plain = dropping_recipe(), make_recipe()
+  run, plain = dropping_run(), make_run()
   assert plain.dropout_key is None
-  bits = lambda recipe: jax.random.key_data(recipe.dropout_key).tolist()
-  assert bits(dropping_recipe()) == bits(recipe)
-  assert bits(dropping_recipe(seed=1)) != bits(recipe)
+  bits = lambda run: jax.random.key_data(run.dropout_key).tolist()
+  assert bits(dropping_run()) == bits(run)
+  assert bits(dropping_run(seed=1)) != bits(run)
   same = jax.tree.map(
-      lambda x, y: x == y, recipe.abstract_state, plain.abstract_state
+      lambda x, y: x == y, run.abstract_state, plain.abstract_state
   )
   assert jax.tree.all(same)
 

@@ -67,13 +67,13 @@ def test_values_are_those_of_the_phase():
   assert values_in(rows, EarlyStop(**RULE), 'a') == [1.0]
 
 
-def make_recipe(**changes):
+def make_run(**changes):
   config = dict(
       phases__order=('pretrain', 'continuation'), data__task='', eval_every=3,
       phases__pretrain__early_stop=RULE, checkpoints__keep=9,
       checkpoints__every=5,
   )
-  return training.create_recipe(small_config(**config | changes))
+  return training.Run.create(small_config(**config | changes))
 
 
 def seen(step, params):
@@ -81,9 +81,9 @@ def seen(step, params):
   yield 'validation/loss', SEEN.get(step, 1.0)
 
 
-def train(workdir, recipe=None, evaluators=(seen,), **kwargs):
-  session = training.open_session(recipe or make_recipe(), workdir)
-  return training.train(session, evaluators=evaluators, **kwargs), session
+def train(workdir, run=None, evaluators=(seen,), **kwargs):
+  run = (run or make_run()).open(workdir)
+  return training.train(run, evaluators=evaluators, **kwargs), run
 
 
 @pytest.fixture(scope='module')
@@ -91,25 +91,25 @@ def whole(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('whole')
   called = []
   at_ends = lambda step, params: called.append(step) or ()
-  state, session = train(workdir, phase_end_evaluators=[at_ends])
-  return workdir, state, session, called
+  state, run = train(workdir, phase_end_evaluators=[at_ends])
+  return workdir, state, run, called
 
 
 def test_the_next_phase_follows_where_one_ends_early(whole):
-  workdir, state, session, called = whole
-  plan = session.recipe.plan
+  workdir, state, run, called = whole
+  plan = run.plan
   assert plan.ends == {'pretrain': 12, 'continuation': 27}
   assert int(state.step) == 27 and called == [12, 27]
   rows = [r for r in read_rows(workdir / 'metrics.jsonl') if 'train/loss' in r]
   names = ['pretrain'] * 12 + ['continuation'] * 15
   assert [row['phase'] for row in rows] == names
   mask = get_mask(state.opt_state)
-  assert summarize(mask, state.params, where=session.recipe.where).sparsity == 0
+  assert summarize(mask, state.params, where=run.where).sparsity == 0
   assert training.find_checkpoint(f'{workdir}@pretrain').name == '12'
 
 
 def test_schedules_see_the_step_within_their_phase(whole):
-  planned, plan = make_recipe().plan, whole[2].recipe.plan
+  planned, plan = make_run().plan, whole[2].plan
   for step in (0, 5, 11):
     assert plan.learning_rate(step) == planned.learning_rate(step)
   for step in range(15):
@@ -117,9 +117,9 @@ def test_schedules_see_the_step_within_their_phase(whole):
 
 
 def test_the_next_phase_reads_on_where_the_text_was_left(whole):
-  planned, recipe = make_recipe(), whole[2].recipe
+  planned, run = make_run(), whole[2]
   for step in (0, 12, 20):
-    for one, other in zip(recipe.batch_at(step), planned.batch_at(step)):
+    for one, other in zip(run.batch_at(step), planned.batch_at(step)):
       np.testing.assert_array_equal(one, other)
 
 
@@ -130,7 +130,7 @@ def test_a_killed_run_ends_its_phases_at_the_same_steps(
   class Killed(Exception):
     pass
 
-  read = training.Recipe.device_batch_at
+  read = training.Run.device_batch_at
 
   def reading(self, step):
     if step == killed_at:
@@ -138,13 +138,13 @@ def test_a_killed_run_ends_its_phases_at_the_same_steps(
     return read(self, step)
 
   with monkeypatch.context() as patch:
-    patch.setattr(training.Recipe, 'device_batch_at', reading)
-    session = training.open_session(make_recipe(), tmp_path)
+    patch.setattr(training.Run, 'device_batch_at', reading)
+    run = make_run().open(tmp_path)
     with pytest.raises(Killed):
-      training.train(session, evaluators=[seen])
-    session.checkpoints.wait()
-  state, session = train(tmp_path)
-  assert session.recipe.plan.ends == {'pretrain': 12, 'continuation': 27}
+      training.train(run, evaluators=[seen])
+    run.checkpoints.wait()
+  state, run = train(tmp_path)
+  assert run.plan.ends == {'pretrain': 12, 'continuation': 27}
   best = training.find_checkpoint(f'{tmp_path}@pretrain:best')
   assert best.name == '6'
   assert_same_arrays(state, whole[1])
@@ -171,16 +171,17 @@ def planned(tmp_path_factory):
 
     close = flush
 
-  launch(workdir, [lambda start: Reader()])
+  launch(workdir, [lambda *_: Reader()])
   return workdir, plans
 
 
 def launch(workdir, writers=()):
-  recipe = make_recipe(phases__pretrain__early_stop=dict(
+  run = make_run(phases__pretrain__early_stop=dict(
       metric='validation/loss', value=99.0
   ))
-  session = training.open_session(recipe, workdir)
-  lifecycle.run(session, 'planned', writers, baseline=lambda recipe: {})
+  run = run.open(workdir)
+  begun = lifecycle.begin(run, 'planned', baseline=lambda run: {})
+  training.train(run, **begun, writers=writers)
 
 
 def read_plan(workdir):
@@ -210,18 +211,18 @@ def test_a_run_killed_after_an_early_end_writes_its_plan_when_it_resumes(
 
 
 def test_a_phase_does_not_end_before_the_weights_to_rewind_to(tmp_path):
-  recipe = make_recipe(
+  run = make_run(
       phases__pretrain__early_stop=dict(metric='validation/loss', value=99.0),
       phases__continuation__rewind='6 steps',
   )
-  _, session = train(tmp_path, recipe)
-  assert session.recipe.plan.ends == {'pretrain': 9, 'continuation': 24}
+  _, run = train(tmp_path, run)
+  assert run.plan.ends == {'pretrain': 9, 'continuation': 24}
 
 
 def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
   falling = lambda step, params: [('validation/loss', 1 / step)]
-  _, session = train(tmp_path, evaluators=[falling])
-  assert session.recipe.plan.ends == {'pretrain': 15, 'continuation': 30}
+  _, run = train(tmp_path, evaluators=[falling])
+  assert run.plan.ends == {'pretrain': 15, 'continuation': 30}
 
 
 @pytest.mark.parametrize('rule, message', [
@@ -231,7 +232,7 @@ def test_a_phase_that_does_not_stall_is_as_planned(tmp_path):
 ])
 def test_stops_that_cannot_be_are_refused(rule, message):
   with pytest.raises(ValueError, match=f"phase 'pretrain'.*{message}"):
-    make_recipe(phases__pretrain__early_stop=rule)
+    make_run(phases__pretrain__early_stop=rule)
 
 
 def test_rounds_of_pruning_do_not_end_early():

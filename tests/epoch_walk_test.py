@@ -13,8 +13,8 @@ class Killed(Exception):
   pass
 
 
-def make_recipe():
-  return training.create_recipe(small_config(
+def make_run():
+  return training.Run.create(small_config(
       data__task='', phases__order=('pretrain', 'continuation'),
       phases__pretrain__duration='8 steps',
       phases__continuation__duration='5 steps',
@@ -30,7 +30,7 @@ def test_no_window_comes_twice_and_none_is_lost(
     tmp_path, monkeypatch, killed_at
 ):
   read_of, read = {}, data.Windows.read
-  step_of = training.Recipe.device_batch_at
+  step_of = training.Run.device_batch_at
   at = {}
 
   def noting(self, blocks, offsets, *, block_length, length):
@@ -49,16 +49,16 @@ def test_no_window_comes_twice_and_none_is_lost(
     return step_of(self, step)
 
   monkeypatch.setattr(data.Windows, 'read', noting)
-  monkeypatch.setattr(training.Recipe, 'device_batch_at', stepping)
+  monkeypatch.setattr(training.Run, 'device_batch_at', stepping)
   at['run'] = 0
-  session = training.open_session(make_recipe(), tmp_path)
+  run = make_run().open(tmp_path)
   with pytest.raises(Killed):
-    training.train(session)
-  session.checkpoints.wait()
+    training.train(run)
+  run.checkpoints.wait()
   at['run'] = 1
-  session = training.open_session(make_recipe(), tmp_path)
-  resumed = int(session.state.step)
-  training.train(session)
+  run = make_run().open(tmp_path)
+  resumed = int(run.state.step)
+  training.train(run)
   assert 0 < resumed <= killed_at
   # What was done again after the checkpoint is what was done before.
   for step in range(resumed, killed_at):
@@ -69,10 +69,10 @@ def test_no_window_comes_twice_and_none_is_lost(
   assert len(windows) == 8 * 4 + 5 * 6
   assert len(set(windows)) == len(windows)
   # Those of a run that has never been killed, in the same order.
-  recipe, whole = make_recipe(), []
+  run, whole = make_run(), []
   at['run'] = 2
   for step in range(13):
     at['step'] = step
-    recipe.batch_at(step)
+    run.batch_at(step)
     whole += read_of[2][step]
   assert windows == whole

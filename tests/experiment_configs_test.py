@@ -27,7 +27,7 @@ from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.models import PRESETS
-from spdf_jax.training import create_recipe
+from spdf_jax.training import Run
 
 pytestmark = pytest.mark.papers
 
@@ -39,7 +39,7 @@ SPDF_MODELS = ('gpt2-small', 'gpt3-xl')
 
 def plan_of(config):
   """Plans as --dry_run does, without compiling the step."""
-  return describe_plan(create_recipe(config, planning=True), 'plan')
+  return describe_plan(Run.create(config, planning=True), 'plan')
 
 
 def flops_of(plan):
@@ -98,7 +98,7 @@ def test_every_launch_command_can_be_planned(words, monkeypatch):
   found = points(parse_grid(grid))
   for fields in (found[0], found[-1]):
     config.update_from_flattened_dict(fields)
-    create_recipe(config, planning=True)
+    Run.create(config, planning=True)
 
 
 @pytest.mark.parametrize('task', TASKS)
@@ -149,10 +149,10 @@ def test_sparse_llamas_take_half_the_batch_for_twice_the_steps():
 
 
 def test_rates_of_the_llamas_are_those_that_are_printed():
-  recipe = create_recipe(llama_dst.get_config(), planning=True)
-  rate = recipe.plan.learning_rate
+  run = Run.create(llama_dst.get_config(), planning=True)
+  rate = run.plan.learning_rate
   assert float(rate(2000)) == pytest.approx(2e-4)
-  last = recipe.plan.total_steps - 1
+  last = run.plan.total_steps - 1
   assert float(rate(last)) == pytest.approx(4.5e-6, rel=1e-3)
 
 
@@ -184,14 +184,14 @@ def test_split_variable_spdf_takes_the_flops_of_static_75(model):
 def test_extended_variable_spdf_is_that_of_the_published_configs():
   name = 'model=cerebras-gpt-6.7b'
   config = variable_spdf.get_config(name)
-  recipe = create_recipe(config, planning=True)
-  plan = describe_plan(recipe, 'plan')
+  run = Run.create(config, planning=True)
+  plan = describe_plan(run, 'plan')
   steps = [phase['steps'] for phase in plan['phases']]
   # 62,523 and 9,379 there.
   assert steps == [62_523, 9_378]
   effective = effective_sparsity(steps, [0.9, 0.0], 62_523)
   assert effective == pytest.approx(0.75, abs=1e-4)
-  rate = recipe.plan.learning_rate
+  rate = run.plan.learning_rate
   warm = 62_523 + 938
   assert float(rate(warm)) == pytest.approx(3.6e-4, rel=1e-3)
   assert float(rate(sum(steps) - 1)) == pytest.approx(1.2e-5, rel=2e-2)
@@ -254,9 +254,9 @@ def test_rounds_may_prune_the_whole_model_to_the_same_sparsities():
 
 
 def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
-  never = create_recipe(iterative_pruning.get_config(), planning=True).plan
+  never = Run.create(iterative_pruning.get_config(), planning=True).plan
   config = iterative_pruning.get_config('stop_at=2.1')
-  stopping = create_recipe(config, planning=True).plan
+  stopping = Run.create(config, planning=True).plan
   assert config.init_from == 'runs/dense-1.3b'
   assert [phase.early_stop for phase in never.phases] == [None] * 6
   assert {phase.early_stop.value for phase in stopping.phases} == {2.1}
@@ -289,8 +289,8 @@ def test_a_sequence_of_fine_tuning_costs_what_is_printed(
 
 def test_dart_takes_the_steps_that_were_published():
   arg = 'task=dart,model=cerebras-gpt-6.7b'
-  recipe = create_recipe(finetune.get_config(arg), planning=True)
-  phase, = recipe.plan.phases
+  run = Run.create(finetune.get_config(arg), planning=True)
+  phase, = run.plan.phases
   assert (phase.steps, phase.batch_size, phase.weight_decay) == (1938, 32, 0.01)
   assert float(phase.learning_rate(194)) == pytest.approx(1.6e-6)
   assert phase.early_stop is None
@@ -312,7 +312,7 @@ def test_a_task_without_a_training_split_is_refused():
   config = finetune.get_config('task=dart')
   config.data.task_dir = str(data_path('dart'))
   with pytest.raises(ValueError, match="'dart' has no example to train on"):
-    create_recipe(config, planning=True)
+    Run.create(config, planning=True)
 
 
 def test_training_needs_the_files_of_the_task():
@@ -321,10 +321,10 @@ def test_training_needs_the_files_of_the_task():
   config.data.tokenizer = 'bytes'
   config.data.cache_dir = str(CACHE)
   with pytest.raises(ValueError, match='tasks/e2e'):
-    create_recipe(config)
-  recipe = create_recipe(config, planning=True)
+    Run.create(config)
+  run = Run.create(config, planning=True)
   with pytest.raises(ValueError, match="task 'e2e' is only planned"):
-    recipe.batch_at(0)
+    run.batch_at(0)
 
 
 def test_a_part_of_a_duration_keeps_its_unit():

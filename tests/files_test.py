@@ -8,11 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 from spdf_jax import files
 from spdf_jax.data.prepare.files import prepare_files
-from spdf_jax.training import open_session
 
 fcntl = pytest.importorskip('fcntl')  # POSIX, as the modes of files.
 
@@ -57,7 +56,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
 def test_workdirs_and_corpora_of_another_process_are_refused(holder, tmp_path):
   before = sorted(tmp_path.iterdir())
   with pytest.raises(ValueError, match='workdir .* is in use by process'):
-    open_session(make_recipe(), tmp_path)
+    make_run().open(tmp_path)
   assert sorted(tmp_path.iterdir()) == before
   (tmp_path / 'text').mkdir()
   (tmp_path / 'text' / 'a.txt').write_text('some text\n' * 100)

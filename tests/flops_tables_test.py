@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import pytest
 
 from experiments.papers import flops_tables
+from experiments.papers import published_flops
 from experiments.papers import published_flops as published
 from experiments.papers.flops_of_models import format_inference
 from experiments.papers.flops_of_models import format_tuning_shares
@@ -161,7 +162,7 @@ def test_a_digit_that_is_changed_is_noticed(monkeypatch, row, column, wrong):
   cells = table.rows[row].split()
   cells[table.columns.index(column)] = wrong
   changed = table._replace(rows={**table.rows, row: ' '.join(cells)})
-  monkeypatch.setitem(flops_tables.TABLES, 'spdf', (changed,))
+  monkeypatch.setitem(published_flops.TABLES, 'spdf', (changed,))
   found = next(c for c in compare('spdf') if c.printed == wrong)
   assert found.verdict == FAILS
   assert found.note.startswith('nearest reading: ')
@@ -174,7 +175,7 @@ def test_a_cell_with_the_value_of_another_task_is_a_misprint(monkeypatch):
   changed = table._replace(
       rows={**table.rows, ('gpt3-xl', 0.75): ' '.join(cells)}
   )
-  monkeypatch.setitem(flops_tables.TABLES, 'spdf', (changed,))
+  monkeypatch.setitem(published_flops.TABLES, 'spdf', (changed,))
   found = next(
       c for c in compare('spdf') if (c.row, c.column) == (
           'gpt3-xl 75%', 'WebNLG'

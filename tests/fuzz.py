@@ -31,13 +31,12 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For tiny_run.
 
 from tiny_run import CONFIG
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.accelerator.primitives import sparse_matmul
-from spdf_jax.training import open_session
 from spdf_jax.training import train
 from spdf_jax.training.config import parse
 
@@ -70,13 +69,12 @@ def bits_of(tree: Any) -> list[bytes]:
 
 def fuzz_checkpoints(folder: pathlib.Path) -> Target:
   """Damages the latest of three checkpoints, and opens the run again."""
-  train(open_session(make_recipe(), folder / 'sound'))
+  train(make_run().open(folder / 'sound'))
   sound = {}
   for step in (14, 12):
-    session = open_session(make_recipe(), folder / 'sound')
-    sound[step] = bits_of(session.state)
-    session.checkpoints.close()
-    session.release()
+    run = make_run().open(folder / 'sound')
+    sound[step] = bits_of(run.state)
+    run.close()
     shutil.copytree(folder / 'sound', folder / f'copy{step}')
     shutil.rmtree(folder / 'sound/checkpoints/14', ignore_errors=True)
 
@@ -84,11 +82,10 @@ def fuzz_checkpoints(folder: pathlib.Path) -> Target:
     shutil.rmtree(folder / 'run', ignore_errors=True)
     shutil.copytree(folder / 'copy14', folder / 'run')
     flip_any_bit(folder / 'run/checkpoints/14', rng)
-    session = open_session(make_recipe(), folder / 'run')
-    session.checkpoints.close()
-    session.release()
-    step = int(session.state.step)
-    if bits_of(session.state) != sound.get(step):
+    run = make_run().open(folder / 'run')
+    run.close()
+    step = int(run.state.step)
+    if bits_of(run.state) != sound.get(step):
       return 'silent'
     return 'same' if step == 14 else 'refused'
 

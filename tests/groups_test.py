@@ -11,8 +11,7 @@ from tiny_run import assert_same_arrays
 
 import spdf_jax as spdf
 from spdf_jax import models
-from spdf_jax.training import create_recipe
-from spdf_jax.training import open_session
+from spdf_jax.training import Run
 from spdf_jax.training import train
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.optimizers import matrices
@@ -24,7 +23,7 @@ ATTENTION = {'static': (0.5, spdf.static(0.5)),
              'dense': (dict(algorithm='dense'), spdf.dense())}
 
 
-def make_recipe(attention, order=('pretrain', 'continuation'), **changes):
+def make_run(attention, order=('pretrain', 'continuation'), **changes):
   """RigL on feed-forward layers for 15 steps, then a dense phase of 15."""
   rigl = dict(algorithm='rigl', sparsity=0.8, **TIMES)
   config = small_config(data__task='', phases__order=order, **changes)
@@ -33,19 +32,19 @@ def make_recipe(attention, order=('pretrain', 'continuation'), **changes):
         algorithm='partition',
         groups=[['*/mlp/*', rigl], ['*/attn/*', ATTENTION[attention][0]]],
     )
-  return create_recipe(config)
+  return Run.create(config)
 
 
-def final_state(recipe):
-  state = recipe.create_state()
-  for i in range(recipe.plan.total_steps):
-    state, _ = recipe.step(state, recipe.device_batch_at(i))
+def final_state(run):
+  state = run.create_state()
+  for i in range(run.plan.total_steps):
+    state, _ = run.step(state, run.device_batch_at(i))
   return state
 
 
 @pytest.mark.parametrize('attention', ATTENTION)
 def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
-  recipe = make_recipe(attention, order=('pretrain',))
+  run = make_run(attention, order=('pretrain',))
   algorithm = spdf.partition(
       {'mlp': spdf.rigl(0.8, **TIMES), 'attn': ATTENTION[attention][1]},
       [('*/mlp/*', 'mlp'), ('*', 'attn')],
@@ -55,23 +54,25 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
           optax.clip_by_global_norm(1.0),
           optax.scale_by_adam(0.9, 0.95, 1e-8),
           optax.add_decayed_weights(0.1, mask=matrices),
-          optax.scale_by_learning_rate(recipe.plan.learning_rate),
+          optax.scale_by_learning_rate(run.plan.learning_rate),
       ),
       algorithm, where=models.sparsifiable,
       key=jax.random.fold_in(jax.random.key(0), 1),
   )
   by_hand = spdf.track_masks(by_hand, algorithm)
-  found = final_state(recipe)
-  want = final_state(dataclasses.replace(recipe, optimizer=by_hand))
+  found = final_state(run)
+  other = dataclasses.replace(run)
+  other.optimizer = by_hand
+  want = final_state(other)
   masks = [spdf.get_mask(state.opt_state) for state in (found, want)]
   jax.tree.map(np.testing.assert_array_equal, *masks)
-  first = spdf.get_mask(recipe.create_state().opt_state)
+  first = spdf.get_mask(run.create_state().opt_state)
   moved = spdf.mask_changes(
       first, masks[0], found.params, where=models.sparsifiable
   )
   for name, change in moved.items():
     assert (change.grown > 0) == ('mlp' in name)
-  assert recipe.plan.update_steps.tolist() == [3, 6, 9, 12]
+  assert run.plan.update_steps.tolist() == [3, 6, 9, 12]
 
 
 def test_static_and_dense_groups_are_stored_compactly(tmp_path):
@@ -85,7 +86,7 @@ def test_static_and_dense_groups_are_stored_compactly(tmp_path):
       config.phases.pretrain.sparsity = dict(algorithm='partition', groups=[
           ['*/mlp/*', 0.75], ['*/attn/*', dict(algorithm='dense')],
       ])
-    state = train(open_session(create_recipe(config), tmp_path / storage))
+    state = train(Run.create(config).open(tmp_path / storage))
     masks.append(spdf.get_mask(state.opt_state))
     rows = read_rows(tmp_path / storage / 'metrics.jsonl')
     losses.append([r['train/loss'] for r in rows if 'train/loss' in r])

@@ -1,5 +1,6 @@
 """A run that is stopped and continued ends as an uninterrupted one."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -12,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import make_dynamic_recipe
-from tiny_run import make_recipe
+from tiny_run import make_dynamic_run
+from tiny_run import make_run
 from tiny_run import without_times
 
 from spdf_jax.training import Interrupted
 from spdf_jax.training import NotFinite
-from spdf_jax.training import open_session
 from spdf_jax.training import train
 from spdf_jax.training.metrics import read_rows
 
@@ -28,8 +28,8 @@ SECONDS = 120  # of patience with a child process.
 CHILD = '''
 import sys
 import time
-from tiny_run import make_recipe
-from spdf_jax.training import Interrupted, open_session, train
+from tiny_run import make_run
+from spdf_jax.training import Interrupted, train
 
 def evaluate(step, params):
   print('evaluated', step, flush=True)
@@ -37,7 +37,7 @@ def evaluate(step, params):
   return [('validation/loss', float(params['wte']['embedding'].sum()))]
 
 try:
-  train(open_session(make_recipe(), sys.argv[1]), evaluators=[evaluate])
+  train(make_run().open(sys.argv[1]), evaluators=[evaluate])
 except Interrupted as interrupted:
   print(interrupted)
   sys.exit(128 + interrupted.signal)
@@ -56,7 +56,7 @@ def rows_in(workdir):
 def whole(tmp_path_factory):
   """Returns the workdir and final state of an uninterrupted run."""
   workdir = tmp_path_factory.mktemp('whole') / 'run'
-  state = train(open_session(make_recipe(), workdir), evaluators=[total])
+  state = train(make_run().open(workdir), evaluators=[total])
   return workdir, state
 
 
@@ -65,8 +65,8 @@ class Stop(Exception):
 
 
 def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
-  recipe = make_recipe(checkpoints__every=1, log_every=5)
-  step_fn = recipe.__dict__['step']
+  run = make_run(checkpoints__every=1, log_every=5)
+  step_fn = run.step
 
   def poisoned(state, batch):
     state, metrics = step_fn(state, batch)
@@ -76,12 +76,12 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
       metrics |= {'train/grad_norm': jnp.nan}
     return state, metrics
 
-  recipe.__dict__['step'] = poisoned
+  run.step = poisoned
   with pytest.raises(NotFinite, match='train/grad_norm of step 8, .* is nan'):
-    train(open_session(recipe, tmp_path / 'run'))
+    train(run.open(tmp_path / 'run'))
   assert 'NaN' not in (tmp_path / 'run' / 'metrics.jsonl').read_text()
-  recipe = make_recipe(checkpoints__every=1, log_every=5)
-  resumed = open_session(recipe, tmp_path / 'run')
+  run = make_run(checkpoints__every=1, log_every=5)
+  resumed = run.open(tmp_path / 'run')
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(
       resumed.state.params
   ))
@@ -89,19 +89,21 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
 
 
 def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
-  recipe, stops = make_recipe(max_skipped_steps=1), [7]
+  stops = [7]
+  batch_at = make_run().batch_at
 
   def damaged(step, rows):
     if step in stops:
       stops.clear()
       raise Stop
-    batch = recipe.batch_at(step, rows)
+    batch = batch_at(step, rows)
     return batch._replace(weights=batch.weights * np.nan**(step in (2, 8)))
 
-  skipping = dataclasses.replace(recipe, batch_at=damaged)
-  with pytest.raises(Stop):
-    train(open_session(skipping, tmp_path))
-  train(open_session(skipping, tmp_path))
+  for end in (pytest.raises(Stop), contextlib.nullcontext()):
+    run = dataclasses.replace(make_run(max_skipped_steps=1))
+    run.batch_at = damaged
+    with end:
+      train(run.open(tmp_path))
   skipped = [row['train/skipped_steps'] for row in rows_in(tmp_path)
              if 'train/loss' in row]
   assert skipped == [0] * 2 + [1] * 6 + [2] * 6
@@ -116,12 +118,12 @@ def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
         raise Stop
       yield from total(step, params)
 
-    session = open_session(make_recipe(), tmp_path)
-    assert int(session.state.step) <= stop
+    run = make_run().open(tmp_path)
+    assert int(run.state.step) <= stop
     with pytest.raises(Stop):
-      train(session, evaluators=[failing])
-    session.checkpoints.close()
-  state = train(open_session(make_recipe(), tmp_path), evaluators=[total])
+      train(run, evaluators=[failing])
+    run.close()
+  state = train(make_run().open(tmp_path), evaluators=[total])
   assert_same_arrays(state, whole[1])
   assert rows_in(tmp_path) == rows_in(whole[0])
 
@@ -132,24 +134,24 @@ def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
 ])
 def test_a_run_stopped_by_signals_goes_on_bit_for_bit(whole, tmp_path, stops):
   for stop in stops:
-    recipe = make_recipe()
-    batch_at = recipe.batch_at
+    run = make_run()
+    batch_at = run.batch_at
 
     def signalling(step, rows, stop=stop, batch_at=batch_at):
       if step == stop - 1:
         os.kill(os.getpid(), signal.SIGTERM)
       return batch_at(step, rows)
 
-    object.__setattr__(recipe, 'batch_at', signalling)
-    session = open_session(recipe, tmp_path)
+    object.__setattr__(run, 'batch_at', signalling)
+    run = run.open(tmp_path)
     message = f'stopped by signal 15 after step {stop}; everything is saved'
     with pytest.raises(Interrupted, match=message) as caught:
-      train(session, evaluators=[total])
+      train(run, evaluators=[total])
     assert caught.value.signal == signal.SIGTERM
-    again = open_session(make_recipe(), tmp_path)
+    again = make_run().open(tmp_path)
     assert int(again.state.step) == stop
     again.checkpoints.close()
-  state = train(open_session(make_recipe(), tmp_path), evaluators=[total])
+  state = train(make_run().open(tmp_path), evaluators=[total])
   assert_same_arrays(state, whole[1])
   assert rows_in(tmp_path) == rows_in(whole[0])
 
@@ -160,13 +162,13 @@ def test_a_signal_at_the_last_step_stops_nothing(tmp_path, whole):
       os.kill(os.getpid(), signal.SIGTERM)
     yield from total(step, params)
 
-  state = train(open_session(make_recipe(), tmp_path), evaluators=[late])
+  state = train(make_run().open(tmp_path), evaluators=[late])
   assert_same_arrays(state, whole[1])
 
 
 def test_a_finished_run_does_not_train_again(whole):
   before = (whole[0] / 'metrics.jsonl').read_bytes()
-  state = train(open_session(make_recipe(), whole[0]), evaluators=[total])
+  state = train(make_run().open(whole[0]), evaluators=[total])
   assert_same_arrays(state, whole[1])
   assert (whole[0] / 'metrics.jsonl').read_bytes() == before
 
@@ -183,15 +185,15 @@ def test_every_step_is_logged_once_and_in_order(whole):
 
 
 def test_the_log_of_a_step_is_on_disk_before_its_checkpoint(tmp_path):
-  session = open_session(make_recipe(), tmp_path)
-  save, found = session.checkpoints.save, {}
+  run = make_run().open(tmp_path)
+  save, found = run.checkpoints.save, {}
 
   def noting(state, best):
     found[int(state.step)] = rows_in(tmp_path)[-1]['step']
     save(state, best)
 
-  session.checkpoints.save = noting
-  train(session)
+  run.checkpoints.save = noting
+  train(run)
   assert found == {step: step for step in (2, 4, 5, 6, 8, 10, 12, 14)}
 
 
@@ -207,7 +209,7 @@ def test_the_sparsity_that_is_logged_is_the_one_that_was_trained_with(whole):
 def moved(tmp_path_factory):
   """Returns the workdir and final state of a run with mask updates."""
   workdir = tmp_path_factory.mktemp('moved') / 'run'
-  state = train(open_session(make_dynamic_recipe(), workdir))
+  state = train(make_dynamic_run().open(workdir))
   return workdir, state
 
 
@@ -255,11 +257,11 @@ def test_a_run_whose_masks_move_goes_on_bit_for_bit(moved, tmp_path):
         raise Stop
       return ()
 
-    session = open_session(make_dynamic_recipe(), tmp_path)
+    run = make_dynamic_run().open(tmp_path)
     with pytest.raises(Stop):
-      train(session, evaluators=[failing])
-    session.checkpoints.close()
-  state = train(open_session(make_dynamic_recipe(), tmp_path))
+      train(run, evaluators=[failing])
+    run.close()
+  state = train(make_dynamic_run().open(tmp_path))
   assert_same_arrays(state, moved[1])
   assert rows_in(tmp_path) == rows_in(moved[0])
 
@@ -271,12 +273,12 @@ def test_evaluators_of_phase_ends_are_called_at_phase_ends_only(tmp_path):
     steps.append(step)
     return ()
 
-  train(open_session(make_recipe(), tmp_path), phase_end_evaluators=[note])
+  train(make_run().open(tmp_path), phase_end_evaluators=[note])
   assert steps == [5, 10, 14]
 
 
 def test_rows_are_written_every_so_often_and_at_phase_ends(tmp_path):
-  train(open_session(make_recipe(log_every=4), tmp_path))
+  train(make_run(log_every=4).open(tmp_path))
   trained = [row['step'] for row in rows_in(tmp_path) if 'train/loss' in row]
   assert trained == [4, 5, 8, 10, 12, 14]
 
@@ -285,22 +287,22 @@ def test_a_workdir_of_another_config_is_refused_and_left_alone(whole):
   before = sorted(p.name for p in whole[0].rglob('*'))
   message = 'belongs to another config: seed was 0 and is 7; give another'
   with pytest.raises(ValueError, match=message):
-    open_session(make_recipe(seed=7), whole[0])
+    make_run(seed=7).open(whole[0])
   assert sorted(p.name for p in whole[0].rglob('*')) == before
 
 
 def test_a_refused_config_does_not_claim_the_workdir(tmp_path):
-  refused = make_recipe(seed=7, resume=str(tmp_path / 'nothing'))
+  refused = make_run(seed=7, resume=str(tmp_path / 'nothing'))
   with pytest.raises(ValueError, match='names no checkpoint'):
-    open_session(refused, tmp_path / 'run')
-  open_session(make_recipe(), tmp_path / 'run')
+    refused.open(tmp_path / 'run')
+  make_run().open(tmp_path / 'run')
 
 
 def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
   (tmp_path / 'file').write_text('kept')
   for place in ('file', 'file/below'):
     with pytest.raises(OSError, match='cannot be written .*; give a writ'):
-      open_session(make_recipe(), tmp_path / place)
+      make_run().open(tmp_path / place)
   assert (tmp_path / 'file').read_text() == 'kept'
 
 

@@ -10,15 +10,14 @@ import numpy as np
 import optax
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import batch_at
-from tiny_run import make_dynamic_recipe
-from tiny_run import make_recipe
+from tiny_run import make_dynamic_run
+from tiny_run import make_run
 from tiny_run import without_times
 
 import spdf_jax as spdf
+from spdf_jax.training import loop
 from spdf_jax.training import losses as scaling
 from spdf_jax.training import NotFinite
-from spdf_jax.training import open_session
 from spdf_jax.training import train
 from spdf_jax.training import train_step
 from spdf_jax.training.losses import create_loss_scale
@@ -27,27 +26,27 @@ from spdf_jax.training.metrics import read_rows
 TOO_LARGE = 2.0**40
 
 
-def make_half_recipe(moving=True, **changes):
+def make_half_run(moving=True, **changes):
   """Builds the tiny run in float16, by default with mask updates."""
-  recipe = make_dynamic_recipe() if moving else make_recipe()
-  model = recipe.model
+  run = make_dynamic_run() if moving else make_run()
+  model = run.model
   half = model.clone(config=dataclasses.replace(model.config, dtype='float16'))
   if 'micro_batches' in changes:  # Batches of the last phase do not divide.
-    changes['phases'] = recipe.config.phases[:2]
+    changes['phases'] = run.config.phases[:2]
   return dataclasses.replace(
-      recipe, model=half,
+      run, model=half,
       config=dataclasses.replace(
-          recipe.config,
-          model=dataclasses.replace(recipe.config.model, sizes=half.config),
+          run.config,
+          model=dataclasses.replace(run.config.model, sizes=half.config),
           **changes,
       ),
   )
 
 
 @functools.cache
-def shared_recipe(micro_batches):
-  """A recipe whose step is compiled once for several tests."""
-  return make_half_recipe(micro_batches=micro_batches)
+def shared_run(micro_batches):
+  """A run whose step is compiled once for several tests."""
+  return make_half_run(micro_batches=micro_batches)
 
 
 def scaled(state, scale):
@@ -80,8 +79,8 @@ def test_the_scale_follows_the_rule_of_flax(monkeypatch):
 
 
 def test_only_float16_has_a_scale():
-  assert make_half_recipe().create_state().loss_scale is not None
-  state = make_recipe().create_state()
+  assert make_half_run().create_state().loss_scale is not None
+  state = make_run().create_state()
   assert state.loss_scale is None
   assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(
       (state.step, state.params, state.opt_state)
@@ -94,14 +93,14 @@ def test_only_float16_has_a_scale():
 def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches):
   # Masks move, and dense gradients are asked for, at steps 1 to 4; at 5 the
   # phase changes: its mask is all true, moments stay.
-  recipe = shared_recipe(1)
-  step_fn = shared_recipe(micro_batches).step
-  state = recipe.create_state()
+  run = shared_run(1)
+  step_fn = shared_run(micro_batches).step
+  state = run.create_state()
   for i in range(step):
-    state, _ = recipe.step(state, recipe.batch_at(i))
+    state, _ = run.step(state, run.batch_at(i))
   state = scaled(state, TOO_LARGE)
   before = copied(state)
-  state, metrics = step_fn(state, recipe.batch_at(step))
+  state, metrics = step_fn(state, run.batch_at(step))
   assert not np.isfinite(metrics['train/grad_norm'])
   assert metrics['train/loss_scale'] == TOO_LARGE
   assert float(state.loss_scale.scale) == TOO_LARGE / 2
@@ -113,11 +112,11 @@ def test_an_overflow_changes_no_bit_but_the_scale(step, micro_batches):
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
 def test_a_step_does_not_depend_on_the_scale(micro_batches):
-  recipe = shared_recipe(micro_batches)
+  run = shared_run(micro_batches)
   moments = []
   for scale in (2.0**10, 2.0**14):
-    state, metrics = recipe.step(
-        scaled(recipe.create_state(), scale), recipe.batch_at(0)
+    state, metrics = run.step(
+        scaled(run.create_state(), scale), run.batch_at(0)
     )
     assert int(state.step) == 1 and metrics['train/loss_scale'] == scale
     moments.append(optax.tree.get(state.opt_state, 'mu'))
@@ -126,21 +125,21 @@ def test_a_step_does_not_depend_on_the_scale(micro_batches):
 
 
 def test_gradients_are_those_of_float32_and_small_ones_survive():
-  full, half = make_recipe(), make_half_recipe(moving=False)
+  full, half = make_run(), make_half_run(moving=False)
   # A loss so small that its gradients vanish in float16 unless scaled.
   tiny = lambda apply_fn: lambda *args: 1e-7 * apply_fn(*args)
   norms = {}
-  for recipe, scales in (
+  for run, scales in (
       (full, {'full': None}), (half, {'half': 2.0**24, 'unscaled': 1.0}),
   ):
-    first = recipe.create_state()
+    first = run.create_state()
     step_fn = jax.jit(functools.partial(
-        train_step, apply_fn=tiny(recipe.model.apply),
-        optimizer=recipe.optimizer, learning_rate=recipe.plan.learning_rate,
+        train_step, apply_fn=tiny(run.model.apply),
+        optimizer=run.optimizer, learning_rate=run.plan.learning_rate,
     ))
     for name, scale in scales.items():
       state = first if scale is None else scaled(first, scale)
-      _, metrics = step_fn(state, batch_at(0, plan=recipe.plan))
+      _, metrics = step_fn(state, run.batch_at(0))
       norms[name] = float(metrics['train/grad_norm'])
   assert norms['half'] == pytest.approx(norms['full'], rel=0.01)
   assert norms['unscaled'] < 0.5 * norms['full']
@@ -161,15 +160,15 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
     monkeypatch, tmp_path
 ):
   overflowing(monkeypatch)
-  recipe = make_half_recipe()
+  run = make_half_run()
   asked = []
 
-  def noting(step, rows, batch_at=recipe.batch_at):
+  def noting(step, rows, batch_at=run.batch_at):
     asked.append(step)
     return batch_at(step, rows)
 
-  object.__setattr__(recipe, 'batch_at', noting)
-  whole = train(open_session(recipe, tmp_path / 'whole'))
+  run.batch_at = noting
+  whole = train(run.open(tmp_path / 'whole'))
   assert asked == list(range(14))
   assert int(whole.step) == int(whole.opt_state.count) == 14
   rows = without_times(read_rows(tmp_path / 'whole' / 'metrics.jsonl'))
@@ -191,11 +190,11 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
         raise Stop
       return ()
 
-    session = open_session(recipe, tmp_path / 'stopped')
+    run = run.open(tmp_path / 'stopped')
     with pytest.raises(Stop):
-      train(session, evaluators=[failing])
-    session.checkpoints.close()
-  state = train(open_session(recipe, tmp_path / 'stopped'))
+      train(run, evaluators=[failing])
+    run.close()
+  state = train(run.open(tmp_path / 'stopped'))
   assert_same_arrays(state, whole)
   assert without_times(
       read_rows(tmp_path / 'stopped' / 'metrics.jsonl')
@@ -204,10 +203,10 @@ def test_a_run_with_overflows_ends_at_its_last_step_and_resumes_bit_for_bit(
 
 @pytest.mark.slow
 def test_overflows_do_not_change_what_is_learned(monkeypatch, tmp_path):
-  recipe = make_half_recipe()
-  calm = train(open_session(shared_recipe(1), tmp_path / 'calm'))
+  run = make_half_run()
+  calm = train(shared_run(1).open(tmp_path / 'calm'))
   overflowing(monkeypatch)
-  state = train(open_session(recipe, tmp_path / 'overflowing'))
+  state = train(run.open(tmp_path / 'overflowing'))
   losses = [
       [row['train/loss'] for row in read_rows(tmp_path / name / 'metrics.jsonl')
        if 'train/loss' in row]
@@ -219,8 +218,8 @@ def test_overflows_do_not_change_what_is_learned(monkeypatch, tmp_path):
 
 @pytest.mark.ci
 def test_training_that_overflows_without_a_scale_ends_in_one_sentence(tmp_path):
-  recipe = make_half_recipe()
-  session = open_session(recipe, tmp_path)
+  run = make_half_run()
+  run = run.open(tmp_path)
   count = 0
 
   def broken(state, batch):
@@ -232,18 +231,18 @@ def test_training_that_overflows_without_a_scale_ends_in_one_sentence(tmp_path):
       ))
     return step(state, batch)
 
-  step, recipe.__dict__['step'] = shared_recipe(1).step, broken
+  step, run.step = shared_run(1).step, broken
   message = 'step 4 are not finite in float16, with a loss scale of 1 either; '
   with pytest.raises(NotFinite, match=message) as caught:
-    train(session)
+    train(run)
   assert '\n' not in str(caught.value) and str(caught.value).endswith('.')
   assert count == 3 + 17  # From 2**16 down to 1.
-  session.checkpoints.close()
-  recipe.__dict__['step'] = step
-  saved = open_session(recipe, tmp_path).state
+  run.close()
+  run.step = step
+  saved = run.open(tmp_path).state
   assert int(saved.step) == 2 and float(saved.loss_scale.scale) == 2**16
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(saved.params))
-  assert int(train(open_session(recipe, tmp_path)).step) == 14
+  assert int(train(run.open(tmp_path)).step) == 14
 
 
 def test_a_step_in_other_types_is_taken_once_and_without_waiting():
@@ -253,30 +252,30 @@ def test_a_step_in_other_types_is_taken_once_and_without_waiting():
     calls.append(batch)
     return state, {}
 
-  state = make_recipe().create_state()  # Its step never rises.
-  assert scaling.take_step(step_fn, state, 'batch', 0) == (state, {})
+  state = make_run().create_state()  # Its step never rises.
+  assert loop.take_step(step_fn, state, 'batch', 0) == (state, {})
   assert calls == ['batch']
 
 
 @pytest.mark.slow
 def test_the_step_compiles_once_with_and_without_overflow():
   traces = []
-  recipe = shared_recipe(1)
+  run = shared_run(1)
 
   def counting(variables, tokens):
     traces.append(tokens.shape)
-    return recipe.model.apply(variables, tokens)
+    return run.model.apply(variables, tokens)
 
-  state = scaled(recipe.create_state(), TOO_LARGE)
+  state = scaled(run.create_state(), TOO_LARGE)
   step_fn = jax.jit(
       functools.partial(
-          train_step, apply_fn=counting, optimizer=recipe.optimizer,
+          train_step, apply_fn=counting, optimizer=run.optimizer,
           learning_rate=optax.constant_schedule(0.1),
       ),
       out_shardings=(jax.tree.map(lambda x: x.sharding, state), None),
   )
   for _ in range(3):
-    state, _ = step_fn(state, recipe.batch_at(0))
+    state, _ = step_fn(state, run.batch_at(0))
   assert len(traces) == 1
   mask = spdf.get_mask(state.opt_state)
-  assert_same_arrays(mask, spdf.get_mask(recipe.create_state().opt_state))
+  assert_same_arrays(mask, spdf.get_mask(run.create_state().opt_state))

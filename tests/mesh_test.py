@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from tiny_run import batch_at
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 from spdf_jax import models
 from spdf_jax.models.decoder import HIDDEN_KERNELS
@@ -83,9 +83,9 @@ def test_what_one_layer_gives_is_split_as_the_next_takes_it(reader, writer):
 
 
 def test_a_batch_is_placed_as_it_was_read():
-  recipe = make_recipe()
-  read = lambda rows: batch_at(3, rows, plan=recipe.plan)
+  run = make_run()
+  read = lambda rows: batch_at(3, rows, plan=run.plan)
   placed = place_batch(create_mesh(), read, (2, 8))
-  for found, asked in zip(placed, batch_at(3, plan=recipe.plan)):
+  for found, asked in zip(placed, batch_at(3, plan=run.plan)):
     assert found.dtype == asked.dtype
     assert (found == asked).all()

@@ -16,11 +16,11 @@ from tiny_run import make_config
 
 import spdf_jax as spdf
 from spdf_jax import models
-from spdf_jax.training import create_recipe
 from spdf_jax.training import MismatchError
 from spdf_jax.training import parse
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
+from spdf_jax.training import Run
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.named_optimizers import check_optimizer
@@ -309,7 +309,7 @@ def test_optimizers_are_checked_before_data_is_read(
 ):
   config = CONFIG | {'optimizer': dict(clip_norm=1.0) | fields}
   with pytest.raises(ValueError, match=message) as caught:
-    create_recipe(config)
+    Run.create(config)
   assert '\n' not in str(caught.value)
 
 

@@ -19,8 +19,8 @@ from tiny_run import CONFIG
 import spdf_jax as spdf
 from spdf_jax import data
 from spdf_jax.accelerator import native
-from spdf_jax.training import create_recipe
 from spdf_jax.training import parse
+from spdf_jax.training import Run
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
 from spdf_jax.training.matmul import CROSSOVERS
@@ -156,7 +156,7 @@ def test_a_model_without_our_layers_has_no_kernels():
 ])
 def test_models_are_checked_before_data_is_read(fields, message):
   with pytest.raises(ValueError, match=message) as caught:
-    create_recipe(CONFIG | {'model': OWN | fields})
+    Run.create(CONFIG | {'model': OWN | fields})
   assert '\n' not in str(caught.value)
 
 

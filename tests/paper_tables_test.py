@@ -27,6 +27,7 @@ from experiments.scores.protocols import PROTOCOLS
 from experiments.scores.scored_runs import find_runs
 from experiments.scores.suites import SUITES
 from experiments.scores.task_scores import TEXT_PROTOCOLS
+from spdf_jax import training
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import lifecycle
 from spdf_jax.runs.ancestry import describe_stages
@@ -323,8 +324,10 @@ def test_scores_of_real_rounds_fill_a_table_of_ones_own(tmp_path):
       round1=pruned, round2=pruned.copy_and_resolve_references(),
   )
   config.phases.round2.sparsity.sparsity = 0.75
-  session, *_ = lifecycle.open_run(config, tmp_path / 'run')
-  lifecycle.run(session, 'rounds', baseline=lambda recipe: None)
+  run = training.Run.create(config, tmp_path / 'run').open()
+  training.train(
+      run, **lifecycle.begin(run, 'rounds', baseline=lambda run: None)
+  )
   settings = sheets.Settings(batch_size=4)
   losses = []
   for i in (1, 2):

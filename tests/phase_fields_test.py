@@ -9,9 +9,9 @@ import optax
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_config
-from tiny_run import make_recipe
+from tiny_run import make_run
 from tiny_run import PHASE
-from tiny_run import recipe_of
+from tiny_run import run_of
 
 import spdf_jax as spdf
 from spdf_jax import training
@@ -21,15 +21,15 @@ from spdf_jax.sparsity.trees import by_name
 def make(**phases):
   """Builds a run of these phases, each the tiny one with some changes."""
   changed = {name: PHASE | change for name, change in phases.items()}
-  return recipe_of(make_config(phases=dict(order=list(phases), **changed)))
+  return run_of(make_config(phases=dict(order=list(phases), **changed)))
 
 
-def states(recipe, steps):
+def states(run, steps):
   """Returns the states before each of the first steps, and the last."""
-  state, found = recipe.create_state(), []
+  state, found = run.create_state(), []
   for step in range(steps):
     found.append(jax.tree.map(jnp.copy, state))
-    state, _ = recipe.step(state, recipe.device_batch_at(step))
+    state, _ = run.step(state, run.device_batch_at(step))
   return [*found, state]
 
 
@@ -74,10 +74,10 @@ def test_every_phase_revives_with_its_own_deviation():
 
 
 def test_frozen_parameters_change_by_their_mask_only():
-  recipe = make(dense={'sparsity': 0.0}, sparse={
+  run = make(dense={'sparsity': 0.0}, sparse={
       'sparsity': 0.5, 'frozen': ['wte/*', '*/attn/*', '*/bias'],
   })
-  found = states(recipe, 8)
+  found = states(run, 8)
   before, after = by_name(found[5].params), by_name(found[8].params)
   masks = by_name(spdf.get_mask(found[8].opt_state))
   frozen = {name for name in before
@@ -94,13 +94,13 @@ def test_frozen_parameters_change_by_their_mask_only():
 
 @pytest.mark.ci
 def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
-  recipe = make(
+  run = make(
       dense={'sparsity': 0.0},
       ticket={'sparsity': {
           'algorithm': 'static', 'sparsity': 0.75, 'init': 'magnitude',
       }, 'rewind': '2 steps'},
   )
-  found = states(recipe, 7)
+  found = states(run, 7)
   trained, early = found[5].params, by_name(found[2].params)
   masks = by_name(spdf.get_mask(found[6].opt_state))
   assert any(m is not None for m in masks.values())
@@ -124,20 +124,20 @@ def make_ticket(early_stop=None, **changes):
       dense=PHASE | {'sparsity': 0.0, 'early_stop': early_stop},
       ticket=PHASE | {'rewind': '3 steps'},
   )
-  return recipe_of(make_config(phases=phases, **changes))
+  return run_of(make_config(phases=phases, **changes))
 
 
 def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
     tmp_path
 ):
-  recipe = make_ticket(dict(metric='validation/loss'), eval_every=1)
+  run = make_ticket(dict(metric='validation/loss'), eval_every=1)
   seen = {}
 
   def noting(step, params):
     seen.setdefault(step, jax.tree.map(np.asarray, params))
     yield 'validation/loss', float(step)
 
-  training.train(training.open_session(recipe, tmp_path), evaluators=[noting])
+  training.train(run.open(tmp_path), evaluators=[noting])
   assert training.find_checkpoint(f'{tmp_path}@dense:best').name == '1'
   masks = by_name(jax.tree.map(lambda x: x != 0, seen[6]))
   early = by_name(seen[3])
@@ -147,28 +147,28 @@ def test_a_phase_with_an_early_stop_rewinds_to_later_weights_than_its_best(
 
 
 def test_a_step_that_is_skipped_rewinds_all_the_same():
-  recipe = make_ticket(max_skipped_steps=1)
-  state = states(recipe, 5)[-1]
-  batch = recipe.device_batch_at(5)
+  run = make_ticket(max_skipped_steps=1)
+  state = states(run, 5)[-1]
+  batch = run.device_batch_at(5)
   bad = batch._replace(weights=batch.weights * np.nan)
   rewound, skipped = (
-      recipe.step(jax.tree.map(jnp.copy, state), x)[0] for x in (batch, bad)
+      run.step(jax.tree.map(jnp.copy, state), x)[0] for x in (batch, bad)
   )
   assert_same_arrays(skipped.params, rewound.params)
 
 
 def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
-  recipe = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
-  params, batch = recipe.init_params(), recipe.batch_at(0)
+  run = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
+  params, batch = run.init_params(), run.batch_at(0)
 
   def loss(params):
-    logits = recipe.model.apply({'params': params}, batch.inputs)
+    logits = run.model.apply({'params': params}, batch.inputs)
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(
         logits, batch.targets
     ))
 
   grads = by_name(jax.jit(jax.grad(loss))(params))
-  state = recipe.create_state()
+  state = run.create_state()
   masks = hidden(spdf.get_mask(state.opt_state))
   assert masks
   for name, mask in masks.items():
@@ -181,12 +181,12 @@ def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
 
 
 def test_a_run_begins_with_the_mask_of_another(tmp_path):
-  other = training.open_session(make_recipe(seed=3), tmp_path)
+  other = make_run(seed=3).open(tmp_path)
   other.checkpoints.save(other.state)
   other.checkpoints.close()
-  recipe = make(sparse={'initial_mask': str(tmp_path)})
+  run = make(sparse={'initial_mask': str(tmp_path)})
   saved = hidden(spdf.get_mask(other.state.opt_state))
-  found = hidden(spdf.get_mask(recipe.create_state().opt_state))
+  found = hidden(spdf.get_mask(run.create_state().opt_state))
   assert found.keys() == saved.keys() and found
   for path, mask in found.items():
     np.testing.assert_array_equal(mask, saved[path])
@@ -195,7 +195,7 @@ def test_a_run_begins_with_the_mask_of_another(tmp_path):
 def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
     tmp_path
 ):
-  other = training.open_session(make_recipe(seed=3), tmp_path)
+  other = make_run(seed=3).open(tmp_path)
   other.checkpoints.save(other.state)
   other.checkpoints.close()
   phase = PHASE | {'sparsity': dict(
@@ -203,7 +203,7 @@ def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
   )}
   phases = dict(a=phase | {'initial_mask': str(tmp_path)}, b=phase)
   with pytest.raises(ValueError, match="^corpus 'text' is unknown"):
-    training.create_recipe(make_config(
+    training.Run.create(make_config(
         phases=dict(order=list(phases), **phases)
     ).as_dict())
 
@@ -216,14 +216,14 @@ def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
 
   def begun_from(structure):
     workdir = tmp_path / structure
-    other = training.open_session(make(a=phase(structure)), workdir)
+    other = make(a=phase(structure)).open(workdir)
     other.checkpoints.save(other.state)
     other.checkpoints.close()
     return phase('2:4') | {'initial_mask': str(workdir)}
 
   make(a=begun_from('2:4')).create_state()
   with pytest.raises(ValueError, match="^phase 'a': mask of .* structure"):
-    training.create_recipe(make_config(phases=dict(
+    training.Run.create(make_config(phases=dict(
         order=['a'], a=PHASE | begun_from('unstructured')
     )).as_dict())
 
@@ -261,7 +261,7 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
   changed = {name: PHASE | change for name, change in phases.items()}
   with pytest.raises(ValueError, match=message):
     # There is no corpus of this name, which would be the next complaint.
-    training.create_recipe(make_config(
+    training.Run.create(make_config(
         phases=dict(order=list(phases), **changed)
     ).as_dict())
 
@@ -282,8 +282,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped_at):
       dense={'sparsity': 0.0, 'revive': 0.5, 'frozen': ['wte/*']},
   )
 
-  def train(workdir, recipe):
-    return training.train(training.open_session(recipe, workdir))
+  def train(workdir, run):
+    return training.train(run.open(workdir))
 
   whole = train(tmp_path / 'whole', make(**phases))
 

@@ -20,9 +20,9 @@ from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
-from spdf_jax.costs.wafer_costs import simulate_recipe
+from spdf_jax.costs.wafer_costs import simulate_run
 from spdf_jax.models import PRESETS
-from spdf_jax.training import create_recipe
+from spdf_jax.training import Run
 
 pytestmark = pytest.mark.ci
 
@@ -129,7 +129,7 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
   plan = Stages('variable', 0.9, 300, 60)
   config = planned.get_config(f'model={model},sparsity=0.9,sparse=300,dense=60')
   config.phases.pretrain.learning_rate.warmup = '50 steps'
-  recipe = create_recipe(config, planning=True)
+  recipe = Run.create(config, planning=True)
   shape = shape_of(recipe.model.config)
   phase = recipe.plan.phases[0]
   flops = lambda sparsity: phase.batch_size * training_flops(
@@ -145,31 +145,31 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
   assert found == pytest.approx(plan.total(flops) - spared, rel=1e-4)
 
 
-def recipe_at(sparsity):
+def run_at(sparsity):
   config = planned.get_config(f'model=gpt-mini,sparsity={sparsity},sparse=100')
-  return create_recipe(config, planning=True)
+  return Run.create(config, planning=True)
 
 
 @pytest.mark.slow
 def test_steps_on_the_wafer_take_what_a_simulated_recipe_takes():
-  seconds = step_seconds(recipe_at, 'cs2', 2, [0.5, 0.75])
-  found, = simulate_recipe(recipe_at(0.75), create_device('cs2'), 2).phases
+  seconds = step_seconds(run_at, 'cs2', 2, [0.5, 0.75])
+  found, = simulate_run(run_at(0.75), create_device('cs2'), 2).phases
   assert 100 * seconds(0.75) == pytest.approx(found.seconds, rel=1e-3)
   assert 100 * seconds(0.0) == pytest.approx(found.dense_seconds)
   assert seconds(0.5) >= seconds(0.75)
 
 
 def test_on_gpus_zeros_gain_nothing_and_gpus_share():
-  one = step_seconds(recipe_at, 'h100', 1, [0.9])
-  four = step_seconds(recipe_at, 'h100', 4, [0.9])
+  one = step_seconds(run_at, 'h100', 1, [0.9])
+  four = step_seconds(run_at, 'h100', 4, [0.9])
   assert one(0.9) == one(0.0) == pytest.approx(4 * four(0.5))
 
 
 def test_unknown_machines_and_counts_are_refused():
   with pytest.raises(ValueError, match="machine 'cs4' is unknown"):
-    step_seconds(recipe_at, 'cs4', 1, [0.5])
+    step_seconds(run_at, 'cs4', 1, [0.5])
   with pytest.raises(ValueError, match='count is 2; give 1 for the CPU'):
-    step_seconds(recipe_at, 'cpu', 2, [0.5])
+    step_seconds(run_at, 'cpu', 2, [0.5])
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
@@ -198,7 +198,7 @@ def test_the_command_prints_plans_and_a_command_that_can_be_planned():
   chosen, = re.findall(r'(variable|static) +([0-9.]+)%.* \*\n', output)
   assert chosen == ('variable', '90.0')
   argument = re.search(r'--config=configs/planned.py:(\S+)', output)[1]
-  recipe = create_recipe(planned.get_config(argument), planning=True)
+  recipe = Run.create(planned.get_config(argument), planning=True)
   assert recipe.plan.total_steps == 24_796
 
 

@@ -14,7 +14,7 @@ from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
 from spdf_jax.runs.plots import plot_mask_updates
 from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.style import COLORS
 from spdf_jax.runs.style import label_points
 from spdf_jax.runs.style import label_spans
@@ -44,7 +44,7 @@ def make_run(sparsities, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
       row |= {'sparsity/exploration': 0.3 + step / 100}
       row |= {f'sparsity/block_{i}/up': p.sparsity for i in range(layers)}
       rows.append(row)
-  return Run('toy', tuple(phases), tuple(rows))
+  return RunRecord('toy', tuple(phases), tuple(rows))
 
 
 RUNS = {
@@ -236,7 +236,8 @@ def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():
 
 def test_a_run_without_logged_sparsities_is_said_to_have_none():
   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
-  figure = plot_layer_sparsity({'toy': Run('toy', (phase,), ({'step': 4},))})
+  run = RunRecord('toy', (phase,), ({'step': 4},))
+  figure = plot_layer_sparsity({'toy': run})
   assert figure.get_suptitle() == 'No sparsities were logged'
 
 

@@ -10,7 +10,7 @@ from quickstart_runs import small_config
 from real_data import data_path
 
 from spdf_jax.data import open_corpus
-from spdf_jax.training import create_recipe
+from spdf_jax.training import Run
 
 pytestmark = pytest.mark.process
 
@@ -55,10 +55,10 @@ def test_a_corpus_is_written_and_can_be_trained_on(books, tmp_path):
       data__corpus=str(output), data__tokenizer='', data__task='',
       phases__order=('pretrain', 'continuation'),
   )
-  recipe = create_recipe(small_config(**changes, model__vocab_size=270))
+  recipe = Run.create(small_config(**changes, model__vocab_size=270))
   assert recipe.fingerprints['corpus'] == corpus.train.fingerprint
   with pytest.raises(ValueError, match='token ids up to 269 and the model a'):
-    create_recipe(small_config(**changes, model__vocab_size=269))
+    Run.create(small_config(**changes, model__vocab_size=269))
 
 
 def test_shards_are_prepared_and_joined_by_their_commands(books, tmp_path):

@@ -4,9 +4,8 @@ import logging
 
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import make_recipe
+from tiny_run import make_run
 
-from spdf_jax.training import open_session
 from spdf_jax.training import profiling
 from spdf_jax.training import train
 
@@ -25,19 +24,19 @@ def traced(monkeypatch):
   return events
 
 
-def noting(recipe, events):
-  batch_at = recipe.batch_at
+def noting(run, events):
+  batch_at = run.batch_at
 
   def noted(step, rows):
     events.append(step + 1)
     return batch_at(step, rows)
 
-  object.__setattr__(recipe, 'batch_at', noted)
-  return recipe
+  object.__setattr__(run, 'batch_at', noted)
+  return run
 
 
 def run(events, workdir, window):
-  train(open_session(noting(make_recipe(), events), workdir), profile=window)
+  train(noting(make_run(), events).open(workdir), profile=window)
 
 
 @pytest.mark.slow
@@ -62,10 +61,10 @@ def test_a_run_that_goes_on_within_the_window_traces_the_rest(
   def failing(step, params):
     raise RuntimeError(step)
 
-  session = open_session(make_recipe(), tmp_path)
+  run = make_run().open(tmp_path)
   with pytest.raises(RuntimeError):  # At step 3, after the checkpoint of 2.
-    train(session, evaluators=[failing], profile=range(2, 6))
-  session.checkpoints.close()
+    train(run, evaluators=[failing], profile=range(2, 6))
+  run.close()
   assert traced[-1] == 'stop'  # No trace outlives its run.
   traced.clear()
   run(traced, tmp_path, range(2, 6))
@@ -81,12 +80,12 @@ def test_without_a_window_nothing_is_traced(traced, tmp_path):
 def test_a_trace_is_a_file_and_training_is_the_same(tmp_path, caplog):
   with caplog.at_level(logging.INFO, 'spdf_jax'):
     state = train(
-        open_session(make_recipe(), tmp_path / 'a'), profile=range(2, 4)
+        make_run().open(tmp_path / 'a'), profile=range(2, 4)
     )
   assert f'a trace is in {tmp_path / "a" / "profile"}' in caplog.text
   traces = list((tmp_path / 'a' / 'profile').rglob('*.xplane.pb'))
   assert len(traces) == 1 and traces[0].stat().st_size > 1000
-  assert_same_arrays(state, train(open_session(make_recipe(), tmp_path / 'b')))
+  assert_same_arrays(state, train(make_run().open(tmp_path / 'b')))
 
 
 @pytest.mark.parametrize('text, window', [

@@ -1,6 +1,7 @@
 """The progress line shows step, speed and the time left."""
 
 import io
+import types
 
 import optax
 import pytest
@@ -37,7 +38,8 @@ class Line:
     self.now = 1_000.0
     self.out = io.StringIO() if out is None else out
     self.progress = Progress(
-        PLAN, start, out=self.out, clock=lambda: self.now
+        types.SimpleNamespace(plan=PLAN, best={}), start, out=self.out,
+        clock=lambda: self.now,
     )
 
   def update(self, seconds, step):

@@ -1,14 +1,15 @@
 """Bad configs are refused in a sentence, before data is read or written."""
 
+import dataclasses
 import json
 import os
 import shutil
-import types
 
 import pytest
 from quickstart_runs import ROOT
 from quickstart_runs import small_config
 from quickstart_runs import start_command
+from tiny_run import make_run
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 from experiments.launch import config_file  # noqa: E402
 from spdf_jax import data  # noqa: E402
 from spdf_jax.runs import lifecycle  # noqa: E402
-from spdf_jax.training import create_recipe  # noqa: E402
+from spdf_jax.training import Run  # noqa: E402
 from spdf_jax.training.config import parse  # noqa: E402
 from spdf_jax.training.config import parse_mesh  # noqa: E402
 
@@ -49,6 +50,10 @@ def no_data(monkeypatch):
 
   for name in ('prepare_corpus', 'load_task'):
     monkeypatch.setattr(data, name, read)
+
+
+def open_run(config, workdir):
+  return Run.create(config, workdir).open()
 
 
 def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
@@ -142,14 +147,14 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
      'update_until is 99'),
 ])
 def test_a_plan_is_checked_before_data_is_read(no_data, name, value, message):
-  refuse(message, create_recipe, make_config(**{name: value}))
+  refuse(message, Run.create, make_config(**{name: value}))
 
 
 def test_compact_storage_is_checked_before_data_is_read(no_data):
   order = dict(phases__order=('pretrain', 'continuation'))
   changes = {f'{PRETRAIN}sparsity': RIGL, 'storage': 'compact'} | order
   refuse("storage is 'compact' and phase 'pretrain' has 15 steps with mask up",
-         create_recipe, make_config(**changes))
+         Run.create, make_config(**changes))
 
 
 def test_lengths_in_epochs_are_not_refused_before_data_is_read(no_data):
@@ -160,17 +165,16 @@ def test_lengths_in_epochs_are_not_refused_before_data_is_read(no_data):
       {f'{RATE}warmup': '0.001 epochs'},
   ):
     with pytest.raises(AssertionError, match='the data is read'):
-      create_recipe(make_config(**changes))
+      Run.create(make_config(**changes))
 
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   """A workdir with checkpoints of 30 steps of pre-training."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
-  session, _, _ = lifecycle.open_run(make_config(**WITHOUT_TASK), workdir)
-  session.checkpoints.save(session.state)
-  session.checkpoints.close()
-  session.release()
+  run = open_run(make_config(**WITHOUT_TASK), workdir)
+  run.checkpoints.save(run.state)
+  run.close()
   return workdir
 
 
@@ -189,7 +193,7 @@ def test_where_a_run_starts_is_checked_before_data_is_read(
       for k, v in changes.items()
   }
   config = make_config(**WITHOUT_TASK | changes)
-  refuse(message, lifecycle.open_run, config, tmp_path / 'run')
+  refuse(message, open_run, config, tmp_path / 'run')
   assert not os.listdir(tmp_path)
 
 
@@ -198,7 +202,7 @@ def test_a_damaged_start_is_named(no_data, trained, tmp_path):
   for path in (tmp_path / 'old').glob('checkpoints/*/meta/metadata'):
     path.write_text('{')
   config = make_config(init_from=str(tmp_path / 'old'), **WITHOUT_TASK)
-  refuse('init_from: .* is damaged', lifecycle.open_run, config, tmp_path / 'a')
+  refuse('init_from: .* is damaged', open_run, config, tmp_path / 'a')
   assert os.listdir(tmp_path) == ['old']
 
 
@@ -208,21 +212,16 @@ def test_a_workdir_is_checked_before_data_is_read(no_data, trained, tmp_path):
   (tmp_path / 'file').write_text('kept')
   for place in ('file', 'file/below'):
     refuse(r'cannot be written \(Not a directory\); give a writable',
-           lifecycle.open_run, config, tmp_path / place)
+           open_run, config, tmp_path / place)
   before = sorted(trained.rglob('*'))
-  refuse('another config: seed was 0 and is 1', lifecycle.open_run, other,
+  refuse('another config: seed was 0 and is 1', open_run, other,
          trained)
   assert sorted(trained.rglob('*')) == before
 
 
-def test_the_steps_to_trace_are_read_before_data(no_data, tmp_path):
-  refuse("profile is 'a'; write FIRST:COUNT", lifecycle.open_run,
-         make_config(), tmp_path / 'run', profile='a')
-
-
 def test_a_run_refused_for_its_size_leaves_no_workdir(tmp_path):
   config = make_config(checkpoints__keep=10**10, **WITHOUT_TASK)
-  refuse('GiB free and the plan writes', lifecycle.open_run, config,
+  refuse('GiB free and the plan writes', open_run, config,
          tmp_path / 'run')
   assert not os.listdir(tmp_path)
 
@@ -237,7 +236,7 @@ def test_validation_splits_without_a_row_are_refused(tmp_path):
   changes = dict(data__corpus=str(tmp_path / 'corpus'), data__tokenizer='')
   config = make_config(**WITHOUT_TASK | changes)
   refuse('no row of 32 tokens in its validation split; prepare it',
-         lifecycle.open_run, config, tmp_path / 'run')
+         open_run, config, tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
@@ -248,7 +247,7 @@ def test_validation_splits_without_a_row_are_refused(tmp_path):
      "data.task is 'e2e' and data.task_dir './none': .* is not a folder"),
 ])
 def test_missing_data_is_named_as_the_config_names_it(changes, message):
-  refuse(message, create_recipe, make_config(**WITHOUT_TASK | changes))
+  refuse(message, Run.create, make_config(**WITHOUT_TASK | changes))
 
 
 def test_a_folder_without_a_corpus_is_named(tmp_path):
@@ -333,6 +332,6 @@ def test_a_command_refuses_a_config_without_a_traceback(
 
 def test_planned_data_is_not_evaluated():
   planned = data.PlannedCorpus('pile', 1000, data.PlannedTokenizer(8))
-  recipe = types.SimpleNamespace(corpus=planned, task=None)
+  run = dataclasses.replace(make_run(), corpus=planned)
   for call in (lifecycle.bigram_baseline, lifecycle.validation_batches):
-    refuse("recipe has only planned sizes of corpus 'pile' or of", call, recipe)
+    refuse("run has only planned sizes of corpus 'pile' or of", call, run)

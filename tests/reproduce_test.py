@@ -284,19 +284,18 @@ def test_a_fine_tuning_that_diverged_has_no_distances(monkeypatch, tmp_path):
   def diverge(*_, **__):
     raise pool_runs.training.NotFinite('train/loss of step 3 is nan')
 
-  recipe = types.SimpleNamespace(
+  run = types.SimpleNamespace(
       task='task', config=types.SimpleNamespace(init_from='pretrained'),
-      sparse_steps=None,
+      sparse_steps=None, open=lambda workdir: run,
   )
   ends = []
-  monkeypatch.setattr(pool_runs.training, 'open_session', lambda *_: None)
-  monkeypatch.setattr(pool_runs.lifecycle, 'run', diverge)
+  monkeypatch.setattr(pool_runs.lifecycle, 'begin', diverge)
   (tmp_path / 'metrics.jsonl').write_text('')  # Rows come later.
   monkeypatch.setattr(
       pool_runs, 'distances',
       lambda _, end: ends.append(end) or {'distance/wd': 0.0},
   )
-  outcome = pool_runs.train(recipe, tmp_path)
+  outcome = pool_runs.train(run, tmp_path)
   # No checkpoint of the run may exist.
   assert ends == ['pretrained'] and math.isnan(outcome['distance/wd'])
   assert math.isnan(outcome['target/loss']) and outcome['steps'] == 0

@@ -12,9 +12,9 @@ from spdf_jax.data import join_shards
 from spdf_jax.data import open_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import prepare_shard
+from spdf_jax.data import token_files
 from spdf_jax.data.prepare import files as preparation
 from spdf_jax.data.prepare import shards
-from spdf_jax.data.prepare import state as unfinished
 from spdf_jax.data.prepare.inputs import read_documents
 
 ARGUMENTS = dict(tokenizer='bpe-280', validation=0.2, test=0.2)
@@ -139,7 +139,7 @@ def test_a_killed_shard_and_a_killed_join_go_on(
   counts = [report.tokens for report in full[-len(again):]]
   assert [report.tokens for report in again] == counts
 
-  append, adopt = shards._append, unfinished.adopt_token_file
+  append, adopt = shards._append, token_files.adopt_token_file
   with monkeypatch.context() as patch:
     patch.setattr(shards, '_append', lambda work, folder, state: (
         append(work, folder, state), (_ for _ in ()).throw(KeyboardInterrupt)
@@ -155,10 +155,10 @@ def test_a_killed_shard_and_a_killed_join_go_on(
       moved.append(path)
       return adopt(path, *args, **kwargs)
 
-    patch.setattr(unfinished, 'adopt_token_file', adopt_two)
+    patch.setattr(token_files, 'adopt_token_file', adopt_two)
     with pytest.raises(KeyboardInterrupt):
       join_shards(output)
-    patch.setattr(unfinished, 'adopt_token_file', adopt)
+    patch.setattr(token_files, 'adopt_token_file', adopt)
     remove = shutil.rmtree
 
     def remove_one(folder, **kwargs):

@@ -4,15 +4,15 @@ import pytest
 
 from configs import spdf
 from spdf_jax.costs.plan_costs import describe_plan
-from spdf_jax.training import create_recipe
+from spdf_jax.training import Run
 
 pytestmark = pytest.mark.papers
 
 
 def plan_of(arg):
-  recipe = create_recipe(spdf.get_config(arg), planning=True)
-  phase, = describe_plan(recipe, 'plan')['phases']
-  return recipe, phase
+  run = Run.create(spdf.get_config(arg), planning=True)
+  phase, = describe_plan(run, 'plan')['phases']
+  return run, phase
 
 
 # SPDF, appendix, table 2: FLOPs of the whole pre-training, and against dense.
@@ -36,21 +36,21 @@ def test_flops_of_the_plan_are_those_that_are_printed(
 
 @pytest.mark.parametrize('model', sorted(spdf._SETTINGS))
 def test_every_model_can_be_planned(model):
-  recipe, phase = plan_of(f'model={model}')
+  run, phase = plan_of(f'model={model}')
   assert phase['sparsity'] == pytest.approx(0.75, abs=1e-4)
-  per_parameter = phase['tokens'] / recipe.parameters
+  per_parameter = phase['tokens'] / run.parameters
   assert 18 < per_parameter < 21
 
 
 def test_training_needs_the_corpus():
   with pytest.raises(ValueError, match='corpora/pile'):
-    create_recipe(spdf.get_config())
+    Run.create(spdf.get_config())
 
 
 def test_what_is_planned_cannot_be_read():
-  recipe, _ = plan_of('')
+  run, _ = plan_of('')
   with pytest.raises(ValueError, match="'./corpora/pile' is only planned"):
-    recipe.batch_at(0)
+    run.batch_at(0)
 
 
 @pytest.mark.parametrize('arg, message', [

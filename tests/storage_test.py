@@ -10,9 +10,8 @@ import numpy as np
 import optax
 import pytest
 from tiny_run import assert_same_arrays
-from tiny_run import batch_at
-from tiny_run import make_dynamic_recipe
-from tiny_run import make_recipe
+from tiny_run import make_dynamic_run
+from tiny_run import make_run
 from tiny_run import without_times
 
 import spdf_jax as spdf
@@ -36,9 +35,9 @@ def rows_in(workdir):
   return without_times(read_rows(workdir / 'metrics.jsonl'))
 
 
-def run(workdir, storage, evaluators=(total,)):
-  session = training.open_session(make_recipe(storage=storage), workdir)
-  return training.train(session, evaluators=evaluators)
+def trained(workdir, storage, evaluators=(total,)):
+  run = make_run(storage=storage).open(workdir)
+  return training.train(run, evaluators=evaluators)
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +45,7 @@ def whole(tmp_path_factory):
   """Workdirs and final states of two runs, by storage."""
   folder = tmp_path_factory.mktemp('whole')
   return {
-      storage: (folder / storage, run(folder / storage, storage))
+      storage: (folder / storage, trained(folder / storage, storage))
       for storage in ('dense', 'compact')
   }
 
@@ -96,12 +95,12 @@ def test_a_checkpoint_goes_on_with_either_storage(
       raise Stop
     yield from total(step, params)
 
-  session = training.open_session(make_recipe(storage=first), tmp_path)
+  run = make_run(storage=first).open(tmp_path)
   with pytest.raises(Stop):
-    training.train(session, evaluators=[failing])
-  session.checkpoints.close()
+    training.train(run, evaluators=[failing])
+  run.close()
   with caplog.at_level(logging.INFO, logger='spdf_jax'):
-    state = run(tmp_path, then)
+    state = trained(tmp_path, then)
   message = f"run with storage '{first}'; it is converted to '{then}'"
   assert (message in caplog.text) == (first != then)
   assert rows_in(tmp_path)[-1]['step'] == 14
@@ -112,19 +111,19 @@ def test_a_checkpoint_goes_on_with_either_storage(
 
 
 def test_a_checkpoint_is_of_dense_arrays(whole):
-  recipe = make_recipe()
+  run = make_run()
   checkpoint = training.find_checkpoint(f'{whole["compact"][0]}@pretrain')
-  params = training.read_params(checkpoint, recipe.abstract_state.params)
+  params = training.read_params(checkpoint, run.abstract_state.params)
   wanted = training.read_params(
       training.find_checkpoint(f'{whole["dense"][0]}@pretrain'),
-      recipe.abstract_state.params,
+      run.abstract_state.params,
   )
   assert_close(params, wanted)
 
 
 def test_only_steps_between_changes_of_the_mask_are_compact():
   # Phases are of 5 sparse steps, then 9 dense ones; step 5 changes the mask.
-  plan = make_recipe().plan
+  plan = make_run().plan
   compact = [is_compact_at('compact', plan, step) for step in range(14)]
   assert compact == [True] * 5 + [False] * 9
   assert not any(is_compact_at('dense', plan, step) for step in range(14))
@@ -138,25 +137,25 @@ def test_only_steps_between_changes_of_the_mask_are_compact():
   ] == [5]
 
 
-def test_a_recipe_converts_there_and_back_bit_for_bit():
-  recipe = make_recipe(storage='compact')
-  state = recipe.create_state()
-  step_fn, compact = recipe.prepare_step(state, 0)
-  assert step_fn is recipe.compact_step and is_compact(compact)
-  assert recipe.prepare_step(compact, 1)[1] is compact
-  assert_same_arrays(recipe.to_dense(compact), state)
-  step_fn, dense = recipe.prepare_step(compact, 5)
-  assert step_fn is recipe.step
+def test_a_run_converts_there_and_back_bit_for_bit():
+  run = make_run(storage='compact')
+  state = run.create_state()
+  step_fn, compact = run.prepare_step(state, 0)
+  assert step_fn is run.compact_step and is_compact(compact)
+  assert run.prepare_step(compact, 1)[1] is compact
+  assert_same_arrays(run.to_dense(compact), state)
+  step_fn, dense = run.prepare_step(compact, 5)
+  assert step_fn is run.step
   assert_same_arrays(dense, state)
   shapes = lambda tree: [
       (x.shape, x.dtype) for x in jax.tree.leaves(tree)
   ]
   planned = planned_state(
-      recipe.abstract_state, recipe.plan, recipe.where, step=0
+      run.abstract_state, run.plan, run.where, step=0
   )
   assert shapes(planned) == shapes(compact)
   assert 3 < bytes_per_weight(compact) == bytes_per_weight(planned) < 3.2
-  assert bytes_per_weight(recipe.abstract_state) == 13
+  assert bytes_per_weight(run.abstract_state) == 13
 
 
 @functools.cache
@@ -171,7 +170,7 @@ def steps_of(matmul='dense'):
       optax.chain(optax.clip_by_global_norm(1e3), optax.adamw(1e-2)),
       spdf.static(0.75), where=models.sparsifiable, key=0,
   )
-  batch = batch_at(0, plan=make_recipe().plan)
+  batch = make_run().batch_at(0)
   params = jax.jit(model.init)(jax.random.key(0), batch.inputs)['params']
   state = training.create_state(params, optimizer)
   sizes = kept_sizes(spdf.get_mask(state.opt_state))
@@ -226,10 +225,10 @@ def test_under_jit_a_step_is_equal_to_rounding(matmul):
 
 
 def test_what_cannot_be_compact_is_refused():
-  recipe = make_recipe()
-  mesh = recipe.mesh
-  check_storage('compact', recipe.plan, mesh)
-  moving = make_dynamic_recipe()
+  run = make_run()
+  mesh = run.mesh
+  check_storage('compact', run.plan, mesh)
+  moving = make_dynamic_run()
   check_storage('dense', moving.plan, mesh)
   with pytest.raises(ValueError, match="'pretrain' has 5 steps with mask .*"
                      ".*rigl.*storage 'dense'"):
@@ -241,4 +240,4 @@ def test_several_devices_are_refused():
     size = 8
 
   with pytest.raises(ValueError, match='the mesh has 8 devices'):
-    check_storage('compact', make_recipe().plan, Mesh())
+    check_storage('compact', make_run().plan, Mesh())

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import time
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import settings
@@ -89,8 +90,14 @@ def made_up(monkeypatch):
     return {'validation/loss': config.eval_every + config.seed / 10}
 
   monkeypatch.setattr(grids, 'train', train)
-  monkeypatch.setattr(grids.training, 'create_recipe', lambda config: None)
+  monkeypatch.setattr(grids.training.Run, 'create', lambda config: None)
   return trained
+
+
+def replace_training(monkeypatch):
+  monkeypatch.setattr(grids.training.Run, 'create', mock.Mock())
+  monkeypatch.setattr(grids.training, 'train', mock.Mock())
+  monkeypatch.setattr(grids.lifecycle, 'begin', lambda *_: {})
 
 
 def open_sweep(folder, grid='eval_every=1,2,3,4', index=None, **arguments):
@@ -129,9 +136,7 @@ def test_a_diverged_point_ranks_last_and_the_sweep_goes_on(tmp_path, caplog):
 def test_a_metric_that_is_not_finite_ranks_last(tmp_path, monkeypatch):
   rows = '{"step": 1, "validation/perplexity": null, "task/bleu": null}\n'
   (tmp_path / 'metrics.jsonl').write_text(rows)
-  monkeypatch.setattr(grids.training, 'open_session', lambda *_: None)
-  monkeypatch.setattr(grids.training, 'create_recipe', lambda _: None)
-  monkeypatch.setattr(grids.lifecycle, 'run', lambda *_: None)
+  replace_training(monkeypatch)
   assert grids.train(None, tmp_path) == {
       'validation/perplexity': math.inf, 'task/bleu': -math.inf
   }
@@ -187,11 +192,7 @@ def test_a_training_of_a_sweep_releases_its_compiled_programs(
 ):
   cleared = []
   monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(None))
-  for module, name in (
-      (grids.training, 'create_recipe'), (grids.lifecycle, 'run'),
-      (grids.training, 'open_session'),
-  ):
-    monkeypatch.setattr(module, name, lambda *args: None)
+  replace_training(monkeypatch)
   (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "target/loss": 2.0}\n')
   assert grids.train(None, tmp_path) == {'target/loss': 2.0}
   assert len(cleared) == 1
@@ -223,7 +224,7 @@ def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):
     raise OSError('the disk is full.')
 
   monkeypatch.setattr(grids, 'train', fail)
-  monkeypatch.setattr(grids.training, 'create_recipe', lambda config: None)
+  monkeypatch.setattr(grids.training.Run, 'create', lambda config: None)
   with concurrent.futures.ThreadPoolExecutor(1) as executor:
     with pytest.raises(ValueError, match='eval_every=1,seed=0: the disk is'):
       list(open_sweep(tmp_path, executor=executor))

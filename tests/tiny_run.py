@@ -1,6 +1,5 @@
 """A run that trains in a second, shared by tests of training."""
 
-import dataclasses
 import functools
 
 import jax
@@ -12,7 +11,6 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training.config import parse
-from spdf_jax.training.recipe import Recipe
 
 V, L = 16, 8
 RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
@@ -61,39 +59,25 @@ CONFIG = dict(
 )
 
 
-@functools.cache
-def shared_parts(seed, d_model):
-  """Returns model, optimizer and sources, which runs may share."""
-  model = models.GPT(models.GPTConfig(V, 1, 2, d_model, 16, L))
-  init = jax.jit(lambda: model.init(
-      jax.random.key(seed), jnp.zeros((1, 2), jnp.int32)
-  )['params'])
-  plan = training.create_plan(
-      parse(CONFIG).phases, tokens_per_epoch={'corpus': lambda n: 100 * n},
-      parameters=1,
-  )
-  optimizer = training.adamw(
-      plan, where=models.sparsifiable, key=jax.random.key(seed + 1), b1=0.9,
-      b2=0.95, eps=1e-8, clip_norm=1.0,
-  )
-  return model, init, plan, optimizer
-
-
-def batch_at(step, rows=slice(None), *, plan, seed=0):
-  """Random tokens, a function of the seed and the step."""
-  phase = plan.phase_at(step)
-  rng = np.random.default_rng([seed, step])
-  shape = phase.batch_size, phase.length + 1
-  tokens = rng.integers(V, size=shape, dtype=np.int32)[rows]
-  ones = np.ones((len(tokens), phase.length), np.float32)
-  return data.Batch(tokens[:, :-1], tokens[:, 1:], ones)
-
-
 class Text:
-  """A source of which only the fingerprint is read."""
+  """Random tokens, a function of the row; 1000 rows of any length."""
 
-  def __init__(self, fingerprint):
+  def __init__(self, fingerprint='abc'):
     self.fingerprint = fingerprint
+
+  def block_length(self, lengths):
+    return max(lengths)
+
+  def num_blocks(self, block_length):
+    return 1000
+
+  def read(self, blocks, offsets, *, block_length, length):
+    tokens = np.stack([
+        np.random.default_rng([block, offset]).integers(V, size=length + 1)
+        for block, offset in zip(blocks, offsets)
+    ]).astype(np.int32)
+    ones = np.ones((len(tokens), length), np.float32)
+    return data.Batch(tokens[:, :-1], tokens[:, 1:], ones)
 
 
 def make_config(**changes):
@@ -106,50 +90,35 @@ def make_config(**changes):
   return parse(config)
 
 
-def make_recipe(fingerprint='abc', **changes):
-  """Builds a recipe of 14 steps in three phases, 75 % sparse then dense."""
-  config = make_config(**changes)
-  seed, d_model = config.seed, config.model.sizes.d_model
-  model, init, plan, optimizer = shared_parts(seed, d_model)
-  recipe = Recipe(
-      config=config,
-      model=model,
-      where=models.sparsifiable,
-      plan=plan,
-      optimizer=optimizer,
-      corpus=None,
-      task=None,
-      sources={'corpus': Text(fingerprint)},
-      batch_at=functools.partial(batch_at, plan=plan, seed=seed),
-      init_params=init,
-  )
-  step = shared_step(seed, d_model)
-  recipe.__dict__['step'] = step  # Compiled once for all runs.
-  return recipe
-
-
-def recipe_of(config):
-  """Builds the run of another config of the same model."""
+def run_of(config, fingerprint='abc'):
+  """Creates the run of a parsed config on random tokens."""
+  source = Text(fingerprint)
+  model = models.model_of(config.model.sizes)
+  init = jax.jit(lambda: model.init(
+      jax.random.key(config.seed), jnp.zeros((1, 2), jnp.int32)
+  )['params'])
   plan = training.create_plan(
-      config.phases, tokens_per_epoch={'corpus': lambda n: 100 * n},
+      config.phases, tokens_per_epoch={'corpus': lambda n: 1000 * n},
       parameters=1,
   )
-  return dataclasses.replace(
-      make_recipe(),
-      plan=plan,
-      config=config,
-      optimizer=training.adamw(
-          plan, where=models.sparsifiable, key=jax.random.key(1), b1=0.9,
-          b2=0.95, eps=1e-8, clip_norm=1.0,
-      ),
-      batch_at=functools.partial(batch_at, plan=plan),
+  return training.Run(
+      config, model, models.sparsifiable, plan, None, None, {'corpus': source},
+      init,
   )
+
+
+def make_run(fingerprint='abc', **changes):
+  """Creates a run of 14 steps in three phases, 75 % sparse then dense."""
+  run = run_of(make_config(**changes), fingerprint)
+  # Compiled once for all runs.
+  run.step = shared_step(run.config.seed, run.config.model.sizes.d_model)
+  return run
 
 
 @functools.cache
-def make_dynamic_recipe():
+def make_dynamic_run():
   """Builds the same run with mask updates in its first phase."""
-  return recipe_of(make_config(phases__pretrain__sparsity=dict(
+  return run_of(make_config(phases__pretrain__sparsity=dict(
       algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,
       sparsity=dict(schedule='cubic', initial=0.25, final=0.75, steps=4),
   )))
@@ -157,16 +126,7 @@ def make_dynamic_recipe():
 
 @functools.cache
 def shared_step(seed, d_model):
-  model, _, plan, optimizer = shared_parts(seed, d_model)
-  return jax.jit(
-      functools.partial(
-          training.train_step,
-          apply_fn=model.apply,
-          optimizer=optimizer,
-          learning_rate=plan.learning_rate,
-      ),
-      donate_argnums=0,
-  )
+  return run_of(make_config(seed=seed, model__d_model=d_model)).step
 
 
 def assert_same_arrays(one, other):

@@ -12,7 +12,7 @@ from quickstart_runs import small_config
 from experiments.papers.traced_flops import trace_flops
 from spdf_jax.costs import flops
 from spdf_jax.data import Batch
-from spdf_jax.training import create_recipe
+from spdf_jax.training import Run
 from spdf_jax.training.step import train_step
 
 pytestmark = pytest.mark.ci
@@ -23,9 +23,9 @@ LLAMA = SIZES | dict(model__preset='llama-1.3b', model__n_heads=4)
 
 
 @functools.cache
-def recipe_of(**changes):
+def run_of(**changes):
   without_task = dict(data__task='', phases__order=('pretrain',))
-  return create_recipe(small_config(**SIZES | without_task | changes))
+  return Run.create(small_config(**SIZES | without_task | changes))
 
 
 KINDS = {
@@ -59,14 +59,14 @@ def products_of(jaxpr, density, grad_density):
   return total
 
 
-def walk(recipe, density, grad_density):
+def walk(run, density, grad_density):
   shape = lambda dtype: jax.ShapeDtypeStruct((B, L), dtype)
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
   step = functools.partial(
-      train_step, apply_fn=recipe.model.apply, optimizer=recipe.optimizer,
-      learning_rate=recipe.plan.learning_rate, loss=recipe.loss,
+      train_step, apply_fn=run.model.apply, optimizer=run.optimizer,
+      learning_rate=run.plan.learning_rate, loss=run.loss,
   )
-  jaxpr = jax.make_jaxpr(step)(recipe.abstract_state, batch)
+  jaxpr = jax.make_jaxpr(step)(run.abstract_state, batch)
   return products_of(jaxpr.jaxpr, density, grad_density)
 
 
@@ -77,22 +77,22 @@ def walk(recipe, density, grad_density):
 def test_the_products_of_a_step_are_those_of_the_formula(
     kind, sparsity, dense_grads
 ):
-  recipe = recipe_of(**KINDS[kind])
-  found = trace_flops(recipe, B, L, sparsity, dense_grads=dense_grads)
+  run = run_of(**KINDS[kind])
+  found = trace_flops(run, B, L, sparsity, dense_grads=dense_grads)
   assert found.products == found.formula - found.softmax
   assert found.difference == 0 and found.recomputed == 0
   density = 1 - sparsity
-  assert walk(recipe, density, 1.0 if dense_grads else density) == (
+  assert walk(run, density, 1.0 if dense_grads else density) == (
       found.products
   )
-  shape = flops.shape_of(recipe.model.config)
+  shape = flops.shape_of(run.model.config)
   assert found.softmax == 3 * B * flops.softmax_flops(shape, L)
   assert shape.gated == ('llama' in kind)
 
 
 def test_the_formula_does_not_count_recomputed_layers():
-  found = trace_flops(recipe_of(model__remat='full'), B, L, 0.5)
-  plain = trace_flops(recipe_of(), B, L, 0.5)
+  found = trace_flops(run_of(model__remat='full'), B, L, 0.5)
+  plain = trace_flops(run_of(), B, L, 0.5)
   assert found.products == plain.products
   shape = flops.shape_of(recipe_of().model.config)
   layers = flops.forward_flops(shape, L, 0.5) - flops.softmax_flops(shape, L)

@@ -3,13 +3,14 @@
 At the step, if one is given, the second process is killed.
 """
 
+import dataclasses
 import json
 import os
 import signal
 import sys
 
 import jax
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 from spdf_jax import training
 from spdf_jax.sparsity.trees import path_name
@@ -18,22 +19,22 @@ from spdf_jax.training.processes import join_processes
 
 def main(workdir, mesh, killed_at=None):
   join_processes(timeout=20)
-  recipe = make_recipe(**{
+  run = make_run(**{
       f'mesh__{axis}': size for axis, size in json.loads(mesh).items()
   })
-  del recipe.__dict__['step']  # Compiled for this mesh, not shared.
-  batch_at = recipe.batch_at
+  run = dataclasses.replace(run)  # Its step is compiled for this mesh.
+  batch_at = run.batch_at
 
   def read(step, rows):
     if str(step) == killed_at and jax.process_index() == 1:
       os.kill(os.getpid(), signal.SIGKILL)
-    assert jax.process_count() == 1 or rows == own_rows(recipe, step)
+    assert jax.process_count() == 1 or rows == own_rows(run, step)
     return batch_at(step, rows)
 
-  object.__setattr__(recipe, 'batch_at', read)
-  session = training.open_session(recipe, workdir)
-  assert_split(session.state)
-  training.train(session)
+  run.batch_at = read
+  run = run.open(workdir)
+  assert_split(run.state)
+  training.train(run)
 
 
 def assert_split(state):
@@ -48,9 +49,9 @@ def assert_split(state):
   assert shapes(state.params) == shapes(state.opt_state) == {(8, 16)}
 
 
-def own_rows(recipe, step):
+def own_rows(run, step):
   """Returns half of the rows if two processes can share them."""
-  size = recipe.plan.phase_at(step).batch_size
+  size = run.plan.phase_at(step).batch_size
   if size % 2:
     return slice(0, size)
   half = size // 2

@@ -16,7 +16,7 @@ from spdf_jax.costs.flops import shape_of
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import read
 from spdf_jax.runs.statements import on_wafer
-from spdf_jax.training import create_recipe
+from spdf_jax.training import Run
 
 pytestmark = pytest.mark.ci
 
@@ -26,22 +26,22 @@ UPDATES = dict(update_every=3, update_until=12)
 RIGL = dict(algorithm='rigl', sparsity=0.75, **UPDATES)
 
 
-def make_recipe(sparsity=0.75, **changes):
+def make_run(sparsity=0.75, **changes):
   config = quickstart_runs.small_config(
       data__task='', phases__order=('pretrain', 'continuation'), **changes
   )
   with config.ignore_type():
     config.phases.pretrain.sparsity = sparsity
-  return create_recipe(config)
+  return Run.create(config)
 
 
 @pytest.fixture(scope='module')
 def static():
-  return make_recipe()
+  return make_run()
 
 
 def test_an_estimate_is_the_sum_of_its_steps(static):
-  estimate = wafer_costs.simulate_recipe(static, DEVICE)
+  estimate = wafer_costs.simulate_run(static, DEVICE)
   sparse, dense = estimate.phases
   assert [p.sparsity for p in estimate.phases] == pytest.approx([0.75, 0])
   assert sparse.seconds < sparse.dense_seconds
@@ -59,7 +59,7 @@ def test_a_traced_recipe_is_near_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
   shape = shape_of(static.model.config)
   form = wafer.report_on(training_step(shape, 4, 32), DEVICE)
-  traced = wafer_costs.simulate_recipe(static, DEVICE).phases[1].seconds / 15
+  traced = wafer_costs.simulate_run(static, DEVICE).phases[1].seconds / 15
   assert traced == pytest.approx(form.seconds, rel=0.01)
 
 
@@ -70,7 +70,7 @@ def test_the_selection_of_masks_has_no_products():
     return own + sum(map(count, inside))
 
   for sparsity in (RIGL, 0.75):
-    step = wafer_costs.trace_step(make_recipe(sparsity), 4, 32)
+    step = wafer_costs.trace_step(make_run(sparsity), 4, 32)
     assert count(step) == 3 * 6 + 3  # And the head.
 
 
@@ -78,15 +78,15 @@ def test_batches_that_do_not_fit_are_split_into_micro_batches(static):
   config = static.model.config
   fits_one = wafer_costs.advise_batch(config, DEVICE, 32).working_set * 1.5
   small = dataclasses.replace(DEVICE, sram=fits_one)
-  phase = wafer_costs.simulate_recipe(static, small).phases[0]
+  phase = wafer_costs.simulate_run(static, small).phases[0]
   assert phase.micro_batches == 4
-  larger = wafer_costs.simulate_recipe(static, DEVICE).phases[0]
+  larger = wafer_costs.simulate_run(static, DEVICE).phases[0]
   assert phase.seconds > larger.seconds
-  phase = wafer_costs.simulate_recipe(static, small, 4).phases[0]
+  phase = wafer_costs.simulate_run(static, small, 4).phases[0]
   assert phase.micro_batches == 1
   tiny = dataclasses.replace(DEVICE, sram=fits_one / 2)
   with pytest.raises(ValueError, match='one sequence of 32 tokens'):
-    wafer_costs.simulate_recipe(static, tiny)
+    wafer_costs.simulate_run(static, tiny)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_inference_is_faster_with_zeros(static):
 
 
 def test_the_text_of_an_estimate_has_phases_energy_and_sources(static):
-  estimate = wafer_costs.simulate_recipe(static, DEVICE, 2)
+  estimate = wafer_costs.simulate_run(static, DEVICE, 2)
   text = report.format_estimate(
       estimate, static, price=report.Rate(10, 'a price list'),
       carbon=report.Rate(0.4, 'a grid'),
@@ -142,8 +142,8 @@ def gpt3():
   config = spdf_config.get_config('model=gpt3-xl,sparsity=0')
   config.model.update(preset='gpt3-175b', remat='none')
   config.phases.pretrain.duration = '300B tokens'
-  recipe = create_recipe(config, planning=True)
-  return wafer_costs.simulate_recipe(recipe, DEVICE, 64), recipe
+  run = create_run(config, planning=True)
+  return wafer_costs.simulate_run(run, DEVICE, 64), run
 
 
 def spent(estimate, *, systems, days, power=DEVICE.power):

@@ -41,8 +41,8 @@ def test_tensorboard_reads_the_numbers_and_hides_what_came_twice(tmp_path):
   from tensorboardX.proto import event_pb2
 
   for resume_step in (0, 1):
-    (open_writer,) = choose_writers(['tensorboard'], tmp_path, {})
-    writer = open_writer(resume_step)
+    (open_writer,) = choose_writers(['tensorboard'])
+    writer = open_writer(tmp_path, {}, resume_step)
     for step, scalars in ROWS[resume_step:]:
       writer.write_scalars(step, scalars)
     writer.close()
@@ -83,8 +83,8 @@ def test_weights_and_biases_goes_on_with_the_run_of_the_workdir(
   workdirs = [tmp_path / folder / 'dense' for folder in ('a', 'b')]
   for workdir in (workdirs[0], *workdirs):
     workdir.mkdir(parents=True, exist_ok=True)
-    (open_writer,) = choose_writers(['wandb'], workdir, {'seed': 3})
-    writer = open_writer(7)
+    (open_writer,) = choose_writers(['wandb'])
+    writer = open_writer(workdir, {'seed': 3}, 7)
     writer.write_scalars(*ROWS[0])
     writer.close()
   first, row, end, resumed, _, _, other, *_ = log
@@ -96,16 +96,16 @@ def test_weights_and_biases_goes_on_with_the_run_of_the_workdir(
   assert (row, end) == ((1, {'train/loss': 3.5}), 'finish')
   monkeypatch.setenv('WANDB_PROJECT', 'mine')
   monkeypatch.setenv('WANDB_RUN_GROUP', 'grid')
-  open_writer(7)
+  open_writer(workdir, {}, 7)
   assert (log[-1]['project'], log[-1]['group']) == ('mine', 'grid')
 
 
 def test_a_library_that_is_missing_is_named_before_training(monkeypatch):
   monkeypatch.setitem(sys.modules, 'wandb', None)
   with pytest.raises(ImportError, match=r'wandb is not .*\[log\]'):
-    choose_writers(['wandb'], 'runs/a', {})
+    choose_writers(['wandb'])
 
 
 def test_an_unknown_dashboard_is_answered_with_the_nearest_name():
   with pytest.raises(ValueError, match="writer 'tensorbord'.*'tensorboard'"):
-    choose_writers(['tensorbord'], 'runs/a', {})
+    choose_writers(['tensorbord'])

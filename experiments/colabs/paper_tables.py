@@ -180,14 +180,14 @@ sparsities = {'dense': 0.0, '75 % zeros': 0.75}
 workdirs = {}
 for name, sparsity in sparsities.items():
   for seed in (0, 1):
-    recipe = training.create_recipe(make_config(seed, sparsity))
+    run = training.Run.create(make_config(seed, sparsity))
     workdir = folder / f'{sparsity:g}-{seed}'
-    session = training.open_session(recipe, workdir)
-    (workdir / 'plan.json').write_text(json.dumps(describe_plan(recipe, name)))
+    session = run.open(workdir)
+    (workdir / 'plan.json').write_text(json.dumps(describe_plan(run, name)))
     with contextlib.redirect_stderr(io.StringIO()):  # Hides the progress bar.
       training.train(session)
     workdirs[name, seed] = workdir
-    print(f'{name}, seed {seed}: {recipe.plan.total_steps} steps in {workdir}')
+    print(f'{name}, seed {seed}: {run.plan.total_steps} steps in {workdir}')
 
 # %% [markdown]
 # ## 3. Parameter subspaces

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # The wafer: modeled time of a training recipe
+# # The wafer: modeled time of a training run
 #
 # A wafer-scale system streams weights past activations and skips those that are
 # zero, so that unstructured sparsity saves time there. This is a model of such
@@ -96,7 +96,7 @@ def layer(x, w, mask):
 print(format_report(wafer.simulate(layer, devices['cs2'])(x, w, mask)))
 
 # %% [markdown]
-# ## 2. A recipe
+# ## 2. A run
 #
 # The config is that of `experiments.train`, here for SPDF's GPT-3 XL at 75 %
 # sparsity (Thangarasa et al., 2023, appendix, table 1). The Pile itself is not
@@ -135,13 +135,13 @@ config = dict(
     eval_every=1000, log_every=10, checkpoints=dict(every=1000, keep=1),
     resume='', init_from='',
 )
-recipe = training.create_recipe(config, planning=True)
+run = training.Run.create(config, planning=True)
 estimates = {
-    name: costs.simulate_recipe(recipe, device)
+    name: costs.simulate_run(run, device)
     for name, device in devices.items()
 }
 for estimate in estimates.values():
-  print(format_estimate(estimate, recipe), end='\n\n')
+  print(format_estimate(estimate, run), end='\n\n')
 
 # %% [markdown]
 # GPUs multiply unstructured zeros, so sparsity saves no time there. Their bars
@@ -156,7 +156,7 @@ DAY = 24 * 3600
 program = estimates['cs2'].report.program
 bars = {}
 for name, estimate in estimates.items():
-  ideal = costs.simulate_recipe(recipe, wafer.create_device(name, 'ideal'))
+  ideal = costs.simulate_run(run, wafer.create_device(name, 'ideal'))
   label = f'1 CS-{name[-1]}'
   bars[f'{label}, dense'] = estimate.dense_seconds / DAY, 'dense'
   bars[f'{label}, 75 % zeros'] = estimate.seconds / DAY, 'zeros'
@@ -164,7 +164,7 @@ for name, estimate in estimates.items():
 for name, gpu in GPUS.items():
   count = int(devices['cs2'].power // gpu.power)
   seconds = roofline_seconds(program, name, count=count)
-  days = seconds * recipe.plan.total_steps / DAY
+  days = seconds * run.plan.total_steps / DAY
   bars[f'{count} {gpu.name}, at best'] = days, 'gpu'
 kinds = 'dense', 'zeros', 'best'
 colors = dict(zip(kinds, style.COLORS), gpu=style.PALE)
@@ -175,7 +175,7 @@ drawn = ax.barh(list(bars), days, color=[colors[kind] for kind in kinds])
 ax.bar_label(drawn, fmt='%.3g', padding=3, fontsize=8)
 ax.invert_yaxis()
 ax.set(xlabel='days, modeled')
-tokens = recipe.plan.phases[0].tokens
+tokens = run.plan.phases[0].tokens
 ax.set_title(f'GPT-3 XL on {tokens / 1e9:.0f}B tokens', loc='left')
 style.polish(ax)
 ax.grid(False, axis='y')
@@ -235,7 +235,7 @@ plot_roofline(report)
 
 # %%
 sparsities = np.linspace(0, 0.95, 96)
-planned = recipe.plan.phases[0].sparsity
+planned = run.plan.phases[0].sparsity
 masked = report.skipped_flops / planned / (report.flops + report.skipped_flops)
 systems = [1, 2, 4, 8, 16, 32]
 

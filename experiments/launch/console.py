@@ -38,7 +38,6 @@ def run(
     argv: Sequence[str],
     call: Callable[..., Any],
     *args: Any,
-    then: Callable[[Any], Any] | None = None,
     **kwargs: Any,
 ) -> int:
   """Runs the body of a command, prints its texts and returns its exit status.
@@ -51,14 +50,14 @@ def run(
     argv: Name of the program and arguments left after parsing flags; there
       must be none of these.
     call: Body of the command; returns a text, an iterator of texts, an exit
-      status or `None`.
+      status or `None`, or a function that returns one of these: the rest of the
+      work. Its errors are not caused by bad input, so they keep their
+      tracebacks.
     *args: Arguments of `call`.
-    then: Function of the value that `call` returned. Its errors are not caused
-      by bad input, so they keep their tracebacks.
     **kwargs: Further arguments of `call`.
 
   Returns:
-    The exit status: 0 unless `call` or `then` returned another.
+    The exit status: 0 unless `call` or its function returned another.
 
   Raises:
     app.UsageError: arguments are left after parsing flags.
@@ -69,7 +68,7 @@ def run(
   try:
     try:
       found = call(*args, **kwargs)
-      if then is None:
+      if not callable(found):
         return _show(found)
     except InterruptedError:
       raise
@@ -77,7 +76,7 @@ def run(
       logging.error('%s', error)
       logging.debug('This was raised:', exc_info=error)
       return 1
-    return _show(then(found))
+    return _show(found())
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal

@@ -15,7 +15,7 @@ from spdf_jax.sparsity import trees
 from spdf_jax.training import stored_state
 from spdf_jax.training import workdir
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 _FLOPS_NOTE = """\
 Of dense: against the same steps without sparsity. With embedding: the lookup of
@@ -23,39 +23,39 @@ inputs is counted as a product. Overall sparsity: zeros over all parameters at
 the end of the phase. The sparsity of totals is the mean over tokens."""
 
 
-def format_plan(recipe: Recipe, name: str) -> str:
+def format_plan(run: Run, name: str) -> str:
   """Formats the plan of a run: sparsity per layer, phases, memory, FLOPs.
 
   Args:
-    recipe: Recipe of the run.
+    run: Run of the run.
     name: Name of the run.
 
   Returns:
     Several lines of text. Numbered layers of equal sparsity share a line.
   """
-  plan = plan_costs.describe_plan(recipe, name)
+  plan = plan_costs.describe_plan(run, name)
   sizes = ', '.join(f'{k} {v}' for k, v in plan['model'].items())
-  layers = plan_costs.layer_sparsities(recipe, 0)
+  layers = plan_costs.layer_sparsities(run, 0)
   return '\n'.join([
       f'{name}: {sizes}',
       f'parameters: {plan["parameters"]:,}, of which '
       f'{plan["sparsified_parameters"]:,} in {len(layers)} sparsified layers',
       '',
-      *_align(_layer_rows(recipe)),
+      *_align(_layer_rows(run)),
       '',
-      'never sparsified: ' + ', '.join(_dense_leaves(recipe, layers)),
+      'never sparsified: ' + ', '.join(_dense_leaves(run, layers)),
       '',
-      *_align(_phase_rows(recipe)),
-      *(f'{phase.name}: {note}' for phase in recipe.plan.phases
+      *_align(_phase_rows(run)),
+      *(f'{phase.name}: {note}' for phase in run.plan.phases
         for note in phase.notes),
       '',
       *_align(_flops_rows(plan)),
       _FLOPS_NOTE,
       *_budgets(plan),
       '',
-      _memory(recipe),
-      *_compact_memory(recipe),
-      f'disk: {_size(workdir.checkpoint_bytes(recipe.abstract_state))} per '
+      _memory(run),
+      *_compact_memory(run),
+      f'disk: {_size(workdir.checkpoint_bytes(run.abstract_state))} per '
       'checkpoint at most',
       plan['compute'],
   ])
@@ -85,13 +85,13 @@ def _numbered_together(name: str) -> str:
   return re.sub(r'\d+', '*', name)
 
 
-def _layer_rows(recipe: Recipe) -> list[list[str]]:
-  phases = recipe.plan.phases
-  columns = [_phase_sparsities(recipe, phase) for phase in phases]
+def _layer_rows(run: Run) -> list[list[str]]:
+  phases = run.plan.phases
+  columns = [_phase_sparsities(run, phase) for phase in phases]
   rows = collections.Counter(
       (_numbered_together(name), f'{layer.size:,}',
        *(column[name] for column in columns))
-      for name, layer in plan_costs.layer_sparsities(recipe, 0).items()
+      for name, layer in plan_costs.layer_sparsities(run, 0).items()
   )
   return [
       ['sparsity of', 'layers', 'weights each', *(p.name for p in phases)],
@@ -99,11 +99,11 @@ def _layer_rows(recipe: Recipe) -> list[list[str]]:
   ]
 
 
-def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
+def _phase_sparsities(run: Run, phase: Phase) -> dict[str, str]:
   """Formats the sparsity of each layer in a phase; a range if it changes."""
-  end = recipe.plan.ends[phase.name]
+  end = run.plan.ends[phase.name]
   first, last = (
-      plan_costs.layer_sparsities(recipe, step)
+      plan_costs.layer_sparsities(run, step)
       for step in (end - phase.steps, end - 1)
   )
   return {
@@ -113,10 +113,10 @@ def _phase_sparsities(recipe: Recipe, phase: Phase) -> dict[str, str]:
   }
 
 
-def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
+def _dense_leaves(run: Run, layers: Iterable[str]) -> list[str]:
   names = [
       trees.path_name(path) for path, _ in
-      jax.tree_util.tree_leaves_with_path(recipe.abstract_state.params)
+      jax.tree_util.tree_leaves_with_path(run.abstract_state.params)
   ]
   chosen = {name.split('[')[0] for name in layers}
   kinds = collections.Counter(
@@ -125,9 +125,9 @@ def _dense_leaves(recipe: Recipe, layers: Iterable[str]) -> list[str]:
   return [f'{n} {kind}' if n > 1 else kind for kind, n in kinds.items()]
 
 
-def _phase_rows(recipe: Recipe) -> list[list[str]]:
+def _phase_rows(run: Run) -> list[list[str]]:
   rows = [['phase', 'steps', 'batch', 'tokens', 'learning rate']]
-  for phase in recipe.plan.phases:
+  for phase in run.plan.phases:
     rates = [float(phase.learning_rate(s)) for s in (0, phase.steps - 1)]
     rows.append([
         phase.name,
@@ -175,8 +175,8 @@ def _budgets(plan: dict[str, Any]) -> list[str]:
   ]
 
 
-def _memory(recipe: Recipe) -> str:
-  state, mesh = recipe.abstract_state, recipe.mesh
+def _memory(run: Run) -> str:
+  state, mesh = run.abstract_state, run.mesh
   params = _size(_device_bytes(state.params))
   masks = _device_bytes(sparsity.get_mask(state.opt_state))
   optimizer = _device_bytes(state.opt_state) - masks
@@ -185,17 +185,17 @@ def _memory(recipe: Recipe) -> str:
   return (
       f'memory{where}: parameters {params}, gradients {params}, optimizer '
       f'{_size(optimizer)}, masks {_size(masks)}; '
-      + '; '.join(_step_memory(recipe))
+      + '; '.join(_step_memory(run))
   )
 
 
-def _step_memory(recipe: Recipe) -> list[str]:
+def _step_memory(run: Run) -> list[str]:
   """Formats the temporary memory of the step compiled for each batch shape."""
   described = []
   for shape in dict.fromkeys(
-      (p.batch_size, p.length) for p in recipe.plan.phases
+      (p.batch_size, p.length) for p in run.plan.phases
   ):
-    compiled = recipe.compile_step(*shape)
+    compiled = run.compile_step(*shape)
     temporary = compiled.memory_analysis().temp_size_in_bytes
     described.append(
         f'temporaries of a step of {shape[0]} x {shape[1]}: {_size(temporary)}'
@@ -203,15 +203,15 @@ def _step_memory(recipe: Recipe) -> list[str]:
   return described
 
 
-def _compact_memory(recipe: Recipe) -> list[str]:
+def _compact_memory(run: Run) -> list[str]:
   """Describes the size of the state in phases that store it compactly."""
-  storage, lines = recipe.config.storage, []
-  for phase in recipe.plan.phases:
-    last = recipe.plan.ends[phase.name] - 1
-    if not stored_state.is_compact_at(storage, recipe.plan, last):
+  storage, lines = run.config.storage, []
+  for phase in run.plan.phases:
+    last = run.plan.ends[phase.name] - 1
+    if not stored_state.is_compact_at(storage, run.plan, last):
       continue
-    dense = recipe.abstract_state
-    state = stored_state.planned_state(dense, recipe.plan, recipe.where, last)
+    dense = run.abstract_state
+    state = stored_state.planned_state(dense, run.plan, run.where, last)
     each = stored_state.bytes_per_weight
     lines.append(
         f'stored compactly in phase {phase.name!r}: '

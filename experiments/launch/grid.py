@@ -158,7 +158,7 @@ def plan_runs(
     seen.add(name)
   for _, changed in runs[::seeds]:
     training.parse(changed).check_metric(metric, 'the sweep ranks by')
-    training.create_recipe(changed)
+    training.Run.create(changed)
   return runs
 
 
@@ -182,8 +182,8 @@ def train(config: Any, workdir: pathlib.Path) -> dict[str, float]:
   # Before the data is read, since a run in use is retried every few seconds.
   release = files.lock_folder(workdir, 'workdir')
   try:
-    session = training.open_session(training.create_recipe(config), workdir)
-    lifecycle.run(session, workdir.name)
+    run = training.Run.create(config, workdir).open()
+    training.train(run, **lifecycle.begin(run, workdir.name))
   except training.NotFinite as error:
     logger.warning('%s: %s', workdir.name, error)
     return worst

@@ -15,7 +15,7 @@ from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import shape_of
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import markdown
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 
 class Inference(NamedTuple):
@@ -78,15 +78,15 @@ def published_models(table: str) -> list[Inference]:
   ]
 
 
-def models_of(recipe: Recipe) -> list[Inference]:
-  """Returns a recipe's model, dense and at the sparsity of each phase."""
-  plan = plan_costs.describe_plan(recipe, 'plan')
-  shape = shape_of(recipe.model.config)
+def models_of(run: Run) -> list[Inference]:
+  """Returns a run's model, dense and at the sparsity of each phase."""
+  plan = plan_costs.describe_plan(run, 'plan')
+  shape = shape_of(run.model.config)
   planned = {p['name']: p['sparsity'] for p in plan['phases']}
   sparsities = {'dense': 0.0} | planned
   return [
       Inference(
-          name, shape, recipe.model.config.max_length, sparsity,
+          name, shape, run.model.config.max_length, sparsity,
           plan['parameters'], plan['sparsified_parameters'],
       )
       for name, sparsity in sparsities.items()
@@ -129,17 +129,17 @@ def format_tuning_shares() -> str:
   return markdown.align(rows, '<>>>>')
 
 
-def format_recipe(recipe: Recipe, name: str) -> str:
-  """Formats the FLOPs of a recipe's phases, and the share of fine-tuning.
+def format_run(run: Run, name: str) -> str:
+  """Formats the FLOPs of a run's phases, and the share of fine-tuning.
 
   Args:
-    recipe: The recipe.
-    name: Name of the recipe in the text.
+    run: The run.
+    name: Name of the run in the text.
 
   Returns:
     Text.
   """
-  plan = plan_costs.describe_plan(recipe, name)
+  plan = plan_costs.describe_plan(run, name)
   phases, whole = plan['phases'], plan['totals'][0]
   rows = [(
       'phase', 'steps', 'tokens', 'sparsity', 'FLOPs/seq', 'FLOPs', 'of dense',
@@ -156,7 +156,7 @@ def format_recipe(recipe: Recipe, name: str) -> str:
       f'{sum(p["tokens"] for p in phases):,}', '', '',
       f'{whole["flops"]:.3e}', f'{whole["of_dense"]:.3f}',
   ))
-  lines = [f'{name}: {recipe.parameters:,} parameters', '',
+  lines = [f'{name}: {run.parameters:,} parameters', '',
            markdown.align(rows, '<>>>>>>')]
   tuning = sum(_flops(p) for p in phases if p['source'] == 'task')
   if 0 < tuning < whole['flops']:
@@ -165,7 +165,7 @@ def format_recipe(recipe: Recipe, name: str) -> str:
   return '\n'.join(lines)
 
 
-def format_traced(recipe: Recipe) -> str:
+def format_traced(run: Run) -> str:
   """Formats FLOPs of traced train steps beside those of the formula.
 
   The step of each phase is traced at the sparsity at the end of the phase.
@@ -174,9 +174,9 @@ def format_traced(recipe: Recipe) -> str:
       'phase', 'traced/step', 'formula', 'softmax in it', 'difference',
       'recomputed',
   )]
-  for phase in plan_costs.describe_plan(recipe, '')['phases']:
+  for phase in plan_costs.describe_plan(run, '')['phases']:
     found = traced_flops.trace_flops(
-        recipe, phase['batch_size'], phase['length'], phase['sparsity']
+        run, phase['batch_size'], phase['length'], phase['sparsity']
     )
     rows.append((
         phase['name'], f'{found.products:.4e}', f'{found.formula:.4e}',

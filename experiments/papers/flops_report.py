@@ -64,11 +64,11 @@ def _describe_config(
 ) -> Iterator[str]:
   if output:
     raise ValueError('--output needs --table; leave it out with --config.')
-  recipe = training.create_recipe(config, planning=True)
+  run = training.Run.create(config, planning=True)
   if inference:
-    models = flops_of_models.models_of(recipe)
+    models = flops_of_models.models_of(run)
     yield flops_of_models.format_inference(models)
   else:
-    yield flops_of_models.format_recipe(recipe, config.model.preset)
+    yield flops_of_models.format_run(run, config.model.preset)
   if trace:
-    yield '\n' + flops_of_models.format_traced(recipe)
+    yield '\n' + flops_of_models.format_traced(run)

@@ -9,14 +9,14 @@ from typing import Any
 from spdf_jax.runs import read
 from spdf_jax.runs.ancestry import Ancestry
 from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import split_source
 
 _EXPLORED = 'sparsity/exploration'
 
 
-def read_history(ancestry: Ancestry) -> Run:
+def read_history(ancestry: Ancestry) -> RunRecord:
   """Reads all launches of an ancestry as one run.
 
   Args:
@@ -41,7 +41,7 @@ def read_history(ancestry: Ancestry) -> Run:
   return join_runs(runs)
 
 
-def join_runs(runs: Sequence[Run]) -> Run:
+def join_runs(runs: Sequence[RunRecord]) -> RunRecord:
   """Joins launches, each of which continued from the end of the one before.
 
   Rows that a launch logged at step 0 are left out, since the launch before it
@@ -57,7 +57,7 @@ def join_runs(runs: Sequence[Run]) -> Run:
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
-    >>> run = Run('toy', (phase,), ({'step': 4, 'train/loss': 2.0},))
+    >>> run = RunRecord('toy', (phase,), ({'step': 4, 'train/loss': 2.0},))
     >>> joined = join_runs([run, run])
     >>> [p.start for p in joined.phases], joined.series('train/loss')
     ([0, 4], ([4, 8], [2.0, 2.0]))
@@ -102,7 +102,7 @@ def _later(phase: PhaseRecord, steps: int) -> PhaseRecord:
   )
 
 
-def average_runs(runs: Sequence[Run]) -> Run:
+def average_runs(runs: Sequence[RunRecord]) -> RunRecord:
   """Averages the logged values of runs that differ only in their seed.
 
   Args:
@@ -113,7 +113,8 @@ def average_runs(runs: Sequence[Run]) -> Run:
     has logged at that step.
 
   Example:
-    >>> toy = lambda loss: Run('toy', (), ({'step': 4, 'train/loss': loss},))
+    >>> toy = lambda loss: RunRecord(
+    ...     'toy', (), ({'step': 4, 'train/loss': loss},))
     >>> average_runs([toy(2.0), toy(3.0)]).rows
     ({'step': 4, 'train/loss': 2.5},)
   """

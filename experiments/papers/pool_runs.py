@@ -73,21 +73,21 @@ class Runner(NamedTuple):
     return run_job(workdir, lambda workdir: self._run(job, workdir))
 
   def _run(self, job: Job, workdir: pathlib.Path) -> dict[str, Any]:
-    recipe = self.create_recipe(job)
+    run = self.create_run(job)
     if job.arm.method == 'init':
-      return write_initial(recipe, workdir)
-    outcome = train(recipe, workdir)
+      return write_initial(run, workdir)
+    outcome = train(run, workdir)
     if self.scale.scored and job.arm.task:
       kind, folder, _ = self.scale.tasks[job.arm.task]
       outcome |= score_best(workdir, outcome, kind, f'{self.source}/{folder}')
     return outcome
 
-  def create_recipe(self, job: Job) -> training.Recipe:
-    """Builds the recipe of a job."""
+  def create_run(self, job: Job) -> training.Run:
+    """Creates the run of a job."""
     config = arm_configs.create_config(job, self.scale, self.corpus, self.tasks)
     if job.parent is not None:
       config.init_from = str(pathlib.Path(self.directory, job.parent.name))
-    return training.create_recipe(config)
+    return training.Run.create(config)
 
   def is_there(self, job: Job) -> bool:
     """Returns whether the weights of a finished run are on disk."""
@@ -129,7 +129,7 @@ def run_job(
 
 
 def write_initial(
-    recipe: training.Recipe, workdir: pathlib.Path
+    run: training.Run, workdir: pathlib.Path
 ) -> dict[str, Any]:
   """Writes the initial weights that all arms of a seed start from.
 
@@ -139,24 +139,24 @@ def write_initial(
   """
   if not (workdir / 'checkpoints' / '0').exists():
     checkpoint_files.write_params(
-        workdir, recipe.init_params(), recipe.config.as_dict()
+        workdir, run.init_params(), run.config.as_dict()
     )
   tokens = np.concatenate([
-      recipe.batch_at(step).inputs.ravel()
-      for step in range(recipe.plan.total_steps)
+      run.batch_at(step).inputs.ravel()
+      for step in range(run.plan.total_steps)
   ])
-  batches = lifecycle.validation_batches(recipe)
-  vocab_size = recipe.model.config.vocab_size
+  batches = lifecycle.validation_batches(run)
+  vocab_size = run.model.config.vocab_size
   score = {
       'bigram': evaluation.bigram_loss, 'trigram': evaluation.trigram_loss
   }
-  return {'parameters': recipe.parameters} | {
+  return {'parameters': run.parameters} | {
       metric: score[name](tokens, batches, vocab_size).loss
       for name, metric in gates.BASELINES.items()
   }
 
 
-def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
+def train(run: training.Run, workdir: pathlib.Path) -> dict[str, Any]:
   """Trains a run to its end, and returns its outcome.
 
   Returns:
@@ -165,10 +165,12 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
     loss over steps and seconds; and for a fine-tuning, the cosine distances of
     the hidden matrices to those before, by module.
   """
-  session = training.open_session(recipe, workdir)
+  run = run.open(workdir)
   diverged: dict[str, Any] = {}
   try:
-    lifecycle.run(session, workdir.name, baseline=lambda recipe: None)
+    training.train(
+        run, **lifecycle.begin(run, workdir.name, baseline=lambda run: None)
+    )
   except training.NotFinite:
     diverged = dict.fromkeys(early_stop.METRICS, math.nan)
   rows = metrics.read_rows(workdir / 'metrics.jsonl')
@@ -180,19 +182,19 @@ def train(recipe: training.Recipe, workdir: pathlib.Path) -> dict[str, Any]:
       curve.append([row['step'], round(seconds, 2), *loss.values()])
   steps, flops = 0, 0.0
   if rows:  # A run may diverge before its first row.
-    run = runs.read_run(workdir)
-    steps, flops = run.last_step, runs.flops_at(run, run.last_step)
+    record = runs.read_run(workdir)
+    steps, flops = record.last_step, runs.flops_at(record, record.last_step)
   outcome |= {
       'flops': flops,
       'steps': steps,
       'training_seconds': round(seconds, 2),
-      'kernels': recipe.sparse_steps is not None,
+      'kernels': run.sparse_steps is not None,
   }
   if len(curve) > 1:
     outcome['curve'] = curve
-  if recipe.task is not None:
-    before = recipe.config.init_from
-    found = distances(recipe, before if diverged else str(workdir))
+  if run.task is not None:
+    before = run.config.init_from
+    found = distances(run, before if diverged else str(workdir))
     outcome |= dict.fromkeys(found, math.nan) if diverged else found
   return outcome | diverged
 
@@ -237,12 +239,12 @@ def score_best(
   }
 
 
-def distances(recipe: training.Recipe, end: str) -> dict[str, float]:
+def distances(run: training.Run, end: str) -> dict[str, float]:
   """Returns the cosine distances of hidden matrices before and after a run."""
-  shapes = recipe.abstract_state.params
+  shapes = run.abstract_state.params
   found = subspaces.cosine_distances(*(
       training.read_params(training.find_checkpoint(source), shapes)
-      for source in (recipe.config.init_from, end)
+      for source in (run.config.init_from, end)
   ))
   means = subspaces.module_means(found)
   means['all'] = sum(means.values()) / len(means)

@@ -11,7 +11,7 @@ from experiments.papers.run_groups import Group
 from experiments.papers.tuning_plots import Tuned
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 
 _LOSS = 'Task loss (nats per token)'
 
@@ -162,7 +162,7 @@ def sparsities(groups: Sequence[Group]) -> Any:
       run_groups.means(run_groups.by_label(groups, run_groups.describe_run)))
 
 
-def _pretrainings(groups: Sequence[Group]) -> dict[str, Run]:
+def _pretrainings(groups: Sequence[Group]) -> dict[str, RunRecord]:
   return run_groups.means(
       run_groups.by_label(run_groups.pretrained(groups),
       run_groups.describe_pretraining))

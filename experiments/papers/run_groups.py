@@ -14,7 +14,7 @@ from experiments.scores.scored_runs import Scores
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 from spdf_jax.runs.ancestry import Ancestry
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 from spdf_jax.training import workdir
 
 _NAMES = {
@@ -38,12 +38,12 @@ class Group(NamedTuple):
 
   ancestry: Ancestry
   task: str
-  runs: tuple[Run, ...]
+  runs: tuple[RunRecord, ...]
   scores: tuple[Scores, ...]
   sources: tuple[str, ...]
 
   @property
-  def mean(self) -> Run:
+  def mean(self) -> RunRecord:
     """Mean over seeds."""
     return histories.average_runs(self.runs)
 
@@ -59,11 +59,11 @@ class Group(NamedTuple):
     return last_value(self.mean, key)
 
 
-def last_value(run: Run, key: str) -> float:
+def last_value(run: RunRecord, key: str) -> float:
   """Returns the last value that a run logged, infinite if there is none.
 
   Example:
-    >>> last_value(Run('toy', (), ({'step': 4, 'train/loss': 2.0},)), 'x')
+    >>> last_value(RunRecord('toy', (), ({'step': 4, 'train/loss': 2.0},)), 'x')
     inf
   """
   _, values = run.series(key)
@@ -208,7 +208,7 @@ def by_label(
   return dict(zip(labels, groups, strict=True))
 
 
-def means(labeled: Mapping[str, Group]) -> dict[str, Run]:
+def means(labeled: Mapping[str, Group]) -> dict[str, RunRecord]:
   """Returns the mean run of each group; labels have the number of seeds."""
   return {
       label + (f' ({len(group.runs)} seeds)' if len(group.runs) > 1 else ''):

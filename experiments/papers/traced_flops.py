@@ -8,7 +8,7 @@ from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.program import with_sparsity
 from spdf_jax.costs import flops
 from spdf_jax.costs import wafer_costs
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 
 class TracedFlops(NamedTuple):
@@ -35,17 +35,17 @@ class TracedFlops(NamedTuple):
 
 
 def trace_flops(
-    recipe: Recipe,
+    run: Run,
     batch_size: int,
     length: int,
     sparsity: float = 0.0,
     *,
     dense_grads: bool = False,
 ) -> TracedFlops:
-  """Counts the FLOPs of a recipe's train step, by the program and the formula.
+  """Counts the FLOPs of a run's train step, by the program and the formula.
 
   Args:
-    recipe: Recipe of the run; the step is traced from shapes.
+    run: Run of the run; the step is traced from shapes.
     batch_size: Number of sequences.
     length: Number of tokens of each sequence.
     sparsity: Fraction of zeros in the hidden matrices.
@@ -57,12 +57,12 @@ def trace_flops(
   Raises:
     ValueError: `sparsity` is outside [0, 1].
   """
-  shape = flops.shape_of(recipe.model.config)
+  shape = flops.shape_of(run.model.config)
   formula = batch_size * flops.training_flops(
       shape, length, sparsity, dense_grads=dense_grads
   )
   program = with_sparsity(
-      wafer_costs.trace_step(recipe, batch_size, length),
+      wafer_costs.trace_step(run, batch_size, length),
       lambda layer: sparsity,
       dense_grads=dense_grads,
   )

@@ -8,13 +8,13 @@ from spdf_jax.runs import markdown
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import style
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 
 _NARROW = 0.07  # Minimum width of a number, as a fraction of the axes.
 
 
 def plot_sawtooth(
-    pruned: Mapping[str, Run], controls: Mapping[str, Run]
+    pruned: Mapping[str, RunRecord], controls: Mapping[str, RunRecord]
 ) -> Any:
   """Plots loss and sparsity of iterative pruning over steps.
 
@@ -40,7 +40,7 @@ def plot_sawtooth(
     ...     PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0),
     ...     PhaseRecord('q', 4, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0))
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (4, 6, 8)]
-    >>> figure = plot_sawtooth({'toy': Run('toy', phases, rows)}, {})
+    >>> figure = plot_sawtooth({'toy': RunRecord('toy', phases, rows)}, {})
     >>> [ax.get_ylabel() for ax in figure.axes]
     ['Loss (nats per token)', 'Sparsity (%)']
   """
@@ -72,7 +72,7 @@ def plot_sawtooth(
 
 
 def _draw_losses(
-    ax: Any, run: Run, control: Run | None
+    ax: Any, run: RunRecord, control: RunRecord | None
 ) -> list[tuple[float, float, str, str]]:
   """Draws the losses of pre-training; returns the ends of the lines."""
   phases = read.pretraining_phases(run)
@@ -112,7 +112,7 @@ def _draw_losses(
   return ends
 
 
-def plot_algorithms(runs: Mapping[str, Run]) -> Any:
+def plot_algorithms(runs: Mapping[str, RunRecord]) -> Any:
   """Plots losses and planned sparsity of several algorithms over steps.
 
   Args:
@@ -131,7 +131,7 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
-    >>> figure = plot_algorithms({'RigL': Run('toy', (phase,), rows)})
+    >>> figure = plot_algorithms({'RigL': RunRecord('toy', (phase,), rows)})
     >>> figure.axes[0].texts[0].get_text()
     'RigL'
   """
@@ -174,7 +174,7 @@ def plot_algorithms(runs: Mapping[str, Run]) -> Any:
   return figure
 
 
-def plot_sparsities(runs: Mapping[str, Run]) -> Any:
+def plot_sparsities(runs: Mapping[str, RunRecord]) -> Any:
   """Plots the planned sparsity of each run over steps, a bar for each run.
 
   Args:
@@ -191,7 +191,7 @@ def plot_sparsities(runs: Mapping[str, Run]) -> Any:
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
-    >>> figure = plot_sparsities({'toy': Run('toy', (phase,), ())})
+    >>> figure = plot_sparsities({'toy': RunRecord('toy', (phase,), ())})
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['75%']
   """

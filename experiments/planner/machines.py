@@ -16,7 +16,7 @@ from spdf_jax import names
 from spdf_jax.accelerator import wafer
 from spdf_jax.costs import wafer_costs
 from spdf_jax.data import Batch
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 WAFERS = ('cs2', 'cs3')
 MACHINES = ('cpu', *gpus.GPUS, *WAFERS)
@@ -31,7 +31,7 @@ Seconds = Callable[[float], float]
 
 
 def step_seconds(
-    recipe_at: Callable[[float], Recipe],
+    run_at: Callable[[float], Run],
     machine: str,
     count: int,
     sparsities: Sequence[float],
@@ -44,7 +44,7 @@ def step_seconds(
   interpolated; a time above that of a lower sparsity is replaced by the latter.
 
   Args:
-    recipe_at: Function from a sparsity to a recipe, whose first phase is timed.
+    run_at: Function from a sparsity to a run, whose first phase is timed.
     machine: One of `MACHINES`.
     count: Number of systems or GPUs; 1 for the CPU.
     sparsities: Sparsities to measure, increasing.
@@ -68,13 +68,13 @@ def step_seconds(
         f'count is {count}; give 1 for the CPU, and at least 1 of others.'
     )
   if machine == 'cpu':
-    found = {s: measure_step(recipe_at(s)) for s in (0.0, *sparsities)}
+    found = {s: measure_step(run_at(s)) for s in (0.0, *sparsities)}
     return interpolated(found)
-  recipe = recipe_at(sparsities[-1])
+  run = run_at(sparsities[-1])
   if machine in WAFERS:
-    return _on_wafer(recipe, wafer.create_device(machine), count)
-  phase = recipe.plan.phases[0]
-  program = wafer_costs.trace_step(recipe, phase.batch_size, phase.length)
+    return _on_wafer(run, wafer.create_device(machine), count)
+  phase = run.plan.phases[0]
+  program = wafer_costs.trace_step(run, phase.batch_size, phase.length)
   seconds = gpus.roofline_seconds(program, machine, count=count)
   return lambda sparsity: seconds
 
@@ -98,11 +98,11 @@ def interpolated(measured: Mapping[float, float]) -> Seconds:
   return lambda sparsity: float(np.interp(sparsity, sparsities, falling))
 
 
-def measure_step(recipe: Recipe) -> float:
-  """Measures the time of a step of a recipe's first phase, on random tokens.
+def measure_step(run: Run) -> float:
+  """Measures the time of a step of a run's first phase, on random tokens.
 
   Args:
-    recipe: Recipe of the run; the state is allocated, the corpus is not read.
+    run: Run of the run; the state is allocated, the corpus is not read.
 
   Returns:
     Seconds of a step, the median of three after a first one that compiles.
@@ -110,36 +110,36 @@ def measure_step(recipe: Recipe) -> float:
   Raises:
     ValueError: The state does not fit the free memory.
   """
-  needed = recipe.parameters * 4 * _MOMENTS_AND_GRADIENTS
+  needed = run.parameters * 4 * _MOMENTS_AND_GRADIENTS
   free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
   if needed > free:
     raise ValueError(
-        f'{recipe.parameters:,} parameters take at least '
+        f'{run.parameters:,} parameters take at least '
         f'{needed / 2**30:,.1f} GiB to train, and {free / 2**30:,.1f} GiB are '
         'free here; plan for another machine.'
     )
-  phase = recipe.plan.phases[0]
+  phase = run.plan.phases[0]
   shape = phase.batch_size, phase.length
   tokens = jax.random.randint(
-      jax.random.key(0), shape, 0, recipe.model.config.vocab_size
+      jax.random.key(0), shape, 0, run.model.config.vocab_size
   )
   batch = Batch(tokens, tokens, jnp.ones(shape, jnp.float32))
-  state, _ = recipe.step(recipe.create_state(), batch)  # Compiles.
+  state, _ = run.step(run.create_state(), batch)  # Compiles.
   jax.block_until_ready(state)
   found = []
   for _ in range(_REPEATS):
     start = time.perf_counter()
-    state, _ = recipe.step(state, batch)
+    state, _ = run.step(state, batch)
     jax.block_until_ready(state)
     found.append(time.perf_counter() - start)
   return float(np.median(found))
 
 
 def _on_wafer(
-    recipe: Recipe, device: wafer.WaferDevice, systems: int
+    run: Run, device: wafer.WaferDevice, systems: int
 ) -> Seconds:
-  phase = recipe.plan.phases[0]
-  report = wafer_costs.step_reports(recipe, device, systems)
+  phase = run.plan.phases[0]
+  report = wafer_costs.step_reports(run, device, systems)
 
   @functools.cache
   def seconds(sparsity: float) -> float:

@@ -7,7 +7,7 @@ from spdf_jax import costs
 from spdf_jax.accelerator.wafer import views
 from spdf_jax.costs.wafer_costs import Estimate
 from spdf_jax.costs.wafer_costs import Inference
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 _DAY = 86_400
 
@@ -56,14 +56,14 @@ class Rate(NamedTuple):
 
 
 def format_estimate(
-    estimate: Estimate, recipe: Recipe,
+    estimate: Estimate, run: Run,
     *, price: Rate | None = None, carbon: Rate | None = None,
 ) -> str:
   """Formats an estimate by phase and in total, with advice on batch sizes.
 
   Args:
-    estimate: Estimate of the recipe.
-    recipe: Recipe of the run.
+    estimate: Estimate of the run.
+    run: Run of the run.
     price: Price per hour of a system; `None` omits the cost.
     carbon: Carbon intensity, kg of CO2 per kWh; `None` omits the emissions.
 
@@ -72,7 +72,7 @@ def format_estimate(
   """
   device = estimate.device
   lines = [
-      f'{recipe.parameters:,} parameters on {estimate.systems} x '
+      f'{run.parameters:,} parameters on {estimate.systems} x '
       f'{device.name}: modeled, not measured',
       '',
       f'{"phase":<14}{"steps":>9}{"tokens":>18}{"sparsity":>10}'
@@ -106,20 +106,20 @@ def format_estimate(
         f'{views.amount(high * carbon.value)} kg of CO2 '
         f'({carbon.value:g} kg per kWh, {carbon.source})'
     )
-  return '\n'.join([*lines, *_advice(estimate, recipe)])
+  return '\n'.join([*lines, *_advice(estimate, run)])
 
 
-def _advice(estimate: Estimate, recipe: Recipe) -> list[str]:
+def _advice(estimate: Estimate, run: Run) -> list[str]:
   device = estimate.device
   lines = []
-  for length in dict.fromkeys(p.length for p in recipe.plan.phases):
-    found = costs.advise_batch(recipe.model.config, device, length)
+  for length in dict.fromkeys(p.length for p in run.plan.phases):
+    found = costs.advise_batch(run.model.config, device, length)
     lines.append(
         f'micro-batch of {length} tokens: at most {found.largest:,} sequences '
         f'per system, {found.advised:,} if the inputs of all layers are stored'
     )
-  for p in recipe.plan.phases:
-    found = costs.advise_batch(recipe.model.config, device, p.length)
+  for p in run.plan.phases:
+    found = costs.advise_batch(run.model.config, device, p.length)
     own = -(-p.batch_size // estimate.systems)
     if own > found.advised:
       lines.append(

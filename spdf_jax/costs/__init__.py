@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of a recipe: FLOPs, those of a plan, and time on the modeled wafer."""
+"""Costs of a run: FLOPs, those of a plan, and time on the modeled wafer."""
 
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.costs.flops import forward_flops
@@ -10,7 +10,7 @@ from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.costs.wafer_costs import advise_batch
 from spdf_jax.costs.wafer_costs import simulate_inference
-from spdf_jax.costs.wafer_costs import simulate_recipe
+from spdf_jax.costs.wafer_costs import simulate_run
 from spdf_jax.costs.wafer_costs import training_step
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     'forward_flops',
     'shape_of',
     'simulate_inference',
-    'simulate_recipe',
+    'simulate_run',
     'training_flops',
     'training_step',
 ]

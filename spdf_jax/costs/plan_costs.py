@@ -21,7 +21,7 @@ from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.planned_sparsity import PlannedSparsity
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 _MULTIPLIES_ZEROS = (
     'XLA multiplies the zeros of masked matrices: FLOPs fall, seconds do not.'
@@ -36,11 +36,11 @@ _EMULATES = (
 )
 
 
-def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
+def describe_plan(run: Run, name: str) -> dict[str, Any]:
   """Describes a run for its `plan.json`: model, phases and their FLOPs.
 
   Args:
-    recipe: Recipe of the run.
+    run: Run of the run.
     name: Name of the run.
 
   Returns:
@@ -51,7 +51,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     that of the input embedding, which both leave out), mask updates as ranges,
     the spans of constant sparsity, and notes.
   """
-  shape = _shape_of(recipe)
+  shape = _shape_of(run)
 
   def cost(phase, sparsity, dense_grads):
     return phase.batch_size * formula.training_flops(
@@ -59,17 +59,17 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
     )
 
   found = find_spans(
-      recipe.plan,
+      run.plan,
       lambda step: planned_sparsity.mean_sparsity(
-          layer_sparsities(recipe, step)
+          layer_sparsities(run, step)
       ),
       cost,
   )
-  changes = recipe.plan.update_steps
-  hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
-  dropout = recipe.model.config.dropout
+  changes = run.plan.update_steps
+  hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
+  dropout = run.model.config.dropout
   phases = []
-  for phase, spans in zip(recipe.plan.phases, found):
+  for phase, spans in zip(run.plan.phases, found):
     start = spans[0].start
     flops = sum(s.steps * s.cost_per_step for s in spans)
     phases.append({
@@ -80,7 +80,7 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
         'length': phase.length,
         'source': phase.data,
         'sparsity': spans[-1].sparsity,
-        'overall_sparsity': spans[-1].sparsity * hidden / recipe.parameters,
+        'overall_sparsity': spans[-1].sparsity * hidden / run.parameters,
         'tokens': phase.tokens,
         'flops_per_step': flops / phase.steps,
         'dense_flops_per_step': cost(phase, 0.0, False),
@@ -102,40 +102,40 @@ def describe_plan(recipe: Recipe, name: str) -> dict[str, Any]:
   return {
       'name': name,
       'model': {
-          'preset': recipe.config.model.preset, **shape._asdict(),
+          'preset': run.config.model.preset, **shape._asdict(),
           **({'dropout': dropout} if dropout else {}),
       },
-      'parameters': recipe.parameters,
+      'parameters': run.parameters,
       'sparsified_parameters': hidden,
       'phases': phases,
       'totals': totals_of(phases),
-      'compute': _describe_compute(recipe),
+      'compute': _describe_compute(run),
   }
 
 
-def _shape_of(recipe: Recipe) -> ModelShape | OwnShape:
-  model = recipe.model
+def _shape_of(run: Run) -> ModelShape | OwnShape:
+  model = run.model
   if not isinstance(model, OwnModel):
     return formula.shape_of(model.config)
-  hidden = sum(layer.size for layer in layer_sparsities(recipe, 0).values())
+  hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
   return OwnShape(hidden, model.config.d_model, model.config.vocab_size)
 
 
-def _describe_compute(recipe: Recipe) -> str:
-  if recipe.config.matmul == execute.WAFER:
+def _describe_compute(run: Run) -> str:
+  if run.config.matmul == execute.WAFER:
     return _EMULATES.format(cores=int(execute.CORNER.cores))
-  if recipe.sparse_steps is None:
+  if run.sparse_steps is None:
     return _MULTIPLIES_ZEROS
   return _SKIPS_ZEROS.format(
-      kernels=native.kernels(recipe.model.config.dtype),
-      crossover=recipe.sparse_steps.crossover,
+      kernels=native.kernels(run.model.config.dtype),
+      crossover=run.sparse_steps.crossover,
   )
 
 
-def layer_sparsities(recipe: Recipe, step: int) -> dict[str, PlannedSparsity]:
+def layer_sparsities(run: Run, step: int) -> dict[str, PlannedSparsity]:
   """Returns the planned sparsity of each layer at a step."""
   return planned_sparsity.planned_sparsities(
-      recipe.plan, step, recipe.abstract_state.params, recipe.where
+      run.plan, step, run.abstract_state.params, run.where
   )
 
 

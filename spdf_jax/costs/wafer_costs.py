@@ -29,7 +29,7 @@ from spdf_jax.data import Batch
 from spdf_jax.training import planned_sparsity
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.planned_sparsity import PlannedSparsity
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 
 _MASKED = 0.5  # Any value above 0 marks masked products for `with_sparsity`.
 _STACK = re.compile(r'\[\d+\]$')
@@ -65,7 +65,7 @@ class PhaseEstimate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """The estimated cost of a recipe on systems of a device.
+  """The estimated cost of a run on systems of a device.
 
   Attributes:
     device: One system of the device.
@@ -96,11 +96,11 @@ class Estimate:
     return self.device.energy(flops, self.seconds * self.systems)
 
 
-def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
-  """Traces a recipe's train step, with sparse products, from shapes.
+def trace_step(run: Run, batch_size: int, length: int) -> Program:
+  """Traces a run's train step, with sparse products, from shapes.
 
   Args:
-    recipe: Recipe of the run.
+    run: Run of the run.
     batch_size: Number of sequences.
     length: Number of tokens of each sequence.
 
@@ -111,16 +111,16 @@ def trace_step(recipe: Recipe, batch_size: int, length: int) -> Program:
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
   step = functools.partial(
       training.train_step,
-      apply_fn=_as_products(recipe.model).apply,
-      optimizer=recipe.optimizer,
-      learning_rate=recipe.plan.learning_rate,
-      loss=recipe.loss,
-      dropout_key=recipe.dropout_key,
+      apply_fn=_as_products(run.model).apply,
+      optimizer=run.optimizer,
+      learning_rate=run.plan.learning_rate,
+      loss=run.config.loss,
+      dropout_key=run.dropout_key,
   )
   # The only loops of unknown length select masks, on the hosts, at no modeled
   # time, so any number of trips gives the same time.
   trace = wafer.trace_program(step, sparsity=_MASKED, trips=1)
-  return trace(recipe.abstract_state, batch)
+  return trace(run.abstract_state, batch)
 
 
 def _as_products(model: Any) -> Any:
@@ -131,15 +131,15 @@ def _as_products(model: Any) -> Any:
 
 
 def step_reports(
-    recipe: Recipe, device: wafer.WaferDevice, systems: int = 1
+    run: Run, device: wafer.WaferDevice, systems: int = 1
 ) -> Callable[[tuple[int, int], Callable[[str], float], bool], Report]:
-  """Returns a function that reports on a recipe's steps.
+  """Returns a function that reports on a run's steps.
 
   Each batch shape is traced once. Batches that do not fit the wafer are split
   into micro-batches.
 
   Args:
-    recipe: Recipe of the run.
+    run: Run of the run.
     device: One system of the device.
     systems: Number of systems over which each batch is split.
 
@@ -147,8 +147,8 @@ def step_reports(
     A function `((batch_size, length), sparsity, dense_grads) -> report`, where
     `sparsity` is a function from the layer's name to the fraction of zeros.
   """
-  traced = functools.cache(functools.partial(trace_step, recipe))
-  parts_of = _parts_of(recipe, device, systems)
+  traced = functools.cache(functools.partial(trace_step, run))
+  parts_of = _parts_of(run, device, systems)
 
   def report(
       shape: tuple[int, int],
@@ -165,22 +165,22 @@ def step_reports(
 
 
 def _parts_of(
-    recipe: Recipe, device: wafer.WaferDevice, systems: int
+    run: Run, device: wafer.WaferDevice, systems: int
 ) -> Callable[[int, int], int]:
   """Returns the number of micro-batches of a batch, by its shape."""
 
   def parts(batch_size: int, length: int) -> int:
-    largest = advise_batch(recipe.model.config, device, length).largest
+    largest = advise_batch(run.model.config, device, length).largest
     own = -(-batch_size // systems)
     return -(-own // largest)
 
   return parts
 
 
-def simulate_recipe(
-    recipe: Recipe, device: wafer.WaferDevice, systems: int = 1
+def simulate_run(
+    run: Run, device: wafer.WaferDevice, systems: int = 1
 ) -> Estimate:
-  """Estimates the cost of all phases of a recipe, sparse and dense.
+  """Estimates the cost of all phases of a run, sparse and dense.
 
   Every span of constant sparsity is costed at that sparsity; steps that need
   gradients of pruned weights compute them densely, and a mask update takes the
@@ -188,7 +188,7 @@ def simulate_recipe(
   wafer are split into micro-batches.
 
   Args:
-    recipe: Recipe of the run; the corpus may be of any size.
+    run: Run of the run; the corpus may be of any size.
     device: One system of the device.
     systems: Number of systems over which each batch is split.
 
@@ -199,9 +199,9 @@ def simulate_recipe(
     ValueError: One sequence per system does not fit, or `systems` is below 1
       or above the device's `largest_cluster`.
   """
-  updates = set(recipe.plan.update_steps.tolist())
-  parts_of = _parts_of(recipe, device, systems)
-  report = step_reports(recipe, device, systems)
+  updates = set(run.plan.update_steps.tolist())
+  parts_of = _parts_of(run, device, systems)
+  report = step_reports(run, device, systems)
 
   @functools.cache
   def cached(
@@ -214,20 +214,20 @@ def simulate_recipe(
   ) -> Report:
     return cached((phase.batch_size, phase.length), sparsities, dense_grads)
 
-  sparsities_at = functools.partial(_sparsities_at, recipe)
+  sparsities_at = functools.partial(_sparsities_at, run)
 
   def total(value: Callable[[Report], float]) -> list[float]:
     cost = lambda *args: value(step(*args))
     return [
         sum(s.steps * s.cost_per_step for s in spans)
-        for spans in plan_costs.find_spans(recipe.plan, sparsities_at, cost)
+        for spans in plan_costs.find_spans(run.plan, sparsities_at, cost)
     ]
 
   seconds = total(lambda report: float(report.seconds))
   flops = total(lambda report: float(report.flops))
   phases = []
-  for i, phase in enumerate(recipe.plan.phases):
-    end = recipe.plan.ends[phase.name]
+  for i, phase in enumerate(run.plan.phases):
+    end = run.plan.ends[phase.name]
     start = end - phase.steps
     # Updates at phase boundaries are not counted, as the mask is replaced there
     # in any case.
@@ -245,7 +245,7 @@ def simulate_recipe(
         host_seconds=float(hosted),
         flops=flops[i],
     ))
-  first = step(recipe.plan.phases[0], sparsities_at(0), False)
+  first = step(run.plan.phases[0], sparsities_at(0), False)
   return Estimate(device, systems, tuple(phases), first)
 
 
@@ -269,7 +269,7 @@ class Inference(NamedTuple):
 
 
 def simulate_inference(
-    recipe: Recipe,
+    run: Run,
     device: wafer.WaferDevice,
     systems: int = 1,
     *,
@@ -277,13 +277,13 @@ def simulate_inference(
     length: int,
     decode: bool,
 ) -> tuple[Inference, Inference]:
-  """Estimates inference with a recipe's model, sparse and dense.
+  """Estimates inference with a run's model, sparse and dense.
 
   Weights are streamed for every call, as in training, which takes most of the
   time if there are few tokens.
 
   Args:
-    recipe: Recipe of the model; the sparsities are those at the end of the
+    run: Run of the model; the sparsities are those at the end of the
       first phase.
     device: One system of the device.
     systems: Number of systems over which the sequences are split.
@@ -293,14 +293,14 @@ def simulate_inference(
       of a forward pass over all tokens.
 
   Returns:
-    Estimates with the recipe's sparsity, and without sparsity.
+    Estimates with the run's sparsity, and without sparsity.
 
   Raises:
     ValueError: `systems` is below 1 or above the device's `largest_cluster`.
   """
-  model = _as_products(recipe.model)
-  params = recipe.abstract_state.params
-  masks = sparsity.get_mask(recipe.abstract_state.opt_state)
+  model = _as_products(run.model)
+  params = run.abstract_state.params
+  masks = sparsity.get_mask(run.abstract_state.opt_state)
   new = 1 if decode else length
   tokens = jax.ShapeDtypeStruct((batch_size, new), jnp.int32)
   call: Callable[..., Any]
@@ -321,7 +321,7 @@ def simulate_inference(
     )
     args = params, masks, tokens
   program = wafer.trace_program(call, sparsity=_MASKED)(*args)
-  sparsities = _sparsities_at(recipe, recipe.plan.phases[0].steps - 1)
+  sparsities = _sparsities_at(run, run.plan.phases[0].steps - 1)
   reports = (
       wafer.report_on(
           programs.with_sparsity(program, _sparsity_of(at)), device, systems
@@ -336,9 +336,9 @@ def simulate_inference(
   return sparse, dense
 
 
-def _sparsities_at(recipe: Recipe, step: int) -> Sparsities:
+def _sparsities_at(run: Run, step: int) -> Sparsities:
   return tuple(planned_sparsity.planned_sparsities(
-      recipe.plan, step, recipe.abstract_state.params, recipe.where
+      run.plan, step, run.abstract_state.params, run.where
   ).items())
 
 

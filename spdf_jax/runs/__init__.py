@@ -14,13 +14,13 @@ from spdf_jax.runs.plots import plot_loss_over_steps
 from spdf_jax.runs.plots import plot_mask_updates
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import read_run
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.report import write_report
 
 __all__ = [
     'EqualFlops',
     'PhaseRecord',
-    'Run',
+    'RunRecord',
     'dense_flops_at',
     'flops_at',
     'launch',

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdf_jax.runs import read
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 
 
 def _done(start: int, steps: int, step: int) -> int:
@@ -14,7 +14,7 @@ def _done(start: int, steps: int, step: int) -> int:
   return min(max(step - start, 0), steps)
 
 
-def flops_at(run: Run, step: int) -> float:
+def flops_at(run: RunRecord, step: int) -> float:
   """Returns the training FLOPs of a run's first steps.
 
   Args:
@@ -29,7 +29,7 @@ def flops_at(run: Run, step: int) -> float:
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
-    >>> flops_at(Run('toy', phases, ()), 6)
+    >>> flops_at(RunRecord('toy', phases, ()), 6)
     38.0
   """
   return float(sum(
@@ -38,7 +38,7 @@ def flops_at(run: Run, step: int) -> float:
   ))
 
 
-def dense_flops_at(run: Run, step: int) -> float:
+def dense_flops_at(run: RunRecord, step: int) -> float:
   """Returns the training FLOPs of a run's first steps without sparsity.
 
   Args:
@@ -51,7 +51,7 @@ def dense_flops_at(run: Run, step: int) -> float:
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
-    >>> dense_flops_at(Run('toy', (phase,), ()), 3)
+    >>> dense_flops_at(RunRecord('toy', (phase,), ()), 3)
     27.0
   """
   return float(sum(
@@ -60,7 +60,7 @@ def dense_flops_at(run: Run, step: int) -> float:
   ))
 
 
-def sparsities_of(run: Run) -> tuple[list[int], list[float]]:
+def sparsities_of(run: RunRecord) -> tuple[list[int], list[float]]:
   """Returns the planned sparsity of a run as a step function.
 
   Args:
@@ -75,7 +75,7 @@ def sparsities_of(run: Run) -> tuple[list[int], list[float]]:
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
-    >>> sparsities_of(Run('toy', phases, ()))
+    >>> sparsities_of(RunRecord('toy', phases, ()))
     ([0, 4, 8], [0.75, 0.0, 0.0])
   """
   parts = [part for phase in run.phases for part in phase.parts]
@@ -84,7 +84,7 @@ def sparsities_of(run: Run) -> tuple[list[int], list[float]]:
 
 
 def pretraining_curve(
-    run: Run, key: str = 'validation/loss'
+    run: RunRecord, key: str = 'validation/loss'
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns a value over the training FLOPs of pre-training.
 
@@ -101,7 +101,7 @@ def pretraining_curve(
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (0, 1, 2)]
-    >>> pretraining_curve(Run('toy', (phase,), tuple(rows)))
+    >>> pretraining_curve(RunRecord('toy', (phase,), tuple(rows)))
     (array([ 5., 10.]), array([3., 2.]))
   """
   end = read.pretraining_phases(run)[-1].end
@@ -127,7 +127,9 @@ class EqualFlops(NamedTuple):
   longer: int | None
 
 
-def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
+def losses_at_equal_flops(
+    first: RunRecord, second: RunRecord
+) -> EqualFlops | None:
   """Compares pre-training losses at the largest FLOPs that both runs reached.
 
   Losses are interpolated linearly over the logarithm of FLOPs between the
@@ -145,7 +147,7 @@ def losses_at_equal_flops(first: Run, second: Run) -> EqualFlops | None:
     >>> def toy(cost):
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]
-    ...   return Run('toy', (phase,), tuple(rows))
+    ...   return RunRecord('toy', (phase,), tuple(rows))
     >>> found = losses_at_equal_flops(toy(1.0), toy(2.0))
     >>> found.flops, found.first, round(found.second, 3), found.longer
     (4.0, 0.0, 1.5, 1)

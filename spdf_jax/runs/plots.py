@@ -11,7 +11,7 @@ import numpy as np
 from spdf_jax.runs import curves
 from spdf_jax.runs import read
 from spdf_jax.runs import style
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 
 LOSS = 'Loss (nats per token)'
 """Label of an axis of losses."""
@@ -35,7 +35,7 @@ def _natural(name: str) -> list[Any]:
 
 
 def create_panels(
-    runs: Mapping[str, Run], *, sharey: bool = False
+    runs: Mapping[str, RunRecord], *, sharey: bool = False
 ) -> tuple[Any, Any]:
   """Creates a figure with a panel over steps for each run.
 
@@ -65,14 +65,14 @@ def create_panels(
   return figure, panels
 
 
-def mark_phases(ax: Any, run: Run) -> None:
+def mark_phases(ax: Any, run: RunRecord) -> None:
   """Draws vertical lines where phases begin and where the sparsity changes.
 
   Changes within a phase are omitted if there are many.
 
   Args:
     ax: Axes over steps.
-    run: Run to draw.
+    run: RunRecord to draw.
   """
   for phase in run.phases:
     if phase.start:
@@ -82,23 +82,23 @@ def mark_phases(ax: Any, run: Run) -> None:
         ax.axvline(part.start, color=style.GREY, linewidth=0.8, linestyle=':')
 
 
-def points_of(run: Run, key: str, end: int) -> list[tuple[int, float]]:
+def points_of(run: RunRecord, key: str, end: int) -> list[tuple[int, float]]:
   """Returns the steps and values of a metric after step 0, up to an end.
 
   Example:
     >>> rows = [{'step': s, 'train/loss': 4.0 / s} for s in (1, 2, 4)]
-    >>> points_of(Run('toy', (), rows), 'train/loss', 2)
+    >>> points_of(RunRecord('toy', (), rows), 'train/loss', 2)
     [(1, 4.0), (2, 2.0)]
   """
   return [(s, x) for s, x in zip(*run.series(key)) if 0 < s <= end]
 
 
-def draw_sparsity(ax: Any, run: Run, end: int, **look: Any) -> float:
+def draw_sparsity(ax: Any, run: RunRecord, end: int, **look: Any) -> float:
   """Draws the planned sparsity of a run, in per cent, as a step function.
 
   Args:
     ax: Axes over steps.
-    run: Run to draw.
+    run: RunRecord to draw.
     end: Last step to draw.
     **look: Keyword arguments of `Axes.plot`.
 
@@ -112,7 +112,7 @@ def draw_sparsity(ax: Any, run: Run, end: int, **look: Any) -> float:
   return last
 
 
-def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
+def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
   A ring marks the boundary of two phases of a run; it is labelled with the name
@@ -131,7 +131,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': s, 'validation/loss': 4.0 / s} for s in (1, 4)]
-    >>> figure = plot_loss_over_flops({'toy': Run('toy', (phase,), rows)})
+    >>> figure = plot_loss_over_flops({'toy': RunRecord('toy', (phase,), rows)})
     >>> figure.axes[0].get_xlabel()
     'Training FLOPs'
   """
@@ -172,7 +172,7 @@ def plot_loss_over_flops(runs: Mapping[str, Run]) -> Any:
   return figure
 
 
-def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
+def plot_loss_over_steps(runs: Mapping[str, RunRecord]) -> Any:
   """Plots every loss over steps, a panel for each run.
 
   Vertical lines mark phases, and rounds of pruning within a phase.
@@ -190,7 +190,7 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': s, 'train/loss': 4.0 / s} for s in (1, 4)]
-    >>> figure = plot_loss_over_steps({'toy': Run('toy', (phase,), rows)})
+    >>> figure = plot_loss_over_steps({'toy': RunRecord('toy', (phase,), rows)})
     >>> figure.axes[0].get_title(loc='left')
     'toy'
   """
@@ -222,7 +222,7 @@ def plot_loss_over_steps(runs: Mapping[str, Run]) -> Any:
   return figure
 
 
-def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
+def plot_layer_sparsity(runs: Mapping[str, RunRecord]) -> Any:
   """Plots the measured sparsity of each layer at the end of each phase.
 
   Args:
@@ -239,7 +239,7 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> rows = [{'step': 4, 'sparsity/mlp': 0.75, 'sparsity/all': 0.5}]
-    >>> figure = plot_layer_sparsity({'toy': Run('toy', (phase,), rows)})
+    >>> figure = plot_layer_sparsity({'toy': RunRecord('toy', (phase,), rows)})
     >>> [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     ['mlp', 'all parameters']
   """
@@ -286,7 +286,7 @@ def plot_layer_sparsity(runs: Mapping[str, Run]) -> Any:
   return figure
 
 
-def plot_mask_updates(runs: Mapping[str, Run]) -> Any:
+def plot_mask_updates(runs: Mapping[str, RunRecord]) -> Any:
   """Plots sparsity, survival and exploration over steps, a panel for each run.
 
   A line is the planned sparsity, and points on it are the measured sparsity; a
@@ -306,7 +306,7 @@ def plot_mask_updates(runs: Mapping[str, Run]) -> Any:
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.5, 64, 5.0, 9.0)
     >>> rows = [{'step': s, 'sparsity/exploration': 0.5} for s in (1, 4)]
-    >>> figure = plot_mask_updates({'toy': Run('toy', (phase,), rows)})
+    >>> figure = plot_mask_updates({'toy': RunRecord('toy', (phase,), rows)})
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['sparsity', 'explored', 'p']
   """
@@ -323,7 +323,9 @@ def plot_mask_updates(runs: Mapping[str, Run]) -> Any:
   return figure
 
 
-def _draw_updates(ax: Any, run: Run) -> list[tuple[float, float, str, str]]:
+def _draw_updates(
+    ax: Any, run: RunRecord
+) -> list[tuple[float, float, str, str]]:
   """Draws a run; returns ends, names and colours of its lines."""
   last = run.phases[-1].end
   planned = draw_sparsity(ax, run, last, color=style.GREY, linewidth=1.4)

@@ -95,7 +95,7 @@ class PhaseRecord(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecord:
   """A run: its plan, and one row of values for each logged step.
 
   Attributes:
@@ -115,7 +115,7 @@ class Run:
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': 2, 'train/loss': 3.0}, {'step': 4, 'train/loss': 2.0}]
-    >>> run = Run('toy', (phase,), tuple(rows))
+    >>> run = RunRecord('toy', (phase,), tuple(rows))
     >>> run.last_step, run.series('train/loss')
     (4, ([2, 4], [3.0, 2.0]))
     >>> run.at_end(phase, 'train/loss')
@@ -140,12 +140,12 @@ class Run:
     """Number of completed steps in the last row."""
     return self.rows[-1]['step'] if self.rows else 0
 
-  def until(self, step: int) -> 'Run':
+  def until(self, step: int) -> 'RunRecord':
     """Returns the run without the steps after a step.
 
     Example:
       >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
-      >>> run = Run('toy', (phase,), tuple({'step': s} for s in (2, 4)))
+      >>> run = RunRecord('toy', (phase,), tuple({'step': s} for s in (2, 4)))
       >>> run.until(2).rows, run.until(2).phases[0].tokens
       (({'step': 2},), 32)
     """
@@ -219,7 +219,7 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
   })
 
 
-def read_run(workdir: str | os.PathLike[str]) -> Run:
+def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
   """Reads a run, finished or not, from its workdir.
 
   Reads `plan.json`, `metrics.jsonl` and, if present,
@@ -258,17 +258,18 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
       for file in sorted((workdir / 'generations').glob('step_*.jsonl'))
       if file.stem.removeprefix('step_').isdigit()
   }
-  return Run(**plan, rows=rows, generations=generations)
+  return RunRecord(**plan, rows=rows, generations=generations)
 
 
-def pretraining_phases(run: Run) -> list[PhaseRecord]:
+def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
   """Returns the first phases of a run, up to a change of the data source.
 
   Example:
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
-    >>> [phase.name for phase in pretraining_phases(Run('toy', phases, ()))]
+    >>> run = RunRecord('toy', phases, ())
+    >>> [phase.name for phase in pretraining_phases(run)]
     ['sparse']
   """
   phases = []
@@ -279,13 +280,13 @@ def pretraining_phases(run: Run) -> list[PhaseRecord]:
   return phases
 
 
-def seconds_of(run: Run, phases: Sequence[PhaseRecord]) -> float | None:
+def seconds_of(run: RunRecord, phases: Sequence[PhaseRecord]) -> float | None:
   """Returns the total of training seconds logged in phases, or None.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': 2, 'time/seconds': 1.0}, {'step': 9}]
-    >>> seconds_of(Run('toy', (phase,), tuple(rows)), [phase])
+    >>> seconds_of(RunRecord('toy', (phase,), tuple(rows)), [phase])
     1.0
   """
   rows = [row for phase in phases for row in run.within(phase)]
@@ -332,12 +333,12 @@ class MaskUpdate(NamedTuple):
     return self.surviving / max(self.surviving + self.dropped, 1)
 
 
-def is_tracked(run: Run) -> bool:
+def is_tracked(run: RunRecord) -> bool:
   """Returns whether a run logged its mask updates."""
   return bool(run.series('sparsity/exploration')[0])
 
 
-def mask_updates_in(run: Run, phase: PhaseRecord) -> list[MaskUpdate]:
+def mask_updates_in(run: RunRecord, phase: PhaseRecord) -> list[MaskUpdate]:
   """Returns the logged mask updates of a phase.
 
   A row of metrics describes the last update before it, so earlier updates since
@@ -354,7 +355,7 @@ def mask_updates_in(run: Run, phase: PhaseRecord) -> list[MaskUpdate]:
     >>> phase = PhaseRecord('p', 0, 9, 2, 8, 'text', 0.5, 64, 5.0, 9.0, (3, 6))
     >>> row = {'sparsity/grown': 1.0, 'sparsity/dropped': 1.0,
     ...        'sparsity/surviving': 3.0}
-    >>> run = Run('toy', (phase,), ({'step': 2} | row, {'step': 5} | row))
+    >>> run = RunRecord('toy', (phase,), ({'step': 2} | row, {'step': 5} | row))
     >>> mask_updates_in(run, phase)
     [MaskUpdate(step=3, grown=1.0, dropped=1.0, surviving=3.0)]
   """

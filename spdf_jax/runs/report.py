@@ -14,7 +14,7 @@ from spdf_jax.runs import read
 from spdf_jax.runs import statements
 from spdf_jax.runs.read import MaskUpdate
 from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 
 _HEADER = (
     'run', 'phase', 'steps', 'tokens', 'sparsity', 'validation perplexity',
@@ -56,7 +56,9 @@ def _reference_text(reference: str | Sequence[str]) -> str:
   return '\n'.join(reference)
 
 
-def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
+def generations_table(
+    runs: Mapping[str, RunRecord], wanted: int = 10
+) -> str | None:
   """Formats generations of each run's last evaluation beside the references.
 
   Long texts are truncated.
@@ -71,10 +73,11 @@ def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
 
   Example:
     >>> record = {'context': 'f()', 'reference': 'Run.', 'generation': 'Go.'}
-    >>> print(generations_table({'toy': Run('toy', (), (), {8: [record]})}))
+    >>> run = RunRecord('toy', (), (), {8: [record]})
+    >>> print(generations_table({'toy': run}))
     | context | reference | toy, step 8 |
     | --- | --- | --- |
-    | f() | Run. | Go. |
+    | f() | RunRecord. | Go. |
   """
   last = {
       label: (max(run.generations), run.generations[max(run.generations)])
@@ -103,7 +106,7 @@ def generations_table(runs: Mapping[str, Run], wanted: int = 10) -> str | None:
   return markdown.markdown_table(header, rows)
 
 
-def _sizes(label: str, run: Run) -> str:
+def _sizes(label: str, run: RunRecord) -> str:
   """Describes a run's model in a sentence."""
   preset = run.model.get('preset')
   dropout = run.model.get('dropout')
@@ -127,7 +130,7 @@ def _list(texts: Sequence[str]) -> list[str]:
   return ['\n'.join(lines)] if lines else []
 
 
-def _value(run: Run, phase: PhaseRecord, key: str) -> str:
+def _value(run: RunRecord, phase: PhaseRecord, key: str) -> str:
   """Formats a phase's last value, with the step if the phase went on."""
   found = run.at_end(phase, key)
   if found is None:
@@ -137,7 +140,7 @@ def _value(run: Run, phase: PhaseRecord, key: str) -> str:
   return markdown.number(value) + (f' (step {step:,})' if step != last else '')
 
 
-def _sparsity(run: Run, phase: PhaseRecord) -> str:
+def _sparsity(run: RunRecord, phase: PhaseRecord) -> str:
   """Formats the planned sparsity, and the measured one if it differs."""
   found = run.at_end(phase, 'sparsity/sparsified')
   text = read.format_sparsity(phase)
@@ -150,7 +153,7 @@ def _steps(done: int, planned: int) -> str:
   return f'{done:,}' if done == planned else f'{done:,} of {planned:,}'
 
 
-def _run_rows(label: str, run: Run) -> list[list[str]]:
+def _run_rows(label: str, run: RunRecord) -> list[list[str]]:
   """Returns a row for each phase of a run, and one for the whole run."""
   rows = []
   total_steps, total_tokens = 0, 0
@@ -197,7 +200,7 @@ def _bold(cells: Sequence[str]) -> list[str]:
   return [cell if cell == markdown.MISSING else f'**{cell}**' for cell in cells]
 
 
-def runs_table(runs: Mapping[str, Run]) -> str:
+def runs_table(runs: Mapping[str, RunRecord]) -> str:
   """Formats the table of a report: a row for each phase of each run.
 
   Values are those at the end of each phase; FLOPs against dense are the FLOPs
@@ -214,7 +217,7 @@ def runs_table(runs: Mapping[str, Run]) -> str:
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> rows = [{'step': 4, 'validation/perplexity': 9.0}]
-    >>> table = runs_table({'toy': Run('toy', (phase,), tuple(rows))})
+    >>> table = runs_table({'toy': RunRecord('toy', (phase,), tuple(rows))})
     >>> print(table.splitlines()[2])
     | toy | p | 4 | 64 | 75% | 9.00 | – | – | 0.500 | – |
   """
@@ -231,7 +234,7 @@ def runs_table(runs: Mapping[str, Run]) -> str:
   return markdown.markdown_table(_HEADER, rows, numbers=_HEADER[2:])
 
 
-def best_steps(runs: Mapping[str, Run]) -> list[str]:
+def best_steps(runs: Mapping[str, RunRecord]) -> list[str]:
   """Describes where phases with an early stop were best.
 
   Args:
@@ -243,7 +246,7 @@ def best_steps(runs: Mapping[str, Run]) -> list[str]:
   Example:
     >>> phase = PhaseRecord('tune', 0, 8, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = [{'step': 8, 'best/step': 4, 'best/target/loss': 2.0}]
-    >>> best_steps({'toy': Run('toy', (phase,), tuple(rows))})
+    >>> best_steps({'toy': RunRecord('toy', (phase,), tuple(rows))})
     ... # doctest: +NORMALIZE_WHITESPACE
     ['toy: tune was best at step 4 (target/loss 2.00) and ends with its weights
     at step 8.']
@@ -273,7 +276,7 @@ def best_steps(runs: Mapping[str, Run]) -> list[str]:
   return found
 
 
-def mask_updates_table(runs: Mapping[str, Run]) -> str | None:
+def mask_updates_table(runs: Mapping[str, RunRecord]) -> str | None:
   """Formats a table of masks: a row for each phase of runs with mask updates.
 
   Args:
@@ -290,7 +293,7 @@ def mask_updates_table(runs: Mapping[str, Run]) -> str | None:
     >>> row = {'step': 4, 'sparsity/sparsified': 0.5, 'sparsity/grown': 1.0,
     ...        'sparsity/dropped': 1.0, 'sparsity/surviving': 3.0,
     ...        'sparsity/exploration': 0.625}
-    >>> table = mask_updates_table({'toy': Run('toy', (phase,), (row,))})
+    >>> table = mask_updates_table({'toy': RunRecord('toy', (phase,), (row,))})
     >>> print(table.splitlines()[2])
     | toy | p | 50% | 50% | 1 | 75% | 62.5% |
   """
@@ -329,7 +332,7 @@ def _survival(updates: Sequence[MaskUpdate]) -> str:
 
 
 def write_report(
-    directory: str | os.PathLike[str], runs: Mapping[str, Run]
+    directory: str | os.PathLike[str], runs: Mapping[str, RunRecord]
 ) -> pathlib.Path:
   """Writes `report.md` on finished runs, and its plots.
 
@@ -348,7 +351,7 @@ def write_report(
     >>> import tempfile
     >>> from spdf_jax.runs.read import PhaseRecord
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
-    >>> run = Run('toy', (phase,), ({'step': 4, 'validation/loss': 2.0},))
+    >>> run = RunRecord('toy', (phase,), ({'step': 4, 'validation/loss': 2.0},))
     >>> with tempfile.TemporaryDirectory() as directory:
     ...   path = write_report(directory, {'toy': run})
     ...   sorted(file.name for file in path.parent.iterdir())

@@ -13,20 +13,20 @@ from spdf_jax.runs import curves
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
 from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import Run
+from spdf_jax.runs.read import RunRecord
 
 _LEAST_SPEEDUP = 1.02  # Smaller ones are within the error of the wafer model.
 
 
 def _last_in(
-    run: Run, phases: Sequence[PhaseRecord], key: str
+    run: RunRecord, phases: Sequence[PhaseRecord], key: str
 ) -> tuple[int, float] | None:
   """Returns the last step and value of `key` in phases, or None."""
   found = [run.at_end(phase, key) for phase in phases]
   return next((f for f in reversed(found) if f is not None), None)
 
 
-def against_bigram(label: str, run: Run) -> str | None:
+def against_bigram(label: str, run: RunRecord) -> str | None:
   """Compares a run at the end of pre-training with the bigram baseline.
 
   Args:
@@ -41,7 +41,7 @@ def against_bigram(label: str, run: Run) -> str | None:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
     >>> rows = ({'step': 4, 'validation/perplexity': 8.0},)
     >>> bigram = {'validation/perplexity': 40.0}
-    >>> run = Run('toy', (phase,), rows, bigram=bigram)
+    >>> run = RunRecord('toy', (phase,), rows, bigram=bigram)
     >>> print(against_bigram('toy', run))  # doctest: +NORMALIZE_WHITESPACE
     toy ends pre-training at validation perplexity 8.00, below the bigram
     baseline's 40.00.
@@ -72,7 +72,7 @@ def against_bigram(label: str, run: Run) -> str | None:
   return text
 
 
-def fine_tuning(label: str, run: Run) -> str | None:
+def fine_tuning(label: str, run: RunRecord) -> str | None:
   """Describes the change of a run's target perplexity by fine-tuning.
 
   Args:
@@ -88,7 +88,7 @@ def fine_tuning(label: str, run: Run) -> str | None:
     ...     PhaseRecord('tune', 4, 4, 2, 8, 'task', 0.0, 64, 9.0, 9.0))
     >>> rows = ({'step': 4, 'target/perplexity': 20.0},
     ...         {'step': 8, 'target/perplexity': 5.0})
-    >>> print(fine_tuning('toy', Run('toy', phases, rows)))
+    >>> print(fine_tuning('toy', RunRecord('toy', phases, rows)))
     Fine-tuning takes toy from target perplexity 20.00 to 5.00, 0.250 of it.
   """
   before = run.at_end(read.pretraining_phases(run)[-1], 'target/perplexity')
@@ -102,7 +102,7 @@ def fine_tuning(label: str, run: Run) -> str | None:
   )
 
 
-def cost(label: str, run: Run) -> str:
+def cost(label: str, run: RunRecord) -> str:
   """Describes the training FLOPs and seconds of a run.
 
   Args:
@@ -115,7 +115,7 @@ def cost(label: str, run: Run) -> str:
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> rows = ({'step': 4, 'time/seconds': 3.0},)
-    >>> run = Run('toy', (phase,), rows)
+    >>> run = RunRecord('toy', (phase,), rows)
     >>> print(cost('toy', run))  # doctest: +NORMALIZE_WHITESPACE
     toy spent 20 training FLOPs, 0.500 of the same steps dense, and 3.0
     seconds of training.
@@ -133,7 +133,7 @@ def cost(label: str, run: Run) -> str:
   return f'{label} spent {spent:.3g} training FLOPs{ratio}{time}.'
 
 
-def against_budget(label: str, run: Run) -> str | None:
+def against_budget(label: str, run: RunRecord) -> str | None:
   """Compares a plan with dense training for the steps of its first phase.
 
   Args:
@@ -147,7 +147,8 @@ def against_budget(label: str, run: Run) -> str | None:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> total = dict(phases=['p', 'q'], against=['p'], of_dense=0.343,
     ...              of_dense_with_embedding=0.366, effective_sparsity=0.75)
-    >>> print(against_budget('toy', Run('toy', (phase,), (), totals=[total])))
+    >>> run = RunRecord('toy', (phase,), (), totals=[total])
+    >>> print(against_budget('toy', run))
     ... # doctest: +NORMALIZE_WHITESPACE
     Against dense training for the steps of p alone, pre-training of toy is
     planned at 0.343 of the FLOPs, 0.366 if the lookup of inputs is counted as a
@@ -166,7 +167,9 @@ def against_budget(label: str, run: Run) -> str | None:
   return None
 
 
-def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
+def equal_flops(
+    labels: tuple[str, str], runs: tuple[RunRecord, RunRecord]
+) -> str:
   """Compares the losses of two runs at equal training FLOPs.
 
   Args:
@@ -180,7 +183,7 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
     >>> def toy(cost):
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (2, 4)]
-    ...   return Run('toy', (phase,), tuple(rows))
+    ...   return RunRecord('toy', (phase,), tuple(rows))
     >>> print(equal_flops(('a', 'b'), (toy(1.0), toy(9.0))))
     ... # doctest: +NORMALIZE_WHITESPACE
     The curves of a and b do not overlap, so they are not compared at equal
@@ -211,7 +214,7 @@ def equal_flops(labels: tuple[str, str], runs: tuple[Run, Run]) -> str:
   return text
 
 
-def describe_updates(label: str, run: Run) -> str | None:
+def describe_updates(label: str, run: RunRecord) -> str | None:
   """Describes survival and exploration of a run's mask updates.
 
   Args:
@@ -251,7 +254,7 @@ def describe_updates(label: str, run: Run) -> str | None:
   return text
 
 
-def sawtooth(label: str, run: Run) -> str | None:
+def sawtooth(label: str, run: RunRecord) -> str | None:
   """Describes the rise and fall of the validation loss over pruning rounds.
 
   Args:
@@ -289,7 +292,7 @@ def sawtooth(label: str, run: Run) -> str | None:
   )
 
 
-def on_wafer(label: str, run: Run) -> str | None:
+def on_wafer(label: str, run: RunRecord) -> str | None:
   """Estimates the time of a run on a modeled CS-2, sparse and dense.
 
   Args:
@@ -304,7 +307,7 @@ def on_wafer(label: str, run: Run) -> str | None:
     >>> sizes = dict(n_layers=24, d_model=2048, n_heads=16, d_ff=8192,
     ...              vocab_size=50257)
     >>> phase = PhaseRecord('p', 0, 4, 64, 2048, 'text', 0.75, 64, 5.0, 10.0)
-    >>> print(on_wafer('toy', Run('toy', (phase,), (), model=sizes)))
+    >>> print(on_wafer('toy', RunRecord('toy', (phase,), (), model=sizes)))
     ... # doctest: +NORMALIZE_WHITESPACE
     On one modeled CS-2 (calibrated, not measured) toy would take 1.84 s and the
     same steps dense 3.3 s: 400 ms of either for the optimizer on the hosts,
@@ -347,7 +350,7 @@ _OF_EACH = (
 )
 
 
-def find(runs: Mapping[str, Run]) -> list[str]:
+def find(runs: Mapping[str, RunRecord]) -> list[str]:
   """Returns all statements about runs.
 
   Args:
@@ -359,7 +362,7 @@ def find(runs: Mapping[str, Run]) -> list[str]:
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
-    >>> find({'toy': Run('toy', (phase,), ({'step': 2},))})
+    >>> find({'toy': RunRecord('toy', (phase,), ({'step': 2},))})
     ... # doctest: +NORMALIZE_WHITESPACE
     ['toy (unfinished, 2 of 4 steps) spent 10 training FLOPs, 0.500 of the
      same steps dense.']

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training: config, plan, recipe, step, loop, checkpoints."""
+"""Training: config, plan, run, step, loop, checkpoints."""
 
 from spdf_jax.training.checkpoint_files import read_params
 from spdf_jax.training.config import parse
@@ -17,10 +17,7 @@ from spdf_jax.training.optimizers import adamw
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import create_plan
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.recipe_creation import create_recipe
-from spdf_jax.training.session import open_session
-from spdf_jax.training.session import Session
+from spdf_jax.training.run import Run
 from spdf_jax.training.step import create_state
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
@@ -33,17 +30,14 @@ __all__ = [
     'NotFinite',
     'Phase',
     'Plan',
-    'Recipe',
+    'Run',
     'RunConfig',
-    'Session',
     'TrainState',
     'adamw',
     'create_plan',
-    'create_recipe',
     'create_state',
     'densify_checkpoint',
     'find_checkpoint',
-    'open_session',
     'parse',
     'parse_phases',
     'read_params',

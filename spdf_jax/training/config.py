@@ -40,7 +40,7 @@ STORAGES = ('dense', 'compact')
 class RunConfig:
   """The config of a run, as `configs/quickstart.py` documents it.
 
-  Its fields are checked here; `create_recipe` checks it against the devices and
+  Its fields are checked here; `Run.create` checks it against the devices and
   the data.
 
   Attributes:

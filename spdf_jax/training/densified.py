@@ -12,12 +12,10 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.reset_state import ResetState
-from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.identity import read_config
-from spdf_jax.training.recipe import Recipe
-from spdf_jax.training.recipe_creation import create_recipe
+from spdf_jax.training.run import Run
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import read_meta
@@ -76,7 +74,7 @@ def densify_checkpoint(
       if ends[phase.name] <= int(checkpoint.name)
   ]
   return _densify(
-      create_recipe(config.as_dict()), checkpoint, past, workdir, moments
+      Run.create(config.as_dict()), checkpoint, past, workdir, moments
   )
 
 
@@ -109,27 +107,22 @@ def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:
 
 
 def _densify(
-    recipe: Recipe,
+    run: Run,
     checkpoint: pathlib.Path,
     past: list[str],
     workdir: str | os.PathLike[str],
     moments: str,
 ) -> pathlib.Path:
-  state = checkpoint_files.read_checkpoint(
-      checkpoint,
-      recipe.abstract_state,
-      config=recipe.config,
-      fingerprints=recipe.fingerprints,
-  )
+  state = run.read_checkpoint(checkpoint)
   saved = checkpoints.Checkpoints(
       workdir,
-      phase_ends=recipe.plan.ends,
+      phase_ends=run.plan.ends,
       keep=1,
-      config=recipe.config,
-      fingerprints=recipe.fingerprints,
+      config=run.config,
+      fingerprints=run.fingerprints,
       densified=past,
   )
-  saved.save(densify_state(state, recipe.optimizer, moments=moments))
+  saved.save(densify_state(state, run.optimizer, moments=moments))
   saved.close()
   return find_checkpoint(str(workdir))
 

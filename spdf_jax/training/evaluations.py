@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import logging
-import types
 from typing import Any
 
 from spdf_jax import sparsity
@@ -14,7 +13,7 @@ from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.planned_sparsity import planned_sparsities
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 from spdf_jax.training.step import TrainState
 
 PyTree = Any
@@ -29,50 +28,49 @@ class Evaluations:
   """The evaluations of a run, which decide whether a phase ends early.
 
   Args:
+    run: The run, whose `best` is updated.
     every_time: Evaluators, `(step, params) -> (name, value)` pairs, called at
       every evaluation.
     at_phase_ends: Evaluators called at the ends of phases, and at every
       evaluation of a phase whose early stop needs generations.
     rows: Rows of earlier evaluations, in a run that is resumed.
-    best: Best evaluations of the phases so far, by name, in a run that is
-      resumed.
   """
 
   def __init__(
       self,
+      run: Run,
       every_time: Sequence[Evaluator],
       at_phase_ends: Sequence[Evaluator],
       rows: Iterable[Mapping[str, Any]] = (),
-      best: Mapping[str, Best] = types.MappingProxyType({}),
   ):
+    self._run = run
     self._every_time = every_time
     self._at_phase_ends = at_phase_ends
     self._rows = list(rows)
-    self.best = dict(best)
 
   def run(
-      self, recipe: Recipe, step: int, state: TrainState
+      self, step: int, state: TrainState
   ) -> tuple[dict[str, float | str], bool]:
     """Evaluates the state after a step.
 
     Args:
-      recipe: Recipe of the run.
       step: Steps completed.
       state: The state.
 
     Returns:
       The row to log, and whether the phase ends here, before its last step.
     """
-    phase = recipe.plan.phase_at(step - 1)
-    is_end = step in recipe.plan.ends.values()
+    plan = self._run.plan
+    phase = plan.phase_at(step - 1)
+    is_end = step in plan.ends.values()
     stop = phase.early_stop
-    row = self._measure(recipe, step, state)
+    row = self._measure(step, state)
     generated = stop is not None and stop.generates
     if generated:
       row |= self._generate(step, state)
     self._rows.append(row)
     # A phase lasts until the weights to rewind to are copied.
-    can_end = not is_end and step > recipe.plan.rewind_to
+    can_end = not is_end and step > plan.rewind_to
     ends_early = stop is not None and can_end and stop.is_met(
         values_in(self._rows, stop, phase.name)
     )
@@ -87,30 +85,27 @@ class Evaluations:
     return row, ends_early
 
   def run_best(
-      self, recipe: Recipe, step: int, state: TrainState
+      self, step: int, state: TrainState
   ) -> dict[str, float | str]:
     """Evaluates the best weights, with which a phase ends.
 
     Args:
-      recipe: Recipe of the run.
       step: Steps completed at the end of the phase.
       state: The state with the best weights.
 
     Returns:
       The row to log, which replaces the values of the last weights.
     """
-    row = self._measure(recipe, step, state)
+    row = self._measure(step, state)
     row |= self._generate(step, state)
-    row |= self.best[recipe.plan.phase_at(step - 1).name].row
+    row |= self._run.best[self._run.plan.phase_at(step - 1).name].row
     _show(step, row)
     return row
 
-  def _measure(
-      self, recipe: Recipe, step: int, state: TrainState
-  ) -> dict[str, Any]:
+  def _measure(self, step: int, state: TrainState) -> dict[str, Any]:
     row: dict[str, Any] = {
-        'phase': recipe.plan.phase_at(step - 1).name,
-        **_sparsities(recipe, step, state),
+        'phase': self._run.plan.phase_at(step - 1).name,
+        **_sparsities(self._run, step, state),
     }
     for evaluate in self._every_time:
       row.update(evaluate(step, state.params))
@@ -126,12 +121,12 @@ class Evaluations:
       self, phase: Phase, step: int, row: Mapping[str, Any]
   ) -> Best | None:
     """Returns the best evaluation of a phase, which may be this one."""
-    best, stop = self.best.get(phase.name), phase.early_stop
+    best, stop = self._run.best.get(phase.name), phase.early_stop
     if stop is not None and stop.metric in row and stop.improves(
         row[stop.metric], None if best is None else best.value
     ):
       best = Best(stop.metric, float(row[stop.metric]), step)
-      self.best[phase.name] = best
+      self._run.best[phase.name] = best
     return best
 
 
@@ -142,14 +137,12 @@ def _show(step: int, row: Mapping[str, Any]) -> None:
   )
 
 
-def _sparsities(
-    recipe: Recipe, step: int, state: TrainState
-) -> dict[str, float]:
+def _sparsities(run: Run, step: int, state: TrainState) -> dict[str, float]:
   """Returns the measured and the planned sparsity of all layers."""
   mask = sparsity.get_mask(state.opt_state)
-  summary = sparsity.summarize(mask, state.params, where=recipe.where)
+  summary = sparsity.summarize(mask, state.params, where=run.where)
   asked = planned_sparsities(
-      recipe.plan, step - 1, recipe.abstract_state.params, recipe.where
+      run.plan, step - 1, run.abstract_state.params, run.where
   )
   row = {
       'sparsity/sparsified': summary.sparsity,

@@ -71,9 +71,15 @@ def open_task(
   if not config.task:
     return None
   examples = config.planned.examples
-  if planning and examples and not os.path.exists(config.task_dir):
-    return data.PlannedExamples(config.task, examples)
-  return data.load_task(config.task, config.task_dir)
+  try:
+    if planning and examples and not os.path.exists(config.task_dir):
+      return data.PlannedExamples(config.task, examples)
+    return data.load_task(config.task, config.task_dir)
+  except ValueError as error:
+    raise ValueError(
+        f'data.task is {config.task!r} and data.task_dir {config.task_dir!r}: '
+        f'{error}'
+    ) from error
 
 
 def create_sources(
@@ -114,3 +120,30 @@ def create_sources(
       task.train, corpus.tokenizer, max(lengths, default=127) + 1
   )
   return sources | {'task': examples}
+
+
+def tokens_per_epoch(source: data.Source, length: int) -> int:
+  """Returns the tokens of an epoch of a source, in rows of a length."""
+  return length * source.num_blocks(length)
+
+
+def check_validation(
+    corpus: data.Corpus, task: data.Task | None, length: int
+) -> None:
+  """Raises ValueError if a validation split has nothing to evaluate.
+
+  Args:
+    corpus: The corpus.
+    task: The task; `None`: there is none.
+    length: Tokens per sequence of the evaluations on the corpus.
+  """
+  if not data.Windows(corpus.validation).num_blocks(length):
+    raise ValueError(
+        f'corpus {corpus.name!r} has no row of {length} tokens in its '
+        'validation split; prepare it with a larger one, or shorten the phases.'
+    )
+  if task is not None and not task.validation:
+    raise ValueError(
+        f'task {task.name!r} has no example in its validation split; '
+        'add the file of that split to data.task_dir.'
+    )

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import logging
 import os
 import pathlib
@@ -15,14 +16,15 @@ from spdf_jax.training.best_checkpoints import at_step
 from spdf_jax.training.best_checkpoints import step_values
 from spdf_jax.training.evaluations import Evaluations
 from spdf_jax.training.evaluations import Evaluator
-from spdf_jax.training.losses import take_step
+from spdf_jax.training.losses import LEAST_SCALE
+from spdf_jax.training.losses import NotFinite
 from spdf_jax.training.metrics import MetricWriter
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.processes import Interrupts
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
-from spdf_jax.training.session import Session
+from spdf_jax.training.run import Run
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.train_log import TrainLog
 from spdf_jax.training.writers import AllWriters
@@ -54,7 +56,7 @@ class Interrupted(InterruptedError):
 
 
 def train(
-    session: Session,
+    run: Run,
     *,
     evaluators: Sequence[Evaluator] = (),
     phase_end_evaluators: Sequence[Evaluator] = (),
@@ -62,20 +64,19 @@ def train(
     profile: range = range(0),
     on_early_end: Callable[[], None] = lambda: None,
 ) -> TrainState:
-  """Trains through all phases, starting from the state of a session.
+  """Trains through all phases, starting from the state of an open run.
 
   Args:
-    session: Session of `open_session`; its state is consumed.
+    run: The run; its state is consumed, and it is closed at the end.
     evaluators: `(step, params) -> (name, value)` pairs, called every
       `config.eval_every` steps and at the end of each phase.
     phase_end_evaluators: The same, called at the end of each phase, and at
       every evaluation of a phase whose early stop needs generations.
-    writers: Functions of `choose_writers` that open writers of metrics beside
-      `metrics.jsonl`.
+    writers: Writers of metrics beside `metrics.jsonl`, see `choose_writers`.
     profile: Steps to trace, counted from 1; the trace is written to `profile/`
       in the workdir. See `parse_window`.
     on_early_end: Function called when a phase has ended early, which changes
-      `session.recipe`.
+      `run.plan`.
 
   Returns:
     The final state.
@@ -84,110 +85,123 @@ def train(
     Interrupted: the process received SIGTERM or SIGINT; everything is saved.
     NotFinite: a loss or gradient norm is not finite, or gradients overflow in
       float16 even with a loss scale of 1; nothing is saved after that step.
-    ValueError: the session was trained already.
+    ValueError: the run is not open, or was trained already.
   """
-  try:
-    return _train(
-        session, evaluators, phase_end_evaluators, writers, profile,
-        on_early_end,
-    )
-  finally:
-    try:
-      session.checkpoints.close()  # Saves that have begun are completed.
-    finally:
-      session.release()
-
-
-def _train(
-    session: Session,
-    evaluators: Sequence[Evaluator],
-    phase_end_evaluators: Sequence[Evaluator],
-    writers: Sequence[Open],
-    profile: range,
-    on_early_end: Callable[[], None],
-) -> TrainState:
-  recipe, state = session.recipe, session.state
-  # The compact step copies the state first, so nothing else may hold it.
-  session.state = None
-  if state is None:
-    raise ValueError(
-        'session has no state, since it was trained already; give a new one of '
-        'open_session.'
-    )
-  config = recipe.config
-  start = int(state.step)
-  writer = AllWriters([
-      MetricWriter(session.workdir / 'metrics.jsonl', start),
-      *(open_writer(start) for open_writer in writers),
-  ] if is_main_process() else [])
-  out = None if is_main_process() else open(os.devnull, 'w')
-  progress = Progress(recipe.plan, start, out=out)
-  rows = _rows_until(session.workdir, start)
-  log = TrainLog(writer, progress, recipe, _skipped_in(rows))
-  evaluations = Evaluations(
-      evaluators, phase_end_evaluators, rows, session.best
-  )
-  progress.best = evaluations.best
-  profiler = Profiler(profile, session.workdir / 'profile')
-  with Interrupts() as interrupts, profiler:
-    step = start
-    while step < recipe.plan.total_steps:
-      profiler.before_step(step + 1, state)
-      step_fn, state = recipe.prepare_step(state, step)
-      state, metrics = take_step(
-          step_fn, state, recipe.device_batch_at(step), step
+  with contextlib.closing(run), Interrupts() as interrupts:
+    # The compact step copies the state first, so nothing else may hold it.
+    state, run.state = run.state, None
+    if state is None:
+      raise ValueError(
+          'run has no state, since it is not open or was trained already; open '
+          'it.'
       )
-      step += 1
-      log.add(step, metrics)
-      if step == start + 1:
-        # The first step includes compilation, which is not training time.
-        jax.block_until_ready(metrics)
+    step = start = int(state.step)
+    rows = _rows_until(run.workdir, start)
+    evaluations = Evaluations(run, evaluators, phase_end_evaluators, rows)
+    out = None if is_main_process() else open(os.devnull, 'w')
+    progress = Progress(run, start, out=out)
+    writer = AllWriters([
+        MetricWriter(run.workdir / 'metrics.jsonl', start),
+        *(
+            open_writer(run.workdir, run.config.as_dict(), start)
+            for open_writer in writers
+        ),
+    ] if is_main_process() else [])
+    log = TrainLog(writer, progress, run, _skipped_in(rows))
+    with Profiler(profile, run.workdir / 'profile') as profiler:
+      while step < run.plan.total_steps:
+        profiler.before_step(step + 1, state)
+        step_fn, state = run.prepare_step(state, step)
+        state, metrics = take_step(
+            step_fn, state, run.device_batch_at(step), step
+        )
+        step += 1
+        log.add(step, metrics)
+        if step == start + 1:
+          # The first step includes compilation, which is not training time.
+          jax.block_until_ready(metrics)
+          log.restart_clock()
+          progress.resume(step)
+        stop = interrupts.stop_after(step)
+        ends = step in run.plan.ends.values()
+        evaluate = ends or step % run.config.eval_every == 0
+        save = stop or ends or step % run.config.checkpoints.every == 0
+        if not evaluate and not save:
+          continue
+        log.flush()
+        progress.pause()
+        dense = run.to_dense(state)
+        if evaluate:
+          row, ends_early = evaluations.run(step, dense)
+          writer.write_scalars(step, row)
+          if ends_early:
+            run.end_phase(step)
+            on_early_end()
+          best = run.best.get(run.plan.phase_at(step - 1).name)
+          if best is not None and best.step != step and (ends or ends_early):
+            logger.info('phase ends with its best weights: %s', best)
+            values = step_values(dense)
+            del dense, state  # Not held beside the best state.
+            dense = state = at_step(
+                run.checkpoints.restore_best(best, run.abstract_state), values
+            )
+            writer.write_scalars(step, evaluations.run_best(step, dense))
+          save = save or ends_early or (
+              best is not None and best.step == step
+          )
+        if save:
+          # Flushed first, so that no checkpoint is ahead of the log on disk.
+          writer.flush()
+          run.checkpoints.save(dense, run.best)
+        del dense
         log.restart_clock()
         progress.resume(step)
-      stop = interrupts.stop_after(step)
-      ends = step in recipe.plan.ends.values()
-      evaluate = ends or step % config.eval_every == 0
-      save = stop or ends or step % config.checkpoints.every == 0
-      if not evaluate and not save:
-        continue
-      log.flush()
-      progress.pause()
-      dense = recipe.to_dense(state)
-      if evaluate:
-        row, ends_early = evaluations.run(recipe, step, dense)
-        writer.write_scalars(step, row)
-        if ends_early:
-          recipe = session.end_phase(step)
-          on_early_end()
-          progress.follow(recipe.plan)
-          log.follow(recipe.plan)
-        phase = recipe.plan.phase_at(step - 1).name
-        best = evaluations.best.get(phase)
-        if best is not None and best.step == step:
-          save = True
-        elif best is not None and (ends or ends_early):
-          values = step_values(dense)
-          del dense, state  # Not held beside the best state.
-          dense = state = at_step(
-              session.checkpoints.restore_best(best, recipe.abstract_state),
-              values,
-          )
-          logger.info('phase %r ends with its best weights: %s', phase, best)
-          writer.write_scalars(step, evaluations.run_best(recipe, step, dense))
-        save = save or ends_early
-      if save:
-        # Flushed first, so that no checkpoint is ahead of the log on disk.
-        writer.flush()
-        session.checkpoints.save(dense, evaluations.best)
-      del dense
-      log.restart_clock()
-      progress.resume(step)
-      if stop:
-        break
-  writer.close()
-  if interrupts.received is not None and step < recipe.plan.total_steps:
-    raise Interrupted(interrupts.received, step)
-  return recipe.to_dense(state)
+        if stop:
+          break
+    writer.close()
+    if interrupts.received is not None and step < run.plan.total_steps:
+      raise Interrupted(interrupts.received, step)
+    return run.to_dense(state)
+
+
+def take_step(
+    step_fn: Callable[[Any, Any], tuple[Any, dict[str, Any]]],
+    state: Any,
+    batch: Any,
+    step: int,
+) -> tuple[Any, dict[str, Any]]:
+  """Takes a training step, repeated while gradients overflow in float16.
+
+  A step that overflows changes only the loss scale, and is repeated on the same
+  batch, so that data, phases and masks stay in step.
+
+  Args:
+    step_fn: The jitted `train_step`.
+    state: The state before the step; donated.
+    batch: Batch of the step.
+    step: Number of the step, from 0.
+
+  Returns:
+    The state after the step and its metrics; with a loss scale, they include
+    the number of attempts, `train/attempts`.
+
+  Raises:
+    NotFinite: gradients overflow even with the scale 1.
+  """
+  if state.loss_scale is None:
+    return step_fn(state, batch)
+  attempts = 0
+  while True:
+    attempts += 1
+    state, metrics = step_fn(state, batch)
+    if int(state.step) > step:
+      return state, metrics | {'train/attempts': attempts}
+    if metrics['train/loss_scale'] <= LEAST_SCALE:
+      raise NotFinite(
+          f'gradients of step {step + 1} are not finite in float16, with a '
+          'loss scale of 1 either; that step is not saved: lower the '
+          "learning rate, or set model.dtype to 'bfloat16' or 'float32'."
+      )
 
 
 def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:

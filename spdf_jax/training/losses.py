@@ -14,7 +14,7 @@ import optax
 PyTree = Any
 
 _FIRST_SCALE = 2.0**16
-_LEAST_SCALE = 1.0
+LEAST_SCALE = 1.0
 _SCALE_FACTOR = 2.0
 _GROWTH_INTERVAL = 2000  # Steps.
 
@@ -233,47 +233,7 @@ def adjust(loss_scale: LossScale, finite: jax.Array) -> LossScale:
       jnp.where(
           finite,
           jnp.where(grow, scale * _SCALE_FACTOR, scale),
-          jnp.maximum(scale / _SCALE_FACTOR, _LEAST_SCALE),
+          jnp.maximum(scale / _SCALE_FACTOR, LEAST_SCALE),
       ),
       jnp.where(finite & ~grow, steps, 0),
   )
-
-
-def take_step(
-    step_fn: Callable[[Any, Any], tuple[Any, dict[str, Any]]],
-    state: Any,
-    batch: Any,
-    step: int,
-) -> tuple[Any, dict[str, Any]]:
-  """Takes a training step, repeated while gradients overflow in float16.
-
-  A step that overflows changes only the loss scale, and is repeated on the same
-  batch, so that data, phases and masks stay in step.
-
-  Args:
-    step_fn: The jitted `train_step`.
-    state: The state before the step; donated.
-    batch: Batch of the step.
-    step: Number of the step, from 0.
-
-  Returns:
-    The state after the step and its metrics; with a loss scale, they include
-    the number of attempts, `train/attempts`.
-
-  Raises:
-    NotFinite: gradients overflow even with the scale 1.
-  """
-  if state.loss_scale is None:
-    return step_fn(state, batch)
-  attempts = 0
-  while True:
-    attempts += 1
-    state, metrics = step_fn(state, batch)
-    if int(state.step) > step:
-      return state, metrics | {'train/attempts': attempts}
-    if metrics['train/loss_scale'] <= _LEAST_SCALE:
-      raise NotFinite(
-          f'gradients of step {step + 1} are not finite in float16, with a '
-          'loss scale of 1 either; that step is not saved: lower the '
-          "learning rate, or set model.dtype to 'bfloat16' or 'float32'."
-      )

@@ -108,6 +108,13 @@ class PhaseConfig:
       ) from error
 
   @property
+  def counts_epochs(self) -> bool:
+    """Whether a length is in epochs, so that it depends on the data."""
+    rate = self.learning_rate
+    lengths = self.duration, self.rewind, rate.warmup, rate.to
+    return any('epoch' in length for length in lengths if length)
+
+  @property
   def _algorithms(self) -> list[str]:
     specs = _read_sparsity(self, member_specs)
     return [str(spec.get('algorithm')) for spec in specs]

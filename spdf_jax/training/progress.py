@@ -2,13 +2,11 @@
 """The progress line of training: position, speed and time left."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
 import sys
 import time
 from typing import TextIO
 
-from spdf_jax.training.best_checkpoints import Best
-from spdf_jax.training.plan import Plan
+from spdf_jax.training.run import Run
 
 # The module of stdout and stderr in Jupyter and Colab.
 _NOTEBOOK = 'ipykernel.iostream'
@@ -67,27 +65,23 @@ class Progress:
   new line is printed every `every_seconds`.
 
   Args:
-    plan: The phases.
+    run: The run.
     start: Step that training starts from.
     every_seconds: Seconds between lines that are not overwritten.
     out: Output stream; `None`: stderr.
     clock: Monotonic clock, in seconds.
-
-  Attributes:
-    best: Best evaluations of the phases so far, by name of the phase.
   """
 
   def __init__(
       self,
-      plan: Plan,
+      run: Run,
       start: int,
       *,
       every_seconds: float = 10.0,
       out: TextIO | None = None,
       clock: Callable[[], float] = time.monotonic,
   ):
-    self.best: Mapping[str, Best] = {}
-    self._plan = plan
+    self._run = run
     self._line = LiveLine(out)
     self._every = 0.5 if self._line.overwrites else every_seconds
     self._clock = clock
@@ -95,14 +89,10 @@ class Progress:
     self._last_tokens = self._tokens_until(start)
     self._rate = 0.0
 
-  def follow(self, plan: Plan) -> None:
-    """Replaces the plan after a phase has ended early."""
-    self._plan = plan
-
   def update(self, step: int, loss: float) -> None:
     """Records that `step` steps are completed; prints if a line is due."""
     now = self._clock()
-    done = step == self._plan.total_steps
+    done = step == self._run.plan.total_steps
     if now - self._last_time < self._every and not done:
       return
     tokens = self._tokens_until(step)
@@ -111,15 +101,15 @@ class Progress:
       # Averaged with the previous rate, since single intervals fluctuate.
       self._rate = 0.5 * (self._rate + rate) if self._rate else rate
     self._last_time, self._last_tokens = now, tokens
-    left = self._tokens_until(self._plan.total_steps) - tokens
-    phase = self._plan.phase_at(max(step - 1, 0))
+    left = self._tokens_until(self._run.plan.total_steps) - tokens
+    phase = self._run.plan.phase_at(max(step - 1, 0))
     time_left = format_seconds(left / self._rate) if self._rate else '?'
     line = (
-        f'{phase.name}  step {step}/{self._plan.total_steps}  loss {loss:.4f}'
-        f'  {self._rate:,.0f} tokens/s  {time_left} left'
+        f'{phase.name}  step {step}/{self._run.plan.total_steps}  '
+        f'loss {loss:.4f}  {self._rate:,.0f} tokens/s  {time_left} left'
     )
-    if phase.name in self.best:
-      line += f'  best at step {self.best[phase.name].step}'
+    if phase.name in self._run.best:
+      line += f'  best at step {self._run.best[phase.name].step}'
     self._line.show(line, last=done)
 
   def pause(self) -> None:
@@ -134,7 +124,7 @@ class Progress:
   def _tokens_until(self, step: int) -> int:
     return sum(
         max(0, min(step - start, phase.steps)) * phase.tokens_per_step
-        for phase, start in zip(self._plan.phases, self._plan.starts)
+        for phase, start in zip(self._run.plan.phases, self._run.plan.starts)
     )
 
 

@@ -8,9 +8,8 @@ import time
 import jax
 
 from spdf_jax.training.losses import NotFinite
-from spdf_jax.training.plan import Plan
 from spdf_jax.training.progress import Progress
-from spdf_jax.training.recipe import Recipe
+from spdf_jax.training.run import Run
 from spdf_jax.training.writers import Writer
 
 logger = logging.getLogger('spdf_jax')
@@ -22,26 +21,22 @@ class TrainLog:
   Args:
     writer: Writer of the metrics.
     progress: Progress that shows the logged losses.
-    recipe: Recipe of the run.
+    run: The run.
     skipped: Number of steps skipped before a restart.
   """
 
   def __init__(
-      self, writer: Writer, progress: Progress, recipe: Recipe, skipped: int
+      self, writer: Writer, progress: Progress, run: Run, skipped: int
   ):
     self._writer = writer
     self._progress = progress
-    self.follow(recipe.plan)
-    self._every = recipe.config.log_every
-    self._max_skipped = recipe.config.max_skipped_steps
+    self._run = run
+    self._every = run.config.log_every
+    self._max_skipped = run.config.max_skipped_steps
     self._skipped, self._skipped_in_a_row = skipped, 0
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._seconds = 0.0
     self._clock = time.monotonic()
-
-  def follow(self, plan: Plan) -> None:
-    """Replaces the plan after a phase has ended early."""
-    self._plan = plan
 
   def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Stores the metrics of `step`; checks and writes those before it."""
@@ -71,7 +66,7 @@ class TrainLog:
       return
     self._skipped += 1
     self._skipped_in_a_row += 1
-    phase = self._plan.phase_at(step - 1).name
+    phase = self._run.plan.phase_at(step - 1).name
     found = (
         f'{bad[0]} of step {step}, in phase {phase!r}, is '
         f'{float(metrics[bad[0]])}'
@@ -89,12 +84,12 @@ class TrainLog:
       return
     step, metrics = self._pending
     self._check_finite(step, metrics)
-    if step % self._every and step not in self._plan.ends.values():
+    if step % self._every and step not in self._run.plan.ends.values():
       return
     scalars = {name: float(value) for name, value in metrics.items()}
     self._stop_clock()
     self._writer.write_scalars(step, {
-        'phase': self._plan.phase_at(step - 1).name,
+        'phase': self._run.plan.phase_at(step - 1).name,
         **scalars,
         **({'train/skipped_steps': self._skipped} if self._max_skipped else {}),
         'time/seconds': round(self._seconds, 4),

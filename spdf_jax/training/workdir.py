@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The working directory of a run: its config, checkpoints and free space."""
 
+from collections.abc import Iterator
+import contextlib
+import dataclasses
 import itertools
 import json
+import logging
 import os
 import pathlib
 import re
@@ -16,46 +20,50 @@ from spdf_jax.files import lock_folder
 from spdf_jax.files import refuse_url
 from spdf_jax.files import unseal
 from spdf_jax.training import identity
+from spdf_jax.training import metrics
 from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.config import RunConfig
-from spdf_jax.training.metrics import write_atomically
 from spdf_jax.training.processes import is_main_process
 
 PyTree = Any
+
+logger = logging.getLogger('spdf_jax')
 
 CONFIG = 'config.json'
 """File of the config in a working directory."""
 
 
-def open_workdir(
-    workdir: str | os.PathLike[str], config: RunConfig
-) -> pathlib.Path:
-  """Creates a working directory, unless `check_workdir` refuses it.
+@contextlib.contextmanager
+def created(workdir: pathlib.Path) -> Iterator[None]:
+  """Creates a working directory, and removes it again after an error.
 
   Args:
-    workdir: The directory; created if missing.
-    config: The config of the run.
-
-  Returns:
-    The directory.
+    workdir: The directory, which `check_workdir` has accepted. It is not
+      removed if it existed or holds files.
 
   Raises:
     OSError: the directory cannot be written.
-    ValueError: the directory was made with another config, or the run would
-      start from a checkpoint that does not exist or is of another config.
   """
-  workdir = pathlib.Path(workdir)
-  check_workdir(workdir, config)
+  is_new = not workdir.exists()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    write_atomically(workdir / '.writable', '')
+    metrics.write_atomically(workdir / '.writable', '')
     (workdir / '.writable').unlink(missing_ok=True)
   except OSError as error:
     raise OSError(
         f'workdir {str(workdir)!r} cannot be written ({error.strerror}); give '
         'a writable directory.'
     ) from error
-  return workdir
+  try:
+    yield
+  except BaseException:
+    if is_new and is_main_process():
+      with contextlib.suppress(OSError):
+        if (workdir / 'checkpoints').exists():
+          (workdir / 'checkpoints').rmdir()
+        (workdir / '.lock').unlink(missing_ok=True)
+        workdir.rmdir()
+    raise
 
 
 def check_workdir(
@@ -130,7 +138,7 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
 def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:
   """Writes the config of a run to its working directory."""
   text = json.dumps(config.as_dict(), indent=2)
-  write_atomically(workdir / CONFIG, text + '\n')
+  metrics.write_atomically(workdir / CONFIG, text + '\n')
 
 
 def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:
@@ -160,6 +168,35 @@ def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:
         'the command of the run, which writes it again.'
     ) from error
   return identity.read_config(stored, f'config of workdir {str(workdir)!r}')
+
+
+def with_recorded_start(config: RunConfig, workdir: pathlib.Path) -> RunConfig:
+  """Returns a config with the `init_from` and `resume` of a run that began.
+
+  Args:
+    config: The config.
+    workdir: The directory; a config in it is used if it has checkpoints.
+
+  Returns:
+    The config.
+  """
+  if not saved_steps(workdir) or not (workdir / CONFIG).is_file():
+    return config
+  recorded = read_workdir_config(workdir)
+  different = identity.differences(*(
+      {'init_from': each.init_from, 'resume': each.resume}
+      for each in (recorded, config)
+  ))
+  if not different:
+    return config
+  logger.warning(
+      '%s, but workdir %r goes on from its own checkpoint; give another '
+      'workdir for another start.',
+      '; '.join(different), str(workdir),
+  )
+  return dataclasses.replace(
+      config, init_from=recorded.init_from, resume=recorded.resume
+  )
 
 
 def find_checkpoint(source: str) -> pathlib.Path:

@@ -4,7 +4,6 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-import functools
 import logging
 import os
 import pathlib
@@ -34,8 +33,10 @@ class Writer(Protocol):
     """Flushes and closes the writer."""
 
 
-Open = Callable[[int], Writer]
-"""A function that opens a writer, given the step a run resumes from."""
+Open = Callable[[pathlib.Path, Mapping[str, Any], int], Writer]
+"""A function `(workdir, config, step)` that opens a writer: working directory
+of the run, its config, JSON-able, and the step that it resumes from.
+"""
 
 
 class AllWriters:
@@ -182,33 +183,27 @@ WRITERS: dict[str, Any] = {
 """Writers to dashboards, by name."""
 
 
-def choose_writers(
-    names: Sequence[str],
-    workdir: str | os.PathLike[str],
-    config: Mapping[str, Any],
-) -> list[Open]:
+def choose_writers(names: Sequence[str]) -> list[Open]:
   """Chooses writers to dashboards by name, to open when training starts.
 
   Args:
     names: Keys of `WRITERS`.
-    workdir: Working directory of the run.
-    config: Config of the run, JSON-able.
 
   Returns:
-    Functions that open the writers.
+    The writers, not open yet.
 
   Raises:
     ValueError: a name is unknown.
     ImportError: the library of a writer is not installed.
 
   Example:
-    >>> choose_writers([], 'runs/a', {})
+    >>> choose_writers([])
     []
   """
   chosen = [lookup('writer', name, WRITERS) for name in names]
   for writer in chosen:
     require(writer.library, 'log')
-  return [functools.partial(writer, workdir, config) for writer in chosen]
+  return chosen
 
 
 def _numbers(scalars: Mapping[str, float | str]) -> dict[str, float]:

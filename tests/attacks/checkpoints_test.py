@@ -22,7 +22,7 @@ from spdf_jax.training.workdir import read_workdir_config
 def trained(tmp_path_factory):
   """A finished run of 14 steps, and its final state; not to be changed."""
   workdir = tmp_path_factory.mktemp('run') / 'a'
-  session = training.open_session(tiny_run.make_recipe(), workdir)
+  session = tiny_run.make_run().open(workdir)
   return workdir, training.train(session)
 
 
@@ -48,10 +48,10 @@ def save_with_another_array(workdir, state):
       lambda x: jnp.asarray(bits) if x is kernel else x, state.params
   )
   checkpoint = workdir / 'checkpoints' / '14'
-  recipe = tiny_run.make_recipe()
+  run = tiny_run.make_run()
   saved = Checkpoints(
-      workdir / 'other', phase_ends=recipe.plan.ends, keep=1,
-      config=recipe.config, fingerprints=recipe.fingerprints,
+      workdir / 'other', phase_ends=run.plan.ends, keep=1,
+      config=run.config, fingerprints=run.fingerprints,
   )
   saved.save(state.replace(params=params))
   saved.close()
@@ -66,7 +66,7 @@ def test_an_array_that_is_not_what_was_saved_is_found(
   checkpoint = save_with_another_array(workdir, trained[1])
   name = 'params/h_0/mlp/wi/kernel'
   message = f'checkpoint {checkpoint} is damaged: array {name}'
-  abstract = tiny_run.make_recipe().abstract_state
+  abstract = tiny_run.make_run().abstract_state
   with pytest.raises(ValueError, match=message):
     training.read_params(checkpoint, abstract.params)
   with pytest.raises(ValueError, match=message):
@@ -74,7 +74,7 @@ def test_an_array_that_is_not_what_was_saved_is_found(
   with pytest.raises(ValueError, match=f'14: .*{name}'):
     list(verify(str(workdir)))
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
-    session = training.open_session(tiny_run.make_recipe(), workdir)
+    session = tiny_run.make_run().open(workdir)
   assert int(session.state.step) == 12
   assert name in caplog.text
   tiny_run.assert_same_arrays(training.train(session), trained[1])
@@ -91,7 +91,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(
       if path.is_file()
   ]
   flip(max(files, key=lambda path: path.stat().st_size), place)
-  state = training.open_session(tiny_run.make_recipe(), workdir).state
+  state = tiny_run.make_run().open(workdir).state
   if int(state.step) == 14:
     tiny_run.assert_same_arrays(state, trained[1])
   else:
@@ -112,7 +112,7 @@ def test_masks_are_verified_too(trained, workdir):
 
 def test_a_checkpoint_under_the_name_of_another_step_is_not_used(workdir):
   (workdir / 'checkpoints' / '14').rename(workdir / 'checkpoints' / '99')
-  session = training.open_session(tiny_run.make_recipe(), workdir)
+  session = tiny_run.make_run().open(workdir)
   assert int(session.state.step) == 12
 
 
@@ -126,7 +126,7 @@ def test_checkpoints_of_earlier_versions_open_and_are_not_verified(
     fields.pop('sha256')
     fields.pop('digests', None)
     path.write_text(json.dumps(fields))
-  state = training.open_session(tiny_run.make_recipe(), workdir).state
+  state = tiny_run.make_run().open(workdir).state
   tiny_run.assert_same_arrays(state, trained[1])
   with pytest.raises(ValueError, match='can be used, but not verified'):
     checkpoint_files.verify_checkpoint(checkpoint)

@@ -19,10 +19,10 @@ def run(monkeypatch):
   monkeypatch.setattr(console, 'prepare', lambda: None)
 
   def run(text):
-    def fail(_):
+    def fail():
       raise jax.errors.JaxRuntimeError(text)
 
-    return console.run(['command'], lambda: 0, then=fail)
+    return console.run(['command'], lambda: fail)
 
   return run
 

@@ -1,6 +1,5 @@
 """Losses, gradients and weights that are not finite."""
 
-import dataclasses
 import functools
 import json
 import logging
@@ -20,39 +19,38 @@ from spdf_jax.training.metrics import read_rows
 @functools.cache
 def poisoned_step(skip_not_finite):
   """The step of a model whose loss is NaN for negative tokens."""
-  recipe = tiny_run.make_recipe()
+  run = tiny_run.make_run()
 
   def apply_fn(variables, tokens):
     factor = jnp.where(tokens[0, 0] < 0, jnp.nan, 1.0)
-    return factor * recipe.model.apply(variables, tokens)
+    return factor * run.model.apply(variables, tokens)
 
   return jax.jit(functools.partial(
-      training.train_step, apply_fn=apply_fn, optimizer=recipe.optimizer,
-      learning_rate=recipe.plan.learning_rate, skip_not_finite=skip_not_finite,
+      training.train_step, apply_fn=apply_fn, optimizer=run.optimizer,
+      learning_rate=run.plan.learning_rate, skip_not_finite=skip_not_finite,
   ))
 
 
 def poisoned_recipe(bad_steps, **changes):
-  """A recipe whose loss is NaN at some steps, counted from 1."""
-  recipe = tiny_run.make_recipe(**changes)
+  """A run whose loss is NaN at some steps, counted from 1."""
+  run = tiny_run.make_run(**changes)
 
   def batch_at(step, *args):
-    batch = recipe.batch_at(step, *args)
+    batch = whole(step, *args)
     if step + 1 not in bad_steps:
       return batch
     return batch._replace(inputs=-1 - batch.inputs)
 
-  poisoned = dataclasses.replace(recipe, batch_at=batch_at)
-  skip_not_finite = recipe.config.max_skipped_steps > 0
-  poisoned.__dict__['step'] = poisoned_step(skip_not_finite)
-  return poisoned
+  run.batch_at = batch_at
+  run.step = poisoned_step(run.config.max_skipped_steps > 0)
+  return run
 
 
 @pytest.mark.ci
 def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
-  recipe = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
+  run = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
-    state = training.train(training.open_session(recipe, tmp_path / 'run'))
+    state = training.train(run.open(tmp_path / 'run'))
   assert int(state.step) == 14
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
   assert 'step 8' in caplog.text and '3 so far' in caplog.text
@@ -65,27 +63,27 @@ def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
 
 
 def test_one_more_step_in_a_row_ends_the_run(tmp_path):
-  recipe = poisoned_recipe({3, 7, 8}, max_skipped_steps=1)
+  run = poisoned_run({3, 7, 8}, max_skipped_steps=1)
   with pytest.raises(training.NotFinite, match='of step 8'):
-    training.train(training.open_session(recipe, tmp_path / 'run'))
+    training.train(run.open(tmp_path / 'run'))
 
 
 @pytest.mark.ci
 def test_skipping_can_be_switched_on_for_a_run_that_stopped(tmp_path):
-  session = training.open_session(poisoned_recipe({8}), tmp_path / 'run')
+  session = poisoned_run({8}).open(tmp_path / 'run')
   with pytest.raises(training.NotFinite):
     training.train(session)
-  recipe = poisoned_recipe({8}, max_skipped_steps=1)
-  session = training.open_session(recipe, tmp_path / 'run')
+  run = poisoned_run({8}, max_skipped_steps=1)
+  session = run.open(tmp_path / 'run')
   assert int(training.train(session).step) == 14
 
 
 def test_a_skipped_step_changes_masks_but_no_kept_weight():
-  recipe = poisoned_recipe({6}, max_skipped_steps=1)
-  state = recipe.create_state()
+  run = poisoned_recipe({6}, max_skipped_steps=1)
+  state = run.create_state()
   for step in range(5):
-    state, _ = recipe.step(state, recipe.device_batch_at(step))
-  after, metrics = recipe.step(state, recipe.device_batch_at(5))
+    state, _ = run.step(state, run.device_batch_at(step))
+  after, metrics = run.step(state, run.device_batch_at(5))
   assert math.isnan(metrics['train/loss'])
   tiny_run.assert_same_arrays(after.params, state.params)
   assert int(after.step) == 6
@@ -99,20 +97,20 @@ def masks_of(state):
 
 
 def test_a_pruned_weight_that_was_nan_becomes_zero():
-  recipe = tiny_run.make_recipe()
-  state = recipe.create_state()
+  run = tiny_run.make_run()
+  state = run.create_state()
   masks = spdf.get_mask(state.opt_state)
   spoiled = jax.tree.map(
       lambda p, m: p if m is None else jnp.where(m, p, jnp.nan),
       state.params, masks, is_leaf=lambda x: x is None,
   )
   state = jax.jit(functools.partial(
-      training.train_step, optimizer=recipe.optimizer, apply_fn=lambda v, x: (
-          recipe.model.apply(
+      training.train_step, optimizer=run.optimizer, apply_fn=lambda v, x: (
+          run.model.apply(
               {'params': spdf.apply_mask(v['params'], masks)}, x
           )
-      ), learning_rate=recipe.plan.learning_rate,
-  ))(state.replace(params=spoiled), recipe.device_batch_at(0))[0]
+      ), learning_rate=run.plan.learning_rate,
+  ))(state.replace(params=spoiled), run.device_batch_at(0))[0]
   assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 

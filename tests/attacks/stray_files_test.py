@@ -1,7 +1,7 @@
 """Broken configs and stray names in workdirs are named or ignored."""
 
 import pytest
-from tiny_run import make_recipe
+from tiny_run import make_run
 
 from spdf_jax.training import workdir
 
@@ -12,7 +12,7 @@ from spdf_jax.training import workdir
 def test_a_broken_config_is_named(tmp_path, text):
   path = tmp_path / 'config.json'
   path.write_bytes(text)
-  config = make_recipe().config
+  config = make_run().config
   for read in (
       lambda: workdir.read_workdir_config(tmp_path),
       lambda: workdir.open_workdir(tmp_path, config),

@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run: its config, model, data and plan, and once open its state."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import functools
+import logging
+import math
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from spdf_jax import data
+from spdf_jax import files
+from spdf_jax import models
+from spdf_jax import sparsity
+from spdf_jax.sparsity import algorithms
+from spdf_jax.sparsity import tracking
+from spdf_jax.sparsity.selection import Where
+from spdf_jax.training import checkpoint_files
+from spdf_jax.training import checkpoints
+from spdf_jax.training import config as configs
+from spdf_jax.training import first_mask
+from spdf_jax.training import frozen
+from spdf_jax.training import inputs
+from spdf_jax.training import losses
+from spdf_jax.training import matmul
+from spdf_jax.training import mesh as meshes
+from spdf_jax.training import named_optimizers
+from spdf_jax.training import optimizers
+from spdf_jax.training import own_models
+from spdf_jax.training import plan as plans
+from spdf_jax.training import processes
+from spdf_jax.training import stored_state
+from spdf_jax.training import workdir as workdirs
+from spdf_jax.training.best_checkpoints import Best
+from spdf_jax.training.config import RunConfig
+from spdf_jax.training.own_models import OwnModel
+from spdf_jax.training.own_models import OwnSizes
+from spdf_jax.training.plan import Plan
+from spdf_jax.training.settings import ModelConfig
+from spdf_jax.training.step import create_state
+from spdf_jax.training.step import train_step
+from spdf_jax.training.step import TrainState
+
+PyTree = Any
+
+logger = logging.getLogger('spdf_jax')
+
+_PARAMS, _MASKS, _DROPOUT = range(3)  # Folded into the key of the seed.
+
+
+@dataclasses.dataclass
+class Run:
+  """A run, from its config to its state.
+
+  `Run.create` checks a config and builds all parts that do not need a workdir;
+  `open` then locks the workdir, and creates or restores the state that `train`
+  consumes. A phase that ends early replaces `plan`, in `end_phase`.
+
+  Attributes:
+    config: The config.
+    model: The Flax module of a preset, or an `OwnModel`.
+    where: The model's selection of sparsified leaves.
+    plan: The phases.
+    corpus: Text to pre-train on.
+    task: Task to fine-tune on; `None`: there is none.
+    sources: Sources of batches, by name.
+    init_params: Function that creates the initial parameters, dense.
+    state: State to train from; `None` until the run is open, and once training
+      has started.
+    best: Best evaluations of the phases so far, by name of the phase.
+
+  Example:
+    >>> run = Run.create(config, 'runs/a').open()  # doctest: +SKIP
+    >>> train(run)  # doctest: +SKIP
+  """
+
+  config: RunConfig
+  model: Any
+  where: Where
+  plan: Plan
+  corpus: data.Corpus | data.PlannedCorpus
+  task: data.Task | data.PlannedExamples | None
+  sources: Mapping[str, data.Source]
+  init_params: Callable[[], PyTree]
+  state: TrainState | None = None
+  best: dict[str, Best] = dataclasses.field(default_factory=dict)
+  _workdir: pathlib.Path | None = None
+  _checkpoints: checkpoints.Checkpoints | None = None
+  _release: Callable[[], None] = lambda: None
+
+  @classmethod
+  def create(
+      cls,
+      config: Any,
+      workdir: str | os.PathLike[str] | None = None,
+      *,
+      planning: bool = False,
+  ) -> 'Run':
+    """Builds a run from a config and checks it, without writing anything.
+
+    All that does not depend on the data is checked before the data is read.
+
+    Args:
+      config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+      workdir: Working directory of the run; `None`: it is not known yet.
+      planning: Whether the run is only planned. If so, a corpus or the files of
+        a task need not exist; their sizes are then those of
+        `config.data.planned`.
+
+    Returns:
+      The run.
+
+    Raises:
+      ValueError: the config is not valid, see `parse`, or does not fit the
+        devices, the data or the workdir, see `check_workdir`.
+    """
+    config = configs.parse(config)
+    mesh = meshes.create_mesh(**dataclasses.asdict(config.mesh))
+    _check_phases(config, mesh)
+    model = _create_model(config.model)
+    matmul.check_devices(config.matmul, mesh.size)
+    matmul.dense_apply(config.matmul, model)  # Checks the user's own model.
+    where = _where(model)
+    init = functools.partial(_init_params, model, config.seed)
+    params = jax.eval_shape(init)
+    parameters = _number_of_parameters(params)
+    plan = plans.draft_plan(config.phases, parameters)
+    _check_masks(plan, params, where)
+    if workdir is None or not workdirs.saved_steps(workdir):
+      first_mask.check_first_mask(plan, params, where)
+    frozen.frozen_at(plan, params)  # Checks the patterns.
+    named_optimizers.check_optimizer(config.optimizer, params, where)
+    if math.isfinite(plan.total_steps):
+      stored_state.check_storage(config.storage, plan, mesh)
+    if workdir is not None:
+      workdirs.check_workdir(workdir, config, params)
+
+    task = inputs.open_task(config.data, planning)
+    corpus = inputs.open_corpus(
+        config.data, model.config.vocab_size, planning
+    )
+    sources = inputs.create_sources(corpus, task, config.phases)
+    if any(phase.counts_epochs for phase in config.phases):
+      plan = plans.create_plan(
+          config.phases,
+          tokens_per_epoch={
+              name: functools.partial(inputs.tokens_per_epoch, source)
+              for name, source in sources.items()
+          },
+          parameters=parameters,
+      )
+      stored_state.check_storage(config.storage, plan, mesh)
+    run = cls(
+        config, model, where, plan, corpus, task, sources, jax.jit(init),
+        _workdir=None if workdir is None else pathlib.Path(workdir),
+    )
+    _ = run.batch_at  # Checks that the data suffices for the plan.
+    if not planning:
+      inputs.check_validation(*run.real_data, run.validation_length)
+    return run
+
+  def open(self, workdir: str | os.PathLike[str] | None = None) -> 'Run':
+    """Opens the workdir and creates or restores the state, with all checks.
+
+    The state is the first of these that exists: the workdir's own latest
+    checkpoint; the whole checkpoint of `config.resume`; a new state from the
+    parameters of `config.init_from`; a new state from initial parameters. With
+    the first, the `resume` and `init_from` that the workdir records are kept.
+
+    Args:
+      workdir: Working directory; by default that of `create`.
+
+    Returns:
+      This run, ready to train; nothing is left of a new workdir if it is
+      refused.
+
+    Raises:
+      ValueError: the workdir or a checkpoint is of another config, data or
+        model, another process has the workdir open, or the run to resume has
+        ended.
+      OSError: the workdir cannot be written, or has too little space.
+    """
+    if workdir is not None:
+      workdirs.check_workdir(workdir, self.config)
+      self._workdir = pathlib.Path(workdir)
+    with workdirs.created(self.workdir):
+      phases = self.plan.phases
+      best = sum(phase.early_stop is not None for phase in phases)
+      workdirs.check_free_space(
+          self.workdir, self.abstract_state,
+          # One more, since a new one is written before an old one is deleted.
+          self.config.checkpoints.keep + len(phases) + best + 1,
+      )
+      if processes.is_main_process():
+        self._release = files.lock_folder(self.workdir, 'workdir')
+      try:
+        self._restore()
+      except BaseException:
+        self.close()
+        raise
+    return self
+
+  def _restore(self) -> None:
+    """Creates or restores the state, and records the config of the run."""
+    self.config = workdirs.with_recorded_start(self.config, self.workdir)
+    state = self.checkpoints.restore_latest(self.abstract_state)
+    self.best = {}
+    ends: Mapping[str, int] = {}
+    if state is not None:
+      step = int(state.step)
+      logger.info('resuming from step %d of this workdir', step)
+      ends = self.checkpoints.ends_until(step)
+      self.best = self.checkpoints.best_until(step)
+    elif self.config.resume:
+      checkpoint = workdirs.find_checkpoint(self.config.resume)
+      ends = workdirs.past_ends(checkpoint)
+      last = self.plan.with_ends(ends).total_steps
+      if int(checkpoint.name) >= last:
+        raise ValueError(
+            f'resume: {checkpoint} is at step {checkpoint.name} of {last}, '
+            'which leaves nothing to train; give an earlier checkpoint.'
+        )
+      logger.info('resuming from %s', checkpoint)
+      state = self.read_checkpoint(checkpoint)
+    elif self.config.init_from:
+      checkpoint = workdirs.find_checkpoint(self.config.init_from)
+      logger.info('starting from the parameters of %s', checkpoint)
+      state = self.state_from(checkpoint_files.read_params(
+          checkpoint, self.abstract_state.params
+      ))
+    else:
+      state = self.create_state()
+    self.state = state
+    self._follow(ends)
+    # Written last, so that a run refused above leaves no config in the workdir.
+    if processes.is_main_process():
+      workdirs.write_workdir_config(self.workdir, self.config)
+
+  def close(self) -> None:
+    """Completes the saves that have begun, and releases the workdir."""
+    try:
+      self._close_checkpoints()
+    finally:
+      self._release()
+
+  def _close_checkpoints(self) -> None:
+    if self._checkpoints is not None:
+      self._checkpoints.close()
+      self._checkpoints = None
+
+  def end_phase(self, step: int) -> None:
+    """Ends the current phase early, so that the next one starts here.
+
+    Args:
+      step: Steps completed.
+    """
+    logger.info('phase %r ends early', self.plan.phase_at(step - 1).name)
+    self._follow({
+        phase.name: min(start + phase.steps, step)
+        for phase, start in zip(self.plan.phases, self.plan.starts)
+        if start < step
+    })
+
+  def _follow(self, ends: Mapping[str, int]) -> None:
+    """Applies the recorded ends of phases, see `Plan.with_ends`."""
+    plan = self.plan.with_ends(ends)
+    if plan is self.plan:
+      return
+    self.plan = plan
+    self._close_checkpoints()
+    for name, value in vars(Run).items():
+      if isinstance(value, functools.cached_property):
+        vars(self).pop(name, None)  # Computed again for the new plan.
+
+  @property
+  def workdir(self) -> pathlib.Path:
+    """Directory of config, metrics and checkpoints.
+
+    Raises:
+      ValueError: it is not known.
+    """
+    if self._workdir is None:
+      raise ValueError('run has no workdir; give one to create or open.')
+    return self._workdir
+
+  @property
+  def checkpoints(self) -> checkpoints.Checkpoints:
+    """Checkpoints of the workdir of an open run."""
+    if self._checkpoints is None:
+      self._checkpoints = checkpoints.Checkpoints(
+          self.workdir,
+          phase_ends=self.plan.ends,
+          keep=self.config.checkpoints.keep,
+          config=self.config,
+          fingerprints=self.fingerprints,
+      )
+    return self._checkpoints
+
+  def read_checkpoint(self, checkpoint: pathlib.Path) -> TrainState:
+    """Restores the state of a checkpoint of this config and data."""
+    return checkpoint_files.read_checkpoint(
+        checkpoint, self.abstract_state, config=self.config,
+        fingerprints=self.fingerprints,
+    )
+
+  @property
+  def real_data(self) -> tuple[data.Corpus, data.Task | None]:
+    """The corpus and the task.
+
+    Raises:
+      ValueError: one of them has a planned size only.
+    """
+    corpus, task = self.corpus, self.task
+    if isinstance(corpus, data.PlannedCorpus) or isinstance(
+        task, data.PlannedExamples
+    ):
+      raise ValueError(
+          f'run has only planned sizes of corpus {corpus.name!r} or of its '
+          'task; create it with planning=False, which reads them.'
+      )
+    return corpus, task
+
+  @property
+  def fingerprints(self) -> dict[str, str]:
+    """Fingerprints of the data, by source."""
+    return {name: s.fingerprint for name, s in self.sources.items()}
+
+  @functools.cached_property
+  def batch_at(self) -> data.BatchAt:
+    """Pure function from a step to its batch."""
+    return data.schedule_batches(
+        self.sources,
+        [
+            data.Allotment(p.data, p.batch_size, p.length, p.steps, p.reshuffle)
+            for p in self.plan.phases
+        ],
+        seed=self.config.seed,
+        max_epochs=dataclasses.asdict(self.config.data.max_epochs),
+    )
+
+  @functools.cached_property
+  def optimizer(self) -> optax.GradientTransformationExtraArgs:
+    """Optimizer inside `sparsify`; it tracks mask updates within phases."""
+    return self._optimizer_of(self.plan)
+
+  def _optimizer_of(
+      self, plan: Plan
+  ) -> optax.GradientTransformationExtraArgs:
+    return optimizers.create_optimizer(
+        self.config.optimizer, plan, where=self.where, key=self._key(_MASKS)
+    )
+
+  def _key(self, use: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(self.config.seed), use)
+
+  @functools.cached_property
+  def mesh(self) -> jax.sharding.Mesh:
+    """Mesh of all devices."""
+    return meshes.create_mesh(**dataclasses.asdict(self.config.mesh))
+
+  @functools.cached_property
+  def abstract_state(self) -> TrainState:
+    """Shapes, dtypes and shardings of the state."""
+    return meshes.shard_shapes(self.mesh, jax.eval_shape(self._first_state))
+
+  @property
+  def _shardings(self) -> TrainState:
+    return jax.tree.map(lambda x: x.sharding, self.abstract_state)
+
+  @property
+  def _first_loss_scale(self) -> losses.LossScale | None:
+    return losses.create_loss_scale(self.model.config.dtype)
+
+  @property
+  def _first_state(self) -> Callable[[], TrainState]:
+    optimizer = self.optimizer  # Created here, not while the state is traced.
+    return lambda: create_state(
+        self.init_params(), optimizer, self._first_loss_scale
+    )
+
+  def create_state(self) -> TrainState:
+    """Creates the state at step 0, sharded from the start."""
+    if self.plan.phases[0].initial_mask:
+      return self.state_from(self.init_params())
+    return jax.jit(self._first_state, out_shardings=self._shardings)()
+
+  def state_from(self, params: PyTree) -> TrainState:
+    """Creates the state at step 0 from parameters, sharded as in this run.
+
+    Raises:
+      ValueError: a given mask does not fit the parameters or the plan.
+    """
+    create = functools.partial(
+        create_state,
+        optimizer=self._first_optimizer(params),
+        loss_scale=self._first_loss_scale,
+    )
+    if jax.process_count() == 1:
+      # Not jitted, since checks of given masks need concrete values.
+      return jax.device_put(create(params), self._shardings)
+    return jax.jit(create, out_shardings=self._shardings)(params)
+
+  def _first_optimizer(
+      self, params: PyTree
+  ) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer whose initial mask is that of the config."""
+    name = self.plan.phases[0].initial_mask
+    if not name:
+      return self.optimizer
+    if name in first_mask.SALIENCIES:
+      mask = first_mask.mask_by_saliency(
+          self.plan, self._mean_loss, params, self.batch_at(0),
+          where=self.where,
+      )
+    else:
+      mask = first_mask.mask_of_run(name, params)
+    init = first_mask.init_with(self.plan, mask, where=self.where)
+    return self._optimizer_of(dataclasses.replace(self.plan, init=init))
+
+  def _mean_loss(self, params: PyTree, batch: data.Batch) -> jax.Array:
+    sums = self.config.loss(self.model.apply, {'params': params}, batch)
+    return sums.objective / losses.number_of_tokens(batch.weights)
+
+  def device_batch_at(self, step: int) -> data.Batch:
+    """Places the batch of a step on the mesh; processes read their own rows."""
+    phase = self.plan.phase_at(step)
+    return meshes.place_batch(
+        self.mesh,
+        functools.partial(self.batch_at, step),
+        (phase.batch_size, phase.length),
+    )
+
+  @functools.cached_property
+  def sparse_steps(self) -> matmul.SparseSteps | None:
+    """Model and threshold of sparse steps; `None`: dense products only."""
+    phases = [p for p in self.plan.phases if p.sparsity != 0]
+    if not phases:
+      return None
+    return matmul.sparse_steps(
+        self.config.matmul,
+        self.model,
+        tokens=min(p.batch_size * p.length for p in phases),
+    )
+
+  @property
+  def dropout_key(self) -> jax.Array | None:
+    """Key of the dropout of all steps; `None`: the model has no dropout."""
+    return self._key(_DROPOUT) if self.model.config.dropout else None
+
+  @functools.cached_property
+  def step(self) -> Any:
+    """Jitted training step, which donates its first argument, the state."""
+    return self._jit_step(self._shardings)
+
+  @functools.cached_property
+  def compact_step(self) -> Any:
+    """Jitted training step of compact states, which hold kept values only."""
+    return self._jit_step(self._replicated)
+
+  @property
+  def _replicated(self) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(self.mesh, jax.P())
+
+  def _jit_step(self, shardings: Any) -> Any:
+    step = functools.partial(
+        train_step,
+        apply_fn=matmul.dense_apply(self.config.matmul, self.model),
+        optimizer=self.optimizer,
+        learning_rate=self.plan.learning_rate,
+        sparse_steps=self.sparse_steps,
+        loss=self.config.loss,
+        micro_batches=self.config.micro_batches,
+        dropout_key=self.dropout_key,
+        skip_not_finite=self.config.max_skipped_steps > 0,
+        rewinds=self.plan.rewinds,
+        frozen=frozen.frozen_at(self.plan, self.abstract_state.params),
+    )
+    if self.plan.updates_masks:
+      step = functools.partial(step, statistics=tracking.mask_statistics)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+  def prepare_step(
+      self, state: TrainState, step: int
+  ) -> tuple[Any, TrainState]:
+    """Returns the jitted function of a step, and the state converted for it.
+
+    Args:
+      state: The state, dense or compact.
+      step: The step, from 0.
+
+    Returns:
+      The jitted step and the state, which the step donates.
+    """
+    if stored_state.is_compact_at(self.config.storage, self.plan, step):
+      if not stored_state.is_compact(state):
+        state = stored_state.to_compact(state, self._replicated)
+      return self.compact_step, state
+    return self.step, self.to_dense(state)
+
+  def to_dense(self, state: TrainState) -> TrainState:
+    """Converts a state to dense arrays, for checkpoints and evaluations."""
+    if not stored_state.is_compact(state):
+      return state
+    return stored_state.to_dense(state, self._shardings)
+
+  def compile_step(self, batch_size: int, length: int) -> Any:
+    """Compiles the step for a batch shape, without any arrays."""
+    shape = functools.partial(
+        jax.ShapeDtypeStruct, (batch_size, length),
+        sharding=meshes.batch_sharding(self.mesh, batch_size),
+    )
+    batch = data.Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
+    return self.step.lower(self.abstract_state, batch).compile()
+
+  @property
+  def parameters(self) -> int:
+    """Number of parameters of the model."""
+    return _number_of_parameters(self.abstract_state.params)
+
+  @property
+  def validation_length(self) -> int:
+    """Tokens per sequence of the evaluations on the corpus."""
+    return max(
+        (p.length for p in self.plan.phases if p.data == 'corpus'),
+        default=self.model.config.max_length,
+    )
+
+
+def _check_phases(config: RunConfig, mesh: jax.sharding.Mesh) -> None:
+  for phase in config.phases:
+    phase.create_algorithm()  # Checks user-defined algorithms too.
+    try:
+      meshes.check_batches(mesh, phase.batch_size, config.micro_batches)
+    except ValueError as error:
+      raise ValueError(f'phase {phase.name!r}: {error}') from error
+
+
+def _create_model(config: ModelConfig) -> Any:
+  if isinstance(config.sizes, OwnSizes):
+    return own_models.create_own_model(config.preset, config.sizes)
+  return models.model_of(config.sizes)
+
+
+def _where(model: Any) -> Where:
+  return model.where if isinstance(model, OwnModel) else models.sparsifiable
+
+
+def _init_params(model: Any, seed: int) -> PyTree:
+  key = jax.random.fold_in(jax.random.key(seed), _PARAMS)
+  return model.init(key, jnp.zeros((1, 2), jnp.int32))['params']
+
+
+def _number_of_parameters(params: PyTree) -> int:
+  return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
+
+
+def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
+  """Raises ValueError if an algorithm has no masks for the parameters."""
+  for span in plan.spans:
+    if not isinstance(span.sparsity, Mapping):
+      continue
+    masked = sparsity.sparsify(
+        optax.identity(), algorithms.create_algorithm(span.sparsity),
+        where=where, key=0,
+    )
+    try:
+      jax.eval_shape(masked.init, params)
+    except ValueError as error:
+      raise ValueError(f'phase {span.names[0]!r}: {error}') from error
