@@ -53,9 +53,9 @@ from spdf_jax.data import corpora
 from spdf_jax.interop import configs
 from spdf_jax.interop import tensors
 from spdf_jax.sparsity import trees
-from spdf_jax.training import best_checkpoints
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import densified
+from spdf_jax.training import early_stop
 from spdf_jax.training import workdir as workdirs
 
 _FROM_HF = flags.DEFINE_string(
@@ -220,7 +220,7 @@ def export_model(
         end_of_text=meta['config'].get('end_of_text') if tokenizer is None
         else tokenizer.end_of_text,
     )
-  best = best_checkpoints.describe_best(meta, int(checkpoint.name))
+  best = early_stop.describe_best(meta, int(checkpoint.name))
   best_text = f', {best}' if best else ''
   return f'{directory} is written{best_text}; {_describe_mask(mask)}'
 

@@ -167,7 +167,7 @@ def test_a_field_without_a_value_is_refused(path):
     ('phases', {}, 'set phases.order'),
     ('phases.order', ['pretrian'], "phase 'pretrian' is unknown; did you mean"),
     ('phases.order', ['continuation'], "first and has the schedule 'contin"),
-    ('phases.pretrain', 3, "'phases.pretrain' is 3; give its fields, dur"),
+    ('phases.pretrain', 3, "'phases.pretrain' is 3; give its fields, dat"),
     ('phases.pretrain.restart', 1, 'restart. is 1; it must be True or False'),
     ('phases.pretrain.duration', 9, 'duration. is 9; it must be text'),
     ('phases.pretrain.sparsity', None, 'it must be a number or a mapping'),

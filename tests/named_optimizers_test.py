@@ -23,10 +23,10 @@ from spdf_jax.training import Plan
 from spdf_jax.training import Run
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
-from spdf_jax.training.named_optimizers import check_optimizer
-from spdf_jax.training.named_optimizers import OPTIMIZERS
-from spdf_jax.training.named_optimizers import read_optimizer
+from spdf_jax.training.optimizers import check_optimizer
 from spdf_jax.training.optimizers import create_optimizer
+from spdf_jax.training.optimizers import OPTIMIZERS
+from spdf_jax.training.optimizers import read_optimizer
 
 # Optimizers of optax that warn of their own arguments.
 pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings(

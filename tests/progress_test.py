@@ -8,7 +8,7 @@ import pytest
 
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
-from spdf_jax.training.best_checkpoints import Best
+from spdf_jax.training.early_stop import Best
 from spdf_jax.training.progress import format_seconds
 from spdf_jax.training.progress import Progress
 

@@ -34,7 +34,7 @@ import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training import matmul
-from spdf_jax.training import stored_state
+from spdf_jax.training import storage
 
 DTYPES = ('float32', 'bfloat16')
 _OVER_FASTEST = {0.0: 0.8, 0.75: 1.9, 0.9: 2.7}
@@ -175,6 +175,6 @@ def compile_step(
           optimizer=optimizer,
           learning_rate=subject.plan.learning_rate,
       ),
-      stored_state.to_compact(state) if sparsity else state,
+      storage.to_compact(state) if sparsity else state,
       subject.batch,
   )

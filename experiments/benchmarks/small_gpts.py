@@ -22,7 +22,7 @@ from spdf_jax import data
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training.config import parse
-from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.phases import Phase
 
 SPARSITY = 0.75
 _TOKENS_PER_EPOCH = 2**24
@@ -120,7 +120,7 @@ def random_grads(params: PyTree, rng: np.random.Generator) -> PyTree:
 
 
 def _create_plan(
-    phases: Sequence[PhaseConfig], params: PyTree
+    phases: Sequence[Phase], params: PyTree
 ) -> training.Plan:
   tokens = lambda length: _TOKENS_PER_EPOCH
   return training.create_plan(

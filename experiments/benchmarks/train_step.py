@@ -36,7 +36,7 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.training import matmul
 from spdf_jax.training import optimizers
-from spdf_jax.training import stored_state
+from spdf_jax.training import storage
 
 _LARGEST_SCRATCH = 0.5
 """Largest scratch as a share of Adam's state: that of the masked gradient."""
@@ -102,10 +102,10 @@ def measure_native(
     )
     state = small_gpts.first_state(subject.params, optimizer)
     programs.append(
-        compile_step(step, optimizer, stored_state.to_compact(state)))
+        compile_step(step, optimizer, storage.to_compact(state)))
     programs.append(compile_step(step, optimizer, state))
   sizes = [
-      stored_state.bytes_per_weight(program.state)
+      storage.bytes_per_weight(program.state)
       for program in programs[1::2]]
   timings = measuring.interleave(
       [compiled.repeated(program) for program in programs],

@@ -12,7 +12,6 @@ import jax
 from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity import trees
-from spdf_jax.training import stored_state
 from spdf_jax.training import workdir
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.run import Run
@@ -208,11 +207,11 @@ def _compact_memory(run: Run) -> list[str]:
   storage, lines = run.config.storage, []
   for phase in run.plan.phases:
     last = run.plan.ends[phase.name] - 1
-    if not stored_state.is_compact_at(storage, run.plan, last):
+    if not storage.is_compact_at(storage, run.plan, last):
       continue
     dense = run.abstract_state
-    state = stored_state.planned_state(dense, run.plan, run.where, last)
-    each = stored_state.bytes_per_weight
+    state = storage.planned_state(dense, run.plan, run.where, last)
+    each = storage.bytes_per_weight
     lines.append(
         f'stored compactly in phase {phase.name!r}: '
         f'{_size(workdir.checkpoint_bytes(state))} of parameters, optimizer '

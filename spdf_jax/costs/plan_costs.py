@@ -16,11 +16,11 @@ from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import OwnShape
-from spdf_jax.training import planned_sparsity
+from spdf_jax.training import plan
 from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.planned_sparsity import PlannedSparsity
+from spdf_jax.training.plan import PlannedSparsity
 from spdf_jax.training.run import Run
 
 _MULTIPLIES_ZEROS = (
@@ -60,7 +60,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
 
   found = find_spans(
       run.plan,
-      lambda step: planned_sparsity.mean_sparsity(
+      lambda step: plan.mean_sparsity(
           layer_sparsities(run, step)
       ),
       cost,
@@ -134,7 +134,7 @@ def _describe_compute(run: Run) -> str:
 
 def layer_sparsities(run: Run, step: int) -> dict[str, PlannedSparsity]:
   """Returns the planned sparsity of each layer at a step."""
-  return planned_sparsity.planned_sparsities(
+  return plan.planned_sparsities(
       run.plan, step, run.abstract_state.params, run.where
   )
 

@@ -26,9 +26,9 @@ from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.data import Batch
-from spdf_jax.training import planned_sparsity
+from spdf_jax.training import plan
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.planned_sparsity import PlannedSparsity
+from spdf_jax.training.plan import PlannedSparsity
 from spdf_jax.training.run import Run
 
 _MASKED = 0.5  # Any value above 0 marks masked products for `with_sparsity`.
@@ -238,7 +238,7 @@ def simulate_run(
         name=phase.name,
         steps=phase.steps,
         tokens=phase.tokens,
-        sparsity=planned_sparsity.mean_sparsity(dict(sparsities_at(end - 1))),
+        sparsity=plan.mean_sparsity(dict(sparsities_at(end - 1))),
         micro_batches=parts_of(phase.batch_size, phase.length),
         seconds=seconds[i] + updated * device.step_seconds,
         dense_seconds=float(dense.seconds) * phase.steps,
@@ -328,7 +328,7 @@ def simulate_inference(
       )
       for at in (sparsities, None)
   )
-  shares = planned_sparsity.mean_sparsity(dict(sparsities)), 0.0
+  shares = plan.mean_sparsity(dict(sparsities)), 0.0
   sparse, dense = (
       Inference(share, report, batch_size * new)
       for share, report in zip(shares, reports)
@@ -337,7 +337,7 @@ def simulate_inference(
 
 
 def _sparsities_at(run: Run, step: int) -> Sparsities:
-  return tuple(planned_sparsity.planned_sparsities(
+  return tuple(plan.planned_sparsities(
       run.plan, step, run.abstract_state.params, run.where
   ).items())
 

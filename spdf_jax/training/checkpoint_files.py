@@ -18,8 +18,9 @@ from spdf_jax.sparsity.trees import by_name
 from spdf_jax.sparsity.trees import path_parts
 from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.config import RunConfig
-from spdf_jax.training.digests import digest_arrays
+from spdf_jax.training.early_stop import describe_best
 from spdf_jax.training.identity import describe_arrays
+from spdf_jax.training.identity import digest_arrays
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.identity import past_identity
 from spdf_jax.training.identity import read_config

@@ -18,8 +18,10 @@ from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.checkpoint_files import read_checkpoint
 from spdf_jax.training.config import RunConfig
-from spdf_jax.training.digests import digest_arrays
+from spdf_jax.training.early_stop import Best
+from spdf_jax.training.early_stop import read_bests
 from spdf_jax.training.identity import describe_arrays
+from spdf_jax.training.identity import digest_arrays
 from spdf_jax.training.identity import MismatchError
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import free_name

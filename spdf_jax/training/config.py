@@ -14,16 +14,16 @@ from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import plain
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.fields import Reader
-from spdf_jax.training.learning_rates import check_first
 from spdf_jax.training.learning_rates import LearningRate
 from spdf_jax.training.learning_rates import TAKES
 from spdf_jax.training.losses import Loss
 from spdf_jax.training.matmul import MATMULS
-from spdf_jax.training.named_optimizers import NamedOptimizer
-from spdf_jax.training.named_optimizers import read_optimizer
+from spdf_jax.training.optimizers import NamedOptimizer
+from spdf_jax.training.optimizers import read_optimizer
 from spdf_jax.training.own_models import OwnSizes
-from spdf_jax.training.phases import check_names
-from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.phases import check_order
+from spdf_jax.training.phases import Phase
+from spdf_jax.training.phases import Rate
 from spdf_jax.training.settings import check_counts
 from spdf_jax.training.settings import CheckpointConfig
 from spdf_jax.training.settings import DataConfig
@@ -79,7 +79,7 @@ class RunConfig:
   mesh: MeshConfig
   data: DataConfig
   optimizer: OptimizerConfig | NamedOptimizer
-  phases: tuple[PhaseConfig, ...]
+  phases: tuple[Phase, ...]
   evaluation: EvaluationConfig
   eval_every: int
   log_every: int
@@ -114,8 +114,7 @@ class RunConfig:
         )
     if isinstance(self.model.sizes, OwnSizes):
       self._check_own_model()
-    check_names([phase.name for phase in self.phases])
-    check_first(self.phases[0].name, self.phases[0].learning_rate)
+    check_order(self.phases)
     for phase in self.phases:
       self._check_phase(phase)
     lengths = [phase.length for phase in self.phases if phase.data == 'corpus']
@@ -153,7 +152,7 @@ class RunConfig:
             f'own, which does not support it; set {needed!r}.'
         )
 
-  def _check_phase(self, phase: PhaseConfig) -> None:
+  def _check_phase(self, phase: Phase) -> None:
     """Checks a phase against the model, the data and the evaluations."""
     sources = ('corpus', 'task') if self.data.task else ('corpus',)
     lookup(
@@ -201,6 +200,7 @@ class RunConfig:
     fields['optimizer'] = self.optimizer.as_dict()
     fields['phases'] = {'order': [phase.name for phase in self.phases]} | {
         phase.pop('name'): phase for phase in fields['phases']
+        if not phase.pop('steps')
     }
     return fields
 
@@ -221,7 +221,7 @@ def parse(config: Any) -> RunConfig:
   return read_fields(RunConfig, plain(config), readers=_READERS)
 
 
-def parse_phases(phases: Mapping[str, Any]) -> tuple[PhaseConfig, ...]:
+def parse_phases(phases: Mapping[str, Any]) -> tuple[Phase, ...]:
   """Parses the phases of a config.
 
   Args:
@@ -289,7 +289,7 @@ def _read_model(given: Any, path: str) -> ModelConfig:
   return ModelConfig(given['preset'], models.create_model(**given).config)
 
 
-def _read_phase(name: str, given: Any) -> PhaseConfig:
+def _read_phase(name: str, given: Any) -> Phase:
   """Reads a phase; error messages name the phase."""
   path = f'phases.{name}'
 
@@ -303,12 +303,15 @@ def _read_phase(name: str, given: Any) -> PhaseConfig:
     return read_named
 
   check_known(given, dict.fromkeys(
-      f.name for f in dataclasses.fields(PhaseConfig) if f.name != 'name'
+      f.name for f in dataclasses.fields(Phase)
+      if f.name not in ('name', 'steps')
   ), path)
-  return read_fields(PhaseConfig, {**given, 'name': name}, path, {
-      LearningRate: named('learning rate of ', _read_rate),
+  return read_fields(Phase, {**given, 'name': name, 'steps': None}, path, {
+      Any: lambda given, path: given,  # The number of steps, not given here.
+      Rate: named('learning rate of ', _read_rate),
       EarlyStop | None: named('', _read_early_stop),
       float | None: _read_optional(float),
+      str | int | None: _read_optional(str),
       str | None: _read_optional(str),
       tuple[str, ...] | None: _read_patterns,
   })
@@ -354,5 +357,5 @@ def _read_patterns(given: Any, path: str) -> tuple[str, ...] | None:
 _READERS: Mapping[Any, Reader] = {
     ModelConfig: _read_model,
     OptimizerConfig | NamedOptimizer: read_optimizer,
-    tuple[PhaseConfig, ...]: lambda given, path: parse_phases(given),
+    tuple[Phase, ...]: lambda given, path: parse_phases(given),
 }

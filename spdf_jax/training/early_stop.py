@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Early stopping, on a metric of the evaluations."""
+"""Early stopping on a metric of the evaluations, and the best of a phase."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import Any
+from typing import NamedTuple
 
 from spdf_jax.names import lookup
 
@@ -95,3 +98,74 @@ class EarlyStop:
     if value is None or not math.isfinite(value):  # Logged as null.
       return math.inf
     return -value if METRICS[self.metric] else value
+
+
+PyTree = Any
+
+
+class Best(NamedTuple):
+  """The best evaluation of a phase so far."""
+
+  metric: str
+  """The metric of the phase's early stop."""
+
+  value: float
+  """The best value of the metric."""
+
+  step: int
+  """The step of the evaluation, the earliest of equal ones."""
+
+  def __str__(self) -> str:
+    return f'step {self.step}, {self.metric} {self.value:.4g}'
+
+  @property
+  def row(self) -> dict[str, float]:
+    """The values to log.
+
+    Example:
+      >>> Best('target/loss', 2.5, 40).row
+      {'best/step': 40, 'best/target/loss': 2.5}
+    """
+    return {'best/step': self.step, f'best/{self.metric}': self.value}
+
+
+def read_bests(meta: Mapping[str, Any]) -> dict[str, Best]:
+  """Returns the best of each phase from the metadata of a checkpoint.
+
+  Args:
+    meta: The metadata; an earlier version wrote it without any best.
+
+  Returns:
+    The best by name of the phase.
+
+  Example:
+    >>> read_bests({'best': {'tune': ['target/loss', 2.5, 40]}})['tune'].step
+    40
+  """
+  stored = meta['best'] if 'best' in meta else {}
+  return {name: Best(*fields) for name, fields in stored.items()}
+
+
+def describe_best(meta: Mapping[str, Any], step: int) -> str:
+  """Describes which best weights a checkpoint holds.
+
+  Args:
+    meta: The metadata of the checkpoint.
+    step: The step of the checkpoint.
+
+  Returns:
+    A phrase; `''` if the checkpoint is neither a best one nor at the end of a
+    phase that has one.
+
+  Example:
+    >>> meta = {'best': {'tune': ['target/loss', 2.5, 40]},
+    ...         'phase_ends': {'tune': 60}}
+    >>> describe_best(meta, 60)
+    "the best of phase 'tune' (step 40, target/loss 2.5)"
+    >>> describe_best(meta, 50)
+    ''
+  """
+  for name, best in read_bests(meta).items():
+    if step in (best.step, meta['phase_ends'][name]):
+      return f'the best of phase {name!r} ({best})'
+  return ''

@@ -9,10 +9,10 @@ import logging
 from typing import Any
 
 from spdf_jax import sparsity
-from spdf_jax.training.best_checkpoints import Best
+from spdf_jax.training.early_stop import Best
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.planned_sparsity import planned_sparsities
+from spdf_jax.training.plan import planned_sparsities
 from spdf_jax.training.run import Run
 from spdf_jax.training.step import TrainState
 

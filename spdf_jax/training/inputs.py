@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import os
 
 from spdf_jax import data
-from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.phases import Phase
 from spdf_jax.training.settings import DataConfig
 
 
@@ -85,7 +85,7 @@ def open_task(
 def create_sources(
     corpus: data.Corpus | data.PlannedCorpus,
     task: data.Task | data.PlannedExamples | None,
-    phases: Sequence[PhaseConfig],
+    phases: Sequence[Phase],
 ) -> dict[str, data.Source]:
   """Creates the sources of batches; planned sources have sizes only.
 

@@ -146,15 +146,6 @@ def phase_schedules(
   return schedules
 
 
-def check_first(name: str, rate: LearningRate) -> None:
-  """Raises ValueError if the first phase reuses the schedule of another."""
-  if rate.schedule not in SCHEDULES:
-    raise ValueError(
-        f'phase {name!r} is the first and has the schedule {rate.schedule!r}; '
-        'give it one of its own.'
-    )
-
-
 def _rewound(
     rate: LearningRate, resolver: Callable[[str], int], horizon: int
 ) -> int:

@@ -12,8 +12,6 @@ from typing import Any
 
 import jax
 
-from spdf_jax.training.best_checkpoints import at_step
-from spdf_jax.training.best_checkpoints import step_values
 from spdf_jax.training.evaluations import Evaluations
 from spdf_jax.training.evaluations import Evaluator
 from spdf_jax.training.losses import LEAST_SCALE
@@ -24,9 +22,11 @@ from spdf_jax.training.processes import Interrupts
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
+from spdf_jax.training.progress import TrainLog
 from spdf_jax.training.run import Run
+from spdf_jax.training.step import at_step
+from spdf_jax.training.step import step_values
 from spdf_jax.training.step import TrainState
-from spdf_jax.training.train_log import TrainLog
 from spdf_jax.training.writers import AllWriters
 from spdf_jax.training.writers import Open
 

@@ -1,20 +1,241 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer of a training plan."""
+"""Optimizers of a plan: AdamW, or another one by its name."""
 
+from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
+import functools
+import inspect
+import math
+from types import FunctionType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.names import bind
+from spdf_jax.names import import_function
+from spdf_jax.names import lookup
+from spdf_jax.sparsity.selection import select
+from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.tracking import track_masks
-from spdf_jax.training.named_optimizers import Constructor
-from spdf_jax.training.named_optimizers import matrices
-from spdf_jax.training.named_optimizers import NamedOptimizer
-from spdf_jax.training.named_optimizers import takes_decay
+from spdf_jax.sparsity.trees import path_name
+from spdf_jax.training.fields import check_type
+from spdf_jax.training.fields import read_fields
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.settings import OptimizerConfig
+
+PyTree = Any
+Constructor = Callable[..., optax.GradientTransformation]
+
+# Arguments whose values follow from the phases and the model.
+_MASKS = ('mask', 'weight_decay_mask')
+_FROM_PHASES = (
+    'learning_rate', 'adam_learning_rate', 'weight_decay', 'weight_decay_rate',
+    'adam_weight_decay',
+)
+_FROM_MODEL = (*_MASKS, 'muon_weight_dimension_numbers')
+
+
+def _constructors() -> dict[str, Constructor]:
+  """Collects the functions of optax that make an optimizer of a rate."""
+  found = {}
+  for module in (optax, optax.contrib):
+    for name, function in vars(module).items():
+      # `optax.nadamw` is a partial function; classes are no optimizers.
+      is_function = isinstance(function, (FunctionType, functools.partial))
+      if is_function and not name.startswith(('_', 'scale_')):
+        first = next(iter(inspect.signature(function).parameters), '')
+        if first == 'learning_rate':
+          found[name] = function
+  return found
+
+
+OPTIMIZERS = _constructors()
+"""Optimizers of optax by their names, e.g. `'lion'`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedOptimizer:
+  """An optimizer by its name and arguments.
+
+  Attributes:
+    name: A key of `OPTIMIZERS`, or `'package.module:function'`.
+    clip_norm: Largest global norm of the gradient.
+    arguments: Arguments of the function, without the learning rate, the weight
+      decay and the mask of decayed leaves.
+
+  Raises:
+    ValueError: the name or an argument is unknown, or a number is out of its
+      range. A user's own function is not imported or checked here.
+  """
+
+  name: str
+  clip_norm: float
+  arguments: Mapping[str, Any]
+
+  def __post_init__(self):
+    if not 0 < self.clip_norm < math.inf:
+      raise ValueError(
+          f'optimizer.clip_norm is {self.clip_norm}; it must be positive.'
+      )
+    for name, value in self.arguments.items():
+      if name in (*_FROM_PHASES, *_FROM_MODEL):
+        whose = 'the phases' if name in _FROM_PHASES else 'the model'
+        raise ValueError(
+            f'optimizer.{name} is {value!r} and follows from {whose}; remove '
+            'it.'
+        )
+      if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f'optimizer.{name} is {value}; it must be finite.')
+    if ':' not in self.name:
+      self._bind(lookup('optimizer', self.name, OPTIMIZERS))
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the fields as `read_optimizer` reads them."""
+    fields = {'name': self.name, 'clip_norm': self.clip_norm}
+    return fields | dict(self.arguments)
+
+  def _bind(self, function: Constructor) -> Constructor:
+    # The learning rate is passed later, by its keyword.
+    given = {**self.arguments, 'learning_rate': None}
+    bind(f'optimizer {self.name!r}', function, given)
+    return bind(f'optimizer {self.name!r}', function, self.arguments, missing=1)
+
+  def constructor(self, where: Where) -> Constructor:
+    """Returns a function of the learning rate, and perhaps the weight decay.
+
+    Args:
+      where: The model's selection of hidden matrices. `'muon'` applies to
+        these, and AdamW to all other parameters.
+
+    Returns:
+      The function, with all other arguments bound.
+
+    Raises:
+      ValueError: a user's own function cannot be imported, or an argument is
+        missing or unexpected.
+    """
+    own = ':' in self.name
+    function = import_function('optimizer', self.name) if own else OPTIMIZERS[
+        self.name
+    ]
+    if not callable(function):
+      raise ValueError(
+          f'optimizer {self.name!r} is {function!r:.60}; name a function.'
+      )
+    make = self._bind(function)
+    if self.name == 'muon':
+      # Its AdamW has no mask of decayed leaves: the decay is applied after it.
+      return lambda learning_rate: make(
+          learning_rate=learning_rate,
+          muon_weight_dimension_numbers=lambda params: _muon_axes(
+              where, params
+          ),
+      )
+    masks = set(_MASKS) & inspect.signature(function).parameters.keys()
+    return bind(
+        f'optimizer {self.name!r}', make, dict.fromkeys(masks, matrices),
+        missing=1,
+    )
+
+
+def read_optimizer(given: Any, path: str) -> OptimizerConfig | NamedOptimizer:
+  """Reads the optimizer of a config; without a name it is AdamW.
+
+  Args:
+    given: The fields: `name`, `clip_norm` and the optimizer's arguments.
+    path: Dotted name of the fields in the config, for error messages.
+
+  Returns:
+    The optimizer.
+
+  Raises:
+    ValueError: a field is unknown, missing, of another type or out of its
+      range.
+
+  Example:
+    >>> read_optimizer({'name': 'lion', 'b1': 0.9, 'clip_norm': 1.0}, '')
+    NamedOptimizer(name='lion', clip_norm=1.0, arguments={'b1': 0.9})
+  """
+  if not isinstance(given, Mapping) or 'name' not in given:
+    return read_fields(OptimizerConfig, given, path)
+  arguments = {k: v for k, v in given.items() if k not in ('name', 'clip_norm')}
+  check_type(given['name'], str, f'{path}.name')
+  if given['name'] == 'adamw':
+    return read_fields(
+        OptimizerConfig, {k: v for k, v in given.items() if k != 'name'}, path
+    )
+  if 'clip_norm' not in given:
+    raise ValueError(
+        f"config field '{path}.clip_norm' is missing; set it, as "
+        'configs/quickstart.py does.'
+    )
+  check_type(given['clip_norm'], float, f'{path}.clip_norm')
+  return NamedOptimizer(given['name'], given['clip_norm'], arguments)
+
+
+def check_optimizer(
+    config: OptimizerConfig | NamedOptimizer, params: PyTree, where: Where
+) -> None:
+  """Raises ValueError if an optimizer does not support the parameters.
+
+  Args:
+    config: The optimizer.
+    params: Shapes of the parameters.
+    where: The model's selection of hidden matrices.
+  """
+  if isinstance(config, OptimizerConfig):
+    return
+  make = config.constructor(where)
+
+  def update(params, rate):
+    decay = {'weight_decay': rate} if takes_decay(make) else {}
+    made = make(learning_rate=rate, **decay)
+    if not isinstance(made, optax.GradientTransformation):
+      raise TypeError(f'it returned {made!r:.60}')
+    made = optax.with_extra_args_support(made)
+    return made.update(params, made.init(params), params)
+
+  try:
+    jax.eval_shape(update, params, jax.ShapeDtypeStruct((), jnp.float32))
+  except Exception as error:  # The optimizer may raise any exception.
+    reason = str(error).strip().split('\n')[0].rstrip('.')
+    raise ValueError(
+        f'optimizer {config.name!r} fails on this model '
+        f'({type(error).__name__}: {reason:.200}); correct its arguments, or '
+        'use another optimizer.'
+    ) from error
+
+
+def takes_decay(make: Constructor) -> bool:
+  """Returns whether a constructor has an argument for the weight decay."""
+  return 'weight_decay' in inspect.signature(make).parameters
+
+
+def matrices(params: PyTree) -> PyTree:
+  """Returns the mask of leaves with weight decay: all but norms and biases.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> matrices({'wi': {'kernel': jnp.ones((2, 2)), 'bias': jnp.ones(2)}})
+    {'wi': {'bias': False, 'kernel': True}}
+  """
+  return jax.tree_util.tree_map_with_path(
+      lambda path, _: path_name(path[-1:]) not in ('bias', 'scale'),
+      params,
+  )
+
+
+def _muon_axes(where: Where, params: PyTree) -> PyTree:
+  """Returns the axes of hidden matrices, and None for all other leaves."""
+  axes = select(where, params)
+  return jax.tree.unflatten(jax.tree.structure(params), [
+      a and optax.contrib.MuonDimensionNumbers(*a) for a in axes
+  ])
+
 
 # A step that is never reached. Without any restart, XLA would compile the step
 # of a single phase differently from that of a run of all phases, and their

@@ -1,38 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases, as a config describes them and as a plan resolves them."""
+"""Phases of training, and their durations in steps, tokens or epochs."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
+import re
 from typing import Any
 from typing import TypeVar
-
-import optax
 
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
-from spdf_jax.training.durations import check_duration
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.learning_rates import LearningRate
+from spdf_jax.training.learning_rates import SCHEDULES
+
+_DURATION = re.compile(
+    r'\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMBT]?)\s*'
+    r'(steps?|tokens?|epochs?|tokens/parameter)\s*'
+)
+_SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
+_MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
+
+
+def check_duration(duration: str) -> None:
+  """Raises ValueError unless a string is a duration."""
+  _match_duration(duration)
+
+
+def _match_duration(duration: str) -> re.Match[str]:
+  match = _DURATION.fullmatch(str(duration))
+  if match is None:
+    raise ValueError(
+        f'duration is {duration!r}; write a number and one of steps, tokens, '
+        "epochs, tokens/parameter, e.g. '1500 steps' or '2.5B tokens'."
+    )
+  return match
+
+
+def resolve_duration(
+    duration: str,
+    *,
+    tokens_per_step: int,
+    tokens_per_epoch: float,
+    parameters: int,
+    least: int = 1,
+) -> float:
+  """Converts a duration to optimizer steps.
+
+  Args:
+    duration: `'1500 steps'`, `'2.5B tokens'`, `'5 epochs'` or
+      `'20 tokens/parameter'`.
+    tokens_per_step: Batch size times length.
+    tokens_per_epoch: Tokens of the phase's data in one epoch; `math.inf`
+      before the data is read.
+    parameters: Number of parameters of the model.
+    least: Smallest number of steps.
+
+  Returns:
+    The nearest number of steps. Epochs are rounded down, so that they never
+    need data of a further epoch; they are `math.inf` before the data is read.
+
+  Raises:
+    ValueError: the string is not a duration, or is shorter than `least` or
+      longer than steps are counted.
+
+  Example:
+    >>> resolve_duration('1M tokens', tokens_per_step=1000,
+    ...                  tokens_per_epoch=5_000, parameters=7)
+    1000
+  """
+  amount, suffix, unit = _match_duration(duration).groups()
+  number = float(amount) * _SUFFIXES[suffix]
+  if unit.startswith('epoch') and math.isinf(tokens_per_epoch) and number:
+    return math.inf
+  if unit.startswith('step'):
+    steps = number
+  elif unit.startswith('epoch'):
+    steps = number and number * tokens_per_epoch // tokens_per_step
+  else:
+    tokens = number * parameters if unit == 'tokens/parameter' else number
+    steps = tokens / tokens_per_step
+  if not steps <= _MOST_STEPS:
+    raise ValueError(
+        f'duration {duration!r:.40} is more than {_MOST_STEPS:,} steps of '
+        f'{tokens_per_step} tokens; make it shorter.'
+    )
+  steps = round(steps)
+  if steps < least:
+    raise ValueError(
+        f'duration {duration!r} is less than one step of {tokens_per_step} '
+        'tokens; make it longer or remove the phase.'
+    )
+  return steps
+
 
 T = TypeVar('T')
+Rate = LearningRate | Callable[[Any], Any]
+"""A learning rate as a config has it, or a function of the step in a phase."""
+
 
 @dataclasses.dataclass(frozen=True)
-class PhaseConfig:
-  """A phase as a config describes it, before its length is known in steps.
+class Phase:
+  """A part of training with one data source and one sparsity.
+
+  Its fields are those of a config. A plan resolves its lengths in steps: then
+  `steps` is known, `learning_rate` a schedule and `rewind` a step.
 
   Attributes:
     name: Name of the phase in logs, checkpoints and reports.
-    duration: Length of the phase, as `resolve_duration` reads it.
-    data: Source of the batches, `'corpus'` or `'task'`.
+    steps: Number of optimizer steps; `None`: not resolved yet.
+    data: Name of the source of the batches, `'corpus'` or `'task'`.
     batch_size: Sequences per step.
     length: Tokens per sequence.
     sparsity: Sparsity of the sparsified matrices, in [0, 1), or an algorithm as
       `create_algorithm` reads it.
-    learning_rate: Learning-rate schedule.
+    learning_rate: Learning rate, or an optax schedule of the step within the
+      phase.
     weight_decay: Decoupled weight decay of matrices.
     restart: Whether the optimizer's moments are reset when the phase begins.
     reshuffle: Whether the phase begins a new epoch of its source, in another
@@ -44,11 +130,14 @@ class PhaseConfig:
     initial_mask: Mask of the first phase: `'snip'` or `'grasp'`, by the
       saliency of the weights for the phase's first batch, or the mask of
       `'WORKDIR'` or `'WORKDIR@PHASE'`; `None`: that of the algorithm.
-    rewind: Step of the run, a duration in batches of the first phase, to whose
-      values the kept weights are rewound when the phase begins; `'0 steps'`:
-      the initial ones; `None`: they are not. See `sparsity.rewind_weights`.
+    rewind: Step of the run, or a duration in batches of the first phase, to
+      whose values the kept weights are rewound when the phase begins; `0` or
+      `'0 steps'`: the initial ones; `None`: they are not. See
+      `sparsity.rewind_weights`.
     frozen: Patterns of the paths of parameters that the phase does not train;
       masks still apply to them. `None`: there are none.
+    duration: Length of the phase, as `resolve_duration` reads it, unless
+      `steps` is given.
 
   Raises:
     ValueError: a field is out of its range. A user-defined algorithm,
@@ -56,23 +145,35 @@ class PhaseConfig:
   """
 
   name: str
-  duration: str
+  steps: Any
   data: str
   batch_size: int
   length: int
   sparsity: float | Mapping[str, Any]
-  learning_rate: LearningRate
+  learning_rate: Rate
   weight_decay: float
   restart: bool
-  reshuffle: bool
-  early_stop: EarlyStop | None
-  revive: float | None
-  initial_mask: str | None
-  rewind: str | None
-  frozen: tuple[str, ...] | None
+  reshuffle: bool = False
+  early_stop: EarlyStop | None = None
+  revive: float | None = None
+  initial_mask: str | None = None
+  rewind: str | int | None = None
+  frozen: tuple[str, ...] | None = None
+  duration: str = ''
 
   def __post_init__(self):
-    _check_fields(self, ('batch_size', 'length'))
+    for field in ('steps', 'batch_size', 'length'):
+      count = getattr(self, field)
+      if count is not None and count < 1:
+        raise ValueError(
+            f'phase {self.name!r} has {field} {count}; it must be at least 1; '
+            'raise it or remove the phase.'
+        )
+    if not self.weight_decay >= 0:
+      raise ValueError(
+          f'phase {self.name!r} has weight_decay {self.weight_decay}; it must '
+          'not be negative.'
+      )
     # A user-defined algorithm is not imported here, since reading the
     # config.json of a run must not execute code named in it.
     if not self.user_algorithms:
@@ -92,27 +193,48 @@ class PhaseConfig:
           f'phase {self.name!r} has the initial_mask {self.initial_mask!r} and '
           'sparsity 0; give a sparsity, or no initial_mask.'
       )
+    if self.steps is None:
+      self._check_durations()
+    elif not callable(self.learning_rate):
+      raise ValueError(
+          f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '
+          'give a schedule, a function of the step such as '
+          'optax.constant_schedule(1e-3).'
+      )
+
+  def _check_durations(self) -> None:
     try:
-      check_duration(self.duration)
-      if self.rewind:
-        check_duration(self.rewind)
+      for duration in (self.duration, self.rewind):
+        if duration is not None:
+          check_duration(str(duration))
     except ValueError as error:
       raise ValueError(f'phase {self.name!r}: {error}') from error
     try:
-      for duration in (self.learning_rate.warmup, self.learning_rate.to):
-        if duration:
-          check_duration(duration)
+      for duration in self._rate_durations:
+        check_duration(duration)
     except ValueError as error:
       raise ValueError(
           f'learning rate of phase {self.name!r}: {error}'
       ) from error
 
   @property
+  def continues(self) -> bool:
+    """Whether the phase continues the learning rate of the one before it."""
+    rate = self.learning_rate
+    return isinstance(rate, LearningRate) and rate.schedule == 'continue'
+
+  @property
+  def _rate_durations(self) -> list[str]:
+    rate = self.learning_rate
+    if not isinstance(rate, LearningRate):
+      return []
+    return [duration for duration in (rate.warmup, rate.to) if duration]
+
+  @property
   def counts_epochs(self) -> bool:
     """Whether a length is in epochs, so that it depends on the data."""
-    rate = self.learning_rate
-    lengths = self.duration, self.rewind, rate.warmup, rate.to
-    return any('epoch' in length for length in lengths if length)
+    durations = self.duration, str(self.rewind), *self._rate_durations
+    return any('epoch' in duration for duration in durations)
 
   @property
   def _algorithms(self) -> list[str]:
@@ -131,61 +253,6 @@ class PhaseConfig:
       ValueError: the description of the algorithm is not valid.
     """
     return _read_sparsity(self, create_algorithm)
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-  """A part of training with one data source and one sparsity.
-
-  Attributes:
-    name: Name of the phase in logs, checkpoints and reports.
-    steps: Number of optimizer steps.
-    data: Name of the source of the batches.
-    batch_size: Sequences per step.
-    length: Tokens per sequence.
-    sparsity: Sparsity of the sparsified matrices, in [0, 1), or an algorithm by
-      name: `{'algorithm': 'static', 'sparsity': 0.75}`.
-    learning_rate: Optax schedule, a function of the step within the phase.
-    weight_decay: Decoupled weight decay of matrices.
-    restart: Whether the optimizer's moments are reset when the phase begins.
-    reshuffle: Whether the phase begins a new epoch of its source, in another
-      order, as in a round of iterative pruning.
-    early_stop: Condition that ends the phase early; `None`: none.
-    revive: Standard deviation of the initial values of revived weights, as a
-      multiple of that of the kept weights; 0: they start at zero.
-    initial_mask: See `PhaseConfig`; `''`: that of the algorithm.
-    rewind: Step of the run to whose weights the phase rewinds; `None`: none.
-    frozen: Patterns of the paths of parameters that the phase does not train.
-
-  Raises:
-    ValueError: a field is out of its range.
-  """
-
-  name: str
-  steps: int
-  data: str
-  batch_size: int
-  length: int
-  sparsity: float | Mapping[str, Any]
-  learning_rate: optax.Schedule
-  weight_decay: float
-  restart: bool
-  reshuffle: bool = False
-  early_stop: EarlyStop | None = None
-  revive: float = 0.0
-  initial_mask: str = ''
-  rewind: int | None = None
-  frozen: tuple[str, ...] = ()
-
-  def __post_init__(self):
-    _check_fields(self, ('steps', 'batch_size', 'length'))
-    _read_sparsity(self, create_algorithm)
-    if not callable(self.learning_rate):
-      raise ValueError(
-          f'phase {self.name!r} has the learning rate {self.learning_rate!r}; '
-          'give a schedule, a function of the step such as '
-          'optax.constant_schedule(1e-3).'
-      )
 
   @property
   def tokens_per_step(self) -> int:
@@ -215,31 +282,27 @@ class Phase:
     return notes
 
 
-def check_names(names: Sequence[str]) -> None:
-  """Raises ValueError if no phase, or one without a name of its own, is given.
+def check_order(phases: Sequence[Phase]) -> None:
+  """Raises ValueError unless phases can follow one another in a plan.
+
+  There must be one at least, each with its own name, and the first may not
+  reuse the learning-rate schedule of another.
   """
+  names = [phase.name for phase in phases]
   if not all(names) or not names or len(set(names)) != len(names):
     raise ValueError(
-        f'the phases are named {list(names)}; give at least one, each with its '
-        'own name.'
+        f'the phases are named {names}; give at least one, each with its own '
+        'name.'
     )
-
-
-def _check_fields(phase: PhaseConfig | Phase, counts: Sequence[str]) -> None:
-  for field in counts:
-    if getattr(phase, field) < 1:
-      raise ValueError(
-          f'phase {phase.name!r} has {field} {getattr(phase, field)}; it must '
-          'be at least 1; raise it or remove the phase.'
-      )
-  if not phase.weight_decay >= 0:
+  rate = phases[0].learning_rate
+  if isinstance(rate, LearningRate) and rate.schedule not in SCHEDULES:
     raise ValueError(
-        f'phase {phase.name!r} has weight_decay {phase.weight_decay}; it must '
-        'not be negative.'
+        f'phase {names[0]!r} is the first and has the schedule '
+        f'{rate.schedule!r}; give it one of its own.'
     )
 
 
-def _read_sparsity(phase: PhaseConfig | Phase, read: Callable[[Any], T]) -> T:
+def _read_sparsity(phase: Phase, read: Callable[[Any], T]) -> T:
   try:
     return read(phase.sparsity)
   except ValueError as error:

@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,81 @@ import optax
 
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
+from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
-from spdf_jax.training.durations import resolve_duration
-from spdf_jax.training.learning_rates import check_first
+from spdf_jax.sparsity.counts import number_kept
+from spdf_jax.sparsity.distributions import ModelWide
+from spdf_jax.sparsity.selection import to_layers
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.learning_rates import phase_schedules
-from spdf_jax.training.mask_spans import MaskSpan
-from spdf_jax.training.phases import check_names
+from spdf_jax.training.phases import check_order
 from spdf_jax.training.phases import Phase
-from spdf_jax.training.phases import PhaseConfig
+from spdf_jax.training.phases import resolve_duration
+
+
+class MaskSpan(NamedTuple):
+  """Consecutive phases of equal sparsity, which share a mask."""
+
+  sparsity: float | Mapping[str, Any]
+  """The sparsity of the phases, as `create_algorithm` reads it."""
+
+  names: tuple[str, ...]
+  """The names of the phases."""
+
+  start: int
+  """The first step, at which the algorithm's count is 0."""
+
+  steps: int
+  """The number of steps of all phases."""
+
+  def __str__(self) -> str:
+    if len(self.names) == 1:
+      return f'phase {self.names[0]!r} has {self.steps} steps'
+    first, *_, last = self.names
+    return f'phases {first!r} to {last!r} have {self.steps} steps'
+
+  def check_updates(self) -> None:
+    """Checks that all mask updates fit the steps of the phases.
+
+    Raises:
+      ValueError: an update is after the last step, or the rounds of iterative
+        pruning do not add up to the steps of the phases.
+    """
+    for spec in member_specs(self.sparsity):
+      self._check_updates_of(spec)
+
+  def _check_updates_of(self, spec: Mapping[str, Any]) -> None:
+    if spec['algorithm'] == 'iterative':
+      rounds = [
+          r['steps'] if isinstance(r, Mapping) else r.steps
+          for r in spec['rounds']
+      ]
+      if sum(rounds) != self.steps and math.isfinite(self.steps):
+        raise ValueError(
+            f'{self} and iterative rounds of '
+            f'{" + ".join(map(str, rounds))} = {sum(rounds)}; make them equal.'
+        )
+    every, first, until = (
+        spec[name] if name in spec else None
+        for name in ('update_every', 'update_from', 'update_until')
+    )
+    if isinstance(every, Sequence) and every[-1] >= self.steps:
+      self._refuse('update_every', f'lists step {every[-1]}')
+    if first is not None and first >= self.steps:
+      self._refuse('update_from', f'is {first}')
+    if until is None or until < self.steps:
+      return
+    # An end equal to the number of steps is an error only if an update falls
+    # on it, so that round numbers are accepted.
+    if until > self.steps or create_algorithm(spec).update_at(until):
+      self._refuse('update_until', f'is {until}')
+
+  def _refuse(self, name: str, what: str) -> None:
+    raise ValueError(
+        f'{self}, counted from 0, and {name} {what}; give an earlier step or '
+        'more steps.'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +124,7 @@ class Plan:
   init: Callable[[jax.Array, Any, Any], Any] | None = None
 
   def __post_init__(self):
-    check_names([phase.name for phase in self.phases])
+    check_order(self.phases)
     if self.planned is None:
       for span in self.spans:
         span.check_updates()
@@ -187,7 +254,7 @@ class Plan:
   @property
   def rewind_to(self) -> int:
     """Step before which the weights to rewind to are copied; 0: none are."""
-    return max(phase.rewind or 0 for phase in self.phases)
+    return max(int(phase.rewind or 0) for phase in self.phases)
 
   @property
   def restarts(self) -> tuple[int, ...]:
@@ -251,29 +318,10 @@ class Plan:
     return not np.isin(self.update_steps, starts).all()
 
 
-def draft_plan(phases: Sequence[PhaseConfig], parameters: int) -> Plan:
-  """Creates a plan without the data, to check all that does not depend on it.
-
-  Args:
-    phases: The phases, in order.
-    parameters: Number of parameters of the model.
-
-  Returns:
-    The plan; phases in epochs have `math.inf` steps. If there are none, it is
-    the plan that `create_plan` returns.
-
-  Raises:
-    ValueError: a duration is shorter than a step, a schedule does not fit its
-      phase, or the updates of an algorithm do not fit the steps of its phases.
-  """
-  unknown = {phase.data: lambda length: math.inf for phase in phases}
-  return create_plan(phases, tokens_per_epoch=unknown, parameters=parameters)
-
-
 def create_plan(
-    phases: Sequence[PhaseConfig],
+    phases: Sequence[Phase],
     *,
-    tokens_per_epoch: Mapping[str, Callable[[int], float]],
+    tokens_per_epoch: Mapping[str, Callable[[int], float]] | None = None,
     parameters: int,
 ) -> Plan:
   """Resolves the phases of a config into a plan.
@@ -281,7 +329,8 @@ def create_plan(
   Args:
     phases: The phases, in order.
     tokens_per_epoch: Functions from the sequence length to the tokens of an
-      epoch, by source.
+      epoch, by source; `None` before the data is read: phases in epochs then
+      have `math.inf` steps.
     parameters: Number of parameters of the model.
 
   Returns:
@@ -289,11 +338,14 @@ def create_plan(
 
   Raises:
     ValueError: the source of a phase is unknown, a duration is shorter than a
-      step, or a schedule does not fit its phase.
+      step, a schedule does not fit its phase, or the updates of an algorithm do
+      not fit the steps of its phases.
   """
   names = [phase.name for phase in phases]
-  check_names(names)
-  check_first(names[0], phases[0].learning_rate)
+  rates: list[Any] = [phase.learning_rate for phase in phases]
+  check_order(phases)
+  if tokens_per_epoch is None:
+    tokens_per_epoch = {phase.data: lambda length: math.inf for phase in phases}
   steps: list[Any] = []  # int, or `math.inf` before the data is read.
   resolvers: list[Callable[..., Any]] = []
   for phase in phases:
@@ -310,40 +362,82 @@ def create_plan(
     except ValueError as error:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
     resolvers.append(resolver)
-  schedules = phase_schedules(
-      names, [phase.learning_rate for phase in phases], steps, resolvers
-  )
-  return Plan(
-      tuple(
-          Phase(
-              name=phase.name,
-              steps=n,
-              data=phase.data,
-              batch_size=phase.batch_size,
-              length=phase.length,
-              sparsity=phase.sparsity,
-              learning_rate=schedule,
-              weight_decay=phase.weight_decay,
-              restart=phase.restart,
-              reshuffle=phase.reshuffle,
-              early_stop=phase.early_stop,
-              revive=phase.revive or 0.0,
-              initial_mask=phase.initial_mask or '',
-              rewind=_rewind(phase, resolvers[0]),
-              frozen=phase.frozen or (),
-          )
-          for phase, n, schedule in zip(phases, steps, schedules)
+  schedules = phase_schedules(names, rates, steps, resolvers)
+  return Plan(tuple(
+      dataclasses.replace(
+          phase, steps=n, learning_rate=schedule,
+          rewind=_rewind_step(phase, resolvers[0]),
       )
-  )
+      for phase, n, schedule in zip(phases, steps, schedules)
+  ))
 
 
-def _rewind(
-    phase: PhaseConfig, resolver: Callable[..., float]
-) -> int | None:
-  if not phase.rewind:
+def _rewind_step(phase: Phase, resolver: Callable[..., float]) -> int | None:
+  if phase.rewind is None:
     return None
   try:
     steps = resolver(phase.rewind, least=0)
   except ValueError as error:
     raise ValueError(f'rewind of phase {phase.name!r}: {error}') from error
   return int(steps) if math.isfinite(steps) else 0
+
+
+class PlannedSparsity(NamedTuple):
+  """The planned sparsity of one sparsified layer."""
+
+  size: int
+  """Number of weights of the layer, kept and pruned."""
+
+  sparsity: float
+  """Sparsity of a whole number of kept weights."""
+
+
+def planned_sparsities(
+    plan: Plan, step: int, params: selection.PyTree, where: selection.Where
+) -> dict[str, PlannedSparsity]:
+  """Returns the planned sparsity of every layer at a step.
+
+  Args:
+    plan: The plan.
+    step: The step, counted from 0; its mask update is included.
+    params: Shapes of the parameters.
+    where: The selection of sparsified leaves.
+
+  Returns:
+    Sparsities by the path of the layer, one per stacked layer, named as by
+    `summarize`. If the whole model is one group, every layer has the sparsity
+    of the model.
+  """
+  axes = selection.select(where, params)
+  stacks = to_layers(params, params, axes)
+  # The sparsity of the mask is that of the last update, since schedules also
+  # change between updates.
+  updates = plan.update_steps
+  updated = np.searchsorted(updates, step, side='right')
+  count = int(updates[updated - 1]) if updated else 0
+  sparsities = plan.algorithm.sparsity_at(count, stacks)
+  if isinstance(sparsities, ModelWide):
+    sparsities = jax.tree.map(lambda _: sparsities.sparsity, stacks)
+  found = {}
+  for (path, stack), value in zip(
+      jax.tree_util.tree_leaves_with_path(stacks), jax.tree.leaves(sparsities)
+  ):
+    size = int(np.prod(stack.shape[1:]))
+    asked = PlannedSparsity(size, 1 - number_kept(size, value) / size)
+    for i in range(stack.shape[0]):
+      name = path_name(path)
+      found[name + (f'[{i}]' if stack.shape[0] > 1 else '')] = asked
+  return found
+
+
+def mean_sparsity(sparsities: Mapping[str, PlannedSparsity]) -> float:
+  """Returns the sparsity over all layers, weighted by their sizes.
+
+  Example:
+    >>> mean_sparsity({
+    ...     'a': PlannedSparsity(100, 0.5), 'b': PlannedSparsity(300, 0.75)})
+    0.6875
+  """
+  layers = sparsities.values()
+  zeros = sum(layer.size * layer.sparsity for layer in layers)
+  return zeros / sum(layer.size for layer in layers)

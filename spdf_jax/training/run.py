@@ -26,26 +26,25 @@ from spdf_jax.sparsity.selection import Where
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import checkpoints
 from spdf_jax.training import config as configs
-from spdf_jax.training import first_mask
-from spdf_jax.training import frozen
+from spdf_jax.training import initial_mask
 from spdf_jax.training import inputs
 from spdf_jax.training import losses
 from spdf_jax.training import matmul
 from spdf_jax.training import mesh as meshes
-from spdf_jax.training import named_optimizers
 from spdf_jax.training import optimizers
 from spdf_jax.training import own_models
 from spdf_jax.training import plan as plans
 from spdf_jax.training import processes
-from spdf_jax.training import stored_state
+from spdf_jax.training import storage
 from spdf_jax.training import workdir as workdirs
-from spdf_jax.training.best_checkpoints import Best
 from spdf_jax.training.config import RunConfig
+from spdf_jax.training.early_stop import Best
 from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.settings import ModelConfig
 from spdf_jax.training.step import create_state
+from spdf_jax.training.step import frozen_at
 from spdf_jax.training.step import train_step
 from spdf_jax.training.step import TrainState
 
@@ -132,14 +131,14 @@ class Run:
     init = functools.partial(_init_params, model, config.seed)
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
-    plan = plans.draft_plan(config.phases, parameters)
+    plan = plans.create_plan(config.phases, parameters=parameters)
     _check_masks(plan, params, where)
     if workdir is None or not workdirs.saved_steps(workdir):
-      first_mask.check_first_mask(plan, params, where)
-    frozen.frozen_at(plan, params)  # Checks the patterns.
-    named_optimizers.check_optimizer(config.optimizer, params, where)
+      initial_mask.check_first_mask(plan, params, where)
+    frozen_at(plan, params)  # Checks the patterns.
+    optimizers.check_optimizer(config.optimizer, params, where)
     if math.isfinite(plan.total_steps):
-      stored_state.check_storage(config.storage, plan, mesh)
+      storage.check_storage(config.storage, plan, mesh)
     if workdir is not None:
       workdirs.check_workdir(workdir, config, params)
 
@@ -157,7 +156,7 @@ class Run:
           },
           parameters=parameters,
       )
-      stored_state.check_storage(config.storage, plan, mesh)
+      storage.check_storage(config.storage, plan, mesh)
     run = cls(
         config, model, where, plan, corpus, task, sources, jax.jit(init),
         _workdir=None if workdir is None else pathlib.Path(workdir),
@@ -415,14 +414,14 @@ class Run:
     name = self.plan.phases[0].initial_mask
     if not name:
       return self.optimizer
-    if name in first_mask.SALIENCIES:
-      mask = first_mask.mask_by_saliency(
+    if name in initial_mask.SALIENCIES:
+      mask = initial_mask.mask_by_saliency(
           self.plan, self._mean_loss, params, self.batch_at(0),
           where=self.where,
       )
     else:
-      mask = first_mask.mask_of_run(name, params)
-    init = first_mask.init_with(self.plan, mask, where=self.where)
+      mask = initial_mask.mask_of_run(name, params)
+    init = initial_mask.init_with(self.plan, mask, where=self.where)
     return self._optimizer_of(dataclasses.replace(self.plan, init=init))
 
   def _mean_loss(self, params: PyTree, batch: data.Batch) -> jax.Array:
@@ -481,7 +480,7 @@ class Run:
         dropout_key=self.dropout_key,
         skip_not_finite=self.config.max_skipped_steps > 0,
         rewinds=self.plan.rewinds,
-        frozen=frozen.frozen_at(self.plan, self.abstract_state.params),
+        frozen=frozen_at(self.plan, self.abstract_state.params),
     )
     if self.plan.updates_masks:
       step = functools.partial(step, statistics=tracking.mask_statistics)
@@ -499,17 +498,17 @@ class Run:
     Returns:
       The jitted step and the state, which the step donates.
     """
-    if stored_state.is_compact_at(self.config.storage, self.plan, step):
-      if not stored_state.is_compact(state):
-        state = stored_state.to_compact(state, self._replicated)
+    if storage.is_compact_at(self.config.storage, self.plan, step):
+      if not storage.is_compact(state):
+        state = storage.to_compact(state, self._replicated)
       return self.compact_step, state
     return self.step, self.to_dense(state)
 
   def to_dense(self, state: TrainState) -> TrainState:
     """Converts a state to dense arrays, for checkpoints and evaluations."""
-    if not stored_state.is_compact(state):
+    if not storage.is_compact(state):
       return state
-    return stored_state.to_dense(state, self._shardings)
+    return storage.to_dense(state, self._shardings)
 
   def compile_step(self, batch_size: int, length: int) -> Any:
     """Compiles the step for a batch shape, without any arrays."""

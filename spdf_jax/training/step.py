@@ -5,17 +5,20 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import fnmatch
 import functools
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from spdf_jax import sparsity
+from spdf_jax.sparsity.rewinding import RewindState
 from spdf_jax.sparsity.state import is_packed
-from spdf_jax.training.frozen import keep_frozen
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.losses import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
 from spdf_jax.training.losses import Loss
@@ -25,6 +28,7 @@ from spdf_jax.training.matmul import ApplyFn
 from spdf_jax.training.matmul import choose_packed
 from spdf_jax.training.matmul import mask_sparsity
 from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.plan import Plan
 
 PyTree = Any
 
@@ -257,3 +261,116 @@ def _accumulate(
   )
   add = lambda total, part: (jax.tree.map(jnp.add, total, f(*part)), None)
   return jax.lax.scan(add, zeros, (parts, keys))[0]
+
+
+def frozen_at(
+    plan: Plan, params: PyTree
+) -> Callable[[jax.Array], PyTree] | None:
+  """Returns a function from a step to the parameters that are frozen.
+
+  Args:
+    plan: The phases.
+    params: The parameters, or their shapes.
+
+  Returns:
+    `(step) -> flags`, a tree of the parameters' structure: a bool scalar for
+    parameters that some phase freezes, `False` for others; `None`: no phase
+    freezes any.
+
+  Raises:
+    ValueError: a pattern of a phase matches no parameter, or a phase freezes
+      all of them.
+  """
+  if not any(phase.frozen for phase in plan.phases):
+    return None
+  names = [
+      path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)
+  ]
+  table = np.zeros((len(plan.phases), len(names)), bool)
+  for row, phase in zip(table, plan.phases):
+    for pattern in phase.frozen or ():
+      matches = [fnmatch.fnmatchcase(name, pattern) for name in names]
+      if not any(matches):
+        raise ValueError(
+            f'phase {phase.name!r} has frozen parameters {pattern!r}, but none '
+            f'has such a path; they are {", ".join(names)}.'
+        )
+      row |= matches
+    if row.all():
+      raise ValueError(
+          f'phase {phase.name!r} has all parameters frozen, by '
+          f'{list(phase.frozen or ())}; leave some to train.'
+      )
+
+  def flags(step):
+    starts = np.asarray(plan.starts[1:], np.int32)
+    current = jnp.asarray(table)[jnp.sum(step >= starts)]
+    return jax.tree.unflatten(jax.tree.structure(params), [
+        current[i] if column.any() else False
+        for i, column in enumerate(table.T)
+    ])
+
+  return flags
+
+
+def keep_frozen(flags: PyTree, old: PyTree, new: PyTree) -> PyTree:
+  """Returns the old leaves where they are frozen, and the new ones elsewhere.
+
+  Args:
+    flags: Flags that the function of `frozen_at` returns.
+    old: Parameters.
+    new: Parameters of the same structure.
+
+  Returns:
+    The parameters.
+  """
+  return jax.tree.map(
+      lambda flag, o, n: n if flag is False else jnp.where(flag, o, n),
+      flags, old, new,
+  )
+
+
+def step_values(state: TrainState) -> TrainState:
+  """Returns the values of a state that a best state does not replace.
+
+  These are all scalars, such as counts, the loss scale, and the snapshot of
+  `rewind_weights`; arrays of the parameters, the masks and the optimizer's
+  moments are `None`.
+  """
+  return dataclasses.replace(
+      state, params=_scalars(state.params), opt_state=_scalars(state.opt_state)
+  )
+
+
+def _scalars(tree: PyTree) -> PyTree:
+  def keep(node):
+    if isinstance(node, RewindState):
+      return node._replace(inner_state=_scalars(node.inner_state))
+    return node if node.ndim == 0 else None
+
+  return jax.tree.map(
+      keep, tree, is_leaf=lambda node: isinstance(node, RewindState)
+  )
+
+
+def at_step(best: TrainState, values: TrainState) -> TrainState:
+  """Returns a best state with the `step_values` of a later one.
+
+  Schedules and batches are functions of the step, so that a phase that follows
+  with the best weights takes its own learning rates and its own batches.
+
+  Args:
+    best: The best state, from which parameters, masks and moments are taken.
+    values: Result of `step_values` for the later state.
+
+  Returns:
+    The state.
+  """
+  return dataclasses.replace(
+      values,
+      params=best.params,
+      opt_state=jax.tree.map(
+          lambda later, x: x if later is None else later,
+          values.opt_state, best.opt_state, is_leaf=lambda x: x is None,
+      ),
+  )

@@ -21,8 +21,8 @@ from spdf_jax.files import refuse_url
 from spdf_jax.files import unseal
 from spdf_jax.training import identity
 from spdf_jax.training import metrics
-from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.config import RunConfig
+from spdf_jax.training.early_stop import read_bests
 from spdf_jax.training.processes import is_main_process
 
 PyTree = Any

@@ -57,7 +57,7 @@ def mask_by_saliency(
     ValueError: the scores are not finite.
   """
   return saliency_mask(
-      plan.phases[0].initial_mask, loss_fn, params, batch, 0.0,
+      plan.phases[0].initial_mask or '', loss_fn, params, batch, 0.0,
       where=where,
       distribution=lambda layers, _: plan.algorithm.sparsity_at(0, layers),
       structure=_first_structure(plan),

@@ -17,7 +17,7 @@ from spdf_jax.sparsity.storage import kept_sizes
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.planned_sparsity import planned_sparsities
+from spdf_jax.training.plan import planned_sparsities
 from spdf_jax.training.step import TrainState
 
 
