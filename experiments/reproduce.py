@@ -31,11 +31,12 @@ from absl import flags
 from experiments.launch import compilation_cache
 from experiments.launch import console
 from experiments.papers import paper_tables
+from experiments.papers import published_results
 from experiments.papers import reproduction
 from experiments.papers import scales
 
 _TABLE = flags.DEFINE_string(
-    'table', None, f'Paper: {", ".join(paper_tables.RESULTS)}.'
+    'table', None, f'Paper: {", ".join(published_results.RESULTS)}.'
 )
 _RUNS = flags.DEFINE_list(
     'runs', None,

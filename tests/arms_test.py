@@ -86,8 +86,8 @@ def run_of(arm, tasks, seed=1, scale=SCALE, number=0):
 
 
 def masks_of(arm, tasks, seed=1):
-  recipe = run_of(arm, tasks, seed)
-  mask = get_mask(recipe.state_from(recipe.init_params()).opt_state)
+  run = run_of(arm, tasks, seed)
+  mask = get_mask(run.state_from(run.init_params()).opt_state)
   return {
       jax.tree_util.keystr(path): np.asarray(m)
       for path, m in jax.tree_util.tree_leaves_with_path(mask)
@@ -112,14 +112,14 @@ def test_masks_of_a_seed_are_nested_and_algorithms_start_from_them(tasks):
 def test_arms_of_a_seed_read_the_same_batches(tasks):
   # Initial weights, too: G1 counts n-grams on what they would read.
   arms = (DENSE, STATIC_90, RIGL, VARIABLE, INIT)
-  recipes = [run_of(arm, tasks) for arm in arms]
-  assert len({recipe.plan.total_steps for recipe in recipes}) == 1
+  runs = [run_of(arm, tasks) for arm in arms]
+  assert len({run.plan.total_steps for run in runs}) == 1
   for step in (0, 3, SCALE.steps(DENSE) - 1):
-    first, *others = [recipe.batch_at(step) for recipe in recipes]
+    first, *others = [run.batch_at(step) for run in runs]
     for batch in others:
       np.testing.assert_array_equal(first.inputs, batch.inputs)
   other = run_of(DENSE, tasks, seed=2).batch_at(0)
-  assert (other.inputs != recipes[0].batch_at(0).inputs).any()
+  assert (other.inputs != runs[0].batch_at(0).inputs).any()
 
 
 @pytest.mark.parametrize('arm, kept', [
@@ -133,8 +133,8 @@ def test_only_sparse_fine_tuning_continues_with_zeros(tasks, arm, kept):
 
 
 def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
-  recipe = run_of(STATIC_75, tasks)
-  params = recipe.state_from(recipe.init_params()).params
+  run = run_of(STATIC_75, tasks)
+  params = run.state_from(run.init_params()).params
   tuning = run_of(tuned(STATIC_75, sparse_tuning=True), tasks)
   mask = get_mask(tuning.state_from(params).opt_state)
   for m, w in zip(jax.tree.leaves(mask), jax.tree.leaves(
@@ -149,7 +149,7 @@ def test_iterative_pruning_ends_at_its_sparsity_and_its_control_at_none(tasks):
   assert pruned.plan.total_steps == longer.plan.total_steps
   sparsities = [p['sparsity'] for p in describe_plan(pruned, 'x')['phases']]
   assert sparsities == pytest.approx([0.5, 0.75], abs=0.01)
-  rate = lambda recipe, step: float(recipe.plan.learning_rate(step))
+  rate = lambda run, step: float(run.plan.learning_rate(step))
   for step in range(pruned.plan.total_steps):
     assert rate(pruned, step) == rate(longer, step)
   # Both read the same batches, each round in an order of its own.
@@ -163,16 +163,16 @@ def test_iterative_pruning_ends_at_its_sparsity_and_its_control_at_none(tasks):
 
 def test_five_rounds_prune_the_same_share_of_what_is_left(tasks):
   scale = dataclasses.replace(SCALE, rounds=FAIR.rounds)
-  recipe = run_of(PRUNED, tasks, scale=scale)
-  sparsities = [p['sparsity'] for p in describe_plan(recipe, 'x')['phases']]
+  run = run_of(PRUNED, tasks, scale=scale)
+  sparsities = [p['sparsity'] for p in describe_plan(run, 'x')['phases']]
   expected = [1 - 0.25 ** (i / 5) for i in range(1, 6)]
   assert sparsities == pytest.approx(expected, abs=0.01)
 
 
-def flops(recipe):
+def flops(run):
   return sum(
       phase['steps'] * phase['flops_per_step']
-      for phase in describe_plan(recipe, 'x')['phases']
+      for phase in describe_plan(run, 'x')['phases']
   )
 
 

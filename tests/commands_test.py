@@ -110,8 +110,8 @@ def test_a_dry_run_names_the_kernels_of_the_model_s_dtype(monkeypatch):
   monkeypatch.setattr(native, 'is_available', lambda dtype='float32': True)
   monkeypatch.setattr(native, 'kernels', lambda dtype='float32': names[dtype])
   for dtype, name in names.items():
-    recipe = make_recipe(matmul='native', model__dtype=dtype)
-    assert f'kernels ({name}) skip' in describe_plan(recipe, 'plan')['compute']
+    run = make_run(matmul='native', model__dtype=dtype)
+    assert f'kernels ({name}) skip' in describe_plan(run, 'plan')['compute']
 
 
 def test_compact_storage_is_refused_where_masks_move():

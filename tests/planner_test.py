@@ -129,15 +129,15 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
   plan = Stages('variable', 0.9, 300, 60)
   config = planned.get_config(f'model={model},sparsity=0.9,sparse=300,dense=60')
   config.phases.pretrain.learning_rate.warmup = '50 steps'
-  recipe = Run.create(config, planning=True)
-  shape = shape_of(recipe.model.config)
-  phase = recipe.plan.phases[0]
+  run = Run.create(config, planning=True)
+  shape = shape_of(run.model.config)
+  phase = run.plan.phases[0]
   flops = lambda sparsity: phase.batch_size * training_flops(
       shape, phase.length, sparsity
   )
   found = sum(
       p['steps'] * p['flops_per_step']
-      for p in describe_plan(recipe, 'plan')['phases']
+      for p in describe_plan(run, 'plan')['phases']
   )
   # In the first step of a dense stage only gradients are: two of the three
   # products still skip zeros.
@@ -182,7 +182,7 @@ def test_interpolated_seconds_never_rise_with_the_sparsity(values):
   assert seconds(0.0) == values[0] and seconds(0.99) == min(values)
 
 
-def run(*arguments):
+def call(*arguments):
   done = subprocess.run(
       [sys.executable, '-m', 'experiments.plan', *arguments], cwd=ROOT,
       capture_output=True, text=True, timeout=300, check=False,
@@ -192,19 +192,19 @@ def run(*arguments):
 
 @pytest.mark.process
 def test_the_command_prints_plans_and_a_command_that_can_be_planned():
-  code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=9.476e19')
+  code, output = call('--model=gpt3-xl', '--tokens=26e9', '--flops=9.476e19')
   assert code == 0, output
   assert re.search(r'static +75.0% +24,796 \(26,000,490,496\)', output)
   chosen, = re.findall(r'(variable|static) +([0-9.]+)%.* \*\n', output)
   assert chosen == ('variable', '90.0')
   argument = re.search(r'--config=configs/planned.py:(\S+)', output)[1]
-  recipe = Run.create(planned.get_config(argument), planning=True)
-  assert recipe.plan.total_steps == 24_796
+  run = Run.create(planned.get_config(argument), planning=True)
+  assert run.plan.total_steps == 24_796
 
 
 @pytest.mark.process
 def test_a_budget_that_is_too_small_is_refused_with_the_least():
-  code, output = run('--model=gpt3-xl', '--tokens=26e9', '--flops=1e19')
+  code, output = call('--model=gpt3-xl', '--tokens=26e9', '--flops=1e19')
   assert code == 1 and 'Traceback' not in output
   least = 24_796 * xl_flops(0.95)
   assert f'flops is 1e+19, and at least {least:.4g} FLOPs are ne' in output
@@ -212,14 +212,14 @@ def test_a_budget_that_is_too_small_is_refused_with_the_least():
 
 @pytest.mark.process
 def test_tokens_that_are_no_number_are_refused():
-  code, output = run('--model=gpt3-xl', '--tokens=nan', '--flops=1e20')
+  code, output = call('--model=gpt3-xl', '--tokens=nan', '--flops=1e20')
   assert code == 1 and 'Traceback' not in output
   assert 'tokens is nan; give the number of tokens' in output
 
 
 @pytest.mark.slow
 def test_steps_are_measured_on_this_cpu():
-  code, output = run(
+  code, output = call(
       '--model=gpt-mini', '--hours=10', '--machine=cpu', '--sparsities=0.9'
   )
   assert code == 0, output

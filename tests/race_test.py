@@ -40,11 +40,11 @@ def made_up(monkeypatch):
       small_config(0.9))}
   steps = []
 
-  def train(recipe, workdir):
-    steps.append((workdir.parent.name, recipe.plan.total_steps))
-    rate = recipe.config.phases[0].learning_rate.peak
+  def train(run, workdir):
+    steps.append((workdir.parent.name, run.plan.total_steps))
+    rate = run.config.phases[0].learning_rate.peak
     sparse = workdir.parent.name.startswith('sparse')
-    loss = 2 + 0.1 * (rate != BEST) + 0.01 * recipe.config.seed - 0.05 * sparse
+    loss = 2 + 0.1 * (rate != BEST) + 0.01 * run.config.seed - 0.05 * sparse
     return {
         'validation/loss': loss, 'flops': 1e9, 'steps': steps[-1][1],
         'curve': [[steps[-1][1] // 2, 1.0, 2.5], [steps[-1][1], 2.0, loss]],
@@ -86,10 +86,10 @@ def test_a_killed_race_ends_with_the_same_table(made_up, tmp_path, monkeypatch):
   whole = run(tmp_path / 'whole', rates=['1e-3', '2e-3', '4e-3'])
   train, count = pool_runs.train, len(made_up['steps'])
 
-  def killed(recipe, workdir):
+  def killed(run, workdir):
     if len(made_up['steps']) == count + 7:
       raise OSError('killed')
-    return train(recipe, workdir)
+    return train(run, workdir)
 
   monkeypatch.setattr(pool_runs, 'train', killed)
   with pytest.raises(OSError, match='killed'):

@@ -64,7 +64,7 @@ def walk(run, density, grad_density):
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
   step = functools.partial(
       train_step, apply_fn=run.model.apply, optimizer=run.optimizer,
-      learning_rate=run.plan.learning_rate, loss=run.loss,
+      learning_rate=run.plan.learning_rate, loss=run.config.loss,
   )
   jaxpr = jax.make_jaxpr(step)(run.abstract_state, batch)
   return products_of(jaxpr.jaxpr, density, grad_density)

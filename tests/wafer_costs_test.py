@@ -1,4 +1,4 @@
-"""Costs of recipes on the modeled wafer: phases, batches, inference, text."""
+"""Costs of runs on the modeled wafer: phases, batches, inference, text."""
 
 import dataclasses
 import re
@@ -138,7 +138,7 @@ FOOTNOTE = dict(gpus=1024, per_instance=8, days=30, price=32.77)
 
 @pytest.fixture(scope='module')
 def gpt3():
-  """An estimate of GPT-3 175B on 300B tokens, and its recipe."""
+  """An estimate of GPT-3 175B on 300B tokens, and its run."""
   config = spdf_config.get_config('model=gpt3-xl,sparsity=0')
   config.model.update(preset='gpt3-175b', remat='none')
   config.phases.pretrain.duration = '300B tokens'
@@ -155,9 +155,9 @@ def spent(estimate, *, systems, days, power=DEVICE.power):
   )
 
 
-def lines_of(estimate, recipe, **rates):
+def lines_of(estimate, run, **rates):
   """Returns the numbers of the lines of energy, cost and carbon."""
-  text = report.format_estimate(estimate, recipe, **rates)
+  text = report.format_estimate(estimate, run, **rates)
   return {
       name: [float(x.replace(',', '')) for x in re.findall(
           r'[0-9][0-9,.]*', line.partition('(')[0]

@@ -26,7 +26,7 @@ def format_plan(run: Run, name: str) -> str:
   """Formats the plan of a run: sparsity per layer, phases, memory, FLOPs.
 
   Args:
-    run: Run of the run.
+    run: The run.
     name: Name of the run.
 
   Returns:
@@ -204,10 +204,12 @@ def _step_memory(run: Run) -> list[str]:
 
 def _compact_memory(run: Run) -> list[str]:
   """Describes the size of the state in phases that store it compactly."""
-  storage, lines = run.config.storage, []
+  lines = []
   for phase in run.plan.phases:
     last = run.plan.ends[phase.name] - 1
-    if not storage.is_compact_at(storage, run.plan, last):
+    if not storage.is_compact_at(
+        run.config.storage, run.plan, last
+    ):
       continue
     dense = run.abstract_state
     state = storage.planned_state(dense, run.plan, run.where, last)

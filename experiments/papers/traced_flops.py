@@ -45,7 +45,7 @@ def trace_flops(
   """Counts the FLOPs of a run's train step, by the program and the formula.
 
   Args:
-    run: Run of the run; the step is traced from shapes.
+    run: The run; the step is traced from shapes.
     batch_size: Number of sequences.
     length: Number of tokens of each sequence.
     sparsity: Fraction of zeros in the hidden matrices.

@@ -102,7 +102,7 @@ def measure_step(run: Run) -> float:
   """Measures the time of a step of a run's first phase, on random tokens.
 
   Args:
-    run: Run of the run; the state is allocated, the corpus is not read.
+    run: The run; the state is allocated, the corpus is not read.
 
   Returns:
     Seconds of a step, the median of three after a first one that compiles.

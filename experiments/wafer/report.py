@@ -63,7 +63,7 @@ def format_estimate(
 
   Args:
     estimate: Estimate of the run.
-    run: Run of the run.
+    run: The run.
     price: Price per hour of a system; `None` omits the cost.
     carbon: Carbon intensity, kg of CO2 per kWh; `None` omits the emissions.
 

@@ -16,7 +16,7 @@ from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import OwnShape
-from spdf_jax.training import plan
+from spdf_jax.training import plan as plans
 from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
@@ -40,7 +40,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   """Describes a run for its `plan.json`: model, phases and their FLOPs.
 
   Args:
-    run: Run of the run.
+    run: The run.
     name: Name of the run.
 
   Returns:
@@ -60,7 +60,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
 
   found = find_spans(
       run.plan,
-      lambda step: plan.mean_sparsity(
+      lambda step: plans.mean_sparsity(
           layer_sparsities(run, step)
       ),
       cost,
@@ -134,7 +134,7 @@ def _describe_compute(run: Run) -> str:
 
 def layer_sparsities(run: Run, step: int) -> dict[str, PlannedSparsity]:
   """Returns the planned sparsity of each layer at a step."""
-  return plan.planned_sparsities(
+  return plans.planned_sparsities(
       run.plan, step, run.abstract_state.params, run.where
   )
 

@@ -26,7 +26,7 @@ from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import ModelShape
 from spdf_jax.data import Batch
-from spdf_jax.training import plan
+from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import PlannedSparsity
 from spdf_jax.training.run import Run
@@ -100,7 +100,7 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   """Traces a run's train step, with sparse products, from shapes.
 
   Args:
-    run: Run of the run.
+    run: The run.
     batch_size: Number of sequences.
     length: Number of tokens of each sequence.
 
@@ -139,7 +139,7 @@ def step_reports(
   into micro-batches.
 
   Args:
-    run: Run of the run.
+    run: The run.
     device: One system of the device.
     systems: Number of systems over which each batch is split.
 
@@ -188,7 +188,7 @@ def simulate_run(
   wafer are split into micro-batches.
 
   Args:
-    run: Run of the run; the corpus may be of any size.
+    run: The run; the corpus may be of any size.
     device: One system of the device.
     systems: Number of systems over which each batch is split.
 
@@ -238,7 +238,7 @@ def simulate_run(
         name=phase.name,
         steps=phase.steps,
         tokens=phase.tokens,
-        sparsity=plan.mean_sparsity(dict(sparsities_at(end - 1))),
+        sparsity=plans.mean_sparsity(dict(sparsities_at(end - 1))),
         micro_batches=parts_of(phase.batch_size, phase.length),
         seconds=seconds[i] + updated * device.step_seconds,
         dense_seconds=float(dense.seconds) * phase.steps,
@@ -328,7 +328,7 @@ def simulate_inference(
       )
       for at in (sparsities, None)
   )
-  shares = plan.mean_sparsity(dict(sparsities)), 0.0
+  shares = plans.mean_sparsity(dict(sparsities)), 0.0
   sparse, dense = (
       Inference(share, report, batch_size * new)
       for share, report in zip(shares, reports)
@@ -337,7 +337,7 @@ def simulate_inference(
 
 
 def _sparsities_at(run: Run, step: int) -> Sparsities:
-  return tuple(plan.planned_sparsities(
+  return tuple(plans.planned_sparsities(
       run.plan, step, run.abstract_state.params, run.where
   ).items())
 
