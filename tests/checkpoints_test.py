@@ -149,7 +149,7 @@ NAMED_MASK = {
 def test_masks_are_read_wherever_the_optimizer_holds_them(make, tmp_path):
   state = create_state(NAMED_MASK, make(), None)
   saved = Checkpoints(
-      tmp_path, phase_ends={}, keep=1, config=make_recipe().config,
+      tmp_path, phase_ends={}, keep=1, config=make_run().config,
       fingerprints={},
   )
   saved.save(state)
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_does_not_record_its_masks_is_named(workdir):
   meta = json.loads(path.read_text())
   del meta['masks']
   path.write_text(json.dumps(seal(meta)))
-  want = f'{checkpoint} does not record which of its arrays are masks, .*again.$'
+  want = f'{checkpoint} does not record which of its arrays are masks.*again.$'
   with pytest.raises(ValueError, match=want):
     read_masks(checkpoint)
 

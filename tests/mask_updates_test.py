@@ -23,7 +23,7 @@ def row(step, grown, dropped, surviving, explored, **values):
 
 RISING = (Span(0, 20, 0.25, 6.0), Span(20, 30, 0.5, 5.0))
 # Rows every ten steps; an update at a row's own step shows in the next one.
-DYNAMIC = read.Run(
+DYNAMIC = read.RunRecord(
     'moving',
     (
         phase('sparse', 0, 50, 0.5, (20, 30, 35), spans=RISING),
@@ -40,7 +40,7 @@ DYNAMIC = read.Run(
         row(70, 50.0, 0.0, 50.0, 1.0, **{'sparsity/sparsified': 0.0}),
     ),
 )
-STILL = read.Run(
+STILL = read.RunRecord(
     'still', (phase('sparse', 0, 50, 0.5),), ({'step': 50, 'train/loss': 3.0},)
 )
 
@@ -54,7 +54,7 @@ def make_rounds(losses):
       phase('tune', 60, 20, 0.5, (60,), source='task'),
   )
   rows = [{'step': s, 'validation/loss': x} for s, x in losses.items()]
-  return read.Run('rounds', phases, tuple(rows))
+  return read.RunRecord('rounds', phases, tuple(rows))
 
 
 def test_a_row_tells_of_the_last_change_before_it():

@@ -14,7 +14,7 @@ from spdf_jax.costs import plan_costs
 from spdf_jax.runs import read
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.sparsity.counts import number_kept
-from spdf_jax.training import planned_sparsity
+from spdf_jax.training import plan as plans
 
 SHAPE = flops.ModelShape(2, 8, 2, 16, 32)
 PHASE = training.Phase(
@@ -64,8 +64,8 @@ def cost(phase, sparsity, dense_grads):
 
 
 def spans_of(plan):
-  sparsity = lambda step: planned_sparsity.mean_sparsity(
-      planned_sparsity.planned_sparsities(plan, step, PARAMS, where)
+  sparsity = lambda step: plans.mean_sparsity(
+      plans.planned_sparsities(plan, step, PARAMS, where)
   )
   return plan_costs.find_spans(plan, sparsity, cost)
 
@@ -124,7 +124,7 @@ def test_flops_are_added_up_over_spans():
           plan.phases, plan.starts, spans_of(plan)
       )
   ]
-  run = read.Run('toy', tuple(records), ())
+  run = read.RunRecord('toy', tuple(records), ())
   want = np.cumsum(list(costs_by_step(plan)))
   ends = [s.start + s.steps for p in records for s in p.spans]
   np.testing.assert_allclose(
@@ -147,7 +147,7 @@ def drifting():
 
 def test_between_updates_the_sparsity_of_the_last_one_holds():
   plan = make_plan([dict(algorithm=f'{__name__}:drifting')])
-  at = lambda step: planned_sparsity.planned_sparsities(
+  at = lambda step: plans.planned_sparsities(
       plan, step, PARAMS, where
   )
   found = [at(step)['b[0]'].sparsity for step in (0, 15, 16, 31, 32, 39)]
@@ -159,14 +159,14 @@ def test_layers_of_a_model_wide_sparsity_all_have_it():
   plan = make_plan([dict(
       algorithm='static', sparsity=0.5, distribution='model_wide',
   )])
-  found = planned_sparsity.planned_sparsities(plan, 0, PARAMS, where)
+  found = plans.planned_sparsities(plan, 0, PARAMS, where)
   assert [sparsity.sparsity for sparsity in found.values()] == [0.5] * 3
   rounds = [dict(steps=20), dict(steps=20, fraction=0.25)]
   plan = make_plan([dict(
       algorithm='iterative', rounds=rounds, distribution='model_wide',
   )])
   for step, sparsity in ((19, 0.0), (20, 0.25)):
-    found = planned_sparsity.planned_sparsities(plan, step, PARAMS, where)
+    found = plans.planned_sparsities(plan, step, PARAMS, where)
     assert [layer.sparsity for layer in found.values()] == [sparsity] * 3
 
 

@@ -94,7 +94,7 @@ def test_the_formula_does_not_count_recomputed_layers():
   found = trace_flops(run_of(model__remat='full'), B, L, 0.5)
   plain = trace_flops(run_of(), B, L, 0.5)
   assert found.products == plain.products
-  shape = flops.shape_of(recipe_of().model.config)
+  shape = flops.shape_of(run_of().model.config)
   layers = flops.forward_flops(shape, L, 0.5) - flops.softmax_flops(shape, L)
   layers -= 2 * L * shape.d_model * shape.vocab_size
   # All of a layer but its last product, whose result is not looked at again.
@@ -103,8 +103,8 @@ def test_the_formula_does_not_count_recomputed_layers():
 
 
 def test_a_loss_in_chunks_recomputes_the_logits():
-  found = trace_flops(recipe_of(loss__chunk=8), B, L)
-  shape = flops.shape_of(recipe_of().model.config)
+  found = trace_flops(run_of(loss__chunk=8), B, L)
+  shape = flops.shape_of(run_of().model.config)
   head = 2 * B * L * shape.d_model * shape.vocab_size
   assert found.products == found.formula - found.softmax
   assert found.recomputed == head

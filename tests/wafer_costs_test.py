@@ -142,7 +142,7 @@ def gpt3():
   config = spdf_config.get_config('model=gpt3-xl,sparsity=0')
   config.model.update(preset='gpt3-175b', remat='none')
   config.phases.pretrain.duration = '300B tokens'
-  run = create_run(config, planning=True)
+  run = Run.create(config, planning=True)
   return wafer_costs.simulate_run(run, DEVICE, 64), run
 
 
@@ -202,14 +202,14 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
 def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
   sizes = shape_of(PRESETS['gpt3-xl'])._asdict()
   phase = read.PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
-  text = on_wafer('ours', read.Run('ours', (phase,), (), model=sizes))
+  text = on_wafer('ours', read.RunRecord('ours', (phase,), (), model=sizes))
   assert text.startswith('On one modeled CS-2') and 'not measured' in text
   assert '1 s of either' in text
   for sparsity in (0.0, 0.02):  # The second saves less than 2 % of the time.
     phases = (phase._replace(sparsity=sparsity),)
-    run = read.Run('ours', phases, (), model=sizes)
+    run = read.RunRecord('ours', phases, (), model=sizes)
     assert on_wafer('ours', run) is None
-  assert on_wafer('ours', read.Run('ours', (phase,), ())) is None
+  assert on_wafer('ours', read.RunRecord('ours', (phase,), ())) is None
 
 
 @pytest.mark.process

@@ -12,6 +12,7 @@ import jax
 from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
 from spdf_jax.sparsity import trees
+from spdf_jax.training import storage
 from spdf_jax.training import workdir
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.run import Run

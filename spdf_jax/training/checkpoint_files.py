@@ -16,7 +16,6 @@ import orbax.checkpoint as ocp
 from spdf_jax.files import seal
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.sparsity.trees import path_parts
-from spdf_jax.training.best_checkpoints import describe_best
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import describe_best
 from spdf_jax.training.identity import describe_arrays

@@ -14,8 +14,6 @@ import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
 from spdf_jax.sparsity.state import mask_paths
-from spdf_jax.training.best_checkpoints import Best
-from spdf_jax.training.best_checkpoints import read_bests
 from spdf_jax.training.checkpoint_files import read_checkpoint
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import Best

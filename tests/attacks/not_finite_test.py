@@ -31,9 +31,10 @@ def poisoned_step(skip_not_finite):
   ))
 
 
-def poisoned_recipe(bad_steps, **changes):
+def poisoned_run(bad_steps, **changes):
   """A run whose loss is NaN at some steps, counted from 1."""
   run = tiny_run.make_run(**changes)
+  whole = run.batch_at
 
   def batch_at(step, *args):
     batch = whole(step, *args)
@@ -48,7 +49,7 @@ def poisoned_recipe(bad_steps, **changes):
 
 @pytest.mark.ci
 def test_steps_are_skipped_on_request_and_counted(tmp_path, caplog):
-  run = poisoned_recipe({3, 8, 9}, max_skipped_steps=2)
+  run = poisoned_run({3, 8, 9}, max_skipped_steps=2)
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
     state = training.train(run.open(tmp_path / 'run'))
   assert int(state.step) == 14
@@ -70,16 +71,14 @@ def test_one_more_step_in_a_row_ends_the_run(tmp_path):
 
 @pytest.mark.ci
 def test_skipping_can_be_switched_on_for_a_run_that_stopped(tmp_path):
-  session = poisoned_run({8}).open(tmp_path / 'run')
   with pytest.raises(training.NotFinite):
-    training.train(session)
+    training.train(poisoned_run({8}).open(tmp_path / 'run'))
   run = poisoned_run({8}, max_skipped_steps=1)
-  session = run.open(tmp_path / 'run')
-  assert int(training.train(session).step) == 14
+  assert int(training.train(run.open(tmp_path / 'run')).step) == 14
 
 
 def test_a_skipped_step_changes_masks_but_no_kept_weight():
-  run = poisoned_recipe({6}, max_skipped_steps=1)
+  run = poisoned_run({6}, max_skipped_steps=1)
   state = run.create_state()
   for step in range(5):
     state, _ = run.step(state, run.device_batch_at(step))

@@ -15,7 +15,7 @@ def test_a_broken_config_is_named(tmp_path, text):
   config = make_run().config
   for read in (
       lambda: workdir.read_workdir_config(tmp_path),
-      lambda: workdir.open_workdir(tmp_path, config),
+      lambda: workdir.check_workdir(tmp_path, config),
   ):
     with pytest.raises(ValueError, match='is not the config of') as error:
       read()
