@@ -61,8 +61,9 @@ SCHEDULED = {
 }
 
 
-@pytest.mark.parametrize('every, until', [(3, 12), (3, 11), (5, 11), (8, 12)])
-@pytest.mark.parametrize('name', SCHEDULED)
+@pytest.mark.parametrize('name, every, until', [
+    *((name, 5, 11) for name in SCHEDULED), ('rigl', 3, 12), ('gmp', 8, 12),
+])
 def test_the_last_mask_has_the_scheduled_sparsity(name, every, until):
   algorithm = SCHEDULED[name](
       spdf.cubic(0.0, 0.8, until), update_every=every, update_until=until

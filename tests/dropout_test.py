@@ -4,22 +4,16 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 from flax import linen as nn
 import flax.serialization
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import CONFIG
 from tiny_run import make_run
-from tiny_run import without_times
 
 from spdf_jax import data
 from spdf_jax import models
@@ -30,18 +24,12 @@ from spdf_jax.interop.configs import write_config
 from spdf_jax.models.attention import Attention
 from spdf_jax.models.gpt import MLP
 from spdf_jax.models.llama import GatedMLP
-from spdf_jax.training.metrics import read_rows
 
 RATE = 0.25
 V, L, D = 16, 8, 64
 KEY = jax.random.key(7)
 TOKENS = np.random.default_rng(0).integers(V, size=(4, L), dtype=np.int32)
 BATCH = data.Batch(TOKENS, np.roll(TOKENS, 1), np.ones((4, L), np.float32))
-OPTIMIZER = sparsity.sparsify(
-    optax.sgd(0.1), sparsity.static(0.5), where=models.sparsifiable, key=0
-)
-
-
 @functools.cache
 def make_model(preset='gpt-mini', **changes):
   sizes = dict(
@@ -142,20 +130,6 @@ def test_layers_draw_masks_of_their_own_and_stay_causal():
   np.testing.assert_allclose(found, wanted, atol=0.04)
 
 
-def make_step(model, **options):
-  return jax.jit(functools.partial(
-      training.train_step, apply_fn=model.apply, optimizer=OPTIMIZER,
-      learning_rate=lambda _: 0.1, dropout_key=KEY, **options,
-  ))
-
-
-@functools.cache
-def make_state(model):
-  return jax.jit(functools.partial(
-      training.create_state, optimizer=OPTIMIZER
-  ))(make_params(model))
-
-
 def test_steps_and_micro_batches_have_keys_of_their_own():
   parts = 2
   draw = jax.jit(lambda key: jax.random.normal(key, (4 // parts, L, V)))
@@ -189,11 +163,6 @@ def test_steps_and_micro_batches_have_keys_of_their_own():
     assert_same_arrays(again, state)
 
 
-@functools.cache
-def shared_step():
-  return dropping_run().step
-
-
 def dropping_run(**changes):
   """The tiny run with dropout, without its last phase."""
   run = make_run(model__dropout=RATE, **changes)
@@ -202,41 +171,7 @@ def dropping_run(**changes):
   return dataclasses.replace(run, model=model, plan=plan)
 
 
-class Stop(Exception):
-  pass
-
-
-def total(step, params):
-  yield 'validation/loss', float(jnp.sum(params['wte']['embedding']))
-
-
-def stop_at_three(step, params):
-  if step == 3:
-    raise Stop
-  yield from total(step, params)
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path):
-  def start(name):
-    run = dropping_run()
-    run.step = shared_step()
-    return run.open(tmp_path / name)
-
-  whole = training.train(start('whole'), evaluators=[total])
-  run = start('stopped')
-  with pytest.raises(Stop):
-    training.train(run, evaluators=[stop_at_three])
-  run.close()
-  found = training.train(start('stopped'), evaluators=[total])
-  assert_same_arrays(found, whole)
-  rows = [
-      without_times(read_rows(tmp_path / name / 'metrics.jsonl'))
-      for name in ('stopped', 'whole')
-  ]
-  assert rows[0] == rows[1]
-
-
+def dropping_run(**changes):
 def test_the_key_is_that_of_the_seed_and_nothing_is_stored():
   run, plain = dropping_run(), make_run()
   assert plain.dropout_key is None
@@ -278,36 +213,3 @@ def test_exports_have_no_dropout():
   assert fields['resid_pdrop'] == fields['embd_pdrop'] == 0
   plain = make_model(dropout=0.0).config
   assert read_config(fields | dict(resid_pdrop=0.1)) == plain
-
-
-DEVICES = """
-import jax
-jax.config.update('jax_num_cpu_devices', 8)
-import dropout_test as t
-
-model = t.make_model()
-params, batch = t.make_params(model), jax.tree.map(
-    lambda x: t.np.concatenate([x, x]), t.BATCH
-)
-mesh = jax.make_mesh((8,), ('data',), (jax.sharding.AxisType.Auto,))
-losses = []
-for place in (
-    lambda x, spec: x,
-    lambda x, spec: jax.device_put(x, jax.NamedSharding(mesh, spec)),
-):
-  state = place(t.make_state(model), jax.P())
-  _, metrics = jax.block_until_ready(
-      t.make_step(model)(state, place(batch, jax.P('data')))
-  )
-  losses.append(metrics['train/loss'])
-t.np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-"""
-
-
-@pytest.mark.sharding
-def test_eight_devices_drop_as_one_does():
-  subprocess.run(
-      [sys.executable, '-c', DEVICES], cwd=pathlib.Path(__file__).parent,
-      check=True, timeout=300,
-      env=os.environ | {'PYTHONPATH': os.pathsep.join(sys.path)},
-  )

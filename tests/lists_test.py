@@ -221,24 +221,6 @@ def test_greedy_texts_are_those_of_the_dense_model(config):
   assert found == wanted and any(found)
 
 
-@pytest.mark.slow
-def test_200_greedy_texts_are_those_of_the_dense_model():
-  config = dataclasses.replace(
-      GPT, vocab_size=257, n_layers=4, d_model=64, d_ff=256, max_length=48
-  )
-  rng = np.random.default_rng(0)
-  prompts = [
-      rng.integers(1, 257, rng.integers(1, 17)).tolist() for _ in range(200)
-  ]
-  found, wanted = (
-      generate(
-          *model, prompts, max_new_tokens=32, end_of_text=0, batch_size=20,
-          length=48,
-      ) for model in dense_and_sparse(config)
-  )
-  assert found == wanted and len({*map(tuple, found)}) > 50
-
-
 @needs_kernels
 def test_a_listed_model_multiplies_by_no_hidden_matrix():
   params, mask = make_sparse_params(GPT, 0.7)

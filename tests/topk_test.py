@@ -112,7 +112,7 @@ def test_random_ties_go_by_the_bits_of_the_key(shape, data, seed, kind):
   np.testing.assert_array_equal(mask, oracle(scores, kept, among, bits))
 
 
-@pytest.mark.parametrize('shape', [(7, 3, 5), (2, 70, 60), (2, 3, 5, 7)])
+@pytest.mark.parametrize('shape', [(2, 70, 60), (2, 3, 5, 7)])
 def test_random_masks_rank_by_the_bits_of_the_key(shape):
   key = jax.random.key(3)
   bits = jax.random.bits(key, shape)

@@ -1,4 +1,4 @@
-"""Thirty kills, and pairs of processes that want the same folder."""
+"""Thirty kills of runs, preparations and sweeps."""
 
 import json
 import random
@@ -200,31 +200,3 @@ def test_six_kills_of_a_sweep(tmp_path):
   assert len(runs) == 3
   for name in runs:
     assert_same_runs(whole / name, killed / name)
-
-
-def assert_one_is_refused(children):
-  ended = [end(child) for child in children]
-  assert sorted(code for code, _ in ended) == [0, 1], ended
-  assert any('is in use by process' in output for _, output in ended), ended
-
-
-@pytest.mark.parametrize('attempt', range(2))
-def test_two_runs_in_one_workdir(attempt, tmp_path):
-  assert_one_is_refused([start_training(tmp_path / 'run') for _ in range(2)])
-  finish(start_training(tmp_path / 'whole'))
-  assert_same_runs(tmp_path / 'whole', tmp_path / 'run')
-
-
-@pytest.mark.parametrize('attempt', range(2))
-def test_two_preparations_of_one_output(attempt, text, tmp_path):
-  output, whole = tmp_path / 'a' / 'x', tmp_path / 'b' / 'x'
-  assert_one_is_refused([start_preparation(text, output) for _ in range(2)])
-  finish(start_preparation(text, whole))
-  assert files_in(output) == files_in(whole)
-
-
-@pytest.mark.parametrize('attempt', range(2))
-def test_two_sweeps_of_one_folder(attempt, tmp_path):
-  assert_one_is_refused([start_sweep(tmp_path / 'sweep') for _ in range(2)])
-  rows = (tmp_path / 'sweep' / 'sweep.jsonl').read_text().splitlines()
-  assert len(rows) == 3
