@@ -66,23 +66,6 @@ def test_dense_phase_equals_training_the_sparse_weights_densely():
     np.testing.assert_allclose(joined[step][0]['w'], params['w'], rtol=1e-6)
 
 
-def test_members_see_steps_since_their_start():
-  seen = []
-
-  def watcher(name):
-    return spdf.Algorithm(
-        sparsity_at=lambda count, params: {'w': 0.5, 'b': None},
-        init=lambda key, params: {'w': jnp.ones((1, 8, 8), bool), 'b': None},
-        update=lambda key, count, mask, params, grads: mask,
-        update_at=lambda count: seen.append((name, int(count))) or False,
-        dense_grads_at=lambda count: False,
-    )
-
-  algorithm = spdf.join([watcher('a'), watcher('b')], [5])
-  algorithm.update_at(7)
-  assert seen == [('a', 7), ('b', 2)]
-
-
 @pytest.mark.parametrize('make', [
     lambda: spdf.rigl(0.5, structure='2:4', update_every=5, update_until=9),
     lambda: spdf.iterative([spdf.Round(9, 0.5)], structure='2:4'),
@@ -151,6 +134,13 @@ def test_every_leaf_follows_the_algorithm_of_its_label(labels):
   assert mask['h_0']['bias'] is None
 
 
+def test_members_count_steps_from_their_start():
+  rigl = spdf.rigl(0.5, update_every=2, update_until=6)
+  algorithm = spdf.join([spdf.dense(), rigl], [5])
+  updates = [t for t in range(14) if algorithm.update_at(t)]
+  assert updates == [5, 7, 9, 11]
+
+
 def test_the_first_pattern_that_matches_counts():
   labels = [('h_0/attn/wq', 'rest'), *LABELS]
   mask = train(two(spdf.dense(), spdf.static(0.5), labels), 0)[0][0]
@@ -164,35 +154,6 @@ def test_one_algorithm_for_all_labels_is_that_algorithm_bit_for_bit():
   theirs = train(make(), 3)
   for one, other in zip(ours, theirs):
     jax.tree.map(np.testing.assert_array_equal, one[:2], other[:2])
-
-
-def test_members_see_none_where_leaves_are_not_theirs():
-  seen = []
-
-  def watcher(name):
-    def note(*trees):
-      seen.append((name, [len(jax.tree.leaves(tree)) for tree in trees]))
-
-    def init(key, params):
-      note(params)
-      return jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
-
-    def update(key, count, mask, params, grads):
-      note(mask, params, grads)
-      return mask
-
-    return spdf.Algorithm(
-        sparsity_at=lambda count, params: jax.tree.map(lambda p: 0.0, params),
-        init=init,
-        update=update,
-        update_at=lambda count: count >= 0,
-        dense_grads_at=lambda count: False,
-    )
-
-  labels = {'h_0': {'attn': 'a', 'mlp': 'b', 'bias': 'b'}, 'h_1': 'b'}
-  algorithm = spdf.partition({'a': watcher('a'), 'b': watcher('b')}, labels)
-  train(algorithm, 1)
-  assert seen == [('a', [1]), ('b', [3]), ('a', [1] * 3), ('b', [3] * 3)]
 
 
 def test_sparsities_of_a_whole_are_of_the_group():

@@ -171,7 +171,6 @@ def dropping_run(**changes):
   return dataclasses.replace(run, model=model, plan=plan)
 
 
-def dropping_run(**changes):
 def test_the_key_is_that_of_the_seed_and_nothing_is_stored():
   run, plain = dropping_run(), make_run()
   assert plain.dropout_key is None

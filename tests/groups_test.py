@@ -7,13 +7,10 @@ import numpy as np
 import optax
 import pytest
 from quickstart_runs import small_config
-from tiny_run import assert_same_arrays
 
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax.training import Run
-from spdf_jax.training import train
-from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.optimizers import matrices
 
 pytestmark = pytest.mark.slow
@@ -73,23 +70,3 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
   for name, change in moved.items():
     assert (change.grown > 0) == ('mlp' in name)
   assert run.plan.update_steps.tolist() == [3, 6, 9, 12]
-
-
-def test_static_and_dense_groups_are_stored_compactly(tmp_path):
-  losses, masks = [], []
-  for storage in ('dense', 'compact'):
-    config = small_config(
-        data__task='', phases__order=('pretrain',), storage=storage,
-        matmul='dense',
-    )
-    with config.ignore_type():
-      config.phases.pretrain.sparsity = dict(algorithm='partition', groups=[
-          ['*/mlp/*', 0.75], ['*/attn/*', dict(algorithm='dense')],
-      ])
-    state = train(Run.create(config).open(tmp_path / storage))
-    masks.append(spdf.get_mask(state.opt_state))
-    rows = read_rows(tmp_path / storage / 'metrics.jsonl')
-    losses.append([r['train/loss'] for r in rows if 'train/loss' in r])
-  assert_same_arrays(*masks)
-  assert masks[0]['h_0']['attn']['wq']['kernel'].all()
-  np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -142,20 +142,6 @@ def test_product_gradient_and_second_derivative_are_numpys(
   assert_close(run(*args), oracle(case))
 
 
-def test_room_for_more_packed_weights_changes_nothing():
-  case = Case(0, (3,), 6, 13, 0.5)
-  packed = packing.pack_mask(case.mask)
-  for room in (0, 3):
-    size = int(case.mask.sum()) + room
-    values = packing.gather_kept(case.w, packed, size)
-    y, pullback = jax.vjp(
-        lambda v: sparse_matmul(case.x, v, packed), jnp.asarray(values)
-    )
-    assert_close(y, oracle(case)[0])
-    (dvalues,) = pullback(jnp.ones_like(y))
-    assert dvalues.shape == (size,) and not dvalues[size - room:].any()
-
-
 CASE = Case(0, (3, 4), 6, 5, 0.6)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 import warnings
 
 import jax
@@ -227,16 +226,6 @@ def test_an_all_true_grad_mask_makes_only_the_gradient_dense():
   assert kept[False] == [MASKS[0].sum()] * 2
 
 
-def test_activations_are_the_first_operands_of_products():
-  f = lambda x, w: jax.nn.relu(x - 1) @ jnp.tanh(w)
-  found = simulate(f, DEVICE)(X, W).by_operation()
-  assert found['sub'].flops == TOKENS * WIDTH
-  assert found['tanh'].flops == 0
-  assert found['tanh'].host_operations == WIDTH * WIDTH
-  alone = simulate(lambda x: x - 1, DEVICE)(X)
-  assert alone.flops == TOKENS * WIDTH and alone.cycles > 0
-
-
 def test_callbacks_are_not_called():
   calls = []
 
@@ -261,7 +250,9 @@ def test_products_of_weights_alone_run_on_the_hosts():
   assert hosted == 2 * WIDTH**3
 
 
-def test_sparsities_out_of_range_are_refused():
+def test_numbers_out_of_range_are_refused():
+  with pytest.raises(ValueError, match='batch is 0; it must be positive'):
+    training_step(ModelShape(2, 64, 4, 256, 99), batch=0, length=8)
   sparsity = float('nan')
   with pytest.raises(ValueError, match=f'sparsity is {sparsity}'):
     simulate(layer, DEVICE, sparsity=sparsity)
@@ -399,17 +390,6 @@ def test_a_train_step_has_the_products_of_the_closed_form(
     )
   assert flops == pytest.approx(expected)
   assert not traced.unknown
-
-
-@pytest.mark.parametrize('changes, message', [
-    (dict(sparsity=math.nan), 'sparsity is nan; it is the fraction of zeros'),
-    (dict(batch=0), 'batch is 0; it must be positive'),
-])
-def test_an_impossible_step_is_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    training_step(
-        ModelShape(2, 64, 4, 256, 99), **dict(batch=8, length=8) | changes
-    )
 
 
 @pytest.mark.ci
