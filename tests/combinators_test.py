@@ -139,6 +139,14 @@ def test_members_count_steps_from_their_start():
   algorithm = spdf.join([spdf.dense(), rigl], [5])
   updates = [t for t in range(14) if algorithm.update_at(t)]
   assert updates == [5, 7, 9, 11]
+  gmp = spdf.gmp(spdf.cubic(0.0, 0.75, 4), update_every=2, update_until=4)
+  kept, alone = (
+      [int(mask.sum()) for _, mask, _ in run(algorithm, steps)]
+      for algorithm, steps in (
+          (spdf.join([spdf.dense(), gmp], [2]), 8), (gmp, 6),
+      )
+  )
+  assert kept == [64, 64, *alone] and alone[-1] == 16
 
 
 def test_the_first_pattern_that_matches_counts():
