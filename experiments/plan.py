@@ -134,7 +134,7 @@ def describe_plans(
   run = run_at(rising[-1])
   phase = run.plan.phases[0]
   steps = max(round((tokens or phase.tokens) / phase.tokens_per_step), 1)
-  shape = costs.shape_of(run.model.config)
+  shape = run.model.config
   flops = lambda sparsity: phase.batch_size * costs.training_flops(
       shape, phase.length, sparsity
   )

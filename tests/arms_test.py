@@ -37,7 +37,6 @@ from experiments.papers.scales import STATIC_90
 from experiments.papers.scales import tuned
 from experiments.papers.scales import VARIABLE
 from spdf_jax import training
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
@@ -374,7 +373,7 @@ def test_arms_of_equal_flops_differ_by_less_than_2_percent(size):
   def cost(arm):
     tokens = FLOPS.steps(arm) * FLOPS.batch(arm.size) * FLOPS.length
     sequence = training_flops(
-        shape_of(FLOPS.model(arm.size)), FLOPS.length, arm.sparsity
+        FLOPS.model(arm.size), FLOPS.length, arm.sparsity
     )
     return tokens / FLOPS.length * sequence
 

@@ -36,7 +36,6 @@ import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 
 CHECKOUT = pathlib.Path(__file__).parents[1]
@@ -285,7 +284,7 @@ def test_the_gpu_suite_compares_masks_with_dense_steps(monkeypatch):
   )
   peak = 1e12 * rows['bfloat16 products of 16 x 16', 'TFLOP/s'].value
   flops = SMALL.batch_size * training_flops(
-      shape_of(models.GPTConfig(**SMALL.model)), SMALL.length
+      models.GPTConfig(**SMALL.model), SMALL.length
   )
   assert step['dense: share of the peak, %'] == pytest.approx(
       1e5 * flops / step['dense: ms'] / peak

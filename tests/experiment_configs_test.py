@@ -23,7 +23,6 @@ from experiments.papers import published_flops
 from experiments.papers.post_readings import POST_READINGS
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.models import PRESETS
@@ -233,7 +232,7 @@ def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():
 
 def test_iterative_pruning_saves_what_is_printed():
   plan = plan_of(iterative_pruning.get_config())
-  shape = shape_of(PRESETS['gpt3-1.3b'])
+  shape = PRESETS['gpt3-1.3b']
   found = forward_flops(shape, 2048) / forward_flops(shape, 2048, 0.838)
   assert round(found) == 3 and found == pytest.approx(3.02, abs=5e-3)
   zeros = 0.838 * plan['sparsified_parameters']
@@ -281,7 +280,7 @@ def test_a_sequence_of_fine_tuning_costs_what_is_printed(
         finetune.get_config(f'task={task},model={model}')
     )['phases']
     each = phase['flops_per_step'] / phase['batch_size']
-    assert each == training_flops(shape_of(PRESETS[model]), 512)
+    assert each == training_flops(PRESETS[model], 512)
     assert sequences * each / 1e18 == pytest.approx(printed, rel=0.02)
     # It stopped early, within the five epochs.
     assert sequences < phase['steps'] * phase['batch_size']

@@ -20,7 +20,6 @@ from experiments.papers.flops_tables import MISPRINT
 from experiments.papers.printed_numbers import as_printed
 from experiments.papers.printed_numbers import value_of
 from experiments.papers.readings import parameters_of
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
 
@@ -122,7 +121,7 @@ def test_one_count_of_sequences_gives_all_digits_of_a_task(task, count):
   printed = published.SEQUENCES[task]
   assert as_printed(count, printed) == printed
   for name in (published.SMALL, published.XL):
-    flops = count * training_flops(shape_of(PRESETS[name]), 512)
+    flops = count * training_flops(PRESETS[name], 512)
     for column, unit in (('FLOPs', 1), ('exaFLOPs', 1e18)):
       text = published.FINE_TUNING.cell((name, task), column)
       if (name, task, column) == (published.XL, 'E2E', 'exaFLOPs'):

@@ -2,13 +2,12 @@
 
 import pytest
 
+from spdf_jax import models
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import ModelShape
 from spdf_jax.costs.flops import training_flops
 
-SMALL = ModelShape(12, 768, 12, 3072, 50257)
-XL = ModelShape(24, 2048, 16, 8192, 50257)
+SMALL, XL = models.PRESETS['gpt2-small'], models.PRESETS['gpt3-xl']
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_fine_tuning_table_prints_forward_flops_beside_training_totals():
 
 
 def test_attention_and_head_stay_dense_at_any_sparsity():
-  shape = ModelShape(3, 8, 2, 20, 50)
+  shape = models.GPTConfig(50, 3, 2, 8, 20, 16)
   attention = 3 * (4 * 16**2 * 8 + 3 * 2 * 16**2)
   head = 2 * 16 * 8 * 50
   assert forward_flops(shape, 16, 1.0) == attention + head

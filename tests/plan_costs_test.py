@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from spdf_jax import models
 from spdf_jax import static
 from spdf_jax import training
 from spdf_jax.costs import flops
@@ -16,7 +17,7 @@ from spdf_jax.runs.curves import flops_at
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.training import plan as plans
 
-SHAPE = flops.ModelShape(2, 8, 2, 16, 32)
+SHAPE = models.GPTConfig(32, 2, 2, 8, 16, 16)
 PHASE = training.Phase(
     name='a', steps=40, data='corpus', batch_size=2, length=16, sparsity=0.75,
     learning_rate=optax.constant_schedule(0.1), weight_decay=0.0,

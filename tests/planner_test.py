@@ -17,7 +17,6 @@ from experiments.planner.machines import interpolated
 from experiments.planner.machines import step_seconds
 from experiments.planner.stages import Stages
 from spdf_jax.accelerator.wafer import create_device
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.costs.wafer_costs import simulate_run
@@ -27,7 +26,7 @@ from spdf_jax.training import Run
 pytestmark = pytest.mark.ci
 
 LEVELS = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95]
-XL = shape_of(PRESETS['gpt3-xl'])
+XL = PRESETS['gpt3-xl']
 
 
 def xl_flops(sparsity):
@@ -130,7 +129,7 @@ def test_the_planned_config_takes_the_flops_that_were_planned(model):
   config = planned.get_config(f'model={model},sparsity=0.9,sparse=300,dense=60')
   config.phases.pretrain.learning_rate.warmup = '50 steps'
   run = Run.create(config, planning=True)
-  shape = shape_of(run.model.config)
+  shape = run.model.config
   phase = run.plan.phases[0]
   flops = lambda sparsity: phase.batch_size * training_flops(
       shape, phase.length, sparsity

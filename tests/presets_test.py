@@ -9,7 +9,6 @@ import pytest
 from tiers import slow_except
 
 from spdf_jax import models
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.trees import path_name
@@ -91,7 +90,7 @@ def test_hidden_matrices_are_sparsified_and_nothing_else(preset):
     want |= {'h/mlp/wg'}
   assert chosen == want
   layers = to_layers(params, params, axes)
-  shape = shape_of(model.config)
+  shape = model.config
   assert count(layers) == shape.n_layers * shape.hidden_weights
 
 
@@ -104,7 +103,7 @@ def test_overrides_of_a_llama_are_its_own_fields():
           abstract_params(model)['h_0']
       ) if 'kernel' in path_name(path)
   )
-  assert weights == shape_of(config).hidden_weights
+  assert weights == config.hidden_weights
   with pytest.raises(ValueError, match="model field 'activation' is unknown"):
     models.create_model('llama-1.3b', activation='gelu')
 

@@ -85,7 +85,7 @@ def test_the_products_of_a_step_are_those_of_the_formula(
   assert walk(run, density, 1.0 if dense_grads else density) == (
       found.products
   )
-  shape = flops.shape_of(run.model.config)
+  shape = run.model.config
   assert found.softmax == 3 * B * flops.softmax_flops(shape, L)
   assert shape.gated == ('llama' in kind)
 
@@ -94,7 +94,7 @@ def test_the_formula_does_not_count_recomputed_layers():
   found = trace_flops(run_of(model__remat='full'), B, L, 0.5)
   plain = trace_flops(run_of(), B, L, 0.5)
   assert found.products == plain.products
-  shape = flops.shape_of(run_of().model.config)
+  shape = run_of().model.config
   layers = flops.forward_flops(shape, L, 0.5) - flops.softmax_flops(shape, L)
   layers -= 2 * L * shape.d_model * shape.vocab_size
   # All of a layer but its last product, whose result is not looked at again.
@@ -104,7 +104,7 @@ def test_the_formula_does_not_count_recomputed_layers():
 
 def test_a_loss_in_chunks_recomputes_the_logits():
   found = trace_flops(run_of(loss__chunk=8), B, L)
-  shape = flops.shape_of(run_of().model.config)
+  shape = run_of().model.config
   head = 2 * B * L * shape.d_model * shape.vocab_size
   assert found.products == found.formula - found.softmax
   assert found.recomputed == head

@@ -12,7 +12,6 @@ from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.costs import training_step
 from spdf_jax.costs import wafer_costs
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import read
 from spdf_jax.runs.statements import on_wafer
@@ -57,7 +56,7 @@ def test_an_estimate_is_the_sum_of_its_steps(static):
 
 def test_a_traced_recipe_is_near_the_closed_form(static):
   # Far from the calibration points: here elementwise operations weigh most.
-  shape = shape_of(static.model.config)
+  shape = static.model.config
   form = wafer.report_on(training_step(shape, 4, 32), DEVICE)
   traced = wafer_costs.simulate_run(static, DEVICE).phases[1].seconds / 15
   assert traced == pytest.approx(form.seconds, rel=0.01)
@@ -200,7 +199,7 @@ def test_energy_and_carbon_of_gpt3_have_the_units_that_are_printed(gpt3):
 
 
 def test_a_report_has_a_statement_on_the_wafer_for_sparse_runs_only():
-  sizes = shape_of(PRESETS['gpt3-xl'])._asdict()
+  sizes = PRESETS['gpt3-xl'].describe()
   phase = read.PhaseRecord('p', 0, 10, 64, 2048, 'text', 0.75, 64, 5.0, 9.0)
   text = on_wafer('ours', read.RunRecord('ours', (phase,), (), model=sizes))
   assert text.startswith('On one modeled CS-2') and 'not measured' in text

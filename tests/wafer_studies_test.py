@@ -19,14 +19,14 @@ from experiments.wafer import report
 from experiments.wafer import sweeps
 from experiments.wafer import validation
 from experiments.wafer import variants
+from spdf_jax import models
 from spdf_jax.accelerator import sparse_matmul
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.costs import ModelShape
 from spdf_jax.costs import training_step
 
 DEVICE = wafer.create_device('cs2')
-GPT3_XL = ModelShape(24, 2048, 16, 8192, 50257)
+GPT3_XL = models.PRESETS['gpt3-xl']
 STEP = training_step(GPT3_XL, 132, 2048, 0.75)
 POINTS = {point.name: point for point in validation.validation_points()}
 # Errors as they are. A change of the model that moves one changes it here, and

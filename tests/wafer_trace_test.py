@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from spdf_jax import models
 from spdf_jax import sparsity
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import sparse_matmul
@@ -27,7 +28,6 @@ from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
-from spdf_jax.costs import ModelShape
 from spdf_jax.costs import training_step
 from spdf_jax.data import Batch
 from spdf_jax.models import create_model
@@ -36,7 +36,7 @@ from spdf_jax.training import create_state
 from spdf_jax.training import train_step
 
 DEVICE = create_device('cs2')
-GPT3_XL = ModelShape(24, 2048, 16, 8192, 50257)
+GPT3_XL = models.PRESETS['gpt3-xl']
 TOKENS, WIDTH, LAYERS = 512, 64, 10
 X = jax.ShapeDtypeStruct((8, TOKENS // 8, WIDTH), jnp.float32)
 W = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
@@ -377,7 +377,7 @@ def test_a_train_step_has_the_products_of_the_closed_form(
 ):
   step, init, batch = gpt_step(scan_layers=scan_layers, remat=remat)
   traced = simulate(step, DEVICE, sparsity=0.5)(jax.eval_shape(init), batch)
-  shape = ModelShape(3, 16, 2, 64, 64)
+  shape = models.GPTConfig(64, 3, 2, 16, 64, 32)
   form = report_on(training_step(shape, 4, 32, 0.5), DEVICE)
   names = ('dot_general', 'sparse_matmul', 'sparse_matmul_backward')
   found = traced.by_operation()

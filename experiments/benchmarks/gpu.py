@@ -30,7 +30,6 @@ from experiments.benchmarks import topk
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.training import matmul
 
@@ -141,7 +140,7 @@ def measure_steps(
   )
   tokens = case.batch_size * case.length
   flops = case.batch_size * training_flops(
-      shape_of(subject.model.config), case.length
+      subject.model.config, case.length
   )
 
   def compile_step(step, transformation):

@@ -267,15 +267,7 @@ def apply_dense(params, tokens):
   return model.apply({'params': params}, tokens)
 
 
-sizes = model.config
-shape = costs.ModelShape(
-    n_layers=sizes.n_layers,
-    d_model=sizes.d_model,
-    n_heads=sizes.n_heads,
-    d_ff=sizes.d_ff,
-    vocab_size=sizes.vocab_size,
-)
-print(f'{len(corpus.train.tokens):,} tokens to train on, {shape}')
+print(f'{len(corpus.train.tokens):,} tokens to train on')
 
 # %% [markdown]
 # `training.train_step` is compiled once per run and has no branch on phase or
@@ -324,7 +316,7 @@ def train(plan):
     phase = plan.phase_at(step)
     state, _ = train_step(state, batch_at(step))
     flops += phase.batch_size * costs.training_flops(
-        shape, phase.length, phase.sparsity
+        model.config, phase.length, phase.sparsity
     )
     if (step + 1) % 20 == 0:
       loss = evaluation.evaluate_loss(apply_dense, state.params, validation)

@@ -11,9 +11,8 @@ from experiments.papers import spdf_readings
 from experiments.papers import traced_flops
 from spdf_jax.costs import plan_costs
 from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import ModelShape
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.models import PRESETS
+from spdf_jax.models import Sizes
 from spdf_jax.runs import markdown
 from spdf_jax.training.run import Run
 
@@ -31,7 +30,7 @@ class Inference(NamedTuple):
   """
 
   name: str
-  shape: ModelShape
+  shape: Sizes
   length: int
   sparsity: float
   parameters: int
@@ -71,7 +70,7 @@ def published_models(table: str) -> list[Inference]:
   }
   return [
       Inference(
-          f'{name} {markdown.percent(sparsity)}', shape_of(PRESETS[name]), 2048,
+          f'{name} {markdown.percent(sparsity)}', PRESETS[name], 2048,
           sparsity, *readings.parameters_of(name),
       )
       for name, sparsity in sparsities[table]
@@ -81,7 +80,7 @@ def published_models(table: str) -> list[Inference]:
 def models_of(run: Run) -> list[Inference]:
   """Returns a run's model, dense and at the sparsity of each phase."""
   plan = plan_costs.describe_plan(run, 'plan')
-  shape = shape_of(run.model.config)
+  shape = run.model.config
   planned = {p['name']: p['sparsity'] for p in plan['phases']}
   sparsities = {'dense': 0.0} | planned
   return [

@@ -8,7 +8,6 @@ from experiments.papers import printed_numbers
 from experiments.papers import published_flops as published
 from experiments.papers import readings
 from experiments.papers import spdf_readings
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import markdown
@@ -79,7 +78,7 @@ def published_bars() -> list[Bar]:
 
 def _small_bars() -> list[Bar]:
   name = published.V_SMALL
-  shape, length = shape_of(PRESETS[name]), published.LENGTH
+  shape, length = PRESETS[name], published.LENGTH
   sequences = 20 * readings.parameters_of(name)[0] / length
   cost = lambda sparsity: sequences * training_flops(shape, length, sparsity)
   shares, sparsities = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
@@ -94,7 +93,7 @@ def _small_bars() -> list[Bar]:
 
 def _large_bars() -> list[Bar]:
   name = published.V_LARGE
-  shape, length = shape_of(PRESETS[name]), published.LENGTH
+  shape, length = PRESETS[name], published.LENGTH
   cost = lambda steps, sparsity: (
       steps * published.BATCH * training_flops(shape, length, sparsity)
   )
@@ -194,7 +193,7 @@ def reductions(sparsity: float) -> list[tuple[int, float]]:
   """
   found = []
   for name in MODELS:
-    shape = shape_of(PRESETS[name])
+    shape = PRESETS[name]
     dense = training_flops(shape, published.LENGTH)
     sparse = training_flops(shape, published.LENGTH, sparsity)
     found.append((readings.parameters_of(name)[0], dense / sparse))

@@ -9,12 +9,12 @@ from experiments.papers.published_flops import Row
 from experiments.papers.readings import Read
 from experiments.papers.readings import Reading
 from spdf_jax.costs import flops
-from spdf_jax.costs.flops import ModelShape
 from spdf_jax.models import PRESETS
+from spdf_jax.models import Sizes
 
 
 def _variable(row: Row, column: str) -> Iterator[Reading]:
-  shape = flops.shape_of(PRESETS[row[0]])
+  shape = PRESETS[row[0]]
   parts = published.SPLIT_SHARES, published.SPLIT_SPARSITIES
   if column == 'effective sparsity':
     steps = [round(600 * share) for share in parts[0]]
@@ -25,7 +25,7 @@ def _variable(row: Row, column: str) -> Iterator[Reading]:
 
 
 def _run_flops(
-    shape: ModelShape,
+    shape: Sizes,
     shares: tuple[float, ...],
     sparsities: tuple[float, ...],
     embedding: float = 0.0,
@@ -48,7 +48,7 @@ def _run_flops(
 
 
 def _variable_large(row: Row, column: str) -> Iterator[Reading]:
-  shape = flops.shape_of(PRESETS[row[0]])
+  shape = PRESETS[row[0]]
   steps, sparsities = published.STAGE_STEPS, published.STAGE_SPARSITIES
   if column == 'effective sparsity':
     yield Reading(flops.effective_sparsity(steps, sparsities, steps[0]))
@@ -81,7 +81,7 @@ def _variable_large(row: Row, column: str) -> Iterator[Reading]:
 
 def _iterative(row: Row, column: str) -> Iterator[Reading]:
   preset, sparsity = row
-  shape = flops.shape_of(PRESETS[preset])
+  shape = PRESETS[preset]
   parameters, hidden = readings.parameters_of(preset)
   if column == 'inference FLOPs':
     forward = functools.partial(flops.forward_flops, shape, 2048)
@@ -98,7 +98,7 @@ def _budgets(row: Row, column: str) -> Iterator[Reading]:
   if column == 'tokens':
     yield Reading(20 * parameters)
     return
-  shape = flops.shape_of(PRESETS[preset])
+  shape = PRESETS[preset]
   yield Reading(tokens / 2048 * flops.training_flops(shape, 2048))
   yield Reading(
       6 * parameters * tokens, '6 FLOPs per parameter and token, no attention'

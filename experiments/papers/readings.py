@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jax
 
 from experiments.papers.published_flops import Row
-from spdf_jax.costs import flops
 from spdf_jax.interop import layouts
 from spdf_jax.models import PRESETS
 
@@ -47,7 +46,6 @@ def parameters_of(preset: str) -> tuple[int, int]:
   """
   config = dataclasses.replace(PRESETS[preset], scan_layers=True)
   leaves = jax.tree.leaves(layouts.abstract_params(config))
-  shape = flops.shape_of(config)
   return (
-      sum(int(x.size) for x in leaves), shape.n_layers * shape.hidden_weights
+      sum(int(x.size) for x in leaves), config.n_layers * config.hidden_weights
   )

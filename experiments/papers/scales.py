@@ -193,7 +193,7 @@ class Scale:
 
   def _step_flops(self, arm: Arm) -> float:
     """Returns the FLOPs of a step of pre-training, all with the same mask."""
-    shape = flops.shape_of(self.model(arm.size))
+    shape = self.model(arm.size)
     return self.batch(arm.size) * flops.training_flops(
         shape, self.length, arm.sparsity
     )

@@ -9,7 +9,6 @@ from experiments.papers.published_flops import Row
 from experiments.papers.readings import Read
 from experiments.papers.readings import Reading
 from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import softmax_flops
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.models import PRESETS
@@ -24,7 +23,7 @@ def tuning_flops(preset: str, task: str) -> float:
     >>> f'{tuning_flops("gpt3-xl", "E2E"):.2e}'
     '5.27e+17'
   """
-  shape = shape_of(PRESETS[preset])
+  shape = PRESETS[preset]
   sequences = printed_numbers.value_of(published.SEQUENCES[task])
   return sequences * training_flops(shape, readings.TUNED)
 
@@ -37,7 +36,7 @@ def pretraining_flops(preset: str, sparsity: float) -> float:
     '9.48e+19'
   """
   tokens = printed_numbers.value_of(published.SIZES.cell((preset,), 'tokens'))
-  shape = shape_of(PRESETS[preset])
+  shape = PRESETS[preset]
   return tokens / 2048 * training_flops(shape, 2048, sparsity)
 
 
@@ -48,7 +47,7 @@ def _sizes(row: Row, column: str) -> Iterator[Reading]:
 
 def _pretraining(row: Row, column: str) -> Iterator[Reading]:
   preset, sparsity = row
-  shape = shape_of(PRESETS[preset])
+  shape = PRESETS[preset]
   flops = pretraining_flops(preset, sparsity)
   per_sequence = training_flops(shape, 2048, sparsity)
   if column == 'sequences':
@@ -79,7 +78,7 @@ def _exaflops(row: Row) -> float:
 
 def _tuning(row: Row, column: str) -> Iterator[Reading]:
   preset, task = row
-  per_sequence = training_flops(shape_of(PRESETS[preset]), readings.TUNED)
+  per_sequence = training_flops(PRESETS[preset], readings.TUNED)
   if column == 'FLOPs/seq':
     yield Reading(per_sequence)
     yield Reading(per_sequence / 3, 'the forward pass alone')
@@ -100,7 +99,7 @@ def _within_rounding(row: Row, column: str, task: str) -> Reading:
   that round to the printed number of sequences.
   """
   unit = 1 if column == 'FLOPs' else _EXA
-  per_sequence = training_flops(shape_of(PRESETS[row[0]]), readings.TUNED)
+  per_sequence = training_flops(PRESETS[row[0]], readings.TUNED)
   printed = published.SEQUENCES[task]
   count, half = printed_numbers.value_of(printed), 10.0 ** (
       int(printed[-1]) - len(printed.split('e')[0].split('.')[1])
@@ -166,7 +165,7 @@ def _columns(row: Row, task: str) -> float:
 
 
 def _shares(row: Row, column: str) -> Iterator[Reading]:
-  shape = shape_of(PRESETS[row[0]])
+  shape = PRESETS[row[0]]
   total = forward_flops(shape, 2048)
   attention = 4 * shape.n_layers * 2048**2 * shape.attention_width
   head = 2 * 2048 * shape.d_model * shape.vocab_size

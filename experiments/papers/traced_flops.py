@@ -57,7 +57,7 @@ def trace_flops(
   Raises:
     ValueError: `sparsity` is outside [0, 1].
   """
-  shape = flops.shape_of(run.model.config)
+  shape = run.model.config
   formula = batch_size * flops.training_flops(
       shape, length, sparsity, dense_grads=dense_grads
   )

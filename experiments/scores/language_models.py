@@ -23,7 +23,6 @@ from spdf_jax.sparsity import trees
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training import identity
 from spdf_jax.training import workdir
-from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.settings import DataConfig
 
 PyTree = Any
@@ -98,7 +97,7 @@ def open_run(source: str, tokenizer: str | None = None) -> LanguageModel:
         'workdir of a training run, or a Hugging Face directory.'
     )
   config = identity.read_config(stored, f'checkpoint {checkpoint}')
-  if isinstance(config.model.sizes, OwnSizes):
+  if not isinstance(config.model.sizes, models.DecoderConfig):
     raise ValueError(
         f'checkpoint {checkpoint} is of your own model, {config.model.preset!r}'
         ', which this command does not open; it opens models of '

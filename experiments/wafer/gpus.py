@@ -72,9 +72,10 @@ def roofline_seconds(
 
   Example:
     >>> from spdf_jax import costs
-    >>> shape = costs.ModelShape(24, 2048, 16, 8192, 50257)
+    >>> from spdf_jax.models import PRESETS
+    >>> xl = PRESETS['gpt3-xl']
     >>> dense, sparse = (
-    ...     roofline_seconds(costs.training_step(shape, 64, 2048, s), 'h100')
+    ...     roofline_seconds(costs.training_step(xl, 64, 2048, s), 'h100')
     ...     for s in (0.0, 0.75))
     >>> dense == sparse
     True

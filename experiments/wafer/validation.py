@@ -8,16 +8,18 @@ from experiments.wafer import sweeps
 from spdf_jax import costs
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.costs import ModelShape
+from spdf_jax.models import DecoderConfig
+from spdf_jax.models import GPTConfig
+from spdf_jax.models import PRESETS
 
 _ALCF = 'ALCF user guides, history'
 _SPDF = 'SPDF, appendix A.4'
 _GEMM = 'IPSJ JIP 34:132'
-GPT_J = ModelShape(28, 4096, 16, 16384, 50400)
-LLAMA_7B = ModelShape(32, 4096, 32, 11008, 32000, gated=True)
-BERT_LARGE = ModelShape(24, 1024, 16, 4096, 30522)
-GPT2_SMALL = ModelShape(12, 768, 12, 3072, 50257)
-GPT3_XL = ModelShape(24, 2048, 16, 8192, 50257)
+GPT_J = GPTConfig(50400, 28, 16, 4096, 16384, 2048)
+LLAMA_7B = PRESETS['llama2-7b']
+BERT_LARGE = GPTConfig(30522, 24, 16, 1024, 4096, 512)
+GPT2_SMALL = PRESETS['gpt2-small']
+GPT3_XL = PRESETS['gpt3-xl']
 SPMM = (
     (48, 6, 68, 4974336, 16974),
     (48, 24, 68, 21620736, 18306),
@@ -75,7 +77,7 @@ class Training(NamedTuple):
   """
 
   name: str
-  shape: ModelShape
+  shape: DecoderConfig
   batch: int
   length: int
   device: str

@@ -3,8 +3,6 @@
 
 from spdf_jax.costs.flops import effective_sparsity
 from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import ModelShape
-from spdf_jax.costs.flops import shape_of
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.costs.plan_costs import Span
@@ -14,13 +12,11 @@ from spdf_jax.costs.wafer_costs import simulate_run
 from spdf_jax.costs.wafer_costs import training_step
 
 __all__ = [
-    'ModelShape',
     'Span',
     'advise_batch',
     'describe_plan',
     'effective_sparsity',
     'forward_flops',
-    'shape_of',
     'simulate_inference',
     'simulate_run',
     'training_flops',

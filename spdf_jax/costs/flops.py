@@ -2,106 +2,12 @@
 """FLOPs of sparse training, by the formula of the papers."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from spdf_jax.models import DecoderConfig
-
-
-class ModelShape(NamedTuple):
-  """The sizes of a decoder that its FLOPs depend on.
-
-  Attributes:
-    n_layers: Number of blocks.
-    d_model: Width of the residual stream.
-    n_heads: Number of attention heads in each block.
-    d_ff: Hidden width of the feed-forward network.
-    vocab_size: Number of token ids, the outputs of the head.
-    kv_heads: Number of heads of keys and values; `None`: `n_heads`.
-    head_size: Width of a head; `None`: d_model / n_heads.
-    gated: Whether the feed-forward network has a third matrix, the gate.
-  """
-
-  n_layers: int
-  d_model: int
-  n_heads: int
-  d_ff: int
-  vocab_size: int
-  kv_heads: int | None = None
-  head_size: int | None = None
-  gated: bool = False
-
-  @property
-  def attention_width(self) -> int:
-    """Total width of all heads."""
-    if self.head_size is None:
-      return self.d_model
-    return self.n_heads * self.head_size
-
-  @property
-  def keys_width(self) -> int:
-    """Total width of keys, and of values."""
-    heads = self.n_heads if self.kv_heads is None else self.kv_heads
-    return self.attention_width * heads // self.n_heads
-
-  @property
-  def hidden_weights(self) -> int:
-    """Number of weights in the hidden matrices of a block."""
-    attention = 2 * self.d_model * (self.attention_width + self.keys_width)
-    return attention + (2 + self.gated) * self.d_model * self.d_ff
-
-
-class OwnShape(NamedTuple):
-  """The sizes of a user's own model, whose FLOPs are those of its products.
-
-  Attributes:
-    hidden_weights: Number of weights in the sparsified matrices.
-    d_model: Width of the model.
-    vocab_size: Number of token ids, the outputs of the head.
-  """
-
-  hidden_weights: int
-  d_model: int
-  vocab_size: int
-
-  @property
-  def n_layers(self) -> int:
-    """Number of blocks: the matrices are those of all of them."""
-    return 1
-
-  @property
-  def n_heads(self) -> int:
-    """Number of attention heads, which are not known."""
-    return 0
-
-  @property
-  def attention_width(self) -> int:
-    """Total width of the heads, whose products are not counted."""
-    return 0
-
-
-def shape_of(config: DecoderConfig) -> ModelShape:
-  """Returns the sizes of a model.
-
-  Raises:
-    ValueError: the model is a user's own.
-
-  Example:
-    >>> from spdf_jax.models import PRESETS
-    >>> shape_of(PRESETS['llama2-7b']).hidden_weights
-    202375168
-  """
-  if not isinstance(config, DecoderConfig):
-    raise ValueError(
-        'the model is your own, whose layers this command does not know; set '
-        'model.preset to one of spdf_jax.models.PRESETS.'
-    )
-  return ModelShape(**{
-      name: getattr(config, name) for name in ModelShape._fields
-  })
+from spdf_jax.models import Sizes
 
 
 def forward_flops(
-    shape: ModelShape | OwnShape, length: int, sparsity: float = 0.0
+    config: Sizes, length: int, sparsity: float = 0.0
 ) -> float:
   """Returns the FLOPs of one sequence's forward pass.
 
@@ -113,7 +19,7 @@ def forward_flops(
   always dense.
 
   Args:
-    shape: Sizes of the model.
+    config: Config of the model.
     length: Number of tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
 
@@ -127,7 +33,8 @@ def forward_flops(
   Models", appendix F; Thangarasa et al. 2023, "SPDF", appendix A.4.
 
   Example:
-    >>> small = ModelShape(12, 768, 12, 3072, 50257)
+    >>> from spdf_jax.models import PRESETS
+    >>> small = PRESETS['gpt2-small']
     >>> f'{forward_flops(small, 512):.3e}'
     '1.363e+11'
   """
@@ -138,20 +45,20 @@ def forward_flops(
     )
   if length < 1:
     raise ValueError(f'length is {length}; give at least one token.')
-  hidden = 2 * length * shape.hidden_weights * (1 - sparsity)
-  attention = 4 * length**2 * shape.attention_width
-  head = 2 * length * shape.d_model * shape.vocab_size
-  products = shape.n_layers * (hidden + attention) + head
-  return products + softmax_flops(shape, length)
+  hidden = 2 * length * config.hidden_weights * (1 - sparsity)
+  attention = 4 * length**2 * config.attention_width
+  head = 2 * length * config.d_model * config.vocab_size
+  products = config.n_layers * (hidden + attention) + head
+  return products + softmax_flops(config, length)
 
 
-def softmax_flops(shape: ModelShape | OwnShape, length: int) -> int:
+def softmax_flops(config: Sizes, length: int) -> int:
   """Returns the FLOPs of attention's softmax in one sequence's forward pass.
 
   Each of the `n_heads * length**2` scores of a layer takes three operations.
 
   Args:
-    shape: Sizes of the model.
+    config: Config of the model.
     length: Number of tokens in the sequence.
 
   Returns:
@@ -161,13 +68,14 @@ def softmax_flops(shape: ModelShape | OwnShape, length: int) -> int:
   Models", appendix F.
 
   Example:
-    >>> softmax_flops(ModelShape(12, 768, 12, 3072, 50257), 512)
+    >>> from spdf_jax.models import PRESETS
+    >>> softmax_flops(PRESETS['gpt2-small'], 512)
     113246208
   """
-  return 3 * shape.n_layers * shape.n_heads * length**2
+  return 3 * config.n_layers * config.n_heads * length**2
 
 
-def embedding_flops(shape: ModelShape | OwnShape, length: int) -> int:
+def embedding_flops(config: Sizes, length: int) -> int:
   """Returns the FLOPs of the input embedding, counted as a product.
 
   `2 s d vocab_size`, the product of one-hot tokens and the embedding. An
@@ -175,7 +83,7 @@ def embedding_flops(shape: ModelShape | OwnShape, length: int) -> int:
   train step counts it three times, as all products.
 
   Args:
-    shape: Sizes of the model.
+    config: Config of the model.
     length: Number of tokens in the sequence.
 
   Returns:
@@ -185,14 +93,15 @@ def embedding_flops(shape: ModelShape | OwnShape, length: int) -> int:
   Models", appendix F.
 
   Example:
-    >>> f'{embedding_flops(ModelShape(12, 768, 12, 3072, 50257), 512):.3e}'
+    >>> from spdf_jax.models import PRESETS
+    >>> f"{embedding_flops(PRESETS['gpt2-small'], 512):.3e}"
     '3.952e+10'
   """
-  return 2 * length * shape.d_model * shape.vocab_size
+  return 2 * length * config.d_model * config.vocab_size
 
 
 def training_flops(
-    shape: ModelShape | OwnShape,
+    config: Sizes,
     length: int,
     sparsity: float = 0.0,
     *,
@@ -205,7 +114,7 @@ def training_flops(
   A step that grows weights by their gradients computes those of all weights.
 
   Args:
-    shape: Sizes of the model.
+    config: Config of the model.
     length: Number of tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
     dense_grads: Whether gradients of pruned weights are computed, which makes
@@ -221,12 +130,13 @@ def training_flops(
   gradients Evci et al. 2020, "Rigging the Lottery", appendix H.
 
   Example:
-    >>> xl = ModelShape(24, 2048, 16, 8192, 50257)
+    >>> from spdf_jax.models import PRESETS
+    >>> xl = PRESETS['gpt3-xl']
     >>> f'{training_flops(xl, 2048, sparsity=0.75):.3e}'
     '7.464e+12'
   """
-  sparse = forward_flops(shape, length, sparsity)
-  weights = forward_flops(shape, length) if dense_grads else sparse
+  sparse = forward_flops(config, length, sparsity)
+  weights = forward_flops(config, length) if dense_grads else sparse
   return 2 * sparse + weights
 
 

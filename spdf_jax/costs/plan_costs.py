@@ -14,10 +14,7 @@ import numpy as np
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
-from spdf_jax.costs.flops import ModelShape
-from spdf_jax.costs.flops import OwnShape
 from spdf_jax.training import plan as plans
-from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.plan import PlannedSparsity
@@ -51,11 +48,11 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
     that of the input embedding, which both leave out), mask updates as ranges,
     the spans of constant sparsity, and notes.
   """
-  shape = _shape_of(run)
+  sizes = run.model.config
 
   def cost(phase, sparsity, dense_grads):
     return phase.batch_size * formula.training_flops(
-        shape, phase.length, sparsity, dense_grads=dense_grads
+        sizes, phase.length, sparsity, dense_grads=dense_grads
     )
 
   found = find_spans(
@@ -67,7 +64,6 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   )
   changes = run.plan.update_steps
   hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
-  dropout = run.model.config.dropout
   phases = []
   for phase, spans in zip(run.plan.phases, found):
     start = spans[0].start
@@ -85,7 +81,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
         'flops_per_step': flops / phase.steps,
         'dense_flops_per_step': cost(phase, 0.0, False),
         'embedding_flops_per_step': (
-            3 * phase.batch_size * formula.embedding_flops(shape, phase.length)
+            3 * phase.batch_size * formula.embedding_flops(sizes, phase.length)
         ),
         'mask_updates': as_ranges(
             changes[(changes >= start) & (changes < start + phase.steps)]
@@ -102,8 +98,8 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   return {
       'name': name,
       'model': {
-          'preset': run.config.model.preset, **shape._asdict(),
-          **({'dropout': dropout} if dropout else {}),
+          'preset': run.config.model.preset, **sizes.describe(),
+          **({'dropout': sizes.dropout} if sizes.dropout else {}),
       },
       'parameters': run.parameters,
       'sparsified_parameters': hidden,
@@ -111,14 +107,6 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
       'totals': totals_of(phases),
       'compute': _describe_compute(run),
   }
-
-
-def _shape_of(run: Run) -> ModelShape | OwnShape:
-  model = run.model
-  if not isinstance(model, OwnModel):
-    return formula.shape_of(model.config)
-  hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
-  return OwnShape(hidden, model.config.d_model, model.config.vocab_size)
 
 
 def _describe_compute(run: Run) -> str:

@@ -24,7 +24,6 @@ from spdf_jax.accelerator.wafer.program import Program
 from spdf_jax.accelerator.wafer.program import Scores
 from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.costs import plan_costs
-from spdf_jax.costs.flops import ModelShape
 from spdf_jax.data import Batch
 from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
@@ -125,6 +124,11 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
 
 def _as_products(model: Any) -> Any:
   """Returns the model with XLA's attention, whose products have cost rules."""
+  if not isinstance(model.config, models.DecoderConfig):
+    raise ValueError(
+        'the model is your own, whose layers this command does not know; set '
+        'model.preset to one of spdf_jax.models.PRESETS.'
+    )
   return model.clone(
       config=dataclasses.replace(model.config, attention='xla')
   )
@@ -428,8 +432,12 @@ def advise_batch(
 
 
 def training_step(
-    shape: ModelShape, batch: int, length: int, sparsity: float = 0.0,
-    *, predicted: float = 1.0,
+    config: models.DecoderConfig,
+    batch: int,
+    length: int,
+    sparsity: float = 0.0,
+    *,
+    predicted: float = 1.0,
 ) -> Program:
   """Returns a training step in closed form, without tracing.
 
@@ -439,7 +447,7 @@ def training_step(
   assumption).
 
   Args:
-    shape: Sizes of the decoder.
+    config: Sizes of the decoder.
     batch: Number of sequences.
     length: Number of tokens of each sequence.
     sparsity: Fraction of zeros among the hidden weights.
@@ -453,7 +461,8 @@ def training_step(
       [0, 1).
 
   Example:
-    >>> step = training_step(ModelShape(2, 64, 4, 256, 1000), 8, 128)
+    >>> config = models.GPTConfig(1000, 2, 4, 64, 256, 128)
+    >>> step = training_step(config, 8, 128)
     >>> len(step.operations), step.operations[0].work.tokens
     (25, 1024)
   """
@@ -461,22 +470,22 @@ def training_step(
     if not value > 0:
       raise ValueError(f'{name} is {value}; it must be positive.')
   programs.check_sparsity(sparsity)
-  layers, d, tokens = shape.n_layers, shape.d_model, batch * length
-  width, keys = shape.attention_width, shape.keys_width
+  layers, d, tokens = config.n_layers, config.d_model, batch * length
+  width, keys = config.attention_width, config.keys_width
   matrices = [
       ('attention', d, width), ('attention', width, d),
       *[('attention', d, keys)] * 2,
-      *[('mlp', d, shape.d_ff)] * (1 + shape.gated), ('mlp', shape.d_ff, d),
+      *[('mlp', d, config.d_ff)] * (1 + config.gated), ('mlp', config.d_ff, d),
   ]
   operations = []
   for name, inputs, outputs in matrices:
     operations += _products(
         name, Product(tokens, inputs, outputs, sparsity), layers
     )
-  head = Product(tokens * predicted, d, shape.vocab_size)
+  head = Product(tokens * predicted, d, config.vocab_size)
   operations += _products('head', head, 1)
   scores = Scores(2 * tokens * length * width)
-  per_token = 30 * d + 10 * shape.d_ff + 12 * length * shape.n_heads
+  per_token = 30 * d + 10 * config.d_ff + 12 * length * config.n_heads
   for phase, times in (('forward', 1), ('backward', 2)):
     operations.append(
         Operation('attention', 'scores', phase, scores, layers * times)

@@ -10,18 +10,28 @@ from spdf_jax.models.gpt import GPTConfig
 from spdf_jax.models.layers import MaskedDense
 from spdf_jax.models.llama import Llama
 from spdf_jax.models.llama import LlamaConfig
+from spdf_jax.models.model import CACHE
+from spdf_jax.models.model import Model
+from spdf_jax.models.model import PACKED
+from spdf_jax.models.model import READ_OUT
+from spdf_jax.models.model import Sizes
 from spdf_jax.models.presets import create_model
 from spdf_jax.models.presets import model_of
 from spdf_jax.models.presets import PRESETS
 
 __all__ = [
+    'CACHE',
     'GPT',
+    'PACKED',
     'PRESETS',
+    'READ_OUT',
     'DecoderConfig',
     'GPTConfig',
     'Llama',
     'LlamaConfig',
     'MaskedDense',
+    'Model',
+    'Sizes',
     'create_cache',
     'create_model',
     'model_of',

@@ -15,6 +15,9 @@ import numpy as np
 from spdf_jax import lowerings
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.models.layers import MaskedDense
+from spdf_jax.models.model import CACHE
+from spdf_jax.models.model import PACKED
+from spdf_jax.models.model import READ_OUT
 from spdf_jax.sparsity import MatrixAxes
 
 HIDDEN_KERNELS = frozenset({
@@ -152,8 +155,43 @@ class DecoderConfig:
 
   @property
   def gated(self) -> bool:
-    """Whether the feed-forward layer has a gate."""
+    """Whether the feed-forward layer has a third matrix, the gate."""
     return False
+
+  @property
+  def attention_width(self) -> int:
+    """Total width of all heads."""
+    return self.n_heads * self.head_size
+
+  @property
+  def keys_width(self) -> int:
+    """Total width of keys, and of values."""
+    return self.kv_heads * self.head_size
+
+  @property
+  def hidden_weights(self) -> int:
+    """Number of weights in the hidden matrices of a block."""
+    attention = 2 * self.d_model * (self.attention_width + self.keys_width)
+    return attention + (2 + self.gated) * self.d_model * self.d_ff
+
+  @property
+  def features(self) -> frozenset[str]:
+    """Optional features, here all, see `models.Sizes`."""
+    return frozenset({READ_OUT, CACHE, PACKED})
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the fields that create the config again."""
+    return dataclasses.asdict(self)
+
+  def describe(self) -> dict[str, Any]:
+    """Returns the sizes that `plan.json` records."""
+    return {name: getattr(self, name) for name in _RECORDED}
+
+
+_RECORDED = (
+    'n_layers', 'd_model', 'n_heads', 'd_ff', 'vocab_size', 'kv_heads',
+    'head_size', 'gated',
+)
 
 
 def dense(
@@ -272,6 +310,13 @@ def apply_layers(
         x_BxLxD, positions_BxL, *(x[i] for x in per_layer)
     )
   return x_BxLxD
+
+
+def with_lowering(module: Any, lowering: str) -> Any:
+  """Returns a decoder with another lowering of its sparse products."""
+  return module.clone(
+      config=dataclasses.replace(module.config, lowering=lowering)
+  )
 
 
 def check_length(config: DecoderConfig, tokens_BxL: jax.Array) -> None:

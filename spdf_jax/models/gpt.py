@@ -120,6 +120,9 @@ class GPT(nn.Module):
 
   config: GPTConfig
 
+  where = property(lambda _: decoder.sparsifiable)
+  with_lowering = nn.nowrap(decoder.with_lowering)
+
   @nn.compact
   def __call__(
       self,

@@ -147,6 +147,9 @@ class Llama(nn.Module):
 
   config: LlamaConfig
 
+  where = property(lambda _: decoder.sparsifiable)
+  with_lowering = nn.nowrap(decoder.with_lowering)
+
   @nn.compact
   def __call__(
       self,

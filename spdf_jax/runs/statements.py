@@ -4,11 +4,12 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import itertools
+from typing import Any
 
 from spdf_jax import costs
+from spdf_jax import models
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer import views
-from spdf_jax.costs import ModelShape
 from spdf_jax.runs import curves
 from spdf_jax.runs import markdown
 from spdf_jax.runs import read
@@ -313,19 +314,18 @@ def on_wafer(label: str, run: RunRecord) -> str | None:
     same steps dense 3.3 s: 400 ms of either for the optimizer on the hosts,
     1.44 s against 2.9 s on the wafer.
   """
-  sizes = {k: v for k, v in run.model.items() if k in ModelShape._fields}
-  required = set(ModelShape._fields) - set(ModelShape._field_defaults)
+  config = _decoder_of(run.model)
   parts = [(p, part) for p in run.phases for part in p.parts]
-  if required - set(sizes) or not any(part.sparsity for _, part in parts):
+  if config is None or not any(part.sparsity for _, part in parts):
     return None
-  shape, device = ModelShape(**sizes), wafer.create_device('cs2')
+  device = wafer.create_device('cs2')
   found = {}
 
   def seconds(phase, sparsity):
     key = phase.batch_size, phase.length, sparsity
     if key not in found:
       zeros = min(sparsity, 1 - 1e-6)
-      step = costs.training_step(shape, phase.batch_size, phase.length, zeros)
+      step = costs.training_step(config, phase.batch_size, phase.length, zeros)
       found[key] = float(wafer.report_on(step, device).seconds)
     return found[key]
 
@@ -341,6 +341,20 @@ def on_wafer(label: str, run: RunRecord) -> str | None:
       f'{views.duration(hosts)} of either for the optimizer on the hosts, '
       f'{views.duration(sparse - hosts)} against '
       f'{views.duration(dense - hosts)} on the wafer.'
+  )
+
+
+def _decoder_of(sizes: Mapping[str, Any]) -> models.DecoderConfig | None:
+  """Returns the config of recorded sizes; `None` if it is not of a decoder."""
+  names = ('vocab_size', 'n_layers', 'n_heads', 'd_model', 'd_ff')
+  if not all(name in sizes for name in names):
+    return None
+  required = {name: sizes[name] for name in names} | {'max_length': 1}
+  if not sizes.get('gated'):
+    return models.GPTConfig(**required)
+  return models.LlamaConfig(
+      **required, n_kv_heads=sizes.get('kv_heads'),
+      head_dim=sizes.get('head_size'),
   )
 
 

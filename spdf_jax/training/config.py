@@ -112,8 +112,7 @@ class RunConfig:
             f"storage is 'compact' and phase {phase.name!r} rewinds weights, "
             "of which a dense copy is kept: use storage 'dense'."
         )
-    if isinstance(self.model.sizes, OwnSizes):
-      self._check_own_model()
+    self._check_features()
     check_order(self.phases)
     for phase in self.phases:
       self._check_phase(phase)
@@ -138,15 +137,15 @@ class RunConfig:
             f'{needed!r}.'
         )
 
-  def _check_own_model(self) -> None:
-    """Checks that nothing is set that only our models support."""
-    for name, value, needed in (
-        ('storage', self.storage, 'dense'),
-        ('loss.chunk', self.loss.chunk, 0),
-        ('evaluation.generations',
+  def _check_features(self) -> None:
+    """Checks that the model supports what is set."""
+    for feature, name, value, needed in (
+        (models.PACKED, 'storage', self.storage, 'dense'),
+        (models.READ_OUT, 'loss.chunk', self.loss.chunk, 0),
+        (models.CACHE, 'evaluation.generations',
          self.evaluation.generations if self.data.task else 0, 0),
     ):
-      if value != needed:
+      if value != needed and feature not in self.model.sizes.features:
         raise ValueError(
             f'{name} is {value!r} and the model {self.model.preset!r} your '
             f'own, which does not support it; set {needed!r}.'

@@ -2,22 +2,20 @@
 """Matrix products of a training step: XLA, sparse kernels, or the wafer."""
 
 from collections.abc import Callable
-import dataclasses
 import math
 from typing import Any
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.wafer.execute import WAFER
+from spdf_jax.models import Model
 from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.state import is_packed
-from spdf_jax.training.own_models import OwnModel
 
 PyTree = Any
 # The result is `Any`, since Flax's `apply` may also return a tuple.
@@ -50,7 +48,7 @@ class SparseSteps(NamedTuple):
 
 
 def sparse_steps(
-    matmul: str, model: nn.Module | OwnModel, tokens: int
+    matmul: str, model: Model, tokens: int
 ) -> SparseSteps | None:
   """Chooses the matrix products of the steps of a sparse phase.
 
@@ -84,11 +82,10 @@ def sparse_steps(
   if not (is_cpu and native.is_available(dtype)):
     return None
   crossover = CROSSOVERS[native.kernels(dtype)] if matmul == 'auto' else 0.0
-  if isinstance(model, OwnModel):
-    make = model.apply_with
-    return make and SparseSteps(make(native.NATIVE), crossover)
-  config = dataclasses.replace(model.config, lowering=native.NATIVE)
-  return SparseSteps(model.clone(config=config).apply, crossover)
+  with_kernels = model.with_lowering(native.NATIVE)
+  if with_kernels is None:
+    return None
+  return SparseSteps(with_kernels.apply, crossover)
 
 
 def check_devices(matmul: str, devices: int) -> None:
@@ -100,7 +97,7 @@ def check_devices(matmul: str, devices: int) -> None:
     )
 
 
-def dense_apply(matmul: str, model: nn.Module | OwnModel) -> ApplyFn:
+def dense_apply(matmul: str, model: Model) -> ApplyFn:
   """Returns the model of steps without sparse kernels.
 
   Args:
@@ -117,15 +114,13 @@ def dense_apply(matmul: str, model: nn.Module | OwnModel) -> ApplyFn:
   """
   if matmul != WAFER:
     return without_masks(model.apply)
-  if isinstance(model, OwnModel):
-    if model.apply_with is None:
-      raise ValueError(
-          "matmul is 'wafer' and the model has no field lowering; add one, and "
-          'give it to sparse_matmul, or choose another matmul.'
-      )
-    return model.apply_with(WAFER)
-  config = dataclasses.replace(model.config, lowering=WAFER)
-  return model.clone(config=config).apply
+  emulated = model.with_lowering(WAFER)
+  if emulated is None:
+    raise ValueError(
+        "matmul is 'wafer' and the model has no field lowering; add one, and "
+        'give it to sparse_matmul, or choose another matmul.'
+    )
+  return emulated.apply
 
 
 def without_masks(apply_fn: ApplyFn) -> ApplyFn:

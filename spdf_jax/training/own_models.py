@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 from flax import nnx
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from spdf_jax.names import bind
 from spdf_jax.names import import_function
 from spdf_jax.sparsity.selection import select
+from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.selection import Where
 
 PyTree = Any
@@ -30,12 +32,21 @@ class OwnSizes:
     arguments: Arguments by name, among them `vocab_size`, `d_model` and
       `max_length`, the largest sequence length; float32 unless there is a
       `dtype`, and without a key for dropout unless there is a `dropout`.
+    hidden_weights: Number of weights in the sparsified matrices; 0 until the
+      model is created.
 
   Raises:
     ValueError: a size is missing or not a positive whole number.
   """
 
   arguments: Mapping[str, Any]
+  hidden_weights: int = 0
+
+  features: ClassVar[frozenset[str]] = frozenset()
+  # Matrices are counted over all blocks, and attention is not known.
+  n_layers: ClassVar[int] = 1
+  n_heads: ClassVar[int] = 0
+  attention_width: ClassVar[int] = 0
 
   def __post_init__(self):
     for name in _SIZES:
@@ -71,25 +82,42 @@ class OwnSizes:
     """Dropout rate; unless it is 0, training passes a key to the model."""
     return self.arguments['dropout'] if 'dropout' in self.arguments else 0.0
 
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the arguments."""
+    return dict(self.arguments)
+
+  def describe(self) -> dict[str, int]:
+    """Returns the sizes that `plan.json` records."""
+    names = ('hidden_weights', 'd_model', 'vocab_size')
+    return {name: getattr(self, name) for name in names}
+
 
 @dataclasses.dataclass(frozen=True)
 class OwnModel:
-  """A user's own model, with the functions of a Linen module.
+  """A user's own model, see `models.Model`.
 
   Attributes:
     config: Arguments of the function that made it.
     where: Selection of sparsified leaves, as `sparsify` takes it.
     init: Function `(key, tokens) -> {'params': params}`.
     apply: Function `(variables, tokens) -> logits`.
-    apply_with: Function from a lowering of sparse products to `apply` with it;
-      `None`: the module has no field `lowering`.
+    module: The Linen module if it has a field `lowering`, else `None`.
   """
 
   config: OwnSizes
   where: Where
   init: Callable[..., Any]
   apply: Callable[..., Any]
-  apply_with: Callable[[str], Callable[..., Any]] | None
+  module: nn.Module | None = None
+
+  def with_lowering(self, lowering: str) -> 'OwnModel | None':
+    """Returns the model with another lowering; `None`: it has none."""
+    if self.module is None:
+      return None
+    module = self.module.clone(lowering=lowering)
+    return dataclasses.replace(
+        self, init=module.init, apply=module.apply, module=module
+    )
 
 
 def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
@@ -128,7 +156,8 @@ def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
     if extra:
       raise TypeError(f'it has other variables than parameters, {extra}')
     logits = jax.eval_shape(model.apply, shapes, jnp.zeros((1, 2), jnp.int32))
-    select(model.where, shapes['params'])
+    params = shapes['params']
+    layers = to_layers(params, params, select(model.where, params))
   except Exception as error:  # The model may raise any exception.
     reason = str(error).strip().split('\n')[0].rstrip('.')
     raise ValueError(
@@ -141,7 +170,10 @@ def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
         f'{what} returns {found} for tokens [1, 2]; return logits '
         f'[1, 2, {sizes.vocab_size}].'
     )
-  return model
+  hidden_weights = sum(x.size for x in jax.tree.leaves(layers))
+  return dataclasses.replace(
+      model, config=dataclasses.replace(sizes, hidden_weights=hidden_weights)
+  )
 
 
 def _pair(made: Any) -> tuple[Any, Where]:
@@ -159,8 +191,7 @@ def _of_linen(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
   fields = {field.name for field in dataclasses.fields(module)}
   return OwnModel(
       sizes, where, module.init, module.apply,
-      (lambda lowering: module.clone(lowering=lowering).apply)
-      if 'lowering' in fields else None,
+      module if 'lowering' in fields else None,
   )
 
 
@@ -187,4 +218,4 @@ def _of_nnx(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
     nnx.replace_by_pure_dict(state, variables['params'])
     return nnx.merge(graph, state)(tokens)
 
-  return OwnModel(sizes, where[0], init, apply, None)
+  return OwnModel(sizes, where[0], init, apply)

@@ -39,7 +39,6 @@ from spdf_jax.training import storage
 from spdf_jax.training import workdir as workdirs
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import Best
-from spdf_jax.training.own_models import OwnModel
 from spdf_jax.training.own_models import OwnSizes
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.settings import ModelConfig
@@ -65,7 +64,7 @@ class Run:
 
   Attributes:
     config: The config.
-    model: The Flax module of a preset, or an `OwnModel`.
+    model: The model, a `models.Model`.
     where: The model's selection of sparsified leaves.
     plan: The phases.
     corpus: Text to pre-train on.
@@ -127,7 +126,7 @@ class Run:
     model = _create_model(config.model)
     matmul.check_devices(config.matmul, mesh.size)
     matmul.dense_apply(config.matmul, model)  # Checks the user's own model.
-    where = _where(model)
+    where = model.where
     init = functools.partial(_init_params, model, config.seed)
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
@@ -542,14 +541,10 @@ def _check_phases(config: RunConfig, mesh: jax.sharding.Mesh) -> None:
       raise ValueError(f'phase {phase.name!r}: {error}') from error
 
 
-def _create_model(config: ModelConfig) -> Any:
+def _create_model(config: ModelConfig) -> models.Model:
   if isinstance(config.sizes, OwnSizes):
     return own_models.create_own_model(config.preset, config.sizes)
   return models.model_of(config.sizes)
-
-
-def _where(model: Any) -> Where:
-  return model.where if isinstance(model, OwnModel) else models.sparsifiable
 
 
 def _init_params(model: Any, seed: int) -> PyTree:

@@ -25,9 +25,7 @@ class ModelConfig:
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the preset and all its fields."""
-    if isinstance(self.sizes, OwnSizes):
-      return {'preset': self.preset, **self.sizes.arguments}
-    return {'preset': self.preset, **dataclasses.asdict(self.sizes)}
+    return {'preset': self.preset, **self.sizes.as_dict()}
 
 
 @dataclasses.dataclass(frozen=True)
