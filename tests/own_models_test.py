@@ -18,7 +18,10 @@ from tiny_run import CONFIG
 
 import spdf_jax as spdf
 from spdf_jax import data
+from spdf_jax import models
 from spdf_jax.accelerator import native
+from spdf_jax.sparsity.selection import select
+from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.training import parse
 from spdf_jax.training import Run
 from spdf_jax.training.identity import read_config
@@ -131,6 +134,34 @@ def test_native_kernels_compute_our_layers_in_an_own_model():
   found, state = train('make_model', 'native')
   spdf.check(state.params, state.opt_state)
   np.testing.assert_allclose(found, train('make_model', 'dense')[0], rtol=1e-4)
+
+
+def protocol_members(protocol):
+  return [name for name in vars(protocol) if not name.startswith('_')]
+
+
+@pytest.mark.parametrize('make', [
+    lambda: models.create_model('gpt-mini', n_layers=1, vocab_size=17),
+    lambda: models.create_model('llama-1.3b', **SIZES, n_heads=2, d_ff=64),
+    lambda: create_own_model('own_model:make_model', OwnSizes(SIZES)),
+    lambda: create_own_model('own_model:make_nnx', OwnSizes(SIZES)),
+])
+def test_all_models_follow_one_protocol(make):
+  model = make()
+  for name in protocol_members(models.Model):
+    assert hasattr(model, name), name
+  for name in protocol_members(models.Sizes):
+    assert hasattr(model.config, name), name
+  variables = model.init(jax.random.key(0), TOKENS)
+  logits = model.apply(variables, TOKENS)
+  assert logits.shape == (*TOKENS.shape, model.config.vocab_size)
+  params = variables['params']
+  layers = to_layers(params, params, select(model.where, params))
+  hidden = sum(x.size for x in jax.tree.leaves(layers))
+  assert hidden == model.config.n_layers * model.config.hidden_weights
+  other = model.with_lowering('native')
+  if other is not None:
+    np.testing.assert_array_equal(other.apply(variables, TOKENS), logits)
 
 
 def test_a_model_without_our_layers_has_no_kernels():
