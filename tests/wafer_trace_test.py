@@ -252,7 +252,7 @@ def test_products_of_weights_alone_run_on_the_hosts():
 
 def test_numbers_out_of_range_are_refused():
   with pytest.raises(ValueError, match='batch is 0; it must be positive'):
-    training_step(ModelShape(2, 64, 4, 256, 99), batch=0, length=8)
+    training_step(GPT3_XL, batch=0, length=8)
   sparsity = float('nan')
   with pytest.raises(ValueError, match=f'sparsity is {sparsity}'):
     simulate(layer, DEVICE, sparsity=sparsity)
