@@ -118,7 +118,7 @@ def sparse_phases(
     )
     if algorithm == 'lottery':
       for name in list(rounds)[1:]:
-        rounds[name].update(rewind='50 steps', restart=True)
+        rounds[name].update(rewind_weights_to='50 steps', reset_moments=True)
     replaced = ('pretrain', 'continuation')
     return rounds | {k: v for k, v in phases.items() if k not in replaced}
   sparse = dict(sparsity=sparsity_of(algorithm, sparsity, steps=1000))
@@ -182,7 +182,7 @@ def pruning_rounds(
       sparsity=dict(algorithm='iterative', rounds=rounds),
   )
   rate = phase['learning_rate'] | dict(schedule='rewind', to=to)
-  later = first | dict(learning_rate=rate, reshuffle=True)
+  later = first | dict(learning_rate=rate, new_epoch=True)
   # Copied, so that a config can change rounds independently.
   return {
       f'round{i}': copy.deepcopy(later if i else first) for i in range(number)

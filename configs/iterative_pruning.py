@@ -48,7 +48,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   phases = {'round0': dense}
   for i, steps in enumerate(_STEPS, start=1):
     phase = dense.copy_and_resolve_references()
-    phase.update(duration=f'{steps} steps', reshuffle=True)
+    phase.update(duration=f'{steps} steps', new_epoch=True)
     # An equal share of what remains, 30.5 % in each round: ours.
     sparsity = round(1 - (1 - _FINAL) ** (i / len(_STEPS)), 6)
     with phase.ignore_type():

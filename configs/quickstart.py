@@ -63,16 +63,16 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
       batch_size=8, length=128,  # sequences per step, tokens per sequence
       sparsity=0.0,  # of the hidden matrices, in [0, 1), or an algorithm
       learning_rate=cosine, weight_decay=0.1,
-      restart=False, reshuffle=False,  # reset moments; begin a new epoch
-      revive=0.0, initial_mask='', rewind='', frozen=(),  # guides/weights.md
+      reset_moments=False, new_epoch=False,  # when the phase begins
+      revive=0.0, initial_mask='', rewind_weights_to='', frozen=(),
       early_stop=common.early_stop(),  # none; or metric, patience, value
   )
   continued = cosine | dict(schedule='continue')  # one cosine for both phases
   rest = pretrain | dict(duration='200 steps', learning_rate=continued)
   fall = dict(schedule='linear', peak=2e-3, warmup='30 steps', final_fraction=0)
   finetune = pretrain | dict(
-      duration='2 epochs', data='task', batch_size=16, length=64, restart=True,
-      learning_rate=fall, weight_decay=0.01,
+      duration='2 epochs', data='task', batch_size=16, length=64,
+      learning_rate=fall, weight_decay=0.01, reset_moments=True,
   )
   phases = dict(pretrain=pretrain, continuation=rest, finetune=finetune)
   phases = common.sparse_phases(phases, algorithm, sparsity)

@@ -14,7 +14,7 @@ compares the logits with those of transformers.
 
 --densify makes a sparse checkpoint at the end of a phase dense: it removes the
 mask and keeps weights, step, schedules and the optimizer's moments, which
---moments=restart initializes anew. The config that continues from it has the
+--moments=reset initializes anew. The config that continues from it has the
 same phases and a dense one after them, which the first launch need not have
 had:
 
@@ -24,9 +24,9 @@ had:
   python -m experiments.train --config=C --workdir=c --config.resume=b \
     --config.phases.order="('pretrain', 'more')"
 
-The result equals that of one launch of all phases whose `restart` agrees with
---moments. A phase with the learning rate 'continue' changes the schedule of the
-phase before it, so it must have been part of the first launch.
+The result equals that of one launch of all phases whose `reset_moments` agrees
+with --moments. A phase with the learning rate 'continue' changes the schedule
+of the phase before it, so it must have been part of the first launch.
 
 --verify converts nothing: it reads all checkpoints of a workdir, or a prepared
 corpus, and compares them with the digests that were saved with them.

@@ -231,7 +231,7 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
   assert dense.learning_rate.schedule == 'continue'
   rounds = phases(PRUNED)
   assert [each.duration for each in rounds] == ['1137 steps'] * 5
-  assert all(each.restart and each.reshuffle for each in rounds)
+  assert all(each.reset_moments and each.new_epoch for each in rounds)
   for arm in (tuned(DENSE), tuned(STATIC_75, sparse_tuning=True)):
     phase, = phases(arm)
     assert (phase.duration, phase.weight_decay) == ('1200 steps', 0.01)

@@ -135,7 +135,7 @@ def test_an_unknown_field_of_the_model_or_an_early_stop_is_named():
 @pytest.mark.parametrize('path', [
     'seed', 'matmul', 'storage', 'loss', 'loss.chunk', 'micro_batches',
     'mesh.tensor', 'data.task_dir', 'data.planned', 'evaluation.generations',
-    'log_every', 'phases.pretrain.restart', 'phases.finetune.duration',
+    'log_every', 'phases.pretrain.reset_moments', 'phases.finetune.duration',
     'resume',
 ])
 def test_a_field_without_a_value_is_refused(path):
@@ -168,7 +168,8 @@ def test_a_field_without_a_value_is_refused(path):
     ('phases.order', ['pretrian'], "phase 'pretrian' is unknown; did you mean"),
     ('phases.order', ['continuation'], "first and has the schedule 'contin"),
     ('phases.pretrain', 3, "'phases.pretrain' is 3; give its fields, dat"),
-    ('phases.pretrain.restart', 1, 'restart. is 1; it must be True or False'),
+    ('phases.pretrain.reset_moments', 1, 'moments. is 1; it must be True or F'),
+    ('phases.pretrain.restart', True, "restart' is now reset_moments; rename"),
     ('phases.pretrain.duration', 9, 'duration. is 9; it must be text'),
     ('phases.pretrain.sparsity', None, 'it must be a number or a mapping'),
     ('phases.pretrain.data', 'task', "data of phase 'pretrain': 'task' is un"),

@@ -58,7 +58,7 @@ def test_iterative_prunes_a_quarter_in_each_of_three_rounds():
       'round0', 'round1', 'round2', 'round3', 'finetune'
   ]
   assert plan.update_steps.tolist() == [300, 600, 900, 1200]
-  assert [p.reshuffle for p in plan.phases] == [False, True, True, True, False]
+  assert [p.new_epoch for p in plan.phases] == [False, True, True, True, False]
   rates = [float(plan.learning_rate(step)) for step in (50, 300, 600, 900)]
   assert rates == [rates[0]] * 4
   config = quickstart.get_config('algorithm=iterative,sparsity=0.875')

@@ -71,7 +71,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('moments, arg', [
-    ('keep', ''), ('restart', ''), ('keep', RIGL),
+    ('keep', ''), ('reset', ''), ('keep', RIGL),
 ])
 def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
   trained(make_run(SPARSE, arg), tmp_path / 'sparse')
@@ -81,7 +81,7 @@ def test_two_launches_end_as_one_bit_for_bit(moments, arg, tmp_path):
   run = make_run(arg=arg, resume=str(tmp_path / 'made'))
   state = trained(run, tmp_path / 'dense')
   one_launch = make_run(
-      arg=arg, phases__continuation__restart=moments == 'restart'
+      arg=arg, phases__continuation__reset_moments=moments == 'reset'
   )
   want = trained(one_launch, tmp_path / 'whole')
   assert int(state.step) == int(want.step) == 10
@@ -110,7 +110,7 @@ def test_the_new_workdir_can_be_trained_in(sparse, whole, tmp_path):
   assert int(make_run().open(tmp_path).state.step) == 10
 
 
-@pytest.mark.parametrize('moments', ['keep', 'restart'])
+@pytest.mark.parametrize('moments', ['keep', 'reset'])
 def test_only_masks_and_moments_change(moments, sparse, tmp_path):
   run = make_run(SPARSE)
   before = run.open(shutil.copytree(sparse, tmp_path / 'a')).state
@@ -188,11 +188,11 @@ def run_convert(*arguments):
 def test_the_command_writes_what_the_function_does(sparse, tmp_path):
   done = run_convert(
       f'--densify={sparse}@pretrain', f'--to={tmp_path / "b"}',
-      '--moments=restart',
+      '--moments=reset',
   )
   assert done.returncode == 0, done.stderr
-  assert '6 is written: dense, with moments: restart' in done.stdout
-  densify_checkpoint(str(sparse), tmp_path / 'c', moments='restart')
+  assert '6 is written: dense, with moments: reset' in done.stdout
+  densify_checkpoint(str(sparse), tmp_path / 'c', moments='reset')
   states = [
       make_run().open(tmp_path / name).state for name in 'bc'
   ]

@@ -213,7 +213,7 @@ def test_a_run_killed_after_an_early_end_writes_its_plan_when_it_resumes(
 def test_a_phase_does_not_end_before_the_weights_to_rewind_to(tmp_path):
   run = make_run(
       phases__pretrain__early_stop=dict(metric='validation/loss', value=99.0),
-      phases__continuation__rewind='6 steps',
+      phases__continuation__rewind_weights_to='6 steps',
   )
   _, run = train(tmp_path, run)
   assert run.plan.ends == {'pretrain': 9, 'continuation': 24}

@@ -259,7 +259,7 @@ def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
   assert config.init_from == 'runs/dense-1.3b'
   assert [phase.early_stop for phase in never.phases] == [None] * 6
   assert {phase.early_stop.value for phase in stopping.phases} == {2.1}
-  assert [phase.reshuffle for phase in never.phases] == [False] + [True] * 5
+  assert [phase.new_epoch for phase in never.phases] == [False] + [True] * 5
   sparsities = [phase.sparsity for phase in stopping.phases]
   assert sparsities == [phase.sparsity for phase in never.phases[1:]]
   rates = [float(p.learning_rate(0)) for p in stopping.phases[1:]]

@@ -36,10 +36,11 @@ pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings(
 FALL = optax.linear_schedule(0.1, 0.0, 10)
 PHASE = Phase(
     name='a', steps=3, data='corpus', batch_size=1, length=1, sparsity=0.0,
-    learning_rate=FALL, weight_decay=0.1, restart=False,
+    learning_rate=FALL, weight_decay=0.1, reset_moments=False,
 )
 RESTARTED = dict(
-    learning_rate=lambda step: FALL(step + 3), weight_decay=0.3, restart=True
+    learning_rate=lambda step: FALL(step + 3), weight_decay=0.3,
+    reset_moments=True,
 )
 HUGE = 1e9  # A norm that clips nothing.
 UNFIT = {'dpsgd', 'lbfgs', 'momo', 'momo_adam', 'sophia'}

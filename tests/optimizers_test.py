@@ -16,7 +16,7 @@ B1, B2, EPS, CLIP, DECAY = 0.9, 0.95, 1e-8, 1.0, 0.1
 PHASE = training.Phase(
     name='a', steps=3, data='corpus', batch_size=1, length=1, sparsity=0.0,
     learning_rate=optax.linear_schedule(0.1, 0.01, 3), weight_decay=DECAY,
-    restart=False,
+    reset_moments=False,
 )
 NAMES = ('kernel', 'embedding', 'bias', 'scale')
 
@@ -96,8 +96,8 @@ def plain_adamw(plan, sizes, clip_first=True):
 @pytest.mark.parametrize('changes, sizes', [
     # Clipped by different factors: Adam before clipping would differ.
     (({},), (100.0, 0.01, 3.0)),
-    (({}, {'restart': True}), (100.0, 0.01, 3.0, 0.01, 50.0)),
-    (({}, {'restart': False}), (100.0, 0.01, 3.0, 0.01, 50.0)),
+    (({}, {'reset_moments': True}), (100.0, 0.01, 3.0, 0.01, 50.0)),
+    (({}, {'reset_moments': False}), (100.0, 0.01, 3.0, 0.01, 50.0)),
 ])
 def test_dense_steps_are_those_of_adamw_written_out(changes, sizes):
   plan = make_plan(*changes)

@@ -31,7 +31,7 @@ def get_config():
     config.phases.pretrain.sparsity = dict(
         algorithm='rigl', sparsity=0.5, update_every=5, update_until=12
     )
-  config.phases.continuation.restart = True
+  config.phases.continuation.reset_moments = True
   return config
 '''
 OWN_MODEL = '''config.model = dict(

@@ -98,7 +98,7 @@ def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
       dense={'sparsity': 0.0},
       ticket={'sparsity': {
           'algorithm': 'static', 'sparsity': 0.75, 'init': 'magnitude',
-      }, 'rewind': '2 steps'},
+      }, 'rewind_weights_to': '2 steps'},
   )
   found = states(run, 7)
   trained, early = found[5].params, by_name(found[2].params)
@@ -122,7 +122,7 @@ def make_ticket(early_stop=None, **changes):
   phases = dict(
       order=['dense', 'ticket'],
       dense=PHASE | {'sparsity': 0.0, 'early_stop': early_stop},
-      ticket=PHASE | {'rewind': '3 steps'},
+      ticket=PHASE | {'rewind_weights_to': '3 steps'},
   )
   return run_of(make_config(phases=phases, **changes))
 
@@ -244,12 +244,14 @@ def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
     )}}, "phase 'a' has the initial_mask 'snip' and begins with sparsity 0"),
     ({'a': {'initial_mask': 'snap'}},
      "phase 'a': initial_mask is 'snap', neither one of snip, grasp nor"),
-    ({'a': {'rewind': '1 steps'}},
+    ({'a': {'rewind_weights_to': '1 steps'}},
      "phase 'a' begins at step 0, .* to the weights of step 1"),
-    ({'a': {}, 'b': {'rewind': '5 steps'}}, "'b' begins at step 5"),
-    ({'a': {}, 'b': {'rewind': '0 steps'}, 'c': {'rewind': '2 steps'}},
+    ({'a': {}, 'b': {'rewind_weights_to': '5 steps'}}, "'b' begins at step 5"),
+    ({'a': {}, 'b': {'rewind_weights_to': '0 steps'},
+      'c': {'rewind_weights_to': '2 steps'}},
      "different steps, {'b': 0, 'c': 2}"),
-    ({'a': {}, 'b': {'rewind': '2 lives'}}, "phase 'b': duration is '2 lives'"),
+    ({'a': {}, 'b': {'rewind_weights_to': '2 lives'}},
+     "phase 'b': duration is '2 lives'"),
     ({'a': {'frozen': ['wtf/*']}},
      r"phase 'a' has frozen parameters 'wtf/\*', but none .* wte/embedding"),
     ({'a': {'frozen': ['*']}}, "phase 'a' has all parameters frozen"),
@@ -267,7 +269,7 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
 
 
 def test_weights_are_not_rewound_in_compact_storage():
-  phases = {'a': PHASE, 'b': PHASE | {'rewind': '0 steps'}}
+  phases = {'a': PHASE, 'b': PHASE | {'rewind_weights_to': '0 steps'}}
   with pytest.raises(ValueError, match="'compact' and phase 'b' rewinds"):
     make_config(storage='compact', phases=dict(order=['a', 'b'], **phases))
 
@@ -278,7 +280,7 @@ def test_weights_are_not_rewound_in_compact_storage():
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped_at):
   phases = dict(
       first={'initial_mask': 'grasp'},
-      ticket={'sparsity': 0.5, 'rewind': '2 steps'},
+      ticket={'sparsity': 0.5, 'rewind_weights_to': '2 steps'},
       dense={'sparsity': 0.0, 'revive': 0.5, 'frozen': ['wte/*']},
   )
 

@@ -18,14 +18,14 @@ from spdf_jax.training.config import parse_phases
 PHASE = Phase(
     name='sparse', steps=10, data='corpus', batch_size=2, length=8,
     sparsity=0.75, learning_rate=optax.constant_schedule(0.1),
-    weight_decay=0.01, restart=False,
+    weight_decay=0.01, reset_moments=False,
 )
 RATE = dict(
     schedule='cosine', peak=1e-2, warmup='4 steps', final_fraction=0.1
 )
 SPEC = dict(
     duration='30 steps', data='corpus', batch_size=2, length=8, sparsity=0.5,
-    learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
+    learning_rate=RATE, weight_decay=0.1, reset_moments=False, new_epoch=False,
 )
 
 
@@ -183,7 +183,8 @@ def test_boundaries_are_where_phases_meet():
 def test_moments_restart_where_a_phase_asks_but_never_at_the_start():
   flags = [True, False, True, True]
   plan = Plan(tuple(
-      make_phase(name=str(i), restart=flag) for i, flag in enumerate(flags)
+      make_phase(name=str(i), reset_moments=flag)
+      for i, flag in enumerate(flags)
   ))
   assert plan.restarts == (20, 30)
 
@@ -383,7 +384,7 @@ def test_moments_do_not_restart_at_a_step_that_only_updates_the_mask():
   }
   phases = [
       make_phase(name='a', steps=4, sparsity=skipping),
-      make_phase(name='b', steps=20, sparsity=skipping, restart=True),
+      make_phase(name='b', steps=20, sparsity=skipping, reset_moments=True),
   ]
   assert Plan(tuple(phases)).restarts == (4,)
   phases[0] = dataclasses.replace(phases[0], steps=3)

@@ -21,7 +21,7 @@ SHAPE = models.GPTConfig(32, 2, 2, 8, 16, 16)
 PHASE = training.Phase(
     name='a', steps=40, data='corpus', batch_size=2, length=16, sparsity=0.75,
     learning_rate=optax.constant_schedule(0.1), weight_decay=0.0,
-    restart=False,
+    reset_moments=False,
 )
 CUBIC = dict(schedule='cubic', initial=0.25, final=0.75, steps=24)
 TIMES = dict(update_every=6, update_until=30)

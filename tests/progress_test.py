@@ -17,7 +17,7 @@ def make_phase(name, steps, batch_size):
   return Phase(
       name=name, steps=steps, data='corpus', batch_size=batch_size, length=10,
       sparsity=0.0, learning_rate=optax.constant_schedule(0.1),
-      weight_decay=0.0, restart=False,
+      weight_decay=0.0, reset_moments=False,
   )
 
 

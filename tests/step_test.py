@@ -26,10 +26,10 @@ SETTINGS = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)
 SPARSE = Phase(
     name='sparse', steps=3, data='corpus', batch_size=2, length=5,
     sparsity=0.75, learning_rate=optax.linear_schedule(0.05, 0.02, 3),
-    weight_decay=0.1, restart=False,
+    weight_decay=0.1, reset_moments=False,
 )
 DENSE = dataclasses.replace(
-    SPARSE, name='dense', sparsity=0.0, restart=True, weight_decay=0.01,
+    SPARSE, name='dense', sparsity=0.0, reset_moments=True, weight_decay=0.01,
     learning_rate=optax.constant_schedule(0.03),
 )
 PLAN = Plan((SPARSE, DENSE))
@@ -292,7 +292,7 @@ def oracle(masks, restarts):
 
 @pytest.mark.parametrize('restarts', [True, False])
 def test_spdf_is_what_explicit_masks_around_plain_adamw_give(restarts):
-  plan = Plan((SPARSE, dataclasses.replace(DENSE, restart=restarts)))
+  plan = Plan((SPARSE, dataclasses.replace(DENSE, reset_moments=restarts)))
   step, state = make_step(plan)
   masks = masks_of(state)
   for i in range(plan.total_steps):

@@ -16,7 +16,7 @@ V, L = 16, 8
 RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
 PHASE = dict(
     duration='5 steps', data='corpus', batch_size=2, length=L, sparsity=0.75,
-    learning_rate=RATE, weight_decay=0.1, restart=False, reshuffle=False,
+    learning_rate=RATE, weight_decay=0.1, reset_moments=False, new_epoch=False,
     early_stop=None,
 )
 PHASES = {
@@ -25,7 +25,7 @@ PHASES = {
         sparsity=0.0, learning_rate=RATE | dict(schedule='continue')
     ),
     'finetune': PHASE | dict(
-        duration='4 steps', sparsity=0.0, batch_size=3, restart=True
+        duration='4 steps', sparsity=0.0, batch_size=3, reset_moments=True
     ),
 }
 CONFIG = dict(

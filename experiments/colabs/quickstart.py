@@ -191,7 +191,7 @@ plt.show()
 # Sparse pre-training, dense continuation and dense fine-tuning are the same
 # jitted step with other data, sparsity and learning rate. A `Phase` defines
 # these, and a `Plan` turns phases into functions of the step. Fine-tuning would
-# be another phase with `data='task'` and `restart=True`, as in
+# be another phase with `data='task'` and `reset_moments=True`, as in
 # `configs/quickstart.py`.
 
 # %%
@@ -204,7 +204,8 @@ rate = optax.warmup_cosine_decay_schedule(
 def make_plan(sparsity):
   """Returns a plan: pre-training at `sparsity`, then dense, with one cosine."""
   common = dict(
-      data='corpus', batch_size=16, length=64, weight_decay=0.1, restart=False
+      data='corpus', batch_size=16, length=64, weight_decay=0.1,
+      reset_moments=False,
   )
   return training.Plan((
       training.Phase(

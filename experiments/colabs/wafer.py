@@ -121,7 +121,8 @@ config = dict(
         order=['pretrain'],
         pretrain=dict(
             duration='26B tokens', data='corpus', batch_size=512, length=2048,
-            sparsity=0.75, weight_decay=0.1, restart=False, reshuffle=False,
+            sparsity=0.75, weight_decay=0.1, reset_moments=False,
+            new_epoch=False,
             learning_rate=dict(
                 schedule='cosine', peak=2e-4, warmup='375M tokens',
                 final_fraction=0.1,

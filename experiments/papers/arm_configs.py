@@ -149,7 +149,7 @@ def _rounds(
         dict(steps=steps, fraction=share)
     ] * scale.rounds)
   each = _of_length(phase, steps, rate, sparsity)
-  each |= dict(restart=True, reshuffle=True)
+  each |= dict(reset_moments=True, new_epoch=True)
   return {f'round{i + 1}': each for i in range(scale.rounds)}
 
 

@@ -32,6 +32,11 @@ from spdf_jax.training.settings import MeshConfig
 from spdf_jax.training.settings import ModelConfig
 from spdf_jax.training.settings import OptimizerConfig
 
+_RENAMED = {
+    'restart': 'reset_moments', 'reshuffle': 'new_epoch',
+    'rewind': 'rewind_weights_to',
+}
+
 STORAGES = ('dense', 'compact')
 """Ways to store the state: all weights, or the values of kept weights only."""
 
@@ -107,7 +112,7 @@ class RunConfig:
           "compact storage needs AdamW: use storage 'dense', or AdamW."
       )
     for phase in self.phases:
-      if self.storage == 'compact' and phase.rewind is not None:
+      if self.storage == 'compact' and phase.rewind_weights_to is not None:
         raise ValueError(
             f"storage is 'compact' and phase {phase.name!r} rewinds weights, "
             "of which a dense copy is kept: use storage 'dense'."
@@ -301,6 +306,11 @@ def _read_phase(name: str, given: Any) -> Phase:
 
     return read_named
 
+  for old, new in _RENAMED.items():
+    if isinstance(given, Mapping) and old in given:
+      raise ValueError(
+          f'config field {f"{path}.{old}"!r} is now {new}; rename it.'
+      )
   check_known(given, dict.fromkeys(
       f.name for f in dataclasses.fields(Phase)
       if f.name not in ('name', 'steps')

@@ -23,7 +23,7 @@ from spdf_jax.training.workdir import refuse_saved
 
 PyTree = Any
 
-MOMENTS = ('keep', 'restart')
+MOMENTS = ('keep', 'reset')
 """Ways to treat the optimizer's moments: keep them, or reset them."""
 
 
@@ -37,15 +37,15 @@ def densify_checkpoint(
   """Writes a dense copy of the checkpoint at the end of a sparse phase.
 
   Weights, step and schedules stay; masks become all `True`, and the moments are
-  kept, or reset as by `restart` of a phase. A run whose config begins with the
-  same phases and has a dense one after them resumes from the copy, by
+  kept, or reset as by `reset_moments` of a phase. A run whose config begins
+  with the same phases and has a dense one after them resumes from the copy, by
   `config.resume` or in the new workdir, with the same result as one run of all
   phases.
 
   Args:
     source: `'WORKDIR'` or `'WORKDIR@PHASE'`; a phase must end there.
     workdir: Working directory of the new checkpoint; created if missing.
-    moments: `'keep'` or `'restart'`.
+    moments: `'keep'` or `'reset'`.
     trust_code: Whether a user-defined algorithm that the checkpoint's config
       names, `'package.module:function'`, may be imported and called.
 
@@ -136,13 +136,13 @@ def densify_state(
     state: The state at the end of a sparse phase.
     optimizer: The optimizer of the state. To be reset, its moments must be
       inside `reset_state`.
-    moments: `'keep'` or `'restart'`.
+    moments: `'keep'` or `'reset'`.
 
   Returns:
     The initial state of a dense phase.
   """
   opt_state = sparsity.densify(state.opt_state)
-  if moments == 'restart':
+  if moments == 'reset':
     is_restart = lambda x: isinstance(x, ResetState)
     opt_state = jax.tree.map(
         lambda old, new: old._replace(

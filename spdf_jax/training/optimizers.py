@@ -256,9 +256,9 @@ def adamw(
   """Builds sparse AdamW with the plan's learning rate, decay and masks.
 
   Gradients are clipped by their global norm, and weight decay applies to
-  matrices only. Moments are reset at the start of phases with `restart`; the
-  learning rate is not. Weights are revived and rewound as the phases describe.
-  Mask updates within phases are tracked.
+  matrices only. Moments are reset at the start of phases with `reset_moments`;
+  the learning rate is not. Weights are revived and rewound as the phases
+  describe. Mask updates within phases are tracked.
 
   Args:
     plan: The phases.

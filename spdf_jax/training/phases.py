@@ -120,8 +120,9 @@ class Phase:
     learning_rate: Learning rate, or an optax schedule of the step within the
       phase.
     weight_decay: Decoupled weight decay of matrices.
-    restart: Whether the optimizer's moments are reset when the phase begins.
-    reshuffle: Whether the phase begins a new epoch of its source, in another
+    reset_moments: Whether the optimizer's moments are reset when the phase
+      begins.
+    new_epoch: Whether the phase begins a new epoch of its source, in another
       order, as in a round of iterative pruning.
     early_stop: Condition that ends the phase early; `None`: none.
     revive: Standard deviation of the initial values of weights that the phase
@@ -130,9 +131,9 @@ class Phase:
     initial_mask: Mask of the first phase: `'snip'` or `'grasp'`, by the
       saliency of the weights for the phase's first batch, or the mask of
       `'WORKDIR'` or `'WORKDIR@PHASE'`; `None`: that of the algorithm.
-    rewind: Step of the run, or a duration in batches of the first phase, to
-      whose values the kept weights are rewound when the phase begins; `0` or
-      `'0 steps'`: the initial ones; `None`: they are not. See
+    rewind_weights_to: Step of the run, or a duration in batches of the first
+      phase, to whose values the kept weights are rewound when the phase
+      begins; `0` or `'0 steps'`: the initial ones; `None`: they are not. See
       `sparsity.rewind_weights`.
     frozen: Patterns of the paths of parameters that the phase does not train;
       masks still apply to them. `None`: there are none.
@@ -152,12 +153,12 @@ class Phase:
   sparsity: float | Mapping[str, Any]
   learning_rate: Rate
   weight_decay: float
-  restart: bool
-  reshuffle: bool = False
+  reset_moments: bool
+  new_epoch: bool = False
   early_stop: EarlyStop | None = None
   revive: float | None = None
   initial_mask: str | None = None
-  rewind: str | int | None = None
+  rewind_weights_to: str | int | None = None
   frozen: tuple[str, ...] | None = None
   duration: str = ''
 
@@ -204,7 +205,7 @@ class Phase:
 
   def _check_durations(self) -> None:
     try:
-      for duration in (self.duration, self.rewind):
+      for duration in (self.duration, self.rewind_weights_to):
         if duration is not None:
           check_duration(str(duration))
     except ValueError as error:
@@ -233,7 +234,9 @@ class Phase:
   @property
   def counts_epochs(self) -> bool:
     """Whether a length is in epochs, so that it depends on the data."""
-    durations = self.duration, str(self.rewind), *self._rate_durations
+    durations = (
+        self.duration, str(self.rewind_weights_to), *self._rate_durations
+    )
     return any('epoch' in duration for duration in durations)
 
   @property
@@ -270,8 +273,10 @@ class Phase:
     notes = []
     if self.initial_mask:
       notes.append(f'initial mask: {self.initial_mask}')
-    if self.rewind is not None:
-      notes.append(f'kept weights rewound to those of step {self.rewind}')
+    if self.rewind_weights_to is not None:
+      notes.append(
+          f'kept weights rewound to those of step {self.rewind_weights_to}'
+      )
     if self.revive:
       notes.append(
           f'revived weights drawn with {self.revive:g} times the deviation of '

@@ -152,8 +152,8 @@ class Plan:
 
   def _check_rewinds(self) -> None:
     steps = {
-        phase.name: phase.rewind for phase in self.phases
-        if phase.rewind is not None
+        phase.name: phase.rewind_weights_to for phase in self.phases
+        if phase.rewind_weights_to is not None
     }
     if len(set(steps.values())) > 1:
       raise ValueError(
@@ -164,12 +164,13 @@ class Plan:
       raise ValueError(
           f'phase {next(iter(steps))!r} begins at step {self.rewinds[0]}, '
           f'counted from 0, and rewinds to the weights of step '
-          f'{self.rewind_to}; rewind to an earlier step, or remove rewind.'
+          f'{self.rewind_to}; rewind to an earlier step, or remove '
+          'rewind_weights_to.'
       )
 
   def _check_restarts(self) -> None:
     for phase, start in zip(self.phases, self.starts):
-      if not (phase.restart and start and math.isfinite(start)):
+      if not (phase.reset_moments and start and math.isfinite(start)):
         continue
       span = [span for span in self.spans if span.start <= start][-1]
       algorithm = create_algorithm(span.sparsity)
@@ -239,7 +240,7 @@ class Plan:
     if not any(phase.revive for phase in self.phases):
       return None
     return optax.join_schedules(
-        [optax.constant_schedule(phase.revive) for phase in self.phases],
+        [optax.constant_schedule(phase.revive or 0.0) for phase in self.phases],
         self.starts[1:],
     )
 
@@ -248,20 +249,20 @@ class Plan:
     """Steps before which the kept weights are rewound."""
     return tuple(
         start for phase, start in zip(self.phases, self.starts)
-        if phase.rewind is not None
+        if phase.rewind_weights_to is not None
     )
 
   @property
   def rewind_to(self) -> int:
     """Step before which the weights to rewind to are copied; 0: none are."""
-    return max(int(phase.rewind or 0) for phase in self.phases)
+    return max(int(phase.rewind_weights_to or 0) for phase in self.phases)
 
   @property
   def restarts(self) -> tuple[int, ...]:
     """Steps before which the optimizer's moments are reset."""
     return tuple(
         start for phase, start in zip(self.phases, self.starts)
-        if phase.restart and start
+        if phase.reset_moments and start
     )
 
   @functools.cached_property
@@ -366,19 +367,21 @@ def create_plan(
   return Plan(tuple(
       dataclasses.replace(
           phase, steps=n, learning_rate=schedule,
-          rewind=_rewind_step(phase, resolvers[0]),
+          rewind_weights_to=_rewind_step(phase, resolvers[0]),
       )
       for phase, n, schedule in zip(phases, steps, schedules)
   ))
 
 
 def _rewind_step(phase: Phase, resolver: Callable[..., float]) -> int | None:
-  if phase.rewind is None:
+  if phase.rewind_weights_to is None:
     return None
   try:
-    steps = resolver(phase.rewind, least=0)
+    steps = resolver(phase.rewind_weights_to, least=0)
   except ValueError as error:
-    raise ValueError(f'rewind of phase {phase.name!r}: {error}') from error
+    raise ValueError(
+        f'rewind_weights_to of phase {phase.name!r}: {error}'
+    ) from error
   return int(steps) if math.isfinite(steps) else 0
 
 

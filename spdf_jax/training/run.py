@@ -337,7 +337,7 @@ class Run:
     return data.schedule_batches(
         self.sources,
         [
-            data.Allotment(p.data, p.batch_size, p.length, p.steps, p.reshuffle)
+            data.Allotment(p.data, p.batch_size, p.length, p.steps, p.new_epoch)
             for p in self.plan.phases
         ],
         seed=self.config.seed,
