@@ -102,8 +102,7 @@ def run_of(config, fingerprint='abc'):
       parameters=1,
   )
   return training.Run(
-      config, model, models.sparsifiable, plan, None, None, {'corpus': source},
-      init,
+      config, model, plan, None, None, {'corpus': source}, init,
   )
 
 

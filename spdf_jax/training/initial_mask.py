@@ -120,6 +120,40 @@ def init_with(
   )
 
 
+def init_of(
+    plan: Plan,
+    loss_fn: Callable[[PyTree, Any], jax.Array],
+    params: PyTree,
+    batch_at: Callable[[int], Any],
+    *,
+    where: Where,
+) -> Callable[..., PyTree] | None:
+  """Returns the `init` of a plan for the initial mask of its first phase.
+
+  Args:
+    plan: The phases.
+    loss_fn: `(params, batch) -> scalar`.
+    params: The initial parameters, dense.
+    batch_at: Function from a step to its batch.
+    where: The selection of sparsified leaves.
+
+  Returns:
+    `(key, params, sparsities) -> mask`; `None`: the mask is that of the first
+    phase's algorithm.
+
+  Raises:
+    ValueError: there is no such mask, or it does not fit.
+  """
+  name = plan.phases[0].initial_mask
+  if not name:
+    return None
+  if name in SALIENCIES:
+    mask = mask_by_saliency(plan, loss_fn, params, batch_at(0), where=where)
+  else:
+    mask = mask_of_run(name, params)
+  return init_with(plan, mask, where=where)
+
+
 def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
   """Checks that the initial mask, if any, fits the first phase.
 
@@ -156,3 +190,18 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
     jax.eval_shape(masked.init, params)
   except ValueError as error:
     raise ValueError(f'phase {first.name!r}: {error}') from error
+
+
+def check_masks(plan: Plan, params: PyTree, where: Where) -> None:
+  """Raises ValueError if an algorithm has no masks for the parameters."""
+  for span in plan.spans:
+    if not isinstance(span.sparsity, Mapping):
+      continue
+    masked = sparsify(
+        optax.identity(), create_algorithm(span.sparsity),
+        where=where, key=0,
+    )
+    try:
+      jax.eval_shape(masked.init, params)
+    except ValueError as error:
+      raise ValueError(f'phase {span.names[0]!r}: {error}') from error

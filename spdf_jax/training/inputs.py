@@ -9,23 +9,42 @@ from spdf_jax.training.phases import Phase
 from spdf_jax.training.settings import DataConfig
 
 
-def open_corpus(
-    config: DataConfig, vocab_size: int, planning: bool
-) -> data.Corpus | data.PlannedCorpus:
-  """Opens the corpus, or its planned size where it need not exist.
+def open_data(
+    config: DataConfig,
+    phases: Sequence[Phase],
+    vocab_size: int,
+    planning: bool,
+) -> tuple[
+    data.Corpus | data.PlannedCorpus,
+    data.Task | data.PlannedExamples | None,
+    dict[str, data.Source],
+]:
+  """Opens the corpus and the task, and creates the sources of batches.
 
   Args:
     config: The config of the data.
+    phases: The phases, whose lengths bound those of encoded examples.
     vocab_size: Vocabulary size of the model.
-    planning: Whether the corpus need not exist.
+    planning: Whether the data need not exist; then it may have a planned size.
 
   Returns:
-    The corpus; it is prepared if it is not in the cache.
+    Corpus, task or `None`, and sources by the name that phases use, `'corpus'`
+    and `'task'`.
 
   Raises:
     ValueError: the corpus cannot be prepared, or has token ids beyond the
-      vocabulary of the model.
+      vocabulary of the model; or the task is unknown, cannot be read, has no
+      training examples, or one that is too long.
   """
+  task = _open_task(config, planning)
+  corpus = _open_corpus(config, vocab_size, planning)
+  return corpus, task, _create_sources(corpus, task, phases)
+
+
+def _open_corpus(
+    config: DataConfig, vocab_size: int, planning: bool
+) -> data.Corpus | data.PlannedCorpus:
+  """Opens the corpus, or its planned size where it need not exist."""
   planned = config.planned
   corpus: data.Corpus | data.PlannedCorpus
   if planning and planned.tokens and not os.path.exists(config.corpus):
@@ -53,21 +72,10 @@ def _check_vocabulary(
     )
 
 
-def open_task(
+def _open_task(
     config: DataConfig, planning: bool
 ) -> data.Task | data.PlannedExamples | None:
-  """Loads the task, or its planned size where its files need not exist.
-
-  Args:
-    config: The config of the data.
-    planning: Whether the files of the task need not exist.
-
-  Returns:
-    The task; `None` if the config names none.
-
-  Raises:
-    ValueError: the task is unknown or its files cannot be read.
-  """
+  """Loads the task, or its planned size where its files need not exist."""
   if not config.task:
     return None
   examples = config.planned.examples
@@ -82,24 +90,12 @@ def open_task(
     ) from error
 
 
-def create_sources(
+def _create_sources(
     corpus: data.Corpus | data.PlannedCorpus,
     task: data.Task | data.PlannedExamples | None,
     phases: Sequence[Phase],
 ) -> dict[str, data.Source]:
-  """Creates the sources of batches; planned sources have sizes only.
-
-  Args:
-    corpus: The corpus, or its planned size.
-    task: The task, or its planned size; `None`: there is none.
-    phases: The phases, whose lengths bound those of encoded examples.
-
-  Returns:
-    Sources by the name that phases use, `'corpus'` and `'task'`.
-
-  Raises:
-    ValueError: the task has no training examples, or one is too long.
-  """
+  """Creates the sources of batches; planned sources have sizes only."""
   sources = {'corpus': corpus.source}
   if isinstance(task, data.PlannedExamples):
     return sources | {'task': task}

@@ -19,8 +19,6 @@ import optax
 from spdf_jax import data
 from spdf_jax import files
 from spdf_jax import models
-from spdf_jax import sparsity
-from spdf_jax.sparsity import algorithms
 from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.training import checkpoint_files
@@ -65,7 +63,6 @@ class Run:
   Attributes:
     config: The config.
     model: The model, a `models.Model`.
-    where: The model's selection of sparsified leaves.
     plan: The phases.
     corpus: Text to pre-train on.
     task: Task to fine-tune on; `None`: there is none.
@@ -82,7 +79,6 @@ class Run:
 
   config: RunConfig
   model: Any
-  where: Where
   plan: Plan
   corpus: data.Corpus | data.PlannedCorpus
   task: data.Task | data.PlannedExamples | None
@@ -131,7 +127,7 @@ class Run:
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
     plan = plans.create_plan(config.phases, parameters=parameters)
-    _check_masks(plan, params, where)
+    initial_mask.check_masks(plan, params, where)
     if workdir is None or not workdirs.saved_steps(workdir):
       initial_mask.check_first_mask(plan, params, where)
     frozen_at(plan, params)  # Checks the patterns.
@@ -141,11 +137,9 @@ class Run:
     if workdir is not None:
       workdirs.check_workdir(workdir, config, params)
 
-    task = inputs.open_task(config.data, planning)
-    corpus = inputs.open_corpus(
-        config.data, model.config.vocab_size, planning
+    corpus, task, sources = inputs.open_data(
+        config.data, config.phases, model.config.vocab_size, planning
     )
-    sources = inputs.create_sources(corpus, task, config.phases)
     if any(phase.counts_epochs for phase in config.phases):
       plan = plans.create_plan(
           config.phases,
@@ -157,7 +151,7 @@ class Run:
       )
       storage.check_storage(config.storage, plan, mesh)
     run = cls(
-        config, model, where, plan, corpus, task, sources, jax.jit(init),
+        config, model, plan, corpus, task, sources, jax.jit(init),
         _workdir=None if workdir is None else pathlib.Path(workdir),
     )
     _ = run.batch_at  # Checks that the data suffices for the plan.
@@ -310,6 +304,11 @@ class Run:
     )
 
   @property
+  def where(self) -> Where:
+    """The model's selection of sparsified leaves."""
+    return self.model.where
+
+  @property
   def real_data(self) -> tuple[data.Corpus, data.Task | None]:
     """The corpus and the task.
 
@@ -410,17 +409,11 @@ class Run:
       self, params: PyTree
   ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer whose initial mask is that of the config."""
-    name = self.plan.phases[0].initial_mask
-    if not name:
+    init = initial_mask.init_of(
+        self.plan, self._mean_loss, params, self.batch_at, where=self.where
+    )
+    if init is None:
       return self.optimizer
-    if name in initial_mask.SALIENCIES:
-      mask = initial_mask.mask_by_saliency(
-          self.plan, self._mean_loss, params, self.batch_at(0),
-          where=self.where,
-      )
-    else:
-      mask = initial_mask.mask_of_run(name, params)
-    init = initial_mask.init_with(self.plan, mask, where=self.where)
     return self._optimizer_of(dataclasses.replace(self.plan, init=init))
 
   def _mean_loss(self, params: PyTree, batch: data.Batch) -> jax.Array:
@@ -554,18 +547,3 @@ def _init_params(model: Any, seed: int) -> PyTree:
 
 def _number_of_parameters(params: PyTree) -> int:
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
-
-
-def _check_masks(plan: Plan, params: PyTree, where: Where) -> None:
-  """Raises ValueError if an algorithm has no masks for the parameters."""
-  for span in plan.spans:
-    if not isinstance(span.sparsity, Mapping):
-      continue
-    masked = sparsity.sparsify(
-        optax.identity(), algorithms.create_algorithm(span.sparsity),
-        where=where, key=0,
-    )
-    try:
-      jax.eval_shape(masked.init, params)
-    except ValueError as error:
-      raise ValueError(f'phase {span.names[0]!r}: {error}') from error
