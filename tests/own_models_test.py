@@ -162,6 +162,9 @@ def test_all_models_follow_one_protocol(make):
   other = model.with_lowering('native')
   if other is not None:
     np.testing.assert_array_equal(other.apply(variables, TOKENS), logits)
+    masks = jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+    jaxpr = jax.make_jaxpr(other.apply)(variables | {'masks': masks}, TOKENS)
+    assert 'lowering=native' in str(jaxpr)
 
 
 def test_a_model_without_our_layers_has_no_kernels():
