@@ -94,7 +94,7 @@ class ProgressLine:
     self._clock = clock
     self._last = float('-inf')
 
-  def __call__(self, progress: data.Progress) -> None:
+  def __call__(self, progress: data.PreparationProgress) -> None:
     """Prints the progress if a line is due."""
     now = self._clock()
     if now - self._last < (0.5 if self._line.overwrites else 10):

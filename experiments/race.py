@@ -47,7 +47,7 @@ from experiments.papers import json_files
 from experiments.papers import pool
 from experiments.papers import pool_identity
 from experiments.papers import pool_processes
-from experiments.papers import pool_runs
+from experiments.papers import pool_worker
 from experiments.papers import race_report
 from experiments.papers.race_report import Budget
 from experiments.papers.race_report import Phase
@@ -108,9 +108,9 @@ class Runner(NamedTuple):
 
   def __call__(self, job: pool.Job) -> dict[str, Any]:
     """Runs or resumes a job; returns its outcome."""
-    return pool_runs.run_job(
+    return pool_worker.run_job(
         pathlib.Path(self.directory, job.name),
-        lambda workdir: pool_runs.train(
+        lambda workdir: pool_worker.train(
             training.Run.create(self.config(job)), workdir
         ),
     )
@@ -123,7 +123,7 @@ class Runner(NamedTuple):
 
   def is_there(self, job: pool.Job) -> bool:
     """Returns whether a run is finished."""
-    return pathlib.Path(self.directory, job.name, pool_runs.OUTCOME).exists()
+    return pathlib.Path(self.directory, job.name, pool_worker.OUTCOME).exists()
 
 
 def parse_budget(text: str) -> Budget:
@@ -299,7 +299,7 @@ def race(
     ]
   pool_identity.check_same(folder / 'race.json', _identity(loaded, given, grid))
   runner = Runner(ready, str(folder / 'runs'))
-  done = pool_runs.read_outcomes(folder / 'runs')
+  done = pool_worker.read_outcomes(folder / 'runs')
   cores = sorted(os.sched_getaffinity(0))
   tuning = _TUNING_SEEDS[:seeds] if grid else ()
   entry = lambda racer, count: pool.Entry(

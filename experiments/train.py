@@ -29,7 +29,7 @@ from experiments.launch import compilation_cache
 from experiments.launch import config_file
 from experiments.launch import console
 from experiments.launch import dry_run
-from experiments.launch import processes
+from experiments.launch import process_flags
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
 from spdf_jax.training import config
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 def _describe() -> str:
   mesh.simulate_devices(dataclasses.asdict(config.parse_mesh(_CONFIG.value)))
-  processes.join()
+  process_flags.join()
   run = training.Run.create(
       _CONFIG.value, _WORKDIR.value or None, planning=True
   )
@@ -75,7 +75,7 @@ def _describe() -> str:
 
 def _open() -> Callable[[], str | None]:
   """Opens the run; returns the function that trains it."""
-  processes.join()
+  process_flags.join()
   profiling.parse_window(_PROFILE.value, sys.maxsize)
   chosen = writers.choose_writers(_LOG_TO.value)
   run = training.Run.create(_CONFIG.value, _WORKDIR.value)
@@ -84,6 +84,6 @@ def _open() -> Callable[[], str | None]:
 
 
 if __name__ == '__main__':
-  flags.adopt_module_key_flags(processes)  # Shows these flags in --help.
+  flags.adopt_module_key_flags(process_flags)  # Shows these flags in --help.
   flags.mark_flag_as_required('config')
   console.start(main)

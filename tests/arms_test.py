@@ -14,7 +14,7 @@ from quickstart_runs import CACHE
 
 from experiments import papers
 from experiments.launch.grid import points
-from experiments.papers import pool_runs
+from experiments.papers import pool_worker
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import Arm
 from experiments.papers.arms import PRETRAINED
@@ -307,7 +307,7 @@ def test_a_fine_tuned_model_is_scored_on_the_whole_test_split(tasks, tmp_path):
       SCALE, scored=True, tokens_per_parameter=0.2, tune_steps=8,
       tasks={'task': ('jsonl', 'task', 1)},
   )
-  run = pool_runs.Runner(
+  run = pool_worker.Runner(
       scale, str(tmp_path), 'python-stdlib', tasks, source=tasks
   )
   job = Job(tuned(DENSE), {'rate': 1e-2}, 1, Job(

@@ -10,8 +10,8 @@ import pytest
 
 from spdf_jax.evaluation import bits_per_byte
 from spdf_jax.evaluation import evaluate_loss
-from spdf_jax.evaluation import Loss
 from spdf_jax.evaluation import loss_evaluator
+from spdf_jax.evaluation import TokenLoss
 
 
 class Batch(NamedTuple):
@@ -115,14 +115,14 @@ def test_model_is_traced_once_per_batch_shape():
 
 
 def test_perplexity_that_overflows_is_infinite():
-  assert Loss(nats=2e4, tokens=2.0).perplexity == math.inf
-  assert Loss(nats=math.inf, tokens=2.0).perplexity == math.inf
-  assert math.isnan(Loss(nats=math.nan, tokens=2.0).perplexity)
-  np.testing.assert_allclose(Loss(10.0, 5.0).perplexity, math.e**2)
+  assert TokenLoss(nats=2e4, tokens=2.0).perplexity == math.inf
+  assert TokenLoss(nats=math.inf, tokens=2.0).perplexity == math.inf
+  assert math.isnan(TokenLoss(nats=math.nan, tokens=2.0).perplexity)
+  np.testing.assert_allclose(TokenLoss(10.0, 5.0).perplexity, math.e**2)
 
 
 def test_bits_per_byte_of_a_uniform_byte_model_is_eight():
-  loss = Loss(nats=math.log(256) * 1000, tokens=1000.0)
+  loss = TokenLoss(nats=math.log(256) * 1000, tokens=1000.0)
   np.testing.assert_allclose(bits_per_byte(loss, 1.0), 8.0)
   np.testing.assert_allclose(bits_per_byte(loss, 0.25), 2.0)
 

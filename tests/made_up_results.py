@@ -19,7 +19,7 @@ from experiments.papers.gates import Gate
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Entry
 from experiments.papers.pool import next_jobs
-from experiments.papers.pool_runs import OUTCOME
+from experiments.papers.pool_worker import OUTCOME
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.scales import SCALES
 
@@ -88,7 +88,7 @@ def finish(entries: list[Entry], run=outcome_of, done=()) -> dict:
 
 
 class Runner(NamedTuple):
-  """Replacement for `pool_runs.Runner` that simulates outcomes.
+  """Replacement for `pool_worker.Runner` that simulates outcomes.
 
   Attributes:
     directory: Folder of the runs.

@@ -295,7 +295,7 @@ def test_progress_is_printed_now_and_then(live, every):
   line = ProgressLine(out, clock=lambda: now[0])
   for seconds in (0, every / 2, every, 1.5 * every, 2 * every):
     now[0] = seconds
-    line(unfinished.Progress(2_000_000, 500_000, 1, 3, seconds, {}))
+    line(unfinished.PreparationProgress(2_000_000, 500_000, 1, 3, seconds, {}))
   lines = out.getvalue().split('\r' if live else '\n')
   assert len(lines) == 4 and '' in lines
   assert lines[live] == '2 MB, 0.5M tokens, 1 of 3 files, 0 s'

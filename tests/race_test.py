@@ -16,7 +16,7 @@ pytestmark = [
 from configs import quickstart  # noqa: E402
 from experiments import race  # noqa: E402
 from experiments.launch import config_file  # noqa: E402
-from experiments.papers import pool_runs  # noqa: E402
+from experiments.papers import pool_worker  # noqa: E402
 
 NAMES = 'dense.py,sparse.py:x=1,y=2'
 BEST = 2e-3
@@ -50,7 +50,7 @@ def made_up(monkeypatch):
         'curve': [[steps[-1][1] // 2, 1.0, 2.5], [steps[-1][1], 2.0, loss]],
     }
 
-  monkeypatch.setattr(pool_runs, 'train', train)
+  monkeypatch.setattr(pool_worker, 'train', train)
   monkeypatch.setattr(
       config_file.Parser, 'parse', lambda self, name: configs[name]
   )
@@ -84,17 +84,17 @@ def test_every_config_takes_the_budget_and_differences_are_paired(
 
 def test_a_killed_race_ends_with_the_same_table(made_up, tmp_path, monkeypatch):
   whole = run(tmp_path / 'whole', rates=['1e-3', '2e-3', '4e-3'])
-  train, count = pool_runs.train, len(made_up['steps'])
+  train, count = pool_worker.train, len(made_up['steps'])
 
   def killed(run, workdir):
     if len(made_up['steps']) == count + 7:
       raise OSError('killed')
     return train(run, workdir)
 
-  monkeypatch.setattr(pool_runs, 'train', killed)
+  monkeypatch.setattr(pool_worker, 'train', killed)
   with pytest.raises(OSError, match='killed'):
     run(tmp_path / 'cut', rates=['1e-3', '2e-3', '4e-3'])
-  monkeypatch.setattr(pool_runs, 'train', train)
+  monkeypatch.setattr(pool_worker, 'train', train)
   again = run(tmp_path / 'cut', rates=['1e-3', '2e-3', '4e-3'])
   assert again.splitlines()[:-1] == whole.splitlines()[:-1]
   assert len(made_up['steps']) == 2 * count

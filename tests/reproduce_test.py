@@ -18,14 +18,14 @@ from quickstart_runs import ROOT
 
 from experiments.papers import pool_data
 from experiments.papers import pool_identity
-from experiments.papers import pool_runs
+from experiments.papers import pool_worker
 from experiments.papers.json_files import write_json
 from experiments.papers.pool_data import prepare
 from experiments.papers.pool_data import Prepared
 from experiments.papers.pool_identity import check_same
 from experiments.papers.pool_identity import identify
 from experiments.papers.pool_results import read_results
-from experiments.papers.pool_runs import OUTCOME
+from experiments.papers.pool_worker import OUTCOME
 from experiments.papers.reproduction import reproduce
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.scales import SCALES
@@ -220,7 +220,7 @@ def made_up(monkeypatch, tmp_path):
     return Recorded()
 
   monkeypatch.setattr(pool_data, 'prepare', prepared)
-  monkeypatch.setattr(pool_runs, 'Runner', runner)
+  monkeypatch.setattr(pool_worker, 'Runner', runner)
   monkeypatch.setattr(
       concurrent.futures, 'ProcessPoolExecutor',
       lambda workers, *_: concurrent.futures.ThreadPoolExecutor(workers),
@@ -282,20 +282,20 @@ def test_results_with_a_run_that_diverged_are_strict_json(
 
 def test_a_fine_tuning_that_diverged_has_no_distances(monkeypatch, tmp_path):
   def diverge(*_, **__):
-    raise pool_runs.training.NotFinite('train/loss of step 3 is nan')
+    raise pool_worker.training.NotFinite('train/loss of step 3 is nan')
 
   run = types.SimpleNamespace(
       task='task', config=types.SimpleNamespace(init_from='pretrained'),
       sparse_steps=None, open=lambda workdir: run,
   )
   ends = []
-  monkeypatch.setattr(pool_runs.lifecycle, 'begin', diverge)
+  monkeypatch.setattr(pool_worker.lifecycle, 'begin', diverge)
   (tmp_path / 'metrics.jsonl').write_text('')  # Rows come later.
   monkeypatch.setattr(
-      pool_runs, 'distances',
+      pool_worker, 'distances',
       lambda _, end: ends.append(end) or {'distance/wd': 0.0},
   )
-  outcome = pool_runs.train(run, tmp_path)
+  outcome = pool_worker.train(run, tmp_path)
   # No checkpoint of the run may exist.
   assert ends == ['pretrained'] and math.isnan(outcome['distance/wd'])
   assert math.isnan(outcome['target/loss']) and outcome['steps'] == 0
@@ -414,7 +414,7 @@ def test_a_worker_that_is_killed_ends_the_pool_and_keeps_finished_runs(
   monkeypatch.setattr(pool_data, 'prepare', prepared)
   killed_at = 'static-75/rate=0.01,seed=0'
   monkeypatch.setattr(
-      pool_runs, 'Runner',
+      pool_worker, 'Runner',
       lambda scale, directory, *_: Runner(directory, killed_at),
   )
   here = reproduction_of(tmp_path, claims=('a',))

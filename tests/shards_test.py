@@ -99,7 +99,7 @@ def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
           shards.spans_of(files, sizes, shards.Shard(number, total))
       )
   ]
-  assert found == read([shards.Span(file) for file in files])
+  assert found == read([shards.FilePart(file) for file in files])
 
 
 @pytest.mark.parametrize('stop_after', [2, 4])

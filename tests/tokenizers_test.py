@@ -15,7 +15,7 @@ import text_files
 
 from spdf_jax.data import stdlib
 from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.encoding import Batch
+from spdf_jax.data.prepare.encoding import DocumentBatch
 from spdf_jax.data.prepare.encoding import Encoder
 from spdf_jax.data.prepare.encoding import WordCache
 from spdf_jax.data.tokenizer_files import load_tokenizer
@@ -100,7 +100,7 @@ def test_special_tokens_are_encoded_as_the_library_does(tmp_path, kind):
   plain, tokenizer = check_special_tokens(
       path, [end, f'a{end}b', f' {end}\n', f'a {end}{end} b']
   )
-  batch = Batch([('train', Piece(f'a{end}b'))], None)
+  batch = DocumentBatch([('train', Piece(f'a{end}b'))], None)
   data = Encoder(tokenizer)(batch)['train'].data
   assert np.frombuffer(data, '<u2').tolist() == [
       *tokenizer.encode(f'a{end}b'), plain.end_of_text

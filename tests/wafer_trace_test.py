@@ -27,7 +27,7 @@ from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.costs import training_step
 from spdf_jax.data import Batch
 from spdf_jax.models import create_model
@@ -339,7 +339,7 @@ def test_a_layer_that_does_not_fit_is_refused_with_its_numbers():
 
 
 def test_works_of_different_types_and_equal_numbers_differ():
-  works = Scores(1e12), Elementwise(1e12)
+  works = ScoreProduct(1e12), Elementwise(1e12)
   both = Program(tuple(Operation('', '', 'forward', w) for w in works))
   cycles = [row.cost.cycles for row in report_on(both, DEVICE).rows]
   assert cycles == [cost_of(work, DEVICE).cycles for work in works]

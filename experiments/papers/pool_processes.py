@@ -8,7 +8,7 @@ import multiprocessing
 import os
 
 from experiments.papers import pool
-from experiments.papers import pool_runs
+from experiments.papers import pool_worker
 from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Job
@@ -17,7 +17,7 @@ from experiments.papers.pool_progress import PoolProgress
 
 
 def run_pool(
-    runner: pool_runs.Runner,
+    runner: pool_worker.Runner,
     entries: Sequence[Entry],
     done: Done,
     cores: Sequence[int],
@@ -47,7 +47,7 @@ def run_pool(
   for i in range(workers if cores else 0):
     queue.put(cores[i % len(cores)])
   with concurrent.futures.ProcessPoolExecutor(
-      workers, context, pool_runs.start_worker, (queue, os.getpid())
+      workers, context, pool_worker.start_worker, (queue, os.getpid())
   ) as processes:
     try:
       return pool.run_all(

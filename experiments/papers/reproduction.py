@@ -13,7 +13,7 @@ from experiments.papers import pool_data
 from experiments.papers import pool_identity
 from experiments.papers import pool_processes
 from experiments.papers import pool_results
-from experiments.papers import pool_runs
+from experiments.papers import pool_worker
 from experiments.papers import scales
 from experiments.papers.pool import Entry
 from experiments.papers.scales import Scale
@@ -133,7 +133,7 @@ def reproduce(
   runs = workdir / 'runs'
   known = pool_results.read_results(output, identity)
   read = lambda: pool_results.join_outcomes(known,
-      pool_runs.read_outcomes(runs))
+      pool_worker.read_outcomes(runs))
   write = functools.partial(
       pool_results.write_results, output, name, scale, reproduction.entries,
       identity
@@ -141,7 +141,7 @@ def reproduce(
   done = read()
   if report_only:
     return write(done)
-  runner = pool_runs.Runner(
+  runner = pool_worker.Runner(
       scale, str(runs), prepared.corpus, prepared.tasks, data
   )
   cores = sorted(os.sched_getaffinity(0))

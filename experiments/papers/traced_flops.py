@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.program import with_sparsity
 from spdf_jax.costs import flops
 from spdf_jax.costs import wafer_costs
@@ -101,7 +101,7 @@ def product_flops(
     work = operation.work
     if isinstance(work, Product):
       total += 2 * operation.count * work.tokens * work.kept
-    elif isinstance(work, Scores):
+    elif isinstance(work, ScoreProduct):
       total += 2 * operation.count * work.multiply_adds
   for branches in program.branches:
     total += branches.count * max(

@@ -325,7 +325,7 @@ def answer(
 
 def target_loss(
     subject: evaluation.Subject, pairs: Sequence[data.Pair], batch_size: int
-) -> evaluation.Loss:
+) -> evaluation.TokenLoss:
   """Evaluates the targets of a task, including their end tokens.
 
   SPDF reports their perplexity on Curation Corpus. Tokens of the contexts have

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from spdf_jax import names
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.program import Work
 
 
@@ -129,6 +129,6 @@ def _dense(work: Work) -> tuple[float, float]:
     numbers = work.tokens * (work.inputs + work.outputs)
     numbers += work.inputs * work.outputs
     return 2.0 * work.tokens * work.inputs * work.outputs, numbers
-  if isinstance(work, Scores):
+  if isinstance(work, ScoreProduct):
     return 2.0 * work.multiply_adds, 0.0
   return 0.0, 0.0

@@ -21,7 +21,7 @@ from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import Operation
 from spdf_jax.accelerator.wafer.program import Product
 from spdf_jax.accelerator.wafer.program import Program
-from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.simulate import Report
 from spdf_jax.costs import plan_costs
 from spdf_jax.data import Batch
@@ -484,7 +484,7 @@ def training_step(
     )
   head = Product(tokens * predicted, d, config.vocab_size)
   operations += _products('head', head, 1)
-  scores = Scores(2 * tokens * length * width)
+  scores = ScoreProduct(2 * tokens * length * width)
   per_token = 30 * d + 10 * config.d_ff + 12 * length * config.n_heads
   for phase, times in (('forward', 1), ('backward', 2)):
     operations.append(

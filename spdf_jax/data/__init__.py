@@ -15,9 +15,9 @@ from spdf_jax.data.examples import Examples
 from spdf_jax.data.mixtures import Mixture
 from spdf_jax.data.permutations import permute
 from spdf_jax.data.prepare import join_shards
+from spdf_jax.data.prepare import PreparationProgress
 from spdf_jax.data.prepare import prepare_files
 from spdf_jax.data.prepare import prepare_shard
-from spdf_jax.data.prepare import Progress
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import PlannedCorpus
 from spdf_jax.data.sources import PlannedExamples
@@ -61,7 +61,7 @@ __all__ = [
     'PlannedCorpus',
     'PlannedExamples',
     'PlannedTokenizer',
-    'Progress',
+    'PreparationProgress',
     'Source',
     'Task',
     'TokenFile',

@@ -26,8 +26,8 @@ from spdf_jax.evaluation.likelihood import score_continuations
 from spdf_jax.evaluation.loss import batch_sums
 from spdf_jax.evaluation.loss import bits_per_byte
 from spdf_jax.evaluation.loss import evaluate_loss
-from spdf_jax.evaluation.loss import Loss
 from spdf_jax.evaluation.loss import loss_evaluator
+from spdf_jax.evaluation.loss import TokenLoss
 from spdf_jax.evaluation.task_evaluator import bleu
 from spdf_jax.evaluation.task_evaluator import chrf
 from spdf_jax.evaluation.task_evaluator import task_evaluator
@@ -41,8 +41,8 @@ __all__ = [
     'Continuation',
     'Decoder',
     'Likelihood',
-    'Loss',
     'Subject',
+    'TokenLoss',
     'batch_sums',
     'beam_search',
     'bigram_loss',

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spdf_jax.evaluation.loss import Loss
+from spdf_jax.evaluation.loss import TokenLoss
 
 LARGEST_VOCABULARY = 8192  # Counts of 8192 x 8192 pairs take 256 MiB.
 _CHUNK = 1 << 20
@@ -135,7 +135,7 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
 
 def bigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
-) -> Loss:
+) -> TokenLoss:
   """Evaluates a bigram of the training tokens on a model's batches.
 
   Args:
@@ -249,7 +249,7 @@ def trigram_probabilities(
 
 def trigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
-) -> Loss:
+) -> TokenLoss:
   """Evaluates a trigram of the training tokens on a model's batches.
 
   The bigram scores the first target of a sequence, which has one token before
@@ -342,7 +342,7 @@ def _ngram_loss(
     probabilities: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
     batches: Iterable[Any],
     vocab_size: int,
-) -> Loss:
+) -> TokenLoss:
   """Evaluates an n-gram on a model's batches.
 
   Args:
@@ -370,4 +370,4 @@ def _ngram_loss(
         f'batches hold target tokens of total weight {tokens}; give at '
         'least one batch with a positive weight.'
     )
-  return Loss(nats, tokens)
+  return TokenLoss(nats, tokens)

@@ -17,7 +17,7 @@ ApplyFn = Callable[..., Any]
 Evaluator = Callable[[int, Any], Iterator[tuple[str, float]]]
 
 
-class Loss(NamedTuple):
+class TokenLoss(NamedTuple):
   """Cross-entropy summed over target tokens.
 
   Attributes:
@@ -25,7 +25,7 @@ class Loss(NamedTuple):
     tokens: Total weight of the target tokens.
 
   Example:
-    >>> loss = Loss(nats=math.log(8.0) * 5, tokens=5.0)
+    >>> loss = TokenLoss(nats=math.log(8.0) * 5, tokens=5.0)
     >>> round(loss.loss, 4), round(loss.perplexity, 4)
     (2.0794, 8.0)
   """
@@ -47,7 +47,7 @@ class Loss(NamedTuple):
       return math.inf
 
 
-def bits_per_byte(loss: Loss, tokens_per_byte: float) -> float:
+def bits_per_byte(loss: TokenLoss, tokens_per_byte: float) -> float:
   """Converts a loss to bits per byte of text, a unit free of the tokenizer.
 
   `loss.loss / log(2) * tokens_per_byte`.
@@ -66,7 +66,7 @@ def bits_per_byte(loss: Loss, tokens_per_byte: float) -> float:
   Source: Gao et al. 2020, "The Pile", section 3.1.
 
   Example:
-    >>> bits_per_byte(Loss(nats=4 * math.log(2.0), tokens=2.0), 0.25)
+    >>> bits_per_byte(TokenLoss(nats=4 * math.log(2.0), tokens=2.0), 0.25)
     0.5
   """
   if not tokens_per_byte > 0:
@@ -116,7 +116,7 @@ def batch_sums(
 
 def evaluate_loss(
     apply_fn: ApplyFn, params: Any, batches: Iterable[Any]
-) -> Loss:
+) -> TokenLoss:
   """Sums a model's cross-entropy over batches.
 
   The evaluation compiles once for each `apply_fn` and batch shape. It sums each
@@ -159,7 +159,7 @@ def evaluate_loss(
         f'batches hold target tokens of total weight {tokens}; give at '
         'least one batch with a positive weight.'
     )
-  return Loss(nats, tokens)
+  return TokenLoss(nats, tokens)
 
 
 def loss_evaluator(
@@ -204,7 +204,7 @@ def loss_evaluator(
         'which is empty after one evaluation; give a list.'
     )
   if tokens_per_byte is not None:
-    bits_per_byte(Loss(0.0, 1.0), tokens_per_byte)
+    bits_per_byte(TokenLoss(0.0, 1.0), tokens_per_byte)
 
   def evaluate(step: int, params: Any) -> Iterator[tuple[str, float]]:
     del step

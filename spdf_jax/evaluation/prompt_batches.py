@@ -14,7 +14,7 @@ logger = logging.getLogger('spdf_jax')
 _LOG_EVERY = 10  # Seconds between messages.
 
 
-class Batch(NamedTuple):
+class PromptBatch(NamedTuple):
   """Prompts in one right-padded buffer."""
 
   numbers: tuple[int, ...]
@@ -42,7 +42,7 @@ def batches(
     batch_size: int,
     length: int,
     vocab_size: int,
-) -> Iterator[Batch]:
+) -> Iterator[PromptBatch]:
   """Packs prompts into batches of few shapes, padding the last of each shape.
 
   Several batches group prompts of similar length: those of 65 to 128 tokens, of
@@ -86,7 +86,7 @@ def batches(
       numbers_B[row] = number
       starts_B[row] = len(prompt)
       stops_B[row] = min(width, len(prompt) + max_new_tokens)
-    return Batch(
+    return PromptBatch(
         tuple(numbers), max(lengths), tokens_BxL, numbers_B, starts_B, stops_B
     )
 
@@ -103,8 +103,8 @@ def batches(
 
 
 def _log_progress(
-    number: int, all_batches: Iterator[Batch]
-) -> Iterator[Batch]:
+    number: int, all_batches: Iterator[PromptBatch]
+) -> Iterator[PromptBatch]:
   started = last = time.monotonic()
   done = 0
   for batch in all_batches:

@@ -120,7 +120,7 @@ def init_with(
   )
 
 
-def init_of(
+def first_init(
     plan: Plan,
     loss_fn: Callable[[PyTree, Any], jax.Array],
     params: PyTree,
@@ -192,7 +192,7 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
     raise ValueError(f'phase {first.name!r}: {error}') from error
 
 
-def check_masks(plan: Plan, params: PyTree, where: Where) -> None:
+def check_algorithms(plan: Plan, params: PyTree, where: Where) -> None:
   """Raises ValueError if an algorithm has no masks for the parameters."""
   for span in plan.spans:
     if not isinstance(span.sparsity, Mapping):

@@ -127,7 +127,7 @@ class Run:
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
     plan = plans.create_plan(config.phases, parameters=parameters)
-    initial_mask.check_masks(plan, params, where)
+    initial_mask.check_algorithms(plan, params, where)
     if workdir is None or not workdirs.saved_steps(workdir):
       initial_mask.check_first_mask(plan, params, where)
     frozen_at(plan, params)  # Checks the patterns.
@@ -409,7 +409,7 @@ class Run:
       self, params: PyTree
   ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer whose initial mask is that of the config."""
-    init = initial_mask.init_of(
+    init = initial_mask.first_init(
         self.plan, self._mean_loss, params, self.batch_at, where=self.where
     )
     if init is None:

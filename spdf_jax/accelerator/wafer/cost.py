@@ -40,7 +40,7 @@ from spdf_jax.accelerator.wafer.device import WaferDevice
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import Product
-from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.program import Work
 
 TOKENS_PER_CORE = 2.0 ** np.arange(1, 11.01, 0.25)
@@ -106,7 +106,7 @@ def cost_of(work: Work, device: WaferDevice) -> Cost:
   """Returns the cost of work on one device.
 
   Args:
-    work: A `Product`, `Scores`, `Elementwise` or `Host`.
+    work: A `Product`, `ScoreProduct`, `Elementwise` or `Host`.
     device: Device that executes the work.
 
   Returns:
@@ -294,7 +294,7 @@ def _product(work: Product, device: WaferDevice) -> Cost:
   return fastest_layout(work, device)[2]
 
 
-def _scores(work: Scores, device: WaferDevice) -> Cost:
+def _scores(work: ScoreProduct, device: WaferDevice) -> Cost:
   rate = device.cores * device.lanes * device.attention_efficiency
   core = work.multiply_adds / rate / device.efficiency
   return Cost(cycles=core, core=core, flops=2.0 * work.multiply_adds)
@@ -312,7 +312,8 @@ def _host(work: Host, device: WaferDevice) -> Cost:
 
 
 _COSTS: dict[type, Callable[..., Cost]] = {
-    Product: _product, Scores: _scores, Elementwise: _elementwise, Host: _host,
+    Product: _product, ScoreProduct: _scores, Elementwise: _elementwise,
+    Host: _host,
 }
 
 

@@ -9,12 +9,12 @@ import math
 from jax.extend.core import Primitive
 import jax.numpy as jnp
 
-from spdf_jax.accelerator.wafer import equations
-from spdf_jax.accelerator.wafer.equations import Equation
-from spdf_jax.accelerator.wafer.equations import Operand
+from spdf_jax.accelerator.wafer import jaxprs
+from spdf_jax.accelerator.wafer.jaxprs import Equation
+from spdf_jax.accelerator.wafer.jaxprs import Operand
 from spdf_jax.accelerator.wafer.program import Elementwise
 from spdf_jax.accelerator.wafer.program import Product
-from spdf_jax.accelerator.wafer.program import Scores
+from spdf_jax.accelerator.wafer.program import ScoreProduct
 from spdf_jax.accelerator.wafer.program import Work
 
 Rule = Callable[[Equation], Sequence[Work]]
@@ -60,11 +60,11 @@ MOVES = frozenset(
 
 # Number of operands that are activations, and spaces of the results, by name.
 _PRODUCTS = {
-    'sampled_matmul': (2, (equations.GRADIENT,)),
-    'sparse_matmul': (1, (equations.TOKEN,)),
-    'sparse_matmul_backward': (2, (equations.TOKEN, equations.GRADIENT)),
-    'sparse_matmul_tangent': (2, (equations.TOKEN,)),
-    'conv_general_dilated': (1, (equations.TOKEN,)),
+    'sampled_matmul': (2, (jaxprs.GRADIENT,)),
+    'sparse_matmul': (1, (jaxprs.TOKEN,)),
+    'sparse_matmul_backward': (2, (jaxprs.TOKEN, jaxprs.GRADIENT)),
+    'sparse_matmul_tangent': (2, (jaxprs.TOKEN,)),
+    'conv_general_dilated': (1, (jaxprs.TOKEN,)),
 }
 
 
@@ -132,15 +132,15 @@ def resident_operands(name: str, equation: Equation) -> tuple[Operand, ...]:
 def _is_flipped(equation: Equation) -> bool:
   """Returns whether the weights of a product are its first operand."""
   x, y = equation.operands
-  if {x.space, y.space} == {equations.WEIGHT, equations.TOKEN}:
-    return y.space == equations.TOKEN
+  if {x.space, y.space} == {jaxprs.WEIGHT, jaxprs.TOKEN}:
+    return y.space == jaxprs.TOKEN
   return len(y.shape) > len(x.shape)  # Activations have more axes.
 
 
 def is_hosted(name: str, equation: Equation) -> bool:
   """Returns whether all operands are weights, as in the selection of masks."""
   if not is_product(name) or any(
-      o.space == equations.TOKEN for o in equation.operands):
+      o.space == jaxprs.TOKEN for o in equation.operands):
     return False
   return all(o.space for o in resident_operands(name, equation))
 
@@ -163,16 +163,16 @@ def spaces_of(
     A space for each result.
   """
   if is_hosted(name, equation):
-    return (equations.GRADIENT,) * len(equation.results)
+    return (jaxprs.GRADIENT,) * len(equation.results)
   if name in _PRODUCTS:
     return _PRODUCTS[name][1]
   if name == 'dot_general':
-    return (equations.GRADIENT if _dot_kind(
-        equation) == 'sampled' else equations.TOKEN,)
+    return (jaxprs.GRADIENT if _dot_kind(
+        equation) == 'sampled' else jaxprs.TOKEN,)
   if name == 'gather':
     table, indices = equation.operands[:2]
-    if indices.space == equations.TOKEN:
-      return (equations.TOKEN,)
+    if indices.space == jaxprs.TOKEN:
+      return (jaxprs.TOKEN,)
     return (table.space,)
   return tuple(
       _space(name, equation.operands, result, weight_shapes)
@@ -195,7 +195,7 @@ def source_of(
     the space of weights, and for integers and booleans, which are no operands
     of products.
   """
-  if result.space != equations.WEIGHT or is_product(name) or not _is_float(
+  if result.space != jaxprs.WEIGHT or is_product(name) or not _is_float(
       result):
     return None
   same = [
@@ -217,10 +217,10 @@ def _space(
   if result.size <= 1:
     return None
   own = [o.space for o in operands if o.size == result.size and o.space]
-  space = equations.strongest(own or [o.space for o in operands])
+  space = jaxprs.strongest(own or [o.space for o in operands])
   adds_up = name in REDUCTIONS or name.startswith('scatter')
-  if adds_up and space == equations.TOKEN and result.shape in weight_shapes:
-    return equations.GRADIENT
+  if adds_up and space == jaxprs.TOKEN and result.shape in weight_shapes:
+    return jaxprs.GRADIENT
   return space
 
 
@@ -233,7 +233,7 @@ def _dot_general(equation: Equation) -> list[Work]:
   columns = math.prod(y) // (summed * batches)
   kind = _dot_kind(equation)
   if kind == 'scores':
-    return [Scores(batches * rows * summed * columns)]
+    return [ScoreProduct(batches * rows * summed * columns)]
   if kind == 'sampled':
     return [Product(summed, rows, columns, sampled=True)]
   if _is_flipped(equation):
@@ -244,7 +244,7 @@ def _dot_general(equation: Equation) -> list[Work]:
 def _convolution(equation: Equation) -> list[Work]:
   kernel = equation.operands[1].shape
   features = equation.params['dimension_numbers'].rhs_spec[0]
-  return [Scores(equation.size * math.prod(kernel) // kernel[features])]
+  return [ScoreProduct(equation.size * math.prod(kernel) // kernel[features])]
 
 
 def _masked(equation: Equation, mask: int, kind: str) -> list[Work]:

@@ -107,7 +107,7 @@ class Product(NamedTuple):
     return self.inputs * self.outputs * (1 - self.sparsity)
 
 
-class Scores(NamedTuple):
+class ScoreProduct(NamedTuple):
   """A dense product of activations, such as queries by keys.
 
   Attributes:
@@ -139,7 +139,7 @@ class Host(NamedTuple):
   steps: float = 0.0
 
 
-Work = Product | Scores | Elementwise | Host
+Work = Product | ScoreProduct | Elementwise | Host
 """The kinds of work that a cost rule returns."""
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from spdf_jax import names
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator.wafer import cost_rules
-from spdf_jax.accelerator.wafer import equations
+from spdf_jax.accelerator.wafer import jaxprs
 from spdf_jax.accelerator.wafer import program as programs
-from spdf_jax.accelerator.wafer.equations import Equation
-from spdf_jax.accelerator.wafer.equations import Operand
-from spdf_jax.accelerator.wafer.equations import Weights
+from spdf_jax.accelerator.wafer.jaxprs import Equation
+from spdf_jax.accelerator.wafer.jaxprs import Operand
+from spdf_jax.accelerator.wafer.jaxprs import Weights
 from spdf_jax.accelerator.wafer.program import Branches
 from spdf_jax.accelerator.wafer.program import Host
 from spdf_jax.accelerator.wafer.program import join
@@ -80,7 +80,7 @@ def trace_program(
       raise ValueError(
           f'fn {getattr(fn, "__name__", fn)!r} cannot be traced: {error}'
       ) from error
-    inputs = equations.operands_of(args)
+    inputs = jaxprs.operands_of(args)
     while True:
       interpreter = Interpreter(sparsity, frequencies or {}, trips, inputs)
       program, _ = interpreter.walk(closed.jaxpr, closed.consts, inputs)
@@ -88,7 +88,7 @@ def trace_program(
       if not interpreter.products:
         found = set(range(len(inputs)))
       resolved = [
-          o._replace(space=equations.TOKEN) if i in found and o.space else o
+          o._replace(space=jaxprs.TOKEN) if i in found and o.space else o
           for i, o in enumerate(inputs)
       ]
       if [o.space for o in resolved] == [o.space for o in inputs]:
@@ -132,7 +132,7 @@ class Interpreter:
     self.trips = trips
     self.weight_shapes = {
         shape
-        for o in inputs if o.space == equations.WEIGHT
+        for o in inputs if o.space == jaxprs.WEIGHT
         for shape in (o.shape, o.shape[1:]) if shape
     }
     self.updates = False
@@ -157,13 +157,13 @@ class Interpreter:
     Returns:
       The program, and the operands of the jaxpr's `outvars`.
     """
-    of = lambda x: x if isinstance(x, Operand) else equations.operand_of(x)
+    of = lambda x: x if isinstance(x, Operand) else jaxprs.operand_of(x)
     env = dict(zip(jaxpr.constvars, map(of, consts)))
     env.update(zip(jaxpr.invars, inputs))
 
     def read(var):
       if isinstance(var, Literal):
-        return equations.literal_of(var)
+        return jaxprs.literal_of(var)
       return env[var]
 
     parts = []
@@ -187,8 +187,8 @@ class Interpreter:
     inner = list(jaxprs_in_params(eqn.params))
     if rule is None and len(inner) == 1:
       return call(self, eqn, operands, path)
-    results = tuple(equations.result_of(v) for v in eqn.outvars)
-    layer, phase = equations.layer_of(path)
+    results = tuple(jaxprs.result_of(v) for v in eqn.outvars)
+    layer, phase = jaxprs.layer_of(path)
     equation = Equation(
         operands, results, eqn.params,
         lambda mask: self._weights_of(mask, layer),
@@ -197,7 +197,7 @@ class Interpreter:
     self._note_activations(name, equation)
     values: list[np.ndarray | None] = [None] * len(results)
     if not self.shards:
-      values = equations.evaluate(eqn, operands, results)
+      values = jaxprs.evaluate(eqn, operands, results)
     outs = []
     for result, space, value in zip(results, spaces, values):
       out = result._replace(space=space, known=value)
@@ -217,18 +217,18 @@ class Interpreter:
   def _note_activations(self, name: str, equation: Equation) -> None:
     self.products += cost_rules.is_product(name)
     for operand in cost_rules.resident_operands(name, equation):
-      if operand.space == equations.WEIGHT and operand.source is not None:
+      if operand.space == jaxprs.WEIGHT and operand.source is not None:
         self.activations.add(operand.source)
 
   def _placed(
       self, name: str, work: Work, spaces: tuple[str | None, ...]
   ) -> Work:
     """Moves elementwise work on weights and gradients to the hosts."""
-    on_weights = equations.TOKEN not in spaces and {equations.WEIGHT,
-        equations.GRADIENT} & set(spaces)
+    on_weights = jaxprs.TOKEN not in spaces and {jaxprs.WEIGHT,
+        jaxprs.GRADIENT} & set(spaces)
     if not (on_weights and cost_rules.is_elementwise(name)):
       return work
-    if equations.GRADIENT in spaces and name in _UPDATES:
+    if jaxprs.GRADIENT in spaces and name in _UPDATES:
       self.updates = True
     return Host(_multiply_adds(work))
 
@@ -319,7 +319,7 @@ def scan(
   xs = operands[carry_end:]
   if not length:
     return Program(), [*carry,
-        *map(equations.result_of, eqn.outvars[len(carry):])]
+        *map(jaxprs.result_of, eqn.outvars[len(carry):])]
   known = any(x.known is not None and x.size > length for x in xs)
   steps = length if known and length <= _MOST_ITERATIONS else 1
   order = range(length)[::-1 if eqn.params['reverse'] else 1]
@@ -347,7 +347,7 @@ def scan(
 def _with_spaces(eqn: Any, outs: Sequence[Operand]) -> list[Operand]:
   """Returns the results of an equation, with the memory spaces of `outs`."""
   return [
-      equations.result_of(v)._replace(space=o.space) for v,
+      jaxprs.result_of(v)._replace(space=o.space) for v,
       o in zip(eqn.outvars, outs)
   ]
 
@@ -382,7 +382,7 @@ def while_loop(
     )
     parts.append(program)
   if walker.trips is None:
-    where = equations.layer_of(path)[0] or 'the program'
+    where = jaxprs.layer_of(path)[0] or 'the program'
     raise ValueError(
         f'the length of a while loop in {where} depends on its data; give '
         'trips, the number of its iterations.'
@@ -413,8 +413,8 @@ def cond(
   ))
   results = []
   for i, var in enumerate(eqn.outvars):
-    space = equations.strongest([o[i].space for o in outs])
-    results.append(equations.result_of(var)._replace(space=space))
+    space = jaxprs.strongest([o[i].space for o in outs])
+    results.append(jaxprs.result_of(var)._replace(space=space))
   shares = _shares(walker.frequencies.get(name), name, len(branches))
   return Program(branches=(Branches(name, programs, shares),)), results
 

@@ -22,7 +22,7 @@ from spdf_jax.data.tokenizers import LibraryTokenizer
 from spdf_jax.data.tokenizers import Tokenizer
 
 
-class Batch(NamedTuple):
+class DocumentBatch(NamedTuple):
   """Pieces to encode together.
 
   Attributes:
@@ -67,7 +67,7 @@ class Encoder:
         else None
     )
 
-  def __call__(self, batch: Batch) -> dict[str, Encoded]:
+  def __call__(self, batch: DocumentBatch) -> dict[str, Encoded]:
     """Encodes a batch; returns the results by split."""
     results: dict[str, tuple[list[bytes], int, int]] = {}
     for split, piece in batch.pieces:
@@ -101,8 +101,8 @@ class Encoder:
 
 
 def encode_batches(
-    batches: Iterable[Batch], tokenizer_path: Path, workers: int
-) -> Iterator[tuple[Batch, dict[str, Encoded]]]:
+    batches: Iterable[DocumentBatch], tokenizer_path: Path, workers: int
+) -> Iterator[tuple[DocumentBatch, dict[str, Encoded]]]:
   """Encodes batches in order, a few at a time.
 
   Args:
@@ -127,7 +127,7 @@ def encode_batches(
       initargs=(str(tokenizer_path),),
   ) as pool:
     pending: deque[
-        tuple[Batch, concurrent.futures.Future[dict[str, Encoded]]]
+        tuple[DocumentBatch, concurrent.futures.Future[dict[str, Encoded]]]
     ] = deque()
     try:
       for batch in batches:
@@ -161,7 +161,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(batch: Batch) -> dict[str, Encoded]:
+def _work(batch: DocumentBatch) -> dict[str, Encoded]:
   return _encoder(batch)
 
 

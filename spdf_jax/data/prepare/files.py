@@ -23,10 +23,10 @@ from spdf_jax.data.prepare import shards
 from spdf_jax.data.prepare import splits
 from spdf_jax.data.prepare import state
 from spdf_jax.data.prepare.documents import Skipped
-from spdf_jax.data.prepare.encoding import Batch
+from spdf_jax.data.prepare.encoding import DocumentBatch
+from spdf_jax.data.prepare.shards import FilePart
 from spdf_jax.data.prepare.shards import Shard
-from spdf_jax.data.prepare.shards import Span
-from spdf_jax.data.prepare.state import Progress
+from spdf_jax.data.prepare.state import PreparationProgress
 from spdf_jax.data.prepare.state import Unfinished
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.files import refuse_url
@@ -49,7 +49,7 @@ def prepare_files(
     max_faults: float = 0.001,
     workers: int = 1,
     special_tokens: bool = False,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[PreparationProgress], None] = lambda progress: None,
 ) -> Corpus:
   """Tokenizes files into a corpus that `open_corpus` opens.
 
@@ -169,7 +169,7 @@ def _tokenize(
     max_faults: float = 0.001,
     workers: int = 1,
     special_tokens: bool = False,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[PreparationProgress], None] = lambda progress: None,
 ) -> Corpus | tuple[Unfinished, Tokenizer]:
   """Tokenizes the documents of an input, or of a shard of it.
 
@@ -194,7 +194,7 @@ def _tokenize(
   shards.check_shards(output, shard)
   if shard is None:
     work = Unfinished(output, made_from)
-    spans = [Span(file) for file in files]
+    spans = [FilePart(file) for file in files]
   else:
     work = Unfinished(output, made_from | {'shard': str(shard)}, shard.folder)
     work.state['max_faults'] = max_faults
@@ -314,7 +314,7 @@ def _make_tokenizer(
 
 
 def _batches(
-    spans: Sequence[Span],
+    spans: Sequence[FilePart],
     field: str,
     end: int,
     assigned: splits.Splits,
@@ -322,7 +322,7 @@ def _batches(
     position: Mapping[str, Any],
     *,
     whole: bool,
-) -> Iterator[Batch]:
+) -> Iterator[DocumentBatch]:
   """Groups pieces into batches; their positions are those of the next ones."""
   skipped = Counter(position['skipped'])
   count, split = position['documents'], position['split']
@@ -347,12 +347,12 @@ def _batches(
         count += item.last
         split = None if item.last else split
       if size >= _BATCH:
-        yield Batch(pieces, dict(
+        yield DocumentBatch(pieces, dict(
             file=number, items=taken, skipped=dict(skipped),
             documents=count, split=split,
         ))
         pieces, size = [], 0
-    yield Batch(pieces, dict(
+    yield DocumentBatch(pieces, dict(
         file=number + 1, items=0, skipped=dict(skipped), documents=count,
         split=split,
     ))

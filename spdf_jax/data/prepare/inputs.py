@@ -171,7 +171,7 @@ def read_documents(
     path: A file, the folder of a dataset, or a path of `list_inputs`.
     field: Name of the field or column with the text.
     end_of_text: Id that ends documents in a `.bin`.
-    start: Byte of a `.jsonl` from which lines are read, see `Span`.
+    start: Byte of a `.jsonl` from which lines are read, see `FilePart`.
     stop: Byte from which no line is read; `None`: the end of the file.
 
   Yields:

@@ -23,7 +23,7 @@ DIVISIBLE = ('.jsonl',)
 """Suffixes of files that are divided between shards, at line breaks."""
 
 
-class Span(NamedTuple):
+class FilePart(NamedTuple):
   """A file, or a range of its lines.
 
   Attributes:
@@ -86,7 +86,7 @@ def parse_shard(text: str) -> Shard:
 
 def spans_of(
     files: Sequence[Path], sizes: Sequence[int], shard: Shard
-) -> list[Span]:
+) -> list[FilePart]:
   """Returns the files, and ranges of files, of a shard.
 
   The files are concatenated and cut into equal ranges of bytes. A line of a
@@ -121,11 +121,11 @@ def spans_of(
     start, stop = max(low - offset, 0), min(high - offset, size)
     if file.suffix in DIVISIBLE:
       if start < stop:
-        spans.append(Span(file, start, stop))
+        spans.append(FilePart(file, start, stop))
     elif low <= offset < high or (
         offset == total and shard.number == shard.total
     ):
-      spans.append(Span(file))
+      spans.append(FilePart(file))
     offset += size
   return spans
 

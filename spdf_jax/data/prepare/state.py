@@ -30,7 +30,7 @@ _REMOVED = '.partial.old'
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class PreparationProgress:
   """The progress of a preparation.
 
   Attributes:
@@ -167,11 +167,11 @@ class Unfinished:
     temporary.write_text(json.dumps(seal(self.state)), encoding='utf-8')
     os.replace(temporary, self._folder / 'state.json')
 
-  def progress(self, total_files: int, seconds: float) -> Progress:
+  def progress(self, total_files: int, seconds: float) -> PreparationProgress:
     """Returns the progress."""
     counts = self.state['splits'].values()
     width = int(token_files.dtype_of(self._vocab_size)[-1])
-    return Progress(
+    return PreparationProgress(
         read=sum(c['bytes'] for c in counts),
         tokens=sum(c['size'] for c in counts) // width,
         files=self.state['position']['file'],
