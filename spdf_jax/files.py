@@ -165,15 +165,14 @@ def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
   """Removes the digest of the fields, after comparing it with them.
 
   Args:
-    fields: Fields that `seal` returned; fields without a digest are not
-      checked.
+    fields: Fields that `seal` returned.
     place: File of the fields, for the error message.
 
   Returns:
     The fields without the digest.
 
   Raises:
-    ValueError: The fields differ from their digest.
+    ValueError: The fields have no digest, or differ from it.
 
   Example:
     >>> unseal(seal({'step': 3}), 'meta.json')
@@ -185,7 +184,7 @@ def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
 restore the file from a copy or write it again.
   """
   plain = _without_digest(fields)
-  if _DIGEST in fields and fields[_DIGEST] != _digest(plain):
+  if fields.get(_DIGEST) != _digest(plain):
     raise ValueError(
         f'{place} is damaged, as its fields differ from their {_DIGEST}; '
         'restore the file from a copy or write it again.'

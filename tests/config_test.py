@@ -191,26 +191,6 @@ def test_fields_that_a_schedule_ignores_make_no_difference():
   assert other == parse(CONFIG)
 
 
-BEFORE = dict.fromkeys((
-    'matmul', 'storage', 'loss', 'micro_batches', 'max_skipped_steps', 'mesh',
-    'data.task_dir', 'data.planned', 'phases.pretrain.early_stop',
-), ABSENT)
-
-
-def test_a_config_that_was_stored_before_a_field_was_added_is_read():
-  stored = read_config(changed(BEFORE), 'a.json')
-  assert run_identity(stored) == run_identity(parse(CONFIG))
-  some = changed({'loss.chunk': ABSENT, 'data.planned': dict(tokens=5.0)})
-  assert read_config(some, 'a.json').loss == parse(CONFIG).loss
-
-
-def test_a_run_goes_on_in_a_workdir_of_an_earlier_version(tmp_path):
-  (tmp_path / 'config.json').write_text(json.dumps(changed(BEFORE)))
-  make_run().open(tmp_path).checkpoints.close()
-  stored = read_workdir_config(tmp_path)
-  assert run_identity(stored) == run_identity(make_run().config)
-
-
 def test_a_workdir_that_cannot_be_read_says_what_to_do(tmp_path):
   stored = changed({'colour': 'red'})
   (tmp_path / 'config.json').write_text(json.dumps(stored))

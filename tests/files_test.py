@@ -162,5 +162,6 @@ def test_a_changed_field_is_refused_with_the_name_of_the_file():
       files.unseal({**files.seal(FIELDS), **changes}, 'runs/a.json')
 
 
-def test_fields_without_a_digest_are_accepted():
-  assert files.unseal(FIELDS, 'a.json') == FIELDS
+def test_fields_without_a_digest_are_refused():
+  with pytest.raises(ValueError, match='a.json is damaged'):
+    files.unseal(FIELDS, 'a.json')

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from tiny_run import batch_at
 from tiny_run import make_run
 
 from spdf_jax import models
@@ -84,8 +83,8 @@ def test_what_one_layer_gives_is_split_as_the_next_takes_it(reader, writer):
 
 def test_a_batch_is_placed_as_it_was_read():
   run = make_run()
-  read = lambda rows: batch_at(3, rows, plan=run.plan)
+  read = lambda rows: run.batch_at(3, rows)
   placed = place_batch(create_mesh(), read, (2, 8))
-  for found, asked in zip(placed, batch_at(3, plan=run.plan)):
+  for found, asked in zip(placed, run.batch_at(3)):
     assert found.dtype == asked.dtype
     assert (found == asked).all()

@@ -117,8 +117,6 @@ def _check_digests(
     checkpoint: pathlib.Path, meta: Mapping[str, Any], tree: PyTree
 ) -> None:
   """Raises ValueError if an array is not what was saved."""
-  if 'digests' not in meta:  # Written by an earlier version.
-    return
   for name, found in digest_arrays(tree).items():
     if found != meta['digests'][name]:
       raise ValueError(
@@ -137,17 +135,11 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
     The number of arrays.
 
   Raises:
-    ValueError: an array, the metadata or the step differs from what was saved;
-      or the checkpoint is of an earlier version, which saved no digests.
+    ValueError: an array, the metadata or the step differs from what was saved.
     Exception: as orbax raises it for files that cannot be read.
   """
   meta = read_meta(checkpoint)
   _read_data(checkpoint)
-  if 'digests' not in meta:
-    raise ValueError(
-        f'checkpoint {checkpoint} has no digests, as an earlier version wrote '
-        'it; it can be used, but not verified.'
-    )
   saved = {
       name for name in meta['digests']
       if name.startswith(('params/', 'opt_state/'))

@@ -18,22 +18,6 @@ from spdf_jax.training.config import RunConfig
 
 PyTree = Any
 
-# Fields that stored configs of earlier versions lack, with the values that
-# those versions used.
-_ADDED_FIELDS = {
-    'matmul': 'dense',
-    'storage': 'dense',
-    'micro_batches': 1,
-    'max_skipped_steps': 0,
-    'loss': {'label_smoothing': 0.0, 'z_loss': 0.0, 'chunk': 0},
-    'mesh': {'data': -1, 'fsdp': 1, 'tensor': 1},
-    'data': {
-        'task_dir': '',
-        'planned': {'tokens': 0, 'vocab_size': 0, 'examples': 0},
-    },
-}
-
-
 class MismatchError(ValueError):
   """An error for a checkpoint made with another config, data or model."""
 
@@ -53,14 +37,13 @@ def describe_arrays(tree: PyTree) -> dict[str, str]:
 
 
 def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
-  """Reads the stored config of a run, also of an earlier version.
+  """Reads the stored config of a run.
 
   Nothing named in it is imported. Its cache of corpora is read, if it has the
   corpus, but not written: otherwise the config returned has our own cache.
 
   Args:
-    stored: The config, as `RunConfig.as_dict` of this or an earlier version
-      wrote it.
+    stored: The config, as `RunConfig.as_dict` returned it.
     place: Description of its file, for the error message.
 
   Returns:
@@ -71,7 +54,7 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
       lacks some.
   """
   try:
-    config = parse(_with_added_fields(stored, _ADDED_FIELDS))
+    config = parse(stored)
   except ValueError as error:
     raise MismatchError(
         f'{place} is of another config, which this version cannot read: '
@@ -87,28 +70,12 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
   )
 
 
-def _with_added_fields(
-    stored: Mapping[str, Any], added: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Fills in the fields that are newer than a stored config."""
-  filled = dict(stored)
-  for name, value in added.items():
-    if isinstance(value, Mapping):
-      group = stored[name] if name in stored else {}
-      if isinstance(group, Mapping):  # Otherwise `parse` refuses it.
-        filled[name] = _with_added_fields(group, value)
-    elif name not in stored:
-      filled[name] = value
-  return filled
-
-
 def run_identity(config: RunConfig) -> dict[str, Any]:
   """Returns the flattened fields that two configs of one run must share.
 
   These are all fields except paths, the mesh, the planned sizes of data, the
   storage of the state, since checkpoints are dense, and the number of steps
-  that may be skipped, so that it can be raised for a run that stopped. AdamW
-  has no name, as in earlier versions, which had no other optimizer.
+  that may be skipped, so that it can be raised for a run that stopped.
   """
   excluded = (
       'resume', 'init_from', 'data.cache_dir', 'storage', 'max_skipped_steps'
@@ -116,7 +83,6 @@ def run_identity(config: RunConfig) -> dict[str, Any]:
   return {
       k: v for k, v in flatten(config.as_dict()).items()
       if k not in excluded and not k.startswith(('mesh.', 'data.planned.'))
-      and (k, v) != ('optimizer.name', 'adamw')
   }
 
 

@@ -148,7 +148,7 @@ def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:
     workdir: The directory.
 
   Returns:
-    The config, which an earlier version may have written.
+    The config.
 
   Raises:
     FileNotFoundError: the directory has no config.
