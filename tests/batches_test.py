@@ -1,7 +1,6 @@
 """Tests of spdf_jax.data.batches and sources."""
 
 import collections
-import math
 
 from hypothesis import given
 from hypothesis import settings
@@ -61,18 +60,6 @@ def test_rows_read_apart_are_the_whole_batch(counting, cuts, step):
   ]
   for whole, *fields in zip(batch_at(step), *parts):
     np.testing.assert_array_equal(whole, np.concatenate(fields))
-
-
-def test_an_epoch_sees_every_window_exactly_once(counting):
-  # 24 blocks of 8: shares of other batch sizes, half and quarter lengths.
-  shares = [(5, 8, 2), (7, 4, 2), (3, 2, 4), (1, 4, 2), (2, 8, 1)]
-  tokens = sum(math.prod(share) for share in shares)
-  shares.append((1, 8, (24 * 8 - tokens) // 8))
-  assert sum(math.prod(share) for share in shares) == 24 * 8
-  batch_at = plan(counting(24 * 8 + 1), shares)
-  steps = sum(k for _, _, k in shares)
-  seen = [s + i for s, n in rows(batch_at, range(steps)) for i in range(n)]
-  assert sorted(seen) == list(range(24 * 8))
 
 
 @settings(deadline=None, max_examples=60)
@@ -292,8 +279,3 @@ def test_a_block_is_as_long_as_the_longest_length(counting):
   assert windows.block_length([4, 8, 2]) == 8
   with pytest.raises(ValueError, match='length 3 does not divide 8'):
     windows.block_length([8, 3])
-
-
-def test_the_fingerprint_is_that_of_the_tokens(counting):
-  assert counting(10).fingerprint == counting(10).token_file.fingerprint
-  assert counting(10).fingerprint != counting(11).fingerprint

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
 
 from absl import flags
 from absl.testing import flagsaver
@@ -103,11 +100,8 @@ def test_the_output_has_the_rows_and_the_machine(tmp_path):
   assert report['rows'][2]['target'] is None
 
 
-def test_a_target_missed_for_sure_exits_1():
+def test_only_a_target_missed_for_sure_exits_1(tmp_path):
   assert run(suite='too-slow') == 1
-
-
-def test_an_undecided_target_exits_0_and_has_no_ends_in_json(tmp_path):
   path = tmp_path / 'rows.json'
   assert run(suite='too-slow', repeats=1, output=str(path)) == 0
   row, = json.loads(path.read_text())['rows']
@@ -125,45 +119,28 @@ def test_an_output_without_a_directory_is_refused_before_measuring(
   assert run(suite='toy', output=str(tmp_path)) == 1
 
 
-@pytest.mark.process
-def test_an_unknown_suite_names_the_nearest_and_exits_1():
-  result = subprocess.run(
-      [sys.executable, '-m', 'experiments.benchmark', '--suite=trainstep'],
-      cwd=CHECKOUT, env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-      capture_output=True, text=True, check=False,
+def test_an_unknown_suite_names_the_nearest_and_exits_1(capsys, caplog):
+  assert run(suite='trainstep') == 1 and not capsys.readouterr().out
+  assert "suite 'trainstep' is unknown; did you mean 'train_step'" in (
+      caplog.text
   )
-  assert result.returncode == 1 and result.stdout == ''
-  message, = result.stderr.splitlines()
-  assert "suite 'trainstep' is unknown; did you mean 'train_step'" in message
 
 
 @pytest.mark.process
-def test_the_topk_suite_agrees_with_argsort_and_with_its_memory_target():
+def test_the_topk_suite_agrees_with_argsort():
   rng = np.random.default_rng(0)
   rows = list(topk.measure_shape((64, 128), 3, rng))
   by_name = {(row.case, row.metric): row for row in rows}
-  for case in ('normal', 'many ties'):
+  for case, target in {'normal': 40, 'many ties': 15}.items():
     assert by_name[case, 'entries that differ from argsort'].value == 0
-    speedup = by_name[case, 'argsort / mask_from_scores, wall']
-    assert not speedup.at_most and math.isfinite(speedup.low)
-  assert any('scratch bytes per score' in row.metric for row in rows)
-  targets = {'normal': 40, 'many ties': 15}
-  for case, target in targets.items():
     for clock in ('wall', 'CPU'):
-      row = by_name[case, f'argsort / mask_from_scores, {clock}']
-      assert row.target == target
-
-
-@pytest.mark.process
-def test_the_topk_suite_compares_random_masks_with_argsort_of_uniforms():
-  rng = np.random.default_rng(0)
-  rows = [r for r in topk.measure_shape((64, 128), 3, rng)
-          if r.case == 'random mask']
-  by_metric = {row.metric: row for row in rows}
-  assert by_metric['kept beyond those of argsort'].value == 0
-  speedup = by_metric['argsort of uniforms / random_mask, wall']
+      speedup = by_name[case, f'argsort / mask_from_scores, {clock}']
+      assert speedup.target == target and not speedup.at_most
+      assert math.isfinite(speedup.low)
+  assert any('scratch bytes per score' in row.metric for row in rows)
+  assert by_name['random mask', 'kept beyond those of argsort'].value == 0
+  speedup = by_name['random mask', 'argsort of uniforms / random_mask, wall']
   assert speedup.target == 6 and not speedup.at_most
-  assert math.isfinite(speedup.low)
 
 
 @pytest.mark.process
@@ -190,17 +167,6 @@ def test_the_train_step_suite_compares_steps_optimizers_and_memory():
       for quantity in ('bytes not in place', 'copied / optimizer state'):
         row = by_metric[f'{name} {kind}: {quantity}']
         assert measuring.verdict(row) == 'ok'
-
-
-@pytest.mark.process
-def test_the_model_suite_compares_our_step_with_a_plain_one():
-  rows = list(model.measure_step(SMALL, 1, np.random.default_rng(0)))
-  by_metric = {row.metric: row for row in rows}
-  for clock in ('wall', 'CPU'):
-    ratio = by_metric[f'our step / plain, {clock}']
-    assert ratio.target == 1.05 and ratio.low <= ratio.value <= ratio.high
-  difference = by_metric['difference of the last losses']
-  assert measuring.verdict(difference) == 'ok'
 
 
 @pytest.mark.process
@@ -239,7 +205,7 @@ def test_the_model_suite_compares_late_tokens_with_early_ones(monkeypatch):
 
 @pytest.mark.process
 def test_the_optimizer_suite_compares_updates_and_the_steps_between():
-  algorithms = {n: optimizer.ALGORITHMS[n] for n in ('static', 'iterative')}
+  algorithms = {'iterative': optimizer.ALGORITHMS['iterative']}
   rows = list(optimizer.measure_case(
       SMALL, 1, np.random.default_rng(0), algorithms
   ))
@@ -252,17 +218,13 @@ def test_the_optimizer_suite_compares_updates_and_the_steps_between():
     for clock in ('wall', 'CPU'):
       ratio = by_metric[f'iterative {kind}, {when} / dense, {clock}']
       assert ratio.target == target and ratio.low <= ratio.value <= ratio.high
-  assert 'static step, between / dense, wall' in by_metric
-  assert 'static step, update / dense, wall' not in by_metric
-  for name in algorithms:
-    scratch = by_metric[f'{name} optimizer: scratch / optimizer state']
-    assert scratch.target == 0.65
-    for quantity in (
-        'bytes not in place', 'copied / optimizer state',
-        'compilations of a run',
-    ):
-      row = by_metric[f'{name} optimizer: {quantity}']
-      assert measuring.verdict(row) == 'ok'
+  scratch = by_metric['iterative optimizer: scratch / optimizer state']
+  assert scratch.target == 0.65
+  for quantity in (
+      'bytes not in place', 'copied / optimizer state', 'compilations of a run',
+  ):
+    row = by_metric[f'iterative optimizer: {quantity}']
+    assert measuring.verdict(row) == 'ok'
 
 
 @pytest.mark.process
@@ -320,33 +282,29 @@ def test_timed_steps_share_a_state_and_have_clock_and_gradients_of_their_own():
   assert seen == [(20, True, 0), (21, False, 2)] * 2
 
 
-def test_every_algorithm_of_the_optimizer_suite_moves_or_is_static():
-  moving = {n for n, a in optimizer.ALGORITHMS.items() if a.update_at(50)}
-  assert moving == set(optimizer.ALGORITHMS) - {'static'}
-  assert not any(a.update_at(51) for a in optimizer.ALGORITHMS.values())
-
-
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
 @pytest.mark.process
 def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
   rng = np.random.default_rng(0)
-  layers = list(matmul.measure_layers((matmul.Layer(16, 8),), (4,), 3, rng))
-  means = [row for row in layers if row.case == 'mean']
-  assert len(layers) == 2 * len(means) == 4 * len(matmul.SPEEDUPS['float32'])
-  if native.is_available('bfloat16'):
-    rows = list(matmul.measure_layers(
-        (matmul.Layer(16, 8),), (4,), 1, rng, 'bfloat16'
+  targets = {'float32': {0.5: 1.45, 0.75: 2.5}, 'bfloat16': {0.9: 6.5}}
+  monkeypatch.setattr(matmul, 'SPEEDUPS', targets)
+  rows = []
+  for dtype in filter(native.is_available, targets):
+    layers = list(matmul.measure_layers(
+        (matmul.Layer(16, 8),), (4,), 1, rng, dtype
     ))
-    means = [row for row in rows if row.case == 'mean, bfloat16']
-    assert [row.target for row in means[::3]] == [2.0, 3.6, 6.5, 9.5]
-    assert all('dense bfloat16' in row.metric for row in means[2::3])
-    layers += rows
-  monkeypatch.setattr(train_step, 'NATIVE_SPEEDUPS', {0.5: 1.2, 0.9: 2.1})
+    means = [row for row in layers if row.case.startswith('mean')]
+    if native.kernels() == 'avx512':
+      assert [row.target for row in means if row.metric.endswith('wall')][
+          :len(targets[dtype])
+      ] == list(targets[dtype].values())
+    rows += layers
+  monkeypatch.setattr(train_step, 'NATIVE_SPEEDUPS', {0.9: 2.1})
   steps = list(train_step.measure_native(SMALL, 1, rng))
-  assert len(steps) == 1 + 5 * 2
+  assert len(steps) == 1 + 5
   sizes = {row.metric: row for row in steps}
   assert sizes['90% zeros: compact bytes per weight'].target == 2.7
-  assert all(row.value > 0 for row in layers + steps)
+  assert all(row.value > 0 for row in rows + steps)
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')

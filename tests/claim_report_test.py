@@ -1,15 +1,12 @@
 """The report of claims: tables, numbers and figure of made-up results."""
 
-import dataclasses
 import functools
 import json
 
 from made_up_results import entries_of
 from made_up_results import FAIR
-from made_up_results import finish
 from made_up_results import GAPS
 from made_up_results import look_at
-from made_up_results import outcome_of
 from made_up_results import world_of
 import pytest
 
@@ -188,25 +185,3 @@ def test_colours_say_where_intervals_lie():
   ):
     mean = world().findings[key].intervals[i].mean
     assert mark[round(mean, 9)] == colors[f'interval {place} the margin']
-
-
-def test_a_figure_of_nothing_has_all_its_rows():
-  found = look_at(FAIR, entries_of(), {})
-  findings = found.findings
-  figure = claim_plots.plot_claims(found.entries, {}, list(findings.values()))
-  findings = [f for key, f in findings.items() if key != 'c-ppl']
-  right = figure.axes[-1]
-  rows = sum(len(finding.claim.comparisons) for finding in findings)
-  assert len(right.get_yticklabels()) == rows
-  assert {text.get_text() for text in right.texts} == {'no verdict'}
-
-
-def test_a_demonstration_is_reported_with_its_gate():
-  scale = dataclasses.replace(
-      FAIR, claims=('e', 'g2'), tokens_per_parameter=2.5, demonstration=True
-  )
-  entries = entries_of(scale)
-  text = report(look_at(scale, entries, finish(entries, outcome_of)))
-  line, = lines_of(text, '| G4 |')
-  assert '2.5 tokens per parameter' in line and line.endswith('**fails** |')
-  assert text.count('**no verdict** (G4)') == 2

@@ -222,7 +222,7 @@ def test_a_parabola_converges_to_its_masked_optimum(optimizer, algorithm):
   assert excess(result.end, mask) < 1e-2 * excess(result.steps[0][0], mask)
 
 
-@pytest.mark.parametrize('algorithm', ['gmp', 'set', 'rigl', 'granet'])
+@pytest.mark.parametrize('algorithm', ['gmp', 'rigl'])
 def test_bfloat16_parameters_keep_their_dtype_and_exact_zeros(algorithm):
   tx = spdf.sparsify(optax.adamw(0.1), CASES[algorithm].make(), key=0)
   steps = list(train(tx, make_params(dtype=jnp.bfloat16), WATCHED))
@@ -233,15 +233,11 @@ def test_bfloat16_parameters_keep_their_dtype_and_exact_zeros(algorithm):
     assert counts == CASES[algorithm].kept(max(i - 1, 0))[0]
 
 
-@pytest.mark.parametrize('algorithm, after', [
-    ('rigl', optax.add_noise(1e-2, 0.5, key=0)),
-    ('gmp', optax.scale(2.0)),
-    ('rigl', optax.clip(1e-3)),
-], ids=['noise', 'rate', 'clipping'])
-def test_a_transformation_after_sparsify_loses_the_zeros(algorithm, after):
+def test_a_transformation_after_sparsify_loses_the_zeros():
   # Nothing tells so: `sparsify` must be the last one of a chain.
   tx = optax.chain(
-      spdf.sparsify(optax.adamw(0.1), CASES[algorithm].make(), key=0), after
+      spdf.sparsify(optax.adamw(0.1), CASES['gmp'].make(), key=0),
+      optax.scale(2.0),
   )
   *_, (params, state) = train(tx, make_params(), 5)
   with pytest.raises(AssertionError):

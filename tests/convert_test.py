@@ -3,12 +3,9 @@
 import dataclasses
 import itertools
 import json
-import os
-import pathlib
 import shutil
-import subprocess
-import sys
 
+import command
 from hf_models import assert_same_bits
 from hf_models import CONFIGS
 from hf_models import GPT
@@ -46,7 +43,6 @@ pytestmark = pytest.mark.ci
 
 pytest.importorskip('safetensors.numpy')
 
-ROOT = pathlib.Path(__file__).parent.parent
 TINY = GPTConfig(16, 1, 2, 16, 16, 8)  # The model of tiny_run.
 AS_IT_IS = dict(format='dense', dtype='float32', vocab_size=None)
 
@@ -59,14 +55,6 @@ def trained(tmp_path_factory):
       model={'preset': 'gpt-mini'} | dataclasses.asdict(TINY)
   )
   return run, workdir, train(run.open(workdir))
-
-
-def run_convert(*arguments):
-  return subprocess.run(
-      [sys.executable, '-m', 'experiments.convert', *map(str, arguments)],
-      cwd=ROOT, env=os.environ | {'PYTHONPATH': str(ROOT)},
-      capture_output=True, text=True, timeout=300, check=False,
-  )
 
 
 @pytest.mark.parametrize('name, scan_layers', slow_except(
@@ -276,27 +264,25 @@ def test_a_run_that_does_not_name_its_model_is_refused(tmp_path):
   )
 
 
-@pytest.mark.process
 def test_the_command_converts_there_and_back(tmp_path):
   interop.save_hf(tmp_path / 'llama', LLAMA, make_params(LLAMA))
-  done = run_convert(
-      f'--from_hf={tmp_path / "llama"}', f'--to={tmp_path / "a"}',
+  done = command.run(
+      'convert', f'--from_hf={tmp_path / "llama"}', f'--to={tmp_path / "a"}',
       '--scan_layers',
   )
-  assert done.returncode == 0, done.stderr
-  assert 'its config.model is {"preset": "llama2-7b"' in done.stdout
-  done = run_convert(
-      f'--checkpoint={tmp_path / "a"}', f'--to_hf={tmp_path / "b"}',
+  assert done.status == 0, done.log
+  assert 'its config.model is {"preset": "llama2-7b"' in done.output
+  done = command.run(
+      'convert', f'--checkpoint={tmp_path / "a"}', f'--to_hf={tmp_path / "b"}',
       '--vocab_size=20', '--dtype=bfloat16',
   )
-  assert done.returncode == 0, done.stderr
-  assert 'is written; no sparse matrices' in done.stdout
+  assert done.status == 0, done.log
+  assert 'is written; no sparse matrices' in done.output
   assert interop.load_hf(tmp_path / 'b').config == dataclasses.replace(
       LLAMA, vocab_size=20
   )
 
 
-@pytest.mark.process
 @pytest.mark.parametrize('arguments, message', [
     (('--from_hf=none', '--to=a'), 'none has no config.json; give the direc'),
     (('--checkpoint=none', '--to_hf=a'), "'none' names no checkpoint: "),
@@ -304,8 +290,11 @@ def test_the_command_converts_there_and_back(tmp_path):
      "format is 'compact', which transformers cannot read; leave --check"),
     (('--from_hf=none',), 'give --from_hf and --to, or --checkpoint and'),
 ])
-def test_bad_input_is_one_sentence_and_exit_status_one(arguments, message):
-  done = run_convert(*arguments)
-  assert done.returncode == 1
-  assert len(done.stderr.splitlines()) == 1 and message in done.stderr
-  assert not (ROOT / 'a').exists()
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    arguments, message, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  done = command.run('convert', *arguments)
+  assert done.status == 1
+  assert len(done.log.splitlines()) == 1 and message in done.log
+  assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import csv
 import io
 
+import command
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
@@ -104,15 +105,6 @@ def test_every_printed_digit_follows_but_for_the_named_ones(cells):
   )
 
 
-def test_values_are_those_of_the_papers_to_a_percent_but_for_conventions(cells):
-  for cell in (c for table in cells.values() for c in table):
-    if cell.column in ('FLOPs/seq', 'attention', 'vocabulary', 'fine-tuning'):
-      continue  # Forward passes alone, causal halves, and a bound.
-    assert abs(cell.difference) < (
-        0.014 if cell.verdict in (FOLLOWS, MISPRINT) else 0.03
-    )
-
-
 @pytest.mark.parametrize('task, count', [
     ('E2E', 126_000), ('WebNLG', 54_000), ('DART', 125_282),
     ('Curation', 33_711),
@@ -197,11 +189,6 @@ def test_what_is_no_number_is_refused():
     value_of('about 3')
 
 
-def test_unknown_tables_are_answered_with_the_nearest():
-  with pytest.raises(ValueError, match="'variabel' is unknown; .*'variable'"):
-    compare('variabel')
-
-
 def test_csv_has_every_cell_with_all_digits(cells):
   rows = list(csv.DictReader(io.StringIO(flops_tables.as_csv(cells['spdf']))))
   assert len(rows) == 112
@@ -248,3 +235,54 @@ def test_fine_tuning_is_a_small_share_that_grows_with_sparsity():
   assert shares['gpt3-xl', '0%'][0] == 0.22
   assert shares['gpt3-xl', '75%'][0] == 0.56
   assert max(max(found) for found in shares.values()) == 3.5
+
+
+def test_a_table_is_printed_and_kept(tmp_path):
+  output = tmp_path / 'new'
+  done = command.run('flops', '--table=variable', f'--output={output}')
+  assert done.status == 0, done.log
+  assert '5 cells: 3 follow, 0 follow otherwise, 0 misprints, 2' in done.output
+  with open(output / 'variable.csv') as file:
+    assert len(list(csv.DictReader(file))) == 5
+
+
+def test_a_table_has_its_models_inference():
+  text = command.run('flops', '--table=iterative', '--inference').output
+  assert '4.34x' in text and 'verdict' not in text
+
+
+def test_a_config_has_its_phases_and_the_share_of_fine_tuning():
+  done = command.run(
+      'flops', '--config=configs/quickstart.py', '--config.model.n_layers=1',
+      '--config.model.vocab_size=257', '--config.data.tokenizer=bytes',
+      '--trace',
+  )
+  assert done.status == 0, done.log
+  lines = [line.split() for line in done.output.splitlines()]
+  total = next(line for line in lines if line[:1] == ['total'])
+  flops_of = {
+      line[0]: float(line[5]) for line in lines
+      if len(line) == 7 and line[0] in ('pretrain', 'continuation', 'finetune')
+  }
+  assert float(total[-2]) == pytest.approx(sum(flops_of.values()), rel=1e-3)
+  share = flops_of['finetune'] / (flops_of['pretrain'] +
+                                  flops_of['continuation'])
+  (printed,) = [line for line in lines if line[:2] == ['fine-tuning', 'is']]
+  assert float(printed[2][:-1]) / 100 == pytest.approx(share, abs=2e-3)
+  traced = [line for line in lines if len(line) == 6 and line[4] == '0.00%']
+  assert [line[0] for line in traced] == list(flops_of)
+  assert len(flops_of) == 3
+
+
+@pytest.mark.parametrize('flags, message', [
+    (['--table=variabel'], "table 'variabel' is unknown; did you mean 'var"),
+    (['--table=spdf', '--trace'], '--trace needs --config'),
+    (
+        ['--config=configs/quickstart.py', '--output=x'],
+        '--output needs --table',
+    ),
+    ([], 'give --table or --config'),
+])
+def test_what_cannot_be_printed_is_answered_in_a_sentence(flags, message):
+  done = command.run('flops', *flags)
+  assert done.status == 1 and message in done.log

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import command
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -40,23 +41,24 @@ def test_help_does_not_print_a_config():
   assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.process
-@pytest.mark.parametrize('command, message', [
+@pytest.mark.ci
+@pytest.mark.parametrize('words, message', [
     ('simulate --config=configs/quickstart.py --systems=0', '--systems=0'),
     ('simulate --figure=roofline', 'need --config'),
     ('simulate --audit --trace=a.json', 'need --config'),
-    ('prepare --input=a --tokenizer=bytes --output=b --dry_run', 'for --task'),
     ('generate --model=none --seed=-1', '--seed=-1: -1 is not'),
     (f'generate --model=none --seed={2**63}', f'--seed={2**63}: {2**63} is'),
-    ('launch.local -- no-such-program', "'no-such-program' is no program"),
 ])
-def test_flags_that_would_be_ignored_or_fail_later_are_refused(
-    command, message
-):
-  name, *arguments = command.split()
+def test_flags_that_would_be_ignored_or_fail_later_are_refused(words, message):
+  done = command.run(*words.split())
+  assert done.status == 1 and message in done.log
+
+
+@pytest.mark.process
+def test_a_launcher_refuses_a_program_that_does_not_exist():
   done = subprocess.run(
-      [sys.executable, '-m', f'experiments.{name}', *arguments], cwd=ROOT,
-      capture_output=True, text=True, check=False, timeout=300,
+      [sys.executable, '-m', 'experiments.launch.local', '--', 'no-program'],
+      cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
   )
-  assert done.returncode == 1 and message in done.stderr
+  assert done.returncode == 1 and "'no-program' is no program" in done.stderr
   assert 'Traceback' not in done.stderr

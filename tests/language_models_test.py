@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -11,6 +10,7 @@ import sys
 import tracemalloc
 import types
 
+import command
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -198,16 +198,11 @@ def test_a_process_that_generates_needs_less_than_the_dense_weights(tmp_path):
 
 def run_command(name, *flags):
   """Returns what a command writes to its output and to its log."""
-  child = subprocess.run(
-      [sys.executable, '-m', f'experiments.{name}', *flags], cwd=ROOT,
-      env=os.environ | {'PYTHONPATH': str(ROOT)}, check=False,
-      capture_output=True, text=True, timeout=300,
-  )
-  assert child.returncode == 0, child.stderr
-  return child.stdout, child.stderr
+  done = command.run(name, *flags)
+  assert done.status == 0, done.log
+  return done.output, done.log
 
 
-@pytest.mark.process
 def test_the_commands_convert_generate_and_evaluate(tmp_path):
   params = save(tmp_path / 'hf')
   (tmp_path / 'text.tokens').write_text(TEXT)
@@ -263,15 +258,6 @@ def test_a_model_in_float16_is_listed_in_float32(tmp_path, monkeypatch):
   assert jnp.isfinite(logits).all()
 
 
-def test_a_model_of_hugging_face_is_the_same_model(tmp_path):
-  params = save(tmp_path)
-  opened = language_models.open_hf(str(tmp_path))
-  tokens = jnp.arange(8)[None]
-  wanted = models.model_of(CONFIG).apply({'params': params}, tokens)
-  found = opened.subject.apply_fn(opened.params, tokens)
-  np.testing.assert_allclose(found, wanted, atol=1e-5)
-
-
 def test_a_tokenizer_of_another_model_is_refused():
   module = models.create_model('gpt-mini', vocab_size=256)
   with pytest.raises(ValueError, match='vocabulary of 256 and its tokenizer'):
@@ -305,7 +291,7 @@ def workdir(request, tmp_path_factory):
   return str(folder)
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_the_command_continues_with_a_run(workdir):
   text, log = run_command(
       'generate', f'--model={workdir}', '--prompt=def f', '--temperature=1',
@@ -319,7 +305,7 @@ def test_the_command_continues_with_a_run(workdir):
   assert not opened.module.config.scan_layers
 
 
-@pytest.mark.process
+@pytest.mark.ci
 def test_the_tokenizer_of_a_run_needs_no_tokens_of_its_corpus(
     workdir, monkeypatch
 ):

@@ -238,7 +238,7 @@ def test_lambada_in_both_formats(tmp_path):
   assert read_lambada(path) == [('Say it\nnow,', 'friend')] * 2
 
 
-@pytest.mark.parametrize('line', ['{"text": "one"}', '[]', '{', '{"a": 1}'])
+@pytest.mark.parametrize('line', ['{"text": "one"}', '[]', '{'])
 def test_bad_lines_of_lambada_are_named(tmp_path, line):
   path = tmp_path / 'lambada.jsonl'
   path.write_text(f'{{"text": "a b"}}\n{line}\n')

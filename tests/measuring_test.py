@@ -55,14 +55,6 @@ def test_bursts_in_some_cases_do_not_move_the_mean_of_all():
   assert covered >= 90
 
 
-def test_equal_generators_give_equal_intervals():
-  samples = np.random.default_rng(2).normal(size=11)
-  first, second = (
-      median_interval(samples, np.random.default_rng(3)) for _ in range(2)
-  )
-  assert first == second
-
-
 @pytest.mark.parametrize('n', [1, 2])
 def test_one_or_two_samples_decide_nothing(n):
   samples = np.full(n, 9.0)
@@ -75,14 +67,11 @@ def test_one_or_two_samples_decide_nothing(n):
     ('low', 'high', 'at_most', 'expected'),
     [
         (0.9, 1.0, True, 'ok'),  # The target itself is ok.
-        (1.0, 1.1, True, 'undecided'),
         (0.9, 1.1, True, 'undecided'),
         (1.01, 1.1, True, 'missed'),
         (1.0, 1.1, False, 'ok'),
-        (0.9, 1.0, False, 'undecided'),
         (0.9, 0.99, False, 'missed'),
         (math.nan, math.nan, True, 'undecided'),
-        (math.nan, math.nan, False, 'undecided'),
     ],
 )
 def test_a_verdict_needs_the_whole_interval(low, high, at_most, expected):

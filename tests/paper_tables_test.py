@@ -30,9 +30,7 @@ from experiments.scores.task_scores import TEXT_PROTOCOLS
 from spdf_jax import training
 from spdf_jax.models import PRESETS
 from spdf_jax.runs import lifecycle
-from spdf_jax.runs.ancestry import describe_stages
 from spdf_jax.runs.ancestry import read_ancestry
-from spdf_jax.runs.ancestry import Stage
 from spdf_jax.training.config import plain
 
 pytestmark = pytest.mark.papers
@@ -135,20 +133,6 @@ def test_a_run_fills_the_cell_of_what_made_it(tmp_path):
   )
 
 
-def test_a_table_of_ones_own_is_filled_by_the_same_rule(tmp_path):
-  for seed, value in enumerate((2.0, 2.5)):
-    run = pretrain(tmp_path / str(seed), 0.75, preset='gpt-mini', seed=seed)
-    score(run / 's.json', run, value, 'validation', 'mean over tokens', 'loss')
-  measure = Measure('validation', 'mean over tokens', 'loss', 10)
-  found = find_runs([tmp_path]).runs
-  mine = [
-      Result('Ours', name, 'loss', Arm('gpt-mini', name, sparsity), measure)
-      for name, sparsity in (('static', 0.75), ('static', 0.5), ('dense', 0.0))
-  ]
-  values = [cell.values for cell in fill_results(mine, found)]
-  assert values == [(20.0, 25.0), (), ()]
-
-
 def test_one_run_has_no_deviation_and_printed_units(tmp_path):
   run = tune(tmp_path / 'b', pretrain(tmp_path / 'a', 0.5))
   score(run / 's.json', run, 0.46123, metric='meteor')
@@ -221,16 +205,6 @@ def test_runs_of_llama_are_told_apart(tmp_path, spec, tokens, table, row):
     assert rows == ({row} if name == table else set())
 
 
-def test_rounds_of_pruning_are_iterative():
-  stage = Stage('corpus', 'dense', 0.0, 10, 100)
-  rounds = (
-      stage._replace(algorithm='static', sparsity=s) for s in (0.3, 0.838)
-  )
-  assert describe_stages((stage, *rounds)) == ('iterative', 0.838)
-  assert describe_stages((stage,)) == ('dense', 0.0)
-  assert describe_stages(()) == ('unknown', 0.0)
-
-
 ROUNDS = [
     (f'round{i}', 'corpus', sparsity, sparsity, 100)
     for i, sparsity in enumerate((0.0, 0.305, 0.517, 0.664, 0.838))
@@ -298,15 +272,6 @@ def test_rounds_that_start_from_a_dense_run_are_counted_from_it(tmp_path):
         'lambada_last_word', 'accuracy')
   cells = cells_of('iterative', tmp_path)
   assert cells['30.5%, round 1', 'LAMBADA accuracy'].values == (40.0,)
-
-
-@pytest.mark.parametrize('table', RESULTS)
-def test_rounds_add_rows_to_tables_of_pruning_only(tmp_path, table):
-  run = make_run(tmp_path / 'run', ROUNDS, preset='gpt3-1.3b')
-  score(tmp_path / 's.json', f'{run}@round2', 2.5, 'validation',
-        'mean over tokens', 'loss')
-  added = len(fill(table, find_runs([tmp_path]).runs)) - len(RESULTS[table])
-  assert added == (3 if table == 'iterative' else 0)
 
 
 def test_scores_of_real_rounds_fill_a_table_of_ones_own(tmp_path):
@@ -458,22 +423,17 @@ def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
   assert cell.values == (66.0,)
 
 
-@pytest.mark.parametrize('settings, why', [
-    (dict(limit=2, search='hu2021'), 'limit is 2'),
-    (dict(limit=None, search='greedy'), "search is 'greedy'"),
-])
-def test_scores_of_a_trial_fill_nothing(tmp_path, settings, why):
+def test_scores_of_a_trial_fill_nothing(tmp_path):
   run = tune(tmp_path / 'a', pretrain(tmp_path / 'parent'))
-  score(tmp_path / 'trial.json', run, 12.3, **settings)
+  score(tmp_path / 'trial.json', run, 12.3, limit=2, search='hu2021')
   found = find_runs([tmp_path])
   assert all(run.scores == {} for run in found.runs)
   assert found.problems == (
-      f'{tmp_path}/trial.json has no official scores, since {why}',
+      f'{tmp_path}/trial.json has no official scores, since limit is 2',
   )
 
 
 @pytest.mark.parametrize('foreign', [
-    {'model': 'gpt', 'scores': {'bleu': 1.0}}, {'model': {}, 'scores': []},
     {'model': 'gpt', 'scores': [{'task': 'e2e', 'value': 1.0}]}, [1],
 ])
 def test_other_json_files_are_not_read_as_scores(tmp_path, foreign):
@@ -482,26 +442,15 @@ def test_other_json_files_are_not_read_as_scores(tmp_path, foreign):
   assert find_runs([tmp_path]).problems == ()
 
 
-def test_two_values_of_one_score_are_refused(tmp_path):
-  run = tune(tmp_path / 'run', pretrain(tmp_path / 'start'))
-  score(run / 'a.json', run, 66.0)
-  score(run / 'b.json', run, 67.0)
-  with pytest.raises(ValueError, match='lora_e2e bleu 67.0 for .* file 66.0'):
-    find_runs([tmp_path])
-
-
-@pytest.mark.parametrize('make, message', [
-    (lambda folder: folder / 'nowhere', "nowhere' is no folder"),
-    (lambda folder: folder, 'holds no run'),
+@pytest.mark.parametrize('table, folder, message', [
+    ('spdf', 'nowhere', "nowhere' is no folder"), ('spdf', '', 'holds no run'),
+    ('spdf_e2', '', "'spdf_e2' is unknown; .*'spdf_e2e'"),
 ])
-def test_folders_without_runs_are_refused(tmp_path, make, message):
+def test_tables_and_folders_that_do_not_exist_are_refused(
+    tmp_path, table, folder, message
+):
   with pytest.raises(ValueError, match=message):
-    report('spdf', [make(tmp_path)])
-
-
-def test_unknown_tables_are_answered_with_the_nearest(tmp_path):
-  with pytest.raises(ValueError, match="'spdf_e2' is unknown; .*'spdf_e2e'"):
-    report('spdf_e2', [tmp_path])
+    report(table, [tmp_path / folder])
 
 
 def test_every_cell_asks_for_what_evaluation_measures():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -103,7 +102,7 @@ def test_no_text_touches_another_or_leaves_the_figure(plot, tmp_path):
 
 @pytest.mark.parametrize('scale, growth', [
     *((1.0, growth) for growth in (0.001, 0.3, 1.0, 9.0, 70.0, 4000.0)),
-    (2.2, 0.3), (4.0, 9.0), (7.7, 0.001), (7.7, 1.0),
+    (2.2, 0.3), (7.7, 0.001),
 ])
 def test_loss_over_flops_is_legible_over_any_span(scale, growth):
   figure = plot_loss_over_flops(respend(scale, growth))
@@ -153,13 +152,6 @@ def test_a_name_of_a_point_keeps_off_lines_edges_and_other_names():
   }
   corners.pop('taken')
   assert corners == {'middle': ('right', 'top'), 'corner': ('right', 'bottom')}
-
-
-@pytest.mark.parametrize('plot', PLOTS)
-def test_plots_keep_out_of_global_state(plot):
-  plot(RUNS)
-  if 'matplotlib.pyplot' in sys.modules:
-    assert sys.modules['matplotlib.pyplot'].get_fignums() == []
 
 
 def test_loss_over_flops_shows_pre_training_on_a_logarithmic_axis():

@@ -98,15 +98,6 @@ def test_grids_are_run_on_one_seed_and_their_best_on_the_others():
   assert '| rate 1: 1.0000; **rate 2: 0.0000**; rate 4: 1.0000 |' in table
 
 
-def test_a_rate_that_diverges_is_not_chosen():
-  nan = float('nan')
-  done = {
-      f'dense/rate={rate},seed=0': {PRETRAINED: loss}
-      for rate, loss in ((1.0, nan), (2.0, 3.0), (4.0, nan))
-  }
-  assert choose(ENTRIES[1], done) == {'rate': 2.0}
-
-
 def test_a_rate_whose_neighbours_diverge_is_inside_the_extended_grid():
   # The highest rate that does not diverge is the best: inf bounds it.
   loss = lambda rate: math.nan if rate > 4 else 1 / rate
@@ -121,11 +112,8 @@ def test_a_rate_whose_neighbours_diverge_is_inside_the_extended_grid():
 @pytest.mark.parametrize('best, expected', [
     (2.0, [1, 2, 4]),
     (4.0, [1, 2, 4, 8]),
-    (8.0, [1, 2, 4, 8, 16]),
     (1e9, [1, 2, 4, 8, 16, 32]),
-    (1.0, [1, 2, 4, 0.5]),
     (0.25, [1, 2, 4, 0.5, 0.25, 0.125]),
-    (1e-9, [1, 2, 4, 0.5, 0.25, 0.125]),
 ])
 def test_a_grid_is_extended_until_its_best_is_inside_or_8_times_beyond(
     best, expected
@@ -159,7 +147,7 @@ LOSS = st.one_of(st.floats(0, 10), st.just(math.nan))
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_what_is_run_does_not_depend_on_the_order_in_which_runs_finish(data):
   table = {}
   for folder in BEST:
@@ -295,16 +283,8 @@ def test_a_parent_whose_weights_are_missing_is_run_again_before_its_child():
   assert run(set()) == ['init/seed=2', parent, child]
   assert run({'init/seed=2'}) == [parent, child]
   assert run({parent}) == [child]
-
-
-def test_a_parent_of_several_runs_is_run_again_once():
-  done = {name: x for name, x in ALL.items() if '+task' not in name}
-  order = run_with_weights(ENTRIES, done, set())
-  assert len(order) == len(set(order))
-  parents = [name for name in order if name.startswith('static-50/')]
-  assert sorted(parents) == [
-      f'static-50/rate=4.0,stage=0.3,seed={seed}' for seed in range(3)
-  ]
+  # Weights that nothing starts from are not trained again.
+  assert run_with_weights(ENTRIES, ALL, set()) == []
 
 
 def test_a_run_that_is_repeated_for_its_weights_keeps_its_first_outcome():
@@ -337,10 +317,6 @@ def test_runs_that_start_from_a_run_directly_follow_it():
   for seed in (1, 2):
     parent = order.index(f'static-50/rate=4.0,stage=0.3,seed={seed}')
     assert order[parent + 1] == f'static-50+task/rate=2.0,seed={seed}'
-
-
-def test_weights_that_nothing_starts_from_are_not_made_again():
-  assert next_jobs(ENTRIES, ALL, lambda job: False) == []
 
 
 @given(st.sets(st.sampled_from(sorted(ALL))), st.sets(

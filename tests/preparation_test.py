@@ -1,7 +1,6 @@
 """Files become token files: every format, any number of processes, kills."""
 
 import gc
-import io
 import os
 
 import numpy as np
@@ -15,15 +14,12 @@ from text_files import make_zst
 from text_files import TEXTS
 from text_files import write_json_lines
 
-from experiments.prepare import format_corpus
-from experiments.prepare import ProgressLine
 from spdf_jax.data import open_corpus
 from spdf_jax.data import prepare_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import train_bpe
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import files as preparation
-from spdf_jax.data.prepare import state as unfinished
 
 TOKENIZER = train_bpe(TEXTS, 300)
 SHARES = dict(validation=0.2, test=0.2)
@@ -105,16 +101,15 @@ def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path):
     prepare(path, tmp_path / 'other')
 
 
-@pytest.mark.parametrize('tokenizer', ['bytes', 'bpe-300'])
-def test_processes_change_nothing(lines, tmp_path, monkeypatch, tokenizer):
+def test_processes_change_nothing(lines, tmp_path, monkeypatch):
   monkeypatch.setattr(preparation, '_BATCH', 100)
-  one = prepare(lines, tmp_path / 'a', tokenizer)
-  two = prepare(lines, tmp_path / 'b' / 'a', tokenizer, workers=2)
+  one = prepare(lines, tmp_path / 'a', 'bpe-300')
+  two = prepare(lines, tmp_path / 'b' / 'a', 'bpe-300', workers=2)
   assert one.fingerprint == two.fingerprint
   assert one.train.tokens.tolist() == two.train.tokens.tolist()
 
 
-@pytest.mark.parametrize('stop_after', [1, 4, 9])
+@pytest.mark.parametrize('stop_after', [1, 9])
 def test_a_killed_preparation_goes_on_and_gives_the_same(
     tmp_path, monkeypatch, stop_after
 ):
@@ -268,46 +263,3 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
       prepare(**arguments)
     assert '\n' not in str(caught.value)
-
-
-def test_the_pieces_of_a_document_stay_together(tmp_path, monkeypatch):
-  make_txt(tmp_path)
-  monkeypatch.setattr('spdf_jax.data.prepare.documents._PIECE', 9)
-  monkeypatch.setattr(preparation, '_BATCH', 20)
-  found = documents(prepare(tmp_path, tmp_path / 'out'))
-  assert sorted(sum(found.values(), [])) == sorted(TEXTS)
-
-
-class Terminal(io.StringIO):
-  """A stream that is a terminal, or is none."""
-
-  def __init__(self, live):
-    super().__init__()
-    self._live = live
-
-  def isatty(self):
-    return self._live
-
-
-@pytest.mark.parametrize('live, every', [(True, 0.5), (False, 10)])
-def test_progress_is_printed_now_and_then(live, every):
-  out, now = Terminal(live), [0.0]
-  line = ProgressLine(out, clock=lambda: now[0])
-  for seconds in (0, every / 2, every, 1.5 * every, 2 * every):
-    now[0] = seconds
-    line(unfinished.PreparationProgress(2_000_000, 500_000, 1, 3, seconds, {}))
-  lines = out.getvalue().split('\r' if live else '\n')
-  assert len(lines) == 4 and '' in lines
-  assert lines[live] == '2 MB, 0.5M tokens, 1 of 3 files, 0 s'
-
-
-def test_the_text_of_a_corpus_has_its_splits_and_skipped_documents(tmp_path):
-  source = write_json_lines(tmp_path / 'in.jsonl')
-  with source.open('a') as file:
-    file.write('{"text": 3}\n')
-  corpus = prepare(source, tmp_path / 'out', max_faults=0.1)
-  *splits, skipped, written = format_corpus(corpus, 'out').splitlines()
-  assert [line.split()[0] for line in splits] == list(SPLITS)
-  assert sum(int(line.split()[1]) for line in splits) == len(TEXTS)
-  assert skipped.startswith('skipped: 1 ')
-  assert written == f'out is written, fingerprint {corpus.fingerprint}'

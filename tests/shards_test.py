@@ -53,7 +53,7 @@ def whole(texts, output, **changes):
   )
 
 
-@pytest.mark.parametrize('total', [1, 3, 13])
+@pytest.mark.parametrize('total', [3, 13])
 def test_joined_shards_are_the_whole_byte_by_byte(texts, tmp_path, total):
   expected = whole(texts, tmp_path / 'one' / 'x')
   prepare_all(texts, tmp_path / 'many' / 'x', total)
@@ -77,7 +77,7 @@ def test_joined_shards_are_the_whole_byte_by_byte(texts, tmp_path, total):
     )), min_size=1, max_size=4),
     st.integers(1, 9),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
   folder = tmp_path_factory.mktemp('in')
   files = []
@@ -102,10 +102,7 @@ def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
   assert found == read([shards.FilePart(file) for file in files])
 
 
-@pytest.mark.parametrize('stop_after', [2, 4])
-def test_a_killed_shard_and_a_killed_join_go_on(
-    texts, tmp_path, monkeypatch, stop_after
-):
+def test_a_killed_shard_and_a_killed_join_go_on(texts, tmp_path, monkeypatch):
   expected = whole(texts, tmp_path / 'one' / 'x')
   output = tmp_path / 'many' / 'x'
   monkeypatch.setattr(preparation, '_BATCH', 300)
@@ -114,7 +111,7 @@ def test_a_killed_shard_and_a_killed_join_go_on(
 
   def stop(progress):
     reports.append(progress)
-    if len(reports) == stop_after:
+    if len(reports) == 4:
       raise KeyboardInterrupt
 
   prepare_shard(texts, '1/2', output=output, max_faults=0.1, **ARGUMENTS)

@@ -13,7 +13,6 @@ from experiments.papers.subspace_pairs import as_csv
 from experiments.papers.subspace_pairs import measure_pairs
 from experiments.papers.subspace_plots import plot_distances
 from experiments.papers.subspaces import cosine_distances
-from experiments.papers.subspaces import MODULES
 from experiments.papers.subspaces import weight_sparsity
 from spdf_jax import interop
 from spdf_jax.models import GPTConfig
@@ -139,10 +138,6 @@ def test_matrices_without_a_direction_are_refused(value, length):
   other['h_1']['attn']['wv']['kernel'][:] = value
   refuse(f'h_1/attn/wv/kernel has no direction: its length is {length}',
          params, other)
-
-
-def test_every_module_has_the_papers_name():
-  assert MODULES == {m: f'W_{m[1].upper()}' for m in MODULES}
 
 
 GPT = CONFIGS['gpt']

@@ -9,10 +9,10 @@ import random
 import time
 from unittest import mock
 
+import command
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
-import jax
 import numpy as np
 import pytest
 from quickstart_runs import small_config
@@ -26,14 +26,6 @@ from spdf_jax.files import FolderInUse
 
 RATE = 'phases.pretrain.learning_rate.peak'
 SECONDS = 300  # of patience with a child process.
-
-
-@pytest.mark.parametrize('text, values', [
-    ('a.b=1,2.5', [1, 2.5]), ('a.b=e2e', ['e2e']), ('a.b=1e-3', [1e-3]),
-    ("a.b='5 steps',6steps", ['5 steps', '6steps']), ('a.b=True', [True]),
-])
-def test_values_are_numbers_where_they_can_be(text, values):
-  assert grids.parse_grid([text]) == {'a.b': values}
 
 
 @pytest.mark.parametrize('texts', [['a'], ['=1'], ['a='], ['a=1', 'a=2']])
@@ -187,17 +179,6 @@ def test_an_index_trains_one_run_and_writes_no_ranking(tmp_path, made_up):
   assert text in list(open_sweep(tmp_path))  # Numbered as in a whole sweep.
 
 
-def test_a_training_of_a_sweep_releases_its_compiled_programs(
-    tmp_path, monkeypatch
-):
-  cleared = []
-  monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(None))
-  replace_training(monkeypatch)
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 1, "target/loss": 2.0}\n')
-  assert grids.train(None, tmp_path) == {'target/loss': 2.0}
-  assert len(cleared) == 1
-
-
 def test_a_metric_that_a_run_has_not_measured_is_named_with_the_run_once(
     tmp_path, made_up
 ):
@@ -230,61 +211,48 @@ def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):
       list(open_sweep(tmp_path, executor=executor))
 
 
-def start_sweep(workdir, *flags):
-  return start_command(
-      'experiments.sweep', '--config=configs/quickstart.py',
-      f'--workdir={workdir}', f'--grid={RATE}=1e-3,1e-2',
-      '--test_tasks=validation', *flags,
-      data__task='', phases__order=('pretrain',),
-  )
-
-
 @pytest.mark.process
-def test_a_sweep_that_was_killed_goes_on(tmp_path):
-  child = start_sweep(tmp_path)
+def test_a_sweep_that_was_killed_goes_on_and_trains_no_run_twice(
+    tmp_path, caplog
+):
+  grid = f'{RATE}=1e-3,1e-2'
+  child = start_command(
+      'experiments.sweep', '--config=configs/quickstart.py',
+      f'--workdir={tmp_path}', f'--grid={grid}', data__task='',
+      phases__order=('pretrain',),
+  )
   lines = tmp_path / 'sweep.jsonl'
   while not lines.exists() and child.poll() is None:
     time.sleep(0.05)
   child.kill()
   child.communicate()
-  first = lines.read_text().splitlines()[0]
-  child = start_sweep(tmp_path)
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  rows = [json.loads(line) for line in lines.read_text().splitlines()]
+  first, = lines.read_text().splitlines()
+  caplog.set_level('INFO', 'spdf_jax')
+  list(open_sweep(tmp_path, grid, index=2, seeds=1))  # As a job of an array.
+  assert caplog.text.count('step 15: validation/') == 1
+  caplog.clear()
+  *_, ranked, scores = open_sweep(
+      tmp_path, grid, seeds=1, test_tasks=['validation']
+  )
+  assert 'step 15: validation/' not in caplog.text
   assert lines.read_text().splitlines()[0] == first
-  assert [(row['fields'][RATE], row['seed']) for row in rows] == [
-      (1e-3, 0), (1e-2, 0),
-  ]
-  best = min((1e-3, 1e-2), key=lambda peak: sum(
-      row['metrics']['validation/loss'] for row in rows
-      if row['fields'][RATE] == peak
-  ))
-  scored = json.loads((tmp_path / 'test.json').read_text())
-  assert len(scored) == 1
-  assert all(f'peak={best},' in run['model'] for run in scored)
-  table = (tmp_path / 'test.md').read_text()
-  assert '| validation | mean over tokens | loss |' in table
-  assert table in output and (tmp_path / 'sweep.md').read_text() in output
+  rows = [json.loads(line) for line in lines.read_text().splitlines()]
+  losses = {
+      row['fields'][RATE]: row['metrics']['validation/loss'] for row in rows
+  }
+  assert list(losses) == [1e-3, 1e-2]
+  best = min(losses, key=losses.get)
+  scored, = json.loads((tmp_path / 'test.json').read_text())
+  assert f'peak={best},' in scored['model']
+  assert '| validation | mean over tokens | loss |' in scores
+  for name, table in (('test.md', scores), ('sweep.md', ranked)):
+    assert (tmp_path / name).read_text() == table + '\n'
 
 
-@pytest.mark.process
-def test_the_runs_of_an_array_are_ranked_without_further_training(tmp_path):
-  jobs = [start_sweep(tmp_path, f'--index={i}') for i in (1, 2)]
-  for job in jobs:
-    output, _ = job.communicate(timeout=SECONDS)
-    assert job.returncode == 0 and 'step 15: validation/' in output, output
-  assert not (tmp_path / 'sweep.md').exists()
-  child = start_sweep(tmp_path)
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 0, output
-  assert 'step 15: validation/' not in output
-  assert (tmp_path / 'sweep.md').read_text() in output
-
-
-@pytest.mark.process
 def test_a_command_that_would_ignore_an_executor_is_refused(tmp_path):
-  child = start_sweep(tmp_path / 'runs', '--index=1', '--executor=ray')
-  output, _ = child.communicate(timeout=SECONDS)
-  assert child.returncode == 1 and 'omit --executor' in output
+  done = command.run(
+      'sweep', '--config=configs/quickstart.py', f'--grid={RATE}=1e-3,1e-2',
+      f'--workdir={tmp_path / "runs"}', '--index=1', '--executor=ray',
+  )
+  assert done.status == 1 and 'omit --executor' in done.log
   assert not (tmp_path / 'runs').exists()

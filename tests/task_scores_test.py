@@ -3,10 +3,8 @@
 import dataclasses
 import doctest
 import json
-import pathlib
-import subprocess
-import sys
 
+import command
 import jax
 import jax.numpy as jnp
 import pytest
@@ -177,15 +175,6 @@ def test_an_equal_context_is_answered_once_and_written_for_each_input(
   ]
 
 
-@pytest.mark.parametrize('name, message', [
-    ('validation', 'tiny has no corpus to validate on'),
-    ('lambda', "task 'lambda' is unknown; did you mean 'lambada'"),
-])
-def test_what_cannot_be_measured_is_named(model, name, message):
-  with pytest.raises(ValueError, match=message):
-    task_scores.score_task(model, name, '', GREEDY)
-
-
 @pytest.mark.parametrize('task, message', [
     ('lambda', "task 'lambda' is unknown; did you mean 'lambada'"),
     ('lambada=no/such.jsonl', "task lambada: 'no/such.jsonl' does not exist"),
@@ -233,17 +222,11 @@ def test_answers_of_hu2021_end_at_a_token_of_a_blank_line(
 
 
 def run_command(folder, tasks, output):
-  return subprocess.run(
-      [
-          sys.executable, '-m', 'experiments.evaluate', f'--hf={folder}',
-          f'--tasks={tasks}', f'--output={output}',
-      ],
-      cwd=pathlib.Path(__file__).parent.parent, capture_output=True, text=True,
-      timeout=300, check=False,
+  return command.run(
+      'evaluate', f'--hf={folder}', f'--tasks={tasks}', f'--output={output}'
   )
 
 
-@pytest.mark.process
 def test_the_command_keeps_its_scores_if_a_later_task_fails(model, tmp_path):
   pytest.importorskip('safetensors')
   interop.save_hf(tmp_path, model.module.config, model.params)
@@ -254,24 +237,23 @@ def test_the_command_keeps_its_scores_if_a_later_task_fails(model, tmp_path):
   tasks = f'lambada={tmp_path}/lambada.jsonl,wikitext={text}'
   output = tmp_path / 'new' / 'scores.json'
   found = run_command(tmp_path, tasks, output)
-  assert found.returncode == 0, found.stderr
-  assert output.with_suffix('.md').read_text() == found.stdout
+  assert found.status == 0, found.log
+  assert output.with_suffix('.md').read_text() == found.output
   scores = json.loads(output.read_text())['scores']
   for score in scores:
-    assert f'| {score["task"]} | {score["protocol"]} |' in found.stdout
+    assert f'| {score["task"]} | {score["protocol"]} |' in found.output
   assert {score['task'] for score in scores} == {'lambada', 'wikitext'}
   text.write_text('once')
   found = run_command(tmp_path, tasks, output)
-  assert found.returncode == 1 and 'text has 1 words' in found.stderr
+  assert found.status == 1 and 'text has 1 words' in found.log
   kept = json.loads(output.read_text())['scores']
   assert kept == [score for score in scores if score['task'] == 'lambada']
 
 
-@pytest.mark.process
 def test_a_file_of_scores_ends_in_json(tmp_path):
   found = run_command(tmp_path, 'validation', tmp_path / 'new' / 'scores')
-  assert found.returncode == 1
-  assert 'give a name that ends in .json' in found.stderr
+  assert found.status == 1
+  assert 'give a name that ends in .json' in found.log
   assert not (tmp_path / 'new').exists()
 
 
