@@ -1,6 +1,7 @@
 """Runs a command in this process: a child's imports take longer than most."""
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import logging
@@ -29,6 +30,10 @@ def run(name, *arguments):
   from experiments.launch import compilation_cache  # Where a checkout is.
   from experiments.launch import console
 
+  for flag in flags.FLAGS:  # Commands have flags of the same names.
+    flags.FLAGS[flag].allow_override = True
+  # Defines the flags of the modules that it imports once and for all.
+  importlib.import_module(f'experiments.{name}')
   spec = importlib.util.spec_from_file_location(
       f'experiments.{name}', ROOT / 'experiments' / f'{name}.py'
   )
@@ -47,9 +52,9 @@ def run(name, *arguments):
         mock.patch.object(console, 'prepare'),
         mock.patch.object(compilation_cache, 'prepare'),
     ):
-      for flag in flags.FLAGS:  # Commands have flags of the same names.
+      for flag in flags.FLAGS:
         flags.FLAGS[flag].allow_override = True
-      # Defined anew, since another command's flags may have replaced them.
+      # Defines its own flags anew: another command's may have replaced them.
       module = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
       flags.FLAGS(argv)
