@@ -77,14 +77,14 @@ def test_mistakes_in_code_keep_their_tracebacks():
     console.run(ARGV, fail, TypeError('a'))
   # What follows the opening of a run is not about its input.
   with pytest.raises(ValueError, match='in training'):
-    console.run(ARGV, lambda: 3, then=lambda _: fail(ValueError('in training')))
+    console.run(ARGV, lambda: lambda: fail(ValueError('in training')))
 
 
-def test_what_a_call_returned_goes_on_to_the_next(capsys):
-  assert console.run(ARGV, lambda: 3, then=lambda x: f'got {x}') == 0
-  assert capsys.readouterr().out == 'got 3\n'
+def test_the_function_that_a_call_returned_does_the_rest(capsys):
+  assert console.run(ARGV, lambda: lambda: 'rest') == 0
+  assert capsys.readouterr().out == 'rest\n'
   stopped = training.Interrupted(signal.SIGINT, 3)
-  assert console.run(ARGV, lambda: stopped, then=fail) == 130
+  assert console.run(ARGV, lambda: lambda: fail(stopped)) == 130
 
 
 def test_arguments_that_are_no_flags_are_refused():

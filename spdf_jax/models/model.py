@@ -7,8 +7,14 @@ from typing import Protocol
 
 from spdf_jax.sparsity.selection import Where
 
-READ_OUT, CACHE, PACKED = 'read_out', 'cache', 'packed'
-"""Optional features of models, see `Sizes.features`."""
+READ_OUT = 'read_out'
+"""The feature of an argument `read_out=` of `apply`, for losses in chunks."""
+
+CACHE = 'cache'
+"""The feature of decoding with a cache of keys and values."""
+
+PACKED = 'packed'
+"""The feature of parameters that hold the values of kept weights only."""
 
 
 class Sizes(Protocol):
