@@ -1,11 +1,12 @@
 """Configs of the papers' experiments: each can be planned, as it is printed."""
 
+import functools
 import pathlib
 import re
 import shlex
 import sys
 
-from absl import flags
+from absl import flags as absl_flags
 from ml_collections import config_flags
 import pytest
 from quickstart_runs import CACHE
@@ -17,14 +18,11 @@ from configs import iterative_pruning
 from configs import llama_dst
 from configs import spdf
 from configs import variable_spdf
-from experiments.launch.grid import parse_grid
-from experiments.launch.grid import points
+from experiments.launch import grid
+from experiments.papers import post_readings
 from experiments.papers import published_flops
-from experiments.papers.post_readings import POST_READINGS
-from spdf_jax.costs.flops import effective_sparsity
-from spdf_jax.costs.flops import forward_flops
-from spdf_jax.costs.flops import training_flops
-from spdf_jax.costs.plan_costs import describe_plan
+from spdf_jax.costs import flops
+from spdf_jax.costs import plan_costs
 from spdf_jax.models import PRESETS
 from spdf_jax.training import Run
 
@@ -32,13 +30,20 @@ pytestmark = pytest.mark.papers
 
 ROOT = pathlib.Path(__file__).parents[1]
 FILES = (finetune, iterative_pruning, llama_dst, spdf, variable_spdf)
-TASKS = ('e2e', 'webnlg', 'dart', 'curation')
+# Numbers of training examples of the tasks.
+EXAMPLES = dict(e2e=42_061, webnlg=18_025, dart=62_659, curation=31_929)
 SPDF_MODELS = ('gpt2-small', 'gpt3-xl')
 
 
 def plan_of(config):
   """Plans as --dry_run does, without compiling the step."""
-  return describe_plan(Run.create(config, planning=True), 'plan')
+  return plan_costs.describe_plan(Run.create(config, planning=True), 'plan')
+
+
+@functools.cache
+def planned(file, arg=''):
+  """Plans the config of a file, once for all tests that read it."""
+  return plan_of(file.get_config(arg))
 
 
 def flops_of(plan):
@@ -64,7 +69,7 @@ def config_of(words, monkeypatch):
       if word.startswith('--config') and 'mesh' not in word
   )]
   monkeypatch.setattr(sys, 'argv', arguments)  # Where overrides are found.
-  values = flags.FlagValues()
+  values = absl_flags.FlagValues()
   config = config_flags.DEFINE_config_file('config', flag_values=values)
   values(arguments)
   return config.value
@@ -92,34 +97,34 @@ def test_every_launch_command_can_be_planned(words, monkeypatch):
   found = dict(w.split('=', 1) for w in words if w.startswith('--workdir'))
   assert found['--workdir'].startswith(('runs/', 'sweeps/'))
   assert flops_of(plan_of(config)) > 1e16
-  grid = [w.split('=', 1)[1] for w in words if w.startswith('--grid')]
-  assert bool(grid) == (words[2] == 'experiments.sweep')
-  found = points(parse_grid(grid))
-  for fields in (found[0], found[-1]):
-    config.update_from_flattened_dict(fields)
-    Run.create(config, planning=True)
+  values = [w.split('=', 1)[1] for w in words if w.startswith('--grid')]
+  assert bool(values) == (words[2] == 'experiments.sweep')
+  if values:  # The first point and the last.
+    found = grid.points(grid.parse_grid(values))
+    for fields in (found[0], found[-1]):
+      config.update_from_flattened_dict(fields)
+      Run.create(config, planning=True)
 
 
-@pytest.mark.parametrize('task', TASKS)
-@pytest.mark.parametrize('masks', ['dense', 'sparse'])
-@pytest.mark.parametrize('model', SPDF_MODELS)
-@pytest.mark.parametrize('sparsity', [0, 0.5, 0.75])
+@pytest.mark.parametrize('task, masks, model, sparsity', [
+    *((task, 'dense', 'gpt2-small', 0.75) for task in EXAMPLES),
+    *(('e2e', 'sparse', 'gpt2-small', sparsity) for sparsity in (0, 0.5, 0.75)),
+    ('dart', 'dense', 'gpt3-xl', 0), ('curation', 'sparse', 'gpt3-xl', 0.75),
+])
 def test_every_fine_tuning_of_spdf_can_be_planned(task, masks, model, sparsity):
-  config = finetune.get_config(
-      f'task={task},masks={masks},model={model},sparsity={sparsity}'
-  )
-  plan = plan_of(config)
-  phase, = plan['phases']
+  arg = f'task={task},masks={masks},model={model},sparsity={sparsity}'
+  phase, = planned(finetune, arg)['phases']
   kept = sparsity if masks == 'sparse' else 0
   assert phase['sparsity'] == pytest.approx(kept, abs=1e-6)
-  assert phase['tokens'] <= 5 * finetune._TASKS[task] * 512
+  assert phase['tokens'] <= 5 * EXAMPLES[task] * 512
+  config = finetune.get_config(arg)
   assert config.init_from == f'runs/{model}-{round(100 * sparsity)}'
+  assert config.data.planned.examples == EXAMPLES[task]
 
 
 @pytest.mark.parametrize('arg', [
-    *(f'algorithm={name}' for name in llama_dst._ALGORITHMS),
-    'algorithm=rigl,tokens=2.6e9', 'algorithm=granet,tokens=2.6e9',
-    'algorithm=set,sparsity=0.9', '',
+    'algorithm=dense', 'algorithm=static', '', 'algorithm=set,sparsity=0.9',
+    'algorithm=granet', 'algorithm=rigl,tokens=2.6e9',
 ])
 def test_every_llama_sees_its_tokens_and_ends_at_its_sparsity(arg):
   config = llama_dst.get_config(arg)
@@ -140,7 +145,7 @@ def test_every_llama_sees_its_tokens_and_ends_at_its_sparsity(arg):
 
 def test_sparse_llamas_take_half_the_batch_for_twice_the_steps():
   dense, sparse = (
-      plan_of(llama_dst.get_config(f'algorithm={name}'))['phases'][0]
+      planned(llama_dst, f'algorithm={name}')['phases'][0]
       for name in ('dense', 'static')
   )
   assert 2 * sparse['batch_size'] == dense['batch_size']
@@ -165,10 +170,8 @@ def test_granet_can_be_that_of_its_paper():
 @pytest.mark.parametrize('model', ['cerebras-gpt-256m', 'cerebras-gpt-6.7b'])
 def test_split_variable_spdf_takes_the_flops_of_static_75(model):
   static, split = (
-      plan_of(config) for config in (
-          spdf.get_config(f'model={model},sparsity=0.75'),
-          variable_spdf.get_config(f'model={model},reading=split'),
-      )
+      planned(spdf, f'model={model},sparsity=0.75'),
+      planned(variable_spdf, f'model={model},reading=split'),
   )
   assert flops_of(split) == pytest.approx(flops_of(static), rel=1e-3)
   one, other = (
@@ -184,27 +187,27 @@ def test_extended_variable_spdf_is_that_of_the_published_configs():
   name = 'model=cerebras-gpt-6.7b'
   config = variable_spdf.get_config(name)
   run = Run.create(config, planning=True)
-  plan = describe_plan(run, 'plan')
+  plan = plan_costs.describe_plan(run, 'plan')
   steps = [phase['steps'] for phase in plan['phases']]
   # 62,523 and 9,379 there.
   assert steps == [62_523, 9_378]
-  effective = effective_sparsity(steps, [0.9, 0.0], 62_523)
+  effective = flops.effective_sparsity(steps, [0.9, 0.0], 62_523)
   assert effective == pytest.approx(0.75, abs=1e-4)
   rate = run.plan.learning_rate
   warm = 62_523 + 938
   assert float(rate(warm)) == pytest.approx(3.6e-4, rel=1e-3)
   assert float(rate(sum(steps) - 1)) == pytest.approx(1.2e-5, rel=2e-2)
   assert float(rate(62_523)) < 1e-6
-  dense = plan_of(spdf.get_config(f'{name},sparsity=0'))
+  dense = planned(spdf, f'{name},sparsity=0')
   # The post prints 64 %.
   saved = 1 - flops_of(plan) / flops_of(dense)
   assert saved == pytest.approx(0.657, abs=5e-4)
 
 
 def test_a_dry_run_of_variable_spdf_has_the_shares_of_its_flops_table():
-  plan = plan_of(variable_spdf.get_config('model=cerebras-gpt-6.7b'))
+  plan = planned(variable_spdf, 'model=cerebras-gpt-6.7b')
   row = published_flops.V_LARGE, 'extended'
-  read = POST_READINGS[published_flops.VARIABLE_LARGE.source]
+  read = post_readings.POST_READINGS[published_flops.VARIABLE_LARGE.source]
   fewer = {r.how: r.value for r in read(row, 'fewer FLOPs')}
   (effective,) = read(row, 'effective sparsity')
   total = plan['totals'][-1]
@@ -220,7 +223,7 @@ def test_a_dry_run_of_variable_spdf_has_the_shares_of_its_flops_table():
 
 
 def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():
-  plan = plan_of(iterative_pruning.get_config())
+  plan = planned(iterative_pruning)
   sparsities = [phase['sparsity'] for phase in plan['phases']]
   assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.838, abs=1e-6)
   for before, after in zip(sparsities, sparsities[1:]):
@@ -231,9 +234,10 @@ def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():
 
 
 def test_iterative_pruning_saves_what_is_printed():
-  plan = plan_of(iterative_pruning.get_config())
+  plan = planned(iterative_pruning)
   shape = PRESETS['gpt3-1.3b']
-  found = forward_flops(shape, 2048) / forward_flops(shape, 2048, 0.838)
+  found = flops.forward_flops(shape, 2048)
+  found /= flops.forward_flops(shape, 2048, 0.838)
   assert round(found) == 3 and found == pytest.approx(3.02, abs=5e-3)
   zeros = 0.838 * plan['sparsified_parameters']
   found = plan['parameters'] / (plan['parameters'] - zeros)
@@ -276,11 +280,10 @@ def test_a_sequence_of_fine_tuning_costs_what_is_printed(
     task, sequences, small, large
 ):
   for model, printed in zip(SPDF_MODELS, (small, large)):
-    phase, = plan_of(
-        finetune.get_config(f'task={task},model={model}')
-    )['phases']
+    arg = f'task={task},masks=dense,model={model},sparsity=0.75'
+    phase, = planned(finetune, arg)['phases']
     each = phase['flops_per_step'] / phase['batch_size']
-    assert each == training_flops(PRESETS[model], 512)
+    assert each == flops.training_flops(PRESETS[model], 512)
     assert sequences * each / 1e18 == pytest.approx(printed, rel=0.02)
     # It stopped early, within the five epochs.
     assert sequences < phase['steps'] * phase['batch_size']
@@ -295,16 +298,14 @@ def test_dart_takes_the_steps_that_were_published():
   assert phase.early_stop is None
 
 
-@pytest.mark.parametrize('task, folder, examples', [
-    ('e2e', 'e2e', 42_061), ('webnlg', 'webnlg17', 18_025),
+@pytest.mark.parametrize('task, folder', [
+    ('e2e', 'e2e'), ('webnlg', 'webnlg17'),
 ])
-def test_examples_are_counted_where_their_files_are(task, folder, examples):
+def test_examples_are_counted_where_their_files_are(task, folder):
   config = finetune.get_config(f'task={task}')
-  planned = plan_of(config)
   config.data.task_dir = str(data_path(folder))
   config.data.planned.examples = 7
-  assert plan_of(config) == planned
-  assert finetune._TASKS[task] == examples
+  assert plan_of(config) == planned(finetune, f'task={task}')
 
 
 def test_a_task_without_a_training_split_is_refused():
