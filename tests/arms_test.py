@@ -38,8 +38,7 @@ from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
-from spdf_jax.training.metrics import read_rows
-from spdf_jax.training.metrics import write_atomically
+from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
@@ -68,7 +67,7 @@ def tasks(tmp_path_factory):
   for task in SCALE.tasks:
     (folder / task).mkdir()
     for split in ('train', 'validation', 'test'):
-      write_atomically(folder / task / f'{split}.jsonl', ''.join(
+      metrics.write_atomically(folder / task / f'{split}.jsonl', ''.join(
           f'{{"context": "{i}", "target": "{split} {i}"}}\n' for i in range(96)
       ))
   return str(folder)
@@ -297,11 +296,15 @@ def test_a_fine_tuned_model_is_scored_on_the_whole_test_split(tasks, tmp_path):
   assert dense['steps'] > 0 and dense['flops'] > 0
   outcome = run(job)
   assert outcome['distance/wd'] > 0
-  rows = read_rows(tmp_path / job.name / 'metrics.jsonl')
+  rows = metrics.read_rows(tmp_path / job.name / 'metrics.jsonl')
   losses = [row['target/loss'] for row in rows if 'target/loss' in row]
   assert len(losses) == 8 and outcome['target/loss'] == min(losses)
   assert 0 < outcome['test/loss'] < math.log(257) + 1
   assert 0 <= outcome['test/bleu'] <= 100
+  # A run that diverges at its first step has no checkpoint to be measured.
+  diverged = run(job._replace(point={'rate': 1e30}))
+  for metric in ('target/loss', 'test/bleu', 'distance/wd'):
+    assert math.isnan(diverged[metric])
 
 
 def test_the_protocol_states_the_sizes_of_the_scale():

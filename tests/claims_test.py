@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.papers.arms import Arm
-from experiments.papers.arms import PRETRAINED
-from experiments.papers.arms import SCORED_BLEU
+from experiments.papers import arms
 from experiments.papers.claims import BETTER
 from experiments.papers.claims import better
 from experiments.papers.claims import Claim
@@ -32,13 +30,13 @@ pytestmark = pytest.mark.papers
 # Five seeds: their mean is 0, their deviation 1.
 NOISE = np.array([-1.2, 0.8, 0.1, 1.1, -0.8])
 NOISE = (NOISE - NOISE.mean()) / NOISE.std(ddof=1)
-A, B, C, D, E = map(Arm, 'abcde')
+A, B, C, D, E = map(arms.Arm, 'abcde')
 
 
 def measure(**means):
   """Runs whose differences from arm `a` have the deviation 0.01."""
   return {
-      Arm(arm): {s: {'loss': 4 + 0.1 * s + mean + (arm != 'a') * 0.01 * x}
+      arms.Arm(arm): {s: {'loss': 4 + 0.1 * s + mean + (arm != 'a') * 0.01 * x}
                  for s, x in enumerate(NOISE)}
       for arm, mean in means.items()
   }
@@ -233,7 +231,7 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
   rng = np.random.default_rng(0)
   noise = {arm: 0.002 * rng.standard_normal(5) for arm in claim.arms}
   metrics = {t.metric for c in claim.comparisons for t in c.terms}
-  higher_is_better = SCORED_BLEU in metrics
+  higher_is_better = arms.SCORED_BLEU in metrics
 
   def world(sign):
     sign = -sign if higher_is_better else sign
@@ -265,6 +263,6 @@ def test_claims_of_pre_training_are_judged_on_validation_loss():
   for key in ('b2', 'c', 'd-pre', 'e', 'f', 'g1', 'g2'):
     claim = CLAIMS[key]
     assert {t.metric for c in claim.comparisons for t in c.terms} == {
-        PRETRAINED
+        arms.PRETRAINED
     }
     assert not any(arm.task for arm in claim.arms)

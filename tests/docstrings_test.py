@@ -2,15 +2,13 @@
 
 import pytest
 
+from spdf_jax.data import tasks
 from spdf_jax.data.stdlib import module_split
-from spdf_jax.data.tasks import docstring_pairs
-from spdf_jax.data.tasks import load_task
-from spdf_jax.data.tasks import Pair
 
 
 @pytest.fixture(scope='module')
 def task():
-  return load_task('python-docstrings')
+  return tasks.load_task('python-docstrings')
 
 
 def test_the_task_has_thousands_of_pairs_in_three_splits(task):
@@ -39,7 +37,7 @@ def test_targets_are_one_line_of_text(task):
 
 
 def test_the_task_is_the_same_every_time(task):
-  again = load_task('python-docstrings')
+  again = tasks.load_task('python-docstrings')
   assert again == task
   assert again.fingerprint == task.fingerprint
 
@@ -63,11 +61,11 @@ class Outer:
 if sys.platform == 'win32':
   def guarded(): "Guards."
 '''
-  assert docstring_pairs('pkg.mod', source) == [
-      Pair('pkg.mod plain(a, *, b: int=2) -> str', 'Does it.'),
-      Pair('pkg.mod Outer.Inner.method(self, item)', 'Waits for `item`.'),
-      Pair('pkg.mod Outer.Inner.method.helper()', 'Helps.'),
-      Pair('pkg.mod guarded()', 'Guards.'),
+  assert tasks.docstring_pairs('pkg.mod', source) == [
+      tasks.Pair('pkg.mod plain(a, *, b: int=2) -> str', 'Does it.'),
+      tasks.Pair('pkg.mod Outer.Inner.method(self, item)', 'Waits for `item`.'),
+      tasks.Pair('pkg.mod Outer.Inner.method.helper()', 'Helps.'),
+      tasks.Pair('pkg.mod guarded()', 'Guards.'),
   ]
 
 
@@ -82,7 +80,7 @@ def prompt():
   >>> import io
   """
 '''
-  assert docstring_pairs('mod', source) == []
+  assert tasks.docstring_pairs('mod', source) == []
 
 
 def test_the_first_of_equal_signatures_counts():
@@ -91,11 +89,11 @@ def f(a): "First."
 def f(a): "Second."
 def f(a, b): "Other."
 '''
-  assert docstring_pairs('mod', source) == [
-      Pair('mod f(a)', 'First.'), Pair('mod f(a, b)', 'Other.')
+  assert tasks.docstring_pairs('mod', source) == [
+      tasks.Pair('mod f(a)', 'First.'), tasks.Pair('mod f(a, b)', 'Other.')
   ]
 
 
 def test_an_unknown_task_is_answered_with_the_nearest_name():
   with pytest.raises(ValueError, match="'docstrings'.*'python-docstrings'"):
-    load_task('docstrings')
+    tasks.load_task('docstrings')

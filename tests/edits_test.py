@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from spdf_jax.evaluation.metrics import ter
-from spdf_jax.evaluation.metrics import ter_segment_minima
+from spdf_jax.evaluation import metrics
 from spdf_jax.evaluation.metrics.edits import align
 from spdf_jax.evaluation.metrics.edits import edit_distances
 from spdf_jax.evaluation.metrics.edits import translation_edits
@@ -95,23 +94,23 @@ def test_segment_minima_of_published_example():
                ' AMERICAN new york times')
   hypothesis = ('THIS WEEK THE SAUDIS denied information published in the new'
                 ' york times')
-  assert ter_segment_minima([hypothesis], [[reference]]) == 4 / 13
+  assert metrics.ter_segment_minima([hypothesis], [[reference]]) == 4 / 13
 
 
 @given(TEXTS, TEXTS.filter(bool))
 @settings(deadline=None)
 def test_segment_minima_are_at_most_edit_distances(words, wanted):
-  rate = ter_segment_minima([' '.join(words)], [[' '.join(wanted)]])
+  rate = metrics.ter_segment_minima([' '.join(words)], [[' '.join(wanted)]])
   distance = plain_table(words, wanted)[len(words), len(wanted)]
   assert rate <= distance / len(wanted)
   assert (rate == 0) == (words == wanted)
 
 
 def test_both_rates_count_a_shift_as_one_edit():
-  for metric in (ter, ter_segment_minima):
+  for metric in (metrics.ter, metrics.ter_segment_minima):
     assert metric(['c d a b'], [['a b c d']]) == 0.25
     assert metric(['c d a b', 'x'], [['a b c d', ''], ['x']]) == (
-        pytest.approx(0.2 if metric is ter else 0.125)
+        pytest.approx(0.2 if metric is metrics.ter else 0.125)
     )
 
 
@@ -120,6 +119,6 @@ def test_ter_without_a_word_in_references_is_that_of_sacrebleu(
     hypothesis, rate
 ):
   sacrebleu = pytest.importorskip('sacrebleu')
-  assert ter([hypothesis], [['']]) == rate
+  assert metrics.ter([hypothesis], [['']]) == rate
   theirs = sacrebleu.TER().corpus_score([hypothesis], [['']])
   assert theirs.score / 100 == rate

@@ -16,7 +16,6 @@ from spdf_jax.data import ByteTokenizer
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import decode_stream
 from spdf_jax.evaluation import generate as generate_with
-from spdf_jax.evaluation import prompt_batches
 from spdf_jax.evaluation import sampler
 from spdf_jax.evaluation import stream
 
@@ -292,17 +291,6 @@ def test_equal_logits_fill_the_last_places_by_their_id():
 def test_impossible_sampling_is_refused(options, message):
   with pytest.raises(ValueError, match=message):
     sampler(**options)
-
-
-def test_progress_is_logged_every_ten_seconds(monkeypatch, caplog):
-  clock = iter(range(0, 100, 6))  # A batch takes six seconds.
-  monkeypatch.setattr(prompt_batches.time, 'monotonic', lambda: next(clock))
-  with caplog.at_level('INFO', 'spdf_jax'):
-    assert len(list(prompt_batches.batches([[1]] * 10, 2, 2, LENGTH, 2))) == 5
-  assert [record.getMessage() for record in caplog.records] == [
-      'continued 4 of 10 prompts, 18 s left',
-      'continued 8 of 10 prompts, 6 s left',
-  ]
 
 
 @pytest.mark.parametrize('choose', [None, sampler(0.7)])

@@ -14,8 +14,7 @@ import pytest
 
 from experiments.launch.grid import parse_grid
 from experiments.launch.grid import points
-from spdf_jax.training import create_plan
-from spdf_jax.training import parse
+from spdf_jax import training
 
 ROOT = pathlib.Path(__file__).parents[1]
 GUIDES = sorted((ROOT / 'experiments' / 'guides').glob('*.md'))
@@ -125,8 +124,8 @@ def check_config(arguments, monkeypatch):
   values(sys.argv)
   grid = [w.split('=', 1)[1] for w in arguments if w.startswith('--grid')]
   config.value.update_from_flattened_dict(points(parse_grid(grid))[0])
-  phases = parse(config.value).phases
-  plan = create_plan(
+  phases = training.parse(config.value).phases
+  plan = training.create_plan(
       phases,
       tokens_per_epoch={
           'corpus': lambda length: 1_300_000, 'task': lambda length: 335_872

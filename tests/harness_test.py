@@ -16,11 +16,10 @@ from experiments.scores.suites import clean_hellaswag
 from experiments.scores.suites import local_tasks
 from experiments.scores.suites import run_suite
 from experiments.scores.suites import SUITES
+from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.accelerator import ListedMatrix
-from spdf_jax.data import ByteTokenizer
-from spdf_jax.data import save_tokenizer
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
 from spdf_jax.evaluation import harness_model
@@ -51,7 +50,7 @@ def subject():
   params = jax.tree.map(lambda x: 6.0 * x, params)
   return Subject(
       jax.jit(lambda p, t: model.apply({'params': p}, t)), params,
-      ByteTokenizer(), LENGTH, CachedModel(model), batch_tokens=2048,
+      data.ByteTokenizer(), LENGTH, CachedModel(model), batch_tokens=2048,
   )
 
 
@@ -189,7 +188,7 @@ def test_a_compact_export_has_the_scores_of_its_dense_weights(
   for format in ('compact', 'dense'):
     folder = tmp_path / format
     interop.save_hf(folder, config, params, mask, format=format)
-    save_tokenizer(folder / 'tokenizer.json', ByteTokenizer())
+    data.save_tokenizer(folder / 'tokenizer.json', data.ByteTokenizer())
     subjects.append(language_models.open_hf(str(folder)).subject)
   kernel = subjects[0].params['h_0']['attn']['wq']['kernel']
   assert isinstance(kernel, ListedMatrix)

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from spdf_jax import interop
-from spdf_jax.models import GPTConfig
-from spdf_jax.models import LlamaConfig
-from spdf_jax.models import model_of
+from spdf_jax import models
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import token_loss
 
@@ -56,8 +54,8 @@ THEIRS = {
     ))),
     'llama 3': ('llama', LLAMA | dict(rope_parameters=LLAMA3)),
 }
-gpt = functools.partial(GPTConfig, V, 3, 4, 32)
-llama = functools.partial(LlamaConfig, V, 3, 4, 32, 48, L)
+gpt = functools.partial(models.GPTConfig, V, 3, 4, 32)
+llama = functools.partial(models.LlamaConfig, V, 3, 4, 32, 48, L)
 OURS = {
     'gpt2': gpt(128, L),
     'gpt2 exact': gpt(40, L, activation='gelu'),
@@ -106,7 +104,7 @@ def load_theirs(directory):
 def assert_same_logits(config, params, theirs):
   with torch.no_grad():
     want = theirs(torch.tensor(TOKENS)).logits.numpy()
-  found = model_of(config).apply({'params': params}, TOKENS)
+  found = models.model_of(config).apply({'params': params}, TOKENS)
   assert np.abs(found - want).max() < RTOL * np.abs(want).max()
 
 
@@ -156,7 +154,7 @@ def test_gradients_have_the_same_norms(name, tmp_path):
   @jax.jit
   @jax.grad
   def gradient(params):
-    logits = model_of(config).apply({'params': params}, INPUTS)
+    logits = models.model_of(config).apply({'params': params}, INPUTS)
     weights = np.ones(TARGETS.shape, np.float32)
     return token_loss(logits, TARGETS, weights)
 

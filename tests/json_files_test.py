@@ -13,10 +13,7 @@ pytestmark = [
     ),
 ]
 
-from experiments.papers.json_files import decode  # noqa: E402
-from experiments.papers.json_files import encode  # noqa: E402
-from experiments.papers.json_files import read_json  # noqa: E402
-from experiments.papers.json_files import write_json  # noqa: E402
+from experiments.papers import json_files  # noqa: E402
 
 
 def refuse(word):
@@ -25,14 +22,14 @@ def refuse(word):
 
 def test_numbers_that_are_not_finite_are_strings_and_come_back(tmp_path):
   path = tmp_path / 'outcome.json'
-  write_json(path, {
+  json_files.write_json(path, {
       'validation/loss': math.nan, 'high': math.inf, 'low': -math.inf,
       'curve': [[4, 0.5, math.nan], (8, 1.0, 2.5)], 'name': 'NaN-free',
   }, indent=2)
   stored = json.loads(path.read_text(), parse_constant=refuse)
   assert stored['validation/loss'] == 'NaN'
   assert stored['high'] == 'Infinity' and stored['low'] == '-Infinity'
-  found = read_json(path)
+  found = json_files.read_json(path)
   assert math.isnan(found['validation/loss'])
   assert found['high'] == math.inf and found['low'] == -math.inf
   (step, seconds, loss), last = found['curve']
@@ -43,9 +40,9 @@ def test_numbers_that_are_not_finite_are_strings_and_come_back(tmp_path):
 def test_finite_values_are_written_as_pythons_json_writes_them():
   value = {'loss': 1.25, 'steps': 3, 'kernels': True, 'none': None, 'x': [1, 2]}
   for indent in (None, 1, 2):
-    assert encode(value, indent) == json.dumps(value, indent=indent)
+    assert json_files.encode(value, indent) == json.dumps(value, indent=indent)
 
 
 def test_bare_constants_of_older_files_are_read():
-  found = decode('{"loss": NaN, "curve": [Infinity, -Infinity]}')
+  found = json_files.decode('{"loss": NaN, "curve": [Infinity, -Infinity]}')
   assert math.isnan(found['loss']) and found['curve'] == [math.inf, -math.inf]

@@ -5,8 +5,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tracemalloc
 import types
 
@@ -23,12 +21,11 @@ from experiments.scores import language_models
 from experiments.scores import sheets
 from experiments.scores import task_scores
 from spdf_jax import data
+from spdf_jax import evaluation
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import runs
 from spdf_jax.accelerator import ListedMatrix
-from spdf_jax.evaluation import CachedModel
-from spdf_jax.evaluation import generate
 from spdf_jax.interop.tensors import COMPACT
 from spdf_jax.interop.tensors import MASKS
 from spdf_jax.interop.tensors import names_of
@@ -155,47 +152,6 @@ def test_no_matrix_of_a_compact_export_is_built(tmp_path):
   assert peak(interop.load_hf) > hidden  # NumPy's arrays are counted.
 
 
-_PEAK = """
-import sys
-from spdf_jax.evaluation import generate
-from experiments.scores import language_models
-model = language_models.open_hf(sys.argv[1])
-generate(
-    model.subject.decoder, model.params, [[72, 105]],
-    max_new_tokens=2, end_of_text=256, batch_size=1, length=16,
-)
-lines = open('/proc/self/status').read().splitlines()
-print(next(line.split()[1] for line in lines if line.startswith('VmHWM')))
-"""
-
-
-@pytest.mark.slow
-def test_a_process_that_generates_needs_less_than_the_dense_weights(tmp_path):
-  def peak(folder):
-    child = subprocess.run(
-        [sys.executable, '-c', _PEAK, str(folder)], cwd=ROOT, check=False,
-        capture_output=True, text=True, timeout=600,
-    )
-    assert child.returncode == 0, child.stderr
-    return 1024 * int(child.stdout)
-
-  config = models.GPTConfig(
-      vocab_size=257, n_layers=6, n_heads=8, d_model=64, d_ff=256,
-      max_length=16,
-  )
-  wide = dataclasses.replace(config, d_model=1024, d_ff=4096)
-  hidden = 4 * 12 * wide.n_layers * wide.d_model**2
-  for folder, sizes in (('small', config), ('wide', wide)):
-    save(tmp_path / folder, sizes)
-    rewrite(
-        tmp_path / folder, tmp_path / f'{folder}_compact', dtype='bfloat16'
-    )
-  # The small model needs the same programs.
-  rest = peak(tmp_path / 'small_compact')
-  assert peak(tmp_path / 'wide_compact') - rest < hidden / 2
-  assert peak(tmp_path / 'wide') - rest > hidden
-
-
 def run_command(name, *flags):
   """Returns what a command writes to its output and to its log."""
   done = command.run(name, *flags)
@@ -217,8 +173,8 @@ def test_the_commands_convert_generate_and_evaluate(tmp_path):
   text, log = run_command(
       'generate', f'--model={compact}', '--prompt=ab', '--max_new_tokens=4'
   )
-  (wanted,) = generate(
-      CachedModel(models.model_of(CONFIG)), params, [[97, 98]],
+  (wanted,) = evaluation.generate(
+      evaluation.CachedModel(models.model_of(CONFIG)), params, [[97, 98]],
       max_new_tokens=4, end_of_text=256, batch_size=1, length=32,
   )
   assert text == 'ab' + data.ByteTokenizer().decode(wanted) + '\n'
@@ -262,11 +218,6 @@ def test_a_tokenizer_of_another_model_is_refused():
   module = models.create_model('gpt-mini', vocab_size=256)
   with pytest.raises(ValueError, match='vocabulary of 256 and its tokenizer'):
     language_models.LanguageModel('tiny', module, None, data.ByteTokenizer())
-
-
-def test_a_run_without_checkpoints_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='names no checkpoint'):
-    language_models.open_run(str(tmp_path))
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path):

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from real_data import data_path
 
+from experiments.scores import wikitext
 from experiments.scores.lambada import last_token
 from experiments.scores.lambada import last_word
 from experiments.scores.lambada import read_lambada
 from experiments.scores.lambada import score_lambada
 from experiments.scores.task_scores import target_loss
-from experiments.scores.wikitext import adjusted_perplexity
-from experiments.scores.wikitext import detokenize_wikitext
-from experiments.scores.wikitext import overlapping_windows
 from spdf_jax import models
 from spdf_jax.data import ByteTokenizer
 from spdf_jax.data import open_tokenizer
@@ -140,7 +138,7 @@ def test_rolling_windows_score_each_token_once(before, count, length):
 @given(st.integers(2, 80), st.integers(1, 9), st.integers(1, 9))
 def test_overlapping_windows_are_those_of_megatron(count, length, stride):
   stride = min(stride, length)
-  windows = overlapping_windows(list(range(count)), length, stride)
+  windows = wikitext.overlapping_windows(list(range(count)), length, stride)
   assert sum((list(w.target) for w in windows), []) == list(range(1, count))
   for number, (context, target) in enumerate(windows):
     whole = [*context, *target]
@@ -152,21 +150,21 @@ def test_overlapping_windows_are_those_of_megatron(count, length, stride):
 
 def test_overlapping_windows_need_a_stride_that_fits():
   with pytest.raises(ValueError, match='stride=9 is not from 1 to length=8'):
-    overlapping_windows([1, 2], 8, 9)
+    wikitext.overlapping_windows([1, 2], 8, 9)
 
 
 def test_real_wikitext_has_megatrons_numbers_of_words_and_tokens():
   text = data_path('wikitext2/wiki.test.tokens').read_text('utf-8')
   tokenizer = open_tokenizer(data_path('gpt2_bpe'))
   assert len(text.strip().split(' ')) == 245_566
-  assert len(tokenizer.encode(detokenize_wikitext(text))) == 278_365
+  assert len(tokenizer.encode(wikitext.detokenize_wikitext(text))) == 278_365
 
 
 def test_adjusted_perplexity_is_per_word(subject):
   text = 'A b @-@ c , d .\n = E =\n' * 6
-  found = adjusted_perplexity(subject, text, stride=7)
-  tokens = list(detokenize_wikitext(text).encode())
-  windows = overlapping_windows(tokens, LENGTH, 7)
+  found = wikitext.adjusted_perplexity(subject, text, stride=7)
+  tokens = list(wikitext.detokenize_wikitext(text).encode())
+  windows = wikitext.overlapping_windows(tokens, LENGTH, 7)
   nats = -sum(directly(subject, *window)[0] for window in windows)
   assert found['tokens'] == len(tokens)
   assert found['words'] == len(text.strip().split(' '))

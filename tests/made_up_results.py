@@ -11,14 +11,13 @@ import zlib
 import numpy as np
 
 from experiments.papers import arm_report
+from experiments.papers import pool
 from experiments.papers.claims import Finding
 from experiments.papers.claims import judge
 from experiments.papers.gates import check
 from experiments.papers.gates import failures
 from experiments.papers.gates import Gate
 from experiments.papers.paper_claims import CLAIMS
-from experiments.papers.pool import Entry
-from experiments.papers.pool import next_jobs
 from experiments.papers.pool_worker import OUTCOME
 from experiments.papers.reproduction import Reproduction
 from experiments.papers.scales import SCALES
@@ -79,10 +78,10 @@ def outcome_of(job, gaps=GAPS, best=None, ngrams=None, scale=FAIR):
   }
 
 
-def finish(entries: list[Entry], run=outcome_of, done=()) -> dict:
+def finish(entries: list[pool.Entry], run=outcome_of, done=()) -> dict:
   """Runs a pool to its end, with all runs that are ready at a time."""
   found = dict(done)
-  while ready := next_jobs(entries, found):
+  while ready := pool.next_jobs(entries, found):
     found |= {job.name: run(job) for job in ready}
   return found
 
@@ -124,14 +123,14 @@ class World(NamedTuple):
     findings: Findings by the keys of claims.
   """
 
-  entries: list[Entry]
+  entries: list[pool.Entry]
   done: dict
   measured: dict
   gates: list[Gate]
   findings: dict[str, Finding]
 
 
-def entries_of(scale=FAIR) -> list[Entry]:
+def entries_of(scale=FAIR) -> list[pool.Entry]:
   """Returns the entries of a scale."""
   return Reproduction('', scale, pathlib.Path(), pathlib.Path()).entries
 

@@ -23,15 +23,6 @@ def noisy_seconds(rng, ratio, n):
   return shared * own * bursts * np.array([[1.0], [ratio]])
 
 
-def test_a_known_ratio_is_recovered_from_noisy_timings():
-  rng = np.random.default_rng(0)
-  seconds = noisy_seconds(rng, 1.2, 60)
-  row = sampled_row('a', 'b', seconds[1] / seconds[0], rng, target=1.1)
-  assert row.value == pytest.approx(1.2, rel=0.03)
-  assert row.low < row.value < row.high
-  assert verdict(row) == 'missed'
-
-
 def test_the_interval_covers_the_known_ratio_about_95_times_in_100():
   rng = np.random.default_rng(1)
   covered = 0

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 import pytest
 
 from configs import planned
+from experiments.planner import machines
 from experiments.planner import stages
-from experiments.planner.machines import interpolated
-from experiments.planner.machines import step_seconds
 from experiments.planner.stages import Stages
 from spdf_jax.accelerator.wafer import create_device
 from spdf_jax.costs.flops import training_flops
@@ -149,7 +148,7 @@ def run_at(sparsity):
 
 @pytest.mark.slow
 def test_steps_on_the_wafer_take_what_a_simulated_recipe_takes():
-  seconds = step_seconds(run_at, 'cs2', 2, [0.5, 0.75])
+  seconds = machines.step_seconds(run_at, 'cs2', 2, [0.5, 0.75])
   found, = simulate_run(run_at(0.75), create_device('cs2'), 2).phases
   assert 100 * seconds(0.75) == pytest.approx(found.seconds, rel=1e-3)
   assert 100 * seconds(0.0) == pytest.approx(found.dense_seconds)
@@ -157,23 +156,23 @@ def test_steps_on_the_wafer_take_what_a_simulated_recipe_takes():
 
 
 def test_on_gpus_zeros_gain_nothing_and_gpus_share():
-  one = step_seconds(run_at, 'h100', 1, [0.9])
-  four = step_seconds(run_at, 'h100', 4, [0.9])
+  one = machines.step_seconds(run_at, 'h100', 1, [0.9])
+  four = machines.step_seconds(run_at, 'h100', 4, [0.9])
   assert one(0.9) == one(0.0) == pytest.approx(4 * four(0.5))
 
 
 def test_unknown_machines_and_counts_are_refused():
   with pytest.raises(ValueError, match="machine 'cs4' is unknown"):
-    step_seconds(run_at, 'cs4', 1, [0.5])
+    machines.step_seconds(run_at, 'cs4', 1, [0.5])
   with pytest.raises(ValueError, match='count is 2; give 1 for the CPU'):
-    step_seconds(run_at, 'cpu', 2, [0.5])
+    machines.step_seconds(run_at, 'cpu', 2, [0.5])
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
 @settings(deadline=None)
 def test_interpolated_seconds_never_rise_with_the_sparsity(values):
   sparsities = [i / 10 for i in range(len(values))]
-  seconds = interpolated(dict(zip(sparsities, values)))
+  seconds = machines.interpolated(dict(zip(sparsities, values)))
   found = [seconds(i / 100) for i in range(100)]
   assert all(b <= a for a, b in zip(found, found[1:]))
   assert seconds(0.0) == values[0] and seconds(0.99) == min(values)

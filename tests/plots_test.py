@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 from spdf_jax.costs.plan_costs import Span
+from spdf_jax.runs import read
+from spdf_jax.runs import style
 from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.plots import plot_layer_sparsity
 from spdf_jax.runs.plots import plot_loss_over_flops
 from spdf_jax.runs.plots import plot_loss_over_steps
 from spdf_jax.runs.plots import plot_mask_updates
-from spdf_jax.runs.read import PhaseRecord
-from spdf_jax.runs.read import RunRecord
-from spdf_jax.runs.style import COLORS
-from spdf_jax.runs.style import label_points
-from spdf_jax.runs.style import label_spans
-from spdf_jax.runs.style import log_ticks
-from spdf_jax.runs.style import new_figure
-from spdf_jax.runs.style import spread
 
 pytestmark = pytest.mark.ci
 
@@ -28,7 +22,7 @@ def make_run(sparsities, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
   phases, start = [], 0
   for index, sparsity in enumerate(sparsities):
     source = 'task' if index == len(sparsities) - 1 else 'text'
-    phases.append(PhaseRecord(
+    phases.append(read.PhaseRecord(
         f'phase{index}', start, 10, 2, 8, source, sparsity, 160,
         1e9 * (1 - 0.8 * sparsity), 1e9,
     ))
@@ -43,7 +37,7 @@ def make_run(sparsities, losses=(6.0, 4.0, 3.0, 2.5), layers=3):
       row |= {'sparsity/exploration': 0.3 + step / 100}
       row |= {f'sparsity/block_{i}/up': p.sparsity for i in range(layers)}
       rows.append(row)
-  return RunRecord('toy', tuple(phases), tuple(rows))
+  return read.RunRecord('toy', tuple(phases), tuple(rows))
 
 
 RUNS = {
@@ -133,20 +127,20 @@ def test_loss_over_flops_is_legible_over_any_span(scale, growth):
 def test_logarithmic_ticks_are_at_1_2_and_5_times_powers_of_ten(
     low, high, expected
 ):
-  ax = new_figure(4, 3).subplots()
+  ax = style.new_figure(4, 3).subplots()
   ax.set(xscale='log', xlim=(low, high))
-  log_ticks(ax)
+  style.log_ticks(ax)
   np.testing.assert_allclose(ax.get_xticks(), expected)
   assert ax.get_xlim()[0] <= low and high <= ax.get_xlim()[1]
 
 
 def test_a_name_of_a_point_keeps_off_lines_edges_and_other_names():
-  ax = new_figure(4, 3).subplots()
+  ax = style.new_figure(4, 3).subplots()
   ax.set(xlim=(0, 1), ylim=(0, 1))
   ax.plot([0.5, 1.0], [0.5, 0.9])
   ax.text(0.35, 0.55, 'taken', ha='center')
   points = [(0.5, 0.5, 'middle', 'k'), (0.98, 0.02, 'corner', 'k')]
-  label_points(ax, [*points, (0.5, 0.5, 'no room for this ' * 9, 'k')])
+  style.label_points(ax, [*points, (0.5, 0.5, 'no room for this ' * 9, 'k')])
   corners = {
       text.get_text(): (text.get_ha(), text.get_va()) for text in ax.texts
   }
@@ -171,7 +165,7 @@ def test_loss_over_flops_shows_pre_training_on_a_logarithmic_axis():
   assert lines['dense'].get_xdata().tolist() == [5e9, 1e10]
   texts = {text.get_text(): text for text in ax.texts}
   assert set(texts) == {'dense', 'variable', 'static', 'end of phase0'}
-  for label, color in zip(RUNS, COLORS):
+  for label, color in zip(RUNS, style.COLORS):
     assert texts[label].get_color() == lines[label].get_color() == color
   ring = next(x for x in ax.get_lines() if x.get_markersize() == 9)
   assert ring.get_xdata() == pytest.approx([flops_at(run, 10)])
@@ -227,27 +221,27 @@ def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():
 
 
 def test_a_run_without_logged_sparsities_is_said_to_have_none():
-  phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
-  run = RunRecord('toy', (phase,), ({'step': 4},))
+  phase = read.PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+  run = read.RunRecord('toy', (phase,), ({'step': 4},))
   figure = plot_layer_sparsity({'toy': run})
   assert figure.get_suptitle() == 'No sparsities were logged'
 
 
 def test_labels_are_spread_apart_and_stay_below_the_top():
-  places = spread([0.5, 0.5, 0.51, 0.98], 0.1)
+  places = style.spread([0.5, 0.5, 0.51, 0.98], 0.1)
   assert np.diff(places).min() >= 0.1 - 1e-12
   assert max(places) <= 1
-  assert spread([0.1, 0.9], 0.1) == [0.1, 0.9]
-  assert spread([], 0.1) == []
+  assert style.spread([0.1, 0.9], 0.1) == [0.1, 0.9]
+  assert style.spread([], 0.1) == []
 
 
 def test_names_of_narrow_spans_are_written_higher():
-  ax = new_figure(7, 3).subplots()
+  ax = style.new_figure(7, 3).subplots()
   wide = [(0.0, 0.4, 'sparse'), (0.4, 0.8, 'dense'), (0.8, 1.0, 'tune')]
   narrow = [(0.0, 0.96, 'sparse'), (0.96, 0.98, 'dense'), (0.98, 1.0, 'tune')]
-  assert label_spans(ax, wide) == 1
+  assert style.label_spans(ax, wide) == 1
   count = len(ax.texts)
-  assert label_spans(ax, narrow) == 2
+  assert style.label_spans(ax, narrow) == 2
   found = [text.get_window_extent() for text in ax.texts[count:]]
   assert len(found) == 3
   assert not found[0].overlaps(found[1]) and not found[1].overlaps(found[2])

@@ -14,14 +14,11 @@ from text_files import make_zst
 from text_files import TEXTS
 from text_files import write_json_lines
 
-from spdf_jax.data import open_corpus
-from spdf_jax.data import prepare_corpus
-from spdf_jax.data import prepare_files
-from spdf_jax.data import train_bpe
+from spdf_jax import data
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import files as preparation
 
-TOKENIZER = train_bpe(TEXTS, 300)
+TOKENIZER = data.train_bpe(TEXTS, 300)
 SHARES = dict(validation=0.2, test=0.2)
 
 
@@ -38,7 +35,7 @@ def documents(corpus):
 
 
 def prepare(source, folder, tokenizer='bytes', **changes):
-  return prepare_files(
+  return data.prepare_files(
       source, tokenizer=tokenizer, output=folder, **{**SHARES, **changes}
   )
 
@@ -75,7 +72,7 @@ def test_every_format_gives_the_same_tokens(lines, tmp_path, make):
 
 
 def test_tokens_of_nanogpt_are_taken_over(lines, tmp_path):
-  tokenizer = train_bpe(TEXTS, 300)
+  tokenizer = data.train_bpe(TEXTS, 300)
   folder = tmp_path / 'tokenizer'
   folder.mkdir()
   (folder / 'tokenizer.json').write_text(tokenizer.to_json())
@@ -133,7 +130,7 @@ def test_a_killed_preparation_goes_on_and_gives_the_same(
   with pytest.raises(KeyboardInterrupt):
     prepare(folder, output, 'bpe-300', report=stop)
   with pytest.raises(ValueError, match='is not finished'):
-    open_corpus(output)
+    data.open_corpus(output)
   read = []
   found = prepare(folder, output, 'bpe-300', report=read.append)
   assert found.fingerprint == expected.fingerprint
@@ -187,21 +184,21 @@ def test_special_tokens_in_texts_are_part_of_a_corpus(tmp_path):
 def test_another_tokenizer_beside_the_tokens_is_refused(lines, tmp_path):
   corpus = prepare(lines, tmp_path / 'out')
   path = tmp_path / 'out' / 'tokenizer.json'
-  path.write_text(train_bpe(TEXTS, 300).to_json())
+  path.write_text(data.train_bpe(TEXTS, 300).to_json())
   assert corpus.tokenizer.vocab_size == 257
   with pytest.raises(ValueError, match='not made with the tokenizer.json'):
-    open_corpus(tmp_path / 'out')
+    data.open_corpus(tmp_path / 'out')
 
 
 def test_a_prepared_folder_is_a_corpus_by_its_path(lines, tmp_path):
   corpus = prepare(lines, tmp_path / 'out')
   name = str(tmp_path / 'out')
-  again = prepare_corpus(name, tokenizer='', cache_dir=tmp_path)
+  again = data.prepare_corpus(name, tokenizer='', cache_dir=tmp_path)
   assert again.fingerprint == corpus.fingerprint
   with pytest.raises(ValueError, match="set it to ''"):
-    prepare_corpus(name, tokenizer='bytes', cache_dir=tmp_path)
+    data.prepare_corpus(name, tokenizer='bytes', cache_dir=tmp_path)
   with pytest.raises(ValueError, match='is not a folder; prepare it'):
-    prepare_corpus(name + 'x', tokenizer='', cache_dir=tmp_path)
+    data.prepare_corpus(name + 'x', tokenizer='', cache_dir=tmp_path)
 
 
 def test_faulty_lines_are_counted_up_to_a_share(tmp_path):
@@ -228,7 +225,7 @@ def test_a_failed_call_cannot_change_what_a_later_one_writes(tmp_path):
   fingerprint = prepare(path, tmp_path / 'out', max_faults=0).fingerprint
   del kept  # The error holds the files that its call has opened.
   gc.collect()
-  assert open_corpus(tmp_path / 'out').fingerprint == fingerprint
+  assert data.open_corpus(tmp_path / 'out').fingerprint == fingerprint
 
 
 def test_many_faults_are_refused_early(tmp_path, monkeypatch):

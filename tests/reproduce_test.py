@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 from made_up_results import Runner
 import pytest
@@ -257,27 +256,6 @@ def test_results_with_a_run_that_diverged_are_strict_json(
   assert reproduce(here, '', 2, True) == report
 
 
-def test_a_fine_tuning_that_diverged_has_no_distances(monkeypatch, tmp_path):
-  def diverge(*_, **__):
-    raise pool_worker.training.NotFinite('train/loss of step 3 is nan')
-
-  run = types.SimpleNamespace(
-      task='task', config=types.SimpleNamespace(init_from='pretrained'),
-      sparse_steps=None, open=lambda workdir: run,
-  )
-  ends = []
-  monkeypatch.setattr(pool_worker.lifecycle, 'begin', diverge)
-  (tmp_path / 'metrics.jsonl').write_text('')  # Rows come later.
-  monkeypatch.setattr(
-      pool_worker, 'distances',
-      lambda _, end: ends.append(end) or {'distance/wd': 0.0},
-  )
-  outcome = pool_worker.train(run, tmp_path)
-  # No checkpoint of the run may exist.
-  assert ends == ['pretrained'] and math.isnan(outcome['distance/wd'])
-  assert math.isnan(outcome['target/loss']) and outcome['steps'] == 0
-
-
 def test_a_report_has_what_has_finished_and_runs_nothing(made_up, tmp_path):
   whole = reproduction_of(tmp_path, FAIR, 'fair')
   # Blocks of the small and main sizes before fine-tuning.
@@ -343,29 +321,6 @@ def test_a_part_of_the_claims_is_judged_with_the_whole_family(
   assert list(claims) == list(FAIR.claims)
   assert claims['b2']['verdict'] == 'holds'
   assert claims['b2']['p_holm'] > claims['b2']['p']
-
-
-def test_results_are_written_when_a_signal_ends_the_pool(
-    made_up, tmp_path, monkeypatch
-):
-  made = Runner.__call__
-
-  def run(self, job):
-    if job.name == 'static-75/rate=0.01,seed=1':
-      raise InterruptedError('stopped')
-    return made(self, job)
-
-  monkeypatch.setattr(Runner, '__call__', run)
-  here = reproduction_of(tmp_path, claims=('a',))
-  with pytest.raises(InterruptedError):
-    reproduce(here, '', 2, False)
-  runs = set(results_of(tmp_path)['runs'])
-  assert runs == names_of(outcomes(tmp_path)) and 'init/seed=1' in runs
-  monkeypatch.setattr(Runner, '__call__', made)
-  made_up.clear()
-  reproduce(here, '', 2, False)
-  assert not runs & set(made_up)
-  assert len(results_of(tmp_path)['runs']) == 12
 
 
 def test_a_workdir_of_another_scale_is_refused_and_stays_as_it_is(

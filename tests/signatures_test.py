@@ -47,27 +47,3 @@ def test_public_functions_are_fully_annotated():
       for path in sorted(PACKAGE.rglob('*.py'))
       if (found := bare_signatures(path.read_text()))
   } == {}
-
-
-def test_every_kind_of_bare_argument_is_found():
-  assert bare_signatures('''
-def whole(a: int, *args: int, b: int = 1, **kwargs: int) -> int: ...
-def _private(a): ...
-class Public:
-  def whole(self, a: int) -> int: ...
-  @staticmethod
-  def static(a) -> int: ...
-  def method(self, a, /, b: int) -> None: ...
-class _Private:
-  def method(self, a): ...
-def bare(a, *args, b=1, **kwargs):
-  def nested(a): ...
-''') == [
-    (7, 'static', ['a']),
-    (8, 'method', ['a']),
-    (11, 'bare', ['a', 'b', 'args', 'kwargs', 'return']),
-]
-
-
-def test_the_package_is_marked_as_typed():
-  assert (PACKAGE / 'py.typed').read_bytes() == b''

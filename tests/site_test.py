@@ -61,28 +61,20 @@ def test_every_public_name_is_on_one_page():
     assert not public or re.search(rf'^\| .?{info.name}[`\]]', INDEX, re.M)
 
 
-def test_every_folder_of_results_is_on_the_page_of_results():
+def test_every_page_is_linked_and_sparsify_comes_first():
   text = (EXPERIMENTS / 'site' / 'results.md').read_text()
   for path in (EXPERIMENTS / 'results').glob('*/README.md'):
     assert f'\n../results/{path.parent.name}/README\n' in text
-
-
-def test_the_index_links_every_page_and_sparsify_comes_first():
   linked = re.findall(r'\]\(\.\./site/reference/(\w+)\.rst\)', INDEX)
   assert set(linked) == {page.stem for page in PAGES}
   assert linked[0] == 'spdf_jax'
   page = EXPERIMENTS / 'site' / 'reference' / 'spdf_jax.rst'
   assert next(documented(page)) == 'spdf_jax.sparsify'
-
-
-def test_every_guide_and_page_is_in_the_sidebar():
-  index = (EXPERIMENTS / 'index.md').read_text()
-  for folder, paths in (
-      ('guides', (EXPERIMENTS / 'guides').glob('*.md')),
-      ('site/reference', PAGES),
-  ):
+  sidebar = (EXPERIMENTS / 'index.md').read_text()
+  guides = sorted((EXPERIMENTS / 'guides').glob('*.md'))
+  for folder, paths in (('guides', guides), ('site/reference', PAGES)):
     for path in paths:
-      assert f'\n{folder}/{path.stem}\n' in index, path
+      assert f'\n{folder}/{path.stem}\n' in sidebar, path
 
 
 def test_code_in_docstrings_is_marked_as_code():
@@ -115,10 +107,9 @@ def test_links_that_lead_nowhere_are_found(link, problem, tmp_path):
   assert links.check(site) == (2, 1, expected)
 
 
-@pytest.mark.parametrize('tag', ['script src', 'img src', 'link href'])
-def test_what_is_loaded_from_another_host_is_found(tag, tmp_path):
+def test_what_is_loaded_from_another_host_is_found(tmp_path):
   address = 'https://example.org/a.js'
-  (tmp_path / 'index.html').write_text(f'<{tag}="{address}">')
+  (tmp_path / 'index.html').write_text(f'<script src="{address}">')
   (problem,) = links.check(tmp_path).broken
   assert problem == f'index.html: {address} is loaded from another host'
 

@@ -10,9 +10,8 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import interop
 from spdf_jax import models
+from spdf_jax import training
 from spdf_jax.data import Batch
-from spdf_jax.training import create_state
-from spdf_jax.training import train_step
 
 pytestmark = pytest.mark.slow
 torch = pytest.importorskip('torch', reason='torch is not installed')
@@ -86,10 +85,10 @@ def test_sparse_then_dense_training_equals_pytorchs(kind, tmp_path):
 
   def run(params, algorithm, numbers):
     tx = spdf.sparsify(chain, algorithm, where=models.sparsifiable, key=5)
-    state = create_state(params, tx)
+    state = training.create_state(params, tx)
     mask = spdf.get_mask(state.opt_state)
     step = jax.jit(functools.partial(
-        train_step, apply_fn=model.apply, optimizer=tx,
+        training.train_step, apply_fn=model.apply, optimizer=tx,
         learning_rate=lambda _: RATE,
     ))
     losses = []

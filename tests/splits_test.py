@@ -63,7 +63,7 @@ def test_a_share_of_zero_stays_empty():
     ('val.jsonl.zst', 'validation'), ('valid/00.txt', 'validation'),
     ('dev.jsonl', 'validation'), ('validation-00000.parquet', 'validation'),
     ('Test.txt', 'test'), ('test/val.md', 'test'), ('train/00.jsonl', None),
-    ('tests.txt', None), ('contest.md', None), ('devices/a.txt', None),
+    ('tests.txt', None), ('contest.md', None),
 ])
 def test_files_are_known_by_the_beginning_of_their_name(name, split):
   root = Path('data/test')

@@ -2,8 +2,7 @@
 
 import pytest
 
-from spdf_jax.data.stdlib import module_sources
-from spdf_jax.data.stdlib import module_split
+from spdf_jax.data import stdlib
 
 
 def test_tests_tables_and_packages_are_left_out(tmp_path):
@@ -20,7 +19,7 @@ def test_tests_tables_and_packages_are_left_out(tmp_path):
     path.write_text('left out')
   (tmp_path / 'pkg' / 'b.py').write_text('b')
   (tmp_path / 'a.py').write_text('a')
-  found = module_sources(tmp_path)
+  found = stdlib.module_sources(tmp_path)
   assert found == [('a', 'a'), ('pkg', 'package'), ('pkg.b', 'b')]
 
 
@@ -28,26 +27,26 @@ def test_sources_are_decoded_as_they_declare(tmp_path):
   latin = '# -*- coding: latin-1 -*-\nname = "é"\n'
   (tmp_path / 'a.py').write_bytes(latin.encode('latin-1'))
   (tmp_path / 'b.py').write_bytes(b'\xef\xbb\xbfx = 1\r\n')
-  assert module_sources(tmp_path) == [('a', latin), ('b', 'x = 1\n')]
+  assert stdlib.module_sources(tmp_path) == [('a', latin), ('b', 'x = 1\n')]
 
 
 def test_a_file_that_cannot_be_decoded_is_left_out_and_said(tmp_path, caplog):
   (tmp_path / 'a.py').write_bytes(b'\xff\xfe')
   (tmp_path / 'b.py').write_text('b')
-  assert module_sources(tmp_path) == [('b', 'b')]
+  assert stdlib.module_sources(tmp_path) == [('b', 'b')]
   assert 'a.py' in caplog.text
 
 
 def test_a_python_without_sources_is_said(tmp_path):
   with pytest.raises(RuntimeError, match='holds no Python sources'):
-    module_sources(tmp_path)
+    stdlib.module_sources(tmp_path)
 
 
 def test_splits_of_modules_are_what_they_were():
   # Golden: a change here changes every corpus, and moves modules that were
   # trained on into the test split.
   assert {
-      name: module_split(name)
+      name: stdlib.module_split(name)
       for name in ('bisect', 'asyncio.sslproto', '__future__')
   } == {
       'bisect': 'train', 'asyncio.sslproto': 'validation', '__future__': 'test'

@@ -10,9 +10,7 @@ import threading
 
 import pytest
 
-from spdf_jax.data import join_shards
-from spdf_jax.data import prepare_files
-from spdf_jax.data import prepare_shard
+from spdf_jax import data
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import files
 from spdf_jax.data.prepare import inputs
@@ -37,7 +35,7 @@ def folder(tmp_path):
 
 
 def prepare(source, output, **changes):
-  return prepare_files(source, tokenizer='bytes', output=output, **changes)
+  return data.prepare_files(source, tokenizer='bytes', output=output, **changes)
 
 
 def tokens_of(corpus):
@@ -95,10 +93,10 @@ def test_shards_of_a_stream_are_joined_to_the_whole(folder, tmp_path):
   expected = prepare(f'hf:{folder}', tmp_path / 'a' / 'x')
   output = tmp_path / 'b' / 'x'
   for number in range(1, total + 1):
-    prepare_shard(
+    data.prepare_shard(
         f'hf:{folder}', f'{number}/{total}', tokenizer='bytes', output=output
     )
-  assert join_shards(output).fingerprint == expected.fingerprint
+  assert data.join_shards(output).fingerprint == expected.fingerprint
 
 
 @pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl'])

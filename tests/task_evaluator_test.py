@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from spdf_jax.evaluation import bleu
-from spdf_jax.evaluation import chrf
+from spdf_jax import evaluation
 from spdf_jax.evaluation import task_evaluator
 
 
@@ -42,8 +41,8 @@ def test_task_writes_its_generations_and_scores_the_same_texts(tmp_path):
   texts = [record['generation'] for record in records]
   references = [record['reference'] for record in records]
   assert scores == {
-      'task/bleu': bleu(texts, references),
-      'task/chrf': chrf(texts, references),
+      'task/bleu': evaluation.bleu(texts, references),
+      'task/chrf': evaluation.chrf(texts, references),
   }
   assert [p.name for p in directory.iterdir()] == [path.name]
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from real_data import data_path
 
-from spdf_jax.data import ByteTokenizer
-from spdf_jax.data import encode_pairs
-from spdf_jax.data import load_task
+from spdf_jax import data
 from spdf_jax.data.tasks import format_sizes
 from spdf_jax.data.tasks import Input
 from spdf_jax.data.tasks import merge_equal_contexts
@@ -35,15 +33,15 @@ def sizes(task, part=None):
 
 
 def test_real_e2e_has_the_sizes_of_hu_et_al():
-  assert sizes(load_task('e2e', data_path('e2e'))) == {
+  assert sizes(data.load_task('e2e', data_path('e2e'))) == {
       'train': (42_061, 4_862), 'validation': (4_672, 547),
       'test': (4_693, 630),
   }
 
 
 def test_contexts_of_e2e_tables_are_those_of_hu_et_al():
-  files = load_task('e2e', data_path('e2e'))
-  tables = load_task('e2e_csv', data_path('e2e'))
+  files = data.load_task('e2e', data_path('e2e'))
+  tables = data.load_task('e2e_csv', data_path('e2e'))
   for split in ('validation', 'test'):
     ours, theirs = tables.inputs_of(split), files.inputs_of(split)
     assert [i.context for i in ours] == [i.context for i in theirs]
@@ -53,7 +51,7 @@ def test_contexts_of_e2e_tables_are_those_of_hu_et_al():
 
 
 def test_real_webnlg_has_the_sizes_of_the_challenge():
-  task = load_task('webnlg', data_path('webnlg17'))
+  task = data.load_task('webnlg', data_path('webnlg17'))
   found = sizes(task)
   assert {split: found[split][0] for split in found} == {
       'train': 18_025, 'validation': 2_258, 'test': 4_928
@@ -63,7 +61,7 @@ def test_real_webnlg_has_the_sizes_of_the_challenge():
 
 
 def test_real_dart_has_the_sizes_of_its_version():
-  task = load_task('dart', data_path('dart'))
+  task = data.load_task('dart', data_path('dart'))
   assert sizes(task)['validation'] == (6_980, 2_768)
   assert sizes(task)['test'] == (12_552, 5_097)
   merged = merge_equal_contexts(task.inputs_of('test'))
@@ -72,8 +70,8 @@ def test_real_dart_has_the_sizes_of_its_version():
 
 
 def test_dart_smoke_trains_on_nine_tenths_of_dev():
-  smoke = load_task('dart_smoke', data_path('dart'))
-  dart = load_task('dart', data_path('dart'))
+  smoke = data.load_task('dart_smoke', data_path('dart'))
+  dart = data.load_task('dart', data_path('dart'))
   assert set(smoke.train + smoke.validation) == set(dart.validation)
   assert len(smoke.inputs_of('train')) + len(smoke.inputs_of('validation')) == (
       2_768
@@ -95,7 +93,7 @@ def test_cleaned_e2e_tables_are_read(tmp_path):
       'train-fixed.no-ol.csv': '\ufeff' + table,
       'devel-fixed.no-ol.csv': table, 'test-fixed.csv': table,
   })
-  task = load_task('e2e', tmp_path)
+  task = data.load_task('e2e', tmp_path)
   assert task.train == task.validation == task.test == (
       Pair('name : A | near : B, C', 'A, near B, C.'),
   )
@@ -139,7 +137,7 @@ def webnlg_line(category):
     {'train.jsonl': webnlg_line('Food'), 'test.jsonl': webnlg_line('Athlete')},
 ])
 def test_webnlg_is_the_same_in_every_format(tmp_path, files):
-  task = load_task('webnlg', write(tmp_path, files))
+  task = data.load_task('webnlg', write(tmp_path, files))
   context = 'A : inPart : "B, c" | A : n : 1'
   assert task.inputs_of('test') == (Input(context, ('A is in B.',), 'unseen'),)
   assert task.train == (Pair(context, 'A is in B.'),)
@@ -150,7 +148,7 @@ def test_dart_relations_are_lower_cased(tmp_path):
       tripleset=[['A', 'IS_IN', 'B'], ['B', 'At', 'C']],
       annotations=[dict(source='x', text='t'), dict(source='x', text='u')],
   )])
-  task = load_task('dart', write(tmp_path, {'train.json': text}))
+  task = data.load_task('dart', write(tmp_path, {'train.json': text}))
   assert task.train == (
       Pair('A : is_in : B | B : at : C', 't'),
       Pair('A : is_in : B | B : at : C', 'u'),
@@ -163,12 +161,12 @@ def test_curation_drops_empty_sides_and_splits_by_the_seed(tmp_path):
       'curation-corpus-base-with-articles.csv':
           'summary,url,article_content\n' + rows + 'S,u,\n,u,A\n" ",u,A\n',
   })
-  task = load_task('curation', tmp_path)
+  task = data.load_task('curation', tmp_path)
   assert [len(task.train), len(task.validation), len(task.test)] == [40, 5, 5]
   pairs = task.train + task.validation + task.test
   assert set(pairs) == {Pair(f'Line\nof {i}', f'S, {i}') for i in range(50)}
-  assert load_task('curation', tmp_path) == task
-  assert load_task('curation', tmp_path, seed=1).test != task.test
+  assert data.load_task('curation', tmp_path) == task
+  assert data.load_task('curation', tmp_path, seed=1).test != task.test
 
 
 def test_json_lines_of_ones_own(tmp_path):
@@ -176,7 +174,7 @@ def test_json_lines_of_ones_own(tmp_path):
       'train.jsonl': '{"context": "c", "target": "t"}\n\n',
       'test.jsonl': '{"context": "c", "references": ["t", "u"], "part": "p"}',
   })
-  task = load_task('jsonl', tmp_path)
+  task = data.load_task('jsonl', tmp_path)
   assert task.train == (Pair('c', 't'),)
   assert task.inputs_of('test') == (Input('c', ('t', 'u'), 'p'),)
   assert '  p' in format_sizes(task)
@@ -184,8 +182,8 @@ def test_json_lines_of_ones_own(tmp_path):
 
 def test_only_the_completion_and_its_end_count_in_the_loss(tmp_path):
   write(tmp_path, {'train.txt': 'name : A||A is .\n'})
-  task = load_task('e2e', tmp_path)
-  examples = encode_pairs(task.train, ByteTokenizer(), max_length=64)
+  task = data.load_task('e2e', tmp_path)
+  examples = data.encode_pairs(task.train, data.ByteTokenizer(), max_length=64)
   batch = examples.read(
       np.array([0]), np.array([0]), block_length=63, length=63
   )
@@ -234,21 +232,21 @@ def test_every_slot_and_value_is_in_the_context(slots):
 def test_bad_files_are_answered_with_a_sentence(tmp_path, name, files, message):
   write(tmp_path, files)
   with pytest.raises(ValueError, match=message) as caught:
-    load_task(name, tmp_path)
+    data.load_task(name, tmp_path)
   assert str(caught.value).endswith('.') and '\n' not in str(caught.value)
 
 
 def test_broken_utf8_is_named(tmp_path):
   (tmp_path / 'train.txt').write_bytes(b'a||b\xff')
   with pytest.raises(ValueError, match='train.txt is not UTF-8 at byte 4'):
-    load_task('e2e', tmp_path)
+    data.load_task('e2e', tmp_path)
 
 
 def test_a_missing_folder_is_named(tmp_path):
   with pytest.raises(ValueError, match="task 'e2e' is read from files"):
-    load_task('e2e')
+    data.load_task('e2e')
   with pytest.raises(ValueError, match='nowhere.* is not a folder'):
-    load_task('e2e', tmp_path / 'nowhere')
+    data.load_task('e2e', tmp_path / 'nowhere')
 
 
 def test_single_inputs_without_a_reference_are_left_out_with_a_warning(caplog):

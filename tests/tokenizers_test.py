@@ -13,14 +13,9 @@ import pytest
 from real_data import data_path
 import text_files
 
-from spdf_jax.data import stdlib
+from spdf_jax.data import tokenizer_files
+from spdf_jax.data.prepare import encoding
 from spdf_jax.data.prepare.documents import Piece
-from spdf_jax.data.prepare.encoding import DocumentBatch
-from spdf_jax.data.prepare.encoding import Encoder
-from spdf_jax.data.prepare.encoding import WordCache
-from spdf_jax.data.tokenizer_files import load_tokenizer
-from spdf_jax.data.tokenizer_files import open_tokenizer
-from spdf_jax.data.tokenizer_files import save_tokenizer
 from spdf_jax.data.tokenizers import bpe_from_parts
 from spdf_jax.data.tokenizers import ByteTokenizer
 from spdf_jax.data.tokenizers import LibraryTokenizer
@@ -61,7 +56,7 @@ def test_text_that_spells_the_special_token_stays_text(tokenizer):
 def check_special_tokens(path, texts):
   """Compares ids with those of the library on the same file."""
   direct = library.Tokenizer.from_file(str(path))
-  plain = open_tokenizer(path)
+  plain = tokenizer_files.open_tokenizer(path)
   tokenizer = with_special_tokens(plain)
   expected = [direct.encode(text, add_special_tokens=False).ids
               for text in texts]
@@ -69,7 +64,7 @@ def check_special_tokens(path, texts):
   assert tokenizer.encode_batch(texts) == expected
   assert all(plain.end_of_text in ids for ids in expected)
   assert not any(plain.end_of_text in plain.encode(text) for text in texts)
-  again = load_tokenizer(save(tokenizer, path.parent))
+  again = tokenizer_files.load_tokenizer(save(tokenizer, path.parent))
   assert again.encode_batch(texts) == expected
   assert again.fingerprint == tokenizer.fingerprint != plain.fingerprint
   assert with_special_tokens(again).fingerprint == tokenizer.fingerprint
@@ -79,7 +74,7 @@ def check_special_tokens(path, texts):
 
 def save(tokenizer, folder):
   path = folder / 'saved.json'
-  save_tokenizer(path, tokenizer)
+  tokenizer_files.save_tokenizer(path, tokenizer)
   return path
 
 
@@ -100,8 +95,8 @@ def test_special_tokens_are_encoded_as_the_library_does(tmp_path, kind):
   plain, tokenizer = check_special_tokens(
       path, [end, f'a{end}b', f' {end}\n', f'a {end}{end} b']
   )
-  batch = DocumentBatch([('train', Piece(f'a{end}b'))], None)
-  data = Encoder(tokenizer)(batch)['train'].data
+  batch = encoding.DocumentBatch([('train', Piece(f'a{end}b'))], None)
+  data = encoding.Encoder(tokenizer)(batch)['train'].data
   assert np.frombuffer(data, '<u2').tolist() == [
       *tokenizer.encode(f'a{end}b'), plain.end_of_text
   ]
@@ -119,8 +114,8 @@ def test_special_tokens_of_gpt2_are_encoded_as_the_library_does(tmp_path):
 
 @pytest.mark.parametrize('tokenizer', TOKENIZERS, ids=KINDS)
 def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
-  save_tokenizer(tmp_path / 'tokenizer.json', tokenizer)
-  loaded = load_tokenizer(tmp_path / 'tokenizer.json')
+  tokenizer_files.save_tokenizer(tmp_path / 'tokenizer.json', tokenizer)
+  loaded = tokenizer_files.load_tokenizer(tmp_path / 'tokenizer.json')
   assert type(loaded) is type(tokenizer)
   assert loaded.fingerprint == tokenizer.fingerprint
   assert loaded.vocab_size == tokenizer.vocab_size
@@ -133,13 +128,6 @@ def test_a_saved_tokenizer_loads_as_the_same(tokenizer, tmp_path):
 def test_no_space_is_put_before_the_text():
   tokenizer = TOKENIZERS[1]
   assert tokenizer.encode('first') != tokenizer.encode(' first')
-
-
-def test_two_trainings_give_the_same_json():
-  texts = [text for _, text in stdlib.module_sources()[:20]]
-  first, second = (train_bpe(texts, 1024) for _ in range(2))
-  assert first.to_json() == second.to_json()
-  assert first.vocab_size == 1024
 
 
 @pytest.mark.process
@@ -160,8 +148,7 @@ def test_training_in_another_process_gives_the_same_fingerprint():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize('asked, found', [(None, 'false'), ('true', 'true')])
-def test_one_thread_encodes_unless_the_user_asks_for_more(asked, found):
+def test_one_thread_encodes_unless_the_user_asks_for_more(monkeypatch):
   # Threads and a fork, as of a data loader, do not go together.
   script = (
       'import os; from spdf_jax.data.tokenizers import train_bpe;'
@@ -172,8 +159,6 @@ def test_one_thread_encodes_unless_the_user_asks_for_more(asked, found):
   )
   environment = dict(os.environ)
   environment.pop('TOKENIZERS_PARALLELISM', None)
-  if asked is not None:
-    environment['TOKENIZERS_PARALLELISM'] = asked
   result = subprocess.run(
       [sys.executable, '-W', 'ignore', '-c', script],
       env=environment,
@@ -182,8 +167,10 @@ def test_one_thread_encodes_unless_the_user_asks_for_more(asked, found):
       check=True,
       timeout=60,
   )
-  assert result.stdout.strip() == found
-  assert asked or result.stderr == ''
+  assert result.stdout.strip() == 'false' and result.stderr == ''
+  monkeypatch.setenv('TOKENIZERS_PARALLELISM', 'true')
+  train_bpe(TEXTS, 260)
+  assert os.environ['TOKENIZERS_PARALLELISM'] == 'true'
 
 
 def test_the_fingerprint_tells_tokenizers_apart():
@@ -206,7 +193,7 @@ def test_tokenizers_neither_truncate_nor_pad(tmp_path):
   model.enable_padding(length=8)
   model.add_special_tokens(['<end>'])  # Read by the library.
   (tmp_path / 'tokenizer.json').write_text(model.to_str())
-  tokenizer = open_tokenizer(tmp_path / 'tokenizer.json')
+  tokenizer = tokenizer_files.open_tokenizer(tmp_path / 'tokenizer.json')
   for text in ('a', 'one of many words'):
     assert tokenizer.encode(text) == known.encode(text)
 
@@ -223,7 +210,7 @@ WORDS = train_bpe([*TEXTS, "It isn't, he's; they'll... 1 22 333"], 320)
 @settings(max_examples=400, deadline=None)
 @given(TEXT)
 def test_remembered_words_give_the_ids_of_the_whole_text(text):
-  words = WordCache(WORDS, '<u2')
+  words = encoding.WordCache(WORDS, '<u2')
   for _ in range(2):
     found = np.frombuffer(words.encode(text), words.dtype).tolist()
     assert found == WORDS.encode(text)
@@ -240,24 +227,9 @@ def test_gpt2_has_one_fingerprint_in_every_format(tmp_path):
   (folders[1] / 'tokenizer.json').write_text(TOKENIZERS[1].model.to_str())
   (folders[2] / 'tokenizer.json').write_text(TOKENIZERS[1].to_json())
   for folder in folders:
-    found = open_tokenizer(folder)
+    found = tokenizer_files.open_tokenizer(folder)
     assert isinstance(found, LibraryTokenizer)
     assert found.fingerprint == TOKENIZERS[1].fingerprint
-
-
-def test_other_tokenizers_of_the_library_are_kept_whole(tmp_path):
-  model = library.Tokenizer(library.models.WordLevel(
-      {'a': 0, 'b': 1, '[UNK]': 2, '</s>': 3}, unk_token='[UNK]'
-  ))
-  model.pre_tokenizer = library.pre_tokenizers.Whitespace()
-  path = tmp_path / 'tokenizer.json'
-  path.write_text(model.to_str())
-  tokenizer = open_tokenizer(path)
-  assert (tokenizer.end_of_text, tokenizer.vocab_size) == (3, 4)
-  (tmp_path / 'saved.json').write_text(tokenizer.to_json())
-  again = load_tokenizer(tmp_path / 'saved.json')
-  assert again.fingerprint == tokenizer.fingerprint
-  assert again.encode('a b c') == [0, 1, 2]
 
 
 def test_sentencepiece_models_are_read(tmp_path):
@@ -268,7 +240,7 @@ def test_sentencepiece_models_are_read(tmp_path):
         sentence_iterator=iter(text_files.TEXTS), model_writer=file,
         vocab_size=70, minloglevel=2,
     )
-  tokenizer = open_tokenizer(tmp_path)
+  tokenizer = tokenizer_files.open_tokenizer(tmp_path)
   direct = library.SentencePieceProcessor(model_file=str(path))
   text = 'Its end of 7'
   assert tokenizer.encode(text) == direct.encode(text)
@@ -311,4 +283,4 @@ def test_a_file_that_is_no_tokenizer_is_refused(content, message, tmp_path):
   path = tmp_path / 'tokenizer.json'
   path.write_bytes(content)
   with pytest.raises(ValueError, match=f'tokenizer.json .*{message}'):
-    load_tokenizer(path)
+    tokenizer_files.load_tokenizer(path)
