@@ -1,4 +1,4 @@
-"""Tests of spdf_jax.data.batches and sources."""
+"""Batches: their order, the permutations behind it, and examples of tasks."""
 
 import collections
 
@@ -12,6 +12,7 @@ from spdf_jax.data.batches import Allotment
 from spdf_jax.data.batches import evaluation_batches
 from spdf_jax.data.batches import schedule_batches
 from spdf_jax.data.examples import encode_pairs
+from spdf_jax.data.permutations import permute
 from spdf_jax.data.sources import Windows
 from spdf_jax.data.tasks import Pair
 from spdf_jax.data.token_files import write_token_file
@@ -279,3 +280,149 @@ def test_a_block_is_as_long_as_the_longest_length(counting):
   assert windows.block_length([4, 8, 2]) == 8
   with pytest.raises(ValueError, match='length 3 does not divide 8'):
     windows.block_length([8, 3])
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    size=st.integers(1, 3000),
+    key=st.lists(st.integers(-2**70, 2**70), max_size=4).map(tuple),
+)
+def test_permute_is_a_bijection(size, key):
+  found = permute(np.arange(size), size, key)
+  assert np.array_equal(np.sort(found), np.arange(size))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    size=st.integers(1, 2**62 - 1), seed=st.integers(), data=st.data()
+)
+def test_permute_stays_in_range_and_apart_at_any_size(size, seed, data):
+  index = data.draw(
+      st.lists(st.integers(0, size - 1), min_size=1, unique=True)
+  )
+  found = permute(np.array(index), size, (seed,))
+  assert found.min() >= 0 and found.max() < size
+  assert len(set(found.tolist())) == len(index)
+
+
+@settings(deadline=None, max_examples=100)
+@given(first=st.integers(), second=st.integers())
+def test_other_keys_give_other_permutations(first, second):
+  index = np.arange(100)
+  same = np.array_equal(
+      permute(index, 100, (first, 0)), permute(index, 100, (second, 0))
+  )
+  assert same == (first == second)
+  if first:
+    assert not np.array_equal(
+        permute(index, 100, (first, 0)), permute(index, 100, (0, first))
+    )
+
+
+def test_every_order_of_four_things_comes_about_equally_often():
+  orders = collections.Counter(
+      tuple(permute(np.arange(4), 4, (seed,)).tolist())
+      for seed in range(4800)
+  )
+  assert len(orders) == 24
+  assert all(120 < count < 290 for count in orders.values())
+
+
+def test_permutations_are_what_they_were():
+  # Golden: a change here changes the data of every run; it must also hold
+  # on every platform and numpy.
+  assert permute(np.arange(10), 10, (1, 2, 3)).tolist() == [
+      6, 5, 0, 2, 7, 3, 1, 8, 9, 4
+  ]
+  assert permute([0, 10**9], 10**10, (0, 0)).tolist() == [
+      4735805371, 4194863954
+  ]
+
+
+def test_permute_keeps_the_shape_and_answers_single_positions():
+  table = permute(np.arange(12).reshape(3, 4), 12, (5,))
+  assert table.shape == (3, 4)
+  assert int(permute(7, 12, (5,))) == table[1, 3]
+
+
+def test_permute_refuses_what_it_cannot_do():
+  with pytest.raises(ValueError, match='size=0 cannot be permuted'):
+    permute(np.arange(0), 0, ())
+  for index in (-1, 5):
+    with pytest.raises(IndexError, match=rf'index {index} .*\[0, 5\)'):
+      permute([0, index], 5, ())
+
+
+END = ByteTokenizer.end_of_text
+
+
+def test_examples_are_laid_out_as_context_end_target_end():
+  examples = encode_pairs([Pair('ab', 'c')], ByteTokenizer(), 16)
+  zero = np.zeros(1, np.int64)
+  batch = examples.read(zero, zero, block_length=8, length=8)
+  assert batch.inputs[0].tolist() == [97, 98, END, 32, 99, END, END, END]
+  assert batch.targets[0].tolist() == [98, END, 32, 99, END, END, END, END]
+  assert batch.weights[0].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    texts=st.lists(
+        st.tuples(st.text(max_size=30), st.text(min_size=1, max_size=30)),
+        min_size=1, max_size=5,
+    ),
+    max_length=st.integers(4, 40),
+)
+def test_examples_always_fit_and_keep_their_target(texts, max_length):
+  tokenizer = ByteTokenizer()
+  pairs = [Pair(*pair) for pair in texts]
+  examples = encode_pairs(pairs, tokenizer, max_length)
+  index = np.arange(len(pairs))
+  batch = examples.read(
+      index, 0 * index, block_length=max_length, length=max_length
+  )
+  for i, (context, target) in enumerate(pairs):
+    part = tokenizer.encode(' ' + target)[:max_length // 2 - 1] + [END]
+    counted = batch.weights[i] == 1
+    assert batch.targets[i][counted].tolist() == part
+    context_ids = examples.contexts[i]
+    assert context_ids[-1] == END
+    whole = tokenizer.encode(context)
+    assert context_ids[:-1] == whole[:max_length - len(part) - 1]
+    assert batch.inputs[i][:len(context_ids)].tolist() == context_ids
+    total = len(context_ids) + len(part)
+    assert total <= max_length
+    assert (batch.targets[i][total - 1:] == END).all()
+    assert batch.weights[i][total - 1:].sum() == 0
+
+
+def test_examples_read_with_two_lengths_are_refused():
+  examples = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
+  with pytest.raises(ValueError, match=r"lengths \[32, 64\] read"):
+    examples.block_length([32, 64])
+
+
+def test_a_length_too_short_for_the_examples_is_refused():
+  examples = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
+  with pytest.raises(ValueError, match='length 8 is too short .*inputs'):
+    examples.block_length([8])
+
+
+def test_pairs_that_cannot_be_encoded_are_refused():
+  with pytest.raises(ValueError, match='pairs is empty'):
+    encode_pairs([], ByteTokenizer(), 32)
+  with pytest.raises(ValueError, match='max_length=3 leaves no room'):
+    encode_pairs(PAIRS, ByteTokenizer(), 3)
+
+
+def test_the_fingerprint_of_examples_changes_with_what_is_read():
+  fingerprints = {
+      encode_pairs(pairs, ByteTokenizer(), length).fingerprint
+      for pairs, length in ((PAIRS, 32), (PAIRS, 12), (PAIRS[:-1], 32))
+  }
+  assert len(fingerprints) == 3
+  # Another border between context and target, the same tokens.
+  assert (
+      encode_pairs([Pair('a', 'b')], ByteTokenizer(), 32).fingerprint
+      == encode_pairs([Pair('a', 'b')], ByteTokenizer(), 64).fingerprint
+  )

@@ -1,4 +1,7 @@
-"""Verdicts: claims that hold, do not hold, or are undecided."""
+"""Verdicts of claims, the statistics behind them, and files of outcomes."""
+
+import json
+import math
 
 from hypothesis import given
 from hypothesis import settings
@@ -8,6 +11,8 @@ import pytest
 from scipy import stats
 
 from experiments.papers import arms
+from experiments.papers import json_files
+from experiments.papers import paired
 from experiments.papers.claims import BETTER
 from experiments.papers.claims import better
 from experiments.papers.claims import Claim
@@ -266,3 +271,116 @@ def test_claims_of_pre_training_are_judged_on_validation_loss():
         arms.PRETRAINED
     }
     assert not any(arm.task for arm in claim.arms)
+
+
+VALUES = st.lists(st.floats(-3, 3), min_size=2, max_size=9).filter(
+    lambda values: np.std(values) > 1e-3
+)
+# Student, The probable error of a mean, 1908: hours of sleep gained by ten
+# patients under the second drug more than under the first.
+SLEEP = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+
+
+def test_students_own_example_comes_out():
+  # As R's t.test(extra ~ group, paired = TRUE) prints it.
+  mean, deviation, low, high = paired.t_interval(SLEEP)
+  assert mean == pytest.approx(1.58)
+  assert deviation == pytest.approx(1.229995, abs=1e-6)
+  assert (low, high) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
+  assert 2 * paired.p_above(SLEEP, 0) == pytest.approx(0.002833, abs=1e-6)
+
+
+@given(VALUES, st.floats(-1, 1))
+@settings(deadline=None)
+def test_tests_are_those_of_scipy(values, bound):
+  for test, side in ((paired.p_below, 'less'), (paired.p_above, 'greater')):
+    expected = stats.ttest_1samp(values, bound, alternative=side).pvalue
+    assert test(values, bound) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@given(VALUES, st.floats(0.5, 0.999))
+@settings(deadline=None)
+def test_an_interval_ends_where_its_test_rejects(values, confidence):
+  found = paired.t_interval(values, confidence)
+  assert found.low <= found.mean <= found.high
+  tail = (1 - confidence) / 2
+  assert paired.p_below(values, found.high) == pytest.approx(tail, rel=1e-5)
+  assert paired.p_above(values, found.low) == pytest.approx(tail, rel=1e-5)
+
+
+def test_one_value_says_nothing_and_equal_ones_all():
+  mean, deviation, low, high = paired.t_interval([2.0])
+  assert mean == 2 and math.isnan(deviation) and (low, high) == (
+      -math.inf, math.inf
+  )
+  assert paired.p_below([2.0], 3) == paired.p_above([2.0], 1) == 1
+  assert paired.p_below([2.0, 2.0], 3) == 0
+  assert paired.p_below([2.0, 2.0], 2) == paired.p_below([2.0, 2.0], 1) == 1
+
+
+def test_a_run_that_diverged_proves_nothing():
+  for bad in (math.nan, math.inf):
+    values = [-1.0, -1.1, bad, -0.9, -1.0]
+    assert paired.p_below(values, 0) == paired.p_above(values, -2) == 1
+    assert paired.t_interval(values).low == -math.inf
+
+
+@pytest.mark.parametrize('values, confidence, message', [
+    ([], 0.95, 'give one for each seed'), ([1.0], 95, 'between 0 and 1'),
+])
+def test_what_cannot_be_is_refused(values, confidence, message):
+  with pytest.raises(ValueError, match=message):
+    paired.t_interval(values, confidence)
+
+
+def test_holms_correction_is_that_of_the_textbook():
+  # R: p.adjust(c(0.01, 0.02, 0.03, 0.04), 'holm').
+  assert paired.holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx(
+      [0.04, 0.06, 0.06, 0.06]
+  )
+  assert paired.holm([0.6, 0.001, 0.7]) == pytest.approx([1, 0.003, 1])
+  assert paired.holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_rejects_step_by_step(p_values):
+  corrected = paired.holm(p_values)
+  for sparsity in (0.01, 0.05, 0.3):
+    rejected = set()
+    for rank, i in enumerate(np.argsort(p_values, kind='stable')):
+      if p_values[i] * (len(p_values) - rank) > sparsity:
+        break
+      rejected.add(i)
+    assert {i for i, p in enumerate(corrected) if p <= sparsity} == rejected
+
+
+def refuse(word):
+  raise AssertionError(f'{word} is no JSON')
+
+
+def test_numbers_that_are_not_finite_are_strings_and_come_back(tmp_path):
+  path = tmp_path / 'outcome.json'
+  json_files.write_json(path, {
+      'validation/loss': math.nan, 'high': math.inf, 'low': -math.inf,
+      'curve': [[4, 0.5, math.nan], (8, 1.0, 2.5)], 'name': 'NaN-free',
+  }, indent=2)
+  stored = json.loads(path.read_text(), parse_constant=refuse)
+  assert stored['validation/loss'] == 'NaN'
+  assert stored['high'] == 'Infinity' and stored['low'] == '-Infinity'
+  found = json_files.read_json(path)
+  assert math.isnan(found['validation/loss'])
+  assert found['high'] == math.inf and found['low'] == -math.inf
+  (step, seconds, loss), last = found['curve']
+  assert (step, seconds) == (4, 0.5) and math.isnan(loss)
+  assert last == [8, 1.0, 2.5] and found['name'] == 'NaN-free'
+
+
+def test_finite_values_are_written_as_pythons_json_writes_them():
+  value = {'loss': 1.25, 'steps': 3, 'kernels': True, 'none': None, 'x': [1, 2]}
+  for indent in (None, 1, 2):
+    assert json_files.encode(value, indent) == json.dumps(value, indent=indent)
+
+
+def test_bare_constants_of_older_files_are_read():
+  found = json_files.decode('{"loss": NaN, "curve": [Infinity, -Infinity]}')
+  assert math.isnan(found['loss']) and found['curve'] == [math.inf, -math.inf]

@@ -1,4 +1,4 @@
-"""Contracts of the house: layers, light imports, devices, README."""
+"""Contracts of the house: layers, imports, signatures, language and help."""
 
 import ast
 import os
@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import textwrap
 
+import command
 import pytest
 
 import spdf_jax
@@ -212,3 +213,153 @@ def test_every_file_of_the_wheel_names_its_license():
       for line in [f'{signs[path.suffix]} SPDX-License-Identifier: Apache-2.0']
       if not path.read_text('utf-8').startswith(line + '\n')
   ] == []
+
+
+def public_functions(body):
+  """Yields (function, is_method) of functions and methods without `_`."""
+  for node in body:
+    if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
+      yield from ((method, True) for method, _ in public_functions(node.body))
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+      if not node.name.startswith('_'):
+        yield node, False
+    elif isinstance(node, (ast.If, ast.Try)):
+      yield from public_functions([*node.body, *node.orelse])
+
+
+def bare_parts(function, is_method):
+  """Returns the arguments without annotation, and `'return'` likewise."""
+  given = function.args
+  names = [*given.posonlyargs, *given.args]
+  decorators = {ast.unparse(d) for d in function.decorator_list}
+  if is_method and 'staticmethod' not in decorators:
+    names = names[1:]
+  names += [*given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+  bare = [name.arg for name in names if name.annotation is None]
+  return bare + ['return'] * (function.returns is None)
+
+
+def bare_signatures(source):
+  """Returns (line, name, parts) of incompletely annotated functions."""
+  return [
+      (function.lineno, function.name, parts)
+      for function, is_method in public_functions(ast.parse(source).body)
+      if (parts := bare_parts(function, is_method))
+  ]
+
+
+def test_public_functions_are_fully_annotated():
+  assert {
+      str(path.relative_to(PACKAGE)): found
+      for path in sorted(PACKAGE.rglob('*.py'))
+      if (found := bare_signatures(path.read_text()))
+  } == {}
+
+
+FOLDERS = ('spdf_jax', 'experiments', 'configs')
+# Entries of Args and the like that lean on the name before them.
+LEANING = re.compile(r' {2,}[`*\w.]+: (Of|Its|Whose|Where|It|They|Those)\b')
+# Words for which the project has another one; see CONTRIBUTING.
+BANNED = re.compile(
+    r'\b(lineages?|competitions?|stretch(es)?|alive|levels? of (sparsity|zeros)'
+    r')\b', re.I,
+)
+
+
+def docstrings():
+  """Yields (path, node, docstring) of every module, class and function."""
+  for folder in FOLDERS:
+    for path in sorted((ROOT / folder).rglob('*.py')):
+      for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+          text = ast.get_docstring(node, clean=False)
+          if text is not None:
+            yield path.relative_to(ROOT), node, text
+
+
+def is_function(node):
+  """Returns whether a node is a function that is called as one."""
+  return isinstance(node, ast.FunctionDef) and not any(
+      'property' in ast.unparse(decorator) for decorator in node.decorator_list
+  )
+
+
+
+
+def test_entries_stand_alone():
+  assert [
+      f'{path}: {line.strip()}' for path, _, text in docstrings()
+      for line in text.splitlines() if LEANING.match(line)
+  ] == []
+
+
+def test_functions_begin_with_a_verb_in_the_third_person():
+  assert [
+      f'{path}: {node.name}: {text.splitlines()[0]}'
+      for path, node, text in docstrings()
+      if is_function(node) and not re.match(r'[A-Z][a-z-]*s\b', text)
+  ] == []
+
+
+def test_one_word_is_used_for_one_thing():
+  assert [
+      f'{path}:{number}: {line.strip()}'
+      for folder in FOLDERS for path in sorted((ROOT / folder).rglob('*.py'))
+      for number, line in enumerate(path.read_text().splitlines(), 1)
+      if BANNED.search(line)
+  ] == []
+
+
+COMMANDS = [
+    path for path in sorted((ROOT / 'experiments').glob('*.py'))
+    if 'console.start(main)' in path.read_text()
+]
+
+
+@pytest.mark.parametrize('path', COMMANDS, ids=[p.stem for p in COMMANDS])
+def test_the_examples_of_a_command_can_be_copied(path):
+  # A backslash at the end of a line of a docstring that is not raw joins the
+  # lines: examples would run together and beyond the width of a terminal.
+  lines = ast.get_docstring(ast.parse(path.read_text())).splitlines()
+  assert max(map(len, lines)) <= 80
+  examples = [i for i, x in enumerate(lines) if x.startswith('  python -m ')]
+  assert any(f'experiments.{path.stem}' in lines[i] for i in examples)
+  for first in examples:
+    last = first
+    while lines[last].endswith('\\'):
+      last += 1
+      assert lines[last].startswith('    ')
+
+
+@pytest.mark.process
+def test_help_does_not_print_a_config():
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.quickstart', '--help'], cwd=ROOT,
+      capture_output=True, text=True, check=False,
+  )
+  assert '--config: ' in done.stdout and 'batch_size' not in done.stdout
+  assert len(done.stdout.splitlines()) < 30
+  assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize('words, message', [
+    ('simulate --config=configs/quickstart.py --systems=0', '--systems=0'),
+    ('simulate --figure=roofline', 'need --config'),
+    ('simulate --audit --trace=a.json', 'need --config'),
+    ('generate --model=none --seed=-1', '--seed=-1: -1 is not'),
+    (f'generate --model=none --seed={2**63}', f'--seed={2**63}: {2**63} is'),
+])
+def test_flags_that_would_be_ignored_or_fail_later_are_refused(words, message):
+  done = command.run(*words.split())
+  assert done.status == 1 and message in done.log
+
+
+@pytest.mark.process
+def test_a_launcher_refuses_a_program_that_does_not_exist():
+  done = subprocess.run(
+      [sys.executable, '-m', 'experiments.launch.local', '--', 'no-program'],
+      cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+  )
+  assert done.returncode == 1 and "'no-program' is no program" in done.stderr
+  assert 'Traceback' not in done.stderr
