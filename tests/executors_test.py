@@ -1,9 +1,7 @@
 """Runs on a Ray cluster: failures, cores, and nodes that are lost."""
 
 import concurrent.futures
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -11,7 +9,6 @@ import time
 import types
 
 import pytest
-from quickstart_runs import ROOT
 from quickstart_runs import start_command
 
 from experiments.launch import executors
@@ -163,18 +160,6 @@ def sweep(workdir, *flags):
   )
 
 
-def reproduce(folder, *flags):
-  return subprocess.Popen(
-      [
-          sys.executable, '-m', 'experiments.reproduce', '--scale=smoke',
-          '--claims=a', f'--workdir={folder / "runs"}',
-          f'--output={folder / "out"}', *flags,
-      ],
-      cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      env=os.environ | {'PYTHONPATH': str(ROOT)},
-  )
-
-
 def finish(child):
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 0, output
@@ -208,34 +193,3 @@ def test_a_sweep_that_loses_a_node_equals_the_local_one(cluster, tmp_path):
     texts = [(tmp_path / f / name).read_bytes() for f in ('ray', 'local')]
     assert texts[0] == texts[1]
   assert '12 of 12' in finish(sweep(tmp_path / 'ray', '--executor=ray'))
-
-
-def measured(folder):
-  """Outcomes of all runs but their times."""
-  runs = json.loads((folder / 'out' / 'results.json').read_text())['runs']
-  return {
-      name: {k: v for k, v in outcome.items() if not k.endswith('seconds')}
-      for name, outcome in runs.items()
-  }
-
-
-def table(folder):
-  """The table, without the processor time of all runs."""
-  text = (folder / 'out' / 'table.md').read_text()
-  lines = text.splitlines()
-  kept = [line for line in lines if not line.startswith('* core seconds of')]
-  assert len(kept) == len(lines) - 1
-  return kept
-
-
-@pytest.mark.slow
-def test_a_pool_that_loses_a_node_equals_the_local_one(cluster, tmp_path):
-  nodes, second = cluster
-  child = reproduce(tmp_path / 'ray', '--executor=ray')
-  runs = tmp_path / 'ray' / 'runs' / 'runs'
-  wait(lambda: len(list(runs.glob('*/*/outcome.json'))) >= 4, child)
-  nodes.remove_node(second, allow_graceful=False)
-  assert '12 of 12: ' in finish(child)
-  finish(reproduce(tmp_path / 'local', '--workers=1'))
-  assert measured(tmp_path / 'ray') == measured(tmp_path / 'local')
-  assert table(tmp_path / 'ray') == table(tmp_path / 'local')

@@ -20,7 +20,6 @@ from experiments.papers import figures
 from experiments.papers import flops_plots
 from experiments.papers import histories
 from experiments.papers import run_figures
-from experiments.papers import training_plots
 from experiments.papers.run_figures import MissingRunsError
 from experiments.papers.run_groups import by_label
 from experiments.papers.run_groups import describe_pretraining
@@ -237,28 +236,14 @@ def test_the_sawtooth_starts_at_the_dense_model_and_has_a_control(runs):
   assert_texts_stand_free(figure)
 
 
-def test_rigl_is_blue_and_granet_orange_as_in_the_post(runs):
+def test_rigl_and_granet_have_the_losses_of_their_runs(runs):
   figure = run_figures.rigl_and_granet(groups_of(runs))
-  upper, lower = figure.axes
+  upper, _ = figure.axes
   for color, loss in ((COLORS[0], 3.15), (COLORS[1], 3.1)):
     looks = {'color': color, 'marker': 'o', 'linewidth': 1.8}
     assert line_of(upper, **looks) == [[50, 100], [loss + 1, loss]]
-  assert {text.get_text(): text.get_color() for text in upper.texts} == {
-      'RigL 80%': COLORS[0], 'GraNet 80%': COLORS[1]
-  }
+  assert [text.get_text() for text in upper.texts] == ['RigL 80%', 'GraNet 80%']
   assert_texts_stand_free(figure)
-
-
-def test_sparsities_are_bars_as_long_as_their_phases(runs):
-  run = histories.read_history(read_ancestry(runs / 'pruned'))
-  figure = training_plots.plot_sparsities({'pruned': run})
-  ax, = figure.axes
-  assert [(b.get_x(), b.get_width()) for b in ax.patches] == [
-      (0, 100), (100, 50), (150, 50)
-  ]
-  assert [text.get_text() for text in ax.texts] == ['0%', '50%', '75%']
-  lightness = [sum(bar.get_facecolor()[:3]) for bar in ax.patches]
-  assert lightness == sorted(lightness, reverse=True)
 
 
 def test_bars_are_what_spdf_prints_and_stages_add_up():

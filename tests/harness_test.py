@@ -9,17 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from real_data import data_path
-from sparse_params import make_sparse_params
 
-from experiments.scores import language_models
 from experiments.scores.suites import clean_hellaswag
 from experiments.scores.suites import local_tasks
 from experiments.scores.suites import run_suite
 from experiments.scores.suites import SUITES
 from spdf_jax import data
-from spdf_jax import interop
 from spdf_jax import models
-from spdf_jax.accelerator import ListedMatrix
 from spdf_jax.evaluation import CachedModel
 from spdf_jax.evaluation import generate
 from spdf_jax.evaluation import harness_model
@@ -173,40 +169,6 @@ def test_the_leaderboard_tells_what_is_missing(subject, offline, tmp_path):
   assert set(scores.reasons) == {
       'hellaswag', 'truthfulqa_mc2', 'mmlu', 'gsm8k'
   }
-
-
-@needs_harness
-def test_a_compact_export_has_the_scores_of_its_dense_weights(
-    offline, tmp_path
-):
-  config = models.GPTConfig(
-      vocab_size=257, n_layers=2, n_heads=2, d_model=32, d_ff=64,
-      max_length=LENGTH,
-  )
-  params, mask = make_sparse_params(config, 0.84)
-  subjects = []
-  for format in ('compact', 'dense'):
-    folder = tmp_path / format
-    interop.save_hf(folder, config, params, mask, format=format)
-    data.save_tokenizer(folder / 'tokenizer.json', data.ByteTokenizer())
-    subjects.append(language_models.open_hf(str(folder)).subject)
-  kernel = subjects[0].params['h_0']['attn']['wq']['kernel']
-  assert isinstance(kernel, ListedMatrix)
-  found, wanted = map(harness_model, subjects)
-  pairs = [Request('A cat sat', ' on the mat'), Request('', 'Once upon')]
-  for one, other in zip(
-      found.loglikelihood(pairs), wanted.loglikelihood(pairs), strict=True
-  ):
-    assert one == pytest.approx(other, 1e-5)
-  texts = [Request('A cat', {'until': ['\n'], 'max_gen_toks': 8})]
-  assert found.generate_until(texts) == wanted.generate_until(texts)
-  found, wanted = (
-      run_suite(
-          subject, 'cerebras_gpt', limit=LIMIT,
-          directory=data_path('lm_eval_tasks/data'),
-      ) for subject in subjects
-  )
-  assert found.values == wanted.values and found.mean > 0
 
 
 @needs_harness
