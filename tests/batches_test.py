@@ -275,13 +275,6 @@ def test_a_window_needs_the_token_after_it(counting):
   assert sizes == [0, 0, 0, 1, 1, 2]
 
 
-def test_a_block_is_as_long_as_the_longest_length(counting):
-  windows = counting(101)
-  assert windows.block_length([4, 8, 2]) == 8
-  with pytest.raises(ValueError, match='length 3 does not divide 8'):
-    windows.block_length([8, 3])
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     size=st.integers(1, 3000),

@@ -165,23 +165,3 @@ def test_the_figure_has_a_row_per_comparison_and_a_legend():
   ]
   verdicts = [text.get_text() for text in right.texts]
   assert verdicts == [finding.verdict for finding in findings]
-
-
-def test_colours_say_where_intervals_lie():
-  findings = list(world().findings.values())
-  right = claim_plots.plot_claims([], {}, findings).axes[-1]
-  colors = {
-      text.get_text(): line.get_color() for text, line in zip(
-          right.get_legend().get_texts(), right.get_legend().get_lines()
-      )
-  }
-  mark = {
-      round(line.get_xdata()[0], 9): line.get_color() for line in right.lines
-      if line.get_marker() == 'D' and len(line.get_xdata())
-  }
-  for key, i, place in (
-      ('j', 0, 'inside'), ('b1', 0, 'inside'), ('b1', 1, 'outside'),
-      ('d-pre', 0, 'outside'), ('a', 0, 'across'),
-  ):
-    mean = world().findings[key].intervals[i].mean
-    assert mark[round(mean, 9)] == colors[f'interval {place} the margin']

@@ -120,27 +120,6 @@ def test_loss_over_flops_is_legible_over_any_span(scale, growth):
   assert len(notes) == 1
 
 
-@pytest.mark.parametrize(
-    'low, high, expected',
-    [
-        (2.1, 4.9, [2, 5]),
-        (1.5, 1.6, [1, 2]),
-        (4e11, 7e12, [5e11, 1e12, 2e12, 5e12]),
-        (3e9, 2e10, [5e9, 1e10, 2e10]),
-        (3e9, 4e12, [1e10, 1e11, 1e12]),
-        (5.0, 5.0 * (1 + 1e-9), [5, 10]),
-    ],
-)
-def test_logarithmic_ticks_are_at_1_2_and_5_times_powers_of_ten(
-    low, high, expected
-):
-  ax = style.new_figure(4, 3).subplots()
-  ax.set(xscale='log', xlim=(low, high))
-  style.log_ticks(ax)
-  np.testing.assert_allclose(ax.get_xticks(), expected)
-  assert ax.get_xlim()[0] <= low and high <= ax.get_xlim()[1]
-
-
 def test_a_name_of_a_point_keeps_off_lines_edges_and_other_names():
   ax = style.new_figure(4, 3).subplots()
   ax.set(xlim=(0, 1), ylim=(0, 1))
@@ -234,26 +213,6 @@ def test_a_run_without_logged_sparsities_is_said_to_have_none():
   assert figure.get_suptitle() == 'No sparsities were logged'
 
 
-def test_labels_are_spread_apart_and_stay_below_the_top():
-  places = style.spread([0.5, 0.5, 0.51, 0.98], 0.1)
-  assert np.diff(places).min() >= 0.1 - 1e-12
-  assert max(places) <= 1
-  assert style.spread([0.1, 0.9], 0.1) == [0.1, 0.9]
-  assert style.spread([], 0.1) == []
-
-
-def test_names_of_narrow_spans_are_written_higher():
-  ax = style.new_figure(7, 3).subplots()
-  wide = [(0.0, 0.4, 'sparse'), (0.4, 0.8, 'dense'), (0.8, 1.0, 'tune')]
-  narrow = [(0.0, 0.96, 'sparse'), (0.96, 0.98, 'dense'), (0.98, 1.0, 'tune')]
-  assert style.label_spans(ax, wide) == 1
-  count = len(ax.texts)
-  assert style.label_spans(ax, narrow) == 2
-  found = [text.get_window_extent() for text in ax.texts[count:]]
-  assert len(found) == 3
-  assert not found[0].overlaps(found[1]) and not found[1].overlaps(found[2])
-
-
 def panels(figure):
   """Returns (title, percentage, image) of every panel with one, in order."""
   return [
@@ -325,7 +284,7 @@ def test_stacked_layers_and_their_axes_are_those_of_where():
   assert text == '91.7%'
 
 
-@pytest.mark.parametrize('blocks', [12, 72])
+@pytest.mark.parametrize('blocks', [12, 40])
 def test_texts_of_many_layers_do_not_touch(blocks):
   figure = plot_masks({'blocks': np.ones((blocks, 4, 4), bool)})
   figure.draw_without_rendering()

@@ -272,29 +272,18 @@ def task():
   return tasks.load_task('python-docstrings')
 
 
-def test_the_task_has_thousands_of_pairs_in_three_splits(task):
-  sizes = [len(task.train), len(task.validation), len(task.test)]
-  assert 5_000 < sum(sizes) < 8_000
-  assert sizes[0] > 0.85 * sum(sizes)
-  assert min(sizes) > 0.03 * sum(sizes)
-
-
-def test_pairs_are_in_the_split_of_their_module(task):
-  for split in ('train', 'validation', 'test'):
-    for pair in getattr(task, split):
-      module = pair.context.split(' ')[0]
-      assert module_split(module) == split
-
-
-def test_no_context_is_in_the_task_twice(task):
-  pairs = (*task.train, *task.validation, *task.test)
+def test_docstrings_are_thousands_of_pairs_in_the_splits_of_their_modules(task):
+  splits = {s: getattr(task, s) for s in ('train', 'validation', 'test')}
+  pairs = [pair for split in splits.values() for pair in split]
+  assert 5_000 < len(pairs) < 8_000
+  assert len(task.train) > 0.85 * len(pairs)
+  assert min(map(len, splits.values())) > 0.03 * len(pairs)
   assert len({pair.context for pair in pairs}) == len(pairs)
-
-
-def test_targets_are_one_line_of_text(task):
-  for _, target in (*task.train, *task.validation, *task.test):
-    assert target and target == target.strip()
-    assert len(target.splitlines()) == 1
+  for split, found in splits.items():
+    for context, target in found:
+      assert module_split(context.split(' ')[0]) == split
+      assert target and target == target.strip()
+      assert len(target.splitlines()) == 1
 
 
 def test_the_task_is_the_same_every_time(task):

@@ -50,6 +50,13 @@ def test_scores_of_the_published_example(score, published):
   assert round(score(HYPOTHESES, REFERENCES), 2) == published
 
 
+def test_bleu_is_cased_and_smoothed():
+  assert bleu(['A B C D E'], ['a b c d e']) == 0
+  # 0 of 2 4-grams match: counted as half of one, the first order without.
+  expected = 100 * (3 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
+  assert bleu(['a b c x y'], ['a b c d e']) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize('score', [bleu, chrf])
 def test_numbers_of_references_may_differ(score):
   texts = ['a b c d e', 'f g h i j']
