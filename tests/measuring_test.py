@@ -37,13 +37,13 @@ def test_bursts_in_some_cases_do_not_move_the_mean_of_all():
   rng = np.random.default_rng(4)
   ratios = np.linspace(4, 10, 15)
   covered = 0
-  for _ in range(100):
+  for _ in range(50):
     seconds = [noisy_seconds(rng, 1 / ratio, 13) for ratio in ratios]
     samples = np.array([dense / sparse for dense, sparse in seconds])
     value, low, high = median_interval(samples, rng)
     assert value == pytest.approx(7, rel=0.05)
     covered += low <= 7 <= high
-  assert covered >= 90
+  assert covered >= 45
 
 
 @pytest.mark.parametrize('n', [1, 2])

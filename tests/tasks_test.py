@@ -286,12 +286,6 @@ def test_docstrings_are_thousands_of_pairs_in_the_splits_of_their_modules(task):
       assert len(target.splitlines()) == 1
 
 
-def test_the_task_is_the_same_every_time(task):
-  again = tasks.load_task('python-docstrings')
-  assert again == task
-  assert again.fingerprint == task.fingerprint
-
-
 def test_functions_methods_and_coroutines_are_read():
   source = '''
 import sys
