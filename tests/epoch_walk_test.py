@@ -22,13 +22,9 @@ def make_run():
   ))
 
 
-@pytest.mark.parametrize('killed_at', [
-    pytest.param(5, marks=pytest.mark.slow),
-    pytest.param(8, marks=pytest.mark.slow), 10,
-])
-def test_no_window_comes_twice_and_none_is_lost(
-    tmp_path, monkeypatch, killed_at
-):
+@pytest.mark.ci
+def test_no_window_comes_twice_and_none_is_lost(tmp_path, monkeypatch):
+  killed_at = 10
   read_of, read = {}, data.Windows.read
   step_of = training.Run.device_batch_at
   at = {}

@@ -445,6 +445,7 @@ def test_a_model_that_we_do_not_compute_is_refused(
 
 def test_a_directory_without_a_model_is_refused(gpt_dir, tmp_path):
   refuse('none has no config.json; give', interop.load_hf, tmp_path / 'none')
+  refuse('model.safetensors is not compact', interop.load_listed, gpt_dir)
   (gpt_dir / 'model.safetensors').write_bytes(b'not tensors at all')
   refuse('cannot be read as safetensors', interop.load_hf, gpt_dir)
   (gpt_dir / 'model.safetensors').unlink()
@@ -525,10 +526,6 @@ def test_only_matrices_that_models_take_as_lists_are_listed(tmp_path):
   found = interop.load_listed(tmp_path).params['head']['kernel']
   assert isinstance(found, np.ndarray)
   np.testing.assert_array_equal(found, params['head']['kernel'])
-
-
-def test_dense_weights_are_not_listed_by_the_reader(gpt_dir):
-  refuse('model.safetensors is not compact', interop.load_listed, gpt_dir)
 
 
 def change_dtype(name, dtype):

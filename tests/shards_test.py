@@ -1,6 +1,8 @@
 """A corpus made in shards is that of one machine, token for token."""
 
+import itertools
 import json
+import os
 import shutil
 
 from hypothesis import given
@@ -12,7 +14,6 @@ from spdf_jax.data import join_shards
 from spdf_jax.data import open_corpus
 from spdf_jax.data import prepare_files
 from spdf_jax.data import prepare_shard
-from spdf_jax.data import token_files
 from spdf_jax.data.prepare import files as preparation
 from spdf_jax.data.prepare import shards
 from spdf_jax.data.prepare.inputs import read_documents
@@ -136,37 +137,24 @@ def test_a_killed_shard_and_a_killed_join_go_on(texts, tmp_path, monkeypatch):
   counts = [report.tokens for report in full[-len(again):]]
   assert [report.tokens for report in again] == counts
 
-  append, adopt = shards._append, token_files.adopt_token_file
-  with monkeypatch.context() as patch:
-    patch.setattr(shards, '_append', lambda work, folder, state: (
-        append(work, folder, state), (_ for _ in ()).throw(KeyboardInterrupt)
-    ))
-    with pytest.raises(KeyboardInterrupt):
-      join_shards(output)
-    patch.setattr(shards, '_append', append)
+  replace = os.replace
+  for most in itertools.count():  # Killed before each of its renamings.
     moved = []
 
-    def adopt_two(path, *args, **kwargs):
-      if len(moved) == 2:
+    def replace_some(source, target, most=most, moved=moved):
+      if len(moved) == most:
         raise KeyboardInterrupt
-      moved.append(path)
-      return adopt(path, *args, **kwargs)
+      moved.append(target)
+      replace(source, target)
 
-    patch.setattr(token_files, 'adopt_token_file', adopt_two)
-    with pytest.raises(KeyboardInterrupt):
-      join_shards(output)
-    patch.setattr(token_files, 'adopt_token_file', adopt)
-    remove = shutil.rmtree
-
-    def remove_one(folder, **kwargs):
-      if not folder.exists():
-        return
-      remove(next(folder.glob('*-of-*')))
-      raise KeyboardInterrupt
-
-    patch.setattr(shutil, 'rmtree', remove_one)
-    with pytest.raises(KeyboardInterrupt):
-      join_shards(output)
+    with monkeypatch.context() as patch:
+      patch.setattr(os, 'replace', replace_some)
+      try:
+        join_shards(output)
+      except KeyboardInterrupt:
+        continue
+    break
+  assert most > 3
   assert open_corpus(output).fingerprint == expected.fingerprint
   assert join_shards(output).fingerprint == expected.fingerprint
   names = lambda folder: {path.name for path in folder.iterdir()}
