@@ -77,7 +77,7 @@ def generations_table(
     >>> print(generations_table({'toy': run}))
     | context | reference | toy, step 8 |
     | --- | --- | --- |
-    | f() | RunRecord. | Go. |
+    | f() | Run. | Go. |
   """
   last = {
       label: (max(run.generations), run.generations[max(run.generations)])
