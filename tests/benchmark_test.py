@@ -1,5 +1,7 @@
-"""The benchmark command, end to end, on suites that take no time."""
+"""The benchmark command, its suites on small cases, and its statistics."""
 
+import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from sparse_params import make_sparse_params
 
 from experiments import benchmark
 from experiments.benchmarks import compiled
@@ -29,11 +32,14 @@ from experiments.benchmarks import Suite
 from experiments.benchmarks import SUITES
 from experiments.benchmarks import topk
 from experiments.benchmarks import train_step
+from experiments.benchmarks.machine import cores
 import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.costs.flops import training_flops
+from spdf_jax.data import Batch
+from spdf_jax.evaluation import CachedModel
 
 CHECKOUT = pathlib.Path(__file__).parents[1]
 SMALL = small_gpts.Case(
@@ -314,3 +320,168 @@ def test_profiles_assign_the_time_of_a_step_to_its_parts(monkeypatch):
   assert dense['sparse kernels, ms'] == 0 < dense['dense products, ms']
   assert all(sparse[f'{part}, ms'] > 0 for part in profiles.PARTS)
   assert 0 <= sparse['idle, % of the cores'] < 100
+
+
+def noisy_seconds(rng, ratio, n):
+  """Two programs under shared disturbances, with some bursts on one alone."""
+  shared = 0.1 * rng.lognormal(sigma=0.5, size=n)
+  own = rng.lognormal(sigma=0.05, size=(2, n))
+  bursts = np.where(rng.random((2, n)) < 0.1, 3.0, 1.0)
+  return shared * own * bursts * np.array([[1.0], [ratio]])
+
+
+def test_the_interval_covers_the_known_ratio_about_95_times_in_100():
+  rng = np.random.default_rng(1)
+  covered = 0
+  for _ in range(200):
+    seconds = noisy_seconds(rng, 1.2, 25)
+    _, low, high = measuring.median_interval(seconds[1] / seconds[0], rng)
+    covered += low <= 1.2 <= high
+  assert 180 <= covered < 200
+
+
+def test_bursts_in_some_cases_do_not_move_the_mean_of_all():
+  rng = np.random.default_rng(4)
+  ratios = np.linspace(4, 10, 15)
+  covered = 0
+  for _ in range(50):
+    seconds = [noisy_seconds(rng, 1 / ratio, 13) for ratio in ratios]
+    samples = np.array([dense / sparse for dense, sparse in seconds])
+    value, low, high = measuring.median_interval(samples, rng)
+    assert value == pytest.approx(7, rel=0.05)
+    covered += low <= 7 <= high
+  assert covered >= 45
+
+
+@pytest.mark.parametrize('n', [1, 2])
+def test_one_or_two_samples_decide_nothing(n):
+  rng = np.random.default_rng(0)
+  row = measuring.sampled_row('a', 'b', np.full(n, 9.0), rng, target=1)
+  assert (row.value, row.low, row.high) == (9, -math.inf, math.inf)
+  assert measuring.verdict(row) == 'undecided'
+
+
+@pytest.mark.parametrize(
+    ('low', 'high', 'at_most', 'expected'),
+    [
+        (0.9, 1.0, True, 'ok'),  # The target itself is ok.
+        (0.9, 1.1, True, 'undecided'),
+        (1.01, 1.1, True, 'missed'),
+        (1.0, 1.1, False, 'ok'),
+        (0.9, 0.99, False, 'missed'),
+        (math.nan, math.nan, True, 'undecided'),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval(low, high, at_most, expected):
+  row = measuring.Row('a', 'b', (low + high) / 2, 1.0, low, high, at_most)
+  assert measuring.verdict(row) == expected
+
+
+def test_without_a_target_there_is_no_verdict():
+  assert measuring.verdict(measuring.counted_row('a', 'b', 3)) == ''
+
+
+def test_calls_take_turns_after_their_warm_ups():
+  order = []
+  calls = [lambda name=name: order.append(name) for name in 'ab']
+  measuring.interleave(calls, 3, warmups=2)
+  assert ''.join(order) == 'abab' + 'ababab'
+
+
+def test_seconds_are_those_of_the_timed_calls_on_both_clocks():
+  now = dict(wall=0.0, cpu=0.0)
+  numbers = itertools.count()
+
+  def call(wall, cpu):
+    now['wall'] += wall
+    now['cpu'] += cpu
+    return next(numbers)
+
+  timings = measuring.interleave(
+      [lambda: call(2, 3), lambda: call(5, 7)],
+      4,
+      wall=lambda: now['wall'],
+      cpu=lambda: now['cpu'],
+  )
+  np.testing.assert_array_equal(timings.wall, [[2] * 4, [5] * 4])
+  np.testing.assert_array_equal(timings.cpu, [[3] * 4, [7] * 4])
+  assert timings.results == [8, 9]
+
+
+@pytest.mark.parametrize(('calls', 'repeats'), [([], 3), ([int], 0)])
+def test_nothing_to_time_is_refused(calls, repeats):
+  with pytest.raises(ValueError, match='give at least one of each'):
+    measuring.interleave(calls, repeats)
+
+
+def test_columns_of_the_table_are_aligned():
+  rows = [
+      measuring.counted_row('a long case', 'bytes', 12345678, target=2e7),
+      measuring.Row('toy', 'a ratio of calls', 1.5, 1.0, 1.25, 2.0, False),
+      measuring.Row('toy', 'one pair', 1.5, None, -math.inf, math.inf, True),
+  ]
+  lines = measuring.format_table(rows).splitlines()
+  heading = lines[0]
+  for line in lines[1:]:
+    for name in ('metric', 'value', 'target', '95 %', 'verdict'):
+      start = heading.index(name)
+      assert line[start - 2:start].strip() == ''
+  assert '1.25 to 2' in lines[2]
+  assert '>= 1' in lines[2] and lines[2].endswith('ok')
+
+
+CONFIG = models.GPTConfig(
+    vocab_size=40, n_layers=2, n_heads=2, d_model=16, d_ff=64, max_length=12
+)
+
+
+def are_contiguous(tensors):
+  return all(x.is_contiguous() for x in jax.tree.leaves(tensors))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_matrices_of_decoding_are_contiguous_as_linear_reads_them(dtype):
+  pytest.importorskip('torch')
+  params, _ = make_sparse_params(CONFIG, 0.5)
+  assert are_contiguous(pytorch.convert(params, dtype))
+
+
+@pytest.mark.slow
+def test_a_training_step_uses_contiguous_matrices_and_all_cores():
+  torch = pytest.importorskip('torch')
+  params, _ = make_sparse_params(CONFIG, 0.5)
+  model = pytorch.create_model(CONFIG, params)
+  assert are_contiguous(list(model.parameters()))
+  torch.set_num_threads(cores() + 1)
+  tokens = np.zeros((1, 4), np.int32)
+  pytorch.create_step(
+      CONFIG, params, Batch(tokens, tokens, None), dtype='float32',
+      is_compiled=False, learning_rate=1e-3, weight_decay=0.0, b1=0.9, b2=0.99,
+      eps=1e-8, clip_norm=1.0,
+  )
+  assert torch.get_num_threads() == cores()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype, tolerance', [
+    ('float32', 1e-5), ('bfloat16', 5e-2)
+])
+def test_pytorch_decodes_the_same_model(dtype, tolerance):
+  pytest.importorskip('torch')
+  params, _ = make_sparse_params(CONFIG, 0.5)
+  decoder = CachedModel(models.model_of(
+      dataclasses.replace(CONFIG, dtype='float32')
+  ))
+  cache = decoder.create_cache(3, 12)
+  wanted, _ = decoder(
+      params, cache, jnp.zeros((3, 1), jnp.int32), jnp.full((3, 1), 5)
+  )
+  tensors = pytorch.convert(params, dtype)
+  step = pytorch.decoding(CONFIG, tensors, 3, context=5, length=12)
+  for _ in range(2):  # A step leaves the cache as it is for the next one.
+    found = step().float().numpy()
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(
+        found, np.asarray(wanted)[:, 0], rtol=0, atol=tolerance * scale
+    )

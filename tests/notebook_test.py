@@ -21,13 +21,6 @@ def names(paths):
   return [path.stem for path in paths]
 
 
-def test_there_are_notebooks_of_what_readers_ask_for():
-  assert {
-      'native_speed', 'own_algorithm', 'own_loop', 'paper_tables', 'quickstart',
-      'wafer', 'wafer_run',
-  } <= set(names(SCRIPTS))
-
-
 def run(script, tmp_path):
   """Runs a notebook as a script, and asserts that it has no warnings."""
   library = NEEDS.get(script.stem, 'matplotlib')
