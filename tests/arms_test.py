@@ -15,6 +15,7 @@ from quickstart_runs import CACHE
 from experiments import papers
 from experiments.launch.grid import points
 from experiments.papers import pool_worker
+from experiments.papers import scales
 from experiments.papers.arm_configs import create_config
 from experiments.papers.arms import Arm
 from experiments.papers.arms import ROUNDS
@@ -23,17 +24,6 @@ from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Job
 from experiments.papers.pool_identity import RESULTS
-from experiments.papers.scales import at_flops_of
-from experiments.papers.scales import DENSE
-from experiments.papers.scales import parameters
-from experiments.papers.scales import SCALES
-from experiments.papers.scales import Size
-from experiments.papers.scales import sized
-from experiments.papers.scales import STATIC_50
-from experiments.papers.scales import STATIC_75
-from experiments.papers.scales import STATIC_90
-from experiments.papers.scales import tuned
-from experiments.papers.scales import VARIABLE
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
@@ -42,17 +32,19 @@ from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
 
-FAIR, FLOPS = SCALES['fair'], SCALES['flops']
+FAIR, FLOPS = scales.SCALES['fair'], scales.SCALES['flops']
 SCALE = dataclasses.replace(
-    SCALES['smoke'], claims=FAIR.claims,
+    scales.SCALES['smoke'], claims=FAIR.claims,
     sizes={
-        '': Size(16, (1e-2,)), 'small': Size(16, (1e-2,)),
-        'large': Size(32, (1e-2,)),
+        '': scales.Size(16, (1e-2,)), 'small': scales.Size(16, (1e-2,)),
+        'large': scales.Size(32, (1e-2,)),
     },
     tasks=dict.fromkeys(('task', 'hard'), ('jsonl', '', 1)),
 )
 INIT, RIGL, SET = Arm('init'), Arm('rigl', 0.9), Arm('set', 0.9)
 PRUNED, LONGER = Arm('pruned', 0.75), Arm('longer')
+STATIC = scales.STATIC_75, scales.STATIC_90
+KEPT = scales.tuned(scales.STATIC_75, sparse_tuning=True)
 
 
 def entries_of(scale):
@@ -93,33 +85,33 @@ def masks_of(arm, tasks, seed=1):
 def test_masks_of_a_seed_are_nested_and_algorithms_start_from_them(tasks):
   masks = {
       arm: masks_of(arm, tasks)
-      for arm in (STATIC_50, STATIC_75, STATIC_90, RIGL, SET, VARIABLE)
+      for arm in (scales.STATIC_50, *STATIC, RIGL, SET, scales.VARIABLE)
   }
-  other = masks_of(STATIC_75, tasks, seed=2)
-  for path, half in masks[STATIC_50].items():
-    quarter, tenth = masks[STATIC_75][path], masks[STATIC_90][path]
+  other = masks_of(scales.STATIC_75, tasks, seed=2)
+  for path, half in masks[scales.STATIC_50].items():
+    quarter, tenth = (masks[arm][path] for arm in STATIC)
     assert half.sum() == half.size // 2 and quarter.sum() == half.size // 4
     assert (half | ~quarter).all() and (quarter | ~tenth).all()
-    for arm in (RIGL, SET, VARIABLE):
+    for arm in (RIGL, SET, scales.VARIABLE):
       np.testing.assert_array_equal(masks[arm][path], tenth)
     assert (other[path] != quarter).any()
 
 
 def test_arms_of_a_seed_read_the_same_batches(tasks):
   # Initial weights, too: G1 counts n-grams on what they would read.
-  arms = (DENSE, STATIC_90, RIGL, VARIABLE, INIT)
+  arms = (scales.DENSE, scales.STATIC_90, RIGL, scales.VARIABLE, INIT)
   runs = [run_of(arm, tasks) for arm in arms]
   assert len({run.plan.total_steps for run in runs}) == 1
-  for step in (0, 3, SCALE.steps(DENSE) - 1):
+  for step in (0, 3, SCALE.steps(scales.DENSE) - 1):
     first, *others = [run.batch_at(step) for run in runs]
     for batch in others:
       np.testing.assert_array_equal(first.inputs, batch.inputs)
-  other = run_of(DENSE, tasks, seed=2).batch_at(0)
+  other = run_of(scales.DENSE, tasks, seed=2).batch_at(0)
   assert (other.inputs != runs[0].batch_at(0).inputs).any()
 
 
 @pytest.mark.parametrize('arm, kept', [
-    (tuned(STATIC_75), 1), (tuned(STATIC_75, sparse_tuning=True), 0.25),
+    (scales.tuned(scales.STATIC_75), 1), (KEPT, 0.25),
     (LONGER, 1),
 ], ids=lambda value: getattr(value, 'name', ''))
 def test_only_sparse_fine_tuning_continues_with_zeros(tasks, arm, kept):
@@ -128,9 +120,9 @@ def test_only_sparse_fine_tuning_continues_with_zeros(tasks, arm, kept):
 
 
 def test_sparse_fine_tuning_keeps_the_zeros_of_pre_training(tasks):
-  run = run_of(STATIC_75, tasks)
+  run = run_of(scales.STATIC_75, tasks)
   params = run.state_from(run.init_params()).params
-  tuning = run_of(tuned(STATIC_75, sparse_tuning=True), tasks)
+  tuning = run_of(KEPT, tasks)
   mask = get_mask(tuning.state_from(params).opt_state)
   for m, w in zip(jax.tree.leaves(mask), jax.tree.leaves(
       jax.tree.map(lambda m, w: None if m is None else w, mask, params,
@@ -173,19 +165,19 @@ def flops(run):
 
 def test_variable_spdf_costs_what_static_75_costs(tasks):
   # As many steps as the scale fair has at its main size: a multiple of 6.
-  steps = FAIR.steps(DENSE)
+  steps = FAIR.steps(scales.DENSE)
   read = steps * SCALE.batch_size * SCALE.length
-  tokens = read / parameters(SCALE.model(''))
+  tokens = read / scales.parameters(SCALE.model(''))
   scale = dataclasses.replace(SCALE, tokens_per_parameter=tokens)
-  variable = run_of(VARIABLE, tasks, scale=scale)
-  static = run_of(STATIC_75, tasks, scale=scale)
+  variable = run_of(scales.VARIABLE, tasks, scale=scale)
+  static = run_of(scales.STATIC_75, tasks, scale=scale)
   assert variable.plan.total_steps == static.plan.total_steps == steps
   assert flops(variable) == pytest.approx(flops(static), rel=1e-3)
 
 
 def test_the_dense_stage_continues_the_cosine_or_is_warmed_up_anew(tasks):
-  continued = run_of(VARIABLE, tasks, number=0).plan
-  anew = run_of(VARIABLE, tasks, number=1).plan
+  continued = run_of(scales.VARIABLE, tasks, number=0).plan
+  anew = run_of(scales.VARIABLE, tasks, number=1).plan
   start = continued.starts[1]
   rates = lambda plan: [
       float(plan.learning_rate(i)) for i in range(plan.total_steps)
@@ -202,7 +194,7 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
     )
     return [config.phases[name] for name in config.phases.order]
 
-  for arm in (DENSE, STATIC_75, RIGL, SET):
+  for arm in (scales.DENSE, scales.STATIC_75, RIGL, SET):
     phase, = phases(arm)
     assert (phase.batch_size, phase.length, phase.weight_decay) == (4, 256, 0.1)
     rate = phase.learning_rate
@@ -213,17 +205,17 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
     sparsity = phases(arm)[0].sparsity
     assert (sparsity.update_every, sparsity.update_until) == (227, 3411)
     assert sparsity.sparsity == 0.9
-  assert phases(VARIABLE, stage=0.3)[1].learning_rate.peak == (
+  assert phases(scales.VARIABLE, stage=0.3)[1].learning_rate.peak == (
       pytest.approx(2.4e-3)
   )
-  sparse, dense = phases(VARIABLE, stage='continue')
+  sparse, dense = phases(scales.VARIABLE, stage='continue')
   assert (sparse.duration, sparse.sparsity) == ('3791 steps', 0.9)
   assert (dense.duration, dense.sparsity) == ('758 steps', 0)
   assert dense.learning_rate.schedule == 'continue'
   rounds = phases(PRUNED)
   assert [each.duration for each in rounds] == ['1137 steps'] * 5
   assert all(each.reset_moments and each.new_epoch for each in rounds)
-  for arm in (tuned(DENSE), tuned(STATIC_75, sparse_tuning=True)):
+  for arm in (scales.tuned(scales.DENSE), KEPT):
     phase, = phases(arm)
     assert (phase.duration, phase.weight_decay) == ('1200 steps', 0.01)
     assert phase.learning_rate.schedule == 'linear'
@@ -240,9 +232,9 @@ def test_every_arm_of_every_claim_can_be_run(tasks, arm):
   assert run_of(arm, tasks).plan.total_steps == steps
 
 
-@pytest.mark.parametrize('name', SCALES)
+@pytest.mark.parametrize('name', scales.SCALES)
 def test_scales_have_what_their_claims_need(name):
-  scale = SCALES[name]
+  scale = scales.SCALES[name]
   entries = entries_of(scale)
   arms = [entry.arm for entry in entries]
   assert len({arm.name for arm in arms}) == len(set(arms))
@@ -288,8 +280,8 @@ def test_a_fine_tuned_model_is_scored_on_the_whole_test_split(tasks, tmp_path):
   run = pool_worker.Runner(
       scale, str(tmp_path), 'python-stdlib', tasks, source=tasks
   )
-  job = Job(tuned(DENSE), {'rate': 1e-2}, 1, Job(
-      DENSE, {'rate': 1e-2}, 1, Job(INIT, {}, 1)
+  job = Job(scales.tuned(scales.DENSE), {'rate': 1e-2}, 1, Job(
+      scales.DENSE, {'rate': 1e-2}, 1, Job(INIT, {}, 1)
   ))
   initial, dense = run(job.parent.parent), run(job.parent)
   assert 0 < initial['trigram/loss'] < initial['bigram/loss'] < 6
@@ -312,9 +304,9 @@ def test_the_protocol_states_the_sizes_of_the_scale():
   for row, size in (('small', 'small'), ('main', ''), ('large', 'large')):
     width, count, read, steps = rows[row]
     assert FAIR.sizes[size].width == int(width)
-    found = parameters(FAIR.model(size))
+    found = scales.parameters(FAIR.model(size))
     assert count == f'{found:,}' and read == f'{20 * found / 1e6:.2f}M'
-    assert steps == f'{FAIR.steps(sized(DENSE, size)):,}'
+    assert steps == f'{FAIR.steps(scales.sized(scales.DENSE, size)):,}'
 
 
 def test_the_protocol_states_margins_and_seeds_of_primary_claims():
@@ -334,7 +326,7 @@ def test_the_second_protocol_states_its_sizes():
     model = FLOPS.model(name)
     assert rows[name or 'main'] == [
         f'{number:,}' for number in (
-            model.d_model, model.n_heads, model.d_ff, parameters(model),
+            model.d_model, model.n_heads, model.d_ff, scales.parameters(model),
             FLOPS.batch(name), FLOPS.steps(Arm('dense', size=name)),
         )
     ]
@@ -362,9 +354,10 @@ def test_arms_of_equal_flops_differ_by_less_than_2_percent(size):
     )
     return tokens / FLOPS.length * sequence
 
-  sparse = sized(STATIC_75, size)
+  sparse = scales.sized(scales.STATIC_75, size)
   small = Arm('dense', size=f'small-{size}'.rstrip('-'))
-  assert cost(at_flops_of(sparse)) == pytest.approx(cost(sparse), rel=1e-3)
+  equal = scales.at_flops_of(sparse)
+  assert cost(equal) == pytest.approx(cost(sparse), rel=1e-3)
   assert cost(small) == pytest.approx(cost(sparse), rel=0.02)
   assert FLOPS.steps(small) == FLOPS.steps(sparse)
 

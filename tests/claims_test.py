@@ -11,22 +11,9 @@ import pytest
 from scipy import stats
 
 from experiments.papers import arms
+from experiments.papers import claims
 from experiments.papers import json_files
 from experiments.papers import paired
-from experiments.papers.claims import BETTER
-from experiments.papers.claims import better
-from experiments.papers.claims import Claim
-from experiments.papers.claims import contrast
-from experiments.papers.claims import FAILS
-from experiments.papers.claims import HOLDS
-from experiments.papers.claims import judge
-from experiments.papers.claims import NO_VERDICT
-from experiments.papers.claims import NOT_RUN
-from experiments.papers.claims import PRIMARY
-from experiments.papers.claims import SECONDARY
-from experiments.papers.claims import smaller_gap
-from experiments.papers.claims import trend
-from experiments.papers.claims import UNDECIDED
 from experiments.papers.paired import holm
 from experiments.papers.paper_claims import CLAIMS
 
@@ -47,25 +34,25 @@ def measure(**means):
   }
 
 
-def claim_of(*comparisons, key='x', family=PRIMARY):
-  return Claim(key, 'it is so', 'nowhere', comparisons, family)
+def claim_of(*comparisons, key='x', family=claims.PRIMARY):
+  return claims.Claim(key, 'it is so', 'nowhere', comparisons, family)
 
 
 def verdict(runs, *comparisons):
-  return judge([claim_of(*comparisons)], runs)[0].verdict
+  return claims.judge([claim_of(*comparisons)], runs)[0].verdict
 
 
 @given(st.floats(-0.1, 0.1), st.floats(1e-3, 0.05), st.booleans())
 @settings(deadline=None)
 def test_one_claim_alone_is_decided_by_its_interval(mean, margin, has_margin):
   margin *= has_margin
-  finding = judge(
-      [claim_of(better(B, A, 'loss', margin))], measure(a=0, b=mean)
+  finding = claims.judge(
+      [claim_of(claims.better(B, A, 'loss', margin))], measure(a=0, b=mean)
   )[0]
   low, high = finding.intervals[0][2:]
   expected = (
-      (BETTER if margin and high < 0 else HOLDS) if high < margin
-      else FAILS if low > margin else UNDECIDED
+      (claims.BETTER if margin and high < 0 else claims.HOLDS) if high < margin
+      else claims.FAILS if low > margin else claims.UNDECIDED
   )
   assert finding.verdict == expected and finding.reason == ''
 
@@ -79,76 +66,79 @@ def test_nothing_is_claimed_and_refuted_at_once(values, margin):
       A: {s: {'loss': 0.0} for s in range(5)},
       B: {s: {'loss': x} for s, x in enumerate(values)},
   }
-  claimed = better(B, A, 'loss', margin)
+  claimed = claims.better(B, A, 'loss', margin)
   opposite = claimed._replace(
       terms=tuple(t._replace(weight=-t.weight) for t in claimed.terms),
       margin=-margin,
   )
   first, second = (verdict(runs, c) for c in (claimed, opposite))
-  holds = {HOLDS, BETTER}
-  assert (first in holds) == (second == FAILS)
-  assert (second in holds) == (first == FAILS)
+  holds = {claims.HOLDS, claims.BETTER}
+  assert (first in holds) == (second == claims.FAILS)
+  assert (second in holds) == (first == claims.FAILS)
 
 
 def test_a_claim_holds_only_with_all_of_its_comparisons():
   runs = measure(a=0, b=-0.05, c=-0.1, d=0.05, e=0.004)
-  good = better(B, A, 'loss'), better(C, A, 'loss')
-  assert verdict(runs, *good) == HOLDS
-  assert verdict(runs, *good, better(E, A, 'loss')) == UNDECIDED
-  assert verdict(runs, *good, better(D, A, 'loss')) == FAILS
+  good = claims.better(B, A, 'loss'), claims.better(C, A, 'loss')
+  assert verdict(runs, *good) == claims.HOLDS
+  assert verdict(runs, *good, claims.better(E, A, 'loss')) == claims.UNDECIDED
+  assert verdict(runs, *good, claims.better(D, A, 'loss')) == claims.FAILS
 
 
 def test_a_claim_fails_by_one_comparison_only_beyond_their_number():
   # Two-sided, one comparison alone fails at p = 0.03; one of two at 0.06.
-  claim = claim_of(better(B, A, 'loss'), better(C, A, 'loss'))
+  claim = claim_of(claims.better(B, A, 'loss'), claims.better(C, A, 'loss'))
   t = 0.01 / np.sqrt(len(NOISE)) * stats.t(len(NOISE) - 1).ppf(1 - 0.015)
-  alone = claim_of(better(B, A, 'loss'))
-  assert judge([alone], measure(a=0, b=t))[0].verdict == FAILS
-  finding, = judge([claim], measure(a=0, b=t, c=0))
-  assert finding.verdict == UNDECIDED
+  alone = claim_of(claims.better(B, A, 'loss'))
+  assert claims.judge([alone], measure(a=0, b=t))[0].verdict == claims.FAILS
+  finding, = claims.judge([claim], measure(a=0, b=t, c=0))
+  assert finding.verdict == claims.UNDECIDED
   assert finding.p == pytest.approx(0.06)
 
 
 def test_better_needs_margins_and_intervals_below_0_of_all_comparisons():
   runs = measure(a=0, b=-0.05, c=-0.1, e=0.004)
-  within = lambda arm: better(arm, A, 'loss', 0.05)
-  assert verdict(runs, within(B), within(C)) == BETTER
-  assert verdict(runs, within(B), within(E)) == HOLDS
-  assert verdict(runs, within(B), better(C, A, 'loss')) == HOLDS
+  within = lambda arm: claims.better(arm, A, 'loss', 0.05)
+  assert verdict(runs, within(B), within(C)) == claims.BETTER
+  assert verdict(runs, within(B), within(E)) == claims.HOLDS
+  assert verdict(runs, within(B), claims.better(C, A, 'loss')) == claims.HOLDS
 
 
 def test_claims_are_corrected_for_their_number():
   runs = measure(a=0, b=-0.0135)
-  comparison = better(B, A, 'loss')
-  alone = judge([claim_of(comparison)], runs)
-  assert alone[0].verdict == HOLDS and alone[0].corrected == alone[0].p
-  many = judge([claim_of(comparison, key=str(i)) for i in range(5)], runs)
-  assert {finding.verdict for finding in many} == {UNDECIDED}
+  comparison = claims.better(B, A, 'loss')
+  alone = claims.judge([claim_of(comparison)], runs)
+  assert alone[0].verdict == claims.HOLDS
+  assert alone[0].corrected == alone[0].p
+  five = [claim_of(comparison, key=str(i)) for i in range(5)]
+  many = claims.judge(five, runs)
+  assert {finding.verdict for finding in many} == {claims.UNDECIDED}
   assert [f.corrected for f in many] == holm([f.p for f in many])
 
 
 def test_each_family_is_corrected_for_its_own_number():
   runs = measure(a=0, b=-0.0135)
-  comparison = better(B, A, 'loss')
-  first, *others = judge([
+  comparison = claims.better(B, A, 'loss')
+  first, *others = claims.judge([
       claim_of(comparison), *(
-          claim_of(comparison, key=str(i), family=SECONDARY) for i in range(5)
+          claim_of(comparison, key=str(i), family=claims.SECONDARY)
+          for i in range(5)
       )
   ], runs)
-  assert first.corrected == first.p and first.verdict == HOLDS
+  assert first.corrected == first.p and first.verdict == claims.HOLDS
   assert [f.corrected for f in others] == holm([first.p] * 5)
-  assert {f.verdict for f in others} == {UNDECIDED}
+  assert {f.verdict for f in others} == {claims.UNDECIDED}
 
 
 def test_a_gate_that_fails_changes_no_other_claim():
   runs = measure(a=0, b=-0.02, c=-0.03)
-  claims = [
-      claim_of(better(arm, A, 'loss'), key=key)
+  both = [
+      claim_of(claims.better(arm, A, 'loss'), key=key)
       for key, arm in (('b', B), ('c', C))
   ]
-  before = judge(claims, runs)
-  first, second = judge(claims, runs, {'b': 'G2 static-99'})
-  assert (first.verdict, first.reason) == (NO_VERDICT, 'G2 static-99')
+  before = claims.judge(both, runs)
+  first, second = claims.judge(both, runs, {'b': 'G2 static-99'})
+  assert (first.verdict, first.reason) == (claims.NO_VERDICT, 'G2 static-99')
   assert first[:5] == before[0][:5]  # Its numbers are shown all the same.
   assert second == before[1]
 
@@ -156,21 +146,22 @@ def test_a_gate_that_fails_changes_no_other_claim():
 def test_few_seeds_give_no_verdict_and_unpaired_ones_are_left_out():
   runs = measure(a=0, b=-1)
   del runs[B][0]
-  claim = claim_of(better(B, A, 'loss'))
-  finding = judge([claim], runs)[0]
-  assert finding.verdict == NO_VERDICT and len(finding.values[0]) == 4
+  claim = claim_of(claims.better(B, A, 'loss'))
+  finding = claims.judge([claim], runs)[0]
+  assert finding.verdict == claims.NO_VERDICT and len(finding.values[0]) == 4
   assert finding.reason == '4 of at least 5 seeds'
-  finding = judge([claim], runs, {'x': 'G1 dense'})[0]
+  finding = claims.judge([claim], runs, {'x': 'G1 dense'})[0]
   assert finding.reason == '4 of at least 5 seeds; G1 dense'
 
 
 def test_what_has_not_run_has_no_verdict_and_counts_in_its_family():
   runs = measure(a=0, b=-0.02)
-  missing, other = judge([
-      claim_of(better(C, A, 'loss'), key='missing'),
-      claim_of(better(B, A, 'loss')),
+  missing, other = claims.judge([
+      claim_of(claims.better(C, A, 'loss'), key='missing'),
+      claim_of(claims.better(B, A, 'loss')),
   ], runs)
-  assert missing.verdict == NO_VERDICT and missing.intervals == (NOT_RUN,)
+  assert missing.verdict == claims.NO_VERDICT
+  assert missing.intervals == (claims.NOT_RUN,)
   assert missing.reason == '0 of at least 5 seeds' and missing.p == 1
   assert other.corrected == pytest.approx(2 * other.p)
 
@@ -179,13 +170,13 @@ def test_a_seed_that_diverged_decides_nothing():
   for bad in (float('nan'), float('inf')):
     runs = measure(a=0, b=-1)
     runs[B][0]['loss'] = bad
-    assert verdict(runs, better(B, A, 'loss')) == UNDECIDED
+    assert verdict(runs, claims.better(B, A, 'loss')) == claims.UNDECIDED
 
 
 def test_gaps_are_compared_seed_by_seed():
   runs = measure(a=0, b=0.3, c=1.0, d=1.1)
-  gap = smaller_gap((D, C), (B, A), 'loss')
-  finding = judge([claim_of(gap)], runs)[0]
+  gap = claims.smaller_gap((D, C), (B, A), 'loss')
+  finding = claims.judge([claim_of(gap)], runs)[0]
   assert finding.intervals[0].mean == pytest.approx(0.1 - 0.3)
   noise = [0.01 * x for x in NOISE]
   assert finding.values[0] == pytest.approx([-0.2 - x for x in noise])
@@ -198,7 +189,7 @@ def test_a_trend_is_minus_the_slope_of_the_regression_line(slope, start):
       arm: {1: {'loss': start + slope * x + 0.1 * (x == 0.5)}}
       for arm, x in sparsities.items()
   }
-  value, = contrast(trend('', sparsities, 'loss'), runs)
+  value, = claims.contrast(claims.trend('', sparsities, 'loss'), runs)
   line = np.polyfit(
       list(sparsities.values()), [runs[arm][1]['loss'] for arm in sparsities], 1
   )
@@ -207,7 +198,7 @@ def test_a_trend_is_minus_the_slope_of_the_regression_line(slope, start):
 
 def test_a_measure_that_a_run_misses_is_named():
   with pytest.raises(ValueError, match="'a below a' needs 'x', which one of"):
-    judge([claim_of(better(A, A, 'x'))], measure(a=0))
+    claims.judge([claim_of(claims.better(A, A, 'x'))], measure(a=0))
 
 
 GOOD = {
@@ -250,7 +241,8 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
         for arm in claim.arms
     }
 
-  assert judge([claim], world(1))[0].verdict in (HOLDS, BETTER)
+  found, = claims.judge([claim], world(1))
+  assert found.verdict in (claims.HOLDS, claims.BETTER)
   bad = world(-1)
   if claim.comparisons[0].margin:  # Better than allowed, and than dense.
     for outcomes in bad.values():
@@ -261,7 +253,7 @@ def test_a_world_where_a_claim_is_true_and_one_where_it_is_not(key):
     for outcome in bad[arm].values():
       for metric in metrics:
         outcome[metric] += 0.2
-  assert judge([claim], bad)[0].verdict == FAILS
+  assert claims.judge([claim], bad)[0].verdict == claims.FAILS
 
 
 def test_claims_of_pre_training_are_judged_on_validation_loss():
