@@ -102,11 +102,13 @@ def measure_native(
     )
     state = small_gpts.first_state(subject.params, optimizer)
     programs.append(
-        compile_step(step, optimizer, storage.to_compact(state)))
+        compile_step(step, optimizer, storage.to_compact(state))
+    )
     programs.append(compile_step(step, optimizer, state))
   sizes = [
       storage.bytes_per_weight(program.state)
-      for program in programs[1::2]]
+      for program in programs[1::2]
+  ]
   timings = measuring.interleave(
       [compiled.repeated(program) for program in programs],
       repeats * case.steps, warmups=2,

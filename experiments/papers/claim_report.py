@@ -88,8 +88,10 @@ def format_gates(gates: Sequence[Gate]) -> str:
       'holds' if gate.passed else '**fails**' if gate.found else 'not yet run'
   )
   return markdown.markdown_table(['gate', 'condition', 'found', ''], [
-      [gate.key, markdown.escape(gate.text),
-          markdown.escape(gate.found) or markdown.MISSING, word(gate)]
+      [
+          gate.key, markdown.escape(gate.text),
+          markdown.escape(gate.found) or markdown.MISSING, word(gate)
+      ]
       for gate in gates
   ])
 

@@ -192,8 +192,9 @@ def _canvas(
     elif i:
       ax.annotate(
           '', (middle - 1.85, 0), (middle - _PITCH + 1.85, 0),
-          arrowprops={'arrowstyle': '-|>', 'color': style.GREY,
-              'linewidth': 1.6},
+          arrowprops={
+              'arrowstyle': '-|>', 'color': style.GREY, 'linewidth': 1.6
+          },
       )
   entries = [ax.plot([], [], label=s, **_LINES[s])[0] for s in states]
   figure.legend(

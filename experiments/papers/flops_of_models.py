@@ -155,8 +155,10 @@ def format_run(run: Run, name: str) -> str:
       f'{sum(p["tokens"] for p in phases):,}', '', '',
       f'{whole["flops"]:.3e}', f'{whole["of_dense"]:.3f}',
   ))
-  lines = [f'{name}: {run.parameters:,} parameters', '',
-           markdown.align(rows, '<>>>>>>')]
+  lines = [
+      f'{name}: {run.parameters:,} parameters', '',
+      markdown.align(rows, '<>>>>>>')
+  ]
   tuning = sum(_flops(p) for p in phases if p['source'] == 'task')
   if 0 < tuning < whole['flops']:
     lines.append(f'fine-tuning is {tuning / (whole["flops"] - tuning):.2%} of '

@@ -14,8 +14,9 @@ from spdf_jax.runs import markdown
 from spdf_jax.runs import style
 
 DENSE, SPARSE, TUNING = 'dense pre-training', 'sparse pre-training', 'tuning'
-_COLORS = {SPARSE: style.COLORS[5], DENSE: style.COLORS[0],
-    TUNING: style.COLORS[1]}
+_COLORS = {
+    SPARSE: style.COLORS[5], DENSE: style.COLORS[0], TUNING: style.COLORS[1]
+}
 _NAMES = {
     SPARSE: SPARSE, DENSE: DENSE, TUNING: 'fine-tuning (E2E or DART)',
 }
@@ -65,12 +66,14 @@ def published_bars() -> list[Bar]:
   bars = []
   for name, sparsity in published.PRETRAINING.rows:
     flops = {
-        SPARSE if sparsity else DENSE: spdf_readings.pretraining_flops(name,
-            sparsity),
+        SPARSE if sparsity else DENSE: spdf_readings.pretraining_flops(
+            name, sparsity
+        ),
         TUNING: spdf_readings.tuning_flops(name, 'E2E'),
     }
     printed = _EXA * printed_numbers.value_of(
-        published.TOTALS.cell((name, sparsity), 'E2E'))
+        published.TOTALS.cell((name, sparsity), 'E2E')
+    )
     label = f'static\n{markdown.percent(sparsity)}' if sparsity else 'dense'
     bars.append(Bar(name, label, flops, printed))
   return bars + _small_bars() + _large_bars()
@@ -228,7 +231,8 @@ def plot_flops_reduction() -> Any:
     ax.axhline(1 / (1 - sparsity), color=color, linewidth=1, linestyle='--')
     ax.plot(sizes, times, color=color, marker='o', markersize=4, linewidth=1.8)
     ends.append(
-        (sizes[-1], times[-1], f'{markdown.percent(sparsity)} zeros', color))
+        (sizes[-1], times[-1], f'{markdown.percent(sparsity)} zeros', color)
+    )
     for name, printed_sparsity in published.PRETRAINING.rows:
       if printed_sparsity == sparsity:
         text = published.PRETRAINING.cell((name, sparsity), 'of dense')

@@ -116,8 +116,9 @@ def _judge(printed: Printed, row: tuple, column: str, text: str) -> Cell:
 
 def _nearest(readings: Sequence[Reading], text: str) -> str:
   same = [reading for reading in readings if not reading.slip]
-  nearest = min(same,
-      key=lambda r: abs(r.value - printed_numbers.value_of(text)))
+  nearest = min(
+      same, key=lambda r: abs(r.value - printed_numbers.value_of(text))
+  )
   how = f' ({nearest.how})' if nearest.how else ''
   printed = printed_numbers.as_printed(nearest.value, text)
   return f'nearest reading: {printed}{how}'

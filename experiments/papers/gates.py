@@ -196,8 +196,9 @@ def _tunings(scale: Scale, claims: Sequence[Claim]) -> list[tuple[str, str]]:
 
 
 def _dense(scale: Scale, size: str, task: str = '') -> Arm:
-  return scale.find('dense', 0.0, size, task) or scales.sized(scales.DENSE,
-      size)
+  return scale.find('dense', 0.0, size, task) or scales.sized(
+      scales.DENSE, size
+  )
 
 
 def _control(scale: Scale, size: str, task: str = '') -> Arm:

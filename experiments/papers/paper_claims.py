@@ -24,8 +24,9 @@ _RECOVERS = 0.01
 
 
 def _gaps(metric: str):
-  gap = lambda size: (scales.sized(scales.STATIC_75, size),
-      scales.sized(scales.DENSE, size))
+  gap = lambda size: (
+      scales.sized(scales.STATIC_75, size), scales.sized(scales.DENSE, size)
+  )
   return (claims.smaller_gap(gap('large'), gap('small'), metric),)
 
 
@@ -42,8 +43,10 @@ _ALL = (
         'b1', 'models pre-trained at 50 and 75 % are not inferior to dense '
         'ones after fine-tuning', f'{_SPDF}, section 3.3, table 1',
         tuple(
-            claims.better(scales.tuned(arm), scales.tuned(scales.DENSE),
-                arms.TUNED, margin)
+            claims.better(
+                scales.tuned(arm), scales.tuned(scales.DENSE), arms.TUNED,
+                margin
+            )
             for arm, margin in _MARGINS.items()
         ),
     ),
@@ -52,8 +55,10 @@ _ALL = (
         f'{_SPDF}, section 3.3',
         (claims.trend(
             'slope of the loss over sparsity above 0 (shown negated)',
-            {scales.DENSE: 0.0, scales.STATIC_50: 0.5, scales.STATIC_75: 0.75,
-                scales.STATIC_90: 0.9},
+            {
+                scales.DENSE: 0.0, scales.STATIC_50: 0.5,
+                scales.STATIC_75: 0.75, scales.STATIC_90: 0.9
+            },
             arms.PRETRAINED,
         ),),
     ),
@@ -69,20 +74,25 @@ _ALL = (
     Claim(
         'd-ft', 'Variable SPDF beats static 75 % at equal FLOPs after '
         'fine-tuning', f'{_VARIABLE}, tables 2 and 3',
-        (claims.better(scales.tuned(scales.VARIABLE),
-            scales.tuned(scales.STATIC_75), arms.TUNED),),
+        (claims.better(
+            scales.tuned(scales.VARIABLE),
+            scales.tuned(scales.STATIC_75), arms.TUNED
+        ),),
     ),
     Claim(
         'g1', 'iterative pruning with learning-rate rewinding to 75 % recovers '
         'the dense loss', f'{_ITERATIVE}, figure 3',
-        (claims.better(Arm('pruned', 0.75), scales.DENSE, arms.PRETRAINED,
-            _RECOVERS),),
+        (claims.better(
+            Arm('pruned', 0.75), scales.DENSE, arms.PRETRAINED, _RECOVERS
+        ),),
     ),
     Claim(
         'j', 'Variable SPDF is not inferior to dense after fine-tuning',
         f'{_VARIABLE}, table 3',
-        (claims.better(scales.tuned(scales.VARIABLE),
-            scales.tuned(scales.DENSE), arms.TUNED, _MATCHES),),
+        (claims.better(
+            scales.tuned(scales.VARIABLE),
+            scales.tuned(scales.DENSE), arms.TUNED, _MATCHES
+        ),),
     ),
     Claim(
         'c-ppl', 'larger models lose less at 75 %, in perplexity',
@@ -117,8 +127,9 @@ _ALL = (
         f'{_SPDF}, section 3.4, figure 3',
         tuple(
             claims.better(
-                scales.tuned(scales.DENSE,
-                    rate_of=scales.tuned(scales.STATIC_75)),
+                scales.tuned(
+                    scales.DENSE, rate_of=scales.tuned(scales.STATIC_75)
+                ),
                     scales.tuned(scales.STATIC_75),
                 f'distance/{module}',
             )._replace(text=f'{name} of dense+task below static-75+task')
@@ -140,8 +151,10 @@ _ALL = (
         f'{_SPDF}, section 3.3',
         (claims.smaller_gap(
             (scales.tuned(scales.STATIC_75), scales.tuned(scales.DENSE)),
-            (scales.tuned(scales.STATIC_75, 'hard'),
-                scales.tuned(scales.DENSE, 'hard')), arms.TUNED,
+            (
+                scales.tuned(scales.STATIC_75, 'hard'),
+                scales.tuned(scales.DENSE, 'hard')
+            ), arms.TUNED,
         ),),
         claims.SECONDARY,
     ),
@@ -168,10 +181,14 @@ def _of_flops(
           ('variable-', 'Variable', scales.VARIABLE)
       )
       for other, text, dense in (
-          ('flops', 'a dense model of its size',
-              scales.at_flops_of(scales.STATIC_75)),
-          ('small', 'a smaller dense model',
-              scales.sized(scales.DENSE, 'small')),
+          (
+              'flops', 'a dense model of its size',
+              scales.at_flops_of(scales.STATIC_75)
+          ),
+          (
+              'small', 'a smaller dense model',
+              scales.sized(scales.DENSE, 'small')
+          ),
       )
   ]
 
@@ -186,8 +203,10 @@ def _narrow(width: int) -> list[Claim]:
       )
       for key, text, dense in (
           ('flops', 'a dense model of its size', scales.at_flops_of(sparse)),
-          ('small', 'a smaller dense model',
-              scales.sized(scales.DENSE, f'small-w{width}')),
+          (
+              'small', 'a smaller dense model',
+              scales.sized(scales.DENSE, f'small-w{width}')
+          ),
       )
   ]
 
@@ -217,8 +236,9 @@ _OF_FLOPS = (
         Claim(
             key, f'{name} is not inferior to dense on as many tokens, after '
             'fine-tuning on E2E', _SPDF,
-            (claims.better(_on_e2e(arm), _on_e2e(scales.DENSE), arms.SCORED,
-                0.02),),
+            (claims.better(
+                _on_e2e(arm), _on_e2e(scales.DENSE), arms.SCORED, 0.02
+            ),),
             'E1',
         )
         for key, name, arm in (
@@ -230,10 +250,14 @@ _OF_FLOPS = (
         '-webnlg', 'E1, WebNLG and BLEU', arms.SCORED,
         'after fine-tuning on WebNLG', scales.on_webnlg,
     ),
-    _bleu('flops-bleu', 'a dense model of its size',
-        scales.at_flops_of(scales.STATIC_75)),
-    _bleu('small-bleu', 'a smaller dense model',
-        scales.sized(scales.DENSE, 'small')),
+    _bleu(
+        'flops-bleu', 'a dense model of its size',
+        scales.at_flops_of(scales.STATIC_75)
+    ),
+    _bleu(
+        'small-bleu', 'a smaller dense model',
+        scales.sized(scales.DENSE, 'small')
+    ),
     Claim(
         'variable', 'Variable SPDF beats static 75 % at equal FLOPs in '
         'pre-training', f'{_VARIABLE}, tables 1 and 2',
@@ -243,21 +267,24 @@ _OF_FLOPS = (
     Claim(
         'variable-e2e', 'Variable SPDF beats static 75 % at equal FLOPs after '
         'fine-tuning on E2E', f'{_VARIABLE}, tables 2 and 3',
-        (claims.better(_on_e2e(scales.VARIABLE), _on_e2e(scales.STATIC_75),
-            arms.SCORED),),
+        (claims.better(
+            _on_e2e(scales.VARIABLE), _on_e2e(scales.STATIC_75), arms.SCORED
+        ),),
         'E3',
     ),
     Claim(
         'rotary', 'with rotary positions the loss of pre-training is lower '
         'without zeros', _OWN_QUESTION,
-        (claims.better(_rotary(scales.DENSE), _rotary(scales.STATIC_75),
-            arms.PRETRAINED),), 'E6',
+        (claims.better(
+            _rotary(scales.DENSE), _rotary(scales.STATIC_75), arms.PRETRAINED
+        ),), 'E6',
     ),
     Claim(
         'variable-rotary', 'with rotary positions Variable SPDF beats static '
         '75 % at equal FLOPs', _OWN_QUESTION,
-        (claims.better(_rotary(scales.VARIABLE), _rotary(scales.STATIC_75),
-            arms.PRETRAINED),), 'E6',
+        (claims.better(
+            _rotary(scales.VARIABLE), _rotary(scales.STATIC_75), arms.PRETRAINED
+        ),), 'E6',
     ),
 )
 CLAIMS = {claim.key: claim for claim in (*_ALL, *_OF_FLOPS)}

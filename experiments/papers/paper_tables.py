@@ -54,8 +54,9 @@ def fill(table: str, runs: Sequence[ScoredRun]) -> list[Filled]:
     >>> {cell.reason for cell in fill('spdf', [])}
     {'no run'}
   """
-  return fill_results(names.lookup('table', table, published_results.RESULTS),
-      runs)
+  return fill_results(
+      names.lookup('table', table, published_results.RESULTS), runs
+  )
 
 
 def fill_results(
@@ -260,8 +261,9 @@ def report(
   Raises:
     ValueError: the table is unknown, or a folder contains no run.
   """
-  results: Sequence[Result] = names.lookup('table', table,
-      published_results.RESULTS)
+  results: Sequence[Result] = names.lookup(
+      'table', table, published_results.RESULTS
+  )
   found = scored_runs.find_runs(folders)
   cells = fill_results(
       of_model(results, model) if model else results, found.runs
@@ -280,7 +282,8 @@ def report(
       rest = len(entries) - _MOST
       more = [f'and {rest} more'] if rest > 0 else []
       shown = [
-          f'* {markdown.escape(text)}' for text in [*entries[:_MOST], *more]]
+          f'* {markdown.escape(text)}' for text in [*entries[:_MOST], *more]
+      ]
       lines.append('\n'.join([f'{title}:', '', *shown]))
   return '\n\n'.join(lines)
 

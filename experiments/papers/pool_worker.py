@@ -217,8 +217,9 @@ def score_best(
   """
   if math.isnan(outcome[arms.TUNED]):
     return {arms.SCORED: math.nan, arms.SCORED_BLEU: math.nan}
-  best = metrics.last_values(metrics.read_rows(workdir / 'metrics.jsonl'),
-      [f'best/{arms.TUNED}'])
+  best = metrics.last_values(
+      metrics.read_rows(workdir / 'metrics.jsonl'), [f'best/{arms.TUNED}']
+  )
   model = language_models.open_run(f'{workdir}@finetune:best')
   length = model.module.config.max_length
   targets = task_scores.target_loss(

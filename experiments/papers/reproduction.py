@@ -82,8 +82,9 @@ def check_claims(
   """
   scale = names.lookup('scale', name, scales.SCALES)
   for key in claims:
-    names.lookup('claim', key,
-        {name: paper_claims.CLAIMS[name] for name in scale.claims})
+    names.lookup(
+        'claim', key, {name: paper_claims.CLAIMS[name] for name in scale.claims}
+    )
   reproduction = Reproduction(name, scale, workdir, output, claims)
   yield reproduce(reproduction, data, workers, report_only)
   yield f'{output}: table.md, results.json, claims.png'
@@ -132,8 +133,9 @@ def reproduce(
   pool_identity.check_same(identity_file, identity)
   runs = workdir / 'runs'
   known = pool_results.read_results(output, identity)
-  read = lambda: pool_results.join_outcomes(known,
-      pool_worker.read_outcomes(runs))
+  read = lambda: pool_results.join_outcomes(
+      known, pool_worker.read_outcomes(runs)
+  )
   write = functools.partial(
       pool_results.write_results, output, name, scale, reproduction.entries,
       identity

@@ -43,10 +43,12 @@ def sawtooth(groups: Sequence[Group]) -> Any:
   if not chosen:
     raise MissingRunsError('no run that was pruned in rounds')
   runs = run_groups.means(
-      run_groups.by_label(chosen, run_groups.describe_pretraining))
+      run_groups.by_label(chosen, run_groups.describe_pretraining)
+  )
   dense = [
       g for g in run_groups.pretrained(groups)
-      if g.ancestry.recipe[0] == 'dense']
+      if g.ancestry.recipe[0] == 'dense'
+  ]
   as_long = lambda group, other: (
       other.parameters == group.parameters
       and other.ancestry.tokens == group.ancestry.tokens
@@ -75,7 +77,8 @@ def rigl_and_granet(groups: Sequence[Group]) -> Any:
   if shared:
     both = [g for g in both if g.ancestry.pretraining[0].sparsity in shared]
   return training_plots.plot_algorithms(
-      run_groups.means(run_groups.by_label(both, _first_stage)))
+      run_groups.means(run_groups.by_label(both, _first_stage))
+  )
 
 
 def _first_stage(group: Group) -> str:
@@ -121,8 +124,8 @@ def tuned_points(groups: Sequence[Group]) -> list[Tuned]:
         f'parameters), {group.task}'
     )
     measured = {
-        _LOSS: [run_groups.last_value(run,
-        'target/loss') for run in group.runs]}
+        _LOSS: [run_groups.last_value(run, 'target/loss') for run in group.runs]
+    }
     for scores in group.scores:
       for (task, protocol, metric), value in scores.items():
         if metric == 'bleu':
@@ -159,10 +162,12 @@ def layer_sparsity(groups: Sequence[Group]) -> Any:
 def sparsities(groups: Sequence[Group]) -> Any:
   """Draws the requested sparsity over training and fine-tuning."""
   return training_plots.plot_sparsities(
-      run_groups.means(run_groups.by_label(groups, run_groups.describe_run)))
+      run_groups.means(run_groups.by_label(groups, run_groups.describe_run))
+  )
 
 
 def _pretrainings(groups: Sequence[Group]) -> dict[str, RunRecord]:
   return run_groups.means(
-      run_groups.by_label(run_groups.pretrained(groups),
-      run_groups.describe_pretraining))
+      run_groups.by_label(
+          run_groups.pretrained(groups), run_groups.describe_pretraining
+      ))

@@ -105,7 +105,8 @@ def _within_rounding(row: Row, column: str, task: str) -> Reading:
       int(printed[-1]) - len(printed.split('e')[0].split('.')[1])
   ) / 2
   flops = printed_numbers.value_of(
-      published.FINE_TUNING.cell(row, column)) * unit
+      published.FINE_TUNING.cell(row, column)
+  ) * unit
   sequences = min(max(flops / per_sequence, count - half), count + half)
   return Reading(
       sequences * per_sequence / unit,
@@ -123,8 +124,9 @@ def _totals(row: Row, column: str) -> Iterator[Reading]:
   yield Reading(columns, "the sum of the appendix's columns")
   printed = {t: published.TOTALS.cell(row, t) for t in published.TASKS}
   exchanged = lambda task: printed[task] in (
-      printed_numbers.as_printed(value, printed[task]) for value in (ours,
-          columns)
+      printed_numbers.as_printed(value, printed[task]) for value in (
+          ours, columns
+      )
   )
   others = [task for task in published.TASKS if task != column]
   for task in sorted(others, key=exchanged, reverse=True):
@@ -140,7 +142,8 @@ def _speedups(row: Row, task: str) -> Iterator[Reading]:
   ours = _total(dense, task) / _total(row, task)
   printed = [
       printed_numbers.value_of(published.TOTALS.cell(r, task))
-      for r in (dense, row)]
+      for r in (dense, row)
+  ]
   yield Reading(ours)
   yield Reading(
       printed[0] / printed[1], 'the quotient of the printed totals'

@@ -65,8 +65,9 @@ def measure_pairs(
         f'{markdown.percent(subspaces.weight_sparsity(params))} zeros'
     )
     try:
-      found[name] = subspaces.cosine_distances(params,
-          language_models.read_model(other)[1])
+      found[name] = subspaces.cosine_distances(
+          params, language_models.read_model(other)[1]
+      )
     except ValueError as error:
       raise ValueError(f'{one} and {other}: {error}') from error
   return found

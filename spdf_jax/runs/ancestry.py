@@ -112,8 +112,9 @@ def describe_stages(stages: tuple[Stage, ...]) -> tuple[str, float]:
   if sparsities[-1] == 0:
     first = next(s for s in stages if s.sparsity > 0)
     found = [
-        flops.effective_sparsity([s.tokens for s in stages], sparsities,
-            reference)
+        flops.effective_sparsity(
+            [s.tokens for s in stages], sparsities, reference
+        )
         for reference in (sum(s.tokens for s in stages), first.tokens)
     ]
     nearest = min(found, key=lambda sparsity: abs(sparsity - 0.75))

@@ -147,8 +147,10 @@ class RunConfig:
     for feature, name, value, needed in (
         (models.PACKED, 'storage', self.storage, 'dense'),
         (models.READ_OUT, 'loss.chunk', self.loss.chunk, 0),
-        (models.CACHE, 'evaluation.generations',
-         self.evaluation.generations if self.data.task else 0, 0),
+        (
+            models.CACHE, 'evaluation.generations',
+            self.evaluation.generations if self.data.task else 0, 0
+        ),
     ):
       if value != needed and feature not in self.model.sizes.features:
         raise ValueError(

@@ -140,7 +140,8 @@ def _is_flipped(equation: Equation) -> bool:
 def is_hosted(name: str, equation: Equation) -> bool:
   """Returns whether all operands are weights, as in the selection of masks."""
   if not is_product(name) or any(
-      o.space == jaxprs.TOKEN for o in equation.operands):
+      o.space == jaxprs.TOKEN for o in equation.operands
+  ):
     return False
   return all(o.space for o in resident_operands(name, equation))
 
@@ -168,7 +169,8 @@ def spaces_of(
     return _PRODUCTS[name][1]
   if name == 'dot_general':
     return (jaxprs.GRADIENT if _dot_kind(
-        equation) == 'sampled' else jaxprs.TOKEN,)
+        equation
+    ) == 'sampled' else jaxprs.TOKEN,)
   if name == 'gather':
     table, indices = equation.operands[:2]
     if indices.space == jaxprs.TOKEN:
@@ -196,7 +198,8 @@ def source_of(
     of products.
   """
   if result.space != jaxprs.WEIGHT or is_product(name) or not _is_float(
-      result):
+      result
+  ):
     return None
   same = [
       o.source for o in operands if o.size == result.size and _is_float(o)

@@ -328,8 +328,9 @@ def create_device(
     >>> create_device('cs2', 'ideal').dispatch
     0
   """
-  facts = names.lookup('device', name, PRESETS) | names.lookup('band', band,
-      BANDS)
+  facts = names.lookup('device', name, PRESETS) | names.lookup(
+      'band', band, BANDS
+  )
   for field in changes:
     names.lookup('device field', field, dict.fromkeys((*NUMBERS, *_META)))
   values: dict[str, Any] = {field: fact.value for field, fact in facts.items()}

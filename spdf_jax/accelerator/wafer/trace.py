@@ -224,8 +224,9 @@ class Interpreter:
       self, name: str, work: Work, spaces: tuple[str | None, ...]
   ) -> Work:
     """Moves elementwise work on weights and gradients to the hosts."""
-    on_weights = jaxprs.TOKEN not in spaces and {jaxprs.WEIGHT,
-        jaxprs.GRADIENT} & set(spaces)
+    on_weights = jaxprs.TOKEN not in spaces and {
+        jaxprs.WEIGHT, jaxprs.GRADIENT
+    } & set(spaces)
     if not (on_weights and cost_rules.is_elementwise(name)):
       return work
     if jaxprs.GRADIENT in spaces and name in _UPDATES:
@@ -318,8 +319,9 @@ def scan(
   carry = list(operands[consts_end:carry_end])
   xs = operands[carry_end:]
   if not length:
-    return Program(), [*carry,
-        *map(jaxprs.result_of, eqn.outvars[len(carry):])]
+    return Program(), [
+        *carry, *map(jaxprs.result_of, eqn.outvars[len(carry):])
+    ]
   known = any(x.known is not None and x.size > length for x in xs)
   steps = length if known and length <= _MOST_ITERATIONS else 1
   order = range(length)[::-1 if eqn.params['reverse'] else 1]

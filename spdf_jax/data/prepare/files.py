@@ -214,8 +214,9 @@ def _tokenize(
       spans, field, end, assigned, max_faults, work.state['position'],
       whole=shard is None,
   )
-  for batch, encoded in encoding.encode_batches(batches, work.tokenizer_path,
-      workers):
+  for batch, encoded in encoding.encode_batches(
+      batches, work.tokenizer_path, workers
+  ):
     unsaved += work.append(encoded, batch.position)
     now = time.monotonic()
     if unsaved > _SAVE_EVERY or now - last_saved > 30:
@@ -258,7 +259,8 @@ def _identify(tokenizer: str | os.PathLike[str], special_tokens: bool) -> str:
   known = tokenizers.tokenizer_maker(name) is not None
   if not special_tokens:
     return name if known else tokenizer_files.open_tokenizer(
-        tokenizer).fingerprint
+        tokenizer
+    ).fingerprint
   if known and name != 'bytes':
     return f'{name}, special tokens'
   found = tokenizers.ByteTokenizer(

@@ -218,7 +218,8 @@ def join_shards(output: str | os.PathLike[str]) -> Corpus:
   work = state.Unfinished(output, made_from)
   tokenizer = work.tokenizer(
       lambda: tokenizer_files.load_tokenizer(
-          next(iter(found.values())) / 'tokenizer.json')
+          next(iter(found.values())) / 'tokenizer.json'
+      )
   )
   for shard, saved in states.items():
     if saved['tokenizer'] != tokenizer.fingerprint:

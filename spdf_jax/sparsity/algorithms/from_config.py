@@ -186,8 +186,9 @@ def _rounds(value: Any) -> Any:
   if not isinstance(value, (list, tuple)):
     return value
   return [
-      names.bind('a round', Round, entry)() if isinstance(entry,
-          Mapping) else entry
+      names.bind('a round', Round, entry)() if isinstance(
+          entry, Mapping
+      ) else entry
       for entry in value
   ]
 
