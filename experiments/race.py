@@ -50,7 +50,7 @@ from experiments.papers import pool_processes
 from experiments.papers import pool_worker
 from experiments.papers import race_report
 from experiments.papers.race_report import Budget
-from experiments.papers.race_report import Phase
+from experiments.papers.race_report import PhaseCost
 from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
@@ -294,7 +294,7 @@ def race(
     config.eval_every = plan.total_steps // _EVALUATIONS
     ready[name] = config
     phases[name] = [
-        Phase(phase.steps, cost.cost)
+        PhaseCost(phase.steps, cost.cost)
         for phase, cost in zip(plan.phases, costs[name], strict=True)
     ]
   pool_identity.check_same(folder / 'race.json', _identity(loaded, given, grid))
@@ -374,23 +374,24 @@ def _digests(
 def _costs(
     path: pathlib.Path, configs: Mapping[str, ml_collections.ConfigDict],
     unit: str,
-) -> dict[str, list[Phase]]:
+) -> dict[str, list[PhaseCost]]:
   """Returns steps and costs of the phases of unscaled configs, measured once.
   """
   digests = _digests(configs)
   stored = json_files.read_json(path) if path.exists() else {}
   if stored.get('configs') == digests and stored['unit'] == unit:
     return {
-        name: [Phase(*phase) for phase in phases]
+        name: [PhaseCost(*phase) for phase in phases]
         for name, phases in stored['phases'].items()
     }
-  found: dict[str, list[Phase]] = {}
+  found: dict[str, list[PhaseCost]] = {}
   timed = []
   for name, config in configs.items():
     run = training.Run.create(config)
     described = plan_costs.describe_plan(run, name)['phases']
     found[name] = [
-        Phase(phase['steps'], phase['flops_per_step']) for phase in described
+        PhaseCost(phase['steps'], phase['flops_per_step'])
+        for phase in described
     ]
     timed += [(name, i) for i in range(len(described))]
   if unit == 'seconds':

@@ -375,8 +375,8 @@ def test_a_task_is_validated_all_over_its_split_by_all_references(
     return evaluate_loss(apply_fn, batches, **settings)
 
   monkeypatch.setattr(evaluation, 'loss_evaluator', reading)
-  run = Run.create(small_config())
-  _, (generate,) = lifecycle.evaluators(run, tmp_path)
+  run = Run.create(small_config(), tmp_path)
+  _, (generate,) = lifecycle.evaluators(run)
   contexts = [
       bytes(row[:row.tolist().index(256)].astype(np.uint8)).decode()
       for batch in read[1] for row in batch.inputs

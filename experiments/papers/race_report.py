@@ -24,18 +24,18 @@ class Budget(NamedTuple):
   unit: str
 
 
-class Phase(NamedTuple):
+class PhaseCost(NamedTuple):
   """Steps of a phase of a racer, and the cost of each in the budget's unit."""
 
   steps: int
   cost: float
 
 
-def spent(phases: Sequence[Phase], step: float) -> float:
+def spent(phases: Sequence[PhaseCost], step: float) -> float:
   """Returns what the first steps of a racer cost.
 
   Example:
-    >>> spent([Phase(10, 1.0), Phase(10, 3.0)], 12)
+    >>> spent([PhaseCost(10, 1.0), PhaseCost(10, 3.0)], 12)
     16.0
   """
   total = 0.0
@@ -47,7 +47,7 @@ def spent(phases: Sequence[Phase], step: float) -> float:
 
 def write_report(
     folder: pathlib.Path, budget: Budget, entries: Sequence[pool.Entry],
-    phases: Mapping[str, Sequence[Phase]], done: pool.Done,
+    phases: Mapping[str, Sequence[PhaseCost]], done: pool.Done,
 ) -> str:
   """Writes table, results and figure; returns the table."""
   chosen = pool.choose_all(entries, done)

@@ -339,7 +339,6 @@ FAIR = Scale(
 )
 
 
-
 def at_flops_of(arm: Arm) -> Arm:
   """Returns the dense arm that trains on the FLOPs of another arm."""
   return Arm('dense', size=arm.size, flops_of=arm)

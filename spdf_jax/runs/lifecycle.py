@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -122,7 +121,7 @@ def begin(
       metrics.write_atomically(path, json.dumps(plan, indent=2) + '\n')
 
   write_plan()
-  every_time, at_phase_ends = evaluators(run, run.workdir)
+  every_time, at_phase_ends = evaluators(run)
   return {
       'evaluators': every_time, 'phase_end_evaluators': at_phase_ends,
       'on_early_end': write_plan,
@@ -163,9 +162,7 @@ def validation_batches(run: Run) -> list[data.Batch]:
   ))
 
 
-def evaluators(
-    run: Run, workdir: pathlib.Path
-) -> tuple[list[Any], list[Any]]:
+def evaluators(run: Run) -> tuple[list[Any], list[Any]]:
   """Returns the evaluators of a run, and those for ends of phases only."""
   settings = run.config.evaluation
   corpus, task = run.real_data
@@ -231,6 +228,6 @@ def evaluators(
               else entry.references[0] for entry in inputs
           ],
           decode=tokenizer.decode,
-          directory=workdir / 'generations',
+          directory=run.workdir / 'generations',
       )
   ]

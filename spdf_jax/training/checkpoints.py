@@ -26,8 +26,6 @@ from spdf_jax.training.workdir import free_name
 from spdf_jax.training.workdir import past_ends
 from spdf_jax.training.workdir import read_meta
 
-PyTree = Any
-
 logger = logging.getLogger('spdf_jax')
 
 _ITEMS = ('params', 'opt_state', 'data', 'meta')

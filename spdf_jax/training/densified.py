@@ -4,7 +4,6 @@
 import dataclasses
 import os
 import pathlib
-from typing import Any
 
 import jax
 import optax
@@ -20,8 +19,6 @@ from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import find_checkpoint
 from spdf_jax.training.workdir import read_meta
 from spdf_jax.training.workdir import refuse_saved
-
-PyTree = Any
 
 MOMENTS = ('keep', 'reset')
 """Ways to treat the optimizer's moments: keep them, or reset them."""

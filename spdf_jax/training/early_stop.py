@@ -100,9 +100,6 @@ class EarlyStop:
     return -value if METRICS[self.metric] else value
 
 
-PyTree = Any
-
-
 class Best(NamedTuple):
   """The best evaluation of a phase so far."""
 
@@ -133,7 +130,7 @@ def read_bests(meta: Mapping[str, Any]) -> dict[str, Best]:
   """Returns the best of each phase from the metadata of a checkpoint.
 
   Args:
-    meta: The metadata; an earlier version wrote it without any best.
+    meta: The metadata; that of parameters alone has no best.
 
   Returns:
     The best by name of the phase.

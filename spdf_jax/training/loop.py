@@ -137,9 +137,10 @@ def train(
           if ends_early:
             run.end_phase(step)
             on_early_end()
-          best = run.best.get(run.plan.phase_at(step - 1).name)
+          phase = run.plan.phase_at(step - 1).name
+          best = run.best.get(phase)
           if best is not None and best.step != step and (ends or ends_early):
-            logger.info('phase ends with its best weights: %s', best)
+            logger.info('phase %r ends with its best weights: %s', phase, best)
             values = step_values(dense)
             del dense, state  # Not held beside the best state.
             dense = state = at_step(

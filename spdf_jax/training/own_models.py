@@ -20,7 +20,6 @@ from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.selection import Where
 
-PyTree = Any
 _SIZES = ('vocab_size', 'd_model', 'max_length')
 
 

@@ -107,7 +107,7 @@ class Phase:
   """A part of training with one data source and one sparsity.
 
   Its fields are those of a config. A plan resolves its lengths in steps: then
-  `steps` is known, `learning_rate` a schedule and `rewind` a step.
+  `steps` is known, `learning_rate` a schedule and `rewind_weights_to` a step.
 
   Attributes:
     name: Name of the phase in logs, checkpoints and reports.

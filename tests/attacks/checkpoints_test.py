@@ -22,8 +22,8 @@ from spdf_jax.training.workdir import read_workdir_config
 def trained(tmp_path_factory):
   """A finished run of 14 steps, and its final state; not to be changed."""
   workdir = tmp_path_factory.mktemp('run') / 'a'
-  session = tiny_run.make_run().open(workdir)
-  return workdir, training.train(session)
+  run = tiny_run.make_run().open(workdir)
+  return workdir, training.train(run)
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def test_an_array_that_is_not_what_was_saved_is_found(
   with pytest.raises(ValueError, match=f'14: .*{name}'):
     list(verify(str(workdir)))
   with caplog.at_level(logging.WARNING, 'spdf_jax'):
-    session = tiny_run.make_run().open(workdir)
-  assert int(session.state.step) == 12
+    run = tiny_run.make_run().open(workdir)
+  assert int(run.state.step) == 12
   assert name in caplog.text
-  tiny_run.assert_same_arrays(training.train(session), trained[1])
+  tiny_run.assert_same_arrays(training.train(run), trained[1])
 
 
 @pytest.mark.parametrize('item, place', [
@@ -112,8 +112,8 @@ def test_masks_are_verified_too(trained, workdir):
 
 def test_a_checkpoint_under_the_name_of_another_step_is_not_used(workdir):
   (workdir / 'checkpoints' / '14').rename(workdir / 'checkpoints' / '99')
-  session = tiny_run.make_run().open(workdir)
-  assert int(session.state.step) == 12
+  run = tiny_run.make_run().open(workdir)
+  assert int(run.state.step) == 12
 
 
 def test_a_checkpoint_without_the_digest_of_its_metadata_is_not_used(workdir):

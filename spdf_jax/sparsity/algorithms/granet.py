@@ -80,7 +80,7 @@ def granet(
 
   return leafwise.leafwise(
       sparsity,
-      leafwise.update_times(
+      leafwise.update_times_of(
           sparsity, update_every, update_from, update_until
       ),
       next_mask,

@@ -170,7 +170,7 @@ def leafwise(
   )
 
 
-def update_times(
+def update_times_of(
     sparsity: PyTree,
     every: UpdateEvery,
     start: int | None,
@@ -186,10 +186,9 @@ def update_times(
 
   Args:
     sparsity: A number, a schedule, or a tree of those.
-    every: Number of steps between updates, or the steps, see
-      `schedules.update_times`.
+    every: As for `schedules.update_times`, like `start` and `stop`.
     start: First step that may be an update.
-    stop: Last step that may be an update; `None`: updates do not end.
+    stop: Last step that may be an update.
 
   Returns:
     The steps of mask updates.
@@ -199,9 +198,9 @@ def update_times(
 
   Example:
     >>> rising = schedules.cubic(0.0, 0.8, steps=100)
-    >>> update_times(rising, 30, None, 100).steps.tolist()
+    >>> update_times_of(rising, 30, None, 100).steps.tolist()
     [30, 60, 90, 100]
-    >>> update_times(0.8, 30, None, 100).steps.tolist()
+    >>> update_times_of(0.8, 30, None, 100).steps.tolist()
     [30, 60, 90]
   """
   times = schedules.update_times(every, start, stop)

@@ -82,7 +82,7 @@ def rigl(
   """
   return leafwise.leafwise(
       sparsity,
-      leafwise.update_times(
+      leafwise.update_times_of(
           sparsity, update_every, update_from, update_until
       ),
       lambda units: leafwise.drop_and_grow(

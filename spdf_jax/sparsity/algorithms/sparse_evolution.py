@@ -100,7 +100,7 @@ def sparse_evolution(
 
   return leafwise.leafwise(
       sparsity,
-      leafwise.update_times(
+      leafwise.update_times_of(
           sparsity, update_every, update_from, update_until
       ),
       next_mask,
