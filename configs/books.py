@@ -26,8 +26,10 @@ _LENGTHS = dict(e2e=160, webnlg=256, dart_smoke=256)
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` is `task=…`, `sparsity=…` or both."""
-  given = common.parse(arg, task=str, sparsity=float)
+  """Returns the config; `arg` has `task`, `algorithm` and `sparsity`."""
+  algorithm, given = common.parse_algorithm(
+      arg, dict(name='static', sparsity=0.75), task=str
+  )
   task = given.get('task', '')
   if task and task not in _LENGTHS:
     raise ValueError(
@@ -35,27 +37,23 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
         f'{", ".join(_LENGTHS)}, or none to pre-train.'
     )
 
-  config = quickstart.get_config(f'sparsity={given.get("sparsity", 0.75)}')
+  config = quickstart.get_config()
   config.model.update(
       vocab_size=4096, max_length=256, n_layers=4, n_heads=4, d_model=256,
       d_ff=1024,
   )
   config.data.update(corpus='./corpora/books', tokenizer='', task=task)
-  pretrain, rest, finetune = (
-      config.phases[name] for name in config.phases.order
-  )
-  pretrain.update(duration='1000 steps', length=256)
-  pretrain.learning_rate.peak = rest.learning_rate.peak = 2e-3
-  rest.update(duration='200 steps', length=256)
-  config.evaluation.update(task_batches=24)
+  config.phase_defaults.length = 256
+  config.phase_defaults.learning_rate.peak = 2e-3
+  config.evaluation.task_batches = 24
   if not task:
-    config.phases = dict(
-        order=('pretrain', 'continuation'), pretrain=pretrain,
-        continuation=rest,
-    )
+    config.phases.pretrain.algorithm.update(algorithm)
+    config.phases.order = ('pretrain', 'continuation')
     return config
-  finetune.update(duration='400 steps', batch_size=8, length=_LENGTHS[task])
-  config.phases = dict(order=('finetune',), finetune=finetune)
+  config.phases.order = ('finetune',)
+  config.phases.finetune.update(
+      duration='400 steps', batch_size=8, length=_LENGTHS[task]
+  )
   config.init_from = 'runs/books'
   config.loss.label_smoothing = 0.1
   config.evaluation.update(generations=64, max_new_tokens=64)

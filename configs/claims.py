@@ -10,8 +10,8 @@ Sizes are in experiments/papers/scales.py.
 
 import ml_collections
 
+from configs import base
 from configs import common
-from configs import quickstart
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
@@ -21,16 +21,15 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   width, length = given['width'], given['length']
   head = 16 if width < 256 else 64
 
-  config = quickstart.get_config()
+  config = base.get_config()
   config.model.update(
       n_layers=given['layers'], n_heads=max(width // head, 1), d_model=width,
       d_ff=4 * width, max_length=length,
   )
-  config.data.update(task='', max_epochs=dict(corpus=12, task=16))
-  phase = config.phases.pretrain.copy_and_resolve_references()
-  phase.update(length=length, sparsity=0.0)
-  config.phases = dict(order=('pretrain',), pretrain=phase)
-  config.evaluation.generations = 0
+  config.data.max_epochs = dict(corpus=12, task=16)
+  config.phase_defaults.length = length
+  config.phase_defaults.learning_rate.peak = 3e-3
+  common.set_phases(config, pretrain={})
   config.eval_every = 10**9  # at the end of a phase only
   config.log_every = 100
   config.checkpoints.update(every=500, keep=1)

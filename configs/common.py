@@ -1,14 +1,17 @@
 """Common parts of configs: their argument, and algorithms by name."""
 
 from collections.abc import Iterable
-import copy
+from collections.abc import Mapping
 import re
 from typing import Any
 
-from ml_collections.config_dict import placeholder
+import ml_collections
+
+ALGORITHMS = ('dense', 'static', 'set', 'rigl', 'gmp', 'granet')
+"""Algorithms of one phase, by the names of `spdf_jax.create_algorithm`."""
 
 PRUNING = ('iterative', 'lottery')
-"""Algorithms of `sparse_phases` that prune a dense model in rounds."""
+"""Algorithms that prune a dense model in rounds, by `pruning_rounds`."""
 
 
 def parse(arg: str, **types: type) -> dict[str, Any]:
@@ -58,132 +61,103 @@ def part_of(duration: str, share: float) -> str:
   return f'{float(number) * share:.10g}{unit}'
 
 
-def parse_sparsity(arg: str) -> tuple[str, float]:
-  """Parses `algorithm=rigl,sparsity=0.9`, or a part of it.
+def parse_algorithm(
+    arg: str,
+    default: Mapping[str, Any],
+    names: Iterable[str] = ALGORITHMS,
+    **types: type,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Parses `algorithm=rigl,sparsity=0.9`, or a part of it, and other values.
 
   Args:
     arg: Text after the colon in `--config=path.py:argument`.
+    default: Name and arguments of the algorithm if none are given.
+    names: Names of algorithms that can be given.
+    **types: Types of other values, by name.
 
   Returns:
-    The algorithm, by default `'static'`, and the sparsity, by default 0.75, or
-    for `PRUNING` that of three rounds which prune a quarter each.
+    Name and arguments of the algorithm, and the other given values.
 
   Raises:
     ValueError: the text has another form, or a name is unknown.
+
+  Example:
+    >>> parse_algorithm('algorithm=rigl', dict(name='static', sparsity=0.75))
+    ({'name': 'rigl', 'sparsity': 0.75}, {})
   """
-  given = parse(arg, algorithm=str, sparsity=float)
-  algorithm = given.get('algorithm', 'static')
-  default = 1 - 0.75**3 if algorithm in PRUNING else 0.75
-  return algorithm, given.get('sparsity', default)
+  given = parse(arg, algorithm=str, sparsity=float, **types)
+  algorithm = dict(default)
+  if 'algorithm' in given:
+    algorithm['name'] = given.pop('algorithm')
+    check_choice('algorithm', algorithm['name'], names)
+  if 'sparsity' in given:
+    algorithm['sparsity'] = given.pop('sparsity')
+  return algorithm, given
 
 
-def early_stop(metric: str = '', **when: Any) -> dict[str, Any]:
-  """Returns the early stop of a phase.
+def set_phases(
+    config: ml_collections.ConfigDict, **phases: Mapping[str, Any]
+) -> None:
+  """Sets the phases of a config, in order, by what differs from its defaults.
+
+  Other fields are references: they follow later changes of
+  `config.phase_defaults`, and are those of one phase if they are set in it.
 
   Args:
-    metric: Metric that decides, e.g. `'validation/loss'`, `'target/loss'` or
-      `'task/bleu'`; `''`: no early stop.
-    **when: `patience`, the number of evaluations without a better value, or
-      `value`, the value to reach. Without both, the phase has its full length
-      and ends with the weights of its best evaluation.
-
-  Returns:
-    The fields of the early stop.
+    config: The config, which has `phase_defaults`.
+    **phases: Fields, also nested ones, by the name of the phase.
   """
-  never = dict(value=placeholder(float), patience=placeholder(int))
-  return dict(metric=metric) | never | when
+  fields = {
+      name: _inherited(config.phase_defaults, given)
+      for name, given in phases.items()
+  }
+  config.phases = dict(order=tuple(phases), **fields)
 
 
-def sparse_phases(
-    phases: dict[str, Any], algorithm: str, sparsity: float
+def _inherited(
+    defaults: ml_collections.ConfigDict, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Makes the phase `pretrain` sparse.
-
-  Args:
-    phases: Phases by name: `pretrain` of 1000 steps, `continuation` of 200, and
-      others.
-    algorithm: An algorithm of `sparsity_of`, or one of `PRUNING`: `'iterative'`
-      rewinds the learning rate in each round, `'lottery'` the weights too.
-    sparsity: Sparsity of the phase; for `PRUNING` of the last round.
-
-  Returns:
-    The phases; `PRUNING` has four rounds in place of the first two phases.
-  """
-  # Copied, so that a config can change phases independently.
-  phases = {name: copy.deepcopy(phase) for name, phase in phases.items()}
-  if algorithm in PRUNING:
-    rounds = pruning_rounds(
-        phases['pretrain'], number=4, steps=300, sparsity=sparsity,
-        to='50 steps',
-    )
-    if algorithm == 'lottery':
-      for name in list(rounds)[1:]:
-        rounds[name].update(rewind_weights_to='50 steps', reset_moments=True)
-    replaced = ('pretrain', 'continuation')
-    return rounds | {k: v for k, v in phases.items() if k not in replaced}
-  sparse = dict(sparsity=sparsity_of(algorithm, sparsity, steps=1000))
-  return phases | {'pretrain': phases['pretrain'] | sparse}
-
-
-def sparsity_of(algorithm: str, sparsity: float, steps: int) -> Any:
-  """Returns the sparsity of a phase, with an algorithm's usual settings.
-
-  Args:
-    algorithm: `'static'` (a fixed random mask), `'set'`, `'rigl'`, `'gmp'` or
-      `'granet'`.
-    sparsity: Sparsity; for the last two that at the end of their schedule.
-    steps: Steps of the phase; masks are updated in the first three quarters.
-
-  Returns:
-    The field `sparsity` of a phase.
-
-  Raises:
-    ValueError: the algorithm is unknown.
-  """
-  until = 3 * steps // 4
-  times = dict(update_every=max(steps // 20, 1), update_until=until)
-  rise = dict(schedule='cubic', initial=0.0, final=sparsity, steps=until)
-  table = dict(
-      static=sparsity,
-      set=dict(algorithm='sparse_evolution', sparsity=sparsity, **times),
-      rigl=dict(algorithm='rigl', sparsity=sparsity, **times),
-      gmp=dict(algorithm='gmp', sparsity=rise, **times),
-      granet=dict(algorithm='granet', sparsity=rise, **times),
-  )
-  if algorithm not in table:
-    raise ValueError(
-        f'algorithm {algorithm!r} is unknown; known are '
-        f'{", ".join((*table, *PRUNING))}.'
-    )
-  return table[algorithm]
+  """Returns given fields, and references to defaults for all others."""
+  fields = dict(given)
+  for name, default in defaults.items():
+    value = given.get(name, {})
+    if isinstance(default, ml_collections.ConfigDict) and isinstance(
+        value, Mapping
+    ):
+      fields[name] = _inherited(default, value)
+    elif name not in given:
+      fields[name] = defaults.get_oneway_ref(name)
+  return fields
 
 
 def pruning_rounds(
-    phase: dict[str, Any], *, number: int, steps: int, sparsity: float, to: str
+    *, name: str, sparsity: float, number: int, steps: int, to: str
 ) -> dict[str, dict[str, Any]]:
-  """Creates rounds of iterative pruning from a phase, the first one dense.
+  """Creates rounds of iterative pruning, the first one dense.
 
   Args:
-    phase: Fields of the first round, except its length and sparsity.
-    number: Number of rounds.
-    steps: Steps of each round.
+    name: `'iterative'`, which rewinds the learning rate in each round, or
+      `'lottery'`, which rewinds the weights too.
     sparsity: Sparsity of the last round. Each round after the first prunes the
       same share of the remaining weights.
-    to: Step, as a duration, to which later rounds rewind the learning rate.
+    number: Number of rounds.
+    steps: Steps of each round.
+    to: Step, as a duration, to which later rounds rewind.
 
   Returns:
-    The phases `round0`, `round1`, …; each later one begins a new epoch.
+    What differs from the defaults in the phases `round0`, `round1`, …; each
+    later one begins a new epoch.
   """
   share = round(1 - (1 - sparsity) ** (1 / (number - 1)), 6)
-  rounds = [dict(steps=steps, fraction=share if i else 0.0)
-            for i in range(number)]
-  first = phase | dict(
-      duration=f'{steps} steps',
-      sparsity=dict(algorithm='iterative', rounds=rounds),
+  rounds = [
+      dict(steps=steps, fraction=share if i else 0.0) for i in range(number)
+  ]
+  first = dict(
+      duration=f'{steps} steps', algorithm=dict(name='iterative', rounds=rounds)
   )
-  rate = phase['learning_rate'] | dict(schedule='rewind', to=to)
-  later = first | dict(learning_rate=rate, new_epoch=True)
-  # Copied, so that a config can change rounds independently.
-  return {
-      f'round{i}': copy.deepcopy(later if i else first) for i in range(number)
-  }
+  later = first | dict(
+      learning_rate=dict(schedule='rewind', to=to), new_epoch=True
+  )
+  if name == 'lottery':
+    later |= dict(rewind_weights_to=to, reset_moments=True)
+  return {f'round{i}': later if i else first for i in range(number)}

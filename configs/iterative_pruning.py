@@ -25,6 +25,8 @@ LAMBADA and WikiText-103 are scored by experiments.evaluate, also of a round:
 --workdir=runs/pruned-1.3b@round3.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import common
@@ -39,34 +41,32 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   given = common.parse(arg, stop_at=float, distribution=str)
   distribution = given.get('distribution', 'uniform')
   common.check_choice('distribution', distribution, ('uniform', 'model_wide'))
-  config = spdf.get_config('model=gpt3-xl,sparsity=0')
-  config.model.update(preset='gpt3-1.3b', vocab_size=50267)
-
   # Batch size and learning rate are those of SPDF's GPT-3 XL: ours.
-  dense = config.phases.pretrain
-  dense.duration = '26B tokens'
-  phases = {'round0': dense}
+  config = spdf.get_config('model=gpt3-xl')
+  config.model.update(preset='gpt3-1.3b', vocab_size=50267)
+  phases: dict[str, dict[str, Any]] = {'round0': dict(duration='26B tokens')}
   for i, steps in enumerate(_STEPS, start=1):
-    phase = dense.copy_and_resolve_references()
-    phase.update(duration=f'{steps} steps', new_epoch=True)
     # An equal share of what remains, 30.5 % in each round: ours.
     sparsity = round(1 - (1 - _FINAL) ** (i / len(_STEPS)), 6)
-    with phase.ignore_type():
-      phase.sparsity = dict(
-          algorithm='static', sparsity=sparsity, init='magnitude'
-      )
-      if distribution != 'uniform':  # The default.
-        phase.sparsity.distribution = distribution
+    phase = dict(
+        duration=f'{steps} steps', new_epoch=True,
+        algorithm=dict(
+            name='static', sparsity=sparsity, init='magnitude',
+            distribution=distribution,
+        ),
+    )
     if i > 1:
       # Rewinds to the end of the first round's warm-up: ours.
-      phase.learning_rate.update(schedule='rewind', to='375M tokens')
+      phase['learning_rate'] = dict(schedule='rewind', to='375M tokens')
     if 'stop_at' in given:
-      phase.early_stop.update(metric='validation/loss', value=given['stop_at'])
+      phase['early_stop'] = dict(
+          metric='validation/loss', value=given['stop_at']
+      )
     phases[f'round{i}'] = phase
   if 'stop_at' in given:
     del phases['round0']
     config.init_from = 'runs/dense-1.3b'
     config.seed = 1  # another order of the data
-  config.phases = dict(order=tuple(phases), **phases)
+  common.set_phases(config, **phases)
   config.data.max_epochs.corpus = len(phases)  # every round begins an epoch
   return config

@@ -10,6 +10,8 @@ one decay of the learning rate spans both phases. Expected: the planned FLOPs,
 here those of static 75 % in SPDF's appendix, table 2, 94.76 exaFLOPs.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import common
@@ -19,32 +21,32 @@ from configs import spdf
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` has `model`, `sparsity`, `sparse`, `dense`."""
-  given = common.parse(arg, model=str, sparsity=float, sparse=int, dense=int)
+  """Returns the config; `arg` has `model`, `sparse`, `dense`, an algorithm's.
+
+  The `algorithm` and its `sparsity` are those of the sparse steps.
+  """
+  algorithm, given = common.parse_algorithm(
+      arg, dict(name='static', sparsity=0.75), model=str, sparse=int, dense=int
+  )
   model = given.get('model', 'gpt-mini')
   if model == 'gpt-mini':
-    config = quickstart.get_config('sparsity=0')
+    config = quickstart.get_config()
     config.data.task = ''
   elif model == 'llama-1.3b':
     config = llama_dst.get_config('algorithm=static')
   else:
     config = spdf.get_config(f'model={model}')
-  stages = (
-      (given.get('sparse', 0), given.get('sparsity', 0.75)),
-      (given.get('dense', 0), 0.0),
-  )
-  first = config.phases.pretrain
-  phases = {}
-  for steps, sparsity in stages:
-    if not steps:
-      continue
-    phase = first.copy_and_resolve_references()
-    phase.update(duration=f'{steps} steps', sparsity=sparsity)
-    if phases:
-      phase.learning_rate.schedule = 'continue'
-    phases['continuation' if phases else 'pretrain'] = phase
-  if not phases:  # One sparse phase, of the config's own length.
-    first.sparsity = given.get('sparsity', 0.75)
-    phases['pretrain'] = first
-  config.phases = dict(order=tuple(phases), **phases)
+  steps = {name: given.get(name, 0) for name in ('sparse', 'dense')}
+  phases: dict[str, dict[str, Any]] = {}
+  if steps['sparse']:
+    phases['pretrain'] = dict(
+        duration=f'{steps["sparse"]} steps', algorithm=algorithm
+    )
+  if steps['dense']:
+    rest = dict(learning_rate=dict(schedule='continue')) if phases else {}
+    phases['continuation' if phases else 'pretrain'] = dict(
+        duration=f'{steps["dense"]} steps', **rest
+    )
+  # Without steps, one sparse phase of the config's own length.
+  common.set_phases(config, **phases or dict(pretrain=dict(algorithm=algorithm)))
   return config

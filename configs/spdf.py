@@ -26,8 +26,8 @@ A.1; those of Cerebras-GPT, for Variable SPDF and its dense baselines
 
 import ml_collections
 
+from configs import base
 from configs import common
-from configs import quickstart
 
 _CHINCHILLA = '20 tokens/parameter'
 _SPDF = dict(schedule='cosine', b2=0.999, eps=1e-8)
@@ -49,33 +49,31 @@ _SETTINGS = {
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` is `model=…`, `sparsity=…` or both."""
-  given = common.parse(arg, model=str, sparsity=float)
+  """Returns the config; `arg` has `model`, `algorithm` and `sparsity`."""
+  algorithm, given = common.parse_algorithm(
+      arg, dict(name='static', sparsity=0.75), model=str
+  )
   model = given.get('model', 'gpt2-small')
   common.check_choice('model', model, _SETTINGS)
   batch_size, peak, duration, adamw = _SETTINGS[model]
 
-  config = quickstart.get_config()
+  config = base.get_config()
   config.model.update(
       preset=model, vocab_size=50257, max_length=2048, scan_layers=True,
       remat='full', dtype='bfloat16',
   )
   config.loss.chunk = 256  # tokens whose logits are computed at once
-  config.data.update(
-      corpus='./corpora/pile', tokenizer='', task='',
-  )
+  config.data.update(corpus='./corpora/pile', tokenizer='')
   # The Pile has some 371 billion tokens of GPT-2's tokenizer.
   config.data.planned.update(tokens=371e9, vocab_size=50257)
   config.optimizer.update(b2=adamw['b2'], eps=adamw['eps'])
-  pretrain = config.phases.pretrain.copy_and_resolve_references()
-  pretrain.update(
-      duration=duration, batch_size=batch_size, length=2048,
-      sparsity=given.get('sparsity', 0.75),
+  config.phase_defaults.update(
+      duration=duration, batch_size=batch_size, length=2048
   )
-  pretrain.learning_rate.update(
+  config.phase_defaults.learning_rate.update(
       schedule=adamw['schedule'], peak=peak, warmup='375M tokens'
   )
-  config.phases = dict(order=('pretrain',), pretrain=pretrain)
+  common.set_phases(config, pretrain=dict(algorithm=algorithm))
   config.evaluation.batch_size = 8
   config.eval_every = 1000
   config.checkpoints.every = 1000

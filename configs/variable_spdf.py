@@ -37,6 +37,8 @@ tasks 32.7, 33.6 (table 1; by task in table 5); DART BLEU 45.3 ± 0.07,
 the input embedding counted as a product; --dry_run prints both).
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import common
@@ -47,38 +49,41 @@ _READINGS = {'cerebras-gpt-256m': 'split', 'cerebras-gpt-6.7b': 'extended'}
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` is `model=…`, `reading=…`, `sparsity=…`."""
-  given = common.parse(arg, model=str, reading=str, sparsity=float)
+  """Returns the config; `arg` has `model`, `reading`, `algorithm`, `sparsity`."""
+  algorithm, given = common.parse_algorithm(
+      arg, dict(name='static', sparsity=0.9), model=str, reading=str
+  )
   model = given.get('model', 'cerebras-gpt-256m')
   reading = given.get('reading', _READINGS.get(model, 'split'))
   common.check_choice('reading', reading, ('split', 'extended'))
-  sparsity = given.get('sparsity', 0.9)
+  sparsity = algorithm['sparsity']
   if not _EFFECTIVE < sparsity < 1:
     raise ValueError(
         f'config argument has sparsity {sparsity}; give that of the first '
         f'stage, above the effective {_EFFECTIVE} and below 1.'
     )
 
-  config = spdf.get_config(f'model={model},sparsity={sparsity}')
-  whole = config.phases.pretrain
-  stage1, stage2 = (whole.copy_and_resolve_references() for _ in range(2))
-  stage2.sparsity = 0.0
+  config = spdf.get_config(f'model={model}')
+  budget = config.phase_defaults.duration
+  first: dict[str, Any] = dict(algorithm=algorithm)
   if reading == 'split':
     sparse = _EFFECTIVE / sparsity  # of the steps
-    stage1.duration = common.part_of(whole.duration, sparse)
-    stage2.duration = common.part_of(whole.duration, 1 - sparse)
-    stage2.learning_rate.schedule = 'continue'  # one decay over both: ours
+    first['duration'] = common.part_of(budget, sparse)
+    second = dict(
+        duration=common.part_of(budget, 1 - sparse),
+        learning_rate=dict(schedule='continue'),  # one decay over both: ours
+    )
   else:
     dense = sparsity - _EFFECTIVE  # additional share of the steps
-    stage2.duration = common.part_of(whole.duration, dense)
-    stage2.learning_rate.update(
-        # 938 of their 9,379 steps.
-        warmup=common.part_of(whole.duration, dense / 10), schedule='linear',
+    second = dict(
+        duration=common.part_of(budget, dense),
+        learning_rate=dict(  # 938 of their 9,379 steps
+            schedule='linear', warmup=common.part_of(budget, dense / 10)
+        ),
     )
     if model == 'cerebras-gpt-6.7b':
-      for stage in (stage1, stage2):
-        stage.learning_rate.update(peak=3.6e-4, final_fraction=1 / 30)
-  config.phases = dict(
-      order=('pretrain', 'continuation'), pretrain=stage1, continuation=stage2
-  )
+      config.phase_defaults.learning_rate.update(
+          peak=3.6e-4, final_fraction=1 / 30
+      )
+  common.set_phases(config, pretrain=first, continuation=second)
   return config

@@ -50,7 +50,7 @@ def _open(started: float) -> Callable[[], Iterator[str]]:
   workdir = pathlib.Path(_WORKDIR.value)
   sparse = _CONFIG.value
   dense = sparse.copy_and_resolve_references()
-  dense.phases.pretrain.sparsity = 0.0
+  dense.phases.pretrain.algorithm.name = 'dense'
   extras.require('matplotlib', 'viz')  # Of the report, after minutes.
   opened = {
       name: training.Run.create(config, workdir / name).open()

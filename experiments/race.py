@@ -227,7 +227,7 @@ def scaled(
     phase['duration'] = _times(phase['duration'], factor)
     rate = phase['learning_rate']
     rate['warmup'] = _times(rate['warmup'], factor)
-    phase['sparsity'] = _scaled_steps(phase['sparsity'], factor)
+    phase['algorithm'] = _scaled_steps(phase['algorithm'], factor)
     phases[name] = phase
   config.phases = dict(order=order, **phases)
   config.data.task = ''
@@ -246,7 +246,7 @@ def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
     return {k: _scaled_steps(v, factor, k) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
     return type(value)(_scaled_steps(v, factor) for v in value)
-  if name in ('steps', 'update_until', 'update_every') and value:
+  if isinstance(value, int) and name in ('steps', 'update_until', 'update_every'):
     return max(round(value * factor), 1)
   return value
 

@@ -12,6 +12,7 @@ from quickstart_runs import CACHE
 from quickstart_runs import small_config
 from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
+from tiny_run import DENSE
 from tiny_run import without_times
 
 from experiments.scores import sheets
@@ -82,7 +83,7 @@ def test_the_choice_of_a_sweep_follows_the_best_checkpoint(tmp_path):
       data__task='', data__corpus=str(tmp_path / 'corpus'), data__tokenizer='',
       data__max_epochs__corpus=1000, model__d_model=64, model__d_ff=256,
       phases__order=('pretrain',), phases__pretrain__duration='200 steps',
-      phases__pretrain__sparsity=0.0, phases__pretrain__batch_size=16,
+      phases__pretrain__algorithm=DENSE, phases__pretrain__batch_size=16,
       phases__pretrain__learning_rate__final_fraction=1.0,
       phases__pretrain__early_stop=STOP, eval_every=10,
       evaluation__corpus_batches=8,

@@ -9,6 +9,8 @@ import pytest
 from quickstart_runs import small_config
 from quickstart_runs import start_command
 from tiny_run import assert_same_arrays
+from tiny_run import DENSE
+from tiny_run import static
 
 from experiments.launch.dry_run import format_plan
 import spdf_jax as spdf
@@ -118,8 +120,8 @@ def test_compact_storage_is_refused_where_masks_move():
   refuse(
       "storage is 'compact' and phase 'pretrain' has 15 steps with mask",
       arg='algorithm=rigl', storage='compact',
-      phases__pretrain__sparsity__update_every=2,
-      phases__pretrain__sparsity__update_until=9,
+      phases__pretrain__algorithm__update_every=2,
+      phases__pretrain__algorithm__update_until=9,
   )
   refuse("storage 'packed' is unknown", storage='packed')
 
@@ -206,9 +208,9 @@ def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
 def test_sparsities_that_change_are_shown_from_first_to_last():
   run = make_run(
       arg='algorithm=granet',
-      phases__pretrain__sparsity__update_every=2,
-      phases__pretrain__sparsity__update_until=10,
-      phases__pretrain__sparsity__sparsity__steps=10,
+      phases__pretrain__algorithm__update_every=2,
+      phases__pretrain__algorithm__update_until=10,
+      phases__pretrain__algorithm__sparsity__steps=10,
   )
   plan = describe_plan(run, 'plan')
   assert re.search(
@@ -322,7 +324,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 def test_a_workdir_of_another_config_is_refused(tmp_path):
   make_run().open(tmp_path)
   with pytest.raises(ValueError, match='phases.pretrain.sparsity was 0.75 and'):
-    make_run(phases__pretrain__sparsity=0.5).open(tmp_path)
+    make_run(phases__pretrain__algorithm=static(0.5)).open(tmp_path)
 
 
 def test_an_unwritable_cache_is_named(tmp_path):
@@ -333,7 +335,7 @@ def test_an_unwritable_cache_is_named(tmp_path):
 
 def test_the_dense_baseline_shares_weights_and_data_with_the_sparse_run():
   sparse = make_run()
-  dense = make_run(phases__pretrain__sparsity=0.0)
+  dense = make_run(phases__pretrain__algorithm=DENSE)
   weights = [run.init_params() for run in (sparse, dense)]
   assert_same_arrays(*weights)
   state = sparse.create_state()

@@ -68,7 +68,9 @@ def test_a_config_is_parsed_and_written_back(config):
   assert parse(stored) == parsed
   assert stored['phases']['order'] == list(config.phases.order)
   assert stored['model'].keys() >= {'preset', 'd_model', 'dtype'}
-  assert not differing(plain(config), stored)
+  given = plain(config)
+  del given['phase_defaults']
+  assert not differing(given, stored)
 
 
 def differing(given, stored, path=''):
@@ -103,6 +105,15 @@ def test_a_config_does_not_change():
     config.seed = 1
   with pytest.raises(dataclasses.FrozenInstanceError):
     config.phases[0].learning_rate.peak = 1.0
+
+
+def test_fields_that_a_phase_lacks_are_those_of_its_defaults():
+  config = changed({'phases.pretrain.learning_rate.peak': ABSENT})
+  del config['phases']['pretrain']['batch_size']
+  config['phase_defaults'] = dict(batch_size=7, learning_rate=dict(peak=0.5))
+  first, second, _ = parse(config).phases
+  assert (first.batch_size, first.learning_rate.peak) == (7, 0.5)
+  assert (second.batch_size, first.learning_rate.warmup) == (2, '2 steps')
 
 
 @pytest.mark.parametrize('path, meant', [
@@ -169,9 +180,12 @@ def test_a_field_without_a_value_is_refused(path):
     ('phases.order', ['continuation'], "first and has the schedule 'contin"),
     ('phases.pretrain', 3, "'phases.pretrain' is 3; give its fields, dat"),
     ('phases.pretrain.reset_moments', 1, 'moments. is 1; it must be True or F'),
-    ('phases.pretrain.restart', True, "restart' is now reset_moments; rename"),
+    ('phases.pretrain.restart', True, "restart' is now reset_moments; write"),
     ('phases.pretrain.duration', 9, 'duration. is 9; it must be text'),
-    ('phases.pretrain.sparsity', None, 'it must be a number or a mapping'),
+    ('phases.pretrain.algorithm', None, 'it must be a mapping'),
+    ('phases.pretrain.sparsity', 0.5, "sparsity' is now algorithm, a mapping"),
+    ('phase_defaults', 3, "'phase_defaults' is 3; give its fields"),
+    ('phase_defaults', {'batchsize': 3}, "did you mean .*defaults.batch_size'"),
     ('phases.pretrain.data', 'task', "data of phase 'pretrain': 'task' is un"),
     ('phases.pretrain.length', 9, 'has length 9 and the model 8 positions'),
     ('phases.pretrain.learning_rate.warmup', None,
@@ -213,9 +227,9 @@ def test_places_and_plans_are_no_part_of_what_a_run_is():
 def test_reading_a_config_imports_nothing_that_it_names(tmp_path, monkeypatch):
   (tmp_path / 'named_by_a_config.py').write_text('raise SystemExit\n')
   monkeypatch.syspath_prepend(tmp_path)
-  spec = dict(algorithm='named_by_a_config:make')
-  stored = changed({'phases.pretrain.sparsity': spec})
-  assert read_config(stored, 'a.json').phases[0].sparsity == spec
+  spec = dict(name='named_by_a_config:make')
+  stored = changed({'phases.pretrain.algorithm': spec})
+  assert read_config(stored, 'a.json').phases[0].algorithm == spec
   assert 'named_by_a_config' not in sys.modules
 
 

@@ -5,7 +5,6 @@ import pathlib
 import pytest
 
 from configs import books
-from configs import common
 from configs import quickstart
 from spdf_jax.training import create_plan
 from spdf_jax.training.config import parse
@@ -33,9 +32,10 @@ def test_configs_have_ninety_lines_at_most():
     ('', 0.75), ('sparsity=0.9', 0.9), ('algorithm=static', 0.75),
     ('algorithm=static,sparsity=0', 0.0),
 ])
-def test_a_static_sparsity_is_a_number(arg, sparsity):
+def test_the_default_is_static(arg, sparsity):
   config = quickstart.get_config(arg)
-  assert config.phases.pretrain.sparsity == sparsity
+  algorithm = config.phases.pretrain.algorithm
+  assert algorithm.name == 'static' and algorithm.sparsity == sparsity
   assert list(config.phases.order) == ['pretrain', 'continuation', 'finetune']
   assert not make_plan(arg).updates_masks
 
@@ -62,7 +62,7 @@ def test_iterative_prunes_a_quarter_in_each_of_three_rounds():
   rates = [float(plan.learning_rate(step)) for step in (50, 300, 600, 900)]
   assert rates == [rates[0]] * 4
   config = quickstart.get_config('algorithm=iterative,sparsity=0.875')
-  fractions = [r['fraction'] for r in config.phases.round3.sparsity.rounds]
+  fractions = [r['fraction'] for r in config.phases.round3.algorithm.rounds]
   assert fractions == [0.0, 0.5, 0.5, 0.5]
   assert config.data.max_epochs.corpus == 4
 
@@ -73,6 +73,9 @@ def test_a_change_of_one_phase_changes_no_other():
   config.phases.round0.learning_rate.peak = 0.5
   assert config.phases.round2.learning_rate.to == '50 steps'
   config = quickstart.get_config()
+  config.phase_defaults.batch_size = 4
+  assert config.phases.pretrain.batch_size == 4
+  assert config.phases.finetune.batch_size == 16
   config.phases.pretrain.learning_rate.peak = 0.5
   assert config.phases.continuation.learning_rate.peak == 3e-3
   config.phases.finetune.early_stop.metric = 'target/loss'
@@ -85,19 +88,19 @@ def test_a_change_of_one_phase_changes_no_other():
 def test_books_are_learned_sparse_then_dense_and_tasks_densely():
   config = books.get_config()
   assert list(config.phases.order) == ['pretrain', 'continuation']
-  assert config.phases.pretrain.sparsity == 0.75
-  assert config.phases.continuation.sparsity == 0.0
+  assert config.phases.pretrain.algorithm.sparsity == 0.75
+  assert config.phases.continuation.algorithm.name == 'dense'
   assert not config.data.task and not config.init_from
   config = books.get_config('task=webnlg,sparsity=0.5')
   assert list(config.phases.order) == ['finetune']
-  assert config.phases.finetune.sparsity == 0.0
+  assert config.phases.finetune.algorithm.name == 'dense'
   assert config.data.task == 'webnlg' and config.init_from == 'runs/books'
   with pytest.raises(ValueError, match="'dart'; use one of e2e, webnlg, dart_"):
     books.get_config('task=dart')
 
 
 @pytest.mark.parametrize('arg, message', [
-    ('algorithm=regl', "algorithm 'regl' is unknown; known are static, set"),
+    ('algorithm=regl', "algorithm 'regl'; use one of dense, static, set, rigl"),
     ('level=0.9', "is 'level=0.9'; write name=value, .* algorithm, sparsity"),
     ('sparsity=much', "argument is 'sparsity=much'; write"),
     ('rigl', "argument is 'rigl'; write"),
@@ -105,8 +108,3 @@ def test_books_are_learned_sparse_then_dense_and_tasks_densely():
 def test_another_argument_is_refused(arg, message):
   with pytest.raises(ValueError, match=message):
     quickstart.get_config(arg)
-
-
-def test_updates_of_a_short_phase_fit_it():
-  spec = common.sparsity_of('rigl', 0.75, steps=15)
-  assert spec['update_until'] == 11 and spec['update_every'] == 1

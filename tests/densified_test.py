@@ -12,6 +12,7 @@ import pytest
 from quickstart_runs import ROOT
 from quickstart_runs import small_config
 from tiny_run import assert_same_arrays
+from tiny_run import static
 from tiny_run import without_times
 
 import spdf_jax as spdf
@@ -41,7 +42,7 @@ def make_run(order=BOTH, arg='', **changes):
       phases__continuation__duration='4 steps',
       phases__continuation__learning_rate__schedule='constant',
       phases__continuation__learning_rate__warmup='1 steps',
-  ) | {f'phases__pretrain__sparsity__{k}': v for k, v in times.items()}
+  ) | {f'phases__pretrain__algorithm__{k}': v for k, v in times.items()}
       | changes))
 
 
@@ -133,9 +134,9 @@ def test_only_masks_and_moments_change(moments, sparse, tmp_path):
     (dict(seed=1), 'another config: seed was 0 and is 1'),
     (dict(phases__pretrain__weight_decay=0.2),
      'phases.pretrain.weight_decay was 0.1 and is 0.2'),
-    (dict(phases__continuation__sparsity=0.5),
+    (dict(phases__continuation__algorithm=static(0.5)),
      "made dense and phase 'continuation', which would resume from it, has "),
-    (dict(phases__continuation__sparsity=0.75),
+    (dict(phases__continuation__algorithm=static(0.75)),
      "made dense and phase 'continuation', which would resume from it, has "),
     (dict(phases__continuation__learning_rate__schedule='continue'),
      "phases.continuation.batch_size was 'absent' and is 4"),

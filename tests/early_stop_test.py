@@ -243,7 +243,7 @@ def test_rounds_of_pruning_do_not_end_early():
   phase.early_stop.update(RULE)
   spec = phase.sparsity.to_dict()
   groups = [['*/mlp/*', spec], ['*', 0.5]]
-  for sparsity in (spec, dict(algorithm='partition', groups=groups)):
+  for sparsity in (spec, dict(name='partition', groups=groups)):
     phase.sparsity = sparsity
     with pytest.raises(ValueError, match="'round1' consists of rounds"):
       parse(config)

@@ -64,7 +64,7 @@ def tune(workdir, start, loss, sparsity=0.0, **fields):
 
 def prune(workdir, start, losses=(3.4, 3.1), **fields):
   rounds = [dict(steps=50, fraction=0.25)] * 2
-  spec = dict(algorithm='iterative', rounds=rounds)
+  spec = dict(name='iterative', rounds=rounds)
   phases = [
       (f'round{i}', 'corpus', spec, sparsity, 50)
       for i, sparsity in enumerate((0.5, 0.75))

@@ -17,16 +17,16 @@ pytestmark = pytest.mark.slow
 
 TIMES = dict(update_every=3, update_until=12)
 ATTENTION = {'static': (0.5, spdf.static(0.5)),
-             'dense': (dict(algorithm='dense'), spdf.dense())}
+             'dense': (dict(name='dense'), spdf.dense())}
 
 
 def make_run(attention, order=('pretrain', 'continuation'), **changes):
   """RigL on feed-forward layers for 15 steps, then a dense phase of 15."""
-  rigl = dict(algorithm='rigl', sparsity=0.8, **TIMES)
+  rigl = dict(name='rigl', sparsity=0.8, **TIMES)
   config = small_config(data__task='', phases__order=order, **changes)
   with config.ignore_type():
     config.phases.pretrain.sparsity = dict(
-        algorithm='partition',
+        name='partition',
         groups=[['*/mlp/*', rigl], ['*/attn/*', ATTENTION[attention][0]]],
     )
   return Run.create(config)

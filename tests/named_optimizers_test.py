@@ -12,6 +12,7 @@ import optax
 import pytest
 from tiers import slow_except
 from tiny_run import CONFIG
+from tiny_run import DENSE
 from tiny_run import make_config
 
 import spdf_jax as spdf
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings(
 
 FALL = optax.linear_schedule(0.1, 0.0, 10)
 PHASE = Phase(
-    name='a', steps=3, data='corpus', batch_size=1, length=1, sparsity=0.0,
+    name='a', steps=3, data='corpus', batch_size=1, length=1, algorithm=DENSE,
     learning_rate=FALL, weight_decay=0.1, reset_moments=False,
 )
 RESTARTED = dict(
@@ -217,9 +218,9 @@ def test_schedule_free_gets_the_rate_and_the_decay_of_the_plan():
 ]))
 def test_pruned_weights_stay_exactly_zero_and_states_keep_their_types(name):
   rigl = dict(
-      algorithm='rigl', sparsity=0.5, update_every=1, update_until=3
+      name='rigl', sparsity=0.5, update_every=1, update_until=3
   )
-  plan = make_plan({'sparsity': rigl, 'steps': 4}, RESTARTED)
+  plan = make_plan({'algorithm': rigl, 'steps': 4}, RESTARTED)
   more = {'seed': 1} if name == 'noisy_sgd' else {}
   shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
   found = list(trajectory(plan, 6, name=name, clip_norm=1.0, **more))

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_run import DENSE
+from tiny_run import static
 
 import spdf_jax as spdf
 from spdf_jax import training
@@ -14,7 +16,7 @@ from spdf_jax.training.optimizers import matrices
 
 B1, B2, EPS, CLIP, DECAY = 0.9, 0.95, 1e-8, 1.0, 0.1
 PHASE = training.Phase(
-    name='a', steps=3, data='corpus', batch_size=1, length=1, sparsity=0.0,
+    name='a', steps=3, data='corpus', batch_size=1, length=1, algorithm=DENSE,
     learning_rate=optax.linear_schedule(0.1, 0.01, 3), weight_decay=DECAY,
     reset_moments=False,
 )
@@ -113,7 +115,7 @@ def test_stacked_norms_and_biases_do_not_decay_either():
 
 
 def test_only_what_is_selected_has_a_mask():
-  _, state = run(make_plan({'sparsity': 0.75}), ())
+  _, state = run(make_plan({'algorithm': static(0.75)}), ())
   mask = spdf.get_mask(state)
   assert {k for k, m in mask.items() if m is not None} == {'kernel'}
   assert int(mask['kernel'].sum()) == 16

@@ -29,7 +29,7 @@ def get_config():
   config.phases.order = ('pretrain', 'continuation')
   with config.phases.ignore_type():
     config.phases.pretrain.sparsity = dict(
-        algorithm='rigl', sparsity=0.5, update_every=5, update_until=12
+        name='rigl', sparsity=0.5, update_every=5, update_until=12
     )
   config.phases.continuation.reset_moments = True
   return config

@@ -35,7 +35,7 @@ from spdf_jax.training.config import plain
 
 pytestmark = pytest.mark.papers
 
-RIGL = dict(algorithm='rigl', sparsity=0.8, update_every=10, update_until=80)
+RIGL = dict(name='rigl', sparsity=0.8, update_every=10, update_until=80)
 RISING = RIGL | dict(
     sparsity=dict(schedule='cubic', initial=0.5, final=0.8, steps=80)
 )
@@ -63,7 +63,7 @@ def make_run(
           order=[name for name, *_ in phases],
           **{
               name: config['phases']['pretrain'] | dict(
-                  sparsity=spec, duration=f'{steps} steps', data=source
+                  algorithm=spec, duration=f'{steps} steps', data=source
               )
               for name, source, spec, _, steps in phases
           },
@@ -180,7 +180,7 @@ def test_a_phase_that_was_scored_is_what_came_before_it(tmp_path):
 @pytest.mark.parametrize('spec, tokens, table, row', [
     (0.0, 112e9, 'llama', 'dense'),
     (0.8, 112e9, 'llama', 'static 80%'),
-    (RIGL | dict(algorithm='sparse_evolution'), 112e9, 'llama', 'SET 80%'),
+    (RIGL | dict(name='set'), 112e9, 'llama', 'SET 80%'),
     (RIGL, 112e9, 'llama', 'RigL 80%'),
     (RIGL, 2.6e9, 'granet', 'RigL 80%'),
     (RISING, 2.6e9, 'granet', 'GraNet 50 to 80%'),
@@ -276,7 +276,7 @@ def test_scores_of_real_rounds_fill_a_table_of_ones_own(tmp_path):
   )
   pruned = config.phases.continuation.copy_and_resolve_references()
   with pruned.ignore_type():
-    pruned.sparsity = dict(algorithm='static', sparsity=0.5, init='magnitude')
+    pruned.sparsity = dict(name='static', sparsity=0.5, init='magnitude')
   config.phases.pretrain.sparsity = 0.0
   config.phases = dict(
       order=('round0', 'round1', 'round2'), round0=config.phases.pretrain,

@@ -8,10 +8,12 @@ import numpy as np
 import optax
 import pytest
 from tiny_run import assert_same_arrays
+from tiny_run import DENSE
 from tiny_run import make_config
 from tiny_run import make_run
 from tiny_run import PHASE
 from tiny_run import run_of
+from tiny_run import static
 
 import spdf_jax as spdf
 from spdf_jax import training
@@ -68,14 +70,16 @@ def test_a_revived_weight_is_its_drawn_value_and_the_first_update():
 
 
 def test_every_phase_revives_with_its_own_deviation():
-  plan = make(sparse={}, less={'sparsity': 0.5, 'revive': 0.5}, dense={}).plan
+  plan = make(
+      sparse={}, less={'algorithm': static(0.5), 'revive': 0.5}, dense={}
+  ).plan
   assert [float(plan.revive(i)) for i in (4, 5, 9, 10)] == [0, 0.5, 0.5, 0]
   assert make(sparse={}).plan.revive is None
 
 
 def test_frozen_parameters_change_by_their_mask_only():
-  run = make(dense={'sparsity': 0.0}, sparse={
-      'sparsity': 0.5, 'frozen': ['wte/*', '*/attn/*', '*/bias'],
+  run = make(dense={'algorithm': DENSE}, sparse={
+      'algorithm': static(0.5), 'frozen': ['wte/*', '*/attn/*', '*/bias'],
   })
   found = states(run, 8)
   before, after = by_name(found[5].params), by_name(found[8].params)
@@ -95,9 +99,9 @@ def test_frozen_parameters_change_by_their_mask_only():
 @pytest.mark.ci
 def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
   run = make(
-      dense={'sparsity': 0.0},
-      ticket={'sparsity': {
-          'algorithm': 'static', 'sparsity': 0.75, 'init': 'magnitude',
+      dense={'algorithm': DENSE},
+      ticket={'algorithm': {
+          'name': 'static', 'sparsity': 0.75, 'init': 'magnitude',
       }, 'rewind_weights_to': '2 steps'},
   )
   found = states(run, 7)
@@ -121,7 +125,7 @@ def test_a_lottery_ticket_is_the_pruned_model_at_its_early_weights():
 def make_ticket(early_stop=None, **changes):
   phases = dict(
       order=['dense', 'ticket'],
-      dense=PHASE | {'sparsity': 0.0, 'early_stop': early_stop},
+      dense=PHASE | {'algorithm': DENSE, 'early_stop': early_stop},
       ticket=PHASE | {'rewind_weights_to': '3 steps'},
   )
   return run_of(make_config(phases=phases, **changes))
@@ -158,7 +162,7 @@ def test_a_step_that_is_skipped_rewinds_all_the_same():
 
 
 def test_snip_keeps_the_weights_that_matter_most_for_the_first_batch():
-  run = make(sparse={'initial_mask': 'snip'}, dense={'sparsity': 0.0})
+  run = make(sparse={'initial_mask': 'snip'}, dense={'algorithm': DENSE})
   params, batch = run.init_params(), run.batch_at(0)
 
   def loss(params):
@@ -198,8 +202,8 @@ def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
   other = make_run(seed=3).open(tmp_path)
   other.checkpoints.save(other.state)
   other.checkpoints.close()
-  phase = PHASE | {'sparsity': dict(
-      algorithm='rigl', sparsity=0.75, update_every=3, update_until=9
+  phase = PHASE | {'algorithm': dict(
+      name='rigl', sparsity=0.75, update_every=3, update_until=9
   )}
   phases = dict(a=phase | {'initial_mask': str(tmp_path)}, b=phase)
   with pytest.raises(ValueError, match="^corpus 'text' is unknown"):
@@ -210,8 +214,8 @@ def test_a_mask_of_another_run_is_checked_for_all_phases_that_share_it(
 
 def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
   def phase(structure):
-    return {'sparsity': dict(
-        algorithm='static', sparsity=0.5, structure=structure
+    return {'algorithm': dict(
+        name='static', sparsity=0.5, structure=structure
     )}
 
   def begun_from(structure):
@@ -230,16 +234,16 @@ def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
 
 @pytest.mark.parametrize('phases, message', [
     ({'a': {'revive': -1.0}}, "phase 'a' has revive -1.0; give a multiple"),
-    ({'a': {'initial_mask': 'snip', 'sparsity': 0.0}},
-     "phase 'a' has the initial_mask 'snip' and sparsity 0"),
-    ({'a': {}, 'b': {'sparsity': 0.5, 'initial_mask': 'snip'}},
+    ({'a': {'initial_mask': 'snip', 'algorithm': DENSE}},
+     "phase 'a' has the initial_mask 'snip' and is dense"),
+    ({'a': {}, 'b': {'algorithm': static(0.5), 'initial_mask': 'snip'}},
      "phase 'b' has the initial_mask 'snip', but is not the first"),
-    ({'a': {'initial_mask': 'snip', 'sparsity': dict(
-        algorithm='partition', groups=[['*', dict(
-            algorithm='static', sparsity=0.5, structure='2:4')]],
+    ({'a': {'initial_mask': 'snip', 'algorithm': dict(
+        name='partition', groups=[['*', dict(
+            name='static', sparsity=0.5, structure='2:4')]],
     )}}, 'groups with a structure, which it would not have'),
-    ({'a': {'initial_mask': 'snip', 'sparsity': dict(
-        algorithm='gmp', update_every=2, update_until=4, sparsity=dict(
+    ({'a': {'initial_mask': 'snip', 'algorithm': dict(
+        name='gmp', update_every=2, update_until=4, sparsity=dict(
             schedule='cubic', initial=0.0, final=0.8, steps=4),
     )}}, "phase 'a' has the initial_mask 'snip' and begins with sparsity 0"),
     ({'a': {'initial_mask': 'snap'}},
@@ -280,8 +284,8 @@ def test_weights_are_not_rewound_in_compact_storage():
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped_at):
   phases = dict(
       first={'initial_mask': 'grasp'},
-      ticket={'sparsity': 0.5, 'rewind_weights_to': '2 steps'},
-      dense={'sparsity': 0.0, 'revive': 0.5, 'frozen': ['wte/*']},
+      ticket={'algorithm': static(0.5), 'rewind_weights_to': '2 steps'},
+      dense={'algorithm': DENSE, 'revive': 0.5, 'frozen': ['wte/*']},
   )
 
   def train(workdir, run):

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_run import DENSE
+from tiny_run import static
 
 from spdf_jax.sparsity import Algorithm
 from spdf_jax.training import create_plan
@@ -17,15 +19,15 @@ from spdf_jax.training.config import parse_phases
 
 PHASE = Phase(
     name='sparse', steps=10, data='corpus', batch_size=2, length=8,
-    sparsity=0.75, learning_rate=optax.constant_schedule(0.1),
+    algorithm=static(0.75), learning_rate=optax.constant_schedule(0.1),
     weight_decay=0.01, reset_moments=False,
 )
 RATE = dict(
     schedule='cosine', peak=1e-2, warmup='4 steps', final_fraction=0.1
 )
 SPEC = dict(
-    duration='30 steps', data='corpus', batch_size=2, length=8, sparsity=0.5,
-    learning_rate=RATE, weight_decay=0.1, reset_moments=False, new_epoch=False,
+    duration='30 steps', data='corpus', batch_size=2, length=8,
+    algorithm=static(0.5), learning_rate=RATE, weight_decay=0.1, reset_moments=False, new_epoch=False,
 )
 
 
@@ -196,9 +198,9 @@ def sparsities(algorithm: Algorithm, steps):
 
 def test_the_sparsity_changes_at_the_boundary():
   plan = Plan((
-      make_phase(name='a', sparsity=0.75),
-      make_phase(name='b', sparsity=0.5),
-      make_phase(name='c', sparsity=0.0),
+      make_phase(name='a', algorithm=static(0.75)),
+      make_phase(name='b', algorithm=static(0.5)),
+      make_phase(name='c', algorithm=DENSE),
   ))
   found = sparsities(plan.algorithm, (0, 9, 10, 19, 20, 29))
   assert found == [0.75, 0.75, 0.5, 0.5, 0.0, 0.0]
@@ -207,7 +209,8 @@ def test_the_sparsity_changes_at_the_boundary():
 def test_neighbours_of_equal_sparsity_share_a_mask():
   plan = Plan((
       make_phase(name='a'), make_phase(name='b'),
-      make_phase(name='c', sparsity=0.0), make_phase(name='d', sparsity=0.0),
+      make_phase(name='c', algorithm=DENSE),
+      make_phase(name='d', algorithm=DENSE),
   ))
   changes = [
       step for step in range(plan.total_steps)
@@ -218,30 +221,30 @@ def test_neighbours_of_equal_sparsity_share_a_mask():
   assert not any(alike.algorithm.update_at(s) for s in range(20))
 
 
-RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=4, update_until=8)
+RIGL = dict(name='rigl', sparsity=0.5, update_every=4, update_until=8)
 
 
 def groups(*specs):
   """A partition by names of leaves that are never looked at."""
   pairs = [[f'*/{i}/*', spec] for i, spec in enumerate(specs)]
-  return dict(algorithm='partition', groups=pairs)
+  return dict(name='partition', groups=pairs)
 
 
 def test_the_steps_of_updates_are_those_of_all_groups():
-  evolving = dict(algorithm='sparse_evolution', sparsity=0.5, update_every=3)
-  spec = groups(0.75, RIGL, evolving)
-  plan = Plan((make_phase(name='a', sparsity=spec), make_phase(name='b')))
+  evolving = dict(name='set', sparsity=0.5, update_every=3)
+  spec = groups(static(0.75), RIGL, evolving)
+  plan = Plan((make_phase(name='a', algorithm=spec), make_phase(name='b')))
   assert plan.update_steps.tolist() == [3, 4, 6, 8, 9, 10]
   assert plan.dense_grads_steps.tolist() == [4, 8, 10]
-  still = Plan((make_phase(sparsity=groups(0.75, 0.0)),))
+  still = Plan((make_phase(algorithm=groups(static(0.75), DENSE)),))
   assert not still.update_steps.size and not still.updates_masks
 
 
 def test_the_steps_of_updates_are_those_of_the_algorithms():
   plan = Plan((
-      make_phase(name='a', sparsity=RIGL),
-      make_phase(name='b', sparsity=RIGL | {'update_every': 3}),
-      make_phase(name='c', sparsity=0.0),
+      make_phase(name='a', algorithm=RIGL),
+      make_phase(name='b', algorithm=RIGL | {'update_every': 3}),
+      make_phase(name='c', algorithm=DENSE),
   ))
   assert plan.update_steps.tolist() == [4, 8, 10, 13, 16, 20]
   assert plan.dense_grads_steps.tolist() == [4, 8, 10, 13, 16, 20]
@@ -250,21 +253,33 @@ def test_the_steps_of_updates_are_those_of_the_algorithms():
 
 
 def test_masks_move_where_they_change_within_a_stretch():
-  sparse, dense = make_phase(name='a'), make_phase(name='b', sparsity=0.0)
-  rounds = dict(algorithm='iterative', rounds=[
+  sparse, dense = make_phase(name='a'), make_phase(name='b', algorithm=DENSE)
+  rounds = dict(name='iterative', rounds=[
       dict(steps=10), dict(steps=10, fraction=0.25),
   ])
-  pruned = [make_phase(name=name, sparsity=rounds) for name in 'cd']
+  pruned = [make_phase(name=name, algorithm=rounds) for name in 'cd']
   assert not Plan((sparse,)).updates_masks
   assert not Plan((sparse, dense)).updates_masks
-  assert Plan((make_phase(sparsity=RIGL), dense)).updates_masks
+  assert Plan((make_phase(algorithm=RIGL), dense)).updates_masks
   assert Plan(tuple(pruned)).updates_masks
   assert sparsities(Plan(tuple(pruned)).algorithm, (9, 10)) == [0.0, 0.25]
 
 
+def test_times_are_shares_of_the_resolved_phase():
+  shares = RIGL | {'update_every': '20%', 'update_until': '60%'}
+  plan = make_plan(
+      {'algorithm': shares}, {'algorithm': shares, 'duration': '10 steps'},
+      {'algorithm': static(0.5) | shares | {'name': 'static'}},
+      {'duration': '1 epoch'},
+  )
+  assert plan.update_steps.tolist() == [6, 12, 18, 30, 32, 34, 36, 40]
+  assert plan.phases[0].algorithm['update_until'] == 18
+  assert plan.phases[2].algorithm == plan.phases[3].algorithm == static(0.5)
+
+
 def test_a_long_plan_finds_its_updates_at_once():
   rare = RIGL | {'update_every': 100, 'update_until': 200_000}
-  plan = Plan((make_phase(steps=300_000, sparsity=rare),))
+  plan = Plan((make_phase(steps=300_000, algorithm=rare),))
   assert plan.update_steps.tolist() == list(range(100, 200_001, 100))
 
 
@@ -278,18 +293,18 @@ def test_a_long_plan_finds_its_updates_at_once():
 def test_updates_after_the_last_step_are_refused(change, message):
   for spec in (RIGL | change, groups(RIGL, RIGL | change)):
     with pytest.raises(ValueError, match=message):
-      Plan((make_phase(sparsity=spec),))
+      Plan((make_phase(algorithm=spec),))
 
 
 def test_updates_that_end_with_their_phase_are_taken():
-  Plan((make_phase(sparsity=RIGL | {'update_until': 9}),))
+  Plan((make_phase(algorithm=RIGL | {'update_until': 9}),))
   # A round number, but no update is at it.
-  Plan((make_phase(sparsity=RIGL | {'update_until': 10}),))
-  endless = dict(algorithm='sparse_evolution', sparsity=0.5, update_every=3)
-  Plan((make_phase(sparsity=endless),))
+  Plan((make_phase(algorithm=RIGL | {'update_until': 10}),))
+  endless = dict(name='set', sparsity=0.5, update_every=3)
+  Plan((make_phase(algorithm=endless),))
   # Two phases of one sparsity are one stretch to the algorithm.
   late = RIGL | {'update_until': 16}
-  Plan(tuple(make_phase(name=name, sparsity=late) for name in 'ab'))
+  Plan(tuple(make_phase(name=name, algorithm=late) for name in 'ab'))
 
 
 @pytest.mark.parametrize('steps, message', [
@@ -297,19 +312,19 @@ def test_updates_that_end_with_their_phase_are_taken():
     ((10, 5), r'rounds of 10 \+ 5 = 15; make them equal'),
 ])
 def test_rounds_that_do_not_fit_their_phases_are_refused(steps, message):
-  rounds = dict(algorithm='iterative', rounds=[
+  rounds = dict(name='iterative', rounds=[
       dict(steps=n, fraction=0.25) for n in steps
   ])
-  for spec in (rounds, groups(0.5, rounds)):
-    phases = tuple(make_phase(name=name, sparsity=spec) for name in 'ab')
+  for spec in (rounds, groups(static(0.5), rounds)):
+    phases = tuple(make_phase(name=name, algorithm=spec) for name in 'ab')
     with pytest.raises(ValueError, match=message):
       Plan(phases)
 
 
 def test_phases_run_in_the_order_that_is_asked_for():
-  plan = make_plan({}, {'sparsity': 0.0}, {}, order=['p1', 'p0'])
+  plan = make_plan({}, {'algorithm': DENSE}, {}, order=['p1', 'p0'])
   assert [phase.name for phase in plan.phases] == ['p1', 'p0']
-  assert [phase.sparsity for phase in plan.phases] == [0.0, 0.5]
+  assert [phase.algorithm for phase in plan.phases] == [DENSE, static(0.5)]
 
 
 def test_lengths_are_resolved_by_what_the_phase_reads():
@@ -326,9 +341,9 @@ def test_lengths_are_resolved_by_what_the_phase_reads():
     ('steps', -3, 'steps -3'),
     ('batch_size', 0, 'batch_size 0; it must be at least 1'),
     ('length', 0, 'length 0'),
-    ('sparsity', 1.0, "phase 'sparse': sparsity is.*1.0"),
-    ('sparsity', -0.1, "phase 'sparse': sparsity is.*-0.1"),
-    ('sparsity', math.nan, "phase 'sparse': sparsity is.*nan"),
+    ('algorithm', static(1.0), "phase 'sparse': sparsity is.*1.0"),
+    ('algorithm', static(-0.1), "phase 'sparse': sparsity is.*-0.1"),
+    ('algorithm', static(math.nan), "phase 'sparse': sparsity is.*nan"),
     ('learning_rate', 0.1, 'learning rate 0.1; give a schedule'),
     ('learning_rate', None, 'learning rate None; give a schedule'),
     ('weight_decay', -1.0, 'weight_decay -1.0; it must not be negative'),
@@ -344,8 +359,10 @@ def test_an_impossible_phase_is_refused(field, value, message):
     ({'duration': '9 lives'}, "phase 'p0': duration is '9 lives'; write a"),
     ({'batch_size': 0}, "phase 'p0' has batch_size 0; it must be at least 1"),
     ({'length': -8}, "phase 'p0' has length -8"),
-    ({'sparsity': 1}, "phase 'p0': sparsity is"),
-    ({'sparsity': math.nan}, "phase 'p0': sparsity is"),
+    ({'algorithm': static(1)}, "phase 'p0': sparsity is"),
+    ({'algorithm': static(math.nan)}, "phase 'p0': sparsity is"),
+    ({'algorithm': 0.5}, "'phases.p0.algorithm' is 0.5; it must be a mapping"),
+    ({'sparsity': 0.5}, "'phases.p0.sparsity' is now algorithm, a mapping"),
     ({'data': 'corpsu'}, "data of phase 'p0': 'corpsu' .*'corpus'"),
     (make_rate('cosin'), "rate of phase 'p0': schedule 'cosin' .*'cosine'"),
     (make_rate('rewnd'), "rate of phase 'p0': schedule 'rewnd' .*'rewind'"),
@@ -383,8 +400,8 @@ def test_moments_do_not_restart_at_a_step_that_only_updates_the_mask():
       'update_every': 3, 'update_until': 9, 'skip_gradient_step': True
   }
   phases = [
-      make_phase(name='a', steps=4, sparsity=skipping),
-      make_phase(name='b', steps=20, sparsity=skipping, reset_moments=True),
+      make_phase(name='a', steps=4, algorithm=skipping),
+      make_phase(name='b', steps=20, algorithm=skipping, reset_moments=True),
   ]
   assert Plan(tuple(phases)).restarts == (4,)
   phases[0] = dataclasses.replace(phases[0], steps=3)

@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tiny_run import DENSE
+from tiny_run import static
 
+import spdf_jax
 from spdf_jax import models
-from spdf_jax import static
 from spdf_jax import training
 from spdf_jax.costs import flops
 from spdf_jax.costs import plan_costs
@@ -19,26 +21,26 @@ from spdf_jax.training import plan as plans
 
 SHAPE = models.GPTConfig(32, 2, 2, 8, 16, 16)
 PHASE = training.Phase(
-    name='a', steps=40, data='corpus', batch_size=2, length=16, sparsity=0.75,
-    learning_rate=optax.constant_schedule(0.1), weight_decay=0.0,
-    reset_moments=False,
+    name='a', steps=40, data='corpus', batch_size=2, length=16,
+    algorithm=static(0.75), learning_rate=optax.constant_schedule(0.1),
+    weight_decay=0.0, reset_moments=False,
 )
 CUBIC = dict(schedule='cubic', initial=0.25, final=0.75, steps=24)
 TIMES = dict(update_every=6, update_until=30)
-RIGL = dict(algorithm='rigl', sparsity=CUBIC, **TIMES)
+RIGL = dict(name='rigl', sparsity=CUBIC, **TIMES)
 SPECS = {
-    'static': [0.75],
-    'variable': [0.75, 0.0, 0.5],
-    'rigl': [dict(algorithm='rigl', sparsity=0.75, **TIMES), 0.0],
-    'rigl on a schedule': [RIGL, 0.0],
-    'gmp': [dict(algorithm='gmp', sparsity=CUBIC, **TIMES), 0.75],
-    'granet': [dict(algorithm='granet', sparsity=CUBIC, **TIMES)] * 2,
-    'iterative': [dict(algorithm='iterative', rounds=[
+    'static': [static(0.75)],
+    'variable': [static(0.75), DENSE, static(0.5)],
+    'rigl': [dict(name='rigl', sparsity=0.75, **TIMES), DENSE],
+    'rigl on a schedule': [RIGL, DENSE],
+    'gmp': [dict(name='gmp', sparsity=CUBIC, **TIMES), static(0.75)],
+    'granet': [dict(name='granet', sparsity=CUBIC, **TIMES)] * 2,
+    'iterative': [dict(name='iterative', rounds=[
         dict(steps=40), dict(steps=40, fraction=0.25)
     ])] * 2,
-    'groups': [dict(algorithm='partition', groups=[
-        ['b', RIGL], ['a', dict(algorithm='gmp', sparsity=CUBIC, **TIMES)],
-    ]), 0.0],
+    'groups': [dict(name='partition', groups=[
+        ['b', RIGL], ['a', dict(name='gmp', sparsity=CUBIC, **TIMES)],
+    ]), DENSE],
 }
 PARAMS = {
     'a': jax.ShapeDtypeStruct((8, 16), np.float32),
@@ -51,10 +53,10 @@ def where(path, leaf):
   return True
 
 
-def make_plan(sparsities):
+def make_plan(specs):
   return training.Plan(tuple(
-      dataclasses.replace(PHASE, name=str(i), sparsity=s, batch_size=2 + i)
-      for i, s in enumerate(sparsities)
+      dataclasses.replace(PHASE, name=str(i), algorithm=spec, batch_size=2 + i)
+      for i, spec in enumerate(specs)
   ))
 
 
@@ -138,7 +140,7 @@ def test_flops_are_added_up_over_spans():
 
 def drifting():
   """A user's own algorithm, whose sparsity is read between updates too."""
-  return static(0.0)._replace(
+  return spdf_jax.static(0.0)._replace(
       sparsity_at=lambda count, params: jax.tree.map(
           lambda p: count / 64, params
       ),
@@ -147,7 +149,7 @@ def drifting():
 
 
 def test_between_updates_the_sparsity_of_the_last_one_holds():
-  plan = make_plan([dict(algorithm=f'{__name__}:drifting')])
+  plan = make_plan([dict(name=f'{__name__}:drifting')])
   at = lambda step: plans.planned_sparsities(
       plan, step, PARAMS, where
   )
@@ -158,13 +160,13 @@ def test_between_updates_the_sparsity_of_the_last_one_holds():
 
 def test_layers_of_a_model_wide_sparsity_all_have_it():
   plan = make_plan([dict(
-      algorithm='static', sparsity=0.5, distribution='model_wide',
+      name='static', sparsity=0.5, distribution='model_wide',
   )])
   found = plans.planned_sparsities(plan, 0, PARAMS, where)
   assert [sparsity.sparsity for sparsity in found.values()] == [0.5] * 3
   rounds = [dict(steps=20), dict(steps=20, fraction=0.25)]
   plan = make_plan([dict(
-      algorithm='iterative', rounds=rounds, distribution='model_wide',
+      name='iterative', rounds=rounds, distribution='model_wide',
   )])
   for step, sparsity in ((19, 0.0), (20, 0.25)):
     found = plans.planned_sparsities(plan, step, PARAMS, where)

@@ -5,6 +5,7 @@ import types
 
 import optax
 import pytest
+from tiny_run import DENSE
 
 from spdf_jax.training import Phase
 from spdf_jax.training import Plan
@@ -16,7 +17,7 @@ from spdf_jax.training.progress import Progress
 def make_phase(name, steps, batch_size):
   return Phase(
       name=name, steps=steps, data='corpus', batch_size=batch_size, length=10,
-      sparsity=0.0, learning_rate=optax.constant_schedule(0.1),
+      algorithm=DENSE, learning_rate=optax.constant_schedule(0.1),
       weight_decay=0.0, reset_moments=False,
   )
 

@@ -26,8 +26,9 @@ SECONDS = 300  # of patience with a child process.
 PRETRAIN = 'phases__pretrain__'
 RATE = f'{PRETRAIN}learning_rate__'
 WITHOUT_TASK = dict(data__task='', phases__order=('pretrain', 'continuation'))
-RIGL = dict(algorithm='rigl', sparsity=0.5, update_every=5, update_until=9)
-groups = lambda *pairs: dict(algorithm='partition', groups=pairs)
+RIGL = dict(name='rigl', sparsity=0.5, update_every=5, update_until=9)
+STATIC = dict(name='static', sparsity=0.5)
+groups = lambda *pairs: dict(name='partition', groups=pairs)
 REWIND = dict(schedule='rewind', to='99 steps')
 
 
@@ -78,9 +79,9 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
     (f'{PRETRAIN}weight_decay', float('inf'), 'weight_decay. is inf; it must'),
     (f'{PRETRAIN}early_stop',
      dict(metric='validation/loss', value=float('nan')), 'value. is nan; it m'),
-    (f'{PRETRAIN}sparsity', dict(algorithm='iterative', rounds=3),
+    (f'{PRETRAIN}algorithm', dict(name='iterative', rounds=3),
      "'pretrain': rounds is 3; give a list of Round"),
-    (f'{PRETRAIN}sparsity', dict(algorithm=3), "'pretrain': algorithm 3 is un"),
+    (f'{PRETRAIN}algorithm', dict(name=3), 'give its name and arguments'),
     (f'{RATE}final_fraction', -1.0, r'final_fraction is -1.0; .* in \[0, 1\]'),
     (f'{RATE}final_fraction', float('nan'), 'final_fraction is nan; give a fr'),
 ])
@@ -120,30 +121,30 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
     (f'{PRETRAIN}duration', '9' * 400 + ' tokens', 'is more than 2,147,48'),
     (f'{RATE}warmup', '99 steps', 'warm-up takes 99 of 30 steps'),
     ('phases__continuation__learning_rate', REWIND, 'rewinds to step 99 of a'),
-    (f'{PRETRAIN}sparsity', RIGL | dict(update_until=99), 'update_until is 99'),
-    (f'{PRETRAIN}sparsity',
-     dict(algorithm='iterative', rounds=[dict(steps=9, fraction=0.5)]),
+    (f'{PRETRAIN}algorithm', RIGL | dict(update_until=99), 'update_until is 99'),
+    (f'{PRETRAIN}algorithm',
+     dict(name='iterative', rounds=[dict(steps=9, fraction=0.5)]),
      "'pretrain' has 15 steps and iterative rounds of 9 = 9; make them equal"),
-    (f'{PRETRAIN}sparsity', RIGL | dict(sparsity='half'),
+    (f'{PRETRAIN}algorithm', RIGL | dict(sparsity='half'),
      "'pretrain': sparsity is 'half'"),
-    (f'{PRETRAIN}sparsity',
-     dict(algorithm='static', sparsity=0.5,
+    (f'{PRETRAIN}algorithm',
+     dict(name='static', sparsity=0.5,
           structure=dict(structure='block', inputs=7, outputs=7)),
      "'pretrain': block.7, 7. divides"),
-    (f'{PRETRAIN}sparsity',
-     dict(algorithm='static', sparsity={'h_9': 0.5}, distribution='by_pattern'),
+    (f'{PRETRAIN}algorithm',
+     dict(name='static', sparsity={'h_9': 0.5}, distribution='by_pattern'),
      "'pretrain': sparsity has the pattern 'h_9'"),
-    (f'{PRETRAIN}sparsity', groups(('*/mlp/*', RIGL), ('*/attention/*', 0.5)),
+    (f'{PRETRAIN}algorithm', groups(('*/mlp/*', RIGL), ('*/attention/*', STATIC)),
      "'pretrain': no pattern matches the sparsified leaf 'h_0/attn/"),
-    (f'{PRETRAIN}sparsity', groups(('h_9/*', RIGL), ('*', 0.5)),
+    (f'{PRETRAIN}algorithm', groups(('h_9/*', RIGL), ('*', STATIC)),
      "'pretrain': the pattern 'h_9/.' matches none of the sparsified leaves"),
-    (f'{PRETRAIN}sparsity', groups(('*', 0.5), ('*/mlp/*', RIGL)),
+    (f'{PRETRAIN}algorithm', groups(('*', STATIC), ('*/mlp/*', RIGL)),
      "'pretrain': the patterns before './mlp/.' match all of its leaves; put"),
-    (f'{PRETRAIN}sparsity', groups(('*', RIGL), ('*', 0.5)),
+    (f'{PRETRAIN}algorithm', groups(('*', RIGL), ('*', STATIC)),
      "'pretrain': groups has the pattern '.' 2 times"),
-    (f'{PRETRAIN}sparsity', groups(('*', dict(algorithm='rigle'))),
+    (f'{PRETRAIN}algorithm', groups(('*', dict(name='rigle'))),
      "'pretrain': group '.': algorithm 'rigle' is unknown; did you mean"),
-    (f'{PRETRAIN}sparsity', groups(('*', RIGL | dict(update_until=99))),
+    (f'{PRETRAIN}algorithm', groups(('*', RIGL | dict(update_until=99))),
      'update_until is 99'),
 ])
 def test_a_plan_is_checked_before_data_is_read(no_data, name, value, message):
@@ -152,15 +153,15 @@ def test_a_plan_is_checked_before_data_is_read(no_data, name, value, message):
 
 def test_compact_storage_is_checked_before_data_is_read(no_data):
   order = dict(phases__order=('pretrain', 'continuation'))
-  changes = {f'{PRETRAIN}sparsity': RIGL, 'storage': 'compact'} | order
+  changes = {f'{PRETRAIN}algorithm': RIGL, 'storage': 'compact'} | order
   refuse("storage is 'compact' and phase 'pretrain' has 15 steps with mask up",
          Run.create, make_config(**changes))
 
 
 def test_lengths_in_epochs_are_not_refused_before_data_is_read(no_data):
-  iterative = dict(algorithm='iterative', rounds=[dict(steps=9, fraction=0.5)])
+  iterative = dict(name='iterative', rounds=[dict(steps=9, fraction=0.5)])
   for changes in (
-      {f'{PRETRAIN}duration': '1 epoch', f'{PRETRAIN}sparsity': iterative},
+      {f'{PRETRAIN}duration': '1 epoch', f'{PRETRAIN}algorithm': iterative},
       {f'{PRETRAIN}duration': '1 epoch', f'{RATE}warmup': '999 steps'},
       {f'{RATE}warmup': '0.001 epochs'},
   ):
@@ -285,7 +286,7 @@ def test_a_mistake_in_a_config_file_is_a_sentence(text, message, tmp_path):
     ('configs/spdf.py:nonsense', "config argument is 'nonsense'; write name="),
     ('configs/spdf.py:model=gpt', "model 'gpt'; use one of gpt2-small"),
     ('configs/quickstart.py:sparsity=a', "config argument is 'sparsity=a'"),
-    ('configs/quickstart.py:algorithm=a', "algorithm 'a' is unknown"),
+    ('configs/quickstart.py:algorithm=a', "algorithm 'a'; use one of"),
 ])
 def test_a_config_argument_that_is_wrong_is_a_sentence(
     name, message, monkeypatch
@@ -300,7 +301,7 @@ def test_a_config_argument_that_is_wrong_is_a_sentence(
 def test_a_config_file_is_loaded_with_its_argument(monkeypatch):
   monkeypatch.chdir(ROOT)
   config = config_file.Parser().parse('configs/quickstart.py:sparsity=0.5')
-  assert config.phases.pretrain.sparsity == 0.5 and config.is_locked
+  assert config.phases.pretrain.algorithm.sparsity == 0.5 and config.is_locked
 
 
 @pytest.mark.process

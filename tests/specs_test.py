@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_run import static
 
 import spdf_jax as spdf
 from spdf_jax import create_algorithm
 from spdf_jax.sparsity.algorithms import ALGORITHMS
 from spdf_jax.sparsity.algorithms import member_specs
+from spdf_jax.sparsity.algorithms import resolve
 from spdf_jax.sparsity.distributions import ModelWide
 
 PARAMS = {
@@ -27,10 +29,15 @@ def own(sparsity, *, flavour='plain'):
   return spdf.static(sparsity)
 
 
-def make(algorithm, **arguments):
+def forwarding(**arguments):
+  """An algorithm whose arguments are those of another function."""
+  return spdf.rigl(**arguments)
+
+
+def make(name, **arguments):
   """Creates an algorithm after a round trip through JSON."""
   return create_algorithm(
-      json.loads(json.dumps({'algorithm': algorithm, **arguments}))
+      json.loads(json.dumps({'name': name, **arguments}))
   )
 
 
@@ -38,18 +45,15 @@ def sparsities(algorithm, *steps):
   return [algorithm.sparsity_at(step, PARAMS)['a'] for step in steps]
 
 
-def test_a_number_is_static_and_uniform():
-  assert create_algorithm(0.25).sparsity_at(0, PARAMS) == {'a': 0.25, 'b': 0.25}
-  assert create_algorithm(0.25).update_at(10) is False
-
-
-@pytest.mark.parametrize('name', ['gmp', 'granet', 'rigl', 'sparse_evolution'])
+@pytest.mark.parametrize('name', ['gmp', 'granet', 'rigl', 'set'])
 def test_algorithms_that_move_masks_are_made_by_name(name):
   algorithm = make(name, sparsity=0.5, **UPDATES)
   assert [algorithm.update_at(step) for step in (10, 11, 70, 80)] == [
       True, False, True, False
   ]
-  assert sparsities(algorithm, 0) == [0.5]
+  rises = name in ('gmp', 'granet')
+  want = [spdf.cubic(0.0, 0.5, 70)(step) if rises else 0.5 for step in (0, 30)]
+  assert sparsities(algorithm, 0, 30, 70) == [*want, 0.5]
 
 
 def test_schedules_are_ours_and_those_of_optax():
@@ -112,7 +116,7 @@ def test_a_sparsity_by_pattern_may_be_a_schedule():
       'gmp', sparsity=[['b', rise], ['*', 0.25]], distribution='by_pattern',
       **UPDATES,
   )
-  assert found.sparsity_at(0, PARAMS) == {'a': 0.25, 'b': 0.0}
+  assert found.sparsity_at(0, PARAMS) == {'a': 0.0, 'b': 0.0}
   assert found.sparsity_at(70, PARAMS) == {'a': 0.25, 'b': 0.5}
 
 
@@ -145,17 +149,17 @@ def test_rounds_are_a_list_of_mappings():
   found = make('iterative', rounds=rounds)
   assert sparsities(found, 0, 19, 20, 100) == [0.0, 0.0, 0.25, 0.25]
   built = create_algorithm({
-      'algorithm': 'iterative',
+      'name': 'iterative',
       'rounds': [spdf.Round(20), spdf.Round(30, 0.25)],
   })
   assert sparsities(built, 19, 20) == [0.0, 0.25]
 
 
-RIGL = {'algorithm': 'rigl', 'sparsity': 0.75, **UPDATES}
+RIGL = {'name': 'rigl', 'sparsity': 0.75, **UPDATES}
 
 
 def test_groups_are_a_partition_of_algorithms_bit_for_bit():
-  found = make('partition', groups=[['a', RIGL], ['*', 0.5]])
+  found = make('partition', groups=[['a', RIGL], ['*', static(0.5)]])
   want = spdf.partition(
       {'one': spdf.rigl(0.75, **UPDATES), 'other': spdf.static(0.5)},
       [('a', 'one'), ('b', 'other')],
@@ -172,13 +176,71 @@ def test_groups_are_a_partition_of_algorithms_bit_for_bit():
     assert found.dense_grads_at(step) == want.dense_grads_at(step)
 
 
-def test_specs_of_members_are_those_of_groups_but_numbers():
-  assert member_specs(0.5) == [] and member_specs(RIGL) == [RIGL]
-  own = {'algorithm': f'{__name__}:own', 'sparsity': 0.75}
-  groups = [['a', own], ['b', 0.5], ['*', RIGL]]
-  spec = {'algorithm': 'partition', 'groups': groups}
+def test_specs_of_members_are_those_of_groups():
+  assert member_specs(RIGL) == [RIGL]
+  own = {'name': f'{__name__}:own', 'sparsity': 0.75}
+  groups = [['a', own], ['*', RIGL]]
+  spec = {'name': 'partition', 'groups': groups}
   assert member_specs(spec) == [own, RIGL]
-  assert member_specs({'algorithm': 'dense', 'groups': groups}) != [own, RIGL]
+  assert member_specs({'name': 'dense', 'groups': groups}) != [own, RIGL]
+
+
+TIMES = {'update_every': '5%', 'update_until': '75%', 'init': None}
+
+
+@pytest.mark.parametrize('steps, every, until', [
+    (1000, 50, 750), (1, 1, 1), (203, 10, 152), (39, 1, 29), (10**9, 5 * 10**7,
+                                                             75 * 10**7),
+])
+def test_shares_of_a_phase_are_rounded_down_to_at_least_one_step(
+    steps, every, until
+):
+  found = resolve({'name': 'rigl', 'sparsity': 0.5} | TIMES, steps)
+  assert found == {'name': 'rigl', 'sparsity': 0.5, 'update_every': every,
+                   'update_until': until}
+  assert resolve(found, 7) == found
+
+
+def test_times_are_shares_or_steps_wherever_an_algorithm_has_them():
+  rise = {'schedule': 'cubic', 'initial': 0.0, 'final': 0.5, 'steps': '50%',
+          'start': '0%'}
+  found = resolve({
+      'name': 'partition', 'sparsity': 0.1, 'groups': [
+          ['a', {'name': 'gmp', 'sparsity': rise, 'update_from': '12 steps',
+                 'update_every': ['7', '12.5%'], 'update_until': 9}],
+          ['*', {'name': 'iterative', 'rounds': [{'steps': '25%'}]}],
+      ],
+  }, 40)
+  assert found == {'name': 'partition', 'groups': [
+      ['a', {'name': 'gmp', 'sparsity': rise | {'steps': 20, 'start': 0},
+             'update_from': 12, 'update_every': [7, 5], 'update_until': 9}],
+      ['*', {'name': 'iterative', 'rounds': [{'steps': 10}]}],
+  ]}
+
+
+def test_arguments_of_other_algorithms_are_left_out():
+  spec = {'name': 'static', 'sparsity': 0.5, 'drop_fraction': 0.3} | TIMES
+  assert resolve(spec, 100) == static(0.5)
+  assert resolve(spec | {'name': 'dense'}, 100) == {'name': 'dense'}
+  name = f'{__name__}:own'
+  assert resolve(spec | {'name': name}, 100) == {'name': name, 'sparsity': 0.5}
+  name = f'{__name__}:forwarding'
+  assert resolve({'name': name, 'x': 1} | TIMES, 100) == {
+      'name': name, 'x': 1, 'update_every': 5, 'update_until': 75
+  }
+
+
+@pytest.mark.parametrize('change, message', [
+    ({'update_evry': 3}, "argument 'update_evry' is unknown; did you .*_every'"),
+    ({'algorithm': 'rigl'}, "'rigl': argument 'algorithm' is unknown"),
+    ({'update_until': 'half'}, "update_until is 'half'; give a number of steps"),
+    ({'update_until': '5 tokens'}, "or a share of the phase, e.g. '75%'"),
+    ({'update_until': '-5%'}, "update_until is '-5%'; give"),
+    ({'name': 3}, "algorithm is {'name': 3.*; give its name and arguments"),
+])
+def test_an_argument_or_time_that_none_takes_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    resolve({'name': 'rigl', 'sparsity': 0.5} | TIMES | change, 100)
 
 
 def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
@@ -188,7 +250,7 @@ def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
 
 def test_what_python_has_made_already_is_taken_as_it_is():
   found = create_algorithm({
-      'algorithm': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
+      'name': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
       'distribution': spdf.erk, 'init': spdf.random_mask,
       'structure': spdf.structures.block(2, 2), **UPDATES,
   })
@@ -196,38 +258,40 @@ def test_what_python_has_made_already_is_taken_as_it_is():
 
 
 @pytest.mark.parametrize('spec, message', [
-    ({}, "algorithm '' is unknown; known are"),
-    ({'algorithm': 'iterative', 'rounds': [5]}, r'rounds is \[5\]; give a li'),
-    ({'algorithm': 'rigl', 'sparsity': 0.5},
+    ({}, "algorithm is {}; give its name and arguments, e.g. {'name': 'stat"),
+    (0.75, 'algorithm is 0.75; give its name and arguments'),
+    ({'name': 'iterative', 'rounds': [5]}, r'rounds is \[5\]; give a li'),
+    ({'name': 'rigl', 'sparsity': 0.5},
      "algorithm 'rigl': missing a required argument: 'update_every'; its arg"),
-    ({'algorithm': 'static', 'sparsity': 0.5, 'level': 1},
+    ({'name': 'static', 'sparsity': 0.5, 'level': 1},
      "'static': got an unexpected keyword argument 'level'; its arguments are"
      ' sparsity, distribution'),
-    ({'algorithm': 'static', 'sparsity': {'schedule': 'cubik'}},
+    ({'name': 'static', 'sparsity': {'schedule': 'cubik'}},
      "schedule 'cubik' is unknown; did you mean 'cubic'"),
-    ({'algorithm': 'static', 'sparsity': [0.5, 0.5]},
+    ({'name': 'static', 'sparsity': [0.5, 0.5]},
      r'sparsity is \[0.5, 0.5\]; a list is of \[pattern, sparsity\] pairs'),
-    ({'algorithm': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
+    ({'name': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
      "distribution 'erq' is unknown; did you mean 'erk'"),
-    ({'algorithm': 'static', 'sparsity': 0.5, 'structure': 'n_of_n'},
+    ({'name': 'static', 'sparsity': 0.5, 'structure': 'n_of_n'},
      "structure 'n_of_n' is unknown; did you mean 'n_of_m'"),
-    ({'algorithm': 'static', 'sparsity': 0.5, 'init': 'magnitudes'},
+    ({'name': 'static', 'sparsity': 0.5, 'init': 'magnitudes'},
      "init 'magnitudes' is unknown; did you mean 'magnitude'"),
-    ({'algorithm': 'iterative', 'rounds': [{'step': 3}]},
+    ({'name': 'iterative', 'rounds': [{'step': 3}]},
      "a round: missing a required argument: 'steps'; its arguments are steps"),
-    ({'algorithm': 'no_such_module.at_all:f'},
+    ({'name': 'no_such_module.at_all:f'},
      r"'no_such_module.at_all:f' cannot be imported \(No module named"),
-    ({'algorithm': ':f'}, "algorithm ':f' names no module; write"),
-    ({'algorithm': 'json:dunps'}, "name 'dunps' is unknown; did you mean 'dum"),
-    ({'algorithm': f'{__name__}:own', 'sparsity': 0.5, 'flavour': 'broken'},
+    ({'name': ':f'}, "algorithm ':f' names no module; write"),
+    ({'name': 'json:dunps'}, "name 'dunps' is unknown; did you mean 'dum"),
+    ({'name': f'{__name__}:own', 'sparsity': 0.5, 'flavour': 'broken'},
      "own' returned 0.5; let the function return a spdf_jax.Algorithm"),
-    ({'algorithm': 'partition', 'groups': [['a', 0.5], 'b']}, 'groups is'),
-    ({'algorithm': 'partition', 'groups': [['a', 0.5], ['a', 0.75]]},
+    ({'name': 'partition', 'groups': [['a', {'name': 'dense'}], 'b']}, 'groups is'),
+    ({'name': 'partition', 'groups': [['a', 0.5]]}, 'groups is'),
+    ({'name': 'partition', 'groups': [['a', RIGL], ['a', RIGL]]},
      "groups has the pattern 'a' 2 times; give each pattern once"),
-    ({'algorithm': 'partition', 'groups': [['a', {'algorithm': 'rigle'}]]},
+    ({'name': 'partition', 'groups': [['a', {'name': 'rigle'}]]},
      "group 'a': algorithm 'rigle' is unknown; did you mean 'rigl'"),
-    ({'algorithm': 'partition', 'groups': [
-        ['a', {'algorithm': 'partition', 'groups': [['*', 0.5]]}],
+    ({'name': 'partition', 'groups': [
+        ['a', {'name': 'partition', 'groups': [['*', RIGL]]}],
     ]}, "group 'a' is a partition; give its groups in the outer list"),
 ])
 def test_what_cannot_be_is_refused_in_a_sentence(spec, message):
@@ -241,8 +305,9 @@ def test_an_error_inside_a_users_module_stays_its_own(tmp_path, monkeypatch):
   (tmp_path / 'needs_another.py').write_text('import no_such_library\n')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(ModuleNotFoundError, match='no_such_library'):
-    create_algorithm({'algorithm': 'needs_another:f'})
+    create_algorithm({'name': 'needs_another:f'})
 
 
 def test_every_algorithm_has_a_public_name():
-  assert {n for n in ALGORITHMS if not hasattr(spdf, n)} == set()
+  names = {'sparse_evolution' if n == 'set' else n for n in ALGORITHMS}
+  assert {name for name in names if not hasattr(spdf, name)} == set()

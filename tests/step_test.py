@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiny_run import static
 
 import spdf_jax as spdf
 from spdf_jax.accelerator import sparse_matmul
@@ -25,11 +26,11 @@ V, D, F = 11, 6, 8
 SETTINGS = dict(b1=0.9, b2=0.95, eps=1e-8, clip_norm=1.0)
 SPARSE = Phase(
     name='sparse', steps=3, data='corpus', batch_size=2, length=5,
-    sparsity=0.75, learning_rate=optax.linear_schedule(0.05, 0.02, 3),
+    algorithm=static(0.75), learning_rate=optax.linear_schedule(0.05, 0.02, 3),
     weight_decay=0.1, reset_moments=False,
 )
 DENSE = dataclasses.replace(
-    SPARSE, name='dense', sparsity=0.0, reset_moments=True, weight_decay=0.01,
+    SPARSE, name='dense', algorithm={'name': 'dense'}, reset_moments=True, weight_decay=0.01,
     learning_rate=optax.constant_schedule(0.03),
 )
 PLAN = Plan((SPARSE, DENSE))
@@ -211,12 +212,12 @@ def test_metrics_are_those_of_the_step():
 
 
 RIGL = dict(
-    algorithm='rigl', sparsity=0.75, update_every=1, update_until=2
+    name='rigl', sparsity=0.75, update_every=1, update_until=2
 )
 
 
 def test_masks_are_tracked_where_they_move_and_nowhere_else():
-  moving = Plan((dataclasses.replace(SPARSE, sparsity=RIGL), DENSE))
+  moving = Plan((dataclasses.replace(SPARSE, algorithm=RIGL), DENSE))
   states = [make_step(plan)[1].opt_state for plan in (PLAN, moving)]
   assert isinstance(states[0], SparsifyState)
   assert isinstance(states[1], MaskTrackingState)
@@ -246,7 +247,7 @@ def test_one_compilation_serves_every_algorithm_from_first_to_last_step():
     traces.append(tokens_BxL.shape)
     return apply_model(variables, tokens_BxL)
 
-  plan = Plan((dataclasses.replace(SPARSE, sparsity=RIGL), DENSE))
+  plan = Plan((dataclasses.replace(SPARSE, algorithm=RIGL), DENSE))
   step, state = make_step(plan, counting)
   for i in range(plan.total_steps):
     state, _ = step(state, make_batch(i))

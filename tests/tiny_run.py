@@ -13,19 +13,27 @@ from spdf_jax import training
 from spdf_jax.training.config import parse
 
 V, L = 16, 8
+DENSE = dict(name='dense')
+
+
+def static(sparsity):
+  """The algorithm of a phase with a random mask."""
+  return dict(name='static', sparsity=sparsity)
+
+
 RATE = dict(schedule='cosine', peak=1e-2, warmup='2 steps', final_fraction=0.1)
 PHASE = dict(
-    duration='5 steps', data='corpus', batch_size=2, length=L, sparsity=0.75,
-    learning_rate=RATE, weight_decay=0.1, reset_moments=False, new_epoch=False,
-    early_stop=None,
+    duration='5 steps', data='corpus', batch_size=2, length=L,
+    algorithm=static(0.75), learning_rate=RATE, weight_decay=0.1,
+    reset_moments=False, new_epoch=False, early_stop=None,
 )
 PHASES = {
     'pretrain': PHASE,
     'continuation': PHASE | dict(
-        sparsity=0.0, learning_rate=RATE | dict(schedule='continue')
+        algorithm=DENSE, learning_rate=RATE | dict(schedule='continue')
     ),
     'finetune': PHASE | dict(
-        duration='4 steps', sparsity=0.0, batch_size=3, reset_moments=True
+        duration='4 steps', algorithm=DENSE, batch_size=3, reset_moments=True
     ),
 }
 CONFIG = dict(
@@ -117,8 +125,8 @@ def make_run(fingerprint='abc', **changes):
 @functools.cache
 def make_dynamic_run():
   """Builds the same run with mask updates in its first phase."""
-  return run_of(make_config(phases__pretrain__sparsity=dict(
-      algorithm='rigl', update_every=1, update_until=4, drop_fraction=0.3,
+  return run_of(make_config(phases__pretrain__algorithm=dict(
+      name='rigl', update_every=1, update_until=4, drop_fraction=0.3,
       sparsity=dict(schedule='cubic', initial=0.25, final=0.75, steps=4),
   )))
 

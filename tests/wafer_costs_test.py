@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+from tiny_run import static
 import quickstart_runs
 
 from configs import spdf as spdf_config
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.ci
 DEVICE = wafer.create_device('cs2')
 SECONDS = 300  # Timeout of a child process.
 UPDATES = dict(update_every=3, update_until=12)
-RIGL = dict(algorithm='rigl', sparsity=0.75, **UPDATES)
+RIGL = dict(name='rigl', sparsity=0.75, **UPDATES)
 
 
 def make_run(sparsity=0.75, **changes):

@@ -93,7 +93,8 @@ def step_programs(
   """Compiles both steps, from the same parameters."""
   subject = small_gpts.create_subject(case, rng)
   plan = training.Plan(tuple(
-      dataclasses.replace(phase, sparsity=0.0) for phase in subject.plan.phases
+      dataclasses.replace(phase, algorithm={'name': 'dense'})
+      for phase in subject.plan.phases
   ))
   ours = optimizers.adamw(
       plan, where=models.sparsifiable, key=jax.random.key(0),

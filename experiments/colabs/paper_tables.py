@@ -140,12 +140,12 @@ def make_config(seed, sparsity):
   )
   pretrain = dict(
       duration='100 steps', data='corpus', batch_size=16, length=64,
-      sparsity=sparsity, learning_rate=rate, weight_decay=0.1,
-      reset_moments=False, new_epoch=False,
+      algorithm=dict(name='static', sparsity=sparsity), learning_rate=rate,
+      weight_decay=0.1, reset_moments=False, new_epoch=False,
   )
   finetune = pretrain | dict(
-      duration='40 steps', data='task', sparsity=0.0, reset_moments=True,
-      learning_rate=rate | dict(peak=1e-3),
+      duration='40 steps', data='task', algorithm=dict(name='dense'),
+      reset_moments=True, learning_rate=rate | dict(peak=1e-3),
   )
   return dict(
       seed=seed,

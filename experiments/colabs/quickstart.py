@@ -211,18 +211,22 @@ def make_plan(sparsity):
       training.Phase(
           name='pretrain',
           steps=SPARSE_STEPS,
-          sparsity=sparsity,
+          algorithm=dict(name='static', sparsity=sparsity),
           learning_rate=rate,
           **common,
       ),
       training.Phase(
           name='continuation',
           steps=DENSE_STEPS,
-          sparsity=0.0,
+          algorithm=dict(name='dense'),
           learning_rate=lambda step: rate(step + SPARSE_STEPS),
           **common,
       ),
   ))
+
+
+def sparsity_of(phase):
+  return 0.0 if phase.is_dense else phase.algorithm['sparsity']
 
 
 plans = {'dense': make_plan(0.0), 'variable SPDF': make_plan(0.75)}
@@ -232,7 +236,7 @@ color_of = dict(zip(plans, (BLUE, ORANGE)))
 steps = np.arange(SPARSE_STEPS + DENSE_STEPS)
 fig, (top, bottom) = plt.subplots(2, figsize=(7, 4), sharex=True)
 for label, plan in plans.items():
-  sparsities = [plan.phase_at(step).sparsity for step in steps]
+  sparsities = [sparsity_of(plan.phase_at(step)) for step in steps]
   bottom.step(
       steps, sparsities, where='post', color=color_of[label], label=label
   )
@@ -317,7 +321,7 @@ def train(plan):
     phase = plan.phase_at(step)
     state, _ = train_step(state, batch_at(step))
     flops += phase.batch_size * costs.training_flops(
-        model.config, phase.length, phase.sparsity
+        model.config, phase.length, sparsity_of(phase)
     )
     if (step + 1) % 20 == 0:
       loss = evaluation.evaluate_loss(apply_dense, state.params, validation)

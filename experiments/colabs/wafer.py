@@ -121,8 +121,8 @@ config = dict(
         order=['pretrain'],
         pretrain=dict(
             duration='26B tokens', data='corpus', batch_size=512, length=2048,
-            sparsity=0.75, weight_decay=0.1, reset_moments=False,
-            new_epoch=False,
+            algorithm=dict(name='static', sparsity=0.75), weight_decay=0.1,
+            reset_moments=False, new_epoch=False,
             learning_rate=dict(
                 schedule='cosine', peak=2e-4, warmup='375M tokens',
                 final_fraction=0.1,
@@ -236,7 +236,7 @@ plot_roofline(report)
 
 # %%
 sparsities = np.linspace(0, 0.95, 96)
-planned = run.plan.phases[0].sparsity
+planned = run.plan.phases[0].algorithm['sparsity']
 masked = report.skipped_flops / planned / (report.flops + report.skipped_flops)
 systems = [1, 2, 4, 8, 16, 32]
 

@@ -45,120 +45,105 @@ def create_config(
   config.evaluation.update(
       corpus_batches=scale.batches, task_batches=scale.batches
   )
-  phase = config.phases.pretrain.to_dict()
   if arm.task:
     config.data.update(task='jsonl', task_dir=f'{tasks}/{arm.task}')
-    phases = {'finetune': _finetuning(phase, scale, job)}
+    phases = {'finetune': _finetuning(scale, job)}
     if scale.scored:
       config.eval_every = max(scale.steps(arm) // TUNING_EVALUATIONS, 1)
   else:
-    phases = _pretraining(phase, scale, job)
+    config.phase_defaults.batch_size = scale.batch(arm.size)
+    config.phase_defaults.learning_rate.peak = job.point.get('rate', 1.0)
+    phases = _pretraining(scale, job)
     if scale.sizes[arm.size].rotary:
       config.eval_every = max(scale.steps(arm) // 10, 1)  # for gate G5
-  config.phases = dict(order=tuple(phases), **phases)
+  common.set_phases(config, **phases)
   return config
 
 
-def _finetuning(
-    phase: dict[str, Any], scale: Scale, job: Job
-) -> dict[str, Any]:
+def _finetuning(scale: Scale, job: Job) -> dict[str, Any]:
   steps = scale.steps(job.arm)
   rate = dict(
       schedule='linear', peak=job.point['rate'], final_fraction=0.0,
       warmup=f'{_warmup(steps)} steps',
   )
-  sparsity: Any = 0.0
+  phase: dict[str, Any] = dict(
+      duration=f'{steps} steps', data='task', batch_size=scale.tune_batch,
+      learning_rate=rate, weight_decay=0.01,
+  )
   if job.arm.sparse_tuning:
     # Pruned weights are zero, so magnitude recovers the mask of pre-training.
-    sparsity = dict(
-        algorithm='static', sparsity=job.arm.sparsity, init='magnitude'
+    phase['algorithm'] = dict(
+        name='static', sparsity=job.arm.sparsity, init='magnitude'
     )
-  best = dict(early_stop=common.early_stop(arms.TUNED)) if scale.scored else {}
-  return phase | best | dict(
-      duration=f'{steps} steps', data='task', batch_size=scale.tune_batch,
-      learning_rate=rate, weight_decay=0.01, sparsity=sparsity,
-  )
+  if scale.scored:
+    phase['early_stop'] = dict(metric=arms.TUNED)
+  return phase
 
 
-def _pretraining(
-    phase: dict[str, Any], scale: Scale, job: Job
-) -> dict[str, dict[str, Any]]:
+def _pretraining(scale: Scale, job: Job) -> dict[str, dict[str, Any]]:
   """Returns the phases of an arm that reads the corpus, by name."""
   arm, steps = job.arm, scale.steps(job.arm)
-  phase = phase | dict(batch_size=scale.batch(arm.size))
-  rate = phase['learning_rate'] | dict(peak=job.point.get('rate', 1.0))
   if arm.method == 'variable':
-    return _variable(phase, rate, arm, steps, job.point['stage'])
+    return _variable(arm, steps, **job.point)
   if arm.method in arms.ROUNDS:
-    return _rounds(phase, rate, arm, scale)
-  return {'pretrain': _of_length(phase, steps, rate, _sparsity(arm, steps))}
+    return _rounds(arm, scale)
+  return {'pretrain': _of_length(steps, _algorithm(arm))}
 
 
-def _sparsity(arm: Arm, steps: int) -> Any:
-  """Returns the sparsity of a pre-training phase."""
+def _algorithm(arm: Arm) -> dict[str, Any]:
+  """Returns the algorithm of a pre-training phase."""
   if arm.method in ('init', 'dense'):
-    return 0.0
+    return dict(name='dense')
+  algorithm = dict(name=arm.method, sparsity=arm.sparsity)
   if arm.method == 'granet':
     # The post defines GraNet as RigL with rising sparsity.
-    sparsity = common.sparsity_of('rigl', arm.sparsity, steps)
-    return sparsity | dict(sparsity=dict(
-        schedule='cubic', initial=0.5, final=arm.sparsity,
-        steps=sparsity['update_until'],
-    ))
-  sparsity = common.sparsity_of(arm.method, arm.sparsity, steps)
+    rise = dict(schedule='cubic', initial=0.5, final=arm.sparsity, steps='75%')
+    return dict(name='rigl', sparsity=rise)
   if arm.method == 'set':
     # In the post SET's drop fraction falls to 0, as RigL's does.
-    sparsity['drop_fraction'] = dict(
-        schedule='cosine', initial=0.3, steps=sparsity['update_until']
-    )
-  return sparsity
+    fall = dict(schedule='cosine', initial=0.3, steps='75%')
+    return algorithm | dict(drop_fraction=fall)
+  return algorithm
 
 
 def _variable(
-    phase: dict[str, Any], rate: dict[str, Any], arm: Arm, steps: int,
-    stage: str | float,
+    arm: Arm, steps: int, rate: float, stage: str | float
 ) -> dict[str, dict[str, Any]]:
   """Returns a sparse phase of 5/6 of the steps and a dense phase."""
   dense = steps // 6
   if stage == 'continue':
-    dense_rate = rate | dict(schedule='continue')
+    dense_rate: dict[str, Any] = dict(schedule='continue')
   else:
-    dense_rate = rate | dict(
-        peak=stage * rate['peak'], warmup=f'{_warmup(dense)} steps'
-    )
+    dense_rate = dict(peak=stage * rate, warmup=f'{_warmup(dense)} steps')
+  static = dict(name='static', sparsity=arm.sparsity)
   return {
-      'pretrain': _of_length(phase, steps - dense, rate, arm.sparsity),
-      'dense': phase | dict(
-          duration=f'{dense} steps', learning_rate=dense_rate
-      ),
+      'pretrain': _of_length(steps - dense, static),
+      'dense': dict(duration=f'{dense} steps', learning_rate=dense_rate),
   }
 
 
-def _rounds(
-    phase: dict[str, Any], rate: dict[str, Any], arm: Arm, scale: Scale
-) -> dict[str, dict[str, Any]]:
+def _rounds(arm: Arm, scale: Scale) -> dict[str, dict[str, Any]]:
   """Returns rounds of training, each after pruning a share of the kept weights.
 
   The method `'longer'` prunes nothing.
   """
   steps = round(scale.round_share * scale.steps(Arm('dense', size=arm.size)))
-  sparsity: Any = 0.0
+  algorithm: dict[str, Any] = dict(name='dense')
   if arm.method == 'pruned':
     share = round(1 - (1 - arm.sparsity) ** (1 / scale.rounds), 6)
-    sparsity = dict(algorithm='iterative', rounds=[
+    algorithm = dict(name='iterative', rounds=[
         dict(steps=steps, fraction=share)
     ] * scale.rounds)
-  each = _of_length(phase, steps, rate, sparsity)
+  each = _of_length(steps, algorithm)
   each |= dict(reset_moments=True, new_epoch=True)
   return {f'round{i + 1}': each for i in range(scale.rounds)}
 
 
-def _of_length(
-    phase: dict[str, Any], steps: int, rate: dict[str, Any], sparsity: Any
-) -> dict[str, Any]:
-  warm = rate | dict(warmup=f'{_warmup(steps)} steps')
-  return phase | dict(
-      duration=f'{steps} steps', learning_rate=warm, sparsity=sparsity
+def _of_length(steps: int, algorithm: dict[str, Any]) -> dict[str, Any]:
+  """Returns a phase that warms up for a fifteenth of its steps."""
+  return dict(
+      duration=f'{steps} steps', algorithm=algorithm,
+      learning_rate=dict(warmup=f'{_warmup(steps)} steps'),
   )
 
 

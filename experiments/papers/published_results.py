@@ -233,7 +233,7 @@ _LLAMA = tuple(
     for row, arm in {
         'dense': Arm('llama-1.3b', 'dense', 0.0, tokens=112e9),
         'static 80%': Arm('llama-1.3b', 'static', 0.8, tokens=112e9),
-        'SET 80%': Arm('llama-1.3b', 'sparse_evolution', 0.8, tokens=112e9),
+        'SET 80%': Arm('llama-1.3b', 'set', 0.8, tokens=112e9),
         'RigL 80%': Arm('llama-1.3b', 'rigl', 0.8, tokens=112e9),
     }.items()
     for column, measure in {

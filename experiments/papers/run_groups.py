@@ -18,7 +18,7 @@ from spdf_jax.runs.read import RunRecord
 from spdf_jax.training import workdir
 
 _NAMES = {
-    'dense': 'dense', 'static': 'static', 'sparse_evolution': 'SET',
+    'dense': 'dense', 'static': 'static', 'set': 'SET',
     'rigl': 'RigL', 'granet': 'GraNet', 'gmp': 'GMP', 'variable': '',
     'iterative': 'pruned',
 }

@@ -180,7 +180,7 @@ def _stages(
         f'{workdir} is at step {run.last_step:,} of {run.phases[last].end:,}; '
         'train it to the end.'
     )
-  specs = {phase.name: phase.sparsity for phase in config.phases}
+  specs = {phase.name: phase.algorithm for phase in config.phases}
   for record in run.until(until or run.phases[last].end).phases:
     algorithm = _algorithm(specs[record.name], record.sparsity)
     yield Stage(
@@ -188,12 +188,12 @@ def _stages(
     )
 
 
-def _algorithm(spec: Any, sparsity: float) -> str:
-  if not isinstance(spec, Mapping):
-    return 'static' if sparsity else 'dense'
+def _algorithm(spec: Mapping[str, Any], sparsity: float) -> str:
+  name = spec['name']
+  if name == 'static' and not sparsity:
+    return 'dense'
   # Cerebras' Llama post uses the name GraNet for RigL with rising sparsity.
-  rises = 'sparsity' in spec and isinstance(spec['sparsity'], Mapping)
-  name = spec['algorithm']
+  rises = isinstance(spec.get('sparsity'), Mapping)
   return 'granet' if name == 'rigl' and rises else name
 
 

@@ -36,7 +36,7 @@ def launch(
   A second call after an interruption resumes the run.
 
   Args:
-    config: A ConfigDict or mapping with the fields of `configs/quickstart.py`.
+    config: A ConfigDict or mapping with the fields of `configs/base.py`.
     workdir: Folder for checkpoints, metrics, generations and `report.md`.
     writers: Additional writers of metrics, see `choose_writers`.
 

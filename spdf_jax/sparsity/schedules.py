@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Callable
 from collections.abc import Sequence
 import math
+import numbers
 import operator
 from typing import Any
 from typing import NamedTuple
@@ -68,6 +69,30 @@ def cubic(
     return final + (initial - final) * (1 - _ramp(count - start, steps)) ** 3
 
   return schedule
+
+
+def rising(sparsity: PyTree, steps: int) -> PyTree:
+  """Returns a sparsity whose numbers rise from 0, by `cubic`.
+
+  Args:
+    sparsity: A number, a schedule, or a tree of those.
+    steps: Number of steps after which the numbers are reached.
+
+  Returns:
+    The sparsity, with schedules in place of numbers.
+
+  Raises:
+    ValueError: a number is outside [0, 1), or `steps` is below 1.
+
+  Example:
+    >>> rising(0.8, steps=100)(50)
+    0.7000000000000001
+  """
+  steps = check_steps('update_until', steps, 1)
+  return jax.tree.map(
+      lambda s: cubic(0.0, s, steps) if isinstance(s, numbers.Real) else s,
+      sparsity, is_leaf=_is_leaf,
+  )
 
 
 def periodic(sparsities: Sequence[float], period: int) -> Schedule:

@@ -166,11 +166,12 @@ def _check_next_phase_is_dense(
     checkpoint: pathlib.Path, past: int, config: RunConfig
 ) -> None:
   for phase in config.phases[past:past + 1]:
-    if phase.sparsity != 0:
+    if not phase.is_dense:
       raise MismatchError(
           f'checkpoint {checkpoint} was made dense and phase {phase.name!r}, '
-          f'which would resume from it, has sparsity {phase.sparsity}; set it '
-          'to 0, or resume from the sparse checkpoint.'
+          f'which would resume from it, has the algorithm '
+          f'{phase.algorithm["name"]!r}; make it dense, or resume from the '
+          'sparse checkpoint.'
       )
 
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import types
 from typing import Any
 
 from spdf_jax import models
@@ -32,9 +33,14 @@ from spdf_jax.training.settings import MeshConfig
 from spdf_jax.training.settings import ModelConfig
 from spdf_jax.training.settings import OptimizerConfig
 
+_PHASE_FIELDS = {
+    f.name: None for f in dataclasses.fields(Phase)
+    if f.name not in ('name', 'steps')
+}
 _RENAMED = {
     'restart': 'reset_moments', 'reshuffle': 'new_epoch',
     'rewind': 'rewind_weights_to',
+    'sparsity': "algorithm, a mapping: {'name': 'static', 'sparsity': …}",
 }
 
 STORAGES = ('dense', 'compact')
@@ -43,7 +49,7 @@ STORAGES = ('dense', 'compact')
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """The config of a run, as `configs/quickstart.py` documents it.
+  """The config of a run, as `configs/base.py` documents it.
 
   Its fields are checked here; `Run.create` checks it against the devices and
   the data.
@@ -215,7 +221,8 @@ def parse(config: Any) -> RunConfig:
   """Parses and checks a config, without reading any data.
 
   Args:
-    config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+    config: A ConfigDict, or mapping, as `configs/base.py` documents it. Under
+      `'phase_defaults'` it may have fields for all phases that lack them.
 
   Returns:
     The config.
@@ -224,15 +231,24 @@ def parse(config: Any) -> RunConfig:
     ValueError: a field is unknown, missing, of another type or out of its
       range, or two contradict one another.
   """
-  return read_fields(RunConfig, plain(config), readers=_READERS)
+  given = plain(config)
+  defaults = given.pop('phase_defaults', {})
+  check_known(defaults, _PHASE_FIELDS, 'phase_defaults')
+  return read_fields(RunConfig, given, readers=_READERS | {
+      tuple[Phase, ...]: lambda phases, _: parse_phases(phases, defaults),
+  })
 
 
-def parse_phases(phases: Mapping[str, Any]) -> tuple[Phase, ...]:
+def parse_phases(
+    phases: Mapping[str, Any],
+    defaults: Mapping[str, Any] = types.MappingProxyType({}),
+) -> tuple[Phase, ...]:
   """Parses the phases of a config.
 
   Args:
     phases: Descriptions by name, and under `'order'` the names of the phases to
       run. Other phases are ignored.
+    defaults: Values of fields, also nested ones, that a description lacks.
 
   Returns:
     The phases, in order.
@@ -256,7 +272,7 @@ def parse_phases(phases: Mapping[str, Any]) -> tuple[Phase, ...]:
     )
   described = {name: spec for name, spec in phases.items() if name != 'order'}
   return tuple(
-      _read_phase(name, lookup('phase', name, described))
+      _read_phase(name, _merged(defaults, lookup('phase', name, described)))
       for name in order
   )
 
@@ -295,6 +311,15 @@ def _read_model(given: Any, path: str) -> ModelConfig:
   return ModelConfig(given['preset'], models.create_model(**given).config)
 
 
+def _merged(defaults: Any, given: Any) -> Any:
+  """Returns a value with the fields of another one that it lacks."""
+  if not (isinstance(defaults, Mapping) and isinstance(given, Mapping)):
+    return given
+  return {**defaults, **{
+      name: _merged(defaults.get(name), value) for name, value in given.items()
+  }}
+
+
 def _read_phase(name: str, given: Any) -> Phase:
   """Reads a phase; error messages name the phase."""
   path = f'phases.{name}'
@@ -311,12 +336,9 @@ def _read_phase(name: str, given: Any) -> Phase:
   for old, new in _RENAMED.items():
     if isinstance(given, Mapping) and old in given:
       raise ValueError(
-          f'config field {f"{path}.{old}"!r} is now {new}; rename it.'
+          f'config field {f"{path}.{old}"!r} is now {new}; write it so.'
       )
-  check_known(given, dict.fromkeys(
-      f.name for f in dataclasses.fields(Phase)
-      if f.name not in ('name', 'steps')
-  ), path)
+  check_known(given, _PHASE_FIELDS, path)
   return read_fields(Phase, {**given, 'name': name, 'steps': None}, path, {
       Any: lambda given, path: given,  # The number of steps, not given here.
       Rate: named('learning rate of ', _read_rate),
@@ -368,5 +390,4 @@ def _read_patterns(given: Any, path: str) -> tuple[str, ...] | None:
 _READERS: Mapping[Any, Reader] = {
     ModelConfig: _read_model,
     OptimizerConfig | NamedOptimizer: read_optimizer,
-    tuple[Phase, ...]: lambda given, path: parse_phases(given),
 }

@@ -44,7 +44,7 @@ def plain(config: Any) -> dict[str, Any]:
   if not isinstance(as_dict, Mapping):
     raise ValueError(
         f'config is {config!r:.60}; give a ConfigDict or a mapping, as '
-        'configs/quickstart.py returns.'
+        'configs/base.py returns.'
     )
   return json.loads(json.dumps(dict(as_dict), default=_refuse_value))
 
@@ -93,7 +93,7 @@ def read_fields(
     if name not in given and types.NoneType not in typing.get_args(field_type):
       raise ValueError(
           f'config field {prefix + name!r} is missing; set it, as '
-          'configs/quickstart.py does.'
+          'configs/base.py does.'
       )
     value = given[name] if name in given else None
     if field_type in readers:

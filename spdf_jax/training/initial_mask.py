@@ -2,7 +2,6 @@
 """The mask of the first step, from the saliency of weights or another run."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
 import functools
 from typing import Any
 
@@ -65,10 +64,7 @@ def mask_by_saliency(
 
 
 def _first_structure(plan: Plan) -> Structure:
-  spec = plan.phases[0].sparsity
-  if isinstance(spec, Mapping) and 'structure' in spec:
-    return structure_of(spec['structure'])
-  return UNSTRUCTURED
+  return structure_of(plan.phases[0].algorithm.get('structure', UNSTRUCTURED))
 
 
 def mask_of_run(source: str, params: PyTree) -> PyTree:
@@ -170,7 +166,7 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
   if not first.initial_mask:
     return
   if first.initial_mask in SALIENCIES:
-    algorithm = create_algorithm(first.sparsity)
+    algorithm = create_algorithm(first.algorithm)
     layers = to_layers(params, params, select(where, params))
     if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
       raise ValueError(
@@ -195,10 +191,8 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
 def check_algorithms(plan: Plan, params: PyTree, where: Where) -> None:
   """Raises ValueError if an algorithm has no masks for the parameters."""
   for span in plan.spans:
-    if not isinstance(span.sparsity, Mapping):
-      continue
     masked = sparsify(
-        optax.identity(), create_algorithm(span.sparsity),
+        optax.identity(), create_algorithm(span.algorithm),
         where=where, key=0,
     )
     try:

@@ -171,7 +171,7 @@ def read_optimizer(given: Any, path: str) -> OptimizerConfig | NamedOptimizer:
   if 'clip_norm' not in given:
     raise ValueError(
         f"config field '{path}.clip_norm' is missing; set it, as "
-        'configs/quickstart.py does.'
+        'configs/base.py does.'
     )
   check_type(given['clip_norm'], float, f'{path}.clip_norm')
   return NamedOptimizer(given['name'], given['clip_norm'], arguments)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
+from spdf_jax.sparsity.algorithms import resolve
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.learning_rates import LearningRate
 from spdf_jax.training.learning_rates import SCHEDULES
@@ -23,6 +24,7 @@ _DURATION = re.compile(
 )
 _SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 _MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
+_ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
 
 
 def check_duration(duration: str) -> None:
@@ -104,10 +106,11 @@ Rate = LearningRate | Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """A part of training with one data source and one sparsity.
+  """A part of training with one data source and one algorithm.
 
   Its fields are those of a config. A plan resolves its lengths in steps: then
-  `steps` is known, `learning_rate` a schedule and `rewind_weights_to` a step.
+  `steps` is known, `learning_rate` a schedule, and `rewind_weights_to` and the
+  times of `algorithm` are steps.
 
   Attributes:
     name: Name of the phase in logs, checkpoints and reports.
@@ -115,8 +118,8 @@ class Phase:
     data: Name of the source of the batches, `'corpus'` or `'task'`.
     batch_size: Sequences per step.
     length: Tokens per sequence.
-    sparsity: Sparsity of the sparsified matrices, in [0, 1), or an algorithm as
-      `create_algorithm` reads it.
+    algorithm: Name and arguments of the algorithm that makes and updates the
+      mask, as `sparsity.algorithms.resolve` reads them.
     learning_rate: Learning rate, or an optax schedule of the step within the
       phase.
     weight_decay: Decoupled weight decay of matrices.
@@ -150,7 +153,7 @@ class Phase:
   data: str
   batch_size: int
   length: int
-  sparsity: float | Mapping[str, Any]
+  algorithm: Mapping[str, Any]
   learning_rate: Rate
   weight_decay: float
   reset_moments: bool
@@ -189,10 +192,10 @@ class Phase:
           f'phase {self.name!r} has revive {self.revive}; give a multiple of '
           'the standard deviation of the kept weights, 0 or more.'
       )
-    if self.initial_mask and self.sparsity == 0:
+    if self.initial_mask and self.is_dense:
       raise ValueError(
           f'phase {self.name!r} has the initial_mask {self.initial_mask!r} and '
-          'sparsity 0; give a sparsity, or no initial_mask.'
+          'is dense; give a sparsity, or no initial_mask.'
       )
     if self.steps is None:
       self._check_durations()
@@ -241,8 +244,8 @@ class Phase:
 
   @property
   def _algorithms(self) -> list[str]:
-    specs = _read_sparsity(self, member_specs)
-    return [str(spec.get('algorithm')) for spec in specs]
+    specs = self._read_algorithm(member_specs)
+    return [str(spec.get('name')) for spec in specs]
 
   @property
   def user_algorithms(self) -> list[str]:
@@ -255,7 +258,40 @@ class Phase:
     Raises:
       ValueError: the description of the algorithm is not valid.
     """
-    return _read_sparsity(self, create_algorithm)
+    return self._read_algorithm(
+        lambda _: create_algorithm(self.resolved_algorithm(self.steps))
+    )
+
+  def resolved_algorithm(self, steps: float | None) -> dict[str, Any]:
+    """Returns the arguments of the algorithm, with times in steps.
+
+    Args:
+      steps: Number of steps of the phase; `None` or `math.inf` if it is not
+        known yet: shares are of a million steps then.
+
+    Raises:
+      ValueError: the description of the algorithm is not valid.
+    """
+    known = steps is not None and math.isfinite(steps)
+    length = int(steps) if known else _ASSUMED_STEPS
+    return self._read_algorithm(lambda spec: resolve(spec, length))
+
+  def _read_algorithm(self, read: Callable[[Any], T]) -> T:
+    try:
+      return read(self.algorithm)
+    except ValueError as error:
+      raise ValueError(f'phase {self.name!r}: {error}') from error
+    except TypeError as error:
+      raise ValueError(
+          f'phase {self.name!r} has the algorithm {self.algorithm!r}, a value '
+          f'of which has another type than it takes ({error}); correct it.'
+      ) from error
+
+  @property
+  def is_dense(self) -> bool:
+    """Whether no weight is pruned, as by `'dense'` or `'static'` with 0."""
+    name, sparsity = self.algorithm['name'], self.algorithm.get('sparsity')
+    return name == 'dense' or (name == 'static' and sparsity == 0)
 
   @property
   def tokens_per_step(self) -> int:
@@ -306,15 +342,3 @@ def check_order(phases: Sequence[Phase]) -> None:
         f'{rate.schedule!r}; give it one of its own.'
     )
 
-
-def _read_sparsity(phase: Phase, read: Callable[[Any], T]) -> T:
-  try:
-    return read(phase.sparsity)
-  except ValueError as error:
-    raise ValueError(f'phase {phase.name!r}: {error}') from error
-  except TypeError as error:
-    raise ValueError(
-        f'phase {phase.name!r} has the sparsity {phase.sparsity!r}, a value of '
-        f'which has another type than its algorithm takes ({error}); correct '
-        'it.'
-    ) from error

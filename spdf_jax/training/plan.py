@@ -32,10 +32,10 @@ from spdf_jax.training.phases import resolve_duration
 
 
 class MaskSpan(NamedTuple):
-  """Consecutive phases of equal sparsity, which share a mask."""
+  """Consecutive phases of equal algorithms, which share a mask."""
 
-  sparsity: float | Mapping[str, Any]
-  """The sparsity of the phases, as `create_algorithm` reads it."""
+  algorithm: Mapping[str, Any]
+  """The algorithm of the phases, as `create_algorithm` reads it."""
 
   names: tuple[str, ...]
   """The names of the phases."""
@@ -59,11 +59,11 @@ class MaskSpan(NamedTuple):
       ValueError: an update is after the last step, or the rounds of iterative
         pruning do not add up to the steps of the phases.
     """
-    for spec in member_specs(self.sparsity):
+    for spec in member_specs(self.algorithm):
       self._check_updates_of(spec)
 
   def _check_updates_of(self, spec: Mapping[str, Any]) -> None:
-    if spec['algorithm'] == 'iterative':
+    if spec['name'] == 'iterative':
       rounds = [
           r['steps'] if isinstance(r, Mapping) else r.steps
           for r in spec['rounds']
@@ -111,10 +111,11 @@ class Plan:
       that the algorithm skips.
 
   Example:
-    >>> phase = Phase('sparse', 10, 'corpus', 2, 8, 0.75,
+    >>> phase = Phase('sparse', 10, 'corpus', 2, 8,
+    ...               {'name': 'static', 'sparsity': 0.75},
     ...               optax.constant_schedule(0.1), 0.0, False)
     >>> plan = Plan((phase, dataclasses.replace(phase, name='dense',
-    ...                                         sparsity=0.0)))
+    ...                                         algorithm={'name': 'dense'})))
     >>> plan.total_steps, plan.phase_at(10).name, plan.starts
     (20, 'dense', (0, 10))
   """
@@ -133,8 +134,8 @@ class Plan:
       self._check_restarts()
 
   def _check_first(self) -> None:
-    first, specs = self.phases[0], member_specs(self.phases[0].sparsity)
-    if first.initial_mask and specs != [first.sparsity] and any(
+    first, specs = self.phases[0], member_specs(self.phases[0].algorithm)
+    if first.initial_mask and specs != [first.algorithm] and any(
         'structure' in spec for spec in specs
     ):
       raise ValueError(
@@ -173,7 +174,7 @@ class Plan:
       if not (phase.reset_moments and start and math.isfinite(start)):
         continue
       span = [span for span in self.spans if span.start <= start][-1]
-      algorithm = create_algorithm(span.sparsity)
+      algorithm = create_algorithm(span.algorithm)
       if algorithm.skip_step_at(start - span.start):
         raise ValueError(
             f'phase {phase.name!r} restarts the moments at step {start}, '
@@ -267,13 +268,13 @@ class Plan:
 
   @functools.cached_property
   def spans(self) -> tuple[MaskSpan, ...]:
-    """Spans of consecutive phases of equal sparsity, in order."""
+    """Spans of consecutive phases of equal algorithms, in order."""
     joined: list[MaskSpan] = []
     for phase, start in zip(self.phases, self.starts):
       last = joined[-1] if joined else None
-      if last is None or last.sparsity != phase.sparsity:
+      if last is None or last.algorithm != phase.algorithm:
         joined.append(
-            MaskSpan(phase.sparsity, (phase.name,), start, phase.steps)
+            MaskSpan(phase.algorithm, (phase.name,), start, phase.steps)
         )
       else:
         joined[-1] = last._replace(
@@ -285,7 +286,7 @@ class Plan:
   def algorithm(self) -> sparsity.Algorithm:
     """Algorithm of the whole plan, which joins those of the spans."""
     joined = sparsity.join(
-        [create_algorithm(span.sparsity) for span in self.spans],
+        [create_algorithm(span.algorithm) for span in self.spans],
         [span.start for span in self.spans[1:]],
     )
     init = self.init
@@ -312,7 +313,7 @@ class Plan:
 
   @property
   def updates_masks(self) -> bool:
-    """Whether there are mask updates within a span of equal sparsity."""
+    """Whether there are mask updates within a span of equal algorithms."""
     if self.planned is not None:
       return self.planned.updates_masks
     starts = [span.start for span in self.spans]
@@ -367,6 +368,7 @@ def create_plan(
   return Plan(tuple(
       dataclasses.replace(
           phase, steps=n, learning_rate=schedule,
+          algorithm=phase.resolved_algorithm(n),
           rewind_weights_to=_rewind_step(phase, resolvers[0]),
       )
       for phase, n, schedule in zip(phases, steps, schedules)

@@ -103,7 +103,7 @@ class Run:
     All that does not depend on the data is checked before the data is read.
 
     Args:
-      config: A ConfigDict, or mapping, as `configs/quickstart.py` documents it.
+      config: A ConfigDict, or mapping, as `configs/base.py` documents it.
       workdir: Working directory of the run; `None`: it is not known yet.
       planning: Whether the run is only planned. If so, a corpus or the files of
         a task need not exist; their sizes are then those of
@@ -432,7 +432,7 @@ class Run:
   @functools.cached_property
   def sparse_steps(self) -> matmul.SparseSteps | None:
     """Model and threshold of sparse steps; `None`: dense products only."""
-    phases = [p for p in self.plan.phases if p.sparsity != 0]
+    phases = [p for p in self.plan.phases if not p.is_dense]
     if not phases:
       return None
     return matmul.sparse_steps(

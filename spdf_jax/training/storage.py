@@ -44,11 +44,11 @@ def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
     inside = (plan.update_steps > span.start) & (
         plan.update_steps < span.start + span.steps
     )
-    skips = create_algorithm(span.sparsity).skip_step_at(0)
+    skips = create_algorithm(span.algorithm).skip_step_at(0)
     if inside.any() or skips is not False:
       raise ValueError(
           f"storage is 'compact' and {span} with mask updates "
-          f"({span.sparsity}); use storage 'dense', or a static sparsity."
+          f"({span.algorithm}); use storage 'dense', or a static sparsity."
       )
 
 
@@ -63,7 +63,7 @@ def is_compact_at(storage: str, plan: Plan, step: int) -> bool:
     plan: The phases.
     step: The step, from 0.
   """
-  if storage == 'dense' or plan.phase_at(step).sparsity == 0:
+  if storage == 'dense' or plan.phase_at(step).is_dense:
     return False
   return step not in plan.update_steps and step not in plan.dense_grads_steps
 

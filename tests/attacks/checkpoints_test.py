@@ -147,10 +147,10 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
   ran = tmp_path / 'ran'
 
   def change(config):
-    spec = {'algorithm': 'subprocess:getoutput', 'cmd': f'touch {ran}'}
-    groups = [['*/mlp/*', spec], ['*', {'algorithm': 'os:abort'}]]
+    spec = {'name': 'subprocess:getoutput', 'cmd': f'touch {ran}'}
+    groups = [['*/mlp/*', spec], ['*', {'name': 'os:abort'}]]
     config['phases']['pretrain']['sparsity'] = {
-        'algorithm': 'partition', 'groups': groups
+        'name': 'partition', 'groups': groups
     }
 
   with_config(workdir, change)

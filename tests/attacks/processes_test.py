@@ -27,13 +27,13 @@ pytestmark = [
 
 SECONDS = 600
 UPDATES = dict(
-    phases__pretrain__sparsity__update_every=2,
-    phases__pretrain__sparsity__update_until=12,
+    phases__pretrain__algorithm__update_every=2,
+    phases__pretrain__algorithm__update_until=12,
 )
 ALGORITHMS = {
     'static': {},
     'rigl': UPDATES,
-    'granet': UPDATES | dict(phases__pretrain__sparsity__sparsity__steps=12),
+    'granet': UPDATES | dict(phases__pretrain__algorithm__sparsity__steps=12),
 }
 RATE = 'phases.pretrain.learning_rate.peak'
 

@@ -4,5 +4,6 @@
 from spdf_jax.sparsity.algorithms.from_config import ALGORITHMS
 from spdf_jax.sparsity.algorithms.from_config import create_algorithm
 from spdf_jax.sparsity.algorithms.from_config import member_specs
+from spdf_jax.sparsity.algorithms.from_config import resolve
 
-__all__ = ['ALGORITHMS', 'create_algorithm', 'member_specs']
+__all__ = ['ALGORITHMS', 'create_algorithm', 'member_specs', 'resolve']

@@ -4,7 +4,11 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import fractions
+import inspect
+import re
 from typing import Any
+from typing import TypeVar
 
 import optax
 
@@ -20,6 +24,8 @@ from spdf_jax.sparsity.algorithms import sparse_evolution
 from spdf_jax.sparsity.algorithms import static
 from spdf_jax.sparsity.algorithms.iterative import Round
 
+T = TypeVar('T')
+
 _SCHEDULES = {
     name: getattr(optax, name) for name in dir(optax)
     if name.endswith('_schedule')
@@ -29,14 +35,22 @@ _SCHEDULES = {
     'periodic': schedules.periodic,
 }
 
+_TIME = re.compile(
+    r'\s*(?:([0-9]+)\s*(?:steps?)?|([0-9]+(?:\.[0-9]+)?)\s*%)\s*'
+)
 
-def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
+_TIMES = (
+    'update_every', 'update_from', 'update_until', 'steps', 'start', 'period',
+    'transition_steps', 'transition_begin', 'decay_steps', 'warmup_steps',
+)
+
+
+def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
   """Builds the algorithm that a config specifies.
 
-  A number specifies `static`. A mapping has the name of an algorithm under
-  `'algorithm'`, one of `ALGORITHMS` or `'package.module:function'` for a custom
-  function that returns an `Algorithm`, and the algorithm's arguments as further
-  entries. Arguments may be JSON:
+  A spec has the name of an algorithm under `'name'`, one of `ALGORITHMS` or
+  `'package.module:function'` for a custom function that returns an `Algorithm`,
+  and the algorithm's arguments as further entries. Arguments may be JSON:
 
   * `sparsity` and `drop_fraction`: a number; `{'schedule': 'cubic', 'initial':
     0.5, 'final': 0.8, 'steps': 700}` with the name of a schedule of spdf_jax or
@@ -51,12 +65,12 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
   * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
 
   The algorithm `'partition'` has one argument, `groups`: a list of `[pattern,
-  spec]` pairs, e.g. `[['*/attn/*', 0.5], ['*', {'algorithm': 'dense'}]]`. Each
-  spec is a number or mapping as here, but not a partition, and applies to the
-  leaves whose path matches its pattern and no pattern before it.
+  spec]` pairs, e.g. `[['*/attn/*', {'name': 'static', 'sparsity': 0.5}], ['*',
+  {'name': 'dense'}]]`. Each spec is one as here, but not a partition, and
+  applies to the leaves whose path matches its pattern and no pattern before it.
 
   Args:
-    spec: A number or a mapping.
+    spec: The name and the arguments.
 
   Returns:
     The algorithm.
@@ -70,70 +84,146 @@ def create_algorithm(spec: float | Mapping[str, Any]) -> Algorithm:
     >>> import jax.numpy as jnp
     >>> rise = {'schedule': 'cubic', 'initial': 0.5, 'final': 0.8, 'steps': 700}
     >>> algorithm = create_algorithm({
-    ...     'algorithm': 'rigl', 'sparsity': rise, 'update_every': 100,
+    ...     'name': 'rigl', 'sparsity': rise, 'update_every': 100,
     ...     'update_until': 700, 'distribution': 'erk'})
     >>> algorithm.sparsity_at(700, {'w': jnp.ones((1, 2, 5))})
     {'w': 0.8}
   """
-  if not isinstance(spec, Mapping):
-    return static.static(spec)
+  make = _function_of(spec)
   arguments = {
       name: _DECODERS[name](value) if name in _DECODERS else value
-      for name, value in spec.items() if name != 'algorithm'
+      for name, value in spec.items() if name != 'name'
   }
-  name = spec.get('algorithm', '')
-  if not isinstance(name, str) or ':' not in name:
-    make = names.lookup('algorithm', name, ALGORITHMS)
-  else:
-    make = names.import_function('algorithm', name)
-  made = names.bind(f'algorithm {name!r}', make, arguments)()
+  named = f'algorithm {spec["name"]!r}'
+  made = names.bind(named, make, arguments)()
   if not isinstance(made, Algorithm):
     raise ValueError(
-        f'algorithm {name!r} returned {made!r:.60}; let the function return a '
+        f'{named} returned {made!r:.60}; let the function return a '
         'spdf_jax.Algorithm.'
     )
   return made
 
 
-def member_specs(spec: float | Mapping[str, Any]) -> list[Mapping[str, Any]]:
-  """Returns the mappings of all algorithms that a spec specifies.
+def resolve(spec: Mapping[str, Any], steps: int) -> dict[str, Any]:
+  """Resolves the spec of an algorithm in a phase to arguments it takes.
+
+  So that a name can be changed alone, arguments that other algorithms of
+  `ALGORITHMS` take, but not this one, are left out, and so are those that are
+  `None`. Times may be `'100 steps'`, or `'75%'` of the phase, rounded down:
+  `update_every`, `update_from`, `update_until`, and those of a schedule, such as
+  its `steps`.
 
   Args:
-    spec: A number or a mapping, as `create_algorithm` reads it.
+    spec: The name and the arguments of the algorithm.
+    steps: Number of steps of the phase.
 
   Returns:
-    The spec; for a partition, the specs of its groups. Numbers are left out.
+    The spec as `create_algorithm` takes it, with times as numbers of steps.
 
   Raises:
-    ValueError: the groups of a partition are not valid.
+    ValueError: a name is unknown, no algorithm takes an argument, or a time has
+      another form.
 
   Example:
-    >>> rigl = {'algorithm': 'rigl', 'sparsity': 0.8, 'update_every': 9}
-    >>> groups = [['*/mlp/*', rigl], ['*', 0.5]]
-    >>> member_specs({'algorithm': 'partition', 'groups': groups}) == [rigl]
-    True
+    >>> times = {'update_every': '5%', 'update_until': '75%'}
+    >>> resolve({'name': 'rigl', 'sparsity': 0.8} | times, steps=1000)
+    {'name': 'rigl', 'sparsity': 0.8, 'update_every': 50, 'update_until': 750}
+    >>> resolve({'name': 'static', 'sparsity': 0.8} | times, steps=1000)
+    {'name': 'static', 'sparsity': 0.8}
   """
-  if not isinstance(spec, Mapping):
-    return []
-  if not _is_partition(spec):
+  parameters = inspect.signature(_function_of(spec)).parameters
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  known = {'name': None} | dict(parameters)
+  for make in ALGORITHMS.values():
+    known |= inspect.signature(make).parameters
+  arguments = {'name': spec['name']}
+  for name, value in spec.items():
+    if not takes_any:
+      names.lookup(f'algorithm {spec["name"]!r}: argument', name, known)
+    if value is not None and (takes_any or name in parameters):
+      arguments[name] = _in_steps(name, value, steps)
+  return arguments
+
+
+def member_specs(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+  """Returns the specs of all algorithms that a spec specifies.
+
+  Args:
+    spec: A spec, as `create_algorithm` reads it.
+
+  Returns:
+    The spec; for a partition, the specs of its groups.
+
+  Raises:
+    ValueError: the spec has no name, or the groups of a partition are not
+      valid.
+
+  Example:
+    >>> static = {'name': 'static', 'sparsity': 0.8}
+    >>> groups = [['*/mlp/*', static], ['*', {'name': 'dense'}]]
+    >>> member_specs({'name': 'partition', 'groups': groups})
+    [{'name': 'static', 'sparsity': 0.8}, {'name': 'dense'}]
+  """
+  _check_name(spec)
+  if spec['name'] != 'partition':
     return [spec]
-  groups = _check_groups(spec.get('groups'))
-  return [member for _, member in groups if isinstance(member, Mapping)]
+  return [member for _, member in _check_groups(spec.get('groups'))]
 
 
-def _is_partition(spec: Any) -> bool:
-  return isinstance(spec, Mapping) and spec.get('algorithm') == 'partition'
+def _check_name(spec: Any) -> None:
+  if not isinstance(spec, Mapping) or not isinstance(spec.get('name'), str):
+    raise ValueError(
+        f'algorithm is {spec!r:.80}; give its name and arguments, e.g. '
+        "{'name': 'static', 'sparsity': 0.75}."
+    )
+
+
+def _function_of(spec: Any) -> Callable[..., Algorithm]:
+  _check_name(spec)
+  if ':' in spec['name']:
+    return names.import_function('algorithm', spec['name'])
+  return names.lookup('algorithm', spec['name'], ALGORITHMS)
+
+
+def _in_steps(name: str, value: Any, steps: int) -> Any:
+  """Converts the times in an argument of an algorithm to steps."""
+  if name == 'groups':
+    resolved = _map_groups(lambda member: resolve(member, steps), value)
+    return [list(group) for group in resolved.items()]
+  if isinstance(value, Mapping):
+    return {k: _in_steps(k, v, steps) for k, v in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_in_steps(name, v, steps) for v in value]
+  if not isinstance(value, str) or name not in _TIMES:
+    return value
+  match = _TIME.fullmatch(value)
+  if match is None:
+    raise ValueError(
+        f"{name} is {value!r}; give a number of steps, e.g. '100 steps', or a "
+        "share of the phase, e.g. '75%'."
+    )
+  number, share = match.groups()
+  if number:
+    return int(number)
+  share = fractions.Fraction(share)
+  return max(int(share * steps / 100), 1 if share else 0)
 
 
 def _partition(groups: Any) -> Algorithm:
-  members = {}
-  for pattern, spec in _check_groups(groups):
-    try:
-      members[pattern] = create_algorithm(spec)
-    except ValueError as error:
-      raise ValueError(f'group {pattern!r}: {error}') from error
+  members = _map_groups(create_algorithm, groups)
   labels = [(pattern, pattern) for pattern in members]
   return combinators.partition(members, labels)
+
+
+def _map_groups(function: Callable[[Any], T], groups: Any) -> dict[str, T]:
+  """Applies a function to the specs of a partition; errors name the group."""
+  results = {}
+  for pattern, spec in _check_groups(groups):
+    try:
+      results[pattern] = function(spec)
+    except ValueError as error:
+      raise ValueError(f'group {pattern!r}: {error}') from error
+  return results
 
 
 def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
@@ -143,12 +233,13 @@ def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
       isinstance(group, (list, tuple))
       and len(group) == 2
       and isinstance(group[0], str)
-      and isinstance(group[1], (int, float, Mapping))
+      and isinstance(group[1], Mapping)
       for group in groups
   ):
     raise ValueError(
         f'groups is {groups!r:.80}; give a list of [pattern, algorithm] pairs, '
-        "e.g. [['*/attn/*', 0.5], ['*', {'algorithm': 'dense'}]]."
+        "e.g. [['*/attn/*', {'name': 'static', 'sparsity': 0.5}], ['*', "
+        "{'name': 'dense'}]]."
     )
   patterns = [pattern for pattern, _ in groups]
   for pattern, spec in groups:
@@ -157,7 +248,7 @@ def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
           f'groups has the pattern {pattern!r} {patterns.count(pattern)} '
           'times; give each pattern once.'
       )
-    if _is_partition(spec):
+    if spec.get('name') == 'partition':
       raise ValueError(
           f'group {pattern!r} is a partition; give its groups in the outer '
           'list instead, before the patterns that also match their leaves.'
@@ -205,6 +296,6 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'iterative': iterative.iterative,
     'partition': _partition,
     'rigl': rigl.rigl,
-    'sparse_evolution': sparse_evolution.sparse_evolution,
+    'set': sparse_evolution.sparse_evolution,
     'static': static.static,
 }

@@ -5,6 +5,7 @@ from typing import Any
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
@@ -31,8 +32,8 @@ def gmp(
   Where the sparsity falls, pruned weights are revived at random.
 
   Args:
-    sparsity: The fraction of zeros over the steps, e.g. `cubic(0.0, 0.8,
-      700)`; a number, a schedule or a tree of those.
+    sparsity: The fraction of zeros: a number, to which it rises from 0 by
+      `cubic` until `update_until`, a schedule, or a tree of those.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
     update_until: Last step that may be an update. It is one, also off the steps
@@ -57,11 +58,11 @@ def gmp(
 
   Example:
     >>> import jax.numpy as jnp
-    >>> from spdf_jax import cubic
-    >>> pruning = gmp(cubic(0.0, 0.8, 100), update_every=50, update_until=100)
+    >>> pruning = gmp(0.8, update_every=50, update_until=100)
     >>> pruning.sparsity_at(99, {'w': jnp.ones((1, 2, 2))})
     {'w': 0.7000000000000001}
   """
+  sparsity = schedules.rising(sparsity, update_until)
   return leafwise.leafwise(
       sparsity,
       leafwise.update_times_of(

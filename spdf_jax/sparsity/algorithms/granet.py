@@ -5,6 +5,7 @@ from typing import Any
 
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
@@ -39,8 +40,9 @@ def granet(
   which pruned weights count as part of the dropped fraction.
 
   Args:
-    sparsity: The fraction of zeros over the steps, e.g. `cubic(0.5, 0.8,
-      700)`; a schedule from 0.0 trains dense to sparse.
+    sparsity: The fraction of zeros: a number, to which it rises from 0 by
+      `cubic` until `update_until`, which trains dense to sparse; a schedule,
+      e.g. `cubic(0.5, 0.8, 700)`; or a tree of those.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
     update_until: Last step that may be an update; see `gmp`.
@@ -78,6 +80,7 @@ def granet(
         units, units.kept - dropped, grow_by=units.grads, regrow_dropped=True
     )
 
+  sparsity = schedules.rising(sparsity, update_until)
   return leafwise.leafwise(
       sparsity,
       leafwise.update_times_of(
