@@ -58,7 +58,7 @@ def get_config() -> ml_collections.ConfigDict:
       ),
       learning_rate=dict(
           schedule='cosine',  # constant, linear, cosine, continue or rewind
-          peak=1e-3, warmup='50 steps',  # a duration
+          peak=1e-3, warmup='5%',  # of the phase, or '50 steps'
           final_fraction=0.1, to='',  # final rate / peak; step to rewind to
       ),
       weight_decay=0.1,

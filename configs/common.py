@@ -142,7 +142,8 @@ def pruning_rounds(
       same share of the remaining weights.
     number: Number of rounds.
     steps: Steps of each round.
-    to: Step, as a duration, to which later rounds rewind.
+    to: Length of the warm-up, a duration, to the end of which later rounds
+      rewind.
 
   Returns:
     What differs from the defaults in the phases `round0`, `round1`, …; each
@@ -153,7 +154,8 @@ def pruning_rounds(
       dict(steps=steps, fraction=share if i else 0.0) for i in range(number)
   ]
   first = dict(
-      duration=f'{steps} steps', algorithm=dict(name='iterative', rounds=rounds)
+      duration=f'{steps} steps', learning_rate=dict(warmup=to),
+      algorithm=dict(name='iterative', rounds=rounds),
   )
   later = first | dict(
       learning_rate=dict(schedule='rewind', to=to), new_epoch=True

@@ -32,6 +32,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   if model == 'gpt-mini':
     config = quickstart.get_config()
     config.data.task = ''
+    config.phase_defaults.learning_rate.warmup = '50 steps'
   elif model == 'llama-1.3b':
     config = llama_dst.get_config('algorithm=static')
   else:

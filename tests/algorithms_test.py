@@ -75,10 +75,21 @@ def test_the_last_mask_has_the_scheduled_sparsity(name, every, until):
   assert steps == sorted({*regular, until})
 
 
+@pytest.mark.parametrize('name', ['gmp', 'granet'])
+def test_a_number_rises_from_zero_until_the_last_update(name):
+  times = dict(update_every=5, update_until=12)
+  number, scheduled = (
+      SCHEDULED[name](sparsity, **times)
+      for sparsity in (0.8, spdf.cubic(0.0, 0.8, 12))
+  )
+  assert counts(number, 15) == counts(scheduled, 15)
+  assert counts(number, 15)[0] > counts(number, 15)[6] > counts(number, 15)[15]
+
+
 @pytest.mark.parametrize('name', SCHEDULED)
 def test_no_update_is_added_where_the_sparsity_has_not_changed(name):
   for sparsity, every, steps in (
-      (0.8, 5, [5, 10]),
+      (lambda step: 0.8, 5, [5, 10]),
       (spdf.cubic(0.0, 0.8, 9), 5, [5, 10]),
       (spdf.periodic([0.0, 0.8], 4), 10, [5]),
       (spdf.cubic(0.0, 0.8, 12), [5, 10], [5, 10]),  # As the user lists them.
@@ -97,7 +108,7 @@ def test_no_gradient_takes_the_place_of_a_surviving_weight(name, dtype):
   algorithm = {
       'set': lambda: spdf.sparse_evolution(0.5, **TIMES),
       'rigl': lambda: spdf.rigl(0.5, **TIMES),
-      'granet': lambda: spdf.granet(0.5, drop_fraction=0.3, **TIMES),
+      'granet': lambda: spdf.granet(lambda step: 0.5, drop_fraction=0.3, **TIMES),
   }[name]()
   rng = np.random.default_rng(0)
   w = jnp.asarray(rng.normal(size=(1, 64, 64)), dtype)
@@ -367,7 +378,7 @@ STATIC = [spdf.static(0.5), spdf.dense()]
     ),
     (
         lambda: spdf.gmp(0.5, update_every=1, update_until=MANY),
-        'from 0 to 2,147,483,647',
+        'from 1 to 2,147,483,647',
     ),
 ])
 def test_arguments_out_of_range_are_refused(make, words):

@@ -277,6 +277,15 @@ def test_times_are_shares_of_the_resolved_phase():
   assert plan.phases[2].algorithm == plan.phases[3].algorithm == static(0.5)
 
 
+def test_a_warm_up_may_be_a_share_of_its_phase():
+  for share, steps in (('20%', 6), ('1%', 1)):
+    found, wanted = (
+        rates(make_plan(make_rate('linear', warmup=warmup), {}))
+        for warmup in (share, f'{steps} steps')
+    )
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_a_long_plan_finds_its_updates_at_once():
   rare = RIGL | {'update_every': 100, 'update_until': 200_000}
   plan = Plan((make_phase(steps=300_000, algorithm=rare),))
@@ -372,6 +381,9 @@ def test_an_impossible_phase_is_refused(field, value, message):
      "learning rate of phase 'p0': warm-up takes 30 of 30 steps"),
     (make_rate('linear', warmup='40 steps'),
      "learning rate of phase 'p0': warm-up takes 40 of 30 steps"),
+    (make_rate('linear', warmup='120%'),
+     "learning rate of phase 'p0': warm-up takes 36 of 30 steps"),
+    ({'duration': '50%'}, "phase 'p0': duration '50%' is a share of no phase"),
     (make_rate('cosine', warmup='soon'),
      "learning rate of phase 'p0': duration is 'soon'; write a number"),
     (make_rate('cosine', peak=0.0), "rate of phase 'p0': peak is 0.0; a learn"),

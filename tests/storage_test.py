@@ -12,6 +12,7 @@ import pytest
 from tiny_run import assert_same_arrays
 from tiny_run import make_dynamic_run
 from tiny_run import make_run
+from tiny_run import static
 from tiny_run import without_times
 
 import spdf_jax as spdf
@@ -128,8 +129,7 @@ def test_only_steps_between_changes_of_the_mask_are_compact():
   assert compact == [True] * 5 + [False] * 9
   assert not any(is_compact_at('dense', plan, step) for step in range(14))
   sparser = plan.phases[0], *(
-      dataclasses.replace(p, sparsity=sparsity)
-      for p, sparsity in zip(plan.phases[1:], (0.5, 0.5))
+      dataclasses.replace(p, algorithm=static(0.5)) for p in plan.phases[1:]
   )
   changed = training.Plan(sparser)
   assert [

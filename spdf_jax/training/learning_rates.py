@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
 
 import optax
@@ -63,7 +64,8 @@ class LearningRate:
   Attributes:
     schedule: A key of `TAKES`.
     peak: Learning rate after the warm-up.
-    warmup: Length of the warm-up, a duration; `''`: no warm-up.
+    warmup: Length of the warm-up, a duration, e.g. `'5%'` of the phase; `''`:
+      no warm-up.
     final_fraction: Learning rate at the end, as a fraction of the peak.
     to: Step to rewind to, a duration; `''`: the first.
 
@@ -110,7 +112,7 @@ def phase_schedules(
     order: Sequence[str],
     rates: Sequence[LearningRate],
     steps: Sequence[int],
-    resolvers: Sequence[Callable[[str], int]],
+    resolvers: Sequence[Callable[..., int]],
 ) -> list[optax.Schedule]:
   """Builds the learning rate of every phase of a plan.
 
@@ -137,7 +139,8 @@ def phase_schedules(
       else:
         head, offset = i, 0
         horizon = steps[i] + _continued(rates[i + 1:], steps[i + 1:])
-        warmup = _resolve(resolvers[i], rate.warmup)
+        within = functools.partial(resolvers[i], phase_steps=steps[i])
+        warmup = _resolve(within, rate.warmup)
         make = SCHEDULES[rate.schedule]
         whole = make(rate.peak, warmup, horizon, rate.final_fraction)
     except ValueError as error:

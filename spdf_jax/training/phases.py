@@ -20,7 +20,7 @@ from spdf_jax.training.learning_rates import SCHEDULES
 
 _DURATION = re.compile(
     r'\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMBT]?)\s*'
-    r'(steps?|tokens?|epochs?|tokens/parameter)\s*'
+    r'(steps?|tokens?|epochs?|tokens/parameter|%)\s*'
 )
 _SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 _MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
@@ -48,17 +48,19 @@ def resolve_duration(
     tokens_per_step: int,
     tokens_per_epoch: float,
     parameters: int,
+    phase_steps: float | None = None,
     least: int = 1,
 ) -> float:
   """Converts a duration to optimizer steps.
 
   Args:
-    duration: `'1500 steps'`, `'2.5B tokens'`, `'5 epochs'` or
-      `'20 tokens/parameter'`.
+    duration: `'1500 steps'`, `'2.5B tokens'`, `'5 epochs'`,
+      `'20 tokens/parameter'`, or `'5%'` of a phase.
     tokens_per_step: Batch size times length.
     tokens_per_epoch: Tokens of the phase's data in one epoch; `math.inf`
       before the data is read.
     parameters: Number of parameters of the model.
+    phase_steps: Steps of the phase, if the duration is within one.
     least: Smallest number of steps.
 
   Returns:
@@ -66,8 +68,8 @@ def resolve_duration(
     need data of a further epoch; they are `math.inf` before the data is read.
 
   Raises:
-    ValueError: the string is not a duration, or is shorter than `least` or
-      longer than steps are counted.
+    ValueError: the string is not a duration, is a share of no phase, or is
+      shorter than `least` or longer than steps are counted.
 
   Example:
     >>> resolve_duration('1M tokens', tokens_per_step=1000,
@@ -78,6 +80,14 @@ def resolve_duration(
   number = float(amount) * _SUFFIXES[suffix]
   if unit.startswith('epoch') and math.isinf(tokens_per_epoch) and number:
     return math.inf
+  if unit == '%':
+    if phase_steps is None:
+      raise ValueError(
+          f'duration {duration!r} is a share of no phase; give steps, tokens or '
+          'epochs.'
+      )
+    steps = number * phase_steps / 100
+    return steps if math.isinf(steps) else max(round(steps), 1)
   if unit.startswith('step'):
     steps = number
   elif unit.startswith('epoch'):
