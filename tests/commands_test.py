@@ -120,8 +120,8 @@ def test_compact_storage_is_refused_where_masks_move():
   refuse(
       "storage is 'compact' and phase 'pretrain' has 15 steps with mask",
       arg='algorithm=rigl', storage='compact',
-      phases__pretrain__algorithm__update_every=2,
-      phases__pretrain__algorithm__update_until=9,
+      phases__pretrain__algorithm__update_every='2 steps',
+      phases__pretrain__algorithm__update_until='9 steps',
   )
   refuse("storage 'packed' is unknown", storage='packed')
 
@@ -208,9 +208,8 @@ def test_a_dry_run_plans_13_billion_parameters_on_16_devices():
 def test_sparsities_that_change_are_shown_from_first_to_last():
   run = make_run(
       arg='algorithm=granet',
-      phases__pretrain__algorithm__update_every=2,
-      phases__pretrain__algorithm__update_until=10,
-      phases__pretrain__algorithm__sparsity__steps=10,
+      phases__pretrain__algorithm__update_every='2 steps',
+      phases__pretrain__algorithm__update_until='10 steps',
   )
   plan = describe_plan(run, 'plan')
   assert re.search(
@@ -227,7 +226,8 @@ def test_sparsities_that_change_are_shown_from_first_to_last():
 
 def test_updates_that_do_not_fit_a_shortened_phase_are_refused():
   refuse("'pretrain' has 15 steps, counted from 0, and update_until is 750",
-         arg='algorithm=rigl')
+         arg='algorithm=rigl',
+         phases__pretrain__algorithm__update_until='750 steps')
 
 
 @pytest.mark.process
@@ -293,11 +293,11 @@ def test_the_quickstart_reports_on_both_runs(tmp_path):
     ('phases__order', ('pretrain', 'finetune'), "'finetune': 'task' is unkn"),
     ('phases__pretrain__duration', '0 steps', "'pretrain': duration '0 steps'"),
     ('phases__pretrain__duration', 'long', "'pretrain': duration is 'long'"),
-    ('phases__pretrain__sparsity', 1.0,
+    ('phases__pretrain__algorithm__sparsity', 1.0,
      "'pretrain': sparsity is 1.0; it is the frac"),
-    ('phases__pretrain__sparsity', float('nan'),
+    ('phases__pretrain__algorithm__sparsity', float('nan'),
      'sparsity is nan; it is the fraction'),
-    ('phases__pretrain__sparsity', -0.5,
+    ('phases__pretrain__algorithm__sparsity', -0.5,
      'sparsity is -0.5; it is the fraction'),
     ('phases__pretrain__batch_size', 0, 'batch_size 0; it must be at least 1'),
     ('phases__pretrain__batch_size', 10**6, 'one batch of 1000000; use'),
@@ -323,7 +323,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 
 def test_a_workdir_of_another_config_is_refused(tmp_path):
   make_run().open(tmp_path)
-  with pytest.raises(ValueError, match='phases.pretrain.sparsity was 0.75 and'):
+  with pytest.raises(ValueError, match='pretrain.algorithm.sparsity was 0.75 and'):
     make_run(phases__pretrain__algorithm=static(0.5)).open(tmp_path)
 
 
@@ -403,10 +403,10 @@ def test_validation_reads_fixed_batches_of_the_validation_split():
 
 
 def test_a_config_is_launched_from_python_and_reports_its_masks(tmp_path):
-  sparsity = 'phases__pretrain__sparsity'
   config = small_config(
       arg='algorithm=rigl', **WITHOUT_TASK,
-      **{f'{sparsity}__update_every': 5, f'{sparsity}__update_until': 10},
+      phases__pretrain__algorithm__update_every='5 steps',
+      phases__pretrain__algorithm__update_until='10 steps',
   )
   workdir = tmp_path / 'run'
   finished = runs.launch(config, workdir)

@@ -34,7 +34,7 @@ RIGL = 'algorithm=rigl'
 def make_run(order=BOTH, arg='', **changes):
   """Six sparse steps, then four dense ones with a learning rate of their own.
   """
-  times = dict(update_every=2, update_until=4) if arg == RIGL else {}
+  times = dict(update_every='2', update_until='4') if arg == RIGL else {}
   return Run.create(small_config(arg, **dict(
       data__task='',
       phases__order=order,

@@ -25,6 +25,7 @@ from spdf_jax.costs import flops
 from spdf_jax.costs import plan_costs
 from spdf_jax.models import PRESETS
 from spdf_jax.training import Run
+from spdf_jax.training.config import parse
 
 pytestmark = pytest.mark.papers
 
@@ -345,3 +346,50 @@ def test_a_part_of_a_duration_keeps_its_unit():
 def test_arguments_that_mean_nothing_are_refused(file, arg, message):
   with pytest.raises(ValueError, match=message):
     file.get_config(arg)
+
+
+FLAGS = {  # The fields that are changed most, each by a flag alone.
+    'seed': 3,
+    'micro_batches': 2,
+    'matmul': 'dense',
+    'eval_every': 77,
+    'log_every': 7,
+    'model.preset': 'gpt-mini',
+    'model.n_layers': 3,
+    'model.dtype': 'float32',
+    'data.corpus': 'corpora/mine',
+    'optimizer.b2': 0.9,
+    'checkpoints.every': 50,
+    'phase_defaults.batch_size': 16,
+    'phase_defaults.weight_decay': 0.2,
+    'phases.pretrain.duration': '1200 steps',
+    'phases.pretrain.learning_rate.peak': 5e-4,
+    'phases.pretrain.learning_rate.warmup': '2%',
+    'phases.pretrain.algorithm.sparsity': 0.6,
+    'phases.pretrain.algorithm.update_every': '10%',
+    'phases.pretrain.algorithm.update_until': '600 steps',
+    'phases.pretrain.algorithm.distribution': 'erk',
+}
+
+
+@pytest.mark.parametrize('file', [spdf, variable_spdf, llama_dst])
+@pytest.mark.parametrize('name', ['static', 'set', 'rigl', 'gmp', 'granet'])
+def test_flags_alone_change_a_config(file, name, monkeypatch):
+  flags = FLAGS | {'phases.pretrain.algorithm.name': name}
+  path = file.__file__
+  words = [f'--config={path}', *(f'--config.{k}={v}' for k, v in flags.items())]
+  config = parse(config_of(words, monkeypatch)).as_dict()
+  for field, value in flags.items():
+    if not field.startswith('phase_defaults'):
+      assert functools.reduce(dict.get, field.split('.'), config) == value
+  run = Run.create(config, planning=True)
+  plan = run.plan
+  assert {phase.batch_size for phase in plan.phases} == {16}
+  assert {phase.weight_decay for phase in plan.phases} == {0.2}
+  first = plan.phases[0]
+  assert first.steps == 1200 and first.learning_rate(23) < 5e-4
+  assert first.learning_rate(24) == pytest.approx(5e-4)
+  moved = [step for step in plan.update_steps.tolist() if 0 < step < 1200]
+  assert moved == ([] if name == 'static' else [120, 240, 360, 480, 600])
+  described = plan_costs.describe_plan(run, 'plan')['phases'][0]
+  assert described['spans'][-1]['sparsity'] == pytest.approx(0.6, abs=1e-3)

@@ -218,6 +218,15 @@ def test_times_are_shares_or_steps_wherever_an_algorithm_has_them():
   ]}
 
 
+@pytest.mark.parametrize('every, until', [
+    ('5%', '75%'), ('5%', 600), (100, '75%'), ('0.001%', '7 steps'),
+])
+def test_before_a_length_is_known_no_times_contradict_one_another(every, until):
+  rigl = RIGL | {'update_every': every, 'update_until': until}
+  for spec in (rigl, {'name': 'partition', 'groups': [['*', rigl]]}):
+    create_algorithm(resolve(spec, None))
+
+
 def test_arguments_of_other_algorithms_are_left_out():
   spec = {'name': 'static', 'sparsity': 0.5, 'drop_fraction': 0.3} | TIMES
   assert resolve(spec, 100) == static(0.5)

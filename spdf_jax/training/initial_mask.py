@@ -190,12 +190,10 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
 
 def check_algorithms(plan: Plan, params: PyTree, where: Where) -> None:
   """Raises ValueError if an algorithm has no masks for the parameters."""
+  layers = to_layers(params, params, select(where, params))
   for span in plan.spans:
-    masked = sparsify(
-        optax.identity(), create_algorithm(span.algorithm),
-        where=where, key=0,
-    )
+    algorithm = create_algorithm(span.algorithm)
     try:
-      jax.eval_shape(masked.init, params)
+      jax.eval_shape(algorithm.init, jax.random.key(0), layers)
     except ValueError as error:
       raise ValueError(f'phase {span.names[0]!r}: {error}') from error

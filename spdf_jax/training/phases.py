@@ -10,7 +10,6 @@ import re
 from typing import Any
 from typing import TypeVar
 
-from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms import resolve
@@ -24,7 +23,6 @@ _DURATION = re.compile(
 )
 _SUFFIXES = {'': 1, 'k': 1e3, 'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 _MOST_STEPS = 2**31 - 1  # Steps are counted in int32.
-_ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
 
 
 def check_duration(duration: str) -> None:
@@ -155,7 +153,8 @@ class Phase:
 
   Raises:
     ValueError: a field is out of its range. A user-defined algorithm,
-      `'package.module:function'`, is not imported or checked here.
+      `'package.module:function'`, is imported and checked once `steps` is
+      known.
   """
 
   name: str
@@ -188,10 +187,11 @@ class Phase:
           f'phase {self.name!r} has weight_decay {self.weight_decay}; it must '
           'not be negative.'
       )
-    # A user-defined algorithm is not imported here, since reading the
-    # config.json of a run must not execute code named in it.
-    if not self.user_algorithms:
-      self.create_algorithm()
+    # A user-defined algorithm is not imported before there is a plan, since
+    # reading the config.json of a run must not execute code named in it.
+    if self.steps is not None or not self.user_algorithms:
+      resolved = self.resolved_algorithm(self.steps)
+      self._read_algorithm(lambda _: create_algorithm(resolved))
     if self.early_stop is not None and 'iterative' in self._algorithms:
       raise ValueError(
           f'phase {self.name!r} consists of rounds of iterative pruning, which '
@@ -262,29 +262,20 @@ class Phase:
     """Names `'package.module:function'` of all user-defined algorithms."""
     return [name for name in self._algorithms if ':' in name]
 
-  def create_algorithm(self) -> Algorithm:
-    """Creates the algorithm of the phase.
-
-    Raises:
-      ValueError: the description of the algorithm is not valid.
-    """
-    return self._read_algorithm(
-        lambda _: create_algorithm(self.resolved_algorithm(self.steps))
-    )
-
   def resolved_algorithm(self, steps: float | None) -> dict[str, Any]:
     """Returns the arguments of the algorithm, with times in steps.
 
     Args:
       steps: Number of steps of the phase; `None` or `math.inf` if it is not
-        known yet: shares are of a million steps then.
+        known yet.
 
     Raises:
       ValueError: the description of the algorithm is not valid.
     """
     known = steps is not None and math.isfinite(steps)
-    length = int(steps) if known else _ASSUMED_STEPS
-    return self._read_algorithm(lambda spec: resolve(spec, length))
+    return self._read_algorithm(
+        lambda spec: resolve(spec, int(steps) if known else None)
+    )
 
   def _read_algorithm(self, read: Callable[[Any], T]) -> T:
     try:

@@ -118,7 +118,7 @@ class Run:
     """
     config = configs.parse(config)
     mesh = meshes.create_mesh(**dataclasses.asdict(config.mesh))
-    _check_phases(config, mesh)
+    _check_batches(config, mesh)
     model = _create_model(config.model)
     matmul.check_devices(config.matmul, mesh.size)
     matmul.dense_apply(config.matmul, model)  # Checks the user's own model.
@@ -126,16 +126,17 @@ class Run:
     init = functools.partial(_init_params, model, config.seed)
     params = jax.eval_shape(init)
     parameters = _number_of_parameters(params)
-    plan = plans.create_plan(config.phases, parameters=parameters)
-    initial_mask.check_algorithms(plan, params, where)
-    if workdir is None or not workdirs.saved_steps(workdir):
-      initial_mask.check_first_mask(plan, params, where)
-    frozen_at(plan, params)  # Checks the patterns.
-    optimizers.check_optimizer(config.optimizer, params, where)
-    if math.isfinite(plan.total_steps):
-      storage.check_storage(config.storage, plan, mesh)
+    begins = workdir is None or not workdirs.saved_steps(workdir)
     if workdir is not None:
       workdirs.check_workdir(workdir, config, params)
+    optimizers.check_optimizer(config.optimizer, params, where)
+    plan = plans.create_plan(config.phases, parameters=parameters)
+    initial_mask.check_algorithms(plan, params, where)
+    if begins:
+      initial_mask.check_first_mask(plan, params, where)
+    frozen_at(plan, params)  # Checks the patterns.
+    if math.isfinite(plan.total_steps):
+      storage.check_storage(config.storage, plan, mesh)
 
     corpus, task, sources = inputs.open_data(
         config.data, config.phases, model.config.vocab_size, planning
@@ -525,9 +526,8 @@ class Run:
     )
 
 
-def _check_phases(config: RunConfig, mesh: jax.sharding.Mesh) -> None:
+def _check_batches(config: RunConfig, mesh: jax.sharding.Mesh) -> None:
   for phase in config.phases:
-    phase.create_algorithm()  # Checks user-defined algorithms too.
     try:
       meshes.check_batches(mesh, phase.batch_size, config.micro_batches)
     except ValueError as error:

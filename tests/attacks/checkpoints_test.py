@@ -149,7 +149,7 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
   def change(config):
     spec = {'name': 'subprocess:getoutput', 'cmd': f'touch {ran}'}
     groups = [['*/mlp/*', spec], ['*', {'name': 'os:abort'}]]
-    config['phases']['pretrain']['sparsity'] = {
+    config['phases']['pretrain']['algorithm'] = {
         'name': 'partition', 'groups': groups
     }
 

@@ -27,13 +27,13 @@ pytestmark = [
 
 SECONDS = 600
 UPDATES = dict(
-    phases__pretrain__algorithm__update_every=2,
-    phases__pretrain__algorithm__update_until=12,
+    phases__pretrain__algorithm__update_every='2 steps',
+    phases__pretrain__algorithm__update_until='12 steps',
 )
 ALGORITHMS = {
     'static': {},
     'rigl': UPDATES,
-    'granet': UPDATES | dict(phases__pretrain__algorithm__sparsity__steps=12),
+    'granet': UPDATES,
 }
 RATE = 'phases.pretrain.learning_rate.peak'
 

@@ -39,6 +39,7 @@ _TIME = re.compile(
     r'\s*(?:([0-9]+)\s*(?:steps?)?|([0-9]+(?:\.[0-9]+)?)\s*%)\s*'
 )
 
+_ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
 _TIMES = (
     'update_every', 'update_from', 'update_until', 'steps', 'start', 'period',
     'transition_steps', 'transition_begin', 'decay_steps', 'warmup_steps',
@@ -104,7 +105,7 @@ def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
   return made
 
 
-def resolve(spec: Mapping[str, Any], steps: int) -> dict[str, Any]:
+def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
   """Resolves the spec of an algorithm in a phase to arguments it takes.
 
   So that a name can be changed alone, arguments that other algorithms of
@@ -115,7 +116,8 @@ def resolve(spec: Mapping[str, Any], steps: int) -> dict[str, Any]:
 
   Args:
     spec: The name and the arguments of the algorithm.
-    steps: Number of steps of the phase.
+    steps: Number of steps of the phase; `None` if it is not known yet: shares
+      are then of `update_until`, or of a million steps.
 
   Returns:
     The spec as `create_algorithm` takes it, with times as numbers of steps.
@@ -136,12 +138,21 @@ def resolve(spec: Mapping[str, Any], steps: int) -> dict[str, Any]:
   known = {'name': None} | dict(parameters)
   for make in ALGORITHMS.values():
     known |= inspect.signature(make).parameters
+  length = steps
+  if length is None:
+    until = spec.get('update_until') or _ASSUMED_STEPS
+    length = _in_steps('update_until', until, _ASSUMED_STEPS)
   arguments = {'name': spec['name']}
   for name, value in spec.items():
     if not takes_any:
       names.lookup(f'algorithm {spec["name"]!r}: argument', name, known)
-    if value is not None and (takes_any or name in parameters):
-      arguments[name] = _in_steps(name, value, steps)
+    if value is None or not (takes_any or name in parameters):
+      continue
+    if name == 'groups':
+      groups = _map_groups(lambda member: resolve(member, steps), value)
+      arguments[name] = [list(group) for group in groups.items()]
+    else:
+      arguments[name] = _in_steps(name, value, length)
   return arguments
 
 
@@ -187,9 +198,6 @@ def _function_of(spec: Any) -> Callable[..., Algorithm]:
 
 def _in_steps(name: str, value: Any, steps: int) -> Any:
   """Converts the times in an argument of an algorithm to steps."""
-  if name == 'groups':
-    resolved = _map_groups(lambda member: resolve(member, steps), value)
-    return [list(group) for group in resolved.items()]
   if isinstance(value, Mapping):
     return {k: _in_steps(k, v, steps) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
