@@ -235,6 +235,8 @@ def scaled(
 
 
 def _times(duration: str, factor: float) -> str:
+  if not duration or '%' in duration:
+    return duration  # None, or a share of the phase.
   number, unit = re.fullmatch(r'\s*([0-9.]+)(.*)', str(duration)).groups()
   amount = float(number) * factor
   return f'{max(round(amount), 1) if "step" in unit else amount:.9g}{unit}'

@@ -28,6 +28,7 @@ from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
 from spdf_jax.sparsity import get_mask
+from spdf_jax.sparsity.algorithms import resolve
 from spdf_jax.training import metrics
 
 pytestmark = pytest.mark.papers
@@ -202,15 +203,16 @@ def test_phases_of_the_scale_fair_are_those_of_the_protocol():
         'cosine', 8e-3, '303 steps', 0.1
     )
   for arm in (RIGL, SET):
-    sparsity = phases(arm)[0].sparsity
-    assert (sparsity.update_every, sparsity.update_until) == (227, 3411)
-    assert sparsity.sparsity == 0.9
+    algorithm = resolve(phases(arm)[0].algorithm.to_dict(), 4549)
+    assert algorithm['update_every'] == 227
+    assert algorithm['update_until'] == 3411
+    assert algorithm['sparsity'] == 0.9
   assert phases(scales.VARIABLE, stage=0.3)[1].learning_rate.peak == (
       pytest.approx(2.4e-3)
   )
   sparse, dense = phases(scales.VARIABLE, stage='continue')
-  assert (sparse.duration, sparse.sparsity) == ('3791 steps', 0.9)
-  assert (dense.duration, dense.sparsity) == ('758 steps', 0)
+  assert (sparse.duration, sparse.algorithm.sparsity) == ('3791 steps', 0.9)
+  assert (dense.duration, dense.algorithm.name) == ('758 steps', 'dense')
   assert dense.learning_rate.schedule == 'continue'
   rounds = phases(PRUNED)
   assert [each.duration for each in rounds] == ['1137 steps'] * 5

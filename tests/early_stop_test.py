@@ -241,9 +241,9 @@ def test_rounds_of_pruning_do_not_end_early():
   config = quickstart.get_config('algorithm=iterative')
   phase = config.phases.round1
   phase.early_stop.update(RULE)
-  spec = phase.sparsity.to_dict()
-  groups = [['*/mlp/*', spec], ['*', 0.5]]
-  for sparsity in (spec, dict(name='partition', groups=groups)):
-    phase.sparsity = sparsity
+  spec = dict(name='iterative', rounds=phase.algorithm.rounds)
+  groups = [['*/mlp/*', spec], ['*', dict(name='dense')]]
+  for algorithm in (spec, dict(name='partition', groups=groups)):
+    phase.algorithm = algorithm
     with pytest.raises(ValueError, match="'round1' consists of rounds"):
       parse(config)

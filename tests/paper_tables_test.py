@@ -9,6 +9,7 @@ import statistics
 
 import pytest
 from quickstart_runs import small_config
+from tiny_run import static
 
 from configs import quickstart
 from experiments.papers import paper_tables
@@ -45,7 +46,10 @@ def make_run(
     workdir, phases, *, preset='gpt2-small', task='', seed=0, init_from='',
     done=None, **model,
 ):
-  """Writes a workdir; a phase is (name, source, sparsity, sparsity, steps)."""
+  """Writes a workdir; a phase is (name, source, spec, sparsity, steps).
+
+  A number is the spec of a static mask.
+  """
   workdir.mkdir(parents=True)
   records, start = [], 0
   for name, source, _, sparsity, steps in phases:
@@ -63,7 +67,8 @@ def make_run(
           order=[name for name, *_ in phases],
           **{
               name: config['phases']['pretrain'] | dict(
-                  algorithm=spec, duration=f'{steps} steps', data=source
+                  algorithm=spec if isinstance(spec, dict) else static(spec),
+                  duration=f'{steps} steps', data=source,
               )
               for name, source, spec, _, steps in phases
           },
@@ -275,14 +280,13 @@ def test_scores_of_real_rounds_fill_a_table_of_ones_own(tmp_path):
       phases__continuation__duration='2 steps',
   )
   pruned = config.phases.continuation.copy_and_resolve_references()
-  with pruned.ignore_type():
-    pruned.sparsity = dict(name='static', sparsity=0.5, init='magnitude')
-  config.phases.pretrain.sparsity = 0.0
+  pruned.algorithm.update(name='static', sparsity=0.5, init='magnitude')
+  config.phases.pretrain.algorithm.name = 'dense'
   config.phases = dict(
       order=('round0', 'round1', 'round2'), round0=config.phases.pretrain,
       round1=pruned, round2=pruned.copy_and_resolve_references(),
   )
-  config.phases.round2.sparsity.sparsity = 0.75
+  config.phases.round2.algorithm.sparsity = 0.75
   run = training.Run.create(config, tmp_path / 'run').open()
   training.train(
       run, **lifecycle.begin(run, 'rounds', baseline=lambda run: None)

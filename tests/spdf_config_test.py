@@ -55,7 +55,8 @@ def test_what_is_planned_cannot_be_read():
 
 @pytest.mark.parametrize('arg, message', [
     ('model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
-    ('algorithm=rigl', 'names model, sparsity'),
+    ('algorithm=iterative', "'iterative'; use one of dense, static"),
+    ('rate=1', 'names algorithm, sparsity, model'),
 ])
 def test_other_arguments_are_refused(arg, message):
   with pytest.raises(ValueError, match=message):

@@ -26,12 +26,12 @@ UPDATES = dict(update_every=3, update_until=12)
 RIGL = dict(name='rigl', sparsity=0.75, **UPDATES)
 
 
-def make_run(sparsity=0.75, **changes):
+def make_run(algorithm=None, **changes):
   config = quickstart_runs.small_config(
       data__task='', phases__order=('pretrain', 'continuation'), **changes
   )
-  with config.ignore_type():
-    config.phases.pretrain.sparsity = sparsity
+  if algorithm is not None:
+    config.phases.pretrain.algorithm = algorithm
   return Run.create(config)
 
 
@@ -69,8 +69,8 @@ def test_the_selection_of_masks_has_no_products():
     inside = (p for branch in program.branches for p in branch.programs)
     return own + sum(map(count, inside))
 
-  for sparsity in (RIGL, 0.75):
-    step = wafer_costs.trace_step(make_run(sparsity), 4, 32)
+  for algorithm in (RIGL, None):
+    step = wafer_costs.trace_step(make_run(algorithm), 4, 32)
     assert count(step) == 3 * 6 + 3  # And the head.
 
 
