@@ -245,6 +245,7 @@ def test_arguments_of_other_algorithms_are_left_out():
     ({'update_until': 'half'}, "update_until is 'half'; give a number of steps"),
     ({'update_until': '5 tokens'}, "or a share of the phase, e.g. '75%'"),
     ({'update_until': '-5%'}, "update_until is '-5%'; give"),
+    ({'name': 'static', 'update_every': 'often'}, "update_every is 'often'"),
     ({'name': 3}, "algorithm is {'name': 3.*; give its name and arguments"),
 ])
 def test_an_argument_or_time_that_none_takes_is_refused(change, message):

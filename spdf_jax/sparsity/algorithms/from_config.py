@@ -146,13 +146,13 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
   for name, value in spec.items():
     if not takes_any:
       names.lookup(f'algorithm {spec["name"]!r}: argument', name, known)
-    if value is None or not (takes_any or name in parameters):
-      continue
-    if name == 'groups':
+    if name == 'groups' and name in parameters:
       groups = _map_groups(lambda member: resolve(member, steps), value)
-      arguments[name] = [list(group) for group in groups.items()]
+      value = [list(group) for group in groups.items()]
     else:
-      arguments[name] = _in_steps(name, value, length)
+      value = _in_steps(name, value, length)
+    if value is not None and (takes_any or name in parameters):
+      arguments[name] = value
   return arguments
 
 
