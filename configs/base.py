@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
       dtype='float32', dropout=0.0,  # of the computation; rate in training
   )
   config.matmul = 'auto'  # native, dense, wafer, or auto: the faster
-  config.storage = 'dense'  # 'compact': sparse phases store kept values only
+  config.storage = 'auto'  # dense; compact: kept values only; or the faster
   config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
   config.micro_batches = 1  # gradient accumulation, which saves memory
   config.max_skipped_steps = 0  # in a row, if the loss or gradients are NaN

@@ -271,11 +271,6 @@ def test_a_missing_clip_norm_is_named():
     parse(CONFIG | {'optimizer': dict(name='lion')})
 
 
-def test_compact_storage_is_refused():
-  with pytest.raises(ValueError, match="the optimizer 'lion'; compact stora"):
-    make_config(storage='compact', optimizer=dict(name='lion', clip_norm=1.0))
-
-
 def own(learning_rate, strength=1.0):
   return optax.sgd(strength * learning_rate)
 

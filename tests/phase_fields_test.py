@@ -272,12 +272,6 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
     ).as_dict())
 
 
-def test_weights_are_not_rewound_in_compact_storage():
-  phases = {'a': PHASE, 'b': PHASE | {'rewind_weights_to': '0 steps'}}
-  with pytest.raises(ValueError, match="'compact' and phase 'b' rewinds"):
-    make_config(storage='compact', phases=dict(order=['a', 'b'], **phases))
-
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize('stopped_at', [2, 5, 6, 9, 12])

@@ -225,14 +225,47 @@ def test_under_jit_a_step_is_equal_to_rounding(matmul):
 
 
 def test_what_cannot_be_compact_is_refused():
-  run = make_run()
-  mesh = run.mesh
-  check_storage('compact', run.plan, mesh)
+  run = make_run(storage='compact')
+  check_storage(run.config, run.plan, run.mesh)
   moving = make_dynamic_run()
-  check_storage('dense', moving.plan, mesh)
+  check_storage(moving.config, moving.plan, run.mesh)
   with pytest.raises(ValueError, match="'pretrain' has 5 steps with mask .*"
                      ".*rigl.*storage 'dense'"):
-    check_storage('compact', moving.plan, mesh)
+    check_storage(run.config, moving.plan, run.mesh)
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(optimizer=dict(name='lion', clip_norm=1.0)), "optimizer 'lion', but"),
+    (dict(phases__continuation__rewind_weights_to='2 steps'),
+     "phase 'continuation' rewinds weights"),
+    (dict(matmul='wafer', model__dtype='float16'), "matmul 'wafer', which does"),
+])
+def test_parts_that_need_dense_arrays_are_named(changes, message):
+  run = make_run(storage='compact', **changes)
+  with pytest.raises(ValueError, match=f"storage is 'compact' and .*{message}"):
+    check_storage(run.config, run.plan, run.mesh)
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels')
+@pytest.mark.parametrize('storage, changes', [
+    ('compact', {}),
+    ('compact', dict(phases__continuation__algorithm=static(0.95))),
+    ('dense', dict(phases__continuation__algorithm=static(0.1))),
+    ('dense', dict(phases__pretrain__algorithm__sparsity=0.1)),
+    ('dense', dict(phases__pretrain__algorithm=dict(
+        name='rigl', sparsity=0.95, update_every=1, update_until=4))),
+    ('dense', dict(matmul='dense')),
+    ('dense', dict(optimizer=dict(name='lion', clip_norm=1.0))),
+    ('dense', dict(phases__continuation__rewind_weights_to='2 steps')),
+])
+def test_the_state_is_compact_where_the_kernels_skip_its_zeros(storage, changes):
+  width = dict(
+      model__d_model=64, phases__pretrain__batch_size=16,
+      phases__continuation__batch_size=16,
+  )
+  sparse = dict(phases__pretrain__algorithm=static(0.95), matmul='auto')
+  assert make_run(storage='auto', **width | sparse | changes).storage == storage
+  assert make_run(**width | sparse).storage == 'dense'
 
 
 def test_several_devices_are_refused():
@@ -240,4 +273,5 @@ def test_several_devices_are_refused():
     size = 8
 
   with pytest.raises(ValueError, match='the mesh has 8 devices'):
-    check_storage('compact', make_run().plan, Mesh())
+    run = make_run(storage='compact')
+    check_storage(run.config, run.plan, Mesh())

@@ -209,7 +209,7 @@ def _compact_memory(run: Run) -> list[str]:
   for phase in run.plan.phases:
     last = run.plan.ends[phase.name] - 1
     if not storage.is_compact_at(
-        run.config.storage, run.plan, last
+        run.storage, run.plan, last
     ):
       continue
     dense = run.abstract_state

@@ -27,6 +27,7 @@ _SKIPS_ZEROS = (
     'Native kernels ({kernels}) skip the zeros of masked matrices where more '
     'than {crossover:.0%} are zero; XLA runs all other steps.'
 )
+_IS_COMPACT = 'Sparse phases store the values of kept weights only.'
 _EMULATES = (
     'An emulated wafer of {cores:,} cores multiplies masked matrices: seconds '
     'are not those of a wafer, which experiments.simulate models.'
@@ -114,10 +115,11 @@ def _describe_compute(run: Run) -> str:
     return _EMULATES.format(cores=int(execute.CORNER.cores))
   if run.sparse_steps is None:
     return _MULTIPLIES_ZEROS
-  return _SKIPS_ZEROS.format(
+  text = _SKIPS_ZEROS.format(
       kernels=native.kernels(run.model.config.dtype),
       crossover=run.sparse_steps.crossover,
   )
+  return f'{text} {_IS_COMPACT}' if run.storage == 'compact' else text
 
 
 def layer_sparsities(run: Run, step: int) -> dict[str, PlannedSparsity]:

@@ -43,7 +43,7 @@ _RENAMED = {
     'sparsity': "algorithm, a mapping: {'name': 'static', 'sparsity': …}",
 }
 
-STORAGES = ('dense', 'compact')
+STORAGES = ('auto', 'dense', 'compact')
 """Ways to store the state: all weights, or the values of kept weights only."""
 
 
@@ -60,7 +60,8 @@ class RunConfig:
     matmul: Matrix products of sparse steps: `'auto'`, `'native'` or `'dense'`,
       see `sparse_steps`; `'wafer'` emulates all masked products of all steps,
       see `accelerator.wafer.lowering`.
-    storage: Storage of the state: `'dense'` or `'compact'`.
+    storage: Storage of the state: `'dense'`, `'compact'` or `'auto'`, see
+      `storage.choose_storage`.
     loss: Loss to minimize.
     micro_batches: Number of parts of a batch for gradient accumulation.
     max_skipped_steps: Steps in a row whose loss or gradient norm may be not
@@ -110,19 +111,12 @@ class RunConfig:
       )
     lookup('matmul', self.matmul, dict.fromkeys(MATMULS))
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
-    if self.matmul == WAFER:
-      self._check_wafer()
-    if self.storage == 'compact' and isinstance(self.optimizer, NamedOptimizer):
+    if self.matmul == WAFER and self.model.sizes.dtype != 'float16':
       raise ValueError(
-          f"storage is 'compact' and the optimizer {self.optimizer.name!r}; "
-          "compact storage needs AdamW: use storage 'dense', or AdamW."
+          f"matmul is 'wafer' and model.dtype {self.model.sizes.dtype!r}; the "
+          'wafer computes in fp16, which needs a loss scale: set '
+          "'float16'."
       )
-    for phase in self.phases:
-      if self.storage == 'compact' and phase.rewind_weights_to is not None:
-        raise ValueError(
-            f"storage is 'compact' and phase {phase.name!r} rewinds weights, "
-            "of which a dense copy is kept: use storage 'dense'."
-        )
     self._check_features()
     check_order(self.phases)
     for phase in self.phases:
@@ -135,23 +129,9 @@ class RunConfig:
             f'{max(lengths)}; choose lengths that divide the longest one.'
         )
 
-  def _check_wafer(self) -> None:
-    """Checks that the emulated wafer supports what is set."""
-    for name, value, needed, reason in (
-        ('model.dtype', self.model.sizes.dtype, 'float16',
-         'the wafer computes in fp16, which needs a loss scale'),
-        ('storage', self.storage, 'dense', 'packed weights are not emulated'),
-    ):
-      if value != needed:
-        raise ValueError(
-            f"matmul is 'wafer' and {name} {value!r}; {reason}: set "
-            f'{needed!r}.'
-        )
-
   def _check_features(self) -> None:
     """Checks that the model supports what is set."""
     for feature, name, value, needed in (
-        (models.PACKED, 'storage', self.storage, 'dense'),
         (models.READ_OUT, 'loss.chunk', self.loss.chunk, 0),
         (
             models.CACHE, 'evaluation.generations',

@@ -136,7 +136,7 @@ class Run:
       initial_mask.check_first_mask(plan, params, where)
     frozen_at(plan, params)  # Checks the patterns.
     if math.isfinite(plan.total_steps):
-      storage.check_storage(config.storage, plan, mesh)
+      storage.check_storage(config, plan, mesh)
 
     corpus, task, sources = inputs.open_data(
         config.data, config.phases, model.config.vocab_size, planning
@@ -150,7 +150,7 @@ class Run:
           },
           parameters=parameters,
       )
-      storage.check_storage(config.storage, plan, mesh)
+      storage.check_storage(config, plan, mesh)
     run = cls(
         config, model, plan, corpus, task, sources, jax.jit(init),
         _workdir=None if workdir is None else pathlib.Path(workdir),
@@ -442,6 +442,14 @@ class Run:
         tokens=min(p.batch_size * p.length for p in phases),
     )
 
+  @functools.cached_property
+  def storage(self) -> str:
+    """Storage of the state in sparse phases, `'dense'` or `'compact'`."""
+    return storage.choose_storage(
+        self.config, self.plan, self.mesh, self.sparse_steps,
+        self.abstract_state.params, self.where,
+    )
+
   @property
   def dropout_key(self) -> jax.Array | None:
     """Key of the dropout of all steps; `None`: the model has no dropout."""
@@ -491,7 +499,7 @@ class Run:
     Returns:
       The jitted step and the state, which the step donates.
     """
-    if storage.is_compact_at(self.config.storage, self.plan, step):
+    if storage.is_compact_at(self.storage, self.plan, step):
       if not storage.is_compact(state):
         state = storage.to_compact(state, self._replicated)
       return self.compact_step, state

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 
+from spdf_jax import models
 from spdf_jax import sparsity
+from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.selection import Where
@@ -16,40 +18,105 @@ from spdf_jax.sparsity.state import is_packed
 from spdf_jax.sparsity.storage import kept_sizes
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.sparsity.trees import path_name
+from spdf_jax.training.config import RunConfig
+from spdf_jax.training.matmul import SparseSteps
+from spdf_jax.training.optimizers import NamedOptimizer
+from spdf_jax.training.plan import mean_sparsity
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.plan import planned_sparsities
 from spdf_jax.training.step import TrainState
 
 
-def check_storage(storage: str, plan: Plan, mesh: jax.sharding.Mesh) -> None:
-  """Raises ValueError if a plan does not support its storage.
+def check_storage(
+    config: RunConfig, plan: Plan, mesh: jax.sharding.Mesh
+) -> None:
+  """Raises ValueError if the storage is compact and a run does not support it.
 
   Args:
-    storage: `'dense'` or `'compact'`.
+    config: The config of the run.
     plan: The phases.
     mesh: Mesh of the run.
 
   Raises:
-    ValueError: the storage is compact, and there are mask updates within a
-      phase or several devices.
+    ValueError: the storage is compact, and the optimizer, the model, the matrix
+      products, the mesh or a phase needs dense arrays.
   """
-  if storage == 'dense':
-    return
-  if mesh.size > 1:
-    raise ValueError(
-        f"storage is 'compact' and the mesh has {mesh.size} devices; compact "
-        "storage needs one: use storage 'dense', or a mesh of one device."
+  obstacle = _obstacle(config, plan, mesh)
+  if config.storage == 'compact' and obstacle:
+    raise ValueError(f"storage is 'compact' and {obstacle}.")
+
+
+def choose_storage(
+    config: RunConfig,
+    plan: Plan,
+    mesh: jax.sharding.Mesh,
+    sparse_steps: SparseSteps | None,
+    params: Any,
+    where: Where,
+) -> str:
+  """Returns the storage of a run, `'dense'` or `'compact'`.
+
+  Args:
+    config: The config of the run; with storage `'auto'`, the state is compact
+      where the run supports it and the kernels skip zeros.
+    plan: The phases.
+    mesh: Mesh of the run.
+    sparse_steps: Model and threshold of sparse steps; `None`: always dense.
+    params: Shapes of the parameters.
+    where: The selection of sparsified leaves.
+  """
+  if config.storage != 'auto':
+    return config.storage
+  if sparse_steps is None or _obstacle(config, plan, mesh):
+    return 'dense'
+  least = min(
+      mean_sparsity(planned_sparsities(plan, start, params, where))
+      for phase, start in zip(plan.phases, plan.starts) if not phase.is_dense
+  )
+  return 'compact' if least > sparse_steps.crossover else 'dense'
+
+
+def _obstacle(
+    config: RunConfig, plan: Plan, mesh: jax.sharding.Mesh
+) -> str | None:
+  """Returns what needs dense arrays in a run, and what to do; `None`: nothing."""
+  if isinstance(config.optimizer, NamedOptimizer):
+    return (
+        f"the optimizer {config.optimizer.name!r}, but compact storage needs "
+        "AdamW: use storage 'dense', or AdamW"
     )
+  if models.PACKED not in config.model.sizes.features:
+    return (
+        f'the model {config.model.preset!r} your own, which does not support '
+        "it; set 'dense'"
+    )
+  if config.matmul == WAFER:
+    return (
+        "matmul 'wafer', which does not emulate packed weights; use storage "
+        "'dense'"
+    )
+  if mesh.size > 1:
+    return (
+        f'the mesh has {mesh.size} devices; compact storage needs one: use '
+        "storage 'dense', or a mesh of one device"
+    )
+  for phase in plan.phases:
+    if phase.rewind_weights_to is not None:
+      return (
+          f'phase {phase.name!r} rewinds weights, of which a dense copy is '
+          "kept: use storage 'dense'"
+      )
   for span in plan.spans:
     inside = (plan.update_steps > span.start) & (
         plan.update_steps < span.start + span.steps
     )
     skips = create_algorithm(span.algorithm).skip_step_at(0)
     if inside.any() or skips is not False:
-      raise ValueError(
-          f"storage is 'compact' and {span} with mask updates "
-          f"({span.algorithm}); use storage 'dense', or a static sparsity."
+      return (
+          f'{span} with mask updates ({span.algorithm}); use storage '
+          "'dense', or a static sparsity"
       )
+  return None
 
 
 def is_compact_at(storage: str, plan: Plan, step: int) -> bool:
