@@ -16,8 +16,8 @@ RigL with a cubic schedule from 50 to 80 %, against RigL on 2.6B tokens.
     --config=configs/llama_dst.py:algorithm=rigl --config.micro_batches=8 \
     --config.phases.pretrain.duration="2.6B tokens"
 
-algorithm: dense, static, set, rigl, gmp, granet. `--config.phases.pretrain.
-algorithm.name=granet` uses the GraNet of Liu et al., 2021 instead of the post's.
+algorithm: dense, static, set, rigl, gmp, granet; with
+`--config.phases.pretrain.algorithm.name=granet` the GraNet of Liu et al., 2021.
 
 Expected: SET and RigL have a lower validation perplexity and a higher accuracy
 (Open LLM Leaderboard) than static (table 3); GraNet has a lower loss than RigL

@@ -48,6 +48,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     phases['continuation' if phases else 'pretrain'] = dict(
         duration=f'{steps["dense"]} steps', **rest
     )
-  # Without steps, one sparse phase of the config's own length.
-  common.set_phases(config, **phases or dict(pretrain=dict(algorithm=algorithm)))
+  if not phases:  # One sparse phase, of the config's own length.
+    phases['pretrain'] = dict(algorithm=algorithm)
+  common.set_phases(config, **phases)
   return config

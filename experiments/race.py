@@ -248,7 +248,8 @@ def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
     return {k: _scaled_steps(v, factor, k) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
     return type(value)(_scaled_steps(v, factor) for v in value)
-  if isinstance(value, int) and name in ('steps', 'update_until', 'update_every'):
+  is_time = name in ('steps', 'update_until', 'update_every')
+  if is_time and isinstance(value, int):
     return max(round(value * factor), 1)
   return value
 

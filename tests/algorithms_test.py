@@ -108,7 +108,9 @@ def test_no_gradient_takes_the_place_of_a_surviving_weight(name, dtype):
   algorithm = {
       'set': lambda: spdf.sparse_evolution(0.5, **TIMES),
       'rigl': lambda: spdf.rigl(0.5, **TIMES),
-      'granet': lambda: spdf.granet(lambda step: 0.5, drop_fraction=0.3, **TIMES),
+      'granet': lambda: spdf.granet(
+          lambda step: 0.5, drop_fraction=0.3, **TIMES
+      ),
   }[name]()
   rng = np.random.default_rng(0)
   w = jnp.asarray(rng.normal(size=(1, 64, 64)), dtype)

@@ -323,7 +323,7 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 
 def test_a_workdir_of_another_config_is_refused(tmp_path):
   make_run().open(tmp_path)
-  with pytest.raises(ValueError, match='pretrain.algorithm.sparsity was 0.75 and'):
+  with pytest.raises(ValueError, match='algorithm.sparsity was 0.75 and'):
     make_run(phases__pretrain__algorithm=static(0.5)).open(tmp_path)
 
 

@@ -203,7 +203,7 @@ def test_models_are_checked_before_data_is_read(fields, message):
 ])
 def test_what_only_our_models_support_is_refused(fields, message):
   with pytest.raises(ValueError, match=message):
-    parse(CONFIG | {'model': OWN} | fields)
+    Run.create(CONFIG | {'model': OWN} | fields)
 
 
 def test_training_has_a_key_for_dropout_where_it_is_an_argument():

@@ -27,7 +27,8 @@ RATE = dict(
 )
 SPEC = dict(
     duration='30 steps', data='corpus', batch_size=2, length=8,
-    algorithm=static(0.5), learning_rate=RATE, weight_decay=0.1, reset_moments=False, new_epoch=False,
+    algorithm=static(0.5), learning_rate=RATE, weight_decay=0.1,
+    reset_moments=False, new_epoch=False,
 )
 
 

@@ -30,8 +30,8 @@ SPARSE = Phase(
     weight_decay=0.1, reset_moments=False,
 )
 DENSE = dataclasses.replace(
-    SPARSE, name='dense', algorithm={'name': 'dense'}, reset_moments=True, weight_decay=0.01,
-    learning_rate=optax.constant_schedule(0.03),
+    SPARSE, name='dense', algorithm={'name': 'dense'}, reset_moments=True,
+    weight_decay=0.01, learning_rate=optax.constant_schedule(0.03),
 )
 PLAN = Plan((SPARSE, DENSE))
 

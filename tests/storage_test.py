@@ -238,7 +238,7 @@ def test_what_cannot_be_compact_is_refused():
     (dict(optimizer=dict(name='lion', clip_norm=1.0)), "optimizer 'lion', but"),
     (dict(phases__continuation__rewind_weights_to='2 steps'),
      "phase 'continuation' rewinds weights"),
-    (dict(matmul='wafer', model__dtype='float16'), "matmul 'wafer', which does"),
+    (dict(matmul='wafer', model__dtype='float16'), "matmul 'wafer', which"),
 ])
 def test_parts_that_need_dense_arrays_are_named(changes, message):
   run = make_run(storage='compact', **changes)
@@ -258,7 +258,7 @@ def test_parts_that_need_dense_arrays_are_named(changes, message):
     ('dense', dict(optimizer=dict(name='lion', clip_norm=1.0))),
     ('dense', dict(phases__continuation__rewind_weights_to='2 steps')),
 ])
-def test_the_state_is_compact_where_the_kernels_skip_its_zeros(storage, changes):
+def test_the_state_is_compact_where_kernels_skip_zeros(storage, changes):
   width = dict(
       model__d_model=64, phases__pretrain__batch_size=16,
       phases__continuation__batch_size=16,

@@ -4,7 +4,6 @@ import dataclasses
 import re
 
 import pytest
-from tiny_run import static
 import quickstart_runs
 
 from configs import spdf as spdf_config

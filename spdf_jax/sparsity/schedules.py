@@ -89,10 +89,11 @@ def rising(sparsity: PyTree, steps: int) -> PyTree:
     0.7000000000000001
   """
   steps = check_steps('update_until', steps, 1)
-  return jax.tree.map(
-      lambda s: cubic(0.0, s, steps) if isinstance(s, numbers.Real) else s,
-      sparsity, is_leaf=_is_leaf,
-  )
+
+  def rise(s):
+    return cubic(0.0, float(s), steps) if isinstance(s, numbers.Real) else s
+
+  return jax.tree.map(rise, sparsity, is_leaf=_is_leaf)
 
 
 def periodic(sparsities: Sequence[float], period: int) -> Schedule:

@@ -214,7 +214,8 @@ def parse(config: Any) -> RunConfig:
   given = plain(config)
   defaults = given.pop('phase_defaults', {})
   check_known(defaults, _PHASE_FIELDS, 'phase_defaults')
-  return read_fields(RunConfig, given, readers=_READERS | {
+  return read_fields(RunConfig, given, readers={
+      **_READERS,
       tuple[Phase, ...]: lambda phases, _: parse_phases(phases, defaults),
   })
 

@@ -81,8 +81,8 @@ def resolve_duration(
   if unit == '%':
     if phase_steps is None:
       raise ValueError(
-          f'duration {duration!r} is a share of no phase; give steps, tokens or '
-          'epochs.'
+          f'duration {duration!r} is a share of no phase; give steps, tokens '
+          'or epochs.'
       )
     steps = number * phase_steps / 100
     return steps if math.isinf(steps) else max(round(steps), 1)
@@ -272,10 +272,8 @@ class Phase:
     Raises:
       ValueError: the description of the algorithm is not valid.
     """
-    known = steps is not None and math.isfinite(steps)
-    return self._read_algorithm(
-        lambda spec: resolve(spec, int(steps) if known else None)
-    )
+    length = None if steps is None or math.isinf(steps) else int(steps)
+    return self._read_algorithm(lambda spec: resolve(spec, length))
 
   def _read_algorithm(self, read: Callable[[Any], T]) -> T:
     try:

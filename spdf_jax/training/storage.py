@@ -79,7 +79,7 @@ def choose_storage(
 def _obstacle(
     config: RunConfig, plan: Plan, mesh: jax.sharding.Mesh
 ) -> str | None:
-  """Returns what needs dense arrays in a run, and what to do; `None`: nothing."""
+  """Returns what needs dense arrays, and what to do; `None`: nothing."""
   if isinstance(config.optimizer, NamedOptimizer):
     return (
         f"the optimizer {config.optimizer.name!r}, but compact storage needs "

@@ -111,8 +111,8 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
   So that a name can be changed alone, arguments that other algorithms of
   `ALGORITHMS` take, but not this one, are left out, and so are those that are
   `None`. Times may be `'100 steps'`, or `'75%'` of the phase, rounded down:
-  `update_every`, `update_from`, `update_until`, and those of a schedule, such as
-  its `steps`.
+  `update_every`, `update_from`, `update_until`, and those of a schedule, such
+  as its `steps`.
 
   Args:
     spec: The name and the arguments of the algorithm.
