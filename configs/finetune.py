@@ -25,7 +25,7 @@ After Variable SPDF, DART, with a grid of ours:
     --config.mesh.data=1 --config.mesh.fsdp=8
 
 It starts from runs/MODEL-PERCENT, see configs/spdf.py, or from init_from.
-With masks=sparse it keeps the mask: sparse fine-tuning, figure 2.
+With algorithm=static it keeps the mask: sparse fine-tuning, figure 2.
 
 Expected BLEU, and perplexity of Curation Corpus (table 1; other metrics, and
 two other deviations of E2E, in tables 4 to 6; for E2E's 0.524 ours is 0.527):
@@ -55,15 +55,15 @@ _TASKS = dict(e2e=42_061, webnlg=18_025, dart=62_659, curation=31_929)
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` has `task`, `model`, `sparsity`, `masks`."""
-  given = common.parse(arg, task=str, model=str, sparsity=float, masks=str)
-  task, masks = given.get('task', 'e2e'), given.get('masks', 'dense')
+  """Returns the config; `arg` has `task`, `model`, `sparsity`, `algorithm`."""
+  algorithm, given = common.parse_algorithm(
+      arg, dict(name='dense', sparsity=0.75), task=str, model=str
+  )
+  task, model = given.get('task', 'e2e'), given.get('model', 'gpt2-small')
   common.check_choice('task', task, _TASKS)
-  common.check_choice('masks', masks, ('dense', 'sparse'))
-  model, zeros = given.get('model', 'gpt2-small'), given.get('sparsity', 0.75)
   summaries, published = task == 'curation', model == 'cerebras-gpt-6.7b'
   config = spdf.get_config(f'model={model}')
-  config.init_from = f'runs/{model}-{100 * zeros:g}'
+  config.init_from = f'runs/{model}-{100 * algorithm["sparsity"]:g}'
   config.data.update(task=task, task_dir=f'./tasks/{task}')
   config.data.planned.examples = _TASKS[task]
   config.data.max_epochs.task = 5
@@ -80,8 +80,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     finetune |= dict(duration='1938 steps', early_stop=dict(metric=''))
     rate = dict(schedule='cosine', peak=1.6e-6, warmup='194 steps')
   finetune['learning_rate'] = rate | dict(final_fraction=0.0)
-  if masks == 'sparse':
-    finetune['algorithm'] = dict(name='static', sparsity=zeros, init='nonzero')
+  if algorithm['name'] != 'dense':
+    finetune['algorithm'] = algorithm | dict(init='nonzero')
   common.set_phases(config, finetune=finetune)
   config.evaluation.update(
       task_batches=512, max_new_tokens=64, generations=0 if summaries else 512

@@ -55,7 +55,7 @@ def changed(changes):
     for file, arg in [
         (quickstart, ''), (quickstart, 'algorithm=granet'),
         (quickstart, 'algorithm=iterative'), (books, 'task=e2e'), (claims, ''),
-        (finetune, 'task=dart,masks=sparse'),
+        (finetune, 'task=dart,algorithm=static'),
         (iterative_pruning, 'stop_at=2.1'),
         (iterative_pruning, 'distribution=model_wide'), (llama_dst, ''),
         (planned, ''),

@@ -107,15 +107,18 @@ def test_every_launch_command_can_be_planned(words, monkeypatch):
       Run.create(config, planning=True)
 
 
-@pytest.mark.parametrize('task, masks, model, sparsity', [
+@pytest.mark.parametrize('task, algorithm, model, sparsity', [
     *((task, 'dense', 'gpt2-small', 0.75) for task in EXAMPLES),
-    *(('e2e', 'sparse', 'gpt2-small', sparsity) for sparsity in (0, 0.5, 0.75)),
-    ('dart', 'dense', 'gpt3-xl', 0), ('curation', 'sparse', 'gpt3-xl', 0.75),
+    *(('e2e', 'static', 'gpt2-small', sparsity) for sparsity in (0, 0.5, 0.75)),
+    ('dart', 'dense', 'gpt3-xl', 0), ('curation', 'static', 'gpt3-xl', 0.75),
+    ('e2e', 'rigl', 'gpt2-small', 0.75),
 ])
-def test_every_fine_tuning_of_spdf_can_be_planned(task, masks, model, sparsity):
-  arg = f'task={task},masks={masks},model={model},sparsity={sparsity}'
+def test_every_fine_tuning_of_spdf_can_be_planned(
+    task, algorithm, model, sparsity
+):
+  arg = f'{task=!s},{algorithm=!s},{model=!s},{sparsity=}'
   phase, = planned(finetune, arg)['phases']
-  kept = sparsity if masks == 'sparse' else 0
+  kept = 0 if algorithm == 'dense' else sparsity
   assert phase['sparsity'] == pytest.approx(kept, abs=1e-6)
   assert phase['tokens'] <= 5 * EXAMPLES[task] * 512
   config = finetune.get_config(arg)
@@ -280,7 +283,7 @@ def test_a_sequence_of_fine_tuning_costs_what_is_printed(
     task, sequences, small, large
 ):
   for model, printed in zip(SPDF_MODELS, (small, large)):
-    arg = f'task={task},masks=dense,model={model},sparsity=0.75'
+    arg = f'task={task},model={model},sparsity=0.75'
     phase, = planned(finetune, arg)['phases']
     each = phase['flops_per_step'] / phase['batch_size']
     assert each == flops.training_flops(PRESETS[model], 512)
@@ -334,7 +337,7 @@ def test_a_part_of_a_duration_keeps_its_unit():
 
 @pytest.mark.parametrize('file, arg, message', [
     (finetune, 'task=e2', "task 'e2'; use one of e2e, webnlg"),
-    (finetune, 'masks=0', "masks '0'; use one of dense, sparse"),
+    (finetune, 'algorithm=0', "algorithm '0'; use one of dense, static"),
     (finetune, 'model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
     (iterative_pruning, 'rounds=3', 'names stop_at'),
     (iterative_pruning, 'distribution=erk', "distribution 'erk'; use one of"),
