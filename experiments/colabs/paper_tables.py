@@ -74,7 +74,7 @@ from experiments.scores.sheets import Settings
 from experiments.scores.sheets import to_json
 from experiments.scores.task_scores import score_task
 from spdf_jax import training
-from spdf_jax.costs.plan_costs import describe_plan
+from spdf_jax.runs import lifecycle
 from spdf_jax.runs import style
 
 # %% [markdown]
@@ -182,10 +182,9 @@ for name, sparsity in sparsities.items():
   for seed in (0, 1):
     run = training.Run.create(make_config(seed, sparsity))
     workdir = folder / f'{sparsity:g}-{seed}'
-    session = run.open(workdir)
-    (workdir / 'plan.json').write_text(json.dumps(describe_plan(run, name)))
+    run.open(workdir)
     with contextlib.redirect_stderr(io.StringIO()):  # Hides the progress bar.
-      training.train(session)
+      training.train(run, **lifecycle.begin(run, name))
     workdirs[name, seed] = workdir
     print(f'{name}, seed {seed}: {run.plan.total_steps} steps in {workdir}')
 
