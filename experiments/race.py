@@ -239,7 +239,8 @@ def _times(duration: str, factor: float) -> str:
     return duration  # None, or a share of the phase.
   number, unit = re.fullmatch(r'\s*([0-9.]+)(.*)', str(duration)).groups()
   amount = float(number) * factor
-  return f'{max(round(amount), 1) if "step" in unit else amount:.9g}{unit}'
+  is_whole = not unit.strip() or 'step' in unit
+  return f'{max(round(amount), 1) if is_whole else amount:.9g}{unit}'
 
 
 def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
@@ -248,10 +249,11 @@ def _scaled_steps(value: Any, factor: float, name: str = '') -> Any:
     return {k: _scaled_steps(v, factor, k) for k, v in value.items()}
   if isinstance(value, (list, tuple)):
     return type(value)(_scaled_steps(v, factor) for v in value)
-  is_time = name in ('steps', 'update_until', 'update_every')
-  if is_time and isinstance(value, int):
-    return max(round(value * factor), 1)
-  return value
+  if name not in ('steps', 'update_until', 'update_every') or not value:
+    return value
+  if isinstance(value, str):
+    return _times(value, factor)
+  return max(round(value * factor), 1)
 
 
 def race(

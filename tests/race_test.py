@@ -105,13 +105,15 @@ def test_a_killed_race_ends_with_the_same_table(made_up, tmp_path, monkeypatch):
 def test_times_of_phases_warm_ups_and_mask_updates_are_scaled():
   config = quickstart.get_config('algorithm=rigl')
   config.phases.pretrain.learning_rate.warmup = '50 steps'
+  config.phases.pretrain.algorithm.update_every = '30 steps'
   half = race.scaled(config, 0.5)
   before, after = config.phases.pretrain, half.phases.pretrain
   assert half.phases.order == ('pretrain', 'continuation')
   assert after.duration == '500 steps' and before.duration == '1000 steps'
   assert after.learning_rate.warmup == '25 steps'
   assert half.phases.continuation.learning_rate.warmup == '5%'
-  assert after.algorithm == before.algorithm  # Its times are shares.
+  assert after.algorithm.update_every == '15 steps'
+  assert after.algorithm.update_until == '75%'
   assert race.scaled(config, 1.0).phases.pretrain.to_dict() == before.to_dict()
 
 
