@@ -32,13 +32,17 @@ import ml_collections
 from configs import common
 from configs import spdf
 
-_FINAL = 0.838
 _STEPS = (20_000, 45_000, 70_000, 95_000, 120_000)  # first, last; others: ours
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
-  """Returns the config; `arg` has `stop_at=LOSS`, `distribution=…` or both."""
-  given = common.parse(arg, stop_at=float, distribution=str)
+  """Returns the config; `arg` has `stop_at=LOSS`, `distribution`, `algorithm`.
+
+  The `algorithm` is that of each round, and `sparsity` that of the last one.
+  """
+  algorithm, given = common.parse_algorithm(
+      arg, dict(name='static', sparsity=0.838), stop_at=float, distribution=str
+  )
   distribution = given.get('distribution', 'uniform')
   common.check_choice('distribution', distribution, ('uniform', 'model_wide'))
   # Batch size and learning rate are those of SPDF's GPT-3 XL: ours.
@@ -47,12 +51,12 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   phases: dict[str, dict[str, Any]] = {'round0': dict(duration='26B tokens')}
   for i, steps in enumerate(_STEPS, start=1):
     # An equal share of what remains, 30.5 % in each round: ours.
-    sparsity = round(1 - (1 - _FINAL) ** (i / len(_STEPS)), 6)
+    kept = 1 - algorithm['sparsity']
+    sparsity = round(1 - kept ** (i / len(_STEPS)), 6)
     phase = dict(
         duration=f'{steps} steps', new_epoch=True,
-        algorithm=dict(
-            name='static', sparsity=sparsity, init='magnitude',
-            distribution=distribution,
+        algorithm=algorithm | dict(
+            sparsity=sparsity, init='magnitude', distribution=distribution
         ),
     )
     if i > 1:

@@ -259,6 +259,14 @@ def test_rounds_may_prune_the_whole_model_to_the_same_sparsities():
   assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.838, abs=1e-6)
 
 
+def test_the_masks_of_a_round_may_move():
+  plan = planned(iterative_pruning, 'algorithm=rigl,sparsity=0.9')
+  sparsities = [phase['sparsity'] for phase in plan['phases']]
+  assert sparsities[0] == 0 and sparsities[-1] == pytest.approx(0.9, abs=1e-6)
+  steps = [len(phase['mask_updates']) for phase in plan['phases']]
+  assert steps[0] == 0 and min(steps[1:]) > 0
+
+
 def test_rounds_stop_at_the_loss_that_is_given_from_the_dense_weights():
   never = Run.create(iterative_pruning.get_config(), planning=True).plan
   config = iterative_pruning.get_config('stop_at=2.1')
@@ -339,7 +347,7 @@ def test_a_part_of_a_duration_keeps_its_unit():
     (finetune, 'task=e2', "task 'e2'; use one of e2e, webnlg"),
     (finetune, 'algorithm=0', "algorithm '0'; use one of dense, static"),
     (finetune, 'model=gpt-5', "model 'gpt-5'; use one of gpt2-small"),
-    (iterative_pruning, 'rounds=3', 'names stop_at'),
+    (iterative_pruning, 'rounds=3', 'names algorithm, sparsity, stop_at'),
     (iterative_pruning, 'distribution=erk', "distribution 'erk'; use one of"),
     (llama_dst, 'algorithm=lth', "algorithm 'lth'; use one of dense, static"),
     (variable_spdf, 'reading=long', "reading 'long'; use one of split"),
