@@ -16,8 +16,9 @@ RigL with a cubic schedule from 50 to 80 %, against RigL on 2.6B tokens.
     --config=configs/llama_dst.py:algorithm=rigl --config.micro_batches=8 \
     --config.phases.pretrain.duration="2.6B tokens"
 
-algorithm: dense, static, set, rigl, gmp, granet; with
-`--config.phases.pretrain.algorithm.name=granet` the GraNet of Liu et al., 2021.
+algorithm: dense, static, set, rigl, gmp, granet. The last is the post's, RigL
+from 50 to 80 %; `--config.phases.pretrain.algorithm.name=granet` in addition
+makes it that of Liu et al., 2021.
 
 Expected: SET and RigL have a lower validation perplexity and a higher accuracy
 (Open LLM Leaderboard) than static (table 3); GraNet has a lower loss than RigL

@@ -37,16 +37,14 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     config = llama_dst.get_config('algorithm=static')
   else:
     config = spdf.get_config(f'model={model}')
-  steps = {name: given.get(name, 0) for name in ('sparse', 'dense')}
+  sparse, dense = given.get('sparse', 0), given.get('dense', 0)
   phases: dict[str, dict[str, Any]] = {}
-  if steps['sparse']:
-    phases['pretrain'] = dict(
-        duration=f'{steps["sparse"]} steps', algorithm=algorithm
-    )
-  if steps['dense']:
+  if sparse:
+    phases['pretrain'] = dict(duration=f'{sparse} steps', algorithm=algorithm)
+  if dense:
     rest = dict(learning_rate=dict(schedule='continue')) if phases else {}
     phases['continuation' if phases else 'pretrain'] = dict(
-        duration=f'{steps["dense"]} steps', **rest
+        duration=f'{dense} steps', **rest
     )
   if not phases:  # One sparse phase, of the config's own length.
     phases['pretrain'] = dict(algorithm=algorithm)

@@ -340,4 +340,3 @@ def check_order(phases: Sequence[Phase]) -> None:
         f'phase {names[0]!r} is the first and has the schedule '
         f'{rate.schedule!r}; give it one of its own.'
     )
-

@@ -41,8 +41,10 @@ def check_storage(
     ValueError: the storage is compact, and the optimizer, the model, the matrix
       products, the mesh or a phase needs dense arrays.
   """
+  if config.storage != 'compact':
+    return
   obstacle = _obstacle(config, plan, mesh)
-  if config.storage == 'compact' and obstacle:
+  if obstacle:
     raise ValueError(f"storage is 'compact' and {obstacle}.")
 
 
