@@ -120,7 +120,7 @@ def describe_plans(
     A text: the model, a table of plans, and a command.
 
   Raises:
-    ValueError: The model is unknown, a sparsity is not a number, or no plan
+    ValueError: the model is unknown, a sparsity is not a number, or no plan
       meets the budget.
   """
   run_at = lambda sparsity: training.Run.create(

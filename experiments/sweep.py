@@ -126,7 +126,7 @@ def run_sweep(
     ended, and the tables at the end.
 
   Raises:
-    ValueError: The metric or a task is unknown, the config of a run is
+    ValueError: the metric or a task is unknown, the config of a run is
       invalid, or another process runs a sweep in this folder.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
@@ -186,7 +186,7 @@ def train_one(
     The name of the run before it starts.
 
   Raises:
-    ValueError: There is no such run, `run_sweep` would raise it, or another
+    ValueError: there is no such run, `run_sweep` would raise it, or another
       process trains the run.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """

@@ -72,7 +72,7 @@ def one_sentence(problem: str, fix: str) -> Iterator[None]:
     fix: End of the sentence.
 
   Raises:
-    ValueError: The library raised an error.
+    ValueError: the library raised an error.
 
   Example:
     >>> with one_sentence("input='a' cannot be read", 'give a file.'):

@@ -172,7 +172,7 @@ def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
     The fields without the digest.
 
   Raises:
-    ValueError: The fields have no digest, or differ from it.
+    ValueError: the fields have no digest, or differ from it.
 
   Example:
     >>> unseal(seal({'step': 3}), 'meta.json')
@@ -220,7 +220,7 @@ def refuse_url(path: str | os.PathLike[str], name: str) -> None:
     name: Name of the folder for the error message, e.g. `'workdir'`.
 
   Raises:
-    ValueError: The path is a URL.
+    ValueError: the path is a URL.
 
   Example:
     >>> refuse_url('runs/a', 'workdir')

@@ -174,7 +174,7 @@ def make_trees(seed, ties, sparsity):
   }
   params = tree(lambda shape: rounded(draw(shape)))
   grads = tree(lambda shape: rounded(draw(shape)))
-  mask = spdf.random_mask(jax.random.key(seed), params, sparsity)
+  mask = spdf.init.random(jax.random.key(seed), params, sparsity)
   mask = jax.tree.map(np.asarray, mask)
   return spdf.apply_mask(params, mask), grads, mask
 

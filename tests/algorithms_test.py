@@ -10,6 +10,7 @@ import sparse_parabola as parabola
 
 import spdf_jax as spdf
 from spdf_jax import structures
+from spdf_jax.sparsity import schedules
 
 TIMES = parabola.TIMES
 MANY = 2**31 + 5
@@ -300,7 +301,7 @@ def test_names_of_configs_are_names_of_functions():
       (spdf.rigl(0.5, structure='2:4', **TIMES),
        spdf.rigl(0.5, structure=structures.n_of_m(2, 4), **TIMES)),
       (spdf.static(0.5, distribution='erk', init='magnitude'),
-       spdf.static(0.5, distribution=spdf.erk, init=spdf.magnitude_mask)),
+       spdf.static(0.5, distribution=spdf.erk, init=spdf.init.magnitude)),
   ]
   params = parabola.make_params()
   for pair in pairs:
@@ -347,7 +348,7 @@ STATIC = [spdf.static(0.5), spdf.dense()]
     ),
     (
         lambda: spdf.sparse_evolution(
-            0.8, update_every=3, drop_fraction=spdf.cosine(0.3, 9)
+            0.8, update_every=3, drop_fraction=schedules.cosine(0.3, 9)
         ),
         'update_until is None',
     ),

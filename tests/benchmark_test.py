@@ -223,7 +223,7 @@ def test_the_gpu_suite_compares_masks_with_dense_steps(monkeypatch):
                 ].value == 0
 
 
-def test_the_gpu_suite_asks_for_a_gpu(caplog):
+def test_the_gpu_suite_requests_a_gpu(caplog):
   assert run(suite='gpu') == 1
   assert 'needs a GPU, and jax uses a cpu' in caplog.text
 

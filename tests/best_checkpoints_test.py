@@ -172,7 +172,7 @@ def test_a_checkpoint_is_written_once_whenever_the_metric_improves(
   assert saved == [1, 2, 5, 10, 11, 12, 14]
 
 
-def test_the_best_is_found_while_its_phase_goes_on(tmp_path):
+def test_the_best_is_found_while_its_phase_continues(tmp_path):
   class Stopped(Exception):
     pass
 

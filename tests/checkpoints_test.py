@@ -101,7 +101,7 @@ DAMAGES = (
 )
 
 
-def test_a_state_with_masks_comes_back_bit_for_bit(trained):
+def test_a_state_with_masks_is_restored_bit_for_bit(trained):
   workdir, state = trained
   restored = make_run().open(workdir).state
   assert_same_arrays(restored, state)
@@ -270,7 +270,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(
   assert len(files_in(workdir / 'checkpoints' / '12')) == before
 
 
-def test_a_run_goes_on_from_before_the_damage_bit_for_bit(trained, workdir):
+def test_a_run_continues_from_before_the_damage_bit_for_bit(trained, workdir):
   for _ in range(2):  # Damaged twice, both are kept.
     truncate_largest(workdir / 'checkpoints' / '14')
     state = train(make_run().open(workdir))
@@ -331,7 +331,7 @@ def test_a_workdir_names_its_latest_checkpoint(trained):
     assert find_checkpoint(f'{workdir}@{phase}') == folder / str(step)
 
 
-def test_an_unknown_phase_is_answered_with_those_that_ended(workdir):
+def test_an_unknown_phase_is_refused_with_those_that_ended(workdir):
   shutil.rmtree(workdir / 'checkpoints' / '14')
   for phase in ('finetune', 'tune'):
     with pytest.raises(ValueError, match=r"\['pretrain', 'continuation'\]"):
@@ -363,7 +363,7 @@ def test_init_from_another_model_is_refused(trained, tmp_path):
     run.open(tmp_path)
 
 
-def test_resume_goes_on_from_another_workdir_bit_for_bit(trained, tmp_path):
+def test_resume_continues_from_another_workdir_bit_for_bit(trained, tmp_path):
   run = make_run(resume=f'{trained[0]}@pretrain')
   run = run.open(tmp_path)
   assert int(run.state.step) == 5
@@ -381,7 +381,7 @@ def test_the_own_workdir_comes_before_resume_and_init_from(workdir, tmp_path):
   assert int(run.open(workdir).state.step) == 14
 
 
-def test_a_run_that_goes_on_keeps_the_start_it_had(trained, tmp_path, caplog):
+def test_a_run_that_continues_keeps_the_start_it_had(trained, tmp_path, caplog):
   source = f'{trained[0]}@continuation'
   train(make_run(seed=1, init_from=source).open(tmp_path))
   run = make_run(seed=1, init_from='b').open(tmp_path)
@@ -402,7 +402,7 @@ def test_a_finished_run_is_not_resumed_elsewhere(trained, tmp_path):
   assert not (tmp_path / 'config.json').exists()
 
 
-def test_a_checkpoint_says_what_it_was_made_from(trained):
+def test_a_checkpoint_shows_what_it_was_made_from(trained):
   meta = json.loads(
       (trained[0] / 'checkpoints' / '14' / 'meta' / 'metadata').read_text()
   )

@@ -300,7 +300,7 @@ def test_an_interval_ends_where_its_test_rejects(values, confidence):
   assert paired.p_above(values, found.low) == pytest.approx(tail, rel=1e-5)
 
 
-def test_one_value_says_nothing_and_equal_ones_all():
+def test_one_value_has_no_interval_and_equal_ones_a_point():
   mean, deviation, low, high = paired.t_interval([2.0])
   assert mean == 2 and math.isnan(deviation) and (low, high) == (
       -math.inf, math.inf
@@ -320,7 +320,7 @@ def test_a_run_that_diverged_proves_nothing():
 @pytest.mark.parametrize('values, confidence, message', [
     ([], 0.95, 'give one for each seed'), ([1.0], 95, 'between 0 and 1'),
 ])
-def test_what_cannot_be_is_refused(values, confidence, message):
+def test_invalid_input_is_refused(values, confidence, message):
   with pytest.raises(ValueError, match=message):
     paired.t_interval(values, confidence)
 
@@ -350,7 +350,7 @@ def refuse(word):
   raise AssertionError(f'{word} is no JSON')
 
 
-def test_numbers_that_are_not_finite_are_strings_and_come_back(tmp_path):
+def test_numbers_that_are_not_finite_are_strings_and_are_restored(tmp_path):
   path = tmp_path / 'outcome.json'
   json_files.write_json(path, {
       'validation/loss': math.nan, 'high': math.inf, 'low': -math.inf,

@@ -169,7 +169,7 @@ def test_sparsities_of_a_whole_are_of_the_group():
   algorithm = two(
       spdf.static(0.5, distribution=spdf.erk),
       spdf.static(0.5, distribution=spdf.model_wide,
-                  init=spdf.magnitude_mask),
+                  init=spdf.init.magnitude),
   )
   sparsities = algorithm.sparsity_at(0, jax.tree.map(
       lambda p: p[None] if p.ndim == 2 else None, LAYERS

@@ -11,6 +11,9 @@ from tiers import slow_except
 from tiny_run import assert_same_arrays
 
 import spdf_jax as spdf
+from spdf_jax.sparsity import storage
+from spdf_jax.sparsity import tracking
+from spdf_jax.sparsity.state import stored_mask
 
 pytestmark = pytest.mark.ci
 
@@ -65,7 +68,7 @@ def run_both(inner, steps=4, wrap=lambda tx: tx, jit=lambda f: f):
   tx = wrap(tx)
   state = tx.init(params)
   mask = spdf.get_mask(state)
-  packed, packed_state = spdf.pack_state(params, state)
+  packed, packed_state = storage.pack_state(params, state)
   update = jit(tx.update)
   for step in range(steps):
     grads, values = grads_at(step, mask)
@@ -81,12 +84,12 @@ def run_both(inner, steps=4, wrap=lambda tx: tx, jit=lambda f: f):
 )
 def test_updates_are_those_of_dense_storage_bit_for_bit(name):
   dense, packed = run_both(OPTIMIZERS[name]())
-  assert_same_arrays(spdf.unpack_state(*packed), dense)
-  assert_same_arrays(spdf.pack_state(*dense), packed)
+  assert_same_arrays(storage.unpack_state(*packed), dense)
+  assert_same_arrays(storage.pack_state(*dense), packed)
 
 
 def assert_close(packed, dense):
-  found = spdf.unpack_state(*packed)
+  found = storage.unpack_state(*packed)
   for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(dense)):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
@@ -121,18 +124,18 @@ def test_parts_with_optimizers_of_their_own_are_packed():
   }, labels)
   state = tx.init(params)
   params = spdf.apply_mask(params, spdf.get_mask(state))
-  packed = spdf.pack_state(params, state)
+  packed = storage.pack_state(params, state)
   assert packed[0]['w'].shape == (23,) and packed[0]['stack'].ndim == 2
-  assert_same_arrays(spdf.unpack_state(*packed), (params, state))
+  assert_same_arrays(storage.unpack_state(*packed), (params, state))
 
 
 def test_the_mask_is_unpacked_on_demand_and_an_eighth_of_a_byte_per_weight():
   _, params, state = start(optax.adam(0.1))
-  _, packed_state = spdf.pack_state(params, state)
+  _, packed_state = storage.pack_state(params, state)
   assert_same_arrays(spdf.get_mask(packed_state), spdf.get_mask(state))
-  stored = spdf.stored_mask(packed_state)
+  stored = stored_mask(packed_state)
   assert stored['w'].bits.nbytes == 5 * 2 and stored['bias'] is None
-  assert_same_arrays(spdf.unpack_state(params, state), (params, state))
+  assert_same_arrays(storage.unpack_state(params, state), (params, state))
 
 
 @pytest.mark.parametrize('sparsity, most', [(0.75, 6.5), (0.9, 2.7)])
@@ -142,7 +145,7 @@ def test_the_state_of_a_layer_takes_few_bytes_per_weight(sparsity, most):
   size = 768 * 3072
   kept = spdf.sparsity.counts.number_kept(size, sparsity)
   packed = jax.eval_shape(
-      lambda p: spdf.pack_state(p, tx.init(p), {'w': kept}), params
+      lambda p: storage.pack_state(p, tx.init(p), {'w': kept}), params
   )
   total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(packed))
   assert 12 * (1 - sparsity) < total / size < 12 * (1 - sparsity) + 0.2 <= most
@@ -161,7 +164,7 @@ def test_the_state_of_a_layer_takes_few_bytes_per_weight(sparsity, most):
 def test_optimizers_that_need_the_matrix_are_refused(inner):
   tx, params, state = start(inner)
   _, values = grads_at(0, spdf.get_mask(state))
-  packed, packed_state = spdf.pack_state(params, state)
+  packed, packed_state = storage.pack_state(params, state)
   with pytest.raises(ValueError, match='works on whole matrices.*adamw|AdamW'):
     jax.eval_shape(tx.update, values, packed_state, packed)
 
@@ -172,7 +175,7 @@ def test_an_algorithm_that_skips_steps_is_refused():
   )
   tx, params, state = start(optax.adam(0.1), rigl)
   _, values = grads_at(0, spdf.get_mask(state))
-  packed, packed_state = spdf.pack_state(params, state)
+  packed, packed_state = storage.pack_state(params, state)
   with pytest.raises(ValueError, match='skips steps'):
     tx.update(values, packed_state, packed)
 
@@ -180,18 +183,18 @@ def test_an_algorithm_that_skips_steps_is_refused():
 def test_more_weights_than_there_is_room_for_are_refused():
   _, params, state = start(optax.adam(0.1))
   with pytest.raises(ValueError, match='w keeps 18 weights.* built for 17'):
-    spdf.pack_state(params, state, {'w': 17, 'stack': 24, 'bias': None})
+    storage.pack_state(params, state, {'w': 17, 'stack': 24, 'bias': None})
 
 
 def test_a_packed_state_is_not_made_dense_by_its_mask_alone():
   _, params, state = start(optax.adam(0.1))
   with pytest.raises(ValueError, match='unpack it first'):
-    spdf.densify(spdf.pack_state(params, state)[1])
+    spdf.densify(storage.pack_state(params, state)[1])
 
 
 @pytest.mark.parametrize('wrap', [
     lambda tx, _: optax.chain(optax.trace(0.9), tx),
-    lambda tx, algorithm: spdf.track_masks(tx, algorithm),
+    lambda tx, algorithm: tracking.track_masks(tx, algorithm),
     lambda tx, _: spdf.rewind_weights(tx, [9], snapshot_at=2),
 ], ids=['chain', 'tracking', 'rewinding'])
 def test_state_outside_of_sparsify_stays_dense_and_loses_nothing(wrap):
@@ -207,16 +210,16 @@ def test_state_outside_of_sparsify_stays_dense_and_loses_nothing(wrap):
   for step in range(3):
     updates, state = tx.update(draw(step + 1), state, params)
     params = optax.apply_updates(params, updates)
-  packed = spdf.pack_state(params, state)
-  assert_same_arrays(spdf.unpack_state(*packed), (params, state))
+  packed = storage.pack_state(params, state)
+  assert_same_arrays(storage.unpack_state(*packed), (params, state))
 
 
 def test_tracked_masks_follow_packed_steps():
   algorithm = spdf.join(
       [spdf.static(0.5), spdf.static(0.75), spdf.static(0.6)], [2, 4]
   )
-  tx = spdf.track_masks(
-      spdf.sparsify(optax.adam(0.1), algorithm, where=where, key=0), algorithm
+  tx = spdf.sparsify(
+      optax.adam(0.1), algorithm, where=where, key=0, track=True
   )
 
   def run(packed_step):
@@ -226,11 +229,11 @@ def test_tracked_masks_follow_packed_steps():
     for step in range(5):
       grads, values = grads_at(step, spdf.get_mask(state))
       if step == packed_step:
-        params, state = spdf.pack_state(params, state)
+        params, state = storage.pack_state(params, state)
         grads = values
       updates, state = tx.update(grads, state, params)
       params = optax.apply_updates(params, updates)
-      params, state = spdf.unpack_state(params, state)
+      params, state = storage.unpack_state(params, state)
     return params, state
 
   assert_close(run(3), run(None))
@@ -244,7 +247,7 @@ def test_gradients_of_pruned_weights_that_multi_steps_holds_are_not_dropped():
   state = tx.init(params)
   _, state = tx.update(draw(1), state, params)
   with pytest.raises(ValueError, match='MultiSteps holds gradients of pruned'):
-    spdf.pack_state(params, state)
+    storage.pack_state(params, state)
 
 
 def test_dense_updates_of_packed_parameters_are_refused():
@@ -252,6 +255,6 @@ def test_dense_updates_of_packed_parameters_are_refused():
   tx = optax.chain(optax.scale(2.0), spdf.sparsify(
       optax.adam(0.1), spdf.static(0.6), where=where, key=0
   ))
-  packed, state = spdf.pack_state(params, tx.init(params))
+  packed, state = storage.pack_state(params, tx.init(params))
   with pytest.raises(ValueError, match='updates .* pack them'):
     tx.update(draw(1), state, packed)

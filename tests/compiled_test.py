@@ -8,6 +8,7 @@ import pytest
 
 from experiments.benchmarks import compiled
 import spdf_jax as spdf
+from spdf_jax.sparsity import like_params
 
 PARAMS = {
     'layer_0': {'wi': jnp.ones((256, 512)), 'bias': jnp.ones(512)},
@@ -53,7 +54,7 @@ def mask_state_afterwards(inner):
 
   def update(grads, state, params):
     updates, inner_state = inner.update(grads, state.inner_state, params)
-    inner_state = spdf.map_like_params(
+    inner_state = like_params.map_like_params(
         spdf.apply_mask, inner_state, params, state.mask
     )
     return updates, state._replace(inner_state=inner_state)

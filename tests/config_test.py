@@ -193,7 +193,7 @@ def test_a_field_without_a_value_is_refused(path):
     ('phases.pretrain.early_stop', dict(metric='task/bleu', patience=1),
      "stops by 'task/bleu' and the config has no task; set data.task"),
 ])
-def test_what_cannot_be_is_one_sentence(path, value, message):
+def test_invalid_input_is_one_sentence(path, value, message):
   with pytest.raises(ValueError, match=message) as caught:
     parse(changed({path: value}))
   text = str(caught.value)
@@ -205,7 +205,7 @@ def test_fields_that_a_schedule_ignores_make_no_difference():
   assert other == parse(CONFIG)
 
 
-def test_a_workdir_that_cannot_be_read_says_what_to_do(tmp_path):
+def test_a_workdir_that_cannot_be_read_is_refused_with_the_fix(tmp_path):
   stored = changed({'colour': 'red'})
   (tmp_path / 'config.json').write_text(json.dumps(stored))
   message = "workdir .*'colour' is unknown.*; use another workdir, starting fr"

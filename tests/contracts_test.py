@@ -189,9 +189,9 @@ def test_masks_are_equal_on_one_and_on_eight_devices():
       for spec in (P(None, 'x', None), P(None, None, 'x')):
         sharded = {'w': jax.device_put(w, NamedSharding(mesh, spec))}
         for make in (
-            lambda p: spdf.magnitude_mask(None, p, 0.7),
-            lambda p: spdf.magnitude_mask(jax.random.key(1), p, 0.7),
-            lambda p: spdf.random_mask(jax.random.key(2), p, 0.7),
+            lambda p: spdf.init.magnitude(None, p, 0.7),
+            lambda p: spdf.init.magnitude(jax.random.key(1), p, 0.7),
+            lambda p: spdf.init.random(jax.random.key(2), p, 0.7),
         ):
           one = jax.block_until_ready(jax.jit(make)({'w': w}))['w']
           eight = jax.block_until_ready(jax.jit(make)(sharded))['w']
@@ -264,6 +264,13 @@ BANNED = re.compile(
     r'\b(lineages?|competitions?|stretch(es)?|alive|levels? of (sparsity|zeros)'
     r')\b', re.I,
 )
+# Entries of Raises begin in lower case, but for names.
+SHOUTING = re.compile(r' +\w*(Error|Exit|Interrupt): (?!METEOR|N |Ray)[A-Z]')
+# Words of test names for which there is a plainer one.
+TALKING = re.compile(
+    r'_(says?|said|tells?|asks?|asked|answered|go_on|goes_on|comes?_back'
+    r'|what_cannot_be|stretch)(_|$)'
+)
 
 
 def docstrings():
@@ -277,6 +284,14 @@ def docstrings():
             yield path.relative_to(ROOT), node, text
 
 
+def of_docstrings(pattern):
+  """Returns the lines of docstrings that a pattern matches."""
+  return [
+      f'{path}: {line.strip()}' for path, _, text in docstrings()
+      for line in text.splitlines() if pattern.match(line)
+  ]
+
+
 def is_function(node):
   """Returns whether a node is a function that is called as one."""
   return isinstance(node, ast.FunctionDef) and not any(
@@ -284,12 +299,20 @@ def is_function(node):
   )
 
 
-
-
 def test_entries_stand_alone():
+  assert of_docstrings(LEANING) == []
+
+
+def test_errors_and_references_are_listed_in_one_form():
+  assert of_docstrings(SHOUTING) == []
+  assert of_docstrings(re.compile(r' *(Sources?|Reference):')) == []
+
+
+def test_names_of_tests_use_plain_words():
   assert [
-      f'{path}: {line.strip()}' for path, _, text in docstrings()
-      for line in text.splitlines() if LEANING.match(line)
+      f'{path.name}: {name}' for path in sorted((ROOT / 'tests').rglob('*.py'))
+      for name in re.findall(r'^def (test_\w+)', path.read_text(), re.M)
+      if TALKING.search(name)
   ] == []
 
 

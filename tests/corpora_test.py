@@ -179,7 +179,7 @@ def test_processes_that_build_at_once_get_the_same_corpus(corpus, tmp_path):
   assert os.listdir(tmp_path) == [folder(tmp_path).name]
 
 
-def test_an_unknown_corpus_is_answered_with_the_nearest_name(tmp_path):
+def test_an_unknown_corpus_is_refused_with_the_nearest_name(tmp_path):
   with pytest.raises(ValueError, match="'python-stdlb'.*'python-stdlib'"):
     prepare_corpus('python-stdlb', tokenizer='bytes', cache_dir=tmp_path)
 
@@ -187,7 +187,7 @@ def test_an_unknown_corpus_is_answered_with_the_nearest_name(tmp_path):
 @pytest.mark.parametrize(
     'tokenizer', ['byte', 'bpe-', 'bpe-256', 'bpe-01024']
 )
-def test_a_bad_tokenizer_is_answered_with_the_choices(tmp_path, tokenizer):
+def test_a_bad_tokenizer_is_refused_with_the_choices(tmp_path, tokenizer):
   with pytest.raises(ValueError, match=f"='{tokenizer}' .*'bytes'.*'bpe-N'"):
     prepare(tmp_path, tokenizer)
   assert os.listdir(tmp_path) == []
@@ -224,14 +224,16 @@ def test_sources_are_decoded_as_they_declare(tmp_path):
   assert stdlib.module_sources(tmp_path) == [('a', latin), ('b', 'x = 1\n')]
 
 
-def test_a_file_that_cannot_be_decoded_is_left_out_and_said(tmp_path, caplog):
+def test_a_file_that_cannot_be_decoded_is_skipped_with_a_warning(
+    tmp_path, caplog
+):
   (tmp_path / 'a.py').write_bytes(b'\xff\xfe')
   (tmp_path / 'b.py').write_text('b')
   assert stdlib.module_sources(tmp_path) == [('b', 'b')]
   assert 'a.py' in caplog.text
 
 
-def test_a_python_without_sources_is_said(tmp_path):
+def test_a_python_without_sources_is_reported(tmp_path):
   with pytest.raises(RuntimeError, match='holds no Python sources'):
     stdlib.module_sources(tmp_path)
 

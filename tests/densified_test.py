@@ -141,7 +141,7 @@ def test_only_masks_and_moments_change(moments, sparse, tmp_path):
     (dict(phases__continuation__learning_rate__schedule='continue'),
      "phases.continuation.batch_size was 'absent' and is 4"),
 ])
-def test_a_launch_that_cannot_go_on_from_it_is_refused(
+def test_a_launch_that_cannot_continue_from_it_is_refused(
     changes, message, sparse, tmp_path
 ):
   densify_checkpoint(str(sparse), tmp_path / 'made')
@@ -151,7 +151,9 @@ def test_a_launch_that_cannot_go_on_from_it_is_refused(
   assert '\n' not in str(caught.value)
 
 
-def test_a_sparse_checkpoint_does_not_go_on_with_other_phases(sparse, tmp_path):
+def test_a_sparse_checkpoint_does_not_continue_with_other_phases(
+    sparse, tmp_path
+):
   with pytest.raises(MismatchError, match='phases.order was'):
     make_run(resume=str(sparse)).open(tmp_path / 'b')
 
@@ -204,7 +206,7 @@ def test_the_command_writes_what_the_function_does(sparse, tmp_path):
 
 
 @pytest.mark.process
-def test_the_command_answers_what_cannot_be_in_one_sentence(tmp_path):
+def test_the_command_refuses_invalid_input_in_one_sentence(tmp_path):
   done = run_convert('--densify=none', f'--to={tmp_path / "b"}')
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
   assert "'none' names no checkpoint" in done.stderr

@@ -109,7 +109,7 @@ def read_at(workdir, step):
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_where_two_stopped(alone, tmp_path):
+def test_one_process_continues_where_two_stopped(alone, tmp_path):
   lost = launch(tmp_path, mesh=dict(fsdp=2), killed_at=9)
   assert lost.returncode > 128, lost.stdout
   run = make_run().open(tmp_path)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.distributions import uniform
-from spdf_jax.sparsity.masks import random_mask
 
 
 def leaf(*shape):
@@ -137,7 +137,7 @@ def test_leaves_without_weights_are_named():
   with pytest.raises(ValueError, match=message):
     erk(params, 0.5)
   with pytest.raises(ValueError, match=message):
-    random_mask(jax.random.key(0), params, model_wide(params, 0.5))
+    masks.random(jax.random.key(0), params, model_wide(params, 0.5))
 
 
 @pytest.mark.parametrize('call, message', [

@@ -85,7 +85,7 @@ def train(algorithm, dtype, steps=7):
   for _ in range(steps):
     updates, state = update(draw(), state, params)
     params = optax.apply_updates(params, updates)
-  spdf.check(params, state)
+  spdf.check_zeros(params, state)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
   return spdf.get_mask(state)
 

@@ -120,7 +120,7 @@ def test_bits_per_byte_of_a_uniform_byte_model_is_eight():
   np.testing.assert_allclose(bits_per_byte(loss, 0.25), 2.0)
 
 
-def test_evaluator_yields_named_floats_and_can_be_asked_again():
+def test_evaluator_yields_named_floats_and_can_be_called_again():
   batches = [make_batch(1), make_batch(2)]
   evaluate = loss_evaluator(
       table_model, batches, prefix='target', tokens_per_byte=0.3

@@ -83,7 +83,7 @@ LAUNCHES = [
 ]
 
 
-def test_every_file_says_how_to_launch_it():
+def test_every_file_shows_how_to_launch_it():
   launched = {
       re.search(r'configs/(\w+)\.py', ' '.join(launch.values[0]))[1]
       for launch in LAUNCHES

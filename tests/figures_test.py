@@ -330,7 +330,7 @@ def test_diagrams_hold_exactly_the_weights_of_their_masks():
   assert colors.count(green) == 63 + 1
 
 
-def test_all_draws_what_runs_allow_and_says_what_it_left_out(
+def test_all_draws_what_runs_allow_and_shows_what_it_left_out(
     runs, tmp_path, monkeypatch
 ):
   of_runs = {n: f for n, f in figures.FIGURES.items() if f.needs}
@@ -363,12 +363,12 @@ def test_a_figure_that_lacks_its_runs_names_them(runs, tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
-def test_an_unknown_figure_is_answered_with_the_nearest(tmp_path):
+def test_an_unknown_figure_is_refused_with_the_nearest(tmp_path):
   with pytest.raises(ValueError, match="did you mean 'sawtooth'"):
     figures.write_figures('sawtoot', [tmp_path / 'nowhere'], tmp_path)
 
 
-def test_the_command_says_what_it_wrote(tmp_path):
+def test_the_command_shows_what_it_wrote(tmp_path):
   done = command.run('figures', '--figure=mask', f'--output={tmp_path}')
   assert done.status == 0 and done.output == f'{tmp_path / "mask.png"}\n'
   assert (tmp_path / 'mask.png').exists()

@@ -283,6 +283,6 @@ def test_a_config_has_its_phases_and_the_share_of_fine_tuning():
     ),
     ([], 'give --table or --config'),
 ])
-def test_what_cannot_be_printed_is_answered_in_a_sentence(flags, message):
+def test_output_that_cannot_be_printed_is_one_sentence(flags, message):
   done = command.run('flops', *flags)
   assert done.status == 1 and message in done.log

@@ -10,6 +10,7 @@ from quickstart_runs import small_config
 
 import spdf_jax as spdf
 from spdf_jax import models
+from spdf_jax.sparsity import statistics
 from spdf_jax.training import Run
 from spdf_jax.training.optimizers import matrices
 
@@ -54,9 +55,8 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
           optax.scale_by_learning_rate(run.plan.learning_rate),
       ),
       algorithm, where=models.sparsifiable,
-      key=jax.random.fold_in(jax.random.key(0), 1),
+      key=jax.random.fold_in(jax.random.key(0), 1), track=True,
   )
-  by_hand = spdf.track_masks(by_hand, algorithm)
   found = final_state(run)
   other = dataclasses.replace(run)
   other.optimizer = by_hand
@@ -64,7 +64,7 @@ def test_a_run_on_text_has_the_masks_of_a_loop_with_partition(attention):
   masks = [spdf.get_mask(state.opt_state) for state in (found, want)]
   jax.tree.map(np.testing.assert_array_equal, *masks)
   first = spdf.get_mask(run.create_state().opt_state)
-  moved = spdf.mask_changes(
+  moved = statistics.mask_changes(
       first, masks[0], found.params, where=models.sparsifiable
   )
   for name, change in moved.items():

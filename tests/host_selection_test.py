@@ -405,7 +405,7 @@ def test_the_default_selects_all_hidden_matrices_or_is_loud(
   params = tree.params(variables)
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75), key=0)
   try:
-    chosen = set(selected(spdf.hidden_matrices, params))
+    chosen = set(selected(spdf.where.hidden_matrices, params))
     with caplog.at_level(logging.WARNING, 'spdf_jax'):
       jax.eval_shape(tx.init, params)
   except ValueError as error:

@@ -25,7 +25,7 @@ import jax, jax.numpy as jnp, numpy as np, optax
 import spdf_jax as spdf
 rigl = spdf.rigl(0.75, update_every=2, update_until=4)
 def report(params, opt_state):
-  spdf.check(params, opt_state)
+  spdf.check_zeros(params, opt_state)
   print(json.dumps({
       jax.tree_util.keystr(path, simple=True, separator='/'):
           float((leaf == 0).mean())
@@ -51,7 +51,7 @@ for i, layer in enumerate(model.layers):  # Tunix starts them at zero.
     kernel[...] = 0.1 * jax.random.normal(key, kernel.shape)
 trainer = peft_trainer.PeftTrainer(
     model,
-    spdf.sparsify(optax.adamw(1e-3), rigl, where=spdf.per_head, key=0),
+    spdf.sparsify(optax.adamw(1e-3), rigl, where=spdf.where.per_head, key=0),
     peft_trainer.TrainingConfig(eval_every_n_steps=100, max_steps=6),
 ).with_gen_model_input_fn(lambda x: dict(
     input_tokens=x.input_tokens, input_mask=x.input_mask,

@@ -57,7 +57,7 @@ def test_the_protocol_trains_as_sparsify_does():
     x = np.random.default_rng(i).standard_normal((8, 20), 'float32')
     params, state = step_by_protocol(params, state, x)
     expected, expected_state = step(expected, expected_state, x)
-  spdf.check(params, state)
+  spdf.check_zeros(params, state)
   jax.tree.map(
       lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5),
       (params, spdf.get_mask(state)),
@@ -73,7 +73,7 @@ def test_no_algorithm_returns_the_optimizer_itself():
 
 
 def test_masks_are_found_in_a_chain():
-  updater = interop.Updater(spdf.static(0.75), where=spdf.matrices, key=0)
+  updater = interop.Updater(spdf.static(0.75), where=spdf.where.matrices, key=0)
   params = params_of()
   chained = optax.chain(
       optax.clip(1.0), updater.wrap_optax(optax.adam(1e-2))
@@ -147,7 +147,7 @@ def test_variables_may_be_updated_without_an_optimizer_object():
     x = jax.random.normal(jax.random.key(i), (4, 8))
     params, opt_state = step(params, opt_state, x)
     params = updater.post_gradient_update(params, opt_state)
-  spdf.check(params, opt_state)
+  spdf.check_zeros(params, opt_state)
   for layer in ('wi', 'wo'):
     assert int(jnp.sum(params[layer]['kernel'][...] == 0)) == 96
 
@@ -209,7 +209,9 @@ def scanned():
 
   tx = spdf.sparsify(
       optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
-      RIGL, where={'*/layers': spdf.stacked(spdf.per_head, axis=1)}, key=0,
+      RIGL,
+      where={'*/layers': spdf.where.stacked(spdf.where.per_head, axis=1)},
+      key=0,
   )
   state = train_state.TrainState.create(
       apply_fn=model.apply, params=params, tx=tx
@@ -229,7 +231,7 @@ def test_layers_scanned_along_axis_1_keep_exact_counts(scanned):
   state, step = scanned
   for _ in range(8):
     state, _ = step(state)
-  spdf.check(state.params, state.opt_state)
+  spdf.check_zeros(state.params, state.opt_state)
   params = state.params['params']
   query = params['layers']['self_attention']['query']['kernel']
   assert query.shape == (16, 3, 2, 8)

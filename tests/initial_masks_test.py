@@ -8,9 +8,6 @@ import pytest
 
 import spdf_jax as spdf
 from spdf_jax.sparsity.counts import sparsities_of
-from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.initial_masks import nonzero_mask
-from spdf_jax.sparsity.initial_masks import scored_mask
 
 PARAMS = {
     'h_0': {'wi': jnp.ones((8, 16)), 'bias': jnp.ones(16)},
@@ -42,7 +39,7 @@ def start(init, sparsity=None, params=PARAMS, algorithm=None, **options):
 
 def test_a_given_mask_is_where_training_starts():
   mask = draw()
-  found = start(given_mask(mask), sparsities_of(mask))
+  found = start(spdf.init.given(mask), sparsities_of(mask))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
   assert found['h_0']['bias'] is None
 
@@ -54,24 +51,25 @@ def test_axes_of_a_given_mask_are_those_of_where():
   params = {'w': jnp.ones((2, 3, 4, 5), jnp.bfloat16), 'b': jnp.ones((4, 5))}
   mask = {'w': np.random.default_rng(0).random((2, 3, 4, 5)) < 0.3, 'b': None}
   found = start(
-      given_mask(mask, where=where), sparsities_of(mask), params, where=where
+      spdf.init.given(mask, where=where), sparsities_of(mask), params,
+      where=where,
   )
   np.testing.assert_array_equal(found['w'], mask['w'])
 
 
-def test_sparsities_of_a_mask_ask_for_exactly_its_counts():
+def test_sparsities_of_a_mask_request_exactly_its_counts():
   kept = 37
   mask = {'w': np.arange(128).reshape(8, 16) < kept}
   sparsity = sparsities_of(mask)
-  random = start(spdf.random_mask, sparsity, {'w': jnp.ones((8, 16))})
+  random = start(spdf.init.random, sparsity, {'w': jnp.ones((8, 16))})
   assert int(random['w'].sum()) == kept
-  start(given_mask(mask), sparsity, {'w': jnp.ones((8, 16))})
+  start(spdf.init.given(mask), sparsity, {'w': jnp.ones((8, 16))})
 
 
 def test_a_mask_of_the_whole_model_has_the_count_of_the_whole_model():
   mask = draw((0.875, 0.625))
   wide = lambda s: spdf.static(
-      s, distribution=spdf.model_wide, init=given_mask(mask)
+      s, distribution=spdf.model_wide, init=spdf.init.given(mask)
   )
   found = start(None, algorithm=wide(0.75))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
@@ -80,7 +78,7 @@ def test_a_mask_of_the_whole_model_has_the_count_of_the_whole_model():
 
 
 def test_a_given_mask_is_checked_under_jit_as_well():
-  init = given_mask(draw())
+  init = spdf.init.given(draw())
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.75, init=init), key=0)
   message = "mask of 'h_1/wi' keeps 64 weights, but sparsity=0.75 requires 32"
   with pytest.raises(ValueError, match=message):
@@ -105,15 +103,16 @@ def test_a_mask_that_does_not_fit_is_refused(change, message):
   mask = draw()
   change(mask)
   with pytest.raises(ValueError, match=message):
-    start(given_mask(mask), {'h_0': 0.75, 'h_1': 0.5})
+    start(spdf.init.given(mask), {'h_0': 0.75, 'h_1': 0.5})
 
 
 def test_zeros_of_a_checkpoint_are_its_mask():
   mask = draw()
   params = spdf.apply_mask(PARAMS, mask)
-  found = start(nonzero_mask, sparsities_of(mask), params)
+  found = start(spdf.init.nonzero, sparsities_of(mask), params)
   jax.tree.map(np.testing.assert_array_equal, found, mask)
-  found = jax.jit(lambda p: start(nonzero_mask, sparsities_of(mask), p))(params)
+  begin = lambda p: start(spdf.init.nonzero, sparsities_of(mask), p)
+  found = jax.jit(begin)(params)
   jax.tree.map(np.testing.assert_array_equal, found, mask)
 
 
@@ -124,19 +123,19 @@ def test_scores_choose_by_key_and_shape():
     seen.append(shape)
     return jax.random.uniform(key, shape)
 
-  found = start(scored_mask(scores), 0.75)
+  found = start(spdf.init.scored(scores), 0.75)
   assert seen == [(1, 8, 16), (1, 16, 8)]
   flat = [np.ravel(m) for m in jax.tree.leaves(found)]
   assert [m.sum() for m in flat] == [32, 32]
   # Every leaf has a key of its own, which other leaves do not change.
   assert (flat[0] != flat[1]).any()
-  alone = start(scored_mask(scores), 0.75, {'h_1': PARAMS['h_1']})
+  alone = start(spdf.init.scored(scores), 0.75, {'h_1': PARAMS['h_1']})
   np.testing.assert_array_equal(alone['h_1']['wi'], found['h_1']['wi'])
 
 
 def test_the_highest_scores_are_kept():
   column = lambda key, shape: jnp.arange(shape[2])[None, None] * jnp.ones(shape)
-  found = start(scored_mask(column), 0.75)['h_0']['wi']
+  found = start(spdf.init.scored(column), 0.75)['h_0']['wi']
   assert found[:, -4:].all() and not found[:, :-4].any()
 
 
@@ -145,9 +144,9 @@ def test_masks_in_a_structure_are_taken_and_others_refused():
   using = lambda init: start(
       None, algorithm=spdf.static(sparsity, structure=structure, init=init)
   )
-  mask = using(scored_mask(jax.random.uniform))
+  mask = using(spdf.init.scored(jax.random.uniform))
   assert set(jax.tree.leaves(sparsities_of(mask))) == {sparsity}
-  found = using(given_mask(mask))
+  found = using(spdf.init.given(mask))
   jax.tree.map(np.testing.assert_array_equal, found, mask)
   # As many weights, but in the places of none of the structures.
   other = jax.tree.map(
@@ -156,15 +155,17 @@ def test_masks_in_a_structure_are_taken_and_others_refused():
       ).at[-1, -1].set(True), mask,
   )
   with pytest.raises(ValueError, match="mask of 'h_0/wi' keeps"):
-    using(given_mask(other))
+    using(spdf.init.given(other))
   params = spdf.apply_mask(PARAMS, other)
-  algorithm = spdf.static(sparsity, structure=structure, init=nonzero_mask)
+  algorithm = spdf.static(sparsity, structure=structure, init=spdf.init.nonzero)
   with pytest.raises(ValueError, match="parameters of 'h_0/wi' keeps"):
     start(None, algorithm=algorithm, params=params)
 
 
 @pytest.mark.parametrize('make', [
-    lambda: spdf.static({'h_0': 0.75, 'h_1': 0.5}, init=given_mask(draw())),
+    lambda: spdf.static(
+        {'h_0': 0.75, 'h_1': 0.5}, init=spdf.init.given(draw())
+    ),
     lambda: spdf.static(0.0, init='nonzero', distribution='model_wide'),
 ])
 def test_map_params_survives_its_placeholder(make):

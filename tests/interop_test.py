@@ -69,7 +69,7 @@ def llama_dir(saved, tmp_path):
 
 @pytest.mark.parametrize('name', CONFIGS)
 @pytest.mark.parametrize('format', [None, 'dense', 'compact'])
-def test_a_model_comes_back_bit_for_bit(name, format, tmp_path):
+def test_a_model_is_restored_bit_for_bit(name, format, tmp_path):
   config = CONFIGS[name]
   params, mask = make_params(config), None
   if format is not None:
@@ -85,7 +85,7 @@ def test_a_model_comes_back_bit_for_bit(name, format, tmp_path):
 @pytest.mark.parametrize('dtype, format', [
     ('float16', 'compact'), ('bfloat16', 'dense'),
 ])
-def test_smaller_types_round_once_and_come_back_as_float32(
+def test_smaller_types_round_once_and_are_restored_as_float32(
     dtype, format, tmp_path
 ):
   params = make_params(LLAMA)
@@ -119,7 +119,7 @@ def test_a_scanned_model_is_written_as_its_loop(config, tmp_path):
   assert_same_bits(loaded.mask, mask)
 
 
-def test_negative_zeros_and_odd_bits_come_back(tmp_path):
+def test_negative_zeros_and_odd_bits_are_restored(tmp_path):
   params = make_params(GPT)
   odd = np.array([-0.0, np.nan, np.inf, -np.inf, 1e-45], np.float32)
   params['h_0']['mlp']['wi']['kernel'][0, :5] = odd
@@ -263,7 +263,7 @@ def test_packing_loses_nothing(data):
     tied=st.booleans(),
     eps=st.floats(1e-9, 1e-3),
 )
-def test_llama_configs_come_back(sizes, groups, scaling, theta, tied, eps):
+def test_llama_configs_are_restored(sizes, groups, scaling, theta, tied, eps):
   vocabulary, layers, d_ff, length = sizes
   stretch = {} if scaling == 'none' else dict(rope_factor=3.5)
   if scaling == 'llama3':

@@ -109,7 +109,7 @@ def test_few_shapes_are_compiled():
   assert shapes == {(32, 32), (16, 64), (8, 128)}
 
 
-def test_what_cannot_be_scored_is_refused(subject):
+def test_inputs_that_cannot_be_scored_are_refused(subject):
   with pytest.raises(ValueError, match='context 1 is empty'):
     likelihoods(subject, [Continuation([1], [2]), Continuation([], [2])])
   with pytest.raises(ValueError, match='target 0 has 9 tokens and length is'):
@@ -244,6 +244,6 @@ def test_bad_lines_of_lambada_are_named(tmp_path, line):
     read_lambada(path)
 
 
-def test_an_unknown_protocol_is_answered_with_the_nearest(subject):
+def test_an_unknown_protocol_is_refused_with_the_nearest(subject):
   with pytest.raises(ValueError, match="'megatron'.*'lambada_megatron'"):
     score_lambada(subject, PASSAGES, 'megatron')

@@ -109,7 +109,7 @@ def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
   assert skipped == [0] * 2 + [1] * 6 + [2] * 6
 
 
-def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
+def test_a_run_that_fails_anywhere_continues_bit_for_bit(whole, tmp_path):
   # Evaluations are at 3, 5, 6, 9, 10, 12, 14; phases end at 5, 10, 14.
   for stop in (3, 5, 9, 10, 14):
 
@@ -132,7 +132,7 @@ def test_a_run_that_fails_anywhere_goes_on_bit_for_bit(whole, tmp_path):
 @pytest.mark.parametrize('stops', [
     (1, 5, 6), pytest.param((4, 13), marks=pytest.mark.slow),
 ])
-def test_a_run_stopped_by_signals_goes_on_bit_for_bit(whole, tmp_path, stops):
+def test_a_run_stopped_by_signals_continues_bit_for_bit(whole, tmp_path, stops):
   for stop in stops:
     run = make_run()
     batch_at = run.batch_at
@@ -249,7 +249,7 @@ def test_a_run_whose_masks_stay_logs_no_movement(whole):
 
 
 @pytest.mark.ci
-def test_a_run_whose_masks_move_goes_on_bit_for_bit(moved, tmp_path):
+def test_a_run_whose_masks_move_continues_bit_for_bit(moved, tmp_path):
   for stop in (3, 5, 6):
 
     def failing(step, params, stop=stop):
@@ -319,7 +319,7 @@ def start(workdir, seconds_per_evaluation):
 
 @pytest.mark.process
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_is_asked_to_stop_saves_and_leaves(number, tmp_path):
+def test_a_process_that_is_told_to_stop_saves_and_leaves(number, tmp_path):
   child = start(tmp_path, 1.0)
   assert child.stdout.readline() == 'evaluated 3\n'
   child.send_signal(number)

@@ -46,7 +46,7 @@ def apply(lowering, x=X):
   )
 
 
-def test_a_lowering_is_used_where_it_is_asked_for_only():
+def test_a_lowering_is_used_where_it_is_requested_only():
   np.testing.assert_array_equal(apply('reference'), Y)
   np.testing.assert_array_equal(apply('doubled'), 2 * Y)
   np.testing.assert_array_equal(

@@ -57,7 +57,7 @@ def make_rounds(losses):
   return read.RunRecord('rounds', phases, tuple(rows))
 
 
-def test_a_row_tells_of_the_last_change_before_it():
+def test_a_row_shows_the_last_change_before_it():
   found = read.mask_updates_in(DYNAMIC, DYNAMIC.phases[0])
   # The changes at 30 and 35 share a row: of the first nothing is known.
   assert [change.step for change in found] == [20, 35]

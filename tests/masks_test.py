@@ -12,6 +12,8 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import storage
 from spdf_jax.sparsity.counts import number_kept
 
 LEVELS = st.one_of(
@@ -28,7 +30,7 @@ SHAPES = st.one_of(
 @settings(deadline=None, max_examples=10)
 @given(SHAPES, LEVELS, st.integers(0, 2**32))
 def test_every_layer_keeps_the_exact_count(shape, sparsity, seed):
-  mask = spdf.random_mask(
+  mask = spdf.init.random(
       jax.random.key(seed), {'w': jnp.zeros(shape)}, sparsity
   )['w']
   layers = np.asarray(mask).reshape((-1, int(np.prod(shape[-2:]))))
@@ -39,7 +41,7 @@ def test_random_ties_respect_scores_and_reach_every_index():
   scores = {'w': jnp.array([[1.0, 0, 0, 0, 0, 0, 0, 2.0]])}
   reached = np.zeros(8, int)
   for seed in range(60):
-    mask = spdf.mask_from_scores(
+    mask = masks.mask_from_scores(
         scores, 0.5, tie_break=jax.random.key(seed)
     )['w'][0]
     assert mask.sum() == 4 and mask[0] and mask[7]
@@ -51,15 +53,15 @@ def test_adding_a_leaf_changes_no_other_mask():
   key = jax.random.key(0)
   one = {'h_0': {'w': jnp.zeros((8, 8))}}
   two = {'a': jnp.zeros((8, 8)), **one}
-  first = spdf.random_mask(key, one, 0.5)['h_0']['w']
-  second = spdf.random_mask(key, two, 0.5)
+  first = spdf.init.random(key, one, 0.5)['h_0']['w']
+  second = spdf.init.random(key, two, 0.5)
   np.testing.assert_array_equal(first, second['h_0']['w'])
   assert (second['a'] != first).any()
 
 
 def test_random_masks_are_the_same_on_every_version():
   # Golden: to change it is to change every run's masks; say so in CHANGELOG.
-  mask = spdf.random_mask(
+  mask = spdf.init.random(
       jax.random.key(0), {'w': jnp.zeros((4, 8))}, 0.75
   )['w']
   assert np.flatnonzero(mask).tolist() == [1, 3, 5, 9, 13, 17, 20, 29]
@@ -74,7 +76,7 @@ def test_nan_off_the_mask_does_not_spread():
 
 
 def test_traced_masks_compile_without_sort_or_gather():
-  text = jax.jit(lambda s: spdf.mask_from_scores(s, 0.75)).lower(
+  text = jax.jit(lambda s: masks.mask_from_scores(s, 0.75)).lower(
       jnp.zeros((64, 128))
   ).compile().as_text()
   assert ' sort(' not in text and 'all-gather' not in text
@@ -85,12 +87,12 @@ def test_traced_masks_compile_without_sort_or_gather():
 )
 def test_impossible_sparsity_is_named(sparsity):
   with pytest.raises(ValueError, match=r'sparsity is .* \[0, 1\)'):
-    spdf.random_mask(jax.random.key(0), {'w': jnp.zeros((2, 2))}, sparsity)
+    spdf.init.random(jax.random.key(0), {'w': jnp.zeros((2, 2))}, sparsity)
 
 
 def test_tree_of_sparsities_that_does_not_fit_is_refused():
   with pytest.raises(ValueError, match='does not fit the parameters'):
-    spdf.random_mask(
+    spdf.init.random(
         jax.random.key(0), {'w': jnp.zeros((2, 2))}, {'v': 0.5}
     )
 
@@ -139,10 +141,10 @@ def test_check_names_leaves_with_pruned_weights_that_are_not_zero():
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
   state = tx.init(PARAMS)
   params = spdf.apply_mask(PARAMS, spdf.get_mask(state))
-  spdf.check(params, state)
+  spdf.check_zeros(params, state)
   with pytest.raises(ValueError, match="not zero: 2 in 'w'; mask the initial"):
-    spdf.check(PARAMS, state)
-  spdf.check(*spdf.pack_state(params, state))
+    spdf.check_zeros(PARAMS, state)
+  spdf.check_zeros(*storage.pack_state(params, state))
 
 
 def test_a_wrapper_that_computes_with_the_state_is_refused():

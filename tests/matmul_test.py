@@ -130,7 +130,7 @@ def test_a_model_in_bfloat16_trains_with_kernels_of_bfloat16():
   assert found[-1] < 0.9 * found[0]
 
 
-def test_kernels_are_asked_for_where_there_are_some():
+def test_kernels_are_requested_where_there_are_some():
   for dtype in 'float32', 'bfloat16', 'float16':
     sparse = training.sparse_steps('native', in_dtype(dtype), tokens=128)
     assert (sparse is not None) == native.is_available(dtype)

@@ -18,7 +18,7 @@ def steps_of(path):
   return [row['step'] for row in metrics.read_rows(path)]
 
 
-def test_rows_come_back_as_they_were_written(tmp_path):
+def test_rows_are_restored_as_they_were_written(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   writer = metrics.MetricWriter(path, 0)
   writer.write_scalars(1, {'phase': 'sparse', 'train/loss': 0.1 + 0.2})

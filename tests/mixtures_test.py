@@ -77,7 +77,7 @@ def test_blocks_of_a_larger_source_are_evenly_spread():
   assert rows(mixture_of([3, 9], [1, 1])) == [0, 1, 2, 1000, 1003, 1006]
 
 
-def test_fingerprints_tell_weights_and_sources_apart():
+def test_fingerprints_differ_between_weights_and_sources():
   made = [
       mixture_of([3, 9], [1, 1]), mixture_of([3, 8], [1, 1]),
       mixture_of([3, 9], [1, 2]), mixture_of([3, 9], [1, 1], 2),

@@ -208,7 +208,7 @@ def test_scores_depend_on_the_distance_only(i, j, seed):
   np.testing.assert_allclose(length, np.linalg.norm(q), rtol=1e-5)
 
 
-def test_stretched_positions_slow_the_long_waves_down():
+def test_position_interpolation_slows_long_waves_down():
   plain = rotary.frequencies(rotary.Rotary(5e5), 64)
   linear = rotary.frequencies(rotary.Rotary(5e5, 'linear', 4.0), 64)
   np.testing.assert_allclose(linear, plain / 4, rtol=1e-6)
@@ -239,7 +239,7 @@ def test_computing_anew_changes_no_gradient(make, remat, scan_layers):
   )
 
 
-def test_activations_and_multipliers_are_what_they_say():
+def test_activations_and_multipliers_equal_their_formulas():
   params, tokens = make_params(make_gpt()), make_tokens()
   logits = lambda params=params, **changes: logits_of(
       make_gpt(**changes), {'params': params}, tokens
@@ -286,7 +286,7 @@ def test_scores_are_divided_by_the_number_of_the_layer():
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
 
 
-def test_the_computation_has_the_type_that_is_asked_for():
+def test_the_computation_has_the_type_that_is_requested():
   model = make_gpt(dtype='bfloat16')
   params = make_params(model)
   logits = logits_of(model, {'params': params}, make_tokens())

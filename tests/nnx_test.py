@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity import statistics
 
 TIMES = dict(update_every=2, update_until=6)
 
@@ -29,10 +30,10 @@ def step(model, optimizer, x):
   optimizer.update(model, nnx.grad(loss)(model))
 
 
-def make(algorithm, where=spdf.hidden_matrices):
+def make(algorithm, where=spdf.where.hidden_matrices):
   model = Model(nnx.Rngs(0))
-  tx = spdf.track_masks(
-      spdf.sparsify(optax.adamw(1e-2), algorithm, where=where, key=3), algorithm
+  tx = spdf.sparsify(
+      optax.adamw(1e-2), algorithm, where=where, key=3, track=True
   )
   optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
   mask = spdf.get_mask(optimizer.opt_state)
@@ -49,13 +50,13 @@ def train(model, optimizer, steps=7):
 def test_training_keeps_exact_zeros_and_counts():
   model, optimizer, _ = make(spdf.rigl(0.75, **TIMES))
   params = train(model, optimizer)
-  spdf.check(params, optimizer.opt_state)
+  spdf.check_zeros(params, optimizer.opt_state)
   mask = spdf.get_mask(optimizer.opt_state)
   kept = spdf.map_masked(lambda m, p: int(m.sum()), mask, params)
   assert jax.tree.leaves(kept) == [32, 32]
   assert spdf.summarize(mask, params).sparsity == 0.75
   assert 'wi/kernel' in str(spdf.summarize(mask, params))
-  changes = spdf.mask_changes(mask, mask, params)
+  changes = statistics.mask_changes(mask, mask, params)
   assert changes['wo/kernel'].surviving == 32
 
 

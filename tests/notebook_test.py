@@ -66,7 +66,7 @@ def test_a_notebook_has_the_cells_of_its_script(script):
       [(cell.cell_type, cell.source) for cell in jupytext.read(path).cells]
       for path in (script, script.with_suffix('.ipynb'))
   ]
-  assert cells[0] == cells[1], 'make it anew: python -m experiments.readme'
+  assert cells[0] == cells[1], 'make it anew: python -m experiments.notebooks'
 
 
 def test_notebooks_store_no_outputs_and_share_the_cell_that_installs():

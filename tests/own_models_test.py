@@ -118,7 +118,7 @@ def train(name, matmul, steps=12):
 @pytest.mark.parametrize('name', ['make_model', 'make_nnx'])
 def test_a_sparse_model_learns_and_keeps_exact_zeros(name):
   losses, state = train(name, 'dense')
-  spdf.check(state.params, state.opt_state)
+  spdf.check_zeros(state.params, state.opt_state)
   assert spdf.summarize(spdf.get_mask(state.opt_state), state.params
                         ).sparsity == pytest.approx(0.5, abs=1e-3)
   assert losses[-1] < 0.8 * losses[0]
@@ -132,7 +132,7 @@ def test_native_kernels_compute_our_layers_in_an_own_model():
   )
   assert sparse_steps('dense', model, tokens=64) is None
   found, state = train('make_model', 'native')
-  spdf.check(state.params, state.opt_state)
+  spdf.check_zeros(state.params, state.opt_state)
   np.testing.assert_allclose(found, train('make_model', 'dense')[0], rtol=1e-4)
 
 

@@ -38,7 +38,7 @@ def same_bits(a, b):
 
 @few
 @given(cases)
-def test_a_mask_comes_back_from_an_eighth_of_its_bytes(case):
+def test_a_mask_is_restored_from_an_eighth_of_its_bytes(case):
   mask, _ = case
   packed = packing.pack_mask(jnp.asarray(mask))
   assert packed.shape == mask.shape
@@ -51,7 +51,7 @@ def test_a_mask_comes_back_from_an_eighth_of_its_bytes(case):
 
 @few
 @given(cases, st.integers(0, 3), st.booleans())
-def test_matrices_come_back_bit_for_bit(case, spare, jitted):
+def test_matrices_are_restored_bit_for_bit(case, spare, jitted):
   mask, w = case
   counts = mask.sum((-2, -1))
   size = int(counts.max(initial=0)) + spare

@@ -362,7 +362,7 @@ def test_an_imported_model_is_of_no_row(tmp_path):
   assert 'gpt2-small unknown' in report('spdf', [tmp_path])
 
 
-def test_empty_cells_say_why(tmp_path):
+def test_empty_cells_show_why(tmp_path):
   start = pretrain(tmp_path / 'start', 0.0)
   unscored = tune(tmp_path / 'unscored', start, task='dart')
   twice = [tune(tmp_path / name, start, seed=3) for name in ('x', 'y')]
@@ -390,13 +390,12 @@ def test_unfinished_and_lost_runs_are_named(tmp_path):
   assert 'scores hub/gpt2, which is no run here' in text
 
 
-def test_the_miniature_table_is_what_its_records_give(monkeypatch):
-  monkeypatch.chdir(pathlib.Path(__file__).parents[1])
-  folder = 'experiments/results/spdf'
-  text = report(
-      'spdf', [f'{folder}/sweeps/', f'{folder}/runs/'], 'gpt-mini resized'
-  )
-  assert pathlib.Path(folder, 'table.md').read_text().rstrip() == text
+def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
+  folder = pathlib.Path(__file__).parents[1] / 'experiments/results/spdf'
+  shutil.unpack_archive(folder / 'records.zip', tmp_path / 'records')
+  monkeypatch.chdir(tmp_path)
+  text = report('spdf', ['records/sweeps/', 'records/runs/'], 'gpt-mini resized')
+  assert (folder / 'table.md').read_text().rstrip() == text
 
 
 def test_scores_are_found_by_the_place_they_were_made_in(tmp_path, monkeypatch):
@@ -442,7 +441,7 @@ def test_tables_and_folders_that_do_not_exist_are_refused(
     report(table, [tmp_path / folder])
 
 
-def test_every_cell_asks_for_what_evaluation_measures():
+def test_every_cell_requests_what_evaluation_measures():
   known = {
       'validation': {'mean over tokens'}, 'curation': {'target_tokens'},
       'lambada': set(LAMBADA_PROTOCOLS), 'wikitext': {'wikitext_megatron'},

@@ -275,7 +275,7 @@ def test_fields_that_make_no_sense_are_refused_before_data_is_read(
 
 @pytest.mark.slow
 @pytest.mark.parametrize('stopped_at', [2, 5, 6, 9, 12])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, stopped_at):
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, stopped_at):
   phases = dict(
       first={'initial_mask': 'grasp'},
       ticket={'algorithm': static(0.5), 'rewind_weights_to': '2 steps'},

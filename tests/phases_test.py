@@ -183,7 +183,7 @@ def test_boundaries_are_where_phases_meet():
   assert [phase.tokens for phase in plan.phases] == [48, 160, 32]
 
 
-def test_moments_restart_where_a_phase_asks_but_never_at_the_start():
+def test_moments_are_reset_where_a_phase_requests_it_but_never_at_the_start():
   flags = [True, False, True, True]
   plan = Plan(tuple(
       make_phase(name=str(i), reset_moments=flag)
@@ -253,7 +253,7 @@ def test_the_steps_of_updates_are_those_of_the_algorithms():
   assert still.update_steps.size == still.dense_grads_steps.size == 0
 
 
-def test_masks_move_where_they_change_within_a_stretch():
+def test_masks_move_where_they_change_within_a_phase():
   sparse, dense = make_phase(name='a'), make_phase(name='b', algorithm=DENSE)
   rounds = dict(name='iterative', rounds=[
       dict(steps=10), dict(steps=10, fraction=0.25),
@@ -331,7 +331,7 @@ def test_rounds_that_do_not_fit_their_phases_are_refused(steps, message):
       Plan(phases)
 
 
-def test_phases_run_in_the_order_that_is_asked_for():
+def test_phases_run_in_the_order_that_is_requested():
   plan = make_plan({}, {'algorithm': DENSE}, {}, order=['p1', 'p0'])
   assert [phase.name for phase in plan.phases] == ['p1', 'p0']
   assert [phase.algorithm for phase in plan.phases] == [DENSE, static(0.5)]

@@ -206,7 +206,7 @@ def test_layer_sparsity_has_a_cell_for_each_layer_and_phase():
   assert texts[::2] == ['83.8%'] * 3 + ['–'] * 9 + ['83.8%', '41.9%']
 
 
-def test_a_run_without_logged_sparsities_is_said_to_have_none():
+def test_a_run_without_logged_sparsities_is_reported_to_have_none():
   phase = read.PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
   run = read.RunRecord('toy', (phase,), ({'step': 4},))
   figure = plot_layer_sparsity({'toy': run})

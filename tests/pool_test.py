@@ -241,7 +241,7 @@ def test_a_tied_arm_waits_for_the_rate_of_the_other():
 
 @given(st.integers(0, TOTAL - 1), st.integers(1, 4))
 @settings(deadline=None, max_examples=30)
-def test_a_pool_that_was_killed_goes_on_and_finds_the_same(after, workers):
+def test_a_pool_that_was_killed_continues_and_finds_the_same(after, workers):
   lock, ran, done = threading.Lock(), [], {}
 
   def run(job, limit):
@@ -364,7 +364,7 @@ def test_after_an_error_the_runs_that_an_executor_has_queued_do_not_start():
   assert 3 == len(next_jobs(ENTRIES, {})) > len(ran)
 
 
-def test_more_seeds_go_on_with_the_same_pool():
+def test_more_seeds_continue_with_the_same_pool():
   more = [entry._replace(seeds=3) for entry in ENTRIES]
   names = [job.name for job in next_jobs(more, ALL)]
   assert names == ['init/seed=3']

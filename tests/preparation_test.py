@@ -107,7 +107,7 @@ def test_processes_change_nothing(lines, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('stop_after', [1, 9])
-def test_a_killed_preparation_goes_on_and_gives_the_same(
+def test_a_killed_preparation_continues_and_gives_the_same(
     tmp_path, monkeypatch, stop_after
 ):
   folder = tmp_path / 'in'

@@ -55,7 +55,7 @@ def test_a_trace_ends_with_the_run(window, traced, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_within_the_window_traces_the_rest(
+def test_a_run_that_continues_within_the_window_traces_the_rest(
     traced, tmp_path
 ):
   def failing(step, params):

@@ -79,7 +79,7 @@ def wait_for(condition, child):
 
 
 @pytest.mark.slow
-def test_a_smoke_run_that_was_killed_goes_on(tmp_path):
+def test_a_smoke_run_that_was_killed_continues(tmp_path):
   child = command(tmp_path, '--scale=smoke', '--workers=1')
   wait_for(lambda: outcomes(tmp_path), child)
   child.send_signal(signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_a_smoke_run_that_was_killed_goes_on(tmp_path):
     ('smoke', ('a', 'h-sise'), "claim 'h-sise' is unknown"),
     ('fair', (), 'give the folder that contains books, e2e, webnlg17'),
 ])
-def test_what_cannot_be_starts_no_run(tmp_path, name, claims, message):
+def test_invalid_input_starts_no_run(tmp_path, name, claims, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     list(reproduction.check_claims(
         name, claims, '', tmp_path / 'runs', tmp_path / 'out', False, 1
@@ -136,7 +136,7 @@ def test_a_folder_that_data_lack_is_named(tmp_path, present, missing):
   assert not (tmp_path / 'runs').exists()
 
 
-def test_a_pool_goes_on_with_its_own_scale_protocol_and_data_only(tmp_path):
+def test_a_pool_continues_with_its_own_scale_protocol_and_data_only(tmp_path):
   path = tmp_path / 'scale.json'
   check_same = pool_identity.check_same
   identity = identify(SMOKE, DATA)

@@ -16,6 +16,7 @@ from sparse_parabola import ZERO
 from tiers import slow_except
 
 import spdf_jax as spdf
+from spdf_jax.sparsity.algorithms import iterative
 
 STEPS = 14
 ROUNDS = [spdf.Round(4), spdf.Round(5, 0.3, 2), spdf.Round(9, 0.25, 2)]
@@ -28,7 +29,8 @@ def rewinding(key):
       optax.scale_by_learning_rate(spdf.rewind_schedule(RATE, ROUNDS)),
   )
   tx = spdf.sparsify(inner, spdf.iterative(ROUNDS), key=key)
-  return spdf.rewind_weights(tx, spdf.round_starts(ROUNDS)[1:], snapshot_at=2)
+  starts = iterative.round_starts(ROUNDS)
+  return spdf.rewind_weights(tx, starts[1:], snapshot_at=2)
 
 
 def cycling(key):
@@ -38,8 +40,7 @@ def cycling(key):
 
 def tracked(key):
   algorithm = CASES['rigl'].make()
-  tx = spdf.sparsify(optax.adamw(RATE), algorithm, key=key)
-  return spdf.track_masks(tx, algorithm)
+  return spdf.sparsify(optax.adamw(RATE), algorithm, key=key, track=True)
 
 
 def revived_at_random(key):
@@ -58,7 +59,7 @@ def of_case(name):
 OPTIMIZERS = {name: of_case(name) for name in CASES} | {
     'rewind_weights': rewinding,
     'cycle': cycling,
-    'track_masks': tracked,
+    'track': tracked,
     'revive': revived_at_random,
     'MultiSteps': lambda key: optax.MultiSteps(of_case('rigl')(key), 2),
 }
@@ -68,7 +69,7 @@ OPTIMIZERS = {name: of_case(name) for name in CASES} | {
     ['static', 'rigl', 'granet, model', 'rewind_weights', 'revive', 'join'],
     OPTIMIZERS,
 ))
-def test_a_run_goes_on_bit_for_bit_wherever_it_was_stopped(name):
+def test_a_run_continues_bit_for_bit_wherever_it_was_stopped(name):
   make = OPTIMIZERS[name]
   whole = list(train(make(0), make_params(), STEPS))
   saved = [flax.serialization.to_bytes(pair) for pair in whole]

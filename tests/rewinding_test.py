@@ -109,7 +109,7 @@ def test_weights_go_back_to_the_snapshot_when_a_round_begins(dtype):
     assert int(mask['w'].sum()) == number_kept(64, sparsity)
     # Chosen by the trained weights, not by the snapshot.
     np.testing.assert_array_equal(
-        mask['w'], spdf.magnitude_mask(None, before, sparsity)['w']
+        mask['w'], spdf.init.magnitude(None, before, sparsity)['w']
     )
     wanted = spdf.apply_mask(snapshot, mask)
     assert after['w'].dtype == dtype

@@ -9,11 +9,23 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity.counts import number_kept
-from spdf_jax.sparsity.initial_masks import saliency_mask
 
 pytestmark = pytest.mark.ci
 
 SIZES = (6, 10, 7, 3)
+
+
+def saliency_mask(
+    score, loss_fn, params, batch, sparsity, *,
+    where=spdf.where.hidden_matrices, distribution='model_wide', **options
+):
+  """The mask with which an optimizer starts."""
+  init = spdf.init.saliency(score, loss_fn, params, batch, where=where)
+  algorithm = spdf.static(
+      sparsity, distribution=distribution, init=init, **options
+  )
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, where=where, key=0)
+  return spdf.get_mask(tx.init(params))
 
 
 def network(seed=0, dtype=np.float64):
@@ -170,7 +182,7 @@ def test_all_layers_are_one_group_by_default_and_none_under_uniform():
   assert counts == [number_kept(n, 0.6) for n in (60, 70, 21)]
 
 
-def test_heads_and_stacks_come_back_in_the_shapes_of_the_parameters():
+def test_heads_and_stacks_are_restored_in_the_shapes_of_the_parameters():
   axes = optax.contrib.MuonDimensionNumbers(
       reduction_axis=(1,), output_axis=(2, 3)
   )

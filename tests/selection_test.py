@@ -64,9 +64,9 @@ def test_patterns_trees_and_functions_select_the_same():
 
 
 def test_the_first_pattern_that_matches_applies():
-  assert list(chosen({'*/wi': False, '*': spdf.hidden_matrices})) == [
+  assert list(chosen({'*/wi': False, '*': spdf.where.hidden_matrices})) == [
       'h/0/mlp/wo', 'h/1/mlp/wo']
-  assert len(chosen({'*': spdf.hidden_matrices, '*/q': False})) == 4
+  assert len(chosen({'*': spdf.where.hidden_matrices, '*/q': False})) == 4
   # A mapping keeps its order, although a pytree sorts its keys.
   assert len(chosen({'h/1': False, '*/mlp': True, 'h/0/*': False})) == 2
 
@@ -120,29 +120,29 @@ def test_a_pattern_that_selects_nothing_is_refused(where):
 def test_the_default_knows_names_and_leaves_out_what_is_ambiguous(
     path, shape, expected
 ):
-  assert spdf.hidden_matrices(path, leaf(*shape)) is expected
+  assert spdf.where.hidden_matrices(path, leaf(*shape)) is expected
 
 
 def test_selectors_give_axes_in_the_layouts_of_flax():
-  query = spdf.per_head('attention/query/kernel', leaf(8, 2, 4))
-  out = spdf.per_head('attention/out/kernel', leaf(2, 4, 8))
+  query = spdf.where.per_head('attention/query/kernel', leaf(8, 2, 4))
+  out = spdf.where.per_head('attention/out/kernel', leaf(2, 4, 8))
   assert (query, out) == (((0,), (1, 2)), ((0, 1), (2,)))
-  assert spdf.per_head('mlp/wi', leaf(3, 8, 8)) is None
-  assert spdf.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
+  assert spdf.where.per_head('mlp/wi', leaf(3, 8, 8)) is None
+  assert spdf.where.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
       (0, 1, 2), (3,))
-  assert spdf.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
-  assert spdf.convolutions('conv_init/kernel', leaf(7, 7, 8, 16)) is False
-  assert spdf.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,))
-  assert spdf.stacked(axis=1)('h/mlp/wi', leaf(8, 3, 16)) == ((0,), (2,))
-  assert spdf.stacked(axis=2)('h/mlp/bias', leaf(8, 16)) is None
-  assert spdf.stacked(axis=-3)('h/mlp/bias', leaf(8, 16)) is None
-  scanned = spdf.stacked(spdf.per_head, axis=1)
+  assert spdf.where.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
+  assert spdf.where.convolutions('conv_init/kernel', leaf(7, 7, 8, 16)) is False
+  assert spdf.where.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,))
+  assert spdf.where.stacked(axis=1)('h/mlp/wi', leaf(8, 3, 16)) == ((0,), (2,))
+  assert spdf.where.stacked(axis=2)('h/mlp/bias', leaf(8, 16)) is None
+  assert spdf.where.stacked(axis=-3)('h/mlp/bias', leaf(8, 16)) is None
+  scanned = spdf.where.stacked(spdf.where.per_head, axis=1)
   assert scanned('attn/query', leaf(8, 3, 2, 4)) == ((0,), (2, 3))
   assert scanned('embed', leaf(32, 8)) is False
-  assert spdf.matrices('embed', leaf(32, 8)) is True
+  assert spdf.where.matrices('embed', leaf(32, 8)) is True
 
 
-def init(params, where=spdf.hidden_matrices):
+def init(params, where=spdf.where.hidden_matrices):
   arrays = jax.tree.map(lambda p: jnp.ones(p.shape, p.dtype), params)
   tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), where=where, key=0)
   return tx.init(arrays)
@@ -154,15 +154,15 @@ def test_matrices_that_stay_dense_are_warned_of_with_their_share(caplog):
   assert '33.3% of the weights of matrices dense' in warning.message
   assert '2 h/*/attn/o, 2 h/*/attn/q' in warning.message
   caplog.clear()
-  init(PARAMS, spdf.per_head)
-  init(PARAMS, {'*/attn': False, '*': spdf.hidden_matrices})
+  init(PARAMS, spdf.where.per_head)
+  init(PARAMS, {'*/attn': False, '*': spdf.where.hidden_matrices})
   assert not [r for r in caplog.records if r.levelname == 'WARNING']
 
 
 def test_what_is_not_an_array_is_named():
   for other in (1.0, jax.nn.relu):
     with pytest.raises(TypeError, match="at 'x', which is not an array"):
-      select(spdf.hidden_matrices, {'w': jnp.ones((2, 2)), 'x': other})
+      select(spdf.where.hidden_matrices, {'w': jnp.ones((2, 2)), 'x': other})
 
 
 def test_a_bare_array_trains():
@@ -175,7 +175,7 @@ def test_a_bare_array_trains():
   for _ in range(4):
     updates, state = update(w + 1, state, w)
     w = optax.apply_updates(w, updates)
-  spdf.check(w, state)
+  spdf.check_zeros(w, state)
   assert np.count_nonzero(w) <= int(spdf.get_mask(state).sum()) == 16
 
 
@@ -195,10 +195,10 @@ def test_a_selection_of_less_than_half_of_the_matrices_is_refused():
   params = {'Conv_1': leaf(3, 3, 8, 8), 'Dense_0': leaf(8, 10)}
   with pytest.raises(ValueError, match='leaves 87.8% .* dense, .* Conv_*'):
     init(params)
-  mask = spdf.get_mask(init(params, spdf.convolutions))
+  mask = spdf.get_mask(init(params, spdf.where.convolutions))
   assert mask['Conv_1'].sum() == 288
 
 
 def test_stacked_must_be_called():
   with pytest.raises(TypeError, match=r'where=stacked\(\)'):
-    select(spdf.stacked, PARAMS)
+    select(spdf.where.stacked, PARAMS)

@@ -103,7 +103,9 @@ def test_every_line_is_in_one_share(tmp_path_factory, contents, total):
   assert found == read([shards.FilePart(file) for file in files])
 
 
-def test_a_killed_shard_and_a_killed_join_go_on(texts, tmp_path, monkeypatch):
+def test_a_killed_shard_and_a_killed_join_continue(
+    texts, tmp_path, monkeypatch
+):
   expected = whole(texts, tmp_path / 'one' / 'x')
   output = tmp_path / 'many' / 'x'
   monkeypatch.setattr(preparation, '_BATCH', 300)

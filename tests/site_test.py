@@ -8,9 +8,9 @@ import re
 
 import pytest
 
+from experiments import notebooks
 from experiments.site import build
 from experiments.site import links
-from experiments.site import notebooks
 import spdf_jax
 from spdf_jax import extras
 

@@ -28,6 +28,8 @@ PRELUDE = textwrap.dedent('''
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
     import spdf_jax as spdf
+    from spdf_jax.sparsity import like_params
+    from spdf_jax.sparsity import statistics
 
     TIMES = dict(update_every=2, update_until=6)
 
@@ -80,11 +82,11 @@ UPDATES = textwrap.dedent('''
         grads = place(arrays(1 + i))
         updates, state = jax.block_until_ready(update(grads, state, params))
         params = jax.block_until_ready(optax.apply_updates(params, updates))
-      spdf.check(params, state)
-      spdf.check(params, spdf.densify(state))
+      spdf.check_zeros(params, state)
+      spdf.check_zeros(params, spdf.densify(state))
       mask = spdf.get_mask(state)
       summary = str(spdf.summarize(mask, params, where=WHERE))
-      changes = spdf.mask_changes(mask, mask, params, where=WHERE)
+      changes = statistics.mask_changes(mask, mask, params, where=WHERE)
       return params, state, summary, changes
 
     one = train(jax.jit(tx.init), jax.jit(tx.update), lambda tree: tree)
@@ -95,7 +97,8 @@ UPDATES = textwrap.dedent('''
       put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
       place = lambda tree: jax.tree.map(put, tree, SPECS)
       params = place(arrays(0))
-      like = spdf.state_shardings(jax.eval_shape(tx.init, params), params)
+      shapes = jax.eval_shape(tx.init, params)
+      like = like_params.state_shardings(shapes, params)
       init = jax.jit(tx.init, out_shardings=like)
       state = jax.block_until_ready(init(params))
       program = jax.jit(tx.update).lower(params, state, params).compile()

@@ -50,7 +50,7 @@ def test_partition_around_sparsify_merges_the_masks():
   assert {n: s.sparsity for n, s in summary.layers.items()} == {
       'h_0/wi/kernel': 0.5, 'h_1/wi/kernel': 0.75
   }
-  spdf.check(params, state)
+  spdf.check_zeros(params, state)
   assert mask['wte'] is None
 
 
@@ -140,7 +140,7 @@ def test_where_that_selects_nothing_lists_the_paths():
     tx.init(make_params())
 
 
-def test_update_without_params_says_what_to_pass():
+def test_update_without_params_shows_what_to_pass():
   tx = spdf.sparsify(optax.sgd(1e-2), spdf.static(0.5), key=0)
   params = make_params()
   with pytest.raises(ValueError, match='needs params'):

@@ -9,8 +9,8 @@ import pytest
 from tiny_run import static
 
 import spdf_jax as spdf
-from spdf_jax import create_algorithm
 from spdf_jax.sparsity.algorithms import ALGORITHMS
+from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms import resolve
 from spdf_jax.sparsity.distributions import ModelWide
@@ -135,7 +135,7 @@ def test_structures_are_named_with_or_without_arguments():
 
 def test_first_masks_are_made_by_name():
   mask = make('static', sparsity=0.5, init='magnitude').init(None, PARAMS)
-  want = spdf.magnitude_mask(None, PARAMS, 0.5)
+  want = spdf.init.magnitude(None, PARAMS, 0.5)
   np.testing.assert_array_equal(mask['b'], want['b'])
   zeroed = spdf.apply_mask(PARAMS, want)
   found = make('static', sparsity=0.5, init='nonzero').init(None, zeroed)
@@ -261,7 +261,7 @@ def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
 def test_what_python_has_made_already_is_taken_as_it_is():
   found = create_algorithm({
       'name': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
-      'distribution': spdf.erk, 'init': spdf.random_mask,
+      'distribution': spdf.erk, 'init': spdf.init.random,
       'structure': spdf.structures.block(2, 2), **UPDATES,
   })
   assert sparsities(found, 0) == [0.0]
@@ -304,7 +304,7 @@ def test_what_python_has_made_already_is_taken_as_it_is():
         ['a', {'name': 'partition', 'groups': [['*', RIGL]]}],
     ]}, "group 'a' is a partition; give its groups in the outer list"),
 ])
-def test_what_cannot_be_is_refused_in_a_sentence(spec, message):
+def test_invalid_input_is_refused_in_a_sentence(spec, message):
   with pytest.raises(ValueError, match=message) as caught:
     create_algorithm(json.loads(json.dumps(spec)))
   assert '\n' not in str(caught.value)

@@ -26,7 +26,7 @@ def find(texts, read, **shares):
 
 @given(st.integers(0, 10**6), st.floats(0, 0.5), st.floats(0, 0.4))
 @settings(deadline=None)
-def test_of_many_documents_each_share_is_a_stretch_of_hashes(first, a, b):
+def test_of_many_documents_each_share_is_a_range_of_hashes(first, a, b):
   texts = [f'Text {first + i}' for i in range(50)]
   found = find(texts, None, validation=a, test=b)
   for text, split in zip(texts, found):

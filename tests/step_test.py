@@ -167,7 +167,7 @@ def test_revived_weights_learn_from_the_first_dense_step_on():
   assert all(m.all() for m in masks_of(state).values())
 
 
-def test_gradients_of_pruned_weights_are_made_only_where_asked_for():
+def test_gradients_of_pruned_weights_are_made_only_where_requested():
   step, state = make_step(PLAN)
   asked = []
   for i in range(PLAN.total_steps):

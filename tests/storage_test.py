@@ -20,6 +20,8 @@ from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.accelerator import native
 from spdf_jax.sparsity.storage import kept_sizes
+from spdf_jax.sparsity.storage import pack_state
+from spdf_jax.sparsity.storage import unpack_state
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.storage import bytes_per_weight
 from spdf_jax.training.storage import check_storage
@@ -88,7 +90,7 @@ class Stop(Exception):
     pytest.param('dense', 'compact', marks=pytest.mark.slow),
     pytest.param('compact', 'compact', marks=pytest.mark.slow),
 ])
-def test_a_checkpoint_goes_on_with_either_storage(
+def test_a_checkpoint_continues_with_either_storage(
     whole, tmp_path, caplog, first, then
 ):
   def failing(step, params):
@@ -176,7 +178,7 @@ def steps_of(matmul='dense'):
   sizes = kept_sizes(spdf.get_mask(state.opt_state))
   packed = state.replace(**dict(zip(
       ('params', 'opt_state'),
-      spdf.pack_state(state.params, state.opt_state, sizes),
+      pack_state(state.params, state.opt_state, sizes),
   )))
   step = functools.partial(
       training.train_step, apply_fn=model.apply, optimizer=optimizer,
@@ -189,7 +191,7 @@ def steps_of(matmul='dense'):
 
 
 def unpack(state):
-  params, opt_state = spdf.unpack_state(state.params, state.opt_state)
+  params, opt_state = unpack_state(state.params, state.opt_state)
   return state.replace(params=params, opt_state=opt_state)
 
 
@@ -224,7 +226,7 @@ def test_under_jit_a_step_is_equal_to_rounding(matmul):
   assert_close(unpack(packed).params, state.params)
 
 
-def test_what_cannot_be_compact_is_refused():
+def test_compact_storage_is_refused_where_it_is_not_supported():
   run = make_run(storage='compact')
   check_storage(run.config, run.plan, run.mesh)
   moving = make_dynamic_run()

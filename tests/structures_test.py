@@ -11,6 +11,8 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import statistics
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.counts import fixed
 from spdf_jax.sparsity.counts import fraction_of
@@ -89,7 +91,7 @@ def test_masks_equal_brute_force(case, kind):
   scores = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
   if kind == 'ties':
     scores = np.round(2 * scores)
-  mask = spdf.mask_from_scores(
+  mask = masks.mask_from_scores(
       jnp.asarray(scores), sparsity, structure=structure
   )
   np.testing.assert_array_equal(mask, oracle(scores, sparsity, groups))
@@ -100,7 +102,7 @@ def test_random_masks_have_the_exact_count_everywhere(case):
   structure, sparsity, groups = CASES[case]
   params = {'w': jnp.zeros(SHAPE), 'v': None}
   draw = functools.partial(
-      spdf.random_mask, params=params, sparsity=sparsity, structure=structure
+      spdf.init.random, params=params, sparsity=sparsity, structure=structure
   )
   mask = draw(jax.random.key(0))
   assert mask['v'] is None
@@ -127,12 +129,13 @@ def test_shapes_and_masks_of_units_go_together(case):
   weights = structure.expand(mask, SHAPE)
   back = structure.reduce(weights.astype(jnp.float32)) > 0
   np.testing.assert_array_equal(back, mask)
-  assert spdf.mask_from_scores(jnp.zeros(SHAPE), 0.0, structure=structure).all()
+  dense = masks.mask_from_scores(jnp.zeros(SHAPE), 0.0, structure=structure)
+  assert dense.all()
 
 
 def test_whole_model_ranks_blocks():
   scores = {'a': jnp.ones((4, 4)).at[:2].set(5.0), 'b': jnp.full((2, 2), 2.0)}
-  mask = spdf.mask_from_scores(
+  mask = masks.mask_from_scores(
       scores, ModelWide(0.4), structure=structures.block(2, 2)
   )
   np.testing.assert_array_equal(mask['a'], scores['a'] > 1)
@@ -153,7 +156,7 @@ def test_impossible_structures_are_named(make, message):
 
 
 def test_sparsities_that_a_structure_cannot_have_are_named():
-  make = lambda sparsity: spdf.random_mask(
+  make = lambda sparsity: spdf.init.random(
       jax.random.key(0), jnp.zeros(SHAPE), sparsity,
       structure=structures.n_of_m(1, 3, 'outputs'),
   )
@@ -170,13 +173,13 @@ def test_model_wide_masks_count_over_all_leaves():
       'c': None,
   }
   for make in (
-      lambda p: spdf.magnitude_mask(None, p, ModelWide(0.75)),
-      lambda p: spdf.random_mask(jax.random.key(0), p, ModelWide(0.75)),
+      lambda p: spdf.init.magnitude(None, p, ModelWide(0.75)),
+      lambda p: spdf.init.random(jax.random.key(0), p, ModelWide(0.75)),
   ):
     mask = jax.jit(make)(params)
     assert mask['c'] is None
     assert mask['a'].sum() + mask['b'].sum() == 47 - 35
-  magnitude = spdf.magnitude_mask(None, params, ModelWide(1 - 14.4 / 47))
+  magnitude = spdf.init.magnitude(None, params, ModelWide(1 - 14.4 / 47))
   # The largest 12 of `a`, and one in each layer of `b`.
   assert (magnitude['a'] <= (params['a'] > 0)).all()
   assert magnitude['b'].sum((1, 2)).tolist() == [1, 1]
@@ -218,7 +221,7 @@ def test_n_of_m_moves_with_default_drop_fractions(make):
   _, state = tx.update(grads, state, params)
   mask = spdf.get_mask(state)
   assert (mask['w'].reshape(16, 4, 64).sum(1) == 2).all()
-  change, = spdf.mask_changes(before, mask, params).values()
+  change, = statistics.mask_changes(before, mask, params).values()
   assert change.grown == change.dropped > 2048 * 0.05
 
 
@@ -237,7 +240,7 @@ def test_complex_channels_are_ranked_per_weight_as_real_ones():
   channels = structures.channel('outputs')
 
   def mask_in(dtype):
-    return spdf.mask_from_scores(
+    return masks.mask_from_scores(
         jax.tree.map(lambda x: jnp.asarray(x, dtype), scores),
         spdf.model_wide(scores, 0.5), structure=channels,
     )

@@ -29,7 +29,7 @@ SECONDS = 300  # of patience with a child process.
 
 
 @pytest.mark.parametrize('texts', [['a'], ['=1'], ['a='], ['a=1', 'a=2']])
-def test_a_grid_that_says_nothing_is_refused(texts):
+def test_a_grid_without_values_is_refused(texts):
   with pytest.raises(ValueError, match='give every field once'):
     grids.parse_grid(texts)
 
@@ -205,7 +205,7 @@ def test_an_error_of_a_run_names_the_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_a_sweep_that_was_killed_goes_on_and_trains_no_run_twice(
+def test_a_sweep_that_was_killed_continues_and_trains_no_run_twice(
     tmp_path, caplog
 ):
   grid = f'{RATE}=1e-3,1e30'

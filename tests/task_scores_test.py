@@ -60,7 +60,7 @@ def test_answers_do_not_depend_on_their_batch_and_start_after_the_context(
   assert together[0] == model.tokenizer.decode(direct[0]).strip()
 
 
-def test_special_tokens_are_encoded_where_the_settings_say(
+def test_special_tokens_are_encoded_by_the_settings(
     model, tmp_path
 ):
   path = tmp_path / 'lambada.jsonl'

@@ -259,7 +259,7 @@ def test_single_inputs_without_a_reference_are_left_out_with_a_warning(caplog):
   assert 'Skipped 1 inputs of the train split' in caplog.text
 
 
-def test_fingerprints_tell_inputs_apart():
+def test_fingerprints_differ_between_inputs():
   one = task_of_inputs('toy', {'test': [Input('a', ('b', 'c'))]})
   split = [Input('a', ('b',)), Input('a', ('c',))]
   two = task_of_inputs('toy', {'test': split})
@@ -338,6 +338,6 @@ def f(a, b): "Other."
   ]
 
 
-def test_an_unknown_task_is_answered_with_the_nearest_name():
+def test_an_unknown_task_is_refused_with_the_nearest_name():
   with pytest.raises(ValueError, match="'docstrings'.*'python-docstrings'"):
     tasks.load_task('docstrings')

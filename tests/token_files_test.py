@@ -34,7 +34,7 @@ def test_what_is_written_is_read(tmp_path_factory, documents, vocab_size):
   assert file.description['bytes'] == len(flat)
 
 
-def test_the_description_says_what_the_tokens_are(tmp_path):
+def test_the_description_shows_what_the_tokens_are(tmp_path):
   file = write(tmp_path / 'train')
   assert file.description == {
       'format_version': 1,

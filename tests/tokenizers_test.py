@@ -148,7 +148,7 @@ def test_training_in_another_process_gives_the_same_fingerprint():
 
 
 @pytest.mark.process
-def test_one_thread_encodes_unless_the_user_asks_for_more(monkeypatch):
+def test_one_thread_encodes_unless_the_user_requests_more(monkeypatch):
   # Threads and a fork, as of a data loader, do not go together.
   script = (
       'import os; from spdf_jax.data.tokenizers import train_bpe;'

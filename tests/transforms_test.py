@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import spdf_jax as spdf
+from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import selection
 
 Axes = optax.contrib.MuonDimensionNumbers
@@ -66,7 +67,7 @@ def test_parameter_shaped_state_is_found_in_any_nesting(optimizer):
   state = tx.init(params)
   marks = {'a': {'w': 'a/w'}, 'w': 'w', 'b': 'b'}
   found = []
-  spdf.map_like_params(
+  like_params.map_like_params(
       lambda x, mark: found.append((mark, x.shape)), state, params, marks
   )
   matrices = [x for x in jax.tree.leaves(state) if x.shape == (4, 6)]

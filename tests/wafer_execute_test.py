@@ -154,7 +154,7 @@ def test_every_bit_and_hop_is_that_of_a_core_by_core_emulation(sizes):
 
 
 @pytest.mark.parametrize('encoding', ['wavelet', 'bitmap'])
-def test_counts_are_what_the_cost_rule_says(encoding):
+def test_counts_equal_those_of_the_cost_rule(encoding):
   tokens, inputs, outputs = 64, 32, 48
   device = create_device('cs2', cores=64, window=16, encoding=encoding)
   rng = np.random.default_rng(1)

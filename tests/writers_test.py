@@ -64,7 +64,7 @@ def test_tensorboard_reads_the_numbers_and_hides_what_came_twice(tmp_path):
   assert 2 in starts  # TensorBoard drops what it had from step 2 on.
 
 
-def test_weights_and_biases_goes_on_with_the_run_of_the_workdir(
+def test_weights_and_biases_continues_with_the_run_of_the_workdir(
     tmp_path, monkeypatch
 ):
   log = []
@@ -106,6 +106,6 @@ def test_a_library_that_is_missing_is_named_before_training(monkeypatch):
     choose_writers(['wandb'])
 
 
-def test_an_unknown_dashboard_is_answered_with_the_nearest_name():
+def test_an_unknown_dashboard_is_refused_with_the_nearest_name():
   with pytest.raises(ValueError, match="writer 'tensorbord'.*'tensorboard'"):
     choose_writers(['tensorbord'])

@@ -31,6 +31,7 @@ import spdf_jax as spdf
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
+from spdf_jax.sparsity import masks
 from spdf_jax.training import matmul
 
 _LARGEST_STEP_RATIO = 1.02
@@ -201,7 +202,7 @@ def measure_topk(
   scores = jnp.asarray(rng.standard_normal(shape, np.float32))
   functions = [
       jax.jit(f, static_argnums=1)
-      for f in (spdf.mask_from_scores, topk.argsort_mask, _lax_mask)
+      for f in (masks.mask_from_scores, topk.argsort_mask, _lax_mask)
   ]
   calls = [lambda f=f: f(scores, topk.SPARSITY) for f in functions]
   timings = measuring.interleave(calls, repeats, warmups=_WARMUPS)
@@ -209,9 +210,9 @@ def measure_topk(
   yield measuring.sampled_row(
       case, 'mask_from_scores, ms', 1e3 * timings.wall[0], rng
   )
-  first, *masks = timings.results
+  first, *others = timings.results
   for name, seconds, mask in zip(
-      ('argsort', 'lax.top_k'), timings.wall[1:], masks
+      ('argsort', 'lax.top_k'), timings.wall[1:], others
   ):
     yield measuring.sampled_row(
         case, f'{name} / mask_from_scores', seconds / timings.wall[0], rng

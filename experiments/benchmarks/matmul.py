@@ -22,7 +22,7 @@ from experiments.benchmarks import measuring
 from spdf_jax.accelerator import bf16_matmul
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator import sparse_matmul
-from spdf_jax.sparsity import random_mask
+from spdf_jax.sparsity import masks
 
 SPEEDUPS = {
     'float32': {0.5: 1.45, 0.75: 2.5, 0.9: 5.0, 0.95: 8.0},
@@ -150,7 +150,7 @@ def _time(
     tokens: int,
     repeats: int,
     rng: np.random.Generator,
-    make_mask: Callable[..., jax.Array] = random_mask,
+    make_mask: Callable[..., jax.Array] = masks.random,
     dtype: str = 'float32',
 ) -> dict[float, measuring.Timings]:
   """Times dense and native layers, interleaved, by sparsity.

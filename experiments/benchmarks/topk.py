@@ -15,6 +15,7 @@ import numpy as np
 
 from experiments.benchmarks import measuring
 import spdf_jax as spdf
+from spdf_jax.sparsity import masks
 
 SHAPE = (4096, 16384)
 SPARSITY = 0.75
@@ -41,7 +42,7 @@ def measure_shape(
   normal = jnp.asarray(rng.standard_normal(shape, np.float32))
   ours, argsort = (
       jax.jit(f, static_argnums=1).lower(normal, SPARSITY).compile()
-      for f in (spdf.mask_from_scores, argsort_mask)
+      for f in (masks.mask_from_scores, argsort_mask)
   )
   cases = {'normal': normal, 'many ties': jnp.round(8 * normal)}
   for case, scores in cases.items():
@@ -80,7 +81,7 @@ def _random_rows(
   ours, argsort = (
       jax.jit(f).lower(key).compile()
       for f in (
-          lambda key: spdf.random_mask(key, like, SPARSITY),
+          lambda key: spdf.init.random(key, like, SPARSITY),
           lambda key: argsort_mask(jax.random.uniform(key, shape), SPARSITY),
       )
   )

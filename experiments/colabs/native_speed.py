@@ -136,7 +136,7 @@ native_layer = jax.jit(
 )
 draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape)
 w = draw(0, INPUTS, OUTPUTS)
-masks = {s: spdf.random_mask(jax.random.key(1), w, s) for s in SPARSITIES}
+masks = {s: spdf.init.random(jax.random.key(1), w, s) for s in SPARSITIES}
 
 # Both give the same numbers.
 x, dy = draw(2, 64, INPUTS), draw(3, 64, OUTPUTS)

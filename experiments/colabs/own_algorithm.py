@@ -54,6 +54,7 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import models
 from spdf_jax.runs import style
+from spdf_jax.sparsity import schedules
 
 # %% [markdown]
 # ## 1. By an argument
@@ -98,7 +99,7 @@ def granet(sparsity, fraction, *, update_every, update_until):
       sparsity, update_every=update_every, update_until=update_until
   )
   updates = range(0, update_until + 1, update_every)
-  fractions = spdf.cosine(fraction, update_until)
+  fractions = schedules.cosine(fraction, update_until)
 
   def update(key, count, mask, params, grads):
     del key  # Nothing is random.
@@ -155,7 +156,7 @@ print(f'equal at every update; at the end {masks["by hand"]["w"].mean():.1%} '
 # ## 4. On text
 #
 # A tiny GPT learns the source code of Python's standard library, as bytes.
-# `track_masks` around the optimizer counts changes of the mask;
+# With `track=True` the optimizer counts changes of the mask;
 # `mask_statistics` reads the counts.
 
 # %%
@@ -186,8 +187,9 @@ def predict(params, tokens):
 def train(algorithm):
   """Trains; returns steps, sparsity, survival, exploration and losses."""
   where = models.sparsifiable
-  tx = spdf.sparsify(optax.adamw(rate), algorithm, where=where, key=0)
-  tx = spdf.track_masks(tx, algorithm)
+  tx = spdf.sparsify(
+      optax.adamw(rate), algorithm, where=where, key=0, track=True
+  )
 
   def loss_fn(params, batch):
     return optax.softmax_cross_entropy_with_integer_labels(

@@ -86,7 +86,7 @@ from spdf_jax.runs import style
 devices = {name: wafer.create_device(name) for name in ('cs2', 'cs3')}
 x = jnp.ones((8192, 1024), jnp.float16)
 w = jnp.ones((1024, 4096), jnp.float16)
-mask = spdf.random_mask(jax.random.key(0), w, 0.75)
+mask = spdf.init.random(jax.random.key(0), w, 0.75)
 
 
 def layer(x, w, mask):

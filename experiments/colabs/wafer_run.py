@@ -213,9 +213,9 @@ layer = 'h_1', 'mlp', 'wi', 'kernel'
 w = functools.reduce(lambda tree, key: tree[key], layer, states[-1].params)
 key = jax.random.key(1)
 masks = {
-    'random': spdf.random_mask(key, w, 0.75),
-    'magnitude': spdf.magnitude_mask(key, w, 0.75),
-    'blocks of 16 x 16': spdf.magnitude_mask(
+    'random': spdf.init.random(key, w, 0.75),
+    'magnitude': spdf.init.magnitude(key, w, 0.75),
+    'blocks of 16 x 16': spdf.init.magnitude(
         key, w, 0.75, structure=spdf.structures.block(16, 16)
     ),
 }

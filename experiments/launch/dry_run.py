@@ -169,8 +169,11 @@ def _budgets(plan: dict[str, Any]) -> list[str]:
   return [
       f'Against dense training for the steps of {" and ".join(t["against"])} '
       f'alone, {t["name"]} takes\n{t["of_dense"]:.1%} of the FLOPs, '
-      f'{t["of_dense_with_embedding"]:.1%} with embedding; effective sparsity '
-      f'{t["effective_sparsity"]:.2%}.'
+      f'{t["of_dense_with_embedding"]:.1%} with embedding'
+      + (
+          f'; effective sparsity {t["effective_sparsity"]:.2%}.'
+          if 0 < t['effective_sparsity'] < 1 else '.'
+      )
       for t in plan['totals'] if not _same_steps(t)
   ]
 

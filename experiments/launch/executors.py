@@ -57,8 +57,8 @@ def opened() -> Iterator['RayExecutor | None']:
 
   Raises:
     ImportError: Ray is not installed.
-    OSError: There is no Ray cluster.
-    ValueError: No node of the cluster has the resources of a run.
+    OSError: there is no Ray cluster.
+    ValueError: no node of the cluster has the resources of a run.
   """
   if name() == 'local':
     yield None

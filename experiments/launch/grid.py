@@ -71,7 +71,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     Values by field.
 
   Raises:
-    ValueError: A text does not have that form, or a field occurs twice.
+    ValueError: a text does not have that form, or a field occurs twice.
 
   Example:
     >>> parse_grid(['optimizer.b2=0.95,0.99', 'data.task=e2e'])
@@ -131,7 +131,7 @@ def plan_runs(
     Pairs (changed values, config), one for each run.
 
   Raises:
-    ValueError: The grid is not of this form or has a run twice, the config has
+    ValueError: the grid is not of this form or has a run twice, the config has
       no such field, the config of a run is invalid, or the metric or a task is
       unknown or not measured.
   """
@@ -209,7 +209,7 @@ def rank(results: Sequence[Result], metric: str) -> list[Choice]:
     A choice for each point with results.
 
   Raises:
-    ValueError: A run has no such metric.
+    ValueError: a run has no such metric.
 
   Example:
     >>> results = [Result({'a': a}, s, '', {'validation/loss': a + s})

@@ -74,8 +74,9 @@ def plot_mask_diagram(sparsity: float = 0.75, seed: int = 2) -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: After Cerebras 2022, "Creating sparse GPT-3 models with iterative
-  pruning", figure 1.
+  References:
+    After Cerebras 2022, "Creating sparse GPT-3 models with iterative
+    pruning", figure 1.
 
   Example:
     >>> len(plot_mask_diagram().axes)
@@ -105,7 +106,8 @@ def plot_spdf_diagram(sparsity: float = 0.75, seed: int = 2) -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: After Thangarasa et al. 2023, "SPDF", figure 1.
+  References:
+    After Thangarasa et al. 2023, "SPDF", figure 1.
 
   Example:
     >>> len(plot_spdf_diagram().axes)
@@ -138,8 +140,9 @@ def plot_variable_diagram(sparsity: float = 0.9, seed: int = 2) -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: After Cerebras 2023, "Variable Sparse Pre-training and Dense
-  Fine-tuning", figure 3.
+  References:
+    After Cerebras 2023, "Variable Sparse Pre-training and Dense
+    Fine-tuning", figure 3.
 
   Example:
     >>> len(plot_variable_diagram().axes)

@@ -128,8 +128,9 @@ def plot_flops_bars() -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: Thangarasa et al. 2023, "SPDF", table 2; Cerebras 2023, "Variable
-  Sparse Pre-training", figure 5.
+  References:
+    Thangarasa et al. 2023, "SPDF", table 2; Cerebras 2023, "Variable Sparse
+    Pre-training", figure 5.
 
   Example:
     >>> [ax.get_title() for ax in plot_flops_bars().axes][:2]
@@ -217,7 +218,8 @@ def plot_flops_reduction() -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: Thangarasa et al. 2023, "SPDF", section 3.5 and appendix, table 2.
+  References:
+    Thangarasa et al. 2023, "SPDF", section 3.5 and appendix, table 2.
 
   Example:
     >>> plot_flops_reduction().axes[0].get_xlabel()

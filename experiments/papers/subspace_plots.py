@@ -31,7 +31,8 @@ def plot_distances(names: Sequence[str], pairs: Sequence[Distances]) -> Any:
     ImportError: matplotlib is not installed.
     ValueError: there is no pair, or the number of names differs.
 
-  Source: Thangarasa et al. 2023, "SPDF", figures 3 and 4.
+  References:
+    Thangarasa et al. 2023, "SPDF", figures 3 and 4.
 
   Example:
     >>> figure = plot_distances(['dense'], [{(0, 'wq'): 0.5, (1, 'wq'): 0.25}])

@@ -46,7 +46,8 @@ def cosine_distances(
     ValueError: the models differ, or a matrix has no direction because it is
       all zero or not finite.
 
-  Source: Thangarasa et al. 2023, "SPDF", section 3.4, figures 3 and 4.
+  References:
+    Thangarasa et al. 2023, "SPDF", section 3.4, figures 3 and 4.
 
   Example:
     >>> model = lambda w: {'h_0': {'attn': {'wq': {'kernel': np.array([w])}}}}

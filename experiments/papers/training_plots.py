@@ -32,7 +32,8 @@ def plot_sawtooth(
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: Cerebras 2022, "Iterative pruning", figure 3.
+  References:
+    Cerebras 2022, "Iterative pruning", figure 3.
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
@@ -125,7 +126,8 @@ def plot_algorithms(runs: Mapping[str, RunRecord]) -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: Cerebras 2024, "Sparsity made easy", figure 8.
+  References:
+    Cerebras 2024, "Sparsity made easy", figure 8.
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord

@@ -45,7 +45,8 @@ def plot_fine_tuning(points: Sequence[Tuned]) -> Any:
   Raises:
     ImportError: matplotlib is not installed.
 
-  Source: Thangarasa et al. 2023, "SPDF", figure 2.
+  References:
+    Thangarasa et al. 2023, "SPDF", figure 2.
 
   Example:
     >>> points = [Tuned('toy', 'loss', 0.0, DENSE, (1.0,)),

@@ -53,7 +53,7 @@ def step_seconds(
     A non-increasing function from a sparsity to seconds.
 
   Raises:
-    ValueError: The machine is unknown, the count is out of range, or the model
+    ValueError: the machine is unknown, the count is out of range, or the model
       does not fit this machine's memory.
 
   Example:
@@ -108,7 +108,7 @@ def measure_step(run: Run) -> float:
     Seconds of a step, the median of three after a first one that compiles.
 
   Raises:
-    ValueError: The state does not fit the free memory.
+    ValueError: the state does not fit the free memory.
   """
   needed = run.parameters * 4 * _MOMENTS_AND_GRADIENTS
   free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')

@@ -72,10 +72,11 @@ def plan_stages(
 
   Raises:
     OutOfBudget: All steps at the last sparsity exceed the budget.
-    ValueError: An argument is out of its range.
+    ValueError: an argument is out of its range.
 
-  Source: Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning",
-  which controls the FLOPs by sparsity and length of the first stage.
+  References:
+    Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning",
+    which controls the FLOPs by sparsity and length of the first stage.
 
   Example:
     >>> cost = lambda sparsity: 1 - sparsity

@@ -25,7 +25,7 @@ def read_lambada(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     A pair (passage without its last word, last word) for each line.
 
   Raises:
-    ValueError: A line has neither `text` nor both other fields, or a text has
+    ValueError: a line has neither `text` nor both other fields, or a text has
       a single word.
 
   Example:
@@ -127,9 +127,10 @@ def score_lambada(
     negative log probability, per target) and `items`.
 
   Raises:
-    ValueError: The protocol is unknown, or there is no passage.
+    ValueError: the protocol is unknown, or there is no passage.
 
-  Source: Paperno et al. 2016, "The LAMBADA dataset".
+  References:
+    Paperno et al. 2016, "The LAMBADA dataset".
 
   Example:
     >>> import jax.numpy as jnp

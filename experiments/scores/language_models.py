@@ -46,7 +46,7 @@ class LanguageModel:
     config: Config of the run; `None` for a model that no run has trained.
 
   Raises:
-    ValueError: The tokenizer has more tokens than the model.
+    ValueError: the tokenizer has more tokens than the model.
   """
 
   name: str
@@ -86,7 +86,7 @@ def open_run(source: str, tokenizer: str | None = None) -> LanguageModel:
     The model with its tokenizer.
 
   Raises:
-    ValueError: There is no such checkpoint, or it does not record its model and
+    ValueError: there is no such checkpoint, or it does not record its model and
       data.
   """
   checkpoint = training.find_checkpoint(source)
@@ -123,7 +123,7 @@ def open_hf(directory: str) -> LanguageModel:
     The model with its tokenizer.
 
   Raises:
-    ValueError: A file is missing, or of an unknown kind.
+    ValueError: a file is missing, or of an unknown kind.
   """
   if _is_compact(pathlib.Path(directory)):
     return open_listed(directory)
@@ -160,8 +160,8 @@ def open_listed(
     The unscanned model with its tokenizer; its sparse products are native.
 
   Raises:
-    ValueError: There is no such model or tokenizer, or it cannot be read.
-    TypeError: There are no products of the dtype.
+    ValueError: there is no such model or tokenizer, or it cannot be read.
+    TypeError: there are no products of the dtype.
   """
   directory, run = pathlib.Path(source), None
   if _is_hf(directory):
@@ -217,7 +217,7 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
     The Flax module and its parameters.
 
   Raises:
-    ValueError: There is no model, or the checkpoint does not record its sizes.
+    ValueError: there is no model, or the checkpoint does not record its sizes.
   """
   directory = pathlib.Path(source)
   if _is_hf(directory):
@@ -248,7 +248,7 @@ def mask_of(checkpoint: pathlib.Path, params: Any) -> Any:
     `interop.mask_of_zeros`.
 
   Raises:
-    ValueError: The mask in `IMPORTED_MASKS` does not fit the parameters.
+    ValueError: the mask in `IMPORTED_MASKS` does not fit the parameters.
   """
   masks: Mapping[str, Any] = checkpoint_files.read_masks(checkpoint)
   imported = checkpoint.parent.parent / IMPORTED_MASKS

@@ -158,7 +158,7 @@ def score_texts(
 
   Raises:
     ImportError: sacrebleu or nltk is not installed.
-    ValueError: A name is unknown, the lengths differ, or a reference is
+    ValueError: a name is unknown, the lengths differ, or a reference is
       missing.
 
   Example:

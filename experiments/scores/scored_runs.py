@@ -59,7 +59,7 @@ def find_runs(folders: Sequence[str | os.PathLike[str]]) -> Found:
     The runs, sorted by source, and the problems.
 
   Raises:
-    ValueError: A folder is missing or has no run, or a run has two different
+    ValueError: a folder is missing or has no run, or a run has two different
       scores of one kind.
   """
   scores: dict[str, dict[tuple[str, str, str], float]] = {}

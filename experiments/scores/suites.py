@@ -96,7 +96,7 @@ def run_suite(
 
   Raises:
     ImportError: lm-eval is not installed.
-    ValueError: The suite is unknown.
+    ValueError: the suite is unknown.
   """
   measures = names.lookup('suite', suite, SUITES)
   evaluator = extras.require('lm_eval.evaluator', 'harness')

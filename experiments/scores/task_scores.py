@@ -49,7 +49,7 @@ def parse_tasks(tasks: Sequence[str]) -> list[tuple[str, str]]:
     Name and path of each task; `''` is no path.
 
   Raises:
-    ValueError: A name is unknown or given twice, a path is missing, or nothing
+    ValueError: a name is unknown or given twice, a path is missing, or nothing
       is there.
 
   Example:
@@ -90,9 +90,9 @@ def score_tasks(
     The scores of each task.
 
   Raises:
-    ValueError: A task is invalid, or the model or a setting does not suit it;
+    ValueError: a task is invalid, or the model or a setting does not suit it;
       most of this is found before the first task is scored.
-    ImportError: A library is missing.
+    ImportError: a library is missing.
   """
   named = parse_tasks(tasks)
   for name, _ in named:
@@ -142,8 +142,8 @@ def score_task(
     The scores.
 
   Raises:
-    ValueError: The name is unknown, or the files do not belong to the task.
-    ImportError: A library is missing.
+    ValueError: the name is unknown, or the files do not belong to the task.
+    ImportError: a library is missing.
   """
   score = _scorer(name)
   _check(model, name, settings)
@@ -341,9 +341,10 @@ def target_loss(
     The total loss of the targets.
 
   Raises:
-    ValueError: There are no pairs, or a size is not positive.
+    ValueError: there are no pairs, or a size is not positive.
 
-  Source: Thangarasa et al. 2023, "SPDF", section 3.
+  References:
+    Thangarasa et al. 2023, "SPDF", section 3.
 
   Example:
     >>> import jax.numpy as jnp

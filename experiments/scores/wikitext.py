@@ -18,7 +18,8 @@ def detokenize_wikitext(text: str) -> str:
   Returns:
     The text with ordinary spacing; headings keep their equals signs.
 
-  Source: Shoeybi et al. 2019, "Megatron-LM", appendix E.
+  References:
+    Shoeybi et al. 2019, "Megatron-LM", appendix E.
 
   Example:
     >>> detokenize_wikitext('He had 1 @,@ 000 songs ( of " note " ) , all')
@@ -98,9 +99,10 @@ def adjusted_perplexity(
     `adjusted_perplexity`, `loss` (nats per token), `tokens` and `words`.
 
   Raises:
-    ValueError: The text has less than two words, or `stride` is out of range.
+    ValueError: the text has less than two words, or `stride` is out of range.
 
-  Source: Shoeybi et al. 2019, "Megatron-LM", section 5.3 and appendix E.
+  References:
+    Shoeybi et al. 2019, "Megatron-LM", section 5.3 and appendix E.
 
   Example:
     >>> import jax.numpy as jnp

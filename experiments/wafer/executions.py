@@ -75,7 +75,7 @@ def compare(events: Iterable[Event], report: wafer.Report) -> list[Executed]:
     operation's name ends with that of the event.
 
   Raises:
-    ValueError: An event has no operation in the report, for instance because
+    ValueError: an event has no operation in the report, for instance because
       the product has no layer name, or the number of its executions differs.
   """
   found: dict[Key, list[Event]] = {}
@@ -313,14 +313,14 @@ def _cases(params: PyTree) -> Iterator[_Case]:
   key = jax.random.key(1)
   for sparsity in (0.0, 0.75, 0.9):
     name = f'random, {sparsity:.0%} zeros' if sparsity else 'dense'
-    yield _Case(name, sparsity, masks.random_mask(key, hidden, sparsity))
+    yield _Case(name, sparsity, masks.random(key, hidden, sparsity))
   yield _Case(
-      'magnitude, 75% zeros', 0.75, masks.magnitude_mask(key, hidden, 0.75)
+      'magnitude, 75% zeros', 0.75, masks.magnitude(key, hidden, 0.75)
   )
   blocks = structures.block(_BLOCK, _BLOCK)
   yield _Case(
       'blocks, 75% zeros', 0.75,
-      masks.magnitude_mask(key, hidden, 0.75, structure=blocks),
+      masks.magnitude(key, hidden, 0.75, structure=blocks),
   )
 
 

@@ -68,7 +68,7 @@ def roofline_seconds(
     nothing, as they are fused.
 
   Raises:
-    ValueError: The GPU is unknown.
+    ValueError: the GPU is unknown.
 
   Example:
     >>> from spdf_jax import costs

@@ -56,10 +56,11 @@ def plot_appendix_c(name: str = 'cs2') -> Any:
     A `matplotlib.figure.Figure`.
 
   Raises:
-    ValueError: The device is unknown.
+    ValueError: the device is unknown.
     ImportError: matplotlib is not installed.
 
-  Source: Thangarasa et al. 2023, "SPDF", appendix C, after Lie 2021.
+  References:
+    Thangarasa et al. 2023, "SPDF", appendix C, after Lie 2021.
 
   Example:
     >>> len(plot_appendix_c().axes)
@@ -118,7 +119,7 @@ def plot_roofline(report: wafer.Report) -> Any:
     A `matplotlib.figure.Figure`.
 
   Raises:
-    ValueError: The report has no products of weights.
+    ValueError: the report has no products of weights.
     ImportError: matplotlib is not installed.
 
   Example:

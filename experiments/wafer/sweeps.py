@@ -33,7 +33,7 @@ def sweep_sparsities(
     Seconds [N], float32.
 
   Raises:
-    ValueError: A sparsity is outside [0, 1).
+    ValueError: a sparsity is outside [0, 1).
 
   Example:
     >>> from spdf_jax import costs, models

@@ -100,7 +100,7 @@ def variants_table(name: str) -> str:
     A text of several lines.
 
   Raises:
-    ValueError: The name is unknown.
+    ValueError: the name is unknown.
 
   Example:
     >>> print(variants_table('clock').splitlines()[-1].split()[0])

@@ -29,8 +29,9 @@ def forward_flops(
   Raises:
     ValueError: `sparsity` is outside [0, 1] or `length` is below 1.
 
-  Source: Hoffmann et al. 2022, "Training Compute-Optimal Large Language
-  Models", appendix F; Thangarasa et al. 2023, "SPDF", appendix A.4.
+  References:
+    Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models",
+    appendix F; Thangarasa et al. 2023, "SPDF", appendix A.4.
 
   Example:
     >>> from spdf_jax.models import PRESETS
@@ -64,8 +65,9 @@ def softmax_flops(config: Sizes, length: int) -> int:
   Returns:
     FLOPs for one sequence.
 
-  Source: Hoffmann et al. 2022, "Training Compute-Optimal Large Language
-  Models", appendix F.
+  References:
+    Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models",
+    appendix F.
 
   Example:
     >>> from spdf_jax.models import PRESETS
@@ -89,8 +91,9 @@ def embedding_flops(config: Sizes, length: int) -> int:
   Returns:
     FLOPs for one sequence and one pass.
 
-  Source: Hoffmann et al. 2022, "Training Compute-Optimal Large Language
-  Models", appendix F.
+  References:
+    Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models",
+    appendix F.
 
   Example:
     >>> from spdf_jax.models import PRESETS
@@ -126,8 +129,9 @@ def training_flops(
   Raises:
     ValueError: `sparsity` is outside [0, 1] or `length` is below 1.
 
-  Source: Thangarasa et al. 2023, "SPDF", appendix table 2; for dense
-  gradients Evci et al. 2020, "Rigging the Lottery", appendix H.
+  References:
+    Thangarasa et al. 2023, "SPDF", appendix table 2; for dense gradients
+    Evci et al. 2020, "Rigging the Lottery", appendix H.
 
   Example:
     >>> from spdf_jax.models import PRESETS
@@ -147,7 +151,9 @@ def effective_sparsity(
 
   `1 - sum(steps_i * (1 - sparsity_i)) / reference_steps`: the fraction of a
   dense run's FLOPs in hidden matrices that the phases save. It is negative if
-  the phases cost more than the dense run.
+  the phases cost more than the dense run. Of Variable SPDF it is 75 % if the
+  dense run has as many steps as both phases on one learning-rate schedule, or
+  as the sparse phase where the dense one has a schedule of its own.
 
   Args:
     steps: Number of steps of each phase.
@@ -158,10 +164,11 @@ def effective_sparsity(
     The effective sparsity.
 
   Raises:
-    ValueError: The lengths of the lists differ, or `reference_steps` is below
+    ValueError: the lengths of the lists differ, or `reference_steps` is below
       1.
 
-  Source: Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning".
+  References:
+    Cerebras 2023, "Variable Sparse Pre-training and Dense Fine-tuning".
 
   Example:
     >>> round(effective_sparsity([62_523, 9_379], [0.9, 0.0], 62_523), 4)

@@ -45,9 +45,10 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
     JSON-serializable data: name, model sizes and a dropout rate above 0,
     parameters, sparsified parameters, totals against dense training (see
     `totals_of`) and, per phase, steps, tokens, final sparsity of the sparsified
-    parameters and of all, FLOPs per step (the mean, that of a dense step, and
-    that of the input embedding, which both leave out), mask updates as ranges,
-    the spans of constant sparsity, and notes.
+    parameters and of all, whether it continues the learning rate, FLOPs per
+    step (the mean, that of a dense step, and that of the input embedding, which
+    both leave out), mask updates as ranges, the spans of constant sparsity, and
+    notes.
   """
   sizes = run.model.config
 
@@ -76,6 +77,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
         'batch_size': phase.batch_size,
         'length': phase.length,
         'source': phase.data,
+        'continues': phase.continues,
         'sparsity': spans[-1].sparsity,
         'overall_sparsity': spans[-1].sparsity * hidden / run.parameters,
         'tokens': phase.tokens,
@@ -106,11 +108,16 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
       'sparsified_parameters': hidden,
       'phases': phases,
       'totals': totals_of(phases),
-      'compute': _describe_compute(run),
+      'compute': _describe_compute(run, phases),
   }
 
 
-def _describe_compute(run: Run) -> str:
+def _describe_compute(
+    run: Run, phases: Sequence[Mapping[str, Any]]
+) -> str:
+  """Returns which programs multiply sparse matrices; '' if none is sparse."""
+  if not any(span['sparsity'] for phase in phases for span in phase['spans']):
+    return ''
   if run.config.matmul == execute.WAFER:
     return _EMULATES.format(cores=int(execute.CORNER.cores))
   if run.sparse_steps is None:
@@ -218,22 +225,22 @@ Record = Mapping[str, Any]
 
 
 def totals_of(phases: Sequence[Record]) -> list[dict[str, Any]]:
-  """Sums the phases of a plan, each sum against dense training.
+  """Sums the costs of a plan and compares them with dense training.
 
   Args:
     phases: Phases as in `plan.json`.
 
   Returns:
     The total of all phases; that of pre-training, the phases on a corpus, if
-    there are others; and, if pre-training has several phases, its total against
-    dense training for the steps of the first one alone. In the last one, phases
-    that follow a standard budget of training count as additional cost.
+    there are others; and, if a later phase of pre-training has a learning-rate
+    schedule of its own, the total against dense training for the steps before
+    it alone: what follows a complete schedule is additional cost.
 
   Example:
     >>> sparse = dict(
     ...     name='sparse', source='corpus', steps=100, tokens=6400,
     ...     flops_per_step=2.5, dense_flops_per_step=10.0,
-    ...     embedding_flops_per_step=2.5, spans=[
+    ...     embedding_flops_per_step=2.5, continues=False, spans=[
     ...         dict(start=0, steps=100, sparsity=0.9, flops_per_step=2.5)])
     >>> dense = sparse | dict(
     ...     name='dense', steps=15, tokens=960, flops_per_step=10.0, spans=[
@@ -249,15 +256,16 @@ def totals_of(phases: Sequence[Record]) -> list[dict[str, Any]]:
   pretraining = {'name': 'pre-training'}
   if 0 < len(corpus) < len(phases):
     found.append(pretraining | total_of(corpus, corpus))
-  if len(corpus) > 1:
-    found.append(pretraining | total_of(corpus, corpus[:1]))
+  own = [i for i, phase in enumerate(corpus) if i and not phase['continues']]
+  if own:
+    found.append(pretraining | total_of(corpus, corpus[:own[0]]))
   return found
 
 
 def total_of(
     phases: Sequence[Record], against: Sequence[Record]
 ) -> dict[str, Any]:
-  """Sums phases, against dense training for the steps of some phases.
+  """Sums the costs of phases and compares them with dense training.
 
   Args:
     phases: Phases as in `plan.json`.

@@ -200,7 +200,7 @@ def simulate_run(
     The estimate.
 
   Raises:
-    ValueError: One sequence per system does not fit, or `systems` is below 1
+    ValueError: one sequence per system does not fit, or `systems` is below 1
       or above the device's `largest_cluster`.
   """
   updates = set(run.plan.update_steps.tolist())
@@ -407,7 +407,7 @@ def advise_batch(
     The numbers of sequences and their memory.
 
   Raises:
-    ValueError: One sequence does not fit.
+    ValueError: one sequence does not fit.
 
   Example:
     >>> from spdf_jax.accelerator.wafer import create_device

@@ -84,7 +84,7 @@ def schedule_batches(
     and of the rows to read, by default all.
 
   Raises:
-    ValueError: A number of an allotment is not positive, or its source is
+    ValueError: a number of an allotment is not positive, or its source is
       unknown, is smaller than a batch, needs more than its `max_epochs`, or
       does not support the lengths.
 
@@ -165,7 +165,7 @@ def evaluation_batches(
     Batches [batch_size, length]; rows that pad the last one have weight 0.
 
   Raises:
-    ValueError: A number is not positive, or the source has no row.
+    ValueError: a number is not positive, or the source has no row.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs

@@ -190,9 +190,9 @@ def read_tokenizer(
     The tokenizer.
 
   Raises:
-    ImportError: The tokenizer needs an extra that is not installed.
-    OSError: The corpus is not prepared.
-    ValueError: The file of the tokenizer is damaged.
+    ImportError: the tokenizer needs an extra that is not installed.
+    OSError: the corpus is not prepared.
+    ValueError: the file of the tokenizer is damaged.
 
   Example:
     >>> read_tokenizer('python-stdlib', tokenizer='bytes', cache_dir='none')
@@ -219,8 +219,8 @@ def open_corpus(directory: Path | str) -> Corpus:
     The corpus, named by the folder.
 
   Raises:
-    OSError: A file is missing.
-    ValueError: The corpus is not finished, a file is damaged, or its tokens do
+    OSError: a file is missing.
+    ValueError: the corpus is not finished, a file is damaged, or its tokens do
       not have its fingerprint. Of files above 4 GiB only the length is checked;
       `verify_corpus` reads them.
   """
@@ -239,8 +239,8 @@ def verify_corpus(directory: Path | str) -> Corpus:
     The corpus.
 
   Raises:
-    OSError: A file is missing.
-    ValueError: The corpus is not finished, or a file is damaged; the message
+    OSError: a file is missing.
+    ValueError: the corpus is not finished, or a file is damaged; the message
       names it.
 
   Example:

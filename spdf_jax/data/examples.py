@@ -62,7 +62,7 @@ class Examples:
       The sequence length, in tokens.
 
     Raises:
-      ValueError: The lengths differ, or an example is longer.
+      ValueError: the lengths differ, or an example is longer.
     """
     if len(set(lengths)) > 1:
       raise ValueError(
@@ -142,7 +142,7 @@ def encode_pairs(
     The examples, in the order of `pairs`.
 
   Raises:
-    ValueError: There are no pairs, or `max_length` is below 4.
+    ValueError: there are no pairs, or `max_length` is below 4.
 
   Example:
     >>> from spdf_jax.data.tokenizers import ByteTokenizer

@@ -32,7 +32,7 @@ class Mixture:
     repeats: Largest number of reads of a block in an epoch.
 
   Raises:
-    ValueError: Names differ, a weight is not positive, or `repeats` is below
+    ValueError: names differ, a weight is not positive, or `repeats` is below
       one.
 
   Example:
@@ -89,7 +89,7 @@ class Mixture:
       The length of a block, in tokens.
 
     Raises:
-      ValueError: A source does not support the lengths, or block lengths
+      ValueError: a source does not support the lengths, or block lengths
         differ.
     """
     found = {n: s.block_length(lengths) for n, s in self.sources.items()}

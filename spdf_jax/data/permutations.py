@@ -30,7 +30,7 @@ def permute(
 
   Raises:
     ValueError: `size` is not in [1, 2^62).
-    IndexError: A position is outside [0, size).
+    IndexError: a position is outside [0, size).
 
   Example:
     >>> permute(np.arange(8), 8, key=(0, 1)).tolist()

@@ -102,7 +102,7 @@ targets=array([[7, 8]], dtype=int32), weights=array([[1., 1.]], dtype=float32))
       The length of a block, in tokens.
 
     Raises:
-      ValueError: A length does not divide the longest one.
+      ValueError: a length does not divide the longest one.
     """
     longest = max(lengths)
     for length in lengths:

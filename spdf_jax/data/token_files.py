@@ -76,7 +76,7 @@ def write_token_file(
     The file, opened.
 
   Raises:
-    ValueError: An id is not an integer in [0, vocab_size), or `vocab_size`
+    ValueError: an id is not an integer in [0, vocab_size), or `vocab_size`
       does not fit 32 bits.
 
   Example:
@@ -204,8 +204,8 @@ def open_token_file(path: Path | str) -> TokenFile:
     The file, its tokens memory-mapped read-only.
 
   Raises:
-    FileNotFoundError: One of the two files is missing.
-    ValueError: The description is damaged (it contains its own SHA-256) or of
+    FileNotFoundError: one of the two files is missing.
+    ValueError: the description is damaged (it contains its own SHA-256) or of
       another format, or the number of tokens differs from it.
 
   Example:
@@ -244,7 +244,7 @@ def verify_token_file(token_file: TokenFile) -> None:
     token_file: The file to check, which takes about a second per gigabyte.
 
   Raises:
-    ValueError: The tokens differ from those that were written.
+    ValueError: the tokens differ from those that were written.
 
   Example:
     >>> import tempfile

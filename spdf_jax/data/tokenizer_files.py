@@ -46,8 +46,8 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     A tokenizer with the kind and fingerprint of the saved one.
 
   Raises:
-    ImportError: The tokenizer needs an extra that is not installed.
-    ValueError: The file is not a tokenizer, or is of an unknown kind.
+    ImportError: the tokenizer needs an extra that is not installed.
+    ValueError: the file is not a tokenizer, or is of an unknown kind.
 
   Example:
     >>> import tempfile
@@ -99,8 +99,8 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     format.
 
   Raises:
-    ImportError: The library of the tokenizer is not installed.
-    ValueError: There is no tokenizer, or a file is damaged.
+    ImportError: the library of the tokenizer is not installed.
+    ValueError: there is no tokenizer, or a file is damaged.
 
   Example:
     >>> import tempfile

@@ -262,7 +262,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:
     The tokenizer, with exactly `vocab_size` ids.
 
   Raises:
-    ImportError: The extra `data` is not installed.
+    ImportError: the extra `data` is not installed.
     ValueError: `vocab_size` is out of range, or `texts` are too short to yield
       that many merges.
 
@@ -311,8 +311,8 @@ def bpe_from_parts(
     The tokenizer.
 
   Raises:
-    ImportError: The extra `data` is not installed.
-    ValueError: Vocabulary and merges do not fit each other.
+    ImportError: the extra `data` is not installed.
+    ValueError: vocabulary and merges do not fit each other.
 
   Example:
     >>> fields = json.loads(
@@ -349,8 +349,8 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
     The tokenizer; it encodes the names of special tokens as text.
 
   Raises:
-    ImportError: The extra `data` is not installed.
-    ValueError: The JSON is not a tokenizer, or has no token that ends a
+    ImportError: the extra `data` is not installed.
+    ValueError: the JSON is not a tokenizer, or has no token that ends a
       document.
   """
   library = _library()
@@ -382,8 +382,8 @@ def sentencepiece_tokenizer(proto: bytes) -> SentencePieceTokenizer:
     The tokenizer.
 
   Raises:
-    ImportError: The extra `prepare` is not installed.
-    ValueError: The bytes are not a model, or the model has no end of a
+    ImportError: the extra `prepare` is not installed.
+    ValueError: the bytes are not a model, or the model has no end of a
       sequence.
   """
   library = extras.require('sentencepiece', 'prepare')
@@ -411,7 +411,7 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
     special tokens.
 
   Raises:
-    ValueError: The tokenizer knows no text of special tokens.
+    ValueError: the tokenizer knows no text of special tokens.
 
   Example:
     >>> tokenizer = with_special_tokens(train_bpe(['to be'] * 2, 258))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baselines: smoothed bigrams and trigrams, for small vocabularies.
 
-Source: MacKay and Peto 1995, "A hierarchical Dirichlet language model".
+References:
+  MacKay and Peto 1995, "A hierarchical Dirichlet language model".
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def count_bigrams(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     int32 [V, V], first token by row, second by column.
 
   Raises:
-    ValueError: The vocabulary is too large, or a token id is outside it.
+    ValueError: the vocabulary is too large, or a token id is outside it.
 
   Example:
     >>> count_bigrams(np.array([0, 1, 1, 0, 1]), 2)
@@ -83,7 +84,8 @@ def bigram_probabilities(
     float64 probabilities, the same shape; they sum to one over all following
     tokens.
 
-  Source: MacKay and Peto 1995, "A hierarchical Dirichlet language model".
+  References:
+    MacKay and Peto 1995, "A hierarchical Dirichlet language model".
 
   Example:
     >>> bigram = fit_bigram(np.array([0, 1] * 50), 2)
@@ -110,7 +112,7 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
     The fitted bigram.
 
   Raises:
-    ValueError: There are too few tokens, the vocabulary is too large, or a
+    ValueError: there are too few tokens, the vocabulary is too large, or a
       token id is outside it.
 
   Example:
@@ -201,7 +203,8 @@ def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
   Raises:
     ValueError: `fit_bigram` refuses the training tokens.
 
-  Source: MacKay and Peto 1995, "A hierarchical Dirichlet language model".
+  References:
+    MacKay and Peto 1995, "A hierarchical Dirichlet language model".
 
   Example:
     >>> trigram = fit_trigram(np.array([0, 0, 1] * 50), 2)

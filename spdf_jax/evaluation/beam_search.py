@@ -39,7 +39,7 @@ class BeamSearch:
       that has ended; otherwise the number of beams shrinks.
 
   Raises:
-    ValueError: A number is out of its range.
+    ValueError: a number is out of its range.
   """
 
   beams: int = 4
@@ -104,7 +104,7 @@ def beam_search(
     The best continuation of each prompt, without the prompt and the end token.
 
   Raises:
-    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+    ValueError: a prompt is empty, longer than `length - 1` or has a token that
       the model lacks, or a size is below 1.
 
   Example:

@@ -48,7 +48,7 @@ def sampler(
     function object, so that generation compiles once.
 
   Raises:
-    ValueError: An argument is out of its range.
+    ValueError: an argument is out of its range.
 
   References:
     Holtzman et al., `The Curious Case of Neural Text Degeneration
@@ -129,7 +129,7 @@ def generate(
     The continuation of each prompt, without the prompt and the end token.
 
   Raises:
-    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+    ValueError: a prompt is empty, longer than `length - 1` or has a token that
       the model lacks, or a size is below 1.
 
   Example:
@@ -252,7 +252,7 @@ def stream(
     Tokens of the continuation, without the end token.
 
   Raises:
-    ValueError: The prompt is empty, longer than `length - 1` or has a token
+    ValueError: the prompt is empty, longer than `length - 1` or has a token
       that the model lacks, or `max_new_tokens` is below 1.
 
   Example:

@@ -67,7 +67,7 @@ def score_continuations(
     One likelihood for each continuation, in the same order.
 
   Raises:
-    ValueError: A context is empty, a target is longer than `length`, or the
+    ValueError: a context is empty, a target is longer than `length`, or the
       model lacks a token.
 
   Example:

@@ -63,7 +63,8 @@ def bits_per_byte(loss: TokenLoss, tokens_per_byte: float) -> float:
   Raises:
     ValueError: `tokens_per_byte` is not above zero.
 
-  Source: Gao et al. 2020, "The Pile", section 3.1.
+  References:
+    Gao et al. 2020, "The Pile", section 3.1.
 
   Example:
     >>> bits_per_byte(TokenLoss(nats=4 * math.log(2.0), tokens=2.0), 0.25)

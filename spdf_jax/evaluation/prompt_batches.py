@@ -59,7 +59,7 @@ def batches(
     The batches, each prompt in one of them.
 
   Raises:
-    ValueError: A prompt is empty, longer than `length - 1` or has a token that
+    ValueError: a prompt is empty, longer than `length - 1` or has a token that
       is no id, or a size is below 1.
 
   Example:

@@ -59,7 +59,7 @@ def task_evaluator(
     both 0 to 100.
 
   Raises:
-    ValueError: There is no prompt, or a reference is missing.
+    ValueError: there is no prompt, or a reference is missing.
     ImportError: sacrebleu is not installed.
 
   Example:
@@ -117,10 +117,11 @@ def bleu(hypotheses: Sequence[str], references: References) -> float:
     BLEU of the corpus, in percent.
 
   Raises:
-    ValueError: The lengths differ, or there is nothing to score.
+    ValueError: the lengths differ, or there is nothing to score.
     ImportError: sacrebleu is not installed.
 
-  Source: Papineni et al. 2002; Post 2018, "A Call for Clarity".
+  References:
+    Papineni et al. 2002; Post 2018, "A Call for Clarity".
 
   Example:
     >>> round(bleu(['The cat sat on a mat.'], ['The cat sat on the mat.']), 2)
@@ -147,10 +148,11 @@ def chrf(hypotheses: Sequence[str], references: References) -> float:
     chrF of the corpus, in percent.
 
   Raises:
-    ValueError: The lengths differ, or there is nothing to score.
+    ValueError: the lengths differ, or there is nothing to score.
     ImportError: sacrebleu is not installed.
 
-  Source: Popović 2015, "chrF: character n-gram F-score".
+  References:
+    Popović 2015, "chrF: character n-gram F-score".
 
   Example:
     >>> chrf(['Return the name.'], [['Returns a name.', 'Return the name.']])

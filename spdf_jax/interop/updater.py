@@ -43,7 +43,7 @@ class Updater:
   algorithm: spdf.Algorithm | None
   """The algorithm, e.g. `rigl(…)`; `None` keeps every weight."""
 
-  where: Any = spdf.hidden_matrices
+  where: Any = spdf.where.hidden_matrices
   """Selection of the leaves to sparsify, as for `sparsify`."""
 
   key: int | jax.Array = 0

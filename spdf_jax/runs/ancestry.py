@@ -94,7 +94,7 @@ class Ancestry(NamedTuple):
 
 
 def describe_stages(stages: tuple[Stage, ...]) -> tuple[str, float]:
-  """Returns the kind and sparsity of a pre-training, see `Ancestry.recipe`.
+  """Classifies a pre-training by its phases; see `Ancestry.recipe`.
 
   Example:
     >>> sparse = Stage('corpus', 'static', 0.9, 500, 5000)
@@ -140,8 +140,8 @@ def read_ancestry(source: str | os.PathLike[str]) -> Ancestry:
     The ancestry.
 
   Raises:
-    FileNotFoundError: A workdir or one of its files is missing.
-    ValueError: The run or the phase is not finished, or there is no such phase.
+    FileNotFoundError: a workdir or one of its files is missing.
+    ValueError: the run or the phase is not finished, or there is no such phase.
   """
   text, phase, which = split_source(str(source))
   workdir = pathlib.Path(text)

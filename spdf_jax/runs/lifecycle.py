@@ -45,7 +45,7 @@ def launch(
     written.
 
   Raises:
-    ValueError: The config is invalid, or the workdir belongs to another config.
+    ValueError: the config is invalid, or the workdir belongs to another config.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
   finish(training.Run.create(config, workdir).open(), writers)

@@ -44,7 +44,7 @@ def plot_masks(
 
   Raises:
     ImportError: matplotlib is not installed.
-    ValueError: The mask has no leaf.
+    ValueError: the mask has no leaf.
 
   Example:
     >>> mask = {f'h_{i}': np.eye(8, dtype=bool) for i in range(3)}

@@ -234,12 +234,12 @@ def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
 
   Raises:
     FileNotFoundError: `plan.json` or `metrics.jsonl` is missing.
-    ValueError: A file has the wrong format, or there are no rows.
+    ValueError: a file has the wrong format, or there are no rows.
 
   Example:
-    >>> run = read_run('experiments/results/spdf/runs/sparsity_0.75')
-    >>> run.phases[0].name, run.phases[0].end == run.last_step
-    ('pretrain', True)
+    >>> read_run('runs/missing')  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    FileNotFoundError: runs/missing has no plan.json; give the working ...
   """
   workdir = pathlib.Path(workdir)
   for name in ('plan.json', 'metrics.jsonl'):

@@ -25,11 +25,18 @@ _MASK_HEADER = (
     'survival', 'explored',
 )
 _CELL_WIDTH = 80  # Characters of a generation, its context and reference.
-_COMPUTE = (
-    'FLOPs are counted by the formula of the papers, without those of pruned '
-    'weights. The list above names the kernels of each run: XLA multiplies the '
-    'zeros, so sparsity lowers FLOPs but not seconds; native kernels skip '
-    'them, so sparsity also lowers the seconds of products.'
+_COLUMNS = (
+    'Perplexities and chrF are those at the end of each phase. FLOPs are '
+    'counted by the formula of the papers, without those of pruned weights; '
+    'FLOPs against dense are those up to the end of the row, divided by those '
+    'of the same steps trained dense. Seconds are those of training, without '
+    'evaluation.'
+)
+_CURVES = (
+    'Validation loss over the training FLOPs of pre-training. Learning rates '
+    'fall over a whole schedule, so only the end of a curve is the loss of a '
+    'finished run; before it, the run is in the middle of its schedule. Dotted '
+    'lines extend final losses to compare them.'
 )
 _MASKS = (
     'Measured sparsity is that of the sparsified weights at the end of each '
@@ -38,7 +45,6 @@ _MASKS = (
     'the sparsified weights that have been kept at any step of the run.'
 )
 _PLOTS = {
-    'loss_over_flops': ('Loss over FLOPs', plots.plot_loss_over_flops),
     'loss_over_steps': ('Loss over steps', plots.plot_loss_over_steps),
     'layer_sparsity': ('Sparsity per layer', plots.plot_layer_sparsity),
 }
@@ -154,46 +160,43 @@ def _steps(done: int, planned: int) -> str:
 
 
 def _run_rows(label: str, run: RunRecord) -> list[list[str]]:
-  """Returns a row for each phase of a run, and one for the whole run."""
+  """Returns a row for each phase of a run, all pre-training, and the run."""
+  pretraining = read.pretraining_phases(run)
   rows = []
-  total_steps, total_tokens = 0, 0
   for phase in run.phases:
-    done = min(max(run.last_step - phase.start, 0), phase.steps)
-    tokens = round(phase.tokens * done / phase.steps)
-    total_steps += done
-    total_tokens += tokens
-    step = phase.start + done
-    rows.append([
-        markdown.escape(label),
-        markdown.escape(phase.name),
-        _steps(done, phase.steps),
-        f'{tokens:,}',
-        _sparsity(run, phase),
-        _value(run, phase, 'validation/perplexity'),
-        _value(run, phase, 'target/perplexity'),
-        _value(run, phase, 'task/chrf'),
-        f'{curves.flops_at(run, step) / curves.dense_flops_at(run, step):.3f}'
-        if done
-        else markdown.MISSING,
-        markdown.number(read.seconds_of(run, [phase]), 1),
-    ])
-  last = rows[-1]
-  pretraining = [
-      row for row, phase in zip(rows, run.phases) if phase.source != 'task'
+    rows.append(_row(label, run, phase.name, [phase]))
+    if phase is pretraining[-1] and 1 < len(pretraining) < len(run.phases):
+      rows.append(_bold(_row(label, run, 'all pre-training', pretraining)))
+  return [*rows, _bold(_row(label, run, 'total', run.phases))]
+
+
+def _row(
+    label: str, run: RunRecord, name: str, phases: Sequence[PhaseRecord]
+) -> list[str]:
+  """Returns the row of one phase, or of several in order."""
+  done = [min(max(run.last_step - p.start, 0), p.steps) for p in phases]
+  tokens = sum(round(p.tokens * n / p.steps) for p, n in zip(phases, done))
+  step = min(run.last_step, phases[-1].end)
+  missing = [markdown.MISSING] * 4
+  values = missing if len(phases) > 1 else [
+      _sparsity(run, phases[0]),
+      *(
+          _value(run, phases[0], key) for key in
+          ('validation/perplexity', 'target/perplexity', 'task/chrf')
+      ),
   ]
-  validation = (pretraining or rows)[-1][5]
-  planned = sum(phase.steps for phase in run.phases)
-  totals = [_steps(total_steps, planned), f'{total_tokens:,}', markdown.MISSING]
-  end = run.last_step
   ratio = None
-  if end:
-    ratio = curves.flops_at(run, end) / curves.dense_flops_at(run, end)
-  seconds = markdown.number(read.seconds_of(run, run.phases), 1)
-  rows.append(
-      [last[0], 'total', *totals, validation, *last[6:8],
-       markdown.number(ratio, 3), seconds]
-  )
-  return [row if row[1] != 'total' else _bold(row) for row in rows]
+  if any(done):
+    ratio = curves.flops_at(run, step) / curves.dense_flops_at(run, step)
+  return [
+      markdown.escape(label),
+      markdown.escape(name),
+      _steps(sum(done), sum(phase.steps for phase in phases)),
+      f'{tokens:,}',
+      *values,
+      markdown.number(ratio, 3),
+      markdown.number(read.seconds_of(run, phases), 1),
+  ]
 
 
 def _bold(cells: Sequence[str]) -> list[str]:
@@ -204,9 +207,9 @@ def runs_table(runs: Mapping[str, RunRecord]) -> str:
   """Formats the table of a report: a row for each phase of each run.
 
   Values are those at the end of each phase; FLOPs against dense are the FLOPs
-  up to there divided by those of the same steps trained dense. A row of totals
-  follows each run, with the validation perplexity at the end of pre-training;
-  the bigram baseline is the last row.
+  up to there divided by those of the same steps trained dense. Rows of all
+  pre-training, if it has several phases, and of all phases follow each run; the
+  bigram baseline is the last row.
 
   Args:
     runs: Runs by label.
@@ -344,7 +347,7 @@ def write_report(
     The path of `report.md`, which shows the plots beside it.
 
   Raises:
-    ValueError: There are no runs.
+    ValueError: there are no runs.
     ImportError: matplotlib is not installed.
 
   Example:
@@ -363,21 +366,20 @@ def write_report(
     raise ValueError('runs is empty; give at least one run to report on.')
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
+  plots.plot_loss_over_flops(runs).savefig(directory / 'loss_over_flops.png')
   parts: list[Any] = [
       '# Report',
       '\n'.join(f'* {_sizes(label, run)}' for label, run in runs.items()),
+      '![Loss over FLOPs](loss_over_flops.png)',
+      _CURVES,
       '## Runs',
       runs_table(runs),
-      'Values are those at the end of each phase; the validation perplexity of '
-      'totals is that at the end of pre-training. FLOPs against dense are the '
-      'FLOPs up to there divided by those of the same steps trained dense; '
-      'seconds are those of training, without evaluation.',
+      _COLUMNS,
       *_list(best_steps(runs)),
       *_list([
           f'{label}: {phase.name}, {note}.' for label, run in runs.items()
           for phase in run.phases for note in phase.notes
       ]),
-      _COMPUTE,
       '## Findings',
       *_list(statements.find(runs)),
   ]
@@ -389,8 +391,6 @@ def write_report(
   for name, (title, plot) in _PLOTS.items():
     plot(runs).savefig(directory / f'{name}.png')
     parts.append(f'![{title}]({name}.png)')
-    if name == 'loss_over_flops':
-      parts.append('Dotted lines extend final losses to compare them.')
   table = generations_table(runs)
   if table is not None:
     parts += ['## Generations', table]

@@ -35,8 +35,7 @@ def against_bigram(label: str, run: RunRecord) -> str | None:
     run: A run.
 
   Returns:
-    A sentence, and a second one if fine-tuning follows; None without a baseline
-    or an evaluation.
+    A sentence; None without a baseline or an evaluation.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -59,18 +58,11 @@ def against_bigram(label: str, run: RunRecord) -> str | None:
   if step < end:
     place = f'is, {step:,} of {end:,} pre-training steps done,'
   side = 'below' if perplexity < baseline else 'above'
-  text = (
+  return (
       f'{label} {place} at validation perplexity '
       f'{markdown.number(perplexity)}, '
       f"{side} the bigram baseline's {markdown.number(baseline)}."
   )
-  after = _last_in(run, run.phases[len(pretraining):], key)
-  if after is not None:
-    text += (
-        f' Fine-tuning then takes it to {markdown.number(after[1])} on this '
-        'text.'
-    )
-  return text
 
 
 def fine_tuning(label: str, run: RunRecord) -> str | None:
@@ -104,7 +96,7 @@ def fine_tuning(label: str, run: RunRecord) -> str | None:
 
 
 def cost(label: str, run: RunRecord) -> str:
-  """Describes the training FLOPs and seconds of a run.
+  """Describes the FLOPs and seconds of a run, in pre-training and in all.
 
   Args:
     label: Name of the run in the text.
@@ -118,31 +110,45 @@ def cost(label: str, run: RunRecord) -> str:
     >>> rows = ({'step': 4, 'time/seconds': 3.0},)
     >>> run = RunRecord('toy', (phase,), rows)
     >>> print(cost('toy', run))  # doctest: +NORMALIZE_WHITESPACE
-    toy spent 20 training FLOPs, 0.500 of the same steps dense, and 3.0
-    seconds of training.
+    Pre-training of toy took 20 FLOPs (0.500 of those of the same steps dense)
+    and 3.0 seconds.
   """
-  spent = curves.flops_at(run, run.last_step)
-  dense = curves.dense_flops_at(run, run.last_step)
-  seconds = read.seconds_of(run, run.phases)
-  ratio = f', {spent / dense:.3f} of the same steps dense' if dense else ''
-  time = '' if seconds is None else (
-      f', and {markdown.number(seconds, 1)} seconds of training'
-  )
   planned = run.phases[-1].end
+  name = label
   if run.last_step < planned:
-    label += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
-  return f'{label} spent {spent:.3g} training FLOPs{ratio}{time}.'
+    name += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
+  pretraining = read.pretraining_phases(run)
+  text = (
+      f'Pre-training of {name} took '
+      f'{_spent(run, pretraining, min(run.last_step, pretraining[-1].end))}'
+  )
+  if len(pretraining) < len(run.phases):
+    text += f'; all training took {_spent(run, run.phases, run.last_step)}'
+  return f'{text}.'
+
+
+def _spent(run: RunRecord, phases: Sequence[PhaseRecord], step: int) -> str:
+  """Formats FLOPs up to a step, and the seconds of phases."""
+  spent = curves.flops_at(run, step)
+  dense = curves.dense_flops_at(run, step)
+  seconds = read.seconds_of(run, phases)
+  text = f'{spent:.3g} FLOPs'
+  if dense and spent != dense:
+    text += f' ({spent / dense:.3f} of those of the same steps dense)'
+  if seconds is not None:
+    text += f' and {markdown.number(seconds, 1)} seconds'
+  return text
 
 
 def against_budget(label: str, run: RunRecord) -> str | None:
-  """Compares a plan with dense training for the steps of its first phase.
+  """Compares a plan with dense training for its first learning-rate schedule.
 
   Args:
     label: Name of the run in the text.
     run: A run.
 
   Returns:
-    A sentence; None if pre-training has one phase.
+    A sentence; None if pre-training has one learning-rate schedule.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
@@ -157,13 +163,16 @@ def against_budget(label: str, run: RunRecord) -> str | None:
   """
   for total in run.totals:
     if total['phases'] != total['against']:
+      sparsity = total['effective_sparsity']
+      effective = '' if not 0 < sparsity < 1 else (
+          f'; effective sparsity {markdown.percent(sparsity)}'
+      )
       return (
-          f'Against dense training for the steps of {total["against"][0]} '
-          f'alone, pre-training of {label} is planned at '
-          f'{total["of_dense"]:.3f} of the FLOPs, '
+          'Against dense training for the steps of '
+          f'{" and ".join(total["against"])} alone, pre-training of {label} is '
+          f'planned at {total["of_dense"]:.3f} of the FLOPs, '
           f'{total["of_dense_with_embedding"]:.3f} if the lookup of inputs is '
-          'counted as a product; effective sparsity '
-          f'{markdown.percent(total["effective_sparsity"])}.'
+          f'counted as a product{effective}.'
       )
   return None
 
@@ -378,8 +387,8 @@ def find(runs: Mapping[str, RunRecord]) -> list[str]:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
     >>> find({'toy': RunRecord('toy', (phase,), ({'step': 2},))})
     ... # doctest: +NORMALIZE_WHITESPACE
-    ['toy (unfinished, 2 of 4 steps) spent 10 training FLOPs, 0.500 of the
-     same steps dense.']
+    ['Pre-training of toy (unfinished, 2 of 4 steps) took 10 FLOPs (0.500 of
+    those of the same steps dense).']
   """
   statements = [
       make(label, run)

@@ -59,9 +59,9 @@ class Algorithm(NamedTuple):
     >>> import spdf_jax as spdf
     >>> by_magnitude = Algorithm(
     ...     sparsity_at=lambda count, params: spdf.uniform(params, 0.75),
-    ...     init=lambda key, params: spdf.random_mask(key, params, 0.75),
+    ...     init=lambda key, params: spdf.init.random(key, params, 0.75),
     ...     update=lambda key, count, mask, params, grads: (
-    ...         spdf.magnitude_mask(key, params, 0.75)),
+    ...         spdf.init.magnitude(key, params, 0.75)),
     ...     update_at=lambda count: count % 100 == 0,
     ...     dense_grads_at=never,
     ... )

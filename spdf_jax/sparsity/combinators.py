@@ -28,7 +28,7 @@ PyTree = Any
 def join(
     algorithms: Sequence[Algorithm],
     boundaries: Sequence[int],
-    enter: MaskMaker = masks.magnitude_mask,
+    enter: MaskMaker = masks.magnitude,
 ) -> Algorithm:
   """Applies algorithms in sequence: Variable SPDF, AC/DC, dense to sparse.
 

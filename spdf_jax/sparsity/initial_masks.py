@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial masks: by name, given, of non-zero weights, by scores or saliency."""
+"""Initial masks: by name, given, of non-zero weights, by scores or saliency.
+
+All are functions `(key, params, sparsities) -> mask`, for `init=` of any
+algorithm; what needs more, such as a loss and a batch, is bound to it first.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +13,6 @@ import jax.numpy as jnp
 
 from spdf_jax import names
 from spdf_jax.sparsity import counts
-from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import selectors
@@ -23,17 +26,17 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
-def given_mask(
+def given(
     mask: PyTree, *, where: Where = selectors.hidden_matrices
-) -> Callable[..., PyTree]:
-  """Uses a mask as the initial mask: `static(s, init=given_mask(mask))`.
+) -> MaskMaker:
+  """Uses a mask as the initial mask: `static(s, init=given(mask))`.
 
   The mask must have the initial sparsity of the algorithm;
   `sparsity=sparsities_of(mask)` sets that to the sparsity of the mask.
 
   Args:
     mask: bool arrays in the structure and the shapes of the parameters, `None`
-      where they are not sparsified, e.g. from `saliency_mask` or `get_mask`.
+      where they are not sparsified, e.g. from `get_mask`.
     where: The `where` given to `sparsify`.
 
   Returns:
@@ -48,7 +51,7 @@ def given_mask(
     >>> import optax, spdf_jax as spdf
     >>> params = {'w': jnp.ones((2, 2)), 'b': jnp.ones(2)}
     >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
-    >>> algorithm = spdf.static(0.5, init=given_mask(mask))
+    >>> algorithm = spdf.static(0.5, init=spdf.init.given(mask))
     >>> tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
     >>> spdf.get_mask(tx.init(params))['w'].tolist()
     [[True, False], [False, True]]
@@ -105,7 +108,7 @@ def _layers_of(
     raise ValueError(
         f'mask of {name!r} has shape {list(mask.shape)}, which '
         f'`where` does not select, but the parameters have layers of shape '
-        f'{list(params.shape)}; pass given_mask the `where` of sparsify.'
+        f'{list(params.shape)}; pass init.given the `where` of sparsify.'
     )
   axes = selection.select(lambda path, leaf: selected, {name: shape})
   # Evaluated eagerly, so that counts can be checked under jit; copied, so that
@@ -118,12 +121,12 @@ def _layers_of(
         f'mask of {name!r} has shape {list(mask.shape)}, layers of shape '
         f'{list(layers.shape)}, but the parameters have layers of shape '
         f'{list(params.shape)}; give the mask the shape of the parameters, '
-        'and given_mask the `where` of sparsify.'
+        'and init.given the `where` of sparsify.'
     )
   return layers
 
 
-def nonzero_mask(
+def nonzero(
     key: jax.Array | None,
     params: PyTree,
     sparsity: PyTree,
@@ -133,7 +136,7 @@ def nonzero_mask(
   """Keeps the weights that are not zero, as in the checkpoint of a sparse run.
 
   Kept weights that happen to be zero make the count differ from the sparsity.
-  `magnitude_mask` keeps the exact count for any checkpoint.
+  `init.magnitude` keeps the exact count for any checkpoint.
 
   Args:
     key: Not used.
@@ -151,7 +154,7 @@ def nonzero_mask(
 
   Example:
     >>> params = {'w': jnp.array([[3., 0.], [0., 2.]])}
-    >>> nonzero_mask(None, params, 0.5)['w'].tolist()
+    >>> nonzero(None, params, 0.5)['w'].tolist()
     [[True, False], [False, True]]
   """
   del key
@@ -160,7 +163,7 @@ def nonzero_mask(
   return mask
 
 
-def scored_mask(
+def scored(
     scores: Callable[[jax.Array, tuple[int, ...]], jax.Array]
 ) -> MaskMaker:
   """Keeps the weights with the highest scores of a function.
@@ -177,7 +180,7 @@ def scored_mask(
   Example:
     >>> diagonal = lambda key, shape: jnp.eye(*shape[1:])[None]
     >>> params = {'w': jnp.ones((1, 2, 2))}
-    >>> scored_mask(diagonal)(jax.random.key(0), params, 0.5)['w'].tolist()
+    >>> scored(diagonal)(jax.random.key(0), params, 0.5)['w'].tolist()
     [[[True, False], [False, True]]]
   """
   def init(key, params, sparsities, structure=structures.UNSTRUCTURED):
@@ -197,10 +200,12 @@ def scored_mask(
     return masks.mask_from_scores(found, sparsities, structure=structure)
 
   return init
+
+
 _INITS = {
-    'magnitude': masks.magnitude_mask,
-    'nonzero': nonzero_mask,
-    'random': masks.random_mask,
+    'magnitude': masks.magnitude,
+    'nonzero': nonzero,
+    'random': masks.random,
 }
 
 
@@ -219,12 +224,13 @@ def init_of(value: Any) -> Callable[..., Any]:
 
   Example:
     >>> init_of('magnitude').__name__
-    'magnitude_mask'
+    'magnitude'
   """
   found = names.by_entry('init', value, _INITS, missing=3)
   if not callable(found):
     raise ValueError(
-        f'init is {found!r:.80}; give e.g. magnitude_mask, or its name.'
+        f'init is {found!r:.80}; give e.g. spdf_jax.init.magnitude, or '
+        "'magnitude'."
     )
   return found
 
@@ -257,6 +263,8 @@ def initial_mask(
   for sparsity in jax.tree.leaves(sparsities):
     structure.check(sparsity)
   return init(key, params, sparsities, structure=structure)
+
+
 Loss = Callable[[PyTree, Any], jax.Array]
 Score = Callable[[PyTree, PyTree], PyTree]
 
@@ -265,19 +273,14 @@ _SYNFLOW_ROUNDS = 100
 _is_none = lambda x: x is None
 
 
-def saliency_mask(
+def saliency(
     score: str | Score,
     loss_fn: Loss,
     params: PyTree,
     batch: Any,
-    sparsity: PyTree,
     *,
     where: Where = selectors.hidden_matrices,
-    distribution: Callable[
-        [PyTree, PyTree], PyTree
-    ] = distributions.model_wide,
-    structure: Structure = structures.UNSTRUCTURED,
-) -> PyTree:
+) -> MaskMaker:
   r"""Keeps the weights with the highest saliency scores.
 
   With weights :math:`w`, the gradient :math:`g` and the Hessian :math:`H` of
@@ -296,34 +299,26 @@ def saliency_mask(
     overflows float32, divide the outputs of layers by constants: in a chain of
     layers these do not change the ranking.
 
-  Run it once before training, not under `jax.jit`:
-
-  .. code-block:: python
-
-    mask = saliency_mask('snip', loss_fn, params, batch, 0.9)
-    algorithm = static(0.9, distribution=model_wide, init=given_mask(mask))
+  In the papers all layers are one group: `distribution='model_wide'`. Layers
+  may then become empty; `'uniform'` prevents it. The mask is computed in each
+  call of `init` of the optimizer, also under `jax.jit`, from the parameters
+  given here, which the algorithm keeps in memory.
 
   Args:
     score: Name of a score, or `(weights, grads) -> scores` of trees with `None`
       for leaves that are not sparsified.
     loss_fn: `(params, batch) -> scalar`.
-    params: The initial parameters.
+    params: The initial parameters, all of them.
     batch: Batch for `loss_fn`: several examples of every class, or some
       sequences.
-    sparsity: The fraction of zeros in [0, 1), or another argument of
-      `distribution`.
     where: The `where` given to `sparsify`.
-    distribution: `(params, sparsity) -> sparsities`; by default all layers are
-      one group, as in the papers. `uniform` prevents empty layers.
-    structure: Structure of the mask, e.g. `block(4, 4)`.
 
   Returns:
-    The mask, in the structure of `params`: bool where they are sparsified,
-    `None` elsewhere.
+    `(key, params, sparsities) -> mask`, for `init=` of any algorithm. It raises
+    ValueError where scores are not finite or have a wrong shape.
 
   Raises:
-    ValueError: the score is unknown, scores are not finite or have a wrong
-      shape, or the sparsity is outside [0, 1).
+    ValueError: the score is unknown.
 
   References:
     Lee et al., `SNIP <https://arxiv.org/abs/1810.02340>`_, 2019;
@@ -331,10 +326,14 @@ def saliency_mask(
     Tanaka et al., `SynFlow <https://arxiv.org/abs/2006.05467>`_, 2020
 
   Example:
+    >>> import optax, spdf_jax as spdf
     >>> params = {'w': jnp.array([[1., 2.], [3., 4.]]), 'b': jnp.zeros(2)}
     >>> loss_fn = lambda p, x: jnp.sum((x @ p['w'] + p['b']) ** 2)
     >>> batch = jnp.array([[1., 0.]])
-    >>> saliency_mask('snip', loss_fn, params, batch, 0.5)['w'].tolist()
+    >>> snip = spdf.init.saliency('snip', loss_fn, params, batch)
+    >>> algorithm = spdf.static(0.5, distribution='model_wide', init=snip)
+    >>> tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
+    >>> spdf.get_mask(tx.init(params))['w'].tolist()
     [[True, True], [False, False]]
   """
   scorer = _by_gradient(score) if callable(score) else names.lookup(
@@ -343,11 +342,8 @@ def saliency_mask(
   rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1
   axes = selection.select(where, params)
   as_layers = lambda tree: selection.to_layers(tree, params, axes)
-  sparsities = distribution(as_layers(params), sparsity)
   if score == 'synflow':
     params = jax.tree.map(jnp.abs, params)
-  weights = _selected(params, axes)
-  mask = jax.tree.map(lambda w: jnp.ones(w.shape, bool), weights)
 
   @jax.jit
   def scores_of(params, batch, weights, mask):
@@ -358,17 +354,28 @@ def saliency_mask(
     ranked = lambda s, m: jnp.where(m, s.astype(jnp.float32), -jnp.inf)
     return as_layers(jax.tree.map(ranked, scores, mask)), finite
 
-  # The sparsities of rounds before the last may be others than n of m has.
-  unchecked = structure._replace(check=lambda sparsity: None)
-  for done in range(1, rounds + 1):
-    scores, finite = scores_of(params, batch, weights, mask)
-    _check_finite(finite, score)
-    layers = masks.mask_from_scores(
-        scores, _of_round(sparsities, done, rounds),
-        structure=structure if done == rounds else unchecked,
-    )
-    mask = selection.from_layers(layers, params, axes)
-  return mask
+  def init(key, layers, sparsities, structure=structures.UNSTRUCTURED):
+    del key
+    # `optax.tree.map_params` passes an empty tree as a placeholder.
+    if not jax.tree.leaves(layers):
+      return layers
+    weights = _selected(params, axes)
+    # The sparsities of rounds before the last may be others than n of m has.
+    unchecked = structure._replace(check=lambda sparsity: None)
+    # Evaluated eagerly, so that scores can be checked under jit.
+    with jax.ensure_compile_time_eval():
+      mask = jax.tree.map(lambda w: jnp.ones(w.shape, bool), weights)
+      for done in range(1, rounds + 1):
+        scores, finite = scores_of(params, batch, weights, mask)
+        _check_finite(finite, score)
+        found = masks.mask_from_scores(
+            scores, _of_round(sparsities, done, rounds),
+            structure=structure if done == rounds else unchecked,
+        )
+        mask = selection.from_layers(found, params, axes)
+    return found
+
+  return init
 
 
 def _snip(loss: Callable[[PyTree], jax.Array], weights: PyTree) -> PyTree:

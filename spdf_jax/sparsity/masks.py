@@ -26,10 +26,12 @@ from spdf_jax.sparsity.distributions import ModelWide
 from spdf_jax.sparsity.structures import Structure
 
 PyTree = Any
-MaskMaker = Callable[[jax.Array, PyTree, PyTree], PyTree]
+MaskMaker = Callable[..., PyTree]
+"""`(key, params, sparsities) -> mask`: makes an initial mask. With `structure=`
+where the mask has a structure."""
 
 
-def random_mask(
+def random(
     key: jax.Array,
     params: PyTree,
     sparsity: PyTree,
@@ -57,16 +59,16 @@ def random_mask(
 
   Example:
     >>> params = {'w': jnp.ones((4, 8))}
-    >>> int(random_mask(jax.random.key(0), params, 0.75)['w'].sum())
+    >>> int(random(jax.random.key(0), params, 0.75)['w'].sum())
     8
   """
   draw = functools.partial(
-      _random_mask, params=params, sparsity=sparsity, structure=structure
+      _random, params=params, sparsity=sparsity, structure=structure
   )
   return trees.auto_axes(draw, params)(key)
 
 
-def _random_mask(
+def _random(
     key: jax.Array,
     params: PyTree,
     sparsity: PyTree,
@@ -93,7 +95,7 @@ def _random_mask(
   return _map_pruned(draw, likes, params, sparsity, key, structure)
 
 
-def magnitude_mask(
+def magnitude(
     key: jax.Array | None,
     params: PyTree,
     sparsity: PyTree,
@@ -122,7 +124,7 @@ def magnitude_mask(
 
   Example:
     >>> params = {'w': jnp.array([[3., -4.], [1., 2.]])}
-    >>> magnitude_mask(None, params, 0.5)['w'].tolist()
+    >>> magnitude(None, params, 0.5)['w'].tolist()
     [[True, True], [False, False]]
   """
   return _mask_from(jnp.abs, params, sparsity, key, structure)
@@ -357,5 +359,5 @@ def check_bool(mask: PyTree) -> None:
     if str(kind) != 'bool':
       raise TypeError(
           f'the mask has {kind} at {name!r}; give what get_mask returns, as '
-          'in apply_mask(params, mask) and summarize(mask, params).'
+          'in apply_mask(params, mask).'
       )

@@ -70,7 +70,7 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   if axes is True:
     axes = MatrixAxes(reduction=ndim - 2, output=ndim - 1)
   if not is_axes(axes):
-    hint = '; call it first, where=stacked()' if callable(axes) else ''
+    hint = '; call it first, where=where.stacked()' if callable(axes) else ''
     raise ValueError(
         f'where returned {axes!r:.80} for {path or "the array"}; return a bool '
         f'or spdf_jax.MatrixAxes{hint}.'
@@ -294,8 +294,9 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
   if not any(axes):
     raise ValueError(
         f'where={getattr(where, "__name__", where)!r} selects no leaf to '
-        f'sparsify; give a selector such as per_head, stacked() or '
-        f'convolutions, or patterns of paths, that selects some of: {seen}.'
+        f'sparsify; give a selector such as where.per_head, '
+        f'where.stacked() or where.convolutions, or patterns of paths, that '
+        f'selects some of: {seen}.'
     )
   if not callable(where):
     patterns = _patterns(where)
@@ -343,9 +344,9 @@ def report_selection(
       f'where={getattr(where, "__name__", "mapping")} leaves '
       f'{sizes[1] / sum(sizes):.1%} of the weights of matrices dense, because '
       f'it does not recognize (returns None for) {_kinds(passed)}; select '
-      'them with per_head, stacked() or convolutions, or name them, also those '
-      "that stay dense: where={'pattern of a path': True, MatrixAxes(…) or "
-      "False, '*': hidden_matrices}"
+      'them with where.per_head, where.stacked() or where.convolutions, or '
+      "name them, also those that stay dense: where={'pattern of a path': "
+      "True, MatrixAxes(…) or False, '*': where.hidden_matrices}"
   )
   if sizes[1] > sizes[0]:
     raise ValueError(f'{message}.')

@@ -58,8 +58,8 @@ def hidden_matrices(path: str, leaf: Any) -> bool | None:
   Some layouts and names are ambiguous: stacked (scanned) layers, per-head
   kernels and convolutions have more than two axes; a `gate` is a matrix of a
   gated MLP or the router of a mixture of experts; `out` at the top level is a
-  hidden layer or a head. They are not selected either, but `sparsify` reports
-  them, see there. `stacked`, `per_head` and `convolutions` select them.
+  hidden layer or a head. They are not selected either, but `sparsify` logs a
+  warning that names them. `stacked`, `per_head` and `convolutions` select them.
 
   Args:
     path: The leaf's path, parts joined by `'/'`.

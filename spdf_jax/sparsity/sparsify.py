@@ -15,6 +15,7 @@ from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import selectors
 from spdf_jax.sparsity import storage
+from spdf_jax.sparsity import tracking
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.selection import Where
@@ -35,6 +36,7 @@ def sparsify(
     where: Where = selectors.hidden_matrices,
     key: int | jax.Array,
     revive: Revival | None = None,
+    track: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Wraps an optimizer to keep pruned weights at exactly zero.
 
@@ -57,8 +59,8 @@ def sparsify(
   `optax.apply_every`, `optax.lookahead`, `optax.conditionally_transform`,
   `optax.contrib.mechanize` and `optax.contrib.schedule_free`. Those that
   compute with the state of `sparsify` are refused: `optax.contrib.sam`, unless
-  `opaque_mode=True`, and `optax.lookahead(reset_state=True)`. `check` finds
-  pruned weights that are not zero.
+  `opaque_mode=True`, and `optax.lookahead(reset_state=True)`. `check_zeros`
+  finds pruned weights that are not zero.
 
   A preconditioner that divides by the second moments of the step before,
   `optax.contrib.acprop`, diverges where weights are revived, since theirs are
@@ -82,18 +84,19 @@ def sparsify(
     inner: The optimizer.
     algorithm: Algorithm that computes the mask, e.g. `static(0.75)`.
     where: The leaves to sparsify and their axes: `(path, leaf) -> MatrixAxes |
-      bool | None`, such as `hidden_matrices`, `per_head`, `convolutions` or
-      `stacked()`, or a tree of those values or functions, whose paths are shell
-      patterns; the first that matches the path of a leaf or of a subtree that
-      contains it applies: `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`.
-      `True` means that the last two axes are (inputs, outputs) and earlier axes
-      index independent layers. Where a function returns `None` for leaves that
-      have the axes of a matrix, their share of the weights is logged as a
-      warning.
+      bool | None`, such as those of `spdf_jax.where`, or a tree of those
+      values or functions, whose paths are shell patterns; the first that
+      matches the path of a leaf or of a subtree that contains it applies:
+      `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`. `True` means that the
+      last two axes are (inputs, outputs) and earlier axes index independent
+      layers. Where a function returns `None` for leaves that have the axes of a
+      matrix, their share of the weights is logged as a warning.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, count, params, mask) -> values`: initial values of revived
       weights, to which the step adds their first update, e.g.
       `scaled_normal(0.5)`; by default they start at zero.
+    track: Whether to count grown, dropped and ever kept weights at mask
+      updates, for `mask_statistics`: one more byte per sparsified weight.
 
   Returns:
     The sparse optimizer; its `update` needs `params`.
@@ -230,7 +233,8 @@ def sparsify(
 
     return jax.lax.cond(update_now, revived, lambda: updates)
 
-  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+  return tracking.track_masks(tx, algorithm) if track else tx
 
 
 def _check_types(inner: Any, algorithm: Any, key: Any, revive: Any) -> None:

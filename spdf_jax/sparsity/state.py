@@ -223,12 +223,12 @@ def _sparsify_states(opt_state: PyTree) -> list[SparsifyState]:
   return found
 
 
-def check(params: PyTree, opt_state: PyTree) -> None:
+def check_zeros(params: PyTree, opt_state: PyTree) -> None:
   """Raises an error unless all pruned weights are exactly zero.
 
   Call it in a test of a training loop: some transformations around `sparsify`
-  change its updates, see there. Parameters that are stored compactly hold no
-  pruned weights and pass.
+  change its updates, such as `optax.ema`. Parameters that are stored compactly
+  hold no pruned weights and pass.
 
   Args:
     params: The parameters.
@@ -244,8 +244,8 @@ def check(params: PyTree, opt_state: PyTree) -> None:
     >>> params = {'w': jnp.ones((4, 4))}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> state = tx.init(params)
-    >>> check(spdf.apply_mask(params, get_mask(state)), state)
-    >>> check(params, state)  # doctest: +ELLIPSIS
+    >>> check_zeros(spdf.apply_mask(params, get_mask(state)), state)
+    >>> check_zeros(params, state)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: pruned weights are not zero: 12 in 'w'; ...
   """

@@ -12,7 +12,7 @@ import numpy as np
 
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
-from spdf_jax.sparsity import selectors
+from spdf_jax.sparsity import state
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.selection import Where
 
@@ -35,7 +35,7 @@ class Summary(NamedTuple):
   """Exact counts of a mask, as `summarize` returns them."""
 
   layers: dict[str, LayerSparsity]
-  """Counts by sparsified layer; stacked layers are `path[0]`, `path[1]`, …"""
+  """Counts by sparsified leaf, or by layer: `path[0]`, `path[1]`, …"""
 
   parameters: int
   """Number of parameters of the model, sparsified or not."""
@@ -77,40 +77,45 @@ class Summary(NamedTuple):
 
 
 def summarize(
-    mask: PyTree,
-    params: PyTree,
-    *,
-    where: Where = selectors.hidden_matrices,
+    opt_state: PyTree, params: PyTree, *, where: Where | None = None
 ) -> Summary:
-  """Counts the kept weights of every sparsified layer.
+  """Counts the kept weights of every sparsified leaf.
 
   Args:
-    mask: A mask, as `get_mask` returns it.
+    opt_state: The state of an optimizer that contains `sparsify`, or a mask.
     params: The parameters, or their shapes.
-    where: The `where` given to `sparsify`; determines the axes of stacked
-      layers.
+    where: The `where` given to `sparsify`, to count the stacked layers of a
+      leaf one by one.
 
   Returns:
     Exact integer counts; `str` formats them as a table.
 
   Raises:
-    ValueError: the mask has a leaf that `where` does not select.
+    TypeError: `opt_state` is neither.
+    ValueError: the mask has a leaf that `where` does not select, or that
+      `params` does not have.
 
   Example:
-    >>> import jax.numpy as jnp
-    >>> params = {'w': jnp.ones((2, 2)), 'b': jnp.ones(2)}
-    >>> mask = {'w': jnp.eye(2, dtype=bool), 'b': None}
-    >>> summary = summarize(mask, params)
-    >>> summary.sparsity, summary.overall_sparsity == 2 / 6
-    (0.5, True)
+    >>> import optax, spdf_jax as spdf
+    >>> params = {'w': jnp.ones((4, 4)), 'b': jnp.ones(4)}
+    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
+    >>> print(spdf.summarize(tx.init(params), params))
+    w  75.00%  4 of 16 kept
+    sparsified layers: 75.00% zeros of 16; all parameters: 60.00% zeros of 20
   """
+  is_state = lambda x: isinstance(x, state.SparsifyState)
+  has_state = any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
+  mask = state.get_mask(opt_state) if has_state else opt_state
   stacks = _stacks(mask, params, where)
-  # Sums on the devices, so that only the counts are copied to the host.
+  # Sums columns on the devices, so that only counts are copied to the host.
   layers = {
       name: LayerSparsity(int(kept), stack.shape[1] * stack.shape[2])
       for path, stack in stacks
       for name, kept in _numbered(
-          path, np.asarray(jnp.sum(stack, axis=(1, 2), dtype=jnp.uint32))
+          path,
+          np.asarray(jnp.sum(stack, axis=1, dtype=jnp.uint32)).sum(
+              axis=-1, dtype=np.int64
+          ),
       )
   }
   sizes = [int(np.prod(p.shape)) for p in jax.tree.leaves(params)]
@@ -140,19 +145,19 @@ def mask_changes(
     after: PyTree,
     params: PyTree,
     *,
-    where: Where = selectors.hidden_matrices,
+    where: Where | None = None,
 ) -> dict[str, MaskChange]:
-  """Counts the differences between two masks, per layer, on the host.
+  """Counts the differences between two masks, leaf by leaf, on the host.
 
   Args:
     before: A mask, as `get_mask` returns it.
     after: Another mask of the same parameters.
     params: The parameters, or their shapes.
-    where: The `where` given to `sparsify`; determines the axes of stacked
-      layers.
+    where: The `where` given to `sparsify`, to count the stacked layers of a
+      leaf one by one.
 
   Returns:
-    Exact integer counts by layer, named as in `summarize`.
+    Exact integer counts by leaf, or by layer, named as in `summarize`.
 
   Raises:
     ValueError: the masks have different leaves or shapes, or a leaf that
@@ -183,46 +188,8 @@ def mask_changes(
   return found
 
 
-def overlap(
-    one: PyTree,
-    other: PyTree,
-    params: PyTree,
-    *,
-    where: Where = selectors.hidden_matrices,
-) -> dict[str, float]:
-  """Returns the overlap of two masks in every layer, from 0 to 1.
-
-  Args:
-    one: A mask, as `get_mask` returns it.
-    other: Another mask of the same parameters.
-    params: The parameters, or their shapes.
-    where: The `where` given to `sparsify`; determines the axes of stacked
-      layers.
-
-  Returns:
-    The Jaccard index by layer: the number of weights kept in both masks divided
-    by the number kept in either; 1 where none is kept. Two random masks of
-    sparsity s have an expected index of about (1 - s) / (1 + s).
-
-  Raises:
-    ValueError: the masks have different leaves or shapes, or a leaf that
-      `where` does not select.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> params = {'w': jnp.ones((2, 2))}
-    >>> one = {'w': jnp.array([[True, True], [False, False]])}
-    >>> overlap(one, {'w': jnp.ones((2, 2), bool)}, params)
-    {'w': 0.5}
-  """
-  return {
-      name: change.overlap
-      for name, change in mask_changes(one, other, params, where=where).items()
-  }
-
-
 def _layers(
-    mask: PyTree, params: PyTree, where: Where
+    mask: PyTree, params: PyTree, where: Where | None
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the name and the mask `[inputs, outputs]` of every layer."""
   for path, stack in _stacks(mask, params, where):
@@ -230,14 +197,20 @@ def _layers(
 
 
 def _stacks(
-    mask: PyTree, params: PyTree, where: Where
+    mask: PyTree, params: PyTree, where: Where | None
 ) -> list[tuple[str, jax.Array]]:
   """Returns the path and masks `[layers, inputs, outputs]` of every leaf."""
   masks.check_bool(mask)
+  leaves = list(zip(
+      trees.by_name(params), trees.matching_leaves(mask, params)
+  ))
+  if where is None:
+    return [
+        (name, m.reshape(1, -1, m.shape[-1])) for name, m in leaves
+        if m is not None
+    ]
   axes = selection.select(where, params)
-  for name, m, a in zip(
-      trees.by_name(params), trees.matching_leaves(mask, params), axes
-  ):
+  for (name, m), a in zip(leaves, axes):
     if m is not None and a is None:
       raise ValueError(
           f'the mask has a leaf {name!r}, which where does not select; pass '

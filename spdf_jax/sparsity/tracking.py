@@ -152,8 +152,8 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
   """Returns the statistics of the last mask update, as scalars to log.
 
   Args:
-    opt_state: The state of an optimizer that contains `track_masks`; several
-      (under `optax.partition`) are added up.
+    opt_state: The state of an optimizer that contains `sparsify(…,
+      track=True)`; several (under `optax.partition`) are added up.
 
   Returns:
     Float32 scalars: numbers of weights `'grown'`, `'dropped'` and
@@ -170,9 +170,9 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
 
   Example:
     >>> import spdf_jax as spdf
-    >>> algorithm = spdf.static(0.75)
-    >>> tx = spdf.sparsify(optax.adam(0.1), algorithm, key=0)
-    >>> state = track_masks(tx, algorithm).init({'w': jnp.ones((4, 8))})
+    >>> tx = spdf.sparsify(
+    ...     optax.adam(0.1), spdf.static(0.75), key=0, track=True)
+    >>> state = tx.init({'w': jnp.ones((4, 8))})
     >>> {name: float(x) for name, x in mask_statistics(state).items()}
     ... # doctest: +NORMALIZE_WHITESPACE
     {'grown': 0.0, 'dropped': 0.0, 'surviving': 8.0, 'overlap': 1.0,
@@ -185,8 +185,8 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
   ]
   if not found:
     raise ValueError(
-        'the optimizer state holds no MaskTrackingState; wrap the optimizer '
-        'with spdf_jax.track_masks and pass the state of the wrapped optimizer.'
+        'the optimizer state counts no mask updates; create the optimizer with '
+        'sparsify(…, track=True) and pass its state.'
     )
   sizes = [_size(state.history) for state in found]
   grown = sum(state.grown for state in found)

@@ -173,7 +173,7 @@ class RunConfig:
 
     Args:
       metric: One of `METRICS`.
-      use: Words before the metric in the error.
+      use: Beginning of the error's sentence, e.g. `early_stop.metric is`.
     """
     if not self.data.task and not metric.startswith('validation/'):
       raise ValueError(

@@ -8,12 +8,10 @@ from typing import Any
 import jax
 import optax
 
+from spdf_jax.sparsity import initial_masks
+from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
-from spdf_jax.sparsity.initial_masks import given_mask
-from spdf_jax.sparsity.initial_masks import saliency_mask
-from spdf_jax.sparsity.selection import select
-from spdf_jax.sparsity.selection import to_layers
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import structure_of
@@ -26,7 +24,7 @@ from spdf_jax.training.workdir import find_checkpoint
 PyTree = Any
 
 SALIENCIES = ('snip', 'grasp')
-"""Scores of `saliency_mask` that need no other loss than that of training."""
+"""Scores of `init.saliency` that need no other loss than that of training."""
 
 
 def mask_by_saliency(
@@ -55,12 +53,16 @@ def mask_by_saliency(
   Raises:
     ValueError: the scores are not finite.
   """
-  return saliency_mask(
-      plan.phases[0].initial_mask or '', loss_fn, params, batch, 0.0,
-      where=where,
-      distribution=lambda layers, _: plan.algorithm.sparsity_at(0, layers),
+  axes = selection.select(where, params)
+  layers = selection.to_layers(params, params, axes)
+  init = initial_masks.saliency(
+      plan.phases[0].initial_mask or '', loss_fn, params, batch, where=where
+  )
+  mask = init(
+      jax.random.key(0), layers, plan.algorithm.sparsity_at(0, layers),
       structure=_first_structure(plan),
   )
+  return selection.from_layers(mask, params, axes)
 
 
 def _first_structure(plan: Plan) -> Structure:
@@ -109,10 +111,10 @@ def init_with(
     where: The selection of sparsified leaves.
 
   Returns:
-    `(key, params, sparsities) -> mask`, as `given_mask` returns it.
+    `(key, params, sparsities) -> mask`, as `init.given` returns it.
   """
   return functools.partial(
-      given_mask(mask, where=where), structure=_first_structure(plan)
+      initial_masks.given(mask, where=where), structure=_first_structure(plan)
   )
 
 
@@ -167,7 +169,9 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
     return
   if first.initial_mask in SALIENCIES:
     algorithm = create_algorithm(first.algorithm)
-    layers = to_layers(params, params, select(where, params))
+    layers = selection.to_layers(
+        params, params, selection.select(where, params)
+    )
     if not any(jax.tree.leaves(algorithm.sparsity_at(0, layers))):
       raise ValueError(
           f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
@@ -190,7 +194,9 @@ def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
 
 def check_algorithms(plan: Plan, params: PyTree, where: Where) -> None:
   """Raises ValueError if an algorithm has no masks for the parameters."""
-  layers = to_layers(params, params, select(where, params))
+  layers = selection.to_layers(
+      params, params, selection.select(where, params)
+  )
   for span in plan.spans:
     algorithm = create_algorithm(span.algorithm)
     try:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from spdf_jax import data
 from spdf_jax import models
-from spdf_jax import sparsity
+from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity.trees import path_name
 
 PyTree = Any
@@ -84,7 +84,7 @@ def check_axes(sizes: Mapping[str, int]) -> None:
 
 
 def simulate_devices(mesh: Mapping[str, int]) -> None:
-  """Simulates the mesh on CPU devices, enough to compile a step for it.
+  """Simulates the devices of a mesh on the CPU, to compile a step for it.
 
   Call it before JAX initializes its devices. A mesh of one device, or with a
   size of -1, uses the existing devices.
@@ -118,7 +118,7 @@ def shard_shapes(mesh: Mesh, state: PyTree) -> PyTree:
       ))),
       state.params,
   )
-  return jax.tree.map(put, state, sparsity.state_shardings(state, params))
+  return jax.tree.map(put, state, like_params.state_shardings(state, params))
 
 
 def check_batches(mesh: Mesh, batch_size: int, micro_batches: int) -> None:

@@ -20,7 +20,6 @@ from spdf_jax.names import import_function
 from spdf_jax.names import lookup
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
-from spdf_jax.sparsity.tracking import track_masks
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import read_fields
@@ -270,7 +269,7 @@ def adamw(
     clip_norm: Largest global norm of the gradient.
 
   Returns:
-    The optimizer, wrapped in `sparsify`, and in `track_masks` if
+    The optimizer, wrapped in `sparsify`, which tracks mask updates if
     `plan.updates_masks`.
 
   References:
@@ -352,10 +351,9 @@ def _sparse(
 ) -> optax.GradientTransformationExtraArgs:
   revive = plan.revive and sparsity.scaled_normal(plan.revive)
   tx = sparsity.sparsify(
-      inner, plan.algorithm, where=where, key=key, revive=revive
+      inner, plan.algorithm, where=where, key=key, revive=revive,
+      track=plan.updates_masks,
   )
-  if plan.rewinds:
-    tx = sparsity.rewind_weights(
-        tx, plan.rewinds, snapshot_at=plan.rewind_to
-    )
-  return track_masks(tx, plan.algorithm) if plan.updates_masks else tx
+  if not plan.rewinds:
+    return tx
+  return sparsity.rewind_weights(tx, plan.rewinds, snapshot_at=plan.rewind_to)

@@ -18,6 +18,7 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.sparsity.rewinding import RewindState
 from spdf_jax.sparsity.state import is_packed
+from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.losses import adjust
 from spdf_jax.training.losses import CROSS_ENTROPY
@@ -128,7 +129,7 @@ def train_step(
     The next state, and metrics named `train/…` and, for the statistics,
     `sparsity/…`.
   """
-  mask = sparsity.stored_mask(state.opt_state)
+  mask = stored_mask(state.opt_state)
 
   tokens = number_of_tokens(batch.weights)
   scale = state.loss_scale.scale if state.loss_scale is not None else None

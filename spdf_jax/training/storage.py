@@ -15,7 +15,10 @@ from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.state import is_packed
+from spdf_jax.sparsity.state import stored_mask
 from spdf_jax.sparsity.storage import kept_sizes
+from spdf_jax.sparsity.storage import pack_state
+from spdf_jax.sparsity.storage import unpack_state
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.config import RunConfig
@@ -139,7 +142,7 @@ def is_compact_at(storage: str, plan: Plan, step: int) -> bool:
 
 def is_compact(state: TrainState) -> bool:
   """Returns whether a state holds kept values only."""
-  return is_packed(sparsity.stored_mask(state.opt_state))
+  return is_packed(stored_mask(state.opt_state))
 
 
 def planned_state(
@@ -169,7 +172,7 @@ def planned_state(
   sizes = jax.tree_util.tree_map_with_path(
       size, sparsity.get_mask(state.opt_state)
   )
-  pack = functools.partial(sparsity.pack_state, sizes=sizes)
+  pack = functools.partial(pack_state, sizes=sizes)
   params, opt_state = jax.eval_shape(pack, state.params, state.opt_state)
   return dataclasses.replace(state, params=params, opt_state=opt_state)
 
@@ -185,7 +188,7 @@ def bytes_per_weight(state: TrainState) -> float:
     pruned weights of the matrices.
   """
   masks = by_name(jax.tree.map(
-      lambda m: math.prod(m.shape), sparsity.stored_mask(state.opt_state),
+      lambda m: math.prod(m.shape), stored_mask(state.opt_state),
       is_leaf=lambda x: isinstance(x, PackedMask),
   ))
   arrays = by_name({'params': state.params, 'opt_state': state.opt_state})
@@ -210,7 +213,7 @@ def to_compact(
     The compact state.
   """
   sizes = kept_sizes(sparsity.get_mask(state.opt_state))
-  pack = functools.partial(sparsity.pack_state, sizes=sizes)
+  pack = functools.partial(pack_state, sizes=sizes)
   return _convert(pack, state, sharding)
 
 
@@ -224,7 +227,7 @@ def to_dense(state: TrainState, shardings: Any) -> TrainState:
   Returns:
     The dense state.
   """
-  return _convert(sparsity.unpack_state, state, shardings)
+  return _convert(unpack_state, state, shardings)
 
 
 def _convert(function: Any, state: TrainState, shardings: Any) -> TrainState:

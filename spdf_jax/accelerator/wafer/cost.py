@@ -269,8 +269,8 @@ def fastest_layout(
     device: Device that computes the product.
 
   Returns:
-    Tokens per core and number of columns of cores, fractions as in
-    `product_on_grid`, and the cost.
+    The number of tokens per core, the number of columns of cores, and the cost
+    of the product in that layout. Both numbers may have fractions.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device

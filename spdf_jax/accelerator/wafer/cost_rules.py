@@ -77,7 +77,7 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
       `Elementwise`, for one execution.
 
   Raises:
-    ValueError: The primitive already has a rule.
+    ValueError: the primitive already has a rule.
 
   Example:
     >>> register_cost('my_fft', lambda eqn: [Elementwise(10 * eqn.size)])

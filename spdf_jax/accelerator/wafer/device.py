@@ -197,7 +197,7 @@ class WaferDevice:
     facts: Unit, grade and source of each number, by name.
 
   Raises:
-    ValueError: A number is out of its range, or the encoding is unknown.
+    ValueError: a number is out of its range, or the encoding is unknown.
 
   Example:
     >>> device = create_device('cs2')
@@ -322,7 +322,7 @@ def create_device(
     The device.
 
   Raises:
-    ValueError: A name is unknown, or a number is out of its range.
+    ValueError: a name is unknown, or a number is out of its range.
 
   Example:
     >>> create_device('cs2', 'ideal').dispatch

@@ -61,7 +61,7 @@ def simulate(
     weights shows that they are activations.
 
   Raises:
-    ValueError: When the returned function is called: a number is out of its
+    ValueError: when the returned function is called: a number is out of its
       range, `fn` cannot be traced, `sparsity` or `trips` is missing, or the
       activations of a product do not fit the device.
 

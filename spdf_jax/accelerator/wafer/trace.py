@@ -59,7 +59,7 @@ def trace_program(
     A function `(*args) -> Program`; `report_on` costs the program on devices.
 
   Raises:
-    ValueError: When the returned function is called: a number is out of its
+    ValueError: when the returned function is called: a number is out of its
       range, `fn` cannot be traced, or `sparsity` or `trips` is missing.
 
   Example:

@@ -97,7 +97,7 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
     The path.
 
   Raises:
-    ValueError: The report has too many operations for a viewer.
+    ValueError: the report has too many operations for a viewer.
 
   Example:
     >>> import tempfile

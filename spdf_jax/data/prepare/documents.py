@@ -79,7 +79,7 @@ def check_faults(
       not checked.
 
   Raises:
-    ValueError: The share is exceeded.
+    ValueError: the share is exceeded.
   """
   faults = {k: n for k, n in skipped.items() if k != EMPTY}
   bad = sum(faults.values())
@@ -205,7 +205,7 @@ def read_json_lines(
     Pieces and skipped documents.
 
   Raises:
-    ValueError: The compressed data is damaged.
+    ValueError: the compressed data is damaged.
   """
   with _opened(path) as file:
     if start:
@@ -244,7 +244,7 @@ def read_text(path: Path) -> Iterator[Piece | Skipped]:
     Pieces, or one skipped document.
 
   Raises:
-    ValueError: The compressed data is damaged.
+    ValueError: the compressed data is damaged.
   """
   fault = _fault_of_text(path)
   if fault:
@@ -301,7 +301,7 @@ def read_tokens(
     Pieces of token ids, and skipped documents.
 
   Raises:
-    ValueError: The file holds an odd number of bytes.
+    ValueError: the file holds an odd number of bytes.
   """
   if path.stat().st_size % 2:
     raise ValueError(
@@ -343,7 +343,7 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
     Pieces and skipped documents.
 
   Raises:
-    ValueError: The file is damaged, or has no such column.
+    ValueError: the file is damaged, or has no such column.
   """
   parquet = extras.require('pyarrow.parquet', 'prepare')
   errors = extras.require('pyarrow', 'prepare').ArrowException

@@ -84,8 +84,8 @@ def prepare_files(
     The corpus.
 
   Raises:
-    ImportError: A library of the extra `prepare` is missing.
-    ValueError: An argument or the input is not valid, or `output` holds
+    ImportError: a library of the extra `prepare` is missing.
+    ValueError: an argument or the input is not valid, or `output` holds
       another corpus.
 
   Example:
@@ -132,8 +132,8 @@ def prepare_shard(
     The shards that are not finished yet; the corpus, if it was joined before.
 
   Raises:
-    ImportError: A library of the extra `prepare` is missing.
-    ValueError: An argument or the input is not valid, another process prepares
+    ImportError: a library of the extra `prepare` is missing.
+    ValueError: an argument or the input is not valid, another process prepares
       this shard, or `output` holds another corpus or another division.
 
   Example:

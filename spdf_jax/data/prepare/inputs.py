@@ -62,7 +62,7 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
 
   Raises:
     ImportError: `datasets` is needed and not installed.
-    ValueError: The path does not exist, cannot be read, is of an unknown kind,
+    ValueError: the path does not exist, cannot be read, is of an unknown kind,
       or holds no file with text or several splits of a dataset.
 
   Example:
@@ -178,8 +178,8 @@ def read_documents(
     Pieces of documents, and skipped documents.
 
   Raises:
-    ImportError: A library of the extra `prepare` is missing.
-    ValueError: The file as a whole cannot be read.
+    ImportError: a library of the extra `prepare` is missing.
+    ValueError: the file as a whole cannot be read.
 
   Example:
     >>> import tempfile

@@ -68,7 +68,7 @@ def parse_shard(text: str) -> Shard:
     The shard.
 
   Raises:
-    ValueError: The text does not have that form.
+    ValueError: the text does not have that form.
 
   Example:
     >>> parse_shard('2/3')
@@ -164,7 +164,7 @@ def check_shards(output: Path, shard: Shard | None) -> None:
     shard: The shard to prepare; `None`: the whole input.
 
   Raises:
-    ValueError: The folder holds shards of another number, shards and the whole
+    ValueError: the folder holds shards of another number, shards and the whole
       is to be prepared, or the beginning of the whole.
   """
   others = [
@@ -199,7 +199,7 @@ def join_shards(output: str | os.PathLike[str]) -> Corpus:
     The corpus.
 
   Raises:
-    ValueError: A shard is missing, not finished, damaged, there twice or of
+    ValueError: a shard is missing, not finished, damaged, there twice or of
       another input, a split is empty, or too many documents are faulty.
   """
   output = Path(output).expanduser()

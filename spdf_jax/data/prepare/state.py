@@ -247,7 +247,7 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
     The state.
 
   Raises:
-    ValueError: The file is damaged.
+    ValueError: the file is damaged.
   """
   try:
     state = unseal(json.loads(path.read_bytes()), path)

@@ -61,9 +61,10 @@ def e2e(directory: str | os.PathLike[str]) -> Task:
     The task.
 
   Raises:
-    ValueError: There is no file of the task, or a file has another format.
+    ValueError: there is no file of the task, or a file has another format.
 
-  Source: Novikova et al. 2017, "The E2E Dataset"; Hu et al. 2021, "LoRA".
+  References:
+    Novikova et al. 2017, "The E2E Dataset"; Hu et al. 2021, "LoRA".
 
   Example:
     >>> import tempfile
@@ -97,10 +98,11 @@ def e2e_csv(directory: str | os.PathLike[str]) -> Task:
     The task, with the contexts of Hu et al.
 
   Raises:
-    ValueError: There is no file of the task, or a file lacks a column.
+    ValueError: there is no file of the task, or a file lacks a column.
 
-  Source: Dušek et al. 2019, "Semantic Noise Matters for Neural NLG" (the
-    cleaned tables).
+  References:
+    Dušek et al. 2019, "Semantic Noise Matters for Neural NLG" (the cleaned
+    tables).
 
   Example:
     >>> import tempfile
@@ -133,7 +135,7 @@ def linearize_slots(meaning: str) -> str:
     `slot : value` joined by ` | `, with spaces around pound signs and hyphens.
 
   Raises:
-    ValueError: The text is not a meaning representation.
+    ValueError: the text is not a meaning representation.
 
   Example:
     >>> linearize_slots('name[Cocum], eatType[pub], priceRange[£20-25]')
@@ -186,10 +188,10 @@ def webnlg(directory: str | os.PathLike[str]) -> Task:
     The task, with an input for each entry.
 
   Raises:
-    ValueError: There is no file of the task, or a file has another format.
+    ValueError: there is no file of the task, or a file has another format.
 
-  Source: Gardent et al. 2017, "The WebNLG Challenge"; Hu et al. 2021,
-    "LoRA".
+  References:
+    Gardent et al. 2017, "The WebNLG Challenge"; Hu et al. 2021, "LoRA".
 
   Example:
     >>> import tempfile
@@ -309,9 +311,10 @@ def dart(directory: str | os.PathLike[str]) -> Task:
     The task.
 
   Raises:
-    ValueError: There is no file of the task, or a file has another format.
+    ValueError: there is no file of the task, or a file has another format.
 
-  Source: Nan et al. 2021, "DART"; Hu et al. 2021, "LoRA".
+  References:
+    Nan et al. 2021, "DART"; Hu et al. 2021, "LoRA".
 
   Example:
     >>> import tempfile
@@ -342,7 +345,7 @@ def dart_smoke(directory: str | os.PathLike[str]) -> Task:
     The task.
 
   Raises:
-    ValueError: There is no dev file, or a file has another format.
+    ValueError: there is no dev file, or a file has another format.
 
   Example:
     >>> import tempfile
@@ -399,7 +402,8 @@ def linearize_triples(triples: Iterable[Sequence[str]]) -> str:
   Returns:
     `subject : property : object`, joined by ` | `.
 
-  Source: Hu et al. 2021, "LoRA".
+  References:
+    Hu et al. 2021, "LoRA".
 
   Example:
     >>> linearize_triples([('Ada', 'born_in', 'Lund'), ('Lund', 'in', 'X')])

@@ -82,7 +82,7 @@ def read_text(path: Path) -> str:
     The text, with newlines unchanged.
 
   Raises:
-    ValueError: The file is not UTF-8.
+    ValueError: the file is not UTF-8.
 
   Example:
     >>> import tempfile
@@ -122,7 +122,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     Pairs (line number, object).
 
   Raises:
-    ValueError: A line is not a JSON object.
+    ValueError: a line is not a JSON object.
 
   Example:
     >>> import tempfile
@@ -159,7 +159,7 @@ def read_table(
     Values of these columns, by name.
 
   Raises:
-    ValueError: A column is missing.
+    ValueError: a column is missing.
 
   Example:
     >>> import tempfile
@@ -197,7 +197,7 @@ def json_lines(directory: str | os.PathLike[str]) -> Task:
     The task.
 
   Raises:
-    ValueError: There is no file of the task, or a line has another form.
+    ValueError: there is no file of the task, or a line has another form.
 
   Example:
     >>> import tempfile
@@ -229,9 +229,10 @@ def curation(directory: str | os.PathLike[str], seed: int = 0) -> Task:
     The task.
 
   Raises:
-    ValueError: The file is missing, or lacks a column.
+    ValueError: the file is missing, or lacks a column.
 
-  Source: Curation 2020, `Curation Corpus Base
+  References:
+    Curation 2020, `Curation Corpus Base
     <https://github.com/CurationCorp/curation-corpus>`_
 
   Example:

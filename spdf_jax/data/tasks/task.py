@@ -104,7 +104,7 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
     The task.
 
   Raises:
-    ValueError: All splits are empty, or no input of a split has a reference.
+    ValueError: all splits are empty, or no input of a split has a reference.
 
   Example:
     >>> task = task_of_inputs('toy', {'train': [Input('2', ('two', 'II'))]})

@@ -30,7 +30,8 @@ def rouge_l(
   Raises:
     ImportError: nltk is not installed.
 
-  Source: Lin 2004, "ROUGE", section 3; Chen et al. 2015, "Microsoft COCO
+  References:
+    Lin 2004, "ROUGE", section 3; Chen et al. 2015, "Microsoft COCO
     Captions".
 
   Example:
@@ -93,7 +94,8 @@ def cider(
   Raises:
     ImportError: nltk is not installed.
 
-  Source: Vedantam et al. 2015, "CIDEr", section 5 and equation 4.
+  References:
+    Vedantam et al. 2015, "CIDEr", section 5 and equation 4.
 
   Example:
     >>> round(cider(['a b c d', 'e f g h'], [['a b c d'], ['e f g h']]), 4)

@@ -31,7 +31,8 @@ def ter(
     Edits divided by the mean number of words of the references; 0 is best.
     Without a word in any reference: 1 if there is an edit, else 0.
 
-  Source: Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
+  References:
+    Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
     Human Annotation".
 
   Example:
@@ -90,7 +91,8 @@ def translation_edits(words: Sequence[str], reference: Sequence[str]) -> int:
   Returns:
     Number of shifts and edits.
 
-  Source: Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
+  References:
+    Snover et al. 2006, "A Study of Translation Edit Rate with Targeted
     Human Annotation"; order and limits are those of tercom 0.7.25.
 
   Example:

@@ -54,9 +54,10 @@ def meteor(
     The final score, 0 to 1.
 
   Raises:
-    RuntimeError: The program cannot run or fails.
+    RuntimeError: the program cannot run or fails.
 
-  Source: Denkowski and Lavie 2014, "Meteor Universal".
+  References:
+    Denkowski and Lavie 2014, "Meteor Universal".
 
   Example:
     >>> meteor(['a'], [['a']], jar='missing.jar')

@@ -127,7 +127,8 @@ def chrf_plus_plus(
   Raises:
     ImportError: sacrebleu is not installed.
 
-  Source: Popović 2017, "chrF++: words helping character n-grams".
+  References:
+    Popović 2017, "chrF++: words helping character n-grams".
 
   Example:
     >>> chrf_plus_plus(['Return the name.'], [['', 'Return the name.']])
@@ -161,8 +162,9 @@ def nist(
   Raises:
     ImportError: sacrebleu, whose tokenizer is used, is not installed.
 
-  Source: Doddington 2002, "Automatic Evaluation of Machine Translation
-    Quality Using N-gram Co-Occurrence Statistics"
+  References:
+    Doddington 2002, "Automatic Evaluation of Machine Translation Quality
+    Using N-gram Co-Occurrence Statistics"
 
   Example:
     >>> round(nist(['a b c'], [['a b c', 'a c b']]), 4)

@@ -38,7 +38,7 @@ def group_references(
     A list of at least one reference for each hypothesis.
 
   Raises:
-    ValueError: The lengths differ, there is nothing to score, or a hypothesis
+    ValueError: the lengths differ, there is nothing to score, or a hypothesis
       has no reference.
 
   Example:
@@ -172,7 +172,8 @@ def caption_words(text: str) -> tuple[str, ...]:
   Raises:
     ImportError: nltk is not installed.
 
-  Source: Chen et al. 2015, "Microsoft COCO Captions", section 4.
+  References:
+    Chen et al. 2015, "Microsoft COCO Captions", section 4.
 
   Example:
     >>> caption_words('Cheap (under £20). It is near Café Rosa.')

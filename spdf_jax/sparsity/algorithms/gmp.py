@@ -25,7 +25,7 @@ def gmp(
     update_from: int = 0,
     distribution: Distribution | str = distributions.uniform,
     structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.magnitude_mask,
+    init: MaskMaker | str = masks.magnitude,
 ) -> Algorithm:
   """Prunes the smallest magnitudes to a scheduled sparsity at every update.
 

@@ -28,7 +28,7 @@ def granet(
     drop_fraction: float | Schedule = 0.5,
     distribution: Distribution | str = distributions.uniform,
     structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random_mask,
+    init: MaskMaker | str = masks.random,
 ) -> Algorithm:
   """Prunes to a scheduled sparsity, then drops and regrows weights: GraNet.
 

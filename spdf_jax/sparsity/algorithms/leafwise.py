@@ -218,13 +218,13 @@ def update_times_of(
 
 
 def surviving(units: Units) -> jax.Array:
-  """Counts the survivors of a drop by the fraction, at most `units.kept`."""
+  """Returns how many connections survive a drop, at most the count to keep."""
   number = count_kept(units.mask)
   return jnp.minimum(number - number_dropped(units, number), units.kept)
 
 
 def number_dropped(units: Units, number: jax.Array) -> jax.Array:
-  """Returns the part of a number of connections that an update drops."""
+  """Returns how many of a number of connections an update drops."""
   return counts.fraction_of(number, units.drop_fraction, units.carry)
 
 

@@ -30,7 +30,7 @@ def rigl(
     skip_gradient_step: bool = False,
     distribution: Distribution | str = distributions.uniform,
     structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random_mask,
+    init: MaskMaker | str = masks.random,
 ) -> Algorithm:
   r"""Drops small magnitudes and grows large gradients: RigL.
 
@@ -103,7 +103,7 @@ def rigl(
 def decayed(
     drop_fraction: float | Schedule, update_until: int
 ) -> Schedule:
-  """Returns a schedule unchanged, and a number as a cosine decay to zero.
+  """Returns the schedule of a drop fraction; numbers decay by a cosine to 0.
 
   Args:
     drop_fraction: A number in (0, 1), or a schedule of the step.

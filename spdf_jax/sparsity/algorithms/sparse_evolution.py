@@ -34,7 +34,7 @@ def sparse_evolution(
     regrow_dropped: bool = True,
     distribution: Distribution | str = distributions.uniform,
     structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random_mask,
+    init: MaskMaker | str = masks.random,
 ) -> Algorithm:
   """Drops a fraction of the connections and grows as many at random: SET.
 

@@ -23,7 +23,7 @@ def static(
     *,
     distribution: Distribution | str = distributions.uniform,
     structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random_mask,
+    init: MaskMaker | str = masks.random,
 ) -> Algorithm:
   """Keeps the initial mask: sparse pre-training as in SPDF.
 

@@ -1,15 +1,24 @@
-"""Notebooks, made from their scripts, with the address of the repository."""
+"""Makes the notebooks from their scripts: python -m experiments.notebooks.
+
+Each installs the library from the repository that spdf_jax/extras.py names.
+"""
 
 import pathlib
 import re
 
+from experiments.launch import console
 from spdf_jax import extras
 
-FOLDER = pathlib.Path(__file__).parents[1] / 'colabs'
+FOLDER = pathlib.Path(__file__).parent / 'colabs'
 _LINE = re.compile(r"^  repository = '.*'$", re.M)
 _GITHUB = re.compile(r'https://github\.com/([^/]+/[^/]+?)(\.git)?/?')
 _LINK = re.compile(r'^# \[Open in Colab\]\(.*\)\n#\n', re.M)
 _TITLE = re.compile(r'^# # .*\n#\n', re.M)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the command; returns its exit status."""
+  return console.run(argv, write_all)
 
 
 def write_all(repository: str = extras.REPOSITORY) -> None:
@@ -60,3 +69,7 @@ def addressed(text: str, name: str, repository: str) -> str:
   return _TITLE.sub(
       lambda title: f'{title[0]}# [Open in Colab]({link})\n#\n', text, count=1
   )
+
+
+if __name__ == '__main__':
+  console.start(main)
