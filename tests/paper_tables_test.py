@@ -394,7 +394,8 @@ def test_the_miniature_table_is_what_its_records_give(tmp_path, monkeypatch):
   folder = pathlib.Path(__file__).parents[1] / 'experiments/results/spdf'
   shutil.unpack_archive(folder / 'records.zip', tmp_path / 'records')
   monkeypatch.chdir(tmp_path)
-  text = report('spdf', ['records/sweeps/', 'records/runs/'], 'gpt-mini resized')
+  runs = ['records/sweeps/', 'records/runs/']
+  text = report('spdf', runs, 'gpt-mini resized')
   assert (folder / 'table.md').read_text().rstrip() == text
 
 

@@ -2,7 +2,7 @@
 
 Targets on 4096 x 16384 float32: `mask_from_scores` is at least 40 times faster
 than a stable argsort, 15 times if many scores are tied, gives the same masks,
-and takes at most 8 bytes of scratch per score; `random_mask` is at least 6
+and takes at most 8 bytes of scratch per score; a random mask is at least 6
 times faster than the argsort of uniform random numbers.
 """
 

@@ -46,7 +46,7 @@ def join(
   Args:
     algorithms: The members, in order.
     boundaries: Increasing steps >= 1, at each of which the next member begins.
-    enter: `(key, params, sparsities) -> mask`, e.g. `random_mask`; must also
+    enter: `(key, params, sparsities) -> mask`, e.g. `init.random`; must also
       accept `structure=` if a member has a structure.
 
   Returns:

@@ -256,7 +256,7 @@ def sparsities_of(mask: PyTree) -> PyTree:
   """Returns the exact sparsity of every leaf of a mask.
 
   Args:
-    mask: A mask, as `saliency_mask` or `get_mask` return it.
+    mask: A mask, as `get_mask` returns it.
 
   Returns:
     A tree of floats, `None` unchanged, which `static` takes as `sparsity`.

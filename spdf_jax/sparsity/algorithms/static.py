@@ -33,8 +33,8 @@ def static(
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`, or its name.
     structure: Structure of the mask, e.g. `n_of_m(2, 4)` or `'2:4'`.
-    init: `(key, params, sparsities) -> mask`: `random_mask` or
-      `magnitude_mask`.
+    init: `(key, params, sparsities) -> mask`: `init.random` or
+      `init.magnitude`.
 
   Returns:
     The algorithm.
