@@ -219,7 +219,7 @@ def test_every_slot_and_value_is_in_the_context(slots):
     ('webnlg', {'test.json': '{"entries": ['}, 'test.json is not JSON'),
     ('webnlg', {'test.jsonl': '{"category": "Food"}'}, "line 1 .*'triples'"),
     ('webnlg', {'test.xml': xml_entry('Food', 'bad')},
-     'the 1 inputs of the test split .* have no reference'),
+     'none of the 1 inputs of the test split .* has a reference'),
     ('dart', {'test.json': '{}'}, 'is not a list'),
     ('dart', {'test.json': '[{"tripleset": [["a", "b"]]}]'}, 'entry 0 of'),
     ('dart', {'dev.json': '[{"tripleset": [], "annotations": [{"text": 1}]}]'},

@@ -46,8 +46,8 @@ def format_plan(run: Run, name: str) -> str:
       'never sparsified: ' + ', '.join(_dense_leaves(run, layers)),
       '',
       *_align(_phase_rows(run)),
-      *(f'{phase.name}: {note}' for phase in run.plan.phases
-        for note in phase.notes),
+      *(f'{phase["name"]}: {note}' for phase in plan['phases']
+        for note in phase['notes']),
       '',
       *_align(_flops_rows(plan)),
       _FLOPS_NOTE,

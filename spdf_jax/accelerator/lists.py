@@ -131,14 +131,14 @@ def list_values(
     )
   if inputs > _MOST_INPUTS or kept > _MOST_KEPT:
     raise ValueError(
-        f'the matrix has {inputs} inputs and keeps {kept} weights; lists hold '
-        f'at most {_MOST_INPUTS} inputs and {_MOST_KEPT} weights: multiply by '
-        'it densely.'
+        f'the matrix has {inputs} inputs and keeps {kept} weights; a listed '
+        f'matrix has at most {_MOST_INPUTS} inputs and {_MOST_KEPT} weights. '
+        'Leave this one as an array.'
     )
   if kept and not 0 <= indices.min() <= indices.max() < inputs:
     raise ValueError(
         f'the indices reach from {indices.min()} to {indices.max()}, and the '
-        f'matrix has {inputs} inputs; give indices of inputs.'
+        f'matrix has {inputs} inputs; give indices from 0 to {inputs - 1}.'
     )
   _check_dtype('values', values.dtype)
   return ListedMatrix(

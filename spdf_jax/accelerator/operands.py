@@ -53,13 +53,14 @@ def check_packed(
   fits = x.ndim >= 1 and len(mask.shape) == 2 and x.shape[-1] == mask.shape[0]
   if not fits or values.ndim != 1:
     raise ValueError(
-        f'sparse_matmul got {shapes}; give x [..., inputs], values [size] and '
+        f'sparse_matmul got {shapes}; give x [..., inputs], values [kept] and '
         'a mask [inputs, outputs].'
     )
   if mask.bits.shape[-1] != -(-mask.columns // 8):
     raise ValueError(
-        f'sparse_matmul got {shapes} of {mask.bits.shape[-1]} bytes a row; '
-        'give a bit for each column, as pack_mask does.'
+        f'sparse_matmul got {shapes} with {mask.bits.shape[-1]} bytes per row; '
+        f'its {mask.columns} columns need {-(-mask.columns // 8)}: make the '
+        'mask by pack_mask.'
     )
   if 0 in x.shape + values.shape + mask.shape:
     raise ValueError(

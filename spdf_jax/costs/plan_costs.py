@@ -14,11 +14,14 @@ import numpy as np
 from spdf_jax.accelerator import native
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
+from spdf_jax.sparsity import algorithms
 from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
 from spdf_jax.training.plan import PlannedSparsity
 from spdf_jax.training.run import Run
+
+Record = Mapping[str, Any]
 
 _MULTIPLIES_ZEROS = (
     'XLA multiplies the zeros of masked matrices: FLOPs fall, seconds do not.'
@@ -96,7 +99,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
             }
             for span in spans
         ],
-        'notes': phase.notes,
+        'notes': [*phase.notes, *_mask_notes(run.plan, phase, spans, phases)],
     })
   return {
       'name': name,
@@ -112,8 +115,22 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   }
 
 
+def _mask_notes(
+    plan: Plan, phase: Phase, spans: Sequence['Span'], before: Sequence[Record]
+) -> list[str]:
+  """Describes how the mask with which a phase begins is made."""
+  if not before:
+    made = algorithms.initial_masks_of(phase.algorithm)
+    known = phase.initial_mask or not spans[0].sparsity or not made
+    return [] if known else [f'initial mask: {", ".join(made)}']
+  begins = any(span.names[0] == phase.name for span in plan.spans)
+  if begins and spans[0].sparsity > before[-1]['spans'][-1]['sparsity']:
+    return ['prunes by magnitude at its start']
+  return []
+
+
 def _describe_compute(
-    run: Run, phases: Sequence[Mapping[str, Any]]
+    run: Run, phases: Sequence[Record]
 ) -> str:
   """Returns which programs multiply sparse matrices; '' if none is sparse."""
   if not any(span['sparsity'] for phase in phases for span in phase['spans']):
@@ -219,9 +236,6 @@ def as_ranges(steps: Iterable[int]) -> list[list[int]]:
     else:
       ranges.append([step, step, 1])
   return ranges
-
-
-Record = Mapping[str, Any]
 
 
 def totals_of(phases: Sequence[Record]) -> list[dict[str, Any]]:

@@ -124,8 +124,8 @@ class _Methods:
     decoder = self.subject.decoder
     if decoder is None:
       raise ValueError(
-          'the task generates, but the subject has no decoder; give one, e.g.'
-          ' CachedModel(model).'
+          'the task generates text, but subject.decoder is None; give a '
+          'decoder, e.g. CachedModel(model).'
       )
     groups: dict[tuple[tuple[str, ...], int], list[int]] = {}
     for number, request in enumerate(requests):

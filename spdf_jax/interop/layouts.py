@@ -90,7 +90,8 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
     config: Config of the model.
 
   Returns:
-    The tensors; their parts include all parameters of the unscanned model.
+    The tensors. `parts` of a tensor are the paths of the parameters that it
+    consists of, of a model whose layers are not stacked.
 
   Example:
     >>> tensors_of(GPTConfig(64, 1, 2, 16, 48, 32))[8].parts

@@ -117,6 +117,9 @@ def begin(
 
   def write_plan() -> None:
     plan = plan_costs.describe_plan(run, name) | {'bigram': bigram}
+    for phase in plan['phases']:
+      for note in phase['notes']:
+        logger.info('phase %r: %s', phase['name'], note)
     if processes.is_main_process():
       metrics.write_atomically(path, json.dumps(plan, indent=2) + '\n')
 

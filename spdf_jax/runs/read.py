@@ -65,7 +65,7 @@ class PhaseRecord(NamedTuple):
 
   @property
   def parts(self) -> tuple[Span, ...]:
-    """Spans of constant sparsity, at least one."""
+    """Spans of the phase, split where its planned sparsity changes."""
     return self.spans or (
         Span(self.start, self.steps, self.sparsity, self.flops_per_step),
     )

@@ -216,9 +216,9 @@ def kept_table(
   if isinstance(rows[0], tuple):
     if rows != sorted(rows, reverse=True):
       raise ValueError(
-          'the model-wide sparsity falls, but pruned weights of a whole model '
-          'are never revived; give a schedule that does not fall, or '
-          "distribution 'uniform' or 'erk'."
+          "sparsity falls, but distribution 'model_wide' never revives pruned "
+          'weights; give a schedule that does not fall, or distribution '
+          "'uniform' or 'erk'."
       )
     return ModelTable(np.array(rows[1:], np.uint32))
   return treedef.unflatten(

@@ -262,8 +262,8 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
   Raises:
     TypeError: `where` is not a selector or a tree, or a leaf of `params` is not
       an array.
-    ValueError: `params` has leaves and none is selected, a pattern selects
-      none, or an attribute is named as the array in an `nnx.Variable`.
+    ValueError: `params` has leaves and none is selected, a pattern matches or
+      selects none, or an attribute is named as the array in an `nnx.Variable`.
   """
   selector = selector_of(where)
   leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -299,15 +299,28 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
         f'selects some of: {seen}.'
     )
   if not callable(where):
-    patterns = _patterns(where)
-    used = {_first(patterns, n)[0] for (n, _), a in zip(named, axes) if a}
-    for pattern, found in patterns.items():
-      if found and not callable(found) and pattern not in used:
-        raise ValueError(
-            f'where has the pattern {pattern!r}, which selects none of the '
-            f'leaves, or patterns before it match them; they are: {seen}.'
-        )
+    _check_patterns(_patterns(where), named, axes)
   return axes
+
+
+def _check_patterns(
+    patterns: Mapping[str, Any],
+    named: Sequence[tuple[str, Any]],
+    axes: Sequence[MatrixAxes | None],
+) -> None:
+  """Raises ValueError for a pattern that no leaf has, or that selects none."""
+  first = [_first(patterns, name)[0] for name, _ in named]
+  used = {pattern for pattern, a in zip(first, axes) if a}
+  for pattern, found in patterns.items():
+    selects = found and not callable(found)
+    # What remains for a last '*' depends on the model.
+    if pattern not in (used if selects else first) and pattern != '*':
+      raise ValueError(
+          f'where has the pattern {pattern!r}, which '
+          f'{"selects" if selects else "matches"} none of the leaves, or '
+          'patterns before it match them; they are: '
+          f'{", ".join(f"{n} {tuple(leaf.shape)}" for n, leaf in named)}.'
+      )
 
 
 def report_selection(

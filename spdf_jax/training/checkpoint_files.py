@@ -168,10 +168,10 @@ def _check_next_phase_is_dense(
   for phase in config.phases[past:past + 1]:
     if not phase.is_dense:
       raise MismatchError(
-          f'checkpoint {checkpoint} was made dense and phase {phase.name!r}, '
-          f'which would resume from it, has the algorithm '
-          f'{phase.algorithm["name"]!r}; make it dense, or resume from the '
-          'sparse checkpoint.'
+          f'checkpoint {checkpoint} was densified, and phase {phase.name!r}, '
+          'which would resume from it, has the algorithm '
+          f'{phase.algorithm["name"]!r}; set the algorithm of the phase to '
+          "'dense', or resume from the checkpoint before it was densified."
       )
 
 

@@ -87,14 +87,14 @@ class Evaluations:
   def run_best(
       self, step: int, state: TrainState
   ) -> dict[str, float | str]:
-    """Evaluates the best weights, with which a phase ends.
+    """Evaluates the weights that were best by the early stop's metric.
 
     Args:
       step: Steps completed at the end of the phase.
       state: The state with the best weights.
 
     Returns:
-      The row to log, which replaces the values of the last weights.
+      The row to log in place of that of the last weights.
     """
     row = self._measure(step, state)
     row |= self._generate(step, state)

@@ -282,8 +282,8 @@ class Phase:
       raise ValueError(f'phase {self.name!r}: {error}') from error
     except TypeError as error:
       raise ValueError(
-          f'phase {self.name!r} has the algorithm {self.algorithm!r}, a value '
-          f'of which has another type than it takes ({error}); correct it.'
+          f'phase {self.name!r} has the algorithm {self.algorithm!r}, where an '
+          f'argument has a wrong type ({error}); correct the argument.'
       ) from error
 
   @property

@@ -119,11 +119,11 @@ class Progress:
     self._line.show(line, last=done)
 
   def pause(self) -> None:
-    """Clears an overwritten line, before other output."""
+    """Clears the progress line, so that other output begins on an empty one."""
     self._line.clear()
 
   def resume(self, step: int) -> None:
-    """Excludes the time since `pause` from the rate of the next line."""
+    """Excludes the time since `pause` from the next tokens per second."""
     self._last_time = self._clock()
     self._last_tokens = self._tokens_until(step)
 
@@ -175,7 +175,7 @@ class TrainLog:
     self._clock = time.monotonic()
 
   def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Stores the metrics of `step`; checks and writes those before it."""
+    """Keeps the metrics of a step, and logs those of the step before."""
     self._write()
     self._pending = step, metrics
 

@@ -432,7 +432,7 @@ class Run:
 
   @functools.cached_property
   def sparse_steps(self) -> matmul.SparseSteps | None:
-    """Model and threshold of sparse steps; `None`: dense products only."""
+    """How and above which sparsity steps use kernels; `None`: XLA runs all."""
     phases = [p for p in self.plan.phases if not p.is_dense]
     if not phases:
       return None

@@ -85,7 +85,8 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
   name = str(primitive)
   if name in RULES:
     raise ValueError(
-        f'primitive {name!r} has a rule; give yours another name.'
+        f'primitive {name!r} already has a cost rule; register rules of new '
+        'primitives only.'
     )
   RULES[name] = rule
 

@@ -172,13 +172,13 @@ def grid_of(
     tokens: int, inputs: int, outputs: int, sampled: bool = False,
     *, device: WaferDevice, sparsity: float,
 ) -> Grid:
-  """Returns the fastest grid of `cost`, rounded to whole tokens and columns.
+  """Returns the grid of cores on which a product is fastest by the cost model.
 
   Args:
     tokens: Number of tokens.
     inputs: Number of contracted features.
     outputs: Number of features of the result.
-    sampled: Whether gradients of weights are computed.
+    sampled: Whether the product is that of the gradients of kept weights.
     device: Device with the cores.
     sparsity: Fraction of zeros for which the grid is the fastest.
 

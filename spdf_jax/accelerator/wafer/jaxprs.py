@@ -87,7 +87,7 @@ class Equation(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Number of elements of the largest result."""
+    """Number of elements of the largest array that the equation computes."""
     return max((r.size for r in self.results), default=0)
 
   @property

@@ -296,8 +296,9 @@ def _report_on(
     if shares is None:
       if any(isinstance(r.cycles, jax.core.Tracer) for r in reports):
         raise ValueError(
-            f'{branch.name} takes a branch that depends on its data, so that '
-            'the slowest one may change with the device; give frequencies.'
+            f'{branch.name} chooses a branch by its data, and which branch is '
+            'the slowest depends on the device; give frequencies={name: '
+            'fraction} of its branches.'
         )
       worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
       shares = tuple(float(i == worst) for i in range(len(reports)))

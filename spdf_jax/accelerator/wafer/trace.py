@@ -45,18 +45,19 @@ def trace_program(
     frequencies: Frequencies | None = None,
     trips: int | None = None,
 ) -> Callable[..., Program]:
-  """Returns a function that traces `fn` and collects its work.
+  """Returns a function that lists the operations of `fn` for the cost model.
 
   Args:
     fn: A JAX function, such as a forward pass or a whole training step.
     sparsity: Fraction of zeros in masks whose values are not given, or a
       function of the layer's name.
     frequencies: Fraction of the executions in which a cond is true, or the
-      fraction of each branch, by the cond's name; see `simulate`.
+      fraction of each branch, by the cond's name.
     trips: Number of iterations of loops that depend on unknown data.
 
   Returns:
-    A function `(*args) -> Program`; `report_on` costs the program on devices.
+    A function `(*args) -> Program`. `report_on(program, device)` estimates its
+    time on a device.
 
   Raises:
     ValueError: when the returned function is called: a number is out of its

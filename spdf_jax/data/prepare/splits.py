@@ -100,10 +100,10 @@ def choose_splits(
 
   Args:
     files: All files.
-    named: Splits of named files, from `name_splits`; a split with named files
-      gets no other documents.
-    read: Function that reads the documents of a file; `None` if there are so
-      many that no split can be empty.
+    named: Names of splits by file, for files that belong to one as a whole.
+      Such a split gets no other documents.
+    read: Function that reads the documents of a file, to count them. `None`:
+      they are not counted, since there are enough for all splits.
     validation: Share of validation documents among the others.
     test: Share of test documents among the others.
 

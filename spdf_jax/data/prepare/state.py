@@ -264,7 +264,7 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-  """Returns the names of the entries that differ from the wanted ones.
+  """Returns the keys whose values differ from the expected ones, as text.
 
   Example:
     >>> differences({'a': 1, 'b': 2}, {'a': 1, 'b': 3, 'c': 4})

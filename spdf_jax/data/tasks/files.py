@@ -214,12 +214,13 @@ def json_lines(directory: str | os.PathLike[str]) -> Task:
 
 
 def curation(directory: str | os.PathLike[str], seed: int = 0) -> Task:
-  """Reads the table written by the scraper of the corpus.
+  """Reads the Curation Corpus: articles and their summaries.
 
-  Pairs with an empty side are skipped; 39,911 remain of the full corpus. They
-  are shuffled by the seed and split into eight tenths for training and one
-  tenth each for validation and test. The score is the perplexity over the
-  tokens of summaries, their end of text included.
+  The table is the one that the scraper of the corpus writes. Pairs with an
+  empty side are skipped; 39,911 remain of the full corpus. They are shuffled by
+  the seed and split into eight tenths for training and one tenth each for
+  validation and test. The score is the perplexity over the tokens of summaries,
+  their end of text included.
 
   Args:
     directory: Folder with `curation-corpus-base-with-articles.csv`.

@@ -119,8 +119,8 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
     bare = len(inputs.get(split, ())) - len(held)
     if bare and not held:
       raise ValueError(
-          f'the {bare} inputs of the {split} split of task {name!r} have no'
-          ' reference; use the files with references.'
+          f'none of the {bare} inputs of the {split} split of task {name!r} has'
+          ' a reference; use the files of the task that contain references.'
       )
     if bare:
       _logger.warning(
@@ -137,7 +137,7 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
 
 
 def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
-  """Merges all inputs with the same context, as Hu et al. do.
+  """Merges all inputs with the same context, as in "LoRA" (Hu et al., 2021).
 
   DART's 5,097 test inputs become 4,159.
 
@@ -145,7 +145,8 @@ def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
     inputs: Inputs to merge.
 
   Returns:
-    Merged inputs, with the order and the part of the first ones.
+    One input per context, with the references of all; order and `part` are
+    those of the first input with the context.
 
   Example:
     >>> merge_equal_contexts([Input('a', ('x',)), Input('a', ('y', 'z'))])

@@ -170,10 +170,11 @@ def align(
   Args:
     words_L: Ids of the words.
     wanted_W: Ids of the words of the reference.
-    beam: Pruning threshold as in `edit_distances`.
+    beam: Largest distance from the diagonal of the table of edits that is
+      searched.
 
   Returns:
-    The alignment.
+    The words and the words of the reference that each edit aligns.
 
   Example:
     >>> found = align(np.array([1, 5, 2]), np.array([1, 2, 3]))

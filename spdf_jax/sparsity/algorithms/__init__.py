@@ -3,7 +3,11 @@
 
 from spdf_jax.sparsity.algorithms.from_config import ALGORITHMS
 from spdf_jax.sparsity.algorithms.from_config import create_algorithm
+from spdf_jax.sparsity.algorithms.from_config import initial_masks_of
 from spdf_jax.sparsity.algorithms.from_config import member_specs
 from spdf_jax.sparsity.algorithms.from_config import resolve
 
-__all__ = ['ALGORITHMS', 'create_algorithm', 'member_specs', 'resolve']
+__all__ = [
+    'ALGORITHMS', 'create_algorithm', 'initial_masks_of', 'member_specs',
+    'resolve',
+]

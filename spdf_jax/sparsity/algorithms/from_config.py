@@ -112,7 +112,7 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
   `ALGORITHMS` take, but not this one, are left out, and so are those that are
   `None`. Times may be `'100 steps'`, or `'75%'` of the phase, rounded down:
   `update_every`, `update_from`, `update_until`, and those of a schedule, such
-  as its `steps`.
+  as its `steps`. The `init` of a partition is that of groups without one.
 
   Args:
     spec: The name and the arguments of the algorithm.
@@ -143,11 +143,12 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
     until = spec.get('update_until') or _ASSUMED_STEPS
     length = _in_steps('update_until', until, _ASSUMED_STEPS)
   arguments = {'name': spec['name']}
+  shared = {'init': spec['init']} if 'init' in spec else {}
   for name, value in spec.items():
     if not takes_any:
       names.lookup(f'algorithm {spec["name"]!r}: argument', name, known)
     if name == 'groups' and name in parameters:
-      groups = _map_groups(lambda member: resolve(member, steps), value)
+      groups = _map_groups(lambda m: resolve(shared | dict(m), steps), value)
       value = [list(group) for group in groups.items()]
     else:
       value = _in_steps(name, value, length)
@@ -179,6 +180,31 @@ def member_specs(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
   if spec['name'] != 'partition':
     return [spec]
   return [member for _, member in _check_groups(spec.get('groups'))]
+
+
+def initial_masks_of(spec: Mapping[str, Any]) -> list[str]:
+  """Returns how the initial masks of an algorithm's spec are made.
+
+  Args:
+    spec: A spec, as `create_algorithm` reads it.
+
+  Returns:
+    The names of the functions of `spdf_jax.init`, or the user's own, in the
+    order of the groups; empty for algorithms without `init`, such as `dense`.
+
+  Example:
+    >>> initial_masks_of({'name': 'rigl', 'sparsity': 0.8})
+    ['random']
+    >>> initial_masks_of({'name': 'static', 'sparsity': 0.8, 'init': 'nonzero'})
+    ['nonzero']
+  """
+  found = []
+  for member in member_specs(spec):
+    parameter = inspect.signature(_function_of(member)).parameters.get('init')
+    if parameter is not None:
+      init = member.get('init') or parameter.default
+      found.append(init if isinstance(init, str) else init.__name__)
+  return list(dict.fromkeys(found))
 
 
 def _check_name(spec: Any) -> None:

@@ -108,9 +108,9 @@ def check_rounds(rounds: Iterable[Round]) -> tuple[Round, ...]:
     The rounds.
 
   Raises:
-    ValueError: there is no round or something else, a length is not positive, a
-      `rewind_to` is negative, or a fraction is outside (0, 1); the first may be
-      0.
+    ValueError: there is no round, one is neither a `Round` nor a tuple, a
+      length is not positive, a `rewind_to` is negative, or a fraction is
+      outside (0, 1); the fraction of the first round may be 0.
 
   Example:
     >>> check_rounds([(100,), (50, 0.2)])[1].fraction
