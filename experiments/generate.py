@@ -6,7 +6,9 @@ r"""Continues a prompt with a trained model, and writes tokens as they come.
 The model is a run, or a Hugging Face directory with its tokenizer, also a
 compact export of experiments.convert. Its sparse matrices are stored as lists
 of their kept weights, so that pruned ones take neither memory nor time. The
-last line, on the standard error, has the speed and the memory.
+prompt of a run that was fine-tuned on a task is one of its contexts, e.g.
+"name : Blue Spice | food : French": the model answers it. The last line, on
+the standard error, has the speed and the memory.
 """
 
 from collections.abc import Iterator
@@ -32,6 +34,11 @@ _TOKENIZER = flags.DEFINE_string(
     'tokenizer', None, "Path of a tokenizer; by default the model's own."
 )
 _PROMPT = flags.DEFINE_string('prompt', '', 'Beginning of the text.')
+_CONTEXT = flags.DEFINE_bool(
+    'context', None,
+    'Whether the prompt is the context of a task, which ends with an end of '
+    'text; by default if the model is a run that ends with fine-tuning.',
+)
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
     'max_new_tokens', 64, 'Largest number of tokens to generate.',
     lower_bound=1,
@@ -83,7 +90,10 @@ def _write_continuation(
   and the prompt.
   """
   tokenizer = model.tokenizer
-  ids = tokenizer.encode(_PROMPT.value) or [tokenizer.end_of_text]
+  ids = tokenizer.encode(_PROMPT.value)
+  is_context = bool(model.task) if _CONTEXT.value is None else _CONTEXT.value
+  if is_context or not ids:
+    ids = [*ids, tokenizer.end_of_text]
   times: list[float] = []
 
   def timed() -> Iterator[int]:

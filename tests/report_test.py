@@ -8,7 +8,7 @@ import pytest
 
 from spdf_jax.runs.curves import dense_flops_at
 from spdf_jax.runs.curves import flops_at
-from spdf_jax.runs.curves import losses_at_equal_flops
+from spdf_jax.runs.curves import losses_at_equal
 from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.markdown import escape
 from spdf_jax.runs.read import read_run
@@ -187,14 +187,14 @@ def test_curves_leave_out_step_zero_and_fine_tuning(runs):
 
 
 def test_losses_at_equal_flops_are_interpolated_where_the_shorter_ends(runs):
-  found = losses_at_equal_flops(runs['dense'], runs['sparse|75'])
-  assert found.flops == pytest.approx(520)
+  found = losses_at_equal(flops_at, runs['dense'], runs['sparse|75'])
+  assert found.spent == pytest.approx(520)
   share = math.log(520 / 400) / math.log(1000 / 400)
   assert found.first == pytest.approx(4 - 2 * share)
   assert found.second == pytest.approx(2.5)
   assert found.longer == 0
-  swapped = losses_at_equal_flops(runs['sparse|75'], runs['dense'])
-  assert swapped == (found.flops, found.second, found.first, 1)
+  swapped = losses_at_equal(flops_at, runs['sparse|75'], runs['dense'])
+  assert swapped == (found.spent, found.second, found.first, 1)
 
 
 def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
@@ -203,11 +203,11 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
       [phase('sparse', 0, 80, 0.75)],
       [evaluation(10, 9.0, 9.0)],
   )
-  assert losses_at_equal_flops(runs['dense'], short) is None
+  assert losses_at_equal(flops_at, runs['dense'], short) is None
   text = write_report(
       tmp_path / 'report', {'dense': runs['dense'], 'short': short}
   ).read_text()
-  assert 'The curves of dense and short do not overlap' in text
+  assert 'dense and short' not in text and 'equal FLOPs' not in text
 
 
 def test_statements_are_computed_from_the_runs(tmp_path, runs):
@@ -224,8 +224,13 @@ def test_statements_are_computed_from_the_runs(tmp_path, runs):
       '* Pre-training of sparse\\|75 took 520 FLOPs (0.520 of those of the '
       'same steps dense); all training took 600 FLOPs (0.556 of those of the '
       'same steps dense).\n',
-      '(520, the most that both spent) sparse\\|75 is better: validation loss '
-      '2.500 of sparse\\|75, 3.427 of dense. There dense is still in',
+      'After equal FLOPs of pre-training (520) sparse\\|75 is better: '
+      'validation loss 2.500 of sparse\\|75, 3.427 of dense, but dense is '
+      'then in the middle of its learning-rate schedule, which favours '
+      'sparse\\|75.\n',
+      'After equal tokens of pre-training (1,600) dense is better: validation '
+      'loss 2.000 of dense, 2.500 of sparse\\|75.\n',
+      'Compare means over seeds.',
       '* dense: 12,345 parameters (preset tiny), 6,789 of them',
       'matrices. Zeros over all parameters: 41.2% after sparse. Computed',
       '* Against dense training for the steps of sparse alone, pre-training of '
@@ -254,7 +259,7 @@ def test_a_run_that_loses_to_the_bigram_is_reported(tmp_path):
 def test_report_shows_plots_that_are_there(tmp_path, runs):
   path = write_report(tmp_path / 'new' / 'report', runs)
   shown = re.findall(r'!\[.*?\]\((.*?)\)', path.read_text())
-  assert len(shown) == 3
+  assert len(shown) == 4
   for name in shown:
     assert (path.parent / name).read_bytes().startswith(b'\x89PNG')
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from spdf_jax import sparsity
 from spdf_jax.costs import plan_costs
@@ -126,15 +127,18 @@ def _dense_leaves(run: Run, layers: Iterable[str]) -> list[str]:
 
 
 def _phase_rows(run: Run) -> list[list[str]]:
-  rows = [['phase', 'steps', 'batch', 'tokens', 'learning rate']]
+  rows = [[
+      'phase', 'steps', 'batch', 'tokens', 'learning rate: first, peak, last'
+  ]]
   for phase in run.plan.phases:
-    rates = [float(phase.learning_rate(s)) for s in (0, phase.steps - 1)]
+    all_rates = jax.vmap(phase.learning_rate)(jnp.arange(phase.steps))
+    rates = all_rates[0], all_rates.max(), all_rates[-1]
     rows.append([
         phase.name,
         f'{phase.steps:,}',
         f'{phase.batch_size} x {phase.length}',
         f'{phase.tokens:,}',
-        f'{rates[0]:.2e} to {rates[1]:.2e}',
+        ', '.join(f'{rate:.2e}' for rate in rates),
     ])
   return rows
 

@@ -44,6 +44,8 @@ class LanguageModel:
     params: Parameters of the model.
     tokenizer: Tokenizer of the model.
     config: Config of the run; `None` for a model that no run has trained.
+    task: Name of the task that the model was fine-tuned on last, `''` if it
+      was not: its prompts are contexts, which end with an end of text.
 
   Raises:
     ValueError: the tokenizer has more tokens than the model.
@@ -54,6 +56,7 @@ class LanguageModel:
   params: PyTree
   tokenizer: data.Tokenizer
   config: Any = None
+  task: str = ''
 
   def __post_init__(self):
     tokens = self.tokenizer.vocab_size
@@ -108,8 +111,18 @@ def open_run(source: str, tokenizer: str | None = None) -> LanguageModel:
   return LanguageModel(
       source, model, params,
       data.open_tokenizer(tokenizer) if tokenizer else _tokenizer(config.data),
-      config,
+      config, _task_of(checkpoint, config),
   )
+
+
+def _task_of(checkpoint: pathlib.Path, config: Any) -> str:
+  """Returns the task of the phase that a checkpoint is of; '' if none."""
+  ends = workdir.read_meta(checkpoint)['phase_ends']
+  step = int(checkpoint.name)
+  for phase in config.phases:
+    if step <= ends.get(phase.name, -1):
+      return config.data.task if phase.data == 'task' else ''
+  return ''
 
 
 def open_hf(directory: str) -> LanguageModel:
@@ -191,7 +204,7 @@ def open_listed(
   config = dataclasses.replace(config, lowering=lowerings.NATIVE)
   return LanguageModel(
       source, models.model_of(config), jax.tree.map(jnp.asarray, params),
-      reader, run and run.config,
+      reader, run and run.config, run.task if run else '',
   )
 
 

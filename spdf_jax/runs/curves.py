@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves of loss over FLOPs, and comparison of runs at equal FLOPs."""
+"""Curves of losses, and comparison at equal tokens, FLOPs or seconds."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -83,8 +84,41 @@ def sparsities_of(run: RunRecord) -> tuple[list[int], list[float]]:
   return steps, [part.sparsity for part in (*parts, parts[-1])]
 
 
+def tokens_at(run: RunRecord, step: int) -> float:
+  """Returns the training tokens of a run's first steps.
+
+  Example:
+    >>> from spdf_jax.runs.read import PhaseRecord
+    >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
+    >>> tokens_at(RunRecord('toy', (phase,), ()), 3)
+    48.0
+  """
+  return float(sum(
+      _done(phase.start, phase.steps, step) * phase.tokens / phase.steps
+      for phase in run.phases
+  ))
+
+
+def seconds_at(run: RunRecord, step: int) -> float:
+  """Returns the training seconds of a run's first steps; NaN: none are logged.
+
+  Example:
+    >>> rows = tuple({'step': s, 'time/seconds': 8.0 / s} for s in (2, 4))
+    >>> seconds_at(RunRecord('toy', (), rows), 3)
+    5.0
+  """
+  steps, seconds = run.series('time/seconds')
+  if not steps:
+    return float('nan')
+  return float(np.interp(step, [0, *steps], np.cumsum([0, *seconds])))
+
+
+Spent = Callable[[RunRecord, int], float]
+"""What the first steps of a run take: `flops_at`, `tokens_at`, `seconds_at`."""
+
+
 def pretraining_curve(
-    run: RunRecord, key: str = 'validation/loss'
+    run: RunRecord, key: str = 'validation/loss', spent: Spent = flops_at
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns a value over the training FLOPs of pre-training.
 
@@ -93,6 +127,7 @@ def pretraining_curve(
   Args:
     run: A run.
     key: Name of the value.
+    spent: What the curve is over; FLOPs by default.
 
   Returns:
     float64 [N] FLOPs, increasing and above zero, and float64 [N] values.
@@ -106,36 +141,42 @@ def pretraining_curve(
   """
   end = read.pretraining_phases(run)[-1].end
   points = [(s, v) for s, v in zip(*run.series(key)) if 0 < s <= end]
-  flops = np.array([flops_at(run, step) for step, _ in points], np.float64)
-  return flops, np.array([value for _, value in points], np.float64)
+  amounts = np.array([spent(run, step) for step, _ in points], np.float64)
+  return amounts, np.array([value for _, value in points], np.float64)
 
 
-class EqualFlops(NamedTuple):
-  """Losses of two runs at equal training FLOPs.
+_EQUAL = 1.02  # Largest ratio of amounts that count as equal.
+
+
+class Comparison(NamedTuple):
+  """Losses of two runs at equal tokens, FLOPs or seconds of pre-training.
 
   Attributes:
-    flops: Training FLOPs of each run.
+    spent: Tokens, FLOPs or seconds of each run, the most that both took.
     first: Validation loss of the first run, in nats per token.
     second: Validation loss of the second run, in nats per token.
-    longer: Index, 0 or 1, of the run that continues beyond `flops`; None if
-      neither does.
+    longer: Index, 0 or 1, of the run that takes over 2 % more than `spent`, so
+      that its loss there is one in the middle of its schedule; None if neither
+      does.
   """
 
-  flops: float
+  spent: float
   first: float
   second: float
   longer: int | None
 
 
-def losses_at_equal_flops(
-    first: RunRecord, second: RunRecord
-) -> EqualFlops | None:
-  """Compares pre-training losses at the largest FLOPs that both runs reached.
+def losses_at_equal(
+    spent: Spent, first: RunRecord, second: RunRecord
+) -> Comparison | None:
+  """Compares pre-training losses at the most that both runs took.
 
-  Losses are interpolated linearly over the logarithm of FLOPs between the
-  nearest evaluations.
+  Losses are interpolated linearly over the logarithm of the amount between the
+  nearest evaluations; of amounts that differ by at most 2 % at the ends, the
+  final losses are compared.
 
   Args:
+    spent: What is equal: `flops_at`, `tokens_at` or `seconds_at`.
     first: A run.
     second: Another run, evaluated on the same validation text.
 
@@ -148,22 +189,21 @@ def losses_at_equal_flops(
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (1, 4)]
     ...   return RunRecord('toy', (phase,), tuple(rows))
-    >>> found = losses_at_equal_flops(toy(1.0), toy(2.0))
-    >>> found.flops, found.first, round(found.second, 3), found.longer
+    >>> found = losses_at_equal(flops_at, toy(1.0), toy(2.0))
+    >>> found.spent, found.first, round(found.second, 3), found.longer
     (4.0, 0.0, 1.5, 1)
   """
-  curves = [pretraining_curve(first), pretraining_curve(second)]
-  if not all(len(flops) for flops, _ in curves):
+  curves = [pretraining_curve(run, spent=spent) for run in (first, second)]
+  if not all(len(amounts) for amounts, _ in curves):
     return None
-  ends = [flops[-1] for flops, _ in curves]
-  flops = min(ends)
-  if flops < max(spent[0] for spent, _ in curves):
+  ends = [amounts[-1] for amounts, _ in curves]
+  most = min(ends)
+  if not most >= max(amounts[0] for amounts, _ in curves):
     return None
+  if max(ends) <= _EQUAL * most:
+    return Comparison(float(most), *(float(x[-1]) for _, x in curves), None)
   losses = [
-      float(np.interp(np.log(flops), np.log(spent), values))
-      for spent, values in curves
+      float(np.interp(np.log(most), np.log(amounts), values))
+      for amounts, values in curves
   ]
-  longer = None
-  if max(ends) > flops * (1 + 1e-9):
-    longer = int(np.argmax(ends))
-  return EqualFlops(float(flops), losses[0], losses[1], longer)
+  return Comparison(float(most), *losses, int(np.argmax(ends)))

@@ -115,8 +115,8 @@ def draw_sparsity(ax: Any, run: RunRecord, end: int, **look: Any) -> float:
 def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks the boundary of two phases of a run; it is labelled with the name
-  of the first phase if the run has only two.
+  A ring marks the boundary of two phases of a run; that of the first run with
+  two phases is labelled.
 
   Args:
     runs: Runs by label.
@@ -135,33 +135,59 @@ def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
     >>> figure.axes[0].get_xlabel()
     'Training FLOPs'
   """
+  return _plot_loss_over(runs, 'FLOPs', curves.flops_at)
+
+
+def plot_loss_over_tokens(runs: Mapping[str, RunRecord]) -> Any:
+  """Plots pre-training validation loss over tokens, all runs on one axis.
+
+  Args:
+    runs: Runs by label.
+
+  Returns:
+    A `matplotlib.figure.Figure`, as of `plot_loss_over_flops`.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+
+  Example:
+    >>> plot_loss_over_tokens({}).axes[0].get_xlabel()
+    'Training tokens'
+  """
+  return _plot_loss_over(runs, 'tokens', curves.tokens_at)
+
+
+def _plot_loss_over(
+    runs: Mapping[str, RunRecord], what: str, spent_at: curves.Spent
+) -> Any:
   figure = style.new_figure(7, 4.2)
   ax = figure.subplots()
   ends, rings = [], []
   for index, (label, run) in enumerate(runs.items()):
     look = style.line_style(index)
     color = look['color']
-    flops, losses = curves.pretraining_curve(run)
-    if not len(flops):
+    amounts, losses = curves.pretraining_curve(run, spent=spent_at)
+    if not len(amounts):
       continue
-    size = 3.5 if len(flops) > 1 else 6
+    size = 3.5 if len(amounts) > 1 else 6
     ax.plot(
-        flops, losses, linewidth=1.8, markersize=size, label=label, **look
+        amounts, losses, linewidth=1.8, markersize=size, label=label, **look
     )
-    ends.append((flops[-1], losses[-1], label, color))
+    ends.append((amounts[-1], losses[-1], label, color))
     passed = read.pretraining_phases(run)[:-1]
     for phase in passed:
-      spent = curves.flops_at(run, phase.end)
-      if not flops[0] <= spent <= flops[-1]:
+      spent = spent_at(run, phase.end)
+      if not amounts[0] <= spent <= amounts[-1]:
         continue
-      loss = np.interp(np.log(spent), np.log(flops), losses)
+      loss = np.interp(np.log(spent), np.log(amounts), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      if len(passed) == 1:  # Many names, e.g. of rounds, would overlap.
+      # Many names, e.g. of rounds or of several runs, would overlap.
+      if len(passed) == 1 and not rings:
         rings.append((spent, loss, f'end of {phase.name}', color))
   ax.set(
-      xlabel='Training FLOPs',
+      xlabel=f'Training {what}',
       ylabel='Validation loss (nats per token)',
-      title='Pre-training: validation loss over training FLOPs',
+      title=f'Pre-training: validation loss over training {what}',
       xscale='log',
   )
   style.polish(ax)

@@ -45,6 +45,7 @@ _MASKS = (
     'the sparsified weights that have been kept at any step of the run.'
 )
 _PLOTS = {
+    'loss_over_tokens': ('Loss over tokens', plots.plot_loss_over_tokens),
     'loss_over_steps': ('Loss over steps', plots.plot_loss_over_steps),
     'layer_sparsity': ('Sparsity per layer', plots.plot_layer_sparsity),
 }
@@ -360,7 +361,7 @@ def write_report(
     ...   sorted(file.name for file in path.parent.iterdir())
     ... # doctest: +NORMALIZE_WHITESPACE
     ['layer_sparsity.png', 'loss_over_flops.png', 'loss_over_steps.png',
-     'report.md']
+     'loss_over_tokens.png', 'report.md']
   """
   if not runs:
     raise ValueError('runs is empty; give at least one run to report on.')

@@ -177,51 +177,71 @@ def against_budget(label: str, run: RunRecord) -> str | None:
   return None
 
 
-def equal_flops(
-    labels: tuple[str, str], runs: tuple[RunRecord, RunRecord]
-) -> str:
-  """Compares the losses of two runs at equal training FLOPs.
+_SPENT = {
+    'tokens': curves.tokens_at,
+    'FLOPs': curves.flops_at,
+    'seconds': curves.seconds_at,
+}
+
+
+def at_equal(
+    what: str, labels: tuple[str, str], runs: tuple[RunRecord, RunRecord]
+) -> str | None:
+  """Compares the losses of two runs at equal tokens, FLOPs or seconds.
 
   Args:
+    what: `'tokens'`, `'FLOPs'` or `'seconds'`.
     labels: Names of the runs in the text.
     runs: Two runs.
 
   Returns:
-    One or two sentences.
+    A sentence; None if the runs have no such amount in common.
 
   Example:
     >>> def toy(cost):
     ...   phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, cost, 9.0)
     ...   rows = [{'step': s, 'validation/loss': 4.0 - s} for s in (2, 4)]
     ...   return RunRecord('toy', (phase,), tuple(rows))
-    >>> print(equal_flops(('a', 'b'), (toy(1.0), toy(9.0))))
+    >>> print(at_equal('tokens', ('a', 'b'), (toy(1.0), toy(2.0))))
     ... # doctest: +NORMALIZE_WHITESPACE
-    The curves of a and b do not overlap, so they are not compared at equal
-    FLOPs.
+    After equal tokens of pre-training (64) a and b are equal: validation loss
+    0.000 of a, 0.000 of b.
+    >>> print(at_equal('FLOPs', ('a', 'b'), (toy(1.0), toy(2.0))))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    After equal FLOPs of pre-training (4) a is better: validation loss 0.000 of
+    a, 2.000 of b, but b is then in the middle of its learning-rate schedule,
+    which favours a.
   """
-  found = curves.losses_at_equal_flops(*runs)
+  found = curves.losses_at_equal(_SPENT[what], *runs)
   if found is None:
-    return (
-        f'The curves of {labels[0]} and {labels[1]} do not overlap, so they '
-        'are not compared at equal FLOPs.'
-    )
+    return None
   losses = (found.first, found.second)
   best = 0 if found.first <= found.second else 1
   verdict = f'{labels[best]} is better'
   if losses[0] == losses[1]:
     verdict = f'{labels[0]} and {labels[1]} are equal'
   text = (
-      f'At equal pre-training FLOPs ({found.flops:.3g}, the most that both '
-      f'spent) {verdict}: validation loss {losses[best]:.3f} of '
-      f'{labels[best]}, {losses[1 - best]:.3f} of {labels[1 - best]}.'
+      f'After equal {what} of pre-training '
+      f'({markdown.number(found.spent, 0)}) {verdict}: '
+      f'validation loss {losses[best]:.3f} of {labels[best]}, '
+      f'{losses[1 - best]:.3f} of {labels[1 - best]}'
   )
   if found.longer is not None:
     text += (
-        f' There {labels[found.longer]} is still in the middle of its '
-        f'schedule and {labels[1 - found.longer]} at the end of its own, '
-        f'which usually favours {labels[1 - found.longer]}.'
+        f', but {labels[found.longer]} is then in the middle of its '
+        f'learning-rate schedule, which favours {labels[1 - found.longer]}'
     )
-  return text
+  return f'{text}.'
+
+
+def seeds(runs: Mapping[str, RunRecord]) -> str | None:
+  """Warns that each label is one run; None if there is one label."""
+  if len(runs) < 2:
+    return None
+  return (
+      'Each of these is one run: others may differ by hundredths of a nat, '
+      'or by more where training is short. Compare means over seeds.'
+  )
 
 
 def describe_updates(label: str, run: RunRecord) -> str | None:
@@ -381,7 +401,7 @@ def find(runs: Mapping[str, RunRecord]) -> list[str]:
 
   Returns:
     Sentences: the baseline, masks, fine-tuning, cost and modeled wafer of each
-    run, then each pair of runs at equal FLOPs.
+    run, then each pair of runs at equal tokens, FLOPs and seconds.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
@@ -396,7 +416,8 @@ def find(runs: Mapping[str, RunRecord]) -> list[str]:
       for label, run in runs.items()
   ]
   statements += [
-      equal_flops(labels, (runs[labels[0]], runs[labels[1]]))
-      for labels in itertools.combinations(runs, 2)
+      at_equal(what, labels, (runs[labels[0]], runs[labels[1]]))
+      for labels in itertools.combinations(runs, 2) for what in _SPENT
   ]
+  statements.append(seeds(runs))
   return [statement for statement in statements if statement]
