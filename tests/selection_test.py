@@ -66,7 +66,6 @@ def test_patterns_trees_and_functions_select_the_same():
 def test_the_first_pattern_that_matches_applies():
   assert list(chosen({'*/wi': False, '*': spdf.where.hidden_matrices})) == [
       'h/0/mlp/wo', 'h/1/mlp/wo']
-  assert len(chosen({'*': spdf.where.hidden_matrices, '*/q': False})) == 4
   # A mapping keeps its order, although a pytree sorts its keys.
   assert len(chosen({'h/1': False, '*/mlp': True, 'h/0/*': False})) == 2
 
@@ -140,6 +139,78 @@ def test_selectors_give_axes_in_the_layouts_of_flax():
   assert scanned('attn/query', leaf(8, 3, 2, 4)) == ((0,), (2, 3))
   assert scanned('embed', leaf(32, 8)) is False
   assert spdf.where.matrices('embed', leaf(32, 8)) is True
+
+
+D, H, S, K = 12, 4, 6, 2  # Width, heads, size of a head, heads of keys.
+ATTENTIONS = {
+    'flax': (
+        'MultiHeadDotProductAttention_0/{}/kernel', 'query key value', 'out'
+    ),
+    'nnx': ('attention/{}/kernel', 'query key value', 'out'),
+    'maxtext': ('self_attention/{}/kernel', 'query key value', 'out'),
+    'nanodo': ('CausalAttn_0/{}/kernel', 'query key value', 'attn_out_proj'),
+    'big_vision': ('MHSA_0/{}/kernel', 'query key value', 'out'),
+    'short': ('att/{}/kernel', 'q k v', 'proj'),
+    'letters': ('sa/{}', 'Q K V', 'O'),
+    'mixer': ('mixer/{}/w', 'to_q to_k to_v', 'to_out'),
+    'cross': ('ca/{}/kernel', 'queries keys values', 'merge'),
+    'token_mixing': ('token_mixing/{}/weight', 'theta phi g', 'W'),
+}
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_heads_are_recognized_by_the_shapes_of_siblings(name):
+  pattern, projections, output = ATTENTIONS[name]
+  q, k, v = projections.split()
+  context = 10 if name == 'cross' else D
+  params = {
+      f'block/{pattern}'.format(q): leaf(D, H, S),
+      f'block/{pattern}'.format(k): leaf(context, K, S),
+      f'block/{pattern}'.format(v): leaf(context, K, S),
+      f'block/{pattern}'.format(output): leaf(H, S, D),
+      'block/mlp/wi/kernel': leaf(D, 4 * D),
+  }
+  inputs, outputs = ((0,), (1, 2)), ((0, 1), (2,))
+  if name == 'cross':  # Keys of other inputs have as many heads.
+    for key in (k, v):
+      params[f'block/{pattern}'.format(key)] = leaf(context, H, S)
+  for where in (spdf.where.per_head,
+                spdf.where.any_of(spdf.where.per_head, spdf.where.convolutions),
+                {'*': spdf.where.per_head}):
+    assert chosen(where, params) == dict(
+        zip(params, [inputs, inputs, inputs, outputs, ((0,), (1,))])
+    )
+  stack = {
+      path: leaf(p.shape[0], 3, *p.shape[1:]) for path, p in params.items()
+  }
+  found = chosen(spdf.where.stacked(spdf.where.per_head, axis=1), stack)
+  assert found == dict(zip(
+      params, [((0,), (2, 3))] * 3 + [((0, 2), (3,)), ((0,), (2,))]
+  ))
+
+
+def test_one_selector_takes_convolutions_and_attention():
+  params = {
+      'stem/conv': leaf(7, 7, 3, 16), 'conv_1/kernel': leaf(3, 3, 16, 16),
+      'att/q': leaf(16, 2, 8), 'att/o': leaf(2, 8, 16), 'mlp': leaf(16, 64),
+  }
+  where = spdf.where.any_of(spdf.where.per_head, spdf.where.convolutions)
+  assert chosen(where, params) == {
+      'conv_1/kernel': ((0, 1, 2), (3,)), 'att/q': ((0,), (1, 2)),
+      'att/o': ((0, 1), (2,)), 'mlp': ((0,), (1,)),
+  }
+  with pytest.raises(ValueError, match='any_of has no selectors'):
+    spdf.where.any_of()
+
+
+@pytest.mark.parametrize('where', [
+    {'Stem': False, '*': spdf.where.hidden_matrices},
+    {'*/norms': spdf.where.matrices, '*': True},
+    {'*': spdf.where.hidden_matrices, '*/q': False},
+])
+def test_a_pattern_that_excludes_nothing_is_refused(where):
+  with pytest.raises(ValueError, match='has the pattern .* matches none'):
+    select(where, PARAMS)
 
 
 def init(params, where=spdf.where.hidden_matrices):

@@ -20,6 +20,7 @@ from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.masks import MaskMaker
 from spdf_jax.sparsity.selection import MatrixAxes
+from spdf_jax.sparsity.selection import Selector
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
 
@@ -86,9 +87,15 @@ def given(
           'select it.'
       )
 
+    # `where` may depend on the dtype, so masks get that of the parameters.
+    selector = selection.selector_of(where, [
+        (name, jax.ShapeDtypeStruct(leaf.shape, layers[name].dtype))
+        for name, leaf in given.items()
+    ])
+
     def convert(path, p):
       name = trees.path_name(path)
-      return _layers_of(name, given[name], p, where)
+      return _layers_of(name, given[name], p, selector)
 
     found = jax.tree_util.tree_map_with_path(convert, params)
     counts.check_counts(found, sparsities, structure, 'mask')
@@ -98,12 +105,11 @@ def given(
 
 
 def _layers_of(
-    name: str, mask: jax.Array, params: jax.Array, where: Where
+    name: str, mask: jax.Array, params: jax.Array, selector: Selector
 ) -> jax.Array:
   """Reshapes one leaf of a mask to the layers of its parameters."""
-  # `where` may depend on the dtype, so the mask's shape gets the parameters'.
   shape = jax.ShapeDtypeStruct(mask.shape, params.dtype)
-  selected = selection.selector_of(where)(name, shape)
+  selected = selector(name, shape)
   if selected is None or selected is False:
     raise ValueError(
         f'mask of {name!r} has shape {list(mask.shape)}, which '

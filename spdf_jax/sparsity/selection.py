@@ -182,7 +182,9 @@ Where = Selector | PyTree
 logger = logging.getLogger('spdf_jax')
 
 
-def selector_of(where: Where) -> Selector:
+def selector_of(
+    where: Where, named: Sequence[tuple[str, Any]] = ()
+) -> Selector:
   """Returns any `where` as a function.
 
   Args:
@@ -190,7 +192,10 @@ def selector_of(where: Where) -> Selector:
       these values or functions. The paths of the tree are shell patterns (`*`
       also matches `/`): the first that matches the path of a leaf, or of a
       subtree that contains it, applies. `True` selects matrices, and leaves
-      with fewer axes are not sparsified, as those that no pattern matches.
+      with fewer axes are not sparsified, as those that no pattern matches. A
+      function that looks at several leaves has an attribute `among`, a function
+      of `named` that returns the selector.
+    named: Paths and leaves of the parameters.
 
   Returns:
     The function.
@@ -204,8 +209,11 @@ def selector_of(where: Where) -> Selector:
     True
   """
   if callable(where):
-    return where
-  patterns = _patterns(where)
+    return _among(where, named)
+  patterns = {
+      pattern: _among(found, named) for pattern, found in
+      _patterns(where).items()
+  }
 
   def selector(path, leaf):
     found = _first(patterns, path)[1]
@@ -214,6 +222,11 @@ def selector_of(where: Where) -> Selector:
     return is_matrix(leaf) if found is True else found or False
 
   return selector
+
+
+def _among(where: Any, named: Sequence[tuple[str, Any]]) -> Any:
+  """Returns the selector for some leaves, if it depends on others of them."""
+  return where.among(named) if named and hasattr(where, 'among') else where
 
 
 def _patterns(where: PyTree) -> dict[str, Any]:
@@ -265,7 +278,6 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
     ValueError: `params` has leaves and none is selected, a pattern matches or
       selects none, or an attribute is named as the array in an `nnx.Variable`.
   """
-  selector = selector_of(where)
   leaves = jax.tree_util.tree_leaves_with_path(params)
   named = [(trees.path_name(path), leaf) for path, leaf in leaves]
   for name, leaf in named:
@@ -282,6 +294,7 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
           f"params has an attribute 'value' of {'/'.join(above)!r}; rename it, "
           'because that is the name of the array in an nnx.Variable.'
       )
+  selector = selector_of(where, named)
   axes = [
       _normalize(selector(name, leaf), name, leaf)
       if math.prod(leaf.shape) else None
@@ -339,12 +352,10 @@ def report_selection(
   Raises:
     ValueError: such leaves have more weights than the selected ones.
   """
-  selector = selector_of(where)
+  named = list(trees.by_name(params).items())
+  selector = selector_of(where, named)
   chosen, passed = [], []
-  for (path, leaf), a in zip(
-      jax.tree_util.tree_leaves_with_path(params), axes
-  ):
-    name = trees.path_name(path)
+  for (name, leaf), a in zip(named, axes):
     if a is not None:
       chosen.append((name, tuple(leaf.shape)))
     elif is_matrix(leaf) and selector(name, leaf) is None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready selectors of the weight matrices to sparsify, as `where`."""
 
+import collections
+from collections.abc import Mapping
+from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -23,6 +26,7 @@ _POSITIONS = frozenset('pos position positional positions'.split())
 _TABLES = frozenset('encoding encodings table'.split())
 _ATTENTION = frozenset('q k v o qkv wq wk wv query key value'.split())
 _OUTPUTS = frozenset('o out output post wo'.split())
+_ARRAYS = frozenset('kernel w weight'.split())  # Names in a layer's module.
 _COLORS = 4
 
 
@@ -92,9 +96,13 @@ def per_head(path: str, leaf: Any) -> Axes:
   """Selects hidden matrices, and attention kernels with axes for heads.
 
   The kernels of queries, keys and values are `[inputs, heads, size]` (with more
-  output axes, if they are fused), and those of output projections, which are
-  named `out`, `o`, `wo`, `output` or `post`, `[heads, size, outputs]`, as in
-  `flax.linen.MultiHeadDotProductAttention`. All heads are one matrix.
+  output axes, if they are fused), and those of output projections `[heads,
+  size, outputs]`, as in `flax.linen.MultiHeadDotProductAttention`. All heads
+  are one matrix. Among the parameters of a model, an output projection is the
+  kernel of a module whose input axes are the output axes of its siblings. Where
+  the shapes do not tell, and for a leaf alone, names do: `attn`, `attention`,
+  `mha`, or `query` and its like are attention, and `out`, `o`, `wo`, `output`
+  and `post` in it output projections.
 
   Args:
     path: The leaf's path, parts joined by `'/'`.
@@ -109,14 +117,77 @@ def per_head(path: str, leaf: Any) -> Axes:
     MatrixAxes(reduction=(0,), output=(1, 2))
   """
   parts = path.split('/')
-  if any(map(_is_excluded, parts)):
-    return False
-  axes = tuple(range(len(leaf.shape)))
   modules = parts[:-1] or parts
-  attends = any(map(_attends, modules))
-  if len(axes) < 3 or not selection.is_matrix(leaf) or not attends:
+  if not _may_have_heads(path, leaf) or not any(map(_attends, modules)):
     return hidden_matrices(path, leaf)
-  if any(_OUTPUTS & set(_words(part)) for part in modules[-2:]):
+  is_output = any(_OUTPUTS & set(_words(part)) for part in modules[-2:])
+  return _axes_of_heads(leaf, is_output)
+
+
+def _among_siblings(named: Sequence[tuple[str, Any]]) -> Selector:
+  """Returns `per_head` for leaves whose siblings are known."""
+  modules = collections.defaultdict(dict)
+  for path, leaf in named:
+    if _may_have_heads(path, leaf):
+      parts = path.split('/')
+      depth = 2 if parts[-1] in _ARRAYS and len(parts) > 1 else 1
+      modules[tuple(parts[:-depth])][path] = leaf
+  is_output = {}
+  for kernels in modules.values():
+    is_output |= _projections(kernels)
+
+  def selector(path, leaf):
+    if path in is_output:
+      return _axes_of_heads(leaf, is_output[path])
+    return per_head(path, leaf)
+
+  selector.__name__ = per_head.__name__
+  return selector
+
+
+per_head.among = _among_siblings  # type: ignore[attr-defined]
+
+
+def _projections(kernels: Mapping[str, Any]) -> dict[str, bool]:
+  """Returns which kernels of a module project heads, where shapes tell.
+
+  Args:
+    kernels: Kernels of at least three axes, by path.
+
+  Returns:
+    `True` for the output projection of an attention, `False` for the
+    projections to its heads; empty if there is not exactly one of the former.
+  """
+  follows = lambda last, first: last.shape[-1] == first.shape[0] and (
+      last.shape[:-1] == first.shape[1 - len(last.shape):]
+  )
+  pairs = [
+      (path, other) for path, leaf in kernels.items()
+      for other, first in kernels.items() if path != other
+      and follows(leaf, first) and not follows(first, leaf)
+  ]
+  outputs = {path for path, _ in pairs}
+  if len(outputs) != 1:
+    return {}
+  (output,) = outputs
+  heads = kernels[output].shape[:-1]
+  return {output: True} | {
+      path: False for path, leaf in kernels.items() if path != output and (
+          leaf.shape[0] == kernels[output].shape[-1]
+          or leaf.shape[-len(heads):] == heads
+      )
+  }
+
+
+def _may_have_heads(path: str, leaf: Any) -> bool:
+  return len(leaf.shape) > 2 and selection.is_matrix(leaf) and not any(
+      map(_is_excluded, path.split('/'))
+  )
+
+
+def _axes_of_heads(leaf: Any, is_output: bool) -> MatrixAxes:
+  axes = tuple(range(len(leaf.shape)))
+  if is_output:
     return MatrixAxes(axes[:-1], axes[-1:])
   return MatrixAxes(axes[:1], axes[1:])
 
@@ -183,9 +254,8 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
     rank = len(leaf.shape)
     if rank < 2 or not -rank <= axis < rank:
       return None
-    shape = list(leaf.shape)
-    del shape[axis]
-    inside = where(path, jax.ShapeDtypeStruct(tuple(shape), leaf.dtype))
+    shape = _without(leaf.shape, axis)
+    inside = where(path, jax.ShapeDtypeStruct(shape, leaf.dtype))
     if inside is None or inside is False:
       return inside
     outer = [i for i in range(rank) if i != axis % rank]
@@ -197,7 +267,57 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
     ))
 
   selector.__name__ = f'stacked({where.__name__}, axis={axis})'
+  if hasattr(where, 'among'):
+    unstacked = lambda leaf: jax.ShapeDtypeStruct(
+        _without(leaf.shape, axis), leaf.dtype
+    )
+    selector.among = lambda named: stacked(  # type: ignore[attr-defined]
+        where.among([
+            (path, unstacked(leaf)) for path, leaf in named
+            if -len(leaf.shape) <= axis < len(leaf.shape)
+        ]),
+        axis,
+    )
   return selector
+
+
+def any_of(*selectors: Selector) -> Selector:
+  """Applies the first of several selectors that recognizes a leaf.
+
+  Args:
+    *selectors: Selectors, e.g. `per_head, convolutions`.
+
+  Returns:
+    A selector, which returns the first result that is not `None`.
+
+  Raises:
+    ValueError: there is no selector.
+
+  Example:
+    >>> leaf = jax.ShapeDtypeStruct((3, 3, 16, 32), 'float32')
+    >>> any_of(per_head, convolutions)('Block_0/Conv_0/kernel', leaf)
+    MatrixAxes(reduction=(0, 1, 2), output=(3,))
+  """
+  if not selectors:
+    raise ValueError('any_of has no selectors; give some, e.g. per_head.')
+
+  def selector(path, leaf):
+    found = (select(path, leaf) for select in selectors)
+    return next((axes for axes in found if axes is not None), None)
+
+  selector.__name__ = f'any_of({", ".join(s.__name__ for s in selectors)})'
+  if any(hasattr(select, 'among') for select in selectors):
+    selector.among = lambda named: any_of(*(  # type: ignore[attr-defined]
+        select.among(named) if hasattr(select, 'among') else select
+        for select in selectors
+    ))
+  return selector
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+  """Returns a shape without an axis."""
+  axis %= len(shape)
+  return shape[:axis] + shape[axis + 1:]
 
 
 def _words(part: str) -> list[str]:
