@@ -35,7 +35,11 @@ def never(count: Any) -> bool:
 class Algorithm(NamedTuple):
   """A sparse-training algorithm: pure functions of the step and the weights.
 
-  `sparsify` holds the mask and calls these functions; they hold no state.
+  `sparsify` holds the mask and calls these functions. An algorithm that needs
+  more than the mask, such as a momentum of gradients or a second mask, has a
+  state: `init_state` makes it, `update_state` changes it at every step, and
+  `update` receives it. It lies in the state of `sparsify`, is saved and sharded
+  like the parameters, and costs nothing where there is none.
 
   In the trees of parameters, gradients and masks that they receive, every
   sparsified leaf has the shape `[layers, inputs, outputs]` and every other leaf
@@ -79,11 +83,12 @@ class Algorithm(NamedTuple):
   """`(key, params) -> mask`: the initial mask, bool leaves of the parameters'
   shapes. The key is the one given to `sparsify`."""
 
-  update: Callable[[jax.Array, jax.Array, PyTree, PyTree, PyTree], PyTree]
+  update: Callable[..., PyTree]
   """`(key, count, mask, params, grads) -> mask`: the next mask, with the shapes
   of the current one; called at steps where `update_at` is true. The key differs
   between steps. Where `dense_grads_at` is true, `grads` include the gradients
-  of pruned weights."""
+  of pruned weights. With `init_state`, the state of the step is a sixth
+  argument."""
 
   update_at: Callable[[Any], Any]
   """`(count) -> bool`: whether the mask is updated at this step, before the
@@ -103,6 +108,14 @@ class Algorithm(NamedTuple):
   sparsities)` makes at the initial sparsity; where there is a structure, the
   maker also gets `structure=`. `join` makes its masks at boundaries so.
   `None`: there is no structure."""
+
+  init_state: Callable[[PyTree, PyTree], dict[str, PyTree]] | None = None
+  """`(mask, params) -> state`: trees of the structure and shapes of the
+  parameters, by name. `None`: the algorithm has no state."""
+
+  update_state: Callable[..., dict[str, PyTree]] | None = None
+  """`(count, state, mask, params, grads) -> state`, called at every step before
+  `update`, with the mask of the step before. `None`: the state is constant."""
 
 
 def mask_by(

@@ -2,6 +2,7 @@
 """Combinators that build algorithms from algorithms."""
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import fnmatch
@@ -95,11 +96,14 @@ def join(
     i = member_at(count)
     return algorithms[i].sparsity_at(count - starts[i], params)
 
-  def update(key, count, mask, params, grads):
+  def update(key, count, mask, params, grads, *state):
     def branch(i):
       member, start = algorithms[i], starts[i]
+      own = [_own(i, *state)] if member.init_state is not None else []
       entered = lambda: algorithm.mask_by(member, enter, key, params)
-      updated = lambda: member.update(key, count - start, mask, params, grads)
+      updated = lambda: member.update(
+          key, count - start, mask, params, grads, *own
+      )
       if i == 0:
         return updated
       if member.update_at(count - start) is False:
@@ -125,11 +129,62 @@ def join(
       return False
     return choose(members, count)
 
+  def init_state(mask, params):
+    return _merge_states(
+        (i, member.init_state(mask, params))
+        for i, member in enumerate(algorithms) if member.init_state is not None
+    )
+
+  def update_state(count, state, mask, params, grads):
+    def next_state(i, member, start):
+      own = _own(i, state)
+      begin = lambda: member.init_state(mask, params)
+      change = lambda: own if member.update_state is None else (
+          member.update_state(count - start, own, mask, params, grads)
+      )
+      if not table.size:
+        return change()
+      # Before its first step, a member has the state with which it begins.
+      return jax.lax.cond(
+          (member_at(count) == i) & (count > start), change,
+          lambda: jax.lax.cond(count == start, begin, lambda: own),
+      )
+
+    return _merge_states(
+        (i, next_state(i, member, start))
+        for i, (member, start) in enumerate(zip(algorithms, starts))
+        if member.init_state is not None
+    )
+
+  has_state = any(member.init_state is not None for member in algorithms)
   return Algorithm(
       sparsity_at, algorithms[0].init, update, update_at, dense_grads_at,
       skip_step_at,
       mask_by=lambda *args: algorithm.mask_by(algorithms[0], *args),
+      init_state=init_state if has_state else None,
+      update_state=update_state if has_state else None,
   )
+
+
+def _merge_states(
+    states: Iterable[tuple[Any, Mapping[str, PyTree]]]
+) -> dict[str, PyTree]:
+  """Merges the states of members; names begin with that of the member."""
+  return {
+      f'{member}.{name}': tree
+      for member, state in states for name, tree in state.items()
+  }
+
+
+def _own(member: Any, state: Mapping[str, PyTree]) -> dict[str, PyTree]:
+  """Returns the state of a member."""
+  start = f'{member}.'
+  return {
+      name.removeprefix(start): tree
+      for name, tree in state.items() if name.startswith(start)
+  }
+
+
 Patterns = Sequence[tuple[str, str]]
 Labels = Patterns | Callable[[str, Any], str] | PyTree
 
@@ -182,25 +237,31 @@ def partition(
         'algorithms is empty; give an algorithm for every label.'
     )
 
-  def per_leaf(act, params, *trees):
-    """Merges what `act(member, params, *trees)` returns for every member."""
-    found = _labels_of(labels, params, algorithms)
+  def restricted(label, params, *trees):
+    """Returns trees with the leaves of one label, and None for the others."""
+    own = [here == label for here in _labels_of(labels, params, algorithms)]
     treedef: Any = jax.tree.structure(params, is_leaf=_is_none)
-    columns = [treedef.flatten_up_to(tree) for tree in (params, *trees)]
+    return own, [
+        treedef.unflatten(
+            x if mine else None for x, mine in
+            zip(treedef.flatten_up_to(tree), own)
+        )
+        for tree in (params, *trees)
+    ]
+
+  def per_leaf(act, params, *trees):
+    """Merges what `act(label, params, *trees)` returns for every label."""
+    treedef: Any = jax.tree.structure(params, is_leaf=_is_none)
     merged = [None] * treedef.num_leaves
-    for label, member in algorithms.items():
-      own = [here == label for here in found]
-      restricted = [
-          treedef.unflatten(x if mine else None for x, mine in zip(column, own))
-          for column in columns
-      ]
-      result = treedef.flatten_up_to(act(member, *restricted))
+    for label in algorithms:
+      own, given = restricted(label, params, *trees)
+      result = treedef.flatten_up_to(act(label, *given))
       merged = [x if mine else m for x, mine, m in zip(result, own, merged)]
     return treedef.unflatten(merged)
 
   def sparsity_at(count, params):
-    def sparsities(member, params):
-      found = member.sparsity_at(count, params)
+    def sparsities(label, params):
+      found = algorithms[label].sparsity_at(count, params)
       if isinstance(found, ModelWide):
         return jax.tree.map(lambda p: found.sparsity, params)
       return found
@@ -209,31 +270,56 @@ def partition(
 
   def init(key, params):
     # All members share the key, because masks fold in the paths of leaves.
-    return per_leaf(lambda member, params: member.init(key, params), params)
+    return per_leaf(
+        lambda label, params: algorithms[label].init(key, params), params
+    )
 
   def mask_by_members(maker, key, params):
     return per_leaf(
-        lambda member, params: algorithm.mask_by(member, maker, key, params),
+        lambda label, params: algorithm.mask_by(
+            algorithms[label], maker, key, params
+        ),
         params,
     )
 
-  def update(key, count, mask, params, grads):
+  def update(key, count, mask, params, grads, *state):
     times = [member.update_at(count) for member in algorithms.values()]
     alone = sum(now is not False for now in times) == 1
 
-    def update_member(member, params, mask, grads):
+    def update_member(label, params, mask, grads):
+      member = algorithms[label]
+      own = [_own(label, *state)] if member.init_state is not None else []
       now = member.update_at(count)
       if now is False:
         return mask
-      if alone:  # `update` is called only at steps of this member's updates.
-        return member.update(key, count, mask, params, grads)
-      return jax.lax.cond(
-          now,
-          lambda: member.update(key, count, mask, params, grads),
-          lambda: mask,
-      )
+      updated = lambda: member.update(key, count, mask, params, grads, *own)
+      # `update` is called only at steps of some member's updates.
+      return updated() if alone else jax.lax.cond(now, updated, lambda: mask)
 
     return per_leaf(update_member, params, mask, grads)
+
+  def init_state(mask, params):
+    def first_state(label, member):
+      _, (own_params, own_mask) = restricted(label, params, mask)
+      return member.init_state(own_mask, own_params)
+
+    return _merge_states(
+        (label, first_state(label, member))
+        for label, member in algorithms.items() if member.init_state is not None
+    )
+
+  def update_state(count, state, mask, params, grads):
+    def next_state(label, member):
+      own = _own(label, state)
+      if member.update_state is None:
+        return own
+      _, (p, m, g) = restricted(label, params, mask, grads)
+      return member.update_state(count, own, m, p, g)
+
+    return _merge_states(
+        (label, next_state(label, member))
+        for label, member in algorithms.items() if member.init_state is not None
+    )
 
   def any_of(field):
     def at(count):
@@ -243,6 +329,8 @@ def partition(
 
     return at
 
+  members = algorithms.values()
+  has_state = any(member.init_state is not None for member in members)
   return Algorithm(
       sparsity_at=sparsity_at,
       init=init,
@@ -251,6 +339,8 @@ def partition(
       dense_grads_at=any_of('dense_grads_at'),
       skip_step_at=any_of('skip_step_at'),
       mask_by=mask_by_members,
+      init_state=init_state if has_state else None,
+      update_state=update_state if has_state else None,
   )
 
 

@@ -42,6 +42,26 @@ def number_kept(size: int, sparsity: float) -> int:
   return max(1, size - round(float(sparsity) * size))
 
 
+def traced_number_kept(size: int, sparsity: jax.Array) -> jax.Array:
+  """Returns the number of weights kept at a traced sparsity, at least one.
+
+  Args:
+    size: The number of weights in the group, below 2^31.
+    sparsity: The fraction of zeros in [0, 1), rounded to float32, so that in
+      groups of millions the number may differ by one from `number_kept`.
+
+  Returns:
+    int32, `max(1, size - sparsity * size)` rounded to the nearest integer.
+
+  Example:
+    >>> int(jax.jit(lambda s: traced_number_kept(1000, s))(0.8))
+    200
+  """
+  one = 2 ** (2 * _LIMB)  # Scaling by a power of two is exact.
+  fraction = (jnp.float32(sparsity) * one).astype(jnp.uint32)
+  return jnp.maximum(1, size - fraction_of(size, fraction, carry=one // 2))
+
+
 def model_kept(
     params: PyTree, sparsity: ModelWide, structure: Structure
 ) -> int:

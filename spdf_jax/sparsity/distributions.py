@@ -26,7 +26,8 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
   Args:
     params: A tree whose leaves are sparsified except where `None`.
     sparsity: The fraction of zeros in [0, 1): one number for all leaves, or a
-      tree of numbers that is a prefix of `params`.
+      tree of numbers that is a prefix of `params`. A traced number, such as
+      that of a schedule at a traced count, is not checked.
 
   Returns:
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
@@ -41,7 +42,8 @@ def uniform(params: PyTree, sparsity: PyTree) -> PyTree:
     {'b': None, 'w': 0.75}
   """
   if jax.tree_util.all_leaves([sparsity]) or sparsity is None:
-    value = check_sparsity(sparsity)
+    is_traced = isinstance(sparsity, jax.core.Tracer)
+    value = sparsity if is_traced else check_sparsity(sparsity)
     return jax.tree.map(
         lambda p: None if p is None else value, params, is_leaf=_is_none
     )

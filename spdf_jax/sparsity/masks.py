@@ -212,8 +212,12 @@ def _map_pruned(
   """Maps `cut(operand, key, kept)` over leaves with pruned weights."""
 
   def kept_of(p, fraction):
-    structure.check(fraction)
+    is_traced = isinstance(fraction, jax.core.Tracer)
+    if not is_traced:
+      structure.check(fraction)
     size = math.prod(structure.unit_shape(_as_layers(p.shape))[1:])
+    if is_traced:
+      return counts.traced_number_kept(size, fraction)
     kept = counts.number_kept(size, fraction)
     return None if kept == size else np.int32(kept)
 

@@ -144,7 +144,7 @@ def from_layers(
   treedef: Any
   leaves, treedef = jax.tree.flatten(params)
   return trees.without_empty_variables(treedef.unflatten(
-      None if a is None else _from_matrix(x, p.shape, a)
+      None if a is None or x is None else _from_matrix(x, p.shape, a)
       for x, p, a in zip(treedef.flatten_up_to(layers), leaves, axes)
   ))
 

@@ -2,6 +2,7 @@
 """`sparsify`: a wrapper that adds sparse training to any optax optimizer."""
 
 from collections.abc import Callable
+import functools
 import math
 from typing import Any
 
@@ -138,6 +139,12 @@ def sparsify(
 
     chosen = selection.selected(params, params, axes)
     mask = trees.auto_axes(first_mask, chosen)(key, chosen)
+    algorithm_state: Any = ()
+    if algorithm.init_state is not None:
+      algorithm_state = _map_state(
+          lambda _, *given: algorithm.init_state(*given), axes, params,
+          {}, mask, chosen,
+      )
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),
         mask=mask,
@@ -145,6 +152,7 @@ def sparsify(
         key=jnp.array(jax.random.key_data(key)),
         dense_grads=jnp.asarray(algorithm.dense_grads_at(0), bool),
         inner_state=inner.init(masks.apply_mask(params, mask)),
+        algorithm_state=algorithm_state,
     )
 
   def update_fn(updates, state, params=None, **extra_args):
@@ -157,6 +165,14 @@ def sparsify(
       return storage.update_packed(
           inner, algorithm, updates, state, params, **extra_args
       )
+    if algorithm.update_state is not None:
+      axes = selection.select(where, params)
+      state = state._replace(algorithm_state=_map_state(
+          functools.partial(algorithm.update_state, state.count), axes, params,
+          state.algorithm_state, state.mask,
+          selection.selected(params, params, axes),
+          selection.selected(updates, params, axes),
+      ))
     update_now = algorithm.update_at(state.count)
     mask = _next_mask(update_now, updates, state, params)
     masked_state = like_params.map_like_params(
@@ -181,6 +197,7 @@ def sparsify(
         key=state.key,
         dense_grads=jnp.asarray(algorithm.dense_grads_at(count), bool),
         inner_state=inner_state,
+        algorithm_state=state.algorithm_state,
     )
 
   def _key_of_step(state):
@@ -192,8 +209,10 @@ def sparsify(
       return state.mask
     axes = selection.select(where, params)
 
-    def updated(key, count, *given):
+    def updated(key, count, state, *given):
       layers = [selection.to_layers(tree, params, axes) for tree in given]
+      if state:
+        layers.append(_state_to_layers(state, params, axes))
       mask = algorithm.update(key, count, *layers)
       return selection.from_layers(mask, params, axes)
 
@@ -201,6 +220,7 @@ def sparsify(
       return trees.auto_axes(updated, state.mask)(
           _key_of_step(state),
           state.count,
+          state.algorithm_state,
           state.mask,
           selection.selected(params, params, axes),
           selection.selected(grads, params, axes),
@@ -235,6 +255,38 @@ def sparsify(
 
   tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
   return tracking.track_masks(tx, algorithm) if track else tx
+
+
+def _state_to_layers(
+    state: dict[str, PyTree], params: PyTree, axes: list[Any]
+) -> dict[str, PyTree]:
+  return {
+      name: selection.to_layers(tree, params, axes)
+      for name, tree in state.items()
+  }
+
+
+def _map_state(
+    f: Callable[..., dict[str, PyTree]],
+    axes: list[Any],
+    params: PyTree,
+    state: dict[str, PyTree],
+    *given: PyTree,
+) -> dict[str, PyTree]:
+  """Returns `f(state, *given)`, which takes and returns trees of layers."""
+  def in_layers(state, *given):
+    found = f(
+        _state_to_layers(state, params, axes),
+        *(selection.to_layers(tree, params, axes) for tree in given),
+    )
+    return {
+        name: selection.from_layers(tree, params, axes)
+        for name, tree in found.items()
+    }
+
+  names = state or jax.eval_shape(in_layers, state, *given)
+  like = dict.fromkeys(names, given[0])
+  return trees.auto_axes(in_layers, like)(state, *given)
 
 
 def _check_types(inner: Any, algorithm: Any, key: Any, revive: Any) -> None:

@@ -36,6 +36,9 @@ class SparsifyState(NamedTuple):
   inner_state: PyTree
   """State of the wrapped transformation."""
 
+  algorithm_state: dict[str, PyTree] | tuple[()] = ()
+  """State of the algorithm, trees like the parameters; `()`: it has none."""
+
 
 def check_state(opt_state: PyTree) -> None:
   """Raises ValueError if something computed with the state of `sparsify`.
@@ -138,6 +141,11 @@ def mask_paths(opt_state: PyTree) -> dict[str, tuple[str, ...]]:
           trees.path_name(path), trees.path_parts((*outer, *path))
       )
   return found
+
+
+def has_algorithm_state(opt_state: PyTree) -> bool:
+  """Returns whether an algorithm in an optimizer state has a state."""
+  return any(state.algorithm_state for state in _sparsify_states(opt_state))
 
 
 def get_dense_grads(opt_state: PyTree) -> jax.Array:

@@ -247,8 +247,9 @@ def pack_state(
     `sparsify` that belongs to them have the shape `[..., size]`.
 
   Raises:
-    ValueError: there is no `SparsifyState`, a layer keeps more weights than its
-      leaf's size, or `optax.MultiSteps` holds gradients of pruned weights.
+    ValueError: there is no `SparsifyState`, the algorithm has a state, a layer
+      keeps more weights than its leaf's size, or `optax.MultiSteps` holds
+      gradients of pruned weights.
 
   Example:
     >>> import jax.numpy as jnp, optax
@@ -265,6 +266,11 @@ def pack_state(
     True
   """
   mask = state.get_mask(opt_state)
+  if state.has_algorithm_state(opt_state):
+    raise ValueError(
+        'the algorithm has a state, which cannot be packed; leave the state of '
+        'the optimizer as it is.'
+    )
   if sizes is None:
     sizes = kept_sizes(mask)
   _check_room(mask, sizes)

@@ -111,6 +111,10 @@ def _obstacle(
           f'phase {phase.name!r} rewinds weights, of which a dense copy is '
           "kept: use storage 'dense'"
       )
+  if plan.algorithm.init_state is not None:
+    return (
+        "an algorithm with a state, which is kept densely: use storage 'dense'"
+    )
   for span in plan.spans:
     inside = (plan.update_steps > span.start) & (
         plan.update_steps < span.start + span.steps
