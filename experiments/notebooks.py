@@ -1,4 +1,6 @@
-"""Makes the notebooks from their scripts: python -m experiments.notebooks.
+"""Makes the notebooks of experiments/colabs from their scripts.
+
+  python -m experiments.notebooks
 
 Each installs the library from the repository that spdf_jax/extras.py names.
 """

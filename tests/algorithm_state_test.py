@@ -27,9 +27,9 @@ PARAMS = {
 def examples():
   """The functions of the guide, by name."""
   found = {}
-  for script in re.findall(
-      r'<!-- file: \S+ -->\n```python\n(.*?)```', (GUIDES / 'algorithm_state.md').read_text(), re.S
-  ):
+  text = (GUIDES / 'algorithm_state.md').read_text()
+  pattern = r'<!-- file: \S+ -->\n```python\n(.*?)```'
+  for script in re.findall(pattern, text, re.S):
     exec(script, found)
   return found
 

@@ -159,7 +159,7 @@ def test_the_suite_of_cerebras_gpt_is_a_direct_computation(subject, offline):
 
 
 @needs_harness
-def test_the_leaderboard_tells_what_is_missing(subject, offline, tmp_path):
+def test_the_leaderboard_names_what_is_missing(subject, offline, tmp_path):
   for name in ('arc_challenge.jsonl', 'winogrande.jsonl'):
     os.symlink(data_path('lm_eval_tasks/data', name), tmp_path / name)
   scores = run_suite(subject, 'open_llm', directory=tmp_path, limit=4)

@@ -213,7 +213,7 @@ def moved(tmp_path_factory):
   return workdir, state
 
 
-def test_what_is_asked_of_each_layer_is_logged_beside_what_is_found(moved):
+def test_planned_and_measured_sparsity_of_each_layer_are_logged(moved):
   rows = [r for r in rows_in(moved[0]) if 'sparsity/all' in r]
   layers = [k for k in rows[0] if k.startswith('sparsity_asked/')]
   assert len(layers) == 6

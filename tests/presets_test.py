@@ -112,6 +112,6 @@ def test_overrides_of_a_llama_are_its_own_fields():
     (dict(name='gpt2_small'), "preset 'gpt2_small'.*'gpt2-small'"),
     (dict(name='gpt-mini', n_layer=2), "field 'n_layer' .*'n_layers'"),
 ])
-def test_unknown_names_are_answered_with_the_nearest(arguments, message):
+def test_unknown_names_are_refused_with_the_nearest(arguments, message):
   with pytest.raises(ValueError, match=message):
     models.create_model(arguments.pop('name'), **arguments)

@@ -168,7 +168,7 @@ def layers_to_revive(layers=3, size=(200, 100)):
   )
 
 
-def test_values_are_as_wide_as_asked_in_every_layer():
+def test_revived_values_have_the_given_deviation_in_every_layer():
   params, mask = layers_to_revive()
   values = spdf.scaled_normal(0.5)(jax.random.key(0), 0, params, mask)
   assert values['b'] is None

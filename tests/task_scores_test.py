@@ -148,7 +148,7 @@ def test_chance_has_a_column_where_answers_are_chosen_among():
   assert lines[3].split('|')[4:7] == [' 0.6 ', ' 0.5 ', ' 5 items ']
 
 
-def test_an_equal_context_is_answered_once_and_written_for_each_input(
+def test_equal_contexts_are_generated_once_and_written_for_each_input(
     model, tmp_path, monkeypatch
 ):
   pytest.importorskip('sacrebleu')

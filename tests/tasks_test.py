@@ -231,7 +231,7 @@ def test_every_slot_and_value_is_in_the_context(slots):
     ('jsonl', {'train.jsonl': '[]'}, 'line 1 of .* is not a JSON object'),
     ('jsonl', {'train.jsonl': '\n'}, 'holds no input'),
 ])
-def test_bad_files_are_answered_with_a_sentence(tmp_path, name, files, message):
+def test_bad_files_are_refused_in_one_sentence(tmp_path, name, files, message):
   write(tmp_path, files)
   with pytest.raises(ValueError, match=message) as caught:
     data.load_task(name, tmp_path)

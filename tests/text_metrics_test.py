@@ -106,7 +106,7 @@ def test_no_java_is_named(tmp_path, monkeypatch):
   assert '`java`' in why_no_meteor(tmp_path / 'meteor-1.5.jar')
 
 
-def test_unknown_names_are_answered_with_the_nearest():
+def test_unknown_names_are_refused_with_the_nearest():
   with pytest.raises(ValueError, match="'e2e_rwa'.*'e2e_raw'"):
     score_texts(['a'], ['a'], 'e2e_rwa')
   with pytest.raises(ValueError, match="metric 'rouge'.*'rouge_l'"):

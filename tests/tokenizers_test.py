@@ -173,7 +173,7 @@ def test_one_thread_encodes_unless_the_user_requests_more(monkeypatch):
   assert os.environ['TOKENIZERS_PARALLELISM'] == 'true'
 
 
-def test_the_fingerprint_tells_tokenizers_apart():
+def test_fingerprints_differ_between_tokenizers():
   other = train_bpe(TEXTS, 301)
   assert isinstance(other, LibraryTokenizer)
   fingerprints = {t.fingerprint for t in (*TOKENIZERS, other)}
