@@ -1,6 +1,7 @@
 """Algorithms with a state: the guide's examples against NumPy, and wrappers."""
 
 import functools
+import inspect
 import pathlib
 import re
 
@@ -172,3 +173,26 @@ def test_a_traced_sparsity_keeps_what_the_host_counts():
   for step in range(12):
     found = mask(step, PARAMS)['o']
     assert int(found.sum()) == 128 - round(float(rise(step)) * 128)
+
+
+def test_a_mask_of_another_dtype_is_refused_in_one_sentence():
+  floats = lambda tree: jax.tree.map(lambda p: jnp.ones(p.shape), tree)
+  first = spdf.static(0.5)._replace(init=lambda key, params: floats(params))
+  with pytest.raises(TypeError, match="mask of dtype float32 for 'h/w'"):
+    spdf.sparsify(optax.sgd(0.1), first, key=0).init(PARAMS)
+  later = averaging()._replace(update=lambda *args: floats(args[3]))
+  with pytest.raises(TypeError, match='the algorithm returned a mask of dtype'):
+    list(train(later, 3))
+
+
+def test_algorithms_print_as_the_calls_that_make_them():
+  rise = spdf.cubic(0.0, 0.8, 100)
+  assert repr(spdf.gmp(rise, update_every=10, update_until=100)) == (
+      'gmp(cubic(0.0, 0.8, 100, start=0), update_every=10, update_until=100)'
+  )
+  times = dict(update_every=5, update_until=9)
+  assert repr(spdf.rigl(0.8, **times, distribution=spdf.erk)) == (
+      'rigl(0.8, update_every=5, update_until=9, distribution=erk)'
+  )
+  for make in (spdf.rigl, spdf.static, spdf.join, spdf.sparsify, spdf.gmp):
+    assert ' at 0x' not in str(inspect.signature(make))

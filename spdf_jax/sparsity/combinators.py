@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.sparsity import algorithm
-from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity import trees
 from spdf_jax.sparsity.algorithm import Algorithm
@@ -26,10 +26,11 @@ from spdf_jax.sparsity.masks import MaskMaker
 PyTree = Any
 
 
+@algorithm.named
 def join(
     algorithms: Sequence[Algorithm],
     boundaries: Sequence[int],
-    enter: MaskMaker = masks.magnitude,
+    enter: MaskMaker | str = 'magnitude',
 ) -> Algorithm:
   """Applies algorithms in sequence: Variable SPDF, AC/DC, dense to sparse.
 
@@ -47,8 +48,8 @@ def join(
   Args:
     algorithms: The members, in order.
     boundaries: Increasing steps >= 1, at each of which the next member begins.
-    enter: `(key, params, sparsities) -> mask`, e.g. `init.random`; must also
-      accept `structure=` if a member has a structure.
+    enter: `(key, params, sparsities) -> mask`, or its name in `spdf_jax.init`;
+      must also accept `structure=` if a member has a structure.
 
   Returns:
     The algorithm.
@@ -67,6 +68,7 @@ def join(
     {'w': 0.0}
   """
   algorithms = tuple(algorithms)
+  enter = initial_masks.init_of(enter)
   schedules.check_boundaries(boundaries)
   if len(algorithms) != len(boundaries) + 1 or 0 in tuple(boundaries):
     raise ValueError(
@@ -191,6 +193,7 @@ Labels = Patterns | Callable[[str, Any], str] | PyTree
 _is_none = lambda x: x is None
 
 
+@algorithm.named
 def partition(
     algorithms: Mapping[str, Algorithm], labels: Labels
 ) -> Algorithm:

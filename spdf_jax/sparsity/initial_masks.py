@@ -28,7 +28,7 @@ PyTree = Any
 
 
 def given(
-    mask: PyTree, *, where: Where = selectors.hidden_matrices
+    mask: PyTree, *, where: Where | None = None
 ) -> MaskMaker:
   """Uses a mask as the initial mask: `static(s, init=given(mask))`.
 
@@ -57,6 +57,7 @@ def given(
     >>> spdf.get_mask(tx.init(params))['w'].tolist()
     [[True, False], [False, True]]
   """
+  where = selectors.hidden_matrices if where is None else where
   given = trees.by_name(mask)
   for name, leaf in given.items():
     if not (hasattr(leaf, 'dtype') and leaf.dtype == bool):
@@ -285,7 +286,7 @@ def saliency(
     params: PyTree,
     batch: Any,
     *,
-    where: Where = selectors.hidden_matrices,
+    where: Where | None = None,
 ) -> MaskMaker:
   r"""Keeps the weights with the highest saliency scores.
 
@@ -346,6 +347,7 @@ def saliency(
       'score', score, SCORES
   )
   rounds = _SYNFLOW_ROUNDS if score == 'synflow' else 1
+  where = selectors.hidden_matrices if where is None else where
   axes = selection.select(where, params)
   as_layers = lambda tree: selection.to_layers(tree, params, axes)
   if score == 'synflow':

@@ -68,6 +68,7 @@ def cubic(
       return initial  # The formula may differ in the last bit.
     return final + (initial - final) * (1 - _ramp(count - start, steps)) ** 3
 
+  schedule.__name__ = f'cubic({initial}, {final}, {steps}, start={start})'
   return schedule
 
 
@@ -131,6 +132,7 @@ def periodic(sparsities: Sequence[float], period: int) -> Schedule:
       return sparsities[turn]
     return jnp.asarray(sparsities)[turn]
 
+  schedule.__name__ = f'periodic({list(sparsities)}, {period})'
   return schedule
 
 
@@ -166,6 +168,7 @@ def cosine(initial: float, steps: int) -> Schedule:
     cos = math.cos if is_host_int(count) else jnp.cos
     return initial / 2 * (1 + cos(math.pi * _ramp(count, steps)))
 
+  schedule.__name__ = f'cosine({initial}, {steps})'
   return schedule
 
 

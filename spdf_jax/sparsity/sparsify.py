@@ -34,7 +34,7 @@ def sparsify(
     inner: optax.GradientTransformation,
     algorithm: Algorithm,
     *,
-    where: Where = selectors.hidden_matrices,
+    where: Where | None = None,
     key: int | jax.Array,
     revive: Revival | None = None,
     track: bool = False,
@@ -85,13 +85,14 @@ def sparsify(
     inner: The optimizer.
     algorithm: Algorithm that computes the mask, e.g. `static(0.75)`.
     where: The leaves to sparsify and their axes: `(path, leaf) -> MatrixAxes |
-      bool | None`, such as those of `spdf_jax.where`, or a tree of those
-      values or functions, whose paths are shell patterns; the first that
-      matches the path of a leaf or of a subtree that contains it applies:
-      `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`. `True` means that the
-      last two axes are (inputs, outputs) and earlier axes index independent
-      layers. Where a function returns `None` for leaves that have the axes of a
-      matrix, their share of the weights is logged as a warning.
+      bool | None`, such as those of `spdf_jax.where` (by default
+      `hidden_matrices`), or a tree of those values or functions, whose paths
+      are shell patterns; the first that matches the path of a leaf or of a
+      subtree that contains it applies: `{'*/attn': MatrixAxes(0, (1, 2)),
+      '*/mlp': True}`. `True` means that the last two axes are (inputs, outputs)
+      and earlier axes index independent layers. Where a function returns `None`
+      for leaves that have the axes of a matrix, their share of the weights is
+      logged as a warning.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, count, params, mask) -> values`: initial values of revived
       weights, to which the step adds their first update, e.g.
@@ -124,6 +125,7 @@ def sparsify(
     12
   """
   _check_types(inner, algorithm, key, revive)
+  where = selectors.hidden_matrices if where is None else where
   selection.selector_of(where)
   inner = optax.with_extra_args_support(inner)
   if isinstance(key, (int, np.integer)):
@@ -135,6 +137,7 @@ def sparsify(
 
     def first_mask(key, chosen):
       layers = algorithm.init(key, selection.to_layers(chosen, params, axes))
+      _check_mask(layers)
       return selection.from_layers(layers, params, axes)
 
     chosen = selection.selected(params, params, axes)
@@ -214,6 +217,7 @@ def sparsify(
       if state:
         layers.append(_state_to_layers(state, params, axes))
       mask = algorithm.update(key, count, *layers)
+      _check_mask(mask)
       return selection.from_layers(mask, params, axes)
 
     def new_mask():
@@ -255,6 +259,15 @@ def sparsify(
 
   tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
   return tracking.track_masks(tx, algorithm) if track else tx
+
+
+def _check_mask(mask: PyTree) -> None:
+  for name, leaf in trees.by_name(mask).items():
+    if leaf.dtype != bool:
+      raise TypeError(
+          f'the algorithm returned a mask of dtype {leaf.dtype} for {name!r}; '
+          'return bool arrays, True where a weight is kept.'
+      )
 
 
 def _state_to_layers(

@@ -3,10 +3,8 @@
 
 from typing import Any
 
-from spdf_jax.sparsity import distributions
-from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.distributions import Distribution
@@ -17,15 +15,16 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
+@algorithm.named
 def gmp(
     sparsity: PyTree,
     *,
     update_every: UpdateEvery,
     update_until: int,
     update_from: int = 0,
-    distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.magnitude,
+    distribution: Distribution | str = 'uniform',
+    structure: Structure | str = 'unstructured',
+    init: MaskMaker | str = 'magnitude',
 ) -> Algorithm:
   """Prunes the smallest magnitudes to a scheduled sparsity at every update.
 

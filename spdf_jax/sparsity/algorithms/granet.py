@@ -3,10 +3,8 @@
 
 from typing import Any
 
-from spdf_jax.sparsity import distributions
-from spdf_jax.sparsity import masks
+from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.algorithms import rigl
@@ -19,6 +17,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
+@algorithm.named
 def granet(
     sparsity: PyTree,
     *,
@@ -26,9 +25,9 @@ def granet(
     update_until: int,
     update_from: int | None = None,
     drop_fraction: float | Schedule = 0.5,
-    distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random,
+    distribution: Distribution | str = 'uniform',
+    structure: Structure | str = 'unstructured',
+    init: MaskMaker | str = 'random',
 ) -> Algorithm:
   """Prunes to a scheduled sparsity, then drops and regrows weights: GraNet.
 

@@ -166,11 +166,12 @@ def round_starts(rounds: Sequence[Round]) -> list[int]:
   return list(itertools.accumulate(lengths[:-1], initial=0))
 
 
+@algorithm.named
 def iterative(
     rounds: Sequence[Round],
     *,
-    distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = structures.UNSTRUCTURED,
+    distribution: Distribution | str = 'uniform',
+    structure: Structure | str = 'unstructured',
 ) -> Algorithm:
   """Prunes a fraction of the remaining weights in each round.
 

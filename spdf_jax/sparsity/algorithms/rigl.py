@@ -3,11 +3,9 @@
 
 from typing import Any
 
+from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import counts
-from spdf_jax.sparsity import distributions
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import schedules
-from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
 from spdf_jax.sparsity.distributions import Distribution
@@ -19,6 +17,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
+@algorithm.named
 def rigl(
     sparsity: PyTree,
     *,
@@ -28,9 +27,9 @@ def rigl(
     drop_fraction: float | Schedule = 0.3,
     regrow_dropped: bool = True,
     skip_gradient_step: bool = False,
-    distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random,
+    distribution: Distribution | str = 'uniform',
+    structure: Structure | str = 'unstructured',
+    init: MaskMaker | str = 'random',
 ) -> Algorithm:
   r"""Drops small magnitudes and grows large gradients: RigL.
 

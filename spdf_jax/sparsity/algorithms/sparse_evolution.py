@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import counts
-from spdf_jax.sparsity import distributions
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
 from spdf_jax.sparsity.algorithm import Algorithm
@@ -23,6 +22,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
+@algorithm.named
 def sparse_evolution(
     sparsity: PyTree,
     *,
@@ -32,9 +32,9 @@ def sparse_evolution(
     drop_fraction: float | Schedule = 0.3,
     drop: str = 'magnitude',
     regrow_dropped: bool = True,
-    distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random,
+    distribution: Distribution | str = 'uniform',
+    structure: Structure | str = 'unstructured',
+    init: MaskMaker | str = 'random',
 ) -> Algorithm:
   """Drops a fraction of the connections and grows as many at random: SET.
 

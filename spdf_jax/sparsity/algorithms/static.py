@@ -8,7 +8,6 @@ import jax
 from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import initial_masks
-from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.distributions import Distribution
@@ -18,14 +17,15 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
+@algorithm.named
 def static(
     sparsity: PyTree,
     *,
-    distribution: Distribution | str = distributions.uniform,
-    structure: Structure | str = structures.UNSTRUCTURED,
-    init: MaskMaker | str = masks.random,
+    distribution: Distribution | str = 'uniform',
+    structure: Structure | str = 'unstructured',
+    init: MaskMaker | str = 'random',
 ) -> Algorithm:
-  """Keeps the initial mask: sparse pre-training as in SPDF.
+  """Keeps the initial mask, by default a random one: SPDF's pre-training.
 
   Args:
     sparsity: The fraction of zeros in [0, 1): a number, or a tree of numbers
@@ -80,6 +80,7 @@ def static(
   )
 
 
+@algorithm.named
 def dense() -> Algorithm:
   """Keeps every weight: `static(0)`, the dense phase of a training plan.
 
