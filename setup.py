@@ -43,7 +43,7 @@ _PREPARE = [
     'sentencepiece>=0.2', 'zstandard>=0.22',
 ]
 _QUICKSTART = [*_DATA, *_EVAL, *_VIZ]
-_NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13', 'ipykernel>=6.29']
+_NOTEBOOKS = [*_QUICKSTART, 'equinox>=0.13', 'ipykernel>=6.29', 'nbconvert>=7']
 _DOCS = [
     *_NOTEBOOKS, 'myst-nb>=1.3', 'sphinx>=8.2',
     'sphinx-book-theme>=1.1', 'sphinx-copybutton>=0.5', 'sphinx-design>=0.6',

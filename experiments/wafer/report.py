@@ -112,6 +112,15 @@ def format_estimate(
 def _advice(estimate: Estimate, run: Run) -> list[str]:
   device = estimate.device
   lines = []
+  hosts = sum(p.host_seconds for p in estimate.phases)
+  on_wafer = estimate.seconds - hosts
+  if hosts > on_wafer:
+    lines.append(
+        f'the hosts take {hosts / estimate.seconds:.0%} of the time, for the '
+        'optimizer, which no sparsity shortens: this model is too small to '
+        'show what sparsity saves. It would be half of the time with some '
+        f'{hosts / on_wafer:,.0f} times as many FLOPs per step'
+    )
   for length in dict.fromkeys(p.length for p in run.plan.phases):
     found = costs.advise_batch(run.model.config, device, length)
     lines.append(
