@@ -28,6 +28,7 @@ from spdf_jax.training import Run
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.metrics import read_rows
 from spdf_jax.training.workdir import saved_steps
+from spdf_jax.training.workdir import split_source
 
 pytestmark = pytest.mark.ci
 
@@ -296,3 +297,15 @@ def test_the_page_of_a_report_shows_where_the_best_was(tmp_path):
   page = write_report(tmp_path, runs).read_text()
   sentence = 'tune was best at step 4 (task/bleu 9.00) and is at step 6.'
   assert f'* toy: {sentence}' in page
+
+
+def test_the_last_at_sign_divides_unless_the_folder_is_there(
+    tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  split = split_source
+  assert split('me@host@pretrain') == ('me@host', 'pretrain', '')
+  assert split('a@b/me@host@tune:best') == ('a@b/me@host', 'tune', 'best')
+  assert split('me@host') == ('me', 'host', '')
+  (tmp_path / 'me@host').mkdir()
+  assert split('me@host') == ('me@host', '', '')

@@ -33,13 +33,14 @@ class Numbers:
 
   def read(self, blocks, offsets, *, block_length, length):
     del block_length
-    ids = self.first + np.asarray(blocks)[:, None] + 0 * np.arange(length)
+    ids = self.first + np.asarray(blocks)[:, None] % self.count
+    ids = ids + 0 * np.arange(length)
     ids = ids + 0 * offsets[:, None]
     return data.Batch(ids, ids, np.ones(ids.shape, np.float32))
 
 
-def rows(mixture):
-  blocks = np.arange(mixture.num_blocks(LENGTH))
+def rows(mixture, epochs=1):
+  blocks = np.arange(epochs * mixture.num_blocks(LENGTH))
   batch = mixture.read(
       blocks, 0 * blocks, block_length=LENGTH, length=LENGTH
   )
@@ -74,7 +75,18 @@ def test_shares_follow_the_weights_and_no_block_comes_too_often(parts, repeats):
 
 
 def test_blocks_of_a_larger_source_are_evenly_spread():
-  assert rows(mixture_of([3, 9], [1, 1])) == [0, 1, 2, 1000, 1003, 1006]
+  assert rows(mixture_of([3, 9], [1, 1])) == [0, 1, 2, 1000, 1007, 1005]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100), st.integers(1, 400), st.integers(1, 9))
+def test_no_window_is_read_twice_before_all_are_read_once(few, many, epochs):
+  mixture = mixture_of([few, many], [1, 1])
+  seen = Counter(rows(mixture, epochs))
+  for first, count in ((0, few), (1000, many)):
+    share = [seen[first + i] for i in range(count)]
+    assert sum(share) == epochs * min(few, many)
+    assert max(share) - min(share) <= 1
 
 
 def test_fingerprints_differ_between_weights_and_sources():
@@ -161,3 +173,14 @@ def test_bad_mixtures_of_folders_get_one_sentence(tmp_path):
     open_it(f'{a}=1,{b}')
   with pytest.raises(ValueError, match='weight -1.0'):
     open_it(f'{a}=-1')
+
+
+def test_folders_of_a_mixture_may_have_equals_signs(tmp_path):
+  (tmp_path / 'dt=2026-11-26').mkdir()
+  a = prepared(tmp_path / 'dt=2026-11-26', 'a')
+  b = prepared(tmp_path, 'b=2')
+  mixed = data.prepare_corpus(f'{a}=3,{b}=1', tokenizer='', cache_dir=tmp_path)
+  assert set(mixed.source.weights.values()) == {3.0, 1.0}
+  for folder in (a, b):
+    alone = data.prepare_corpus(folder, tokenizer='', cache_dir=tmp_path)
+    assert isinstance(alone.source, data.Windows)

@@ -215,7 +215,7 @@ def _read(
     here = epochs == epoch
     blocks[here] = permutations.permute(positions[here], placed.num_blocks, key)
   return placed.source.read(
-      blocks,
+      blocks + epochs * placed.num_blocks,
       parts * placed.length,
       block_length=placed.block_length,
       length=placed.length,

@@ -131,7 +131,7 @@ def prepare_corpus(
     (257, 'test')
   """
   if _is_prepared_folder(name):
-    if '=' in name:
+    if _is_mixture(name):
       return _open_mixture(name, tokenizer, cache_dir)
     return _open_prepared(name, tokenizer, cache_dir)
   read = names.lookup('corpus', name, _CORPORA)
@@ -203,7 +203,7 @@ def read_tokenizer(
   if not _is_prepared_folder(name):
     directory = _cache_path(name, tokenizer, cache_dir)
   else:
-    if '=' in name:
+    if _is_mixture(name):
       name = name.split(',')[0].rsplit('=', 1)[0].strip()
     directory = _local_path(name, cache_dir)
   return tokenizer_files.load_tokenizer(directory / 'tokenizer.json')
@@ -290,6 +290,12 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
 def _is_prepared_folder(name: str) -> bool:
   """Returns whether the name of a corpus is a path, or a mixture of paths."""
   return os.sep in name or name.startswith('~')
+
+
+def _is_mixture(name: str) -> bool:
+  """Returns whether a path with = names no folder, but folders and weights."""
+  last = name if ',' in name else name.rsplit(os.sep, 1)[-1]
+  return '=' in last and not Path(name).expanduser().exists()
 
 
 def _read_stdlib() -> dict[Split, list[str]]:

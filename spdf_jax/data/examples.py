@@ -108,6 +108,7 @@ class Examples:
       target and the end of text after it.
     """
     del offsets, block_length
+    blocks = blocks % len(self.context_lengths)
     starts, ends = self.offsets[blocks], self.offsets[blocks + 1]
     steps = np.arange(length + 1)
     positions = starts[:, None] + steps

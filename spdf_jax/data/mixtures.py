@@ -14,6 +14,8 @@ import numpy as np
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.sources import Source
 
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,9 +23,9 @@ class Mixture:
   """A source whose epochs contain several sources, in shares by weight.
 
   An epoch has the largest length at which no source is read more than `repeats`
-  times. If a source has more blocks than its share, the same, evenly spaced
-  blocks are read in every epoch; if it has fewer, the numbers of reads of its
-  blocks differ by at most one. The permutation of the mixture's blocks, a
+  times. If a source has more blocks than its share, each epoch reads others,
+  evenly spread, until all have been read; the numbers of reads of its blocks
+  never differ by more than one. The permutation of the mixture's blocks, a
   function of (seed, epoch), determines their order.
 
   Attributes:
@@ -47,7 +49,7 @@ class Mixture:
     >>> blocks = np.arange(mixture.num_blocks(4))
     >>> batch = mixture.read(blocks, 0 * blocks, block_length=4, length=4)
     >>> bytes(batch.inputs[:, 0].tolist())
-    b'abuvxy'
+    b'abuzyx'
   """
 
   sources: Mapping[str, Source]
@@ -128,11 +130,14 @@ class Mixture:
       The batch [batch, length].
     """
     held, ends = self._shares(block_length)
-    which = np.searchsorted(ends, blocks, side='right')
     quotas = np.diff(ends, prepend=0)
-    # The k-th of q rows of a source with n blocks is block k n // q.
-    within = blocks.astype(np.int64) - (ends - quotas)[which]
-    theirs = within * held[which] // quotas[which]
+    epochs, positions = np.divmod(blocks.astype(np.int64), max(ends[-1], 1))
+    which = np.searchsorted(ends, positions, side='right')
+    within = positions - (ends - quotas)[which]
+    # Strides without a common factor with the number of blocks visit all.
+    strides = np.array([_stride(n, q) for n, q in zip(held, quotas)])
+    passes, order = np.divmod(epochs * quotas[which] + within, held[which])
+    theirs = order * strides[which] % held[which] + passes * held[which]
     batch = Batch(
         inputs=np.empty((len(blocks), length), np.int32),
         targets=np.empty((len(blocks), length), np.int32),
@@ -163,3 +168,14 @@ class Mixture:
     # times.
     quotas = np.floor(weights * epoch * (1 + 1e-12)).astype(np.int64)
     return held, np.cumsum(np.minimum(quotas, held * self.repeats))
+
+
+def _stride(blocks: int, share: int) -> int:
+  """Returns a step between blocks that spreads a share and visits all blocks.
+
+  Multiples of the golden ratio are spread evenly for any share.
+  """
+  stride = 1 if share >= blocks else round(_GOLDEN * blocks)
+  while math.gcd(stride, blocks) > 1:
+    stride += 1
+  return stride

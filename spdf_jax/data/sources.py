@@ -59,7 +59,11 @@ class Source(Protocol):
       block_length: int,
       length: int,
   ) -> Batch:
-    """Reads `length` tokens of each block, starting at its offset."""
+    """Reads `length` tokens of each block, starting at its offset.
+
+    Block `n + e * num_blocks` is the n-th of epoch e: a mixture reads others in
+    each epoch, other sources the same.
+    """
 
 
 @final
@@ -140,7 +144,8 @@ targets=array([[7, 8]], dtype=int32), weights=array([[1., 1.]], dtype=float32))
     Returns:
       The batch [batch, length].
     """
-    starts = blocks.astype(np.int64) * block_length + offsets
+    blocks = blocks.astype(np.int64) % max(self.num_blocks(block_length), 1)
+    starts = blocks * block_length + offsets
     positions = starts[:, None] + np.arange(length + 1)
     tokens = np.asarray(self.token_file.tokens)[positions].astype(np.int32)
     return Batch(

@@ -263,9 +263,11 @@ def split_source(source: str) -> tuple[str, str, str]:
     >>> split_source('runs/a@finetune:best'), split_source('me@home/a')
     (('runs/a', 'finetune', 'best'), ('me@home/a', '', ''))
   """
-  # A folder of the workdir may have an @ in its name.
+  # The workdir, and folders of it, may have an @ in their names.
   folder, slash, name = source.rpartition('/')
-  workdir, _, place = name.partition('@')
+  if '@' not in name or pathlib.Path(source).is_dir():
+    return source, '', ''
+  workdir, _, place = name.rpartition('@')
   workdir = folder + slash + workdir
   phase, colon, which = place.partition(':')
   if colon and which != 'best':
