@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of one checkpoint, read, checked and written."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 import logging
@@ -15,6 +16,7 @@ import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
 from spdf_jax.sparsity.trees import by_name
+from spdf_jax.sparsity.trees import path_name
 from spdf_jax.sparsity.trees import path_parts
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import describe_best
@@ -183,7 +185,7 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
     abstract: Shapes and dtypes of the parameters.
 
   Returns:
-    The parameters.
+    The parameters; of a schedule-free optimizer, its averages.
 
   Raises:
     MismatchError: shapes or dtypes differ.
@@ -198,7 +200,28 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   if best:
     logger.info('the parameters of %s are %s', checkpoint, best)
   _check_digests(checkpoint, meta, {'params': params})
-  return params
+  path = tuple(meta.get('schedule_free') or ())
+  return _average(checkpoint, meta, path, params) if path else params
+
+
+def _average(
+    checkpoint: pathlib.Path, meta: Mapping[str, Any], path: tuple[str, ...],
+    params: PyTree,
+) -> PyTree:
+  """Returns the averages of a schedule-free optimizer, which are the model."""
+  found = _read_arrays(
+      checkpoint, meta,
+      lambda parts: parts[:-1] == path and parts[-1] == 'b1'
+      or parts[:len(path) + 1] == (*path, 'z'),
+  )
+  b1 = found.pop((*path, 'b1'))
+  iterates = {'/'.join(parts[len(path) + 1:]): z for parts, z in found.items()}
+  return jax.tree_util.tree_map_with_path(
+      lambda p, y: ((y - (1 - b1) * iterates[path_name(p)]) / b1).astype(
+          y.dtype
+      ),
+      params,
+  )
 
 
 def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
@@ -225,11 +248,20 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
   parameters = {tuple(path): name for name, path in meta['masks'].items()}
   if not parameters:
     return {}
-  is_mask = lambda path: path_parts(path) in parameters
+  masks = _read_arrays(checkpoint, meta, lambda parts: parts in parameters)
+  return {parameters[parts]: mask for parts, mask in masks.items()}
+
+
+def _read_arrays(
+    checkpoint: pathlib.Path,
+    meta: Mapping[str, Any],
+    is_wanted: Callable[[tuple[str, ...]], bool],
+) -> dict[tuple[str, ...], jax.Array]:
+  """Restores some arrays of the optimizer state, by the names of their path."""
   handler = ocp.PyTreeCheckpointHandler()
   abstract = jax.tree_util.tree_map_with_path(
       lambda path, x: _placed(jax.ShapeDtypeStruct(x.shape, x.dtype))
-      if is_mask(path) else ocp.PLACEHOLDER,
+      if is_wanted(path_parts(path)) else ocp.PLACEHOLDER,
       handler.metadata(checkpoint / 'opt_state').tree,
   )
   args = ocp.args.PyTreeRestore(
@@ -238,13 +270,13 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
   )
   with ocp.Checkpointer(handler) as checkpointer:
     restored = checkpointer.restore(checkpoint / 'opt_state', args)
-  masks = jax.tree_util.tree_map_with_path(
-      lambda path, x: x if is_mask(path) else None, restored
+  arrays = jax.tree_util.tree_map_with_path(
+      lambda path, x: x if is_wanted(path_parts(path)) else None, restored
   )
-  _check_digests(checkpoint, meta, {'opt_state': masks})
+  _check_digests(checkpoint, meta, {'opt_state': arrays})
   return {
-      parameters[path_parts(path)]: mask
-      for path, mask in jax.tree_util.tree_leaves_with_path(masks)
+      path_parts(path): array
+      for path, array in jax.tree_util.tree_leaves_with_path(arrays)
   }
 
 

@@ -21,6 +21,7 @@ from spdf_jax.training.early_stop import read_bests
 from spdf_jax.training.identity import describe_arrays
 from spdf_jax.training.identity import digest_arrays
 from spdf_jax.training.identity import MismatchError
+from spdf_jax.training.optimizers import schedule_free_path
 from spdf_jax.training.step import TrainState
 from spdf_jax.training.workdir import free_name
 from spdf_jax.training.workdir import past_ends
@@ -115,6 +116,7 @@ class Checkpoints:
                 'arrays': describe_arrays(state),
                 'digests': digest_arrays(state),
                 'masks': mask_paths(state.opt_state),
+                'schedule_free': schedule_free_path(state.opt_state),
                 'densified': self._densified,
             })),
         ),

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from spdf_jax import sparsity
+from spdf_jax.training import optimizers
 from spdf_jax.training.early_stop import Best
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.phases import Phase
@@ -107,14 +108,16 @@ class Evaluations:
         'phase': self._run.plan.phase_at(step - 1).name,
         **_sparsities(self._run, step, state),
     }
+    params = optimizers.evaluation_params(state.opt_state, state.params)
     for evaluate in self._every_time:
-      row.update(evaluate(step, state.params))
+      row.update(evaluate(step, params))
     return row
 
   def _generate(self, step: int, state: TrainState) -> dict[str, Any]:
     row: dict[str, Any] = {}
+    params = optimizers.evaluation_params(state.opt_state, state.params)
     for evaluate in self._at_phase_ends:
-      row.update(evaluate(step, state.params))
+      row.update(evaluate(step, params))
     return row
 
   def _update_best(

@@ -21,6 +21,7 @@ from spdf_jax.names import lookup
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.trees import path_name
+from spdf_jax.sparsity.trees import path_parts
 from spdf_jax.training.fields import check_type
 from spdf_jax.training.fields import read_fields
 from spdf_jax.training.plan import Plan
@@ -357,3 +358,45 @@ def _sparse(
   if not plan.rewinds:
     return tx
   return sparsity.rewind_weights(tx, plan.rewinds, snapshot_at=plan.rewind_to)
+
+
+_is_schedule_free = lambda x: isinstance(x, optax.contrib.ScheduleFreeState)
+
+
+def evaluation_params(opt_state: PyTree, params: PyTree) -> PyTree:
+  """Returns the parameters at which the optimizer is to be evaluated.
+
+  A schedule-free optimizer computes gradients at another point than the average
+  of its iterates, which is the model.
+
+  Args:
+    opt_state: State of the optimizer.
+    params: The parameters of the next step.
+
+  Returns:
+    The averages of a schedule-free optimizer; of others, `params`.
+
+  References:
+    Defazio et al., `The Road Less Scheduled
+    <https://arxiv.org/abs/2405.15682>`_, 2024
+
+  Example:
+    >>> tx = optax.contrib.schedule_free_sgd(0.1)
+    >>> params = {'w': jnp.ones(2)}
+    >>> evaluation_params(tx.init(params), params)['w'].tolist()
+    [1.0, 1.0]
+  """
+  for leaf in jax.tree.leaves(opt_state, is_leaf=_is_schedule_free):
+    if _is_schedule_free(leaf):
+      return optax.contrib.schedule_free_eval_params(leaf, params)
+  return params
+
+
+def schedule_free_path(opt_state: PyTree) -> tuple[str, ...] | None:
+  """Returns the path of the state of a schedule-free optimizer, if there is."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(
+      opt_state, is_leaf=_is_schedule_free
+  ):
+    if _is_schedule_free(leaf):
+      return path_parts(path)
+  return None
