@@ -44,7 +44,7 @@ RESTARTED = dict(
     reset_moments=True,
 )
 HUGE = 1e9  # A norm that clips nothing.
-UNFIT = {'dpsgd', 'lbfgs', 'momo', 'momo_adam', 'sophia'}
+UNFIT = {'dpsgd', 'galore', 'lbfgs', 'momo', 'momo_adam', 'sophia'}
 
 
 def make_plan(*changes):
@@ -239,10 +239,16 @@ def test_optimizers_of_optax_are_known_by_name():
 
 
 @pytest.mark.parametrize('name', sorted(OPTIMIZERS.keys() - UNFIT - {'adamw'}))
-def test_all_but_five_fit_any_model_with_their_defaults(name):
+def test_all_but_six_fit_any_model_with_their_defaults(name):
   config = read_optimizer(dict(name=name, clip_norm=1.0), 'optimizer')
   params = jax.eval_shape(make_params)
   check_optimizer(config, params, models.sparsifiable)
+
+
+def test_states_with_empty_arrays_are_refused_before_training():
+  config = read_optimizer(dict(name='galore', clip_norm=1.0), 'optimizer')
+  with pytest.raises(ValueError, match="'galore' has empty arrays in its"):
+    check_optimizer(config, jax.eval_shape(make_params), models.sparsifiable)
 
 
 @pytest.mark.parametrize('fields, message', [

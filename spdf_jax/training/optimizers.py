@@ -200,7 +200,9 @@ def check_optimizer(
     return made.update(params, made.init(params), params)
 
   try:
-    jax.eval_shape(update, params, jax.ShapeDtypeStruct((), jnp.float32))
+    _, state = jax.eval_shape(
+        update, params, jax.ShapeDtypeStruct((), jnp.float32)
+    )
   except Exception as error:  # The optimizer may raise any exception.
     reason = str(error).strip().split('\n')[0].rstrip('.')
     raise ValueError(
@@ -208,6 +210,11 @@ def check_optimizer(
         f'({type(error).__name__}: {reason:.200}); correct its arguments, or '
         'use another optimizer.'
     ) from error
+  if any(0 in leaf.shape for leaf in jax.tree.leaves(state)):
+    raise ValueError(
+        f'optimizer {config.name!r} has empty arrays in its state, which '
+        'checkpoints cannot hold; use another optimizer.'
+    )
 
 
 def takes_decay(make: Constructor) -> bool:
