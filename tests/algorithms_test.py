@@ -413,7 +413,7 @@ def test_the_last_step_of_int32_is_a_boundary():
             spdf.periodic([0.9, 0.5], 6), update_every=6, update_until=6,
             distribution='model_wide',
         ),
-        'model-wide sparsity falls',
+        "sparsity falls, but distribution 'model_wide'",
     ),
     (
         spdf.iterative(

@@ -352,9 +352,20 @@ def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
   )
   mask = spdf.get_mask(state.opt_state)
   assert_same_arrays(state.params, spdf.apply_mask(source, mask))
-  fresh = run.create_state()
-  assert_same_arrays(state.opt_state, fresh.opt_state)
+  fresh = run.create_state().opt_state
+  assert_same_arrays(state.opt_state.inner_state, fresh.inner_state)
   assert int(state.step) == 0
+  # Trained weights are pruned by magnitude, unless the algorithm has an init.
+  assert spdf.summarize(mask, state.params).sparsity == 0.75
+  for m, w in zip(jax.tree.leaves(mask), jax.tree.leaves(
+      spdf.map_masked(lambda m, w: jnp.abs(w), mask, source)
+  )):
+    assert w[m].min() >= w[~m].max()
+  told = make_run(
+      seed=1, init_from=f'{trained[0]}@continuation',
+      phases__pretrain__algorithm__init='random',
+  ).open(tmp_path / 'told')
+  assert_same_arrays(spdf.get_mask(told.state.opt_state), fresh.mask)
 
 
 def test_init_from_another_model_is_refused(trained, tmp_path):

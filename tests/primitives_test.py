@@ -417,7 +417,7 @@ PACKED = packing.pack_mask(CASE.mask)
     (ValueError, dict(
         w=np.ones(3, np.float32),
         mask=packing.PackedMask(np.zeros((6, 1), np.uint8), 9),
-    ), r'packed mask \[6, 9\] of 1 bytes'),
+    ), r'packed mask \[6, 9\] with 1 bytes'),
     (ValueError, dict(
         w=np.ones(3, np.float32), mask=PACKED, grad_mask=CASE.grad_mask,
     ), 'packed mask and grad_mask'),

@@ -15,6 +15,7 @@ from spdf_jax.accelerator import native
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms
+from spdf_jax.training import initial_mask
 from spdf_jax.training import plan as plans
 from spdf_jax.training.phases import Phase
 from spdf_jax.training.plan import Plan
@@ -99,7 +100,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
             }
             for span in spans
         ],
-        'notes': [*phase.notes, *_mask_notes(run.plan, phase, spans, phases)],
+        'notes': [*phase.notes, *_mask_notes(run, phase, spans, phases)],
     })
   return {
       'name': name,
@@ -116,14 +117,16 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
 
 
 def _mask_notes(
-    plan: Plan, phase: Phase, spans: Sequence['Span'], before: Sequence[Record]
+    run: Run, phase: Phase, spans: Sequence['Span'], before: Sequence[Record]
 ) -> list[str]:
   """Describes how the mask with which a phase begins is made."""
   if not before:
     made = algorithms.initial_masks_of(phase.algorithm)
+    if run.config.init_from and initial_mask.prunes_by_magnitude(run.plan):
+      made = ['magnitude']
     known = phase.initial_mask or not spans[0].sparsity or not made
     return [] if known else [f'initial mask: {", ".join(made)}']
-  begins = any(span.names[0] == phase.name for span in plan.spans)
+  begins = any(span.names[0] == phase.name for span in run.plan.spans)
   if begins and spans[0].sparsity > before[-1]['spans'][-1]['sparsity']:
     return ['prunes by magnitude at its start']
   return []

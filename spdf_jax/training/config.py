@@ -202,8 +202,7 @@ def parse(config: Any) -> RunConfig:
 
   Args:
     config: A ConfigDict, or mapping, as `configs/base.py` documents it. Under
-      `'phase_defaults'` it may have fields for all phases that lack them. With
-      `init_from`, algorithms without `init` begin with a mask by magnitude.
+      `'phase_defaults'` it may have fields for all phases that lack them.
 
   Returns:
     The config.
@@ -215,8 +214,6 @@ def parse(config: Any) -> RunConfig:
   given = plain(config)
   defaults = given.pop('phase_defaults', {})
   check_known(defaults, _PHASE_FIELDS, 'phase_defaults')
-  if given.get('init_from'):  # Weights that are trained differ in importance.
-    defaults = _merged({'algorithm': {'init': 'magnitude'}}, defaults)
   return read_fields(RunConfig, given, readers={
       **_READERS,
       tuple[Phase, ...]: lambda phases, _: parse_phases(phases, defaults),

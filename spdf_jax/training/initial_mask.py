@@ -9,9 +9,12 @@ import jax
 import optax
 
 from spdf_jax.sparsity import initial_masks
+from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
 from spdf_jax.sparsity import sparsify
 from spdf_jax.sparsity.algorithms import create_algorithm
+from spdf_jax.sparsity.algorithms import initial_masks_of
+from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.selection import Where
 from spdf_jax.sparsity.structures import Structure
 from spdf_jax.sparsity.structures import structure_of
@@ -83,19 +86,19 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
     ValueError: there is no such checkpoint, or it has no masks.
   """
   try:
-    masks = read_masks(find_checkpoint(source))
+    found = read_masks(find_checkpoint(source))
   except ValueError as error:
     raise ValueError(
         f'initial_mask is {source!r}, neither one of {", ".join(SALIENCIES)} '
         f'nor the mask of a run: {error}'
     ) from error
-  if not masks:
+  if not found:
     raise ValueError(
         f'initial_mask is {source!r}, which has parameters only; give a run '
         'with masks.'
     )
   return jax.tree_util.tree_map_with_path(
-      lambda path, _: masks.get(path_name(path)), params
+      lambda path, _: found.get(path_name(path)), params
   )
 
 
@@ -118,6 +121,17 @@ def init_with(
   )
 
 
+def prunes_by_magnitude(plan: Plan) -> bool:
+  """Returns whether a plan prunes trained weights by magnitude at its start.
+
+  It does unless its first algorithm states how, by `init`.
+  """
+  first = plan.phases[0].algorithm
+  return bool(initial_masks_of(first)) and not any(
+      'init' in spec for spec in member_specs(first)
+  )
+
+
 def first_init(
     plan: Plan,
     loss_fn: Callable[[PyTree, Any], jax.Array],
@@ -125,6 +139,7 @@ def first_init(
     batch_at: Callable[[int], Any],
     *,
     where: Where,
+    are_trained: bool = False,
 ) -> Callable[..., PyTree] | None:
   """Returns the `init` of a plan for the initial mask of its first phase.
 
@@ -134,6 +149,8 @@ def first_init(
     params: The initial parameters, dense.
     batch_at: Function from a step to its batch.
     where: The selection of sparsified leaves.
+    are_trained: Whether the parameters are those of another run: the mask is
+      then by magnitude, unless the algorithm has an `init`.
 
   Returns:
     `(key, params, sparsities) -> mask`; `None`: the mask is that of the first
@@ -143,6 +160,9 @@ def first_init(
     ValueError: there is no such mask, or it does not fit.
   """
   name = plan.phases[0].initial_mask
+  if not name and are_trained and prunes_by_magnitude(plan):
+    by_magnitude = functools.partial(plan.algorithm.mask_by, masks.magnitude)
+    return lambda key, params, sparsities: by_magnitude(key, params)
   if not name:
     return None
   if name in SALIENCIES:

@@ -411,7 +411,8 @@ class Run:
   ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer whose initial mask is that of the config."""
     init = initial_mask.first_init(
-        self.plan, self._mean_loss, params, self.batch_at, where=self.where
+        self.plan, self._mean_loss, params, self.batch_at, where=self.where,
+        are_trained=bool(self.config.init_from),
     )
     if init is None:
       return self.optimizer

@@ -112,7 +112,7 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
   `ALGORITHMS` take, but not this one, are left out, and so are those that are
   `None`. Times may be `'100 steps'`, or `'75%'` of the phase, rounded down:
   `update_every`, `update_from`, `update_until`, and those of a schedule, such
-  as its `steps`. The `init` of a partition is that of groups without one.
+  as its `steps`.
 
   Args:
     spec: The name and the arguments of the algorithm.
@@ -143,12 +143,11 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
     until = spec.get('update_until') or _ASSUMED_STEPS
     length = _in_steps('update_until', until, _ASSUMED_STEPS)
   arguments = {'name': spec['name']}
-  shared = {'init': spec['init']} if 'init' in spec else {}
   for name, value in spec.items():
     if not takes_any:
       names.lookup(f'algorithm {spec["name"]!r}: argument', name, known)
     if name == 'groups' and name in parameters:
-      groups = _map_groups(lambda m: resolve(shared | dict(m), steps), value)
+      groups = _map_groups(lambda member: resolve(member, steps), value)
       value = [list(group) for group in groups.items()]
     else:
       value = _in_steps(name, value, length)
