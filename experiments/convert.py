@@ -33,6 +33,7 @@ corpus, and compares them with the digests that were saved with them.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import json
 import os
@@ -50,6 +51,7 @@ from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax import training
 from spdf_jax.data import corpora
+from spdf_jax.data import special_tokens
 from spdf_jax.interop import configs
 from spdf_jax.interop import tensors
 from spdf_jax.sparsity import trees
@@ -190,7 +192,7 @@ def import_model(
     tensors.write_tensors(masks, trees.by_name(loaded.mask))
   checkpoint = checkpoint_files.write_params(
       workdir, params,
-      {'model': model, 'end_of_text': _end_of_text(directory)},
+      {'model': model, **_special_tokens(directory)},
   )
   return f'{checkpoint} is written; its config.model is {json.dumps(model)}'
 
@@ -212,13 +214,13 @@ def export_model(
   with tempfile.TemporaryDirectory() as folder:
     files = []
     if tokenizer is not None:
-      files = [pathlib.Path(folder, 'tokenizer.json')]
-      data.export_tokenizer(files[0], tokenizer)
+      files = data.export_tokenizer(
+          pathlib.Path(folder, 'tokenizer.json'), tokenizer
+      )
     interop.save_hf(
         directory, model.config, params, mask, format=format, dtype=dtype,
         vocab_size=vocab_size, tokenizer=files or None,
-        end_of_text=meta['config'].get('end_of_text') if tokenizer is None
-        else tokenizer.end_of_text,
+        **_ends_of(meta['config'], tokenizer),
     )
   best = early_stop.describe_best(meta, int(checkpoint.name))
   best_text = f', {best}' if best else ''
@@ -248,14 +250,34 @@ def rewrite_model(
   interop.save_hf(
       new, config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
-      end_of_text=_end_of_text(source), tokenizer=data.tokenizer_paths(old),
+      tokenizer=data.tokenizer_paths(old), **_special_tokens(source),
   )
   return f'{directory} is written; {_describe_mask(mask)}'
 
 
-def _end_of_text(directory: str) -> int | list[int] | None:
+def _special_tokens(directory: str) -> dict[str, Any]:
+  """Returns the ids that begin and end a text, by a directory's files."""
   fields = tensors.read_json(pathlib.Path(directory, tensors.CONFIG))
-  return configs.read_end_of_text(fields)
+  path = pathlib.Path(directory, tensors.GENERATION)
+  generation = tensors.read_json(path) if path.is_file() else {}
+  return {
+      'end_of_text': configs.read_end_of_text(fields, generation),
+      'begin_of_text': configs.read_begin_of_text(fields),
+  }
+
+
+def _ends_of(
+    config: Mapping[str, Any], tokenizer: data.Tokenizer | None
+) -> dict[str, Any]:
+  """Returns the ids that begin and end a text of a checkpoint's model."""
+  if tokenizer is None:
+    return {k: config.get(k) for k in ('end_of_text', 'begin_of_text')}
+  special = special_tokens.special_of(tokenizer)
+  ends = list(special.ends)
+  return {
+      'end_of_text': ends[0] if len(ends) == 1 else ends,
+      'begin_of_text': special.begin,
+  }
 
 
 def _describe_mask(mask: Any) -> str:

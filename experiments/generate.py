@@ -24,6 +24,7 @@ from experiments.launch import console
 from experiments.scores import language_models
 from spdf_jax import evaluation
 from spdf_jax.accelerator import lists
+from spdf_jax.data import special_tokens
 from spdf_jax.evaluation.generation import Choose
 
 _MODEL = flags.DEFINE_string(
@@ -90,17 +91,18 @@ def _write_continuation(
   and the prompt.
   """
   tokenizer = model.tokenizer
-  ids = tokenizer.encode(_PROMPT.value)
+  ids = special_tokens.begun(tokenizer, tokenizer.encode(_PROMPT.value))
   is_context = bool(model.task) if _CONTEXT.value is None else _CONTEXT.value
-  if is_context or not ids:
+  if is_context:
     ids = [*ids, tokenizer.end_of_text]
+  ids = ids or [special_tokens.begin_of(tokenizer)]
   times: list[float] = []
 
   def timed() -> Iterator[int]:
     for token in evaluation.stream(
         evaluation.CachedModel(model.module), model.params, ids,
         choose=choose, key=_SEED.value, max_new_tokens=_MAX_NEW_TOKENS.value,
-        end_of_text=tokenizer.end_of_text,
+        end_of_text=special_tokens.special_of(tokenizer).ends,
         length=model.module.config.max_length,
     ):
       times.append(time.perf_counter())

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from typing import Any
 
 from spdf_jax import evaluation
 from spdf_jax import names
+from spdf_jax.data import special_tokens
 from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import Continuation
 
@@ -76,8 +78,9 @@ def last_word(
     >>> last_word(ByteTokenizer(), 'a', 'bc')
     Continuation(context=[97], target=[32, 98, 99])
   """
-  given = tokenizer.encode(context)
-  whole = tokenizer.encode(f'{context} {word}')
+  begun = functools.partial(special_tokens.begun, tokenizer)
+  given = begun(tokenizer.encode(context))
+  whole = begun(tokenizer.encode(f'{context} {word}'))
   return Continuation(given, whole[len(given):])
 
 
@@ -99,7 +102,9 @@ def last_token(
     >>> last_token(ByteTokenizer(), 'a', 'bc')
     Continuation(context=[97, 32, 98], target=[99])
   """
-  whole = tokenizer.encode(f'{context} {word}')
+  whole = special_tokens.begun(
+      tokenizer, tokenizer.encode(f'{context} {word}')
+  )
   return Continuation(whole[:-1], whole[-1:])
 
 

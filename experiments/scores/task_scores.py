@@ -19,6 +19,7 @@ from spdf_jax import data
 from spdf_jax import evaluation
 from spdf_jax import extras
 from spdf_jax import names
+from spdf_jax.data import special_tokens
 from spdf_jax.evaluation import metrics
 
 logger = logging.getLogger('spdf_jax')
@@ -301,12 +302,14 @@ def answer(
   """
   tokenizer, module = model.tokenizer, model.module
   end, length = tokenizer.end_of_text, module.config.max_length
+  ends = special_tokens.special_of(tokenizer).ends
   room = length - settings.max_new_tokens  # At least 2, see `_check`.
   prompts = [
-      [*tokens[:room - 1], end] for tokens in tokenizer.encode_batch(contexts)
+      [*special_tokens.begun(tokenizer, tokens)[:room - 1], end]
+      for tokens in tokenizer.encode_batch(contexts)
   ]
   given: dict[str, Any] = dict(
-      max_new_tokens=settings.max_new_tokens, end_of_text=end,
+      max_new_tokens=settings.max_new_tokens, end_of_text=ends,
       batch_size=settings.batch_size, length=length,
   )
   decoder = evaluation.CachedModel(module)
@@ -316,7 +319,7 @@ def answer(
     search = names.lookup('search', settings.search, evaluation.PROTOCOLS)
     blank_line = tokenizer.encode('\n\n')
     if settings.search == 'hu2021' and len(blank_line) == 1:
-      given['end_of_text'] = [end, *blank_line]
+      given['end_of_text'] = [*ends, *blank_line]
     found = evaluation.beam_search(
         decoder, model.params, prompts, search=search, **given
     )

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from spdf_jax import evaluation
+from spdf_jax.data import special_tokens
 from spdf_jax.evaluation import Continuation
 
 
@@ -114,7 +115,9 @@ def adjusted_perplexity(
     66049
   """
   words = len(text.strip().split(' '))
-  tokens = subject.tokenizer.encode(detokenize_wikitext(text))
+  tokens = special_tokens.begun(
+      subject.tokenizer, subject.tokenizer.encode(detokenize_wikitext(text))
+  )
   if words < 2 or len(tokens) < 2:
     raise ValueError(f'text has {words} words; give two or more.')
   scores = evaluation.score_continuations(

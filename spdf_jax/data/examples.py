@@ -8,6 +8,7 @@ from typing import final
 
 import numpy as np
 
+from spdf_jax.data import special_tokens
 from spdf_jax.data.sources import Batch
 from spdf_jax.data.tasks.task import Pair
 from spdf_jax.data.tokenizers import Tokenizer
@@ -163,7 +164,10 @@ def encode_pairs(
   if not pairs:
     raise ValueError('pairs is empty; give at least one pair.')
   end = tokenizer.end_of_text
-  contexts = tokenizer.encode_batch([pair.context for pair in pairs])
+  contexts = [
+      special_tokens.begun(tokenizer, ids)
+      for ids in tokenizer.encode_batch([pair.context for pair in pairs])
+  ]
   targets = tokenizer.encode_batch([' ' + pair.target for pair in pairs])
   flat, lengths, context_lengths = [], [], []
   for context, target in zip(contexts, targets):

@@ -3,16 +3,25 @@
 
 import base64
 from collections.abc import Callable
+import dataclasses
 import json
 import os
 from pathlib import Path
 from typing import Any
 import uuid
 
+from spdf_jax.data import special_tokens
 from spdf_jax.data import tokenizers
+from spdf_jax.data.special_tokens import read_special_tokens
+from spdf_jax.data.special_tokens import SpecialTokens
+from spdf_jax.data.special_tokens import template_begin
 from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.names import lookup
 
+_SETTINGS = (
+    'tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json',
+    'chat_template.jinja',
+)
 _VOCABULARIES = (('vocab.json', 'merges.txt'), ('encoder.json', 'vocab.bpe'))
 
 
@@ -63,7 +72,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
           fields['vocab'], fields['merges']
       ),
       'tokenizers': lambda fields: tokenizers.library_tokenizer(
-          json.dumps(fields['model'])
+          json.dumps(fields['model']), _special_of(fields)
       ),
       'sentencepiece': lambda fields: tokenizers.sentencepiece_tokenizer(
           base64.b64decode(fields['model'])
@@ -73,7 +82,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
   try:
     fields = json.loads(text)
     build = lookup('tokenizer kind', fields['kind'], kinds)
-    tokenizer = build(fields)
+    tokenizer = _with_special(build(fields), _special_of(fields))
     if fields.get('special_tokens'):
       return tokenizers.with_special_tokens(tokenizer)
     return tokenizer
@@ -111,13 +120,16 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     True
   """
   path = Path(path).expanduser()
-  if path.is_dir():
+  folder = path if path.is_dir() else None
+  if folder:
     path = _file_in(path)
   try:
     if path.name in {vocabulary for vocabulary, _ in _VOCABULARIES}:
-      return _read_vocabulary(path)
+      return _stated(_read_vocabulary(path), folder)
     if path.suffix == '.model':
-      return tokenizers.sentencepiece_tokenizer(path.read_bytes())
+      return _stated(
+          tokenizers.sentencepiece_tokenizer(path.read_bytes()), folder
+      )
     text = path.read_bytes().decode('utf-8')
     fields = json.loads(text)
     if 'kind' in fields:
@@ -128,8 +140,9 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
           merge.split(' ') if isinstance(merge, str) else merge
           for merge in model['merges']
       ]
-      return tokenizers.bpe_from_parts(_full_vocabulary(fields), merges)
-    return tokenizers.library_tokenizer(text)
+      vocabulary = _full_vocabulary(fields)
+      return _stated(tokenizers.bpe_from_parts(vocabulary, merges), folder)
+    return tokenizers.library_tokenizer(text, _stated_by(text, folder))
   except (
       ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError
   ) as error:
@@ -140,9 +153,61 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     ) from error
 
 
+def _special_of(fields: dict[str, Any]) -> SpecialTokens:
+  if 'special' not in fields:
+    return SpecialTokens()
+  begin, adds_begin, ends = fields['special']
+  return SpecialTokens(begin, adds_begin, tuple(ends))
+
+
+def _with_special(tokenizer: Tokenizer, special: SpecialTokens) -> Tokenizer:
+  if special == SpecialTokens():
+    return tokenizer
+  changes: dict[str, Any] = {'special': special}
+  if isinstance(tokenizer, tokenizers.LibraryTokenizer) and special.ends:
+    changes['end_of_text'] = special.ends[0]
+  return dataclasses.replace(tokenizer, **changes)  # type: ignore[type-var]
+
+
+def _stated(tokenizer: Any, folder: Path | None) -> Tokenizer:
+  """Returns a tokenizer with the special tokens that a model's files state."""
+  if folder is None:
+    return tokenizer
+  if isinstance(tokenizer, tokenizers.LibraryTokenizer):
+    id_of, default = tokenizer.model.token_to_id, SpecialTokens()
+  else:
+    known = {
+        tokenizer.model.id_to_piece(i): i for i in range(tokenizer.vocab_size)
+    }
+    id_of, begin = known.get, tokenizer.model.bos_id()
+    default = SpecialTokens(begin if begin >= 0 else None)
+  found = read_special_tokens(folder, id_of, tokenizer.vocab_size, default)
+  ends = found.ends or (tokenizer.end_of_text,)
+  plain = SpecialTokens(None, False, (tokenizer.end_of_text,))
+  # A beginning that is also the end needs no record, as in GPT-2.
+  begin = None if found.begin in ends and not found.adds_begin else found.begin
+  stated = SpecialTokens(begin, found.adds_begin, ends)
+  return tokenizer if stated == plain else _with_special(tokenizer, stated)
+
+
+def _stated_by(text: str, folder: Path | None) -> SpecialTokens:
+  """Returns the special tokens of a tokenizer.json and the files beside it."""
+  fields = json.loads(text)
+  if folder is None:  # Only the file itself was given.
+    begin = template_begin(fields.get('post_processor'))
+    return SpecialTokens(begin, begin is not None)
+  vocabulary = fields.get('model', {}).get('vocab', {})
+  if not isinstance(vocabulary, dict):  # Unigram: pairs of a token and score.
+    vocabulary = {pair[0]: i for i, pair in enumerate(vocabulary)}
+  added = fields.get('added_tokens') or ()
+  vocabulary = vocabulary | {entry['content']: entry['id'] for entry in added}
+  size = max(vocabulary.values(), default=-1) + 1
+  return read_special_tokens(folder, vocabulary.get, size, SpecialTokens())
+
+
 def export_tokenizer(
     path: str | os.PathLike[str], tokenizer: Tokenizer
-) -> None:
+) -> list[Path]:
   """Writes a tokenizer that transformers can read, if it is one of theirs.
 
   Args:
@@ -150,22 +215,37 @@ def export_tokenizer(
       sentencepiece is written as `save_tokenizer` does, for `open_tokenizer`.
     tokenizer: The tokenizer.
 
+  Returns:
+    The written files: with a `tokenizer_config.json`, which names the tokens
+    that begin and end a text, if transformers can read them.
+
   Example:
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / 'tokenizer.json'
     >>> tokenizer = tokenizers.train_bpe(['to be or not'] * 2, vocab_size=258)
-    >>> export_tokenizer(path, tokenizer)
+    >>> [written.name for written in export_tokenizer(path, tokenizer)]
+    ['tokenizer.json', 'tokenizer_config.json']
     >>> open_tokenizer(path).fingerprint == tokenizer.fingerprint
     True
   """
-  if isinstance(tokenizer, tokenizers.LibraryTokenizer):
-    Path(path).write_text(tokenizer.model.to_str(), encoding='utf-8')
-  else:
-    save_tokenizer(Path(path), tokenizer)
+  path = Path(path)
+  if not isinstance(tokenizer, tokenizers.LibraryTokenizer):
+    save_tokenizer(path, tokenizer)
+    return [path]
+  path.write_text(tokenizer.model.to_str(), encoding='utf-8')
+  settings = path.with_name('tokenizer_config.json')
+  token = tokenizer.model.id_to_token
+  settings.write_text(json.dumps({
+      'tokenizer_class': 'PreTrainedTokenizerFast',
+      'bos_token': token(special_tokens.begin_of(tokenizer)),
+      'eos_token': token(tokenizer.end_of_text),
+      'clean_up_tokenization_spaces': False,
+  }, indent=2) + '\n', encoding='utf-8')
+  return [path, settings]
 
 
 def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
-  """Returns the paths of the files of tokenizers in a folder.
+  """Returns the paths of the files of tokenizers in a folder, and settings.
 
   Args:
     folder: Folder that `open_tokenizer` may read.
@@ -182,7 +262,9 @@ def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
     ['tokenizer.json']
   """
   folder = Path(folder)
-  names = ('tokenizer.json', *(x for pair in _VOCABULARIES for x in pair))
+  names = (
+      'tokenizer.json', *(x for pair in _VOCABULARIES for x in pair), *_SETTINGS
+  )
   paths = [folder / name for name in names]
   return [x for x in paths if x.exists()] + sorted(folder.glob('*.model'))
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import re
 import types
@@ -18,8 +19,13 @@ from typing import Literal
 from typing import Protocol
 
 from spdf_jax import extras
+from spdf_jax.data.special_tokens import SpecialTokens
+
+logger = logging.getLogger('spdf_jax')
 
 END_OF_TEXT = '<|endoftext|>'
+
+_UNSTATED = SpecialTokens()
 
 LARGEST_VOCABULARY = 1 << 20
 """Largest `vocab_size` of `train_bpe`; its memory grows with `vocab_size`."""
@@ -117,6 +123,8 @@ class LibraryTokenizer:
       2019), which vocabulary and merges determine; `'tokenizers'`: any other.
     special_tokens: Whether text that spells a special token is encoded as that
       token, see `with_special_tokens`.
+    special: The tokens that begin and end the texts of a model, as its files
+      state them.
 
   Example:
     >>> tokenizer = train_bpe(['to be or not to be'] * 2, vocab_size=258)
@@ -128,6 +136,7 @@ class LibraryTokenizer:
   end_of_text: int
   kind: Literal['bpe', 'tokenizers']
   special_tokens: bool = False
+  special: SpecialTokens = SpecialTokens()
 
   @property
   def vocab_size(self) -> int:
@@ -166,7 +175,7 @@ class LibraryTokenizer:
       }
     if self.special_tokens:
       fields['special_tokens'] = True
-    return json.dumps(fields, sort_keys=True)
+    return json.dumps(fields | _special_fields(self.special), sort_keys=True)
 
 
 @final
@@ -177,10 +186,13 @@ class SentencePieceTokenizer:
   Attributes:
     proto: Bytes of the model file.
     model: The `sentencepiece.SentencePieceProcessor`.
+    special: The tokens that begin and end the texts of a model, as its files
+      state them.
   """
 
   proto: bytes
   model: Any
+  special: SpecialTokens = SpecialTokens()
 
   @property
   def vocab_size(self) -> int:
@@ -190,7 +202,7 @@ class SentencePieceTokenizer:
   @property
   def end_of_text(self) -> int:
     """Id of the end of a sequence."""
-    return self.model.eos_id()
+    return self.special.ends[0] if self.special.ends else self.model.eos_id()
 
   @property
   def fingerprint(self) -> str:
@@ -213,7 +225,14 @@ class SentencePieceTokenizer:
   def to_json(self) -> str:
     """Returns JSON with the model file in base 64."""
     text = base64.b64encode(self.proto).decode('ascii')
-    return json.dumps({'kind': 'sentencepiece', 'model': text})
+    return json.dumps(
+        {'kind': 'sentencepiece', 'model': text} | _special_fields(self.special)
+    )
+
+
+def _special_fields(special: SpecialTokens) -> dict[str, Any]:
+  """Returns the fields of a tokenizer's JSON for its special tokens."""
+  return {} if special == SpecialTokens() else {'special': list(special)}
 
 
 def tokenizer_maker(
@@ -339,11 +358,15 @@ def bpe_from_parts(
   return LibraryTokenizer(tokenizer, vocab[END_OF_TEXT], 'bpe')
 
 
-def library_tokenizer(text: str) -> LibraryTokenizer:
+def library_tokenizer(
+    text: str, special: SpecialTokens = _UNSTATED
+) -> LibraryTokenizer:
   """Builds a tokenizer from the text of a `tokenizer.json`.
 
   Args:
     text: JSON as the library `tokenizers` writes it.
+    special: Special tokens; without ends, the token that ends a document is
+      found by its name.
 
   Returns:
     The tokenizer; it encodes the names of special tokens as text.
@@ -363,9 +386,19 @@ def library_tokenizer(text: str) -> LibraryTokenizer:
   model.encode_special_tokens = True
   model.no_truncation()
   model.no_padding()
+  if special.ends:
+    return LibraryTokenizer(
+        model, special.ends[0], 'tokenizers', special=special
+    )
   for end in _ENDS:
     if model.token_to_id(end) is not None:
-      return LibraryTokenizer(model, model.token_to_id(end), 'tokenizers')
+      logger.warning(
+          'no file of the tokenizer states which token ends a text; %r does, '
+          'by its name', end,
+      )
+      return LibraryTokenizer(
+          model, model.token_to_id(end), 'tokenizers', special=special
+      )
   raise ValueError(
       f'it has none of the tokens {", ".join(_ENDS)} that could end a'
       ' document; add one.'

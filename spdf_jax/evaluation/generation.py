@@ -103,7 +103,7 @@ def generate(
     choose: Choose = greedy,
     key: int | jax.Array = 0,
     max_new_tokens: int,
-    end_of_text: int,
+    end_of_text: int | Sequence[int],
     batch_size: int,
     length: int,
 ) -> list[list[int]]:
@@ -120,7 +120,7 @@ def generate(
     choose: `greedy`, or a function that `sampler` returns.
     key: Seed or typed key for sampling.
     max_new_tokens: Maximum number of tokens to generate for a prompt.
-    end_of_text: Id of the token that ends a row.
+    end_of_text: Id or ids of the tokens that end a row.
     batch_size: Number of prompts in a batch.
     length: Maximum total length of prompt and continuation, in tokens, at most
       the model's `max_length`; a row that reaches it stops.
@@ -153,7 +153,8 @@ def generate(
   ):
     tokens_BxL, cursors_B = decoders.fetch(_extend(
         decoder, choose, batch.prompt_length, params, batch.tokens_BxL,
-        batch.starts_B, batch.stops_B, end_of_text, key, batch.numbers_B,
+        batch.starts_B, batch.stops_B, jnp.atleast_1d(jnp.asarray(end_of_text)),
+        key, batch.numbers_B,
     ))
     for row, number in enumerate(batch.numbers):
       generations[number] = (
@@ -171,7 +172,7 @@ def _extend(
     tokens_BxL: jax.Array,
     starts_B: jax.Array,
     stops_B: jax.Array,
-    end_of_text: jax.Array,
+    ends_E: jax.Array,
     key: jax.Array,
     numbers_B: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
@@ -194,7 +195,7 @@ def _extend(
     next_B = jax.vmap(choose)(step_keys_B, logits_Bx1xV[:, 0])
     # An ended row stops at its cursor, which excludes the end token.
     stops_B = jnp.where(
-        next_B == end_of_text, jnp.minimum(stops_B, cursors_B), stops_B
+        jnp.isin(next_B, ends_E), jnp.minimum(stops_B, cursors_B), stops_B
     )
     # A stopped row writes at its cursor too, but that token is never read.
     tokens_BxL = tokens_BxL.at[rows_B, cursors_B].set(next_B, mode='drop')
@@ -231,7 +232,7 @@ def stream(
     choose: Choose = greedy,
     key: int | jax.Array = 0,
     max_new_tokens: int,
-    end_of_text: int,
+    end_of_text: int | Sequence[int],
     length: int,
 ) -> Iterator[int]:
   """Continues a prompt, and yields every token when it is chosen.
@@ -245,7 +246,7 @@ def stream(
     choose: `greedy`, or a function that `sampler` returns.
     key: Seed or typed key for sampling.
     max_new_tokens: Maximum number of tokens to generate.
-    end_of_text: Id of the token that ends the continuation.
+    end_of_text: Id or ids of the tokens that end the continuation.
     length: Maximum total length of prompt and continuation, in tokens.
 
   Yields:
@@ -273,9 +274,10 @@ def stream(
   key = jax.random.fold_in(key, 0)  # `generate` folds in the prompt's number.
   cache = _fill(decoder, batch.prompt_length, params, batch.tokens_BxL)
   token = jnp.int32(prompt[-1])
+  ends = np.atleast_1d(end_of_text).tolist()
   for cursor in range(batch.starts_B[0], batch.stops_B[0]):
     token, cache = _append(decoder, choose, cache, params, token, cursor, key)
-    if int(token) == end_of_text:
+    if int(token) in ends:
       return
     yield int(token)
 

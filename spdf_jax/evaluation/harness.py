@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 from spdf_jax import extras
+from spdf_jax.data import special_tokens
 from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import generation
 from spdf_jax.evaluation import likelihood
@@ -80,14 +81,21 @@ class _Methods:
     return self.subject.tokenizer.end_of_text
 
   @property
+  def prefix_token_id(self) -> int:
+    return special_tokens.begin_of(self.subject.tokenizer)
+
+  @property
   def tokenizer_name(self) -> str:
     return self.subject.tokenizer.fingerprint
 
   def tok_encode(
       self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
   ) -> list[int]:
-    del add_special_tokens, kwargs
-    return self.subject.tokenizer.encode(string)
+    del kwargs
+    ids = self.subject.tokenizer.encode(string)
+    if add_special_tokens is False:
+      return ids
+    return special_tokens.begun(self.subject.tokenizer, ids)
 
   def _loglikelihood_tokens(
       self, requests: Sequence[Any], **kwargs: Any
@@ -95,7 +103,7 @@ class _Methods:
     del kwargs
     results = self._score([
         # A context may be empty, but a target needs a token before it.
-        Continuation(context or [self.eot_token_id], target)
+        Continuation(context or [self.prefix_token_id], target)
         for _, context, target in requests
     ])
     for (key, _, _), result in zip(requests, results):
@@ -109,7 +117,10 @@ class _Methods:
     del disable_tqdm
     texts = [request.args[0] for request in requests]
     scores = self._score([
-        Continuation([self.eot_token_id], self.tok_encode(text))
+        Continuation(
+            [self.prefix_token_id],
+            self.tok_encode(text, add_special_tokens=False),
+        )
         for text in texts
     ])
     results = [score.log_probability for score in scores]
@@ -175,7 +186,7 @@ class _Methods:
           'prompt and answer; give a task that generates fewer tokens.'
       )
     prompts = [
-        (self.tok_encode(text) or [self.eot_token_id])[-(length - most):]
+        (self.tok_encode(text) or [self.prefix_token_id])[-(length - most):]
         for text in contexts
     ]
     made: list[list[int]] = [[] for _ in prompts]
@@ -188,7 +199,7 @@ class _Methods:
             self.subject.params,
             [prompts[i] + made[i] for i in numbers],
             max_new_tokens=count,
-            end_of_text=self.eot_token_id,
+            end_of_text=special_tokens.special_of(tokenizer).ends,
             batch_size=max(self.subject.batch_tokens // width, 1),
             length=length,
         )

@@ -69,21 +69,39 @@ def read_config(fields: Fields) -> GPTConfig | LlamaConfig:
   return _choice(fields, 'model_type', _READERS)(fields)
 
 
-def read_end_of_text(fields: Fields) -> int | list[int] | None:
-  """Returns the ids that end a text, or `None` if a config.json has none.
+def read_end_of_text(
+    fields: Fields, generation: Fields | None = None
+) -> int | list[int] | None:
+  """Returns the ids that end a text, or `None` if no file has one.
 
   Args:
-    fields: Fields of the file, which `read_config` can read.
+    fields: Fields of config.json, which `read_config` can read.
+    generation: Fields of generation_config.json, which may have more ends.
 
   Returns:
-    One id or a list of them; `None` also if one is not in the vocabulary, as in
-    models with the default ids of transformers and a small vocabulary.
+    One id or a list of them; without those outside the vocabulary, such as the
+    default ids of transformers in models with a small vocabulary.
 
   Example:
     >>> read_end_of_text({'vocab_size': 64, 'eos_token_id': 3})
     3
   """
-  found = fields.get('eos_token_id')
+  found: list[int] = []
+  for ids in (each.get('eos_token_id') for each in (fields, generation or {})):
+    for i in ids if isinstance(ids, list) else [ids]:
+      if _are_tokens(i, fields['vocab_size']) and i not in found:
+        found.append(i)
+  return found[0] if len(found) == 1 else found or None
+
+
+def read_begin_of_text(fields: Fields) -> int | None:
+  """Returns the id that begins a text, or `None` if a config.json has none.
+
+  Example:
+    >>> read_begin_of_text({'vocab_size': 64, 'bos_token_id': 1})
+    1
+  """
+  found = fields.get('bos_token_id')
   return found if _are_tokens(found, fields['vocab_size']) else None
 
 
@@ -91,6 +109,7 @@ def write_config(
     config: GPTConfig | LlamaConfig,
     dtype: str,
     end_of_text: int | list[int] | None = None,
+    begin_of_text: int | None = None,
 ) -> dict[str, Any]:
   """Returns the config.json of a model, for transformers 4 and 5.
 
@@ -100,8 +119,8 @@ def write_config(
     config: Config of the model.
     dtype: Dtype of the tensors in the file, e.g. `'bfloat16'`.
     end_of_text: Id or ids of the tokens that end a text. A single one also
-      begins the texts of GPT-2; those of Llama begin with another token, which
-      our corpora do not have.
+      begins the texts of GPT-2, if they begin with no other.
+    begin_of_text: Id of the token that begins a text; `None`: there is none.
 
   Returns:
     The fields, JSON-able.
@@ -122,10 +141,11 @@ def write_config(
         f'end_of_text is {end_of_text!r}; give ids from 0 to {vocab_size - 1}, '
         'the tokens of the model.'
     )
-  first = None
+  first = begin_of_text
   if isinstance(config, GPTConfig):
     fields = _write_gpt(config)
-    first = end_of_text if isinstance(end_of_text, int) else None
+    if first is None and isinstance(end_of_text, int):
+      first = end_of_text
   else:
     fields = _write_llama(config)
   return fields | dict(

@@ -43,6 +43,7 @@ def save_hf(
     format: str = 'dense',
     vocab_size: int | None = None,
     end_of_text: int | list[int] | None = None,
+    begin_of_text: int | None = None,
     tokenizer: Iterable[str | os.PathLike[str]] | None = None,
 ) -> None:
   """Writes a model that transformers or `load_hf` can read.
@@ -64,6 +65,7 @@ def save_hf(
     end_of_text: Id or ids of the tokens that end a text, for config.json and
       generation_config.json, where other programs look them up; `None`: they
       are not written.
+    begin_of_text: Id of the token that begins a text, if another one.
     tokenizer: Paths of files of a tokenizer, which are copied and replace all
       files of tokenizers in the directory; `None`: those files stay.
 
@@ -85,7 +87,7 @@ def save_hf(
         "format is 'compact' and the model has no mask; use 'dense'."
     )
   config, vocab_size = _cut_config(config, vocab_size)
-  fields = configs.write_config(config, dtype, end_of_text)
+  fields = configs.write_config(config, dtype, end_of_text, begin_of_text)
   shapes = layouts.shapes_of(layouts.abstract_params(config))
   leaves = _leaves(params, vocab_size)
   masks = _leaves({} if mask is None else mask, vocab_size)

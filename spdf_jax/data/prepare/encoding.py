@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from spdf_jax.data import special_tokens
 from spdf_jax.data import token_files
 from spdf_jax.data import tokenizer_files
 from spdf_jax.data.prepare.documents import Piece
@@ -51,6 +52,9 @@ class Encoded(NamedTuple):
 class Encoder:
   """An encoder of batches, which caches the ids of words.
 
+  After a document come its end of text, and the beginning of the next one if
+  the model's texts begin with a token.
+
   Attributes:
     tokenizer: The tokenizer.
   """
@@ -58,7 +62,8 @@ class Encoder:
   def __init__(self, tokenizer: Tokenizer):
     self.tokenizer = tokenizer
     self._dtype = token_files.dtype_of(tokenizer.vocab_size)
-    self._end = np.array([tokenizer.end_of_text], self._dtype).tobytes()
+    between = [tokenizer.end_of_text, *special_tokens.begun(tokenizer, [])]
+    self._end = np.array(between, self._dtype).tobytes()
     self._words = (
         WordCache(tokenizer, self._dtype)
         if isinstance(tokenizer, LibraryTokenizer)

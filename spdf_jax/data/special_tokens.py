@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Special tokens of a model, as its own files state them."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import json
+import logging
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+
+logger = logging.getLogger('spdf_jax')
+
+
+class SpecialTokens(NamedTuple):
+  """The tokens that begin and end the texts of a model."""
+
+  begin: int | None = None
+  """Id of the beginning of a text; `None`: the end of text before it."""
+
+  adds_begin: bool = False
+  """Whether every text begins with it."""
+
+  ends: tuple[int, ...] = ()
+  """Ids that end a text; empty: the tokenizer's `end_of_text` alone."""
+
+
+def special_of(tokenizer: Any) -> SpecialTokens:
+  """Returns the special tokens of a tokenizer, with all its ends.
+
+  Example:
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> special_of(ByteTokenizer())
+    SpecialTokens(begin=None, adds_begin=False, ends=(256,))
+  """
+  found = getattr(tokenizer, 'special', SpecialTokens())
+  return found._replace(ends=found.ends or (tokenizer.end_of_text,))
+
+
+def begin_of(tokenizer: Any) -> int:
+  """Returns the token before a text: its beginning, else the end of text."""
+  begin = special_of(tokenizer).begin
+  return tokenizer.end_of_text if begin is None else begin
+
+
+def begun(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+  """Returns a text's ids after the beginning of text, if the model has it.
+
+  Example:
+    >>> from spdf_jax.data import ByteTokenizer
+    >>> begun(ByteTokenizer(), [97])
+    [97]
+  """
+  special = special_of(tokenizer)
+  return [special.begin, *ids] if special.adds_begin else list(ids)
+
+
+def read_special_tokens(
+    folder: Path,
+    id_of: Callable[[str], int | None],
+    vocab_size: int,
+    default: SpecialTokens,
+) -> SpecialTokens:
+  """Reads special tokens from the files beside a tokenizer.
+
+  Tokens of the tokenizer's files come first, then those of the model's config
+  and of its generation config; ids outside the vocabulary are left out, such as
+  the default ids of transformers in a model with a small vocabulary.
+
+  Args:
+    folder: Folder with `tokenizer.json`, `tokenizer_config.json`,
+      `special_tokens_map.json`, `config.json` and `generation_config.json`, of
+      which any may be missing.
+    id_of: Function from a token to its id; `None`: it is not in the vocabulary.
+    vocab_size: Number of ids.
+    default: What the tokenizer itself states.
+
+  Returns:
+    The special tokens; fields that no file states are those of `default`.
+
+  Raises:
+    ValueError: a file is not a JSON object.
+
+  Example:
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / 'config.json').write_text(
+    ...     '{"bos_token_id": 1, "eos_token_id": [2, 3]}')
+    >>> read_special_tokens(folder, {}.get, 8, SpecialTokens())
+    SpecialTokens(begin=1, adds_begin=False, ends=(2, 3))
+  """
+  read = lambda name: _read_object(folder / name)
+  settings = read('tokenizer_config.json')
+  named = read('special_tokens_map.json')
+  config, generation = read('config.json'), read('generation_config.json')
+  inside = lambda ids: [i for i in ids if 0 <= i < vocab_size]
+
+  def tokens(name):
+    for fields in (settings, named):
+      text = _text_of(fields.get(f'{name}_token'))
+      found = None if text is None else id_of(text)
+      if found is not None:
+        return [found]
+    return []
+
+  stated = [
+      _ids_of(fields.get(f'{name}_token_id'))
+      for fields in (config, generation) for name in ('bos', 'eos')
+  ]
+  begins = inside([*tokens('bos'), *stated[0], *stated[2]])
+  ends = inside([*tokens('eos'), *stated[1], *stated[3]])
+  template = template_begin(read('tokenizer.json').get('post_processor'))
+  if template is not None:
+    begins = [template, *begins]
+  begin = begins[0] if begins else default.begin
+  adds = template is not None or default.adds_begin
+  if 'add_bos_token' in settings and _is_llama(settings, config):
+    adds = bool(settings['add_bos_token'])
+  if len(set(inside(tokens('eos') or ends))) == 1 and len(set(ends)) > 1:
+    logger.info('texts of %s end with any of the tokens %s', folder, ends)
+  return SpecialTokens(
+      begin,
+      adds and begin is not None,
+      tuple(dict.fromkeys(ends)) or default.ends,
+  )
+
+
+def _read_object(path: Path) -> Mapping[str, Any]:
+  if not path.is_file():
+    return {}
+  fields = json.loads(path.read_bytes())
+  if not isinstance(fields, dict):
+    raise ValueError(f'{path.name} is not a JSON object')
+  return fields
+
+
+def _text_of(token: Any) -> str | None:
+  """Returns the text of a token, which may be an object with its content."""
+  if isinstance(token, Mapping):
+    token = token.get('content')
+  return token if isinstance(token, str) else None
+
+
+def _ids_of(value: Any) -> list[int]:
+  values = value if isinstance(value, list) else [value]
+  return [x for x in values if isinstance(x, int) and not isinstance(x, bool)]
+
+
+def _is_llama(settings: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+  """Returns whether transformers applies `add_bos_token` to the tokenizer."""
+  kind = str(settings.get('tokenizer_class', config.get('model_type', '')))
+  return any(x in kind.lower() for x in ('llama', 'gemma', 'mistral'))
+
+
+def template_begin(post: Any) -> int | None:
+  """Returns the token that a post-processor of `tokenizers` begins with."""
+  for each in _processors(post):
+    if each.get('type') == 'TemplateProcessing':
+      first = (each.get('single') or [{}])[0].get('SpecialToken')
+      known = each.get('special_tokens', {})
+      if first and first.get('id') in known:
+        return known[first['id']]['ids'][0]
+    elif each.get('type') in ('BertProcessing', 'RobertaProcessing'):
+      return each['cls'][1]
+  return None
+
+
+def _processors(post: Any) -> Iterator[Mapping[str, Any]]:
+  if isinstance(post, Mapping):
+    if post.get('type') == 'Sequence':
+      for each in post.get('processors', ()):
+        yield from _processors(each)
+    else:
+      yield post
