@@ -17,6 +17,7 @@ from text_files import write_json_lines
 from spdf_jax import data
 from spdf_jax.data.corpora import SPLITS
 from spdf_jax.data.prepare import files as preparation
+from spdf_jax.data.prepare.documents import read_tokens
 
 TOKENIZER = data.train_bpe(TEXTS, 300)
 SHARES = dict(validation=0.2, test=0.2)
@@ -94,7 +95,7 @@ def test_tokens_outside_of_the_vocabulary_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r'token id 999, outside .*\[0, 257\)'):
     prepare(path, tmp_path / 'out')
   path.write_bytes(b'abc')
-  with pytest.raises(ValueError, match='odd number of bytes'):
+  with pytest.raises(ValueError, match='does not hold whole ids of uint16'):
     prepare(path, tmp_path / 'other')
 
 
@@ -260,3 +261,48 @@ def test_bad_arguments_get_one_sentence(lines, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
       prepare(**arguments)
     assert '\n' not in str(caught.value)
+
+
+def test_one_text_file_is_cut_so_that_some_of_it_validates(tmp_path):
+  text = ''.join(f'Line {i} of the play.\n' for i in range(4000))
+  (tmp_path / 'input.txt').write_text(text)
+  corpus = data.prepare_files(
+      tmp_path / 'input.txt', tokenizer='bytes', output=tmp_path / 'a',
+      validation=0.1, test=0.1,
+  )
+  parts = {
+      split: bytes(i for i in np.asarray(x.tokens).tolist() if i < 256)
+      for split, x in (('train', corpus.train),
+                       ('validation', corpus.validation), ('test', corpus.test))
+  }
+  assert sum(map(len, parts.values())) == len(text)
+  assert len(parts['train']) > 0.6 * len(text)
+  for part in parts.values():
+    assert part and part.endswith(b'\n') and part.startswith(b'Line ')
+
+
+@pytest.mark.parametrize('header, dtype', [
+    (None, '<u2'), (20240520, '<u2'), (20240801, '<u4'),
+])
+def test_token_files_of_nanogpt_and_llm_c_are_read(header, dtype, tmp_path):
+  ids = np.tile(np.r_[np.arange(200), 256], 40).astype(dtype)
+  start = b'' if header is None else np.r_[
+      header, 1, ids.size, np.zeros(253, int)
+  ].astype('<i4').tobytes()
+  (tmp_path / 'train.bin').write_bytes(start + ids.tobytes())
+  found = list(read_tokens(tmp_path / 'train.bin', 256, 257))
+  assert len(found) == 40
+  for piece in found:
+    assert piece.content.tolist() == list(range(200))
+
+
+def test_ids_of_another_width_are_refused(tmp_path):
+  path = tmp_path / 'train.bin'
+  path.write_bytes(np.arange(300, dtype='<u4').tobytes())
+  with pytest.raises(ValueError, match='every second uint16 of .* is 0'):
+    list(read_tokens(path, 256, 257))
+  wide = list(read_tokens(path, 256, 70_000))
+  assert sum(piece.content.size for piece in wide) == 299
+  path.write_bytes(b'abc')
+  with pytest.raises(ValueError, match='does not hold whole ids of uint16'):
+    list(read_tokens(path, 256, 257))

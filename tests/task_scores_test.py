@@ -218,7 +218,7 @@ def test_answers_of_hu2021_end_at_a_token_of_a_blank_line(
     settings = sheets.Settings(max_new_tokens=4)
     task_scores.answer(one, ['a'], settings)
   (blank_line,) = tokenizer.encode('\n\n')
-  assert ends == [256, [tokenizer.end_of_text, blank_line]]
+  assert ends == [(256,), [tokenizer.end_of_text, blank_line]]
 
 
 def run_command(folder, tasks, output):

@@ -70,7 +70,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
   )
   changes = run.plan.update_steps
   hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
-  phases = []
+  phases: list[dict[str, Any]] = []
   for phase, spans in zip(run.plan.phases, found):
     start = spans[0].start
     flops = sum(s.steps * s.cost_per_step for s in spans)

@@ -54,7 +54,7 @@ def begun(tokenizer: Any, ids: Sequence[int]) -> list[int]:
     [97]
   """
   special = special_of(tokenizer)
-  return [special.begin, *ids] if special.adds_begin else list(ids)
+  return [begin_of(tokenizer), *ids] if special.adds_begin else list(ids)
 
 
 def read_special_tokens(

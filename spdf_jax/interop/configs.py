@@ -86,7 +86,7 @@ def read_end_of_text(
     >>> read_end_of_text({'vocab_size': 64, 'eos_token_id': 3})
     3
   """
-  found: list[int] = []
+  found: list[Any] = []
   for ids in (each.get('eos_token_id') for each in (fields, generation or {})):
     for i in ids if isinstance(ids, list) else [ids]:
       if _are_tokens(i, fields['vocab_size']) and i not in found:

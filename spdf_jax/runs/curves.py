@@ -201,9 +201,10 @@ def losses_at_equal(
   if not most >= max(amounts[0] for amounts, _ in curves):
     return None
   if max(ends) <= _EQUAL * most:
-    return Comparison(float(most), *(float(x[-1]) for _, x in curves), None)
+    final = [float(values[-1]) for _, values in curves]
+    return Comparison(float(most), final[0], final[1], None)
   losses = [
       float(np.interp(np.log(most), np.log(amounts), values))
       for amounts, values in curves
   ]
-  return Comparison(float(most), *losses, int(np.argmax(ends)))
+  return Comparison(float(most), losses[0], losses[1], int(np.argmax(ends)))

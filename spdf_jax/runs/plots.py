@@ -162,7 +162,8 @@ def _plot_loss_over(
 ) -> Any:
   figure = style.new_figure(7, 4.2)
   ax = figure.subplots()
-  ends, rings = [], []
+  ends: list[Any] = []
+  rings: list[Any] = []
   for index, (label, run) in enumerate(runs.items()):
     look = style.line_style(index)
     color = look['color']

@@ -126,13 +126,15 @@ def per_head(path: str, leaf: Any) -> Axes:
 
 def _among_siblings(named: Sequence[tuple[str, Any]]) -> Selector:
   """Returns `per_head` for leaves whose siblings are known."""
-  modules = collections.defaultdict(dict)
+  modules: dict[tuple[str, ...], dict[str, Any]] = (
+      collections.defaultdict(dict)
+  )
   for path, leaf in named:
     if _may_have_heads(path, leaf):
       parts = path.split('/')
       depth = 2 if parts[-1] in _ARRAYS and len(parts) > 1 else 1
       modules[tuple(parts[:-depth])][path] = leaf
-  is_output = {}
+  is_output: dict[str, bool] = {}
   for kernels in modules.values():
     is_output |= _projections(kernels)
 

@@ -143,10 +143,10 @@ def sparsify(
     chosen = selection.selected(params, params, axes)
     mask = trees.auto_axes(first_mask, chosen)(key, chosen)
     algorithm_state: Any = ()
-    if algorithm.init_state is not None:
+    init_state = algorithm.init_state
+    if init_state is not None:
       algorithm_state = _map_state(
-          lambda _, *given: algorithm.init_state(*given), axes, params,
-          {}, mask, chosen,
+          lambda _, *given: init_state(*given), axes, params, {}, mask, chosen
       )
     return SparsifyState(
         count=jnp.zeros([], jnp.int32),

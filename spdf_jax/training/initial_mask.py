@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import optax
 
+from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
@@ -161,8 +162,9 @@ def first_init(
   """
   name = plan.phases[0].initial_mask
   if not name and are_trained and prunes_by_magnitude(plan):
-    by_magnitude = functools.partial(plan.algorithm.mask_by, masks.magnitude)
-    return lambda key, params, sparsities: by_magnitude(key, params)
+    return lambda key, params, sparsities: algorithm.mask_by(
+        plan.algorithm, masks.magnitude, key, params
+    )
   if not name:
     return None
   if name in SALIENCIES:

@@ -20,6 +20,9 @@ import numpy as np
 
 from spdf_jax import extras
 
+# First integers of the files of token ids of llm.c, and their widths.
+_LLM_C = {20240520: '<u2', 20240801: '<u4'}
+_LLM_C_HEADER = 1024  # bytes
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
 _LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
 _FEW = 1000  # Documents before the share of faults is checked.
@@ -234,11 +237,13 @@ def read_json_lines(
           yield Skipped('not a JSON object', where)
 
 
-def read_text(path: Path) -> Iterator[Piece | Skipped]:
+def read_text(path: Path, cut: bool = False) -> Iterator[Piece | Skipped]:
   """Reads a file as one document, in pieces.
 
   Args:
     path: File of text, which may be compressed.
+    cut: Whether every piece is a document of its own: some 200 of them, at
+      most, that end with a line.
 
   Yields:
     Pieces, or one skipped document.
@@ -250,15 +255,18 @@ def read_text(path: Path) -> Iterator[Piece | Skipped]:
   if fault:
     yield Skipped(fault, str(path))
     return
+  size = _PIECE
+  if cut:
+    size = min(max(path.stat().st_size // 200, 1 << 10), _PIECE)
   with _opened(path) as binary:
     file = io.TextIOWrapper(binary, encoding='utf-8-sig', newline='')
     held = ''
-    while chunk := file.read(_PIECE):
+    while chunk := file.read(size):
       held += chunk
-      cut = _last_cut(held)
-      if len(held) > _PIECE and cut:
-        yield Piece(held[:cut], last=False)
-        held = held[cut:]
+      place = cut and held.rfind('\n') + 1 or _last_cut(held)
+      if len(held) > size and place:
+        yield Piece(held[:place], last=cut)
+        held = held[place:]
     yield Piece(held)
 
 
@@ -289,29 +297,30 @@ def _fault_of_text(path: Path) -> str | None:
 
 
 def read_tokens(
-    path: Path, end_of_text: int | None
+    path: Path, end_of_text: int | None, vocab_size: int = 1
 ) -> Iterator[Piece | Skipped]:
-  """Reads a file of token ids (uint16) of nanoGPT.
+  """Reads a file of token ids of nanoGPT or llm.c.
+
+  Those of nanoGPT are uint16, or uint32 if the vocabulary needs it; those of
+  llm.c have a header that states it.
 
   Args:
     path: The file.
     end_of_text: Id that ends documents.
+    vocab_size: Number of ids of the tokenizer.
 
   Yields:
     Pieces of token ids, and skipped documents.
 
   Raises:
-    ValueError: the file holds an odd number of bytes.
+    ValueError: the file does not hold whole ids, or its ids have another width.
   """
-  if path.stat().st_size % 2:
-    raise ValueError(
-        f'{path} has an odd number of bytes, so it does not hold uint16 token'
-        ' ids; it is truncated or of another format.'
-    )
+  dtype, start = _width_of(path, vocab_size)
   held, begun = None, False
   with path.open('rb') as file:
-    while chunk := file.read(2 * _PIECE):
-      ids = np.frombuffer(chunk, '<u2')
+    file.seek(start)
+    while chunk := file.read(dtype.itemsize * _PIECE):
+      ids = np.frombuffer(chunk, dtype)
       parts = np.split(ids, np.nonzero(ids == end_of_text)[0] + 1)
       for part in parts:
         if not part.size:
@@ -330,6 +339,31 @@ def read_tokens(
           held, begun = None, False
   if held is not None:
     yield Piece(held)
+
+
+def _width_of(path: Path, vocab_size: int) -> tuple[np.dtype, int]:
+  """Returns the dtype of a file of token ids, and where they begin."""
+  with path.open('rb') as file:
+    first = file.read(1 << 16)
+  magic = int.from_bytes(first[:4], 'little')
+  start = _LLM_C_HEADER if magic in _LLM_C else 0
+  width = _LLM_C.get(magic) or ('<u2' if vocab_size <= 1 << 16 else '<u4')
+  dtype = np.dtype(width)
+  if (path.stat().st_size - start) % dtype.itemsize:
+    raise ValueError(
+        f'{path} does not hold whole ids of {dtype.name}; it is truncated or '
+        'of another format.'
+    )
+  pairs = np.frombuffer(first[:len(first) // 4 * 4], '<u2').reshape(-1, 2)
+  if width == '<u2' and not start and len(pairs) > 1 and (
+      not pairs[:, 1].any() and pairs[:, 0].any()
+  ):
+    raise ValueError(
+        f'every second uint16 of {path} is 0, so its ids are uint32, and the '
+        f'vocabulary of {vocab_size:,} needs uint16; write them so: '
+        "numpy.fromfile(path, '<u4').astype('<u2').tofile(path)."
+    )
+  return dtype, start
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:

@@ -32,6 +32,7 @@ from spdf_jax.data.tokenizers import Tokenizer
 from spdf_jax.files import refuse_url
 
 _RECIPE_VERSION = 2
+Read = Callable[..., Iterator[documents.Piece | Skipped]]
 _BATCH = 1 << 20  # Characters encoded together.
 _SAVE_EVERY = 1 << 26  # Bytes of text between states on disk.
 _LEARN_FROM = 10**8  # Characters that a tokenizer is learned on.
@@ -200,18 +201,23 @@ def _tokenize(
     work.state['max_faults'] = max_faults
     sizes = [inputs.size_of(file) for file in files]
     spans = shards.spans_of(files, sizes, shard)
-  assigned = _choose_splits(files, root, field, validation, test)
+  # One text has no documents to validate on unless it is cut.
+  cut = len(files) == 1 and inputs.is_text(files[0])
+  read = functools.partial(inputs.read_documents, field=field, cut=cut)
+  assigned = _choose_splits(files, root, read, validation, test)
 
   def make():
-    made = _make_tokenizer(tokenizer, files, field, assigned)
+    made = _make_tokenizer(tokenizer, files, read, assigned)
     return tokenizers.with_special_tokens(made) if special_tokens else made
 
   encoder = work.tokenizer(make)
-  end = encoder.end_of_text
+  read = functools.partial(
+      read, end_of_text=encoder.end_of_text, vocab_size=encoder.vocab_size
+  )
   started = last_saved = time.monotonic()
   unsaved = 0
   batches = _batches(
-      spans, field, end, assigned, max_faults, work.state['position'],
+      spans, read, assigned, max_faults, work.state['position'],
       whole=shard is None,
   )
   for batch, encoded in encoding.encode_batches(
@@ -269,13 +275,12 @@ def _identify(tokenizer: str | os.PathLike[str], special_tokens: bool) -> str:
 
 
 def _choose_splits(
-    files: list[Path], root: Path, field: str, validation: float, test: float
+    files: list[Path], root: Path, read: Read, validation: float, test: float
 ) -> splits.Splits:
   small = (
       all(file.is_file() and file.suffix != '.bin' for file in files)
       and sum(file.stat().st_size for file in files) <= _SMALL
   )
-  read = functools.partial(inputs.read_documents, field=field)
   named = splits.name_splits(files, root) if root not in files else {}
   return splits.choose_splits(
       files, named, read if small else None, validation=validation, test=test
@@ -285,7 +290,7 @@ def _choose_splits(
 def _make_tokenizer(
     tokenizer: str | os.PathLike[str],
     files: Sequence[Path],
-    field: str,
+    read: Read,
     assigned: splits.Splits,
 ) -> Tokenizer:
   make = tokenizers.tokenizer_maker(str(tokenizer))
@@ -295,7 +300,7 @@ def _make_tokenizer(
   def texts() -> Iterator[str]:
     seen, split = 0, None
     for file in files:
-      for item in inputs.read_documents(file, field=field):
+      for item in read(file):
         if not isinstance(item, documents.Piece):
           continue
         if not isinstance(item.content, str):
@@ -317,8 +322,7 @@ def _make_tokenizer(
 
 def _batches(
     spans: Sequence[FilePart],
-    field: str,
-    end: int,
+    read: Read,
     assigned: splits.Splits,
     max_faults: float,
     position: Mapping[str, Any],
@@ -332,9 +336,7 @@ def _batches(
   for number in range(position['file'], len(spans)):
     already = position['items'] if number == position['file'] else 0
     file, start, stop = spans[number]
-    items = inputs.read_documents(
-        file, field=field, end_of_text=end, start=start, stop=stop
-    )
+    items = read(file, start=start, stop=stop)
     for taken, item in enumerate(items, start=1):
       if taken <= already:
         continue

@@ -157,20 +157,24 @@ def read_documents(
     *,
     field: str = 'text',
     end_of_text: int | None = None,
+    vocab_size: int = 1,
+    cut: bool = False,
     start: int = 0,
     stop: int | None = None,
 ) -> Iterator[Piece | Skipped]:
   """Reads the documents of one file.
 
   A text file is one document. In JSON lines, Parquet and Hugging Face datasets,
-  a document is the field of a line or row; in a `.bin` of nanoGPT (uint16 ids)
-  it extends to the next end of text. Text and JSON lines may be compressed, as
+  a document is the field of a line or row; in a `.bin` of nanoGPT or llm.c it
+  extends to the next end of text. Text and JSON lines may be compressed, as
   `.gz` or `.zst`. Lines above 64 MiB are skipped.
 
   Args:
     path: A file, the folder of a dataset, or a path of `list_inputs`.
     field: Name of the field or column with the text.
     end_of_text: Id that ends documents in a `.bin`.
+    vocab_size: Number of ids of the tokenizer of a `.bin`.
+    cut: Whether a text file is cut into documents, see `documents.read_text`.
     start: Byte of a `.jsonl` from which lines are read, see `FilePart`.
     stop: Byte from which no line is read; `None`: the end of the file.
 
@@ -202,9 +206,9 @@ def read_documents(
     return
   read = names.lookup('kind of file', _suffix(path), _READERS)
   if read is documents.read_tokens:
-    yield from documents.read_tokens(path, end_of_text)
+    yield from documents.read_tokens(path, end_of_text, vocab_size)
   elif read is documents.read_text:
-    yield from documents.read_text(path)
+    yield from documents.read_text(path, cut)
   elif read is documents.read_json_lines:
     yield from documents.read_json_lines(path, field, start, stop)
   else:
@@ -302,6 +306,11 @@ def _wording(
       'give hf:PATH or hf:PATH,CONFIG of a dataset, or the URL of a file, that'
       ' can be reached, or download the files.',
   )
+
+
+def is_text(path: Path) -> bool:
+  """Returns whether a file is text, which is one document."""
+  return _READERS.get(_suffix(path)) is documents.read_text
 
 
 _Reader = Callable[..., Iterator[Piece | Skipped]]
