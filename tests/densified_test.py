@@ -135,9 +135,9 @@ def test_only_masks_and_moments_change(moments, sparse, tmp_path):
     (dict(phases__pretrain__weight_decay=0.2),
      'phases.pretrain.weight_decay was 0.1 and is 0.2'),
     (dict(phases__continuation__algorithm=static(0.5)),
-     "made dense and phase 'continuation', which would resume from it, has "),
+     "was densified, and phase 'continuation', which would resume"),
     (dict(phases__continuation__algorithm=static(0.75)),
-     "made dense and phase 'continuation', which would resume from it, has "),
+     "was densified, and phase 'continuation', which would resume"),
     (dict(phases__continuation__learning_rate__schedule='continue'),
      "phases.continuation.batch_size was 'absent' and is 4"),
 ])

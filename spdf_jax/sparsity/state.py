@@ -76,7 +76,8 @@ def stored_mask(opt_state: PyTree) -> PyTree:
     >>> import spdf_jax as spdf
     >>> params = {'w': jnp.ones((4, 4))}
     >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
-    >>> _, state = spdf.pack_state(params, tx.init(params))
+    >>> from spdf_jax.sparsity import storage
+    >>> _, state = storage.pack_state(params, tx.init(params))
     >>> stored_mask(state)['w'].bits.shape
     (4, 1)
   """

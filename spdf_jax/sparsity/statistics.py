@@ -107,16 +107,10 @@ def summarize(
   has_state = any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
   mask = state.get_mask(opt_state) if has_state else opt_state
   stacks = _stacks(mask, params, where)
-  # Sums columns on the devices, so that only counts are copied to the host.
   layers = {
-      name: LayerSparsity(int(kept), stack.shape[1] * stack.shape[2])
+      name: LayerSparsity(kept, stack.shape[1] * stack.shape[2])
       for path, stack in stacks
-      for name, kept in _numbered(
-          path,
-          np.asarray(jnp.sum(stack, axis=1, dtype=jnp.uint32)).sum(
-              axis=-1, dtype=np.int64
-          ),
-      )
+      for name, kept in _numbered(path, _count(stack))
   }
   sizes = [int(np.prod(p.shape)) for p in jax.tree.leaves(params)]
   return Summary(layers, sum(sizes))
@@ -223,7 +217,18 @@ def _stacks(
   ]
 
 
-def _numbered(path: str, stack: np.ndarray) -> Iterator[tuple[str, Any]]:
+def _count(stack: jax.Array) -> list[int]:
+  """Counts the kept weights of every layer, of which there may be over 2^32."""
+  # Summed on the devices, so that only counts are copied to the host.
+  columns = jnp.sum(stack, axis=1, dtype=jnp.uint32)
+  high, low = (
+      np.asarray(jnp.sum(x, axis=1, dtype=jnp.uint32))
+      for x in (columns >> 16, columns & 0xFFFF)
+  )
+  return [(int(h) << 16) + int(n) for h, n in zip(high, low)]
+
+
+def _numbered(path: str, stack: Any) -> Iterator[tuple[str, Any]]:
   """Yields the name and the entry of each layer of a stack."""
   for i, layer in enumerate(stack):
     yield path + (f'[{i}]' if len(stack) > 1 else ''), layer
