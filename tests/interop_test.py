@@ -647,3 +647,44 @@ def test_an_end_of_text_outside_the_vocabulary_is_refused(end, tmp_path):
   )
   fields = {'vocab_size': 23, 'eos_token_id': end}
   assert configs.read_end_of_text(fields) is None
+
+
+@pytest.mark.parametrize('form', ['torch', 'buffer', 'nan'])
+@pytest.mark.parametrize('name', ['gpt', 'llama'])
+def test_masks_of_other_programs_are_read(form, name, tmp_path):
+  config = {'gpt': GPT, 'llama': LLAMA}[name]
+  params = make_params(config)
+  mask = make_mask(params)
+  interop.save_hf(tmp_path / 'ours', config, masked(params, mask), mask)
+  want = interop.load_hf(tmp_path / 'ours')
+  weights = safetensors.load_file(tmp_path / 'ours/model.safetensors')
+  kept = safetensors.load_file(tmp_path / 'ours/masks.safetensors')
+  theirs = {}
+  for key, w in weights.items():
+    m = kept.get(key)
+    if m is None:
+      theirs[key] = w
+    elif form == 'nan':
+      theirs[key] = np.where(m, w, np.float32(np.nan))
+    else:
+      theirs[key + ('_orig' if form == 'torch' else '')] = (
+          np.where(m, w, np.float32(7)) if form == 'torch' else w
+      )
+      theirs[key + '_mask'] = m.astype(np.float32)
+  (tmp_path / 'theirs').mkdir()
+  shutil.copy(tmp_path / 'ours/config.json', tmp_path / 'theirs')
+  safetensors.save_file(theirs, tmp_path / 'theirs/model.safetensors')
+  found = interop.load_hf(tmp_path / 'theirs')
+  assert_same_bits(found.params, want.params)
+  assert_same_bits(found.mask, want.mask)
+
+
+def test_a_few_nan_are_damage_and_no_mask(gpt_dir):
+  path = gpt_dir / 'model.safetensors'
+  weights = safetensors.load_file(path)
+  key = 'transformer.h.0.mlp.c_fc.weight'
+  weights[key] = weights[key].copy()
+  weights[key][0, 0] = np.nan
+  safetensors.save_file(weights, path)
+  with pytest.raises(ValueError, match='that are not finite; fetch the file'):
+    interop.load_hf(gpt_dir)

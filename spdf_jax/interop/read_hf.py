@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import re
@@ -28,6 +29,10 @@ PyTree = Any
 Arrays = dict[str, np.ndarray]
 Stored = dict[str, tensors.StoredTensor]
 
+logger = logging.getLogger('spdf_jax')
+
+_MASK, _ORIG = '_mask', '_orig'  # Ends of names of masks and weights.
+_NAN_SHARE = 0.01  # Least share of NaN that are pruned weights.
 _BUFFERS = re.compile(r'\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$')
 """Names of buffers, which older files contain besides weights."""
 
@@ -53,7 +58,9 @@ def load_hf(
   Args:
     directory: Directory with config.json and weights: `model.safetensors`,
       `model.compact.safetensors`, `pytorch_model.bin` (which needs torch), or
-      shards and their index; in float32, float16 or bfloat16.
+      shards and their index; in float32, float16 or bfloat16. Masks of other
+      programs are read too: `weight_mask` beside `weight` or `weight_orig`, and
+      NaN in place of pruned weights.
     allow_non_finite: Whether weights may be infinite or NaN.
 
   Returns:
@@ -83,6 +90,7 @@ def load_hf(
   layout = layouts.tensors_of(config)
   names = {tensor.name for tensor in layout}
   is_compact = weights.name == tensors.COMPACT
+  stored, foreign = _without_masks(stored)
   there = stored.keys() - ({layouts.HEAD} - names)
   if is_compact:
     there = tensors.names_of(there)
@@ -90,7 +98,7 @@ def load_hf(
   params = layouts.abstract_params(config)
   shapes = layouts.shapes_of(params)
   expected = {tensor.name: tensor.shape(shapes) for tensor in layout}
-  found = _read(stored, allow_non_finite)
+  found, pruned = _read_pruned(stored, foreign, allow_non_finite)
   masks: Arrays = {}
   with _naming(weights):
     if is_compact:
@@ -99,7 +107,10 @@ def load_hf(
     found = _as_float32(found)
   layouts.refuse_other_shapes(str(weights), layouts.shapes_of(found), expected)
   path = weights.parent / tensors.MASKS
-  if path.exists() and not is_compact:
+  if pruned:
+    masks = pruned
+    layouts.check_masks(str(weights), masks, expected)
+  elif path.exists() and not is_compact:
     masks = tensors.read_tensors(path)
     layouts.check_masks(str(path), masks, expected)
     layouts.refuse_pruned_weights(str(path), found, masks)
@@ -280,6 +291,57 @@ def _read(stored: Stored, allow_non_finite: bool) -> Arrays:
           'the file again, or import it with allow_non_finite.'
       )
   return found
+
+
+def _without_masks(stored: Stored) -> tuple[Stored, Stored]:
+  """Separates weights from the masks that other programs store beside them.
+
+  `torch.nn.utils.prune` stores `weight_orig` and `weight_mask`, others `weight`
+  and `weight_mask`.
+  """
+  base = lambda name: name.removesuffix(_MASK).removesuffix(_ORIG)
+  weights = {base(name): x for name, x in stored.items() if name[-5:] != _MASK}
+  masks = {
+      base(name): x for name, x in stored.items()
+      if name.endswith(_MASK) and base(name) in weights
+  }
+  return {
+      base(name) if base(name) in masks else name: x
+      for name, x in stored.items()
+      if not (name.endswith(_MASK) and base(name) in masks)
+  }, masks
+
+
+def _read_pruned(
+    stored: Stored, masks: Stored, allow_non_finite: bool
+) -> tuple[Arrays, Arrays]:
+  """Reads tensors, and the masks that are stored beside or as NaN in them."""
+  found, kept = {}, {}
+  for name, tensor in stored.items():
+    x = tensor.read()
+    if name in masks:
+      kept[name] = masks[name].read().astype(bool)
+      if kept[name].shape != x.shape:
+        raise ValueError(
+            f'{tensor.path} has a mask of shape {kept[name].shape} for '
+            f'{name!r} of shape {x.shape}; save both again.'
+        )
+    elif x.ndim == 2 and np.isnan(x).mean() >= _NAN_SHARE:
+      kept[name] = ~np.isnan(x)  # As checkpoints of Cerebras store them.
+    if name in kept:
+      x = np.where(kept[name], x, np.zeros_like(x))
+    if not allow_non_finite and not np.isfinite(x).all():
+      raise ValueError(
+          f'{tensor.path} has weights in {name!r} that are not finite; fetch '
+          'the file again, or import it with allow_non_finite.'
+      )
+    found[name] = x
+  if kept:
+    logger.info(
+        'the masks of %d tensors are those stored beside them, or their NaN',
+        len(kept),
+    )
+  return found, kept
 
 
 def _normalized(found: Stored, config: GPTConfig | LlamaConfig) -> Stored:
