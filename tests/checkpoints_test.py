@@ -1,9 +1,11 @@
 """Checkpoints are restored bit for bit, or refused in one sentence."""
 
 import collections
+import errno
 import json
 import logging
 import pathlib
+import re
 import shutil
 from typing import Any
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from tiny_run import make_run
 import spdf_jax as spdf
 from spdf_jax.files import seal
 from spdf_jax.sparsity.trees import by_name
+from spdf_jax.training import checkpoints
 from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import read_params
@@ -287,6 +290,34 @@ def test_a_run_without_any_readable_checkpoint_is_refused(workdir):
   with pytest.raises(ValueError, match=message):
     make_run().open(workdir)
   assert steps_in(workdir, 'damaged_checkpoints') == [5, 10, 12, 14]
+  rows = (workdir / 'metrics.jsonl').read_text()
+  with pytest.raises(ValueError, match='has no checkpoint, and .* has those'):
+    make_run().open(workdir)
+  assert (workdir / 'metrics.jsonl').read_text() == rows
+
+
+@pytest.mark.parametrize('fault', [
+    MemoryError('no memory'), OSError(errno.EIO, 'Input/output error'),
+    OSError(errno.ESTALE, 'Stale file handle'), TimeoutError('timed out'),
+    RuntimeError('RESOURCE_EXHAUSTED: Out of memory while allocating'),
+    ValueError('anything about a sound checkpoint'),
+], ids=lambda fault: type(fault).__name__)
+def test_a_fault_that_passes_moves_no_checkpoint(
+    fault, trained, workdir, monkeypatch
+):
+  def fail(*args, **kwargs):
+    raise fault
+
+  rows = (workdir / 'metrics.jsonl').read_text()
+  with monkeypatch.context() as patched:
+    patched.setattr(checkpoints, 'read_checkpoint', fail)
+    for _ in range(2):
+      with pytest.raises(type(fault), match=re.escape(str(fault))):
+        make_run().open(workdir)
+  assert steps_in(workdir) == [5, 10, 12, 14]
+  assert not (workdir / 'damaged_checkpoints').exists()
+  assert (workdir / 'metrics.jsonl').read_text() == rows
+  assert_same_arrays(make_run().open(workdir).state, trained[1])
 
 
 def test_too_little_free_space_is_refused_before_anything_is_written(

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import pathlib
+import re
 from typing import Any
 import warnings
 
@@ -162,6 +163,47 @@ def verify_checkpoint(checkpoint: pathlib.Path) -> int:
         'use another checkpoint.'
     )
   return len(saved)
+
+
+# Messages of faults of devices and file systems, which may pass.
+_PASSING = re.compile(
+    'RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|out of memory'
+    '|Input/output error|Stale file handle|timed out|Cannot allocate memory'
+    '|Too many open files|Permission denied|Transport endpoint', re.I,
+)
+
+
+def is_damaged(checkpoint: pathlib.Path, error: BaseException) -> bool:
+  """Returns whether a checkpoint that cannot be restored is damaged.
+
+  Args:
+    checkpoint: Directory of the checkpoint.
+    error: Error of its restore.
+
+  Returns:
+    `False` if the error is one that may pass, or if all files are what was
+    saved when they are read once more.
+  """
+  if _may_pass(error):
+    return False
+  try:
+    verify_checkpoint(checkpoint)
+  except Exception as again:  # Damage may raise any exception.
+    return not _may_pass(again)
+  return False
+
+
+def _may_pass(error: BaseException | None) -> bool:
+  if error is None:
+    return False
+  lost = FileNotFoundError, NotADirectoryError, IsADirectoryError
+  if isinstance(error, MemoryError) or (
+      isinstance(error, OSError) and not isinstance(error, lost)
+  ):
+    return True
+  return bool(_PASSING.search(str(error))) or _may_pass(
+      error.__cause__ or error.__context__
+  )
 
 
 def _check_next_phase_is_dense(

@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 
 from spdf_jax.files import seal
 from spdf_jax.sparsity.state import mask_paths
+from spdf_jax.training import checkpoint_files
 from spdf_jax.training.checkpoint_files import read_checkpoint
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import Best
@@ -126,7 +127,9 @@ class Checkpoints:
     """Restores the latest checkpoint that can be read.
 
     A damaged checkpoint is moved aside, with a warning, and the one before it
-    is tried.
+    is tried. Only one whose files are found to be damaged when they are read
+    again: an error that may pass, such as that of a device without memory or of
+    a file system, is raised and nothing is moved.
 
     Args:
       abstract: Shapes, dtypes and shardings of the state.
@@ -136,8 +139,10 @@ class Checkpoints:
 
     Raises:
       MismatchError: the checkpoint was made with another config, data or model.
-      ValueError: there are checkpoints and none can be read; or there are
-        several processes and the latest checkpoint cannot be read.
+      ValueError: there are checkpoints and none can be read, now or in an
+        earlier launch; or there are several processes and the latest checkpoint
+        cannot be read.
+      Exception: a sound checkpoint cannot be restored now.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
@@ -151,6 +156,10 @@ class Checkpoints:
       except MismatchError:
         raise
       except Exception as error:  # Damage may raise any exception.
+        if not checkpoint_files.is_damaged(
+            self._directory / str(step), error
+        ):
+          raise
         if jax.process_count() > 1:
           raise ValueError(
               f'checkpoint {step} in {self._directory} cannot be read '
@@ -173,6 +182,13 @@ class Checkpoints:
           f'none of the checkpoints {steps} in {self._directory} can be read; '
           'they were moved to damaged_checkpoints beside it; start with '
           'another workdir or put back a copy.'
+      )
+    damaged = self._directory.parent / 'damaged_checkpoints'
+    if damaged.is_dir() and any(damaged.iterdir()):
+      raise ValueError(
+          f'{self._directory} has no checkpoint, and {damaged} has those that '
+          'could not be read; put back a copy, start with another workdir, or '
+          'delete that folder to train from the beginning.'
       )
     return None
 

@@ -76,14 +76,21 @@ def densify_checkpoint(
 
 
 def _refuse_code(config: RunConfig, checkpoint: pathlib.Path) -> None:
-  for phase in config.phases:
-    if phase.user_algorithms:
-      names = ' and '.join(map(repr, phase.user_algorithms))
-      raise ValueError(
-          f'the config of checkpoint {checkpoint} names code to run, the '
-          f'algorithm {names} of phase {phase.name!r}; look at it, and give '
-          '--trust_code to run it.'
-      )
+  """Raises ValueError if a received config names functions to import."""
+  named = [
+      ('model', config.model.preset),
+      ('optimizer', getattr(config.optimizer, 'name', '')),
+      *(
+          (f'algorithm of phase {phase.name!r}', name)
+          for phase in config.phases for name in phase.user_algorithms
+      ),
+  ]
+  code = [f'the {what} {name!r}' for what, name in named if ':' in name]
+  if code:
+    raise ValueError(
+        f'the config of checkpoint {checkpoint} names code to run, '
+        f'{" and ".join(code)}; look at it, and give --trust_code to run it.'
+    )
 
 
 def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:

@@ -16,12 +16,13 @@ import uuid
 class MetricWriter:
   """A writer that appends scalars to `metrics.jsonl`.
 
-  Opening the file deletes rows after the step that training resumes from, so
-  that a run that was killed logs every step once.
+  Opening the file removes rows after the step that training resumes from, so
+  that a run that was killed logs every step once; `metrics_cut.jsonl` beside it
+  keeps them.
 
   Args:
     path: The file; created if missing.
-    resume_step: Step to resume from; rows of later steps are deleted.
+    resume_step: Step to resume from; rows of later steps are removed.
   """
 
   def __init__(self, path: str | os.PathLike[str], resume_step: int):
@@ -132,6 +133,11 @@ def _numbered_objects(
 def _cut_back(path: pathlib.Path, step: int) -> None:
   rows = read_rows(path) if path.exists() else []
   kept = [row for row in rows if row['step'] <= step]
+  cut = [row for row in rows if row['step'] > step]
+  if cut:
+    copy = path.with_name('metrics_cut.jsonl')
+    with copy.open('a', encoding='utf-8') as file:
+      file.writelines(map(_to_line, cut))
   write_atomically(path, ''.join(map(_to_line, kept)))
 
 

@@ -155,8 +155,8 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
 
   with_config(workdir, change)
   source = f'{workdir}@pretrain'
-  named = "'subprocess:getoutput' and 'os:abort'"
-  with pytest.raises(ValueError, match=f'{named} of .*--trust_code'):
+  named = "'subprocess:getoutput' and .* 'os:abort'"
+  with pytest.raises(ValueError, match=f'{named}; look at it.*--trust_code'):
     training.densify_checkpoint(source, tmp_path / 'dense')
   read_workdir_config(workdir)
   assert not ran.exists()
@@ -164,6 +164,25 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
   with pytest.raises(ValueError, match='let the function return'):
     training.densify_checkpoint(source, tmp_path / 'dense', trust_code=True)
   assert ran.exists()
+
+
+@pytest.mark.parametrize('change', [
+    lambda config, code: config['model'].update(preset=code),
+    lambda config, code: config.update(
+        optimizer=dict(name=code, clip_norm=1.0)
+    ),
+], ids=['model', 'optimizer'])
+def test_a_model_or_an_optimizer_named_in_a_checkpoint_is_not_imported(
+    change, workdir, tmp_path, monkeypatch
+):
+  (tmp_path / 'evil.py').write_text(
+      f'open({str(tmp_path / "ran")!r}, "w")\ndef f(): raise ValueError\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  with_config(workdir, lambda config: change(config, 'evil:f'))
+  with pytest.raises(ValueError, match="'evil:f'; look at it.*--trust_code"):
+    training.densify_checkpoint(f'{workdir}@pretrain', tmp_path / 'dense')
+  assert not (tmp_path / 'ran').exists()
 
 
 def test_a_path_in_a_config_of_others_is_not_written_to(workdir, tmp_path):
