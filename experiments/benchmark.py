@@ -24,9 +24,9 @@ from experiments.benchmarks import measuring
 from experiments.benchmarks import pytorch
 from experiments.benchmarks import SUITES
 from experiments.launch import console
+from spdf_jax import files
 from spdf_jax import names
 from spdf_jax.accelerator import native
-from spdf_jax.training import metrics
 
 _SUITE = flags.DEFINE_string(
     'suite', None, f'Suite to run: {", ".join(SUITES)}.'
@@ -82,7 +82,7 @@ def run_suite(name: str, output: str | None, repeats: int | None) -> int:
         'machine': found,
         'rows': [_as_json(row) for row in rows],
     }
-    metrics.write_atomically(path, json.dumps(report, indent=2) + '\n')
+    files.write_atomically(path, json.dumps(report, indent=2) + '\n')
   return int(any(measuring.verdict(row) == 'missed' for row in rows))
 
 

@@ -32,7 +32,7 @@ from experiments.scores import language_models
 from experiments.scores import scoring_flags
 from experiments.scores import sheets
 from experiments.scores import task_scores
-from spdf_jax.training import metrics
+from spdf_jax import files
 
 _WORKDIR = flags.DEFINE_string(
     'workdir', None,
@@ -89,11 +89,11 @@ def _evaluate() -> str:
   for found in task_scores.score_tasks(model, _TASKS.value, settings):
     scores += found
     if output is not None:
-      metrics.write_atomically(
+      files.write_atomically(
           output.with_suffix('.md'), sheets.format_scores(scores) + '\n'
       )
       entry = sheets.to_json(model.name, scores, settings)
-      metrics.write_atomically(output, json.dumps(entry, indent=2) + '\n')
+      files.write_atomically(output, json.dumps(entry, indent=2) + '\n')
   return sheets.format_scores(scores)
 
 

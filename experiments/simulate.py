@@ -35,6 +35,7 @@ from spdf_jax import training
 from spdf_jax.accelerator import wafer
 from spdf_jax.accelerator.wafer import device as devices
 from spdf_jax.accelerator.wafer import views
+from spdf_jax.runs import style
 
 _CONFIG = config_file.define()
 _DEVICE = flags.DEFINE_string('device', 'cs2', 'Device: cs2 or cs3.')
@@ -145,7 +146,7 @@ def _describe_config(device: wafer.WaferDevice) -> Iterator[str]:
 
 def _save(figure: Any) -> str:
   path = _OUT.value or f'{_FIGURE.value}.png'
-  figure.savefig(path)
+  style.save(figure, path)
   return f'{path} is written'
 
 

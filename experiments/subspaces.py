@@ -22,7 +22,8 @@ from experiments.launch import console
 from experiments.papers import subspace_pairs
 from experiments.papers import subspace_plots
 from experiments.papers import subspaces
-from spdf_jax.training import metrics
+from spdf_jax import files
+from spdf_jax.runs import style
 
 _BEFORE = flags.DEFINE_list('before', None, 'Checkpoints before training.')
 _AFTER = flags.DEFINE_list(
@@ -48,11 +49,11 @@ def _measure() -> Iterator[str]:
   if _OUTPUT.value:
     output = pathlib.Path(_OUTPUT.value)
     output.mkdir(parents=True, exist_ok=True)
-    metrics.write_atomically(
+    files.write_atomically(
         output / 'distances.csv', subspace_pairs.as_csv(pairs)
     )
     figure = subspace_plots.plot_distances(names, distances)
-    figure.savefig(output / 'distances.png')
+    style.save(figure, output / 'distances.png')
     yield f'{output}/distances.csv and distances.png are written'
 
 

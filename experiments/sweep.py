@@ -149,10 +149,10 @@ def run_sweep(
     grids.rank([result], metric)  # Raises if the metric was not measured.
     rows = [*earlier, *(result._asdict() for result in results)]
     lines = ''.join(json.dumps(row) + '\n' for row in rows)
-    metric_files.write_atomically(path, lines)
+    files.write_atomically(path, lines)
   choices = grids.rank(results, metric)
   table = grids.format_choices(choices, metric)
-  metric_files.write_atomically(workdir / 'sweep.md', table + '\n')
+  files.write_atomically(workdir / 'sweep.md', table + '\n')
   yield table
   if not math.isfinite(choices[0].mean):
     raise ValueError('a run of every point diverged; lower the learning rate.')
@@ -291,9 +291,9 @@ def score(
       ))
       entry = sheets.to_json(model.name, list(scores), settings)
       found.append({**entry, **how})
-    metric_files.write_atomically(path, json.dumps(found, indent=2) + '\n')
+    files.write_atomically(path, json.dumps(found, indent=2) + '\n')
   table = sheets.format_means(found)
-  metric_files.write_atomically(workdir / 'test.md', table + '\n')
+  files.write_atomically(workdir / 'test.md', table + '\n')
   return table
 
 

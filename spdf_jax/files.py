@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders: locks, private folders, sealed JSON, and URLs refused."""
+"""Files and folders: replaced, locked, private, sealed, and URLs refused."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import hashlib
 import json
 import logging
@@ -12,6 +14,7 @@ import re
 import socket
 import stat
 from typing import Any
+import uuid
 
 try:
   import fcntl
@@ -26,6 +29,75 @@ _DIGEST = 'sha256'
 
 class FolderInUse(ValueError):
   """An error for a folder that another process has locked."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+  """Replaces a file atomically by one that is written inside the context.
+
+  A link at the path is replaced, never written through.
+
+  Args:
+    path: The file to replace or create.
+
+  Yields:
+    Path of a temporary file to write, in the same folder and with the same
+    suffix. If the context raises, it is deleted and the old file stays.
+
+  Example:
+    >>> import tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), 'a.txt')
+    >>> with replacing(path) as temporary:
+    ...   _ = temporary.write_text('whole')
+    >>> path.read_text()
+    'whole'
+  """
+  path = pathlib.Path(path)
+  # Process ids are not unique: several machines may write the same file.
+  temporary = path.with_name(f'.{path.stem}.{uuid.uuid4().hex}{path.suffix}')
+  try:
+    yield temporary
+    with temporary.open('r+b') as file:
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+  """Writes a text file in UTF-8 by `replacing` it."""
+  with replacing(path) as temporary:
+    temporary.write_text(text, encoding='utf-8')
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
+  """Opens a file to read and write it in place, and creates a missing one.
+
+  Folders that others sent may hold links to files of the user, and pipes that
+  block whoever opens them.
+
+  Args:
+    path: The file.
+    flags: Flags of `os.open`, e.g. `os.O_APPEND`.
+
+  Returns:
+    The file descriptor.
+
+  Raises:
+    OSError: the file cannot be opened.
+    ValueError: the path is a link, a pipe or a device.
+  """
+  # Windows has neither flag.
+  flags |= getattr(os, 'O_NOFOLLOW', 0) | getattr(os, 'O_NONBLOCK', 0)
+  if not os.path.islink(path):
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+      return descriptor
+    os.close(descriptor)
+  raise ValueError(
+      f'{os.fspath(path)!r} is a link, a pipe or a device, and only regular '
+      'files are written in place; remove it.'
+  )
 
 
 def lock_folder(
@@ -49,6 +121,7 @@ def lock_folder(
   Raises:
     FolderInUse: another process holds the lock; the message has its host and
       process id.
+    ValueError: `.lock` is not a regular file, see `open_regular`.
 
   Example:
     >>> import tempfile
@@ -59,7 +132,7 @@ def lock_folder(
   path = pathlib.Path(folder).resolve() / '.lock'
   if path in _held or fcntl is None:
     return lambda: None
-  descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+  descriptor = open_regular(path)
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:

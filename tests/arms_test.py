@@ -24,6 +24,7 @@ from experiments.papers.gates import arms_of_gates
 from experiments.papers.paper_claims import CLAIMS
 from experiments.papers.pool import Job
 from experiments.papers.pool_identity import RESULTS
+from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs.flops import training_flops
 from spdf_jax.costs.plan_costs import describe_plan
@@ -60,7 +61,7 @@ def tasks(tmp_path_factory):
   for task in SCALE.tasks:
     (folder / task).mkdir()
     for split in ('train', 'validation', 'test'):
-      metrics.write_atomically(folder / task / f'{split}.jsonl', ''.join(
+      files.write_atomically(folder / task / f'{split}.jsonl', ''.join(
           f'{{"context": "{i}", "target": "{split} {i}"}}\n' for i in range(96)
       ))
   return str(folder)

@@ -164,3 +164,34 @@ def test_a_changed_field_is_refused_with_the_name_of_the_file():
 def test_fields_without_a_digest_are_refused():
   with pytest.raises(ValueError, match='a.json is damaged'):
     files.unseal(FIELDS, 'a.json')
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / 'config.json'
+  files.write_atomically(path, 'old')
+
+  def failing(descriptor):
+    raise OSError('no space left on device')
+
+  monkeypatch.setattr(files.os, 'fsync', failing)
+  with pytest.raises(OSError, match='no space left'):
+    files.write_atomically(path, 'new')
+  assert path.read_text() == 'old'
+  assert os.listdir(tmp_path) == ['config.json']
+
+
+def test_writers_of_one_process_id_on_two_machines_share_no_file(
+    tmp_path, monkeypatch
+):
+  # The second machine writes while the first one is about to rename.
+  path = tmp_path / 'a.json'
+  replace = os.replace
+
+  def write_too(source, target):
+    monkeypatch.setattr(os, 'replace', replace)
+    files.write_atomically(path, 'second')
+    replace(source, target)
+
+  monkeypatch.setattr(os, 'replace', write_too)
+  files.write_atomically(path, 'first')
+  assert path.read_text() == 'first' and os.listdir(tmp_path) == ['a.json']

@@ -1,6 +1,5 @@
 """The metrics file has every step once, however often a run was killed."""
 
-import os
 
 import pytest
 
@@ -81,34 +80,3 @@ def test_flushed_rows_can_be_read_while_the_file_is_open(tmp_path):
   writer.flush()
   assert steps_of(path) == [1]
   writer.close()
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-  path = tmp_path / 'config.json'
-  metrics.write_atomically(path, 'old')
-
-  def failing(descriptor):
-    raise OSError('no space left on device')
-
-  monkeypatch.setattr(metrics.os, 'fsync', failing)
-  with pytest.raises(OSError, match='no space left'):
-    metrics.write_atomically(path, 'new')
-  assert path.read_text() == 'old'
-  assert os.listdir(tmp_path) == ['config.json']
-
-
-def test_writers_of_one_process_id_on_two_machines_share_no_file(
-    tmp_path, monkeypatch
-):
-  # The second machine writes while the first one is about to rename.
-  path = tmp_path / 'a.json'
-  replace = os.replace
-
-  def write_too(source, target):
-    monkeypatch.setattr(os, 'replace', replace)
-    metrics.write_atomically(path, 'second')
-    replace(source, target)
-
-  monkeypatch.setattr(os, 'replace', write_too)
-  metrics.write_atomically(path, 'first')
-  assert path.read_text() == 'first' and os.listdir(tmp_path) == ['a.json']

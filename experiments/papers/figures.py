@@ -17,6 +17,7 @@ from experiments.papers.run_groups import Group
 from experiments.scores import scored_runs
 from experiments.wafer import plots
 from spdf_jax.names import lookup
+from spdf_jax.runs import style
 
 ALL = 'all'
 
@@ -142,7 +143,7 @@ def write_figures(
       continue
     output.mkdir(parents=True, exist_ok=True)
     paths.append(output / f'{each}.png')
-    drawn.savefig(paths[-1])
+    style.save(drawn, paths[-1])
   return Written(tuple(paths), left_out, tuple(notes))
 
 

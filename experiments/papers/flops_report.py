@@ -6,8 +6,8 @@ from typing import Any
 
 from experiments.papers import flops_of_models
 from experiments.papers import flops_tables
+from spdf_jax import files
 from spdf_jax import training
-from spdf_jax.training import metrics
 
 
 def describe(
@@ -55,7 +55,7 @@ def _describe_table(
   if output:
     path = pathlib.Path(output, f'{name}.csv')
     path.parent.mkdir(parents=True, exist_ok=True)
-    metrics.write_atomically(path, flops_tables.as_csv(cells))
+    files.write_atomically(path, flops_tables.as_csv(cells))
     yield f'\n{path} is written'
 
 

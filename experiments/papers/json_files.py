@@ -11,7 +11,7 @@ import os
 import pathlib
 from typing import Any
 
-from spdf_jax.training import metrics
+from spdf_jax import files
 
 _NUMBERS = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
 
@@ -47,7 +47,7 @@ def decode(text: str) -> Any:
 
 def write_json(path: str | os.PathLike, value: Any, indent: int) -> None:
   """Writes a value, encoded by `encode`, to a file atomically."""
-  metrics.write_atomically(path, encode(value, indent) + '\n')
+  files.write_atomically(path, encode(value, indent) + '\n')
 
 
 def read_json(path: str | os.PathLike) -> Any:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from experiments.papers.scales import Scale
 from spdf_jax import data
-from spdf_jax.training import metrics
+from spdf_jax import files
 
 _VALIDATION, _TEST = 0.05, 0.03
 """Shares of the books; the evaluations need no more."""
@@ -88,4 +88,4 @@ def _write_share(
     text = ''.join(json.dumps(pair._asdict()) + '\n' for pair in pairs)
     path = directory / f'{split}.jsonl'
     if not path.exists() or path.read_text('utf-8') != text:
-      metrics.write_atomically(path, text)
+      files.write_atomically(path, text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.papers.scales import Scale
 from experiments.papers.scales import Size
-from spdf_jax.training import metrics
+from spdf_jax import files
 
 RESULTS = pathlib.Path(__file__).parents[1] / 'results'
 """Folder of the registered protocols, written before the judging runs."""
@@ -68,7 +68,7 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
   """
   if not path.exists():
     path.parent.mkdir(parents=True, exist_ok=True)
-    metrics.write_atomically(path, json.dumps(identity, indent=2) + '\n')
+    files.write_atomically(path, json.dumps(identity, indent=2) + '\n')
     return
   found = json.loads(path.read_text('utf-8'))
   different = differences(identity, found)

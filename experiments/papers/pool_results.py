@@ -22,7 +22,8 @@ from experiments.papers.pool import Done
 from experiments.papers.pool import Entry
 from experiments.papers.pool import Outcome
 from experiments.papers.scales import Scale
-from spdf_jax.training import metrics
+from spdf_jax import files
+from spdf_jax.runs import style
 
 _FILE = 'results.json'
 
@@ -128,12 +129,13 @@ def write_results(
       'gates': claim_report.describe_gates(checked),
       'claims': claim_report.describe_findings(findings), 'runs': dict(done),
   }, indent=1)
-  metrics.write_atomically(output / 'table.md', report)
+  files.write_atomically(output / 'table.md', report)
   with contextlib.suppress(ImportError):  # matplotlib is optional.
     figure = claim_plots.plot_claims(entries, found, findings)
-    figure.savefig(output / 'claims.png')
+    style.save(figure, output / 'claims.png')
     if any(entry.arm.flops_of for entry in entries):
-      flops_scatter.plot_flops(scale, found).savefig(output / 'flops.png')
+      figure = flops_scatter.plot_flops(scale, found)
+      style.save(figure, output / 'flops.png')
   return report
 
 

@@ -12,9 +12,9 @@ from experiments.papers import arms
 from experiments.papers import json_files
 from experiments.papers import pool
 from experiments.papers.paired import t_interval
+from spdf_jax import files
 from spdf_jax.runs import markdown
 from spdf_jax.runs import style
-from spdf_jax.training import metrics
 
 
 class Budget(NamedTuple):
@@ -86,19 +86,20 @@ def write_report(
       "each config's own schedule; differences are paired by seed.", '',
       markdown.markdown_table(columns, rows, numbers=columns[1:]), '',
   ])
-  metrics.write_atomically(folder / 'table.md', report)
+  files.write_atomically(folder / 'table.md', report)
   json_files.write_json(folder / 'results.json', {
       'budget': budget._asdict(), 'phases': phases, 'runs': dict(done),
   }, indent=1)
   with contextlib.suppress(ImportError):  # matplotlib is optional.
-    plot_race({
+    figure = plot_race({
         arm.folder: [
             [(spent(phases[arm.folder], step), loss)
              for step, _, loss in outcome.get('curve', ())]
             for outcome in found
         ]
         for arm, found in outcomes.items()
-    }, budget.unit).savefig(folder / 'race.png')
+    }, budget.unit)
+    style.save(figure, folder / 'race.png')
   return f'{report}\n{folder}: table.md, results.json, race.png'
 
 

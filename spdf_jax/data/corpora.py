@@ -398,7 +398,8 @@ def _write_copy(path: Path, chunks: Iterable[bytes]) -> None:
   # Always the same name, so that the next copy replaces what a kill has left.
   temporary = path.with_name(f'.{path.name}.tmp')
   try:
-    with temporary.open('wb') as target:
+    temporary.unlink(missing_ok=True)
+    with temporary.open('xb') as target:
       target.writelines(chunks)
     os.replace(temporary, path)
   finally:

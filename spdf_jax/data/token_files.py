@@ -5,16 +5,13 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
-from typing import BinaryIO
 from typing import final
-import uuid
 import zlib
 
 import numpy as np
@@ -92,7 +89,10 @@ def write_token_file(
   source = json.loads(json.dumps(dict(source)))  # Raises before any writing.
   digest = hashlib.sha256(dtype.encode())
   tokens = num_documents = num_bytes = 0
-  with _replacing(_bin_path(path)) as file:
+  with (
+      files.replacing(_bin_path(path)) as temporary,
+      temporary.open('xb') as file,
+  ):
     for num_documents, (ids, size) in enumerate(documents, start=1):
       data = _checked(ids, num_documents, vocab_size).astype(dtype).tobytes()
       file.write(data)
@@ -274,8 +274,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _describe(path: Path, description: Mapping[str, Any]) -> None:
-  with _replacing(_json_path(path)) as file:
-    file.write(json.dumps(files.seal(description), indent=2).encode('utf-8'))
+  text = json.dumps(files.seal(description), indent=2)
+  files.write_atomically(_json_path(path), text)
 
 
 def _checked(ids: Sequence[int], number: int, vocab_size: int) -> np.ndarray:
@@ -324,20 +324,6 @@ def _read_description(path: Path) -> dict[str, Any]:
         ' token file again.'
     )
   return files.unseal(description, path)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-  """Opens a temporary file that replaces `path` when it is complete."""
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
-  try:
-    with temporary.open('xb') as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)
 
 
 def _bin_path(path: Path) -> Path:

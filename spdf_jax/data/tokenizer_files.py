@@ -8,8 +8,8 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-import uuid
 
+from spdf_jax import files
 from spdf_jax.data import special_tokens
 from spdf_jax.data import tokenizers
 from spdf_jax.data.special_tokens import read_special_tokens
@@ -39,10 +39,7 @@ def save_tokenizer(path: Path | str, tokenizer: Tokenizer) -> None:
     >>> load_tokenizer(path)
     ByteTokenizer()
   """
-  path = Path(path)
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
-  temporary.write_text(tokenizer.to_json(), encoding='utf-8')
-  os.replace(temporary, path)
+  files.write_atomically(path, tokenizer.to_json())
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -232,15 +229,15 @@ def export_tokenizer(
   if not isinstance(tokenizer, tokenizers.LibraryTokenizer):
     save_tokenizer(path, tokenizer)
     return [path]
-  path.write_text(tokenizer.model.to_str(), encoding='utf-8')
+  files.write_atomically(path, tokenizer.model.to_str())
   settings = path.with_name('tokenizer_config.json')
   token = tokenizer.model.id_to_token
-  settings.write_text(json.dumps({
+  files.write_atomically(settings, json.dumps({
       'tokenizer_class': 'PreTrainedTokenizerFast',
       'bos_token': token(special_tokens.begin_of(tokenizer)),
       'eos_token': token(tokenizer.end_of_text),
       'clean_up_tokenization_spaces': False,
-  }, indent=2) + '\n', encoding='utf-8')
+  }, indent=2) + '\n')
   return [path, settings]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from spdf_jax import extras
+from spdf_jax import files
 from spdf_jax.evaluation.loss import Evaluator
 from spdf_jax.evaluation.metrics import texts
 from spdf_jax.evaluation.metrics.texts import References
@@ -22,14 +23,9 @@ Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 def write_json_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
   """Writes records as JSON lines, replacing the file atomically."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f'.{path.name}.{os.getpid()}')
-  try:
-    with partial.open('w', encoding='utf-8') as file:
-      for record in records:
-        file.write(json.dumps(record, ensure_ascii=False) + '\n')
-    partial.replace(path)
-  finally:
-    partial.unlink(missing_ok=True)
+  files.write_atomically(path, ''.join(
+      json.dumps(record, ensure_ascii=False) + '\n' for record in records
+  ))
 
 
 def task_evaluator(

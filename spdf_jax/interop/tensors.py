@@ -164,7 +164,7 @@ def write_tensors(
   safetensors orders the metadata at random and sets permissions 0600.
 
   Args:
-    path: Path of the file.
+    path: Path of the file, which does not exist.
     tensors: Arrays by name.
 
   References:
@@ -185,7 +185,7 @@ def write_tensors(
     )
   text = json.dumps(header, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)
-  with open(path, 'wb') as file:
+  with open(path, 'xb') as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name in order:
       file.write(tensors[name].tobytes())

@@ -13,12 +13,12 @@ import jax
 
 from spdf_jax import data
 from spdf_jax import evaluation
+from spdf_jax import files
 from spdf_jax import training
 from spdf_jax.costs import plan_costs
 from spdf_jax.runs import read
 from spdf_jax.runs import report
 from spdf_jax.runs.read import RunRecord
-from spdf_jax.training import metrics
 from spdf_jax.training import processes
 from spdf_jax.training import Run
 from spdf_jax.training.writers import Open
@@ -121,7 +121,7 @@ def begin(
       for note in phase['notes']:
         logger.info('phase %r: %s', phase['name'], note)
     if processes.is_main_process():
-      metrics.write_atomically(path, json.dumps(plan, indent=2) + '\n')
+      files.write_atomically(path, json.dumps(plan, indent=2) + '\n')
 
   write_plan()
   every_time, at_phase_ends = evaluators(run)

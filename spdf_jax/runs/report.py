@@ -7,11 +7,13 @@ import os
 import pathlib
 from typing import Any
 
+from spdf_jax import files
 from spdf_jax.runs import curves
 from spdf_jax.runs import markdown
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import statements
+from spdf_jax.runs import style
 from spdf_jax.runs.read import MaskUpdate
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
@@ -367,7 +369,8 @@ def write_report(
     raise ValueError('runs is empty; give at least one run to report on.')
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  plots.plot_loss_over_flops(runs).savefig(directory / 'loss_over_flops.png')
+  curves_path = directory / 'loss_over_flops.png'
+  style.save(plots.plot_loss_over_flops(runs), curves_path)
   parts: list[Any] = [
       '# Report',
       '\n'.join(f'* {_sizes(label, run)}' for label, run in runs.items()),
@@ -386,15 +389,15 @@ def write_report(
   ]
   masks = mask_updates_table(runs)
   if masks is not None:
-    plots.plot_mask_updates(runs).savefig(directory / 'mask_updates.png')
+    style.save(plots.plot_mask_updates(runs), directory / 'mask_updates.png')
     parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
   parts.append('## Plots')
   for name, (title, plot) in _PLOTS.items():
-    plot(runs).savefig(directory / f'{name}.png')
+    style.save(plot(runs), directory / f'{name}.png')
     parts.append(f'![{title}]({name}.png)')
   table = generations_table(runs)
   if table is not None:
     parts += ['## Generations', table]
   path = directory / 'report.md'
-  path.write_text('\n\n'.join(parts) + '\n', encoding='utf-8')
+  files.write_atomically(path, '\n\n'.join(parts) + '\n')
   return path

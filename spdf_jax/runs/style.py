@@ -3,11 +3,13 @@
 
 from collections.abc import Sequence
 import math
+import os
 from typing import Any
 
 import numpy as np
 
 from spdf_jax import extras
+from spdf_jax import files
 
 # Okabe and Ito's palette, which readers with colour vision deficiency can
 # distinguish; without yellow, which is too pale for lines on white.
@@ -37,6 +39,28 @@ def new_figure(width: float, height: float) -> Any:
   """
   module = extras.require('matplotlib.figure', 'viz')
   return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
+
+
+def save(figure: Any, path: str | os.PathLike[str]) -> None:
+  """Saves a figure in the format of the suffix of its path, atomically.
+
+  Args:
+    figure: A `matplotlib.figure.Figure`.
+    path: The file, e.g. `'loss.png'` or `'loss.svg'`.
+
+  Raises:
+    OSError: the file cannot be written.
+    ValueError: matplotlib does not write the format.
+
+  Example:
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> save(new_figure(1, 1), os.path.join(folder, 'a.png'))
+    >>> os.listdir(folder)
+    ['a.png']
+  """
+  with files.replacing(path) as temporary:
+    figure.savefig(temporary)
 
 
 def line_style(index: int) -> dict[str, Any]:

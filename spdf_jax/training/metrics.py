@@ -10,7 +10,9 @@ import math
 import os
 import pathlib
 from typing import Any
-import uuid
+from typing import TextIO
+
+from spdf_jax import files
 
 
 class MetricWriter:
@@ -28,8 +30,7 @@ class MetricWriter:
   def __init__(self, path: str | os.PathLike[str], resume_step: int):
     self._path = pathlib.Path(path)
     _cut_back(self._path, resume_step)
-    # Line-buffered, so that `tail -f` shows every row at once.
-    self._file = self._path.open('a', encoding='utf-8', buffering=1)
+    self._file = _open_to_append(self._path)
 
   def write_scalars(
       self, step: int, scalars: Mapping[str, float | str]
@@ -136,9 +137,15 @@ def _cut_back(path: pathlib.Path, step: int) -> None:
   cut = [row for row in rows if row['step'] > step]
   if cut:
     copy = path.with_name('metrics_cut.jsonl')
-    with copy.open('a', encoding='utf-8') as file:
+    with _open_to_append(copy) as file:
       file.writelines(map(_to_line, cut))
-  write_atomically(path, ''.join(map(_to_line, kept)))
+  files.write_atomically(path, ''.join(map(_to_line, kept)))
+
+
+def _open_to_append(path: pathlib.Path) -> TextIO:
+  descriptor = files.open_regular(path, os.O_APPEND)
+  # Line-buffered, so that `tail -f` shows every row at once.
+  return os.fdopen(descriptor, 'a', encoding='utf-8', buffering=1)
 
 
 def _to_line(row: Mapping[str, Any]) -> str:
@@ -147,18 +154,3 @@ def _to_line(row: Mapping[str, Any]) -> str:
       for k, v in row.items()
   }
   return json.dumps(strict, allow_nan=False) + '\n'
-
-
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-  """Writes a text file atomically, by renaming a temporary file."""
-  path = pathlib.Path(path)
-  # Process ids are not unique: several machines may write the same file.
-  temporary = path.with_name(f'.{path.name}.{uuid.uuid4().hex}.tmp')
-  try:
-    with temporary.open('w', encoding='utf-8') as file:
-      file.write(text)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  finally:
-    temporary.unlink(missing_ok=True)

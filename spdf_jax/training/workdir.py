@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from spdf_jax import files
 from spdf_jax.files import lock_folder
 from spdf_jax.files import refuse_url
 from spdf_jax.files import unseal
 from spdf_jax.training import identity
-from spdf_jax.training import metrics
 from spdf_jax.training.config import RunConfig
 from spdf_jax.training.early_stop import read_bests
 from spdf_jax.training.processes import is_main_process
@@ -47,7 +47,7 @@ def created(workdir: pathlib.Path) -> Iterator[None]:
   is_new = not workdir.exists()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    metrics.write_atomically(workdir / '.writable', '')
+    files.write_atomically(workdir / '.writable', '')
     (workdir / '.writable').unlink(missing_ok=True)
   except OSError as error:
     raise OSError(
@@ -138,7 +138,7 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
 def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:
   """Writes the config of a run to its working directory."""
   text = json.dumps(config.as_dict(), indent=2)
-  metrics.write_atomically(workdir / CONFIG, text + '\n')
+  files.write_atomically(workdir / CONFIG, text + '\n')
 
 
 def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:

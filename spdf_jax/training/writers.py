@@ -11,9 +11,9 @@ from typing import Any
 from typing import Protocol
 import uuid
 
+from spdf_jax import files
 from spdf_jax.extras import require
 from spdf_jax.names import lookup
-from spdf_jax.training.metrics import write_atomically
 
 _logger = logging.getLogger('spdf_jax')
 
@@ -173,7 +173,7 @@ class WandbWriter:
 def _wandb_id(path: pathlib.Path) -> str:
   """Returns the id in a file, after drawing it if the file is missing."""
   if not path.exists():
-    write_atomically(path, uuid.uuid4().hex + '\n')
+    files.write_atomically(path, uuid.uuid4().hex + '\n')
   return path.read_text('utf-8').strip()
 
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+from spdf_jax import files
 from spdf_jax.accelerator.wafer.cost import Cost
 from spdf_jax.accelerator.wafer.simulate import bound_of
 from spdf_jax.accelerator.wafer.simulate import Report
@@ -117,7 +118,7 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
         f'{_MOST_EVENTS:,}; scan over the layers.'
     )
   path = pathlib.Path(path)
-  path.write_text(json.dumps({
+  files.write_atomically(path, json.dumps({
       'traceEvents': events,
       'displayTimeUnit': 'ms',
       'otherData': {

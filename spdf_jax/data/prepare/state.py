@@ -13,15 +13,13 @@ from typing import BinaryIO
 from typing import final
 import zlib
 
+from spdf_jax import files
 from spdf_jax.data import corpora
 from spdf_jax.data import token_files
 from spdf_jax.data import tokenizer_files
 from spdf_jax.data.corpora import Corpus
 from spdf_jax.data.prepare.encoding import Encoded
 from spdf_jax.data.tokenizers import Tokenizer
-from spdf_jax.files import lock_folder
-from spdf_jax.files import seal
-from spdf_jax.files import unseal
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +79,8 @@ class Unfinished:
           f'output={str(output)!r} cannot be written ({error}); give another'
           ' folder.'
       ) from error
-    self._release = lock_folder(self._folder if shard else output, 'output')
+    locked = self._folder if shard else output
+    self._release = files.lock_folder(locked, 'output')
     self.state = self._read_state()
     self._files: dict[str, BinaryIO] = {}
     self._vocab_size = 1
@@ -146,13 +145,12 @@ class Unfinished:
       moved = self._output / f'{split}.bin'
       if size and moved.exists() and not path.exists():
         os.replace(moved, path)  # Moved by a process that was then killed.
-      path.touch()
+      file = os.fdopen(files.open_regular(path), 'r+b')
       if path.stat().st_size < size:
         raise ValueError(
             f'{path} is shorter than the {size} bytes that its state.json'
             f' records; {self._mend}'
         )
-      file = path.open('r+b')
       # Data after the last saved state is discarded and written again.
       file.truncate(size)
       file.seek(0, os.SEEK_END)
@@ -163,9 +161,8 @@ class Unfinished:
     """Saves the appended tokens and the state, so that they survive a kill."""
     for file in self._files.values():
       os.fsync(file.fileno())
-    temporary = self._folder / '.state.json.tmp'
-    temporary.write_text(json.dumps(seal(self.state)), encoding='utf-8')
-    os.replace(temporary, self._folder / 'state.json')
+    state = json.dumps(files.seal(self.state))
+    files.write_atomically(self._folder / 'state.json', state)
 
   def progress(self, total_files: int, seconds: float) -> PreparationProgress:
     """Returns the progress."""
@@ -250,7 +247,7 @@ def read_state(path: Path, mend: str) -> dict[str, Any]:
     ValueError: the file is damaged.
   """
   try:
-    state = unseal(json.loads(path.read_bytes()), path)
+    state = files.unseal(json.loads(path.read_bytes()), path)
     sound = 'made_from' in state and all(
         'crc32' in state['splits'][split] for split in corpora.SPLITS
     )
