@@ -182,9 +182,8 @@ def _plot_loss_over(
         continue
       loss = np.interp(np.log(spent), np.log(amounts), losses)
       ax.plot(spent, loss, 'o', markersize=9, mfc='white', mec=color, mew=1.8)
-      # Many names, e.g. of rounds or of several runs, would overlap.
-      if len(passed) == 1 and not rings:
-        rings.append((spent, loss, f'end of {phase.name}', color))
+      if len(passed) == 1:  # Names of rounds or of all runs would overlap.
+        rings = [(spent, loss, f'end of {phase.name}', color)]
   ax.set(
       xlabel=f'Training {what}',
       ylabel='Validation loss (nats per token)',
