@@ -37,10 +37,21 @@ def documented(page):
         if callable(getattr(module, public)):
           yield f'{package}.{public}'
     elif directive == 'autodata':
+      module, _, value = name.rpartition('.')
+      assert hasattr(importlib.import_module(module), value), name
       yield name
     elif directive != 'currentmodule':
       assert hasattr(importlib.import_module(package), name)
       yield f'{package}.{name}'
+
+
+def test_the_contents_list_pages_that_exist():
+  text = (EXPERIMENTS / 'index.md').read_text()
+  trees = '\n'.join(re.findall(r'```\{toctree\}\n(.*?)```', text, re.S))
+  pages = re.findall(r'^\w.*/.*$', trees, re.M)
+  assert len(pages) > 30
+  for page in pages:
+    assert list(EXPERIMENTS.glob(f'{page}.*')), page
 
 
 def test_every_public_name_is_on_one_page():

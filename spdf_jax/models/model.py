@@ -82,7 +82,7 @@ class Model(Protocol):
 
   @property
   def init(self) -> Callable[..., Any]:
-    """Function `(key, tokens) -> {'params': params}`."""
+    """Function of `(key, tokens)`, returns `dict(params=params)`."""
 
   @property
   def apply(self) -> Callable[..., Any]:

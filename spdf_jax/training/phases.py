@@ -259,7 +259,7 @@ class Phase:
 
   @property
   def user_algorithms(self) -> list[str]:
-    """Names `'package.module:function'` of all user-defined algorithms."""
+    """Names of all user-defined algorithms, as configs have them."""
     return [name for name in self._algorithms if ':' in name]
 
   def resolved_algorithm(self, steps: float | None) -> dict[str, Any]:
