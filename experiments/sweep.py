@@ -279,7 +279,8 @@ def score(
     if not same or any(run != {**run, **how} for run in found):
       raise ValueError(
           f'{path} has the test scores of other runs, tasks or settings; the '
-          'test split is for one choice: move the file away to score again.'
+          'test split is scored once, for chosen runs: move the file away to '
+          'score it again.'
       )
   else:
     found = []

@@ -52,11 +52,15 @@ def kill_after(child, workdir, step, delay):
 
 def restore(checkpoint):
   """Reads the arrays of a checkpoint without the code of the library."""
+  def read(path):
+    # Numpy arrays, on whatever devices they were.
+    return checkpointer.restore(path, jax.tree.map(
+        lambda x: np.empty(x.shape, x.dtype),
+        checkpointer.metadata(path).item_metadata.tree,
+    ))
+
   with ocp.StandardCheckpointer() as checkpointer:
-    return {
-        item: jax.tree.map(np.asarray, checkpointer.restore(checkpoint / item))
-        for item in ('params', 'opt_state')
-    }
+    return {item: read(checkpoint / item) for item in ('params', 'opt_state')}
 
 
 def files_in(folder):

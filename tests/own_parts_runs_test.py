@@ -1,4 +1,4 @@
-"""Runs with other optimizers or models that are killed end as whole ones."""
+"""Runs with parts of a user that are killed end as whole ones."""
 
 from guides_test import GUIDES
 from guides_test import scripts
@@ -28,9 +28,7 @@ def get_config():
   config.data.task = ''
   config.phases.order = ('pretrain', 'continuation')
   with config.phases.ignore_type():
-    config.phases.pretrain.sparsity = dict(
-        name='rigl', sparsity=0.5, update_every=5, update_until=12
-    )
+    config.phases.pretrain.algorithm = dict({algorithm})
   config.phases.continuation.reset_moments = True
   return config
 '''
@@ -40,37 +38,61 @@ OWN_MODEL = '''config.model = dict(
   )'''
 
 
+ADAMW = "name='adamw', clip_norm=1.0, b1=0.9, b2=0.95, eps=1e-8"
+MUON = "name='muon', clip_norm=1.0, consistent_rms=0.2"
+TIMES = 'sparsity=0.5, update_every=5, update_until=12'
+RIGL = f"name='rigl', {TIMES}"
+TOP_KAST = "name='two_masks:top_kast', forward=0.9"
+
+
 @pytest.mark.filterwarnings('ignore:Sharding info not provided')
-@pytest.mark.parametrize('optimizer, model', [
+@pytest.mark.parametrize('devices', [1, 8])
+@pytest.mark.parametrize('optimizer, model, algorithm', [
+    pytest.param(MUON, '', RIGL, id='muon'),
     pytest.param(
-        "name='muon', clip_norm=1.0, consistent_rms=0.2", '', id='muon',
+        "name='lion', clip_norm=1.0, b1=0.9, b2=0.95", '', RIGL, id='lion',
+    ),
+    pytest.param(MUON, OWN_MODEL, RIGL, id='own model'),
+    pytest.param(
+        ADAMW, '', f"name='sparse_momentum:snfs', {TIMES}", id='SNFS',
     ),
     pytest.param(
-        "name='lion', clip_norm=1.0, b1=0.9, b2=0.95", '', id='lion',
+        ADAMW, '', f"name='importance_pruning:importance_pruning', {TIMES}",
+        id='importance',
     ),
-    pytest.param(
-        "name='muon', clip_norm=1.0, consistent_rms=0.2", OWN_MODEL,
-        id='own model',
-    ),
+    pytest.param(ADAMW, '', f'{TOP_KAST}, backward=0.5', id='Top-KAST'),
+    pytest.param(ADAMW, '', TOP_KAST, id='straight-through'),
 ])
 def test_a_killed_run_ends_bit_for_bit_the_same(
-    tmp_path, monkeypatch, optimizer, model
+    tmp_path, monkeypatch, optimizer, model, algorithm, devices
 ):
-  guide, = (path for path in GUIDES if path.stem == 'own_model')
-  (tmp_path / 'my_model.py').write_text(dict(scripts(guide))['my_model.py'])
+  for guide in GUIDES:
+    if guide.stem in ('own_model', 'algorithm_state'):
+      for name, script in scripts(guide):
+        if name:
+          (tmp_path / name).write_text(script)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+  monkeypatch.setenv(
+      'XLA_FLAGS', f'--xla_force_host_platform_device_count={devices}'
+  )
   if model:
     small = quickstart_runs.SMALL.items()
     monkeypatch.setattr(quickstart_runs, 'SMALL', {
         k: v for k, v in small if not k.startswith('model.')
     })
+  mesh = [
+      f'--config.mesh.{axis}={2 if devices == 8 else 1}'
+      for axis in ('data', 'fsdp', 'tensor')
+  ]
   prepare_corpus('python-stdlib', tokenizer='bytes', cache_dir=CACHE)
   path = tmp_path / 'mine.py'
-  path.write_text(CONFIG.format(optimizer=optimizer, model=model))
+  path.write_text(CONFIG.format(
+      optimizer=optimizer, model=model, algorithm=algorithm
+  ))
 
   def start(workdir):
     return start_command(
-        'experiments.train', f'--config={path}', f'--workdir={workdir}'
+        'experiments.train', f'--config={path}', f'--workdir={workdir}', *mesh
     )
 
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'

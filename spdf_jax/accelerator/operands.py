@@ -111,9 +111,10 @@ def accumulation_dtype(dtype: Any, requested: Any) -> Any:
   if requested is None:
     return jnp.promote_types(dtype, jnp.float32)
   requested = jnp.dtype(requested)
-  if requested not in (dtype, jnp.promote_types(dtype, jnp.float32)):
+  valid = {dtype: None, jnp.promote_types(dtype, jnp.float32): None}
+  if requested not in valid:
     raise TypeError(
         f'accumulation_dtype is {requested} for x of dtype {dtype}; use '
-        f'{dtype} or {jnp.promote_types(dtype, jnp.float32)}.'
+        f'{" or ".join(map(str, valid))}.'
     )
   return requested

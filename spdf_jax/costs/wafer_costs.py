@@ -67,7 +67,7 @@ class Estimate:
   """The estimated cost of a run on systems of a device.
 
   Attributes:
-    device: One system of the device.
+    device: The device, of which a run uses one or more systems.
     systems: Number of systems.
     phases: Estimates of the phases, in order.
     report: Report of a step of the first phase, operation by operation.
@@ -144,7 +144,7 @@ def step_reports(
 
   Args:
     run: The run.
-    device: One system of the device.
+    device: The device, of which a run uses one or more systems.
     systems: Number of systems over which each batch is split.
 
   Returns:
@@ -193,7 +193,7 @@ def simulate_run(
 
   Args:
     run: The run; the corpus may be of any size.
-    device: One system of the device.
+    device: The device, of which a run uses one or more systems.
     systems: Number of systems over which each batch is split.
 
   Returns:
@@ -289,7 +289,7 @@ def simulate_inference(
   Args:
     run: Run of the model; the sparsities are those at the end of the
       first phase.
-    device: One system of the device.
+    device: The device, of which a run uses one or more systems.
     systems: Number of systems over which the sequences are split.
     batch_size: Number of sequences.
     length: Number of tokens of each sequence, or positions of the cache.
@@ -400,7 +400,7 @@ def advise_batch(
 
   Args:
     config: Sizes of the decoder.
-    device: One system of the device.
+    device: The device, of which a run uses one or more systems.
     length: Number of tokens of a sequence.
 
   Returns:

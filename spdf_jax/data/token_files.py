@@ -204,9 +204,10 @@ def open_token_file(path: Path | str) -> TokenFile:
     The file, its tokens memory-mapped read-only.
 
   Raises:
-    FileNotFoundError: one of the two files is missing.
-    ValueError: the description is damaged (it contains its own SHA-256) or of
-      another format, or the number of tokens differs from it.
+    FileNotFoundError: the tokens (.bin) or their description (.json) are
+      missing.
+    ValueError: the description is damaged, as its digest shows, or of another
+      format, or there are more or fewer tokens than it says.
 
   Example:
     >>> import tempfile
@@ -240,8 +241,10 @@ def open_token_file(path: Path | str) -> TokenFile:
 def verify_token_file(token_file: TokenFile) -> None:
   """Reads all tokens and compares them with the fingerprint.
 
+  Takes about a second per gigabyte.
+
   Args:
-    token_file: The file to check, which takes about a second per gigabyte.
+    token_file: The file to check.
 
   Raises:
     ValueError: the tokens differ from those that were written.

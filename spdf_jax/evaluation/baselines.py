@@ -122,7 +122,7 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
   if len(train_tokens) < 20:
     raise ValueError(
         f'train_tokens has {len(train_tokens)} tokens; a bigram needs at '
-        'least 20 to choose its smoothing on some of them.'
+        'least 20, as some are held out to choose its smoothing.'
     )
   cut = len(train_tokens) * 9 // 10
   head = _counted_bigram(train_tokens[:cut], vocab_size)
@@ -138,7 +138,7 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
 def bigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
 ) -> TokenLoss:
-  """Evaluates a bigram of the training tokens on a model's batches.
+  """Fits a bigram to tokens, and evaluates it on a model's batches.
 
   Args:
     train_tokens: Integer [N].
@@ -253,10 +253,10 @@ def trigram_probabilities(
 def trigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
 ) -> TokenLoss:
-  """Evaluates a trigram of the training tokens on a model's batches.
+  """Fits a trigram to tokens, and evaluates it on a model's batches.
 
-  The bigram scores the first target of a sequence, which has one token before
-  it.
+  The first target of a sequence has one token before it, so a bigram of the
+  same tokens scores it.
 
   Args:
     train_tokens: Integer [N].

@@ -67,8 +67,8 @@ def score_continuations(
     One likelihood for each continuation, in the same order.
 
   Raises:
-    ValueError: a context is empty, a target is longer than `length`, or the
-      model lacks a token.
+    ValueError: a context is empty, a target is longer than `length`, or a
+      token is not in the model's vocabulary.
 
   Example:
     >>> uniform = lambda params, tokens: jnp.zeros(tokens.shape + (4,))

@@ -225,10 +225,10 @@ class ModelWide(NamedTuple):
 
 
 def model_wide(params: PyTree, sparsity: float) -> ModelWide:
-  """Ranks the weights of all layers together, as one group.
+  """Requests that the weights of all layers are ranked together, as one group.
 
-  Algorithms with mask updates refuse a schedule that falls, because they do
-  not revive weights of a whole model.
+  Algorithms with mask updates refuse a sparsity that falls: they choose the
+  weights to revive within each layer.
 
   Args:
     params: The parameters, not used.

@@ -90,9 +90,9 @@ def sparsify(
       are shell patterns; the first that matches the path of a leaf or of a
       subtree that contains it applies: `{'*/attn': MatrixAxes(0, (1, 2)),
       '*/mlp': True}`. `True` means that the last two axes are (inputs, outputs)
-      and earlier axes index independent layers. Where a function returns `None`
-      for leaves that have the axes of a matrix, their share of the weights is
-      logged as a warning.
+      and earlier axes index independent layers; `False` keeps a leaf dense, and
+      so does `None`, by which a function says that it does not know the leaf:
+      a warning gives the share of the weights of matrices that it is for.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, count, params, mask) -> values`: initial values of revived
       weights, to which the step adds their first update, e.g.

@@ -174,8 +174,8 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
 def densify(opt_state: PyTree) -> PyTree:
   """Sets every mask to all `True`; moments and counters are unchanged.
 
-  An algorithm with mask updates left prunes again at the next one; `join` it
-  with `dense()` to make training dense from a step on.
+  The next mask update of the algorithm, if there is one, prunes again; `join`
+  it with `dense()` to make training dense from a step on.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.

@@ -182,7 +182,8 @@ class RunConfig:
       )
     if metric.startswith('task/') and not self.evaluation.generations:
       raise ValueError(
-          f'{use} {metric!r} and evaluation.generations is 0; raise it.'
+          f'{use} {metric!r}, which is that of generations, and '
+          'evaluation.generations is 0; set it to 1 or more.'
       )
 
   def as_dict(self) -> dict[str, Any]:

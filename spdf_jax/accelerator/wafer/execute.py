@@ -110,12 +110,13 @@ def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
 
   Sparse matmuls, their gradients and tangents are computed with the numerics of
   the device, on a grid of at most its number of cores, and recorded by
-  `record`. Operands are rounded to the device's `value_bits`, results have
-  their dtype. Values above 65,504 overflow to infinity, and values below 6e-8
-  underflow to zero, so that gradients need a loss scale. As in the reference,
-  an infinite input times the zero of a pruned weight is NaN. Packed and listed
-  weights fall back to the reference. Masks change without recompilation, so the
-  layout on the grid depends on `sparsity` and shapes only.
+  `record`. Operands are rounded to the device's `value_bits`, and results have
+  the dtype of the operands given. Values above 65,504 overflow to infinity,
+  and values below 6e-8 underflow to zero, so that gradients need a loss scale.
+  As in the reference, an infinite input times the zero of a pruned weight is
+  NaN. Packed and listed weights fall back to the reference. Masks change
+  without recompilation, so the layout on the grid depends on `sparsity` and
+  shapes only.
 
   Args:
     device: Device to emulate; its numbers must not be tracers. `value_bits` is
@@ -364,8 +365,8 @@ def _blocks(
 def record() -> Iterator[list[Event]]:
   """Records the events of executions with a lowering made by `lowering`.
 
-  The events are counted in compiled programs, also in those that were compiled
-  before. Their order is that of the executions, or arbitrary where two products
+  Every execution is recorded, also of programs that were compiled before. The
+  order of the events is that of the executions, or arbitrary where two products
   do not depend on each other. Wait for the results of a program inside of the
   context, by `jax.block_until_ready`, so that all its events are recorded.
 

@@ -431,7 +431,10 @@ def _only_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]]:
   for value in eqn.params.values():
     if hasattr(value, 'eqns') or hasattr(value, 'jaxpr'):
       return _opened(value)
-  raise ValueError(f'{eqn.primitive} has no jaxpr to walk.')
+  raise ValueError(
+      f'{eqn.primitive} has no jaxpr in its parameters, so that its operations '
+      'are not known; please report it.'
+  )
 
 
 def _shares(

@@ -56,15 +56,15 @@ def prepare_files(
 
   The split of a document is given by the name of its file or folder within
   `input`, if that begins with validation, valid, val, dev or test, and
-  otherwise by a hash of its text (or the beginning of a long text). Every
-  document ends with the end of text. Progress is saved every 64 MiB of text or
-  30 seconds; after a kill, the same call continues from there and gives the
-  same files.
+  otherwise by a hash of its text (or the beginning of a long text). The
+  end-of-text token is appended to every document. Progress is saved every
+  64 MiB of text or 30 seconds; after a kill, the same call continues from there
+  and gives the same files.
 
   Args:
     input: A file or folder, as `list_inputs` and `read_documents` take it; or,
-      to stream it, the URL of a file, or `'hf:PATH'` or `'hf:PATH,CONFIG'`,
-      either also with `'@REVISION'`, of a dataset of Hugging Face.
+      to stream it, the URL of a file, or `'hf:PATH[,CONFIG][@REVISION]'`, a
+      dataset of Hugging Face.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.

@@ -53,9 +53,10 @@ def load_task(
   Args:
     name: Name of the task. `'python-docstrings'` maps Python signatures to the
       first lines of their docstrings, from the running Python's standard
-      library. Tasks from files are `'e2e'` (the files of Hu et al., or else the
-      tables), `'e2e_csv'` (the tables), `'webnlg'`, `'dart'`, `'dart_smoke'`,
-      `'curation'` and `'jsonl'` (custom tasks).
+      library. Tasks from files are `'e2e'` (text files of the LoRA paper if
+      there are any, or else as `'e2e_csv'`), `'e2e_csv'` (CSV files of the
+      challenge), `'webnlg'`, `'dart'`, `'dart_smoke'` (trained on its dev
+      split, for tests), `'curation'` and `'jsonl'` (custom tasks).
     input: Folder with the files of the task.
     seed: Seed of the split of `'curation'`, which is published without one.
 

@@ -48,11 +48,11 @@ _DART = {
 
 
 def e2e(directory: str | os.PathLike[str]) -> Task:
-  """Reads the E2E challenge from the files of Hu et al., or else the tables.
+  """Reads the E2E challenge from the text files of the LoRA paper, or CSV.
 
   `train.txt`, `valid.txt` and `test.txt` hold `context||reference`, with
-  tokenized references. If none of them exists, the original or the cleaned
-  tables are read (`e2e_csv`). Equal contexts are one input.
+  tokenized references. If none of them exists, the CSV files of the challenge
+  are read, see `e2e_csv`. Equal contexts are one input.
 
   Args:
     directory: Folder with the files.

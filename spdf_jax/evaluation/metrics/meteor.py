@@ -46,8 +46,7 @@ def meteor(
 
   Args:
     hypotheses: One generation for each input.
-    references: References of each hypothesis, padded with empty lines, which
-      do not change the score.
+    references: One or more references of each hypothesis.
     jar: Path of `meteor-1.5.jar`.
 
   Returns:
