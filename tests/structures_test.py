@@ -162,7 +162,7 @@ def test_sparsities_that_a_structure_cannot_have_are_named():
   )
   with pytest.raises(ValueError, match=r'keeps exactly 1 of 3; give 0.6666667'):
     make(0.5)
-  with pytest.raises(ValueError, match='one group of all layers'):
+  with pytest.raises(ValueError, match='ranks the weights of all layers'):
     make(ModelWide(2 / 3))
   make(0.6666667)
 

@@ -142,7 +142,8 @@ def score_texts(
 ) -> Scores:
   """Scores generations by the definitions of an official script.
 
-  BLEU is in percent; every other metric has the scale that its script prints.
+  BLEU and chrF++ are in percent; every other metric has the scale that its
+  script prints.
 
   Args:
     hypotheses: One generation for each input.

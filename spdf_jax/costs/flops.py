@@ -151,9 +151,9 @@ def effective_sparsity(
 
   `1 - sum(steps_i * (1 - sparsity_i)) / reference_steps`: the fraction of a
   dense run's FLOPs in hidden matrices that the phases save. It is negative if
-  the phases cost more than the dense run. Of Variable SPDF it is 75 % if the
-  dense run has as many steps as both phases on one learning-rate schedule, or
-  as the sparse phase where the dense one has a schedule of its own.
+  the phases cost more than the dense run. The dense run of Variable SPDF has
+  the steps of both phases where they share one learning-rate schedule, and
+  those of the sparse phase where the dense phase has a schedule of its own.
 
   Args:
     steps: Number of steps of each phase.

@@ -46,13 +46,13 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
     name: Name of the run.
 
   Returns:
-    JSON-serializable data: name, model sizes and a dropout rate above 0,
-    parameters, sparsified parameters, totals against dense training (see
-    `totals_of`) and, per phase, steps, tokens, final sparsity of the sparsified
-    parameters and of all, whether it continues the learning rate, FLOPs per
-    step (the mean, that of a dense step, and that of the input embedding, which
-    both leave out), mask updates as ranges, the spans of constant sparsity, and
-    notes.
+    JSON-serializable data: name, sizes of the model, the dropout rate if there
+    is dropout, parameters, sparsified parameters, and totals against dense
+    training (see `totals_of`). For each phase: steps, tokens, the final
+    sparsity of the sparsified parameters and of all, whether it continues the
+    learning rate, mask updates as ranges, the spans of constant sparsity, and
+    notes; and FLOPs of a step, the mean, those of a dense step, both without
+    the lookup of the input embedding, and those of the lookup.
   """
   sizes = run.model.config
 

@@ -394,9 +394,9 @@ def advise_batch(
   """Returns the micro-batch sizes that fit the wafer's SRAM.
 
   A product needs memory for its input and output; for the head these include
-  the logits. The stash is layers × tokens × width values of 16 bits: a step
-  whose stash does not fit must recompute or reload the inputs of layers, which
-  is not costed.
+  the logits. Between the passes the inputs of all layers are kept, layers ×
+  tokens × width values: the stash. A step whose stash does not fit must
+  recompute or reload them, which is not costed.
 
   Args:
     config: Sizes of the decoder.

@@ -75,7 +75,7 @@ def schedule_batches(
 
   Args:
     sources: Sources of batches, by name.
-    allotments: Shares of the phases, in order.
+    allotments: The batches of each phase and their source, in order.
     seed: Seed of the permutations.
     max_epochs: Largest number of epochs of each source.
 

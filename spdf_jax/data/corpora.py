@@ -153,7 +153,9 @@ def prepare_corpus(
   temporary = directory.with_name(f'.{directory.name}.{uuid.uuid4().hex}.tmp')
   try:
     temporary.mkdir(parents=True)
-    _logger.info('Preparing the corpus in %s, once.', directory)
+    _logger.info(
+        'Preparing the corpus in %s, once; it takes up to a minute.', directory
+    )
     _build(temporary, read(), make_tokenizer, source)
     _move_into_place(temporary, directory, name, source)
     return _open(directory, name, source)

@@ -66,7 +66,7 @@ class Mixture:
       if not (weight > 0 and math.isfinite(weight)):
         raise ValueError(
             f'weight {weight} of {name!r} is not positive; leave the source'
-            ' out or give it a share.'
+            ' out or give it a positive weight.'
         )
     if self.repeats < 1:
       raise ValueError(f'repeats={self.repeats} is below 1; use 1 or more.')

@@ -80,12 +80,12 @@ def score_continuations(
   for number, (context, target) in enumerate(continuations):
     if not len(context):
       raise ValueError(
-          f'context {number} is empty; begin it with the end of text.'
+          f'context {number} is empty; give at least the end-of-text token.'
       )
     if len(target) > length:
       raise ValueError(
-          f'target {number} has {len(target)} tokens and length is {length};'
-          ' score it in windows.'
+          f'target {number} has {len(target)} tokens, more than length'
+          f' {length}; divide it into windows, and score each.'
       )
   scores: dict[int, Likelihood] = {}
   for chosen, batch in _batches(continuations, length, batch_tokens):

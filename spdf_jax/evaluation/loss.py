@@ -48,7 +48,7 @@ class TokenLoss(NamedTuple):
 
 
 def bits_per_byte(loss: TokenLoss, tokens_per_byte: float) -> float:
-  """Converts a loss to bits per byte of text, a unit free of the tokenizer.
+  """Converts a loss to bits per byte, comparable between tokenizers.
 
   `loss.loss / log(2) * tokens_per_byte`.
 

@@ -140,7 +140,8 @@ def load_listed(
     every hidden matrix with a mask; the mask is `None`.
 
   Raises:
-    ValueError: the weights are not compact, or `load_hf` would refuse them.
+    ValueError: the export is not in the format compact, or `load_hf` would
+      refuse it.
     ImportError: safetensors is not installed.
   """
   config, weights, stored = _open(pathlib.Path(directory))

@@ -145,7 +145,7 @@ def plot_loss_over_tokens(runs: Mapping[str, RunRecord]) -> Any:
     runs: Runs by label.
 
   Returns:
-    A `matplotlib.figure.Figure`, as of `plot_loss_over_flops`.
+    A `matplotlib.figure.Figure` like that of `plot_loss_over_flops`.
 
   Raises:
     ImportError: matplotlib is not installed.

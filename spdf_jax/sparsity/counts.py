@@ -87,9 +87,9 @@ def model_kept(
     unit_shape = structure.unit_shape(leaf.shape)
     if unit_shape[0] != leaf.shape[0]:
       raise ValueError(
-          f'sparsity is {sparsity}, one group of all layers, but the '
-          'structure has groups with counts of their own; give a sparsity per '
-          'layer, or structure=unstructured().'
+          f'{sparsity} ranks the weights of all layers together, but the '
+          'structure fixes the counts in groups of each layer; give a sparsity '
+          'per layer, or structure=unstructured().'
       )
     total += math.prod(leaf.shape)
     least += math.prod(leaf.shape) // math.prod(unit_shape[1:])

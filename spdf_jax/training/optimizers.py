@@ -265,7 +265,7 @@ def adamw(
   Gradients are clipped by their global norm, and weight decay applies to
   matrices only. Moments are reset at the start of phases with `reset_moments`;
   the learning rate is not. Weights are revived and rewound as the phases
-  describe. Mask updates within phases are tracked.
+  describe.
 
   Args:
     plan: The phases.

@@ -186,7 +186,9 @@ def _pair(made: Any) -> tuple[Any, Where]:
 def _of_linen(sizes: OwnSizes, make: Callable[..., Any]) -> OwnModel:
   module, where = _pair(make())
   if not isinstance(module, nn.Module):
-    raise TypeError(f'the module is a {type(module).__name__}, not of Flax')
+    raise TypeError(
+        f'the module is {type(module).__name__}, not a flax.linen.Module'
+    )
   fields = {field.name for field in dataclasses.fields(module)}
   return OwnModel(
       sizes, where, module.init, module.apply,

@@ -39,12 +39,12 @@ def simulate(
 
   `fn` is traced but not executed, and its equations are costed. Weights of
   products are streamed, products of activations and elementwise operations run
-  on the cores, and hosts execute operations on weights and gradients alone,
-  which take the device's `step_seconds` for each step.
+  on the cores, and hosts execute operations that have weights and
+  gradients alone; these take the device's `step_seconds` for each step.
 
   Args:
     fn: A JAX function, such as a forward pass or a whole training step.
-    device: One system of the device.
+    device: The device.
     systems: Number of systems over which the tokens are split.
     sparsity: Fraction of zeros in masks whose values are not given, or a
       function of the layer's name.
@@ -124,7 +124,7 @@ class Report:
   """The cost of a program; supports `+`, and `*` by a number of runs.
 
   Attributes:
-    device: One system of the device.
+    device: The device.
     systems: Number of systems over which the tokens are split.
     rows: Operations in program order; FLOPs are summed over all systems,
       cycles are not, since systems run in parallel.

@@ -116,13 +116,13 @@ def prepare_shard(
 ) -> Corpus | list[Shard]:
   """Tokenizes one of n shards of an input, for `join_shards`.
 
-  The concatenated files are cut into n equal ranges: files of JSON lines at
-  line breaks, others (and the files of a dataset that is streamed) are not
-  divided. Every shard has a folder of its own in
+  The files, one after another, are cut into n ranges of about equal size. Cuts
+  are at line breaks in files of JSON lines; other files, and those of a data
+  set that is streamed, stay whole. Every shard has a folder of its own in
   `output/partial`, so that machines that share the folder prepare shards at the
-  same time; from machines that do not, copy those folders together. A tokenizer
-  that is learned is learned by every shard, from the same documents. After a
-  kill, the same call continues.
+  same time; if they do not, copy those folders into one before joining. A
+  tokenizer that is learned is learned by every shard, from the same documents.
+  After a kill, the same call continues.
 
   Args:
     input: Argument of `prepare_files`, the same for all shards.

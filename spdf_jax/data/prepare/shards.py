@@ -174,8 +174,8 @@ def check_shards(output: Path, shard: Shard | None) -> None:
   if others:
     raise ValueError(
         f'output={str(output)!r} holds shard {others[0]} of a corpus; prepare'
-        f' the other shards of {others[0].total} and join them, or give another'
-        ' folder.'
+        f' the rest of its {others[0].total} shards and join them, or give'
+        ' another folder.'
     )
   if shard is not None and (output / 'partial' / 'state.json').exists():
     raise ValueError(

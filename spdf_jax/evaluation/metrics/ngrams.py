@@ -122,7 +122,7 @@ def chrf_plus_plus(
     references: References of each hypothesis.
 
   Returns:
-    The score of the corpus, 0 to 1.
+    The score of the corpus, 0 to 100.
 
   Raises:
     ImportError: sacrebleu is not installed.
@@ -132,7 +132,7 @@ def chrf_plus_plus(
 
   Example:
     >>> chrf_plus_plus(['Return the name.'], [['', 'Return the name.']])
-    1.0
+    100.0
   """
   metric = extras.require('sacrebleu', 'eval').CHRF(
       word_order=2, eps_smoothing=True  # Averages orders as chrF++.py does.
@@ -140,7 +140,7 @@ def chrf_plus_plus(
   result = metric.corpus_score(
       list(hypotheses), texts.streams(texts.without_empty(references))
   )
-  return float(result.score) / 100.0
+  return float(result.score)
 
 
 def nist(

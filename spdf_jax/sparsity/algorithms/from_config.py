@@ -108,16 +108,16 @@ def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
 def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
   """Resolves the spec of an algorithm in a phase to arguments it takes.
 
-  So that a name can be changed alone, arguments that other algorithms of
-  `ALGORITHMS` take, but not this one, are left out, and so are those that are
-  `None`. Times may be `'100 steps'`, or `'75%'` of the phase, rounded down:
-  `update_every`, `update_from`, `update_until`, and those of a schedule, such
-  as its `steps`.
+  Arguments that only other algorithms of `ALGORITHMS` take are left out, so
+  that the name alone can be changed, and so are those that are `None`. Times
+  may be `'100 steps'`, or `'75%'` of the phase, rounded down: `update_every`,
+  `update_from`, `update_until`, and those of a schedule, such as its `steps`.
 
   Args:
     spec: The name and the arguments of the algorithm.
-    steps: Number of steps of the phase; `None` if it is not known yet: shares
-      are then of `update_until`, or of a million steps.
+    steps: Number of steps of the phase; `None` if it is not known yet: times in
+      per cent are then of `update_until`, if it is a number of steps, or else
+      of a million steps.
 
   Returns:
     The spec as `create_algorithm` takes it, with times as numbers of steps.
