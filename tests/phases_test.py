@@ -384,7 +384,7 @@ def test_an_impossible_phase_is_refused(field, value, message):
      "learning rate of phase 'p0': warm-up takes 40 of 30 steps"),
     (make_rate('linear', warmup='120%'),
      "learning rate of phase 'p0': warm-up takes 36 of 30 steps"),
-    ({'duration': '50%'}, "phase 'p0': duration '50%' is a share of no phase"),
+    ({'duration': '50%'}, "phase 'p0': duration '50%' is a share, and there"),
     (make_rate('cosine', warmup='soon'),
      "learning rate of phase 'p0': duration is 'soon'; write a number"),
     (make_rate('cosine', peak=0.0), "rate of phase 'p0': peak is 0.0; a learn"),

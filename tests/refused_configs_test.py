@@ -337,4 +337,4 @@ def test_planned_data_is_not_evaluated():
   planned = data.PlannedCorpus('pile', 1000, data.PlannedTokenizer(8))
   run = dataclasses.replace(make_run(), corpus=planned)
   for call in (lifecycle.bigram_baseline, lifecycle.validation_batches):
-    refuse("run has only planned sizes of corpus 'pile' or of", call, run)
+    refuse("run was created with planning=True, so corpus 'pile'", call, run)

@@ -4,6 +4,8 @@ import json
 import math
 import re
 
+import hypothesis
+from hypothesis import strategies as st
 import pytest
 
 from spdf_jax.runs.curves import dense_flops_at
@@ -308,6 +310,19 @@ def test_cells_show_any_text_as_it_is_on_one_line():
   assert escape('__init__ <x> `y`\nz & w') == (
       '\\_\\_init\\_\\_ \\<x\\> \\`y\\`<br>z &amp; w'
   )
+
+
+@hypothesis.given(st.text())
+def test_cells_hold_printable_characters_only(text):
+  assert escape(text).isprintable()
+
+
+def test_characters_that_control_a_terminal_are_shown():
+  for text, shown in (
+      ('a\r# b', 'a\\\\r# b'), ('\x1b[2J', '\\\\x1b\\[2J'),
+      ('\u202ea', '\\\\u202ea'), ('\ud800', '\\\\ud800'),
+  ):
+    assert escape(text) == shown
 
 
 def test_a_report_without_runs_is_refused(tmp_path):

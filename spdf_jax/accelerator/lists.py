@@ -77,8 +77,9 @@ def list_matrix(
     The listed matrix, in NumPy arrays.
 
   Raises:
-    ValueError: the shapes do not fit, or lists cannot index the matrix.
-    TypeError: the mask is not boolean, or there are no products of the dtype.
+    ValueError: the shapes do not fit, or the matrix is too large for the
+      16-bit indices of lists.
+    TypeError: the mask is not boolean, or the dtype is not supported.
   """
   w, mask = np.asarray(w), np.asarray(mask)
   if w.ndim < 2 or w.shape != mask.shape or 0 in w.shape:
@@ -116,7 +117,8 @@ def list_values(
     The listed matrix.
 
   Raises:
-    ValueError: the numbers do not fit, or lists cannot index the matrix.
+    ValueError: the numbers do not fit, or the matrix is too large for the
+      16-bit indices of lists.
 
   Example:
     >>> list_values(np.ones(1, np.float32), np.array([1]),
@@ -205,7 +207,7 @@ def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
 
   Raises:
     ValueError: a leaf and its mask have different shapes.
-    TypeError: a mask is not boolean, or there are no products of the dtype.
+    TypeError: a mask is not boolean, or the dtype is not supported.
 
   Example:
     >>> params = {'w': np.eye(3, dtype=np.float32), 'b': np.zeros(3)}
@@ -238,7 +240,7 @@ def listed_matmul(
 
   Raises:
     ValueError: the widths do not fit, or the lowering is unknown.
-    TypeError: there are no products of the dtypes.
+    TypeError: a dtype is not supported.
 
   Example:
     >>> w = np.array([[3., 0.], [4., 5.]], np.float32)

@@ -302,7 +302,7 @@ def list_tensor(
 
   Raises:
     ValueError: the bits or values are missing, or their sizes do not fit.
-    TypeError: there are no products of the dtype.
+    TypeError: the dtype is not supported.
 
   Example:
     >>> packed = {'w.values': np.ones(2, np.float32),

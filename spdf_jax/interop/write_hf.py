@@ -65,7 +65,8 @@ def save_hf(
     end_of_text: Id or ids of the tokens that end a text, for config.json and
       generation_config.json, where other programs look them up; `None`: they
       are not written.
-    begin_of_text: Id of the token that begins a text, if another one.
+    begin_of_text: Id of the token that begins a text; `None`: that which
+      ends it in GPT, none in Llama.
     tokenizer: Paths of files of a tokenizer, which are copied and replace all
       files of tokenizers in the directory; `None`: those files stay.
 

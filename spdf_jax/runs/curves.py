@@ -16,7 +16,7 @@ def _done(start: int, steps: int, step: int) -> int:
 
 
 def flops_at(run: RunRecord, step: int) -> float:
-  """Returns the training FLOPs of a run's first steps.
+  """Returns the training FLOPs of a run's first `step` steps.
 
   Args:
     run: A run.
@@ -40,7 +40,7 @@ def flops_at(run: RunRecord, step: int) -> float:
 
 
 def dense_flops_at(run: RunRecord, step: int) -> float:
-  """Returns the training FLOPs of a run's first steps without sparsity.
+  """Returns the training FLOPs of a run's first `step` steps without sparsity.
 
   Args:
     run: A run.
@@ -85,7 +85,7 @@ def sparsities_of(run: RunRecord) -> tuple[list[int], list[float]]:
 
 
 def tokens_at(run: RunRecord, step: int) -> float:
-  """Returns the training tokens of a run's first steps.
+  """Returns the training tokens of a run's first `step` steps.
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
@@ -100,7 +100,7 @@ def tokens_at(run: RunRecord, step: int) -> float:
 
 
 def seconds_at(run: RunRecord, step: int) -> float:
-  """Returns the training seconds of a run's first steps; NaN: none are logged.
+  """Returns the training seconds of a run's first `step` steps, or NaN.
 
   Example:
     >>> rows = tuple({'step': s, 'time/seconds': 8.0 / s} for s in (2, 4))
@@ -169,11 +169,11 @@ class Comparison(NamedTuple):
 def losses_at_equal(
     spent: Spent, first: RunRecord, second: RunRecord
 ) -> Comparison | None:
-  """Compares pre-training losses at the most that both runs took.
+  """Compares pre-training losses at the largest amount that both runs spent.
 
   Losses are interpolated linearly over the logarithm of the amount between the
-  nearest evaluations; of amounts that differ by at most 2 % at the ends, the
-  final losses are compared.
+  nearest evaluations. If both runs spent the same in all, up to 2 %,
+  their final losses are compared.
 
   Args:
     spent: What is equal: `flops_at`, `tokens_at` or `seconds_at`.

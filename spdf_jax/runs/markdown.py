@@ -14,14 +14,21 @@ def escape(text: str) -> str:
     text: Any text, possibly with line breaks.
 
   Returns:
-    Markdown on one line.
+    Markdown on one line. Characters that are not printable, such as those that
+    control a terminal or the direction of text, are shown by their codes.
 
   Example:
     >>> print(escape('f(*args) -> int | None'))
     f(\\*args) -\\> int \\| None
     >>> print(escape('two\\nlines'))
     two<br>lines
+    >>> print(escape(chr(7) + ' bell'))
+    \\\\x07 bell
   """
+  text = ''.join(
+      c if c.isprintable() or c == '\n'
+      else c.encode('unicode_escape').decode('ascii') for c in text
+  )
   text = text.replace('&', '&amp;')
   text = re.sub(r'([\\`*_\[\]<>|~$])', r'\\\1', text)
   return '<br>'.join(text.split('\n'))

@@ -91,8 +91,8 @@ def sparsify(
       subtree that contains it applies: `{'*/attn': MatrixAxes(0, (1, 2)),
       '*/mlp': True}`. `True` means that the last two axes are (inputs, outputs)
       and earlier axes index independent layers; `False` keeps a leaf dense, and
-      so does `None`, by which a function says that it does not know the leaf:
-      a warning gives the share of the weights of matrices that it is for.
+      so does `None`, which means that the function does not know the leaf: a
+      warning then gives the share of all weights of matrices that got `None`.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, count, params, mask) -> values`: initial values of revived
       weights, to which the step adds their first update, e.g.

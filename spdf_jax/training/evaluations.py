@@ -33,7 +33,7 @@ class Evaluations:
     every_time: Evaluators, `(step, params) -> (name, value)` pairs, called at
       every evaluation.
     at_phase_ends: Evaluators called at the ends of phases, and at every
-      evaluation of a phase whose early stop needs generations.
+      evaluation of a phase whose `early_stop` metric is of generations.
     rows: Rows of earlier evaluations, in a run that is resumed.
   """
 

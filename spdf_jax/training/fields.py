@@ -116,7 +116,7 @@ def check_known(given: Any, fields: Mapping[str, Any], path: str) -> None:
   """Raises ValueError unless a value is a mapping of known fields only."""
   if not isinstance(given, Mapping):
     raise ValueError(
-        f'config field {path!r} is {given!r}; give its fields, '
+        f'config field {path!r} is {given!r}; give a mapping with its fields, '
         f'{", ".join(fields)}.'
     )
   prefix = f'{path}.' if path else ''

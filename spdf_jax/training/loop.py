@@ -71,11 +71,11 @@ def train(
     evaluators: `(step, params) -> (name, value)` pairs, called every
       `config.eval_every` steps and at the end of each phase.
     phase_end_evaluators: The same, called at the end of each phase, and at
-      every evaluation of a phase whose early stop needs generations.
+      every evaluation of a phase whose `early_stop` metric is of generations.
     writers: Writers of metrics beside `metrics.jsonl`, see `choose_writers`.
     profile: Steps to trace, counted from 1; the trace is written to `profile/`
       in the workdir. See `parse_window`.
-    on_early_end: Function called when a phase has ended early, which changes
+    on_early_end: Function called after a phase has ended early, which changes
       `run.plan`.
 
   Returns:

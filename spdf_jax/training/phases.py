@@ -66,8 +66,8 @@ def resolve_duration(
     need data of a further epoch; they are `math.inf` before the data is read.
 
   Raises:
-    ValueError: the string is not a duration, is a share of no phase, or is
-      shorter than `least` or longer than steps are counted.
+    ValueError: the string is not a duration, is a share without a phase, or
+      is shorter than `least` or longer than steps are counted.
 
   Example:
     >>> resolve_duration('1M tokens', tokens_per_step=1000,
@@ -81,8 +81,8 @@ def resolve_duration(
   if unit == '%':
     if phase_steps is None:
       raise ValueError(
-          f'duration {duration!r} is a share of no phase; give steps, tokens '
-          'or epochs.'
+          f'duration {duration!r} is a share, and there is no phase to take it '
+          'of; give steps, tokens or epochs.'
       )
     steps = number * phase_steps / 100
     return steps if math.isinf(steps) else max(round(steps), 1)

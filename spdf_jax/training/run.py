@@ -321,8 +321,8 @@ class Run:
         task, data.PlannedExamples
     ):
       raise ValueError(
-          f'run has only planned sizes of corpus {corpus.name!r} or of its '
-          'task; create it with planning=False, which reads them.'
+          f'run was created with planning=True, so corpus {corpus.name!r} and '
+          'its task are not read; create it with planning=False.'
       )
     return corpus, task
 

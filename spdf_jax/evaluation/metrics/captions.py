@@ -75,7 +75,7 @@ _Vectors = tuple[list[dict[_Ngram, float]], list[float], int]
 def cider(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Computes the mean CIDEr-D over segments, as COCO's caption evaluation.
+  """Computes the mean CIDEr-D over segments, as COCO's evaluation does.
 
   The score of a segment is 10 times the mean, over n-gram orders and
   references, of the cosine of TF-IDF vectors, with the hypothesis' entries

@@ -158,7 +158,7 @@ def treebank_words(text: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 15)
 def caption_words(text: str) -> tuple[str, ...]:
-  """Tokenizes as COCO's caption evaluation: PTB words, no punctuation.
+  """Tokenizes as COCO's caption evaluation does: PTB words, no punctuation.
 
   Replaces Stanford's PTBTokenizer 3.4.1 (`-lowerCase`), which needs Java: both
   agree on all 6,583 outputs and references of three E2E systems.
