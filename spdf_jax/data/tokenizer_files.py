@@ -263,12 +263,12 @@ def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
       'tokenizer.json', *(x for pair in _VOCABULARIES for x in pair), *_SETTINGS
   )
   paths = [folder / name for name in names]
-  return [x for x in paths if x.exists()] + sorted(folder.glob('*.model'))
+  return [x for x in paths if x.is_file()] + sorted(folder.glob('*.model'))
 
 
 def _file_in(folder: Path) -> Path:
   for name in ('tokenizer.json', *(v for v, _ in _VOCABULARIES)):
-    if (folder / name).exists():
+    if (folder / name).is_file():
       return folder / name
   models = sorted(folder.glob('*.model'))
   if models:

@@ -84,7 +84,7 @@ def find_weights(directory: pathlib.Path) -> pathlib.Path:
     ValueError: there are no such files.
   """
   for name in (COMPACT, WEIGHTS, WEIGHTS + INDEX, _TORCH, _TORCH + INDEX):
-    if (directory / name).exists():
+    if (directory / name).is_file():  # A pipe would block its reader.
       return directory / name
   raise ValueError(
       f'{directory} has no weights; it must hold {WEIGHTS}, {COMPACT} or '
@@ -334,6 +334,11 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: the file is missing or damaged.
   """
+  if path.exists() and not path.is_file():
+    raise ValueError(
+        f'{path} cannot be read, as it is not a regular file; fetch or export '
+        'it again.'
+    )
   try:
     found = json.loads(path.read_text('utf-8'))
   except FileNotFoundError as error:

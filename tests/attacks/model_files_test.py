@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import hf_models
@@ -95,6 +96,17 @@ def test_a_folder_in_the_place_of_a_file_is_refused(gpt_dir):
   (gpt_dir / 'config.json').unlink()
   (gpt_dir / 'config.json').mkdir()
   refuse(gpt_dir, gpt_dir / 'config.json', 'cannot be read')
+
+
+@pytest.mark.parametrize('name, message', [
+    ('config.json', 'is not a regular file'),
+    ('model.safetensors', 'has no weights'),
+])
+def test_a_pipe_in_the_place_of_a_file_is_refused(gpt_dir, name, message):
+  (gpt_dir / name).unlink()
+  os.mkfifo(gpt_dir / name)
+  place = gpt_dir / name if name == 'config.json' else gpt_dir
+  refuse(gpt_dir, place, message)
 
 
 @pytest.mark.parametrize('weight_map', [
