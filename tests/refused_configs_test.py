@@ -131,7 +131,7 @@ def test_the_mesh_of_a_dry_run_is_checked(sizes):
     (f'{PRETRAIN}algorithm',
      dict(name='static', sparsity=0.5,
           structure=dict(structure='block', inputs=7, outputs=7)),
-     "'pretrain': block.7, 7. divides"),
+     "'pretrain': block.7, 7. needs a multiple"),
     (f'{PRETRAIN}algorithm',
      dict(name='static', sparsity={'h_9': 0.5}, distribution='by_pattern'),
      "'pretrain': sparsity has the pattern 'h_9'"),

@@ -52,6 +52,9 @@ ReadOut = Callable[[Head, jax.Array], Any]
 """A function `(head, x [B, L, D])` that computes the result of a model from the
 output of its last layer."""
 
+_LARGEST_SIZE = 2**24  # Products of sizes are counted in 64 bits.
+_MOST_LAYERS = 10_000
+
 DTYPES = ('float32', 'bfloat16', 'float16')
 """Dtypes in which a model can compute."""
 
@@ -99,8 +102,8 @@ class DecoderConfig:
       not dropped.
 
   Raises:
-    ValueError: a size is not positive, the heads do not divide the width, a
-      name is unknown, or the dropout rate is not in [0, 1).
+    ValueError: a size is not positive or is too large, the heads do not divide
+      the width, a name is unknown, or the dropout rate is not in [0, 1).
   """
 
   vocab_size: int
@@ -121,6 +124,9 @@ class DecoderConfig:
       value = getattr(self, field.name)
       if field.type is int and value < 1:
         raise ValueError(f'{field.name} is {value}; it must be positive.')
+      most = _MOST_LAYERS if field.name == 'n_layers' else _LARGEST_SIZE
+      if field.type is int and value > most:
+        raise ValueError(f'{field.name} is {value}; it is at most {most:,}.')
     for name, known in (
         ('dtype', DTYPES), ('remat', REMAT_POLICIES), ('attention', ATTENTIONS),
     ):

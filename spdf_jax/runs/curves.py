@@ -100,7 +100,10 @@ def tokens_at(run: RunRecord, step: int) -> float:
 
 
 def seconds_at(run: RunRecord, step: int) -> float:
-  """Returns the training seconds of a run's first `step` steps, or NaN.
+  """Returns the training seconds of a run's first `step` steps.
+
+  Each row of metrics has the seconds since the row before, which are
+  interpolated. NaN: no row has seconds.
 
   Example:
     >>> rows = tuple({'step': s, 'time/seconds': 8.0 / s} for s in (2, 4))

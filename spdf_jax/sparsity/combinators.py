@@ -204,7 +204,8 @@ def partition(
   of one label. If a member replaces gradient steps by mask updates, it does so
   for all leaves.
 
-  Freeze leaves that are not trained with `optax.partition` around `sparsify`.
+  To freeze leaves, use `optax.partition` around `sparsify`: this function only
+  chooses their masks.
 
   Args:
     algorithms: The algorithm of each label.

@@ -128,7 +128,7 @@ def _layers_of(
         f'mask of {name!r} has shape {list(mask.shape)}, layers of shape '
         f'{list(layers.shape)}, but the parameters have layers of shape '
         f'{list(params.shape)}; give the mask the shape of the parameters, '
-        'and init.given the `where` of sparsify.'
+        'and pass `init.given` the same `where` as sparsify.'
     )
   return layers
 

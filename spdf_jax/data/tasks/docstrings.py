@@ -14,7 +14,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_docstrings() -> Task:
-  """Reads the task from the running Python's standard library.
+  """Reads a task from Python's library: signatures to lines of docstrings.
+
+  Each pair has the signature of a function or method of the running Python's
+  standard library, and the first line of its docstring.
 
   The splits are those of the modules (`module_split`), so that the training
   split of the corpus `'python-stdlib'` contains no module of the validation and
@@ -24,9 +27,10 @@ def python_docstrings() -> Task:
     The task of about 5,800 pairs, which depend on the version of Python only.
 
   Example:
-    >>> Pair('heapq heapreplace(heap, item)', 'Maxheap version of a heappop'
-    ...     ) in python_docstrings().train
-    False
+    >>> task = python_docstrings()
+    >>> [pair.target for pair in task.validation if
+    ...  pair.context == 'heapq heappush(heap, item)']
+    ['Push item onto heap, maintaining the heap invariant.']
   """
   splits: dict[str, list[Pair]] = {'train': [], 'validation': [], 'test': []}
   for module, text in stdlib.module_sources():
