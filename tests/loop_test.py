@@ -19,6 +19,7 @@ from tiny_run import without_times
 
 from spdf_jax.training import Interrupted
 from spdf_jax.training import NotFinite
+from spdf_jax.training import progress
 from spdf_jax.training import train
 from spdf_jax.training.metrics import read_rows
 
@@ -335,3 +336,16 @@ def test_a_process_that_is_told_to_stop_saves_and_leaves(number, tmp_path):
   assert out.splitlines()[0] == 'evaluated 5'
   rows = read_rows(tmp_path / 'metrics.jsonl')
   assert [r['step'] for r in rows if 'train/loss' in r] == list(range(1, 15))
+
+
+def test_the_first_step_of_a_phase_is_not_in_the_seconds(tmp_path, monkeypatch):
+  resumed = []
+  resume = progress.Progress.resume
+  monkeypatch.setattr(
+      progress.Progress, 'resume',
+      lambda self, step: (resumed.append(step), resume(self, step)),
+  )
+  run = make_run(eval_every=100, checkpoints__every=100)
+  train(run.open(tmp_path / 'run'))
+  # After the first steps, which compile, and at the ends of phases.
+  assert resumed == [1, 5, 6, 10, 11, 14]

@@ -77,9 +77,9 @@ def test_the_table_has_a_row_for_each_phase_of_a_tracked_run():
 
 def test_exploration_is_stated_from_the_updates_within_phases():
   assert statements.describe_updates('toy', DYNAMIC) == (
-      "toy's masks are updated twice within sparse, where 70% of the kept "
-      'weights survive an update on average. By then 85% of the sparsified '
-      'weights have been kept at some step, 75% at first.'
+      "toy's masks are updated 3 times within sparse, where 70% of the kept "
+      'weights survive an update on average, of the 2 that are logged. By then '
+      '85% of the sparsified weights have been kept at some step.'
   )
   assert statements.describe_updates('toy', STILL) is None
 
@@ -103,7 +103,7 @@ def test_rounds_without_an_evaluation_inside_are_left_out():
 def test_a_report_has_a_section_on_masks_that_were_updated(tmp_path):
   text = report.write_report(tmp_path / 'a', {'toy': DYNAMIC}).read_text()
   assert '## Masks' in text and '![Masks](mask_updates.png)' in text
-  assert "* toy's masks are updated twice within sparse" in text
+  assert "* toy's masks are updated 3 times within sparse" in text
   assert '| toy | sparse | 50 | 800 | 25% to 50% |' in text
   assert (tmp_path / 'a' / 'mask_updates.png').is_file()
   text = report.write_report(tmp_path / 'b', {'toy': STILL}).read_text()

@@ -13,7 +13,9 @@ from spdf_jax.runs.curves import flops_at
 from spdf_jax.runs.curves import losses_at_equal
 from spdf_jax.runs.curves import pretraining_curve
 from spdf_jax.runs.markdown import escape
+from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import read_run
+from spdf_jax.runs.read import RunRecord
 from spdf_jax.runs.report import generations_table
 from spdf_jax.runs.report import runs_table
 from spdf_jax.runs.report import write_report
@@ -209,7 +211,8 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
   text = write_report(
       tmp_path / 'report', {'dense': runs['dense'], 'short': short}
   ).read_text()
-  assert 'dense and short' not in text and 'equal FLOPs' not in text
+  assert 'dense and short are not compared after equal FLOPs' in text
+  assert 'After equal FLOPs' not in text
 
 
 def test_statements_are_computed_from_the_runs(tmp_path, runs):
@@ -233,7 +236,8 @@ def test_statements_are_computed_from_the_runs(tmp_path, runs):
       'After equal tokens of pre-training (1,600) dense is better: validation '
       'loss 2.000 of dense, 2.500 of sparse\\|75.\n',
       'Compare means over seeds.',
-      '* dense: 12,345 parameters (preset tiny), 6,789 of them',
+      '* dense: 12,345 parameters (preset tiny). Computed by hand.',
+      '75: 12,345 parameters (preset tiny), 6,789 of them in sparsified',
       'matrices. Zeros over all parameters: 41.2% after sparse. Computed',
       '* Against dense training for the steps of sparse alone, pre-training of '
       'sparse\\|75 is planned at 0.625 of the FLOPs, 0.725 if the lookup of '
@@ -323,6 +327,26 @@ def test_characters_that_control_a_terminal_are_shown():
       ('\u202ea', '\\\\u202ea'), ('\ud800', '\\\\ud800'),
   ):
     assert escape(text) == shown
+
+
+def test_fine_tuning_of_another_run_is_not_called_pre_training(
+    runs, tmp_path
+):
+  tune = PhaseRecord('tune', 0, 8, 2, 8, 'task', 0.75, 64, 9.0, 18.0)
+  rows = tuple(
+      {'step': s, 'validation/loss': 2.0, 'validation/perplexity': 7.4,
+       'target/perplexity': 9.0 - s, 'time/seconds': 1.0} for s in (4, 8)
+  )
+  tuned = RunRecord(
+      'tuned', (tune,), rows, bigram={'validation/perplexity': 40.0}
+  )
+  text = write_report(tmp_path / 'one', {'tuned': tuned}).read_text()
+  assert 're-training' not in text and 'loss_over_flops' not in text
+  assert '* Fine-tuning takes tuned to target perplexity 1.00.' in text
+  assert '* Fine-tuning of tuned took 72 FLOPs (0.500 of those of' in text
+  both = {'dense': runs['dense'], 'tuned': tuned}
+  text = write_report(tmp_path / 'two', both).read_text()
+  assert 'After equal' not in text
 
 
 def test_a_report_without_runs_is_refused(tmp_path):

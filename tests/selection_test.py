@@ -129,6 +129,11 @@ def test_selectors_give_axes_in_the_layouts_of_flax():
   assert spdf.where.per_head('mlp/wi', leaf(3, 8, 8)) is None
   assert spdf.where.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
       (0, 1, 2), (3,))
+  for name in ('c2', 'block/down', 'shortcut', 'layer1'):
+    found = spdf.where.convolutions(f'{name}/kernel', leaf(3, 3, 8, 16))
+    assert found == spdf.MatrixAxes((0, 1, 2), (3,))
+  # Layers of projections with heads, which are no kernels.
+  assert spdf.where.convolutions('a/kernel', leaf(4, 4, 8, 16)) is None
   assert spdf.where.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
   assert spdf.where.convolutions('conv_init/kernel', leaf(7, 7, 8, 16)) is False
   assert spdf.where.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,))

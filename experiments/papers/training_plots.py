@@ -2,12 +2,14 @@
 """Plots of training over steps: pruning rounds, algorithms and sparsity."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from spdf_jax.runs import markdown
 from spdf_jax.runs import plots
 from spdf_jax.runs import read
 from spdf_jax.runs import style
+from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import RunRecord
 
 _NARROW = 0.07  # Minimum width of a number, as a fraction of the axes.
@@ -53,7 +55,7 @@ def plot_sawtooth(
       pruned.items(), panels[::2], panels[1::2]
   ):
     ends = _draw_losses(upper, run, controls.get(label))
-    phases = read.pretraining_phases(run)
+    phases = _phases(run)
     last = phases[-1].end
     plots.draw_sparsity(lower, run, last, color=style.GREY, linewidth=1.6)
     for ax in (upper, lower):
@@ -72,11 +74,16 @@ def plot_sawtooth(
   return figure
 
 
+def _phases(run: RunRecord) -> Sequence[PhaseRecord]:
+  """Returns the phases of pre-training, or those of a run without them."""
+  return read.pretraining_phases(run) or run.phases
+
+
 def _draw_losses(
     ax: Any, run: RunRecord, control: RunRecord | None
 ) -> list[tuple[float, float, str, str]]:
   """Draws the losses of pre-training; returns the ends of the lines."""
-  phases = read.pretraining_phases(run)
+  phases = _phases(run)
   last = phases[-1].end
   ends: list[tuple[float, float, str, str]] = []
   settled: list[float] = []
@@ -139,13 +146,13 @@ def plot_algorithms(runs: Mapping[str, RunRecord]) -> Any:
   """
   figure = style.new_figure(7.4, 5)
   upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 1))
-  last = max(read.pretraining_phases(run)[-1].end for run in runs.values())
+  last = max(_phases(run)[-1].end for run in runs.values())
   ends: list[tuple[float, float, str, str]] = []
   sparsity_ends: list[tuple[float, float, str, str]] = []
   settled: list[float] = []
   for index, (label, run) in enumerate(runs.items()):
     line = style.line_style(index)
-    end = read.pretraining_phases(run)[-1].end
+    end = _phases(run)[-1].end
     for key, look in (
         ('train/loss', {'linewidth': 0.8, 'alpha': 0.45, 'marker': ''}),
         ('validation/loss', {'linewidth': 1.8, 'markersize': 4.5}),

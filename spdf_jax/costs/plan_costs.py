@@ -121,11 +121,13 @@ def _mask_notes(
 ) -> list[str]:
   """Describes how the mask with which a phase begins is made."""
   if not before:
+    begin = run.config.init_from
+    notes = [f'starts from the weights of {begin}'] if begin else []
     made = algorithms.initial_masks_of(phase.algorithm)
     if run.config.init_from and initial_mask.prunes_by_magnitude(run.plan):
       made = ['magnitude']
     known = phase.initial_mask or not spans[0].sparsity or not made
-    return [] if known else [f'initial mask: {", ".join(made)}']
+    return notes + [f'initial mask: {", ".join(made)}'] * (not known)
   begins = any(span.names[0] == phase.name for span in run.plan.spans)
   if begins and spans[0].sparsity > before[-1]['spans'][-1]['sparsity']:
     return ['prunes by magnitude at its start']

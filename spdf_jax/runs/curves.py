@@ -142,7 +142,7 @@ def pretraining_curve(
     >>> pretraining_curve(RunRecord('toy', (phase,), tuple(rows)))
     (array([ 5., 10.]), array([3., 2.]))
   """
-  end = read.pretraining_phases(run)[-1].end
+  end = max((p.end for p in read.pretraining_phases(run)), default=0)
   points = [(s, v) for s, v in zip(*run.series(key)) if 0 < s <= end]
   amounts = np.array([spent(run, step) for step, _ in points], np.float64)
   return amounts, np.array([value for _, value in points], np.float64)

@@ -2,6 +2,7 @@
 """Lifecycle of a run, from a config to a finished workdir with a report."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import json
@@ -110,20 +111,21 @@ def begin(
     `training.train`.
   """
   path = run.workdir / 'plan.json'
-  if path.exists():
+  resumed = path.exists()
+  if resumed:
     bigram = json.loads(path.read_text('utf-8')).get('bigram')
   else:
     bigram = (baseline or bigram_baseline)(run)
 
-  def write_plan() -> None:
+  def write_plan() -> Mapping[str, Any]:
     plan = plan_costs.describe_plan(run, name) | {'bigram': bigram}
-    for phase in plan['phases']:
-      for note in phase['notes']:
-        logger.info('phase %r: %s', phase['name'], note)
     if processes.is_main_process():
       files.write_atomically(path, json.dumps(plan, indent=2) + '\n')
+    return plan
 
-  write_plan()
+  for phase in write_plan()['phases']:
+    for note in () if resumed else phase['notes']:
+      logger.info('phase %r: %s', phase['name'], note)
   every_time, at_phase_ends = evaluators(run)
   return {
       'evaluators': every_time, 'phase_end_evaluators': at_phase_ends,

@@ -264,6 +264,8 @@ def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
 def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
   """Returns the first phases of a run, up to a change of the data source.
 
+  A run that begins with fine-tuning on a task has none.
+
   Example:
     >>> phases = (
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
@@ -274,7 +276,7 @@ def pretraining_phases(run: RunRecord) -> list[PhaseRecord]:
   """
   phases = []
   for phase in run.phases:
-    if phase.source != run.phases[0].source:
+    if phase.source != run.phases[0].source or phase.source == 'task':
       break
     phases.append(phase)
   return phases

@@ -32,7 +32,7 @@ _COLUMNS = (
     'counted by the formula of the papers, without those of pruned weights; '
     'FLOPs against dense are those up to the end of the row, divided by those '
     'of the same steps trained dense. Seconds are those of training, without '
-    'evaluation.'
+    'evaluations and without the first step of each phase, which compiles.'
 )
 _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
@@ -43,8 +43,8 @@ _CURVES = (
 _MASKS = (
     'Measured sparsity is that of the sparsified weights at the end of each '
     'phase. Survival is the fraction of the kept weights that stay kept in a '
-    'mask update, lowest to highest of the phase; explored is the fraction of '
-    'the sparsified weights that have been kept at any step of the run.'
+    'mask update, lowest to highest of those logged; explored is the fraction '
+    'of the sparsified weights that have been kept at any step of the run.'
 )
 _PLOTS = {
     'loss_over_tokens': ('Loss over tokens', plots.plot_loss_over_tokens),
@@ -126,9 +126,13 @@ def _sizes(label: str, run: RunRecord) -> str:
       for phase in run.phases if phase.overall_sparsity
   )
   overall = zeros and f'Zeros over all parameters: {zeros}. '
+  sparsified = ''
+  if any(sum(phase.sparsities) for phase in run.phases):
+    sparsified = (
+        f', {run.sparsified_parameters:,} of them in sparsified matrices'
+    )
   return markdown.escape(
-      f'{label}: {run.parameters:,} parameters{model}, '
-      f'{run.sparsified_parameters:,} of them in sparsified matrices. '
+      f'{label}: {run.parameters:,} parameters{model}{sparsified}. '
       f'{overall}{run.compute}'
   ).rstrip()
 
@@ -168,7 +172,7 @@ def _run_rows(label: str, run: RunRecord) -> list[list[str]]:
   rows = []
   for phase in run.phases:
     rows.append(_row(label, run, phase.name, [phase]))
-    if phase is pretraining[-1] and 1 < len(pretraining) < len(run.phases):
+    if phase in pretraining[-1:] and 1 < len(pretraining) < len(run.phases):
       rows.append(_bold(_row(label, run, 'all pre-training', pretraining)))
   return [*rows, _bold(_row(label, run, 'total', run.phases))]
 
@@ -369,13 +373,18 @@ def write_report(
     raise ValueError('runs is empty; give at least one run to report on.')
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
-  curves_path = directory / 'loss_over_flops.png'
-  style.save(plots.plot_loss_over_flops(runs), curves_path)
   parts: list[Any] = [
       '# Report',
       '\n'.join(f'* {_sizes(label, run)}' for label, run in runs.items()),
-      '![Loss over FLOPs](loss_over_flops.png)',
-      _CURVES,
+  ]
+  figures = dict(_PLOTS)
+  if any(read.pretraining_phases(run) for run in runs.values()):
+    path = directory / 'loss_over_flops.png'
+    style.save(plots.plot_loss_over_flops(runs), path)
+    parts += ['![Loss over FLOPs](loss_over_flops.png)', _CURVES]
+  else:
+    del figures['loss_over_tokens']
+  parts += [
       '## Runs',
       runs_table(runs),
       _COLUMNS,
@@ -392,7 +401,7 @@ def write_report(
     style.save(plots.plot_mask_updates(runs), directory / 'mask_updates.png')
     parts += ['## Masks', masks, _MASKS, '![Masks](mask_updates.png)']
   parts.append('## Plots')
-  for name, (title, plot) in _PLOTS.items():
+  for name, (title, plot) in figures.items():
     style.save(plot(runs), directory / f'{name}.png')
     parts.append(f'![{title}]({name}.png)')
   table = generations_table(runs)

@@ -84,9 +84,18 @@ def fine_tuning(label: str, run: RunRecord) -> str | None:
     >>> print(fine_tuning('toy', RunRecord('toy', phases, rows)))
     Fine-tuning takes toy from target perplexity 20.00 to 5.00, 0.250 of it.
   """
-  before = run.at_end(read.pretraining_phases(run)[-1], 'target/perplexity')
-  after = run.at_end(run.phases[-1], 'target/perplexity')
-  if before is None or after is None or before == after:
+  key = 'target/perplexity'
+  pretraining = read.pretraining_phases(run)
+  before = run.at_end(pretraining[-1], key) if pretraining else None
+  after = run.at_end(run.phases[-1], key)
+  if after is None or before == after:
+    return None
+  if not pretraining:
+    return (
+        f'Fine-tuning takes {label} to target perplexity '
+        f'{markdown.number(after[1])}.'
+    )
+  if before is None:
     return None
   return (
       f'Fine-tuning takes {label} from target perplexity '
@@ -118,6 +127,9 @@ def cost(label: str, run: RunRecord) -> str:
   if run.last_step < planned:
     name += f' (unfinished, {run.last_step:,} of {planned:,} steps)'
   pretraining = read.pretraining_phases(run)
+  if not pretraining:
+    spent = _spent(run, run.phases, run.last_step)
+    return f'Fine-tuning of {name} took {spent}.'
   text = (
       f'Pre-training of {name} took '
       f'{_spent(run, pretraining, min(run.last_step, pretraining[-1].end))}'
@@ -148,7 +160,8 @@ def against_budget(label: str, run: RunRecord) -> str | None:
     run: A run.
 
   Returns:
-    A sentence; None if pre-training has one learning-rate schedule.
+    A sentence; None if pre-training has one learning-rate schedule, or if the
+    run is dense.
 
   Example:
     >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 10.0)
@@ -161,6 +174,8 @@ def against_budget(label: str, run: RunRecord) -> str | None:
     planned at 0.343 of the FLOPs, 0.366 if the lookup of inputs is counted as a
     product; effective sparsity 75%.
   """
+  if not any(sum(phase.sparsities) for phase in run.phases):
+    return None
   for total in run.totals:
     if total['phases'] != total['against']:
       sparsity = total['effective_sparsity']
@@ -195,7 +210,7 @@ def at_equal(
     runs: Two runs.
 
   Returns:
-    A sentence; None if the runs have no such amount in common.
+    A sentence; None if a run has no evaluations in pre-training.
 
   Example:
     >>> def toy(cost):
@@ -212,9 +227,14 @@ def at_equal(
     a, 2.000 of b, but b is then in the middle of its learning-rate schedule,
     which favours a.
   """
+  if not all(len(curves.pretraining_curve(run)[0]) for run in runs):
+    return None
   found = curves.losses_at_equal(_SPENT[what], *runs)
   if found is None:
-    return None
+    return (
+        f'{labels[0]} and {labels[1]} are not compared after equal {what}, as '
+        'all evaluations of one come before those of the other.'
+    )
   losses = (found.first, found.second)
   best = 0 if found.first <= found.second else 1
   verdict = f'{labels[best]} is better'
@@ -239,8 +259,9 @@ def seeds(runs: Mapping[str, RunRecord]) -> str | None:
   if len(runs) < 2:
     return None
   return (
-      'Each of these is one run: others may differ by hundredths of a nat, '
-      'or by more where training is short. Compare means over seeds.'
+      'Losses after equal amounts are interpolated between evaluations. Each '
+      'is of one run: others may differ by hundredths of a nat, or by more '
+      'where training is short. Compare means over seeds.'
   )
 
 
@@ -262,12 +283,16 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
     ]
     if updates:
       mean = sum(u.survival for u in updates) / len(updates)
-      times = {1: 'once', 2: 'twice'}.get(
-          len(updates), f'{len(updates)} times'
+      planned = sum(
+          phase.start < step <= run.last_step for step in phase.mask_updates
+      )
+      times = {1: 'once', 2: 'twice'}.get(planned, f'{planned} times')
+      logged = '' if len(updates) >= planned else (
+          f', of the {len(updates)} that are logged'
       )
       parts.append(
           f'{times} within {phase.name}, where {markdown.percent(mean)} of the '
-          'kept weights survive an update on average'
+          f'kept weights survive an update on average{logged}'
       )
   if not parts:
     return None
@@ -279,7 +304,7 @@ def describe_updates(label: str, run: RunRecord) -> str | None:
   if before and before[0] < 1:
     text += (
         f' By then {markdown.percent(before[-1])} of the sparsified weights '
-        f'have been kept at some step, {markdown.percent(before[0])} at first.'
+        'have been kept at some step.'
     )
   return text
 

@@ -28,6 +28,7 @@ _ATTENTION = frozenset('q k v o qkv wq wk wv query key value'.split())
 _OUTPUTS = frozenset('o out output post wo'.split())
 _ARRAYS = frozenset('kernel w weight'.split())  # Names in a layer's module.
 _COLORS = 4
+_KERNEL_SIZES = {1, 3, 5, 7, 9, 11}  # Of convolutions of any name.
 
 
 def matrices(path: str, leaf: Any) -> bool | None:
@@ -198,8 +199,10 @@ def convolutions(path: str, leaf: Any) -> Axes:
   """Selects hidden matrices, and kernels of convolutions.
 
   Kernels are `[..., inputs, outputs]` after one to three spatial axes, as in
-  `flax.linen.Conv`. Those of the stem, named `stem` or `init` or with at most
-  four inputs (colors), are excluded.
+  `flax.linen.Conv`, and in modules whose names have a word that begins with
+  `conv`; under other names, such as `down`, those with two or three equal
+  spatial axes of 1, 3, 5, 7, 9 or 11. Kernels of the stem, named `stem` or
+  `init` or with at most four inputs (colors), are excluded.
 
   Args:
     path: The leaf's path, parts joined by `'/'`.
@@ -218,7 +221,10 @@ def convolutions(path: str, leaf: Any) -> Axes:
     return False
   rank = len(leaf.shape)
   words = {word for part in parts for word in _words(part)}
-  if rank < 3 or not any(word.startswith('conv') for word in words):
+  named = rank > 2 and any(word.startswith('conv') for word in words)
+  spatial = set(leaf.shape[:-2])
+  square = rank in (4, 5) and len(spatial) == 1 and spatial <= _KERNEL_SIZES
+  if not named and not square:
     return hidden_matrices(path, leaf)
   if leaf.shape[-2] <= _COLORS or words & {'stem', 'init'}:
     return False

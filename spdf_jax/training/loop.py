@@ -62,7 +62,7 @@ def train(
     phase_end_evaluators: Sequence[Evaluator] = (),
     writers: Sequence[Open] = (),
     profile: range = range(0),
-    on_early_end: Callable[[], None] = lambda: None,
+    on_early_end: Callable[[], object] = lambda: None,
 ) -> TrainState:
   """Trains through all phases, starting from the state of an open run.
 
@@ -117,8 +117,8 @@ def train(
         )
         step += 1
         log.add(step, metrics)
-        if step == start + 1:
-          # The first step includes compilation, which is not training time.
+        if step == start + 1 or step - 1 in run.plan.starts:
+          # These steps include compilation, which is not training time.
           jax.block_until_ready(metrics)
           log.restart_clock()
           progress.resume(step)
