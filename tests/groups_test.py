@@ -17,7 +17,7 @@ from spdf_jax.training.optimizers import matrices
 pytestmark = pytest.mark.slow
 
 TIMES = dict(update_every=3, update_until=12)
-ATTENTION = {'static': (0.5, spdf.static(0.5)),
+ATTENTION = {'static': (dict(name='static', sparsity=0.5), spdf.static(0.5)),
              'dense': (dict(name='dense'), spdf.dense())}
 
 
@@ -26,7 +26,7 @@ def make_run(attention, order=('pretrain', 'continuation'), **changes):
   rigl = dict(name='rigl', sparsity=0.8, **TIMES)
   config = small_config(data__task='', phases__order=order, **changes)
   with config.ignore_type():
-    config.phases.pretrain.sparsity = dict(
+    config.phases.pretrain.algorithm = dict(
         name='partition',
         groups=[['*/mlp/*', rigl], ['*/attn/*', ATTENTION[attention][0]]],
     )

@@ -79,10 +79,10 @@ def shortened(words):
       continue
     fields[f'phases.{name}.duration'] = duration
     fields |= {f'phases.{name}.{key}': value for key, value in others.items()}
-  sparsity = 'phases.pretrain.sparsity.'
+  algorithm = 'phases.pretrain.algorithm.'
   if 'rigl' in line or ('mine.py' in line and ':set' not in line):
-    fields[f'{sparsity}update_every'] = 2
-    fields[f'{sparsity}update_until'] = 4
+    fields[f'{algorithm}update_every'] = 2
+    fields[f'{algorithm}update_until'] = 4
   return [*words, *(f'--config.{k}={v}' for k, v in fields.items())]
 
 

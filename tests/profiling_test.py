@@ -61,10 +61,10 @@ def test_a_run_that_continues_within_the_window_traces_the_rest(
   def failing(step, params):
     raise RuntimeError(step)
 
-  run = make_run().open(tmp_path)
   with pytest.raises(RuntimeError):  # At step 3, after the checkpoint of 2.
-    train(run, evaluators=[failing], profile=range(2, 6))
-  run.close()
+    train(
+        make_run().open(tmp_path), evaluators=[failing], profile=range(2, 6)
+    )
   assert traced[-1] == 'stop'  # No trace outlives its run.
   traced.clear()
   run(traced, tmp_path, range(2, 6))
