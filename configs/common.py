@@ -8,7 +8,7 @@ from typing import Any
 import ml_collections
 
 ALGORITHMS = ('dense', 'static', 'set', 'rigl', 'gmp', 'granet')
-"""Algorithms of one phase, by the names of `spdf_jax.create_algorithm`."""
+"""Algorithms of one phase, by the names of `create_algorithm`."""
 
 PRUNING = ('iterative', 'lottery')
 """Algorithms that prune a dense model in rounds, by `pruning_rounds`."""

@@ -197,7 +197,7 @@ with konfig.imports():
 tx = konfig.resolve(lazy_spdf.sparsify(
     lazy_optax.adam(0.003),
     lazy_spdf.rigl(0.75, update_every=2, update_until=4),
-    where=lazy_spdf.per_head, key=0,
+    where=lazy_spdf.where.per_head, key=0,
 ))
 tokens = np.random.default_rng(0).integers(0, 64, (4, 8))
 with tempfile.TemporaryDirectory() as folder:
