@@ -19,6 +19,7 @@ from tiny_run import assert_same_arrays
 from tiny_run import make_run
 
 import spdf_jax as spdf
+from spdf_jax.costs import plan_costs
 from spdf_jax.files import seal
 from spdf_jax.sparsity.trees import by_name
 from spdf_jax.training import checkpoints
@@ -397,6 +398,10 @@ def test_init_from_takes_parameters_and_nothing_else(trained, tmp_path):
       phases__pretrain__algorithm__init='random',
   ).open(tmp_path / 'told')
   assert_same_arrays(spdf.get_mask(told.state.opt_state), fresh.mask)
+  begins = f'starts from the weights of {trained[0]}@continuation'
+  for described, made in ((run, 'magnitude'), (told, 'random')):
+    plan = plan_costs.describe_plan(described, 'a')
+    assert plan['phases'][0]['notes'] == [begins, f'initial mask: {made}']
 
 
 def test_init_from_another_model_is_refused(trained, tmp_path):
