@@ -181,7 +181,9 @@ def _cache_path(name: str, tokenizer: str, cache_dir: Path | str) -> Path:
 def read_tokenizer(
     name: str, *, tokenizer: str, cache_dir: Path | str
 ) -> Tokenizer:
-  """Reads only the tokenizer of a corpus that is prepared; writes nothing.
+  """Reads the tokenizer of a prepared corpus, without its data.
+
+  Nothing is written. `'bytes'` needs no corpus.
 
   Args:
     name: Name of the corpus, as `prepare_corpus` takes it.
@@ -193,7 +195,7 @@ def read_tokenizer(
 
   Raises:
     ImportError: the tokenizer needs an extra that is not installed.
-    OSError: the corpus is not prepared.
+    OSError: the corpus is not prepared, and the tokenizer is a file.
     ValueError: the file of the tokenizer is damaged.
 
   Example:

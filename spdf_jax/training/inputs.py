@@ -136,7 +136,8 @@ def check_validation(
   if not data.Windows(corpus.validation).num_blocks(length):
     raise ValueError(
         f'corpus {corpus.name!r} has no row of {length} tokens in its '
-        'validation split; prepare it with a larger one, or shorten the phases.'
+        'validation split; prepare it with a larger validation split, or '
+        'give phases a smaller length.'
     )
   if task is not None and not task.validation:
     raise ValueError(

@@ -296,9 +296,9 @@ def _report_on(
     if shares is None:
       if any(isinstance(r.cycles, jax.core.Tracer) for r in reports):
         raise ValueError(
-            f'{branch.name} chooses a branch by its data, and which branch is '
-            'the slowest depends on the device; give frequencies={name: '
-            'fraction} of its branches.'
+            f'{branch.name} chooses a branch by its data, and with a traced '
+            'device the slowest is not known; give the fraction of each, '
+            f'frequencies={{{branch.name!r}: [...]}}.'
         )
       worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
       shares = tuple(float(i == worst) for i in range(len(reports)))

@@ -31,13 +31,13 @@ def gmp(
   Where the sparsity falls, pruned weights are revived at random.
 
   Args:
-    sparsity: The fraction of zeros: a number, to which it rises from 0 by
-      `cubic` until `update_until`, a schedule, or a tree of those.
+    sparsity: The fraction of zeros: a number, which is reached from 0 by
+      `cubic` at `update_until`; a schedule; or a tree of those.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
-    update_until: Last step that may be an update. It is one, also off the steps
-      of `update_every`, if the scheduled sparsity has changed since the update
-      before.
+    update_until: Last step that may be an update. Whatever `update_every` is,
+      the mask is updated there if the scheduled sparsity has changed since the
+      update before.
     update_from: First step that may be an update.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`, or its name.

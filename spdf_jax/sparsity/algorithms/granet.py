@@ -39,8 +39,8 @@ def granet(
   which pruned weights count as part of the dropped fraction.
 
   Args:
-    sparsity: The fraction of zeros: a number, to which it rises from 0 by
-      `cubic` until `update_until`, which trains dense to sparse; a schedule,
+    sparsity: The fraction of zeros: a number, which is reached from 0 by
+      `cubic` at `update_until`, from dense to sparse; a schedule,
       e.g. `cubic(0.5, 0.8, 700)`; or a tree of those.
     update_every: Number of steps between mask updates, a list of steps, or a
       function of the step that is true at updates.
