@@ -419,7 +419,7 @@ def test_the_last_step_of_int32_is_a_boundary():
         spdf.iterative(
             [spdf.Round(9)], distribution='model_wide', structure='2:4'
         ),
-        'one group of all layers, but the structure has groups with counts',
+        'ranks the weights of all layers together, but the structure',
     ),
     (
         spdf.iterative(

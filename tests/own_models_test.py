@@ -177,7 +177,7 @@ def test_a_model_without_our_layers_has_no_kernels():
     (dict(preset='own_model:makemodel'), "'makemodel' is unknown; did you mea"),
     (dict(n_leyers=2), r"'own_model:make_model' fails \(TypeError: .*n_leyers"),
     (dict(preset='own_model:alone'), 'returned Mixer, not the pair'),
-    (dict(preset='own_model:number'), 'the module is a int, not of Flax'),
+    (dict(preset='own_model:number'), 'the module is int, not a flax'),
     (dict(preset='own_model:nothing'), "fails .ValueError: .*no_such"),
     (dict(preset='own_model:wide'), r'returns \(1, 2, 18\) for tokens'),
     (dict(preset='own_model:normed'), 'than parameters, .*batch_stats'),
