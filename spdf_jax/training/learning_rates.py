@@ -17,7 +17,8 @@ def _warmed(
 ) -> optax.Schedule:
   if warmup >= horizon:
     raise ValueError(
-        f'warm-up takes {warmup} of {horizon} steps; make it shorter.'
+        f'warm-up takes {warmup} of {horizon} steps; make '
+        'learning_rate.warmup shorter.'
     )
   if not warmup:
     return decay
