@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 import zlib
 
+from hypothesis import example
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ def test_of_many_documents_each_share_is_a_range_of_hashes(first, a, b):
 
 @given(st.sets(st.integers(), min_size=3), st.floats(1e-9, 0.3),
        st.floats(1e-9, 0.3))
+@example({0, -119, -125}, 0.25, 0.25)  # All hashes are below 0.25.
 @settings(deadline=None)
 def test_few_documents_are_validated_and_tested_on_too(numbers, a, b):
   texts = [f'Text {i}' for i in numbers]

@@ -109,7 +109,7 @@ def choose_splits(
 
   Returns:
     The splits. A split that would be empty gets the remaining document with the
-    smallest hash.
+    smallest hash; of few that are all for validation, the last is for testing.
 
   Example:
     >>> read = lambda file: [Piece(f'Text {i}') for i in range(9)]
@@ -124,6 +124,8 @@ def choose_splits(
       [file for file in files if file not in named], read
   ))
   below_validation = _reach(places, 0.0, validation)
+  if test and len(places) > 1:  # Not all are for validation.
+    below_validation = min(below_validation, places[-1])
   below_test = _reach(places, below_validation, below_validation + test)
   return Splits(named, below_validation, below_test)
 
