@@ -240,7 +240,7 @@ def test_a_mask_of_another_run_has_the_structure_of_the_phase(tmp_path):
     ({'a': {'initial_mask': 'snip', 'algorithm': dict(
         name='partition', groups=[['*', dict(
             name='static', sparsity=0.5, structure='2:4')]],
-    )}}, 'groups with a structure, which it would not have'),
+    )}}, 'groups with a structure, which that mask would'),
     ({'a': {'initial_mask': 'snip', 'algorithm': dict(
         name='gmp', update_every=2, update_until=4, sparsity=dict(
             schedule='cubic', initial=0.0, final=0.8, steps=4),

@@ -279,7 +279,7 @@ def test_what_python_has_made_already_is_taken_as_it_is():
     ({'name': 'static', 'sparsity': {'schedule': 'cubik'}},
      "schedule 'cubik' is unknown; did you mean 'cubic'"),
     ({'name': 'static', 'sparsity': [0.5, 0.5]},
-     r'sparsity is \[0.5, 0.5\]; a list is of \[pattern, sparsity\] pairs'),
+     r'sparsity is \[0.5, 0.5\]; give a list of \[pattern, sparsity\] pairs'),
     ({'name': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
      "distribution 'erq' is unknown; did you mean 'erk'"),
     ({'name': 'static', 'sparsity': 0.5, 'structure': 'n_of_n'},

@@ -283,8 +283,8 @@ def simulate_inference(
 ) -> tuple[Inference, Inference]:
   """Estimates inference with a run's model, sparse and dense.
 
-  Weights are streamed for every call, as in training, which takes most of the
-  time if there are few tokens.
+  As in training, weights are streamed for every call; with few tokens that
+  takes most of the time.
 
   Args:
     run: Run of the model; the sparsities are those at the end of the

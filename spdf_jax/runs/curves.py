@@ -123,14 +123,15 @@ Spent = Callable[[RunRecord, int], float]
 def pretraining_curve(
     run: RunRecord, key: str = 'validation/loss', spent: Spent = flops_at
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a value over the training FLOPs of pre-training.
+  """Returns a logged value over the training FLOPs of pre-training.
 
   Fine-tuning is excluded, as it does not minimize the loss on the corpus.
 
   Args:
     run: A run.
     key: Name of the value.
-    spent: What the curve is over; FLOPs by default.
+    spent: `(run, step) -> float`, what the first `step` steps took: FLOPs,
+      tokens or seconds.
 
   Returns:
     float64 [N] FLOPs, increasing and above zero, and float64 [N] values.

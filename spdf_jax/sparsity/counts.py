@@ -266,8 +266,8 @@ def _kept_by_leaf(
     counts.append(number_kept(math.prod(shape[-2:]), sparsity))
     if counts[-1] >= 2**31:
       raise ValueError(
-          f'{name!r} keeps {counts[-1]:,} of each {tuple(shape[-2:])}, more '
-          'than int32 counts; split it along an axis.'
+          f'{name!r} keeps {counts[-1]:,} weights of shape {shape[-2:]}, more '
+          'than 2**31 - 1; split the leaf along an axis.'
       )
   return counts
 

@@ -75,8 +75,8 @@ def train(
     writers: Writers of metrics beside `metrics.jsonl`, see `choose_writers`.
     profile: Steps to trace, counted from 1; the trace is written to `profile/`
       in the workdir. See `parse_window`.
-    on_early_end: Function called after a phase has ended early, which changes
-      `run.plan`.
+    on_early_end: Function without arguments, called after a phase has ended
+      early and `run.plan` has changed.
 
   Returns:
     The final state.

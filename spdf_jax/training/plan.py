@@ -140,7 +140,8 @@ class Plan:
     ):
       raise ValueError(
           f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
-          'and groups with a structure, which it would not have; remove one.'
+          'and groups with a structure, which that mask would not follow; '
+          'remove the initial_mask, or the structure.'
       )
     for phase in self.phases[1:]:
       if phase.initial_mask:

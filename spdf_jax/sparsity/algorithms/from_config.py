@@ -300,7 +300,7 @@ def _sparsity(value: Any) -> Any:
       pairs = [(str(pattern), sparsity) for pattern, sparsity in value]
     except (TypeError, ValueError) as error:
       raise ValueError(
-          f'sparsity is {value!r}; a list is of [pattern, sparsity] pairs.'
+          f'sparsity is {value!r}; give a list of [pattern, sparsity] pairs.'
       ) from error
     return [(pattern, _sparsity(sparsity)) for pattern, sparsity in pairs]
   return value
