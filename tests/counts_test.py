@@ -178,7 +178,7 @@ def test_the_table_is_made_while_jax_traces():
 
 def test_a_layer_that_int32_cannot_count_is_named():
   params = {'h': {'w': leaf(1, 2**16, 2**16)}}
-  with pytest.raises(ValueError, match=r"'h/w' .* split the leaf along an axis"):
+  with pytest.raises(ValueError, match="'h/w' .* split the leaf along an"):
     kept_table(params, 0.25, uniform)
   assert kept_table(params, 0.75, uniform)['h']['w'].tolist() == [2**30]
 
