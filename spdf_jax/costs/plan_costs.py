@@ -127,7 +127,9 @@ def _mask_notes(
     if run.config.init_from and initial_mask.prunes_by_magnitude(run.plan):
       made = ['magnitude']
     known = phase.initial_mask or not spans[0].sparsity or not made
-    return notes + [f'initial mask: {", ".join(made)}'] * (not known)
+    if not known:
+      notes.append(f'initial mask: {", ".join(made)}')
+    return notes
   begins = any(span.names[0] == phase.name for span in run.plan.spans)
   if begins and spans[0].sparsity > before[-1]['spans'][-1]['sparsity']:
     return ['prunes by magnitude at its start']

@@ -75,7 +75,8 @@ def read_special_tokens(
       which any may be missing.
     id_of: Function from a token to its id; `None`: it is not in the vocabulary.
     vocab_size: Number of ids.
-    default: What the tokenizer itself states.
+    default: Special tokens of the tokenizer's own file, used for those that
+      the files of the model leave out.
 
   Returns:
     The special tokens; fields that no file states are those of `default`.

@@ -180,7 +180,8 @@ def losses_at_equal(
   their final losses are compared.
 
   Args:
-    spent: What is equal: `flops_at`, `tokens_at` or `seconds_at`.
+    spent: Function of the amount to compare at: `flops_at`, `tokens_at` or
+      `seconds_at`.
     first: A run.
     second: Another run, evaluated on the same validation text.
 

@@ -136,6 +136,11 @@ class RunRecord:
   totals: Sequence[Mapping[str, Any]] = ()
 
   @property
+  def is_sparse(self) -> bool:
+    """Whether a phase is planned with zeros."""
+    return any(any(phase.sparsities) for phase in self.phases)
+
+  @property
   def last_step(self) -> int:
     """Number of completed steps in the last row."""
     return self.rows[-1]['step'] if self.rows else 0

@@ -127,7 +127,7 @@ def _sizes(label: str, run: RunRecord) -> str:
   )
   overall = zeros and f'Zeros over all parameters: {zeros}. '
   sparsified = ''
-  if any(sum(phase.sparsities) for phase in run.phases):
+  if run.is_sparse:
     sparsified = (
         f', {run.sparsified_parameters:,} of them in sparsified matrices'
     )

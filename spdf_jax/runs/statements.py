@@ -174,7 +174,7 @@ def against_budget(label: str, run: RunRecord) -> str | None:
     planned at 0.343 of the FLOPs, 0.366 if the lookup of inputs is counted as a
     product; effective sparsity 75%.
   """
-  if not any(sum(phase.sparsities) for phase in run.phases):
+  if not run.is_sparse:
     return None
   for total in run.totals:
     if total['phases'] != total['against']:
