@@ -189,6 +189,7 @@ def test_an_imported_mask_of_other_weights_is_refused(tmp_path):
   )
   path = tmp_path / 'run' / 'imported_masks.safetensors'
   masks = tensors.read_tensors(path)
+  path.unlink()
   tensors.write_tensors(path, {k: ~x for k, x in masks.items()})
   refuse(
       'imported_masks.safetensors prunes weights in ', convert.export_model,
