@@ -110,7 +110,7 @@ def _write_continuation(
 
   texts = evaluation.decode_stream(tokenizer, timed(), ids)
   first = next(texts, '')  # Bad input raises before anything is written.
-  sys.stdout.write(_PROMPT.value + first)
+  sys.stdout.write(_PROMPT.value + ('\n' if is_context else '') + first)
   for text in texts:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -122,7 +122,7 @@ def _write_continuation(
   # Linux gives KiB.
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
   print(
-      f'{number} tokens, {speed}; parameters {stored / 2**20:,.0f} MiB, peak '
+      f'{number} tokens, {speed}; parameters {stored / 2**20:,.1f} MiB, peak '
       f'memory {peak / 2**20:,.0f} MiB', file=sys.stderr,
   )
 

@@ -41,7 +41,15 @@ _MOVED = {
 }
 
 
+_ROOMS = (
+    'accelerator', 'costs', 'data', 'evaluation', 'interop', 'models', 'runs',
+    'training',
+)
+
+
 def __getattr__(name: str) -> object:
   """Names what replaces a public name of the last version."""
   found = f'; use spdf_jax.{_MOVED[name]}' if name in _MOVED else ''
+  if name in _ROOMS:
+    found = f'; import it with `from spdf_jax import {name}`'
   raise AttributeError(f"module 'spdf_jax' has no attribute {name!r}{found}.")

@@ -188,7 +188,7 @@ def create_private(folder: str | os.PathLike[str]) -> None:
 
 
 def check_private(path: str | os.PathLike[str]) -> None:
-  """Raises unless a file or folder is ours and only we can write to it.
+  """Raises unless this user owns a file or folder and only they can write it.
 
   Does nothing on Windows, whose files have no such modes.
 
@@ -204,14 +204,15 @@ def check_private(path: str | os.PathLike[str]) -> None:
   found = os.stat(path)
   if found.st_uid != os.geteuid():
     raise ValueError(
-        f'{path} belongs to user {found.st_uid}, who could replace the machine '
-        'code in it; use a cache of your own, e.g. by XDG_CACHE_HOME.'
+        f'{path} belongs to the user with the id {found.st_uid}, who could '
+        'replace the compiled code there; use a cache folder of your own, e.g. '
+        'by setting XDG_CACHE_HOME.'
     )
   if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
     raise ValueError(
         f'{path} has mode {stat.S_IMODE(found.st_mode):o}, so that other users '
-        'could replace the machine code in it; delete it, or run chmod -R go-w '
-        'on it if you trust its files.'
+        'could replace the compiled code there; delete it, or run chmod -R '
+        'go-w on it if you trust its files.'
     )
 
 
@@ -253,14 +254,14 @@ def unseal(fields: Mapping[str, Any], place: Any) -> dict[str, Any]:
     >>> unseal({**seal({'step': 3}), 'step': 2}, 'meta.json')
     Traceback (most recent call last):
     ...
-    ValueError: meta.json is damaged, as its fields differ from their sha256; \
-restore the file from a copy or write it again.
+    ValueError: meta.json is damaged, because its fields do not have the \
+digest in its field 'sha256'; restore the file from a copy, or create it again.
   """
   plain = _without_digest(fields)
   if fields.get(_DIGEST) != _digest(plain):
     raise ValueError(
-        f'{place} is damaged, as its fields differ from their {_DIGEST}; '
-        'restore the file from a copy or write it again.'
+        f'{place} is damaged, because its fields do not have the digest in its '
+        f'field {_DIGEST!r}; restore the file from a copy, or create it again.'
     )
   return plain
 
@@ -300,7 +301,7 @@ def refuse_url(path: str | os.PathLike[str], name: str) -> None:
   """
   if is_url(path):
     raise ValueError(
-        f'{name} {os.fspath(path)!r} is a URL, and files are locked, renamed '
-        'and appended to in it, which buckets do not offer; give a folder of a '
-        'disk, or of the bucket mounted as a file system.'
+        f'{name} {os.fspath(path)!r} is a URL, but files in this folder are '
+        'locked, renamed and appended to, which buckets do not support; give a '
+        'folder on a disk, or mount the bucket as a file system.'
     )

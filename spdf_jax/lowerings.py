@@ -160,13 +160,15 @@ def register_lowering(
 
   The lowering is used where the primitive's parameter `lowering` is `name`. On
   other platforms, and where the function returns `NotImplemented`, the
-  primitive falls back to its reference.
+  primitive falls back to its reference, a function of JAX operations that
+  defines its semantics, see `accelerator.reference`.
 
   Args:
     name: Value of the parameter `lowering` that selects it, e.g. `'native'`.
-    primitive: Primitive made by `define_primitive`.
-    lowering: `(*arrays, **params) -> array`, traceable, with the operands and
-      parameters of the primitive's reference.
+    primitive: A primitive of `spdf_jax.accelerator`, e.g. `sparse_matmul_p`.
+    lowering: `(*arrays, **params) -> array`, or a list of arrays if the
+      primitive has several results; traceable, with the operands and parameters
+      of the primitive's reference.
     platform: Platform of the lowering: `'cpu'`, `'cuda'`, `'tpu'`, …
     takes_layer: Whether the function has one more parameter, `layer`: the name
       of the calling layer, `''` if it has none.

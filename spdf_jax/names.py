@@ -8,9 +8,13 @@ import functools
 import importlib
 import inspect
 from typing import Any
+from typing import cast
 from typing import TypeVar
 
 T = TypeVar('T')
+F = TypeVar('F', bound=Callable[..., Any])
+
+_MOST_SHOWN = 200  # Characters of an argument.
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
@@ -66,7 +70,7 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
     if error.name and (module_name + '.').startswith(error.name + '.'):
       raise ValueError(
           f'{kind} {name!r} cannot be imported ({error}); give '
-          "'package.module:function' of a module on the path."
+          "'package.module:function' of a module on the Python path."
       ) from error
     raise
   except ValueError as error:
@@ -132,3 +136,40 @@ def by_entry(
   function = lookup(kind, name, table)
   arguments = {k: v for k, v in value.items() if k != kind}
   return bind(f'{kind} {name!r}', function, arguments, missing)
+
+
+def printed_as_call(make: F) -> F:
+  """Lets the tuples that a function makes print as the call that made them.
+
+  Args:
+    make: A function that returns a NamedTuple with a field `name`.
+
+  Returns:
+    The function, whose results have the text of the call as their name.
+
+  Example:
+    >>> import spdf_jax as spdf
+    >>> spdf.join([spdf.static(0.9, init='magnitude'), spdf.dense()], [300])
+    join([static(0.9, init='magnitude'), dense()], [300])
+  """
+  @functools.wraps(make)
+  def made(*args, **kwargs):
+    shown = [show(x) for x in args]
+    shown += [f'{name}={show(x)}' for name, x in kwargs.items()]
+    return make(*args, **kwargs)._replace(
+        name=f'{make.__name__}({", ".join(shown)})'
+    )
+
+  return cast(F, made)
+
+
+def show(value: Any) -> str:
+  """Returns the name of a function, or the start of another value's `repr`."""
+  if isinstance(value, functools.partial):
+    given = [*map(show, value.args)]
+    given += [f'{name}={show(x)}' for name, x in value.keywords.items()]
+    return f'{show(value.func)}(…, {", ".join(given)})'
+  if callable(value) and hasattr(value, '__name__'):
+    return value.__name__
+  text = repr(value)
+  return text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}…'

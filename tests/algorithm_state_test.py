@@ -194,5 +194,10 @@ def test_algorithms_print_as_the_calls_that_make_them():
   assert repr(spdf.rigl(0.8, **times, distribution=spdf.erk)) == (
       'rigl(0.8, update_every=5, update_until=9, distribution=erk)'
   )
+  flat = functools.partial(spdf.erk, power=0.5)
+  block = spdf.structures.block(4, 2)
+  assert repr(spdf.static(0.5, distribution=flat, structure=block)) == (
+      'static(0.5, distribution=erk(…, power=0.5), structure=block(4, 2))'
+  )
   for make in (spdf.rigl, spdf.static, spdf.join, spdf.sparsify, spdf.gmp):
     assert ' at 0x' not in str(inspect.signature(make))

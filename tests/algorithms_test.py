@@ -336,8 +336,19 @@ STATIC = [spdf.static(0.5), spdf.dense()]
     (lambda: spdf.rigl(0.5, distribution=1, **TIMES), 'distribution is 1'),
     (lambda: spdf.static(0.5, init='magnitud'), "did you mean 'magnitude'"),
     (lambda: spdf.gmp(0.5, init=0.5, **TIMES), 'init is 0.5; give'),
-    (lambda: spdf.rigl(0.8, update_every=0, update_until=9), 'every is 0'),
+    (
+        lambda: spdf.rigl(0.8, update_every=0, update_until=9),
+        'update_every is 0',
+    ),
+    (
+        lambda: spdf.rigl(0.8, update_every=1, update_until=None),
+        'update_until is None',
+    ),
     (lambda: spdf.rigl(0.8, drop_fraction=1.5, **TIMES), 'fraction is 1.5'),
+    (
+        lambda: spdf.granet(0.8, drop_fraction=0, **TIMES),
+        r'drop_fraction is 0; give a number in \(0, 1\)',
+    ),
     (
         lambda: spdf.rigl(0.8, drop_fraction=lambda step: 1.5, **TIMES),
         r'drop_fraction is 1.5; give a number in \[0, 1\]',
@@ -354,7 +365,7 @@ STATIC = [spdf.static(0.5), spdf.dense()]
     ),
     (
         lambda: spdf.sparse_evolution(spdf.cubic(0, 0.5, 9), update_every=3),
-        'have no last one',
+        'update_until is None.* give update_until',
     ),
     (
         lambda: spdf.sparse_evolution(0.8, update_every=3, drop='sign'),
@@ -364,7 +375,7 @@ STATIC = [spdf.static(0.5), spdf.dense()]
         lambda: spdf.sparse_evolution(
             0.5, update_every=3, drop='signed', structure='2:4'
         ),
-        'have no sign',
+        r'works without a structure only, but structure is n_of_m\(2, 4\)',
     ),
     (
         lambda: spdf.iterative([spdf.Round(9)], distribution='erk'),
@@ -399,7 +410,7 @@ def test_the_last_step_of_int32_is_a_boundary():
 @pytest.mark.parametrize('algorithm, words', [
     (
         spdf.rigl(0.9, drop_fraction=1e-3, **TIMES),
-        'drops none of the .* kept per group',
+        'drops no weight .* of a layer that keeps 10',
     ),
     (spdf.rigl(0.75, structure='2:4', **TIMES), 'sparsity is 0.75'),
     (spdf.gmp(0.5, structure=structures.block(5, 8), **TIMES), 'block.* 5'),
@@ -425,7 +436,7 @@ def test_the_last_step_of_int32_is_a_boundary():
         spdf.iterative(
             [spdf.Round(9), spdf.Round(9, 0.9999)], distribution='model_wide'
         ),
-        'but one unit in every layer has',
+        'fewer than the 2 of one weight',
     ),
     (
         spdf.iterative([spdf.Round(9), spdf.Round(9, 0.25)], structure='2:4'),

@@ -397,7 +397,7 @@ def test_examples_read_with_two_lengths_are_refused():
 
 def test_a_length_too_short_for_the_examples_is_refused():
   examples = encode_pairs(PAIRS, ByteTokenizer(), max_length=32)
-  with pytest.raises(ValueError, match='length 8 is too short .*inputs'):
+  with pytest.raises(ValueError, match='length 8 is too short .* input tokens'):
     examples.block_length([8])
 
 

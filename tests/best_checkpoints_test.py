@@ -268,7 +268,7 @@ def test_a_best_checkpoint_that_cannot_be_read_stops_the_run(
     yield from seen(step, params)
 
   run = make().open(tmp_path)
-  with pytest.raises(ValueError, match='move it away and run the same command'):
+  with pytest.raises(ValueError, match='move it out of its folder and run the'):
     training.train(run, evaluators=[damaging])
   (tmp_path / 'checkpoints' / '2').rename(tmp_path / '2')
   train(tmp_path)

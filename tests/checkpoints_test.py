@@ -171,7 +171,7 @@ def test_a_checkpoint_that_does_not_record_its_masks_is_named(workdir):
   meta = json.loads(path.read_text())
   del meta['masks']
   path.write_text(json.dumps(seal(meta)))
-  want = f'{checkpoint} does not record which of its arrays are masks.*again.$'
+  want = f'{checkpoint} does not record which of its arrays are masks.*repeat'
   with pytest.raises(ValueError, match=want):
     read_masks(checkpoint)
 

@@ -228,9 +228,9 @@ def test_members_without_an_order_are_refused(make, message):
     ([*LABELS, ('*/head/*', 'rest')],
      r"the pattern '\*/head/\*' matches none .* h_0/attn/wq, h_0/mlp/wi, h_1"),
     ([('*', 'rest'), ('*/attn/*', 'attention')],
-     r"the patterns before '\*/attn/\*' match all of its leaves; put it"),
+     r"the patterns before '\*/attn/\*' match all of its leaves; put '"),
     ([('*/attn/*', 'atention'), ('*', 'rest')],
-     "'h_0/attn/wq' the label 'atention'.*are 'attention', 'rest'"),
+     "'h_0/attn/wq' the label 'atention'.*labels 'attention', 'rest'"),
     ([('*', 'rest')], "an entry 'attention', but labels gives that label"),
     ({'h_0': 'rest'}, 'labels is a tree that does not fit the parameters'),
 ])

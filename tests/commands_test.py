@@ -170,10 +170,17 @@ def test_a_dry_run_shows_what_each_device_of_a_mesh_holds():
   share = 4 * (split / 4 + whole) / 2**20
   masks = 6 * d**2 / 4 / 2**20
   assert (
-      'memory on each of 4 devices (data 1, fsdp 4, tensor 1): parameters '
-      f'{share:.1f} MiB, gradients {share:.1f} MiB, optimizer {2 * share:.1f} '
-      f'MiB, masks {masks:.1f} MiB; temporaries of a step of 4 x 32: '
+      f': parameters {share:.1f} MiB, optimizer {2 * share:.1f} MiB, masks '
+      f'{masks:.1f} MiB, and with gradients of {share:.1f} MiB among them, '
+      'temporaries of a step of 4 x 32: '
   ) in output
+  total, temporaries = (
+      float(re.search(f'{what}([0-9.]+) MiB', output)[1]) for what in (
+          r'memory on each of 4 devices \(data 1, fsdp 4, tensor 1\): ',
+          'a step of 4 x 32: ',
+      )
+  )
+  assert total == pytest.approx(3 * share + masks + temporaries, abs=0.2)
 
 
 @pytest.mark.slow
@@ -259,7 +266,7 @@ def test_a_workdir_that_cannot_be_used_is_one_sentence_too(tmp_path):
   output, _ = child.communicate(timeout=SECONDS)
   assert child.returncode == 1, output
   assert 'Traceback' not in output
-  assert 'cannot be written (Not a directory); give a writable' in output
+  assert "file' is a file; give a writable directory" in output
 
 
 @pytest.mark.process
@@ -282,7 +289,7 @@ def test_the_quickstart_reports_on_both_runs(tmp_path):
     ('model__n_heads', 3, 'n_heads is 3, which does not divide d_model 16'),
     ('model__dtype', 'float64x', "dtype is 'float64x'; use one of"),
     ('model__max_length', 31,
-     "'pretrain' has length 32 and the model 31 positions; shorten"),
+     "length 32, in tokens per sequence, and model.max_length is 31; lower"),
     ('model__vocab_size', 256,
      'ids up to 256 and the model a vocabulary of 256; set model.vocab_size '),
     ('phases__order', ('pretrain', 'continuatio'),
@@ -306,7 +313,7 @@ def test_the_quickstart_reports_on_both_runs(tmp_path):
     ('phases__pretrain__learning_rate__schedule', 'cos', "'cos' .*'cosine'"),
     ('phases__pretrain__learning_rate__warmup', '99 steps',
      'warm-up takes 99 of 30 steps'),
-    ('phases__pretrain__learning_rate__peak', -1.0, 'peak is -1.0; a learn'),
+    ('phases__pretrain__learning_rate__peak', -1.0, 'peak is -1.0; give a pos'),
     ('phases__pretrain__weight_decay', -1.0, 'weight_decay -1.0; it must not'),
     ('eval_every', 0, 'eval_every is 0; it must be at least 1'),
     ('log_every', -1, 'log_every is -1; it must be'),

@@ -180,18 +180,18 @@ def test_a_field_without_a_value_is_refused(path):
     ('phases.order', ['continuation'], "first and has the schedule 'contin"),
     ('phases.pretrain', 3, "'phases.pretrain' is 3; give a mapping with its"),
     ('phases.pretrain.reset_moments', 1, 'moments. is 1; it must be True or F'),
-    ('phases.pretrain.restart', True, "restart' is now reset_moments; write"),
+    ('phases.pretrain.restart', True, "restart' was replaced; use reset_mo"),
     ('phases.pretrain.duration', 9, 'duration. is 9; it must be text'),
     ('phases.pretrain.algorithm', None, 'it must be a mapping'),
-    ('phases.pretrain.sparsity', 0.5, "sparsity' is now algorithm, a mapping"),
+    ('phases.pretrain.sparsity', 0.5, "replaced; use algorithm, a mapping"),
     ('phase_defaults', 3, "'phase_defaults' is 3; give a mapping with its"),
     ('phase_defaults', {'batchsize': 3}, "did you mean .*defaults.batch_size'"),
     ('phases.pretrain.data', 'task', "data of phase 'pretrain': 'task' is un"),
-    ('phases.pretrain.length', 9, 'has length 9 and the model 8 positions'),
+    ('phases.pretrain.length', 9, 'length 9, .*, and model.max_length is 8'),
     ('phases.pretrain.learning_rate.warmup', None,
      "rate of phase 'pretrain': schedule 'cosine' needs warmup"),
     ('phases.pretrain.early_stop', dict(metric='task/bleu', patience=1),
-     "stops by 'task/bleu' and the config has no task; set data.task"),
+     "metric of phase 'pretrain' is 'task/bleu', but the config has no task"),
 ])
 def test_invalid_input_is_one_sentence(path, value, message):
   with pytest.raises(ValueError, match=message) as caught:
@@ -208,7 +208,7 @@ def test_fields_that_a_schedule_ignores_make_no_difference():
 def test_a_workdir_that_cannot_be_read_is_refused_with_the_fix(tmp_path):
   stored = changed({'colour': 'red'})
   (tmp_path / 'config.json').write_text(json.dumps(stored))
-  message = "workdir .*'colour' is unknown.*; use another workdir, starting fr"
+  message = "workdir .*'colour' is unknown.*; use the version that wrote it, or"
   with pytest.raises(MismatchError, match=message) as caught:
     make_run().open(tmp_path)
   assert '\n' not in str(caught.value)

@@ -162,7 +162,7 @@ def test_a_checkpoint_within_a_phase_is_refused(sparse, tmp_path):
   workdir = shutil.copytree(sparse, tmp_path / 'a')
   folder = workdir / 'checkpoints'
   os.rename(folder / '6', folder / '5')
-  with pytest.raises(ValueError, match="step 5, within a phase; name a"):
+  with pytest.raises(ValueError, match='step 5, within a phase; give '):
     densify_checkpoint(str(workdir), tmp_path / 'b')
 
 

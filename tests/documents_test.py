@@ -84,7 +84,7 @@ def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
 
 def test_a_missing_column_is_named(tmp_path):
   make_parquet(tmp_path)
-  with pytest.raises(ValueError, match="no column 'body' but id, text"):
+  with pytest.raises(ValueError, match="no column 'body'; its columns are id, text"):
     list(read_documents(tmp_path / 'a.parquet', field='body'))
 
 
@@ -165,6 +165,49 @@ def test_a_zstandard_window_of_gigabytes_is_refused(tmp_path):
   path = tmp_path / 'a.jsonl.zst'
   path.write_bytes(bomb(1, window=31))
   with pytest.raises(ValueError, match='a.jsonl.zst is not a valid .*memory'):
+    list(read_documents(path))
+
+
+def test_equal_rows_of_parquet_are_held_a_few_at_a_time(tmp_path, monkeypatch):
+  arrow = pytest.importorskip('pyarrow')
+  parquet = pytest.importorskip('pyarrow.parquet')
+  path, text = tmp_path / 'a.parquet', '0' * (1 << 22)
+  entries = arrow.DictionaryArray.from_arrays([0] * 64, [text])
+  table = arrow.table({'text': entries.cast(arrow.string())})
+  parquet.write_table(table, path, compression='zstd', write_statistics=False)
+  del table, entries
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._LARGEST_BATCH', 1 << 24)
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._LARGEST_RATIO', 1e9)
+  held = [
+      (item == Piece(text), arrow.total_allocated_bytes())
+      for item in read_documents(path)
+  ]
+  assert len(held) == 64 and all(equal for equal, _ in held)
+  assert max(size for _, size in held) < 1 << 26  # 64 rows are 1 << 28 bytes.
+  monkeypatch.undo()
+  monkeypatch.setattr('spdf_jax.data.prepare.documents._LONGEST_LINE', 1 << 20)
+  with pytest.raises(ValueError, match="a column 'text' that expands from "):
+    list(read_documents(path))
+
+
+@pytest.mark.parametrize('as_dictionary', [False, True])
+def test_compressed_arrow_is_refused_before_it_is_expanded(
+    tmp_path, as_dictionary
+):
+  pytest.importorskip('datasets')
+  arrow = pytest.importorskip('pyarrow')
+  ipc = arrow.ipc
+  values = arrow.array(['0' * (1 << 20)])
+  values = values.dictionary_encode() if as_dictionary else values
+  table = arrow.table({'text': values})
+  for compression in (None, 'zstd'):
+    path = tmp_path / f'{compression}.arrow'
+    options = ipc.IpcWriteOptions(compression=compression)
+    with ipc.new_stream(path, table.schema, options=options) as writer:
+      writer.write_table(table)
+  assert list(read_documents(tmp_path / 'None.arrow')) == [
+      Piece('0' * (1 << 20))]
+  with pytest.raises(ValueError, match='zstd.arrow is .* are compressed'):
     list(read_documents(path))
 
 

@@ -347,7 +347,7 @@ def test_shards_are_read(llama_dir):
   )
   assert_same_bits(interop.load_hf(llama_dir).params, want)
   (llama_dir / shards[1]).unlink()
-  refuse("shard 'model-2-of-3.*not beside", interop.load_hf, llama_dir)
+  refuse("shard 'model-2-of-3.*no such", interop.load_hf, llama_dir)
   index.write_text(json.dumps({'weight_map': {'a': '../gpt/m.safetensors'}}))
   refuse(r"names the shard '\.\./gpt", interop.load_hf, llama_dir)
 
@@ -417,7 +417,7 @@ def test_a_failed_export_leaves_the_one_before(gpt_dir, monkeypatch):
     ('gpt', dict(n_head=None), 'config.json: n_head is missing; add it'),
     ('gpt', dict(n_head=3), 'n_heads is 3, which does not divide d_model 16'),
     ('gpt', dict(n_inner=32),
-     r"'.*c_fc.bias' in another shape, \(24,\) and not \(32"),
+     r"'.*c_fc.bias' of shape \(24,\) instead of \(32"),
     ('llama', dict(attention_bias=True),
      'attention_bias is True; it must be False'),
     ('llama', dict(rope_scaling=dict(rope_type='yarn', factor=2.0)),
@@ -428,9 +428,9 @@ def test_a_failed_export_leaves_the_one_before(gpt_dir, monkeypatch):
     ('llama', dict(tie_word_embeddings=True),
      'lm_head.weight differs from model.embed'),
     ('gpt', lambda t: t.pop('transformer.wpe.weight'), "lacks 'transformer.w"),
-    ('gpt', lambda t: t.update(extra=np.ones(1)), "has 'transformer.extra' t"),
+    ('gpt', lambda t: t.update(extra=np.ones(1)), "unexpected 'transformer.e"),
     ('gpt', lambda t: t.update({'transformer.ln_f.bias': np.ones(16, np.int8)}),
-     "'transformer.ln_f.bias' is of type int8; only float32, bfloat16, fl"),
+     "'transformer.ln_f.bias' is of dtype int8; save it in one of float32, b"),
 ])
 def test_a_model_that_we_do_not_compute_is_refused(
     name, changes, message, saved, tmp_path
@@ -553,14 +553,14 @@ READERS = [
 
 
 @pytest.mark.parametrize('change, message', [
-    (change_dtype(f'{WI}.values', 'float64'), 'is of type float64; only'),
+    (change_dtype(f'{WI}.values', 'float64'), 'of dtype float64; save it'),
     (add(WI, 'transformer.wte.weight'), 'is stored whole and as kept values'),
     (add('h.0.mlp.c_fc.weight.values', f'{WI}.values'),
      "has both 'h.0.mlp.c_fc.weight.values' and 'transformer.h.0.mlp"),
     (add('lm_head.weight', 'transformer.wpe.weight'), 'lm_head.* differs from'),
-    (shorten(f'{WI}.values'), "bits and values of '.*c_fc.weight' do not fit"),
+    (shorten(f'{WI}.values'), "c_fc.weight.values' is missing, or they do not"),
     (lambda tensors: np.invert(tensors[f'{WI}.bits'], tensors[f'{WI}.bits']),
-     'bits and values of .* do not'),
+     'bits.* or they do not fit'),
 ])
 def test_both_readers_refuse_the_same_compact_files(change, message, tmp_path):
   params = make_params(GPT)
@@ -585,7 +585,7 @@ def test_a_tied_head_may_be_stored_beside_its_equal_embedding(tmp_path):
     (dict(embeddings_scale=2.0), 'embeddings_scale is 2.0, a multiplier of mu'),
     (dict(attention_by_size=True), 'attention_by_size is True'),
     (dict(n_layers=3), r"params lacks 'h_2/attn/wd/bias' \(and 15 more\)"),
-    (dict(d_ff=32), r"'h_0/mlp/wi/bias' in another shape, \(24,\) and"),
+    (dict(d_ff=32), r"'h_0/mlp/wi/bias' of shape \(24,\) instead of"),
 ])
 def test_a_model_that_gpt2_is_not_is_not_written(changes, message, tmp_path):
   config = dataclasses.replace(GPT, **changes)
@@ -596,11 +596,11 @@ def test_a_model_that_gpt2_is_not_is_not_written(changes, message, tmp_path):
 
 @pytest.mark.parametrize('options, message', [
     (dict(dtype='float64'), "dtype is 'float64'; use one of float32, bfloat16"),
-    (dict(format='compact'), "format is 'compact' and the model has no mask"),
+    (dict(format='compact'), "format is 'compact', but no mask is given"),
     (dict(format='compct'), "format 'compct' is unknown; did you mean 'comp"),
     (dict(vocab_size=24), 'vocab_size is 24; give 1 to 23'),
     (dict(mask={'wte': {'embedding': np.ones((2, 2), bool)}}),
-     r"mask has for 'wte/embedding' a mask bool\[2, 2\]; it must be boolean"),
+     r"mask has for 'wte/embedding' a mask bool\[2, 2\]; it must be bool\["),
 ])
 def test_impossible_options_are_refused(options, message, tmp_path):
   with pytest.raises(ValueError, match=message) as caught:
@@ -618,7 +618,7 @@ def test_weights_or_folders_that_cannot_be_written_are_refused(tmp_path):
   )
   params['wte']['embedding'][3, 3] = 1e5
   refuse(
-      "'wte/embedding' holds weights too large for float16; use bfloat16",
+      "'wte/embedding' holds weights too large for float16; use float32",
       interop.save_hf, tmp_path, GPT, params, dtype='float16',
   )
   interop.save_hf(tmp_path, GPT, params, dtype='bfloat16')
@@ -642,7 +642,7 @@ def test_an_export_names_the_end_of_text(config, end, bos, tmp_path):
 @pytest.mark.parametrize('end', [-1, 23, '5', True, []])
 def test_an_end_of_text_outside_the_vocabulary_is_refused(end, tmp_path):
   refuse(
-      'end_of_text is .*; give ids from 0 to 22', interop.save_hf,
+      'end_of_text is .*; give an int .* from 0 to 22', interop.save_hf,
       tmp_path / 'new', GPT, make_params(GPT), end_of_text=end,
   )
   fields = {'vocab_size': 23, 'eos_token_id': end}

@@ -179,8 +179,8 @@ def test_the_commands_convert_generate_and_evaluate(tmp_path):
   )
   assert text == 'ab' + data.ByteTokenizer().decode(wanted) + '\n'
   assert re.search(
-      r'^4 tokens, [0-9.,]+ tokens/s; parameters 0 MiB, peak memory [0-9,]+ '
-      r'MiB$', log, re.M,
+      r'^4 tokens, [0-9.,]+ tokens/s; parameters 0\.[0-9] MiB, peak memory '
+      r'[0-9,]+ MiB$', log, re.M,
   )
   task = f'--tasks=wikitext={tmp_path / "text.tokens"}'
   tables = [

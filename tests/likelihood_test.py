@@ -112,7 +112,7 @@ def test_few_shapes_are_compiled():
 def test_inputs_that_cannot_be_scored_are_refused(subject):
   with pytest.raises(ValueError, match='context 1 is empty'):
     likelihoods(subject, [Continuation([1], [2]), Continuation([], [2])])
-  with pytest.raises(ValueError, match='target 0 has 9 tokens, more than length'):
+  with pytest.raises(ValueError, match='target 0 has 9 tokens, more than len'):
     likelihoods(subject, [Continuation([1], [2] * 9)], length=8)
   for token in (-1, 257):
     for asked in (Continuation([token], [2]), Continuation([1], [token])):

@@ -176,13 +176,13 @@ def test_vmap_over_either_operand_is_a_loop(axes):
     ), '65537 inputs and keeps'),
     (ValueError, lambda w, m: lists.list_values(
         w[0, :4], np.arange(4) + 1, m.sum(0), 4
-    ), 'from 1 to 4, and the matrix has 4 inputs'),
+    ), 'from 1 to 4, but the matrix has 4 inputs'),
     (ValueError, lambda w, m: listed_matmul(
         np.ones((2, 5), np.float32), list_matrix(w, m)
-    ), r'x \[2, 5\] and a matrix \[4, 6\]'),
+    ), r'x \[2, 5\] and w \[4, 6\]'),
     (TypeError, lambda w, m: list_matrix(w, w), 'a mask of dtype float32'),
     (TypeError, lambda w, m: list_matrix(w, m, dtype='float16'),
-     'w has dtype float16'),
+     'dtype is float16; use'),
 ])
 def test_what_does_not_fit_is_refused(error, call, message):
   w = np.eye(4, 6, dtype=np.float32)
@@ -239,9 +239,9 @@ def test_another_width_and_a_changing_mask_are_refused():
   apply = lambda model, **variables: jax.eval_shape(
       model.apply, variables, tokens
   )
-  with pytest.raises(ValueError, match='h_0/attn/wq/kernel .* mask is const'):
+  with pytest.raises(ValueError, match='h_0/attn/wq/kernel is a List.* omit'):
     apply(model, params=listed, masks=mask)
   wide = native_model(dataclasses.replace(GPT, d_ff=32))
   listed['h_0']['mlp']['wi']['bias'] = np.zeros(32, np.float32)
-  with pytest.raises(ValueError, match=r'wi/kernel is a listed .*\[16, 24\]'):
+  with pytest.raises(ValueError, match=r'wi/kernel is a Listed.*\[16, 24\]'):
     apply(wide, params=listed)

@@ -29,8 +29,8 @@ def test_one_open_axis_takes_the_devices_that_are_left(asked, sizes):
 
 
 @pytest.mark.parametrize('asked, message', [
-    (dict(data=3), "'data': 3.* does not make up the 8 devices .* to 8"),
-    (dict(fsdp=3), 'does not make up the 8 devices'),
+    (dict(data=3), "'data': 3.* but there are 8 devices; .* product 8"),
+    (dict(fsdp=3), 'but there are 8 devices'),
     (dict(data=-1, fsdp=-1), 'at most one of them -1'),
     (dict(tensor=0), 'give positive sizes'),
     (dict(tensor=-2), 'give positive sizes'),

@@ -61,8 +61,8 @@ def test_a_whole_last_line_counts_without_its_newline(tmp_path):
 @pytest.mark.parametrize('line, message', [
     ('{"st', 'line 2 is not JSON'),
     ('[1]', r'line 2 holds \[1\], which is not a JSON object'),
-    ('{"train/loss": 1.0}', 'line 2 has no whole "step": {"train/loss"'),
-    ('{"step": 1.5}', 'line 2 has no whole "step"'),
+    ('{"train/loss": 1.0}', 'line 2 has no integer "step": {"train/loss"'),
+    ('{"step": 1.5}', 'line 2 has no integer "step"'),
 ])
 def test_a_broken_line_is_named(tmp_path, line, message):
   path = tmp_path / 'metrics.jsonl'

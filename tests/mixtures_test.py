@@ -165,11 +165,11 @@ def test_bad_mixtures_of_folders_get_one_sentence(tmp_path):
   open_it = lambda name: data.prepare_corpus(
       name, tokenizer='', cache_dir=tmp_path
   )
-  with pytest.raises(ValueError, match='has a folder twice'):
+  with pytest.raises(ValueError, match='names a folder twice'):
     open_it(f'{a}=3,{a}=1')
   with pytest.raises(ValueError, match='have different tokenizers'):
     open_it(f'{a}=1,{b}=1')
-  with pytest.raises(ValueError, match='is not a mixture; write'):
+  with pytest.raises(ValueError, match='existing folder nor a mixture; write'):
     open_it(f'{a}=1,{b}')
   with pytest.raises(ValueError, match='weight -1.0'):
     open_it(f'{a}=-1')

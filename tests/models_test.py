@@ -301,14 +301,14 @@ def test_the_computation_has_the_type_that_is_requested():
 
 @pytest.mark.parametrize('make, changes, message', [
     (make_llama, dict(n_kv_heads=3), 'n_kv_heads is 3, which does not divide'),
-    (make_llama, dict(head_dim=5), 'a head has 5 features; rotary positions'),
+    (make_llama, dict(head_dim=5), 'head is 5, and rotary positions need an'),
     (make_llama, dict(rope_scaling='yarn'), "scaling is 'yarn'; use one of"),
     (make_llama, dict(rope_low_freq_factor=5.0), 'give less than high_freq'),
     (make_llama, dict(norm_eps=math.nan), 'norm_eps is nan; it must be'),
     (make_gpt, dict(n_layers=0), 'n_layers is 0; it must be positive'),
-    (make_gpt, dict(d_model=2**31), 'd_model is .*; it is at most 16,777,216'),
-    (make_gpt, dict(n_layers=10**9), 'n_layers is .*; it is at most 10,000'),
-    (make_gpt, dict(vocab_size=2**33), 'vocab_size is .*; it is at most'),
+    (make_gpt, dict(d_model=2**31), 'd_model is .*; give at most 16,777,216'),
+    (make_gpt, dict(n_layers=10**9), 'n_layers is .*; give at most 10,000'),
+    (make_gpt, dict(vocab_size=2**33), 'vocab_size is .*; give at most'),
     (make_gpt, dict(dtype='float23'), "dtype is 'float23'; use one of float"),
     (make_gpt, dict(lowering='nativ'), "lowering 'nativ' is unknown"),
     (make_gpt, dict(attention='fast'), "attention is 'fast'; use one of auto"),

@@ -183,10 +183,10 @@ def test_a_model_without_our_layers_has_no_kernels():
     (dict(preset='own_model:normed'), 'than parameters, .*batch_stats'),
     (dict(preset='own_model:dropping'), 'than parameters, .*other'),
     (dict(preset='own_model:make_nnx', dropout=0.1),
-     "model.dropout is 0.1 and model 'own_model:make_nnx' of NNX, which"),
+     "model.dropout is 0.1, but model 'own_model:make_nnx' is of NNX"),
     (dict(d_model=None), 'model.d_model is None; a model of your own needs'),
     (dict(vocab_size=0), 'model.vocab_size is 0; a model of your own needs'),
-    (dict(max_length=4), 'has length 8 and the model 4 positions'),
+    (dict(max_length=4), 'length 8, .* model.max_length is 4'),
 ])
 def test_models_are_checked_before_data_is_read(fields, message):
   with pytest.raises(ValueError, match=message) as caught:
@@ -196,10 +196,10 @@ def test_models_are_checked_before_data_is_read(fields, message):
 
 @pytest.mark.parametrize('fields, message', [
     (dict(storage='compact'), "storage is 'compact' and the model"),
-    (dict(loss=CONFIG['loss'] | dict(chunk=4)), 'loss.chunk is 4 and the'),
+    (dict(loss=CONFIG['loss'] | dict(chunk=4)), 'loss.chunk is 4, which'),
     (dict(data=CONFIG['data'] | dict(task='e2e'),
           evaluation=CONFIG['evaluation'] | dict(generations=4)),
-     'evaluation.generations is 4 and the model'),
+     'evaluation.generations is 4, which the model'),
 ])
 def test_what_only_our_models_support_is_refused(fields, message):
   with pytest.raises(ValueError, match=message):

@@ -386,7 +386,7 @@ def test_unfinished_and_lost_runs_are_named(tmp_path):
   assert not found.runs
   text = '\n'.join(found.problems)
   assert 'half is at step 40 of 100; train it to the end.' in text
-  assert 'lost starts from runs/nowhere, which is not there' in text
+  assert 'lost starts from runs/nowhere, which is not found' in text
   assert 'scores hub/gpt2, which is no run here' in text
 
 

@@ -68,7 +68,7 @@ def test_a_cluster_of_one_process_is_not(initialized, environment):
 
 @pytest.mark.parametrize('environment, message', [
     (dict(JAX_NUM_PROCESSES='2'),
-     'num_processes of the processes given, but not coordinator, process_id'),
+     'got num_processes, but not coordinator and process_id'),
     (WHOLE | dict(JAX_PROCESS_ID=''), 'but not process_id; give all three'),
     (WHOLE | dict(JAX_PROCESS_ID='4'), 'process_id is 4 of 4 processes'),
     (WHOLE | dict(JAX_PROCESS_ID='-1'), 'from 0 to 3'),

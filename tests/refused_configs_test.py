@@ -67,8 +67,8 @@ def refuse(message, call, *args, error=(ValueError, OSError), **kwargs):
 @pytest.mark.parametrize('name, value, message', [
     ('seed', -1, r'seed is -1; give a whole number in \[0, 2\*\*32\)'),
     ('seed', 2**70, 'seed is 11805916207'),
-    ('matmul', 'wafer', "'wafer' and model.dtype 'float32'; the wafer computes "
-     "in fp16, which needs a loss scale: set 'float16'"),
+    ('matmul', 'wafer', "'wafer' and model.dtype is 'float32'; the wafer "
+     "computes in fp16, .*: set model.dtype to 'float16'"),
     ('loss__z_loss', float('nan'), "'loss.z_loss' is nan; it must be finite"),
     ('optimizer__eps', float('inf'), "'optimizer.eps' is inf; it must be fin"),
     ('data__planned__tokens', -1.0, 'data.planned.tokens is -1.0; give 0 or'),
@@ -103,7 +103,7 @@ def test_a_phase_without_a_name_is_refused():
 @pytest.mark.parametrize('config, message', [
     (None, 'config is None; give a ConfigDict or a mapping'),
     ('text', "config is 'text'; give a ConfigDict"),
-    (dict(seed=max), 'has the value <built-in function max>, a builtin'),
+    (dict(seed=max), "'seed' is <built-in function max>, a builtin"),
 ])
 def test_what_is_not_a_config_is_refused(config, message):
   refuse(message, parse, config)
@@ -185,7 +185,11 @@ def trained(tmp_path_factory):
     (dict(init_from='{old}_'), "init_from: '.*_' names no checkpoint: .* hol"),
     (dict(resume='{old}_'), "resume: '.*_' names no checkpoint: .* holds none"),
     (dict(init_from='{old}@end'), "init_from: '.*@end' names no checkpoint: "),
-    (dict(init_from='{old}', model__d_model=32), 'is of another model: para'),
+    (dict(init_from='{old}', model__d_model=32),
+     'is of another model: model.d_model was 16 and is 32;'),
+    ({f'{PRETRAIN}algorithm__name': 'static',
+      f'{PRETRAIN}algorithm__init': 'nonzero'},
+     'initial weights have none; name the weights by init_from, or use init='),
     (dict(resume='{old}', seed=3), 'another config: seed was 0 and is 3'),
 ])
 def test_where_a_run_starts_is_checked_before_data_is_read(
@@ -214,7 +218,7 @@ def test_a_workdir_is_checked_before_data_is_read(no_data, trained, tmp_path):
   other = make_config(seed=1, **WITHOUT_TASK)
   (tmp_path / 'file').write_text('kept')
   for place in ('file', 'file/below'):
-    refuse(r'cannot be written \(Not a directory\); give a writable',
+    refuse("cannot be written, since .*file' is a file; give a writable",
            open_run, config, tmp_path / place)
   before = sorted(trained.rglob('*'))
   refuse('another config: seed was 0 and is 1', open_run, other,
@@ -337,4 +341,4 @@ def test_planned_data_is_not_evaluated():
   planned = data.PlannedCorpus('pile', 1000, data.PlannedTokenizer(8))
   run = dataclasses.replace(make_run(), corpus=planned)
   for call in (lifecycle.bigram_baseline, lifecycle.validation_batches):
-    refuse("run was created with planning=True, so corpus 'pile'", call, run)
+    refuse("with planning=True, so the data, of corpus 'pile'", call, run)

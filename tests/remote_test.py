@@ -196,7 +196,7 @@ def test_a_process_waits_for_the_copy_of_another(bucket, tmp_path, monkeypatch):
 def test_urls_to_write_to_are_refused(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'a.txt').write_text('text')
-  refused = 'is a URL, and files are locked, renamed and appended'
+  refused = 'is a URL, but files in this folder are locked, renamed and'
   with pytest.raises(ValueError, match=f"^output 'gs://b/x' {refused}"):
     prepare_files('a.txt', tokenizer='bytes', output='gs://b/x')
   with pytest.raises(ValueError, match=f"^workdir 'gs://b/x' {refused}"):

@@ -176,7 +176,7 @@ def test_endless_times_last_to_the_end_of_int32():
   assert times.endless and times.contains(2**31 - 48)
   assert bool(times.contains(jnp.int32(2**31 - 48)))
   assert int(times.index(jnp.int32(2**31 - 1))) == 2**31 // 100 - 1
-  with pytest.raises(ValueError, match='no last one; give the step'):
+  with pytest.raises(ValueError, match='no last one.* give update_until'):
     _ = times.steps
 
 
@@ -193,12 +193,12 @@ def test_endless_times_last_to_the_end_of_int32():
     (lambda: update_times(0), 'every is 0'),
     (lambda: update_times(True), 'every is True'),
     (lambda: update_times(2**31), 'every is 2147483648'),
-    (lambda: update_times(10, -1), 'start is -1'),
+    (lambda: update_times(10, -1), 'update_from is -1'),
     (lambda: update_times(10, None, 9),
-     'every=10 gives no update from start=10 to stop=9'),
+     'update_every=10 gives no mask update from step 10 to step 9'),
     (lambda: update_times([5, 1]), 'step 1 after step 5'),
-    (lambda: update_times([-1, 5]), 'a step in every is -1'),
-    (lambda: update_times(lambda t: True), 'stop is None'),
+    (lambda: update_times([-1, 5]), 'a step in update_every is -1'),
+    (lambda: update_times(lambda t: True), 'update_until is None'),
 ])
 def test_impossible_schedules_and_times_are_named(call, message):
   with pytest.raises(ValueError, match=message):

@@ -243,7 +243,7 @@ def test_arguments_of_other_algorithms_are_left_out():
     ({'update_evry': 3}, "argument 'update_evry' is unknown; did y.*_every'"),
     ({'algorithm': 'rigl'}, "'rigl': argument 'algorithm' is unknown"),
     ({'update_until': 'half'}, "update_until is 'half'; give a number of"),
-    ({'update_until': '5 tokens'}, "or a share of the phase, e.g. '75%'"),
+    ({'update_until': '5 tokens'}, "or a percentage of the phase, e.g. '75%'"),
     ({'update_until': '-5%'}, "update_until is '-5%'; give"),
     ({'name': 'static', 'update_every': 'often'}, "update_every is 'often'"),
     ({'name': 3}, "algorithm is {'name': 3.*; give its name and arguments"),
@@ -279,7 +279,7 @@ def test_what_python_has_made_already_is_taken_as_it_is():
     ({'name': 'static', 'sparsity': {'schedule': 'cubik'}},
      "schedule 'cubik' is unknown; did you mean 'cubic'"),
     ({'name': 'static', 'sparsity': [0.5, 0.5]},
-     r'sparsity is \[0.5, 0.5\]; give a list of \[pattern, sparsity\] pairs'),
+     r'is \[0.5, 0.5\]; give a number, .* of \[pattern, sparsity\] pairs'),
     ({'name': 'static', 'sparsity': 0.5, 'distribution': 'erq'},
      "distribution 'erq' is unknown; did you mean 'erk'"),
     ({'name': 'static', 'sparsity': 0.5, 'structure': 'n_of_n'},
@@ -293,7 +293,7 @@ def test_what_python_has_made_already_is_taken_as_it_is():
     ({'name': ':f'}, "algorithm ':f' names no module; write"),
     ({'name': 'json:dunps'}, "name 'dunps' is unknown; did you mean 'dum"),
     ({'name': f'{__name__}:own', 'sparsity': 0.5, 'flavour': 'broken'},
-     "own' returned 0.5; let the function return a spdf_jax.Algorithm"),
+     "own' returned 0.5; let the function return an spdf_jax.Algorithm"),
     ({'name': 'partition', 'groups': [['a', RIGL], 'b']}, 'groups is'),
     ({'name': 'partition', 'groups': [['a', 0.5]]}, 'groups is'),
     ({'name': 'partition', 'groups': [['a', RIGL], ['a', RIGL]]},
@@ -302,7 +302,7 @@ def test_what_python_has_made_already_is_taken_as_it_is():
      "group 'a': algorithm 'rigle' is unknown; did you mean 'rigl'"),
     ({'name': 'partition', 'groups': [
         ['a', {'name': 'partition', 'groups': [['*', RIGL]]}],
-    ]}, "group 'a' is a partition; give its groups in the outer list"),
+    ]}, "group 'a' is a partition, .*; give its groups in the outer list"),
 ])
 def test_invalid_input_is_refused_in_a_sentence(spec, message):
   with pytest.raises(ValueError, match=message) as caught:

@@ -237,10 +237,10 @@ def test_compact_storage_is_refused_where_it_is_not_supported():
 
 
 @pytest.mark.parametrize('changes, message', [
-    (dict(optimizer=dict(name='lion', clip_norm=1.0)), "optimizer 'lion', but"),
+    (dict(optimizer=dict(name='lion', clip_norm=1.0)), "is 'lion', but"),
     (dict(phases__continuation__rewind_weights_to='2 steps'),
      "phase 'continuation' rewinds weights"),
-    (dict(matmul='wafer', model__dtype='float16'), "matmul 'wafer', which"),
+    (dict(matmul='wafer', model__dtype='float16'), "is 'wafer', which"),
 ])
 def test_parts_that_need_dense_arrays_are_named(changes, message):
   run = make_run(storage='compact', **changes)

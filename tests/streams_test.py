@@ -66,7 +66,7 @@ def test_a_streamed_dataset_has_the_tokens_of_its_files(folder, tmp_path):
   again = prepare(f'hf:{folder}', tmp_path / 'x')
   assert again.fingerprint == found.fingerprint
   os.utime(folder / 'train-0.jsonl', (1, 1))
-  with pytest.raises(ValueError, match='a corpus of other inputs; give'):
+  with pytest.raises(ValueError, match=r'differently \(other inputs\); give'):
     prepare(f'hf:{folder}', tmp_path / 'x')
 
 
@@ -137,7 +137,8 @@ def test_a_stream_that_cannot_be_read_gets_one_sentence(
   for source, changes, message in (
       (f'hf:{folder}/none', {}, "input='hf:.*/none' cannot be streamed"),
       (f'hf:{folder},other', {}, 'cannot be streamed .* not found'),
-      (f'hf:{folder}', {'field': 'body'}, "no column 'body' but text, id; set"),
+      (f'hf:{folder}', {'field': 'body'},
+       "no column 'body'; its columns are text, id; set"),
       (f'{address}/none.jsonl', {}, 'none.jsonl.* cannot be streamed'),
       (f'{address}/faulty.jsonl', {}, 'streamed .*or download the files'),
       ('https://a.org/b.pdf', {}, "kind of file '.pdf' is unknown"),

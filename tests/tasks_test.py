@@ -220,7 +220,7 @@ def test_every_slot_and_value_is_in_the_context(slots):
     ('webnlg', {'test.jsonl': '{"category": "Food"}'}, "line 1 .*'triples'"),
     ('webnlg', {'test.xml': xml_entry('Food', 'bad')},
      'none of the 1 inputs of the test split .* has a reference'),
-    ('dart', {'test.json': '{}'}, 'is not a list'),
+    ('dart', {'test.json': '{}'}, 'is not a JSON list'),
     ('dart', {'test.json': '[{"tripleset": [["a", "b"]]}]'}, 'entry 0 of'),
     ('dart', {'dev.json': '[{"tripleset": [], "annotations": [{"text": 1}]}]'},
      'entry 0 of .*dev.json is not a set of triples with texts'),

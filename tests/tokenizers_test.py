@@ -173,6 +173,15 @@ def test_one_thread_encodes_unless_the_user_requests_more(monkeypatch):
   assert os.environ['TOKENIZERS_PARALLELISM'] == 'true'
 
 
+def test_long_words_are_learned_in_parts():
+  halves = 'a' * 511 + 'x', 'y' + 'a' * 511
+  whole = train_bpe([''.join(halves)] * 20, 266)
+  assert whole.fingerprint == train_bpe([*halves] * 20, 266).fingerprint
+  assert whole.decode(whole.encode(''.join(halves))) == ''.join(halves)
+  # Never ends if the time is quadratic in the length of a word.
+  assert train_bpe(['ab' * 2**21], 266).vocab_size == 266
+
+
 def test_fingerprints_differ_between_tokenizers():
   other = train_bpe(TEXTS, 301)
   assert isinstance(other, LibraryTokenizer)

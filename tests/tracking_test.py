@@ -156,7 +156,7 @@ def test_trackers_under_partition_are_added_up():
 
 def test_a_state_without_tracking_is_refused():
   tx = spdf.sparsify(optax.adam(0.1), tossing(), key=0)
-  with pytest.raises(ValueError, match='counts no mask updates'):
+  with pytest.raises(ValueError, match='does not track mask updates'):
     mask_statistics(tx.init(PARAMS))
 
 

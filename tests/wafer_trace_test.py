@@ -146,7 +146,7 @@ def test_loops_are_counted_or_need_trips():
         lambda x: x.sum() > 1, lambda x: layer(x, w), x
     )
 
-  with pytest.raises(ValueError, match='give trips'):
+  with pytest.raises(ValueError, match='as trips'):
     simulate(converging, DEVICE)(X, W)
   report = simulate(converging, DEVICE, trips=3)(X, W)
   assert product_flops(report) == 3 * product_flops(one)

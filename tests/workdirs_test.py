@@ -104,7 +104,7 @@ def test_an_unfinished_last_line_is_left_out(tmp_path):
         ('{"step": 1}\n{"st\n{"step": 2}\n', 'line 2 is not JSON'),
         ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
         ('[1]\n', 'line 1 holds .*not a JSON object'),
-        ('{"train/loss": 1.0}\n', 'line 1 has no whole "step"'),
+        ('{"train/loss": 1.0}\n', 'line 1 has no integer "step"'),
         ('', 'holds no rows'),
     ],
 )

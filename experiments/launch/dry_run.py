@@ -21,7 +21,9 @@ from spdf_jax.training.run import Run
 _FLOPS_NOTE = """\
 Of dense: against the same steps without sparsity. With embedding: the lookup of
 inputs is counted as a product. Overall sparsity: zeros over all parameters at
-the end of the phase. The sparsity of totals is the mean over tokens."""
+the end of the phase. The sparsity of totals is the mean over tokens. A dense
+phase after a sparse one is below 100% of dense, because its first step still
+computes with the mask."""
 
 
 def format_plan(run: Run, name: str) -> str:
@@ -175,7 +177,8 @@ def _budgets(plan: dict[str, Any]) -> list[str]:
       f'alone, {t["name"]} takes\n{t["of_dense"]:.1%} of the FLOPs, '
       f'{t["of_dense_with_embedding"]:.1%} with embedding'
       + (
-          f'; effective sparsity {t["effective_sparsity"]:.2%}.'
+          f'; effective sparsity {t["effective_sparsity"]:.2%},\n'
+          'the fraction of the FLOPs of hidden matrices that it saves.'
           if 0 < t['effective_sparsity'] < 1 else '.'
       )
       for t in plan['totals'] if not _same_steps(t)
@@ -184,30 +187,31 @@ def _budgets(plan: dict[str, Any]) -> list[str]:
 
 def _memory(run: Run) -> str:
   state, mesh = run.abstract_state, run.mesh
-  params = _size(_device_bytes(state.params))
+  params = _device_bytes(state.params)
   masks = _device_bytes(sparsity.get_mask(state.opt_state))
   optimizer = _device_bytes(state.opt_state) - masks
+  temporaries = _step_memory(run)
+  total = params + optimizer + masks + max(temporaries.values())
   axes = ', '.join(f'{k} {v}' for k, v in mesh.shape.items())
   where = f' on each of {mesh.size} devices ({axes})' if mesh.size > 1 else ''
   return (
-      f'memory{where}: parameters {params}, gradients {params}, optimizer '
-      f'{_size(optimizer)}, masks {_size(masks)}; '
-      + '; '.join(_step_memory(run))
+      f'memory{where}: {_size(total)} in all: parameters {_size(params)}, '
+      f'optimizer {_size(optimizer)}, masks {_size(masks)}, and with gradients '
+      f'of {_size(params)} among them, '
+      + '; '.join(
+          f'temporaries of a step of {batch_size} x {length}: {_size(size)}'
+          for (batch_size, length), size in temporaries.items()
+      )
   )
 
 
-def _step_memory(run: Run) -> list[str]:
-  """Formats the temporary memory of the step compiled for each batch shape."""
-  described = []
-  for shape in dict.fromkeys(
-      (p.batch_size, p.length) for p in run.plan.phases
-  ):
-    compiled = run.compile_step(*shape)
-    temporary = compiled.memory_analysis().temp_size_in_bytes
-    described.append(
-        f'temporaries of a step of {shape[0]} x {shape[1]}: {_size(temporary)}'
-    )
-  return described
+def _step_memory(run: Run) -> dict[tuple[int, int], int]:
+  """Returns the temporary bytes of the step compiled for each batch shape."""
+  shapes = dict.fromkeys((p.batch_size, p.length) for p in run.plan.phases)
+  return {
+      shape: run.compile_step(*shape).memory_analysis().temp_size_in_bytes
+      for shape in shapes
+  }
 
 
 def _compact_memory(run: Run) -> list[str]:

@@ -66,34 +66,42 @@ class ListedMatrix:
 def list_matrix(
     w: np.ndarray, mask: np.ndarray, *, dtype: Any = None
 ) -> ListedMatrix:
-  """Lists the kept weights of a matrix, or of a stack of matrices.
+  """Converts a masked matrix, or a stack of them, to a `ListedMatrix`.
 
   Args:
     w: Weights [..., inputs, outputs].
     mask: `True` where a weight is kept, bool of the shape of `w`.
-    dtype: Dtype of the values, one of `DTYPES`; `None`: that of `w`.
+    dtype: Dtype of the values, float32 or bfloat16; `None`: that of `w`.
 
   Returns:
-    The listed matrix, in NumPy arrays.
+    The `ListedMatrix`, of NumPy arrays. Those of a stack have its leading axes,
+    and are padded to the size of the matrix that keeps most weights.
 
   Raises:
-    ValueError: the shapes do not fit, or the matrix is too large for the
-      16-bit indices of lists.
+    ValueError: the shapes differ, `w` has fewer than two axes or an empty one,
+      or a matrix has more than 65,536 inputs or 2^31 - 1 kept weights.
     TypeError: the mask is not boolean, or the dtype is not supported.
+
+  Example:
+    >>> w = np.array([[3., 0.], [4., 5.]], np.float32)
+    >>> listed = list_matrix(w, w != 0)
+    >>> listed.values[:3].tolist(), listed.indices[:3].tolist()
+    ([3.0, 4.0, 5.0], [0, 1, 1])
   """
   w, mask = np.asarray(w), np.asarray(mask)
   if w.ndim < 2 or w.shape != mask.shape or 0 in w.shape:
     raise ValueError(
         f'list_matrix got w {list(w.shape)} and mask {list(mask.shape)}; give '
-        'both the same shape [..., inputs, outputs].'
+        'both the same shape [..., inputs, outputs], without empty axes.'
     )
   if mask.dtype != bool:
     raise TypeError(
         f'list_matrix got a mask of dtype {mask.dtype}; give booleans, e.g. '
         'w != 0.'
     )
+  name = 'dtype of w' if dtype is None else 'dtype'
   dtype = jnp.dtype(w.dtype if dtype is None else dtype)
-  _check_dtype('w', dtype)
+  _check_dtype(name, dtype)
   if w.ndim > 2:
     return _stack([list_matrix(*each, dtype=dtype) for each in zip(w, mask)])
   # The transpose is read in the order (output, input).
@@ -128,21 +136,23 @@ def list_values(
   kept = int(counts.sum())
   if not kept == len(values) == len(indices):
     raise ValueError(
-        f'there are {len(values)} values and {len(indices)} indices for a mask '
-        f'that keeps {kept} weights; give one of each for every kept weight.'
+        f'list_values got {len(values)} values, {len(indices)} indices and '
+        f'counts with the sum {kept}; give one value and one index for every '
+        'kept weight, and the number of them for every output.'
     )
   if inputs > _MOST_INPUTS or kept > _MOST_KEPT:
     raise ValueError(
         f'the matrix has {inputs} inputs and keeps {kept} weights; a listed '
-        f'matrix has at most {_MOST_INPUTS} inputs and {_MOST_KEPT} weights. '
-        'Leave this one as an array.'
+        f'matrix has at most {_MOST_INPUTS} inputs and {_MOST_KEPT} weights: '
+        'give list_params the mask None for this one, or read the model with '
+        'load_hf instead of load_listed.'
     )
   if kept and not 0 <= indices.min() <= indices.max() < inputs:
     raise ValueError(
-        f'the indices reach from {indices.min()} to {indices.max()}, and the '
-        f'matrix has {inputs} inputs; give indices from 0 to {inputs - 1}.'
+        f'indices are from {indices.min()} to {indices.max()}, but the matrix '
+        f'has {inputs} inputs; give indices from 0 to {inputs - 1}.'
     )
-  _check_dtype('values', values.dtype)
+  _check_dtype('dtype of values', values.dtype)
   return ListedMatrix(
       np.pad(values, (0, _PADDING)),
       np.pad(indices.astype(np.uint16), (0, _PADDING)),
@@ -191,28 +201,33 @@ def _stack(matrices: list[ListedMatrix]) -> ListedMatrix:
 
 
 def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
-  """Lists the sparsified matrices of a model's parameters.
+  """Converts the sparsified matrices of parameters to `ListedMatrix`.
 
-  A model applied to the result multiplies by the lists; its config should have
-  `lowering='native'`. Gradients, optimizers and masks need dense parameters.
+  For inference: a `GPT` or `Llama` that is applied to the result multiplies by
+  its matrices with `listed_matmul`; set `lowering='native'` in the model's
+  config to use native kernels. Gradients, optimizers and masks need the
+  original parameters.
 
   Args:
-    params: Parameters.
-    mask: Mask of their structure, with `None` for dense leaves, as `get_mask`
-      returns it.
-    dtype: Dtype of the values of kept weights; `None`: that of the parameters.
+    params: Tree of parameters.
+    mask: Mask of the structure of `params`, with `None` for dense leaves, as
+      `get_mask` returns it.
+    dtype: Dtype of the values of kept weights, float32 or bfloat16; `None`:
+      that of the parameters.
 
   Returns:
-    The parameters, with a `ListedMatrix` at every sparsified leaf.
+    The parameters, with a `ListedMatrix` in place of every leaf with a mask.
 
   Raises:
-    ValueError: a leaf and its mask have different shapes.
+    ValueError: parameters and mask differ in structure or shapes, or
+      `list_matrix` does not support a matrix.
     TypeError: a mask is not boolean, or the dtype is not supported.
 
   Example:
     >>> params = {'w': np.eye(3, dtype=np.float32), 'b': np.zeros(3)}
-    >>> list_params(params, {'w': params['w'] != 0, 'b': None})['w'].shape
-    (3, 3)
+    >>> listed = list_params(params, {'w': params['w'] != 0, 'b': None})
+    >>> type(listed['w']).__name__, type(listed['b']).__name__
+    ('ListedMatrix', 'ndarray')
   """
   return jax.tree.map(
       lambda m, x: x if m is None else list_matrix(x, m, dtype=dtype),
@@ -223,23 +238,26 @@ def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
 def listed_matmul(
     x: jax.Array, w: ListedMatrix, *, lowering: str = lowerings.REFERENCE
 ) -> jax.Array:
-  """Multiplies by a listed matrix: y = x @ w.
+  """Multiplies by a `ListedMatrix`, for inference: y = x @ w.
 
-  Inputs must be finite for lowerings to agree, as for `sparse_matmul`. The
-  native result of a token does not depend on the number of tokens, nor on that
-  of threads.
+  The product has no gradients; use `sparse_matmul` in training. Inputs must be
+  finite for all lowerings to agree, as for `sparse_matmul`. In the native
+  lowering, a row of the result does not depend on the number of rows, nor on
+  that of threads.
 
   Args:
     x: Inputs [..., inputs], float32 or bfloat16.
-    w: The matrix, whose values may have the other dtype.
-    lowering: Name of the lowering; `'reference'` builds the dense matrix at
-      every call.
+    w: Matrix [inputs, outputs], no stack, with values in float32 or bfloat16,
+      independent of the dtype of `x`.
+    lowering: `'native'`, for the native CPU kernels; or `'reference'`, which
+      builds the dense matrix at every call.
 
   Returns:
-    Product [..., outputs], of the dtype of `x`, with float32 sums.
+    Product [..., outputs], of the dtype of `x`, with sums in float32.
 
   Raises:
-    ValueError: the widths do not fit, or the lowering is unknown.
+    ValueError: the last axis of `x` does not have the size `inputs`, an axis is
+      empty, `w` is a stack, or the lowering is unknown.
     TypeError: a dtype is not supported.
 
   Example:
@@ -251,12 +269,11 @@ def listed_matmul(
   lowerings.check_lowering(lowering)
   if x.ndim < 1 or len(w.shape) != 2 or x.shape[-1] != w.inputs or 0 in x.shape:
     raise ValueError(
-        f'listed_matmul got x {list(x.shape)} and a matrix {list(w.shape)}; '
-        'give x [..., inputs] with at least one entry per axis, and one matrix '
-        '[inputs, outputs].'
+        f'listed_matmul got x {list(x.shape)} and w {list(w.shape)}; give x '
+        '[..., inputs], without empty axes, and one matrix w [inputs, outputs].'
     )
-  _check_dtype('x', x.dtype)
-  _check_dtype('values', w.values.dtype)
+  _check_dtype('dtype of x', x.dtype)
+  _check_dtype('dtype of w.values', w.values.dtype)
   return listed_matmul_p.bind(
       x, *map(jnp.asarray, (w.values, w.indices, w.starts)), lowering=lowering
   )
@@ -301,6 +318,6 @@ def _check_dtype(name: str, dtype: Any) -> None:
   """Raises TypeError unless there are products with lists in a dtype."""
   if dtype.name not in DTYPES:
     raise TypeError(
-        f'{name} has dtype {dtype}; cast it to {" or ".join(DTYPES)}, the '
-        'dtypes of products with lists.'
+        f'{name} is {dtype}; use {" or ".join(DTYPES)}, the dtypes of listed '
+        'matrices and their products.'
     )

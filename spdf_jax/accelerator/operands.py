@@ -60,7 +60,7 @@ def check_packed(
     raise ValueError(
         f'sparse_matmul got {shapes} with {mask.bits.shape[-1]} bytes per row; '
         f'its {mask.columns} columns need {-(-mask.columns // 8)}: make the '
-        'mask by pack_mask.'
+        'mask by spdf_jax.packing.pack_mask.'
     )
   if 0 in x.shape + values.shape + mask.shape:
     raise ValueError(
@@ -71,8 +71,9 @@ def check_packed(
   ):
     if given is not None:
       raise ValueError(
-          f'sparse_matmul got a packed mask and {name} {given!r}; leave it '
-          'out, or unpack the weights with spdf_jax.packing.'
+          f'sparse_matmul got a packed mask and {name} '
+          f'{getattr(given, "shape", given)}; omit {name}, or unpack weights '
+          'and mask by scatter_kept and unpack_mask of spdf_jax.packing.'
       )
   _check_floats(x, values)
 
@@ -86,8 +87,8 @@ def _check_floats(x: jax.Array, w: jax.Array) -> None:
   if x.dtype != w.dtype:
     raise TypeError(
         f'sparse_matmul got x {list(x.shape)} of dtype {x.dtype} and w '
-        f'{list(w.shape)} of dtype {w.dtype}; cast one of them: it is not cast '
-        'implicitly.'
+        f'{list(w.shape)} of dtype {w.dtype}; cast one of them to the dtype of '
+        'the other: they are not promoted.'
     )
 
 

@@ -317,39 +317,44 @@ def sparse_matmul(
 ) -> jax.Array:
   r"""Multiplies by the kept weights: y = x @ (mask ⊙ w).
 
-  Weights off the mask are ignored and may be NaN. Inputs and cotangents must be
-  finite for lowerings to agree: the reference multiplies them by zeros off the
-  mask, so that an infinite or NaN entry makes all outputs of its token NaN,
-  while native kernels skip these zeros, so that it affects only the outputs
-  with a kept weight at this entry. The gradients are
+  Pruned weights are ignored and may be NaN. Inputs and cotangents must be
+  finite for all lowerings to agree: the reference multiplies them by zeros in
+  place of pruned weights, so that an infinite or NaN entry of `x` makes also
+  those outputs of its row NaN whose weight for this entry is pruned, while
+  native kernels skip these zeros. The gradients are
 
   .. math::
     dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)
 
-  with :math:`m_g` the `grad_mask`, an operand that may change without
-  recompilation: RigL sets it to all `True` at a mask update.
+  with :math:`m` the `mask` and :math:`m_g` the `grad_mask`, which may change
+  without recompilation: RigL sets it to all `True` at a mask update.
 
   Args:
     x: Inputs [..., inputs], float32, bfloat16 or float16 (or float64).
-    w: Weights [inputs, outputs], of the dtype of `x`; with a packed mask the
-      values of the kept weights, [size].
-    mask: `True` where a weight is kept, bool [inputs, outputs], or packed.
+    w: Weights [inputs, outputs], of the dtype of `x`. With a packed mask, the
+      values of the kept weights, [size], as `spdf_jax.packing.gather_kept`
+      returns them.
+    mask: `True` where a weight is kept, bool [inputs, outputs]; or packed, as
+      `spdf_jax.packing.pack_mask` returns it.
     grad_mask: Mask of the gradient of `w`; by default `mask`. Must be `None`
-      with a packed mask, where the gradient is [size].
-    accumulation_dtype: Dtype of the accumulators of products and gradients; by
-      default at least float32.
+      with a packed mask, where the gradient is [size], as `w` is.
+    accumulation_dtype: Dtype of the accumulators of products and gradients:
+      that of `x`, or the default, its promotion with float32.
     out_sharding: Sharding of the product, if ambiguous under explicit sharding.
-    lowering: Name of the lowering, e.g. `'native'`; `'reference'` is XLA's
-      masked dense matmul, to which every other lowering falls back.
-    layer: Name of the calling layer, for lowerings that count per layer.
+      Must be `None` with a packed mask.
+    lowering: Name of the lowering: `'reference'`, XLA's masked dense matmul, to
+      which every other lowering falls back; `'native'`, the native CPU kernels;
+      or a name that `accelerator.wafer.lowering` returns.
+    layer: Name of the calling layer, for `accelerator.wafer.record`.
 
   Returns:
     Product [..., outputs], of the dtype of `x`.
 
   Raises:
-    ValueError: the shapes do not fit or an axis is empty, or the lowering is
-      unknown.
-    TypeError: dtypes differ or are unsupported.
+    ValueError: the shapes do not fit, an axis is empty, the lowering is
+      unknown, or `grad_mask` or `out_sharding` is given with a packed mask.
+    TypeError: `x` and `w` have different dtypes, a mask is not boolean, or a
+      dtype is not supported.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, section 2
@@ -387,8 +392,8 @@ def matmuls_saveable(primitive: Primitive, *args: Any, **params: Any) -> bool:
   """Returns whether to save a result: a `jax.checkpoint` policy for matmuls.
 
   It saves the results of sparse and dense matmuls. JAX's `dots_saveable` does
-  not include our primitives, sparse ones and that of `bf16_matmul`, and
-  would recompute them.
+  not know the primitives of `sparse_matmul` and `accelerator.bf16_matmul`, and
+  would recompute their results in the backward pass.
 
   Args:
     primitive: The primitive of an equation.

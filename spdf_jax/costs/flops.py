@@ -11,15 +11,15 @@ def forward_flops(
 ) -> float:
   """Returns the FLOPs of one sequence's forward pass.
 
-  The count of Hoffmann et al. without the embedding of inputs. In each layer,
-  with s = length, d = d_model and h = n_heads, the hidden matrices of a GPT
-  take `(1 - sparsity) * (8 s d^2 + 4 s d d_ff)`, and attention takes
-  `4 s^2 d + 3 h s^2`, including softmax and ignoring causality; the head takes
-  `2 s d vocab_size`. The head and the products of activations in attention are
-  always dense.
+  The count is that of Hoffmann et al. without the input embedding, which is a
+  lookup. With s = length, d = d_model and h = n_heads, the hidden matrices of a
+  GPT layer (the weights of attention and MLP) take
+  `(1 - sparsity) * (8 s d^2 + 4 s d d_ff)`. The scores of attention take
+  `4 s^2 d + 3 h s^2` in each layer, including softmax and ignoring causality,
+  and the head takes `2 s d vocab_size` once; both are always dense.
 
   Args:
-    config: Config of the model.
+    config: Config of the model, e.g. `GPTConfig` or an entry of `PRESETS`.
     length: Number of tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
 
@@ -112,16 +112,17 @@ def training_flops(
 ) -> float:
   """Returns the FLOPs of training on one sequence, forward and backward.
 
-  Training takes three times the forward pass: the backward pass computes two
-  products, the gradients of inputs and of weights, both without pruned weights.
-  A step that grows weights by their gradients computes those of all weights.
+  Training takes three times the FLOPs of the forward pass: for each product of
+  it, the backward pass computes two, for the gradients of the inputs and of the
+  weights. Both skip pruned weights. Steps that choose the weights to grow by
+  their gradients, as in RigL, compute the gradients of all weights.
 
   Args:
-    config: Config of the model.
+    config: Config of the model, as in `forward_flops`.
     length: Number of tokens in the sequence.
     sparsity: Fraction of zeros in the hidden matrices.
-    dense_grads: Whether gradients of pruned weights are computed, which makes
-      the product for gradients of weights dense.
+    dense_grads: Whether the gradients of pruned weights are computed too, so
+      that the product for the gradients of weights is dense.
 
   Returns:
     FLOPs for one sequence.
@@ -149,16 +150,17 @@ def effective_sparsity(
 ) -> float:
   """Returns the constant sparsity with the same cost as a list of phases.
 
-  `1 - sum(steps_i * (1 - sparsity_i)) / reference_steps`: the fraction of a
-  dense run's FLOPs in hidden matrices that the phases save. It is negative if
-  the phases cost more than the dense run. The dense run of Variable SPDF has
-  the steps of both phases where they share one learning-rate schedule, and
-  those of the sparse phase where the dense phase has a schedule of its own.
+  `1 - sum(steps_i * (1 - sparsity_i)) / reference_steps`: the fraction that the
+  phases save of the FLOPs that a dense run spends in the sparsified matrices.
+  It is negative if the phases cost more than the dense run. Variable SPDF
+  pre-trains sparsely, then densely; its dense run has the steps of both phases
+  if they share one learning-rate schedule, and those of the sparse phase alone
+  if the dense phase has a schedule of its own.
 
   Args:
-    steps: Number of steps of each phase.
-    sparsities: Sparsity of each phase.
-    reference_steps: Number of steps of the dense run.
+    steps: Number of steps of each phase, or of tokens if the batches differ.
+    sparsities: Sparsity of each phase, in [0, 1].
+    reference_steps: Number of steps, or of tokens, of the dense run.
 
   Returns:
     The effective sparsity.

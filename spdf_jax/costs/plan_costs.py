@@ -46,13 +46,18 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
     name: Name of the run.
 
   Returns:
-    JSON-serializable data: name, sizes of the model, the dropout rate if there
-    is dropout, parameters, sparsified parameters, and totals against dense
-    training (see `totals_of`). For each phase: steps, tokens, the final
-    sparsity of the sparsified parameters and of all, whether it continues the
-    learning rate, mask updates as ranges, the spans of constant sparsity, and
-    notes; and FLOPs of a step, the mean, those of a dense step, both without
-    the lookup of the input embedding, and those of the lookup.
+    JSON-serializable fields: `name`; `model`, its preset and sizes, and
+    `dropout` unless it is 0; the numbers of `parameters` and
+    `sparsified_parameters`; `totals` against dense training, see `totals_of`;
+    `compute`, a sentence on the kernels of the sparse products; and `phases`.
+    A phase has, among others, its `steps`, `tokens` and `notes`; the final
+    `sparsity` of the sparsified parameters, and `overall_sparsity` of all;
+    `continues`, whether it continues the learning-rate schedule of the phase
+    before; `mask_updates` as ranges, see `as_ranges`; and `spans` of constant
+    sparsity. `flops_per_step` is the mean over its steps and
+    `dense_flops_per_step` that without sparsity, neither with the input
+    embedding; `embedding_flops_per_step` is that of the embedding if it were
+    computed as a product.
   """
   sizes = run.model.config
 

@@ -110,7 +110,7 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   batch = Batch(shape(jnp.int32), shape(jnp.int32), shape(jnp.float32))
   step = functools.partial(
       training.train_step,
-      apply_fn=_as_products(run.model).apply,
+      apply_fn=_as_products(run).apply,
       optimizer=run.optimizer,
       learning_rate=run.plan.learning_rate,
       loss=run.config.loss,
@@ -122,12 +122,14 @@ def trace_step(run: Run, batch_size: int, length: int) -> Program:
   return trace(run.abstract_state, batch)
 
 
-def _as_products(model: Any) -> Any:
+def _as_products(run: Run) -> Any:
   """Returns the model with XLA's attention, whose products have cost rules."""
+  model = run.model
   if not isinstance(model.config, models.DecoderConfig):
     raise ValueError(
-        'the model is your own, whose layers this command does not know; set '
-        'model.preset to one of spdf_jax.models.PRESETS.'
+        f'model.preset={run.config.model.preset!r} is a model of your own, and '
+        'only GPT and Llama are modeled on the wafer; set it to one of '
+        'spdf_jax.models.PRESETS.'
     )
   return model.clone(
       config=dataclasses.replace(model.config, attention='xla')
@@ -186,22 +188,23 @@ def simulate_run(
 ) -> Estimate:
   """Estimates the cost of all phases of a run, sparse and dense.
 
-  Every span of constant sparsity is costed at that sparsity; steps that need
-  gradients of pruned weights compute them densely, and a mask update takes the
-  hosts another `step_seconds` (an assumption). Batches that do not fit the
-  wafer are split into micro-batches.
+  Every step is costed at the sparsity planned for it; steps that need gradients
+  of pruned weights compute them densely, and a mask update takes the hosts
+  another `step_seconds` of the device (an assumption). Batches that do not fit
+  the wafer are split into micro-batches.
 
   Args:
-    run: The run; the corpus may be of any size.
-    device: The device, of which a run uses one or more systems.
-    systems: Number of systems over which each batch is split.
+    run: The run. Its data is not read, so it may be created with
+      `planning=True`.
+    device: The modeled machine, e.g. `create_device('cs2')`.
+    systems: Number of such machines over which each batch is split.
 
   Returns:
-    The estimate.
+    Seconds, FLOPs and micro-batches of every phase, and the energy.
 
   Raises:
-    ValueError: one sequence per system does not fit, or `systems` is below 1
-      or above the device's `largest_cluster`.
+    ValueError: one sequence does not fit the SRAM, `systems` is below 1 or
+      above the device's `largest_cluster`, or the model is a user's own.
   """
   updates = set(run.plan.update_steps.tolist())
   parts_of = _parts_of(run, device, systems)
@@ -283,26 +286,28 @@ def simulate_inference(
 ) -> tuple[Inference, Inference]:
   """Estimates inference with a run's model, sparse and dense.
 
-  As in training, weights are streamed for every call; with few tokens that
-  takes most of the time.
+  As in training, every call streams the weights to the wafer; with few tokens
+  that takes most of the time.
 
   Args:
     run: Run of the model; the sparsities are those at the end of the
       first phase.
-    device: The device, of which a run uses one or more systems.
-    systems: Number of systems over which the sequences are split.
+    device: The modeled machine, e.g. `create_device('cs2')`.
+    systems: Number of such machines over which the sequences are split.
     batch_size: Number of sequences.
-    length: Number of tokens of each sequence, or positions of the cache.
+    length: Number of tokens of each sequence; with `decode`, number of
+      positions of the cache.
     decode: Whether to compute one token of each sequence with a cache instead
       of a forward pass over all tokens.
 
   Returns:
-    Estimates with the run's sparsity, and without sparsity.
+    A pair of estimates: with the run's sparsity, and without sparsity.
 
   Raises:
-    ValueError: `systems` is below 1 or above the device's `largest_cluster`.
+    ValueError: `systems` is below 1 or above the device's `largest_cluster`,
+      or the model is a user's own.
   """
-  model = _as_products(run.model)
+  model = _as_products(run)
   params = run.abstract_state.params
   masks = sparsity.get_mask(run.abstract_state.opt_state)
   new = 1 if decode else length
@@ -364,8 +369,8 @@ def _sparsity_of(sparsities: Sparsities | None) -> Callable[[str], float]:
       if found is not None:
         return found
     raise ValueError(
-        f'layer {layer!r} has no planned sparsity; known are '
-        f'{", ".join(means)}.'
+        f'layer {layer!r} has masked products but no planned sparsity, unlike '
+        f'{", ".join(means)}; please report this error of spdf_jax.'
     )
 
   return sparsity_of
@@ -393,21 +398,22 @@ def advise_batch(
 ) -> BatchAdvice:
   """Returns the micro-batch sizes that fit the wafer's SRAM.
 
-  A product needs memory for its input and output; for the head these include
-  the logits. Between the passes the inputs of all layers are kept, layers ×
-  tokens × width values: the stash. A step whose stash does not fit must
-  recompute or reload them, which is not costed.
+  A matrix product needs memory for its input and output; for the head these
+  include the logits. Between the forward and the backward pass the inputs of
+  all layers are kept, layers × tokens × width values: the stash. A step whose
+  stash does not fit must recompute or reload it, which is not costed.
 
   Args:
-    config: Sizes of the decoder.
-    device: The device, of which a run uses one or more systems.
+    config: Config of the model, e.g. `GPTConfig` or an entry of `PRESETS`.
+    device: The modeled machine, e.g. `create_device('cs2')`.
     length: Number of tokens of a sequence.
 
   Returns:
-    The numbers of sequences and their memory.
+    The number of sequences of which every product fits (`largest`) and of which
+    the stash fits too (`advised`, at least 1), and the bytes of each.
 
   Raises:
-    ValueError: one sequence does not fit.
+    ValueError: the largest product of one sequence does not fit.
 
   Example:
     >>> from spdf_jax.accelerator.wafer import create_device
@@ -423,9 +429,9 @@ def advise_batch(
   largest = int(device.sram // working_set)
   if not largest:
     raise ValueError(
-        f'one sequence of {length:,} tokens keeps {working_set / 1e9:.1f} GB '
-        f'of activations and {device.name} has {device.sram / 1e9:.1f} GB; '
-        'shorten the sequence.'
+        f'the largest product of one sequence of {length:,} tokens needs '
+        f'{working_set / 1e9:.1f} GB and {device.name} has '
+        f'{device.sram / 1e9:.1f} GB of SRAM; shorten the sequence.'
     )
   advised = max(1, min(largest, int(device.sram // stash)))
   return BatchAdvice(largest, advised, working_set, stash)
@@ -439,22 +445,22 @@ def training_step(
     *,
     predicted: float = 1.0,
 ) -> Program:
-  """Returns a training step in closed form, without tracing.
+  """Returns the operations of a training step, from sizes, without tracing.
 
-  The program has the forward pass, both gradients and the optimizer. Norms,
-  activations and softmax take 30 d + 10 d_ff + 12 s heads operations per layer
-  and token in the forward pass and twice that in the backward pass (an
-  assumption).
+  The program has the forward pass, the gradients of inputs and of weights, and
+  the optimizer. Norms, activations and softmax take
+  `30 d_model + 10 d_ff + 12 length n_heads` operations per layer and token in
+  the forward pass and twice that in the backward pass (an assumption).
 
   Args:
-    config: Sizes of the decoder.
+    config: Config of the model, e.g. `GPTConfig` or an entry of `PRESETS`.
     batch: Number of sequences.
     length: Number of tokens of each sequence.
-    sparsity: Fraction of zeros among the hidden weights.
+    sparsity: Fraction of zeros in the weights of attention and MLP.
     predicted: Fraction of the tokens to which the head is applied.
 
   Returns:
-    The program.
+    The program, whose cost `accelerator.wafer.report_on` estimates.
 
   Raises:
     ValueError: `batch` or `length` is not positive, or `sparsity` is not in

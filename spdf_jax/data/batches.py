@@ -65,28 +65,31 @@ def schedule_batches(
 ) -> BatchAt:
   """Schedules the batch of every step.
 
-  The blocks of a source, permuted in every epoch by (seed, epoch, name), form
-  one stream that its allotments read one after another, so that they share
-  epochs and no block is read twice in an epoch. A batch that reaches the end of
-  an epoch continues in the next one. A block is as long as the longest row of
-  its source, and shorter rows are parts of it; where rows become longer, the
-  stream continues at a multiple of the new length. An allotment with
-  `new_epoch` skips the rest of the current epoch.
+  An allotment is the batches that one phase reads from one source. The blocks
+  of a source, permuted in every epoch by (seed, epoch, name), form one stream
+  that its allotments read one after another, so that they share epochs and no
+  block is read twice in an epoch. A batch that reaches the end of an epoch
+  continues in the next one. A block is as long as the longest row that any
+  allotment reads from its source, and shorter rows are parts of it; where a
+  phase has longer rows than the one before, the stream continues at a multiple
+  of the new length. An allotment with `new_epoch` skips the rest of the current
+  epoch.
 
   Args:
     sources: Sources of batches, by name.
-    allotments: The batches of each phase and their source, in order.
+    allotments: The allotment of each phase, in order.
     seed: Seed of the permutations.
-    max_epochs: Largest number of epochs of each source.
+    max_epochs: Largest number of epochs of each source, by name.
 
   Returns:
-    `batch_at`, a pure function of the step, counted from 0 over all allotments,
-    and of the rows to read, by default all.
+    `batch_at(step, rows)`, a pure function of the step, counted from 0 over all
+    allotments, and of a slice of the rows to read, by default all. It raises
+    IndexError for a step outside the allotments.
 
   Raises:
-    ValueError: a number of an allotment is not positive, or its source is
-      unknown, is smaller than a batch, needs more than its `max_epochs`, or
-      does not support the lengths.
+    ValueError: there are no allotments, a number of one is not positive, or its
+      source is unknown, is smaller than a batch, does not support the lengths,
+      has no entry in `max_epochs`, or needs more epochs than that.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -101,7 +104,7 @@ def schedule_batches(
     ['a', 'b']
   """
   if not allotments:
-    raise ValueError('allotments is empty; give the share of one phase.')
+    raise ValueError('allotments is empty; give one Allotment per phase.')
   for number, allotment in enumerate(allotments):
     _check(number, allotment, sources, max_epochs)
   block_lengths = {
@@ -153,7 +156,7 @@ def schedule_batches(
 def evaluation_batches(
     source: Source, *, batch_size: int, length: int, max_batches: int
 ) -> list[Batch]:
-  """Reads a fixed set of rows, spread evenly over a source.
+  """Reads a fixed set of batches, whose rows are spread evenly over a source.
 
   Args:
     source: Source of the batches.
@@ -165,7 +168,8 @@ def evaluation_batches(
     Batches [batch_size, length]; rows that pad the last one have weight 0.
 
   Raises:
-    ValueError: a number is not positive, or the source has no row.
+    ValueError: a number is not positive, or the source has no row of this
+      length or an example that is longer.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs
@@ -186,8 +190,10 @@ def evaluation_batches(
   block_length = source.block_length([length])
   total = source.num_blocks(block_length)
   if total == 0:
-    raise ValueError(f'the source holds no row of {length} tokens; use a'
-                     ' smaller length or more text.')
+    raise ValueError(
+        f'the source of evaluation batches holds no row of {length} tokens'
+        ' and the token after them; use a smaller length or more text.'
+    )
   count = min(total, batch_size * max_batches)
   blocks = np.arange(count) * total // count
   batches = []
@@ -237,8 +243,8 @@ def _check(
       )
   if allotment.source not in max_epochs:
     raise ValueError(
-        f'max_epochs has no entry for {allotment.source!r}; set the largest'
-        ' number of its epochs.'
+        f'max_epochs has no entry for {allotment.source!r}; add the largest'
+        ' number of epochs of this source.'
     )
 
 

@@ -99,28 +99,29 @@ def prepare_corpus(
 ) -> Corpus:
   """Opens a corpus, after building it if it is not cached.
 
-  `'python-stdlib'` is the standard library of the running Python, about 8 MB
-  of sources with docstrings, split by module (`module_split`); one document
-  is one file. It needs no download.
+  The only corpus with a name is `'python-stdlib'`: the standard library of the
+  running Python, about 8 MB of sources with docstrings, split by module (see
+  `module_split`); one document is one file. It needs no download.
 
   Args:
-    name: Name of the corpus; or the path, with a separator in it, of a folder
+    name: `'python-stdlib'`; or the path, with a separator in it, of a folder
       that `prepare_files` wrote, e.g. `'./books'`, or its URL in a bucket, e.g.
       `'gs://bucket/books'`, as `etils.epath` takes it; or a mixture of such
       folders by weight, `'./books=3,./news=1'`.
     tokenizer: `'bytes'`, or `'bpe-N'` for a byte-level byte-pair encoding of
       N tokens learned on the training split, e.g. `'bpe-1024'`; `''` for a
       folder, which has its own tokenizer.
-    cache_dir: Folder of prepared corpora; created if missing. Several
-      processes may prepare the same corpus at once.
+    cache_dir: Folder of prepared corpora and of copies from buckets; created
+      if missing. Several processes may prepare the same corpus at once.
 
   Returns:
     The corpus, with memory-mapped tokens.
 
   Raises:
-    ImportError: `tokenizer` is `'bpe-N'` and the extra `data` is not installed.
-    OSError: `cache_dir` cannot be written.
-    ValueError: `name` or `tokenizer` is unknown, or they do not fit together.
+    ImportError: the tokenizer or the URL needs an extra that is not installed.
+    OSError: `cache_dir` cannot be written, or a file of the folder is missing.
+    ValueError: `name` or `tokenizer` is unknown, they do not fit together, or
+      the folder does not exist, is not finished or is damaged.
 
   Example:
     >>> import tempfile
@@ -183,19 +184,19 @@ def read_tokenizer(
 ) -> Tokenizer:
   """Reads the tokenizer of a prepared corpus, without its data.
 
-  Nothing is written. `'bytes'` needs no corpus.
+  Nothing is written. `'bytes'` needs no prepared corpus.
 
   Args:
-    name: Name of the corpus, as `prepare_corpus` takes it.
-    tokenizer: Name of its tokenizer, as `prepare_corpus` takes it.
-    cache_dir: Folder of prepared corpora.
+    name: Corpus, as `prepare_corpus` takes it.
+    tokenizer: Tokenizer of the corpus, as `prepare_corpus` takes it.
+    cache_dir: Folder of prepared corpora, as `prepare_corpus` takes it.
 
   Returns:
-    The tokenizer.
+    The tokenizer; of a mixture, that of its first folder.
 
   Raises:
     ImportError: the tokenizer needs an extra that is not installed.
-    OSError: the corpus is not prepared, and the tokenizer is a file.
+    OSError: the corpus has no file `tokenizer.json`, as it is not prepared.
     ValueError: the file of the tokenizer is damaged.
 
   Example:
@@ -216,6 +217,9 @@ def read_tokenizer(
 def open_corpus(directory: Path | str) -> Corpus:
   """Opens a corpus that `prepare_files` wrote, after checking its tokens.
 
+  The tokens of files above 4 GiB are not read, only their number is checked;
+  `verify_corpus` reads them too.
+
   Args:
     directory: Folder of the corpus.
 
@@ -223,10 +227,9 @@ def open_corpus(directory: Path | str) -> Corpus:
     The corpus, named by the folder.
 
   Raises:
+    ImportError: the tokenizer needs an extra that is not installed.
     OSError: a file is missing.
-    ValueError: the corpus is not finished, a file is damaged, or its tokens do
-      not have its fingerprint. Of files above 4 GiB only the length is checked;
-      `verify_corpus` reads them.
+    ValueError: the corpus is not finished, or a file is damaged.
   """
   return _open_verified(directory, _LARGEST_VERIFIED)
 
@@ -243,9 +246,10 @@ def verify_corpus(directory: Path | str) -> Corpus:
     The corpus.
 
   Raises:
+    ImportError: the tokenizer needs an extra that is not installed.
     OSError: a file is missing.
     ValueError: the corpus is not finished, or a file is damaged; the message
-      names it.
+      names the file.
 
   Example:
     >>> import tempfile
@@ -266,8 +270,9 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
   directory = Path(directory).expanduser()
   if (directory / 'partial').exists():
     raise ValueError(
-        f'corpus {str(directory)!r} is not finished; run the command that'
-        ' prepares it again.'
+        f'corpus {str(directory)!r} is not finished, as it has a folder'
+        ' partial; run its preparation again, which continues, or join its'
+        ' shards.'
     )
   if not (directory / 'tokenizer.json').is_file():
     raise FileNotFoundError(
@@ -284,8 +289,8 @@ def _open_verified(directory: Path | str, largest: float) -> Corpus:
         split, tokenizer.fingerprint
     ):
       raise ValueError(
-          f'{file.path} was not made with the tokenizer.json beside it; prepare'
-          ' the corpus again.'
+          f'{file.path} is not the {split} split that was made with the'
+          ' tokenizer.json beside it; prepare the corpus again.'
       )
   train, validation, test = opened.values()
   return Corpus(directory.name, tokenizer, train, validation, test)
@@ -325,7 +330,7 @@ def _open_prepared(
   if tokenizer:
     raise ValueError(
         f'corpus={name!r} is a prepared folder, which has its own tokenizer,'
-        f" but tokenizer={tokenizer!r}; set it to ''."
+        f" but tokenizer={tokenizer!r}; set tokenizer to ''."
     )
   return open_corpus(_fetch(name, cache_dir))
 
@@ -418,11 +423,12 @@ def _open_mixture(
     weights = {folder.strip(): float(weight) for folder, weight in parts}
   except ValueError as error:
     raise ValueError(
-        f'corpus={name!r} is not a mixture; write ./books=3,./news=1.'
+        f'corpus={name!r} is neither an existing folder nor a mixture; write'
+        ' a mixture as ./books=3,./news=1.'
     ) from error
   if len(weights) < len(parts):
     raise ValueError(
-        f'corpus={name!r} has a folder twice; give each one with one weight.'
+        f'corpus={name!r} names a folder twice; give each one with one weight.'
     )
   corpora = [_open_prepared(folder, tokenizer, cache_dir) for folder in weights]
   first = corpora[0]
@@ -430,7 +436,7 @@ def _open_mixture(
     if corpus.tokenizer.fingerprint != first.tokenizer.fingerprint:
       raise ValueError(
           f'corpus={name!r} mixes {first.name!r} and {corpus.name!r}, which'
-          ' have different tokenizers; prepare them with one.'
+          ' have different tokenizers; prepare them with the same one.'
       )
   sources = [Windows(corpus.train) for corpus in corpora]
   mixture = Mixture(dict(zip(weights, sources)), weights)

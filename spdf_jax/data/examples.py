@@ -67,14 +67,14 @@ class Examples:
     """
     if len(set(lengths)) > 1:
       raise ValueError(
-          f'lengths {sorted(set(lengths))} read the same examples; give all'
-          ' phases that read them the same length.'
+          f'phases of lengths {sorted(set(lengths))} read the same examples;'
+          ' give these phases one length.'
       )
     longest = int(np.diff(self.offsets).max()) - 1
     if longest > lengths[0]:
       raise ValueError(
           f'length {lengths[0]} is too short for the longest example, which'
-          f' has {longest} inputs; encode the pairs with a smaller'
+          f' has {longest} input tokens; encode the pairs with a smaller'
           ' max_length or read them with a greater length.'
       )
     return lengths[0]
@@ -130,9 +130,10 @@ def encode_pairs(
   """Encodes pairs as context, end of text, target, end of text.
 
   This is the layout of Hu et al., "LoRA: Low-Rank Adaptation of Large Language
-  Models" (2021), for GPT-2. The target starts with a space. It is truncated to
-  half of `max_length`, its end of text included; the context is truncated on
-  the right so that the target fits.
+  Models" (2021), for GPT-2. A space is inserted before the target. The target
+  is truncated to half of `max_length`, its end of text included; the context is
+  truncated on the right so that the target fits. If the texts of the tokenizer
+  begin with a special token, as those of Llama do, so does the context.
 
   Args:
     pairs: Pairs to encode.
@@ -141,7 +142,7 @@ def encode_pairs(
       included; at least 4.
 
   Returns:
-    The examples, in the order of `pairs`.
+    A source of batches, with one example for each pair, in order.
 
   Raises:
     ValueError: there are no pairs, or `max_length` is below 4.
@@ -159,7 +160,7 @@ def encode_pairs(
   if max_length < 4:
     raise ValueError(
         f'max_length={max_length} leaves no room for context, target and'
-        ' their two ends; use at least 4.'
+        ' their two ends of text; use at least 4.'
     )
   if not pairs:
     raise ValueError('pairs is empty; give at least one pair.')

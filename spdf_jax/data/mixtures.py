@@ -60,13 +60,14 @@ class Mixture:
     if not self.sources or self.sources.keys() != self.weights.keys():
       raise ValueError(
           f'weights name {sorted(self.weights)} and sources'
-          f' {sorted(self.sources)}; give each source one weight.'
+          f' {sorted(self.sources)}; give at least one source, and one weight'
+          ' for each.'
       )
     for name, weight in self.weights.items():
       if not (weight > 0 and math.isfinite(weight)):
         raise ValueError(
-            f'weight {weight} of {name!r} is not positive; leave the source'
-            ' out or give it a positive weight.'
+            f'weight {weight} of {name!r} is not positive and finite; leave'
+            ' the source out or give it such a weight.'
         )
     if self.repeats < 1:
       raise ValueError(f'repeats={self.repeats} is below 1; use 1 or more.')
@@ -98,7 +99,7 @@ class Mixture:
     if len(set(found.values())) > 1:
       raise ValueError(
           f'sources of a mixture have blocks of different lengths: {found};'
-          ' mix sources of one kind.'
+          ' mix sources of one type, such as Windows.'
       )
     return next(iter(found.values()))
 

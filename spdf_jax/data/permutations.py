@@ -14,11 +14,10 @@ def permute(
 ) -> np.ndarray:
   """Evaluates a pseudo-random permutation of `range(size)`.
 
-  The permutation is a generalized Feistel network on pairs (a, b), whose
-  domain, rows · columns, is at least `size`; it is iterated until the result is
-  below `size` (cycle walking). It is a bijection on `range(size)` for every
-  key, evaluated at single positions, and the same on every platform. See Black
-  and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
+  The permutation is a bijection on `range(size)` for every key, and the same on
+  every platform. It is never stored: a position is written as a pair (row,
+  column) of a table of at least `size` cells, and a generalized Feistel network
+  is applied to the pair until the result is below `size` (cycle walking).
 
   Args:
     index: Positions in [0, size), of any shape.
@@ -31,6 +30,9 @@ def permute(
   Raises:
     ValueError: `size` is not in [1, 2^62).
     IndexError: a position is outside [0, size).
+
+  References:
+    Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
 
   Example:
     >>> permute(np.arange(8), 8, key=(0, 1)).tolist()

@@ -113,7 +113,7 @@ targets=array([[7, 8]], dtype=int32), weights=array([[1., 1.]], dtype=float32))
       if longest % length:
         raise ValueError(
             f'length {length} does not divide {longest}, the longest length'
-            ' that reads this text; choose lengths that divide it.'
+            ' of the phases that read this text; choose lengths that divide it.'
         )
     return longest
 
@@ -262,5 +262,6 @@ class PlannedExamples:
 
 def _refuse(kind: str, name: str) -> NoReturn:
   raise ValueError(
-      f'{kind} {name!r} is only planned; prepare it to train on it.'
+      f'{kind} {name!r} is only planned and holds no data; prepare its data,'
+      ' and create the run with planning=False.'
   )

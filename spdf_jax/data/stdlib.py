@@ -83,7 +83,8 @@ def module_sources(root: Path | None = None) -> list[tuple[str, str]]:
     root: Folder to read; `None`: the running interpreter's library.
 
   Returns:
-    Pairs (dotted module name, text) of all modules, sorted by path.
+    Pairs (dotted module name, text) of all modules, sorted by path; files that
+    cannot be read or decoded are skipped with a warning.
 
   Raises:
     RuntimeError: `root` holds no Python sources, as in interpreters that

@@ -63,11 +63,11 @@ def write_token_file(
   incomplete file cannot be opened.
 
   Args:
-    path: Path to write, without a suffix.
-    documents: Pairs (token ids, bytes of the text in UTF-8); the ids include
-      the end of text, if it is needed.
+    path: Path to write in an existing folder, without a suffix.
+    documents: Pairs (token ids, number of UTF-8 bytes of the text); the ids
+      include the end of text, if it is needed.
     vocab_size: Number of token ids; every id must be below it.
-    source: Description of the origin of the tokens, JSON-able.
+    source: Description of the origin of the tokens, JSON-able; it is stored.
 
   Returns:
     The file, opened.

@@ -52,6 +52,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     A tokenizer with the kind and fingerprint of the saved one.
 
   Raises:
+    FileNotFoundError: there is no such file.
     ImportError: the tokenizer needs an extra that is not installed.
     ValueError: the file is not a tokenizer, or is of an unknown kind.
 
@@ -96,13 +97,13 @@ def open_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
   """Reads a tokenizer from a file or folder.
 
   Args:
-    path: A `tokenizer.json` of `tokenizers` or of `save_tokenizer`, a
-      sentencepiece `.model`, or a folder with one of them or with GPT-2's
-      `vocab.json` and `merges.txt` (also `encoder.json` and `vocab.bpe`).
+    path: A `tokenizer.json` of the library `tokenizers` or of `save_tokenizer`,
+      a sentencepiece `.model`, or a folder with one of them or with GPT-2's
+      `vocab.json` and `merges.txt` (also `encoder.json` and `vocab.bpe`). Of a
+      folder, the special tokens of the configs beside the tokenizer are used.
 
   Returns:
-    The tokenizer. The fingerprint of a GPT-2 tokenizer does not depend on the
-    format.
+    The tokenizer. A GPT-2 tokenizer has one fingerprint in all these formats.
 
   Raises:
     ImportError: the library of the tokenizer is not installed.
@@ -205,16 +206,19 @@ def _stated_by(text: str, folder: Path | None) -> SpecialTokens:
 def export_tokenizer(
     path: str | os.PathLike[str], tokenizer: Tokenizer
 ) -> list[Path]:
-  """Writes a tokenizer that transformers can read, if it is one of theirs.
+  """Writes a tokenizer in the format of transformers, if it has one.
+
+  A `LibraryTokenizer`, such as that of `train_bpe`, can then be read by
+  transformers. Others, of bytes or of sentencepiece, are written as by
+  `save_tokenizer`, which only `open_tokenizer` and `load_tokenizer` read.
 
   Args:
-    path: The file to write, a `tokenizer.json`. A tokenizer of bytes or of
-      sentencepiece is written as `save_tokenizer` does, for `open_tokenizer`.
+    path: The file to write, a `tokenizer.json`.
     tokenizer: The tokenizer.
 
   Returns:
-    The written files: with a `tokenizer_config.json`, which names the tokens
-    that begin and end a text, if transformers can read them.
+    The written files: `path` and, beside a `LibraryTokenizer`, a
+    `tokenizer_config.json`, which names the tokens that begin and end a text.
 
   Example:
     >>> import tempfile
@@ -242,13 +246,14 @@ def export_tokenizer(
 
 
 def tokenizer_paths(folder: str | os.PathLike[str]) -> list[Path]:
-  """Returns the paths of the files of tokenizers in a folder, and settings.
+  """Returns the paths of the files of a folder that belong to a tokenizer.
 
   Args:
-    folder: Folder that `open_tokenizer` may read.
+    folder: Folder of a tokenizer or of a model.
 
   Returns:
-    Paths of existing files, in a fixed order; none if there is no tokenizer.
+    Paths of the existing files of vocabulary, merges, models and settings such
+    as `tokenizer_config.json`, in a fixed order; empty if there are none.
 
   Example:
     >>> import tempfile

@@ -30,6 +30,8 @@ _UNSTATED = SpecialTokens()
 LARGEST_VOCABULARY = 1 << 20
 """Largest `vocab_size` of `train_bpe`; its memory grows with `vocab_size`."""
 
+_LONGEST_LEARNED = 512  # Bytes of a word; longer ones are learned in parts.
+
 # Common names of the token that ends a document.
 _ENDS = (
     END_OF_TEXT, '<|end_of_text|>', '</s>', '<eos>', '[EOS]',
@@ -272,10 +274,12 @@ def tokenizer_maker(
 def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:
   """Learns a byte-level byte-pair encoding, deterministically.
 
+  Words of more than 512 bytes, such as base-64 data, are learned in parts.
+
   Args:
     texts: Documents to learn from.
-    vocab_size: Number of token ids, 257 to `LARGEST_VOCABULARY`: the end of
-      text, 256 bytes and the merges.
+    vocab_size: Number of token ids, 257 to 2^20: the end of text, 256 bytes
+      and the merges.
 
   Returns:
     The tokenizer, with exactly `vocab_size` ids.
@@ -301,12 +305,18 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:
     )
   library = _library()
   model = _byte_level(library, library.models.BPE())
+  # Learning takes time quadratic in the length of the longest word.
+  words, cut = model.pre_tokenizer, library.pre_tokenizers.Split(
+      library.Regex(rf'[\s\S]{{1,{_LONGEST_LEARNED}}}'), 'isolated'
+  )
+  model.pre_tokenizer = library.pre_tokenizers.Sequence([words, cut])
   model.train_from_iterator(texts, library.trainers.BpeTrainer(
       vocab_size=vocab_size,
       special_tokens=[END_OF_TEXT],
       initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
       show_progress=False,
   ))
+  model.pre_tokenizer = words
   if model.get_vocab_size() != vocab_size:
     raise ValueError(
         f'vocab_size={vocab_size} is more than the texts can fill; they'
@@ -430,21 +440,22 @@ def sentencepiece_tokenizer(proto: bytes) -> SentencePieceTokenizer:
 
 
 def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
-  """Encodes text that spells a special token as that token.
+  """Returns a tokenizer that encodes the text of a special token as that token.
 
-  The libraries `tokenizers` and transformers do so by default, so that scores
-  computed with them can be reproduced. Our tokenizers encode such text as any
-  other text, since a document must not contain an end of text.
+  By default, `'<|endoftext|>'` in a text is encoded like any other text, since
+  a document must not contain an end of text. The libraries `tokenizers` and
+  transformers encode it as the end of text; with this function, scores that
+  were computed with them can be reproduced.
 
   Args:
-    tokenizer: A tokenizer of `train_bpe` or of a `tokenizer.json`.
+    tokenizer: A `LibraryTokenizer`, as of `train_bpe` or a `tokenizer.json`.
 
   Returns:
-    The tokenizer with another fingerprint; it decodes to the text without
-    special tokens.
+    A copy of the tokenizer, with another fingerprint.
 
   Raises:
-    ValueError: the tokenizer knows no text of special tokens.
+    ValueError: the tokenizer is of bytes or of sentencepiece, whose special
+      tokens no text spells.
 
   Example:
     >>> tokenizer = with_special_tokens(train_bpe(['to be'] * 2, 258))
@@ -453,9 +464,10 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
   """
   if not isinstance(tokenizer, LibraryTokenizer):
     raise ValueError(
-        f'special_tokens is set and the tokenizer a {type(tokenizer).__name__},'
-        ' in which no text spells a special token; give a tokenizer.json or'
-        ' GPT-2\'s vocabulary, or leave it out.'
+        'special_tokens is set and the tokenizer is a'
+        f' {type(tokenizer).__name__}, whose special tokens no text spells;'
+        " give a tokenizer.json or GPT-2's vocabulary, or leave special_tokens"
+        ' out.'
     )
   # The library does not write the setting, so the copy has its default, False.
   model = type(tokenizer.model).from_str(tokenizer.model.to_str())

@@ -55,8 +55,8 @@ def count_bigrams(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
   if vocab_size > LARGEST_VOCABULARY:
     raise ValueError(
         f'vocab_size is {vocab_size}, but the bigram baseline counts every '
-        f'pair and takes at most {LARGEST_VOCABULARY}; leave it out for '
-        'larger vocabularies.'
+        f'pair and takes at most {LARGEST_VOCABULARY}; leave the baseline out '
+        'for larger vocabularies.'
     )
   pairs = np.zeros(vocab_size * vocab_size, np.int32)
   for first in range(0, len(tokens), _CHUNK):
@@ -119,11 +119,7 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
     >>> fit_bigram(np.array([0, 1] * 50), 2).contexts
     array([50, 49])
   """
-  if len(train_tokens) < 20:
-    raise ValueError(
-        f'train_tokens has {len(train_tokens)} tokens; a bigram needs at '
-        'least 20, as some are held out to choose its smoothing.'
-    )
+  _check_number(train_tokens, 20, 'bigram')
   cut = len(train_tokens) * 9 // 10
   head = _counted_bigram(train_tokens[:cut], vocab_size)
   tail = np.asarray(train_tokens[cut - 1 :], np.int64)
@@ -138,19 +134,19 @@ def fit_bigram(train_tokens: np.ndarray, vocab_size: int) -> Bigram:
 def bigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
 ) -> TokenLoss:
-  """Fits a bigram to tokens, and evaluates it on a model's batches.
+  """Fits a smoothed bigram to tokens, and evaluates it on a model's batches.
 
   Args:
-    train_tokens: Integer [N].
-    batches: Batches in the format of `evaluate_loss`, with weights.
-    vocab_size: Number of token ids, V, at most 8192.
+    train_tokens: Token ids to fit, integer [N], at least 20.
+    batches: Batches in the format of `evaluate_loss`.
+    vocab_size: Number of token ids, at most 8192.
 
   Returns:
     The total loss, comparable to the result of `evaluate_loss`.
 
   Raises:
-    ValueError: `fit_bigram` refuses the training tokens, or the batches hold
-      no target token.
+    ValueError: there are too few training tokens, the vocabulary is too large,
+      a token id is outside it, or no target token has a positive weight.
 
   Example:
     >>> from types import SimpleNamespace
@@ -201,7 +197,8 @@ def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
     The fitted trigram.
 
   Raises:
-    ValueError: `fit_bigram` refuses the training tokens.
+    ValueError: there are too few tokens, the vocabulary is too large, or a
+      token id is outside it.
 
   References:
     MacKay and Peto 1995, "A hierarchical Dirichlet language model".
@@ -211,6 +208,7 @@ def fit_trigram(train_tokens: np.ndarray, vocab_size: int) -> Trigram:
     >>> bool(trigram_probabilities(trigram, 0, 0, 1) > 0.98)
     True
   """
+  _check_number(train_tokens, 23, 'trigram')
   tokens = np.asarray(train_tokens, np.int64)
   whole = _counted_trigram(tokens, fit_bigram(tokens, vocab_size))
   cut = len(tokens) * 9 // 10
@@ -253,22 +251,22 @@ def trigram_probabilities(
 def trigram_loss(
     train_tokens: np.ndarray, batches: Iterable[Any], vocab_size: int
 ) -> TokenLoss:
-  """Fits a trigram to tokens, and evaluates it on a model's batches.
+  """Fits a smoothed trigram to tokens, and evaluates it on a model's batches.
 
   The first target of a sequence has one token before it, so a bigram of the
   same tokens scores it.
 
   Args:
-    train_tokens: Integer [N].
-    batches: Batches in the format of `evaluate_loss`, with weights.
-    vocab_size: Number of token ids, V, at most 8192.
+    train_tokens: Token ids to fit, integer [N], at least 23.
+    batches: Batches in the format of `evaluate_loss`.
+    vocab_size: Number of token ids, at most 8192.
 
   Returns:
     The total loss, comparable to the result of `evaluate_loss`.
 
   Raises:
-    ValueError: `fit_bigram` refuses the training tokens, or the batches hold
-      no target token.
+    ValueError: there are too few training tokens, the vocabulary is too large,
+      a token id is outside it, or no target token has a positive weight.
 
   Example:
     >>> from types import SimpleNamespace
@@ -314,6 +312,15 @@ def _counted_bigram(tokens: np.ndarray, vocab_size: int) -> Bigram:
 def _counted_trigram(tokens: np.ndarray, bigram: Bigram) -> Trigram:
   keys = _keys(tokens[:-2], tokens[1:-1], tokens[2:], len(bigram.unigram))
   return Trigram(*np.unique(keys, return_counts=True), bigram, 1.0)
+
+
+def _check_number(train_tokens: np.ndarray, least: int, kind: str) -> None:
+  """Raises an error for fewer than `least` training tokens."""
+  if len(train_tokens) < least:
+    raise ValueError(
+        f'train_tokens has {len(train_tokens)} tokens; a {kind} needs at '
+        f'least {least}, as some are held out to choose its smoothing.'
+    )
 
 
 def _check_ids(what: str, tokens: np.ndarray, vocab_size: int) -> None:

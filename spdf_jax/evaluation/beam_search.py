@@ -86,26 +86,30 @@ def beam_search(
 ) -> list[list[int]]:
   """Continues each prompt with the best continuation that the search finds.
 
-  The search for a prompt ends when no beam can exceed the best continuation
-  that has ended.
+  The search for a prompt ends when no beam can exceed the score of the best
+  continuation that has ended.
 
   Args:
     decoder: The model, e.g. `CachedModel(model)`.
     params: Parameters of the model.
     prompts: Token ids of each prompt.
-    search: The protocol.
+    search: Number of beams, length penalty and other settings; `PROTOCOLS` has
+      published ones by name.
     max_new_tokens: Maximum number of tokens in a continuation; a beam that
       reaches it is scored without an end token.
     end_of_text: Id or ids of the tokens that end a continuation.
     batch_size: Number of prompts in a batch, each with all its beams.
-    length: Maximum total length of prompt and continuation, in tokens.
+    length: Maximum total length of prompt and continuation, in tokens, at most
+      the model's `max_length`.
 
   Returns:
-    The best continuation of each prompt, without the prompt and the end token.
+    Token ids of the best continuation of each prompt, without the prompt and
+    the end token.
 
   Raises:
-    ValueError: a prompt is empty, longer than `length - 1` or has a token that
-      the model lacks, or a size is below 1.
+    ValueError: a prompt is empty, longer than `length - 1` or has a token
+      outside the vocabulary, `max_new_tokens` or `batch_size` is below 1, or
+      more positions are needed than the model has.
 
   Example:
     >>> from spdf_jax import models
@@ -116,8 +120,8 @@ def beam_search(
     >>> best = beam_search(CachedModel(model), params, [[3], [0, 7]],
     ...                    max_new_tokens=4, end_of_text=63, batch_size=2,
     ...                    length=16)
-    >>> len(best)
-    2
+    >>> [len(tokens) <= 4 for tokens in best]
+    [True, True]
   """
   ends = tuple(np.atleast_1d(end_of_text).tolist())
   generations: list[list[int]] = [[] for _ in prompts]

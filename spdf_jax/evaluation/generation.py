@@ -25,7 +25,15 @@ _LEAST = float(jnp.finfo(jnp.float32).tiny)  # Less may be rounded to zero.
 
 
 def greedy(key: jax.Array, logits_V: jax.Array) -> jax.Array:
-  """Returns the most likely token; ties go to the lowest id."""
+  """Returns the most likely token; ties go to the lowest id.
+
+  Args:
+    key: Unused; functions that `sampler` returns need it.
+    logits_V: Logits of the next token of one sequence.
+
+  Returns:
+    The token id, an int32 scalar.
+  """
   del key
   return jnp.argmax(logits_V).astype(jnp.int32)
 
@@ -38,10 +46,13 @@ def sampler(
   """Returns a function that samples tokens, by default from all of them.
 
   Args:
-    temperature: Divisor of the logits; small values prefer likely tokens.
-    top_k: Number of the most likely tokens to sample from; None: all.
-    top_p: Total probability of the smallest set of most likely tokens to
-      sample from, applied after `top_k`; None: all.
+    temperature: Divisor of the logits, above 0; small values prefer likely
+      tokens.
+    top_k: Number of the most likely tokens to sample from, at least 1; None:
+      all.
+    top_p: Probability in (0, 1]. Sampling is from the smallest set of most
+      likely tokens, after `top_k`, with at least this total probability; None:
+      all.
 
   Returns:
     A function `(key, logits_V) -> token`; equal arguments give the same
@@ -109,9 +120,9 @@ def generate(
 ) -> list[list[int]]:
   """Continues each prompt, token by token.
 
-  Each row of a batch has its own cursor in a right-padded buffer. Batches have
-  few shapes, one for each doubling of the prompt length. A continuation does
-  not depend on the other rows of its batch.
+  Prompts are batched by length, so that few shapes are compiled, one for each
+  doubling of the prompt length. A continuation does not depend on the other
+  rows of its batch.
 
   Args:
     decoder: The model, e.g. `CachedModel(model)`.
@@ -120,17 +131,19 @@ def generate(
     choose: `greedy`, or a function that `sampler` returns.
     key: Seed or typed key for sampling.
     max_new_tokens: Maximum number of tokens to generate for a prompt.
-    end_of_text: Id or ids of the tokens that end a row.
+    end_of_text: Id or ids of the tokens that end a continuation.
     batch_size: Number of prompts in a batch.
     length: Maximum total length of prompt and continuation, in tokens, at most
-      the model's `max_length`; a row that reaches it stops.
+      the model's `max_length`; a continuation that reaches it ends.
 
   Returns:
-    The continuation of each prompt, without the prompt and the end token.
+    Token ids of the continuation of each prompt, without the prompt and the end
+    token.
 
   Raises:
-    ValueError: a prompt is empty, longer than `length - 1` or has a token that
-      the model lacks, or a size is below 1.
+    ValueError: a prompt is empty, longer than `length - 1` or has a token
+      outside the vocabulary, `max_new_tokens` or `batch_size` is below 1, or
+      more positions are needed than the model has.
 
   Example:
     >>> from spdf_jax import models
@@ -138,11 +151,11 @@ def generate(
     >>> model = models.create_model('gpt-mini', vocab_size=64)
     >>> tokens = jnp.zeros((1, 2), jnp.int32)
     >>> params = model.init(jax.random.key(0), tokens)['params']
-    >>> texts = generate(CachedModel(model), params, [[3], [0, 7]],
+    >>> found = generate(CachedModel(model), params, [[3], [0, 7]],
     ...                  max_new_tokens=4, end_of_text=63, batch_size=2,
     ...                  length=16)
-    >>> len(texts)
-    2
+    >>> [len(tokens) <= 4 for tokens in found]
+    [True, True]
   """
   if isinstance(key, (int, np.integer)):
     key = jax.random.key(key)
@@ -247,14 +260,16 @@ def stream(
     key: Seed or typed key for sampling.
     max_new_tokens: Maximum number of tokens to generate.
     end_of_text: Id or ids of the tokens that end the continuation.
-    length: Maximum total length of prompt and continuation, in tokens.
+    length: Maximum total length of prompt and continuation, in tokens, at most
+      the model's `max_length`.
 
   Yields:
-    Tokens of the continuation, without the end token.
+    Token ids of the continuation, without the end token.
 
   Raises:
-    ValueError: the prompt is empty, longer than `length - 1` or has a token
-      that the model lacks, or `max_new_tokens` is below 1.
+    ValueError: when the first token is read: the prompt is empty, longer than
+      `length - 1` or has a token outside the vocabulary, `max_new_tokens` is
+      below 1, or more positions are needed than the model has.
 
   Example:
     >>> from spdf_jax import models
@@ -289,12 +304,14 @@ def decode_stream(
 
   Args:
     tokenizer: The tokenizer.
-    tokens: Token ids.
-    prompt: Token ids before them, which decide whether the first one begins
-      with a space: tokenizers of Llama omit it at the beginning of a text.
+    tokens: Token ids, e.g. those of `stream`.
+    prompt: Token ids before `tokens`; they are not yielded, but decide whether
+      the first text begins with a space, which tokenizers of Llama omit at the
+      beginning of a text.
 
   Yields:
-    Texts, whose concatenation is the text of all tokens.
+    A text for each token, `''` while a character is incomplete, and at the end
+    any rest; their concatenation is the text of all tokens.
 
   Example:
     >>> from spdf_jax.data import ByteTokenizer

@@ -43,17 +43,17 @@ class Subject:
 
 
 def harness_model(subject: Subject) -> Any:
-  """Returns a model of the harness, a `lm_eval.api.model.TemplateLM`.
+  """Returns a model for EleutherAI's evaluation harness (lm-eval).
 
   The model scores in batches of few shapes (`score_continuations`) and
   generates greedily. Contexts are truncated on the left. Evaluation runs in one
   process: to use several devices, shard inside `apply_fn`.
 
   Args:
-    subject: Model to evaluate.
+    subject: Model to evaluate, with its parameters and tokenizer.
 
   Returns:
-    A model for `lm_eval.simple_evaluate(model=…)`.
+    A `lm_eval.api.model.TemplateLM` for `lm_eval.simple_evaluate(model=…)`.
 
   Raises:
     ImportError: lm-eval is not installed.
@@ -183,7 +183,8 @@ class _Methods:
     if most >= length:
       raise ValueError(
           f'max_gen_toks is {most}, and the model has {length} positions for '
-          'prompt and answer; give a task that generates fewer tokens.'
+          f'prompt and answer; set it to at most {length - 1}, or give a task '
+          'that generates fewer tokens.'
       )
     prompts = [
         (self.tok_encode(text) or [self.prefix_token_id])[-(length - most):]

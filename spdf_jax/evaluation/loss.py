@@ -72,8 +72,8 @@ def bits_per_byte(loss: TokenLoss, tokens_per_byte: float) -> float:
   """
   if not tokens_per_byte > 0:
     raise ValueError(
-        f'tokens_per_byte is {tokens_per_byte}; give the number of tokens '
-        'of the text over its number of bytes, which is above zero.'
+        f'tokens_per_byte is {tokens_per_byte}; give the number of tokens of '
+        'the text divided by its number of bytes, which is above zero.'
     )
   return loss.loss / math.log(2.0) * tokens_per_byte
 
@@ -118,11 +118,10 @@ def batch_sums(
 def evaluate_loss(
     apply_fn: ApplyFn, params: Any, batches: Iterable[Any]
 ) -> TokenLoss:
-  """Sums a model's cross-entropy over batches.
+  """Sums a model's cross-entropy over the target tokens of batches.
 
   The evaluation compiles once for each `apply_fn` and batch shape. It sums each
-  batch in float32 on the device, and the batches in float64 on the host, in
-  order.
+  batch in float32 on the device, and the batches in float64 on the host.
 
   Args:
     apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, hashable; pass the same
@@ -132,7 +131,8 @@ def evaluate_loss(
       `weights` float32 [B, L].
 
   Returns:
-    The total loss.
+    The cross-entropy and the weights, both summed, with the mean as `.loss` and
+    its exponential as `.perplexity`.
 
   Raises:
     ValueError: `batches` hold no target token of positive weight.
@@ -173,7 +173,7 @@ def loss_evaluator(
   """Builds an evaluator of loss, perplexity and bits per byte.
 
   Args:
-    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`.
+    apply_fn: `(params, tokens_BxL) -> logits_BxLxV`, hashable.
     batches: Batches in the format of `evaluate_loss`, iterated at each
       evaluation: a sequence, not an iterator.
     prefix: Prefix of the names, e.g. `'validation'`.
@@ -181,7 +181,9 @@ def loss_evaluator(
       `<prefix>/bits_per_byte`.
 
   Returns:
-    A function `evaluate(step, params)` that yields `(name, value)` pairs.
+    A function `evaluate(step, params)` that yields `(name, value)` pairs, of
+    the names `<prefix>/loss` (nats per token), `<prefix>/perplexity` and
+    `<prefix>/bits_per_byte`.
 
   Raises:
     ValueError: `batches` is an iterator, or `tokens_per_byte` is not above

@@ -21,7 +21,12 @@ Generate = Callable[[Any, Sequence[Sequence[int]]], Sequence[Sequence[int]]]
 
 
 def write_json_lines(path: pathlib.Path, records: Sequence[Any]) -> None:
-  """Writes records as JSON lines, replacing the file atomically."""
+  """Writes records as JSON lines, replacing the file atomically.
+
+  Args:
+    path: File to write; missing folders are created.
+    records: JSON-able objects, one for each line.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   files.write_atomically(path, ''.join(
       json.dumps(record, ensure_ascii=False) + '\n' for record in records
@@ -43,10 +48,10 @@ def task_evaluator(
   prompt, in order.
 
   Args:
-    generate: `(params, prompts) -> continuations`, e.g. a partial `generate`
-      or `beam_search`.
+    generate: `(params, prompts) -> continuations`, both token ids, e.g.
+      `functools.partial(evaluation.generate, CachedModel(model), …)`.
     prompts: Token ids of each prompt.
-    references: One or several references of each prompt.
+    references: For each prompt a reference, or a list of them.
     decode: Function from token ids to text, for prompts and generations.
     directory: Folder for the generations, created if missing.
 
@@ -55,7 +60,7 @@ def task_evaluator(
     both 0 to 100.
 
   Raises:
-    ValueError: there is no prompt, or a reference is missing.
+    ValueError: there is no prompt, or not one entry of `references` for each.
     ImportError: sacrebleu is not installed.
 
   Example:
@@ -101,19 +106,20 @@ def task_evaluator(
 def bleu(hypotheses: Sequence[str], references: References) -> float:
   """Computes the corpus BLEU of generations, 0 to 100.
 
-  The settings are sacrebleu's defaults: 13a tokenization, cased, 4-grams,
-  exponential smoothing of orders without a match. Scores of other protocols
-  are not comparable.
+  The settings are sacrebleu's defaults: 13a tokenization, case-sensitive, 1- to
+  4-grams, exponential smoothing of n-gram orders without a match. Scores of
+  other protocols are not comparable.
 
   Args:
     hypotheses: One generation for each input.
-    references: One or several references of each hypothesis.
+    references: For each hypothesis a reference, or a list of them.
 
   Returns:
     BLEU of the corpus, in percent.
 
   Raises:
-    ValueError: the lengths differ, or there is nothing to score.
+    ValueError: the lengths differ, there is no hypothesis, or one has an empty
+      list of references.
     ImportError: sacrebleu is not installed.
 
   References:
@@ -138,13 +144,14 @@ def chrf(hypotheses: Sequence[str], references: References) -> float:
 
   Args:
     hypotheses: One generation for each input.
-    references: One or several references of each hypothesis.
+    references: For each hypothesis a reference, or a list of them.
 
   Returns:
     chrF of the corpus, in percent.
 
   Raises:
-    ValueError: the lengths differ, or there is nothing to score.
+    ValueError: the lengths differ, there is no hypothesis, or one has an empty
+      list of references.
     ImportError: sacrebleu is not installed.
 
   References:

@@ -138,8 +138,8 @@ def write_config(
   vocab_size = config.vocab_size
   if end_of_text is not None and not _are_tokens(end_of_text, vocab_size):
     raise ValueError(
-        f'end_of_text is {end_of_text!r}; give ids from 0 to {vocab_size - 1}, '
-        'the tokens of the model.'
+        f'end_of_text is {end_of_text!r}; give an int or a list of ints from 0 '
+        f'to {vocab_size - 1}, ids of tokens of the model.'
     )
   first = begin_of_text
   if isinstance(config, GPTConfig):
@@ -203,10 +203,10 @@ def _read_rotary(fields: Fields) -> dict[str, Any]:
   """Reads `rope_parameters` (transformers 5), or the earlier fields."""
   rope = _given(fields, 'rope_parameters', fields.get('rope_scaling') or {})
   if not isinstance(rope, dict):
-    raise ValueError(
-        'rope_parameters or rope_scaling is not a JSON object; fetch the file '
-        'again.'
-    )
+    name = 'rope_scaling'
+    if fields.get('rope_parameters') is not None:
+      name = 'rope_parameters'
+    raise _wrong(name, rope, 'must be a JSON object')
   every = dict(fields) | rope
   kinds = {kind: kind for kind in _ROTARY}
   earlier = _choice(rope, 'type', kinds, 'default')
@@ -314,7 +314,7 @@ def _number(fields: Fields, name: str, default: float | None = None) -> float:
   """Returns a field with a positive number."""
   value = _given(fields, name, default)
   if type(value) not in (int, float) or not 0 < value <= _LARGEST_NUMBER:
-    raise _wrong(name, value, 'must be a positive number of float32')
+    raise _wrong(name, value, 'must be a positive number that fits float32')
   return float(value)
 
 
@@ -345,7 +345,9 @@ def _refuse_other_options(fields: Fields, computed: Fields) -> None:
   for name, value in computed.items():
     found = _given(fields, name, value)
     if found != value:
-      raise _wrong(name, found, f'must be {value!r} to be computed here')
+      raise _wrong(
+          name, found, f'must be {value!r}, the only value that is supported'
+      )
 
 
 def _wrong(name: str, value: Any, demand: str) -> ValueError:

@@ -209,7 +209,7 @@ def fill(like: PyTree, leaves: Mapping[str, Any]) -> PyTree:
 
 
 def unstack_layers(tree: PyTree) -> PyTree:
-  """Converts parameters or masks of a scanned model to an unscanned one.
+  """Unstacks the layers in parameters or masks of a scanned model.
 
   Args:
     tree: Tree with a leading layer axis for all leaves under `'h'`. A tree
@@ -234,13 +234,15 @@ def unstack_layers(tree: PyTree) -> PyTree:
 
 
 def stack_layers(tree: PyTree) -> PyTree:
-  """Converts parameters or masks of an unscanned model to a scanned one.
+  """Stacks the layers in parameters or masks of an unscanned model.
+
+  A model is scanned if its config has `scan_layers=True`.
 
   Args:
     tree: Tree with the layers under `'h_0'`, `'h_1'` and so on.
 
   Returns:
-    The tree with stacked layers under `'h'`, on a leading axis.
+    The tree with the layers stacked on a leading axis, under `'h'`.
 
   Example:
     >>> layer = {'w': np.ones(3)}
@@ -267,7 +269,7 @@ def refuse_other_names(
       one.
   """
   _refuse(what, 'lacks {}', expected - found)
-  _refuse(what, 'has {} too many', found - expected)
+  _refuse(what, 'has an unexpected {}', found - expected)
 
 
 def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
@@ -285,8 +287,8 @@ def refuse_other_shapes(what: str, found: Shapes, expected: Shapes) -> None:
   refuse_other_names(what, found.keys(), expected.keys())
   wrong = {name for name in found if found[name] != expected[name]}
   for name in sorted(wrong)[:1]:
-    shapes = f', {found[name]} and not {expected[name]}'
-    _refuse(what, 'has {} in another shape' + shapes, wrong)
+    shapes = f'{found[name]} instead of {expected[name]}'
+    _refuse(what, 'has {} of shape ' + shapes, wrong)
 
 
 def check_masks(what: str, masks: Arrays, shapes: Shapes) -> None:
@@ -301,10 +303,15 @@ def check_masks(what: str, masks: Arrays, shapes: Shapes) -> None:
     ValueError: a mask has another dtype or shape, or no weight.
   """
   for name, x in masks.items():
-    if x.dtype != bool or x.shape != shapes.get(name):
+    if name not in shapes:
+      raise ValueError(
+          f'{what} has for {name!r} a mask, but the model has no such weight; '
+          'remove the mask.'
+      )
+    if x.dtype != bool or x.shape != shapes[name]:
       raise ValueError(
           f'{what} has for {name!r} a mask {x.dtype}{list(x.shape)}; it must '
-          f'be boolean and have the shape of a weight, {shapes.get(name)}.'
+          f'be bool{list(shapes[name])}, of the shape of the weight.'
       )
 
 

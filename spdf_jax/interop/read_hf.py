@@ -53,31 +53,32 @@ class HFModel(NamedTuple):
 def load_hf(
     directory: str | os.PathLike[str], *, allow_non_finite: bool = False
 ) -> HFModel:
-  """Reads GPT-2, Cerebras-GPT or Llama, as transformers or `save_hf` saved it.
+  """Reads a GPT-2, Cerebras-GPT or Llama of transformers or `save_hf`.
 
   Args:
     directory: Directory with config.json and weights: `model.safetensors`,
       `model.compact.safetensors`, `pytorch_model.bin` (which needs torch), or
       shards and their index; in float32, float16 or bfloat16. Masks of other
       programs are read too: `weight_mask` beside `weight` or `weight_orig`, and
-      NaN in place of pruned weights.
+      NaN in place of pruned weights, at least 1 % of a matrix.
     allow_non_finite: Whether weights may be infinite or NaN.
 
   Returns:
-    Config, parameters and mask. GPT-2 stores the three projections of attention
-    in one tensor, so that if one of them has a mask, all have; that of a dense
-    projection is all `True`.
+    Config, parameters and mask, see `HFModel`. GPT-2 stores the three
+    projections of attention in one tensor, so that if one of them has a mask,
+    all have; the mask of a dense projection is all `True`.
 
   Raises:
-    ValueError: our models do not support the architecture or an option of it;
-      tensors are missing, unexpected, damaged or of another shape; weights are
-      not finite; or the mask prunes weights that are not zero.
+    ValueError: the models here do not support the architecture or an option of
+      it; tensors or masks are missing, unexpected, damaged or of another shape;
+      weights are not finite; or the mask prunes weights that are not zero.
     ImportError: safetensors is not installed, or torch for a .bin file.
 
   Example:
     >>> import tempfile
     >>> from spdf_jax import interop
-    >>> config = models.GPTConfig(64, 2, 2, 16, 64, 32)
+    >>> config = models.GPTConfig(vocab_size=64, n_layers=2, n_heads=2,
+    ...                           d_model=16, d_ff=64, max_length=32)
     >>> params = jax.tree.map(lambda x: np.ones(x.shape, np.float32),
     ...                       layouts.abstract_params(config))
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -126,22 +127,24 @@ def load_hf(
 def load_listed(
     directory: str | os.PathLike[str], *, dtype: Any = None
 ) -> HFModel:
-  """Reads a compact export for inference, without building all its matrices.
+  """Reads a compact export for inference, without holding dense matrices.
 
   The file is mapped to memory and read matrix by matrix.
 
   Args:
     directory: Directory that `save_hf` wrote with `format='compact'`.
     dtype: Dtype of the kept weights, `'float32'` or `'bfloat16'`; `None`: that
-      of the file, and float32 for float16.
+      of the file, or float32 if that is float16.
 
   Returns:
-    Config with `lowering='native'`, and parameters with a `ListedMatrix` for
-    every hidden matrix with a mask; the mask is `None`.
+    An `HFModel`: config with `lowering='native'`, and parameters with an
+    `accelerator.ListedMatrix` for every hidden matrix with a mask, as
+    `accelerator.list_params` returns them; the field `mask` is `None`.
 
   Raises:
-    ValueError: the export is not in the format compact, or `load_hf` would
-      refuse it.
+    ValueError: the export is not in the format compact, `load_hf` cannot read
+      it, weights are not finite, or a matrix has more than 65,536 inputs.
+    TypeError: `dtype` is not supported.
     ImportError: safetensors is not installed.
   """
   config, weights, stored = _open(pathlib.Path(directory))
@@ -193,11 +196,17 @@ def mask_of_zeros(params: Any) -> Any:
   Kept weights that are exactly zero are indistinguishable from pruned ones.
 
   Args:
-    params: Parameters of one of our models.
+    params: Parameters of a `GPT` or `Llama` of `spdf_jax.models`.
 
   Returns:
-    A tree of booleans for hidden matrices with zeros and `None` for all other
-    leaves; `None` if there is no such matrix.
+    A tree of the structure of `params`: booleans for hidden matrices with
+    zeros, `None` for all other leaves. If no hidden matrix has a zero, `None`
+    in place of the tree.
+
+  Example:
+    >>> layer = {'wi': {'kernel': np.array([[2., 0.]]), 'bias': np.zeros(2)}}
+    >>> mask_of_zeros({'h_0': {'mlp': layer}})['h_0']['mlp']['wi']
+    {'bias': None, 'kernel': array([[ True, False]])}
   """
   def mask_of(path, x):
     kept = np.asarray(x) != 0
@@ -214,22 +223,23 @@ def check_hf(
     *,
     allow_non_finite: bool = False,
 ) -> float:
-  """Compares the logits of a directory's model with those of transformers.
+  """Compares the logits of a saved model here and in transformers.
 
-  Both compute in float32. This needs torch and transformers, which no extra
-  installs.
+  Both compute in float32. This needs torch and transformers, which no extra of
+  this package installs.
 
   Args:
-    directory: Directory with a model that `load_hf` reads, not compact.
+    directory: Directory with a model that `load_hf` and transformers can read,
+      so no compact export.
     tokens_BxL: Token ids; `None`: two random sequences of up to 64 tokens.
     allow_non_finite: Whether weights may be infinite or NaN.
 
   Returns:
-    The largest absolute difference.
+    The largest absolute difference of two logits.
 
   Raises:
     ValueError: `load_hf` cannot read the directory.
-    ImportError: torch or transformers is not installed.
+    ImportError: torch, transformers or safetensors is not installed.
 
   Example:
     >>> check_hf('gpt2')  # doctest: +SKIP
@@ -288,8 +298,8 @@ def _read(stored: Stored, allow_non_finite: bool) -> Arrays:
     found[name] = tensor.read()
     if not allow_non_finite and not np.isfinite(found[name]).all():
       raise ValueError(
-          f'{tensor.path} has weights in {name!r} that are not finite; fetch '
-          'the file again, or import it with allow_non_finite.'
+          f'{tensor.path} has weights in {name!r} that are not finite; export '
+          'the model again, or read it with load_hf and allow_non_finite.'
       )
   return found
 
@@ -334,7 +344,7 @@ def _read_pruned(
     if not allow_non_finite and not np.isfinite(x).all():
       raise ValueError(
           f'{tensor.path} has weights in {name!r} that are not finite; fetch '
-          'the file again, or import it with allow_non_finite.'
+          'the file again, or set allow_non_finite.'
       )
     found[name] = x
   if kept:
@@ -373,8 +383,8 @@ def _without_head(
   tied = rest.get(embedding)
   if tied is None or not np.array_equal(found[layouts.HEAD], tied):
     raise ValueError(
-        f'{layouts.HEAD} differs from {embedding}; only models that tie the '
-        'two can be read here.'
+        f'{layouts.HEAD} differs from {embedding}, but the model ties the two; '
+        'only equal ones can be read here.'
     )
   return rest
 
@@ -388,6 +398,6 @@ def _refuse_other_dtypes(found: Arrays) -> None:
   for name, x in found.items():
     if x.dtype.name not in tensors.DTYPES:
       raise ValueError(
-          f'{name!r} is of type {x.dtype}; only '
-          f'{", ".join(tensors.DTYPES)} can be read.'
+          f'{name!r} is of dtype {x.dtype}; save it in one of '
+          f'{", ".join(tensors.DTYPES)}.'
       )

@@ -88,7 +88,7 @@ def find_weights(directory: pathlib.Path) -> pathlib.Path:
       return directory / name
   raise ValueError(
       f'{directory} has no weights; it must hold {WEIGHTS}, {COMPACT} or '
-      f'{_TORCH}, or shards with an index.'
+      f'{_TORCH}, or shards with {WEIGHTS + INDEX} or {_TORCH + INDEX}.'
   )
 
 
@@ -385,8 +385,8 @@ def _open_shards(index: pathlib.Path) -> dict[str, StoredTensor]:
     is_plain = pathlib.PurePath(name).name == name and not name.endswith(INDEX)
     if not is_plain or not os.path.isfile(path):
       raise ValueError(
-          f'{index} names the shard {name!r}, which is not beside it as a file '
-          'of tensors; fetch all shards.'
+          f'{index} names the shard {name!r}, but there is no such file in its '
+          'folder; fetch all shards.'
       )
     found.update(open_tensors(path))
   return found
@@ -403,8 +403,9 @@ def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     }
   except Exception as error:  # Damage, or objects besides tensors.
     raise ValueError(
-        f'{path} cannot be read as weights only ({type(error).__name__}); '
-        'convert it to safetensors with transformers.'
+        f'{path} cannot be read by torch.load with weights_only=True '
+        f'({type(error).__name__}); convert it to safetensors with '
+        'transformers.'
     ) from error
 
 
@@ -422,6 +423,6 @@ def _values_and_mask(
     if values.shape == (mask.sum(),):
       return values, mask
   raise ValueError(
-      f'bits and values of {name!r} do not fit one another, or the shape '
-      f'{shape}; export the model again.'
+      f'{name + _BITS!r} or {name + _VALUES!r} is missing, or they do not fit '
+      f'one another or the shape {shape}; export the model again.'
   )

@@ -49,32 +49,36 @@ def save_hf(
   """Writes a model that transformers or `load_hf` can read.
 
   Pruned weights are written as zeros, and the mask to `masks.safetensors`,
-  under the names of the weights. The format `compact` can be read by `load_hf`
-  only, see `spdf_jax.interop.tensors`.
+  under the names of the weights. The format `'compact'` stores only the values
+  of kept weights and a bit per weight, see `spdf_jax.interop.tensors`;
+  transformers cannot read it, but `load_hf` and `load_listed` can.
 
   Args:
     directory: Directory to write, created if missing; an earlier export in it
       is replaced.
     config: Config of the model.
     params: Parameters of the model, scanned or not.
-    mask: Booleans in the structure of the parameters, `None` for dense leaves.
-    dtype: Dtype of the weights in the file: float32, bfloat16 or float16.
-    format: `dense` or `compact`.
-    vocab_size: Number of tokens to keep, which removes padding of the
-      vocabulary; `None`: all.
+    mask: Booleans in the structure of the parameters, `None` for dense leaves;
+      `None`: the model is dense.
+    dtype: Dtype of the weights in the file: `'float32'`, `'bfloat16'` or
+      `'float16'`.
+    format: `'dense'` or `'compact'`.
+    vocab_size: Number of token ids to keep, the first ones, which removes
+      padding of the vocabulary; `None`: all.
     end_of_text: Id or ids of the tokens that end a text, for config.json and
       generation_config.json, where other programs look them up; `None`: they
       are not written.
-    begin_of_text: Id of the token that begins a text; `None`: that which
-      ends it in GPT, none in Llama.
+    begin_of_text: Id of the token that begins a text; `None`: `end_of_text`, if
+      the model is a GPT and that is one id, otherwise none.
     tokenizer: Paths of files of a tokenizer, which are copied and replace all
       files of tokenizers in the directory; `None`: those files stay.
 
   Raises:
-    ValueError: parameters or mask do not fit the config; a name is unknown;
-      the model has multipliers of muP; a weight is too large for the dtype;
-      `end_of_text` is not in the vocabulary; or the directory holds a model
-      that spdf_jax did not export.
+    ValueError: parameters or mask do not fit the config; `dtype` or `format` is
+      unknown, or the format is compact and there is no mask; a GPT has
+      multipliers of muP; a weight is too large for the dtype; `vocab_size` or
+      `end_of_text` is out of range; or the directory is a file, or holds a
+      model that spdf_jax did not export.
     ImportError: the directory holds an export and safetensors is not installed.
 
   Example:
@@ -85,7 +89,7 @@ def save_hf(
   file_dtype = tensors.dtype_of(dtype)
   if format == 'compact' and not jax.tree.leaves(mask):
     raise ValueError(
-        "format is 'compact' and the model has no mask; use 'dense'."
+        "format is 'compact', but no mask is given; give it, or use 'dense'."
     )
   config, vocab_size = _cut_config(config, vocab_size)
   fields = configs.write_config(config, dtype, end_of_text, begin_of_text)
@@ -168,8 +172,8 @@ def _cast(path: str, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     cast = x.astype(dtype)
   if not np.array_equal(np.isfinite(cast), np.isfinite(x)):
     raise ValueError(
-        f'{path!r} holds weights too large for {dtype}; use bfloat16 or '
-        'float32.'
+        f'{path!r} holds weights too large for {dtype}; use float32, or '
+        'bfloat16 instead of float16.'
     )
   return cast
 

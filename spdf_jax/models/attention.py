@@ -192,9 +192,9 @@ def _multiply(
 
 
 def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:
-  """Creates the empty cache of a decoder.
+  """Creates an empty cache of the keys and values of a decoder.
 
-  With a cache, tokens can be processed in parts, at given positions:
+  With a cache, a sequence can be processed in parts, at given positions:
 
   .. code-block:: python
 
@@ -207,14 +207,16 @@ def create_cache(model: nn.Module, batch_size: int, length: int) -> PyTree:
   Args:
     model: A `GPT` or `Llama`.
     batch_size: Number of sequences.
-    length: Positions of each sequence, at most those of the model.
+    length: Largest number of tokens of a sequence, at most the `max_length` of
+      the model.
 
   Returns:
-    The collection `'cache'` of zeros, with keys and values `[batch_size, heads,
-    length, head_size]` for every layer.
+    The collection `'cache'` of zeros, with keys and values `[batch_size,
+    kv_heads, length, head_size]` for every layer; scanned layers have a layer
+    axis in front.
 
   Raises:
-    ValueError: `length` is above the positions of the model.
+    ValueError: `length` is above the `max_length` of the model.
 
   Example:
     >>> from spdf_jax import models

@@ -126,7 +126,7 @@ class DecoderConfig:
         raise ValueError(f'{field.name} is {value}; it must be positive.')
       most = _MOST_LAYERS if field.name == 'n_layers' else _LARGEST_SIZE
       if field.type is int and value > most:
-        raise ValueError(f'{field.name} is {value}; it is at most {most:,}.')
+        raise ValueError(f'{field.name} is {value}; give at most {most:,}.')
     for name, known in (
         ('dtype', DTYPES), ('remat', REMAT_POLICIES), ('attention', ATTENTIONS),
     ):
@@ -196,7 +196,7 @@ class DecoderConfig:
 
 _RECORDED = (
     'n_layers', 'd_model', 'n_heads', 'd_ff', 'vocab_size', 'kv_heads',
-    'head_size', 'gated',
+    'head_size', 'gated', 'dtype',
 )
 
 
@@ -336,16 +336,17 @@ def check_length(config: DecoderConfig, tokens_BxL: jax.Array) -> None:
 
 
 def sparsifiable(path: str, leaf: Any) -> MatrixAxes | bool:
-  """Selects the hidden matrices of a decoder, as `where` of `sparsify`.
+  """Selects the hidden matrices of a decoder, for `where` of `sparsify`.
 
+  These are the kernels of the attention projections and feed-forward layers.
   Embeddings, positions, norms, biases and the head are never selected.
 
   Args:
     path: Path of the leaf in the parameters, joined by `'/'`.
-    leaf: The parameter, or its shape.
+    leaf: The parameter, or its shape; not used.
 
   Returns:
-    The axes of a hidden matrix, and `False` for other leaves.
+    The axes of inputs and outputs of a hidden matrix; `False` for other leaves.
 
   Example:
     >>> kernel = jax.ShapeDtypeStruct((12, 64, 256), jnp.float32)
@@ -360,16 +361,20 @@ def sparsifiable(path: str, leaf: Any) -> MatrixAxes | bool:
 def partition_spec(
     path: str, shape: Sequence[int], mesh: Mapping[str, int]
 ) -> jax.P:
-  """Returns the partition spec of a parameter.
+  """Returns the partition spec of a parameter of a `GPT` or `Llama`.
+
+  Matrices are split over `'tensor'` as in Megatron-LM, and their other axis
+  over `'fsdp'`, as in ZeRO.
 
   Args:
     path: Path of the parameter, joined by `'/'`.
     shape: Shape of the parameter; leading axes (scanned layers) are not split.
-    mesh: Sizes of the axes of the mesh, by name.
+    mesh: Sizes of the axes of the mesh by name, among them `'fsdp'` and
+      `'tensor'`, e.g. `mesh.shape` of a `jax.sharding.Mesh`.
 
   Returns:
-    A spec for `NamedSharding`. An axis is split only if the mesh axis divides
-    its size.
+    A spec for `NamedSharding`. An axis is split only if the size of the mesh
+    axis divides its own; parameters of other paths are replicated.
 
   References:
     Shoeybi et al., `Megatron-LM <https://arxiv.org/abs/1909.08053>`_, 2019,

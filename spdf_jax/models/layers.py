@@ -88,12 +88,12 @@ class MaskedDense(nn.Module):
     where = '/'.join((*self.path, 'kernel'))
     if kernel.shape != shape:
       raise ValueError(
-          f'{where} is a listed matrix {list(kernel.shape)}, and the layer '
-          f'multiplies by {list(shape)}; list the parameters of this model.'
+          f'{where} is a ListedMatrix {list(kernel.shape)}, but the layer '
+          f'needs {list(shape)}; give list_params the parameters of this model.'
       )
     if mask is not None:
       raise ValueError(
-          f'{where} is a listed matrix, whose mask is constant, and there is a '
-          "mask for it; omit the collection 'masks', or list the parameters "
-          'again with the new mask.'
+          f'{where} is a ListedMatrix, which includes a mask, but the '
+          "collection 'masks' has one for it, too; omit the collection, and "
+          'for another mask call list_params again.'
       )

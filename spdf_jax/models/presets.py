@@ -57,15 +57,15 @@ def create_model(preset: str, **overrides: Any) -> gpt.GPT | Llama:
   """Builds a model by the name of its preset.
 
   Args:
-    preset: A key of `PRESETS`.
-    **overrides: Values of fields that replace those of the preset; `None` keeps
-      the preset's value.
+    preset: A key of `models.PRESETS`.
+    **overrides: Values that replace those of fields of the preset, a
+      `GPTConfig` or `LlamaConfig`; `None` keeps the preset's value.
 
   Returns:
-    The Flax module.
+    The Flax Linen module.
 
   Raises:
-    ValueError: the preset or a field is unknown, or a size is not valid.
+    ValueError: the preset or a field is unknown, or a value is not valid.
 
   Example:
     >>> create_model('gpt2-small', scan_layers=True).config.n_layers
@@ -80,5 +80,5 @@ def create_model(preset: str, **overrides: Any) -> gpt.GPT | Llama:
 
 
 def model_of(config: DecoderConfig) -> gpt.GPT | Llama:
-  """Builds the model of a config."""
+  """Builds the `GPT` of a `GPTConfig`, or the `Llama` of a `LlamaConfig`."""
   return _MODELS[type(config)](config)

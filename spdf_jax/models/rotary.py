@@ -79,8 +79,8 @@ def frequencies(rotary: Rotary, head_size: int) -> np.ndarray:
   """
   if head_size % 2:
     raise ValueError(
-        f'a head has {head_size} features; rotary positions need an even '
-        'number.'
+        f'the size of a head is {head_size}, and rotary positions need an even '
+        'one; change head_dim, or d_model or n_heads, whose quotient it is.'
     )
   turns = 1 / rotary.theta ** (np.arange(0, head_size, 2) / head_size)
   if rotary.scaling == 'linear':

@@ -210,8 +210,8 @@ def _read_start(source: str, workdir: pathlib.Path) -> Ancestry | None:
     if (folder / text / 'checkpoints').is_dir():
       return None
   raise FileNotFoundError(
-      f'{workdir} starts from {text}, which is not there; run the command '
-      'where training was launched.'
+      f'{workdir} starts from {text}, which is not found; run the command in '
+      'the folder where training was launched.'
   )
 
 

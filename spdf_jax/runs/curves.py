@@ -19,15 +19,15 @@ def flops_at(run: RunRecord, step: int) -> float:
   """Returns the training FLOPs of a run's first `step` steps.
 
   Args:
-    run: A run.
+    run: A run, as `read_run` returns it.
     step: Number of completed steps.
 
   Returns:
-    FLOPs of the first `step` steps.
+    Planned FLOPs of the first `step` steps, without those of pruned weights.
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
-    >>> phases = (
+    >>> phases = (  # Steps 0 to 3 of 5.0 FLOPs, and 4 to 7 of 9.0.
     ...     PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0),
     ...     PhaseRecord('dense', 4, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0))
     >>> flops_at(RunRecord('toy', phases, ()), 6)
@@ -43,7 +43,7 @@ def dense_flops_at(run: RunRecord, step: int) -> float:
   """Returns the training FLOPs of a run's first `step` steps without sparsity.
 
   Args:
-    run: A run.
+    run: A run, as `read_run` returns it.
     step: Number of completed steps.
 
   Returns:
@@ -51,6 +51,7 @@ def dense_flops_at(run: RunRecord, step: int) -> float:
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
+    >>> # A dense step takes 9.0 FLOPs.
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> dense_flops_at(RunRecord('toy', (phase,), ()), 3)
     27.0
@@ -87,8 +88,16 @@ def sparsities_of(run: RunRecord) -> tuple[list[int], list[float]]:
 def tokens_at(run: RunRecord, step: int) -> float:
   """Returns the training tokens of a run's first `step` steps.
 
+  Args:
+    run: A run, as `read_run` returns it.
+    step: Number of completed steps.
+
+  Returns:
+    Number of tokens of the first `step` steps.
+
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
+    >>> # The batches have 2 rows of 8 tokens.
     >>> phase = PhaseRecord('sparse', 0, 4, 2, 8, 'text', 0.75, 64, 5.0, 9.0)
     >>> tokens_at(RunRecord('toy', (phase,), ()), 3)
     48.0
@@ -103,7 +112,14 @@ def seconds_at(run: RunRecord, step: int) -> float:
   """Returns the training seconds of a run's first `step` steps.
 
   Each row of metrics has the seconds since the row before, which are
-  interpolated. NaN: no row has seconds.
+  interpolated.
+
+  Args:
+    run: A run, as `read_run` returns it.
+    step: Number of completed steps.
+
+  Returns:
+    Seconds of the first `step` steps; NaN if no row has seconds.
 
   Example:
     >>> rows = tuple({'step': s, 'time/seconds': 8.0 / s} for s in (2, 4))
@@ -123,18 +139,19 @@ Spent = Callable[[RunRecord, int], float]
 def pretraining_curve(
     run: RunRecord, key: str = 'validation/loss', spent: Spent = flops_at
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a logged value over the training FLOPs of pre-training.
+  """Returns a logged value over the FLOPs, tokens or seconds of pre-training.
 
   Fine-tuning is excluded, as it does not minimize the loss on the corpus.
 
   Args:
-    run: A run.
-    key: Name of the value.
-    spent: `(run, step) -> float`, what the first `step` steps took: FLOPs,
-      tokens or seconds.
+    run: A run, as `read_run` returns it.
+    key: Name of the logged value.
+    spent: Function `(run, step) -> float` of what the first `step` steps took:
+      `flops_at`, `tokens_at` or `seconds_at`.
 
   Returns:
-    float64 [N] FLOPs, increasing and above zero, and float64 [N] values.
+    Amounts of `spent`, float64 [N], increasing, without step 0; and the values
+    logged there, float64 [N].
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord
@@ -173,20 +190,22 @@ class Comparison(NamedTuple):
 def losses_at_equal(
     spent: Spent, first: RunRecord, second: RunRecord
 ) -> Comparison | None:
-  """Compares pre-training losses at the largest amount that both runs spent.
+  """Compares pre-training losses at equal FLOPs, tokens or seconds.
 
-  Losses are interpolated linearly over the logarithm of the amount between the
-  nearest evaluations. If both runs spent the same in all, up to 2 %,
-  their final losses are compared.
+  The losses are those at the largest amount that both runs spent, interpolated
+  linearly over the logarithm of the amount between the nearest evaluations. If
+  the total amounts of the runs differ by at most 2 %, their final losses are
+  compared.
 
   Args:
     spent: Function of the amount to compare at: `flops_at`, `tokens_at` or
       `seconds_at`.
-    first: A run.
+    first: A run, as `read_run` returns it.
     second: Another run, evaluated on the same validation text.
 
   Returns:
-    The comparison, or None if the evaluated ranges do not overlap.
+    The amount, the validation losses of both runs there, and which run took
+    more in total; None if the evaluated ranges do not overlap.
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord

@@ -39,14 +39,17 @@ def launch(
   Args:
     config: A ConfigDict or mapping with the fields of `configs/base.py`.
     workdir: Folder for checkpoints, metrics, generations and `report.md`.
-    writers: Additional writers of metrics, see `choose_writers`.
+    writers: Functions `(workdir, config, step)` that open additional writers of
+      metrics, e.g. those of `training.writers.choose_writers(['wandb'])`.
 
   Returns:
     The finished run. Without matplotlib a warning is logged and no report is
     written.
 
   Raises:
-    ValueError: the config is invalid, or the workdir belongs to another config.
+    ValueError: the config or its data is invalid, or the workdir belongs to
+      another config or is in use by another process.
+    OSError: the workdir cannot be written, or has too little space.
     training.Interrupted: The process received a signal; a checkpoint is saved.
   """
   finish(training.Run.create(config, workdir).open(), writers)

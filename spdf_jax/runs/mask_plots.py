@@ -33,11 +33,11 @@ def plot_masks(
   Layers that repeat, such as `h_0/mlp/wi` and `h_1/mlp/wi`, share a row.
 
   Args:
-    mask: Mask that `get_mask` returns.
+    mask: Mask that `get_mask` returns, True at kept weights.
     params: Parameters or their shapes, from which `where` derives the axes of
       stacked layers and heads. None: the last two axes of each leaf of the mask
       are inputs and outputs, earlier axes are layers.
-    where: Selection given to `sparsify`; used only with `params`.
+    where: The argument `where` of `sparsify`; used only with `params`.
 
   Returns:
     A `matplotlib.figure.Figure`.
@@ -54,7 +54,10 @@ def plot_masks(
   """
   layers = _layers(mask, params, where)
   if not layers:
-    raise ValueError('mask has no leaf; pass what get_mask returns.')
+    raise ValueError(
+        'mask has no leaf, so no weight is sparsified; pass what get_mask '
+        'returns for an optimizer that sparsifies at least one.'
+    )
   rows = _rows(list(layers))
   blocks = {name: block_density(layer) for name, layer in layers.items()}
   most = max(float(density.max()) for density in blocks.values()) or 1.0

@@ -115,8 +115,8 @@ def draw_sparsity(ax: Any, run: RunRecord, end: int, **look: Any) -> float:
 def plot_loss_over_flops(runs: Mapping[str, RunRecord]) -> Any:
   """Plots pre-training validation loss over FLOPs, all runs on one axis.
 
-  A ring marks the boundary of two phases of a run; that of the first run with
-  two phases is labelled.
+  A ring marks the boundary of two phases of a run. Only that of the last run
+  with exactly two phases is labelled.
 
   Args:
     runs: Runs by label.
@@ -199,9 +199,10 @@ def _plot_loss_over(
 
 
 def plot_loss_over_steps(runs: Mapping[str, RunRecord]) -> Any:
-  """Plots every loss over steps, a panel for each run.
+  """Plots training, validation and target loss over steps, a panel per run.
 
-  Vertical lines mark phases, and rounds of pruning within a phase.
+  Dashed vertical lines mark the beginnings of phases, and dotted ones changes
+  of the sparsity within a phase, unless there are many.
 
   Args:
     runs: Runs by label.
@@ -315,9 +316,9 @@ def plot_layer_sparsity(runs: Mapping[str, RunRecord]) -> Any:
 def plot_mask_updates(runs: Mapping[str, RunRecord]) -> Any:
   """Plots sparsity, survival and exploration over steps, a panel for each run.
 
-  A line is the planned sparsity, and points on it are the measured sparsity; a
+  A grey line is the planned sparsity, and grey points are the measured one; a
   point of survival is the fraction of kept weights that one mask update keeps;
-  exploration is the fraction of weights that were kept at any time.
+  exploration is the fraction of sparsified weights that were kept at any step.
 
   Args:
     runs: Runs by label; runs without logged mask updates are omitted.

@@ -200,8 +200,9 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any]:
     ) from error
   except (KeyError, IndexError, TypeError) as error:
     raise ValueError(
-        f'{path} is not the plan of a run, which has {", ".join(_IN_PLAN)}, '
-        f'and phases with {", ".join(PhaseRecord._fields)}: {error!r}.'
+        f'{path} is not the plan of a run ({error!r}): a plan has '
+        f'{", ".join(_IN_PLAN)}, and phases with '
+        f'{", ".join(PhaseRecord._fields)}; restore it, or train the run anew.'
     ) from error
   return plan
 
@@ -225,21 +226,21 @@ def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
 
 
 def read_run(workdir: str | os.PathLike[str]) -> RunRecord:
-  """Reads a run, finished or not, from its workdir.
+  """Reads a run, finished or not, from its working directory.
 
   Reads `plan.json`, `metrics.jsonl` and, if present,
-  `generations/step_<step>.jsonl`. Several lines of one step become one row. An
-  incomplete last line of a killed run is ignored.
+  `generations/step_<step>.jsonl`. Lines of metrics with the same step become
+  one row. An incomplete last line of a killed run is ignored.
 
   Args:
-    workdir: Workdir of the run.
+    workdir: Working directory of the run, as given to `launch`.
 
   Returns:
-    The run.
+    The plan of the run, and its metrics and generations by step.
 
   Raises:
     FileNotFoundError: `plan.json` or `metrics.jsonl` is missing.
-    ValueError: a file has the wrong format, or there are no rows.
+    ValueError: a file has the wrong format, or there are no metrics.
 
   Example:
     >>> read_run('runs/missing')  # doctest: +ELLIPSIS

@@ -119,8 +119,10 @@ def _sizes(label: str, run: RunRecord) -> str:
   """Describes a run's model in a sentence."""
   preset = run.model.get('preset')
   dropout = run.model.get('dropout')
+  dtype = run.model.get('dtype', 'float32')
   rate = f', dropout {dropout}' if dropout else ''
-  model = f' (preset {preset}{rate})' if preset else ''
+  computes = f', computes in {dtype}' if dtype != 'float32' else ''
+  model = f' (preset {preset}{rate}{computes})' if preset else ''
   zeros = ', '.join(
       f'{markdown.percent(phase.overall_sparsity)} after {phase.name}'
       for phase in run.phases if phase.overall_sparsity
@@ -348,7 +350,8 @@ def write_report(
 
   Args:
     directory: Folder for the report, created if missing.
-    runs: Runs by label, the baseline first.
+    runs: Runs, as `read_run` returns them, by label, in the order in which the
+      report lists them.
 
   Returns:
     The path of `report.md`, which shows the plots beside it.

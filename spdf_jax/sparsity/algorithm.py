@@ -2,20 +2,15 @@
 """The protocol of sparse-training algorithms."""
 
 from collections.abc import Callable
-import functools
 from typing import Any
-from typing import cast
 from typing import NamedTuple
-from typing import TypeVar
 
 import jax
 
+from spdf_jax import names
 from spdf_jax.sparsity.masks import MaskMaker
 
 PyTree = Any
-F = TypeVar('F', bound=Callable[..., 'Algorithm'])
-
-_MOST_SHOWN = 200  # Characters of an argument.
 
 
 def never(count: Any) -> bool:
@@ -123,37 +118,12 @@ class Algorithm(NamedTuple):
   """`(count, state, mask, params, grads) -> state`, called at every step before
   `update`, with the mask of the step before. `None`: the state is constant."""
 
-  name: str = 'Algorithm'
-  """How the algorithm is printed."""
+  name: str = ''
+  """How the algorithm is printed; by default, with its two functions."""
 
   def __repr__(self) -> str:
-    return self.name
-
-
-def named(make: F) -> F:
-  """Lets the algorithms that a function makes print as the call that made them.
-
-  Example:
-    >>> import spdf_jax as spdf
-    >>> spdf.join([spdf.static(0.9, init='magnitude'), spdf.dense()], [300])
-    join([static(0.9, init='magnitude'), dense()], [300])
-  """
-  @functools.wraps(make)
-  def made(*args, **kwargs):
-    shown = [_show(x) for x in args]
-    shown += [f'{name}={_show(x)}' for name, x in kwargs.items()]
-    return make(*args, **kwargs)._replace(
-        name=f'{make.__name__}({", ".join(shown)})'
-    )
-
-  return cast(F, made)
-
-
-def _show(value: Any) -> str:
-  if callable(value) and hasattr(value, '__name__'):
-    return value.__name__
-  text = repr(value)
-  return text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}…'
+    shown = (f'{f}={names.show(getattr(self, f))}' for f in ('init', 'update'))
+    return self.name or f'Algorithm({", ".join(shown)}, …)'
 
 
 def mask_by(

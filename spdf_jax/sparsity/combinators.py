@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import initial_masks
 from spdf_jax.sparsity import schedules
@@ -26,55 +27,60 @@ from spdf_jax.sparsity.masks import MaskMaker
 PyTree = Any
 
 
-@algorithm.named
+@names.printed_as_call
 def join(
     algorithms: Sequence[Algorithm],
     boundaries: Sequence[int],
     enter: MaskMaker | str = 'magnitude',
 ) -> Algorithm:
-  """Applies algorithms in sequence: Variable SPDF, AC/DC, dense to sparse.
+  """Applies algorithms one after the other, e.g. sparse and then dense.
 
-  Member i applies from step `boundaries[i - 1]` on, with steps counted from
-  there. At a boundary, `enter` makes a new mask from the weights at the
-  member's initial sparsity and structure: by default, a sparser member prunes
-  by magnitude, and a denser member keeps all kept weights and revives pruned
-  weights at random. Boundary steps require dense gradients, so that revived
-  weights receive a gradient at their first step.
+  `algorithms[i + 1]` begins at step `boundaries[i]` and counts its steps from
+  there. At a boundary, `enter` makes a new mask from the current weights, with
+  the initial sparsity and the structure of the algorithm that begins. By
+  default, a sparser algorithm prunes by magnitude, and a denser one keeps all
+  kept weights and revives pruned weights at random. Boundary steps require
+  dense gradients, so that revived weights receive a gradient at their first
+  step.
 
   Revived weights start with zero moments: under Adam with b2 = 0.999 their
   first updates are several times the learning rate. Warm up the learning rate
   again at such a boundary, or reset the moments with `reset_state`.
 
   Args:
-    algorithms: The members, in order.
-    boundaries: Increasing steps >= 1, at each of which the next member begins.
-    enter: `(key, params, sparsities) -> mask`, or its name in `spdf_jax.init`;
-      must also accept `structure=` if a member has a structure.
+    algorithms: The algorithms, in order.
+    boundaries: Increasing steps >= 1, at each of which the next algorithm
+      begins.
+    enter: Function that makes the masks at boundaries: `(key, params,
+      sparsities) -> mask`, such as those of `spdf_jax.init`, or its name. It
+      must also accept `structure=` if an algorithm has a structure.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: the boundaries are not increasing, or their number is not one
-      less than the number of members.
+    ValueError: the boundaries are not increasing steps >= 1, their number is
+      not one less than the number of algorithms, or `enter` is unknown.
 
   References:
     Cerebras, Variable Sparse Pre-training and Dense Fine-tuning, 2023
 
   Example:
+    >>> import jax.numpy as jnp
     >>> from spdf_jax import dense, static
-    >>> variable = join([static(0.9), dense()], [62_500])
-    >>> variable.sparsity_at(62_500, {'w': jnp.ones((2, 2))})
-    {'w': 0.0}
+    >>> variable = join([static(0.5), dense()], [62_500])
+    >>> params = {'w': jnp.ones((1, 2, 2))}
+    >>> [variable.sparsity_at(t, params) for t in (62_499, 62_500)]
+    [{'w': 0.5}, {'w': 0.0}]
   """
   algorithms = tuple(algorithms)
-  enter = initial_masks.init_of(enter)
+  enter = initial_masks.init_of(enter, 'enter')
   schedules.check_boundaries(boundaries)
   if len(algorithms) != len(boundaries) + 1 or 0 in tuple(boundaries):
     raise ValueError(
         f'join got {len(algorithms)} algorithms and boundaries '
-        f'{list(boundaries)}; give one boundary, at step 1 or later, between '
-        'each two algorithms.'
+        f'{list(boundaries)}; give one or more algorithms, and one boundary '
+        'fewer, each at step 1 or later.'
     )
   starts = (0, *boundaries)
   table = np.asarray(boundaries, np.int32)
@@ -193,16 +199,16 @@ Labels = Patterns | Callable[[str, Any], str] | PyTree
 _is_none = lambda x: x is None
 
 
-@algorithm.named
+@names.printed_as_call
 def partition(
     algorithms: Mapping[str, Algorithm], labels: Labels
 ) -> Algorithm:
   """Applies different algorithms to sparsified leaves, by label.
 
-  Each member receives its own leaves, and `None` for the others, so total
-  sparsities such as those of `erk` and `model_wide` are totals over the leaves
-  of one label. If a member replaces gradient steps by mask updates, it does so
-  for all leaves.
+  Each algorithm receives the leaves of its label, and `None` for the others, so
+  `erk` and `model_wide` distribute a sparsity over the leaves of one label. If
+  an algorithm replaces gradient steps by mask updates, as does
+  `rigl(skip_gradient_step=True)`, it does so for all leaves.
 
   To freeze leaves, use `optax.partition` around `sparsify`: this function only
   chooses their masks.
@@ -219,9 +225,9 @@ def partition(
     The algorithm.
 
   Raises:
-    ValueError: there are no algorithms; or, once the parameters are known, a
+    ValueError: there are no algorithms; or, on `init` of the optimizer, if a
       leaf has no label or one without an algorithm, an algorithm has no leaf,
-      or a pattern is the first match of no leaf.
+      or a pattern is not the first match of any leaf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -372,15 +378,15 @@ def _labels_of(
       known = ', '.join(map(repr, algorithms))
       raise ValueError(
           f'labels gives {name!r} the label {label!r}, for which algorithms '
-          f'has no entry; there are {known}.'
+          f'has no entry; add one, or give the leaf one of the labels {known}.'
       )
   unused = [label for label in algorithms if label not in found]
   # `optax.tree.map_params` passes a tree without leaves as a placeholder.
   if unused and any(leaf is not None for leaf in leaves):
     raise ValueError(
         f'algorithms has an entry {unused[0]!r}, but labels gives that label '
-        'to none of the sparsified leaves; they are '
-        f'{_listed(names, leaves)}.'
+        'to none of the sparsified leaves; remove the entry, or give the label '
+        f'to some of: {_listed(names, leaves)}.'
     )
   return found
 
@@ -410,20 +416,21 @@ def _by_pattern(
     used.update(matching[:1])
     if not matching and leaf is not None:
       raise ValueError(
-          f'no pattern matches the sparsified leaf {name!r}; add one for it, '
-          "or '*' as the last."
+          f'no pattern matches the sparsified leaf {name!r}; add a pattern for '
+          "it, or '*' as the last pattern."
       )
   if any(leaf is not None for leaf in leaves):
     for i, (pattern, _) in enumerate(patterns):
       if i in matched - used:
         raise ValueError(
-            f'the patterns before {pattern!r} match all of its leaves; put it '
-            'before them, or remove it.'
+            f'the patterns before {pattern!r} match all of its leaves; put '
+            f'{pattern!r} before them, or remove it.'
         )
       if i not in matched:
         raise ValueError(
             f'the pattern {pattern!r} matches none of the sparsified leaves; '
-            f'they are {_listed(names, leaves)}.'
+            'remove it, or let it match some of: '
+            f'{_listed(names, leaves)}.'
         )
   return found
 

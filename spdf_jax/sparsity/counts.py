@@ -87,9 +87,10 @@ def model_kept(
     unit_shape = structure.unit_shape(leaf.shape)
     if unit_shape[0] != leaf.shape[0]:
       raise ValueError(
-          f'{sparsity} ranks the weights of all layers together, but the '
-          'structure fixes the counts in groups of each layer; give a sparsity '
-          'per layer, or structure=unstructured().'
+          "distribution 'model_wide' ranks the weights of all layers together, "
+          'but the structure requires a number of kept weights in every group '
+          "of a layer; give another distribution, e.g. 'uniform', or "
+          "structure='unstructured'."
       )
     total += math.prod(leaf.shape)
     least += math.prod(leaf.shape) // math.prod(unit_shape[1:])
@@ -97,7 +98,8 @@ def model_kept(
   if kept < least:
     raise ValueError(
         f'sparsity is {fraction}, which keeps {kept:,} of {total:,} weights, '
-        f'but one unit in every layer has {least:,}; lower the sparsity.'
+        f'fewer than the {least:,} of one weight (block, channel) in every '
+        'layer; lower the sparsity.'
     )
   return kept
 
@@ -210,8 +212,8 @@ def kept_table(
   if not schedules.is_constant(sparsity):
     if times is None or times.endless:
       raise ValueError(
-          'sparsity is a schedule and its updates have no last one; give the '
-          'step of the last update, stop=….'
+          'sparsity is a schedule and update_until is None; give update_until, '
+          'the last step that may be a mask update.'
       )
     steps = times.steps.tolist()
   names, shapes = [], []
@@ -251,9 +253,8 @@ def _leaves(sparsities: PyTree, treedef: Any) -> list[Any]:
     return treedef.flatten_up_to(sparsities)
   except ValueError as error:
     raise ValueError(
-        f'distribution returns sparsities of the structure '
-        f'{jax.tree.structure(sparsities)}; return one for each sparsified '
-        f'leaf, as {treedef}.'
+        f'distribution returns a tree {jax.tree.structure(sparsities)}; return '
+        f'one sparsity for each sparsified leaf: {treedef}.'
     ) from error
 
 
@@ -282,6 +283,7 @@ def sparsities_of(mask: PyTree) -> PyTree:
     A tree of floats, `None` unchanged, which `static` takes as `sparsity`.
 
   Example:
+    >>> import jax.numpy as jnp
     >>> sparsities_of({'w': jnp.eye(4, dtype=bool), 'b': None})
     {'b': None, 'w': 0.75}
   """
@@ -317,7 +319,8 @@ def check_counts(
     >>> check_counts(mask, {'w': 0.25}, structures.UNSTRUCTURED)
     ... # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: mask of 'w' keeps 2 weights, but sparsity=0.25 requires 3; ...
+    ValueError: mask of 'w' keeps 2 of 4 weights, but sparsity=0.25 requires \
+3; ...
   """
   try:
     with jax.ensure_compile_time_eval():
@@ -336,8 +339,9 @@ def check_counts(
   for path, counts in found.items():
     if not counts.size:
       raise ValueError(
-          f'{name} of {path!r} keeps some weights of a unit of the structure '
-          'and prunes others; make it with the same structure.'
+          f'{name} of {path!r} keeps some weights of a block or channel and '
+          f'prunes others; make it with the structure of the algorithm, '
+          f'{structure}.'
       )
   if isinstance(sparsities, ModelWide):
     asked = model_kept(mask, sparsities, structure)
@@ -350,7 +354,8 @@ def check_counts(
     )
     # One more unit may be too large.
     if not asked - max(weights.values()) < total <= asked:
-      raise ValueError(_differ(name, sparsities.sparsity, total, asked))
+      size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(mask))
+      raise ValueError(_differ(name, sparsities.sparsity, total, size, asked))
     return
   sparsities = trees.by_name(distributions.uniform(mask, sparsities))
   for path, counts in found.items():
@@ -361,13 +366,15 @@ def check_counts(
       # Layers of a stack may differ; their mean is rounded to a count.
       total = int(counts.sum())
       if abs(total - number * asked) >= number:
-        raise ValueError(_differ(here, sparsity, total, number * asked))
+        size = number * math.prod(sizes[path][1:])
+        raise ValueError(_differ(here, sparsity, total, size, number * asked))
     elif any(counts != asked):
       other = counts[counts != asked][0]
       raise ValueError(
-          f'{here} keeps {other:,} units of a group of the structure, but '
-          f'sparsity={sparsity:g} requires {asked:,}; make it with the same '
-          'structure and sparsity.'
+          f'{here} keeps {other:,} weights (blocks, channels) in a group of '
+          f'the structure {structure}, but sparsity={sparsity:g} requires '
+          f'{asked:,}; make it with the structure and the sparsity of the '
+          'algorithm.'
       )
 
 
@@ -383,8 +390,12 @@ def _units(mask: jax.Array, structure: Structure) -> np.ndarray:
   return np.asarray(counts).astype(np.int64).ravel()
 
 
-def _differ(name: str, sparsity: float, found: int, asked: int) -> str:
+def _differ(
+    name: str, sparsity: float, found: int, size: int, asked: int
+) -> str:
   return (
-      f'{name} keeps {found:,} weights, but sparsity={sparsity:g} requires '
-      f'{asked:,}; give sparsity=sparsities_of(mask), the one that it has.'
+      f'{name} keeps {found:,} of {size:,} weights, but sparsity={sparsity:g} '
+      f'requires {asked:,}; set the sparsity to that of the mask, '
+      f'{1 - found / size:.10g} here (sparsities_of(mask) returns it for every '
+      "leaf), or use another mask, e.g. that of init='magnitude'."
   )

@@ -77,14 +77,15 @@ def by_pattern(
   Args:
     params: A tree whose leaves are sparsified except where `None`.
     sparsity: Sparsities in [0, 1) by pattern: a mapping, tried in its order, or
-      pairs. A ConfigDict sorts its keys: where the order matters, use pairs.
+      a list of `(pattern, sparsity)` pairs. Use pairs instead of an
+      `ml_collections.ConfigDict`, which sorts its keys, if the order matters.
 
   Returns:
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
 
   Raises:
     ValueError: a sparsity is not a number in [0, 1), or a pattern is given
-      twice or is the first match of no leaf.
+      twice or is not the first match of any leaf.
 
   Example:
     >>> import jax.numpy as jnp
@@ -132,11 +133,12 @@ def _check_all_used(
     if any(pattern in found for found in matching):
       raise ValueError(
           f'sparsity has the pattern {pattern!r}, but patterns before it match '
-          'all of its leaves; put it before them.'
+          'all of its leaves; put it before them, or remove it.'
       )
     raise ValueError(
         f'sparsity has the pattern {pattern!r}, which matches none of the '
-        f'sparsified leaves; they are {", ".join(names)}.'
+        'sparsified leaves; remove it, or let it match some of: '
+        f'{", ".join(names)}.'
     )
 
 
@@ -177,7 +179,9 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
   """
   sparsity = check_sparsity(sparsity)
   if not 0 <= power < math.inf:
-    raise ValueError(f'power is {power}; give a number from 0 on, usually 1.')
+    raise ValueError(
+        f'power is {power}; give a finite number >= 0, usually 1.'
+    )
   check_not_empty(params)
   leaves, treedef = jax.tree.flatten(params)
   fans = [((1, 1) + tuple(leaf.shape))[-2:] for leaf in leaves]
@@ -187,7 +191,7 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
   if budget < layers:
     raise ValueError(
         f'sparsity is {sparsity}, which leaves {budget:g} weights for {layers} '
-        'layers; erk needs one per layer, so lower it.'
+        'layers; erk needs one per layer, so lower the sparsity.'
     )
   raw = [(i + o) / (i * o) for i, o in fans]
   densities = _fill(raw, power, sizes, budget)
@@ -227,15 +231,15 @@ class ModelWide(NamedTuple):
 def model_wide(params: PyTree, sparsity: float) -> ModelWide:
   """Requests that the weights of all layers are ranked together, as one group.
 
-  Algorithms with mask updates refuse a sparsity that falls: they choose the
-  weights to revive within each layer.
+  With it, algorithms refuse a schedule whose sparsity falls, because they
+  choose the weights to revive within each layer.
 
   Args:
     params: The parameters, not used.
     sparsity: The fraction of zeros in [0, 1) over all leaves.
 
   Returns:
-    The sparsity as a `ModelWide`.
+    A `ModelWide` tuple that holds the sparsity, in place of a tree.
 
   Raises:
     ValueError: the sparsity is not a number in [0, 1).
@@ -254,7 +258,7 @@ def check_not_empty(params: PyTree) -> None:
     if not math.prod(leaf.shape):
       raise ValueError(
           f'{trees.path_name(path)!r} has the shape {tuple(leaf.shape)}, no '
-          'weights; put None there.'
+          'weights; put None there, in place of the leaf.'
       )
 
 
@@ -336,6 +340,7 @@ def distribution_of(value: Any) -> Callable[..., Any]:
   found = by_entry('distribution', value, _DISTRIBUTIONS, missing=2)
   if not callable(found):
     raise ValueError(
-        f'distribution is {found!r:.80}; give e.g. erk, or its name.'
+        f'distribution is {found!r:.80}; give a function (params, sparsity) -> '
+        "sparsities, e.g. spdf_jax.erk, or its name, 'erk'."
     )
   return found

@@ -113,9 +113,10 @@ def _layers_of(
   selected = selector(name, shape)
   if selected is None or selected is False:
     raise ValueError(
-        f'mask of {name!r} has shape {list(mask.shape)}, which '
-        f'`where` does not select, but the parameters have layers of shape '
-        f'{list(params.shape)}; pass init.given the `where` of sparsify.'
+        f'mask of {name!r} has shape {list(mask.shape)}, and the `where` of '
+        'init.given does not select it, but sparsify selects the parameter, as '
+        f'layers of shape {list(params.shape)}; pass init.given the `where` of '
+        'sparsify.'
     )
   axes = selection.select(lambda path, leaf: selected, {name: shape})
   # Evaluated eagerly, so that counts can be checked under jit; copied, so that
@@ -216,12 +217,13 @@ _INITS = {
 }
 
 
-def init_of(value: Any) -> Callable[..., Any]:
+def init_of(value: Any, name: str = 'init') -> Callable[..., Any]:
   """Returns a maker of initial masks given by name, or itself.
 
   Args:
     value: `(key, params, sparsities) -> mask`, or `'random'`, `'magnitude'` or
       `'nonzero'`.
+    name: Name of the argument for error messages.
 
   Returns:
     The maker.
@@ -233,11 +235,11 @@ def init_of(value: Any) -> Callable[..., Any]:
     >>> init_of('magnitude').__name__
     'magnitude'
   """
-  found = names.by_entry('init', value, _INITS, missing=3)
+  found = names.by_entry(name, value, _INITS, missing=3)
   if not callable(found):
     raise ValueError(
-        f'init is {found!r:.80}; give e.g. spdf_jax.init.magnitude, or '
-        "'magnitude'."
+        f'{name} is {found!r:.80}; give a function (key, params, sparsities) -> '
+        "mask, e.g. spdf_jax.init.magnitude, or its name, 'magnitude'."
     )
   return found
 
@@ -460,7 +462,7 @@ def _check_finite(finite: PyTree, score: str | Score) -> None:
   for path, ok in jax.tree_util.tree_leaves_with_path(finite):
     if not ok:
       raise ValueError(
-          f'score {score!r} of {trees.path_name(path)!r} is not finite; '
-          'lower the scale of the loss, or look for NaN in parameters and '
-          'batch.'
+          f'score {score!r} of {trees.path_name(path)!r} is not finite '
+          'everywhere; scale the loss down, or look for NaN in the parameters '
+          'and the batch.'
       )

@@ -5,10 +5,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 
 from spdf_jax.sparsity import trees
 
 PyTree = Any
+
+
+def check_optimizer(name: str, value: Any) -> None:
+  """Raises TypeError for an argument that is not an optimizer of optax."""
+  if not isinstance(value, optax.GradientTransformation):
+    raise TypeError(
+        f'{name} is {value!r:.80}; give an optimizer, e.g. optax.adamw(1e-3).'
+    )
 
 
 def map_like_params(
@@ -90,8 +99,8 @@ def state_shardings(state: PyTree, params: PyTree) -> PyTree:
   }
   if len(meshes) != 1 or None in meshes:
     raise ValueError(
-        'the parameters are on no mesh, or on several; put them on one with '
-        'jax.device_put(params, NamedSharding(mesh, …)).'
+        'the parameters are on no mesh, or on several; put all of them on one '
+        'mesh with jax.device_put(params, NamedSharding(mesh, …)).'
     )
   replicated = jax.NamedSharding(meshes.pop(), jax.P())
   like_params = map_like_params(lambda _, s: s, state, params, shardings)

@@ -287,8 +287,10 @@ def apply_mask(tree: PyTree, mask: PyTree) -> PyTree:
   weight becomes zero.
 
   Args:
-    tree: Parameters, gradients, or any tree with their paths.
-    mask: The mask; leaves where it is `None` pass unchanged.
+    tree: Parameters, gradients, or another tree with the paths of the
+      parameters.
+    mask: The mask, as `get_mask` returns it. Leaves whose mask is `None` are
+      returned unchanged.
 
   Returns:
     The masked tree, dtypes unchanged.
@@ -322,20 +324,22 @@ def map_masked(f: Callable[..., Any], mask: PyTree, *rest: PyTree) -> PyTree:
   Args:
     f: `(mask, *leaves) -> result`, called for every sparsified leaf.
     mask: The mask, as `get_mask` returns it.
-    *rest: Parameters, gradients, or other trees of their structure.
+    *rest: One or more trees of the structure of the parameters, such as the
+      parameters or gradients, whose leaves `f` receives after the mask.
 
   Returns:
-    The results in the structure of the first tree; `None` where leaves stay
-    dense.
+    The results in the structure of the first of these trees; `None` where
+    leaves stay dense.
 
   Raises:
     TypeError: a leaf of the mask is not bool.
     ValueError: the mask has a leaf that a tree does not have, or there is no
-      tree.
+      tree beside the mask.
 
   Example:
     Counts the kept weights that are below a threshold:
 
+    >>> import jax.numpy as jnp
     >>> params = {'w': jnp.array([[1., 3.], [2., 4.]]), 'b': jnp.ones(2)}
     >>> mask = {'w': jnp.array([[True, True], [False, False]]), 'b': None}
     >>> small = lambda m, w: int((m & (w < 2)).sum())
@@ -361,7 +365,9 @@ def check_bool(mask: PyTree) -> None:
   for name, leaf in trees.by_name(mask).items():
     kind = getattr(leaf, 'dtype', type(leaf).__name__)
     if str(kind) != 'bool':
+      at = f' at {name!r}' if name else ''
       raise TypeError(
-          f'the mask has {kind} at {name!r}; give what get_mask returns, as '
-          'in apply_mask(params, mask).'
+          f'the mask has a leaf of {kind}, not bool,{at}; give a mask as '
+          'get_mask(opt_state) returns it; apply_mask takes the parameters '
+          'first, apply_mask(params, mask).'
       )

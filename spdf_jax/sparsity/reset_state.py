@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import schedules
 
 PyTree = Any
@@ -34,25 +35,39 @@ def reset_state(
   `optax.adamw(schedule)` also rewinds its learning rate, so write
   `chain(reset_state(scale_by_adam(), [1000]),
   scale_by_learning_rate(schedule))`. Inside `sparsify`, a boundary must not be
-  a step that the algorithm skips, as with `rigl(skip_gradient_step=True)`:
-  counters would be reset there, but not moments.
+  a step at which the algorithm only updates the mask, as
+  `rigl(skip_gradient_step=True)` does: counters would be reset there, but not
+  moments.
 
   Args:
     inner: The transformation whose state is reset.
-    boundaries: Increasing steps, counted from 0, at whose start the state is
-      reset.
+    boundaries: Increasing steps, counted from 0. The state is reset before the
+      update of each of these steps.
 
   Returns:
     The transformation; its `update` needs `params`.
 
   Raises:
-    ValueError: the boundaries are not increasing steps from 0 to 2^31 - 1.
+    TypeError: `inner` is not an optimizer.
+    ValueError: the boundaries are not increasing steps from 0 to 2^31 - 1; on
+      `update`, if `params` is missing.
 
   Example:
-    >>> tx = reset_state(optax.scale_by_adam(), [1000])
-    >>> int(tx.init({'w': jnp.ones(3)}).count)
-    0
+    The trace of gradients starts again at step 2:
+
+    >>> import optax
+    >>> tx = reset_state(optax.trace(decay=1.0), [2])
+    >>> params = grads = {'w': 1.0}
+    >>> state = tx.init(params)
+    >>> for step in range(4):
+    ...   updates, state = tx.update(grads, state, params)
+    ...   print(step, float(updates['w']))
+    0 1.0
+    1 2.0
+    2 1.0
+    3 2.0
   """
+  like_params.check_optimizer('inner', inner)
   schedules.check_boundaries(boundaries)
   inner = optax.with_extra_args_support(inner)
   table = np.asarray(boundaries, np.int32)

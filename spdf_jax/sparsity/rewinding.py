@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithms import iterative
@@ -29,14 +30,14 @@ def rewind_schedule(
   round has no end.
 
   Args:
-    base: The schedule to rewind.
-    rounds: The rounds.
+    base: The schedule to rewind, e.g. of the learning rate.
+    rounds: The rounds, as for `iterative`.
 
   Returns:
     A schedule of the step, counted over all rounds.
 
   Raises:
-    ValueError: the rounds are invalid, see `check_rounds`.
+    ValueError: there is no round, or a round is invalid.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning in Neural Network
@@ -82,16 +83,17 @@ def rewind_weights(
 ) -> optax.GradientTransformationExtraArgs:
   """Rewinds the kept weights to an early snapshot, e.g. at starts of rounds.
 
-  The step at a boundary rewinds: the algorithm inside computes the new mask
-  from the trained weights, and the step sets the parameters to `mask *
-  snapshot`. The inner optimizer receives zeros in place
-  of the gradient, because it is the gradient at the weights before rewinding.
-  All parameters are rewound, sparsified or not. Moments are not, unless
-  `reset_state` clears them:
+  The step at a boundary rewinds: the algorithm inside `tx` computes the new
+  mask from the trained weights, and the step sets the parameters to `mask *
+  snapshot`. At this step `tx` receives zeros in place of the gradients, which
+  were computed at the weights before rewinding. All parameters are rewound,
+  sparsified or not. Moments are not, unless `reset_state` clears them:
 
   .. code-block:: python
 
-    starts = round_starts(rounds)
+    from spdf_jax.sparsity.algorithms.iterative import round_starts
+
+    starts = round_starts(rounds)  # The first step of every round.
     inner = optax.chain(
         reset_state(optax.scale_by_adam(), starts),
         optax.scale_by_learning_rate(rewind_schedule(base, rounds)),
@@ -106,17 +108,19 @@ def rewind_weights(
   Args:
     tx: The optimizer, `sparsify(…)`; transformations that accumulate or skip
       whole steps, such as `optax.MultiSteps`, wrap the result.
-    boundaries: Increasing steps, each of which rewinds, such as the starts of
-      the rounds of `iterative` after the first.
-    snapshot_at: The step before which the parameters are copied, from 0 (the
-      initial parameters) to the last one before the first boundary.
+    boundaries: Increasing steps, each of which rewinds, such as the first steps
+      of the rounds of `iterative` after the first round.
+    snapshot_at: The step before which the parameters are copied: 0 for the
+      initial parameters, or a later step before the first boundary.
 
   Returns:
     The rewinding optimizer; its `update` needs `params`.
 
   Raises:
-    ValueError: there is no boundary, they are not increasing, or `snapshot_at`
-      is not before the first; on `update`, if `params` is missing.
+    TypeError: `tx` is not an optimizer.
+    ValueError: there is no boundary, the boundaries are not increasing, or
+      `snapshot_at` is not before the first; on `update`, if `params` is
+      missing or `tx` does not contain `sparsify`.
 
   References:
     Frankle et al., `Stabilizing the Lottery Ticket Hypothesis
@@ -125,12 +129,23 @@ def rewind_weights(
     Pruning <https://arxiv.org/abs/2003.02389>`_, 2020
 
   Example:
-    >>> import spdf_jax as spdf
-    >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.5), key=0)
-    >>> tx = rewind_weights(tx, [100], snapshot_at=10)
-    >>> int(tx.init({'w': jnp.ones((4, 4))}).count)
-    0
+    The step at boundary 2 rewinds to the initial parameters:
+
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
+    >>> largest = spdf.static(0.5, init='magnitude')
+    >>> tx = spdf.sparsify(optax.sgd(0.5), largest, key=0)
+    >>> tx = rewind_weights(tx, [2], snapshot_at=0)
+    >>> params = {'w': jnp.array([[8., 0.], [0., 9.]])}
+    >>> state = tx.init(params)
+    >>> for step in range(3):
+    ...   updates, state = tx.update({'w': jnp.ones((2, 2))}, state, params)
+    ...   params = optax.apply_updates(params, updates)
+    ...   print(step, params['w'].tolist())
+    0 [[7.5, 0.0], [0.0, 8.5]]
+    1 [[7.0, 0.0], [0.0, 8.0]]
+    2 [[8.0, 0.0], [0.0, 9.0]]
   """
+  like_params.check_optimizer('tx', tx)
   tx = optax.with_extra_args_support(tx)
   schedules.check_boundaries(boundaries)
   schedules.check_steps('snapshot_at', snapshot_at, 0)
@@ -138,7 +153,7 @@ def rewind_weights(
   if not rewinds.size or snapshot_at >= rewinds[0]:
     raise ValueError(
         f'snapshot_at is {snapshot_at} and boundaries {list(boundaries)}; give '
-        'at least one boundary, and an earlier step for the snapshot.'
+        'at least one boundary, and a snapshot_at below the first.'
     )
 
   def init_fn(params):

@@ -43,7 +43,7 @@ def cubic(
     start: :math:`t_0`, the first step of the ramp.
 
   Returns:
-    The schedule.
+    The schedule, a function of the step.
 
   Raises:
     ValueError: a sparsity is outside [0, 1), `steps` is below 1, or `start` is
@@ -101,11 +101,11 @@ def periodic(sparsities: Sequence[float], period: int) -> Schedule:
   """Returns a schedule that cycles through sparsities, as in AC/DC.
 
   Args:
-    sparsities: The sparsities of one cycle.
-    period: Number of steps of each sparsity in a cycle.
+    sparsities: The sparsities of one cycle, in order.
+    period: Number of steps for which each sparsity holds.
 
   Returns:
-    The schedule.
+    The schedule, a function of the step.
 
   Raises:
     ValueError: there are no sparsities, one is outside [0, 1), or `period` is
@@ -198,7 +198,8 @@ def value_at(schedule: float | Schedule, count: int) -> float:
       return float(value)
     except (TypeError, ValueError) as error:
       raise ValueError(
-          f'the schedule returns {value!r} at step {count}; return a number.'
+          f'the schedule {getattr(schedule, "__name__", schedule)!r} returns '
+          f'{value!r:.80} at step {count}; return a number.'
       ) from error
 
 
@@ -285,8 +286,9 @@ class UpdateTimes(NamedTuple):
     """
     if self.number is None:
       raise ValueError(
-          f'updates every {self.every} steps have no last one; give the step '
-          'of the last, stop=….'
+          f'update_every is {self.every} and update_until is None, so that '
+          'mask updates have no last one, at which schedules end; give '
+          'update_until, the last step that may be a mask update.'
       )
     regular = range(self.start, _LAST_STEP + 1, self.every)[:self.number]
     return np.asarray(self.listed or regular, np.int32)
@@ -338,6 +340,9 @@ def update_times(
 ) -> UpdateTimes:
   """Returns the steps at which masks are updated.
 
+  Error messages name the arguments as algorithms do: `update_every`,
+  `update_from` and `update_until`.
+
   Args:
     every: Number of steps between updates, or an increasing list of the steps,
       or a function of the step that is true at updates (evaluated here for
@@ -357,39 +362,40 @@ def update_times(
     >>> times.steps.tolist(), times.contains(250), times.index(250)
     ([100, 200, 300], False, 1)
   """
-  stop = stop if stop is None else check_steps('stop', stop, 0)
+  stop = stop if stop is None else check_steps('update_until', stop, 0)
   listed: Sequence[int]
   if callable(every):
-    first = check_steps('start', 0 if start is None else start, 0)
+    first = check_steps('update_from', 0 if start is None else start, 0)
     if stop is None:
       raise ValueError(
-          'every is a function of the step and stop is None; give the last '
-          'step at which to evaluate it, stop=….'
+          'update_every is a function of the step and update_until is None; '
+          'give update_until, the last step at which to evaluate the function.'
       )
     with jax.ensure_compile_time_eval():
       listed = [t for t in range(first, stop + 1) if bool(every(t))]
   elif hasattr(every, '__iter__') and not isinstance(every, str):
-    first = check_steps('start', 0 if start is None else start, 0)
-    listed = [check_steps('a step in every', t, 0) for t in every]
+    first = check_steps('update_from', 0 if start is None else start, 0)
+    listed = [check_steps('a step in update_every', t, 0) for t in every]
     for before, after in zip(listed, listed[1:]):
       if after <= before:
         raise ValueError(
-            f'every lists step {after} after step {before}; list each step '
-            'once, in increasing order.'
+            f'update_every lists step {after} after step {before}; list each '
+            'step once, in increasing order.'
         )
     last = _LAST_STEP if stop is None else stop
     listed = [t for t in listed if first <= t <= last]
   else:
-    every = check_steps('every', every, 1)
-    first = check_steps('start', every if start is None else start, 0)
+    every = check_steps('update_every', every, 1)
+    first = check_steps('update_from', every if start is None else start, 0)
     if stop is None:
       return UpdateTimes(first, every, None)
     listed = range(first, stop + 1, every)
   if not listed:
-    what = 'every' if callable(every) else f'every={every!r}'
+    what = '' if callable(every) else f'={every!r:.80}'
+    until = 'on' if stop is None else f'to step {stop}'
     raise ValueError(
-        f'{what} gives no update from start={first} to stop={stop}; widen the '
-        'range or update more often.'
+        f'update_every{what} gives no mask update from step {first} {until}; '
+        'update more often, lower update_from, or raise update_until.'
     )
   if isinstance(listed, range):
     return UpdateTimes(first, listed.step, len(listed))
@@ -444,6 +450,5 @@ def check_boundaries(boundaries: Sequence[int]) -> None:
   steps = [check_steps('a step in boundaries', b, 0) for b in boundaries]
   if any(b <= a for a, b in zip(steps, steps[1:])):
     raise ValueError(
-        f'boundaries are {steps}; give steps that are each larger than the one '
-        'before.'
+        f'boundaries are {steps}; give increasing steps, each one once.'
     )

@@ -83,9 +83,9 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
   distinct = set(named) & set(range(ndim))
   if len(distinct) != len(named) or not all(normal):
     raise ValueError(
-        f'where names axes {tuple(axes)} for {path or "the array"} of shape '
-        f'{tuple(leaf.shape)}; a sparsified leaf needs distinct reduction and '
-        'output axes of its own.'
+        f'where gives the axes {tuple(axes)} for {path or "the array"} of '
+        f'shape {tuple(leaf.shape)}; give reduction and output axes of this '
+        'shape, at least one of each and none twice, or None to keep it dense.'
     )
   return normal
 
@@ -191,8 +191,8 @@ def selector_of(
     where: A function `(path, leaf) -> MatrixAxes | bool | None`, or a tree of
       these values or functions. The paths of the tree are shell patterns (`*`
       also matches `/`): the first that matches the path of a leaf, or of a
-      subtree that contains it, applies. `True` selects matrices, and leaves
-      with fewer axes are not sparsified, as those that no pattern matches. A
+      subtree that contains it, applies. `True` selects matrices; biases and
+      leaves with fewer axes stay dense, as those that no pattern matches. A
       function that looks at several leaves has an attribute `among`, a function
       of `named` that returns the selector.
     named: Paths and leaves of the parameters.
@@ -219,7 +219,9 @@ def selector_of(
     found = _first(patterns, path)[1]
     if callable(found):
       return found(path, leaf)
-    return is_matrix(leaf) if found is True else found or False
+    if found is True:
+      return is_matrix(leaf) and path.split('/')[-1] != 'bias'
+    return found or False
 
   return selector
 
@@ -284,15 +286,16 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
     if not (hasattr(leaf, 'shape') and hasattr(leaf, 'dtype')):
       raise TypeError(
           f'params has {leaf!r:.80} at {name!r}, which is not an array; pass '
-          'the arrays of the model alone, e.g. equinox.filter(model, '
+          'only the arrays of the model, e.g. equinox.filter(model, '
           'equinox.is_array).'
       )
   paths = {trees.path_parts(path) for path, _ in leaves}
   for above in (path[:end] for path in paths for end in range(len(path))):
     if above in paths:
       raise ValueError(
-          f"params has an attribute 'value' of {'/'.join(above)!r}; rename it, "
-          'because that is the name of the array in an nnx.Variable.'
+          f"params has an attribute 'value' in {'/'.join(above)!r}, beside "
+          'others, which is confused with the array in an nnx.Variable; rename '
+          'the attribute.'
       )
   selector = selector_of(where, named)
   axes = [
@@ -307,13 +310,50 @@ def select(where: Where, params: PyTree) -> list[MatrixAxes | None]:
   if not any(axes):
     raise ValueError(
         f'where={getattr(where, "__name__", where)!r} selects no leaf to '
-        f'sparsify; give a selector such as where.per_head, '
-        f'where.stacked() or where.convolutions, or patterns of paths, that '
-        f'selects some of: {seen}.'
+        f'sparsify; give a selector such as spdf_jax.where.per_head, '
+        f'where.stacked() or where.convolutions, or patterns of paths, e.g. '
+        f"{{'*/mlp/*': True}}, that selects some of: {seen}."
     )
   if not callable(where):
     _check_patterns(_patterns(where), named, axes)
   return axes
+
+
+def layer_shapes(
+    where: Where, params: PyTree
+) -> dict[str, tuple[int, int, int]]:
+  """Returns how `sparsify` reads every leaf that `where` selects.
+
+  Args:
+    where: As for `sparsify`: a selector, or a mapping of patterns.
+    params: The parameters, or their shapes.
+
+  Returns:
+    `(layers, inputs, outputs)` of every sparsified leaf, by path: the number of
+    its independent matrices, and their shape.
+
+  Raises:
+    TypeError: `where` is not a selector or a tree, or `params` has a leaf that
+      is not an array.
+    ValueError: `where` selects no leaf, or has a pattern that matches none.
+
+  Example:
+    A kernel of four heads of size 2 is one matrix of eight outputs, not eight
+    matrices:
+
+    >>> import spdf_jax as spdf
+    >>> params = {'attn': {'query': jnp.ones((8, 4, 2))}}
+    >>> spdf.where.layer_shapes(spdf.where.per_head, params)
+    {'attn/query': (1, 8, 8)}
+    >>> spdf.where.layer_shapes({'attn': True}, params)
+    {'attn/query': (8, 4, 2)}
+  """
+  axes = select(where, params)
+  shapes = jax.tree.map(
+      lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params
+  )
+  stacks = trees.by_name(to_layers(shapes, params, axes))
+  return {name: leaf.shape for name, leaf in stacks.items()}
 
 
 def _check_patterns(
@@ -330,8 +370,9 @@ def _check_patterns(
     if pattern not in (used if selects else first) and pattern != '*':
       raise ValueError(
           f'where has the pattern {pattern!r}, which '
-          f'{"selects" if selects else "matches"} none of the leaves, or '
-          'patterns before it match them; they are: '
+          f'{"selects" if selects else "matches"} none of the leaves, or only '
+          'leaves that a pattern before it matches; remove it, put it first, '
+          'or let it match some of: '
           f'{", ".join(f"{n} {tuple(leaf.shape)}" for n, leaf in named)}.'
       )
 
@@ -368,9 +409,10 @@ def report_selection(
       f'where={getattr(where, "__name__", "mapping")} leaves '
       f'{sizes[1] / sum(sizes):.1%} of the weights of matrices dense, because '
       f'it does not recognize (returns None for) {_kinds(passed)}; select '
-      'them with where.per_head, where.stacked() or where.convolutions, or '
-      "name them, also those that stay dense: where={'pattern of a path': "
-      "True, MatrixAxes(…) or False, '*': where.hidden_matrices}"
+      'them with spdf_jax.where.per_head, where.stacked() or '
+      'where.convolutions, or by patterns of their paths, with False for '
+      "those that stay dense: where={'pattern': True, MatrixAxes(…) or False, "
+      "'*': where.hidden_matrices}"
   )
   if sizes[1] > sizes[0]:
     raise ValueError(f'{message}.')

@@ -254,8 +254,8 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
   """
   if not callable(where):
     raise TypeError(
-        f'stacked got {where!r:.80}; give it a selector, or none: '
-        'where=stacked().'
+        f'stacked got {where!r:.80}; give it a selector, e.g. '
+        'where.stacked(where.per_head), or no argument, where.stacked().'
     )
 
   def selector(path, leaf):

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 import functools
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -46,13 +47,15 @@ def sparsify(
   .. math::
     u_t, s_{t+1} = \mathrm{inner}(m_t \odot g_t,\ m_t \odot s_t,\
     m_t \odot p_t), \qquad
-    \Delta p_t = m_t\, ?\ u_t : -p_t
+    \Delta p_t = \mathrm{where}(m_t,\ u_t,\ -p_t)
 
-  so that :math:`p_t + \Delta p_t` is exactly zero off the mask for any inner
-  optimizer, and parameter-shaped inner state (moments, averages) is zero for a
-  weight that is revived. The exception is an optimizer whose state becomes
-  nonzero for zero gradients, such as momentum of added noise: a revived weight
-  then starts with the state of one step.
+  with parameters :math:`p_t`, gradients :math:`g_t` and the state :math:`s_t`
+  of `inner`, of which leaves like the parameters (moments, averages) are
+  masked. So :math:`p_t + \Delta p_t` is exactly zero off the mask for any inner
+  optimizer, and the moments of a weight that is revived are zero. The exception
+  is an optimizer whose state becomes nonzero for zero gradients, such as
+  momentum of added noise: a revived weight then starts with the state of one
+  step.
 
   `sparsify` must be the last transformation that changes updates. Around it,
   these make pruned weights nonzero, and belong inside: `optax.chain` with a
@@ -84,38 +87,43 @@ def sparsify(
   Args:
     inner: The optimizer.
     algorithm: Algorithm that computes the mask, e.g. `static(0.75)`.
-    where: The leaves to sparsify and their axes: `(path, leaf) -> MatrixAxes |
-      bool | None`, such as those of `spdf_jax.where` (by default
-      `hidden_matrices`), or a tree of those values or functions, whose paths
-      are shell patterns; the first that matches the path of a leaf or of a
-      subtree that contains it applies: `{'*/attn': MatrixAxes(0, (1, 2)),
-      '*/mlp': True}`. `True` means that the last two axes are (inputs, outputs)
-      and earlier axes index independent layers; `False` keeps a leaf dense, and
-      so does `None`, which means that the function does not know the leaf: a
-      warning then gives the share of all weights of matrices that got `None`.
+    where: The leaves to sparsify and the axes of their matrices: a function
+      `(path, leaf) -> MatrixAxes | bool | None`, such as those of
+      `spdf_jax.where` (by default `hidden_matrices`), or a mapping or other
+      tree of such results or functions, whose paths are shell patterns, e.g.
+      `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`. The first pattern that
+      matches the path of a leaf, or of a subtree that contains it, applies.
+      `True` means that the last two axes are (inputs, outputs) and earlier axes
+      index independent layers; in a tree, it selects matrices only, no vectors
+      or biases. `False` keeps a leaf dense. So does `None`, which means that
+      the function does not recognize the leaf; a warning then names such
+      matrices and their share of the weights.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, count, params, mask) -> values`: initial values of revived
       weights, to which the step adds their first update, e.g.
-      `scaled_normal(0.5)`; by default they start at zero.
-    track: Whether to count grown, dropped and ever kept weights at mask
-      updates, for `mask_statistics`: one more byte per sparsified weight.
+      `scaled_normal(0.5)`, which explains the arguments; by default revived
+      weights start at zero.
+    track: Whether to count the weights that mask updates grow and drop, and
+      those that were ever kept, for `mask_statistics`. This takes one more byte
+      of state per sparsified weight.
 
   Returns:
     The sparse optimizer; its `update` needs `params`.
 
   Raises:
     TypeError: an argument has the wrong type; on `init`, if a leaf of the
-      parameters is not an array.
-    ValueError: on `init`, if `where` selects no leaf, or if its function
-      returns `None` for more than half of the weights of matrices; on `update`,
-      if `params` is missing, or if a transformation around `sparsify` computed
-      with its state.
+      parameters is not an array; on `init` and `update`, if the algorithm
+      returns a mask that is not bool.
+    ValueError: on `init`, if `where` selects no leaf, if it returns `None` for
+      matrices with more weights than the selected ones, or if the sparsity or
+      the structure does not fit the parameters; on `update`, if `params` is
+      missing, or if a transformation around `sparsify` computed with its state.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
 
   Example:
-    >>> import spdf_jax as spdf
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
     >>> params = {'w': jnp.ones((4, 4))}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> state = tx.init(params)
@@ -304,10 +312,7 @@ def _map_state(
 
 def _check_types(inner: Any, algorithm: Any, key: Any, revive: Any) -> None:
   """Raises TypeError for arguments of wrong types."""
-  if not isinstance(inner, optax.GradientTransformation):
-    raise TypeError(
-        f'inner is {inner!r:.80}; give an optimizer, e.g. optax.adamw(1e-3).'
-    )
+  like_params.check_optimizer('inner', inner)
   if not isinstance(algorithm, Algorithm):
     raise TypeError(
         f'algorithm is {algorithm!r:.80}; give an algorithm, e.g. '
@@ -349,22 +354,23 @@ def _remove_pruned(updates: PyTree, params: PyTree, mask: PyTree) -> PyTree:
 def scaled_normal(
     scale: float | optax.Schedule,
 ) -> Callable[[jax.Array, jax.Array, PyTree, PyTree], PyTree]:
-  r"""Draws revived weights from a scaled normal distribution.
+  r"""Returns a function that draws revived weights from a normal distribution.
 
-  In a layer whose kept weights have the standard deviation :math:`\sigma`,
-  values are drawn from :math:`N(0, (\mathrm{scale}\ \sigma)^2)`. The SPDF paper
-  reports that a "scaled normal" initialization, which it does not specify, is
-  no better than zeros.
+  Pass it to `sparsify` as `revive`. In a layer whose kept weights have the
+  standard deviation :math:`\sigma`, values are drawn from :math:`N(0,
+  (\mathrm{scale}\ \sigma)^2)`. The SPDF paper reports that a "scaled normal"
+  initialization, which it does not specify, is no better than zeros.
 
   Args:
     scale: The standard deviation as a multiple of :math:`\sigma`, or a schedule
       of it; where the schedule is 0, values are zero.
 
   Returns:
-    `(key, count, params, mask) -> values` over trees of leaves `[layers,
-    inputs, outputs]`, where `count` is the number of steps taken and `mask` the
-    mask before the update; values have the dtype of the parameters and are
-    `None` where the mask is.
+    `(key, count, params, mask) -> values`, with trees of leaves `[layers,
+    inputs, outputs]`, or `None` for leaves that are not sparsified: `count` is
+    the number of steps taken, and `mask` the mask before its update. Values are
+    drawn for all weights, in the dtype of the parameters; `sparsify` takes
+    those of revived weights.
 
   Raises:
     ValueError: the scale is a number that is not positive.
@@ -374,15 +380,20 @@ def scaled_normal(
     section 2.2
 
   Example:
-    >>> params = {'w': jnp.ones((1, 2, 2)), 'b': None}
-    >>> mask = {'w': jnp.ones((1, 2, 2), bool), 'b': None}
-    >>> scaled_normal(0.5)(jax.random.key(0), 0, params, mask)['w'].tolist()
-    [[[0.0, 0.0], [0.0, 0.0]]]
+    The kept weights are 1 and -1, with a standard deviation of 1:
+
+    >>> import jax, jax.numpy as jnp
+    >>> params = {'w': jnp.tile(jnp.array([1., -1.]), (1, 64, 32))}
+    >>> mask = {'w': jnp.ones((1, 64, 64), bool)}
+    >>> values = scaled_normal(0.5)(jax.random.key(0), 0, params, mask)
+    >>> round(float(values['w'].std()), 1)
+    0.5
   """
-  if not callable(scale) and not 0 < scale < math.inf:
+  is_number = isinstance(scale, numbers.Real) and 0 < scale < math.inf
+  if not callable(scale) and not is_number:
     raise ValueError(
-        f'scale is {scale}; give a positive multiple of the standard deviation '
-        'of the kept weights.'
+        f'scale is {scale!r:.80}; give a positive number, by which the standard '
+        'deviation of the kept weights is multiplied.'
     )
 
   def values(key, count, params, mask):

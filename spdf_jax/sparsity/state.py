@@ -91,20 +91,21 @@ def stored_mask(opt_state: PyTree) -> PyTree:
 def get_mask(opt_state: PyTree) -> PyTree:
   """Returns the mask from any nesting of optimizer states.
 
-  Under `optax.partition`, several `sparsify` each own some leaves; their masks
-  are merged, with `None` in place of a subtree that none owns.
+  If several `sparsify` each train some leaves, under `optax.partition`, their
+  masks are merged, with `None` in place of a subtree that none of them trains.
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify`.
 
   Returns:
-    The mask, in the structure of the parameters.
+    The mask, in the structure of the parameters: bool arrays, `True` where a
+    weight is kept, and `None` for leaves that stay dense.
 
   Raises:
     ValueError: there is no `SparsifyState` in `opt_state`.
 
   Example:
-    >>> import spdf_jax as spdf
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
     >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
     >>> int(get_mask(tx.init({'w': jnp.ones((4, 4))}))['w'].sum())
     8
@@ -162,10 +163,14 @@ def get_dense_grads(opt_state: PyTree) -> jax.Array:
     ValueError: there is no `SparsifyState` in `opt_state`.
 
   Example:
-    >>> import spdf_jax as spdf
-    >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
+    RigL needs them at its mask updates, of which step 0 is one here:
+
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
+    >>> algorithm = spdf.rigl(
+    ...     0.5, update_every=10, update_from=0, update_until=20)
+    >>> tx = spdf.sparsify(optax.sgd(0.1), algorithm, key=0)
     >>> bool(get_dense_grads(tx.init({'w': jnp.ones((4, 4))})))
-    False
+    True
   """
   needs = [state.dense_grads for state in _sparsify_states(opt_state)]
   return jnp.any(jnp.stack(needs))
@@ -184,11 +189,11 @@ def densify(opt_state: PyTree) -> PyTree:
     The state with which the same optimizer continues densely.
 
   Raises:
-    ValueError: there is no `SparsifyState` in `opt_state`, or it is stored
-      compactly.
+    ValueError: there is no `SparsifyState` in `opt_state`, or `pack_state`
+      stores it compactly.
 
   Example:
-    >>> import spdf_jax as spdf
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
     >>> tx = spdf.sparsify(optax.sgd(0.1), spdf.static(0.5), key=0)
     >>> state = densify(tx.init({'w': jnp.ones((4, 4))}))
     >>> bool(get_mask(state)['w'].all())
@@ -197,7 +202,7 @@ def densify(opt_state: PyTree) -> PyTree:
   if is_packed(stored_mask(opt_state)):
     raise ValueError(
         'the optimizer state is stored compactly; unpack it first, with '
-        'unpack_state(params, opt_state).'
+        'spdf_jax.sparsity.storage.unpack_state(params, opt_state).'
     )
   all_true = lambda mask: jax.tree.map(jnp.ones_like, mask)
   return jax.tree.map(
@@ -236,20 +241,20 @@ def check_zeros(params: PyTree, opt_state: PyTree) -> None:
   """Raises an error unless all pruned weights are exactly zero.
 
   Call it in a test of a training loop: some transformations around `sparsify`
-  change its updates, such as `optax.ema`. Parameters that are stored compactly
-  hold no pruned weights and pass.
+  change its updates, such as `optax.ema`. Parameters that `pack_state` stores
+  compactly hold no pruned weights and pass.
 
   Args:
     params: The parameters.
     opt_state: The state of an optimizer that contains `sparsify`.
 
   Raises:
-    ValueError: pruned weights are not zero; their leaves are named. Or a
+    ValueError: pruned weights are not zero (the message names their leaves), a
       transformation around `sparsify` computed with its state, or there is no
       `SparsifyState` in `opt_state`.
 
   Example:
-    >>> import optax, spdf_jax as spdf
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
     >>> params = {'w': jnp.ones((4, 4))}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> state = tx.init(params)

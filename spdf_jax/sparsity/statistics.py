@@ -53,7 +53,7 @@ class Summary(NamedTuple):
   @property
   def sparsity(self) -> float:
     """Fraction of zeros among the weights of sparsified layers."""
-    return 1 - self.kept / self.sparsified
+    return (self.sparsified - self.kept) / max(self.sparsified, 1)
 
   @property
   def overall_sparsity(self) -> float:
@@ -61,7 +61,7 @@ class Summary(NamedTuple):
     return (self.sparsified - self.kept) / self.parameters
 
   def __str__(self) -> str:
-    width = max(map(len, self.layers))
+    width = max(map(len, self.layers), default=0)
     rows = [
         f'{name:<{width}}  {layer.sparsity:6.2%}  '
         f'{layer.kept:,} of {layer.total:,} kept'
@@ -84,19 +84,19 @@ def summarize(
   Args:
     opt_state: The state of an optimizer that contains `sparsify`, or a mask.
     params: The parameters, or their shapes.
-    where: The `where` given to `sparsify`, to count the stacked layers of a
-      leaf one by one.
+    where: The `where` given to `sparsify`, to count each layer of a leaf of
+      stacked layers. `None`: one count per leaf.
 
   Returns:
-    Exact integer counts; `str` formats them as a table.
+    A `Summary` of exact integer counts; `str` formats it as a table.
 
   Raises:
-    TypeError: `opt_state` is neither.
+    TypeError: `opt_state` is neither such a state nor a mask.
     ValueError: the mask has a leaf that `where` does not select, or that
       `params` does not have.
 
   Example:
-    >>> import optax, spdf_jax as spdf
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
     >>> params = {'w': jnp.ones((4, 4)), 'b': jnp.ones(4)}
     >>> tx = spdf.sparsify(optax.adam(0.1), spdf.static(0.75), key=0)
     >>> print(spdf.summarize(tx.init(params), params))
@@ -208,7 +208,7 @@ def _stacks(
     if m is not None and a is None:
       raise ValueError(
           f'the mask has a leaf {name!r}, which where does not select; pass '
-          'the where of sparsify.'
+          'the `where` that sparsify was given.'
       )
   stacks = selection.to_layers(mask, params, axes)
   return [

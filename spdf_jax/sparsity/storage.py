@@ -135,9 +135,9 @@ def _check_room(mask: PyTree, sizes: PyTree) -> None:
     kept = kept_sizes(m)
     if kept > size:
       raise ValueError(
-          f'the mask of {trees.path_name(path)} keeps {kept} weights of a '
-          f'layer and its compact storage was built for {size}; build it for '
-          f'{kept}, or store it densely.'
+          f'sizes is {size} for {trees.path_name(path)!r}, but its mask keeps '
+          f'{kept} weights of a layer; give a size of {kept} or more, or keep '
+          'the state dense.'
       )
 
 
@@ -268,8 +268,8 @@ def pack_state(
   mask = state.get_mask(opt_state)
   if state.has_algorithm_state(opt_state):
     raise ValueError(
-        'the algorithm has a state, which cannot be packed; leave the state of '
-        'the optimizer as it is.'
+        'the algorithm has a state (init_state), which cannot be packed; keep '
+        'the optimizer state dense, without pack_state.'
     )
   if sizes is None:
     sizes = kept_sizes(mask)
@@ -352,13 +352,15 @@ def update_packed(
   if shapes(updates) != shapes(params):
     raise ValueError(
         f'updates have the shapes {shapes(updates)!s:.80} and the packed '
-        f'parameters {shapes(params)!s:.80}; pack them too, or unpack the '
-        'state where transformations around sparsify hold dense arrays.'
+        f'parameters {shapes(params)!s:.80}; pack the gradients too, or unpack '
+        'parameters and state where a transformation around sparsify returns '
+        'dense arrays.'
     )
   if algorithm.skip_step_at(state.count) is not False:
     raise ValueError(
-        'the algorithm skips steps, which compact storage does not support; '
-        'unpack the state with unpack_state.'
+        'the algorithm skips steps (skip_step_at), which compact storage does '
+        'not support; unpack parameters and state with '
+        'spdf_jax.sparsity.storage.unpack_state.'
     )
   _check_elementwise(
       inner, state.inner_state, params, state.mask, **extra_args

@@ -40,6 +40,12 @@ class Structure(NamedTuple):
   expand: Callable[[jax.Array, Shape], jax.Array]
   """`(mask of units, shape of the leaf) -> mask of weights`."""
 
+  name: str = 'Structure'
+  """How the structure is printed."""
+
+  def __repr__(self) -> str:
+    return self.name
+
 
 def unstructured() -> Structure:
   """Treats every weight as a unit; a layer is one group.
@@ -59,10 +65,12 @@ UNSTRUCTURED = Structure(
     unit_shape=lambda shape: tuple(shape),
     reduce=lambda scores: scores,
     expand=lambda mask, shape: mask.reshape(shape),
+    name='unstructured()',
 )
 """The result of `unstructured()`, as a default for arguments."""
 
 
+@names.printed_as_call
 def n_of_m(n: int, m: int, axis: str = 'inputs') -> Structure:
   """Keeps exactly n of every m consecutive weights, e.g. 2:4.
 
@@ -110,6 +118,7 @@ def n_of_m(n: int, m: int, axis: str = 'inputs') -> Structure:
   return _grouped(axis, check, groups_of, order, units=(1,))
 
 
+@names.printed_as_call
 def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
   """Keeps equally many weights in every group of outputs or inputs.
 
@@ -142,6 +151,7 @@ def balanced(groups: int | None, axis: str = 'outputs') -> Structure:
   return _grouped(axis, lambda sparsity: None, groups_of, order)
 
 
+@names.printed_as_call
 def block(inputs: int, outputs: int) -> Structure:
   """Keeps or prunes whole blocks of weights; a layer is one group of blocks.
 
@@ -165,6 +175,7 @@ def block(inputs: int, outputs: int) -> Structure:
   return _blocks(lambda shape: (inputs, outputs), f'block({inputs}, {outputs})')
 
 
+@names.printed_as_call
 def channel(axis: str) -> Structure:
   """Keeps or prunes all weights of an input or of an output together.
 
@@ -315,7 +326,7 @@ def structure_of(value: Any) -> Structure:
     found = found()
   if not isinstance(found, Structure):
     raise ValueError(
-        f'structure is {found!r:.80}; give e.g. structures.block(4, 4), or a '
-        "name such as '2:4'."
+        f'structure is {found!r:.80}; give e.g. '
+        "spdf_jax.structures.block(4, 4), or a name such as '2:4'."
     )
   return found

@@ -153,23 +153,24 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
 
   Args:
     opt_state: The state of an optimizer that contains `sparsify(…,
-      track=True)`; several (under `optax.partition`) are added up.
+      track=True)`. Counts of several, under `optax.partition`, are added up.
 
   Returns:
-    Float32 scalars: numbers of weights `'grown'`, `'dropped'` and
-    `'surviving'` at the last mask update; `'overlap'` of the masks before and
-    after it, surviving weights as a fraction of those kept in either (1 before
-    the first); and `'exploration'`, the fraction of the weights of sparsified
-    leaves that were ever kept, ITOP's :math:`R_s`.
+    A dict of float32 scalars. `'grown'`, `'dropped'` and `'surviving'` are the
+    numbers of weights that the last mask update grew, dropped and kept;
+    `'overlap'` is the number of surviving weights as a fraction of those kept
+    before or after this update. Before the first update nothing has grown or
+    dropped, and all kept weights survive. `'exploration'` is the fraction of
+    the weights of sparsified leaves that were ever kept, ITOP's :math:`R_s`.
 
   Raises:
-    ValueError: there is no `MaskTrackingState` in `opt_state`.
+    ValueError: there is no `sparsify(…, track=True)` in `opt_state`.
 
   References:
     Liu et al., `ITOP <https://arxiv.org/abs/2102.02887>`_, 2021
 
   Example:
-    >>> import spdf_jax as spdf
+    >>> import jax.numpy as jnp, optax, spdf_jax as spdf
     >>> tx = spdf.sparsify(
     ...     optax.adam(0.1), spdf.static(0.75), key=0, track=True)
     >>> state = tx.init({'w': jnp.ones((4, 8))})
@@ -185,8 +186,8 @@ def mask_statistics(opt_state: PyTree) -> dict[str, jax.Array]:
   ]
   if not found:
     raise ValueError(
-        'the optimizer state counts no mask updates; create the optimizer with '
-        'sparsify(…, track=True) and pass its state.'
+        'the optimizer state does not track mask updates; create the optimizer '
+        'with sparsify(…, track=True) and pass its state.'
     )
   sizes = [_size(state.history) for state in found]
   grown = sum(state.grown for state in found)

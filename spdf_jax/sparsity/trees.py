@@ -80,9 +80,10 @@ def matching_leaves(tree: PyTree, params: PyTree) -> list[Any]:
   extra = set(by_path) - set(paths)
   if extra:
     raise ValueError(
-        f'the mask has a leaf {"/".join(min(extra))!r}, but the other tree has '
-        f'{", ".join(map("/".join, paths)) or "no leaves"}; give trees of the '
-        'same parameters.'
+        f'a tree, such as the mask, has a leaf {"/".join(min(extra))!r}, but '
+        'the parameters or gradients have only '
+        f'{", ".join(map("/".join, paths)) or "empty nodes"}; give trees of '
+        'the same parameters.'
     )
   return [by_path.get(path) for path in paths]
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which leaves to sparsify, and the axes of their matrices: for `where=`."""
 
+from spdf_jax.sparsity.selection import layer_shapes
 from spdf_jax.sparsity.selectors import any_of
 from spdf_jax.sparsity.selectors import convolutions
 from spdf_jax.sparsity.selectors import hidden_matrices
@@ -9,6 +10,6 @@ from spdf_jax.sparsity.selectors import per_head
 from spdf_jax.sparsity.selectors import stacked
 
 __all__ = [
-    'any_of', 'convolutions', 'hidden_matrices', 'matrices', 'per_head',
-    'stacked',
+    'any_of', 'convolutions', 'hidden_matrices', 'layer_shapes', 'matrices',
+    'per_head', 'stacked',
 ]

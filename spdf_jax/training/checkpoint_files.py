@@ -110,8 +110,9 @@ def _read_data(checkpoint: pathlib.Path) -> dict[str, Any]:
   data = read_item(checkpoint, 'data')
   if data['step'] != int(checkpoint.name):
     raise ValueError(
-        f'checkpoint {checkpoint} is of step {data["step"]}; give its folder '
-        'the name of its step, or use another checkpoint.'
+        f'checkpoint {checkpoint} holds step {data["step"]}, which is not the '
+        f'name of its folder; rename the folder to {data["step"]}, or use '
+        'another checkpoint.'
     )
   return data
 
@@ -223,15 +224,17 @@ def read_params(checkpoint: pathlib.Path, abstract: PyTree) -> PyTree:
   """Restores the parameters only, to start a new run from them.
 
   Args:
-    checkpoint: Directory of the checkpoint.
-    abstract: Shapes and dtypes of the parameters.
+    checkpoint: Directory of the checkpoint, as `find_checkpoint` returns it.
+    abstract: Tree of `jax.ShapeDtypeStruct` of all parameters; leaves without a
+      sharding are placed on the first device.
 
   Returns:
-    The parameters; of a schedule-free optimizer, its averages.
+    The parameters; if the optimizer was schedule-free, its averaged ones.
 
   Raises:
-    MismatchError: shapes or dtypes differ.
+    MismatchError: names, shapes or dtypes of parameters differ.
     ValueError: the checkpoint is damaged.
+    OSError: the checkpoint is missing.
   """
   meta = read_meta(checkpoint)
   found = {k: v for k, v in meta['arrays'].items() if k.startswith('params/')}
@@ -284,8 +287,8 @@ def read_masks(checkpoint: pathlib.Path) -> dict[str, jax.Array]:
   if 'masks' not in meta:
     raise ValueError(
         f'checkpoint {checkpoint} does not record which of its arrays are '
-        'masks, as an earlier version wrote it; train its run, or convert its '
-        'source, again.'
+        'masks, because an earlier version wrote it; repeat the run or the '
+        'conversion that wrote it, or use another checkpoint.'
     )
   parameters = {tuple(path): name for name, path in meta['masks'].items()}
   if not parameters:

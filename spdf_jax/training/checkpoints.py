@@ -164,7 +164,8 @@ class Checkpoints:
           raise ValueError(
               f'checkpoint {step} in {self._directory} cannot be read '
               f'({type(error).__name__}), and a run of several processes does '
-              'not move it; move it away to use the one before it.'
+              'not move it aside; move it out of this folder to use the one '
+              'before it.'
           ) from error
         aside = free_name(
             self._directory.parent / 'damaged_checkpoints' / str(step)
@@ -180,15 +181,15 @@ class Checkpoints:
     if steps:
       raise ValueError(
           f'none of the checkpoints {steps} in {self._directory} can be read; '
-          'they were moved to damaged_checkpoints beside it; start with '
-          'another workdir or put back a copy.'
+          'they were moved to damaged_checkpoints beside it; put back a copy, '
+          'or start with another workdir.'
       )
     damaged = self._directory.parent / 'damaged_checkpoints'
     if damaged.is_dir() and any(damaged.iterdir()):
       raise ValueError(
           f'{self._directory} has no checkpoint, and {damaged} has those that '
           'could not be read; put back a copy, start with another workdir, or '
-          'delete that folder to train from the beginning.'
+          'delete damaged_checkpoints to train from the beginning.'
       )
     return None
 
@@ -227,8 +228,8 @@ class Checkpoints:
     except Exception as error:  # Damage may raise any exception.
       raise ValueError(
           f'checkpoint {checkpoint}, the best one of its phase, cannot be read '
-          f'({type(error).__name__}); move it away and run the same command '
-          'again, to go on without it.'
+          f'({type(error).__name__}); move it out of its folder and run the '
+          'same command again, to go on without it.'
       ) from error
 
   def wait(self) -> None:

@@ -113,9 +113,9 @@ class RunConfig:
     lookup('storage', self.storage, dict.fromkeys(STORAGES))
     if self.matmul == WAFER and self.model.sizes.dtype != 'float16':
       raise ValueError(
-          f"matmul is 'wafer' and model.dtype {self.model.sizes.dtype!r}; the "
-          'wafer computes in fp16, which needs a loss scale: set '
-          "'float16'."
+          f"matmul is 'wafer' and model.dtype is {self.model.sizes.dtype!r}; "
+          'the wafer computes in fp16, which needs a loss scale: set '
+          "model.dtype to 'float16', which has one."
       )
     self._check_features()
     check_order(self.phases)
@@ -140,8 +140,8 @@ class RunConfig:
     ):
       if value != needed and feature not in self.model.sizes.features:
         raise ValueError(
-            f'{name} is {value!r} and the model {self.model.preset!r} your '
-            f'own, which does not support it; set {needed!r}.'
+            f'{name} is {value!r}, which the model {self.model.preset!r}, your '
+            f'own, does not support; set {name} to {needed!r}.'
         )
 
   def _check_phase(self, phase: Phase) -> None:
@@ -153,9 +153,9 @@ class RunConfig:
     max_length = self.model.sizes.max_length
     if phase.length > max_length:
       raise ValueError(
-          f'phase {phase.name!r} has length {phase.length} and the model '
-          f'{max_length} positions; shorten the phase or raise '
-          'model.max_length.'
+          f'phase {phase.name!r} has length {phase.length}, in tokens per '
+          f'sequence, and model.max_length is {max_length}; lower the length '
+          'or raise model.max_length.'
       )
     if phase.batch_size % self.micro_batches:
       raise ValueError(
@@ -164,9 +164,8 @@ class RunConfig:
           'divisor.'
       )
     if phase.early_stop is not None:
-      self.check_metric(
-          phase.early_stop.metric, f'phase {phase.name!r} stops by'
-      )
+      use = f'early_stop.metric of phase {phase.name!r} is'
+      self.check_metric(phase.early_stop.metric, use)
 
   def check_metric(self, metric: str, use: str) -> None:
     """Raises ValueError if evaluations do not measure a metric.
@@ -177,12 +176,12 @@ class RunConfig:
     """
     if not self.data.task and not metric.startswith('validation/'):
       raise ValueError(
-          f'{use} {metric!r} and the config has no task; set data.task or use '
-          'validation/loss.'
+          f'{use} {metric!r}, but the config has no task; set data.task, or '
+          "use 'validation/loss'."
       )
     if metric.startswith('task/') and not self.evaluation.generations:
       raise ValueError(
-          f'{use} {metric!r}, which is that of generations, and '
+          f'{use} {metric!r}, which is measured on generated text, but '
           'evaluation.generations is 0; set it to 1 or more.'
       )
 
@@ -206,7 +205,7 @@ def parse(config: Any) -> RunConfig:
       `'phase_defaults'` it may have fields for all phases that lack them.
 
   Returns:
-    The config.
+    The `RunConfig`.
 
   Raises:
     ValueError: a field is unknown, missing, of another type or out of its
@@ -228,9 +227,10 @@ def parse_phases(
   """Parses the phases of a config.
 
   Args:
-    phases: Descriptions by name, and under `'order'` the names of the phases to
-      run. Other phases are ignored.
-    defaults: Values of fields, also nested ones, that a description lacks.
+    phases: Mapping from the name of each phase to a mapping of its fields, see
+      `configs/base.py`, and from `'order'` to a list of the names of the phases
+      to run. Other phases are ignored.
+    defaults: Values for fields, also nested ones, that a phase lacks.
 
   Returns:
     The phases, in order.
@@ -318,7 +318,7 @@ def _read_phase(name: str, given: Any) -> Phase:
   for old, new in _RENAMED.items():
     if isinstance(given, Mapping) and old in given:
       raise ValueError(
-          f'config field {f"{path}.{old}"!r} is now {new}; write it so.'
+          f'config field {f"{path}.{old}"!r} was replaced; use {new}.'
       )
   check_known(given, _PHASE_FIELDS, path)
   return read_fields(Phase, {**given, 'name': name, 'steps': None}, path, {

@@ -40,19 +40,23 @@ def densify_checkpoint(
   phases.
 
   Args:
-    source: `'WORKDIR'` or `'WORKDIR@PHASE'`; a phase must end there.
+    source: `'WORKDIR'`, for its latest checkpoint, or `'WORKDIR@PHASE'`, for
+      that at the end of a phase; a phase must end there in both cases.
     workdir: Working directory of the new checkpoint; created if missing.
-    moments: `'keep'` or `'reset'`.
-    trust_code: Whether a user-defined algorithm that the checkpoint's config
-      names, `'package.module:function'`, may be imported and called.
+    moments: Whether to `'keep'` or to `'reset'` the optimizer's moments.
+    trust_code: Whether functions that the checkpoint's config names by
+      `'package.module:function'`, as user-defined models, optimizers and
+      algorithms are, may be imported and called.
 
   Returns:
     The directory of the new checkpoint.
 
   Raises:
     ValueError: there is no such checkpoint, it is within a phase, it has
-      parameters only, it no longer fits its config, or its config names code
-      that is not trusted; or the workdir has checkpoints already.
+      parameters only, it is damaged, or its config names functions and
+      `trust_code` is `False`; the workdir has checkpoints already; or `moments`
+      is unknown.
+    MismatchError: this version cannot read the config, or the data has changed.
 
   References:
     Thangarasa et al., `SPDF <https://arxiv.org/abs/2303.10464>`_, 2023
@@ -89,7 +93,8 @@ def _refuse_code(config: RunConfig, checkpoint: pathlib.Path) -> None:
   if code:
     raise ValueError(
         f'the config of checkpoint {checkpoint} names code to run, '
-        f'{" and ".join(code)}; look at it, and give --trust_code to run it.'
+        f'{" and ".join(code)}; read the code, and set trust_code (the flag '
+        '--trust_code) to run it.'
     )
 
 
@@ -100,12 +105,13 @@ def _ends_at(checkpoint: pathlib.Path) -> dict[str, int]:
   if not ends:
     raise ValueError(
         f'checkpoint {checkpoint} holds parameters only, and no mask; start a '
-        'dense run from them with --config.init_from.'
+        'dense run from them by config.init_from.'
     )
   if step not in ends.values():
     raise ValueError(
-        f'checkpoint {checkpoint} is of step {step}, within a phase; name a '
-        f'phase that has ended, WORKDIR@PHASE: phases end at {ends}.'
+        f'checkpoint {checkpoint} is of step {step}, within a phase; give '
+        'WORKDIR@PHASE, with a phase that has ended: phases end at the steps '
+        f'{ends}.'
     )
   return ends
 

@@ -54,7 +54,7 @@ class EarlyStop:
     lookup('metric of early_stop', self.metric, METRICS)
     if self.patience is not None and self.patience < 1:
       raise ValueError(
-          f'patience of early_stop is {self.patience}; it is a number of '
+          f'patience of early_stop is {self.patience}; give a number of '
           'evaluations, at least 1.'
       )
 

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -46,14 +47,27 @@ def plain(config: Any) -> dict[str, Any]:
         f'config is {config!r:.60}; give a ConfigDict or a mapping, as '
         'configs/base.py returns.'
     )
-  return json.loads(json.dumps(dict(as_dict), default=_refuse_value))
+  refuse = functools.partial(_refuse_value, as_dict)
+  return json.loads(json.dumps(dict(as_dict), default=refuse))
 
 
-def _refuse_value(value: Any) -> NoReturn:
+def _refuse_value(config: Any, value: Any) -> NoReturn:
   raise ValueError(
-      f'config has the value {value!r:.60}, a {type(value).__name__}; give '
-      'numbers, text, lists or mappings.'
+      f'config field {_path_of(value, config)!r} is {value!r:.60}, a '
+      f'{type(value).__name__}; give a number, text, a list or a mapping.'
   )
+
+
+def _path_of(value: Any, config: Any) -> str:
+  """Returns the dotted name of a value in nested mappings and lists."""
+  items: Any = enumerate(config) if isinstance(config, list | tuple) else ()
+  for key, item in config.items() if isinstance(config, Mapping) else items:
+    if item is value:
+      return str(key)
+    path = _path_of(value, item)
+    if path:
+      return f'{key}.{path}'
+  return ''
 
 
 def read_fields(

@@ -58,8 +58,8 @@ def read_config(stored: Mapping[str, Any], place: Any) -> RunConfig:
   except ValueError as error:
     raise MismatchError(
         f'{place} is of another config, which this version cannot read: '
-        f'{str(error).rstrip(".")}; use another workdir, starting from the '
-        'parameters by init_from, or the version that wrote it.'
+        f'{str(error).rstrip(".")}; use the version that wrote it, or start '
+        'from its parameters in another workdir, by config.init_from.'
     ) from error
   if is_cached(
       config.data.corpus, config.data.tokenizer, config.data.cache_dir
@@ -162,7 +162,7 @@ def refuse_difference(
     raise MismatchError(
         f'checkpoint {checkpoint} is of another {what}: '
         f'{"; ".join(different[:3])}{more}; restore these values, or use '
-        'another workdir.'
+        'another workdir or checkpoint.'
     )
 
 

@@ -95,8 +95,8 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
     ) from error
   if not found:
     raise ValueError(
-        f'initial_mask is {source!r}, which has parameters only; give a run '
-        'with masks.'
+        f'initial_mask is {source!r}, a checkpoint of parameters only; give '
+        'that of a run with masks.'
     )
   return jax.tree_util.tree_map_with_path(
       lambda path, _: found.get(path_name(path)), params
@@ -174,19 +174,30 @@ def first_init(
   return init_with(plan, mask, where=where)
 
 
-def check_first_mask(plan: Plan, params: PyTree, where: Where) -> None:
+def check_first_mask(
+    plan: Plan, params: PyTree, where: Where, *, are_trained: bool
+) -> None:
   """Checks that the initial mask, if any, fits the first phase.
 
   Args:
     plan: The phases.
     params: Shapes and dtypes of the parameters.
     where: The selection of sparsified leaves.
+    are_trained: Whether the parameters are those of another run.
 
   Raises:
-    ValueError: the first phase begins dense, or the mask of a run does not fit
-      the parameters or the phase.
+    ValueError: the first phase begins dense, the mask of a run does not fit the
+      parameters or the phase, or the mask is that of zeros in weights that have
+      none.
   """
   first = plan.phases[0]
+  inits = [spec.get('init') for spec in member_specs(first.algorithm)]
+  if 'nonzero' in inits and not are_trained:
+    raise ValueError(
+        f"phase {first.name!r} has init='nonzero', which keeps the zeros of "
+        'trained weights, and initial weights have none; name the weights by '
+        "init_from, or use init='random'."
+    )
   if not first.initial_mask:
     return
   if first.initial_mask in SALIENCIES:

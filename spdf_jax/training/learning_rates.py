@@ -17,8 +17,8 @@ def _warmed(
 ) -> optax.Schedule:
   if warmup >= horizon:
     raise ValueError(
-        f'warm-up takes {warmup} of {horizon} steps; make '
-        'learning_rate.warmup shorter.'
+        f'warm-up takes {warmup} of {horizon} steps; set the '
+        "learning_rate.warmup of this phase to fewer steps, or to '5%'."
     )
   if not warmup:
     return decay
@@ -92,7 +92,10 @@ class LearningRate:
   def __post_init__(self):
     takes = lookup('schedule', self.schedule, TAKES)
     if 'to' in takes and self.to is None:
-      raise ValueError("it rewinds to no step; give 'to', e.g. '100 steps'.")
+      raise ValueError(
+          "schedule 'rewind' needs 'to', the step to rewind to; set it, e.g. "
+          "to '100 steps'."
+      )
     for name in takes:
       if getattr(self, name) is None:
         raise ValueError(
@@ -101,7 +104,7 @@ class LearningRate:
         )
     peak = self.peak if 'peak' in takes else None
     if peak is not None and not (peak > 0 and math.isfinite(peak)):
-      raise ValueError(f'peak is {peak}; a learning rate must be positive.')
+      raise ValueError(f'peak is {peak}; give a positive, finite number.')
     final = self.final_fraction if 'final_fraction' in takes else None
     if final is not None and not 0 <= final <= 1:
       raise ValueError(
@@ -157,7 +160,7 @@ def _rewound(
   if to >= horizon:
     raise ValueError(
         f'it rewinds to step {to} of a schedule of {horizon} steps; give an '
-        'earlier step.'
+        "earlier step in 'to'."
     )
   return to
 

@@ -67,24 +67,30 @@ def train(
   """Trains through all phases, starting from the state of an open run.
 
   Args:
-    run: The run; its state is consumed, and it is closed at the end.
-    evaluators: `(step, params) -> (name, value)` pairs, called every
-      `config.eval_every` steps and at the end of each phase.
-    phase_end_evaluators: The same, called at the end of each phase, and at
-      every evaluation of a phase whose `early_stop` metric is of generations.
-    writers: Writers of metrics beside `metrics.jsonl`, see `choose_writers`.
-    profile: Steps to trace, counted from 1; the trace is written to `profile/`
-      in the workdir. See `parse_window`.
+    run: The run, after `run.open`; its state is consumed, and it is closed at
+      the end.
+    evaluators: Functions `(step, params)` that return an iterable of pairs
+      `(name, value)`, called every `config.eval_every` steps and at the end of
+      each phase.
+    phase_end_evaluators: Such functions, called at the end of each phase, and
+      at every evaluation of a phase whose `early_stop.metric` is measured on
+      generated text.
+    writers: Functions that open further writers of metrics than that of
+      `metrics.jsonl`, as `training.writers.choose_writers` returns them.
+    profile: Steps to trace, counted from 1, e.g. `range(10, 15)`; the trace is
+      written to `profile/` in the workdir.
     on_early_end: Function without arguments, called after a phase has ended
-      early and `run.plan` has changed.
+      early and `run.plan` has changed. By default it does nothing.
 
   Returns:
-    The final state.
+    The final state, dense.
 
   Raises:
-    Interrupted: the process received SIGTERM or SIGINT; everything is saved.
-    NotFinite: a loss or gradient norm is not finite, or gradients overflow in
-      float16 even with a loss scale of 1; nothing is saved after that step.
+    Interrupted: the process received SIGTERM or SIGINT before the last step; a
+      checkpoint is saved, from which the same command continues.
+    NotFinite: the loss or the gradient norm is not finite, in more than
+      `config.max_skipped_steps` steps in a row; or gradients overflow in
+      float16 even with a loss scale of 1. That step is not saved.
     ValueError: the run is not open, or was trained already.
   """
   with contextlib.closing(run), Interrupts() as interrupts:
@@ -92,8 +98,8 @@ def train(
     state, run.state = run.state, None
     if state is None:
       raise ValueError(
-          'run has no state, since it is not open or was trained already; open '
-          'it.'
+          'run has no state, since it is not open or was trained already; call '
+          'run.open before train.'
       )
     step = start = int(state.step)
     rows = _rows_until(run.workdir, start)

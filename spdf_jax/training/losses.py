@@ -156,7 +156,10 @@ CROSS_ENTROPY = Loss()
 def token_loss(
     logits_BxLxV: jax.Array, targets_BxL: jax.Array, weights_BxL: jax.Array
 ) -> jax.Array:
-  """Returns the mean cross-entropy over weighted tokens, in nats per token."""
+  """Returns the mean cross-entropy of tokens, in nats per token.
+
+  The mean is weighted by `weights_BxL`; its divisor is their sum, at least 1.
+  """
   sums = CROSS_ENTROPY.sums(logits_BxLxV, targets_BxL, weights_BxL)
   return sums.cross_entropy / number_of_tokens(weights_BxL)
 

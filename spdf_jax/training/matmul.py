@@ -50,19 +50,22 @@ class SparseSteps(NamedTuple):
 def sparse_steps(
     matmul: str, model: Model, tokens: int
 ) -> SparseSteps | None:
-  """Chooses the matrix products of the steps of a sparse phase.
+  """Chooses the matrix products of training steps with sparse weights.
 
   Args:
-    matmul: `'dense'` always uses dense products, in XLA; `'native'` uses the
-      native kernels if a mask has zeros and gradients of pruned weights are not
-      needed; `'auto'` does so only where the kernels are faster (`CROSSOVERS`).
+    matmul: `'dense'` always uses XLA's dense products; `'native'` uses the
+      native CPU kernels if a mask has zeros and gradients of pruned weights are
+      not needed; `'auto'` does so only where the kernels are faster
+      (`CROSSOVERS`); `'wafer'`, the emulated wafer, uses no kernels.
     model: The model, with the reference lowering.
-    tokens: Tokens of the smallest batch.
+    tokens: Batch size times length, the smallest of all batches.
 
   Returns:
-    The model with sparse kernels; `None` for dense products, which are also the
-    fallback unless there is one CPU device and kernels of the model's dtype
-    work on it. The log has the reason why kernels do not work.
+    A `SparseSteps`, the argument of `train_step`: the model with native kernels
+    and the sparsity above which a step uses it. `None`: no step uses kernels,
+    also because the device is not a single CPU, the model has no `lowering`, or
+    kernels for its dtype are not available; the log has the reason if they
+    cannot be built.
 
   Raises:
     ValueError: `matmul` is unknown.
@@ -117,8 +120,9 @@ def dense_apply(matmul: str, model: Model) -> ApplyFn:
   emulated = model.with_lowering(WAFER)
   if emulated is None:
     raise ValueError(
-        "matmul is 'wafer' and the model has no field lowering; add one, and "
-        'give it to sparse_matmul, or choose another matmul.'
+        "matmul is 'wafer' and the model is no Linen module with a field "
+        'lowering; add one, and give it to sparse_matmul, or choose another '
+        'matmul.'
     )
   return emulated.apply
 

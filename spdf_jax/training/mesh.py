@@ -67,8 +67,8 @@ def mesh_sizes(
     sizes[open_axes[0]] = devices // given
   elif open_axes or given != devices:
     raise ValueError(
-        f'mesh is {sizes}, which does not make up the {devices} devices there '
-        f'are; its sizes must multiply to {devices}.'
+        f'mesh is {sizes}, but there are {devices} devices; give sizes with '
+        f'the product {devices}, where -1 takes all remaining devices.'
     )
   return sizes['data'], sizes['fsdp'], sizes['tensor']
 

@@ -70,8 +70,8 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   for number, row in _numbered_objects(path):
     if 'step' not in row or not isinstance(row['step'], int):
       raise ValueError(
-          f'{path} line {number} has no whole "step": {json.dumps(row)[:80]}; '
-          'remove that line, or restore the file.'
+          f'{path} line {number} has no integer "step": '
+          f'{json.dumps(row)[:80]}; remove that line, or restore the file.'
       )
     rows.append(row)
   return rows

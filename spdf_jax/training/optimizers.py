@@ -79,14 +79,18 @@ class NamedOptimizer:
   def __post_init__(self):
     if not 0 < self.clip_norm < math.inf:
       raise ValueError(
-          f'optimizer.clip_norm is {self.clip_norm}; it must be positive.'
+          f'optimizer.clip_norm is {self.clip_norm}; give a positive, finite '
+          'number.'
       )
     for name, value in self.arguments.items():
       if name in (*_FROM_PHASES, *_FROM_MODEL):
-        whose = 'the phases' if name in _FROM_PHASES else 'the model'
+        whose = (
+            'fields of the phases' if name in _FROM_PHASES
+            else 'parameters of the model'
+        )
         raise ValueError(
-            f'optimizer.{name} is {value!r} and follows from {whose}; remove '
-            'it.'
+            f'optimizer.{name} is {value!r}, but {whose} set this argument; '
+            'remove it.'
         )
       if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f'optimizer.{name} is {value}; it must be finite.')
@@ -124,7 +128,8 @@ class NamedOptimizer:
     ]
     if not callable(function):
       raise ValueError(
-          f'optimizer {self.name!r} is {function!r:.60}; name a function.'
+          f'optimizer {self.name!r} is {function!r:.60}; give the name of a '
+          'function.'
       )
     make = self._bind(function)
     if self.name == 'muon':
@@ -195,7 +200,9 @@ def check_optimizer(
     decay = {'weight_decay': rate} if takes_decay(make) else {}
     made = make(learning_rate=rate, **decay)
     if not isinstance(made, optax.GradientTransformation):
-      raise TypeError(f'it returned {made!r:.60}')
+      raise TypeError(
+          f'it returned {made!r:.60}, not an optax.GradientTransformation'
+      )
     made = optax.with_extra_args_support(made)
     return made.update(params, made.init(params), params)
 
@@ -262,13 +269,13 @@ def adamw(
 ) -> optax.GradientTransformationExtraArgs:
   """Builds sparse AdamW with the plan's learning rate, decay and masks.
 
-  Gradients are clipped by their global norm, and weight decay applies to
-  matrices only. Moments are reset at the start of phases with `reset_moments`;
-  the learning rate is not. Weights are revived and rewound as the phases
-  describe.
+  Gradients are clipped by their global norm, and weight decay applies to all
+  parameters but biases and norms. Moments are reset at the start of phases with
+  `reset_moments`; the learning rate is not. The fields `revive` and
+  `rewind_weights_to` of the phases apply.
 
   Args:
-    plan: The phases.
+    plan: Plan of `create_plan`, with all phases.
     where: Selection of sparsified leaves, as `sparsify` takes it.
     key: Typed PRNG key of the masks.
     b1: Decay rate of the first moment.
@@ -277,8 +284,8 @@ def adamw(
     clip_norm: Largest global norm of the gradient.
 
   Returns:
-    The optimizer, wrapped in `sparsify`, which tracks mask updates if
-    `plan.updates_masks`.
+    The optimizer, wrapped in `sparsify`, and in `rewind_weights` if a phase
+    rewinds. `sparsify` tracks mask updates if `plan.updates_masks`.
 
   References:
     Loshchilov and Hutter, `AdamW <https://arxiv.org/abs/1711.05101>`_, 2019

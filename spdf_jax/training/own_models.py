@@ -140,8 +140,9 @@ def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
   is_nnx = 'rngs' in inspect.signature(function).parameters
   if is_nnx and sizes.dropout:
     raise ValueError(
-        f'model.dropout is {sizes.dropout} and {what} of NNX, which training '
-        'gives no key; set 0, or write the model in Linen.'
+        f'model.dropout is {sizes.dropout}, but {what} is of NNX, to which '
+        'training gives no key; set model.dropout to 0, or write the model in '
+        'Linen.'
     )
   rngs = {'rngs': None} if is_nnx else {}
   bind(what, function, {**sizes.arguments, **rngs})
@@ -166,8 +167,8 @@ def create_own_model(name: str, sizes: OwnSizes) -> OwnModel:
   found = getattr(logits, 'shape', type(logits).__name__)
   if found != (1, 2, sizes.vocab_size):
     raise ValueError(
-        f'{what} returns {found} for tokens [1, 2]; return logits '
-        f'[1, 2, {sizes.vocab_size}].'
+        f'{what} returns {found} for tokens of shape [1, 2]; return logits of '
+        f'shape [1, 2, {sizes.vocab_size}], with vocab_size in the last axis.'
     )
   hidden_weights = sum(x.size for x in jax.tree.leaves(layers))
   return dataclasses.replace(

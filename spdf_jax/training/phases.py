@@ -35,7 +35,8 @@ def _match_duration(duration: str) -> re.Match[str]:
   if match is None:
     raise ValueError(
         f'duration is {duration!r}; write a number and one of steps, tokens, '
-        "epochs, tokens/parameter, e.g. '1500 steps' or '2.5B tokens'."
+        "epochs, tokens/parameter, e.g. '1500 steps' or '2.5B tokens', or, for "
+        "a warm-up, a share of the phase, e.g. '5%'."
     )
   return match
 
@@ -81,8 +82,8 @@ def resolve_duration(
   if unit == '%':
     if phase_steps is None:
       raise ValueError(
-          f'duration {duration!r} is a share, and there is no phase to take it '
-          'of; give steps, tokens or epochs.'
+          f'duration {duration!r} is a share of a phase, and is used outside '
+          'of one; give steps, tokens or epochs.'
       )
     steps = number * phase_steps / 100
     return steps if math.isinf(steps) else max(round(steps), 1)
@@ -102,7 +103,8 @@ def resolve_duration(
   if steps < least:
     raise ValueError(
         f'duration {duration!r} is less than one step of {tokens_per_step} '
-        'tokens; make it longer or remove the phase.'
+        "tokens; make it longer, or remove the phase; as a warm-up or as 'to', "
+        "set '' instead."
     )
   return steps
 
@@ -205,7 +207,7 @@ class Phase:
     if self.initial_mask and self.is_dense:
       raise ValueError(
           f'phase {self.name!r} has the initial_mask {self.initial_mask!r} and '
-          'is dense; give a sparsity, or no initial_mask.'
+          'is dense; give its algorithm a sparsity, or no initial_mask.'
       )
     if self.steps is None:
       self._check_durations()
@@ -338,5 +340,6 @@ def check_order(phases: Sequence[Phase]) -> None:
   if isinstance(rate, LearningRate) and rate.schedule not in SCHEDULES:
     raise ValueError(
         f'phase {names[0]!r} is the first and has the schedule '
-        f'{rate.schedule!r}; give it one of its own.'
+        f'{rate.schedule!r}, which reuses that of an earlier phase; give one '
+        f'of {", ".join(SCHEDULES)}.'
     )

@@ -139,9 +139,9 @@ class Plan:
         'structure' in spec for spec in specs
     ):
       raise ValueError(
-          f'phase {first.name!r} has the initial_mask {first.initial_mask!r} '
-          'and groups with a structure, which that mask would not follow; '
-          'remove the initial_mask, or the structure.'
+          f'phase {first.name!r} has the initial_mask {first.initial_mask!r}, '
+          'and its algorithm has groups with a structure, which that mask '
+          'would not have; remove the initial_mask, or the structure.'
       )
     for phase in self.phases[1:]:
       if phase.initial_mask:
@@ -178,9 +178,10 @@ class Plan:
       algorithm = create_algorithm(span.algorithm)
       if algorithm.skip_step_at(start - span.start):
         raise ValueError(
-            f'phase {phase.name!r} restarts the moments at step {start}, '
+            f'phase {phase.name!r} resets the moments at step {start}, '
             'counted from 0, at which its algorithm skips the gradient step; '
-            'remove skip_gradient_step, or update the mask at other steps.'
+            'remove skip_gradient_step or reset_moments, or update the mask at '
+            'other steps.'
         )
 
   @functools.cached_property
@@ -330,19 +331,21 @@ def create_plan(
   """Resolves the phases of a config into a plan.
 
   Args:
-    phases: The phases, in order.
-    tokens_per_epoch: Functions from the sequence length to the tokens of an
-      epoch, by source; `None` before the data is read: phases in epochs then
-      have `math.inf` steps.
-    parameters: Number of parameters of the model.
+    phases: The phases, in order, e.g. those of `parse_phases`.
+    tokens_per_epoch: Mapping from the name of each source, the field `data` of
+      phases, to a function from the sequence length to the tokens of an epoch.
+      `None` before the data is read: phases in epochs have `math.inf` steps.
+    parameters: Number of parameters of the model, for durations in
+      tokens/parameter.
 
   Returns:
     The plan.
 
   Raises:
-    ValueError: the source of a phase is unknown, a duration is shorter than a
-      step, a schedule does not fit its phase, or the updates of an algorithm do
-      not fit the steps of its phases.
+    ValueError: two phases have the same name or there is none, the source of a
+      phase is unknown, a duration is not valid or shorter than a step, a
+      schedule does not fit its phase, or the updates of an algorithm do not fit
+      the steps of its phases.
   """
   names = [phase.name for phase in phases]
   rates: list[Any] = [phase.learning_rate for phase in phases]

@@ -219,9 +219,9 @@ def _given(
     return {}
   if missing:
     raise ValueError(
-        f'{", ".join(n for n in found if n not in missing)} of the processes '
-        f'given, but not {", ".join(missing)}; give all three, or none, as '
-        f'flags or as {", ".join(_VARIABLES.values())}.'
+        f'got {" and ".join(n for n in found if n not in missing)}, but not '
+        f'{" and ".join(missing)}; give all three, or none, as flags or as '
+        f'{", ".join(_VARIABLES.values())}.'
     )
   try:
     number, this = int(found['num_processes']), int(found['process_id'])

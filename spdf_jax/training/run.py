@@ -133,7 +133,10 @@ class Run:
     plan = plans.create_plan(config.phases, parameters=parameters)
     initial_mask.check_algorithms(plan, params, where)
     if begins:
-      initial_mask.check_first_mask(plan, params, where)
+      initial_mask.check_first_mask(
+          plan, params, where,
+          are_trained=bool(config.init_from or config.resume),
+      )
     frozen_at(plan, params)  # Checks the patterns.
     if math.isfinite(plan.total_steps):
       storage.check_storage(config, plan, mesh)
@@ -281,7 +284,9 @@ class Run:
       ValueError: it is not known.
     """
     if self._workdir is None:
-      raise ValueError('run has no workdir; give one to create or open.')
+      raise ValueError(
+          'run has no workdir; give one to Run.create or run.open.'
+      )
     return self._workdir
 
   @property
@@ -321,8 +326,8 @@ class Run:
         task, data.PlannedExamples
     ):
       raise ValueError(
-          f'run was created with planning=True, so corpus {corpus.name!r} and '
-          'its task are not read; create it with planning=False.'
+          f'run was created with planning=True, so the data, of corpus '
+          f'{corpus.name!r}, is not read; create it with planning=False.'
       )
     return corpus, task
 

@@ -60,11 +60,15 @@ def create_state(
 
   Args:
     params: Initial or restored parameters.
-    optimizer: An optimizer that contains `sparsify`.
-    loss_scale: Result of `create_loss_scale`; `None` unless in float16.
+    optimizer: An optimizer that contains `sparsify`, e.g. that of `adamw`.
+    loss_scale: Result of `training.losses.create_loss_scale`, for a model that
+      computes in float16; otherwise `None`.
 
   Returns:
-    The state at step 0.
+    The state at step 0, with copies of the parameters.
+
+  Raises:
+    ValueError: the optimizer does not contain `sparsify`.
   """
   # Copied, since the step donates the state but not the caller's arrays.
   params = jax.tree.map(jnp.array, params)
@@ -93,21 +97,24 @@ def train_step(
 
   The step does not branch on phase or sparsity, since the mask is data, and so
   is whether the optimizer needs the gradients of pruned weights. Only with
-  sparse kernels it contains one `cond`, between them and dense products. For a
-  compact state the step is traced separately; it does not update the mask.
+  `sparse_steps` it contains one `cond`, between sparse kernels and dense
+  products. A compact state, which holds only the values of kept weights, is
+  traced separately, and its step does not update the mask.
 
   Args:
-    state: The state, to be donated. With a loss scale, a step whose gradients
-      are not finite changes only the loss scale.
-    batch: Fields `inputs`, `targets` and `weights`, each [B, L].
+    state: The state; donate it, if you jit the step. With a loss scale, a step
+      whose gradients are not finite changes only the loss scale.
+    batch: A `data.Batch`, or another pytree with the fields `inputs`, `targets`
+      and `weights`, each [B, L].
     apply_fn: `(variables, tokens) -> logits`, e.g. `model.apply`. It may ignore
-      masks, see `without_masks`, since pruned weights are zero and gradients
-      are masked here.
+      masks, see `training.matmul.without_masks`, since pruned weights are zero
+      and gradients are masked here.
     optimizer: An optimizer that contains `sparsify`.
-    learning_rate: Schedule inside the optimizer, for the log.
-    sparse_steps: Model and threshold of steps with sparse kernels, which are
-      used if masks are sparse enough and pruned weights need no gradient;
-      `None`: always `apply_fn`.
+    learning_rate: Learning-rate schedule of the optimizer, only for the
+      metrics.
+    sparse_steps: Result of `sparse_steps`: a model with sparse kernels, used if
+      the masks are sparse enough and pruned weights need no gradient; `None`:
+      always `apply_fn`.
     loss: Loss to minimize, as the mean over the weighted tokens of the batch.
     micro_batches: Number of micro-batches for gradient accumulation, which
       saves memory of activations; a divisor of B.
@@ -115,19 +122,21 @@ def train_step(
       `apply_fn` with a key of its own, `rngs={'dropout': key}`, which is a
       function of this key and the step; `None`: without dropout.
     skip_not_finite: Whether a step whose loss or gradient norm is not finite
-      leaves the kept weights unchanged. The optimizer then takes it with
-      gradients of zero, so that its counts, masks and schedules go on. Ignored
-      with a loss scale.
-    rewinds: Steps at which `rewind_weights` sets the parameters, which such a
-      step does too.
+      leaves the kept weights unchanged. The optimizer then updates its state
+      with gradients of zero, so that counts, masks and schedules advance.
+      Ignored with a loss scale.
+    rewinds: Steps at which `rewind_weights` sets the parameters, also if the
+      loss or gradient norm is not finite.
     frozen: Function from the step to the flags of parameters that are not
-      trained, see `frozen_at`; `None`: all are trained.
-    statistics: Function `(opt_state) -> values` for the log, e.g.
-      `mask_statistics`.
+      trained, see `training.step.frozen_at`; `None`: all are trained.
+    statistics: Function from the optimizer state to a mapping of metrics, e.g.
+      `mask_statistics`. By default there are none.
 
   Returns:
-    The next state, and metrics named `train/…` and, for the statistics,
-    `sparsity/…`.
+    The next state, and a dict of scalar metrics: `train/loss`,
+    `train/grad_norm`, `train/learning_rate`, `train/loss_scale` with a loss
+    scale, `train/objective` if the loss is not plain cross-entropy, and
+    `sparsity/…` for the statistics.
   """
   mask = stored_mask(state.opt_state)
 
@@ -293,13 +302,14 @@ def frozen_at(
       matches = [fnmatch.fnmatchcase(name, pattern) for name in names]
       if not any(matches):
         raise ValueError(
-            f'phase {phase.name!r} has frozen parameters {pattern!r}, but none '
-            f'has such a path; they are {", ".join(names)}.'
+            f'phase {phase.name!r} has the pattern {pattern!r} in frozen, '
+            'which matches the path of no parameter; the paths are '
+            f'{", ".join(names)}.'
         )
       row |= matches
     if row.all():
       raise ValueError(
-          f'phase {phase.name!r} has all parameters frozen, by '
+          f'phase {phase.name!r} has all parameters frozen, by the patterns '
           f'{list(phase.frozen or ())}; leave some to train.'
       )
 

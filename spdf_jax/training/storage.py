@@ -87,17 +87,17 @@ def _obstacle(
   """Returns what needs dense arrays, and what to do; `None`: nothing."""
   if isinstance(config.optimizer, NamedOptimizer):
     return (
-        f"the optimizer {config.optimizer.name!r}, but compact storage needs "
-        "AdamW: use storage 'dense', or AdamW"
+        f'the optimizer is {config.optimizer.name!r}, but compact storage '
+        "needs AdamW: use storage 'dense', or AdamW"
     )
   if models.PACKED not in config.model.sizes.features:
     return (
-        f'the model {config.model.preset!r} your own, which does not support '
-        "it; set 'dense'"
+        f'the model {config.model.preset!r} is your own, which does not '
+        "support it: use storage 'dense'"
     )
   if config.matmul == WAFER:
     return (
-        "matmul 'wafer', which does not emulate packed weights; use storage "
+        "matmul is 'wafer', which does not emulate packed weights: use storage "
         "'dense'"
     )
   if mesh.size > 1:
@@ -113,7 +113,8 @@ def _obstacle(
       )
   if plan.algorithm.init_state is not None:
     return (
-        "an algorithm with a state, which is kept densely: use storage 'dense'"
+        'an algorithm of the phases has a state, which is stored densely: use '
+        "storage 'dense'"
     )
   for span in plan.spans:
     inside = (plan.update_steps > span.start) & (
@@ -122,7 +123,7 @@ def _obstacle(
     skips = create_algorithm(span.algorithm).skip_step_at(0)
     if inside.any() or skips is not False:
       return (
-          f'{span} with mask updates ({span.algorithm}); use storage '
+          f'{span} with mask updates ({span.algorithm}): use storage '
           "'dense', or a static sparsity"
       )
   return None

@@ -89,8 +89,8 @@ def check_workdir(
   found = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
   if not found.is_dir():
     raise NotADirectoryError(
-        f'workdir {str(workdir)!r} cannot be written (Not a directory); give a '
-        'writable directory.'
+        f'workdir {str(workdir)!r} cannot be written, since {str(found)!r} is '
+        'a file; give a writable directory.'
     )
   if (workdir / '.lock').exists() and is_main_process():
     lock_folder(workdir, 'workdir')()
@@ -125,6 +125,11 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
         k: v for k, v in meta['arrays'].items() if k.startswith('params/')
     }
     asked = identity.describe_arrays({'params': params})
+    if of_params != asked:
+      stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')
+      identity.refuse_difference(
+          checkpoint, 'model', _model_fields(stored), _model_fields(config)
+      )
     identity.refuse_difference(checkpoint, 'model', of_params, asked)
   # A densified checkpoint may be resumed with other phases.
   if field == 'resume' and not meta.get('densified'):
@@ -133,6 +138,12 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
         checkpoint, 'config', identity.run_identity(stored),
         identity.run_identity(config),
     )
+
+
+def _model_fields(config: RunConfig) -> dict[str, Any]:
+  """Returns the fields of `config.model` that arrays depend on."""
+  fields = identity.run_identity(config)
+  return {k: v for k, v in fields.items() if k.startswith('model.')}
 
 
 def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:
@@ -233,8 +244,8 @@ def find_checkpoint(source: str) -> pathlib.Path:
     }
     if phase not in bests:
       raise ValueError(
-          f'{source!r} names no checkpoint: the phases with a best one there '
-          f'are {list(bests)}; give one of them, which have early_stop, or '
+          f'{source!r} names no checkpoint: the phases with a best one, which '
+          f'have early_stop, are {list(bests)}; give one of them, or '
           'WORKDIR@PHASE for the end of another.'
       )
     return directory / str(bests[phase])
@@ -242,7 +253,7 @@ def find_checkpoint(source: str) -> pathlib.Path:
   if phase not in ends:
     raise ValueError(
         f'{source!r} names no checkpoint: the phases that have ended there are '
-        f'{list(ends)}.'
+        f'{list(ends)}; give one of them, or WORKDIR for the latest checkpoint.'
     )
   return directory / str(ends[phase])
 
@@ -356,6 +367,6 @@ def check_free_space(
     raise OSError(
         f'workdir {str(workdir)!r} has {free / 2**30:.2f} GiB free and the '
         f'plan writes up to {checkpoints} more checkpoints, '
-        f'{needed / 2**30:.2f} GiB; free some space, keep fewer '
-        'checkpoints or use another disk.'
+        f'{needed / 2**30:.2f} GiB; free some space, lower checkpoints.keep, '
+        'or use another disk.'
     )

@@ -156,7 +156,7 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
   with_config(workdir, change)
   source = f'{workdir}@pretrain'
   named = "'subprocess:getoutput' and .* 'os:abort'"
-  with pytest.raises(ValueError, match=f'{named}; look at it.*--trust_code'):
+  with pytest.raises(ValueError, match=f'{named}; read the .*--trust_code'):
     training.densify_checkpoint(source, tmp_path / 'dense')
   read_workdir_config(workdir)
   assert not ran.exists()
@@ -180,7 +180,7 @@ def test_a_model_or_an_optimizer_named_in_a_checkpoint_is_not_imported(
   )
   monkeypatch.syspath_prepend(tmp_path)
   with_config(workdir, lambda config: change(config, 'evil:f'))
-  with pytest.raises(ValueError, match="'evil:f'; look at it.*--trust_code"):
+  with pytest.raises(ValueError, match="'evil:f'; read the .*--trust_code"):
     training.densify_checkpoint(f'{workdir}@pretrain', tmp_path / 'dense')
   assert not (tmp_path / 'ran').exists()
 

@@ -65,9 +65,9 @@ def is_available(dtype: Any = 'float32') -> bool:
   """Returns whether the native kernels are available, after building them.
 
   The first call of a process builds and loads them. If that fails, it logs the
-  reason once, and the lowering falls back to XLA's dense matmul. The
-  environment variable `SPDF_NATIVE` overrides this: `0` disables the kernels,
-  `require` raises an error if they are not available.
+  reason once, and the lowering `'native'` falls back to XLA's dense matmul. The
+  environment variable `SPDF_NATIVE`, by default `1`, changes this: `0` disables
+  the kernels, `require` raises an error if they are not available.
 
   Args:
     dtype: Dtype of the operands: float32, or bfloat16, which needs a processor
@@ -78,7 +78,8 @@ def is_available(dtype: Any = 'float32') -> bool:
     Whether the kernels of the dtype are loaded.
 
   Raises:
-    Unavailable: `SPDF_NATIVE` is `require` and the kernels are not available.
+    Unavailable: `SPDF_NATIVE` is `require`, and the kernels for float32 or
+      bfloat16 are not available.
     ValueError: `SPDF_NATIVE` is not 0, 1 or `require`.
 
   Example:
@@ -90,7 +91,10 @@ def is_available(dtype: Any = 'float32') -> bool:
     return False
   setting = os.environ.get('SPDF_NATIVE', '1')
   if setting not in ('0', '1', 'require'):
-    raise ValueError(f'SPDF_NATIVE is {setting!r}; set it to 0, 1 or require.')
+    raise ValueError(
+        f'environment variable SPDF_NATIVE is {setting!r}; set it to 0, 1 or '
+        'require.'
+    )
   if setting == '0':
     return False
   try:
@@ -125,8 +129,8 @@ def _load_or_reason() -> ctypes.CDLL | str:
   try:
     if requested is not None and requested not in KERNELS:
       raise Unavailable(
-          f'SPDF_NATIVE_KERNELS is {requested!r}; unset it, or set it to one '
-          f'of {", ".join(KERNELS)}.'
+          f'environment variable SPDF_NATIVE_KERNELS is {requested!r}; unset '
+          f'it, or set it to one of {", ".join(KERNELS)}.'
       )
     path = build()
   except (Unavailable, OSError) as error:
@@ -154,17 +158,20 @@ def _warn_once(reason: str) -> None:
 
 
 def kernels(dtype: Any = 'float32') -> str:
-  """Returns the name of the kernels for this processor.
+  """Returns the name of the native kernels that this processor uses.
+
+  The first call of a process builds and loads the kernels.
 
   Args:
-    dtype: Dtype of the operands.
+    dtype: Dtype of the operands, float32 or bfloat16.
 
   Returns:
-    `'avx512'`, `'avx2'` or `'portable'` for float32, `'avx512bf16'` for
-    bfloat16.
+    The name, an instruction set: `'avx512'`, `'avx2'` or `'portable'` for
+    float32, `'avx512bf16'` for bfloat16.
 
   Raises:
-    Unavailable: there are no kernels for the dtype.
+    Unavailable: there are no kernels for the dtype or the processor, or they
+      cannot be built or loaded.
   """
   dtype = jnp.dtype(dtype).name
   if dtype not in DTYPES:
@@ -201,7 +208,8 @@ def build() -> pathlib.Path:
   """
   if platform.system() != 'Linux':
     raise Unavailable(
-        f'they need Linux, but this system is {platform.system()}.'
+        f'the kernels need Linux, but this system is {platform.system()}; only '
+        "XLA's dense products can be used here."
     )
   compiler = find_compiler()
   folder = _cache() / _key(compiler)
@@ -224,7 +232,10 @@ def build() -> pathlib.Path:
       os.replace(digest, checksum)
       os.replace(made, path)
   except OSError as error:
-    raise Unavailable(f'{folder} cannot be written: {error}.') from error
+    raise Unavailable(
+        f'{folder} cannot be written ({error}); set XDG_CACHE_HOME to a '
+        'writable folder.'
+    ) from error
   except ValueError as error:
     raise Unavailable(str(error)) from error
   return path
@@ -242,12 +253,14 @@ def _remove_leftovers(folder: pathlib.Path) -> None:
 def find_compiler() -> str:
   """Returns the path of a C++ compiler, or raises Unavailable."""
   requested = os.environ.get('CXX')
-  for name in (requested,) if requested else ('g++', 'clang++', 'c++'):
+  names = (requested,) if requested else ('g++', 'clang++', 'c++')
+  for name in names:
     path = shutil.which(name)
     if path:
       return path
   raise Unavailable(
-      f'there is no C++ compiler ({requested or "g++"}) on PATH; install one.'
+      f'there is no C++ compiler ({", ".join(names)}) on PATH; install one, or '
+      'set the environment variable CXX to its path.'
   )
 
 
@@ -313,7 +326,10 @@ def _run(command: list[str]) -> None:
     lines = result.stderr.splitlines()
     errors = [line for line in lines if 'error' in line] or lines[:1]
     reason = errors[0] if errors else f'exit status {result.returncode}'
-    raise Unavailable(f'{command[0]} failed: {reason}')
+    raise Unavailable(
+        f'compiler {command[0]} failed: {reason}; update it, or set the '
+        'environment variable CXX to another one.'
+    )
 
 
 def _is_intact(path: pathlib.Path, checksum: pathlib.Path) -> bool:

@@ -344,10 +344,10 @@ def _module(*values: Any) -> Any:
 
 def _check_systems(systems: Any, device: WaferDevice) -> None:
   if systems < 1 or systems != int(systems):
-    raise ValueError(f'systems is {systems}; give a whole number from 1.')
+    raise ValueError(f'systems is {systems}; give a whole number, 1 or more.')
   largest = device.largest_cluster
   if isinstance(largest, (int, float)) and systems > largest:
     raise ValueError(
-        f'systems is {systems}; a cluster of {device.name} has at most '
-        f'{largest:,.0f}.'
+        f'systems is {systems}; give at most {largest:,.0f}, the '
+        f'largest_cluster of device {device.name}.'
     )

@@ -69,12 +69,13 @@ _PRODUCTS = {
 
 
 def register_cost(primitive: Primitive | str, rule: Rule) -> None:
-  """Registers the cost rule of a primitive.
+  """Registers the cost rule of a primitive, for `simulate` and `trace_program`.
 
   Args:
-    primitive: Primitive, or its name.
-    rule: Function from an `Equation` to a sequence of `Work`, e.g. one
-      `Elementwise`, for one execution.
+    primitive: JAX primitive, or its name in jaxprs.
+    rule: Function from an `Equation` of `wafer.jaxprs`, the operands and
+      results of the primitive, to the work of one execution: a sequence of
+      `Product`, `ScoreProduct`, `Elementwise` or `Host` of `wafer.program`.
 
   Raises:
     ValueError: the primitive already has a rule.
@@ -85,8 +86,8 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
   name = str(primitive)
   if name in RULES:
     raise ValueError(
-        f'primitive {name!r} already has a cost rule; register rules of new '
-        'primitives only.'
+        f'primitive {name!r} already has a cost rule, which cannot be '
+        'replaced; register rules of other primitives only.'
     )
   RULES[name] = rule
 

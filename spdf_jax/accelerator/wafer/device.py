@@ -309,14 +309,14 @@ jax.tree_util.register_dataclass(
 def create_device(
     name: str, band: str = 'default', **changes: Any
 ) -> WaferDevice:
-  """Builds a device by name.
+  """Builds the model of a Cerebras wafer by name.
 
   Args:
     name: `'cs2'` or `'cs3'`.
-    band: Overhead in addition to the multiply-adds: `'ideal'`, `'optimistic'`,
-      `'default'` or `'pessimistic'`. The default is calibrated to be near the
-      speedup of 8.3 that the vendor prints for 90 % zeros.
-    **changes: Values of fields to replace, by name.
+    band: Overhead in addition to the multiply-adds: `'ideal'` (none),
+      `'optimistic'`, `'default'` or `'pessimistic'`. The default is calibrated
+      to be near the speedup of 8.3 that the vendor publishes for 90 % zeros.
+    **changes: Values that replace those of fields of `WaferDevice`, by name.
 
   Returns:
     The device.
@@ -325,8 +325,9 @@ def create_device(
     ValueError: a name is unknown, or a number is out of its range.
 
   Example:
-    >>> create_device('cs2', 'ideal').dispatch
-    0
+    >>> device = create_device('cs2', 'ideal', clock=1.1e9)
+    >>> device.name, device.cores, device.clock
+    ('cs2 (ideal)', 850000, 1100000000.0)
   """
   facts = names.lookup('device', name, PRESETS) | names.lookup(
       'band', band, BANDS
@@ -343,4 +344,4 @@ def _check_number(name: str, value: float) -> None:
     least = 'at least 0' if name in _MAY_BE_ZERO else 'above 0'
     raise ValueError(f'{name} is {value}; give a finite number {least}.')
   if name in SHARES and value > 1:
-    raise ValueError(f'{name} is {value}; it is a share, at most 1.')
+    raise ValueError(f'{name} is {value}; give a fraction, at most 1.')

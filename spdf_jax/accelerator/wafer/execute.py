@@ -106,25 +106,26 @@ class Event(NamedTuple):
 
 
 def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
-  """Registers a lowering of the sparse primitives to an emulated device.
+  """Registers a lowering of `sparse_matmul` to an emulated device.
 
   Sparse matmuls, their gradients and tangents are computed with the numerics of
-  the device, on a grid of at most its number of cores, and recorded by
-  `record`. Operands are rounded to the device's `value_bits`, and results have
-  the dtype of the operands given. Values above 65,504 overflow to infinity,
-  and values below 6e-8 underflow to zero, so that gradients need a loss scale.
-  As in the reference, an infinite input times the zero of a pruned weight is
-  NaN. Packed and listed weights fall back to the reference. Masks change
-  without recompilation, so the layout on the grid depends on `sparsity` and
-  shapes only.
+  the device, on a grid of at most `device.cores` cores, and recorded by
+  `record`. Operands and partial sums are rounded to fp16 if `device.value_bits`
+  is 16, and results have the dtype of the operands given. In fp16, values above
+  65,504 overflow to infinity, and values below 6e-8 underflow to zero, so that
+  gradients need a loss scale. As in the reference, an infinite input times the
+  zero of a pruned weight is NaN. Products with a `PackedMask` or a
+  `ListedMatrix` fall back to the reference. Masks change without recompilation,
+  so the layout on the grid depends on `sparsity` and shapes only.
 
   Args:
     device: Device to emulate; its numbers must not be tracers. `value_bits` is
-      16, or 32 for partial sums in float32.
+      16, or 32 for float32.
     sparsity: Fraction of zeros for which the layout is the fastest.
 
   Returns:
-    Name of the lowering, the same for equal arguments.
+    Name of the lowering, for the argument `lowering` of `sparse_matmul`; equal
+    arguments return the same name.
 
   Raises:
     ValueError: `value_bits` is neither 16 nor 32, `cores` or `window` is below
@@ -140,13 +141,15 @@ def lowering(device: WaferDevice, sparsity: float = 0.75) -> str:
   """
   if device.value_bits not in _DTYPES:
     raise ValueError(
-        f'value_bits is {device.value_bits}; emulated devices have 16 or 32.'
+        f'value_bits of the device is {device.value_bits}; create an emulated '
+        'device with 16 or 32.'
     )
   for size in ('cores', 'window'):
     value = getattr(device, size)
     if not value >= 1:
       raise ValueError(
-          f'{size} is {value}; emulated devices have at least 1.'
+          f'{size} of the device is {value}; create an emulated device with at '
+          'least 1.'
       )
   program.check_sparsity(sparsity)
   key = device, sparsity
@@ -363,12 +366,14 @@ def _blocks(
 
 @contextlib.contextmanager
 def record() -> Iterator[list[Event]]:
-  """Records the events of executions with a lowering made by `lowering`.
+  """Records the products that run on an emulated device; a context manager.
 
-  Every execution is recorded, also of programs that were compiled before. The
-  order of the events is that of the executions, or arbitrary where two products
-  do not depend on each other. Wait for the results of a program inside of the
-  context, by `jax.block_until_ready`, so that all its events are recorded.
+  These are the products with a lowering that `lowering` returned, or with
+  `'wafer'`, the emulation of 1,024 cores of a CS-2. Every execution is
+  recorded, also of programs that were compiled before. Events are in the order
+  of the executions, which is arbitrary where two products do not depend on each
+  other. Wait for the results of a program inside of the context, by
+  `jax.block_until_ready`, so that all its events are recorded.
 
   Yields:
     A list that grows by one `Event` for each executed product.

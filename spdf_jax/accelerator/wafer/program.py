@@ -74,7 +74,7 @@ def check_sparsity(sparsity: float, label: str = 'sparsity') -> None:
   """Raises ValueError unless a sparsity is in [0, 1)."""
   if not 0 <= sparsity < 1:
     raise ValueError(
-        f'{label} is {sparsity}; it is the fraction of zeros, at least 0 and '
+        f'{label} is {sparsity}; give the fraction of zeros, at least 0 and '
         'below 1.'
     )
 

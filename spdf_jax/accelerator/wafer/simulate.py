@@ -35,34 +35,37 @@ def simulate(
     frequencies: Frequencies | None = None,
     trips: int | None = None,
 ) -> Callable[..., 'Report']:
-  """Returns a function that reports the cost of `fn` on a wafer.
+  """Returns a function that estimates the cost of `fn` on wafers.
 
-  `fn` is traced but not executed, and its equations are costed. Weights of
-  products are streamed, products of activations and elementwise operations run
-  on the cores, and hosts execute operations that have weights and
-  gradients alone; these take the device's `step_seconds` for each step.
+  `fn` is traced but not executed, and the cost of each operation is estimated.
+  Weights of products are streamed from hosts; products of activations, and
+  elementwise operations on them, run on the cores. Operations on weights and
+  gradients only, such as those of an optimizer, run on the hosts and take the
+  device's `step_seconds` for each optimizer step.
 
   Args:
     fn: A JAX function, such as a forward pass or a whole training step.
-    device: The device.
+    device: Device, one system (a wafer).
     systems: Number of systems over which the tokens are split.
     sparsity: Fraction of zeros in masks whose values are not given, or a
-      function of the layer's name.
-    frequencies: Fraction of the executions in which a cond is true, or the
-      fraction of each branch, by the cond's name in reports (`'cond_0'`, …).
-      By default the costliest branch counts. Conds with known predicates need
-      no entry.
-    trips: Number of iterations of loops that depend on unknown data.
+      function from the layer's name to it.
+    frequencies: Fraction of the executions in which a `cond` is true, or a list
+      of the fractions of each branch, by the name of the `cond` in reports
+      (`'cond_0'`, …). By default the costliest branch counts. A `cond` whose
+      predicate is known needs no entry.
+    trips: Number of iterations of each `while_loop` whose condition depends on
+      unknown values.
 
   Returns:
-    A function `(*args) -> Report` of arrays or `jax.ShapeDtypeStruct`. It
-    counts the zeros of masks given as arrays. Signed integers, and arrays of
-    their shape, are tokens; other arrays are weights, unless a product with
-    weights shows that they are activations.
+    A function `(*args) -> Report`, called with the arguments of `fn`: arrays or
+    `jax.ShapeDtypeStruct`. It counts the zeros of masks given as arrays. Signed
+    integers are tokens, and so are arrays of the same shape; other arrays are
+    weights, unless a product with weights shows that they are activations.
 
   Raises:
-    ValueError: when the returned function is called: a number is out of its
-      range, `fn` cannot be traced, `sparsity` or `trips` is missing, or the
+    ValueError: `sparsity` or `trips` is out of its range; or, when the returned
+      function is called, another number is, `fn` cannot be traced, `sparsity`
+      or `trips` is missing, a name in `frequencies` is unknown, or the
       activations of a product do not fit the device.
 
   Example:
@@ -144,7 +147,8 @@ class Report:
     if (self.device, self.systems) != (other.device, other.systems):
       raise ValueError(
           f'reports are of {self.systems} x {self.device.name} and '
-          f'{other.systems} x {other.device.name}; add reports of one device.'
+          f'{other.systems} x {other.device.name}; add only reports of the '
+          'same device, with all its numbers, and of as many systems.'
       )
     return dataclasses.replace(
         self,
@@ -246,22 +250,25 @@ def bound_of(cost: Cost) -> str:
 def report_on(
     program: Program, device: WaferDevice, systems: int = 1
 ) -> Report:
-  """Returns the cost of a program on a device.
+  """Returns the estimated cost of a traced program on a device.
 
   Args:
-    program: Program to cost.
-    device: One system of the device; its numbers may be tracers.
+    program: Program that a function of `trace_program` returned.
+    device: Device, one system (a wafer); its numbers may be tracers.
     systems: Number of systems over which the tokens are split.
 
   Returns:
     The report.
 
   Raises:
-    ValueError: `systems` is below 1 or above the device's `largest_cluster`.
+    ValueError: `systems` is not a whole number, below 1, or above the device's
+      `largest_cluster`; or numbers of the device are tracers, and the program
+      has a `cond` whose branch and `frequencies` are not known.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
-    >>> layer = Operation('h', 'dot', 'forward', Product(131072, 4096, 4096))
+    >>> product = Product(tokens=131072, inputs=4096, outputs=4096)
+    >>> layer = Operation('h', 'dot', 'forward', product)
     >>> report = report_on(Program((layer,)) * 3, create_device('cs2'))
     >>> report.bound, f'{report.seconds * 1e3:.1f} ms'
     ('core', '7.1 ms')
@@ -296,9 +303,10 @@ def _report_on(
     if shares is None:
       if any(isinstance(r.cycles, jax.core.Tracer) for r in reports):
         raise ValueError(
-            f'{branch.name} chooses a branch by its data, and with a traced '
-            'device the slowest is not known; give the fraction of each, '
-            f'frequencies={{{branch.name!r}: [...]}}.'
+            f'{branch.name} chooses a branch by unknown values, and numbers of '
+            'the device are tracers, so that the slowest branch is not known; '
+            'give simulate or trace_program the fraction of the executions of '
+            f'each branch, frequencies={{{branch.name!r}: [...]}}.'
         )
       worst = max(range(len(reports)), key=lambda i: reports[i].cycles)
       shares = tuple(float(i == worst) for i in range(len(reports)))
@@ -323,6 +331,6 @@ def _check_fits(report: Report) -> None:
           f'{cost.sram_bytes / 1e9:,.1f} GB of activations ({work.tokens:,.0f} '
           f'tokens over {report.systems} systems, {work.inputs:,} inputs, '
           f'{work.outputs:,} outputs) and {report.device.name} has '
-          f'{sram / 1e9:,.1f} GB; use a smaller batch, micro-batches or more '
-          'systems.'
+          f'{sram / 1e9:,.1f} GB of memory; use a smaller batch, micro-batches '
+          'or more systems.'
       )

@@ -50,18 +50,22 @@ def trace_program(
   Args:
     fn: A JAX function, such as a forward pass or a whole training step.
     sparsity: Fraction of zeros in masks whose values are not given, or a
-      function of the layer's name.
-    frequencies: Fraction of the executions in which a cond is true, or the
-      fraction of each branch, by the cond's name.
-    trips: Number of iterations of loops that depend on unknown data.
+      function from the layer's name to it.
+    frequencies: Fraction of the executions in which a `cond` is true, or a list
+      of the fractions of each branch, by the name of the `cond`, see
+      `simulate`.
+    trips: Number of iterations of each `while_loop` whose condition depends on
+      unknown values.
 
   Returns:
-    A function `(*args) -> Program`. `report_on(program, device)` estimates its
-    time on a device.
+    A function `(*args) -> Program`, called with the arguments of `fn`: arrays
+    or `jax.ShapeDtypeStruct`. `report_on(program, device)` estimates the time
+    of the program on a device.
 
   Raises:
-    ValueError: when the returned function is called: a number is out of its
-      range, `fn` cannot be traced, or `sparsity` or `trips` is missing.
+    ValueError: `sparsity` or `trips` is out of its range; or, when the returned
+      function is called, another number is, `fn` cannot be traced, `sparsity`
+      or `trips` is missing, or a name in `frequencies` is unknown.
 
   Example:
     >>> import jax.numpy as jnp
@@ -387,8 +391,8 @@ def while_loop(
   if walker.trips is None:
     where = jaxprs.layer_of(path)[0] or 'the program'
     raise ValueError(
-        f'the length of a while loop in {where} depends on its data; give '
-        'trips, the number of its iterations.'
+        f'the number of iterations of a while loop in {where} depends on '
+        'unknown values; give this number as trips.'
     )
   unknown = [c._replace(known=None) for c in operands[of_body:]]
   tests, _ = walker.walk(
@@ -449,8 +453,8 @@ def _shares(
   shares = tuple(map(float, several))
   if len(shares) != branches or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
     raise ValueError(
-        f'the frequencies of {name} are {given}; give a share for each of its '
-        f'{branches} branches, together 1.'
+        f'the frequencies of {name} are {given}; give a fraction of at least 0 '
+        f'for each of its {branches} branches, with the sum 1.'
     )
   return shares
 

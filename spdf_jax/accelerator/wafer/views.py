@@ -114,8 +114,9 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> pathlib.Path:
   events = list(_events(report))
   if len(events) > _MOST_EVENTS:
     raise ValueError(
-        f'the report has {len(events):,} events and viewers take '
-        f'{_MOST_EVENTS:,}; scan over the layers.'
+        f'the report has {len(events):,} events, but viewers support at most '
+        f'{_MOST_EVENTS:,}; scan over the layers and give masks as shapes, so '
+        'that an operation of all layers is one event.'
     )
   path = pathlib.Path(path)
   files.write_atomically(path, json.dumps({

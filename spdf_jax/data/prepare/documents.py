@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 from pathlib import Path
+import struct
 from typing import Any
 from typing import BinaryIO
 from typing import cast
@@ -25,6 +26,9 @@ _LLM_C = {20240520: '<u2', 20240801: '<u4'}
 _LLM_C_HEADER = 1024  # bytes
 _PIECE = 1 << 20  # Characters or tokens of a part of a long document.
 _LONGEST_LINE = 1 << 26  # Bytes of a line of JSON.
+_LARGEST_BATCH = 1 << 28  # Bytes of the rows of a Parquet file that are held.
+_DICTIONARY_BATCH, _RECORD_BATCH = 2, 3  # Types of messages of Arrow.
+_LARGEST_RATIO = 1000  # Text is compressed to a tenth, and rarely a hundredth.
 _FEW = 1000  # Documents before the share of faults is checked.
 
 COMPRESSIONS = ('.gz', '.zst')
@@ -352,22 +356,22 @@ def _width_of(path: Path, vocab_size: int) -> tuple[np.dtype, int]:
   if (path.stat().st_size - start) % dtype.itemsize:
     raise ValueError(
         f'{path} does not hold whole ids of {dtype.name}; it is truncated or '
-        'of another format.'
+        'of another format, so write it again.'
     )
   pairs = np.frombuffer(first[:len(first) // 4 * 4], '<u2').reshape(-1, 2)
   if width == '<u2' and not start and len(pairs) > 1 and (
       not pairs[:, 1].any() and pairs[:, 0].any()
   ):
     raise ValueError(
-        f'every second uint16 of {path} is 0, so its ids are uint32, and the '
-        f'vocabulary of {vocab_size:,} needs uint16; write them so: '
+        f'every second uint16 of {path} is 0, so its ids are uint32, but those '
+        f'of a vocabulary of {vocab_size:,} are read as uint16; convert them: '
         "numpy.fromfile(path, '<u4').astype('<u2').tofile(path)."
     )
   return dtype, start
 
 
 def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
-  """Reads a column of a Parquet file, 64 rows at a time.
+  """Reads a column of a Parquet file, at most 64 rows at a time.
 
   Args:
     path: The file.
@@ -377,7 +381,8 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
     Pieces and skipped documents.
 
   Raises:
-    ValueError: the file is damaged, or has no such column.
+    ValueError: the file is damaged or has no such column, or the column expands
+      to over a thousand times its size.
   """
   parquet = extras.require('pyarrow.parquet', 'prepare')
   errors = extras.require('pyarrow', 'prepare').ArrowException
@@ -385,7 +390,7 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
   try:
     with parquet.ParquetFile(path) as file:
       check_column(field, file.schema_arrow.names, path)
-      for batch in file.iter_batches(batch_size=64, columns=[field]):
+      for batch in _row_batches(file, field, path):
         for value in batch.column(0):
           where = f'{path} row {number}'
           try:
@@ -402,10 +407,68 @@ def read_parquet(path: Path, field: str) -> Iterator[Piece | Skipped]:
     ) from error
 
 
+def _row_batches(file: Any, field: str, path: Path) -> Iterator[Any]:
+  """Yields batches of rows whose expanded size is bounded."""
+  for index in range(file.num_row_groups):
+    group = file.metadata.row_group(index)
+    columns = [
+        column for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema.split('.')[0] == field
+    ]
+    size = sum(column.total_uncompressed_size for column in columns)
+    stored = sum(column.total_compressed_size for column in columns)
+    if size > max(_LONGEST_LINE, _LARGEST_RATIO * stored):
+      raise ValueError(
+          f'{path} has a column {field!r} that expands from {stored:,} to '
+          f'{size:,} bytes, which text does not; leave the file out.'
+      )
+    # A row may be as large as the column, if it is the same in each.
+    rows = min(64, max(1, _LARGEST_BATCH // max(size, 1)))
+    yield from file.iter_batches(
+        batch_size=rows, row_groups=[index], columns=[field]
+    )
+
+
+def check_arrow(path: Path) -> None:
+  """Raises ValueError for an Arrow stream with compressed buffers.
+
+  `datasets` writes none. They could expand to any size, before a row is read.
+
+  References:
+    `Arrow, Message.fbs
+    <https://github.com/apache/arrow/blob/main/format/Message.fbs>`_
+  """
+  arrow = extras.require('pyarrow', 'prepare')
+  with arrow.memory_map(str(path)) as file:
+    for message in arrow.ipc.MessageReader.open_stream(file):
+      if _is_compressed(message.metadata.to_pybytes()):
+        raise ValueError('its buffers are compressed')
+
+
+def _is_compressed(message: bytes) -> bool:
+  """Returns whether a flatbuffer `Message` has compressed buffers."""
+  number = lambda code, at: struct.unpack_from(code, message, at)[0]
+  follow = lambda at: at + number('<I', at)
+
+  def field(table, index):
+    fields = table - number('<i', table)
+    at = fields + 4 + 2 * index
+    inside = at < fields + number('<H', fields)
+    return table + number('<H', at) if inside and number('<H', at) else None
+
+  root = follow(0)
+  kind = number('<B', field(root, 1))
+  header = follow(field(root, 2))
+  if kind == _DICTIONARY_BATCH:
+    header = follow(field(header, 1))
+  is_batch = kind in (_DICTIONARY_BATCH, _RECORD_BATCH)
+  return is_batch and field(header, 3) is not None
+
+
 def check_column(field: str, names: Iterable[str], path: Path) -> None:
   """Raises ValueError if a column is not among those of a file or dataset."""
   if field not in names:
     raise ValueError(
-        f'{path} has no column {field!r} but {", ".join(names)}; set field to'
-        ' the column with the text.'
+        f'{path} has no column {field!r}; its columns are {", ".join(names)};'
+        ' set field to the one with the text.'
     )

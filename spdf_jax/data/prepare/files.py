@@ -54,40 +54,46 @@ def prepare_files(
 ) -> Corpus:
   """Tokenizes files into a corpus that `open_corpus` opens.
 
-  The split of a document is given by the name of its file or folder within
-  `input`, if that begins with validation, valid, val, dev or test, and
-  otherwise by a hash of its text (or the beginning of a long text). The
-  end-of-text token is appended to every document. Progress is saved every
-  64 MiB of text or 30 seconds; after a kill, the same call continues from there
-  and gives the same files.
+  A text file is one document; in other files a document is a line, a row, or
+  the tokens up to an end of text. The split of a document is given by the name
+  of its file or folder within `input`, if that begins with validation, valid,
+  val, dev or test, and otherwise by a hash of its text (or the beginning of a
+  long text). The end-of-text token is appended to every document. Progress is
+  saved every 64 MiB of text or 30 seconds; after a kill, the same call
+  continues from there and gives the same files.
 
   Args:
-    input: A file or folder, as `list_inputs` and `read_documents` take it; or,
-      to stream it, the URL of a file, or `'hf:PATH[,CONFIG][@REVISION]'`, a
-      dataset of Hugging Face.
+    input: A folder or file of text (`.txt`, `.md`) or JSON lines (`.jsonl`),
+      also with `.gz` or `.zst` appended, `.parquet`, `.arrow`, or token ids of
+      nanoGPT or llm.c (`.bin`); a dataset of `save_to_disk`; or, to stream it,
+      the URL of a file, or `'hf:PATH[,CONFIG][@REVISION]'`, a dataset of the
+      Hugging Face hub.
     tokenizer: `'bytes'`, `'bpe-N'` (N tokens learned on the training
       documents, at most the first 10^8 characters), or a path that
       `open_tokenizer` reads.
-    output: Folder to write; created if missing. If it is within `input`, its
-      files are not read.
+    output: Folder to write, not a URL; created if missing. If it is within
+      `input`, its files are not read.
     field: Name of the field or column with the text.
-    validation: Share of validation documents, if no file is named after that
-      split; at least one document of a small input.
-    test: Share of test documents, in the same way.
+    validation: Share of documents for validation, in [0, 1), where no file is
+      named after that split; of a small input, at least one document.
+    test: Share of documents for testing, in the same way.
     max_faults: Largest share of faulty documents (broken UTF-8, not a JSON
-      object, no text, a line above 64 MiB), which are skipped.
+      object, no text, a line above 64 MiB), in [0, 1); they are skipped.
     workers: Number of processes that tokenize.
-    special_tokens: Whether text that spells a special token is encoded as that
-      token, as by other tokenizers, see `with_special_tokens`.
-    report: Function called with the progress after every batch.
+    special_tokens: Whether text that spells a special token, such as
+      `'<|endoftext|>'`, is encoded as that token, as transformers does, see
+      `with_special_tokens`.
+    report: Function called with the progress after every batch of documents;
+      by default nothing is reported.
 
   Returns:
     The corpus.
 
   Raises:
-    ImportError: a library of the extra `prepare` is missing.
-    ValueError: an argument or the input is not valid, or `output` holds
-      another corpus.
+    ImportError: a library of the extra `prepare` or `data` is missing.
+    OSError: `output` cannot be written.
+    ValueError: an argument or the input is not valid, `output` holds another
+      corpus, or another process writes to it.
 
   Example:
     >>> import tempfile
@@ -117,28 +123,31 @@ def prepare_shard(
   """Tokenizes one of n shards of an input, for `join_shards`.
 
   The files, one after another, are cut into n ranges of about equal size. Cuts
-  are at line breaks in files of JSON lines; other files, and those of a data
-  set that is streamed, stay whole. Every shard has a folder of its own in
-  `output/partial`, so that machines that share the folder prepare shards at the
-  same time; if they do not, copy those folders into one before joining. A
-  tokenizer that is learned is learned by every shard, from the same documents.
-  After a kill, the same call continues.
+  are at line breaks in uncompressed files of JSON lines; other files, and those
+  of a data set that is streamed, stay whole. Every shard has a folder of its
+  own in `output/partial`, so that machines that share `output` can prepare
+  shards at the same time; if they do not share it, copy these folders into one
+  `output/partial` before joining. With a tokenizer `'bpe-N'`, every shard
+  learns it again, from the same documents. After a kill, the same call
+  continues.
 
   Args:
     input: Argument of `prepare_files`, the same for all shards.
     shard: Shard to prepare, `'i/n'` with i from 1 to n.
-    **arguments: Arguments of `prepare_files`, the same for all shards.
+    **arguments: Other arguments of `prepare_files`, the same for all shards.
 
   Returns:
     The shards that are not finished yet; the corpus, if it was joined before.
 
   Raises:
-    ImportError: a library of the extra `prepare` is missing.
+    ImportError: a library of the extra `prepare` or `data` is missing.
+    OSError: `output` cannot be written.
     ValueError: an argument or the input is not valid, another process prepares
       this shard, or `output` holds another corpus or another division.
 
   Example:
     >>> import tempfile
+    >>> from spdf_jax.data import join_shards
     >>> folder = Path(tempfile.mkdtemp())
     >>> _ = (folder / 'a.jsonl').write_text(
     ...     ''.join(f'{{"text": "Text {i}."}}\\n' for i in range(100)))
@@ -146,7 +155,7 @@ def prepare_shard(
     ...     validation=0.1, test=0.1)
     >>> for shard in ('1/2', '2/2'):
     ...   _ = prepare_shard(folder, shard, **settings)
-    >>> shards.join_shards(folder / 'out').train.tokens.size > 0
+    >>> join_shards(folder / 'out').train.tokens.size > 0
     True
   """
   parsed = shards.parse_shard(shard)
@@ -373,8 +382,8 @@ def _already_there(output: Path, made_from: dict[str, Any]) -> Corpus:
   }
   if found != made_from:
     raise ValueError(
-        f'output={str(output)!r} holds a corpus of other'
-        f' {state.differences(found, made_from)}; give another folder, or'
-        ' delete this one.'
+        f'output={str(output)!r} holds a corpus that was prepared differently'
+        f' (other {state.differences(found, made_from)}); give another folder,'
+        ' or delete this one.'
     )
   return corpus

@@ -93,8 +93,8 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
     )
     if not found:
       raise ValueError(
-          f'input={str(path)!r} holds no file with text; use files of'
-          f' {", ".join(sorted(_READERS))}.'
+          f'input={str(path)!r} holds no file with text; give files with one of'
+          f' the suffixes {", ".join(sorted(_READERS))}.'
       )
     return found
   if not path.exists():
@@ -232,7 +232,7 @@ def _arrow_files(folder: Path) -> list[Path]:
     return [folder / Path(f['filename']).name for f in state['_data_files']]
   except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
-        f'{folder} is not a dataset of save_to_disk'
+        f'{folder} is not a dataset that save_to_disk of `datasets` wrote'
         f' ({" ".join(str(error).split())}); save it again.'
     ) from error
 
@@ -243,6 +243,7 @@ def _read_arrow(path: Path, field: str) -> Iterator[Piece | Skipped]:
       extras.one_sentence, f'{path} is not a valid Arrow file', 'save it again.'
   )
   with wrap():
+    documents.check_arrow(path)
     dataset = load(
         'arrow', data_files=[str(path)], split='train', streaming=True
     )

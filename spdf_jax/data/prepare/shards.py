@@ -190,16 +190,18 @@ def join_shards(output: str | os.PathLike[str]) -> Corpus:
 
   The corpus is token for token, and by its fingerprint, the one that
   `prepare_files` writes from the whole input. Until the end, the shards and the
-  corpus exist side by side. After a kill, the same call continues.
+  corpus exist side by side, so that the folder takes twice the space. After a
+  kill, the same call continues. A corpus that was joined before is opened.
 
   Args:
-    output: Folder of the corpus, with all shards in its folder `partial`.
+    output: Folder of the corpus, with all shards in its folder `partial`, as
+      `prepare_shard` writes them.
 
   Returns:
     The corpus.
 
   Raises:
-    ValueError: a shard is missing, not finished, damaged, there twice or of
+    ValueError: a shard is missing, not finished, damaged, duplicated or of
       another input, a split is empty, or too many documents are faulty.
   """
   output = Path(output).expanduser()
@@ -250,8 +252,8 @@ def _read_states(
   for shard, folder in found.items():
     if shard.total != total:
       raise ValueError(
-          f'output={str(output)!r} holds shards of {total} and of'
-          f' {shard.total}; delete those of one division.'
+          f'output={str(output)!r} holds shards of two divisions, into {total}'
+          f' and into {shard.total}; delete those of one division.'
       )
     path = folder / 'state.json'
     mend = f'delete {folder} and prepare shard {shard} again.'
@@ -273,9 +275,9 @@ def _read_states(
     )
     if different:
       raise ValueError(
-          f'shard {shard} in {folder} was made of other {different} than shard'
-          f' {next(iter(states))}; delete one of them and prepare it again with'
-          ' the same arguments.'
+          f'shard {shard} in {folder} was prepared differently than shard'
+          f' {next(iter(states))} (other {different}); delete one of them and'
+          ' prepare it again with the arguments of the other.'
       )
   missing = [
       str(Shard(number, total)) for number in range(1, total + 1)

@@ -97,9 +97,10 @@ class Unfinished:
     made_from = state['made_from']
     if made_from != self._made_from:
       raise ValueError(
-          f'output={str(self._output)!r} holds the beginning of a corpus of'
-          f' other {differences(made_from, self._made_from)}; give another'
-          ' folder, or delete this one.'
+          f'output={str(self._output)!r} holds the beginning of a corpus that'
+          ' was prepared differently (other'
+          f' {differences(made_from, self._made_from)}); give another folder,'
+          ' or delete this one.'
       )
     _logger.info(
         'Resuming in %s after %d documents.', self._output,

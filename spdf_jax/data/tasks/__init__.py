@@ -53,17 +53,20 @@ def load_task(
   Args:
     name: Name of the task. `'python-docstrings'` maps Python signatures to the
       first lines of their docstrings, from the running Python's standard
-      library. Tasks from files are `'e2e'` (text files of the LoRA paper if
-      there are any, or else as `'e2e_csv'`), `'e2e_csv'` (CSV files of the
-      challenge), `'webnlg'`, `'dart'`, `'dart_smoke'` (trained on its dev
-      split, for tests), `'curation'` and `'jsonl'` (custom tasks).
-    input: Folder with the files of the task.
-    seed: Seed of the split of `'curation'`, which is published without one.
+      library. Tasks from files are `'e2e'` (the text files of the LoRA paper,
+      or else the files of `'e2e_csv'`), `'e2e_csv'` (CSV files of the E2E
+      challenge), `'webnlg'`, `'dart'`, `'dart_smoke'` (trained on the dev split
+      of DART, for tests), `'curation'` (Curation Corpus) and `'jsonl'` (custom
+      tasks: `train.jsonl` and others with lines of
+      `{"context": …, "target": …}`).
+    input: Folder with the files of the task; unused by `'python-docstrings'`.
+    seed: Seed that splits `'curation'`, which is published without splits.
 
   Returns:
     The task.
 
   Raises:
+    RuntimeError: `'python-docstrings'`: Python's library has no `.py` files.
     ValueError: `name` is unknown, or `input` is missing or not in the format of
       the task.
 

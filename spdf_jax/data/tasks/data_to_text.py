@@ -145,7 +145,7 @@ def linearize_slots(meaning: str) -> str:
   if not found:
     raise ValueError(
         f'meaning representation {meaning!r} has no slot[value]; use the'
-        ' table of the challenge.'
+        ' tables of the E2E challenge.'
     )
   spaced = lambda value: ' '.join(re.sub('([£-])', r' \1 ', value).split())
   return ' | '.join(
@@ -219,7 +219,9 @@ def _read_webnlg(path: Path) -> Iterator[Input]:
   if path.is_dir():
     paths = sorted(path.rglob('*.xml'))
     if not paths:
-      raise ValueError(f'{path} holds no .xml file; give the challenge data.')
+      raise ValueError(
+          f'{path} holds no .xml file; give the files of WebNLG 2017.'
+      )
     for file in paths:
       yield from _read_xml(file)
   elif path.suffix == '.xml':
@@ -233,7 +235,7 @@ def _read_webnlg(path: Path) -> Iterator[Input]:
       entries = [e for numbered in fields['entries'] for e in numbered.values()]
     except (KeyError, TypeError, AttributeError) as error:
       raise ValueError(
-          f'{path} has no list of entries; use the JSON of the challenge.'
+          f'{path} has no list of entries; use the JSON of WebNLG 2017.'
       ) from error
     for number, entry in enumerate(entries):
       yield _entry(entry, f'entry {number} of {path}')
@@ -256,8 +258,8 @@ def _entry(fields: dict[str, Any], where: str) -> Input:
     return _input(fields['category'], triples, texts)
   except (KeyError, TypeError) as error:
     raise ValueError(
-        f'{where} is not a set of triples with texts ({error}); use the JSON of'
-        ' the challenge.'
+        f'{where} is not a set of triples with texts ({error!r}); use the JSON'
+        ' of WebNLG 2017.'
     ) from error
 
 
@@ -265,7 +267,10 @@ def _read_xml(path: Path) -> Iterator[Input]:
   data = path.read_bytes()
   # Expanding entities can take unbounded memory; UTF-16 has zero bytes.
   if b'<!ENTITY' in data.replace(b'\0', b''):
-    raise ValueError(f'{path} defines entities; use the file as published.')
+    raise ValueError(
+        f'{path} defines entities of XML, which are not read; use the file as'
+        ' published.'
+    )
   try:
     root = ElementTree.fromstring(data)
   except ElementTree.ParseError as error:
@@ -375,7 +380,9 @@ def dart_smoke(directory: str | os.PathLike[str]) -> Task:
 def _read_dart(path: Path) -> Iterator[Input]:
   entries = files.read_json(path)
   if not isinstance(entries, list):
-    raise ValueError(f'{path} is not a list; use the JSON of DART v1.1.1.')
+    raise ValueError(
+        f'{path} is not a JSON list; use the JSON of DART v1.1.1.'
+    )
   for number, entry in enumerate(entries):
     try:
       triples = [
@@ -388,7 +395,7 @@ def _read_dart(path: Path) -> Iterator[Input]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise ValueError(
           f'entry {number} of {path} is not a set of triples with texts'
-          f' ({error}); use the JSON of DART v1.1.1.'
+          f' ({error!r}); use the JSON of DART v1.1.1.'
       ) from error
     yield Input(context, texts)
 

@@ -14,7 +14,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_docstrings() -> Task:
-  """Reads a task from Python's library: signatures to lines of docstrings.
+  """Reads the task of writing the first line of a docstring, given a signature.
 
   Each pair has the signature of a function or method of the running Python's
   standard library, and the first line of its docstring.
@@ -25,6 +25,9 @@ def python_docstrings() -> Task:
 
   Returns:
     The task of about 5,800 pairs, which depend on the version of Python only.
+
+  Raises:
+    RuntimeError: the standard library is not there as `.py` files.
 
   Example:
     >>> task = python_docstrings()
@@ -54,6 +57,9 @@ def docstring_pairs(module: str, text: str) -> list[Pair]:
 
   Returns:
     Pairs of a signature and the first line of its docstring, in source order.
+
+  Raises:
+    SyntaxError: `text` is not Python.
 
   Example:
     >>> docstring_pairs('zoo', '''

@@ -91,13 +91,13 @@ def read_text(path: Path) -> str:
     >>> read_text(path)
     Traceback (most recent call last):
     ...
-    ValueError: latin is not UTF-8 at byte 0; convert it first.
+    ValueError: latin is not UTF-8 at byte 0; convert it to UTF-8.
   """
   try:
     return path.read_bytes().decode('utf-8-sig')
   except UnicodeDecodeError as error:
     raise ValueError(
-        f'{path.name} is not UTF-8 at byte {error.start}; convert it first.'
+        f'{path.name} is not UTF-8 at byte {error.start}; convert it to UTF-8.'
     ) from error
 
 
@@ -168,17 +168,17 @@ def read_table(
     >>> list(read_table(path, ['mr', 'ref']))
     Traceback (most recent call last):
     ...
-    ValueError: a.csv has no column 'ref' but mr, text; use the file of the \
-task as it was published.
+    ValueError: a.csv has no column 'ref'; its columns are mr, text; use the \
+file of the task as it was published.
   """
   csv.field_size_limit(1 << 30)  # Articles can exceed the default limit.
   rows = csv.DictReader(io.StringIO(read_text(path), newline=''))
   for column in columns:
     if column not in (rows.fieldnames or ()):
       raise ValueError(
-          f'{path.name} has no column {column!r} but'
-          f' {", ".join(rows.fieldnames or ["nothing"])}; use the file of the'
-          ' task as it was published.'
+          f'{path.name} has no column {column!r}; its columns are'
+          f' {", ".join(rows.fieldnames or ["none"])}; use the file of the task'
+          ' as it was published.'
       )
   for row in rows:
     yield {column: row[column] or '' for column in columns}
@@ -268,8 +268,9 @@ def _read_lines(path: Path) -> Iterator[Input]:
     strings = isinstance(texts, list) and [context, part, *texts]
     if not strings or not all(map(_is_text, strings)):
       raise ValueError(
-          f'line {number} of {path} is not a context with a target or'
-          ' references, all text; write {"context": …, "target": …}.'
+          f'line {number} of {path} needs text as "context" and "target" (or a'
+          ' list of texts as "references"; "part" is text too, if given); write'
+          ' {"context": …, "target": …}.'
       )
     yield Input(context, tuple(texts), part)
 

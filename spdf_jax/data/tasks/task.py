@@ -93,12 +93,12 @@ class Task:
 
 
 def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
-  """Creates a task whose pairs are all inputs with each of their references.
+  """Creates a task with one pair for each reference of each input.
 
   Args:
     name: Name of the task.
-    inputs: Inputs by split; a missing split is empty. Inputs without a
-      reference are skipped, with a warning.
+    inputs: Inputs by split (`'train'`, `'validation'`, `'test'`); a missing
+      split is empty. Inputs without a reference are skipped, with a warning.
 
   Returns:
     The task.
@@ -128,7 +128,10 @@ def task_of_inputs(name: str, inputs: Mapping[str, Sequence[Input]]) -> Task:
           ' reference.', bare, split, name,
       )
   if not any(splits):
-    raise ValueError(f'task {name!r} holds no input; give its files.')
+    raise ValueError(
+        f'task {name!r} holds no input in any split; give at least one input'
+        ' with a reference.'
+    )
   train, validation, test = (
       tuple(Pair(i.context, text) for i in held for text in i.references)
       for held in splits
@@ -162,7 +165,7 @@ def merge_equal_contexts(inputs: Sequence[Input]) -> tuple[Input, ...]:
 
 
 def format_sizes(task: Task) -> str:
-  """Formats the numbers of references and inputs of each split.
+  """Formats a table of the numbers of references and inputs of each split.
 
   Args:
     task: The task.

@@ -14,11 +14,13 @@ _BETA2 = 1.2**2
 def rouge_l(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Computes the mean `(1 + β²) P R / (R + β² P)` over segments, β = 1.2.
+  """Computes the mean ROUGE-L over segments, as COCO's evaluation does.
 
-  P and R are the length of the longest common subsequence divided by that of
-  the hypothesis and of the reference, each maximized over the references. The
-  package rouge-score computes another metric.
+  The score of a segment, a hypothesis with its references, is
+  `(1 + β²) P R / (R + β² P)` with β = 1.2. P and R are the length of the
+  longest common subsequence divided by that of the hypothesis and of the
+  reference, each maximized over the references. The package rouge-score
+  computes another metric.
 
   Args:
     hypotheses: One generation for each input.
@@ -77,10 +79,11 @@ def cider(
 ) -> float:
   """Computes the mean CIDEr-D over segments, as COCO's evaluation does.
 
-  The score of a segment is 10 times the mean, over n-gram orders and
-  references, of the cosine of TF-IDF vectors, with the hypothesis' entries
-  clipped to the reference's, times `exp(-(l - l')² / (2 σ²))` with σ = 6.
-  Lengths l are counted in bigrams; document frequencies count segments with the
+  The score of a segment, a hypothesis with its references, is 10 times the
+  mean, over n-gram orders 1 to 4 and references, of the cosine of TF-IDF
+  vectors, with the hypothesis' entries clipped to the reference's, times
+  `exp(-(l - l')² / (2 σ²))` with σ = 6. The lengths l and l' of hypothesis and
+  reference are counted in bigrams; document frequencies count segments with the
   n-gram in any reference.
 
   Args:

@@ -53,16 +53,17 @@ def ter_segment_minima(
 ) -> float:
   """Computes the mean over segments of the lowest TER to any reference.
 
-  WebNLG's GenerationEval, and with it Hu et al., report this as TER; it differs
-  from `ter`. Shifts are greedy and may have any length; an empty reference
-  counts as 1.
+  WebNLG's GenerationEval, and with it Hu et al., report this as TER. Unlike
+  `ter`, it averages the rates of segments, a hypothesis with its references
+  each, and is case-sensitive. Shifts are greedy and may have any length; the
+  rate to an empty reference is 1.
 
   Args:
     hypotheses: One tokenized generation for each input.
     references: Tokenized references of each hypothesis.
 
   Returns:
-    The mean; 0 is best.
+    The mean of edits per word of the reference; 0 is best.
 
   Example:
     >>> ter_segment_minima(['b c a d', 'x'], [['a b c d', ''], ['x y']])

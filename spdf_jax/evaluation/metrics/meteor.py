@@ -30,9 +30,12 @@ def why_no_meteor(jar: str | os.PathLike[str] | None) -> str | None:
   jar = Path(jar)
   for path in (jar, jar.parent / 'data' / 'paraphrase-en.gz'):
     if not path.is_file():
-      return f'METEOR needs {path}, which is missing.'
+      return (
+          f'METEOR needs {path}, which is missing; unpack meteor-1.5.tar.gz '
+          'and give the path of its jar.'
+      )
   if shutil.which('java') is None:
-    return 'METEOR needs `java`, which is not on the path.'
+    return 'METEOR needs `java`, which is not on the path; install Java.'
   return None
 
 
@@ -47,13 +50,13 @@ def meteor(
   Args:
     hypotheses: One generation for each input.
     references: One or more references of each hypothesis.
-    jar: Path of `meteor-1.5.jar`.
+    jar: Path of `meteor-1.5.jar`, with `data/paraphrase-en.gz` beside it.
 
   Returns:
     The final score, 0 to 1.
 
   Raises:
-    RuntimeError: the program cannot run or fails.
+    RuntimeError: a file or `java` is missing, or the program fails.
 
   References:
     Denkowski and Lavie 2014, "Meteor Universal".
@@ -62,7 +65,8 @@ def meteor(
     >>> meteor(['a'], [['a']], jar='missing.jar')
     Traceback (most recent call last):
     ...
-    RuntimeError: METEOR needs missing.jar, which is missing.
+    RuntimeError: METEOR needs missing.jar, which is missing; unpack \
+meteor-1.5.tar.gz and give the path of its jar.
   """
   reason = why_no_meteor(jar)
   if reason:
@@ -85,8 +89,8 @@ def meteor(
   last = done.stdout.strip().rpartition('\n')[2]
   if done.returncode or not last.startswith('Final score:'):
     raise RuntimeError(
-        f'METEOR failed with status {done.returncode}: '
-        f'{(done.stderr or done.stdout).strip()[-300:]}'
+        f'METEOR ({jar}) failed with status {done.returncode}; its output ends '
+        f'with: {(done.stderr or done.stdout).strip()[-300:]}'
     )
   return float(last.split()[-1])
 

@@ -21,7 +21,7 @@ _BETA = -math.log(0.5) / math.log(1.5) ** 2
 
 
 def mteval_bleu(hypotheses: Sequence[str], references: Groups) -> float:
-  """Computes BLEU of mteval-v13a: 13a tokens, case-insensitive.
+  """Computes BLEU as mteval-v13a.pl does: its tokenization, case-insensitive.
 
   Args:
     hypotheses: One generation for each input.
@@ -43,10 +43,10 @@ def mteval_bleu(hypotheses: Sequence[str], references: Groups) -> float:
 
 
 def multi_bleu(hypotheses: Sequence[str], references: Groups) -> float:
-  """Computes BLEU of multi-bleu.perl -lc: split at spaces, case-insensitive.
+  """Computes BLEU as multi-bleu.perl -lc: split at spaces, case-insensitive.
 
-  A missing reference counts as one of length 0, like an empty line in the
-  script's files.
+  If hypotheses have different numbers of references, the missing ones count as
+  references of length 0, like empty lines in the script's files.
 
   Args:
     hypotheses: One tokenized generation for each input.
@@ -71,10 +71,10 @@ def multi_bleu(hypotheses: Sequence[str], references: Groups) -> float:
 
 
 def multi_bleu_detok(hypotheses: Sequence[str], references: Groups) -> float:
-  """Computes BLEU of multi-bleu-detok.perl: 13a tokens, case-sensitive.
+  """Computes BLEU as multi-bleu-detok.perl: 13a tokenization, case-sensitive.
 
-  A missing reference counts as one of length 0, like an empty line in the
-  script's files.
+  If hypotheses have different numbers of references, the missing ones count as
+  references of length 0, like empty lines in the script's files.
 
   Args:
     hypotheses: One generation for each input.
@@ -113,9 +113,10 @@ def _bleu(
 def chrf_plus_plus(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Computes corpus chrF++: 6 character and 2 word orders, β = 2.
+  """Computes corpus chrF++, of character 1- to 6-grams and word 1- and 2-grams.
 
-  References without a word are ignored.
+  Recall is weighted twice as much as precision (β = 2). References without a
+  word are ignored.
 
   Args:
     hypotheses: One generation for each input.
@@ -148,9 +149,12 @@ def nist(
 ) -> float:
   """Computes NIST of mteval-v13a.pl: up to 5-grams, case-insensitive.
 
-  `exp(-beta log²(min(1, L / R))) sum_n (information of matches / n-grams)`,
-  where L is the number of words of the hypotheses and R that of all references
-  divided by the mean number of references per hypothesis.
+  `exp(-beta log²(min(1, L / R))) sum_n(information_n / count_n)`, where
+  `information_n` is summed over the n-grams of the hypotheses that match a
+  reference and `count_n` is the number of all n-grams of the hypotheses. L is
+  the number of words of the hypotheses, and R that of all references divided by
+  the mean number of references per hypothesis; beta gives a factor of 1/2 at
+  L / R = 2/3.
 
   Args:
     hypotheses: One generation for each input.
@@ -182,11 +186,11 @@ def nist(
 def nist_python(
     hypotheses: Sequence[str], references: Sequence[Sequence[str]]
 ) -> float:
-  """Computes NIST of the E2E challenge's Python port of mteval (`-p`).
+  """Computes NIST as the E2E challenge's script does with `-p`, in Python.
 
-  It differs from `nist` in two ways: R is the sum over segments of the mean
-  length of the references, and a hypothesis of fewer than n - 1 words adds a
-  negative number of n-grams.
+  This port of mteval differs from `nist` in two ways: R is the sum, over the
+  hypotheses, of the mean length of their references, and a hypothesis of fewer
+  than n - 1 words adds a negative number of n-grams.
 
   Args:
     hypotheses: One generation for each input.

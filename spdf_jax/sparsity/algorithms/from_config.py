@@ -49,14 +49,17 @@ _TIMES = (
 def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
   """Builds the algorithm that a config specifies.
 
-  A spec has the name of an algorithm under `'name'`, one of `ALGORITHMS` or
-  `'package.module:function'` for a custom function that returns an `Algorithm`,
-  and the algorithm's arguments as further entries. Arguments may be JSON:
+  A spec is a mapping with the name of an algorithm under `'name'` and the
+  algorithm's arguments as further entries. The name is `'dense'`, `'static'`,
+  `'gmp'`, `'iterative'`, `'set'` (`sparse_evolution`), `'rigl'`, `'granet'`,
+  `'partition'`, or `'package.module:function'` for a custom function that
+  returns an `Algorithm`. Arguments may be written as in JSON:
 
-  * `sparsity` and `drop_fraction`: a number; `{'schedule': 'cubic', 'initial':
-    0.5, 'final': 0.8, 'steps': 700}` with the name of a schedule of spdf_jax or
-    optax (`'linear_schedule'`) and its arguments; for `by_pattern` a list of
-    `[pattern, sparsity]` pairs, or a mapping, each sparsity one of these;
+  * `sparsity` and `drop_fraction`: a number, or `{'schedule': 'cubic',
+    'initial': 0.5, 'final': 0.8, 'steps': 700}` with the name of a schedule of
+    spdf_jax (`'cubic'`, `'periodic'`, `'cosine'`) or optax
+    (`'linear_schedule'`) and its arguments. With `by_pattern`, `sparsity` is a
+    list of `[pattern, sparsity]` pairs, or a mapping, of these values;
   * `distribution`: `'uniform'`, `'erk'`, `'by_pattern'`, `'model_wide'`, or
     `{'distribution': 'erk', 'power': 0.5}`;
   * `structure`: `'unstructured'`, `'2:4'`, or `{'structure': 'n_of_m', 'n': 2,
@@ -67,18 +70,19 @@ def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
 
   The algorithm `'partition'` has one argument, `groups`: a list of `[pattern,
   spec]` pairs, e.g. `[['*/attn/*', {'name': 'static', 'sparsity': 0.5}], ['*',
-  {'name': 'dense'}]]`. Each spec is one as here, but not a partition, and
-  applies to the leaves whose path matches its pattern and no pattern before it.
+  {'name': 'dense'}]]`. Each spec has the form described here, is not itself a
+  partition, and applies to the leaves whose path matches its pattern and no
+  pattern before it.
 
   Args:
-    spec: The name and the arguments.
+    spec: The name of the algorithm and its arguments.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: a name is unknown, an argument is missing, unexpected or out of
-      its range, or a custom function cannot be imported or does not return an
+    ValueError: a name is unknown; an argument is missing, unexpected or out of
+      its range; or a custom function cannot be imported or does not return an
       `Algorithm`.
 
   Example:
@@ -99,32 +103,33 @@ def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
   made = names.bind(named, make, arguments)()
   if not isinstance(made, Algorithm):
     raise ValueError(
-        f'{named} returned {made!r:.60}; let the function return a '
+        f'{named} returned {made!r:.60}; let the function return an '
         'spdf_jax.Algorithm.'
     )
   return made
 
 
 def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
-  """Resolves the spec of an algorithm in a phase to arguments it takes.
+  """Prepares the spec of an algorithm in a config for `create_algorithm`.
 
-  Arguments that only other algorithms of `ALGORITHMS` take are left out, so
-  that the name alone can be changed, and so are those that are `None`. Times
-  may be `'100 steps'`, or `'75%'` of the phase, rounded down: `update_every`,
-  `update_from`, `update_until`, and those of a schedule, such as its `steps`.
+  Removes arguments that are `None`, and those that only other algorithms of
+  `ALGORITHMS` take, so that a user can change the name alone. Converts times to
+  numbers of steps: `update_every`, `update_from`, `update_until`, and those of
+  a schedule, such as its `steps`, may be `'100 steps'`, or `'75%'` of the
+  training phase, which is rounded down to whole steps but not to 0.
 
   Args:
-    spec: The name and the arguments of the algorithm.
-    steps: Number of steps of the phase; `None` if it is not known yet: times in
-      per cent are then of `update_until`, if it is a number of steps, or else
-      of a million steps.
+    spec: The name of the algorithm and its arguments.
+    steps: Number of steps of the training phase. `None` if it is not known yet:
+      percentages are then of a provisional length, and the result serves to
+      check the spec, not to train.
 
   Returns:
     The spec as `create_algorithm` takes it, with times as numbers of steps.
 
   Raises:
-    ValueError: a name is unknown, no algorithm takes an argument, or a time has
-      another form.
+    ValueError: a name is unknown, an argument is one that no algorithm takes,
+      or a time has another form.
 
   Example:
     >>> times = {'update_every': '5%', 'update_until': '75%'}
@@ -157,13 +162,13 @@ def resolve(spec: Mapping[str, Any], steps: int | None) -> dict[str, Any]:
 
 
 def member_specs(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-  """Returns the specs of all algorithms that a spec specifies.
+  """Returns the specs of the groups of a partition; any other spec alone.
 
   Args:
     spec: A spec, as `create_algorithm` reads it.
 
   Returns:
-    The spec; for a partition, the specs of its groups.
+    A list of specs: those of the groups, in their order, or `[spec]`.
 
   Raises:
     ValueError: the spec has no name, or the groups of a partition are not
@@ -182,14 +187,19 @@ def member_specs(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def initial_masks_of(spec: Mapping[str, Any]) -> list[str]:
-  """Returns how the initial masks of an algorithm's spec are made.
+  """Returns the names of the functions that make the initial masks of a spec.
 
   Args:
     spec: A spec, as `create_algorithm` reads it.
 
   Returns:
-    The names of the functions of `spdf_jax.init`, or the user's own, in the
-    order of the groups; empty for algorithms without `init`, such as `dense`.
+    Names of functions of `spdf_jax.init`, or of the user's own, each one once,
+    in the order of a partition's groups. The list is empty for algorithms
+    without an argument `init`, such as `dense`.
+
+  Raises:
+    ValueError: the name of an algorithm is unknown, or the groups of a
+      partition are not valid.
 
   Example:
     >>> initial_masks_of({'name': 'rigl', 'sparsity': 0.8})
@@ -233,7 +243,7 @@ def _in_steps(name: str, value: Any, steps: int) -> Any:
   if match is None:
     raise ValueError(
         f"{name} is {value!r}; give a number of steps, e.g. '100 steps', or a "
-        "share of the phase, e.g. '75%'."
+        "percentage of the phase, e.g. '75%'."
     )
   number, share = match.groups()
   if number:
@@ -283,8 +293,9 @@ def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
       )
     if spec.get('name') == 'partition':
       raise ValueError(
-          f'group {pattern!r} is a partition; give its groups in the outer '
-          'list instead, before the patterns that also match their leaves.'
+          f'group {pattern!r} is a partition, and partitions cannot be nested; '
+          'give its groups in the outer list instead, before the patterns that '
+          'also match their leaves.'
       )
   return groups
 
@@ -300,7 +311,9 @@ def _sparsity(value: Any) -> Any:
       pairs = [(str(pattern), sparsity) for pattern, sparsity in value]
     except (TypeError, ValueError) as error:
       raise ValueError(
-          f'sparsity is {value!r}; give a list of [pattern, sparsity] pairs.'
+          f'sparsity or drop_fraction is {value!r}; give a number, a mapping '
+          'with a schedule, or, for the sparsity with by_pattern, a list of '
+          '[pattern, sparsity] pairs.'
       ) from error
     return [(pattern, _sparsity(sparsity)) for pattern, sparsity in pairs]
   return value

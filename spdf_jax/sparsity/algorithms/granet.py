@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from spdf_jax.sparsity import algorithm
+from spdf_jax import names
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
@@ -17,7 +17,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
-@algorithm.named
+@names.printed_as_call
 def granet(
     sparsity: PyTree,
     *,
@@ -31,35 +31,38 @@ def granet(
 ) -> Algorithm:
   """Prunes to a scheduled sparsity, then drops and regrows weights: GraNet.
 
-  An update prunes the smallest magnitudes to the scheduled sparsity, per layer
-  or, with `model_wide`, over the model; then every layer drops a fraction of
-  the remaining weights, the smallest, and grows as many by gradient. Regrowth
-  continues after the sparsity has reached its final value, up to
-  `update_until`. `rigl` with a schedule is another interpretation of GraNet, in
-  which pruned weights count as part of the dropped fraction.
+  A mask update prunes the smallest magnitudes to the scheduled sparsity, per
+  layer or, with `model_wide`, over the model. Then every layer drops a fraction
+  of the remaining weights, those of smallest magnitude, and grows as many, by
+  the largest gradients. Regrowth continues after the sparsity has reached its
+  final value, up to `update_until`. `rigl` with a schedule is another
+  interpretation of GraNet, in which the weights that are pruned to raise the
+  sparsity count as part of the dropped fraction.
 
   Args:
-    sparsity: The fraction of zeros: a number, which is reached from 0 by
-      `cubic` at `update_until`, from dense to sparse; a schedule,
-      e.g. `cubic(0.5, 0.8, 700)`; or a tree of those.
-    update_every: Number of steps between mask updates, a list of steps, or a
-      function of the step that is true at updates.
-    update_until: Last step that may be an update; see `gmp`.
-    update_from: First step that may be an update; by default `update_every`, if
-      that is a number.
+    sparsity: The fraction of zeros: a number, which a `cubic` schedule reaches
+      from 0 between step 0 and `update_until`; a schedule, e.g. `cubic(0.5,
+      0.8, 700)`; or a tree of those for the sparsified leaves.
+    update_every: Number of steps between mask updates, a list of their steps,
+      or a function of the step that is true at mask updates.
+    update_until: Last step that may be a mask update; see `gmp`.
+    update_from: First step that may be a mask update; by default
+      `update_every`, if that is a number, and otherwise 0.
     drop_fraction: Fraction of the remaining weights that is dropped and
-      regrown: a number, which decays to zero at `update_until` by a cosine, or
-      a schedule.
+      regrown: a number in (0, 1), which decays to zero at `update_until` by a
+      cosine, or a schedule of the step.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`, or its name.
-    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
-    init: `(key, params, sparsities) -> mask`: the initial mask.
+    structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
+    init: Function that makes the initial mask: `(key, params, sparsities) ->
+      mask`, such as those of `spdf_jax.init`, or its name: `'random'`,
+      `'magnitude'` or `'nonzero'`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: an argument is out of its range.
+    ValueError: an argument is invalid, or no step is a mask update.
 
   References:
     Liu et al., `GraNet <https://arxiv.org/abs/2106.10404>`_, 2021

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
@@ -49,18 +50,18 @@ def rounds_to(
     steps: int | Sequence[int],
     rewind_to: int = 0,
 ) -> tuple[Round, ...]:
-  """Returns a dense round and the pruning rounds that end at a sparsity.
+  """Returns rounds for `iterative`: a dense one, then pruning up to a sparsity.
 
-  Each round prunes `fraction` of the remaining weights; the last prunes the
-  fraction that reaches the target.
+  Each pruning round prunes `fraction` of the remaining weights, except the
+  last, which prunes the fraction that reaches the target.
 
   Args:
     target: The sparsity after the last round, in (0, 1).
     fraction: The fraction of the remaining weights pruned per round, in (0, 1).
     steps: Number of steps of every round, or a list with one number per round,
       the dense one first.
-    rewind_to: The step of the base schedule to which every round but the first
-      rewinds.
+    rewind_to: The step to which every round but the first rewinds the learning
+      rate, see `rewind_schedule`.
 
   Returns:
     The rounds, as few as possible.
@@ -90,9 +91,9 @@ def rounds_to(
   )
   if len(lengths) != len(fractions):
     raise ValueError(
-        f'steps has {len(lengths)} entries, but target={target} takes '
-        f'{number} rounds that prune fraction={fraction} after the dense one; '
-        f'give {len(fractions)} entries or one number.'
+        f'steps has {len(lengths)} entries, but target={target} with '
+        f'fraction={fraction} takes one dense round and {number} that prune; '
+        f'give {len(fractions)} entries, or one number for all rounds.'
     )
   rewinds = [0, *[rewind_to] * number]
   return check_rounds(map(Round, lengths, fractions, rewinds))
@@ -166,32 +167,34 @@ def round_starts(rounds: Sequence[Round]) -> list[int]:
   return list(itertools.accumulate(lengths[:-1], initial=0))
 
 
-@algorithm.named
+@names.printed_as_call
 def iterative(
     rounds: Sequence[Round],
     *,
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
 ) -> Algorithm:
-  """Prunes a fraction of the remaining weights in each round.
+  """Prunes a fraction of the remaining weights, by magnitude, in each round.
 
   A round prunes at its first step. Use `rewind_schedule` with the same rounds
-  for the learning rate, `reset_state` at their starts for the moments, and
-  `rewind_weights` to rewind the weights to early values as well.
+  for the learning rate, `reset_state` at the first steps of rounds for the
+  moments, and `rewind_weights` to rewind the weights to early values as well.
 
   Args:
-    rounds: Fractions and lengths of the rounds; the last round has no end.
-    distribution: `uniform` prunes the fraction of every layer's remaining
-      weights; `model_wide` prunes the fraction of all remaining weights,
-      ranked together; or its name.
-    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
+    rounds: Lengths of the rounds and the fractions that they prune. The mask of
+      the last round is kept after its end.
+    distribution: `uniform` or `'uniform'`, to prune the fraction of every
+      layer's remaining weights, or `model_wide` or `'model_wide'`, to rank the
+      remaining weights of all layers together and prune the fraction of these.
+    structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: there is no round, or one is invalid; the distribution is
-      another one; later, if the structure cannot have the sparsity of a round.
+    ValueError: there is no round, a round is invalid, or the distribution is
+      another one; on `init` of the optimizer, if the structure cannot have the
+      sparsity of a round.
 
   References:
     Renda et al., `Comparing Rewinding and Fine-tuning

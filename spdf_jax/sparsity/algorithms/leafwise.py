@@ -2,6 +2,7 @@
 """Algorithms that drop and grow connections leaf by leaf."""
 
 from collections.abc import Callable
+import numbers
 from typing import Any
 from typing import NamedTuple
 
@@ -328,10 +329,15 @@ def _fractions(
   if callable(drop_fraction):
     if times.endless:
       raise ValueError(
-          'drop_fraction is a schedule and update_until is None; give the step '
-          'of the last update.'
+          'drop_fraction is a schedule and update_until is None; give '
+          'update_until, the last step that may be a mask update.'
       )
     steps = times.steps.tolist()
+  elif not isinstance(drop_fraction, numbers.Real):
+    raise ValueError(
+        f'drop_fraction is {drop_fraction!r:.80}; give a number, or a schedule '
+        'of the step.'
+    )
   fractions = [schedules.value_at(drop_fraction, t) for t in steps]
   return counts.fixed(fractions, 'drop_fraction')
 
@@ -365,9 +371,10 @@ def _check_drops(
   # Python integers, because this also runs under tracing.
   if most and most * int(fractions.max()) < 2**30:
     raise ValueError(
-        f'drop_fraction is at most {fractions.max() / 2**30:.3g} at updates, '
-        f'which drops none of the {most} kept per group; raise it, or use '
-        'larger groups.'
+        f'drop_fraction is at most {fractions.max() / 2**30:.3g} at mask '
+        f'updates, which drops no weight (block, channel) of a layer that '
+        f'keeps {most}, the most of all layers; raise it, or lower the '
+        'sparsity.'
     )
 
 

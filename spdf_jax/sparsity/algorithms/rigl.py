@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """RigL: drop by magnitude and growth by gradient."""
 
+import math
 from typing import Any
 
-from spdf_jax.sparsity import algorithm
-from spdf_jax.sparsity import counts
+from spdf_jax import names
 from spdf_jax.sparsity import schedules
 from spdf_jax.sparsity.algorithm import Algorithm
 from spdf_jax.sparsity.algorithms import leafwise
@@ -17,7 +17,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
-@algorithm.named
+@names.printed_as_call
 def rigl(
     sparsity: PyTree,
     *,
@@ -33,42 +33,47 @@ def rigl(
 ) -> Algorithm:
   r"""Drops small magnitudes and grows large gradients: RigL.
 
-  At an update, a layer with n connections drops the :math:`\lfloor f_t n
-  \rfloor` of smallest magnitude and grows as many of largest :math:`|dL/dw|`
-  among all others, including the dropped ones (see `regrow_dropped`). Grown
-  weights start at zero with zero moments. Only updates need the gradients of
-  pruned weights: `get_dense_grads` returns whether the next step does, and
-  `sparse_matmul` computes them where its `grad_mask` is `True`.
+  At a mask update in step t, a layer with n kept weights drops the
+  :math:`\lfloor f_t n \rfloor` of smallest magnitude, with the drop fraction
+  :math:`f_t`, and grows as many of largest :math:`|dL/dw|` among all others,
+  including the dropped ones (see `regrow_dropped`). Grown weights start at zero
+  with zero moments. Only mask updates need the gradients of pruned weights:
+  `get_dense_grads` returns whether the next step does, and
+  `spdf_jax.accelerator.sparse_matmul` computes them where its `grad_mask` is
+  `True`.
 
-  With a schedule of the sparsity, every update keeps the exact scheduled count
-  :math:`n_t`: where the sparsity rises, :math:`\max(\lfloor f_t n \rfloor,
-  n - n_t)` connections are dropped, and growth stops at :math:`n_t`.
+  With a schedule of the sparsity, every mask update keeps the exact scheduled
+  count :math:`n_t`: :math:`\max(\lfloor f_t n \rfloor, n - n_t)` weights are
+  dropped, and then weights grow until :math:`n_t` are kept.
 
   Args:
     sparsity: The fraction of zeros: a number, a schedule such as `cubic(0.5,
-      0.8, 700)`, or a tree of those.
-    update_every: Number of steps between mask updates, a list of steps, or a
-      function of the step that is true at updates.
-    update_until: Last step that may be an update; in the paper at three
+      0.8, 700)`, or a tree of those for the sparsified leaves.
+    update_every: Number of steps between mask updates, a list of their steps,
+      or a function of the step that is true at mask updates.
+    update_until: Last step that may be a mask update; in the paper at three
       quarters of training. See `gmp` for schedules of the sparsity.
-    update_from: First step that may be an update; by default `update_every`, if
-      that is a number.
-    drop_fraction: :math:`f_t`: a number, which decays to zero at `update_until`
-      by a cosine as in the paper, or a schedule of the step.
+    update_from: First step that may be a mask update; by default
+      `update_every`, if that is a number, and otherwise 0.
+    drop_fraction: The drop fraction :math:`f_t`: a number in (0, 1), which
+      decays to zero at `update_until` by a cosine as in the paper, or a
+      schedule of the step.
     regrow_dropped: Whether a weight just dropped may grow again, as in the
       paper; it then keeps its value.
     skip_gradient_step: Whether a mask update replaces the gradient step, as in
       the paper; by default the step does both.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`, or its name.
-    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
-    init: `(key, params, sparsities) -> mask`: the initial mask.
+    structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
+    init: Function that makes the initial mask: `(key, params, sparsities) ->
+      mask`, such as those of `spdf_jax.init`, or its name: `'random'`,
+      `'magnitude'` or `'nonzero'`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: an argument is out of its range.
+    ValueError: an argument is invalid, or no step is a mask update.
 
   References:
     Evci et al., `RigL <https://arxiv.org/abs/1911.11134>`_, 2020;
@@ -116,5 +121,14 @@ def decayed(
   """
   if callable(drop_fraction):
     return drop_fraction
-  counts.fixed(drop_fraction, 'drop_fraction')
-  return schedules.cosine(drop_fraction, update_until)
+  try:
+    fraction = float(drop_fraction)
+  except (TypeError, ValueError):
+    fraction = math.nan
+  if not 0 < fraction < 1:
+    raise ValueError(
+        f'drop_fraction is {drop_fraction!r}; give a number in (0, 1), or a '
+        'schedule of the step.'
+    )
+  schedules.check_steps('update_until', update_until, 1)
+  return schedules.cosine(fraction, update_until)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from spdf_jax.sparsity import algorithm
+from spdf_jax import names
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import structures
 from spdf_jax.sparsity import topk
@@ -22,7 +22,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
-@algorithm.named
+@names.printed_as_call
 def sparse_evolution(
     sparsity: PyTree,
     *,
@@ -36,35 +36,42 @@ def sparse_evolution(
     structure: Structure | str = 'unstructured',
     init: MaskMaker | str = 'random',
 ) -> Algorithm:
-  """Drops a fraction of the connections and grows as many at random: SET.
+  """Drops a fraction of the kept weights and grows as many at random: SET.
 
-  The step of a mask update also takes a gradient step.
+  A step that updates the mask also updates the weights. Grown weights start at
+  zero with zero moments.
 
   Args:
-    sparsity: The fraction of zeros: a number, a schedule, or a tree of those;
-      where it rises, more connections are dropped than grown.
-    update_every: Number of steps between mask updates, a list of steps, or a
-      function of the step that is true at updates.
-    update_until: Last step that may be an update; `None`: no last one. See
-      `gmp` for schedules of the sparsity.
-    update_from: First step that may be an update; by default `update_every`, if
-      that is a number.
-    drop_fraction: Fraction of the connections that is dropped: a number, or a
-      schedule of the step.
+    sparsity: The fraction of zeros: a number, a schedule, or a tree of those
+      for the sparsified leaves. Where it rises, more weights are dropped than
+      grown.
+    update_every: Number of steps between mask updates, a list of their steps,
+      or a function of the step that is true at mask updates.
+    update_until: Last step that may be a mask update. `None`: mask updates do
+      not end; a schedule of the sparsity or of the drop fraction, and a
+      function as `update_every`, need a last one. See `gmp` for schedules of
+      the sparsity.
+    update_from: First step that may be a mask update; by default
+      `update_every`, if that is a number, and otherwise 0.
+    drop_fraction: Fraction of the kept weights that is dropped: a number in
+      [0, 1], the same at every mask update, or a schedule of the step.
     drop: `'magnitude'` drops the smallest magnitudes; `'signed'`, the rule of
-      the paper, drops this fraction of the positive weights, the smallest, and
-      of the negative weights, the largest.
+      the paper, drops the fraction of the positive weights that are closest to
+      zero, and the same fraction of the negative weights.
     regrow_dropped: Whether a weight just dropped may grow again; it then keeps
       its value.
-    distribution: Distribution of the sparsity over leaves.
-    structure: Structure of the mask, e.g. `block(4, 4)` or `'2:4'`.
-    init: `(key, params, sparsities) -> mask`: the initial mask.
+    distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
+      `by_pattern` or `model_wide`, or its name.
+    structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
+    init: Function that makes the initial mask: `(key, params, sparsities) ->
+      mask`, such as those of `spdf_jax.init`, or its name: `'random'`,
+      `'magnitude'` or `'nonzero'`.
 
   Returns:
     The algorithm.
 
   Raises:
-    ValueError: an argument is out of its range.
+    ValueError: an argument is invalid, or no step is a mask update.
 
   References:
     Mocanu et al., `SET <https://arxiv.org/abs/1707.04780>`_, 2018
@@ -79,8 +86,8 @@ def sparse_evolution(
   structure = structures.structure_of(structure)
   if drop == 'signed' and structure is not structures.UNSTRUCTURED:
     raise ValueError(
-        "drop is 'signed', but blocks and groups of weights have no sign; give "
-        "'magnitude', or no structure."
+        f"drop is 'signed', which works without a structure only, but "
+        f"structure is {structure}; give drop='magnitude', or no structure."
     )
 
   def next_mask(units):

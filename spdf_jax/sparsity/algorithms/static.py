@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from spdf_jax import names
 from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import distributions
 from spdf_jax.sparsity import initial_masks
@@ -17,7 +18,7 @@ from spdf_jax.sparsity.structures import Structure
 PyTree = Any
 
 
-@algorithm.named
+@names.printed_as_call
 def static(
     sparsity: PyTree,
     *,
@@ -32,9 +33,10 @@ def static(
       for the sparsified leaves.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `by_pattern` or `model_wide`, or its name.
-    structure: Structure of the mask, e.g. `n_of_m(2, 4)` or `'2:4'`.
-    init: `(key, params, sparsities) -> mask`: `init.random` or
-      `init.magnitude`.
+    structure: Structure of the mask, e.g. `structures.n_of_m(2, 4)` or `'2:4'`.
+    init: Function that makes the mask: `(key, params, sparsities) -> mask`,
+      such as those of `spdf_jax.init`, or its name: `'random'`, `'magnitude'`
+      or `'nonzero'`.
 
   Returns:
     The algorithm.
@@ -80,9 +82,9 @@ def static(
   )
 
 
-@algorithm.named
+@names.printed_as_call
 def dense() -> Algorithm:
-  """Keeps every weight: `static(0)`, the dense phase of a training plan.
+  """Keeps every weight: `static(0)`, e.g. as the last algorithm of `join`.
 
   Returns:
     The algorithm.

@@ -79,7 +79,7 @@ def keep_random(
   Returns:
     `keep_largest(jax.random.bits(key, shape), kept, among=among)` for
     threefry2x32 keys, the default of JAX; for keys of other implementations the
-    bits are those of the key that `random_bits.key_words` derives.
+    bits are those of the key that `keys.key_words` derives.
 
   Raises:
     ValueError: an argument does not fit the shape.
