@@ -391,6 +391,10 @@ STATIC = [spdf.static(0.5), spdf.dense()]
         'from 0 to 2,147,483,647',
     ),
     (
+        lambda: spdf.sparse_evolution(0.5, update_every=3, drop_fraction='a'),
+        "drop_fraction is 'a'; give a number, or a schedule",
+    ),
+    (
         lambda: spdf.gmp(0.5, update_every=1, update_until=MANY),
         'from 1 to 2,147,483,647',
     ),
@@ -398,6 +402,16 @@ STATIC = [spdf.static(0.5), spdf.dense()]
 def test_arguments_out_of_range_are_refused(make, words):
   with pytest.raises(ValueError, match=words):
     make()
+
+
+@pytest.mark.parametrize('wrap', [
+    lambda tx: spdf.sparsify(tx, STATIC[0], key=0),
+    lambda tx: spdf.reset_state(tx, [1]),
+    lambda tx: spdf.rewind_weights(tx, [1], snapshot_at=0),
+])
+def test_what_is_not_an_optimizer_is_refused(wrap):
+  with pytest.raises(TypeError, match='is 3; give an optimizer'):
+    wrap(3)
 
 
 def test_the_last_step_of_int32_is_a_boundary():

@@ -216,6 +216,7 @@ def test_partitions_join_and_nest():
     (lambda: spdf.join([spdf.static(0.5)] * 2, [0]), 'boundar'),
     (lambda: spdf.join([spdf.static(0.5)] * 3, [3]), 'boundar'),
     (lambda: spdf.partition({}, []), 'algorithms is empty'),
+    (lambda: spdf.join([spdf.dense()] * 2, [3], enter='x'), "enter 'x' is"),
 ])
 def test_members_without_an_order_are_refused(make, message):
   with pytest.raises(ValueError, match=message):

@@ -84,7 +84,7 @@ def test_a_dataset_reaches_for_no_file_outside_of_its_folder(tmp_path):
 
 def test_a_missing_column_is_named(tmp_path):
   make_parquet(tmp_path)
-  with pytest.raises(ValueError, match="no column 'body'; its columns are id, text"):
+  with pytest.raises(ValueError, match="no column 'body'; .* id, text"):
     list(read_documents(tmp_path / 'a.parquet', field='body'))
 
 

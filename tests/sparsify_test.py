@@ -203,7 +203,7 @@ def test_a_layer_without_kept_weights_gets_zeros():
   assert (values[1] == 0).all() and (values[0] != 0).any()
 
 
-@pytest.mark.parametrize('scale', [0, float('nan')])
+@pytest.mark.parametrize('scale', [0, float('nan'), 'a'])
 def test_a_scale_that_is_not_positive_is_refused(scale):
   with pytest.raises(ValueError, match='scale is .* positive'):
     spdf.scaled_normal(scale)

@@ -238,8 +238,8 @@ def init_of(value: Any, name: str = 'init') -> Callable[..., Any]:
   found = names.by_entry(name, value, _INITS, missing=3)
   if not callable(found):
     raise ValueError(
-        f'{name} is {found!r:.80}; give a function (key, params, sparsities) -> '
-        "mask, e.g. spdf_jax.init.magnitude, or its name, 'magnitude'."
+        f'{name} is {found!r:.80}; give a function (key, params, sparsities) '
+        "-> mask, e.g. spdf_jax.init.magnitude, or its name, 'magnitude'."
     )
   return found
 

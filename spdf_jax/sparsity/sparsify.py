@@ -392,8 +392,8 @@ def scaled_normal(
   is_number = isinstance(scale, numbers.Real) and 0 < scale < math.inf
   if not callable(scale) and not is_number:
     raise ValueError(
-        f'scale is {scale!r:.80}; give a positive number, by which the standard '
-        'deviation of the kept weights is multiplied.'
+        f'scale is {scale!r:.80}; give a positive number, by which the '
+        'standard deviation of the kept weights is multiplied.'
     )
 
   def values(key, count, params, mask):
