@@ -49,7 +49,6 @@ from experiments.scores import language_models
 from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
-from spdf_jax import training
 from spdf_jax.data import corpora
 from spdf_jax.data import special_tokens
 from spdf_jax.interop import configs
@@ -206,10 +205,12 @@ def export_model(
     vocab_size: int | None,
 ) -> str:
   """Writes a checkpoint, with its mask and tokenizer; returns a sentence."""
-  checkpoint = training.find_checkpoint(source)
-  meta = workdirs.read_meta(checkpoint)
-  model, params = language_models.read_model(source)
-  mask = language_models.mask_of(checkpoint, params)
+  def read(checkpoint):
+    model, params = language_models.model_at(checkpoint)
+    mask = language_models.mask_of(checkpoint, params)
+    return checkpoint, workdirs.read_meta(checkpoint), model, params, mask
+
+  checkpoint, meta, model, params, mask = workdirs.read_source(source, read)
   tokenizer = language_models.tokenizer_of(checkpoint, model.config.vocab_size)
   with tempfile.TemporaryDirectory() as folder:
     files = []

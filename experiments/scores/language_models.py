@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import logging
 import pathlib
 from typing import Any
@@ -92,7 +93,14 @@ def open_run(source: str, tokenizer: str | None = None) -> LanguageModel:
     ValueError: there is no such checkpoint, or it does not record its model and
       data.
   """
-  checkpoint = training.find_checkpoint(source)
+  return workdir.read_source(
+      source, functools.partial(_open_checkpoint, source, tokenizer)
+  )
+
+
+def _open_checkpoint(
+    source: str, tokenizer: str | None, checkpoint: pathlib.Path
+) -> LanguageModel:
   stored = workdir.read_meta(checkpoint)['config']
   if 'model' not in stored or 'data' not in stored:
     raise ValueError(
@@ -185,10 +193,13 @@ def open_listed(
       config, params, mask = interop.load_hf(directory)
       mask = interop.mask_of_zeros(params) if mask is None else mask
   else:
-    run = open_run(source, tokenizer)
+    def read(checkpoint):
+      run = _open_checkpoint(source, tokenizer, checkpoint)
+      return run, mask_of(checkpoint, run.params)
+
+    run, mask = workdir.read_source(source, read)
     reader = run.tokenizer
     config = dataclasses.replace(run.module.config, scan_layers=False)
-    mask = mask_of(training.find_checkpoint(source), run.params)
     params, mask = (
         None if tree is None
         else interop.unstack_layers(jax.tree.map(np.asarray, tree))
@@ -236,7 +247,13 @@ def read_model(source: str) -> tuple[models.GPT | models.Llama, PyTree]:
   if _is_hf(directory):
     found = interop.load_hf(directory)
     return models.model_of(found.config), found.params
-  checkpoint = training.find_checkpoint(source)
+  return workdir.read_source(source, model_at)
+
+
+def model_at(
+    checkpoint: pathlib.Path,
+) -> tuple[models.GPT | models.Llama, PyTree]:
+  """Reads the model of a checkpoint; raises ValueError as `read_model`."""
   stored = workdir.read_meta(checkpoint)['config']
   if 'model' not in stored:
     raise ValueError(

@@ -389,7 +389,7 @@ def scaled_normal(
     >>> round(float(values['w'].std()), 1)
     0.5
   """
-  is_number = isinstance(scale, numbers.Real) and 0 < scale < math.inf
+  is_number = isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf
   if not callable(scale) and not is_number:
     raise ValueError(
         f'scale is {scale!r:.80}; give a positive number, by which the '

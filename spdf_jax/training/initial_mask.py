@@ -23,7 +23,7 @@ from spdf_jax.sparsity.structures import UNSTRUCTURED
 from spdf_jax.sparsity.trees import path_name
 from spdf_jax.training.checkpoint_files import read_masks
 from spdf_jax.training.plan import Plan
-from spdf_jax.training.workdir import find_checkpoint
+from spdf_jax.training.workdir import read_source
 
 PyTree = Any
 
@@ -87,7 +87,7 @@ def mask_of_run(source: str, params: PyTree) -> PyTree:
     ValueError: there is no such checkpoint, or it has no masks.
   """
   try:
-    found = read_masks(find_checkpoint(source))
+    found = read_source(source, read_masks)
   except ValueError as error:
     raise ValueError(
         f'initial_mask is {source!r}, neither one of {", ".join(SALIENCIES)} '

@@ -216,21 +216,10 @@ class Run:
       ends = self.checkpoints.ends_until(step)
       self.best = self.checkpoints.best_until(step)
     elif self.config.resume:
-      checkpoint = workdirs.find_checkpoint(self.config.resume)
-      ends = workdirs.past_ends(checkpoint)
-      last = self.plan.with_ends(ends).total_steps
-      if int(checkpoint.name) >= last:
-        raise ValueError(
-            f'resume: {checkpoint} is at step {checkpoint.name} of {last}, '
-            'which leaves nothing to train; give an earlier checkpoint.'
-        )
-      logger.info('resuming from %s', checkpoint)
-      state = self.read_checkpoint(checkpoint)
+      state, ends = workdirs.read_source(self.config.resume, self._resume)
     elif self.config.init_from:
-      checkpoint = workdirs.find_checkpoint(self.config.init_from)
-      logger.info('starting from the parameters of %s', checkpoint)
-      state = self.state_from(checkpoint_files.read_params(
-          checkpoint, self.abstract_state.params
+      state = self.state_from(workdirs.read_source(
+          self.config.init_from, self._read_params
       ))
     else:
       state = self.create_state()
@@ -239,6 +228,24 @@ class Run:
     # Written last, so that a run refused above leaves no config in the workdir.
     if processes.is_main_process():
       workdirs.write_workdir_config(self.workdir, self.config)
+
+  def _resume(
+      self, checkpoint: pathlib.Path
+  ) -> tuple[TrainState, Mapping[str, int]]:
+    """Returns the state of a checkpoint, and the ends of its phases."""
+    ends = workdirs.past_ends(checkpoint)
+    last = self.plan.with_ends(ends).total_steps
+    if int(checkpoint.name) >= last:
+      raise ValueError(
+          f'resume: {checkpoint} is at step {checkpoint.name} of {last}, '
+          'which leaves nothing to train; give an earlier checkpoint.'
+      )
+    logger.info('resuming from %s', checkpoint)
+    return self.read_checkpoint(checkpoint), ends
+
+  def _read_params(self, checkpoint: pathlib.Path) -> PyTree:
+    logger.info('starting from the parameters of %s', checkpoint)
+    return checkpoint_files.read_params(checkpoint, self.abstract_state.params)
 
   def close(self) -> None:
     """Completes the saves that have begun, and releases the workdir."""

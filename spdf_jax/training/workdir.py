@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The working directory of a run: its config, checkpoints and free space."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -12,6 +13,7 @@ import pathlib
 import re
 import shutil
 from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -28,6 +30,8 @@ from spdf_jax.training.processes import is_main_process
 PyTree = Any
 
 logger = logging.getLogger('spdf_jax')
+T = TypeVar('T')
+_READINGS = 5  # Of a checkpoint that its run may delete meanwhile.
 
 CONFIG = 'config.json'
 """File of the config in a working directory."""
@@ -116,8 +120,7 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
   if not source:
     return
   try:
-    checkpoint = find_checkpoint(source)
-    meta = read_meta(checkpoint)
+    checkpoint, meta = read_source(source, lambda path: (path, read_meta(path)))
   except ValueError as error:
     raise ValueError(f'{field}: {error}') from error
   if field == 'init_from' and params is not None:
@@ -256,6 +259,38 @@ def find_checkpoint(source: str) -> pathlib.Path:
         f'{list(ends)}; give one of them, or WORKDIR for the latest checkpoint.'
     )
   return directory / str(ends[phase])
+
+
+def read_source(source: str, read: Callable[[pathlib.Path], T]) -> T:
+  """Reads the checkpoint that a source names, while its run may go on.
+
+  A run deletes its earlier checkpoints as it saves new ones. If that happens
+  during `read`, the checkpoint that the source then names is read.
+
+  Args:
+    source: As for `find_checkpoint`.
+    read: Function of the directory of the checkpoint.
+
+  Returns:
+    What `read` returns.
+
+  Raises:
+    ValueError: there is no such checkpoint, or the run deletes them faster than
+      they are read.
+  """
+  workdir, _, _ = split_source(str(source))
+  for _ in range(_READINGS):
+    steps = saved_steps(workdir)
+    try:
+      return read(find_checkpoint(source))
+    except Exception as error:  # A file may be missing from any library's view.
+      if saved_steps(workdir) == steps:
+        raise
+      last = error
+  raise ValueError(
+      f'{source!r} cannot be read, because its run deletes checkpoints faster; '
+      'name the end of a phase, WORKDIR@PHASE, which is kept.'
+  ) from last
 
 
 def split_source(source: str) -> tuple[str, str, str]:

@@ -15,6 +15,7 @@ from spdf_jax import training
 from spdf_jax.files import seal
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training.checkpoints import Checkpoints
+from spdf_jax.training.workdir import read_source
 from spdf_jax.training.workdir import read_workdir_config
 
 
@@ -191,3 +192,32 @@ def test_a_path_in_a_config_of_others_is_not_written_to(workdir, tmp_path):
   assert read_workdir_config(workdir).data.cache_dir != str(theirs)
   theirs.mkdir()
   assert read_workdir_config(workdir).data.cache_dir != str(theirs)
+
+
+@pytest.mark.ci
+def test_a_checkpoint_that_its_run_replaces_is_read_from_the_next(workdir):
+  folder = workdir / 'checkpoints'
+  steps = sorted(int(path.name) for path in folder.iterdir())
+
+  def read(checkpoint, deletions):
+    if deletions:
+      deletions.pop()
+      step = int(checkpoint.name)
+      shutil.copytree(checkpoint, folder / str(step + 1))
+      shutil.rmtree(checkpoint)
+    return checkpoint_files.read_masks(checkpoint), checkpoint.name
+
+  source = str(workdir)
+  for number in (0, 1, 3):
+    step = training.find_checkpoint(source).name
+    masks, found = read_source(source, lambda c, d=[0] * number: read(c, d))
+    assert int(found) == int(step) + number and masks
+  with pytest.raises(ValueError, match='its run deletes checkpoints faster'):
+    read_source(source, lambda c, d=[0] * 9: read(c, d))
+  assert len(list(folder.iterdir())) == len(steps)
+
+  def fail(checkpoint):
+    raise OSError('not its fault')
+
+  with pytest.raises(OSError, match='not its fault'):
+    read_source(source, fail)
