@@ -216,6 +216,40 @@ def check_private(path: str | os.PathLike[str]) -> None:
     )
 
 
+def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
+  """Reads a JSON object from a file.
+
+  Args:
+    path: The file.
+    fix: What to do if it cannot be read, the end of the error message.
+
+  Returns:
+    The object.
+
+  Raises:
+    OSError: the file is missing, or its device fails.
+    ValueError: it is not a regular file, or does not hold a JSON object.
+
+  Example:
+    >>> import tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), 'a.json')
+    >>> _ = path.write_text('[3]')
+    >>> read_object(path, 'write it again.')  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: .../a.json holds no JSON object; write it again.
+  """
+  path = pathlib.Path(path)
+  if path.exists() and not path.is_file():
+    raise ValueError(f'{path} is not a regular file; {fix}')
+  try:
+    found = json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{path} is not JSON ({error}); {fix}') from error
+  if not isinstance(found, dict):
+    raise ValueError(f'{path} holds no JSON object; {fix}')
+  return found
+
+
 def seal(fields: Mapping[str, Any]) -> dict[str, Any]:
   """Adds the digest of the fields, so that `unseal` detects changes.
 

@@ -13,6 +13,7 @@ from tiny_run import assert_same_arrays
 from tiny_run import without_times
 
 from spdf_jax import training
+from spdf_jax.files import unseal
 from spdf_jax.runs import lifecycle
 from spdf_jax.sparsity import get_mask
 from spdf_jax.sparsity import summarize
@@ -185,7 +186,7 @@ def launch(workdir, writers=()):
 
 
 def read_plan(workdir):
-  return json.loads((workdir / 'plan.json').read_text())
+  return unseal(json.loads((workdir / 'plan.json').read_text()), workdir)
 
 
 def test_the_plan_on_disk_follows_as_soon_as_a_phase_has_ended_early(planned):

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from spdf_jax import files
 from spdf_jax.runs.read import PhaseRecord
 from spdf_jax.runs.read import read_run
+from spdf_jax.training import metrics
 
 PHASE = {
     'name': 'sparse',
@@ -35,12 +37,13 @@ PLAN = {
 }
 
 
-def write(workdir, metrics, plan=PLAN):
+def write(workdir, rows, plan=PLAN):
   text = plan if isinstance(plan, str) else json.dumps(plan)
-  (workdir / 'plan.json').write_text(text)
-  if not isinstance(metrics, str):
-    metrics = ''.join(json.dumps(row) + '\n' for row in metrics)
-  (workdir / 'metrics.jsonl').write_text(metrics)
+  (workdir / 'plan.json').write_text(text, errors='surrogateescape')
+  if not isinstance(rows, str):
+    rows = ''.join(json.dumps(row) + '\n' for row in rows)
+  path = workdir / 'metrics.jsonl'
+  path.write_text(rows, errors='surrogateescape')
   return workdir
 
 
@@ -99,18 +102,25 @@ def test_an_unfinished_last_line_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'metrics, message',
+    'rows, message',
     [
         ('{"step": 1}\n{"st\n{"step": 2}\n', 'line 2 is not JSON'),
         ('{"step": 1}\n{"st\n', 'line 2 is not JSON'),
         ('[1]\n', 'line 1 holds .*not a JSON object'),
         ('{"train/loss": 1.0}\n', 'line 1 has no integer "step"'),
         ('', 'holds no rows'),
+        ('[' * 200_000 + '\n', 'line 1 is not JSON'),
+        ('\udcff\n', 'line 1 is not JSON .*utf-8'),
+        ('{"step": 1, "a": ' + '9' * 9999 + '}\n', 'line 1 is not JSON'),
+        ('{"step": true}\n', 'line 1 has no integer "step"'),
+        ('{"step": 1' + '0' * 30 + '}\n', 'line 1 has no integer "step"'),
+        ('{"step": 1, "a/b": "c"}\n', "line 1 has the value 'c' of 'a/b'"),
+        ('{"step": 1, "a/b": [1]}\n', "line 1 has the value .1. of 'a/b'"),
     ],
 )
-def test_broken_metrics_are_refused(tmp_path, metrics, message):
+def test_broken_metrics_are_refused(tmp_path, rows, message):
   with pytest.raises(ValueError, match=message):
-    read_run(write(tmp_path, metrics))
+    read_run(write(tmp_path, rows))
 
 
 @pytest.mark.parametrize(
@@ -120,11 +130,63 @@ def test_broken_metrics_are_refused(tmp_path, metrics, message):
         (PLAN | {'phases': []}, 'is not the plan of a run'),
         ({'name': 'toy'}, "KeyError.'phases'"),
         (PLAN | {'phases': [{'name': 'sparse'}]}, "KeyError.'start'"),
+        (PLAN | {'phases': 3}, 'is not the plan of a run .TypeError'),
+        (PLAN | {'phases': [PHASE | {'steps': 'many'}]}, "steps is 'many'"),
+        (PLAN | {'phases': [PHASE | {'mask_updates': [1]}]}, 'is not the plan'),
+        ('', 'plan.json is not JSON'),
+        ('[]', 'plan.json holds no JSON object'),
+        ('[' * 200_000, 'plan.json is not JSON .*recursion'),
+        ('\udcff', 'plan.json is not JSON .*utf-8'),
     ],
 )
 def test_a_broken_plan_is_refused(tmp_path, plan, message):
   with pytest.raises(ValueError, match=message):
     read_run(write(tmp_path, [{'step': 1}], plan))
+
+
+@pytest.fixture
+def finished(tmp_path):
+  """A workdir as a run leaves it, with digests."""
+  write(tmp_path, [], json.dumps(files.seal(PLAN), indent=2))
+  writer = metrics.MetricWriter(tmp_path / 'metrics.jsonl', 0)
+  for step in (50, 100, 150):
+    writer.write_scalars(step, {'train/loss': 3.0 - step / 100})
+  writer.close()
+  return tmp_path
+
+
+@pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
+def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
+  sound = read_run(finished)
+  assert not caplog.messages
+  path = finished / name
+  data = path.read_bytes()
+  for place in range(0, len(data), 7):
+    flipped = bytearray(data)
+    flipped[place] ^= 1 << place % 8
+    path.write_bytes(flipped)
+    caplog.clear()
+    try:
+      found = read_run(finished)
+    except ValueError:
+      continue
+    assert found == sound or any(name in text for text in caplog.messages)
+
+
+def test_rows_that_are_lost_are_warned_of_when_a_run_resumes(finished, caplog):
+  metrics.MetricWriter(finished / 'metrics.jsonl', 100).close()
+  assert read_run(finished).last_step == 100 and not caplog.messages
+  (finished / 'metrics.jsonl').unlink()
+  metrics.MetricWriter(finished / 'metrics.jsonl', 100).close()
+  assert 'has no rows although training resumes from step 100' in caplog.text
+
+
+@pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
+def test_a_folder_in_the_place_of_a_file_is_missing(finished, name):
+  (finished / name).unlink()
+  (finished / name).mkdir()
+  with pytest.raises(FileNotFoundError, match=f'has no {name}; give the'):
+    read_run(finished)
 
 
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])

@@ -70,7 +70,7 @@ def check_same(path: pathlib.Path, identity: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_atomically(path, json.dumps(identity, indent=2) + '\n')
     return
-  found = json.loads(path.read_text('utf-8'))
+  found = files.read_object(path, 'give another workdir.')
   different = differences(identity, found)
   if different:
     raise ValueError(

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import json
 import logging
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
+
+from spdf_jax import files
 
 logger = logging.getLogger('spdf_jax')
 
@@ -92,7 +93,10 @@ def read_special_tokens(
     >>> read_special_tokens(folder, {}.get, 8, SpecialTokens())
     SpecialTokens(begin=1, adds_begin=False, ends=(2, 3))
   """
-  read = lambda name: _read_object(folder / name)
+  def read(name):
+    path = folder / name
+    return files.read_object(path, 'fetch it again.') if path.exists() else {}
+
   settings = read('tokenizer_config.json')
   named = read('special_tokens_map.json')
   config, generation = read('config.json'), read('generation_config.json')
@@ -126,15 +130,6 @@ def read_special_tokens(
       adds and begin is not None,
       tuple(dict.fromkeys(ends)) or default.ends,
   )
-
-
-def _read_object(path: Path) -> Mapping[str, Any]:
-  if not path.is_file():
-    return {}
-  fields = json.loads(path.read_bytes())
-  if not isinstance(fields, dict):
-    raise ValueError(f'{path.name} is not a JSON object')
-  return fields
 
 
 def _text_of(token: Any) -> str | None:

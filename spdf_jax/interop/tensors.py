@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdf_jax import extras
+from spdf_jax import files
 from spdf_jax import packing
 from spdf_jax.accelerator import lists
 
@@ -334,13 +335,8 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: the file is missing or damaged.
   """
-  if path.exists() and not path.is_file():
-    raise ValueError(
-        f'{path} cannot be read, as it is not a regular file; fetch or export '
-        'it again.'
-    )
   try:
-    found = json.loads(path.read_text('utf-8'))
+    return files.read_object(path, 'fetch or export it again.')
   except FileNotFoundError as error:
     raise ValueError(
         f'{path.parent} has no {path.name}; give the directory of a model that '
@@ -350,13 +346,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     raise ValueError(
         f'{path} cannot be read ({error.strerror}); fetch or export it again.'
     ) from error
-  except (ValueError, RecursionError) as error:
-    raise ValueError(
-        f'{path} is not JSON ({error}); fetch or export it again.'
-    ) from error
-  if not isinstance(found, dict):
-    raise ValueError(f'{path} holds no JSON object; fetch or export it again.')
-  return found
 
 
 def _read_tensor(file: Any, path: pathlib.Path, name: str) -> np.ndarray:

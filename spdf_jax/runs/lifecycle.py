@@ -116,14 +116,16 @@ def begin(
   path = run.workdir / 'plan.json'
   resumed = path.exists()
   if resumed:
-    bigram = json.loads(path.read_text('utf-8')).get('bigram')
+    fix = 'delete it and repeat the command, which writes it again.'
+    bigram = files.read_object(path, fix).get('bigram')
   else:
     bigram = (baseline or bigram_baseline)(run)
 
   def write_plan() -> Mapping[str, Any]:
     plan = plan_costs.describe_plan(run, name) | {'bigram': bigram}
     if processes.is_main_process():
-      files.write_atomically(path, json.dumps(plan, indent=2) + '\n')
+      text = json.dumps(files.seal(plan), indent=2)
+      files.write_atomically(path, text + '\n')
     return plan
 
   for phase in write_plan()['phases']:

@@ -4,15 +4,18 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import json
+import logging
 import os
 import pathlib
 from typing import Any
 from typing import NamedTuple
 
+from spdf_jax import files
 from spdf_jax.costs.plan_costs import Span
 from spdf_jax.runs import markdown
 from spdf_jax.training import metrics
+
+logger = logging.getLogger('spdf_jax')
 
 _IN_PLAN = (
     'name', 'phases', 'model', 'parameters', 'sparsified_parameters', 'bigram',
@@ -189,26 +192,31 @@ def _merge_rows(
 
 def _read_plan(path: pathlib.Path) -> dict[str, Any]:
   """Reads the fields of a `Run` that `plan.json` has."""
+  fix = 'restore it, or train the run anew.'
+  stored = files.read_object(path, fix)
   try:
-    plan = json.loads(path.read_text(encoding='utf-8'))
-    plan = {name: plan[name] for name in _IN_PLAN}
+    files.unseal(stored, path)
+  except ValueError as error:
+    logger.warning('%s', error)
+  try:
+    plan = {name: stored[name] for name in _IN_PLAN}
     plan['phases'] = tuple(map(_phase_record, plan['phases']))
     plan['phases'][0]
-  except json.JSONDecodeError as error:
-    raise ValueError(
-        f'{path} is not JSON ({error}); restore it, or train the run anew.'
-    ) from error
-  except (KeyError, IndexError, TypeError) as error:
+  except (KeyError, IndexError, TypeError, ValueError) as error:
     raise ValueError(
         f'{path} is not the plan of a run ({error!r}): a plan has '
         f'{", ".join(_IN_PLAN)}, and phases with '
-        f'{", ".join(PhaseRecord._fields)}; restore it, or train the run anew.'
+        f'{", ".join(PhaseRecord._fields)}; {fix}'
     ) from error
   return plan
 
 
 def _phase_record(phase: Mapping[str, Any]) -> PhaseRecord:
   fields = {name: phase[name] for name in PhaseRecord._fields}
+  kinds: dict[Any, Any] = {int: int, float: (int, float), str: str}
+  for name, hint in PhaseRecord.__annotations__.items():
+    if not isinstance(fields[name], kinds.get(hint, object)):
+      raise TypeError(f'{name} is {fields[name]!r:.80}')
   return PhaseRecord(**fields | {
       'mask_updates': tuple(
           step for first, last, every in phase['mask_updates']

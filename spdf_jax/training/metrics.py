@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import hashlib
 import json
+import logging
 import math
 import os
 import pathlib
@@ -13,6 +15,12 @@ from typing import Any
 from typing import TextIO
 
 from spdf_jax import files
+
+logger = logging.getLogger('spdf_jax')
+_DIGEST = 'metrics.sha256'
+"""File beside `metrics.jsonl` with its digest, once training has ended."""
+
+_MEND = 'remove that line, or restore the file.'
 
 
 class MetricWriter:
@@ -30,6 +38,7 @@ class MetricWriter:
   def __init__(self, path: str | os.PathLike[str], resume_step: int):
     self._path = pathlib.Path(path)
     _cut_back(self._path, resume_step)
+    self._path.with_name(_DIGEST).unlink(missing_ok=True)
     self._file = _open_to_append(self._path)
 
   def write_scalars(
@@ -47,9 +56,11 @@ class MetricWriter:
     os.fsync(self._file.fileno())
 
   def close(self) -> None:
-    """Flushes and closes the file."""
+    """Flushes and closes the file, and writes its digest beside it."""
     self.flush()
     self._file.close()
+    digest = self._path.with_name(_DIGEST)
+    files.write_atomically(digest, f'{_digest_of(self._path)}\n')
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -68,13 +79,37 @@ def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   """
   rows = []
   for number, row in _numbered_objects(path):
-    if 'step' not in row or not isinstance(row['step'], int):
+    place = f'{path} line {number}'
+    if not _is_step(row.get('step')):
       raise ValueError(
-          f'{path} line {number} has no integer "step": '
-          f'{json.dumps(row)[:80]}; remove that line, or restore the file.'
+          f'{place} has no integer "step": {json.dumps(row)[:80]}; {_MEND}'
       )
+    for name, value in row.items():
+      if '/' in name and not isinstance(value, (int, float, type(None))):
+        raise ValueError(
+            f'{place} has the value {value!r:.80} of {name!r:.80}, which is '
+            f'not a number; {_MEND}'
+        )
     rows.append(row)
+  digest = pathlib.Path(path).with_name(_DIGEST)
+  if digest.is_file() and digest.read_bytes().split() != [
+      _digest_of(path).encode()
+  ]:
+    logger.warning(
+        '%s is not as its run wrote it, by the digest in %s; restore it from '
+        'a copy, or delete the digest if you changed the file.', path, digest
+    )
   return rows
+
+
+def _is_step(value: Any) -> bool:
+  """Returns whether a value is a step, which fits in 64 bits."""
+  is_int = isinstance(value, int) and not isinstance(value, bool)
+  return is_int and 0 <= value < 1 << 63
+
+
+def _digest_of(path: str | os.PathLike[str]) -> str:
+  return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 def last_values(
@@ -110,29 +145,36 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _numbered_objects(
     path: str | os.PathLike[str],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-  lines = pathlib.Path(path).read_text(encoding='utf-8').split('\n')
+  path = pathlib.Path(path)
+  if path.exists() and not path.is_file():
+    raise ValueError(f'{path} is not a regular file; restore it.')
+  lines = path.read_bytes().split(b'\n')
   for number, line in enumerate(lines, start=1):
     if not line.strip():
       continue
     try:
       row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
       if number == len(lines):  # Without a newline, the write was cut off.
         return
       raise ValueError(
-          f'{path} line {number} is not JSON ({error}); remove that line, or '
-          'restore the file.'
+          f'{path} line {number} is not JSON ({error}); {_MEND}'
       ) from error
     if not isinstance(row, dict):
       raise ValueError(
-          f'{path} line {number} holds {line.strip()[:40]}, which is not a '
-          'JSON object; remove that line, or restore the file.'
+          f'{path} line {number} holds {row!r:.40}, which is not a JSON '
+          f'object; {_MEND}'
       )
     yield number, row
 
 
 def _cut_back(path: pathlib.Path, step: int) -> None:
   rows = read_rows(path) if path.exists() else []
+  if step and not rows:
+    logger.warning(
+        '%s has no rows although training resumes from step %d; those up to '
+        'that step are lost, and reports begin after it.', path, step
+    )
   kept = [row for row in rows if row['step'] <= step]
   cut = [row for row in rows if row['step'] > step]
   if cut:

@@ -174,13 +174,8 @@ def read_workdir_config(workdir: str | os.PathLike[str]) -> RunConfig:
     raise FileNotFoundError(
         f'{workdir} has no {CONFIG}; give the workdir of a training run.'
     )
-  try:
-    stored = dict(json.loads(path.read_text('utf-8')))
-  except (ValueError, TypeError, RecursionError) as error:
-    raise ValueError(
-        f'{path} is not the config of a run ({error}); delete it and repeat '
-        'the command of the run, which writes it again.'
-    ) from error
+  fix = 'delete it and repeat the command of the run, which writes it again.'
+  stored = files.read_object(path, fix)
   return identity.read_config(stored, f'config of workdir {str(workdir)!r}')
 
 
@@ -343,13 +338,7 @@ def read_item(checkpoint: pathlib.Path, item: str) -> Any:
     ValueError: it is not what was saved.
   """
   path = checkpoint / item / 'metadata'
-  try:
-    fields = json.loads(path.read_text('utf-8'))
-  except (ValueError, RecursionError) as error:
-    raise ValueError(
-        f'{path} is damaged ({error}); use another checkpoint.'
-    ) from error
-  return unseal(fields, path)
+  return unseal(files.read_object(path, 'use another checkpoint.'), path)
 
 
 def saved_steps(workdir: str | os.PathLike[str]) -> list[int]:

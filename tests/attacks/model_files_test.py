@@ -95,7 +95,7 @@ def test_json_that_python_cannot_parse_is_refused(text, gpt_dir, untraced):
 def test_a_folder_in_the_place_of_a_file_is_refused(gpt_dir):
   (gpt_dir / 'config.json').unlink()
   (gpt_dir / 'config.json').mkdir()
-  refuse(gpt_dir, gpt_dir / 'config.json', 'cannot be read')
+  refuse(gpt_dir, gpt_dir / 'config.json', 'is not a regular file')
 
 
 @pytest.mark.parametrize('name, message', [

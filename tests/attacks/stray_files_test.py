@@ -17,7 +17,7 @@ def test_a_broken_config_is_named(tmp_path, text):
       lambda: workdir.read_workdir_config(tmp_path),
       lambda: workdir.check_workdir(tmp_path, config),
   ):
-    with pytest.raises(ValueError, match='is not the config of') as error:
+    with pytest.raises(ValueError, match='config.json .*; delete it') as error:
       read()
     assert str(path) in str(error.value)
     assert 'delete it and repeat the command' in str(error.value)
