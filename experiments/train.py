@@ -32,6 +32,7 @@ from experiments.launch import dry_run
 from experiments.launch import process_flags
 from spdf_jax import training
 from spdf_jax.runs import lifecycle
+from spdf_jax.runs import style
 from spdf_jax.training import config
 from spdf_jax.training import mesh
 from spdf_jax.training import profiling
@@ -75,6 +76,7 @@ def _describe() -> str:
 
 def _open() -> Callable[[], str | None]:
   """Opens the run; returns the function that trains it."""
+  style.check_backend()
   process_flags.join()
   profiling.parse_window(_PROFILE.value, sys.maxsize)
   chosen = writers.choose_writers(_LOG_TO.value)

@@ -1,11 +1,14 @@
 """How commands end: texts, one sentence for bad input, exit statuses."""
 
+import errno
+import os
 import pickle
 import signal
 
 from absl import app
 import pytest
 from quickstart_runs import ROOT
+from quickstart_runs import start_command
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / 'experiments').is_dir(), reason='needs the checkout'
@@ -13,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 from experiments.launch import console  # noqa: E402
 from spdf_jax import training  # noqa: E402
+from spdf_jax.accelerator import native  # noqa: E402
 
 ARGV = ['command']
 
@@ -58,6 +62,8 @@ def test_texts_before_an_error_are_shown(capsys):
 @pytest.mark.parametrize('error, status', [
     (ValueError('a'), 1), (FileNotFoundError('a'), 1), (ImportError('a'), 1),
     (training.NotFinite('a'), 1), (InterruptedError('a'), 130),
+    (native.Unavailable('a'), 1),
+    (RuntimeError("Unable to initialize backend 'foo': it is not known"), 1),
     (KeyboardInterrupt(), 130),
     (training.Interrupted(signal.SIGTERM, 3), 128 + signal.SIGTERM),
 ])
@@ -85,6 +91,32 @@ def test_the_function_that_a_call_returned_does_the_rest(capsys):
   assert capsys.readouterr().out == 'rest\n'
   stopped = training.Interrupted(signal.SIGINT, 3)
   assert console.run(ARGV, lambda: lambda: fail(stopped)) == 130
+
+
+@pytest.mark.parametrize('error', [
+    OSError(errno.ENOSPC, 'No space left on device'), PermissionError('a'),
+    ValueError('RESOURCE_EXHAUSTED: write: No space left on device'),
+])
+def test_a_disk_that_fails_during_the_rest_is_one_sentence(error, caplog):
+  assert console.run(ARGV, lambda: lambda: fail(error)) == 1
+  assert 'the same command continues' in caplog.messages[0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize('name', ['MPLBACKEND', 'SPDF_NATIVE'])
+def test_the_environment_is_checked_before_training(
+    tmp_path, monkeypatch, name
+):
+  monkeypatch.setenv(name, 'nonsense')
+  child = start_command(
+      'experiments.train', '--config=configs/quickstart.py',
+      f'--workdir={tmp_path / "run"}', data__task='',
+      phases__order=('pretrain',), model__d_model=64,
+  )
+  output, _ = child.communicate(timeout=300)
+  assert child.returncode == 1
+  assert f"environment variable {name} is 'nonsense'" in output
+  assert 'Traceback' not in output and not os.listdir(tmp_path)
 
 
 def test_arguments_that_are_no_flags_are_refused():

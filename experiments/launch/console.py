@@ -4,15 +4,16 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import logging as standard_logging
+import os
 from typing import Any
 
 from absl import app
 from absl import flags
 from absl import logging
-import jax
 
 from experiments.launch import config_file
 from spdf_jax import training
+from spdf_jax.accelerator import native
 from spdf_jax.training import processes
 
 
@@ -43,8 +44,9 @@ def run(
   """Runs the body of a command, prints its texts and returns its exit status.
 
   Bad input is logged as one sentence, with status 1; `--verbosity=1` also logs
-  the traceback. The loss of another process is one sentence too. A run stopped
-  by a signal has the status that shells use, 128 and the signal's number.
+  the traceback. So are a disk that is full, another process that has ended, and
+  a device or kernels that are not available. A run stopped by a signal has the
+  status that shells use, 128 and the signal's number.
 
   Args:
     argv: Name of the program and arguments left after parsing flags; there
@@ -52,7 +54,7 @@ def run(
     call: Body of the command; returns a text, an iterator of texts, an exit
       status or `None`, or a function that returns one of these: the rest of the
       work. Its errors are not caused by bad input, so they keep their
-      tracebacks.
+      tracebacks, but for those of disks.
     *args: Arguments of `call`.
     **kwargs: Further arguments of `call`.
 
@@ -76,7 +78,20 @@ def run(
       logging.error('%s', error)
       logging.debug('This was raised:', exc_info=error)
       return 1
-    return _show(found())
+    try:
+      return _show(found())
+    except (OSError, ValueError) as error:
+      # Orbax and tensorstore raise ValueError for a full disk.
+      if isinstance(error, InterruptedError) or not (
+          isinstance(error, OSError) or 'No space left on device' in str(error)
+      ):
+        raise
+      logging.error(
+          '%.300s; what is saved is whole: free some space or restore the '
+          'disk, and the same command continues from there.', error
+      )
+      logging.debug('This was raised:', exc_info=error)
+      return 1
   except training.Interrupted as interrupted:
     logging.warning('%s', interrupted)
     return 128 + interrupted.signal
@@ -86,7 +101,11 @@ def run(
   except training.NotFinite as error:
     logging.error('%s', error)
     return 1
-  except jax.errors.JaxRuntimeError as error:
+  except RuntimeError as error:
+    is_missing = isinstance(error, native.Unavailable)
+    if is_missing or 'Unable to initialize backend' in str(error):
+      logging.error('%s', error)
+      return 1
     if not processes.is_lost_process(error):
       raise
     logging.error(
@@ -119,6 +138,12 @@ def prepare() -> None:
   ))
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
+    # Orbax logs a failed save many times, before it raises it.
+    standard_logging.getLogger('asyncio').setLevel(standard_logging.CRITICAL)
+    logging.get_absl_handler().addFilter(
+        lambda record: f'{os.sep}orbax{os.sep}' not in record.pathname
+        or record.levelno < standard_logging.ERROR
+    )
     for name in ('jax', 'orbax'):
       standard_logging.getLogger(name).setLevel(standard_logging.WARNING)
   standard_logging.getLogger('spdf_jax').setLevel(standard_logging.INFO)

@@ -2,6 +2,7 @@
 """Style of all plots: figures, axes, colours and labels of lines."""
 
 from collections.abc import Sequence
+import importlib
 import math
 import os
 from typing import Any
@@ -39,6 +40,23 @@ def new_figure(width: float, height: float) -> Any:
   """
   module = extras.require('matplotlib.figure', 'viz')
   return module.Figure(figsize=(width, height), dpi=150, layout='constrained')
+
+
+def check_backend() -> None:
+  """Raises ValueError if `MPLBACKEND` keeps matplotlib from being imported.
+
+  It is raised before training, which ends with figures.
+  """
+  try:
+    importlib.import_module('matplotlib')
+  except ModuleNotFoundError:
+    pass  # Reports are then left out, with a warning.
+  except ValueError as error:
+    raise ValueError(
+        'environment variable MPLBACKEND is '
+        f'{os.environ.get("MPLBACKEND")!r}, which matplotlib does not know '
+        f'({error}); unset it.'
+    ) from error
 
 
 def save(figure: Any, path: str | os.PathLike[str]) -> None:

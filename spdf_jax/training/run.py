@@ -159,6 +159,7 @@ class Run:
         _workdir=None if workdir is None else pathlib.Path(workdir),
     )
     _ = run.batch_at  # Checks that the data suffices for the plan.
+    _ = run.sparse_steps  # Checks the environment of the native kernels.
     if not planning:
       inputs.check_validation(*run.real_data, run.validation_length)
     return run
