@@ -201,7 +201,7 @@ def _stack(matrices: list[ListedMatrix]) -> ListedMatrix:
 
 
 def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
-  """Converts the sparsified matrices of parameters to `ListedMatrix`.
+  """Converts sparsified matrices to lists of their kept weights.
 
   For inference: a `GPT` or `Llama` that is applied to the result multiplies by
   its matrices with `listed_matmul`; set `lowering='native'` in the model's

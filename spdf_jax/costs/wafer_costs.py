@@ -189,9 +189,9 @@ def simulate_run(
   """Estimates the cost of all phases of a run, sparse and dense.
 
   Every step is costed at the sparsity planned for it; steps that need gradients
-  of pruned weights compute them densely, and a mask update takes the hosts
-  another `step_seconds` of the device (an assumption). Batches that do not fit
-  the wafer are split into micro-batches.
+  of pruned weights compute them densely, and a mask update takes another
+  `device.step_seconds`, the time of an optimizer step (an assumption). Batches
+  that do not fit the wafer are split into micro-batches.
 
   Args:
     run: The run. Its data is not read, so it may be created with

@@ -169,7 +169,7 @@ def evaluation_batches(
 
   Raises:
     ValueError: a number is not positive, or the source has no row of this
-      length or an example that is longer.
+      length, or it has an example that is longer.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs

@@ -410,8 +410,8 @@ def library_tokenizer(
           model, model.token_to_id(end), 'tokenizers', special=special
       )
   raise ValueError(
-      f'it has none of the tokens {", ".join(_ENDS)} that could end a'
-      ' document; add one.'
+      f'the tokenizer has none of the tokens {", ".join(_ENDS)} that could end'
+      ' a document; add one.'
   )
 
 

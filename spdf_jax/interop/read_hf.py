@@ -60,8 +60,8 @@ def load_hf(
       `model.compact.safetensors`, `pytorch_model.bin` (which needs torch), or
       shards and their index; in float32, float16 or bfloat16. Masks of other
       programs are read too: `weight_mask` beside `weight` or `weight_orig`, and
-      NaN in place of pruned weights, at least 1 % of a matrix.
-    allow_non_finite: Whether weights may be infinite or NaN.
+      NaN in place of pruned weights, if 1 % of a matrix or more are NaN.
+    allow_non_finite: Whether other weights may be infinite or NaN.
 
   Returns:
     Config, parameters and mask, see `HFModel`. GPT-2 stores the three

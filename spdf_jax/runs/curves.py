@@ -204,8 +204,9 @@ def losses_at_equal(
     second: Another run, evaluated on the same validation text.
 
   Returns:
-    The amount, the validation losses of both runs there, and which run took
-    more in total; None if the evaluated ranges do not overlap.
+    The amount; the validation losses of both runs there; and `longer`, the
+    index, 0 or 1, of the run that spent over 2 % more in total, or `None`. If
+    the evaluated ranges do not overlap, the result is `None`.
 
   Example:
     >>> from spdf_jax.runs.read import PhaseRecord

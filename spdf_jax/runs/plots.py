@@ -199,7 +199,7 @@ def _plot_loss_over(
 
 
 def plot_loss_over_steps(runs: Mapping[str, RunRecord]) -> Any:
-  """Plots training, validation and target loss over steps, a panel per run.
+  """Plots the losses of training, validation and a task, a panel per run.
 
   Dashed vertical lines mark the beginnings of phases, and dotted ones changes
   of the sparsity within a phase, unless there are many.

@@ -83,7 +83,7 @@ def train(
       early and `run.plan` has changed. By default it does nothing.
 
   Returns:
-    The final state, dense.
+    The final state, with arrays of all weights, pruned ones zero.
 
   Raises:
     Interrupted: the process received SIGTERM or SIGINT before the last step; a

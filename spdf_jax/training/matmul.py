@@ -56,16 +56,16 @@ def sparse_steps(
     matmul: `'dense'` always uses XLA's dense products; `'native'` uses the
       native CPU kernels if a mask has zeros and gradients of pruned weights are
       not needed; `'auto'` does so only where the kernels are faster
-      (`CROSSOVERS`); `'wafer'`, the emulated wafer, uses no kernels.
-    model: The model, with the reference lowering.
+      (`CROSSOVERS`); `'wafer'`, which emulates a wafer, uses no kernels.
+    model: The model, whose `with_lowering` returns it with kernels.
     tokens: Batch size times length, the smallest of all batches.
 
   Returns:
     A `SparseSteps`, the argument of `train_step`: the model with native kernels
     and the sparsity above which a step uses it. `None`: no step uses kernels,
-    also because the device is not a single CPU, the model has no `lowering`, or
-    kernels for its dtype are not available; the log has the reason if they
-    cannot be built.
+    also because the device is not a single CPU, the model has no products to
+    replace, or kernels for its dtype are not available; the log has the reason
+    if they cannot be built.
 
   Raises:
     ValueError: `matmul` is unknown.

@@ -63,7 +63,8 @@ def rigl(
     skip_gradient_step: Whether a mask update replaces the gradient step, as in
       the paper; by default the step does both.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `by_pattern` or `model_wide`, or its name.
+      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
+      patterns; or its name.
     structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
     init: Function that makes the initial mask: `(key, params, sparsities) ->
       mask`, such as those of `spdf_jax.init`, or its name: `'random'`,

@@ -61,7 +61,8 @@ def sparse_evolution(
     regrow_dropped: Whether a weight just dropped may grow again; it then keeps
       its value.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `by_pattern` or `model_wide`, or its name.
+      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
+      patterns; or its name.
     structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
     init: Function that makes the initial mask: `(key, params, sparsities) ->
       mask`, such as those of `spdf_jax.init`, or its name: `'random'`,
