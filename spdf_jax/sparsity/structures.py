@@ -287,8 +287,9 @@ def _divide(shape: Shape, axis: str, by: int, name: str) -> int:
   size = shape[_AXES[axis]]
   if size % by:
     raise ValueError(
-        f'{name} needs a multiple of {by} {axis}, but a leaf has {size} {axis}; '
-        f'use a divisor of {size}, or leave the leaf out by the `where` of sparsify.'
+        f'{name} needs a multiple of {by} {axis}, but a leaf has {size} '
+        f'{axis}; use a divisor of {size}, or leave the leaf out by the '
+        '`where` of sparsify.'
     )
   return size // by
 _STRUCTURES = {
