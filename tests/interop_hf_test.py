@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import zipfile
 
 import command
 from hf_models import make_mask
@@ -202,7 +203,27 @@ def test_torchs_own_files_are_read(name, sharded, tmp_path):
 def test_a_torch_file_of_more_than_weights_is_refused(tmp_path):
   make_theirs('gpt2').config.save_pretrained(tmp_path)
   torch.save({'w': pathlib.PurePath}, tmp_path / 'pytorch_model.bin')
-  with pytest.raises(ValueError, match='cannot be read as weights only'):
+  with pytest.raises(ValueError, match='cannot be read by torch.load with we'):
+    interop.load_hf(tmp_path)
+
+
+def test_a_torch_file_that_expands_is_refused_before_it_does(tmp_path):
+  theirs = make_theirs('gpt2')
+  theirs.config.save_pretrained(tmp_path)
+  path, tensors = tmp_path / 'pytorch_model.bin', theirs.state_dict()
+  for name in ('extra', 'transformer.wte.weight'):
+    # One number, which stands for 2^40 of them.
+    expanded = torch.zeros(1).expand(1 << 20, 1 << 20)
+    torch.save({**tensors, name: expanded}, path)
+    with pytest.raises(ValueError, match=f"fewer elements of '{name}' than"):
+      interop.load_hf(tmp_path)
+  torch.save(tensors, path)
+  with zipfile.ZipFile(path) as stored:
+    contents = {name: stored.read(name) for name in stored.namelist()}
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as compressed:
+    for name, content in contents.items():
+      compressed.writestr(name, content)
+  with pytest.raises(ValueError, match='is compressed, as torch.save never'):
     interop.load_hf(tmp_path)
 
 

@@ -15,6 +15,7 @@ import os
 import pathlib
 from typing import Any
 from typing import NamedTuple
+import zipfile
 
 import numpy as np
 
@@ -112,8 +113,8 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
     return _open_shards(path)
   if path.suffix == '.bin':
     return {
-        name: StoredTensor(path, functools.partial(np.asarray, x))
-        for name, x in _read_torch(path).items()
+        name: StoredTensor(path, functools.partial(_widened, x))
+        for name, x in _open_torch(path).items()
     }
   file = open_safetensors(path)
   read = functools.partial(_read_tensor, file, path)
@@ -381,21 +382,41 @@ def _open_shards(index: pathlib.Path) -> dict[str, StoredTensor]:
   return found
 
 
-def _read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _open_torch(path: pathlib.Path) -> dict[str, Any]:
+  """Opens the tensors of a file of `torch.save`, no larger than the file."""
   torch = extras.require('torch', None)
+  is_zip = zipfile.is_zipfile(path)
+  if is_zip:
+    with zipfile.ZipFile(path) as file:
+      if any(x.compress_type != zipfile.ZIP_STORED for x in file.infolist()):
+        raise ValueError(
+            f'{path} is compressed, as torch.save never does; fetch it again.'
+        )
   try:
-    tensors = torch.load(path, map_location='cpu', weights_only=True)
-    # Widened by torch, which cannot convert its bfloat16 to NumPy.
-    return {
-        name: (x.float() if x.is_floating_point() else x).numpy()
-        for name, x in tensors.items()
-    }
+    tensors = torch.load(
+        path, map_location='cpu', weights_only=True, mmap=is_zip
+    )
+    large = [
+        name for name, x in tensors.items()
+        if x.numel() * x.element_size() > x.untyped_storage().nbytes()
+    ]
   except Exception as error:  # Damage, or objects besides tensors.
     raise ValueError(
         f'{path} cannot be read by torch.load with weights_only=True '
         f'({type(error).__name__}); convert it to safetensors with '
         'transformers.'
     ) from error
+  if large:
+    raise ValueError(
+        f'{path} stores fewer elements of {large[0]!r} than the tensor has; '
+        'convert it to safetensors with transformers.'
+    )
+  return tensors
+
+
+def _widened(tensor: Any) -> np.ndarray:
+  # Widened by torch, which cannot convert its bfloat16 to NumPy.
+  return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
 def _values_and_mask(
