@@ -1,6 +1,7 @@
 """Attacks on corpora: unlocked writers, kills, flipped bits, other names."""
 
 import json
+import os
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from spdf_jax.data import prepare_files
 from spdf_jax.data import token_files
 from spdf_jax.data import verify_corpus
 from spdf_jax.data.prepare import files as preparation
+from spdf_jax.data.prepare import inputs
 
 SHARES = dict(validation=0.2, test=0.2)
 
@@ -100,6 +102,37 @@ def test_a_damaged_state_is_refused_with_its_name(lines, killed, change):
   path.write_bytes(change(path.read_bytes()))
   with pytest.raises(ValueError, match=r'state.json is damaged or .* again\.$'):
     prepare(lines, killed)
+
+
+def test_an_input_that_changed_is_not_continued(lines, killed):
+  time = lines.stat().st_mtime_ns
+  sound = lines.read_bytes()
+  flip(lines, len(sound) // 2)
+  os.utime(lines, ns=(time, time))
+  with pytest.raises(ValueError, match='prepared differently .other inputs.'):
+    prepare(lines, killed)
+  lines.write_bytes(sound)
+  os.utime(lines, ns=(time, time + 1))
+  with pytest.raises(ValueError, match='an input was modified since .*delete'):
+    prepare(lines, killed)
+  os.utime(lines, ns=(time, time))
+  assert prepare(lines, killed).train.tokens.size
+
+
+def test_samples_of_large_inputs_are_throughout(tmp_path, monkeypatch):
+  monkeypatch.setattr(inputs, '_SAMPLES', 8)
+  monkeypatch.setattr(inputs, '_SAMPLE', 4)
+  path = tmp_path / 'a.jsonl'
+  path.write_bytes(bytes(203))
+  describe = lambda: inputs.describe_inputs([path], path)
+  sound, seen = describe(), []
+  for place in range(203):
+    flip(path, place)
+    seen.append(describe() != sound)
+    flip(path, place)
+  sampled = [start + i for start in range(0, 200, 25) for i in range(4)]
+  assert [i for i, differs in enumerate(seen) if differs] == sorted(
+      {*sampled, *range(199, 203)})
 
 
 def test_another_tokenizer_does_not_continue_the_tokens(lines, tmp_path):

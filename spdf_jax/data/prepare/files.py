@@ -202,11 +202,14 @@ def _tokenize(
   if (output / 'train.json').exists() and not (output / 'partial').exists():
     return _already_there(output, made_from)
   shards.check_shards(output, shard)
+  modified = inputs.modification_times(files)
   if shard is None:
-    work = Unfinished(output, made_from)
+    work = Unfinished(output, made_from, modified)
     spans = [FilePart(file) for file in files]
   else:
-    work = Unfinished(output, made_from | {'shard': str(shard)}, shard.folder)
+    work = Unfinished(
+        output, made_from | {'shard': str(shard)}, modified, shard.folder
+    )
     work.state['max_faults'] = max_faults
     sizes = [inputs.size_of(file) for file in files]
     spans = shards.spans_of(files, sizes, shard)

@@ -27,7 +27,7 @@ from spdf_jax.data.prepare.documents import Skipped
 from spdf_jax.files import is_url
 
 _HUB = 'hf:'  # Beginning of an input that names a dataset, not a file.
-_PROBE = 1 << 20  # Bytes at both ends of a file that identify it.
+_SAMPLES, _SAMPLE = 256, 1 << 16  # Number and bytes that identify a file.
 
 _BUILDERS = {
     '.jsonl': 'json', '.txt': 'text', '.md': 'text', '.parquet': 'parquet',
@@ -107,15 +107,16 @@ def list_inputs(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def describe_inputs(files: list[Path], root: Path) -> list[list[Any]]:
-  """Identifies inputs by name, size and a hash.
+  """Identifies inputs by name, size and a hash of samples throughout.
 
   Args:
     files: Files of `list_inputs`.
     root: The input that was listed.
 
   Returns:
-    A list [name, bytes, SHA-256 of both ends] for each file. For each split of
-    a stream, the size is 0, and the hash changes with the commit of the hub, or
+    A list [name, bytes, SHA-256] for each file: of its whole content up to 16
+    MiB, else of 256 evenly spaced blocks and the end. For each split of a
+    stream, the size is 0, and the hash changes with the commit of the hub, or
     with what the file system or server says of a file.
   """
   if is_stream(root):
@@ -132,13 +133,28 @@ def describe_inputs(files: list[Path], root: Path) -> list[list[Any]]:
   for file in files:
     sha256 = hashlib.sha256()
     for part in _parts(file):
+      size = part.stat().st_size
+      starts = range(0, size, max(size // _SAMPLES, _SAMPLE))
       with part.open('rb') as opened:
-        sha256.update(opened.read(_PROBE))
-        opened.seek(max(part.stat().st_size - _PROBE, 0))
-        sha256.update(opened.read(_PROBE))
+        for start in [*starts, max(size - _SAMPLE, 0)]:
+          opened.seek(start)
+          sha256.update(opened.read(_SAMPLE))
     name = file.name if file == root else file.relative_to(root).as_posix()
     described.append([name, size_of(file), sha256.hexdigest()])
   return described
+
+
+def modification_times(files: list[Path]) -> list[int]:
+  """Returns the times at which files were modified, in ns; 0 for a stream.
+
+  Args:
+    files: Files of `list_inputs`.
+  """
+  return [
+      0 if is_stream(file)
+      else max((part.stat().st_mtime_ns for part in _parts(file)), default=0)
+      for file in files
+  ]
 
 
 def size_of(file: Path) -> int:

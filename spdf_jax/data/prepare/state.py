@@ -54,6 +54,8 @@ class Unfinished:
   Args:
     output: Folder of the corpus.
     made_from: Description of input and settings, JSON-able.
+    modified: Times at which the inputs were modified, which must be the same
+      when the work goes on; `None`: there are none.
     shard: Name of the shard's folder in `output/partial`; `''`: all of it.
 
   Attributes:
@@ -63,9 +65,11 @@ class Unfinished:
   """
 
   def __init__(
-      self, output: Path, made_from: dict[str, Any], shard: str = ''
+      self, output: Path, made_from: dict[str, Any],
+      modified: list[int] | None = None, shard: str = '',
   ):
     self._output, self._made_from = output, made_from
+    self._modified = modified
     self._folder = output / 'partial' / shard
     self._mend = (
         f'delete {self._folder} and prepare this shard again.' if shard
@@ -92,7 +96,10 @@ class Unfinished:
           s: dict(size=0, crc32=0, documents=0, bytes=0) for s in corpora.SPLITS
       }
       position = dict(file=0, items=0, skipped={}, documents=0, split=None)
-      return dict(made_from=self._made_from, splits=splits, position=position)
+      return dict(
+          made_from=self._made_from, modified=self._modified, splits=splits,
+          position=position,
+      )
     state = read_state(path, self._mend)
     made_from = state['made_from']
     if made_from != self._made_from:
@@ -101,6 +108,11 @@ class Unfinished:
           ' was prepared differently (other'
           f' {differences(made_from, self._made_from)}); give another folder,'
           ' or delete this one.'
+      )
+    if state.get('modified') != self._modified:
+      raise ValueError(
+          f'output={str(self._output)!r} holds the beginning of a corpus, and'
+          f' an input was modified since it was begun; {self._mend}'
       )
     _logger.info(
         'Resuming in %s after %d documents.', self._output,
