@@ -42,6 +42,7 @@ WRITER = 'spdf_jax'
 """Entry of the metadata of a file that `write_tensors` wrote."""
 
 _TORCH = 'pytorch_model.bin'
+_MOST_TENSORS = 100_000  # Models of 10,000 layers have that many.
 _VALUES, _BITS = '.values', '.bits'
 _CODES = {
     'bool': 'BOOL', 'uint8': 'U8', 'float16': 'F16', 'bfloat16': 'BF16',
@@ -117,10 +118,15 @@ def open_tensors(path: pathlib.Path) -> dict[str, StoredTensor]:
         for name, x in _open_torch(path).items()
     }
   file = open_safetensors(path)
+  names = file.keys()
+  if len(names) > _MOST_TENSORS:
+    raise ValueError(
+        f'{path} holds {len(names):,} tensors, and models that can be read '
+        f'have at most {_MOST_TENSORS:,}; fetch or export it again.'
+    )
   read = functools.partial(_read_tensor, file, path)
   return {
-      name: StoredTensor(path, functools.partial(read, name))
-      for name in file.keys()  # noqa: SIM118
+      name: StoredTensor(path, functools.partial(read, name)) for name in names
   }
 
 

@@ -181,3 +181,16 @@ def test_a_mask_of_other_weights_is_refused(gpt_dir):
   np.testing.assert_array_equal(
       loaded.mask['h_0']['mlp']['wi']['kernel'], mask
   )
+
+
+def test_files_of_very_many_tensors_are_refused_by_their_number(gpt_dir):
+  header = {
+      f'x{i}': dict(dtype='F32', shape=[0], data_offsets=[0, 0])
+      for i in range(100_001)
+  }
+  text = json.dumps(header).encode()
+  text += b' ' * (-len(text) % 8)
+  (gpt_dir / 'model.safetensors').write_bytes(
+      len(text).to_bytes(8, 'little') + text
+  )
+  refuse(gpt_dir, gpt_dir / 'model.safetensors', 'holds 100,001 tensors, and')
