@@ -2,17 +2,19 @@ r"""Damages files and inputs at random, and counts what passes unnoticed.
 
   python -m tests.fuzz --minutes=10
 
-Targets: bits of checkpoints and corpora, files of models, configs, and sparse
-products. A case is `same` if the result is that of the sound input, `refused`
-if it ends in an error that names the cause, `accepted` if another input is
-valid too (only models and configs can be), `raw` if it ends in another error,
-and `silent` if the result is wrong. The exit status is 1 if any case is raw or
-silent; the seed and number of a case reproduce it.
+Targets: bits of checkpoints and corpora, files of models, runs and documents,
+configs, and sparse products. A case is `same` if the result is that of the
+sound input, `refused` if it ends in an error that names the cause, `accepted`
+if another input is valid too (only models, configs and documents can be) or a
+warning is logged, `raw` if it ends in another error, and `silent` if the result
+is wrong. The exit status is 1 if any case is raw or silent; the seed and number
+of a case reproduce it.
 """
 
 import collections
 from collections.abc import Callable
 import functools
+import gzip
 import json
 import logging as standard_logging
 import pathlib
@@ -21,12 +23,17 @@ import sys
 import tempfile
 import time
 from typing import Any
+from unittest import mock
 
 from absl import app
 from absl import flags
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow
+import pyarrow.ipc
+import pyarrow.parquet
+import zstandard
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For tiny_run.
 
@@ -37,6 +44,11 @@ from spdf_jax import data
 from spdf_jax import interop
 from spdf_jax import models
 from spdf_jax.accelerator.primitives import sparse_matmul
+from spdf_jax.costs import plan_costs
+from spdf_jax.data.prepare import inputs
+from spdf_jax.files import seal
+from spdf_jax.runs.read import read_run
+from spdf_jax.training import metrics
 from spdf_jax.training import train
 from spdf_jax.training.config import parse
 
@@ -193,6 +205,65 @@ def fuzz_configs(folder: pathlib.Path) -> Target:
   return attack
 
 
+def fuzz_runs(folder: pathlib.Path) -> Target:
+  """Damages the plan or metrics of a finished run, and reads it."""
+  run = make_run().open(folder / 'sound')
+  plan = plan_costs.describe_plan(run, 'sound') | {'bigram': None}
+  (folder / 'sound' / 'plan.json').write_text(json.dumps(seal(plan), indent=2))
+  train(run)
+  sound = read_run(folder / 'sound')
+  names = 'plan.json', 'metrics.jsonl'
+
+  def attack(rng):
+    shutil.rmtree(folder / 'run', ignore_errors=True)
+    shutil.copytree(
+        folder / 'sound', folder / 'run',
+        ignore=shutil.ignore_patterns('checkpoints'),
+    )
+    path = folder / 'run' / rng.choice(names)
+    if rng.random() < 0.5:
+      flip_bit(path, rng)
+    else:
+      lines = path.read_text().split('\n')
+      line = json.dumps({str(any_value(rng)): any_value(rng), 'step': 3})
+      lines[rng.integers(len(lines))] = rng.choice([line, '[' * 10**5, ''])
+      path.write_text('\n'.join(lines))
+    with mock.patch.object(metrics.logger, 'warning') as warned:
+      found = read_run(folder / 'run')
+    if found == sound:
+      return 'same'
+    return 'accepted' if warned.called else 'silent'
+
+  return attack
+
+
+def fuzz_documents(folder: pathlib.Path) -> Target:
+  """Damages files of documents, and reads them."""
+  texts = [f'This is text {i}. ' * i for i in range(50)]
+  lines = ''.join(json.dumps({'text': t}) + '\n' for t in texts).encode()
+  table = pyarrow.table({'text': texts})
+  pyarrow.parquet.write_table(table, folder / 'a.parquet', compression='zstd')
+  with pyarrow.ipc.new_stream(folder / 'a.arrow', table.schema) as writer:
+    writer.write_table(table)
+  (folder / 'a.jsonl').write_bytes(lines)
+  (folder / 'a.jsonl.gz').write_bytes(gzip.compress(lines))
+  (folder / 'a.jsonl.zst').write_bytes(zstandard.compress(lines))
+  names = sorted(p.name for p in folder.iterdir())
+
+  def attack(rng):
+    name = rng.choice(names)
+    content = bytearray((folder / name).read_bytes())
+    for _ in range(rng.integers(1, 9)):
+      content[rng.integers(len(content))] = rng.integers(256)
+    (folder / 'run').mkdir(exist_ok=True)
+    (folder / 'run' / name).write_bytes(content)
+    for _ in inputs.read_documents(folder / 'run' / name):
+      pass
+    return 'accepted'  # Files of other people have no digest.
+
+  return attack
+
+
 def fuzz_kernels(folder: pathlib.Path) -> Target:
   """Compares sparse products of random shapes and masks with NumPy."""
   del folder
@@ -215,7 +286,8 @@ def fuzz_kernels(folder: pathlib.Path) -> Target:
 
 TARGETS = dict(
     checkpoints=fuzz_checkpoints, corpora=fuzz_corpora, models=fuzz_models,
-    configs=fuzz_configs, kernels=fuzz_kernels,
+    configs=fuzz_configs, runs=fuzz_runs, documents=fuzz_documents,
+    kernels=fuzz_kernels,
 )
 
 
