@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import logging as standard_logging
 import os
+import sys
 from typing import Any
 
 from absl import app
@@ -138,7 +139,8 @@ def prepare() -> None:
   ))
   if not flags.FLAGS['verbosity'].present:
     logging.set_verbosity(logging.WARNING)
-    # Orbax logs a failed save many times, before it raises it.
+    # Orbax and tensorstore print a failed save many times, before it is raised.
+    sys.unraisablehook = _print_unraisable
     standard_logging.getLogger('asyncio').setLevel(standard_logging.CRITICAL)
     logging.get_absl_handler().addFilter(
         lambda record: f'{os.sep}orbax{os.sep}' not in record.pathname
@@ -147,3 +149,8 @@ def prepare() -> None:
     for name in ('jax', 'orbax'):
       standard_logging.getLogger(name).setLevel(standard_logging.WARNING)
   standard_logging.getLogger('spdf_jax').setLevel(standard_logging.INFO)
+
+
+def _print_unraisable(unraisable: Any) -> None:
+  if str(unraisable.exc_value) != 'Event loop is closed':
+    sys.__unraisablehook__(unraisable)
