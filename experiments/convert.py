@@ -60,7 +60,7 @@ from spdf_jax.training import early_stop
 from spdf_jax.training import workdir as workdirs
 
 _FROM_HF = flags.DEFINE_string(
-    'from_hf', None, 'Directory of a GPT-2, Cerebras-GPT or Llama to read.'
+    'from_hf', None, 'Directory to read: of a GPT-2, Llama, Mistral or Qwen.'
 )
 _TO = flags.DEFINE_string('to', None, 'Workdir to write the checkpoint to.')
 _SCAN_LAYERS = flags.DEFINE_bool(

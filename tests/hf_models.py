@@ -30,6 +30,8 @@ CONFIGS = {
         rope_low_freq_factor=1.0, rope_high_freq_factor=3.0,
         rope_original_length=4, rope_theta=5e5,
     ),
+    'qwen2': LlamaConfig(23, 1, 4, 16, 24, 8, n_kv_heads=2, qkv_bias=True),
+    'qwen3': LlamaConfig(23, 1, 4, 16, 24, 8, head_dim=6, qk_norm=True),
 }
 GPT, LLAMA = CONFIGS['gpt'], CONFIGS['llama grouped']
 

@@ -425,6 +425,13 @@ def test_a_failed_export_leaves_the_one_before(gpt_dir, monkeypatch):
     ('llama', dict(rope_parameters=dict(partial_rotary_factor=0.5)),
      'factor is 0.5; '),
     ('llama', dict(num_key_value_heads=3), 'n_kv_heads is 3, which does not'),
+    ('llama', dict(model_type='mistral', sliding_window=4),
+     'sliding_window is 4; it must be null or 8, max_position_emb'),
+    ('llama', dict(model_type='qwen2', use_sliding_window=True),
+     'use_sliding_window is True; it must be False'),
+    ('llama', dict(model_type='qwen3', attention_bias=True),
+     'attention_bias is True; it must be False'),
+    ('llama', dict(model_type='qwen2'), "lacks 'model.layers.0.self_attn.k_pr"),
     ('llama', dict(tie_word_embeddings=True),
      'lm_head.weight differs from model.embed'),
     ('gpt', lambda t: t.pop('transformer.wpe.weight'), "lacks 'transformer.w"),
@@ -441,6 +448,13 @@ def test_a_model_that_we_do_not_compute_is_refused(
   else:
     change_config(folder, **changes)
   refuse(message, interop.load_hf, folder)
+
+
+def test_a_mistral_is_a_llama(saved, tmp_path):
+  folder = shutil.copytree(saved / 'llama', tmp_path / 'a')
+  for window in (None, 8, 4096):
+    change_config(folder, model_type='mistral', sliding_window=window)
+    assert interop.load_hf(folder).config == CONFIGS['llama grouped']
 
 
 def test_a_directory_without_a_model_is_refused(gpt_dir, tmp_path):

@@ -66,6 +66,8 @@ MODELS = {
     'gpt': make_gpt(),
     'scanned gpt': make_gpt(scan_layers=True),
     'llama': make_llama(n_kv_heads=2),
+    'qwen2': make_llama(n_kv_heads=2, qkv_bias=True),
+    'qwen3': make_llama(head_dim=6, qk_norm=True, scan_layers=True),
 }
 
 

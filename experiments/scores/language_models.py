@@ -134,7 +134,7 @@ def _task_of(checkpoint: pathlib.Path, config: Any) -> str:
 
 
 def open_hf(directory: str) -> LanguageModel:
-  """Opens a GPT-2, Cerebras-GPT or Llama with the tokenizer of its directory.
+  """Opens a model of transformers with the tokenizer of its directory.
 
   Args:
     directory: Directory that `interop.load_hf` can read, with the files of a

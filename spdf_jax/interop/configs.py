@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import functools
 import reprlib
 from typing import Any
 from typing import TypeVar
@@ -30,6 +31,8 @@ _LLAMA_OPTIONS = {
     'hidden_act': 'silu',
     'mlp_bias': False,
 }
+_QWEN2_OPTIONS = {'hidden_act': 'silu', 'use_sliding_window': False}
+_QWEN3_OPTIONS = _QWEN2_OPTIONS | {'attention_bias': False}
 """Options for which our models support only this value, the default."""
 
 _LLAMA3 = {
@@ -57,8 +60,9 @@ def read_config(fields: Fields) -> GPTConfig | LlamaConfig:
     dropout, whatever the rates in the file are.
 
   Raises:
-    ValueError: the architecture is not GPT-2 or Llama, a field is missing or of
-      another type, or our models do not support an option.
+    ValueError: the architecture is not GPT-2, Llama, Mistral, Qwen2 or Qwen3, a
+      field is missing or of another type, or our models do not support an
+      option.
 
   Example:
     >>> read_config(dict(
@@ -173,8 +177,10 @@ def _read_gpt(fields: Fields) -> GPTConfig:
   )
 
 
-def _read_llama(fields: Fields) -> LlamaConfig:
-  _refuse_other_options(fields, _LLAMA_OPTIONS)
+def _read_llama(
+    fields: Fields, options: Fields = _LLAMA_OPTIONS, **own: Any
+) -> LlamaConfig:
+  _refuse_other_options(fields, options)
   sizes: dict[str, Any] = dict(
       vocab_size=_size(fields, 'vocab_size'),
       n_layers=_size(fields, 'num_hidden_layers'),
@@ -196,7 +202,20 @@ def _read_llama(fields: Fields) -> LlamaConfig:
       norm_eps=_number(fields, 'rms_norm_eps', 1e-6),
       tied=_flag(fields, 'tie_word_embeddings'),
       **_read_rotary(fields),
+      **own,
   )
+
+
+def _read_mistral(fields: Fields) -> LlamaConfig:
+  length = _size(fields, 'max_position_embeddings')
+  window = _size(fields, 'sliding_window', length)
+  if window < length:
+    raise _wrong(
+        'sliding_window', window, f'must be null or {length}, '
+        'max_position_embeddings, as attention here has no window; within '
+        f'{window} tokens it is the same, so lower max_position_embeddings'
+    )
+  return _read_llama(fields, {'hidden_act': 'silu'})
 
 
 def _read_rotary(fields: Fields) -> dict[str, Any]:
@@ -258,9 +277,14 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
   scaling = None if kind == 'none' else dict(rope_type=kind) | {
       theirs: getattr(c, ours) for theirs, ours in _ROTARY[kind].items()
   }
-  return _LLAMA_OPTIONS | dict(
-      model_type='llama',
-      architectures=['LlamaForCausalLM'],
+  kind, options, name = 'llama', _LLAMA_OPTIONS, 'Llama'
+  if c.qk_norm:
+    kind, options, name = 'qwen3', _QWEN3_OPTIONS, 'Qwen3'
+  elif c.qkv_bias:
+    kind, options, name = 'qwen2', _QWEN2_OPTIONS, 'Qwen2'
+  return options | dict(
+      model_type=kind,
+      architectures=[f'{name}ForCausalLM'],
       num_hidden_layers=c.n_layers,
       num_attention_heads=c.n_heads,
       num_key_value_heads=c.kv_heads,
@@ -277,7 +301,15 @@ def _write_llama(c: LlamaConfig) -> dict[str, Any]:
 
 
 _READERS: dict[str, Callable[[Fields], GPTConfig | LlamaConfig]] = {
-    'gpt2': _read_gpt, 'llama': _read_llama,
+    'gpt2': _read_gpt,
+    'llama': _read_llama,
+    'mistral': _read_mistral,
+    'qwen2': functools.partial(
+        _read_llama, options=_QWEN2_OPTIONS, qkv_bias=True
+    ),
+    'qwen3': functools.partial(
+        _read_llama, options=_QWEN3_OPTIONS, qk_norm=True
+    ),
 }
 
 

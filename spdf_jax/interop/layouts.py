@@ -67,6 +67,15 @@ _LLAMA = {
     'model.embed_tokens.weight': 'wte/embedding',
     'model.norm.weight': 'ln_f/scale',
 }
+_LLAMA_BIASES = {
+    'self_attn.q_proj.bias': 'attn/wq/bias',
+    'self_attn.k_proj.bias': 'attn/wk/bias',
+    'self_attn.v_proj.bias': 'attn/wv/bias',
+}
+_LLAMA_NORMS = {
+    'self_attn.q_norm.weight': 'attn/q_norm/scale',
+    'self_attn.k_norm.weight': 'attn/k_norm/scale',
+}
 _LLAMA_LAYER = {
     'input_layernorm.weight': 'ln_1/scale',
     'post_attention_layernorm.weight': 'ln_2/scale',
@@ -101,6 +110,8 @@ def tensors_of(config: GPTConfig | LlamaConfig) -> list[Tensor]:
     once, prefix, layer = _GPT, 'transformer.h', _GPT_LAYER
   else:
     once, prefix, layer = _LLAMA, 'model.layers', _LLAMA_LAYER
+    layer = layer | (_LLAMA_BIASES if config.qkv_bias else {})
+    layer = layer | (_LLAMA_NORMS if config.qk_norm else {})
     if not config.tied:
       once = once | {HEAD: 'head/kernel'}
   transposed = lambda path: (

@@ -53,7 +53,7 @@ class HFModel(NamedTuple):
 def load_hf(
     directory: str | os.PathLike[str], *, allow_non_finite: bool = False
 ) -> HFModel:
-  """Reads a GPT-2, Cerebras-GPT or Llama of transformers or `save_hf`.
+  """Reads a GPT-2, Cerebras-GPT, Llama, Mistral, Qwen2 or Qwen3.
 
   Args:
     directory: Directory with config.json and weights: `model.safetensors`,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal self-attention, with optional grouped queries and cache."""
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -31,7 +32,10 @@ class Attention(nn.Module):
 
   Attributes:
     config: Config of the decoder.
-    use_bias: Whether the four projections have biases.
+    use_bias: Whether the projections to heads have biases.
+    output_bias: Whether the projection of the heads' outputs has a bias.
+    norm: Function from a name to a module that normalizes the queries or keys
+      of a head, before rotation; `None`: they are not normalized.
     rotary: Rotary positions of queries and keys; `None`: no rotation, since
       positions are learned.
     scale: Factor of the scores; `None`: 1 / sqrt(head_size).
@@ -39,6 +43,8 @@ class Attention(nn.Module):
 
   config: DecoderConfig
   use_bias: bool = True
+  output_bias: bool = True
+  norm: Callable[[str], nn.Module] | None = None
   rotary: Rotary | None = None
   scale: float | None = None
 
@@ -55,6 +61,10 @@ class Attention(nn.Module):
     )(x_BxLxD).reshape(*x_BxLxD.shape[:-1], heads, c.head_size)
     q_BxLxHxK = project(c.n_heads, 'wq')
     k_BxLxGxK, v_BxLxGxK = project(c.kv_heads, 'wk'), project(c.kv_heads, 'wv')
+    if self.norm is not None:
+      q_BxLxHxK, k_BxLxGxK = (
+          self.norm('q_norm')(q_BxLxHxK), self.norm('k_norm')(k_BxLxGxK)
+      )
     if self.rotary is not None:
       turns = rotary.frequencies(self.rotary, c.head_size)
       at = positions_BxL
@@ -93,7 +103,7 @@ class Attention(nn.Module):
           **masking,
       )
     return decoder.dense(
-        c, c.d_model, name='wd', use_bias=self.use_bias, residual=True
+        c, c.d_model, name='wd', use_bias=self.output_bias, residual=True
     )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
 
   def _cached(

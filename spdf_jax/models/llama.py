@@ -29,6 +29,10 @@ class LlamaConfig(DecoderConfig):
     head_dim: Size of a head; `None`: d_model / n_heads.
     norm_eps: Term added to the mean square in RMSNorm.
     tied: Whether the head shares the embedding.
+    qkv_bias: Whether the projections to queries, keys and values have biases,
+      as in Qwen2.
+    qk_norm: Whether the queries and keys of every head are normalized by
+      RMSNorm, as in Qwen3.
     rope_theta: Base of the rotary wavelengths. This and the following fields
       are those of `Rotary`.
     rope_scaling: `none`, `linear` or `llama3`.
@@ -39,13 +43,16 @@ class LlamaConfig(DecoderConfig):
 
   Raises:
     ValueError: a size or norm_eps is not positive, n_heads does not divide the
-      width, n_kv_heads does not divide n_heads, or a name is unknown.
+      width, n_kv_heads does not divide n_heads, a name is unknown, or qkv_bias
+      and qk_norm are both true.
   """
 
   n_kv_heads: int | None = None
   head_dim: int | None = None
   norm_eps: float = 1e-5
   tied: bool = False
+  qkv_bias: bool = False
+  qk_norm: bool = False
   rope_theta: float = 10000.0
   rope_scaling: str = 'none'
   rope_factor: float = 1.0
@@ -65,6 +72,11 @@ class LlamaConfig(DecoderConfig):
       raise ValueError(
           f'n_kv_heads is {self.kv_heads}, which does not divide n_heads '
           f'{self.n_heads}; choose a divisor.'
+      )
+    if self.qkv_bias and self.qk_norm:
+      raise ValueError(
+          'qkv_bias and qk_norm are both True, but no model in transformers '
+          'has both; set one of them to False.'
       )
     rotary.frequencies(self.rotary, self.head_size)
 
@@ -121,7 +133,11 @@ class Block(nn.Module):
       self, x_BxLxD: jax.Array, positions_BxL: jax.Array | None
   ) -> tuple[jax.Array, None]:
     c = self.config
-    attention = Attention(c, use_bias=False, rotary=c.rotary, name='attn')
+    attention = Attention(
+        c, use_bias=c.qkv_bias, output_bias=False,
+        norm=functools.partial(_norm, c) if c.qk_norm else None,
+        rotary=c.rotary, name='attn',
+    )
     y_BxLxD = attention(_norm(c, 'ln_1')(x_BxLxD), positions_BxL)
     x_BxLxD += decoder.drop(self, y_BxLxD)
     y_BxLxD = GatedMLP(c, name='mlp')(_norm(c, 'ln_2')(x_BxLxD))
@@ -130,12 +146,13 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-  """A decoder with rotary positions, RMSNorm, SwiGLU and no biases.
+  """A decoder with rotary positions, RMSNorm and SwiGLU: Llama, Mistral, Qwen.
 
   It is called like `GPT`.
 
   References:
-    Touvron et al., `Llama 2 <https://arxiv.org/abs/2307.09288>`_, 2023
+    Touvron et al., `Llama 2 <https://arxiv.org/abs/2307.09288>`_, 2023;
+    Yang et al., `Qwen3 <https://arxiv.org/abs/2505.09388>`_, 2025
 
   Example:
     >>> model = Llama(LlamaConfig(64, 2, 4, 16, 40, 32, n_kv_heads=2))
