@@ -80,6 +80,7 @@ def make_run(
   (workdir / 'plan.json').write_text(json.dumps(dict(
       name=workdir.name, phases=records, model={}, parameters=0,
       sparsified_parameters=0, bigram=None, compute='', totals=[],
+      data=dict(corpus='pile', tokenizer='bytes', task=task),
   )))
   row = {'step': start if done is None else done, 'train/loss': 1.0}
   (workdir / 'metrics.jsonl').write_text(json.dumps(row) + '\n')

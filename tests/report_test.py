@@ -50,7 +50,12 @@ def evaluation(step, validation, target, **values):
   }
 
 
-def make_run(workdir, phases, rows, bigram=None, generations=(), totals=()):
+DATA = {'corpus': 'text', 'tokenizer': 'bytes', 'task': ''}
+
+
+def make_run(
+    workdir, phases, rows, bigram=None, generations=(), totals=(), data=DATA
+):
   workdir.mkdir()
   plan = {
       'name': workdir.name,
@@ -61,6 +66,7 @@ def make_run(workdir, phases, rows, bigram=None, generations=(), totals=()):
       'bigram': bigram,
       'totals': totals,
       'compute': 'Computed by hand.',
+      'data': data,
   }
   (workdir / 'plan.json').write_text(json.dumps(plan))
   text = ''.join(json.dumps(row) + '\n' for row in rows)
@@ -211,8 +217,37 @@ def test_curves_that_do_not_overlap_are_not_compared(tmp_path, runs):
   text = write_report(
       tmp_path / 'report', {'dense': runs['dense'], 'short': short}
   ).read_text()
-  assert 'dense and short are not compared after equal FLOPs' in text
+  assert (
+      'dense and short are not compared after equal tokens, FLOPs, as all '
+      'evaluations of one come before those of the other; a lower eval'
+  ) in text
   assert 'After equal FLOPs' not in text
+
+
+def test_losses_of_other_tokens_are_not_compared(tmp_path, runs):
+  other = make_run(
+      tmp_path / 'other', [phase('pre', 0, 100, 0.0)],
+      [evaluation(50, 9.0, 9.0), evaluation(100, 2.0, 2.0)],
+      bigram={'validation/perplexity': 10.0},
+      data={'corpus': 'text', 'tokenizer': 'bpe-300', 'task': 'e2e'},
+  )
+  tuned = make_run(
+      tmp_path / 'tuned', [phase('pre', 0, 100, 0.0)],
+      [evaluation(100, 8.0, 2.0)], data=DATA | {'task': 'dart'},
+  )
+  found = {'dense': runs['dense'], 'other': other, 'tuned': tuned}
+  text = write_report(tmp_path / 'report', found).read_text()
+  assert (
+      "The losses of dense and other are not compared, as they are of other "
+      "tokens: corpus 'text' in tokens of 'bytes', and corpus 'text' in tokens "
+      "of 'bpe-300'."
+  ) in text
+  assert not [
+      line for line in text.splitlines()
+      if 'After equal' in line and 'of other' in line
+  ]
+  assert '| bigram baseline of other |' in text
+  assert 'The tasks differ (other: e2e, tuned: dart), so target perpl' in text
 
 
 def test_statements_are_computed_from_the_runs(tmp_path, runs):
@@ -241,7 +276,8 @@ def test_statements_are_computed_from_the_runs(tmp_path, runs):
       'matrices. Zeros over all parameters: 41.2% after sparse. Computed',
       '* Against dense training for the steps of sparse alone, pre-training of '
       'sparse\\|75 is planned at 0.625 of the FLOPs, 0.725 if the lookup of '
-      'inputs is counted as a product; effective sparsity 30%.',
+      'inputs is counted as a product; it saves 30% of the FLOPs of the '
+      'sparsified matrices, its effective sparsity.',
       'Computed by hand.',
   ):
     assert statement in text

@@ -34,6 +34,7 @@ PLAN = {
     'bigram': {'validation/perplexity': 40.0},
     'compute': 'dense products',
     'totals': [],
+    'data': {'corpus': 'text', 'tokenizer': 'bytes', 'task': ''},
 }
 
 

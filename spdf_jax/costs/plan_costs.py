@@ -118,6 +118,10 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
       'phases': phases,
       'totals': totals_of(phases),
       'compute': _describe_compute(run, phases),
+      'data': {
+          name: getattr(run.config.data, name)
+          for name in ('corpus', 'tokenizer', 'task')
+      },
   }
 
 

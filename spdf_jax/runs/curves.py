@@ -163,7 +163,9 @@ def pretraining_curve(
   end = max((p.end for p in read.pretraining_phases(run)), default=0)
   points = [(s, v) for s, v in zip(*run.series(key)) if 0 < s <= end]
   amounts = np.array([spent(run, step) for step, _ in points], np.float64)
-  return amounts, np.array([value for _, value in points], np.float64)
+  known = np.isfinite(amounts)  # Seconds may not be logged.
+  losses = np.array([value for _, value in points], np.float64)
+  return amounts[known], losses[known]
 
 
 _EQUAL = 1.02  # Largest ratio of amounts that count as equal.

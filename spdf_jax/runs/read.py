@@ -114,6 +114,7 @@ class RunRecord:
     bigram: Values of the bigram baseline by name, or None without one.
     compute: A sentence on the kernels of the products.
     totals: Planned totals against dense training, see `costs.plan_costs`.
+    data: The `corpus`, `tokenizer` and `task` of the config.
 
   Example:
     >>> phase = PhaseRecord('dense', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
@@ -137,6 +138,7 @@ class RunRecord:
   bigram: Mapping[str, float] | None = None
   compute: str = ''
   totals: Sequence[Mapping[str, Any]] = ()
+  data: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def is_sparse(self) -> bool:
@@ -200,6 +202,7 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any]:
     logger.warning('%s', error)
   try:
     plan = {name: stored[name] for name in _IN_PLAN}
+    plan['data'] = stored.get('data', {})
     plan['phases'] = tuple(map(_phase_record, plan['phases']))
     plan['phases'][0]
   except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -28,11 +28,14 @@ _MASK_HEADER = (
 )
 _CELL_WIDTH = 80  # Characters of a generation, its context and reference.
 _COLUMNS = (
-    'Perplexities and chrF are those at the end of each phase. FLOPs are '
-    'counted by the formula of the papers, without those of pruned weights; '
-    'FLOPs against dense are those up to the end of the row, divided by those '
-    'of the same steps trained dense. Seconds are those of training, without '
-    'evaluations and without the first step of each phase, which compiles.'
+    'Perplexities and chrF are those at the end of each phase, on the few '
+    'batches and generations of the config (evaluation); experiments.evaluate '
+    'scores all. Target perplexity is that of the answers of the task. FLOPs '
+    'are counted by the formula of the papers, without those of pruned '
+    'weights; FLOPs against dense are those up to the end of the row, divided '
+    'by those of the same steps trained dense. Seconds are those of training, '
+    'without evaluations and without the first step of each phase, which '
+    'compiles.'
 )
 _CURVES = (
     'Validation loss over the training FLOPs of pre-training. Learning rates '
@@ -234,14 +237,17 @@ def runs_table(runs: Mapping[str, RunRecord]) -> str:
     | toy | p | 4 | 64 | 75% | 9.00 | – | – | 0.500 | – |
   """
   rows = [row for label, run in runs.items() for row in _run_rows(label, run)]
-  baselines = {
-      run.bigram['validation/perplexity']
-      for run in runs.values()
-      if run.bigram and 'validation/perplexity' in run.bigram
-  }
-  for perplexity in sorted(baselines):
+  baselines: dict[float, list[str]] = {}
+  for label, run in runs.items():
+    perplexity = (run.bigram or {}).get('validation/perplexity')
+    if perplexity is not None:
+      baselines.setdefault(perplexity, []).append(label)
+  for perplexity, labels in sorted(baselines.items()):
+    name = 'bigram baseline'
+    if len(baselines) > 1:
+      name += f' of {", ".join(map(markdown.escape, labels))}'
     cells = [markdown.MISSING] * len(_HEADER)
-    cells[0], cells[5] = 'bigram baseline', markdown.number(perplexity)
+    cells[0], cells[5] = name, markdown.number(perplexity)
     rows.append(cells)
   return markdown.markdown_table(_HEADER, rows, numbers=_HEADER[2:])
 

@@ -172,7 +172,8 @@ def against_budget(label: str, run: RunRecord) -> str | None:
     ... # doctest: +NORMALIZE_WHITESPACE
     Against dense training for the steps of p alone, pre-training of toy is
     planned at 0.343 of the FLOPs, 0.366 if the lookup of inputs is counted as a
-    product; effective sparsity 75%.
+    product; it saves 75% of the FLOPs of the sparsified matrices, its effective
+    sparsity.
   """
   if not run.is_sparse:
     return None
@@ -180,7 +181,8 @@ def against_budget(label: str, run: RunRecord) -> str | None:
     if total['phases'] != total['against']:
       sparsity = total['effective_sparsity']
       effective = '' if not 0 < sparsity < 1 else (
-          f'; effective sparsity {markdown.percent(sparsity)}'
+          f'; it saves {markdown.percent(sparsity)} of the FLOPs of the '
+          'sparsified matrices, its effective sparsity'
       )
       return (
           'Against dense training for the steps of '
@@ -210,7 +212,7 @@ def at_equal(
     runs: Two runs.
 
   Returns:
-    A sentence; None if a run has no evaluations in pre-training.
+    A sentence; None if the runs cannot be compared, see `not_compared`.
 
   Example:
     >>> def toy(cost):
@@ -227,22 +229,19 @@ def at_equal(
     a, 2.000 of b, but b is then in the middle of its learning-rate schedule,
     which favours a.
   """
-  if not all(len(curves.pretraining_curve(run)[0]) for run in runs):
-    return None
-  found = curves.losses_at_equal(_SPENT[what], *runs)
+  found = None
+  if _texts(runs[0]) == _texts(runs[1]):
+    found = curves.losses_at_equal(_SPENT[what], *runs)
   if found is None:
-    return (
-        f'{labels[0]} and {labels[1]} are not compared after equal {what}, as '
-        'all evaluations of one come before those of the other.'
-    )
+    return None
   losses = (found.first, found.second)
   best = 0 if found.first <= found.second else 1
   verdict = f'{labels[best]} is better'
   if losses[0] == losses[1]:
     verdict = f'{labels[0]} and {labels[1]} are equal'
+  amount = markdown.number(found.spent, int(what == 'seconds'))
   text = (
-      f'After equal {what} of pre-training '
-      f'({markdown.number(found.spent, 0)}) {verdict}: '
+      f'After equal {what} of pre-training ({amount}) {verdict}: '
       f'validation loss {losses[best]:.3f} of {labels[best]}, '
       f'{losses[1 - best]:.3f} of {labels[1 - best]}'
   )
@@ -254,6 +253,75 @@ def at_equal(
   return f'{text}.'
 
 
+def not_compared(
+    labels: tuple[str, str], runs: tuple[RunRecord, RunRecord]
+) -> str | None:
+  """Describes why the losses of two runs are not compared.
+
+  Args:
+    labels: Names of the runs in the text.
+    runs: Two runs.
+
+  Returns:
+    A sentence; None if they are compared at equal tokens, FLOPs and seconds, or
+    if a run has no evaluations in pre-training.
+
+  Example:
+    >>> phase = PhaseRecord('p', 0, 4, 2, 8, 'text', 0.0, 64, 9.0, 9.0)
+    >>> rows = ({'step': 4, 'validation/loss': 2.0},)
+    >>> toy = lambda name: RunRecord(
+    ...     'toy', (phase,), rows, data={'corpus': 'a', 'tokenizer': name})
+    >>> print(not_compared(('a', 'b'), (toy('bytes'), toy('bpe-300'))))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    The losses of a and b are not compared, as they are of other tokens: corpus
+    'a' in tokens of 'bytes', and corpus 'a' in tokens of 'bpe-300'.
+  """
+  if not all(len(curves.pretraining_curve(run)[0]) for run in runs):
+    return None
+  first, second = map(_texts, runs)
+  if first != second:
+    return (
+        f'The losses of {" and ".join(labels)} are not compared, as they are '
+        f'of other tokens: {first}, and {second}.'
+    )
+  missing = [
+      what for what, spent in _SPENT.items()
+      if all(len(curves.pretraining_curve(r, spent=spent)[0]) for r in runs)
+      and curves.losses_at_equal(spent, *runs) is None
+  ]
+  if not missing:
+    return None
+  return (
+      f'{labels[0]} and {labels[1]} are not compared after equal '
+      f'{", ".join(missing)}, as all evaluations of one come before those of '
+      'the other; a lower eval_every in the config evaluates more often.'
+  )
+
+
+def _texts(run: RunRecord) -> str:
+  """Describes the tokens of which a run's validation loss is the mean."""
+  if not run.data:
+    return ''
+  return (
+      f'corpus {run.data["corpus"]!r} in tokens of {run.data["tokenizer"]!r}'
+  )
+
+
+def tasks(runs: Mapping[str, RunRecord]) -> str | None:
+  """Warns of runs that were fine-tuned on other tasks; None: there are none."""
+  found = {
+      label: run.data['task'] for label, run in runs.items()
+      if run.data.get('task')
+  }
+  if len(set(found.values())) < 2:
+    return None
+  of_each = ', '.join(f'{label}: {task}' for label, task in found.items())
+  return (
+      f'The tasks differ ({of_each}), so target perplexities and chrF are not '
+      'comparable between them.'
+  )
+
+
 def seeds(runs: Mapping[str, RunRecord]) -> str | None:
   """Warns that each label is one run; None if there is one label."""
   if len(runs) < 2:
@@ -261,7 +329,8 @@ def seeds(runs: Mapping[str, RunRecord]) -> str | None:
   return (
       'Losses after equal amounts are interpolated between evaluations. Each '
       'is of one run: others may differ by hundredths of a nat, or by more '
-      'where training is short. Compare means over seeds.'
+      'where training is short. Compare means over seeds. Seconds also depend '
+      'on what else the machine does.'
   )
 
 
@@ -440,9 +509,9 @@ def find(runs: Mapping[str, RunRecord]) -> list[str]:
       for make in _OF_EACH
       for label, run in runs.items()
   ]
-  statements += [
-      at_equal(what, labels, (runs[labels[0]], runs[labels[1]]))
-      for labels in itertools.combinations(runs, 2) for what in _SPENT
-  ]
-  statements.append(seeds(runs))
+  for labels in itertools.combinations(runs, 2):
+    pair = (runs[labels[0]], runs[labels[1]])
+    statements += [at_equal(what, labels, pair) for what in _SPENT]
+    statements.append(not_compared(labels, pair))
+  statements += [tasks(runs), seeds(runs)]
   return [statement for statement in statements if statement]
