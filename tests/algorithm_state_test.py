@@ -185,6 +185,25 @@ def test_a_mask_of_another_dtype_is_refused_in_one_sentence():
     list(train(later, 3))
 
 
+def test_gradients_of_pruned_weights_are_seen_on_request_only():
+  def watched(is_dense):
+    algorithm = averaging()
+    return algorithm._replace(
+        dense_grads_at=lambda count: is_dense & (count % 2 == 0),
+        update=lambda key, count, mask, params, grads, state: mask,
+    )
+
+  for is_dense in (True, False):
+    *_, (_, state, _) = train(watched(is_dense), 4)
+    inner = state.algorithm_state
+    for tree in inner.values():
+      off = jax.tree.map(
+          lambda x, m: float(jnp.abs(jnp.where(m, 0, x)).max()),
+          tree, spdf.get_mask(state),
+      )
+      assert all((x > 0) == is_dense for x in jax.tree.leaves(off))
+
+
 def test_algorithms_print_as_the_calls_that_make_them():
   rise = spdf.cubic(0.0, 0.8, 100)
   assert repr(spdf.gmp(rise, update_every=10, update_until=100)) == (

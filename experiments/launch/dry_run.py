@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterable
 from collections.abc import Sequence
+import itertools
 import math
 import re
 from typing import Any
@@ -21,9 +22,10 @@ from spdf_jax.training.run import Run
 _FLOPS_NOTE = """\
 Of dense: against the same steps without sparsity. With embedding: the lookup of
 inputs is counted as a product. Overall sparsity: zeros over all parameters at
-the end of the phase. The sparsity of totals is the mean over tokens. A dense
-phase after a sparse one is below 100% of dense, because its first step still
-computes with the mask."""
+the end of the phase. The sparsity of totals is the mean over tokens."""
+_FIRST_STEP = """\
+A dense phase after a sparse one is below 100% of dense, because its first step
+still computes with the mask."""
 
 
 def format_plan(run: Run, name: str) -> str:
@@ -54,12 +56,12 @@ def format_plan(run: Run, name: str) -> str:
       '',
       *_align(_flops_rows(plan)),
       _FLOPS_NOTE,
+      *([_FIRST_STEP] if _grows_dense(plan) else []),
       *_budgets(plan),
       '',
       _memory(run),
       *_compact_memory(run),
-      f'disk: {_size(workdir.checkpoint_bytes(run.abstract_state))} per '
-      'checkpoint at most',
+      _disk(run),
       plan['compute'],
   ])
 
@@ -166,6 +168,24 @@ def _flops_rows(plan: dict[str, Any]) -> list[list[str]]:
   return rows
 
 
+def _grows_dense(plan: dict[str, Any]) -> bool:
+  """Returns whether the table shows a dense phase after a sparse one."""
+  return any(
+      before['sparsity'] and not phase['sparsity']
+      and f'{plan_costs.total_of([phase], [phase])["of_dense"]:.1%}' != '100.0%'
+      for before, phase in itertools.pairwise(plan['phases'])
+  )
+
+
+def _disk(run: Run) -> str:
+  each = workdir.checkpoint_bytes(run.abstract_state)
+  number = run.most_checkpoints
+  return (
+      f'disk: {_size(each)} per checkpoint at most, {_size(number * each)} for '
+      f'up to {number} at a time'
+  )
+
+
 def _same_steps(total: dict[str, Any]) -> bool:
   return total['phases'] == total['against']
 
@@ -201,6 +221,10 @@ def _memory(run: Run) -> str:
       + '; '.join(
           f'temporaries of a step of {batch_size} x {length}: {_size(size)}'
           for (batch_size, length), size in temporaries.items()
+      )
+      + (
+          '\nMost are temporaries: micro_batches, model.remat and loss.chunk '
+          'lower them.' if 2 * max(temporaries.values()) > total > 2**30 else ''
       )
   )
 

@@ -136,6 +136,8 @@ def _mask_notes(
     if run.config.init_from and initial_mask.prunes_by_magnitude(run.plan):
       made = ['magnitude']
     known = phase.initial_mask or not spans[0].sparsity or not made
+    if 'nonzero' in made:
+      made = [*made, 'whose zeros are counted when training starts']
     if not known:
       notes.append(f'initial mask: {", ".join(made)}')
     return notes

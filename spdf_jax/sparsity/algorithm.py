@@ -87,8 +87,8 @@ class Algorithm(NamedTuple):
   update: Callable[..., PyTree]
   """`(key, count, mask, params, grads) -> mask`: the next mask, with the shapes
   of the current one; called at steps where `update_at` is true. The key differs
-  between steps. Where `dense_grads_at` is true, `grads` include the gradients
-  of pruned weights. With `init_state`, the state of the step is a sixth
+  between steps. `grads` of pruned weights are zero unless `dense_grads_at` is
+  true. With `init_state`, the state of the step is a sixth
   argument."""
 
   update_at: Callable[[Any], Any]
@@ -116,7 +116,8 @@ class Algorithm(NamedTuple):
 
   update_state: Callable[..., dict[str, PyTree]] | None = None
   """`(count, state, mask, params, grads) -> state`, called at every step before
-  `update`, with the mask of the step before. `None`: the state is constant."""
+  `update`, with the mask of the step before, and `grads` as for `update`.
+  `None`: the state is constant."""
 
   name: str = ''
   """How the algorithm is printed; by default, with its two functions."""

@@ -372,8 +372,7 @@ def _check_patterns(
           f'where has the pattern {pattern!r}, which '
           f'{"selects" if selects else "matches"} none of the leaves, or only '
           'leaves that a pattern before it matches; remove it, put it first, '
-          'or let it match some of: '
-          f'{", ".join(f"{n} {tuple(leaf.shape)}" for n, leaf in named)}.'
+          f'or let it match some of: {_kinds([(n, ()) for n, _ in named])}.'
       )
 
 
@@ -410,7 +409,8 @@ def report_selection(
       f'{sizes[1] / sum(sizes):.1%} of the weights of matrices dense, because '
       f'it does not recognize (returns None for) {_kinds(passed)}; select '
       'them with spdf_jax.where.per_head, where.stacked() or '
-      'where.convolutions, or by patterns of their paths, with False for '
+      'where.convolutions, with several of them by where.any_of(…), or by '
+      'patterns of their paths, with False for '
       "those that stay dense: where={'pattern': True, MatrixAxes(…) or False, "
       "'*': where.hidden_matrices}"
   )

@@ -182,7 +182,7 @@ def sparsify(
           functools.partial(algorithm.update_state, state.count), axes, params,
           state.algorithm_state, state.mask,
           selection.selected(params, params, axes),
-          selection.selected(updates, params, axes),
+          selection.selected(_seen(updates, state), params, axes),
       ))
     update_now = algorithm.update_at(state.count)
     mask = _next_mask(update_now, updates, state, params)
@@ -235,7 +235,7 @@ def sparsify(
           state.algorithm_state,
           state.mask,
           selection.selected(params, params, axes),
-          selection.selected(grads, params, axes),
+          selection.selected(_seen(grads, state), params, axes),
       )
 
     # The cond returns masks only, because a cond that returned the optimizer
@@ -267,6 +267,12 @@ def sparsify(
 
   tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
   return tracking.track_masks(tx, algorithm) if track else tx
+
+
+def _seen(grads: PyTree, state: SparsifyState) -> PyTree:
+  """Returns gradients as kernels compute them: of pruned weights on request."""
+  kept = jax.tree.map(lambda m: m | state.dense_grads, state.mask)
+  return masks.apply_mask(grads, kept)
 
 
 def _check_mask(mask: PyTree) -> None:

@@ -189,12 +189,8 @@ class Run:
       workdirs.check_workdir(workdir, self.config)
       self._workdir = pathlib.Path(workdir)
     with workdirs.created(self.workdir):
-      phases = self.plan.phases
-      best = sum(phase.early_stop is not None for phase in phases)
       workdirs.check_free_space(
-          self.workdir, self.abstract_state,
-          # One more, since a new one is written before an old one is deleted.
-          self.config.checkpoints.keep + len(phases) + best + 1,
+          self.workdir, self.abstract_state, self.most_checkpoints
       )
       if processes.is_main_process():
         self._release = files.lock_folder(self.workdir, 'workdir')
@@ -321,6 +317,14 @@ class Run:
   def where(self) -> Where:
     """The model's selection of sparsified leaves."""
     return self.model.where
+
+  @property
+  def most_checkpoints(self) -> int:
+    """Largest number of checkpoints in the workdir at one time."""
+    phases = self.plan.phases
+    best = sum(phase.early_stop is not None for phase in phases)
+    # One more, since a new one is written before an old one is deleted.
+    return self.config.checkpoints.keep + len(phases) + best + 1
 
   @property
   def real_data(self) -> tuple[data.Corpus, data.Task | None]:
