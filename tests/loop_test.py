@@ -349,3 +349,25 @@ def test_the_first_step_of_a_phase_is_not_in_the_seconds(tmp_path, monkeypatch):
   train(run.open(tmp_path / 'run'))
   # After the first steps, which compile, and at the ends of phases.
   assert resumed == [1, 5, 6, 10, 11, 14]
+
+
+def test_steps_skipped_in_a_row_are_counted_across_a_restart(tmp_path):
+  stops = [9]
+  batch_at = make_run().batch_at
+
+  def damaged(step, rows):
+    if step in stops:
+      stops.clear()
+      raise Stop
+    batch = batch_at(step, rows)
+    return batch._replace(weights=batch.weights * np.nan**(step in (6, 7, 8)))
+
+  changes = dict(max_skipped_steps=2, log_every=5, checkpoints__every=1)
+  for end in (pytest.raises(NotFinite, match='of step 9'),) * 2:
+    run = dataclasses.replace(make_run(**changes))
+    run.batch_at = damaged
+    with end:
+      train(run.open(tmp_path))
+  assert int(make_run(**changes).open(tmp_path).state.step) == 8
+  shown = {row['step'] for row in rows_in(tmp_path) if 'train/loss' in row}
+  assert {7, 8} <= shown

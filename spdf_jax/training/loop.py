@@ -2,7 +2,6 @@
 """The training loop: steps, evaluations, checkpoints and a clean exit."""
 
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import logging
@@ -22,6 +21,7 @@ from spdf_jax.training.processes import Interrupts
 from spdf_jax.training.processes import is_main_process
 from spdf_jax.training.profiling import Profiler
 from spdf_jax.training.progress import Progress
+from spdf_jax.training.progress import skipped_in
 from spdf_jax.training.progress import TrainLog
 from spdf_jax.training.run import Run
 from spdf_jax.training.step import at_step
@@ -113,7 +113,7 @@ def train(
             for open_writer in writers
         ),
     ] if is_main_process() else [])
-    log = TrainLog(writer, progress, run, _skipped_in(rows))
+    log = TrainLog(writer, progress, run, skipped_in(rows, start))
     with Profiler(profile, run.workdir / 'profile') as profiler:
       while step < run.plan.total_steps:
         profiler.before_step(step + 1, state)
@@ -215,8 +215,3 @@ def _rows_until(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
   path = workdir / 'metrics.jsonl'
   rows = read_rows(path) if path.exists() else []
   return [row for row in rows if row['step'] <= step]
-
-
-def _skipped_in(rows: Sequence[Mapping[str, Any]]) -> int:
-  name = 'train/skipped_steps'
-  return next((row[name] for row in reversed(rows) if name in row), 0)

@@ -2,10 +2,13 @@
 """Progress of training: the line that is shown and the metrics logged."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import logging
 import math
 import sys
 import time
+from typing import Any
 from typing import TextIO
 
 import jax
@@ -16,6 +19,8 @@ from spdf_jax.training.writers import Writer
 
 # The module of stdout and stderr in Jupyter and Colab.
 _NOTEBOOK = 'ipykernel.iostream'
+_FINITE = ('train/loss', 'train/grad_norm')
+_COUNT = 'train/skipped_steps'
 
 
 class LiveLine:
@@ -158,18 +163,19 @@ class TrainLog:
     writer: Writer of the metrics.
     progress: Progress that shows the logged losses.
     run: The run.
-    skipped: Number of steps skipped before a restart.
+    skipped: Numbers of skipped steps before a restart, see `skipped_in`.
   """
 
   def __init__(
-      self, writer: Writer, progress: Progress, run: Run, skipped: int
+      self, writer: Writer, progress: Progress, run: Run,
+      skipped: tuple[int, int],
   ):
     self._writer = writer
     self._progress = progress
     self._run = run
     self._every = run.config.log_every
     self._max_skipped = run.config.max_skipped_steps
-    self._skipped, self._skipped_in_a_row = skipped, 0
+    self._skipped, self._skipped_in_a_row = skipped
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._seconds = 0.0
     self._clock = time.monotonic()
@@ -194,12 +200,11 @@ class TrainLog:
     self._seconds += now - self._clock
     self._clock = now
 
-  def _check_finite(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    names = ('train/loss', 'train/grad_norm')
-    bad = [name for name in names if not math.isfinite(metrics[name])]
+  def _is_skipped(self, step: int, metrics: dict[str, jax.Array]) -> bool:
+    bad = [name for name in _FINITE if not math.isfinite(metrics[name])]
     if not bad:
       self._skipped_in_a_row = 0
-      return
+      return False
     self._skipped += 1
     self._skipped_in_a_row += 1
     phase = self._run.plan.phase_at(step - 1).name
@@ -214,21 +219,48 @@ class TrainLog:
           'workdir, or raise max_skipped_steps to go on from there.'
       )
     logger.warning('%s; the step is skipped, %d so far', found, self._skipped)
+    return True
 
   def _write(self) -> None:
     if self._pending is None:
       return
     step, metrics = self._pending
-    self._check_finite(step, metrics)
-    if step % self._every and step not in self._run.plan.ends.values():
+    # All skipped steps are logged, so that a restart counts them.
+    if not self._is_skipped(step, metrics) and step % self._every and (
+        step not in self._run.plan.ends.values()
+    ):
       return
     scalars = {name: float(value) for name, value in metrics.items()}
     self._stop_clock()
     self._writer.write_scalars(step, {
         'phase': self._run.plan.phase_at(step - 1).name,
         **scalars,
-        **({'train/skipped_steps': self._skipped} if self._max_skipped else {}),
+        **({_COUNT: self._skipped} if self._max_skipped else {}),
         'time/seconds': round(self._seconds, 4),
     })
     self._seconds = 0.0
     self._progress.update(step, scalars['train/loss'])
+
+
+def skipped_in(
+    rows: Sequence[Mapping[str, Any]], step: int
+) -> tuple[int, int]:
+  """Returns the number of skipped steps up to a step, and of the last in a row.
+
+  Args:
+    rows: Rows of `metrics.jsonl`, which has all skipped steps.
+    step: The step.
+
+  Example:
+    >>> row = {'train/loss': None, 'train/grad_norm': 1.0}
+    >>> rows = [{'step': s, 'train/skipped_steps': s, **row} for s in (1, 2)]
+    >>> skipped_in(rows, 2), skipped_in(rows, 3)
+    ((2, 2), (2, 0))
+  """
+  logged = {row['step']: row for row in rows if _COUNT in row}
+  in_a_row = 0
+  while any(
+      logged.get(step - in_a_row, {}).get(name, 0) is None for name in _FINITE
+  ):
+    in_a_row += 1
+  return max((row[_COUNT] for row in logged.values()), default=0), in_a_row
