@@ -371,3 +371,19 @@ def test_steps_skipped_in_a_row_are_counted_across_a_restart(tmp_path):
   assert int(make_run(**changes).open(tmp_path).state.step) == 8
   shown = {row['step'] for row in rows_in(tmp_path) if 'train/loss' in row}
   assert {7, 8} <= shown
+
+
+def test_rows_that_were_deleted_are_warned_of(tmp_path, caplog):
+  def stop(step, params):
+    if step == 9:
+      raise Stop
+    yield from total(step, params)
+
+  for is_deleted in (False, True):
+    workdir = tmp_path / str(is_deleted)
+    with pytest.raises(Stop):
+      train(make_run().open(workdir), evaluators=[stop])
+    if is_deleted:
+      (workdir / 'metrics.jsonl').unlink()
+    train(make_run().open(workdir))
+    assert is_deleted == ('metrics.jsonl has no rows although' in caplog.text)

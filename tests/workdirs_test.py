@@ -174,14 +174,6 @@ def test_flipped_bits_are_refused_or_warned_of(finished, name, caplog):
     assert found == sound or any(name in text for text in caplog.messages)
 
 
-def test_rows_that_are_lost_are_warned_of_when_a_run_resumes(finished, caplog):
-  metrics.MetricWriter(finished / 'metrics.jsonl', 100).close()
-  assert read_run(finished).last_step == 100 and not caplog.messages
-  (finished / 'metrics.jsonl').unlink()
-  metrics.MetricWriter(finished / 'metrics.jsonl', 100).close()
-  assert 'has no rows although training resumes from step 100' in caplog.text
-
-
 @pytest.mark.parametrize('name', ['plan.json', 'metrics.jsonl'])
 def test_a_folder_in_the_place_of_a_file_is_missing(finished, name):
   (finished / name).unlink()

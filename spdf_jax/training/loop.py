@@ -27,6 +27,7 @@ from spdf_jax.training.run import Run
 from spdf_jax.training.step import at_step
 from spdf_jax.training.step import step_values
 from spdf_jax.training.step import TrainState
+from spdf_jax.training.workdir import saved_steps
 from spdf_jax.training.writers import AllWriters
 from spdf_jax.training.writers import Open
 
@@ -103,6 +104,12 @@ def train(
       )
     step = start = int(state.step)
     rows = _rows_until(run.workdir, start)
+    if not rows and start >= run.config.log_every and saved_steps(run.workdir):
+      logger.warning(
+          'metrics.jsonl has no rows although training resumes from step %d of '
+          'this workdir; those up to it are lost, and reports begin after it.',
+          start,
+      )
     evaluations = Evaluations(run, evaluators, phase_end_evaluators, rows)
     out = None if is_main_process() else open(os.devnull, 'w')
     progress = Progress(run, start, out=out)

@@ -170,11 +170,6 @@ def _numbered_objects(
 
 def _cut_back(path: pathlib.Path, step: int) -> None:
   rows = read_rows(path) if path.exists() else []
-  if step and not rows:
-    logger.warning(
-        '%s has no rows although training resumes from step %d; those up to '
-        'that step are lost, and reports begin after it.', path, step
-    )
   kept = [row for row in rows if row['step'] <= step]
   cut = [row for row in rows if row['step'] > step]
   if cut:
