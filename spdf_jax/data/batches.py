@@ -71,9 +71,9 @@ def schedule_batches(
   block is read twice in an epoch. A batch that reaches the end of an epoch
   continues in the next one. A block is as long as the longest row that any
   allotment reads from its source, and shorter rows are parts of it; where a
-  phase has longer rows than the one before, the stream continues at a multiple
-  of the new length. An allotment with `new_epoch` skips the rest of the current
-  epoch.
+  phase has longer rows than the one before, it skips tokens of the block up to
+  a multiple of the new length. An allotment with `new_epoch` skips the rest of
+  the current epoch.
 
   Args:
     sources: Sources of batches, by name.
@@ -87,9 +87,10 @@ def schedule_batches(
     IndexError for a step outside the allotments.
 
   Raises:
-    ValueError: there are no allotments, a number of one is not positive, or its
-      source is unknown, is smaller than a batch, does not support the lengths,
-      has no entry in `max_epochs`, or needs more epochs than that.
+    ValueError: there are no allotments; or the steps, rows or length of an
+      allotment are not positive; or its source is unknown, is smaller than a
+      batch, does not support the lengths, has no entry in `max_epochs`, or
+      needs more epochs than that.
 
   Example:
     >>> from spdf_jax.data.examples import encode_pairs

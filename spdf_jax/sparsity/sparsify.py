@@ -52,10 +52,10 @@ def sparsify(
   with parameters :math:`p_t`, gradients :math:`g_t` and the state :math:`s_t`
   of `inner`, of which leaves like the parameters (moments, averages) are
   masked. So :math:`p_t + \Delta p_t` is exactly zero off the mask for any inner
-  optimizer, and the moments of a weight that is revived are zero. The exception
-  is an optimizer whose state becomes nonzero for zero gradients, such as
-  momentum of added noise: a revived weight then starts with the state of one
-  step.
+  optimizer, and the moments of a weight that is revived are zero. Only if the
+  inner optimizer makes moments of zero gradients nonzero, such as by adding
+  noise to gradients before their momentum, a revived weight starts with the
+  moments of one step.
 
   `sparsify` must be the last transformation that changes updates. Around it,
   these make pruned weights nonzero, and belong inside: `optax.chain` with a

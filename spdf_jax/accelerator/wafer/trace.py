@@ -63,9 +63,10 @@ def trace_program(
     of the program on a device.
 
   Raises:
-    ValueError: `sparsity` or `trips` is out of its range; or, when the returned
-      function is called, another number is, `fn` cannot be traced, `sparsity`
-      or `trips` is missing, or a name in `frequencies` is unknown.
+    ValueError: `sparsity` or `trips` is out of its range. When the returned
+      function is called: `fn` cannot be traced, a frequency or a sparsity that
+      a function returns is out of its range, `sparsity` or `trips` is missing,
+      or a name in `frequencies` is unknown.
 
   Example:
     >>> import jax.numpy as jnp

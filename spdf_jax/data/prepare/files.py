@@ -74,8 +74,9 @@ def prepare_files(
     output: Folder to write, not a URL; created if missing. If it is within
       `input`, its files are not read.
     field: Name of the field or column with the text.
-    validation: Share of documents for validation, in [0, 1), where no file is
-      named after that split; of a small input, at least one document.
+    validation: Share of documents for validation, in [0, 1); not used if a file
+      is named after that split. An input of at most 100 MB has at least
+      one document for it.
     test: Share of documents for testing, in the same way.
     max_faults: Largest share of faulty documents (broken UTF-8, not a JSON
       object, no text, a line above 64 MiB), in [0, 1); they are skipped.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import fractions
+import functools
 import inspect
 import re
 from typing import Any
@@ -300,22 +301,22 @@ def _check_groups(groups: Any) -> Sequence[tuple[str, Any]]:
   return groups
 
 
-def _sparsity(value: Any) -> Any:
+def _number(name: str, value: Any) -> Any:
   """Decodes a number, a schedule, or sparsities by pattern."""
   if isinstance(value, Mapping) and 'schedule' in value:
     return names.by_entry('schedule', value, _SCHEDULES)()
   if isinstance(value, Mapping):
-    return {key: _sparsity(sparsity) for key, sparsity in value.items()}
+    return {key: _number(name, number) for key, number in value.items()}
   if isinstance(value, (list, tuple)):
     try:
       pairs = [(str(pattern), sparsity) for pattern, sparsity in value]
     except (TypeError, ValueError) as error:
       raise ValueError(
-          f'sparsity or drop_fraction is {value!r}; give a number, a mapping '
-          'with a schedule, or, for the sparsity with by_pattern, a list of '
-          '[pattern, sparsity] pairs.'
+          f'{name} is {value!r}; give a number, a mapping with a schedule, or, '
+          'for the sparsity with by_pattern, a list of [pattern, sparsity] '
+          'pairs.'
       ) from error
-    return [(pattern, _sparsity(sparsity)) for pattern, sparsity in pairs]
+    return [(pattern, _number(name, sparsity)) for pattern, sparsity in pairs]
   return value
 
 
@@ -331,9 +332,9 @@ def _rounds(value: Any) -> Any:
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    'drop_fraction': _sparsity,
+    'drop_fraction': functools.partial(_number, 'drop_fraction'),
     'rounds': _rounds,
-    'sparsity': _sparsity,
+    'sparsity': functools.partial(_number, 'sparsity'),
 }
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'dense': static.dense,
