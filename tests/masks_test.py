@@ -132,7 +132,7 @@ def test_a_mask_of_other_parameters_is_refused():
 
 def test_swapped_arguments_are_refused():
   for call in (spdf.apply_mask, lambda p, m: spdf.summarize(p, m)):
-    with pytest.raises(TypeError, match="float32, not bool, at '.'; give"):
+    with pytest.raises(TypeError, match="leaf '.' of float32, not bool; give"):
       call(MASK if call is spdf.apply_mask else PARAMS,
            PARAMS if call is spdf.apply_mask else MASK)
 

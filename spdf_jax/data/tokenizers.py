@@ -391,7 +391,8 @@ def library_tokenizer(
     model = library.Tokenizer.from_str(text)
   except Exception as error:  # The library raises no narrower exception.
     raise ValueError(
-        f'it is not a tokenizer of `tokenizers`: {error}'
+        'the file is not a tokenizer.json of the Hugging Face library '
+        f'tokenizers: {error}'
     ) from error
   model.encode_special_tokens = True
   model.no_truncation()

@@ -365,9 +365,9 @@ def check_bool(mask: PyTree) -> None:
   for name, leaf in trees.by_name(mask).items():
     kind = getattr(leaf, 'dtype', type(leaf).__name__)
     if str(kind) != 'bool':
-      at = f' at {name!r}' if name else ''
+      at = f'leaf {name!r}' if name else 'array'
       raise TypeError(
-          f'the mask has a leaf of {kind}, not bool,{at}; give a mask as '
+          f'the mask has the {at} of {kind}, not bool; give a mask as '
           'get_mask(opt_state) returns it; apply_mask takes the parameters '
           'first, apply_mask(params, mask).'
       )

@@ -76,7 +76,7 @@ def train(
     phase_end_evaluators: Such functions, called at the end of each phase, and
       at every evaluation of a phase whose `early_stop.metric` is measured on
       generated text.
-    writers: Functions that open further writers of metrics than that of
+    writers: Functions that open writers of metrics in addition to that of
       `metrics.jsonl`, as `training.writers.choose_writers` returns them.
     profile: Steps to trace, counted from 1, e.g. `range(10, 15)`; the trace is
       written to `profile/` in the workdir.

@@ -95,8 +95,8 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Takes one optimizer step.
 
-  The step does not branch on phase or sparsity, since the mask is data, and so
-  is whether the optimizer needs the gradients of pruned weights. Only with
+  One compiled step is used in all phases: the mask, and whether the optimizer
+  needs the gradients of pruned weights, are arrays in the state. Only with
   `sparse_steps` it contains one `cond`, between sparse kernels and dense
   products. A compact state, which holds only the values of kept weights, is
   traced separately, and its step does not update the mask.
@@ -125,8 +125,8 @@ def train_step(
       leaves the kept weights unchanged. The optimizer then updates its state
       with gradients of zero, so that counts, masks and schedules advance.
       Ignored with a loss scale.
-    rewinds: Steps at which `rewind_weights` sets the parameters, also if the
-      loss or gradient norm is not finite.
+    rewinds: Steps at which `rewind_weights` sets the parameters. It does so
+      even if the loss or gradient norm of the step is not finite.
     frozen: Function from the step to the flags of parameters that are not
       trained, see `training.step.frozen_at`; `None`: all are trained.
     statistics: Function from the optimizer state to a mapping of metrics, e.g.

@@ -73,9 +73,10 @@ def register_cost(primitive: Primitive | str, rule: Rule) -> None:
 
   Args:
     primitive: JAX primitive, or its name in jaxprs.
-    rule: Function from an `Equation` of `wafer.jaxprs`, the operands and
-      results of the primitive, to the work of one execution: a sequence of
-      `Product`, `ScoreProduct`, `Elementwise` or `Host` of `wafer.program`.
+    rule: `(equation) -> work`: a function of an `Equation` of `wafer.jaxprs`,
+      which has the operands and results of the primitive. The work of one
+      execution is a sequence of `Product`, `ScoreProduct`, `Elementwise` or
+      `Host` of `wafer.program`.
 
   Raises:
     ValueError: the primitive already has a rule.
