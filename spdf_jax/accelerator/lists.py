@@ -203,8 +203,8 @@ def _stack(matrices: list[ListedMatrix]) -> ListedMatrix:
 def list_params(params: PyTree, mask: PyTree, *, dtype: Any = None) -> PyTree:
   """Converts sparsified matrices to lists of their kept weights.
 
-  For inference: a `GPT` or `Llama` that is applied to the result multiplies by
-  its matrices with `listed_matmul`; set `lowering='native'` in the model's
+  For inference: a `GPT` or `Llama` with the result as its parameters multiplies
+  by these matrices with `listed_matmul`; set `lowering='native'` in the model's
   config to use native kernels. Gradients, optimizers and masks need the
   original parameters.
 

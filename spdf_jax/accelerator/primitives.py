@@ -319,9 +319,8 @@ def sparse_matmul(
 
   Pruned weights are ignored and may be NaN. Inputs and cotangents must be
   finite for all lowerings to agree: the reference multiplies them by zeros in
-  place of pruned weights, so that an infinite or NaN entry of `x` makes also
-  those outputs of its row NaN whose weight for this entry is pruned, while
-  native kernels skip these zeros. The gradients are
+  place of pruned weights, and infinity or NaN times zero is NaN, while native
+  kernels skip these zeros. The gradients are
 
   .. math::
     dx = dy\,(m \odot w)^\top, \qquad dw = m_g \odot (x^\top dy)

@@ -409,8 +409,9 @@ def advise_batch(
     length: Number of tokens of a sequence.
 
   Returns:
-    The number of sequences of which every product fits (`largest`) and of which
-    the stash fits too (`advised`, at least 1), and the bytes of each.
+    The largest batch for which every product fits, `largest`; the largest one
+    for which the stash fits too, `advised`, at least 1; and the bytes of a
+    sequence in products and in the stash.
 
   Raises:
     ValueError: the largest product of one sequence does not fit.

@@ -70,9 +70,9 @@ def schedule_batches(
   that its allotments read one after another, so that they share epochs and no
   block is read twice in an epoch. A batch that reaches the end of an epoch
   continues in the next one. A block is as long as the longest row that any
-  allotment reads from its source, and shorter rows are parts of it. If an
-  allotment has longer rows than the allotment before it, it begins at the next
-  multiple of its row length in the block; the tokens before that are not read.
+  allotment reads from its source, and shorter rows are parts of it. An
+  allotment may end within a block; if the next one has longer rows, its first
+  row begins at a multiple of that length, and the tokens between are not read.
   An allotment with `new_epoch` skips the rest of the current epoch.
 
   Args:

@@ -466,9 +466,9 @@ def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
   if not isinstance(tokenizer, LibraryTokenizer):
     raise ValueError(
         'special_tokens is set and the tokenizer is a'
-        f' {type(tokenizer).__name__}, whose special tokens no text spells;'
-        " give a tokenizer.json or GPT-2's vocabulary, or leave special_tokens"
-        ' out.'
+        f' {type(tokenizer).__name__}, which encodes no text as a special'
+        " token; give a tokenizer.json or GPT-2's vocabulary, or leave"
+        ' special_tokens out.'
     )
   # The library does not write the setting, so the copy has its default, False.
   model = type(tokenizer.model).from_str(tokenizer.model.to_str())

@@ -371,10 +371,10 @@ def check_counts(
     elif any(counts != asked):
       other = counts[counts != asked][0]
       raise ValueError(
-          f'{here} keeps {other:,} weights (blocks, channels) in a group of '
-          f'the structure {structure}, but sparsity={sparsity:g} requires '
-          f'{asked:,}; make it with the structure and the sparsity of the '
-          'algorithm.'
+          f'{here} keeps {other:,} units (weights, blocks or channels) of a '
+          f'group of {structure}, but sparsity={sparsity:g} requires '
+          f'{asked:,}; make the mask with the structure and the sparsity of '
+          'the algorithm.'
       )
 
 

@@ -52,10 +52,9 @@ def sparsify(
   with parameters :math:`p_t`, gradients :math:`g_t` and the state :math:`s_t`
   of `inner`, of which leaves like the parameters (moments, averages) are
   masked. So :math:`p_t + \Delta p_t` is exactly zero off the mask for any inner
-  optimizer, and the moments of a weight that is revived are zero. Only if the
-  inner optimizer makes moments of zero gradients nonzero, such as by adding
-  noise to gradients before their momentum, a revived weight starts with the
-  moments of one step.
+  optimizer, and the moments of a weight that is revived are zero. An inner
+  optimizer may add noise to gradients before their momentum; the moments of a
+  revived weight then are those of one step.
 
   `sparsify` must be the last transformation that changes updates. Around it,
   these make pruned weights nonzero, and belong inside: `optax.chain` with a
@@ -89,11 +88,11 @@ def sparsify(
     algorithm: Algorithm that computes the mask, e.g. `static(0.75)`.
     where: The leaves to sparsify and the axes of their matrices: a function
       `(path, leaf) -> MatrixAxes | bool | None`, such as those of
-      `spdf_jax.where` (by default `hidden_matrices`), or a mapping or other
-      tree of such results or functions, whose paths are shell patterns, e.g.
-      `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`. The first pattern that
-      matches the path of a leaf, or of a subtree that contains it, applies.
-      `True` means that the last two axes are (inputs, outputs) and earlier axes
+      `spdf_jax.where` (by default `hidden_matrices`); or a mapping from shell
+      patterns of paths to functions or their results, e.g.
+      `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`, or a tree of these. The
+      first pattern that matches the path of a leaf, or of a subtree that
+      contains it, applies. `True` means that the last two axes are (inputs, outputs) and earlier axes
       index independent layers; in a tree, it selects matrices only, no vectors
       or biases. `False` keeps a leaf dense. So does `None`, which means that
       the function does not recognize the leaf; a warning then names such

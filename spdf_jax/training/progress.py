@@ -215,8 +215,8 @@ class TrainLog:
     if self._skipped_in_a_row > self._max_skipped:
       raise NotFinite(
           f'{found}; training stops, and the latest checkpoint is one of an '
-          'earlier step. Lower the learning rate or clip_norm in another '
-          'workdir, or raise max_skipped_steps to go on from there.'
+          'earlier step. Raise max_skipped_steps to continue from it, or train '
+          'in another workdir with a lower learning rate or clip_norm.'
       )
     logger.warning('%s; the step is skipped, %d so far', found, self._skipped)
     return True

@@ -261,9 +261,9 @@ def report_on(
     The report.
 
   Raises:
-    ValueError: `systems` is not a whole number, below 1, or above the device's
-      `largest_cluster`; or numbers of the device are tracers, and the program
-      has a `cond` whose branch and `frequencies` are not known.
+    ValueError: `systems` is not an integer from 1 to the `largest_cluster` of
+      the device; or fields of the device are tracers, and the program has a
+      `cond` without `frequencies`, an argument of `trace_program`.
 
   Example:
     >>> from spdf_jax.accelerator.wafer.device import create_device
