@@ -89,14 +89,14 @@ def sparsify(
     where: The leaves to sparsify and the axes of their matrices: a function
       `(path, leaf) -> MatrixAxes | bool | None`, such as those of
       `spdf_jax.where` (by default `hidden_matrices`); or a mapping from shell
-      patterns of paths to functions or their results, e.g.
-      `{'*/attn': MatrixAxes(0, (1, 2)), '*/mlp': True}`, or a tree of these. The
-      first pattern that matches the path of a leaf, or of a subtree that
-      contains it, applies. `True` means that the last two axes are (inputs, outputs) and earlier axes
-      index independent layers; in a tree, it selects matrices only, no vectors
-      or biases. `False` keeps a leaf dense. So does `None`, which means that
-      the function does not recognize the leaf; a warning then names such
-      matrices and their share of the weights.
+      patterns of paths to functions or their results, e.g. `{'*/attn':
+      MatrixAxes(0, (1, 2)), '*/mlp': True}`, or a tree of these. The first
+      pattern that matches the path of a leaf, or of a subtree that contains it,
+      applies. `True` means that the last two axes are (inputs, outputs) and
+      earlier axes index independent layers; in a tree, it selects matrices
+      only, no vectors or biases. `False` keeps a leaf dense. So does `None`,
+      which means that the function does not recognize the leaf; a warning then
+      names such matrices and their share of the weights.
     key: Seed or typed PRNG key of all randomness in the algorithm.
     revive: `(key, count, params, mask) -> values`: initial values of revived
       weights, to which the step adds their first update, e.g.
