@@ -227,5 +227,5 @@ def test_the_wafer_is_emulated_on_one_device_and_by_models_with_a_lowering():
   with pytest.raises(ValueError, match="'wafer' and the mesh has 2 devices"):
     check_devices('wafer', 2)
   own = OwnModel(MODEL.config, None, MODEL.init, MODEL.apply)
-  with pytest.raises(ValueError, match='the model has no field lowering; add'):
+  with pytest.raises(ValueError, match='with a field lowering; add'):
     dense_apply('wafer', own)
