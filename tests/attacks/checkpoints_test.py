@@ -1,7 +1,10 @@
 """Checkpoints with flipped bits, in the wrong place, or with code in them."""
 
+import contextlib
 import json
 import logging
+import pathlib
+import re
 import shutil
 
 import jax
@@ -10,9 +13,12 @@ import numpy as np
 import pytest
 import tiny_run
 
+from experiments import convert
 from experiments.convert import verify
+from experiments.scores import language_models
 from spdf_jax import training
 from spdf_jax.files import seal
+from spdf_jax.runs import ancestry
 from spdf_jax.training import checkpoint_files
 from spdf_jax.training.checkpoints import Checkpoints
 from spdf_jax.training.workdir import read_source
@@ -184,6 +190,73 @@ def test_a_model_or_an_optimizer_named_in_a_checkpoint_is_not_imported(
   with pytest.raises(ValueError, match="'evil:f'; read the .*--trust_code"):
     training.densify_checkpoint(f'{workdir}@pretrain', tmp_path / 'dense')
   assert not (tmp_path / 'ran').exists()
+
+
+def export(source, folder):
+  convert.export_model(
+      source, str(folder / 'hf'), format='dense', dtype='float32',
+      vocab_size=None,
+  )
+
+
+# Functions of a workdir and another folder, by the module that reads it.
+READERS = {
+    'experiments/convert.py': [
+        export, lambda source, folder: list(convert.verify(source))],
+    'experiments/scores/language_models.py': [
+        lambda source, folder: language_models.open_run(source),
+        lambda source, folder: language_models.open_listed(source),
+        lambda source, folder: language_models.read_model(source)],
+    'spdf_jax/runs/ancestry.py': [
+        lambda source, folder: ancestry.read_ancestry(source)],
+    'spdf_jax/training/checkpoint_files.py': [
+        lambda source, folder: checkpoint_files.verify_checkpoint(
+            training.find_checkpoint(source)),
+        lambda source, folder: checkpoint_files.read_masks(
+            training.find_checkpoint(source))],
+    'spdf_jax/training/checkpoints.py': [
+        lambda source, folder: tiny_run.make_run().open(source)],
+    'spdf_jax/training/densified.py': [training.densify_checkpoint],
+    'spdf_jax/training/initial_mask.py': [
+        lambda source, folder: tiny_run.make_run(
+            phases__pretrain__initial_mask=source).open(folder / 'a')],
+    'spdf_jax/training/run.py': [
+        lambda source, folder: tiny_run.make_run(init_from=source).open(
+            folder / 'b'),
+        lambda source, folder: tiny_run.make_run(resume=source).open(
+            folder / 'c')],
+    'spdf_jax/training/workdir.py': [
+        lambda source, folder: read_workdir_config(source)],
+}
+
+
+def test_no_reader_of_checkpoints_imports_what_they_name(
+    workdir, tmp_path, monkeypatch
+):
+  root = pathlib.Path(__file__).parents[2]
+  reads = re.compile(
+      r'\b(find_checkpoint|read_source|read_workdir_config|read_meta)\('
+  )
+  assert set(READERS) == {
+      str(path.relative_to(root)) for room in ('spdf_jax', 'experiments')
+      for path in (root / room).rglob('*.py')
+      # Studies read the runs of their own protocols.
+      if 'papers' not in path.parts and reads.search(path.read_text())
+  }
+  (tmp_path / 'evil.py').write_text(f'open({str(tmp_path / "ran")!r}, "w")\n')
+  monkeypatch.syspath_prepend(tmp_path)
+
+  def change(config):
+    config['model'].update(preset='evil:f')
+    config.update(optimizer=dict(name='evil:f', clip_norm=1.0))
+    config['phases']['pretrain']['algorithm'] = {'name': 'evil:f'}
+
+  with_config(workdir, change)
+  for module, readers in READERS.items():
+    for read in readers:
+      with contextlib.suppress(Exception):
+        read(str(workdir), tmp_path / 'out')
+      assert not (tmp_path / 'ran').exists(), module
 
 
 def test_a_path_in_a_config_of_others_is_not_written_to(workdir, tmp_path):
