@@ -7,7 +7,7 @@ r"""Converts checkpoints: from and to Hugging Face, and from sparse to dense.
   python -m experiments.convert --verify=FOLDER
 
 The first imports weights into a workdir that --config.init_from=WORKDIR reads,
-and prints the config.model that training needs. The second exports the weights
+and prints the flags that training needs. The second exports the weights
 and the mask of a run, the third those of a Hugging Face directory, with its
 tokenizer; without masks.safetensors the mask is derived from the zeros. --check
 compares the logits with those of transformers.
@@ -35,7 +35,6 @@ corpus, and compares them with the digests that were saved with them.
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
-import json
 import os
 import pathlib
 import tempfile
@@ -105,6 +104,10 @@ _CHECK = flags.DEFINE_bool(
 )
 
 
+_SIZES = (
+    'vocab_size', 'n_layers', 'n_heads', 'd_model', 'd_ff', 'max_length'
+)
+_FLAGS = ('preset', *_SIZES, 'scan_layers')
 _PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
 """A preset of each architecture; all sizes are overridden."""
 
@@ -193,7 +196,23 @@ def import_model(
       workdir, params,
       {'model': model, **_special_tokens(directory)},
   )
-  return f'{checkpoint} is written; its config.model is {json.dumps(model)}'
+  chosen = [f'--config.init_from={workdir}'] + [
+      f'--config.model.{name}={model[name]}' for name in _FLAGS
+  ]
+  text = f'{checkpoint} is written; train from it with {" ".join(chosen)}'
+  preset = models.PRESETS[model['preset']]
+  others = {
+      name: value for name, value in dataclasses.asdict(config).items()
+      if name not in _FLAGS and value != getattr(preset, name)
+  }
+  if others:
+    text += f' and, in the config, model.update({others})'
+  if data.tokenizer_paths(directory):
+    text += (
+        f'. Its tokenizer stays in {directory}: prepare the corpus with it, by '
+        f'experiments.prepare --tokenizer={directory}'
+    )
+  return f'{text}.'
 
 
 def export_model(

@@ -1,8 +1,10 @@
 """Checkpoints are converted from and to Hugging Face directories."""
 
+import ast
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 
 import command
@@ -35,6 +37,7 @@ from spdf_jax.training import find_checkpoint
 from spdf_jax.training import MismatchError
 from spdf_jax.training import read_params
 from spdf_jax.training import train
+from spdf_jax.training import workdir
 from spdf_jax.training.checkpoint_files import read_checkpoint
 from spdf_jax.training.checkpoint_files import write_params
 from spdf_jax.training.settings import ModelConfig
@@ -70,7 +73,12 @@ def test_a_converted_model_is_read_by_the_config_that_is_printed(
   said = convert.import_model(
       tmp_path / 'hf', tmp_path / 'run', scan_layers=scan_layers
   )
-  model = create_model(**json.loads(said.partition('config.model is ')[2]))
+  fields = dict(re.findall(r'--config.model.(\w+)=(\w[\w-]*)', said))
+  preset = fields.pop('preset')
+  others = re.search(r'model.update\((.*?)\)', said)
+  model = create_model(preset, **{
+      name: ast.literal_eval(value) for name, value in fields.items()
+  } | (ast.literal_eval(others[1]) if others else {}))
   assert model.config == dataclasses.replace(config, scan_layers=scan_layers)
   want = interop.stack_layers(params) if scan_layers else params
   found = read_params(find_checkpoint(str(tmp_path / 'run')), want)
@@ -272,7 +280,7 @@ def test_the_command_converts_there_and_back(tmp_path):
       '--scan_layers',
   )
   assert done.status == 0, done.log
-  assert 'its config.model is {"preset": "llama2-7b"' in done.output
+  assert '--config.model.preset=llama2-7b --config.model.vocab_s' in done.output
   done = command.run(
       'convert', f'--checkpoint={tmp_path / "a"}', f'--to_hf={tmp_path / "b"}',
       '--vocab_size=20', '--dtype=bfloat16',
@@ -299,3 +307,18 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
   assert done.status == 1
   assert len(done.log.splitlines()) == 1 and message in done.log
   assert not list(tmp_path.iterdir())
+
+
+def test_imported_weights_of_another_size_are_refused_by_its_fields(tmp_path):
+  params = make_params(TINY)
+  interop.save_hf(tmp_path / 'hf', TINY, params, None)
+  convert.import_model(tmp_path / 'hf', tmp_path / 'run', scan_layers=True)
+  run = make_run()
+  with pytest.raises(
+      MismatchError, match='model.scan_layers was True and is False; restore'
+  ):
+    workdir.check_workdir(
+        tmp_path / 'new',
+        dataclasses.replace(run.config, init_from=str(tmp_path / 'run')),
+        run.abstract_state.params,
+    )

@@ -29,7 +29,8 @@ _MULTIPLIES_ZEROS = (
 )
 _SKIPS_ZEROS = (
     'Native kernels ({kernels}) skip the zeros of masked matrices where more '
-    'than {crossover:.0%} are zero; XLA runs all other steps.'
+    'than {crossover:.0%} are zero, in steps that need no gradients of pruned '
+    'weights; XLA runs all other steps.'
 )
 _IS_COMPACT = 'Sparse phases store the values of kept weights only.'
 _EMULATES = (
@@ -135,11 +136,11 @@ def _mask_notes(
     made = algorithms.initial_masks_of(phase.algorithm)
     if run.config.init_from and initial_mask.prunes_by_magnitude(run.plan):
       made = ['magnitude']
-    known = phase.initial_mask or not spans[0].sparsity or not made
     if 'nonzero' in made:
       made = [*made, 'whose zeros are counted when training starts']
-    if not known:
-      notes.append(f'initial mask: {", ".join(made)}')
+    if spans[0].sparsity and not phase.initial_mask:
+      text = ', '.join(made) or 'that of the algorithm'
+      notes.append(f'initial mask: {text}')
     return notes
   begins = any(span.names[0] == phase.name for span in run.plan.spans)
   if begins and spans[0].sparsity > before[-1]['spans'][-1]['sparsity']:

@@ -181,7 +181,7 @@ def sparsify(
           functools.partial(algorithm.update_state, state.count), axes, params,
           state.algorithm_state, state.mask,
           selection.selected(params, params, axes),
-          selection.selected(_seen(updates, state), params, axes),
+          _seen(selection.selected(updates, params, axes), state),
       ))
     update_now = algorithm.update_at(state.count)
     mask = _next_mask(update_now, updates, state, params)
@@ -234,7 +234,7 @@ def sparsify(
           state.algorithm_state,
           state.mask,
           selection.selected(params, params, axes),
-          selection.selected(_seen(grads, state), params, axes),
+          _seen(selection.selected(grads, params, axes), state),
       )
 
     # The cond returns masks only, because a cond that returned the optimizer
@@ -270,8 +270,12 @@ def sparsify(
 
 def _seen(grads: PyTree, state: SparsifyState) -> PyTree:
   """Returns gradients as kernels compute them: of pruned weights on request."""
-  kept = jax.tree.map(lambda m: m | state.dense_grads, state.mask)
-  return masks.apply_mask(grads, kept)
+  def masked(grads, mask, dense_grads):
+    return jax.tree.map(
+        lambda g, m: jnp.where(m | dense_grads, g, 0), grads, mask
+    )
+
+  return trees.auto_axes(masked, grads)(grads, state.mask, state.dense_grads)
 
 
 def _check_mask(mask: PyTree) -> None:

@@ -31,6 +31,7 @@ PyTree = Any
 
 logger = logging.getLogger('spdf_jax')
 T = TypeVar('T')
+_NOT_OF_ARRAYS = ('model.dtype', 'model.remat', 'model.dropout')
 _READINGS = 5  # Of a checkpoint that its run may delete meanwhile.
 
 CONFIG = 'config.json'
@@ -129,9 +130,16 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
     }
     asked = identity.describe_arrays({'params': params})
     if of_params != asked:
-      stored = identity.read_config(meta['config'], f'checkpoint {checkpoint}')
+      # Imported weights have a config of their model alone.
+      found = identity.flatten({'model': meta['config'].get('model', {})})
+      fields = {
+          name: value for name, value in identity.run_identity(config).items()
+          if name.startswith('model.') and name not in _NOT_OF_ARRAYS
+      }
       identity.refuse_difference(
-          checkpoint, 'model', _model_fields(stored), _model_fields(config)
+          checkpoint, 'model',
+          {name: found[name] for name in fields if name in found},
+          {name: fields[name] for name in fields if name in found},
       )
     identity.refuse_difference(checkpoint, 'model', of_params, asked)
   # A densified checkpoint may be resumed with other phases.
@@ -141,12 +149,6 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
         checkpoint, 'config', identity.run_identity(stored),
         identity.run_identity(config),
     )
-
-
-def _model_fields(config: RunConfig) -> dict[str, Any]:
-  """Returns the fields of `config.model` that arrays depend on."""
-  fields = identity.run_identity(config)
-  return {k: v for k, v in fields.items() if k.startswith('model.')}
 
 
 def write_workdir_config(workdir: pathlib.Path, config: RunConfig) -> None:
