@@ -36,7 +36,8 @@ FIELDS = {
 LEFT_OUT = (
     'experiments.reproduce --scale', 'experiments.race --configs',
     'experiments.benchmark', 'configs/books.py', '-m pytest',
-    '-m venv', 'experiments.evaluate', 'experiments.subspaces',
+    '-m venv', 'experiments.evaluate', 'experiments.subspaces', '=hf:',
+    '--executor=ray', 'configs/finetune.py:model=gpt2-small',
 )
 
 pytestmark = pytest.mark.slow
@@ -63,6 +64,8 @@ def clone(tmp_path_factory):
   )
   params = gpt2.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))['params']
   interop.save_hf(folder / 'gpt2', gpt2.config, params)
+  zeros = jax.tree.map(lambda x: x * (x > 0) if x.ndim == 2 else x, params)
+  interop.save_hf(folder / 'masked', gpt2.config, zeros)
   return folder
 
 
