@@ -131,7 +131,7 @@ def _check_start(config: RunConfig, params: PyTree) -> None:
     asked = identity.describe_arrays({'params': params})
     if of_params != asked:
       # Imported weights have a config of their model alone.
-      found = identity.flatten({'model': meta['config'].get('model', {})})
+      found = identity.flatten({'model': meta['config']['model']})
       fields = {
           name: value for name, value in identity.run_identity(config).items()
           if name.startswith('model.') and name not in _NOT_OF_ARRAYS
