@@ -107,7 +107,7 @@ _CHECK = flags.DEFINE_bool(
 _SIZES = (
     'vocab_size', 'n_layers', 'n_heads', 'd_model', 'd_ff', 'max_length'
 )
-_FLAGS = ('preset', *_SIZES, 'scan_layers')
+_MODEL_FLAGS = ('preset', *_SIZES, 'scan_layers')
 _PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
 """A preset of each architecture; all sizes are overridden."""
 
@@ -197,13 +197,13 @@ def import_model(
       {'model': model, **_special_tokens(directory)},
   )
   chosen = [f'--config.init_from={workdir}'] + [
-      f'--config.model.{name}={model[name]}' for name in _FLAGS
+      f'--config.model.{name}={model[name]}' for name in _MODEL_FLAGS
   ]
   text = f'{checkpoint} is written; train from it with {" ".join(chosen)}'
   preset = models.PRESETS[model['preset']]
   others = {
       name: value for name, value in dataclasses.asdict(config).items()
-      if name not in _FLAGS and value != getattr(preset, name)
+      if name not in _MODEL_FLAGS and value != getattr(preset, name)
   }
   if others:
     text += f' and, in the config, model.update({others})'

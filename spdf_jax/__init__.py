@@ -6,6 +6,8 @@ numpy. Models, data, training, evaluation, costs and runs are imported by name,
 e.g. `from spdf_jax import models`.
 """
 
+import importlib.util
+
 from spdf_jax.sparsity import *  # noqa: F403
 from spdf_jax.sparsity import __all__ as __all__
 
@@ -41,15 +43,9 @@ _MOVED = {
 }
 
 
-_ROOMS = (
-    'accelerator', 'costs', 'data', 'evaluation', 'interop', 'models', 'runs',
-    'training',
-)
-
-
 def __getattr__(name: str) -> object:
   """Names what replaces a public name of the last version."""
   found = f'; use spdf_jax.{_MOVED[name]}' if name in _MOVED else ''
-  if name in _ROOMS:
+  if importlib.util.find_spec(f'spdf_jax.{name}'):
     found = f'; import it with `from spdf_jax import {name}`'
   raise AttributeError(f"module 'spdf_jax' has no attribute {name!r}{found}.")

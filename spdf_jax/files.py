@@ -221,7 +221,7 @@ def read_object(path: str | os.PathLike[str], fix: str) -> dict[str, Any]:
 
   Args:
     path: The file.
-    fix: What to do if it cannot be read, the end of the error message.
+    fix: End of the error message: what to do if the file cannot be read.
 
   Returns:
     The object.

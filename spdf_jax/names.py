@@ -166,9 +166,9 @@ def printed_as_call(make: F) -> F:
 def show(value: Any) -> str:
   """Returns the name of a function, or the start of another value's `repr`."""
   if isinstance(value, functools.partial):
-    given = [*map(show, value.args)]
+    given = [*map(show, value.args), '…']
     given += [f'{name}={show(x)}' for name, x in value.keywords.items()]
-    return f'{show(value.func)}(…, {", ".join(given)})'
+    return f'{show(value.func)}({", ".join(given)})'
   if callable(value) and hasattr(value, '__name__'):
     return value.__name__
   text = repr(value)

@@ -224,7 +224,7 @@ def test_a_torch_file_that_expands_is_refused_before_it_does(tmp_path):
   theirs.config.save_pretrained(tmp_path)
   path, tensors = tmp_path / 'pytorch_model.bin', theirs.state_dict()
   for name in ('extra', 'transformer.wte.weight'):
-    # One number, which stands for 2^40 of them.
+    # A view with strides 0: 2^40 elements of one number in memory.
     expanded = torch.zeros(1).expand(1 << 20, 1 << 20)
     torch.save({**tensors, name: expanded}, path)
     with pytest.raises(ValueError, match=f"fewer elements of '{name}' than"):

@@ -89,20 +89,24 @@ def test_a_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path):
   assert int(resumed.state.step) == 7
 
 
-def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
-  stops = [7]
-  batch_at = make_run().batch_at
+def with_damaged_batches(run, steps, stops=()):
+  """Makes the losses of steps NaN; raises Stop at others."""
+  batch_at = run.batch_at
+  run = dataclasses.replace(run)  # Runs of equal configs are shared.
 
   def damaged(step, rows):
     if step in stops:
-      stops.clear()
       raise Stop
     batch = batch_at(step, rows)
-    return batch._replace(weights=batch.weights * np.nan**(step in (2, 8)))
+    return batch._replace(weights=batch.weights * np.nan**(step in steps))
 
-  for end in (pytest.raises(Stop), contextlib.nullcontext()):
-    run = dataclasses.replace(make_run(max_skipped_steps=1))
-    run.batch_at = damaged
+  run.batch_at = damaged
+  return run
+
+
+def test_a_resumed_run_counts_the_steps_skipped_before(tmp_path):
+  for stops, end in ([7], pytest.raises(Stop)), ([], contextlib.nullcontext()):
+    run = with_damaged_batches(make_run(max_skipped_steps=1), (2, 8), stops)
     with end:
       train(run.open(tmp_path))
   skipped = [row['train/skipped_steps'] for row in rows_in(tmp_path)
@@ -352,21 +356,10 @@ def test_the_first_step_of_a_phase_is_not_in_the_seconds(tmp_path, monkeypatch):
 
 
 def test_steps_skipped_in_a_row_are_counted_across_a_restart(tmp_path):
-  stops = [9]
-  batch_at = make_run().batch_at
-
-  def damaged(step, rows):
-    if step in stops:
-      stops.clear()
-      raise Stop
-    batch = batch_at(step, rows)
-    return batch._replace(weights=batch.weights * np.nan**(step in (6, 7, 8)))
-
   changes = dict(max_skipped_steps=2, log_every=5, checkpoints__every=1)
-  for end in (pytest.raises(NotFinite, match='of step 9'),) * 2:
-    run = dataclasses.replace(make_run(**changes))
-    run.batch_at = damaged
-    with end:
+  for _ in range(2):
+    run = with_damaged_batches(make_run(**changes), (6, 7, 8))
+    with pytest.raises(NotFinite, match='of step 9'):
       train(run.open(tmp_path))
   assert int(make_run(**changes).open(tmp_path).state.step) == 8
   shown = {row['step'] for row in rows_in(tmp_path) if 'train/loss' in row}

@@ -202,6 +202,7 @@ def _read_plan(path: pathlib.Path) -> dict[str, Any]:
     logger.warning('%s', error)
   try:
     plan = {name: stored[name] for name in _IN_PLAN}
+    # The archived runs of the papers' tables have no such field.
     plan['data'] = stored.get('data', {})
     plan['phases'] = tuple(map(_phase_record, plan['phases']))
     plan['phases'][0]

@@ -109,7 +109,7 @@ class Unfinished:
           f' {differences(made_from, self._made_from)}); give another folder,'
           ' or delete this one.'
       )
-    if state.get('modified') != self._modified:
+    if state['modified'] != self._modified:
       raise ValueError(
           f'output={str(self._output)!r} holds the beginning of a corpus, and'
           f' an input was modified since it was begun; {self._mend}'
