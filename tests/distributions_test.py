@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import spdf_jax as spdf
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity.counts import number_kept
 from spdf_jax.sparsity.distributions import by_pattern
@@ -93,6 +95,41 @@ def test_erk_equals_exact_arithmetic_and_meets_its_budget(
   )
   # Half a weight of rounding per layer; up to one where the last is kept.
   assert budget - layers * 0.5 - 1e-6 <= kept <= budget + layers + 1e-6
+
+
+BLOCK = {
+    'conv1': leaf(3, 3, 16, 32), 'conv2': leaf(3, 3, 32, 32),
+    'conv3': leaf(3, 3, 32, 64), 'conv4': leaf(3, 3, 64, 64),
+    'shortcut': leaf(1, 1, 16, 32),
+}
+# Evci et al. 2020, equation 1, at a sparsity of 80 %.
+PUBLISHED = {
+    'conv1': .4367, 'conv2': .2830, 'conv3': .2062, 'conv4': .1354,
+    'shortcut': 1.0,
+}
+
+
+@pytest.mark.parametrize('algorithm', [
+    spdf.static(0.8, distribution='erk'),
+    spdf.rigl(0.8, update_every=1, update_until=9, distribution=spdf.erk),
+    spdf.join([spdf.dense(), spdf.static(0.8, distribution='erk')], [1]),
+    spdf.partition(
+        {'all': spdf.sparse_evolution(
+            0.8, update_every=1, update_until=9, distribution='erk')},
+        [('*', 'all')]),
+], ids=['static', 'rigl', 'join', 'partition'])
+@pytest.mark.parametrize('layers', [0, 2])
+def test_erk_counts_the_sizes_of_kernels(algorithm, layers):
+  where = spdf.where.convolutions
+  where = spdf.where.stacked(where) if layers else where
+  shape = (layers,) * bool(layers)
+  params = {n: jnp.ones((*shape, *p.shape)) for n, p in BLOCK.items()}
+  tx = spdf.sparsify(optax.sgd(0.1), algorithm, where=where, key=0)
+  state = tx.init(params)
+  for _ in range(2):
+    _, state = jax.jit(tx.update)(params, state, params)
+  for name, mask in spdf.get_mask(state).items():
+    assert mask.mean() == pytest.approx(PUBLISHED[name], abs=2e-4), name
 
 
 def test_erk_of_no_sparsity_is_dense():

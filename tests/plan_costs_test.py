@@ -181,3 +181,20 @@ def test_ranges_are_the_steps_they_were_written_from():
     back = [s for a, b, every in ranges for s in range(a, b + 1, every)]
     assert back == steps.tolist()
   assert plan_costs.as_ranges(range(50, 751, 50)) == [[50, 750, 50]]
+
+
+def test_a_plan_counts_the_sizes_of_kernels():
+  kernels = {
+      'conv': jax.ShapeDtypeStruct((3, 3, 16, 16), np.float32),
+      'down': jax.ShapeDtypeStruct((1, 1, 16, 32), np.float32),
+  }
+  plan = make_plan([dict(name='static', sparsity=0.8, distribution='erk')])
+  found = plans.planned_sparsities(
+      plan, 0, kernels, spdf_jax.where.convolutions
+  )
+  asked = spdf_jax.erk(
+      {'conv': np.ones((1, 144, 16)), 'down': np.ones((1, 16, 32))}, 0.8,
+      kernels={'conv': (3, 3), 'down': (1, 1)},
+  )
+  for name, layer in found.items():
+    assert layer.sparsity == pytest.approx(asked[name], abs=1e-3)

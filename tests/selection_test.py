@@ -35,7 +35,7 @@ def chosen(where, params=PARAMS):
       for path, _ in jax.tree_util.tree_leaves_with_path(params)
   ]
   return {
-      name: axes for name, axes in zip(names, select(where, params)) if axes
+      name: axes[:2] for name, axes in zip(names, select(where, params)) if axes
   }
 
 
@@ -128,23 +128,24 @@ def test_the_default_knows_names_and_leaves_out_what_is_ambiguous(
 def test_selectors_give_axes_in_the_layouts_of_flax():
   query = spdf.where.per_head('attention/query/kernel', leaf(8, 2, 4))
   out = spdf.where.per_head('attention/out/kernel', leaf(2, 4, 8))
-  assert (query, out) == (((0,), (1, 2)), ((0, 1), (2,)))
+  assert (query, out) == (((0,), (1, 2), ()), ((0, 1), (2,), ()))
   assert spdf.where.per_head('mlp/wi', leaf(3, 8, 8)) is None
   assert spdf.where.convolutions('Conv_1/kernel', leaf(3, 3, 8, 16)) == (
-      (0, 1, 2), (3,))
+      (0, 1, 2), (3,), (0, 1))
   for name in ('c2', 'block/down', 'shortcut', 'layer1'):
     found = spdf.where.convolutions(f'{name}/kernel', leaf(3, 3, 8, 16))
-    assert found == spdf.MatrixAxes((0, 1, 2), (3,))
+    assert found == spdf.MatrixAxes((0, 1, 2), (3,), (0, 1))
   # Layers of projections with heads, which are no kernels.
   assert spdf.where.convolutions('a/kernel', leaf(4, 4, 8, 16)) is None
   assert spdf.where.convolutions('Conv_0/kernel', leaf(7, 7, 3, 16)) is False
   assert spdf.where.convolutions('conv_init/kernel', leaf(7, 7, 8, 16)) is False
-  assert spdf.where.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,))
-  assert spdf.where.stacked(axis=1)('h/mlp/wi', leaf(8, 3, 16)) == ((0,), (2,))
+  assert spdf.where.stacked()('h/mlp/wi', leaf(3, 8, 16)) == ((1,), (2,), ())
+  assert spdf.where.stacked(axis=1)('h/mlp/wi', leaf(8, 3, 16)) == (
+      (0,), (2,), ())
   assert spdf.where.stacked(axis=2)('h/mlp/bias', leaf(8, 16)) is None
   assert spdf.where.stacked(axis=-3)('h/mlp/bias', leaf(8, 16)) is None
   scanned = spdf.where.stacked(spdf.where.per_head, axis=1)
-  assert scanned('attn/query', leaf(8, 3, 2, 4)) == ((0,), (2, 3))
+  assert scanned('attn/query', leaf(8, 3, 2, 4)) == ((0,), (2, 3), ())
   assert scanned('embed', leaf(32, 8)) is False
   assert spdf.where.matrices('embed', leaf(32, 8)) is True
 

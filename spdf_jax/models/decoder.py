@@ -351,7 +351,7 @@ def sparsifiable(path: str, leaf: Any) -> MatrixAxes | bool:
   Example:
     >>> kernel = jax.ShapeDtypeStruct((12, 64, 256), jnp.float32)
     >>> sparsifiable('h/mlp/wi/kernel', kernel)
-    MatrixAxes(reduction=-2, output=-1)
+    MatrixAxes(reduction=-2, output=-1, kernel=())
   """
   del leaf
   hidden = '/'.join(path.split('/')[-3:]) in HIDDEN_KERNELS

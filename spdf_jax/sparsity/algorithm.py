@@ -2,6 +2,8 @@
 """The protocol of sparse-training algorithms."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -119,12 +121,39 @@ class Algorithm(NamedTuple):
   `update`, with the mask of the step before, and `grads` as for `update`.
   `None`: the state is constant."""
 
+  for_kernels: Callable[[Mapping[str, Sequence[int]]], Any] | None = None
+  """`(kernels) -> algorithm`: the algorithm for parameters of which some are
+  kernels of convolutions, with their spatial sizes by path. `None`: its masks
+  do not depend on them, as with every distribution but `erk`."""
+
   name: str = ''
   """How the algorithm is printed; by default, with its two functions."""
 
   def __repr__(self) -> str:
     shown = (f'{f}={names.show(getattr(self, f))}' for f in ('init', 'update'))
     return self.name or f'Algorithm({", ".join(shown)}, …)'
+
+
+def for_kernels(
+    algorithm: Algorithm, kernels: Mapping[str, Sequence[int]]
+) -> Algorithm:
+  """Returns the algorithm for kernels of convolutions of given sizes."""
+  if not kernels or algorithm.for_kernels is None:
+    return algorithm
+  return algorithm.for_kernels(kernels)
+
+
+def with_init(algorithm: Algorithm, init: MaskMaker) -> Algorithm:
+  """Replaces the initial mask by one of the same sparsities."""
+  def bound(kernels):
+    return with_init(for_kernels(algorithm, kernels), init)
+
+  return algorithm._replace(
+      init=lambda key, params: init(
+          key, params, algorithm.sparsity_at(0, params)
+      ),
+      for_kernels=algorithm.for_kernels and bound,
+  )
 
 
 def mask_by(

@@ -171,6 +171,19 @@ def join(
       mask_by=lambda *args: algorithm.mask_by(algorithms[0], *args),
       init_state=init_state if has_state else None,
       update_state=update_state if has_state else None,
+      for_kernels=_members_for_kernels(
+          algorithms, lambda members: join(members, boundaries, enter)
+      ),
+  )
+
+
+def _members_for_kernels(
+    members: Iterable[Algorithm], make: Callable[[list[Algorithm]], Algorithm]
+) -> Callable[..., Algorithm] | None:
+  if all(member.for_kernels is None for member in members):
+    return None
+  return lambda kernels: make(
+      [algorithm.for_kernels(member, kernels) for member in members]
   )
 
 
@@ -351,6 +364,9 @@ def partition(
       mask_by=mask_by_members,
       init_state=init_state if has_state else None,
       update_state=update_state if has_state else None,
+      for_kernels=_members_for_kernels(
+          members, lambda bound: partition(dict(zip(algorithms, bound)), labels)
+      ),
   )
 
 

@@ -5,15 +5,19 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import fnmatch
+import functools
+import inspect
 import math
 from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 import jax
 
 from spdf_jax.names import by_entry
 from spdf_jax.sparsity import trees
 
+T = TypeVar('T')
 PyTree = Any
 Distribution = Callable[[PyTree, PyTree], PyTree]
 
@@ -142,23 +146,35 @@ def _check_all_used(
     )
 
 
-def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
+def erk(
+    params: PyTree,
+    sparsity: float,
+    *,
+    power: float = 1.0,
+    kernels: Mapping[str, Sequence[int]] | None = None,
+) -> PyTree:
   r"""Assigns lower sparsities to small layers (Erdős–Rényi–kernel).
 
-  A layer of :math:`i_l` inputs and :math:`o_l` outputs keeps the fraction
+  A layer of :math:`i_l` inputs and :math:`o_l` outputs, which is a kernel of
+  height :math:`h_l` and width :math:`w_l` in a convolution, keeps the fraction
 
   .. math::
     d_l = \min\left(1,\ \epsilon
-      \left(\frac{i_l + o_l}{i_l o_l}\right)^p\right)
+      \left(\frac{i_l + o_l + h_l + w_l}{i_l o_l h_l w_l}\right)^p\right)
 
   of its weights, with the :math:`\epsilon` at which the whole tree has the
-  given sparsity. Layers with :math:`d_l = 1` are dense.
+  given sparsity; a matrix has no :math:`h_l` and :math:`w_l`. Layers with
+  :math:`d_l = 1` are dense.
 
   Args:
     params: A tree of leaves `[layers, inputs, outputs]` or `[inputs,
-      outputs]`, or of their shapes; `None` leaves are not counted.
+      outputs]`, or of their shapes; `None` leaves are not counted. The inputs
+      of a kernel are those of all its positions, :math:`h_l w_l i_l`.
     sparsity: The fraction of zeros in [0, 1) over all leaves.
     power: The exponent :math:`p`; 0 makes all sparsities equal.
+    kernels: The sizes `(height, width)` of kernels, one number or more, by the
+      paths of their leaves. Within `sparsify`, those of the `kernel` axes that
+      `where` returns are used.
 
   Returns:
     A tree of the structure of `params` with a float per leaf; `None` unchanged.
@@ -193,7 +209,13 @@ def erk(params: PyTree, sparsity: float, *, power: float = 1.0) -> PyTree:
         f'sparsity is {sparsity}, which leaves {budget:g} weights for {layers} '
         'layers; erk needs one per layer, so lower the sparsity.'
     )
-  raw = [(i + o) / (i * o) for i, o in fans]
+  sizes_of = (kernels or {}).get
+  raw = [
+      (i // math.prod(size) + o + sum(size)) / (i * o)
+      for (i, o), size in zip(
+          fans, (sizes_of(name, ()) for name in trees.by_name(params))
+      )
+  ]
   densities = _fill(raw, power, sizes, budget)
   return jax.tree.unflatten(
       treedef, [min(1 - density, math.nextafter(1, 0)) for density in densities]
@@ -250,6 +272,18 @@ def model_wide(params: PyTree, sparsity: float) -> ModelWide:
   """
   del params
   return ModelWide(check_sparsity(sparsity))
+
+
+def for_kernels(
+    distribution: Distribution, make: Callable[[Distribution], T]
+) -> Callable[[Mapping[str, Sequence[int]]], T] | None:
+  """Returns `make` as a function of kernels' sizes, if they matter."""
+  takes_kernels: Any = distribution
+  if 'kernels' not in inspect.signature(distribution).parameters:
+    return None
+  return lambda kernels: make(
+      functools.partial(takes_kernels, kernels=kernels)
+  )
 
 
 def check_not_empty(params: PyTree) -> None:

@@ -31,7 +31,7 @@ class MatrixAxes(NamedTuple):
 
   Example:
     >>> MatrixAxes(reduction=0, output=(1, 2))  # [model, heads, head size]
-    MatrixAxes(reduction=0, output=(1, 2))
+    MatrixAxes(reduction=0, output=(1, 2), kernel=())
   """
 
   reduction: int | tuple[int, ...]
@@ -39,6 +39,10 @@ class MatrixAxes(NamedTuple):
 
   output: int | tuple[int, ...]
   """The axes of the outputs."""
+
+  kernel: int | tuple[int, ...] = ()
+  """Those of the reduction axes that are spatial axes of a convolution's
+  kernel, whose sizes `erk` counts."""
 
 
 _KINDS = (MatrixAxes, optax.contrib.MuonDimensionNumbers)
@@ -75,17 +79,23 @@ def _normalize(axes: Axes, path: str, leaf: Any) -> MatrixAxes | None:
         f'where returned {axes!r:.80} for {path or "the array"}; return a bool '
         f'or spdf_jax.MatrixAxes{hint}.'
     )
-  reduction, output = (
+  normal = MatrixAxes(*(
       tuple(a + ndim if a < 0 else a for a in _as_tuple(x)) for x in axes
-  )
-  normal = MatrixAxes(reduction, output)
+  ))
+  reduction, output, kernel = map(_as_tuple, normal)
   named = reduction + output
   distinct = set(named) & set(range(ndim))
-  if len(distinct) != len(named) or not all(normal):
+  if len(distinct) != len(named) or not (reduction and output):
     raise ValueError(
         f'where gives the axes {tuple(axes)} for {path or "the array"} of '
         f'shape {tuple(leaf.shape)}; give reduction and output axes of this '
         'shape, at least one of each and none twice, or None to keep it dense.'
+    )
+  if not set(kernel) < set(reduction):
+    raise ValueError(
+        f'where gives the kernel axes {kernel} for {path or "the array"} of '
+        f'shape {tuple(leaf.shape)}; give some of its reduction axes '
+        f'{reduction}, not all.'
     )
   return normal
 
@@ -135,6 +145,17 @@ def to_layers(
       None if a is None or x is None else _to_matrix(x, a)
       for x, a in zip(trees.matching_leaves(tree, params), axes)
   )
+
+
+def kernel_sizes(
+    params: PyTree, axes: list[MatrixAxes | None]
+) -> dict[str, tuple[int, ...]]:
+  """Returns the sizes of the spatial axes of kernels, by the leaves' paths."""
+  return {
+      name: tuple(leaf.shape[axis] for axis in _as_tuple(a.kernel))
+      for (name, leaf), a in zip(trees.by_name(params).items(), axes)
+      if a and a.kernel
+  }
 
 
 def from_layers(

@@ -115,7 +115,7 @@ def per_head(path: str, leaf: Any) -> Axes:
   Example:
     >>> leaf = jax.ShapeDtypeStruct((8, 2, 4), 'float32')
     >>> per_head('attention/query/kernel', leaf)
-    MatrixAxes(reduction=(0,), output=(1, 2))
+    MatrixAxes(reduction=(0,), output=(1, 2), kernel=())
   """
   parts = path.split('/')
   modules = parts[:-1] or parts
@@ -214,7 +214,7 @@ def convolutions(path: str, leaf: Any) -> Axes:
   Example:
     >>> leaf = jax.ShapeDtypeStruct((3, 3, 16, 32), 'float32')
     >>> convolutions('Block_0/Conv_0/kernel', leaf)
-    MatrixAxes(reduction=(0, 1, 2), output=(3,))
+    MatrixAxes(reduction=(0, 1, 2), output=(3,), kernel=(0, 1))
   """
   parts = path.split('/')
   if any(map(_is_excluded, parts)):
@@ -230,7 +230,8 @@ def convolutions(path: str, leaf: Any) -> Axes:
     return False
   if rank > 5:
     return None
-  return MatrixAxes(tuple(range(rank - 1)), (rank - 1,))
+  spatial_axes = tuple(range(rank - 2))
+  return MatrixAxes((*spatial_axes, rank - 2), (rank - 1,), spatial_axes)
 
 
 def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
@@ -250,7 +251,7 @@ def stacked(where: Selector = hidden_matrices, axis: int = 0) -> Selector:
   Example:
     >>> leaf = jax.ShapeDtypeStruct((12, 4, 8), 'float32')
     >>> stacked()('h/mlp/wi/kernel', leaf)
-    MatrixAxes(reduction=(1,), output=(2,))
+    MatrixAxes(reduction=(1,), output=(2,), kernel=())
   """
   if not callable(where):
     raise TypeError(
@@ -304,7 +305,7 @@ def any_of(*selectors: Selector) -> Selector:
   Example:
     >>> leaf = jax.ShapeDtypeStruct((3, 3, 16, 32), 'float32')
     >>> any_of(per_head, convolutions)('Block_0/Conv_0/kernel', leaf)
-    MatrixAxes(reduction=(0, 1, 2), output=(3,))
+    MatrixAxes(reduction=(0, 1, 2), output=(3,), kernel=(0, 1))
   """
   if not selectors:
     raise ValueError('any_of has no selectors; give some, e.g. per_head.')

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from spdf_jax.sparsity import algorithm as algorithms
 from spdf_jax.sparsity import like_params
 from spdf_jax.sparsity import masks
 from spdf_jax.sparsity import selection
@@ -138,12 +139,18 @@ def sparsify(
   if isinstance(key, (int, np.integer)):
     key = jax.random.key(key)
 
+  def _fitted(params, axes):
+    kernels = selection.kernel_sizes(params, axes)
+    return algorithms.for_kernels(algorithm, kernels)
+
   def init_fn(params):
     axes = selection.select(where, params)
     selection.report_selection(where, params, axes)
 
     def first_mask(key, chosen):
-      layers = algorithm.init(key, selection.to_layers(chosen, params, axes))
+      layers = _fitted(params, axes).init(
+          key, selection.to_layers(chosen, params, axes)
+      )
       _check_mask(layers)
       return selection.from_layers(layers, params, axes)
 
@@ -223,7 +230,7 @@ def sparsify(
       layers = [selection.to_layers(tree, params, axes) for tree in given]
       if state:
         layers.append(_state_to_layers(state, params, axes))
-      mask = algorithm.update(key, count, *layers)
+      mask = _fitted(params, axes).update(key, count, *layers)
       _check_mask(mask)
       return selection.from_layers(mask, params, axes)
 

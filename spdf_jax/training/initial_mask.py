@@ -62,8 +62,11 @@ def mask_by_saliency(
   init = initial_masks.saliency(
       plan.phases[0].initial_mask or '', loss_fn, params, batch, where=where
   )
+  bound = algorithm.for_kernels(
+      plan.algorithm, selection.kernel_sizes(params, axes)
+  )
   mask = init(
-      jax.random.key(0), layers, plan.algorithm.sparsity_at(0, layers),
+      jax.random.key(0), layers, bound.sparsity_at(0, layers),
       structure=_first_structure(plan),
   )
   return selection.from_layers(mask, params, axes)

@@ -247,7 +247,7 @@ def _muon_axes(where: Where, params: PyTree) -> PyTree:
   """Returns the axes of hidden matrices, and None for all other leaves."""
   axes = select(where, params)
   return jax.tree.unflatten(jax.tree.structure(params), [
-      a and optax.contrib.MuonDimensionNumbers(*a) for a in axes
+      a and optax.contrib.MuonDimensionNumbers(*a[:2]) for a in axes
   ])
 
 

@@ -19,6 +19,8 @@ import optax
 from spdf_jax import sparsity
 from spdf_jax.names import lookup
 from spdf_jax.sparsity import selection
+from spdf_jax.sparsity.algorithm import for_kernels
+from spdf_jax.sparsity.algorithm import with_init
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.counts import number_kept
@@ -291,12 +293,7 @@ class Plan:
         [create_algorithm(span.algorithm) for span in self.spans],
         [span.start for span in self.spans[1:]],
     )
-    init = self.init
-    return joined if init is None else joined._replace(
-        init=lambda key, params: init(
-            key, params, joined.sparsity_at(0, params)
-        )
-    )
+    return joined if self.init is None else with_init(joined, self.init)
 
   @functools.cached_property
   def update_steps(self) -> np.ndarray:
@@ -424,7 +421,10 @@ def planned_sparsities(
   updates = plan.update_steps
   updated = np.searchsorted(updates, step, side='right')
   count = int(updates[updated - 1]) if updated else 0
-  sparsities = plan.algorithm.sparsity_at(count, stacks)
+  algorithm = for_kernels(
+      plan.algorithm, selection.kernel_sizes(params, axes)
+  )
+  sparsities = algorithm.sparsity_at(count, stacks)
   if isinstance(sparsities, ModelWide):
     sparsities = jax.tree.map(lambda _: sparsities.sparsity, stacks)
   found = {}

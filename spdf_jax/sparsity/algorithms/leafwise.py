@@ -168,6 +168,14 @@ def leafwise(
       dense_grads_at=times.contains if dense_grads else algorithm.never,
       skip_step_at=times.contains if skip_step else algorithm.never,
       mask_by=mask_by,
+      for_kernels=distributions.for_kernels(
+          distribution,
+          lambda bound: leafwise(
+              sparsity, times, update_leaf, distribution=bound,
+              structure=structure, init=init, drop_fraction=drop_fraction,
+              dense_grads=dense_grads, skip_step=skip_step,
+          ),
+      ),
   )
 
 

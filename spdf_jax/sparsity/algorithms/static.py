@@ -80,6 +80,12 @@ def static(
       update_at=algorithm.never,
       dense_grads_at=algorithm.never,
       mask_by=mask_by,
+      for_kernels=distributions.for_kernels(
+          distribution,
+          lambda bound: static(
+              sparsity, distribution=bound, structure=structure, init=init
+          ),
+      ),
   )
 
 
