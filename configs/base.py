@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
       remat='none',  # rematerialization: none, dots or full
       dtype='float32', dropout=0.0,  # of the computation; rate in training
   )
-  config.matmul = 'auto'  # native, dense, wafer, or auto: the faster
+  config.matmul = 'auto'  # native, dense, blocks-64, …, or auto: the faster
   config.storage = 'auto'  # dense; compact: kept values only; or the faster
   config.loss = dict(label_smoothing=0.0, z_loss=0.0, chunk=0)  # 0: all logits
   config.micro_batches = 1  # gradient accumulation, which saves memory

@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 from jax.interpreters import batching
 from jax.interpreters import mlir
+from jax.sharding import AxisType
 
 from spdf_jax import names
 
@@ -24,6 +25,7 @@ NATIVE = 'native'
 Lowering = Callable[..., Any]
 
 _references: dict[Primitive, Lowering] = {}
+_parts: dict[Primitive, Lowering] = {}
 _registered: dict[tuple[Primitive, str, str], Lowering] = {}
 _take_layer: set[tuple[Primitive, str, str]] = set()
 
@@ -79,8 +81,8 @@ def define_joint_primitive(
 ) -> Primitive:
   """Defines a primitive that fuses several others, its parts.
 
-  Its reference is that of the parts, and it is differentiated and batched by
-  those of the parts.
+  Its lowerings are those of the parts, unless others are registered, and it is
+  differentiated and batched by the rules of the parts.
 
   Args:
     name: Name of the primitive in jaxprs.
@@ -96,6 +98,7 @@ def define_joint_primitive(
       name, functools.partial(parts, lowering=REFERENCE),
       multiple_results=multiple_results,
   )
+  _parts[primitive] = parts
 
   def differentiate(primals, tangents, **params):
     nonzero = [not isinstance(tangent, ad.Zero) for tangent in tangents]
@@ -201,6 +204,17 @@ def check_lowering(name: str) -> None:
   names.lookup('lowering', name, {n: n for n in (REFERENCE, *_names())})
 
 
+def is_local(x: jax.Array) -> bool:
+  """Returns whether an operand is on one device, also inside `shard_map`.
+
+  XLA would gather sharded operands of a kernel.
+  """
+  if jax.device_count() == 1:
+    return True
+  axis_types = jax.typeof(x).sharding.mesh.axis_types
+  return bool(axis_types) and set(axis_types) == {AxisType.Manual}
+
+
 def _names() -> list[str]:
   return [name for _, _, name in _registered]
 
@@ -211,8 +225,11 @@ def _lowering_rule(primitive: Primitive, platform: str) -> Callable[..., Any]:
     function = _registered.get(key)
     named = {'layer': layer} if key in _take_layer else {}
     result = function(*args, **named, **params) if function else NotImplemented
+    if result is NotImplemented and primitive in _parts:
+      params |= dict(lowering=lowering, layer=layer)
+      return _parts[primitive](*args, **params)
     if result is NotImplemented:
-      result = _references[primitive](*args, **params)
+      return _references[primitive](*args, **params)
     return result
 
   return mlir.lower_fun(compute, multiple_results=primitive.multiple_results)

@@ -22,11 +22,11 @@ from spdf_jax import models
 from spdf_jax.accelerator import native
 from spdf_jax.sparsity.selection import select
 from spdf_jax.sparsity.selection import to_layers
+from spdf_jax.training import crossovers
 from spdf_jax.training import parse
 from spdf_jax.training import Run
 from spdf_jax.training.identity import read_config
 from spdf_jax.training.identity import run_identity
-from spdf_jax.training.matmul import CROSSOVERS
 from spdf_jax.training.matmul import sparse_steps
 from spdf_jax.training.matmul import without_masks
 from spdf_jax.training.own_models import create_own_model
@@ -128,7 +128,7 @@ def test_a_sparse_model_learns_and_keeps_exact_zeros(name):
 def test_native_kernels_compute_our_layers_in_an_own_model():
   model = create_own_model('own_model:make_model', OwnSizes(SIZES))
   assert sparse_steps('auto', model, tokens=64).crossover == (
-      CROSSOVERS[native.kernels()]
+      crossovers.crossover('float32', SIZES['d_model'], 64)
   )
   assert sparse_steps('dense', model, tokens=64) is None
   found, state = train('make_model', 'native')

@@ -12,6 +12,7 @@ cotangents before it multiplies them.
 import functools
 import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -64,14 +65,31 @@ def is_faster(dtype: Any) -> bool:
   return jax.device_count() == 1 and multiplies_bfloat16()
 
 
-@functools.cache
 def multiplies_bfloat16() -> bool:
   """Returns whether the processor has AVX-512 BF16, by `/proc/cpuinfo`.
 
   XLA does not check it; its products for other processors are not measured.
   """
-  cpuinfo = pathlib.Path('/proc/cpuinfo')
-  return cpuinfo.exists() and 'avx512_bf16' in cpuinfo.read_text()
+  return 'avx512_bf16' in cpuinfo()
+
+
+def processor() -> str:
+  """Returns the vendor of the processor, and whether it has AMX tiles.
+
+  Returns:
+    For example `'AuthenticAMD'` or `'GenuineIntel with AMX'`; `'unknown'` where
+    there is no `/proc/cpuinfo`, or it names no vendor.
+  """
+  vendor = re.search(r'vendor_id\s*:\s*(\w+)', cpuinfo())
+  tiles = ' with AMX' if 'amx_bf16' in cpuinfo() else ''
+  return (vendor.group(1) if vendor else 'unknown') + tiles
+
+
+@functools.cache
+def cpuinfo() -> str:
+  """Returns the text of `/proc/cpuinfo`, empty on systems without it."""
+  path = pathlib.Path('/proc/cpuinfo')
+  return path.read_text() if path.exists() else ''
 
 
 def einsum(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator.pallas import BLOCKS
 from spdf_jax.accelerator.wafer import execute
 from spdf_jax.costs import flops as formula
 from spdf_jax.sparsity import algorithms
@@ -31,6 +32,10 @@ _SKIPS_ZEROS = (
     'Native kernels ({kernels}) skip the zeros of masked matrices where more '
     'than {crossover:.0%} are zero, in steps that need no gradients of pruned '
     'weights; XLA runs all other steps.'
+)
+_SKIPS_BLOCKS = (
+    'Kernels ({matmul}) skip the blocks of masked matrices that have no kept '
+    'weight; other zeros are multiplied.'
 )
 _IS_COMPACT = 'Sparse phases store the values of kept weights only.'
 _EMULATES = (
@@ -158,6 +163,8 @@ def _describe_compute(
     return _EMULATES.format(cores=int(execute.CORNER.cores))
   if run.sparse_steps is None:
     return _MULTIPLIES_ZEROS
+  if run.config.matmul in BLOCKS:
+    return _SKIPS_BLOCKS.format(matmul=run.config.matmul)
   text = _SKIPS_ZEROS.format(
       kernels=native.kernels(run.model.config.dtype),
       crossover=run.sparse_steps.crossover,

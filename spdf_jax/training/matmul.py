@@ -11,25 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from spdf_jax.accelerator import native
+from spdf_jax.accelerator.pallas import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.models import Model
 from spdf_jax.names import lookup
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.state import is_packed
+from spdf_jax.training import crossovers
 
 PyTree = Any
 # The result is `Any`, since Flax's `apply` may also return a tuple.
 ApplyFn = Callable[..., Any]
 
-MATMULS = ('auto', 'native', 'dense', WAFER)
+MATMULS = ('auto', 'native', 'dense', *BLOCKS, WAFER)
 """The values of `config.matmul`."""
-
-CROSSOVERS = {'avx512': 0.3, 'avx512bf16': 0.45, 'avx2': 0.5, 'portable': 0.9}
-"""The sparsity above which `'auto'` uses the sparse kernels, by their name.
-
-Measured with whole steps of the quickstart, with AVX2 of width 768 too, and in
-bfloat16, whose dense products are faster than those of float32, of width 512.
-"""
 
 # With 32 tokens layers are not faster than XLA's (`--suite=matmul`); models
 # narrower than 64 were not measured.
@@ -55,17 +50,18 @@ def sparse_steps(
   Args:
     matmul: `'dense'` always uses XLA's dense products; `'native'` uses the
       native CPU kernels if a mask has zeros and gradients of pruned weights are
-      not needed; `'auto'` does so only where the kernels are faster
-      (`CROSSOVERS`); `'wafer'`, which emulates a wafer, uses no kernels.
+      not needed; `'auto'` does so only where the kernels are faster, see
+      `crossovers`; `'blocks-64'` and `'blocks-128'` use the Pallas kernels that
+      skip blocks of this size; `'wafer'`, which emulates a wafer, uses none.
     model: The model, whose `with_lowering` returns it with kernels.
     tokens: Batch size times length, the smallest of all batches.
 
   Returns:
-    A `SparseSteps`, the argument of `train_step`: the model with native kernels
-    and the sparsity above which a step uses it. `None`: no step uses kernels,
-    also because the device is not a single CPU, the model has no products to
-    replace, or kernels for its dtype are not available; the log has the reason
-    if they cannot be built.
+    A `SparseSteps`, the argument of `train_step`: the model with kernels and
+    the sparsity above which a step uses it. `None`: no step uses kernels, also
+    because there are several devices, or for native kernels no CPU, the model
+    has no products to replace, or kernels for its dtype are not available; the
+    log has the reason if they cannot be built.
 
   Raises:
     ValueError: `matmul` is unknown.
@@ -81,18 +77,33 @@ def sparse_steps(
   small = tokens < _LEAST_TOKENS or model.config.d_model < _LEAST_WIDTH
   if matmul in ('dense', WAFER) or (matmul == 'auto' and small):
     return None
-  is_cpu = jax.default_backend() == 'cpu' and jax.device_count() == 1
-  if not (is_cpu and native.is_available(dtype)):
+  is_cpu = jax.default_backend() == 'cpu'
+  in_blocks = matmul in BLOCKS
+  if jax.device_count() > 1 or in_blocks is is_cpu:
     return None
-  crossover = CROSSOVERS[native.kernels(dtype)] if matmul == 'auto' else 0.0
-  with_kernels = model.with_lowering(native.NATIVE)
+  if not (in_blocks or native.is_available(dtype)):
+    return None
+  with_kernels = model.with_lowering(matmul if in_blocks else native.NATIVE)
   if with_kernels is None:
     return None
+  crossover = 0.0
+  if matmul == 'auto':
+    crossover = crossovers.crossover(dtype, model.config.d_model, tokens)
   return SparseSteps(with_kernels.apply, crossover)
 
 
 def check_devices(matmul: str, devices: int) -> None:
-  """Raises ValueError if the wafer would be emulated on several devices."""
+  """Checks that the devices run the kernels of a value of `config.matmul`.
+
+  Raises:
+    ValueError: the wafer would be emulated on several devices, or kernels that
+      skip blocks are requested where there are none.
+  """
+  if matmul in BLOCKS and jax.default_backend() == 'cpu':
+    raise ValueError(
+        f'matmul is {matmul!r}, whose kernels are for GPUs and TPUs, and this '
+        "is a CPU; use 'auto' or 'native'."
+    )
   if matmul == WAFER and devices > 1:
     raise ValueError(
         f"matmul is 'wafer' and the mesh has {devices} devices; the emulation "

@@ -10,6 +10,7 @@ import jax
 
 from spdf_jax import models
 from spdf_jax import sparsity
+from spdf_jax.accelerator.pallas import BLOCKS
 from spdf_jax.accelerator.wafer.execute import WAFER
 from spdf_jax.packing import PackedMask
 from spdf_jax.sparsity.algorithms import create_algorithm
@@ -95,10 +96,10 @@ def _obstacle(
         f'the model {config.model.preset!r} is your own, which does not '
         "support it: use storage 'dense'"
     )
-  if config.matmul == WAFER:
+  if config.matmul in (WAFER, *BLOCKS):
     return (
-        "matmul is 'wafer', which does not emulate packed weights: use storage "
-        "'dense'"
+        f'matmul is {config.matmul!r}, which has no products with packed '
+        "weights: use storage 'dense'"
     )
   if mesh.size > 1:
     return (

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 import numpy as np
 
 from spdf_jax import lowerings
@@ -152,7 +151,7 @@ def listed_matmul(
   """Multiplies by a listed matrix; see `lists.listed_matmul`."""
   # The kernels convert values of either dtype, so they need no bfloat16
   # instructions.
-  if not (_is_local(x) and library.is_available()):
+  if not (lowerings.is_local(x) and library.is_available()):
     return NotImplemented
   shape = (*x.shape[:-1], starts.shape[0] - 1)
   y = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -164,15 +163,7 @@ def listed_matmul(
 def _is_supported(x: jax.Array, accumulation_dtype: Any) -> bool:
   if x.dtype.name not in library.DTYPES or accumulation_dtype != jnp.float32:
     return False
-  return _is_local(x) and library.is_available(x.dtype)
-
-
-def _is_local(x: jax.Array) -> bool:
-  """Returns whether operands are local; XLA would gather sharded ones."""
-  if jax.device_count() == 1:
-    return True
-  axis_types = jax.typeof(x).sharding.mesh.axis_types
-  return bool(axis_types) and set(axis_types) == {AxisType.Manual}
+  return lowerings.is_local(x) and library.is_available(x.dtype)
 
 
 for _primitive, _function in (

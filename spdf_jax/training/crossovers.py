@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Crossovers: the sparsity above which kernels are faster than XLA's products.
+
+They are known for the kinds of processors on which whole steps were measured.
+On any other one, a layer is measured once, and the result is cached.
+"""
+
+import json
+import logging
+import statistics
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spdf_jax import files
+from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator import primitives
+from spdf_jax.accelerator.native import library
+
+logger = logging.getLogger('spdf_jax')
+
+MEASURED = {
+    ('AuthenticAMD', 'avx512'): 0.3,
+    ('AuthenticAMD', 'avx512bf16'): 0.45,
+    ('AuthenticAMD', 'avx2'): 0.5,
+    ('AuthenticAMD', 'portable'): 0.9,
+    ('GenuineIntel with AMX', 'avx512bf16'): 0.95,
+}
+"""Crossovers by vendor and kernels.
+
+Measured with whole steps of the quickstart, with AVX2 of width 768 too, and in
+bfloat16, whose dense products are faster than those of float32, of width 512.
+"""
+
+NEVER = 1.0
+"""The crossover of kernels that are faster at no sparsity."""
+
+_SPARSITIES = 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95
+_LEAST_SPEEDUP = 1.1
+"""Least speed-up of a layer; a step also scans masks and updates weights."""
+_REPEATS = 5
+_MOST_TOKENS = 1024
+
+
+def crossover(dtype: str, width: int, tokens: int) -> float:
+  """Returns the sparsity above which native kernels are faster here.
+
+  Args:
+    dtype: Dtype of the products, for which there are kernels.
+    width: Width of the model.
+    tokens: Tokens of a batch.
+
+  Returns:
+    The crossover: that of `MEASURED`, or of a measurement of seconds on a
+    processor that is not listed, which is cached beside the kernels.
+  """
+  kernels = native.kernels(dtype)
+  vendor = bf16_matmul.processor()
+  if (vendor, kernels) in MEASURED:
+    return MEASURED[vendor, kernels]
+  tokens = min(tokens, _MOST_TOKENS)
+  cache = library.build().with_name(
+      f'crossover-{vendor}-{kernels}-{width}-{tokens}.json'.replace(' ', '-')
+  )
+  if cache.exists():
+    fix = 'delete it, so that the kernels are measured again'
+    return files.read_object(cache, fix)['crossover']
+  found = measure_crossover(dtype, width, tokens)
+  logger.info(
+      'Kernels %s on this processor (%s) are not known to be faster than dense '
+      'products: measured at width %d, %s; kept in %s.',
+      kernels, vendor, width,
+      'they never are' if found == NEVER else f'they are above {found:.0%}',
+      cache,
+  )
+  files.write_atomically(cache, json.dumps({'crossover': found}))
+  return found
+
+
+def measure_crossover(dtype: Any, width: int, tokens: int) -> float:
+  """Measures a layer and its gradients at several sparsities, interleaved.
+
+  Args:
+    dtype: Dtype of the products.
+    width: Number of inputs; there are four times as many outputs.
+    tokens: Number of tokens.
+
+  Returns:
+    The least sparsity from which on the kernels are faster, or `NEVER`.
+  """
+  keys = jax.random.split(jax.random.key(0), 4)
+  x = jax.random.normal(keys[0], (tokens, width), dtype)
+  w = jax.random.normal(keys[1], (width, 4 * width), dtype)
+  dy = jax.random.normal(keys[2], (tokens, 4 * width), dtype)
+
+  def differentiated(multiply):
+    def loss(x, w, mask):
+      return jnp.vdot(multiply(x, w, mask).astype(dtype), dy)
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))
+
+  dense = differentiated(lambda x, w, mask: bf16_matmul.matmul(x, w))
+  sparse = differentiated(
+      lambda x, w, mask: primitives.sparse_matmul(
+          x, w, mask, lowering=native.NATIVE
+      )
+  )
+  masks = [
+      jax.random.bernoulli(keys[3], 1 - sparsity, w.shape)
+      for sparsity in _SPARSITIES
+  ]
+  programs = [(dense, masks[0])] + [(sparse, mask) for mask in masks]
+  seconds: list[list[float]] = [[] for _ in programs]
+  for _ in range(_REPEATS + 1):
+    for (program, mask), times in zip(programs, seconds):
+      start = time.perf_counter()
+      jax.block_until_ready(program(x, w, mask))
+      times.append(time.perf_counter() - start)
+  of_dense, *of_sparse = (statistics.median(times[1:]) for times in seconds)
+  found = NEVER
+  for sparsity, time_of in reversed([*zip(_SPARSITIES, of_sparse)]):
+    if of_dense < _LEAST_SPEEDUP * time_of:
+      break
+    found = sparsity
+  return found

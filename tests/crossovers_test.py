@@ -1,0 +1,99 @@
+"""`auto` uses kernels where they are known, or measured, to be faster."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from spdf_jax import models
+from spdf_jax import training
+from spdf_jax.accelerator import bf16_matmul
+from spdf_jax.accelerator import native
+from spdf_jax.accelerator.native import library
+from spdf_jax.training import crossovers
+
+pytestmark = pytest.mark.skipif(
+    not native.is_available(), reason='no native kernels here'
+)
+
+
+@pytest.fixture
+def on_processor(monkeypatch, tmp_path):
+  """Returns a function that simulates a processor, with an empty cache."""
+  def simulate(vendor, kernels):
+    monkeypatch.setattr(bf16_matmul, 'processor', lambda: vendor)
+    monkeypatch.setattr(native, 'kernels', lambda dtype: kernels)
+    monkeypatch.setattr(library, 'build', lambda: tmp_path / 'libspdf.so')
+
+  return simulate
+
+
+def test_with_amx_bfloat16_kernels_are_used_for_almost_no_weights_only(
+    on_processor, monkeypatch
+):
+  on_processor('GenuineIntel with AMX', 'avx512bf16')
+  monkeypatch.setattr(native, 'is_available', lambda dtype: True)
+  model = models.create_model('gpt-mini', vocab_size=64, dtype='bfloat16')
+  assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.95
+  on_processor('AuthenticAMD', 'avx512bf16')
+  assert training.sparse_steps('auto', model, tokens=1024).crossover == 0.45
+
+
+def test_an_unknown_processor_is_measured_once(
+    on_processor, monkeypatch, tmp_path, caplog
+):
+  caplog.set_level('INFO', logger='spdf_jax')
+  on_processor('Unheard', 'avx2')
+  measured = []
+
+  def measure(*args):
+    measured.append(args)
+    return 0.8
+
+  monkeypatch.setattr(crossovers, 'measure_crossover', measure)
+  found = [crossovers.crossover('float32', 64, 4096) for _ in range(2)]
+  assert found == [0.8, 0.8] and measured == [('float32', 64, 1024)]
+  assert 'Unheard' in caplog.text and 'above 80%' in caplog.text
+  cache, = tmp_path.iterdir()
+  cache.write_text('half')
+  with pytest.raises(ValueError, match='delete it, so that the kernels are'):
+    crossovers.crossover('float32', 64, 4096)
+
+
+@pytest.mark.parametrize('slower, wanted', [
+    (None, crossovers.NEVER), (0.5, 0.5), (0.0, 0.3),
+])
+def test_kernels_are_used_from_where_they_are_faster(
+    monkeypatch, slower, wanted
+):
+  # Time advances by what products are assumed to take.
+  clock = [0.0]
+  monkeypatch.setattr(crossovers.time, 'perf_counter', lambda: clock[0])
+
+  def finished(results):
+    dx, dw = results
+    zeros = 1 - float((jnp.asarray(dw) != 0).mean())
+    dense = zeros < 0.1
+    faster = slower is not None and zeros >= slower - 0.05
+    clock[0] += 2.0 if dense or not faster else 1.0
+    return results
+
+  monkeypatch.setattr(jax, 'block_until_ready', finished)
+  assert crossovers.measure_crossover('float32', 64, 64) == wanted
+
+
+def test_a_measurement_here_ends_in_a_usable_number():
+  found = crossovers.measure_crossover('float32', 64, 64)
+  assert 0 < found <= crossovers.NEVER
+
+
+def test_processors_are_named_by_vendor_and_tiles(monkeypatch):
+  lines = 'vendor_id\t: GenuineIntel\nflags\t: avx512_bf16 amx_bf16\n'
+  monkeypatch.setattr(bf16_matmul, 'cpuinfo', lambda: lines)
+  assert bf16_matmul.processor() == 'GenuineIntel with AMX'
+  monkeypatch.setattr(bf16_matmul, 'cpuinfo', lambda: '')
+  assert bf16_matmul.processor() == 'unknown'
+
+
+def test_blocks_are_for_gpus_and_tpus():
+  with pytest.raises(ValueError, match="matmul is 'blocks-128', whose kernels"):
+    training.matmul.check_devices('blocks-128', 1)
