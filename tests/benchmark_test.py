@@ -17,6 +17,7 @@ from sparse_params import make_sparse_params
 
 from experiments import benchmark
 from experiments.benchmarks import compiled
+from experiments.benchmarks import auto
 from experiments.benchmarks import decode
 from experiments.benchmarks import gpu
 from experiments.benchmarks import matmul
@@ -264,6 +265,15 @@ def test_native_suites_compare_every_sparsity_with_dense(monkeypatch):
         for sparsity in targets[dtype]
     )
   assert all(row.value > 0 for row in rows)
+
+
+@pytest.mark.skipif(not native.is_available(), reason='no native kernels here')
+@pytest.mark.process
+def test_the_auto_suite_covers_both_sides_of_the_crossover(monkeypatch):
+  monkeypatch.setattr(auto, 'SPARSITIES', (0.0, 0.99))
+  rows = [*auto.measure_width(64, 'float32', 1, np.random.default_rng(0))]
+  assert [row.metric[:3] for row in rows] == ['0% ', '99%']
+  assert all(row.value > 0 and row.target == auto.LEAST for row in rows)
 
 
 @pytest.mark.skipif(not native.is_available(), reason='no native kernels here')

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.benchmarks import auto
 from experiments.benchmarks import decode
 from experiments.benchmarks import gpu
 from experiments.benchmarks import matmul
@@ -30,6 +31,7 @@ class Suite(NamedTuple):
 
 
 SUITES = {
+    'auto': Suite(auto.measure, 10),
     'decode': Suite(decode.measure, 15),
     'gpu': Suite(gpu.measure, 20),
     'matmul': Suite(matmul.measure, 7),
