@@ -16,8 +16,8 @@ import pytest
 from sparse_params import make_sparse_params
 
 from experiments import benchmark
-from experiments.benchmarks import compiled
 from experiments.benchmarks import auto
+from experiments.benchmarks import compiled
 from experiments.benchmarks import decode
 from experiments.benchmarks import gpu
 from experiments.benchmarks import matmul
