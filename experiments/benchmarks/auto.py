@@ -56,7 +56,9 @@ def measure_width(
         apply_fn=matmul.without_masks(subject.model.apply),
         learning_rate=subject.plan.learning_rate,
     )
-    first = lambda: small_gpts.first_state(subject.params, optimizer)
+    first = functools.partial(
+        small_gpts.first_state, subject.params, optimizer
+    )
     packed = sparsity > sparse.crossover
     programs = [
         compiled.compile_program(step, first(), subject.batch),
