@@ -2,11 +2,13 @@
 
 import functools
 import math
+import re
 
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import jax
+from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import spdf_jax as spdf
 from spdf_jax import interop
 from spdf_jax import models
+from spdf_jax.models import attention
 from spdf_jax.models import rotary
 from spdf_jax.models.attention import causal_attention
 from spdf_jax.sparsity.trees import path_name
@@ -362,3 +365,27 @@ def test_too_long_a_sequence_is_refused():
   params = make_params(model)
   with pytest.raises(ValueError, match='has 17 tokens and the model 16 posit'):
     model.apply({'params': params}, make_tokens(length=17))
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'cuda', 'tpu'])
+def test_attention_is_that_of_the_platform_for_which_it_is_lowered(platform):
+  x = jax.ShapeDtypeStruct((1, 8, 2, 8), jnp.float32)
+  text = export.export(
+      jax.jit(attention.attend), platforms=[platform]
+  )(x, x, x).mlir_module()
+  # The branches are those of CPUs and of all others; the index is a constant.
+  index = re.search(r'"stablehlo.case"\((%c\w*)\)', text).group(1)
+  value = re.search(rf'{index} = stablehlo.constant dense<(\d)>', text)
+  assert int(value.group(1)) == (platform != 'cpu')
+
+
+def test_float16_attends_on_a_cpu_by_all_implementations():
+  keys = jax.random.split(jax.random.key(0), 3)
+  q, k, v = (jax.random.normal(key, (1, 8, 2, 8), jnp.float16) for key in keys)
+  mask = jnp.tril(jnp.ones((1, 1, 8, 8), bool))
+  wanted = jax_attention(*(x.astype(jnp.float32) for x in (q, k, v)))
+  for args in ((), (mask,)):
+    for name in ('auto', 'blocks', 'xla'):
+      found = attention.attend(q, k, v, *args, implementation=name)
+      assert found.dtype == jnp.float16
+      np.testing.assert_allclose(found, wanted, atol=2e-3)

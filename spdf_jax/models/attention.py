@@ -77,31 +77,15 @@ class Attention(nn.Module):
       # Kernels of attention take a constant scale only, and a scanned layer has
       # a traced divisor, so the queries are divided.
       q_BxLxHxK = (q_BxLxHxK / divisor).astype(q_BxLxHxK.dtype)
-    masking: dict[str, Any] = dict(is_causal=True)
+    mask_Bx1xLxS = None
     if positions_BxL is not None and self.is_mutable_collection('cache'):
       k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS = self._cached(
           k_BxLxGxK, v_BxLxGxK, positions_BxL
       )
-      masking = dict(mask=mask_Bx1xLxS)
-    if c.dtype == 'float16' and jax.default_backend() == 'cpu':
-      # XLA:CPU does not implement the float16 products of
-      # `dot_product_attention`.
-      q_BxLxHxK, k_BxLxGxK, v_BxLxGxK = (
-          x.astype(jnp.float32) for x in (q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
-      )
-    on_cpu = c.attention == 'auto' and jax.default_backend() == 'cpu'
-    if 'is_causal' in masking and (on_cpu or c.attention == 'blocks'):
-      y_BxLxHxK = causal_attention(
-          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, self.scale
-      )
-    else:
-      if c.attention in _FROM_JAX:
-        masking['implementation'] = c.attention
-      y_BxLxHxK = jax.nn.dot_product_attention(
-          q_BxLxHxK, k_BxLxGxK, v_BxLxGxK,
-          scale=self.scale,
-          **masking,
-      )
+    y_BxLxHxK = attend(
+        q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, mask_Bx1xLxS,
+        scale=self.scale, implementation=c.attention,
+    )
     return decoder.dense(
         c, c.d_model, name='wd', use_bias=self.output_bias, residual=True
     )(y_BxLxHxK.reshape(*x_BxLxD.shape[:-1], c.n_heads * c.head_size))
@@ -128,6 +112,90 @@ class Attention(nn.Module):
     written_S = jnp.arange(key.value.shape[2])
     mask_BxLxS = written_S <= positions_BxL[:, :, None]
     return swap(key.value), swap(value.value), mask_BxLxS[:, None]
+
+
+def attend(
+    q_BxLxHxK: jax.Array,
+    k_BxLxGxK: jax.Array,
+    v_BxLxGxK: jax.Array,
+    mask_Bx1xLxS: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    implementation: str = 'auto',
+) -> jax.Array:
+  """Computes attention by the implementation for the platform of the program.
+
+  The platform is that for which the program is lowered, which may differ from
+  the one on which it is traced. JAX traces cuDNN's attention only on machines
+  with cuDNN.
+
+  Args:
+    q_BxLxHxK: Queries, `[batch, length, heads, head size]`.
+    k_BxLxGxK: Keys, whose number of heads divides that of the queries.
+    v_BxLxGxK: Values, with as many heads as the keys.
+    mask_Bx1xLxS: The keys that a query attends to; `None`: those up to its own
+      position.
+    scale: Factor of the scores; `None`: 1 / sqrt(head size).
+    implementation: One of `decoder.ATTENTIONS`: `'auto'` without a mask is
+      `'blocks'` on CPUs and, where cuDNN supports the dtype, shapes and device,
+      `'cudnn'` on NVIDIA's GPUs; everything else is `'xla'`, JAX's default.
+
+  Returns:
+    The weighted values, with the shape and dtype of the queries.
+
+  Example:
+    >>> x = jnp.ones((1, 3, 2, 4))
+    >>> attend(x, x, x).shape
+    (1, 3, 2, 4)
+  """
+  by_jax: Callable[..., jax.Array] = functools.partial(
+      jax.nn.dot_product_attention,
+      scale=scale, mask=mask_Bx1xLxS, is_causal=mask_Bx1xLxS is None,
+  )
+  args = q_BxLxHxK, k_BxLxGxK, v_BxLxGxK
+  if implementation in _FROM_JAX:
+    by_jax = functools.partial(by_jax, implementation=implementation)
+  on_cpu = on_cuda = by_jax
+  if mask_Bx1xLxS is None and implementation == 'blocks':
+    by_jax = on_cpu = on_cuda = functools.partial(causal_attention, scale=scale)
+  elif mask_Bx1xLxS is None and implementation == 'auto':
+    on_cpu = functools.partial(causal_attention, scale=scale)
+    on_cuda = _first_supported(
+        functools.partial(by_jax, implementation='cudnn'), by_jax, *args
+    )
+  if q_BxLxHxK.dtype == jnp.float16:
+    on_cpu = _in_float32(on_cpu)
+  others = {
+      platform: attention
+      for platform, attention in (('cpu', on_cpu), ('cuda', on_cuda))
+      if attention is not by_jax
+  }
+  if not others:
+    return by_jax(*args)
+  return jax.lax.platform_dependent(*args, **others, default=by_jax)
+
+
+def _in_float32(
+    attention: Callable[..., jax.Array]
+) -> Callable[..., jax.Array]:
+  """Computes attention in float32, since XLA:CPU has no float16 products."""
+  return lambda *args: attention(
+      *(x.astype(jnp.float32) for x in args)
+  ).astype(args[0].dtype)
+
+
+def _first_supported(
+    preferred: Callable[..., jax.Array],
+    fallback: Callable[..., jax.Array],
+    *args: jax.Array,
+) -> Callable[..., jax.Array]:
+  """Returns the preferred attention if JAX supports it here."""
+  try:
+    jax.eval_shape(preferred, *args)
+  # Raised where cuDNN is missing or does not support the dtype or shapes.
+  except (NotImplementedError, RuntimeError, ValueError):
+    return fallback
+  return preferred
 
 
 def causal_attention(

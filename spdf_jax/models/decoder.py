@@ -94,7 +94,7 @@ class DecoderConfig:
       the products with weights; or `full`, of whole layers.
     attention: Implementation of attention: `blocks`, which is
       `causal_attention`; `xla`; `cudnn`, which needs a GPU and 16-bit dtypes;
-      or `auto`, `blocks` on a CPU and JAX's default elsewhere.
+      or `auto`, the fastest on the platform, see `attention.attend`.
     dtype: Dtype of the computation.
     lowering: Lowering of sparse products, see `accelerator.sparse_matmul`.
     dropout: Dropout rate in training, see `drop`, of the embeddings and of the
