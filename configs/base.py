@@ -53,6 +53,8 @@ def get_config() -> ml_collections.ConfigDict:
           sparsity=0.0,  # of the hidden matrices, in [0, 1)
           update_every='5%', update_until='75%',  # of the phase, or '100 steps'
           drop_fraction=placeholder(float), init=placeholder(str),  # its own
+          grow=placeholder(str),  # gradient or random
+          # Here and in the two lines above also 'package.module:function'.
           distribution='uniform',  # uniform, erk or model_wide
           structure='unstructured',  # or N:M, as 2:4
       ),

@@ -118,7 +118,8 @@ def by_entry(
 
   Args:
     kind: Kind of the table's entries, the key of the name in a mapping.
-    value: `name` or `{kind: name, …arguments}`; others are returned unchanged.
+    value: `name` or `{kind: name, …arguments}`, where a name with a colon,
+      `'package.module:function'`, is imported; others are returned unchanged.
     table: Functions by their names.
     missing: Number of positional arguments of the later call.
 
@@ -133,7 +134,10 @@ def by_entry(
   if not isinstance(value, Mapping):
     return value
   name = value.get(kind, '')
-  function = lookup(kind, name, table)
+  if isinstance(name, str) and ':' in name:
+    function = import_function(kind, name)
+  else:
+    function = lookup(kind, name, table)
   arguments = {k: v for k, v in value.items() if k != kind}
   return bind(f'{kind} {name!r}', function, arguments, missing)
 

@@ -13,6 +13,7 @@ from spdf_jax.sparsity.algorithms import ALGORITHMS
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms import resolve
+from spdf_jax.sparsity.algorithms import user_functions
 from spdf_jax.sparsity.distributions import ModelWide
 
 PARAMS = {
@@ -258,6 +259,80 @@ def test_an_algorithm_of_ones_own_is_named_by_module_and_function():
   assert sparsities(found, 0) == [0.75]
 
 
+def rising(*, final):
+  return lambda step: final * step / 70
+
+
+def halves(params, sparsity):
+  return jax.tree.map(lambda p: sparsity / 2, params)
+
+
+def rows():
+  return spdf.structures.channel('inputs')
+
+
+def first(key, params, sparsities, *, structure=None):
+  return jax.tree.map(
+      lambda p, s: jnp.arange(p.size).reshape(p.shape) < p.size * (1 - s),
+      params, sparsities,
+  )
+
+
+def at_squares(step):
+  return jnp.isin(step, jnp.arange(3, 9) ** 2)
+
+
+def paths(units):
+  mask = units.mask.astype('float32')
+  return mask @ mask.swapaxes(-1, -2) @ mask
+
+
+def test_parts_of_an_algorithm_are_named_by_module_and_function():
+  here = lambda name: f'{__name__}:{name}'
+  pruned = make('static', sparsity=0.5, distribution=here('halves'))
+  assert sparsities(pruned, 0) == [0.25]
+  in_rows = make('static', sparsity=0.5, structure=here('rows'))
+  mask = in_rows.init(jax.random.key(0), PARAMS)['a']
+  assert (mask.all(-1) | ~mask.any(-1)).all() and mask.mean() == 0.5
+  kept = make('static', sparsity=0.75, init=here('first'))
+  mask = kept.init(jax.random.key(0), PARAMS)['a']
+  assert mask.reshape(-1)[:32].all() and mask.sum() == 32
+  rises = make('gmp', sparsity={'schedule': here('rising'), 'final': 0.7},
+               **UPDATES)
+  assert sparsities(rises, 30)[0] == pytest.approx(0.3)
+  spec = {'name': 'rigl', 'sparsity': 0.5, 'update_every': here('at_squares'),
+          'update_until': '70%'}
+  squares = create_algorithm(resolve(spec, 100))
+  assert [squares.update_at(step) for step in (10, 16, 64, 81)] == [
+      False, True, True, False
+  ]
+  assert user_functions({'structure': '2:4', 'groups': [['*', spec]]}) == [
+      here('at_squares')
+  ]
+
+
+@pytest.mark.parametrize('name, needs', [('set', False), ('rigl', True)])
+def test_growth_by_own_scores_is_that_of_numpy(name, needs):
+  algorithm = make(name, sparsity=0.75, grow=f'{__name__}:paths', **UPDATES)
+  assert algorithm.dense_grads_at(10) is needs
+  mask = algorithm.init(jax.random.key(0), PARAMS)
+  grads = jax.tree.map(jnp.ones_like, PARAMS)
+  found = algorithm.update(jax.random.key(1), 10, mask, PARAMS, grads)
+  old, new = (np.asarray(m['a'][0]) for m in (mask, found))
+  magnitude = np.abs(np.asarray(PARAMS['a'][0])) * old
+  fraction = 0.3 if name == 'set' else float(
+      0.15 * (1 + np.cos(np.pi * 10 / 70))
+  )
+  survivors = magnitude >= np.sort(magnitude, axis=None)[
+      -(old.sum() - int(fraction * old.sum()))
+  ]
+  scores = old.astype(int) @ old.T.astype(int) @ old.astype(int)
+  order = np.argsort(-scores + 1e9 * survivors, axis=None, kind='stable')
+  want = survivors.copy()
+  want.flat[order[:old.sum() - survivors.sum()]] = True
+  np.testing.assert_array_equal(new, want)
+
+
 def test_what_python_has_made_already_is_taken_as_it_is():
   found = create_algorithm({
       'name': 'gmp', 'sparsity': spdf.cubic(0.0, 0.5, 70),
@@ -286,6 +361,10 @@ def test_what_python_has_made_already_is_taken_as_it_is():
      "structure 'n_of_n' is unknown; did you mean 'n_of_m'"),
     ({'name': 'static', 'sparsity': 0.5, 'init': 'magnitudes'},
      "init 'magnitudes' is unknown; did you mean 'magnitude'"),
+    ({'name': 'static', 'sparsity': 0.5,
+      'distribution': f'{__name__}:paths'},
+     r"distribution '.*:paths': too many positional arguments; its arguments"),
+    (RIGL | {'grow': 'slope'}, "grow 'slope' is unknown"),
     ({'name': 'iterative', 'rounds': [{'step': 3}]},
      "a round: missing a required argument: 'steps'; its arguments are steps"),
     ({'name': 'no_such_module.at_all:f'},

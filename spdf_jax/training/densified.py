@@ -85,8 +85,8 @@ def _refuse_code(config: RunConfig, checkpoint: pathlib.Path) -> None:
       ('model', config.model.preset),
       ('optimizer', getattr(config.optimizer, 'name', '')),
       *(
-          (f'algorithm of phase {phase.name!r}', name)
-          for phase in config.phases for name in phase.user_algorithms
+          (f'function of phase {phase.name!r}', name)
+          for phase in config.phases for name in phase.user_functions
       ),
   ]
   code = [f'the {what} {name!r}' for what, name in named if ':' in name]

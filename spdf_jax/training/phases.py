@@ -13,6 +13,7 @@ from typing import TypeVar
 from spdf_jax.sparsity.algorithms import create_algorithm
 from spdf_jax.sparsity.algorithms import member_specs
 from spdf_jax.sparsity.algorithms import resolve
+from spdf_jax.sparsity.algorithms import user_functions
 from spdf_jax.training.early_stop import EarlyStop
 from spdf_jax.training.learning_rates import LearningRate
 from spdf_jax.training.learning_rates import SCHEDULES
@@ -189,9 +190,9 @@ class Phase:
           f'phase {self.name!r} has weight_decay {self.weight_decay}; it must '
           'not be negative.'
       )
-    # A user-defined algorithm is not imported before there is a plan, since
+    # Functions of the user are not imported before there is a plan, since
     # reading the config.json of a run must not execute code named in it.
-    if self.steps is not None or not self.user_algorithms:
+    if self.steps is not None or not self.user_functions:
       resolved = self.resolved_algorithm(self.steps)
       self._read_algorithm(lambda _: create_algorithm(resolved))
     if self.early_stop is not None and 'iterative' in self._algorithms:
@@ -260,9 +261,9 @@ class Phase:
     return [str(spec.get('name')) for spec in specs]
 
   @property
-  def user_algorithms(self) -> list[str]:
-    """Names of all user-defined algorithms, as configs have them."""
-    return [name for name in self._algorithms if ':' in name]
+  def user_functions(self) -> list[str]:
+    """Names of the functions that the algorithm would import."""
+    return user_functions(self.algorithm)
 
   def resolved_algorithm(self, steps: float | None) -> dict[str, Any]:
     """Returns the arguments of the algorithm, with times in steps.

@@ -178,8 +178,21 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
     lambda config, code: config.update(
         optimizer=dict(name=code, clip_norm=1.0)
     ),
-], ids=['model', 'optimizer'])
-def test_a_model_or_an_optimizer_named_in_a_checkpoint_is_not_imported(
+    *(
+        lambda config, code, part=part: config['phases']['pretrain'][
+            'algorithm'
+        ].update({'name': 'rigl', 'sparsity': 0.5, part: code})
+        for part in ('distribution', 'structure', 'init', 'grow',
+                     'update_every')
+    ),
+    lambda config, code: config['phases']['pretrain']['algorithm'].update(
+        drop_fraction={'schedule': code}
+    ),
+], ids=[
+    'model', 'optimizer', 'distribution', 'structure', 'init', 'grow',
+    'update_every', 'schedule',
+])
+def test_a_model_an_optimizer_or_a_function_named_in_a_checkpoint_is_not_imported(
     change, workdir, tmp_path, monkeypatch
 ):
   (tmp_path / 'evil.py').write_text(
@@ -252,11 +265,18 @@ def test_no_reader_of_checkpoints_imports_what_they_name(
     config['phases']['pretrain']['algorithm'] = {'name': 'evil:f'}
 
   with_config(workdir, change)
-  for module, readers in READERS.items():
-    for read in readers:
-      with contextlib.suppress(Exception):
-        read(str(workdir), tmp_path / 'out')
-      assert not (tmp_path / 'ran').exists(), module
+  def read_all():
+    for module, readers in READERS.items():
+      for read in readers:
+        with contextlib.suppress(Exception):
+          read(str(workdir), tmp_path / 'out')
+        assert not (tmp_path / 'ran').exists(), module
+
+  read_all()
+  with_config(workdir, lambda config: config['phases']['pretrain'].update(
+      algorithm={'name': 'rigl', 'sparsity': 0.5, 'grow': 'evil:f'}
+  ))
+  read_all()
 
 
 def test_a_path_in_a_config_of_others_is_not_written_to(workdir, tmp_path):

@@ -6,8 +6,9 @@ from spdf_jax.sparsity.algorithms.from_config import create_algorithm
 from spdf_jax.sparsity.algorithms.from_config import initial_masks_of
 from spdf_jax.sparsity.algorithms.from_config import member_specs
 from spdf_jax.sparsity.algorithms.from_config import resolve
+from spdf_jax.sparsity.algorithms.from_config import user_functions
 
 __all__ = [
     'ALGORITHMS', 'create_algorithm', 'initial_masks_of', 'member_specs',
-    'resolve',
+    'resolve', 'user_functions',
 ]

@@ -40,6 +40,8 @@ _TIME = re.compile(
     r'\s*(?:([0-9]+)\s*(?:steps?)?|([0-9]+(?:\.[0-9]+)?)\s*%)\s*'
 )
 
+_FUNCTION = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
+
 _ASSUMED_STEPS = 10**6  # Of a phase whose length is not known yet.
 _TIMES = (
     'update_every', 'update_from', 'update_until', 'steps', 'start', 'period',
@@ -67,7 +69,9 @@ def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
     'm': 4}` and likewise `block`, `channel`, `balanced`;
   * `init`: `'random'`, `'magnitude'`, or `'nonzero'` to keep the non-zero
     parameters;
-  * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`.
+  * `rounds`: a list of `{'steps': 300, 'fraction': 0.25}`;
+  * each of these names, `update_every` and `grow` may be
+    `'package.module:function'`, a function of your own.
 
   The algorithm `'partition'` has one argument, `groups`: a list of `[pattern,
   spec]` pairs, e.g. `[['*/attn/*', {'name': 'static', 'sparsity': 0.5}], ['*',
@@ -187,6 +191,28 @@ def member_specs(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
   return [member for _, member in _check_groups(spec.get('groups'))]
 
 
+def user_functions(spec: Any) -> list[str]:
+  """Returns the names of functions in a spec that would be imported.
+
+  Args:
+    spec: A spec, as `create_algorithm` reads it, or a value in one.
+
+  Returns:
+    The names, in the order of the spec.
+
+  Example:
+    >>> user_functions({'name': 'static', 'structure': '2:4', 'init': 'my:f'})
+    ['my:f']
+  """
+  if isinstance(spec, str):
+    return [spec] if _FUNCTION.fullmatch(spec) else []
+  if isinstance(spec, Mapping):
+    spec = list(spec.values())
+  if not isinstance(spec, (list, tuple)):
+    return []
+  return [name for value in spec for name in user_functions(value)]
+
+
 def initial_masks_of(spec: Mapping[str, Any]) -> list[str]:
   """Returns the names of the functions that make the initial masks of a spec.
 
@@ -239,6 +265,8 @@ def _in_steps(name: str, value: Any, steps: int) -> Any:
   if isinstance(value, (list, tuple)):
     return [_in_steps(name, v, steps) for v in value]
   if not isinstance(value, str) or name not in _TIMES:
+    return value
+  if name == 'update_every' and _FUNCTION.fullmatch(value):
     return value
   match = _TIME.fullmatch(value)
   if match is None:
@@ -320,6 +348,10 @@ def _number(name: str, value: Any) -> Any:
   return value
 
 
+def _update_every(value: Any) -> Any:
+  return names.by_entry('update_every', value, {}, missing=1)
+
+
 def _rounds(value: Any) -> Any:
   if not isinstance(value, (list, tuple)):
     return value
@@ -335,6 +367,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     'drop_fraction': functools.partial(_number, 'drop_fraction'),
     'rounds': _rounds,
     'sparsity': functools.partial(_number, 'sparsity'),
+    'update_every': _update_every,
 }
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     'dense': static.dense,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spdf_jax import names
 from spdf_jax.sparsity import algorithm
 from spdf_jax.sparsity import counts
 from spdf_jax.sparsity import distributions
@@ -70,6 +71,16 @@ class Units(NamedTuple):
 
 LeafUpdate = Callable[[Units], jax.Array]
 """`(units) -> mask`: the next mask of the units of a leaf."""
+
+Growth = Callable[[Units], jax.Array | None]
+"""`(units) -> scores`: the pruned units of largest score grow; `None`: random
+ones."""
+
+GROWTHS: dict[str, Growth] = {
+    'gradient': lambda units: units.grads,
+    'random': lambda units: None,
+}
+"""Growth scores by name."""
 
 
 def leafwise(
@@ -224,6 +235,32 @@ def update_times_of(
   if before == at_stop:
     return times
   return schedules.update_times([*steps, stop])
+
+
+def growth_of(value: Growth | str) -> Growth:
+  """Returns growth scores given by name, or themselves.
+
+  Args:
+    value: `(units) -> scores`, or `'gradient'`, `'random'` or
+      `'package.module:function'`.
+
+  Returns:
+    The function.
+
+  Raises:
+    ValueError: `value` is something else, or the name is unknown.
+
+  Example:
+    >>> growth_of('random')(None) is None
+    True
+  """
+  found = names.by_entry('grow', value, GROWTHS, missing=1)
+  if not callable(found):
+    raise ValueError(
+        f"grow is {found!r:.80}; give 'gradient', 'random', or a function "
+        '(units) -> scores.'
+    )
+  return found
 
 
 def surviving(units: Units) -> jax.Array:

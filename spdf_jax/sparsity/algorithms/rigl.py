@@ -27,6 +27,7 @@ def rigl(
     drop_fraction: float | Schedule = 0.3,
     regrow_dropped: bool = True,
     skip_gradient_step: bool = False,
+    grow: leafwise.Growth | str = 'gradient',
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
     init: MaskMaker | str = 'random',
@@ -62,6 +63,9 @@ def rigl(
       paper; it then keeps its value.
     skip_gradient_step: Whether a mask update replaces the gradient step, as in
       the paper; by default the step does both.
+    grow: Scores of growth: `'gradient'`, `'random'`, or a function `(units) ->
+      scores` of `leafwise.Units`, with the gradients of all weights, or its
+      name, `'package.module:function'`.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
       patterns; or its name.
@@ -85,6 +89,7 @@ def rigl(
     >>> algorithm.dense_grads_at(99), algorithm.dense_grads_at(100)
     (False, True)
   """
+  scores = leafwise.growth_of(grow)
   return leafwise.leafwise(
       sparsity,
       leafwise.update_times_of(
@@ -93,14 +98,14 @@ def rigl(
       lambda units: leafwise.drop_and_grow(
           units,
           leafwise.surviving(units),
-          grow_by=units.grads,
+          grow_by=scores(units),
           regrow_dropped=regrow_dropped,
       ),
       distribution=distribution,
       structure=structure,
       init=init,
       drop_fraction=decayed(drop_fraction, update_until),
-      dense_grads=True,
+      dense_grads=grow != 'random',
       skip_step=skip_gradient_step,
   )
 

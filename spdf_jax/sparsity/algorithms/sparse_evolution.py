@@ -32,6 +32,7 @@ def sparse_evolution(
     drop_fraction: float | Schedule = 0.3,
     drop: str = 'magnitude',
     regrow_dropped: bool = True,
+    grow: leafwise.Growth | str = 'random',
     distribution: Distribution | str = 'uniform',
     structure: Structure | str = 'unstructured',
     init: MaskMaker | str = 'random',
@@ -60,6 +61,10 @@ def sparse_evolution(
       zero, and the same fraction of the negative weights.
     regrow_dropped: Whether a weight just dropped may grow again; it then keeps
       its value.
+    grow: Scores of growth: `'random'`, `'gradient'`, or a function `(units) ->
+      scores` of `leafwise.Units`, e.g. of the mask, or its name,
+      `'package.module:function'`. For functions of the gradients of pruned
+      weights use `rigl`, since they are zero here.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
       `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
       patterns; or its name.
@@ -85,6 +90,7 @@ def sparse_evolution(
   if drop not in ('magnitude', 'signed'):
     raise ValueError(f"drop is {drop!r}; give 'magnitude' or 'signed'.")
   structure = structures.structure_of(structure)
+  scores = leafwise.growth_of(grow)
   if drop == 'signed' and structure is not structures.UNSTRUCTURED:
     raise ValueError(
         f"drop is 'signed', which works without a structure only, but "
@@ -97,12 +103,12 @@ def sparse_evolution(
       if not regrow_dropped:
         survivors = _restored(units, survivors)
       return leafwise.grow(
-          units, survivors, grow_by=None, regrow_dropped=regrow_dropped
+          units, survivors, grow_by=scores(units), regrow_dropped=regrow_dropped
       )
     return leafwise.drop_and_grow(
         units,
         leafwise.surviving(units),
-        grow_by=None,
+        grow_by=scores(units),
         regrow_dropped=regrow_dropped,
     )
 
@@ -116,6 +122,7 @@ def sparse_evolution(
       structure=structure,
       init=init,
       drop_fraction=drop_fraction,
+      dense_grads=grow == 'gradient',
   )
 
 
