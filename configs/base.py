@@ -55,7 +55,7 @@ def get_config() -> ml_collections.ConfigDict:
           drop_fraction=placeholder(float), init=placeholder(str),  # its own
           grow=placeholder(str),  # gradient or random
           # Here and in the two lines above also 'package.module:function'.
-          distribution='uniform',  # uniform, erk or model_wide
+          distribution='uniform',  # uniform, erk, igq or model_wide
           structure='unstructured',  # or N:M, as 2:4
       ),
       learning_rate=dict(

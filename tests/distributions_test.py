@@ -132,6 +132,18 @@ def test_erk_counts_the_sizes_of_kernels(algorithm, layers):
     assert mask.mean() == pytest.approx(PUBLISHED[name], abs=2e-4), name
 
 
+@settings(deadline=None, max_examples=100)
+@given(SHAPES, st.floats(0, 0.999))
+def test_igq_presses_all_layers_with_one_force(shapes, sparsity):
+  found = spdf.igq([leaf(*shape) for shape in shapes], sparsity)
+  sizes = [math.prod(shape) for shape in shapes]
+  kept = sum(size * (1 - s) for size, s in zip(sizes, found))
+  assert kept == pytest.approx((1 - sparsity) * sum(sizes), rel=1e-9)
+  # Vysogorets and Kempe: 1 / density - 1 is the force times the weights.
+  forces = [s / (1 - s) / (i * o) for s, (_, i, o) in zip(found, shapes)]
+  assert forces == pytest.approx([forces[0]] * len(forces), rel=1e-6)
+
+
 def test_erk_of_no_sparsity_is_dense():
   assert set(jax.tree.leaves(erk(gpt(12, 768), 0.0))) == {0.0}
 
@@ -146,7 +158,7 @@ def test_a_high_power_stays_below_one():
 @pytest.mark.parametrize('empty', [{}, {'w': None}])
 def test_an_empty_tree_is_survived(empty):
   # optax.tree.map_params initialises a transformation with one.
-  assert erk(empty, 0.9) == empty
+  assert erk(empty, 0.9) == spdf.igq(empty, 0.9) == empty
   assert by_pattern(empty, {'*/attn/*': 0.5}) == empty
   assert model_wide(empty, 0.5) == ModelWide(0.5)
 

@@ -158,15 +158,15 @@ def test_dart_relations_are_lower_cased(tmp_path):
 
 
 def test_curation_drops_empty_sides_and_splits_by_the_seed(tmp_path):
-  rows = ''.join(f'"S, {i}",url,"Line\nof {i}"\n' for i in range(50))
+  rows = ''.join(f'"S, {i}",url,"Line\nof {i}"\n' for i in range(51))
   write(tmp_path, {
       'curation-corpus-base-with-articles.csv':
           'summary,url,article_content\n' + rows + 'S,u,\n,u,A\n" ",u,A\n',
   })
   task = data.load_task('curation', tmp_path)
-  assert [len(task.train), len(task.validation), len(task.test)] == [40, 5, 5]
+  assert [len(task.train), len(task.validation), len(task.test)] == [41, 5, 5]
   pairs = task.train + task.validation + task.test
-  assert set(pairs) == {Pair(f'Line\nof {i}', f'S, {i}') for i in range(50)}
+  assert set(pairs) == {Pair(f'Line\nof {i}', f'S, {i}') for i in range(51)}
   assert data.load_task('curation', tmp_path) == task
   assert data.load_task('curation', tmp_path, seed=1).test != task.test
 

@@ -35,6 +35,10 @@ class Gpu(NamedTuple):
 
 
 GPUS = {
+    'v100': Gpu(
+        'V100 SXM2 32GB', 125e12, 125e12, 0.9e12, 300,
+        'NVIDIA V100 data sheet, 2020; no 2:4 sparsity',
+    ),
     'a100': Gpu(
         'A100 SXM 80GB', 312e12, 624e12, 2.039e12, 400,
         'NVIDIA A100 data sheet, 2021',

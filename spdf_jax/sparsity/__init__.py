@@ -19,6 +19,7 @@ from spdf_jax.sparsity.combinators import partition
 from spdf_jax.sparsity.counts import sparsities_of
 from spdf_jax.sparsity.distributions import by_pattern
 from spdf_jax.sparsity.distributions import erk
+from spdf_jax.sparsity.distributions import igq
 from spdf_jax.sparsity.distributions import model_wide
 from spdf_jax.sparsity.distributions import uniform
 from spdf_jax.sparsity.masks import apply_mask
@@ -55,6 +56,7 @@ __all__ = [
     'get_mask',
     'gmp',
     'granet',
+    'igq',
     'init',
     'iterative',
     'join',

@@ -243,6 +243,60 @@ def _fill(
   return densities
 
 
+def igq(params: PyTree, sparsity: float) -> PyTree:
+  r"""Assigns lower sparsities to small layers (ideal gas quotas).
+
+  A layer of :math:`n_l` weights keeps the fraction :math:`d_l = 1 / (F n_l +
+  1)` of them, as cylinders of gas whose pistons share one force, with the
+  :math:`F` at which the whole tree has the given sparsity.
+
+  Args:
+    params: A tree of leaves `[layers, inputs, outputs]` or `[inputs,
+      outputs]`, or of their shapes; `None` leaves are not counted.
+    sparsity: The fraction of zeros in [0, 1) over all leaves.
+
+  Returns:
+    A tree of the structure of `params` with a float per leaf; `None` unchanged.
+
+  Raises:
+    ValueError: the sparsity is not a number in [0, 1), or a leaf has no
+      weights.
+
+  References:
+    Vysogorets and Kempe, `Connectivity Matters
+    <https://arxiv.org/abs/2107.02306>`_, 2023
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> params = {'small': jnp.ones((2, 2)), 'large': jnp.ones((4, 4))}
+    >>> {k: round(v, 2) for k, v in igq(params, 0.5).items()}
+    {'large': 0.57, 'small': 0.25}
+  """
+  sparsity = check_sparsity(sparsity)
+  check_not_empty(params)
+  leaves = jax.tree.leaves(params)
+  if not leaves or not sparsity:
+    return jax.tree.map(lambda p: 0.0, params)
+  sizes = [math.prod(leaf.shape) for leaf in leaves]
+  weights = [math.prod(leaf.shape[-2:]) for leaf in leaves]
+  density = lambda force, n: 1 / (force * n + 1)
+  # The sparsity of every layer, and so of all, is between that of the smallest
+  # and of the largest one.
+  odds = sparsity / (1 - sparsity)
+  low, high = odds / max(weights), odds / min(weights)
+  for _ in range(100):
+    force = (low + high) / 2
+    kept = sum(size * density(force, n) for size, n in zip(sizes, weights))
+    if kept > (1 - sparsity) * sum(sizes):
+      low = force
+    else:
+      high = force
+  return jax.tree.unflatten(
+      jax.tree.structure(params),
+      [1 - density(high, n) for n in weights],
+  )
+
+
 class ModelWide(NamedTuple):
   """One sparsity for all leaves as one group, in place of a tree."""
 
@@ -346,6 +400,7 @@ def check_sparsity(sparsity: Any, name: str = 'sparsity') -> float:
 _DISTRIBUTIONS = {
     'by_pattern': by_pattern,
     'erk': erk,
+    'igq': igq,
     'model_wide': model_wide,
     'uniform': uniform,
 }
@@ -355,7 +410,7 @@ def distribution_of(value: Any) -> Callable[..., Any]:
   """Returns a distribution given by name, or itself.
 
   Args:
-    value: `(params, sparsity) -> sparsities`, or `'uniform'`, `'erk'`,
+    value: `(params, sparsity) -> sparsities`, or `'uniform'`, `'erk'`, `'igq'`,
       `'by_pattern'` or `'model_wide'`, or a mapping with the name under
       `'distribution'` and further arguments.
 

@@ -63,8 +63,8 @@ def create_algorithm(spec: Mapping[str, Any]) -> Algorithm:
     spdf_jax (`'cubic'`, `'periodic'`, `'cosine'`) or optax
     (`'linear_schedule'`) and its arguments. With `by_pattern`, `sparsity` is a
     list of `[pattern, sparsity]` pairs, or a mapping, of these values;
-  * `distribution`: `'uniform'`, `'erk'`, `'by_pattern'`, `'model_wide'`, or
-    `{'distribution': 'erk', 'power': 0.5}`;
+  * `distribution`: `'uniform'`, `'erk'`, `'igq'`, `'by_pattern'`,
+    `'model_wide'`, or `{'distribution': 'erk', 'power': 0.5}`;
   * `structure`: `'unstructured'`, `'2:4'`, or `{'structure': 'n_of_m', 'n': 2,
     'm': 4}` and likewise `block`, `channel`, `balanced`;
   * `init`: `'random'`, `'magnitude'`, or `'nonzero'` to keep the non-zero

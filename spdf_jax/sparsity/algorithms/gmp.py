@@ -42,8 +42,8 @@ def gmp(
       sparsity is still that of the mask update before.
     update_from: First step that may be a mask update.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
-      patterns; or its name.
+      `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
+      of patterns; or its name.
     structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
     init: Function that makes the initial mask, at the sparsity of step 0:
       `(key, params, sparsities) -> mask`, such as those of `spdf_jax.init`, or

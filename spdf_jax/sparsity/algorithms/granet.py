@@ -52,8 +52,8 @@ def granet(
       regrown: a number in (0, 1), which decays to zero at `update_until` by a
       cosine, or a schedule of the step.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
-      patterns; or its name.
+      `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
+      of patterns; or its name.
     structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
     init: Function that makes the initial mask: `(key, params, sparsities) ->
       mask`, such as those of `spdf_jax.init`, or its name: `'random'`,

@@ -67,8 +67,8 @@ def rigl(
       scores` of `leafwise.Units`, with the gradients of all weights, or its
       name, `'package.module:function'`.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
-      patterns; or its name.
+      `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
+      of patterns; or its name.
     structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
     init: Function that makes the initial mask: `(key, params, sparsities) ->
       mask`, such as those of `spdf_jax.init`, or its name: `'random'`,

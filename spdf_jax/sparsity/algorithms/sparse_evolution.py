@@ -66,8 +66,8 @@ def sparse_evolution(
       `'package.module:function'`. For functions of the gradients of pruned
       weights use `rigl`, since they are zero here.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
-      patterns; or its name.
+      `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
+      of patterns; or its name.
     structure: Structure of the mask, e.g. `structures.block(4, 4)` or `'2:4'`.
     init: Function that makes the initial mask: `(key, params, sparsities) ->
       mask`, such as those of `spdf_jax.init`, or its name: `'random'`,

@@ -32,8 +32,8 @@ def static(
     sparsity: The fraction of zeros in [0, 1): a number, or a tree of numbers
       for the sparsified leaves.
     distribution: Distribution of the sparsity over leaves: `uniform`, `erk`,
-      `model_wide`, or `by_pattern`, with which `sparsity` is a mapping of
-      patterns; or its name.
+      `igq`, `model_wide`, or `by_pattern`, with which `sparsity` is a mapping
+      of patterns; or its name.
     structure: Structure of the mask, e.g. `structures.n_of_m(2, 4)` or `'2:4'`.
     init: Function that makes the mask: `(key, params, sparsities) -> mask`,
       such as those of `spdf_jax.init`, or its name: `'random'`, `'magnitude'`
