@@ -41,7 +41,8 @@ def refuse(message, **changes):
 
 
 def test_a_dry_run_prints_what_a_run_would_be_and_cost():
-  run = make_run()
+  # A later schedule of its own is compared with the steps before it, too.
+  run = make_run(phases__continuation__learning_rate__schedule='constant')
   text = format_plan(run, 'plan')
   state = run.create_state()
   mask = spdf.get_mask(state.opt_state)

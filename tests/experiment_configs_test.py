@@ -225,6 +225,14 @@ def test_a_dry_run_of_variable_spdf_has_the_shares_of_its_flops_table():
   assert total['effective_sparsity'] == pytest.approx(effective.value, abs=2e-5)
 
 
+def test_a_dry_run_of_the_split_has_the_effective_sparsity_of_the_post():
+  plan = planned(variable_spdf, 'model=cerebras-gpt-256m')
+  assert [phase['continues'] for phase in plan['phases']] == [False, True]
+  # One decay over both stages: the dense run has all of their steps.
+  total, = plan['totals']
+  assert total['effective_sparsity'] == pytest.approx(0.75, abs=1e-4)
+
+
 def test_iterative_pruning_ends_at_the_sparsity_that_is_printed():
   plan = planned(iterative_pruning)
   sparsities = [phase['sparsity'] for phase in plan['phases']]

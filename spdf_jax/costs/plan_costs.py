@@ -80,6 +80,8 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
       cost,
   )
   changes = run.plan.update_steps
+  # The plan has schedules in place of the learning rates that a config gives.
+  continues = {phase.name: phase.continues for phase in run.config.phases}
   hidden = sum(layer.size for layer in layer_sparsities(run, 0).values())
   phases: list[dict[str, Any]] = []
   for phase, spans in zip(run.plan.phases, found):
@@ -92,7 +94,7 @@ def describe_plan(run: Run, name: str) -> dict[str, Any]:
         'batch_size': phase.batch_size,
         'length': phase.length,
         'source': phase.data,
-        'continues': phase.continues,
+        'continues': continues[phase.name],
         'sparsity': spans[-1].sparsity,
         'overall_sparsity': spans[-1].sparsity * hidden / run.parameters,
         'tokens': phase.tokens,

@@ -192,7 +192,7 @@ def test_code_named_in_a_checkpoint_is_not_run(workdir, tmp_path):
     'model', 'optimizer', 'distribution', 'structure', 'init', 'grow',
     'update_every', 'schedule',
 ])
-def test_a_model_an_optimizer_or_a_function_named_in_a_checkpoint_is_not_imported(
+def test_functions_named_in_a_checkpoint_are_not_imported(
     change, workdir, tmp_path, monkeypatch
 ):
   (tmp_path / 'evil.py').write_text(

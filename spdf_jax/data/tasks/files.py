@@ -218,9 +218,9 @@ def curation(directory: str | os.PathLike[str], seed: int = 0) -> Task:
 
   The table is the one that the scraper of the corpus writes. Pairs with an
   empty side are skipped; 39,911 remain of the full corpus. They are shuffled by
-  the seed; a tenth each, rounded down, is for validation and test, and the rest
-  for training: 31,929, 3,991 and 3,991 pairs, as in the SPDF paper. The score is the perplexity over the tokens of summaries,
-  their end of text included.
+  the seed; a tenth each, rounded down, is for validation and test, the rest
+  for training: 31,929, 3,991 and 3,991 pairs, as in the SPDF paper. The score
+  is the perplexity over the tokens of summaries, their end of text included.
 
   Args:
     directory: Folder with `curation-corpus-base-with-articles.csv`.
