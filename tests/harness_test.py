@@ -241,9 +241,10 @@ def test_generation_stops_where_it_is_told(subject, offline):
   ])
   assert ask(until=[]) == whole
   assert ask(until=[stop, '']) == [text.split(stop)[0] for text in whole]
-  assert ask(until=stop, temperature=0.0, do_sample=False) == (
-      ask(until=[stop])
-  )
+  for settings in (dict(temperature=0.7, do_sample=False), dict(temperature=0)):
+    assert ask(until=stop, **settings) == ask(until=[stop])
+  (short,) = model.generate_until([Request(contexts[0], {'max_new_tokens': 9})])
+  assert short == whole[0][:9]
   with pytest.raises(ValueError, match='use sampling'):
     ask(do_sample=True)
   with pytest.raises(ValueError, match=f'max_gen_toks is {LENGTH}, and'):

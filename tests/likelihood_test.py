@@ -26,7 +26,6 @@ from spdf_jax.data import train_bpe
 from spdf_jax.evaluation import Continuation
 from spdf_jax.evaluation import score_continuations
 from spdf_jax.evaluation import Subject
-from spdf_jax.evaluation.likelihood import rolling_windows
 
 pytestmark = pytest.mark.ci
 
@@ -119,19 +118,6 @@ def test_inputs_that_cannot_be_scored_are_refused(subject):
       with pytest.raises(ValueError, match=f'has the token {token}; token ids'):
         likelihoods(subject, [asked])
   assert likelihoods(subject, []) == []
-
-
-@settings(deadline=None)
-@given(st.integers(1, 12), st.integers(0, 60), st.integers(1, 9))
-def test_rolling_windows_score_each_token_once(before, count, length):
-  windows = rolling_windows(
-      list(range(count)), list(range(-before, 0)), length=length
-  )
-  assert sum((list(w.target) for w in windows), []) == list(range(count))
-  for context, target in windows:
-    whole = [*context, *target]
-    assert whole == list(range(whole[0], whole[0] + len(whole)))
-    assert len(whole) - 1 == min(length, target[-1] + before)
 
 
 @settings(deadline=None)

@@ -97,6 +97,13 @@ def test_an_end_known_by_its_name_alone_gives_a_warning(tmp_path, caplog):
   assert "states which token ends a text; '</s>' does" in caplog.text
 
 
+def test_a_text_that_spells_its_beginning_has_one(llama):
+  tokenizer = data.with_special_tokens(llama)
+  for text in ('<s>to', 'to'):
+    ids = special_tokens.begun(tokenizer, tokenizer.encode(text))
+    assert ids == [BEGIN, *llama.encode('to')]
+
+
 @pytest.fixture
 def llama(tmp_path):
   return data.open_tokenizer(write_llama(

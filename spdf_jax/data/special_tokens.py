@@ -49,13 +49,17 @@ def begin_of(tokenizer: Any) -> int:
 def begun(tokenizer: Any, ids: Sequence[int]) -> list[int]:
   """Returns a text's ids after the beginning of text, if the model has it.
 
+  Ids that begin with it already, because the text spells it, are left alone.
+
   Example:
     >>> from spdf_jax.data import ByteTokenizer
     >>> begun(ByteTokenizer(), [97])
     [97]
   """
-  special = special_of(tokenizer)
-  return [begin_of(tokenizer), *ids] if special.adds_begin else list(ids)
+  begin, ids = begin_of(tokenizer), list(ids)
+  if not special_of(tokenizer).adds_begin or ids[:1] == [begin]:
+    return ids
+  return [begin, *ids]
 
 
 def read_special_tokens(

@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 from spdf_jax import extras
+from spdf_jax.data import LibraryTokenizer
 from spdf_jax.data import special_tokens
 from spdf_jax.data import Tokenizer
 from spdf_jax.evaluation import generation
@@ -116,11 +117,10 @@ class _Methods:
   ) -> list[float]:
     del disable_tqdm
     texts = [request.args[0] for request in requests]
+    # As in all models of the harness, a beginning of text that the tokenizer
+    # adds is also the first target.
     scores = self._score([
-        Continuation(
-            [self.prefix_token_id],
-            self.tok_encode(text, add_special_tokens=False),
-        )
+        Continuation([self.prefix_token_id], self.tok_encode(text))
         for text in texts
     ])
     results = [score.log_probability for score in scores]
@@ -140,8 +140,8 @@ class _Methods:
       )
     groups: dict[tuple[tuple[str, ...], int], list[int]] = {}
     for number, request in enumerate(requests):
-      stops, most = _settings(request.args[1])
-      groups.setdefault((stops, most), []).append(number)
+      given = _settings(request.args[1], self.subject.tokenizer)
+      groups.setdefault(given, []).append(number)
     results = [''] * len(requests)
     for (stops, most), numbers in groups.items():
       texts = self._generate(
@@ -155,7 +155,7 @@ class _Methods:
   def _score(self, continuations: Sequence[Continuation]) -> list[Likelihood]:
     """Scores continuations, in windows where they exceed the context."""
     windows = [
-        likelihood.rolling_windows(target, context, self.subject.length)
+        _windows(context, target, self.subject.length)
         for context, target in continuations
     ]
     scores = iter(likelihood.score_continuations(
@@ -191,30 +191,41 @@ class _Methods:
         for text in contexts
     ]
     made: list[list[int]] = [[] for _ in prompts]
+    ends = special_tokens.special_of(tokenizer).ends
+    # The harness shows an end that is an ordinary token, such as a line break.
+    shown = any(tokenizer.decode([end]) for end in ends)
+
+    def extend(numbers, width, count, ends):
+      chunks = generation.generate(
+          decoder,
+          self.subject.params,
+          [prompts[i] + made[i] for i in numbers],
+          max_new_tokens=count,
+          end_of_text=ends,
+          batch_size=max(self.subject.batch_tokens // width, 1),
+          length=length,
+      )
+      for i, chunk in zip(numbers, chunks):
+        made[i] += chunk
+      return [i for i, chunk in zip(numbers, chunks) if len(chunk) < count]
+
     going = list(range(len(prompts)))
     start, count = 0, min(_CHUNK, most)
     while going:
       for width, numbers in _by_width(going, prompts, length).items():
-        chunks = generation.generate(
-            decoder,
-            self.subject.params,
-            [prompts[i] + made[i] for i in numbers],
-            max_new_tokens=count,
-            end_of_text=special_tokens.special_of(tokenizer).ends,
-            batch_size=max(self.subject.batch_tokens // width, 1),
-            length=length,
-        )
-        for i, chunk in zip(numbers, chunks):
-          made[i] += chunk
-          ended = len(chunk) < count
-          if ended or _cut(tokenizer.decode(made[i]), stops)[1]:
+        ended = extend(numbers, width, count, ends)
+        if shown:
+          extend(ended, width, 1, [-1])
+        for i in numbers:
+          text = tokenizer.decode(made[i])
+          if i in ended or _cut(text, stops) != text:
             going.remove(i)
       start += count
       # Each chunk length requires a compilation, so lengths grow threefold.
       count = min(2 * start, most - start)
       if not count:
         break
-    return [_cut(tokenizer.decode(tokens), stops)[0] for tokens in made]
+    return [_cut(tokenizer.decode(tokens), stops) for tokens in made]
 
 
 def _by_width(
@@ -227,21 +238,40 @@ def _by_width(
   return widths
 
 
-def _settings(given: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+def _windows(
+    context: Sequence[int], target: Sequence[int], length: int
+) -> list[Continuation]:
+  """Returns windows of at most `length` targets, by the harness' own rule."""
+  if 0 < len(target) <= length:
+    return [Continuation(context, target)]
+  utils = extras.require('lm_eval.utils', 'harness')
+  return [
+      Continuation(*utils.make_disjoint_window(window))
+      for window in utils.get_rolling_token_windows(
+          list(target), context[-1], max_seq_len=length, context_len=1
+      )
+  ]
+
+
+def _settings(
+    given: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[tuple[str, ...], int]:
   """Returns stop strings and the number of tokens; requires greedy decoding."""
-  if given.get('do_sample') or given.get('temperature'):
+  utils = extras.require('lm_eval.models.utils', 'harness')
+  settings = utils.normalize_gen_kwargs(dict(given))
+  if settings['do_sample']:
     raise ValueError(
         f'generation settings {dict(given)} use sampling; set do_sample to'
-        ' false and temperature to 0.'
+        ' false.'
     )
-  stops = given.get('until') or ()
-  stops = (stops,) if isinstance(stops, str) else tuple(stops)
-  most = given.get('max_gen_toks', given.get('max_tokens', 256))
-  return tuple(stop for stop in stops if stop), int(most)
+  end = None
+  if isinstance(tokenizer, LibraryTokenizer):
+    end = tokenizer.model.id_to_token(tokenizer.end_of_text)
+  stops = utils.handle_stop_sequences(settings['until'], end)
+  return tuple(stops), settings['max_gen_toks']
 
 
-def _cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-  """Returns the text up to the first stop string, and whether it has one."""
-  places = [text.find(stop) for stop in stops]
-  places = [place for place in places if place >= 0]
-  return (text[:min(places)], True) if places else (text, False)
+def _cut(text: str, stops: Sequence[str]) -> str:
+  """Returns the text up to the first stop string."""
+  utils = extras.require('lm_eval.models.utils', 'harness')
+  return utils.postprocess_generated_text(text, list(stops), None)

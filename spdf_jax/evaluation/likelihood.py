@@ -104,35 +104,6 @@ def score_continuations(
   return [scores[number] for number in range(len(continuations))]
 
 
-def rolling_windows(
-    tokens: Sequence[int], context: Sequence[int], length: int
-) -> list[Continuation]:
-  """Splits a text into windows in which each token is a target once.
-
-  Args:
-    tokens: Token ids of the text.
-    context: Token ids before the text, at least one, e.g. the end of text.
-    length: Maximum sequence length of the model, in tokens.
-
-  Returns:
-    Windows as in EleutherAI's harness: `length` targets in each but the last
-    one, whose context is extended to the left instead.
-
-  Example:
-    >>> rolling_windows([0, 1, 2, 3, 4], [9], length=4)
-    ... # doctest: +NORMALIZE_WHITESPACE
-    [Continuation(context=[9], target=[0, 1, 2, 3]),
-     Continuation(context=[0, 1, 2, 3], target=[4])]
-  """
-  tokens = [*context, *tokens]
-  windows = []
-  for start in range(len(context), len(tokens), length):
-    target = tokens[start:start + length]
-    before = tokens[max(start + len(target) - 1 - length, 0):start]
-    windows.append(Continuation(before, target))
-  return windows
-
-
 def _batches(
     continuations: Sequence[Continuation], length: int, batch_tokens: int
 ) -> Iterator[tuple[list[int], tuple[np.ndarray, ...]]]:
