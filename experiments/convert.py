@@ -37,6 +37,7 @@ from collections.abc import Mapping
 import dataclasses
 import os
 import pathlib
+import shutil
 import tempfile
 from typing import Any
 
@@ -110,6 +111,8 @@ _SIZES = (
 _MODEL_FLAGS = ('preset', *_SIZES, 'scan_layers')
 _PRESETS = {models.GPTConfig: 'gpt2-small', models.LlamaConfig: 'llama2-7b'}
 """A preset of each architecture; all sizes are overridden."""
+_TOKENIZER_COPY = 'imported_tokenizer'
+"""Folder in the workdir of an imported model, for its export."""
 
 
 def convert(
@@ -192,9 +195,14 @@ def import_model(
   if loaded.mask is not None:
     # Precedes the checkpoint, which would have another mask without the file.
     tensors.write_tensors(masks, trees.by_name(loaded.mask))
+  copies = pathlib.Path(workdir, _TOKENIZER_COPY)
+  shutil.rmtree(copies, ignore_errors=True)
+  for path in data.tokenizer_paths(directory):
+    copies.mkdir(exist_ok=True)
+    shutil.copyfile(path, copies / path.name)
   checkpoint = checkpoint_files.write_params(
       workdir, params,
-      {'model': model, **_special_tokens(directory)},
+      {'model': model, **_stated(directory)},
   )
   chosen = [f'--config.init_from={workdir}'] + [
       f'--config.model.{name}={model[name]}' for name in _MODEL_FLAGS
@@ -232,7 +240,7 @@ def export_model(
   checkpoint, meta, model, params, mask = workdirs.read_source(source, read)
   tokenizer = language_models.tokenizer_of(checkpoint, model.config.vocab_size)
   with tempfile.TemporaryDirectory() as folder:
-    files = []
+    files = data.tokenizer_paths(checkpoint.parents[1] / _TOKENIZER_COPY)
     if tokenizer is not None:
       files = data.export_tokenizer(
           pathlib.Path(folder, 'tokenizer.json'), tokenizer
@@ -240,7 +248,7 @@ def export_model(
     interop.save_hf(
         directory, model.config, params, mask, format=format, dtype=dtype,
         vocab_size=vocab_size, tokenizer=files or None,
-        **_ends_of(meta['config'], tokenizer),
+        **_stated_of(meta['config'], tokenizer),
     )
   best = early_stop.describe_best(meta, int(checkpoint.name))
   best_text = f', {best}' if best else ''
@@ -270,28 +278,36 @@ def rewrite_model(
   interop.save_hf(
       new, config, params, mask, format=format, dtype=dtype,
       vocab_size=vocab_size,
-      tokenizer=data.tokenizer_paths(old), **_special_tokens(source),
+      tokenizer=data.tokenizer_paths(old), **_stated(source),
   )
   return f'{directory} is written; {_describe_mask(mask)}'
 
 
-def _special_tokens(directory: str) -> dict[str, Any]:
-  """Returns the ids that begin and end a text, by a directory's files."""
+def _stated(directory: str) -> dict[str, Any]:
+  """Returns what a directory's files state beside the model.
+
+  Ids that begin and end a text, and other fields of generation_config.json.
+  """
   fields = tensors.read_json(pathlib.Path(directory, tensors.CONFIG))
   path = pathlib.Path(directory, tensors.GENERATION)
   generation = tensors.read_json(path) if path.is_file() else {}
   return {
       'end_of_text': configs.read_end_of_text(fields, generation),
       'begin_of_text': configs.read_begin_of_text(fields),
+      'generation': {
+          name: value for name, value in generation.items()
+          if name not in ('bos_token_id', 'eos_token_id')
+      },
   }
 
 
-def _ends_of(
+def _stated_of(
     config: Mapping[str, Any], tokenizer: data.Tokenizer | None
 ) -> dict[str, Any]:
-  """Returns the ids that begin and end a text of a checkpoint's model."""
+  """Returns what an export states beside a checkpoint's model."""
   if tokenizer is None:
-    return {k: config.get(k) for k in ('end_of_text', 'begin_of_text')}
+    names = ('end_of_text', 'begin_of_text', 'generation')
+    return {name: config.get(name) for name in names}
   special = special_tokens.special_of(tokenizer)
   ends = list(special.ends)
   return {

@@ -171,8 +171,10 @@ def test_export_import_and_export_give_the_same_files(
   mask['h_1']['attn']['wd']['kernel'] = None
   interop.save_hf(
       tmp_path / 'a', config, params, mask, format=format, dtype=dtype,
-      end_of_text=7,
+      end_of_text=7, generation={'temperature': 0.6, 'top_p': 0.9},
   )
+  for name in ('tokenizer.json', 'tokenizer_config.json'):
+    (tmp_path / 'a' / name).write_text(f'{{"file": "{name}"}}')
   for source, target in (('a', 'b'), ('b', 'c')):
     workdir = tmp_path / f'{source}_run'
     convert.import_model(
@@ -187,6 +189,13 @@ def test_export_import_and_export_give_the_same_files(
       for name in 'abc'
   ]
   assert files[0] == files[1] == files[2]
+  convert.rewrite_model(
+      tmp_path / 'a', tmp_path / 'd', format=format, dtype=dtype,
+      vocab_size=None,
+  )
+  for name in ('generation_config.json', 'tokenizer_config.json'):
+    assert (tmp_path / 'd' / name).read_bytes() == files[0][name]
+  assert b'"top_p": 0.9' in files[0]['generation_config.json']
 
 
 def test_an_imported_mask_of_other_weights_is_refused(tmp_path):

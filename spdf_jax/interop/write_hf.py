@@ -2,6 +2,7 @@
 """Writer of model directories of transformers."""
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
 import json
 import os
@@ -44,6 +45,7 @@ def save_hf(
     vocab_size: int | None = None,
     end_of_text: int | list[int] | None = None,
     begin_of_text: int | None = None,
+    generation: Mapping[str, Any] | None = None,
     tokenizer: Iterable[str | os.PathLike[str]] | None = None,
 ) -> None:
   """Writes a model that transformers or `load_hf` can read.
@@ -70,6 +72,8 @@ def save_hf(
       are not written.
     begin_of_text: Id of the token that begins a text; `None`: `end_of_text`, if
       the model is a GPT and that is one id, otherwise none.
+    generation: Other fields of generation_config.json, such as `temperature`;
+      `None`: there are none.
     tokenizer: Paths of files of a tokenizer, which are copied and replace all
       files of tokenizers in the directory; `None`: those files stay.
 
@@ -120,9 +124,11 @@ def save_hf(
       if kept:
         tensors.write_tensors(source / tensors.MASKS, kept)
     _write_json(source / tensors.CONFIG, fields)
+    settings = dict(generation or {})
     if end_of_text is not None:
-      ids = {k: fields[k] for k in ('bos_token_id', 'eos_token_id')}
-      _write_json(source / tensors.GENERATION, ids)
+      settings |= {k: fields[k] for k in ('bos_token_id', 'eos_token_id')}
+    if settings:
+      _write_json(source / tensors.GENERATION, settings)
     replaced = [directory / name for name in _OURS]
     if tokenizer is not None:
       replaced += tokenizer_paths(directory)
