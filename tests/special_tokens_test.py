@@ -89,6 +89,53 @@ def test_files_of_a_model_state_its_special_tokens(files, want, tmp_path):
   )
 
 
+@pytest.mark.parametrize('files, warning, want', [
+    (dict(config=LLAMA | dict(bos_token_id=3, eos_token_id=2)),
+     'tokens [1, 3] as the beginning of a text; 1 is used',
+     SpecialTokens(BEGIN, True, (END,))),
+    (dict(tokenizer_config=dict(eos_token='<|eot|>'),
+          config=LLAMA | dict(eos_token_id=2)),
+     'with 3, and the configs of the model end it with [2]; generation stops',
+     SpecialTokens(BEGIN, True, (TURN, END))),
+    (dict(config=LLAMA | dict(eos_token_id=[2, 270, -1])),
+     'name [-1, 270] as eos_token_id, outside the vocabulary of 268 tokens',
+     SpecialTokens(BEGIN, True, (END,))),
+    (dict(tokenizer_config=dict(
+        tokenizer_class='LlamaTokenizer', add_bos_token=False, eos_token='</s>'
+    )), 'contradicts the tokenizer itself; texts do not begin with token 1',
+     SpecialTokens(BEGIN, False, (END,))),
+    (dict(tokenizer_config=dict(add_bos_token=False, eos_token='</s>')),
+     'contradicts the tokenizer itself; texts begin with token 1',
+     SpecialTokens(BEGIN, True, (END,))),
+    (dict(tokenizer_config=dict(eos_token='</s>', chat_template='{{ x }}')),
+     'has a chat template, which is not applied',
+     SpecialTokens(BEGIN, True, (END,))),
+    (dict(tokenizer_config=dict(eos_token='</s>', add_bos_token=True),
+          config=LLAMA | dict(eos_token_id=[3, 2], bos_token_id=1)), None,
+     SpecialTokens(BEGIN, True, (END, TURN))),
+])
+def test_files_that_contradict_each_other_give_a_warning(
+    files, warning, want, tmp_path, caplog
+):
+  with caplog.at_level(logging.WARNING):
+    tokenizer = data.open_tokenizer(write_llama(tmp_path / 'model', **files))
+  assert special_tokens.special_of(tokenizer) == want
+  said = [record.getMessage() for record in caplog.records]
+  if warning is None:
+    assert not said
+  else:
+    assert len(said) == 1 and warning in said[0]
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path):
+  model = tokenizers.Tokenizer(tokenizers.models.WordLevel(
+      {'to': 0, '<unk>': 1}, unk_token='<unk>'
+  ))
+  model.save(str(tmp_path / 'tokenizer.json'))
+  with pytest.raises(ValueError, match='that could end a document; add one'):
+    data.open_tokenizer(tmp_path)
+
+
 def test_an_end_known_by_its_name_alone_gives_a_warning(tmp_path, caplog):
   folder = write_llama(tmp_path / 'model')
   with caplog.at_level(logging.WARNING):
@@ -161,8 +208,10 @@ def test_generation_stops_at_every_end():
     )) == want
 
 
-def test_exports_name_all_ends_and_another_beginning():
+def test_exports_name_all_ends_and_another_beginning(caplog):
   fields = LLAMA | dict(eos_token_id=2, bos_token_id=1)
+  assert configs.read_end_of_text(fields, dict(eos_token_id=[[1], 999])) == 2
+  assert 'name [[1], 999] as eos_token_id, outside its vocab' in caplog.text
   assert configs.read_end_of_text(fields, dict(eos_token_id=[2, 3])) == [2, 3]
   assert configs.read_begin_of_text(fields) == 1
   config = models.LlamaConfig(270, 1, 2, 16, 48, 32, n_kv_heads=1)

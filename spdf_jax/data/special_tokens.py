@@ -104,7 +104,6 @@ def read_special_tokens(
   settings = read('tokenizer_config.json')
   named = read('special_tokens_map.json')
   config, generation = read('config.json'), read('generation_config.json')
-  inside = lambda ids: [i for i in ids if 0 <= i < vocab_size]
 
   def tokens(name):
     for fields in (settings, named):
@@ -114,26 +113,56 @@ def read_special_tokens(
         return [found]
     return []
 
-  stated = [
-      _ids_of(fields.get(f'{name}_token_id'))
-      for fields in (config, generation) for name in ('bos', 'eos')
-  ]
-  begins = inside([*tokens('bos'), *stated[0], *stated[2]])
-  ends = inside([*tokens('eos'), *stated[1], *stated[3]])
+  def ids(name):
+    found = [
+        i for fields in (config, generation)
+        for i in _ids_of(fields.get(f'{name}_token_id'))
+    ]
+    outside = sorted({i for i in found if not 0 <= i < vocab_size})
+    if outside:
+      logger.warning(
+          'the files in %s name %s as %s_token_id, outside the vocabulary of '
+          '%d tokens; they are left out', folder, outside, name, vocab_size,
+      )
+    return [i for i in found if i not in outside]
+
   template = template_begin(read('tokenizer.json').get('post_processor'))
-  if template is not None:
-    begins = [template, *begins]
+  begins = [*([] if template is None else [template]), *tokens('bos')]
+  begins = list(dict.fromkeys([*begins, *ids('bos')]))
   begin = begins[0] if begins else default.begin
-  adds = template is not None or default.adds_begin
-  if 'add_bos_token' in settings and _is_llama(settings, config):
-    adds = bool(settings['add_bos_token'])
-  if len(set(inside(tokens('eos') or ends))) == 1 and len(set(ends)) > 1:
+  if len(begins) > 1:
+    logger.warning(
+        'the files in %s name the tokens %s as the beginning of a text; %d is '
+        'used', folder, begins, begin,
+    )
+  last, stated = tokens('eos'), ids('eos')
+  ends = tuple(dict.fromkeys([*last, *stated])) or default.ends
+  if last and stated and last[0] not in stated:
+    logger.warning(
+        'the tokenizer in %s ends a text with %d, and the configs of the model '
+        'end it with %s; generation stops at each, and %d ends documents',
+        folder, last[0], stated, last[0],
+    )
+  elif len(ends) > 1:
     logger.info('texts of %s end with any of the tokens %s', folder, ends)
-  return SpecialTokens(
-      begin,
-      adds and begin is not None,
-      tuple(dict.fromkeys(ends)) or default.ends,
-  )
+  adds = template is not None or default.adds_begin
+  if 'add_bos_token' in settings:
+    asked = bool(settings['add_bos_token'])
+    conflict = asked != adds and begin is not None
+    if _is_llama(settings, config):
+      adds = asked
+    if conflict:
+      logger.warning(
+          'add_bos_token is %s in %s, which contradicts the tokenizer itself; '
+          'texts %s with token %d', asked, folder,
+          'begin' if adds else 'do not begin', begin,
+      )
+  if 'chat_template' in settings or (folder / 'chat_template.jinja').exists():
+    logger.warning(
+        'the tokenizer in %s has a chat template, which is not applied: texts '
+        'are encoded as they are', folder,
+    )
+  return SpecialTokens(begin, adds and begin is not None, ends)
 
 
 def _text_of(token: Any) -> str | None:

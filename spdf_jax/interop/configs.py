@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 import functools
+import logging
 import reprlib
 from typing import Any
 from typing import TypeVar
@@ -11,6 +12,8 @@ from typing import TypeVar
 from spdf_jax.models import GPTConfig
 from spdf_jax.models import LlamaConfig
 from spdf_jax.models.decoder import DecoderConfig
+
+logger = logging.getLogger('spdf_jax')
 
 T = TypeVar('T')
 Fields = Mapping[str, Any]
@@ -91,10 +94,9 @@ def read_end_of_text(
     3
   """
   found: list[Any] = []
-  for ids in (each.get('eos_token_id') for each in (fields, generation or {})):
-    for i in ids if isinstance(ids, list) else [ids]:
-      if _are_tokens(i, fields['vocab_size']) and i not in found:
-        found.append(i)
+  for each in (fields, generation or {}):
+    found += _tokens(each, 'eos_token_id', fields['vocab_size'])
+  found = list(dict.fromkeys(found))
   return found[0] if len(found) == 1 else found or None
 
 
@@ -105,8 +107,20 @@ def read_begin_of_text(fields: Fields) -> int | None:
     >>> read_begin_of_text({'vocab_size': 64, 'bos_token_id': 1})
     1
   """
-  found = fields.get('bos_token_id')
-  return found if _are_tokens(found, fields['vocab_size']) else None
+  return next(iter(_tokens(fields, 'bos_token_id', fields['vocab_size'])), None)
+
+
+def _tokens(fields: Fields, name: str, vocab_size: int) -> list[int]:
+  """Returns the ids of a field that the vocabulary has."""
+  ids = fields.get(name)
+  ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+  outside = [i for i in ids if not _are_tokens([i], vocab_size)]
+  if outside:
+    logger.warning(
+        'the files of the model name %s as %s, outside its vocabulary of %d '
+        'tokens; they are left out', outside, name, vocab_size,
+    )
+  return [i for i in ids if i not in outside]
 
 
 def write_config(
